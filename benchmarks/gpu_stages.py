@@ -31,8 +31,10 @@ import torch.distributed as dist
 from torch.profiler import ProfilerActivity, profile
 
 from axonn_tune.cost.breakdown import ATTENTION, ELEMENT_WISE, GEMMS, OPTIMIZER, work_by_kind
-from axonn_tune.cost.prediction import Configuration, Pricing, price_configuration
+from axonn_tune.cost.price import Detail, price
 from axonn_tune.grid import Grid
+from axonn_tune.job import Job as PricedJob
+from axonn_tune.job import Layout
 from axonn_tune.launch.config import build_launch, launch_text
 from axonn_tune.program.dimensions import model_flops
 from axonn_tune.runtime.devices import forget_peak, synchronize, use_device
@@ -125,7 +127,7 @@ class Job:
         compiled: bool = False,
         grid: Grid | None = None,
         micro_batches: int = 1,
-    ) -> tuple[Launch, Pricing]:
+    ) -> tuple[Launch, Detail]:
         """Its launch config and what is predicted for it, on one rank unless a grid is given."""
         machine, model, grid = load_machine(site.machine), load_model(self.model), grid or Grid()
         workload = Workload(
@@ -133,9 +135,9 @@ class Job:
             sequence_length=self.sequence,
             precision=precision,
         )
-        configuration = Configuration(grid, self.sequences, recompute, kept_layers=0)
-        pricing = price_configuration(self.model, machine.document, workload, configuration)
-        launch = build_launch(pricing, model=model, machine=machine, workload=workload, command="make gpu")
+        layout = Layout(grid, self.sequences, recompute, kept_layers=0)
+        pricing = price(PricedJob(self.model, machine.document, workload), layout)
+        launch = build_launch(pricing, model=model, machine=machine, command="make gpu")
         changes = {"compile": compiled, "backend": site.backend, "ranks_per_node": 1}
         return launch.model_copy(update=changes), pricing
 
@@ -313,7 +315,7 @@ def step_seconds(step: Callable[[int], object], device: torch.device, *, steps: 
     return statistics.median(found[WARM_UP:])
 
 
-def _speed_rows(name: str, job: Job, launch: Launch, step_s: float, pricing: Pricing) -> Iterator[Row]:
+def _speed_rows(name: str, job: Job, launch: Launch, step_s: float, pricing: Detail) -> Iterator[Row]:
     flops, peak = model_flops(job.model, launch.workload), launch.predicted.peak_tflops * 1e12
     yield Row(f"{name}: step", step_s, "s", pricing.iteration_s)
     yield Row(f"{name}: MFU", flops / step_s / peak, "share", flops / pricing.iteration_s / peak)
@@ -328,7 +330,7 @@ def speed(site: Site, folder: Path) -> Iterator[Row]:
             trainer, name = trainer_of(launch, device), f"{job.model.name}, {mode_name(compiled=compiled)}"
             yield from _speed_rows(name, job, launch, step_seconds(trainer.step, device), pricing)
             priced = dict[str, float]()
-            for work in work_by_kind(pricing, launch.workload):
+            for work in work_by_kind(pricing):
                 priced[work.kind] = priced.get(work.kind, 0.0) + work.seconds
             for kind, seconds in kernel_seconds(trainer, device).items():
                 yield Row(f"{name}: {kind}", seconds, "s", priced.get(kind))

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from axonn_tune.cost.prediction import Configuration, price_configuration
+from axonn_tune.cost.price import price
 from axonn_tune.grid import Grid
+from axonn_tune.job import Job, Layout
 from axonn_tune.launch.config import build_launch
 from axonn_tune.specs.catalog import load_machine, load_model
 from axonn_tune.specs.launch import Launch, Optimizer
@@ -24,7 +25,7 @@ def pinned_launch(
     model, machine = load_model(model_name), load_machine("localhost")
     micro_batch = workload.global_batch // (grid.z * grid.data * micro_batches)
     kept_layers = model.document.layers if kept else 0
-    configuration = Configuration(grid, micro_batch, "none", kept_layers=kept_layers)
-    pricing = price_configuration(model.document, machine.document, workload, configuration)
-    launch = build_launch(pricing, model=model, machine=machine, workload=workload, command=command)
+    layout = Layout(grid, micro_batch, "none", kept_layers=kept_layers)
+    pricing = price(Job(model.document, machine.document, workload), layout)
+    launch = build_launch(pricing, model=model, machine=machine, command=command)
     return launch.model_copy(update={"optimizer": optimizer, "kept_layers": kept_layers})

@@ -13,12 +13,12 @@ import numpy as np
 import axonn_tune
 from axonn_tune.api.search import SearchResult, make_choices
 from axonn_tune.cost.paper import RELEASED_MINIMUM_TENSOR_PARALLELISM, PaperBackend, price_paper, released_grids
+from axonn_tune.cost.price import PricedLayout
 from axonn_tune.cost.uncertainty import own_half_s
 from axonn_tune.grid import AXES
 from axonn_tune.program.constraints import MEMORY
-from axonn_tune.ranking.by_alpha_beta import count_ties
-from axonn_tune.ranking.entries import Entry, Sizes
 from axonn_tune.ranking.inputs import load_inputs
+from axonn_tune.ranking.priced import Sizes, count_ties
 from axonn_tune.ranking.space import Problem
 
 RELEASED: PaperBackend = "paper-released"
@@ -29,8 +29,8 @@ COSTS: tuple[PaperBackend, ...] = (RELEASED, "paper", "paper-mended")
 class Best:
     """Configurations by our model: of the least communication (`sent`), and of the shortest step (`step`)."""
 
-    sent: Entry
-    step: Entry
+    sent: PricedLayout
+    step: PricedLayout
 
 
 @dataclass(frozen=True)
@@ -71,15 +71,15 @@ class Cell:
     case: Case
     ours: Best
     picks: Mapping[PaperBackend, Best]
-    reordered: Entry | None
+    reordered: PricedLayout | None
 
 
-def sizes_of(entry: Entry) -> dict[str, int]:
+def sizes_of(entry: PricedLayout) -> dict[str, int]:
     """Options of a search for this grid alone, in any order."""
-    return dict(zip(AXES, entry.sizes, strict=True))
+    return {axis: entry.grid.axis_size(axis) for axis in AXES}
 
 
-def pinned(entry: Entry) -> dict[str, Any]:
+def pinned(entry: PricedLayout) -> dict[str, Any]:
     """Options of a search for this grid and order alone."""
     return {"order": entry.order, **sizes_of(entry)}
 
@@ -126,21 +126,26 @@ def seconds(value_s: float | None) -> float:
     return value_s
 
 
-def layout(entry: Entry) -> str:
+def wide_order(entry: PricedLayout) -> tuple[str, ...]:
+    """The rank order without axes of size 1."""
+    return tuple(axis for axis in entry.order if entry.grid.axis_size(axis) > 1)
+
+
+def layout(entry: PricedLayout) -> str:
     """Axes wider than 1 with their sizes, the fastest-varying rank first: `y 2 · x 4 · z 1024`."""
-    return " · ".join(f"{axis} {getattr(entry, axis)}" for axis in entry.wide_order) or "1"
+    return " · ".join(f"{axis} {getattr(entry, axis)}" for axis in wide_order(entry)) or "1"
 
 
-def kind(theirs: Entry, ours: Entry) -> str:
+def kind(theirs: PricedLayout, ours: PricedLayout) -> str:
     """How the paper's pick differs from ours, in words: `more z, less data`."""
-    if theirs.sizes == ours.sizes:
-        return "same" if theirs.wide_order == ours.wide_order else "same grid, other order"
+    if theirs.grid.sizes == ours.grid.sizes:
+        return "same" if wide_order(theirs) == wide_order(ours) else "same grid, other order"
     degrees = [{"x·y": e.x * e.y, "z": e.z, "data": e.data} for e in (theirs, ours)]
     more, less = ([name for name in degrees[0] if wider(degrees[0][name], degrees[1][name])] for wider in (gt, lt))
     return f"more {' and '.join(more)}, less {' and '.join(less)}" if more else "same x·y, split otherwise"
 
 
-def latency_s(entry: Entry) -> float:
+def latency_s(entry: PricedLayout) -> float:
     """What all collectives of a step take without their bytes, s: launches and hops."""
     return sum(term.count * term.line.latency_s for term in entry.terms)
 
@@ -167,13 +172,13 @@ def script_first(case: Case) -> Sizes | None:
 def script_fate(case: Case) -> str:
     """What becomes of the script's own first in our search: `fits`, or the constraint it breaks."""
     sizes = script_first(case)
-    for entry in case.search().results.ranked.rejected_entries():
-        if entry.sizes == sizes:
-            return "memory" if entry.rejected_because[0].startswith(f"{MEMORY}:") else "divisibility"
+    for grid in case.search().ranked.rejected():
+        if tuple(grid.sizes.values()) == sizes:
+            return "memory" if grid.reasons[0][0] == MEMORY else "divisibility"
     return "none" if sizes is None else "fits"
 
 
-def wire_bytes(entry: Entry) -> float:
+def wire_bytes(entry: PricedLayout) -> float:
     """Bytes that one rank sends in a step by rings: (p − 1)/p of each buffer, an all-reduce twice."""
     return sum(
         term.count * term.bytes * (term.group - 1) / term.group * (2 if term.op == "all_reduce" else 1)
@@ -181,7 +186,7 @@ def wire_bytes(entry: Entry) -> float:
     )
 
 
-def causes(theirs: Entry, ours: Entry) -> Iterator[float]:
+def causes(theirs: PricedLayout, ours: PricedLayout) -> Iterator[float]:
     """Theirs over ours: bytes sent, bytes per second without latency, latency, micro-batches in a step."""
     sent = [wire_bytes(entry) for entry in (theirs, ours)]
     late = [latency_s(entry) for entry in (theirs, ours)]
@@ -194,7 +199,7 @@ def causes(theirs: Entry, ours: Entry) -> Iterator[float]:
     yield (theirs.accumulation or 1) / (ours.accumulation or 1)
 
 
-def by_paper(entry: Entry, case: Case) -> Entry | None:
+def by_paper(entry: PricedLayout, case: Case) -> PricedLayout | None:
     """What the paper's model says of a grid and order; None if its table has no bandwidth for it."""
     found = case.search(cost=RELEASED, **pinned(entry))
     return found.best if len(found) else None

@@ -12,9 +12,8 @@ from pathlib import Path
 
 import numpy as np
 
-from axonn_tune.cost.prediction import Term
+from axonn_tune.cost.price import PricedLayout, Term
 from axonn_tune.files import write_text_atomically
-from axonn_tune.ranking.entries import Entry
 from axonn_tune.report.output import Column, markdown_table, words
 from axonn_tune.units import show_seconds
 from benchmarks.paper_cells import (
@@ -90,7 +89,7 @@ def _summary_rows(pairs: Sequence[tuple[Cell, Best]]) -> Iterator[list[str]]:
     for what, which, ratio, tie in measures if pairs else ():
         both = [(getattr(pick, which), getattr(one.ours, which)) for one, pick in pairs]
         counts = (
-            sum(theirs.sizes == ours.sizes for theirs, ours in both),
+            sum(theirs.grid.sizes == ours.grid.sizes for theirs, ours in both),
             sum(layout(theirs) == layout(ours) for theirs, ours in both),
             sum(tie(*pair) for pair in pairs),
         )
@@ -168,7 +167,7 @@ def _batch(cases: Sequence[Case]) -> str:
 def _finding(found: Mapping[Case, Cell | None]) -> str:
     """What the tables come to, in a few sentences."""
     pairs = _released([one for one in found.values() if one is not None])
-    other = [(pick.sent, one.ours.sent) for one, pick in pairs if pick.sent.sizes != one.ours.sent.sizes]
+    other = [(pick.sent, one.ours.sent) for one, pick in pairs if pick.sent.grid.sizes != one.ours.sent.grid.sizes]
     more_z = sum(theirs.z > ours.z for theirs, ours in other)
     late = sum(
         2 * (latency_s(theirs) - latency_s(ours)) > seconds(theirs.communication_s) - seconds(ours.communication_s)
@@ -273,7 +272,7 @@ def _traced(found: Cell) -> str:
     return f"{_wrapped(f'{title} {stories}')}\n\n{markdown_table(headings, rows)}"
 
 
-def _story(name: str, entry: Entry, case: Case) -> str:
+def _story(name: str, entry: PricedLayout, case: Case) -> str:
     """A layout in words, with what both models make of it."""
     theirs = by_paper(entry, case)
     paper = show_seconds(seconds(theirs.communication_s)) if theirs else "nothing, for want of a bandwidth,"
@@ -287,7 +286,7 @@ def _story(name: str, entry: Entry, case: Case) -> str:
     )
 
 
-def _traced_rows(name: str, entry: Entry, case: Case) -> Iterator[list[str]]:
+def _traced_rows(name: str, entry: PricedLayout, case: Case) -> Iterator[list[str]]:
     """A row for each collective and axis that matters to either model, then one for all others."""
     paper = by_paper(entry, case)
     ours, theirs = _grouped(entry.terms), _grouped(paper.terms if paper else ())

@@ -16,8 +16,8 @@ from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
+from axonn_tune.ranking.choosing import run_search
 from axonn_tune.ranking.inputs import Choices, load_inputs
-from axonn_tune.ranking.results import run_search
 from axonn_tune.report.page import write_page
 from axonn_tune.report.ranking_section import ranking_of, ranking_section
 from tests.browser.browser import browser, opened
@@ -34,9 +34,10 @@ _SORT = """() => {
 
 def write_report(path: Path, *, rows: int) -> float:
     """A report of so many of the candidates of 80b on 1,024 GPUs; returns the time to make it, s."""
-    results = run_search(load_inputs(Choices(gpus=1024, model="80b")), variants=True)
+    inputs = load_inputs(Choices(gpus=1024, model="80b"))
+    ranked = run_search(inputs.problem, variants=True)
     began = time.perf_counter()
-    document = deepcopy(ranking_of(results))
+    document = deepcopy(ranking_of(inputs, ranked))
     document["configs"] = document["configs"][:rows]
     write_page(path, [ranking_section(document, identity="s1", source="benchmark")], command="benchmark")
     return time.perf_counter() - began

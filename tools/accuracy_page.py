@@ -12,8 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from axonn_tune.cost.evidence import ACCELERATORS, LARGEST
-from axonn_tune.cost.uncertainty import PER_DOUBLING, PER_STAGE_DOUBLING
+from axonn_tune.cost.uncertainty import ACCELERATORS, LARGEST, PER_DOUBLING, PER_STAGE_DOUBLING
 from axonn_tune.frameworks import find_framework
 from axonn_tune.report.accuracy import headline
 from axonn_tune.report.output import Column, markdown_table, words

@@ -24,14 +24,15 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from axonn_tune.api.search import SearchResult
 from axonn_tune.cli.main import main as axonn_tune
 from axonn_tune.errors import AxonnTuneError, CheckFailedError, EnvironmentProblem, TrainingFailedError
 from axonn_tune.files import write_text_atomically
 from axonn_tune.lab.lab import Lab
 from axonn_tune.lab.shape import Shape, show_rate
 from axonn_tune.launch.host import require_torch
+from axonn_tune.ranking.choosing import run_search
 from axonn_tune.ranking.inputs import Choices, WorkloadChoices, load_inputs
-from axonn_tune.ranking.results import Results, run_search
 from axonn_tune.ranking.space import Limits
 from axonn_tune.report.output import Column, progress, share, text_of, words, wrapped
 from axonn_tune.report.page import write_page
@@ -123,15 +124,14 @@ def find_place(stack: ExitStack, *, loopback: bool) -> Place:
     return Place(lab)
 
 
-def rank_grids(place: Place, profile: Path) -> Results:
+def rank_grids(place: Place, profile: Path) -> SearchResult:
     """All grids of the model on this machine, by their step."""
     limits = Limits(recompute="none")
-    return run_search(
-        load_inputs(Choices(RANKS, MODEL, str(profile), place.workload, limits=limits, rank_by="iteration"))
-    )
+    inputs = load_inputs(Choices(RANKS, MODEL, str(profile), place.workload, limits=limits, rank_by="iteration"))
+    return SearchResult(inputs, run_search(inputs.problem), COMMAND)
 
 
-def best_middle_worst(results: Results) -> ValidationPlan:
+def best_middle_worst(results: SearchResult) -> ValidationPlan:
     """The first, the middle and the last of a ranking."""
     plan = plan_from_ranking(results.inputs, Selection(0), command=COMMAND)
     last = len(plan.launches) - 1
@@ -158,7 +158,7 @@ def train(plan: ValidationPlan, place: Place, folder: Path) -> RunComparison:
     return RunComparison(fastest_runs(found) if place.lab is None else found)
 
 
-def calibrated_sentence(results: Results, seconds: float) -> str:
+def calibrated_sentence(results: SearchResult, seconds: float) -> str:
     """What was measured, and in how long."""
     machine = results.inputs.problem.machine
     links = ", ".join(map(_link, machine.tiers))
@@ -170,10 +170,10 @@ def _link(tier: Tier) -> str:
     return f"{tier.name} {show_rate(used.bandwidth_bytes_per_s * 8)}, {show_seconds(used.latency_s)} a hop"
 
 
-def ranked_sentence(results: Results) -> str:
+def ranked_sentence(results: SearchResult) -> str:
     """What was ranked, and from what to what the predictions go."""
     last = len(results.ranked) - 1
-    low, high = (show_seconds(results.ranked.pricing(place).iteration_s) for place in (0, last))
+    low, high = (show_seconds(results.ranked[place].iteration_s) for place in (0, last))
     return (
         f"{counted(len(results.ranked), 'grid')} of {MODEL} on {counted(RANKS, 'rank')}, steps of {low} to {high} "
         f"predicted. The first, the middle and the last train, {REPEATS} times {STEPS} steps each."
@@ -235,10 +235,10 @@ def ordered(rows: Sequence[ComparisonRow]) -> bool:
     return measured == sorted(measured)
 
 
-def write_report(path: Path, comparison: RunComparison, results: Results) -> None:
+def write_report(path: Path, comparison: RunComparison, results: SearchResult) -> None:
     """One page: the runs, then the ranking they were chosen from."""
     runs = validation_section(validation_document(comparison), identity="s1", source=str(path.parent / "measured.yaml"))
-    ranking = ranking_section(ranking_of(results), identity="s2", source=COMMAND)
+    ranking = ranking_section(ranking_of(results.inputs, results.ranked), identity="s2", source=COMMAND)
     write_page(path, [runs, ranking], command=COMMAND)
 
 
@@ -278,7 +278,7 @@ def demo(folder: Path, *, loopback: bool) -> None:
     require_promised(comparison, network=place.lab is not None)
 
 
-def _measure(place: Place, folder: Path) -> tuple[Results, RunComparison]:
+def _measure(place: Place, folder: Path) -> tuple[SearchResult, RunComparison]:
     """Calibrate, rank, train."""
     began_s, profile = time.monotonic(), folder / "here.yaml"
     place.calibrate(profile)

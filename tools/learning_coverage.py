@@ -18,7 +18,7 @@ from statistics import fmean
 
 import numpy as np
 
-from axonn_tune.cost.uncertainty import OF_LAYOUT, performance
+from axonn_tune.cost.uncertainty import OF_LAYOUT
 from axonn_tune.learning.evidence import OF_MODEL, Sample, step_sample
 from axonn_tune.learning.learn import Prior, learn, prior_of
 from axonn_tune.validation.published.cases import Case, case_of
@@ -67,14 +67,7 @@ def drawn(seed: int, *, conflict: bool) -> Machine:
         sample = step_sample(replace(one, machine=base)).narrowed(lambda same: same)
         step_s = sample.price(prior.adjust(truth))[0] * _error(chance, errors[one.model.name])
         setup = replace(sample.setup, machine=learned)  # type: ignore[type-var]
-        pricing = setup.price(lambda same: same)  # type: ignore[union-attr]
-        found = performance(
-            *(one.model, learned, one.workload, setup.configuration),  # type: ignore[union-attr]
-            framework=one.framework,
-            compute_s=pricing.compute_s,
-            iteration_s=pricing.iteration_s,
-            executed_flops=1.0,
-        )
+        found = setup.price(lambda same: same)  # type: ignore[union-attr]
         held.append(found.low_s <= step_s <= found.high_s)
     return Machine(conflict, tuple(held))
 

@@ -17,18 +17,19 @@ from axonn_tune.api.search import (
     parse_tokens,
     whole,
 )
+from axonn_tune.cost.price import Detail
 from axonn_tune.errors import AxonnTuneError, NothingFeasibleError, UnknownNameError, UsageError
 from axonn_tune.files import write_text_atomically
+from axonn_tune.ranking.choosing import run_search
 from axonn_tune.ranking.compare import Comparison, Contender
 from axonn_tune.ranking.compare import compare as compare_all
 from axonn_tune.ranking.inputs import Inputs, launch_inputs, load_inputs
-from axonn_tune.ranking.results import Results, run_search
+from axonn_tune.ranking.priced import Priced
 from axonn_tune.ranking.space import RankBy
 from axonn_tune.ranking.sweep import Point, parse_numbers
 from axonn_tune.ranking.sweep import sweep as sweep_all
 from axonn_tune.report.explain import (
     ExplainSection,
-    PricedConfiguration,
     explain_document,
     explain_markdown,
     explain_text,
@@ -85,7 +86,8 @@ def explain(
     One step of 80b trains 8,192 sequences of 2,048 tokens on 1,024 GPUs.
     """
     choices = make_choices(model, gpus=gpus, machine=machine, batch=batch, rank_by=rank_by, **options)
-    return Explanation.of(run_search(load_inputs(choices)), rank=pick)
+    inputs = load_inputs(choices)
+    return Explanation.of(inputs, run_search(inputs.problem), rank=pick)
 
 
 def explain_launch(
@@ -97,7 +99,7 @@ def explain_launch(
     """
     inputs, changed = launch_inputs(path, machine=machine)
     inputs = replace(inputs, problem=replace(inputs.problem, tokens_total=parse_tokens(tokens_total)))
-    return Explanation.of(run_search(inputs), rank=1, machine_changed=changed)
+    return Explanation.of(inputs, run_search(inputs.problem), rank=1, machine_changed=changed)
 
 
 @dataclass(frozen=True)
@@ -114,30 +116,38 @@ class StepTrace:
 
 
 @dataclass(frozen=True, repr=False, eq=False)
-class Explanation(PricedConfiguration):
+class Explanation:
     """One configuration and its prediction.
 
     machine_changed: it is a launch config's, whose machine profile is not the one explained with.
     """
 
+    inputs: Inputs
+    priced: Detail
     machine_changed: bool = False
 
     @classmethod
-    def of(cls, results: Results, *, rank: int, machine_changed: bool = False) -> Explanation:
+    def of(cls, inputs: Inputs, ranked: Priced, *, rank: int, machine_changed: bool = False) -> Explanation:
         """Of a configuration of a ranking; NothingFeasibleError if there is none, UsageError if fewer than `rank`."""
-        results.require_any()
-        results.require_row(rank)
-        ranked = results.ranked
-        return cls(results.inputs, ranked.entry(rank - 1, terms=True), ranked.pricing(rank - 1), machine_changed)
+        ranked.require_any()
+        ranked.require_row(rank)
+        return cls(inputs, ranked.detail(rank - 1), machine_changed)
+
+    @property
+    def entry(self) -> Detail:
+        """The configuration with its prediction, as `priced`."""
+        return self.priced
+
+    pricing = entry
 
     @property
     def words(self) -> list[str]:
         """The step in sentences."""
-        return step_words(self)
+        return step_words(self.priced)
 
     def to_dict(self) -> Json:
         """Everything, by the schema `axonn-tune/explain/1`."""
-        return explain_document(self)
+        return explain_document(self.inputs, self.priced)
 
     def to_json(self) -> str:
         """The same as text: what `axonn-tune explain --format json` prints."""
@@ -148,18 +158,22 @@ class Explanation(PricedConfiguration):
         if output_format == "json":
             return self.to_json()
         if output_format == "md":
-            return f"# {explain_title(self)}\n\n{explain_markdown(self.sections(terms=terms))}"
-        return f"{explain_title(self)}\n\n{explain_text(self.sections(terms=terms))}"
+            return f"# {self._title}\n\n{explain_markdown(self.sections(terms=terms))}"
+        return f"{self._title}\n\n{explain_text(self.sections(terms=terms))}"
 
     def sections(self, *, terms: bool = False) -> list[ExplainSection]:
         """What it consists of; terms: with every collective of every layer."""
-        return sections(self, terms=terms)
+        return sections(self.priced, terms=terms)
+
+    @property
+    def _title(self) -> str:
+        return explain_title(self.inputs.problem, self.priced)
 
     def section(self, *, source: str) -> Json:
         """This explanation as a section of a report; `source` names where it comes from."""
         from axonn_tune.report.configuration import explanation_section
 
-        return explanation_section(self.to_dict(), identity="s1", source=source, subject=self)
+        return explanation_section(self.to_dict(), identity="s1", source=source, subject=(self.inputs, self.priced))
 
     def trace(self, runs: Sequence[str | Path] = (), *, step: int | None = None) -> StepTrace:
         """The predicted step as a trace for Perfetto, with measured ones, as `axonn-tune trace` writes it.
@@ -172,13 +186,13 @@ class Explanation(PricedConfiguration):
 
         traces = [read_trace(path) for run in runs for path in find_traces(run)]
         measured = choose_step(traces, step=step) if traces else None
-        return StepTrace(merged_trace(self, measured), tuple(trace_remarks(self, measured)))
+        return StepTrace(merged_trace(self.inputs, self.priced, measured), tuple(trace_remarks(self.priced, measured)))
 
     def __str__(self) -> str:
         return self.render()
 
     def __repr__(self) -> str:
-        return f"<Explanation: {explain_title(self)}>"
+        return f"<Explanation: {self._title}>"
 
     def _repr_markdown_(self) -> str:
         return self.render("md")

@@ -16,7 +16,6 @@ from axonn_tune.frameworks.axonn_tune import AXONN_TUNE
 from axonn_tune.learning.evidence import Setup
 from axonn_tune.learning.setups import changes_of, problem_of
 from axonn_tune.learning.stated import OF_MODEL, CommandRun, read_run, shipped_twin
-from axonn_tune.ranking.by_alpha_beta import AlphaBetaRanking, priced_entry
 from axonn_tune.ranking.choosing import search
 from axonn_tune.ranking.compare import compare, with_layout
 from axonn_tune.ranking.inputs import Choices, Inputs, WorkloadChoices, load_inputs
@@ -156,8 +155,8 @@ class CommandExplanation(Explanation):
     def sections(self, *, terms: bool = False) -> list[ExplainSection]:
         """The run, its gap to peak, the step in words, faster layouts, and every number."""
         gap, words, *numbers = super().sections(terms=terms)
-        better = better_section(self.stated, self.pricing.iteration_s)
-        return [command_section(self.stated, self.pricing), gap, words, better, *numbers]
+        better = better_section(self.stated, self.priced.iteration_s)
+        return [command_section(self.stated, self.priced), gap, words, better, *numbers]
 
     def to_dict(self) -> Json:
         """Everything, by the schema `axonn-tune/explain/1`, with `run` and `changes`."""
@@ -178,8 +177,8 @@ def explain_command(
     with file and line, for missing or impossible values.
     """
     run, setup, inputs = _stated(path, machine, options)
-    pricing, ranking = setup.price(lambda same: same), search(problem_of(setup), exact=_EXACT)
-    ranks, named, own = AlphaBetaRanking(ranking).ranks(), options.get("model"), run.model()
+    priced, ranking = setup.price(lambda same: same), search(problem_of(setup), exact=_EXACT)
+    ranks, named, own = ranking.ranks(), options.get("model"), run.model()
     ours = None if named is not None or shipped_twin(own) else (f"{own.name}.yaml", own)
     stated = StatedCommand(
         run=run,
@@ -187,11 +186,13 @@ def explain_command(
         changes=changes_of(setup, lambda changed: changed.price(lambda same: same).iteration_s, ranking=ranking),
         rank=ranks.get(tuple(setup.configuration.grid.axis_size(axis) for axis in ranking.grids.axes)),
         layouts=len(ranking),
-        best_s=ranking.candidate(0).iteration_s if len(ranking) else None,
+        best_s=ranking[0].iteration_s if len(ranking) else None,
         machine=str(machine) if isinstance(machine, str | Path) else inputs.machine.document.name,
         model=str(named) if isinstance(named, str | Path) else ours,
     )
-    return CommandExplanation(inputs, priced_entry(pricing, inputs.problem), pricing, stated=stated)
+    job = replace(priced.job, tokens_total=inputs.problem.tokens_total)
+    ranked = replace(priced, job=job, rank=1, shortest_step_s=priced.iteration_s)
+    return CommandExplanation(inputs, ranked, stated=stated)
 
 
 def _stated(path: str | Path, machine: MachineLike | None, options: CommandOptions) -> tuple[CommandRun, Setup, Inputs]:
@@ -226,7 +227,7 @@ def _stated(path: str | Path, machine: MachineLike | None, options: CommandOptio
     problem = inputs.problem
     case = replace(case, model=problem.model, machine=problem.machine, workload=problem.workload)
     case = replace(case, framework=problem.framework)
-    best = best_pricing(case, case.configurations).configuration
+    best = best_pricing(case, case.configurations).layout
     return run, Setup(case.model, case.machine, case.workload, best, case.framework), inputs
 
 

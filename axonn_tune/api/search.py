@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypedDict, Unpack, cast, get_args, overload
 
+from axonn_tune.cost.price import PricedLayout
 from axonn_tune.errors import UsageError, suggest
 from axonn_tune.files import require_own
 from axonn_tune.frameworks import find_framework
@@ -20,14 +21,13 @@ from axonn_tune.frameworks.axonn_tune import AXONN_TUNE
 from axonn_tune.frameworks.description import Framework
 from axonn_tune.grid import ALL_AXES
 from axonn_tune.program.memory import memory_limit_bytes
-from axonn_tune.ranking.choosing import RANK_BY, SearchCounts
-from axonn_tune.ranking.entries import Entry
+from axonn_tune.ranking.choosing import RANK_BY, run_search
 from axonn_tune.ranking.inputs import Choices, Inputs, WorkloadChoices, completed, load_inputs
 from axonn_tune.ranking.nearest import faster_batch
-from axonn_tune.ranking.results import Results, nothing_feasible, run_search
+from axonn_tune.ranking.priced import Priced, SearchCounts
 from axonn_tune.ranking.space import Limits, RankBy
 from axonn_tune.report.output import Json, Table, json_text
-from axonn_tune.report.ranking import ranking_document, ranking_remarks, ranking_table, why_first, with_shortest
+from axonn_tune.report.ranking import Row, ranking_document, ranking_remarks, ranking_table, why_first, with_shortest
 from axonn_tune.specs.catalog import DEFAULT_MACHINE, MachineLike, ModelLike
 from axonn_tune.specs.document import LARGEST_SIZE
 from axonn_tune.specs.workload import ELEMENT_SIZES, OVERLAPS, RECOMPUTES, Overlap, Precision, Recompute
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from rich.console import Group
 
     from axonn_tune.api.analysis import Explanation
-    from axonn_tune.cost.prediction import Pricing
+    from axonn_tune.cost.price import Detail
     from axonn_tune.launch.commands import LaunchFiles
     from axonn_tune.launch.scripts import Emit, ScriptKind
     from axonn_tune.specs.launch import Launch
@@ -361,33 +361,31 @@ def search(
     costs = tuple(_one_of("cost", name, COSTS) for name in _several(cost))
     if not costs:
         raise UsageError("cost=(): name a cost model to rank by")
-    return SearchResult(run_search(load_inputs(choices), costs=costs, variants=variants), call)
+    inputs = load_inputs(choices)
+    return SearchResult(inputs, run_search(inputs.problem, costs=costs, variants=variants), call)
 
 
 @dataclass(frozen=True, repr=False, eq=False)
-class SearchResult(ReportedResult, Sequence[Entry]):
+class SearchResult(ReportedResult, Sequence[PricedLayout]):
     """A ranking: a sequence of configurations, best first, displayed as a table in consoles and notebooks.
 
-    results: the ranking as the search made it. call: what asked for it, which launch configs name.
+    inputs: the model, the machine and the problem that was searched. ranked: the ranking as the search made it. call:
+    what asked for it, which launch configs name.
     """
 
-    results: Results
+    inputs: Inputs
+    ranked: Priced
     call: str
-
-    @property
-    def inputs(self) -> Inputs:
-        """The model, the machine and the problem that was searched."""
-        return self.results.inputs
 
     @property
     def searched(self) -> SearchCounts:
         """Numbers of grids and candidates, and of grids rejected by each constraint."""
-        return self.results.ranked.searched
+        return self.ranked.searched
 
     @property
-    def best(self) -> Entry:
+    def best(self) -> PricedLayout:
         """The first of the ranking; NothingFeasibleError, with the nearest change, if there is none."""
-        self.results.require_any()
+        self.ranked.require_any()
         return self[0]
 
     @property
@@ -398,40 +396,39 @@ class SearchResult(ReportedResult, Sequence[Entry]):
     @property
     def frame(self) -> pd.DataFrame:
         """One row for each configuration, best first; columns as in `--format csv`, with their units."""
-        return self._frame(self.results.listed(top=0))
+        return self._frame(self.ranked.listed(top=0))
 
     @property
     def rejected(self) -> pd.DataFrame:
         """One row for each rejected grid: its axes and reasons."""
-        return self._frame(self.results.ranked.rejected_entries())[["x", "y", "z", "data", "rejected_because"]]
+        return self._frame(self.ranked.rejected())[["x", "y", "z", "data", "rejected_because"]]
 
     @property
     def why(self) -> str:
         """Where the first configuration is faster than the second."""
-        return why_first(self.results)
+        return why_first(self.ranked)
 
     @property
     def remarks(self) -> list[str]:
         """Remarks: why #1 beats #2, ties, rejections."""
         problem = self.inputs.problem
-        hint = faster_batch(problem) if len(self) and self.results.ranked.cost == COSTS[0] else ""
-        return [*([hint] if hint else []), *ranking_remarks(self.results)]
+        hint = faster_batch(problem) if len(self) and self.ranked.cost == COSTS[0] else ""
+        return [*([hint] if hint else []), *ranking_remarks(self.ranked)]
 
     def explain(self, rank: int = 1) -> Explanation:
         """One configuration, term by term; UsageError if fewer are ranked, NothingFeasibleError if none is."""
         from axonn_tune.api.analysis import Explanation
 
-        return Explanation.of(self.results, rank=rank)
+        return Explanation.of(self.inputs, self.ranked, rank=rank)
 
     def launch_config(self, *, pick: int = 1, tokens: str | Path | None = None) -> Launch:
         """The launch config of a configuration; `tokens`: a file to train on. Errors as `explain`."""
         from axonn_tune.launch.config import build_launch
 
         return build_launch(
-            self._pricing(pick),
+            self._detail(pick),
             model=self.inputs.model,
             machine=self.inputs.machine,
-            workload=self.inputs.problem.workload,
             command=self.call,
             tokens=None if tokens is None else str(tokens),
         )
@@ -475,11 +472,11 @@ class SearchResult(ReportedResult, Sequence[Entry]):
         write_launch(path, launch)
         return Path(path), Path(emit_script(kind, launch=launch, machine=machine, launch_path=path))
 
-    def _pricing(self, pick: int) -> Pricing:
+    def _detail(self, pick: int) -> Detail:
         """The prediction of a configuration; errors as `explain`."""
-        self.results.require_any()
-        self.results.require_row(pick)
-        return self.results.ranked.pricing(pick - 1)
+        self.ranked.require_any()
+        self.ranked.require_row(pick)
+        return self.ranked.detail(pick - 1)
 
     def _command_files(
         self, path: str | Path, *, pick: int, tokens: str | Path | None, kind: ScriptKind, form: str
@@ -489,21 +486,12 @@ class SearchResult(ReportedResult, Sequence[Entry]):
         problem = self.inputs.problem
         if tokens is not None:
             raise UsageError(f"--tokens is for the bundled runtime, not for {problem.framework.name}")
-        return emission(
-            self._pricing(pick),
-            path,
-            model=problem.model,
-            machine=problem.machine,
-            workload=problem.workload,
-            call=self.call,
-            kind=kind,
-            form=form,
-        )
+        return emission(self._detail(pick), path, call=self.call, kind=kind, form=form)
 
     def to_dict(self, *, top: int = DEFAULT_TOP, rejected: bool = False) -> Json:
         """The first `top` configurations (0: all), with every term, as the contract `axonn-tune/ranking/1`."""
-        entries = self.results.listed(top=top, terms=True, rejected=rejected)
-        return ranking_document(self.results, entries)
+        entries = self.ranked.listed(top=top, terms=True, rejected=rejected)
+        return ranking_document(self.inputs, self.ranked, entries)
 
     def to_json(self, *, top: int = DEFAULT_TOP, rejected: bool = False) -> str:
         """The same as text: what `axonn-tune --format json` prints."""
@@ -535,31 +523,31 @@ class SearchResult(ReportedResult, Sequence[Entry]):
                     f"to {MOST_WITH_TERMS:,}"
                 )
             return self.to_json(top=top, rejected=rejected)
-        entries = self.results.listed(top=top, rejected=rejected)
+        entries = self.ranked.listed(top=top, rejected=rejected)
         if output_format != "csv" and "rank" in (columns or ["rank"]):
-            entries = with_shortest(self.results, entries)
+            entries = with_shortest(self.ranked, entries)
         bars = terminal if color and output_format == "table" else 0
-        table = ranking_table(self.results, entries, names=columns or (), wide=wide, terminal=bars)
+        table = ranking_table(self.ranked, entries, names=columns or (), wide=wide, terminal=bars)
         return table.render(output_format, color=color) if entries or output_format == "csv" else ""
 
     def __len__(self) -> int:
-        return len(self.results.ranked)
+        return len(self.ranked)
 
     @overload
-    def __getitem__(self, position: int) -> Entry: ...
+    def __getitem__(self, position: int) -> PricedLayout: ...
 
     @overload
-    def __getitem__(self, position: slice) -> tuple[Entry, ...]: ...
+    def __getitem__(self, position: slice) -> tuple[PricedLayout, ...]: ...
 
-    def __getitem__(self, position: int | slice) -> Entry | tuple[Entry, ...]:
+    def __getitem__(self, position: int | slice) -> PricedLayout | tuple[PricedLayout, ...]:
         """The configuration at a place of the ranking, from 0, with its terms; a slice gives several."""
         places = range(len(self))[position]
         if isinstance(places, range):
-            return tuple(self.results.ranked.entry(place, terms=True) for place in places)
-        return self.results.ranked.entry(places, terms=True)
+            return tuple(map(self.ranked.with_terms, places))
+        return self.ranked.with_terms(places)
 
     def __str__(self) -> str:
-        return "\n".join([self.render() or self._none(), *self.remarks])
+        return "\n".join([self.render() or self.ranked.nothing_feasible(), *self.remarks])
 
     def __repr__(self) -> str:
         problem = self.inputs.problem
@@ -570,15 +558,11 @@ class SearchResult(ReportedResult, Sequence[Entry]):
         """This ranking as a section of a report; `source` names where it comes from."""
         from axonn_tune.report.ranking_section import ranking_of, ranking_section
 
-        return ranking_section(ranking_of(self.results), identity="s1", source=source)
+        return ranking_section(ranking_of(self.inputs, self.ranked), identity="s1", source=source)
 
     def _table(self) -> Table:
-        table = ranking_table(self.results, with_shortest(self.results, self.results.listed(top=DEFAULT_TOP)))
-        return replace(table, notes=[*([] if len(self) else [self._none()]), *self.remarks])
+        table = ranking_table(self.ranked, with_shortest(self.ranked, self.ranked.listed(top=DEFAULT_TOP)))
+        return replace(table, notes=[*([] if len(self) else [self.ranked.nothing_feasible()]), *self.remarks])
 
-    def _none(self) -> str:
-        """The binding constraint of an empty ranking."""
-        return nothing_feasible(self.inputs.problem, self.searched)
-
-    def _frame(self, entries: Sequence[Entry]) -> pd.DataFrame:
-        return ranking_table(self.results, entries).frame()
+    def _frame(self, entries: Sequence[Row]) -> pd.DataFrame:
+        return ranking_table(self.ranked, entries).frame()

@@ -15,10 +15,11 @@ from pathlib import Path
 from typing import TextIO
 
 from axonn_tune.calibration.profile import Calibration, calibrate
-from axonn_tune.cost.prediction import Configuration, price_configuration
+from axonn_tune.cost.price import price
 from axonn_tune.errors import EnvironmentProblem, TrainingFailedError, UsageError, count_in
 from axonn_tune.files import write_text_atomically
 from axonn_tune.grid import Grid, divisors
+from axonn_tune.job import Job, Layout
 from axonn_tune.launch import host
 from axonn_tune.launch.config import build_launch, compiles
 from axonn_tune.program.dimensions import symbol_values
@@ -348,8 +349,8 @@ def _single_rank(
     vocab = min(whole.vocab, most // _TABLES_SHARE // (tables * whole.hidden))
     layers = (most - tables * vocab * whole.hidden) // whole.block_weights
     cut = whole.model_copy(update={"vocab": vocab, "layers": max(1, min(whole.layers, layers))})
-    pricing = price_configuration(cut, machine.document, small, Configuration(Grid(), batch, "none"))
+    pricing = price(Job(cut, machine.document, small), Layout(Grid(), batch, "none"))
     loaded = Loaded(cut, model.path, model.sha256)
-    launch = build_launch(pricing, model=loaded, machine=machine, workload=small, command="axonn-tune calibrate")
+    launch = build_launch(pricing, model=loaded, machine=machine, command="axonn-tune calibrate")
     # The profile that is written has this backend, whatever the base has, and runs then compile as it says.
     return launch.model_copy(update={"backend": backend, "compile": compiles(backend)})

@@ -119,7 +119,7 @@ def search_command(
     if output:
         _keep_apart(output, named, framework=options["framework"])
     found = search(**options)
-    found.results.require_row(pick)
+    found.ranked.require_row(pick)
     shown = found.render(
         output_format,
         top=top,
@@ -130,7 +130,7 @@ def search_command(
         terminal=terminal_width(),
     )
     show(found, shown, html=html, quiet=quiet)
-    found.results.require_any()
+    found.ranked.require_any()
     if output_format in ("table", "md") and not quiet:
         click.echo("\n" + "\n".join(map(wrapped, found.remarks)), err=True)
         say_assumed(found.inputs)

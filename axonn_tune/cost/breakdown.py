@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Hashable, Iterator, Mapping
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 from typing import TypeAlias
 
 from axonn_tune.cost.compute import ComputeClock
-from axonn_tune.cost.prediction import Pricing, Term
+from axonn_tune.cost.price import Detail, Term
 from axonn_tune.program.operations import Attention, Computation, Kernel, MatMul, Role
 from axonn_tune.program.size import PLAIN
-from axonn_tune.program.step import ONLY, Stage
+from axonn_tune.program.step import ONLY
 from axonn_tune.specs.workload import Overlap, Workload
 
 GEMMS, ATTENTION = "GEMMs", "attention"
@@ -40,28 +40,24 @@ class Work:
     flops: float
 
 
-def work_by_kind(pricing: Pricing, workload: Workload) -> tuple[Work, ...]:
+def work_by_kind(priced: Detail) -> tuple[Work, ...]:
     """All computation of a step, by kind and phase, in program order; last the compute slowdown from overlap.
 
     For a pipeline, that of the stage with the most computation.
     """
-    stage, values = pricing.computing or (ONLY, pricing.values)
-    clock = ComputeClock(pricing.rates, float(workload.element_sizes.compute), values, PLAIN)
+    stage, values = priced.computing or (ONLY, priced.values)
+    clock = ComputeClock(priced.rates, float(priced.job.workload.element_sizes.compute), values, PLAIN)
     sums: dict[tuple[str, str], tuple[float, float]] = {}
-    for step, count in _computations(pricing, stage, values):
+    for step, count in priced.program.calls(stage):
+        if not isinstance(step, MatMul | Attention | Kernel):
+            continue
         key = (kind_of(step), step.phase)
         seconds, flops = sums.get(key, (0.0, 0.0))
-        calls = float(count)
+        calls = float(count.evaluate(values))
         own = 0.0 if isinstance(step, Kernel) else float(step.flops.evaluate(values))
         sums[key] = (seconds + calls * float(clock.call_s(step)), flops + calls * own)
     found = [Work(kind, phase, *sums[kind, phase]) for kind, phase in sums if sums[kind, phase][0]]
-    return (*found, *([Work(CONTENDED, "", pricing.contended_s, 0.0)] if pricing.contended_s else []))
-
-
-def _computations(pricing: Pricing, stage: Stage, values: Mapping[str, float]) -> Iterator[tuple[Computation, float]]:
-    for step, count in pricing.program.calls(stage):
-        if isinstance(step, MatMul | Attention | Kernel):
-            yield step, float(count.evaluate(values))
+    return (*found, *([Work(CONTENDED, "", priced.contended_s, 0.0)] if priced.contended_s else []))
 
 
 def kind_of(step: Computation) -> str:
@@ -77,21 +73,21 @@ Parts: TypeAlias = Mapping[Hashable, tuple[str, float]]
 """Part of a step: its key, common to all frameworks, its name, and s."""
 
 
-def waiting(axes: str, pricing: Pricing) -> str:
+def waiting(axes: str, priced: Detail) -> str:
     """Name of exposed communication over axes."""
-    return f"exposed {pricing.framework.called(axes)} communication"
+    return f"exposed {priced.job.framework.called(axes)} communication"
 
 
-def step_parts(pricing: Pricing, workload: Workload) -> Parts:
+def step_parts(priced: Detail) -> Parts:
     """Parts of a step; exposed communication by axes without context, which has shards or replicas like z or data."""
     sums: dict[tuple[str, str], float] = defaultdict(float)
-    for term in pricing.terms:
+    for term in priced.terms:
         alike = term.axis.replace("context", "") or term.axis
-        sums[f"over {alike}", waiting(term.axis, pricing)] += term.exposed_s
-    for work in work_by_kind(pricing, workload):
+        sums[f"over {alike}", waiting(term.axis, priced)] += term.exposed_s
+    for work in work_by_kind(priced):
         kind = "recompute" if work.phase == "recompute" else work.kind
         sums[kind, kind] += work.seconds
-    sums["bubble", "pipeline bubble"] = pricing.bubble_s
+    sums["bubble", "pipeline bubble"] = priced.bubble_s
     return {key: (words, spent_s) for (key, words), spent_s in sums.items()}
 
 

@@ -18,9 +18,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from axonn_tune.cost.collectives import Route, lines_of, route
-from axonn_tune.cost.compute import ComputeClock, ComputeRates
+from axonn_tune.cost.compute import ComputeClock, ComputeRates, contended_s
 from axonn_tune.cost.replay import ChunkTimes, Lines, Replay, StageWork, keeping_of, kept_of
-from axonn_tune.cost.utilisation import contended_s
 from axonn_tune.grid import GroupShape
 from axonn_tune.program.operations import OpKind
 from axonn_tune.program.schedule import StepSchedule

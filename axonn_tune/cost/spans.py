@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from axonn_tune.cost.breakdown import CONTENDED
-from axonn_tune.cost.prediction import Pricing
+from axonn_tune.cost.price import Detail
 from axonn_tune.cost.replay import Batch, Interval
 from axonn_tune.program.operations import Attention, Collective, Computation, Kernel, MatMul
 from axonn_tune.specs.traces import COMPUTE_LANE, Span, communication_lane, term_name, wait_name
@@ -22,7 +22,7 @@ HOST = "wait for the host that issues the kernels"
 _MOST_ALIKE = 10_000
 
 
-def spans_of_one(pricing: Pricing) -> int:
+def spans_of_one(pricing: Detail) -> int:
     """Largest number of spans in one micro-batch."""
     return max(
         sum(len(stretch.names) * (1 + len(stretch.intervals)) for stretch in batch.stretches)
@@ -30,7 +30,7 @@ def spans_of_one(pricing: Pricing) -> int:
     )
 
 
-def predicted_spans(pricing: Pricing, *, operations: bool = True, alike: int | None = None) -> list[Span]:
+def predicted_spans(pricing: Detail, *, operations: bool = True, alike: int | None = None) -> list[Span]:
     """One step of one rank, in seconds from its start; without `operations` computation shows as parts and waits.
 
     The step ends at `pricing.iteration_s`. Spans of a collective add up to its term's seconds, and waits for it to its
@@ -60,7 +60,7 @@ def predicted_spans(pricing: Pricing, *, operations: bool = True, alike: int | N
     return spans
 
 
-def _batch(pricing: Pricing, batch: Batch, start_s: float, *, number: int, operations: bool) -> Iterator[Span]:
+def _batch(pricing: Detail, batch: Batch, start_s: float, *, number: int, operations: bool) -> Iterator[Span]:
     """One micro-batch, counted from 1."""
     for stretch in batch.stretches:
         for time, name in enumerate(stretch.names):
@@ -76,7 +76,7 @@ def _batch(pricing: Pricing, batch: Batch, start_s: float, *, number: int, opera
         yield Span(COMPUTE_LANE, HOST, at_s, start_s + batch.every_s, {"micro_batch": number})
 
 
-def _span(pricing: Pricing, interval: Interval, by_s: float) -> Span:
+def _span(pricing: Detail, interval: Interval, by_s: float) -> Span:
     start_s, end_s, step = by_s + interval.start_s, by_s + interval.end_s, interval.operation
     if not isinstance(step, Collective):
         return Span(COMPUTE_LANE, _computation_name(step), start_s, end_s, _computation_details(pricing, step))
@@ -98,7 +98,7 @@ def _computation_name(step: Computation) -> str:
     return f"{kind}, {step.phase}, {step.layer}"
 
 
-def _computation_details(pricing: Pricing, step: Computation) -> dict[str, object]:
+def _computation_details(pricing: Detail, step: Computation) -> dict[str, object]:
     """Sizes of one call, with the values of this configuration."""
     values = pricing.values
     if isinstance(step, MatMul):

@@ -14,9 +14,9 @@ import numpy as np
 
 from axonn_tune.cost.collectives import collective_time_s, lines_of, route, transfer_time_s
 from axonn_tune.cost.columns import Floats, Integers
+from axonn_tune.cost.compute import contended_s
 from axonn_tune.cost.pipeline import PipelineTime, StageTimes, pipeline_bound_s, pipeline_time
 from axonn_tune.cost.replay import ChunkTimes
-from axonn_tune.cost.utilisation import contended_s
 from axonn_tune.frameworks.description import Framework, PipelineSchedule
 from axonn_tune.grid import GroupShape
 from axonn_tune.program.size import Arithmetic, Value

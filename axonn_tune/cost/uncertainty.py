@@ -1,4 +1,4 @@
-"""Performance and interval of a predicted step: the one 80% interval that every command prints.
+"""Interval of a predicted step, the one 80% interval that every command prints; and what published steps validate.
 
 The logarithm of a step has the standard deviation √(b² + h² + (d · log2(ranks / 8))² + (p · log2(stages))²): b from the
 half-widths of the profile, each on its part of the step; h from the host, for steps of which it can decide the time;
@@ -9,30 +9,24 @@ What a profile has learned is a covariance of its numbers. A prediction's logari
     gᵀ C g + l² + m² + (d · log2(ranks / ranks of the evidence))² + (p · log2(stages))²
 
 with g = ∂ log(step) / ∂ log(number), l the residual error of a layout, m that of all layouts of a model. For the
-difference of two layouts, shared errors cancel: (g - h)ᵀ C (g - h) + 2 l². `program.dimensions` defines the FLOPs of
-MFU and HFU.
+difference of two layouts, shared errors cancel: (g - h)ᵀ C (g - h) + 2 l².
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
 
 import numpy as np
 from numpy.typing import NDArray
 
-from axonn_tune.cost.prediction import Configuration, Pricing, price_configuration
-from axonn_tune.cost.utilisation import exposed_s
+from axonn_tune.cost.compute import exposed_s
 from axonn_tune.frameworks import SOFTWARE_SPREADS, base_software, software_key
 from axonn_tune.frameworks.description import Framework
-from axonn_tune.program.dimensions import logged_flops, model_flops, step_tokens
+from axonn_tune.job import Job, Layout
 from axonn_tune.program.size import Value
 from axonn_tune.specs.machine import Learned, LearnedNumber, Machine
-from axonn_tune.specs.model import Model
 from axonn_tune.specs.numbers import scaled
-from axonn_tune.specs.workload import Workload
-from axonn_tune.units import TERA
 
 Floats = NDArray[np.float64]
 
@@ -62,82 +56,22 @@ NUDGE = 0.02
 """Change of a logarithm for finite-difference slopes."""
 
 
-@dataclass(frozen=True)
-class Performance:
-    """Performance of a predicted step; `low_s` and `high_s` are its 80% interval.
-
-    logged_tflops_per_gpu: what the framework's own log will print, by its own count of FLOPs; None if it prints none.
-    """
-
-    tokens_per_s: float
-    low_s: float
-    high_s: float
-    mfu: float
-    hfu: float
-    logged_tflops_per_gpu: float | None
-
-
-def performance(
-    model: Model,
-    machine: Machine,
-    workload: Workload,
-    configuration: Configuration,
-    *,
-    framework: Framework,
-    compute_s: float,
-    iteration_s: float,
-    executed_flops: float,
-) -> Performance:
-    """Performance of one candidate; compute_s: with waiting for other stages; executed_flops: of one rank."""
-    peak, gpus = machine.accelerator.peak_flops_per_s(workload.precision), configuration.grid.world
-    half = half_width(
-        model, machine, workload, configuration, framework=framework, compute_s=compute_s, iteration_s=iteration_s
-    )
-    logged = logged_flops(framework, model, workload, grid=configuration.grid, recompute=configuration.recompute)
-    return Performance(
-        tokens_per_s=step_tokens(workload) / iteration_s,
-        low_s=iteration_s * math.exp(-half),
-        high_s=iteration_s * math.exp(half),
-        mfu=model_flops(model, workload) / (iteration_s * gpus * peak),
-        hfu=executed_flops / (iteration_s * peak),
-        logged_tflops_per_gpu=None if logged is None else logged / (iteration_s * gpus * TERA),
-    )
-
-
-def step_spread(
-    model: Model, machine: Machine, workload: Workload, configuration: Configuration, *, framework: Framework
-) -> float:
-    """Standard deviation of the logarithm of a step, by a profile that has learned."""
-
-    def step_s(one: Machine) -> float:
-        return price_configuration(model, one, workload, configuration, framework=framework).iteration_s
-
-    known = with_software(machine, framework)
-    assert known.learned is not None, "for profiles that have learned"
-    return spread(slopes_of(step_s, known), known.learned, ranks=configuration.grid.world)
-
-
 def half_width(
-    model: Model,
-    machine: Machine,
-    workload: Workload,
-    configuration: Configuration,
-    *,
-    framework: Framework,
-    compute_s: float,
-    iteration_s: float,
+    job: Job, layout: Layout, *, compute_s: float, iteration_s: float, learned: float | None = None
 ) -> float:
-    """Half of the 80% interval of a step's logarithm; compute_s: with waiting for other stages."""
-    grid = configuration.grid
+    """Half of the 80% interval of a step's logarithm.
+
+    compute_s: with waiting for other stages; learned: standard deviation by a profile that has learned.
+    """
+    grid, machine = layout.grid, job.machine
     jitter = DEVIATIONS * PER_STAGE_DOUBLING * math.log2(grid.pipeline)
-    if machine.learned is not None:
-        known = step_spread(model, machine, workload, configuration, framework=framework)
-        return math.hypot(DEVIATIONS * known, jitter)
+    if learned is not None:
+        return math.hypot(DEVIATIONS * learned, jitter)
     scale = DEVIATIONS * PER_DOUBLING * max(0.0, math.log2(grid.world / NODE))
     waiting, widths = float(exposed_s(iteration_s, compute_s)) / iteration_s, machine.uncertainty
     of_parts = (1.0 - waiting) * widths.compute + waiting * widths.communication
-    batches = workload.global_batch / (grid.batch_shares * configuration.micro_batch)
-    issued = batches * model.layers / grid.pipeline * ISSUE_S / max(compute_s, 1e-12)
+    batches = job.workload.global_batch / (grid.batch_shares * layout.micro_batch)
+    issued = batches * job.model.layers / grid.pipeline * ISSUE_S / max(compute_s, 1e-12)
     of_host = OF_HOST * min(1.0, issued) if machine.launcher.backend == "nccl" else 0.0
     return math.hypot(of_parts, of_host, scale, jitter)
 
@@ -214,9 +148,26 @@ def difference_spread(one: Floats, other: Floats, learned: Learned) -> float:
     return math.sqrt(max(0.0, variance) + 2.0 * learned.of_layout**2)
 
 
-RANKED: dict[str, Callable[[Pricing], float]] = {
-    "communication": lambda pricing: pricing.communication_s,
-    "exposed": lambda pricing: pricing.exposed_communication_s,
-    "iteration": lambda pricing: pricing.iteration_s,
-}
-"""Ranking criteria as functions of a price."""
+LARGEST: Mapping[str, int] = {"gpus": 8192, "pipeline": 64, "chunks": 12, "context": 2, "sequence": 65536}
+"""What published steps validate: the largest of each among the rows that are scored (tools/fit/scale.py)."""
+
+ACCELERATORS = ("A100", "GB200", "H100", "V100")
+"""Words in the names of their accelerators."""
+
+ACCELERATOR = "accelerator"
+
+
+def outside(job: Job, layout: Layout) -> tuple[str, ...]:
+    """What of a step is beyond them: names of `LARGEST`, and `ACCELERATOR` unless the machine itself was measured."""
+    grid, machine = layout.grid, job.machine
+    sizes = {
+        "gpus": grid.world,
+        "pipeline": grid.pipeline,
+        "chunks": layout.chunks,
+        "context": grid.context,
+        "sequence": job.workload.sequence_length,
+    }
+    beyond = tuple(name for name, size in sizes.items() if size > LARGEST[name])
+    if machine.learned or machine.measured or any(name in machine.accelerator.name for name in ACCELERATORS):
+        return beyond
+    return (*beyond, ACCELERATOR)

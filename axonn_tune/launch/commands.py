@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from axonn_tune import __version__
-from axonn_tune.cost.prediction import Pricing
+from axonn_tune.cost.price import Detail
 from axonn_tune.errors import UsageError, suggest
 from axonn_tune.files import require_own, write_text_atomically
 from axonn_tune.frameworks import find_framework, step_on
@@ -31,8 +31,6 @@ from axonn_tune.launch.scripts import (
 )
 from axonn_tune.program.pipeline import model_parts
 from axonn_tune.specs.machine import Machine
-from axonn_tune.specs.model import Model
-from axonn_tune.specs.workload import Workload
 from axonn_tune.units import counted
 
 _TRIAL_STEPS = 50
@@ -62,29 +60,28 @@ class LaunchFiles:
         return (self.script, *self.files)
 
 
-def command_of(pricing: Pricing, *, model: Model, machine: Machine, workload: Workload, form: str = "") -> Command:
-    """The command of a priced configuration in its framework; `form`: for another front end.
+def command_of(priced: Detail, *, form: str = "") -> Command:
+    """The command of a priced layout in its framework; `form`: for another front end.
 
     UsageError for what the framework cannot express, a form it does not have, and a framework without a command.
     """
-    framework, one = pricing.framework, pricing.configuration
+    job, framework = priced.job, priced.job.framework
     if framework.launch is None:
         raise UsageError(f"{framework.title} is priced only: there is no command for it")
+    stages, layers = priced.grid.pipeline, job.model.layers
     run = Run(
         framework=find_framework(framework.name),
-        model=model,
-        machine=machine,
-        workload=workload,
-        grid=one.grid,
-        micro_batch=one.micro_batch,
-        accumulation=pricing.accumulation,
-        recompute=one.recompute,
-        kept_layers=int(pricing.memory.kept_layers),
-        chunks=one.chunks,
-        parts=model_parts(
-            model.layers, stages=one.grid.pipeline, chunks=one.chunks, given=one.parts, less=framework.step.less
-        ),
-        step=step_on(framework, machine),
+        model=job.model,
+        machine=job.machine,
+        workload=job.workload,
+        grid=priced.grid,
+        micro_batch=priced.micro_batch,
+        accumulation=priced.accumulation,
+        recompute=priced.recompute,
+        kept_layers=int(priced.memory.kept_layers),
+        chunks=priced.chunks,
+        parts=model_parts(layers, stages=stages, chunks=priced.chunks, given=priced.parts, less=framework.step.less),
+        step=step_on(framework, job.machine),
     )
     command = framework.launch(run)
     if form and form not in command.forms:
@@ -96,17 +93,14 @@ def command_of(pricing: Pricing, *, model: Model, machine: Machine, workload: Wo
 
 
 def emission(
-    pricing: Pricing,
+    priced: Detail,
     path: str | Path,
     *,
-    model: Model,
-    machine: Machine,
-    workload: Workload,
     call: str,
     kind: ScriptKind = "torchrun",
     form: str = "",
 ) -> LaunchFiles:
-    """Launch files of a priced configuration: `path` with the suffix of the script, and config files in its folder.
+    """Launch files of a priced layout: `path` with the suffix of the script, and config files in its folder.
 
     call: the command line, for provenance. Errors as `command_of`, and UsageError if the ranks do not fill nodes, the
     machine has no Slurm section, or `path` is no file in a folder.
@@ -114,15 +108,15 @@ def emission(
     target = Path(path).with_suffix(SUFFIXES[kind]) if Path(path).name else Path(path)
     if not target.name or target.absolute().parts[1:2] in (("dev",), ("proc",)) or target.is_dir():
         raise UsageError(f"-o {str(path)!r}: a script is a file of its own, such as run.sh")
-    command = command_of(pricing, model=model, machine=machine, workload=workload, form=form)
-    names, grid = {suffix: f"{target.stem}{suffix}" for suffix in command.files}, pricing.configuration.grid
+    command, machine, framework = command_of(priced, form=form), priced.job.machine, priced.job.framework
+    names, grid = {suffix: f"{target.stem}{suffix}" for suffix in command.files}, priced.grid
     job = Job(
-        name=run_name(model.name, grid.world),
-        about=tuple(_about(pricing, command, model=model, machine=machine, call=call)),
-        predicted=predict(pricing, model=model, machine=machine, workload=workload),
-        factors=_factors(pricing),
-        inner=next((pricing.framework.called(axis) for axis in grid.order if grid.axis_size(axis) > 1), None),
-        fixed="" if pricing.framework.permuted else pricing.framework.title,
+        name=run_name(priced.job.model.name, grid.world),
+        about=tuple(_about(priced, command, call=call)),
+        predicted=predict(priced),
+        factors=_factors(priced),
+        inner=next((framework.called(axis) for axis in grid.order if grid.axis_size(axis) > 1), None),
+        fixed="" if framework.permuted else framework.title,
         per_node=min(machine.launcher.ranks_per_node, grid.world),
         settings=tuple(_settings(command, kind, names)),
         program=_program(command, names),
@@ -135,24 +129,24 @@ def emission(
     return LaunchFiles(target, text, {target.with_name(names[suffix]): body for suffix, body in command.files.items()})
 
 
-def _about(pricing: Pricing, command: Command, *, model: Model, machine: Machine, call: str) -> Iterator[str]:
-    one, world = pricing.configuration, pricing.configuration.grid.world
-    yield f"{command.release}: {model.name} on {world:,} × {machine.name}."
+def _about(priced: Detail, command: Command, *, call: str) -> Iterator[str]:
+    model, machine = priced.job.model, priced.job.machine
+    yield f"{command.release}: {model.name} on {priced.grid.world:,} × {machine.name}."
     if model.description:
         yield f"{model.name}: {model.description}."
-    sizes = [f"{name} {size}" for name, size in _factors(pricing).items() if size > 1]
-    sizes += [f"{pricing.framework.called('chunks')} {one.chunks}"] if one.chunks > 1 else []
-    steps = counted(pricing.accumulation, "gradient accumulation step")
-    yield f"{', '.join(sizes) or 'one GPU'}; micro-batch {one.micro_batch}, {steps}, recompute {one.recompute}."
+    sizes = [f"{name} {size}" for name, size in _factors(priced).items() if size > 1]
+    sizes += [f"{priced.job.framework.called('chunks')} {priced.chunks}"] if priced.chunks > 1 else []
+    steps = counted(priced.accumulation, "gradient accumulation step")
+    yield f"{', '.join(sizes) or 'one GPU'}; micro-batch {priced.micro_batch}, {steps}, recompute {priced.recompute}."
     yield from command.needs
     yield from command.notes
     yield f"Written by axonn-tune {__version__}: {call}"
 
 
-def _factors(pricing: Pricing) -> dict[str, int]:
+def _factors(priced: Detail) -> dict[str, int]:
     """Sizes of the framework's axes, by its own names."""
-    framework, grid = pricing.framework, pricing.configuration.grid
-    return {framework.called(axis): grid.axis_size(axis) for axis in framework.axes}
+    framework = priced.job.framework
+    return {framework.called(axis): priced.grid.axis_size(axis) for axis in framework.axes}
 
 
 def _settings(command: Command, kind: ScriptKind, names: dict[str, str]) -> Iterator[str]:

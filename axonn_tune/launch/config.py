@@ -5,13 +5,11 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 
 from axonn_tune import __version__
-from axonn_tune.cost.prediction import Pricing
-from axonn_tune.cost.uncertainty import performance
+from axonn_tune.cost.price import Detail
 from axonn_tune.errors import UsageError
 from axonn_tune.files import write_text_atomically
 from axonn_tune.frameworks.axonn_tune import AXONN_TUNE
@@ -36,45 +34,40 @@ from axonn_tune.units import show_bytes, show_interval, show_seconds
 
 
 def build_launch(
-    pricing: Pricing,
+    priced: Detail,
     *,
     model: Loaded[Model],
     machine: Loaded[Machine],
-    workload: Workload,
     command: str,
     created: datetime | None = None,
     tokens: str | None = None,
 ) -> Launch:
     """The launch config of a priced candidate; `created` is now unless given, `tokens` a file to train on.
 
-    `pricing` must be of the same model, machine and workload. UsageError for another framework or a changed step.
+    model, machine: of its job, as loaded. UsageError for another framework or a changed step.
     """
-    if pricing.framework.software:
-        raise UsageError(f"a launch config is for the bundled runtime, not for {pricing.framework.name}")
-    if pricing.framework.step != AXONN_TUNE.step:
+    job, grid, launcher = priced.job, priced.grid, machine.document.launcher
+    if job.framework.software:
+        raise UsageError(f"a launch config is for the bundled runtime, not for {job.framework.name}")
+    if job.framework.step != AXONN_TUNE.step:
         raise UsageError("a launch config runs the bundled runtime's own step: leave out --set step.KEY")
-    configuration, launcher = pricing.configuration, machine.document.launcher
-    grid = configuration.grid
-    return Launch(
+    return Launch.from_fields_of(
+        priced,
         schema="axonn-tune/launch/1",
         name=run_name(model.document.name, grid.world),
         model=model.document,
-        workload=workload,
+        workload=job.workload,
         grid=LaunchGrid.from_fields_of(
             grid, order=tuple(axis for axis in grid.order if axis in AXES or grid.axis_size(axis) > 1)
         ),
-        micro_batch=configuration.micro_batch,
-        grad_accumulation=pricing.accumulation,
-        recompute=configuration.recompute,
-        kept_layers=int(pricing.memory.kept_layers),
-        chunks=configuration.chunks,
-        parts=configuration.parts,
+        grad_accumulation=priced.accumulation,
+        kept_layers=int(priced.memory.kept_layers),
         compile=compiles(launcher.backend),
         backend=launcher.backend,
         ranks_per_node=min(launcher.ranks_per_node, grid.world),
         data=Data(path=tokens),
-        environment=launch_environment(machine.document, workload=workload, grid=grid),
-        predicted=predict(pricing, model=model.document, machine=machine.document, workload=workload),
+        environment=launch_environment(machine.document, workload=job.workload, grid=grid),
+        predicted=predict(priced),
         provenance=Provenance(
             tool="axonn-tune",
             version=__version__,
@@ -175,27 +168,16 @@ def run_name(model: str, world: int) -> str:
     return f"{re.sub(r'[^A-Za-z0-9._-]+', '-', model).strip('-.') or 'model'}-{world}"
 
 
-def predict(pricing: Pricing, *, model: Model, machine: Machine, workload: Workload) -> Prediction:
-    """Prediction of a step of a priced candidate."""
-    reached = performance(
-        model,
-        machine,
-        workload,
-        pricing.configuration,
-        framework=pricing.framework,
-        compute_s=pricing.compute_s + pricing.bubble_s,
-        iteration_s=pricing.iteration_s,
-        executed_flops=pricing.executed_flops,
-    )
+def predict(priced: Detail) -> Prediction:
+    """Prediction of a step of a priced layout."""
+    machine = priced.job.machine
     return Prediction.from_fields_of(
-        pricing,
-        **asdict(reached),
+        priced,
         machine=machine.name,
         accelerator=machine.accelerator.name,
-        peak_tflops=machine.accelerator.peak_tflops[workload.precision],
+        peak_tflops=machine.accelerator.peak_tflops[priced.job.workload.precision],
         cost="alpha-beta",
-        memory_bytes=float(pricing.memory.total_bytes),
-        terms=tuple(map(PredictedTerm.from_fields_of, pricing.terms)),
+        terms=tuple(map(PredictedTerm.from_fields_of, priced.terms)),
     )
 
 

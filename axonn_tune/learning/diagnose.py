@@ -23,7 +23,7 @@ from statistics import median
 
 import numpy as np
 
-from axonn_tune.cost.uncertainty import DEVIATIONS, NUDGE, Floats, half_width
+from axonn_tune.cost.uncertainty import DEVIATIONS, NUDGE, Floats
 from axonn_tune.errors import UsageError
 from axonn_tune.learning.evidence import OF_MODEL, WHOLE, Adjust, Sample, Setup, named_times, noise_of
 from axonn_tune.learning.learn import Prior, prior_of
@@ -335,16 +335,9 @@ class _Observed:
         """Half of the 80% interval that every command gives this step's logarithm; 0 where only its parts have one."""
         if self.setup is None or "step" not in self.rows:
             return 0.0
-        setup, pricing = self.setup, self.setup.price(lambda machine: machine)
-        return half_width(
-            setup.model,
-            self.prior.machine if self.prior.machine.learned else setup.machine,
-            setup.workload,
-            setup.configuration,
-            framework=setup.framework,
-            compute_s=pricing.compute_s + pricing.bubble_s,
-            iteration_s=pricing.iteration_s,
-        )
+        priced = self.setup.price(lambda machine: machine)
+        machine = self.prior.machine if self.prior.machine.learned else self.setup.machine
+        return replace(priced, job=replace(priced.job, machine=machine)).half_width
 
     @property
     def interval(self) -> tuple[float, float]:

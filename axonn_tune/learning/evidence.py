@@ -15,12 +15,13 @@ from typing import TypeAlias
 
 from axonn_tune.cost.collectives import bus_bytes, collective_time_s, lines, route
 from axonn_tune.cost.compute import compute_rates, matmul_time_s
-from axonn_tune.cost.prediction import Configuration, Pricing, Term, price_configuration
+from axonn_tune.cost.price import Detail, Term, price
 from axonn_tune.cost.uncertainty import OF_LAYOUT
 from axonn_tune.frameworks import software_on
 from axonn_tune.frameworks.axonn_tune import AXONN_TUNE
 from axonn_tune.frameworks.description import Framework
 from axonn_tune.grid import GroupShape
+from axonn_tune.job import Job, Layout
 from axonn_tune.program.size import PLAIN
 from axonn_tune.specs.launch import Launch, StepShape, configuration_name
 from axonn_tune.specs.machine import Machine
@@ -64,15 +65,14 @@ class Setup:
     model: Model
     machine: Machine
     workload: Workload
-    configuration: Configuration
+    configuration: Layout
     framework: Framework
     recomputes: tuple[Recompute, ...] = ()
 
-    def price(self, adjust: Adjust) -> Pricing:
+    def price(self, adjust: Adjust) -> Detail:
         """The step on the profile with trial numbers."""
-        return price_configuration(
-            self.model, adjust(self.machine), self.workload, self.configuration, framework=self.framework
-        )
+        job = Job(self.model, adjust(self.machine), self.workload, self.framework)
+        return price(job, self.configuration)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,11 +111,11 @@ def step_sample(case: Case, *, name: str = "", spread: float = 0.0) -> Sample:
     assert case.row.step_s is not None, case.row.id
     configurations = case.configurations if case.row.interleave_known else tuple(interleavings(case))
 
-    def priced(adjust: Adjust) -> Pricing:
+    def priced(adjust: Adjust) -> Detail:
         return best_pricing(replace(case, machine=adjust(case.machine)), configurations)
 
     def narrow(adjust: Adjust) -> Sample:
-        chosen, row = priced(adjust).configuration, replace(case.row, interleave_known=True)
+        chosen, row = priced(adjust).layout, replace(case.row, interleave_known=True)
         found = step_sample(replace(case, configurations=(chosen,), row=row), name=name, spread=spread)
         assert found.setup is not None, "of one configuration"
         open_ = tuple(dict.fromkeys(one.recompute for one in configurations))
@@ -173,7 +173,7 @@ def _run_sample(
     model: Model, workload: Workload, shape: StepShape, machine: Machine, times: Mapping[str, float], name: str
 ) -> Sample:
     """Step, computation and every collective that the program has."""
-    setup = Setup(model, machine, workload, Configuration.of(shape), AXONN_TUNE)
+    setup = Setup(model, machine, workload, Layout.of(shape), AXONN_TUNE)
 
     def named(adjust: Adjust) -> dict[str, float]:
         return named_times(setup.price(adjust))
@@ -206,7 +206,7 @@ def _term_name(term: RecordedTerm | Term) -> str:
     return f"{term.op} over {term.axis}, {term.phase}, {term.layer}, {term.count} × {round(term.bytes)} bytes"
 
 
-def named_times(pricing: Pricing) -> dict[str, float]:
+def named_times(pricing: Detail) -> dict[str, float]:
     """Times of a prediction by what they are of."""
     terms = {_term_name(term): term.seconds for term in pricing.terms}
     return {"step": pricing.iteration_s, "computation": pricing.compute_s, **terms}

@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from axonn_tune.cost.prediction import Configuration
 from axonn_tune.frameworks import find_framework, registry
 from axonn_tune.frameworks.axonn_tune import AXONN_TUNE
 from axonn_tune.frameworks.description import Framework
 from axonn_tune.grid import AXES, Grid, distinct_orders
+from axonn_tune.job import Layout
 from axonn_tune.learning.evidence import Setup
 from axonn_tune.program.constraints import broken_constraints
-from axonn_tune.ranking.choosing import Ranking, search
+from axonn_tune.ranking.choosing import search
+from axonn_tune.ranking.priced import Priced
 from axonn_tune.ranking.space import Problem
 from axonn_tune.specs.machine import Machine
 from axonn_tune.specs.workload import OVERLAPS, RECOMPUTES
@@ -141,7 +142,7 @@ def _orders(grid: Grid) -> list[tuple[str, ...]]:
 def most_bytes(stated: Setup) -> float:
     """Memory limit of alternatives, bytes: the limit, or the stated layout's memory if larger."""
     before = stated.price(_same)
-    return max(before.memory_limit_bytes, float(before.memory.total_bytes))
+    return max(before.memory_limit_bytes, before.memory_bytes)
 
 
 def possible(changed: Setup, *, within_bytes: float) -> bool:
@@ -151,14 +152,14 @@ def possible(changed: Setup, *, within_bytes: float) -> bool:
         one.grid, changed.model, changed.workload, changed.framework, micro_batch=one.micro_batch, chunks=one.chunks
     ):
         return False
-    return float(changed.price(_same).memory.total_bytes) <= within_bytes
+    return changed.price(_same).memory_bytes <= within_bytes
 
 
 def _same(machine: Machine) -> Machine:
     return machine
 
 
-def changes_of(setup: Setup, price: Callable[[Setup], float], *, ranking: Ranking | None = None) -> tuple[Change, ...]:
+def changes_of(setup: Setup, price: Callable[[Setup], float], *, ranking: Priced | None = None) -> tuple[Change, ...]:
     """Single changes of a layout, and the best layout that fits, by the steps of `price`, largest gain first.
 
     ranking: of a search, if there was one.
@@ -168,7 +169,7 @@ def changes_of(setup: Setup, price: Callable[[Setup], float], *, ranking: Rankin
     if (flagged := with_own_flags(setup)) != setup:
         tried.append(("the framework's default overlaps and sharding", flagged))
     if len(best := ranking or search(problem_of(setup), exact=1)):
-        fastest = best.candidate(0).configuration
+        fastest = best.layout(0)
         words = f"the best layout of a search: {layout_words(fastest, flagged.framework)}"
         tried.append((words, replace(flagged, configuration=fastest)))
     for words, changed in tried:
@@ -202,7 +203,7 @@ def problem_of(stated: Setup) -> Problem:
     )
 
 
-def layout_words(one: Configuration, framework: Framework) -> str:
+def layout_words(one: Layout, framework: Framework) -> str:
     """Such as `TP=2 DP=8, micro-batch 4, recompute full`, by the framework's names."""
     layout = framework.layout({**one.grid.by_axis, "chunks": one.chunks})
     words = [" ".join(f"{name}={size}" for name, size in layout.items() if size > 1) or "one GPU"]

@@ -14,11 +14,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from axonn_tune.cost.prediction import Configuration
 from axonn_tune.errors import CONTROL, DocumentError, Problem, UsageError
 from axonn_tune.frameworks import find_framework
 from axonn_tune.frameworks.keys import OFF, TABLES, defaults_of, find, names_of, records, switched_on, tables_of
 from axonn_tune.frameworks.megatron_core import CP_COMM_TYPES, RECOMPUTE_MODULES
+from axonn_tune.job import Layout
 from axonn_tune.learning.arguments import (
     COMPARED,
     NEEDED,
@@ -685,7 +685,7 @@ _OVERLAPS: Mapping[Overlap, tuple[str, ...]] = {
 """Overlaps, and the arguments that each requires."""
 
 
-def _kept(case: Case, one: Configuration, stated: Arguments) -> int | None:
+def _kept(case: Case, one: Layout, stated: Arguments) -> int | None:
     """Layers that are not resharded after forward: all of FSDP's, or as many as Megatron-AxoNN caches."""
     policy = stated.get("fsdp_reshard_after_forward", _NOTHING).value.lower()
     # torchtitan's own policy reshards nothing where there are pipeline stages.

@@ -4,29 +4,27 @@ from __future__ import annotations
 
 import heapq
 import time
-from bisect import bisect
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, fields, replace
-from functools import cached_property, lru_cache
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import fields, replace
+from functools import lru_cache
 from math import prod
 from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
-from axonn_tune.cost.columns import ColumnPricer, Floats, Integers, RouteTable, distinct, route_table
+from axonn_tune.cost.columns import ColumnPricer, Integers, RouteTable, distinct, route_table
 from axonn_tune.cost.compute import compute_rates
-from axonn_tune.cost.prediction import Configuration, Pricing, price_configuration
-from axonn_tune.cost.utilisation import exposed_s
 from axonn_tune.errors import UsageError
 from axonn_tune.frameworks import software_on, step_on
 from axonn_tune.frameworks.description import StepOptions
-from axonn_tune.grid import ALL_AXES, AXES, Grid
+from axonn_tune.grid import AXES
 from axonn_tune.program.constraints import MEMORY, MICRO_BATCH, PINNED
 from axonn_tune.program.dimensions import table_alignment
 from axonn_tune.program.operations import MATRIX_ALIGNMENT
 from axonn_tune.program.schedule import build_schedule
 from axonn_tune.program.step import ONLY, Stage, StepProgram, build_step
+from axonn_tune.ranking.priced import ALPHA_BETA, Columns, Priced, SearchCounts, order_of, ranking_metric
 from axonn_tune.ranking.space import (
     FIRST,
     LAST,
@@ -61,192 +59,7 @@ LISTED = 10
 """Default number of grids that are ranked by exact steps."""
 
 
-@dataclass(frozen=True)
-class SearchCounts:
-    """Numbers of grids before constraints, of candidates after them, and of priced candidates that fit.
-
-    `rejected` counts grids by constraint; a grid can violate several.
-    """
-
-    grids: int
-    candidates: int
-    feasible: int
-    rejected: dict[str, int]
-    seconds: float
-
-
-@dataclass(frozen=True)
-class Candidate:
-    """One priced candidate of a ranking, from the columns."""
-
-    configuration: Configuration
-    accumulation: int
-    communication_s: float
-    compute_s: float
-    iteration_s: float
-    memory_bytes: float
-    bubble_s: float = 0.0
-
-    @property
-    def exposed_communication_s(self) -> float:
-        """Exposed communication of the step, the bubble excluded, s."""
-        return float(exposed_s(self.iteration_s - self.bubble_s, self.compute_s))
-
-    @classmethod
-    def of(cls, pricing: Pricing) -> Candidate:
-        """A candidate from a single pricing."""
-        return cls(
-            configuration=pricing.configuration,
-            accumulation=pricing.accumulation,
-            communication_s=pricing.communication_s,
-            compute_s=pricing.compute_s,
-            iteration_s=pricing.iteration_s,
-            memory_bytes=float(pricing.memory.total_bytes),
-            bubble_s=pricing.bubble_s,
-        )
-
-
-@dataclass(frozen=True)
-class RejectedGrid:
-    """A rejected grid with reasons; needed_bytes: least memory of its candidates if memory is the reason."""
-
-    sizes: dict[str, int]
-    reasons: tuple[tuple[str, str], ...]
-    needed_bytes: float | None = None
-
-
-@dataclass(frozen=True)
-class Ranking:
-    """Result of a search. `rows` indexes the columns, best first, each grid once (or every candidate)."""
-
-    problem: Problem
-    searched: SearchCounts
-    grids: Grids
-    shapes: Shapes
-    placements: Placements
-    fittings: dict[Recompute, Fitting]
-    columns: Columns
-    rows: Integers
-    programs: dict[Recompute, StepProgram]
-
-    def __len__(self) -> int:
-        return len(self.rows)
-
-    def grid_of(self, position: int) -> int:
-        """Number of the grid at a place of the ranking."""
-        return int(self.shapes.grid[self.columns.shape[self.rows[position]]])
-
-    def candidate(self, position: int) -> Candidate:
-        """The candidate at a place of the ranking, from 0."""
-        row = int(self.rows[position])
-        columns = self.columns
-        shape, recompute = int(columns.shape[row]), RECOMPUTES[columns.recompute[row]]
-        problem = self.problem
-        sizes = dict(zip(self.grids.axes, self.grids.sizes[self.shapes.grid[shape]].tolist(), strict=True))
-        order = problem.orders[self.placements.order[columns.placement[row]]]
-        micro_batch = int(self.shapes.micro_batch[shape])
-        fitting, chunks = self.fittings[recompute], int(self.shapes.chunks[shape])
-        step_s, compute_s, bubble_s = columns.exact_s(row)
-        grid = Grid(**sizes, order=order)
-        return Candidate(
-            configuration=Configuration(grid, micro_batch, recompute, int(fitting.kept_layers[shape]), chunks),
-            accumulation=problem.workload.global_batch // (grid.batch_shares * micro_batch),
-            communication_s=float(columns.communication_s[row]),
-            compute_s=compute_s,
-            iteration_s=step_s,
-            memory_bytes=float(fitting.total_bytes[shape]),
-            bubble_s=bubble_s,
-        )
-
-    def price(self, position: int) -> Pricing:
-        """Every term of the candidate at a place of the ranking."""
-        return self._price(self.candidate(position).configuration)
-
-    def _price(self, configuration: Configuration) -> Pricing:
-        problem = self.problem
-        return price_configuration(
-            problem.model, problem.machine, problem.workload, configuration, framework=problem.framework
-        )
-
-    def fastest(self) -> Ranking:
-        """The same search with only the candidate of the shortest step, for any ranking criterion."""
-        steps_s = self.columns.iteration_s
-        rows = np.flatnonzero(steps_s == steps_s.min(initial=np.inf))
-        ordered = _order(self.columns, rows, self.shapes, self.placements, rank_by="iteration", fittings=self.fittings)
-        return replace(self, rows=ordered[:1])
-
-    def rejected(self) -> tuple[RejectedGrid, ...]:
-        """Every grid that is not ranked, with its reasons, in the order of the grids."""
-        ranked = set(self.shapes.grid[self.columns.shape].tolist())
-        shaped = set(self.shapes.grid.tolist())
-        return tuple(
-            self._rejection(number, dict(zip(self.grids.axes, row, strict=True)), shaped=shaped)
-            for number, row in enumerate(self.grids.sizes.tolist())
-            if number not in ranked
-        )
-
-    @cached_property
-    def _least_bytes(self) -> Floats:
-        """Least memory of each grid over its micro-batches and kinds of recompute."""
-        least = np.full(len(self.grids.sizes), np.inf)
-        for fitting in self.fittings.values():
-            np.minimum.at(least, self.shapes.grid, fitting.total_bytes)
-        return least
-
-    def _rejection(self, number: int, sizes: dict[str, int], *, shaped: set[int]) -> RejectedGrid:
-        reasons = self._reasons(number, sizes, shaped=shaped)
-        if reasons:
-            return RejectedGrid(sizes, reasons)
-        least = float(self._least_bytes[number])
-        limit_bytes = next(iter(self.fittings.values())).limit_bytes
-        reason = MEMORY, f"needs {least / 2**30:.1f} GiB of {limit_bytes / 2**30:.1f} GiB"
-        return RejectedGrid(sizes, (reason,), least)
-
-    def _reasons(self, number: int, sizes: dict[str, int], *, shaped: set[int]) -> tuple[tuple[str, str], ...]:
-        """All but memory."""
-        framework, pins = self.problem.framework, self.problem.limits.axes
-        broken = tuple(
-            (check.name, check.explain(dict.fromkeys(ALL_AXES, 1) | sizes, framework))
-            for check, is_broken in zip(self.grids.constraints, self.grids.broken[number], strict=True)
-            if is_broken
-        )
-        if broken:
-            return broken
-        other = [axis for axis, size in sizes.items() if pins.get(axis, size) != size]
-        if other:
-            asked = [f"{framework.called(axis)} = {pins[axis]}, not {sizes[axis]}" for axis in other]
-            return ((PINNED, f"asked for {', '.join(asked)}"),)
-        if number not in shaped:
-            return ((MICRO_BATCH, "no micro-batch that is allowed divides this grid's share of the batch"),)
-        return ()
-
-
-@dataclass(frozen=True)
-class Columns:
-    """Priced candidates of all kinds of recompute: indices and seconds, one row each.
-
-    bounded: steps that are bounds until they are refined. starts: groups with pipeline stages, each with its first row.
-    """
-
-    shape: Integers
-    placement: Integers
-    recompute: Integers
-    communication_s: Floats
-    compute_s: Floats
-    iteration_s: Floats
-    bubble_s: Floats
-    bounded: NDArray[np.bool_]
-    starts: tuple[tuple[int, Pipelines], ...] = ()
-
-    def exact_s(self, row: int) -> tuple[float, float, float]:
-        """Step of one candidate, with pipeline stages by the exact recurrence; its computation and bubble, s."""
-        if self.bounded[row]:
-            start, group = self.starts[bisect([start for start, _ in self.starts], row) - 1]
-            return group.exact_s(row - start)
-        return float(self.iteration_s[row]), float(self.compute_s[row]), float(self.bubble_s[row])
-
-
-def search(problem: Problem, *, variants: bool = False, exact: int = LISTED) -> Ranking:
+def search(problem: Problem, *, variants: bool = False, exact: int = LISTED) -> Priced:
     """Rank every grid of a GPU count; with `variants` every candidate of it. Nothing feasible: an empty ranking.
 
     exact: number of ranks in the order of exact steps; with pipeline stages, the rest is ranked by a bound. Displayed
@@ -291,7 +104,7 @@ def search(problem: Problem, *, variants: bool = False, exact: int = LISTED) -> 
         columns = _refined(columns, shapes, problem, count=exact, variants=variants)
     used = distinct(np.concatenate([shapes.grid[fitting.rows] for fitting in fittings.values()]))[0]
     rows = np.arange(len(columns.shape)) if variants else _best_of_each(columns, shapes, rank_by=problem.rank_by)
-    rows = _order(columns, rows, shapes, placements, rank_by=problem.rank_by, fittings=fittings)
+    rows = order_of(columns, rows, shapes, placements, rank_by=problem.rank_by, fittings=fittings)
     searched = SearchCounts(
         grids=len(grids.sizes),
         candidates=candidates,
@@ -300,7 +113,28 @@ def search(problem: Problem, *, variants: bool = False, exact: int = LISTED) -> 
         seconds=time.perf_counter() - started,
     )
     chosen = rows if variants else rows[np.sort(distinct(shapes.grid[columns.shape[rows]])[1])]
-    return Ranking(problem, searched, grids, shapes, placements, fittings, columns, chosen, programs)
+    return Priced(problem, searched, grids, shapes, placements, fittings, columns, chosen, programs)
+
+
+def run_search(problem: Problem, *, costs: Sequence[str] = (ALPHA_BETA,), variants: bool = False) -> Priced:
+    """Rank by the first cost model, and look each grid up in the rankings by the others.
+
+    UsageError if a cost model of the paper is combined with what it does not know, or the machine has no table for it.
+    """
+    first, *others = dict.fromkeys(costs)
+    found = _ranked(problem, cost=first, variants=variants)
+    return replace(found, others={cost: _ranked(problem, cost=cost, variants=False).ranks() for cost in others})
+
+
+def _ranked(problem: Problem, *, cost: str, variants: bool) -> Priced:
+    if cost == ALPHA_BETA:
+        return search(problem, variants=variants)
+    if variants:
+        raise UsageError(f"{cost} ranks grids, not candidates: leave out --variants")
+    # Imported here: the paper's model is not needed to rank by ours.
+    from axonn_tune.ranking.by_paper import rank_by_paper
+
+    return rank_by_paper(problem, backend=cost)
 
 
 def _program(problem: Problem, options: StepOptions, kind: Recompute, alignment: int = MATRIX_ALIGNMENT) -> StepProgram:
@@ -553,48 +387,12 @@ def _joined(parts: list[Columns]) -> Columns:
     return Columns(**joined, starts=tuple(starts))
 
 
-def _order(
-    columns: Columns,
-    rows: Integers,
-    shapes: Shapes,
-    placements: Placements,
-    *,
-    rank_by: RankBy,
-    fittings: dict[Recompute, Fitting],
-) -> Integers:
-    """Rows from best to worst. Ties: shorter step, less memory, then grid, order, micro-batch, recompute."""
-    shape, recompute = columns.shape[rows], columns.recompute[rows]
-    memory = np.empty(len(rows))
-    for kind, fitting in fittings.items():
-        mine = recompute == RECOMPUTES.index(kind)
-        memory[mine] = fitting.total_bytes[shape[mine]]
-    keys = (
-        recompute,
-        shapes.micro_batch[shape],
-        placements.order[columns.placement[rows]],
-        shapes.grid[shape],
-        memory,
-        columns.iteration_s[rows],
-        ranking_metric(columns, rank_by=rank_by)[rows],
-    )
-    return rows[np.lexsort(keys)]
-
-
 def _best_of_each(columns: Columns, shapes: Shapes, *, rank_by: RankBy) -> Integers:
     """Rows that reach their grid's lowest value: several where a grid has ties."""
     metric, grid = ranking_metric(columns, rank_by=rank_by), shapes.grid[columns.shape]
     lowest = np.full(int(grid.max(initial=-1)) + 1, np.inf)
     np.minimum.at(lowest, grid, metric)
     return np.flatnonzero(metric == lowest[grid])
-
-
-def ranking_metric(columns: Columns, *, rank_by: RankBy) -> Floats:
-    """The column a ranking sorts by, s."""
-    if rank_by == "communication":
-        return columns.communication_s
-    if rank_by == "iteration":
-        return columns.iteration_s
-    return np.asarray(exposed_s(columns.iteration_s - columns.bubble_s, columns.compute_s))
 
 
 def _count_candidates(shapes: Shapes, grids: Grids, problem: Problem) -> int:

@@ -11,16 +11,17 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from axonn_tune.cost.breakdown import separated, step_parts, waiting
-from axonn_tune.cost.prediction import Configuration, Pricing, price_configuration
-from axonn_tune.cost.uncertainty import Performance, performance
+from axonn_tune.cost.price import Detail, price
 from axonn_tune.errors import NothingFeasibleError
 from axonn_tune.frameworks import find_framework
 from axonn_tune.frameworks.axonn_tune import AXONN_TUNE
 from axonn_tune.frameworks.description import Framework
 from axonn_tune.grid import Grid
+from axonn_tune.job import Layout
 from axonn_tune.program.memory import memory_limit_bytes
-from axonn_tune.ranking.choosing import Ranking, search
+from axonn_tune.ranking.choosing import search
 from axonn_tune.ranking.nearest import nearest_change
+from axonn_tune.ranking.priced import Priced
 from axonn_tune.ranking.space import Limits, Problem
 from axonn_tune.specs.machine import Machine
 from axonn_tune.specs.model import Model
@@ -55,54 +56,29 @@ OF_THE_CLAIM = ("megatron-2022", "Megatron-LM (2022)", "megatron-2022", lambda g
 """The description nearest to the Megatron-LM of the paper's comparison, whose release it does not state."""
 
 
-@dataclass(frozen=True)
-class StepPrediction:
-    """One priced layout, with what follows from it.
+def sizes_of(priced: Detail) -> dict[str, int]:
+    """Sizes of the axes and chunks of a stage, by the framework's names of them."""
+    return priced.job.framework.layout({**priced.grid.by_axis, "chunks": priced.chunks})
 
-    own_software_s: the step with the framework's own software numbers. paper_share, paper_flops_per_s: by the paper's
-    count of FLOPs, None where that does not describe the model.
-    """
 
-    pricing: Pricing
-    workload: Workload
-    performance: Performance
-    own_software_s: float
-    paper_share: float | None
-    paper_flops_per_s: float | None
+def by_axis(priced: Detail) -> dict[str, tuple[float, float]]:
+    """Communication of a step by axis: all of it and the exposed part, s."""
+    found: dict[str, tuple[float, float]] = {}
+    for term in priced.terms:
+        seconds, exposed_s = found.get(term.axis, (0.0, 0.0))
+        found[term.axis] = (seconds + term.seconds, exposed_s + term.exposed_s)
+    return found
 
-    @property
-    def iteration_s(self) -> float:
-        """Step time, s."""
-        return self.pricing.iteration_s
 
-    @property
-    def sizes(self) -> dict[str, int]:
-        """Sizes of the axes and chunks of a stage, by the framework's names of them."""
-        configuration = self.pricing.configuration
-        return self.pricing.framework.layout({**configuration.grid.by_axis, "chunks": configuration.chunks})
-
-    @property
-    def layout(self) -> str:
-        """Those above 1."""
-        return " ".join(f"{name}={size}" for name, size in self.sizes.items() if size > 1) or "one GPU"
-
-    def by_axis(self) -> dict[str, tuple[float, float]]:
-        """Communication of a step by axis: all of it and the exposed part, s."""
-        found: dict[str, tuple[float, float]] = {}
-        for term in self.pricing.terms:
-            seconds, exposed_s = found.get(term.axis, (0.0, 0.0))
-            found[term.axis] = (seconds + term.seconds, exposed_s + term.exposed_s)
-        return found
-
-    def limits(self) -> tuple[tuple[str, float], ...]:
-        """Overhead beyond useful compute, as shares of the step, largest first."""
-        pricing, step_s = self.pricing, self.iteration_s
-        shares = [(waiting(axis, pricing), exposed_s / step_s) for axis, (_, exposed_s) in self.by_axis().items()]
-        shares.append(("pipeline bubble", pricing.bubble_s / step_s))
-        shares.append(("compute slowdown from overlap", pricing.contended_s / step_s))
-        shares.append(("recompute", step_parts(pricing, self.workload).get("recompute", ("", 0.0))[1] / step_s))
-        worth = [(what, share) for what, share in shares if share >= WORTH_NAMING]
-        return tuple(sorted(worth, key=lambda limit: -limit[1]))
+def limits(priced: Detail) -> tuple[tuple[str, float], ...]:
+    """Overhead beyond useful compute, as shares of the step, largest first."""
+    step_s = priced.iteration_s
+    shares = [(waiting(axis, priced), exposed_s / step_s) for axis, (_, exposed_s) in by_axis(priced).items()]
+    shares.append(("pipeline bubble", priced.bubble_s / step_s))
+    shares.append(("compute slowdown from overlap", priced.contended_s / step_s))
+    shares.append(("recompute", step_parts(priced).get("recompute", ("", 0.0))[1] / step_s))
+    worth = [(what, share) for what, share in shares if share >= WORTH_NAMING]
+    return tuple(sorted(worth, key=lambda limit: -limit[1]))
 
 
 @dataclass(frozen=True)
@@ -112,9 +88,9 @@ class Contender:
     key: str
     name: str
     framework: str
-    prediction: StepPrediction | None
+    prediction: Detail | None
     infeasible: str = ""
-    unlimited_memory: StepPrediction | None = None
+    unlimited_memory: Detail | None = None
 
 
 @dataclass(frozen=True)
@@ -174,8 +150,8 @@ class Comparison:
             return ()
         step_s = first.iteration_s
         found = separated(
-            step_parts(first.pricing, first.workload),
-            step_parts(other.pricing, other.workload),
+            step_parts(first),
+            step_parts(other),
             longer_s=other.iteration_s - step_s,
             worth_s=WORTH_SEPARATING * step_s,
             unseen_s=UNSEEN * step_s,
@@ -188,7 +164,7 @@ class Comparison:
         mine = self.own.prediction
         if mine is None:
             return ""
-        grid = mine.pricing.configuration.grid
+        grid = mine.grid
         if grid.x * grid.y * grid.pipeline > 1 or grid.world == 1:
             return ""
         return next(
@@ -206,7 +182,7 @@ def compare(problem: Problem) -> Comparison:
     if all(problem.framework.name != name for _, _, name, _ in strategies):
         own = problem.framework
         strategies.append((own.name, own.title, own.name, lambda grid: True))
-    rankings: dict[str, tuple[Ranking, Ranking]] = {}
+    rankings: dict[str, tuple[Priced, Priced]] = {}
     contenders = []
     for key, name, framework, wanted in strategies:
         if framework not in rankings:
@@ -231,11 +207,11 @@ def compare(problem: Problem) -> Comparison:
 
 
 def with_layout(
-    found: Comparison, configuration: Configuration, framework: Framework, *, workload: Workload, name: str
+    found: Comparison, layout: Layout, framework: Framework, *, workload: Workload, name: str
 ) -> Comparison:
     """A comparison with one layout more, key `yours`, on the kernels of all others; workload: with its overlaps."""
     asked = replace(_problem_of(found.problem, framework), workload=workload)
-    own = Contender("yours", f"yours ({name})", framework.name, _predicted(asked, configuration))
+    own = Contender("yours", f"yours ({name})", framework.name, price(asked, layout))
     return replace(found, contenders=tuple(sorted((*found.contenders, own), key=_step_s)))
 
 
@@ -267,61 +243,33 @@ def with_unlimited_memory(machine: Machine) -> Machine:
     return machine.model_copy(update={"accelerator": accelerator})
 
 
-def _first(ranking: Ranking, wanted: GridFilter) -> StepPrediction | None:
-    for position in range(len(ranking)):
-        configuration = ranking.candidate(position).configuration
-        if wanted(configuration.grid):
-            return _predicted(ranking.problem, configuration)
-    return None
+def _first(ranking: Priced, wanted: GridFilter) -> Detail | None:
+    layouts = map(ranking.layout, range(len(ranking)))
+    return next((price(ranking.problem, one) for one in layouts if wanted(one.grid)), None)
 
 
-def _why_not(ranking: Ranking, wanted: GridFilter) -> str:
+def _why_not(ranking: Priced, wanted: GridFilter) -> str:
     """What rejects the grids of a strategy: what the leanest needs, or the nearest change."""
-    refused = [grid for grid in ranking.rejected() if wanted(Grid(**grid.sizes, order=_order(grid.sizes)))]
+    refused = [grid for grid in ranking.rejected() if wanted(Grid(**grid.sizes, order=tuple(grid.sizes)))]
     nearest = min(refused, key=lambda grid: (len(grid.reasons), grid.needed_bytes or float("inf")), default=None)
     fewest = [why for _, why in nearest.reasons] if nearest else []
     return ", ".join(fewest) or nearest_change(ranking.problem)
 
 
-def _order(sizes: dict[str, int]) -> tuple[str, ...]:
-    return tuple(sizes)
+def own_software_s(priced: Detail) -> float:
+    """Step of a layout with the framework's own software numbers, s."""
+    shipped = find_framework(priced.job.framework.name)
+    framework = replace(priced.job.framework.with_step(kernels=shipped.step.kernels), software=shipped.software)
+    return price(replace(priced.job, framework=framework), priced).iteration_s
 
 
-def _predicted(problem: Problem, configuration: Configuration) -> StepPrediction:
-    model, machine, workload, gpus = problem.model, problem.machine, problem.workload, problem.gpus
-    pricing = price_configuration(model, machine, workload, configuration, framework=problem.framework)
-    shipped = find_framework(problem.framework.name)
-    framework = replace(problem.framework.with_step(kernels=shipped.step.kernels), software=shipped.software)
-    own = price_configuration(model, machine, workload, configuration, framework=framework)
-    peak = machine.accelerator.peak_flops_per_s(workload.precision) * gpus
-    counted = paper_step_flops(model, workload)
-    return StepPrediction(
-        pricing=pricing,
-        workload=workload,
-        performance=performance(
-            model,
-            machine,
-            workload,
-            configuration,
-            framework=problem.framework,
-            compute_s=pricing.compute_s + pricing.bubble_s,
-            iteration_s=pricing.iteration_s,
-            executed_flops=pricing.executed_flops,
-        ),
-        own_software_s=own.iteration_s,
-        paper_share=None if counted is None else counted / (pricing.iteration_s * peak),
-        paper_flops_per_s=None if counted is None else counted / pricing.iteration_s,
-    )
-
-
-def _overlap_gain(ranking: Ranking) -> OverlapGain:
+def _overlap_gain(ranking: Priced) -> OverlapGain:
     """Price the best configuration without overlaps, and with the workload's overlaps (or all)."""
-    problem, best = ranking.problem, ranking.candidate(0).configuration
+    problem, best = ranking.problem, ranking.layout(0)
 
     def step_s(overlaps: tuple[Overlap, ...]) -> float:
         workload = problem.workload.model_copy(update={"overlaps": overlaps})
-        machine, framework = problem.machine, problem.framework
-        return price_configuration(problem.model, machine, workload, best, framework=framework).iteration_s
+        return price(replace(problem, workload=workload), best).iteration_s
 
     return OverlapGain(off_s=step_s(()), on_s=step_s(problem.workload.overlaps or OVERLAPS))
 

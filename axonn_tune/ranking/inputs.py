@@ -235,7 +235,8 @@ def launch_inputs(path: str | Path, *, machine: MachineLike | None = None) -> tu
         chunks=launch.chunks,
     )
     piped = launch.grid.pipeline > 1
-    problem = Problem(launch.model, profile.document, launch.workload, launch.grid.world, limits, pipeline=piped)
+    gpus = launch.grid.world
+    problem = Problem(launch.model, profile.document, launch.workload, gpus=gpus, limits=limits, pipeline=piped)
     model = Loaded(launch.model, loaded.path, launch.provenance.model_sha256)
     return Inputs(problem, model, profile), profile.sha256 != launch.provenance.machine_sha256
 

@@ -60,8 +60,8 @@ def faster_batch(problem: Problem) -> str:
 
 def _shortest_step_s(problem: Problem) -> float:
     """Shortest step of all candidates, s; infinite if none is feasible."""
-    found = search(problem)
-    return found.fastest().candidate(0).iteration_s if len(found) else math.inf
+    fastest = search(problem).fastest()
+    return math.inf if fastest is None else fastest.iteration_s
 
 
 def _first_feasible(changes: Iterator[tuple[str, Problem]]) -> str:

@@ -18,7 +18,6 @@ from numpy.typing import NDArray
 from axonn_tune.cost.columns import Candidates, Floats, Integers, distinct
 from axonn_tune.errors import UsageError
 from axonn_tune.frameworks.axonn_tune import AXONN_TUNE
-from axonn_tune.frameworks.description import Framework
 from axonn_tune.grid import (
     ALL_AXES,
     AXES,
@@ -31,12 +30,12 @@ from axonn_tune.grid import (
     merged_shape,
     split_axes,
 )
+from axonn_tune.job import Job
 from axonn_tune.program.constraints import Constraint, constraints
 from axonn_tune.program.dimensions import dimensions, loss_chunks
 from axonn_tune.program.memory import Memory, memory_limit_bytes, price_memory
 from axonn_tune.program.size import COLUMNS, Value
 from axonn_tune.program.step import Stage, StepProgram
-from axonn_tune.specs.machine import Machine
 from axonn_tune.specs.model import Model
 from axonn_tune.specs.workload import RECOMPUTES, Recompute, Workload
 
@@ -62,22 +61,14 @@ class Limits:
         return RECOMPUTES if self.recompute is None else (self.recompute,)
 
 
-@dataclass(frozen=True)
-class Problem:
-    """Inputs of a search.
+@dataclass(frozen=True, kw_only=True)
+class Problem(Job):
+    """A job and what of its layouts is searched; pipeline: pipeline stages are part of the search."""
 
-    pipeline: pipeline stages are part of the search. tokens_total: tokens of the whole training run, for its cost.
-    """
-
-    model: Model
-    machine: Machine
-    workload: Workload
     gpus: int
     limits: Limits = field(default_factory=Limits)
     rank_by: RankBy = "communication"
-    framework: Framework = AXONN_TUNE
     pipeline: bool = False
-    tokens_total: int | None = None
 
     @cached_property
     def axes(self) -> tuple[str, ...]:
@@ -471,10 +462,11 @@ def _fit_stages(shapes: Shapes, program: StepProgram, limit_bytes: float) -> tup
 
 @dataclass(frozen=True)
 class Placements:
-    """Distinct rank orders of the grids in use: for each placement its grid, order and routes."""
+    """Distinct rank orders of the grids in use: for each placement its grid, number of its order, and routes."""
 
     grid: Integers
     order: Integers
+    orders: tuple[tuple[str, ...], ...]
     routes: dict[str, Integers]
     shapes: tuple[GroupShape, ...]
     of_grid: dict[int, Integers]
@@ -492,7 +484,7 @@ def list_placements(grids: Grids, used: Integers, problem: Problem, groups: tupl
     known: dict[GroupShape, int] = {}
     layout = _Levels(grids, grid, order, problem.orders)
     routes = {axes: layout.routes(axes, known) for axes in groups}
-    return Placements(grid, order, routes, tuple(known), of_grid)
+    return Placements(grid, order, problem.orders, routes, tuple(known), of_grid)
 
 
 def _orders_by_width(problem: Problem) -> Mapping[int, tuple[int, ...]]:

@@ -6,10 +6,10 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
+from axonn_tune.cost.price import PricedLayout
 from axonn_tune.errors import UsageError
-from axonn_tune.ranking.entries import Entry
+from axonn_tune.ranking.choosing import run_search
 from axonn_tune.ranking.inputs import Choices, Inputs, load_inputs
-from axonn_tune.ranking.results import run_search
 from axonn_tune.specs.catalog import ModelLike
 from axonn_tune.specs.document import LARGEST_SIZE
 
@@ -20,17 +20,17 @@ _MOST_VALUES = 10_000
 
 @dataclass(frozen=True)
 class Point:
-    """One point of a sweep: its inputs, its best entry (None: nothing is feasible, for `reason`).
+    """One point of a sweep: its inputs, its best layout (None: nothing is feasible, for `reason`).
 
     fastest: the candidate with the shortest step of all, if another criterion has a notably longer one first.
     efficiency: tokens/s of one GPU, relative to the first feasible point of the same model and batch.
     """
 
     inputs: Inputs
-    entry: Entry | None
+    entry: PricedLayout | None
     reason: str
-    efficiency: float | None
-    fastest: Entry | None = None
+    efficiency: float | None = None
+    fastest: PricedLayout | None = None
 
 
 def parse_numbers(text: str, *, option: str) -> tuple[int, ...]:
@@ -66,7 +66,7 @@ def _part(part: str, *, option: str) -> Iterator[int]:
 def sweep(
     choices: Choices, *, models: Sequence[ModelLike], gpus: Sequence[int], batches: Sequence[int | None], weak: bool
 ) -> tuple[Point, ...]:
-    """The best entry at every point: models, then batches, then GPU counts.
+    """The best layout at every point: models, then batches, then GPU counts.
 
     A batch of None is the model's. With `weak` a batch belongs to the first GPU count and grows with
     the others; UsageError if it would not stay whole.
@@ -78,7 +78,9 @@ def sweep(
             for count in gpus:
                 point = _point(_at(choices, model=model, batch=batch, gpus=count, base=gpus[0] if weak else None))
                 first = first or (point if point.entry else None)
-                points.append(replace(point, efficiency=_efficiency(point, first)))
+                base = first.entry if first else None
+                share = _per_gpu(point.entry) / _per_gpu(base) if point.entry and base else None
+                points.append(replace(point, efficiency=share))
     return tuple(points)
 
 
@@ -98,22 +100,15 @@ def _at(choices: Choices, *, model: ModelLike, batch: int | None, gpus: int, bas
 
 
 def _point(inputs: Inputs) -> Point:
-    results = run_search(inputs)
-    if len(results.ranked):
-        return Point(inputs, results.ranked.entry(0, terms=False), "", None, results.fastest_elsewhere())
+    found = run_search(inputs.problem)
+    if len(found):
+        return Point(inputs, found[0], "", fastest=found.fastest_elsewhere())
     # Imported here: most sweeps find something everywhere.
     from axonn_tune.ranking.nearest import nearest_change
 
-    return Point(inputs, None, nearest_change(inputs.problem), None)
+    return Point(inputs, None, nearest_change(inputs.problem))
 
 
-def _efficiency(point: Point, first: Point | None) -> float | None:
-    """Throughput of one GPU over that at the first point."""
-    own, reference = _tokens_per_gpu(point), _tokens_per_gpu(first)
-    return None if own is None or reference is None else own / reference
-
-
-def _tokens_per_gpu(point: Point | None) -> float | None:
-    if point is None or point.entry is None or point.entry.tokens_per_s is None:
-        return None
-    return point.entry.tokens_per_s / point.inputs.problem.gpus
+def _per_gpu(entry: PricedLayout) -> float:
+    """Throughput of one GPU, tokens/s."""
+    return entry.tokens_per_s / entry.grid.world

@@ -14,22 +14,21 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from axonn_tune.cost.breakdown import CONTENDED, kind_of
-from axonn_tune.cost.prediction import Configuration, Pricing, price_configuration
+from axonn_tune.cost.price import Detail, price
 from axonn_tune.cost.replay import Batch, Interval, Stretch
 from axonn_tune.errors import AxonnTuneError, UsageError
 from axonn_tune.frameworks.axonn_tune import AXONN_TUNE
 from axonn_tune.frameworks.description import Framework
 from axonn_tune.grid import ALL_AXES, Grid
+from axonn_tune.job import Layout
 from axonn_tune.launch.commands import emission
 from axonn_tune.launch.config import build_launch, launch_text
 from axonn_tune.program.operations import Collective
-from axonn_tune.ranking.entries import Entry
 from axonn_tune.ranking.inputs import Inputs, WorkloadChoices, make_workload
 from axonn_tune.ranking.space import Problem
 from axonn_tune.report import page
 from axonn_tune.report.explain import (
     WORK_COLUMNS,
-    PricedConfiguration,
     gap_to_peak,
     line_sentences,
     memory_items,
@@ -137,7 +136,7 @@ class ConfigurationDetail:
 
     config: Json
     inputs: Inputs
-    pricing: Pricing
+    priced: Detail
 
 
 def detailed(config: Json, inputs: Inputs) -> ConfigurationDetail | None:
@@ -147,13 +146,8 @@ def detailed(config: Json, inputs: Inputs) -> ConfigurationDetail | None:
     order = tuple(config["order"].split(","))
     grid = Grid(**{axis: config[axis] for axis in ALL_AXES if axis in config}, order=order)
     chunks = config.get("chunks") or 1
-    settled = Configuration(grid, config["micro_batch"], config["recompute"], config["kept_layers"], chunks)
-    problem = inputs.problem
-    return ConfigurationDetail(
-        config,
-        inputs,
-        price_configuration(problem.model, problem.machine, problem.workload, settled, framework=problem.framework),
-    )
+    settled = Layout(grid, config["micro_batch"], config["recompute"], config["kept_layers"], chunks)
+    return ConfigurationDetail(config, inputs, price(inputs.problem, settled))
 
 
 @dataclass(frozen=True)
@@ -199,20 +193,20 @@ def detail_blocks(
 
     source: what launch configs and scripts say they were written by, where that command is not known.
     """
-    config, pricing = found.config, found.pricing
-    listed = config.get("terms") or [term_json(term) for term in pricing.terms]
+    config, priced = found.config, found.priced
+    listed = config.get("terms") or [term_json(term) for term in priced.terms]
     rows = [term_row(term, layouts.framework) for term in listed]
     terms = page.table("", "", [COLLECTIVE[key] for key in _TERMS], rows)
-    computed = [page.text(line_sentences(found.inputs.problem, pricing), title="How calls are priced")]
+    computed = [page.text(line_sentences(priced), title="How calls are priced")]
     blocks = [
-        page.cards(config_cards(config, limit_bytes=pricing.memory_limit_bytes)),
+        page.cards(config_cards(config, limit_bytes=priced.memory_limit_bytes)),
         *_changed(found),
         gap_figure(found),
         *_in_words(found),
-        *timeline_figures(pricing),
-        memory_figure(pricing),
+        *timeline_figures(priced),
+        memory_figure(priced),
         page.fold(f"Every collective ({len(rows)}), with fixed time, algbw and busbw", [terms, *computed]),
-        page.fold("Computation", [page.table("", "", WORK_COLUMNS, work_rows(pricing, found.inputs.problem)[:-1])]),
+        page.fold("Computation", [page.table("", "", WORK_COLUMNS, work_rows(priced)[:-1])]),
     ]
     if explain:
         blocks.append(page.command(shlex.join([*explain, *layouts.pins(config)]), title="The same in the terminal"))
@@ -230,21 +224,18 @@ def launch_blocks(found: ConfigurationDetail, *, command: str) -> Iterator[Json]
 
     command: what the text says it was written by. Nothing for what can only be priced.
     """
-    problem, pricing = found.inputs.problem, found.pricing
-    model, machine, workload = found.inputs.model, found.inputs.machine, problem.workload
+    problem, priced = found.inputs.problem, found.priced
+    model, machine = found.inputs.model, found.inputs.machine
     try:
         if problem.framework.software:
             files = emission(
-                pricing,
+                priced,
                 "run.sh",
-                model=model.document,
-                machine=machine.document,
-                workload=workload,
                 call=command,
             )
             texts = {files.script: files.text, **files.files}
         else:
-            launch = build_launch(pricing, model=model, machine=machine, workload=workload, command=command)
+            launch = build_launch(priced, model=model, machine=machine, command=command)
             texts = {Path("launch.yaml"): launch_text(launch)}
     except UsageError:
         return
@@ -254,15 +245,15 @@ def launch_blocks(found: ConfigurationDetail, *, command: str) -> Iterator[Json]
 
 
 def explanation_section(
-    document: Json, *, identity: str, source: str, subject: PricedConfiguration | None = None
+    document: Json, *, identity: str, source: str, subject: tuple[Inputs, Detail] | None = None
 ) -> Json:
-    """The section of an explanation; `subject`: what it explains, else that is priced again.
+    """The section of an explanation; `subject`: the inputs and layout that it explains, else that is priced again.
 
     ValueError for a document of a configuration without a step time, errors as of `inputs_of`.
     """
     config = document["config"]
-    inputs = subject.inputs if subject else inputs_of({**document, "configs": [config]}, source=source)
-    found = ConfigurationDetail(config, inputs, subject.pricing) if subject else detailed(config, inputs)
+    inputs = subject[0] if subject else inputs_of({**document, "configs": [config]}, source=source)
+    found = ConfigurationDetail(config, *subject) if subject else detailed(config, inputs)
     if found is None:
         raise ValueError("no step time")
     layouts = LayoutWords.of(document, [config])
@@ -290,10 +281,8 @@ def _in_words(found: ConfigurationDetail) -> list[Json]:
     config = found.config
     if config["low_s"] is None or config["mfu"] is None:
         return []
-    told = {key: config[key] for key in ("iteration_s", "low_s", "high_s", "tokens_per_s", "mfu", "hfu")}
-    entry = Entry(sizes=(), axes=(), **told)
-    story = paragraphs(PricedConfiguration(found.inputs, entry, found.pricing))
-    return [page.fold("The step in words", [page.text([" ".join(part) for part in story])])]
+    story = [" ".join(part) for part in paragraphs(found.priced, log=False)]
+    return [page.fold("The step in words", [page.text(story)])]
 
 
 def outcome(config: Json) -> str:
@@ -332,7 +321,7 @@ def config_cards(config: Json, *, limit_bytes: float) -> list[Json]:
 
 def _changed(found: ConfigurationDetail) -> list[Json]:
     """A warning if this version predicts another time than the document holds."""
-    then_s, now_s = found.config["iteration_s"], found.pricing.iteration_s
+    then_s, now_s = found.config["iteration_s"], found.priced.iteration_s
     if abs(now_s / then_s - 1.0) < _SAME:
         return []
     warning = (
@@ -344,8 +333,8 @@ def _changed(found: ConfigurationDetail) -> list[Json]:
 
 def gap_figure(found: ConfigurationDetail) -> Json:
     """What the step is spent on: useful FLOPs at the peak, then what stands between that and the step."""
-    step_s = found.pricing.iteration_s
-    spent = gap_to_peak(found.pricing, found.inputs.problem)
+    step_s = found.priced.iteration_s
+    spent = gap_to_peak(found.priced)
     scale, unit = time_unit(step_s)
     parts = [(what, spent_s / scale, f"{show_seconds(spent_s)}, {spent_s / step_s:.1%}") for what, spent_s in spent]
     xaxis = {"title": {"text": unit}, "range": [0, 1.4 * max(value for _, value, _ in parts)]}
@@ -353,10 +342,10 @@ def gap_figure(found: ConfigurationDetail) -> Json:
     return _part_bars("Gap to peak", parts, xaxis=xaxis, note=note)
 
 
-def memory_figure(pricing: Pricing) -> Json:
+def memory_figure(priced: Detail) -> Json:
     """Peak memory of one rank, largest item first, and what it may use."""
-    *items, (_, total) = memory_items(pricing)
-    limit = pricing.memory_limit_bytes
+    *items, (_, total) = memory_items(priced)
+    limit = priced.memory_limit_bytes
     parts = [(name, size / GIB, show_bytes(size)) for name, size in (("all", total), *items)]
     xaxis = {"title": {"text": "GiB"}, "range": [0, 1.18 * max(limit, total) / GIB]}
     line = {**page.upright(limit / GIB, {"color": page.LIMIT, "width": 2, "dash": "dash"}), "layer": "below"}
@@ -387,20 +376,20 @@ _TERMS = (
 )
 
 
-def timeline_figures(pricing: Pricing) -> list[Json]:
+def timeline_figures(priced: Detail) -> list[Json]:
     """One layer forward, one backward, and the step."""
-    step = step_bars(pricing, finest_s=pricing.iteration_s / _STEP_PARTS)
-    micro_batches = pricing.accumulation
+    step = step_bars(priced, finest_s=priced.iteration_s / _STEP_PARTS)
+    micro_batches = priced.accumulation
     batches = f"All {micro_batches:,} micro-batches of the step" if micro_batches > 1 else "The step's only micro-batch"
     of_forward = "A block in the middle of the model, with its waits and the collectives that earlier blocks launched."
     of_step = (
         f"{batches}, then the optimizer. What is too short to see is joined with its neighbors; the paler a bar, the"
         " less of it the stream is busy."
     )
-    of_backward, names = "The same block in the backward pass, recompute included.", pricing.framework
+    of_backward, names = "The same block in the backward pass, recompute included.", priced.job.framework
     return [
-        _lane_figure("One layer, forward", layer_bars(pricing, "forward"), note=of_forward, names=names),
-        _lane_figure("One layer, backward", layer_bars(pricing, "backward"), note=of_backward, names=names),
+        _lane_figure("One layer, forward", layer_bars(priced, "forward"), note=of_forward, names=names),
+        _lane_figure("One layer, backward", layer_bars(priced, "backward"), note=of_backward, names=names),
         _lane_figure("The whole step", step, note=of_step, names=names, faint=True),
     ]
 
@@ -539,12 +528,12 @@ def phase_bar(stretch: Stretch) -> Bar:
     return Bar(COMPUTE_LANE, phase, phase, stretch.start_s, stretch.end_s, busy_s)
 
 
-def layer_bars(pricing: Pricing, phase: str) -> list[Bar]:
+def layer_bars(priced: Detail, phase: str) -> list[Bar]:
     """One block, forward or backward, from time 0: the kind there is most of, of the last micro-batch.
 
     With what earlier ones have sent, if there are earlier ones.
     """
-    stretches = pricing.batches[-1].stretches
+    stretches = priced.batches[-1].stretches
     blocks = [one for one in stretches if one.names[0].startswith("block ") and one.names[0].endswith(phase)]
     chosen = max(blocks, key=lambda one: len(one.names))
     lasts_s = chosen.end_s - chosen.start_s
@@ -556,11 +545,11 @@ def layer_bars(pricing: Pricing, phase: str) -> list[Bar]:
     return [one for one in bars if one.end_s > one.start_s]
 
 
-def step_bars(pricing: Pricing, *, finest_s: float) -> list[Bar]:
+def step_bars(priced: Detail, *, finest_s: float) -> list[Bar]:
     """The whole step; what is shorter than `finest_s`, or less than that apart, is drawn as one."""
     found: list[Bar] = []
     start_s = 0.0
-    for batch in pricing.batches:
+    for batch in priced.batches:
         one_batch = merged(_batch_bars(batch), finest_s=finest_s)
         if batch.every_s < finest_s:
             # All of a lane is joined, however many there are.
@@ -570,9 +559,9 @@ def step_bars(pricing: Pricing, *, finest_s: float) -> list[Bar]:
         else:
             found += [one.moved(start_s + time * batch.every_s) for time in range(batch.times) for one in one_batch]
         start_s += batch.times * batch.every_s
-    if pricing.contended_s:
-        end_s = pricing.iteration_s
-        found.append(Bar(COMPUTE_LANE, CONTENDED, CONTENDED, end_s - pricing.contended_s, end_s, pricing.contended_s))
+    if priced.contended_s:
+        end_s = priced.iteration_s
+        found.append(Bar(COMPUTE_LANE, CONTENDED, CONTENDED, end_s - priced.contended_s, end_s, priced.contended_s))
     return merged(found, finest_s=finest_s)
 
 

@@ -32,14 +32,13 @@ from axonn_tune.cost.collectives import (
     route,
     sending,
 )
-from axonn_tune.cost.prediction import Pricing, Term
+from axonn_tune.cost.price import Detail, PricedLayout, Term
 from axonn_tune.frameworks.axonn_tune import AXONN_TUNE
 from axonn_tune.frameworks.description import Framework
 from axonn_tune.grid import ALL_AXES, Grid
 from axonn_tune.program.dimensions import model_flops
 from axonn_tune.program.operations import Phase, priced_kind
 from axonn_tune.program.size import Size
-from axonn_tune.ranking.entries import Entry
 from axonn_tune.ranking.inputs import Inputs
 from axonn_tune.ranking.space import Problem
 from axonn_tune.report.output import (
@@ -116,15 +115,6 @@ _ALGORITHMS = {
 
 
 @dataclass(frozen=True)
-class PricedConfiguration:
-    """A configuration to explain: its inputs, its entry in the ranking, and its prediction."""
-
-    inputs: Inputs
-    entry: Entry
-    pricing: Pricing
-
-
-@dataclass(frozen=True)
 class ExplainSection:
     """A part of the explanation: paragraphs, then sentences, a table, notes and commands; each may be empty."""
 
@@ -137,16 +127,16 @@ class ExplainSection:
     commands: Sequence[str] = ()
 
 
-def sections(subject: PricedConfiguration, *, terms: bool = False) -> list[ExplainSection]:
+def sections(priced: Detail, *, terms: bool = False) -> list[ExplainSection]:
     """The whole explanation; terms: with every collective of every layer instead of one row for each kind and axis."""
-    lines = line_sentences(subject.inputs.problem, subject.pricing)
-    listed = [_sent(subject), _costs(subject), ExplainSection("How calls are priced", sentences=lines)]
+    lines = line_sentences(priced)
+    listed = [_sent(priced), _costs(priced), ExplainSection("How calls are priced", sentences=lines)]
     return [
-        _gap(subject),
-        ExplainSection("The step in words", paragraphs=paragraphs(subject, gap=False)),
-        *(listed if terms else [_collectives(subject)]),
-        _computation(subject),
-        _memory(subject),
+        _gap(priced),
+        ExplainSection("The step in words", paragraphs=paragraphs(priced, gap=False)),
+        *(listed if terms else [_collectives(priced)]),
+        _computation(priced),
+        _memory(priced),
     ]
 
 
@@ -189,43 +179,43 @@ _GAP = (
 )
 
 
-def gap_to_peak(pricing: Pricing, problem: Problem) -> list[tuple[str, float]]:
+def gap_to_peak(priced: Detail) -> list[tuple[str, float]]:
     """Gap to peak, s: the time of useful FLOPs at peak, then each overhead up to the step, largest first.
 
     It sums to the step, of which the first is MFU. The rest is of the pipeline stage that computes longest.
     """
-    work = work_by_kind(pricing, problem.workload)
-    peak = problem.machine.accelerator.peak_flops_per_s(problem.workload.precision)
+    work, job = work_by_kind(priced), priced.job
+    peak = job.machine.accelerator.peak_flops_per_s(job.workload.precision)
     useful = [each for each in work if each.phase != "recompute"]
     matmuls = [each for each in useful if each.kind in _MATMULS]
     # Fused attention recomputes scores in its backward pass, which MFU does not count: twice the forward's FLOPs are.
     scores = sum(each.flops for each in matmuls if (each.kind, each.phase) == (ATTENTION, "forward"))
     counted_flops = sum(each.flops for each in matmuls if each.kind != ATTENTION) + _FORWARD_AND_BACKWARD * scores
     at_peak_s = counted_flops / peak
-    mean_s = model_flops(problem.model, problem.workload) / (problem.gpus * peak)
-    y = pricing.configuration.grid.y
+    mean_s = model_flops(job.model, job.workload) / (priced.grid.world * peak)
+    y = priced.grid.y
     replicated_s = _FORWARD_AND_BACKWARD * scores * (1.0 - 1.0 / y) / peak
     beyond_s = at_peak_s - mean_s - replicated_s
-    beyond = "uneven pipeline stages" if pricing.computing else "padded or replicated weights"
+    beyond = "uneven pipeline stages" if priced.computing else "padded or replicated weights"
     costs = [
-        (replicated_s, f"attention replicated over {pricing.framework.called('y')}"),
+        (replicated_s, f"attention replicated over {priced.job.framework.called('y')}"),
         (beyond_s if abs(beyond_s) > _ROUNDING * mean_s else 0.0, beyond),
-        (pricing.exposed_communication_s, "exposed communication"),
-        (pricing.bubble_s, "pipeline bubble"),
+        (priced.exposed_communication_s, "exposed communication"),
+        (priced.bubble_s, "pipeline bubble"),
         (sum(each.seconds for each in work if each.phase == "recompute"), "activation recomputation"),
         (sum(each.seconds for each in matmuls) - at_peak_s, "GEMMs and attention below peak"),
-        (pricing.contended_s, CONTENDED),
+        (priced.contended_s, CONTENDED),
         (sum(each.seconds for each in useful if each.kind in _KERNELS), "other kernels"),
     ]
     ordered = sorted(((cost_s, what) for cost_s, what in costs if cost_s), reverse=True)
     return [("useful FLOPs at peak (MFU)", mean_s), *((what, cost_s) for cost_s, what in ordered)]
 
 
-def _gap(subject: PricedConfiguration) -> ExplainSection:
-    step_s = subject.pricing.iteration_s
+def _gap(priced: Detail) -> ExplainSection:
+    step_s = priced.iteration_s
     rows = [
         {"what": what, "seconds": spent_s, "share": spent_s / step_s, "bar": "█" * round(_BAR * spent_s / step_s)}
-        for what, spent_s in gap_to_peak(subject.pricing, subject.inputs.problem)
+        for what, spent_s in gap_to_peak(priced)
     ]
     return ExplainSection("Gap to peak", columns=_GAP, rows=rows)
 
@@ -236,15 +226,14 @@ _EXPOSED = (
 _BY_KIND = ("call", "group", "count", "bytes", "tier", "seconds", "exposed_s", "overlapped_with")
 
 
-def _collectives(subject: PricedConfiguration) -> ExplainSection:
+def _collectives(priced: Detail) -> ExplainSection:
     """Collectives by kind and axis."""
-    pricing = subject.pricing
     kinds: dict[str, list[Json]] = {}
-    for row in _term_rows(subject):
+    for row in _term_rows(priced):
         kinds.setdefault(row["call"], []).append(row)
     columns = [_in_ms(COLLECTIVE[key]) for key in _BY_KIND]
     columns[_BY_KIND.index("bytes")] = replace(COLLECTIVE["bytes"], title="all\nbuffers")
-    total = {"seconds": pricing.communication_s, "exposed_s": pricing.exposed_communication_s}
+    total = {"seconds": priced.communication_s, "exposed_s": priced.exposed_communication_s}
     rows = [*map(_kind_row, kinds.values()), {**dict.fromkeys(_BY_KIND, ""), "call": "all", **total}]
     note = f"{_EXPOSED} --terms lists those of each layer, with fixed time, algbw and how they are priced."
     return ExplainSection("Collectives per rank and step", columns=columns, rows=rows, notes=[note])
@@ -275,29 +264,28 @@ _COSTS = (
 )
 
 
-def _sent(subject: PricedConfiguration) -> ExplainSection:
+def _sent(priced: Detail) -> ExplainSection:
     """Every collective, its size, and the meaning and value of every letter in the formulas."""
-    pricing = subject.pricing
     columns = [COLLECTIVE[key] for key in _SENT]
     columns[_SENT.index("bytes")] = replace(COLLECTIVE["bytes"], title="one\ncall")
-    used = {name for term in pricing.terms for name, _ in term.collective.size_bytes.powers}
-    letters = [f"{name} = {pricing.values[name]:,.0f} ({what})" for name, what in _MEANINGS.items() if name in used]
+    used = {name for term in priced.terms for name, _ in term.collective.size_bytes.powers}
+    letters = [f"{name} = {priced.values[name]:,.0f} ({what})" for name, what in _MEANINGS.items() if name in used]
     note = f"Letters: {', '.join(letters)}."
-    return ExplainSection("Collectives per rank and step", columns=columns, rows=_term_rows(subject), notes=[note])
+    return ExplainSection("Collectives per rank and step", columns=columns, rows=_term_rows(priced), notes=[note])
 
 
-def _term_rows(subject: PricedConfiguration) -> list[Json]:
+def _term_rows(priced: Detail) -> list[Json]:
     """Every collective, numbered, with what it is overlapped with."""
-    workload = subject.inputs.problem.workload
+    workload = priced.job.workload
     return [
         {
-            **term_row(term_json(term), subject.pricing.framework),
-            "formula": _named(term.collective.size_bytes, subject.pricing.framework),
+            **term_row(term_json(term), priced.job.framework),
+            "formula": _named(term.collective.size_bytes, priced.job.framework),
             "number": number,
-            "call": f"{term.op} {subject.pricing.framework.called(term.axis)}",
+            "call": f"{term.op} {priced.job.framework.called(term.axis)}",
             "overlapped_with": _behind(term, hidden_behind(term, workload)),
         }
-        for number, term in enumerate(subject.pricing.terms, start=1)
+        for number, term in enumerate(priced.terms, start=1)
     ]
 
 
@@ -327,14 +315,13 @@ _MEANINGS = {
 }
 
 
-def _costs(subject: PricedConfiguration) -> ExplainSection:
-    pricing = subject.pricing
+def _costs(priced: Detail) -> ExplainSection:
     blank: Json = dict.fromkeys(_COSTS, "")
-    total_s = {"seconds": pricing.communication_s, "exposed_s": pricing.exposed_communication_s}
+    total_s = {"seconds": priced.communication_s, "exposed_s": priced.exposed_communication_s}
     return ExplainSection(
         "Collective costs",
         columns=[_in_ms(COLLECTIVE[key]) for key in _COSTS],
-        rows=[*_term_rows(subject), {**blank, "call": "all", **total_s}],
+        rows=[*_term_rows(priced), {**blank, "call": "all", **total_s}],
         notes=[f"{_ONE_CALL} {_EXPOSED}"],
     )
 
@@ -377,22 +364,23 @@ WORK_COLUMNS = (
 )
 
 
-def work_rows(pricing: Pricing, problem: Problem) -> list[Json]:
+def work_rows(priced: Detail) -> list[Json]:
     """Computation by kind and phase, in the order of the step; last all of it."""
-    peak = problem.machine.accelerator.peak_flops_per_s(problem.workload.precision)
-    work = sorted(work_by_kind(pricing, problem.workload), key=lambda each: _PHASES.index(each.phase))
+    job = priced.job
+    peak = job.machine.accelerator.peak_flops_per_s(job.workload.precision)
+    work = sorted(work_by_kind(priced), key=lambda each: _PHASES.index(each.phase))
     rows = []
-    for each in (*work, Work("all", "", pricing.compute_s, pricing.executed_flops)):
+    for each in (*work, Work("all", "", priced.compute_s, priced.executed_flops)):
         rate = each.flops / each.seconds if each.flops else None
-        shares = {"share": each.seconds / pricing.compute_s, "of_peak": rate and rate / peak}
+        shares = {"share": each.seconds / priced.compute_s, "of_peak": rate and rate / peak}
         rows.append({**fields_of(each, ("kind", "phase", "seconds")), "rate": rate, **shares})
     return rows
 
 
-def _computation(subject: PricedConfiguration) -> ExplainSection:
-    rows = work_rows(subject.pricing, subject.inputs.problem)
+def _computation(priced: Detail) -> ExplainSection:
+    rows = work_rows(priced)
     note = "TFLOP/s of attention count the masked half of the scores, as MFU does here; causal kernels skip it."
-    of = ", of the stage that computes longest" if subject.pricing.computing else ""
+    of = ", of the stage that computes longest" if priced.computing else ""
     return ExplainSection(f"Computation per rank and step{of}", columns=WORK_COLUMNS, rows=rows, notes=[note])
 
 
@@ -403,10 +391,10 @@ _MEMORY = (
 )
 
 
-def _memory(subject: PricedConfiguration) -> ExplainSection:
+def _memory(priced: Detail) -> ExplainSection:
     """Memory at the peak of a step, largest item first."""
-    limit_bytes, accelerator = subject.pricing.memory_limit_bytes, subject.inputs.problem.machine.accelerator
-    shown = [*memory_items(subject.pricing), ("usable", limit_bytes)]
+    limit_bytes, accelerator = priced.memory_limit_bytes, priced.job.machine.accelerator
+    shown = [*memory_items(priced), ("usable", limit_bytes)]
     rows = [{"name": name, "bytes": size, "share": size / limit_bytes} for name, size in shown]
     note = (
         f"Usable: {accelerator.memory_gib:g} GiB less {accelerator.reserved_memory_gib:g} GiB reserved for "
@@ -415,94 +403,90 @@ def _memory(subject: PricedConfiguration) -> ExplainSection:
     return ExplainSection("Peak memory per GPU", columns=_MEMORY, rows=rows, notes=[note])
 
 
-def memory_items(pricing: Pricing) -> list[tuple[str, float]]:
+def memory_items(priced: Detail) -> list[tuple[str, float]]:
     """Peak memory of one GPU, bytes: items, the largest first; then the sum."""
-    items = sorted(((float(size), name) for name, size in pricing.memory.items if size), reverse=True)
-    return [*((name, size) for size, name in items), ("all", float(pricing.memory.total_bytes))]
+    items = sorted(((float(size), name) for name, size in priced.memory.items if size), reverse=True)
+    return [*((name, size) for size, name in items), ("all", float(priced.memory.total_bytes))]
 
 
-def explain_title(subject: PricedConfiguration) -> str:
+def explain_title(problem: Problem, priced: PricedLayout) -> str:
     """Title line of the explanation."""
-    problem, entry = subject.inputs.problem, subject.entry
-    step = "" if entry.iteration_s is None else f", {show_seconds(entry.iteration_s)} a step"
+    step = f", {show_seconds(priced.iteration_s)} a step"
     machine = f"{problem.machine.name} ({problem.machine.accelerator.name})"
     where = f"{problem.model.name} on {problem.gpus:,} × {machine}"
-    framework, sizes = problem.framework, {axis: entry.size(axis) for axis in problem.axes}
+    framework, sizes = problem.framework, {axis: priced.grid.axis_size(axis) for axis in problem.axes}
     if framework.names:
-        layout = layout_words(framework.layout({**sizes, "chunks": entry.chunks}))
+        layout = layout_words(framework.layout({**sizes, "chunks": priced.chunks}))
         return f"{where} with {framework.title}: {layout}{step}"
     software = "" if framework.name == AXONN_TUNE.name else f" with {framework.title}"
     shown = {axis: str(size) for axis, size in framework.layout(sizes).items()}
     return f"{where}{software}: grid {' × '.join(shown)} = {' × '.join(shown.values())}{step}"
 
 
-def explain_document(subject: PricedConfiguration) -> Json:
+def explain_document(inputs: Inputs, priced: Detail) -> Json:
     """Everything the tables show, with every digit."""
-    inputs, entry, pricing = subject.inputs, subject.entry, subject.pricing
     workload = inputs.problem.workload
     terms = [
-        {**term_json(listed), "hidden_s": hidden_s(term), "hidden_behind": hidden_behind(term, workload) or None}
-        for listed, term in zip(entry.terms, pricing.terms, strict=True)
+        {**term_json(term), "hidden_s": hidden_s(term), "hidden_behind": hidden_behind(term, workload) or None}
+        for term in priced.terms
     ]
-    work = work_by_kind(pricing, workload)
+    work = work_by_kind(priced)
     return {
         **document_head(SCHEMA, inputs),
         "cost": "alpha-beta",
-        "words": step_words(subject),
-        "config": {**entry_fields(entry, inputs.problem), "terms": terms},
-        "symbols": pricing.values,
-        "lines": line_sentences(inputs.problem, pricing),
-        "gap_to_peak": [{"what": what, "seconds": spent_s} for what, spent_s in gap_to_peak(pricing, inputs.problem)],
+        "words": step_words(priced),
+        "config": {**entry_fields(priced), "terms": terms},
+        "symbols": priced.values,
+        "lines": line_sentences(priced),
+        "gap_to_peak": [{"what": what, "seconds": spent_s} for what, spent_s in gap_to_peak(priced)],
         "computation": [fields_of(each, ("kind", "phase", "seconds", "flops")) for each in work],
         "memory": {
-            "items": {name: float(size) for name, size in pricing.memory.items},
-            "total_bytes": float(pricing.memory.total_bytes),
-            "limit_bytes": pricing.memory_limit_bytes,
+            "items": {name: float(size) for name, size in priced.memory.items},
+            "total_bytes": float(priced.memory.total_bytes),
+            "limit_bytes": priced.memory_limit_bytes,
         },
     }
 
 
-def step_words(subject: PricedConfiguration) -> list[str]:
+def step_words(priced: Detail) -> list[str]:
     """The step as a list of sentences."""
-    return [sentence for part in paragraphs(subject) for sentence in part]
+    return [sentence for part in paragraphs(priced) for sentence in part]
 
 
-def paragraphs(subject: PricedConfiguration, *, gap: bool = True) -> list[list[str]]:
-    """The same in paragraphs: work, layout, memory, time, and gap to peak."""
-    grid = subject.pricing.configuration.grid
+def paragraphs(priced: Detail, *, gap: bool = True, log: bool = True) -> list[list[str]]:
+    """The same in paragraphs: work, layout, memory, time, and gap to peak; log: what the framework's own will print."""
+    grid = priced.grid
     found = [
-        list(_work(subject)),
-        [*_axes(subject.pricing), *_placement(grid, subject.inputs.problem.machine, subject.pricing.framework)],
-        list(_saved(subject.pricing)),
-        list(_time(subject)),
-        list(_use(subject)),
-        list(_limits(subject)) if gap else [],
+        list(_work(priced)),
+        [*_axes(priced), *_placement(grid, priced.job.machine, priced.job.framework)],
+        list(_saved(priced)),
+        list(_time(priced)),
+        list(_use(priced, log=log)),
+        list(_limits(priced)) if gap else [],
     ]
     return [part for part in found if part]
 
 
-def _work(subject: PricedConfiguration) -> Iterator[str]:
-    problem, configuration = subject.inputs.problem, subject.pricing.configuration
-    workload = problem.workload
-    grid, framework = configuration.grid, subject.pricing.framework
+def _work(priced: Detail) -> Iterator[str]:
+    workload, grid, framework = priced.job.workload, priced.grid, priced.job.framework
     shares = grid.data * grid.z
     axes = [axis for axis in ("data", "z") if axis in framework.axes]
     names = " × ".join(map(framework.called, axes))
     product = f"{' × '.join(str(grid.axis_size(axis)) for axis in axes)} = " if len(axes) > 1 else ""
     yield (
-        f"One step of {problem.model.name} trains {workload.global_batch:,} sequences of "
+        f"One step of {priced.job.model.name} trains {workload.global_batch:,} sequences of "
         f"{workload.sequence_length:,} tokens on {grid.world:,} GPUs."
     )
     yield (
         f"The global batch is split over {names} = {product}{counted(shares, 'group')} of GPUs. "
         f"Each trains {counted(workload.global_batch // shares, 'sequence')}, in "
-        f"{counted(subject.pricing.accumulation, 'micro-batch')} of {counted(configuration.micro_batch, 'sequence')}."
+        f"{counted(priced.accumulation, 'micro-batch')} of {counted(priced.micro_batch, 'sequence')}."
     )
 
 
-def _axes(pricing: Pricing) -> Iterator[str]:
-    grid, options, chunks = pricing.configuration.grid, pricing.framework.step, pricing.configuration.chunks
-    called = pricing.framework.called
+def _axes(priced: Detail) -> Iterator[str]:
+    grid, options, chunks = priced.grid, priced.job.framework.step, priced.chunks
+    called = priced.job.framework.called
     if grid.y == 1 and grid.x > 1:
         done = "all-gather inputs and reduce-scatter outputs" if options.sequence_parallel else "sum the outputs"
         yield f"Every weight matrix is sharded over {called('x')} = {grid.x} GPUs, which {done} of each pair of GEMMs."
@@ -522,7 +506,7 @@ def _axes(pricing: Pricing) -> Iterator[str]:
         yield f"Each sequence is split over {called('context')} = {grid.context} GPUs."
     if grid.pipeline > 1:
         each = f", each of {chunks} interleaved chunks" if chunks > 1 else ""
-        name = f" ({called('pipeline')})" if pricing.framework.names else ""
+        name = f" ({called('pipeline')})" if priced.job.framework.names else ""
         yield f"The layers are split over {grid.pipeline} pipeline stages{name}{each}."
     if grid.data > 1:
         how = "in each micro-batch" if options.reduce_each_micro_batch else "once per step"
@@ -555,45 +539,42 @@ def _place(grid: Grid, axis: str, machine: Machine) -> str:
     return f"is {size} GPUs, {together} in each of {domains} {inner.name} domains, which {outermost} joins"
 
 
-def _saved(pricing: Pricing) -> Iterator[str]:
-    repeated = dict.fromkeys(_REPEATED.get(name, name) for name in pricing.framework.step.selective)
-    yield _RECOMPUTE[pricing.configuration.recompute].format(parts=", ".join(repeated))
-    kept = int(pricing.memory.kept_layers)
-    if kept and pricing.configuration.grid.z > 1:
+def _saved(priced: Detail) -> Iterator[str]:
+    repeated = dict.fromkeys(_REPEATED.get(name, name) for name in priced.job.framework.step.selective)
+    yield _RECOMPUTE[priced.recompute].format(parts=", ".join(repeated))
+    kept = int(priced.memory.kept_layers)
+    if kept and priced.grid.z > 1:
         yield (
             f"The last {'layer is' if kept == 1 else f'{kept} layers are'} not resharded after forward "
             f"(reshard_after_forward=False): memory is left for {'its' if kept == 1 else 'their'} gathered weights."
         )
 
 
-def _time(subject: PricedConfiguration) -> Iterator[str]:
-    entry, pricing = subject.entry, subject.pricing
-    assert entry.low_s is not None, "explained entries are feasible"
-    assert entry.high_s is not None, "explained entries are feasible"
-    exposed_s, step_s = pricing.exposed_communication_s, pricing.iteration_s
+def _time(priced: Detail) -> Iterator[str]:
+    exposed_s, step_s = priced.exposed_communication_s, priced.iteration_s
     bound = "compute" if exposed_s < step_s / 2 else "communication"
     yield (
-        f"The step takes {show_seconds(step_s)} (80% interval: {show_seconds(entry.low_s)} to "
-        f"{show_seconds(entry.high_s)}). It is {bound}-bound: a GPU computes for {_part(pricing.compute_s, step_s)}"
-        f"{_slowing(subject.inputs.problem.machine.accelerator, pricing)}, and waits for communication for "
+        f"The step takes {show_seconds(step_s)} (80% interval: {show_seconds(priced.low_s)} to "
+        f"{show_seconds(priced.high_s)}). It is {bound}-bound: a GPU computes for {_part(priced.compute_s, step_s)}"
+        f"{_slowing(priced.job.machine.accelerator, priced)}, and waits for communication for "
         f"{_part(exposed_s, step_s)}."
     )
-    if pricing.bubble_s:
+    if priced.bubble_s:
         yield (
             f"The pipeline bubble, in which the stage that computes longest waits for the others, is "
-            f"{_part(pricing.bubble_s, step_s)}."
+            f"{_part(priced.bubble_s, step_s)}."
         )
-    if not pricing.terms:
+    if not priced.terms:
         return
-    hidden_s = max(pricing.communication_s - exposed_s, 0.0)
+    hidden_s = max(priced.communication_s - exposed_s, 0.0)
     yield (
-        f"The collectives of a GPU take {show_seconds(pricing.communication_s)}, of which "
-        f"{_part(hidden_s, pricing.communication_s)} are overlapped with computation."
+        f"The collectives of a GPU take {show_seconds(priced.communication_s)}, of which "
+        f"{_part(hidden_s, priced.communication_s)} are overlapped with computation."
     )
-    longest = max(pricing.terms, key=lambda term: term.exposed_s)
+    longest = max(priced.terms, key=lambda term: term.exposed_s)
     if longest.exposed_s:
         yield (
-            f"The longest wait is for {longest.op} over {pricing.framework.called(longest.axis)} of {longest.layer} "
+            f"The longest wait is for {longest.op} over {priced.job.framework.called(longest.axis)} of {longest.layer} "
             f"({longest.phase}): {show_seconds(longest.exposed_s)} per step."
         )
 
@@ -602,63 +583,62 @@ def _part(seconds: float, whole_s: float) -> str:
     return f"{show_seconds(seconds)} ({seconds / whole_s:.0%})"
 
 
-def _use(subject: PricedConfiguration) -> Iterator[str]:
-    problem, entry, pricing = subject.inputs.problem, subject.entry, subject.pricing
-    peak = problem.machine.accelerator.peak_tflops[problem.workload.precision]
+def _use(priced: Detail, *, log: bool) -> Iterator[str]:
+    peak = priced.job.machine.accelerator.peak_tflops[priced.job.workload.precision]
     yield (
-        f"That is {entry.tokens_per_s or 0.0:,.0f} tokens/s, {entry.mfu or 0.0:.1%} of the peak of {peak:g} TFLOP/s "
-        f"without recompute (MFU), {entry.hfu or 0.0:.1%} with it (HFU). Both count attention's masked half."
+        f"That is {priced.tokens_per_s:,.0f} tokens/s, {priced.mfu:.1%} of the peak of {peak:g} TFLOP/s "
+        f"without recompute (MFU), {priced.hfu:.1%} with it (HFU). Both count attention's masked half."
     )
-    if logged := logged_words(entry, problem):
+    if log and (logged := logged_words(priced)):
         yield logged
-    if problem.tokens_total:
-        yield training_words(problem, entry_fields(entry, problem))
+    if priced.job.tokens_total:
+        yield training_words(priced.job, entry_fields(priced))
     yield (
-        f"Peak memory per GPU is {show_bytes(float(pricing.memory.total_bytes))} of "
-        f"{show_bytes(pricing.memory_limit_bytes)} usable."
+        f"Peak memory per GPU is {show_bytes(float(priced.memory.total_bytes))} of "
+        f"{show_bytes(priced.memory_limit_bytes)} usable."
     )
 
 
-def _slowing(accelerator: Accelerator, pricing: Pricing) -> str:
+def _slowing(accelerator: Accelerator, priced: Detail) -> str:
     """Compute slowdown from overlap, with the profile's number and its source."""
-    if not pricing.contended_s:
+    if not priced.contended_s:
         return ""
     kind = accelerator.sources["contention"].kind if "contention" in accelerator.sources else "assumed"
     factor = f"{accelerator.contention:g} of its time, {kind}: accelerator.contention"
-    return f", of which {show_seconds(pricing.contended_s)} are compute slowdown from overlap ({factor})"
+    return f", of which {show_seconds(priced.contended_s)} are compute slowdown from overlap ({factor})"
 
 
-def _limits(subject: PricedConfiguration) -> Iterator[str]:
+def _limits(priced: Detail) -> Iterator[str]:
     """Gap to peak by cost."""
-    pricing = subject.pricing
-    step_s = pricing.iteration_s
-    _, *costs = gap_to_peak(pricing, subject.inputs.problem)
+    step_s = priced.iteration_s
+    _, *costs = gap_to_peak(priced)
     shares = [f"{what} {_part(cost_s, step_s)}" for what, cost_s in costs if cost_s > _WORTH_SAYING * step_s]
     if shares:
         yield f"Gap to peak: {', '.join(shares)}."
 
 
-def line_sentences(problem: Problem, pricing: Pricing) -> list[str]:
+def line_sentences(priced: Detail) -> list[str]:
     """For each different line of the terms: the formula, its numbers and the result."""
     found: dict[tuple[str, str, Line], str] = {}
-    for term in pricing.terms:
+    own = priced.job.machine
+    for term in priced.terms:
         key = (term.op, term.axis, term.line)
         if term.op == "send":
-            found[key] = _send_sentence(term, pricing, problem.machine)
+            found[key] = _send_sentence(term, priced, own)
         elif key not in found:
             kind = priced_kind(term.collective.kind)
-            machine = problem.machine.model_copy(update={"tiers": problem.machine.tiers_of(kind)})
-            path = route(pricing.configuration.grid.group_shape(term.axis), machine.tiers, problem.gpus)
-            found[key] = _sentence(term, path, machine, over=pricing.framework.called(term.axis))
+            machine = own.model_copy(update={"tiers": own.tiers_of(kind)})
+            path = route(priced.grid.group_shape(term.axis), machine.tiers, priced.grid.world)
+            found[key] = _sentence(term, path, machine, over=priced.job.framework.called(term.axis))
     return list(found.values())
 
 
-def _send_sentence(term: Term, pricing: Pricing, machine: Machine) -> str:
-    tier, senders = sending(stride=pricing.configuration.grid.stride("pipeline"), machine=machine)
+def _send_sentence(term: Term, priced: Detail, machine: Machine) -> str:
+    tier, senders = sending(stride=priced.grid.stride("pipeline"), machine=machine)
     shared = f" / {senders} ranks of a domain that send at once" if senders > 1 else ""
     return (
-        f"send over {pricing.framework.called(term.axis)}, {show_bytes(term.bytes)} to the next stage: fixed = launch "
-        "+ latency + software per call, and the gather of its shares where there is one; algbw = bandwidth"
+        f"send over {priced.job.framework.called(term.axis)}, {show_bytes(term.bytes)} to the next stage: fixed = "
+        "launch + latency + software per call, and the gather of its shares where there is one; algbw = bandwidth"
         f"{shared}. Here launch {show_seconds(machine.library.launch_s)}, latency {show_seconds(tier.latency_s)} "
         f"({tier.name}), bandwidth {tier.bandwidth_gb_per_s:g} GB/s: fixed = {show_seconds(term.line.latency_s)}, "
         f"algbw = {term.line.bandwidth_bytes_per_s / GB:.4g} GB/s."

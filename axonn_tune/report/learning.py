@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, TypeAlias
 import numpy as np
 
 from axonn_tune import __version__
-from axonn_tune.cost.prediction import Pricing
+from axonn_tune.cost.price import Detail
 from axonn_tune.errors import UsageError
 from axonn_tune.frameworks import find_framework
 from axonn_tune.frameworks.axonn_tune import AXONN_TUNE
@@ -188,7 +188,7 @@ def command_of(change: Change, *, machine: str, model: NamedModel = None) -> str
     if setup.framework.name == AXONN_TUNE.name:
         return shlex.join(["axonn-tune", *words, "-o", "launch.yaml"])
     try:
-        started(setup.price(lambda same: same), model=setup.model, machine=setup.machine, workload=setup.workload)
+        started(setup.price(lambda same: same))
     except UsageError:
         return shlex.join(["axonn-tune", "explain", *words])
     return shlex.join(["axonn-tune", *words, "-o", "run.sh"])
@@ -371,12 +371,12 @@ class StatedCommand:
         return shlex.join([*words, "--seq", self.run.columns["seq"].value])
 
 
-def command_section(command: StatedCommand, pricing: Pricing) -> ExplainSection:
+def command_section(command: StatedCommand, priced: Detail) -> ExplainSection:
     """The run and its assumptions."""
     run, setup, name = command.run, command.setup, Path(command.run.path).name
     model, workload, grid = setup.model, setup.workload, setup.configuration.grid
     layout = layout_words(setup.configuration, setup.framework)
-    accumulated = counted(pricing.accumulation, "gradient accumulation step")
+    accumulated = counted(priced.accumulation, "gradient accumulation step")
     sentences = [
         f"{name} runs {setup.framework.title} (line {run.lines[0]}) on {counted(grid.world, 'GPU')}: {layout}, "
         f"{accumulated}, {workload.precision}.",
@@ -385,7 +385,7 @@ def command_section(command: StatedCommand, pricing: Pricing) -> ExplainSection:
         f"{model.vocab:,}.",
         *said_of(run),
     ]
-    needed, limit = float(pricing.memory.total_bytes), pricing.memory_limit_bytes
+    needed, limit = priced.memory_bytes, priced.memory_limit_bytes
     if needed > limit:
         sentences.append(f"It is predicted to exceed memory: {show_bytes(needed)} of {show_bytes(limit)} usable.")
     return ExplainSection("The run", sentences=sentences)

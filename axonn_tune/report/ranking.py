@@ -9,26 +9,26 @@ import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeAlias
 
 from axonn_tune import __version__
 from axonn_tune.cost.breakdown import Parts, separated, step_parts
 from axonn_tune.cost.collectives import bus_bytes
-from axonn_tune.cost.evidence import ACCELERATOR, ACCELERATORS, LARGEST
-from axonn_tune.cost.prediction import Term
-from axonn_tune.cost.uncertainty import DEVIATIONS, OF_LAYOUT, own_bound_s
+from axonn_tune.cost.price import METRICS as PRICES
+from axonn_tune.cost.price import PricedLayout, Term
+from axonn_tune.cost.uncertainty import ACCELERATOR, ACCELERATORS, DEVIATIONS, LARGEST, OF_LAYOUT, outside, own_bound_s
 from axonn_tune.errors import BLUE, YELLOW
 from axonn_tune.frameworks import find_framework, registry
 from axonn_tune.frameworks.axonn_tune import AXONN_TUNE
 from axonn_tune.frameworks.description import Framework
 from axonn_tune.grid import ALL_AXES, AXES
+from axonn_tune.job import Job
 from axonn_tune.program.constraints import MEMORY, MICRO_BATCH, PINNED, constraints
 from axonn_tune.program.dimensions import MFU_CONVENTION, step_tokens
 from axonn_tune.program.memory import memory_limit_bytes
 from axonn_tune.ranking.choosing import LISTED
-from axonn_tune.ranking.entries import Entry
 from axonn_tune.ranking.inputs import Inputs
-from axonn_tune.ranking.results import WORTH_SAYING, Results
+from axonn_tune.ranking.priced import ALPHA_BETA, WORTH_SAYING, Priced, Rejected
 from axonn_tune.ranking.space import Problem
 from axonn_tune.report.output import (
     NOTHING,
@@ -67,31 +67,26 @@ RANKED_BY = {
     "exposed": "exposed communication per step",
     "iteration": "step time",
 }
-METRICS = {
-    "communication": ("communication", "communication_s"),
-    "exposed": ("exposed communication", "exposed_communication_s"),
-    "iteration": ("step time", "iteration_s"),
-}
-_OURS = "alpha-beta"
+METRICS = {"communication": "communication", "exposed": "exposed communication", "iteration": "step time"}
 _SAME_GRID = "for the fastest candidate with the same grid and rank order"
 
 
 def ranking_table(
-    results: Results, entries: Sequence[Entry], *, names: Sequence[str] = (), wide: bool = False, terminal: int = 0
+    ranked: Priced, entries: Sequence[Row], *, names: Sequence[str] = (), wide: bool = False, terminal: int = 0
 ) -> Table:
     """The entries with these columns, or those of a narrow or `wide` table; the shortest step is marked, if not #1's.
 
     terminal: characters of a line of the terminal, where bars are drawn if they fit; 0 for none.
     """
-    problem = results.inputs.problem
+    problem = ranked.problem
     limit_bytes = memory_limit_bytes(problem.machine.accelerator)
-    best = results.fastest_elsewhere()
-    found = [
-        {**entry_json(entry, results), "memory_bytes": entry.memory_bytes, "shortest": same_step(entry, best)}
-        for entry in entries
-    ]
+    best = ranked.fastest_elsewhere()
+    found = [{**entry_json(entry, ranked), "shortest": same_step(entry, best)} for entry in entries]
+    for row, entry in zip(found, entries, strict=True):
+        # In CSV with its fraction of a byte, as it always was.
+        row["memory_bytes"] = entry.memory_bytes
     label, rows = shown_rows(found, problem.framework, shown_axes(problem))
-    others = {f"rank_{cost}": rank_column(cost) for cost in results.others}
+    others = {f"rank_{cost}": rank_column(cost) for cost in ranked.others}
     grid = replace(COLUMNS["grid"], label=label)
     columns = {
         **TEXT_COLUMNS,
@@ -105,10 +100,10 @@ def ranking_table(
     table = Table(
         columns,
         [{**row, "memory_limit_bytes": limit_bytes} for row in rows],
-        names or default_columns(results, entries, wide=wide),
+        names or default_columns(ranked, entries, wide=wide),
         (*CONFIG_FIELDS, "memory_limit_bytes", *others, "rejected_because", *training_names(problem)),
-        best=0 if entries and entries[0].feasible else None,
-        title=priced_remark(results),
+        best=0 if entries and isinstance(entries[0], PricedLayout) else None,
+        title=priced_remark(ranked),
     )
     if not (names or wide):
         first, *rest = _LEFT_OUT_FIRST
@@ -135,20 +130,20 @@ def _bar(row: Mapping[str, Any], per_s: float) -> str:
     return "".join(colored(character * math.ceil(seconds * per_s - 0.5), color) for seconds, character, color in shown)
 
 
-def with_shortest(results: Results, entries: Sequence[Entry]) -> tuple[Entry, ...]:
+def with_shortest(ranked: Priced, entries: Sequence[Row]) -> tuple[Row, ...]:
     """The ranked entries, below them the one with the shortest step of all where that is none of them, the rejected."""
-    best = results.fastest_elsewhere()
+    best = ranked.fastest_elsewhere()
     if best is None or any(same_step(entry, best) for entry in entries):
         return tuple(entries)
-    ranked = sum(entry.feasible for entry in entries)
-    return (*entries[:ranked], best, *entries[ranked:])
+    count = sum(isinstance(entry, PricedLayout) for entry in entries)
+    return (*entries[:count], best, *entries[count:])
 
 
-def same_step(entry: Entry, other: Entry | None) -> bool:
+def same_step(entry: Row, other: PricedLayout | None) -> bool:
     """Whether both are one candidate, at whatever rank."""
-    return other is not None and replace(entry, rank=None, tie=False, terms=(), stages=()) == replace(
-        other, rank=None, tie=False, shortest_step_s=entry.shortest_step_s
-    )
+    if other is None or isinstance(entry, Rejected):
+        return False
+    return (entry.layout, entry.communication_s) == (other.layout, other.communication_s)
 
 
 def rank_column(cost: str) -> Column:
@@ -157,9 +152,9 @@ def rank_column(cost: str) -> Column:
     return count(f"rank_{cost}", f"rank by\n{cost}", f"Place by --cost {cost}.", title=title)
 
 
-def default_columns(results: Results, entries: Sequence[Entry], *, wide: bool = False) -> list[str]:
+def default_columns(ranked: Priced, entries: Sequence[Row], *, wide: bool = False) -> list[str]:
     """Names of the columns shown unless others are asked for."""
-    problem = results.inputs.problem
+    problem = ranked.problem
     names = ["rank", "grid", "order", "micro_batch", "recompute", "kept_layers", "communication_s"]
     more = ["compute_s", "step", "tokens_per_s_per_gpu", "mfu", "hfu", "logged_tflops_per_gpu"] if wide else ["step"]
     names += ["exposed_communication_s", *more, "memory"]
@@ -168,10 +163,10 @@ def default_columns(results: Results, entries: Sequence[Entry], *, wide: bool = 
         names.remove("order")
     if problem.pipeline:
         names.insert(names.index("step"), "bubble_s")
-    if problem.rank_by != "iteration" and results.ranked.cost == _OURS:
+    if problem.rank_by != "iteration" and ranked.cost == ALPHA_BETA:
         names.insert(names.index("step") + 1, "shortest_step_s")
-    names += [f"rank_{cost}" for cost in results.others]
-    if any(not entry.feasible for entry in entries):
+    names += [f"rank_{cost}" for cost in ranked.others]
+    if any(isinstance(entry, Rejected) for entry in entries):
         names.append("rejected_because")
     if problem.tokens_total:
         place = names.index("memory") + 1
@@ -183,15 +178,18 @@ TRAINING = ("gpu_hours", "node_hours", "days", "days_interval")
 """Columns of a whole training run."""
 
 
-def training_fields(problem: Problem, *, step_s: float | None, low_s: float | None, high_s: float | None) -> Json:
-    """Cost of a training run on the given tokens, steps only, with its 80% interval."""
-    if problem.tokens_total is None:
+def training_fields(job: Job, entry: PricedLayout | None) -> Json:
+    """Cost of a training run on the given tokens, steps only, with its 80% interval; None: of an infeasible grid."""
+    if job.tokens_total is None:
         return {}
-    steps = math.ceil(problem.tokens_total / step_tokens(problem.workload))
-    nodes = math.ceil(problem.gpus / problem.machine.launcher.ranks_per_node)
-    per = {"gpu_hours": problem.gpus / _HOUR_S, "node_hours": nodes / _HOUR_S, "days": 1.0 / (24.0 * _HOUR_S)}
-    ends = {"": step_s, "_low": low_s, "_high": high_s}
-    found: Json = {"tokens_total": problem.tokens_total, "steps": steps}
+    gpus = entry.grid.world if entry else 1
+    steps = math.ceil(job.tokens_total / step_tokens(job.workload))
+    nodes = math.ceil(gpus / job.machine.launcher.ranks_per_node)
+    per = {"gpu_hours": gpus / _HOUR_S, "node_hours": nodes / _HOUR_S, "days": 1.0 / (24.0 * _HOUR_S)}
+    ends = dict.fromkeys(("", "_low", "_high"))
+    if entry is not None:
+        ends = {"": entry.iteration_s, "_low": entry.low_s, "_high": entry.high_s}
+    found: Json = {"tokens_total": job.tokens_total, "steps": steps}
     for name, a_second in per.items():
         found |= {name + end: None if time_s is None else steps * time_s * a_second for end, time_s in ends.items()}
     return found
@@ -199,10 +197,10 @@ def training_fields(problem: Problem, *, step_s: float | None, low_s: float | No
 
 def training_names(problem: Problem) -> tuple[str, ...]:
     """Fields of a whole training in CSV, if its tokens are said."""
-    return tuple(training_fields(problem, step_s=None, low_s=None, high_s=None))
+    return tuple(training_fields(problem, None))
 
 
-def training_words(problem: Problem, found: Json) -> str:
+def training_words(job: Job, found: Json) -> str:
     """The same in a sentence; empty without tokens."""
     if not found.get("days"):
         return ""
@@ -215,7 +213,7 @@ def training_words(problem: Problem, found: Json) -> str:
         f"{show(found[name])} {words} (80%: {show(found[f'{name}_low'])} to {show(found[f'{name}_high'])})"
         for name, words, show in shown
     ]
-    return f"{show_count(problem.tokens_total or 0)} tokens are {found['steps']:,} steps: {', '.join(parts)}."
+    return f"{show_count(job.tokens_total or 0)} tokens are {found['steps']:,} steps: {', '.join(parts)}."
 
 
 def show_days(value: float) -> str:
@@ -427,30 +425,31 @@ COLLECTIVE = {column.key: column for column in _COLLECTIVE}
 """Columns of a collective by key."""
 
 
-def ranking_document(results: Results, entries: Sequence[Entry]) -> Json:
+def ranking_document(inputs: Inputs, ranked: Priced, entries: Sequence[Row]) -> Json:
     """The whole document; entries include terms if they were listed with them."""
-    problem, searched, best = results.inputs.problem, results.ranked.searched, results.fastest_elsewhere()
+    problem, best = ranked.problem, ranked.fastest_elsewhere()
     logged = problem.framework.logged
     return {
-        **document_head(RANKING_SCHEMA, results.inputs),
-        "cost": results.ranked.cost,
+        **document_head(RANKING_SCHEMA, inputs),
+        "cost": ranked.cost,
         "rank_by": problem.rank_by,
         "memory_limit_bytes": memory_limit_bytes(problem.machine.accelerator),
         "mfu_convention": MFU_CONVENTION,
         "logged_convention": None if logged is None else fields_of(logged, _LOGGED),
-        "searched": fields_of(searched, ("grids", "candidates", "feasible", "rejected", "seconds")),
-        "ties_with_first": results.ranked.ties,
+        "searched": fields_of(ranked.searched, ("grids", "candidates", "feasible", "rejected", "seconds")),
+        "ties_with_first": ranked.ties,
         # Without the mark of a row that documents and pages have under a key of its own.
-        "verdict": [line.removeprefix(f"{SHORTEST} ") for line in ranking_verdict(results)],
-        "remarks": [line.removeprefix(f"{SHORTEST} ") for line in (priced_remark(results), *ranking_remarks(results))],
-        "configs": [entry_json(entry, results) for entry in entries],
-        "shortest_step": None if best is None else entry_fields(best, problem),
+        "verdict": [line.removeprefix(f"{SHORTEST} ") for line in ranking_verdict(ranked)],
+        "remarks": [line.removeprefix(f"{SHORTEST} ") for line in (priced_remark(ranked), *ranking_remarks(ranked))],
+        "configs": [entry_json(entry, ranked) for entry in entries],
+        "shortest_step": None if best is None else entry_fields(best),
     }
 
 
-def logged_words(entry: Entry, problem: Problem) -> str:
+def logged_words(entry: PricedLayout) -> str:
     """What the framework's own log will print, in a sentence; empty if it prints nothing of the kind."""
-    count, peak = problem.framework.logged, problem.machine.accelerator.peak_tflops[problem.workload.precision]
+    job = entry.job
+    count, peak = job.framework.logged, job.machine.accelerator.peak_tflops[job.workload.precision]
     tflops = entry.logged_tflops_per_gpu
     if count is None or tflops is None:
         return ""
@@ -483,11 +482,17 @@ def origin(loaded: Loaded[Any]) -> Json:
     }
 
 
-def entry_json(entry: Entry, results: Results) -> Json:
+Row: TypeAlias = PricedLayout | Rejected
+"""A row of a ranking."""
+
+
+def entry_json(entry: Row, ranked: Priced) -> Json:
     """One config of the contract."""
-    found = entry_fields(entry, results.inputs.problem)
-    if results.others:
-        found["ranks"] = {cost: ranks.get(entry.sizes) for cost, ranks in results.others.items()}
+    problem = ranked.problem
+    found = entry_fields(entry) if isinstance(entry, PricedLayout) else _rejected_fields(entry, problem)
+    if ranked.others:
+        sizes = tuple(found[axis] for axis in problem.axes)
+        found["ranks"] = {cost: ranks.get(sizes) for cost, ranks in ranked.others.items()}
     return {**found, "terms": [term_json(term) for term in entry.terms]}
 
 
@@ -504,24 +509,45 @@ _LOGGED = ("log", "label", "counts", "scores", "weights", "source")
 _LINE = ("algorithm", "protocol", "latency_s", "bandwidth_bytes_per_s")
 
 
-def entry_fields(entry: Entry, problem: Problem) -> Json:
+def entry_fields(entry: PricedLayout) -> Json:
     """One config of the contract, without its terms."""
-    sizes = {axis: entry.size(axis) for axis in ALL_AXES} | {"chunks": entry.chunks}
+    job, sizes = entry.job, entry.grid.by_axis
     found = fields_of(
         entry,
         (*_ENTRY, "layout"),
-        order=None if entry.order is None else ",".join(entry.order),
-        rejected_because=list(entry.rejected_because),
+        **sizes,
+        order=",".join(entry.order),
+        feasible=True,
+        rejected_because=[],
         outside_evidence=list(entry.outside),
         grad_accumulation=entry.accumulation,
-        overlap=list(problem.workload.overlaps),
-        layout=problem.framework.layout(sizes),
-        memory_bytes=None if entry.memory_bytes is None else int(entry.memory_bytes),
-        tokens_per_s_per_gpu=None if entry.tokens_per_s is None else entry.tokens_per_s / problem.gpus,
+        overlap=list(job.workload.overlaps),
+        layout=job.framework.layout({**sizes, "chunks": entry.chunks}),
+        memory_bytes=int(entry.memory_bytes),
+        tokens_per_s_per_gpu=entry.tokens_per_s / entry.grid.world,
         stages=[fields_of(stage, _STAGE, memory_bytes=int(stage.memory.total_bytes)) for stage in entry.stages],
-        **{axis: entry.size(axis) for axis in (*_MORE_AXES, "pipeline")},
     )
-    return found | training_fields(problem, step_s=entry.iteration_s, low_s=entry.low_s, high_s=entry.high_s)
+    return found | training_fields(job, entry)
+
+
+def _rejected_fields(one: Rejected, problem: Problem) -> Json:
+    """A rejected grid of the contract: what is unknown of it is None."""
+    sizes = dict.fromkeys(ALL_AXES, 1) | one.sizes
+    rest = {
+        **{"chunks": 1, "overlap": list(problem.workload.overlaps), "framework": problem.framework.name},
+        **{"stages": [], "outside_evidence": [], "tie": False, **sizes},
+        "layout": problem.framework.layout({**sizes, "chunks": 1}),
+        "memory_bytes": None if one.needed_bytes is None else int(one.needed_bytes),
+        **training_fields(problem, None),
+    }
+    found = dict.fromkeys((*_ENTRY, "layout")) | rest if one.priced is None else entry_fields(one.priced)
+    reasons = [f"{name}: {message}" for name, message in one.reasons]
+    return found | {
+        "order": ",".join(one.order) if one.order else None,
+        "feasible": False,
+        "rejected_because": reasons,
+        "communication_s": one.communication_s,
+    }
 
 
 def term_json(term: Term) -> Json:
@@ -540,26 +566,26 @@ def term_row(term: Json, framework: Framework) -> Json:
     return {**term, "algorithm": algorithm, "axis": framework.called(term["axis"])}
 
 
-def ranking_verdict(results: Results) -> list[str]:
+def ranking_verdict(ranked: Priced) -> list[str]:
     """Which configuration to take and why, in those of the sentences below a table that say so."""
     remarks = (shortest_step_remark, why_first, ties_remark, training_remark)
-    return [said for remark in remarks if (said := remark(results))]
+    return [said for remark in remarks if (said := remark(ranked))]
 
 
-def ranking_remarks(results: Results) -> list[str]:
+def ranking_remarks(ranked: Priced) -> list[str]:
     """Sentences to print below a table, one each."""
     said = [
-        shortest_step_remark(results),
-        nodes_remark(results.inputs.problem),
-        context_remark(results.inputs.problem),
-        training_remark(results),
-        why_first(results),
-        ties_remark(results),
-        interval_remark(results),
-        logged_words(results.ranked.entry(0, terms=False), results.inputs.problem) if len(results.ranked) else "",
-        outside_remark(results),
-        rejected_remark(results),
-        searched_remark(results),
+        shortest_step_remark(ranked),
+        nodes_remark(ranked.problem),
+        context_remark(ranked.problem),
+        training_remark(ranked),
+        why_first(ranked),
+        ties_remark(ranked),
+        interval_remark(ranked),
+        logged_words(ranked[0]) if len(ranked) else "",
+        outside_remark(ranked),
+        rejected_remark(ranked),
+        searched_remark(ranked),
     ]
     return [sentence for sentence in said if sentence]
 
@@ -583,9 +609,9 @@ def context_remark(problem: Problem) -> str:
     )
 
 
-def priced_remark(results: Results) -> str:
+def priced_remark(ranked: Priced) -> str:
     """Priced problem and ranking criterion."""
-    problem, cost = results.inputs.problem, results.ranked.cost
+    problem, cost = ranked.problem, ranked.cost
     workload, machine = problem.workload, problem.machine
     sequences, tokens = counted(workload.global_batch, "sequence"), counted(workload.sequence_length, "token")
     said = (
@@ -593,37 +619,35 @@ def priced_remark(results: Results) -> str:
         f"{with_framework(problem.framework) or ' with the bundled 4D runtime'}, "
         f"{sequences} of {tokens} in {workload.precision}; ranked by {RANKED_BY[problem.rank_by]}"
     )
-    if cost == _OURS:
+    if cost == ALPHA_BETA:
         return f"{said}."
-    return f"{said}, by --cost {cost}. Exposed communication, step and memory: by {_OURS}, {_SAME_GRID}."
+    return f"{said}, by --cost {cost}. Exposed communication, step and memory: by {ALPHA_BETA}, {_SAME_GRID}."
 
 
-def training_remark(results: Results) -> str:
+def training_remark(ranked: Priced) -> str:
     """Cost of a whole training run with the first configuration."""
-    problem = results.inputs.problem
-    if problem.tokens_total is None or not len(results.ranked):
+    problem = ranked.problem
+    if problem.tokens_total is None or not len(ranked):
         return ""
-    found = entry_fields(results.ranked.entry(0, terms=False), problem)
+    found = entry_fields(ranked[0])
     return f"#1: {training_words(problem, found)} Restarts, checkpoints and evaluation come on top."
 
 
-def why_first(results: Results) -> str:
+def why_first(ranked: Priced) -> str:
     """Where the first configuration is faster than the second."""
-    ranked = results.ranked
     if len(ranked) < 2:
-        pinned = " with these pins" if results.inputs.problem.limits.axes else ""
+        pinned = " with these pins" if ranked.problem.limits.axes else ""
         return f"Only one configuration{pinned} is feasible." if len(ranked) else ""
-    first, second = (ranked.entry(position, terms=True) for position in (0, 1))
-    rank_by = results.inputs.problem.rank_by
-    name, attribute = METRICS[rank_by]
+    first, second = (ranked.with_terms(position) for position in (0, 1))
+    rank_by = ranked.problem.rank_by
+    name, attribute = METRICS[rank_by], PRICES[rank_by]
     less_s = getattr(second, attribute) - getattr(first, attribute)
     if less_s == 0.0:
         return f"#1 and #2 have the same {name}; the shorter step decides, then less memory."
     if rank_by == "iteration":
-        workload = results.inputs.problem.workload
-        base, other = (step_parts(ranked.pricing(position), workload) for position in (1, 0))
+        base, other = (step_parts(ranked.detail(position)) for position in (1, 0))
     else:
-        base, other = _collective_reasons(results, first, second)
+        base, other = _collective_reasons(ranked.problem, first, second)
     apart_s = [other.get(key, ("", 0.0))[1] - base.get(key, ("", 0.0))[1] for key in {**base, **other}]
     worth_s = _TELLING * sum(map(abs, apart_s))
     found = separated(base, other, longer_s=-less_s, worth_s=worth_s, unseen_s=worth_s / 10.0)
@@ -631,9 +655,8 @@ def why_first(results: Results) -> str:
     return f"#1 beats #2 by {show_seconds(less_s)} of {name}: {', '.join(parts)}."
 
 
-def _collective_reasons(results: Results, first: Entry, second: Entry) -> tuple[Parts, Parts]:
+def _collective_reasons(problem: Problem, first: PricedLayout, second: PricedLayout) -> tuple[Parts, Parts]:
     """Communication of the second and the first by collective and axis, all or exposed."""
-    problem = results.inputs.problem
     exposed = problem.rank_by != "communication"
     sizes = [{(term.op, _axis_of(term)): term.group for term in entry.terms} for entry in (first, second)]
 
@@ -662,18 +685,18 @@ def _by_axis(terms: tuple[Term, ...], *, exposed: bool) -> dict[tuple[str, str],
     return sums
 
 
-def ties_remark(results: Results) -> str:
+def ties_remark(ranked: Priced) -> str:
     """Number of configurations within model error of the first, and which to benchmark."""
-    ties = results.ranked.ties
+    ties = ranked.ties
     if ties < 2:
         return ""
-    machine = results.inputs.machine.document
+    machine = ranked.problem.machine
     known = f"communication ±{machine.uncertainty.communication:.0%}"
     if machine.learned is not None:
         known = "by what the profile has learned"
     else:
         own = f"each layout's step {_OF_LAYOUT}"
-        known = f"{own}, exposed {known}" if results.inputs.problem.rank_by == "iteration" else f"{known}, {own}"
+        known = f"{own}, exposed {known}" if ranked.problem.rank_by == "iteration" else f"{known}, {own}"
     listed = [f"#{rank}" for rank in range(1, min(ties, _MOST_NAMED) + 1)]
     whom = f"{', '.join(listed[:-1])} and {listed[-1]}"
     if ties <= _MOST_NAMED:
@@ -681,24 +704,24 @@ def ties_remark(results: Results) -> str:
     return f"{TIED}: #2 to #{ties:,} are within model error of #1 ({known}): benchmark {whom} first."
 
 
-def interval_remark(results: Results) -> str:
+def interval_remark(ranked: Priced) -> str:
     """#1's step, MFU and throughput, its 80% interval, and the part of that which differs from row to row."""
-    first = results.ranked.entry(0, terms=False) if len(results.ranked) else None
-    if first is None or first.low_s is None or first.high_s is None or not first.iteration_s:
+    first = ranked[0] if len(ranked) else None
+    if first is None:
         return ""
-    machine, gpus = results.inputs.machine.document, results.inputs.problem.gpus
+    machine, gpus = ranked.problem.machine, ranked.problem.gpus
     bounds = (
         f"#1's step: {show_seconds(first.iteration_s)}, 80% interval {show_seconds(first.low_s)} to "
-        f"{show_seconds(first.high_s)}; MFU {first.mfu or 0.0:.1%}, {(first.tokens_per_s or 0.0) / gpus:,.0f} "
+        f"{show_seconds(first.high_s)}; MFU {first.mfu:.1%}, {first.tokens_per_s / gpus:,.0f} "
         "tokens/s per GPU"
     )
     if machine.learned is not None:
-        apart = results.ranked.difference
-        name = METRICS[results.inputs.problem.rank_by][0]
+        apart = ranked.difference
+        name = METRICS[ranked.problem.rank_by]
         of = "" if apart is None else f"; that of the difference of #1 and #2 in {name} is ±{apart:.1%}"
         return f"{bounds}. Most of the interval is common to all rows{of}."
     width = machine.uncertainty.communication
-    own_s = own_bound_s(machine, step_s=first.iteration_s, waiting_s=first.exposed_communication_s or 0.0)
+    own_s = own_bound_s(machine, step_s=first.iteration_s, waiting_s=first.exposed_communication_s)
     return (
         f"{bounds}. Errors of computation (±{machine.uncertainty.compute:.0%}) and of scale are common to all rows; "
         f"±{show_seconds(own_s)} is #1's own (each layout {_OF_LAYOUT}, exposed communication ±{width:.0%})."
@@ -708,11 +731,11 @@ def interval_remark(results: Results) -> str:
 _SIZES = {"gpus": "number of GPUs", "sequence": "sequence length"}
 
 
-def outside_remark(results: Results) -> str:
+def outside_remark(ranked: Priced) -> str:
     """What of the configurations no published step validates, with the largest among those steps; "" without any."""
-    problem, ranked = results.inputs.problem, results.ranked
-    listed = [ranked.entry(position, terms=False) for position in range(min(len(ranked), LISTED))]
-    found = dict.fromkeys(name for entry in listed for name in entry.outside)
+    problem = ranked.problem
+    listed = [outside(problem, ranked.layout(position)) for position in range(min(len(ranked), LISTED))]
+    found = dict.fromkeys(name for names in listed for name in names)
     names = [name for name in found if name != ACCELERATOR]
     said = [
         f"largest {_SIZES.get(name) or problem.framework.called(name)} in the data: {LARGEST[name]:,}" for name in names
@@ -722,45 +745,46 @@ def outside_remark(results: Results) -> str:
     return f"{OUTSIDE}: outside what was validated ({'; '.join(said)})." if said else ""
 
 
-def shortest_step_remark(results: Results) -> str:
+def shortest_step_remark(ranked: Priced) -> str:
     """The candidate with the shortest step, and its gain over the first configuration."""
-    problem, ranked = results.inputs.problem, results.ranked
+    problem = ranked.problem
     best = ranked.fastest() if len(ranked) and problem.rank_by != "iteration" else None
-    first_s = ranked.entry(0, terms=False).iteration_s if best else None
-    if best is None or best.iteration_s is None or not first_s:
+    if best is None:
         return ""
+    first_s = ranked[0].iteration_s
     gain = 1.0 - best.iteration_s / first_s
     if best.iteration_s == first_s:
         return "#1 also has the shortest step of all."
     if gain < WORTH_SAYING:
         return f"#1's step is within {WORTH_SAYING:.0%} of the shortest of all, {show_seconds(best.iteration_s)}."
-    rank = ranked.ranks().get(best.sizes)
+    rank = ranked.ranks().get(tuple(map(best.grid.axis_size, problem.axes)))
     grid = f"#{rank}'s grid" if rank else "another grid"
-    cost = "" if ranked.cost == _OURS else f"--cost {_OURS} "
+    cost = "" if ranked.cost == ALPHA_BETA else f"--cost {ALPHA_BETA} "
     return (
         f"{SHORTEST} Shortest step of all: {show_seconds(best.iteration_s)}, {gain:.0%} less than #1's "
         f"{show_seconds(first_s)}. It is {grid} with {_configuration(best, problem)}. {cost}--rank-by step ranks by it."
     )
 
 
-def _configuration(entry: Entry, problem: Problem) -> str:
+def _configuration(entry: PricedLayout, problem: Problem) -> str:
     """`x=1 y=1 z=64 data=4, rank order z,data, micro-batch 2, recompute none`."""
     framework = problem.framework
-    values = {axis: entry.size(axis) for axis in problem.axes} | ({"chunks": entry.chunks} if problem.pipeline else {})
+    values = {axis: entry.grid.axis_size(axis) for axis in problem.axes}
+    values |= {"chunks": entry.chunks} if problem.pipeline else {}
     sizes = " ".join(f"{name}={size}" for name, size in framework.layout(values).items())
-    wide = ",".join(map(framework.called, entry.wide_order))
-    order = [f"rank order {wide}"] if len(entry.wide_order) > 1 and framework.permuted else []
+    wide = [framework.called(axis) for axis in entry.order if entry.grid.axis_size(axis) > 1]
+    order = [f"rank order {','.join(wide)}"] if len(wide) > 1 and framework.permuted else []
     return ", ".join([sizes, *order, f"micro-batch {entry.micro_batch}", f"recompute {entry.recompute}"])
 
 
-def rejected_remark(results: Results) -> str:
+def rejected_remark(ranked: Priced) -> str:
     """Number of rejected grids by constraint."""
-    found = results.ranked.searched
-    left_out = found.grids - len(results.ranked.ranks())
+    found = ranked.searched
+    left_out = found.grids - len(ranked.ranks())
     if not left_out:
         return "The only grid is feasible." if found.grids == 1 else f"All {found.grids:,} grids are feasible."
     most_first = sorted(found.rejected.items(), key=lambda one: -one[1])
-    problem = results.inputs.problem
+    problem = ranked.problem
     checks = constraints(problem.model, problem.workload, problem.framework)
     called = _CONSTRAINTS | {one.name: one.brief(problem.framework) for one in checks}
     reasons = ", ".join(f"{number:,} {called.get(name, name)}" for name, number in most_first)
@@ -776,9 +800,9 @@ _CONSTRAINTS = {
 }
 
 
-def searched_remark(results: Results) -> str:
+def searched_remark(ranked: Priced) -> str:
     """Number of priced candidates, and the time."""
-    found = results.ranked.searched
+    found = ranked.searched
     fit = "fits and was" if found.feasible == 1 else "fit and were"
     of = counted(found.candidates, "candidate")
     return f"{found.feasible:,} of {of} {fit} priced, in {show_seconds(found.seconds)}."

@@ -10,7 +10,7 @@ from axonn_tune.cost.breakdown import hidden_s, work_by_kind
 from axonn_tune.frameworks.description import Framework
 from axonn_tune.grid import ALL_AXES
 from axonn_tune.ranking.inputs import Inputs
-from axonn_tune.ranking.results import Results
+from axonn_tune.ranking.priced import Priced
 from axonn_tune.report import page
 from axonn_tune.report.configuration import (
     ConfigurationDetail,
@@ -84,7 +84,7 @@ def ranking_section(document: Json, *, identity: str, source: str, picked: Json 
         identity,
         f"{document['model']['name']} on {document['gpus']:,} × {document['machine']['name']}"
         f"{with_framework(layouts.framework)}",
-        subtitle=page.subtitle(document, f"ranked by {METRICS[document['rank_by']][0]}"),
+        subtitle=page.subtitle(document, f"ranked by {METRICS[document['rank_by']]}"),
         verdict=_verdict(document, first, layouts),
         blocks=pieces,
     )
@@ -131,7 +131,7 @@ def _ranking_table(configs: Sequence[Json], document: Json, *, identity: str, op
     rows = [{**shown_row(config, layouts.framework), "state": state_of(config)} for config in configs]
     used = [column for column in _columns(layouts) if any(row.get(column.key) not in (None, "") for row in rows)]
     filters = {**{axis: layouts.framework.called(axis) for axis in layouts.axes}, **_FILTERS}
-    note = f"Ranked by {METRICS[document['rank_by']][0]}. Click a heading to sort, a row for its details."
+    note = f"Ranked by {METRICS[document['rank_by']]}. Click a heading to sort, a row for its details."
     columns, name = [*used[:1], *others, *used[1:]], f"{identity}-table"
     return page.table(name, "Ranking", columns, rows, note=note, filters=filters, opens=opens, tall=True)
 
@@ -184,14 +184,14 @@ def _configurations(
     }
 
 
-def ranking_of(results: Results) -> Json:
+def ranking_of(inputs: Inputs, ranked: Priced) -> Json:
     """A search as the ranking document with what fits into a page, and the terms of those shown in detail.
 
     `left_out`: how many more are ranked than it lists.
     """
-    first = results.listed(top=DETAILED, terms=True)
-    entries = (*first, *results.listed(top=MOST_ROWS, rejected=True)[len(first) :])
-    return {**ranking_document(results, entries), "left_out": max(len(results.ranked) - MOST_ROWS, 0)}
+    first = ranked.listed(top=DETAILED, terms=True)
+    entries = (*first, *ranked.listed(top=MOST_ROWS, rejected=True)[len(first) :])
+    return {**ranking_document(inputs, ranked, entries), "left_out": max(len(ranked) - MOST_ROWS, 0)}
 
 
 _ROW_HEIGHT = 38
@@ -204,17 +204,17 @@ _OTHERS, _WORTH = "all other collectives", 0.005
 def spent(one: ConfigurationDetail) -> list[Json]:
     """What a configuration spends of time and memory, by the same names in all, to compare it with another."""
     exposed = _term_sums(one, exposed=True)
-    framework, bubble_s = one.inputs.problem.framework, one.pricing.bubble_s
+    framework, bubble_s = one.inputs.problem.framework, one.priced.bubble_s
     step = {
         **_work_sums(one),
         **{f"exposed {over_axis(key, framework)}": exposed_s for key, exposed_s in exposed.items()},
     }
     step |= {BUBBLE: bubble_s} if bubble_s else {}
     # Terms are those of all pipeline stages, the step's wait that of one.
-    rest_s = one.pricing.iteration_s - sum(step.values())
+    rest_s = one.priced.iteration_s - sum(step.values())
     step |= {"the rest": rest_s} if bubble_s else {}
-    *items, _ = memory_items(one.pricing)
-    scale, unit = time_unit(one.pricing.iteration_s)
+    *items, _ = memory_items(one.priced)
+    scale, unit = time_unit(one.priced.iteration_s)
     return [
         {"title": "Step", "unit": unit, "per": scale, "values": step},
         {"title": "Peak memory per GPU", "unit": "GiB", "per": float(GIB), "values": dict(items)},
@@ -224,8 +224,8 @@ def spent(one: ConfigurationDetail) -> list[Json]:
 def shares_figure(found: Sequence[ConfigurationDetail], *, picked: Json | None, layouts: LayoutWords) -> Json:
     """One pair of bars per configuration: the step with its interval above, overlapped communication below."""
     names = [layouts.short(one.config, launch=one.config is picked) for one in found]
-    steps = [one.pricing.iteration_s for one in found]
-    computed = [_work_sums(one) | ({BUBBLE: one.pricing.bubble_s} if one.pricing.bubble_s else {}) for one in found]
+    steps = [one.priced.iteration_s for one in found]
+    computed = [_work_sums(one) | ({BUBBLE: one.priced.bubble_s} if one.priced.bubble_s else {}) for one in found]
     exposed = _with_others([_term_sums(one, exposed=True) for one in found], steps)
     hidden = _with_others([_term_sums(one, exposed=False) for one in found], steps)
     configs, places = [one.config for one in found], [number + _STEP_PLACE for number in range(len(found))]
@@ -268,13 +268,13 @@ def _with_others(sums: Sequence[dict[str, float]], steps: Sequence[float]) -> li
 
 def _work_sums(one: ConfigurationDetail) -> dict[str, float]:
     """Seconds by kind of computation."""
-    return _sums((each.kind, each.seconds) for each in work_by_kind(one.pricing, one.inputs.problem.workload))
+    return _sums((each.kind, each.seconds) for each in work_by_kind(one.priced))
 
 
 def _term_sums(one: ConfigurationDetail, *, exposed: bool) -> dict[str, float]:
     """Seconds by collective and axis: exposed or overlapped."""
-    seconds = [term.exposed_s if exposed else hidden_s(term) for term in one.pricing.terms]
-    names = [f"{term.op} over {axis_name(term.axis)}" for term in one.pricing.terms]
+    seconds = [term.exposed_s if exposed else hidden_s(term) for term in one.priced.terms]
+    names = [f"{term.op} over {axis_name(term.axis)}" for term in one.priced.terms]
     return {key: found_s for key, found_s in _sums(zip(names, seconds, strict=True)).items() if found_s}
 
 

@@ -7,12 +7,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from axonn_tune import __version__
-from axonn_tune.cost.prediction import Pricing
+from axonn_tune.cost.price import Detail
 from axonn_tune.cost.spans import STEP, predicted_spans, spans_of_one
 from axonn_tune.errors import UsageError
 from axonn_tune.grid import AXES
+from axonn_tune.ranking.inputs import Inputs
 from axonn_tune.report import page
-from axonn_tune.report.explain import PricedConfiguration
 from axonn_tune.report.output import NOTHING, Column, Json, axis_name, fields_of, known_value, text_of, words, wrapped
 from axonn_tune.report.ranking import COLLECTIVE
 from axonn_tune.specs.results import Quantity, Summary, SummaryTerm
@@ -267,15 +267,15 @@ def choose_step(traces: Sequence[MeasuredTrace], *, step: int | None) -> TraceSt
     return TraceStep(traces, step)
 
 
-def merged_trace(prediction: PricedConfiguration, measured: TraceStep | None) -> str:
+def merged_trace(inputs: Inputs, priced: Detail, measured: TraceStep | None) -> str:
     """The JSON trace: a process of the prediction, then one for each measured rank.
 
     Each run's ranks of one host are aligned at the first of their starts: differences between those are real,
     differences between clocks of several hosts would not be.
     """
-    spans = predicted_spans(prediction.pricing, alike=_alike(prediction.pricing))
+    spans = predicted_spans(priced, alike=_alike(priced))
     if measured is None:
-        return trace_text([Process(PREDICTED, 0, spans)], notes=_trace_notes(prediction, None))
+        return trace_text([Process(PREDICTED, 0, spans)], notes=_trace_notes(inputs, priced, None))
     spans[0] = replace(spans[0], name=step_name(measured.step))
     begun_s: dict[tuple[Path, str], float] = {}
     for trace in measured.traces:
@@ -286,31 +286,31 @@ def merged_trace(prediction: PricedConfiguration, measured: TraceStep | None) ->
     for number, (name, trace) in enumerate(zip(measured.process_names, measured.traces, strict=True), 1):
         found = [shifted(span, -begun_s[trace.path.parent, trace.host]) for span in trace.of_step(measured.step)]
         processes.append(Process(name, number, found))
-    return trace_text(processes, notes=_trace_notes(prediction, measured))
+    return trace_text(processes, notes=_trace_notes(inputs, priced, measured))
 
 
-def _alike(pricing: Pricing) -> int:
+def _alike(priced: Detail) -> int:
     """How many equal micro-batches to show: as many as a browser shows without effort, and at least one."""
-    return max(_MOST_SPANS // spans_of_one(pricing), 1)
+    return max(_MOST_SPANS // spans_of_one(priced), 1)
 
 
-def trace_remarks(prediction: PricedConfiguration, measured: TraceStep | None) -> list[str]:
+def trace_remarks(priced: Detail, measured: TraceStep | None) -> list[str]:
     """Durations of the step, and collectives that only one side has, which then are about different things."""
-    predicted_s = prediction.pricing.iteration_s
-    alike, times = _alike(prediction.pricing), prediction.pricing.batches[0].times
+    predicted_s = priced.iteration_s
+    alike, times = _alike(priced), priced.batches[0].times
     short = [f"{alike} of {times} equal micro-batches are shown."] if times > alike else []
     if measured is None:
         return [f"{STEP.capitalize()} predicted to take {show_seconds(predicted_s)}.", *short]
     took_s = [_duration_s(trace.whole_step(measured.step)) for trace in measured.traces]
     whole = f"Step {measured.step} took {show_seconds(max(took_s))}, predicted {show_seconds(predicted_s)}."
-    if prediction.pricing.stages:
-        shown = prediction.pricing.stage
+    if priced.stages:
+        shown = priced.stage
         return [
             whole,
             *short,
             f"Of the prediction, pipeline stage {shown} is shown, without messages and waits for others.",
         ]
-    ours = _collective_names(predicted_spans(prediction.pricing, operations=False, alike=1))
+    ours = _collective_names(predicted_spans(priced, operations=False, alike=1))
     theirs = {name for trace in measured.traces for name in _collective_names(trace.of_step(measured.step))}
     remarks = [
         f"{counted(len(names), 'collective')} only {where}, such as {min(names)}: is this the config that ran?"
@@ -328,10 +328,9 @@ def _duration_s(span: Span) -> float:
     return span.end_s - span.start_s
 
 
-def _trace_notes(prediction: PricedConfiguration, measured: TraceStep | None) -> Json:
+def _trace_notes(inputs: Inputs, priced: Detail, measured: TraceStep | None) -> Json:
     """What the file is of, with the hashes of what made it."""
-    inputs, pricing = prediction.inputs, prediction.pricing
-    grid = pricing.configuration.grid
+    grid = priced.grid
     notes: Json = {
         "schema": TRACE_SCHEMA,
         "tool_version": __version__,
@@ -342,7 +341,7 @@ def _trace_notes(prediction: PricedConfiguration, measured: TraceStep | None) ->
             "machine_sha256": inputs.machine.sha256,
             **{axis: grid.axis_size(axis) for axis in AXES},
             "order": ",".join(grid.order),
-            "iteration_s": pricing.iteration_s,
+            "iteration_s": priced.iteration_s,
         },
     }
     if measured is not None:

@@ -10,11 +10,20 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from axonn_tune import __version__
+from axonn_tune.cost.price import Detail
 from axonn_tune.cost.uncertainty import own_bound_s
 from axonn_tune.frameworks.description import Framework
-from axonn_tune.ranking.compare import OF_THE_CLAIM, Comparison, Contender, StepPrediction
+from axonn_tune.ranking.compare import (
+    OF_THE_CLAIM,
+    Comparison,
+    Contender,
+    by_axis,
+    limits,
+    own_software_s,
+    paper_step_flops,
+    sizes_of,
+)
 from axonn_tune.ranking.inputs import Inputs
-from axonn_tune.ranking.space import Problem
 from axonn_tune.ranking.sweep import Point
 from axonn_tune.report import page
 from axonn_tune.report.configuration import LayoutWords, inputs_of
@@ -43,6 +52,7 @@ from axonn_tune.report.ranking import (
     document_head,
     entry_fields,
     framework_of,
+    layout_words,
     origin,
     shown_axes,
     shown_rows,
@@ -203,8 +213,8 @@ def _point_json(point: Point) -> Json:
         "reason": point.reason or None,
         "efficiency": point.efficiency,
         "workload": problem.workload.model_dump(mode="json", by_alias=True),
-        "config": None if point.entry is None else entry_fields(point.entry, problem),
-        "shortest_step": None if point.fastest is None else entry_fields(point.fastest, problem),
+        "config": None if point.entry is None else entry_fields(point.entry),
+        "shortest_step": None if point.fastest is None else entry_fields(point.fastest),
     }
 
 
@@ -225,7 +235,7 @@ def sweep_section(document: Json, *, identity: str, source: str) -> Json:
         document["machine"]["accelerator"]["name"],
         f"sequences of {' and '.join(f'{length:,}' for length in lengths)} tokens",
         points[0]["workload"]["precision"],
-        f"the best of each of {counted(len(points), 'point')} by {METRICS[document['rank_by']][0]}",
+        f"the best of each of {counted(len(points), 'point')} by {METRICS[document['rank_by']]}",
     ]
     layouts = LayoutWords.of(document, [point["config"] or {} for point in points])
     rows, tall = _sweep_rows(points, framework, layouts.axes)[1], len(points) > _MANY
@@ -434,7 +444,7 @@ def comparison_remarks(comparison: Comparison) -> list[str]:
     first = comparison.own.prediction
     if first is not None:
         lines.append(
-            f"4D takes {first.performance.low_s:.3g} to {first.performance.high_s:.3g} s (80%). Most of that is common "
+            f"4D takes {first.low_s:.3g} to {first.high_s:.3g} s (80%). Most of that is common "
             f"to all strategies; ±{_own_s(comparison, first):.3g} s is 4D's own, and what counts for model error."
         )
     if comparison.overlap is not None:
@@ -468,10 +478,9 @@ def fastest_words(comparison: Comparison) -> str:
     """Which strategy has the shortest step, by how much before 4D or else the next, and whether model error is more."""
     first, *others = (one for one in comparison.contenders if one.prediction)
     assert first.prediction is not None, "compare found one"
-    performance, step_s = first.prediction.performance, first.prediction.iteration_s
+    fastest, step_s = first.prediction, first.prediction.iteration_s
     said = (
-        f"{first.name} has the shortest step, {show_seconds(step_s)} "
-        f"({show_interval(performance.low_s, performance.high_s)})"
+        f"{first.name} has the shortest step, {show_seconds(step_s)} ({show_interval(fastest.low_s, fastest.high_s)})"
     )
     second = next((one for one in others if one.key == "4d"), others[0] if others else None)
     if second is None or second.prediction is None:
@@ -482,9 +491,9 @@ def fastest_words(comparison: Comparison) -> str:
     return f"{said}, {percent(1.0 - step_s / other_s)} less than {second.name}'s {show_seconds(other_s)}: {error}."
 
 
-def _own_s(comparison: Comparison, found: StepPrediction) -> float:
+def _own_s(comparison: Comparison, found: Detail) -> float:
     """Half of the 80% interval of a step that no other strategy shares, s."""
-    waiting_s = found.pricing.exposed_communication_s
+    waiting_s = found.exposed_communication_s
     return own_bound_s(comparison.problem.machine, step_s=found.iteration_s, waiting_s=waiting_s)
 
 
@@ -497,7 +506,7 @@ def _limits(contender: Contender, comparison: Comparison) -> str:
         shares = [f"{signed_percent(share)} {what}" for what, share in comparison.separated_by(contender)]
         parts.append(f"{signed_percent(longer)} over {first.name}{': ' if shares else ''}{', '.join(shares)}")
     elif found is not None:
-        shares = [f"{what} {percent(share)}" for what, share in found.limits()]
+        shares = [f"{what} {percent(share)}" for what, share in limits(found)]
         parts.append(
             f"overhead beyond useful compute: {', '.join(shares)}" if shares else "no overhead beyond useful compute"
         )
@@ -506,10 +515,8 @@ def _limits(contender: Contender, comparison: Comparison) -> str:
     if best_unlimited is not None and (
         found is None or best_unlimited.iteration_s < (1.0 - NOTABLE) * found.iteration_s
     ):
-        recompute = best_unlimited.pricing.configuration.recompute
-        parts.append(
-            f"with unlimited memory {best_unlimited.iteration_s:.3g} s ({best_unlimited.layout}, recompute {recompute})"
-        )
+        layout = f"{layout_words(sizes_of(best_unlimited))}, recompute {best_unlimited.recompute}"
+        parts.append(f"with unlimited memory {best_unlimited.iteration_s:.3g} s ({layout})")
     return "; ".join(parts) + "."
 
 
@@ -522,10 +529,10 @@ def _claims(comparison: Comparison) -> list[str]:
         *_gain_of_the_paper(comparison),
     ]
     first = comparison.own.prediction
-    if first is not None and first.paper_flops_per_s is not None:
+    if first is not None and (counted := _by_papers_count(first))["paper_share"] is not None:
         lines.append(
             f"By the paper's count, which includes full recompute, done or not, 4D is predicted to reach "
-            f"{percent(first.paper_share)} of peak, {first.paper_flops_per_s / PETA:.3g} PFLOP/s in all."
+            f"{percent(counted['paper_share'])} of peak, {counted['paper_flops_per_s'] / PETA:.3g} PFLOP/s in all."
         )
     if comparison.problem.limits.recompute is None:
         lines.append("The paper used full activation recomputation throughout: --recompute full compares the same.")
@@ -580,38 +587,44 @@ def _contender_json(comparison: Comparison, contender: Contender) -> Json:
         "infeasible": contender.infeasible or None,
         "gain_of_4d": comparison.gain(contender),
         "separated_by": [{"what": what, "share": share} for what, share in comparison.separated_by(contender)],
-        "prediction": None if found is None else _prediction_json(found, comparison.problem),
-        "endless_memory": None if best_unlimited is None else _prediction_json(best_unlimited, comparison.problem),
+        "prediction": None if found is None else _prediction_json(found),
+        "endless_memory": None if best_unlimited is None else _prediction_json(best_unlimited),
     }
 
 
-def _prediction_json(found: StepPrediction, problem: Problem) -> Json:
+def _by_papers_count(priced: Detail) -> Json:
+    """Share of peak and FLOP/s by the paper's count of FLOPs, None where that does not describe the model."""
+    job, counted = priced.job, paper_step_flops(priced.job.model, priced.job.workload)
+    if counted is None:
+        return {"paper_share": None, "paper_flops_per_s": None}
+    peak = job.machine.accelerator.peak_flops_per_s(job.workload.precision) * priced.grid.world
+    return {"paper_share": counted / (priced.iteration_s * peak), "paper_flops_per_s": counted / priced.iteration_s}
+
+
+def _prediction_json(priced: Detail) -> Json:
     """One priced layout."""
-    pricing, configuration = found.pricing, found.pricing.configuration
+    sizes = sizes_of(priced)
     return {
-        "layout": found.layout,
-        "sizes": found.sizes,
-        "micro_batch": configuration.micro_batch,
-        "grad_accumulation": pricing.accumulation,
-        "recompute": configuration.recompute,
-        "pipeline": configuration.grid.pipeline,
-        "chunks": configuration.chunks,
-        "iteration_s": pricing.iteration_s,
-        "own_software_s": found.own_software_s,
-        **fields_of(found.performance, ("low_s", "high_s")),
-        **fields_of(pricing, ("compute_s", "communication_s", "exposed_communication_s", "bubble_s")),
+        "layout": layout_words(sizes),
+        "sizes": sizes,
+        "grad_accumulation": priced.accumulation,
+        "own_software_s": own_software_s(priced),
+        **fields_of(priced, _PREDICTED),
         "traffic": [
             {"kind": axis, "seconds": seconds, "exposed_s": exposed_s}
-            for axis, (seconds, exposed_s) in found.by_axis().items()
+            for axis, (seconds, exposed_s) in by_axis(priced).items()
         ],
-        "limits": [{"what": what, "share": share} for what, share in found.limits()],
-        "memory_bytes": float(pricing.memory.total_bytes),
-        **fields_of(found.performance, ("tokens_per_s", "mfu", "hfu", "logged_tflops_per_gpu")),
-        **fields_of(found, ("paper_share", "paper_flops_per_s")),
-        **training_fields(
-            problem, step_s=pricing.iteration_s, low_s=found.performance.low_s, high_s=found.performance.high_s
-        ),
+        "limits": [{"what": what, "share": share} for what, share in limits(priced)],
+        **_by_papers_count(priced),
+        **training_fields(priced.job, priced),
     }
+
+
+_PREDICTED = (
+    *("micro_batch", "recompute", "pipeline", "chunks", "iteration_s", "low_s", "high_s", "compute_s"),
+    *("communication_s", "exposed_communication_s", "bubble_s", "memory_bytes", "tokens_per_s", "mfu", "hfu"),
+    "logged_tflops_per_gpu",
+)
 
 
 def comparison_section(document: Json, *, identity: str, source: str) -> Json:

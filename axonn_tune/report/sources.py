@@ -9,8 +9,8 @@ from pathlib import Path
 
 from axonn_tune.errors import DocumentError, Problem, UsageError, suggest
 from axonn_tune.grid import AXES
+from axonn_tune.ranking.choosing import run_search
 from axonn_tune.ranking.inputs import launch_inputs
-from axonn_tune.ranking.results import run_search
 from axonn_tune.ranking.space import Limits
 from axonn_tune.report import page
 from axonn_tune.report.configuration import explanation_section
@@ -65,11 +65,11 @@ def launch_section(file: Path, *, identity: str, machine: str | None = None) -> 
     machine: its profile, if the one that the config names is not at hand; UsageError then, without one.
     """
     inputs, changed = launch_inputs(str(file), machine=machine)
-    alone = run_search(inputs)
+    alone = run_search(inputs.problem)
     launch = load_document(file, schema=Launch)
-    everything = run_search(replace(inputs, problem=replace(inputs.problem, limits=Limits())))
-    document = ranking_of(everything)
-    picked = entry_json(alone.ranked.entry(0, terms=True), alone) if len(alone.ranked) else None
+    everything = replace(inputs, problem=replace(inputs.problem, limits=Limits()))
+    document = ranking_of(everything, run_search(everything.problem))
+    picked = entry_json(alone.detail(0), alone) if len(alone) else None
     if picked is not None:
         # The rank that its grid has among all.
         same = (one["rank"] for one in document["configs"] if all(one[axis] == picked[axis] for axis in AXES))

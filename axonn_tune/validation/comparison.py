@@ -14,8 +14,10 @@ from itertools import combinations
 from statistics import fmean, median
 from typing import Literal, TypeAlias
 
-from axonn_tune.cost.prediction import Configuration, Pricing, price_configuration
+from axonn_tune.cost.price import Detail
+from axonn_tune.cost.price import price as price_layout
 from axonn_tune.grid import AXES, split_axes
+from axonn_tune.job import Job, Layout
 from axonn_tune.specs.machine import COLLECTIVE_KINDS, Machine, Tier
 from axonn_tune.specs.model import Model
 from axonn_tune.specs.results import (
@@ -359,17 +361,14 @@ def repriced(measurements: Measurements, machine: Machine) -> Measurements:
     return measurements.model_copy(update={"machine": machine, "configurations": found})
 
 
-def price(model: Model, machine: Machine, configuration: FixedConfiguration) -> Pricing:
+def price(model: Model, machine: Machine, configuration: FixedConfiguration) -> Detail:
     """The current prediction of a profile for a configuration."""
-    return price_configuration(model, machine, configuration.workload, Configuration.of(configuration))
+    return price_layout(Job(model, machine, configuration.workload), Layout.of(configuration))
 
 
-def predicted_step(priced: Pricing) -> PredictedStep:
+def predicted_step(priced: Detail) -> PredictedStep:
     """A prediction without its interval, which is the profile's and not the configuration's."""
-    memory_bytes = float(priced.memory.total_bytes)
-    return PredictedStep.from_fields_of(
-        priced, step_s=priced.iteration_s, low_s=None, high_s=None, memory_bytes=memory_bytes
-    )
+    return PredictedStep.from_fields_of(priced, step_s=priced.iteration_s, low_s=None, high_s=None)
 
 
 def _repriced(

@@ -21,15 +21,16 @@ from typing import Any, TypeAlias
 
 from axonn_tune import __version__
 from axonn_tune.calibration.profile import LOOPBACK
-from axonn_tune.cost.prediction import Configuration, Pricing, price_configuration
+from axonn_tune.cost.price import price
 from axonn_tune.errors import EnvironmentProblem, TrainingFailedError, UsageError, error_of
 from axonn_tune.grid import Grid
+from axonn_tune.job import Job, Layout
 from axonn_tune.lab.lab import TRAIN, Lab, exit_codes, require_world
 from axonn_tune.launch import host
 from axonn_tune.launch.config import build_launch, write_launch
 from axonn_tune.processes import die_with, processor_name
+from axonn_tune.ranking.choosing import run_search
 from axonn_tune.ranking.inputs import Inputs, machine_of_launch
-from axonn_tune.ranking.results import run_search
 from axonn_tune.specs.catalog import load_machine
 from axonn_tune.specs.launch import Launch, configuration_name
 from axonn_tune.specs.loading import Loaded, load_document, load_file
@@ -82,10 +83,9 @@ class Selection:
 
 def plan_from_ranking(inputs: Inputs, selection: Selection, *, command: str) -> ValidationPlan:
     """The configurations of a ranking; NothingFeasibleError if there is none."""
-    results = run_search(inputs)
-    results.require_any()
-    count = len(results.ranked) if selection.top == 0 else min(selection.top, len(results.ranked))
-    best = [results.ranked.pricing(place).configuration for place in range(count)]
+    ranked = run_search(inputs.problem)
+    ranked.require_any()
+    best = [ranked.layout(place) for place in range(min(selection.top or len(ranked), len(ranked)))]
     workload = inputs.problem.workload
     workloads = [workload, workload.model_copy(update={"overlaps": ()})] if selection.also_blocking else [workload]
     launches = [
@@ -113,7 +113,7 @@ def plan_from_files(paths: Sequence[str], *, machine: str | None, command: str) 
     model = Loaded(first.model, Path(paths[0]), first.provenance.model_sha256)
     launches = []
     for document in documents:
-        now = _priced_launch(Configuration.of(document), model, profile, document.workload, command=command)
+        now = _priced_launch(Layout.of(document), model, profile, document.workload, command=command)
         launches.append(document.model_copy(update={"predicted": now.predicted}))
     _require_distinct(paths, launches)
     return ValidationPlan(tuple(launches), model, profile, command)
@@ -130,14 +130,14 @@ def _require_distinct(paths: Sequence[str], launches: Sequence[Launch]) -> None:
 
 
 def _priced_launch(
-    configuration: Configuration, model: Loaded[Model], machine: Loaded[Machine], workload: Workload, *, command: str
+    configuration: Layout, model: Loaded[Model], machine: Loaded[Machine], workload: Workload, *, command: str
 ) -> Launch:
     """The launch config of a configuration, with its prediction."""
-    priced: Pricing = price_configuration(model.document, machine.document, workload, configuration)
-    return build_launch(priced, model=model, machine=machine, workload=workload, command=command)
+    priced = price(Job(model.document, machine.document, workload), configuration)
+    return build_launch(priced, model=model, machine=machine, command=command)
 
 
-def _in_orders(best: Iterable[Configuration], orders: Sequence[tuple[str, ...]]) -> Iterator[Configuration]:
+def _in_orders(best: Iterable[Layout], orders: Sequence[tuple[str, ...]]) -> Iterator[Layout]:
     """Each configuration in its own rank order, then in the others that place its ranks differently."""
     for configuration in best:
         grid = configuration.grid
@@ -365,7 +365,7 @@ def _run(launch: Launch, runner: RankRunner, steps: int, directory: Path) -> Run
 def _serial_run(plan: ValidationPlan, steps: int, directory: Path) -> Serial:
     """Train on a single rank of this host, whatever the other runs use, with the first one's micro-batches."""
     first = plan.launches[0]
-    configuration = Configuration(Grid(), first.micro_batch, "none")
+    configuration = Layout(Grid(), first.micro_batch, "none")
     launch = _priced_launch(configuration, plan.model, plan.machine, first.workload, command=plan.command)
     times = _run(launch, ProcessRunner(), steps, directory).times
     return Serial(losses=times.losses, gradient_norms=times.gradient_norms)

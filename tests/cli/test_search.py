@@ -120,7 +120,7 @@ def test_terms_and_columns_agree(ranking: Any) -> None:
     configs = [config for config in ranking["configs"] if config["feasible"]]
     assert len(configs) == len(found)
     for position, config in enumerate(configs):
-        candidate, pricing = found.candidate(position), found.price(position)
+        candidate, pricing = found[position], found.detail(position)
         for name in ("communication_s", "compute_s", "iteration_s"):
             assert config[name] == getattr(candidate, name) == getattr(pricing, name)
         assert config["memory_bytes"] == candidate.memory_bytes == pricing.memory.total_bytes

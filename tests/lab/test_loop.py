@@ -21,7 +21,7 @@ import pytest
 
 from axonn_tune.cli.main import main
 from axonn_tune.cost import collectives
-from axonn_tune.cost.prediction import Pricing
+from axonn_tune.cost.price import Detail
 from axonn_tune.errors import EnvironmentProblem
 from axonn_tune.lab.lab import Lab
 from axonn_tune.lab.links import verify
@@ -165,7 +165,7 @@ def without_latency(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every hop and call is free."""
     original = regression.price
 
-    def broken(model: Model, machine: Machine, configuration: FixedConfiguration) -> Pricing:
+    def broken(model: Model, machine: Machine, configuration: FixedConfiguration) -> Detail:
         tiers = tuple(tier.model_copy(update={"latency_us": 0.0}) for tier in machine.tiers)
         library = machine.library.model_copy(update={"launch_us": 0.0})
         return original(model, machine.model_copy(update={"tiers": tiers, "library": library}), configuration)
@@ -186,7 +186,7 @@ def with_axes_swapped(monkeypatch: pytest.MonkeyPatch) -> None:
     """x is taken for y, and y for x."""
     original = regression.price
 
-    def broken(model: Model, machine: Machine, configuration: FixedConfiguration) -> Pricing:
+    def broken(model: Model, machine: Machine, configuration: FixedConfiguration) -> Detail:
         grid = configuration.grid
         swapped = grid.model_copy(update={"x": grid.y, "y": grid.x})
         return original(model, machine, configuration.model_copy(update={"grid": swapped}))

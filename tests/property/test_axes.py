@@ -5,27 +5,14 @@ from __future__ import annotations
 import itertools
 from math import prod
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from axonn_tune.frameworks import registry
-from axonn_tune.grid import ALL_AXES, ENDS, WORLD, Grid, divisors, factorizations, split_axes
-from axonn_tune.ranking.choosing import search
-from axonn_tune.specs.catalog import load_machine
+from axonn_tune.grid import ALL_AXES, WORLD, Grid, divisors, factorizations, split_axes
 from tests.property import strategies
-from tests.unit.small import small_model, small_problem
 
 SUBSETS = st.sets(st.sampled_from(ALL_AXES), min_size=1).map(lambda chosen: tuple(a for a in ALL_AXES if a in chosen))
-
-
-@given(strategies.six_axis_grids())
-def test_ranks_and_coordinates_are_one_to_one(grid: Grid) -> None:
-    """Guards the mesh over six axes: each rank has its own coordinates, and they lead back to it."""
-    places = [grid.coordinates(rank) for rank in range(grid.world)]
-    assert len({tuple(place.items()) for place in places}) == grid.world == prod(grid.sizes)
-    assert [grid.rank(place) for place in places] == list(range(grid.world))
 
 
 @given(strategies.six_axis_grids())
@@ -51,16 +38,6 @@ def test_groups_partition_the_world(grid: Grid, axes: tuple[str, ...]) -> None:
     assert all(group[-1] - group[0] < shape.span for group in groups)
     for rank in groups[0]:
         assert grid.members(rank, name) == groups[0]
-
-
-@given(strategies.six_axis_grids())
-def test_named_groups(grid: Grid) -> None:
-    """Guards the two groups with names of their own: the world, and the ends of the pipeline."""
-    assert grid.members(0, WORLD) == tuple(range(grid.world))
-    ends = grid.group_shape(ENDS)
-    assert ends.size == min(grid.pipeline, 2)
-    if grid.pipeline > 1:
-        assert grid.rank({"pipeline": grid.pipeline - 1}) == ends.span // 2
 
 
 @given(strategies.six_axis_grids(), st.permutations(ALL_AXES))
@@ -102,26 +79,3 @@ def test_what_makes_no_world_is_refused(sizes: tuple[int, ...], named: dict[str,
     """Guards the constructor: sizes below 1, too many, twice, axes there are not, orders that leave one out."""
     with pytest.raises(ValueError, match=message):
         Grid(*sizes, **named)
-
-
-@given(strategies.six_axis_grids(), st.integers(1, 100))
-def test_ranks_outside_the_world_are_refused(grid: Grid, beyond: int) -> None:
-    """Guards against ranks and coordinates that no one has."""
-    with pytest.raises(ValueError, match="outside a world"):
-        grid.coordinates(grid.world - 1 + beyond)
-    with pytest.raises(ValueError, match="outside an axis"):
-        grid.rank({"z": grid.z - 1 + beyond})
-
-
-@pytest.mark.parametrize("name", sorted(registry()))
-def test_layouts_of_a_framework_are_factorizations_over_its_axes(name: str) -> None:
-    """Guards the space: every layout is ranked or rejected once, and uses no axis that the framework has not."""
-    framework = registry()[name]
-    ranking = search(small_problem(small_model(), load_machine("dgx-h100").document, framework, gpus=8))
-    searched = ranking.searched
-    assert searched.grids == len(factorizations(8, axes=len(framework.axes)))
-    ranked = {ranking.candidate(position).configuration.grid for position in range(len(ranking))}
-    assert len(ranked) + len(ranking.rejected()) == searched.grids
-    foreign = [axis for axis in ALL_AXES if axis not in framework.axes]
-    assert not np.any([grid.axis_size(axis) > 1 for grid in ranked for axis in foreign])
-    assert all(grid.world == 8 for grid in ranked)

@@ -108,9 +108,9 @@ def test_a_search_with_pins_says_the_same_second(accuracy: Accuracy) -> None:
     """Guards that there is one path: for every scored row `search` and `explain` with pins say the same second."""
     for one, _, step_s in scored(accuracy):
         found = axonn_tune.explain(**pins(one))
-        assert found.entry.iteration_s == pytest.approx(step_s, rel=1e-9), one.row.id
-        assert found.pricing.iteration_s == pytest.approx(step_s, rel=1e-9), one.row.id
-        assert (found.entry.low_s, found.entry.high_s) == pytest.approx((one.low_s, one.high_s), rel=1e-9), one.row.id
+        assert found.priced.iteration_s == pytest.approx(step_s, rel=1e-9), one.row.id
+        assert found.priced.iteration_s == pytest.approx(step_s, rel=1e-9), one.row.id
+        assert (found.priced.low_s, found.priced.high_s) == pytest.approx((one.low_s, one.high_s), rel=1e-9), one.row.id
 
 
 def test_what_is_written_for_a_row_is_read_as_the_same_second(accuracy: Accuracy, tmp_path: Path) -> None:
@@ -123,7 +123,7 @@ def test_what_is_written_for_a_row_is_read_as_the_same_second(accuracy: Accuracy
         folder.mkdir()
         path, *_ = axonn_tune.search(**pins(one)).write_launch_config(folder / "run.sh")
         found = axonn_tune.explain_command(path, machine=case.machine, model=case.model)
-        assert found.pricing.iteration_s == pytest.approx(step_s, rel=1e-9), one.row.id
+        assert found.priced.iteration_s == pytest.approx(step_s, rel=1e-9), one.row.id
         read += 1
     assert read >= 150
 

@@ -64,13 +64,13 @@ def test_the_command_is_the_row(explained: CommandExplanation) -> None:
     rows = [row for row in read_steps(SHIPPED / "steps.csv") if row.id in PUBLISHED_S]
     for predicted in predict_steps(rows):
         assert predicted.row.step_s == PUBLISHED_S[predicted.row.id]
-        assert explained.pricing.configuration == predicted.configuration
-        assert explained.pricing.iteration_s == pytest.approx(predicted.predicted_s, rel=2e-3)
+        assert explained.priced.configuration == predicted.configuration
+        assert explained.priced.iteration_s == pytest.approx(predicted.predicted_s, rel=2e-3)
 
 
 def test_the_published_time_is_within_the_interval(explained: CommandExplanation) -> None:
     """Guards the prediction: within the interval shown, and within a tenth."""
-    entry, step_s = explained.entry, explained.pricing.iteration_s
+    entry, step_s = explained.priced, explained.priced.iteration_s
     assert entry.low_s is not None
     assert entry.high_s is not None
     for published_s in PUBLISHED_S.values():
@@ -84,7 +84,7 @@ def test_the_search_has_the_published_layout(explained: CommandExplanation) -> N
     assert said.layouts == 257
     assert said.rank is not None
     assert said.rank <= 5
-    assert said.best_s == pytest.approx(explained.pricing.iteration_s, rel=0.06)
+    assert said.best_s == pytest.approx(explained.priced.iteration_s, rel=0.06)
 
 
 @pytest.mark.parametrize(
@@ -99,7 +99,7 @@ def test_fits_that_have_not_seen_it_agree(
     profile = machine(without_source() if numbers is None else numbers)
     found = axonn_tune.explain_command(COMMAND, machine=profile)
     held_out = left_out_s(column)["dgxc-0026"]
-    assert found.pricing.iteration_s == pytest.approx(held_out, rel=5e-3)
-    assert abs(found.pricing.iteration_s / PUBLISHED_S["dgxc-0026"] - 1.0) < error
+    assert found.priced.iteration_s == pytest.approx(held_out, rel=5e-3)
+    assert abs(found.priced.iteration_s / PUBLISHED_S["dgxc-0026"] - 1.0) < error
     assert found.stated.rank is not None
     assert found.stated.rank <= rank

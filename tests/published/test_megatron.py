@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from axonn_tune.cost.prediction import Configuration, price_configuration
+from axonn_tune.cost.price import price
 from axonn_tune.frameworks import find_framework
 from axonn_tune.grid import Grid
+from axonn_tune.job import Job, Layout
 from axonn_tune.specs.catalog import load_machine
 from axonn_tune.specs.model import Model, ModelDefaults
 from axonn_tune.specs.traces import block_backward, block_forward
@@ -46,12 +47,14 @@ def test_published_block_times_are_met(
     *, split: bool, recompute: Recompute, forward_ms: float, backward_ms: float
 ) -> None:
     """Guards the parts: a step can be right by errors that cancel, its blocks forward and backward less so."""
-    priced = price_configuration(
-        GPT_22B,
-        load_machine("dgx-a100").document,
-        Workload(global_batch=4, sequence_length=2048, precision="fp16"),
-        Configuration(Grid(x=8), 4, recompute, 0),
-        framework=find_framework("megatron-2022").with_step(sequence_parallel=split),
+    priced = price(
+        Job(
+            GPT_22B,
+            load_machine("dgx-a100").document,
+            Workload(global_batch=4, sequence_length=2048, precision="fp16"),
+            find_framework("megatron-2022").with_step(sequence_parallel=split),
+        ),
+        Layout(Grid(x=8), 4, recompute, 0),
     )
     took_ms = {
         name: (stretch.end_s - stretch.start_s) * 1e3

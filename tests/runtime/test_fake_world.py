@@ -12,8 +12,9 @@ import torch.distributed as dist
 from axonn_tune.grid import Grid
 from axonn_tune.program.dimensions import step_values
 from axonn_tune.program.step import build_step
-from axonn_tune.ranking.choosing import Ranking, search
+from axonn_tune.ranking.choosing import search
 from axonn_tune.ranking.inputs import Choices, load_inputs
+from axonn_tune.ranking.priced import Priced
 from axonn_tune.runtime.communicator import Communicator
 from axonn_tune.runtime.ledger import Ledger, LedgerEntry, RankProgram, compare
 from axonn_tune.runtime.mesh import Mesh, build_mesh
@@ -54,20 +55,20 @@ def send_step(transformer: Transformer, accumulation: int, micro_batch: int) -> 
 
 
 @pytest.fixture(scope="module")
-def ranking() -> Ranking:
+def ranking() -> Priced:
     """What the command line ranks for 80b on 1,024 GPUs."""
     return search(load_inputs(Choices(gpus=WORLD, model="80b")).problem)
 
 
 @pytest.mark.parametrize("position", range(BEST))
-def test_the_best_grids_of_80b_send_what_was_priced(position: int, ranking: Ranking) -> None:
+def test_the_best_grids_of_80b_send_what_was_priced(position: int, ranking: Priced) -> None:
     """Guards the ranking: the whole 80b model, on the meta device, sends what the program says.
 
     The norm of the gradient needs values, so its one collective is taken for granted here.
     """
     model, workload = ranking.problem.model, ranking.problem.workload
-    priced = ranking.price(position)
-    found, kept = priced.configuration, int(priced.values["kept"])
+    priced = ranking.detail(position)
+    found, kept = priced.layout, int(priced.values["kept"])
     bf16, wide = torch.bfloat16, torch.float32
     settings = RuntimeSettings(bf16, wide, wide, frozenset(OVERLAPS), found.recompute, kept, torch.device("meta"))
     with fake_mesh(found.grid, rank=position * 100) as mesh:

@@ -11,7 +11,7 @@ ROOT = Path(__file__).parents[2]
 PACKAGE = "axonn_tune"
 
 VOCABULARY = {"errors", "units", "grid", "files", "processes"}
-ENGINE = VOCABULARY | {"specs", "frameworks", "program", "cost"}
+ENGINE = VOCABULARY | {"specs", "frameworks", "job", "program", "cost"}
 COMMANDS = ENGINE | {"ranking", "launch", "lab", "calibration", "validation", "learning", "report"}
 # What each layer may import beside itself and the package's own version.
 MAY_IMPORT: dict[str, set[str]] = {
@@ -25,7 +25,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "specs": VOCABULARY,
     "frameworks": VOCABULARY | {"specs"},
     "program": VOCABULARY | {"specs", "frameworks"},
-    "cost": VOCABULARY | {"specs", "frameworks", "program"},
+    "job": VOCABULARY | {"specs", "frameworks"},
+    "cost": VOCABULARY | {"specs", "frameworks", "job", "program"},
     "runtime": VOCABULARY | {"specs", "frameworks", "program"},
     "ranking": ENGINE,
     "launch": ENGINE | {"ranking"},
@@ -59,7 +60,7 @@ class Import:
 
     @property
     def layer(self) -> str:
-        """What is imported of the package: `cost` for `axonn_tune.cost.prediction`; empty for the package itself."""
+        """What is imported of the package: `cost` for `axonn_tune.cost.price`; empty for the package itself."""
         return self.module.split(".")[1] if "." in self.module else ""
 
     @property

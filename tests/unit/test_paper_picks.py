@@ -8,8 +8,8 @@ from dataclasses import replace
 import pytest
 
 import axonn_tune
+from axonn_tune.cost.price import PricedLayout
 from axonn_tune.grid import AXES
-from axonn_tune.ranking.entries import Entry
 from benchmarks import paper_picks
 from benchmarks.paper_cells import (
     COSTS,
@@ -28,6 +28,7 @@ from benchmarks.paper_cells import (
     sent_tie,
     step_ratio,
     step_tie,
+    wide_order,
     wire_bytes,
 )
 
@@ -43,10 +44,10 @@ def small() -> Cell:
     return found
 
 
-def entry(*sizes: int, order: tuple[str, ...] = AXES) -> Entry:
+def entry(*sizes: int, order: tuple[str, ...] = AXES) -> PricedLayout:
     """A layout without prices."""
     x, y, z, data = sizes
-    return Entry(sizes=(x, y, z, data), order=order)
+    return PricedLayout(sizes=(x, y, z, data), order=order)
 
 
 def test_a_cell_has_the_first_of_each_ranking(small: Cell) -> None:
@@ -54,7 +55,7 @@ def test_a_cell_has_the_first_of_each_ranking(small: Cell) -> None:
     for cost in COSTS:
         first = axonn_tune.search("5b", gpus=64, machine="perlmutter", cost=cost).best
         for own in (small.picks[cost].sent, small.picks[cost].step):
-            assert (own.sizes, own.wide_order) == (first.sizes, first.wide_order)
+            assert (own.grid.sizes, wide_order(own)) == (first.grid.sizes, wide_order(first))
     assert small.ours.sent.communication_s == axonn_tune.search("5b", gpus=64).best.communication_s
     assert small.ours.step.iteration_s == axonn_tune.search("5b", gpus=64, rank_by="iteration").best.iteration_s
 
@@ -62,8 +63,8 @@ def test_a_cell_has_the_first_of_each_ranking(small: Cell) -> None:
 def test_a_pick_is_priced_at_its_best(small: Cell) -> None:
     """Guards the kind reading: no micro-batch or recomputation of the pick's grid and order does better."""
     pick = small.picks[RELEASED]
-    every = axonn_tune.search("5b", gpus=64, variants=True, order=pick.sent.order).results.listed(top=0)
-    same = [one for one in every if one.sizes == pick.sent.sizes]
+    every = axonn_tune.search("5b", gpus=64, variants=True, order=pick.sent.order).ranked.listed(top=0)
+    same = [one for one in every if one.grid.sizes == pick.sent.grid.sizes]
     assert len(same) > 1
     assert pick.sent.communication_s == min(seconds(one.communication_s) for one in same)
     assert pick.step.iteration_s == min(seconds(one.iteration_s) for one in same)
@@ -108,7 +109,7 @@ def test_layouts_name_wide_axes_in_the_order_of_ranks() -> None:
         (entry(1, 1, 16, 4), entry(1, 1, 16, 4, order=("y", "z", "x", "data")), "same"),
     ],
 )
-def test_kinds_of_difference(theirs: Entry, ours: Entry, words: str) -> None:
+def test_kinds_of_difference(theirs: PricedLayout, ours: PricedLayout, words: str) -> None:
     """Guards the table of kinds; axes of size 1 make no other order."""
     assert kind(theirs, ours) == words
 

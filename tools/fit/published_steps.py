@@ -14,12 +14,11 @@ from typing import Any, cast
 
 import numpy as np
 
-from axonn_tune.cost.compute import ComputeClock, ComputeRates, rate_of_matmul
+from axonn_tune.cost.compute import ComputeClock, ComputeRates, exposed_s, lost_s, rate_of_matmul
 from axonn_tune.cost.pipeline import StageTimes, pipeline_time
-from axonn_tune.cost.prediction import Pricer
+from axonn_tune.cost.price import Pricer
 from axonn_tune.cost.replay import ChunkTimes, Replay, StageWork
 from axonn_tune.cost.stages import chunks_of, overlapped, stage_end_s
-from axonn_tune.cost.utilisation import exposed_s, lost_s
 from axonn_tune.frameworks.description import FUSED
 from axonn_tune.program.operations import Collective, MatMul
 from axonn_tune.program.schedule import StepSchedule
@@ -46,7 +45,7 @@ class PublishedSteps:
 
     def _laid_out(self, number: int, case: Case) -> _Candidate:
         (one,) = case.configurations
-        pricer = Pricer(case.model, case.machine, case.workload, one, case.framework, FUSED)
+        pricer = Pricer(case.problem, one, FUSED)
         return (_Whole if pricer.grid.pipeline == 1 else _Pipelined)(number, pricer, self._groups)
 
     def step_s(self, settings: Sequence[Sequence[Setting]]) -> Floats:
@@ -309,7 +308,7 @@ class _Pipelined(_Candidate):
             end_s=[self._end_s(rows, place) for rows in self.stages],
             activation_send_s=sends_s,
             gradient_send_s=sends_s,
-            overlapped=overlapped(self.pricer.framework.schedule, self.pricer.configuration.chunks),
+            overlapped=overlapped(self.pricer.framework.schedule, self.pricer.layout.chunks),
         )
         time = pipeline_time(times, micro_batches=self.micro_batches)
         computed = [

@@ -1,7 +1,7 @@
 """How errors of published steps grow with GPUs and pipeline stages, and what printed intervals hold.
 
 python -m tools.fit.scale            # slopes by series, the two numbers, coverage and width by source, largest sizes
-python -m tools.fit.scale --write    # the same, and write the numbers: cost/uncertainty.py, cost/evidence.py
+python -m tools.fit.scale --write    # the same, and write the numbers: cost/uncertainty.py
 
 A series is the rows of one publication, software, accelerator and model that differ in GPUs (weak scaling, or strong)
 but neither in TP nor in PP; or that differ in pipeline stages but neither in GPUs, TP nor micro-batch. Its slope is
@@ -21,9 +21,8 @@ from pathlib import Path
 
 import numpy as np
 
-from axonn_tune.cost import evidence, uncertainty
-from axonn_tune.cost.evidence import LARGEST
-from axonn_tune.cost.uncertainty import DEVIATIONS
+from axonn_tune.cost import uncertainty
+from axonn_tune.cost.uncertainty import DEVIATIONS, LARGEST
 from axonn_tune.files import write_text_atomically
 from axonn_tune.validation.published.accuracy import (
     SUMS,
@@ -125,7 +124,7 @@ def write(per_gpus: float, per_stages: float, sizes: dict[str, int]) -> None:
     text = path.read_text(encoding="utf-8")
     pair = f"PER_DOUBLING, PER_STAGE_DOUBLING = {per_gpus:.2g}, {per_stages:.2g}"
     write_text_atomically(path, re.sub(r"(?m)^PER_DOUBLING, PER_STAGE_DOUBLING = .*$", pair, text))
-    path = Path(evidence.__file__)
+    path = Path(uncertainty.__file__)
     text = path.read_text(encoding="utf-8")
     shown = ", ".join(f'"{name}": {size}' for name, size in sizes.items())
     write_text_atomically(path, re.sub(r"(?m)^(LARGEST: Mapping\[str, int\] = ).*$", rf"\g<1>{{{shown}}}", text))
@@ -134,9 +133,7 @@ def write(per_gpus: float, per_stages: float, sizes: dict[str, int]) -> None:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; returns the exit code."""
     parser = argparse.ArgumentParser(prog="tools.fit.scale", description="How errors grow with scale.")
-    parser.add_argument(
-        "--write", action="store_true", help="write the numbers into cost/uncertainty.py and evidence.py"
-    )
+    parser.add_argument("--write", action="store_true", help="write the numbers into cost/uncertainty.py")
     options = parser.parse_args(arguments)
     found = rows()
     for title, shared, size in (

@@ -14,12 +14,12 @@ from pathlib import Path
 from statistics import fmean
 from typing import Literal, TypeAlias, get_args
 
-from axonn_tune.cost.evidence import outside
-from axonn_tune.cost.prediction import Configuration, Pricing, price_configuration
-from axonn_tune.cost.uncertainty import half_width
+from axonn_tune.cost.price import Detail, PricedLayout, price
+from axonn_tune.cost.uncertainty import outside
 from axonn_tune.frameworks import UNKNOWN
+from axonn_tune.job import Layout
 from axonn_tune.program.memory import memory_limit_bytes
-from axonn_tune.ranking.choosing import Candidate, search
+from axonn_tune.ranking.choosing import search
 from axonn_tune.specs.loading import Loaded
 from axonn_tune.specs.machine import Machine
 from axonn_tune.units import GIB
@@ -50,7 +50,7 @@ class PredictedRow:
 
     row: StepRow
     case: Case | None = None
-    configuration: Configuration | None = None
+    configuration: Layout | None = None
     predicted_s: float | None = None
     memory_bytes: float | None = None
     low_s: float | None = None
@@ -71,7 +71,7 @@ class PredictedRow:
         """What of it is beyond the rows that are scored."""
         if self.case is None or self.configuration is None:
             return ()
-        return outside(self.case.machine, self.case.workload, self.configuration)
+        return outside(self.case.problem, self.configuration)
 
     @property
     def layout(self) -> str:
@@ -95,31 +95,24 @@ def predict_steps(rows: Iterable[StepRow], *, machine: Machine | None = None) ->
     return tuple(replace(_predict(row, machine), warnings=differences(row, machine)) for row in rows)
 
 
-def best_pricing(case: Case, configurations: Iterable[Configuration]) -> Pricing:
+def best_pricing(case: Case, configurations: Iterable[Layout]) -> Detail:
     """The fastest of some configurations that fits into memory, or the leanest if none does."""
-    prices = [
-        price_configuration(case.model, case.machine, case.workload, one, framework=case.framework)
-        for one in configurations
-    ]
-    limit_bytes = memory_limit_bytes(case.machine.accelerator)
-    fitting = [price for price in prices if price.memory.total_bytes <= limit_bytes]
-    if fitting:
-        return min(fitting, key=lambda price: price.iteration_s)
-    return min(prices, key=lambda price: float(price.memory.total_bytes))
+    every = [price(case.problem, one) for one in configurations]
+    fitting = [one for one in every if one.memory_bytes <= one.memory_limit_bytes]
+    return min(fitting, key=lambda one: one.iteration_s) if fitting else min(every, key=lambda one: one.memory_bytes)
 
 
-def choices_of(case: Case) -> tuple[tuple[Candidate, ...], float]:
+def choices_of(case: Case) -> tuple[tuple[PricedLayout, ...], float]:
     """What a search finds with a row's layout pinned, the shortest step first; the least memory of all, bytes."""
     if case.row.parts:
         # A search has no pin for the blocks of each part.
         priced = [best_pricing(case, [one]) for one in case.configurations]
-        least, limit_bytes = min(float(one.memory.total_bytes) for one in priced), priced[0].memory_limit_bytes
-        fitting = [Candidate.of(one) for one in priced if one.memory.total_bytes <= limit_bytes]
+        least = min(one.memory_bytes for one in priced)
+        fitting = [one for one in priced if one.memory_bytes <= one.memory_limit_bytes]
         return tuple(sorted(fitting, key=lambda one: one.iteration_s)), least
     ranking = search(case.problem, variants=True, exact=1)
     least = min((float(one.total_bytes.min(initial=math.inf)) for one in ranking.fittings.values()), default=math.inf)
-    found = tuple(ranking.candidate(position) for position in range(len(ranking)))
-    return tuple(sorted(found, key=lambda one: one.iteration_s)), least
+    return tuple(sorted((ranking[place] for place in range(len(ranking))), key=lambda one: one.iteration_s)), least
 
 
 def _predict(row: StepRow, machine: Machine | None) -> PredictedRow:
@@ -137,23 +130,13 @@ def _predict(row: StepRow, machine: Machine | None) -> PredictedRow:
         why_not = f"leaves {open_words} open: {len(choices)} layouts fit"
         return PredictedRow(row, case, choices_s=times, open_words=open_words, why_not=why_not)
     one = choices[0]
-    half = half_width(
-        case.model,
-        case.machine,
-        case.workload,
-        one.configuration,
-        framework=case.framework,
-        compute_s=one.compute_s + one.bubble_s,
-        iteration_s=one.iteration_s,
-    )
-    low_s, high_s = one.iteration_s * math.exp(-half), one.iteration_s * math.exp(half)
-    return PredictedRow(row, case, one.configuration, one.iteration_s, one.memory_bytes, low_s, high_s)
+    return PredictedRow(row, case, one.layout, one.iteration_s, one.memory_bytes, one.low_s, one.high_s)
 
 
-def open_columns(choices: Sequence[Candidate]) -> list[str]:
+def open_columns(choices: Sequence[PricedLayout]) -> list[str]:
     """In what some layouts of a row differ."""
     names = {"micro_batch": "micro-batch", "recompute": "recompute", "chunks": "interleaving"}
-    return [name for key, name in names.items() if len({getattr(one.configuration, key) for one in choices}) > 1]
+    return [name for key, name in names.items() if len({getattr(one, key) for one in choices}) > 1]
 
 
 def without(predictions: Iterable[PredictedRow], left_out: LeftOut) -> tuple[PredictedRow, ...]:

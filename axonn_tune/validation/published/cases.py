@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
-from axonn_tune.cost.prediction import Configuration
 from axonn_tune.frameworks import UNKNOWN, find_framework, registry
 from axonn_tune.frameworks.description import Framework
 from axonn_tune.grid import ALL_AXES, Grid, divisors
+from axonn_tune.job import Layout
 from axonn_tune.program.constraints import broken_constraints
 from axonn_tune.ranking.space import Limits, Problem
 from axonn_tune.specs.catalog import load_machine
@@ -29,7 +29,7 @@ class Case:
     workload: Workload
     machine: Machine
     framework: Framework
-    configurations: tuple[Configuration, ...]
+    configurations: tuple[Layout, ...]
 
     @property
     def problem(self) -> Problem:
@@ -324,7 +324,7 @@ def model_of(row: StepRow, framework: Framework) -> Model:
     )
 
 
-def _configurations(row: StepRow, framework: Framework, model: Model, workload: Workload) -> Iterator[Configuration]:
+def _configurations(row: StepRow, framework: Framework, model: Model, workload: Workload) -> Iterator[Layout]:
     """The row's configuration; every one that is allowed where micro-batch or recompute is open."""
     for found in _open(row, framework):
         per_rank = workload.global_batch // (found.grid.data * found.grid.z)
@@ -335,11 +335,11 @@ def _configurations(row: StepRow, framework: Framework, model: Model, workload: 
                 yield candidate
 
 
-def _wrong(one: Configuration, model: Model, workload: Workload, framework: Framework) -> list[str]:
+def _wrong(one: Layout, model: Model, workload: Workload, framework: Framework) -> list[str]:
     return broken_constraints(one.grid, model, workload, framework, micro_batch=one.micro_batch, chunks=one.chunks)
 
 
-def interleavings(case: Case) -> Iterator[Configuration]:
+def interleavings(case: Case) -> Iterator[Layout]:
     """Configurations of a row that does not say whether its stages are interleaved, with each that is possible."""
     for found in case.configurations:
         for chunks in divisors(max(1, case.model.layers // found.grid.pipeline)):
@@ -348,7 +348,7 @@ def interleavings(case: Case) -> Iterator[Configuration]:
                 yield candidate
 
 
-def _open(row: StepRow, framework: Framework) -> Iterator[Configuration]:
+def _open(row: StepRow, framework: Framework) -> Iterator[Layout]:
     """The row's degrees, with each kind of recompute it may mean."""
     z = row.z or (row.data if _sharded(framework, row) else 1)
     order = row.order or framework.axes
@@ -363,7 +363,7 @@ def _open(row: StepRow, framework: Framework) -> Iterator[Configuration]:
     )
     kept = None if framework.step.reshard == "fit" else 0
     for recompute in _recomputes(row.recompute):
-        yield Configuration(grid, row.micro_batch or 1, recompute, kept, row.interleave, row.parts or None)
+        yield Layout(grid, row.micro_batch or 1, recompute, kept, row.interleave, row.parts or None)
 
 
 def _recomputes(words: str) -> tuple[Recompute, ...]:

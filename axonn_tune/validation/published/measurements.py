@@ -17,9 +17,9 @@ from typing import Literal
 
 from axonn_tune.cost.collectives import Line, bus_bytes, collective_time_s, lines, route
 from axonn_tune.cost.compute import ComputeRates, compute_rates, matmul_time_s
-from axonn_tune.cost.prediction import Configuration
 from axonn_tune.frameworks.megatron_lm import MEGATRON_2022
 from axonn_tune.grid import Grid, GroupShape
+from axonn_tune.job import Layout
 from axonn_tune.program.dimensions import symbol_values
 from axonn_tune.program.memory import persistent_items, saved_arrays
 from axonn_tune.program.pipeline import in_flight, model_parts
@@ -207,7 +207,7 @@ class _MemoryRun:
     """A layout of Megatron-LM whose memory was measured."""
 
     model: Model
-    configuration: Configuration
+    configuration: Layout
     global_batch: int
 
     @property
@@ -256,7 +256,7 @@ class _MemoryRun:
         return held * sum(float(array.size_bytes.evaluate(values)) for array in saved_arrays(program))
 
 
-def _configuration(record: Mapping[str, str]) -> Configuration:
+def _configuration(record: Mapping[str, str]) -> Layout:
     tensor, pipeline, chunks = (count(record, name, 1) for name in ("tp", "pp", "vpp"))
     if (layers := count(record, "l")) < pipeline * chunks:
         raise ValueError(f"l is {layers}, too few for pp · vpp, {pipeline * chunks}")
@@ -266,7 +266,7 @@ def _configuration(record: Mapping[str, str]) -> Configuration:
     if batch % (micro_batch * data):
         raise ValueError(f"gbs is {batch}, not divisible by mbs · gpus / (tp · pp), {micro_batch * data}")
     grid = Grid(x=tensor, data=data, pipeline=pipeline, order=("x", "y", "z", "data", "pipeline"))
-    return Configuration(grid, micro_batch, "none", chunks=chunks)
+    return Layout(grid, micro_batch, "none", chunks=chunks)
 
 
 def _model(record: Mapping[str, str]) -> Model:

@@ -13,7 +13,7 @@ from itertools import chain
 
 from axonn_tune.cost.collectives import lines_of, route
 from axonn_tune.cost.compute import ComputeClock
-from axonn_tune.cost.prediction import Pricer
+from axonn_tune.cost.price import Pricer
 from axonn_tune.cost.replay import TermKey
 from axonn_tune.program.operations import Collective, Computation
 from axonn_tune.program.schedule import ISSUE, RUN, SYNC, WAIT, Instructions, MicroBatch

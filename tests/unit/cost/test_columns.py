@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from axonn_tune.frameworks import find_framework, registry
-from axonn_tune.ranking.choosing import Ranking, search
-from axonn_tune.ranking.space import Limits, RankBy
+from axonn_tune.ranking.choosing import search
+from axonn_tune.ranking.priced import Priced
+from axonn_tune.ranking.space import Limits
 from axonn_tune.specs.catalog import load_machine
 from tests.unit.small import small_model, small_problem
 
@@ -22,10 +23,10 @@ SPACES = {
 }
 
 
-def assert_same(ranking: Ranking, positions: range) -> None:
+def assert_same(ranking: Priced, positions: range) -> None:
     """Step, communication, computation, bubble and memory of some places."""
     for position in positions:
-        found, priced = ranking.candidate(position), ranking.price(position)
+        found, priced = ranking[position], ranking.detail(position)
         alone = (priced.iteration_s, priced.communication_s, priced.compute_s, priced.bubble_s)
         assert (found.iteration_s, found.communication_s, found.compute_s, found.bubble_s) == alone, found
         assert found.memory_bytes == pytest.approx(float(priced.memory.total_bytes), rel=1e-12), found
@@ -53,36 +54,5 @@ def test_chunks_that_differ_in_blocks_are_priced_as_they_are(name: str, space: s
     schedule = framework.schedule
     assert bool(len(ranking)) == (schedule.interleaved and not schedule.equal_chunks)
     assert_same(ranking, range(min(len(ranking), 8)))
-    steps = [ranking.candidate(position).iteration_s for position in range(len(ranking))]
+    steps = [ranking[position].iteration_s for position in range(len(ranking))]
     assert not steps or steps[0] <= min(steps) * (1 + 1e-9)
-
-
-@pytest.mark.parametrize("order", ["x,data,pipeline", "data,pipeline,x", "pipeline,data,x"])
-def test_rank_orders_reach_sends_between_stages(order: str) -> None:
-    """Guards the scatter and gather around a send: x is nearer or farther, and so is the next stage.
-
-    Each stage of the framework sends shares over x, which are gathered with the stride that x has in the order.
-    """
-    limits = Limits(order=tuple(order.split(",")), axes={"x": 2, "pipeline": 2})
-    problem = small_problem(
-        SPACES["large"][0], MACHINE, find_framework("megatron-2021"), gpus=16, batch=16, limits=limits
-    )
-    ranking = search(problem)
-    assert len(ranking)
-    assert_same(ranking, range(len(ranking)))
-
-
-@pytest.mark.parametrize("rank_by", ["communication", "exposed"])
-def test_other_rankings_list_exact_steps_too(rank_by: RankBy) -> None:
-    """Guards rankings whose measure is not the step: what they list with pipeline stages is no bound, and neither is
-    the configuration they name as fastest."""
-    model = SPACES["grouped heads"][0]
-    ranking = search(
-        small_problem(model, MACHINE, find_framework("axonn-tune"), gpus=12, batch=12, rank_by=rank_by), exact=3
-    )
-    assert any(ranking.candidate(position).configuration.grid.pipeline > 1 for position in range(12))
-    assert_same(ranking, range(12))
-    fastest = ranking.fastest()
-    assert_same(fastest, range(1))
-    shortest_s = min(ranking.candidate(position).iteration_s for position in range(len(ranking)))
-    assert fastest.candidate(0).iteration_s <= shortest_s * (1 + 1e-9)

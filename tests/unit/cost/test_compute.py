@@ -5,14 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from axonn_tune.cost.breakdown import CONTENDED, work_by_kind
-from axonn_tune.cost.compute import compute_rates, rate_of_matmul
-from axonn_tune.cost.prediction import Configuration, price_configuration
-from axonn_tune.cost.utilisation import contended_s
-from axonn_tune.frameworks import find_framework
-from axonn_tune.grid import ALL_AXES, Grid
+from axonn_tune.cost.compute import compute_rates, contended_s, rate_of_matmul
+from axonn_tune.cost.price import price
+from axonn_tune.grid import Grid
+from axonn_tune.job import Job, Layout
 from axonn_tune.specs.catalog import load_machine, load_model
-from axonn_tune.specs.machine import Machine, Software
+from axonn_tune.specs.machine import Machine
 from axonn_tune.specs.workload import Workload
 
 
@@ -37,20 +35,6 @@ def test_rows_at_odd_addresses_run_without_matrix_units() -> None:
     assert rate(16, batched=True) == rate(16)
 
 
-def test_rates_between_lie_on_a_logarithmic_line() -> None:
-    """Guards what tables of odd sizes cost: each doubling of the alignment gains the same factor."""
-    gains = [rate(twice) / rate(once) for once, twice in ((2, 4), (4, 8), (8, 16))]
-    assert gains == pytest.approx([4.0 ** (1 / 3)] * 3)
-
-
-def test_software_changes_gemms_on_tensor_cores_only() -> None:
-    """Guards `gemm`: it is what software makes of tensor cores."""
-    machine = a100()
-    plain, slow = (compute_rates(machine.accelerator, "fp16", Software(gemm=share)) for share in (1.0, 2.0))
-    assert slow.matmul_flops_per_s["NT"] == pytest.approx(plain.matmul_flops_per_s["NT"] / 2.0)
-    assert slow.vector_flops_per_s == plain.vector_flops_per_s
-
-
 def test_a_profile_may_state_one_precision_alone() -> None:
     """Guards profiles of one's own: rates exist without a peak of fp32, which only unaligned products need."""
     accelerator = a100(peak_tflops={"bf16": 312.0}, vector_tflops=None).accelerator
@@ -72,33 +56,11 @@ def test_contention_is_a_share_of_what_is_hidden() -> None:
 def test_a_step_is_longer_by_what_it_loses(contention: float) -> None:
     """Guards the step: contention adds to computation and step alike, and exposes nothing."""
     model, workload = load_model("5b").document, Workload(global_batch=64, sequence_length=2048)
-    grid = Configuration(Grid(z=8), 1, "none")
-    alone, slowed = (price_configuration(model, a100(contention=share), workload, grid) for share in (0.0, contention))
+    grid = Layout(Grid(z=8), 1, "none")
+    alone, slowed = (price(Job(model, a100(contention=share), workload), grid) for share in (0.0, contention))
     hidden_s = alone.communication_s - alone.exposed_communication_s
     assert hidden_s > 0.0
     assert slowed.contended_s == pytest.approx(contention * hidden_s)
     assert slowed.iteration_s == pytest.approx(alone.iteration_s + slowed.contended_s)
     assert slowed.compute_s == pytest.approx(alone.compute_s + slowed.contended_s)
     assert slowed.exposed_communication_s == pytest.approx(alone.exposed_communication_s)
-
-
-@pytest.mark.parametrize("contention", [0.0, 0.3])
-def test_what_is_lost_is_a_part_of_computation(contention: float) -> None:
-    """Guards explanations: kinds of work add up to all computation, what contention costs among them."""
-    model, workload = load_model("5b").document, Workload(global_batch=64, sequence_length=2048)
-    pricing = price_configuration(model, a100(contention=contention), workload, Configuration(Grid(z=8), 1, "full"))
-    work = work_by_kind(pricing, workload)
-    assert sum(each.seconds for each in work) == pytest.approx(pricing.compute_s)
-    assert sum(each.seconds for each in work if each.kind == CONTENDED) == pytest.approx(pricing.contended_s)
-
-
-@pytest.mark.parametrize("grid", [Grid(x=4, pipeline=4, order=ALL_AXES), Grid(x=4, pipeline=8, order=ALL_AXES)])
-def test_work_of_stages_is_that_of_the_longest(grid: Grid) -> None:
-    """Guards explanations of pipelines: kinds of work add up to the stage that computes longest, whether that has the
-    LM head or not."""
-    model, workload = load_model("80b").document, Workload(global_batch=64, sequence_length=2048)
-    framework = find_framework("megatron-2022")
-    pricing = price_configuration(model, a100(), workload, Configuration(grid, 1, "full"), framework=framework)
-    work = work_by_kind(pricing, workload)
-    assert sum(each.seconds for each in work) + pricing.host_s == pytest.approx(pricing.compute_s)
-    assert max(stage.compute_s for stage in pricing.stages) == pytest.approx(pricing.alone_s)

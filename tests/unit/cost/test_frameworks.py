@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from axonn_tune.cost.collectives import transfer_time_s
-from axonn_tune.cost.prediction import Configuration, Pricing, price_configuration
+from axonn_tune.cost.price import Detail, price
 from axonn_tune.frameworks import find_framework
 from axonn_tune.frameworks.description import FUSED, Framework
 from axonn_tune.grid import Grid
+from axonn_tune.job import Job, Layout
 from axonn_tune.program.operations import MatMul
 from axonn_tune.program.step import StepProgram, build_step
 from axonn_tune.specs.catalog import load_machine, load_model
@@ -27,16 +27,13 @@ def program(name: str, recompute: Recompute = "none", **changes: object) -> Step
     return build_step(load_model("5b").document, WORKLOAD, recompute=recompute, options=options)
 
 
-def price(
+def priced(
     grid: Grid, *, framework: Framework, recompute: Recompute = "none", software: Software = FUSED, chunks: int = 1
-) -> Pricing:
+) -> Detail:
     """5b on Perlmutter, micro-batches of 2 sequences."""
-    return price_configuration(
-        load_model("5b").document,
-        load_machine("perlmutter-80gb").document,
-        WORKLOAD,
-        Configuration(grid, 2, recompute, 0, chunks),
-        framework=framework,
+    return price(
+        Job(load_model("5b").document, load_machine("perlmutter-80gb").document, WORKLOAD, framework),
+        Layout(grid, 2, recompute, 0, chunks),
         software=software,
     )
 
@@ -74,24 +71,11 @@ def test_full_recompute_repeats_what_its_framework_repeats(name: str, repeats_fc
     assert {"attention.qkv", "attention.output", "mlp.fc1"} <= set(layers)
 
 
-def test_torchtitan_repeats_every_second_gemm() -> None:
-    """Guards selective recompute of torchtitan: attention's output and half of the gated MLP, 0.36 of a Llama block."""
-    model = load_model("llama3-8b").document
-    options = find_framework("torchtitan").step
-    found = build_step(model, WORKLOAD, recompute="selective", options=options)
-    values = TOKENS | {"x": 1.0, "F": 14336.0, "G": 28672.0, "Q": 4096.0, "N": 6144.0}
-    flops = {"recompute": 0.0, "forward": 0.0}
-    for step in (*found.block.operations, *found.block_backward.operations):
-        if isinstance(step, MatMul) and step.phase in flops:
-            flops[step.phase] += float(step.flops.evaluate(values))
-    assert flops["recompute"] / flops["forward"] == pytest.approx(0.35, abs=0.02)
-
-
 @pytest.mark.parametrize("recompute", RECOMPUTES)
 def test_one_gpu_per_replica_is_plain_data_parallelism(recompute: Recompute) -> None:
     """Guards the options: with nothing split, Megatron-LM's FLOPs are the bundled runtime's but for fc2's repeat."""
-    same = price(Grid(data=8), framework=find_framework("axonn-tune"), recompute=recompute)
-    found = price(Grid(data=8), framework=find_framework("megatron-core"), recompute=recompute)
+    same = priced(Grid(data=8), framework=find_framework("axonn-tune"), recompute=recompute)
+    found = priced(Grid(data=8), framework=find_framework("megatron-core"), recompute=recompute)
     model, tokens = load_model("5b").document, 2 * 2048
     again = 2.0 * model.layers * tokens * model.ffn * model.hidden * found.accumulation if recompute == "full" else 0.0
     head = found.executed_flops - same.executed_flops - again
@@ -102,7 +86,7 @@ def test_one_gpu_per_replica_is_plain_data_parallelism(recompute: Recompute) -> 
 def test_parts_add_up_to_the_step(name: str) -> None:
     """Guards the named parts of a pipelined step: computation, exposed communication and bubble."""
     grid = Grid(x=4, data=2, pipeline=2, context=1, z=1, order=ORDER)
-    found = price(grid, framework=find_framework(name), chunks=2)
+    found = priced(grid, framework=find_framework(name), chunks=2)
     parts = found.compute_s + found.exposed_communication_s + found.bubble_s
     assert found.iteration_s == pytest.approx(parts)
 
@@ -112,28 +96,7 @@ def test_a_send_costs_what_a_collective_costs() -> None:
     grid = Grid(x=1, data=2, pipeline=2, context=1, z=1, order=ORDER)
     framework = find_framework("megatron-2021")
     fast, slow = (
-        next(term for term in price(grid, framework=framework, software=software).terms if term.op == "send")
+        next(term for term in priced(grid, framework=framework, software=software).terms if term.op == "send")
         for software in (FUSED, Software(collective_us=200.0))
     )
     assert slow.seconds - fast.seconds == pytest.approx(fast.count * 200e-6)
-
-
-def test_sends_share_the_node() -> None:
-    """Guards point-to-point times by hand: all four ranks of a Perlmutter node send through its links at once."""
-    machine = load_machine("perlmutter-80gb").document
-    inside, across = (transfer_time_s(1e9, stride=stride, machine=machine) for stride in (1, 4))
-    launch_s, (node, network) = machine.library.launch_s, machine.tiers
-    assert inside == pytest.approx(launch_s + node.latency_s + 1e9 / node.bandwidth_bytes_per_s)
-    assert across == pytest.approx(launch_s + network.latency_s + 4e9 / network.bandwidth_bytes_per_s)
-
-
-def test_compiled_is_faster_than_eager() -> None:
-    """Guards torchtitan: with the same numbers, what a compiler fuses is only faster."""
-    model = load_model("llama3-8b").document
-    machine = load_machine("dgx-h100").document
-    configuration = Configuration(Grid(z=8), 2, "selective", 0)
-    eager, compiled = (
-        price_configuration(model, machine, WORKLOAD, configuration, framework=find_framework(name), software=FUSED)
-        for name in ("torchtitan-eager", "torchtitan")
-    )
-    assert compiled.iteration_s < eager.iteration_s

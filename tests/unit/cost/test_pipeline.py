@@ -7,8 +7,6 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
-from typing import Any
-from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -18,7 +16,6 @@ from numpy.typing import NDArray
 from torch.distributed.pipelining import PipelineStage
 from torch.distributed.pipelining.schedules import get_schedule_class
 
-from axonn_tune.cost import pipeline
 from axonn_tune.cost.pipeline import StageTimes, pipeline_bound_s, pipeline_time
 from axonn_tune.program.pipeline import in_flight, split_layers, stage_order, warm_up
 
@@ -255,23 +252,6 @@ def test_blocking_reductions_are_those_of_the_simulation(seed: int, inside: bool
     assert found.busy_s == pytest.approx([worker.computed_s for worker in simulation.workers], rel=1e-9)
 
 
-@pytest.mark.parametrize("stages", [1, 2, 3, 8])
-@pytest.mark.parametrize("chunks", [1, 2, 4])
-@pytest.mark.parametrize("rounds", [1, 2, 3, 8, 64])
-def test_bubble_of_equal_stages_is_that_of_the_paper(stages: int, chunks: int, rounds: int) -> None:
-    """Guards the closed form, and the recurrence by it: (p-1)/(v·m) exactly."""
-    micro_batches = stages * rounds
-    ideal_s = 3.0 * chunks * micro_batches
-    step_s = pipeline_time(equal_times(stages, chunks), micro_batches=micro_batches).step_s
-    assert (step_s - ideal_s) / ideal_s == (stages - 1) / (chunks * micro_batches)
-
-
-def test_few_micro_batches_run_all_forwards_first() -> None:
-    """Guards the case that torch's 1F1B refuses and Megatron-Core runs."""
-    assert stage_order(0, stages=8, chunks=1, micro_batches=2) == (("F", 0, 0), ("F", 0, 1), ("B", 0, 0), ("B", 0, 1))
-    assert [kind for kind, *_ in stage_order(0, stages=4, chunks=2, micro_batches=4)] == ["F"] * 8 + ["B"] * 8
-
-
 @pytest.mark.parametrize(
     ("chunks", "micro_batches", "words"),
     [(2, 6, r"micro-batches \(6\) are not divisible by stages \(4\)"), (1, 0, "micro-batches 0: each must be")],
@@ -284,77 +264,6 @@ def test_shapes_that_are_no_pipeline_are_refused(chunks: int, micro_batches: int
         stage_order(0, stages=4, chunks=chunks, micro_batches=micro_batches)
     with pytest.raises(ValueError, match=words):
         in_flight(0, stages=4, micro_batches=micro_batches, weights=(1,) * chunks)
-
-
-@pytest.mark.parametrize(
-    ("times", "words"),
-    [
-        (StageTimes([1.0, 2.0], [[1.0], [2.0]]), r"forward_s: expected \(stages, chunks\)"),
-        (StageTimes([[1.0], [2.0]], [[1.0], [-2.0]]), "backward_s: durations must be finite and not negative"),
-        (StageTimes([[1.0], [2.0]], [[1.0], [2.0]], end_s=float("nan")), "end_s: durations must be finite"),
-        (StageTimes([[1.0], [2.0]], [[1.0], [2.0]], end_s=[1.0, 2.0, 3.0]), "differ in stages, chunks or columns"),
-        (StageTimes(np.ones((5, 2, 1)), np.ones((5, 2, 1))), r"expected \(stages, chunks\), got \(5, 2, 1\)"),
-    ],
-)
-def test_durations_that_do_not_fit_are_refused(times: StageTimes, words: str) -> None:
-    """Guards against a broadcast that nobody meant."""
-    with pytest.raises(ValueError, match=words):
-        pipeline_time(times, micro_batches=4)
-
-
-def test_stage_out_of_range_is_refused() -> None:
-    """Guards against the order of a stage counted from 1."""
-    with pytest.raises(ValueError, match="stage 4 of 4: expected 0 to 3"):
-        stage_order(4, stages=4, chunks=1, micro_batches=8)
-
-
-@pytest.mark.parametrize(("stages", "chunks"), [(1, 1), (1, 3), (2, 1), (2, 2), (3, 2), (5, 1), (4, 3)])
-def test_longer_programs_differ_by_laps_alone(stages: int, chunks: int) -> None:
-    """Guards the jump: the program of m + g micro-batches is that of m with one more lap."""
-    group = stages if chunks > 1 else 1
-    shortest = pipeline._shortest(stages, chunks)
-    warm, lap, rest, _ = pipeline._pieces(stages, chunks, shortest)
-    for laps in (1, 2, 5):
-        whole = pipeline._program(stages, chunks, shortest + (laps - 1) * group)[0]
-        for column, *pieces in zip(whole, warm, lap, rest, strict=True):
-            assert column.tolist() == np.concatenate([pieces[0], np.tile(pieces[1], laps), pieces[2]]).tolist()
-
-
-@pytest.mark.parametrize(("stages", "chunks", "micro_batches"), [(4, 1, 203), (8, 1, 131), (3, 2, 201), (4, 3, 100)])
-@pytest.mark.parametrize("send_s", [0.0, 0.01, 1.7])
-@pytest.mark.parametrize("overlapped", [True, False])
-def test_periods_jumped_over_change_nothing(
-    stages: int, chunks: int, micro_batches: int, send_s: float, overlapped: bool
-) -> None:
-    """Guards long steps, where most operations are jumped over: periods of several laps, and laps left over."""
-    even = np.ones((stages, chunks))
-    uneven = np.random.default_rng(stages).uniform(0.5, 1.5, (stages, chunks))
-    for forward_s in (even, uneven):
-        times = StageTimes(forward_s, 2 * forward_s, 3 * even, 0.5, send_s, 2 * send_s, overlapped)
-        fast = pipeline_time(times, micro_batches=micro_batches)
-        with patch.object(pipeline, "_period", return_value=None) as jump:
-            plain = pipeline_time(times, micro_batches=micro_batches)
-        assert jump.called
-        assert fast.step_s == pytest.approx(plain.step_s, rel=1e-9)
-        assert fast.busy_s == plain.busy_s
-        for name in ("exposed_send_s", "bubble_s"):
-            assert getattr(fast, name) == pytest.approx(getattr(plain, name), abs=1e-9 * plain.step_s)
-
-
-def test_long_step_costs_no_more_than_a_short_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Guards speed, by operations evaluated rather than by the clock."""
-    evaluated: list[int] = []
-    run = pipeline._Tape._run
-
-    def counted(tape: pipeline._Tape, program: pipeline._Program, bound: Any) -> None:
-        evaluated.append(program.cost.size)
-        run(tape, program, bound)
-
-    monkeypatch.setattr(pipeline._Tape, "_run", counted)
-    times = StageTimes([[1.05]] + [[1.0]] * 6 + [[1.2]], np.full((8, 1), 2.0), activation_send_s=0.1)
-    for micro_batches in (64, 4096):
-        pipeline_time(times, micro_batches=micro_batches)
-    assert sum(evaluated) < 2 * 16 * 20
 
 
 @pytest.mark.parametrize(("stages", "chunks"), [(1, 1), (1, 2), (2, 1), (4, 1), (3, 2), (8, 4)])
@@ -384,21 +293,6 @@ def test_bound_of_columns_is_that_of_each() -> None:
         for forward, end, m in zip(forward_s, end_s, micro_batches, strict=True)
     ]
     assert np.asarray(bounds_s).tolist() == pytest.approx(each_s, rel=1e-12)
-
-
-@pytest.mark.parametrize(("chunks", "worst"), [(1, 1e-12), (2, 0.02), (4, 0.02)])
-@pytest.mark.parametrize("seed", range(8))
-def test_bound_is_close_where_only_the_ends_differ(chunks: int, worst: float, seed: int) -> None:
-    """Guards the gap the bound's docstring states: stages equal but for the embedding and the LM head."""
-    random = np.random.default_rng(seed)
-    stages = int(random.integers(2, 17))
-    forward_s = np.ones((stages, chunks))
-    forward_s[0, 0], forward_s[-1, -1] = random.uniform(1.0, 1.1), random.uniform(1.0, 1.5)
-    send_s = float(random.uniform(0.0, 0.05))
-    times = StageTimes(forward_s, 2 * forward_s, 2.1 * forward_s, 0.1, send_s, send_s, bool(random.integers(2)))
-    micro_batches = stages * int(random.integers(1, 9))
-    step_s = pipeline_time(times, micro_batches=micro_batches).step_s
-    assert (1 - worst) * step_s <= pipeline_bound_s(times, micro_batches=micro_batches) <= step_s * (1 + 1e-12)
 
 
 @pytest.mark.parametrize(

@@ -7,15 +7,14 @@ from dataclasses import replace
 import pytest
 
 from axonn_tune.cost.compute import ComputeClock
-from axonn_tune.cost.prediction import Configuration, Pricing, price_configuration
+from axonn_tune.cost.price import Detail, price
 from axonn_tune.frameworks import find_framework
 from axonn_tune.frameworks.description import FUSED, Framework, PipelineSchedule
 from axonn_tune.grid import Grid
+from axonn_tune.job import Job, Layout
 from axonn_tune.program.operations import Collective, Computation
-from axonn_tune.program.pipeline import split_layers
-from axonn_tune.specs.catalog import load_machine, load_model
 from axonn_tune.specs.machine import Machine
-from axonn_tune.specs.workload import OVERLAPS, Recompute, Workload
+from axonn_tune.specs.workload import Recompute, Workload
 from tests.unit.cost.machines import two_tier_machine
 from tests.unit.small import small_model
 
@@ -35,13 +34,13 @@ def priced(
     parts: tuple[int, ...] | None = None,
     micro_batch: int = 1,
     **sizes: int,
-) -> Pricing:
+) -> Detail:
     """The model above on kernels as programs say, in so many micro-batches."""
     grid = Grid(**sizes, order=(*(axis for axis in framework.axes if axis != "pipeline"), "pipeline"))
     batch = micro_batches * micro_batch * grid.data * grid.z
     workload = Workload(global_batch=batch, sequence_length=512)
-    configuration = Configuration(grid, micro_batch, recompute, chunks=chunks, parts=parts)
-    return price_configuration(MODEL, machine, workload, configuration, framework=framework, software=FUSED)
+    configuration = Layout(grid, micro_batch, recompute, chunks=chunks, parts=parts)
+    return price(Job(MODEL, machine, workload, framework), configuration, software=FUSED)
 
 
 @pytest.fixture
@@ -70,16 +69,6 @@ def test_bubble_of_equal_stages(name: str, stages: int, groups: int, chunks: int
     assert found.bubble_s / found.compute_s == pytest.approx(share, rel=1e-9)
     assert found.iteration_s == pytest.approx(found.compute_s * (1 + share), rel=1e-9)
     assert [one.bubble_s for one in found.stages] == pytest.approx([found.bubble_s] * stages)
-
-
-@pytest.mark.usefixtures("equal_stages")
-def test_stages_of_one_model_compute_what_one_rank_does() -> None:
-    """Guards against blocks lost between stages: computation of all stages adds up to that without stages."""
-    whole = priced(RUNTIME, micro_batches=6)
-    for parts in (None, (6, 7, 7, 4)):
-        found = priced(RUNTIME, micro_batches=6, pipeline=4, parts=parts)
-        assert sum(one.compute_s for one in found.stages) == pytest.approx(whole.compute_s, rel=1e-9)
-        assert [one.blocks for one in found.stages] == list(parts or split_layers(24, parts=4))
 
 
 def sends(framework: Framework, **sizes: int) -> tuple[int, float]:
@@ -126,38 +115,9 @@ def test_stages_hold_as_many_micro_batches_as_are_in_flight(stages: int, micro_b
     assert held == pytest.approx(expected)
 
 
-def saved_bytes(found: Pricing) -> float:
+def saved_bytes(found: Detail) -> float:
     """Activations kept for the backward pass."""
     return float(sum(size for name, size in found.memory.items if name.startswith("saved")))
-
-
-def test_interleaving_holds_more_chunks() -> None:
-    """Guards memory of interleaved stages: the first holds 2(p-1) + (v-1)p + 1 chunks (arXiv 2104.04473; Megatron-Core
-    schedules.py), of L/(p·v) blocks each."""
-    found = priced(CORE, micro_batches=16, pipeline=4, chunks=3)
-    held = sum(size for name, size in found.stages[0].memory.items if name.startswith("saved"))
-    assert held == pytest.approx((2 * 3 + 2 * 4 + 1) / 12 * saved_bytes(priced(CORE, micro_batches=16)))
-
-
-def test_collectives_of_a_step_are_exposed_once() -> None:
-    """Guards interleaved stages: the norm of the gradient is waited for once, however many chunks a stage has."""
-    found = priced(CORE, micro_batches=16, x=2, data=2, pipeline=4, chunks=2)
-    ends = [term for term in found.terms if term.phase == "step"]
-    assert ends
-    assert all(term.exposed_s <= term.seconds * (1 + 1e-9) for term in ends)
-
-
-def test_blocking_messages_cost_more_than_overlapped_ones() -> None:
-    """Guards the two kinds of sends: Megatron-Core's 1F1B waits for each, interleaved stages run beside them."""
-    machine = two_tier_machine(ranks_per_node=2, outer=(10.0, 1.0))
-    steps_s = {}
-    for overlapped in (True, False):
-        framework = replace(CORE, schedule=PipelineSchedule(overlapped=overlapped, scattered=False))
-        found = priced(framework, machine=machine, micro_batches=32, x=2, pipeline=4)
-        steps_s[overlapped] = found.iteration_s
-        exposed = next(one.exposed_s for one in found.terms if one.op == "send")
-        assert exposed > 0
-    assert steps_s[True] < steps_s[False]
 
 
 def test_tied_embeddings_meet_between_the_ends() -> None:
@@ -166,57 +126,7 @@ def test_tied_embeddings_meet_between_the_ends() -> None:
     tied = MODEL.model_copy(update={"tied_embeddings": True})
     workload = Workload(global_batch=8, sequence_length=512)
     grid = Grid(data=2, pipeline=4, order=("x", "context", "z", "data", "pipeline"))
-    found = price_configuration(
-        tied, two_tier_machine(), workload, Configuration(grid, 1, "none"), framework=CORE, software=FUSED
-    )
+    found = price(Job(tied, two_tier_machine(), workload, CORE), Layout(grid, 1, "none"), software=FUSED)
     (term,) = (one for one in found.terms if one.axis == "ends")
     assert (term.op, term.count, term.group, term.bytes) == ("all_reduce", 1, 2, 4 * 512 * 512)
     assert isinstance(term.collective, Collective)
-
-
-@pytest.mark.parametrize(
-    ("model", "machine", "batch", "sizes", "chunks"),
-    [
-        ("gpt3-175b", "dgx-a100", 1536, {"x": 8, "pipeline": 16, "data": 8}, 1),
-        ("gpt3-175b", "dgx-h100", 1536, {"x": 8, "pipeline": 16, "data": 8}, 1),
-        ("gpt3-175b", "dgx-h100", 1536, {"x": 8, "pipeline": 16, "data": 8}, 3),
-        ("llama3-70b", "dgx-h100", 256, {"x": 8, "pipeline": 8, "data": 2}, 1),
-    ],
-)
-def test_a_blocking_reduction_is_paid_once(
-    model: str, machine: str, batch: int, sizes: dict[str, int], chunks: int
-) -> None:
-    """Guards gradients that Megatron-Core reduces after the schedule, on all stages at once: the bubble stays, and the
-    step has the reduction and the gather of new weights once, not once a stage."""
-    trained, cluster = load_model(model).document, load_machine(machine).document
-    asked, found = Configuration(Grid(**sizes, order=CORE.axes), 1, "none", 0, chunks), []
-    for overlaps in (OVERLAPS, tuple(one for one in OVERLAPS if one != "data_parallel")):
-        length = trained.defaults.sequence_length
-        workload = Workload(global_batch=batch, sequence_length=length, precision="bf16", overlaps=overlaps)
-        found.append(price_configuration(trained, cluster, workload, asked, framework=CORE))
-    overlapped, blocking = found
-    assert blocking.bubble_s == pytest.approx(overlapped.bubble_s, rel=0.01)
-    over_data = [term for term in blocking.terms if term.axis == "data" and term.layer != "vectors"]
-    assert [(term.op, term.count) for term in over_data] == [("reduce_scatter", 1), ("all_gather", 1)]
-    paid_s = sum(term.seconds for term in over_data)
-    assert sum(term.exposed_s for term in over_data) == pytest.approx(paid_s)
-    assert 0 < blocking.iteration_s - overlapped.iteration_s <= paid_s
-
-
-@pytest.mark.parametrize("name", ["megatron-core", "deepspeed", "axonn-tune", "megatron-2021"])
-def test_where_frameworks_reduce_without_overlap(name: str) -> None:
-    """Guards each framework's place of a blocking reduction: after the schedule, where only the last stage to end is
-    waited for, or in the bundled runtime's last backward pass, where each stage delays the one before."""
-    framework = find_framework(name)
-    machine = two_tier_machine(ranks_per_node=2, outer=(10.0, 20.0))
-    grids = [Grid(x=2, data=data, pipeline=4, order=framework.axes) for data in (1, 4)]
-    steps_s, sent_s = [], 0.0
-    for grid in grids:
-        workload = Workload(global_batch=8 * grid.data, sequence_length=512, overlaps=())
-        one = price_configuration(
-            MODEL, machine, workload, Configuration(grid, 1, "none", 0), framework=framework, software=FUSED
-        )
-        steps_s.append(one.iteration_s)
-        sent_s = sum(term.seconds for term in one.terms if term.axis == "data")
-    stages_paid = (steps_s[1] - steps_s[0]) / sent_s
-    assert stages_paid > 2.5 if name == "axonn-tune" else 0.8 < stages_paid < 1.3

@@ -52,27 +52,26 @@ def test_a_ranking_has_its_axes_and_order() -> None:
     """Guards search: every layout is one of its own axes, in its rank order, priced by its own step options."""
     found = axonn_tune.search("5b", framework="made-up", pipeline=True, **GIVEN)
     assert len(found) > 5
-    assert {entry.framework for entry in found} == {"made-up"}
+    assert {entry.job.framework.name for entry in found} == {"made-up"}
     assert all(entry.y == 1 for entry in found)
-    assert not [entry for entry in found if entry.z > 1 and entry.size("context") > 1]
+    assert not [entry for entry in found if entry.z > 1 and entry.grid.context > 1]
     assert max(entry.pipeline for entry in found) > 1
-    assert max(entry.size("context") for entry in found) > 1
+    assert max(entry.grid.context for entry in found) > 1
     steps_s = [entry.iteration_s for entry in found][:LISTED]
     assert steps_s == sorted(steps_s), "ranked by the step, as said in its description"
     assert [axis for axis in found.best.order if axis in MADE_UP.axes] == list(MADE_UP.axes)
-    refused = [entry.rejected_because for entry in found.results.ranked.rejected_entries()]
-    assert any("cannot shard weights beside context ranks" in " ".join(reasons) for reasons in refused)
+    refused = [grid.reasons for grid in found.ranked.rejected()]
+    assert any("cannot shard weights beside context ranks" in why for reasons in refused for _, why in reasons)
 
 
 def test_a_configuration_is_explained_and_traced() -> None:
     """Guards explain and trace, with and without stages: its operations and no others, ending where the step ends."""
     for sizes in ({"z": 4, "x": 2, "pipeline": 1}, {"context": 2, "x": 2, "pipeline": 2}, {"z": 2, "pipeline": 4}):
         found = axonn_tune.explain("5b", framework="made-up", **sizes, **GIVEN)
-        assert found.entry.framework == "made-up"
-        assert found.entry.iteration_s == pytest.approx(found.pricing.iteration_s)
-        layers = {term.layer for term in found.pricing.terms}
-        assert "attention.qkv" not in {term.layer for term in found.pricing.terms if term.axis == "z"}
-        assert ("block" in layers) == (found.entry.z > 1)
+        assert found.priced.job.framework.name == "made-up"
+        layers = {term.layer for term in found.priced.terms}
+        assert "attention.qkv" not in {term.layer for term in found.priced.terms if term.axis == "z"}
+        assert ("block" in layers) == (found.priced.z > 1)
         assert json.loads(found.to_json())["config"]["framework"] == "made-up"
         assert found.words
         assert found.render()

@@ -6,10 +6,11 @@ from dataclasses import replace
 
 import pytest
 
-from axonn_tune.cost.prediction import Configuration, Pricing, price_configuration
+from axonn_tune.cost.price import Detail, price
 from axonn_tune.frameworks import find_framework
 from axonn_tune.frameworks.description import FUSED, Framework
 from axonn_tune.grid import Grid
+from axonn_tune.job import Job, Layout
 from axonn_tune.ranking.choosing import search
 from axonn_tune.specs.catalog import load_machine, load_model
 from axonn_tune.specs.workload import RECOMPUTES, Recompute, Workload
@@ -23,12 +24,12 @@ PAIRS = {
 }
 
 
-def priced(framework: Framework, recompute: Recompute, **sizes: int) -> Pricing:
+def priced(framework: Framework, recompute: Recompute, **sizes: int) -> Detail:
     """One configuration of GPT-3 175B, in the framework's own rank order, on kernels of one quality."""
     model = load_model("gpt3-175b").document
     workload = Workload(global_batch=64, sequence_length=2048)
-    configuration = Configuration(Grid(**sizes, order=framework.axes), 2, recompute)
-    return price_configuration(model, MACHINE, workload, configuration, framework=framework, software=FUSED)
+    configuration = Layout(Grid(**sizes, order=framework.axes), 2, recompute)
+    return price(Job(model, MACHINE, workload, framework), configuration, software=FUSED)
 
 
 @pytest.mark.parametrize("pair", PAIRS)
@@ -63,9 +64,9 @@ def test_both_rank_the_same_layouts_alike(pair: str) -> None:
     for framework in PAIRS[pair]:
         bare = replace(framework, software="", hopper_attention=False, permuted=False)
         ranking = search(small_problem(small_model(), MACHINE, bare, gpus=8), exact=1000)
-        found = [ranking.candidate(position) for position in range(len(ranking))]
-        shared = [one for one in found if one.configuration.grid.y == one.configuration.grid.context == 1]
-        steps_s.append({one.configuration.grid.sizes: one.iteration_s for one in shared})
+        found = [ranking[position] for position in range(len(ranking))]
+        shared = [one for one in found if one.grid.y == one.grid.context == 1]
+        steps_s.append({one.grid.sizes: one.iteration_s for one in shared})
     assert len(steps_s[0]) > 10
     assert steps_s[0] == pytest.approx(steps_s[1], rel=1e-12)
 

@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from axonn_tune.cost.prediction import Configuration, price_configuration
+from axonn_tune.cost.price import price
 from axonn_tune.grid import Grid
+from axonn_tune.job import Job, Layout
 from axonn_tune.launch.config import build_launch
 from axonn_tune.specs.catalog import Loaded, load_machine, load_model
 from axonn_tune.specs.launch import Launch
@@ -45,12 +46,10 @@ def case(
     workload = Workload(
         global_batch=defaults.global_batch, sequence_length=defaults.sequence_length, overlaps=tuple(overlaps)
     )
-    pricing = price_configuration(
-        loaded_model.document, loaded_machine.document, workload, Configuration(grid, 1, "full", kept_layers=0)
+    pricing = price(
+        Job(loaded_model.document, loaded_machine.document, workload), Layout(grid, 1, "full", kept_layers=0)
     )
-    launch = build_launch(
-        pricing, model=loaded_model, machine=loaded_machine, workload=workload, command=command, created=CREATED
-    )
+    launch = build_launch(pricing, model=loaded_model, machine=loaded_machine, command=command, created=CREATED)
     return Case(launch, loaded_model, loaded_machine)
 
 

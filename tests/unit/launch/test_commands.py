@@ -36,14 +36,7 @@ def found() -> SearchResult:
 
 def words_of(found: SearchResult, form: str = "") -> list[str]:
     """Program and arguments by the framework's description."""
-    problem = found.inputs.problem
-    command = command_of(
-        found.results.ranked.pricing(0),
-        model=problem.model,
-        machine=problem.machine,
-        workload=problem.workload,
-        form=form,
-    )
+    command = command_of(found.ranked.detail(0), form=form)
     return [*command.program, *command.words]
 
 

@@ -41,15 +41,15 @@ def test_the_best_of_a_search_says_what_was_priced() -> None:
     model, machine = load_model("nano"), load_machine("localhost")
     workload = Workload(global_batch=48, sequence_length=64)
     ranking = search(Problem(model.document, machine.document, workload, gpus=4))
-    pricing = ranking.price(0)
-    launch = build_launch(pricing, model=model, machine=machine, workload=workload, command="c")
+    pricing = ranking.detail(0)
+    launch = build_launch(pricing, model=model, machine=machine, command="c")
     predicted = launch.predicted
-    assert launch.grid.grid() == pricing.configuration.grid
+    assert launch.grid.grid() == pricing.grid
     assert (launch.micro_batch, launch.recompute) == (
-        pricing.configuration.micro_batch, pricing.configuration.recompute,
+        pricing.micro_batch, pricing.recompute,
     )  # fmt: skip
-    assert launch.grad_accumulation == ranking.candidate(0).accumulation
-    assert launch.kept_layers == ranking.candidate(0).configuration.kept_layers
+    assert launch.grad_accumulation == ranking[0].accumulation
+    assert launch.kept_layers == ranking.layout(0).kept_layers
     assert predicted.iteration_s == pricing.iteration_s
     assert predicted.communication_s == pytest.approx(sum(term.seconds for term in predicted.terms), rel=1e-12)
     assert [(t.op, t.axis, t.layer, t.bytes) for t in predicted.terms] == [
@@ -84,10 +84,8 @@ def test_a_launch_is_dated_now_unless_told() -> None:
     built = case()
     pricing = search(
         Problem(built.model.document, built.machine.document, built.launch.workload, gpus=2)
-    ).price(0)  # fmt: skip
-    launch = build_launch(
-        pricing, model=built.model, machine=built.machine, workload=built.launch.workload, command="c"
-    )
+    ).detail(0)  # fmt: skip
+    launch = build_launch(pricing, model=built.model, machine=built.machine, command="c")
     stamp = datetime.fromisoformat(launch.provenance.created)
     assert stamp.utcoffset() is not None
     assert not stamp.utcoffset()
@@ -119,8 +117,8 @@ def test_names_are_safe_for_folders_and_jobs() -> None:
     model = built.model.document.model_copy(update={"name": "../my model; rm -rf ~"})
     loaded = type(built.model)(model, built.model.path, built.model.sha256)
     workload = built.launch.workload
-    pricing = search(Problem(model, built.machine.document, workload, gpus=4)).price(0)
-    launch = build_launch(pricing, model=loaded, machine=built.machine, workload=workload, command="c")
+    pricing = search(Problem(model, built.machine.document, workload, gpus=4)).detail(0)
+    launch = build_launch(pricing, model=loaded, machine=built.machine, command="c")
     assert launch.name == "my-model-rm--rf-4"
 
 

@@ -12,8 +12,9 @@ import numpy as np
 import pytest
 
 from axonn_tune.calibration.fit import LAYOUTS
-from axonn_tune.cost.prediction import Configuration, price_configuration
+from axonn_tune.cost.price import price
 from axonn_tune.frameworks import find_framework
+from axonn_tune.job import Job, Layout
 from axonn_tune.learning.diagnose import diagnose
 from axonn_tune.learning.evidence import Sample, measured_samples, probe_samples, step_sample
 from axonn_tune.learning.learn import Learning, learn, prior_of
@@ -116,7 +117,7 @@ def steps(found: Measurements, machine: Machine) -> list[tuple[float, float]]:
     """Predicted and measured steps of what was not learned from."""
     return [
         (
-            price_configuration(found.model, machine, one.workload, Configuration.of(one)).iteration_s,
+            price(Job(found.model, machine, one.workload), Layout.of(one)).iteration_s,
             one.runs[0].step_s,
         )
         for one in found.configurations

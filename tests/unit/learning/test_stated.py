@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 import axonn_tune
-from axonn_tune.cost.prediction import Configuration
 from axonn_tune.errors import AxonnTuneError, DocumentError, UsageError
+from axonn_tune.job import Layout
 from axonn_tune.learning.arguments import Stated, columns_of, layout_parts
 from axonn_tune.learning.evidence import Setup
 from axonn_tune.learning.setups import problem_of
@@ -44,7 +44,7 @@ def case(run: CommandRun) -> Case:
     return found
 
 
-def one(run: CommandRun) -> Configuration:
+def one(run: CommandRun) -> Layout:
     """Its configuration."""
     return case(run).configurations[0]
 
@@ -417,7 +417,7 @@ def test_what_this_tool_writes_is_read_as_it_was_priced(
     form = {"run.sbatch": "slurm", "bridge.sh": "bridge", "toml.sh": "toml"}.get(name)
     path, *_ = found.write_launch_config(tmp_path / name, emit=form)  # type: ignore[arg-type]
     read = read_run(path, given={}, model=model if framework in ("fsdp", "deepspeed") else None).case(H100)
-    ours, theirs = found.results.ranked.pricing(0), best_pricing(read, read.configurations)
+    ours, theirs = found.ranked.detail(0), best_pricing(read, read.configurations)
     assert theirs.iteration_s == pytest.approx(ours.iteration_s, rel=1e-9)
     assert read.model == load_model(model).document
     assert theirs.configuration.grid.by_axis == ours.configuration.grid.by_axis
@@ -434,7 +434,7 @@ def test_ends_that_count_as_layers_are_searched(tmp_path: Path) -> None:
     assert found.framework.step.less == (1, 1)
     assert one(run).parts == (1, *[2] * 14, 1)
     searched = search(replace(problem_of(Setup(found.model, H100, found.workload, one(run), found.framework)), gpus=32))
-    same = [searched.candidate(row) for row in range(len(searched))]
+    same = [searched[row] for row in range(len(searched))]
     (priced,) = [each for each in same if each.configuration.grid.pipeline == 4 and each.configuration.chunks == 4][:1]
     place = same.index(priced)
     assert priced.iteration_s == pytest.approx(searched.price(place).iteration_s, rel=1e-9)

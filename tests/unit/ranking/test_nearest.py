@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from axonn_tune.frameworks import find_framework
+from axonn_tune.ranking.choosing import run_search
 from axonn_tune.ranking.inputs import Choices, WorkloadChoices, load_inputs
 from axonn_tune.ranking.nearest import nearest_change
-from axonn_tune.ranking.results import run_search
 from axonn_tune.ranking.space import Limits
 
 CASES: dict[str, dict[str, Any]] = {
@@ -72,7 +72,7 @@ def test_every_suggestion_fits(case: str) -> None:
     words = re.search(r"nearest changes? that fits?: (.*)", said(case))
     assert words
     for change in words[1].split(" or "):
-        assert len(run_search(load_inputs(changed(choices(case), change))).ranked), change
+        assert len(run_search(load_inputs(changed(choices(case), change)).problem)), change
 
 
 @pytest.mark.parametrize(

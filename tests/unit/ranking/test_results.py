@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from axonn_tune.errors import DocumentError, NothingFeasibleError, UsageError
-from axonn_tune.ranking.by_alpha_beta import AlphaBetaRanking, count_ties
+from axonn_tune.ranking.choosing import run_search
 from axonn_tune.ranking.inputs import Choices, WorkloadChoices, load_inputs, make_workload
-from axonn_tune.ranking.results import run_search
+from axonn_tune.ranking.priced import count_ties
 from axonn_tune.ranking.space import Limits
 from axonn_tune.specs.catalog import load_model
 from axonn_tune.specs.workload import OVERLAPS
@@ -35,60 +35,29 @@ def test_ties_end_at_the_first_that_differs(metric: list[float], half_width: flo
 @pytest.mark.parametrize("rank_by", ["communication", "exposed", "iteration"])
 def test_tied_entries_overlap_with_the_first(rank_by: Any) -> None:
     """Guards the mark on entries: it agrees with each entry's own interval."""
-    ranked = run_search(inputs(256, rank_by=rank_by)).ranked
-    entries = [ranked.entry(position, terms=False) for position in range(len(ranked))]
+    ranked = run_search(inputs(256, rank_by=rank_by).problem)
+    entries = [ranked[position] for position in range(len(ranked))]
     assert [entry.tie for entry in entries] == [position < ranked.ties for position in range(len(ranked))]
     if rank_by == "iteration":
         first = entries[0]
-        assert all((entry.low_s or 0) <= (first.high_s or 0) for entry in entries[: ranked.ties])
-
-
-def test_entries_with_terms_are_the_same_entries() -> None:
-    """Guards the two ways to list: terms change nothing else, and executed FLOPs agree with the twin's."""
-    results = run_search(inputs())
-    plain, full = (results.listed(top=0, terms=terms) for terms in (False, True))
-    assert [replace(entry, terms=()) for entry in full] == list(plain)
-    peak = results.inputs.problem.machine.accelerator.peak_flops_per_s("bf16")
-    for position, entry in enumerate(full):
-        pricing = results.ranked.pricing(position)
-        assert entry.hfu == pricing.executed_flops / (pricing.iteration_s * peak)
+        assert all(entry.low_s <= first.high_s for entry in entries[: ranked.ties])
 
 
 def test_memory_needed_by_rejected_grids_exceeds_the_limit() -> None:
     """Guards the number beside a memory rejection: the least any candidate of the grid needs."""
-    results = run_search(inputs(64, "80b"))
-    assert isinstance(results.ranked, AlphaBetaRanking)
-    rejected = [entry for entry in results.ranked.rejected_entries() if entry.memory_bytes is not None]
+    ranked = run_search(inputs(64, "80b").problem)
+    rejected = [grid for grid in ranked.rejected() if grid.memory_bytes is not None]
     assert rejected
-    limit = next(iter(results.ranked.ranking.fittings.values())).limit_bytes
+    limit = next(iter(ranked.fittings.values())).limit_bytes
     assert all((entry.memory_bytes or 0) > limit for entry in rejected)
 
 
 def test_grids_left_out_by_pins_are_told_from_rejected_ones() -> None:
     """Guards pins: grids of another size are no victims of the micro-batch."""
-    found = run_search(inputs(limits=Limits(axes={"z": 16}))).ranked
+    found = run_search(inputs(limits=Limits(axes={"z": 16})).problem)
     counts = found.searched.rejected
-    reasons = [entry.rejected_because for entry in found.rejected_entries()]
-    assert counts["pinned"] == sum("pinned" in reason[0] for reason in reasons)
+    assert counts["pinned"] == sum(grid.reasons[0][0] == "pinned" for grid in found.rejected())
     assert "micro-batch" not in counts
-
-
-def test_wide_order_leaves_out_what_changes_nothing() -> None:
-    """Guards the shown order: axes of size 1 have no place in it."""
-    for entry in run_search(inputs()).listed(top=0):
-        sizes = dict(zip(("x", "y", "z", "data"), entry.sizes, strict=True))
-        assert set(entry.wide_order) == {axis for axis, size in sizes.items() if size > 1}
-
-
-def test_nothing_feasible_says_what_binds() -> None:
-    """Guards the empty ranking: an error with the binding constraint, not an empty answer."""
-    with pytest.raises(NothingFeasibleError, match="memory"):
-        run_search(inputs(1, "80b")).require_any()
-
-
-def test_repeated_costs_count_once() -> None:
-    """Guards --cost given twice: no column beside itself."""
-    assert run_search(inputs(), costs=("alpha-beta", "alpha-beta")).others == {}
 
 
 # Inputs.
@@ -124,6 +93,8 @@ def test_a_table_that_covers_nothing_is_named() -> None:
     paper = found.machine.document.paper
     assert paper is not None
     bare = found.machine.document.model_copy(update={"paper": paper.model_copy(update={"table": paper.table[:1]})})
-    results = run_search(replace(found, problem=replace(found.problem, machine=bare)), costs=("paper-released",))
+    ranked = run_search(replace(found.problem, machine=bare), costs=("paper-released",))
     with pytest.raises(NothingFeasibleError, match="no-bandwidth-entry"):
-        results.require_any()
+        ranked.require_any()
+    rejected = next(grid for grid in ranked.rejected() if grid.priced is not None)
+    assert (rejected.communication_s, rejected.reasons[-1][0]) == (None, "no-bandwidth-entry")

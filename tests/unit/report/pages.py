@@ -6,22 +6,24 @@ from collections.abc import Iterator
 from functools import cache
 from typing import Any
 
+from axonn_tune.api.search import SearchResult
+from axonn_tune.ranking.choosing import run_search
 from axonn_tune.ranking.inputs import Choices, load_inputs
-from axonn_tune.ranking.results import Results, run_search
 from axonn_tune.report.output import Json
 from axonn_tune.report.ranking_section import ranking_of
 
 
 @cache
-def results(*, model: str = "80b", gpus: int = 1024) -> Results:
+def results(*, model: str = "80b", gpus: int = 1024) -> SearchResult:
     """A search on Perlmutter."""
-    return run_search(load_inputs(Choices(gpus=gpus, model=model)))
+    inputs = load_inputs(Choices(gpus=gpus, model=model))
+    return SearchResult(inputs, run_search(inputs.problem), "a test")
 
 
 @cache
 def ranking() -> Json:
     """The contract's document of 80b on 1,024 GPUs, with every grid."""
-    return ranking_of(results())
+    return ranking_of(results().inputs, results().ranked)
 
 
 def blocks(section: Json, kind: str) -> Iterator[Json]:

@@ -9,7 +9,7 @@ from typing import cast
 
 import pytest
 
-from axonn_tune.cost.prediction import Pricing
+from axonn_tune.cost.price import Detail
 from axonn_tune.report.configuration import Bar, bar, layer_bars, merged, step_bars
 from axonn_tune.specs.traces import COMPUTE_LANE
 from tests.unit.report.pages import results
@@ -18,13 +18,13 @@ PLACES = (0, 2, 4, 30, 60)
 
 
 @pytest.fixture(scope="module", params=PLACES)
-def pricing(request: pytest.FixtureRequest) -> Pricing:
+def pricing(request: pytest.FixtureRequest) -> Detail:
     """Configurations with and without layers not resharded after forward, replicas and several micro-batches."""
-    return results().ranked.pricing(request.param)
+    return results().ranked.detail(request.param)
 
 
 @pytest.mark.parametrize("part", [1e9, 500, 7])
-def test_a_step_has_all_its_work(pricing: Pricing, part: float) -> None:
+def test_a_step_has_all_its_work(pricing: Detail, part: float) -> None:
     """Guards what is drawn: merging moves no time from one lane to another, and loses none."""
     bars = step_bars(pricing, finest_s=pricing.iteration_s / part)
     computed = sum(one.busy_s for one in bars if one.lane == COMPUTE_LANE)
@@ -35,19 +35,19 @@ def test_a_step_has_all_its_work(pricing: Pricing, part: float) -> None:
     assert min(one.start_s for one in bars) == pytest.approx(0.0, abs=1e-9)
 
 
-def test_micro_batches_too_short_to_see_are_not_made_one_by_one(pricing: Pricing) -> None:
+def test_micro_batches_too_short_to_see_are_not_made_one_by_one(pricing: Detail) -> None:
     """Guards steps of millions of them: the same bars as if each had been drawn and joined, and as fast as one."""
     many = 10**9
     first, last = pricing.batches[0], pricing.batches[-1]
     long_s = many * first.every_s + pricing.iteration_s
     found = SimpleNamespace(batches=(replace(first, times=many), last), contended_s=0.0)
-    bars = step_bars(cast(Pricing, found), finest_s=long_s / 100)
+    bars = step_bars(cast(Detail, found), finest_s=long_s / 100)
     assert len(bars) < 100
     computed = sum(one.busy_s for one in bars if one.lane == COMPUTE_LANE)
     assert computed > 0.2 * long_s * (pricing.compute_s / pricing.iteration_s)
 
 
-def test_bars_of_a_lane_do_not_overlap(pricing: Pricing) -> None:
+def test_bars_of_a_lane_do_not_overlap(pricing: Detail) -> None:
     """Guards lanes: one thing at a time, also after merging."""
     bars = sorted(step_bars(pricing, finest_s=pricing.iteration_s / 300), key=lambda one: (one.lane, one.start_s))
     for one, other in pairwise(bars):
@@ -55,7 +55,7 @@ def test_bars_of_a_lane_do_not_overlap(pricing: Pricing) -> None:
             assert other.start_s >= one.end_s - 1e-9
 
 
-def test_a_layer_lies_within_its_own_time(pricing: Pricing) -> None:
+def test_a_layer_lies_within_its_own_time(pricing: Detail) -> None:
     """Guards the figures of a layer: from 0 to its end, with computation and with what it waits for."""
     for phase in ("forward", "backward"):
         bars = layer_bars(pricing, phase)
@@ -67,7 +67,7 @@ def test_a_layer_lies_within_its_own_time(pricing: Pricing) -> None:
 
 def test_a_lane_that_falls_behind_does_one_thing_at_a_time() -> None:
     """Guards what earlier layers have sent: on a lane slower than the computation they began longer ago."""
-    pricing = results(model="5b", gpus=64).ranked.pricing(15)
+    pricing = results(model="5b", gpus=64).ranked.detail(15)
     late = [one for one in pricing.batches[-1].stretches if max(one.lane_every_s.values(), default=0.0) > 0.0]
     assert any(max(one.lane_every_s.values()) > 1.5 * (one.end_s - one.start_s) for one in late)
     layers = [layer_bars(pricing, phase) for phase in ("forward", "backward")]
@@ -80,7 +80,7 @@ def test_a_lane_that_falls_behind_does_one_thing_at_a_time() -> None:
 def test_few_bars_are_drawn() -> None:
     """Guards the size of the page: a step of many micro-batches has no more bars than can be seen."""
     for place in PLACES:
-        pricing = results().ranked.pricing(place)
+        pricing = results().ranked.detail(place)
         assert len(step_bars(pricing, finest_s=pricing.iteration_s / 500)) < 2500
 
 
@@ -92,7 +92,7 @@ def test_neighbours_of_one_kind_are_joined_and_keep_their_share() -> None:
     assert (joined.what, joined.start_s, joined.end_s, joined.busy_s) == ("a", 0.0, 2.0, 1.5)
 
 
-def test_intervals_bear_the_names_of_a_trace(pricing: Pricing) -> None:
+def test_intervals_bear_the_names_of_a_trace(pricing: Detail) -> None:
     """Guards that a bar can be found in a trace: the same lanes, waits and terms."""
     names = {f"{term.op} over {term.axis}, {term.phase}, {term.layer}" for term in pricing.terms}
     for stretch in pricing.batches[-1].stretches:

@@ -14,7 +14,7 @@ import axonn_tune
 from axonn_tune.cost.uncertainty import DEVIATIONS, OF_LAYOUT
 from axonn_tune.frameworks.axonn_tune import AXONN_TUNE
 from axonn_tune.grid import AXES
-from axonn_tune.ranking.results import run_search
+from axonn_tune.ranking.choosing import run_search
 from axonn_tune.report import page
 from axonn_tune.report.output import Json
 from axonn_tune.report.page import BY_KIND
@@ -68,7 +68,7 @@ def test_terms_of_each_detailed_configuration_are_the_contracts(section: Json) -
     panel = next(blocks(section, "configurations"))
     assert len(panel["items"]) == DETAILED
     for place in (0, DETAILED - 1):
-        terms = [term_json(term) for term in results().ranked.entry(place, terms=True).terms]
+        terms = [term_json(term) for term in results().ranked.with_terms(place).terms]
         table = next(one for one in blocks({"blocks": panel["items"][place]["blocks"]}, "table"))
         for key in ("op", "phase", "layer", "count", "group", "tier", "seconds", "exposed_s", "formula"):
             assert values(table, key) == [term[key] for term in terms], key
@@ -135,7 +135,7 @@ def test_what_a_configuration_spends_adds_up() -> None:
     """Guards two beside each other: parts that sum to the step and to the memory, of pipelines too."""
     given = {"machine": "dgx-h100", "framework": "megatron-core", "pipeline": 2}
     found = axonn_tune.search("llama3-8b", gpus=16, **given)  # type: ignore[arg-type]
-    for document in (ranking(), ranking_of(found.results)):
+    for document in (ranking(), ranking_of(found.inputs, found.ranked)):
         section = ranking_section(document, identity="s1", source="test")
         for item, config in zip(next(blocks(section, "configurations"))["items"], document["configs"], strict=False):
             step, memory = (sum(quantity["values"].values()) for quantity in item["spent"])
@@ -165,7 +165,7 @@ def test_a_launch_config_to_copy_loads(tmp_path: Path) -> None:
 def test_a_training_has_its_costs() -> None:
     """Guards --tokens-total: days and GPU-hours in the head, in the table, and of each configuration."""
     found = axonn_tune.search("20b", gpus=64, tokens_total="1.5T")
-    document = ranking_of(found.results)
+    document = ranking_of(found.inputs, found.ranked)
     section = ranking_section(document, identity="s1", source="test")
     assert any(" GPU-hours (80%: " in sentence for sentence in section["verdict"])
     assert values(titled(section, "table", "Ranking"), "days") == [config.get("days") for config in document["configs"]]
@@ -223,7 +223,7 @@ def test_rows_never_priced_are_counted_too(monkeypatch: pytest.MonkeyPatch) -> N
     """Guards rankings longer than a page: what the search has beyond its rows is said, feasible or not."""
     monkeypatch.setattr("axonn_tune.report.ranking_section.MOST_ROWS", 20)
     whole = ranking()["configs"]
-    section = ranking_section(ranking_of(results()), identity="s1", source="test")
+    section = ranking_section(ranking_of(results().inputs, results().ranked), identity="s1", source="test")
     assert titled(section, "table", "Ranking")["rows"] == 20
     said = titled(section, "text", "How sure")["sentences"]
     assert any(sentence.startswith(f"{len(whole) - 20} more rows are left out") for sentence in said)
@@ -233,7 +233,7 @@ def test_commands_leave_nothing_open() -> None:
     """Guards the command of any row: every option of the configuration, filled from columns, and what ranks."""
     problem = results().inputs.problem
     inputs = replace(results().inputs, problem=replace(problem, rank_by="exposed"))
-    document = ranking_of(run_search(inputs))
+    document = ranking_of(inputs, run_search(inputs.problem))
     section = ranking_section(document, identity="s1", source="test")
     panel, table = next(blocks(section, "configurations")), titled(section, "table", "Ranking")
     command = panel["commands"]["Explain it"]
@@ -284,7 +284,7 @@ def test_pages_are_in_the_frameworks_names() -> None:
     one of them; pipeline stages and context included."""
     given = {"x": 2, "context": 2, "pipeline": 2, "machine": "dgx-h100", "framework": "megatron-core"}
     found = axonn_tune.search("llama3-8b", gpus=32, **given)  # type: ignore[arg-type]
-    document = ranking_of(found.results)
+    document = ranking_of(found.inputs, found.ranked)
     section = ranking_section(document, identity="s1", source="test")
     assert "with Megatron-Core" in section["title"]
     table = titled(section, "table", "Ranking")

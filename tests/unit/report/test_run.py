@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
+from axonn_tune.api.analysis import Explanation
 from axonn_tune.cost.spans import predicted_spans
 from axonn_tune.errors import UsageError
+from axonn_tune.ranking.choosing import run_search
 from axonn_tune.ranking.inputs import Choices, load_inputs
-from axonn_tune.ranking.results import run_search
 from axonn_tune.ranking.space import Limits
-from axonn_tune.report.explain import PricedConfiguration
 from axonn_tune.report.run import (
     choose_step,
     groups_of,
@@ -120,20 +120,19 @@ def test_other_hardware_is_said() -> None:
 
 
 @pytest.fixture(scope="module")
-def prediction() -> PricedConfiguration:
+def prediction() -> Explanation:
     """nano on two ranks."""
     inputs = load_inputs(Choices(gpus=2, model="nano", machine="localhost", limits=Limits(axes={"z": 2})))
-    ranked = run_search(inputs).ranked
-    return PricedConfiguration(inputs, ranked.entry(0, terms=False), ranked.pricing(0))
+    return Explanation(inputs, run_search(inputs.problem).detail(0))
 
 
 def measured(
-    prediction: PricedConfiguration, *, rank: int, late_s: float, host: str = "here", folder: str = "run"
+    prediction: Explanation, *, rank: int, late_s: float, host: str = "here", folder: str = "run"
 ) -> MeasuredTrace:
     """A run just as predicted, begun late, whose steps 3 to 5 take 1, 3 and 2 times as long."""
     spans = []
     for step, slower in ((3, 1.0), (4, 3.0), (5, 2.0)):
-        for span in predicted_spans(prediction.pricing, operations=False):
+        for span in predicted_spans(prediction.priced, operations=False):
             name = step_name(step) if span.name == "step" else span.name
             start_s = 1000.0 * step + late_s
             spans.append(Span(span.lane, name, start_s + slower * span.start_s, start_s + slower * span.end_s))
@@ -148,15 +147,15 @@ def events(text: str) -> dict[str, list[dict[str, Any]]]:
     return {name: [one for one in found if one["ph"] == "X" and one["pid"] == pid] for pid, name in names.items()}
 
 
-def test_one_process_each_with_the_same_lanes_and_names(prediction: PricedConfiguration) -> None:
+def test_one_process_each_with_the_same_lanes_and_names(prediction: Explanation) -> None:
     """Guards the merged file: predicted first, then the ranks; all starts at the start of the step."""
     traces = [measured(prediction, rank=rank, late_s=0.25 * rank) for rank in (0, 1)]
-    text = merged_trace(prediction, choose_step(traces, step=None))
+    text = merged_trace(prediction.inputs, prediction.priced, choose_step(traces, step=None))
     found = events(text)
     assert list(found) == ["predicted", "measured rank 0", "measured rank 1"]
     steps = {name: next(one for one in mine if one["name"] == "step 5") for name, mine in found.items()}
     assert [one["ts"] for one in steps.values()] == pytest.approx([0.0, 0.0, 0.25e6])
-    assert steps["measured rank 0"]["dur"] == pytest.approx(2e6 * prediction.pricing.iteration_s, rel=1e-3)
+    assert steps["measured rank 0"]["dur"] == pytest.approx(2e6 * prediction.priced.iteration_s, rel=1e-3)
     shown = {one["name"] for one in found["measured rank 0"]}
     assert shown <= {one["name"] for one in found["predicted"]}
     notes = json.loads(text)["otherData"]
@@ -165,21 +164,21 @@ def test_one_process_each_with_the_same_lanes_and_names(prediction: PricedConfig
     assert notes["predicted"]["model_sha256"] == prediction.inputs.model.sha256
 
 
-def test_clocks_of_two_hosts_are_not_compared(prediction: PricedConfiguration) -> None:
+def test_clocks_of_two_hosts_are_not_compared(prediction: Explanation) -> None:
     """Guards runs of several nodes: a clock that is off by minutes does not put a rank minutes away."""
     traces = [measured(prediction, rank=0, late_s=0.0), measured(prediction, rank=1, late_s=300.0, host="there")]
-    found = events(merged_trace(prediction, choose_step(traces, step=4)))
+    found = events(merged_trace(prediction.inputs, prediction.priced, choose_step(traces, step=4)))
     assert found["measured rank 1"][0]["ts"] == 0.0
 
 
-def test_runs_in_several_folders_are_told_apart(prediction: PricedConfiguration) -> None:
+def test_runs_in_several_folders_are_told_apart(prediction: Explanation) -> None:
     """Guards names: rank 0 of one run is not rank 0 of another."""
     traces = [measured(prediction, rank=0, late_s=0.0, folder=name) for name in ("before", "after")]
     found = choose_step(traces, step=3)
     assert found.process_names == ["measured rank 0, before", "measured rank 0, after"]
 
 
-def test_steps_that_are_not_there_are_refused(prediction: PricedConfiguration) -> None:
+def test_steps_that_are_not_there_are_refused(prediction: Explanation) -> None:
     """Guards --step, and traces of different steps."""
     trace = measured(prediction, rank=0, late_s=0.0)
     with pytest.raises(UsageError, match="does not have step 9; it has 3, 4, 5"):
@@ -189,20 +188,20 @@ def test_steps_that_are_not_there_are_refused(prediction: PricedConfiguration) -
         choose_step([trace, other], step=None)
 
 
-def test_remarks_say_what_only_one_side_has(prediction: PricedConfiguration) -> None:
+def test_remarks_say_what_only_one_side_has(prediction: Explanation) -> None:
     """Guards against laying a run beside the prediction of another config."""
     trace = measured(prediction, rank=0, late_s=0.0)
-    said = trace_remarks(prediction, choose_step([trace], step=3))
+    said = trace_remarks(prediction.priced, choose_step([trace], step=3))
     assert len(said) == 1
     assert said[0].startswith("Step 3 took")
     strange = Span("communication over q", "all_gather over q, forward, mlp.fc9", 3000.0, 3000.001)
     found = MeasuredTrace(trace.path, "nano", 0, "here", (3,), (*trace.spans, strange))
-    said = trace_remarks(prediction, choose_step([found], step=3))
+    said = trace_remarks(prediction.priced, choose_step([found], step=3))
     assert "1 collective only measured, such as all_gather over q" in said[1]
 
 
-def test_runs_of_one_host_all_begin_at_the_start(prediction: PricedConfiguration) -> None:
+def test_runs_of_one_host_all_begin_at_the_start(prediction: Explanation) -> None:
     """Guards several folders at once: the second run of a host, an hour later, is not shown an hour later."""
     traces = [measured(prediction, rank=0, late_s=0.0), measured(prediction, rank=0, late_s=3600.0, folder="again")]
-    found = events(merged_trace(prediction, choose_step(traces, step=4)))
+    found = events(merged_trace(prediction.inputs, prediction.priced, choose_step(traces, step=4)))
     assert [mine[0]["ts"] for mine in found.values()] == [0.0, 0.0, 0.0]

@@ -1,4 +1,4 @@
-"""Price of one candidate with every term, for explanations, launch configs, traces and published steps.
+"""Price of one layout with every term, for explanations, launch configs, traces and published steps.
 
 It replays in numbers what a ranking replays in columns, and gets the same bits. All frameworks share the program and
 the schedule.
@@ -6,23 +6,29 @@ the schedule.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Hashable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property, lru_cache, reduce
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from axonn_tune.cost.collectives import Line, lines_of, route, sending
-from axonn_tune.cost.compute import ComputeClock, ComputeRates, compute_rates
+from axonn_tune.cost.compute import ComputeClock, ComputeRates, compute_rates, contended_s, exposed_s
 from axonn_tune.cost.replay import Batch, ChunkTimes, Recorder, Replay, StageWork, exposed_by_term, term_key
 from axonn_tune.cost.stages import Messages, Pipelines, StageKind, chunks_of, overlapped, stages_alike
-from axonn_tune.cost.utilisation import contended_s, exposed_s
+from axonn_tune.cost.uncertainty import Floats, half_width, outside, slopes_of, spread, with_software
 from axonn_tune.frameworks import software_on, step_on
-from axonn_tune.frameworks.axonn_tune import AXONN_TUNE
-from axonn_tune.frameworks.description import Framework, StepOptions
-from axonn_tune.grid import Grid
-from axonn_tune.program.dimensions import executed_flops, symbol_values, table_alignment
+from axonn_tune.frameworks.description import StepOptions
+from axonn_tune.job import Job, Layout
+from axonn_tune.program.dimensions import (
+    executed_flops,
+    logged_flops,
+    model_flops,
+    step_tokens,
+    symbol_values,
+    table_alignment,
+)
 from axonn_tune.program.memory import Memory, memory_limit_bytes, price_memory
 from axonn_tune.program.operations import MATRIX_ALIGNMENT, Collective, OpKind
 from axonn_tune.program.pipeline import in_flight, model_parts
@@ -32,29 +38,10 @@ from axonn_tune.program.step import ONLY, Stage, StepProgram, build_step
 from axonn_tune.specs.machine import Machine, Software
 from axonn_tune.specs.model import Model
 from axonn_tune.specs.workload import Recompute, Workload
+from axonn_tune.units import TERA
 
-if TYPE_CHECKING:
-    from axonn_tune.specs.launch import StepShape
-
-
-@dataclass(frozen=True)
-class Configuration:
-    """One candidate: grid with rank order, micro-batch, recompute; layers not resharded: None for as many as fit.
-
-    chunks: of each pipeline stage; parts: blocks of each chunk, model part c·p + s at that place; None: an even split.
-    """
-
-    grid: Grid
-    micro_batch: int
-    recompute: Recompute
-    kept_layers: int | None = None
-    chunks: int = 1
-    parts: tuple[int, ...] | None = None
-
-    @classmethod
-    def of(cls, one: StepShape) -> Configuration:
-        """That of a launch config, or of a measured configuration."""
-        return cls(one.grid.grid(), one.micro_batch, one.recompute, one.kept_layers, one.chunks, one.parts)
+METRICS = {"communication": "communication_s", "exposed": "exposed_communication_s", "iteration": "iteration_s"}
+"""Prices that rank layouts, by ranking criterion."""
 
 
 @dataclass(frozen=True)
@@ -91,31 +78,131 @@ class StagePrediction:
     memory: Memory
 
 
-@dataclass(frozen=True)
-class Pricing:
-    """Everything predicted of one candidate; seconds and bytes per step and rank.
+@dataclass(frozen=True, kw_only=True)
+class PricedLayout(Layout):
+    """A layout with its prices, by any cost model: a row of every table. Seconds and bytes per step and rank.
 
-    For a pipeline it is the stage with the most communication, `stage`; memory is that of the largest stage. alone_s,
-    scheduled_s: computation and end of the step without compute slowdown from overlap; computation includes host_s, the
-    accelerator's wait for its host. bubble_s: wait for other stages of the stage with the most computation, to which
-    `computing` belongs: its kind, and the values of its symbols.
+    communication_s: None where the cost model does not know it; overlapped or not. bubble_s: waiting for other pipeline
+    stages. executed_flops: recompute and padding included, of pipeline stages their mean. rank: from 1; None for a
+    layout that is not ranked. tie: within model error of the first of the ranking. shortest_step_s: of all candidates
+    of its grid.
     """
 
-    framework: Framework
-    configuration: Configuration
-    accumulation: int
-    memory: Memory
-    memory_limit_bytes: float
-    terms: tuple[Term, ...]
-    alone_s: float
-    scheduled_s: float
+    job: Job
+    communication_s: float | None
+    compute_s: float
+    iteration_s: float
+    bubble_s: float
+    memory_bytes: float
     executed_flops: float
+    rank: int | None = None
+    tie: bool = False
+    shortest_step_s: float | None = None
+    terms: tuple[Term, ...] = field(default=(), repr=False)
+    stages: tuple[StagePrediction, ...] = field(default=(), repr=False)
+
+    @property
+    def layout(self) -> Layout:
+        """The layout without its prices."""
+        return Layout(**{each.name: getattr(self, each.name) for each in fields(Layout)})
+
+    @property
+    def framework(self) -> str:
+        """Name of the framework."""
+        return self.job.framework.name
+
+    @property
+    def accumulation(self) -> int:
+        """Gradient accumulation steps."""
+        return self.job.workload.global_batch // (self.grid.batch_shares * self.micro_batch)
+
+    @property
+    def exposed_communication_s(self) -> float:
+        """Exposed communication of the step, the bubble excluded, s."""
+        return float(exposed_s(self.iteration_s - self.bubble_s, self.compute_s))
+
+    @property
+    def memory_limit_bytes(self) -> float:
+        """Memory that a rank can use."""
+        return memory_limit_bytes(self.job.machine.accelerator)
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Tokens of all GPUs together."""
+        return step_tokens(self.job.workload) / self.iteration_s
+
+    @property
+    def mfu(self) -> float:
+        """Model FLOPs over the peak."""
+        return model_flops(self.job.model, self.job.workload) / (self.iteration_s * self.grid.world * self._peak)
+
+    @property
+    def hfu(self) -> float:
+        """Executed FLOPs over the peak."""
+        return self.executed_flops / (self.iteration_s * self._peak)
+
+    @property
+    def _peak(self) -> float:
+        return self.job.machine.accelerator.peak_flops_per_s(self.job.workload.precision)
+
+    @property
+    def logged_tflops_per_gpu(self) -> float | None:
+        """What the framework's own log will print, by its own count of FLOPs; None if it prints none."""
+        job = self.job
+        logged = logged_flops(job.framework, job.model, job.workload, grid=self.grid, recompute=self.recompute)
+        return None if logged is None else logged / (self.iteration_s * self.grid.world * TERA)
+
+    @property
+    def outside(self) -> tuple[str, ...]:
+        """What of it no published step validates."""
+        return outside(self.job, self)
+
+    @property
+    def low_s(self) -> float:
+        """Lower end of the step's 80% interval, s."""
+        return self.iteration_s * math.exp(-self.half_width)
+
+    @property
+    def high_s(self) -> float:
+        """Upper end of the step's 80% interval, s."""
+        return self.iteration_s * math.exp(self.half_width)
+
+    @cached_property
+    def half_width(self) -> float:
+        """Half of the 80% interval of the step's logarithm."""
+        known, learned = with_software(self.job.machine, self.job.framework).learned, None
+        if known is not None:
+            learned = spread(self.slopes("iteration"), known, ranks=self.grid.world)
+        times = {"compute_s": self.compute_s + self.bubble_s, "iteration_s": self.iteration_s}
+        return half_width(self.job, self, learned=learned, **times)
+
+    def slopes(self, metric: str) -> Floats:
+        """Slopes of the logarithm of a ranking criterion over those of the numbers that the profile has learned."""
+
+        def price_s(machine: Machine) -> float:
+            found: float = getattr(price(replace(self.job, machine=machine), self), METRICS[metric])
+            return found
+
+        return slopes_of(price_s, with_software(self.job.machine, self.job.framework))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Detail(PricedLayout):
+    """Everything predicted of one layout by the alpha-beta model.
+
+    For a pipeline it is the stage with the most communication, `stage`; memory is that of the largest stage, with
+    layers not resharded as found. Computation includes host_s, the accelerator's wait for its host, and contended_s,
+    the slowdown from overlap. The bubble is that of the stage with the most computation, to which `computing` belongs:
+    its kind, and the values of its symbols.
+    """
+
+    communication_s: float
+    memory: Memory
+    contended_s: float
     values: dict[str, float]
     program: StepProgram
     rates: ComputeRates
     host_s: float = 0.0
-    bubble_s: float = 0.0
-    stages: tuple[StagePrediction, ...] = ()
     stage: int = 0
     computing: tuple[Stage, dict[str, float]] | None = field(default=None, compare=False, repr=False)
     record: Callable[[], tuple[Batch, ...]] = field(default=tuple, compare=False, repr=False)
@@ -125,50 +212,14 @@ class Pricing:
         """Every operation of the schedule, from a second replay, since few callers need it."""
         return self.record()
 
-    @cached_property
-    def communication_s(self) -> float:
-        """All communication, overlapped or not, s."""
-        return reduce(lambda total, term: total + term.seconds, self.terms, 0.0)
 
-    @cached_property
-    def contended_s(self) -> float:
-        """Compute slowdown from overlap, s."""
-        busy_s = self.scheduled_s - self.bubble_s
-        lost_s = contended_s(self.communication_s, self.alone_s, busy_s, contention=self.rates.contention)
-        return float(lost_s)
+def price(job: Job, layout: Layout, *, software: Software | None = None) -> Detail:
+    """Price one layout by the alpha-beta model.
 
-    @property
-    def compute_s(self) -> float:
-        """Computation of the step, s."""
-        return self.alone_s + self.contended_s
-
-    @property
-    def iteration_s(self) -> float:
-        """Time of the step, s."""
-        return self.scheduled_s + self.contended_s
-
-    @property
-    def exposed_communication_s(self) -> float:
-        """Exposed communication of the step, the bubble excluded, s."""
-        return float(exposed_s(self.iteration_s - self.bubble_s, self.compute_s))
-
-
-def price_configuration(
-    model: Model,
-    machine: Machine,
-    workload: Workload,
-    configuration: Configuration,
-    *,
-    framework: Framework = AXONN_TUNE,
-    software: Software | None = None,
-) -> Pricing:
-    """Price one candidate by the alpha-beta model, as `framework` trains it.
-
-    software: numbers of kernels and host, those of the framework unless given. The candidate must satisfy the
+    software: numbers of kernels and host, those of the framework unless given. The layout must satisfy the
     divisibility constraints; the caller checks whether it fits into memory.
     """
-    used = software_on(framework, machine) if software is None else software
-    return Pricer(model, machine, workload, configuration, framework, used).price()
+    return Pricer(job, layout, software).price()
 
 
 _SIZES = ("layers", "hidden", "heads", "ffn", "vocab", "max_sequence_length")
@@ -204,28 +255,22 @@ def _program(
 
 
 class Pricer:
-    """Prices one candidate."""
+    """Prices one layout."""
 
-    def __init__(
-        self,
-        model: Model,
-        machine: Machine,
-        workload: Workload,
-        configuration: Configuration,
-        framework: Framework,
-        software: Software,
-    ) -> None:
-        self.model, self.machine, self.workload = model, machine, workload
-        self.configuration, self.framework, self.grid = configuration, framework, configuration.grid
+    def __init__(self, job: Job, layout: Layout, software: Software | None = None) -> None:
+        self.job, self.layout, self.grid = job, layout, layout.grid
+        self.model, self.machine, self.workload, self.framework = job.model, job.machine, job.workload, job.framework
+        model, machine, workload, framework = job.model, job.machine, job.workload, job.framework
+        software = software_on(framework, machine) if software is None else software
         options = step_on(framework, machine)
         self.options = options.staged if self.grid.pipeline > 1 else options
         self.rates = compute_rates(machine.accelerator, workload.precision, software)
-        self.messages = Messages.of(framework, machine, configuration.grid.world, software)
+        self.messages = Messages.of(framework, machine, self.grid.world, software)
         self.element = workload.element_sizes.compute
         self.program, self.schedule = _program(
             model.model_copy(update=_SYMBOLIC_MODEL),
             workload.model_copy(update=_SYMBOLIC_WORKLOAD),
-            configuration.recompute,
+            layout.recompute,
             self.options,
             context=self.grid.context > 1,
             lone_context="context" in framework.axes and self.grid.context == 1,
@@ -249,7 +294,7 @@ class Pricer:
             self.model,
             self.workload,
             self.grid,
-            micro_batch=self.configuration.micro_batch,
+            micro_batch=self.layout.micro_batch,
             options=self.options,
             stage=stage,
             layers=layers,
@@ -274,27 +319,33 @@ class Pricer:
             self._lines[kind, axes] = lines_of(kind, self.routes[axes], self.machine, call_s=self.messages.call_s)
         return self._lines[kind, axes]
 
-    def price(self) -> Pricing:
-        """Everything of the candidate: each kind of stage replayed once, and several joined by their schedule."""
+    def price(self) -> Detail:
+        """Everything of the layout: each kind of stage replayed once, and several joined by their schedule."""
         stages, settled = self.grid.pipeline, self._settled
         of = {number: kind for kind in self.kinds for number in kind.numbers}
         joined = self._joined(of) if stages > 1 else _Joined(of[0].scheduled_s)
         shown, busiest = of[joined.most], of[joined.slowest]
-        return Pricing(
-            framework=self.framework,
-            configuration=self.configuration,
-            accumulation=int(shown.values["A"]),
-            memory=max((memory for _, memory in settled), key=lambda memory: float(memory.total_bytes)),
-            memory_limit_bytes=memory_limit_bytes(self.machine.accelerator),
-            terms=(*self._terms(shown), *joined.sends),
-            alone_s=busiest.compute_s,
-            scheduled_s=joined.step_s,
+        terms = (*self._terms(shown), *joined.sends)
+        communication_s = reduce(lambda total, term: total + term.seconds, terms, 0.0)
+        busy_s = joined.step_s - joined.bubble_s
+        lost_s = float(contended_s(communication_s, busiest.compute_s, busy_s, contention=self.rates.contention))
+        memory = max((memory for _, memory in settled), key=lambda memory: float(memory.total_bytes))
+        return Detail(
+            **{each.name: getattr(self.layout, each.name) for each in fields(Layout)},
+            job=self.job,
+            communication_s=communication_s,
+            compute_s=busiest.compute_s + lost_s,
+            iteration_s=joined.step_s + lost_s,
+            bubble_s=joined.bubble_s,
+            contended_s=lost_s,
+            memory_bytes=float(memory.total_bytes),
+            memory=memory,
+            terms=terms,
             executed_flops=sum(of[number].flops for number in range(stages)) / stages,
             values=settled[joined.most][0],
             program=self.program,
             rates=self.rates,
             host_s=busiest.host_s,
-            bubble_s=joined.bubble_s,
             stages=tuple(
                 StagePrediction(
                     sum(of[number].blocks), of[number].compute_s, *joined.seconds[number], settled[number][1]
@@ -319,11 +370,11 @@ class Pricer:
         message, size_bytes, one_s = self.send
         pipeline = Pipelines(
             stages=len(of),
-            chunks=self.configuration.chunks,
+            chunks=self.layout.chunks,
             micro_batches=np.array([int(of[0].values["A"])]),
             kinds=tuple(kind.priced for kind in self.kinds),
             send_s=np.array([one_s]),
-            overlapped=overlapped(self.framework.schedule, self.configuration.chunks),
+            overlapped=overlapped(self.framework.schedule, self.layout.chunks),
             contention=self.rates.contention,
         )
         time, slowest, bubble_s = pipeline.price(0)
@@ -342,7 +393,7 @@ class Pricer:
     @cached_property
     def parts(self) -> tuple[int, ...]:
         """Blocks of each model part, chunk c of stage s at c·p + s."""
-        asked, layers, less = self.configuration, self.model.layers, self.framework.step.less
+        asked, layers, less = self.layout, self.model.layers, self.framework.step.less
         if asked.grid.pipeline == 1:
             return (layers,)
         return model_parts(layers, stages=asked.grid.pipeline, chunks=asked.chunks, given=asked.parts, less=less)
@@ -357,7 +408,7 @@ class Pricer:
         values = self._symbols(stage, sum(blocks))
         held = in_flight(number, stages=stages, micro_batches=int(values["A"]), weights=blocks)
         values["held"] = float(held)
-        asked = self.configuration.kept_layers if kept is None else kept
+        asked = self.layout.kept_layers if kept is None else kept
         memory = price_memory(
             self.program,
             values,
@@ -372,7 +423,7 @@ class Pricer:
     @cached_property
     def _settled(self) -> list[tuple[dict[str, float], Memory]]:
         """Every stage, with as many layers not resharded as all have memory for; of those alike the first has least."""
-        stages, kept = self.grid.pipeline, self.configuration.kept_layers
+        stages, kept = self.grid.pipeline, self.layout.kept_layers
         if stages > 1 and kept is None:
             blocks = [sum(self.parts[number::stages]) for number in range(stages)]
             firsts = [numbers[0] for numbers in stages_alike(self.parts, stages).values()]

@@ -1,0 +1,80 @@
+"""What is trained and how it is laid out: the two values that everything is priced from."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from axonn_tune.frameworks.axonn_tune import AXONN_TUNE
+from axonn_tune.frameworks.description import Framework
+from axonn_tune.grid import Grid
+from axonn_tune.specs.machine import Machine
+from axonn_tune.specs.model import Model
+from axonn_tune.specs.workload import Recompute, Workload
+
+if TYPE_CHECKING:
+    from axonn_tune.specs.launch import StepShape
+
+
+@dataclass(frozen=True)
+class Job:
+    """What is trained, on which machine, by which framework with which options of its step.
+
+    tokens_total: tokens of the whole training run, for its cost.
+    """
+
+    model: Model
+    machine: Machine
+    workload: Workload
+    framework: Framework = AXONN_TUNE
+    tokens_total: int | None = None
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Grid with rank order, micro-batch, recompute; layers not resharded: None for as many as fit.
+
+    chunks: of each pipeline stage; parts: blocks of each chunk, model part c·p + s at that place; None: an even split.
+    """
+
+    grid: Grid
+    micro_batch: int
+    recompute: Recompute
+    kept_layers: int | None = None
+    chunks: int = 1
+    parts: tuple[int, ...] | None = None
+
+    @classmethod
+    def of(cls, one: StepShape) -> Layout:
+        """That of a launch config, or of a measured configuration."""
+        return cls(one.grid.grid(), one.micro_batch, one.recompute, one.kept_layers, one.chunks, one.parts)
+
+    @property
+    def x(self) -> int:
+        """Size of axis x."""
+        return self.grid.x
+
+    @property
+    def y(self) -> int:
+        """Size of axis y."""
+        return self.grid.y
+
+    @property
+    def z(self) -> int:
+        """Size of axis z."""
+        return self.grid.z
+
+    @property
+    def data(self) -> int:
+        """Size of axis data."""
+        return self.grid.data
+
+    @property
+    def pipeline(self) -> int:
+        """Pipeline stages."""
+        return self.grid.pipeline
+
+    @property
+    def order(self) -> tuple[str, ...]:
+        """Axes from the fastest-varying rank outwards."""
+        return self.grid.order

@@ -1,0 +1,380 @@
+"""Priced layouts: the candidates of a search as columns, best first; each row with its layout and prices."""
+
+from __future__ import annotations
+
+from bisect import bisect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import TYPE_CHECKING, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from axonn_tune.cost.columns import Floats, Integers
+from axonn_tune.cost.compute import exposed_s
+from axonn_tune.cost.price import Detail, PricedLayout, Term, price
+from axonn_tune.cost.uncertainty import DEVIATIONS, difference_spread, own_half_s, with_software
+from axonn_tune.errors import NothingFeasibleError, UsageError
+from axonn_tune.grid import ALL_AXES, Grid
+from axonn_tune.job import Layout
+from axonn_tune.program.constraints import MEMORY, MICRO_BATCH, PINNED
+from axonn_tune.program.dimensions import executed_flops
+from axonn_tune.program.step import StepProgram
+from axonn_tune.ranking.space import Fitting, Grids, Placements, Problem, RankBy, Shapes
+from axonn_tune.specs.workload import RECOMPUTES, Recompute
+from axonn_tune.units import GIB, counted
+
+if TYPE_CHECKING:
+    from axonn_tune.cost.stages import Pipelines
+
+ALPHA_BETA = "alpha-beta"
+WORTH_SAYING = 0.01
+"""Share of a step that another layout must save to be named."""
+
+Sizes: TypeAlias = tuple[int, ...]
+"""Axis sizes in the order of the axes that were searched."""
+
+
+@dataclass(frozen=True)
+class SearchCounts:
+    """Numbers of grids before constraints, of candidates after them, and of priced candidates that fit.
+
+    `rejected` counts grids by constraint; a grid can violate several.
+    """
+
+    grids: int
+    candidates: int
+    feasible: int
+    rejected: dict[str, int]
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Rejected:
+    """A grid that is not ranked, with the reasons.
+
+    needed_bytes: least memory of its candidates if memory is the reason. priced: its best candidate, where it lacks no
+    more than a bandwidth in the paper's table. order, communication_s, terms: by a cost model of the paper.
+    """
+
+    sizes: dict[str, int]
+    reasons: tuple[tuple[str, str], ...]
+    needed_bytes: float | None = None
+    priced: PricedLayout | None = None
+    order: tuple[str, ...] | None = None
+    communication_s: float | None = None
+    terms: tuple[Term, ...] = ()
+
+    @property
+    def memory_bytes(self) -> float | None:
+        """Least memory of its candidates, where it is known."""
+        return self.needed_bytes if self.priced is None else self.priced.memory_bytes
+
+
+@dataclass(frozen=True)
+class Columns:
+    """Priced candidates of all kinds of recompute: indices and seconds, one row each.
+
+    bounded: steps that are bounds until they are refined. starts: groups with pipeline stages, each with its first row.
+    """
+
+    shape: Integers
+    placement: Integers
+    recompute: Integers
+    communication_s: Floats
+    compute_s: Floats
+    iteration_s: Floats
+    bubble_s: Floats
+    bounded: NDArray[np.bool_]
+    starts: tuple[tuple[int, Pipelines], ...] = ()
+
+    def exact_s(self, row: int) -> tuple[float, float, float]:
+        """Step of one candidate, with pipeline stages by the exact recurrence; its computation and bubble, s."""
+        if self.bounded[row]:
+            start, group = self.starts[bisect([start for start, _ in self.starts], row) - 1]
+            return group.exact_s(row - start)
+        return float(self.iteration_s[row]), float(self.compute_s[row]), float(self.bubble_s[row])
+
+
+@dataclass(frozen=True)
+class Priced:
+    """Layouts of a job, priced and ranked; empty if nothing is feasible.
+
+    `rows` indexes the columns, best first, each grid once (or every candidate). others: rank of each grid by other cost
+    models.
+    """
+
+    problem: Problem
+    searched: SearchCounts
+    grids: Grids
+    shapes: Shapes
+    placements: Placements
+    fittings: dict[Recompute, Fitting]
+    columns: Columns
+    rows: Integers
+    programs: dict[Recompute, StepProgram]
+    cost: str = ALPHA_BETA
+    others: Mapping[str, Mapping[Sizes, int]] = field(default_factory=dict)
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, position: int) -> PricedLayout:
+        """The layout at a place of the ranking, from 0, with its prices."""
+        row = int(self.rows[position])
+        return replace(self._priced(row), rank=position + 1, tie=position < self.ties)
+
+    def detail(self, position: int) -> Detail:
+        """Everything that the alpha-beta model predicts of the layout at a place of the ranking, from 0."""
+        row = int(self.rows[position])
+        return replace(
+            price(self.problem, self.layout(position)),
+            rank=position + 1,
+            tie=position < self.ties,
+            shortest_step_s=float(self._shortest_steps_s[self._grid_of(row)]),
+        )
+
+    def with_terms(self, position: int) -> PricedLayout:
+        """The layout at a place of the ranking, with every collective by the ranking's cost model."""
+        detail = price(self.problem, self.layout(position))
+        return replace(self[position], terms=detail.terms, stages=detail.stages)
+
+    def layout(self, position: int) -> Layout:
+        """The layout at a place of the ranking, from 0."""
+        return self._layout(int(self.rows[position]))
+
+    def _layout(self, row: int) -> Layout:
+        columns, shape = self.columns, int(self.columns.shape[row])
+        sizes = self.grids.sizes[self._grid_of(row)].tolist()
+        order = self.placements.orders[self.placements.order[columns.placement[row]]]
+        kind = RECOMPUTES[columns.recompute[row]]
+        return Layout(
+            Grid(**dict(zip(self.grids.axes, sizes, strict=True)), order=order),
+            int(self.shapes.micro_batch[shape]),
+            kind,
+            int(self.fittings[kind].kept_layers[shape]),
+            int(self.shapes.chunks[shape]),
+        )
+
+    def _grid_of(self, row: int) -> int:
+        return int(self.shapes.grid[self.columns.shape[row]])
+
+    def _priced(self, row: int) -> PricedLayout:
+        """A candidate as priced by the alpha-beta model, without rank."""
+        columns, shape, layout = self.columns, int(self.columns.shape[row]), self._layout(row)
+        step_s, compute_s, bubble_s = columns.exact_s(row)
+        kept, kind = self.fittings[layout.recompute].kept_layers[shape], layout.recompute
+        every = self.shapes.values.items()
+        values = {name: value[shape] if isinstance(value, np.ndarray) else value for name, value in every}
+        values |= {"kept": kept, "unkept": float(self.problem.model.layers) - kept}
+        return PricedLayout(
+            **vars(layout),
+            job=self.problem,
+            communication_s=float(columns.communication_s[row]),
+            compute_s=compute_s,
+            iteration_s=step_s,
+            bubble_s=bubble_s,
+            memory_bytes=float(self.fittings[kind].total_bytes[shape]),
+            executed_flops=float(executed_flops(self.programs[kind], values) / self.shapes.stages[shape]),
+            shortest_step_s=float(self._shortest_steps_s[self._grid_of(row)]),
+        )
+
+    @cached_property
+    def _shortest_steps_s(self) -> Floats:
+        """Shortest step of all candidates of each grid, s."""
+        shortest = np.full(len(self.grids.sizes), np.inf)
+        np.minimum.at(shortest, self.shapes.grid[self.columns.shape], self.columns.iteration_s)
+        return shortest
+
+    @cached_property
+    def ties(self) -> int:
+        """Number of rows from the first on that are within model error of it, also by their steps.
+
+        With a learned profile: rows whose difference from the first is within its 80% interval.
+        """
+        if not len(self):
+            return 0
+        alike = self._alike if self.problem.machine.learned is None else self._alike_as_learned
+        return min(alike(by) for by in {"iteration", self.problem.rank_by})
+
+    def _alike(self, rank_by: RankBy) -> int:
+        """Rows from the first on within model error of it in one metric, by the half-widths of the profile.
+
+        Errors of computation are common to all grids, apart from the residual of each layout.
+        """
+        metric = ranking_metric(self.columns, rank_by=rank_by)[self.rows]
+        width = self.problem.machine.uncertainty.communication
+        if rank_by != "iteration":
+            return count_ties(metric, metric * width)
+        waiting_s = exposed_s(metric, self.columns.compute_s[self.rows])
+        return count_ties(metric, np.asarray(own_half_s(metric, waiting_s, width=width)))
+
+    def _alike_as_learned(self, rank_by: RankBy) -> int:
+        """The same by what the profile has learned."""
+        metric, apart = ranking_metric(self.columns, rank_by=rank_by)[self.rows], self._apart(rank_by)
+        for position in range(1, len(self)):
+            if float(np.log(metric[position] / max(metric[0], 1e-9))) > apart(position):
+                return position
+        return len(self)
+
+    def _apart(self, rank_by: RankBy) -> Callable[[int], float]:
+        """Half-width of the 80% interval of the ratio of a row to the first, by what the profile has learned."""
+        learned = with_software(self.problem.machine, self.problem.framework).learned
+        assert learned is not None, "asked before"
+        first = self._priced(int(self.rows[0])).slopes(rank_by)
+
+        def half_width(position: int) -> float:
+            other = self._priced(int(self.rows[position])).slopes(rank_by)
+            return DEVIATIONS * difference_spread(other, first, learned)
+
+        return half_width
+
+    @property
+    def difference(self) -> float | None:
+        """Half-width of the 80% interval of the ratio of the first two, with a learned profile; else None."""
+        if self.problem.machine.learned is None or len(self) < 2:
+            return None
+        return self._apart(self.problem.rank_by)(1)
+
+    def fastest(self) -> PricedLayout | None:
+        """The candidate of the shortest step, of all that are feasible, not only the best of each grid."""
+        steps_s = self.columns.iteration_s
+        rows = np.flatnonzero(steps_s == steps_s.min(initial=np.inf))
+        if not len(rows):
+            return None
+        ranked = order_of(self.columns, rows, self.shapes, self.placements, rank_by="iteration", fittings=self.fittings)
+        return self._priced(int(ranked[0]))
+
+    def fastest_elsewhere(self) -> PricedLayout | None:
+        """The candidate with the shortest step of all, where another criterion's first has a notably longer one."""
+        if self.problem.rank_by == "iteration" or not len(self):
+            return None
+        best = self.fastest()
+        return best if best and best.iteration_s <= (1.0 - WORTH_SAYING) * self[0].iteration_s else None
+
+    def ranks(self) -> dict[Sizes, int]:
+        """Best rank of each grid."""
+        found: dict[Sizes, int] = {}
+        for position, row in enumerate(self.grids.sizes[self.shapes.grid[self.columns.shape[self.rows]]].tolist()):
+            found.setdefault(tuple(row), position + 1)
+        return found
+
+    def listed(self, *, top: int, terms: bool = False, rejected: bool = False) -> tuple[PricedLayout | Rejected, ...]:
+        """The first `top` rows (0: all), with every collective if asked for; then the rejected grids if asked for."""
+        row_at = self.with_terms if terms else self.__getitem__
+        rows = map(row_at, range(min(top or len(self), len(self))))
+        return (*rows, *(self.rejected() if rejected else ()))
+
+    def require_row(self, pick: int) -> None:
+        """UsageError if `pick` is not a rank of a non-empty ranking."""
+        if pick < 1:
+            raise UsageError(f"--pick {pick}: places count from 1")
+        if 0 < len(self) < pick:
+            verb = "is" if len(self) == 1 else "are"
+            raise UsageError(f"--pick {pick}: only {counted(len(self), 'configuration')} {verb} ranked")
+
+    def require_any(self) -> None:
+        """NothingFeasibleError, with binding constraint and nearest change, if the ranking is empty."""
+        if not len(self):
+            raise NothingFeasibleError(self.nothing_feasible())
+
+    def nothing_feasible(self) -> str:
+        """Reason of an empty ranking, and the nearest change."""
+        from axonn_tune.ranking.nearest import nearest_change
+
+        found, only = self.searched, self.searched.grids == 1
+        if found.feasible:
+            rejecting = ", ".join(found.rejected)
+            none = "the only grid has no price" if only else f"none of {found.grids:,} grids has a price"
+            return f"{none} ({rejecting}); nearest change: --cost {ALPHA_BETA}"
+        none = "the only grid cannot train this" if only else f"none of {found.grids:,} grids can train this"
+        return f"{none}: {nearest_change(self.problem)}"
+
+    def rejected(self) -> tuple[Rejected, ...]:
+        """Every grid that is not ranked, with its reasons, in the order of the grids."""
+        ranked = set(self.shapes.grid[self.columns.shape[self.rows]].tolist())
+        shaped = set(self.shapes.grid.tolist())
+        numbered = enumerate(self.grids.sizes.tolist())
+        return tuple(
+            self._rejection(number, dict(zip(self.grids.axes, sizes, strict=True)), shaped=shaped)
+            for number, sizes in numbered
+            if number not in ranked
+        )
+
+    @cached_property
+    def _least_bytes(self) -> Floats:
+        """Least memory of each grid over its micro-batches and kinds of recompute."""
+        least = np.full(len(self.grids.sizes), np.inf)
+        for fitting in self.fittings.values():
+            np.minimum.at(least, self.shapes.grid, fitting.total_bytes)
+        return least
+
+    def _rejection(self, number: int, sizes: dict[str, int], *, shaped: set[int]) -> Rejected:
+        reasons = self._reasons(number, sizes, shaped=shaped)
+        if reasons:
+            return Rejected(sizes, reasons)
+        least = float(self._least_bytes[number])
+        limit_bytes = next(iter(self.fittings.values())).limit_bytes
+        reason = MEMORY, f"needs {least / GIB:.1f} GiB of {limit_bytes / GIB:.1f} GiB"
+        return Rejected(sizes, (reason,), least)
+
+    def _reasons(self, number: int, sizes: dict[str, int], *, shaped: set[int]) -> tuple[tuple[str, str], ...]:
+        """All but memory."""
+        framework, pins = self.problem.framework, self.problem.limits.axes
+        broken = tuple(
+            (check.name, check.explain(dict.fromkeys(ALL_AXES, 1) | sizes, framework))
+            for check, is_broken in zip(self.grids.constraints, self.grids.broken[number], strict=True)
+            if is_broken
+        )
+        if broken:
+            return broken
+        other = [axis for axis, size in sizes.items() if pins.get(axis, size) != size]
+        if other:
+            asked = [f"{framework.called(axis)} = {pins[axis]}, not {sizes[axis]}" for axis in other]
+            return ((PINNED, f"asked for {', '.join(asked)}"),)
+        if number not in shaped:
+            return ((MICRO_BATCH, "no micro-batch that is allowed divides this grid's share of the batch"),)
+        return ()
+
+
+def ranking_metric(columns: Columns, *, rank_by: RankBy) -> Floats:
+    """The column a ranking sorts by, s."""
+    if rank_by == "communication":
+        return columns.communication_s
+    if rank_by == "iteration":
+        return columns.iteration_s
+    return np.asarray(exposed_s(columns.iteration_s - columns.bubble_s, columns.compute_s))
+
+
+def order_of(
+    columns: Columns,
+    rows: Integers,
+    shapes: Shapes,
+    placements: Placements,
+    *,
+    rank_by: RankBy,
+    fittings: dict[Recompute, Fitting],
+) -> Integers:
+    """Rows from best to worst. Ties: shorter step, less memory, then grid, order, micro-batch, recompute."""
+    shape, recompute = columns.shape[rows], columns.recompute[rows]
+    memory = np.empty(len(rows))
+    for kind, fitting in fittings.items():
+        mine = recompute == RECOMPUTES.index(kind)
+        memory[mine] = fitting.total_bytes[shape[mine]]
+    keys = (
+        recompute,
+        shapes.micro_batch[shape],
+        placements.order[columns.placement[rows]],
+        shapes.grid[shape],
+        memory,
+        columns.iteration_s[rows],
+        ranking_metric(columns, rank_by=rank_by)[rows],
+    )
+    return rows[np.lexsort(keys)]
+
+
+def count_ties(metric: Floats, half: Floats) -> int:
+    """Entries from the first on whose difference from the first lies within its 80% interval."""
+    apart = metric - metric[0] > np.hypot(half, half[0])
+    return int(np.argmax(apart)) if apart.any() else len(metric)
