@@ -17,9 +17,9 @@ from axonn_tune.program.operations import GROUP_AXES
 from axonn_tune.runtime import checkpoint
 from axonn_tune.runtime.checkpoint import CheckpointFolder, read_marker
 from axonn_tune.runtime.communicator import Communicator
+from axonn_tune.runtime.devices import RuntimeSettings
 from axonn_tune.runtime.ledger import Ledger
 from axonn_tune.runtime.mesh import Mesh
-from axonn_tune.runtime.settings import RuntimeSettings
 from axonn_tune.runtime.shards import names_to_write, read_metadata, saved_tensors, shards_of
 from axonn_tune.runtime.transformer import Transformer
 from axonn_tune.specs.catalog import load_model
