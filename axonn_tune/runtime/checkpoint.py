@@ -49,10 +49,8 @@ from axonn_tune.runtime.shards import (
     shards_of,
     write,
 )
-from axonn_tune.specs.launch import Launch
 
-SCHEMA, _FIRST_SCHEMA = "axonn-tune/checkpoint/2", "axonn-tune/checkpoint/1"
-"""Version 1 has no checksums."""
+SCHEMA = "axonn-tune/checkpoint/2"
 _MARKER, _LOCK = "checkpoint.json", ".lock"
 _NAME = re.compile(r"step-(0|[1-9][0-9]{0,14})")
 _LEFT_OVER = ".tmp"
@@ -191,24 +189,17 @@ def read_marker(checkpoint: Path) -> Marker:
         text = read_regular(checkpoint / _MARKER, limit_bytes=_MARKER_BYTES).decode()
         content = json.loads(text)
         step, version, run, sizes = (content[key] for key in ("step", "version", "run", "files"))
-        marker = Marker(step, version, run, sizes, content["crc32"] if content["schema"] == SCHEMA else {})
+        marker = Marker(step, version, run, sizes, content.get("crc32", {}))
         sealed = {key: value for key, value in content.items() if key != "checksum"}
-        known = (
-            content["schema"] == SCHEMA and _sealed(sealed) == text and marker.checksums.keys() == marker.sizes.keys()
-        )
-        known = known or (content["schema"] == _FIRST_SCHEMA and "checksum" not in content)
+        known = (content["schema"], _sealed(sealed), marker.checksums.keys()) == (SCHEMA, text, marker.sizes.keys())
         plain = isinstance(run, dict) and all(
             Path(name).name == name and type(size) is int for name, size in marker.sizes.items()
         )
     except (OSError, AxonnTuneError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        words = (
-            f"{_MARKER} is missing or unreadable"
-            if isinstance(error, OSError | AxonnTuneError)
-            else f"{_MARKER} is broken"
-        )
-        raise DamagedCheckpointError.of(checkpoint, words) from error
+        how = "missing or unreadable" if isinstance(error, OSError | AxonnTuneError) else "broken"
+        raise DamagedCheckpointError.of(checkpoint, f"{_MARKER} is {how}") from error
     if not (known and plain):
-        raise DamagedCheckpointError.of(checkpoint, f"{_MARKER} is not as this or an earlier version wrote it")
+        raise DamagedCheckpointError.of(checkpoint, f"{_MARKER} is not as this version writes it, as {SCHEMA}")
     for name, size in marker.sizes.items():
         file = checkpoint / name
         if not file.is_file():
@@ -263,18 +254,8 @@ PARAMETERS = "parameters."
 _SHOWN = 4
 
 
-def run_identity(launch: Launch) -> dict[str, int]:
-    """Properties of a run that must match the checkpoint it resumes from, besides tensor sizes."""
-    return {
-        "global_batch": launch.workload.global_batch,
-        "sequence_length": launch.workload.sequence_length,
-        "seed": launch.seed,
-        "data_seed": launch.data.seed,
-    }
-
-
 class Checkpointer:
-    """Saves in a background thread, one checkpoint at a time, and loads.
+    """Saves in a background thread, one checkpoint at a time, and loads. run: what a resumed run must share with it.
 
     All ranks must make it, and call each method, together. Errors of an unfinished save are raised by the next
     call: EnvironmentProblem if the disk is full. Earlier checkpoints stay as they are.
@@ -374,7 +355,9 @@ class Checkpointer:
             needed_bytes = sum(self._ranks.on_all(lambda: own_bytes))
             begun = self._ranks.from_rank_0(lambda: self._begin(step, needed_bytes))
             write(begun, state, self._ranks.group)
-            checksums = self._ranks.on_all(lambda: self._checksums(begun))
+            files = f"__{self._mesh.rank}_*", *([METADATA_FILE] if self._ranks.first else [])
+            own = [one for pattern in files for one in begun.glob(pattern)]
+            checksums = self._ranks.on_all(lambda: {one.name: checksum_of(one) for one in own})
             self._ranks.from_rank_0(lambda: self._finish(step, dict(pair for one in checksums for pair in one.items())))
         except (Exception, CheckpointException) as error:
             if self._ranks.first:
@@ -399,11 +382,6 @@ class Checkpointer:
                 f"but {str(self._folder.path)!r} has {free_bytes / 1e9:,.3g} GB free{self._last_good()}"
             )
         return begun
-
-    def _checksums(self, begun: Path) -> dict[str, int]:
-        """Of the files that this rank has written."""
-        own = [*begun.glob(f"__{self._mesh.rank}_*"), *([begun / METADATA_FILE] if self._ranks.first else [])]
-        return {one.name: checksum_of(one) for one in own}
 
     def _finish(self, step: int, checksums: Mapping[str, int]) -> None:
         grid = self._mesh.grid
@@ -465,7 +443,6 @@ def _must_agree(what: str, differences: list[str]) -> None:
 
 
 TYPES = {"fp64": torch.float64, "fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
-_FORMAT_NAMES = {torch.float64: "F64", torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16"}
 
 
 def checkpoint_at(path: str | Path) -> Path:
@@ -491,11 +468,11 @@ def export(checkpoint: Path, output: str | Path, *, dtype: torch.dtype | None = 
     header: dict[str, Any] = {
         "__metadata__": {"format": "pt", "step": str(marker.step), "axonn_tune": str(marker.version)}
     }
-    end = 0
+    end, format_names = 0, {kind: name.upper().replace("P", "") for name, kind in TYPES.items()}
     for name, (size, kind) in sizes.items():
         begin, end = end, end + torch.Size(size).numel() * kind.itemsize
         header[name.removeprefix(PARAMETERS)] = {
-            "dtype": _FORMAT_NAMES[kind],
+            "dtype": format_names[kind],
             "shape": list(size),
             "data_offsets": [begin, end],
         }

@@ -31,8 +31,8 @@ from axonn_tune.program.pipeline import Kind
 from axonn_tune.runtime.devices import RuntimeSettings
 from axonn_tune.runtime.ledger import Ledger, LedgerEntry
 from axonn_tune.runtime.mesh import Edge, Mesh
+from axonn_tune.runtime.metrics import Call, Timer
 from axonn_tune.runtime.parameters import Bucket, Matrix
-from axonn_tune.runtime.timing import Call, Timer
 
 
 @dataclass(eq=False, repr=False)

@@ -41,9 +41,9 @@ from axonn_tune.runtime.communicator import CollectiveHandle, Communicator
 from axonn_tune.runtime.devices import DTYPES, device_of, settings_of, synchronize
 from axonn_tune.runtime.ledger import Ledger
 from axonn_tune.runtime.mesh import Mesh, WorldGroup, is_broken_connection, is_timeout
+from axonn_tune.runtime.metrics import DeviceClock, HostClock
 from axonn_tune.runtime.modules import attention_on, rotary_positions
 from axonn_tune.runtime.start import INTERRUPTED, RankEnvironment, print_message, rank_environment
-from axonn_tune.runtime.timing import DeviceClock, HostClock
 from axonn_tune.runtime.tokens import batches
 from axonn_tune.runtime.trainer import Trainer
 from axonn_tune.specs.launch import Launch

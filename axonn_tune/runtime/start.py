@@ -45,8 +45,7 @@ from axonn_tune.runtime.mesh import (
     is_timeout,
     require_world,
 )
-from axonn_tune.runtime.metrics import Metrics
-from axonn_tune.runtime.timing import Tracer
+from axonn_tune.runtime.metrics import Metrics, Tracer
 from axonn_tune.runtime.tokens import batches
 from axonn_tune.runtime.trainer import START_TIMEOUT_S, STOP_SIGNALS, Trainer, TrainingLoop, require_runnable
 from axonn_tune.runtime.watch import LOST_CODE, RankFailure, Watch
@@ -333,14 +332,19 @@ class Rank:
                 raise UsageError("--resume: the launch config has no checkpoint.directory to resume from")
             return None
         # Imported here: torch's part of it is a third of a rank's start.
-        from axonn_tune.runtime.checkpoint import Checkpointer, run_identity
+        from axonn_tune.runtime.checkpoint import Checkpointer
 
         checkpointer = Checkpointer(
             settings.directory,
             keep=settings.keep,
             mesh=trainer.mesh,
             optimizer=trainer.optimizer,
-            run=run_identity(self.launch),
+            run={
+                "global_batch": self.launch.workload.global_batch,
+                "sequence_length": self.launch.workload.sequence_length,
+                "seed": self.launch.seed,
+                "data_seed": self.launch.data.seed,
+            },
         )
         wanted = self.options.resume_from
         found = checkpointer.load_latest() if wanted is None else checkpointer.load_named(wanted)

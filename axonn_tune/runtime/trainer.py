@@ -34,9 +34,8 @@ from axonn_tune.runtime.communicator import CollectiveHandle, Communicator
 from axonn_tune.runtime.devices import DTYPES, RuntimeSettings, forget_peak, settings_of, synchronize, to_device
 from axonn_tune.runtime.ledger import Ledger
 from axonn_tune.runtime.mesh import Mesh
-from axonn_tune.runtime.metrics import WARMUP_STEPS, Metrics, require_tensorboard
+from axonn_tune.runtime.metrics import WARMUP_STEPS, Metrics, Tracer, require_tensorboard
 from axonn_tune.runtime.optimizer import AdamW, StepResult
-from axonn_tune.runtime.timing import Tracer
 from axonn_tune.runtime.tokens import Batches, batch_shard
 from axonn_tune.runtime.transformer import ChunkContext, MicroBatch, Transformer
 from axonn_tune.runtime.watch import Watch

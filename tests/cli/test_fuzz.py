@@ -270,7 +270,7 @@ def of_checkpoint(folder: Path, chance: random.Random) -> list[str]:
     path.write_bytes(content)
     if chance.random() < 0.9:
         with suppress(ValueError, AttributeError, TypeError):
-            resealed(folder / "c", first=False)
+            resealed(folder / "c")
     return ["export", "c", "-o", "m.safetensors"]
 
 
