@@ -19,7 +19,7 @@ from collections.abc import Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
@@ -34,6 +34,7 @@ from axonn_tune.errors import (
 )
 from axonn_tune.files import write_text_atomically
 from axonn_tune.processes import end_process, exit_code_of, fork_ranks
+from axonn_tune.runtime.checkpoint import Checkpointer
 from axonn_tune.runtime.devices import device_of, require_free_memory, require_gpus, resident_bytes, use_device
 from axonn_tune.runtime.ledger import compare, program_of
 from axonn_tune.runtime.mesh import (
@@ -54,9 +55,6 @@ from axonn_tune.specs.launch import Launch
 from axonn_tune.specs.loading import load_document
 from axonn_tune.specs.results import LAUNCH_HEADER, LAUNCH_NAME, differences_name, remove_outcome, run_directory
 from axonn_tune.units import show_bytes
-
-if TYPE_CHECKING:
-    from axonn_tune.runtime.checkpoint import Checkpointer
 
 SAVED_ON_A_SIGNAL, INTERRUPTED = 75, 130
 DESCRIPTORS_EACH, DESCRIPTORS_BESIDE = 4, 256
@@ -331,9 +329,6 @@ class Rank:
             if self.options.resume or self.options.resume_from:
                 raise UsageError("--resume: the launch config has no checkpoint.directory to resume from")
             return None
-        # Imported here: torch's part of it is a third of a rank's start.
-        from axonn_tune.runtime.checkpoint import Checkpointer
-
         checkpointer = Checkpointer(
             settings.directory,
             keep=settings.keep,

@@ -22,7 +22,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from types import FrameType
-from typing import TYPE_CHECKING
 
 import torch
 
@@ -30,6 +29,7 @@ from axonn_tune.errors import UsageError
 from axonn_tune.frameworks.axonn_tune import AXONN_TUNE
 from axonn_tune.program.constraints import broken_constraints
 from axonn_tune.program.pipeline import Kind, Operation, model_parts, stage_order
+from axonn_tune.runtime.checkpoint import Checkpointer
 from axonn_tune.runtime.communicator import CollectiveHandle, Communicator
 from axonn_tune.runtime.devices import DTYPES, RuntimeSettings, forget_peak, settings_of, synchronize, to_device
 from axonn_tune.runtime.ledger import Ledger
@@ -40,9 +40,6 @@ from axonn_tune.runtime.tokens import Batches, batch_shard
 from axonn_tune.runtime.transformer import ChunkContext, MicroBatch, Transformer
 from axonn_tune.runtime.watch import Watch
 from axonn_tune.specs.launch import Launch
-
-if TYPE_CHECKING:
-    from axonn_tune.runtime.checkpoint import Checkpointer
 
 
 def require_runnable(launch: Launch) -> None:
