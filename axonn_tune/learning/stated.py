@@ -380,7 +380,7 @@ def read_run(
     if columns.get("precision", _NOTHING).value == "fp8":
         columns["precision"] = replace(columns["precision"], value="bf16")
     ignored, unknown = _unpriced(source, name, implied, facts)
-    said = (*_replaced(columns_of(stated), facts), *source.remarks)
+    said = (*_replaced(columns_of(stated), facts), *_replaced_flavor(source, document), *source.remarks)
     run = CommandRun(str(path), name, (line, line), columns, arguments, said, ignored, unknown, document)
     settled = _settled(run, source, implied)
     missing = _missing(settled, needed)
@@ -497,9 +497,7 @@ def _model_given(source: _Source, model: ModelLike | None) -> Model | None:
     """The model that is given, or that of a flavor of torchtitan; UsageError for a flavor without sizes."""
     if model is not None:
         return load_model(model).document
-    function = re.fullmatch(r"llama3_(\d+b)(?:_\w+)?", source.name("config").lower())
-    stated = source.arguments.get("model.flavor") or (source.named.get("config") if source.name("module") else None)
-    flavor = function[1] if function else (stated.value.lower() if stated else "")
+    flavor, stated = _flavor(source)
     if flavor in _FLAVORS and source.name("model.name") in ("", "llama3"):
         return load_model(_FLAVORS[flavor]).document
     if stated is not None:
@@ -509,6 +507,20 @@ def _model_given(source: _Source, model: ModelLike | None) -> Model | None:
             "give them with --model NAME|FILE"
         )
     return None
+
+
+def _flavor(source: _Source) -> tuple[str, Stated | None]:
+    """The flavor of torchtitan in small letters, "" for none, and where it is stated."""
+    function = re.fullmatch(r"llama3_(\d+b)(?:_\w+)?", source.name("config").lower())
+    stated = source.arguments.get("model.flavor") or (source.named.get("config") if source.name("module") else None)
+    return function[1] if function else (stated.value.lower() if stated else ""), stated
+
+
+def _replaced_flavor(source: _Source, document: Model | None) -> Iterator[str]:
+    """A line where --model holds in place of a flavor that the file names."""
+    flavor, stated = _flavor(source)
+    if document is not None and stated is not None and document.name != _FLAVORS.get(flavor, document.name):
+        yield f"--model {document.name} holds in place of the file's {stated.value} (line {stated.line})"
 
 
 def model_columns(model: Model) -> dict[str, str]:
