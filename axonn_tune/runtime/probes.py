@@ -239,8 +239,9 @@ class Agenda:
             number, self._position = self._position, self._position + 1
             if len(self.samples.get(number, ())) > self._round:
                 continue
-            expected_s = self._expected_s(number)
-            if expected_s is not None and expected_s > self.plan.budget_s * _LONGEST_SHARE and self._may_skip(number):
+            expected_s, probe = self._expected_s(number), self.plan.probes[number]
+            takes_long = expected_s is not None and expected_s > self.plan.budget_s * _LONGEST_SHARE
+            if takes_long and collective_or_message(probe) and number >= self.plan.essential:
                 continue
             calls = 3 if expected_s is None else min(_MOST_CALLS, max(1, round(self.window_s / expected_s)))
             return ProbeTask(number, calls, self.window_s)
@@ -278,10 +279,6 @@ class Agenda:
     def _essential_missing(self) -> bool:
         """Whether an essential probe has no sample yet."""
         return self._round == 0 and self._position < self.plan.essential
-
-    def _may_skip(self, number: int) -> bool:
-        """Whether a probe may be skipped because it takes long."""
-        return collective_or_message(self.plan.probes[number]) and number >= self.plan.essential
 
 
 Ahead = Callable[[float], None]
@@ -426,31 +423,24 @@ def _setting(plan: Plan, device: torch.device, ranks: WorldGroup) -> Setting:
         threads=torch.get_num_threads(),
         node_ranks=int(os.environ["LOCAL_WORLD_SIZE"]) if os.environ.get("LOCAL_WORLD_SIZE") else None,
     )
+    library = f"Gloo of torch {torch.__version__}"
+    if plan.backend == "nccl":
+        library = "NCCL " + ".".join(map(str, torch.cuda.nccl.version()))  # type: ignore[no-untyped-call]
+    memory_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    if device.type == "cuda":
+        memory_bytes = int(torch.cuda.get_device_properties(device).total_memory)
     return Setting(
         created=datetime.now(UTC).isoformat(timespec="seconds"),
         tool_version=__version__,
         torch_version=str(torch.__version__),
-        library=_library(plan.backend),
+        library=library,
         backend=plan.backend,
         precision=plan.precision,
         cores=len(os.sched_getaffinity(0)),
-        memory_bytes=_memory_bytes(device),
+        memory_bytes=memory_bytes,
         ranks=tuple(ranks.on_all(lambda: own)),
         launches=plan.launches,
     )
-
-
-def _library(backend: str) -> str:
-    """The collective library and its version; Gloo has none of its own."""
-    if backend == "nccl":
-        return "NCCL " + ".".join(map(str, torch.cuda.nccl.version()))  # type: ignore[no-untyped-call]
-    return f"Gloo of torch {torch.__version__}"
-
-
-def _memory_bytes(device: torch.device) -> int:
-    if device.type == "cuda":
-        return int(torch.cuda.get_device_properties(device).total_memory)
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 _TIMEOUT = timedelta(seconds=120)

@@ -28,7 +28,7 @@ import torch
 from axonn_tune.errors import UsageError
 from axonn_tune.frameworks.axonn_tune import AXONN_TUNE
 from axonn_tune.program.constraints import broken_constraints
-from axonn_tune.program.pipeline import Kind, Operation, model_parts, stage_order
+from axonn_tune.program.pipeline import Kind, model_parts, stage_order
 from axonn_tune.runtime.checkpoint import Checkpointer
 from axonn_tune.runtime.communicator import CollectiveHandle, Communicator
 from axonn_tune.runtime.devices import DTYPES, RuntimeSettings, forget_peak, settings_of, synchronize, to_device
@@ -132,7 +132,8 @@ class PipelineStage:
         model, mesh = self.model, self.model.communicator.mesh
         stages, chunks = mesh.grid.pipeline, len(model.chunks)
         order = stage_order(mesh.stage, stages=stages, chunks=chunks, micro_batches=count)
-        inboxes = self._inboxes(order) if stages > 1 else {}
+        expected = Counter(kind for kind, chunk, _ in order if self._receives(kind, chunk))
+        inboxes = {kind: Inbox(model.communicator, kind, self._buffer, left) for kind, left in expected.items()}
         outbox = Outbox(model.communicator)
         loss = torch.zeros((), dtype=torch.float64, device=model.settings.device)
         contexts: dict[tuple[int, int], ChunkContext] = {}
@@ -161,10 +162,6 @@ class PipelineStage:
     def _receives(self, kind: Kind, chunk: int) -> bool:
         """Whether an operation needs a message."""
         return not (self.model.begins(chunk) if kind == "F" else self.model.ends(chunk))
-
-    def _inboxes(self, order: tuple[Operation, ...]) -> dict[Kind, Inbox]:
-        expected = Counter(kind for kind, chunk, _ in order if self._receives(kind, chunk))
-        return {kind: Inbox(self.model.communicator, kind, self._buffer, count) for kind, count in expected.items()}
 
     def _buffer(self) -> torch.Tensor:
         model, settings = self.model, self.model.settings
