@@ -16,8 +16,20 @@ from pathlib import Path
 
 from axonn_tune.cost.prediction import Configuration
 from axonn_tune.errors import CONTROL, DocumentError, Problem, UsageError
-from axonn_tune.frameworks import find_framework
-from axonn_tune.frameworks.keys import OFF, TABLES, defaults_of, find, names_of, records, switched_on, tables_of
+from axonn_tune.frameworks import find_framework, registry
+from axonn_tune.frameworks.keys import (
+    OFF,
+    SHIPPED,
+    defaults_of,
+    find,
+    named,
+    names_of,
+    own_tables,
+    records,
+    switched_on,
+    table,
+    tables_of,
+)
 from axonn_tune.frameworks.megatron_core import CP_COMM_TYPES, RECOMPUTE_MODULES
 from axonn_tune.learning.arguments import (
     COMPARED,
@@ -238,6 +250,10 @@ def _software(source: _Source) -> tuple[str, int]:
     def started(part: str) -> Stated | None:
         return next((word for name, word in programs.items() if part in name), None)
 
+    for framework in registry().values():
+        own = (key.name for key in table(framework.name) if not named(key.name, SHIPPED)) if framework.keys else ()
+        if word := told(*own):
+            return framework.name, word.line
     for one in records("frameworks"):
         if word := next(filter(None, map(started, one["started"].split())), None) or told(*one["states"].split()):
             return _exactly(one["kind"], source), word.line
@@ -528,7 +544,7 @@ def _settled(run: CommandRun, source: _Source, implied: Mapping[str, str]) -> Co
     if columns.get("pp", Stated("1", 0)).value == "1":
         implied = {name: value for name, value in implied.items() if not name.startswith("pipeline_parallel_")}
     if implied:
-        flag = "--" if "megatron" in TABLES[run.software][0] and not source.name("recipe") else ""
+        flag = "--" if "megatron" in own_tables(run.software) and not source.name("recipe") else ""
         shown = (f"{flag}{name.replace('_', '-') if flag else name} {value}" for name, value in sorted(implied.items()))
         said.append(f"not stated, so as {find_framework(run.software).title} has it: {', '.join(shown)}")
     if (
@@ -655,7 +671,7 @@ def _with_flags(case: Case, stated: Arguments) -> Case:
         is_on(stated.get("grad_reduce_in_bf16", _NOTHING)) or stated.get("main_grads_dtype", _NOTHING).value == "bf16"
     )
     # Megatron-LM accumulates gradients of FP16 in FP16 unless it is told otherwise; those of BF16 in FP32.
-    halves = "megatron" in TABLES.get(case.framework.name, ((), ()))[0] and case.framework.name != "megatron-deepspeed"
+    halves = "megatron" in own_tables(case.framework.name) and case.framework.name != "megatron-deepspeed"
     halves = halves and case.workload.precision == "fp16" and not is_on(stated.get(_ACCUMULATED, _NOTHING))
     if in_bf16 or halves or stated.get("grad_reduce_in_fp32", _NOTHING).value.lower() == "false":
         changes |= {"gradient_bytes": 2, "shard_gradient_bytes": 2}

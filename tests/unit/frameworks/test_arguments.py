@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from axonn_tune.errors import DocumentError
-from axonn_tune.frameworks.keys import ALL, TABLES, Key, defaults_of, find, switched_on, table, tables_of
+from axonn_tune.frameworks.keys import TABLES, Key, all_tables, defaults_of, find, switched_on, table, tables_of
 from axonn_tune.learning.arguments import columns_of
 from axonn_tune.learning.stated import CommandRun, read_run
 from tests.unit.frameworks.recorded import ARGUMENT_NAMES
@@ -21,7 +21,7 @@ RECORDED = {
 }
 """Releases whose names tools/frameworks/argument_names.py recorded, and the framework whose tables have them."""
 
-KEYS = [(name, key) for name in ALL for key in table(name)]
+KEYS = [(name, key) for name in all_tables() for key in table(name)]
 COSTS = re.compile(
     r"fp8|fp4|offload|recompute|checkpoint_activ|fusion|fused|overlap|cuda_graph|quantiz|compile|dtype|precision_aware|"
     r"parallel|shard|bucket|window_size|dropout|num_layers|hidden_size|vocab_size|batch_size|optimizer$"
