@@ -38,6 +38,7 @@ from axonn_tune.learning.arguments import (
 )
 from axonn_tune.specs.loading import json_of, read_bytes
 from axonn_tune.units import TERA, read_count, read_number
+from axonn_tune.validation.published.rows import Cell
 
 Per: TypeAlias = Literal["step", "sample", "token"]
 """What a printed time is of; `token`: seconds per token on each GPU, the inverse of tokens per second and GPU."""
@@ -87,10 +88,10 @@ class LoggedRun(StatedRun):
             return 1.0
         wanted = ("gbs",) if self.per == "sample" else ("gbs", "seq", "n_gpus")
         self.require(wanted, f"it prints {self.per}s per second, and a step's time needs them")
-        sizes = [int(self.columns[name].value) for name in wanted]
+        sizes = [self.columns[name].value for name in wanted]
         return float(sizes[0]) if self.per == "sample" else sizes[0] * sizes[1] / sizes[2]
 
-    def record(self, given: Mapping[str, str]) -> dict[str, str]:
+    def record(self, given: Mapping[str, Cell]) -> dict[str, Cell]:
         """A record of the step CSV. `given`: columns from options or a file beside the log.
 
         UsageError for a contradiction, a column that neither states, a layout that does not fill its GPUs, and for

