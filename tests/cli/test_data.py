@@ -55,40 +55,6 @@ def test_files_given_count_whatever_their_name(texts: Path, tmp_path: Path) -> N
     assert ids_of(tmp_path / "t.bin") == [*b"no", 256, *b"two", 256]
 
 
-@pytest.mark.parametrize(
-    ("arguments", "code", "message"),
-    [
-        ("-o {out}", 2, "nothing to read"),
-        ("{texts}/none -o {out}", 2, "no such file or folder"),
-        ("{texts} --include *.tex -o {out}", 2, "no file matches *.tex"),
-        ("{texts} -o {out} --vocab 256", 2, "has 257 ids, --vocab allows 256"),
-        ("{texts} -o {out} --tokenizer gpt2", 2, "neither `bytes` nor a file"),
-        ("{texts} -o {out}/deep/t.bin", 2, "there is no folder"),
-        ("{texts} -o {texts}", 2, "it is a folder"),
-        ("{texts}", 2, "Missing option '-o'"),
-    ],
-)
-def test_mistakes_are_named(arguments: str, code: int, message: str, texts: Path, tmp_path: Path) -> None:
-    """Guards the messages, and that nothing is written."""
-    finished = run("data " + arguments.format(texts=texts, out=tmp_path / "t.bin"))
-    assert finished.code == code
-    assert message in finished.err
-    assert [one.name for one in tmp_path.iterdir()] == ["texts"]
-
-
-def test_full_disk(texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Guards exit code 5, and that no truncated file is left."""
-
-    def full(descriptor: int) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(files.os, "fsync", full)
-    finished = run(f"data {texts} -o {tmp_path / 't.bin'}")
-    assert finished.code == 5
-    assert "No space left on device" in finished.err
-    assert [one.name for one in tmp_path.iterdir()] == ["texts"]
-
-
 @dataclass
 class Words:
     """What is used of a tokenizer of the library `tokenizers`; an id is the length of a word."""

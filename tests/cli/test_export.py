@@ -55,10 +55,3 @@ def test_other_number_formats(name: str, run_folder: Path, tmp_path: Path) -> No
     assert all(torch.equal(found[key], value.to(kind)) for key, value in expected().items())
 
 
-def test_no_checkpoint(tmp_path: Path) -> None:
-    """Guards the message, for a folder without one and for none."""
-    for folder in (tmp_path, tmp_path / "none"):
-        finished = run(f"export {folder} -o {tmp_path}.safetensors")
-        assert finished.code == 2
-        assert "neither a checkpoint nor a folder that holds one" in finished.err
-    assert not list(tmp_path.iterdir())

@@ -89,15 +89,6 @@ def test_collectives_move_the_network_alone() -> None:
     assert "accelerator.*" in done.out.partition("says little or nothing about")[2]
 
 
-def test_collectives_are_shown_in_the_units_of_nccl_tests() -> None:
-    """Guards the table: sizes in binary units, times with theirs, and the bus bandwidth as the log has it."""
-    shown = good("learn all_gather.txt --machine dgx-h100 -o ours.yaml").out
-    assert re.search(r"all_gather of \d+ ranks +\d+ MiB +\d+ +[\d.]+ [mµ]s +[\d.]+ +[+-]", shown)
-    assert "bytes" not in shown
-    assert "busbw" in shown
-    assert "busbw" not in good("learn steps.csv -o ours.yaml").out
-
-
 LATE = """# nThread 1 nGpus 1 minBytes 1048576 maxBytes 4294967296
 #  Rank  0 Group  0 Pid  1 on node001 device  0 [0x19] NVIDIA H200
 {others}
@@ -176,30 +167,6 @@ def test_what_contradicts_the_rest_is_named(tmp_path: Path) -> None:
         r"steps\.csv:5 \(step\) was measured \d+% below what the profile and all evidence together predict",
         said,
     )
-
-
-@pytest.mark.parametrize(
-    ("line", "message"),
-    [
-        ("learn all_gather.txt -o x.yaml", "name the nearest with --machine, such as aws-p5 or dgx-h100"),
-        ("learn titan.log --machine dgx-h100 -o x.yaml", "titan.log:4: the log does not state layers"),
-        ("learn steps.csv --fact layerz=3 -o x.yaml", "--fact layerz: no such column, did you mean 'layers'?"),
-        ("learn steps.csv --machine dgx-h1000 -o x.yaml", "did you mean 'dgx-h100'"),
-        ("learn steps.csv --framework nemmo -o x.yaml", "did you mean 'nemo'"),
-        ("learn nothing.csv -o x.yaml", "no file 'nothing.csv'"),
-        ("learn two.txt --machine dgx-h100 -o x.yaml", "2 ranks on 2 nodes, but nodes of dgx-h100 hold 8"),
-        ("learn -o x.yaml", "Missing argument"),
-        ("learn steps.csv", "Missing option '-o'"),
-        ("calibrate --from-logs all_gather.txt -o x.yaml", "axonn-tune learn all_gather.txt --machine NAME -o FILE"),
-    ],
-)
-def test_mistakes_are_named(line: str, message: str, tmp_path: Path) -> None:
-    """Guards exit code 2, and that nothing is written."""
-    (tmp_path / "two.txt").write_text(TEXT, "utf-8")
-    done = run(line)
-    assert done.code == 2, done.err
-    assert message in " ".join(done.err.split())
-    assert not (tmp_path / "x.yaml").exists()
 
 
 def test_rows_that_are_not_modelled_leave_nothing_to_learn_from(tmp_path: Path) -> None:

@@ -59,11 +59,6 @@ def test_what_an_earlier_run_left_is_not_shown(tmp_path: Path) -> None:
     assert sorted(one.name for one in tmp_path.iterdir()) == ["launch.yaml"]
 
 
-def test_missing_file_is_a_usage_error() -> None:
-    """Guards the first mistake."""
-    assert run("run nowhere.yaml").code == 2
-
-
 def test_too_many_ranks_for_this_host(tmp_path: Path) -> None:
     """Guards laptops: up to four ranks a core, with a warning, and scripts for the rest."""
     launch = load_document(written(tmp_path), schema=Launch)

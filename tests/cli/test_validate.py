@@ -76,27 +76,3 @@ def test_predictions_alone_and_another_machine(tmp_path: Path) -> None:
     assert other.out.count("FAIL") >= 3
 
 
-@pytest.mark.parametrize(
-    ("line", "message"),
-    [
-        ("regress {empty}", "the file is empty"),
-        ("regress {folder}/none.yaml", "no file"),
-        ("regress {base} --gpus 8", "says all of it: leave out --gpus"),
-        ("regress {base} --tolerance steps=1", "no 'steps', did you mean 'step'?"),
-        ("regress {base} --floor regret=much", "write a number or a percentage"),
-        ("regress {base} --measurement {base}", "this is a baseline document"),
-        ("validate {base}", "this is a baseline document"),
-        ("validate --gpus 1 --model nano --machine localhost --update", "comes with the tool"),
-        ("validate --gpus 1 --model nano --machine localhost --realtime", "give --lab too"),
-        ("validate --gpus 4 --model nano --machine localhost --lab nowhere", "no lab named 'nowhere' is up"),
-        ("validate --gpus 64 --model nano --machine localhost", "64 ranks are more than"),
-    ],
-)
-def test_refusals(line: str, message: str, tmp_path: Path) -> None:
-    """Guards bad input: exit code 2 and what is wrong, before anything runs or is written."""
-    base, empty = tmp_path / "base.yaml", tmp_path / "empty.yaml"
-    good(f"regress {base} --record --gpus 8 --model nano --top 1")
-    empty.write_text("", "utf-8")
-    done = run(line.format(folder=tmp_path, base=base, empty=empty))
-    assert done.code == 2, done.err
-    assert message in " ".join(done.err.split())

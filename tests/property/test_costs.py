@@ -121,19 +121,6 @@ def test_a_grid_of_ones_communicates_nothing(
     assert priced.iteration_s == pytest.approx(priced.compute_s)
 
 
-@given(strategies.grids(), st.data())
-def test_rank_and_coordinates_are_a_bijection(grid: Grid, data: st.DataObject) -> None:
-    """Guards the mesh: every rank has its own coordinates, in every order, and groups contain their members."""
-    places = {tuple(grid.coordinates(rank).items()) for rank in range(grid.world)}
-    assert len(places) == grid.world
-    rank = data.draw(st.integers(0, grid.world - 1))
-    assert grid.rank(grid.coordinates(rank)) == rank
-    for axis in AXES:
-        members = grid.members(rank, axis)
-        assert rank in members
-        assert all(grid.members(other, axis) == members for other in members)
-
-
 def memory_bytes(model: Model, workload: Workload, grid: Grid, recompute: Recompute) -> float:
     """Memory of one rank with all layers resharded, at micro-batch 1."""
     values = symbol_values(model, workload, grid, micro_batch=1)

@@ -71,27 +71,6 @@ def test_models_are_read_as_written(model: Model) -> None:
     assert parse_document(to_yaml(model, header=[model.description]), schema=Model) == model
 
 
-@given(
-    st.integers(1, 10**6),
-    st.sampled_from(["bf16", "fp16", "fp32", "fp64"]),
-    st.booleans(),
-    st.lists(st.sampled_from(OVERLAPS), unique=True),
-)
-def test_workloads_are_read_as_written(batch: int, precision: str, shard: bool, overlaps: list[str]) -> None:
-    """Guards defaults: an empty list that is not the default has to be written."""
-    workload = Workload.model_validate(
-        {
-            "schema": "axonn-tune/workload/1",
-            "global_batch": batch,
-            "sequence_length": 64,
-            "precision": precision,
-            "shard_optimizer_over_data": shard,
-            "overlaps": tuple(overlaps),
-        }
-    )
-    assert parse_document(to_yaml(workload), schema=Workload) == workload
-
-
 @given(TEXTS, POSITIVE, POSITIVE, TEXTS)
 def test_numbers_and_sources_are_read_as_written(name: str, latency: float, bandwidth: float, source: str) -> None:
     """Guards floats of any size, bit for bit, and text inside one-line mappings."""
@@ -119,8 +98,3 @@ def test_no_text_brings_the_reader_down(text: str) -> None:
     assert caught.value.exit_code == 2
 
 
-@given(models())
-def test_merging_with_itself_changes_nothing(model: Model) -> None:
-    """Guards composition: what repeats its base is its base."""
-    root = read_yaml(to_yaml(model), source="f").root
-    assert merge(root, root).plain() == root.plain()

@@ -121,24 +121,3 @@ def test_a_promise_that_is_not_kept_fails(error: float, network: bool, measured:
         demo.require_promised(as_predicted(measured, error=error), network=network)
 
 
-def test_loopback_says_nothing_of_communication_and_nothing_of_memory(measured: RunComparison) -> None:
-    """Guards against ratios that compare nothing: CPU time with a network, a resident set with tensors."""
-    inside, here = (demo.compared_text(measured, network=network) for network in (True, False))
-    assert "communi-" in inside
-    assert "communi-" not in here
-    assert "memory" not in inside + here
-    assert "%" not in here.splitlines()[0]
-    assert [line.split()[0] for line in here.splitlines()[-3:]] == [
-        one.name.split()[0] for one in measured.measurements.configurations
-    ]
-    assert "within 10%" not in "".join(demo.verdicts(measured, network=False))
-
-
-def test_the_report_has_the_runs_and_the_ranking(measured: RunComparison, tmp_path: Path) -> None:
-    """Guards what the demo ends with."""
-    pytest.importorskip("plotly")
-    results = demo.rank_grids(IN_LAB, Path("localhost"))
-    demo.write_report(tmp_path / "report.html", measured, results)
-    page = (tmp_path / "report.html").read_text("utf-8")
-    assert "predicted vs. measured" in page
-    assert all(one.name in page for one in measured.measurements.configurations)

@@ -40,13 +40,6 @@ def perlmutter_time_s(kind: CollectiveKind, *, ranks: int, stride: int, world: i
 
 
 @pytest.mark.parametrize("name", sorted(SHIPPED))
-def test_every_shipped_machine_loads(name: str) -> None:
-    """Guards the profiles against the schema: keys, units, provenance of every number."""
-    assert name in available("machine")
-    assert load_machine(name).document.name == name
-
-
-@pytest.mark.parametrize("name", sorted(SHIPPED))
 def test_a_node_holds_the_ranks_that_the_launcher_starts_on_it(name: str) -> None:
     """Guards against a launcher that splits a node otherwise than the innermost tier says."""
     machine = load_machine(name).document
@@ -76,14 +69,6 @@ def test_all_gather_across_nodes_by_hand() -> None:
     time_s = perlmutter_time_s("all_gather", ranks=16, stride=1, world=16, size_bytes=GIB)
     assert time_s == pytest.approx(by_hand, rel=1e-12)
     assert time_s == pytest.approx(16.3e-3, rel=0.1)  # measured: 16.3 ms
-
-
-def test_all_gather_inside_a_node_by_hand() -> None:
-    """1 GiB over the 4 GPUs of a node: 3 hops, 3/4 of the bytes over NVLink."""
-    by_hand = 10.2e-6 + 3 * 3.4e-6 + 3 / 4 * GIB / 241.6e9
-    assert perlmutter_time_s("all_gather", ranks=4, stride=1, world=4, size_bytes=GIB) == pytest.approx(
-        by_hand, rel=1e-12
-    )
 
 
 def test_all_reduce_inside_a_node_by_hand() -> None:

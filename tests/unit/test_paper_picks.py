@@ -43,12 +43,6 @@ def small() -> Cell:
     return found
 
 
-def entry(*sizes: int, order: tuple[str, ...] = AXES) -> Entry:
-    """A layout without prices."""
-    x, y, z, data = sizes
-    return Entry(sizes=(x, y, z, data), order=order)
-
-
 def test_a_cell_has_the_first_of_each_ranking(small: Cell) -> None:
     """Guards against picks of another search than the one a user would run."""
     for cost in COSTS:
@@ -71,48 +65,6 @@ def test_a_pick_is_priced_at_its_best(small: Cell) -> None:
     assert seconds(small.reordered.communication_s) <= seconds(pick.sent.communication_s)
 
 
-def test_no_pick_beats_ours(small: Cell) -> None:
-    """Guards that both rank the same grids by our model."""
-    for pick in small.picks.values():
-        assert sent_ratio(small, pick) >= 1.0
-        assert step_ratio(small, pick) >= 1.0
-    assert sent_ratio(small, small.ours) == step_ratio(small, small.ours) == 1.0
-
-
-def test_within_error_is_by_the_profile(small: Cell) -> None:
-    """Guards both ends: a pick like ours is within the error, one ten times as long is not."""
-    longer = replace(
-        small.ours,
-        sent=replace(small.ours.sent, communication_s=10 * seconds(small.ours.sent.communication_s)),
-        step=replace(small.ours.step, iteration_s=10 * seconds(small.ours.step.iteration_s)),
-    )
-    assert sent_tie(small, small.ours)
-    assert step_tie(small, small.ours)
-    assert not sent_tie(small, longer)
-    assert not step_tie(small, longer)
-
-
-def test_layouts_name_wide_axes_in_the_order_of_ranks() -> None:
-    """Guards the notation of the page."""
-    assert layout(entry(2, 1, 16, 2, order=("z", "x", "y", "data"))) == "z 16 · x 2 · data 2"
-    assert layout(entry(1, 1, 1, 1)) == "1"
-
-
-@pytest.mark.parametrize(
-    ("theirs", "ours", "words"),
-    [
-        (entry(1, 1, 64, 1), entry(1, 1, 16, 4), "more z, less data"),
-        (entry(1, 1, 64, 1), entry(2, 2, 8, 2), "more z, less x·y and data"),
-        (entry(4, 1, 16, 1), entry(2, 2, 16, 1), "same x·y, split otherwise"),
-        (entry(2, 1, 16, 2), entry(2, 1, 16, 2, order=("z", "x", "y", "data")), "same grid, other order"),
-        (entry(1, 1, 16, 4), entry(1, 1, 16, 4, order=("y", "z", "x", "data")), "same"),
-    ],
-)
-def test_kinds_of_difference(theirs: Entry, ours: Entry, words: str) -> None:
-    """Guards the table of kinds; axes of size 1 make no other order."""
-    assert kind(theirs, ours) == words
-
-
 def test_causes_add_up(small: Cell) -> None:
     """Guards the split of communication into latency and bytes over a rate."""
     theirs, ours = small.picks[RELEASED].sent, small.ours.sent
@@ -122,13 +74,6 @@ def test_causes_add_up(small: Cell) -> None:
     gathers = [term for term in theirs.terms if (term.op, term.axis) == ("all_gather", "z")]
     once = replace(theirs, terms=(gathers[0],))
     assert wire_bytes(once) == pytest.approx(gathers[0].count * gathers[0].bytes * 63 / 64)
-
-
-def test_the_script_by_itself_knows_no_memory() -> None:
-    """Guards its own space, and that what becomes of its first is our search's word."""
-    assert script_first(SMALL) == (1, 1, 64, 1)
-    assert script_fate(SMALL) == "fits"
-    assert script_fate(TOO_LARGE) == "memory"
 
 
 def test_the_page_leaves_nothing_open() -> None:

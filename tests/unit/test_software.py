@@ -45,15 +45,6 @@ def test_numbers_taken_from_another_machine_are_that_machines(name: str) -> None
             assert getattr(accelerator, number) == getattr(load_machine(said[1]).document.accelerator, number), number
 
 
-def test_without_rows_numbers_are_what_is_expected() -> None:
-    """Guards left-out software: its numbers go back to what was expected before any row, wherever the fit stands."""
-    known = parameters()
-    nothing = np.zeros((0, len(known.names)))
-    for start in (known.expected, known.expected + 0.05):
-        settled = start + weighted_step(start, np.zeros(0), nothing, np.zeros(0))
-        assert settled == pytest.approx(known.expected)
-
-
 def test_rows_move_the_number_they_depend_on() -> None:
     """Guards the arithmetic: rows that are 10% long in one number's time make it about 10% shorter, and no other."""
     known = parameters()

@@ -81,15 +81,6 @@ def test_slurm_starts_a_task_a_rank(tmp_path: Path, found: SearchResult) -> None
     assert "--signal" not in path.read_text()
 
 
-def test_the_heading_says_which_prediction_it_is(tmp_path: Path, found: SearchResult) -> None:
-    """Guards the comments: release, layout in the framework's names, predicted step and what asked for it."""
-    (path,) = found.write_launch_config(tmp_path / "run.sh")
-    head = path.read_text().partition("set -euo")[0]
-    layout = "TP 2, GTP 2, DP 2, PP 2, VPP 2"
-    for said in ("Megatron-Core 0.19", layout, "Predicted: step", "axonn_tune.search(model='20b'"):
-        assert said in head
-
-
 def test_bridge_gets_the_same_sizes(tmp_path: Path, found: SearchResult) -> None:
     """Guards the other form: overrides of Megatron-Bridge's plain recipe."""
     (path,) = found.write_launch_config(tmp_path / "run", emit=["torchrun", "bridge"])

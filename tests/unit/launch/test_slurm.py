@@ -83,23 +83,6 @@ def test_directives_ask_for_what_the_grid_needs() -> None:
     assert len({option.split("=")[0] for option in found}) == len(found)
 
 
-def test_the_account_is_the_sites_or_a_placeholder() -> None:
-    """Guards the account: written if known; else a line to fill in, which sbatch does not read."""
-    assert "--account=m1234_g" in directives(script(account="m1234_g"))
-    without = script(account=None)
-    assert "##SBATCH --account=YOUR_ACCOUNT" in without.splitlines()
-    assert not [option for option in directives(without) if "account" in option]
-
-
-def test_a_machine_without_devices_asks_for_none() -> None:
-    """Guards CPU machines, and sites that say it in their own options."""
-    assert not [option for option in directives(script(gpus_per_rank=None, extra=())) if "gpu" in option.split("=")[0]]
-    assert directives(script(gpus_per_rank=None, extra=("--gpus-per-node=8", "--exclusive")))[-2:] == [
-        "--gpus-per-node=8",
-        "--exclusive",
-    ]
-
-
 def test_the_time_limit_follows_the_prediction() -> None:
     """Guards the limit: steps at the upper end, and time to start; a round hour without a prediction."""
     launch, machine = launch_and_machine({})
@@ -143,21 +126,6 @@ def test_options_are_quoted() -> None:
     text = script(account="my project", srun=("--mpi=pmix --x='a b'", "--y=$(id);"))
     assert '--account="my project"' in directives(text)
     assert "  --mpi=pmix \\\n  '--x=a b' \\\n  '--y=$(id);' \\\n  bash -c" in text
-
-
-def test_the_sites_binding_replaces_ours() -> None:
-    """Guards srun options: none twice."""
-    default, own = script(srun=()), script(srun=("--cpu-bind=map_cpu:0,1", "--distribution=cyclic"))
-    assert default.count("--cpu-bind=cores") == default.count("--distribution=block:block") == 1
-    assert "cpu-bind=cores" not in own
-    assert "block:block" not in own
-
-
-def test_a_machine_without_slurm_is_refused() -> None:
-    """Guards the message: what the profile lacks, and what to use instead."""
-    built = case()
-    with pytest.raises(UsageError, match=r"machine localhost has no launcher\.slurm section; use --emit torchrun"):
-        script_text("slurm", launch=built.launch, machine=built.machine.document, launch_path=Path("l.yaml"))
 
 
 def test_each_task_knows_its_rank(tmp_path: Path) -> None:
@@ -206,14 +174,6 @@ def test_a_wrong_job_stops_before_it_starts(tmp_path: Path, variables: dict[str,
     done = run(prepared(tmp_path), programs=tmp_path, **variables)
     assert (done.returncode != 0, done.stdout) == (True, "")
     assert message in done.stderr
-
-
-@pytest.mark.parametrize("status", [0, 6])
-def test_the_job_ends_as_its_ranks_do(tmp_path: Path, status: int) -> None:
-    """Guards the exit code, which Slurm and its users see."""
-    path = prepared(tmp_path, python=f"exit {status}", checkpoint="saved")
-    done = run(path, programs=tmp_path, SLURM_SUBMIT_DIR=str(tmp_path), **JOB)
-    assert (done.returncode, done.stdout) == (status, "")
 
 
 @pytest.mark.parametrize(("checkpoint", "said"), [("saved", "saving\nscontrol requeue 12345\n"), (None, "saving\n")])

@@ -85,22 +85,6 @@ def test_odd_names_are_quoted(tmp_path: Path) -> None:
     assert {path.name for path in tmp_path.iterdir()} == {folder.name}
 
 
-def test_a_moved_script_says_what_it_misses(tmp_path: Path) -> None:
-    """Guards the message when script and launch config were parted."""
-    script = emitted(tmp_path, case())
-    (tmp_path / "launch.yaml").unlink()
-    done = run(script, programs=tmp_path, HEAD_NODE="a")
-    assert (done.returncode, done.stdout) == (2, "")
-    assert f"there is no file {tmp_path / 'launch.yaml'}: it belongs beside this script" in done.stderr
-
-
-def test_the_environment_reaches_the_ranks(tmp_path: Path) -> None:
-    """Guards that variables are exported, and by the time torchrun starts."""
-    script = emitted(tmp_path, case(overrides=["launcher.ranks_per_node=4"]))
-    program(tmp_path, "torchrun", 'echo "$OMP_NUM_THREADS $PYTHONFAULTHANDLER"')
-    assert run(script, programs=tmp_path).stdout == "1 1\n"
-
-
 def test_the_arithmetic_is_printed_and_checked(tmp_path: Path) -> None:
     """Guards hand edits: a script whose numbers no longer agree stops before anything starts."""
     script = emitted(tmp_path, case())
@@ -110,18 +94,6 @@ def test_the_arithmetic_is_printed_and_checked(tmp_path: Path) -> None:
     done = run(script, programs=tmp_path, HEAD_NODE="a")
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == "3 nodes of 2 ranks are 6 ranks, but the grid has 4\n"
-
-
-def test_the_heading_tells_where_ranks_are() -> None:
-    """Guards the explanation: product, numbering, neighbours, prediction, and what is not there yet."""
-    built = case("nano", "perlmutter", grid=Grid(x=2, y=1, z=4, data=2, order=("z", "x", "data", "y")))
-    text = script_text("torchrun", launch=built.launch, machine=built.machine.document, launch_path="launch.yaml")
-    heading = text.split("set -euo")[0]
-    assert "2·1·4·2 = 16 ranks, numbered with z, then x, then data varying fastest" in heading
-    assert "Ranks of a node are consecutive, 0 to 3 on the first: neighbours along z are nearest." in heading
-    assert "# Predicted: step " in heading
-    assert "starts axonn_tune.runtime once per rank." in heading
-    assert "# The runtime has not been run over NCCL or under srun yet." in heading
 
 
 @pytest.mark.parametrize("kind", KINDS)

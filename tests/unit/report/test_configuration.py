@@ -35,46 +35,12 @@ def test_a_step_has_all_its_work(pricing: Pricing, part: float) -> None:
     assert min(one.start_s for one in bars) == pytest.approx(0.0, abs=1e-9)
 
 
-def test_micro_batches_too_short_to_see_are_not_made_one_by_one(pricing: Pricing) -> None:
-    """Guards steps of millions of them: the same bars as if each had been drawn and joined, and as fast as one."""
-    many = 10**9
-    first, last = pricing.batches[0], pricing.batches[-1]
-    long_s = many * first.every_s + pricing.iteration_s
-    found = SimpleNamespace(batches=(replace(first, times=many), last), contended_s=0.0)
-    bars = step_bars(cast(Pricing, found), finest_s=long_s / 100)
-    assert len(bars) < 100
-    computed = sum(one.busy_s for one in bars if one.lane == COMPUTE_LANE)
-    assert computed > 0.2 * long_s * (pricing.compute_s / pricing.iteration_s)
-
-
 def test_bars_of_a_lane_do_not_overlap(pricing: Pricing) -> None:
     """Guards lanes: one thing at a time, also after merging."""
     bars = sorted(step_bars(pricing, finest_s=pricing.iteration_s / 300), key=lambda one: (one.lane, one.start_s))
     for one, other in pairwise(bars):
         if one.lane == other.lane:
             assert other.start_s >= one.end_s - 1e-9
-
-
-def test_a_layer_lies_within_its_own_time(pricing: Pricing) -> None:
-    """Guards the figures of a layer: from 0 to its end, with computation and with what it waits for."""
-    for phase in ("forward", "backward"):
-        bars = layer_bars(pricing, phase)
-        lasts_s = max(one.end_s for one in bars if one.lane == COMPUTE_LANE)
-        assert min(one.start_s for one in bars) >= -1e-12
-        on_lane = sum(one.busy_s for one in bars if one.lane == COMPUTE_LANE)
-        assert on_lane == pytest.approx(lasts_s, rel=1e-6)
-
-
-def test_a_lane_that_falls_behind_does_one_thing_at_a_time() -> None:
-    """Guards what earlier layers have sent: on a lane slower than the computation they began longer ago."""
-    pricing = results(model="5b", gpus=64).ranked.pricing(15)
-    late = [one for one in pricing.batches[-1].stretches if max(one.lane_every_s.values(), default=0.0) > 0.0]
-    assert any(max(one.lane_every_s.values()) > 1.5 * (one.end_s - one.start_s) for one in late)
-    layers = [layer_bars(pricing, phase) for phase in ("forward", "backward")]
-    bars = [sorted(found, key=lambda one: (one.lane, one.start_s)) for found in layers]
-    assert any(one.lane != COMPUTE_LANE for found in bars for one in found)
-    for one, other in (pair for found in bars for pair in pairwise(found)):
-        assert one.lane != other.lane or other.start_s >= one.end_s - 1e-12
 
 
 def test_few_bars_are_drawn() -> None:
@@ -84,19 +50,3 @@ def test_few_bars_are_drawn() -> None:
         assert len(step_bars(pricing, finest_s=pricing.iteration_s / 500)) < 2500
 
 
-def test_neighbours_of_one_kind_are_joined_and_keep_their_share() -> None:
-    """Guards the opacity: a bar that stands for two with a gap between is in use for their time alone."""
-    bars = [Bar("lane", "a", "first", 0.0, 1.0, 1.0), Bar("lane", "a", "second", 1.5, 2.0, 0.5)]
-    assert merged(bars, finest_s=0.1) == bars
-    (joined,) = merged(bars, finest_s=1.0)
-    assert (joined.what, joined.start_s, joined.end_s, joined.busy_s) == ("a", 0.0, 2.0, 1.5)
-
-
-def test_intervals_bear_the_names_of_a_trace(pricing: Pricing) -> None:
-    """Guards that a bar can be found in a trace: the same lanes, waits and terms."""
-    names = {f"{term.op} over {term.axis}, {term.phase}, {term.layer}" for term in pricing.terms}
-    for stretch in pricing.batches[-1].stretches:
-        for interval in stretch.intervals:
-            found = bar(interval)
-            if found.lane != COMPUTE_LANE:
-                assert found.name in names

@@ -143,27 +143,6 @@ def test_other_files_are_refused(tmp_path: Path, name: str, text: str, message: 
     assert message in str(error.value)
 
 
-def test_other_cost_models_make_a_report_too(tmp_path: Path) -> None:
-    """Guards --cost: the paper's terms have no exposed time, and ranks of others stand beside."""
-    line = "--gpus 64 --model 5b --cost paper --cost alpha-beta --top 3"
-    good(f"{line} --html {tmp_path}/r.html")
-    document = json.loads(good(f"{line} --format json").out)
-    sections = data_of((tmp_path / "r.html").read_text("utf-8"))["sections"]
-    assert isinstance(sections, list)
-    table = titled(sections[0], "table", "Ranking")
-    assert values(table, "communication_s")[:3] == [config["communication_s"] for config in document["configs"]]
-    assert values(table, "rank_alpha-beta")[:3] == [config["ranks"]["alpha-beta"] for config in document["configs"]]
-    panel = next(blocks(sections[0], "configurations"))
-    terms = next(one for one in blocks({"blocks": panel["items"][0]["blocks"]}, "table"))
-    assert values(terms, "seconds") == [term["seconds"] for term in document["configs"][0]["terms"]]
-
-
-def test_a_folder_without_a_summary_is_no_run(tmp_path: Path) -> None:
-    """Guards the message for runs that did not finish."""
-    with pytest.raises(UsageError, match=r"not the folder of a finished run: it has no summary\.json"):
-        read_section(str(tmp_path), number=1)
-
-
 def test_broken_json_names_what_is_wrong(tmp_path: Path) -> None:
     """Guards documents of other versions and edited ones: an error with the place, not a traceback."""
     document = deepcopy(ranking())
@@ -206,45 +185,3 @@ def test_a_part_without_a_key_is_an_error_with_the_file(
     assert str(error.value) == f"{path}: a part of it has no '{key}': made by another version, or edited"
 
 
-def test_html_beside_every_command(tmp_path: Path) -> None:
-    """Guards --html of search, explain, sweep and compare: the file is written, standard output stays as it is."""
-    plain = good("--gpus 8 --model nano --format csv").out
-    assert good(f"--gpus 8 --model nano --format csv --html {tmp_path}/a.html").out == plain
-    good(f"sweep --gpus 1,2 --model nano --html {tmp_path}/b.html")
-    line = "explain --gpus 8 --model nano --pick 2"
-    assert good(f"{line} --html {tmp_path}/d.html").out == good(line).out
-    good(f"compare --gpus 8 --model nano --html {tmp_path}/c.html")
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.html", "b.html", "c.html", "d.html"]
-
-
-@pytest.mark.parametrize("words", ["torchtitan-8b.sh", "zero3.json --seq 4096 --gpus 64 --model llama3-8b"])
-def test_a_run_one_has_makes_a_report(tmp_path: Path, words: str) -> None:
-    """Guards `explain --from-command --html`: the run's own step, what was assumed, and what would make it faster."""
-    line = f"explain --from-command tests/fixtures/commands/{words} --machine dgx-h100 --format json"
-    document = json.loads(good(f"{line} --html {tmp_path}/r.html").out)
-    (section,) = data_of((tmp_path / "r.html").read_text("utf-8"))["sections"]  # type: ignore[misc]
-    assert page.interval_words(document["config"]) in section["verdict"][0]
-    assert titled(section, "figure", "Gap to peak")
-    titles = [one["title"] for one in blocks(section, "command")]
-    assert {f"{one['words']}: {one['gain']:.1%} less time" for one in document["changes"]} <= set(titles)
-
-
-@pytest.mark.parametrize(
-    ("low", "high", "ticks"),
-    [
-        (0.9, 25.0, [1, 2, 5, 10, 20]),
-        (3.0, 8000.0, [10, 100, 1000]),
-        (11.0, 12.0, [11.0, 12.0]),
-        (7.0, 7.0, [7.0]),
-    ],
-)
-def test_ticks_are_round_and_few(low: float, high: float, ticks: list[float]) -> None:
-    """Guards scales: round numbers within the range, and the ends where there is none."""
-    assert page.round_ticks(low, high) == pytest.approx(ticks)
-
-
-def test_ticks_of_memory_are_round_in_its_unit() -> None:
-    """Guards memory: whole GiB, not whole billions of bytes."""
-    assert page.round_ticks(1.5 * 2**30, 12.0 * 2**30, unit=2.0**30) == pytest.approx(
-        [2 * 2**30, 5 * 2**30, 10 * 2**30]
-    )

@@ -54,29 +54,6 @@ def test_the_table_has_every_number_of_every_configuration(section: Json) -> Non
     assert missing == set(TRAINING[:3]), "of a training whose tokens nobody has said"
 
 
-def test_rejected_grids_say_why(section: Json) -> None:
-    """Guards the reasons: all of them, in the words of the search."""
-    table = titled(section, "table", "Ranking")
-    said = values(table, "rejected_because")
-    for config, words, state in zip(ranking()["configs"], said, values(table, "state"), strict=True):
-        assert words == "; ".join(config["rejected_because"])
-        assert state.startswith("rejected: ") is not config["feasible"]
-
-
-def test_terms_of_each_detailed_configuration_are_the_contracts(section: Json) -> None:
-    """Guards the collectives: each with the seconds, bytes, α and β that --format json has."""
-    panel = next(blocks(section, "configurations"))
-    assert len(panel["items"]) == DETAILED
-    for place in (0, DETAILED - 1):
-        terms = [term_json(term) for term in results().ranked.entry(place, terms=True).terms]
-        table = next(one for one in blocks({"blocks": panel["items"][place]["blocks"]}, "table"))
-        for key in ("op", "phase", "layer", "count", "group", "tier", "seconds", "exposed_s", "formula"):
-            assert values(table, key) == [term[key] for term in terms], key
-        assert values(table, "axis") == [AXONN_TUNE.called(term["axis"]) for term in terms]
-        for key in ("bytes", "latency_s", "bandwidth_bytes_per_s"):
-            assert values(table, key) == [term[key] for term in terms], key
-
-
 def test_bars_add_up_to_the_step_and_to_all_communication(section: Json) -> None:
     """Guards the figure of shares: thick bars are the step, exposed and hidden parts all communication."""
     figure = titled(section, "figure", BREAKDOWN)["figure"]
@@ -93,42 +70,6 @@ def test_bars_add_up_to_the_step_and_to_all_communication(section: Json) -> None
         assert thick == pytest.approx(config["iteration_s"], rel=1e-9)
         assert waiting == pytest.approx(config["exposed_communication_s"], rel=1e-6)
         assert thin + waiting >= config["communication_s"] * (1 - 1e-9)
-
-
-def test_bars_have_intervals_and_tie_marks(section: Json) -> None:
-    """Guards what one may trust: each step's whisker is the contract's interval, ≈ stands where the table has it."""
-    figure = titled(section, "figure", BREAKDOWN)["figure"]
-    configs = ranking()["configs"][:DETAILED]
-    _, whiskers = [trace for trace in figure["data"] if trace.get("name") == "80% interval"]
-    ends = [(one["low_s"], one["high_s"]) for one in configs]
-    up, down = (whiskers["error_x"][side] for side in ("array", "arrayminus"))
-    assert [x - less for x, less in zip(whiskers["x"], down, strict=True)] == pytest.approx([low for low, _ in ends])
-    assert [x + more for x, more in zip(whiskers["x"], up, strict=True)] == pytest.approx([high for _, high in ends])
-    width = ranking()["machine"]["uncertainty"]["communication"]
-    own = next(trace for trace in figure["data"] if trace.get("name") == page.OWN)["error_x"]["array"]
-    assert own == pytest.approx(
-        [
-            math.hypot(one["exposed_communication_s"] * width, DEVIATIONS * OF_LAYOUT * one["iteration_s"])
-            for one in configs
-        ]
-    )
-    names = figure["layout"]["yaxis"]["ticktext"]
-    tied = [one["tie"] and one["rank"] > 1 for one in configs]
-    assert any(tied)
-    assert [TIED in name for name in names] == tied
-
-
-def test_the_verdict_is_the_terminals(section: Json) -> None:
-    """Guards the head: the first configuration with its interval, then sentences that the terminal has too."""
-    first, *why = section["verdict"]
-    assert first.startswith("#1: x 1 · y 1 · z 256 · data 4, ")
-    assert page.interval_words(ranking()["configs"][0]) in first
-    said = " ".join(good("--gpus 1024 --model 80b").err.split())
-    assert [sentence for sentence in why if sentence in said] == why
-    assert any(sentence.startswith("#1 beats #2 by ") for sentence in why)
-    assert any(sentence.startswith(TIED) for sentence in why)
-    below = titled(section, "text", "How sure")["sentences"]
-    assert not set(below) & set(why), "nothing is said twice"
 
 
 def test_what_a_configuration_spends_adds_up() -> None:
@@ -162,42 +103,6 @@ def test_a_launch_config_to_copy_loads(tmp_path: Path) -> None:
     assert again.model_copy(update={"provenance": None}) == launch.model_copy(update={"provenance": None})
 
 
-def test_a_training_has_its_costs() -> None:
-    """Guards --tokens-total: days and GPU-hours in the head, in the table, and of each configuration."""
-    found = axonn_tune.search("20b", gpus=64, tokens_total="1.5T")
-    document = ranking_of(found.results)
-    section = ranking_section(document, identity="s1", source="test")
-    assert any(" GPU-hours (80%: " in sentence for sentence in section["verdict"])
-    assert values(titled(section, "table", "Ranking"), "days") == [config.get("days") for config in document["configs"]]
-    shown = next(blocks(section, "configurations"))["items"][0]["blocks"][0]["cards"]
-    assert {"days, 1.5T tokens", "GPU-hours, 1.5T tokens"} < {card["label"] for card in shown}
-
-
-def test_the_gap_to_peak_is_the_step(section: Json) -> None:
-    """Guards the bars of the gap: they sum to the step."""
-    parts = titled(section, "figure", "Gap to peak")["figure"]["data"][0]["x"]
-    assert sum(parts) == pytest.approx(ranking()["configs"][0]["iteration_s"], rel=1e-9)
-
-
-def test_memory_is_that_of_the_configuration(section: Json) -> None:
-    """Guards the memory figure: the bar of everything is the contract's number, the items add up to it."""
-    figure = titled(section, "figure", "Peak memory per GPU")["figure"]
-    total, *items = figure["data"][0]["x"]
-    assert total * 2**30 == pytest.approx(ranking()["configs"][0]["memory_bytes"], abs=1.0)
-    assert sum(items) == pytest.approx(total)
-    assert figure["layout"]["shapes"][0]["x0"] * 2**30 == ranking()["memory_limit_bytes"]
-
-
-def test_a_picked_configuration_comes_first() -> None:
-    """Guards reports of launch configs: its configuration leads, and the ranking follows."""
-    picked = deepcopy(ranking()["configs"][20])
-    section = ranking_section(ranking(), identity="s1", source="test", picked=picked)
-    items = next(blocks(section, "configurations"))["items"]
-    assert len(items) == DETAILED + 1
-    assert items[0]["title"].startswith("The launch config: #21")
-    assert section["verdict"][0].startswith("#21: ")
-
-
 def test_a_picked_configuration_of_the_ranking_is_shown_once() -> None:
     """Guards launch configs of the first: no bar and no detail twice."""
     picked = deepcopy(ranking()["configs"][3])
@@ -217,32 +122,6 @@ def test_a_long_ranking_is_cut_and_says_so() -> None:
     assert titled(section, "table", "Ranking")["rows"] == MOST_ROWS
     said = titled(section, "text", "How sure")["sentences"]
     assert any(sentence.startswith("5 more rows are left out") for sentence in said)
-
-
-def test_rows_never_priced_are_counted_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Guards rankings longer than a page: what the search has beyond its rows is said, feasible or not."""
-    monkeypatch.setattr("axonn_tune.report.ranking_section.MOST_ROWS", 20)
-    whole = ranking()["configs"]
-    section = ranking_section(ranking_of(results()), identity="s1", source="test")
-    assert titled(section, "table", "Ranking")["rows"] == 20
-    said = titled(section, "text", "How sure")["sentences"]
-    assert any(sentence.startswith(f"{len(whole) - 20} more rows are left out") for sentence in said)
-
-
-def test_commands_leave_nothing_open() -> None:
-    """Guards the command of any row: every option of the configuration, filled from columns, and what ranks."""
-    problem = results().inputs.problem
-    inputs = replace(results().inputs, problem=replace(problem, rank_by="exposed"))
-    document = ranking_of(run_search(inputs))
-    section = ranking_section(document, identity="s1", source="test")
-    panel, table = next(blocks(section, "configurations")), titled(section, "table", "Ranking")
-    command = panel["commands"]["Explain it"]
-    assert "--rank-by exposed" in command
-    keys = re.findall(r"{(\w+)}", command)
-    filled = command.format(**{key: values(table, key)[0] for key in keys})
-    shown = titled({"blocks": panel["items"][0]["blocks"]}, "command", "The same in the terminal")
-    assert filled == shown["line"]
-    assert next(column for column in table["columns"] if column["key"] == "order")["hidden"]
 
 
 def test_another_time_than_the_documents_is_named() -> None:

@@ -36,30 +36,6 @@ def test_a_sweep_has_every_point(weak: bool) -> None:
     assert sorted(drawn) == sorted(point["config"]["tokens_per_s"] for point in feasible)
 
 
-def test_curves_have_the_interval_of_the_step() -> None:
-    """Guards whiskers of a sweep: the contract's interval in each view; none on efficiency, where it cancels."""
-    document = sweep_json(weak=False)
-    block = titled(sweep_section(document, identity="s1", source="test"), "figure", "Scaling")
-    line = [point["config"] for point in document["points"] if point["feasible"] and point["model"] == "5b"]
-    views = {choice["label"]: choice["traces"]["0"] for choice in block["choices"]}
-    steps = views["step, s"]
-    ends = [step - less for step, less in zip(steps["y"][0], steps["error_y.arrayminus"][0], strict=True)]
-    assert ends == pytest.approx([one["low_s"] for one in line])
-    rates = views["tokens/s"]
-    most = [rate + more for rate, more in zip(rates["y"][0], rates["error_y.array"][0], strict=True)]
-    assert most == pytest.approx([one["tokens_per_s"] * one["iteration_s"] / one["low_s"] for one in line])
-    assert set(views["efficiency, %"]["error_y.array"][0]) == {0.0}
-
-
-def test_an_ideal_line_grows_with_the_gpus() -> None:
-    """Guards the dashed line: throughput of one GPU as at the first point, from the contract's own efficiency."""
-    section = sweep_section(sweep_json(weak=False), identity="s1", source="test")
-    for trace in titled(section, "figure", "Scaling")["figure"]["data"]:
-        if trace["mode"] == "lines":
-            per_gpu = [rate / gpus for rate, gpus in zip(trace["y"], trace["x"], strict=True)]
-            assert per_gpu == pytest.approx([per_gpu[0]] * len(per_gpu))
-
-
 def test_a_comparison_has_every_contender() -> None:
     """Guards the comparison: each one's numbers, parts that add up to the step, and the words of the terminal."""
     inputs = load_inputs(Choices(gpus=64, model="20b"))

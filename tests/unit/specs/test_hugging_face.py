@@ -73,12 +73,6 @@ def test_the_workload_is_an_assumption_and_says_so(tmp_path: Path) -> None:
     assert given.source == "Hugging Face config.json"
 
 
-def test_head_dim_is_taken_where_it_is_stated(tmp_path: Path) -> None:
-    """Guards models whose heads are wider or narrower than hidden / heads."""
-    assert load(tmp_path, MISTRAL).head_dim == 160
-    assert load(tmp_path, QWEN3).query_width == 2048
-
-
 def test_defaults_are_those_of_the_model_class(tmp_path: Path) -> None:
     """Guards keys left out: Llama's follow from its sizes, the others' do not and are asked for."""
     old = {key: value for key, value in LLAMA.items() if key not in ("num_key_value_heads", "tie_word_embeddings")}
@@ -137,14 +131,6 @@ def test_blocks_that_price_the_same_are_imported(
     model = load(tmp_path, config)
     assert model.parameters == published + others
     assert all(words in model.description for words in left_out)
-
-
-def test_what_a_falcon_leaves_out_decides_its_key_heads(tmp_path: Path) -> None:
-    """Guards its flags: one key head, those it states, or as many as heads; ALiBi is named."""
-    assert load(tmp_path, FALCON).kv_heads == 1
-    assert load(tmp_path, {**FALCON, "new_decoder_architecture": True, "num_kv_heads": 71}).kv_heads == 71
-    assert load(tmp_path, {**FALCON, "multi_query": False, "alibi": True}).kv_heads == 71
-    assert "ALiBi" in load(tmp_path, {**FALCON, "alibi": True}).description
 
 
 def test_what_no_cost_depends_on_is_kept_for_scripts(tmp_path: Path) -> None:
@@ -224,7 +210,3 @@ def test_what_is_no_json_object_is_refused(tmp_path: Path, text: str) -> None:
         model_from_hf_config(tmp_path)
 
 
-def test_a_folder_without_config_is_explained(tmp_path: Path) -> None:
-    """Guards the folder of a checkpoint given by mistake."""
-    with pytest.raises(UsageError, match=r"no file .*config\.json"):
-        model_from_hf_config(tmp_path)

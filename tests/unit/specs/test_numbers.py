@@ -64,11 +64,3 @@ def test_what_is_not_there_is_named_and_left_alone(path: str) -> None:
     assert scaled(machine(), {path: 2.0}) == machine()
 
 
-def test_provenance_of_a_number() -> None:
-    """Guards prior spreads: the kind that the number's own section gives, of a whole mapping for its items."""
-    found = machine()
-    for name, tier in (("nvlink", found.tiers[0]), ("ib.ndr", found.tiers[1])):
-        assert kind_at(found, f"tiers.{name}.bandwidth_gb_per_s") == tier.sources["bandwidth_gb_per_s"].kind
-    assert kind_at(found, "accelerator.peak_tflops.bf16") == "peak"
-    assert kind_at(found, "software.core.gemm") == ""
-    assert kind_at(found, "tiers.slingshot.latency_us") == ""

@@ -105,14 +105,3 @@ def test_events_and_notes_that_do_not_fit_are_refused(tmp_path: Path) -> None:
         read_trace(path)
 
 
-def test_traces_of_a_folder_come_by_rank(tmp_path: Path) -> None:
-    """Guards the order of ranks: 10 after 9; and a folder without traces."""
-    with pytest.raises(UsageError, match="--trace N --trace-all"):
-        find_traces(tmp_path)
-    for rank in (10, 9, 0):
-        (tmp_path / f"trace-rank{rank}.json").touch()
-    (tmp_path / "kernels-rank0.json").touch()
-    assert [path.name for path in find_traces(tmp_path)] == [f"trace-rank{rank}.json" for rank in (0, 9, 10)]
-    assert find_traces(tmp_path / "trace-rank9.json") == [tmp_path / "trace-rank9.json"]
-    with pytest.raises(UsageError, match="no file"):
-        read_trace(tmp_path / "trace-rank1.json")

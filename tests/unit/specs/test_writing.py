@@ -56,7 +56,3 @@ def test_units_and_header_become_comments() -> None:
     assert max(map(len, lines)) <= 120
 
 
-def test_comments_are_not_repeated_for_every_item() -> None:
-    """Guards readable lists: only the first tier explains its keys."""
-    text = to_yaml(load_machine(MACHINE).document)
-    assert text.count("Latency of one hop") == 1
