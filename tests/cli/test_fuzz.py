@@ -26,7 +26,7 @@ import pytest
 from axonn_tune.cli.main import cli
 from axonn_tune.errors import UsageError
 from axonn_tune.launch.host import already_started
-from axonn_tune.runtime.rank import rank_environment
+from axonn_tune.runtime.start import rank_environment
 from axonn_tune.specs.catalog import find
 from tests.cli.running import Finished, good, run
 
@@ -219,7 +219,7 @@ def of_checkpoint(folder: Path, chance: random.Random) -> list[str]:
     path.write_bytes(content)
     if chance.random() < 0.9:
         with suppress(ValueError, AttributeError, TypeError):
-            resealed(folder / "c", first=False)
+            resealed(folder / "c")
     return ["export", "c", "-o", "m.safetensors"]
 
 
