@@ -154,5 +154,3 @@ def test_a_log_of_experts_is_told_from_a_dense_model(tmp_path: Path) -> None:
     assert any(known in remark for remark in found["remarks"])
     assert found["unexplained"]["kind"] == "unexplained"
     assert found["unexplained"]["explains_s"] > 0.0
-
-

@@ -16,6 +16,7 @@ import yaml
 
 from axonn_tune.cli.main import cli, main
 from tests.cli.running import good, run
+from tests.golden.golden import commands
 from tools import reference
 
 ROOT = Path(__file__).parents[2]
@@ -28,8 +29,10 @@ SHORTER = {
     "--steps 25": "--steps 4",
     "--top 2 --repeats 2": "--top 1 --repeats 1 --steps 4",
 }
+# What the golden outputs and the pages in a browser run.
+ELSEWHERE = {*commands().values(), "validate --published --html published.html"}
 # Commands whose examples in --help take ranks, a lab or minutes; whose exit code judges what it reads.
-ONLY_PARSED = {"calibrate", "run", "lab", "validate", "export", "report", "diagnose"}
+ONLY_PARSED = {"calibrate", "compare", "run", "lab", "validate", "export", "report", "diagnose"}
 WRITTEN_BY_THEM = {"traced", "measured.yaml"}
 
 Block = list[tuple[str, str]]
@@ -44,8 +47,8 @@ def console_blocks(page: Path) -> list[Block]:
 
 
 def new_blocks() -> Iterator[object]:
-    """Blocks of all pages, without those whose every command an earlier one has."""
-    seen: set[str] = set()
+    """Blocks of all pages, without those whose every command is run already."""
+    seen = {f"axonn-tune {line}" for line in ELSEWHERE}
     for page in PAGES:
         for number, block in enumerate(console_blocks(page)):
             lines = {line for line, _ in block}

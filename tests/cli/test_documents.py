@@ -112,5 +112,3 @@ def test_import_writes_a_model_file(tmp_path: Path) -> None:
     assert good(f"models import {tmp_path} -o {output} --name tiny --batch 8 --seq 32") == ""
     assert good(f"models check {output}") == f"ok {output}\n"
     assert parse_document(good(f"models import {tmp_path} --name tiny --batch 8 --seq 32"), schema=Model).heads == 4
-
-

@@ -53,5 +53,3 @@ def test_other_number_formats(name: str, run_folder: Path, tmp_path: Path) -> No
     good(f"export {run_folder} -o {tmp_path / 'model'} --dtype {name}")
     found = load_file(tmp_path / "model")
     assert all(torch.equal(found[key], value.to(kind)) for key, value in expected().items())
-
-

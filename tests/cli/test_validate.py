@@ -74,5 +74,3 @@ def test_predictions_alone_and_another_machine(tmp_path: Path) -> None:
     assert other.code == 4
     assert "Warning: predicted for machine profile 'frontier'" in other.out
     assert other.out.count("FAIL") >= 3
-
-

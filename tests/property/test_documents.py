@@ -96,5 +96,3 @@ def test_no_text_brings_the_reader_down(text: str) -> None:
     with pytest.raises(AxonnTuneError) as caught:
         parse_document(text, schema=Model)
     assert caught.value.exit_code == 2
-
-

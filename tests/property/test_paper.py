@@ -105,5 +105,3 @@ def test_a_candidate_alone_costs_what_it_costs_among_others(
             backend, model=MODEL, machine=here, workload=WORKLOAD, x=x, y=y, z=z, data=data, order=order
         )
         assert alone.communication_s.tolist() == [together.communication_s[row]]
-
-

@@ -43,5 +43,3 @@ def test_every_step_is_a_dot_in_its_place(steps: tuple[PredictedRow, ...]) -> No
     words = [text.text for text in root.findall(f"{SVG}text")]
     assert "ours, 5" in words
     assert "theirs, 1" in words
-
-

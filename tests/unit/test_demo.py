@@ -119,5 +119,3 @@ def test_a_promise_that_is_not_kept_fails(error: float, network: bool, measured:
     fails = network and abs(error) > 0.1
     with pytest.raises(CheckFailedError, match=r"1[24]\.\d% off, where 10% is") if fails else nullcontext():
         demo.require_promised(as_predicted(measured, error=error), network=network)
-
-

@@ -68,5 +68,3 @@ def test_places_that_cannot_hold_a_file_are_explained(tmp_path: Path) -> None:
     ]:
         with pytest.raises(UsageError, match=words):
             write_text_atomically(target, "x")
-
-

@@ -43,5 +43,3 @@ def test_installed_package_holds_the_profiles(folder: str) -> None:
     in_tree = {path.name for path in (ROOT / folder).glob("*.yaml")}
     assert in_tree, "no profiles"
     assert {name for name in installed if name.endswith(".yaml")} == in_tree
-
-

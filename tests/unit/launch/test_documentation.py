@@ -51,5 +51,3 @@ def test_both_scripts_are_named() -> None:
     for kind, suffix in SUFFIXES.items():
         assert f"--emit {kind}" in PAGE
         assert f"`launch{suffix}`" in PAGE
-
-

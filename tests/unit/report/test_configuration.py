@@ -48,5 +48,3 @@ def test_few_bars_are_drawn() -> None:
     for place in PLACES:
         pricing = results().ranked.pricing(place)
         assert len(step_bars(pricing, finest_s=pricing.iteration_s / 500)) < 2500
-
-

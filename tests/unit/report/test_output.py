@@ -128,5 +128,3 @@ def test_a_terminal_gets_a_bar_that_goes_away(monkeypatch: pytest.MonkeyPatch) -
     assert "\x1b[2K" in text
     monkeypatch.setenv("TERM", "dumb")
     assert told(Terminal(), monkeypatch) == told(io.StringIO(), monkeypatch)
-
-

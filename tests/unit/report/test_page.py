@@ -183,5 +183,3 @@ def test_a_part_without_a_key_is_an_error_with_the_file(
     with pytest.raises(DocumentError) as error:
         read_section(str(path), number=1)
     assert str(error.value) == f"{path}: a part of it has no '{key}': made by another version, or edited"
-
-

@@ -158,5 +158,3 @@ def test_remarks_say_what_only_one_side_has(prediction: PricedConfiguration) -> 
     found = MeasuredTrace(trace.path, "nano", 0, "here", (3,), (*trace.spans, strange))
     said = trace_remarks(prediction, choose_step([found], step=3))
     assert "1 collective only measured, such as all_gather over q" in said[1]
-
-

@@ -208,5 +208,3 @@ def test_what_is_no_json_object_is_refused(tmp_path: Path, text: str) -> None:
     (tmp_path / "config.json").write_text(text, encoding="utf-8")
     with pytest.raises(DocumentError, match=r"config\.json"):
         model_from_hf_config(tmp_path)
-
-

@@ -62,5 +62,3 @@ def test_what_is_not_there_is_named_and_left_alone(path: str) -> None:
     with pytest.raises(KeyError, match=path):
         number_at(machine(), path)
     assert scaled(machine(), {path: 2.0}) == machine()
-
-

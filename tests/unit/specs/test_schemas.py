@@ -65,5 +65,3 @@ def test_every_field_is_described(document: type[Document]) -> None:
         if not field.description
     }
     assert not missing
-
-

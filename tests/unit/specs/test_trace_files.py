@@ -103,5 +103,3 @@ def test_events_and_notes_that_do_not_fit_are_refused(tmp_path: Path) -> None:
     path.write_text(json.dumps(found), encoding="utf-8")
     with pytest.raises(DocumentError, match="KeyError: 'ts'"):
         read_trace(path)
-
-

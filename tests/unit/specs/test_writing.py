@@ -54,5 +54,3 @@ def test_units_and_header_become_comments() -> None:
     assert "  memory_gib: 16  # Memory of one rank, GiB." in lines
     assert "    memory_gib: {kind: fact, source: invented}" in lines
     assert max(map(len, lines)) <= 120
-
-
