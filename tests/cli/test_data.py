@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from axonn_tune import files
 from axonn_tune.runtime.tokens import open_tokens
 from tests.cli.running import good, run
 

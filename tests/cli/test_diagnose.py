@@ -9,8 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from axonn_tune.specs.catalog import load_model
-from axonn_tune.specs.document import to_yaml
 from tests.cli.running import good, run
 
 FIXTURES = Path(__file__).parents[1] / "fixtures" / "diagnose"

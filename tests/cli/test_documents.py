@@ -9,8 +9,8 @@ import pytest
 from click.testing import CliRunner, Result
 
 from axonn_tune.cli.documents import machines_command, models_command
-from axonn_tune.errors import AxonnTuneError, DocumentError, UsageError
-from axonn_tune.specs.catalog import available, load_model
+from axonn_tune.errors import AxonnTuneError
+from axonn_tune.specs.catalog import available
 from axonn_tune.specs.loading import parse_document
 from axonn_tune.specs.machine import Machine
 from axonn_tune.specs.model import Model

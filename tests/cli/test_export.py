@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 
 from axonn_tune.grid import Grid
 from axonn_tune.runtime.shards import shards_of
-from tests.cli.running import good, run
+from tests.cli.running import good
 from tests.runtime import saving
 
 

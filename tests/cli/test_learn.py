@@ -11,7 +11,6 @@ import axonn_tune
 from axonn_tune.specs.loading import load_document
 from axonn_tune.specs.machine import Learned, Machine
 from tests.cli.running import good, run
-from tests.unit.learning.test_collective_logs import TEXT
 from tests.unit.learning.test_reading import EIGHT, MODEL, rows, titan
 
 FACTS = [f"--fact={name}={value}" for name, value in MODEL.items()]

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from axonn_tune.cost.collectives import lines, route
 from axonn_tune.cost.prediction import Configuration, Pricing, price_configuration
-from axonn_tune.grid import AXES, Grid, GroupShape
+from axonn_tune.grid import Grid, GroupShape
 from axonn_tune.program.dimensions import symbol_values
 from axonn_tune.program.memory import price_memory
 from axonn_tune.program.size import PLAIN

@@ -8,10 +8,9 @@ from hypothesis import strategies as st
 
 from axonn_tune.errors import AxonnTuneError
 from axonn_tune.specs.document import read_scalar, read_yaml, to_yaml
-from axonn_tune.specs.loading import merge, parse_document
+from axonn_tune.specs.loading import parse_document
 from axonn_tune.specs.machine import Source, Tier
 from axonn_tune.specs.model import Model, ModelDefaults
-from axonn_tune.specs.workload import OVERLAPS, Workload
 
 # A file holds any character but controls and those that UTF-8 cannot; words that look like other things come often.
 TEXTS = st.text(st.characters(exclude_categories=["Cs", "Cc"]), min_size=1, max_size=60) | st.sampled_from(

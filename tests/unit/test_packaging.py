@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from axonn_tune.specs.loading import load_document
 from axonn_tune.specs.machine import Machine
 from axonn_tune.specs.model import Model
 

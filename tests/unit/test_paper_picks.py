@@ -8,8 +8,6 @@ from dataclasses import replace
 import pytest
 
 import axonn_tune
-from axonn_tune.grid import AXES
-from axonn_tune.ranking.entries import Entry
 from benchmarks import paper_picks
 from benchmarks.paper_cells import (
     COSTS,
@@ -18,16 +16,8 @@ from benchmarks.paper_cells import (
     Cell,
     causes,
     cell,
-    kind,
     latency_s,
-    layout,
-    script_fate,
-    script_first,
     seconds,
-    sent_ratio,
-    sent_tie,
-    step_ratio,
-    step_tie,
     wire_bytes,
 )
 

@@ -2,19 +2,13 @@
 
 from __future__ import annotations
 
-import errno
 import hashlib
-import os
-from datetime import datetime
-from itertools import pairwise
 from pathlib import Path
 
 import pytest
-import yaml
-from pydantic import ValidationError
 
 from axonn_tune import __version__
-from axonn_tune.errors import DocumentError, EnvironmentProblem, UsageError
+from axonn_tune.errors import DocumentError
 from axonn_tune.grid import Grid
 from axonn_tune.launch.config import build_launch, launch_text, write_launch
 from axonn_tune.ranking.choosing import search

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from itertools import pairwise
-from types import SimpleNamespace
-from typing import cast
 
 import pytest
 
 from axonn_tune.cost.prediction import Pricing
-from axonn_tune.report.configuration import Bar, bar, layer_bars, merged, step_bars
+from axonn_tune.report.configuration import step_bars
 from axonn_tune.specs.traces import COMPUTE_LANE
 from tests.unit.report.pages import results
 

@@ -8,14 +8,11 @@ import pytest
 
 from axonn_tune.report.output import (
     Column,
-    aligned_cells,
     csv_table,
     json_text,
-    left_words,
     markdown_table,
     progress,
     seconds_cells,
-    text_table,
     use_color,
     words,
 )

@@ -19,7 +19,7 @@ from axonn_tune.report.validation import validation_json
 from axonn_tune.specs.document import to_yaml
 from axonn_tune.validation.comparison import RunComparison
 from tests.cli.running import good, run
-from tests.unit.report.pages import blocks, ranking, titled, values
+from tests.unit.report.pages import ranking
 from tests.unit.report.test_run import summary, term
 from tests.unit.validation.made import measurements
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,11 +10,10 @@ import pytest
 import axonn_tune
 from axonn_tune.cost.evidence import LARGEST
 from axonn_tune.frameworks import find_framework
-from axonn_tune.ranking.inputs import Choices, WorkloadChoices, load_inputs
+from axonn_tune.ranking.inputs import Choices, load_inputs
 from axonn_tune.ranking.results import Results, run_search
 from axonn_tune.ranking.space import Limits
 from axonn_tune.report import ranking
-from axonn_tune.units import show_seconds
 
 
 def results(gpus: int = 256, model: str = "20b", **given: Any) -> Results:

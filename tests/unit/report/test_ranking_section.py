@@ -2,23 +2,16 @@
 
 from __future__ import annotations
 
-import math
-import re
 from copy import deepcopy
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 import axonn_tune
-from axonn_tune.cost.uncertainty import DEVIATIONS, OF_LAYOUT
-from axonn_tune.frameworks.axonn_tune import AXONN_TUNE
 from axonn_tune.grid import AXES
-from axonn_tune.ranking.results import run_search
-from axonn_tune.report import page
 from axonn_tune.report.output import Json
 from axonn_tune.report.page import BY_KIND
-from axonn_tune.report.ranking import TIED, TRAINING, term_json
+from axonn_tune.report.ranking import TRAINING
 from axonn_tune.report.ranking_section import (
     BREAKDOWN,
     DETAILED,
@@ -30,7 +23,7 @@ from axonn_tune.report.ranking_section import (
 from axonn_tune.specs.launch import Launch
 from axonn_tune.specs.loading import load_document
 from tests.cli.running import good
-from tests.unit.report.pages import blocks, ranking, results, titled, values
+from tests.unit.report.pages import blocks, ranking, titled, values
 
 _MADE_OF_SEVERAL = {"state", "rejected_because", "wide_order"}
 

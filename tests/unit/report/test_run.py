@@ -20,7 +20,6 @@ from axonn_tune.report.run import (
     merged_trace,
     other_hardware,
     ratio,
-    run_section,
     summary_text,
     trace_remarks,
 )

@@ -9,7 +9,7 @@ import pytest
 
 from axonn_tune.report.output import Json
 from axonn_tune.report.run import run_section
-from axonn_tune.report.validation import validation_document, validation_section, validation_text
+from axonn_tune.report.validation import validation_document, validation_section
 from axonn_tune.validation.comparison import RunComparison
 from tests.unit.report.pages import blocks, titled, values
 from tests.unit.report.test_run import summary, term

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from axonn_tune.errors import UnknownNameError, UsageError
+from axonn_tune.errors import UsageError
 from axonn_tune.specs.catalog import available, find, load_machine, load_model
 
 MACHINE = Path(__file__).parent / "data" / "twotier.yaml"

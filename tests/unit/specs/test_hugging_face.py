@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from axonn_tune.errors import DocumentError, UsageError
+from axonn_tune.errors import DocumentError
 from axonn_tune.specs.hugging_face import model_from_hf_config
 from axonn_tune.specs.model import Model
 

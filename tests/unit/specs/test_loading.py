@@ -7,11 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from axonn_tune.errors import AxonnTuneError, DocumentError, UsageError
+from axonn_tune.errors import DocumentError, UsageError
 from axonn_tune.specs.loading import load_document, load_file, parse_document
 from axonn_tune.specs.machine import Machine
-from axonn_tune.specs.model import Model
-from axonn_tune.specs.workload import Workload
 
 MACHINE = Path(__file__).parent / "data" / "twotier.yaml"
 TEXT = MACHINE.read_text(encoding="utf-8")

@@ -6,7 +6,7 @@ import pytest
 
 from axonn_tune.specs.catalog import load_machine
 from axonn_tune.specs.machine import CollectiveFactors, Machine, MeasuredBandwidth, Software
-from axonn_tune.specs.numbers import kind_at, number_at, scaled, with_numbers
+from axonn_tune.specs.numbers import number_at, scaled, with_numbers
 
 
 def machine() -> Machine:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from contextlib import chdir
 from pathlib import Path
@@ -15,7 +14,6 @@ from axonn_tune.specs.launch import Launch
 from axonn_tune.specs.machine import Machine
 from axonn_tune.specs.model import Model
 from axonn_tune.specs.results import Summary
-from axonn_tune.specs.schemas import schema_texts
 from axonn_tune.specs.workload import Workload
 from tools.reference import main, outdated
 

@@ -15,7 +15,6 @@ from axonn_tune.specs.traces import (
     Process,
     Span,
     communication_lane,
-    find_traces,
     read_trace,
     step_name,
     trace_text,
