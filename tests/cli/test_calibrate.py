@@ -54,6 +54,7 @@ def test_points_are_all_of_the_essential_ones(calibrated: Path) -> None:
     assert kinds == {"collective", "transfer", "matmul", "copy", "attention", "step"}
 
 
+@pytest.mark.nightly
 def test_goes_on_after_a_kill(tmp_path: Path) -> None:
     """Guards --resume: points measured before a kill -9, which ends all ranks, stay and are not the first again."""
     points = tmp_path / "here.points.jsonl"

@@ -91,15 +91,6 @@ def test_what_was_assumed_comes_first_and_the_verdict_depends_on_it() -> None:
     assert "recompute=" not in stated.out.partition("The step took")[0]
 
 
-def test_the_page_draws_it(tmp_path: Path) -> None:
-    """Guards `--html`: the step with its interval, the gap, the probabilities."""
-    path = tmp_path / "diagnosis.html"
-    run(f"diagnose {SLOW} {LAB} --html {path}")
-    text = path.read_text("utf-8")
-    for words in ("The gap, and the time of each explanation", "How likely", "no fault"):
-        assert words in text
-
-
 COMMANDS = Path(__file__).parents[1] / "fixtures" / "commands"
 
 
@@ -130,25 +121,3 @@ def test_a_log_takes_what_it_lacks_from_the_script(tmp_path: Path) -> None:
     assert said["interleaving"].startswith("VPP ")
     assert re.fullmatch(r"rank order [A-Z]+(,[A-Z]+)*", said["rank_order"])
     assert found["unexplained"] is None
-
-
-def test_the_logs_own_tflops_expose_another_model(tmp_path: Path) -> None:
-    """Guards the count of FLOPs: half as many as the log's framework counts for what is priced, in text and JSON."""
-    words = megatron_log(tmp_path / "a.log", step_s=4.41, tflops=201.1)
-    found = json.loads(good(f"{words} --format json").out)
-    assert found["flops_ratio"] == pytest.approx(0.5, rel=0.01)
-    assert "0.50 times what its framework counts for the model and batch priced here: the model or batch is wrong" in (
-        said := " ".join(good(words).out.split())
-    )
-    assert found["verdict"] in said
-
-
-def test_a_log_of_experts_is_told_from_a_dense_model(tmp_path: Path) -> None:
-    """Guards against a dense prediction of a mixture of experts, in text and JSON; what is left of 60 s is a row."""
-    words = megatron_log(tmp_path / "a.log", step_s=60.0, tflops=29.0, more=" load_balancing_loss: 1.0E+00 |")
-    known = "the model has no experts, but the log has load_balancing_loss (line 2)"
-    assert known in " ".join(run(words).out.split())
-    found = json.loads(run(f"{words} --format json").out)
-    assert any(known in remark for remark in found["remarks"])
-    assert found["unexplained"]["kind"] == "unexplained"
-    assert found["unexplained"]["explains_s"] > 0.0

@@ -63,14 +63,3 @@ def test_record_and_check(measured: Path, tmp_path: Path) -> None:
     assert failed.code == 4
     assert "FAIL" in failed.out
     assert "1 of 4 accuracy" in failed.err
-
-
-def test_predictions_alone_and_another_machine(tmp_path: Path) -> None:
-    """Guards the gate that needs no runs: the same tool agrees with itself, another machine does not, and warns."""
-    base = tmp_path / "base.yaml"
-    good(f"regress {base} --record --gpus 8 --model nano --top 3")
-    good(f"regress {base}")
-    other = run(f"regress {base} --machine frontier")
-    assert other.code == 4
-    assert "Warning: predicted for machine profile 'frontier'" in other.out
-    assert other.out.count("FAIL") >= 3

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import re
 import sys
 from pathlib import Path
 
@@ -11,21 +9,7 @@ import pytest
 
 from axonn_tune import validate_rows
 from tests.cli.running import good, run
-from tests.unit.report.published import STEPS, files, step
-
-
-def test_a_report_beside_the_text(tmp_path: Path) -> None:
-    """Guards --html: a section for each file given, standard output as without it, as text and as JSON."""
-    made = files(tmp_path)
-    line = f"validate --rows {made.steps} --memory {made.memory}"
-    report = tmp_path / "report.html"
-    done = good(f"{line} --html {report}")
-    assert done.out == good(line).out
-    assert done.err == f"Wrote the report as {report}.\n"
-    assert good(f"{line} --format json --html {report}").document["schema"] == "axonn-tune/accuracy/1"
-    data = re.search(r'id="data">(.*?)</script>', report.read_text("utf-8"), flags=re.DOTALL)
-    assert data
-    assert [section["title"] for section in json.loads(data[1])["sections"]] == ["Training steps", "Memory"]
+from tests.unit.report.published import STEPS, step
 
 
 def test_without_plotly_nothing_is_predicted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from axonn_tune.frameworks import registry
-from axonn_tune.grid import ALL_AXES, ENDS, WORLD, Grid, divisors, factorizations, split_axes
+from axonn_tune.grid import ALL_AXES, WORLD, Grid, divisors, factorizations, split_axes
 from axonn_tune.ranking.choosing import search
 from axonn_tune.specs.catalog import load_machine
 from tests.property import strategies
@@ -51,16 +51,6 @@ def test_groups_partition_the_world(grid: Grid, axes: tuple[str, ...]) -> None:
     assert all(group[-1] - group[0] < shape.span for group in groups)
     for rank in groups[0]:
         assert grid.members(rank, name) == groups[0]
-
-
-@given(strategies.six_axis_grids())
-def test_named_groups(grid: Grid) -> None:
-    """Guards the two groups with names of their own: the world, and the ends of the pipeline."""
-    assert grid.members(0, WORLD) == tuple(range(grid.world))
-    ends = grid.group_shape(ENDS)
-    assert ends.size == min(grid.pipeline, 2)
-    if grid.pipeline > 1:
-        assert grid.rank({"pipeline": grid.pipeline - 1}) == ends.span // 2
 
 
 @pytest.mark.parametrize("axes", range(2, 7))

@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import os
 import subprocess
-from contextlib import ExitStack, nullcontext
-from dataclasses import replace
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 
 from axonn_tune.cli.learn import calibrate_command
-from axonn_tune.errors import CheckFailedError, EnvironmentProblem
+from axonn_tune.errors import CheckFailedError
 from axonn_tune.lab.lab import Lab
 from axonn_tune.specs.loading import load_document
 from axonn_tune.specs.results import Measurements
 from axonn_tune.validation.comparison import RunComparison
-from axonn_tune.validation.runner import LabRunner, ProcessRunner
 from tools import demo
 
 ROOT = Path(__file__).parents[2]
@@ -75,41 +73,6 @@ def test_the_best_the_middle_and_the_worst_run(place: demo.Place) -> None:
     for launch in plan.launches:
         place.runner.require(launch)
         assert bool(launch.workload.overlaps) == (place.lab is not None)
-
-
-def test_without_namespaces_it_runs_on_loopback(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Guards hosts that allow no lab: what they lack is said, and the demo goes on."""
-
-    def refuse(self: Lab) -> Lab:
-        raise EnvironmentProblem("no namespaces")
-
-    monkeypatch.setattr(Lab, "__enter__", refuse)
-    with ExitStack() as stack:
-        place = demo.find_place(stack, loopback=False)
-    assert isinstance(place.runner, ProcessRunner)
-    assert "loopback" in (said := capsys.readouterr().out)
-    assert "no namespaces" in said
-    assert isinstance(IN_LAB.runner, LabRunner)
-
-
-def test_what_holds_and_what_does_not_is_said(measured: RunComparison) -> None:
-    """Guards the verdicts: they follow from the runs."""
-    good = "\n".join(demo.verdicts(as_predicted(measured, error=0.04), network=True))
-    bad = "\n".join(demo.verdicts(as_predicted(measured, error=0.12, load=40.0), network=True))
-    assert "The order holds." in good
-    assert "all within 10%, the largest error is +4.0%" in good
-    assert "not all within 10%, the largest error is +12.0%" in bad
-    assert "load 40" in bad
-    assert "load" not in good
-    backwards = replace(
-        measured,
-        measurements=measured.measurements.model_copy(
-            update={"configurations": measured.measurements.configurations[::-1]}
-        ),
-    )
-    assert "The order does not hold." in demo.verdicts(backwards, network=True)
 
 
 @pytest.mark.parametrize("network", [True, False])

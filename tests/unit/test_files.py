@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from axonn_tune.errors import EnvironmentProblem, UsageError
+from axonn_tune.errors import EnvironmentProblem
 from axonn_tune.files import write_text_atomically
 
 
@@ -55,16 +55,3 @@ def test_devices_are_written_to_directly() -> None:
     write_text_atomically("/dev/null", "x")
     with pytest.raises(EnvironmentProblem, match="No space left"):
         write_text_atomically("/dev/full", "x")
-
-
-def test_places_that_cannot_hold_a_file_are_explained(tmp_path: Path) -> None:
-    """Guards the messages for a missing folder, a folder, a file taken for a folder, and an endless name."""
-    (tmp_path / "file").write_text("", encoding="utf-8")
-    for target, words in [
-        (tmp_path / "none" / "f.yaml", "there is no folder"),
-        (tmp_path, "it is a folder"),
-        (tmp_path / "file" / "f.yaml", "there is no folder"),
-        (tmp_path / ("x" * 300), "the name is too long"),
-    ]:
-        with pytest.raises(UsageError, match=words):
-            write_text_atomically(target, "x")

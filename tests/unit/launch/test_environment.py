@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import subprocess
 from collections.abc import Sequence
 
@@ -11,8 +10,8 @@ import pytest
 
 from axonn_tune.errors import DocumentError
 from axonn_tune.grid import AXES, Grid
-from axonn_tune.launch.config import comment, environment_lines, launch_environment
-from axonn_tune.specs.catalog import available, load_machine
+from axonn_tune.launch.config import environment_lines, launch_environment
+from axonn_tune.specs.catalog import load_machine
 from axonn_tune.specs.launch import LaunchVariable
 from axonn_tune.specs.loading import parse_document
 from axonn_tune.specs.machine import EnvironmentVariable, Machine
@@ -42,28 +41,6 @@ def test_each_stream_has_a_hardware_queue(grid: Grid, queues: str) -> None:
     """Guards messages between stages: with fewer queues than streams one that waits would hold up others."""
     found = chosen(load_machine("dgx-h100").document, grid=grid)
     assert found["CUDA_DEVICE_MAX_CONNECTIONS"].value == queues
-
-
-@pytest.mark.parametrize("machine", available("machine"))
-def test_each_variable_is_set_once_and_explained(machine: str) -> None:
-    """Guards the block of both scripts: a comment above each export, no name twice, nothing of the machine lost."""
-    built = case("nano", machine)
-    lines = environment_lines(built.launch.environment)
-    exports = [number for number, line in enumerate(lines) if line.startswith("export ")]
-    names = [re.match(r"export (\w+)=", lines[number]) for number in exports]
-    found = [match[1] for match in names if match]
-    assert len(found) == len(exports) == len(set(found))
-    assert set(found) >= {variable.name for variable in built.machine.document.launcher.environment}
-    assert all(lines[number - 1].startswith("# ") for number in exports)
-    whys = [lines[number - 1] for number in exports]
-    assert whys == [comment(variable.why) for variable in built.launch.environment]
-
-
-def test_the_machines_own_value_wins() -> None:
-    """Guards sites that know better: their value and their reason, still listed under what it is for."""
-    own = EnvironmentVariable(name="CUDA_DEVICE_MAX_CONNECTIONS", value="32", why="ours")
-    found = chosen(with_environment("perlmutter", [own]))["CUDA_DEVICE_MAX_CONNECTIONS"]
-    assert (found.value, found.why, found.purpose) == ("32", "ours", "overlap")
 
 
 def test_what_overlap_needs_is_set_only_with_overlap() -> None:

@@ -71,18 +71,6 @@ def prepared(folder: Path, *, checkpoint: str | None = None, python: str = "env"
     return path
 
 
-def test_directives_ask_for_what_the_grid_needs() -> None:
-    """Guards the request: nodes, tasks, cores, devices, signal, output, in sbatch's own words."""
-    found = directives(script(gpus_per_rank=1, extra=(), constraint="gpu&hbm80g", qos="regular"))
-    assert found[0] == "--job-name=nano-8"
-    expected = {
-        "--nodes=2", "--ntasks-per-node=4", "--cpus-per-task=32", "--gpus-per-node=4", "--constraint=gpu&hbm80g",
-        "--qos=regular", "--signal=B:USR2@120", "--open-mode=append", "--output=%x-%j.out",
-    }  # fmt: skip
-    assert expected <= set(found)
-    assert len({option.split("=")[0] for option in found}) == len(found)
-
-
 def test_the_time_limit_follows_the_prediction() -> None:
     """Guards the limit: steps at the upper end, and time to start; a round hour without a prediction."""
     launch, machine = launch_and_machine({})
@@ -140,25 +128,6 @@ def test_each_task_knows_its_rank(tmp_path: Path) -> None:
         "MASTER_ADDR": "nid01", "MASTER_PORT": "20345", "CUDA_VISIBLE_DEVICES": "3,2,1,0", "NCCL_NET": "AWS Libfabric",
     }  # fmt: skip
     assert {name: found.get(name) for name in expected} == expected
-
-
-def test_ranks_of_a_node_are_consecutive_however_tasks_are_distributed(tmp_path: Path) -> None:
-    """Guards the rank order: by node and place on it, where --distribution=cyclic numbers tasks around the nodes."""
-    path = prepared(tmp_path, srun=SRUN.replace("SLURM_PROCID=7", "SLURM_PROCID=6"))
-    done = run(path, programs=tmp_path, SLURM_SUBMIT_DIR=str(tmp_path), **JOB)
-    assert "\nRANK=7\n" in done.stdout, done.stderr
-
-
-def test_the_command_that_checks_where_ranks_are(tmp_path: Path) -> None:
-    """Guards the comment: the command runs as it stands, and prints each rank with its host, in order."""
-    command = re.search(r"^#   (srun .*)$", script(), flags=re.MULTILINE)
-    assert command
-    tasks = 'for node in 1 0; do for place in 2 0 3 1; do SLURM_NODEID=$node SLURM_LOCALID=$place "$@"; done; done'
-    program(tmp_path, "srun", f"while [[ $1 != bash ]]; do shift; done\n{tasks}")
-    program(tmp_path, "hostname", 'echo "nid0$((SLURM_NODEID + 1))"')
-    (tmp_path / "check.sh").write_text(command[1])
-    done = run(tmp_path / "check.sh", programs=tmp_path)
-    assert done.stdout.splitlines() == [f"{rank} nid0{rank // 4 + 1}" for rank in range(8)]
 
 
 @pytest.mark.parametrize(

@@ -64,16 +64,6 @@ def test_one_node_runs_at_once(tmp_path: Path) -> None:
     assert given[-3:] == ["-m", "axonn_tune.runtime", str(tmp_path / "launch.yaml")]
 
 
-def test_several_nodes_meet_at_the_one_named(tmp_path: Path) -> None:
-    """Guards starts by hand: without a common address the script says what is missing."""
-    script = emitted(tmp_path, case())
-    without = run(script, programs=tmp_path)
-    assert without.returncode != 0
-    assert "HEAD_NODE: set it to the name of one of the nodes" in without.stderr
-    done = run(script, programs=tmp_path, HEAD_NODE="node7")
-    assert "node7:29400" in done.stdout.splitlines()
-
-
 def test_odd_names_are_quoted(tmp_path: Path) -> None:
     """Guards quoting: folders and files with spaces, quotes and dollars run as any other, from anywhere."""
     folder = tmp_path / "it's $HOME"
@@ -104,27 +94,3 @@ def test_a_world_that_leaves_a_node_part_empty_is_refused(kind: ScriptKind) -> N
         script_text(kind, launch=built.launch, machine=built.machine.document, launch_path="launch.yaml")
     assert "fills nodes, such as 4 or 8 (another number of ranks a node" in str(caught.value)
     assert "--set" not in str(caught.value)
-
-
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("world", [1, 2, 3])
-def test_a_world_within_a_node_takes_part_of_it(kind: ScriptKind, world: int) -> None:
-    """Guards small worlds: one node, as many ranks as there are, none idle and none twice."""
-    built = case("nano", "perlmutter", grid=Grid(data=world))
-    text = script_text(kind, launch=built.launch, machine=built.machine.document, launch_path="launch.yaml")
-    assert "\nnodes=1\n" in text
-    assert f"\nranks_per_node={world}\n" in text
-
-
-@pytest.mark.parametrize(
-    ("machine", "knows", "bound"),
-    [("dgx-h100", "--numa-binding", True), ("dgx-h100", "", False), ("frontier", "--numa-binding", False)],
-)
-def test_ranks_are_bound_where_torchrun_can(machine: str, knows: str, bound: bool, tmp_path: Path) -> None:
-    """Guards NUMA, which torchrun knows of CUDA devices, and torch before 2.9, which would end at the option."""
-    script = emitted(tmp_path, case("nano", machine))
-    program(tmp_path, "torchrun", f'[[ "$1" == --help ]] && echo "usage {knows}" || printf "%s\\n" "$@"')
-    done = run(script, programs=tmp_path, HEAD_NODE="a")
-    assert done.returncode == 0, done.stderr
-    given = done.stdout.splitlines()
-    assert ("--numa-binding" in given and given[given.index("--numa-binding") + 1] == "node") == bound

@@ -12,7 +12,6 @@ from axonn_tune.report.output import (
     json_text,
     markdown_table,
     progress,
-    seconds_cells,
     use_color,
     words,
 )
@@ -36,24 +35,6 @@ def test_csv_keeps_every_digit() -> None:
     third = 1 / 3
     assert csv_table(["a", "b", "c", "d"], [[third, None, True, "x,y"]]) == f'a,b,c,d\n{third!r},,true,"x,y"\n'
     assert float(repr(third)) == third
-
-
-@pytest.mark.parametrize(
-    ("values", "cells"),
-    [
-        ([1.5, 10.25], ["1.50", "10.25"]),
-        ([0.0123, 1.0], ["0.0123", "1.0000"]),
-        ([120.0, 15.5], ["120.0", "15.5"]),
-        ([None, 0.0, 2.0], ["-", "0", "2.00"]),
-        ([1e-9, 1000.0], ["0.0", "1000.0"]),
-        ([1e9], ["1000000000"]),
-        ([None], ["-"]),
-        ([], []),
-    ],
-)
-def test_seconds_of_a_column_share_their_decimals(values: list[float | None], cells: list[str]) -> None:
-    """Guards columns of times: three digits of the smallest, eight of the largest, unknown and zero told apart."""
-    assert seconds_cells(values) == cells
 
 
 @pytest.mark.parametrize(

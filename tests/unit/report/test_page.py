@@ -15,14 +15,10 @@ from axonn_tune.report import page
 from axonn_tune.report.output import json_text
 from axonn_tune.report.ranking_section import DETAILED, MOST_ROWS, ranking_section
 from axonn_tune.report.sources import read_section
-from axonn_tune.report.validation import validation_json
-from axonn_tune.specs.document import to_yaml
-from axonn_tune.validation.comparison import RunComparison
 from tests.cli.running import good, run
 from tests.unit.report.pages import ranking
-from tests.unit.report.test_run import summary, term
-from tests.unit.validation.made import measurements
 
+FIXTURES = Path(__file__).parents[2] / "fixtures"
 LARGEST_BYTES = 6_000_000
 
 
@@ -83,27 +79,19 @@ def test_without_plotly_it_says_what_to_install(tmp_path: Path, monkeypatch: pyt
 def sources(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """One file of each kind a report is made from."""
     folder = tmp_path_factory.mktemp("sources")
-    found = {
-        "launch": folder / "launch.yaml",
-        "ranking": folder / "ranking.json",
-        "explain": folder / "explain.json",
-        "sweep": folder / "sweep.json",
-        "comparison": folder / "comparison.json",
-        "validation": folder / "validation.json",
-        "measurement": folder / "measurement.yaml",
-        "summary": folder / "run",
+    lines = {
+        "launch": "-o {}",
+        "ranking": "--format json --top 0",
+        "explain": "explain --format json",
+        "sweep": "sweep --format json",
+        "comparison": "compare --format json",
     }
-    good(f"--gpus 8 --model nano -o {found['launch']}")
-    found["ranking"].write_text(good("--gpus 8 --model nano --format json --top 0").out, "utf-8")
-    found["explain"].write_text(good("explain --gpus 8 --model nano --format json").out, "utf-8")
-    found["sweep"].write_text(good("sweep --gpus 1,2,4 --model nano --format json").out, "utf-8")
-    found["comparison"].write_text(good("compare --gpus 8 --model nano --format json").out, "utf-8")
-    found["validation"].write_text(validation_json(RunComparison(measurements(runs=2))), "utf-8")
-    found["measurement"].write_text(to_yaml(measurements(runs=2)), "utf-8")
-    found["summary"].mkdir()
-    text = summary(term("block")).model_dump_json(by_alias=True)
-    (found["summary"] / "summary.json").write_text(text, "utf-8")
-    return found
+    found = {kind: folder / f"{kind}.{'yaml' if kind == 'launch' else 'json'}" for kind in lines}
+    for kind, line in lines.items():
+        out = good(f"{line.format(found[kind])} --gpus 8 --model nano").out
+        if kind != "launch":
+            found[kind].write_text(out, "utf-8")
+    return {**found, "measurement": FIXTURES / "v1/measurement.yaml", "run": FIXTURES / "diagnose/lab/healthy-z4"}
 
 
 def test_each_kind_of_source_is_recognised(sources: dict[str, Path], tmp_path: Path) -> None:
@@ -113,16 +101,8 @@ def test_each_kind_of_source_is_recognised(sources: dict[str, Path], tmp_path: P
     assert done.err == f"Wrote the report as {report}.\n"
     sections = data_of(report.read_text("utf-8"))["sections"]
     assert isinstance(sections, list)
-    assert [section["id"] for section in sections] == [f"s{number}" for number in range(1, 9)]
+    assert [section["id"] for section in sections] == [f"s{number}" for number in range(1, 8)]
     assert all(section["blocks"] for section in sections)
-
-
-def test_a_file_and_its_json_make_the_same_section(sources: dict[str, Path]) -> None:
-    """Guards that there is one way: --html shows what a report of --format json shows."""
-    from_file = read_section(str(sources["measurement"]), number=1)
-    from_json = read_section(str(sources["validation"]), number=1)
-    shown = [json.dumps(found["blocks"][:3]) for found in (from_file, from_json)]
-    assert shown[0] == shown[1]
 
 
 @pytest.mark.parametrize(
@@ -166,7 +146,6 @@ def test_broken_json_names_what_is_wrong(tmp_path: Path) -> None:
         ("ranking", ("configs", 0), "memory_bytes"),
         ("sweep", ("points", 0, "config"), "tokens_per_s"),
         ("comparison", ("contenders", 0), "prediction"),
-        ("validation", ("configurations", 0), "losses"),
     ],
 )
 def test_a_part_without_a_key_is_an_error_with_the_file(

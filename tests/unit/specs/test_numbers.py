@@ -52,13 +52,3 @@ def test_measured_groups_go_with_their_tier() -> None:
     after = scaled(machine(), {"tiers.ib.ndr.bandwidth_gb_per_s": 0.8})
     assert [one.bandwidth_gb_per_s for one in after.tiers[1].measured or ()] == pytest.approx([160.0, 80.0])
     assert scaled(machine(), {"tiers.ib.ndr.latency_us": 0.8}).tiers[1].measured == machine().tiers[1].measured
-
-
-@pytest.mark.parametrize(
-    "path", ["software.eager.gemm", "tiers.slingshot.latency_us", "tiers.nvlink.collectives.all_reduce.latency_factor"]
-)
-def test_what_is_not_there_is_named_and_left_alone(path: str) -> None:
-    """Guards profiles without a section: no number to read, none to scale."""
-    with pytest.raises(KeyError, match=path):
-        number_at(machine(), path)
-    assert scaled(machine(), {path: 2.0}) == machine()

@@ -29,14 +29,6 @@ def test_a_number_is_set_and_becomes_an_assumption() -> None:
     assert machine.accelerator.sources["peak_tflops"] == ASSUMED
 
 
-def test_optional_keys_can_be_added_and_removed() -> None:
-    """Guards keys that the schema knows and the file leaves out, and null for taking one away."""
-    machine = with_set("tiers.network-1.0.ranks=64", 'description=""')
-    assert machine.tiers[1].ranks == 64
-    assert machine.tiers[1].sources["ranks"] == ASSUMED
-    assert with_set("tiers.1.ranks=64", "tiers.1.ranks=null").tiers[1].ranks is None
-
-
 def test_a_model_keeps_its_source_and_says_what_was_set() -> None:
     """Guards a model's one source, which would otherwise vouch for sizes it never gave."""
     model = load_model("nano", overrides=["layers=4", "defaults.global_batch=6"]).document
