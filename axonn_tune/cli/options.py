@@ -412,7 +412,11 @@ def refuse_search(words: str, options: Mapping[str, Any], *, allowed: Sequence[s
     """click.UsageError if options of a search other than those allowed were given where `words` has said all."""
     names = [name for name in options if name not in allowed and given(name)]
     if names:
-        flags = [param.opts[0] for param in click.get_current_context().command.params if param.name in names]
+        flags = [
+            param.opts[0] if isinstance(param, click.Option) else param.human_readable_name.strip("[].")
+            for param in click.get_current_context().command.params
+            if param.name in names
+        ]
         raise click.UsageError(f"{words} all of it: leave out {', '.join(flags)}.")
 
 

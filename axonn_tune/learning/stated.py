@@ -27,6 +27,7 @@ from axonn_tune.learning.arguments import (
     Stated,
     StatedRun,
     columns_of,
+    is_miscounted,
     is_off,
     is_on,
     is_same,
@@ -378,7 +379,7 @@ def read_run(
     columns = columns_of(arguments, {column: Stated(value.strip(), 0) for column, value in facts.items()})
     if columns.get("precision", _NOTHING).value == "fp8":
         columns["precision"] = replace(columns["precision"], value="bf16")
-    ignored, unknown = _unpriced(source, name, implied)
+    ignored, unknown = _unpriced(source, name, implied, facts)
     said = (*_replaced(columns_of(stated), facts), *source.remarks)
     run = CommandRun(str(path), name, (line, line), columns, arguments, said, ignored, unknown, document)
     settled = _settled(run, source, implied)
@@ -409,8 +410,13 @@ def _replaced(stated: Mapping[str, Stated], facts: Mapping[str, str]) -> Iterato
         yield f"--model holds in place of the file's {', '.join(model)}"
 
 
-def _unpriced(source: _Source, framework: str, implied: Mapping[str, str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Arguments that are not priced, with the reason, and those that no table has; DocumentError for refused ones."""
+def _unpriced(
+    source: _Source, framework: str, implied: Mapping[str, str], facts: Mapping[str, str]
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Arguments that are not priced, with the reason, and those that no table has.
+
+    DocumentError for refused ones, and for sizes that are no numbers and not given either.
+    """
     tables, refused = tables_of(framework), list[Problem]()
     ignored: dict[str, list[str]] = {}
     unknown: list[str] = []
@@ -424,6 +430,10 @@ def _unpriced(source: _Source, framework: str, implied: Mapping[str, str]) -> tu
             unknown += [] if known_name(name) else [written]
         elif key.status == "refused" and not key.is_silent(value):
             refused.append(Problem(written, key.why, stated.line))
+        elif key.status == "modelled" and is_miscounted(key.field, value):
+            given = "$" in value or columns_of({key.name: Stated("1", 0)}).keys() & facts.keys()
+            wrong = Problem(written, f"is {value!r}, not a whole number from 1", stated.line)
+            refused += [] if given else [wrong]
         elif not key.is_silent(value):
             switch = written.startswith("-") and stated.value == "True"
             ignored.setdefault(key.why, []).append(written if switch else f"{written} {stated.value}")
@@ -541,6 +551,9 @@ def _settled(run: CommandRun, source: _Source, implied: Mapping[str, str]) -> Co
     for column, value, words in (*_model_gaps(columns, source), *_layout_gaps(columns), *_bf16_optimizer(run)):
         columns[column] = Stated(value, columns[column].line if column in columns else 0)
         said.append(words)
+    groups, kind = _recomputed_at_once(run.arguments), columns.get("recompute", _NOTHING).value
+    if groups and kind == "full":
+        said.append(f"recompute of {groups} layers at once is priced as of each by itself, which has other memory")
     if run.given is None and (others := _other_parts(columns, source)):
         said.append(others)
     if "mbs" not in columns:
@@ -548,6 +561,13 @@ def _settled(run: CommandRun, source: _Source, implied: Mapping[str, str]) -> Co
     if "recompute" not in columns:
         said.append("recompute is not stated: the kind that fits and is fastest")
     return replace(run, columns=columns, assumed=tuple(said))
+
+
+def _recomputed_at_once(stated: Arguments) -> str:
+    """Layers that Megatron-LM's method `uniform` repeats in one go, "" where that is one."""
+    layers = stated.get("recompute_num_layers", _NOTHING).value
+    several = re.fullmatch(r"[2-9]|[1-9]\d{1,8}", layers)
+    return layers if several and stated.get("recompute_method", _NOTHING).value == "uniform" else ""
 
 
 def _missing(run: CommandRun, needed: Sequence[str]) -> list[str]:
@@ -580,6 +600,8 @@ _Gap = tuple[str, str, str]
 
 
 def _model_gaps(columns: Mapping[str, Stated], source: _Source) -> Iterator[_Gap]:
+    if "heads" in columns and "kv_heads" not in columns and is_on(source.named.get("group_query_attention", _NOTHING)):
+        yield "kv_heads", "1", "the number of query groups is not stated: 1, as Megatron-LM has it"
     if "hidden" in columns and "ffn" not in columns:
         hidden = int(columns["hidden"].value)
         gated = columns.get("gated_mlp", Stated("0", 0)).value == "1"

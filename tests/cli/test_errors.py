@@ -175,6 +175,8 @@ CALLS = [
     ("validate --rows rows.csv --html none/r.html", 2, "there is no folder 'none'"),
     ("validate --published --machine perlmutter", 2, "--machine prices the steps of --rows"),
     ("validate --rows rows.csv --machine perlmutter --gpus 8", 2, "leave out --gpus"),
+    ("validate --published -o m.yaml --update", 2, "The measurements say all of it: leave out -o, --update"),
+    ("validate launch.yaml --rows rows.csv", 2, "leave out LAUNCH.YAML"),
     ("report config.json -o r.html", 2, "is not a document with a schema"),
     ("export tiny -o m.safetensors", 2, "neither a checkpoint nor a folder that holds one"),
 ]
