@@ -22,12 +22,12 @@ from axonn_tune.cost.prediction import Pricing, Term
 from axonn_tune.errors import UsageError, suggest
 from axonn_tune.frameworks.axonn_tune import AXONN_TUNE
 from axonn_tune.grid import AXES, PAPER_ORDER, Grid
+from axonn_tune.job import Problem
 from axonn_tune.program.operations import Collective
 from axonn_tune.program.size import as_size
 from axonn_tune.ranking.by_alpha_beta import AlphaBetaRanking, count_ties
 from axonn_tune.ranking.choosing import SearchCounts, search
 from axonn_tune.ranking.entries import Entry, Sizes
-from axonn_tune.ranking.space import Problem
 
 BACKENDS: tuple[PaperBackend, ...] = get_args(PaperBackend)
 _NO_ENTRY = f"{NO_BANDWIDTH_ENTRY}: the machine's paper table has no bandwidth for one of the groups"
@@ -48,8 +48,8 @@ def rank_by_paper(problem: Problem, *, backend: str) -> PaperRanking:
         raise UsageError(f"{backend} knows communication times only: it cannot rank by {problem.rank_by}")
     if problem.pipeline:
         raise UsageError(f"{backend} knows no pipeline stages: leave out --pipeline")
-    order = problem.limits.order or (PAPER_ORDER if backend == "paper" else RELEASED_ORDER)
-    ours = replace(problem, rank_by="iteration", limits=replace(problem.limits, order=order))
+    order = tuple(problem.request.order or ()) or (PAPER_ORDER if backend == "paper" else RELEASED_ORDER)
+    ours = replace(problem, rank_by="iteration", request=replace(problem.request, order=order))
     base = AlphaBetaRanking(search(ours))
     x, y, z, data = base.ranking.grids.sizes.T
     prices = price_paper(

@@ -22,14 +22,13 @@ from axonn_tune.frameworks import find_framework, registry
 from axonn_tune.frameworks.axonn_tune import AXONN_TUNE
 from axonn_tune.frameworks.description import Framework
 from axonn_tune.grid import ALL_AXES, AXES
+from axonn_tune.job import Inputs, Problem
 from axonn_tune.program.constraints import MEMORY, MICRO_BATCH, PINNED, constraints
 from axonn_tune.program.dimensions import MFU_CONVENTION, step_tokens
 from axonn_tune.program.memory import memory_limit_bytes
 from axonn_tune.ranking.choosing import LISTED
 from axonn_tune.ranking.entries import Entry
-from axonn_tune.ranking.inputs import Inputs
 from axonn_tune.ranking.results import WORTH_SAYING, Results
-from axonn_tune.ranking.space import Problem
 from axonn_tune.report.output import (
     NOTHING,
     PERCENT,
@@ -611,7 +610,7 @@ def why_first(results: Results) -> str:
     """Where the first configuration is faster than the second."""
     ranked = results.ranked
     if len(ranked) < 2:
-        pinned = " with these pins" if results.inputs.problem.limits.axes else ""
+        pinned = " with these pins" if results.inputs.problem.request.axes else ""
         return f"Only one configuration{pinned} is feasible." if len(ranked) else ""
     first, second = (ranked.entry(position, terms=True) for position in (0, 1))
     rank_by = results.inputs.problem.rank_by

@@ -12,9 +12,8 @@ from dataclasses import replace
 from axonn_tune import __version__
 from axonn_tune.cost.uncertainty import own_bound_s
 from axonn_tune.frameworks.description import Framework
+from axonn_tune.job import Inputs, Problem
 from axonn_tune.ranking.compare import OF_THE_CLAIM, Comparison, Contender, StepPrediction
-from axonn_tune.ranking.inputs import Inputs
-from axonn_tune.ranking.space import Problem
 from axonn_tune.ranking.sweep import Point
 from axonn_tune.report import page
 from axonn_tune.report.configuration import LayoutWords, inputs_of
@@ -527,7 +526,7 @@ def _claims(comparison: Comparison) -> list[str]:
             f"By the paper's count, which includes full recompute, done or not, 4D is predicted to reach "
             f"{percent(first.paper_share)} of peak, {first.paper_flops_per_s / PETA:.3g} PFLOP/s in all."
         )
-    if comparison.problem.limits.recompute is None:
+    if comparison.problem.request.recompute is None:
         lines.append("The paper used full activation recomputation throughout: --recompute full compares the same.")
     return lines
 

@@ -13,8 +13,9 @@ import pytest
 
 from axonn_tune.cost.paper import PaperBackend, price_paper
 from axonn_tune.grid import AXES, factorizations
+from axonn_tune.job import load_inputs
 from axonn_tune.ranking.choosing import search
-from axonn_tune.ranking.inputs import Choices, load_inputs
+from axonn_tune.request import Request
 from axonn_tune.specs.catalog import load_machine, load_model
 from axonn_tune.specs.workload import Workload
 from tests.cli.running import good, run
@@ -113,7 +114,7 @@ def test_communication_is_the_sum_of_its_terms(ranking: Any) -> None:
 
 def test_terms_and_columns_agree(ranking: Any) -> None:
     """Guards the twin: what was ranked by is exactly what the terms of each config add up to."""
-    chosen = Choices(gpus=64, model="80b", machine="dgx-h100")
+    chosen = Request("80b", gpus=64, machine="dgx-h100")
     inputs = load_inputs(chosen)
     workload = Workload(global_batch=64, sequence_length=2048)
     found = search(type(inputs.problem)(inputs.problem.model, inputs.problem.machine, workload, 64))

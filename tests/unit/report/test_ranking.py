@@ -11,16 +11,16 @@ import pytest
 import axonn_tune
 from axonn_tune.cost.evidence import LARGEST
 from axonn_tune.frameworks import find_framework
-from axonn_tune.ranking.inputs import Choices, WorkloadChoices, load_inputs
+from axonn_tune.job import load_inputs
 from axonn_tune.ranking.results import Results, run_search
-from axonn_tune.ranking.space import Limits
 from axonn_tune.report import ranking
+from axonn_tune.request import Request
 from axonn_tune.units import show_seconds
 
 
 def results(gpus: int = 256, model: str = "20b", **given: Any) -> Results:
     """Results of a search."""
-    return run_search(load_inputs(Choices(gpus=gpus, model=model, **given)))
+    return run_search(load_inputs(Request(model, gpus=gpus, **given)))
 
 
 @pytest.mark.parametrize(
@@ -116,11 +116,11 @@ def test_rejections_are_in_the_names_of_the_framework(framework: str, words: str
 
 def test_long_sequences_name_frameworks_with_context_parallelism() -> None:
     """Guards the hint: for long sequences alone, and not where there is such an axis."""
-    long = {"gpus": 64, "model": "llama3-8b", "machine": "dgx-h100", "workload": WorkloadChoices(batch=64, seq=65536)}
-    found = load_inputs(Choices(**long)).problem
+    long = Request("llama3-8b", gpus=64, machine="dgx-h100", batch=64, seq=65536)
+    found = load_inputs(long).problem
     assert "--framework megatron-core or torchtitan" in ranking.context_remark(found)
-    assert ranking.context_remark(load_inputs(Choices(**long, framework=find_framework("torchtitan"))).problem) == ""
-    assert ranking.context_remark(load_inputs(Choices(64, "llama3-8b")).problem) == ""
+    assert ranking.context_remark(load_inputs(replace(long, framework="torchtitan")).problem) == ""
+    assert ranking.context_remark(load_inputs(Request("llama3-8b", gpus=64)).problem) == ""
 
 
 def test_ties_are_said_with_their_reason() -> None:
@@ -142,7 +142,7 @@ def test_the_head_of_a_table_says_what_was_priced() -> None:
         "bf16; ranked by communication per step, overlapped or not."
     )
     assert "ranked by step time." in ranking.priced_remark(results(rank_by="iteration"))
-    paper = run_search(load_inputs(Choices(gpus=64, model="20b")), costs=("paper",))
+    paper = run_search(load_inputs(Request("20b", gpus=64)), costs=("paper",))
     assert ranking.priced_remark(paper).endswith(
         "by --cost paper. Exposed communication, step and memory: by alpha-beta, "
         "for the fastest candidate with the same grid and rank order."
@@ -152,7 +152,7 @@ def test_the_head_of_a_table_says_what_was_priced() -> None:
 def test_the_shortest_step_is_that_of_all_candidates() -> None:
     """Guards the pointer to --rank-by iteration: the configuration it would put first, and what that saves."""
     alone = ("accelerator.contention=0",)
-    found, fastest = results(settings=alone), results(rank_by="iteration", settings=alone)
+    found, fastest = results(set=alone), results(rank_by="iteration", set=alone)
     first, best = (one.ranked.entry(0, terms=False) for one in (found, fastest))
     assert first.iteration_s is not None
     assert best.iteration_s is not None
@@ -211,7 +211,7 @@ def test_one_is_not_many() -> None:
 
 def test_one_row_needs_no_comparison() -> None:
     """Guards the smallest rankings: one feasible configuration, and none."""
-    alone = results(limits=Limits(axes={"x": 1, "y": 1, "z": 256, "data": 1}))
+    alone = results(x=1, y=1, z=256, data=1)
     assert len(alone.ranked) == 1
     assert ranking.why_first(alone) == "Only one configuration with these pins is feasible."
     nothing = results(gpus=1)

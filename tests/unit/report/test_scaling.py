@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import pytest
 
+from axonn_tune.job import load_inputs
 from axonn_tune.ranking.compare import compare
-from axonn_tune.ranking.inputs import Choices, load_inputs
 from axonn_tune.ranking.sweep import sweep
 from axonn_tune.report.output import Json
 from axonn_tune.report.scaling import comparison_json, comparison_section, sweep_document, sweep_section
+from axonn_tune.request import Request
 from axonn_tune.units import show_seconds
 from tests.unit.report.pages import titled, values
 
 
 def sweep_json(*, weak: bool) -> Json:
     """Two models on 16 to 64 GPUs; the larger does not fit on the fewest."""
-    choices = Choices(gpus=16, model="5b")
-    points = sweep(choices, models=["5b", "20b"], gpus=(16, 32, 64), batches=(None,), weak=weak)
+    points = sweep(Request(weak=weak), models=["5b", "20b"], gpus=(16, 32, 64), batches=(None,))
     return sweep_document(points, weak=weak)
 
 
@@ -62,7 +62,7 @@ def test_an_ideal_line_grows_with_the_gpus() -> None:
 
 def test_a_comparison_has_every_contender() -> None:
     """Guards the comparison: each one's numbers, parts that add up to the step, and the words of the terminal."""
-    inputs = load_inputs(Choices(gpus=64, model="20b"))
+    inputs = load_inputs(Request("20b", gpus=64))
     document = comparison_json(compare(inputs.problem), inputs)
     section = comparison_section(document, identity="s1", source="test")
     table = titled(section, "table", "Each strategy at its best")
