@@ -126,7 +126,7 @@ def find_place(stack: ExitStack, *, loopback: bool) -> Place:
 
 def rank_grids(place: Place, profile: Path) -> Results:
     """All grids of the model on this machine, by their step."""
-    return run_search(load_inputs(replace(place.request, machine=profile)))
+    return run_search(load_inputs(replace(place.request, machine=str(profile))))
 
 
 def best_middle_worst(results: Results) -> ValidationPlan:

@@ -99,7 +99,7 @@ def lab_machine(folder: Path, lab: Lab) -> Path:
 
 def inputs(machine: Path | str) -> Inputs:
     """The search whose configurations run."""
-    request = Request("nano", gpus=WORLD, machine=machine, batch=BATCH, precision="fp32", recompute="none")
+    request = Request("nano", gpus=WORLD, machine=str(machine), batch=BATCH, precision="fp32", recompute="none")
     return load_inputs(request)
 
 
