@@ -20,7 +20,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "errors": set(),
     "units": set(),
     "files": {"errors"},
-    "processes": set(),
+    "processes": {"errors"},
     "grid": {"errors", "units"},
     # Of the latter two it has the names of types alone.
     "request": {"errors", "specs", "frameworks"},
