@@ -50,8 +50,8 @@ class Option:
 
     kind: count, a whole number from `least`; choice, one of `choices`; flag, given or not; switch, yes, no or neither;
     name, of a document or framework; text. several: may be repeated. alone: its value if it is given without one.
-    read: makes a value of what was given. also: frameworks' names. beside: states a fact that a command may leave out,
-    so that it goes with --from-command. pins: restricts the layouts. commands: those that have it.
+    read: makes a value of what was given. also: frameworks' names. beside: states a fact that a command file may leave
+    out, so that it goes with --from-command. commands: those that have it.
     """
 
     group: str
@@ -66,7 +66,6 @@ class Option:
     read: Callable[[Any], Any] | None = None
     also: tuple[str, ...] = ()
     beside: bool = False
-    pins: bool = False
     commands: tuple[str, ...] = SEARCHING
 
     def checked(self, name: str, value: Any) -> Any:  # noqa: ANN401 - whatever was given
@@ -155,7 +154,7 @@ def _count(group: str, words: str, **settings: Any) -> Any:  # noqa: ANN401 - a 
 
 
 def _axis(name: str) -> Any:  # noqa: ANN401 - a field
-    return _count(_CONSTRAINTS, f"Only grids with this size of axis {name}.", pins=True)
+    return _count(_CONSTRAINTS, f"Only grids with this size of axis {name}.")
 
 
 @dataclass(frozen=True)
@@ -246,11 +245,8 @@ class Request:
         "Search pipeline stages too, or only N stages. Default for other frameworks; N = 1: no stages.",
         shown="[N]",
         alone=True,
-        pins=True,
     )
-    chunks: int | None = _count(
-        _CONSTRAINTS, "Only this number of chunks per pipeline stage (interleaving).", pins=True
-    )
+    chunks: int | None = _count(_CONSTRAINTS, "Only this number of chunks per pipeline stage (interleaving).")
     order: str | Sequence[str] | None = _option(
         _CONSTRAINTS,
         "Only this rank order, fastest-varying axis first: x,y,z,data. Axes left out, as in tables those of "
@@ -258,24 +254,21 @@ class Request:
         "text",
         shown="AXES",
         read=_names,
-        pins=True,
     )
     recompute: Recompute | None = _option(
         _CONSTRAINTS,
         "Only this kind of activation recomputation (checkpointing).",
         "choice",
         choices=RECOMPUTES,
-        pins=True,
     )
     micro_batch: int | None = _count(
         _CONSTRAINTS,
         "Only this micro-batch, in sequences of one rank.",
         also=("mbs", "micro_batch_size"),
         beside=True,
-        pins=True,
     )
     kept_layers: int | None = _count(
-        _CONSTRAINTS, "Layers not resharded after forward. Default: as many as fit.", least=0, pins=True
+        _CONSTRAINTS, "Layers not resharded after forward. Default: as many as fit.", least=0
     )
     overlap: Overlap | Sequence[Overlap] = _option(
         _OVERLAP,
@@ -332,7 +325,7 @@ class Request:
     @property
     def pins(self) -> dict[str, Any]:
         """What restricts the layouts, by option."""
-        found = {name: getattr(self, name) for name, option in OPTIONS.items() if option.pins}
+        found = {name: getattr(self, name) for name, option in OPTIONS.items() if option.group == _CONSTRAINTS}
         return {name: value for name, value in found.items() if value is not None and value is not True}
 
     @property
@@ -360,6 +353,8 @@ def options_of(command: str) -> dict[str, Option]:
     return {name: option for name, option in OPTIONS.items() if command in option.commands}
 
 
+NO_REQUEST = Request()
+"""Nothing is pinned."""
 BESIDE_COMMAND = {name: option for name, option in OPTIONS.items() if option.beside}
 """Options that state what a command file may not, and so go with it."""
 SearchOptions = Options = Request

@@ -15,10 +15,11 @@ from axonn_tune.api.search import SearchResult
 from axonn_tune.cost.paper import RELEASED_MINIMUM_TENSOR_PARALLELISM, PaperBackend, price_paper, released_grids
 from axonn_tune.cost.uncertainty import own_half_s
 from axonn_tune.grid import AXES
-from axonn_tune.job import Problem, load_inputs
 from axonn_tune.program.constraints import MEMORY
 from axonn_tune.ranking.by_alpha_beta import count_ties
 from axonn_tune.ranking.entries import Entry, Sizes
+from axonn_tune.ranking.inputs import load_inputs
+from axonn_tune.ranking.space import Problem
 from axonn_tune.request import Request
 
 RELEASED: PaperBackend = "paper-released"

@@ -16,7 +16,7 @@ from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
-from axonn_tune.job import load_inputs
+from axonn_tune.ranking.inputs import load_inputs
 from axonn_tune.ranking.results import run_search
 from axonn_tune.report.page import write_page
 from axonn_tune.report.ranking_section import ranking_of, ranking_section

@@ -102,8 +102,8 @@ def search_alone(case: Case, *, runs: int) -> SearchFigures:
 def search_here(case: Case, *, runs: int) -> dict[str, float]:
     """Search in this process, pinned to one core; the median of several after one that warms up."""
     from axonn_tune.frameworks import find_framework
-    from axonn_tune.job import Problem
     from axonn_tune.ranking.choosing import search
+    from axonn_tune.ranking.space import Problem
     from axonn_tune.specs.catalog import load_machine, load_model
     from axonn_tune.specs.workload import Workload
 
@@ -112,9 +112,9 @@ def search_here(case: Case, *, runs: int) -> dict[str, float]:
     workload = Workload(global_batch=case.batch, sequence_length=model.defaults.sequence_length)
     framework = find_framework(case.framework)
     problem = Problem(
-        *(model, load_machine(case.machine).document, workload, case.gpus),
+        *(model, load_machine(case.machine).document, workload, framework),
+        gpus=case.gpus,
         rank_by="iteration",
-        framework=framework,
         pipeline=framework.ranked_by == "iteration",
     )
     searched = [search(problem).searched for _ in range(runs + 1)][1:]

@@ -27,10 +27,10 @@ from pathlib import Path
 from axonn_tune.cli.main import main as axonn_tune
 from axonn_tune.errors import AxonnTuneError, CheckFailedError, EnvironmentProblem, TrainingFailedError
 from axonn_tune.files import write_text_atomically
-from axonn_tune.job import load_inputs
 from axonn_tune.lab.lab import Lab
 from axonn_tune.lab.shape import Shape, show_rate
 from axonn_tune.launch.host import require_torch
+from axonn_tune.ranking.inputs import load_inputs
 from axonn_tune.ranking.results import Results, run_search
 from axonn_tune.report.output import Column, progress, share, text_of, words, wrapped
 from axonn_tune.report.page import write_page

@@ -10,9 +10,9 @@ from typing import Any, Generic, Literal, TypeAlias, TypeVar, overload
 from axonn_tune.api.search import Format, ReportedResult, Result, by_keywords, call_text, request_of, show_options
 from axonn_tune.errors import AxonnTuneError, NothingFeasibleError, UnknownNameError, UsageError
 from axonn_tune.files import write_text_atomically
-from axonn_tune.job import Inputs, launch_inputs, load_inputs
 from axonn_tune.ranking.compare import Comparison, Contender
 from axonn_tune.ranking.compare import compare as compare_all
+from axonn_tune.ranking.inputs import Inputs, launch_inputs, load_inputs
 from axonn_tune.ranking.results import Results, run_search
 from axonn_tune.ranking.sweep import Point, parse_numbers
 from axonn_tune.ranking.sweep import sweep as sweep_all

@@ -13,13 +13,13 @@ from axonn_tune.errors import UsageError
 from axonn_tune.files import write_text_atomically
 from axonn_tune.frameworks import find_framework
 from axonn_tune.frameworks.axonn_tune import AXONN_TUNE
-from axonn_tune.job import Inputs, load_inputs
 from axonn_tune.learning.evidence import Setup
 from axonn_tune.learning.setups import changes_of, problem_of
 from axonn_tune.learning.stated import OF_MODEL, CommandRun, read_run, shipped_twin
 from axonn_tune.ranking.by_alpha_beta import AlphaBetaRanking, priced_entry
 from axonn_tune.ranking.choosing import search
 from axonn_tune.ranking.compare import compare, with_layout
+from axonn_tune.ranking.inputs import Inputs, load_inputs
 from axonn_tune.report.explain import ExplainSection
 from axonn_tune.report.learning import StatedCommand, better_section, command_json, command_section, said_of
 from axonn_tune.report.output import Json

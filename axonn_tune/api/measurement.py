@@ -157,7 +157,7 @@ def validate(
     is then False. Needs torch; TrainingFailedError if a run fails.
     """
     from axonn_tune.api.search import call_text, request_of
-    from axonn_tune.job import load_inputs
+    from axonn_tune.ranking.inputs import load_inputs
     from axonn_tune.validation.runner import Selection, plan_from_ranking
 
     given = {"model": model, "gpus": gpus, **options}

@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeAlias, TypeVar, o
 
 from axonn_tune.errors import UsageError, suggest
 from axonn_tune.files import require_own
-from axonn_tune.job import Inputs, load_inputs
 from axonn_tune.program.memory import memory_limit_bytes
 from axonn_tune.ranking.choosing import SearchCounts
 from axonn_tune.ranking.entries import Entry
+from axonn_tune.ranking.inputs import Inputs, load_inputs
 from axonn_tune.ranking.nearest import faster_batch
 from axonn_tune.ranking.results import Results, nothing_feasible, run_search
 from axonn_tune.report.output import Json, Table, json_text

@@ -19,12 +19,12 @@ from axonn_tune.cost.prediction import Configuration, price_configuration
 from axonn_tune.errors import EnvironmentProblem, TrainingFailedError, UsageError, count_in
 from axonn_tune.files import write_text_atomically
 from axonn_tune.grid import Grid, divisors
-from axonn_tune.job import make_workload
 from axonn_tune.launch import host
 from axonn_tune.launch.config import build_launch, compiles
 from axonn_tune.program.dimensions import symbol_values
 from axonn_tune.program.operations import MatMul
 from axonn_tune.program.step import build_step
+from axonn_tune.ranking.inputs import make_workload
 from axonn_tune.ranking.space import sound_sizes
 from axonn_tune.request import Request
 from axonn_tune.specs.catalog import MachineLike, ModelLike, load_machine, load_model

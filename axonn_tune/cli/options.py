@@ -26,7 +26,7 @@ from axonn_tune.request import BESIDE_COMMAND, GROUPS, LARGEST_SIZE, OPTIONS, Op
 
 if TYPE_CHECKING:
     from axonn_tune.api.search import ReportedResult
-    from axonn_tune.job import Inputs
+    from axonn_tune.ranking.inputs import Inputs
     from axonn_tune.report.output import Json
     from axonn_tune.specs.catalog import Kind
 
@@ -83,7 +83,7 @@ class AxisOrder(BaseOrder):
     def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, ...]:
         """The axes; the error of an invalid text lists the valid ones."""
         from axonn_tune.errors import UsageError
-        from axonn_tune.job import parse_order
+        from axonn_tune.ranking.inputs import parse_order
 
         try:
             return parse_order(value)
@@ -438,7 +438,7 @@ def _shown(param: click.Parameter) -> str:
 
 def load(options: Mapping[str, Any]) -> Inputs:
     """Load the documents that the options of a search name, and build the problem."""
-    from axonn_tune.job import load_inputs
+    from axonn_tune.ranking.inputs import load_inputs
 
     require_problem(options)
     return load_inputs(Request(**options))

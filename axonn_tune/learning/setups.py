@@ -10,10 +10,10 @@ from axonn_tune.frameworks import find_framework, registry
 from axonn_tune.frameworks.axonn_tune import AXONN_TUNE
 from axonn_tune.frameworks.description import Framework
 from axonn_tune.grid import AXES, Grid, distinct_orders
-from axonn_tune.job import Problem
 from axonn_tune.learning.evidence import Setup
 from axonn_tune.program.constraints import broken_constraints
 from axonn_tune.ranking.choosing import Ranking, search
+from axonn_tune.ranking.space import Problem
 from axonn_tune.specs.machine import Machine
 from axonn_tune.specs.workload import OVERLAPS, RECOMPUTES
 

@@ -20,11 +20,10 @@ from axonn_tune.cost.uncertainty import (
     with_software,
 )
 from axonn_tune.cost.utilisation import exposed_s
-from axonn_tune.job import Problem
 from axonn_tune.program.dimensions import executed_flops
 from axonn_tune.ranking.choosing import Candidate, Ranking, SearchCounts, ranking_metric
 from axonn_tune.ranking.entries import Entry, Sizes
-from axonn_tune.request import RankBy
+from axonn_tune.ranking.space import Problem, RankBy
 from axonn_tune.specs.machine import Machine
 from axonn_tune.specs.workload import RECOMPUTES
 

@@ -22,12 +22,12 @@ from axonn_tune.cost.prediction import Pricing, Term
 from axonn_tune.errors import UsageError, suggest
 from axonn_tune.frameworks.axonn_tune import AXONN_TUNE
 from axonn_tune.grid import AXES, PAPER_ORDER, Grid
-from axonn_tune.job import Problem
 from axonn_tune.program.operations import Collective
 from axonn_tune.program.size import as_size
 from axonn_tune.ranking.by_alpha_beta import AlphaBetaRanking, count_ties
 from axonn_tune.ranking.choosing import SearchCounts, search
 from axonn_tune.ranking.entries import Entry, Sizes
+from axonn_tune.ranking.space import Problem
 
 BACKENDS: tuple[PaperBackend, ...] = get_args(PaperBackend)
 _NO_ENTRY = f"{NO_BANDWIDTH_ENTRY}: the machine's paper table has no bandwidth for one of the groups"

@@ -22,7 +22,6 @@ from axonn_tune.errors import UsageError
 from axonn_tune.frameworks import software_on, step_on
 from axonn_tune.frameworks.description import StepOptions
 from axonn_tune.grid import ALL_AXES, AXES, Grid
-from axonn_tune.job import Problem
 from axonn_tune.program.constraints import MEMORY, MICRO_BATCH, PINNED
 from axonn_tune.program.dimensions import table_alignment
 from axonn_tune.program.operations import MATRIX_ALIGNMENT
@@ -35,6 +34,8 @@ from axonn_tune.ranking.space import (
     Fitting,
     Grids,
     Placements,
+    Problem,
+    RankBy,
     Shapes,
     fit_memory,
     list_candidates,
@@ -45,7 +46,6 @@ from axonn_tune.ranking.space import (
     uneven_chunks,
     with_uneven_chunks,
 )
-from axonn_tune.request import RankBy
 from axonn_tune.specs.workload import RECOMPUTES, Recompute
 from axonn_tune.units import seconds
 

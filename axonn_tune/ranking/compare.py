@@ -18,10 +18,10 @@ from axonn_tune.frameworks import find_framework
 from axonn_tune.frameworks.axonn_tune import AXONN_TUNE
 from axonn_tune.frameworks.description import Framework
 from axonn_tune.grid import Grid
-from axonn_tune.job import Problem
 from axonn_tune.program.memory import memory_limit_bytes
 from axonn_tune.ranking.choosing import Ranking, search
 from axonn_tune.ranking.nearest import nearest_change
+from axonn_tune.ranking.space import Problem
 from axonn_tune.specs.machine import Machine
 from axonn_tune.specs.model import Model
 from axonn_tune.specs.workload import OVERLAPS, Overlap, Workload

@@ -6,10 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from axonn_tune.errors import NothingFeasibleError, UsageError
-from axonn_tune.job import Inputs, Problem
 from axonn_tune.ranking.by_alpha_beta import AlphaBetaRanking
 from axonn_tune.ranking.choosing import SearchCounts, search
 from axonn_tune.ranking.entries import Entry, RankedGrids, Sizes
+from axonn_tune.ranking.inputs import Inputs
+from axonn_tune.ranking.space import Problem
 from axonn_tune.units import counted
 
 WORTH_SAYING = 0.01

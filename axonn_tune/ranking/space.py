@@ -6,6 +6,7 @@ before rank orders, since it does not depend on them.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
@@ -29,17 +30,52 @@ from axonn_tune.grid import (
     merged_shape,
     split_axes,
 )
-from axonn_tune.job import Problem
+from axonn_tune.job import Job
 from axonn_tune.program.constraints import Constraint, constraints
 from axonn_tune.program.dimensions import dimensions, loss_chunks
 from axonn_tune.program.memory import Memory, memory_limit_bytes, price_memory
 from axonn_tune.program.size import COLUMNS, Value
 from axonn_tune.program.step import Stage, StepProgram
-from axonn_tune.request import Recompute, Request
+from axonn_tune.request import NO_REQUEST, Recompute, Request
+from axonn_tune.request import RankBy as RankBy
 from axonn_tune.specs.model import Model
 from axonn_tune.specs.workload import Workload
 
 FIRST, MIDDLE, LAST = Stage(True, False), Stage(False, False), Stage(False, True)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Problem(Job):
+    """A job and what of its layouts is searched.
+
+    request: its pins restrict the layouts. pipeline: pipeline stages are part of the search.
+    """
+
+    gpus: int
+    request: Request = NO_REQUEST
+    rank_by: RankBy = "communication"
+    pipeline: bool = False
+
+    @cached_property
+    def axes(self) -> tuple[str, ...]:
+        """Axes that are searched, in the order of `ALL_AXES`; the paper's four are always among the columns."""
+        return tuple(
+            axis
+            for axis in ALL_AXES
+            if axis in AXES or (axis in self.framework.axes and (axis != "pipeline" or self.pipeline))
+        )
+
+    @cached_property
+    def orders(self) -> tuple[tuple[str, ...], ...]:
+        """Every rank order that may be tried, each of all axes; pipeline stages are outermost."""
+        if self.request.order is not None:
+            named = self.request.order
+            return ((*named, *(axis for axis in self.axes if axis not in named)),)
+        if self.framework.permuted:
+            outer = tuple(axis for axis in self.axes if axis not in AXES)
+            return tuple((*inner, *outer) for inner in itertools.permutations(AXES))
+        order = tuple(axis for axis in self.framework.axes if axis in self.axes)
+        return ((*order, *(axis for axis in self.axes if axis not in order)),)
 
 
 @dataclass(frozen=True)

@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from axonn_tune.errors import UsageError
-from axonn_tune.job import Inputs, load_inputs
 from axonn_tune.ranking.entries import Entry
+from axonn_tune.ranking.inputs import Inputs, load_inputs
 from axonn_tune.ranking.results import run_search
 from axonn_tune.request import LARGEST_SIZE, Request
 from axonn_tune.specs.catalog import ModelLike

@@ -20,11 +20,12 @@ from axonn_tune.errors import AxonnTuneError, UsageError
 from axonn_tune.frameworks.axonn_tune import AXONN_TUNE
 from axonn_tune.frameworks.description import Framework
 from axonn_tune.grid import ALL_AXES, Grid
-from axonn_tune.job import Inputs, Problem, make_workload
 from axonn_tune.launch.commands import emission
 from axonn_tune.launch.config import build_launch, launch_text
 from axonn_tune.program.operations import Collective
 from axonn_tune.ranking.entries import Entry
+from axonn_tune.ranking.inputs import Inputs, make_workload
+from axonn_tune.ranking.space import Problem
 from axonn_tune.report import page
 from axonn_tune.report.explain import (
     WORK_COLUMNS,

@@ -36,11 +36,12 @@ from axonn_tune.cost.prediction import Pricing, Term
 from axonn_tune.frameworks.axonn_tune import AXONN_TUNE
 from axonn_tune.frameworks.description import Framework
 from axonn_tune.grid import ALL_AXES, Grid
-from axonn_tune.job import Inputs, Problem
 from axonn_tune.program.dimensions import model_flops
 from axonn_tune.program.operations import Phase, priced_kind
 from axonn_tune.program.size import Size
 from axonn_tune.ranking.entries import Entry
+from axonn_tune.ranking.inputs import Inputs
+from axonn_tune.ranking.space import Problem
 from axonn_tune.report.output import (
     PERCENT,
     WIDTH,

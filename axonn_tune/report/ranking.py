@@ -22,13 +22,14 @@ from axonn_tune.frameworks import find_framework, registry
 from axonn_tune.frameworks.axonn_tune import AXONN_TUNE
 from axonn_tune.frameworks.description import Framework
 from axonn_tune.grid import ALL_AXES, AXES
-from axonn_tune.job import Inputs, Problem
 from axonn_tune.program.constraints import MEMORY, MICRO_BATCH, PINNED, constraints
 from axonn_tune.program.dimensions import MFU_CONVENTION, step_tokens
 from axonn_tune.program.memory import memory_limit_bytes
 from axonn_tune.ranking.choosing import LISTED
 from axonn_tune.ranking.entries import Entry
+from axonn_tune.ranking.inputs import Inputs
 from axonn_tune.ranking.results import WORTH_SAYING, Results
+from axonn_tune.ranking.space import Problem
 from axonn_tune.report.output import (
     NOTHING,
     PERCENT,

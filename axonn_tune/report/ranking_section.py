@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from axonn_tune.cost.breakdown import hidden_s, work_by_kind
 from axonn_tune.frameworks.description import Framework
 from axonn_tune.grid import ALL_AXES
-from axonn_tune.job import Inputs
+from axonn_tune.ranking.inputs import Inputs
 from axonn_tune.ranking.results import Results
 from axonn_tune.report import page
 from axonn_tune.report.configuration import (

@@ -12,8 +12,9 @@ from dataclasses import replace
 from axonn_tune import __version__
 from axonn_tune.cost.uncertainty import own_bound_s
 from axonn_tune.frameworks.description import Framework
-from axonn_tune.job import Inputs, Problem
 from axonn_tune.ranking.compare import OF_THE_CLAIM, Comparison, Contender, StepPrediction
+from axonn_tune.ranking.inputs import Inputs
+from axonn_tune.ranking.space import Problem
 from axonn_tune.ranking.sweep import Point
 from axonn_tune.report import page
 from axonn_tune.report.configuration import LayoutWords, inputs_of

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from axonn_tune.errors import DocumentError, Problem, UsageError, suggest
 from axonn_tune.grid import AXES
-from axonn_tune.job import launch_inputs
+from axonn_tune.ranking.inputs import launch_inputs
 from axonn_tune.ranking.results import run_search
 from axonn_tune.report import page
 from axonn_tune.report.configuration import explanation_section

@@ -24,11 +24,11 @@ from axonn_tune.calibration.profile import LOOPBACK
 from axonn_tune.cost.prediction import Configuration, Pricing, price_configuration
 from axonn_tune.errors import EnvironmentProblem, TrainingFailedError, UsageError, error_of
 from axonn_tune.grid import Grid
-from axonn_tune.job import Inputs, machine_of_launch
 from axonn_tune.lab.lab import TRAIN, Lab, exit_codes, require_world
 from axonn_tune.launch import host
 from axonn_tune.launch.config import build_launch, write_launch
 from axonn_tune.processes import die_with, processor_name
+from axonn_tune.ranking.inputs import Inputs, machine_of_launch
 from axonn_tune.ranking.results import run_search
 from axonn_tune.specs.catalog import load_machine
 from axonn_tune.specs.launch import Launch, configuration_name

@@ -13,8 +13,8 @@ import pytest
 
 from axonn_tune.cost.paper import PaperBackend, price_paper
 from axonn_tune.grid import AXES, factorizations
-from axonn_tune.job import load_inputs
 from axonn_tune.ranking.choosing import search
+from axonn_tune.ranking.inputs import load_inputs
 from axonn_tune.request import Request
 from axonn_tune.specs.catalog import load_machine, load_model
 from axonn_tune.specs.workload import Workload

@@ -23,10 +23,10 @@ from axonn_tune.cli.main import main
 from axonn_tune.cost import collectives
 from axonn_tune.cost.prediction import Pricing
 from axonn_tune.errors import EnvironmentProblem
-from axonn_tune.job import Inputs, load_inputs
 from axonn_tune.lab.lab import Lab
 from axonn_tune.lab.links import verify
 from axonn_tune.lab.shape import Shape
+from axonn_tune.ranking.inputs import Inputs, load_inputs
 from axonn_tune.report.validation import regression_text, validation_text
 from axonn_tune.request import Request
 from axonn_tune.specs.machine import Machine

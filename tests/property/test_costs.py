@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 from axonn_tune.cost.collectives import lines, route
 from axonn_tune.cost.prediction import Configuration, Pricing, price_configuration
 from axonn_tune.grid import AXES, Grid, GroupShape
-from axonn_tune.job import Problem
 from axonn_tune.program.dimensions import symbol_values
 from axonn_tune.program.memory import price_memory
 from axonn_tune.program.size import PLAIN
 from axonn_tune.program.step import build_step
 from axonn_tune.ranking.choosing import search
+from axonn_tune.ranking.space import Problem
 from axonn_tune.specs.machine import COLLECTIVE_KINDS, CollectiveKind, Machine
 from axonn_tune.specs.model import Model
 from axonn_tune.specs.workload import RECOMPUTES, Recompute, Workload

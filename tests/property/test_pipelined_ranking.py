@@ -10,9 +10,9 @@ from functools import cache
 import pytest
 
 from axonn_tune.frameworks import find_framework
-from axonn_tune.job import Problem
 from axonn_tune.program.memory import memory_limit_bytes
 from axonn_tune.ranking.choosing import ranking_metric, search
+from axonn_tune.ranking.space import Problem
 from axonn_tune.request import RankBy, Request
 from axonn_tune.specs.catalog import load_machine
 from axonn_tune.units import GIB

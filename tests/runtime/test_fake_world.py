@@ -10,10 +10,10 @@ import torch
 import torch.distributed as dist
 
 from axonn_tune.grid import Grid
-from axonn_tune.job import load_inputs
 from axonn_tune.program.dimensions import step_values
 from axonn_tune.program.step import build_step
 from axonn_tune.ranking.choosing import Ranking, search
+from axonn_tune.ranking.inputs import load_inputs
 from axonn_tune.request import Request
 from axonn_tune.runtime.communicator import Communicator
 from axonn_tune.runtime.devices import RuntimeSettings

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as functional
 
 from axonn_tune.calibration.measure import build_plan
-from axonn_tune.job import make_workload
+from axonn_tune.ranking.inputs import make_workload
 from axonn_tune.request import Request
 from axonn_tune.runtime import probes
 from axonn_tune.runtime.mesh import WorldGroup

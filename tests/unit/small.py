@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from axonn_tune.frameworks.description import Framework
-from axonn_tune.job import NO_REQUEST, Problem
-from axonn_tune.request import RankBy, Request
+from axonn_tune.ranking.space import Problem
+from axonn_tune.request import NO_REQUEST, RankBy, Request
 from axonn_tune.specs.machine import Machine
 from axonn_tune.specs.model import Model
 from axonn_tune.specs.workload import Workload

@@ -9,7 +9,7 @@ from axonn_tune.calibration.fit import compute_factors
 from axonn_tune.calibration.measure import build_plan
 from axonn_tune.cost.collectives import lines, route
 from axonn_tune.grid import GroupShape
-from axonn_tune.job import make_workload
+from axonn_tune.ranking.inputs import make_workload
 from axonn_tune.request import Request
 from axonn_tune.specs.catalog import load_machine, load_model
 from axonn_tune.specs.machine import CollectiveFactors, Machine, Tier

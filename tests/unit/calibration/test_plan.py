@@ -7,7 +7,7 @@ import pytest
 from axonn_tune.calibration.measure import MOST_SHAPES, build_plan, group_shapes, seconds_of
 from axonn_tune.errors import UsageError
 from axonn_tune.grid import AXES, Grid, distinct_orders, factorizations
-from axonn_tune.job import make_workload
+from axonn_tune.ranking.inputs import make_workload
 from axonn_tune.request import Request
 from axonn_tune.specs.catalog import load_machine, load_model
 from axonn_tune.specs.machine import Backend

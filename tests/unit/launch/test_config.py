@@ -16,9 +16,9 @@ from pydantic import ValidationError
 from axonn_tune import __version__
 from axonn_tune.errors import DocumentError, EnvironmentProblem, UsageError
 from axonn_tune.grid import Grid
-from axonn_tune.job import Problem
 from axonn_tune.launch.config import build_launch, launch_text, write_launch
 from axonn_tune.ranking.choosing import search
+from axonn_tune.ranking.space import Problem
 from axonn_tune.specs.catalog import available, load_machine, load_model
 from axonn_tune.specs.launch import Launch
 from axonn_tune.specs.loading import load_document, parse_document

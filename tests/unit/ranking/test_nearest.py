@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from axonn_tune.job import load_inputs
+from axonn_tune.ranking.inputs import load_inputs
 from axonn_tune.ranking.nearest import nearest_change
 from axonn_tune.ranking.results import run_search
 from axonn_tune.request import Request

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from axonn_tune.errors import DocumentError, NothingFeasibleError, UsageError
-from axonn_tune.job import load_inputs, make_workload
 from axonn_tune.ranking.by_alpha_beta import AlphaBetaRanking, count_ties
+from axonn_tune.ranking.inputs import load_inputs, make_workload
 from axonn_tune.ranking.results import run_search
 from axonn_tune.request import Request
 from axonn_tune.specs.catalog import load_model

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from functools import cache
 from typing import Any
 
-from axonn_tune.job import load_inputs
+from axonn_tune.ranking.inputs import load_inputs
 from axonn_tune.ranking.results import Results, run_search
 from axonn_tune.report.output import Json
 from axonn_tune.report.ranking_section import ranking_of

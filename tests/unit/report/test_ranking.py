@@ -11,7 +11,7 @@ import pytest
 import axonn_tune
 from axonn_tune.cost.evidence import LARGEST
 from axonn_tune.frameworks import find_framework
-from axonn_tune.job import load_inputs
+from axonn_tune.ranking.inputs import load_inputs
 from axonn_tune.ranking.results import Results, run_search
 from axonn_tune.report import ranking
 from axonn_tune.request import Request

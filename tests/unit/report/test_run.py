@@ -10,7 +10,7 @@ import pytest
 
 from axonn_tune.cost.spans import predicted_spans
 from axonn_tune.errors import UsageError
-from axonn_tune.job import load_inputs
+from axonn_tune.ranking.inputs import load_inputs
 from axonn_tune.ranking.results import run_search
 from axonn_tune.report.explain import PricedConfiguration
 from axonn_tune.report.run import (

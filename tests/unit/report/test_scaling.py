@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from axonn_tune.job import load_inputs
 from axonn_tune.ranking.compare import compare
+from axonn_tune.ranking.inputs import load_inputs
 from axonn_tune.ranking.sweep import sweep
 from axonn_tune.report.output import Json
 from axonn_tune.report.scaling import comparison_json, comparison_section, sweep_document, sweep_section

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import cache
 
-from axonn_tune.job import load_inputs
+from axonn_tune.ranking.inputs import load_inputs
 from axonn_tune.request import Request
 from axonn_tune.specs.catalog import load_machine
 from axonn_tune.specs.launch import Launch, PredictedTerm

@@ -1,0 +1,220 @@
+"""From a request to the `Problem` of a search, with the origin of its documents."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from math import prod
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, get_args, get_type_hints
+
+from axonn_tune.errors import AxonnTuneError, UnknownNameError, UsageError, suggest
+from axonn_tune.frameworks import find_framework, registry
+from axonn_tune.frameworks.axonn_tune import AXONN_TUNE
+from axonn_tune.frameworks.description import Framework, StepOptions
+from axonn_tune.grid import ALL_AXES
+from axonn_tune.ranking.space import Problem
+from axonn_tune.request import OVERLAPS, Request, parse_tokens
+from axonn_tune.specs.catalog import Loaded, MachineLike, load_machine, load_model, route_overrides
+from axonn_tune.specs.document import known_keys
+from axonn_tune.specs.loading import DOCUMENT_BYTES, read_text
+from axonn_tune.specs.machine import Machine
+from axonn_tune.specs.model import Model
+from axonn_tune.specs.workload import Workload
+
+if TYPE_CHECKING:
+    from axonn_tune.specs.launch import Launch
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """A problem and its documents, with path and hash."""
+
+    problem: Problem
+    model: Loaded[Model]
+    machine: Loaded[Machine]
+
+
+def load_inputs(request: Request) -> Inputs:
+    """Load the documents and build the problem; errors as `load_model`, UsageError for what does not go together."""
+    gpus = request.gpus
+    if request.model is None or gpus is None:
+        raise UsageError("a search needs a model and a number of GPUs")
+    settings = _by_subject(tuple(request.set))
+    for_model, for_machine = route_overrides(settings[""])
+    model = load_model(request.model, overrides=for_model)
+    machine = load_machine(request.machine, overrides=for_machine)
+    workload = make_workload(model.document, request, settings=settings["workload"])
+    named = AXONN_TUNE if request.framework is None else request.framework
+    framework = find_framework(named) if isinstance(named, str) else named
+    if settings["step"]:
+        framework = framework.with_step(**dict(map(_step_setting, settings["step"])))
+    if request.order is not None:
+        request = replace(request, order=parse_order(request.order, framework))
+    pipeline = bool(request.pipeline) or (framework.ranked_by == "iteration" and "pipeline" in framework.axes)
+    rank_by = "iteration" if request.rank_by == "step" else request.rank_by
+    problem = Problem(
+        model=model.document,
+        machine=machine.document,
+        workload=workload,
+        gpus=gpus,
+        framework=framework,
+        request=request,
+        rank_by=rank_by or ("iteration" if pipeline else framework.ranked_by),
+        pipeline=pipeline,
+        tokens_total=None if request.tokens_total is None else parse_tokens(request.tokens_total),
+    )
+    _check(problem)
+    return Inputs(problem, model, machine)
+
+
+def parse_order(order: str | Sequence[str], framework: Framework = AXONN_TUNE) -> tuple[str, ...]:
+    """A rank order by our names or the framework's, `y,x,z,data`, `TP,CP,DP` or a sequence; axes left out come last.
+
+    Tables omit axes of size 1, so a printed order gives the same grid again. Pipeline stages and context get their
+    place where they are searched. UsageError if it is none.
+    """
+    names = [name.strip() for name in (order.split(",") if isinstance(order, str) else order)]
+    axes = [name if name in ALL_AXES else framework.axis(name) or "" for name in names]
+    if len(set(axes)) != len(axes) or not set(axes) <= set(framework.axes) or not axes:
+        given, known = ",".join(names), list(map(framework.called, framework.axes))
+        example, there = ",".join(known) if framework.names else "x,y,z,data", ", ".join(known)
+        raise UsageError(f"rank order {given!r} must name axes once each, as in {example}: there are {there}")
+    return (*axes, *(axis for axis in framework.axes if axis not in (*axes, "pipeline", "context")))
+
+
+def _check(problem: Problem) -> None:
+    """Refuse what the framework does not have, and pins that do not divide the GPUs."""
+    framework, request = problem.framework, problem.request
+    if problem.gpus % (product := prod(request.axes.values())):
+        shown = ", ".join(f"{framework.called(axis)} = {size}" for axis, size in request.axes.items())
+        raise UsageError(f"{problem.gpus} GPUs cannot be arranged with {shown}: {product} does not divide them")
+    pins = {**request.axes, "chunks": request.chunks or 1}
+    if missing := [axis for axis, size in pins.items() if size > 1 and axis not in framework.columns]:
+        axis, known = missing[0], ", ".join(map(framework.called, framework.columns))
+        what = "interleaved stages" if axis == "chunks" else f"axis {axis}"
+        others = [name for name, one in registry().items() if axis in one.columns and one.launch]
+        advice = f"; frameworks that do: {', '.join(others)}" if others else ""
+        raise UsageError(
+            f"{framework.option(axis)} {pins[axis]}: {framework.title} has no {what}; it has {known}{advice}"
+        )
+    if pins["chunks"] > 1 and (pins.get("pipeline") == 1 or "pipeline" not in problem.axes):
+        stages = f"but {framework.option('pipeline')} is 1" if problem.pipeline else "which --pipeline searches"
+        raise UsageError(f"{framework.option('chunks')} {request.chunks} is for several pipeline stages, {stages}")
+    if request.kept_layers and not framework.keeps_layers:
+        raise UsageError(f"--kept-layers {request.kept_layers}: {framework.title} reshards every layer after forward")
+    if problem.workload.split_micro_batch and "output" not in framework.step.overlaps:
+        raise UsageError(f"--split-micro-batch: {framework.title} does not interleave half micro-batches")
+
+
+def _by_subject(settings: Sequence[str]) -> dict[str, list[str]]:
+    """Assignments of `--set` for the framework's step, those for the workload without their prefix, and all others."""
+    found: dict[str, list[str]] = {"step": [], "workload": [], "": []}
+    own = {*known_keys(Workload)} - {"schema"}
+    for setting in settings:
+        subject, _, rest = setting.partition(".")
+        if subject == "step":
+            found["step"].append(setting)
+        elif subject == "workload" and rest:
+            found["workload"].append(rest)
+        else:
+            found["workload" if setting.partition("=")[0].strip() in own else ""].append(setting)
+    return found
+
+
+def _step_setting(setting: str) -> tuple[str, object]:
+    """An option of a step and its value, of the kind that it has: true or false, names between commas, a number or a
+    word; UsageError for another."""
+    name, text = (part.strip() for part in setting.removeprefix("step.").partition("=")[::2])
+    kinds = get_type_hints(StepOptions)
+    if name not in kinds:
+        raise UsageError(f"--set {setting}: a step has no {name!r}{suggest(name, kinds)}; known: {', '.join(kinds)}")
+    kind, default = kinds[name], getattr(StepOptions(), name)
+    if isinstance(default, tuple):
+        element, words = get_args(kind)[0], [word.strip() for word in text.split(",")]
+        return name, tuple(_step_value(setting, word, element) for word in words if word)
+    if type(None) in get_args(kind):
+        kind = get_args(kind)[0]
+        if text in ("null", ""):
+            return name, None
+    return name, _step_value(setting, text, kind)
+
+
+def _step_value(setting: str, text: str, kind: object) -> object:
+    """One value of a kind: bool, str, a number, or a Literal."""
+    known = ("true", "false") if kind is bool else get_args(kind)
+    if known and text not in known:
+        raise UsageError(f"--set {setting}: expected {', '.join(known)}, got {text!r}")
+    if known or kind is str:
+        return text == "true" if kind is bool else text
+    try:
+        return float(text) if "." in text else int(text)
+    except ValueError:
+        raise UsageError(f"--set {setting}: {text!r} is not a number") from None
+
+
+def make_workload(model: Model, request: Request, *, settings: Sequence[str] = ()) -> Workload:
+    """The model's default workload with what was asked, then `key=value` settings, on top."""
+    off = request.no_overlap if isinstance(request.no_overlap, tuple) else ()
+    wanted = () if "all" in off else request.overlap or OVERLAPS
+    chosen = {"precision": request.precision, "shard_optimizer_over_data": request.shard_optimizer}
+    workload = Workload(
+        global_batch=request.batch or model.defaults.global_batch,
+        sequence_length=request.seq or model.defaults.sequence_length,
+        overlaps=tuple(name for name in OVERLAPS if name in wanted and name not in off),
+        split_micro_batch=request.split_micro_batch,
+    ).model_copy(update={name: value for name, value in chosen.items() if value is not None})
+    if not settings:
+        return workload
+    # Imported here: most searches set nothing, and start-up time is theirs.
+    from axonn_tune.specs.document import to_yaml
+    from axonn_tune.specs.loading import parse_document
+
+    return parse_document(to_yaml(workload), schema=Workload, source="workload", overrides=settings)
+
+
+_PINNED = ("recompute", "micro_batch", "kept_layers", "chunks")
+
+
+def launch_inputs(path: str | Path, *, machine: MachineLike | None = None) -> tuple[Inputs, bool]:
+    """The problem whose only candidate is a launch config's; also whether the machine profile has changed since.
+
+    `machine` is a profile to use instead of the one the launch config names.
+    Errors as `load_inputs` and `machine_of_launch`.
+    """
+    from axonn_tune.specs.launch import Launch
+    from axonn_tune.specs.loading import load_file
+
+    loaded = load_file(path, schema=Launch)
+    launch, grid = loaded.document, loaded.document.grid
+    profile = machine_of_launch(path, launch) if machine is None else load_machine(machine)
+    pins: dict[str, Any] = {name: getattr(launch, name) for name in _PINNED} | grid.sizes
+    request = Request(launch.model, gpus=grid.world, order=grid.order, **pins)
+    job, piped = (launch.model, profile.document, launch.workload), grid.pipeline > 1
+    problem = Problem(*job, gpus=grid.world, request=request, pipeline=piped)
+    model = Loaded(launch.model, loaded.path, launch.provenance.model_sha256)
+    return Inputs(problem, model, profile), profile.sha256 != launch.provenance.machine_sha256
+
+
+def machine_of_launch(path: str | Path, launch: Launch) -> Loaded[Machine]:
+    """The profile that a launch config names, from the catalog or the config's folder; else UsageError."""
+    name = launch.predicted.machine
+    try:
+        return load_machine(name)
+    except UnknownNameError as error:
+        if (beside := _profile_beside(Path(path), name)) is not None:
+            return load_machine(beside)
+        raise UsageError(f"{path}: {error}; --machine FILE says where its profile is") from error
+
+
+def _profile_beside(path: Path, name: str) -> Path | None:
+    """The file in the same folder that is the machine profile of this name."""
+    says = re.compile(rf"^name:\s*[\"']?{re.escape(name)}[\"']?\s*(#.*)?$", re.MULTILINE)
+    for other in sorted(path.parent.glob("*.y*ml")):
+        with contextlib.suppress(AxonnTuneError):
+            text = read_text(other, limit_bytes=DOCUMENT_BYTES)
+            if re.search(r"^schema:\s*[\"']?axonn-tune/machine/", text, re.MULTILINE) and says.search(text):
+                return other
+    return None
