@@ -25,7 +25,7 @@ def nearest_change(problem: Problem) -> str:
     grids = list_grids(problem)
     shapes = list_shapes(grids, problem)
     binding = _binding_memory(problem, shapes) if len(shapes) else _binding_divisibility(problem, grids)
-    kinds = [*_kinds(problem), *(_smaller(problem) if len(shapes) else ()), _gpus(problem)]
+    kinds = [*_kinds(problem), *(_smaller(problem) if len(shapes) else ()), _gpus(problem), _without_pins(problem)]
     found = [first for kind in kinds if (first := _first_feasible(kind))]
     # Other GPU counts, each with divisible batches.
     both = ((f"{text} {more}", twice) for text, changed in _gpus(problem) for more, twice in _batches(changed))
@@ -156,15 +156,18 @@ def _shape_words(problem: Problem, grids: Grids) -> str:
 
 
 def _kinds(problem: Problem) -> Iterator[Iterator[tuple[str, Problem]]]:
-    """Kinds of change to try, each with the smallest first: pins, the batch, the optimizer state."""
-    if pins := problem.request.pins:
-        by_framework = (*problem.request.axes, "chunks")
-        flags = [problem.framework.option(name) if name in by_framework else flag(name) for name in pins]
-        pinned = " and ".join(flags)
-        yield iter([(f"leave out {pinned}", replace(problem, request=problem.request.without_pins()))])
+    """Kinds of change to try, each with the smallest first: the batch, the optimizer state."""
     yield _batches(problem)
     if not problem.workload.shard_optimizer_over_data:
         yield iter([("--shard-optimizer", _with_workload(problem, shard_optimizer_over_data=True))])
+
+
+def _without_pins(problem: Problem) -> Iterator[tuple[str, Problem]]:
+    """The problem without its pins; named last, for what follows would read as left out too."""
+    request, framework = problem.request, problem.framework
+    if request.pins:
+        flags = [framework.option(one) if one in (*request.axes, "chunks") else flag(one) for one in request.pins]
+        yield f"leave out {' and '.join(flags)}", replace(problem, request=request.without_pins())
 
 
 def _smaller(problem: Problem) -> Iterator[Iterator[tuple[str, Problem]]]:

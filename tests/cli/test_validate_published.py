@@ -39,6 +39,8 @@ def test_a_report_beside_the_text(tmp_path: Path) -> None:
         ("--published --machine perlmutter", "--machine prices the steps of --rows"),
         ("--rows {folder}/rows.csv --gemm {folder}/g.csv --machine perlmutter", "give --rows alone"),
         ("--rows {folder}/rows.csv --machine perlmutter --gpus 8", "leave out --gpus"),
+        ("--published -o {folder}/m.yaml --update", "The measurements say all of it: leave out -o, --update"),
+        ("launch.yaml --rows {folder}/rows.csv", "leave out LAUNCH.YAML"),
     ],
 )
 def test_refusals(line: str, message: str, tmp_path: Path) -> None:
