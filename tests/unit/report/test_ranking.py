@@ -6,15 +6,15 @@ from typing import Any
 
 import axonn_tune
 from axonn_tune.cost.evidence import LARGEST
-from axonn_tune.ranking.inputs import Choices, load_inputs
+from axonn_tune.ranking.inputs import load_inputs
 from axonn_tune.ranking.results import Results, run_search
-from axonn_tune.ranking.space import Limits
 from axonn_tune.report import ranking
+from axonn_tune.request import Request
 
 
 def results(gpus: int = 256, model: str = "20b", **given: Any) -> Results:
     """Results of a search."""
-    return run_search(load_inputs(Choices(gpus=gpus, model=model, **given)))
+    return run_search(load_inputs(Request(model, gpus=gpus, **given)))
 
 
 def test_the_shortest_step_stands_below_the_ranked_ones_once() -> None:
@@ -35,7 +35,7 @@ def test_the_shortest_step_stands_below_the_ranked_ones_once() -> None:
 
 def test_one_row_needs_no_comparison() -> None:
     """Guards the smallest rankings: one feasible configuration, and none."""
-    alone = results(limits=Limits(axes={"x": 1, "y": 1, "z": 256, "data": 1}))
+    alone = results(x=1, y=1, z=256, data=1)
     assert len(alone.ranked) == 1
     assert ranking.why_first(alone) == "Only one configuration with these pins is feasible."
     nothing = results(gpus=1)
