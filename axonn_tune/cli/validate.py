@@ -146,6 +146,8 @@ def validate_command(
         selection = Selection(0 if everything else top, orders, also_blocking)
         _validate_runs(options, launches, selection, runs, update=update, output_format=output_format, html=html)
         return
+    of_runs = ("launches", "top", "everything", "orders", "also_blocking", "update", *options)
+    refuse_search("The measurements say", dict.fromkeys(of_runs))
     from axonn_tune.report.accuracy import accuracy_document, accuracy_text
     from axonn_tune.report.output import json_text
     from axonn_tune.validation.published.accuracy import Files, evaluate
@@ -168,7 +170,6 @@ def _machine_of_rows(files: Files, options: Mapping[str, Any]) -> Loaded[Machine
         return None
     if files.steps is None or files.collectives or files.gemm or files.memory:
         raise click.UsageError("--machine prices the steps of --rows, and no other measurements: give --rows alone.")
-    refuse_search(f"{files.steps} and --machine say", options)
     return load_machine(options["machine"])
 
 

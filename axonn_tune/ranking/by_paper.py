@@ -41,8 +41,8 @@ def rank_by_paper(problem: Problem, *, backend: str) -> PricedByPaper:
         raise UsageError(f"{backend} knows communication times only: it cannot rank by {problem.rank_by}")
     if problem.pipeline:
         raise UsageError(f"{backend} knows no pipeline stages: leave out --pipeline")
-    order = problem.limits.order or (PAPER_ORDER if backend == "paper" else RELEASED_ORDER)
-    ours = search(replace(problem, rank_by="iteration", limits=replace(problem.limits, order=order)))
+    order = tuple(problem.request.order or ()) or (PAPER_ORDER if backend == "paper" else RELEASED_ORDER)
+    ours = search(replace(problem, rank_by="iteration", request=replace(problem.request, order=order)))
     columns = dict(zip(AXES, ours.grids.sizes.T, strict=True))
     prices = price_paper(
         known[backend],

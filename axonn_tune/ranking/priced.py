@@ -321,7 +321,7 @@ class Priced:
 
     def _reasons(self, number: int, sizes: dict[str, int], *, shaped: set[int]) -> tuple[tuple[str, str], ...]:
         """All but memory."""
-        framework, pins = self.problem.framework, self.problem.limits.axes
+        framework, pins = self.problem.framework, self.problem.request.axes
         broken = tuple(
             (check.name, check.explain(dict.fromkeys(ALL_AXES, 1) | sizes, framework))
             for check, is_broken in zip(self.grids.constraints, self.grids.broken[number], strict=True)

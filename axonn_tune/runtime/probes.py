@@ -18,7 +18,6 @@ import argparse
 import json
 import math
 import os
-import signal
 import socket
 import sys
 import tempfile
@@ -27,7 +26,6 @@ import traceback
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
-from functools import partial
 from pathlib import Path
 
 import torch
@@ -36,21 +34,15 @@ import torch.distributed as dist
 from axonn_tune import __version__
 from axonn_tune.errors import AxonnTuneError, EnvironmentProblem, TrainingFailedError
 from axonn_tune.grid import Grid
-from axonn_tune.processes import die_with, processor_name
+from axonn_tune.processes import die_with, end_process, exit_code_of, fork_ranks, processor_name
 from axonn_tune.program.operations import GROUP_AXES
 from axonn_tune.runtime.communicator import CollectiveHandle, Communicator
-from axonn_tune.runtime.devices import device_of, synchronize
+from axonn_tune.runtime.devices import DTYPES, device_of, settings_of, synchronize
 from axonn_tune.runtime.ledger import Ledger
 from axonn_tune.runtime.mesh import Mesh, WorldGroup, is_broken_connection, is_timeout
+from axonn_tune.runtime.metrics import DeviceClock, HostClock
 from axonn_tune.runtime.modules import attention_on, rotary_positions
-from axonn_tune.runtime.rank import (
-    RankEnvironment,
-    end_process,
-    print_message,
-    rank_environment,
-)
-from axonn_tune.runtime.settings import DTYPES, settings_of
-from axonn_tune.runtime.timing import DeviceClock, HostClock
+from axonn_tune.runtime.start import INTERRUPTED, RankEnvironment, print_message, rank_environment
 from axonn_tune.runtime.tokens import batches
 from axonn_tune.runtime.trainer import Trainer
 from axonn_tune.specs.launch import Launch
@@ -239,15 +231,18 @@ class Agenda:
 
     def next(self) -> ProbeTask | None:
         """The next sample to take; None when time is up or all probes have enough."""
-        while self._round < MOST_ROUNDS and (self.elapsed_s < self.plan.budget_s or self._essential_missing()):
+        while self._round < MOST_ROUNDS:
+            if self.elapsed_s >= self.plan.budget_s and (self._round or self._position >= self.plan.essential):
+                return None
             if self._position == len(self.plan.probes):
                 self._position, self._round = 0, self._round + 1
                 continue
             number, self._position = self._position, self._position + 1
             if len(self.samples.get(number, ())) > self._round:
                 continue
-            expected_s = self._expected_s(number)
-            if expected_s is not None and expected_s > self.plan.budget_s * _LONGEST_SHARE and self._may_skip(number):
+            expected_s, probe = self._expected_s(number), self.plan.probes[number]
+            takes_long = expected_s is not None and expected_s > self.plan.budget_s * _LONGEST_SHARE
+            if takes_long and collective_or_message(probe) and number >= self.plan.essential:
                 continue
             calls = 3 if expected_s is None else min(_MOST_CALLS, max(1, round(self.window_s / expected_s)))
             return ProbeTask(number, calls, self.window_s)
@@ -281,14 +276,6 @@ class Agenda:
         ]
         largest = max(found, default=None)
         return None if largest is None else largest[1] * probe.size_bytes / largest[0]
-
-    def _essential_missing(self) -> bool:
-        """Whether an essential probe has no sample yet."""
-        return self._round == 0 and self._position < self.plan.essential
-
-    def _may_skip(self, number: int) -> bool:
-        """Whether a probe may be skipped because it takes long."""
-        return collective_or_message(self.plan.probes[number]) and number >= self.plan.essential
 
 
 Ahead = Callable[[float], None]
@@ -341,10 +328,11 @@ class Prober:
     def sample(self, probe: Probe, task: ProbeTask) -> tuple[float, int]:
         """Seconds of one call and calls counted, the same on all ranks."""
         work = self.bench.work(probe)
-        self._barrier()
+        # A barrier, as is the next.
+        self._over_ranks(0.0, dist.ReduceOp.SUM)
         work()
         synchronize(self.device)
-        self._barrier()
+        self._over_ranks(0.0, dist.ReduceOp.SUM)
         if collective_or_message(probe):
             seconds, calls = self._counted(work, task.calls)
             return self._over_ranks(seconds, dist.ReduceOp.MAX), calls
@@ -386,9 +374,6 @@ class Prober:
         end = self.clock.mark()
         synchronize(self.device)
         return self.clock.between_s(start, end) / calls, calls
-
-    def _barrier(self) -> None:
-        self._over_ranks(0.0, dist.ReduceOp.SUM)
 
     def _over_ranks(self, number: float, operation: dist.ReduceOp.RedOpType) -> float:
         if self.ranks.group is None:
@@ -433,36 +418,28 @@ def _setting(plan: Plan, device: torch.device, ranks: WorldGroup) -> Setting:
         threads=torch.get_num_threads(),
         node_ranks=int(os.environ["LOCAL_WORLD_SIZE"]) if os.environ.get("LOCAL_WORLD_SIZE") else None,
     )
+    library = f"Gloo of torch {torch.__version__}"
+    if plan.backend == "nccl":
+        library = "NCCL " + ".".join(map(str, torch.cuda.nccl.version()))  # type: ignore[no-untyped-call]
+    memory_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    if device.type == "cuda":
+        memory_bytes = int(torch.cuda.get_device_properties(device).total_memory)
     return Setting(
         created=datetime.now(UTC).isoformat(timespec="seconds"),
         tool_version=__version__,
         torch_version=str(torch.__version__),
-        library=_library(plan.backend),
+        library=library,
         backend=plan.backend,
         precision=plan.precision,
         cores=len(os.sched_getaffinity(0)),
-        memory_bytes=_memory_bytes(device),
+        memory_bytes=memory_bytes,
         ranks=tuple(ranks.on_all(lambda: own)),
         launches=plan.launches,
     )
 
 
-def _library(backend: str) -> str:
-    """The collective library and its version; Gloo has none of its own."""
-    if backend == "nccl":
-        return "NCCL " + ".".join(map(str, torch.cuda.nccl.version()))  # type: ignore[no-untyped-call]
-    return f"Gloo of torch {torch.__version__}"
-
-
-def _memory_bytes(device: torch.device) -> int:
-    if device.type == "cuda":
-        return int(torch.cuda.get_device_properties(device).total_memory)
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-
-
 _TIMEOUT = timedelta(seconds=120)
 """A collective that takes longer means that a rank is lost."""
-_INTERRUPTED = 130
 
 
 @dataclass(frozen=True)
@@ -503,42 +480,27 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def start(ranks: int, job: ProbeJob) -> int:
-    """Fork the ranks, which communicate over loopback, and wait; the first exit code that is not 0 ends them all."""
+    """Fork the ranks, which communicate over loopback; one exit code for all."""
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    starter = os.getpid()
     with tempfile.TemporaryDirectory(prefix="axonn-tune-") as folder:
-        children: dict[int, int] = {}
-        for rank in range(ranks):
-            child = os.fork()
-            if not child:
-                die_with(starter)
-                end_process(rank_main(RankEnvironment(rank, ranks, rank, init_method=f"file://{folder}/meeting"), job))
-            children[child] = rank
+        meeting = f"file://{folder}/meeting"
         try:
-            return _wait_for(children)
+            return exit_code_of(
+                fork_ranks(ranks, lambda rank: rank_main(RankEnvironment(rank, ranks, rank, init_method=meeting), job))
+            )
         except KeyboardInterrupt:
-            # The terminal has interrupted the ranks too; the remaining ones end with this process.
-            return _INTERRUPTED
-
-
-def _wait_for(children: dict[int, int]) -> int:
-    """Wait for all; once one fails, end the others, and report it if it could not do so itself."""
-    failed = 0
-    while children:
-        child, status = os.wait()
-        rank, code = children.pop(child), os.waitstatus_to_exitcode(status)
-        if code and not failed:
-            failed = code if code > 0 else TrainingFailedError.exit_code
-            if code < 0:
-                print_message(f"rank {rank} was ended by {signal.Signals(-code).name} while measuring")
-            for other in children:
-                os.kill(other, signal.SIGKILL)
-    return failed
+            return INTERRUPTED
 
 
 def rank_main(place: RankEnvironment, job: ProbeJob) -> int:
     """One rank's calibration; the exit code."""
     first = place.rank == 0
+
+    def report(points: int, elapsed_s: float, what: str) -> None:
+        said = json.dumps({"points": points, "elapsed_s": round(elapsed_s, 2), "what": what})
+        if job.progress is not None:
+            os.write(job.progress, f"{said}\n".encode())
+
     try:
         device = device_of(job.backend, rank=place.rank, local_rank=place.local_rank)
         if place.world > 1:
@@ -547,36 +509,23 @@ def rank_main(place: RankEnvironment, job: ProbeJob) -> int:
             )
         plan = Plan.model_validate_json(job.plan.read_bytes()) if first else None
         log = PointLog(job.points) if first else None
-        probe_world(plan, log, device=device, resume=job.resume, progress=partial(_report_progress, job.progress))
+        probe_world(plan, log, device=device, resume=job.resume, progress=report)
     except KeyboardInterrupt:
-        return _INTERRUPTED
+        return INTERRUPTED
     except AxonnTuneError as error:
         # Before ranks have joined each other, the first to end takes the others with it.
         if first or not dist.is_initialized():
             print_message(str(error))
         return error.exit_code
     except Exception as error:
-        return _broken(place.rank, error)
+        if is_timeout(error) or is_broken_connection(error):
+            if first:
+                lost = "another rank was lost while measuring; the points so far are saved, pass --resume to continue"
+                print_message(lost)
+            return TrainingFailedError.exit_code
+        print(f"rank {place.rank}:\n{''.join(traceback.format_exception(error))}", file=sys.stderr)
+        return EnvironmentProblem.exit_code if isinstance(error, OSError) else TrainingFailedError.exit_code
     return 0
-
-
-def _broken(rank: int, error: Exception) -> int:
-    """An unexpected error, or a connection that another rank's end has broken."""
-    if is_timeout(error) or is_broken_connection(error):
-        if rank == 0:
-            print_message(
-                "another rank was lost while measuring; the points so far are saved, pass --resume to continue"
-            )
-        return TrainingFailedError.exit_code
-    print(f"rank {rank}:\n{''.join(traceback.format_exception(error))}", file=sys.stderr)
-    return EnvironmentProblem.exit_code if isinstance(error, OSError) else TrainingFailedError.exit_code
-
-
-def _report_progress(descriptor: int | None, points: int, elapsed_s: float, what: str) -> None:
-    """Report progress as one line of JSON."""
-    if descriptor is not None:
-        said = json.dumps({"points": points, "elapsed_s": round(elapsed_s, 2), "what": what})
-        os.write(descriptor, f"{said}\n".encode())
 
 
 if __name__ == "__main__":

@@ -40,18 +40,6 @@ def test_groups_partition_the_world(grid: Grid, axes: tuple[str, ...]) -> None:
         assert grid.members(rank, name) == groups[0]
 
 
-@given(strategies.six_axis_grids(), st.permutations(ALL_AXES))
-def test_an_order_moves_ranks_and_nothing_else(grid: Grid, order: list[str]) -> None:
-    """Guards that an order is a renumbering: another one has the same groups, by coordinates."""
-    other = Grid(*grid.sizes, order=tuple(order))
-    for axis in ALL_AXES:
-        here, there = (
-            {frozenset(tuple(sorted(one.coordinates(rank).items())) for rank in group) for group in one.groups(axis)}
-            for one in (grid, other)
-        )
-        assert here == there
-
-
 @pytest.mark.parametrize("axes", range(2, 7))
 @pytest.mark.parametrize("number", [1, 6, 8, 12, 30, 36])
 def test_factorizations_over_any_number_of_axes(number: int, axes: int) -> None:

@@ -12,13 +12,18 @@ import pytest
 from axonn_tune.frameworks import find_framework
 from axonn_tune.program.memory import memory_limit_bytes
 from axonn_tune.ranking.choosing import ranking_metric, search
-from axonn_tune.ranking.space import Limits, Problem
+from axonn_tune.ranking.space import Problem
+from axonn_tune.request import Request
 from axonn_tune.specs.catalog import load_machine
 from axonn_tune.units import GIB
 from tests.unit.small import small_model, small_problem
 
 FRAMEWORKS = ("axonn-tune", "megatron-core", "torchtitan", "megatron-2021", "deepspeed", "xla", "megatron-axonn")
-SEEDS = range(50)
+
+
+def seeds(number: int, *, of: int) -> list[object]:
+    """The first seeds; `make nightly` draws all."""
+    return [seed if seed < number else pytest.param(seed, marks=pytest.mark.nightly) for seed in range(of)]
 
 
 @cache
@@ -39,12 +44,12 @@ def space(seed: int) -> Problem:
     recompute = draw.choice(("none", "selective", "full"))
     gpus = draw.choice((8, 12, 16, 24, 32, 64))
     order = tuple(axis for axis in framework.axes if axis != "pipeline")
-    limits = Limits(recompute=recompute, axes={"y": 1}, order=(*order, "pipeline") if framework.permuted else None)
+    request = Request(recompute=recompute, y=1, order=(*order, "pipeline") if framework.permuted else None)
     machine = load_machine(draw.choice(("perlmutter-80gb", "dgx-h100"))).document
-    return small_problem(model, machine, framework, gpus=gpus, batch=draw.choice((8, 12)), limits=limits)
+    return small_problem(model, machine, framework, gpus=gpus, batch=draw.choice((8, 12)), request=request)
 
 
-@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("seed", seeds(14, of=50))
 def test_the_first_of_a_ranking_is_the_best_of_all(seed: int) -> None:
     """Guards pruning by the bound: nothing that is not priced exactly is better than what is listed first, and no
     bound is above what it bounds.
@@ -72,9 +77,9 @@ def uneven_space(seed: int) -> Problem:
     model = like.model.model_copy(update={"layers": draw.choice((7, 9, 10, 11, 13, 14, 15))})
     order = tuple(axis for axis in framework.axes if axis != "pipeline")
     recompute = draw.choice(("none", "selective", "full"))
-    limits = Limits(recompute=recompute, axes={"y": 1}, order=(*order, "pipeline") if framework.permuted else None)
+    request = Request(recompute=recompute, y=1, order=(*order, "pipeline") if framework.permuted else None)
     gpus, batch = draw.choice((8, 16)), draw.choice((8, 16, 24))
-    problem = small_problem(model, like.machine, framework, gpus=gpus, batch=batch, limits=limits)
+    problem = small_problem(model, like.machine, framework, gpus=gpus, batch=batch, request=request)
     problem = replace(problem, rank_by="iteration")
     if seed % 2 == 0:
         return problem
@@ -86,7 +91,7 @@ def uneven_space(seed: int) -> Problem:
     return replace(problem, machine=machine)
 
 
-@pytest.mark.parametrize("seed", range(30))
+@pytest.mark.parametrize("seed", seeds(6, of=30))
 def test_no_number_of_chunks_is_lost(seed: int) -> None:
     """Guards uneven interleaving: with every number of chunks asked for by itself, no candidate is shorter than what a
     search finds that drops most of them by bounds; steps and memory are those of the candidate alone, here of the
@@ -95,7 +100,7 @@ def test_no_number_of_chunks_is_lost(seed: int) -> None:
     limit_bytes = memory_limit_bytes(problem.machine.accelerator)
     best = math.inf
     for chunks in range(1, problem.model.layers // 2 + 1):
-        every = search(replace(problem, limits=replace(problem.limits, chunks=chunks)), variants=True, exact=0)
+        every = search(replace(problem, request=replace(problem.request, chunks=chunks)), variants=True, exact=0)
         listed = [every[position] for position in range(len(every))]
         shortest = min(range(len(every)), key=lambda position: listed[position].iteration_s, default=0)
         for position in {shortest, *range(seed % 8, len(every), 8)} if listed else ():

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import time
 from dataclasses import dataclass
 
 import torch
@@ -12,43 +10,18 @@ import torch.distributed as dist
 from axonn_tune.grid import Grid
 from axonn_tune.program.operations import GROUP_AXES, Phase
 from axonn_tune.runtime.communicator import CollectiveHandle, Communicator, WeightGradients
+from axonn_tune.runtime.devices import RuntimeSettings
 from axonn_tune.runtime.ledger import Ledger
 from axonn_tune.runtime.mesh import Mesh, build_mesh
 from axonn_tune.runtime.modules import ParallelLinear, interleave
 from axonn_tune.runtime.optimizer import AdamW
 from axonn_tune.runtime.parameters import MatrixLayout, ParameterStore
-from axonn_tune.runtime.settings import RuntimeSettings
 from axonn_tune.runtime.transformer import Transformer
 from axonn_tune.specs.catalog import load_model
 from axonn_tune.specs.launch import Optimizer
 from tests.runtime.steps import forward_backward, leave
 
 TOKENS, ROWS, COLUMNS = 24, 48, 72
-
-
-def process_id() -> int:
-    """Of the rank."""
-    return os.getpid()
-
-
-def fail_on(rank: int) -> None:
-    """One rank fails while the others wait for it."""
-    if dist.get_rank() == rank:
-        raise ValueError("the seventh tensor is crooked")
-    dist.barrier()
-
-
-def die_on(rank: int) -> None:
-    """One rank is gone while the others wait for it."""
-    if dist.get_rank() == rank:
-        os._exit(3)
-    dist.barrier()
-
-
-def hang_on(rank: int) -> None:
-    """One rank does not come back."""
-    if dist.get_rank() == rank:
-        time.sleep(600)
 
 
 def connected(grid: Grid) -> int:

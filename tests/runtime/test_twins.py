@@ -10,6 +10,7 @@ import torch.nn.functional as functional
 
 from axonn_tune.grid import Grid
 from axonn_tune.runtime.communicator import Communicator
+from axonn_tune.runtime.devices import RuntimeSettings
 from axonn_tune.runtime.ledger import Ledger
 from axonn_tune.runtime.mesh import build_mesh
 from axonn_tune.runtime.modules import (
@@ -24,7 +25,6 @@ from axonn_tune.runtime.modules import (
     whole_norm,
 )
 from axonn_tune.runtime.parameters import ParameterStore
-from axonn_tune.runtime.settings import RuntimeSettings
 from tests.runtime import tasks
 from tests.runtime.pool import Pools
 
@@ -66,7 +66,7 @@ def test_torchs_norm_is_the_norm_written_out(compute: torch.dtype, main: torch.d
         assert float((fast - plain).abs().max()) <= most * float(plain.abs().max())
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # Of torch, at its own functions.
 def test_compiled_functions_are_the_plain_ones() -> None:
     """Guards what GPUs run, here through the compiler's way for CPUs."""

@@ -7,7 +7,7 @@ import pytest
 from axonn_tune.frameworks import find_framework, registry
 from axonn_tune.ranking.choosing import search
 from axonn_tune.ranking.priced import Priced
-from axonn_tune.ranking.space import Limits
+from axonn_tune.request import Request
 from axonn_tune.specs.catalog import load_machine
 from tests.unit.small import small_model, small_problem
 
@@ -47,9 +47,9 @@ def test_chunks_that_differ_in_blocks_are_priced_as_they_are(name: str, space: s
     """Guards `--chunks N` where the layers do not divide: each chunk has its own blocks, and memory those in flight."""
     model, given = SPACES[space]
     framework = find_framework(name)
-    limits = Limits(chunks=2, axes={"pipeline": 4 if given["gpus"] == 8 else 3})
+    request = Request(chunks=2, pipeline=4 if given["gpus"] == 8 else 3)
     uneven = model.model_copy(update={"layers": model.layers + 3})
-    ranking = search(small_problem(uneven, MACHINE, framework, **given, limits=limits))
+    ranking = search(small_problem(uneven, MACHINE, framework, **given, request=request))
     # Frameworks with a rule of equal chunks have none that differ.
     schedule = framework.schedule
     assert bool(len(ranking)) == (schedule.interleaved and not schedule.equal_chunks)

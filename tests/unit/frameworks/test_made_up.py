@@ -52,7 +52,7 @@ def test_a_ranking_has_its_axes_and_order() -> None:
     """Guards search: every layout is one of its own axes, in its rank order, priced by its own step options."""
     found = axonn_tune.search("5b", framework="made-up", pipeline=True, **GIVEN)
     assert len(found) > 5
-    assert {entry.job.framework.name for entry in found} == {"made-up"}
+    assert {entry.framework for entry in found} == {"made-up"}
     assert all(entry.y == 1 for entry in found)
     assert not [entry for entry in found if entry.z > 1 and entry.grid.context > 1]
     assert max(entry.pipeline for entry in found) > 1
@@ -68,7 +68,8 @@ def test_a_configuration_is_explained_and_traced() -> None:
     """Guards explain and trace, with and without stages: its operations and no others, ending where the step ends."""
     for sizes in ({"z": 4, "x": 2, "pipeline": 1}, {"context": 2, "x": 2, "pipeline": 2}, {"z": 2, "pipeline": 4}):
         found = axonn_tune.explain("5b", framework="made-up", **sizes, **GIVEN)
-        assert found.priced.job.framework.name == "made-up"
+        assert found.priced.framework == "made-up"
+        assert found.priced.iteration_s == pytest.approx(found.priced.iteration_s)
         layers = {term.layer for term in found.priced.terms}
         assert "attention.qkv" not in {term.layer for term in found.priced.terms if term.axis == "z"}
         assert ("block" in layers) == (found.priced.z > 1)
