@@ -111,4 +111,4 @@ def test_no_number_of_chunks_is_lost(seed: int) -> None:
         best = min([best, *(one.iteration_s for one in listed)])
     first = search(problem, exact=1)
     assert first[0].iteration_s == pytest.approx(best, rel=1e-12)
-    assert first.fastest()[0].iteration_s == pytest.approx(best, rel=1e-12)
+    assert first.fastest().iteration_s == pytest.approx(best, rel=1e-12)

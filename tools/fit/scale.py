@@ -123,9 +123,7 @@ def write(per_gpus: float, per_stages: float, sizes: dict[str, int]) -> None:
     path = Path(uncertainty.__file__)
     text = path.read_text(encoding="utf-8")
     pair = f"PER_DOUBLING, PER_STAGE_DOUBLING = {per_gpus:.2g}, {per_stages:.2g}"
-    write_text_atomically(path, re.sub(r"(?m)^PER_DOUBLING, PER_STAGE_DOUBLING = .*$", pair, text))
-    path = Path(uncertainty.__file__)
-    text = path.read_text(encoding="utf-8")
+    text = re.sub(r"(?m)^PER_DOUBLING, PER_STAGE_DOUBLING = .*$", pair, text)
     shown = ", ".join(f'"{name}": {size}' for name, size in sizes.items())
     write_text_atomically(path, re.sub(r"(?m)^(LARGEST: Mapping\[str, int\] = ).*$", rf"\g<1>{{{shown}}}", text))
 
