@@ -54,7 +54,6 @@ DeepSpeed's world size is that of the ranks that share a batch (runtime/config.p
 model parallelism). `experts` is no column of the CSV: a record with more than one is refused.
 """
 
-_COUNTS = {_COLUMNS.get(field, field): names_of(field) for field in _WHOLE}
 _ON_OR_OFF = ("True", "False", "off")
 _OF_MEGATRON = (*table("megatron"), *table("megatron_axonn"))
 SWITCHES = frozenset(key.name for key in _OF_MEGATRON if key.default in _ON_OR_OFF)
@@ -203,8 +202,8 @@ def columns_of(arguments: Arguments, given: Mapping[str, Stated] | None = None) 
     """
     fixed = given or {}
     found: dict[str, Stated] = {**fixed}
-    for column, names in _COUNTS.items():
-        number = _count(arguments, *names)
+    for field_ in _WHOLE:
+        column, number = _COLUMNS.get(field_, field_), _count(arguments, *names_of(field_))
         if number is not None and column not in fixed:
             found[column] = number
     for column, reading in _WORDS.items():
@@ -318,7 +317,7 @@ def _add_chunks(arguments: Arguments, found: dict[str, Stated]) -> None:
     elif looped is not None and "vpp" not in found and found.get("pp", _ONE).value != 1:
         # Of torchtitan's looped schedules a stage has two chunks unless its layers are given.
         found["vpp"] = Stated(2 if re.match("Interleaved|Looped", looped.value) else 1, looped.line)
-    elif "vpp" not in found and (silent := _first(arguments, *_COUNTS["vpp"])) is not None:
+    elif "vpp" not in found and (silent := _first(arguments, *names_of("chunks"))) is not None:
         found["vpp"] = Stated(1, silent.line)
 
 
