@@ -188,6 +188,16 @@ def test_several_costs_show_where_they_disagree() -> None:
         assert config["ranks"] == {"paper": ranks.get(tuple(config[axis] for axis in AXES))}
 
 
+def test_what_no_published_step_validates_is_marked() -> None:
+    """Guards marks: 64k GPUs and an accelerator without a row, in the table, in JSON and in one remark."""
+    line = "--gpus 65536 --model 320b --machine frontier --rank-by step --recompute full --top 3"
+    done = good(line)
+    assert done.out.count("°") >= 3
+    assert "largest number of GPUs in the data" in " ".join(done.err.split())
+    configs = good(f"{line} --format json").document["configs"]
+    assert configs[0]["outside_evidence"] == ["gpus", "accelerator"]
+
+
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 def test_completion(shell: str) -> None:
     """Guards `completion`: a script that calls the tool back, which knows options and names before any command."""
