@@ -356,7 +356,7 @@ NOTABLE = 0.005
 """Share of a step that unlimited memory must save to be mentioned."""
 LEFT_OUT = (
     "--wide adds the rest of each layout, micro-batch, gradient accumulation, recompute, compute, exposed "
-    "communication, bubble, HFU and the paper's count."
+    "communication, bubble, HFU, the paper's count, and what long layouts leave no room for."
 )
 _STRATEGIES = {
     "strategy": words("name", "strategy", "How the model is split.", 16),
@@ -527,7 +527,7 @@ def _claims(comparison: Comparison) -> list[str]:
             f"By the paper's count, which includes full recompute, done or not, 4D is predicted to reach "
             f"{percent(first.paper_share)} of peak, {first.paper_flops_per_s / PETA:.3g} PFLOP/s in all."
         )
-    if comparison.problem.limits.recompute is None:
+    if comparison.problem.request.recompute is None:
         lines.append("The paper used full activation recomputation throughout: --recompute full compares the same.")
     return lines
 

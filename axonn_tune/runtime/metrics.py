@@ -403,7 +403,8 @@ class RunMeasurements:
         launch, predicted = self.launch, self.launch.predicted
         timed_s, chosen = self._middle_mean([step_s for step_s, _ in steps])
         step_s = self._middle_mean(untimed_s)[0] if untimed_s else timed_s
-        one_clock = self._share_a_clock(steps[0][1])
+        clock = _BOOT_ID.read_text() if steps[0][1].host_s is not None and _BOOT_ID.exists() else ""
+        one_clock = bool(clock) and len(set(self._from_all(clock))) == 1
         averaged = [steps[number][1] for number in chosen]
         terms = self._terms(averaged, one_clock=one_clock)
         # Timing lengthens only waits.
@@ -417,7 +418,16 @@ class RunMeasurements:
             schema="axonn-tune/summary/1",
             name=launch.name,
             predicted_for=PredictionTarget.from_fields_of(predicted),
-            ran_on=self._site(),
+            ran_on=RunSite(
+                device=device_name(self.device),
+                host=socket.gethostname(),
+                ranks=self.mesh.grid.world,
+                backend=launch.backend,
+                torch_version=str(torch.__version__),
+                tool_version=__version__,
+                cores=len(os.sched_getaffinity(0)),
+                host_ranks=count_in(os.environ, "LOCAL_WORLD_SIZE", str(self.mesh.grid.world)),
+            ),
             timed_steps=len(steps),
             averaged_steps=len(chosen),
             untimed_steps=len(untimed_s),
@@ -434,29 +444,12 @@ class RunMeasurements:
             terms=tuple(terms),
         )
 
-    def _site(self) -> RunSite:
-        return RunSite(
-            device=device_name(self.device),
-            host=socket.gethostname(),
-            ranks=self.mesh.grid.world,
-            backend=self.launch.backend,
-            torch_version=str(torch.__version__),
-            tool_version=__version__,
-            cores=len(os.sched_getaffinity(0)),
-            host_ranks=count_in(os.environ, "LOCAL_WORLD_SIZE", str(self.mesh.grid.world)),
-        )
-
     def _middle_mean(self, durations_s: Sequence[float]) -> tuple[float, list[int]]:
         """Mean over ranks, and over the steps that `middle_half` chooses of that; which these are."""
         sums_s = self._over_ranks(torch.tensor(durations_s, dtype=torch.float64), dist.ReduceOp.SUM)
         means_s = sums_s / self.mesh.grid.world
         chosen = middle_half(means_s.tolist())
         return float(means_s[chosen].mean()), chosen
-
-    def _share_a_clock(self, step: StepTimes) -> bool:
-        """Whether all ranks' times are by the clock of one host."""
-        mine = _BOOT_ID.read_text() if step.host_s is not None and _BOOT_ID.exists() else ""
-        return bool(mine) and len(set(self._from_all(mine))) == 1
 
     def _terms(self, steps: Sequence[StepTimes], *, one_clock: bool) -> list[SummaryTerm]:
         """The terms of a step of the predicted stage. Every rank of a stage has its calls in the same order."""

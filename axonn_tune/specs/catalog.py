@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 from axonn_tune.errors import AxonnTuneError, UnknownNameError, UsageError, suggest
+from axonn_tune.request import DEFAULT_MACHINE
 from axonn_tune.specs.document import known_keys
 from axonn_tune.specs.loading import DOCUMENT_BYTES, Kind, Loaded, available, find, hold, load_file, read_text
 from axonn_tune.specs.machine import Machine
@@ -28,9 +29,6 @@ __all__ = [
     "machines_with",
     "route_overrides",
 ]
-
-DEFAULT_MACHINE = "perlmutter"
-"""The default machine of a search."""
 
 ModelLike: TypeAlias = str | Path | Model | Loaded[Model]
 """A model by name or path, or the model itself."""
@@ -126,7 +124,16 @@ def _find_model(name: str) -> Path:
             f"{name!r} is a Hugging Face config; make a model file of it first: "
             f"`axonn-tune models import {shlex.quote(name)} -o mymodel.yaml`"
         )
+    if path.suffix in _SCRIPTS and path.exists():
+        raise UsageError(
+            f"{name!r} is a script or config of a run; make a model file of it first: "
+            f"`axonn-tune models import {shlex.quote(name)} -o mymodel.yaml`"
+        )
     return path
+
+
+_SCRIPTS = (".sh", ".sbatch", ".slurm", ".toml")
+"""How names of files end that start a run."""
 
 
 def _is_hugging_face(path: Path) -> bool:

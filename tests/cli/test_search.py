@@ -198,6 +198,16 @@ def test_what_no_published_step_validates_is_marked() -> None:
     assert configs[0]["outside_evidence"] == ["gpus", "accelerator"]
 
 
+def test_columns_without_room_and_uneven_splits_are_counted() -> None:
+    """Guards silence: what a narrow table leaves out is named, and candidates include the uneven splits that fit."""
+    narrow = good("--gpus 64 --model llama3-8b --machine dgx-h100 --framework torchtitan --tp 2 --pp 1 --top 2")
+    assert "No room for not resharded: --wide shows all." in narrow.err
+    line = "--gpus 64 --model llama3-70b --machine dgx-h100 --framework megatron-core --tp 16 --pp 4 --batch 64 --top 1"
+    assert "No room" not in good(f"{line} --wide").err
+    searched = good(f"{line} --format json").document["searched"]
+    assert searched["feasible"] <= searched["candidates"]
+
+
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 def test_completion(shell: str) -> None:
     """Guards `completion`: a script that calls the tool back, which knows options and names before any command."""

@@ -12,7 +12,8 @@ import pytest
 from axonn_tune.frameworks import find_framework
 from axonn_tune.program.memory import memory_limit_bytes
 from axonn_tune.ranking.choosing import ranking_metric, search
-from axonn_tune.ranking.space import Limits, Problem, RankBy
+from axonn_tune.ranking.space import Problem
+from axonn_tune.request import RankBy, Request
 from axonn_tune.specs.catalog import load_machine
 from axonn_tune.units import GIB
 from tests.unit.small import small_model, small_problem
@@ -43,9 +44,9 @@ def space(seed: int) -> Problem:
     recompute = draw.choice(("none", "selective", "full"))
     gpus = draw.choice((8, 12, 16, 24, 32, 64))
     order = tuple(axis for axis in framework.axes if axis != "pipeline")
-    limits = Limits(recompute=recompute, axes={"y": 1}, order=(*order, "pipeline") if framework.permuted else None)
+    request = Request(recompute=recompute, y=1, order=(*order, "pipeline") if framework.permuted else None)
     machine = load_machine(draw.choice(("perlmutter-80gb", "dgx-h100"))).document
-    return small_problem(model, machine, framework, gpus=gpus, batch=draw.choice((8, 12)), limits=limits)
+    return small_problem(model, machine, framework, gpus=gpus, batch=draw.choice((8, 12)), request=request)
 
 
 @pytest.mark.parametrize("seed", seeds(14, of=50))
@@ -71,7 +72,7 @@ def test_the_first_of_a_ranking_is_the_best_of_all(seed: int) -> None:
 @pytest.mark.parametrize("seed", [1, 8])
 def test_less_recompute_is_no_worse_where_it_fits(seed: int, rank_by: RankBy) -> None:
     """Guards what is not priced: with memory for half of all candidates, each grid is listed at its best of all."""
-    problem = replace(space(seed), limits=Limits(axes={"y": 1}), rank_by=rank_by)
+    problem = replace(space(seed), request=Request(y=1), rank_by=rank_by)
     roomy = search(problem, variants=True)
     needed = [roomy.candidate(position).memory_bytes for position in range(0, len(roomy), 7)]
     accelerator = problem.machine.accelerator
@@ -98,9 +99,9 @@ def uneven_space(seed: int) -> Problem:
     model = like.model.model_copy(update={"layers": draw.choice((7, 9, 10, 11, 13, 14, 15))})
     order = tuple(axis for axis in framework.axes if axis != "pipeline")
     recompute = draw.choice(("none", "selective", "full"))
-    limits = Limits(recompute=recompute, axes={"y": 1}, order=(*order, "pipeline") if framework.permuted else None)
+    request = Request(recompute=recompute, y=1, order=(*order, "pipeline") if framework.permuted else None)
     gpus, batch = draw.choice((8, 16)), draw.choice((8, 16, 24))
-    problem = small_problem(model, like.machine, framework, gpus=gpus, batch=batch, limits=limits)
+    problem = small_problem(model, like.machine, framework, gpus=gpus, batch=batch, request=request)
     problem = replace(problem, rank_by="iteration")
     if seed % 2 == 0:
         return problem
@@ -121,7 +122,7 @@ def test_no_number_of_chunks_is_lost(seed: int) -> None:
     limit_bytes = memory_limit_bytes(problem.machine.accelerator)
     best = math.inf
     for chunks in range(1, problem.model.layers // 2 + 1):
-        every = search(replace(problem, limits=replace(problem.limits, chunks=chunks)), variants=True, exact=0)
+        every = search(replace(problem, request=replace(problem.request, chunks=chunks)), variants=True, exact=0)
         listed = [every.candidate(position) for position in range(len(every))]
         shortest = min(range(len(every)), key=lambda position: listed[position].iteration_s, default=0)
         for position in {shortest, *range(seed % 8, len(every), 8)} if listed else ():

@@ -21,7 +21,7 @@ def test_the_calibration_is_a_command_of_the_tool(place: demo.Place, tmp_path: P
         given = context.params
     assert words[3] == "calibrate"
     assert (given["ranks"], given["ranks_per_node"]) == ((None, 2) if place.lab else (demo.RANKS, None))
-    assert given["batch"] == place.workload.batch
+    assert given["batch"] == place.request.batch
 
 
 @pytest.mark.parametrize("place", [IN_LAB, LOOPBACK])

@@ -10,22 +10,22 @@ import pytest
 
 from axonn_tune.cost.spans import predicted_spans
 from axonn_tune.errors import UsageError
-from axonn_tune.ranking.inputs import Choices, load_inputs
+from axonn_tune.ranking.inputs import load_inputs
 from axonn_tune.ranking.results import run_search
-from axonn_tune.ranking.space import Limits
 from axonn_tune.report.explain import PricedConfiguration
 from axonn_tune.report.run import (
     choose_step,
     merged_trace,
     trace_remarks,
 )
+from axonn_tune.request import Request
 from axonn_tune.specs.traces import COMPUTE_LANE, MeasuredTrace, Span, step_name
 
 
 @pytest.fixture(scope="module")
 def prediction() -> PricedConfiguration:
     """nano on two ranks."""
-    inputs = load_inputs(Choices(gpus=2, model="nano", machine="localhost", limits=Limits(axes={"z": 2})))
+    inputs = load_inputs(Request("nano", gpus=2, machine="localhost", z=2))
     ranked = run_search(inputs).ranked
     return PricedConfiguration(inputs, ranked.entry(0, terms=False), ranked.pricing(0))
 
