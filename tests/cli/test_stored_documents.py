@@ -24,12 +24,6 @@ DATA_KEYS = ("sources", "rejected", "measured", "collectives")
 """Below these keys stands what a profile or a search happens to hold, not the contract."""
 
 
-@pytest.mark.parametrize("name", ["launch.yaml", "launch-2-ranks.yaml"])
-def test_launch_config_is_explained(name: str) -> None:
-    """Guards launch configs: complete in themselves, they are priced by any later version."""
-    assert "tiny" in good(f"explain {STORED / name}").out
-
-
 def test_launch_config_is_built(tmp_path: Path) -> None:
     """Guards what the runtime reads of a launch config: one rank is built from it and sends what is predicted."""
     assert "They match the program" in _run(tmp_path, "launch.yaml", "--dry-run").stdout
@@ -58,13 +52,6 @@ def test_measurement_is_checked_against_the_baseline() -> None:
     measured = [row for row in json.loads(done.out)["findings"] if row["gate"] == "measurements"]
     assert measured
     assert not any(row["failed"] for row in measured)
-
-
-def test_measurement_becomes_a_baseline(tmp_path: Path) -> None:
-    """Guards measurements kept from before: a baseline is recorded of them."""
-    path = tmp_path / "baseline.yaml"
-    good(f"regress {path} --record --measurement {STORED / 'measurement.yaml'} --reason kept")
-    assert "axonn-tune/baseline/1" in path.read_text("utf-8")
 
 
 @pytest.mark.parametrize("name", RANKINGS)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import re
 import sys
 from pathlib import Path
 
@@ -11,47 +9,7 @@ import pytest
 
 from axonn_tune import validate_rows
 from tests.cli.running import good, run
-from tests.unit.report.published import STEPS, files, step
-
-
-def test_a_report_beside_the_text(tmp_path: Path) -> None:
-    """Guards --html: a section for each file given, standard output as without it, as text and as JSON."""
-    made = files(tmp_path)
-    line = f"validate --rows {made.steps} --memory {made.memory}"
-    report = tmp_path / "report.html"
-    done = good(f"{line} --html {report}")
-    assert done.out == good(line).out
-    assert done.err == f"Wrote the report as {report}.\n"
-    assert good(f"{line} --format json --html {report}").document["schema"] == "axonn-tune/accuracy/1"
-    data = re.search(r'id="data">(.*?)</script>', report.read_text("utf-8"), flags=re.DOTALL)
-    assert data
-    assert [section["title"] for section in json.loads(data[1])["sections"]] == ["Training steps", "Memory"]
-
-
-@pytest.mark.parametrize(
-    ("line", "message"),
-    [
-        ("--rows {folder}/none.csv --html {folder}/r.html", "no file '{folder}/none.csv'"),
-        ("--rows {folder}/rows.csv --html {folder}/none/r.html", "there is no folder '{folder}/none'"),
-        ("--rows {folder}/empty.csv --html {folder}/r.html", "nothing to report: no rows in {folder}/empty.csv"),
-        ("--rows {folder}/torn.csv --html {folder}/r.html", "no column 'gpu'"),
-        ("--rows {folder}/rows.csv --machine perlmuter", "did you mean 'perlmutter'?"),
-        ("--published --machine perlmutter", "--machine prices the steps of --rows"),
-        ("--rows {folder}/rows.csv --gemm {folder}/g.csv --machine perlmutter", "give --rows alone"),
-        ("--rows {folder}/rows.csv --machine perlmutter --gpus 8", "leave out --gpus"),
-        ("--published -o {folder}/m.yaml --update", "The measurements say all of it: leave out -o, --update"),
-        ("launch.yaml --rows {folder}/rows.csv", "leave out LAUNCH.YAML"),
-    ],
-)
-def test_refusals(line: str, message: str, tmp_path: Path) -> None:
-    """Guards bad files: exit code 2, what is wrong, and no report."""
-    (tmp_path / "rows.csv").write_text(STEPS + step("one"), "utf-8")
-    (tmp_path / "empty.csv").write_text(STEPS, "utf-8")
-    (tmp_path / "torn.csv").write_text("id,n_gpus\n", "utf-8")
-    done = run(f"validate {line.format(folder=tmp_path)}")
-    assert done.code == 2
-    assert message.format(folder=tmp_path) in done.err
-    assert not list(tmp_path.rglob("*.html"))
+from tests.unit.report.published import STEPS, step
 
 
 def test_without_plotly_nothing_is_predicted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,8 @@ from axonn_tune.grid import Grid
 from axonn_tune.program.dimensions import step_values
 from axonn_tune.program.step import build_step
 from axonn_tune.ranking.choosing import Ranking, search
-from axonn_tune.ranking.inputs import Choices, load_inputs
+from axonn_tune.ranking.inputs import load_inputs
+from axonn_tune.request import Request
 from axonn_tune.runtime.communicator import Communicator
 from axonn_tune.runtime.devices import RuntimeSettings
 from axonn_tune.runtime.ledger import Ledger, LedgerEntry, RankProgram, compare
@@ -56,7 +57,7 @@ def send_step(transformer: Transformer, accumulation: int, micro_batch: int) -> 
 @pytest.fixture(scope="module")
 def ranking() -> Ranking:
     """What the command line ranks for 80b on 1,024 GPUs."""
-    return search(load_inputs(Choices(gpus=WORLD, model="80b")).problem)
+    return search(load_inputs(Request("80b", gpus=WORLD)).problem)
 
 
 @pytest.mark.parametrize(

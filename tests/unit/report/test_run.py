@@ -10,32 +10,19 @@ import pytest
 
 from axonn_tune.cost.spans import predicted_spans
 from axonn_tune.errors import UsageError
-from axonn_tune.ranking.inputs import Choices, load_inputs
+from axonn_tune.ranking.inputs import load_inputs
 from axonn_tune.ranking.results import run_search
-from axonn_tune.ranking.space import Limits
 from axonn_tune.report.explain import PricedConfiguration
 from axonn_tune.report.run import (
     choose_step,
-    groups_of,
     merged_trace,
     other_hardware,
-    ratio,
-    run_section,
     summary_text,
     trace_remarks,
 )
+from axonn_tune.request import Request
 from axonn_tune.specs.results import PredictionTarget, Quantity, RunSite, Summary, SummaryTerm
 from axonn_tune.specs.traces import COMPUTE_LANE, MeasuredTrace, Span, step_name
-
-
-def term(layer: str, **given: Any) -> SummaryTerm:
-    """A term of 2 calls, predicted to take 1 ms and measured as 2."""
-    chosen: dict[str, Any] = {
-        "op": "all_gather", "axis": "z", "phase": "forward", "count": 2, "bytes": 4096, "group": 4, "tier": "loopback",
-        "predicted_s": 0.001, "measured_s": 0.002, "elapsed_s": 0.003,
-        "predicted_exposed_s": 0.0, "measured_exposed_s": 0.0005,
-    }  # fmt: skip
-    return SummaryTerm(layer=layer, **(chosen | given))
 
 
 def summary(*terms: SummaryTerm, accelerator: str = "one CPU core", device: str = "cpu, 1 thread") -> Summary:
@@ -61,49 +48,6 @@ def summary(*terms: SummaryTerm, accelerator: str = "one CPU core", device: str 
     )
 
 
-def test_one_row_for_each_kind_and_axis_or_for_each_collective() -> None:
-    """Guards the sums that people read, and the way to see behind them."""
-    terms = (term("mlp.fc1"), term("mlp.fc2", phase="backward"), term("mlp.fc1", axis="x", measured_s=0.1))
-    few = groups_of(terms, all_terms=False)
-    assert [(group.axis, group.count, group.predicted_s, group.measured_s) for group in few] == [
-        ("x", 2, 0.001, 0.1),
-        ("z", 4, 0.002, 0.004),
-    ]
-    assert len(groups_of(terms, all_terms=True)) == 3
-
-
-def test_a_sum_that_lacks_a_prediction_has_none() -> None:
-    """Guards launch configs that were edited: part of a sum would look like a good prediction of all of it."""
-    (group,) = groups_of((term("mlp.fc1"), term("mlp.fc2", predicted_s=None)), all_terms=False)
-    assert group.predicted_s is None
-    assert ratio(group.measured_s, group.predicted_s) == "-"
-    said = summary_text(summary(term("mlp.fc2", predicted_s=None)), all_terms=False)
-    assert "edited" in said
-
-
-def test_the_table_fits_a_terminal() -> None:
-    """Guards 100 columns, with the longest names there are."""
-    wide = term("mlp.fc1", op="reduce_scatter", axis="xyzdata", group=16384, count=99_999, measured_s=99.9)
-    said = summary_text(summary(wide, term("mlp.fc2")), all_terms=False)
-    assert max(map(len, said.splitlines())) <= 100
-    assert "measured /" in said
-
-
-def test_memory_is_compared_on_gpus_alone() -> None:
-    """Guards against a ratio of a process' whole resident set to the tensors of a model."""
-
-    def memory(found: Summary) -> list[str]:
-        said = summary_text(found, all_terms=False)
-        return next(line.split() for line in said.splitlines() if line.startswith("memory"))
-
-    gpu = summary(accelerator="A100-SXM4-40GB", device="NVIDIA A100-SXM4-40GB")
-    assert memory(gpu) == ["memory", "977", "KiB", "1.91", "MiB", "2"]
-    assert memory(summary()) == ["memory", "-", "1.91", "MiB", "-"]
-    assert "it is not compared" in summary_text(summary(), all_terms=False)
-    (card,) = (one for one in run_section(summary(), identity="s1", source="here")["cards"] if one["label"] == "memory")
-    assert card["note"] == "not compared"
-
-
 def test_other_hardware_is_said() -> None:
     """Guards against reading a comparison of two machines as the error of a prediction."""
     for predicted, ran, same in (
@@ -122,7 +66,7 @@ def test_other_hardware_is_said() -> None:
 @pytest.fixture(scope="module")
 def prediction() -> PricedConfiguration:
     """nano on two ranks."""
-    inputs = load_inputs(Choices(gpus=2, model="nano", machine="localhost", limits=Limits(axes={"z": 2})))
+    inputs = load_inputs(Request("nano", gpus=2, machine="localhost", z=2))
     ranked = run_search(inputs).ranked
     return PricedConfiguration(inputs, ranked.entry(0, terms=False), ranked.pricing(0))
 
@@ -165,20 +109,6 @@ def test_one_process_each_with_the_same_lanes_and_names(prediction: PricedConfig
     assert notes["predicted"]["model_sha256"] == prediction.inputs.model.sha256
 
 
-def test_clocks_of_two_hosts_are_not_compared(prediction: PricedConfiguration) -> None:
-    """Guards runs of several nodes: a clock that is off by minutes does not put a rank minutes away."""
-    traces = [measured(prediction, rank=0, late_s=0.0), measured(prediction, rank=1, late_s=300.0, host="there")]
-    found = events(merged_trace(prediction, choose_step(traces, step=4)))
-    assert found["measured rank 1"][0]["ts"] == 0.0
-
-
-def test_runs_in_several_folders_are_told_apart(prediction: PricedConfiguration) -> None:
-    """Guards names: rank 0 of one run is not rank 0 of another."""
-    traces = [measured(prediction, rank=0, late_s=0.0, folder=name) for name in ("before", "after")]
-    found = choose_step(traces, step=3)
-    assert found.process_names == ["measured rank 0, before", "measured rank 0, after"]
-
-
 def test_steps_that_are_not_there_are_refused(prediction: PricedConfiguration) -> None:
     """Guards --step, and traces of different steps."""
     trace = measured(prediction, rank=0, late_s=0.0)
@@ -199,10 +129,3 @@ def test_remarks_say_what_only_one_side_has(prediction: PricedConfiguration) -> 
     found = MeasuredTrace(trace.path, "nano", 0, "here", (3,), (*trace.spans, strange))
     said = trace_remarks(prediction, choose_step([found], step=3))
     assert "1 collective only measured, such as all_gather over q" in said[1]
-
-
-def test_runs_of_one_host_all_begin_at_the_start(prediction: PricedConfiguration) -> None:
-    """Guards several folders at once: the second run of a host, an hour later, is not shown an hour later."""
-    traces = [measured(prediction, rank=0, late_s=0.0), measured(prediction, rank=0, late_s=3600.0, folder="again")]
-    found = events(merged_trace(prediction, choose_step(traces, step=4)))
-    assert [mine[0]["ts"] for mine in found.values()] == [0.0, 0.0, 0.0]
