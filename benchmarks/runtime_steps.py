@@ -137,10 +137,6 @@ def _figures(name: str, rounds: list[list[Step]], base: list[list[Step]]) -> Fig
     )
 
 
-def _medians(rounds: list[list[Step]]) -> list[float]:
-    return [statistics.median(step.wall_s for step in one) for one in rounds]
-
-
 def compare(job: Job, *, rounds: int, grid: Grid | None = None) -> Comparison:
     """Find the runtime's best grid unless given, then measure it, without overlap too, against everything else."""
     weights = initial_weights(job)

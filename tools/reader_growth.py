@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from axonn_tune.errors import AxonnTuneError
-from axonn_tune.frameworks.keys import find
+from axonn_tune.frameworks.keys import lookup
 from axonn_tune.learning.collective_logs import read_log
 from axonn_tune.learning.shell import read_script
 from axonn_tune.learning.traces import read_trace
@@ -158,7 +158,7 @@ def cpu_s(reader: Reader, folder: Path, lines: int) -> tuple[float, str]:
     path, ended, found = folder / reader.file, "read", []
     path.write_text(reader.text(lines), "utf-8")
     for _ in range(REPEATS):
-        find.cache_clear()
+        lookup.cache_clear()
         gc.collect()
         gc.disable()
         start_s = time.process_time()

@@ -260,9 +260,9 @@ def sweep(
     models = list(names) if isinstance(names, Sequence) else [names]
     if not models:
         raise UsageError("model=(): name at least one")
-    counts, batches = _numbers("gpus", gpus), (None,) if batch is None else _numbers("batch", batch)
+    counts, batches = _numbers("gpus", gpus), () if batch is None else _numbers("batch", batch)
     request = request_of("sweep", {"model": models[0], "gpus": counts[0], **options}, known=options_of("sweep"))
-    points = sweep_all(request, models=models, gpus=counts, batches=batches if batch else (request.batch,))
+    points = sweep_all(request, models=models, gpus=counts, batches=batches or (request.batch,))
     call = call_text("sweep", {"model": model, "gpus": gpus, "batch": batch, **options})
     return SweepResult(points, weak=request.weak, call=call)
 

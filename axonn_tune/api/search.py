@@ -36,6 +36,9 @@ if TYPE_CHECKING:
     from axonn_tune.specs.launch import Launch
 
 
+NEEDED = ("model", "gpus")
+"""Options without which nothing is searched."""
+
 P = ParamSpec("P")
 R = TypeVar("R")
 F = TypeVar("F", bound=Callable[..., object])
@@ -62,15 +65,16 @@ def show_options(function: F) -> F:
     shown: Any = function
     own = [one for one in signature(function, follow_wrapped=False).parameters.values() if "VAR" not in one.kind.name]
     options = {name: one for name, one in options_of(shown.__name__).items() if name not in {one.name for one in own}}
-    of_request = signature(Request).parameters
-    shown.__signature__ = Signature(sorted([*own, *map(of_request.__getitem__, options)], key=lambda one: one.kind))
+    asked = [one for name, one in signature(Request).parameters.items() if name in options]
+    asked = [one.replace(default=one.empty) if one.name in NEEDED else one for one in asked]
+    shown.__signature__ = Signature(sorted([*own, *asked], key=lambda one: one.kind))
     words = "\n".join(f"    {name}: {option.words}" for name, option in options.items())
     shown.__doc__ = f"{shown.__doc__}\n    Options:\n\n{words}\n"
     return function
 
 
 def request_of(
-    function: str, given: Mapping[str, Any], *, known: Mapping[str, Option], needs: Sequence[str] = ("model", "gpus")
+    function: str, given: Mapping[str, Any], *, known: Mapping[str, Option], needs: Sequence[str] = NEEDED
 ) -> Request:
     """What a call with these keywords asks for; those not known may be a framework's names.
 

@@ -51,28 +51,52 @@ def _load(kind: Kind, name: str, *, overrides: tuple[str, ...] = ()) -> Loaded[A
     return load_model(name, overrides=overrides) if kind == "model" else load_machine(name, overrides=overrides)
 
 
-def _list(kind: Kind, *, output_format: str) -> None:
-    from axonn_tune.api.analysis import machines, models
+def _add_common(group: click.Group, kind: Kind) -> None:
+    """Give a group its `list`, `show` and `check`."""
+    plural, name = f"{kind}s", {"model": "80b", "machine": "perlmutter"}[kind]
 
-    catalog: Catalog[Any] = models() if kind == "model" else machines()
-    for name, error in catalog.broken.items():
-        # One broken file must not hide the others; `check` fails on it.
-        click.echo(f"left out {name}: {error}", err=True)
-    if output_format == "json":
-        click.echo(json.dumps(catalog.to_dict(), indent=2, ensure_ascii=False))
-    else:
-        click.echo(catalog.render(), nl=False)
+    def words(of: str, example: str) -> str:
+        return f"{of}\n\n\b\nExample:\n  axonn-tune {plural} {example}"
 
+    @group.command("list", help=words(f"List the {plural} that can be named.", "list"))
+    @format_option(("table", "json"))
+    @help_option
+    def list_documents(*, output_format: str) -> None:
+        from axonn_tune.api.analysis import machines, models
 
-def _show(kind: Kind, name: str, *, overrides: tuple[str, ...], output_format: str) -> None:
-    from axonn_tune.report import inventory
-    from axonn_tune.specs.document import to_yaml
+        catalog: Catalog[Any] = models() if kind == "model" else machines()
+        for name, error in catalog.broken.items():
+            # One broken file must not hide the others; `check` fails on it.
+            click.echo(f"left out {name}: {error}", err=True)
+        if output_format == "json":
+            click.echo(json.dumps(catalog.to_dict(), indent=2, ensure_ascii=False))
+        else:
+            click.echo(catalog.render(), nl=False)
 
-    loaded = _load(kind, name, overrides=overrides)
-    if output_format == "json":
-        click.echo(json.dumps(inventory.origin_json(loaded), indent=2, ensure_ascii=False))
-    else:
-        click.echo(to_yaml(loaded.document, header=inventory.origin_lines(loaded)), nl=False)
+    of_show = f"Print a {kind} as YAML, whatever it extends and --set included."
+
+    @group.command("show", help=words(of_show, f"show {name}"))
+    @click.argument("name", shell_complete=complete_names(kind))
+    @set_option("Change one value.")
+    @format_option(("yaml", "json"))
+    @help_option
+    def show_document(*, name: str, set: tuple[str, ...], output_format: str) -> None:
+        from axonn_tune.report import inventory
+        from axonn_tune.specs.document import to_yaml
+
+        loaded = _load(kind, name, overrides=set)
+        if output_format == "json":
+            click.echo(json.dumps(inventory.origin_json(loaded), indent=2, ensure_ascii=False))
+        else:
+            click.echo(to_yaml(loaded.document, header=inventory.origin_lines(loaded)), nl=False)
+
+    of_check = f"Check {kind} files (or names) and report everything wrong in them."
+
+    @group.command("check", help=words(of_check, f"check {name}"))
+    @click.argument("files", nargs=-1, required=True)
+    @help_option
+    def check_documents(*, files: tuple[str, ...]) -> None:
+        _check(kind, files)
 
 
 def _check(kind: Kind, names: tuple[str, ...]) -> None:
@@ -97,42 +121,6 @@ def _warn_changed(loaded: Loaded[Machine]) -> None:
     if loaded.document.measured is not None:
         for difference in differences(loaded.document.measured):
             click.echo(f"Warning: {loaded.path}: {difference}; its times may not hold here", err=True)
-
-
-def example(words: str) -> str:
-    """End of a help text."""
-    return f"\n\n\b\nExample:\n  axonn-tune {words}"
-
-
-def _add_common(group: click.Group, kind: Kind) -> None:
-    """Give a group its `list`, `show` and `check`."""
-    plural, name = f"{kind}s", {"model": "80b", "machine": "perlmutter"}[kind]
-
-    @group.command("list", help=f"List the {plural} that can be named.{example(f'{plural} list')}")
-    @format_option(("table", "json"))
-    @help_option
-    def list_documents(*, output_format: str) -> None:
-        _list(kind, output_format=output_format)
-
-    @group.command(
-        "show",
-        help=f"Print a {kind} as YAML, whatever it extends and --set included.{example(f'{plural} show {name}')}",
-    )
-    @click.argument("name", shell_complete=complete_names(kind))
-    @set_option("Change one value.")
-    @format_option(("yaml", "json"))
-    @help_option
-    def show_document(*, name: str, set: tuple[str, ...], output_format: str) -> None:
-        _show(kind, name, overrides=set, output_format=output_format)
-
-    @group.command(
-        "check",
-        help=f"Check {kind} files (or names) and report everything wrong in them.{example(f'{plural} check {name}')}",
-    )
-    @click.argument("files", nargs=-1, required=True)
-    @help_option
-    def check_documents(*, files: tuple[str, ...]) -> None:
-        _check(kind, files)
 
 
 _add_common(models_command, "model")

@@ -9,12 +9,9 @@ import click
 
 from axonn_tune.cli.options import (
     Count,
-    directory_option,
     help_option,
-    resume_from_option,
-    resume_option,
-    steps_option,
     terms_option,
+    training_options,
     write_or_print,
 )
 
@@ -163,10 +160,7 @@ def exec_command(*, name: str, place: str, command: tuple[str, ...]) -> None:
 @lab_command.command("run")
 @_name_option
 @click.argument("launch", metavar="LAUNCH.YAML")
-@steps_option
-@resume_option
-@resume_from_option
-@directory_option
+@training_options
 @terms_option
 @click.option(
     "--realtime", is_flag=True, help="Prioritize over all other processes of this host (SCHED_RR); root only."

@@ -284,12 +284,19 @@ def _colored(ctx: click.Context, param: click.Parameter, value: bool | None) -> 
     return use_color(wanted=value)
 
 
-steps_option = click.option("--steps", type=Count(), metavar="N", help="Train up to this step. Default: the config's.")
-resume_option = click.option("--resume", is_flag=True, help="Fail if there is no checkpoint to resume from.")
-resume_from_option = click.option(
-    "--resume-from", metavar="NAME", help="Resume from this checkpoint, such as step-200, instead of the newest."
+training_options = added(
+    [
+        click.option("--steps", type=Count(), metavar="N", help="Train up to this step. Default: the config's."),
+        click.option("--resume", is_flag=True, help="Fail if there is no checkpoint to resume from."),
+        click.option(
+            "--resume-from",
+            metavar="NAME",
+            help="Resume from this checkpoint, such as step-200, instead of the newest.",
+        ),
+        click.option("--directory", metavar="DIR", help="Folder for metrics. Default: runs/<time>-<name>."),
+    ]
 )
-directory_option = click.option("--directory", metavar="DIR", help="Folder for metrics. Default: runs/<time>-<name>.")
+"""Options of commands that train as a launch config says."""
 terms_option = click.option(
     "--terms", is_flag=True, help="In the final table, one row for each collective of each layer."
 )

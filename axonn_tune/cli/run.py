@@ -12,13 +12,10 @@ import click
 
 from axonn_tune.cli.options import (
     Count,
-    directory_option,
     format_option,
     help_option,
-    resume_from_option,
-    resume_option,
-    steps_option,
     terms_option,
+    training_options,
 )
 
 if TYPE_CHECKING:
@@ -28,10 +25,7 @@ if TYPE_CHECKING:
 
 @click.command("run", short_help="Execute a launch config.")
 @click.argument("launch", metavar="LAUNCH.YAML")
-@steps_option
-@resume_option
-@resume_from_option
-@directory_option
+@training_options
 @click.option(
     "--dry-run",
     is_flag=True,

@@ -102,7 +102,8 @@ def search_command(
     from axonn_tune.report.ranking import no_room_words
 
     if emit and output is None:
-        output = _default_output(emit, framework=options["framework"])
+        script = "run.sbatch" if "slurm" in emit else "run.sh"
+        output = "launch.yaml" if options["framework"] in (None, "axonn-tune") else script
     _check_output(output, pick=pick, tokens=tokens)
     named = {"html": html, "tokens": tokens, **{name: options[name] for name in ("model", "machine")}}
     if output:
@@ -140,12 +141,6 @@ def _next(found: SearchResult) -> str:
     elif framework.launch:
         said.append(f"-o run --emit slurm writes a script with {framework.title}'s arguments")
     return f"Next, with the same workload, hardware and constraints: {', '.join(said)}."
-
-
-def _default_output(emit: tuple[str, ...], *, framework: str | None) -> str:
-    """The file that --emit writes unless -o names one."""
-    ours = framework in (None, "axonn-tune")
-    return "launch.yaml" if ours else "run.sbatch" if "slurm" in emit else "run.sh"
 
 
 def _check_output(output: str | None, *, pick: int, tokens: str | None) -> None:

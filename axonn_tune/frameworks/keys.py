@@ -86,7 +86,6 @@ SHIPPED = (
 )
 
 
-@cache
 def all_tables() -> tuple[str, ...]:
     """Every table, those of frameworks that have their own first."""
     return (*(one.name for one in registry().values() if one.keys), *SHIPPED)
@@ -128,10 +127,15 @@ def named(name: str, tables: tuple[str, ...] = ()) -> Key | None:
     return _index(tables or all_tables())[0].get(name)
 
 
-@lru_cache(maxsize=1 << 14)
 def find(name: str, tables: tuple[str, ...] = ()) -> Key | None:
     """The argument of this name: that of its longest end that a table has, and there rather by name than by pattern."""
-    exact, patterns, every = _index(tables or all_tables())
+    return lookup(name, tables or all_tables())
+
+
+@lru_cache(maxsize=1 << 14)
+def lookup(name: str, tables: tuple[str, ...]) -> Key | None:
+    """`find` in these tables; remembered."""
+    exact, patterns, every = _index(tables)
     parts = name.split(".")
     for at in range(max(0, len(parts) - 4), len(parts)):
         end = ".".join(parts[at:])
@@ -149,4 +153,12 @@ def switched_on(name: str) -> str:
 
 def names_of(field: str) -> tuple[str, ...]:
     """Arguments that state a field, in the order in which they count."""
-    return tuple(dict.fromkeys(key.name for name in all_tables() for key in table(name) if key.field == field))
+    return _names_of(all_tables()).get(field, ())
+
+
+@cache
+def _names_of(tables: tuple[str, ...]) -> dict[str, tuple[str, ...]]:
+    found: dict[str, dict[str, None]] = {}
+    for key in (key for name in tables for key in table(name)):
+        found.setdefault(key.field, {})[key.name] = None
+    return {field: tuple(names) for field, names in found.items()}

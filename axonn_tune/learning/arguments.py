@@ -54,7 +54,6 @@ DeepSpeed's world size is that of the ranks that share a batch (runtime/config.p
 model parallelism). `experts` is no column of the CSV: a record with more than one is refused.
 """
 
-_COUNTS = {_COLUMNS.get(field, field): names_of(field) for field in _WHOLE}
 _ON_OR_OFF = ("True", "False", "off")
 _OF_MEGATRON = (*table("megatron"), *table("megatron_axonn"))
 SWITCHES = frozenset(key.name for key in _OF_MEGATRON if key.default in _ON_OR_OFF)
@@ -203,10 +202,15 @@ def columns_of(arguments: Arguments, given: Mapping[str, Stated] | None = None) 
     """
     fixed = given or {}
     found: dict[str, Stated] = {**fixed}
-    for column, names in _COUNTS.items():
-        number = _count(arguments, *names)
+    for field_ in _WHOLE:
+        column, number = _COLUMNS.get(field_, field_), _count(arguments, *names_of(field_))
         if number is not None and column not in fixed:
             found[column] = number
+    if (mapping := _true(arguments, "use_tp_pp_dp_mapping")) and "order" not in fixed:
+        found["order"] = Stated(("x", "z", "context", "pipeline", "data"), mapping.line)
+    if {"model.name", "model.flavor"} <= arguments.keys() and "model" not in fixed:
+        name, flavor = arguments["model.name"], arguments["model.flavor"]
+        found["model"] = Stated(f"{name.value} {flavor.value}", name.line)
     for column, reading in _WORDS.items():
         stated = reading(arguments)
         if stated is not None and column not in fixed:
@@ -318,7 +322,7 @@ def _add_chunks(arguments: Arguments, found: dict[str, Stated]) -> None:
     elif looped is not None and "vpp" not in found and found.get("pp", _ONE).value != 1:
         # Of torchtitan's looped schedules a stage has two chunks unless its layers are given.
         found["vpp"] = Stated(2 if re.match("Interleaved|Looped", looped.value) else 1, looped.line)
-    elif "vpp" not in found and (silent := _first(arguments, *_COUNTS["vpp"])) is not None:
+    elif "vpp" not in found and (silent := _first(arguments, *names_of("chunks"))) is not None:
         found["vpp"] = Stated(1, silent.line)
 
 
@@ -485,12 +489,6 @@ def _zero(arguments: Arguments) -> Stated | None:
     return None if switch is None else Stated(str(int(switch.value)), switch.line)
 
 
-def _order(arguments: Arguments) -> Stated | None:
-    """Megatron-Core's other rank order."""
-    mapping = _true(arguments, "use_tp_pp_dp_mapping")
-    return None if mapping is None else Stated(("x", "z", "context", "pipeline", "data"), mapping.line)
-
-
 def _attention(arguments: Arguments) -> Stated | None:
     backend = _first(arguments, "attention_backend", "attn_implementation")
     if backend is not None:
@@ -517,24 +515,17 @@ def _overlap(arguments: Arguments) -> Stated | None:
     return Stated(" + ".join(dict.fromkeys(words)) or "none", stated[0].line) if stated else None
 
 
-def _model(arguments: Arguments) -> Stated | None:
-    name, flavor = arguments.get("model.name"), arguments.get("model.flavor")
-    return None if name is None or flavor is None else Stated(f"{name.value} {flavor.value}", name.line)
-
-
 _WORDS: dict[str, Callable[[Arguments], Stated | None]] = {
     "kv_heads": _kv_heads,
     "gated_mlp": _gated,
     "seq_parallel": _switch("sequence_parallel", "enable_sequence_parallel"),
     "biases": _switch("add_bias_linear", "model.bias", opposite="disable_bias_linear"),
     "tied": _switch("share_embeddings_and_output_weights", opposite="untie_embeddings_and_output_weights"),
-    "order": _order,
     "recompute": _recompute,
     "precision": _precision,
     "zero_stage": _zero,
     "attn": _attention,
     "overlap": _overlap,
-    "model": _model,
     "gpu": lambda arguments: arguments.get("device_name"),
 }
 """Readers of columns that are not plain numbers."""

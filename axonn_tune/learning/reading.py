@@ -10,11 +10,11 @@ from __future__ import annotations
 import hashlib
 import math
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from axonn_tune.errors import DocumentError, Problem, UnknownNameError, UsageError, suggest
 from axonn_tune.frameworks import find_framework
@@ -70,18 +70,16 @@ class EvidenceRequest:
     @cached_property
     def stated(self) -> dict[str, str]:
         """Facts by column; UsageError for an invalid one."""
-        pairs = self.facts.items() if isinstance(self.facts, Mapping) else map(_fact, self.facts)
+        pairs = [*self.facts.items()] if isinstance(self.facts, Mapping) else []
+        for words in () if isinstance(self.facts, Mapping) else self.facts:
+            column, _, value = (part.strip() for part in words.partition("="))
+            if not column or not value:
+                raise UsageError(f"--fact {words}: write COLUMN=VALUE, as in tp=8")
+            pairs.append((column, value))
         found = {column: cell_text(value) for column, value in pairs}
         if unknown := [name for name in found if name not in COLUMNS]:
             raise UsageError(f"--fact {unknown[0]}: no such column{suggest(unknown[0], COLUMNS)}")
         return found
-
-
-def _fact(words: str) -> tuple[str, str]:
-    column, _, value = (part.strip() for part in words.partition("="))
-    if not column or not value:
-        raise UsageError(f"--fact {words}: write COLUMN=VALUE, as in tp=8")
-    return column, value
 
 
 @dataclass(frozen=True)
@@ -104,38 +102,28 @@ class Evidence:
             yield from (source for digest in self.digests if digest in source)
 
 
-@dataclass(frozen=True)
-class _Rows:
-    """Steps of a CSV file, or of a training log; errors: relative standard error of each time."""
+class _Notes(NamedTuple):
+    """Assumptions of a reading, and what it left out."""
 
-    path: Path
-    rows: tuple[StepRow, ...]
-    errors: tuple[float, ...]
-    said: tuple[str, ...] = ()
-    left_out: tuple[str, ...] = ()
+    assumed: list[str]
+    left_out: list[str]
 
 
 @dataclass(frozen=True)
-class _Run:
-    """A run's folder."""
+class _Found:
+    """What a file holds.
 
-    path: Path
-    launch: Launch
-    summary: Summary
+    samples: on a profile, with the file in a line. kind: `rows` where options may state what it does not, `probes`
+    where they state ranks and software. machine: its own profile; nearest: profiles nearest to its rows; device: its
+    accelerator as a driver names it. nodes: ranks of one node, and of all.
+    """
 
-
-@dataclass(frozen=True)
-class _Probes:
-    """Times of collectives and GEMMs, once the profile is known whose nodes they ran on."""
-
-    path: Path
-    times: Callable[[Machine], Mapping[Probe, float]]
-    said: tuple[str, ...] = ()
-    noun: str = "collective"
+    samples: Callable[[Machine, _Notes], tuple[list[Sample], str]]
+    kind: Literal["rows", "probes", "measured"]
+    machine: Callable[[], Machine] | None = None
+    nearest: frozenset[str | None] = frozenset()
     device: str = ""
-
-
-_Read: TypeAlias = _Rows | _Run | _Probes | Measurements
+    nodes: tuple[int, int] = (0, 0)
 
 
 def read_evidence(request: EvidenceRequest) -> Evidence:
@@ -146,26 +134,20 @@ def read_evidence(request: EvidenceRequest) -> Evidence:
     digests = _digests(request.paths)
     found = [_read(Path(path), request) for path in request.paths]
     _require_use(found, request)
-    assumed: list[str] = []
-    machine = _base(found, request, assumed)
-    samples: list[Sample] = []
-    sources: list[str] = []
-    left_out: list[str] = []
-    for one in found:
-        own, source = _samples(one, machine, request, assumed, left_out)
-        samples += own
-        sources.append(source)
+    notes = _Notes([], [])
+    machine = _base(found, request, notes.assumed)
+    read = [one.samples(machine, notes) for one in found]
+    samples, sources = [sample for several, _ in read for sample in several], [source for _, source in read]
     if not samples:
-        raise UsageError("\n".join(["nothing to learn from:", *(left_out or sources)]))
+        raise UsageError("\n".join(["nothing to learn from:", *(notes.left_out or sources)]))
     named = [find_framework(request.framework)] if request.framework else []
     frameworks = tuple({one.name: one for one in (*named, *(sample.framework for sample in samples))}.values())
-    return Evidence(tuple(samples), machine, frameworks, tuple(sources), digests, tuple(assumed), tuple(left_out))
+    return Evidence(tuple(samples), machine, frameworks, tuple(sources), digests, *map(tuple, notes))
 
 
-def _require_use(found: Sequence[_Read], request: EvidenceRequest) -> None:
+def _require_use(found: Sequence[_Found], request: EvidenceRequest) -> None:
     """UsageError for an option that no file needs."""
-    rows = any(isinstance(one, _Rows) for one in found)
-    probes = any(isinstance(one, _Probes) for one in found)
+    rows, probes = (any(one.kind == kind for one in found) for kind in ("rows", "probes"))
     unused = {
         "--fact": bool(request.facts) and not rows,
         "--model": request.model is not None and not rows,
@@ -192,7 +174,7 @@ def _digests(paths: Sequence[str | Path]) -> tuple[str, ...]:
 # Kinds of files.
 
 
-def _read(path: Path, request: EvidenceRequest) -> _Read:
+def _read(path: Path, request: EvidenceRequest) -> _Found:
     if path.is_dir():
         return _run_folder(path)
     if path.name == SUMMARY_NAME:
@@ -209,13 +191,31 @@ def _read(path: Path, request: EvidenceRequest) -> _Read:
     )
 
 
-def _run_folder(path: Path) -> _Run:
+def _run_folder(path: Path) -> _Found:
     for name in (SUMMARY_NAME, LAUNCH_NAME):
         if not (path / name).is_file():
             raise UsageError(f"{str(path)!r} has no {name}: it is not the folder of a run that has ended")
-    return _Run(
-        path, load_document(path / LAUNCH_NAME, schema=Launch), load_document(path / SUMMARY_NAME, schema=Summary)
-    )
+    launch = load_document(path / LAUNCH_NAME, schema=Launch)
+    summary = load_document(path / SUMMARY_NAME, schema=Summary)
+
+    def machine() -> Machine:
+        name = launch.predicted.machine
+        try:
+            return load_machine(name).document
+        except UnknownNameError:
+            words = f"{path.name} was predicted for the profile {name!r}, which no name finds"
+            raise UsageError(f"{words}: give its file with --machine") from None
+
+    def samples(machine: Machine, notes: _Notes) -> tuple[list[Sample], str]:
+        return [run_sample(launch, summary, machine, name=path.name)], f"{path.name}: a run"
+
+    return _Found(samples, "measured", machine, nodes=(launch.ranks_per_node, launch.grid.world))
+
+
+def _measurements(path: Path, request: EvidenceRequest) -> _Found:
+    found = load_document(path, schema=Measurements)
+    place = (found.place.ranks_per_node, found.place.ranks)
+    return _Found(lambda machine, _: measured_evidence(found, machine), "measured", lambda: found.machine, nodes=place)
 
 
 MOST_LEFT_OUT = 5
@@ -230,7 +230,7 @@ _OF_COLLECTIVES = re.compile(
 )
 
 
-def _reader(text: str) -> Callable[[Path, EvidenceRequest], _Read] | None:
+def _reader(text: str) -> Callable[[Path, EvidenceRequest], _Found] | None:
     """What reads a file of this content."""
     from axonn_tune.learning.training_logs import looks_like_training_log
 
@@ -238,7 +238,7 @@ def _reader(text: str) -> Callable[[Path, EvidenceRequest], _Read] | None:
     if len({name.strip() for name in columns} & set(COLUMNS)) > len(columns) // 2 > 2:
         return _rows
     if "axonn-tune/measurement/" in head:
-        return lambda path, request: load_document(path, schema=Measurements)
+        return _measurements
     if head.lstrip()[:1] in "{[" and any(word in head for word in _IN_TRACES):
         return _trace
     if looks_like_training_log(text):
@@ -246,7 +246,7 @@ def _reader(text: str) -> Callable[[Path, EvidenceRequest], _Read] | None:
     return _collectives if _OF_COLLECTIVES.search(text) else None
 
 
-def _rows(path: Path, request: EvidenceRequest) -> _Rows:
+def _rows(path: Path, request: EvidenceRequest) -> _Found:
     """A CSV of steps, whose blank cells and missing columns are what was given."""
     given, named = _given(request), "gpu" not in request.stated
     plain: dict[str, list[int]] = {}
@@ -258,7 +258,7 @@ def _rows(path: Path, request: EvidenceRequest) -> _Rows:
         if (
             "framework" in stated
             and "framework" in asked
-            and not _same_words(stated["framework"].value, str(asked["framework"]))
+            and not _is_part(stated["framework"].value, str(asked["framework"]))
         ):
             raise ValueError(f"framework is {stated['framework'].value}, but {asked['framework']} is given")
         run = StatedRun(str(path), record.get("framework", ""), (line, line), stated).with_given(asked)
@@ -272,13 +272,30 @@ def _rows(path: Path, request: EvidenceRequest) -> _Rows:
     timed = tuple(row for row in rows if row.step_s is not None)
     if not timed:
         raise UsageError(f"{str(path)!r} has no row with a time (column step_s)")
-    said = (f"{path.name}:{_listed(lines)}: {words}; --model NAME says it" for words, lines in plain.items())
-    return _Rows(path, timed, (0.0,) * len(timed), tuple(said))
+    said = []
+    for words, lines in plain.items():
+        place = f"{lines[0]} and {len(lines) - 1} more" if len(lines) > 1 else str(lines[0])
+        said.append(f"{path.name}:{place}: {words}; --model NAME says it")
+    return _of_rows(path, timed, (0.0,) * len(timed), _Notes(said, []))
 
 
-def _listed(lines: Sequence[int]) -> str:
-    """The first of some lines, and how many there are."""
-    return f"{lines[0]} and {len(lines) - 1} more" if len(lines) > 1 else str(lines[0])
+def _of_rows(path: Path, rows: Sequence[StepRow], errors: Sequence[float], own: _Notes) -> _Found:
+    """Steps of a CSV file, or of a training log; errors: relative standard error of each time."""
+
+    def samples(machine: Machine, notes: _Notes) -> tuple[list[Sample], str]:
+        found = []
+        notes.assumed.extend(own.assumed)
+        notes.left_out.extend(own.left_out)
+        for row, spread in zip(rows, errors, strict=True):
+            place, case = f"{path.name}:{row.line}", case_of(row, machine=machine)
+            if isinstance(case, str):
+                notes.left_out.append(f"{place}: {case}")
+                continue
+            notes.assumed.extend(f"{place}: {words}" for words in differences(row, machine))
+            found.append(step_sample(case, name=place, spread=spread))
+        return found, f"{path.name}: {_counted(found, 'step')}"
+
+    return _Found(samples, "rows", nearest=frozenset(profile_of(row) for row in rows))
 
 
 _PLAIN_MODEL = {
@@ -288,40 +305,59 @@ _PLAIN_MODEL = {
 """Columns of a model that change its FLOPs, and what they are taken to be where they are blank."""
 
 
-def _collectives(path: Path, request: EvidenceRequest) -> _Probes:
+def _collectives(path: Path, request: EvidenceRequest) -> _Found:
     from axonn_tune.learning.collective_logs import read_log, times_of
 
     log = read_log(path, ranks=request.ranks, nodes=request.nodes)
     cut_off = ((line, "the log is cut off here; what comes before counts") for line in log.cut_off)
-    said = (f"{path.name}:{line}: {words}" for line, words in (*log.assumed, *cut_off))
-    return _Probes(path, partial(times_of, log), tuple(said), device=log.device)
+    said = [f"{path.name}:{line}: {words}" for line, words in (*log.assumed, *cut_off)]
+    return _of_probes(path, request, partial(times_of, log), said, "collective", log.device)
 
 
-def _trace(path: Path, request: EvidenceRequest) -> _Probes:
+def _trace(path: Path, request: EvidenceRequest) -> _Found:
     from axonn_tune.learning.traces import read_trace
 
     found = read_trace(path)
     if not found:
         raise UsageError(f"{str(path)!r} has no collective with its size and group, and no GEMM with its shapes")
-    said = [f"{path.name}: GEMMs ran in bf16, on CPUs in fp32"]
     gemms = any(isinstance(probe, MatmulProbe) for probe in found)
-    return _Probes(path, lambda machine: found, tuple(said if gemms else ()), "time" if gemms else "collective")
+    said = [f"{path.name}: GEMMs ran in bf16, on CPUs in fp32"] if gemms else []
+    return _of_probes(path, request, lambda machine: found, said, "time" if gemms else "collective")
 
 
-def _training_log(path: Path, request: EvidenceRequest) -> _Rows:
+def _of_probes(
+    path: Path,
+    request: EvidenceRequest,
+    times: Callable[[Machine], Mapping[Probe, float]],
+    said: Sequence[str],
+    noun: str,
+    device: str = "",
+) -> _Found:
+    """Times of collectives and GEMMs, once the profile is known whose nodes they ran on."""
+    framework = find_framework(request.framework) if request.framework else AXONN_TUNE
+
+    def samples(machine: Machine, notes: _Notes) -> tuple[list[Sample], str]:
+        notes.assumed.extend(said)
+        found = probe_samples(times(machine), machine, framework, name=path.name)
+        return found, f"{path.name}: {counted(sum(len(sample.what) for sample in found), noun)}"
+
+    return _Found(samples, "probes", device=device)
+
+
+def _training_log(path: Path, request: EvidenceRequest) -> _Found:
     from axonn_tune.learning.training_logs import read_training_log
 
     given = _given(request, _beside(path))
     runs = read_training_log(path)
     rows = tuple(_row_of(run, given) for run in runs)
     errors = tuple(run.spread / math.sqrt(len(run.times_s)) for run in runs)
-    said = (f"{path.name}:{run.lines[0]}: {words}" for run in runs for words in run.assumed)
+    said = [f"{path.name}:{run.lines[0]}: {words}" for run in runs for words in run.assumed]
     left_out = [f"{path.name}:{line}: {words}" for run in runs for line, words in run.left_out]
     more = [f"{path.name}: {len(left_out) - MOST_LEFT_OUT} lines more"] if len(left_out) > MOST_LEFT_OUT else []
-    return _Rows(path, rows, errors, tuple(said), (*left_out[:MOST_LEFT_OUT], *more))
+    return _of_rows(path, rows, errors, _Notes(said, [*left_out[:MOST_LEFT_OUT], *more]))
 
 
-def _same_words(one: str, other: str) -> bool:
+def _is_part(one: str, other: str) -> bool:
     """Whether one name is part of the other, signs and case apart: `Megatron-LM (NeMo)` and `nemo`."""
     plain = ["".join(filter(str.isalnum, words.lower())) for words in (one, other)]
     return plain[0] in plain[1] or plain[1] in plain[0]
@@ -364,10 +400,11 @@ def _beside(path: Path) -> dict[str, str]:
 # Base profile and samples.
 
 
-def _base(found: Sequence[_Read], request: EvidenceRequest, assumed: list[str]) -> Machine:
+def _base(found: Sequence[_Found], request: EvidenceRequest, assumed: list[str]) -> Machine:
     """The base profile, with an added inter-node level where the evidence has nodes and the profile has none."""
     machine = _nearest(found, assumed) if request.machine is None else load_machine(request.machine).document
-    per_node = request.ranks_per_node or _ranks_per_node(found)
+    nodes = (one.nodes[0] for one in found if one.nodes[0] < one.nodes[1])
+    per_node = request.ranks_per_node or next(nodes, None)
     if per_node is None or per_node == 1 or len(machine.tiers) > 1 or machine.tiers[0].ranks is not None:
         if request.ranks_per_node is not None and len(machine.tiers) > 1:
             raise UsageError(f"--ranks-per-node is for profiles of one network level; {machine.name} has several")
@@ -381,23 +418,15 @@ def _base(found: Sequence[_Read], request: EvidenceRequest, assumed: list[str]) 
     return with_nodes(machine, per_node)
 
 
-def _with_device(device: str) -> Iterable[str]:
-    """Profiles whose accelerator is a device as drivers name it, `NVIDIA H100 80GB HBM3`."""
-    product = re.search(r"[A-Z]+\d{2,}\w*", device)
-    return machines_with(product[0]) if product else ()
-
-
-def _nearest(found: Sequence[_Read], assumed: list[str]) -> Machine:
+def _nearest(found: Sequence[_Found], assumed: list[str]) -> Machine:
     """The profile of a measurement, or the one nearest to the rows' accelerator; UsageError without either."""
-    for one in found:
-        if isinstance(one, Measurements):
-            return one.machine
-        if isinstance(one, _Run):
-            return _of_run(one)
-    names = {profile_of(row) for one in found if isinstance(one, _Rows) for row in one.rows} - {None}
+    if own := next((one.machine for one in found if one.machine), None):
+        return own()
+    names = {name for one in found for name in one.nearest} - {None}
     if len(names) != 1:
         several = f": its rows are of {', '.join(sorted(map(str, names)))}" if names else ""
-        near = sorted({name for one in found if isinstance(one, _Probes) for name in _with_device(one.device)})
+        products = (product for one in found if (product := re.search(r"[A-Z]+\d{2,}\w*", one.device)))
+        near = sorted({name for product in products for name in machines_with(product[0])})
         such = f", such as {' or '.join(near)}" if near else ""
         raise UsageError(
             f"the evidence does not say on which machine it ran{several}; name the nearest with --machine{such}"
@@ -405,23 +434,6 @@ def _nearest(found: Sequence[_Read], assumed: list[str]) -> Machine:
     name = str(names.pop())
     assumed.append(f"base profile {name}, the nearest to what the rows say; --machine names another")
     return load_machine(name).document
-
-
-def _of_run(run: _Run) -> Machine:
-    """The profile that a run was predicted for; UsageError if it is not found by name."""
-    name = run.launch.predicted.machine
-    try:
-        return load_machine(name).document
-    except UnknownNameError:
-        words = f"{run.path.name} was predicted for the profile {name!r}, which no name finds"
-        raise UsageError(f"{words}: give its file with --machine") from None
-
-
-def _ranks_per_node(found: Sequence[_Read]) -> int | None:
-    """Ranks of a node where the evidence has several nodes."""
-    sizes = [(one.place.ranks_per_node, one.place.ranks) for one in found if isinstance(one, Measurements)]
-    sizes += [(one.launch.ranks_per_node, one.launch.grid.world) for one in found if isinstance(one, _Run)]
-    return next((per_node for per_node, ranks in sizes if per_node < ranks), None)
 
 
 def with_nodes(machine: Machine, per_node: int) -> Machine:
@@ -433,40 +445,11 @@ def with_nodes(machine: Machine, per_node: int) -> Machine:
     return machine.model_copy(update={"tiers": (inner, outer)})
 
 
-def _samples(
-    one: _Read, machine: Machine, request: EvidenceRequest, assumed: list[str], left_out: list[str]
-) -> tuple[list[Sample], str]:
-    """Samples of a file, and the file in a line."""
-    if isinstance(one, _Rows):
-        assumed += one.said
-        left_out += one.left_out
-        found = list(_of_rows(one, machine, assumed, left_out))
-        return found, f"{one.path.name}: {_counted(found, 'step')}"
-    if isinstance(one, Measurements):
-        return measured_evidence(one, machine)
-    if isinstance(one, _Run):
-        return [run_sample(one.launch, one.summary, machine, name=one.path.name)], f"{one.path.name}: a run"
-    assumed += one.said
-    framework = find_framework(request.framework) if request.framework else AXONN_TUNE
-    found = probe_samples(one.times(machine), machine, framework, name=one.path.name)
-    return found, f"{one.path.name}: {counted(sum(len(sample.what) for sample in found), one.noun)}"
-
-
 def measured_evidence(measurements: Measurements, machine: Machine) -> tuple[list[Sample], str]:
     """Samples of a validation, and the validation in a line."""
     day = measurements.created[:10]
     found = measured_samples(measurements, machine, name=f"validate, {day}")
     return found, f"validate of {day}: {_counted(found, 'configuration')}"
-
-
-def _of_rows(one: _Rows, machine: Machine, assumed: list[str], left_out: list[str]) -> Iterator[Sample]:
-    for row, spread in zip(one.rows, one.errors, strict=True):
-        case = case_of(row, machine=machine)
-        if isinstance(case, str):
-            left_out.append(f"{one.path.name}:{row.line}: {case}")
-            continue
-        assumed += [f"{one.path.name}:{row.line}: {words}" for words in differences(row, machine)]
-        yield step_sample(case, name=f"{one.path.name}:{row.line}", spread=spread)
 
 
 def _counted(found: Sequence[Sample], noun: str) -> str:

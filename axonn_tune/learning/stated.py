@@ -400,8 +400,13 @@ def read_run(
     said = (*_replaced(columns_of(stated), facts), *_replaced_flavor(source, document), *source.remarks)
     run = CommandRun(str(path), name, (line, line), columns, arguments, said, ignored, unknown, document)
     settled = _settled(run, source, implied)
-    missing = _missing(settled, needed)
-    settled.require(missing, _how(missing, source))
+    # A batch that follows from the number of GPUs is not asked for beside it.
+    follows = "n_gpus" not in settled.columns and "mbs" in settled.columns
+    missing = [name for name in needed if name not in settled.columns and not (name == "gbs" and follows)]
+    options = {"n_gpus": "--gpus N", "gbs": "--batch N", "seq": "--seq N"}
+    unset = [f"--{name} is {source.name(name)}" for name in ("nnodes", "nproc_per_node") if "$" in source.name(name)]
+    added = ", ".join(dict.fromkeys(options.get(name, "--model NAME|FILE") for name in missing))
+    settled.require(missing, f"add {added}" + (f" ({', '.join(unset)})" if unset else ""))
     settled.check_experts()
     if "n_gpus" in needed:
         settled.check_layout()
@@ -482,18 +487,15 @@ _OF_DEEPSPEED = ("zero_stage", "overlap_gradients", "overlap_parameters", "gradi
 """Fields that DeepSpeed's own config states for Megatron-DeepSpeed."""
 
 
-def _has_megatron(source: _Source) -> bool:
-    """Whether the model is Megatron-LM's: Megatron-DeepSpeed, GPT-NeoX."""
-    return "pipe_parallel_size" in source.named or any("pretrain_" in word.value for word in source.words)
-
-
 def _implied(source: _Source, framework: str, stated: Arguments, facts: Mapping[str, Cell]) -> dict[str, str]:
     """Arguments that are neither stated nor given, as the framework or its config function has them."""
     # Megatron-Bridge has no switch for it.
     grouped = "kv_heads" in facts or source.name("recipe")
     preset = _preset(source)
     keys = {key.field: key for key in defaults_of(framework)}
-    if framework == "deepspeed" and _has_megatron(source):
+    # Megatron-DeepSpeed and GPT-NeoX have Megatron-LM's model.
+    megatron = "pipe_parallel_size" in source.named or any("pretrain_" in word.value for word in source.words)
+    if framework == "deepspeed" and megatron:
         keys |= {key.field: key for key in defaults_of("megatron-deepspeed") if key.field not in _OF_DEEPSPEED}
     found = {key.name: key.default for key in keys.values() if not set(names_of(key.field)) & stated.keys()}
     if framework == "deepspeed":
@@ -593,20 +595,6 @@ def _recomputed_at_once(stated: Arguments) -> str:
     layers = stated.get("recompute_num_layers", _NOTHING).value
     several = re.fullmatch(r"[2-9]|[1-9]\d{1,8}", layers)
     return layers if several and stated.get("recompute_method", _NOTHING).value == "uniform" else ""
-
-
-def _missing(run: CommandRun, needed: Sequence[str]) -> list[str]:
-    """Columns that a run lacks; a batch that follows from the number of GPUs is not asked for beside it."""
-    follows = "n_gpus" not in run.columns and "mbs" in run.columns
-    return [name for name in needed if name not in run.columns and not (name == "gbs" and follows)]
-
-
-def _how(missing: Sequence[str], source: _Source) -> str:
-    """Options that supply missing columns."""
-    options = {"n_gpus": "--gpus N", "gbs": "--batch N", "seq": "--seq N"}
-    unknown = [f"--{name} is {source.name(name)}" for name in ("nnodes", "nproc_per_node") if "$" in source.name(name)]
-    added = ", ".join(dict.fromkeys(options.get(name, "--model NAME|FILE") for name in missing))
-    return f"add {added}" + (f" ({', '.join(unknown)})" if unknown else "")
 
 
 def _other_parts(columns: Mapping[str, Stated], source: _Source) -> str:

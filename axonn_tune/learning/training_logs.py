@@ -77,22 +77,18 @@ class LoggedRun(StatedRun):
     @property
     def step_s(self) -> float:
         """Median step time, s; UsageError where the log prints a rate and does not say what one step processes."""
-        return statistics.median(self.times_s) * self._work()
+        if self.per == "step":
+            return statistics.median(self.times_s)
+        wanted = ("gbs",) if self.per == "sample" else ("gbs", "seq", "n_gpus")
+        self.require(wanted, f"it prints {self.per}s per second, and a step's time needs them")
+        batch, *tokens = (self.columns[name].value for name in wanted)
+        return statistics.median(self.times_s) * (batch * tokens[0] / tokens[1] if tokens else float(batch))
 
     @property
     def spread(self) -> float:
         """Standard deviation of one step over the median, by the median absolute deviation; 0 for one step."""
         middle = statistics.median(self.times_s)
         return _deviation(self.times_s) / middle
-
-    def _work(self) -> float:
-        """How much of `per` one step is."""
-        if self.per == "step":
-            return 1.0
-        wanted = ("gbs",) if self.per == "sample" else ("gbs", "seq", "n_gpus")
-        self.require(wanted, f"it prints {self.per}s per second, and a step's time needs them")
-        sizes = [self.columns[name].value for name in wanted]
-        return float(sizes[0]) if self.per == "sample" else sizes[0] * sizes[1] / sizes[2]
 
     def record(self, given: Mapping[str, Cell]) -> dict[str, Cell]:
         """A record of the step CSV. `given`: columns from options or a file beside the log.

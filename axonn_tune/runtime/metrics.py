@@ -30,7 +30,7 @@ import sys
 import time
 from collections import defaultdict, deque
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -174,25 +174,16 @@ class TimedCall:
 
 
 @dataclass(frozen=True)
-class ComputeSpan:
-    """A part of the computation, such as the forward pass of one block, in seconds from the start of the step."""
-
-    name: str
-    start_s: float
-    end_s: float
-
-
-@dataclass(frozen=True)
 class StepTimes:
     """Every collective of one step of one rank, in the order of issue, which is the same on all ranks.
 
-    unix_s: when the step began; parts: of the computation, in a traced step; host_s: its begin by the
-    clock that all processes of a host share, None on a GPU.
+    unix_s: when the step began; parts: of the computation of a traced step, in seconds from then; host_s: its begin by
+    the clock that all processes of a host share, None on a GPU.
     """
 
     calls: tuple[TimedCall, ...]
     unix_s: float = 0.0
-    parts: tuple[ComputeSpan, ...] = ()
+    parts: tuple[Span, ...] = ()
     host_s: float | None = None
 
     @property
@@ -274,7 +265,9 @@ class Timer:
             began_s = max(issued_s, free_s.get(id(call.group), issued_s))
             free_s[id(call.group)] = max(began_s, done_s)
             timed.append(TimedCall(call.entry, began_s, done_s, halted_s, resumed_s, call.edge))
-        spans = [ComputeSpan(name, since(start), since(end)) for (name, start), (_, end) in pairwise(parts) if name]
+        spans = [
+            Span(COMPUTE_LANE, name, since(start), since(end)) for (name, start), (_, end) in pairwise(parts) if name
+        ]
         return StepTimes(tuple(timed), self._unix_s, tuple(spans), self._start if self.clock.shared else None)
 
     def part(self, name: str) -> None:
@@ -344,7 +337,7 @@ def step_spans(step: int, times: StepTimes) -> Iterator[Span]:
     at_s = times.unix_s
     yield Span(COMPUTE_LANE, step_name(step), at_s, at_s + end_s)
     for part in times.parts:
-        yield Span(COMPUTE_LANE, part.name, at_s + part.start_s, at_s + part.end_s)
+        yield replace(part, start_s=at_s + part.start_s, end_s=at_s + part.end_s)
     for call in times.calls:
         name, details = term_name(*call.entry.term), {"bytes": call.entry.size_bytes}
         yield Span(COMPUTE_LANE, wait_name(name), at_s + call.halted_s, at_s + call.resumed_s)

@@ -14,6 +14,8 @@ import pytest
 
 SCREENSHOTS = Path(os.environ.get("AXONN_TUNE_SCREENSHOTS", "build/screenshots"))
 DESKTOP, PHONE = (1280, 900), (390, 844)
+PATIENCE_MS = 120_000
+"""How long a page may take on a busy host."""
 Scheme = Literal["light", "dark"]
 
 
@@ -54,14 +56,14 @@ class Seen:
         """The figure of this title, scrolled to and drawn."""
         block = self.page.locator(".block", has=self.page.locator(f":scope > h2:text-is('{title}')")).first
         block.scroll_into_view_if_needed()
-        block.locator("[data-drawn=true]").first.wait_for(timeout=30_000)
+        block.locator("[data-drawn=true]").first.wait_for(timeout=PATIENCE_MS)
         return block
 
     def draw_all(self) -> None:
         """Scroll through the whole page, so that every figure is drawn."""
         for figure in self.page.locator(".drawing > div").all():
             figure.scroll_into_view_if_needed()
-            self.page.wait_for_function("box => box.dataset.drawn", arg=figure.element_handle(), timeout=30_000)
+            self.page.wait_for_function("box => box.dataset.drawn", arg=figure.element_handle(), timeout=PATIENCE_MS)
         self.page.evaluate("window.scrollTo(0, 0)")
 
     def screenshot(self, name: str) -> None:
@@ -77,6 +79,7 @@ def opened(found: Any, path: Path, *, size: tuple[int, int] = DESKTOP, scheme: S
     context = found.new_context(
         viewport={"width": width, "height": height}, color_scheme=scheme, offline=True, reduced_motion="reduce"
     )
+    context.set_default_timeout(PATIENCE_MS)
     seen = Seen(context.new_page())
     own = path.resolve().as_uri()
     seen.page.on(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
+from contextlib import chdir
 from pathlib import Path
 from typing import Any
 
@@ -13,20 +14,22 @@ import pytest
 from axonn_tune.report.ranking_section import BREAKDOWN
 from axonn_tune.specs.launch import Launch
 from axonn_tune.specs.loading import load_document
+from axonn_tune.validation.published.rows import SHIPPED
 from tests.browser.browser import DESKTOP, PHONE, Scheme, browser, opened
 from tests.cli.running import good
 
-FIXTURES = Path(__file__).parents[1] / "fixtures"
+LAB = Path(__file__).parents[1] / "fixtures" / "diagnose"
 REPORTS = {
     "search": "--gpus 1024 --model 80b --html {}",
-    "published": "validate --published --html {}",
-    "diagnosis": f"diagnose {FIXTURES}/diagnose/lab/healthy-z4 --machine {FIXTURES}/diagnose/lab.yaml --html {{}}",
+    "rows": "validate --rows rows.csv --html {}",
+    "diagnosis": f"diagnose {LAB}/lab/healthy-z2-data2 --machine {LAB}/lab.yaml --html {{}}",
 }
 MORE = {
     "explain": "explain --gpus 64 --model llama3-8b --machine dgx-h100 --framework torchtitan --html {}",
     "sweep": "sweep --gpus 64..4096x2 --model 20b,40b --html {}",
     "compare": "compare --gpus 1024 --model 80b --html {}",
-    "run": f"report {FIXTURES}/diagnose/lab/healthy-z4 -o {{}}",
+    "published": "validate --published --html {}",
+    "run": f"report {LAB}/lab/healthy-z4 -o {{}}",
 }
 
 
@@ -39,11 +42,14 @@ def chromium() -> Iterator[Any]:
 
 @pytest.fixture(scope="module")
 def reports(chromium: Any, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """The three pages."""
+    """The three pages; that of published steps has every tenth of them."""
     folder = tmp_path_factory.mktemp("reports")
     found = {name: folder / f"{name}.html" for name in REPORTS}
-    for name, line in REPORTS.items():
-        good(line.format(found[name]))
+    heading, *steps = (SHIPPED / "steps.csv").read_text("utf-8").splitlines()
+    (folder / "rows.csv").write_text("\n".join([heading, *steps[::10], ""]), "utf-8")
+    with chdir(folder):
+        for name, line in REPORTS.items():
+            good(line.format(found[name]))
     return found
 
 
@@ -193,8 +199,8 @@ def test_figures_answer(chromium: Any, reports: dict[str, Path]) -> None:
 
 
 def test_published_rows_are_pointed_at_and_filtered(chromium: Any, reports: dict[str, Path]) -> None:
-    """Guards `validate --published --html`: points say what they are, errors are another view, rows filter."""
-    with opened(chromium, reports["published"]) as seen:
+    """Guards `validate --rows --html`: points say what they are, errors are another view, rows filter."""
+    with opened(chromium, reports["rows"]) as seen:
         block = seen.drawn("Predicted vs. measured")
         block.locator(".scatterlayer .point").last.hover(force=True)
         said = block.locator(".hoverlayer .hovertext").first

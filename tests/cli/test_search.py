@@ -188,6 +188,16 @@ def test_several_costs_show_where_they_disagree() -> None:
         assert config["ranks"] == {"paper": ranks.get(tuple(config[axis] for axis in AXES))}
 
 
+def test_what_no_published_step_validates_is_marked() -> None:
+    """Guards marks: 64k GPUs and an accelerator without a row, in the table, in JSON and in one remark."""
+    line = "--gpus 65536 --model 320b --machine frontier --rank-by step --recompute full --top 3"
+    done = good(line)
+    assert done.out.count("°") >= 3
+    assert "largest number of GPUs in the data" in " ".join(done.err.split())
+    configs = good(f"{line} --format json").document["configs"]
+    assert configs[0]["outside_evidence"] == ["gpus", "accelerator"]
+
+
 def test_columns_without_room_and_uneven_splits_are_counted() -> None:
     """Guards silence: what a narrow table leaves out is named, and candidates include the uneven splits that fit."""
     narrow = good("--gpus 64 --model llama3-8b --machine dgx-h100 --framework torchtitan --tp 2 --pp 1 --top 2")

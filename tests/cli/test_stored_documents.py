@@ -61,7 +61,6 @@ def test_ranking_keeps_its_keys(name: str) -> None:
     assert set(_keys(stored)) <= set(_keys(good(RANKINGS[name]).document))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", ["launch.yaml", "launch-2-ranks.yaml"], ids=["same-grid", "another-grid"])
 def test_checkpoint_is_trained_on(name: str, tmp_path: Path) -> None:
     """Guards checkpoints: training goes on from one, on its own grid and on another, as it did in version 1."""

@@ -9,7 +9,16 @@ import pytest
 
 from axonn_tune import validate_rows
 from tests.cli.running import good, run
-from tests.unit.report.published import STEPS, step
+
+STEPS = (
+    "id,dataset,gpu,gpu_mem_gb,n_gpus,gpus_per_node,framework,model,layers,hidden,heads,ffn,vocab,seq,gbs,mbs,tp,pp,dp,"
+    "recompute,precision,step_s\n"
+)
+
+
+def step(name: str, *, gpu: str = "A100-SXM") -> str:
+    """One row of 8 GPUs."""
+    return f"{name},ours,{gpu},80,8,8,Megatron-LM,GPT 1.3B,24,2048,16,8192,51200,2048,64,2,1,1,8,none,bf16,1.0\n"
 
 
 def test_without_plotly_nothing_is_predicted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -31,16 +31,3 @@ def test_layers_and_tokens_are_independent() -> None:
     first = dropout()(ones, torch.arange(512)) == 0
     for other in (dropout("blocks.0.mlp.fc2")(ones, torch.arange(512)), dropout()(ones, torch.arange(512, 1024))):
         assert float((first == (other == 0)).double().mean()) == pytest.approx(alike, abs=0.01)
-
-
-def test_a_piece_is_cut_from_the_whole() -> None:
-    """Guards other grids: columns and tokens of a rank are dropped as they are on one rank."""
-    x, tokens = torch.randn(64, HIDDEN, dtype=torch.float64), 10**9 + torch.arange(64)
-    whole = dropout()(x, tokens)
-    assert torch.equal(dropout(columns=range(32, 64))(x[16:32, 32:64], tokens[16:32]), whole[16:32, 32:64])
-
-
-def test_none_is_the_tensor_itself() -> None:
-    """Guards the default, which costs nothing."""
-    x = torch.randn(4, HIDDEN)
-    assert dropout(share=0.0)(x, torch.arange(4)) is x

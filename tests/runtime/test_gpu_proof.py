@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +19,7 @@ from benchmarks.gpu_stages import (
     OPTIMIZER,
     OTHER,
     STAGES,
-    Row,
-    Site,
-    Stage,
     kernel_kind,
-    run_stage,
 )
 
 POSSIBLE = [stage for stage in STAGES if not stage.cuda_only]
@@ -49,15 +44,9 @@ def test_each_stage_is_as_it_must_be_on_cpu_tensors(stage: Any, proved: Path) ->
     assert found["error"] == ""
     assert found["rows"]
     assert [row["what"] for row in found["rows"] if row["ok"] is False] == []
-    assert f"## {stage.title}" in (proved / "gpu.md").read_text("utf-8")
-
-
-@pytest.mark.nightly
-def test_the_page_says_that_no_gpu_has_run_it(proved: Path) -> None:
-    """Guards against CPU times taken for a GPU's."""
     text = (proved / "gpu.md").read_text("utf-8")
+    assert f"## {stage.title}" in text
     assert "**No GPU has run it yet.**" in text
-    assert "`speed-alike`, `timing-1`, `timing-32`" in text
 
 
 def document(stage: Any, site: gpu_proof.Site) -> dict[str, Any]:
@@ -85,19 +74,6 @@ def test_what_is_there_is_not_measured_again(
     monkeypatch.setattr(gpu_proof, "measure", lambda one, *rest: asked.append(one.name) or document(one, site))
     assert [one["error"] for one in gpu_proof.run([stage], site, tmp_path, again=again)] == [""]
     assert asked == [stage.name] * measured
-
-
-def test_a_stage_that_is_measured_again_finds_nothing_of_the_first_time(tmp_path: Path) -> None:
-    """Guards `--again`: a run would resume from the checkpoints of the last, and a calibration refuse to start."""
-
-    def measure(site: Site, folder: Path) -> Iterator[Row]:
-        (folder / "checkpoint").touch(exist_ok=False)
-        yield Row("made", 1.0, ok=True)
-
-    site, stage = Site("cpu", "CPU", "localhost", compiled=False), Stage("any", "Any", measure)
-    for _ in range(2):
-        found = run_stage(stage, site, tmp_path / "any")
-        assert (found["error"], len(found["rows"])) == ("", 1)
 
 
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")

@@ -13,10 +13,6 @@ from axonn_tune.runtime.mesh import Mesh
 from axonn_tune.runtime.parameters import Matrix, MatrixLayout, ParameterStore
 
 GRIDS = [
-    Grid(2, 1, 1, 1),
-    Grid(1, 3, 1, 1),
-    Grid(1, 1, 4, 1),
-    Grid(1, 1, 1, 2),
     Grid(2, 2, 2, 2),
     Grid(3, 2, 1, 1),
     Grid(1, 2, 3, 1, order=("z", "y", "x", "data")),
@@ -40,27 +36,13 @@ def shard(grid: Grid, rank: int, layout: MatrixLayout) -> Matrix:
     return store(grid, rank).matrix(layout)
 
 
-@pytest.mark.parametrize(
-    ("counter", "key", "words"),
-    [
-        (0, (0, 0), (0x6627E8D5, 0xE169C58D)),
-        (1, (0, 0), None),
-        (2**32, (0, 0), None),
-    ],
-)
-def test_philox_known_answer(counter: int, key: tuple[int, int], words: tuple[int, int] | None) -> None:
-    """Guards the generator: the answer published with Random123 (kat_vectors), and one computed without torch."""
-    first, second = philox.philox(torch.tensor([counter]), key)
-    assert (int(first), int(second)) == (words or plain_philox(counter, key))
-
-
 @pytest.mark.parametrize("counter", [0, 1, 12345, 2**31, 2**32 - 1, 2**32, 3 * 2**40 + 7])
-@pytest.mark.parametrize("name", ["embedding", "blocks.1.mlp.fc1.weight"])
-def test_philox_is_the_one_of_the_paper(counter: int, name: str) -> None:
-    """Guards 32-bit products held in signed 64-bit integers, over the whole range of counters and keys."""
-    key = philox.key_of(7, name)
+@pytest.mark.parametrize("key", [(0, 0), philox.key_of(7, "embedding"), philox.key_of(7, "blocks.1.mlp.fc1.weight")])
+def test_philox_is_the_one_of_the_paper(counter: int, key: tuple[int, int]) -> None:
+    """Guards 32-bit products held in signed 64-bit integers, and the answer published with Random123 (kat_vectors)."""
     first, second = philox.philox(torch.tensor([counter]), key)
     assert (int(first), int(second)) == plain_philox(counter, key)
+    assert counter or key != (0, 0) or (int(first), int(second)) == (0x6627E8D5, 0xE169C58D)
 
 
 def plain_philox(counter: int, key: tuple[int, int]) -> tuple[int, int]:
@@ -111,12 +93,6 @@ def test_names_and_seeds_make_other_values() -> None:
     assert not torch.isclose(first, second).any()
     other = ParameterStore(Mesh(Grid(), 0, {}), seed=6, dtype=torch.float64, device=torch.device("cpu"))
     assert not torch.isclose(other.matrix(LAYOUTS[0]).value / 0.02, first).any()
-
-
-def test_narrow_types_round_the_same_values() -> None:
-    """Guards runs in other number formats: they begin with the fp64 values, rounded once."""
-    narrow = store(Grid(), 0, dtype=torch.float32).matrix(LAYOUTS[0]).value
-    assert torch.equal(narrow, shard(Grid(), 0, LAYOUTS[0]).value.float())
 
 
 def test_meta_device_holds_no_values() -> None:

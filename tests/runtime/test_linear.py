@@ -12,16 +12,15 @@ GRID = Grid(2, 2, 2, 1)
 
 
 @pytest.mark.parametrize(
-    ("forgotten", "wrong"), [(None, set()), ("x", {"dI"}), ("y", {"O"}), ("z", {"dW"})], ids=["none", "x", "y", "z"]
+    ("forgotten", "wrong", "transposed"),
+    [(None, set(), set()), ("x", {"dI"}, {"O"}), ("y", {"O"}, {"dI"}), ("z", {"dW"}, {"dW"})],
 )
-def test_the_wrong_tensor_tells_the_axis(forgotten: str | None, wrong: set[str], pools: Pools) -> None:
-    """Guards the roles of the axes: sums over y make outputs, over x input gradients, over z weight gradients."""
-    assert pools(GRID.world).run(tasks.deviating, GRID, forgotten, False) == [wrong] * GRID.world
+def test_the_wrong_tensor_tells_the_axis(
+    forgotten: str | None, wrong: set[str], transposed: set[str], pools: Pools
+) -> None:
+    """Guards the roles of the axes: sums over y make outputs, over x input gradients, over z weight gradients.
 
-
-@pytest.mark.parametrize(
-    ("forgotten", "wrong"), [(None, set()), ("x", {"O"}), ("y", {"dI"}), ("z", {"dW"})], ids=["none", "x", "y", "z"]
-)
-def test_a_transposed_layer_swaps_x_and_y(forgotten: str | None, wrong: set[str], pools: Pools) -> None:
-    """Guards the other half of the layers, whose roles of x and y are exchanged."""
-    assert pools(GRID.world).run(tasks.deviating, GRID, forgotten, True) == [wrong] * GRID.world
+    In a transposed layer x and y swap.
+    """
+    for swapped, expected in ((False, wrong), (True, transposed)):
+        assert pools(GRID.world).run(tasks.deviating, GRID, forgotten, swapped) == [expected] * GRID.world

@@ -43,13 +43,6 @@ def test_axes_with_the_same_groups_share_them() -> None:
         dist.destroy_process_group()
 
 
-def test_one_rank_needs_no_group() -> None:
-    """Guards training in a plain process, without torch.distributed."""
-    mesh = build_mesh(Grid())
-    assert mesh.rank == 0
-    assert set(mesh.groups.values()) == {None}
-
-
 def test_a_world_of_another_size_is_refused_with_the_arithmetic() -> None:
     """Guards the message that a wrong launch begins with."""
     with pytest.raises(UsageError, match=r"x·y·z·data = 2·1·3·1 needs 6 ranks, but 1 rank was started"):

@@ -19,7 +19,6 @@ from axonn_tune.cli.main import main
 from axonn_tune.errors import UsageError
 from axonn_tune.learning.learn import learn
 from axonn_tune.learning.reading import EvidenceRequest, read_evidence
-from axonn_tune.runtime.mesh import require_world
 from axonn_tune.runtime.start import RunOptions, rank_environment, run_rank
 from axonn_tune.specs.launch import Launch
 from axonn_tune.specs.loading import load_document
@@ -344,13 +343,6 @@ def test_a_signal_without_checkpoints_says_that_nothing_is_saved(tmp_path: Path)
     code, said = ended(process)
     assert code == 6
     assert "nothing is saved, because the launch config has no checkpoint.directory" in said
-
-
-def test_wrong_world_size_is_refused_with_the_arithmetic(tmp_path: Path) -> None:
-    """Guards the first check."""
-    launch = load_document(launch_file(tmp_path, gpus=2), schema=Launch)
-    with pytest.raises(UsageError, match="1·1·2·1 needs 2 ranks, but 3 ranks were started"):
-        require_world(launch.grid.grid(), 3)
 
 
 def test_place_is_torchruns_then_slurms_then_alone() -> None:

@@ -12,7 +12,6 @@ from axonn_tune.grid import Grid
 from axonn_tune.runtime.ledger import LedgerEntry
 from axonn_tune.runtime.mesh import build_mesh
 from axonn_tune.runtime.metrics import (
-    ComputeSpan,
     HostClock,
     Metrics,
     StepTimes,
@@ -24,6 +23,7 @@ from axonn_tune.runtime.metrics import (
 from axonn_tune.runtime.optimizer import StepResult
 from axonn_tune.specs.loading import load_document
 from axonn_tune.specs.results import Summary
+from axonn_tune.specs.traces import COMPUTE_LANE, Span
 from tests.runtime import timing_tasks
 from tests.runtime.pool import Pools
 from tests.unit.specs.launches import example_launch
@@ -148,7 +148,7 @@ def test_a_steps_time_is_that_of_untimed_steps_where_there_are_any(
     monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: 1)
     metrics = Metrics(example_launch(), build_mesh(Grid()), torch.device("cuda"), tmp_path, 9)
     waited = StepTimes((TimedCall(GATHER, began_s=0.0, done_s=0.1, halted_s=0.0, resumed_s=0.1),))
-    traced = StepTimes(waited.calls, parts=(ComputeSpan("head", 0.0, 1.0),))
+    traced = StepTimes(waited.calls, parts=(Span(COMPUTE_LANE, "head", 0.0, 1.0),))
     for times, step_s in [*[(None, 9.0)] * 2, (traced, 7.0), (None, 5.0), (waited, 0.3), *[(None, 0.2)] * 4]:
         metrics.step(1, StepResult(1.0, 1.0, 1.0), step_s=step_s, times=times)
     metrics.close()

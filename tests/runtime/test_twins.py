@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
-
 import pytest
 import torch
 import torch.nn.functional as functional
@@ -19,7 +17,6 @@ from axonn_tune.runtime.modules import (
     compiled,
     exponential_sums,
     gradient_sums,
-    interleave,
     normalized,
     whole_gradient,
     whole_norm,
@@ -113,14 +110,3 @@ def test_split_optimizer_state_changes_no_bit(pools: Pools) -> None:
     found = [pools(2).run(tasks.trained_in_bf16, Grid(data=2), split)[0] for split in (False, True)]
     assert found[0]
     assert all(torch.equal(found[0][name], found[1][name]) for name in found[0])
-
-
-def test_passes_of_different_lengths_keep_their_results() -> None:
-    """Guards halves that might one day not wait equally often."""
-
-    def waiting(times: int) -> Generator[None, None, int]:
-        for _ in range(times):
-            yield
-        return times
-
-    assert interleave([waiting(1), waiting(3)]) == [1, 3]

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 import axonn_tune
 from axonn_tune.errors import UnknownNameError, UsageError
 from axonn_tune.frameworks import find_framework, register, registry
+from axonn_tune.frameworks.command import Command, Run, flags, sections_of
 from axonn_tune.frameworks.description import Framework, PipelineSchedule, Refusal, StepOptions
+from axonn_tune.learning.stated import read_run
 from axonn_tune.ranking.choosing import LISTED
 from tests.cli.running import good, run
 
@@ -103,3 +106,31 @@ def test_what_it_does_not_have_is_refused() -> None:
         axonn_tune.explain("5b", framework="made-up", y=2, **GIVEN)
     with pytest.raises(UnknownNameError, match="made-up"):
         axonn_tune.search("5b", framework="made-upp", **GIVEN)
+
+
+KEYS = """key,also,field,default,plain,status,why
+tensor_ways,,x,1,,modelled,
+shard_ways,,z,1,,modelled,
+copy_ways,,replicas,1,,modelled,
+local_size,,micro_batch,,,modelled,
+total_size,,batch,,,modelled,
+"""
+
+
+def launch(run: Run) -> Command:
+    """A program with those five arguments."""
+    values = {**run.fields, "replicas": run.size("data")}
+    names = "tensor_ways shard_ways copy_ways local_size total_size"
+    return Command("X-Titan 1", ("-m", "x_titan.train"), sections_of({"layout": flags(names, values, "x-titan")}))
+
+
+def test_a_framework_with_keys_of_its_own_is_written_and_read(tmp_path: Path) -> None:
+    """Guards both directions: five keys beside a description are all that a script needs to be written and read."""
+    step = StepOptions(gather_unit="block")
+    register(Framework("x-titan", "X-Titan", ("x", "z", "data"), "x", step, software="eager", launch=launch, keys=KEYS))
+    found = axonn_tune.search("5b", framework="x-titan", x=2, z=2, recompute="full", **GIVEN)
+    path, *_ = found.write_launch_config(tmp_path / "run.sh")
+    read = read_run(path, given={"recompute": "full"}, model="5b", needed=("n_gpus", "gbs"))
+    assert (read.software, read.unknown) == ("x-titan", ())
+    said = {name: read.columns[name].value for name in ("n_gpus", "tp", "z", "dp", "mbs", "gbs")}
+    assert said == {"n_gpus": 16, "tp": 2, "z": 2, "dp": 8, "mbs": found.best.micro_batch, "gbs": 64}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import subprocess
-from collections.abc import Sequence
 
 import pytest
 
@@ -14,19 +13,12 @@ from axonn_tune.launch.config import environment_lines, launch_environment
 from axonn_tune.specs.catalog import load_machine
 from axonn_tune.specs.launch import LaunchVariable
 from axonn_tune.specs.loading import parse_document
-from axonn_tune.specs.machine import EnvironmentVariable, Machine
+from axonn_tune.specs.machine import Machine
 from axonn_tune.specs.workload import Workload
 from tests.unit.launch.cases import case
 
 WORKLOAD = Workload(global_batch=8, sequence_length=64)
 TENSOR_PARALLEL = Grid(x=2)
-
-
-def with_environment(machine: str, variables: Sequence[EnvironmentVariable]) -> Machine:
-    """A shipped machine with just these variables of its own."""
-    document = load_machine(machine).document
-    launcher = document.launcher.model_copy(update={"environment": tuple(variables)})
-    return document.model_copy(update={"launcher": launcher})
 
 
 def chosen(machine: Machine, workload: Workload = WORKLOAD, grid: Grid = TENSOR_PARALLEL) -> dict[str, LaunchVariable]:
@@ -41,14 +33,6 @@ def test_each_stream_has_a_hardware_queue(grid: Grid, queues: str) -> None:
     """Guards messages between stages: with fewer queues than streams one that waits would hold up others."""
     found = chosen(load_machine("dgx-h100").document, grid=grid)
     assert found["CUDA_DEVICE_MAX_CONNECTIONS"].value == queues
-
-
-def test_what_overlap_needs_is_set_only_with_overlap() -> None:
-    """Guards against advice without a reason: nothing hidden, nothing to set for it."""
-    machine = with_environment("perlmutter", [])
-    without = WORKLOAD.model_copy(update={"overlaps": ()})
-    assert "overlap" in {variable.purpose for variable in chosen(machine).values()}
-    assert "overlap" not in {variable.purpose for variable in chosen(machine, without).values()}
 
 
 @pytest.mark.parametrize("name", ["A; rm -rf ~ #", "A$(rm)", "A`rm`", "A\nrm", "A\n", "A B", "1A", "é", ""])

@@ -109,13 +109,6 @@ def test_options_that_would_break_out_are_refused(changes: dict[str, Any], messa
         script(srun=("--mpi='pmix",))
 
 
-def test_options_are_quoted() -> None:
-    """Guards names with spaces, and srun options with what the shell would run."""
-    text = script(account="my project", srun=("--mpi=pmix --x='a b'", "--y=$(id);"))
-    assert '--account="my project"' in directives(text)
-    assert "  --mpi=pmix \\\n  '--x=a b' \\\n  '--y=$(id);' \\\n  bash -c" in text
-
-
 def test_each_task_knows_its_rank(tmp_path: Path) -> None:
     """Guards the mapping from Slurm's names to torch's, the meeting point, and the list of devices."""
     path = prepared(tmp_path, python='env; echo "arguments: $*"')

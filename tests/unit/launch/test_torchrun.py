@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import re
 import shutil
 import subprocess
 from pathlib import Path
 
 import pytest
 
-from axonn_tune.errors import UsageError
 from axonn_tune.grid import Grid
 from axonn_tune.launch.config import write_launch
 from axonn_tune.launch.scripts import ScriptKind, emit_script, script_text
@@ -84,13 +82,3 @@ def test_the_arithmetic_is_printed_and_checked(tmp_path: Path) -> None:
     done = run(script, programs=tmp_path, HEAD_NODE="a")
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == "3 nodes of 2 ranks are 6 ranks, but the grid has 4\n"
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_world_that_leaves_a_node_part_empty_is_refused(kind: ScriptKind) -> None:
-    """Guards uneven worlds: the message has the division with its rest, and a count that works."""
-    built = case("nano", "perlmutter", grid=Grid(z=2, data=3))
-    with pytest.raises(UsageError, match=re.escape("6 ranks do not fill nodes of 4: 6 = 1 · 4 + 2;")) as caught:
-        script_text(kind, launch=built.launch, machine=built.machine.document, launch_path="launch.yaml")
-    assert "fills nodes, such as 4 or 8 (another number of ranks a node" in str(caught.value)
-    assert "--set" not in str(caught.value)

@@ -109,6 +109,7 @@ def is_among_first(found: Diagnosis, kind: str) -> bool:
     return kind in [cause.kind for cause in found.causes[:AMONG]]
 
 
+@pytest.mark.nightly
 def test_planted_faults_are_among_the_first_two(tmp_path: Path) -> None:
     """Guards the diagnosis as a whole: in at least eight of ten."""
     found = {name: is_among_first(of_run(name), kind) for name, kind in OF_RUNS.items()}
@@ -117,6 +118,22 @@ def test_planted_faults_are_among_the_first_two(tmp_path: Path) -> None:
     assert sum(found.values()) >= FOUND, found
 
 
+@pytest.mark.parametrize("name", ["slow-link", "no-overlap", "straggler"])
+def test_a_planted_fault_is_flagged_and_among_the_first_two(name: str) -> None:
+    """Guards the diagnosis: the step lies above its interval, something is the matter, and the cause is named."""
+    found = of_run(name)
+    assert found.measured_s > found.high_s
+    assert is_among_first(found, OF_RUNS[name])
+
+
+def test_healthy_runs_are_reasonable(tmp_path: Path) -> None:
+    """Guards against alarms: a run in the lab and a published row are within their 80% intervals."""
+    rows = published()["torchtitan"]
+    assert of_run("healthy-z2-data2").reasonable
+    assert of_row(rows[len(rows) // 2], tmp_path).reasonable
+
+
+@pytest.mark.nightly
 def test_healthy_runs_are_not_flagged(tmp_path: Path) -> None:
     """Guards against alarms: of ten healthy ones at most two lie outside their 80% interval.
 
@@ -128,6 +145,7 @@ def test_healthy_runs_are_not_flagged(tmp_path: Path) -> None:
     assert sum(not one.reasonable for one in found.values()) <= FLAGGED, found
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", OF_RUNS)
 def test_planted_faults_of_runs_are_flagged(name: str) -> None:
     """Guards the verdict: the step of every run with a fault lies above its interval, and something is the matter."""

@@ -16,51 +16,10 @@ from axonn_tune.ranking.inputs import load_inputs
 from axonn_tune.report.run import (
     choose_step,
     merged_trace,
-    other_hardware,
-    summary_text,
     trace_remarks,
 )
 from axonn_tune.request import Request
-from axonn_tune.specs.results import PredictionTarget, Quantity, RunSite, Summary, SummaryTerm
 from axonn_tune.specs.traces import COMPUTE_LANE, MeasuredTrace, Span, step_name
-
-
-def summary(*terms: SummaryTerm, accelerator: str = "one CPU core", device: str = "cpu, 1 thread") -> Summary:
-    """A run of four ranks."""
-    return Summary(
-        schema="axonn-tune/summary/1",
-        name="nano-4",
-        predicted_for=PredictionTarget(machine="somewhere", accelerator=accelerator, cost="alpha-beta"),
-        ran_on=RunSite(device=device, host="here", ranks=4, backend="gloo", torch_version="2", tool_version="1"),
-        timed_steps=10,
-        averaged_steps=6,
-        warmup_steps=2,
-        step_s=Quantity(predicted=0.2, measured=0.3),
-        compute_s=Quantity(predicted=0.19, measured=0.25),
-        communication_s=Quantity(predicted=0.05, measured=0.1),
-        exposed_communication_s=Quantity(predicted=None, measured=0.05),
-        memory_bytes=Quantity(predicted=1e6, measured=2e6),
-        memory_convention="counted",
-        seconds_convention="as seen",
-        tokens_per_s=1000.0,
-        mfu=0.1,
-        terms=terms,
-    )
-
-
-def test_other_hardware_is_said() -> None:
-    """Guards against reading a comparison of two machines as the error of a prediction."""
-    for predicted, ran, same in (
-        ("one CPU core", "cpu, 1 thread", True),
-        ("A100-SXM4-40GB", "NVIDIA A100-SXM4-40GB", True),
-        ("H100-SXM5-80GB", "NVIDIA H100 80GB HBM3", True),
-        ("A100-SXM4-40GB", "NVIDIA H100 80GB HBM3", False),
-        ("A100-SXM4-40GB", "cpu, 1 thread", False),
-        ("one CPU core", "NVIDIA H100 80GB HBM3", False),
-    ):
-        found = summary(accelerator=predicted, device=ran)
-        assert (other_hardware(found) is None) == same
-        assert ("Warning" in summary_text(found, all_terms=False)) != same
 
 
 @pytest.fixture(scope="module")

@@ -82,14 +82,6 @@ def test_an_incomplete_new_tier_may_be_a_misspelt_one(base: Path, name: str, wor
     assert library.endswith("twotier has no protocol 'simpel', did you mean 'simple'?")
 
 
-def test_own_mistakes_have_own_lines_and_inherited_places_are_named(base: Path) -> None:
-    """Guards line numbers after merging: those of the derived file, or the base file's name."""
-    body = "papr: 1\ntiers:\n  - name: link\n    ranks: null\n"
-    assert problems(base, body)[0] == "mine.yaml:4: papr: unknown key 'papr', did you mean 'paper'?"
-    (found,) = problems(base, "launcher:\n  backend: mpi\n")
-    assert found == "mine.yaml:5: launcher.backend: must be 'nccl' or 'gloo', not 'mpi'"
-
-
 @pytest.mark.parametrize("other", ["mine.yaml", "./mine.yaml", "loop"])
 def test_circles_are_refused(base: Path, other: str) -> None:
     """Guards against files that extend each other without end."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from axonn_tune.specs.document import to_yaml
 from axonn_tune.specs.launch import Launch
 from axonn_tune.specs.loading import parse_document
 from axonn_tune.specs.machine import Machine
+from axonn_tune.specs.schemas import schema_texts
 from tests.unit.specs.launches import example_launch
 
 MACHINE = str(Path(__file__).parent / "data" / "twotier.yaml")
@@ -37,3 +39,12 @@ def test_other_yaml_readers_get_the_same_text() -> None:
     """Guards text that YAML 1.1 readers would take for booleans or dates; they matter to scripts around us."""
     read = yaml.safe_load(to_yaml(example_launch()))
     assert (read["name"], read["provenance"]["created"]) == ("on", "2024-01-01T00:00:00Z")
+
+
+@pytest.mark.parametrize("name", schema_texts())
+def test_every_field_is_described(name: str) -> None:
+    """Guards the hover help of editors and the comments of written files: no key without a description."""
+    schema = json.loads(schema_texts()[name])
+    for part in (schema, *schema.get("$defs", {}).values()):
+        fields = part.get("properties", {}).items()
+        assert not [key for key, field in fields if "description" not in field and "$ref" not in str(field)]
