@@ -30,7 +30,7 @@ def proved(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with all documents and the page."""
     folder = tmp_path_factory.mktemp("gpu-proof")
     command = [sys.executable, "-m", "benchmarks.gpu_proof", "--folder", str(folder), "--page", str(folder / "gpu.md")]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
     assert done.returncode == 0, done.stderr
     assert "no GPU here" in done.stderr
     return folder
