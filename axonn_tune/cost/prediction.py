@@ -34,7 +34,8 @@ from axonn_tune.specs.model import Model
 from axonn_tune.specs.workload import Recompute, Workload
 
 if TYPE_CHECKING:
-    from axonn_tune.specs.launch import StepShape
+    from axonn_tune.specs.launch import Launch
+    from axonn_tune.specs.results import ComparedConfiguration
 
 
 @dataclass(frozen=True)
@@ -52,7 +53,7 @@ class Configuration:
     parts: tuple[int, ...] | None = None
 
     @classmethod
-    def of(cls, one: StepShape) -> Configuration:
+    def of(cls, one: Launch | ComparedConfiguration) -> Configuration:
         """That of a launch config, or of a measured configuration."""
         return cls(one.grid.grid(), one.micro_batch, one.recompute, one.kept_layers, one.chunks, one.parts)
 

@@ -19,11 +19,11 @@ from axonn_tune.grid import AXES, Grid
 from axonn_tune.specs.document import to_yaml
 from axonn_tune.specs.launch import (
     PURPOSES,
+    CollectiveTerm,
     Data,
     Launch,
     LaunchGrid,
     LaunchVariable,
-    PredictedTerm,
     Prediction,
     Provenance,
     Purpose,
@@ -195,7 +195,7 @@ def predict(pricing: Pricing, *, model: Model, machine: Machine, workload: Workl
         peak_tflops=machine.accelerator.peak_tflops[workload.precision],
         cost="alpha-beta",
         memory_bytes=float(pricing.memory.total_bytes),
-        terms=tuple(map(PredictedTerm.from_fields_of, pricing.terms)),
+        terms=tuple(map(CollectiveTerm.from_fields_of, pricing.terms)),
     )
 
 

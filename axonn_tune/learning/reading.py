@@ -410,7 +410,9 @@ def _of_run(run: _Run) -> Machine:
 
 def _ranks_per_node(found: Sequence[_Read]) -> int | None:
     """Ranks of a node where the evidence has several nodes."""
-    sizes = [(one.place.ranks_per_node, one.place.ranks) for one in found if isinstance(one, Measurements)]
+    sizes = [
+        (one.place.ranks_per_node or one.place.ranks, one.place.ranks) for one in found if isinstance(one, Measurements)
+    ]
     sizes += [(one.launch.ranks_per_node, one.launch.grid.world) for one in found if isinstance(one, _Run)]
     return next((per_node for per_node, ranks in sizes if per_node < ranks), None)
 

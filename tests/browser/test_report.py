@@ -46,7 +46,7 @@ def reports(chromium: Any, tmp_path_factory: pytest.TempPathFactory) -> dict[str
     good(f"sweep --gpus 64..4096x2 --model 20b,40b --html {found['sweep']}")
     good(f"compare --gpus 1024 --model 80b --html {found['compare']}")
     good(f"report {folder}/launch.yaml -o {found['launch']}")
-    good(f"validate --published --html {found['published']}")
+    good(f"accuracy --html {found['published']}")
     local = "--gpus 2 --model nano --machine localhost --precision fp32 --batch 8"
     good(f"validate {local} --top 3 --repeats 2 --steps 4 --runs {folder}/runs --html {found['validated']}")
     run = next(path.parent for path in sorted((folder / "runs").rglob("summary.json")))
@@ -263,7 +263,7 @@ def test_hovering_says_what_a_bar_is(chromium: Any, reports: dict[str, Path]) ->
 
 
 def test_published_rows_are_pointed_at_and_filtered(chromium: Any, reports: dict[str, Path]) -> None:
-    """Guards `validate --published --html`: points say what they are, errors are another view, rows filter."""
+    """Guards `accuracy --html`: points say what they are, errors are another view, rows filter."""
     with opened(chromium, reports["published"]) as seen:
         block = seen.drawn("Predicted vs. measured")
         block.locator(".scatterlayer .point").last.hover(force=True)

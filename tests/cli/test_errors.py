@@ -102,7 +102,7 @@ def fails(line: str, *, code: int) -> Finished:
         ("explain --gpus 64 --model 20b --trace -", "standard output has the explanation"),
         ("run launch.yaml --trace-all", "give --trace N too"),
         ("calibrate --from-logs a.log -o here.yaml", "axonn-tune learn a.log --machine NAME -o FILE"),
-        ("validate --gemm missing.csv", "missing.csv"),
+        ("accuracy --rows missing.csv", "missing.csv"),
         ("--gpus 64 --model 20b -o same.x --html ./same.x", "--output and --html are the same file, ./same.x"),
         ("--gpus 8 --model 5b --seq 1099511627775 --batch 1099511627775", "1099511627775 is more than 2,147,483,647"),
         ("sweep --gpus 8 --model 5b --batch 99999999999", "'99999999999' is no positive number"),
@@ -241,7 +241,7 @@ def test_contents_of_files_do_not_drive_the_terminal(tmp_path: Path, monkeypatch
     heading = "id,gpu,n_gpus,framework,layers,hidden,heads,ffn,vocab,seq,gbs,step_s"
     row = "\x1b[31mred,H100,8,megatron-core,32,4096,32,16384,50257,2048,64,3"
     (tmp_path / "rows.csv").write_text(f"{heading}\n{row}\n", "utf-8")
-    assert "rows.csv:2: holds the control character '\\x1b'" in fails("validate --rows rows.csv", code=2).err
+    assert "rows.csv:2: holds the control character '\\x1b'" in fails("accuracy --rows rows.csv", code=2).err
     sizes = "--num-layers 2 --hidden-size 192 --num-attention-heads 24 --seq-length 64 --global-batch-size 8"
     script = f"torchrun --nproc_per_node 8 pretrain_gpt.py {sizes} --tokenizer-model gpt2\x1b[31m\n"
     (tmp_path / "run.sh").write_text(script, "utf-8")

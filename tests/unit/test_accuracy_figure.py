@@ -19,7 +19,7 @@ SVG = "{http://www.w3.org/2000/svg}"
 @pytest.fixture(scope="module")
 def steps(tmp_path_factory: pytest.TempPathFactory) -> tuple[PredictedRow, ...]:
     """A few, of two sources; one of them not measured, one not predicted."""
-    return evaluated(tmp_path_factory.mktemp("rows"))[0].steps
+    return evaluated(tmp_path_factory.mktemp("rows")).steps
 
 
 def test_every_step_is_a_dot_in_its_place(steps: tuple[PredictedRow, ...]) -> None:

@@ -27,7 +27,7 @@ IN_LAB, LOOPBACK = demo.Place(Lab(demo.SHAPE)), demo.Place(None)
 def measured() -> RunComparison:
     """Three grids that ran in a lab, in the order of the ranking by predicted step."""
     found = load_document(ROOT / "tests/fixtures/lab/4x2-50mbit.yaml", schema=Measurements)
-    ordered = sorted(found.configurations, key=lambda one: one.predicted.step_s or 0.0)
+    ordered = sorted(found.configurations, key=lambda one: one.pairs.predicted["step_s"])
     return RunComparison(found.model_copy(update={"configurations": (ordered[0], ordered[8], ordered[-1])}))
 
 
@@ -35,10 +35,11 @@ def as_predicted(comparison: RunComparison, *, error: float, load: float = 1.0) 
     """The same, had every step taken what was predicted but for this error."""
     found = []
     for one in comparison.measurements.configurations:
-        assert one.predicted.step_s is not None
-        step_s = one.predicted.step_s / (1.0 + error)
-        runs = tuple(run.model_copy(update={"step_s": step_s, "load": load}) for run in one.runs)
-        found.append(one.model_copy(update={"runs": runs}))
+        step_s = one.pairs.predicted["step_s"] / (1.0 + error)
+        runs = [
+            run.model_copy(update={"measured": run.measured | {"step_s": step_s}, "load": load}) for run in one.runs
+        ]
+        found.append(one.with_runs(runs, one.terms))
     return RunComparison(comparison.measurements.model_copy(update={"configurations": tuple(found)}))
 
 

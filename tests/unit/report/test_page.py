@@ -15,7 +15,7 @@ from axonn_tune.report import page
 from axonn_tune.report.output import json_text
 from axonn_tune.report.ranking_section import DETAILED, MOST_ROWS, ranking_section
 from axonn_tune.report.sources import read_section
-from axonn_tune.report.validation import validation_json
+from axonn_tune.report.validation import validation_document
 from axonn_tune.specs.document import to_yaml
 from axonn_tune.validation.comparison import RunComparison
 from tests.cli.running import good, run
@@ -98,7 +98,7 @@ def sources(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     found["explain"].write_text(good("explain --gpus 8 --model nano --format json").out, "utf-8")
     found["sweep"].write_text(good("sweep --gpus 1,2,4 --model nano --format json").out, "utf-8")
     found["comparison"].write_text(good("compare --gpus 8 --model nano --format json").out, "utf-8")
-    found["validation"].write_text(validation_json(RunComparison(measurements(runs=2))), "utf-8")
+    found["validation"].write_text(json_text(validation_document(RunComparison(measurements(runs=2)))), "utf-8")
     found["measurement"].write_text(to_yaml(measurements(runs=2)), "utf-8")
     found["summary"].mkdir()
     text = summary(term("block")).model_dump_json(by_alias=True)

@@ -31,16 +31,14 @@ def test_a_validation_has_both_sides_of_everything() -> None:
     for key in ("step_s", "communication_s", "compute_s", "memory_bytes"):
         for side in ("predicted", "measured", "error"):
             assert values(table, f"{key}.{side}") == [row[key][side] for row in rows]
-    points = titled(section, "figure", "Predicted vs. measured")["figure"]["data"][0]
-    assert points["x"] == [row["step_s"]["measured"] * 1e3 for row in rows] or points["x"] == pytest.approx(
-        [row["step_s"]["measured"] * 1e3 for row in rows]
-    )
+    traces = titled(section, "figure", "Predicted vs. measured")["figure"]["data"]
+    points = next(trace for trace in traces if trace["name"] == "step")
     for place, row in enumerate(rows):
-        runs = [run["step_s"] * 1e3 for run in row["runs"]]
-        assert points["x"][place] + points["error_x"]["array"][place] == pytest.approx(max(runs))
-        assert points["x"][place] - points["error_x"]["arrayminus"][place] == pytest.approx(min(runs))
-        if row["high_s"] is not None:
-            assert points["y"][place] + points["error_y"]["array"][place] == pytest.approx(row["high_s"] * 1e3)
+        step = row["step_s"]
+        assert (points["x"][place], points["y"][place]) == (step["measured"], step["predicted"])
+        assert points["error_x"]["array"][place] == pytest.approx(step["spread"] * step["measured"] / 2.0)
+        if step["high"] is not None:
+            assert points["y"][place] + points["error_y"]["array"][place] == pytest.approx(step["high"])
     items = next(blocks(section, "configurations"))["items"]
     assert [item["title"] for item in items] == [row["name"] for row in rows]
 
@@ -77,7 +75,7 @@ def _cards(document: Json) -> dict[str, tuple[str, str]]:
 
 def test_a_run_has_both_sides_of_every_term() -> None:
     """Guards the section of a run folder, and that what was not predicted is not made up."""
-    found = summary(term("block"), term("head", predicted_s=None, predicted_exposed_s=None))
+    found = summary(term("block"), term("head", seconds=None, exposed_s=None))
     section = run_section(found, identity="s1", source="test")
     table = titled(section, "table", "Each collective")
     assert values(table, "predicted_s") == [0.001, None]
