@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import re
-from dataclasses import replace
 from xml.etree import ElementTree
 
 import pytest
@@ -43,23 +42,3 @@ def test_every_step_is_a_dot_in_its_place(steps: tuple[PredictedRow, ...]) -> No
     words = [text.text for text in root.findall(f"{SVG}text")]
     assert "ours, 5" in words
     assert "theirs, 1" in words
-
-
-def test_lines_stay_within_the_square(steps: tuple[PredictedRow, ...]) -> None:
-    """Guards the lines of no error and ±25%: parallel, apart by what their errors are, cut at the edges."""
-    root = ElementTree.fromstring(figure(steps))
-    lines = [line.attrib for line in root.findall(f"{SVG}line") if line.attrib["stroke"] == "#777777"]
-    square = [{key: float(line[key]) for key in ("x1", "y1", "x2", "y2")} for line in lines[:3]]
-    for line in square:
-        assert LEFT <= line["x1"] < line["x2"] <= RIGHT
-        assert TOP <= line["y2"] < line["y1"] <= BOTTOM
-        assert line["y1"] - line["y2"] == pytest.approx(line["x2"] - line["x1"], abs=0.3)
-    right, above, below = (line["x1"] - LEFT + BOTTOM - line["y1"] * 1.0 for line in square)
-    assert right == pytest.approx(0.0, abs=0.1)
-    assert above / below == pytest.approx(-math.log10(1.25) / math.log10(0.75), abs=0.05)
-
-
-def test_without_steps_there_is_no_picture(steps: tuple[PredictedRow, ...]) -> None:
-    """Guards against an empty square."""
-    with pytest.raises(ValueError, match="nothing to draw"):
-        figure([replace(one, predicted_s=None) for one in steps])

@@ -63,21 +63,6 @@ def test_words_of_rows_are_no_markup(found: tuple[Accuracy, Json]) -> None:
     assert "&lt;b&gt;GPT&lt;/b&gt; &amp; co" in theirs["text"][0]
 
 
-def test_lines_are_where_they_say(found: tuple[Accuracy, Json]) -> None:
-    """Guards the lines of no error and ±25%, and the view of errors."""
-    block = titled(found[1], "figure", "Predicted vs. measured")
-    traces = block["figure"]["data"]
-    lines = [trace for trace in traces if trace["mode"] == "lines"]
-    shares = [[y / x for x, y in zip(line["x"], line["y"], strict=True)] for line in lines]
-    assert shares == [pytest.approx([share] * 2) for share in (1.0, 1.25, 0.75)]
-    times, errors = block["choices"]
-    assert times["traces"] == {}
-    for number, trace in enumerate(traces):
-        expected = [100 * (y / x - 1) for x, y in zip(trace["x"], trace["y"], strict=True)]
-        assert errors["traces"][str(number)]["y"][0] == pytest.approx(expected, abs=1e-9)
-    assert errors["layout"]["yaxis.type"] == "linear"
-
-
 def test_rows_come_worst_first(found: tuple[Accuracy, Json]) -> None:
     """Guards the table: every predicted row with its numbers, unmeasured ones last, refused ones in their own."""
     accuracy, section = found
@@ -97,29 +82,6 @@ def test_rows_come_worst_first(found: tuple[Accuracy, Json]) -> None:
     assert list(zip(values(refused, "id"), values(refused, "why_not"), strict=True)) == [
         ("refused", f"no machine profile has the accelerator 'Abacus': known are {known}")
     ]
-
-
-def test_errors_are_those_of_the_summary(found: tuple[Accuracy, Json]) -> None:
-    """Guards the tables by source, framework and accelerator, the worst mean first and all rows last."""
-    accuracy, section = found
-    for what, column in (("source", "dataset"), ("framework", "framework"), ("accelerator", "gpu")):
-        groups = accuracy.summary.by(column)
-        table = titled(section, "table", f"Errors by {what}")
-        names = [name for name in values(table, "name") if name != "all"]
-        assert names == sorted(groups, key=lambda name: -groups[name].mape)
-        for key in ("rows", "mape", "median", "p90", "bias"):
-            assert values(table, key)[: len(names)] == [getattr(groups[name], key) for name in names]
-    assert values(titled(section, "table", "Errors by source"), "name")[-1] == "all"
-
-
-def test_the_family_is_there(found: tuple[Accuracy, Json]) -> None:
-    """Guards ranking quality: the figures of the summary."""
-    accuracy, section = found
-    ((name, family),) = accuracy.summary.families.items()
-    table = titled(section, "table", "Ranking of layouts")
-    assert values(table, "name") == [name]
-    for key in ("rows", "spearman", "kendall", "regret", "best_rank"):
-        assert values(table, key) == [getattr(family, key)]
 
 
 def test_families_come_worst_first() -> None:

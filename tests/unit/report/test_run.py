@@ -164,20 +164,6 @@ def test_one_process_each_with_the_same_lanes_and_names(prediction: PricedConfig
     assert notes["predicted"]["model_sha256"] == prediction.inputs.model.sha256
 
 
-def test_clocks_of_two_hosts_are_not_compared(prediction: PricedConfiguration) -> None:
-    """Guards runs of several nodes: a clock that is off by minutes does not put a rank minutes away."""
-    traces = [measured(prediction, rank=0, late_s=0.0), measured(prediction, rank=1, late_s=300.0, host="there")]
-    found = events(merged_trace(prediction, choose_step(traces, step=4)))
-    assert found["measured rank 1"][0]["ts"] == 0.0
-
-
-def test_runs_in_several_folders_are_told_apart(prediction: PricedConfiguration) -> None:
-    """Guards names: rank 0 of one run is not rank 0 of another."""
-    traces = [measured(prediction, rank=0, late_s=0.0, folder=name) for name in ("before", "after")]
-    found = choose_step(traces, step=3)
-    assert found.process_names == ["measured rank 0, before", "measured rank 0, after"]
-
-
 def test_steps_that_are_not_there_are_refused(prediction: PricedConfiguration) -> None:
     """Guards --step, and traces of different steps."""
     trace = measured(prediction, rank=0, late_s=0.0)
@@ -200,8 +186,10 @@ def test_remarks_say_what_only_one_side_has(prediction: PricedConfiguration) -> 
     assert "1 collective only measured, such as all_gather over q" in said[1]
 
 
-def test_runs_of_one_host_all_begin_at_the_start(prediction: PricedConfiguration) -> None:
-    """Guards several folders at once: the second run of a host, an hour later, is not shown an hour later."""
-    traces = [measured(prediction, rank=0, late_s=0.0), measured(prediction, rank=0, late_s=3600.0, folder="again")]
-    found = events(merged_trace(prediction, choose_step(traces, step=4)))
-    assert [mine[0]["ts"] for mine in found.values()] == [0.0, 0.0, 0.0]
+def test_runs_are_told_apart_and_begin_together(prediction: PricedConfiguration) -> None:
+    """Guards several folders and hosts: a run an hour later, or a clock that is off, does not put a rank hours away."""
+    traces = [measured(prediction, rank=0, late_s=late_s, folder=name) for name, late_s in (("a", 0.0), ("b", 3600.0))]
+    elsewhere = measured(prediction, rank=1, late_s=300.0, host="there", folder="b")
+    found = choose_step([*traces, elsewhere], step=4)
+    assert found.process_names == ["measured rank 0, a", "measured rank 0, b", "measured rank 1, b"]
+    assert {mine[0]["ts"] for mine in events(merged_trace(prediction, found)).values()} == {0.0}
