@@ -3,10 +3,11 @@ PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip -qq --disable-pip-version-check
 SPECIFIED_BY := setup.cfg constraints.txt pyproject.toml
+PARALLEL := $(BIN)/python -m pytest -n 4 --dist loadfile --no-loadscope-reorder
 CODE := $(wildcard axonn_tune benchmarks configs docs/hooks.py machines tests tools)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check style types generated generate unit format docs accuracy golden bench gpu fit frameworks structure clean chromium
+.PHONY: help demo test nightly check style types generated generate unit format docs accuracy golden bench gpu fit frameworks structure clean chromium
 .DELETE_ON_ERROR:
 
 help: ## list the targets
@@ -15,8 +16,13 @@ help: ## list the targets
 demo: .venv/installed-demo ## install; rank grids of an 80b model; then predicted vs. measured on an emulated cluster
 	@$(BIN)/python -m tools.demo
 
-test: style types generated chromium ## style, types, generated files, and all tests but those of `make accuracy`
-	@$(BIN)/python -m pytest -n 4 --dist loadfile --no-loadscope-reorder --ignore=tests/published
+test: style types generated chromium ## style, types, generated files, and all tests but those of `make accuracy` and `make nightly`
+	@$(PARALLEL) --durations=40 --ignore=tests/published
+
+nightly: .venv/installed-dev chromium ## what takes long: tests marked nightly, back-tests of learning, 50 synthetic machines
+	@$(PARALLEL) --durations=40 -m nightly
+	@$(BIN)/python -m tools.fit.back_test
+	@$(BIN)/python -m tools.learning_coverage
 
 chromium: # the browser that reports are tested in, where it may be installed
 	@.ci/chromium

@@ -20,11 +20,11 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 
 from axonn_tune.grid import Grid
 from axonn_tune.runtime.communicator import Communicator
+from axonn_tune.runtime.devices import settings_of
 from axonn_tune.runtime.ledger import Ledger
 from axonn_tune.runtime.mesh import build_mesh
 from axonn_tune.runtime.optimizer import learning_rate
 from axonn_tune.runtime.parameters import Parameter
-from axonn_tune.runtime.settings import settings_of
 from axonn_tune.runtime.tokens import BatchShard, SyntheticTokens, batches
 from axonn_tune.runtime.trainer import Trainer
 from axonn_tune.runtime.transformer import Transformer

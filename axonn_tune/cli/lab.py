@@ -184,7 +184,7 @@ def run_command(*, name: str, launch: str, directory: str | None, terms: bool, *
     from axonn_tune.cli.run import show_summary
     from axonn_tune.lab.lab import Lab, exit_codes, require_world, train
     from axonn_tune.launch.host import require_torch
-    from axonn_tune.runtime.agent import exit_code_of, report_lost_ranks
+    from axonn_tune.processes import exit_code_of
     from axonn_tune.specs.launch import Launch
     from axonn_tune.specs.loading import load_document
     from axonn_tune.specs.results import remove_outcome, run_directory
@@ -198,7 +198,6 @@ def run_command(*, name: str, launch: str, directory: str | None, terms: bool, *
         outcomes = train(lab.ranks, path, directory=folder, **options)
     show_summary(folder, all_terms=terms)
     ended = exit_codes(outcomes)
-    report_lost_ranks(ended)
     code = exit_code_of(ended)
     if code:
         raise click.exceptions.Exit(code)
@@ -234,11 +233,10 @@ def profile_command(*, name: str, output: str | None) -> None:
 def _execute_on_all(name: str, command: tuple[str, ...]) -> int:
     # Not imported for one rank: numpy, behind these, starts threads, and no process with threads may enter a lab.
     from axonn_tune.lab.lab import Lab, exit_codes
-    from axonn_tune.runtime.agent import exit_code_of, report_lost_ranks
+    from axonn_tune.processes import exit_code_of
 
     with Lab.attached(name) as lab:
         ended = exit_codes(lab.ranks.execute(command))
-    report_lost_ranks(ended)
     return exit_code_of(ended)
 
 

@@ -139,7 +139,7 @@ class SearchCommand(click.Command):
 def _by_our_names(args: Sequence[str], known: Collection[str]) -> list[str]:
     """The words with frameworks' option names replaced by ours; click handles unknown ones."""
     from axonn_tune.errors import UsageError
-    from axonn_tune.frameworks.names import ADVICE, is_known, option, our_options
+    from axonn_tune.frameworks.names import ADVICE, SHARED, is_known, option, our_options
 
     kept: list[str] = []
     given, others = dict[str, str](), dict[str, str]()
@@ -160,6 +160,9 @@ def _by_our_names(args: Sequence[str], known: Collection[str]) -> list[str]:
         elif flag.startswith("--") and name in ADVICE:
             raise UsageError(f"there is no option {flag}: {ADVICE[name]}")
         kept.append(args[place])
+    pins = [option(name) for name in given if name not in SHARED]
+    if pins and (path := others.get("from_command")):
+        raise click.UsageError(f"{path} says all of it: leave out {', '.join(pins)}.")
     return [*(f"{option(name)}={value}" for name, value in our_options(given, others).items()), *kept]
 
 
@@ -405,14 +408,18 @@ def require_problem(options: Mapping[str, Any]) -> None:
     """click.UsageError unless --gpus and --model are given."""
     missing = [f"--{name}" for name in ("gpus", "model") if options[name] is None]
     if missing:
-        raise click.UsageError(f"Missing option {' and '.join(missing)}.")
+        raise click.UsageError(f"Missing option{'s' * (len(missing) > 1)} {' and '.join(missing)}.")
 
 
 def refuse_search(words: str, options: Mapping[str, Any], *, allowed: Sequence[str] = ("machine",)) -> None:
     """click.UsageError if options of a search other than those allowed were given where `words` has said all."""
     names = [name for name in options if name not in allowed and given(name)]
     if names:
-        flags = [param.opts[0] for param in click.get_current_context().command.params if param.name in names]
+        flags = [
+            param.opts[0] if isinstance(param, click.Option) else param.human_readable_name.strip("[].")
+            for param in click.get_current_context().command.params
+            if param.name in names
+        ]
         raise click.UsageError(f"{words} all of it: leave out {', '.join(flags)}.")
 
 

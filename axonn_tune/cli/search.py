@@ -111,6 +111,7 @@ def search_command(
     """
     from axonn_tune.api.search import search
     from axonn_tune.report.output import terminal_width, wrapped
+    from axonn_tune.report.ranking import no_room_words
 
     if emit and output is None:
         output = _default_output(emit, framework=options["framework"])
@@ -133,6 +134,8 @@ def search_command(
     found.results.require_any()
     if output_format in ("table", "md") and not quiet:
         click.echo("\n" + "\n".join(map(wrapped, found.remarks)), err=True)
+        if not (wide or columns) and (gone := no_room_words(found.results, top=top, rejected=with_rejected)):
+            click.echo(wrapped(gone), err=True)
         say_assumed(found.inputs)
         if not (output or given("cost")):
             click.echo(wrapped(_next(found)), err=True)
@@ -346,6 +349,7 @@ def compare_command(
       axonn-tune compare --from-command run.sh --machine dgx-h100
     """
     from axonn_tune.api.analysis import compare
+    from axonn_tune.report.output import wrapped
     from axonn_tune.report.scaling import LEFT_OUT
 
     if from_command:
@@ -359,9 +363,9 @@ def compare_command(
     if not from_command:
         say_assumed(found.inputs)
     for words in found.said:
-        click.echo(words, err=True)
+        click.echo(wrapped(words), err=True)
     if output_format == "table" and not wide:
-        click.echo(f"\n{LEFT_OUT}", err=True)
+        click.echo(f"\n{wrapped(LEFT_OUT)}", err=True)
 
 
 @click.command("report", short_help="Write results as one HTML file.")

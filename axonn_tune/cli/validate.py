@@ -134,8 +134,8 @@ def validate_command(
         raise click.UsageError(f"--{moved[0]} is in the checkout now: python -m tools.measurements --{moved[0]} FILE")
     if published or rows:
         click.echo(f"This is now `axonn-tune accuracy{' --rows FILE' if rows else ''}`.", err=True)
-        if given("machine"):
-            refuse_search(f"{rows or '--published'} and --machine say", options)
+        of_runs = ("launches", "top", "everything", "orders", "also_blocking", "update", *options)
+        refuse_search("The measurements say", dict.fromkeys(of_runs))
         _accuracy(rows, options["machine"] if given("machine") else None, worst, html, output_format)
         return
     runs = Runs(**{each.name: options.pop(each.name) for each in fields(Runs)})

@@ -244,7 +244,7 @@ def _run_inside(command: Sequence[str], access: LabAccess, rank: int | None) -> 
         os._exit(_NOT_FOUND)
 
 
-TRAIN = "axonn_tune.runtime.forking:train"
+TRAIN = "axonn_tune.runtime.start:train"
 _SAVING = (signal.SIGTERM, signal.SIGUSR2)
 
 

@@ -19,14 +19,12 @@ from axonn_tune.frameworks import find_framework, step_on
 from axonn_tune.frameworks.command import Argument, Command, Run
 from axonn_tune.launch.config import predict, run_name, variable_lines
 from axonn_tune.launch.scripts import (
-    BESIDE,
-    SUBMITTED,
+    FOLDERS,
     SUFFIXES,
     Job,
     ScriptKind,
+    job_script,
     per_task,
-    slurm_script,
-    torchrun_script,
     write_script,
 )
 from axonn_tune.program.pipeline import model_parts
@@ -131,7 +129,7 @@ def emission(
         steps=_TRIAL_STEPS,
         accelerate=tuple(_words(one, names) for one in command.accelerate),
     )
-    text = slurm_script(job, machine) if kind == "slurm" else torchrun_script(job, machine)
+    text = job_script(kind, job, machine)
     return LaunchFiles(target, text, {target.with_name(names[suffix]): body for suffix, body in command.files.items()})
 
 
@@ -158,7 +156,7 @@ def _factors(pricing: Pricing) -> dict[str, int]:
 def _settings(command: Command, kind: ScriptKind, names: dict[str, str]) -> Iterator[str]:
     """The folder of config files and torchrun's logs, and the arguments by section, as arrays."""
     if kind == "torchrun" or names:
-        yield f"folder={SUBMITTED if kind == 'slurm' else BESIDE}"
+        yield f"folder={FOLDERS[kind]}"
     for section in command.sections:
         yield ""
         yield f"{section.title}=("

@@ -64,10 +64,9 @@ def crowding(launch: Launch, *, cores: int) -> str | None:
 
 
 def command_of(launch: Launch, path: Path, *, arguments: Sequence[str], environment: Mapping[str, str]) -> list[str]:
-    """What to run: this rank alone, or an agent that starts all ranks."""
+    """What to run: this rank alone, or all ranks."""
     joins = already_started(environment) or launch.grid.world == 1
-    module = "axonn_tune.runtime" if joins else "axonn_tune.runtime.agent"
-    return [sys.executable, "-m", module, str(path), *arguments]
+    return [sys.executable, "-m", "axonn_tune.runtime", *([] if joins else ["--all"]), str(path), *arguments]
 
 
 def run_command(command: Sequence[str], launch: Launch) -> int:

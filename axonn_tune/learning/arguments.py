@@ -227,6 +227,11 @@ def _count(arguments: Arguments, *names: str) -> Stated | None:
     return None
 
 
+def is_miscounted(field: str, value: str) -> bool:
+    """Whether a value of a field is no whole number though it must be one: neither unset nor -1, which is filled in."""
+    return field in _WHOLE and value.lower() not in (*OFF, "-1") and _count({"": Stated(value, 0)}, "") is None
+
+
 _OF_EXPERTS = ("expert_model_parallel_size", "expert_parallel_degree")
 
 
@@ -305,8 +310,10 @@ def _add_chunks(arguments: Arguments, found: dict[str, Stated]) -> None:
     each = _count(arguments, "num_layers_per_virtual_pipeline_stage", "pipeline_parallel_layers_per_stage")
     looped = arguments.get("pipeline_parallel_schedule")
     if each and "vpp" not in found and {"layers", "pp"} <= found.keys():
-        chunks = int(found["layers"].value) // (int(found["pp"].value) * int(each.value))
-        found["vpp"] = Stated(str(max(1, chunks)), each.line)
+        counted = [_true(arguments, f"account_for_{what}_in_pipeline_split") for what in ("embedding", "loss")]
+        layers = int(found["layers"].value) + sum(one is not None for one in counted) + sum(_less(arguments))
+        parts = -(-layers // int(each.value))
+        found["vpp"] = Stated(str(max(1, parts // int(found["pp"].value))), each.line)
     elif looped is not None and "vpp" not in found and found.get("pp", _ONE).value != "1":
         # Of torchtitan's looped schedules a stage has two chunks unless its layers are given.
         found["vpp"] = Stated("2" if re.match("Interleaved|Looped", looped.value) else "1", looped.line)
@@ -533,13 +540,21 @@ _WORDS: dict[str, Callable[[Arguments], Stated | None]] = {
 
 def _less_at_ends(arguments: Arguments, layers: int, *, parts: int) -> tuple[list[int], int]:
     """Blocks of each part in torchtitan, which counts embedding and LM head as some layers of the first and last."""
-    ends = [arguments.get(f"pipeline_parallel_{end}_stage_less_layers") for end in ("first", "last")]
-    less = [int(one.value) if one and re.fullmatch(r"\d{1,9}", one.value) else 0 for one in ends]
+    less, ends = _less(arguments), [arguments[name] for name in _LESS if name in arguments]
     each, left = divmod(layers + sum(less), parts)
     sizes = [each + (part < left) for part in range(parts)]
     sizes[0] -= less[0]
     sizes[-1] -= less[1]
-    return (sizes, max(one.line for one in ends if one)) if any(ends) else ([], 0)
+    return (sizes, max(one.line for one in ends)) if ends else ([], 0)
+
+
+_LESS = tuple(f"pipeline_parallel_{end}_stage_less_layers" for end in ("first", "last"))
+
+
+def _less(arguments: Arguments) -> list[int]:
+    """Layers that torchtitan counts the embedding and the LM head as."""
+    words = [arguments[name].value if name in arguments else "" for name in _LESS]
+    return [int(value) if re.fullmatch(r"\d{1,9}", value) else 0 for value in words]
 
 
 # A run, from the columns that a file states and the user's options.

@@ -27,6 +27,7 @@ from axonn_tune.learning.arguments import (
     Stated,
     StatedRun,
     columns_of,
+    is_miscounted,
     is_off,
     is_on,
     is_same,
@@ -378,8 +379,8 @@ def read_run(
     columns = columns_of(arguments, {column: Stated(value.strip(), 0) for column, value in facts.items()})
     if columns.get("precision", _NOTHING).value == "fp8":
         columns["precision"] = replace(columns["precision"], value="bf16")
-    ignored, unknown = _unpriced(source, name, implied)
-    said = (*_replaced(columns_of(stated), facts), *source.remarks)
+    ignored, unknown = _unpriced(source, name, implied, facts)
+    said = (*_replaced(columns_of(stated), facts), *_replaced_flavor(source, document), *source.remarks)
     run = CommandRun(str(path), name, (line, line), columns, arguments, said, ignored, unknown, document)
     settled = _settled(run, source, implied)
     missing = _missing(settled, needed)
@@ -409,8 +410,13 @@ def _replaced(stated: Mapping[str, Stated], facts: Mapping[str, str]) -> Iterato
         yield f"--model holds in place of the file's {', '.join(model)}"
 
 
-def _unpriced(source: _Source, framework: str, implied: Mapping[str, str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Arguments that are not priced, with the reason, and those that no table has; DocumentError for refused ones."""
+def _unpriced(
+    source: _Source, framework: str, implied: Mapping[str, str], facts: Mapping[str, str]
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Arguments that are not priced, with the reason, and those that no table has.
+
+    DocumentError for refused ones, and for sizes that are no numbers and not given either.
+    """
     tables, refused = tables_of(framework), list[Problem]()
     ignored: dict[str, list[str]] = {}
     unknown: list[str] = []
@@ -424,6 +430,10 @@ def _unpriced(source: _Source, framework: str, implied: Mapping[str, str]) -> tu
             unknown += [] if known_name(name) else [written]
         elif key.status == "refused" and not key.is_silent(value):
             refused.append(Problem(written, key.why, stated.line))
+        elif key.status == "modelled" and is_miscounted(key.field, value):
+            given = "$" in value or columns_of({key.name: Stated("1", 0)}).keys() & facts.keys()
+            wrong = Problem(written, f"is {value!r}, not a whole number from 1", stated.line)
+            refused += [] if given else [wrong]
         elif not key.is_silent(value):
             switch = written.startswith("-") and stated.value == "True"
             ignored.setdefault(key.why, []).append(written if switch else f"{written} {stated.value}")
@@ -487,9 +497,7 @@ def _model_given(source: _Source, model: ModelLike | None) -> Model | None:
     """The model that is given, or that of a flavor of torchtitan; UsageError for a flavor without sizes."""
     if model is not None:
         return load_model(model).document
-    function = re.fullmatch(r"llama3_(\d+b)(?:_\w+)?", source.name("config").lower())
-    stated = source.arguments.get("model.flavor") or (source.named.get("config") if source.name("module") else None)
-    flavor = function[1] if function else (stated.value.lower() if stated else "")
+    flavor, stated = _flavor(source)
     if flavor in _FLAVORS and source.name("model.name") in ("", "llama3"):
         return load_model(_FLAVORS[flavor]).document
     if stated is not None:
@@ -499,6 +507,20 @@ def _model_given(source: _Source, model: ModelLike | None) -> Model | None:
             "give them with --model NAME|FILE"
         )
     return None
+
+
+def _flavor(source: _Source) -> tuple[str, Stated | None]:
+    """The flavor of torchtitan in small letters, "" for none, and where it is stated."""
+    function = re.fullmatch(r"llama3_(\d+b)(?:_\w+)?", source.name("config").lower())
+    stated = source.arguments.get("model.flavor") or (source.named.get("config") if source.name("module") else None)
+    return function[1] if function else (stated.value.lower() if stated else ""), stated
+
+
+def _replaced_flavor(source: _Source, document: Model | None) -> Iterator[str]:
+    """A line where --model holds in place of a flavor that the file names."""
+    flavor, stated = _flavor(source)
+    if document is not None and stated is not None and document.name != _FLAVORS.get(flavor, document.name):
+        yield f"--model {document.name} holds in place of the file's {stated.value} (line {stated.line})"
 
 
 def model_columns(model: Model) -> dict[str, str]:
@@ -541,6 +563,9 @@ def _settled(run: CommandRun, source: _Source, implied: Mapping[str, str]) -> Co
     for column, value, words in (*_model_gaps(columns, source), *_layout_gaps(columns), *_bf16_optimizer(run)):
         columns[column] = Stated(value, columns[column].line if column in columns else 0)
         said.append(words)
+    groups, kind = _recomputed_at_once(run.arguments), columns.get("recompute", _NOTHING).value
+    if groups and kind == "full":
+        said.append(f"recompute of {groups} layers at once is priced as of each by itself, which has other memory")
     if run.given is None and (others := _other_parts(columns, source)):
         said.append(others)
     if "mbs" not in columns:
@@ -548,6 +573,13 @@ def _settled(run: CommandRun, source: _Source, implied: Mapping[str, str]) -> Co
     if "recompute" not in columns:
         said.append("recompute is not stated: the kind that fits and is fastest")
     return replace(run, columns=columns, assumed=tuple(said))
+
+
+def _recomputed_at_once(stated: Arguments) -> str:
+    """Layers that Megatron-LM's method `uniform` repeats in one go, "" where that is one."""
+    layers = stated.get("recompute_num_layers", _NOTHING).value
+    several = re.fullmatch(r"[2-9]|[1-9]\d{1,8}", layers)
+    return layers if several and stated.get("recompute_method", _NOTHING).value == "uniform" else ""
 
 
 def _missing(run: CommandRun, needed: Sequence[str]) -> list[str]:
@@ -580,6 +612,8 @@ _Gap = tuple[str, str, str]
 
 
 def _model_gaps(columns: Mapping[str, Stated], source: _Source) -> Iterator[_Gap]:
+    if "heads" in columns and "kv_heads" not in columns and is_on(source.named.get("group_query_attention", _NOTHING)):
+        yield "kv_heads", "1", "the number of query groups is not stated: 1, as Megatron-LM has it"
     if "hidden" in columns and "ffn" not in columns:
         hidden = int(columns["hidden"].value)
         gated = columns.get("gated_mlp", Stated("0", 0)).value == "1"

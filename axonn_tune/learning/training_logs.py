@@ -52,6 +52,9 @@ OUTLIER_DEVIATIONS, OUTLIER_SHARE = 5.0, 0.05
 _DEVIATION_OF_MAD = 1.4826
 """Standard deviation of a normal distribution over its median absolute deviation."""
 
+_OF_MODEL = {"layers", "hidden", "heads", "ffn", "vocab"}
+"""Columns that --model gives."""
+
 
 @dataclass(frozen=True)
 class LoggedRun(StatedRun):
@@ -97,10 +100,10 @@ class LoggedRun(StatedRun):
         a mixture of experts, which no row describes.
         """
         run = self.with_given(given)
-        run.require(
-            NEEDED,
-            f"give it as --fact NAME=VALUE, in {Path(self.path).stem}.yaml beside the log, or by --model and --machine",
-        )
+        missing = {*NEEDED} - run.columns.keys()
+        options = [flag for flag, names in (("--model", _OF_MODEL), ("--machine", {"gpu"})) if missing & names]
+        more = f", or by {' and '.join(options)}" if options else ""
+        run.require(NEEDED, f"give it as --fact NAME=VALUE, in {Path(self.path).stem}.yaml beside the log{more}")
         run.check_layout()
         rate = run.flops / statistics.median(run.times_s) / TERA
         return run.row() | {"step_s": f"{run.step_s:.9g}"} | ({"tflops_per_gpu": f"{rate:.6g}"} if rate else {})

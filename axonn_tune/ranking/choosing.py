@@ -284,6 +284,7 @@ def search(problem: Problem, *, variants: bool = False, exact: int = LISTED) -> 
         promising = _promising(columns, shapes, problem, count=exact)
         promising[unpriced] = True
         more, before = with_uneven_chunks(shapes, uneven if variants else uneven[promising[uneven]]), len(shapes)
+        candidates += _count_candidates(more, grids, problem)
         fitted = {kind: fit_memory(more, program) for kind, program in programs.items()}
         found = priced(more, fitted)
         columns = _joined([columns, replace(found, shape=found.shape + before)])

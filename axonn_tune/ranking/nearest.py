@@ -24,7 +24,7 @@ def nearest_change(problem: Problem) -> str:
     grids = list_grids(problem)
     shapes = list_shapes(grids, problem)
     binding = _binding_memory(problem, shapes) if len(shapes) else _binding_divisibility(problem, grids)
-    kinds = [*_kinds(problem), *(_smaller(problem) if len(shapes) else ()), _gpus(problem)]
+    kinds = [*_kinds(problem), *(_smaller(problem) if len(shapes) else ()), _gpus(problem), _without_pins(problem)]
     found = [first for kind in kinds if (first := _first_feasible(kind))]
     # Other GPU counts, each with divisible batches.
     both = ((f"{text} {more}", twice) for text, changed in _gpus(problem) for more, twice in _batches(changed))
@@ -155,17 +155,21 @@ def _shape_words(problem: Problem, grids: Grids) -> str:
 
 
 def _kinds(problem: Problem) -> Iterator[Iterator[tuple[str, Problem]]]:
-    """Kinds of change to try, each with the smallest first: pins, the batch, the optimizer state."""
+    """Kinds of change to try, each with the smallest first: the batch, the optimizer state."""
+    yield _batches(problem)
+    if not problem.workload.shard_optimizer_over_data:
+        yield iter([("--shard-optimizer", _with_workload(problem, shard_optimizer_over_data=True))])
+
+
+def _without_pins(problem: Problem) -> Iterator[tuple[str, Problem]]:
+    """The problem without its pins; named last, for what follows would read as left out too."""
     limits = problem.limits
     if limits != Limits():
         axes = [*limits.axes, *(["chunks"] if limits.chunks is not None else [])]
         names = ("order", "recompute", "micro_batch", "kept_layers")
         others = [f"--{name.replace('_', '-')}" for name in names if getattr(limits, name) is not None]
         pinned = " and ".join([*map(problem.framework.option, axes), *others])
-        yield iter([(f"leave out {pinned}", replace(problem, limits=Limits()))])
-    yield _batches(problem)
-    if not problem.workload.shard_optimizer_over_data:
-        yield iter([("--shard-optimizer", _with_workload(problem, shard_optimizer_over_data=True))])
+        yield f"leave out {pinned}", replace(problem, limits=Limits())
 
 
 def _smaller(problem: Problem) -> Iterator[Iterator[tuple[str, Problem]]]:

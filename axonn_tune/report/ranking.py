@@ -40,6 +40,7 @@ from axonn_tune.report.output import (
     colored,
     count,
     fields_of,
+    unbroken,
     words,
 )
 from axonn_tune.specs.catalog import Loaded
@@ -115,6 +116,15 @@ def ranking_table(
         more = ("exposed_communication_s", "shortest_step_s") if "days" in table.names else ()
         table = table.fitted((first, *more, *rest), aside="rejected_because")
     return _with_bars(table, terminal)
+
+
+def no_room_words(results: Results, *, top: int, rejected: bool = False) -> str:
+    """The columns that a narrow table of the first `top` entries has no room for; "" for none."""
+    entries = with_shortest(results, results.listed(top=top, rejected=rejected))
+    shown = ranking_table(results, entries).names
+    columns = [TEXT_COLUMNS[name] for name in default_columns(results, entries) if name not in shown]
+    gone = [unbroken(one.label if one.title is None else one.title).partition(",")[0] for one in columns]
+    return f"No room for {', '.join(gone)}: --wide shows all." if gone else ""
 
 
 def _with_bars(table: Table, terminal: int) -> Table:

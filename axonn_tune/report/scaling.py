@@ -356,7 +356,7 @@ NOTABLE = 0.005
 """Share of a step that unlimited memory must save to be mentioned."""
 LEFT_OUT = (
     "--wide adds the rest of each layout, micro-batch, gradient accumulation, recompute, compute, exposed "
-    "communication, bubble, HFU and the paper's count."
+    "communication, bubble, HFU, the paper's count, and what long layouts leave no room for."
 )
 _STRATEGIES = {
     "strategy": words("name", "strategy", "How the model is split.", 16),

@@ -1,13 +1,15 @@
-"""One rank of a run: `torchrun --nproc-per-node N -m axonn_tune.runtime launch.yaml`, or srun, or alone."""
+"""One rank of a run: `torchrun --nproc-per-node N -m axonn_tune.runtime launch.yaml`, or srun, or alone.
+
+With --all, every rank of it, as forks of this process.
+"""
 
 from __future__ import annotations
 
 import argparse
 import os
-import sys
 from pathlib import Path
 
-from axonn_tune.processes import AGENT, die_with
+from axonn_tune.processes import end_process
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -20,13 +22,15 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--directory", type=Path, metavar="DIR", help="for metrics; default: runs/<time>-<model>")
     parser.add_argument("--trace", type=_count, metavar="N", default=0, help="trace N steps after the warm-up")
     parser.add_argument("--trace-all", action="store_true", help="on every rank, not only the first")
-    chosen = parser.parse_args(arguments)
-    if AGENT in os.environ:
-        die_with(int(os.environ[AGENT]))
-    from axonn_tune.runtime.rank import RunOptions, run_rank
+    parser.add_argument("--all", action="store_true", help="start all ranks here")
+    given = vars(parser.parse_args(arguments))
+    run_all = given.pop("all")
+    if run_all:
+        os.environ.setdefault("OMP_NUM_THREADS", "1")
+    from axonn_tune.runtime.start import RunOptions, run_all_ranks, run_rank
 
-    given = vars(chosen)
-    return run_rank(given.pop("launch"), RunOptions(trace_steps=given.pop("trace"), **given))
+    run = run_all_ranks if run_all else run_rank
+    return run(given.pop("launch"), RunOptions(trace_steps=given.pop("trace"), **given))
 
 
 def _count(text: str) -> int:
@@ -37,8 +41,5 @@ def _count(text: str) -> int:
 
 
 if __name__ == "__main__":
-    code = main()
-    sys.stdout.flush()
-    sys.stderr.flush()
     # Not sys.exit: it would wait for threads of torch, which wait for ranks that may be gone.
-    os._exit(code)
+    end_process(main())

@@ -28,8 +28,6 @@ from pathlib import Path
 from typing import Any, TextIO
 
 import torch
-from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.metadata import Metadata
 
 from axonn_tune import __version__
 from axonn_tune.errors import AxonnTuneError, EnvironmentProblem, TrainingFailedError, UsageError
@@ -42,17 +40,16 @@ from axonn_tune.runtime.shards import (
     METADATA_FILE,
     Shard,
     Shards,
+    Stored,
     names_to_write,
     read,
     read_metadata,
-    saved_tensors,
     shards_of,
     write,
+    write_metadata,
 )
-from axonn_tune.specs.launch import Launch
 
-SCHEMA, _FIRST_SCHEMA = "axonn-tune/checkpoint/2", "axonn-tune/checkpoint/1"
-"""Version 1 has no checksums."""
+SCHEMA = "axonn-tune/checkpoint/2"
 _MARKER, _LOCK = "checkpoint.json", ".lock"
 _NAME = re.compile(r"step-(0|[1-9][0-9]{0,14})")
 _LEFT_OVER = ".tmp"
@@ -191,24 +188,17 @@ def read_marker(checkpoint: Path) -> Marker:
         text = read_regular(checkpoint / _MARKER, limit_bytes=_MARKER_BYTES).decode()
         content = json.loads(text)
         step, version, run, sizes = (content[key] for key in ("step", "version", "run", "files"))
-        marker = Marker(step, version, run, sizes, content["crc32"] if content["schema"] == SCHEMA else {})
+        marker = Marker(step, version, run, sizes, content.get("crc32", {}))
         sealed = {key: value for key, value in content.items() if key != "checksum"}
-        known = (
-            content["schema"] == SCHEMA and _sealed(sealed) == text and marker.checksums.keys() == marker.sizes.keys()
-        )
-        known = known or (content["schema"] == _FIRST_SCHEMA and "checksum" not in content)
+        known = (content["schema"], _sealed(sealed), marker.checksums.keys()) == (SCHEMA, text, marker.sizes.keys())
         plain = isinstance(run, dict) and all(
             Path(name).name == name and type(size) is int for name, size in marker.sizes.items()
         )
     except (OSError, AxonnTuneError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        words = (
-            f"{_MARKER} is missing or unreadable"
-            if isinstance(error, OSError | AxonnTuneError)
-            else f"{_MARKER} is broken"
-        )
-        raise DamagedCheckpointError.of(checkpoint, words) from error
+        how = "missing or unreadable" if isinstance(error, OSError | AxonnTuneError) else "broken"
+        raise DamagedCheckpointError.of(checkpoint, f"{_MARKER} is {how}") from error
     if not (known and plain):
-        raise DamagedCheckpointError.of(checkpoint, f"{_MARKER} is not as this or an earlier version wrote it")
+        raise DamagedCheckpointError.of(checkpoint, f"{_MARKER} is not as this version writes it, as {SCHEMA}")
     for name, size in marker.sizes.items():
         file = checkpoint / name
         if not file.is_file():
@@ -263,18 +253,8 @@ PARAMETERS = "parameters."
 _SHOWN = 4
 
 
-def run_identity(launch: Launch) -> dict[str, int]:
-    """Properties of a run that must match the checkpoint it resumes from, besides tensor sizes."""
-    return {
-        "global_batch": launch.workload.global_batch,
-        "sequence_length": launch.workload.sequence_length,
-        "seed": launch.seed,
-        "data_seed": launch.data.seed,
-    }
-
-
 class Checkpointer:
-    """Saves in a background thread, one checkpoint at a time, and loads.
+    """Saves in a background thread, one checkpoint at a time, and loads. run: what a resumed run must share with it.
 
     All ranks must make it, and call each method, together. Errors of an unfinished save are raised by the next
     call: EnvironmentProblem if the disk is full. Earlier checkpoints stay as they are.
@@ -373,22 +353,22 @@ class Checkpointer:
             own_bytes = sum(shard.values.nbytes for shards in state.values() for shard in shards)
             needed_bytes = sum(self._ranks.on_all(lambda: own_bytes))
             begun = self._ranks.from_rank_0(lambda: self._begin(step, needed_bytes))
-            write(begun, state, self._ranks.group)
-            checksums = self._ranks.on_all(lambda: self._checksums(begun))
+            own = [begun / f"__{self._mesh.rank}_0.distcp", *([begun / METADATA_FILE] if self._ranks.first else [])]
+            stored = self._ranks.on_all(lambda: write(own[0], state))
+            self._ranks.from_rank_0(lambda: write_metadata(begun, stored))
+            checksums = self._ranks.on_all(lambda: {one.name: checksum_of(one) for one in own})
             self._ranks.from_rank_0(lambda: self._finish(step, dict(pair for one in checksums for pair in one.items())))
-        except (Exception, CheckpointException) as error:
+        except Exception as error:
             if self._ranks.first:
                 self._folder.clean()
-            cause: BaseException = error
-            if isinstance(error, CheckpointException) and error.failures:
-                cause = error.failures[min(error.failures)][0]
-            if is_broken_connection(cause) and not is_timeout(cause):
+            where = str(self._folder.path)
+            if is_broken_connection(error) and not is_timeout(error):
                 # Another rank is lost: the watch names it, and the disk is not to blame.
-                cause.add_note(f"while saving step {step} in {str(self._folder.path)!r}")
-                if cause is error:
-                    raise
-                raise cause from error
-            raise self._explained(step, cause) from error
+                error.add_note(f"while saving step {step} in {where!r}")
+            if isinstance(error, AxonnTuneError) or (is_broken_connection(error) and not is_timeout(error)):
+                raise
+            reason = "the disk, or a quota on it, is full" if is_full(error) else f"{type(error).__name__}: {error}"
+            raise EnvironmentProblem(f"cannot save step {step} in {where!r}: {reason}{self._last_good()}") from error
 
     def _begin(self, step: int, needed_bytes: int) -> Path:
         begun = self._folder.begin(step)
@@ -400,25 +380,12 @@ class Checkpointer:
             )
         return begun
 
-    def _checksums(self, begun: Path) -> dict[str, int]:
-        """Of the files that this rank has written."""
-        own = [*begun.glob(f"__{self._mesh.rank}_*"), *([begun / METADATA_FILE] if self._ranks.first else [])]
-        return {one.name: checksum_of(one) for one in own}
-
     def _finish(self, step: int, checksums: Mapping[str, int]) -> None:
         grid = self._mesh.grid
         sizes = {axis: size for axis, size in grid.by_axis.items() if axis in AXES or size > 1}
         marker = {"version": __version__, "run": self._run, "grid": sizes | {"order": list(grid.order)}}
         self._folder.finish(step, marker, checksums)
         self._folder.keep(self._keep)
-
-    def _explained(self, step: int, error: BaseException) -> AxonnTuneError:
-        """A save's failure in words."""
-        if isinstance(error, AxonnTuneError):
-            return error
-        reason = "the disk, or a quota on it, is full" if is_full(error) else f"{type(error).__name__}: {error}"
-        where = str(self._folder.path)
-        return EnvironmentProblem(f"cannot save step {step} in {where!r}: {reason}{self._last_good()}")
 
     def _last_good(self) -> str:
         steps = self._folder.steps()
@@ -428,25 +395,25 @@ class Checkpointer:
         """This rank's part of a checkpoint; names: of all ranks' tensors."""
         place, state = self._folder.place(step), dict(self._state())
         marker = read_marker(place)
-        metadata = _metadata(place, marker)
+        stored = _stored(place, marker)
         ran = ((name, marker.run.get(name), here) for name, here in self._run.items())
         runs = [f"{name} is {there} there and {here} here" for name, there, here in ran if there != here]
         _must_agree(f"checkpoint {str(place)!r} is of another run", runs)
-        differences = list(_differences(saved_tensors(metadata), state, names))
+        differences = list(_differences(stored, state, names))
         _must_agree(f"checkpoint {str(place)!r} is of another model", differences)
-        _or_damaged(place, lambda: read(place, metadata, state))
+        _or_damaged(place, lambda: read(place, stored, state))
 
 
-def _metadata(checkpoint: Path, marker: Marker) -> Metadata:
+def _stored(checkpoint: Path, marker: Marker) -> Stored:
     return _or_damaged(checkpoint, lambda: read_metadata(checkpoint, marker.sizes))
 
 
-def _differences(saved: dict[str, tuple[tuple[int, ...], Any]], state: Shards, names: Set[str]) -> Iterator[str]:
+def _differences(stored: Stored, state: Shards, names: Set[str]) -> Iterator[str]:
     """Parameters whose sizes differ, or that only one side has; moments go with their parameters.
 
     state: of this rank's pipeline stage; names: of all stages.
     """
-    there = {name.removeprefix(PARAMETERS): size for name, (size, _) in saved.items() if name.startswith(PARAMETERS)}
+    there = {name.removeprefix(PARAMETERS): one.size for name, one in stored.items() if name.startswith(PARAMETERS)}
     here = {name.removeprefix(PARAMETERS): one[0].size for name, one in state.items() if name.startswith(PARAMETERS)}
     unknown = (name for name in there if PARAMETERS + name not in names)
     for name in dict.fromkeys([*here, *unknown]):
@@ -465,7 +432,6 @@ def _must_agree(what: str, differences: list[str]) -> None:
 
 
 TYPES = {"fp64": torch.float64, "fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
-_FORMAT_NAMES = {torch.float64: "F64", torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16"}
 
 
 def checkpoint_at(path: str | Path) -> Path:
@@ -485,17 +451,16 @@ def export(checkpoint: Path, output: str | Path, *, dtype: torch.dtype | None = 
     One tensor at a time is in memory. `dtype` None: as saved. Neither the library nor a GPU is needed:
     the format is the length of a header, the header in JSON, then the tensors one after the other.
     """
-    marker, metadata = _whole_or_another_named(checkpoint)
-    found = saved_tensors(metadata)
-    sizes = {name: (size, dtype or kept) for name, (size, kept) in found.items() if name.startswith(PARAMETERS)}
+    marker, stored = _whole_or_another_named(checkpoint)
+    sizes = {name: (one.size, dtype or one.dtype) for name, one in stored.items() if name.startswith(PARAMETERS)}
     header: dict[str, Any] = {
         "__metadata__": {"format": "pt", "step": str(marker.step), "axonn_tune": str(marker.version)}
     }
-    end = 0
+    end, format_names = 0, {kind: name.upper().replace("P", "") for name, kind in TYPES.items()}
     for name, (size, kind) in sizes.items():
         begin, end = end, end + torch.Size(size).numel() * kind.itemsize
         header[name.removeprefix(PARAMETERS)] = {
-            "dtype": _FORMAT_NAMES[kind],
+            "dtype": format_names[kind],
             "shape": list(size),
             "data_offsets": [begin, end],
         }
@@ -505,18 +470,18 @@ def export(checkpoint: Path, output: str | Path, *, dtype: torch.dtype | None = 
     with replacing(output) as file:
         file.write(len(text).to_bytes(8, "little") + text)
         for name, (size, kind) in sizes.items():
-            values = torch.empty(size, dtype=found[name][1])
+            values = torch.empty(size, dtype=stored[name].dtype)
             whole = {name: [Shard(size, (0,) * len(size), values)]}
-            _or_damaged(checkpoint, partial(read, checkpoint, metadata, whole))
+            _or_damaged(checkpoint, partial(read, checkpoint, stored, whole))
             file.write(values.to(kind).flatten().view(torch.uint8).numpy().data)
     return sum(torch.Size(size).numel() for size, _ in sizes.values())
 
 
-def _whole_or_another_named(checkpoint: Path) -> tuple[Marker, Metadata]:
-    """What is read of it before its tensors are; the error of a damaged one names the newest whole one beside it."""
+def _whole_or_another_named(checkpoint: Path) -> tuple[Marker, Stored]:
+    """Marker and what lies where; the error of a damaged one names the newest whole one beside it."""
     try:
         marker = require_whole(checkpoint)
-        return marker, _metadata(checkpoint, marker)
+        return marker, _stored(checkpoint, marker)
     except DamagedCheckpointError as error:
         folder = CheckpointFolder(checkpoint.parent)
         others = [step for step in folder.named() if folder.place(step) != checkpoint]

@@ -28,11 +28,11 @@ from axonn_tune.grid import ENDS
 from axonn_tune.program.layers import COPY
 from axonn_tune.program.operations import Phase
 from axonn_tune.program.pipeline import Kind
+from axonn_tune.runtime.devices import RuntimeSettings
 from axonn_tune.runtime.ledger import Ledger, LedgerEntry
 from axonn_tune.runtime.mesh import Edge, Mesh
+from axonn_tune.runtime.metrics import Call, Timer
 from axonn_tune.runtime.parameters import Bucket, Matrix
-from axonn_tune.runtime.settings import RuntimeSettings
-from axonn_tune.runtime.timing import Call, Timer
 
 
 @dataclass(eq=False, repr=False)

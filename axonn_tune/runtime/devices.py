@@ -1,6 +1,6 @@
-"""The device a rank computes on, and what torch finds on this host.
+"""What a rank computes on and how: its device, number formats, overlaps, activation recomputation.
 
-`python -m axonn_tune.runtime.devices` prints the latter as JSON.
+`python -m axonn_tune.runtime.devices` prints what torch finds on this host, as JSON.
 """
 
 from __future__ import annotations
@@ -8,6 +8,8 @@ from __future__ import annotations
 import json
 import resource
 import sys
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,8 @@ import torch
 import torch.distributed as dist
 
 from axonn_tune.errors import EnvironmentProblem
+from axonn_tune.specs.launch import Launch
+from axonn_tune.specs.workload import Overlap, Precision, Recompute
 from axonn_tune.units import counted, show_bytes
 
 
@@ -108,6 +112,61 @@ def resident_bytes(device: torch.device) -> int:
         return 0
     pages = int(Path("/proc/self/statm").read_text().split()[1])
     return pages * resource.getpagesize()
+
+
+DTYPES: dict[Precision, tuple[torch.dtype, torch.dtype, torch.dtype]] = {
+    "bf16": (torch.bfloat16, torch.float32, torch.float32),
+    "fp32": (torch.float32, torch.float32, torch.float32),
+    "fp64": (torch.float64, torch.float64, torch.float64),
+}
+"""Compute, master and statistics type of each precision that the runtime supports."""
+
+
+def compile_static(function: Callable[..., Any]) -> Callable[..., Any]:
+    """torch.compile with static shapes: each new set of shapes is recompiled."""
+    return torch.compile(function, dynamic=False)
+
+
+@dataclass(frozen=True)
+class RuntimeSettings:
+    """compute: type of activations and gathered weights; master: of stored weights and gradients; statistics: of norms
+    and loss.
+
+    parts: 2 splits each micro-batch for two-batch overlap; shard_master: master weights and moments are sharded over
+    data; dropout: share of a block's outputs and of the embedding set to zero; compile: elementwise work between
+    GEMMs, attention and collectives becomes kernels of `compiler`.
+    """
+
+    compute: torch.dtype
+    master: torch.dtype
+    statistics: torch.dtype
+    overlaps: frozenset[Overlap]
+    recompute: Recompute
+    kept_layers: int
+    device: torch.device
+    parts: int = 1
+    shard_master: bool = False
+    dropout: float = 0.0
+    compile: bool = False
+    compiler: Callable[[Callable[..., Any]], Callable[..., Any]] = compile_static
+
+
+def settings_of(launch: Launch, device: torch.device) -> RuntimeSettings:
+    """Number formats, overlaps and activation recomputation of a launch config."""
+    compute, master, statistics = DTYPES[launch.workload.precision]
+    return RuntimeSettings(
+        compute=compute,
+        master=master,
+        statistics=statistics,
+        overlaps=frozenset(launch.workload.overlaps),
+        recompute=launch.recompute,
+        kept_layers=launch.kept_layers,
+        device=device,
+        parts=2 if launch.workload.split_micro_batch else 1,
+        shard_master=launch.workload.shard_optimizer_over_data,
+        dropout=launch.dropout,
+        compile=launch.compile,
+    )
 
 
 def torch_report() -> dict[str, Any]:

@@ -24,11 +24,11 @@ from torch.utils._pytree import tree_leaves
 
 from axonn_tune.errors import AxonnTuneError, CheckFailedError, NothingFeasibleError
 from axonn_tune.program.pipeline import group_size, model_parts
+from axonn_tune.runtime.devices import settings_of
 from axonn_tune.runtime.ledger import Ledger, LedgerEntry, compare, program_of
 from axonn_tune.runtime.mesh import Mesh, build_mesh
 from axonn_tune.runtime.modules import CausalAttention
-from axonn_tune.runtime.rank import print_message
-from axonn_tune.runtime.settings import require_size, settings_of
+from axonn_tune.runtime.start import print_message, require_size
 from axonn_tune.runtime.trainer import Trainer, require_runnable
 from axonn_tune.specs.launch import Launch
 from axonn_tune.specs.loading import load_document

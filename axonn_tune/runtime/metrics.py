@@ -1,4 +1,12 @@
-"""Metrics of a run: JSON lines per rank, one line a step for people, TensorBoard, and a summary of all ranks.
+"""Metrics of a run: JSON lines per rank, one line a step for people, TensorBoard, traces, and a summary of all ranks.
+
+Three times describe a call of a collective: *issued*, when the rank issued it and its input was ready; *done*, when its
+result was there; and from *halted* to *resumed*, when computation waited for it. A call is charged from its issue, or
+from when the one before it in the same process group was done, because collectives of a group run one after the other.
+On CPUs the end comes from the work's future, which the thread that did the work completes, so it is correct before
+anyone waits. On GPUs all marks are events: a separate stream for each group waits for the collective and records its
+end, which blocks neither the host nor the computation. A trace, for Perfetto, is made of the same marks, so it costs no
+more. On a GPU torch's profiler records the kernels of the same steps into a separate file.
 
 The summary compares predicted with measured times. The network time of a collective follows from the times of all ranks
 of its group: an early rank waits for the late ones, and a late rank finds part of the work done. The collective's time
@@ -15,52 +23,339 @@ On GPUs, where few steps are timed, the step's time is that of the others: see `
 from __future__ import annotations
 
 import importlib.util
+import json
+import os
 import socket
-from collections.abc import Hashable, Sequence
-from dataclasses import dataclass
+import sys
+import time
+from collections import defaultdict, deque
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TextIO, TypeAlias, TypeVar
 
 import torch
 import torch.distributed as dist
 
 from axonn_tune import __version__
 from axonn_tune.errors import EnvironmentProblem, count_in
-from axonn_tune.program.dimensions import model_flops, step_tokens
+from axonn_tune.files import write_text_atomically
+from axonn_tune.program.dimensions import MFU_CONVENTION, model_flops, step_tokens
 from axonn_tune.runtime.devices import peak_memory_bytes
 from axonn_tune.runtime.ledger import LedgerEntry, program_of
-from axonn_tune.runtime.mesh import Mesh
-from axonn_tune.runtime.timing import StepTimes, TimedCall
+from axonn_tune.runtime.mesh import Edge, Mesh
 from axonn_tune.specs.launch import CollectiveTerm, Launch
-from axonn_tune.specs.results import SHORTEST, PredictionTarget, Site, Summary, launch_pairs
-from axonn_tune.specs.traces import term_name
-from axonn_tune.units import flops_per_s
+from axonn_tune.specs.results import SHORTEST, SUMMARY_NAME, PredictionTarget, Site, Summary, launch_pairs
+from axonn_tune.specs.traces import (
+    COMPUTE_LANE,
+    TRACE_SCHEMA,
+    Process,
+    Span,
+    communication_lane,
+    step_name,
+    term_name,
+    trace_text,
+    wait_name,
+)
+from axonn_tune.units import counted, flops_per_s, show_bytes, show_seconds
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
-import json
-import os
-import sys
-from collections import deque
-from dataclasses import asdict, field
-from typing import TextIO
 
-from axonn_tune.files import write_text_atomically
-from axonn_tune.program.dimensions import MFU_CONVENTION
-from axonn_tune.runtime.optimizer import StepResult
-from axonn_tune.specs.results import SUMMARY_NAME
-from axonn_tune.units import counted, show_bytes, show_seconds
+    from axonn_tune.runtime.optimizer import StepResult
+
+Gathered = TypeVar("Gathered")
+Mean = TypeVar("Mean", float, torch.Tensor)
+Mark: TypeAlias = Any
+"""A point in time as a clock has it: seconds, or a CUDA event."""
+
+EVERY_STEPS = {"cpu": 1, "cuda": 10}
+"""Which steps are timed: on a GPU each call takes four events, some microseconds of the host's time."""
+
+
+class HostClock:
+    """The host's clock: makes marks and measures the time between two of them.
+
+    shared: all processes of a host read the same.
+    """
+
+    shared = True
+
+    def mark(self) -> Mark:
+        """The present time of the computation."""
+        return time.perf_counter()
+
+    def mark_end(self, work: dist.Work, group: dist.ProcessGroup, note: Callable[[Mark], None]) -> None:
+        """Note a mark when the work of a group is done, in the thread that does it, before it wakes a waiting one."""
+        work.get_future().add_done_callback(lambda future: note(time.perf_counter()))
+
+    def between_s(self, start: Mark, end: Mark) -> float:
+        """Seconds from one mark to another."""
+        return float(end - start)
+
+
+class DeviceClock(HostClock):
+    """Events of a GPU, which must have completed before the time between them is asked for."""
+
+    shared = False
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._observers: dict[int, torch.cuda.Stream] = {}
+
+    def mark(self) -> Mark:
+        """When the current stream reaches this point."""
+        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        event.record()
+        return event
+
+    def mark_end(self, work: dist.Work, group: dist.ProcessGroup, note: Callable[[Mark], None]) -> None:
+        """Recorded by a stream that only waits for the group's work."""
+        key = id(group)
+        if key not in self._observers:
+            self._observers[key] = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
+        with torch.cuda.stream(self._observers[key]):
+            work.wait()
+            note(self.mark())
+
+    def between_s(self, start: Mark, end: Mark) -> float:
+        """Seconds from one event to another."""
+        return float(start.elapsed_time(end)) / 1e3
+
+
+@dataclass(slots=True)
+class Call:
+    """One collective in flight, with its marks."""
+
+    entry: LedgerEntry
+    group: dist.ProcessGroup
+    clock: HostClock
+    issued: Mark
+    edge: Edge | None = None
+    done: Mark = None
+    halted: Mark = None
+    resumed: Mark = None
+
+    def sent(self, work: dist.Work) -> None:
+        """It has been issued."""
+        self.clock.mark_end(work, self.group, partial(setattr, self, "done"))
+
+    def halt(self) -> None:
+        """The computation begins to wait for it."""
+        self.halted = self.clock.mark()
+
+    def resume(self) -> None:
+        """The computation continues."""
+        self.resumed = self.clock.mark()
+
+
+@dataclass(frozen=True)
+class TimedCall:
+    """A collective in seconds from the start of its step; `began_s`: issued, and its group free."""
+
+    entry: LedgerEntry
+    began_s: float
+    done_s: float
+    halted_s: float
+    resumed_s: float
+    edge: Edge | None = None
+
+    @property
+    def seconds(self) -> float:
+        """Time it took: until it was done, plus handing over the result in `wait`."""
+        return max(self.done_s - self.began_s, 0.0) + max(self.resumed_s - max(self.done_s, self.halted_s), 0.0)
+
+    @property
+    def exposed_s(self) -> float:
+        """Exposed time: the computation waited for it."""
+        return self.resumed_s - self.halted_s
+
+
+@dataclass(frozen=True)
+class ComputeSpan:
+    """A part of the computation, such as the forward pass of one block, in seconds from the start of the step."""
+
+    name: str
+    start_s: float
+    end_s: float
+
+
+@dataclass(frozen=True)
+class StepTimes:
+    """Every collective of one step of one rank, in the order of issue, which is the same on all ranks.
+
+    unix_s: when the step began; parts: of the computation, in a traced step; host_s: its begin by the
+    clock that all processes of a host share, None on a GPU.
+    """
+
+    calls: tuple[TimedCall, ...]
+    unix_s: float = 0.0
+    parts: tuple[ComputeSpan, ...] = ()
+    host_s: float | None = None
+
+    @property
+    def traced(self) -> bool:
+        """Whether this step is part of a trace."""
+        return bool(self.parts)
+
+    @property
+    def exposed_s(self) -> float:
+        """Exposed communication time of the step."""
+        return sum(call.exposed_s for call in self.calls)
+
+    def terms(self) -> list[dict[str, Any]]:
+        """Calls grouped by name and size, in order of their first, named as in the program.
+
+        `seconds` includes waiting for late ranks.
+        """
+        found: dict[LedgerEntry, list[TimedCall]] = defaultdict(list)
+        for call in self.calls:
+            found[call.entry].append(call)
+        return [
+            {
+                "op": entry.op,
+                "axis": entry.axis,
+                "phase": entry.phase,
+                "layer": entry.layer,
+                "count": len(calls),
+                "bytes": entry.size_bytes,
+                "seconds": sum(one.seconds for one in calls),
+                "exposed_s": sum(one.exposed_s for one in calls),
+            }
+            for entry, calls in found.items()
+        ]
+
+
+@dataclass
+class Timer:
+    """Times the collectives of every `every_steps`th step, and of the first `traced_steps` with their parts.
+
+    Without a clock, none.
+    """
+
+    clock: HostClock | None = None
+    every_steps: int = 1
+    traced_steps: int = 0
+    _on: bool = False
+    _traced: bool = False
+    _start: Mark = None
+    _unix_s: float = 0.0
+    _calls: list[Call] = field(default_factory=list)
+    _parts: list[tuple[str, Mark]] = field(default_factory=list)
+
+    def start(self, device: torch.device, *, traced_steps: int = 0) -> None:
+        """Begin to time."""
+        self.clock = DeviceClock(device) if device.type == "cuda" else HostClock()
+        self.every_steps, self.traced_steps = EVERY_STEPS[device.type], traced_steps
+
+    def begin_step(self, number: int) -> None:
+        """A step begins; its number decides whether it is timed, so all ranks time the same ones."""
+        self._traced = self.clock is not None and 0 <= number < self.traced_steps
+        # The step that follows a trace waits for the profiler to end.
+        since = number - self.traced_steps - 1 if self.traced_steps else number
+        self._on = self._traced or (self.clock is not None and since % self.every_steps == 0)
+        if self.clock is not None and self._on:
+            self._start, self._unix_s = self.clock.mark(), time.time()
+
+    def end_step(self) -> StepTimes | None:
+        """The times of a step, once the device has finished it; None if it was not timed."""
+        calls, self._calls = self._calls, []
+        parts, self._parts = self._parts, []
+        if self.clock is None or not self._on:
+            return None
+        self._on = self._traced = False
+        since = partial(self.clock.between_s, self._start)
+        free_s, timed = dict[int, float](), list[TimedCall]()
+        for call in calls:
+            assert call.resumed is not None, f"{call.entry} was never waited for"
+            issued_s, done_s, halted_s, resumed_s = map(since, (call.issued, call.done, call.halted, call.resumed))
+            began_s = max(issued_s, free_s.get(id(call.group), issued_s))
+            free_s[id(call.group)] = max(began_s, done_s)
+            timed.append(TimedCall(call.entry, began_s, done_s, halted_s, resumed_s, call.edge))
+        spans = [ComputeSpan(name, since(start), since(end)) for (name, start), (_, end) in pairwise(parts) if name]
+        return StepTimes(tuple(timed), self._unix_s, tuple(spans), self._start if self.clock.shared else None)
+
+    def part(self, name: str) -> None:
+        """A part of the computation begins and the previous one ends; an empty name begins none."""
+        if self.clock is not None and self._traced:
+            self._parts.append((name, self.clock.mark()))
+
+    def issue(self, entry: LedgerEntry, group: dist.ProcessGroup, *, edge: Edge | None = None) -> Call | None:
+        """A collective, or a message on an edge, is about to be issued; None if it is not timed."""
+        if self.clock is None or not self._on:
+            return None
+        call = Call(entry, group, self.clock, self.clock.mark(), edge)
+        self._calls.append(call)
+        return call
+
+
+@dataclass
+class Tracer:
+    """Keeps the times of the first `steps` steps after the warm-up, and writes them at the end of the run."""
+
+    steps: int
+    directory: Path
+    rank: int
+    run: str
+    device: torch.device
+    _kept: list[tuple[int, StepTimes]] = field(default_factory=list)
+    _profile: torch.profiler.profile | None = None
+
+    def before_step(self, number: int) -> None:
+        """A step is about to begin, counted from 0 after the warm-up."""
+        if number == 0 and self.device.type == "cuda":
+            kinds = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
+            self._profile = torch.profiler.profile(activities=kinds)
+            self._profile.start()
+
+    def after_step(self, number: int, step: int, times: StepTimes | None) -> None:
+        """A step has ended, which was step `step` of the run, from 1."""
+        if times is not None and 0 <= number < self.steps:
+            self._kept.append((step, times))
+        if self._profile is not None and number == self.steps - 1:
+            self._profile.stop()
+
+    def close(self) -> None:
+        """Write `trace-rank<N>.json`, and `kernels-rank<N>.json` on a GPU."""
+        if not self._kept:
+            return
+        spans = [span for step, times in self._kept for span in step_spans(step, times)]
+        notes = {
+            "schema": TRACE_SCHEMA,
+            "tool_version": __version__,
+            "run": self.run,
+            "host": socket.gethostname(),
+            "rank": self.rank,
+            "steps": [step for step, _ in self._kept],
+        }
+        text = trace_text([Process(f"measured rank {self.rank}", self.rank, spans)], notes=notes)
+        write_text_atomically(self.directory / f"trace-rank{self.rank}.json", text)
+        if self._profile is not None:
+            if len(self._kept) < self.steps:
+                self._profile.stop()
+            self._profile.export_chrome_trace(str(self.directory / f"kernels-rank{self.rank}.json"))
+
+
+def step_spans(step: int, times: StepTimes) -> Iterator[Span]:
+    """One step: its parts and waits on the compute track, each collective on its axis' track."""
+    end_s = max([part.end_s for part in times.parts] + [call.resumed_s for call in times.calls], default=0.0)
+    at_s = times.unix_s
+    yield Span(COMPUTE_LANE, step_name(step), at_s, at_s + end_s)
+    for part in times.parts:
+        yield Span(COMPUTE_LANE, part.name, at_s + part.start_s, at_s + part.end_s)
+    for call in times.calls:
+        name, details = term_name(*call.entry.term), {"bytes": call.entry.size_bytes}
+        yield Span(COMPUTE_LANE, wait_name(name), at_s + call.halted_s, at_s + call.resumed_s)
+        yield Span(communication_lane(call.entry.axis), name, at_s + call.began_s, at_s + call.done_s, details)
+
 
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+"""Names the host and its running kernel, whose processes share a clock."""
 
 ONE_CLOCK = "of each call, from when the last rank of its group entered it to when the last had its result"
 SHARED = ", shared by calls in flight at once on one network level"
-
-
-def boot_id() -> str:
-    """Identifies the host and its running kernel, whose processes share a clock; empty if unknown."""
-    return _BOOT_ID.read_text().strip() if _BOOT_ID.exists() else ""
 
 
 def shares_s(intervals_s: Sequence[tuple[float, float]], links: Sequence[Hashable]) -> list[float]:
@@ -83,10 +378,6 @@ def shares_s(intervals_s: Sequence[tuple[float, float]], links: Sequence[Hashabl
             for call in flying:
                 found[call] += (end_s - begin_s) / len(flying)
     return found
-
-
-Gathered = TypeVar("Gathered")
-Mean = TypeVar("Mean", float, torch.Tensor)
 
 
 @dataclass(frozen=True)
@@ -163,7 +454,7 @@ class RunMeasurements:
 
     def _share_a_clock(self, step: StepTimes) -> bool:
         """Whether all ranks' times are by the clock of one host."""
-        mine = boot_id() if step.host_s is not None else ""
+        mine = _BOOT_ID.read_text() if step.host_s is not None and _BOOT_ID.exists() else ""
         return bool(mine) and len(set(self._from_all(mine))) == 1
 
     def _terms(self, steps: Sequence[StepTimes], *, one_clock: bool) -> list[CollectiveTerm]:
@@ -299,9 +590,8 @@ def memory_convention(device: torch.device) -> str:
     return "peak of what torch allocated" if cuda else "peak resident set, less that without a model"
 
 
-FOLDER = "tensorboard"
 _FLUSH_S = 10
-"""A killed run loses at most this."""
+"""A killed run loses at most this of TensorBoard's files."""
 
 
 def require_tensorboard(launch: Launch) -> None:
@@ -311,47 +601,6 @@ def require_tensorboard(launch: Launch) -> None:
             "metrics.tensorboard needs TensorBoard, which is not installed: pip install '.[tensorboard]' in the "
             "checkout, or take it out of the launch config"
         )
-
-
-def folder_of(launch: Launch, run: Path) -> Path | None:
-    """Where event files go: as the launch config says, `tensorboard` in the run's folder for true; None: nowhere."""
-    setting = launch.metrics.tensorboard
-    if isinstance(setting, str):
-        return Path(setting)
-    return run / FOLDER if setting else None
-
-
-@dataclass
-class Scalars:
-    """Writes scalars of each step into a folder of event files, begun with the first step."""
-
-    folder: Path
-    _writer: SummaryWriter | None = None
-
-    def write(self, found: dict[str, Any]) -> None:
-        """Numbers of a step, and the time of each collective, as `seconds/...` and `exposed/...`."""
-        step = found["step"]
-        writer = self._opened(step)
-        for name in SCALARS:
-            if found[name] is not None:
-                writer.add_scalar(name, found[name], step)
-        for term in found["terms"]:
-            name = term_name(term["op"], term["axis"], term["phase"], term["layer"])
-            writer.add_scalar(f"seconds/{name}", term["seconds"], step)
-            writer.add_scalar(f"exposed/{name}", term["exposed_s"], step)
-
-    def close(self) -> None:
-        """Write what is left."""
-        if self._writer is not None:
-            self._writer.close()
-
-    def _opened(self, step: int) -> SummaryWriter:
-        if self._writer is None:
-            from torch.utils.tensorboard import SummaryWriter
-
-            # A resumed run continues from its checkpoint: later events of an earlier run are void.
-            self._writer = SummaryWriter(str(self.folder), purge_step=step, flush_secs=_FLUSH_S)
-        return self._writer
 
 
 SCHEMA = "axonn-tune/metrics/1"
@@ -364,7 +613,7 @@ SCALARS = (
     *("loss", "gradient_norm", "learning_rate", "step_s", "tokens_per_s", "mfu", "hfu", "memory_bytes"),
     *("exposed_communication_s", "compute_s"),
 )
-"""Numbers of a step that other sinks get too."""
+"""Numbers of a step that TensorBoard gets too."""
 
 
 @dataclass
@@ -385,6 +634,7 @@ class Metrics:
     _untimed_s: deque[float] = field(default_factory=lambda: deque(maxlen=WINDOW_STEPS))
     _seen: int = 0
     _profiled: bool = False
+    _events: SummaryWriter | None = None
 
     def __post_init__(self) -> None:
         self._needed = model_flops(self.launch.model, self.launch.workload)
@@ -393,8 +643,6 @@ class Metrics:
         # Line by line, so that the measurements of a killed rank can be read.
         self._file = path.open("a", encoding="utf-8", buffering=1)
         self._write({"schema": SCHEMA, **self._heading()})
-        folder = folder_of(self.launch, self.directory) if self.mesh.rank == 0 else None
-        self._scalars = None if folder is None else Scalars(folder)
 
     def step(self, step: int, result: StepResult, *, step_s: float, times: StepTimes | None) -> None:
         """Record a step, counted from 1, that took `step_s`, as one line of the file; `times`: of its collectives.
@@ -406,14 +654,15 @@ class Metrics:
         self._seen += 1
         if not warmup:
             self._count(step_s, times)
-        mfu, hfu = self._utilisation(step_s)
+        # MFU of all ranks and HFU of this one, of the peak that the prediction was made with.
+        peak = flops_per_s(self.launch.predicted.peak_tflops) * step_s
         found: dict[str, Any] = {
             "step": step,
             **asdict(result),
             "step_s": step_s,
             "tokens_per_s": step_tokens(self.launch.workload) / step_s,
-            "mfu": mfu,
-            "hfu": hfu,
+            "mfu": self._needed / (self.mesh.grid.world * peak),
+            "hfu": self._executed / peak,
             "memory_bytes": self._memory_bytes(),
             "warmup": warmup,
             "exposed_communication_s": times.exposed_s if times else None,
@@ -421,10 +670,30 @@ class Metrics:
             "terms": times.terms() if times else [],
         }
         self._write(found)
-        if self._scalars is not None:
-            self._scalars.write(found)
         if self.mesh.rank == 0:
+            self._write_events(found)
             self.say(step_line(found, steps=self.steps))
+
+    def _write_events(self, found: dict[str, Any]) -> None:
+        """TensorBoard's part of a step, if asked for: in the folder named, else in `tensorboard` beside the metrics.
+
+        Collectives are `seconds/...` and `exposed/...`.
+        """
+        setting, step = self.launch.metrics.tensorboard, found["step"]
+        if not setting:
+            return
+        if self._events is None:
+            from torch.utils.tensorboard import SummaryWriter
+
+            folder = setting if isinstance(setting, str) else str(self.directory / "tensorboard")
+            # A resumed run continues from its checkpoint: later events of an earlier run are void.
+            self._events = SummaryWriter(folder, purge_step=step, flush_secs=_FLUSH_S)
+        values = {name: found[name] for name in SCALARS if found[name] is not None}
+        for term in found["terms"]:
+            name = term_name(term["op"], term["axis"], term["phase"], term["layer"])
+            values |= {f"seconds/{name}": term["seconds"], f"exposed/{name}": term["exposed_s"]}
+        for name, value in values.items():
+            self._events.add_scalar(name, value, step)
 
     def _count(self, step_s: float, times: StepTimes | None) -> None:
         """Keep a step for the summary, unless torch's profiler recorded a rank in it, which delays all."""
@@ -456,14 +725,9 @@ class Metrics:
             self.say(
                 f"no step after the warm-up of {WARMUP_STEPS}: nothing to compare with the prediction, or to trace"
             )
-        if self._scalars is not None:
-            self._scalars.close()
+        if self._events is not None:
+            self._events.close()
         self._file.close()
-
-    def _utilisation(self, step_s: float) -> tuple[float, float]:
-        """MFU of all ranks and HFU of this one, of the peak that the prediction was made with."""
-        peak = flops_per_s(self.launch.predicted.peak_tflops)
-        return self._needed / (step_s * self.mesh.grid.world * peak), self._executed / (step_s * peak)
 
     def _heading(self) -> dict[str, object]:
         """First line: rank and conventions."""

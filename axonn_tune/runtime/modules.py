@@ -23,8 +23,8 @@ from axonn_tune.program.dimensions import loss_chunks
 from axonn_tune.program.operations import Phase
 from axonn_tune.runtime import philox
 from axonn_tune.runtime.communicator import Communicator, WeightGathers, WeightGradients
+from axonn_tune.runtime.devices import RuntimeSettings
 from axonn_tune.runtime.parameters import Matrix, Vector
-from axonn_tune.runtime.settings import RuntimeSettings
 from axonn_tune.specs.model import Model
 
 TensorFunction: TypeAlias = Callable[[torch.Tensor], torch.Tensor]

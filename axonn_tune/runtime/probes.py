@@ -18,7 +18,6 @@ import argparse
 import json
 import math
 import os
-import signal
 import socket
 import sys
 import tempfile
@@ -36,21 +35,15 @@ import torch.distributed as dist
 from axonn_tune import __version__
 from axonn_tune.errors import AxonnTuneError, EnvironmentProblem, TrainingFailedError
 from axonn_tune.grid import Grid
-from axonn_tune.processes import die_with, processor_name
+from axonn_tune.processes import die_with, end_process, exit_code_of, fork_ranks, processor_name
 from axonn_tune.program.operations import GROUP_AXES
 from axonn_tune.runtime.communicator import CollectiveHandle, Communicator
-from axonn_tune.runtime.devices import device_of, synchronize
+from axonn_tune.runtime.devices import DTYPES, device_of, settings_of, synchronize
 from axonn_tune.runtime.ledger import Ledger
 from axonn_tune.runtime.mesh import Mesh, WorldGroup, is_broken_connection, is_timeout
+from axonn_tune.runtime.metrics import DeviceClock, HostClock
 from axonn_tune.runtime.modules import attention_on, rotary_positions
-from axonn_tune.runtime.rank import (
-    RankEnvironment,
-    end_process,
-    print_message,
-    rank_environment,
-)
-from axonn_tune.runtime.settings import DTYPES, settings_of
-from axonn_tune.runtime.timing import DeviceClock, HostClock
+from axonn_tune.runtime.start import INTERRUPTED, RankEnvironment, print_message, rank_environment
 from axonn_tune.runtime.tokens import batches
 from axonn_tune.runtime.trainer import Trainer
 from axonn_tune.specs.launch import Launch
@@ -462,7 +455,6 @@ def _memory_bytes(device: torch.device) -> int:
 
 _TIMEOUT = timedelta(seconds=120)
 """A collective that takes longer means that a rank is lost."""
-_INTERRUPTED = 130
 
 
 @dataclass(frozen=True)
@@ -503,37 +495,16 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def start(ranks: int, job: ProbeJob) -> int:
-    """Fork the ranks, which communicate over loopback, and wait; the first exit code that is not 0 ends them all."""
+    """Fork the ranks, which communicate over loopback; one exit code for all."""
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    starter = os.getpid()
     with tempfile.TemporaryDirectory(prefix="axonn-tune-") as folder:
-        children: dict[int, int] = {}
-        for rank in range(ranks):
-            child = os.fork()
-            if not child:
-                die_with(starter)
-                end_process(rank_main(RankEnvironment(rank, ranks, rank, init_method=f"file://{folder}/meeting"), job))
-            children[child] = rank
+        meeting = f"file://{folder}/meeting"
         try:
-            return _wait_for(children)
+            return exit_code_of(
+                fork_ranks(ranks, lambda rank: rank_main(RankEnvironment(rank, ranks, rank, init_method=meeting), job))
+            )
         except KeyboardInterrupt:
-            # The terminal has interrupted the ranks too; the remaining ones end with this process.
-            return _INTERRUPTED
-
-
-def _wait_for(children: dict[int, int]) -> int:
-    """Wait for all; once one fails, end the others, and report it if it could not do so itself."""
-    failed = 0
-    while children:
-        child, status = os.wait()
-        rank, code = children.pop(child), os.waitstatus_to_exitcode(status)
-        if code and not failed:
-            failed = code if code > 0 else TrainingFailedError.exit_code
-            if code < 0:
-                print_message(f"rank {rank} was ended by {signal.Signals(-code).name} while measuring")
-            for other in children:
-                os.kill(other, signal.SIGKILL)
-    return failed
+            return INTERRUPTED
 
 
 def rank_main(place: RankEnvironment, job: ProbeJob) -> int:
@@ -549,7 +520,7 @@ def rank_main(place: RankEnvironment, job: ProbeJob) -> int:
         log = PointLog(job.points) if first else None
         probe_world(plan, log, device=device, resume=job.resume, progress=partial(_report_progress, job.progress))
     except KeyboardInterrupt:
-        return _INTERRUPTED
+        return INTERRUPTED
     except AxonnTuneError as error:
         # Before ranks have joined each other, the first to end takes the others with it.
         if first or not dist.is_initialized():

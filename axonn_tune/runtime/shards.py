@@ -1,55 +1,44 @@
-"""Shards of tensors, read and written through torch.distributed.checkpoint.
+"""Shards of tensors in files, in the layout of torch.distributed.checkpoint, so that its programs read them too.
 
 A shard is a 2D slice of a tensor of the whole model, padding not counted. A checkpoint holds shards that cover each
-tensor. A loading rank requests its own shards, so any grid can read any other's checkpoint.
+tensor. A loading rank takes what its own shards have in common with them, so any grid can read any other's checkpoint.
 
-The library's metadata is a pickle. It is read without importing any class or function that it names, and checked
-against the files: a checkpoint cannot run code or make other files be read.
+Which shard lies where is a pickle of torch's classes. It is read without importing any class or function that it names,
+and checked against the files: a checkpoint cannot run code or make other files be read.
 """
 
 from __future__ import annotations
 
 import bisect
-import errno
 import io
 import math
+import os
 import pickle
 import pickletools
 import reprlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
 import torch
-import torch.distributed as dist
-from torch.distributed.checkpoint import planner as plans
-from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, DefaultSavePlanner
-from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
-from torch.distributed.checkpoint.metadata import (
-    ChunkStorageMetadata,
-    Metadata,
-    MetadataIndex,
-    TensorProperties,
-    TensorStorageMetadata,
-)
-from torch.distributed.checkpoint.planner_helpers import create_read_items_for_chunk_list
-from torch.distributed.checkpoint.state_dict_saver import save
-from torch.futures import Future
 
-from axonn_tune.files import is_full, read_regular
+from axonn_tune.files import read_regular
 from axonn_tune.grid import AXES
 from axonn_tune.program.layers import COPY
 from axonn_tune.runtime.mesh import Mesh
 from axonn_tune.runtime.parameters import Bucket, Parameter, Vector
+
+Lengths: TypeAlias = tuple[int, ...]
+"""One or two sizes or starts."""
 
 
 @dataclass(frozen=True)
 class Shard:
     """A shard of a tensor: the whole tensor's size, the shard's offset, and its values."""
 
-    size: tuple[int, ...]
-    start: tuple[int, ...]
+    size: Lengths
+    start: Lengths
     values: torch.Tensor
 
     def host_copy(self) -> Shard:
@@ -58,11 +47,29 @@ class Shard:
         copy = torch.empty(values.shape, dtype=values.dtype, pin_memory=values.is_cuda)
         return Shard(self.size, self.start, copy.copy_(values, non_blocking=True))
 
-    def chunk(self) -> ChunkStorageMetadata:
-        """As torch.distributed.checkpoint describes it."""
-        return ChunkStorageMetadata(torch.Size(self.start), self.values.size())
+
+@dataclass(frozen=True)
+class StoredShard:
+    """Where a shard of a tensor begins, its shape, and which bytes of which file hold it."""
+
+    start: Lengths
+    shape: Lengths
+    file: str
+    offset: int
+    length: int
 
 
+@dataclass(frozen=True)
+class StoredTensor:
+    """A tensor in files: its size, number format and shards."""
+
+    size: Lengths
+    dtype: torch.dtype
+    shards: tuple[StoredShard, ...]
+
+
+Stored: TypeAlias = Mapping[str, StoredTensor]
+"""By the tensor's name."""
 Shards: TypeAlias = Mapping[str, Sequence[Shard]]
 """By the tensor's name, at least one each."""
 
@@ -92,7 +99,10 @@ def names_to_write(buckets: Sequence[Bucket], mesh: Mesh) -> set[str]:
     # Elements that each replica saves, for every set of axes they repeat over.
     loads_of: dict[frozenset[str], list[int]] = {}
     for parameter, bucket in sorted(owned, key=lambda one: -one[0].value.numel()):
-        place, copies, axes = _replica(bucket.split_axes(parameter), mesh)
+        # Which replica of the elements this rank holds, and of how many.
+        axes, place, copies = frozenset(AXES) - bucket.split_axes(parameter), 0, 1
+        for axis in (one for one in AXES if one in axes):
+            place, copies = place * mesh.size(axis) + mesh.coordinate(axis), copies * mesh.size(axis)
         loads = loads_of.setdefault(axes, [0] * copies)
         lightest = loads.index(min(loads))
         loads[lightest] += parameter.value.numel()
@@ -101,76 +111,91 @@ def names_to_write(buckets: Sequence[Bucket], mesh: Mesh) -> set[str]:
     return written
 
 
-def _replica(split: frozenset[str], mesh: Mesh) -> tuple[int, int, frozenset[str]]:
-    """Which replica of its elements this rank holds, of how many, and the axes over which they repeat."""
-    repeated = [axis for axis in AXES if axis not in split]
-    place, copies = 0, 1
-    for axis in repeated:
-        place = place * mesh.size(axis) + mesh.coordinate(axis)
-        copies *= mesh.size(axis)
-    return place, copies, frozenset(repeated)
+def write(path: Path, shards: Shards) -> Stored:
+    """Write one rank's shards into a new file, and bring it to the disk; empty shards are skipped."""
+    found: dict[str, StoredTensor] = {}
+    with path.open("xb") as file:
+        for name, parts in shards.items():
+            stored = []
+            for shard in (one for one in parts if one.values.numel()):
+                # Not into the file itself: torch would lose why that fails, such as a full disk.
+                content = io.BytesIO()
+                torch.save(shard.values, content)
+                place = path.name, file.tell(), len(content.getbuffer())
+                stored.append(StoredShard(shard.start, tuple(shard.values.shape), *place))
+                file.write(content.getbuffer())
+            found[name] = StoredTensor(parts[0].size, parts[0].values.dtype, tuple(stored))
+        file.flush()
+        os.fsync(file.fileno())
+    return found
 
 
-def write(folder: Path, shards: Shards, group: dist.ProcessGroup | None) -> None:
-    """Write the shards of all ranks, each by one of them; CheckpointException on all ranks if one fails.
+def write_metadata(folder: Path, of_ranks: Iterable[Stored]) -> None:
+    """Write which shard lies where, of all ranks, as torch.distributed.checkpoint does."""
+    from torch.distributed.checkpoint import metadata as torchs
+    from torch.distributed.checkpoint.filesystem import _StorageInfo
 
-    `group` None: this process holds everything.
-    """
-    planner, writer = _SavePlanner(), _Writer(folder, overwrite=False)
-    if group is not None:
-        save(dict(shards), storage_writer=writer, planner=planner, process_group=group)
-        return
-    # What `save` does; in a single process it would warn that it is one.
-    planner.set_up_planner(dict(shards), writer.storage_meta(), is_coordinator=True)
-    writer.set_up_storage_writer(True)
-    local = writer.prepare_local_plan(planner.create_local_plan())
-    plan, metadata = planner.create_global_plan([local])
-    (final,) = writer.prepare_global_plan(plan)
-    results = writer.write_data(planner.finish_plan(final), planner)
-    writer.finish(metadata, [results.wait()])
+    tensors, places = dict[str, torchs.TensorStorageMetadata](), dict[torchs.MetadataIndex, _StorageInfo]()
+    for name, tensor in (item for stored in of_ranks for item in stored.items()):
+        empty = torchs.TensorStorageMetadata(torchs.TensorProperties(tensor.dtype), torch.Size(tensor.size), [])
+        whole = tensors.setdefault(name, empty)
+        for one in tensor.shards:
+            start = torch.Size(one.start)
+            whole.chunks.append(torchs.ChunkStorageMetadata(start, torch.Size(one.shape)))
+            places[torchs.MetadataIndex(name, start)] = _StorageInfo(one.file, one.offset, one.length)
+    with (folder / METADATA_FILE).open("xb") as file:
+        pickle.dump(torchs.Metadata({**tensors}, storage_data=places), file)
+        file.flush()
+        os.fsync(file.fileno())
 
 
-def read(folder: Path, metadata: Metadata, shards: Shards) -> None:
+def read(folder: Path, stored: Stored, shards: Shards) -> None:
     """Fill shards from a folder that any grid has written; each rank reads on its own."""
-    reader, planner = FileSystemReader(folder), _LoadPlanner()
-    planner.set_up_planner(dict(shards), metadata, is_coordinator=True)
-    reader.set_up_storage_reader(metadata, True)
-    local = reader.prepare_local_plan(planner.create_local_plan())
-    (final,) = reader.prepare_global_plan(planner.create_global_plan([local]))
-    # Tensors are read with `weights_only`.
-    reader.read_data(planner.finish_plan(final), planner).wait()
+    for name, parts in shards.items():
+        for one in stored[name].shards:
+            common = [(shard, both) for shard in parts if (both := _common(shard, one)) is not None]
+            if not common:
+                continue
+            with (folder / one.file).open("rb") as file:
+                file.seek(one.offset)
+                content = io.BytesIO(file.read(one.length))
+            values = torch.load(content, map_location="cpu", weights_only=True)
+            if (values.shape, values.dtype) != (one.shape, stored[name].dtype):
+                raise ValueError(f"a shard of {name!r} is of another size or number format")
+            for shard, (here, there) in common:
+                shard.values[here].copy_(values[there])
 
 
-def saved_tensors(metadata: Metadata) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
-    """Size and type of every saved tensor."""
-    found = metadata.state_dict_metadata
-    return {
-        name: (tuple(one.size), one.properties.dtype)
-        for name, one in found.items()
-        if isinstance(one, TensorStorageMetadata)
-    }
+def _common(shard: Shard, stored: StoredShard) -> tuple[tuple[slice, ...], tuple[slice, ...]] | None:
+    """What two shards of a tensor have in common, within each; None if nothing."""
+    here, there = list[slice](), list[slice]()
+    for mine, length, its, its_length in zip(shard.start, shard.values.shape, stored.start, stored.shape, strict=True):
+        begin, end = max(mine, its), min(mine + length, its + its_length)
+        if begin >= end:
+            return None
+        here.append(slice(begin - mine, end - mine))
+        there.append(slice(begin - its, end - its))
+    return tuple(here), tuple(there)
 
 
 METADATA_FILE = ".metadata"
 
 
-def read_metadata(folder: Path, sizes: Mapping[str, int]) -> Metadata:
-    """The library's description of a folder, whose files have these sizes; ValueError unless it fits them."""
+def read_metadata(folder: Path, sizes: Mapping[str, int]) -> Stored:
+    """What lies where in a folder whose files have these sizes; ValueError unless it fits them."""
     if METADATA_FILE not in sizes:
         raise ValueError(f"{METADATA_FILE} is not among the checkpoint's files")
     try:
         content = read_regular(folder / METADATA_FILE, limit_bytes=sizes[METADATA_FILE])
         _require_bounded(content)
-        found = _Unpickler(io.BytesIO(content)).load().state
-        tensors = {str(name): _tensor_of(record) for name, record in found["state_dict_metadata"].items()}
-        places = dict(_places(found["storage_data"]))
-        _require_fit(tensors, places, sizes)
+        found = _stored(_Unpickler(io.BytesIO(content)).load().state)
+        _require_fit(found, sizes)
     except _MisfitError as error:
         raise ValueError(f"{METADATA_FILE} {error}") from error
     except Exception as error:
         # Any error of a broken pickle.
         raise ValueError(f"{METADATA_FILE} cannot be read: {type(error).__name__}: {error}") from error
-    return Metadata(state_dict_metadata=dict(tensors), storage_data=places)
+    return found
 
 
 _MOST_NESTED = 50
@@ -259,68 +284,58 @@ _NAMES = frozenset(
 )
 
 
-@dataclass(frozen=True)
-class _Place:
-    """Position of a shard in bytes, for the library's reader."""
-
-    relative_path: str
-    offset: int
-    length: int
-    transform_descriptors: None = None
-
-
-def _tensor_of(record: _Record) -> TensorStorageMetadata:
-    state = record.state
-    dtype, size = state["properties"].state[0], _lengths(state["size"])
-    if not isinstance(dtype, torch.dtype):
-        raise _MisfitError(f"has {reprlib.repr(dtype)} for a number format")
-    chunks = [
-        ChunkStorageMetadata(_lengths(one.state["offsets"]), _lengths(one.state["sizes"])) for one in state["chunks"]
-    ]
-    return TensorStorageMetadata(TensorProperties(dtype=dtype), size, chunks)
-
-
-def _places(records: Mapping[_Record, _Record]) -> Iterator[tuple[MetadataIndex, _Place]]:
-    for index, place in records.items():
-        name, offset, length = place.state["relative_path"], *_lengths((place.state["offset"], place.state["length"]))
-        if place.state.get("transform_descriptors"):
+def _stored(state: Any) -> Stored:  # noqa: ANN401 - whatever was pickled
+    """Tensors and their shards from the records of a pickle."""
+    places: dict[tuple[str, Lengths], tuple[str, int, int]] = {}
+    for index, record in state["storage_data"].items():
+        place, index = record.state, index.state
+        if place.get("transform_descriptors"):
             raise _MisfitError("has transformed shards, which no checkpoint here has")
-        yield MetadataIndex(str(index.state["fqn"]), _lengths(index.state["offset"])), _Place(name, offset, length)
+        offset, length = _lengths((place["offset"], place["length"]))
+        places[index["fqn"], _lengths(index["offset"])] = place["relative_path"], offset, length
+    found: dict[str, StoredTensor] = {}
+    for name, record in state["state_dict_metadata"].items():
+        tensor, shards = record.state, list[StoredShard]()
+        dtype = tensor["properties"].state[0]
+        if not isinstance(dtype, torch.dtype):
+            raise _MisfitError(f"has {reprlib.repr(dtype)} for a number format")
+        for chunk in tensor["chunks"]:
+            start, shape = _lengths(chunk.state["offsets"]), _lengths(chunk.state["sizes"])
+            if (name, start) not in places:
+                raise _MisfitError(f"has no bytes for a shard of {name!r}")
+            shards.append(StoredShard(start, shape, *places[name, start]))
+        found[str(name)] = StoredTensor(_lengths(tensor["size"]), dtype, tuple(shards))
+    return found
 
 
-def _lengths(numbers: Sequence[int]) -> torch.Size:
-    """One or two sizes or starts."""
+def _lengths(numbers: Sequence[int]) -> Lengths:
     if len(numbers) > 2 or not all(type(one) is int and 0 <= one < 2**63 for one in numbers):
         raise _MisfitError(f"has {reprlib.repr(numbers)} for a size")
-    return torch.Size(numbers)
+    return tuple(numbers)
 
 
-def _require_fit(
-    tensors: Mapping[str, TensorStorageMetadata], places: Mapping[MetadataIndex, _Place], sizes: Mapping[str, int]
-) -> None:
+def _require_fit(stored: Stored, sizes: Mapping[str, int]) -> None:
     """_MisfitError unless shards cover the tensors, and each has bytes of its own in one of the files."""
     free = dict(sizes)
-    for name, tensor in tensors.items():
-        for chunk in tensor.chunks:
-            place = places.get(MetadataIndex(name, chunk.offsets))
-            needed = math.prod(chunk.sizes) * tensor.properties.dtype.itemsize
-            ends = [start + length for start, length in zip(chunk.offsets, chunk.sizes, strict=True)]
-            if place is None or place.relative_path not in sizes or needed > place.length:
+    for name, tensor in stored.items():
+        for one in tensor.shards:
+            if one.file not in sizes or math.prod(one.shape) * tensor.dtype.itemsize > one.length:
                 raise _MisfitError(f"has no bytes for a shard of {name!r}")
-            free[place.relative_path] -= place.length
-            beyond = place.offset + place.length > sizes[place.relative_path] or free[place.relative_path] < 0
+            free[one.file] -= one.length
+            ends = [start + length for start, length in zip(one.start, one.shape, strict=True)]
+            beyond = one.offset + one.length > sizes[one.file] or free[one.file] < 0
             if beyond or any(end > whole for end, whole in zip(ends, tensor.size, strict=True)):
                 raise _MisfitError(f"has a shard of {name!r} beyond the end")
-        volume = sum(math.prod(chunk.sizes) for chunk in tensor.chunks)
-        if volume != math.prod(tensor.size) or _overlap(tensor.chunks):
+        volume = sum(math.prod(one.shape) for one in tensor.shards)
+        if volume != math.prod(tensor.size) or _overlap(tensor.shards):
             raise _MisfitError(f"has shards of {name!r} that do not cover it")
 
 
-def _overlap(chunks: Sequence[ChunkStorageMetadata]) -> bool:
+def _overlap(shards: Sequence[StoredShard]) -> bool:
     """Whether two shards of a tensor, each of one or two dimensions, have an element in common."""
     ends: list[tuple[int, bool, int, int]] = []
-    for chunk in chunks:
-        (row, left), (rows, columns) = (1, *chunk.offsets)[-2:], (1, *chunk.sizes)[-2:]
+    for one in shards:
+        (row, left), (rows, columns) = (1, *one.start)[-2:], (1, *one.shape)[-2:]
         if rows and columns:
             # On one row, shards that end come before those that begin.
             ends += [(row, True, left, left + columns), (row + rows, False, left, left + columns)]
@@ -335,68 +350,3 @@ def _overlap(chunks: Sequence[ChunkStorageMetadata]) -> bool:
             return True
         crossed.insert(place, (left, right))
     return False
-
-
-class _SavePlanner(DefaultSavePlanner):
-    """Plans the writing of shards, keyed by name and start; empty ones are skipped."""
-
-    def __init__(self) -> None:
-        super().__init__(flatten_state_dict=False, flatten_sharded_tensors=False)
-
-    def create_local_plan(self) -> plans.SavePlan:
-        found = ((name, shard) for name, shards in self.state_dict.items() for shard in shards if shard.values.numel())
-        self.plan = plans.SavePlan([_write_item(name, shard) for name, shard in found])
-        return self.plan
-
-    def lookup_object(self, index: MetadataIndex) -> Any:  # noqa: ANN401 - the library's signature
-        return _at(self.state_dict[index.fqn], index)
-
-
-class _LoadPlanner(DefaultLoadPlanner):
-    """Plans the reading of shards from whatever shards were saved."""
-
-    def set_up_planner(
-        self,
-        state_dict: dict[str, Any],
-        metadata: Metadata | None = None,
-        is_coordinator: bool = False,  # noqa: FBT001, FBT002 - the library's signature
-    ) -> None:
-        self.state_dict, self.metadata, self.is_coordinator = state_dict, metadata, is_coordinator
-
-    def create_local_plan(self) -> plans.LoadPlan:
-        assert self.metadata is not None, "read before planning"
-        saved = self.metadata.state_dict_metadata
-        items: list[plans.ReadItem] = []
-        for name, shards in self.state_dict.items():
-            tensor = saved[name]
-            assert isinstance(tensor, TensorStorageMetadata), f"{name} was saved as a tensor"
-            chunks = [shard.chunk() for shard in shards if shard.values.numel()]
-            items += create_read_items_for_chunk_list(name, tensor, chunks)
-        return plans.LoadPlan(items)
-
-    def lookup_tensor(self, index: MetadataIndex) -> torch.Tensor:
-        return _at(self.state_dict[index.fqn], index)
-
-
-class _Writer(FileSystemWriter):
-    """Reports a full disk; torch, whose C++ loses the reason, reports a wrong position in the file."""
-
-    def write_data(self, plan: plans.SavePlan, planner: plans.SavePlanner) -> Future[list[Any]]:
-        try:
-            return super().write_data(plan, planner)
-        except Exception as error:
-            # A new exception, because one loses its context on its way to other ranks.
-            if is_full(error):
-                raise OSError(errno.ENOSPC, "no space left on the disk, or in the quota") from error
-            raise
-
-
-def _at(shards: Sequence[Shard], index: MetadataIndex) -> torch.Tensor:
-    """Values of the shard that begins where an index says."""
-    return next(shard.values for shard in shards if torch.Size(shard.start) == index.offset and shard.values.numel())
-
-
-def _write_item(name: str, shard: Shard) -> plans.WriteItem:
-    properties = TensorProperties(dtype=shard.values.dtype)
-    data = plans.TensorWriteData(chunk=shard.chunk(), properties=properties, size=torch.Size(shard.size))
-    return plans.WriteItem(index=MetadataIndex(name, shard.start), type=plans.WriteItemType.SHARD, tensor_data=data)

@@ -22,7 +22,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from types import FrameType
-from typing import TYPE_CHECKING
 
 import torch
 
@@ -30,21 +29,17 @@ from axonn_tune.errors import UsageError
 from axonn_tune.frameworks.axonn_tune import AXONN_TUNE
 from axonn_tune.program.constraints import broken_constraints
 from axonn_tune.program.pipeline import Kind, Operation, model_parts, stage_order
+from axonn_tune.runtime.checkpoint import Checkpointer
 from axonn_tune.runtime.communicator import CollectiveHandle, Communicator
-from axonn_tune.runtime.devices import forget_peak, synchronize, to_device
+from axonn_tune.runtime.devices import DTYPES, RuntimeSettings, forget_peak, settings_of, synchronize, to_device
 from axonn_tune.runtime.ledger import Ledger
 from axonn_tune.runtime.mesh import Mesh
-from axonn_tune.runtime.metrics import WARMUP_STEPS, Metrics, require_tensorboard
+from axonn_tune.runtime.metrics import WARMUP_STEPS, Metrics, Tracer, require_tensorboard
 from axonn_tune.runtime.optimizer import AdamW, StepResult
-from axonn_tune.runtime.settings import DTYPES, RuntimeSettings, settings_of
-from axonn_tune.runtime.timing import Tracer
 from axonn_tune.runtime.tokens import Batches, batch_shard
 from axonn_tune.runtime.transformer import ChunkContext, MicroBatch, Transformer
 from axonn_tune.runtime.watch import Watch
 from axonn_tune.specs.launch import Launch
-
-if TYPE_CHECKING:
-    from axonn_tune.runtime.checkpoint import Checkpointer
 
 
 def require_runnable(launch: Launch) -> None:

@@ -16,6 +16,7 @@ import torch
 
 from axonn_tune.program.layers import COPY
 from axonn_tune.runtime.communicator import Communicator, DataBuckets, WeightGather, WeightGathers, WeightGradients
+from axonn_tune.runtime.devices import RuntimeSettings
 from axonn_tune.runtime.modules import (
     Dropout,
     Embedding,
@@ -35,7 +36,6 @@ from axonn_tune.runtime.modules import (
 )
 from axonn_tune.runtime.parameters import Bucket, Matrix, MatrixLayout, ParameterStore, part_of
 from axonn_tune.runtime.philox import key_of
-from axonn_tune.runtime.settings import RuntimeSettings
 from axonn_tune.specs.model import Model
 from axonn_tune.specs.traces import EMBEDDING_BACKWARD, EMBEDDING_FORWARD, END, HEAD, block_backward, block_forward
 

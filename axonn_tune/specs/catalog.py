@@ -126,7 +126,16 @@ def _find_model(name: str) -> Path:
             f"{name!r} is a Hugging Face config; make a model file of it first: "
             f"`axonn-tune models import {shlex.quote(name)} -o mymodel.yaml`"
         )
+    if path.suffix in _SCRIPTS and path.exists():
+        raise UsageError(
+            f"{name!r} is a script or config of a run; make a model file of it first: "
+            f"`axonn-tune models import {shlex.quote(name)} -o mymodel.yaml`"
+        )
     return path
+
+
+_SCRIPTS = (".sh", ".sbatch", ".slurm", ".toml")
+"""How names of files end that start a run."""
 
 
 def _is_hugging_face(path: Path) -> bool:

@@ -97,7 +97,7 @@ def fails(line: str, *, code: int) -> Finished:
         ("sweep --gpus 8..4 --model 5b", "the range '8..4' is empty"),
         ("sweep --gpus 8,x --model 5b", "'x' is no positive number"),
         ("sweep --gpus 4,6 --model 5b --weak --batch 3", "no whole number of sequences"),
-        ("explain", "Missing option --gpus and --model"),
+        ("explain", "Missing options --gpus and --model"),
         ("explain --gpus 64 --model 20b --pick 300", "configurations are ranked"),
         ("explain --gpus 64 --model 20b --trace -", "standard output has the explanation"),
         ("run launch.yaml --trace-all", "give --trace N too"),

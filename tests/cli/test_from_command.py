@@ -89,6 +89,14 @@ def test_markdown_and_trace(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "step.json").read_text("utf-8"))["traceEvents"]
 
 
+def test_a_model_in_place_of_a_flavor_is_said() -> None:
+    """Guards a model that replaces the one a torchtitan file names without its sizes; the same one replaces nothing."""
+    out = good(f"explain {TITAN} --model llama3-70b --format json").document["run"]["assumed"]
+    assert any("--model llama3-70b holds in place of the file's llama3_8b (line 4)" in words for words in out)
+    out = good(f"explain {TITAN} --model llama3-8b --format json").document["run"]["assumed"]
+    assert not any("in place of" in words for words in out)
+
+
 def test_what_a_command_does_not_say_is_given() -> None:
     """Guards options beside it: GPUs, model, batch, sequence, precision, and --set."""
     zero = f"--from-command {COMMANDS / 'zero3.json'} --machine dgx-h100"
@@ -108,6 +116,9 @@ def test_what_a_command_does_not_say_is_given() -> None:
     ("line", "message"),
     [
         (f"explain {TITAN} --x 8", "says all of it: leave out --x"),
+        (f"explain {TITAN} --tp 8 --pp 2", "says all of it: leave out --tp, --pp"),
+        (f"explain {TITAN} --framework torchtitan --tp=8 --gbs 64", "says all of it: leave out --tp."),
+        (f"--gpus 8 --model {COMMANDS / 'torchtitan-8b.sh'}", "make a model file of it first"),
         (f"explain {TITAN} --recompute full --pick 2", "leave out --pick"),
         (f"explain launch.yaml {TITAN}", "leave out launch.yaml"),
         (f"explain {COMMANDS / 'torchtitan-8b.sh'}", "is not a launch config: pass scripts and configs with"),
@@ -118,7 +129,7 @@ def test_what_a_command_does_not_say_is_given() -> None:
         (f"explain {TITAN} --framework torchtitn", "did you mean 'torchtitan'?"),
         (f"explain {TITAN} --set model.hiden=3", "did you mean 'hidden'?"),
         ("compare --gpus 64", "Missing option --model"),
-        ("compare", "Missing option --gpus and --model"),
+        ("compare", "Missing options --gpus and --model"),
         ("models import meta-llama/Llama-3.1-8B", "https://huggingface.co/meta-llama/Llama-3.1-8B/blob/main/config.json"),
         ("--gpus 8 --model meta-llama/Llama-3.1-8B", "models import config.json -o mine.yaml"),
         (f"models import {COMMANDS / 'zero3.json'}", "no 'model_type': not a Hugging Face model config"),

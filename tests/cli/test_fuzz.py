@@ -1,8 +1,7 @@
 """Inputs that nobody means well with: no exit code 1, no traceback, nothing that takes seconds or gigabytes.
 
-Each input is drawn from its number alone, so a failure is repeated by that number. CI draws `COUNT`; more, with what
-they took at the end: `AXONN_TUNE_FUZZ=4000 python -m pytest tests/cli/test_fuzz.py -s`, and one alone with
-`AXONN_TUNE_FUZZ=1 AXONN_TUNE_FUZZ_FROM=1234`.
+Each input is drawn from its number alone, so a failure is repeated by that number. CI draws `COUNT`, `make nightly`
+`NIGHTLY`; other numbers: `AXONN_TUNE_FUZZ=100 AXONN_TUNE_FUZZ_FROM=1234`, and with `-s` what they took.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ import pytest
 from axonn_tune.cli.main import cli
 from axonn_tune.errors import UsageError
 from axonn_tune.launch.host import already_started
-from axonn_tune.runtime.rank import rank_environment
+from axonn_tune.runtime.start import rank_environment
 from axonn_tune.specs.catalog import find
 from tests.cli.running import Finished, good, run
 from tests.unit.learning.test_collective_logs import NCCL_JSON, OLD, OSU, RCCL, RCCL_JSON, TEXT
@@ -40,7 +39,11 @@ FIXTURES = ROOT / "tests" / "fixtures" / "v1"
 COMMANDS, RUN = ROOT / "tests" / "fixtures" / "commands", ROOT / "tests" / "fixtures" / "diagnose" / "lab"
 PUBLISHED = ROOT / "axonn_tune" / "validation" / "published"
 COUNT, FIRST = int(os.environ.get("AXONN_TUNE_FUZZ", "48")), int(os.environ.get("AXONN_TUNE_FUZZ_FROM", "0"))
-BLOCK, LIMIT_S, LIMIT_KIB = 16, 10, 1 << 20
+NIGHTLY, BLOCK, LIMIT_S, LIMIT_KIB = 2000, 16, 10, 1 << 20
+BLOCKS = [
+    *range(FIRST, FIRST + COUNT, BLOCK),
+    *(pytest.param(block, marks=pytest.mark.nightly) for block in range(COUNT, NIGHTLY, BLOCK)),
+]
 CODES = {0, 2, 3, 4, 5, 6}
 
 WORDS = [
@@ -268,7 +271,7 @@ def of_checkpoint(folder: Path, chance: random.Random) -> list[str]:
     path.write_bytes(content)
     if chance.random() < 0.9:
         with suppress(ValueError, AttributeError, TypeError):
-            resealed(folder / "c", first=False)
+            resealed(folder / "c")
     return ["export", "c", "-o", "m.safetensors"]
 
 
@@ -397,7 +400,7 @@ def _loaded() -> None:
 
 
 @pytest.mark.usefixtures("_loaded")
-@pytest.mark.parametrize("block", range(FIRST, FIRST + COUNT, BLOCK))
+@pytest.mark.parametrize("block", BLOCKS)
 def test_hostile_inputs_end_in_a_message(block: int, tmp_path: Path) -> None:
     """Guards all that reads what others wrote: files, rows, logs, options and variables."""
     said = tmp_path / "said"
@@ -405,9 +408,7 @@ def test_hostile_inputs_end_in_a_message(block: int, tmp_path: Path) -> None:
     child = os.fork()
     if child == 0:
         with suppress(BaseException):
-            said.write_text(
-                outcome(range(block, min(block + BLOCK, FIRST + COUNT)), tmp_path), "utf-8", "backslashreplace"
-            )
+            said.write_text(outcome(range(block, block + BLOCK), tmp_path), "utf-8", "backslashreplace")
         os._exit(0)
     _, status, usage = os.wait4(child, 0)
     assert os.waitstatus_to_exitcode(status) == 0

@@ -63,7 +63,7 @@ def test_json_has_what_the_text_has() -> None:
         assert number["value"] == learned[number["path"]].value != number["prior"]
         assert number["moved_by"].startswith("steps.csv:2, step: ")
     (row,) = document["rows"]
-    assert abs(row["after"]) < abs(row["before"])
+    assert abs(row["after"]["error"]) < abs(row["before"]["error"])
     assert set(document["silent"]) <= set(learned)
     assert any(words.startswith("base profile dgx-h100") for words in document["assumed"])
 

@@ -242,6 +242,20 @@ def test_variants_list_every_candidate() -> None:
     assert len(found["configs"]) == found["searched"]["feasible"] > found["searched"]["grids"]
 
 
+def test_columns_without_room_and_uneven_splits_are_counted() -> None:
+    """Guards silence: what a narrow table leaves out is named, and candidates include the uneven splits that fit."""
+    narrow = good("--gpus 64 --model llama3-8b --machine dgx-h100 --framework torchtitan --tp 2 --pp 1 --top 2")
+    assert "No room for not resharded: --wide shows all." in narrow.err
+    wide = "--gpus 64 --model llama3-70b --machine dgx-h100 --framework megatron-core --tp 16 --pp 4 --batch 64 --wide"
+    done = good(f"{wide} --top 1")
+    assert "No room" not in done.err
+    feasible, candidates = (
+        int(good(f"{wide.removesuffix(' --wide')} --format json --top 1").document["searched"][key])
+        for key in ("feasible", "candidates")
+    )
+    assert feasible <= candidates
+
+
 @pytest.mark.parametrize("wide", ["", "--wide", "--cost alpha-beta --cost paper-released"])
 def test_table_is_whole_without_a_terminal(wide: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Guards Slurm logs: nothing is cut at a narrow COLUMNS or a dumb terminal, and nothing colored."""

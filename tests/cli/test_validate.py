@@ -86,6 +86,8 @@ def test_predictions_alone_and_another_machine(tmp_path: Path) -> None:
         ("regress {base} --floor regret=much", "write a number or a percentage"),
         ("regress {base} --measurement {base}", "this is a baseline document"),
         ("validate {base}", "this is a baseline document"),
+        ("validate --published -o {folder}/m.yaml --update", "The measurements say all of it: leave out -o, --update"),
+        ("validate launch.yaml --rows {base}", "leave out LAUNCH.YAML"),
         ("validate --gemm {base}", "python -m tools.measurements --gemm FILE"),
         ("validate --gpus 1 --model nano --machine localhost --update", "comes with the tool"),
         ("validate --gpus 1 --model nano --machine localhost --realtime", "give --lab too"),

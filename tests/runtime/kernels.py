@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_leaves
 
 from axonn_tune.runtime.dry_run import MetaBytes, build, step_ledger
 from axonn_tune.runtime.mesh import Mesh
-from axonn_tune.runtime.timing import HostClock
+from axonn_tune.runtime.metrics import HostClock
 from axonn_tune.specs.launch import Launch
 
 

@@ -15,11 +15,11 @@ from axonn_tune.grid import Grid
 from axonn_tune.program.pipeline import split_layers
 from axonn_tune.runtime.checkpoint import Checkpointer
 from axonn_tune.runtime.communicator import Communicator
+from axonn_tune.runtime.devices import RuntimeSettings
 from axonn_tune.runtime.ledger import Ledger
 from axonn_tune.runtime.mesh import Mesh, build_mesh
 from axonn_tune.runtime.optimizer import AdamW, StepResult
 from axonn_tune.runtime.parameters import Bucket
-from axonn_tune.runtime.settings import RuntimeSettings
 from axonn_tune.runtime.shards import Shard, shards_of
 from axonn_tune.runtime.tokens import BatchShard, SyntheticTokens
 from axonn_tune.runtime.trainer import PipelineStage

@@ -15,13 +15,13 @@ from axonn_tune.program.dimensions import step_values
 from axonn_tune.program.pipeline import messages, model_parts
 from axonn_tune.program.step import Stage, build_step
 from axonn_tune.runtime.communicator import Communicator
+from axonn_tune.runtime.devices import RuntimeSettings
 from axonn_tune.runtime.ledger import Ledger, RankProgram, compare
 from axonn_tune.runtime.mesh import Mesh, build_mesh
 from axonn_tune.runtime.modules import Dropout
 from axonn_tune.runtime.optimizer import AdamW, learning_rate
 from axonn_tune.runtime.parameters import Matrix, Parameter
 from axonn_tune.runtime.philox import key_of
-from axonn_tune.runtime.settings import RuntimeSettings
 from axonn_tune.runtime.trainer import PipelineStage
 from axonn_tune.runtime.transformer import MicroBatch, Transformer
 from axonn_tune.specs.workload import OVERLAPS, Overlap

@@ -12,12 +12,12 @@ import torch.distributed as dist
 from axonn_tune.grid import Grid
 from axonn_tune.program.operations import GROUP_AXES, Phase
 from axonn_tune.runtime.communicator import CollectiveHandle, Communicator, WeightGradients
+from axonn_tune.runtime.devices import RuntimeSettings
 from axonn_tune.runtime.ledger import Ledger
 from axonn_tune.runtime.mesh import Mesh, build_mesh
 from axonn_tune.runtime.modules import ParallelLinear, interleave
 from axonn_tune.runtime.optimizer import AdamW
 from axonn_tune.runtime.parameters import MatrixLayout, ParameterStore
-from axonn_tune.runtime.settings import RuntimeSettings
 from axonn_tune.runtime.transformer import Transformer
 from axonn_tune.specs.catalog import load_model
 from axonn_tune.specs.launch import Optimizer

@@ -15,10 +15,10 @@ from axonn_tune.program.step import build_step
 from axonn_tune.ranking.choosing import Ranking, search
 from axonn_tune.ranking.inputs import Choices, load_inputs
 from axonn_tune.runtime.communicator import Communicator
+from axonn_tune.runtime.devices import RuntimeSettings
 from axonn_tune.runtime.ledger import Ledger, LedgerEntry, RankProgram, compare
 from axonn_tune.runtime.mesh import Mesh, build_mesh
 from axonn_tune.runtime.optimizer import AdamW
-from axonn_tune.runtime.settings import RuntimeSettings
 from axonn_tune.runtime.transformer import Transformer
 from axonn_tune.specs.catalog import load_model
 from axonn_tune.specs.launch import Optimizer

@@ -9,10 +9,10 @@ import torch.nn.functional as functional
 from axonn_tune.grid import Grid
 from axonn_tune.runtime import modules
 from axonn_tune.runtime.communicator import Communicator, WeightGathers, WeightGradients
+from axonn_tune.runtime.devices import RuntimeSettings
 from axonn_tune.runtime.ledger import Ledger
 from axonn_tune.runtime.mesh import build_mesh
 from axonn_tune.runtime.modules import join_heads, rotary_table, separate_heads, sums_of_rows, swiglu, swiglu_gradient
-from axonn_tune.runtime.settings import RuntimeSettings
 from axonn_tune.runtime.transformer import Transformer
 from axonn_tune.specs.catalog import load_model
 

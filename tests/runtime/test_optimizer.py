@@ -15,10 +15,10 @@ import torch.distributed as dist
 from axonn_tune.errors import TrainingFailedError
 from axonn_tune.grid import Grid
 from axonn_tune.runtime.communicator import Communicator, Ledger, LedgerEntry
+from axonn_tune.runtime.devices import RuntimeSettings
 from axonn_tune.runtime.mesh import build_mesh
 from axonn_tune.runtime.optimizer import AdamW, StepResult, learning_rate
 from axonn_tune.runtime.parameters import Parameter
-from axonn_tune.runtime.settings import RuntimeSettings
 from axonn_tune.runtime.transformer import Transformer
 from axonn_tune.specs.catalog import load_model
 from axonn_tune.specs.launch import Optimizer

@@ -18,7 +18,7 @@ from axonn_tune.errors import EnvironmentProblem
 from axonn_tune.runtime import devices
 from axonn_tune.runtime.devices import device_of
 from axonn_tune.runtime.mesh import FlightRecorder
-from axonn_tune.runtime.rank import RunOptions, require_descriptors, require_interfaces, run_rank, use_interface
+from axonn_tune.runtime.start import RunOptions, require_descriptors, require_interfaces, run_rank, use_interface
 
 Limits = tuple[int, int]
 FIXTURES = Path(__file__).parents[1] / "fixtures" / "v1"

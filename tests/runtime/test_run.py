@@ -19,7 +19,7 @@ from axonn_tune.errors import UsageError
 from axonn_tune.learning.learn import learn
 from axonn_tune.learning.reading import EvidenceRequest, read_evidence
 from axonn_tune.runtime.mesh import require_world
-from axonn_tune.runtime.rank import rank_environment
+from axonn_tune.runtime.start import rank_environment
 from axonn_tune.specs.launch import Launch
 from axonn_tune.specs.loading import load_document
 from axonn_tune.specs.results import Summary

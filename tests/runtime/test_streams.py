@@ -13,8 +13,8 @@ import torch
 from axonn_tune.grid import AXES, Grid
 from axonn_tune.runtime import communicator as communication
 from axonn_tune.runtime.communicator import CollectiveHandle, DataBuckets, WeightGradients
+from axonn_tune.runtime.devices import RuntimeSettings
 from axonn_tune.runtime.parameters import Bucket
-from axonn_tune.runtime.settings import RuntimeSettings
 from axonn_tune.runtime.trainer import Inbox, Outbox
 from axonn_tune.runtime.transformer import Transformer
 from axonn_tune.specs.catalog import load_model

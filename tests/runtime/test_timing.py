@@ -11,9 +11,17 @@ import torch
 from axonn_tune.grid import Grid
 from axonn_tune.runtime.ledger import LedgerEntry
 from axonn_tune.runtime.mesh import build_mesh
-from axonn_tune.runtime.metrics import Metrics, middle_half, shares_s
+from axonn_tune.runtime.metrics import (
+    ComputeSpan,
+    HostClock,
+    Metrics,
+    StepTimes,
+    TimedCall,
+    Timer,
+    middle_half,
+    shares_s,
+)
 from axonn_tune.runtime.optimizer import StepResult
-from axonn_tune.runtime.timing import ComputeSpan, HostClock, StepTimes, TimedCall, Timer
 from axonn_tune.specs.loading import load_document
 from axonn_tune.specs.results import Summary
 from tests.runtime import timing_tasks

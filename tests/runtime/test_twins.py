@@ -10,6 +10,7 @@ import torch.nn.functional as functional
 
 from axonn_tune.grid import Grid
 from axonn_tune.runtime.communicator import Communicator
+from axonn_tune.runtime.devices import RuntimeSettings
 from axonn_tune.runtime.ledger import Ledger
 from axonn_tune.runtime.mesh import build_mesh
 from axonn_tune.runtime.modules import (
@@ -24,7 +25,6 @@ from axonn_tune.runtime.modules import (
     whole_norm,
 )
 from axonn_tune.runtime.parameters import ParameterStore
-from axonn_tune.runtime.settings import RuntimeSettings
 from tests.runtime import tasks
 from tests.runtime.pool import Pools
 

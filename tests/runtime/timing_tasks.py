@@ -11,7 +11,7 @@ from axonn_tune.grid import Grid
 from axonn_tune.runtime.communicator import Communicator
 from axonn_tune.runtime.ledger import Ledger
 from axonn_tune.runtime.mesh import build_mesh
-from axonn_tune.runtime.timing import TimedCall, Timer
+from axonn_tune.runtime.metrics import TimedCall, Timer
 
 LATE_S = 0.3
 """How late the late rank is: far longer than the collective takes."""

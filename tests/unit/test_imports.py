@@ -20,7 +20,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "errors": set(),
     "units": set(),
     "files": {"errors"},
-    "processes": set(),
+    "processes": {"errors"},
     "grid": {"errors", "units"},
     "specs": VOCABULARY,
     "frameworks": VOCABULARY | {"specs"},

@@ -9,7 +9,7 @@ import pytest
 from axonn_tune.lab.links import profile, rates, rounds
 from axonn_tune.lab.namespaces import limit, switch_limits, switch_links
 from axonn_tune.lab.shape import Shape
-from axonn_tune.runtime.agent import exit_code_of, report_lost_ranks
+from axonn_tune.processes import exit_code_of
 from axonn_tune.specs.document import to_yaml
 from axonn_tune.specs.loading import load_document
 from axonn_tune.specs.machine import Machine
@@ -101,7 +101,7 @@ def test_one_exit_code_for_all_ranks() -> None:
 
 def test_ranks_that_a_signal_ended_are_named_unless_one_has_said_why(capsys: pytest.CaptureFixture[str]) -> None:
     """Guards a run whose ranks were all killed, by the system for want of memory perhaps: which, and by what."""
-    report_lost_ranks([(1, -9), (0, 6)])
+    exit_code_of([(1, -9), (0, 6)])
     assert capsys.readouterr().err == ""
-    report_lost_ranks([(1, -9), (0, -15)])
+    exit_code_of([(1, -9), (0, -15)])
     assert capsys.readouterr().err == "Error: rank 0: ended by SIGTERM; rank 1: ended by SIGKILL\n"

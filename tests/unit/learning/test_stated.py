@@ -198,6 +198,7 @@ ENDS = "--account-for-embedding-in-pipeline-split --account-for-loss-in-pipeline
         (f"{PP4} --decoder-first-pipeline-num-layers 5 --decoder-last-pipeline-num-layers 7", (5, 10, 10, 7)),
         ("--pipeline-model-parallel-size 2 --pipeline-model-parallel-layout 'Et*9|t*8|t*8|t*7L'", (9, 8, 8, 7)),
         (f"{PP4} --num-layers 30 {ENDS}", (7, 8, 8, 7)),
+        (f"{PP4} --num-layers 30 {ENDS} --num-layers-per-virtual-pipeline-stage 4", (3, *[4] * 6, 3)),
     ],
 )  # fmt: skip
 def test_stages_may_differ_in_layers(flags: str, parts: tuple[int, ...] | str | None, tmp_path: Path) -> None:
@@ -240,6 +241,10 @@ def test_torchtitan_counts_the_ends_as_layers() -> None:
     assert (found["parts"].value, found["vpp"].value) == ("8 9 8 7", "1")
     keys["pipeline_parallel_schedule"] = "Interleaved1F1B"
     assert columns_of({name: Stated(value, 1) for name, value in keys.items()})["vpp"].value == "2"
+    # 32 layers and the ends are 34, in parts of up to 3: 12.
+    keys["pipeline_parallel_layers_per_stage"] = "3"
+    found = columns_of({name: Stated(value, 1) for name, value in keys.items()})
+    assert (found["parts"].value, found["vpp"].value) == ("2 3 3 3 3 3 3 3 3 3 2 1", "3")
 
 
 @pytest.mark.parametrize(("layers", "kind"), [(3, "none"), (4, "full"), (8, "full")])
@@ -249,6 +254,16 @@ def test_recompute_of_some_layers_is_the_nearest_kind(layers: int, kind: str, tm
     run = stated(tmp_path, f"{CORE} --pipeline-model-parallel-size 4 {flags}")
     assert one(run).recompute == kind
     assert f"{layers} of 8 layers of each stage are recomputed: priced as recompute {kind}" in run.assumed
+
+
+def test_what_has_a_default_of_its_own_is_said(tmp_path: Path) -> None:
+    """Guards one query group where a switch alone asks for groups, and layers that are repeated several at once."""
+    flags = "--recompute-granularity full --recompute-method uniform --recompute-num-layers 4"
+    run = stated(tmp_path, f"{CORE} --group-query-attention {flags}")
+    assert case(run).model.kv_heads == 1
+    assert "the number of query groups is not stated: 1, as Megatron-LM has it" in run.assumed
+    assert "recompute of 4 layers at once is priced as of each by itself, which has other memory" in run.assumed
+    assert case(stated(tmp_path, CORE)).model.kv_heads == 32
 
 
 @pytest.mark.parametrize(
@@ -316,6 +331,7 @@ TP, BATCH = "--tensor-model-parallel-size", "run.sh:2: gbs: the global batch, 60
         (f"{CORE} {TP} $T", DocumentError, "run.sh:1: tensor_model_parallel_size: is $T, which the file does not set"),
         (f"{CORE} {TP} $(cat n)", DocumentError, "is what a command prints: write its value"),
         (f"A=1\n{CORE.replace('size 64', 'size 60')}", DocumentError, BATCH),
+        (f"A=1\n{CORE} --seq-length 2k", DocumentError, "run.sh:2: --seq-length: is '2k', not a whole number from 1"),
         (f"{CORE} --num-experts 8", UsageError, "run.sh:1: 8 experts: only dense models"),
         (CORE.replace("--num-attention-heads 32", "--num-attention-heads 31"), None, ""),
         (f"{CORE} {TP} 32 --num-attention-heads 48", DocumentError, "heads (48) is not divisible by TP = 32"),
@@ -355,6 +371,7 @@ def test_what_is_given_holds(tmp_path: Path) -> None:
     run = stated(tmp_path, f"{CORE} --bf16 --fp8-format hybrid")
     assert case(run).workload.precision == "bf16"
     assert "--fp8-format hybrid: FP8 and FP4 are priced as BF16" in run.ignored[0]
+    assert one(stated(tmp_path, f"{CORE} --micro-batch-size {{{{N}}}}", mbs="2")).micro_batch == 2
     with pytest.raises(UsageError, match="the sizes of 3B are not known, only those of llama3 405b, 70b, 8b"):
         stated(tmp_path, '[model]\nname = "llama3"\nflavor = "3B"\n', name="run.toml", n_gpus="8")
 

@@ -1,6 +1,8 @@
-"""One rank's run: joining the world, process groups, the run directory, and its exit code.
+"""Start of a run: one rank's, from joining the world to its exit code, and that of all ranks of this host.
 
-If a rank ends, all others end within seconds with the same exit code, and one of them reports the reason.
+If a rank ends, all others end within seconds with the same exit code, and one of them reports the reason. Ranks that
+torchrun or srun starts import torch each; those of one host alone are forks of a process that has, which takes 0.3 s
+for eight. So nothing imported here may start a thread.
 """
 
 from __future__ import annotations
@@ -17,13 +19,22 @@ from collections.abc import Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
 
-from axonn_tune.errors import AxonnTuneError, EnvironmentProblem, TrainingFailedError, UsageError, count_in
+from axonn_tune.errors import (
+    AxonnTuneError,
+    EnvironmentProblem,
+    NothingFeasibleError,
+    TrainingFailedError,
+    UsageError,
+    count_in,
+)
 from axonn_tune.files import write_text_atomically
+from axonn_tune.processes import end_process, exit_code_of, fork_ranks
+from axonn_tune.runtime.checkpoint import Checkpointer
 from axonn_tune.runtime.devices import device_of, require_free_memory, require_gpus, resident_bytes, use_device
 from axonn_tune.runtime.ledger import compare, program_of
 from axonn_tune.runtime.mesh import (
@@ -35,27 +46,25 @@ from axonn_tune.runtime.mesh import (
     is_timeout,
     require_world,
 )
-from axonn_tune.runtime.metrics import Metrics
-from axonn_tune.runtime.settings import least_bytes, require_size
-from axonn_tune.runtime.timing import Tracer
+from axonn_tune.runtime.metrics import Metrics, Tracer
 from axonn_tune.runtime.tokens import batches
-from axonn_tune.runtime.trainer import START_TIMEOUT_S, Trainer, TrainingLoop, require_runnable
+from axonn_tune.runtime.trainer import START_TIMEOUT_S, STOP_SIGNALS, Trainer, TrainingLoop, require_runnable
 from axonn_tune.runtime.watch import LOST_CODE, RankFailure, Watch
 from axonn_tune.specs.document import to_yaml
 from axonn_tune.specs.launch import Launch
 from axonn_tune.specs.loading import load_document
 from axonn_tune.specs.results import LAUNCH_HEADER, LAUNCH_NAME, differences_name, remove_outcome, run_directory
-
-if TYPE_CHECKING:
-    from axonn_tune.runtime.checkpoint import Checkpointer
+from axonn_tune.units import show_bytes
 
 SAVED_ON_A_SIGNAL, INTERRUPTED = 75, 130
 DESCRIPTORS_EACH, DESCRIPTORS_BESIDE = 4, 256
 """Open files of rank 0: per rank of the world, and fixed."""
+MOST_LAYERS, MOST_TOKENS, MOST_BYTES = 2_000, 1 << 24, 1 << 44
+"""Limits of one rank: blocks and tokens of a micro-batch, which take time to build; bytes of memory."""
 _ROOT_CAUSE_S = 6.0
 """How long a rank whose connection broke waits for the name of the lost rank before it reports itself."""
 _REPORTED_WITHIN_S = 20.0
-"""How long a rank that leaves an error to another to report waits: torchrun ends all once the first has ended."""
+"""How long a rank that leaves an error to another to report waits: the first to end takes all others with it."""
 
 
 @dataclass(frozen=True)
@@ -104,6 +113,27 @@ def rank_environment(environment: Mapping[str, str]) -> RankEnvironment:
     method = "env://" if "TORCHELASTIC_RUN_ID" in environment else f"tcp://{address}:{port}"
     local_world = count_in(environment, "LOCAL_WORLD_SIZE") if "LOCAL_WORLD_SIZE" in environment else None
     return RankEnvironment(rank, world, local_rank, local_world, address, method)
+
+
+def least_bytes(launch: Launch) -> int:
+    """Least memory of the largest rank: an equal share of master weights, their gradients and both moments."""
+    return 4 * launch.workload.element_sizes.main * launch.model.parameters // launch.grid.world
+
+
+def require_size(launch: Launch) -> None:
+    """NothingFeasibleError for a model that no rank can hold; building it, even for a dry run, would take hours."""
+    layers, tokens = launch.model.layers, launch.micro_batch * launch.workload.sequence_length
+    if layers > MOST_LAYERS or tokens > MOST_TOKENS:
+        raise NothingFeasibleError(
+            f"{layers:,} layers and micro-batches of {tokens:,} tokens: a rank is built for at most {MOST_LAYERS:,} "
+            f"and {MOST_TOKENS:,}"
+        )
+    limit_bytes = min(launch.predicted.memory_limit_bytes or MOST_BYTES, MOST_BYTES)
+    if least_bytes(launch) > limit_bytes:
+        raise NothingFeasibleError(
+            f"master weights, gradients and moments of a rank need {show_bytes(least_bytes(launch))} or more, above "
+            f"the {show_bytes(limit_bytes)} that it may use"
+        )
 
 
 def require_descriptors(world: int) -> None:
@@ -183,17 +213,27 @@ class Rank:
             os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
             torch.use_deterministic_algorithms(True)
         device = device_of(launch.backend, rank=place.rank, local_rank=place.local_rank, kind=launch.device)
-        self._require_memory(device)
+        if device.type == "cuda" or place.local_rank == 0:
+            # On a GPU each rank looks at its own, on CPUs one looks for all of a host.
+            needed_bytes = max(launch.predicted.memory_bytes or 0, least_bytes(launch))
+            require_free_memory(device, each_bytes=needed_bytes, ranks=self._host_ranks)
         mesh = self._join(device)
         assert self.directory is not None, "joining sets it"
-        steps, base_bytes = self.options.steps or launch.steps, resident_bytes(device)
+        options, base_bytes = self.options, resident_bytes(device)
+        steps = options.steps or launch.steps
         trainer = Trainer(launch, mesh, device=device, source=batches(launch, mesh))
         checkpointer = self._resume(trainer)
         metrics = Metrics(launch, mesh, device, self.directory, steps, base_bytes)
-        tracer = self._tracer(device)
-        loop = self._loop(trainer, metrics, checkpointer, tracer)
+        tracer = None
+        if options.trace_steps and (options.trace_all or not place.rank):
+            tracer = Tracer(options.trace_steps, self.directory, place.rank, launch.name, device)
+        if self.watch is not None:
+            # In collectives of the first pipeline stage, so that stages compare.
+            first, mine = (sum(program_of(launch, stage=one).collectives().values()) for one in (0, mesh.stage))
+            self.watch.issued = lambda: trainer.ledger.issued * first // max(mine, 1)
+        loop = TrainingLoop(trainer, metrics, self.watch, checkpointer, lambda: self._be_strict(mesh), tracer)
         # Every rank times the traced steps, so that a traced one is no slower than the others.
-        trainer.model.communicator.timer.start(device, traced_steps=self.options.trace_steps)
+        trainer.model.communicator.timer.start(device, traced_steps=options.trace_steps)
         before = trainer.optimizer.steps_done
         completed = loop.run(steps)
         self._require_program(trainer, steps=trainer.optimizer.steps_done - before)
@@ -209,13 +249,17 @@ class Rank:
             )
         return SAVED_ON_A_SIGNAL
 
+    @property
+    def _host_ranks(self) -> int:
+        return self.place.local_world or min(self.launch.ranks_per_node, self.place.world)
+
     def _require_host(self) -> None:
         """Checks of the host before ranks join; one rank reports errors."""
         launch, place = self.launch, self.place
         try:
             require_world(launch.grid.grid(), place.world)
             require_size(launch)
-            require_gpus(launch.backend, ranks=place.local_world or min(launch.ranks_per_node, place.world))
+            require_gpus(launch.backend, ranks=self._host_ranks)
             if place.world > 1:
                 require_descriptors(place.world)
                 require_interfaces(os.environ, launch.backend)
@@ -225,24 +269,6 @@ class Rank:
                 time.sleep(_REPORTED_WITHIN_S)
                 raise type(error)() from error
             raise
-
-    def _require_memory(self, device: torch.device) -> None:
-        """On a GPU each rank looks at its own, on CPUs one looks for all of a host."""
-        if device.type == "cuda" or self.place.local_rank == 0:
-            needed_bytes = max(self.launch.predicted.memory_bytes or 0, least_bytes(self.launch))
-            ranks = self.place.local_world or min(self.launch.ranks_per_node, self.place.world)
-            require_free_memory(device, each_bytes=needed_bytes, ranks=ranks)
-
-    def _loop(
-        self, trainer: Trainer, metrics: Metrics, checkpointer: Checkpointer | None, tracer: Tracer | None
-    ) -> TrainingLoop:
-        if self.watch is not None:
-            # In collectives of the first pipeline stage, so that stages compare.
-            first, mine = (
-                sum(program_of(self.launch, stage=stage).collectives().values()) for stage in (0, trainer.mesh.stage)
-            )
-            self.watch.issued = lambda: trainer.ledger.issued * first // max(mine, 1)
-        return TrainingLoop(trainer, metrics, self.watch, checkpointer, lambda: self._be_strict(trainer.mesh), tracer)
 
     def _join(self, device: torch.device) -> Mesh:
         """Create process groups, the run directory that rank 0 chooses, and the watch."""
@@ -289,15 +315,12 @@ class Rank:
             raise EnvironmentProblem(f"cannot write the run's folder {str(folder)!r}: {error.strerror}") from error
         if not os.access(folder, os.W_OK | os.X_OK):
             raise EnvironmentProblem(f"cannot write the run's folder {str(folder)!r}")
-        self._write_launch(folder / LAUNCH_NAME)
-        return folder
-
-    def _write_launch(self, path: Path) -> None:
-        if path.is_file() and not path.read_bytes().startswith(f"# {LAUNCH_HEADER}".encode()):
-            if load_document(path, schema=Launch) == self.launch:
-                return
+        path = folder / LAUNCH_NAME
+        if not path.is_file() or path.read_bytes().startswith(f"# {LAUNCH_HEADER}".encode()):
+            write_text_atomically(path, to_yaml(self.launch, header=[LAUNCH_HEADER]))
+        elif load_document(path, schema=Launch) != self.launch:
             raise UsageError(f"{str(path)!r} is another launch config: name another folder with --directory")
-        write_text_atomically(path, to_yaml(self.launch, header=[LAUNCH_HEADER]))
+        return folder
 
     def _resume(self, trainer: Trainer) -> Checkpointer | None:
         """A checkpointer with the newest checkpoint loaded, or the one named; None where the config saves nothing."""
@@ -306,15 +329,17 @@ class Rank:
             if self.options.resume or self.options.resume_from:
                 raise UsageError("--resume: the launch config has no checkpoint.directory to resume from")
             return None
-        # Imported here: torch's part of it is a third of a rank's start.
-        from axonn_tune.runtime.checkpoint import Checkpointer, run_identity
-
         checkpointer = Checkpointer(
             settings.directory,
             keep=settings.keep,
             mesh=trainer.mesh,
             optimizer=trainer.optimizer,
-            run=run_identity(self.launch),
+            run={
+                "global_batch": self.launch.workload.global_batch,
+                "sequence_length": self.launch.workload.sequence_length,
+                "seed": self.launch.seed,
+                "data_seed": self.launch.data.seed,
+            },
         )
         wanted = self.options.resume_from
         found = checkpointer.load_latest() if wanted is None else checkpointer.load_named(wanted)
@@ -323,14 +348,6 @@ class Rank:
         if found is not None and self.place.rank == 0:
             print_message(f"after step {found}, from {settings.directory}", label="Resuming")
         return checkpointer
-
-    def _tracer(self, device: torch.device) -> Tracer | None:
-        """The tracer of a rank that writes a trace."""
-        options = self.options
-        if not options.trace_steps or (self.place.rank and not options.trace_all):
-            return None
-        assert self.directory is not None, "joining sets it"
-        return Tracer(options.trace_steps, self.directory, self.place.rank, self.launch.name, device)
 
     def _require_program(self, trainer: Trainer, *, steps: int) -> None:
         """Report collectives that differ from the program: an internal error in one of the two."""
@@ -420,14 +437,42 @@ def run_rank(launch_path: str, options: RunOptions, *, export: bool = False) -> 
     return Rank(launch, options, place).run()
 
 
+def run_all_ranks(launch_path: str, options: RunOptions) -> int:
+    """Run all ranks of a launch config on this host; one exit code for all."""
+    try:
+        world = load_document(launch_path, schema=Launch).grid.world
+    except AxonnTuneError as error:
+        print_message(str(error))
+        return error.exit_code
+    with socket.create_server(("localhost", 0)) as free:
+        port = free.getsockname()[1]
+    here = {"WORLD_SIZE": world, "LOCAL_WORLD_SIZE": world, "MASTER_ADDR": "localhost", "MASTER_PORT": port}
+
+    def run(rank: int) -> int:
+        for name, value in ({"RANK": rank, "LOCAL_RANK": rank} | here).items():
+            os.environ[name] = str(value)
+        return run_rank(launch_path, options)
+
+    try:
+        return exit_code_of(fork_ranks(world, run, passed_on=STOP_SIGNALS))
+    except KeyboardInterrupt:
+        return INTERRUPTED
+
+
+def train(launch_path: str, options: Mapping[str, Any], log: str | None = None) -> NoReturn:
+    """Be the rank that the environment names, in a fork, and end with its exit code.
+
+    options: those of `RunOptions`, by name. log: a file that standard error is appended to.
+    """
+    if log is not None:
+        descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        os.dup2(descriptor, 2)
+        os.close(descriptor)
+    torch.set_num_threads(1)
+    sys.exit(run_rank(launch_path, RunOptions(**options), export=True))
+
+
 def print_message(reason: str, *, label: str = "Error") -> None:
     """One line on standard error, in one write, so that lines of several ranks do not mix."""
     sys.stderr.write(f"{label}: {reason}\n")
     sys.stderr.flush()
-
-
-def end_process(code: int) -> None:
-    """Exit now: threads of torch that wait for a lost rank would block an orderly exit."""
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)
