@@ -217,4 +217,4 @@ def _whiskers(points: Sequence[Point], color: str) -> Iterator[tuple[str, Json]]
         ends = [one.bars[side] if one.bars else (middle, middle) for one, middle in zip(points, middles, strict=True)]
         up = [high - middle for (_, high), middle in zip(ends, middles, strict=True)]
         down = [middle - low for (low, _), middle in zip(ends, middles, strict=True)]
-        yield name, {**page.error_bars(up, down), "color": color, "thickness": 1.2, "width": 4}
+        yield name, {**page.error_bars(up, down), "color": color, "thickness": 1.2, "width": 0}

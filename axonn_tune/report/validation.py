@@ -39,7 +39,6 @@ from axonn_tune.report.pairs import (
     pairs_figure,
     points_of,
     quality_columns,
-    quality_rows,
     quality_text,
     term_rows,
 )
@@ -47,7 +46,6 @@ from axonn_tune.report.run import collectives_table
 from axonn_tune.specs.results import QUANTITIES, Pairs, Site
 from axonn_tune.units import counted, show_bytes, show_seconds
 from axonn_tune.validation.comparison import RunComparison
-from axonn_tune.validation.quality import Quality
 from axonn_tune.validation.regression import GATES, Gate, Regression, RegressionFinding
 
 VALIDATION_SCHEMA, REGRESSION_SCHEMA = "axonn-tune/validation/2", "axonn-tune/regression/2"
@@ -188,8 +186,9 @@ def validation_section(document: Json, *, identity: str, source: str) -> Json:
     """The section of a validation document."""
     rows, place, opens = document["configurations"], document["place"], f"{identity}-one"
     site, *notes = document["notes"]
-    qualities = {name: Quality(**{**one, **_nans(one)}) for name, one in document["quality"].items()}
-    summary = [page.table("", "", quality_columns("quantity", _QUALITY), quality_rows(qualities))]
+    # JSON has null for what is not a number; a best without rows is none.
+    qualities = [{"name": name, **one, "best": one["best"] or None} for name, one in document["quality"].items()]
+    summary = [page.table("", "", quality_columns("quantity", _QUALITY), qualities)]
     if document["gains"]:
         summary.append(page.table("", "Gain from overlap", _GAINS, document["gains"]))
     shares = [page.table("", key.capitalize(), _SHARES, document[key]) for key in ("axes", "collectives")]
@@ -215,11 +214,6 @@ def validation_section(document: Json, *, identity: str, source: str) -> Json:
     error = f"step time: mean |error| {percent(step['mape'])}, worst {signed_percent(step['worst'])}"
     found = f"The predicted best is {best}; {error}; training: {trained[0]}, {trained[1]}."
     return page.section(identity, title, subtitle=site, verdict=[found], cards=_cards(document), blocks=blocks)
-
-
-def _nans(quality: Json) -> Json:
-    """JSON has null for what is not a number."""
-    return {key: float("nan") for key, value in quality.items() if value is None}
 
 
 def _cards(document: Json) -> list[Json]:
@@ -293,7 +287,7 @@ def _figure(rows: Sequence[Json]) -> Iterator[Json]:
         }
         if key != "memory_bytes":
             points += points_of(Pairs(**columns), _series(label), lambda name: [name])
-    note = "Horizontal bars: the range of the runs; vertical bars: the 80% interval, if the prediction has one."
+    note = "Horizontal bars: the spread of the runs; vertical bars: the 80% interval, if the prediction has one."
     if points:
         yield pairs_figure("Predicted vs. measured", points, MILLISECONDS, note=note, bars=True)
 

@@ -234,7 +234,8 @@ class ComparedConfiguration(Document):
         """The same prediction beside these runs: their median, and their spread over it."""
         values = {name: [run.measured[name] for run in runs] for name in QUANTITIES}
         measured = {name: median(found) for name, found in values.items()}
-        spread = {name: (max(found) - min(found)) / (measured[name] or 1.0) for name, found in values.items()}
+        ranges = {name: (max(found) - min(found)) / (measured[name] or 1.0) for name, found in values.items()}
+        spread = ranges if len(runs) > 1 else {}
         pairs = self.pairs.model_copy(update={"measured": measured, "spread": spread})
         return self.model_copy(update={"pairs": pairs, "runs": tuple(runs), "terms": tuple(terms)})
 

@@ -95,8 +95,7 @@ def plan_from_files(paths: Sequence[str], *, machine: str | None, command: str) 
 
     UsageError if they are of different models or machines.
     """
-    loaded = [load_file(path, schema=Launch) for path in paths]
-    documents = [one.document for one in loaded]
+    documents = [load_file(path, schema=Launch).document for path in paths]
     first = documents[0]
     for path, document in zip(paths, documents, strict=True):
         if document.model != first.model:
@@ -106,21 +105,15 @@ def plan_from_files(paths: Sequence[str], *, machine: str | None, command: str) 
     profile = machine_of_launch(paths[0], first) if machine is None else load_machine(machine)
     model = Loaded(first.model, Path(paths[0]), first.provenance.model_sha256)
     launches = []
-    for document in documents:
+    known: dict[str, str] = {}
+    for path, document in zip(paths, documents, strict=True):
+        # Configurations are compared by their names.
+        if first_path := known.get(name := configuration_name(document)):
+            raise UsageError(f"{path} repeats the configuration of {first_path}: {name}")
+        known[name] = path
         now = _priced_launch(Configuration.of(document), model, profile, document.workload, command=command)
         launches.append(document.model_copy(update={"predicted": now.predicted}))
-    _require_distinct(paths, launches)
     return ValidationPlan(tuple(launches), model, profile, command)
-
-
-def _require_distinct(paths: Sequence[str], launches: Sequence[Launch]) -> None:
-    """UsageError if two configurations have the same name, by which they are compared."""
-    known: dict[str, str] = {}
-    for path, launch in zip(paths, launches, strict=True):
-        name = configuration_name(launch)
-        if name in known:
-            raise UsageError(f"{path} repeats the configuration of {known[name]}: {name}")
-        known[name] = path
 
 
 def _priced_launch(
@@ -134,19 +127,13 @@ def _priced_launch(
 def _in_orders(best: Iterable[Configuration], orders: Sequence[tuple[str, ...]]) -> Iterator[Configuration]:
     """Each configuration in its own rank order, then in the others that place its ranks differently."""
     for configuration in best:
-        grid = configuration.grid
-        known = {_canonical(grid)}
-        yield configuration
-        for order in orders:
-            other = Grid(*grid.sizes, order=order)
-            if _canonical(other) not in known:
-                known.add(_canonical(other))
+        grid, known = configuration.grid, set[tuple[str, ...]]()
+        for other in (grid, *(Grid(*grid.sizes, order=order) for order in orders)):
+            # Axes of size 1 place nothing.
+            placed = tuple(axis for axis in other.order if other.axis_size(axis) > 1)
+            if placed not in known:
+                known.add(placed)
                 yield replace(configuration, grid=other)
-
-
-def _canonical(grid: Grid) -> tuple[str, ...]:
-    """The rank order of the axes above 1."""
-    return tuple(axis for axis in grid.order if grid.axis_size(axis) > 1)
 
 
 @dataclass(frozen=True)
@@ -193,29 +180,20 @@ class ProcessRunner:
     def run(self, launch: Launch, path: Path, *, steps: int, directory: Path) -> None:
         """Train; metrics are in the directory afterwards. TrainingFailedError with the end of the ranks' log."""
         directory.mkdir(parents=True, exist_ok=True)
-        code = self._execute(
-            self._command(launch, path, ["--steps", str(steps), "--directory", str(directory)]),
-            launch,
-            directory / _LOG,
-        )
-        _require_success(code, directory)
-
-    def _command(self, launch: Launch, path: Path, arguments: Sequence[str]) -> list[str]:
+        arguments = ["--steps", str(steps), "--directory", str(directory)]
         if self.before:
-            return [*self.before, sys.executable, "-m", "axonn_tune.runtime", str(path), *arguments]
-        return host.command_of(launch, path, arguments=arguments, environment={})
-
-    def _execute(self, command: Sequence[str], launch: Launch, log: Path) -> int:
-        variables = {variable.name: variable.value for variable in launch.environment}
-        with log.open("a", encoding="utf-8") as file:
+            # What a queue's own command starts, it ends itself.
+            bound, command = None, [*self.before, sys.executable, "-m", "axonn_tune.runtime", str(path), *arguments]
+        else:
+            bound = partial(die_with, os.getpid())
+            command = host.command_of(launch, path, arguments=arguments, environment={})
+        variables = {variable.name: variable.value for variable in launch.environment} | os.environ
+        with (directory / _LOG).open("a", encoding="utf-8") as log:
             try:
-                # What a queue's own command starts, it ends itself.
-                bound = None if self.before else partial(die_with, os.getpid())
-                return subprocess.run(
-                    command, env=variables | os.environ, stdout=file, stderr=file, check=False, preexec_fn=bound
-                ).returncode
+                ended = subprocess.run(command, env=variables, stdout=log, stderr=log, check=False, preexec_fn=bound)
             except OSError as error:
                 raise EnvironmentProblem(f"cannot run {command[0]!r}: {error.strerror}") from error
+        _require_success(ended.returncode, directory)
 
 
 RankRunner: TypeAlias = LabRunner | ProcessRunner

@@ -7,7 +7,7 @@ leaves micro-batch, recompute or chunks open, the search finds several, and the 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
 from pathlib import Path
@@ -137,7 +137,9 @@ def _predict(row: StepRow, machine: Machine | None) -> PredictedRow:
         return PredictedRow(row, case, why_not=why_not, fits=False)
     times = tuple(one.iteration_s for one in choices)
     if len(choices) > 1:
-        open_words = ", ".join(open_columns(choices))
+        names = {"micro_batch": "micro-batch", "recompute": "recompute", "chunks": "interleaving"}
+        differing = [key for key in names if len({getattr(one.configuration, key) for one in choices}) > 1]
+        open_words = ", ".join(names[key] for key in differing)
         why_not = f"leaves {open_words} open: {len(choices)} layouts fit"
         return PredictedRow(row, case, choices_s=times, open_words=open_words, why_not=why_not)
     one = choices[0]
@@ -154,28 +156,19 @@ def _predict(row: StepRow, machine: Machine | None) -> PredictedRow:
     return PredictedRow(row, case, one.configuration, one.iteration_s, one.memory_bytes, low_s, high_s)
 
 
-def open_columns(choices: Sequence[Candidate]) -> list[str]:
-    """In what some layouts of a row differ."""
-    names = {"micro_batch": "micro-batch", "recompute": "recompute", "chunks": "interleaving"}
-    return [name for key, name in names.items() if len({getattr(one.configuration, key) for one in choices}) > 1]
-
-
 def without(predictions: Iterable[PredictedRow], left_out: LeftOut) -> tuple[PredictedRow, ...]:
     """Predictions with the row's family or source held out, from `left_out.csv`.
 
     Intervals keep their width. Rows without such a time are omitted.
     """
-    times = left_out_s(left_out)
-    return tuple(
-        _moved(one, times[one.row.id]) for one in predictions if one.row.id in times and one.predicted_s is not None
-    )
-
-
-def _moved(one: PredictedRow, step_s: float) -> PredictedRow:
-    assert one.predicted_s is not None, one.row.id
-    share = step_s / one.predicted_s
-    low_s, high_s = (None if bound is None else share * bound for bound in (one.low_s, one.high_s))
-    return replace(one, predicted_s=step_s, low_s=low_s, high_s=high_s)
+    times, found = left_out_s(left_out), []
+    for one in predictions:
+        step_s = times.get(one.row.id)
+        if step_s is not None and one.predicted_s is not None:
+            share = step_s / one.predicted_s
+            low_s, high_s = (None if bound is None else share * bound for bound in (one.low_s, one.high_s))
+            found.append(replace(one, predicted_s=step_s, low_s=low_s, high_s=high_s))
+    return tuple(found)
 
 
 @cache
