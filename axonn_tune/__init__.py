@@ -36,7 +36,7 @@ if TYPE_CHECKING:
         validate_launches,
         validate_rows,
     )
-    from axonn_tune.api.search import Options, SearchOptions, SearchResult, search
+    from axonn_tune.api.search import SearchResult, search
     from axonn_tune.errors import (
         AxonnTuneError,
         CheckFailedError,
@@ -48,6 +48,7 @@ if TYPE_CHECKING:
         UsageError,
     )
     from axonn_tune.lab.lab import Lab
+    from axonn_tune.request import Options, Request, SearchOptions
     from axonn_tune.specs.catalog import load_machine, load_model
 
 __version__ = "0.1.0"
@@ -58,10 +59,11 @@ _PLACES = {
     "compare explain explain_launch machines models sweep",
     "api.learning": "compare_command diagnose explain_command learn",
     "api.measurement": "CalibrateOptions Runs accuracy calibrate regress run validate validate_launches validate_rows",
-    "api.search": "Options SearchOptions SearchResult search",
+    "api.search": "SearchResult search",
     "errors": "AxonnTuneError CheckFailedError DocumentError EnvironmentProblem "
     "NothingFeasibleError TrainingFailedError UnknownNameError UsageError",
     "lab.lab": "Lab",
+    "request": "Options Request SearchOptions",
     "specs.catalog": "load_machine load_model",
 }
 _MODULES = {name: module for module, names in _PLACES.items() for name in names.split()}
@@ -78,6 +80,7 @@ __all__ = [
     "Lab",
     "NothingFeasibleError",
     "Options",
+    "Request",
     "Runs",
     "SearchOptions",
     "SearchResult",

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 import axonn_tune
-from axonn_tune.api.search import SearchResult, make_choices
+from axonn_tune.api.search import SearchResult
 from axonn_tune.cost.paper import RELEASED_MINIMUM_TENSOR_PARALLELISM, PaperBackend, price_paper, released_grids
 from axonn_tune.cost.uncertainty import own_half_s
 from axonn_tune.grid import AXES
@@ -20,6 +20,7 @@ from axonn_tune.ranking.by_alpha_beta import count_ties
 from axonn_tune.ranking.entries import Entry, Sizes
 from axonn_tune.ranking.inputs import load_inputs
 from axonn_tune.ranking.space import Problem
+from axonn_tune.request import Request
 
 RELEASED: PaperBackend = "paper-released"
 COSTS: tuple[PaperBackend, ...] = (RELEASED, "paper", "paper-mended")
@@ -58,7 +59,7 @@ class Case:
     @cached_property
     def problem(self) -> Problem:
         """The documents of this case."""
-        return load_inputs(make_choices(self.model, gpus=self.gpus, machine=self.machine)).problem
+        return load_inputs(Request(self.model, gpus=self.gpus, machine=self.machine)).problem
 
 
 @dataclass(frozen=True)

@@ -16,10 +16,11 @@ from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
-from axonn_tune.ranking.inputs import Choices, load_inputs
+from axonn_tune.ranking.inputs import load_inputs
 from axonn_tune.ranking.results import run_search
 from axonn_tune.report.page import write_page
 from axonn_tune.report.ranking_section import ranking_of, ranking_section
+from axonn_tune.request import Request
 from tests.browser.browser import browser, opened
 
 _DRAWN = "document.querySelector('[data-drawn=true]')"
@@ -34,7 +35,7 @@ _SORT = """() => {
 
 def write_report(path: Path, *, rows: int) -> float:
     """A report of so many of the candidates of 80b on 1,024 GPUs; returns the time to make it, s."""
-    results = run_search(load_inputs(Choices(gpus=1024, model="80b")), variants=True)
+    results = run_search(load_inputs(Request("80b", gpus=1024)), variants=True)
     began = time.perf_counter()
     document = deepcopy(ranking_of(results))
     document["configs"] = document["configs"][:rows]

@@ -112,9 +112,9 @@ def search_here(case: Case, *, runs: int) -> dict[str, float]:
     workload = Workload(global_batch=case.batch, sequence_length=model.defaults.sequence_length)
     framework = find_framework(case.framework)
     problem = Problem(
-        *(model, load_machine(case.machine).document, workload, case.gpus),
+        *(model, load_machine(case.machine).document, workload, framework),
+        gpus=case.gpus,
         rank_by="iteration",
-        framework=framework,
         pipeline=framework.ranked_by == "iteration",
     )
     searched = [search(problem).searched for _ in range(runs + 1)][1:]

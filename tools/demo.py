@@ -30,14 +30,14 @@ from axonn_tune.files import write_text_atomically
 from axonn_tune.lab.lab import Lab
 from axonn_tune.lab.shape import Shape, show_rate
 from axonn_tune.launch.host import require_torch
-from axonn_tune.ranking.inputs import Choices, WorkloadChoices, load_inputs
+from axonn_tune.ranking.inputs import load_inputs
 from axonn_tune.ranking.results import Results, run_search
-from axonn_tune.ranking.space import Limits
 from axonn_tune.report.output import progress, text_of, words, wrapped
 from axonn_tune.report.page import write_page
 from axonn_tune.report.pairs import MILLISECONDS, pair_columns
 from axonn_tune.report.ranking_section import ranking_of, ranking_section
 from axonn_tune.report.validation import validation_document, validation_section
+from axonn_tune.request import Request
 from axonn_tune.specs.document import to_yaml
 from axonn_tune.specs.machine import Tier
 from axonn_tune.specs.results import Measurements
@@ -60,6 +60,7 @@ SHAPE = Shape(nodes=2, ranks_per_node=2, uplink_bits_per_s=50e6, port_bits_per_s
 """Two cores carry this with ease: the links and not the cores decide how long communication takes."""
 RANKS = SHAPE.world
 MODEL = "nano"
+REQUEST = Request(MODEL, gpus=RANKS, batch=8, precision="fp32", recompute="none", rank_by="step")
 BUDGET, LOOPBACK_BUDGET = "60s", "30s"
 REPEATS, STEPS = 2, 6
 HOLDS_WITHIN = 0.10
@@ -78,11 +79,11 @@ class Place:
         return ProcessRunner() if self.lab is None else LabRunner(self.lab, realtime=True)
 
     @property
-    def workload(self) -> WorkloadChoices:
-        """On loopback computation should prevail; it needs the same cores, so overlap gains nothing."""
+    def request(self) -> Request:
+        """The search. On loopback computation should prevail; it needs the same cores, so overlap gains nothing."""
         if self.lab is None:
-            return WorkloadChoices(batch=48, precision="fp32", no_overlaps=("all",))
-        return WorkloadChoices(batch=8, precision="fp32")
+            return replace(REQUEST, batch=48, no_overlap="all")
+        return REQUEST
 
     def calibrate(self, profile: Path) -> None:
         """Measure the machine and write its profile; what the command prints is beside it. TrainingFailedError."""
@@ -103,7 +104,7 @@ class Place:
         """The command that calibrates: on loopback it starts the ranks, in a lab it is one of them."""
         where = f"--ranks {RANKS}" if self.lab is None else f"--ranks-per-node {SHAPE.ranks_per_node}"
         budget = BUDGET if self.lab is not None else LOOPBACK_BUDGET
-        options = f"--model {MODEL} --batch {self.workload.batch} {where} --budget {budget}"
+        options = f"--model {MODEL} --batch {self.request.batch} {where} --budget {budget}"
         return [sys.executable, "-m", "axonn_tune", "calibrate", *options.split(), "-o", str(profile)]
 
 
@@ -126,10 +127,7 @@ def find_place(stack: ExitStack, *, loopback: bool) -> Place:
 
 def rank_grids(place: Place, profile: Path) -> Results:
     """All grids of the model on this machine, by their step."""
-    limits = Limits(recompute="none")
-    return run_search(
-        load_inputs(Choices(RANKS, MODEL, str(profile), place.workload, limits=limits, rank_by="iteration"))
-    )
+    return run_search(load_inputs(replace(place.request, machine=str(profile))))
 
 
 def best_middle_worst(results: Results) -> ValidationPlan:

@@ -5,25 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Generic, Literal, TypeAlias, TypeVar, Unpack, overload
+from typing import Any, Generic, Literal, TypeAlias, TypeVar, overload
 
-from axonn_tune.api.search import (
-    Format,
-    ReportedResult,
-    Result,
-    SearchOptions,
-    call_text,
-    make_choices,
-    parse_tokens,
-    whole,
-)
+from axonn_tune.api.search import Format, ReportedResult, Result, by_keywords, call_text, request_of, show_options
 from axonn_tune.errors import AxonnTuneError, NothingFeasibleError, UnknownNameError, UsageError
 from axonn_tune.files import write_text_atomically
 from axonn_tune.ranking.compare import Comparison, Contender
 from axonn_tune.ranking.compare import compare as compare_all
 from axonn_tune.ranking.inputs import Inputs, launch_inputs, load_inputs
 from axonn_tune.ranking.results import Results, run_search
-from axonn_tune.ranking.space import RankBy
 from axonn_tune.ranking.sweep import Point, parse_numbers
 from axonn_tune.ranking.sweep import sweep as sweep_all
 from axonn_tune.report.explain import (
@@ -47,8 +37,8 @@ from axonn_tune.report.scaling import (
     sweep_section,
     sweep_table,
 )
+from axonn_tune.request import Request, options_of, parse_tokens, whole
 from axonn_tune.specs.catalog import (
-    DEFAULT_MACHINE,
     Kind,
     Loaded,
     MachineLike,
@@ -64,28 +54,18 @@ from axonn_tune.specs.model import Model
 ExplainFormat: TypeAlias = Literal["table", "json", "md"]
 
 
-def explain(
-    model: ModelLike,
-    *,
-    gpus: int,
-    machine: MachineLike = DEFAULT_MACHINE,
-    batch: int | None = None,
-    rank_by: RankBy | Literal["step"] | None = None,
-    pick: int = 1,
-    **options: Unpack[SearchOptions],
-) -> Explanation:
+@by_keywords(Request)
+def explain(request: Request, call: str) -> Explanation:
     """Explain one configuration of a ranking, as `axonn-tune explain` does: pin axes and the rest to choose it.
 
-    Parameters as of `axonn_tune.search`; pick: which of those the options leave. NothingFeasibleError if they
-    leave none, UsageError if fewer than `pick`.
+    NothingFeasibleError if the options leave none, UsageError if fewer than `pick`; others as of `axonn_tune.search`.
 
     >>> import axonn_tune
     >>> shown = axonn_tune.explain("80b", gpus=1024, z=64, data=16)
     >>> print(shown.words[0])
     One step of 80b trains 8,192 sequences of 2,048 tokens on 1,024 GPUs.
     """
-    choices = make_choices(model, gpus=gpus, machine=machine, batch=batch, rank_by=rank_by, **options)
-    return Explanation.of(run_search(load_inputs(choices)), rank=pick)
+    return Explanation.of(run_search(load_inputs(request)), rank=request.pick)
 
 
 def explain_launch(
@@ -96,7 +76,8 @@ def explain_launch(
     tokens_total: as of `axonn_tune.search`, errors too.
     """
     inputs, changed = launch_inputs(path, machine=machine)
-    inputs = replace(inputs, problem=replace(inputs.problem, tokens_total=parse_tokens(tokens_total)))
+    total = None if tokens_total is None else parse_tokens(tokens_total)
+    inputs = replace(inputs, problem=replace(inputs.problem, tokens_total=total))
     return Explanation.of(run_search(inputs), rank=1, machine_changed=changed)
 
 
@@ -184,25 +165,18 @@ class Explanation(PricedConfiguration):
         return self.render("md")
 
 
-def compare(
-    model: ModelLike,
-    *,
-    gpus: int,
-    machine: MachineLike = DEFAULT_MACHINE,
-    batch: int | None = None,
-    **options: Unpack[SearchOptions],
-) -> CompareResult:
+@by_keywords(Request)
+def compare(request: Request, call: str) -> CompareResult:
     """Compare the best 4D grid with other frameworks, the shortest step first, as `axonn-tune compare` does.
 
-    Parameters and errors as of `axonn_tune.search`.
+    Errors as of `axonn_tune.search`.
 
     >>> import axonn_tune
     >>> sorted(contender.key for contender in axonn_tune.compare("20b", gpus=64))
     ['4d', 'axonn', 'data-parallel', 'deepspeed', 'fsdp', 'hsdp', 'megatron-axonn', 'megatron-lm', 'torchtitan']
     """
-    inputs = load_inputs(make_choices(model, gpus=gpus, machine=machine, batch=batch, **options))
-    given = {"model": model, "gpus": gpus, "machine": machine, "batch": batch, **options}
-    return CompareResult(compare_all(inputs.problem), inputs, call_text("compare", given))
+    inputs = load_inputs(request)
+    return CompareResult(compare_all(inputs.problem), inputs, call)
 
 
 @dataclass(frozen=True, repr=False, eq=False)
@@ -250,33 +224,33 @@ class CompareResult(ReportedResult):
         return comparison_table(self.comparison, wide=wide)
 
 
+@show_options
 def sweep(
     model: ModelLike | Sequence[ModelLike],
     *,
     gpus: int | str | Sequence[int],
-    machine: MachineLike = DEFAULT_MACHINE,
     batch: int | str | Sequence[int] | None = None,
-    rank_by: RankBy | Literal["step"] | None = None,
-    weak: bool = False,
-    **options: Unpack[SearchOptions],
+    **options: object,
 ) -> SweepResult:
     """Find the best configuration at every GPU count, batch and model, as `axonn-tune sweep` does.
 
     model: one or several; in a text, names stand between commas. gpus, batch: a number, several, or a text
-    such as `64..4096x2`. weak: the batch is for the first count, and grows with the others. Other parameters
-    and errors as of `axonn_tune.search`; a point where nothing is feasible is no error.
+    such as `64..4096x2`. Errors as of `axonn_tune.search`; a point where nothing is feasible is no error.
 
     >>> import axonn_tune
     >>> found = axonn_tune.sweep("20b", gpus="64..256x2", rank_by="iteration")
     >>> [point.inputs.problem.gpus for point in found]
     [64, 128, 256]
     """
-    counts, models = _numbers("gpus", gpus), _models(model)
-    choices = make_choices(models[0], gpus=counts[0], machine=machine, rank_by=rank_by, **options)
-    batches = (choices.workload.batch,) if batch is None else _numbers("batch", batch)
-    given = {"model": model, "gpus": gpus, "machine": machine, "batch": batch, "rank_by": rank_by, **options}
-    points = sweep_all(choices, models=models, gpus=counts, batches=batches, weak=weak)
-    return SweepResult(points, weak=weak, call=call_text("sweep", {**given, "weak": weak or None}))
+    names = [name.strip() for name in model.split(",")] if isinstance(model, str) else model
+    models = list(names) if isinstance(names, Sequence) else [names]
+    if not models:
+        raise UsageError("model=(): name at least one")
+    counts, batches = _numbers("gpus", gpus), (None,) if batch is None else _numbers("batch", batch)
+    request = request_of("sweep", {"model": models[0], "gpus": counts[0], **options}, known=options_of("sweep"))
+    points = sweep_all(request, models=models, gpus=counts, batches=batches if batch else (request.batch,))
+    call = call_text("sweep", {"model": model, "gpus": gpus, "batch": batch, **options})
+    return SweepResult(points, weak=request.weak, call=call)
 
 
 def _numbers(name: str, values: int | str | Sequence[int]) -> tuple[int, ...]:
@@ -286,16 +260,6 @@ def _numbers(name: str, values: int | str | Sequence[int]) -> tuple[int, ...]:
     if not several:
         raise UsageError(f"{name}=(): name at least one")
     return tuple(dict.fromkeys(whole(name, value) for value in several))
-
-
-def _models(model: ModelLike | Sequence[ModelLike]) -> list[ModelLike]:
-    if isinstance(model, str):
-        return [name.strip() for name in model.split(",")]
-    if not isinstance(model, Sequence):
-        return [model]
-    if not model:
-        raise UsageError("model=(): name at least one")
-    return list(model)
 
 
 @dataclass(frozen=True, repr=False, eq=False)

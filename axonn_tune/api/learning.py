@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypedDict, Unpack
 
 from axonn_tune.api.analysis import CompareResult, Explanation
-from axonn_tune.api.search import Settings, assignments, call_text, parse_tokens
+from axonn_tune.api.search import call_text, request_of
 from axonn_tune.errors import UsageError
 from axonn_tune.files import write_text_atomically
 from axonn_tune.frameworks import find_framework
@@ -19,10 +19,11 @@ from axonn_tune.learning.stated import OF_MODEL, CommandRun, read_run, shipped_t
 from axonn_tune.ranking.by_alpha_beta import AlphaBetaRanking, priced_entry
 from axonn_tune.ranking.choosing import search
 from axonn_tune.ranking.compare import compare, with_layout
-from axonn_tune.ranking.inputs import Choices, Inputs, WorkloadChoices, load_inputs
+from axonn_tune.ranking.inputs import Inputs, load_inputs
 from axonn_tune.report.explain import ExplainSection
 from axonn_tune.report.learning import StatedCommand, better_section, command_json, command_section, said_of
 from axonn_tune.report.output import Json
+from axonn_tune.request import BESIDE_COMMAND, OVERLAPS
 from axonn_tune.specs.catalog import DEFAULT_MACHINE, MachineLike, ModelLike, load_machine
 from axonn_tune.specs.document import to_yaml
 from axonn_tune.specs.hugging_face import (
@@ -32,7 +33,6 @@ from axonn_tune.specs.hugging_face import (
     refuse_hub_name,
 )
 from axonn_tune.specs.model import Model, ModelDefaults
-from axonn_tune.specs.workload import OVERLAPS, Precision
 from axonn_tune.validation.published.accuracy import best_pricing
 from axonn_tune.validation.published.rows import COLUMNS
 
@@ -126,24 +126,6 @@ def diagnose(
     return tuple(diagnose_one(sample, evidence.machine, ranks=ranks) for sample in found), evidence
 
 
-class CommandOptions(TypedDict, total=False):
-    """Facts that a command does not state; all are optional.
-
-    gpus, batch, seq, micro_batch: as of `axonn_tune.search`. model, framework: where the command does not name them.
-    precision: also in place of one that is not modelled. set: changed values of the model, machine, workload or step.
-    """
-
-    gpus: int | None
-    model: ModelLike | None
-    framework: str | None
-    batch: int | None
-    seq: int | None
-    micro_batch: int | None
-    precision: Precision | None
-    set: Settings | None
-    tokens_total: int | str | None
-
-
 @dataclass(frozen=True, repr=False, eq=False)
 class CommandExplanation(Explanation):
     """Explanation of the run of a command or config file.
@@ -168,14 +150,14 @@ _EXACT = 50
 """Ranks of a search in the order of exact steps."""
 
 
-def explain_command(
-    path: str | Path, *, machine: MachineLike | None = None, **options: Unpack[CommandOptions]
-) -> CommandExplanation:
+def explain_command(path: str | Path, *, machine: MachineLike | None = None, **options: object) -> CommandExplanation:
     """Predict the run that a file starts, with faster layouts, as `axonn-tune explain --from-command` does.
 
     path: a bash script or argument list of Megatron-LM, Megatron-Core, NeMo, Megatron-DeepSpeed, Megatron-AxoNN or
-    torchtitan, a TOML of torchtitan, a YAML of NeMo or accelerate, a JSON of DeepSpeed. UsageError or DocumentError,
-    with file and line, for missing or impossible values.
+    torchtitan, a TOML of torchtitan, a YAML of NeMo or accelerate, a JSON of DeepSpeed. Options of `axonn_tune.search`
+    state what the file does not: gpus, model, framework, batch, seq, micro_batch, set, tokens_total, and precision
+    also in place of one that is not modelled. UsageError or DocumentError, with file and line, for missing or
+    impossible values.
     """
     run, setup, inputs = _stated(path, machine, options)
     pricing, ranking = setup.price(lambda same: same), search(problem_of(setup), exact=_EXACT)
@@ -194,35 +176,36 @@ def explain_command(
     return CommandExplanation(inputs, priced_entry(pricing, inputs.problem), pricing, stated=stated)
 
 
-def _stated(path: str | Path, machine: MachineLike | None, options: CommandOptions) -> tuple[CommandRun, Setup, Inputs]:
+def _stated(
+    path: str | Path, machine: MachineLike | None, options: Mapping[str, object]
+) -> tuple[CommandRun, Setup, Inputs]:
     """The run of a file, as one setup, and as what is searched."""
+    asked = request_of("explain_command", options, known=BESIDE_COMMAND, needs=())
     columns = {"gpus": "n_gpus", "batch": "gbs", "seq": "seq", "micro_batch": "mbs", "precision": "precision"}
-    given = {column: str(value) for name, column in columns.items() if (value := options.get(name)) is not None}
-    run = read_run(path, given=given, model=options.get("model"), framework=options.get("framework"))
-    settings = assignments(options.get("set"))
-    chosen = tuple(f"(--set model.{one.partition('=')[0].removeprefix('model.')}=N)" for one in settings)
+    given = {column: str(value) for name, column in columns.items() if (value := getattr(asked, name)) is not None}
+    named = asked.framework if isinstance(asked.framework, str) else None
+    run = read_run(path, given=given, model=asked.model, framework=named)
+    chosen = tuple(f"(--set model.{one.partition('=')[0].removeprefix('model.')}=N)" for one in asked.set)
     run = replace(run, assumed=tuple(words for words in run.assumed if not words.endswith(chosen)))
     if machine is None:
         said = f"the machine is {DEFAULT_MACHINE}, since no --machine was named"
         run, machine = replace(run, assumed=(said, *run.assumed)), DEFAULT_MACHINE
     case = run.case(load_machine(machine).document)
-    choices = Choices(
+    request = replace(
+        asked,
         gpus=case.row.gpus,
         model=case.model,
         machine=machine,
-        workload=WorkloadChoices(
-            batch=case.workload.global_batch,
-            seq=case.workload.sequence_length,
-            precision=case.workload.precision,
-            overlaps=case.workload.overlaps,
-            no_overlaps=() if case.workload.overlaps else ("all",),
-        ),
-        rank_by="iteration",
-        settings=settings,
+        batch=case.workload.global_batch,
+        seq=case.workload.sequence_length,
+        micro_batch=None,
+        precision=case.workload.precision,
+        overlap=case.workload.overlaps,
+        no_overlap=() if case.workload.overlaps else "all",
+        rank_by="step",
         framework=case.framework,
-        tokens_total=parse_tokens(options.get("tokens_total")),
     )
-    inputs = load_inputs(choices)
+    inputs = load_inputs(request)
     problem = inputs.problem
     case = replace(case, model=problem.model, machine=problem.machine, workload=problem.workload)
     case = replace(case, framework=problem.framework)
@@ -261,9 +244,7 @@ def import_model(
     return found.model_copy(update=changes)
 
 
-def compare_command(
-    path: str | Path, *, machine: MachineLike | None = None, **options: Unpack[CommandOptions]
-) -> CompareResult:
+def compare_command(path: str | Path, *, machine: MachineLike | None = None, **options: object) -> CompareResult:
     """The best layout of each framework for the model, batch and GPUs of a command, and its own, key `yours`."""
     run, setup, inputs = _stated(path, machine, options)
     workload = setup.workload.model_copy(update={"overlaps": OVERLAPS})

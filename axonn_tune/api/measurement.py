@@ -15,12 +15,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, TypedDict, Unpack
+from typing import TYPE_CHECKING, TypedDict, Unpack
 
 from axonn_tune.errors import UsageError, error_of
 from axonn_tune.files import write_text_atomically
 from axonn_tune.launch import host
-from axonn_tune.specs.catalog import DEFAULT_MACHINE, load_machine
+from axonn_tune.request import options_of, whole
+from axonn_tune.specs.catalog import load_machine
 from axonn_tune.specs.document import to_yaml
 from axonn_tune.specs.launch import Launch
 from axonn_tune.specs.loading import load_document
@@ -36,10 +37,8 @@ from axonn_tune.specs.results import (
 )
 
 if TYPE_CHECKING:
-    from axonn_tune.api.search import SearchOptions
     from axonn_tune.calibration import measure as measuring
     from axonn_tune.calibration.profile import Calibration
-    from axonn_tune.ranking.space import RankBy
     from axonn_tune.specs.catalog import MachineLike, ModelLike
     from axonn_tune.specs.machine import Backend
     from axonn_tune.specs.workload import Precision
@@ -150,27 +149,19 @@ _DEFAULT_RUNS = Runs()
 
 
 def validate(
-    model: ModelLike,
-    *,
-    gpus: int,
-    machine: MachineLike = DEFAULT_MACHINE,
-    batch: int | None = None,
-    rank_by: RankBy | Literal["step"] | None = None,
-    top: int = 5,
-    runs: Runs = _DEFAULT_RUNS,
-    **options: Unpack[SearchOptions],
+    model: ModelLike, *, gpus: int, top: int = 5, runs: Runs = _DEFAULT_RUNS, **options: object
 ) -> RunComparison:
     """Run the first `top` (0: all) rows of a ranking, and compare predicted vs. measured.
 
     Other parameters as of `axonn_tune.search`. `.blame` names wrong training and differences from the program; `.sound`
     is then False. Needs torch; TrainingFailedError if a run fails.
     """
-    from axonn_tune.api.search import call_text, make_choices, whole
+    from axonn_tune.api.search import call_text, request_of
     from axonn_tune.ranking.inputs import load_inputs
     from axonn_tune.validation.runner import Selection, plan_from_ranking
 
-    inputs = load_inputs(make_choices(model, gpus=gpus, machine=machine, batch=batch, rank_by=rank_by, **options))
-    given = {"model": model, "gpus": gpus, "machine": machine, "batch": batch, "rank_by": rank_by, **options}
+    given = {"model": model, "gpus": gpus, **options}
+    inputs = load_inputs(request_of("validate", given, known=options_of("validate")))
     selection = Selection(whole("top", top, least=0))
     return compared(plan_from_ranking(inputs, selection, command=call_text("validate", given)), runs)
 
@@ -198,7 +189,6 @@ def accuracy(rows: str | Path | None = None, *, machine: MachineLike | None = No
     the predictions, in seconds with 80% intervals, `.summary` their errors. UsageError for a file that cannot be read,
     DocumentError with every column and cell that is wrong.
     """
-    from axonn_tune.api.search import whole
     from axonn_tune.validation.published.accuracy import evaluate
 
     if machine is not None and rows is None:
@@ -215,7 +205,6 @@ def compared(
     plan: ValidationPlan, runs: Runs, *, listen: Callable[[ValidationProgress], None] = lambda progress: None
 ) -> RunComparison:
     """Run the plan and compare; errors as `validate`. listen: called after each run."""
-    from axonn_tune.api.search import whole
     from axonn_tune.validation.comparison import RunComparison, fastest_runs
     from axonn_tune.validation.runner import run_plan
 

@@ -5,32 +5,25 @@ Options have the names of the command line.
 
 from __future__ import annotations
 
-import json
-import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import wraps
+from inspect import Signature, signature
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypedDict, Unpack, cast, get_args, overload
+from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeAlias, TypeVar, overload
 
 from axonn_tune.errors import UsageError, suggest
 from axonn_tune.files import require_own
-from axonn_tune.frameworks import find_framework
-from axonn_tune.frameworks.axonn_tune import AXONN_TUNE
-from axonn_tune.frameworks.description import Framework
-from axonn_tune.grid import ALL_AXES
 from axonn_tune.program.memory import memory_limit_bytes
-from axonn_tune.ranking.choosing import RANK_BY, SearchCounts
+from axonn_tune.ranking.choosing import SearchCounts
 from axonn_tune.ranking.entries import Entry
-from axonn_tune.ranking.inputs import Choices, Inputs, WorkloadChoices, completed, load_inputs
+from axonn_tune.ranking.inputs import Inputs, load_inputs
 from axonn_tune.ranking.nearest import faster_batch
 from axonn_tune.ranking.results import Results, nothing_feasible, run_search
-from axonn_tune.ranking.space import Limits, RankBy
 from axonn_tune.report.output import Json, Table, json_text
 from axonn_tune.report.ranking import ranking_document, ranking_remarks, ranking_table, why_first, with_shortest
-from axonn_tune.specs.catalog import DEFAULT_MACHINE, MachineLike, ModelLike
-from axonn_tune.specs.document import LARGEST_SIZE
-from axonn_tune.specs.workload import ELEMENT_SIZES, OVERLAPS, RECOMPUTES, Overlap, Precision, Recompute
+from axonn_tune.request import COSTS, Option, Request, options_of
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -43,166 +36,63 @@ if TYPE_CHECKING:
     from axonn_tune.specs.launch import Launch
 
 
-Cost: TypeAlias = Literal["alpha-beta", "paper", "paper-released", "paper-mended"]
-COSTS: tuple[Cost, ...] = get_args(Cost)
-_MOST_TOKENS = 1e18
-Settings: TypeAlias = Mapping[str, object] | Sequence[str]
-"""Changed values by their dotted keys, `{"machine.accelerator.memory_gib": 80}`, or as `KEY=VALUE` texts."""
+P = ParamSpec("P")
+R = TypeVar("R")
+F = TypeVar("F", bound=Callable[..., object])
 
 
-class SearchOptions(TypedDict, total=False):
-    """Options of every function that searches; each may be left out, or be None.
+def by_keywords(_: Callable[P, Request]) -> Callable[[Callable[[Request, str], R]], Callable[P, R]]:
+    """Make a function of a request, and of the call for provenance, one of the request's options as keywords."""
 
-    seq: tokens in a sequence, of the model unless given. precision: number format, bf16 unless given.
-    order: only this rank order, the fastest-varying axis first, `"x,y,z,data"` or a sequence.
-    recompute, micro_batch, kept_layers, x, y, z, data, context, chunks: only candidates with this.
-    framework: whose layouts are ranked, by name; the bundled runtime unless given. Its own names of axes are options,
-    too: `tp=8, pp=4`, `dp_shard=16`, `tensor_model_parallel_size=8`. pipeline: True to search pipeline stages, too, or
-    only this many.
-    shard_optimizer: shard FP32 master weights and optimizer states over the data axis (ZeRO-1).
-    split_micro_batch: two-batch overlap. overlap: overlap just these; no_overlap: all
-    but these, `"all"` or True for none. set: changed values of the model, machine or workload. tokens_total: of the
-    whole training, a number or a text such as `"1.5T"`; each configuration then has its GPU-hours, node-hours and days.
+    def decorated(function: Callable[[Request, str], R]) -> Callable[P, R]:
+        @wraps(function)
+        def called(*args: P.args, **given: P.kwargs) -> R:
+            stated = {**signature(Request).bind_partial(*args).arguments, **given}
+            name = function.__name__
+            return function(request_of(name, stated, known=options_of(name)), call_text(name, stated))
+
+        show_options(called)
+        return called
+
+    return decorated
+
+
+def show_options(function: F) -> F:
+    """The function of a command with its options in signature and docstring, beside what parameters it has itself."""
+    shown: Any = function
+    own = [one for one in signature(function, follow_wrapped=False).parameters.values() if "VAR" not in one.kind.name]
+    options = {name: one for name, one in options_of(shown.__name__).items() if name not in {one.name for one in own}}
+    of_request = signature(Request).parameters
+    shown.__signature__ = Signature(sorted([*own, *map(of_request.__getitem__, options)], key=lambda one: one.kind))
+    words = "\n".join(f"    {name}: {option.words}" for name, option in options.items())
+    shown.__doc__ = f"{shown.__doc__}\n    Options:\n\n{words}\n"
+    return function
+
+
+def request_of(
+    function: str, given: Mapping[str, Any], *, known: Mapping[str, Option], needs: Sequence[str] = ("model", "gpus")
+) -> Request:
+    """What a call with these keywords asks for; those not known may be a framework's names.
+
+    TypeError, as Python has it, for an option that there is not, with the nearest that there is, and for one that is
+    missing; UsageError for a name of another framework, or a wrong value.
     """
+    ours = {name: value for name, value in given.items() if name in known}
+    if others := {name: value for name, value in given.items() if name not in known}:
+        # Imported here: most searches name none, and start-up time is theirs.
+        from axonn_tune.frameworks.names import is_known, our_options
 
-    seq: int | None
-    precision: Precision | None
-    order: str | Sequence[str] | None
-    recompute: Recompute | None
-    micro_batch: int | None
-    kept_layers: int | None
-    shard_optimizer: bool | None
-    split_micro_batch: bool | None
-    overlap: Overlap | Sequence[Overlap] | None
-    no_overlap: str | Sequence[str] | bool | None
-    x: int | None
-    y: int | None
-    z: int | None
-    data: int | None
-    context: int | None
-    framework: str | None
-    pipeline: int | bool | None
-    chunks: int | None
-    set: Settings | None
-    tokens_total: int | str | None
-
-
-Options = SearchOptions
-"""Its earlier name, kept for those who import it."""
-
-
-def make_choices(
-    model: ModelLike,
-    *,
-    gpus: int,
-    machine: MachineLike = DEFAULT_MACHINE,
-    batch: int | None = None,
-    rank_by: RankBy | Literal["step"] | None = None,
-    **options: Unpack[SearchOptions],
-) -> Choices:
-    """The validated options; UsageError for an invalid value, TypeError for an unknown option."""
-    ours = by_our_names({**options, "batch": batch})
-    options, batch = cast(SearchOptions, ours), ours.pop("batch")
-    overlap, no_overlap = options.get("overlap"), options.get("no_overlap")
-    name, pipeline = options.get("framework"), options.get("pipeline")
-    framework = AXONN_TUNE if name is None else find_framework(name)
-    if isinstance(no_overlap, bool):
-        no_overlap = "all" if no_overlap else None
-    return Choices(
-        gpus=whole("gpus", gpus),
-        model=model,
-        machine=machine,
-        workload=WorkloadChoices(
-            batch=None if batch is None else whole("batch", batch),
-            seq=_whole_or_none("seq", options.get("seq")),
-            precision=_one_of("precision", options.get("precision"), tuple(ELEMENT_SIZES)),
-            shard_optimizer=options.get("shard_optimizer"),
-            split_micro_batch=bool(options.get("split_micro_batch")),
-            overlaps=tuple(_one_of("overlap", name, OVERLAPS) for name in _several(overlap)),
-            no_overlaps=tuple(_one_of("no_overlap", name, (*OVERLAPS, "all")) for name in _several(no_overlap)),
-        ),
-        limits=_limits(options, framework),
-        rank_by="iteration" if rank_by == "step" else _one_of("rank_by", rank_by, (*RANK_BY, "step")),
-        framework=framework,
-        pipeline=bool(pipeline),
-        settings=assignments(options.get("set")),
-        tokens_total=parse_tokens(options.get("tokens_total")),
-    )
-
-
-_TOKENS = re.compile(r"([0-9]+(?:\.[0-9]+)?(?:e[0-9]{1,2})?)([KMBT]?)", flags=re.IGNORECASE)
-
-
-def parse_tokens(tokens: int | str | None) -> int | None:
-    """Tokens of a whole training: a number, or a text such as `300B`, `1.5T` or `1.5e12`; UsageError for another."""
-    if tokens is None:
-        return None
-    match = _TOKENS.fullmatch(str(tokens).replace(",", "").replace("_", "").strip())
-    scale = 10.0 ** (3 * " KMBT".index(match[2].upper() or " ")) if match else 0.0
-    count = float(match[1]) * scale if match else 0.0
-    if not 1.0 <= count <= _MOST_TOKENS:
-        raise UsageError(f"--tokens-total {tokens}: give a number of tokens such as 300B, 1.5T or 1.5e12")
-    return round(count)
-
-
-def by_our_names(options: Mapping[str, Any]) -> dict[str, Any]:
-    """The options with those by a framework's names under ours.
-
-    TypeError, as Python has it, for an option that there is not, with the nearest that there is; UsageError for a name
-    of another framework.
-    """
-    known = {*SearchOptions.__annotations__, "batch"}
-    others = {name: value for name, value in options.items() if name in known}
-    given = {name: value for name, value in options.items() if name not in known}
-    if not given:
-        return others
-    # Imported here: most searches name none, and start-up time is theirs.
-    from axonn_tune.frameworks.names import is_known, our_options
-
-    for name in given:
-        if not is_known(name):
-            raise TypeError(f"unexpected keyword argument {name!r}{suggest(name, known)}")
-    return others | our_options(given, others)
-
-
-def assignments(settings: Settings | None) -> tuple[str, ...]:
-    """Changed values as the `KEY=VALUE` texts of `--set`; a text value is read as YAML, as it is there."""
-    if settings is None:
-        return ()
-    if isinstance(settings, Mapping):
-        return tuple(f"{key}={_as_yaml(value)}" for key, value in settings.items())
-    if isinstance(settings, str):
-        raise UsageError(f"set={settings!r}: give a mapping, {{'machine.accelerator.memory_gib': 80}}, or a list")
-    return tuple(settings)
-
-
-def parse_order(order: str | Sequence[str], framework: Framework = AXONN_TUNE) -> tuple[str, ...]:
-    """A rank order by our names or the framework's, `y,x,z,data`, `TP,CP,DP` or a sequence; axes left out come last.
-
-    UsageError if it is none.
-    """
-    names = [name.strip() for name in (order.split(",") if isinstance(order, str) else order)]
-    axes = tuple(name if name in ALL_AXES else framework.axis(name) for name in names)
-    if len(set(axes)) != len(axes) or not set(axes) <= set(framework.axes) or not axes:
-        given, known = ",".join(names), list(map(framework.called, framework.axes))
-        example, there = ",".join(known) if framework.names else "x,y,z,data", ", ".join(known)
-        raise UsageError(f"rank order {given!r} must name axes once each, as in {example}: there are {there}")
-    return completed(cast(tuple[str, ...], axes), framework)
-
-
-def whole(name: str, value: int, *, least: int = 1) -> int:
-    """A whole number that is large enough; UsageError for anything else. NumPy's integers are taken."""
-    try:
-        number = value.__index__()
-    except AttributeError:
-        number = None
-    if number is None or isinstance(value, bool) or not least <= number <= LARGEST_SIZE:
-        raise UsageError(f"{name}={value!r}: must be a whole number from {least} to {LARGEST_SIZE:,}")
-    return number
+        for name in others:
+            if not is_known(name):
+                raise TypeError(f"{function}() got an unexpected keyword argument {name!r}{suggest(name, known)}")
+        ours |= our_options(others, ours)
+    if missing := [name for name in needs if ours.get(name) is None]:
+        raise TypeError(f"{function}() is missing {' and '.join(missing)}")
+    return Request(**ours)
 
 
 def call_text(function: str, given: Mapping[str, object]) -> str:
-    """The call that made a result, for provenance: `axonn_tune.search('80b', gpus=1024)`; defaults left out."""
+    """The call that made a result, for provenance: `axonn_tune.search(model='80b', gpus=1024)`."""
     shown = [f"{name}={_shown(value)}" for name, value in given.items() if value is not None]
     return f"axonn_tune.{function}({', '.join(shown)})"
 
@@ -217,49 +107,6 @@ def _shown(value: Any) -> str:  # noqa: ANN401 - whatever was given
         return repr(value.tolist())
     name = getattr(getattr(value, "document", value), "name", None)
     return repr(value) if name is None else f"<{name}>"
-
-
-def _limits(options: SearchOptions, framework: Framework) -> Limits:
-    given: Mapping[str, Any] = options
-    order, kept = options.get("order"), options.get("kept_layers")
-    sizes = {axis: given.get(axis) for axis in ALL_AXES}
-    if isinstance(sizes["pipeline"], bool):
-        # Stages are searched, and not pinned.
-        del sizes["pipeline"]
-    return Limits(
-        order=None if order is None else parse_order(order, framework),
-        recompute=_one_of("recompute", options.get("recompute"), RECOMPUTES),
-        micro_batch=_whole_or_none("micro_batch", options.get("micro_batch")),
-        kept_layers=None if kept is None else whole("kept_layers", kept, least=0),
-        axes={axis: whole(axis, size) for axis, size in sizes.items() if size is not None},
-        chunks=_whole_or_none("chunks", options.get("chunks")),
-    )
-
-
-def _whole_or_none(name: str, value: int | None) -> int | None:
-    return None if value is None else whole(name, value)
-
-
-def _one_of(name: str, value: Any, known: Sequence[Any]) -> Any:  # noqa: ANN401 - a text of a Literal or None
-    """The value, if it is None or one of those known."""
-    if value is None or value in known:
-        return value
-    raise UsageError(f"{name}={value!r}{suggest(str(value), known)}: known: {', '.join(known)}")
-
-
-def _several(values: str | Sequence[str] | None) -> Sequence[str]:
-    """One value, several or none as a sequence."""
-    if values is None:
-        return ()
-    return (values,) if isinstance(values, str) else values
-
-
-def _as_yaml(value: object) -> str:
-    """A value as YAML has it; text as it is."""
-    if value is None or isinstance(value, str):
-        return value or ""
-    plain: Callable[[Any], Any] = lambda other: other.item()  # noqa: E731 - NumPy's scalars
-    return json.dumps(value, default=plain, ensure_ascii=False)
 
 
 class Result(ABC):
@@ -327,23 +174,12 @@ DEFAULT_TOP = 10
 """Rows listed unless more are asked for, as on the command line."""
 
 
-def search(
-    model: ModelLike,
-    *,
-    gpus: int,
-    machine: MachineLike = DEFAULT_MACHINE,
-    batch: int | None = None,
-    rank_by: RankBy | Literal["step"] | None = None,
-    cost: Cost | Sequence[Cost] = "alpha-beta",
-    variants: bool = False,
-    **options: Unpack[SearchOptions],
-) -> SearchResult:
+@by_keywords(Request)
+def search(request: Request, call: str) -> SearchResult:
     """Rank every grid x·y·z·data of a number of GPUs, as `axonn-tune search` does.
 
-    model, machine: a name, a path, or the document itself. batch: global batch size in sequences, the
-    model's unless given. rank_by: communication (the default), exposed or step. cost: one cost model or several; the
-    first ranks, and the others' ranks are extra columns. variants: every candidate, not only the best of each
-    grid. Other options: see `axonn_tune.SearchOptions`.
+    model, machine: a name, a path, or the document itself. cost: one cost model or several; the first ranks, and the
+    others' ranks are extra columns. A framework's own names of axes are options, too: `tp=8, pp=4`.
 
     An empty result is not an error: it knows the rejected grids and reasons. UsageError
     for a wrong value, UnknownNameError for an unknown model or machine, DocumentError for a wrong file.
@@ -355,13 +191,9 @@ def search(
     >>> found.best.x, found.best.y, found.best.z, found.best.data
     (1, 1, 256, 4)
     """
-    given = {"gpus": gpus, "machine": machine, "batch": batch, "rank_by": rank_by, "cost": cost, **options}
-    choices = make_choices(model, gpus=gpus, machine=machine, batch=batch, rank_by=rank_by, **options)
-    call = call_text("search", {"model": model, **given, "variants": variants or None})
-    costs = tuple(_one_of("cost", name, COSTS) for name in _several(cost))
-    if not costs:
+    if not request.cost:
         raise UsageError("cost=(): name a cost model to rank by")
-    return SearchResult(run_search(load_inputs(choices), costs=costs, variants=variants), call)
+    return SearchResult(run_search(load_inputs(request), costs=request.cost, variants=request.variants), call)
 
 
 @dataclass(frozen=True, repr=False, eq=False)
@@ -455,7 +287,8 @@ class SearchResult(ReportedResult, Sequence[Entry]):
         """
         from axonn_tune.launch.scripts import SUFFIXES, emit_kind, emit_script, script_text
 
-        kind, form = emit_kind(_several(emit))
+        wanted: Sequence[Emit] = (emit,) if isinstance(emit, str) else emit or ()
+        kind, form = emit_kind(wanted)
         if self.inputs.problem.framework.software:
             return self._command_files(path, pick=pick, tokens=tokens, kind=kind, form=form).write(force=force)
         if form:
@@ -465,7 +298,7 @@ class SearchResult(ReportedResult, Sequence[Entry]):
         launch, machine = self.launch_config(pick=pick, tokens=tokens), self.inputs.machine.document
         if not force:
             require_own(path, kind="launch")
-        if not _several(emit):
+        if not wanted:
             write_launch(path, launch)
             return (Path(path),)
         # What refuses a script refuses it here, before anything is written.

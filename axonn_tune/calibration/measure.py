@@ -24,8 +24,9 @@ from axonn_tune.launch.config import build_launch, compiles
 from axonn_tune.program.dimensions import symbol_values
 from axonn_tune.program.operations import MatMul
 from axonn_tune.program.step import build_step
-from axonn_tune.ranking.inputs import WorkloadChoices, make_workload
+from axonn_tune.ranking.inputs import make_workload
 from axonn_tune.ranking.space import sound_sizes
+from axonn_tune.request import Request
 from axonn_tune.specs.catalog import MachineLike, ModelLike, load_machine, load_model
 from axonn_tune.specs.document import to_yaml
 from axonn_tune.specs.launch import Launch
@@ -107,7 +108,7 @@ def plan_of(request: CalibrationRequest) -> Plan:
     """What to measure; UsageError if ranks are to be started inside a world that is already started."""
     model, machine = load_model(request.model), load_machine(request.machine)
     precision: Precision = request.precision or ("fp32" if request.backend == "gloo" else "bf16")
-    workload = make_workload(model.document, WorkloadChoices(batch=request.batch, precision=precision))
+    workload = make_workload(model.document, Request(batch=request.batch, precision=precision))
     return build_plan(
         model,
         machine,

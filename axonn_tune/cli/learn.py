@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from axonn_tune.cli.options import (
-    PRECISIONS,
     Count,
     SuggestingChoice,
     added,
@@ -20,6 +19,7 @@ from axonn_tune.cli.options import (
     html_option,
     write_html,
 )
+from axonn_tune.request import PRECISIONS
 
 if TYPE_CHECKING:
     from axonn_tune.calibration.measure import CalibrationProgress, CalibrationRequest
@@ -161,7 +161,11 @@ def _refuse_plot(ctx: click.Context, param: click.Parameter, file: str | None) -
 )
 @click.option("--budget", default="60s", show_default=True, metavar="TIME", help="Time budget: 20s, 5m, 1h.")
 @document_option("model", "Model whose GEMMs, attention and step are measured.", default="nano")
-@click.option("--precision", type=SuggestingChoice(PRECISIONS), help="Number format. Default: fp32, bf16 under nccl.")
+@click.option(
+    "--precision",
+    type=SuggestingChoice(PRECISIONS),
+    help="Number format. Default: fp32, bf16 under nccl.",
+)
 @click.option("--batch", type=Count(), metavar="N", help="Global batch size, in sequences. Default: the model's.")
 @click.option("--backend", type=SuggestingChoice(("gloo", "nccl")), default="gloo", show_default=True)
 @document_option("machine", "Profile for what is not measured, such as the launcher.", default="localhost")

@@ -2,13 +2,13 @@
 
 A command that searches is written::
 
-    @click.command("compare")
+    @click.command("compare", cls=SearchCommand)
     @search_options()
     def compare_command(*, wide: bool, **options: Any) -> None:
         found = axonn_tune.api.analysis.compare(**options)
 
-Options have the names of the package functions' parameters, so that a command passes them on unchanged. Choices are
-repeated here, so that `--help` need not import the schemas; a test compares.
+`search_options` makes the command's options of the fields of `Request`; they have the names of the package functions'
+keywords, so that a command passes them on unchanged.
 """
 
 from __future__ import annotations
@@ -21,6 +21,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import click
+
+from axonn_tune.request import BESIDE_COMMAND, GROUPS, LARGEST_SIZE, OPTIONS, Option, Request, flag, options_of
 
 if TYPE_CHECKING:
     from axonn_tune.api.search import ReportedResult
@@ -36,31 +38,27 @@ else:
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-COSTS = ("alpha-beta", "paper", "paper-released", "paper-mended")
-RANK_BY = ("communication", "exposed", "step", "iteration")
-PRECISIONS = ("bf16", "fp16", "fp32", "fp64")
-RECOMPUTES = ("none", "selective", "full")
-OVERLAPS = ("gather_prefetch", "input_gradient", "weight_gradient", "data_parallel", "output")
-AXES = ("x", "y", "z", "data", "context")
-DEFAULT_MACHINE = "perlmutter"
-
 WORDS = "axonn_tune.words"
 """Key of the words of the command line in a context's `meta`."""
 
 
 class Count(click.IntRange):
-    """A whole number from `lowest` to the largest size that documents may hold."""
+    """A whole number from `lowest` to the largest size that documents may hold.
 
-    LARGEST = 2**31 - 1
+    alone: what stands for the option without a number, which is True.
+    """
 
-    def __init__(self, lowest: int = 1) -> None:
+    def __init__(self, lowest: int = 1, *, alone: str = "") -> None:
         super().__init__(min=lowest)
+        self._alone = alone
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         """The number."""
+        if self._alone and value == self._alone:
+            return True
         number = super().convert(value, param, ctx)
-        if number > self.LARGEST:
-            self.fail(f"{value} is more than {self.LARGEST:,}.", param, ctx)
+        if number > LARGEST_SIZE:
+            self.fail(f"{value} is more than {LARGEST_SIZE:,}.", param, ctx)
         return number
 
 
@@ -84,8 +82,8 @@ class AxisOrder(BaseOrder):
 
     def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, ...]:
         """The axes; the error of an invalid text lists the valid ones."""
-        from axonn_tune.api.search import parse_order
         from axonn_tune.errors import UsageError
+        from axonn_tune.ranking.inputs import parse_order
 
         try:
             return parse_order(value)
@@ -93,37 +91,31 @@ class AxisOrder(BaseOrder):
             self.fail(str(error), param, ctx)
 
 
-GROUPS = {
-    "Workload": (
-        *("model", "batch", "seq", "precision", "framework", "from_command", "weak", "set"),
-        *("shard_optimizer", "tokens_total"),
-    ),
-    "Hardware": ("gpus", "machine"),
-    "Constraints": (*AXES, "pipeline", "chunks", "order", "recompute", "micro_batch", "kept_layers"),
-    "Overlap": ("overlap", "no_overlap", "split_micro_batch"),
-    "Ranking": ("rank_by", "cost", "variants", "with_rejected", "top", "pick"),
-}
-"""Headings of the help of commands that search, and the parameters below each; the rest is output."""
-LAST_GROUP = "Output"
+_MORE = {"from_command": "Workload", "with_rejected": "Ranking", "top": "Ranking", "pick": "Ranking"}
+"""Headings of options that commands have beside those of a request; the rest is output."""
 
 
 class SearchCommand(click.Command):
     """A command that searches: its help is grouped, and options may have the frameworks' names.
 
-    own: the command's own groups, before the others, as in `GROUPS`.
+    own: the command's own groups, before the others, with the names of their options.
     """
 
     def __init__(self, *arguments: Any, own: Mapping[str, Sequence[str]] | None = None, **settings: Any) -> None:
         super().__init__(*arguments, **settings)
-        self._groups = {**(own or {}), **GROUPS}
+        self._own = own or {}
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write options by subject, --help last."""
-        left = {str(param.name): param for param in self.get_params(ctx) if isinstance(param, click.Option)}
-        shown = {heading: [left.pop(name) for name in names if name in left] for heading, names in self._groups.items()}
-        shown[LAST_GROUP] = sorted(left.values(), key=lambda one: one.name == "help")
-        for heading, options in shown.items():
-            records = [record for one in options if (record := one.get_help_record(ctx))]
+        """Write options by subject, in the order of a request, --help last."""
+        headings = {name: option.group for name, option in OPTIONS.items()} | _MORE
+        headings |= {name: heading for heading, names in self._own.items() for name in names}
+        known = [*headings, *(str(param.name) for param in self.get_params(ctx) if param.name not in headings)]
+        groups: dict[str, list[tuple[str, str]]] = {heading: [] for heading in (*self._own, *GROUPS, "Output")}
+        options = [param for param in self.get_params(ctx) if isinstance(param, click.Option)]
+        for one in sorted(options, key=lambda one: (one.name == "help", known.index(str(one.name)))):
+            if record := one.get_help_record(ctx):
+                groups[headings.get(str(one.name), "Output")].append(record)
+        for heading, records in groups.items():
             if records:
                 with formatter.section(heading):
                     formatter.write_dl(records)
@@ -139,40 +131,31 @@ class SearchCommand(click.Command):
 def _by_our_names(args: Sequence[str], known: Collection[str]) -> list[str]:
     """The words with frameworks' option names replaced by ours; click handles unknown ones."""
     from axonn_tune.errors import UsageError
-    from axonn_tune.frameworks.names import ADVICE, SHARED, is_known, option, our_options
+    from axonn_tune.frameworks.names import ADVICE, SHARED, is_known, our_options
 
     kept: list[str] = []
     given, others = dict[str, str](), dict[str, str]()
     places = iter(range(len(args)))
     for place in places:
-        flag, has_value, value = args[place].partition("=")
-        dotted = flag.removeprefix("--").replace("-", "_")
+        said, has_value, value = args[place].partition("=")
+        dotted = said.removeprefix("--").replace("-", "_")
         # torchtitan has sections before its names.
         section, _, plain = dotted.rpartition(".")
         name = plain if section in ("", "training", "parallelism") and dotted not in ADVICE else dotted
         value = value if has_value else " ".join(args[place + 1 : place + 2])
-        if flag in known:
+        if said in known:
             others[name] = value
-        elif flag.startswith("--") and is_known(name):
+        elif said.startswith("--") and is_known(name):
             given[name] = value
             _ = has_value or next(places, None)
             continue
-        elif flag.startswith("--") and name in ADVICE:
-            raise UsageError(f"there is no option {flag}: {ADVICE[name]}")
+        elif said.startswith("--") and name in ADVICE:
+            raise UsageError(f"there is no option {said}: {ADVICE[name]}")
         kept.append(args[place])
-    pins = [option(name) for name in given if name not in SHARED]
+    pins = [flag(name) for name in given if name not in SHARED]
     if pins and (path := others.get("from_command")):
         raise click.UsageError(f"{path} says all of it: leave out {', '.join(pins)}.")
-    return [*(f"{option(name)}={value}" for name, value in our_options(given, others).items()), *kept]
-
-
-def parse_pipeline(ctx: click.Context, param: click.Parameter, value: str | None) -> int | bool | None:
-    """`--pipeline` alone as True, with a number as that."""
-    if value in (None, "any"):
-        return None if value is None else True
-    if not (value.isascii() and value.isdecimal() and 1 <= int(value[:12]) <= Count.LARGEST):
-        raise click.BadParameter(f"{value!r} is not a number of stages from 1", ctx, param)
-    return int(value)
+    return [*(f"{flag(name)}={value}" for name, value in our_options(given, others).items()), *kept]
 
 
 def complete_names(kind: Kind | Literal["framework"]) -> Callable[[click.Context, click.Parameter, str], list[str]]:
@@ -190,8 +173,6 @@ def complete_names(kind: Kind | Literal["framework"]) -> Callable[[click.Context
 
 # Set on each command: names set through a context depend on which command ran first in a process.
 help_option = click.help_option("-h", "--help")
-
-_COUNT = Count()
 
 
 def document_option(kind: Kind, words: str, **settings: Any) -> Callable[[F], F]:
@@ -222,107 +203,46 @@ def added(options: Sequence[Callable[[F], F]]) -> Callable[[F], F]:
     return decorate
 
 
-_WORKLOAD = (
-    document_option(
-        "machine", "Machine: a name from `axonn-tune machines list`, or a YAML file.", default=DEFAULT_MACHINE
-    ),
-    click.option("--seq", type=_COUNT, metavar="N", help="Tokens in a sequence. Default: the model's."),
-    click.option("--precision", type=SuggestingChoice(PRECISIONS), help="Number format. Default: bf16."),
-    click.option(
-        "--framework",
-        metavar="NAME",
-        help="Framework whose layouts are ranked, such as megatron-core, torchtitan, fsdp, deepspeed, axonn. Its "
-        "own names pin axes too: --tp 8 --pp 4, --dp-shard 16. Default: axonn-tune, the bundled runtime.",
-        shell_complete=complete_names("framework"),
-    ),
-    set_option(
-        "Change one value of the model, machine or workload, as in machine.accelerator.memory_gib=80, or of the "
-        "framework's step, as in step.sequence_parallel=false."
-    ),
-)
-_CANDIDATES = (
-    *(
-        click.option(f"--{axis}", type=_COUNT, metavar="N", help=f"Only grids with this size of axis {axis}.")
-        for axis in AXES
-    ),
-    click.option(
-        "--pipeline",
-        is_flag=False,
-        flag_value="any",
-        metavar="[N]",
-        callback=parse_pipeline,
-        help="Search pipeline stages too, or only N stages. Default for other frameworks; N = 1: no stages.",
-    ),
-    click.option(
-        "--chunks", type=_COUNT, metavar="N", help="Only this number of chunks per pipeline stage (interleaving)."
-    ),
-    click.option(
-        "--order",
-        metavar="AXES",
-        help="Only this rank order, fastest-varying axis first: x,y,z,data. Axes left out, as in tables those of "
-        "size 1, come last.",
-    ),
-    click.option(
-        "--recompute",
-        type=SuggestingChoice(RECOMPUTES),
-        help="Only this kind of activation recomputation (checkpointing).",
-    ),
-    click.option("--micro-batch", type=_COUNT, metavar="N", help="Only this micro-batch, in sequences of one rank."),
-    click.option(
-        "--kept-layers",
-        type=Count(0),
-        metavar="N",
-        help="Layers not resharded after forward. Default: as many as fit.",
-    ),
-    click.option(
-        "--shard-optimizer/--no-shard-optimizer",
-        default=None,
-        help="Shard FP32 master weights and optimizer states over the data axis (ZeRO-1). Default: no.",
-    ),
-    click.option(
-        "--split-micro-batch",
-        is_flag=True,
-        help="Two-batch overlap: interleave two half micro-batches, one's all-reduce behind the other's GEMMs.",
-    ),
-    click.option(
-        "--overlap",
-        type=SuggestingChoice(OVERLAPS),
-        metavar="NAME",
-        multiple=True,
-        help=f"Overlap only this; may be repeated: {', '.join(OVERLAPS)}. Default: everything.",
-    ),
-    click.option(
-        "--no-overlap",
-        type=SuggestingChoice((*OVERLAPS, "all")),
-        metavar="[NAME]",
-        multiple=True,
-        is_flag=False,
-        flag_value="all",
-        help="Do not overlap this; without a name, no overlap at all. May be repeated.",
-    ),
-    help_option,
-)
+def search_options(*, required: bool = True, without: Sequence[str] = ()) -> Callable[[F], F]:
+    """Add to `NAME_command` the options of a request that the command NAME has, and --help.
 
-
-def search_options(*, required: bool = True, lists: bool = False, ranks: bool = True) -> Callable[[F], F]:
-    """Add the options of a search to a command, which hands them on to the functions of the package.
-
-    required: --gpus and --model must be given; lists: the command has its own --gpus and --batch;
-    ranks: --rank-by is among them.
+    required: --gpus and --model must be given; without: options that the command words itself.
     """
-    how_many = click.option("--gpus", type=_COUNT, required=required, metavar="N", help="Number of GPUs.")
-    batch = click.option(
-        "--batch", type=_COUNT, metavar="N", help="Global batch size, in sequences. Default: the model's."
-    )
-    model = document_option("model", "Model: a name from `axonn-tune models list`, or a YAML file.", required=required)
-    rank_by = click.option(
-        "--rank-by",
-        type=SuggestingChoice(RANK_BY),
-        help="Time to rank by: all communication, exposed communication, or the whole step (iteration is another word "
-        "for it). Default: communication; with --pipeline and for other frameworks, step.",
-    )
-    inputs = [model] if lists else [how_many, batch, model]
-    return added([*inputs, *_WORKLOAD, *([rank_by] if ranks else []), *_CANDIDATES])
+
+    def decorate(command: F) -> F:
+        asked = options_of(command.__name__.removesuffix("_command"))
+        made = [
+            click_option(name, option, required=required and name in ("gpus", "model"))
+            for name, option in asked.items()
+            if name not in without
+        ]
+        return added([*made, help_option])(command)
+
+    return decorate
+
+
+def click_option(name: str, option: Option, *, required: bool = False) -> Callable[[F], F]:
+    """An option of a request as one of a command."""
+    settings: dict[str, Any] = {"help": option.words, "metavar": option.shown, "multiple": option.several}
+    if option.default:
+        settings |= {"default": option.default, "show_default": True}
+    if option.alone is not None:
+        settings |= {"is_flag": False, "flag_value": _ANY if option.alone is True else option.alone}
+    if option.kind == "count":
+        settings["type"] = Count(option.least, alone=_ANY if option.alone else "")
+    elif option.kind == "choice":
+        settings["type"] = SuggestingChoice((*option.choices, *([str(option.alone)] if option.alone else [])))
+    elif option.kind == "name":
+        settings["shell_complete"] = complete_names(name)  # type: ignore[arg-type]
+    elif option.kind == "flag":
+        settings["is_flag"] = True
+    if option.kind == "switch":
+        return click.option(f"{flag(name)}/{flag('no_' + name)}", default=None, **settings)
+    return click.option(flag(name), required=required, **settings)
+
+
+_ANY = "any"
+"""Stands for an option without the number that it can have."""
 
 
 def format_option(formats: Sequence[str] = ("table", "json", "csv", "md")) -> Callable[[F], F]:
@@ -364,12 +284,7 @@ def _colored(ctx: click.Context, param: click.Parameter, value: bool | None) -> 
     return use_color(wanted=value)
 
 
-tokens_total_option = click.option(
-    "--tokens-total",
-    metavar="N",
-    help="Tokens of the whole training, such as 1.5T: adds GPU-hours, node-hours and days, with their 80% interval.",
-)
-steps_option = click.option("--steps", type=_COUNT, metavar="N", help="Train up to this step. Default: the config's.")
+steps_option = click.option("--steps", type=Count(), metavar="N", help="Train up to this step. Default: the config's.")
 resume_option = click.option("--resume", is_flag=True, help="Fail if there is no checkpoint to resume from.")
 resume_from_option = click.option(
     "--resume-from", metavar="NAME", help="Resume from this checkpoint, such as step-200, instead of the newest."
@@ -423,25 +338,10 @@ def refuse_search(words: str, options: Mapping[str, Any], *, allowed: Sequence[s
         raise click.UsageError(f"{words} all of it: leave out {', '.join(flags)}.")
 
 
-_BESIDE_COMMAND = (
-    "machine",
-    "gpus",
-    "model",
-    "framework",
-    "batch",
-    "seq",
-    "micro_batch",
-    "precision",
-    "set",
-    "tokens_total",
-)
-"""Options for facts that a command file does not state."""
-
-
 def beside_command(path: str, options: Mapping[str, Any]) -> dict[str, Any]:
     """Options of a search that were given beside a command; click.UsageError for those that pin its layout."""
-    refuse_search(f"{path} says", options, allowed=_BESIDE_COMMAND)
-    return {name: options[name] for name in _BESIDE_COMMAND if given(name)}
+    refuse_search(f"{path} says", options, allowed=tuple(BESIDE_COMMAND))
+    return {name: options[name] for name in BESIDE_COMMAND if given(name)}
 
 
 _WRITTEN = ("output", "html", "trace", "plot", "points", "junit", "markdown", "baseline")
@@ -545,11 +445,10 @@ def _shown(param: click.Parameter) -> str:
 
 def load(options: Mapping[str, Any]) -> Inputs:
     """Load the documents that the options of a search name, and build the problem."""
-    from axonn_tune.api.search import make_choices
     from axonn_tune.ranking.inputs import load_inputs
 
     require_problem(options)
-    return load_inputs(make_choices(**options))
+    return load_inputs(Request(**options))
 
 
 def say_assumed(*searched: Inputs) -> None:

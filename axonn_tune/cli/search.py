@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from axonn_tune.cli.options import (
-    COSTS,
     Count,
     SearchCommand,
     SuggestingChoice,
@@ -33,7 +32,6 @@ from axonn_tune.cli.options import (
     say_assumed,
     search_options,
     show,
-    tokens_total_option,
     wide_option,
     write_html,
     write_or_print,
@@ -47,18 +45,8 @@ if TYPE_CHECKING:
 
 @click.command("search", cls=SearchCommand, short_help="Rank every grid of a number of GPUs.")
 @search_options()
-@tokens_total_option
-@click.option(
-    "--cost",
-    type=SuggestingChoice(COSTS),
-    multiple=True,
-    default=["alpha-beta"],
-    show_default=True,
-    help="Cost model to rank by. May be repeated: the first ranks, the others' ranks are extra columns.",
-)
 @click.option("--top", type=Count(0), metavar="N", default=10, show_default=True, help="Rows to list; 0: all.")
 @click.option("--all", "with_rejected", is_flag=True, help="List rejected grids too, with the reasons.")
-@click.option("--variants", is_flag=True, help="List every candidate, not only the best of each grid.")
 @format_option()
 @wide_option
 @columns_option
@@ -204,13 +192,11 @@ def _write(
 @click.command("explain", cls=SearchCommand, short_help="Explain one configuration, term by term.")
 @click.argument("launch", required=False, metavar="[LAUNCH]")
 @search_options(required=False)
-@tokens_total_option
 @click.option(
     "--from-command",
     metavar="FILE",
     help="Explain the run that a script or config file starts (Megatron-LM, NeMo, torchtitan, DeepSpeed).",
 )
-@click.option("--pick", type=Count(), default=1, show_default=True, help="Row of the ranking to explain.")
 @click.option("--trace", metavar="FILE", help="Also write the predicted step as a trace for Perfetto.")
 @click.option("--terms", is_flag=True, help="In tables, one row for each collective of each layer, with its formula.")
 @format_option(("table", "json", "md"))
@@ -219,7 +205,6 @@ def explain_command(
     *,
     launch: str | None,
     from_command: str | None,
-    pick: int,
     trace: str | None,
     terms: bool,
     output_format: ExplainFormat,
@@ -261,7 +246,7 @@ def explain_command(
         found = explain_launch_said(launch, machine=machine, tokens_total=options["tokens_total"])
     else:
         require_problem(options)
-        found = explain(**options, pick=pick)
+        found = explain(**options)
     if trace:
         write_trace(trace, found.trace().text, quiet=False)
     click.echo(found.render(output_format, terms=terms), nl=False)
@@ -284,9 +269,7 @@ def explain_launch_said(path: str, *, machine: str | None, tokens_total: str | N
 @click.command("sweep", cls=SearchCommand, short_help="Find the best at many GPU counts, batches and models.")
 @click.option("--gpus", required=True, metavar="LIST", help="GPU counts: 64,128 or 64..4096x2 or 64..128+16.")
 @click.option("--batch", metavar="LIST", help="Global batch sizes, in the same way. Default: the model's.")
-@search_options(lists=True)
-@tokens_total_option
-@click.option("--weak", is_flag=True, help="Weak scaling: the batch is for the first count, and grows with the others.")
+@search_options(without=("gpus", "batch"))
 @format_option()
 @wide_option
 @columns_option
@@ -320,8 +303,7 @@ def sweep_command(
 
 
 @click.command("compare", cls=SearchCommand, short_help="Compare with the best layouts of other frameworks.")
-@search_options(ranks=False, required=False)
-@tokens_total_option
+@search_options(required=False)
 @click.option(
     "--from-command",
     metavar="FILE",

@@ -6,7 +6,9 @@ import csv
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import cache
+from importlib import import_module
 from importlib.resources import files
+from pkgutil import iter_modules
 
 from axonn_tune.errors import UnknownNameError
 from axonn_tune.frameworks.axonn_tune import AXONN_TUNE, HOST
@@ -33,22 +35,18 @@ starts (tools/fit/software.py), since software of one name differs less between 
 HOPPER = ("H100", "H200", "H800", "GH200")
 
 
+_FIRST = ("axonn", "megatron_core", "torchtitan", "fsdp", "deepspeed", "megatron_lm", "others")
+"""Modules in the order in which their frameworks are listed; each other module with `FRAMEWORKS` comes after them."""
+
+
 @cache
 def registry() -> dict[str, Framework]:
     """Every framework by the name `--framework` takes."""
     # Imported here: a search for the bundled runtime needs its own description alone.
-    from axonn_tune.frameworks import (
-        axonn,
-        deepspeed,
-        fsdp,
-        megatron_core,
-        megatron_lm,
-        others,
-        torchtitan,
-    )
-
-    modules = (axonn, megatron_core, torchtitan, fsdp, deepspeed, megatron_lm, others)
-    return {one.name: one for one in (AXONN_TUNE, *(found for module in modules for found in module.FRAMEWORKS))}
+    names = dict.fromkeys((*_FIRST, *(one.name for one in iter_modules(__path__))))
+    modules = [import_module(f"{__name__}.{name}") for name in names]
+    described = (one for module in modules for one in getattr(module, "FRAMEWORKS", ()))
+    return {one.name: one for one in (AXONN_TUNE, *described)}
 
 
 def find_framework(name: str) -> Framework:

@@ -21,9 +21,12 @@ from axonn_tune.frameworks.command import (
     NO_MOCK_DATA,
     NO_QKV_BIASES,
     OWN_RECOMPUTE,
-    Argument,
+    TRIAL,
+    Because,
     Command,
     Run,
+    Value,
+    flags,
     sections_of,
     sizes_words,
 )
@@ -35,7 +38,7 @@ from axonn_tune.frameworks.description import (
     Refusal,
     StepOptions,
 )
-from axonn_tune.frameworks.megatron_lm import model_arguments, trial_arguments
+from axonn_tune.frameworks.megatron_lm import MODEL, values_of
 from axonn_tune.specs.machine import EnvironmentVariable
 from axonn_tune.specs.workload import RECOMPUTES
 
@@ -153,19 +156,11 @@ def launch_megatron(run: Run) -> Command:
     """
     overlaps = ("gather_prefetch", "input_gradient", "weight_gradient")
     run.check(settable=overlaps, precisions=("bf16", "fp16"))
-    sections = {
-        "model": _model(run),
-        "batch": _batch(run),
-        "parallelism": _parallelism(run),
-        "overlap": _overlap(run),
-        "recompute": _recompute(run),
-        "precision": _precision(run),
-        "trial": trial_arguments(),
-    }
+    values = _values(run)
     return Command(
         release="Megatron-AxoNN (axonn-ai/Megatron-AxoNN@6d60f45c)",
         program=("pretrain_gpt.py",),
-        sections=sections_of(sections),
+        sections=sections_of({title: flags(names, values, run.framework.name) for title, names in _WRITTEN.items()}),
         environment=_ENVIRONMENT,
         needs=(
             "Start it in a checkout of axonn-ai/Megatron-AxoNN at 6d60f45c, with axonn-ai/axonn at 879ae578 installed: "
@@ -176,60 +171,55 @@ def launch_megatron(run: Run) -> Command:
     )
 
 
-def _model(run: Run) -> Iterator[Argument]:
-    yield from model_arguments(run, norm="RMSNorm")
-    if run.model.kv_heads != run.model.heads:
-        yield Argument("--group-query-attention")
-        yield Argument("--num-query-groups", run.model.kv_heads)
-    if run.model.norm_epsilon is not None:
-        yield Argument("--norm-epsilon", run.model.norm_epsilon)
-    if run.step.fused_attention:
-        yield Argument("--use-flash-attn")
-    if run.machine.accelerator.name.upper().startswith("MI"):
-        yield Argument("--use-amd")
-        yield Argument("--no-gradient-accumulation-fusion")
+_CACHED = "num_layers_for_caching_weights_in_depth_tensor_parallel_all_gather"
+_WRITTEN = {
+    "model": f"""
+        {MODEL} group_query_attention num_query_groups norm_epsilon use_flash_attn use_amd
+        no_gradient_accumulation_fusion
+    """,
+    "batch": "micro_batch_size global_batch_size",
+    "parallelism": """
+        row_tensor_model_parallel_size column_tensor_model_parallel_size depth_tensor_model_parallel_size
+        pipeline_model_parallel_size num_layers_per_virtual_pipeline_stage
+    """,
+    "overlap": f"overlap_axonn_comm overlap_axonn_reduce_scatter overlap_axonn_all_gather {_CACHED}",
+    "recompute": "recompute_granularity recompute_method recompute_num_layers",
+    "precision": "bf16 fp16 accumulate_allreduce_grads_in_fp32",
+    "trial": " ".join(TRIAL),
+}
+"""Arguments by section."""
 
 
-def _batch(run: Run) -> Iterator[Argument]:
-    """Micro-batches are of a tensor group, which splits them over z."""
-    micro_batch, depth = run.micro_batch, run.size("z")
-    why = f"{micro_batch} for each of {depth} shards" if depth > 1 else ""
-    yield Argument("--micro-batch-size", micro_batch * depth, why)
-    yield Argument("--global-batch-size", run.workload.global_batch)
-
-
-def _parallelism(run: Run) -> Iterator[Argument]:
-    yield Argument("--row-tensor-model-parallel-size", run.size("x"))
-    yield Argument("--column-tensor-model-parallel-size", run.size("y"))
-    yield Argument("--depth-tensor-model-parallel-size", run.size("z"))
-    stages = run.size("pipeline")
-    if stages > 1:
-        yield Argument("--pipeline-model-parallel-size", stages)
+def _values(run: Run) -> dict[str, Value]:
+    """Values of arguments; micro-batches are of a tensor group, which splits them over z."""
+    depth, grouped = run.size("z"), run.model.kv_heads != run.model.heads
+    amd = run.machine.accelerator.name.upper().startswith("MI")
     if not run.even:
         whole = f"{run.model.layers} layers in {len(run.parts)} parts of the same size"
         raise run.cannot(f"uneven stages: it wants {whole}", "ask for --pipeline and --chunks that divide them")
-    if run.chunks > 1 and stages == 2:
+    if run.chunks > 1 and run.size("pipeline") == 2:
         raise run.cannot("two interleaved stages", "ask for --chunks 1 or more stages")
-    if run.chunks > 1:
-        yield Argument("--num-layers-per-virtual-pipeline-stage", run.parts[0], f"{run.chunks} chunks a stage")
-
-
-def _overlap(run: Run) -> Iterator[Argument]:
-    """Overlaps, whose first switch is that of all, and layers that are gathered once."""
-    used = run.workload.overlaps
-    others = {
-        "weight_gradient": "--overlap-axonn-reduce-scatter",
-        "gather_prefetch": "--overlap-axonn-all-gather",
-    }
-    wanted = [flag for name, flag in others.items() if name in used]
-    if "input_gradient" not in used and wanted and run.size("x") * run.size("y") > 1:
+    scatter, gather = run.overlaps("weight_gradient"), run.overlaps("gather_prefetch")
+    if not run.overlaps("input_gradient") and (scatter or gather) and run.size("x") * run.size("y") > 1:
         raise run.cannot("--no-overlap input_gradient with others on", "switch off all with --no-overlap all")
-    if "input_gradient" in used or wanted:
-        yield Argument("--overlap-axonn-comm")
-    yield from map(Argument, wanted)
-    kept = _cached(run)
-    if kept:
-        yield Argument("--num-layers-for-caching-weights-in-depth-tensor-parallel-all-gather", kept)
+    split = f"{run.micro_batch} for each of {depth} shards" if depth > 1 else ""
+    halves = Because(True, "as in BF16, where that is the default")
+    return {
+        **values_of(run, norm="RMSNorm"),
+        "group_query_attention": grouped,
+        "num_query_groups": run.model.kv_heads if grouped else None,
+        "use_flash_attn": run.step.fused_attention,
+        "use_amd": amd,
+        "no_gradient_accumulation_fusion": amd,
+        "micro_batch": Because(run.micro_batch * depth, split),
+        "layers_per_chunk": Because(run.parts[0], f"{run.chunks} chunks a stage") if run.chunks > 1 else None,
+        # The first switch is that of all.
+        "overlap_axonn_comm": scatter or gather or run.overlaps("input_gradient"),
+        "overlap_axonn_reduce_scatter": scatter,
+        "overlap_axonn_all_gather": gather,
+        _CACHED: _cached(run) or None,
+        "accumulate_allreduce_grads_in_fp32": halves if run.workload.precision == "fp16" else None,
+    }
 
 
 def _cached(run: Run) -> int:
@@ -243,21 +233,6 @@ def _cached(run: Run) -> int:
         what = f"{run.kept_layers} layers of each stage that are not resharded after forward"
         raise run.cannot(what, f"ask for --kept-layers 0 or {run.model.layers // stages}")
     return run.kept_layers
-
-
-def _recompute(run: Run) -> Iterator[Argument]:
-    if run.recompute == "none":
-        return
-    yield Argument("--recompute-granularity", run.recompute)
-    if run.recompute == "full":
-        yield Argument("--recompute-method", "uniform")
-        yield Argument("--recompute-num-layers", 1, "every block by itself")
-
-
-def _precision(run: Run) -> Iterator[Argument]:
-    yield Argument(f"--{run.workload.precision}")
-    if run.workload.precision == "fp16":
-        yield Argument("--accumulate-allreduce-grads-in-fp32", why="as in BF16, where that is the default")
 
 
 def _notes(run: Run) -> Iterator[str]:

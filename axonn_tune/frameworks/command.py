@@ -6,15 +6,29 @@ cannot express is a UsageError, what it expresses differently is a note.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields
+from typing import NamedTuple, TypeAlias
 
 from axonn_tune.errors import UsageError
 from axonn_tune.frameworks.description import Framework, StepOptions
-from axonn_tune.grid import Grid
+from axonn_tune.frameworks.keys import named, tables_of
+from axonn_tune.grid import ALL_AXES, Grid
 from axonn_tune.specs.machine import EnvironmentVariable, Machine
 from axonn_tune.specs.model import Model
-from axonn_tune.specs.workload import Recompute, Workload
+from axonn_tune.specs.workload import Overlap, Recompute, Workload
+
+Plain: TypeAlias = str | int | float | tuple[str, ...] | None
+
+
+class Because(NamedTuple):
+    """Value of an argument, and the reason that stands beside it."""
+
+    value: Plain
+    why: str
+
+
+Value: TypeAlias = Plain | Because
 
 _OVERLAPPED = {
     "gather_prefetch": "z",
@@ -46,6 +60,35 @@ class Run:
     chunks: int
     parts: tuple[int, ...]
     step: StepOptions
+
+    @property
+    def fields(self) -> dict[str, Value]:
+        """What it states, by the fields of the tables of arguments (`frameworks.keys`)."""
+        model, full = self.model, self.recompute == "full"
+        sizes = ("layers", "hidden", "ffn", "heads", "head_dim", "vocab")
+        return {
+            **{axis: self.size(axis) for axis in ALL_AXES},
+            **{name: getattr(model, name) for name in sizes},
+            "chunks": self.chunks,
+            "seq": self.workload.sequence_length,
+            "batch": self.workload.global_batch,
+            "micro_batch": self.micro_batch,
+            "accumulation": self.accumulation,
+            "gated_mlp": model.gated,
+            "biases": model.biases,
+            "tied": model.tied_embeddings,
+            "max_position_embeddings": max(self.workload.sequence_length, model.max_sequence_length),
+            "vocab_multiple": self.step.vocabulary_multiple or 1,
+            "seq_parallel": self.step.sequence_parallel and self.size("x") > 1,
+            "fused_accumulation": self.step.fused_accumulation,
+            "recompute": None if self.recompute == "none" else self.recompute,
+            "recompute_method": "uniform" if full else None,
+            "recompute_layers": Because(1, "every block by itself") if full else None,
+        }
+
+    def overlaps(self, *names: Overlap) -> bool:
+        """Whether one of these overlaps is on."""
+        return any(name in self.workload.overlaps for name in names)
 
     def size(self, axis: str) -> int:
         """Size of an axis."""
@@ -108,6 +151,33 @@ class Argument:
         return self.name, *values
 
 
+def settings(names: str, values: Mapping[str, Value], framework: str) -> Iterator[tuple[str, Plain, str]]:
+    """Arguments of these names, in order, with values and reasons; those whose value is None are left out.
+
+    names: with their sections, `training.seq_len`. values: by name, or by the field that the framework's table of
+    arguments has for it, by which the reader takes it, too. A switch `no_...`, `disable_...` or `untie_...` is the
+    opposite of its field.
+    """
+    tables = tables_of(framework)
+    for path in names.split():
+        name = path if path in values else path.rpartition(".")[2]
+        value = values.get(name)
+        if name not in values and (key := named(name, tables)) is not None:
+            value = values.get(key.field)
+            value = not value if name.startswith(("no_", "disable_", "untie_")) else value
+        plain, why = value if isinstance(value, Because) else (value, "")
+        if plain is not None:
+            yield path, plain, why
+
+
+def flags(names: str, values: Mapping[str, Value], framework: str) -> Iterator[Argument]:
+    """The same as Megatron-LM's arguments, without sections: a switch is written where it is on."""
+    for path, value, why in settings(names, values, framework):
+        if value is not False:
+            name = path.rpartition(".")[2].replace("_", "-")
+            yield Argument(f"--{name}", None if value is True else value, why)
+
+
 @dataclass(frozen=True)
 class Section:
     """Arguments that belong together; `title` is one lower-case word, such as model or parallelism.
@@ -141,6 +211,8 @@ EXPANDABLE_SEGMENTS = EnvironmentVariable(
 )
 NO_MOCK_DATA = "It has no mock data: add --data-path with the prefix of a dataset that tools/preprocess_data.py made."
 NO_QKV_BIASES = "It has no biases of queries, keys and values alone, which the model has; they hardly change the speed."
+TRIAL: Mapping[str, Value] = {"train_iters": 50, "eval_iters": 0, "lr": 1e-4, "log_interval": 1}
+"""A short run, every step in Megatron-LM's log."""
 LITTLE_TO_REPEAT = "Selective recompute repeats core attention, which saves little where it is fused."
 OWN_RECOMPUTE: Mapping[Recompute, str] = {
     "none": "Its blocks are not checkpointed.",

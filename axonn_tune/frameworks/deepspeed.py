@@ -18,15 +18,18 @@ from axonn_tune.frameworks.command import (
     NO_MOCK_DATA,
     NO_QKV_BIASES,
     OWN_RECOMPUTE,
+    TRIAL,
     Argument,
     Command,
     Run,
     Section,
+    Value,
+    flags,
     sections_of,
     sizes_words,
 )
 from axonn_tune.frameworks.description import Framework, PipelineSchedule, Refusal, StepOptions
-from axonn_tune.frameworks.megatron_lm import DEEPSPEED_COUNT, MEGATRON_2021, model_arguments, trial_arguments
+from axonn_tune.frameworks.megatron_lm import DEEPSPEED_COUNT, MEGATRON_2021, MODEL, values_of
 
 _STEP = StepOptions(
     reshard="always",
@@ -70,7 +73,7 @@ def _own(run: Run, config: str) -> Command:
     return Command(
         release="DeepSpeed 0.19.8",
         program=("train.py",),
-        sections=(Section("batch", (batch,)), Section("deepspeed", tuple(_switches()))),
+        sections=(Section("batch", (batch,)), Section("deepspeed", _SWITCHES)),
         environment=_ENVIRONMENT,
         files={".json": config},
         needs=(
@@ -83,15 +86,9 @@ def _own(run: Run, config: str) -> Command:
 
 def _megatron(run: Run, config: str) -> Command:
     """Megatron-DeepSpeed, whose layers are the ones that were priced. Source: deepspeedai/Megatron-DeepSpeed."""
-    sections = {
-        "model": _model(run),
-        "batch": _batch(run),
-        "parallelism": _parallelism(run),
-        "recompute": _recompute(run),
-        "precision": iter((Argument(f"--{run.workload.precision}"),)),
-        "deepspeed": _switches(),
-        "trial": trial_arguments(),
-    }
+    values = _values(run)
+    sections = {title: flags(names, values, "megatron-deepspeed") for title, names in _WRITTEN.items()}
+    sections["deepspeed"] = iter(_SWITCHES)
     return Command(
         release="DeepSpeed 0.19.8 with Megatron-DeepSpeed",
         program=("pretrain_gpt.py",),
@@ -156,48 +153,41 @@ def _zero(run: Run) -> dict[str, object]:
     }
 
 
-def _switches() -> Iterator[Argument]:
-    yield Argument("--deepspeed")
-    yield Argument("--deepspeed_config", "{file:.json}")
+_SWITCHES = Argument("--deepspeed"), Argument("--deepspeed_config", "{file:.json}")
+_WRITTEN = {
+    "model": f"""
+        {MODEL} num_key_value_heads use_flash_attn_v2 rotary_position_embeddings_theta layernorm_epsilon
+        no_query_key_layer_scaling
+    """,
+    "batch": "micro_batch_size global_batch_size",
+    "parallelism": "tensor_model_parallel_size pipeline_model_parallel_size no_pipeline_parallel zero_stage",
+    "recompute": "checkpoint_activations deepspeed_activation_checkpointing recompute_granularity",
+    "precision": "bf16 fp16",
+    "deepspeed": "",
+    "trial": " ".join(TRIAL),
+}
+"""Arguments of Megatron-DeepSpeed by section."""
 
 
-def _model(run: Run) -> Iterator[Argument]:
-    yield from model_arguments(run, norm="rmsnorm")
-    if run.model.kv_heads != run.model.heads:
-        yield Argument("--num-key-value-heads", run.model.kv_heads)
-    if run.step.fused_attention:
-        yield Argument("--use-flash-attn-v2")
-    if run.model.rotary_base is not None:
-        yield Argument("--rotary-position-embeddings-theta", round(run.model.rotary_base))
-    if run.model.norm_epsilon is not None:
-        yield Argument("--layernorm-epsilon", run.model.norm_epsilon)
-    yield Argument("--no-query-key-layer-scaling")
-
-
-def _batch(run: Run) -> Iterator[Argument]:
-    yield Argument("--micro-batch-size", run.micro_batch)
-    yield Argument("--global-batch-size", run.workload.global_batch)
-
-
-def _parallelism(run: Run) -> Iterator[Argument]:
-    yield Argument("--tensor-model-parallel-size", run.size("x"))
-    if run.size("pipeline") > 1:
-        yield Argument("--pipeline-model-parallel-size", run.size("pipeline"))
-        # DeepSpeed splits blocks evenly on its own.
-        most = -(-run.model.layers // run.size("pipeline"))
-        if max(run.parts) > most:
-            raise run.cannot(f"a stage of {max(run.parts)} blocks", f"each has {most} at most: leave the split to it")
-    else:
-        yield Argument("--no-pipeline-parallel")
-    yield Argument("--zero-stage", _stage(run))
-
-
-def _recompute(run: Run) -> Iterator[Argument]:
-    if run.recompute == "full":
-        yield Argument("--checkpoint-activations")
-        yield Argument("--deepspeed-activation-checkpointing")
-    elif run.recompute == "selective":
-        yield Argument("--recompute-granularity", "selective")
+def _values(run: Run) -> dict[str, Value]:
+    """Values of arguments; UsageError for other stages than those of DeepSpeed, which splits blocks evenly itself."""
+    model, stages, full = run.model, run.size("pipeline"), run.recompute == "full"
+    most = -(-model.layers // stages)
+    if stages > 1 and max(run.parts) > most:
+        raise run.cannot(f"a stage of {max(run.parts)} blocks", f"each has {most} at most: leave the split to it")
+    return {
+        **values_of(run, norm="rmsnorm"),
+        "num_key_value_heads": model.kv_heads if model.kv_heads != model.heads else None,
+        "use_flash_attn_v2": run.step.fused_attention,
+        "rotary_position_embeddings_theta": model.rotary_base and round(model.rotary_base),
+        "layernorm_epsilon": model.norm_epsilon,
+        "no_query_key_layer_scaling": True,
+        "no_pipeline_parallel": stages == 1,
+        "zero_stage": _stage(run),
+        "checkpoint_activations": full,
+        "deepspeed_activation_checkpointing": full,
+        "recompute_granularity": "selective" if run.recompute == "selective" else None,
+    }
 
 
 def _notes(run: Run) -> Iterator[str]:

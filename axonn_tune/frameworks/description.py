@@ -199,7 +199,8 @@ class Framework:
     combinations it cannot run. keeps_layers: layers can be told not to reshard after forward, all of them or some.
     names: its names of axes and `chunks`, in the order of its columns; an axis without a name has ours. As options they
     are written in lower case, with hyphens (`--dp-shard`). logged: how its log counts FLOPs; None if it prints none.
-    launch: the command of a configuration; None if it is priced only.
+    launch: the command of a configuration; None if it is priced only. keys: its table of arguments as CSV, if it is
+    none of those under `arguments/`.
     """
 
     name: str
@@ -217,6 +218,7 @@ class Framework:
     names: Mapping[str, str] = field(default_factory=dict, compare=False)
     logged: FlopCount | None = field(default=None, compare=False)
     launch: Callable[[Run], Command] | None = field(default=None, compare=False)
+    keys: str = field(default="", compare=False)
 
     def with_step(self, **changes: object) -> Framework:
         """The same framework with other step options."""

@@ -4,7 +4,8 @@ An argument is `modelled`, `refused`, `ignored` (with the reason, which is print
 unknown. `options` has answers to options of other tools that have no axis here, `presets` what config functions of
 torchtitan 0.3.0 set (models/llama3/config_registry.py), `frameworks` whose programs and arguments are. Names are
 written with underscores and may have sections (`zero_optimization.stage`). Scripts, config files, logs and options are
-read by these tables.
+read, and commands are written, by these tables; a framework can have its table beside its description
+(`Framework.keys`).
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache, lru_cache
 from importlib.resources import files
+
+from axonn_tune.frameworks import registry
 
 OFF = frozenset({"false", "0", "no", "off", "none", "null", "", "auto", "[]"})
 """Values that leave an argument to its framework."""
@@ -49,8 +52,9 @@ class Key:
 
 
 def records(name: str) -> Iterator[dict[str, str]]:
-    """The lines of `arguments/NAME.csv`."""
-    text = files("axonn_tune.frameworks").joinpath("arguments", f"{name}.csv").read_text(encoding="utf-8")
+    """The lines of `arguments/NAME.csv`, or of the `keys` of a framework that has a table of its own."""
+    file = files("axonn_tune.frameworks").joinpath("arguments", f"{name}.csv")
+    text = file.read_text(encoding="utf-8") if file.is_file() else registry()[name].keys
     yield from csv.DictReader(text.splitlines())
 
 
@@ -76,20 +80,34 @@ TABLES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
 """Tables of a framework's own arguments, whose defaults hold, and of others that its files may state."""
 
 _OTHERS = ("launchers", "logs")
-ALL = (
+SHIPPED = (
     *("logs", "megatron_axonn", "nemo", "megatron", "megatron_deepspeed", "torchtitan", "deepspeed", "accelerate"),
     "launchers",
 )
 
 
+@cache
+def all_tables() -> tuple[str, ...]:
+    """Every table, those of frameworks that have their own first."""
+    return (*(one.name for one in registry().values() if one.keys), *SHIPPED)
+
+
 def tables_of(framework: str) -> tuple[str, ...]:
     """Tables in which arguments of a framework's command line and files are looked up; all for other frameworks."""
-    return (*(name for names in TABLES[framework] for name in names), *_OTHERS) if framework in TABLES else ALL
+    own, others = own_tables(framework), TABLES.get(framework, ((), ()))[1]
+    return (*own, *others, *_OTHERS) if own else all_tables()
+
+
+def own_tables(framework: str) -> tuple[str, ...]:
+    """Tables of a framework's own arguments, whose defaults hold."""
+    if framework in TABLES:
+        return TABLES[framework][0]
+    return (framework,) if framework in registry() and registry()[framework].keys else ()
 
 
 def defaults_of(framework: str) -> Iterator[Key]:
     """Modelled arguments whose default is said where it is assumed: the first of each field."""
-    keys = [key for name in TABLES.get(framework, ((), ()))[0] for key in table(name)]
+    keys = [key for name in own_tables(framework) for key in table(name)]
     first = {key.field: key for key in reversed(keys)}
     return (key for key in first.values() if key.status == "modelled" and key.default not in ("", "off"))
 
@@ -105,15 +123,15 @@ def _index(tables: tuple[str, ...]) -> tuple[dict[str, Key], dict[str, Key], re.
     return named, patterns, re.compile("|".join(f"({text})" for text in texts) or r"(?!)")
 
 
-def named(name: str, tables: tuple[str, ...] = ALL) -> Key | None:
-    """The argument that has this name in full."""
-    return _index(tables)[0].get(name)
+def named(name: str, tables: tuple[str, ...] = ()) -> Key | None:
+    """The argument that has this name in full; without tables, of any."""
+    return _index(tables or all_tables())[0].get(name)
 
 
 @lru_cache(maxsize=1 << 14)
-def find(name: str, tables: tuple[str, ...] = ALL) -> Key | None:
+def find(name: str, tables: tuple[str, ...] = ()) -> Key | None:
     """The argument of this name: that of its longest end that a table has, and there rather by name than by pattern."""
-    exact, patterns, every = _index(tables)
+    exact, patterns, every = _index(tables or all_tables())
     parts = name.split(".")
     for at in range(max(0, len(parts) - 4), len(parts)):
         end = ".".join(parts[at:])
@@ -131,4 +149,4 @@ def switched_on(name: str) -> str:
 
 def names_of(field: str) -> tuple[str, ...]:
     """Arguments that state a field, in the order in which they count."""
-    return tuple(dict.fromkeys(key.name for name in ALL for key in table(name) if key.field == field))
+    return tuple(dict.fromkeys(key.name for name in all_tables() for key in table(name) if key.field == field))

@@ -11,15 +11,19 @@ which it reduces after its schedule (core/distributed/finalize_model_grads.py) a
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import groupby
 
 from axonn_tune.frameworks.command import (
     EXPANDABLE_SEGMENTS,
     LITTLE_TO_REPEAT,
+    TRIAL,
     Argument,
+    Because,
     Command,
     Run,
+    Value,
+    flags,
     sections_of,
 )
 from axonn_tune.frameworks.description import (
@@ -31,7 +35,6 @@ from axonn_tune.frameworks.description import (
     StepOptions,
 )
 from axonn_tune.specs.machine import EnvironmentVariable
-from axonn_tune.specs.model import Model
 
 _STEP = StepOptions(
     sequence_parallel=True,
@@ -71,17 +74,47 @@ _SETTABLE = (
 _PRECISIONS = {"bf16": "--bf16", "fp16": "--fp16", "fp32": ""}
 
 
-@dataclass(frozen=True)
-class _Setting:
-    """An argument of `pretrain_gpt.py`, and what it is in Megatron-Bridge: `key=value`, some of them or none."""
+_WRITTEN = {
+    "model": """
+        model.num_layers model.hidden_size model.ffn_hidden_size model.num_attention_heads group_query_attention
+        model.num_query_groups model.kv_channels dataset.seq_length max_position_embeddings
+        model.position_embedding_type model.normalization swiglu disable_bias_linear model.rotary_base norm_epsilon
+        model.add_qkv_bias untie_embeddings_and_output_weights tokenizer.vocab_size
+        model.make_vocab_size_divisible_by model.hidden_dropout model.attention_dropout
+    """,
+    "batch": "train.micro_batch_size train.global_batch_size",
+    "parallelism": """
+        model.tensor_model_parallel_size model.sequence_parallel model.tensor_parallel_num_weight_shards
+        model.context_parallel_size model.cp_comm_type model.pipeline_model_parallel_size
+        pipeline_model_parallel_layout model.account_for_embedding_in_pipeline_split
+        model.account_for_loss_in_pipeline_split num_virtual_stages_per_pipeline_rank dist.use_tp_pp_dp_mapping
+        model.expert_tensor_parallel_num_weight_shards use_distributed_optimizer
+    """,
+    "overlap": "ddp.overlap_grad_reduce ddp.overlap_param_gather model.tp_comm_overlap",
+    "recompute": "model.recompute_granularity model.recompute_method model.recompute_num_layers recompute_modules",
+    "precision": """
+        bf16 fp16 accumulate_allreduce_grads_in_fp32 no_gradient_accumulation_fusion grad_reduce_in_bf16
+    """,
+    "trial": """
+        mock_data tokenizer.tokenizer_type train.train_iters validation.eval_iters optimizer.lr logger.log_interval
+        logger.log_throughput
+    """,
+}
+"""Arguments by section, each by its name in Megatron-Bridge, whose last part is that of `pretrain_gpt.py`."""
 
-    argument: Argument
-    bridge: tuple[str, ...] = ()
-
-    @classmethod
-    def of(cls, flag: str, value: str | int | float | None, key: str, *, why: str = "") -> _Setting:
-        """A setting whose value is the same in both; a switch is `true`."""
-        return cls(Argument(flag, value, why), (f"{key}={'true' if value is None else value}",))
+_BRIDGE: Mapping[str, tuple[str, ...]] = {
+    "swiglu": ("model.gated_linear_unit=true", "model.activation_func=silu"),
+    "disable_bias_linear": ("model.add_bias_linear=false",),
+    "norm_epsilon": ("model.layernorm_epsilon={}",),
+    "untie_embeddings_and_output_weights": ("model.share_embeddings_and_output_weights=false",),
+    "pipeline_model_parallel_layout": ("model.pipeline_model_parallel_layout='{}'",),
+    "num_virtual_stages_per_pipeline_rank": ("model.virtual_pipeline_model_parallel_size={}",),
+    "use_distributed_optimizer": ("ddp.use_distributed_optimizer=true", "optimizer.use_distributed_optimizer=true"),
+    "bf16": ("mixed_precision=bf16_mixed",),
+    "fp16": ("mixed_precision=fp16_mixed",),
+    "no_gradient_accumulation_fusion": ("model.gradient_accumulation_fusion=false",),
+}
+"""What Megatron-Bridge has instead of arguments without a section, of which it does not have the others."""
 
 
 def launch(run: Run) -> Command:
@@ -90,11 +123,12 @@ def launch(run: Run) -> Command:
     Flags by their sources: megatron/training/arguments.py and the config dataclasses it is made from.
     """
     run.check_step(settable=_SETTABLE, precisions=tuple(_PRECISIONS))
-    settings = {title: found for title, made in _settings(run).items() if (found := tuple(made))}
+    values = _values(run)
+    written = {title: tuple(flags(names, values, run.framework.name)) for title, names in _WRITTEN.items()}
     command = Command(
         release=RELEASE,
         program=("pretrain_gpt.py",),
-        sections=sections_of({title: [one.argument for one in made] for title, made in settings.items()}),
+        sections=sections_of(written),
         environment=tuple(_environment(run)),
         needs=(
             "Start it in a checkout of NVIDIA/Megatron-LM at core_v0.19.2, which has pretrain_gpt.py.",
@@ -105,19 +139,24 @@ def launch(run: Run) -> Command:
     )
     # Its precision presets set the type of gradients, and its recipe the distributed optimizer, over what is asked.
     as_preset = run.step.distributed_optimizer and run.step.gradient_bytes != 2 and run.workload.precision == "bf16"
-    return replace(command, forms={"bridge": _bridge(command, settings, run)} if as_preset else {})
+    return replace(command, forms={"bridge": _bridge(command, run)} if as_preset else {})
 
 
-def _bridge(command: Command, settings: dict[str, tuple[_Setting, ...]], run: Run) -> Command:
+def _bridge(command: Command, run: Run) -> Command:
     """The same for Megatron-Bridge, whose plain recipe has the defaults of `pretrain_gpt.py`.
 
     Sources: megatron-bridge 0.6.2 (PyPI), recipes/gpt; its guide "Megatron-LM to Megatron Bridge".
     """
     recipe = Argument("--recipe", "vanilla_gpt_pretrain_config"), Argument("--dataset", "llm-pretrain-mock")
-    keys = {
-        title: tuple(Argument(key, why=one.argument.why) for one in made for key in one.bridge)
-        for title, made in settings.items()
-    }
+    sectioned = (name for names in _WRITTEN.values() for name in names.split() if "." in name)
+    forms = {name.rpartition(".")[2]: (f"{name}={{}}",) for name in sectioned} | dict(_BRIDGE)
+    forms["recompute_modules"] = ("model.recompute_modules=[{}]",)
+    keys: dict[str, list[Argument]] = {}
+    for section in command.sections:
+        for one in section.arguments:
+            value = ",".join(one.value) if isinstance(one.value, tuple) else "true" if one.value is None else one.value
+            made = forms.get(one.name.removeprefix("--").replace("-", "_"), ())
+            keys.setdefault(section.title, []).extend(Argument(form.format(value), why=one.why) for form in made)
     return replace(
         command,
         release="Megatron-Bridge 0.6.2",
@@ -131,105 +170,60 @@ def _bridge(command: Command, settings: dict[str, tuple[_Setting, ...]], run: Ru
     )
 
 
-def _settings(run: Run) -> dict[str, Iterator[_Setting]]:
+def _values(run: Run) -> dict[str, Value]:
+    """Values of arguments that are none of the run's fields, and of fields that it has arguments for in part."""
+    model, step, tensor, shards = run.model, run.step, run.size("x"), run.size("z")
+    grouped, reduces = model.kv_heads != model.heads, "data_parallel" in step.overlaps and run.overlaps("data_parallel")
+    context, precision = run.size("context"), run.workload.precision
+    named = [name for name, layers in RECOMPUTE_MODULES.items() if set(layers) <= set(step.selective)]
+    selective = run.recompute == "selective"
+    if selective and {layer for name in named for layer in RECOMPUTE_MODULES[name]} != set(step.selective):
+        raise run.cannot(f"recompute of {', '.join(step.selective)}", "leave out --set step.selective")
     return {
-        "model": _model(run),
-        "batch": _batch(run),
-        "parallelism": _parallelism(run),
-        "overlap": _overlap(run),
-        "recompute": _recompute(run),
-        "precision": _precision(run),
-        "trial": _trial(),
+        **run.fields,
+        "group_query_attention": grouped,
+        "num_query_groups": model.kv_heads if grouped else None,
+        "position_embedding_type": "learned_absolute" if model.learned_positions else "rope",
+        "normalization": "RMSNorm" if model.gated else "LayerNorm",
+        "rotary_base": model.rotary_base and round(model.rotary_base),
+        "norm_epsilon": model.norm_epsilon,
+        "add_qkv_bias": model.qkv_biases,
+        "hidden_dropout": None if step.dropout else 0.0,
+        "attention_dropout": None if step.dropout else 0.0,
+        "tensor_model_parallel_size": Because(tensor, "TP"),
+        "z": Because(tensor * shards, f"TP * GTP = {tensor} * {shards}") if shards > 1 else None,
+        "context_parallel_size": Because(context, "CP") if context > 1 else None,
+        "cp_comm_type": CP_COMM_TYPES[step.context_exchange] if context > 1 else None,
+        **_stages(run),
+        **_order(run),
+        "use_distributed_optimizer": step.distributed_optimizer,
+        "overlap_grad_reduce": reduces,
+        "overlap_param_gather": reduces and step.distributed_optimizer and step.parameter_overlap,
+        "tp_comm_overlap": step.pipelined_tensor and tensor > 1,
+        "recompute_modules": tuple(named) if selective else None,
+        **_gradients(run),
+        precision: precision != "fp32",
+        "mock_data": True,
+        "tokenizer_type": "NullTokenizer",
+        **TRIAL,
+        "log_throughput": True,
     }
 
 
-def _model(run: Run) -> Iterator[_Setting]:
-    model, length = run.model, run.workload.sequence_length
-    of = _Setting.of
-    yield of("--num-layers", model.layers, "model.num_layers")
-    yield of("--hidden-size", model.hidden, "model.hidden_size")
-    yield of("--ffn-hidden-size", model.ffn, "model.ffn_hidden_size")
-    yield of("--num-attention-heads", model.heads, "model.num_attention_heads")
-    if model.kv_heads != model.heads:
-        yield _Setting(Argument("--group-query-attention"))
-        yield of("--num-query-groups", model.kv_heads, "model.num_query_groups")
-    yield of("--kv-channels", model.head_dim, "model.kv_channels")
-    yield of("--seq-length", length, "dataset.seq_length")
-    yield _Setting(Argument("--max-position-embeddings", max(length, model.max_sequence_length)))
-    yield from _kind(model)
-    yield of("--vocab-size", model.vocab, "tokenizer.vocab_size")
-    rows = run.step.vocabulary_multiple or 1
-    yield of("--make-vocab-size-divisible-by", rows, "model.make_vocab_size_divisible_by")
-    if not run.step.dropout:
-        yield of("--hidden-dropout", 0.0, "model.hidden_dropout")
-        yield of("--attention-dropout", 0.0, "model.attention_dropout")
-
-
-def _kind(model: Model) -> Iterator[_Setting]:
-    """Norm, activation and positions of the family; biases and tied tables."""
-    of = _Setting.of
-    yield of(
-        "--position-embedding-type",
-        "learned_absolute" if model.learned_positions else "rope",
-        "model.position_embedding_type",
-    )
-    yield of("--normalization", "RMSNorm" if model.gated else "LayerNorm", "model.normalization")
-    if model.gated:
-        yield _Setting(Argument("--swiglu"), ("model.gated_linear_unit=true", "model.activation_func=silu"))
-    if not model.biases:
-        yield _Setting(Argument("--disable-bias-linear"), ("model.add_bias_linear=false",))
-    if model.rotary_base is not None:
-        yield of("--rotary-base", round(model.rotary_base), "model.rotary_base")
-    if model.norm_epsilon is not None:
-        yield of("--norm-epsilon", model.norm_epsilon, "model.layernorm_epsilon")
-    if model.qkv_biases:
-        yield of("--add-qkv-bias", None, "model.add_qkv_bias")
-    if not model.tied_embeddings:
-        untied = ("model.share_embeddings_and_output_weights=false",)
-        yield _Setting(Argument("--untie-embeddings-and-output-weights"), untied)
-
-
-def _batch(run: Run) -> Iterator[_Setting]:
-    yield _Setting.of("--micro-batch-size", run.micro_batch, "train.micro_batch_size")
-    yield _Setting.of("--global-batch-size", run.workload.global_batch, "train.global_batch_size")
-
-
-def _parallelism(run: Run) -> Iterator[_Setting]:
-    of, tensor, shards = _Setting.of, run.size("x"), run.size("z")
-    yield of("--tensor-model-parallel-size", tensor, "model.tensor_model_parallel_size", why="TP")
-    if tensor > 1 and run.step.sequence_parallel:
-        yield of("--sequence-parallel", None, "model.sequence_parallel")
-    if shards > 1:
-        flag, key = "--tensor-parallel-num-weight-shards", "model.tensor_parallel_num_weight_shards"
-        yield of(flag, tensor * shards, key, why=f"TP * GTP = {tensor} * {shards}")
-    if run.size("context") > 1:
-        yield of("--context-parallel-size", run.size("context"), "model.context_parallel_size", why="CP")
-        yield of("--cp-comm-type", CP_COMM_TYPES[run.step.context_exchange], "model.cp_comm_type")
-    yield from _pipeline(run)
-    yield from _order(run)
-    if run.step.distributed_optimizer:
-        keys = ("ddp.use_distributed_optimizer=true", "optimizer.use_distributed_optimizer=true")
-        yield _Setting(Argument("--use-distributed-optimizer"), keys)
-
-
-def _pipeline(run: Run) -> Iterator[_Setting]:
+def _stages(run: Run) -> dict[str, Value]:
     """Stages, and their chunks; layers of each part where they are not the same."""
-    stages = run.size("pipeline")
-    if stages == 1:
-        return
-    yield _Setting.of("--pipeline-model-parallel-size", stages, "model.pipeline_model_parallel_size", why="PP")
+    if (stages := run.size("pipeline")) == 1:
+        return {"pipeline": None, "chunks": None}
     counted = _counted(run)
     if counted is None:
-        layout = _layout(run.parts)
-        key = f"model.pipeline_model_parallel_layout='{layout}'"
-        yield _Setting(Argument("--pipeline-model-parallel-layout", layout, "blocks of each part"), (key,))
-        return
-    for what in counted:
-        name, why = f"account_for_{what}_in_pipeline_split", "in the place of one block"
-        yield _Setting.of(f"--{name.replace('_', '-')}", None, f"model.{name}", why=why)
-    if run.chunks > 1:
-        key = "model.virtual_pipeline_model_parallel_size"
-        yield _Setting.of("--num-virtual-stages-per-pipeline-rank", run.chunks, key, why="VPP")
+        layout = Because(_layout(run.parts), "blocks of each part")
+        split: dict[str, Value] = {"pipeline_model_parallel_layout": layout}
+    else:
+        split = {
+            f"account_for_{what}_in_pipeline_split": Because(True, "in the place of one block") for what in counted
+        }
+        split["chunks"] = Because(run.chunks, "VPP") if run.chunks > 1 else None
+    return {"chunks": None, "pipeline": Because(stages, "PP"), **split}
 
 
 def _counted(run: Run) -> tuple[str, ...] | None:
@@ -252,7 +246,7 @@ def _layout(parts: tuple[int, ...]) -> str:
     return f"E{first}|{repeated}{last}L"
 
 
-def _order(run: Run) -> Iterator[_Setting]:
+def _order(run: Run) -> dict[str, Value]:
     """The switch of this rank order; UsageError for one that Megatron-Core does not have.
 
     With stages inside data it checks the ranks of experts also where there are none (core/parallel_state.py): their
@@ -261,70 +255,29 @@ def _order(run: Run) -> Iterator[_Setting]:
     wide = [axis for axis in run.grid.order if run.size(axis) > 1]
     orders = [[axis for axis in order if axis in wide] for order in (_ORDER, _STAGES_INSIDE)]
     if wide == orders[0]:
-        return
+        return {}
     if wide != orders[1]:
         has = " or ".join(dict.fromkeys(map(run.named, orders)))
         raise run.cannot(f"the rank order {run.named(wide)}", f"it has {has}")
     if "context" in wide:
         raise run.cannot("CP with pipeline stages inside DP", f"ask for --order {','.join(_ORDER)}")
-    yield _Setting.of("--use-tp-pp-dp-mapping", None, "dist.use_tp_pp_dp_mapping")
-    if "z" in wide:
-        flag, key = "--expert-tensor-parallel-num-weight-shards", "model.expert_tensor_parallel_num_weight_shards"
-        yield _Setting.of(flag, run.size("x") * run.size("z"), key, why="as the others, although there are no experts")
+    shards = Because(run.size("x") * run.size("z"), "as the others, although there are no experts")
+    switch: dict[str, Value] = {"use_tp_pp_dp_mapping": True}
+    return switch | {"expert_tensor_parallel_num_weight_shards": shards if "z" in wide else None}
 
 
-def _overlap(run: Run) -> Iterator[_Setting]:
-    step, used = run.step, run.workload.overlaps
-    if "data_parallel" in step.overlaps and "data_parallel" in used:
-        yield _Setting.of("--overlap-grad-reduce", None, "ddp.overlap_grad_reduce")
-        if step.distributed_optimizer and step.parameter_overlap:
-            yield _Setting.of("--overlap-param-gather", None, "ddp.overlap_param_gather")
-    if step.pipelined_tensor and run.size("x") > 1:
-        yield _Setting.of("--tp-comm-overlap", None, "model.tp_comm_overlap")
-
-
-def _recompute(run: Run) -> Iterator[_Setting]:
-    if run.recompute == "none":
-        return
-    yield _Setting.of("--recompute-granularity", run.recompute, "model.recompute_granularity")
-    if run.recompute == "full":
-        yield _Setting.of("--recompute-method", "uniform", "model.recompute_method")
-        yield _Setting.of("--recompute-num-layers", 1, "model.recompute_num_layers", why="every block by itself")
-    else:
-        named = [name for name, layers in RECOMPUTE_MODULES.items() if set(layers) <= set(run.step.selective)]
-        if {layer for name in named for layer in RECOMPUTE_MODULES[name]} != set(run.step.selective):
-            raise run.cannot(f"recompute of {', '.join(run.step.selective)}", "leave out --set step.selective")
-        flag = Argument("--recompute-modules", tuple(named))
-        yield _Setting(flag, (f"model.recompute_modules=[{','.join(named)}]",))
-
-
-def _precision(run: Run) -> Iterator[_Setting]:
+def _gradients(run: Run) -> dict[str, Value]:
+    """Number formats of gradients; UsageError where only some are reduced in 2 bytes."""
     precision = run.workload.precision
-    if _PRECISIONS[precision]:
-        yield _Setting(Argument(_PRECISIONS[precision]), (f"mixed_precision={precision}_mixed",))
     reduced = {run.step.gradient_bytes, *([run.step.shard_gradient_bytes] if run.size("z") > 1 else [])}
     if 2 in reduced and (len(reduced) > 1 or precision == "fp32"):
         what = "gradients of which some are reduced in 2 bytes" if precision != "fp32" else "BF16 gradients in fp32"
         raise run.cannot(what, "set step.gradient_bytes=2 and step.shard_gradient_bytes=2, or neither")
-    if precision == "fp16" and 2 not in reduced:
-        why = "gradients are accumulated and reduced in FP32"
-        yield _Setting(Argument("--accumulate-allreduce-grads-in-fp32", why=why))
-    if not run.step.fused_accumulation:
-        yield _Setting(Argument("--no-gradient-accumulation-fusion"), ("model.gradient_accumulation_fusion=false",))
-    if 2 in reduced and precision == "bf16":
-        yield _Setting(Argument("--grad-reduce-in-bf16"))
-
-
-def _trial() -> Iterator[_Setting]:
-    """Steps on mock data, each with its time and throughput in the log."""
-    of = _Setting.of
-    yield _Setting(Argument("--mock-data"))
-    yield of("--tokenizer-type", "NullTokenizer", "tokenizer.tokenizer_type")
-    yield of("--train-iters", 50, "train.train_iters")
-    yield of("--eval-iters", 0, "validation.eval_iters")
-    yield of("--lr", 1e-4, "optimizer.lr")
-    yield of("--log-interval", 1, "logger.log_interval")
-    yield of("--log-throughput", None, "logger.log_throughput")
+    why = "gradients are accumulated and reduced in FP32"
+    return {
+        "accumulate_allreduce_grads_in_fp32": Because(True, why) if precision == "fp16" and 2 not in reduced else None,
+        "grad_reduce_in_bf16": 2 in reduced and precision == "bf16",
+    }
 
 
 def _environment(run: Run) -> Iterator[EnvironmentVariable]:

@@ -7,10 +7,9 @@ weight gradients: Korthikanti et al., arXiv 2205.05198.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 
-from axonn_tune.frameworks.command import Argument, Run
+from axonn_tune.frameworks.command import TRIAL, Because, Run, Value
 from axonn_tune.frameworks.description import AS_MANY_A_CHUNK, FlopCount, Framework, PipelineSchedule, StepOptions
 from axonn_tune.frameworks.megatron_core import NAMES
 
@@ -67,41 +66,31 @@ MEGATRON_DEEPSPEED = replace(
 )
 
 
-def model_arguments(run: Run, *, norm: str) -> Iterator[Argument]:
-    """Sizes of the model, as Megatron-LM of 2023 has them, and all that was made from it; norm: what RMSNorm is called.
-
-    Heads of keys and values, and FlashAttention, have other names in each. Source: megatron/arguments.py.
-    """
-    model, length = run.model, run.workload.sequence_length
-    yield Argument("--num-layers", model.layers)
-    yield Argument("--hidden-size", model.hidden)
-    yield Argument("--ffn-hidden-size", model.ffn)
-    yield Argument("--num-attention-heads", model.heads)
-    yield Argument("--kv-channels", model.head_dim)
-    yield Argument("--seq-length", length)
-    yield Argument("--max-position-embeddings", max(length, model.max_sequence_length))
-    if model.gated:
-        yield Argument("--use-rotary-position-embeddings")
-        yield Argument("--normalization", norm)
-        yield Argument("--swiglu")
-    if not model.biases:
-        yield Argument("--disable-bias-linear")
-    if not model.tied_embeddings:
-        yield Argument("--untie-embeddings-and-output-weights")
-    yield Argument("--tokenizer-type", "NullTokenizer")
-    yield Argument("--vocab-size", model.vocab - 1, f"{model.vocab} with the token that this tokenizer adds")
-    yield Argument("--make-vocab-size-divisible-by", run.step.vocabulary_multiple or 1)
-    if not run.step.dropout:
-        yield Argument("--attention-dropout", 0)
-        yield Argument("--hidden-dropout", 0)
+MODEL = """
+    num_layers hidden_size ffn_hidden_size num_attention_heads kv_channels seq_length max_position_embeddings
+    use_rotary_position_embeddings normalization swiglu disable_bias_linear untie_embeddings_and_output_weights
+    tokenizer_type vocab_size make_vocab_size_divisible_by attention_dropout hidden_dropout
+"""
+"""Arguments of Megatron-LM of 2023 and all that was made from it, in which heads of keys and values, and FlashAttention
+have other names in each. Source: megatron/arguments.py."""
 
 
-def trial_arguments() -> Iterator[Argument]:
-    """A short run, every step in the log."""
-    yield Argument("--train-iters", 50)
-    yield Argument("--eval-iters", 0)
-    yield Argument("--lr", 1e-4)
-    yield Argument("--log-interval", 1)
+def values_of(run: Run, *, norm: str) -> dict[str, Value]:
+    """Values of arguments that are none of the run's fields; norm: what RMSNorm is called."""
+    model, dropout = run.model, None if run.step.dropout else 0
+    return {
+        **run.fields,
+        "use_rotary_position_embeddings": model.gated,
+        "normalization": norm if model.gated else None,
+        "tokenizer_type": "NullTokenizer",
+        "vocab_size": Because(model.vocab - 1, f"{model.vocab} with the token that this tokenizer adds"),
+        "attention_dropout": dropout,
+        "hidden_dropout": dropout,
+        "norm_epsilon": model.norm_epsilon,
+        "pipeline": run.size("pipeline") if run.size("pipeline") > 1 else None,
+        run.workload.precision: True,
+        **TRIAL,
+    }
 
 
 FRAMEWORKS = (MEGATRON_2022, MEGATRON_2021, MEGATRON_DEEPSPEED)

@@ -15,16 +15,9 @@ from axonn_tune.frameworks import find_framework, registry
 from axonn_tune.frameworks.axonn_tune import AXONN_TUNE
 from axonn_tune.frameworks.description import Framework
 from axonn_tune.frameworks.keys import table
-from axonn_tune.specs.document import LARGEST_SIZE
+from axonn_tune.request import LARGEST_SIZE, OPTIONS, flag
 
-SHARED = {
-    "mbs": "micro_batch",
-    "micro_batch_size": "micro_batch",
-    "gbs": "batch",
-    "global_batch_size": "batch",
-    "seq_len": "seq",
-    "seq_length": "seq",
-}
+SHARED = {name: ours for ours, option in OPTIONS.items() for name in option.also}
 """Common names of options that are not axes, and ours."""
 
 WEIGHT_SHARDS = "tensor_parallel_num_weight_shards"
@@ -66,17 +59,12 @@ def our_options(given: Mapping[str, Any], others: Mapping[str, Any]) -> dict[str
             raise UsageError(_elsewhere(name, value, framework, asked=asked is not None))
         if ours in called or others.get(ours) is not None:
             other = called.get(ours, ours)
-            raise UsageError(f"{option(name)} and {option(other)} are two names of one option: give one")
+            raise UsageError(f"{flag(name)} and {flag(other)} are two names of one option: give one")
         called[ours] = name
         found[ours] = value if name in SHARED else _size(name, value)
     if called.get("z") == WEIGHT_SHARDS:
         found["z"] = _gtp(found["z"], found.get("x", others.get("x")))
     return found
-
-
-def option(name: str) -> str:
-    """A name as the command line has it."""
-    return f"--{name.replace('_', '-')}"
 
 
 def _axis(framework: Framework, name: str) -> str | None:
@@ -106,25 +94,25 @@ def _elsewhere(name: str, value: object, framework: Framework, *, asked: bool) -
     if axis not in framework.columns:
         has = ", ".join(map(framework.called, framework.columns))
         advice = "" if asked else f"; give {elsewhere}"
-        return f"{option(name)} is {whose} name of {what}, which {framework.title} does not have; it has {has}{advice}"
+        return f"{flag(name)} is {whose} name of {what}, which {framework.title} does not have; it has {has}{advice}"
     if framework.names:
         here = f"what {framework.title} calls {framework.called(axis)}"
-        return f"{option(name)} is {whose} name of {here}: {framework.option(axis)} N"
-    return f"{option(name)} is {whose} name of {what}: {framework.option(axis)} {value or 'N'}, or {elsewhere}"
+        return f"{flag(name)} is {whose} name of {here}: {framework.option(axis)} N"
+    return f"{flag(name)} is {whose} name of {what}: {framework.option(axis)} {value or 'N'}, or {elsewhere}"
 
 
 def _size(name: str, value: Any) -> Any:  # noqa: ANN401 - a number, or text of one
     """A size as a number; what is no text is left to those who take it."""
     if isinstance(value, str) and not (value.isascii() and value.isdecimal() and 0 < int(value[:12]) <= LARGEST_SIZE):
-        raise UsageError(f"{option(name)} needs a whole number from 1 to {LARGEST_SIZE:,}, got {value!r}")
+        raise UsageError(f"{flag(name)} needs a whole number from 1 to {LARGEST_SIZE:,}, got {value!r}")
     return int(value) if isinstance(value, str) else value
 
 
 def _gtp(shards: int, tensor: object) -> int:
     """GTP of so many weight shards."""
     if tensor is None:
-        raise UsageError(f"{option(WEIGHT_SHARDS)} {shards} is TP times GTP: give --tp too, or --gtp N instead")
+        raise UsageError(f"{flag(WEIGHT_SHARDS)} {shards} is TP times GTP: give --tp too, or --gtp N instead")
     size = _size("tp", tensor)
     if shards % size:
-        raise UsageError(f"{option(WEIGHT_SHARDS)} {shards} is TP times GTP, and not divisible by TP = {size}")
+        raise UsageError(f"{flag(WEIGHT_SHARDS)} {shards} is TP times GTP, and not divisible by TP = {size}")
     return int(shards // size)

@@ -9,17 +9,21 @@ is a handful of FP32 kernels. Source: torchtitan 0.3.0 (PyPI), distributed/ and 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from string import Template
 
 from axonn_tune.frameworks.command import (
     EXPANDABLE_SEGMENTS,
     NO_QKV_BIASES,
     Argument,
+    Because,
     Command,
+    Plain,
     Run,
     Section,
+    Value,
+    settings,
 )
 from axonn_tune.frameworks.description import FlopCount, Framework, PipelineSchedule
 from axonn_tune.frameworks.fsdp import STEP
@@ -48,23 +52,34 @@ _LONGEST = 131072
 _PRECISIONS = {"bf16": "bfloat16", "fp32": "float32"}
 
 
-@dataclass(frozen=True)
-class _Key:
-    """A key of the config: `--section.name value` in 0.3.0; `old`: where 0.2.2's TOML has it, nowhere if empty."""
+_WRITTEN = {
+    "batch": """
+        training.local_batch_size training.global_batch_size training.seq_len
+        parallelism.pipeline_parallel_microbatch_size
+    """,
+    # Every degree, since shipped configs have some of their own.
+    "parallelism": """
+        parallelism.data_parallel_shard_degree parallelism.data_parallel_replicate_degree
+        parallelism.tensor_parallel_degree parallelism.context_parallel_degree parallelism.pipeline_parallel_degree
+        parallelism.enable_sequence_parallel parallelism.fsdp_reshard_after_forward
+        parallelism.pipeline_parallel_schedule parallelism.pipeline_parallel_first_stage_less_layers
+        parallelism.pipeline_parallel_last_stage_less_layers parallelism.pipeline_parallel_layers_per_stage
+    """,
+    "execution": """
+        training.mixed_precision_param training.mixed_precision_reduce compile.enable training.disable_cuda_graphs
+        training.steps metrics.log_freq profiler.enable_profiling dataloader.dataset hf_assets_path
+    """,
+}
+"""Keys of 0.3.0's config by the section of the script."""
 
-    section: str
-    name: str
-    value: str | int | bool
-    why: str = ""
-    old: str | None = None
-
-    @property
-    def argument(self) -> Argument:
-        """As an argument; a switch that is off is `no-`."""
-        place = f"--{self.section}." if self.section else "--"
-        if isinstance(self.value, bool):
-            return Argument(f"{place}{'' if self.value else 'no-'}{self.name}", why=self.why)
-        return Argument(f"{place}{self.name}", self.value, self.why)
+_OLDER = {
+    "parallelism.enable_sequence_parallel": "",
+    "training.disable_cuda_graphs": "",
+    "profiler.enable_profiling": "profiling.enable_profiling",
+    "dataloader.dataset": "training.dataset",
+    "hf_assets_path": "model.hf_assets_path",
+}
+"""Where 0.2.2's TOML has a key, nowhere if empty."""
 
 
 def launch(run: Run) -> Command:
@@ -74,8 +89,9 @@ def launch(run: Run) -> Command:
     """
     _check(run)
     config = _shipped(run)
-    keys = {"batch": [*_batch(run)], "parallelism": [*_parallelism(run)], "execution": [*_execution(run)]}
-    sections = [Section(title, tuple(key.argument for key in made)) for title, made in keys.items()]
+    values = _values(run)
+    written = {title: [*settings(names, values, run.framework.name)] for title, names in _WRITTEN.items()}
+    sections = [Section(title, tuple(_argument(*one) for one in made)) for title, made in written.items()]
     # A subcommand, so it comes last.
     recompute = Section("recompute", (Argument(f"activation-checkpoint:{run.recompute}"),), last=True)
     module = (Argument("--module", "llama3" if config else "__main__"), Argument("--config", config or "own"))
@@ -90,30 +106,38 @@ def launch(run: Run) -> Command:
     )
     flavor = next((name for name, sizes in _FLAVORS.items() if sizes == _sizes(run.model)), "")
     # 0.2.2 has no tensor parallelism without sequence parallelism.
+    keys = [one for made in written.values() for one in made]
     older = {"toml": _older(command, run, flavor, keys)} if flavor and run.step.sequence_parallel else {}
     return replace(command, forms=older)
 
 
-def _older(command: Command, run: Run, flavor: str, keys: dict[str, list[_Key]]) -> Command:
+def _argument(path: str, value: Plain, why: str) -> Argument:
+    """A key as an argument; a switch that is off is `no-`."""
+    section, _, name = path.rpartition(".")
+    off = "no-" if value is False else ""
+    return Argument(f"--{section}{'.' * bool(section)}{off}{name}", None if isinstance(value, bool) else value, why)
+
+
+def _older(command: Command, run: Run, flavor: str, keys: Sequence[tuple[str, Plain, str]]) -> Command:
     """The same for 0.2.2, the last release that reads TOML."""
     return replace(
         command,
         release="torchtitan 0.2.2",
         program=("-m", "torchtitan.train"),
         sections=(Section("config", (Argument("--job.config_file", "{file:.toml}"),)),),
-        files={".toml": _toml(run, flavor, [key for made in keys.values() for key in made])},
+        files={".toml": _toml(run, flavor, keys)},
         needs=("Start it in a checkout of pytorch/torchtitan at v0.2.2, whose tests/assets has tokenizer and text.",),
         notes=tuple(note for note in command.notes if note != _DOCUMENTS),
     )
 
 
-def _toml(run: Run, flavor: str, keys: list[_Key]) -> str:
+def _toml(run: Run, flavor: str, keys: Sequence[tuple[str, Plain, str]]) -> str:
     """Keys of 0.2.2 as sections."""
     found: dict[str, list[str]] = {"model": ['name = "llama3"', f'flavor = "{flavor}"']}
-    for key in keys:
-        section, _, name = (f"{key.section}.{key.name}" if key.old is None else key.old).rpartition(".")
+    for path, value, _ in keys:
+        section, _, name = _OLDER.get(path, path).rpartition(".")
         if name:
-            found.setdefault(section, []).append(f"{name} = {json.dumps(key.value)}")
+            found.setdefault(section, []).append(f"{name} = {json.dumps(value)}")
     if run.size("pipeline") > 1 and _split_keys(run) is None:
         parts = json.dumps(_modules(run, head="output"))
         found["parallelism"].append(f"module_fqns_per_model_part = {parts}")
@@ -151,48 +175,34 @@ def _resharding(run: Run) -> str:
     return "never" if sharded and run.kept_layers else "always"
 
 
-def _batch(run: Run) -> Iterator[_Key]:
-    """Micro-batches; of a pipeline all of them are one accumulation step."""
+def _values(run: Run) -> dict[str, Value]:
+    """Values of keys that are none of the run's fields; micro-batches of a pipeline are one accumulation step."""
     micro_batch, staged = run.micro_batch, run.size("pipeline") > 1
-    local = micro_batch * run.accumulation if staged else micro_batch
-    why = f"{run.accumulation} micro-batches of {micro_batch}" if staged else "the micro-batch"
-    yield _Key("training", "local_batch_size", local, why)
-    yield _Key("training", "global_batch_size", run.workload.global_batch)
-    yield _Key("training", "seq_len", run.workload.sequence_length)
+    local = Because(micro_batch, "the micro-batch")
     if staged:
-        yield _Key("parallelism", "pipeline_parallel_microbatch_size", micro_batch)
+        local = Because(micro_batch * run.accumulation, f"{run.accumulation} micro-batches of {micro_batch}")
+    graphs = "they exclude pipeline stages" if staged else "the runs behind the prediction had none"
+    found: dict[str, Value] = {
+        **run.fields,
+        "replicas": run.size("data"),
+        "local_batch_size": local,
+        "pipeline_parallel_microbatch_size": micro_batch if staged else None,
+        "enable_sequence_parallel": None if run.step.sequence_parallel else False,
+        "fsdp_reshard_after_forward": _resharding(run),
+        "mixed_precision_param": _PRECISIONS[run.workload.precision],
+        "mixed_precision_reduce": "float32",
+        "compile.enable": run.framework.software == "compiled",
+        "disable_cuda_graphs": Because(True, graphs),
+        # A short run on data that a checkout has.
+        **{"steps": 50, "log_freq": 1, "enable_profiling": False, "dataset": "c4_test"},
+        "hf_assets_path": "./tests/assets/tokenizer",
+    }
+    if staged:
+        found["pipeline_parallel_schedule"] = "Interleaved1F1B" if run.chunks > 1 else "1F1B"
+    return found | (_split_keys(run) or {} if staged else {})
 
 
-def _parallelism(run: Run) -> Iterator[_Key]:
-    """Every degree, since shipped configs have some of their own."""
-    yield _Key("parallelism", "data_parallel_shard_degree", run.size("z"))
-    yield _Key("parallelism", "data_parallel_replicate_degree", run.size("data"))
-    yield _Key("parallelism", "tensor_parallel_degree", run.size("x"))
-    yield _Key("parallelism", "context_parallel_degree", run.size("context"))
-    yield _Key("parallelism", "pipeline_parallel_degree", run.size("pipeline"))
-    if not run.step.sequence_parallel:
-        yield _Key("parallelism", "enable_sequence_parallel", False, old="")
-    yield _Key("parallelism", "fsdp_reshard_after_forward", _resharding(run))
-    if run.size("pipeline") > 1:
-        yield _Key("parallelism", "pipeline_parallel_schedule", "Interleaved1F1B" if run.chunks > 1 else "1F1B")
-        yield from _split_keys(run) or ()
-
-
-def _execution(run: Run) -> Iterator[_Key]:
-    """Number formats, compiler, and a short run on data that a checkout has."""
-    yield _Key("training", "mixed_precision_param", _PRECISIONS[run.workload.precision])
-    yield _Key("training", "mixed_precision_reduce", "float32")
-    yield _Key("compile", "enable", run.framework.software == "compiled")
-    graphs = "they exclude pipeline stages" if run.size("pipeline") > 1 else "the runs behind the prediction had none"
-    yield _Key("training", "disable_cuda_graphs", True, graphs, old="")
-    yield _Key("training", "steps", 50)
-    yield _Key("metrics", "log_freq", 1)
-    yield _Key("profiler", "enable_profiling", False, old="profiling.enable_profiling")
-    yield _Key("dataloader", "dataset", "c4_test", old="training.dataset")
-    yield _Key("", "hf_assets_path", "./tests/assets/tokenizer", old="model.hf_assets_path")
-
-
-def _split_keys(run: Run) -> tuple[_Key, ...] | None:
+def _split_keys(run: Run) -> dict[str, Value] | None:
     """Keys that give every model part as many blocks as were priced; None where no keys do.
 
     torchtitan counts the embedding and the LM head as some layers, splits evenly, and the first parts get one more
@@ -209,10 +219,7 @@ def _split_keys(run: Run) -> tuple[_Key, ...] | None:
         longest = -(-total // count)
         reached = not named or -(-total // longest) == count
         if tuple(counts) == run.parts and max(first, last) <= each and reached:
-            less = [("first", first), ("last", last)]
-            keys = [_Key("parallelism", f"pipeline_parallel_{end}_stage_less_layers", layers) for end, layers in less]
-            keys += [_Key("parallelism", "pipeline_parallel_layers_per_stage", longest)] if named else []
-            return tuple(keys)
+            return {"first_less": first, "last_less": last, "layers_per_chunk": longest if named else None}
     return None
 
 

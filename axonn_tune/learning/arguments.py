@@ -1,8 +1,9 @@
-"""Columns of the step CSV from a framework's arguments, from a command line or a log.
+"""A run from a framework's arguments, of a command line or a log, by the columns of the step CSV.
 
 An argument is a name of Megatron-LM, Megatron-Bridge, NeMo, DeepSpeed, torchtitan or Hugging Face, written with
 underscores, prefixed by its section (`zero_optimization.stage`), with the line that states it. `columns_of` maps them
-to a row of measured steps (`validation/published/steps.csv`), and `StatedRun` combines them with the user's options.
+to what they mean, by column of a row of measured steps (`validation/published/steps.csv`): numbers, flags and tuples as
+such, which `step_row` takes beside cells of text. `StatedRun` combines them with the user's options.
 """
 
 from __future__ import annotations
@@ -13,17 +14,18 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import ClassVar, Self
+from typing import Any, ClassVar, Self
 
 from axonn_tune.errors import UsageError
 from axonn_tune.frameworks.keys import OFF, find, named, names_of, table
+from axonn_tune.validation.published.rows import Cell, cell_text, meaning
 
 
 @dataclass(frozen=True)
 class Stated:
-    """A stated value and its line (from 1)."""
+    """A stated value and its line (from 1): the text of an argument, or what a column means."""
 
-    value: str
+    value: Any
     line: int
 
 
@@ -223,7 +225,7 @@ def _count(arguments: Arguments, *names: str) -> Stated | None:
         stated = arguments.get(name)
         value = stated.value.replace(",", "").replace("_", "") if stated else ""
         if stated is not None and re.fullmatch(r"\d{1,15}(?:\.0*)?", value) and float(value) >= 1:
-            return Stated(str(int(float(value))), stated.line)
+            return Stated(int(float(value)), stated.line)
     return None
 
 
@@ -239,21 +241,20 @@ def experts_proof(arguments: Arguments) -> str:
     """What shows that a model has experts where their number is not stated, with its line; "" if nothing does."""
     for name in _OF_EXPERTS:
         size = _count(arguments, name)
-        if size is not None and size.value != "1":
+        if size is not None and size.value != 1:
             return f"{name} {size.value} (line {size.line})"
     balanced = arguments.get("load_balancing_loss")
     return f"load_balancing_loss (line {balanced.line})" if balanced else ""
 
 
-_ONE = Stated("1", 0)
+_ONE = Stated(1, 0)
 
 
 def _product(found: dict[str, Stated], column: str, *factors: Stated | None) -> None:
     """A column that is the product of others, where all are known and it is not stated itself."""
     stated = [factor for factor in factors if factor is not None]
     if column not in found and len(stated) == len(factors):
-        value = math.prod(int(factor.value) for factor in stated)
-        found[column] = Stated(str(value), stated[0].line)
+        found[column] = Stated(math.prod(factor.value for factor in stated), stated[0].line)
 
 
 def _add_shards(arguments: Arguments, found: dict[str, Stated], *, fixed: bool) -> None:
@@ -261,16 +262,17 @@ def _add_shards(arguments: Arguments, found: dict[str, Stated], *, fixed: bool) 
 
     fixed: the micro-batch is given.
     """
-    weights, tensor = _count(arguments, "tensor_parallel_num_weight_shards"), found.get("tp", _ONE)
-    if weights is not None:
-        found["z"] = Stated(f"{int(weights.value) / int(tensor.value):g}", weights.line)
+    weights = _count(arguments, "tensor_parallel_num_weight_shards")
     depth = _count(arguments, "depth_tensor_model_parallel_size")
-    if (depth or weights) and "dp" in found and found["z"].value.isdecimal():
+    if weights is not None:
+        shards, rest = divmod(weights.value, found.get("tp", _ONE).value)
+        found["z"] = Stated(weights.value / found["tp"].value if rest else shards, weights.line)
+    if (depth or weights) and "dp" in found and isinstance(found["z"].value, int):
         # Their data parallelism counts replicas.
-        found["dp"] = Stated(str(int(found["dp"].value) * int(found["z"].value)), found["dp"].line)
-    if depth and not fixed and "mbs" in found and int(found["mbs"].value) % int(depth.value) == 0:
+        found["dp"] = Stated(found["dp"].value * found["z"].value, found["dp"].line)
+    if depth and not fixed and "mbs" in found and found["mbs"].value % depth.value == 0:
         # Megatron-AxoNN's micro-batch is that of all ranks of depth.
-        found["mbs"] = Stated(str(int(found["mbs"].value) // int(depth.value)), found["mbs"].line)
+        found["mbs"] = Stated(found["mbs"].value // depth.value, found["mbs"].line)
 
 
 _MODEL_AXES = ("tp", "y", "pp", "cp")
@@ -286,11 +288,11 @@ def _add_ranks(arguments: Arguments, found: dict[str, Stated]) -> None:
         return
     model = [found.get(axis, _ONE) for axis in _MODEL_AXES]
     _product(found, "n_gpus", found.get("dp"), *model)
-    ranks = math.prod(int(size.value) for size in model)
-    if "dp" not in found and "n_gpus" in found and int(found["n_gpus"].value) % ranks == 0:
-        found["dp"] = Stated(str(int(found["n_gpus"].value) // ranks), found["n_gpus"].line)
-    if replicas and "z" not in found and "dp" in found and int(found["dp"].value) % int(replicas.value) == 0:
-        found["z"] = Stated(str(int(found["dp"].value) // int(replicas.value)), replicas.line)
+    ranks = math.prod(size.value for size in model)
+    if "dp" not in found and "n_gpus" in found and found["n_gpus"].value % ranks == 0:
+        found["dp"] = Stated(found["n_gpus"].value // ranks, found["n_gpus"].line)
+    if replicas and "z" not in found and "dp" in found and found["dp"].value % replicas.value == 0:
+        found["z"] = Stated(found["dp"].value // replicas.value, replicas.line)
 
 
 def _add_batch(arguments: Arguments, found: dict[str, Stated], *, fixed: bool) -> None:
@@ -300,7 +302,7 @@ def _add_batch(arguments: Arguments, found: dict[str, Stated], *, fixed: bool) -
     if "global_batch_size" in arguments:
         # torchtitan's -1 means no accumulation.
         _product(found, "gbs", _count(arguments, "local_batch_size"), found.get("dp"))
-    if "local_batch_size" in arguments and not fixed and found.get("pp", _ONE).value != "1":
+    if "local_batch_size" in arguments and not fixed and found.get("pp", _ONE).value != 1:
         # Its local batch is split into micro-batches where there are pipeline stages.
         found.pop("mbs", None)
         _product(found, "mbs", _count(arguments, "pipeline_parallel_microbatch_size"))
@@ -311,14 +313,13 @@ def _add_chunks(arguments: Arguments, found: dict[str, Stated]) -> None:
     looped = arguments.get("pipeline_parallel_schedule")
     if each and "vpp" not in found and {"layers", "pp"} <= found.keys():
         counted = [_true(arguments, f"account_for_{what}_in_pipeline_split") for what in ("embedding", "loss")]
-        layers = int(found["layers"].value) + sum(one is not None for one in counted) + sum(_less(arguments))
-        parts = -(-layers // int(each.value))
-        found["vpp"] = Stated(str(max(1, parts // int(found["pp"].value))), each.line)
-    elif looped is not None and "vpp" not in found and found.get("pp", _ONE).value != "1":
+        layers = found["layers"].value + sum(one is not None for one in counted) + sum(_less(arguments))
+        found["vpp"] = Stated(max(1, -(-layers // each.value) // found["pp"].value), each.line)
+    elif looped is not None and "vpp" not in found and found.get("pp", _ONE).value != 1:
         # Of torchtitan's looped schedules a stage has two chunks unless its layers are given.
-        found["vpp"] = Stated("2" if re.match("Interleaved|Looped", looped.value) else "1", looped.line)
+        found["vpp"] = Stated(2 if re.match("Interleaved|Looped", looped.value) else 1, looped.line)
     elif "vpp" not in found and (silent := _first(arguments, *_COUNTS["vpp"])) is not None:
-        found["vpp"] = Stated("1", silent.line)
+        found["vpp"] = Stated(1, silent.line)
 
 
 # Layers of each stage, where they differ.
@@ -326,20 +327,20 @@ def _add_chunks(arguments: Arguments, found: dict[str, Stated]) -> None:
 
 def _add_parts(arguments: Arguments, found: dict[str, Stated]) -> None:
     """Blocks of each model part, from Megatron-Core's layout or its uneven first and last stage."""
-    layout, stages = arguments.get("pipeline_model_parallel_layout"), int(found.get("pp", _ONE).value)
+    layout, stages = arguments.get("pipeline_model_parallel_layout"), found.get("pp", _ONE).value
     stated: list[tuple[list[int], int]] = []
     if layout is not None and not is_off(layout):
         stated.append((layout_parts(layout.value), layout.line))
         if len(stated[0][0]) % stages == 0:
-            found["vpp"] = Stated(str(len(stated[0][0]) // stages), layout.line)
+            found["vpp"] = Stated(len(stated[0][0]) // stages, layout.line)
     elif "layers" in found and stages > 1:
-        chunks, layers = int(found.get("vpp", _ONE).value), int(found["layers"].value)
+        chunks, layers = found.get("vpp", _ONE).value, found["layers"].value
         if stages * chunks <= layers:
             stated.append(_uneven_ends(arguments, layers, stages=stages, chunks=chunks))
             stated.append(_less_at_ends(arguments, layers, parts=stages * chunks))
     for parts, line in stated:
         if len(set(parts)) > 1:
-            found["parts"] = Stated(" ".join(map(str, parts)), line)
+            found["parts"] = Stated(tuple(parts), line)
 
 
 _LONGEST_LAYOUT = 1_000
@@ -364,7 +365,7 @@ def _uneven_ends(arguments: Arguments, layers: int, *, stages: int, chunks: int)
     stated = [one for one in (*ends, *counted) if one is not None]
     if not stated:
         return [], 0
-    given = [0 if end is None else int(end.value) for end in ends]
+    given = [0 if end is None else end.value for end in ends]
     inner = stages - sum(size > 0 for size in given)
     each = (layers - sum(given) + sum(one is not None for one in counted)) // max(1, inner)
     sizes = [given[0] or each, *[each] * (stages - 2), given[1] or each]
@@ -398,9 +399,9 @@ def _switch(*names: str, opposite: str = "") -> Callable[[Arguments], Stated | N
 
     def reading(arguments: Arguments) -> Stated | None:
         if opposite in arguments:
-            return Stated(str(int(not is_on(arguments[opposite]))), arguments[opposite].line)
+            return Stated(not is_on(arguments[opposite]), arguments[opposite].line)
         stated = _true(arguments, *names) or _first(arguments, *names)
-        return None if stated is None else Stated(str(int(is_on(stated))), stated.line)
+        return None if stated is None else Stated(is_on(stated), stated.line)
 
     return reading
 
@@ -415,7 +416,7 @@ def _kv_heads(arguments: Arguments) -> Stated | None:
 def _gated(arguments: Arguments) -> Stated | None:
     activation = _first(arguments, "activation", "hidden_act")
     if activation is not None:
-        return Stated(str(int(bool(re.search("glu|silu|swish", activation.value.lower())))), activation.line)
+        return Stated(bool(re.search("glu|silu|swish", activation.value.lower())), activation.line)
     return _switch("swiglu", "gated_linear_unit", "quick_geglu")(arguments)
 
 
@@ -480,13 +481,14 @@ def _zero(arguments: Arguments) -> Stated | None:
     optimizer = arguments.get("optim.name")
     if optimizer is not None and "use_distributed_optimizer" not in arguments:
         return Stated(str(int("distributed" in optimizer.value)), optimizer.line)
-    return _switch("use_distributed_optimizer")(arguments)
+    switch = _switch("use_distributed_optimizer")(arguments)
+    return None if switch is None else Stated(str(int(switch.value)), switch.line)
 
 
 def _order(arguments: Arguments) -> Stated | None:
     """Megatron-Core's other rank order."""
     mapping = _true(arguments, "use_tp_pp_dp_mapping")
-    return None if mapping is None else Stated("x,z,context,pipeline,data", mapping.line)
+    return None if mapping is None else Stated(("x", "z", "context", "pipeline", "data"), mapping.line)
 
 
 def _attention(arguments: Arguments) -> Stated | None:
@@ -585,47 +587,46 @@ class StatedRun:
         if missing:
             raise UsageError(f"{self.path}:{self.lines[0]}: the {self.noun} does not state {', '.join(missing)}: {why}")
 
-    def with_given(self, given: Mapping[str, str]) -> Self:
+    def with_given(self, given: Mapping[str, Cell]) -> Self:
         """The same with additional columns; UsageError where the file states another value."""
         columns = dict(self.columns)
         for name, value in given.items():
             stated = columns.get(name)
             if stated is None or name not in COMPARED | {"gpu"}:
-                columns[name] = Stated(value.strip(), 0)
+                columns[name] = Stated(meaning(name, value), 0)
             elif not is_same(stated.value, value, name):
                 place = f"{self.path}:{stated.line or self.lines[0]}"
-                raise UsageError(f"{place}: the {self.noun} states {name} {stated.value}, but {value} is given")
+                said = f"states {name} {cell_text(stated.value)}, but {cell_text(value)} is given"
+                raise UsageError(f"{place}: the {self.noun} {said}")
         return replace(self, columns=columns)
 
     def check_experts(self) -> None:
         """UsageError for experts."""
         experts = self.columns.get("experts")
-        if experts is not None and int(experts.value) > 1:
+        if experts is not None and experts.value > 1:
             raise UsageError(f"{self.path}:{experts.line}: {experts.value} experts: only dense models are described")
 
     def check_layout(self) -> None:
         """UsageError for experts, and for a layout that does not fill its GPUs."""
         self.check_experts()
         sizes = {name: self.columns[name] for name in (*_MODEL_AXES, "dp") if name in self.columns}
-        ranks, gpus = math.prod(int(size.value) for size in sizes.values()), self.columns["n_gpus"]
-        if int(gpus.value) % ranks or ("dp" in sizes and ranks != int(gpus.value)):
+        ranks, gpus = math.prod(size.value for size in sizes.values()), self.columns["n_gpus"]
+        if gpus.value % ranks or ("dp" in sizes and ranks != gpus.value):
             words = " x ".join(f"{name} {size.value}" for name, size in sizes.items())
             place = f"{self.path}:{gpus.line or self.lines[0]}"
             raise UsageError(f"{place}: {words} = {ranks} ranks, but n_gpus is {gpus.value}")
 
-    def row(self) -> dict[str, str]:
+    def row(self) -> dict[str, Cell]:
         """The record of the step CSV, without a time."""
         place = f"{Path(self.path).name}:{self.lines[0]}-{self.lines[1]}"
         stated = {name: stated.value for name, stated in self.columns.items() if name != "experts"}
         return {"id": place, "framework": self.software} | stated
 
 
-def is_same(stated: str, given: str, name: str) -> bool:
+def is_same(stated: Cell, given: Cell, name: str) -> bool:
     """Whether two values of a column mean the same; of accelerators, whether they share the name of a chip."""
     if name == "gpu":
-        chips = [set(re.findall(r"[a-z]+\d+", words.lower())) for words in (stated, given)]
+        chips = [set(re.findall(r"[a-z]+\d+", str(words).lower())) for words in (stated, given)]
         return not all(chips) or bool(chips[0] & chips[1])
-    try:
-        return float(stated) == float(given)
-    except ValueError:
-        return stated.strip().lower() == given.strip().lower()
+    pair = [meaning(name, one) for one in (stated, given)]
+    return pair[0] == pair[1] or str(pair[0]).lower() == str(pair[1]).lower()

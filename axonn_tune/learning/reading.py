@@ -32,7 +32,16 @@ from axonn_tune.specs.points import MatmulProbe, Probe
 from axonn_tune.specs.results import LAUNCH_NAME, SUMMARY_NAME, Measurements, Summary
 from axonn_tune.units import counted
 from axonn_tune.validation.published.cases import case_of, differences, profile_of
-from axonn_tune.validation.published.rows import COLUMNS, NEEDED, SILENT, StepRow, each_record, step_row
+from axonn_tune.validation.published.rows import (
+    COLUMNS,
+    NEEDED,
+    SILENT,
+    Cell,
+    StepRow,
+    cell_text,
+    each_record,
+    step_row,
+)
 
 if TYPE_CHECKING:
     from axonn_tune.learning.training_logs import LoggedRun
@@ -62,7 +71,7 @@ class EvidenceRequest:
     def stated(self) -> dict[str, str]:
         """Facts by column; UsageError for an invalid one."""
         pairs = self.facts.items() if isinstance(self.facts, Mapping) else map(_fact, self.facts)
-        found = {column: str(value) for column, value in pairs}
+        found = {column: cell_text(value) for column, value in pairs}
         if unknown := [name for name in found if name not in COLUMNS]:
             raise UsageError(f"--fact {unknown[0]}: no such column{suggest(unknown[0], COLUMNS)}")
         return found
@@ -249,7 +258,7 @@ def _rows(path: Path, request: EvidenceRequest) -> _Rows:
         if (
             "framework" in stated
             and "framework" in asked
-            and not _same_words(stated["framework"].value, asked["framework"])
+            and not _same_words(stated["framework"].value, str(asked["framework"]))
         ):
             raise ValueError(f"framework is {stated['framework'].value}, but {asked['framework']} is given")
         run = StatedRun(str(path), record.get("framework", ""), (line, line), stated).with_given(asked)
@@ -318,10 +327,10 @@ def _same_words(one: str, other: str) -> bool:
     return plain[0] in plain[1] or plain[1] in plain[0]
 
 
-def _given(request: EvidenceRequest, beside: Mapping[str, str] | None = None) -> dict[str, str]:
+def _given(request: EvidenceRequest, beside: Mapping[str, str] | None = None) -> dict[str, Cell]:
     """Columns that options give, over those of the file beside a log."""
     model = {} if request.model is None else model_columns(load_model(request.model).document)
-    given = {**model, **(beside or {}), **request.stated}
+    given: dict[str, Cell] = {**model, **(beside or {}), **request.stated}
     if request.framework:
         given.setdefault("framework", request.framework)
     if request.machine is not None and "gpu" not in given:
@@ -329,7 +338,7 @@ def _given(request: EvidenceRequest, beside: Mapping[str, str] | None = None) ->
     return given
 
 
-def _row_of(run: LoggedRun, given: Mapping[str, str]) -> StepRow:
+def _row_of(run: LoggedRun, given: Mapping[str, Cell]) -> StepRow:
     """A run as a row; DocumentError for words or sizes that mean nothing."""
     record = run.record(given)
     try:

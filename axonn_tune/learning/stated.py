@@ -16,8 +16,20 @@ from pathlib import Path
 
 from axonn_tune.cost.prediction import Configuration
 from axonn_tune.errors import CONTROL, DocumentError, Problem, UsageError
-from axonn_tune.frameworks import find_framework
-from axonn_tune.frameworks.keys import OFF, TABLES, defaults_of, find, names_of, records, switched_on, tables_of
+from axonn_tune.frameworks import find_framework, registry
+from axonn_tune.frameworks.keys import (
+    OFF,
+    SHIPPED,
+    defaults_of,
+    find,
+    named,
+    names_of,
+    own_tables,
+    records,
+    switched_on,
+    table,
+    tables_of,
+)
 from axonn_tune.frameworks.megatron_core import CP_COMM_TYPES, RECOMPUTE_MODULES
 from axonn_tune.learning.arguments import (
     COMPARED,
@@ -42,7 +54,7 @@ from axonn_tune.specs.machine import Machine
 from axonn_tune.specs.model import Model
 from axonn_tune.specs.workload import Overlap
 from axonn_tune.validation.published.cases import Case, case_of, model_of
-from axonn_tune.validation.published.rows import StepRow, step_row
+from axonn_tune.validation.published.rows import Cell, Record, StepRow, cell_text, meaning, step_row
 
 
 @dataclass(frozen=True)
@@ -63,7 +75,7 @@ class _Source:
 
     def name(self, name: str) -> str:
         """The value of an argument of this plain name, "" without one."""
-        return self.named.get(name, Stated("", 0)).value
+        return str(self.named.get(name, Stated("", 0)).value)
 
     def count(self, *names: str) -> Stated | None:
         """The first of these that is a whole number from 1."""
@@ -239,6 +251,10 @@ def _software(source: _Source) -> tuple[str, int]:
     def started(part: str) -> Stated | None:
         return next((word for name, word in programs.items() if part in name), None)
 
+    for framework in registry().values():
+        own = (key.name for key in table(framework.name) if not named(key.name, SHIPPED)) if framework.keys else ()
+        if word := told(*own):
+            return framework.name, word.line
     for one in records("frameworks"):
         if word := next(filter(None, map(started, one["started"].split())), None) or told(*one["states"].split()):
             return _exactly(one["kind"], source), word.line
@@ -313,7 +329,7 @@ class CommandRun(StatedRun):
         """The model: the user's, a shipped one with the same sizes, or one from the stated sizes."""
         if self.given is not None:
             return self.given
-        row = {"n_gpus": "1", "gbs": "1", "seq": "1"} | self.row() | {"dp": "1", "z": "", "parts": "", "gpu": ""}
+        row = {"n_gpus": 1, "gbs": 1, "seq": 1, **self.row(), "dp": 1, "z": "", "parts": "", "gpu": ""}
         made = model_of(self._row(row), find_framework(self.software))
         name = f"{'llama' if made.gated else 'gpt'}-{made.parameters / 1e9:.3g}b"
         return shipped_twin(made) or made.model_copy(update={"name": name, "source": f"arguments of {self.path}"})
@@ -326,7 +342,7 @@ class CommandRun(StatedRun):
             raise self._wrong(found)
         return _with_flags(replace(found, model=self.model()), self.arguments)
 
-    def _row(self, record: dict[str, str]) -> StepRow:
+    def _row(self, record: Record) -> StepRow:
         try:
             return step_row(record, self.lines[0])
         except ValueError as error:
@@ -336,7 +352,7 @@ class CommandRun(StatedRun):
 
     def _check_batch(self) -> None:
         """DocumentError for a batch that cannot be split over its ranks and micro-batches."""
-        sizes = {name: int(self.columns[name].value) for name in ("gbs", "mbs", "dp") if name in self.columns}
+        sizes = {name: self.columns[name].value for name in ("gbs", "mbs", "dp") if name in self.columns}
         share = sizes.get("mbs", 1) * sizes.get("dp", 1)
         if sizes["gbs"] % share:
             split = f"micro-batch {sizes.get('mbs', 1)} x data parallel {sizes.get('dp', 1)} = {share}"
@@ -358,7 +374,7 @@ OF_MODEL = ("layers", "hidden", "heads", "ffn", "vocab")
 def read_run(
     path: str | Path,
     *,
-    given: Mapping[str, str],
+    given: Mapping[str, Cell],
     model: ModelLike | None = None,
     framework: str | None = None,
     needed: Sequence[str] = OF_RUN,
@@ -370,13 +386,14 @@ def read_run(
     source = _read(Path(path))
     name, line = (find_framework(framework).name, 1) if framework else _software(source)
     document = _model_given(source, model)
-    facts = {**(model_columns(document) if document else {}), **given}
+    facts = {name: meaning(name, value) for name, value in given.items()}
+    facts = {**(model_columns(document) if document else {}), **facts}
     stated, gpus = _known(source, facts, needed), _gpus(source)
     if gpus is not None:
         stated.setdefault("world_size", gpus)
     implied = _implied(source, name, stated, facts)
     arguments = {**{one: Stated(value, 0) for one, value in implied.items()}, **stated}
-    columns = columns_of(arguments, {column: Stated(value.strip(), 0) for column, value in facts.items()})
+    columns = columns_of(arguments, {column: Stated(value, 0) for column, value in facts.items()})
     if columns.get("precision", _NOTHING).value == "fp8":
         columns["precision"] = replace(columns["precision"], value="bf16")
     ignored, unknown = _unpriced(source, name, implied, facts)
@@ -395,7 +412,7 @@ _OPTIONS = {"n_gpus": "--gpus", "gbs": "--batch", "seq": "--seq", "mbs": "--micr
 """Options that give columns."""
 
 
-def _replaced(stated: Mapping[str, Stated], facts: Mapping[str, str]) -> Iterator[str]:
+def _replaced(stated: Mapping[str, Stated], facts: Mapping[str, Cell]) -> Iterator[str]:
     """A line for each option that holds in place of what the file states, and one for the model."""
     model: list[str] = []
     for name, value in facts.items():
@@ -405,13 +422,13 @@ def _replaced(stated: Mapping[str, Stated], facts: Mapping[str, str]) -> Iterato
         if name in _OPTIONS:
             yield f"{_OPTIONS[name]} {value} holds in place of the file's {name} {other.value} (line {other.line})"
         else:
-            model.append(f"{name} {other.value}")
+            model.append(f"{name} {cell_text(other.value)}")
     if model:
         yield f"--model holds in place of the file's {', '.join(model)}"
 
 
 def _unpriced(
-    source: _Source, framework: str, implied: Mapping[str, str], facts: Mapping[str, str]
+    source: _Source, framework: str, implied: Mapping[str, str], facts: Mapping[str, Cell]
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Arguments that are not priced, with the reason, and those that no table has.
 
@@ -442,7 +459,7 @@ def _unpriced(
     return tuple(f"{', '.join(several)}: {why}" for why, several in ignored.items()), tuple(unknown)
 
 
-def _known(source: _Source, facts: Mapping[str, str], needed: Sequence[str]) -> dict[str, Stated]:
+def _known(source: _Source, facts: Mapping[str, Cell], needed: Sequence[str]) -> dict[str, Stated]:
     """Arguments whose values a file states or that are given; DocumentError for those that only a shell knows."""
     found, problems = dict(source.arguments), []
     for name, stated in source.arguments.items():
@@ -470,7 +487,7 @@ def _has_megatron(source: _Source) -> bool:
     return "pipe_parallel_size" in source.named or any("pretrain_" in word.value for word in source.words)
 
 
-def _implied(source: _Source, framework: str, stated: Arguments, facts: Mapping[str, str]) -> dict[str, str]:
+def _implied(source: _Source, framework: str, stated: Arguments, facts: Mapping[str, Cell]) -> dict[str, str]:
     """Arguments that are neither stated nor given, as the framework or its config function has them."""
     # Megatron-Bridge has no switch for it.
     grouped = "kv_heads" in facts or source.name("recipe")
@@ -523,15 +540,11 @@ def _replaced_flavor(source: _Source, document: Model | None) -> Iterator[str]:
         yield f"--model {document.name} holds in place of the file's {stated.value} (line {stated.line})"
 
 
-def model_columns(model: Model) -> dict[str, str]:
+def model_columns(model: Model) -> dict[str, Cell]:
     """Columns of a model's document."""
     sizes = ("layers", "hidden", "heads", "kv_heads", "head_dim", "ffn", "vocab")
     flags = {"gated_mlp": model.gated, "biases": model.biases, "tied": model.tied_embeddings}
-    return {
-        "model": model.name,
-        **{name: str(getattr(model, name)) for name in sizes},
-        **{name: str(int(flag)) for name, flag in flags.items()},
-    }
+    return {"model": model.name, **{name: getattr(model, name) for name in sizes}, **flags}
 
 
 def shipped_twin(model: Model) -> Model | None:
@@ -547,10 +560,10 @@ def shipped_twin(model: Model) -> Model | None:
 def _settled(run: CommandRun, source: _Source, implied: Mapping[str, str]) -> CommandRun:
     """The run with missing columns completed, and the assumptions in words."""
     columns, said = dict(run.columns), [*run.assumed]
-    if columns.get("pp", Stated("1", 0)).value == "1":
+    if columns.get("pp", Stated(1, 0)).value == 1:
         implied = {name: value for name, value in implied.items() if not name.startswith("pipeline_parallel_")}
     if implied:
-        flag = "--" if "megatron" in TABLES[run.software][0] and not source.name("recipe") else ""
+        flag = "--" if "megatron" in own_tables(run.software) and not source.name("recipe") else ""
         shown = (f"{flag}{name.replace('_', '-') if flag else name} {value}" for name, value in sorted(implied.items()))
         said.append(f"not stated, so as {find_framework(run.software).title} has it: {', '.join(shown)}")
     if (
@@ -559,7 +572,7 @@ def _settled(run: CommandRun, source: _Source, implied: Mapping[str, str]) -> Co
         and "vocab" in columns
     ):
         # Their NullTokenizer adds a token.
-        columns["vocab"] = replace(columns["vocab"], value=str(int(columns["vocab"].value) + 1))
+        columns["vocab"] = replace(columns["vocab"], value=columns["vocab"].value + 1)
     for column, value, words in (*_model_gaps(columns, source), *_layout_gaps(columns), *_bf16_optimizer(run)):
         columns[column] = Stated(value, columns[column].line if column in columns else 0)
         said.append(words)
@@ -598,7 +611,7 @@ def _how(missing: Sequence[str], source: _Source) -> str:
 
 def _other_parts(columns: Mapping[str, Stated], source: _Source) -> str:
     """Norm and positions that are not those of the family that the MLP makes it, "" where they are."""
-    gated = columns.get("gated_mlp", Stated("0", 0)).value == "1"
+    gated = columns.get("gated_mlp", Stated(False, 0)).value
     stated = " ".join(source.name(name) for name in ("normalization", "position_embedding_type")).lower().strip()
     if not gated and re.search("rmsnorm|rope|alibi", stated):
         return f"{stated} beside an MLP without gate are priced as LayerNorm and learned positions"
@@ -607,25 +620,25 @@ def _other_parts(columns: Mapping[str, Stated], source: _Source) -> str:
     return ""
 
 
-_Gap = tuple[str, str, str]
+_Gap = tuple[str, Cell, str]
 """A column, its value, and both in words."""
 
 
 def _model_gaps(columns: Mapping[str, Stated], source: _Source) -> Iterator[_Gap]:
     if "heads" in columns and "kv_heads" not in columns and is_on(source.named.get("group_query_attention", _NOTHING)):
-        yield "kv_heads", "1", "the number of query groups is not stated: 1, as Megatron-LM has it"
+        yield "kv_heads", 1, "the number of query groups is not stated: 1, as Megatron-LM has it"
     if "hidden" in columns and "ffn" not in columns:
-        hidden = int(columns["hidden"].value)
-        gated = columns.get("gated_mlp", Stated("0", 0)).value == "1"
+        hidden = columns["hidden"].value
+        gated = columns.get("gated_mlp", Stated(False, 0)).value
         ffn = hidden * 8 // 3 // 64 * 64 if gated else 4 * hidden
         share = "8/3" if gated else "4"
         yield (
             "ffn",
-            str(ffn),
+            ffn,
             f"the FFN's width is not stated: {ffn:,}, {share} of the hidden size (--set model.ffn=N)",
         )
     if "layers" in columns and "vocab" not in columns:
-        gated = columns.get("gated_mlp", Stated("0", 0)).value == "1"
+        gated = columns.get("gated_mlp", Stated(False, 0)).value
         told = [one.value for name, one in source.named.items() if re.search(_TOKENIZERS, name)]
         # A file of merges is that of GPT-2's tokenizer, whatever it is called.
         told += ["GPT-2, which has a merge file"] if "merge_file" in source.named and not gated else []
@@ -637,22 +650,22 @@ def _model_gaps(columns: Mapping[str, Stated], source: _Source) -> Iterator[_Gap
             if re.search(words, name.lower()) and not (gated and size == _OF_GPT2)
         )
         vocab, whose = next(sizes, (_VOCABULARY, "Llama 3"))
-        yield "vocab", str(vocab), f"the vocabulary is not stated: {vocab:,}, as of {whose} (--set model.vocab=N)"
+        yield "vocab", vocab, f"the vocabulary is not stated: {vocab:,}, as of {whose} (--set model.vocab=N)"
 
 
 def _bf16_optimizer(run: CommandRun) -> Iterator[_Gap]:
     """ZeRO-1 of DeepSpeed's BF16 optimizer, which pipelines have in BF16 (deepspeed 0.19.8, runtime/engine.py)."""
     columns = {name: stated.value for name, stated in run.columns.items()}
-    staged = columns.get("pp", "1") != "1" and columns.get("precision") == "bf16"
+    staged = columns.get("pp", 1) != 1 and columns.get("precision") == "bf16"
     if run.software == "deepspeed" and staged and columns.get("zero_stage", "0") == "0":
         yield "zero_stage", "1", "DeepSpeed's BF16 optimizer of pipelines shards optimizer states over data: ZeRO-1"
 
 
 def _layout_gaps(columns: Mapping[str, Stated]) -> Iterator[_Gap]:
-    sizes = {name: int(stated.value) for name, stated in columns.items() if stated.value.isdecimal()}
+    sizes = {name: stated.value for name, stated in columns.items() if isinstance(stated.value, int)}
     if "gbs" not in sizes and {"mbs", "dp"} <= sizes.keys():
         batch = sizes["mbs"] * sizes["dp"]
-        yield "gbs", str(batch), f"the global batch is not stated: {batch:,}, micro-batch times data parallel"
+        yield "gbs", batch, f"the global batch is not stated: {batch:,}, micro-batch times data parallel"
     some = re.match(r"only (\d+)", columns.get("recompute", Stated("", 0)).value)
     if some and "layers" in sizes:
         each = sizes["layers"] // (sizes.get("pp", 1) * sizes.get("vpp", 1))
@@ -689,7 +702,7 @@ def _with_flags(case: Case, stated: Arguments) -> Case:
         is_on(stated.get("grad_reduce_in_bf16", _NOTHING)) or stated.get("main_grads_dtype", _NOTHING).value == "bf16"
     )
     # Megatron-LM accumulates gradients of FP16 in FP16 unless it is told otherwise; those of BF16 in FP32.
-    halves = "megatron" in TABLES.get(case.framework.name, ((), ()))[0] and case.framework.name != "megatron-deepspeed"
+    halves = "megatron" in own_tables(case.framework.name) and case.framework.name != "megatron-deepspeed"
     halves = halves and case.workload.precision == "fp16" and not is_on(stated.get(_ACCUMULATED, _NOTHING))
     if in_bf16 or halves or stated.get("grad_reduce_in_fp32", _NOTHING).value.lower() == "false":
         changes |= {"gradient_bytes": 2, "shard_gradient_bytes": 2}

@@ -24,7 +24,7 @@ from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
-from typing import ClassVar, Literal, TypeAlias
+from typing import Any, ClassVar, Literal, TypeAlias
 
 from axonn_tune.errors import CONTROL, DocumentError, Problem
 from axonn_tune.learning.arguments import (
@@ -38,6 +38,7 @@ from axonn_tune.learning.arguments import (
 )
 from axonn_tune.specs.loading import json_of, read_bytes
 from axonn_tune.units import TERA, read_count, read_number
+from axonn_tune.validation.published.rows import Cell
 
 Per: TypeAlias = Literal["step", "sample", "token"]
 """What a printed time is of; `token`: seconds per token on each GPU, the inverse of tokens per second and GPU."""
@@ -90,10 +91,10 @@ class LoggedRun(StatedRun):
             return 1.0
         wanted = ("gbs",) if self.per == "sample" else ("gbs", "seq", "n_gpus")
         self.require(wanted, f"it prints {self.per}s per second, and a step's time needs them")
-        sizes = [int(self.columns[name].value) for name in wanted]
+        sizes = [self.columns[name].value for name in wanted]
         return float(sizes[0]) if self.per == "sample" else sizes[0] * sizes[1] / sizes[2]
 
-    def record(self, given: Mapping[str, str]) -> dict[str, str]:
+    def record(self, given: Mapping[str, Cell]) -> dict[str, Cell]:
         """A record of the step CSV. `given`: columns from options or a file beside the log.
 
         UsageError for a contradiction, a column that neither states, a layout that does not fill its GPUs, and for
@@ -154,21 +155,33 @@ class _Reading:
     flops: float = 0.0
 
 
-_NOTHING = Stated("", 0)
-_KINDS = (
-    *("iteration", "timing", "tps", "train_step_time", "block", "iter time", "samples", "Step Time"),
-    *("clock", "epoch bar", "bar", "summary"),
-)
-"""Kinds of lines that state times, the most reliable first."""
+@dataclass(frozen=True)
+class _Kind:
+    """A kind of line that states times.
 
-_MEANS = {"summary", "epoch bar", "clock", "block"}
-"""Kinds of which one line is the mean of many steps."""
+    step: what numbers the step; time: what follows it, with groups `time` or `rate`, and `unit` where the line has one.
+    word: of all its lines. per: what the time is of. software: who prints it, if nothing else decides. mean: not
+    empty if one line is the mean of many steps.
+    """
+
+    name: str
+    software: str
+    word: str
+    step: str
+    time: str
+    per: Per
+    mean: str
+
+
+_LINES: Iterator[dict[str, Any]] = csv.DictReader((Path(__file__).parent / "lines.csv").read_text("utf-8").splitlines())
+_KINDS = tuple(_Kind(**one) for one in _LINES)
+"""The most reliable first: of several kinds of lines in a run, the first counts. Every pattern is linear: it consumes
+what it tries (`++`), or stops where another match could begin."""
 
 _LONGEST, _DIGITS = 1 << 12, re.compile(r"(\d{40})\d++")
 """Of a line, more says nothing of a step."""
 _UNITS = {"s": 1.0, "sec": 1.0, "seconds": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6, "min": 60.0}
 
-# Every pattern here is linear: it consumes what it tries (`++`), or stops where another match could begin.
 _LOOKS = re.compile(
     r"elapsed time per iteration|train_step_timing in s|:::MLLOG|CurrSamplesPerSec=|iter time \(\w++\):"
     r"|MODEL_TFLOP/s/GPU|'train_runtime'|\"log_history\""
@@ -188,19 +201,10 @@ _BEGINS = (
 )
 """Lines that frameworks print before they train."""
 
-_MEGATRON = re.compile(r"(?<!\w)iteration\s++(\d++)\s*+/\s*+\d++\s*+\|")
-_ELAPSED = re.compile(r"elapsed time per iteration(?: ?\(([^()|]*+)\))?\s*+:\s*+([^|\s]++)\s*+\|")
-_NEMO = re.compile(r"Training epoch (\d++), iteration (\d++)/")
-_NEMO_TIME = re.compile(r"train_step_timing in (\w++)[:=] ?([^\s,|\]]++)")
+_NEMO = next(kind for kind in _KINDS if kind.name == "timing")
 _EPOCH = re.compile(r"Epoch (\d++):")
 _BAR = re.compile(r"(?<![\d/])(\d++)/(\d++)\s*+(?:\[[\d:]++<[^,\[\]]*+,|\d:\d\d:\d\d • \S++)\s*+([\d.]++) ?(s/it|it/s)")
 _NEMO_BAR = re.compile(r"(?<!\d)(\d++)/\d++ \[")
-_TITAN = re.compile(r"(?<!validate )step:\s*+(\d++)\s++loss:")
-_TITAN_RATE = re.compile(r"\b[tw]ps:\s*+([^\s:]++)\s++(?:tflops|mfu):(?:\s*+([\d.,]++))?")
-_PIPE = re.compile(r"steps: (\d++) loss: ")
-_PIPE_TIME = re.compile(r"iter time \((\w++)\): (\S++) samples/sec: ")
-_SAMPLES = re.compile(r"global_step=(\d++), RunningAvgSamplesPerSec=[^,\s]++, CurrSamplesPerSec=([^,\s]++),")
-_BRIDGE = re.compile(r"Step Time : (\S+?)(ms|s) GPU utilization: \S+?MODEL_TFLOP/s/GPU")
 _SUMMARY = "{'train_runtime': "
 _TFLOPS = re.compile(
     r"(?:\(TFLOP/s/GPU\):|TFLOPs:|tflops:|TFLOPS_per_GPU[:=])\s*+(\d{1,5}(?:,\d{3})?(?:\.\d{1,6})?)(?![\d.])"
@@ -312,6 +316,9 @@ class _Reader:
             self.now.arguments[name] = Stated(value, number)
 
     def _said(self, text: str, number: int) -> None:
+        if "elapsed time per iteration" in text:
+            for name in (name for words, name in _MARKS.items() if words in text):
+                self.now.arguments.setdefault(name, Stated("True", number))
         for name, value in self.printed.sentence(text):
             self._state(name, value, number)
         # Printed after steps, other pairs are metrics or a configuration of something else.
@@ -319,43 +326,37 @@ class _Reader:
             self._state(name, value, number)
 
     def _readings(self, text: str, number: int) -> Iterator[_Reading]:
-        if "iteration" in text:
-            yield from self._iteration(text, number)
-        if (found := _TITAN.search(text)) and (rate := _TITAN_RATE.search(text, found.end())):
-            yield _Reading("tps", (_step(found[1]),), number, 1.0 / _number(rate[1]), "token")
-        if (found := _PIPE.search(text)) and (said := _PIPE_TIME.search(text, found.end())):
-            time = _number(said[2]) * self._unit(said[1], number)
-            yield _Reading("iter time", (_step(found[1]),), number, time)
-        if found := _SAMPLES.search(text):
-            yield _Reading("samples", (_step(found[1]),), number, 1.0 / _number(found[2]), "sample")
-        if found := _BRIDGE.search(text):
-            yield _Reading("Step Time", (number,), number, _number(found[1]) * self._unit(found[2], number))
+        for kind in (one for one in _KINDS if one.time and one.word in text):
+            step = re.search(kind.step, text) if kind.step else None
+            if kind.step and not step:
+                continue
+            found = re.compile(kind.time).search(text, step.end() if step else 0)
+            if found is None and step and kind.word == "iteration":
+                raise _Unusable(f"iteration {step[step.lastindex or 1]} states no time, or the line is truncated")
+            if found is not None:
+                steps = tuple(map(_step, step.groups())) if step else (number,)
+                yield _Reading(kind.name, steps, number, self._time(found, number), kind.per)
         if "it/s" in text or "s/it" in text:
             yield from self._bars(text, number)
         if _SUMMARY in text:
             yield self._summary(text[text.index(_SUMMARY) :], number)
 
-    def _iteration(self, text: str, number: int) -> Iterator[_Reading]:
-        """Lines of Megatron-LM and what descends from it, and of NeMo."""
-        nemo = _NEMO.search(text)
-        found = nemo or _MEGATRON.search(text)
-        if found is None:
-            return
-        time = (_NEMO_TIME if nemo else _ELAPSED).search(text)
-        if time is None:
-            raise _Unusable(f"iteration {found[found.lastindex or 1]} states no time, or the line is truncated")
-        for words, name in _MARKS.items():
-            if words in text:
-                self.now.arguments.setdefault(name, Stated("True", number))
-        step = tuple(map(_step, found.groups()))
-        scale = self._unit(time[1], number)
-        yield _Reading("timing" if nemo else "iteration", step, number, _number(time[2]) * scale)
+    def _time(self, found: re.Match[str], number: int) -> float:
+        """Seconds of a printed time or rate; a unit that is not known is a problem of the whole file."""
+        said = found.groupdict()
+        if "rate" in said:
+            return 1.0 / _number(said["rate"])
+        unit = (said.get("unit") or "").strip()
+        scale = _UNITS.get(unit.lower())
+        if scale is None:
+            words = f"in {said['unit']!r}, which is no unit of time" if said["unit"] else "without its unit"
+            self.problems.append(Problem("", f"states a step's time {words}; known are {', '.join(_UNITS)}", number))
+        return _number(said["time"]) * (scale or math.nan)
 
     def _bars(self, text: str, number: int) -> Iterator[_Reading]:
-        time, epoch, before = _NEMO_TIME.search(text), _EPOCH.search(text), 0
+        time, epoch, before = re.search(_NEMO.time, text), _EPOCH.search(text), 0
         if time and epoch and (bar := _NEMO_BAR.search(text, epoch.end())):
-            value = _number(time[2]) * self._unit(time[1], number)
-            yield _Reading("timing", (_step(epoch[1]), _step(bar[1])), number, value)
+            yield _Reading("timing", (_step(epoch[1]), _step(bar[1])), number, self._time(time, number))
         for found in _BAR.finditer(text):
             rate, epoch = _number(found[3]), _EPOCH.search(text, before, found.start())
             step, before = (_step(found[2]), *((_step(epoch[1]),) if epoch else ()), _step(found[1])), found.end()
@@ -372,14 +373,6 @@ class _Reader:
         if len(re.sub(r"^[0.]+|\D", "", rate)) < 3:
             raise _Unusable(f"{rate} steps per second is too coarse for a step's time, and no bar counts the steps")
         return _Reading("summary", (0,), number, 1.0 / _number(rate))
-
-    def _unit(self, unit: str | None, number: int) -> float:
-        """Seconds of one unit; a unit that is not known is a problem of the whole file."""
-        scale = _UNITS.get((unit or "").strip().lower())
-        if scale is None:
-            said = f"in {unit!r}, which is no unit of time" if unit else "without its unit"
-            self.problems.append(Problem("", f"states a step's time {said}; known are {', '.join(_UNITS)}", number))
-        return scale or math.nan
 
     def _mllog(self, text: str, number: int) -> None:
         """A line of MLPerf: batch and sequence, step times as such, or blocks of samples between two clock times."""
@@ -495,23 +488,24 @@ def _is_metrics_csv(text: str) -> bool:
 def _run(path: str, segment: _Segment) -> LoggedRun | None:
     """A run of lines with one layout; None if they state no time."""
     kinds = {one.kind for one in segment.readings}
-    kind = next((kind for kind in _KINDS if kind in kinds), None)
-    if kind is None:
+    found = next((one for one in _KINDS if one.name in kinds), None)
+    if found is None:
         return None
     if kinds == {"bar", "summary"} and len({one.step for one in segment.readings}) < FEWEST_BARS:
-        kind = "summary"
+        found = _KINDS[-1]
+    kind = found.name
     others = kinds - {kind}
     assumed = [f"step times are those of {kind!r} lines; {', '.join(sorted(others))} is not used"] if others else []
     readings, words = _steps(kind, segment)
-    software, more = _software(kind, kinds, segment.arguments)
+    software, more = _software(found, kinds, segment.arguments)
     columns = columns_of(segment.arguments)
-    if columns.get("recompute", _NOTHING).value.startswith("only"):
+    if columns.get("recompute", Stated("", 0)).value.startswith("only"):
         more.append(f"recomputed are {columns['recompute'].value}, which no row describes")
     if proof := experts_proof(segment.arguments):
         more.append(f"the model has no experts, but the log has {proof}, which only mixtures of experts have")
     warmup = _warm_up([one.time_s for one in readings])
     kept, outliers = _without_outliers(readings[warmup:])
-    wrong = _not_level(kind, [one.time_s for one in readings[warmup:]])
+    wrong = _not_level([one.time_s for one in readings[warmup:]], mean=bool(found.mean))
     if wrong:
         segment.left_out.append((readings[-1].line, wrong))
         return None
@@ -576,9 +570,9 @@ def _warm_up(times_s: Sequence[float]) -> int:
     return max(1, slow)
 
 
-def _not_level(kind: str, times_s: Sequence[float]) -> str:
+def _not_level(times_s: Sequence[float], *, mean: bool) -> str:
     """Reason why these times give no step time: a single step, or half of them far from the median."""
-    if len(times_s) == 1 and kind not in _MEANS:
+    if len(times_s) == 1 and not mean:
         return "only one step is left, which may be one of warm-up"
     middle = statistics.median(times_s)
     near = sum(abs(time / middle - 1.0) < WARM_UP_FACTOR - 1.0 for time in times_s)
@@ -604,34 +598,19 @@ def _without_outliers(readings: Sequence[_Reading]) -> tuple[list[_Reading], tup
     return kept, words
 
 
-_PRINTED_BY = {
-    "timing": "NeMo",
-    "train_step_time": "MLPerf submission",
-    "block": "MLPerf submission",
-    "clock": "PyTorch Lightning",
-    "epoch bar": "PyTorch Lightning",
-    "bar": "Hugging Face Trainer",
-    "summary": "Hugging Face Trainer",
-}
-
-
-def _software(kind: str, kinds: Set[str], arguments: Arguments) -> tuple[str, list[str]]:
+def _software(kind: _Kind, kinds: Set[str], arguments: Arguments) -> tuple[str, list[str]]:
     """Software that printed lines of a kind, and assumptions."""
-    if kind == "tps":
-        return _torchtitan(arguments)
-    if kind in {"iter time", "samples"}:
+    if kind.name == "tps":
+        switches = [arguments[name] for name in ("compile", "compile.enable", "training.compile") if name in arguments]
+        if any(stated.value.lower() in {"true", "compiling"} for stated in switches):
+            return "torchtitan (compile)", []
+        return "torchtitan (eager)", [] if switches else ["not compiled: the log does not say that blocks are"]
+    if kind.name in {"iter time", "samples"}:
         stage = columns_of(arguments).get("zero_stage")
         return (f"DeepSpeed ZeRO-{stage.value}" if stage else "DeepSpeed"), []
     if "Step Time" in kinds:
         return "Megatron-Bridge", []
-    return (_PRINTED_BY[kind], []) if kind in _PRINTED_BY else _megatron(arguments)
-
-
-def _torchtitan(arguments: Arguments) -> tuple[str, list[str]]:
-    switches = [arguments[name] for name in ("compile", "compile.enable", "training.compile") if name in arguments]
-    if any(stated.value.lower() in {"true", "compiling"} for stated in switches):
-        return "torchtitan (compile)", []
-    return "torchtitan (eager)", [] if switches else ["not compiled: the log does not say that blocks are"]
+    return (kind.software, []) if kind.software else _megatron(arguments)
 
 
 def _megatron(arguments: Arguments) -> tuple[str, list[str]]:

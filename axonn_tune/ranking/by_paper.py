@@ -48,8 +48,8 @@ def rank_by_paper(problem: Problem, *, backend: str) -> PaperRanking:
         raise UsageError(f"{backend} knows communication times only: it cannot rank by {problem.rank_by}")
     if problem.pipeline:
         raise UsageError(f"{backend} knows no pipeline stages: leave out --pipeline")
-    order = problem.limits.order or (PAPER_ORDER if backend == "paper" else RELEASED_ORDER)
-    ours = replace(problem, rank_by="iteration", limits=replace(problem.limits, order=order))
+    order = tuple(problem.request.order or ()) or (PAPER_ORDER if backend == "paper" else RELEASED_ORDER)
+    ours = replace(problem, rank_by="iteration", request=replace(problem.request, order=order))
     base = AlphaBetaRanking(search(ours))
     x, y, z, data = base.ranking.grids.sizes.T
     prices = price_paper(

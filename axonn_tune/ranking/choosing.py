@@ -204,7 +204,7 @@ class Ranking:
 
     def _reasons(self, number: int, sizes: dict[str, int], *, shaped: set[int]) -> tuple[tuple[str, str], ...]:
         """All but memory."""
-        framework, pins = self.problem.framework, self.problem.limits.axes
+        framework, pins = self.problem.framework, self.problem.request.axes
         broken = tuple(
             (check.name, check.explain(dict.fromkeys(ALL_AXES, 1) | sizes, framework))
             for check, is_broken in zip(self.grids.constraints, self.grids.broken[number], strict=True)
@@ -254,12 +254,12 @@ def search(problem: Problem, *, variants: bool = False, exact: int = LISTED) -> 
     """
     started = time.perf_counter()
     _check(problem)
-    limits, options = problem.limits, step_on(problem.framework, problem.machine)
+    request, options = problem.request, step_on(problem.framework, problem.machine)
     grids = list_grids(problem)
     shapes = list_shapes(grids, problem)
     candidates = _count_candidates(shapes, grids, problem)
     require_searchable(candidates)
-    programs = {kind: _program(problem, options, kind) for kind in limits.recomputes}
+    programs = {kind: _program(problem, options, kind) for kind in request.recomputes}
     fittings = {kind: fit_memory(shapes, program) for kind, program in programs.items()}
     uneven, unpriced = uneven_chunks(shapes, programs, fittings)
     groups = tuple(dict.fromkeys(axes for program in programs.values() for axes in program.groups))
@@ -297,7 +297,7 @@ def search(problem: Problem, *, variants: bool = False, exact: int = LISTED) -> 
         grids=len(grids.sizes),
         candidates=candidates,
         feasible=_count_fitting(shapes, placements, fittings),
-        rejected=_count_rejected(grids, shapes, used, limits.axes),
+        rejected=_count_rejected(grids, shapes, used, request.axes),
         seconds=time.perf_counter() - started,
     )
     chosen = rows if variants else rows[np.sort(distinct(shapes.grid[columns.shape[rows]])[1])]
@@ -373,7 +373,7 @@ def _routes(problem: Problem, placements: Placements, programs: dict[Recompute, 
 
 def _check(problem: Problem) -> None:
     """Refuse inputs that no grid could satisfy and no constraint covers."""
-    model, workload, pins = problem.model, problem.workload, problem.limits.axes
+    model, workload, pins = problem.model, problem.workload, problem.request.axes
     if max(problem.gpus, workload.global_batch, workload.sequence_length) >= LARGEST_COUNT:
         raise UsageError(f"GPU counts, batches and sequence lengths must be below {LARGEST_COUNT:,}")
     searched = [axis for axis in problem.framework.columns if axis in problem.axes]
@@ -386,7 +386,7 @@ def _check(problem: Problem) -> None:
             f"sequence length {workload.sequence_length} exceeds the position table of {model.name} "
             f"({model.max_sequence_length})"
         )
-    kept = problem.limits.kept_layers
+    kept = problem.request.kept_layers
     if kept is not None and kept > model.layers:
         raise UsageError(f"--kept-layers {kept}: {model.name} has {model.layers} layers")
     if workload.precision not in problem.machine.accelerator.peak_tflops:
@@ -600,12 +600,12 @@ def ranking_metric(columns: Columns, *, rank_by: RankBy) -> Floats:
 
 def _count_candidates(shapes: Shapes, grids: Grids, problem: Problem) -> int:
     """Candidates before the memory check: shapes times distinct rank orders times kinds of recompute."""
-    limits = problem.limits
+    recomputes = problem.request.recomputes
     if len(problem.orders) == 1:
-        return len(shapes) * len(limits.recomputes)
+        return len(shapes) * len(recomputes)
     wide = (grids.sizes[shapes.grid][:, : len(AXES)] > 1).sum(axis=1)
     orders = np.array([1, 1, 2, 6, 24])[wide]
-    return int(orders.sum()) * len(limits.recomputes)
+    return int(orders.sum()) * len(recomputes)
 
 
 def _count_rejected(grids: Grids, shapes: Shapes, used: Integers, pins: Mapping[str, int]) -> dict[str, int]:

@@ -21,7 +21,7 @@ from axonn_tune.grid import Grid
 from axonn_tune.program.memory import memory_limit_bytes
 from axonn_tune.ranking.choosing import Ranking, search
 from axonn_tune.ranking.nearest import nearest_change
-from axonn_tune.ranking.space import Limits, Problem
+from axonn_tune.ranking.space import Problem
 from axonn_tune.specs.machine import Machine
 from axonn_tune.specs.model import Model
 from axonn_tune.specs.workload import OVERLAPS, Overlap, Workload
@@ -247,15 +247,13 @@ def _problem_of(problem: Problem, framework: Framework) -> Problem:
     """The problem of one framework, with ideal kernels; of the one asked for, with the step asked for."""
     own = framework.name == problem.framework.name
     framework = problem.framework if own else framework
-    limits = (
-        problem.limits if own else Limits(recompute=problem.limits.recompute, micro_batch=problem.limits.micro_batch)
-    )
+    request = problem.request if own else problem.request.without_pins("recompute", "micro_batch")
     split = problem.workload.split_micro_batch and "output" in framework.step.overlaps
     return replace(
         problem,
         workload=problem.workload.model_copy(update={"split_micro_batch": split}),
         framework=replace(framework.with_step(kernels="ideal"), software=""),
-        limits=limits,
+        request=request,
         rank_by="iteration",
         pipeline=problem.pipeline if own else framework.ranked_by == "iteration" and "pipeline" in framework.axes,
     )

@@ -1,27 +1,28 @@
-"""From names and options to the `Problem` of a search, with the origin of its documents."""
+"""From a request to the `Problem` of a search, with the origin of its documents."""
 
 from __future__ import annotations
 
 import contextlib
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Any, get_args, get_type_hints
 
 from axonn_tune.errors import AxonnTuneError, UnknownNameError, UsageError, suggest
-from axonn_tune.frameworks import registry
+from axonn_tune.frameworks import find_framework, registry
 from axonn_tune.frameworks.axonn_tune import AXONN_TUNE
 from axonn_tune.frameworks.description import Framework, StepOptions
 from axonn_tune.grid import ALL_AXES
-from axonn_tune.ranking.space import Limits, Problem, RankBy
-from axonn_tune.specs.catalog import Loaded, MachineLike, ModelLike, load_machine, load_model, route_overrides
+from axonn_tune.ranking.space import Problem
+from axonn_tune.request import OVERLAPS, Request, parse_tokens
+from axonn_tune.specs.catalog import Loaded, MachineLike, load_machine, load_model, route_overrides
 from axonn_tune.specs.document import known_keys
 from axonn_tune.specs.loading import DOCUMENT_BYTES, read_text
 from axonn_tune.specs.machine import Machine
 from axonn_tune.specs.model import Model
-from axonn_tune.specs.workload import OVERLAPS, Overlap, Precision, Workload
+from axonn_tune.specs.workload import Workload
 
 if TYPE_CHECKING:
     from axonn_tune.specs.launch import Launch
@@ -36,86 +37,62 @@ class Inputs:
     machine: Loaded[Machine]
 
 
-@dataclass(frozen=True)
-class WorkloadChoices:
-    """The user's workload options; None: default of the model or the schema."""
-
-    batch: int | None = None
-    seq: int | None = None
-    precision: Precision | None = None
-    shard_optimizer: bool | None = None
-    split_micro_batch: bool = False
-    overlaps: tuple[Overlap, ...] = ()
-    no_overlaps: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
-class Choices:
-    """The user's options, before any document is loaded. `settings`: `--set` assignments."""
-
-    gpus: int
-    model: ModelLike
-    machine: MachineLike = "perlmutter"
-    workload: WorkloadChoices = WorkloadChoices()
-    limits: Limits = field(default_factory=Limits)
-    rank_by: RankBy | None = None
-    settings: tuple[str, ...] = ()
-    framework: Framework = AXONN_TUNE
-    pipeline: bool = False
-    tokens_total: int | None = None
-
-
-def completed(order: Sequence[str], framework: Framework) -> tuple[str, ...]:
-    """A rank order with the framework's axes that it leaves out after those it names.
-
-    Tables omit axes of size 1, so a printed order gives the same grid again.
-    Pipeline stages and context get their place where they are searched.
-    """
-    return (*order, *(axis for axis in framework.axes if axis not in (*order, "pipeline", "context")))
-
-
-def load_inputs(choices: Choices) -> Inputs:
-    """Load the documents and build the problem; errors as `load_model`, UsageError for a wrong setting."""
-    for_step, settings = _step_settings(choices.settings)
-    for_workload, others = _split_settings(settings)
-    for_model, for_machine = route_overrides(others)
-    model = load_model(choices.model, overrides=for_model)
-    machine = load_machine(choices.machine, overrides=for_machine)
-    workload = make_workload(model.document, choices.workload, settings=for_workload)
-    pins, called = choices.limits.axes, choices.framework.called
-    if choices.gpus % prod(pins.values()):
-        shown = ", ".join(f"{called(axis)} = {pins[axis]}" for axis in ALL_AXES if axis in pins)
-        raise UsageError(
-            f"{choices.gpus} GPUs cannot be arranged with {shown}: {prod(pins.values())} does not divide them"
-        )
-    framework = choices.framework.with_step(**for_step) if for_step else choices.framework
-    pipeline = choices.pipeline or (framework.ranked_by == "iteration" and "pipeline" in framework.axes)
+def load_inputs(request: Request) -> Inputs:
+    """Load the documents and build the problem; errors as `load_model`, UsageError for what does not go together."""
+    gpus = request.gpus
+    if request.model is None or gpus is None:
+        raise UsageError("a search needs a model and a number of GPUs")
+    settings = _by_subject(tuple(request.set))
+    for_model, for_machine = route_overrides(settings[""])
+    model = load_model(request.model, overrides=for_model)
+    machine = load_machine(request.machine, overrides=for_machine)
+    workload = make_workload(model.document, request, settings=settings["workload"])
+    named = AXONN_TUNE if request.framework is None else request.framework
+    framework = find_framework(named) if isinstance(named, str) else named
+    if settings["step"]:
+        framework = framework.with_step(**dict(map(_step_setting, settings["step"])))
+    if request.order is not None:
+        request = replace(request, order=parse_order(request.order, framework))
+    pipeline = bool(request.pipeline) or (framework.ranked_by == "iteration" and "pipeline" in framework.axes)
+    rank_by = "iteration" if request.rank_by == "step" else request.rank_by
     problem = Problem(
         model=model.document,
         machine=machine.document,
         workload=workload,
-        gpus=choices.gpus,
-        limits=choices.limits,
-        rank_by=choices.rank_by or ("iteration" if pipeline else framework.ranked_by),
+        gpus=gpus,
         framework=framework,
+        request=request,
+        rank_by=rank_by or ("iteration" if pipeline else framework.ranked_by),
         pipeline=pipeline,
-        tokens_total=choices.tokens_total,
+        tokens_total=None if request.tokens_total is None else parse_tokens(request.tokens_total),
     )
-    _check_axes(problem)
-    kept = choices.limits.kept_layers
-    if kept and not framework.keeps_layers:
-        raise UsageError(f"--kept-layers {kept}: {framework.title} reshards every layer after forward")
-    if workload.split_micro_batch and "output" not in framework.step.overlaps:
-        raise UsageError(f"--split-micro-batch: {framework.title} does not interleave half micro-batches")
+    _check(problem)
     return Inputs(problem, model, machine)
 
 
-def _check_axes(problem: Problem) -> None:
-    """Refuse pinned axes and orders that the framework does not have."""
-    framework, limits = problem.framework, problem.limits
-    pins = {**limits.axes, "chunks": limits.chunks or 1}
-    missing = [axis for axis, size in pins.items() if size > 1 and axis not in framework.columns]
-    if missing:
+def parse_order(order: str | Sequence[str], framework: Framework = AXONN_TUNE) -> tuple[str, ...]:
+    """A rank order by our names or the framework's, `y,x,z,data`, `TP,CP,DP` or a sequence; axes left out come last.
+
+    Tables omit axes of size 1, so a printed order gives the same grid again. Pipeline stages and context get their
+    place where they are searched. UsageError if it is none.
+    """
+    names = [name.strip() for name in (order.split(",") if isinstance(order, str) else order)]
+    axes = [name if name in ALL_AXES else framework.axis(name) or "" for name in names]
+    if len(set(axes)) != len(axes) or not set(axes) <= set(framework.axes) or not axes:
+        given, known = ",".join(names), list(map(framework.called, framework.axes))
+        example, there = ",".join(known) if framework.names else "x,y,z,data", ", ".join(known)
+        raise UsageError(f"rank order {given!r} must name axes once each, as in {example}: there are {there}")
+    return (*axes, *(axis for axis in framework.axes if axis not in (*axes, "pipeline", "context")))
+
+
+def _check(problem: Problem) -> None:
+    """Refuse what the framework does not have, and pins that do not divide the GPUs."""
+    framework, request = problem.framework, problem.request
+    if problem.gpus % (product := prod(request.axes.values())):
+        shown = ", ".join(f"{framework.called(axis)} = {size}" for axis, size in request.axes.items())
+        raise UsageError(f"{problem.gpus} GPUs cannot be arranged with {shown}: {product} does not divide them")
+    pins = {**request.axes, "chunks": request.chunks or 1}
+    if missing := [axis for axis, size in pins.items() if size > 1 and axis not in framework.columns]:
         axis, known = missing[0], ", ".join(map(framework.called, framework.columns))
         what = "interleaved stages" if axis == "chunks" else f"axis {axis}"
         others = [name for name, one in registry().items() if axis in one.columns and one.launch]
@@ -123,73 +100,71 @@ def _check_axes(problem: Problem) -> None:
         raise UsageError(
             f"{framework.option(axis)} {pins[axis]}: {framework.title} has no {what}; it has {known}{advice}"
         )
-    pipeline = framework.option("pipeline")
     if pins["chunks"] > 1 and (pins.get("pipeline") == 1 or "pipeline" not in problem.axes):
-        stages = f"but {pipeline} is 1" if "pipeline" in problem.axes else "which --pipeline searches"
-        raise UsageError(f"{framework.option('chunks')} {limits.chunks} is for several pipeline stages, {stages}")
+        stages = f"but {framework.option('pipeline')} is 1" if problem.pipeline else "which --pipeline searches"
+        raise UsageError(f"{framework.option('chunks')} {request.chunks} is for several pipeline stages, {stages}")
+    if request.kept_layers and not framework.keeps_layers:
+        raise UsageError(f"--kept-layers {request.kept_layers}: {framework.title} reshards every layer after forward")
+    if problem.workload.split_micro_batch and "output" not in framework.step.overlaps:
+        raise UsageError(f"--split-micro-batch: {framework.title} does not interleave half micro-batches")
 
 
-def _step_settings(settings: Sequence[str]) -> tuple[dict[str, object], list[str]]:
-    """Assignments meant for the framework's step, as values, and all others."""
-    known = {each.name: each for each in fields(StepOptions)}
-    found, others = dict[str, object](), list[str]()
+def _by_subject(settings: Sequence[str]) -> dict[str, list[str]]:
+    """Assignments of `--set` for the framework's step, those for the workload without their prefix, and all others."""
+    found: dict[str, list[str]] = {"step": [], "workload": [], "": []}
+    own = {*known_keys(Workload)} - {"schema"}
     for setting in settings:
-        name, _, text = setting.partition("=")
-        if not name.startswith("step."):
-            others.append(setting)
-            continue
-        name = name.removeprefix("step.").strip()
-        if name not in known:
-            raise UsageError(
-                f"--set {setting}: a step has no {name!r}{suggest(name, known)}; known: {', '.join(known)}"
-            )
-        found[name] = _step_value(setting, name, text.strip())
-    return found, others
+        subject, _, rest = setting.partition(".")
+        if subject == "step":
+            found["step"].append(setting)
+        elif subject == "workload" and rest:
+            found["workload"].append(rest)
+        else:
+            found["workload" if setting.partition("=")[0].strip() in own else ""].append(setting)
+    return found
 
 
-def _step_value(setting: str, name: str, text: str) -> object:
-    """A value of the kind that the option has: true or false, names between commas, a number or a word."""
-    kind, default = get_type_hints(StepOptions)[name], getattr(StepOptions(), name)
-    if isinstance(default, bool):
-        return _one_of(setting, text, ("true", "false")) == "true"
+def _step_setting(setting: str) -> tuple[str, object]:
+    """An option of a step and its value, of the kind that it has: true or false, names between commas, a number or a
+    word; UsageError for another."""
+    name, text = (part.strip() for part in setting.removeprefix("step.").partition("=")[::2])
+    kinds = get_type_hints(StepOptions)
+    if name not in kinds:
+        raise UsageError(f"--set {setting}: a step has no {name!r}{suggest(name, kinds)}; known: {', '.join(kinds)}")
+    kind, default = kinds[name], getattr(StepOptions(), name)
     if isinstance(default, tuple):
-        element, names = get_args(kind)[0], [name.strip() for name in text.split(",") if name.strip()]
-        return tuple(_number(setting, name) if element is float else _word(setting, name, element) for name in names)
-    if isinstance(default, str):
-        return _word(setting, text, kind)
-    return None if text in ("null", "") else _number(setting, text)
+        element, words = get_args(kind)[0], [word.strip() for word in text.split(",")]
+        return name, tuple(_step_value(setting, word, element) for word in words if word)
+    if type(None) in get_args(kind):
+        kind = get_args(kind)[0]
+        if text in ("null", ""):
+            return name, None
+    return name, _step_value(setting, text, kind)
 
 
-def _word(setting: str, text: str, kind: object) -> str:
-    return _one_of(setting, text, get_args(kind)) if get_origin(kind) is Literal else text
-
-
-def _one_of(setting: str, text: str, known: tuple[str, ...]) -> str:
-    if text not in known:
+def _step_value(setting: str, text: str, kind: object) -> object:
+    """One value of a kind: bool, str, a number, or a Literal."""
+    known = ("true", "false") if kind is bool else get_args(kind)
+    if known and text not in known:
         raise UsageError(f"--set {setting}: expected {', '.join(known)}, got {text!r}")
-    return text
-
-
-def _number(setting: str, text: str) -> float | int:
+    if known or kind is str:
+        return text == "true" if kind is bool else text
     try:
         return float(text) if "." in text else int(text)
     except ValueError:
         raise UsageError(f"--set {setting}: {text!r} is not a number") from None
 
 
-def make_workload(model: Model, choices: WorkloadChoices, *, settings: Sequence[str] = ()) -> Workload:
-    """The model's default workload with the user's choices, then `key=value` settings, on top."""
-    wanted = () if "all" in choices.no_overlaps else choices.overlaps or OVERLAPS
-    overlaps = tuple(name for name in OVERLAPS if name in wanted and name not in choices.no_overlaps)
-    chosen: dict[str, object] = {
-        "precision": choices.precision,
-        "shard_optimizer_over_data": choices.shard_optimizer,
-    }
+def make_workload(model: Model, request: Request, *, settings: Sequence[str] = ()) -> Workload:
+    """The model's default workload with what was asked, then `key=value` settings, on top."""
+    off = request.no_overlap if isinstance(request.no_overlap, tuple) else ()
+    wanted = () if "all" in off else request.overlap or OVERLAPS
+    chosen = {"precision": request.precision, "shard_optimizer_over_data": request.shard_optimizer}
     workload = Workload(
-        global_batch=choices.batch or model.defaults.global_batch,
-        sequence_length=choices.seq or model.defaults.sequence_length,
-        overlaps=overlaps,
-        split_micro_batch=choices.split_micro_batch,
+        global_batch=request.batch or model.defaults.global_batch,
+        sequence_length=request.seq or model.defaults.sequence_length,
+        overlaps=tuple(name for name in OVERLAPS if name in wanted and name not in off),
+        split_micro_batch=request.split_micro_batch,
     ).model_copy(update={name: value for name, value in chosen.items() if value is not None})
     if not settings:
         return workload
@@ -200,18 +175,7 @@ def make_workload(model: Model, choices: WorkloadChoices, *, settings: Sequence[
     return parse_document(to_yaml(workload), schema=Workload, source="workload", overrides=settings)
 
 
-def _split_settings(settings: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Assignments meant for the workload, without their prefix, and all others."""
-    own, prefix = set(known_keys(Workload)), "workload."
-    for_workload, others = [], []
-    for setting in settings:
-        if setting.startswith(prefix):
-            for_workload.append(setting.removeprefix(prefix))
-        elif setting.partition("=")[0].strip() in own - {"schema"}:
-            for_workload.append(setting)
-        else:
-            others.append(setting)
-    return for_workload, others
+_PINNED = ("recompute", "micro_batch", "kept_layers", "chunks")
 
 
 def launch_inputs(path: str | Path, *, machine: MachineLike | None = None) -> tuple[Inputs, bool]:
@@ -224,18 +188,12 @@ def launch_inputs(path: str | Path, *, machine: MachineLike | None = None) -> tu
     from axonn_tune.specs.loading import load_file
 
     loaded = load_file(path, schema=Launch)
-    launch = loaded.document
+    launch, grid = loaded.document, loaded.document.grid
     profile = machine_of_launch(path, launch) if machine is None else load_machine(machine)
-    limits = Limits(
-        order=launch.grid.order,
-        recompute=launch.recompute,
-        micro_batch=launch.micro_batch,
-        kept_layers=launch.kept_layers,
-        axes=launch.grid.sizes,
-        chunks=launch.chunks,
-    )
-    piped = launch.grid.pipeline > 1
-    problem = Problem(launch.model, profile.document, launch.workload, launch.grid.world, limits, pipeline=piped)
+    pins: dict[str, Any] = {name: getattr(launch, name) for name in _PINNED} | grid.sizes
+    request = Request(launch.model, gpus=grid.world, order=grid.order, **pins)
+    job, piped = (launch.model, profile.document, launch.workload), grid.pipeline > 1
+    problem = Problem(*job, gpus=grid.world, request=request, pipeline=piped)
     model = Loaded(launch.model, loaded.path, launch.provenance.model_sha256)
     return Inputs(problem, model, profile), profile.sha256 != launch.provenance.machine_sha256
 

@@ -14,7 +14,8 @@ from axonn_tune.grid import ALL_AXES
 from axonn_tune.program.constraints import MEMORY, MICRO_BATCH
 from axonn_tune.program.step import build_step
 from axonn_tune.ranking.choosing import search
-from axonn_tune.ranking.space import Fitting, Grids, Limits, Problem, Shapes, fit_memory, list_grids, list_shapes
+from axonn_tune.ranking.space import Fitting, Grids, Problem, Shapes, fit_memory, list_grids, list_shapes
+from axonn_tune.request import flag
 from axonn_tune.specs.workload import Recompute
 from axonn_tune.units import GIB, show_seconds
 
@@ -78,7 +79,7 @@ def feasible(problem: Problem) -> bool:
 
 def _fittings(shapes: Shapes) -> Iterator[tuple[Recompute, Fitting]]:
     problem = shapes.problem
-    for recompute in problem.limits.recomputes:
+    for recompute in problem.request.recomputes:
         program = build_step(
             problem.model,
             problem.workload,
@@ -114,9 +115,9 @@ def _binding_memory(problem: Problem, shapes: Shapes) -> str:
 def _binding_divisibility(problem: Problem, grids: Grids) -> str:
     """The few constraints that together reject every grid, each with one grid it rejects."""
     wanted, framework = np.ones(len(grids.sizes), dtype=np.bool_), problem.framework
-    for axis, size in problem.limits.axes.items():
+    for axis, size in problem.request.axes.items():
         wanted &= grids.column(axis) == size
-    pins = ", ".join(f"{framework.called(axis)}={size}" for axis, size in problem.limits.axes.items())
+    pins = ", ".join(f"{framework.called(axis)}={size}" for axis, size in problem.request.axes.items())
     having = f" that has {pins}" if pins else ""
     if wanted[grids.sound].any():
         return f"binding constraint: {_shape_words(problem, grids)} of any grid{having}"
@@ -135,12 +136,12 @@ def _binding_divisibility(problem: Problem, grids: Grids) -> str:
 
 def _shape_words(problem: Problem, grids: Grids) -> str:
     """The pinned micro-batch or chunks that no valid grid can have."""
-    limits, split, framework = problem.limits, problem.workload.split_micro_batch, problem.framework
-    share, asked = "the share of the batch", limits.micro_batch
-    if limits.chunks not in (None, 1):
+    request, split, framework = problem.request, problem.workload.split_micro_batch, problem.framework
+    share, asked = "the share of the batch", request.micro_batch
+    if request.chunks not in (None, 1):
         names = f"{framework.called('pipeline')}·{framework.called('chunks')}"
-        rows = grids.sound_as_asked(limits.axes)
-        fewest = limits.chunks * min((size for size in grids.column("pipeline")[rows].tolist() if size > 1), default=0)
+        rows = grids.sound_as_asked(request.axes)
+        fewest = request.chunks * min((size for size in grids.column("pipeline")[rows].tolist() if size > 1), default=0)
         if not fewest:
             return f"{framework.called('pipeline')} is 1"
         if fewest > problem.model.layers:
@@ -163,13 +164,10 @@ def _kinds(problem: Problem) -> Iterator[Iterator[tuple[str, Problem]]]:
 
 def _without_pins(problem: Problem) -> Iterator[tuple[str, Problem]]:
     """The problem without its pins; named last, for what follows would read as left out too."""
-    limits = problem.limits
-    if limits != Limits():
-        axes = [*limits.axes, *(["chunks"] if limits.chunks is not None else [])]
-        names = ("order", "recompute", "micro_batch", "kept_layers")
-        others = [f"--{name.replace('_', '-')}" for name in names if getattr(limits, name) is not None]
-        pinned = " and ".join([*map(problem.framework.option, axes), *others])
-        yield f"leave out {pinned}", replace(problem, limits=Limits())
+    request, framework = problem.request, problem.framework
+    if request.pins:
+        flags = [framework.option(one) if one in (*request.axes, "chunks") else flag(one) for one in request.pins]
+        yield f"leave out {' and '.join(flags)}", replace(problem, request=request.without_pins())
 
 
 def _smaller(problem: Problem) -> Iterator[Iterator[tuple[str, Problem]]]:
@@ -178,7 +176,7 @@ def _smaller(problem: Problem) -> Iterator[Iterator[tuple[str, Problem]]]:
     yield ((f"--seq {length}", _with_workload(problem, sequence_length=length)) for length in lengths if length)
     if "pipeline" in problem.framework.axes and not problem.pipeline:
         yield iter([("--pipeline", replace(problem, pipeline=True))])
-    if problem.framework != AXONN_TUNE and not problem.limits.axes:
+    if problem.framework != AXONN_TUNE and not problem.request.axes:
         others = (find_framework(name) for name in _SHARDING if name != problem.framework.name)
         yield ((f"--framework {other.name}", replace(problem, framework=other)) for other in others)
 
@@ -196,7 +194,7 @@ def _gpus(problem: Problem) -> Iterator[tuple[str, Problem]]:
 def _batches(problem: Problem) -> Iterator[tuple[str, Problem]]:
     """Multiples of the GPU count on either side of the batch, nearest first: those suit every grid."""
     batch = problem.workload.global_batch
-    unit = problem.gpus * (problem.limits.micro_batch or 1) * (2 if problem.workload.split_micro_batch else 1)
+    unit = problem.gpus * (problem.request.micro_batch or 1) * (2 if problem.workload.split_micro_batch else 1)
     above = _next_multiple(batch, unit)
     for option in sorted({above - unit, above, above + unit} - {0, batch}, key=lambda other: abs(other - batch)):
         yield f"--batch {option}", _with_workload(problem, global_batch=option)

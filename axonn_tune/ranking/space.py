@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from typing import Any, Literal, TypeAlias
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,7 +18,6 @@ from numpy.typing import NDArray
 from axonn_tune.cost.columns import Candidates, Floats, Integers, distinct
 from axonn_tune.errors import UsageError
 from axonn_tune.frameworks.axonn_tune import AXONN_TUNE
-from axonn_tune.frameworks.description import Framework
 from axonn_tune.grid import (
     ALL_AXES,
     AXES,
@@ -31,53 +30,31 @@ from axonn_tune.grid import (
     merged_shape,
     split_axes,
 )
+from axonn_tune.job import Job
 from axonn_tune.program.constraints import Constraint, constraints
 from axonn_tune.program.dimensions import dimensions, loss_chunks
 from axonn_tune.program.memory import Memory, memory_limit_bytes, price_memory
 from axonn_tune.program.size import COLUMNS, Value
 from axonn_tune.program.step import Stage, StepProgram
-from axonn_tune.specs.machine import Machine
+from axonn_tune.request import NO_REQUEST, Recompute, Request
+from axonn_tune.request import RankBy as RankBy
 from axonn_tune.specs.model import Model
-from axonn_tune.specs.workload import RECOMPUTES, Recompute, Workload
-
-RankBy: TypeAlias = Literal["communication", "exposed", "iteration"]
+from axonn_tune.specs.workload import Workload
 
 FIRST, MIDDLE, LAST = Stage(True, False), Stage(False, False), Stage(False, True)
 
 
-@dataclass(frozen=True)
-class Limits:
-    """What the user pinned: None leaves it to the search."""
+@dataclass(frozen=True, kw_only=True)
+class Problem(Job):
+    """A job and what of its layouts is searched.
 
-    order: tuple[str, ...] | None = None
-    recompute: Recompute | None = None
-    micro_batch: int | None = None
-    kept_layers: int | None = None
-    axes: dict[str, int] = field(default_factory=dict)
-    chunks: int | None = None
-
-    @property
-    def recomputes(self) -> tuple[Recompute, ...]:
-        """Kinds of recompute to try."""
-        return RECOMPUTES if self.recompute is None else (self.recompute,)
-
-
-@dataclass(frozen=True)
-class Problem:
-    """Inputs of a search.
-
-    pipeline: pipeline stages are part of the search. tokens_total: tokens of the whole training run, for its cost.
+    request: its pins restrict the layouts. pipeline: pipeline stages are part of the search.
     """
 
-    model: Model
-    machine: Machine
-    workload: Workload
     gpus: int
-    limits: Limits = field(default_factory=Limits)
+    request: Request = NO_REQUEST
     rank_by: RankBy = "communication"
-    framework: Framework = AXONN_TUNE
     pipeline: bool = False
-    tokens_total: int | None = None
 
     @cached_property
     def axes(self) -> tuple[str, ...]:
@@ -91,8 +68,8 @@ class Problem:
     @cached_property
     def orders(self) -> tuple[tuple[str, ...], ...]:
         """Every rank order that may be tried, each of all axes; pipeline stages are outermost."""
-        if self.limits.order is not None:
-            named = self.limits.order
+        if self.request.order is not None:
+            named = self.request.order
             return ((*named, *(axis for axis in self.axes if axis not in named)),)
         if self.framework.permuted:
             outer = tuple(axis for axis in self.axes if axis not in AXES)
@@ -244,20 +221,20 @@ def require_searchable(candidates: int) -> None:
 
 def list_shapes(grids: Grids, problem: Problem) -> Shapes:
     """Every sound grid with every micro-batch that divides its share of the batch (and what is pinned)."""
-    workload, limits = problem.workload, problem.limits
-    sound = grids.sound_as_asked(limits.axes)
+    workload, request = problem.workload, problem.request
+    sound = grids.sound_as_asked(request.axes)
     shares = np.prod([grids.column(axis)[sound] for axis in BATCH_AXES if axis in grids.axes], axis=0, dtype=np.int64)
     share = workload.global_batch // shares
-    options = {int(sequences): _micro_batches(int(sequences), workload, limits) for sequences in distinct(share)[0]}
+    options = {int(sequences): _micro_batches(int(sequences), workload, request) for sequences in distinct(share)[0]}
     counts = np.array([len(options[int(sequences)]) for sequences in share], dtype=np.int64)
-    require_searchable(int(counts.sum()) * len(limits.recomputes))
+    require_searchable(int(counts.sum()) * len(request.recomputes))
     grid = np.repeat(sound, counts)
     chosen = [options[int(sequences)] for sequences in share]
     micro_batch = np.array([size for sizes in chosen for size in sizes], dtype=np.int64)
     chunks = np.ones(len(grid), dtype=np.int64)
     if "pipeline" in grids.axes:
         grid, micro_batch, chunks = _with_chunks(grids, problem, grid, micro_batch, np.repeat(share, counts))
-    elif limits.chunks not in (None, 1):
+    elif request.chunks not in (None, 1):
         grid, micro_batch, chunks = grid[:0], micro_batch[:0], chunks[:0]
     return Shapes(problem, grid, micro_batch, chunks, _values(grids, problem, grid, micro_batch))
 
@@ -286,13 +263,13 @@ def _loss_chunks(problem: Problem, micro_batch: Integers, context: Value) -> Val
     return np.array([loss_chunks(int(count)) for count in counts], dtype=np.float64)[inverse]
 
 
-def _micro_batches(sequences: int, workload: Workload, limits: Limits) -> tuple[int, ...]:
+def _micro_batches(sequences: int, workload: Workload, request: Request) -> tuple[int, ...]:
     """Micro-batch sizes that divide a rank's sequences; only even ones with two-batch overlap."""
     step = 2 if workload.split_micro_batch else 1
     return tuple(
         size
         for size in divisors(sequences)
-        if size % step == 0 and (limits.micro_batch is None or size == limits.micro_batch)
+        if size % step == 0 and (request.micro_batch is None or size == request.micro_batch)
     )
 
 
@@ -301,7 +278,7 @@ def _with_chunks(
 ) -> tuple[Integers, Integers, Integers]:
     """Every shape with every number of chunks per stage that is asked for, or that makes chunks of as many layers;
     `with_uneven_chunks` has the others. Interleaved micro-batches go in groups."""
-    asked, step, layers = problem.limits.chunks, problem.framework.step, problem.model.layers
+    asked, step, layers = problem.request.chunks, problem.framework.step, problem.model.layers
     counted = layers + sum(step.less)
     stages, batches = grids.column("pipeline")[grid], share // micro_batch
     kept = [np.arange(len(grid) if asked in (None, 1) else 0)]
@@ -329,7 +306,7 @@ def uneven_chunks(
     """
     problem, none = shapes.problem, shapes.piped[:0]
     schedule, layers = problem.framework.schedule, problem.framework.step.most_parts(problem.model.layers)
-    if problem.limits.chunks is not None or not schedule.interleaved or schedule.equal_chunks or not len(shapes.piped):
+    if problem.request.chunks is not None or not schedule.interleaved or schedule.equal_chunks or not len(shapes.piped):
         return none, none
     stages, batches = shapes.stages[shapes.piped], np.asarray(shapes.values["A"])[shapes.piped]
     possible = (shapes.chunks[shapes.piped] == 1) & (layers // stages > 1) & (batches % stages == 0)
@@ -426,7 +403,7 @@ class Fitting:
 def fit_memory(shapes: Shapes, program: StepProgram) -> Fitting:
     """Memory of each shape, and its number of layers that are not resharded."""
     limit_bytes = memory_limit_bytes(shapes.problem.machine.accelerator)
-    asked = shapes.problem.limits.kept_layers
+    asked = shapes.problem.request.kept_layers
     values = {**shapes.values, "held": shapes.values["L"]}
     memory = price_memory(
         program,
@@ -444,7 +421,7 @@ def fit_memory(shapes: Shapes, program: StepProgram) -> Fitting:
 
 def _fit_stages(shapes: Shapes, program: StepProgram, limit_bytes: float) -> tuple[Floats, Floats]:
     """Memory of the largest stage of each shape with several, and the layers not resharded on every stage."""
-    asked = shapes.problem.limits.kept_layers
+    asked = shapes.problem.request.kept_layers
     stages = shapes.priced_stages
 
     def priced(one: StageRows, values: dict[str, Value], kept: Floats | float | None) -> Memory:

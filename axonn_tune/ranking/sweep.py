@@ -8,10 +8,10 @@ from dataclasses import dataclass, replace
 
 from axonn_tune.errors import UsageError
 from axonn_tune.ranking.entries import Entry
-from axonn_tune.ranking.inputs import Choices, Inputs, load_inputs
+from axonn_tune.ranking.inputs import Inputs, load_inputs
 from axonn_tune.ranking.results import run_search
+from axonn_tune.request import LARGEST_SIZE, Request
 from axonn_tune.specs.catalog import ModelLike
-from axonn_tune.specs.document import LARGEST_SIZE
 
 _NUMBER = re.compile(r"[0-9]{1,10}")
 _RANGE = re.compile(r"(N)\.\.(N)(?:x(N)|\+(N))?".replace("N", _NUMBER.pattern))
@@ -64,11 +64,11 @@ def _part(part: str, *, option: str) -> Iterator[int]:
 
 
 def sweep(
-    choices: Choices, *, models: Sequence[ModelLike], gpus: Sequence[int], batches: Sequence[int | None], weak: bool
+    request: Request, *, models: Sequence[ModelLike], gpus: Sequence[int], batches: Sequence[int | None]
 ) -> tuple[Point, ...]:
     """The best entry at every point: models, then batches, then GPU counts.
 
-    A batch of None is the model's. With `weak` a batch belongs to the first GPU count and grows with
+    A batch of None is the model's. With weak scaling a batch belongs to the first GPU count and grows with
     the others; UsageError if it would not stay whole.
     """
     points: list[Point] = []
@@ -76,19 +76,17 @@ def sweep(
         for batch in batches:
             first: Point | None = None
             for count in gpus:
-                point = _point(_at(choices, model=model, batch=batch, gpus=count, base=gpus[0] if weak else None))
+                asked = replace(request, model=model, batch=batch, gpus=count)
+                point = _point(_at(asked, base=gpus[0] if request.weak else count))
                 first = first or (point if point.entry else None)
                 points.append(replace(point, efficiency=_efficiency(point, first)))
     return tuple(points)
 
 
-def _at(choices: Choices, *, model: ModelLike, batch: int | None, gpus: int, base: int | None) -> Inputs:
+def _at(request: Request, *, base: int) -> Inputs:
     """Inputs of one point; `base`: GPU count that the batch belongs to, for weak scaling."""
-    wanted = replace(choices, model=model, gpus=gpus, workload=replace(choices.workload, batch=batch))
-    inputs = load_inputs(wanted)
-    if base is None:
-        return inputs
-    workload = inputs.problem.workload
+    inputs = load_inputs(request)
+    workload, gpus = inputs.problem.workload, inputs.problem.gpus
     if workload.global_batch * gpus % base:
         raise UsageError(
             f"--weak: a batch of {workload.global_batch} on {base} GPUs is no whole number of sequences on {gpus}"

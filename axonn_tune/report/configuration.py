@@ -24,7 +24,7 @@ from axonn_tune.launch.commands import emission
 from axonn_tune.launch.config import build_launch, launch_text
 from axonn_tune.program.operations import Collective
 from axonn_tune.ranking.entries import Entry
-from axonn_tune.ranking.inputs import Inputs, WorkloadChoices, make_workload
+from axonn_tune.ranking.inputs import Inputs, make_workload
 from axonn_tune.ranking.space import Problem
 from axonn_tune.report import page
 from axonn_tune.report.explain import (
@@ -49,6 +49,7 @@ from axonn_tune.report.ranking import (
     term_row,
     with_framework,
 )
+from axonn_tune.request import Request
 from axonn_tune.specs.catalog import load_machine, load_model
 from axonn_tune.specs.loading import D, Loaded, is_shipped, parse_document
 from axonn_tune.specs.machine import Machine
@@ -111,7 +112,7 @@ def explain_command(inputs: Inputs) -> list[str]:
     workload, problem = inputs.problem.workload, inputs.problem
     model_name = problem.model.name if is_shipped("model", inputs.model.path) else str(inputs.model.path)
     machine_name = problem.machine.name if is_shipped("machine", inputs.machine.path) else str(inputs.machine.path)
-    defaults = make_workload(problem.model, WorkloadChoices())
+    defaults = make_workload(problem.model, Request())
     made = {"global_batch": "--batch", "sequence_length": "--seq", "precision": "--precision"}
     changed = {key: option for key, option in made.items() if getattr(workload, key) != getattr(defaults, key)}
     options = [word for key, option in changed.items() for word in (option, str(getattr(workload, key)))]

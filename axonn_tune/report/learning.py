@@ -33,6 +33,7 @@ from axonn_tune.specs.model import Model
 from axonn_tune.specs.results import Pairs
 from axonn_tune.specs.workload import OVERLAPS
 from axonn_tune.units import GB, counted, show_bytes, show_interval, show_seconds
+from axonn_tune.validation.published.rows import cell_text
 from axonn_tune.validation.quality import quality
 
 if TYPE_CHECKING:
@@ -370,7 +371,7 @@ class StatedCommand:
         if not isinstance(self.model, tuple):
             return None
         words = ["axonn-tune", "models", "import", self.run.path, "-o", self.model[0]]
-        return shlex.join([*words, "--seq", self.run.columns["seq"].value])
+        return shlex.join([*words, "--seq", str(self.run.columns["seq"].value)])
 
 
 def command_section(command: StatedCommand, pricing: Pricing) -> ExplainSection:
@@ -443,7 +444,7 @@ def command_json(command: StatedCommand) -> Json:
             "line": command.run.lines[0],
             "framework": command.setup.framework.name,
             "layout": layout_words(command.setup.configuration, command.setup.framework),
-            "stated": {name: stated.value for name, stated in command.run.columns.items() if stated.line},
+            "stated": {name: cell_text(stated.value) for name, stated in command.run.columns.items() if stated.line},
             "assumed": list(command.run.assumed),
             "ignored": list(command.run.ignored),
             "unknown": list(command.run.unknown),

@@ -621,7 +621,7 @@ def why_first(results: Results) -> str:
     """Where the first configuration is faster than the second."""
     ranked = results.ranked
     if len(ranked) < 2:
-        pinned = " with these pins" if results.inputs.problem.limits.axes else ""
+        pinned = " with these pins" if results.inputs.problem.request.axes else ""
         return f"Only one configuration{pinned} is feasible." if len(ranked) else ""
     first, second = (ranked.entry(position, terms=True) for position in (0, 1))
     rank_by = results.inputs.problem.rank_by

@@ -527,7 +527,7 @@ def _claims(comparison: Comparison) -> list[str]:
             f"By the paper's count, which includes full recompute, done or not, 4D is predicted to reach "
             f"{percent(first.paper_share)} of peak, {first.paper_flops_per_s / PETA:.3g} PFLOP/s in all."
         )
-    if comparison.problem.limits.recompute is None:
+    if comparison.problem.request.recompute is None:
         lines.append("The paper used full activation recomputation throughout: --recompute full compares the same.")
     return lines
 

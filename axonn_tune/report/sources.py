@@ -11,7 +11,6 @@ from axonn_tune.errors import DocumentError, Problem, UsageError, suggest
 from axonn_tune.grid import AXES
 from axonn_tune.ranking.inputs import launch_inputs
 from axonn_tune.ranking.results import run_search
-from axonn_tune.ranking.space import Limits
 from axonn_tune.report import page
 from axonn_tune.report.configuration import explanation_section
 from axonn_tune.report.output import Json
@@ -67,7 +66,8 @@ def launch_section(file: Path, *, identity: str, machine: str | None = None) -> 
     inputs, changed = launch_inputs(str(file), machine=machine)
     alone = run_search(inputs)
     launch = load_document(file, schema=Launch)
-    everything = run_search(replace(inputs, problem=replace(inputs.problem, limits=Limits())))
+    unpinned = inputs.problem.request.without_pins()
+    everything = run_search(replace(inputs, problem=replace(inputs.problem, request=unpinned)))
     document = ranking_of(everything)
     picked = entry_json(alone.ranked.entry(0, terms=True), alone) if len(alone.ranked) else None
     if picked is not None:

@@ -314,7 +314,7 @@ class Checkpointer:
             others = [one for one in steps if one != step]
             raise _with_newest_whole(error, others, self._require_whole, "continue with --resume-from") from error
         self._optimizer.steps_done = step
-        self._optimizer.loaded()
+        self._optimizer.publish(in_step=False)
         return step
 
     def _take(self) -> None:

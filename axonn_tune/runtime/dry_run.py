@@ -53,7 +53,7 @@ class MetaBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 made = function(*args, **kwargs)
             finally:
                 self._compiled = False
-            self._count_all(made)
+            self._count(made)
             return made
 
         return run
@@ -68,22 +68,18 @@ class MetaBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Run an operation and count its allocations."""
         made = function(*args, **(kwargs or {}))
         if not self._compiled:
-            self._count_all(made)
+            self._count(made)
         return made
 
-    def _count_all(self, made: Any) -> None:  # noqa: ANN401 - whatever an operation makes
+    def _count(self, made: Any) -> None:  # noqa: ANN401 - whatever an operation makes
         for tensor in tree_leaves(made):
-            if isinstance(tensor, torch.Tensor):
-                self._count(tensor.untyped_storage())
-
-    def _count(self, storage: torch.UntypedStorage) -> None:
-        key = storage._cdata
-        if key in self._known:
-            return
-        self._known.add(key)
-        self.live += storage.nbytes()
-        self.peak = max(self.peak, self.live)
-        weakref.finalize(storage, self._forget, key, storage.nbytes())
+            storage = tensor.untyped_storage() if isinstance(tensor, torch.Tensor) else None
+            if storage is None or storage._cdata in self._known:
+                continue
+            self._known.add(storage._cdata)
+            self.live += storage.nbytes()
+            self.peak = max(self.peak, self.live)
+            weakref.finalize(storage, self._forget, storage._cdata, storage.nbytes())
 
     def _forget(self, key: int, size_bytes: int) -> None:
         self._known.discard(key)
@@ -125,9 +121,8 @@ class NoTokens:
 
     def batch(self, step: int, micro_step: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Tokens and targets, `[b, S]`."""
-        return torch.empty(self._shape, dtype=torch.int64, device="meta"), torch.empty(
-            self._shape, dtype=torch.int64, device="meta"
-        )
+        tokens = torch.empty(self._shape, dtype=torch.int64, device="meta")
+        return tokens, torch.empty_like(tokens)
 
 
 def build(launch: Launch, mesh: Mesh, meter: MetaBytes) -> Trainer:
@@ -180,9 +175,8 @@ def memory_lines(launch: Launch, trainer: Trainer, *, peak_bytes: int) -> list[s
     if launch.workload.shard_optimizer_over_data:
         items["compute weights"] = sum(bucket.value.nbytes for bucket in buckets)
     items["activations, gathered weights, temporaries"] = peak_bytes - sum(items.values())
-    lines = [f"  {name:<44}{show_bytes(size):>10}" for name, size in items.items()]
-    lines.append(f"  {'peak of a step':<44}{show_bytes(peak_bytes):>10}")
-    return lines
+    items["peak of a step"] = peak_bytes
+    return [f"  {name:<44}{show_bytes(size):>10}" for name, size in items.items()]
 
 
 def ledger_lines(ledger: Ledger) -> list[str]:
@@ -207,21 +201,17 @@ class DryRun:
 def dry_run(launch: Launch) -> DryRun:
     """Run one step of the first rank of each stage; CheckFailedError if its collectives differ from the program's."""
     require_runnable(launch)
-    found = [_dry_run_of(launch, stage) for stage in _different_stages(launch)]
+    stages = launch.grid.pipeline
+    parts = model_parts(launch.model.layers, stages=stages, chunks=launch.chunks, given=launch.parts)
+    # The first stage of each kind.
+    kinds = {(stage == 0, stage == stages - 1, parts[stage::stages]): stage for stage in reversed(range(stages))}
+    found = [_dry_run_of(launch, stage) for stage in sorted(kinds.values())]
     largest = max(found, key=lambda one: one.peak_bytes)
     lines = [line for one in found for line in one.lines]
     if launch.predicted.memory_bytes is not None:
-        of = "rank 0" if launch.grid.pipeline == 1 else "the largest stage"
+        of = "rank 0" if stages == 1 else "the largest stage"
         lines += [f"Predicted peak of {of}: {show_bytes(launch.predicted.memory_bytes)}", ""]
     return DryRun([*lines, "They match the program, which the prediction is based on."], largest.peak_bytes)
-
-
-def _different_stages(launch: Launch) -> list[int]:
-    """The first stage of each kind."""
-    stages = launch.grid.pipeline
-    parts = model_parts(launch.model.layers, stages=stages, chunks=launch.chunks, given=launch.parts)
-    kinds = {(stage == 0, stage == stages - 1, parts[stage::stages]): stage for stage in reversed(range(stages))}
-    return sorted(kinds.values())
 
 
 def _dry_run_of(launch: Launch, stage: int) -> DryRun:

@@ -77,12 +77,6 @@ def require_world(grid: Grid, world: int) -> None:
         raise UsageError(f"the grid {'·'.join(axes)} = {product} needs {grid.world} ranks, but {ranks} started")
 
 
-def _same_groups(grid: Grid, one: str, other: str) -> bool:
-    """Whether two sets of axes have the same groups of several ranks: their axes above 1 are the same."""
-    wide = [{axis for axis in split_axes(axes) if grid.axis_size(axis) > 1} for axes in (one, other)]
-    return bool(wide[0]) and wide[0] == wide[1]
-
-
 def build_mesh(
     grid: Grid,
     *,
@@ -103,6 +97,7 @@ def build_mesh(
     require_world(grid, world)
     rank = dist.get_rank() if dist.is_initialized() else 0
     groups: dict[str, dist.ProcessGroup | None] = {}
+    made: dict[frozenset[str], dist.ProcessGroup | None] = {}
     for axes in GROUP_AXES:
         groups[axes] = None
         size = grid.group_shape(axes).size
@@ -111,13 +106,13 @@ def build_mesh(
         if size == world > 1:
             groups[axes] = dist.group.WORLD
             continue
-        if same := next((other for other in groups if other != axes and _same_groups(grid, other, axes)), None):
-            groups[axes] = groups[same]
-            continue
-        for members in grid.groups(axes):
-            group = _new_group(members, rank, timeout=timeout, device=device)
-            if rank in members:
-                groups[axes] = group
+        wide = frozenset(axis for axis in split_axes(axes) if grid.axis_size(axis) > 1)
+        if wide not in made or not wide:
+            for members in grid.groups(axes):
+                group = _new_group(members, rank, timeout=timeout, device=device)
+                if rank in members:
+                    made[wide] = group
+        groups[axes] = made[wide]
     mesh = Mesh(grid, rank, groups)
     if grid.pipeline > 1:
         _connect_stages(mesh, chunks=chunks, timeout=timeout, device=device)

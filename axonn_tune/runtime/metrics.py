@@ -403,7 +403,8 @@ class RunMeasurements:
         launch, predicted = self.launch, self.launch.predicted
         timed_s, chosen = self._middle_mean([step_s for step_s, _ in steps])
         step_s = self._middle_mean(untimed_s)[0] if untimed_s else timed_s
-        one_clock = self._share_a_clock(steps[0][1])
+        clock = _BOOT_ID.read_text() if steps[0][1].host_s is not None and _BOOT_ID.exists() else ""
+        one_clock = bool(clock) and len(set(self._from_all(clock))) == 1
         averaged = [steps[number][1] for number in chosen]
         terms = self._terms(averaged, one_clock=one_clock)
         # Timing lengthens only waits.
@@ -451,11 +452,6 @@ class RunMeasurements:
         means_s = sums_s / self.mesh.grid.world
         chosen = middle_half(means_s.tolist())
         return float(means_s[chosen].mean()), chosen
-
-    def _share_a_clock(self, step: StepTimes) -> bool:
-        """Whether all ranks' times are by the clock of one host."""
-        mine = _BOOT_ID.read_text() if step.host_s is not None and _BOOT_ID.exists() else ""
-        return bool(mine) and len(set(self._from_all(mine))) == 1
 
     def _terms(self, steps: Sequence[StepTimes], *, one_clock: bool) -> list[CollectiveTerm]:
         """The terms of a step of the predicted stage. Every rank of a stage has its calls in the same order."""

@@ -157,15 +157,12 @@ class AdamW:
         both = torch.stack([torch.stack(squares).sum(), loss.double() / (mesh.size("x") * mesh.size("y"))])
         return self._communicator.all_reduce(both, WORLD_AXES, "step", "gradient_norm").wait()
 
-    def publish(self) -> None:
-        """All-gather updated weights over data, in the compute type, where master weights are sharded over it."""
-        self._publish(self._communicator)
+    def publish(self, *, in_step: bool = True) -> None:
+        """All-gather updated weights over data, in the compute type, where master weights are sharded over it.
 
-    def loaded(self) -> None:
-        """The same after a checkpoint was loaded; not part of a step, so not in its ledger."""
-        self._publish(replace(self._communicator, ledger=Ledger()))
-
-    def _publish(self, communicator: Communicator) -> None:
+        in_step: so recorded in its ledger; not after a checkpoint was loaded.
+        """
+        communicator = self._communicator if in_step else replace(self._communicator, ledger=Ledger())
         for bucket in self.buckets:
             if bucket.split:
                 mine = bucket.master.to(bucket.value.dtype)

@@ -26,7 +26,6 @@ import traceback
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
-from functools import partial
 from pathlib import Path
 
 import torch
@@ -232,15 +231,18 @@ class Agenda:
 
     def next(self) -> ProbeTask | None:
         """The next sample to take; None when time is up or all probes have enough."""
-        while self._round < MOST_ROUNDS and (self.elapsed_s < self.plan.budget_s or self._essential_missing()):
+        while self._round < MOST_ROUNDS:
+            if self.elapsed_s >= self.plan.budget_s and (self._round or self._position >= self.plan.essential):
+                return None
             if self._position == len(self.plan.probes):
                 self._position, self._round = 0, self._round + 1
                 continue
             number, self._position = self._position, self._position + 1
             if len(self.samples.get(number, ())) > self._round:
                 continue
-            expected_s = self._expected_s(number)
-            if expected_s is not None and expected_s > self.plan.budget_s * _LONGEST_SHARE and self._may_skip(number):
+            expected_s, probe = self._expected_s(number), self.plan.probes[number]
+            takes_long = expected_s is not None and expected_s > self.plan.budget_s * _LONGEST_SHARE
+            if takes_long and collective_or_message(probe) and number >= self.plan.essential:
                 continue
             calls = 3 if expected_s is None else min(_MOST_CALLS, max(1, round(self.window_s / expected_s)))
             return ProbeTask(number, calls, self.window_s)
@@ -274,14 +276,6 @@ class Agenda:
         ]
         largest = max(found, default=None)
         return None if largest is None else largest[1] * probe.size_bytes / largest[0]
-
-    def _essential_missing(self) -> bool:
-        """Whether an essential probe has no sample yet."""
-        return self._round == 0 and self._position < self.plan.essential
-
-    def _may_skip(self, number: int) -> bool:
-        """Whether a probe may be skipped because it takes long."""
-        return collective_or_message(self.plan.probes[number]) and number >= self.plan.essential
 
 
 Ahead = Callable[[float], None]
@@ -334,10 +328,11 @@ class Prober:
     def sample(self, probe: Probe, task: ProbeTask) -> tuple[float, int]:
         """Seconds of one call and calls counted, the same on all ranks."""
         work = self.bench.work(probe)
-        self._barrier()
+        # A barrier, as is the next.
+        self._over_ranks(0.0, dist.ReduceOp.SUM)
         work()
         synchronize(self.device)
-        self._barrier()
+        self._over_ranks(0.0, dist.ReduceOp.SUM)
         if collective_or_message(probe):
             seconds, calls = self._counted(work, task.calls)
             return self._over_ranks(seconds, dist.ReduceOp.MAX), calls
@@ -379,9 +374,6 @@ class Prober:
         end = self.clock.mark()
         synchronize(self.device)
         return self.clock.between_s(start, end) / calls, calls
-
-    def _barrier(self) -> None:
-        self._over_ranks(0.0, dist.ReduceOp.SUM)
 
     def _over_ranks(self, number: float, operation: dist.ReduceOp.RedOpType) -> float:
         if self.ranks.group is None:
@@ -426,31 +418,24 @@ def _setting(plan: Plan, device: torch.device, ranks: WorldGroup) -> Setting:
         threads=torch.get_num_threads(),
         node_ranks=int(os.environ["LOCAL_WORLD_SIZE"]) if os.environ.get("LOCAL_WORLD_SIZE") else None,
     )
+    library = f"Gloo of torch {torch.__version__}"
+    if plan.backend == "nccl":
+        library = "NCCL " + ".".join(map(str, torch.cuda.nccl.version()))  # type: ignore[no-untyped-call]
+    memory_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    if device.type == "cuda":
+        memory_bytes = int(torch.cuda.get_device_properties(device).total_memory)
     return Setting(
         created=datetime.now(UTC).isoformat(timespec="seconds"),
         tool_version=__version__,
         torch_version=str(torch.__version__),
-        library=_library(plan.backend),
+        library=library,
         backend=plan.backend,
         precision=plan.precision,
         cores=len(os.sched_getaffinity(0)),
-        memory_bytes=_memory_bytes(device),
+        memory_bytes=memory_bytes,
         ranks=tuple(ranks.on_all(lambda: own)),
         launches=plan.launches,
     )
-
-
-def _library(backend: str) -> str:
-    """The collective library and its version; Gloo has none of its own."""
-    if backend == "nccl":
-        return "NCCL " + ".".join(map(str, torch.cuda.nccl.version()))  # type: ignore[no-untyped-call]
-    return f"Gloo of torch {torch.__version__}"
-
-
-def _memory_bytes(device: torch.device) -> int:
-    if device.type == "cuda":
-        return int(torch.cuda.get_device_properties(device).total_memory)
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 _TIMEOUT = timedelta(seconds=120)
@@ -510,6 +495,12 @@ def start(ranks: int, job: ProbeJob) -> int:
 def rank_main(place: RankEnvironment, job: ProbeJob) -> int:
     """One rank's calibration; the exit code."""
     first = place.rank == 0
+
+    def report(points: int, elapsed_s: float, what: str) -> None:
+        said = json.dumps({"points": points, "elapsed_s": round(elapsed_s, 2), "what": what})
+        if job.progress is not None:
+            os.write(job.progress, f"{said}\n".encode())
+
     try:
         device = device_of(job.backend, rank=place.rank, local_rank=place.local_rank)
         if place.world > 1:
@@ -518,7 +509,7 @@ def rank_main(place: RankEnvironment, job: ProbeJob) -> int:
             )
         plan = Plan.model_validate_json(job.plan.read_bytes()) if first else None
         log = PointLog(job.points) if first else None
-        probe_world(plan, log, device=device, resume=job.resume, progress=partial(_report_progress, job.progress))
+        probe_world(plan, log, device=device, resume=job.resume, progress=report)
     except KeyboardInterrupt:
         return INTERRUPTED
     except AxonnTuneError as error:
@@ -527,27 +518,14 @@ def rank_main(place: RankEnvironment, job: ProbeJob) -> int:
             print_message(str(error))
         return error.exit_code
     except Exception as error:
-        return _broken(place.rank, error)
+        if is_timeout(error) or is_broken_connection(error):
+            if first:
+                lost = "another rank was lost while measuring; the points so far are saved, pass --resume to continue"
+                print_message(lost)
+            return TrainingFailedError.exit_code
+        print(f"rank {place.rank}:\n{''.join(traceback.format_exception(error))}", file=sys.stderr)
+        return EnvironmentProblem.exit_code if isinstance(error, OSError) else TrainingFailedError.exit_code
     return 0
-
-
-def _broken(rank: int, error: Exception) -> int:
-    """An unexpected error, or a connection that another rank's end has broken."""
-    if is_timeout(error) or is_broken_connection(error):
-        if rank == 0:
-            print_message(
-                "another rank was lost while measuring; the points so far are saved, pass --resume to continue"
-            )
-        return TrainingFailedError.exit_code
-    print(f"rank {rank}:\n{''.join(traceback.format_exception(error))}", file=sys.stderr)
-    return EnvironmentProblem.exit_code if isinstance(error, OSError) else TrainingFailedError.exit_code
-
-
-def _report_progress(descriptor: int | None, points: int, elapsed_s: float, what: str) -> None:
-    """Report progress as one line of JSON."""
-    if descriptor is not None:
-        said = json.dumps({"points": points, "elapsed_s": round(elapsed_s, 2), "what": what})
-        os.write(descriptor, f"{said}\n".encode())
 
 
 if __name__ == "__main__":

@@ -20,7 +20,6 @@ import struct
 import sysconfig
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, Protocol
 
@@ -170,22 +169,12 @@ class Tokenizer:
     encode: Callable[[Iterable[bytes]], Iterator[NDArray[Any]]]
 
 
-def _byte_ids(chunks: Iterable[bytes]) -> Iterator[NDArray[Any]]:
-    return (np.frombuffer(chunk, dtype=np.uint8) for chunk in chunks)
-
-
-BYTES = Tokenizer("bytes", 257, 256, _byte_ids)
+BYTES = Tokenizer("bytes", 257, 256, lambda chunks: (np.frombuffer(chunk, dtype=np.uint8) for chunk in chunks))
 """Every byte is its own id, and 256 is the end of a text. Nothing needs to be downloaded."""
 
 
-def _line_ids(model: Any, chunks: Iterable[bytes]) -> Iterator[NDArray[Any]]:  # noqa: ANN401 - of an optional library
-    """Ids of whole lines, about a mebibyte at a time: no tokenizer in use merges across a line's end."""
-    for text in _whole_lines(chunks):
-        yield np.asarray(model.encode(text, add_special_tokens=False).ids, dtype=np.int64)
-
-
 def _whole_lines(chunks: Iterable[bytes]) -> Iterator[str]:
-    """Text; what is not UTF-8 becomes the replacement character."""
+    """Text, about a mebibyte at a time; what is not UTF-8 becomes the replacement character."""
     decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
     rest = ""
     for chunk in chunks:
@@ -220,7 +209,13 @@ def tokenizer_named(name: str) -> Tokenizer:
         raise UsageError(f"tokenizer {name!r} cannot be used: {error}") from error
     ends = (model.token_to_id(word) for word in _END_OF_TEXT)
     vocab = 1 + max(model.get_vocab(with_added_tokens=True).values(), default=-1)
-    return Tokenizer(path.name, vocab, next((end for end in ends if end is not None), None), partial(_line_ids, model))
+
+    def encode(chunks: Iterable[bytes]) -> Iterator[NDArray[Any]]:
+        # No tokenizer in use merges across a line's end.
+        for text in _whole_lines(chunks):
+            yield np.asarray(model.encode(text, add_special_tokens=False).ids, dtype=np.int64)
+
+    return Tokenizer(path.name, vocab, next((end for end in ends if end is not None), None), encode)
 
 
 def text_files(paths: Iterable[str | Path], *, patterns: Iterable[str] = TEXT_PATTERNS) -> list[Path]:
@@ -244,6 +239,7 @@ def text_files(paths: Iterable[str | Path], *, patterns: Iterable[str] = TEXT_PA
 
 
 def _below(folder: Path, patterns: tuple[str, ...]) -> list[Path]:
+    """Files that match, but for hidden ones and those of installed packages."""
     try:
         matching = {path for pattern in patterns for path in folder.rglob(pattern) if path.is_file()}
     except (NotImplementedError, ValueError) as error:

@@ -17,8 +17,7 @@ import gc
 import signal
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from types import FrameType
@@ -28,7 +27,7 @@ import torch
 from axonn_tune.errors import UsageError
 from axonn_tune.frameworks.axonn_tune import AXONN_TUNE
 from axonn_tune.program.constraints import broken_constraints
-from axonn_tune.program.pipeline import Kind, Operation, model_parts, stage_order
+from axonn_tune.program.pipeline import Kind, model_parts, stage_order
 from axonn_tune.runtime.checkpoint import Checkpointer
 from axonn_tune.runtime.communicator import CollectiveHandle, Communicator
 from axonn_tune.runtime.devices import DTYPES, RuntimeSettings, forget_peak, settings_of, synchronize, to_device
@@ -132,7 +131,8 @@ class PipelineStage:
         model, mesh = self.model, self.model.communicator.mesh
         stages, chunks = mesh.grid.pipeline, len(model.chunks)
         order = stage_order(mesh.stage, stages=stages, chunks=chunks, micro_batches=count)
-        inboxes = self._inboxes(order) if stages > 1 else {}
+        expected = Counter(kind for kind, chunk, _ in order if self._receives(kind, chunk))
+        inboxes = {kind: Inbox(model.communicator, kind, self._buffer, left) for kind, left in expected.items()}
         outbox = Outbox(model.communicator)
         loss = torch.zeros((), dtype=torch.float64, device=model.settings.device)
         contexts: dict[tuple[int, int], ChunkContext] = {}
@@ -161,10 +161,6 @@ class PipelineStage:
     def _receives(self, kind: Kind, chunk: int) -> bool:
         """Whether an operation needs a message."""
         return not (self.model.begins(chunk) if kind == "F" else self.model.ends(chunk))
-
-    def _inboxes(self, order: tuple[Operation, ...]) -> dict[Kind, Inbox]:
-        expected = Counter(kind for kind, chunk, _ in order if self._receives(kind, chunk))
-        return {kind: Inbox(self.model.communicator, kind, self._buffer, count) for kind, count in expected.items()}
 
     def _buffer(self) -> torch.Tensor:
         model, settings = self.model, self.model.settings
@@ -215,33 +211,7 @@ class Trainer:
 
 
 COLLECT_EVERY_STEPS = 50
-
-
-@contextmanager
-def garbage_between_steps() -> Iterator[None]:
-    """Switch the garbage collector off; on again at the end, if it was on."""
-    before = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.unfreeze()
-        if before:
-            gc.enable()
-
-
-def collect_after(steps: int) -> None:
-    """Collect garbage, if it is due, after so many steps of this run.
-
-    After the first step the surviving objects are frozen: model, optimizer and modules need no further passes.
-    """
-    if steps == 1:
-        gc.collect()
-        gc.freeze()
-    elif steps % COLLECT_EVERY_STEPS == 0:
-        gc.collect()
-
-
+"""How often Python's garbage is collected; after the first step the survivors are frozen: model, optimizer, modules."""
 START_TIMEOUT_S = 600.0
 """For connecting, and for the first step, which allocates and compiles."""
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR2)
@@ -289,18 +259,21 @@ class TrainingLoop:
         before = done = self.trainer.optimizer.steps_done
         every_steps = self.trainer.launch.checkpoint.every_steps
         self._note_signals()
-        with garbage_between_steps():
-            while done < steps:
-                done = self._step(done, number=done - before)
-                if done - before == 1:
-                    self.after_first()
-                collect_after(done - before)
-                stop_after = self._stop_after if self.watch is None else self.watch.stop_after
-                stopping = stop_after is not None and done > stop_after
-                if self.checkpointer is not None and (stopping or done % every_steps == 0 or done == steps):
-                    self.checkpointer.save()
-                if stopping:
-                    break
+        gc.disable()
+        while done < steps:
+            done = self._step(done, number=done - before)
+            if done - before == 1:
+                self.after_first()
+                gc.collect()
+                gc.freeze()
+            elif (done - before) % COLLECT_EVERY_STEPS == 0:
+                gc.collect()
+            stop_after = self._stop_after if self.watch is None else self.watch.stop_after
+            stopping = stop_after is not None and done > stop_after
+            if self.checkpointer is not None and (stopping or done % every_steps == 0 or done == steps):
+                self.checkpointer.save()
+            if stopping:
+                break
         if self.checkpointer is not None:
             self.checkpointer.close()
         return done >= steps

@@ -287,7 +287,9 @@ class Transformer:
         self.buckets = DataBuckets(communicator, settings)
         mesh, stages = communicator.mesh, communicator.mesh.grid.pipeline
         first, last = mesh.stage == 0, mesh.stage == stages - 1
-        self.embedding = self._embedding() if first else None
+        self.embedding = None
+        if first:
+            self.embedding = Embedding(self._token_table("embedding"), self._positions(), sequence, communicator)
         self._turns = rotary_positions(model, settings, sequence=sequence)
         parts = parts or (model.layers,)
         numbers = [range(sum(parts[:part]), sum(parts[: part + 1])) for part in range(mesh.stage, len(parts), stages)]
@@ -373,7 +375,8 @@ class Transformer:
             return result
         assert self.embedding is not None, "the first part has it"
         self.embedding.backward(context.tokens, self.dropout(result, context.numbers), gradients)
-        self._send_tables()
+        for bucket in self._tables:
+            self.buckets.send(bucket)
         return None
 
     def finish_gradients(self) -> None:
@@ -416,10 +419,6 @@ class Transformer:
         kept = self.settings.kept_layers
         return kept > 0 and any(block is one for one in self.blocks[-kept:])
 
-    def _send_tables(self) -> None:
-        for bucket in self._tables:
-            self.buckets.send(bucket)
-
     def _fill_buckets(self) -> None:
         """Move all parameters into the buckets that the program reduces; each is sent with its last gradient."""
         self._tables: list[Bucket] = []
@@ -458,9 +457,6 @@ class Transformer:
                 name, rows, self.model.hidden, ("x", "y"), None, real_rows=self.model.vocab, deviation=DEVIATION
             )
         )
-
-    def _embedding(self) -> Embedding:
-        return Embedding(self._token_table("embedding"), self._positions(), self.sequence, self.communicator)
 
     def _positions(self) -> Matrix | None:
         if not self.model.learned_positions:

@@ -272,10 +272,12 @@ class Watch:
             places, silent = self._ask_all()
             if silent or self._hasty or not any(place == IN_TIME for place, _ in places.values()):
                 break
-            all_go_on = not any(place == LATE for place, _ in places.values())
-            if all_go_on and self._ends_search():
-                # The step that was late has ended meanwhile.
-                return
+            if not any(place == LATE for place, _ in places.values()):
+                # The late step has ended meanwhile; unless somebody has reported a rank that is to be named at once.
+                with self._lock:
+                    self._searching = bool(self._hasty)
+                if not self._searching:
+                    return
             time.sleep(_LOOK_S)
         else:
             return
@@ -293,12 +295,6 @@ class Watch:
             words = f"all ranks wait after {most} collectives each: {reason}; the network or a device hangs"
             self._name({self.rank}, words)
 
-    def _ends_search(self) -> bool:
-        """End the search, unless somebody has reported a rank meanwhile that is to be named at once."""
-        with self._lock:
-            self._searching = self._hasty
-            return not self._hasty
-
     def _ask_all(self) -> tuple[dict[int, tuple[str, int]], set[int]]:
         """Where each rank is and how many collectives it has issued; and those that do not answer in time."""
         self._answers = {}
@@ -314,15 +310,6 @@ class Watch:
     def _name(self, ranks: Collection[int], words: str, *, silent: Collection[int] = ()) -> None:
         self._failed(RankFailure(min(ranks), words, LOST_CODE, told=False), silent=silent)
 
-    def _kill(self, ranks: Collection[int]) -> None:
-        """Kill the processes of silent ranks, if they are on this host and still connected."""
-        here, _ = own_process()
-        for line in self._lines:
-            place, number = line.process
-            if line.rank in ranks and place == here and number != os.getpid():
-                with contextlib.suppress(ProcessLookupError, PermissionError):
-                    os.kill(number, signal.SIGKILL)
-
     def _failed(self, failure: RankFailure, *, silent: Collection[int] = ()) -> None:
         """The first failure reported ends this rank, through rank 0 all others, and silent processes."""
         with self._lock:
@@ -331,7 +318,12 @@ class Watch:
             self._over = True
         if not self.rank:
             self._tell_all({"failed": failure.rank, "reason": failure.reason, "code": failure.code})
-        self._kill(silent)
+        # Of this host and still connected.
+        here, own = own_process()
+        for place, number in (line.process for line in self._lines if line.rank in silent):
+            if place == here and number != own:
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    os.kill(number, signal.SIGKILL)
         self.on_failure(failure)
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 from axonn_tune.errors import AxonnTuneError, UnknownNameError, UsageError, suggest
+from axonn_tune.request import DEFAULT_MACHINE
 from axonn_tune.specs.document import known_keys
 from axonn_tune.specs.loading import DOCUMENT_BYTES, Kind, Loaded, available, find, hold, load_file, read_text
 from axonn_tune.specs.machine import Machine
@@ -28,9 +29,6 @@ __all__ = [
     "machines_with",
     "route_overrides",
 ]
-
-DEFAULT_MACHINE = "perlmutter"
-"""The default machine of a search."""
 
 ModelLike: TypeAlias = str | Path | Model | Loaded[Model]
 """A model by name or path, or the model itself."""

@@ -21,14 +21,15 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from axonn_tune.errors import CONTROL, DocumentError, Problem, suggest
+from axonn_tune.request import LARGEST_SIZE as LARGEST_SIZE
 
 if TYPE_CHECKING:
     from pydantic.fields import FieldInfo
     from pydantic_core import ErrorDetails
 
 
-LARGEST_COUNT, LARGEST_SIZE = 2**53, 2**31 - 1
-"""Largest whole number that a float holds exactly; largest size of a model, batch or world."""
+LARGEST_COUNT = 2**53
+"""Largest whole number that a float holds exactly."""
 
 PositiveInt = Annotated[int, Field(gt=0, le=LARGEST_COUNT)]
 Size = Annotated[int, Field(gt=0, le=LARGEST_SIZE)]

@@ -3,21 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Literal
 
 from pydantic import Field
 
+from axonn_tune.request import OVERLAPS as OVERLAPS
+from axonn_tune.request import RECOMPUTES as RECOMPUTES
+from axonn_tune.request import Overlap as Overlap
+from axonn_tune.request import Precision as Precision
+from axonn_tune.request import Recompute as Recompute
 from axonn_tune.specs.document import Document, Size
-
-Precision = Literal["bf16", "fp16", "fp32", "fp64"]
-Recompute = Literal["none", "selective", "full"]
-RECOMPUTES: tuple[Recompute, ...] = get_args(Recompute)
-
-Overlap = Literal["gather_prefetch", "input_gradient", "weight_gradient", "data_parallel", "output"]
-OVERLAPS: tuple[Overlap, ...] = get_args(Overlap)
-"""gather_prefetch: weight gathers over z, one ahead; input_gradient: dI all-reduce behind the weight gradient;
-weight_gradient: dW reduce-scatter behind the next layer; data_parallel: buckets behind the backward pass; output:
-forward all-reduce of one half behind the other half's work (only with a split micro-batch)."""
 
 
 @dataclass(frozen=True)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import re
 import sys
 from pathlib import Path
 
@@ -11,44 +9,7 @@ import pytest
 
 from axonn_tune import accuracy
 from tests.cli.running import good, run
-from tests.unit.report.published import STEPS, rows, step
-
-
-def test_a_report_beside_the_text(tmp_path: Path) -> None:
-    """Guards --html: standard output as without it, as text and as JSON; and the earlier words, which say the new."""
-    line = f"accuracy --rows {rows(tmp_path)}"
-    report = tmp_path / "report.html"
-    done = good(f"{line} --html {report}")
-    assert done.out == good(line).out
-    assert done.err == f"Wrote the report as {report}.\n"
-    assert good(f"{line} --format json --html {report}").document["schema"] == "axonn-tune/accuracy/2"
-    data = re.search(r'id="data">(.*?)</script>', report.read_text("utf-8"), flags=re.DOTALL)
-    assert data
-    assert [section["title"] for section in json.loads(data[1])["sections"]] == ["Training steps"]
-    earlier = good(f"validate --rows {tmp_path}/steps.csv")
-    assert (earlier.out, earlier.err) == (done.out, "This is now `axonn-tune accuracy --rows FILE`.\n")
-
-
-@pytest.mark.parametrize(
-    ("line", "message"),
-    [
-        ("--rows {folder}/none.csv --html {folder}/r.html", "no file '{folder}/none.csv'"),
-        ("--rows {folder}/rows.csv --html {folder}/none/r.html", "there is no folder '{folder}/none'"),
-        ("--rows {folder}/empty.csv --html {folder}/r.html", "nothing to report: no rows in {folder}/empty.csv"),
-        ("--rows {folder}/torn.csv --html {folder}/r.html", "no column 'gpu'"),
-        ("--rows {folder}/rows.csv --machine perlmuter", "did you mean 'perlmutter'?"),
-        ("--machine perlmutter", "--machine prices the steps of --rows"),
-    ],
-)
-def test_refusals(line: str, message: str, tmp_path: Path) -> None:
-    """Guards bad files: exit code 2, what is wrong, and no report."""
-    (tmp_path / "rows.csv").write_text(STEPS + step("one"), "utf-8")
-    (tmp_path / "empty.csv").write_text(STEPS, "utf-8")
-    (tmp_path / "torn.csv").write_text("id,n_gpus\n", "utf-8")
-    done = run(f"accuracy {line.format(folder=tmp_path)}")
-    assert done.code == 2
-    assert message.format(folder=tmp_path) in done.err
-    assert not list(tmp_path.rglob("*.html"))
+from tests.unit.report.published import STEPS, step
 
 
 def test_without_plotly_nothing_is_predicted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -86,7 +47,10 @@ def test_a_misspelt_framework_is_named_with_the_nearest(tmp_path: Path) -> None:
     rows = tmp_path / "rows.csv"
     rows.write_text(STEPS + step("one").replace("Megatron-LM", "Megatorn-LM"), "utf-8")
     words = "unknown framework, priced as the mean of all known ones: Megatorn-LM, did you mean 'megatron'?"
-    assert words in good(f"accuracy --rows {rows}").out.splitlines()
+    done = good(f"accuracy --rows {rows}")
+    assert words in done.out.splitlines()
+    earlier = good(f"validate --rows {rows}")
+    assert (earlier.out, earlier.err) == (done.out, "This is now `axonn-tune accuracy --rows FILE`.\n")
     (row,) = good(f"accuracy --rows {rows} --format json").document["rows"]
     assert row["warnings"] == [words]
     assert row["predicted_s"] > 0.0

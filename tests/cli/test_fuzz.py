@@ -29,14 +29,11 @@ from axonn_tune.launch.host import already_started
 from axonn_tune.runtime.start import rank_environment
 from axonn_tune.specs.catalog import find
 from tests.cli.running import Finished, good, run
-from tests.unit.learning.test_collective_logs import NCCL_JSON, OLD, OSU, RCCL, RCCL_JSON, TEXT
-from tests.unit.learning.test_reading import SIZES
-from tests.unit.learning.test_traces import DOCUMENT
-from tests.unit.learning.test_training_logs import CASES, LOGS, torchtitan
 
 ROOT = Path(__file__).parents[2]
-FIXTURES = ROOT / "tests" / "fixtures" / "v1"
-COMMANDS, RUN = ROOT / "tests" / "fixtures" / "commands", ROOT / "tests" / "fixtures" / "diagnose" / "lab"
+FIXTURES = ROOT / "tests" / "fixtures"
+COMMANDS, EVIDENCE, LOGS, STORED = (FIXTURES / name for name in ("commands", "evidence", "logs", "v1"))
+RUN = FIXTURES / "diagnose" / "lab"
 PUBLISHED = ROOT / "axonn_tune" / "validation" / "published"
 COUNT, FIRST = int(os.environ.get("AXONN_TUNE_FUZZ", "48")), int(os.environ.get("AXONN_TUNE_FUZZ_FROM", "0"))
 NIGHTLY, BLOCK, LIMIT_S, LIMIT_KIB = 2000, 16, 10, 1 << 20
@@ -46,60 +43,18 @@ BLOCKS = [
 ]
 CODES = {0, 2, 3, 4, 5, 6}
 
+PLAIN = "0 -1 1 2 3 7 8 64 1.5 1e5 1e308 -1e308 1e-308 1e400 .inf -.inf .nan nan inf true null ~ '' [] {} on x é"
+ODD = "2147483647 2147483648 9007199254740993 /dev/zero /etc/shadow ../../x .. / *a << | % \u202e"
 WORDS = [
-    *(
-        "0",
-        "-1",
-        "1",
-        "2",
-        "3",
-        "7",
-        "8",
-        "64",
-        "1.5",
-        "1e5",
-        "1e308",
-        "-1e308",
-        "1e-308",
-        "1e400",
-        ".inf",
-        "-.inf",
-        ".nan",
-    ),
-    *(
-        "nan",
-        "inf",
-        "true",
-        "null",
-        "~",
-        "''",
-        "[]",
-        "{}",
-        "[1, 2]",
-        "{a: 1}",
-        "on",
-        "x",
-        "é",
-        "\u202e",
-        '"\\0"',
-        '"\\e[31m"',
-    ),
-    *("2147483647", "2147483648", "9007199254740993", "1" + "0" * 30, "-" + "9" * 40, "0x" + "f" * 30, "9" * 5000),
-    *(
-        "y" * 300,
-        "/dev/zero",
-        "/etc/shadow",
-        "../../x",
-        "..",
-        "/",
-        "&a 1",
-        "*a",
-        "!!python/object:os.system 1",
-        "<<",
-        "|",
-        "%",
-    ),
+    *(*PLAIN.split(), *ODD.split()),
+    *("[1, 2]", "{a: 1}", '"\\0"', '"\\e[31m"', "&a 1", "!!python/object:os.system 1", "y" * 300),
+    *("1" + "0" * 30, "-" + "9" * 40, "0x" + "f" * 30, "9" * 5000),
 ]
+PLACES = "a.yaml config.json link circle . .. /dev/full /dev/null /proc/kmsg no/x new"
+VARIABLES = (
+    "AXONN_TUNE_PATH XDG_CONFIG_HOME HOME COLUMNS LINES TERM NO_COLOR FORCE_COLOR LANG RANK WORLD_SIZE LOCAL_RANK "
+    "SLURM_PROCID SLURM_NTASKS SLURM_LOCALID MASTER_PORT COMP_WORDS COMP_CWORD _AXONN_TUNE_COMPLETE AXONN_TUNE_DEBUG"
+)
 
 
 def words_of(chance: random.Random) -> str:
@@ -142,9 +97,8 @@ def broken(content: bytes, chance: random.Random) -> bytes:
     if how == 2:
         return bytes(one ^ (chance.randrange(256) if chance.random() < 0.01 else 0) for one in content)
     if how == 3:
-        return chance.choice(
-            [b"", b"\n", b"[" * 5000, b"a: " * 60, b"- " * 5000, b"{" * 9000, b"\xff\xfe\x00", b"null"]
-        )
+        deep = [b"[" * 5000, b"a: " * 60, b"- " * 5000, b"{" * 9000]
+        return chance.choice([b"", b"\n", *deep, b"\xff\xfe\x00", b"null"])
     return changed_lines(content.decode(), chance).encode("utf-8", "surrogatepass")
 
 
@@ -163,7 +117,7 @@ def of_machine(folder: Path, chance: random.Random) -> list[str]:
     """A machine profile."""
     text = find("machine", chance.choice(["perlmutter", "dgx-h100", "frontier", "localhost"])).read_bytes()
     if chance.random() < 0.3:
-        text = (FIXTURES / "profile.yaml").read_bytes()
+        text = (STORED / "profile.yaml").read_bytes()
     (folder / "p.yaml").write_bytes(broken(text, chance))
     search = ["--gpus", "8", "--model", "5b", "--machine", "p.yaml", "--rank-by", "iteration"]
     return chance.choice([search, ["machines", "show", "p.yaml"], ["machines", "check", "p.yaml"]])
@@ -171,7 +125,7 @@ def of_machine(folder: Path, chance: random.Random) -> list[str]:
 
 def of_launch(folder: Path, chance: random.Random) -> list[str]:
     """A launch config, explained, traced or reported."""
-    (folder / "l.yaml").write_bytes(broken((FIXTURES / "launch-2-ranks.yaml").read_bytes(), chance))
+    (folder / "l.yaml").write_bytes(broken((STORED / "launch-2-ranks.yaml").read_bytes(), chance))
     return chance.choice(
         [["explain", "l.yaml"], ["trace", "l.yaml", "-o", "t.json"], ["report", "l.yaml", "-o", "r.html"]]
     )
@@ -188,18 +142,16 @@ def of_rows(folder: Path, chance: random.Random) -> list[str]:
 def of_results(folder: Path, chance: random.Random) -> list[str]:
     """Results that other commands have written."""
     name = chance.choice(["baseline.yaml", "measurement.yaml", "ranking-nano.json"])
-    own = FIXTURES if name == "ranking-nano.json" else FIXTURES.with_name("v2")
-    (folder / name).write_bytes(broken((own / name).read_bytes(), chance))
+    (folder / name).write_bytes(
+        broken((STORED.with_name("v1" if name == "ranking-nano.json" else "v2") / name).read_bytes(), chance)
+    )
     return ["regress", name] if name == "baseline.yaml" else ["report", name, "-o", "r.html"]
 
 
 def of_log(folder: Path, chance: random.Random) -> list[str]:
     """A log of another benchmark, or of training in any format, learned from or diagnosed."""
-    logs = [TEXT, OLD, OSU, RCCL, json.dumps(NCCL_JSON, indent=1), json.dumps(RCCL_JSON, indent=1)]
-    if chance.random() < 0.7:
-        logs = ["\n".join(torchtitan(5762, SIZES)), *("\n".join(case.lines) for case in CASES)]
-        logs += [path.read_text("utf-8") for path in sorted(LOGS.glob("*[!y]"))]
-    (folder / "a.log").write_bytes(broken(chance.choice(logs).encode(), chance))
+    logs = [path for path in sorted([*EVIDENCE.iterdir(), *LOGS.iterdir()]) if path.suffix not in (".py", ".md")]
+    (folder / "a.log").write_bytes(broken(chance.choice(logs).read_bytes(), chance))
     sizes = ["--ranks", "8", "--nodes", "2"] if chance.random() < 0.5 else []
     return [*evidence("a.log", chance), *sizes]
 
@@ -212,7 +164,7 @@ def evidence(path: str, chance: random.Random) -> list[str]:
 
 def of_trace(folder: Path, chance: random.Random) -> list[str]:
     """A trace of a profiler, packed or not."""
-    content = broken(json.dumps(DOCUMENT, indent=chance.choice([None, 1])).encode(), chance)
+    content = broken((EVIDENCE / "trace.json").read_bytes(), chance)
     packed = chance.random() < 0.3
     content = gzip.compress(content) if packed else content
     (folder / "t.json").write_bytes(content[: chance.randrange(len(content) + 1)] if chance.random() < 0.1 else content)
@@ -253,21 +205,16 @@ def of_checkpoint(folder: Path, chance: random.Random) -> list[str]:
     """A checkpoint, one of whose files is broken; its marker fits what is there, or not."""
     from tests.runtime.test_damage import resealed
 
-    shutil.copytree(FIXTURES / "checkpoint" / "step-3", folder / "c")
+    shutil.copytree(STORED / "checkpoint" / "step-3", folder / "c")
     path = chance.choice(sorted((folder / "c").iterdir()))
     content = path.read_bytes()
     for _ in range(chance.choice([1, 2, 20])):
         content = content or b"N."
         place = chance.randrange(len(content))
-        content = chance.choice(
-            [
-                content[:place] + chance.randbytes(chance.randrange(4)) + content[place + chance.randrange(4) :],
-                content[:place] + content[chance.randrange(len(content)) :],
-                content[:place]
-                + chance.choice([b"2\x86", b"r\xff\xff\xff\x0f", b"h\x00h\x00\x86"]) * 40
-                + content[place:],
-            ]
-        )
+        odd = chance.choice([b"2\x86", b"r\xff\xff\xff\x0f", b"h\x00h\x00\x86"]) * 40
+        random_ones = chance.randbytes(chance.randrange(4)) + content[place + chance.randrange(4) :]
+        ends = [random_ones, content[chance.randrange(len(content)) :], odd + content[place:]]
+        content = content[:place] + chance.choice(ends)
     path.write_bytes(content)
     if chance.random() < 0.9:
         with suppress(ValueError, AttributeError, TypeError):
@@ -281,20 +228,7 @@ def of_outputs(folder: Path, chance: random.Random) -> list[str]:
     (folder / "config.json").write_bytes(b"{}")
     (folder / "link").symlink_to("a.yaml")
     (folder / "circle").symlink_to("circle")
-    targets = [
-        "a.yaml",
-        "config.json",
-        "link",
-        "circle",
-        ".",
-        "..",
-        "/dev/full",
-        "/dev/null",
-        "/proc/kmsg",
-        "no/x",
-        "new",
-    ]
-    target = chance.choice([*targets, "x" * 300, "-", ""])
+    target = chance.choice([*PLACES.split(), "x" * 300, "-", ""])
     search = ["--gpus", "8", "--model", "a.yaml", "--machine", "dgx-h100"]
     frameworks = ["deepspeed", "megatron-core", "fsdp", "axonn-tune"]
     commands = [
@@ -344,20 +278,7 @@ def of_options(folder: Path, chance: random.Random) -> list[str]:
 
 def of_environment(folder: Path, chance: random.Random) -> list[str]:
     """Variables that the tool, or a library of its, reads."""
-    names = [
-        "AXONN_TUNE_PATH",
-        "XDG_CONFIG_HOME",
-        "HOME",
-        "COLUMNS",
-        "LINES",
-        "TERM",
-        "NO_COLOR",
-        "FORCE_COLOR",
-        "LANG",
-    ]
-    names += ["RANK", "WORLD_SIZE", "LOCAL_RANK", "SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID", "MASTER_PORT"]
-    names += ["COMP_WORDS", "COMP_CWORD", "_AXONN_TUNE_COMPLETE", "AXONN_TUNE_DEBUG"]
-    for name in chance.sample(names, 6):
+    for name in chance.sample(VARIABLES.split(), 6):
         value = chance.choice([words_of(chance), "bash_complete", "zsh_complete", "x", "", "4"])
         os.environ[name] = value.replace("\0", "") if name != "AXONN_TUNE_DEBUG" else ""
     for reading in (rank_environment, already_started):

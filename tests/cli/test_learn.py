@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 from pathlib import Path
 
 import pytest
@@ -11,19 +12,17 @@ import axonn_tune
 from axonn_tune.specs.loading import load_document
 from axonn_tune.specs.machine import Learned, Machine
 from tests.cli.running import good, run
-from tests.unit.learning.test_collective_logs import TEXT
-from tests.unit.learning.test_reading import EIGHT, MODEL, rows, titan
 
-FACTS = [f"--fact={name}={value}" for name, value in MODEL.items()]
+EVIDENCE = Path(__file__).parents[1] / "fixtures" / "evidence"
 
 
 @pytest.fixture(autouse=True)
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder with evidence: rows, a log of torchtitan and one of nccl-tests."""
+    """A folder with evidence: a row that is slower than was published, and a log of nccl-tests."""
     monkeypatch.chdir(tmp_path)
-    rows(tmp_path, step_s="3.6")
-    titan(tmp_path)
-    (tmp_path / "all_gather.txt").write_text(EIGHT, "utf-8")
+    text = (EVIDENCE / "steps.csv").read_text("utf-8").replace(",2.8435,", ",3.6,")
+    (tmp_path / "steps.csv").write_text(text, "utf-8")
+    shutil.copy(EVIDENCE / "nccl.txt", tmp_path / "all_gather.txt")
     return tmp_path
 
 
@@ -68,17 +67,6 @@ def test_json_has_what_the_text_has() -> None:
     assert any(words.startswith("base profile dgx-h100") for words in document["assumed"])
 
 
-def test_a_training_log() -> None:
-    """Guards a log: the lines that were read, what the log did not say, and what was left out."""
-    done = run("learn titan.log --machine dgx-h100 -o ours.yaml", FACTS)
-    assert done.code == 0, done.err
-    assert "titan.log: 1 step on 8 ranks" in done.out
-    said = " ".join(done.out.split())
-    assert "Assumed: titan.log:4: not compiled: the log does not say that blocks are" in said
-    assert re.search(r"Left out: titan\.log:\d+: step 80 took 2\.\d+ times the median", said)
-    assert "eager" in load_document("ours.yaml", schema=Machine).software
-
-
 def test_collectives_move_the_network_alone() -> None:
     """Guards logs of nccl-tests: a collective of its own on a tier, and no number of computation."""
     done = good("learn all_gather.txt --machine dgx-h100 --name here -o ours.yaml")
@@ -89,57 +77,28 @@ def test_collectives_move_the_network_alone() -> None:
     assert "accelerator.*" in done.out.partition("says little or nothing about")[2]
 
 
-def test_collectives_are_shown_in_the_units_of_nccl_tests() -> None:
-    """Guards the table: sizes in binary units, times with theirs, and the bus bandwidth as the log has it."""
-    shown = good("learn all_gather.txt --machine dgx-h100 -o ours.yaml").out
-    assert re.search(r"all_gather of \d+ ranks +\d+ MiB +\d+ +[\d.]+ [mµ]s +[\d.]+ +[+-]", shown)
-    assert "bytes" not in shown
-    assert "busbw" in shown
-    assert "busbw" not in good("learn steps.csv -o ours.yaml").out
-
-
-LATE = """# nThread 1 nGpus 1 minBytes 1048576 maxBytes 4294967296
-#  Rank  0 Group  0 Pid  1 on node001 device  0 [0x19] NVIDIA H200
-{others}
-#       size         count      type   redop    root     time   algbw   busbw #wrong
-     1048576         16384     float    none      -1     62.8   16.70   15.66      0
-     4194304         65536     float    none      -1     70.7   59.29   55.58      0
-    16777216        262144     float    none      -1    110.3  152.17  142.66      0
-    67108864       1048576     float    none      -1    243.5  275.59  258.36      0
-   268435456       4194304     float    none      -1    844.3  317.95  298.08      0
-  1073741824      16777216     float    none      -1   3057.5  351.18  329.23      0
-# Out of bounds values : 0 OK
-"""
-"""An all-gather of two nodes: small messages take twice as long as the profile says, large ones do not."""
-
-
 def test_small_messages_do_not_spoil_large_ones(tmp_path: Path) -> None:
     """Guards weights by size: libraries scatter at 1 to 16 MiB, so these may not move what is known of 64 MiB and more.
 
-    With one weight for all sizes 64 MiB went from +7% to +30%.
+    Small messages of two nodes take twice as long as the profile says; with one weight for all, 64 MiB went to +30%.
     """
-    others = "\n".join(
+    times_us = {1: 62.8, 4: 70.7, 16: 110.3, 64: 243.5, 256: 844.3, 1024: 3057.5}
+    lines = ["# nThread 1 nGpus 1 minBytes 1048576 maxBytes 4294967296"]
+    lines += [
         f"#  Rank {rank:2} Group  0 Pid {rank + 1} on node00{1 + rank // 8} device {rank % 8:2} [0x19] NVIDIA H200"
-        for rank in range(1, 16)
-    )
-    (tmp_path / "all_gather.txt").write_text(LATE.format(others=others), "utf-8")
+        for rank in range(16)
+    ]
+    lines += ["#       size         count      type   redop    root     time   algbw   busbw #wrong"]
+    lines += [
+        f"{size << 20:12} {size << 14:12} float none -1 {took:9} {(size << 20) / took / 1e3:.2f} "
+        f"{(size << 20) / took / 1e3 * 15 / 16:.2f} 0"
+        for size, took in times_us.items()
+    ]
+    (tmp_path / "all_gather.txt").write_text("\n".join([*lines, "# Out of bounds values : 0 OK", ""]), "utf-8")
     found, _ = axonn_tune.learn(["all_gather.txt"], machine="dgx-h200")
     large = [row for row in found.rows if row.what in ("64 MiB", "256 MiB", "1 GiB")]
     assert len(large) == 3
     assert all(abs(row.after) < 0.12 for row in large), large
-    assert not any(row.worse for row in large)
-
-
-def test_rows_that_get_worse_are_said(tmp_path: Path) -> None:
-    """Guards against silent damage: a row that others outweigh is marked, and the worst is named with both errors."""
-    text = (tmp_path / "steps.csv").read_text("utf-8")
-    header, row = text.splitlines()
-    met = row.replace(",3.6,", ",2.84,")
-    (tmp_path / "steps.csv").write_text("\n".join([header, met, row, row, row]) + "\n", "utf-8")
-    said = " ".join(good("learn steps.csv -o ours.yaml").out.split())
-    assert re.search(
-        r"1 of 4 rows are predicted worse than before \(marked worse\), most steps\.csv:2, step: \S+% became", said
-    )
 
 
 def test_the_second_time_goes_on_from_the_first() -> None:
@@ -178,33 +137,10 @@ def test_what_contradicts_the_rest_is_named(tmp_path: Path) -> None:
     )
 
 
-@pytest.mark.parametrize(
-    ("line", "message"),
-    [
-        ("learn all_gather.txt -o x.yaml", "name the nearest with --machine, such as aws-p5 or dgx-h100"),
-        ("learn titan.log --machine dgx-h100 -o x.yaml", "titan.log:4: the log does not state layers"),
-        ("learn steps.csv --fact layerz=3 -o x.yaml", "--fact layerz: no such column, did you mean 'layers'?"),
-        ("learn steps.csv --machine dgx-h1000 -o x.yaml", "did you mean 'dgx-h100'"),
-        ("learn steps.csv --framework nemmo -o x.yaml", "did you mean 'nemo'"),
-        ("learn nothing.csv -o x.yaml", "no file 'nothing.csv'"),
-        ("learn two.txt --machine dgx-h100 -o x.yaml", "2 ranks on 2 nodes, but nodes of dgx-h100 hold 8"),
-        ("learn -o x.yaml", "Missing argument"),
-        ("learn steps.csv", "Missing option '-o'"),
-        ("calibrate --from-logs all_gather.txt -o x.yaml", "axonn-tune learn all_gather.txt --machine NAME -o FILE"),
-    ],
-)
-def test_mistakes_are_named(line: str, message: str, tmp_path: Path) -> None:
-    """Guards exit code 2, and that nothing is written."""
-    (tmp_path / "two.txt").write_text(TEXT, "utf-8")
-    done = run(line)
-    assert done.code == 2, done.err
-    assert message in " ".join(done.err.split())
-    assert not (tmp_path / "x.yaml").exists()
-
-
 def test_rows_that_are_not_modelled_leave_nothing_to_learn_from(tmp_path: Path) -> None:
     """Guards evidence that holds nothing: the reason is said, and no profile is written."""
-    rows(tmp_path, precision="fp8")
+    text = (tmp_path / "steps.csv").read_text("utf-8").replace(",bf16,", ",fp8,")
+    (tmp_path / "steps.csv").write_text(text, "utf-8")
     done = run("learn steps.csv -o x.yaml")
     assert done.code == 2
     assert "nothing to learn from" in done.err

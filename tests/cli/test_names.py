@@ -1,109 +1,24 @@
-"""A framework's own names: pins, orders and tables in them, and what is said of requests that it cannot meet."""
+"""A framework's own names, groups of help, and what is said of what nobody chose."""
 
 from __future__ import annotations
 
-import sys
+import json
+import re
+from pathlib import Path
 from typing import Any
 
+import click
 import pytest
 
 import axonn_tune
+from axonn_tune.cli.main import cli
 from axonn_tune.errors import UsageError
 from axonn_tune.frameworks import registry
 from tests.cli.running import good, run
 
-ON_H100 = "--model llama3-70b --machine dgx-h100"
-LLAMA = f"--gpus 64 {ON_H100}"
+LLAMA = "--gpus 64 --model llama3-70b --machine dgx-h100"
 CORE = f"{LLAMA} --framework megatron-core"
-SMALL = "--gpus 8 --model 5b --framework"
-
-BAD = [
-    # Frameworks.
-    (f"{LLAMA} --framework megatron", 2, "no framework named 'megatron', did you mean 'megatron-core'?"),
-    (f"{LLAMA} --framework=", 2, "no framework named ''"),
-    (f"{CORE} --cost paper", 2, "--cost paper knows the grids of axonn-tune alone: leave out --framework"),
-    # Axes that a framework does not have.
-    (f"{CORE} --y 2", 2, "--y 2: Megatron-Core has no axis y; it has TP, GTP, PP, VPP, CP, DP"),
-    (f"{LLAMA} --framework fsdp --pipeline 2", 2, "PyTorch FSDP has no axis pipeline"),
-    (f"{LLAMA} --context 2", 2, "has no axis context; it has x, y, z, data, pipeline, chunks; frameworks that do: "),
-    (f"{LLAMA} --grid 1,1,64,1", 2, "each axis has an option: --x N --y N --z N --data N"),
-    (
-        f"{LLAMA} --framework nemo --gtp 2",
-        2,
-        "--gtp is Megatron-Core's name of axis z, which NeMo does not have; it has TP, PP, VPP, CP, DP",
-    ),
-    (f"{LLAMA} --framework megascale --context 2", 2, "--cp 2: MegaScale has no axis context; it has TP, PP, VPP, DP"),
-    (f"{LLAMA} --framework deepspeed --chunks 2 --pipeline 2", 2, "DeepSpeed ZeRO has no interleaved stages"),
-    # Names of another framework, or of one where none is asked for.
-    (
-        f"{CORE} --dp-shard 8",
-        2,
-        "--dp-shard is torchtitan's name of what Megatron-Core calls GTP: --gtp N",
-    ),
-    (f"{CORE} --data-parallel-replicate-degree 8", 2, "torchtitan's name of what Megatron-Core calls DP: --dp N"),
-    (f"{LLAMA} --pp 8", 2, "name of axis pipeline: --pipeline 8, or --framework megatron-core"),
-    (f"{LLAMA} --vpp 2", 2, "name of chunks a stage: --chunks 2, or --framework megatron-core"),
-    (f"{LLAMA} --cp 2", 2, "name of axis context, which axonn-tune (4D) does not have; it has x, y, z, data"),
-    (f"{CORE} --tpp 8", 2, "No such option"),
-    # Names with torchtitan's sections before them.
-    (
-        f"{LLAMA} --parallelism.tensor_parallel_degree 8",
-        2,
-        "--tensor-parallel-degree is torchtitan's and DeepSpeed ZeRO's name of axis x: --x 8, or --framework tor",
-    ),
-    (f"{LLAMA} --parallelism.data_parallel_shard_degree=8", 2, "is torchtitan's name of axis z: --z 8"),
-    (f"{LLAMA} --training.local_batch_size 2", 2, "is the micro-batch of a layout without stages: --micro-batch N"),
-    (f"{LLAMA} --activation_checkpoint.mode full", 2, "activation recomputation is --recompute selective or"),
-    (f"{LLAMA} --model.flavor 70B", 2, "there is no option --model.flavor: the model is --model NAME, such as"),
-    (f"{LLAMA} --job.config_file x.toml", 2, "explain and compare read a config file by --from-command FILE"),
-    (f"{LLAMA} --validation.seq_len 2048", 2, "No such option '--validation.seq_len'"),
-    (f"{LLAMA} --training.dataset c4", 2, "No such option '--training.dataset'"),
-    # Pins.
-    (f"{CORE} --tp 3", 2, "64 GPUs cannot be arranged with TP = 3: 3 does not divide them"),
-    (f"{CORE} --tp 8 --pp 16", 2, "64 GPUs cannot be arranged with TP = 8, PP = 16: 128 does not divide them"),
-    (f"{CORE} --tp 1 --gtp 1 --pp 1 --cp 1 --dp 32", 2, "TP·GTP·PP·CP·DP = 1·1·1·1·32 is 32, not 64 GPUs"),
-    (f"{CORE} --tp 0", 2, "--tp needs a whole number from 1 to 2,147,483,647, got '0'"),
-    (f"{CORE} --pp", 2, "--pp needs a whole number from 1 to 2,147,483,647, got ''"),
-    (f"{CORE} --tp 8 --x 8", 2, "--tp and --x are two names of one option: give one"),
-    (f"{CORE} --tp 8 --tensor-model-parallel-size 8", 2, "are two names of one option"),
-    (f"{CORE} --tensor-parallel-num-weight-shards 16", 2, "is TP times GTP: give --tp too, or --gtp N instead"),
-    (f"{CORE} --tp 8 --tensor-parallel-num-weight-shards 12", 2, "is TP times GTP, and not divisible by TP = 8"),
-    # Pipelines.
-    (f"{CORE} --vpp 2 --pp 1", 2, "--vpp 2 is for several pipeline stages, but --pp is 1"),
-    (f"{LLAMA} --chunks 2", 2, "--chunks 2 is for several pipeline stages, which --pipeline searches"),
-    (f"{CORE} --vpp 200 --pp 4", 3, "layers (80) is less than PP·VPP = 800 of any grid that has PP=4"),
-    (f"{CORE} --vpp 2 --pp 8 --dp 8 --batch 8", 3, "PP does not divide the micro-batches of any grid"),
-    (f"--gpus 180 {ON_H100} --framework megatron-core --pp 90", 3, "layers (80) is less than PP = 90"),
-    # Rank orders.
-    (f"{CORE} --order x,y,z,data", 2, "rank order 'x,y,z,data' must name axes once each, as in TP,GTP,CP,DP,PP"),
-    (f"{CORE} --order TP,TP,DP", 2, "rank order 'TP,TP,DP' must name axes once each"),
-    # What a layout cannot be.
-    (f"--gpus 96 {ON_H100} --framework megatron-core --tp 3", 3, "heads (64) is not divisible by TP = 3"),
-    (f"{CORE} --seq 4097 --cp 2", 3, "sequence_length (4097) is not divisible by TP·CP = 2"),
-    (f"{CORE} --dp 64 --batch 100", 3, "global_batch (100) is not divisible by DP·GTP = 64"),
-    (f"{CORE} --micro-batch-size 7", 3, "micro-batch: 7 does not divide the share of the batch of any grid"),
-    (f"{SMALL} deepspeed --z 4 --data 2", 3, "ZeRO-3 shards over all data-parallel ranks: stage 3 has no replicas"),
-    (f"{SMALL} axonn --x 2", 3, "the easy API brackets each layer with all-to-alls"),
-    ("--gpus 1024 --model nano --framework fsdp --z 1024 --batch 1024", 3, "vocab (512) is less than"),
-    # What a step cannot do.
-    (f"{CORE} --kept-layers 4", 2, "--kept-layers 4: Megatron-Core reshards every layer after forward"),
-    (f"{CORE} --split-micro-batch", 2, "Megatron-Core does not interleave half micro-batches"),
-    (f"{CORE} --set step.sequence=true", 2, "a step has no 'sequence', did you mean 'sequence_parallel'?"),
-    # Other commands.
-    (f"explain {CORE} --tp 8 --pick 5000", 2, "configurations are ranked"),
-    (f"compare {CORE} --tp 3", 2, "64 GPUs cannot be arranged with TP = 3"),
-    (f"sweep --gpus 64,128 {ON_H100} --framework megatron-core --tp 5", 2, "cannot be arranged with TP = 5"),
-]
-
-
-@pytest.mark.parametrize(("line", "code", "said"), BAD, ids=[line for line, _, _ in BAD])
-def test_what_a_framework_cannot_do_is_said(line: str, code: int, said: str) -> None:
-    """Guards requests that a framework cannot meet: one message in its words, exit code 2 or 3, no traceback."""
-    finished = run(line)
-    assert finished.code == code, finished.err
-    assert said in finished.err
-    message = [row for row in finished.err.splitlines() if row.startswith("Error: ")]
-    assert len(message) == 1, finished.err
+SEARCHING = ("search", "explain", "sweep", "compare", "validate", "regress")
 
 
 def sizes(line: str) -> dict[str, int]:
@@ -131,9 +46,9 @@ def test_pins_have_several_names(pins: str) -> None:
 def test_torchtitans_sections_are_left_out() -> None:
     """Guards options copied from a command of torchtitan: pins, sequence and batch by its names."""
     titan = f"{LLAMA} --framework torchtitan --training.seq_len 4096 --training.global_batch_size 128"
-    assert sizes(
-        f"{titan} --parallelism.tensor_parallel_degree 4 --parallelism.data_parallel_shard_degree=16"
-    ) == sizes(f"{LLAMA} --framework torchtitan --seq 4096 --batch 128 --tp 4 --dp-shard 16")
+    theirs = "--parallelism.tensor_parallel_degree 4 --parallelism.data_parallel_shard_degree=16"
+    ours = f"{LLAMA} --framework torchtitan --seq 4096 --batch 128 --tp 4 --dp-shard 16"
+    assert sizes(f"{titan} {theirs}") == sizes(ours)
 
 
 def test_python_takes_the_same_names() -> None:
@@ -141,22 +56,17 @@ def test_python_takes_the_same_names() -> None:
     given: dict[str, Any] = {"gpus": 64, "machine": "dgx-h100", "framework": "megatron-core"}
     best = axonn_tune.search("llama3-70b", **given, tp=8, pp=4, global_batch_size=128).best  # type: ignore[call-arg]
     assert (best.x, best.pipeline) == (8, 4)
-    assert best.accumulation is not None
-    assert best.micro_batch is not None
-    assert best.accumulation * best.micro_batch * best.data * best.z == 128
-    swept = axonn_tune.sweep("llama3-70b", **{**given, "gpus": [64, 128]}, global_batch_size=256)  # type: ignore[call-arg]
-    assert {point.inputs.problem.workload.global_batch for point in swept} == {256}
     with pytest.raises(UsageError, match=r"--dp-shard is torchtitan's name of what Megatron-Core calls GTP"):
         axonn_tune.search("llama3-70b", **given, dp_shard=8)  # type: ignore[call-arg]
     with pytest.raises(TypeError, match="unexpected keyword argument 'tpp'"):
         axonn_tune.search("llama3-70b", **given, tpp=8)  # type: ignore[call-arg]
 
 
-def test_orders_take_both_names() -> None:
-    """Guards --order: the framework's names in any case, and ours."""
-    orders = ("TP,GTP,DP,PP,CP", "tp,gtp,dp,pp,cp", "x,z,data,pipeline,context")
-    found = [good(f"{CORE} --order {order} --top 1 --format json").document["configs"][0] for order in orders]
-    assert {one["order"].partition(",y")[0] for one in found} == {"x,z,data,pipeline,context"}
+@pytest.mark.parametrize("order", ["TP,GTP,DP,PP,CP", "tp,gtp,dp,pp,cp", "x,z,data,pipeline,context", "TP,GTP,DP"])
+def test_orders_take_both_names(order: str) -> None:
+    """Guards --order: the framework's names in any case, ours, and orders without what comes last."""
+    found = good(f"{CORE} --order {order} --tp 8 --top 1 --format json").document["configs"][0]
+    assert found["order"].startswith("x,z,data,pipeline,context" if order != "TP,GTP,DP" else "x,z,data")
 
 
 @pytest.mark.parametrize("framework", [name for name, one in registry().items() if one.names])
@@ -166,26 +76,97 @@ def test_every_name_leads_back(framework: str) -> None:
     names = list(map(one.called, one.columns))
     assert len({name.lower() for name in names}) == len(names)
     assert [one.axis(name) for name in names] == list(one.columns)
-    assert all(one.option(axis).removeprefix("--").replace("-", "").isalnum() for axis in one.columns)
 
 
-@pytest.mark.parametrize("framework", ["megatron-core", "torchtitan", "axonn-tune"])
 @pytest.mark.parametrize("command", ["search", "explain", "sweep"])
-def test_what_is_shown_is_in_its_names(framework: str, command: str) -> None:
-    """Guards tables and remarks: the framework's names in its own order, and none of ours beside them."""
-    one = registry()[framework]
-    line = f"{command} --gpus 64 --model llama3-8b --machine dgx-h100 --framework {framework}"
-    finished = good(f"{line} --cp 2 --pp 2 --tp 2" if framework != "axonn-tune" else f"{line} --pipeline 2")
+def test_what_is_shown_is_in_its_names(command: str) -> None:
+    """Guards tables and remarks: the framework's names, and none of ours beside them."""
+    line = "--gpus 64 --model llama3-8b --machine dgx-h100 --framework megatron-core --cp 2 --pp 2 --tp 2"
+    finished = good(f"{command} {line}")
     shown = f"{finished.out}\n{finished.err}"
-    for axis in ("x", "z", "pipeline", "data"):
-        assert one.called(axis) in shown
-    if framework == "megatron-core":
-        for ours in (" x ", " z ", " over x", " over z", " over data", "x=", "z="):
-            assert ours not in shown
+    assert all(name in shown for name in ("TP", "GTP", "PP", "DP"))
+    assert not [ours for ours in (" x ", " z ", " over x", " over z", " over data", "x=", "z=") if ours in shown]
 
 
-def test_names_load_only_where_they_are_used() -> None:
-    """Guards start-up time: a search whose options are ours imports no table of other names."""
-    sys.modules.pop("axonn_tune.frameworks.names", None)
-    good("--gpus 8 --model 5b --top 1")
-    assert "axonn_tune.frameworks.names" not in sys.modules
+def headings(line: str) -> dict[str, list[str]]:
+    """Options or commands below each heading of a help text."""
+    found: dict[str, list[str]] = {}
+    for text in good(line).out.splitlines():
+        if re.fullmatch(r"  Examples:|[A-Z][\w -]+:", text):
+            found[text.strip()[:-1]] = []
+        elif found and (named := re.match(r"  ((?:-\w, )?-[\w-]+|\w+)", text)):
+            found[list(found)[-1]].append(named[1].split()[-1])
+    return found
+
+
+@pytest.mark.parametrize("command", SEARCHING)
+def test_options_are_in_groups(command: str) -> None:
+    """Guards the help of commands that search: each option below one heading, --help as the last."""
+    found = headings(f"{command} --help")
+    listed = [option for options in found.values() for option in options]
+    options = [param for param in cli.commands[command].params if isinstance(param, click.Option)]
+    assert sorted(listed) == sorted(max(param.opts, key=len) for param in options)
+    assert listed[-1] == "--help"
+    assert {"Workload", "Hardware", "Constraints", "Overlap"} <= set(found)
+    assert found["Workload"][0] == "--model"
+    assert {name for names in headings("--help").values() for name in names} >= set(cli.commands) - {"search"}
+
+
+@pytest.mark.parametrize(
+    ("line", "files"),
+    [
+        ("--model nano --machine localhost --emit torchrun", {"launch.yaml", "launch.sh"}),
+        ("--model 5b --emit slurm", {"launch.yaml", "launch.sbatch"}),
+        ("--model 5b --emit slurm --framework megatron-core", {"run.sbatch"}),
+    ],
+)
+def test_emit_alone_writes_files(line: str, files: set[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards --emit without -o: the names are the tool's, and said."""
+    monkeypatch.chdir(tmp_path)
+    said = good(f"--gpus {2 if 'nano' in line else 8} {line} --top 1 --batch 64").err
+    assert {path.name for path in tmp_path.iterdir()} == files
+    assert all(name in said for name in files)
+
+
+def test_what_was_assumed_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards a model of one's own: the machine, batch and sequence length that nobody chose."""
+    monkeypatch.chdir(tmp_path)
+    config = {"model_type": "llama", "hidden_size": 512, "num_hidden_layers": 4, "num_attention_heads": 8}
+    config |= {"intermediate_size": 1376, "vocab_size": 1024, "max_position_embeddings": 131072, "hidden_act": "silu"}
+    (tmp_path / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    good("models import config.json -o mine.yaml")
+    said = good("--gpus 8 --model mine.yaml --top 1").err
+    assert "Priced on perlmutter, since no --machine was given" in said
+    assert "a batch of 512 sequences (--batch) and 8,192 of up to 131,072 tokens in a sequence (--seq)" in said
+    chosen = good("--gpus 8 --model mine.yaml --machine dgx-h100 --batch 64 --seq 4096 --top 1").err
+    assert "Priced on" not in chosen
+    assert "Assumed" not in chosen
+
+
+@pytest.mark.parametrize("batch", [514, 512])
+def test_a_batch_that_rules_out_most_grids(batch: int) -> None:
+    """Guards the hint at a batch nearby: only where it saves much."""
+    said = " ".join(good(f"--gpus 64 --model llama3-8b --machine perlmutter --batch {batch} --top 1").err.split())
+    assert ("--batch 512 has a shortest step of 21.5 s instead of 124 s" in said) == (batch == 514)
+
+
+def test_a_profile_that_is_not_at_hand_is_asked_for(tmp_path: Path) -> None:
+    """Guards launch configs of a profile of one's own: found beside them, given, or asked for; and a missing peak."""
+    profile, launch = tmp_path / "profiles" / "here.yaml", tmp_path / "launch.yaml"
+    profile.parent.mkdir()
+    profile.write_text("schema: axonn-tune/machine/1\nextends: localhost\nname: here\n", encoding="utf-8")
+    good(f"--gpus 1 --model nano --machine {profile} --precision fp32 -o {launch}")
+    for command in ("trace", "explain", "validate"):
+        finished = run(f"{command} {launch}")
+        assert finished.code == 2
+        assert f"{launch}: no machine named 'here'" in finished.err
+        assert "--machine FILE says where its profile is" in finished.err
+    good(f"explain {launch} --machine {profile}")
+    assert not axonn_tune.explain_launch(launch, machine=str(profile)).machine_changed
+    refused = run(f"--gpus 1 --model nano --machine {profile} --precision fp16")
+    assert refused.code == 2
+    advised = refused.err.partition("; try --precision ")[2].strip()
+    good(f"--gpus 1 --model nano --machine {profile} --precision {advised}")
+    (tmp_path / "broken.yaml").write_text("schema: axonn-tune/machine/1\nname: [", encoding="utf-8")
+    profile.rename(tmp_path / "ours.yaml")
+    good(f"explain {launch}")

@@ -26,9 +26,9 @@ from axonn_tune.errors import EnvironmentProblem
 from axonn_tune.lab.lab import Lab
 from axonn_tune.lab.links import verify
 from axonn_tune.lab.shape import Shape
-from axonn_tune.ranking.inputs import Choices, Inputs, WorkloadChoices, load_inputs
-from axonn_tune.ranking.space import Limits
+from axonn_tune.ranking.inputs import Inputs, load_inputs
 from axonn_tune.report.validation import regression_text, validation_text
+from axonn_tune.request import Request
 from axonn_tune.specs.machine import Machine
 from axonn_tune.specs.model import Model
 from axonn_tune.specs.results import ComparedConfiguration, Floors, Measurements, Tolerances
@@ -99,9 +99,8 @@ def lab_machine(folder: Path, lab: Lab) -> Path:
 
 def inputs(machine: Path | str) -> Inputs:
     """The search whose configurations run."""
-    workload = WorkloadChoices(batch=BATCH, precision="fp32")
-    limits = Limits(recompute="none")
-    return load_inputs(Choices(gpus=WORLD, model="nano", machine=str(machine), workload=workload, limits=limits))
+    request = Request("nano", gpus=WORLD, machine=str(machine), batch=BATCH, precision="fp32", recompute="none")
+    return load_inputs(request)
 
 
 def chosen(machine: Path) -> ValidationPlan:

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from axonn_tune.frameworks import registry
-from axonn_tune.grid import ALL_AXES, ENDS, WORLD, Grid, divisors, factorizations, split_axes
+from axonn_tune.grid import ALL_AXES, WORLD, Grid, divisors, factorizations, split_axes
 from axonn_tune.ranking.choosing import search
 from axonn_tune.specs.catalog import load_machine
 from tests.property import strategies
@@ -53,28 +53,6 @@ def test_groups_partition_the_world(grid: Grid, axes: tuple[str, ...]) -> None:
         assert grid.members(rank, name) == groups[0]
 
 
-@given(strategies.six_axis_grids())
-def test_named_groups(grid: Grid) -> None:
-    """Guards the two groups with names of their own: the world, and the ends of the pipeline."""
-    assert grid.members(0, WORLD) == tuple(range(grid.world))
-    ends = grid.group_shape(ENDS)
-    assert ends.size == min(grid.pipeline, 2)
-    if grid.pipeline > 1:
-        assert grid.rank({"pipeline": grid.pipeline - 1}) == ends.span // 2
-
-
-@given(strategies.six_axis_grids(), st.permutations(ALL_AXES))
-def test_an_order_moves_ranks_and_nothing_else(grid: Grid, order: list[str]) -> None:
-    """Guards that an order is a renumbering: another one has the same groups, by coordinates."""
-    other = Grid(*grid.sizes, order=tuple(order))
-    for axis in ALL_AXES:
-        here, there = (
-            {frozenset(tuple(sorted(one.coordinates(rank).items())) for rank in group) for group in one.groups(axis)}
-            for one in (grid, other)
-        )
-        assert here == there
-
-
 @pytest.mark.parametrize("axes", range(2, 7))
 @pytest.mark.parametrize("number", [1, 6, 8, 12, 30, 36])
 def test_factorizations_over_any_number_of_axes(number: int, axes: int) -> None:
@@ -102,15 +80,6 @@ def test_what_makes_no_world_is_refused(sizes: tuple[int, ...], named: dict[str,
     """Guards the constructor: sizes below 1, too many, twice, axes there are not, orders that leave one out."""
     with pytest.raises(ValueError, match=message):
         Grid(*sizes, **named)
-
-
-@given(strategies.six_axis_grids(), st.integers(1, 100))
-def test_ranks_outside_the_world_are_refused(grid: Grid, beyond: int) -> None:
-    """Guards against ranks and coordinates that no one has."""
-    with pytest.raises(ValueError, match="outside a world"):
-        grid.coordinates(grid.world - 1 + beyond)
-    with pytest.raises(ValueError, match="outside an axis"):
-        grid.rank({"z": grid.z - 1 + beyond})
 
 
 @pytest.mark.parametrize("name", sorted(registry()))

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from axonn_tune.cost.collectives import lines, route
 from axonn_tune.cost.prediction import Configuration, Pricing, price_configuration
-from axonn_tune.grid import AXES, Grid, GroupShape
+from axonn_tune.grid import Grid, GroupShape
 from axonn_tune.program.dimensions import symbol_values
 from axonn_tune.program.memory import price_memory
 from axonn_tune.program.size import PLAIN
@@ -119,19 +119,6 @@ def test_a_grid_of_ones_communicates_nothing(
     assert priced.terms == ()
     assert priced.communication_s == 0.0
     assert priced.iteration_s == pytest.approx(priced.compute_s)
-
-
-@given(strategies.grids(), st.data())
-def test_rank_and_coordinates_are_a_bijection(grid: Grid, data: st.DataObject) -> None:
-    """Guards the mesh: every rank has its own coordinates, in every order, and groups contain their members."""
-    places = {tuple(grid.coordinates(rank).items()) for rank in range(grid.world)}
-    assert len(places) == grid.world
-    rank = data.draw(st.integers(0, grid.world - 1))
-    assert grid.rank(grid.coordinates(rank)) == rank
-    for axis in AXES:
-        members = grid.members(rank, axis)
-        assert rank in members
-        assert all(grid.members(other, axis) == members for other in members)
 
 
 def memory_bytes(model: Model, workload: Workload, grid: Grid, recompute: Recompute) -> float:

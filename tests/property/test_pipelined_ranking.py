@@ -12,13 +12,18 @@ import pytest
 from axonn_tune.frameworks import find_framework
 from axonn_tune.program.memory import memory_limit_bytes
 from axonn_tune.ranking.choosing import ranking_metric, search
-from axonn_tune.ranking.space import Limits, Problem, RankBy
+from axonn_tune.ranking.space import Problem
+from axonn_tune.request import RankBy, Request
 from axonn_tune.specs.catalog import load_machine
 from axonn_tune.units import GIB
 from tests.unit.small import small_model, small_problem
 
 FRAMEWORKS = ("axonn-tune", "megatron-core", "torchtitan", "megatron-2021", "deepspeed", "xla", "megatron-axonn")
-SEEDS = range(50)
+
+
+def seeds(number: int, *, of: int) -> list[object]:
+    """The first seeds; `make nightly` draws all."""
+    return [seed if seed < number else pytest.param(seed, marks=pytest.mark.nightly) for seed in range(of)]
 
 
 @cache
@@ -39,12 +44,12 @@ def space(seed: int) -> Problem:
     recompute = draw.choice(("none", "selective", "full"))
     gpus = draw.choice((8, 12, 16, 24, 32, 64))
     order = tuple(axis for axis in framework.axes if axis != "pipeline")
-    limits = Limits(recompute=recompute, axes={"y": 1}, order=(*order, "pipeline") if framework.permuted else None)
+    request = Request(recompute=recompute, y=1, order=(*order, "pipeline") if framework.permuted else None)
     machine = load_machine(draw.choice(("perlmutter-80gb", "dgx-h100"))).document
-    return small_problem(model, machine, framework, gpus=gpus, batch=draw.choice((8, 12)), limits=limits)
+    return small_problem(model, machine, framework, gpus=gpus, batch=draw.choice((8, 12)), request=request)
 
 
-@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("seed", seeds(14, of=50))
 def test_the_first_of_a_ranking_is_the_best_of_all(seed: int) -> None:
     """Guards pruning by the bound: nothing that is not priced exactly is better than what is listed first, and no
     bound is above what it bounds.
@@ -64,10 +69,10 @@ def test_the_first_of_a_ranking_is_the_best_of_all(seed: int) -> None:
 
 
 @pytest.mark.parametrize("rank_by", ["communication", "iteration"])
-@pytest.mark.parametrize("seed", [1, 2, 5, 8, 12])
+@pytest.mark.parametrize("seed", [1, 8])
 def test_less_recompute_is_no_worse_where_it_fits(seed: int, rank_by: RankBy) -> None:
     """Guards what is not priced: with memory for half of all candidates, each grid is listed at its best of all."""
-    problem = replace(space(seed), limits=Limits(axes={"y": 1}), rank_by=rank_by)
+    problem = replace(space(seed), request=Request(y=1), rank_by=rank_by)
     roomy = search(problem, variants=True)
     needed = [roomy.candidate(position).memory_bytes for position in range(0, len(roomy), 7)]
     accelerator = problem.machine.accelerator
@@ -94,9 +99,9 @@ def uneven_space(seed: int) -> Problem:
     model = like.model.model_copy(update={"layers": draw.choice((7, 9, 10, 11, 13, 14, 15))})
     order = tuple(axis for axis in framework.axes if axis != "pipeline")
     recompute = draw.choice(("none", "selective", "full"))
-    limits = Limits(recompute=recompute, axes={"y": 1}, order=(*order, "pipeline") if framework.permuted else None)
+    request = Request(recompute=recompute, y=1, order=(*order, "pipeline") if framework.permuted else None)
     gpus, batch = draw.choice((8, 16)), draw.choice((8, 16, 24))
-    problem = small_problem(model, like.machine, framework, gpus=gpus, batch=batch, limits=limits)
+    problem = small_problem(model, like.machine, framework, gpus=gpus, batch=batch, request=request)
     problem = replace(problem, rank_by="iteration")
     if seed % 2 == 0:
         return problem
@@ -108,7 +113,7 @@ def uneven_space(seed: int) -> Problem:
     return replace(problem, machine=machine)
 
 
-@pytest.mark.parametrize("seed", range(30))
+@pytest.mark.parametrize("seed", seeds(6, of=30))
 def test_no_number_of_chunks_is_lost(seed: int) -> None:
     """Guards uneven interleaving: with every number of chunks asked for by itself, no candidate is shorter than what a
     search finds that drops most of them by bounds; steps and memory are those of the candidate alone, here of the
@@ -117,7 +122,7 @@ def test_no_number_of_chunks_is_lost(seed: int) -> None:
     limit_bytes = memory_limit_bytes(problem.machine.accelerator)
     best = math.inf
     for chunks in range(1, problem.model.layers // 2 + 1):
-        every = search(replace(problem, limits=replace(problem.limits, chunks=chunks)), variants=True, exact=0)
+        every = search(replace(problem, request=replace(problem.request, chunks=chunks)), variants=True, exact=0)
         listed = [every.candidate(position) for position in range(len(every))]
         shortest = min(range(len(every)), key=lambda position: listed[position].iteration_s, default=0)
         for position in {shortest, *range(seed % 8, len(every), 8)} if listed else ():
@@ -131,40 +136,9 @@ def test_no_number_of_chunks_is_lost(seed: int) -> None:
     assert first.fastest().candidate(0).iteration_s == pytest.approx(best, rel=1e-12)
 
 
-@pytest.mark.parametrize("rank_by", ["communication", "exposed", "iteration"])
-@pytest.mark.parametrize("seed", [1, 3, 7, 10, 16])
-def test_no_number_of_chunks_is_lost_by_any_measure(seed: int, rank_by: RankBy) -> None:
-    """Guards the bounds that drop uneven chunks, with every kind of recompute in one space: by each measure, no number
-    of chunks that is asked for by itself is better than what is found, nor is its step shorter than the shortest."""
-    problem = uneven_space(seed)
-    problem = replace(problem, limits=replace(problem.limits, recompute=None), rank_by=rank_by)
-    best = shortest_s = math.inf
-    for chunks in range(1, problem.model.layers // 2 + 1):
-        every = search(replace(problem, limits=replace(problem.limits, chunks=chunks)), variants=True, exact=10**6)
-        best = min(best, ranking_metric(every.columns, rank_by=rank_by).min(initial=math.inf))
-        shortest_s = min([shortest_s, *every.columns.iteration_s[~every.columns.bounded].tolist()])
-    first = search(problem, exact=1)
-    found = ranking_metric(first.columns, rank_by=rank_by)[first.rows[0]]
-    assert found == pytest.approx(best, rel=1e-12, abs=1e-12)
-    assert first.fastest().candidate(0).iteration_s == pytest.approx(shortest_s, rel=1e-12)
-
-
-def test_uneven_chunks_are_found_and_most_are_dropped_unpriced() -> None:
-    """Guards the test above: the best of several spaces has uneven chunks, and bounds drop candidates of many."""
-    first = [search(uneven_space(seed), exact=1) for seed in range(30)]
-    best = [one.candidate(0).configuration for one in first]
-    layers = [one.problem.model.layers for one in first]
-    uneven = [
-        one.chunks > 1 and count % (one.chunks * one.grid.pipeline) for one, count in zip(best, layers, strict=True)
-    ]
-    assert sum(map(bool, uneven)) >= 3
-    every = [search(uneven_space(seed), variants=True, exact=0) for seed in range(30)]
-    assert sum(len(one.shapes) < len(other.shapes) for one, other in zip(first, every, strict=True)) >= 10
-
-
 def test_the_spaces_are_pipelined_and_not_trivial() -> None:
     """Guards the test above: most spaces have candidates with several stages, and many of them."""
-    found = [search(space(seed), variants=True) for seed in SEEDS]
+    found = [search(space(seed), variants=True) for seed in range(14)]
     stages = [int(one.shapes.stages[one.columns.shape].max(initial=1)) for one in found]
-    assert sum(count > 1 for count in stages) >= 45
-    assert sum(len(one) for one in found) > 2000
+    assert sum(count > 1 for count in stages) > 10
+    assert sum(len(one) for one in found) > 500

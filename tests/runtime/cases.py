@@ -184,6 +184,17 @@ def _met(case: Case) -> set[object]:
     return set(itertools.combinations(enumerate(values), 2))
 
 
+def daily_cases() -> list[Case]:
+    """All cases of 1 to 4 ranks, and four of 8 that have the most pairs of values that no earlier one has."""
+    every = (*cases(), *pipelined_cases())
+    chosen = [case for case in every if case.grid.world <= 4]
+    for _ in range(4):
+        covered = set[object]().union(*(pairs(case) | _met(case) for case in chosen))
+        left = [case for case in every if case.grid.world == 8 and case not in chosen]
+        chosen.append(max(left, key=lambda case: len((pairs(case) | _met(case)) - covered)))
+    return chosen
+
+
 def _pipelined(grid: Grid, chance: random.Random) -> Case:
     """A candidate with stages, perhaps interleaved, perhaps of unequal depth; stages are the outermost axis or not."""
     chunks = chance.choice([1, 1, 2] if grid.pipeline * 2 <= DEEP.layers else [1])

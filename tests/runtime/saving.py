@@ -94,7 +94,7 @@ def marked(grid: Grid, *, split: bool = False) -> Trainee:
         for parameter in bucket.parameters:
             for shard in shards_of(parameter, bucket, tensor):
                 mark(shard, numbers[parameter.name] + kind)
-    found.optimizer.loaded()
+    found.optimizer.publish(in_step=False)
     return found
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import time
 from dataclasses import dataclass
 
 import torch
@@ -24,31 +22,6 @@ from axonn_tune.specs.launch import Optimizer
 from tests.runtime.steps import forward_backward, leave
 
 TOKENS, ROWS, COLUMNS = 24, 48, 72
-
-
-def process_id() -> int:
-    """Of the rank."""
-    return os.getpid()
-
-
-def fail_on(rank: int) -> None:
-    """One rank fails while the others wait for it."""
-    if dist.get_rank() == rank:
-        raise ValueError("the seventh tensor is crooked")
-    dist.barrier()
-
-
-def die_on(rank: int) -> None:
-    """One rank is gone while the others wait for it."""
-    if dist.get_rank() == rank:
-        os._exit(3)
-    dist.barrier()
-
-
-def hang_on(rank: int) -> None:
-    """One rank does not come back."""
-    if dist.get_rank() == rank:
-        time.sleep(600)
 
 
 def connected(grid: Grid) -> int:

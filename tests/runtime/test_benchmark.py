@@ -50,7 +50,7 @@ def found_transposed(name: str, right: torch.Tensor) -> bool:
     return name.startswith("blocks.") and right.dim() == 2
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_contenders_train_the_same_model() -> None:
     """Guards `make bench`: on two ranks all contenders start, and their first losses agree."""
     options = ["--model", "nano", "--grid", "1,1,2,1", "--precision", "fp32", "--runs", "1", "--format", "json"]

@@ -41,6 +41,8 @@ LOADED_ON = [
     *(Grid(pipeline=3, order=STAGES), Grid(2, 1, 1, 1, pipeline=2, order=("pipeline", *AXES))),
 ]
 
+DAILY = [SERIAL, LOADED_ON[1], LOADED_ON[3], LOADED_ON[-1]]
+
 
 def listed(folder: Path) -> list[str]:
     """Names in a folder of checkpoints, but for that of its lock."""
@@ -62,7 +64,9 @@ def saved(tmp_path_factory: pytest.TempPathFactory, pools: Pools) -> dict[str, P
     return folders
 
 
-@pytest.mark.parametrize("grid", LOADED_ON, ids=name)
+@pytest.mark.parametrize(
+    "grid", [pytest.param(one, marks=[] if one in DAILY else pytest.mark.nightly) for one in LOADED_ON], ids=name
+)
 def test_any_grid_loads_what_any_other_saved(grid: Grid, saved: dict[str, Path], pools: Pools) -> None:
     """Guards every element's place, moments and steps, bit for bit, and that padding stays zero."""
     for folder in saved.values():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 
 import pytest
@@ -25,7 +26,13 @@ FIRST_RUNS = {
 }
 """Requests of the first minute, whose launch configs must fit on the first try."""
 
+DAILY = ("llama3-8b on 8 H100", "nano on this host, without a compiler")
+
 SPLITS = [(1, 1, 8), (2, 1, 4), (1, 2, 4), (2, 2, 1), (4, 2, 1)]
+DAILY_SPLITS = [
+    *(("5b", SPLITS[0], "none"), ("5b", SPLITS[1], "selective"), ("5b", SPLITS[4], "full")),
+    *(("llama3-8b", SPLITS[2], "full"), ("llama3-8b", SPLITS[3], "none")),
+]
 WITHIN, WITHIN_SMALL = 0.03, 0.01
 
 
@@ -42,7 +49,10 @@ def peak_over_predicted(launch: Launch) -> float:
     return dry_run(launch).peak_bytes / launch.predicted.memory_bytes
 
 
-@pytest.mark.parametrize("request_", FIRST_RUNS)
+@pytest.mark.parametrize(
+    "request_",
+    [pytest.param(one, marks=[] if one in DAILY else pytest.mark.nightly) for one in FIRST_RUNS],
+)
 def test_a_first_run_fits_as_predicted(request_: str) -> None:
     """Guards the launch config of the most ordinary requests: within 3% of its prediction, and under the limit."""
     model, options = FIRST_RUNS[request_]
@@ -52,10 +62,14 @@ def test_a_first_run_fits_as_predicted(request_: str) -> None:
     assert found.peak_bytes == pytest.approx(launch.predicted.memory_bytes, rel=WITHIN)
 
 
-@pytest.mark.parametrize("recompute", ["none", "selective", "full"])
-@pytest.mark.parametrize("split", SPLITS, ids=str)
-@pytest.mark.parametrize(("model", "layers"), [("5b", 6), ("llama3-8b", 6)])
-def test_memory_is_that_of_the_program(model: str, layers: int, split: tuple[int, int, int], recompute: str) -> None:
+@pytest.mark.parametrize(
+    ("model", "split", "recompute"),
+    [
+        pytest.param(*one, marks=[] if one in DAILY_SPLITS else pytest.mark.nightly)
+        for one in itertools.product(("5b", "llama3-8b"), SPLITS, ("none", "selective", "full"))
+    ],
+)
+def test_memory_is_that_of_the_program(model: str, split: tuple[int, int, int], recompute: str) -> None:
     """Guards the memory model: GPT and Llama with grouped heads, every recompute, split, layers not resharded."""
     x, y, z = split
     found = axonn_tune.search(
@@ -63,7 +77,7 @@ def test_memory_is_that_of_the_program(model: str, layers: int, split: tuple[int
         gpus=8,
         machine="dgx-h100",
         **{"x": x, "y": y, "z": z, "recompute": recompute, "micro_batch": 1, "kept_layers": 2 if z == 4 else 0},  # type: ignore[arg-type]
-        set={"model.layers": layers},
+        set={"model.layers": 6},
     )
     assert peak_over_predicted(found.launch_config()) == pytest.approx(1.0, rel=WITHIN_SMALL)
 

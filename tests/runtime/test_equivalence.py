@@ -1,7 +1,7 @@
 """Training on a grid is training on one rank: the same numbers, from the collectives the program lists.
 
-Each case trains three steps in fp64 with every overlap, and one without. `steps.check` runs on every
-rank and returns what it finds wrong; the tests here only ask for it.
+Thirty grids of 1 to 8 ranks run each time, all 89 nightly. Each trains three steps in fp64 with every overlap, and one
+without. `steps.check` runs on every rank and returns what it finds wrong; the tests here only ask for it.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from tests.runtime import steps
-from tests.runtime.cases import Case, Training, cases, pipelined_cases, trainings
+from tests.runtime.cases import Case, Training, cases, daily_cases, pipelined_cases, trainings
 from tests.runtime.pool import Pools
 
 Serial = Callable[[Training], Path]
@@ -38,9 +38,14 @@ def serial(tmp_path_factory: pytest.TempPathFactory) -> Serial:
     return path
 
 
+DAILY = set(daily_cases())
 # Cases of one world size share their ranks.
 GROUPED = [
-    pytest.param(case, id=str(case), marks=pytest.mark.xdist_group(f"{case.grid.world} ranks"))
+    pytest.param(
+        *(case,),
+        id=str(case),
+        marks=[pytest.mark.xdist_group(f"{case.grid.world} ranks"), *([] if case in DAILY else [pytest.mark.nightly])],
+    )
     for case in sorted((*cases(), *pipelined_cases()), key=lambda case: case.grid.world)
 ]
 

@@ -13,7 +13,8 @@ from axonn_tune.grid import Grid
 from axonn_tune.program.dimensions import step_values
 from axonn_tune.program.step import build_step
 from axonn_tune.ranking.choosing import Ranking, search
-from axonn_tune.ranking.inputs import Choices, load_inputs
+from axonn_tune.ranking.inputs import load_inputs
+from axonn_tune.request import Request
 from axonn_tune.runtime.communicator import Communicator
 from axonn_tune.runtime.devices import RuntimeSettings
 from axonn_tune.runtime.ledger import Ledger, LedgerEntry, RankProgram, compare
@@ -56,10 +57,13 @@ def send_step(transformer: Transformer, accumulation: int, micro_batch: int) -> 
 @pytest.fixture(scope="module")
 def ranking() -> Ranking:
     """What the command line ranks for 80b on 1,024 GPUs."""
-    return search(load_inputs(Choices(gpus=WORLD, model="80b")).problem)
+    return search(load_inputs(Request("80b", gpus=WORLD)).problem)
 
 
-@pytest.mark.parametrize("position", range(BEST))
+@pytest.mark.parametrize(
+    "position",
+    [pytest.param(one, marks=[] if one in (0, BEST - 1) else pytest.mark.nightly) for one in range(BEST)],
+)
 def test_the_best_grids_of_80b_send_what_was_priced(position: int, ranking: Ranking) -> None:
     """Guards the ranking: the whole 80b model, on the meta device, sends what the program says.
 

@@ -41,7 +41,7 @@ def proved(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("stage", POSSIBLE, ids=lambda stage: stage.name)
 def test_each_stage_is_as_it_must_be_on_cpu_tensors(stage: Any, proved: Path) -> None:
     """Guards the script until a GPU runs it: no stage fails, each measures something, what can be wrong is right."""
@@ -52,7 +52,7 @@ def test_each_stage_is_as_it_must_be_on_cpu_tensors(stage: Any, proved: Path) ->
     assert f"## {stage.title}" in (proved / "gpu.md").read_text("utf-8")
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_page_says_that_no_gpu_has_run_it(proved: Path) -> None:
     """Guards against CPU times taken for a GPU's."""
     text = (proved / "gpu.md").read_text("utf-8")

@@ -6,6 +6,7 @@ function is one. No size here is one of a published model.
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from functools import lru_cache
 
@@ -30,6 +31,10 @@ LAYERS = 3
 GPT = {"hidden": 2304, "heads": 18, "kv_heads": 18, "ffn": 7680, "vocab": 30011, "max_sequence_length": 1536}
 LLAMA = {"hidden": 2560, "heads": 20, "kv_heads": 4, "ffn": 6912, "vocab": 36000, "max_sequence_length": 4096}
 SPLITS = [(1, 1, 1), (2, 1, 2), (1, 2, 1), (2, 2, 2)]
+DAILY = [
+    *(("gpt", SPLITS[0], "none", True), ("gpt", SPLITS[1], "full", False), ("llama", SPLITS[2], "selective", False)),
+    *(("llama", SPLITS[3], "full", True), ("gpt", SPLITS[3], "none", False)),
+]
 
 
 @lru_cache
@@ -112,10 +117,13 @@ def assert_priced(config: Launch, *, kernels_within: float = KERNELS_WITHIN) -> 
         assert counted[name] == pytest.approx(kernels[name], rel=kernels_within), name
 
 
-@pytest.mark.parametrize("compiled", [True, False], ids=["compiled", "eager"])
-@pytest.mark.parametrize("recompute", RECOMPUTES)
-@pytest.mark.parametrize("split", SPLITS, ids=str)
-@pytest.mark.parametrize("family", ["gpt", "llama"])
+@pytest.mark.parametrize(
+    ("family", "split", "recompute", "compiled"),
+    [
+        pytest.param(*one, marks=[] if one in DAILY else pytest.mark.nightly)
+        for one in itertools.product(("gpt", "llama"), SPLITS, RECOMPUTES, (True, False))
+    ],
+)
 def test_kernels_move_what_is_priced(
     family: str, split: tuple[int, int, int], recompute: Recompute, *, compiled: bool
 ) -> None:

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import math
-import multiprocessing
 from dataclasses import dataclass
 from itertools import pairwise
-from pathlib import Path
 
 import pytest
 import torch
-import torch.distributed as dist
 
 from axonn_tune.errors import TrainingFailedError
 from axonn_tune.grid import Grid
-from axonn_tune.runtime.communicator import Communicator, Ledger, LedgerEntry
+from axonn_tune.runtime.communicator import Communicator, Ledger
 from axonn_tune.runtime.devices import RuntimeSettings
 from axonn_tune.runtime.mesh import build_mesh
 from axonn_tune.runtime.optimizer import AdamW, StepResult, learning_rate
@@ -24,7 +21,6 @@ from axonn_tune.specs.catalog import load_model
 from axonn_tune.specs.launch import Optimizer
 from tests.runtime.steps import forward_backward
 
-GRIDS = [Grid(2, 2, 1, 1), Grid(1, 1, 2, 2), Grid(2, 1, 1, 2), Grid(1, 2, 2, 1)]
 BATCH, SEQUENCE, STEPS = 4, 64, 3
 # Clipping acts from the first step on: its norm is about 2.
 OPTIONS = Optimizer(warmup_steps=2, decay_steps=5, gradient_clip_norm=0.5)
@@ -61,39 +57,6 @@ def training(grid: Grid, *, options: Optimizer = OPTIONS) -> Training:
 def parameters(one: Training) -> list[Parameter]:
     """Everything it trains."""
     return [*one.model.store.matrices, *one.model.store.vectors]
-
-
-def serve(rank: int, rendezvous: Path) -> None:
-    """A rank of a world of four: trains on every grid and leaves its results in a file."""
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{rendezvous}", rank=rank, world_size=4)
-    found = []
-    for grid in GRIDS:
-        trained = training(grid)
-        found.append([trained.step() for _ in range(STEPS)])
-        sent = trained.model.communicator.ledger.counts
-        assert sent[LedgerEntry("all_reduce", "xyzdata", "step", "gradient_norm", 16)] == STEPS
-    torch.save(found, rendezvous.with_name(f"results-{rank}"))
-    dist.destroy_process_group()
-
-
-def test_every_rank_reports_what_one_rank_alone_does(tmp_path: Path) -> None:
-    """Guards norm, clipping and update on split, repeated and replicated parameters: equal to the serial run."""
-    context = multiprocessing.get_context("fork")
-    ranks = [context.Process(target=serve, args=(rank, tmp_path / "rendezvous"), daemon=True) for rank in range(4)]
-    for process in ranks:
-        process.start()
-    alone = training(Grid())
-    expected = [alone.step() for _ in range(STEPS)]
-    for process in ranks:
-        process.join(60)
-        assert process.exitcode == 0
-    for rank in range(4):
-        results = torch.load(tmp_path / f"results-{rank}", weights_only=False)
-        for grid, steps in zip(GRIDS, results, strict=True):
-            for found, wanted in zip(steps, expected, strict=True):
-                assert found.loss == pytest.approx(wanted.loss, rel=1e-12), grid
-                assert found.gradient_norm == pytest.approx(wanted.gradient_norm, rel=1e-12), grid
 
 
 def test_first_step_by_hand() -> None:

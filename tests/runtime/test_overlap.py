@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -62,9 +64,17 @@ def test_an_overlap_keeps_its_own_collectives_open(overlap: Overlap, recompute: 
     assert open_collectives({overlap}, recompute) == OPEN[overlap]
 
 
-@pytest.mark.parametrize("grid", [Grid(2, 2, 2, 1), Grid(1, 2, 2, 2)], ids=str)
-@pytest.mark.parametrize("recompute", RECOMPUTES)
-@pytest.mark.parametrize("training", [GPT, LLAMA], ids=["gpt", "llama"])
+@pytest.mark.parametrize(
+    ("training", "recompute", "grid"),
+    [
+        *((GPT, "none", Grid(1, 2, 2, 1)), (LLAMA, "full", Grid(1, 1, 2, 2)), (LLAMA, "selective", Grid(2, 2, 1, 1))),
+        *(
+            pytest.param(*one, marks=pytest.mark.nightly)
+            for one in itertools.product((GPT, LLAMA), RECOMPUTES, (Grid(2, 2, 2, 1), Grid(1, 2, 2, 2)))
+        ),
+    ],
+    ids=str,
+)
 def test_a_late_network_changes_no_bit(training: Training, recompute: Recompute, grid: Grid, pools: Pools) -> None:
     """Guards against buffers that are reused or read too early, which a quick network hides.
 

@@ -9,7 +9,8 @@ import torch
 import torch.nn.functional as functional
 
 from axonn_tune.calibration.measure import build_plan
-from axonn_tune.ranking.inputs import WorkloadChoices, make_workload
+from axonn_tune.ranking.inputs import make_workload
+from axonn_tune.request import Request
 from axonn_tune.runtime import probes
 from axonn_tune.runtime.mesh import WorldGroup
 from axonn_tune.runtime.probes import Bench, Prober
@@ -22,7 +23,7 @@ WORLD = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "MASTER_ADDR": "loca
 def test_attention_is_measured_in_the_format_it_trains_in(monkeypatch: pytest.MonkeyPatch) -> None:
     """Guards `--precision bf16` on CPUs: steps and probes of one fit go through the same core, which is in fp32."""
     model, machine = load_model("nano-llama"), load_machine("localhost")
-    workload = make_workload(model.document, WorkloadChoices(batch=1, precision="bf16"))
+    workload = make_workload(model.document, Request(batch=1, precision="bf16"))
     plan = build_plan(model, machine, workload, world=1, backend="gloo", budget_s=1.0)
     bench, plain = Bench(plan, rank=0, world=1, device=torch.device("cpu")), functional.scaled_dot_product_attention
     formats: list[torch.dtype] = []

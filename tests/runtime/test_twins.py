@@ -66,7 +66,7 @@ def test_torchs_norm_is_the_norm_written_out(compute: torch.dtype, main: torch.d
         assert float((fast - plain).abs().max()) <= most * float(plain.abs().max())
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # Of torch, at its own functions.
 def test_compiled_functions_are_the_plain_ones() -> None:
     """Guards what GPUs run, here through the compiler's way for CPUs."""

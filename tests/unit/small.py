@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from axonn_tune.frameworks.description import Framework
-from axonn_tune.ranking.space import Limits, Problem, RankBy
+from axonn_tune.ranking.space import Problem
+from axonn_tune.request import NO_REQUEST, RankBy, Request
 from axonn_tune.specs.machine import Machine
 from axonn_tune.specs.model import Model
 from axonn_tune.specs.workload import Workload
@@ -42,7 +43,7 @@ def small_problem(
     batch: int = 16,
     sequence_length: int = 128,
     rank_by: RankBy = "iteration",
-    limits: Limits | None = None,
+    request: Request = NO_REQUEST,
     **workload: Any,
 ) -> Problem:
     """A search with pipeline stages wherever the framework has them."""
@@ -51,7 +52,7 @@ def small_problem(
         machine=machine,
         workload=Workload(global_batch=batch, sequence_length=sequence_length, **workload),
         gpus=gpus,
-        limits=limits or Limits(),
+        request=request,
         rank_by=rank_by,
         framework=framework,
         pipeline="pipeline" in framework.axes,

@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import os
 import subprocess
-from contextlib import ExitStack, nullcontext
-from dataclasses import replace
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 
 from axonn_tune.cli.learn import calibrate_command
-from axonn_tune.errors import CheckFailedError, EnvironmentProblem
+from axonn_tune.errors import CheckFailedError
 from axonn_tune.lab.lab import Lab
 from axonn_tune.specs.loading import load_document
 from axonn_tune.specs.results import Measurements
 from axonn_tune.validation.comparison import RunComparison
-from axonn_tune.validation.runner import LabRunner, ProcessRunner
 from tools import demo
 
 ROOT = Path(__file__).parents[2]
@@ -61,7 +59,7 @@ def test_the_calibration_is_a_command_of_the_tool(place: demo.Place, tmp_path: P
         given = context.params
     assert words[3] == "calibrate"
     assert (given["ranks"], given["ranks_per_node"]) == ((None, 2) if place.lab else (demo.RANKS, None))
-    assert given["batch"] == place.workload.batch
+    assert given["batch"] == place.request.batch
 
 
 @pytest.mark.parametrize("place", [IN_LAB, LOOPBACK])
@@ -78,41 +76,6 @@ def test_the_best_the_middle_and_the_worst_run(place: demo.Place) -> None:
         assert bool(launch.workload.overlaps) == (place.lab is not None)
 
 
-def test_without_namespaces_it_runs_on_loopback(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Guards hosts that allow no lab: what they lack is said, and the demo goes on."""
-
-    def refuse(self: Lab) -> Lab:
-        raise EnvironmentProblem("no namespaces")
-
-    monkeypatch.setattr(Lab, "__enter__", refuse)
-    with ExitStack() as stack:
-        place = demo.find_place(stack, loopback=False)
-    assert isinstance(place.runner, ProcessRunner)
-    assert "loopback" in (said := capsys.readouterr().out)
-    assert "no namespaces" in said
-    assert isinstance(IN_LAB.runner, LabRunner)
-
-
-def test_what_holds_and_what_does_not_is_said(measured: RunComparison) -> None:
-    """Guards the verdicts: they follow from the runs."""
-    good = "\n".join(demo.verdicts(as_predicted(measured, error=0.04), network=True))
-    bad = "\n".join(demo.verdicts(as_predicted(measured, error=0.12, load=40.0), network=True))
-    assert "The order holds." in good
-    assert "all within 10%, the largest error is +4.0%" in good
-    assert "not all within 10%, the largest error is +12.0%" in bad
-    assert "load 40" in bad
-    assert "load" not in good
-    backwards = replace(
-        measured,
-        measurements=measured.measurements.model_copy(
-            update={"configurations": measured.measurements.configurations[::-1]}
-        ),
-    )
-    assert "The order does not hold." in demo.verdicts(backwards, network=True)
-
-
 @pytest.mark.parametrize("network", [True, False])
 @pytest.mark.parametrize("error", [0.09, -0.09, 0.12, -0.12])
 def test_a_promise_that_is_not_kept_fails(error: float, network: bool, measured: RunComparison) -> None:
@@ -120,26 +83,3 @@ def test_a_promise_that_is_not_kept_fails(error: float, network: bool, measured:
     fails = network and abs(error) > 0.1
     with pytest.raises(CheckFailedError, match=r"1[24]\.\d% off, where 10% is") if fails else nullcontext():
         demo.require_promised(as_predicted(measured, error=error), network=network)
-
-
-def test_loopback_says_nothing_of_communication_and_nothing_of_memory(measured: RunComparison) -> None:
-    """Guards against ratios that compare nothing: CPU time with a network, a resident set with tensors."""
-    inside, here = (demo.compared_text(measured, network=network) for network in (True, False))
-    assert "communi-" in inside
-    assert "communi-" not in here
-    assert "memory" not in inside + here
-    assert "%" not in here.splitlines()[0]
-    assert [line.split()[0] for line in here.splitlines()[-3:]] == [
-        one.name.split()[0] for one in measured.measurements.configurations
-    ]
-    assert "within 10%" not in "".join(demo.verdicts(measured, network=False))
-
-
-def test_the_report_has_the_runs_and_the_ranking(measured: RunComparison, tmp_path: Path) -> None:
-    """Guards what the demo ends with."""
-    pytest.importorskip("plotly")
-    results = demo.rank_grids(IN_LAB, Path("localhost"))
-    demo.write_report(tmp_path / "report.html", measured, results)
-    page = (tmp_path / "report.html").read_text("utf-8")
-    assert "predicted vs. measured" in page
-    assert all(one.name in page for one in measured.measurements.configurations)

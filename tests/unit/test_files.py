@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from axonn_tune.errors import EnvironmentProblem, UsageError
+from axonn_tune.errors import EnvironmentProblem
 from axonn_tune.files import write_text_atomically
 
 
@@ -49,45 +49,9 @@ def test_a_full_disk_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.Mon
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_an_interrupt_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Guards Ctrl-C in the middle of a write."""
-
-    def interrupt(descriptor: int) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(os, "fsync", interrupt)
-    with pytest.raises(KeyboardInterrupt):
-        write_text_atomically(tmp_path / "f.yaml", "x")
-    assert not list(tmp_path.iterdir())
-
-
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
 def test_devices_are_written_to_directly() -> None:
     """Guards `-o /dev/stdout`: no temporary file in /dev, and a real ENOSPC is explained."""
     write_text_atomically("/dev/null", "x")
     with pytest.raises(EnvironmentProblem, match="No space left"):
         write_text_atomically("/dev/full", "x")
-
-
-def test_places_that_cannot_hold_a_file_are_explained(tmp_path: Path) -> None:
-    """Guards the messages for a missing folder, a folder, a file taken for a folder, and an endless name."""
-    (tmp_path / "file").write_text("", encoding="utf-8")
-    for target, words in [
-        (tmp_path / "none" / "f.yaml", "there is no folder"),
-        (tmp_path, "it is a folder"),
-        (tmp_path / "file" / "f.yaml", "there is no folder"),
-        (tmp_path / ("x" * 300), "the name is too long"),
-    ]:
-        with pytest.raises(UsageError, match=words):
-            write_text_atomically(target, "x")
-
-
-def test_a_folder_without_permission_is_explained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Guards exit code 5 where writing is not permitted (simulated: tests may run as root)."""
-
-    def deny(*arguments: object) -> int:
-        raise PermissionError(errno.EACCES, "Permission denied")
-
-    monkeypatch.setattr(os, "open", deny)
-    with pytest.raises(EnvironmentProblem, match="Permission denied"):
-        write_text_atomically(tmp_path / "f.yaml", "x")

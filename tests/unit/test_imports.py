@@ -3,25 +3,33 @@
 from __future__ import annotations
 
 import ast
+import re
+import subprocess
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[2]
 PACKAGE = "axonn_tune"
 
-VOCABULARY = {"errors", "units", "grid", "files", "processes"}
-ENGINE = VOCABULARY | {"specs", "frameworks", "program", "cost"}
+VOCABULARY = {"errors", "units", "grid", "files", "processes", "request"}
+ENGINE = VOCABULARY | {"specs", "frameworks", "program", "cost", "job"}
 COMMANDS = ENGINE | {"ranking", "launch", "lab", "calibration", "validation", "learning", "report"}
 # What each layer may import beside itself and the package's own version.
 MAY_IMPORT: dict[str, set[str]] = {
-    "": {"api", "errors", "frameworks", "lab", "specs"},
+    "": {"api", "errors", "frameworks", "lab", "request", "specs"},
     "__main__": {"cli"},
     "errors": set(),
     "units": set(),
     "files": {"errors"},
     "processes": {"errors"},
     "grid": {"errors", "units"},
+    # Of the latter two it has the names of types alone.
+    "request": {"errors", "specs", "frameworks"},
+    "job": VOCABULARY | {"specs", "frameworks"},
     "specs": VOCABULARY,
     "frameworks": VOCABULARY | {"specs"},
     "program": VOCABULARY | {"specs", "frameworks"},
@@ -114,3 +122,14 @@ def test_libraries_stay_where_they_belong() -> None:
 def test_slow_libraries_are_imported_where_they_are_used() -> None:
     """Guards start-up time: these are imported inside the functions that use them."""
     assert not [str(one) for one in all_imports() if one.at_import and one.library in ONLY_INSIDE_FUNCTIONS]
+
+
+@pytest.mark.parametrize("line", ["--help", "--gpus 1024 --model 80b -o launch.yaml"])
+def test_heavy_libraries_stay_unloaded(line: str, tmp_path: Path) -> None:
+    """Guards start-up time: each of these costs more than the whole search, which needs no table of other names."""
+    command = [sys.executable, "-X", "importtime", "-m", "axonn_tune", *line.split()]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    loaded = set(re.findall(r"^import time:.*\| +(\S+)$", done.stderr, flags=re.MULTILINE))
+    assert "axonn_tune.cli.main" in loaded
+    assert not {"pandas", "plotly", "scipy", "torch", "axonn_tune.frameworks.names"} & loaded

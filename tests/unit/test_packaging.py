@@ -2,51 +2,50 @@
 
 from __future__ import annotations
 
-import configparser
-import importlib.resources
+import os
+import shutil
+import subprocess
+import sys
+import zipfile
 from pathlib import Path
 
-import pytest
-
-from axonn_tune.specs.loading import load_document
-from axonn_tune.specs.machine import Machine
-from axonn_tune.specs.model import Model
-
 ROOT = Path(__file__).parents[2]
-SCHEMAS: dict[str, type[Model] | type[Machine]] = {"configs": Model, "machines": Machine}
+STARTED = """
+import sys
+sys.modules["torch"] = sys.modules["plotly"] = None
+import axonn_tune
+from axonn_tune.cli.main import main
+assert axonn_tune.__file__.startswith(sys.argv[1]), axonn_tune.__file__
+sys.exit(main(["--gpus", "64", "--model", "80b", "--machine", "dgx-h100", "--emit", "slurm"]))
+"""
 
 
-def test_setup_lists_every_package() -> None:
-    """Guards installs: a folder missing from the list in setup.cfg is missing from the wheel."""
-    setup = configparser.ConfigParser()
-    setup.read(ROOT / "setup.cfg")
-    listed = set(setup["options"]["packages"].split())
-    found = {".".join(path.parent.relative_to(ROOT).parts) for path in (ROOT / "axonn_tune").rglob("__init__.py")}
-    assert listed == found | {"axonn_tune.shipped_configs", "axonn_tune.shipped_machines"}
-
-
-def test_setup_ships_every_folder_of_data() -> None:
-    """Guards installs: data in a folder that is no package is listed by its pattern."""
-    setup = configparser.ConfigParser()
-    setup.read(ROOT / "setup.cfg")
-    listed = setup["options.package_data"]
-    for path in (ROOT / "axonn_tune").rglob("*.csv"):
-        if not (path.parent / "__init__.py").is_file():
-            package = ".".join(path.parent.parent.relative_to(ROOT).parts)
-            assert listed.get(package) == f"{path.parent.name}/*", path
-
-
-@pytest.mark.parametrize("folder", SCHEMAS)
-def test_installed_package_holds_the_profiles(folder: str) -> None:
-    """Guards package data: what lies in the top-level folder is what the installed package offers."""
-    installed = {file.name for file in importlib.resources.files(f"axonn_tune.shipped_{folder}").iterdir()}
-    in_tree = {path.name for path in (ROOT / folder).glob("*.yaml")}
-    assert in_tree, "no profiles"
-    assert {name for name in installed if name.endswith(".yaml")} == in_tree
-
-
-@pytest.mark.parametrize("folder", SCHEMAS)
-def test_profiles_are_valid_and_named_as_their_files(folder: str) -> None:
-    """Guards the shipped profiles: each loads, and the name it is asked for is the one it answers with."""
-    for path in sorted((ROOT / folder).glob("*.yaml")):
-        assert load_document(path, schema=SCHEMAS[folder]).name == path.stem
+def test_the_wheel_has_everything_and_starts_alone(tmp_path: Path) -> None:
+    """Guards installs: each module and each file of data is in the wheel, profiles too, and it works without torch."""
+    folders = ("axonn_tune", "configs", "machines")
+    for name in (*folders, "setup.cfg", "pyproject.toml", "README.md", "LICENSE"):
+        copied = shutil.copytree if (ROOT / name).is_dir() else shutil.copy
+        copied(ROOT / name, tmp_path / name)
+    code = "import sys; from setuptools.build_meta import build_wheel; build_wheel(sys.argv[1])"
+    command = [sys.executable, "-W", "ignore", "-c", code, str(tmp_path)]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    (wheel,) = tmp_path.glob("*.whl")
+    with zipfile.ZipFile(wheel) as packed:
+        packed.extractall(tmp_path / "installed")
+        names = set(packed.namelist())
+    shipped = {"configs": "axonn_tune/shipped_configs", "machines": "axonn_tune/shipped_machines"}
+    for folder in folders:
+        for path in (ROOT / folder).rglob("*"):
+            if path.is_file() and path.suffix != ".pyc":
+                assert f"{shipped.get(folder, folder)}/{path.relative_to(ROOT / folder)}" in names
+    started = subprocess.run(
+        [sys.executable, "-c", STARTED, str(tmp_path / "installed")],
+        env={**os.environ, "PYTHONPATH": str(tmp_path / "installed")},
+        cwd=tmp_path / "installed",
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert started.returncode == 0, started.stderr
+    assert (tmp_path / "installed" / "launch.sbatch").is_file()

@@ -6,13 +6,15 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from typing import Any
 
 from axonn_tune.cost.prediction import Configuration
 from axonn_tune.frameworks import UNKNOWN, find_framework, registry
 from axonn_tune.frameworks.description import Framework
 from axonn_tune.grid import ALL_AXES, Grid, divisors
 from axonn_tune.program.constraints import broken_constraints
-from axonn_tune.ranking.space import Limits, Problem
+from axonn_tune.ranking.space import Problem
+from axonn_tune.request import Request
 from axonn_tune.specs.catalog import load_machine
 from axonn_tune.specs.machine import Machine
 from axonn_tune.specs.model import Model, ModelDefaults
@@ -36,20 +38,22 @@ class Case:
         """The search with everything pinned that the row states."""
         row, grid = self.row, self.configurations[0].grid
         kinds = {one.recompute for one in self.configurations}
-        axes = {axis: grid.axis_size(axis) for axis in self.framework.axes}
-        limits = Limits(
+        axes: dict[str, Any] = {axis: grid.axis_size(axis) for axis in self.framework.axes}
+        request = Request(
+            self.model,
+            gpus=row.gpus,
             order=tuple(axis for axis in grid.order if axis in self.framework.axes),
             recompute=kinds.pop() if len(_recomputes(row.recompute)) == 1 else None,
             micro_batch=row.micro_batch,
-            axes=axes,
             chunks=row.interleave if row.interleave_known else None,
+            **axes,
         )
         return Problem(
             model=self.model,
             machine=self.machine,
             workload=self.workload,
             gpus=row.gpus,
-            limits=limits,
+            request=request,
             rank_by="iteration",
             framework=self.framework,
             pipeline="pipeline" in self.framework.axes,

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import TypeVar
+from typing import TypeAlias, TypeVar
 
 from axonn_tune.errors import CONTROL, DocumentError, Problem, UsageError, suggest
 from axonn_tune.grid import ALL_AXES
@@ -30,6 +30,11 @@ SHIPPED = Path(__file__).parent
 """Folder of the measurements that ship with the tool."""
 
 _LEAST, _LARGEST = 1e-12, 1e18
+
+Cell: TypeAlias = str | float | tuple[int, ...] | tuple[str, ...]
+"""What a record has in a column: text of a file, or what a reader of another kind of file found: numbers, flags, axes
+and blocks."""
+Record: TypeAlias = Mapping[str, Cell]
 
 Read = TypeVar("Read")
 
@@ -139,17 +144,17 @@ def each_record(
     return tuple(found)
 
 
-def count(record: Mapping[str, str], name: str, default: int | None = None) -> int:
+def count(record: Record, name: str, default: int | None = None) -> int:
     """A whole number from 1 up; ValueError if it is none and there is no default."""
     value = number(record, name)
     if value is None and default is not None:
         return default
     if value is None or value != int(value) or not 1 <= value <= LARGEST_SIZE:
-        raise ValueError(f"{name} is {record.get(name, '')!r}, not a whole number from 1 to {LARGEST_SIZE:,}")
+        raise ValueError(f"{name} is {_text(record, name)!r}, not a whole number from 1 to {LARGEST_SIZE:,}")
     return int(value)
 
 
-def _maybe(record: Mapping[str, str], name: str) -> int | None:
+def _maybe(record: Record, name: str) -> int | None:
     return None if number(record, name) is None else count(record, name)
 
 
@@ -159,7 +164,7 @@ def known_errata() -> tuple[dict[str, str], ...]:
     return tuple(record for _, record in read_records(SHIPPED / "errata.csv", needed=("dataset", "column")))
 
 
-def _mended(record: Mapping[str, str]) -> dict[str, str]:
+def _mended(record: Record) -> dict[str, Cell]:
     """A record with known errata of its data set replaced."""
     mended = dict(record)
     for erratum in known_errata():
@@ -177,8 +182,8 @@ _WORDS = {
 """Fields that are words, and their columns."""
 
 
-def step_row(stated: Mapping[str, str], line: int) -> StepRow:
-    """What a record means; ValueError with all its odd words, or the first size that is none."""
+def step_row(stated: Record, line: int) -> StepRow:
+    """What a record of a file or of arguments means; ValueError with all odd words, or the first size that is none."""
     record = _mended(stated)
     if odd := list(_odd_words(record)):
         raise ValueError("; ".join(odd))
@@ -191,9 +196,9 @@ def step_row(stated: Mapping[str, str], line: int) -> StepRow:
     if z is not None and data % z:
         raise ValueError(f"dp is {data}, not divisible by z, {z}")
     return StepRow(
-        **{field: record.get(column, "") for field, column in _WORDS.items()},
+        **{field: _text(record, column) for field, column in _WORDS.items()},
         line=line,
-        family=record.get("family") or f"{record.get('model', '')}|{gpus}",
+        family=_text(record, "family") or f"{record.get('model', '')}|{gpus}",
         gpu_memory_gb=above_zero(record, "gpu_mem_gb"),
         gpus=gpus,
         gpus_per_node=_maybe(record, "gpus_per_node"),
@@ -211,7 +216,7 @@ def step_row(stated: Mapping[str, str], line: int) -> StepRow:
         tensor=tensor,
         pipeline=pipeline,
         interleave=count(record, "vpp", 1),
-        interleave_known=record.get("vpp", "").lower() != "unknown",
+        interleave_known=_text(record, "vpp").lower() != "unknown",
         context=context,
         data=data,
         sequence_parallel=_flag(record, "seq_parallel"),
@@ -225,22 +230,47 @@ def step_row(stated: Mapping[str, str], line: int) -> StepRow:
         biases=_flag(record, "biases"),
         tied=_flag(record, "tied"),
         tflops_per_gpu=None if record.get("flops_convention") else above_zero(record, "tflops_per_gpu"),
-        unstated=tuple(name for name in OPTIONS if record.get(name, "").lower() in SILENT),
+        unstated=tuple(name for name in OPTIONS if _text(record, name).lower() in SILENT),
     )
 
 
-def _order(record: Mapping[str, str]) -> tuple[str, ...]:
+_SIZES = ("n_gpus", "layers", "hidden", "heads", "kv_heads", "ffn", "vocab", "seq", "gbs", "mbs", "zero_stage")
+_DEGREES = ("tp", "y", "z", "pp", "vpp", "cp", "dp", "head_dim", "vocab_multiple")
+
+
+def meaning(name: str, value: Cell) -> Cell:
+    """What the text of a cell means by itself: a whole number, a flag, else its words."""
+    if not isinstance(value, str):
+        return value
+    text = value.strip()
+    if name in (*_SIZES, *_DEGREES) and re.fullmatch(r"\d{1,15}(?:\.0*)?", text):
+        return int(float(text))
+    return text.lower() in _YES if name in _FLAGS and text.lower() in (*_YES, *_NO) else text
+
+
+def cell_text(value: object) -> str:
+    """A cell as a file has it."""
+    if isinstance(value, tuple):
+        return (" " if isinstance(value[0], int) else ",").join(map(str, value))
+    return str(int(value) if isinstance(value, bool) else value)
+
+
+def _text(record: Record, name: str) -> str:
+    return cell_text(record.get(name, ""))
+
+
+def _order(record: Record) -> tuple[str, ...]:
     """Axes from the fastest-varying rank outwards, between commas; none where the row does not say."""
-    words = record.get("order", "")
+    words = _text(record, "order")
     found = tuple(axis.strip() for axis in words.split(",") if axis.strip())
     if not set(found) <= set(ALL_AXES) or len(set(found)) < len(found):
         raise ValueError(f"order is {words!r}, not axes once each: there are {', '.join(ALL_AXES)}")
     return found
 
 
-def _parts(record: Mapping[str, str]) -> tuple[int, ...]:
+def _parts(record: Record) -> tuple[int, ...]:
     """Blocks of each part of the model, chunk c of stage s at c·stages + s, between blanks."""
-    words = record.get("parts", "")
+    words = _text(record, "parts")
     parts = tuple(int(word) for word in words.split() if word.isdecimal() and len(word) < 10)
     if len(parts) < len(words.split()) or 0 in parts:
         raise ValueError(f"parts is {words!r}, not whole numbers from 1 between blanks")
@@ -252,7 +282,7 @@ def _parts(record: Mapping[str, str]) -> tuple[int, ...]:
     return parts
 
 
-def _multiple(record: Mapping[str, str]) -> int | None:
+def _multiple(record: Record) -> int | None:
     """Multiple to which each rank's rows of the table are padded; 0: not padded; None: not said."""
     value = number(record, "vocab_multiple")
     if value is not None and (value != int(value) or value < 0):
@@ -264,9 +294,9 @@ _YES, _NO = ("1", "true", "yes", "1.0"), ("0", "false", "no", "0.0")
 _FLAGS = ("seq_parallel", "gated_mlp", "biases", "tied")
 
 
-def _flag(record: Mapping[str, str], name: str) -> bool | None:
+def _flag(record: Record, name: str) -> bool | None:
     """A flag, or None where the row does not say."""
-    text = record.get(name, "").lower()
+    text = _text(record, name).lower()
     return None if text in SILENT else text in _YES
 
 
@@ -279,7 +309,7 @@ _UNMODELLED = ("fp8", "int8", "fp4", "tf32")
 """Number formats that rows may have, and are then not predicted."""
 
 
-def _odd_words(record: Mapping[str, str]) -> Iterator[str]:
+def _odd_words(record: Record) -> Iterator[str]:
     """What is wrong with each cell whose words mean nothing."""
     readable: tuple[tuple[str, Callable[[str], bool], tuple[str, ...]], ...] = (
         ("recompute", _is_recompute, RECOMPUTES),
@@ -288,7 +318,7 @@ def _odd_words(record: Mapping[str, str]) -> Iterator[str]:
         *((name, lambda text: text in (*_YES, *_NO), (*_YES[:3], *_NO[:3])) for name in _FLAGS),
     )
     for column, means, known in readable:
-        text = record.get(column, "").lower()
+        text = _text(record, column).lower()
         if text not in SILENT and not means(text):
             near = nearest_word(text, known)
             yield f"{column} is {record[column]!r}{near or '; known: ' + ', '.join(known)}"
@@ -347,7 +377,7 @@ def _wrong_columns(names: Iterable[str], needed: tuple[str, ...], known: tuple[s
             yield f"unknown column {name!r}{nearest_word(name, known) or '; known: ' + ', '.join(known)}"
 
 
-def above_zero(record: Mapping[str, str], name: str) -> float | None:
+def above_zero(record: Record, name: str) -> float | None:
     """A number above 0, or None as of `number`; ValueError for one that is not."""
     value = number(record, name)
     if value is not None and value < _LEAST:
@@ -355,9 +385,9 @@ def above_zero(record: Mapping[str, str], name: str) -> float | None:
     return value
 
 
-def number(record: Mapping[str, str], name: str) -> float | None:
+def number(record: Record, name: str) -> float | None:
     """A number, or None if the cell is empty or holds words."""
-    text = record.get(name, "")
+    text = _text(record, name)
     try:
         value = float(text)
     except ValueError:

@@ -9,7 +9,8 @@ from axonn_tune.calibration.fit import compute_factors
 from axonn_tune.calibration.measure import build_plan
 from axonn_tune.cost.collectives import lines, route
 from axonn_tune.grid import GroupShape
-from axonn_tune.ranking.inputs import WorkloadChoices, make_workload
+from axonn_tune.ranking.inputs import make_workload
+from axonn_tune.request import Request
 from axonn_tune.specs.catalog import load_machine, load_model
 from axonn_tune.specs.machine import CollectiveFactors, Machine, Tier
 from axonn_tune.specs.points import CollectiveProbe, Plan, Point, Probe, RankPlace, Setting, TransferProbe
@@ -37,7 +38,7 @@ COMPUTE = {
 def plan(world: int) -> Plan:
     """What calibrate would measure of nano on this many ranks."""
     model, machine = load_model("nano"), load_machine("localhost")
-    workload = make_workload(model.document, WorkloadChoices(precision="fp32"))
+    workload = make_workload(model.document, Request(precision="fp32"))
     return build_plan(model, machine, workload, world=world, backend="gloo", budget_s=20.0)
 
 

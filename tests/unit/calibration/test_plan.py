@@ -7,7 +7,8 @@ import pytest
 from axonn_tune.calibration.measure import MOST_SHAPES, build_plan, group_shapes, seconds_of
 from axonn_tune.errors import UsageError
 from axonn_tune.grid import AXES, Grid, distinct_orders, factorizations
-from axonn_tune.ranking.inputs import WorkloadChoices, make_workload
+from axonn_tune.ranking.inputs import make_workload
+from axonn_tune.request import Request
 from axonn_tune.specs.catalog import load_machine, load_model
 from axonn_tune.specs.machine import Backend
 from axonn_tune.units import GIB
@@ -71,7 +72,7 @@ def test_large_models_are_measured_in_pieces_that_fit(
 ) -> None:
     """Guards `calibrate --model` with models for clusters: a rank's whole batch at once fits into no memory."""
     model, machine = load_model(name), load_machine("localhost" if backend == "gloo" else "dgx-h100")
-    workload = make_workload(model.document, WorkloadChoices(precision="fp32" if backend == "gloo" else "bf16"))
+    workload = make_workload(model.document, Request(precision="fp32" if backend == "gloo" else "bf16"))
     found = build_plan(model, machine, workload, world=world, backend=backend, budget_s=60.0)
     element = 4 if backend == "gloo" else 2
     for probe in found.probes:
@@ -89,7 +90,7 @@ def test_large_models_are_measured_in_pieces_that_fit(
 def test_tables_take_a_share_of_what_a_rank_trains(tied: bool) -> None:
     """Guards a single rank's memory and time: an untied model has a large vocabulary twice."""
     whole = load_model("llama3-405b").document.model_copy(update={"tied_embeddings": tied})
-    workload = make_workload(whole, WorkloadChoices(precision="bf16"))
+    workload = make_workload(whole, Request(precision="bf16"))
     found = build_plan(load_model(whole), load_machine("dgx-h100"), workload, world=8, backend="nccl", budget_s=60.0)
     for launch in found.launches:
         tables = launch.model.vocab * launch.model.hidden * (1 if tied else 2)
@@ -101,6 +102,6 @@ def test_tables_take_a_share_of_what_a_rank_trains(tied: bool) -> None:
 def test_steps_are_compiled_as_runs_of_the_new_profile_are(machine: str, backend: Backend) -> None:
     """Guards `--backend nccl --machine localhost`: it fitted eager steps, and runs then compiled."""
     model = load_model("nano")
-    workload = make_workload(model.document, WorkloadChoices(precision="fp32"))
+    workload = make_workload(model.document, Request(precision="fp32"))
     found = build_plan(model, load_machine(machine), workload, world=2, backend=backend, budget_s=1.0)
     assert {(launch.backend, launch.compile) for launch in found.launches} == {(backend, backend == "nccl")}

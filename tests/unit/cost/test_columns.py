@@ -6,7 +6,7 @@ import pytest
 
 from axonn_tune.frameworks import find_framework, registry
 from axonn_tune.ranking.choosing import Ranking, search
-from axonn_tune.ranking.space import Limits, RankBy
+from axonn_tune.request import RankBy, Request
 from axonn_tune.specs.catalog import load_machine
 from tests.unit.small import small_model, small_problem
 
@@ -46,9 +46,9 @@ def test_chunks_that_differ_in_blocks_are_priced_as_they_are(name: str, space: s
     """Guards `--chunks N` where the layers do not divide: each chunk has its own blocks, and memory those in flight."""
     model, given = SPACES[space]
     framework = find_framework(name)
-    limits = Limits(chunks=2, axes={"pipeline": 4 if given["gpus"] == 8 else 3})
+    request = Request(chunks=2, pipeline=4 if given["gpus"] == 8 else 3)
     uneven = model.model_copy(update={"layers": model.layers + 3})
-    ranking = search(small_problem(uneven, MACHINE, framework, **given, limits=limits))
+    ranking = search(small_problem(uneven, MACHINE, framework, **given, request=request))
     # Frameworks with a rule of equal chunks have none that differ.
     schedule = framework.schedule
     assert bool(len(ranking)) == (schedule.interleaved and not schedule.equal_chunks)
@@ -63,10 +63,8 @@ def test_rank_orders_reach_sends_between_stages(order: str) -> None:
 
     Each stage of the framework sends shares over x, which are gathered with the stride that x has in the order.
     """
-    limits = Limits(order=tuple(order.split(",")), axes={"x": 2, "pipeline": 2})
-    problem = small_problem(
-        SPACES["large"][0], MACHINE, find_framework("megatron-2021"), gpus=16, batch=16, limits=limits
-    )
+    request, framework = Request(order=order, x=2, pipeline=2), find_framework("megatron-2021")
+    problem = small_problem(SPACES["large"][0], MACHINE, framework, gpus=16, batch=16, request=request)
     ranking = search(problem)
     assert len(ranking)
     assert_same(ranking, range(len(ranking)))

@@ -13,8 +13,9 @@ from axonn_tune.frameworks.command import Command, Run
 from axonn_tune.grid import ALL_AXES, Grid
 from axonn_tune.program.constraints import broken_constraints
 from axonn_tune.program.pipeline import model_parts
-from axonn_tune.ranking.inputs import Choices, WorkloadChoices, load_inputs
+from axonn_tune.ranking.inputs import load_inputs
 from axonn_tune.ranking.space import Problem
+from axonn_tune.request import Request
 from axonn_tune.specs.workload import RECOMPUTES
 
 
@@ -171,9 +172,9 @@ def run_of(case: Case) -> Run:
 
 
 def _problem_of(case: Case) -> Problem:
-    workload = WorkloadChoices(batch=case.number("batch"), seq=case.number("seq", 0) or None)
-    framework = find_framework(case.framework)
-    return load_inputs(Choices(case.gpus, case.model, case.machine, workload=workload, framework=framework)).problem
+    batch, seq = case.number("batch"), case.number("seq", 0) or None
+    request = Request(case.model, gpus=case.gpus, machine=case.machine, batch=batch, seq=seq, framework=case.framework)
+    return load_inputs(request).problem
 
 
 def _grid_of(case: Case) -> Grid:

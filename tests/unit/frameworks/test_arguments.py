@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from axonn_tune.errors import DocumentError
-from axonn_tune.frameworks.keys import ALL, TABLES, Key, defaults_of, find, switched_on, table, tables_of
+from axonn_tune.frameworks.keys import TABLES, Key, all_tables, defaults_of, find, switched_on, table, tables_of
 from axonn_tune.learning.arguments import columns_of
 from axonn_tune.learning.stated import CommandRun, read_run
 from tests.unit.frameworks.recorded import ARGUMENT_NAMES
@@ -21,7 +21,7 @@ RECORDED = {
 }
 """Releases whose names tools/frameworks/argument_names.py recorded, and the framework whose tables have them."""
 
-KEYS = [(name, key) for name in ALL for key in table(name)]
+KEYS = [(name, key) for name in all_tables() for key in table(name)]
 COSTS = re.compile(
     r"fp8|fp4|offload|recompute|checkpoint_activ|fusion|fused|overlap|cuda_graph|quantiz|compile|dtype|precision_aware|"
     r"parallel|shard|bucket|window_size|dropout|num_layers|hidden_size|vocab_size|batch_size|optimizer$"
@@ -181,14 +181,7 @@ def test_models_that_cannot_be_priced_are_refused(flags: str, why: str, tmp_path
 def test_a_config_of_zero_states_its_batch(tmp_path: Path) -> None:
     """Guards DeepSpeed's product: micro-batch 2, 4 accumulation steps and 16 GPUs are 128 sequences."""
     run = stated(tmp_path, ZERO.format(""), name="zero.json", n_gpus="16", seq="8192", model="llama3-8b")
-    assert run.columns["gbs"].value == "128"
-
-
-def test_other_sections_do_not_speak_for_the_training(tmp_path: Path) -> None:
-    """Guards sections: the batch of a validation is not that of a step."""
-    text = TITAN.format("") + "[validation]\nlocal_batch_size = 16\nseq_len = 1024\n"
-    run = stated(tmp_path, text, name="run.toml", n_gpus="8")
-    assert (run.columns["gbs"].value, run.columns["seq"].value) == ("8", "8192")
+    assert run.columns["gbs"].value == 128
 
 
 def test_given_columns_hold_over_arguments() -> None:
@@ -196,5 +189,5 @@ def test_given_columns_hold_over_arguments() -> None:
     from axonn_tune.learning.arguments import Stated
 
     arguments = {"world_size": Stated("8", 1), "tensor_model_parallel_size": Stated("4", 1)}
-    found = columns_of(arguments, {"n_gpus": Stated("64", 0)})
-    assert (found["n_gpus"].value, found["dp"].value) == ("64", "16")
+    found = columns_of(arguments, {"n_gpus": Stated(64, 0)})
+    assert (found["n_gpus"].value, found["dp"].value) == (64, 16)

@@ -9,7 +9,6 @@ import pytest
 
 import axonn_tune
 from axonn_tune.api.search import SearchResult
-from axonn_tune.errors import UsageError
 from axonn_tune.launch.commands import command_of
 from tests.unit.launch.cases import program, run
 
@@ -79,50 +78,6 @@ def test_slurm_starts_a_task_a_rank(tmp_path: Path, found: SearchResult) -> None
     assert ended.stdout.splitlines() == ["1 0 16 nid01", *words_of(found)]
     assert "#SBATCH --nodes=4" in path.read_text()
     assert "--signal" not in path.read_text()
-
-
-def test_the_heading_says_which_prediction_it_is(tmp_path: Path, found: SearchResult) -> None:
-    """Guards the comments: release, layout in the framework's names, predicted step and what asked for it."""
-    (path,) = found.write_launch_config(tmp_path / "run.sh")
-    head = path.read_text().partition("set -euo")[0]
-    layout = "TP 2, GTP 2, DP 2, PP 2, VPP 2"
-    for said in ("Megatron-Core 0.19", layout, "Predicted: step", "axonn_tune.search(model='20b'"):
-        assert said in head
-
-
-def test_bridge_gets_the_same_sizes(tmp_path: Path, found: SearchResult) -> None:
-    """Guards the other form: overrides of Megatron-Bridge's plain recipe."""
-    (path,) = found.write_launch_config(tmp_path / "run", emit=["torchrun", "bridge"])
-    words = words_of(found, "bridge")
-    assert words[0].endswith("run_recipe.py")
-    expected = {"tensor_model_parallel_size=2", "tensor_parallel_num_weight_shards=4", "num_layers=32"}
-    assert {f"model.{one}" for one in expected} <= set(words)
-    assert "model.virtual_pipeline_model_parallel_size=2" in path.read_text()
-
-
-@pytest.mark.parametrize(
-    ("framework", "emit", "path", "said"),
-    [
-        ("nemo", None, "run.sh", "NeMo is priced only: there is no command for it"),
-        (
-            "megatron-core",
-            "toml",
-            "run.sh",
-            "--emit toml is not for this run of megatron-core; it has torchrun, slurm, bridge",
-        ),
-        ("megatron-core", ["slurm", "torchrun"], "run.sh", "--emit slurm --emit torchrun: one of them at a time"),
-        ("megatron-core", None, "/dev/stdout", "a script is a file of its own"),
-        ("axonn-tune", "bridge", "run.sh", "--emit bridge is for other frameworks"),
-    ],
-)
-def test_what_has_no_command_is_refused(
-    tmp_path: Path, framework: str, emit: str | list[str] | None, path: str, said: str
-) -> None:
-    """Guards against files that nothing can start: a message, and nothing written."""
-    found = axonn_tune.search("nano", gpus=4, machine="dgx-h100", framework=framework)
-    with pytest.raises(UsageError, match=said):
-        found.write_launch_config(tmp_path / path, emit=emit)  # type: ignore[arg-type]
-    assert not list(tmp_path.iterdir())
 
 
 def test_a_subcommand_stays_last(tmp_path: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import subprocess
 from collections.abc import Sequence
 
@@ -11,8 +10,8 @@ import pytest
 
 from axonn_tune.errors import DocumentError
 from axonn_tune.grid import AXES, Grid
-from axonn_tune.launch.config import comment, environment_lines, launch_environment
-from axonn_tune.specs.catalog import available, load_machine
+from axonn_tune.launch.config import environment_lines, launch_environment
+from axonn_tune.specs.catalog import load_machine
 from axonn_tune.specs.launch import LaunchVariable
 from axonn_tune.specs.loading import parse_document
 from axonn_tune.specs.machine import EnvironmentVariable, Machine
@@ -21,7 +20,6 @@ from tests.unit.launch.cases import case
 
 WORKLOAD = Workload(global_batch=8, sequence_length=64)
 TENSOR_PARALLEL = Grid(x=2)
-STAGES = Grid(pipeline=4, order=(*AXES, "pipeline"))
 
 
 def with_environment(machine: str, variables: Sequence[EnvironmentVariable]) -> Machine:
@@ -45,62 +43,12 @@ def test_each_stream_has_a_hardware_queue(grid: Grid, queues: str) -> None:
     assert found["CUDA_DEVICE_MAX_CONNECTIONS"].value == queues
 
 
-@pytest.mark.parametrize("machine", available("machine"))
-def test_each_variable_is_set_once_and_explained(machine: str) -> None:
-    """Guards the block of both scripts: a comment above each export, no name twice, nothing of the machine lost."""
-    built = case("nano", machine)
-    lines = environment_lines(built.launch.environment)
-    exports = [number for number, line in enumerate(lines) if line.startswith("export ")]
-    names = [re.match(r"export (\w+)=", lines[number]) for number in exports]
-    found = [match[1] for match in names if match]
-    assert len(found) == len(exports) == len(set(found))
-    assert set(found) >= {variable.name for variable in built.machine.document.launcher.environment}
-    assert all(lines[number - 1].startswith("# ") for number in exports)
-    whys = [lines[number - 1] for number in exports]
-    assert whys == [comment(variable.why) for variable in built.launch.environment]
-
-
-def test_the_machines_own_value_wins() -> None:
-    """Guards sites that know better: their value and their reason, still listed under what it is for."""
-    own = EnvironmentVariable(name="CUDA_DEVICE_MAX_CONNECTIONS", value="32", why="ours")
-    found = chosen(with_environment("perlmutter", [own]))["CUDA_DEVICE_MAX_CONNECTIONS"]
-    assert (found.value, found.why, found.purpose) == ("32", "ours", "overlap")
-
-
 def test_what_overlap_needs_is_set_only_with_overlap() -> None:
     """Guards against advice without a reason: nothing hidden, nothing to set for it."""
     machine = with_environment("perlmutter", [])
     without = WORKLOAD.model_copy(update={"overlaps": ()})
     assert "overlap" in {variable.purpose for variable in chosen(machine).values()}
     assert "overlap" not in {variable.purpose for variable in chosen(machine, without).values()}
-
-
-def test_gpu_ranks_get_growing_segments_and_cpu_ranks_their_threads() -> None:
-    """Guards what the predictions assume: little fragmentation; no rank on another's core."""
-    gpu, cpu = chosen(with_environment("perlmutter", [])), chosen(with_environment("localhost", []))
-    assert gpu["PYTORCH_ALLOC_CONF"].value == "expandable_segments:True"
-    assert cpu["OMP_NUM_THREADS"].value == "1"
-    assert "PYTORCH_ALLOC_CONF" not in cpu
-    assert "OMP_NUM_THREADS" not in gpu
-
-
-@pytest.mark.parametrize(("machine", "workers"), [("frontier", "7"), ("dgx-h100", "8"), ("aws-p5", "8")])
-def test_ranks_of_gpus_compile_alike_and_with_few_workers(machine: str, workers: str) -> None:
-    """Guards nodes against 32 compiling processes a rank, and replicas against kernels that a stopwatch picks."""
-    found = chosen(load_machine(machine).document)
-    assert found["TORCHINDUCTOR_COMPILE_THREADS"].value == workers
-    assert found["TORCHINDUCTOR_DETERMINISTIC"].value == "1"
-    assert "TORCHINDUCTOR_DETERMINISTIC" not in chosen(load_machine(machine).document, grid=Grid(z=2, data=4))
-    assert not {name for name in chosen(with_environment("localhost", [])) if name.startswith("TORCHINDUCTOR")}
-
-
-def test_purposes_are_kept_apart() -> None:
-    """Guards the order of the block: what the prediction rests on first, debugging last, each under a heading."""
-    lines = environment_lines(case("nano", "perlmutter").launch.environment)
-    headings = [lines[number + 1] for number, line in enumerate(lines) if not line]
-    assert [heading.split()[1] for heading in headings] == ["For", "For", "For", "From", "For"]
-    assert headings[0].startswith("# For overlapped communication")
-    assert headings[-1].startswith("# For debugging")
 
 
 @pytest.mark.parametrize("name", ["A; rm -rf ~ #", "A$(rm)", "A`rm`", "A\nrm", "A\n", "A B", "1A", "é", ""])

@@ -71,35 +71,6 @@ def prepared(folder: Path, *, checkpoint: str | None = None, python: str = "env"
     return path
 
 
-def test_directives_ask_for_what_the_grid_needs() -> None:
-    """Guards the request: nodes, tasks, cores, devices, signal, output, in sbatch's own words."""
-    found = directives(script(gpus_per_rank=1, extra=(), constraint="gpu&hbm80g", qos="regular"))
-    assert found[0] == "--job-name=nano-8"
-    expected = {
-        "--nodes=2", "--ntasks-per-node=4", "--cpus-per-task=32", "--gpus-per-node=4", "--constraint=gpu&hbm80g",
-        "--qos=regular", "--signal=B:USR2@120", "--open-mode=append", "--output=%x-%j.out",
-    }  # fmt: skip
-    assert expected <= set(found)
-    assert len({option.split("=")[0] for option in found}) == len(found)
-
-
-def test_the_account_is_the_sites_or_a_placeholder() -> None:
-    """Guards the account: written if known; else a line to fill in, which sbatch does not read."""
-    assert "--account=m1234_g" in directives(script(account="m1234_g"))
-    without = script(account=None)
-    assert "##SBATCH --account=YOUR_ACCOUNT" in without.splitlines()
-    assert not [option for option in directives(without) if "account" in option]
-
-
-def test_a_machine_without_devices_asks_for_none() -> None:
-    """Guards CPU machines, and sites that say it in their own options."""
-    assert not [option for option in directives(script(gpus_per_rank=None, extra=())) if "gpu" in option.split("=")[0]]
-    assert directives(script(gpus_per_rank=None, extra=("--gpus-per-node=8", "--exclusive")))[-2:] == [
-        "--gpus-per-node=8",
-        "--exclusive",
-    ]
-
-
 def test_the_time_limit_follows_the_prediction() -> None:
     """Guards the limit: steps at the upper end, and time to start; a round hour without a prediction."""
     launch, machine = launch_and_machine({})
@@ -145,21 +116,6 @@ def test_options_are_quoted() -> None:
     assert "  --mpi=pmix \\\n  '--x=a b' \\\n  '--y=$(id);' \\\n  bash -c" in text
 
 
-def test_the_sites_binding_replaces_ours() -> None:
-    """Guards srun options: none twice."""
-    default, own = script(srun=()), script(srun=("--cpu-bind=map_cpu:0,1", "--distribution=cyclic"))
-    assert default.count("--cpu-bind=cores") == default.count("--distribution=block:block") == 1
-    assert "cpu-bind=cores" not in own
-    assert "block:block" not in own
-
-
-def test_a_machine_without_slurm_is_refused() -> None:
-    """Guards the message: what the profile lacks, and what to use instead."""
-    built = case()
-    with pytest.raises(UsageError, match=r"machine localhost has no launcher\.slurm section; use --emit torchrun"):
-        script_text("slurm", launch=built.launch, machine=built.machine.document, launch_path=Path("l.yaml"))
-
-
 def test_each_task_knows_its_rank(tmp_path: Path) -> None:
     """Guards the mapping from Slurm's names to torch's, the meeting point, and the list of devices."""
     path = prepared(tmp_path, python='env; echo "arguments: $*"')
@@ -172,25 +128,6 @@ def test_each_task_knows_its_rank(tmp_path: Path) -> None:
         "MASTER_ADDR": "nid01", "MASTER_PORT": "20345", "CUDA_VISIBLE_DEVICES": "3,2,1,0", "NCCL_NET": "AWS Libfabric",
     }  # fmt: skip
     assert {name: found.get(name) for name in expected} == expected
-
-
-def test_ranks_of_a_node_are_consecutive_however_tasks_are_distributed(tmp_path: Path) -> None:
-    """Guards the rank order: by node and place on it, where --distribution=cyclic numbers tasks around the nodes."""
-    path = prepared(tmp_path, srun=SRUN.replace("SLURM_PROCID=7", "SLURM_PROCID=6"))
-    done = run(path, programs=tmp_path, SLURM_SUBMIT_DIR=str(tmp_path), **JOB)
-    assert "\nRANK=7\n" in done.stdout, done.stderr
-
-
-def test_the_command_that_checks_where_ranks_are(tmp_path: Path) -> None:
-    """Guards the comment: the command runs as it stands, and prints each rank with its host, in order."""
-    command = re.search(r"^#   (srun .*)$", script(), flags=re.MULTILINE)
-    assert command
-    tasks = 'for node in 1 0; do for place in 2 0 3 1; do SLURM_NODEID=$node SLURM_LOCALID=$place "$@"; done; done'
-    program(tmp_path, "srun", f"while [[ $1 != bash ]]; do shift; done\n{tasks}")
-    program(tmp_path, "hostname", 'echo "nid0$((SLURM_NODEID + 1))"')
-    (tmp_path / "check.sh").write_text(command[1])
-    done = run(tmp_path / "check.sh", programs=tmp_path)
-    assert done.stdout.splitlines() == [f"{rank} nid0{rank // 4 + 1}" for rank in range(8)]
 
 
 @pytest.mark.parametrize(
@@ -206,14 +143,6 @@ def test_a_wrong_job_stops_before_it_starts(tmp_path: Path, variables: dict[str,
     done = run(prepared(tmp_path), programs=tmp_path, **variables)
     assert (done.returncode != 0, done.stdout) == (True, "")
     assert message in done.stderr
-
-
-@pytest.mark.parametrize("status", [0, 6])
-def test_the_job_ends_as_its_ranks_do(tmp_path: Path, status: int) -> None:
-    """Guards the exit code, which Slurm and its users see."""
-    path = prepared(tmp_path, python=f"exit {status}", checkpoint="saved")
-    done = run(path, programs=tmp_path, SLURM_SUBMIT_DIR=str(tmp_path), **JOB)
-    assert (done.returncode, done.stdout) == (status, "")
 
 
 @pytest.mark.parametrize(("checkpoint", "said"), [("saved", "saving\nscontrol requeue 12345\n"), (None, "saving\n")])

@@ -64,16 +64,6 @@ def test_one_node_runs_at_once(tmp_path: Path) -> None:
     assert given[-3:] == ["-m", "axonn_tune.runtime", str(tmp_path / "launch.yaml")]
 
 
-def test_several_nodes_meet_at_the_one_named(tmp_path: Path) -> None:
-    """Guards starts by hand: without a common address the script says what is missing."""
-    script = emitted(tmp_path, case())
-    without = run(script, programs=tmp_path)
-    assert without.returncode != 0
-    assert "HEAD_NODE: set it to the name of one of the nodes" in without.stderr
-    done = run(script, programs=tmp_path, HEAD_NODE="node7")
-    assert "node7:29400" in done.stdout.splitlines()
-
-
 def test_odd_names_are_quoted(tmp_path: Path) -> None:
     """Guards quoting: folders and files with spaces, quotes and dollars run as any other, from anywhere."""
     folder = tmp_path / "it's $HOME"
@@ -83,22 +73,6 @@ def test_odd_names_are_quoted(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[-1] == str(folder / name)
     assert {path.name for path in tmp_path.iterdir()} == {folder.name}
-
-
-def test_a_moved_script_says_what_it_misses(tmp_path: Path) -> None:
-    """Guards the message when script and launch config were parted."""
-    script = emitted(tmp_path, case())
-    (tmp_path / "launch.yaml").unlink()
-    done = run(script, programs=tmp_path, HEAD_NODE="a")
-    assert (done.returncode, done.stdout) == (2, "")
-    assert f"there is no file {tmp_path / 'launch.yaml'}: it belongs beside this script" in done.stderr
-
-
-def test_the_environment_reaches_the_ranks(tmp_path: Path) -> None:
-    """Guards that variables are exported, and by the time torchrun starts."""
-    script = emitted(tmp_path, case(overrides=["launcher.ranks_per_node=4"]))
-    program(tmp_path, "torchrun", 'echo "$OMP_NUM_THREADS $PYTHONFAULTHANDLER"')
-    assert run(script, programs=tmp_path).stdout == "1 1\n"
 
 
 def test_the_arithmetic_is_printed_and_checked(tmp_path: Path) -> None:
@@ -112,18 +86,6 @@ def test_the_arithmetic_is_printed_and_checked(tmp_path: Path) -> None:
     assert done.stderr == "3 nodes of 2 ranks are 6 ranks, but the grid has 4\n"
 
 
-def test_the_heading_tells_where_ranks_are() -> None:
-    """Guards the explanation: product, numbering, neighbours, prediction, and what is not there yet."""
-    built = case("nano", "perlmutter", grid=Grid(x=2, y=1, z=4, data=2, order=("z", "x", "data", "y")))
-    text = script_text("torchrun", launch=built.launch, machine=built.machine.document, launch_path="launch.yaml")
-    heading = text.split("set -euo")[0]
-    assert "2·1·4·2 = 16 ranks, numbered with z, then x, then data varying fastest" in heading
-    assert "Ranks of a node are consecutive, 0 to 3 on the first: neighbours along z are nearest." in heading
-    assert "# Predicted: step " in heading
-    assert "starts axonn_tune.runtime once per rank." in heading
-    assert "# The runtime has not been run over NCCL or under srun yet." in heading
-
-
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_world_that_leaves_a_node_part_empty_is_refused(kind: ScriptKind) -> None:
     """Guards uneven worlds: the message has the division with its rest, and a count that works."""
@@ -132,27 +94,3 @@ def test_a_world_that_leaves_a_node_part_empty_is_refused(kind: ScriptKind) -> N
         script_text(kind, launch=built.launch, machine=built.machine.document, launch_path="launch.yaml")
     assert "fills nodes, such as 4 or 8 (another number of ranks a node" in str(caught.value)
     assert "--set" not in str(caught.value)
-
-
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("world", [1, 2, 3])
-def test_a_world_within_a_node_takes_part_of_it(kind: ScriptKind, world: int) -> None:
-    """Guards small worlds: one node, as many ranks as there are, none idle and none twice."""
-    built = case("nano", "perlmutter", grid=Grid(data=world))
-    text = script_text(kind, launch=built.launch, machine=built.machine.document, launch_path="launch.yaml")
-    assert "\nnodes=1\n" in text
-    assert f"\nranks_per_node={world}\n" in text
-
-
-@pytest.mark.parametrize(
-    ("machine", "knows", "bound"),
-    [("dgx-h100", "--numa-binding", True), ("dgx-h100", "", False), ("frontier", "--numa-binding", False)],
-)
-def test_ranks_are_bound_where_torchrun_can(machine: str, knows: str, bound: bool, tmp_path: Path) -> None:
-    """Guards NUMA, which torchrun knows of CUDA devices, and torch before 2.9, which would end at the option."""
-    script = emitted(tmp_path, case("nano", machine))
-    program(tmp_path, "torchrun", f'[[ "$1" == --help ]] && echo "usage {knows}" || printf "%s\\n" "$@"')
-    done = run(script, programs=tmp_path, HEAD_NODE="a")
-    assert done.returncode == 0, done.stderr
-    given = done.stdout.splitlines()
-    assert ("--numa-binding" in given and given[given.index("--numa-binding") + 1] == "node") == bound

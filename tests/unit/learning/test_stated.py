@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import random
-import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -106,23 +103,6 @@ def test_megatron_axonn_splits_over_three_axes_and_its_micro_batch_over_depth() 
     assert set(case(run).workload.overlaps) & {"gather_prefetch", "weight_gradient"} == {"gather_prefetch"}
 
 
-def test_the_model_is_that_of_the_arguments() -> None:
-    """Guards sizes, grouped heads, biases, tied tables, and names of models that ship with the same sizes."""
-    apertus = fixture("apertus-70b.sh").model()
-    assert (apertus.layers, apertus.hidden, apertus.ffn, apertus.kv_heads) == (80, 8192, 43008, 8)
-    assert (apertus.gated, apertus.biases, apertus.tied_embeddings) == (False, False, False)
-    assert apertus.name == "gpt-70.6b"
-    assert fixture("llama31-70b-nemo.sh").model() == load_model("llama3-70b").document
-    small = fixture("gpt-one-line.sh").model()
-    assert (small.ffn, small.kv_heads, small.vocab, small.biases, small.tied_embeddings) == (
-        16384,
-        32,
-        50257,
-        True,
-        True,
-    )
-
-
 def test_what_is_not_stated_is_said() -> None:
     """Guards assumptions: defaults as the framework writes them, vocabulary by the tokenizer, batch."""
     said = "\n".join(fixture("gpt-one-line.sh").assumed)
@@ -168,23 +148,6 @@ _RECIPE = (
 )
 
 
-def test_weight_shards_are_tensor_parallelism_times_gtp(tmp_path: Path) -> None:
-    """Guards Megatron-Core's GTP: z = shards / T, and a number that T does not divide."""
-    flags = "--tensor-model-parallel-size 2 --tensor-parallel-num-weight-shards"
-    assert sizes(stated(tmp_path, f"{CORE} {flags} 8")) == {"TP": 2, "GTP": 4, "DP": 4}
-    with pytest.raises(DocumentError, match=r"z is '4.5', not a whole number"):
-        case(stated(tmp_path, f"{CORE} {flags} 9"))
-
-
-def test_the_other_rank_order(tmp_path: Path) -> None:
-    """Guards --use-tp-pp-dp-mapping: pipeline stages before replicas."""
-    flags = "--pipeline-model-parallel-size 2 --tensor-model-parallel-size 2"
-    order = one(stated(tmp_path, f"{CORE} {flags} --use-tp-pp-dp-mapping")).grid.order
-    assert order.index("pipeline") < order.index("data")
-    order = one(stated(tmp_path, f"{CORE} {flags}")).grid.order
-    assert order.index("pipeline") > order.index("data")
-
-
 PP4 = "--pipeline-model-parallel-size 4"
 ENDS = "--account-for-embedding-in-pipeline-split --account-for-loss-in-pipeline-split"
 
@@ -225,26 +188,18 @@ def test_layouts_repeat_parts() -> None:
     assert layout_parts("Et*3|(tt|)*3t,m|L") == [3, 2, 2, 2, 1, 0]
 
 
-def test_absurd_layouts_stay_small() -> None:
-    """Guards nested repeats and a billion stages, of which no list is made."""
-    assert sum(map(len, map(str, layout_parts("(" * 50 + "t" + ")*999" * 50)))) < 1 << 20
-    keys = {"pipeline_parallel_degree": "1e9", "pipeline_model_parallel_size": "1000000000", "n_layers": "32"}
-    keys |= {"pipeline_parallel_first_stage_less_layers": "1", "decoder_first_pipeline_num_layers": "2"}
-    assert "parts" not in columns_of({name: Stated(value, 1) for name, value in keys.items()})
-
-
 def test_torchtitan_counts_the_ends_as_layers() -> None:
     """Guards its default split, and looped schedules."""
     keys = {"pipeline_parallel_degree": "4", "n_layers": "32", "pipeline_parallel_first_stage_less_layers": "1"}
     keys |= {"pipeline_parallel_last_stage_less_layers": "1", "pipeline_parallel_schedule": "1F1B"}
     found = columns_of({name: Stated(value, 1) for name, value in keys.items()})
-    assert (found["parts"].value, found["vpp"].value) == ("8 9 8 7", "1")
+    assert (found["parts"].value, found["vpp"].value) == ((8, 9, 8, 7), 1)
     keys["pipeline_parallel_schedule"] = "Interleaved1F1B"
-    assert columns_of({name: Stated(value, 1) for name, value in keys.items()})["vpp"].value == "2"
+    assert columns_of({name: Stated(value, 1) for name, value in keys.items()})["vpp"].value == 2
     # 32 layers and the ends are 34, in parts of up to 3: 12.
     keys["pipeline_parallel_layers_per_stage"] = "3"
     found = columns_of({name: Stated(value, 1) for name, value in keys.items()})
-    assert (found["parts"].value, found["vpp"].value) == ("2 3 3 3 3 3 3 3 3 3 2 1", "3")
+    assert (found["parts"].value, found["vpp"].value) == ((2, *[3] * 9, 2, 1), 3)
 
 
 @pytest.mark.parametrize(("layers", "kind"), [(3, "none"), (4, "full"), (8, "full")])
@@ -305,7 +260,7 @@ def test_the_number_of_gpus_is_the_launchers(launcher: str, gpus: int | None, tm
         with pytest.raises(UsageError, match="does not state n_gpus: add --gpus N"):
             stated(tmp_path, text)
         return
-    assert stated(tmp_path, text).columns["n_gpus"].value == str(gpus)
+    assert stated(tmp_path, text).columns["n_gpus"].value == gpus
 
 
 def test_an_argument_list_needs_no_program(tmp_path: Path) -> None:
@@ -404,21 +359,8 @@ def test_config_files_are_read_beside_the_script(tmp_path: Path) -> None:
 
 
 _EMITTED = [
-    ("megatron-core", "run.sh", {"gpus": 512, "z": 4}),
-    ("megatron-core", "run.sh", {"gpus": 512, "x": 8, "pipeline": 4, "context": 2, "recompute": "full"}),
-    ("megatron-core", "run.sh", {"gpus": 96, "pipeline": 3, "batch": 768, "recompute": "selective"}),
     ("megatron-core", "run.sh", {"gpus": 256, "x": 8, "pipeline": 4, "set": {"step.last_less": 1}}),
-    (
-        "megatron-core",
-        "run.sh",
-        {"gpus": 192, "x": 4, "pipeline": 6, "chunks": 2, "batch": 768, "set": {"step.first_less": 1}},
-    ),
     ("megatron-core", "run.sbatch", {"gpus": 64, "x": 8, "precision": "fp16"}),
-    ("megatron-core", "bridge.sh", {"gpus": 64, "x": 4, "pipeline": 4}),
-    ("torchtitan", "run.sh", {"gpus": 64, "z": 16}),
-    ("torchtitan", "toml.sh", {"gpus": 64, "x": 8, "recompute": "full"}),
-    ("fsdp", "run.sh", {"gpus": 64, "z": 32, "data": 2}),
-    ("deepspeed", "run.sh", {"gpus": 64}),
     ("deepspeed", "run.sh", {"gpus": 64, "z": 64, "no_overlap": ["gather_prefetch"]}),
     ("deepspeed", "run.sh", {"gpus": 64, "z": 64, "no_overlap": ["all"]}),
 ]
@@ -431,9 +373,9 @@ def test_what_this_tool_writes_is_read_as_it_was_priced(
     """Guards the way back: a script that -o wrote has the configuration and the step that it was written for."""
     model = "llama3-70b"
     found = axonn_tune.search(model, machine="dgx-h100", framework=framework, **pins)  # type: ignore[arg-type]
-    form = {"run.sbatch": "slurm", "bridge.sh": "bridge", "toml.sh": "toml"}.get(name)
+    form = "slurm" if name == "run.sbatch" else None
     path, *_ = found.write_launch_config(tmp_path / name, emit=form)  # type: ignore[arg-type]
-    read = read_run(path, given={}, model=model if framework in ("fsdp", "deepspeed") else None).case(H100)
+    read = read_run(path, given={}, model=model if framework == "deepspeed" else None).case(H100)
     ours, theirs = found.results.ranked.pricing(0), best_pricing(read, read.configurations)
     assert theirs.iteration_s == pytest.approx(ours.iteration_s, rel=1e-9)
     assert read.model == load_model(model).document
@@ -475,39 +417,3 @@ def test_overlaps_of_deepspeed_are_those_of_its_config(zero: str, off: set[str],
     (tmp_path / "zero.json").write_text(text, "utf-8")
     read = read_run(tmp_path / "zero.json", given={"n_gpus": "64", "seq": "8192"}, model="llama3-8b").case(H100)
     assert set(read.framework.step.overlaps) - set(read.workload.overlaps) == off
-
-
-def test_megatron_axonn_is_read_as_it_was_priced(tmp_path: Path) -> None:
-    """Guards the same for a framework with y, which has GPT's biases and a tokenizer that adds a token."""
-    found = axonn_tune.search("20b", gpus=64, framework="megatron-axonn", x=2, y=2, z=2, batch=512)
-    (path,) = found.write_launch_config(tmp_path / "run.sh")
-    read = read_run(path, given={}).case(load_machine("perlmutter").document)
-    assert best_pricing(read, read.configurations).iteration_s == pytest.approx(found.best.iteration_s, rel=1e-9)
-    assert read.model == load_model("20b").document
-
-
-def damaged(text: str, draw: random.Random) -> str:
-    """A text with a piece gone, a character or another number put in, or its lines in another order."""
-    first, last = sorted(draw.randrange(len(text) + 1) for _ in range(2))
-    kind = draw.randrange(4)
-    if kind == 0:
-        return text[:first] + text[last:]
-    if kind == 1:
-        return text[:first] + draw.choice("'\"(){}$`\\#<>|&;=[]:!\n\0") + text[first:]
-    if kind == 2:
-        found = draw.choice(list(re.finditer(r"\d+", text)))
-        return text[: found.start()] + draw.choice(["0", "-1", "9" * 20, "1e9", "", "x", "1_0"]) + text[found.end() :]
-    return "\n".join(draw.sample(lines := text.split("\n"), len(lines)))
-
-
-@pytest.mark.parametrize(
-    "path", sorted((*COMMANDS.glob("*.[sty]*"), *PUBLIC.glob("*-*.*"))), ids=lambda path: path.name
-)
-def test_damaged_files_end_in_errors_of_ours(path: Path, tmp_path: Path) -> None:
-    """Guards hostile files: read, or refused by an error for users."""
-    draw, text = random.Random(path.name), path.read_text("utf-8")
-    for _ in range(40 if path.parent == COMMANDS else 10):
-        (tmp_path / path.name).write_text(damaged(text, draw), "utf-8")
-        given = draw.choice([{}, {"n_gpus": "64", "seq": "2048"}])
-        with contextlib.suppress(AxonnTuneError):
-            read_run(tmp_path / path.name, given=given, model=draw.choice([None, "llama3-8b"])).case(H100)

@@ -8,62 +8,43 @@ from typing import Any
 
 import pytest
 
-from axonn_tune.frameworks import find_framework
-from axonn_tune.ranking.inputs import Choices, WorkloadChoices, load_inputs
+from axonn_tune.ranking.inputs import load_inputs
 from axonn_tune.ranking.nearest import nearest_change
 from axonn_tune.ranking.results import run_search
-from axonn_tune.ranking.space import Limits
+from axonn_tune.request import Request
 
 CASES: dict[str, dict[str, Any]] = {
     "a prime count": {"gpus": 13},
     "a factor of three": {"gpus": 384},
-    "one GPU": {"gpus": 1, "model": "llama3-8b", "machine": "dgx-h200", "settings": ("memory_gib=100",)},
+    "one GPU": {"gpus": 1, "model": "llama3-8b", "machine": "dgx-h200", "set": ("machine.accelerator.memory_gib=100",)},
     "a large prime": {"gpus": 1021, "model": "80b"},
     "far too large": {"gpus": 8, "model": "640b"},
-    "a batch of one": {"gpus": 64, "workload": WorkloadChoices(batch=1), "limits": Limits(axes={"x": 1, "y": 1})},
-    "a micro-batch": {"gpus": 64, "limits": Limits(micro_batch=7)},
-    "no halves": {
-        "gpus": 64,
-        "workload": WorkloadChoices(batch=64, split_micro_batch=True),
-        "limits": Limits(axes={"x": 1, "y": 1}),
-    },
-    "a batch of seven": {"gpus": 13, "workload": WorkloadChoices(batch=7)},
-    "weights kept whole": {
-        **{"gpus": 16, "model": "llama3-70b", "machine": "dgx-h100"},
-        "framework": find_framework("megatron-core"),
-    },
-    "long sequences": {"gpus": 8, "model": "llama3-8b", "workload": WorkloadChoices(batch=8, seq=262144)},
+    "a batch of one": {"gpus": 64, "batch": 1, "x": 1, "y": 1},
+    "a micro-batch": {"gpus": 64, "micro_batch": 7},
+    "no halves": {"gpus": 64, "batch": 64, "split_micro_batch": True, "x": 1, "y": 1},
+    "a batch of seven": {"gpus": 13, "batch": 7},
+    "weights kept whole": {"gpus": 16, "model": "llama3-70b", "machine": "dgx-h100", "framework": "megatron-core"},
+    "long sequences": {"gpus": 8, "model": "llama3-8b", "batch": 8, "seq": 262144},
 }
 
 
 def said(case: str) -> str:
     """What is said of a case."""
-    return nearest_change(load_inputs(choices(case)).problem)
+    return nearest_change(load_inputs(asked(case)).problem)
 
 
-def choices(case: str) -> Choices:
+def asked(case: str) -> Request:
     """The case as the command line has it."""
-    given = dict(CASES[case])
-    settings = tuple(f"machine.accelerator.{each}" for each in given.pop("settings", ()))
-    return Choices(**{"model": "20b", **given, "settings": settings})
+    return Request(**{"model": "20b", **CASES[case]})
 
 
-def changed(choices: Choices, change: str) -> Choices:
-    """The choices with a suggestion followed."""
+def changed(request: Request, change: str) -> Request:
+    """The request with a suggestion followed."""
     if change.startswith("leave out"):
-        return replace(choices, limits=Limits())
-    workload = choices.workload
-    if "--shard-optimizer" in change:
-        workload = replace(workload, shard_optimizer=True)
-    if found := re.search(r"--batch (\d+)", change):
-        workload = replace(workload, batch=int(found[1]))
-    if found := re.search(r"--seq (\d+)", change):
-        workload = replace(workload, seq=int(found[1]))
-    if found := re.search(r"--framework (\S+)", change):
-        choices = replace(choices, framework=find_framework(found[1]))
-    choices = replace(choices, pipeline=choices.pipeline or "--pipeline" in change)
-    gpus = re.search(r"--gpus (\d+)", change)
-    return replace(choices, workload=workload, gpus=int(gpus[1]) if gpus else choices.gpus)
+        return request.without_pins()
+    words = re.findall(r"--(\S+)(?: (\d+|[a-z]\S+))?", change)
+    given = {name.replace("-", "_"): int(value) if value.isdecimal() else value or True for name, value in words}
+    return replace(request, **given)
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -72,7 +53,7 @@ def test_every_suggestion_fits(case: str) -> None:
     words = re.search(r"nearest changes? that fits?: (.*)", said(case))
     assert words
     for change in words[1].split(" or "):
-        assert len(run_search(load_inputs(changed(choices(case), change))).ranked), change
+        assert len(run_search(load_inputs(changed(asked(case), change))).ranked), change
 
 
 @pytest.mark.parametrize(

@@ -10,16 +10,16 @@ import pytest
 
 from axonn_tune.errors import DocumentError, NothingFeasibleError, UsageError
 from axonn_tune.ranking.by_alpha_beta import AlphaBetaRanking, count_ties
-from axonn_tune.ranking.inputs import Choices, WorkloadChoices, load_inputs, make_workload
+from axonn_tune.ranking.inputs import load_inputs, make_workload
 from axonn_tune.ranking.results import run_search
-from axonn_tune.ranking.space import Limits
+from axonn_tune.request import Request
 from axonn_tune.specs.catalog import load_model
 from axonn_tune.specs.workload import OVERLAPS
 
 
 def inputs(gpus: int = 64, model: str = "20b", **given: Any) -> Any:
     """Inputs of a small search."""
-    return load_inputs(Choices(gpus=gpus, model=model, **given))
+    return load_inputs(Request(model, gpus=gpus, **given))
 
 
 @pytest.mark.parametrize(
@@ -66,7 +66,7 @@ def test_memory_needed_by_rejected_grids_exceeds_the_limit() -> None:
 
 def test_grids_left_out_by_pins_are_told_from_rejected_ones() -> None:
     """Guards pins: grids of another size are no victims of the micro-batch."""
-    found = run_search(inputs(limits=Limits(axes={"z": 16}))).ranked
+    found = run_search(inputs(z=16)).ranked
     counts = found.searched.rejected
     reasons = [entry.rejected_because for entry in found.rejected_entries()]
     assert counts["pinned"] == sum("pinned" in reason[0] for reason in reasons)
@@ -95,27 +95,27 @@ def test_repeated_costs_count_once() -> None:
 
 
 @pytest.mark.parametrize(
-    ("choices", "expected"),
+    ("request_", "expected"),
     [
-        (WorkloadChoices(), OVERLAPS),
-        (WorkloadChoices(no_overlaps=("all",)), ()),
-        (WorkloadChoices(overlaps=("output", "gather_prefetch")), ("gather_prefetch", "output")),
-        (WorkloadChoices(no_overlaps=("output",)), OVERLAPS[:-1]),
+        (Request(), OVERLAPS),
+        (Request(no_overlap="all"), ()),
+        (Request(overlap=("output", "gather_prefetch")), ("gather_prefetch", "output")),
+        (Request(no_overlap="output"), OVERLAPS[:-1]),
     ],
 )
-def test_overlaps(choices: WorkloadChoices, expected: tuple[str, ...]) -> None:
+def test_overlaps(request_: Request, expected: tuple[str, ...]) -> None:
     """Guards the overlap options: named ones alone, less those switched off, in canonical order."""
-    assert make_workload(load_model("nano").document, choices).overlaps == expected
+    assert make_workload(load_model("nano").document, request_).overlaps == expected
 
 
 def test_settings_of_the_workload_are_checked() -> None:
     """Guards --set workload.*: values are validated, unknown keys named."""
     model = load_model("nano").document
-    assert make_workload(model, WorkloadChoices(), settings=["precision=fp64"]).precision == "fp64"
+    assert make_workload(model, Request(), settings=["precision=fp64"]).precision == "fp64"
     with pytest.raises(DocumentError):
-        make_workload(model, WorkloadChoices(), settings=["precision=bf8"])
+        make_workload(model, Request(), settings=["precision=bf8"])
     with pytest.raises(UsageError, match="global_batch"):
-        make_workload(model, WorkloadChoices(), settings=["global_bach=3"])
+        make_workload(model, Request(), settings=["global_bach=3"])
 
 
 def test_a_table_that_covers_nothing_is_named() -> None:

@@ -6,16 +6,17 @@ from collections.abc import Iterator
 from functools import cache
 from typing import Any
 
-from axonn_tune.ranking.inputs import Choices, load_inputs
+from axonn_tune.ranking.inputs import load_inputs
 from axonn_tune.ranking.results import Results, run_search
 from axonn_tune.report.output import Json
 from axonn_tune.report.ranking_section import ranking_of
+from axonn_tune.request import Request
 
 
 @cache
 def results(*, model: str = "80b", gpus: int = 1024) -> Results:
     """A search on Perlmutter."""
-    return run_search(load_inputs(Choices(gpus=gpus, model=model)))
+    return run_search(load_inputs(Request(model, gpus=gpus)))
 
 
 @cache

@@ -8,37 +8,16 @@ import pytest
 
 from axonn_tune.report.output import (
     Column,
-    aligned_cells,
     csv_table,
     json_text,
-    left_words,
     markdown_table,
     progress,
-    seconds_cells,
-    text_table,
     use_color,
     words,
 )
 
 HEADINGS = [words("", "name"), Column("", "time,\ns")]
 ROWS = [["a", "1.5"], ["long|name", "10.25"]]
-
-
-def test_columns_are_aligned() -> None:
-    """Guards the layout: text to the left, numbers to the right, headings over their columns."""
-    assert text_table(HEADINGS, ROWS) == (
-        "           time,\n"  # a two-line heading stands on its last line
-        "name           s\n"
-        "a            1.5\n"
-        "long|name  10.25\n"
-    )
-
-
-def test_color_marks_headings_and_the_best_row() -> None:
-    """Guards color: only the headings and one row, and each line ends it."""
-    lines = text_table(HEADINGS, ROWS, color=True, best=1).splitlines()
-    assert [line.startswith("\x1b[") for line in lines] == [True, True, False, True]
-    assert all(line.endswith("\x1b[0m") for line in lines if line.startswith("\x1b["))
 
 
 def test_markdown_escapes_what_would_split_a_cell() -> None:
@@ -56,30 +35,6 @@ def test_csv_keeps_every_digit() -> None:
     third = 1 / 3
     assert csv_table(["a", "b", "c", "d"], [[third, None, True, "x,y"]]) == f'a,b,c,d\n{third!r},,true,"x,y"\n'
     assert float(repr(third)) == third
-
-
-@pytest.mark.parametrize(
-    ("values", "cells"),
-    [
-        ([1.5, 10.25], ["1.50", "10.25"]),
-        ([0.0123, 1.0], ["0.0123", "1.0000"]),
-        ([120.0, 15.5], ["120.0", "15.5"]),
-        ([None, 0.0, 2.0], ["-", "0", "2.00"]),
-        ([1e-9, 1000.0], ["0.0", "1000.0"]),
-        ([1e9], ["1000000000"]),
-        ([None], ["-"]),
-        ([], []),
-    ],
-)
-def test_seconds_of_a_column_share_their_decimals(values: list[float | None], cells: list[str]) -> None:
-    """Guards columns of times: three digits of the smallest, eight of the largest, unknown and zero told apart."""
-    assert seconds_cells(values) == cells
-
-
-def test_parts_of_cells_are_aligned() -> None:
-    """Guards grids: x, y, z and data stand below each other."""
-    assert aligned_cells([["1", "128"], ["16", "8"]]) == [" 1 128", "16   8"]
-    assert aligned_cells([]) == []
 
 
 @pytest.mark.parametrize(
@@ -133,21 +88,6 @@ def told(stream: io.StringIO, monkeypatch: pytest.MonkeyPatch, *, shown: bool = 
     return stream.getvalue()
 
 
-@pytest.mark.parametrize(
-    ("elapsed_s", "share", "words"),
-    [
-        (10.0, 0.0, ""),
-        (10.0, 0.5, "0:10 left"),
-        (60.0, 0.25, "3:00 left"),
-        (3600.0, 0.5, "1:00:00 left"),
-        (5.0, 1.2, "0:00 left"),
-    ],
-)
-def test_time_left_goes_on_as_before(elapsed_s: float, share: float, words: str) -> None:
-    """Guards the arithmetic, and its ends."""
-    assert left_words(elapsed_s, share) == words
-
-
 def test_a_log_gets_a_plain_line_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
     """Guards Slurm logs: whole lines, half a minute apart, without any control character."""
     text = told(io.StringIO(), monkeypatch)
@@ -166,8 +106,3 @@ def test_a_terminal_gets_a_bar_that_goes_away(monkeypatch: pytest.MonkeyPatch) -
     assert "\x1b[2K" in text
     monkeypatch.setenv("TERM", "dumb")
     assert told(Terminal(), monkeypatch) == told(io.StringIO(), monkeypatch)
-
-
-def test_nothing_is_said_where_another_rank_speaks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Guards worlds of many ranks: only one of them tells."""
-    assert told(Terminal(), monkeypatch, shown=False) == ""

@@ -10,32 +10,20 @@ import pytest
 
 from axonn_tune.cost.spans import predicted_spans
 from axonn_tune.errors import UsageError
-from axonn_tune.ranking.inputs import Choices, load_inputs
+from axonn_tune.ranking.inputs import load_inputs
 from axonn_tune.ranking.results import run_search
-from axonn_tune.ranking.space import Limits
 from axonn_tune.report.explain import PricedConfiguration
 from axonn_tune.report.run import (
     choose_step,
-    groups_of,
     merged_trace,
     other_hardware,
-    run_section,
     summary_text,
     trace_remarks,
 )
+from axonn_tune.request import Request
 from axonn_tune.specs.launch import CollectiveTerm
 from axonn_tune.specs.results import QUANTITIES, Pairs, PredictionTarget, Site, Summary
 from axonn_tune.specs.traces import COMPUTE_LANE, MeasuredTrace, Span, step_name
-
-
-def term(layer: str, **given: Any) -> CollectiveTerm:
-    """A term of 2 calls, predicted to take 1 ms and measured as 2."""
-    chosen: dict[str, Any] = {
-        "op": "all_gather", "axis": "z", "phase": "forward", "count": 2, "bytes": 4096, "group": 4, "tier": "loopback",
-        "seconds": 0.001, "exposed_s": 0.0,
-        "measured_s": (0.002,), "measured_exposed_s": (0.0005,), "elapsed_s": (0.003,),
-    }  # fmt: skip
-    return CollectiveTerm(layer=layer, **(chosen | given))
 
 
 def summary(*terms: CollectiveTerm, accelerator: str = "one CPU core", device: str = "cpu, 1 thread") -> Summary:
@@ -61,48 +49,6 @@ def summary(*terms: CollectiveTerm, accelerator: str = "one CPU core", device: s
     )
 
 
-def test_one_row_for_each_kind_and_axis_or_for_each_collective() -> None:
-    """Guards the sums that people read, and the way to see behind them."""
-    found = summary(term("mlp.fc1"), term("mlp.fc2", phase="backward"), term("mlp.fc1", axis="x", measured_s=(0.1,)))
-    few = groups_of(found, all_terms=False)
-    assert [(one["axis"], one["count"], one["predicted_s"], one["measured_s"]) for one in few] == [
-        ("x", 2, 0.001, 0.1),
-        ("z", 4, 0.002, 0.004),
-    ]
-    assert len(groups_of(found, all_terms=True)) == 3
-
-
-def test_a_sum_that_lacks_a_prediction_has_none() -> None:
-    """Guards launch configs that were edited: part of a sum would look like a good prediction of all of it."""
-    found = summary(term("mlp.fc1"), term("mlp.fc2", seconds=None))
-    (group,) = groups_of(found, all_terms=False)
-    assert (group["predicted_s"], group["ratio"]) == (None, "-")
-    assert "edited" in summary_text(found, all_terms=False)
-
-
-def test_the_table_fits_a_terminal() -> None:
-    """Guards 100 columns, with the longest names there are."""
-    wide = term("mlp.fc1", op="reduce_scatter", axis="xyzdata", group=16384, count=99_999, measured_s=(99.9,))
-    said = summary_text(summary(wide, term("mlp.fc2")), all_terms=False)
-    assert max(map(len, said.splitlines())) <= 100
-    assert "measured /" in said
-
-
-def test_memory_is_compared_on_gpus_alone() -> None:
-    """Guards against a ratio of a process' whole resident set to the tensors of a model."""
-
-    def memory(found: Summary) -> list[str]:
-        said = summary_text(found, all_terms=False)
-        return next(line.split() for line in said.splitlines() if line.startswith("memory"))
-
-    gpu = summary(accelerator="A100-SXM4-40GB", device="NVIDIA A100-SXM4-40GB")
-    assert memory(gpu) == ["memory", "977", "KiB", "1.91", "MiB", "2"]
-    assert memory(summary()) == ["memory", "-", "1.91", "MiB", "-"]
-    assert "it is not compared" in summary_text(summary(), all_terms=False)
-    (card,) = (one for one in run_section(summary(), identity="s1", source="here")["cards"] if one["label"] == "memory")
-    assert card["note"] == "not compared"
-
-
 def test_other_hardware_is_said() -> None:
     """Guards against reading a comparison of two machines as the error of a prediction."""
     for predicted, ran, same in (
@@ -121,7 +67,7 @@ def test_other_hardware_is_said() -> None:
 @pytest.fixture(scope="module")
 def prediction() -> PricedConfiguration:
     """nano on two ranks."""
-    inputs = load_inputs(Choices(gpus=2, model="nano", machine="localhost", limits=Limits(axes={"z": 2})))
+    inputs = load_inputs(Request("nano", gpus=2, machine="localhost", z=2))
     ranked = run_search(inputs).ranked
     return PricedConfiguration(inputs, ranked.entry(0, terms=False), ranked.pricing(0))
 
@@ -184,12 +130,3 @@ def test_remarks_say_what_only_one_side_has(prediction: PricedConfiguration) -> 
     found = MeasuredTrace(trace.path, "nano", 0, "here", (3,), (*trace.spans, strange))
     said = trace_remarks(prediction, choose_step([found], step=3))
     assert "1 collective only measured, such as all_gather over q" in said[1]
-
-
-def test_runs_are_told_apart_and_begin_together(prediction: PricedConfiguration) -> None:
-    """Guards several folders and hosts: a run an hour later, or a clock that is off, does not put a rank hours away."""
-    traces = [measured(prediction, rank=0, late_s=late_s, folder=name) for name, late_s in (("a", 0.0), ("b", 3600.0))]
-    elsewhere = measured(prediction, rank=1, late_s=300.0, host="there", folder="b")
-    found = choose_step([*traces, elsewhere], step=4)
-    assert found.process_names == ["measured rank 0, a", "measured rank 0, b", "measured rank 1, b"]
-    assert {mine[0]["ts"] for mine in events(merged_trace(prediction, found)).values()} == {0.0}

@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from axonn_tune.errors import UnknownNameError, UsageError
-from axonn_tune.specs.catalog import available, find, load_machine, load_model
+from axonn_tune.specs.catalog import available, find, load_model
 
 MACHINE = Path(__file__).parent / "data" / "twotier.yaml"
 
@@ -67,40 +66,6 @@ def test_no_shipped_model_is_untested() -> None:
     assert set(available("model")) == {*PUBLISHED, *SMALL}
 
 
-def test_names_come_in_natural_order() -> None:
-    """Guards lists for people: 5b before 10b."""
-    assert list(available("model"))[:3] == ["5b", "10b", "20b"]
-
-
-def test_names_ignore_case() -> None:
-    """Guards `80B`, as people write it."""
-    assert find("model", "80B") == find("model", "80b")
-    assert load_model("80B").path.name == "80b.yaml"
-
-
-def test_an_unknown_name_suggests_the_nearest() -> None:
-    """Guards the message, which lists what there is."""
-    with pytest.raises(UnknownNameError, match="no machine named 'perlmuter', did you mean 'perlmutter'"):
-        find("machine", "perlmuter")
-
-
-def test_a_path_is_taken_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Guards files: existing ones of any name, and anything that looks like a path."""
-    monkeypatch.chdir(tmp_path)
-    place(tmp_path, "plain")
-    assert load_machine("plain").document.name == "twotier"
-    assert find("machine", "80b.yaml") == Path("80b.yaml")
-    with pytest.raises(UsageError, match=r"no file 'x/y'"):
-        load_machine("x/y")
-
-
-def test_a_folder_of_that_name_does_not_hide_the_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Guards run folders named after models."""
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "nano").mkdir()
-    assert load_model("nano").document.layers == 2
-
-
 def test_user_folders_come_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Guards the order: $AXONN_TUNE_PATH, then the configuration folder, then what is shipped."""
     shipped = find("machine", "perlmutter")
@@ -112,13 +77,3 @@ def test_user_folders_come_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert available("machine")["perlmutter"] == first
     assert find("machine", "perlmutter", besides=first) == user
     assert shipped not in available("machine").values()
-
-
-def test_the_home_folder_is_searched_by_default(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Guards the default of $XDG_CONFIG_HOME, and a session without a home."""
-    path = place(tmp_path / ".config" / "axonn-tune" / "machines", "own.yaml")
-    monkeypatch.delenv("XDG_CONFIG_HOME")
-    monkeypatch.setenv("HOME", str(tmp_path))
-    assert find("machine", "own") == path
-    monkeypatch.delenv("HOME")
-    assert "own" not in available("machine")

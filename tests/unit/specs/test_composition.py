@@ -9,7 +9,6 @@ import pytest
 from axonn_tune.errors import DocumentError
 from axonn_tune.specs.loading import load_document, load_file
 from axonn_tune.specs.machine import Machine
-from axonn_tune.specs.model import Model
 
 MACHINE = Path(__file__).parent / "data" / "twotier.yaml"
 HEAD = "schema: axonn-tune/machine/1\nextends: twotier\nname: mine\n"
@@ -59,20 +58,6 @@ def test_named_lists_merge_by_name(base: Path) -> None:
     assert [variable.name for variable in machine.launcher.environment] == ["OMP_NUM_THREADS", "NEW"]
 
 
-def test_a_description_is_not_inherited(base: Path) -> None:
-    """Guards lists and headings, where a changed machine would stand under the words of the one it extends."""
-    assert load_document(MACHINE, schema=Machine).description
-    assert derive(base, "").description == "extends twotier"
-    assert derive(base, "description: The second\n").description == "The second"
-
-
-def test_other_lists_are_replaced(base: Path) -> None:
-    """Guards lists of plain values, where merging would have no meaning."""
-    machine = derive(base, "library:\n  algorithms:\n    all_reduce: [ring]\n")
-    assert machine.library.algorithms["all_reduce"] == ("ring",)
-    assert machine.library.algorithms["all_gather"] == ("ring",)
-
-
 def test_a_changed_number_needs_its_own_source(base: Path) -> None:
     """Guards provenance: an inherited source must not vouch for a number it never gave."""
     body = "tiers:\n  - name: link\n    bandwidth_gb_per_s: 60\naccelerator:\n  peak_tflops: {bf16: 99}\n"
@@ -82,30 +67,6 @@ def test_a_changed_number_needs_its_own_source(base: Path) -> None:
         "mine.yaml:8: accelerator.peak_tflops: "
         "changes a number without its provenance: add sources.peak_tflops beside it",
     ]
-
-
-def test_a_number_restated_as_it_was_needs_no_source(base: Path) -> None:
-    """Guards against asking for the source of a number that did not change."""
-    derive(base, "accelerator:\n  memory_gib: 16\n  peak_tflops: {bf16: 100.0}\n")
-
-
-def test_a_source_entry_is_replaced_as_a_whole(base: Path) -> None:
-    """Guards against a new source under the kind of the old one."""
-    body = "accelerator:\n  memory_gib: 15\n  sources:\n    memory_gib: {source: measured once}\n"
-    (found,) = problems(base, body)
-    assert found.startswith("mine.yaml:7: accelerator.sources.memory_gib: missing key 'kind'")
-
-
-def test_a_source_without_its_number_is_refused(base: Path) -> None:
-    """Guards against an inherited number under a source that never gave it."""
-    entry = "sources: {latency_us: {kind: measured, source: here}}"
-    (found,) = problems(base, f"tiers:\n  - name: link\n    {entry}\n")
-    assert found == (
-        "mine.yaml:6: tiers.link.sources.latency_us: "
-        "has a source but no value here: write 'latency_us' in this section too"
-    )
-    machine = derive(base, f"tiers:\n  - name: link\n    latency_us: 2\n    {entry}\n")
-    assert machine.tiers[0].sources["latency_us"].source == "here"
 
 
 @pytest.mark.parametrize(
@@ -121,46 +82,12 @@ def test_an_incomplete_new_tier_may_be_a_misspelt_one(base: Path, name: str, wor
     assert library.endswith("twotier has no protocol 'simpel', did you mean 'simple'?")
 
 
-def test_a_complete_new_tier_may_be_near_in_name(base: Path) -> None:
-    """Guards machines that add a tier: a name like another's is no mistake."""
-    tiers = "tiers:\n  - name: network-1.0\n    ranks: 8\n    sources: {ranks: {kind: fact, source: here}}\n"
-    tiers += "  - name: network-2.0\n    latency_us: 9\n    bandwidth_gb_per_s: 5\n    sources:\n"
-    tiers += "      latency_us: {kind: fact, source: here}\n      bandwidth_gb_per_s: {kind: fact, source: here}\n"
-    assert [tier.name for tier in derive(base, tiers).tiers] == ["link", "network-1.0", "network-2.0"]
-
-
-def test_null_removes_a_number_and_its_source(base: Path) -> None:
-    """Guards the way to take something optional away."""
-    (base / "unlimited.yaml").write_text(
-        "schema: axonn-tune/machine/1\nextends: twotier\nname: unlimited\ntiers:\n"
-        "  - {name: network-1.0, ranks: 8, sources: {ranks: {kind: fact, source: x}}}\n",
-        encoding="utf-8",
-    )
-    head = HEAD.replace("twotier", "unlimited")
-    machine = derive(base, "tiers:\n  - {name: network-1.0, ranks: null}\n", head)
-    assert machine.tiers[1].ranks is None
-
-
 def test_own_mistakes_have_own_lines_and_inherited_places_are_named(base: Path) -> None:
     """Guards line numbers after merging: those of the derived file, or the base file's name."""
     body = "papr: 1\ntiers:\n  - name: link\n    ranks: null\n"
     assert problems(base, body)[0] == "mine.yaml:4: papr: unknown key 'papr', did you mean 'paper'?"
     (found,) = problems(base, "launcher:\n  backend: mpi\n")
     assert found == "mine.yaml:5: launcher.backend: must be 'nccl' or 'gloo', not 'mpi'"
-
-
-def test_a_broken_base_is_reported_as_itself(base: Path) -> None:
-    """Guards against blaming the derived file for what its base has wrong."""
-    text = (base / "twotier.yaml").read_text(encoding="utf-8")
-    (base / "twotier.yaml").write_text(text.replace("matmul_tile: 16", "matmul_tile: 0"), encoding="utf-8")
-    (found,) = problems(base, "")
-    assert found.startswith("twotier.yaml:16: accelerator.matmul_tile")
-
-
-def test_a_derived_file_needs_its_own_name_and_schema(base: Path) -> None:
-    """Guards against two machines under one name."""
-    (found,) = problems(base, "", "schema: axonn-tune/machine/1\nextends: twotier\n")
-    assert "missing key 'name'" in found
 
 
 @pytest.mark.parametrize("other", ["mine.yaml", "./mine.yaml", "loop"])
@@ -185,27 +112,6 @@ def test_a_base_that_is_not_there_is_explained(base: Path, wanted: str, words: s
     (found,) = problems(base, "", HEAD.replace("twotier", wanted))
     assert found.startswith("mine.yaml:2: extends: ")
     assert words in found
-
-
-def test_a_file_may_extend_the_shipped_one_of_its_own_name(base: Path) -> None:
-    """Guards the way a site adapts a shipped model: same name, in the user's folder."""
-    path = base / "nano.yaml"
-    path.write_text(
-        "schema: axonn-tune/model/1\nextends: nano\nname: nano\nlayers: 3\nsource: here\n", encoding="utf-8"
-    )
-    model = load_document(path, schema=Model)
-    assert (model.layers, model.hidden, model.source) == (3, 192, "here")
-
-
-def test_a_derived_model_that_changes_sizes_says_where_from(base: Path) -> None:
-    """Guards the one `source` of a model, which speaks for all its sizes; its default workload needs none."""
-    path = base / "m.yaml"
-    head = "schema: axonn-tune/model/1\nextends: nano\nname: m\n"
-    path.write_text(head + "layers: 3\n", encoding="utf-8")
-    with pytest.raises(DocumentError, match=r"m\.yaml:4: layers: changes a number without its provenance"):
-        load_document(path, schema=Model)
-    path.write_text(head + "defaults: {global_batch: 6}\n", encoding="utf-8")
-    assert load_document(path, schema=Model).defaults.global_batch == 6
 
 
 def test_the_hash_covers_the_base(base: Path) -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from axonn_tune.specs.catalog import load_machine
 from axonn_tune.specs.machine import CollectiveFactors, Machine, MeasuredBandwidth, Software
-from axonn_tune.specs.numbers import kind_at, number_at, scaled, with_numbers
+from axonn_tune.specs.numbers import number_at, scaled, with_numbers
 
 
 def machine() -> Machine:
@@ -52,23 +52,3 @@ def test_measured_groups_go_with_their_tier() -> None:
     after = scaled(machine(), {"tiers.ib.ndr.bandwidth_gb_per_s": 0.8})
     assert [one.bandwidth_gb_per_s for one in after.tiers[1].measured or ()] == pytest.approx([160.0, 80.0])
     assert scaled(machine(), {"tiers.ib.ndr.latency_us": 0.8}).tiers[1].measured == machine().tiers[1].measured
-
-
-@pytest.mark.parametrize(
-    "path", ["software.eager.gemm", "tiers.slingshot.latency_us", "tiers.nvlink.collectives.all_reduce.latency_factor"]
-)
-def test_what_is_not_there_is_named_and_left_alone(path: str) -> None:
-    """Guards profiles without a section: no number to read, none to scale."""
-    with pytest.raises(KeyError, match=path):
-        number_at(machine(), path)
-    assert scaled(machine(), {path: 2.0}) == machine()
-
-
-def test_provenance_of_a_number() -> None:
-    """Guards prior spreads: the kind that the number's own section gives, of a whole mapping for its items."""
-    found = machine()
-    for name, tier in (("nvlink", found.tiers[0]), ("ib.ndr", found.tiers[1])):
-        assert kind_at(found, f"tiers.{name}.bandwidth_gb_per_s") == tier.sources["bandwidth_gb_per_s"].kind
-    assert kind_at(found, "accelerator.peak_tflops.bf16") == "peak"
-    assert kind_at(found, "software.core.gemm") == ""
-    assert kind_at(found, "tiers.slingshot.latency_us") == ""

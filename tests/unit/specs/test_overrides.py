@@ -29,25 +29,6 @@ def test_a_number_is_set_and_becomes_an_assumption() -> None:
     assert machine.accelerator.sources["peak_tflops"] == ASSUMED
 
 
-def test_items_are_addressed_by_name_or_index() -> None:
-    """Guards both ways to name a tier; names may contain dots."""
-    assert with_set("tiers.1.latency_us=3") == with_set("tiers.network-1.0.latency_us=3")
-
-
-def test_optional_keys_can_be_added_and_removed() -> None:
-    """Guards keys that the schema knows and the file leaves out, and null for taking one away."""
-    machine = with_set("tiers.network-1.0.ranks=64", 'description=""')
-    assert machine.tiers[1].ranks == 64
-    assert machine.tiers[1].sources["ranks"] == ASSUMED
-    assert with_set("tiers.1.ranks=64", "tiers.1.ranks=null").tiers[1].ranks is None
-
-
-def test_values_are_yaml() -> None:
-    """Guards quoting and lists on the command line."""
-    machine = with_set("library.algorithms.all_reduce=[tree]", 'library.version="3"')
-    assert (machine.library.algorithms["all_reduce"], machine.library.version) == (("tree",), "3")
-
-
 def test_a_model_keeps_its_source_and_says_what_was_set() -> None:
     """Guards a model's one source, which would otherwise vouch for sizes it never gave."""
     model = load_model("nano", overrides=["layers=4", "defaults.global_batch=6"]).document

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 from pathlib import Path
 
@@ -15,7 +14,6 @@ from axonn_tune.specs.traces import (
     Process,
     Span,
     communication_lane,
-    find_traces,
     read_trace,
     step_name,
     trace_text,
@@ -50,16 +48,6 @@ def test_what_was_written_is_read_back(tmp_path: Path) -> None:
         trace.of_step(5)
 
 
-def test_slices_end_where_the_next_begins() -> None:
-    """Guards against slices that overlap by rounding, which Perfetto drops."""
-    ends_s = [0.1 + number / 7e5 for number in range(500)]
-    spans = [Span(COMPUTE_LANE, "layer", start_s, end_s) for start_s, end_s in itertools.pairwise(ends_s)]
-    events = json.loads(trace_text([Process("predicted", 1, spans)], notes=NOTES))["traceEvents"]
-    slices_ns = [[int(event[key] * 1000) for key in ("ts", "dur")] for event in events if event["ph"] == "X"]
-    assert len(slices_ns) == 499
-    assert all(start_ns + took_ns == then_ns for (start_ns, took_ns), (then_ns, _) in itertools.pairwise(slices_ns))
-
-
 def test_a_truncated_trace_is_refused_with_its_line(tmp_path: Path) -> None:
     """Guards against half a file: what a full disk or a copy cut short leaves."""
     path = written(tmp_path)
@@ -68,23 +56,6 @@ def test_a_truncated_trace_is_refused_with_its_line(tmp_path: Path) -> None:
         path.write_text(text[:end], encoding="utf-8")
         with pytest.raises(DocumentError, match=r"trace-rank1.json:1: truncated, or not JSON"):
             read_trace(path)
-
-
-@pytest.mark.parametrize(
-    ("text", "words"),
-    [
-        ("[]", "a list of events"),
-        ('{"traceEvents": []}', "no trace of a run: None where"),
-        ('{"traceEvents": [], "otherData": {"schema": "axonn-tune/trace/9"}}', "'axonn-tune/trace/9' where"),
-        ('{"traceEvents": 3, "otherData": {"schema": "axonn-tune/trace/1"}}', "no trace of one rank"),
-    ],
-)
-def test_foreign_files_are_refused(tmp_path: Path, text: str, words: str) -> None:
-    """Guards traces of other programs, such as torch's profiler writes beside ours."""
-    path = tmp_path / "kernels-rank0.json"
-    path.write_text(text, encoding="utf-8")
-    with pytest.raises(DocumentError, match=words):
-        read_trace(path)
 
 
 def test_events_and_notes_that_do_not_fit_are_refused(tmp_path: Path) -> None:
@@ -103,16 +74,3 @@ def test_events_and_notes_that_do_not_fit_are_refused(tmp_path: Path) -> None:
     path.write_text(json.dumps(found), encoding="utf-8")
     with pytest.raises(DocumentError, match="KeyError: 'ts'"):
         read_trace(path)
-
-
-def test_traces_of_a_folder_come_by_rank(tmp_path: Path) -> None:
-    """Guards the order of ranks: 10 after 9; and a folder without traces."""
-    with pytest.raises(UsageError, match="--trace N --trace-all"):
-        find_traces(tmp_path)
-    for rank in (10, 9, 0):
-        (tmp_path / f"trace-rank{rank}.json").touch()
-    (tmp_path / "kernels-rank0.json").touch()
-    assert [path.name for path in find_traces(tmp_path)] == [f"trace-rank{rank}.json" for rank in (0, 9, 10)]
-    assert find_traces(tmp_path / "trace-rank9.json") == [tmp_path / "trace-rank9.json"]
-    with pytest.raises(UsageError, match="no file"):
-        read_trace(tmp_path / "trace-rank1.json")

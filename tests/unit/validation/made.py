@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import cache
 
-from axonn_tune.ranking.inputs import Choices, WorkloadChoices, load_inputs
-from axonn_tune.ranking.space import Limits
+from axonn_tune.ranking.inputs import load_inputs
+from axonn_tune.request import Request
 from axonn_tune.specs.catalog import load_machine
 from axonn_tune.specs.launch import Launch
 from axonn_tune.specs.machine import Machine
@@ -22,10 +22,8 @@ LOSSES, NORMS = (6.25, 6.0), (1.5, 1.25)
 @cache
 def chosen(*, top: int = 0) -> ValidationPlan:
     """Grids of 8 ranks of nano on a two-tier machine."""
-    workload = WorkloadChoices(precision="bf16")
-    limits = Limits(recompute="none")
-    choices = Choices(gpus=8, model="nano", machine="perlmutter", workload=workload, limits=limits)
-    return plan_from_ranking(load_inputs(choices), Selection(top), command="made up")
+    request = Request("nano", gpus=8, precision="bf16", recompute="none")
+    return plan_from_ranking(load_inputs(request), Selection(top), command="made up")
 
 
 def machine() -> Machine:

@@ -1,0 +1,361 @@
+"""What is asked of a search: every option once, with its type, bounds, help, group and other names.
+
+The command line makes its options of the fields of `Request`, the Python functions take them as keywords, and the
+search reads their values: a new option is one field. Imports nothing but errors, so that `--help` is fast.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass, field, fields, replace
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
+
+from axonn_tune.errors import UsageError, suggest
+
+if TYPE_CHECKING:
+    from axonn_tune.frameworks.description import Framework
+    from axonn_tune.specs.catalog import MachineLike, ModelLike
+
+Precision = Literal["bf16", "fp16", "fp32", "fp64"]
+PRECISIONS: tuple[Precision, ...] = get_args(Precision)
+Recompute = Literal["none", "selective", "full"]
+RECOMPUTES: tuple[Recompute, ...] = get_args(Recompute)
+Overlap = Literal["gather_prefetch", "input_gradient", "weight_gradient", "data_parallel", "output"]
+OVERLAPS: tuple[Overlap, ...] = get_args(Overlap)
+"""gather_prefetch: weight gathers over z, one ahead; input_gradient: dI all-reduce behind the weight gradient;
+weight_gradient: dW reduce-scatter behind the next layer; data_parallel: buckets behind the backward pass; output:
+forward all-reduce of one half behind the other half's work (only with a split micro-batch)."""
+RankBy: TypeAlias = Literal["communication", "exposed", "iteration"]
+Cost: TypeAlias = Literal["alpha-beta", "paper", "paper-released", "paper-mended"]
+COSTS: tuple[Cost, ...] = get_args(Cost)
+Settings: TypeAlias = Mapping[str, object] | Sequence[str]
+"""Changed values by their dotted keys, `{"machine.accelerator.memory_gib": 80}`, or as `KEY=VALUE` texts."""
+
+DEFAULT_MACHINE = "perlmutter"
+"""The default machine of a search."""
+LARGEST_SIZE = 2**31 - 1
+"""Largest size of models, batches and grids that documents and options may state."""
+SEARCHING = ("search", "explain", "sweep", "compare", "validate", "regress")
+"""Commands that search."""
+_RANKING = tuple(name for name in SEARCHING if name != "compare")
+_MOST_TOKENS = 1e18
+Kind: TypeAlias = Literal["count", "choice", "flag", "switch", "name", "text"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Option:
+    """How one option is written, checked and explained.
+
+    kind: count, a whole number from `least`; choice, one of `choices`; flag, given or not; switch, yes, no or neither;
+    name, of a document or framework; text. several: may be repeated. alone: its value if it is given without one.
+    read: makes a value of what was given. also: frameworks' names. beside: states a fact that a command file may leave
+    out, so that it goes with --from-command. commands: those that have it.
+    """
+
+    group: str
+    words: str
+    kind: Kind
+    default: Any = None
+    shown: str | None = None
+    choices: tuple[str, ...] = ()
+    least: int = 1
+    several: bool = False
+    alone: str | bool | None = None
+    read: Callable[[Any], Any] | None = None
+    also: tuple[str, ...] = ()
+    beside: bool = False
+    commands: tuple[str, ...] = SEARCHING
+
+    def checked(self, name: str, value: Any) -> Any:  # noqa: ANN401 - whatever was given
+        """The value as a search takes it; UsageError for one that it cannot be, with the nearest that it can."""
+        if isinstance(value, bool) and self.alone is not None:
+            value = self.alone if value else None
+        if value is None or value is self.default:
+            return self.default
+        if self.several and self.choices:
+            known = self.choices if self.alone is None else (*self.choices, self.alone)
+            return tuple(_chosen(name, one, known) for one in ((value,) if isinstance(value, str) else value))
+        if self.read is not None:
+            return self.read(value)
+        if self.kind == "count" and value is not self.alone:
+            return whole(name, value, least=self.least)
+        return _chosen(name, value, self.choices) if self.choices else value
+
+
+def _chosen(name: str, value: Any, known: Sequence[Any]) -> Any:  # noqa: ANN401 - a text of a Literal
+    if value in known:
+        return value
+    raise UsageError(f"{name}={value!r}{suggest(str(value), known)}: known: {', '.join(known)}")
+
+
+def flag(name: str) -> str:
+    """An option as the command line has it: `--micro-batch`."""
+    return f"--{name.replace('_', '-')}"
+
+
+def whole(name: str, value: int, *, least: int = 1) -> int:
+    """A whole number that is large enough; UsageError for anything else. NumPy's integers are taken."""
+    try:
+        number = value.__index__()
+    except AttributeError:
+        number = None
+    if number is None or isinstance(value, bool) or not least <= number <= LARGEST_SIZE:
+        raise UsageError(f"{name}={value!r}: must be a whole number from {least} to {LARGEST_SIZE:,}")
+    return number
+
+
+_TOKENS = re.compile(r"([0-9]+(?:\.[0-9]+)?(?:e[0-9]{1,2})?)([KMBT]?)", flags=re.IGNORECASE)
+
+
+def parse_tokens(tokens: int | str) -> int:
+    """Tokens of a whole training: a number, or a text such as `300B`, `1.5T` or `1.5e12`; UsageError for another."""
+    match = _TOKENS.fullmatch(str(tokens).replace(",", "").replace("_", "").strip())
+    scale = 10.0 ** (3 * " KMBT".index(match[2].upper() or " ")) if match else 0.0
+    count = float(match[1]) * scale if match else 0.0
+    if not 1.0 <= count <= _MOST_TOKENS:
+        raise UsageError(f"--tokens-total {tokens}: give a number of tokens such as 300B, 1.5T or 1.5e12")
+    return round(count)
+
+
+def _assignments(settings: Settings) -> tuple[str, ...]:
+    """Changed values as the `KEY=VALUE` texts of `--set`; a text value is read as YAML, as it is there."""
+    if isinstance(settings, str):
+        raise UsageError(f"set={settings!r}: give a mapping, {{'machine.accelerator.memory_gib': 80}}, or a list")
+    if not isinstance(settings, Mapping):
+        return tuple(settings)
+
+    def as_yaml(value: object) -> str:
+        if value is None or isinstance(value, str):
+            return value or ""
+        # NumPy's scalars are none of JSON's.
+        return json.dumps(value, default=lambda other: other.item(), ensure_ascii=False)
+
+    return tuple(f"{key}={as_yaml(value)}" for key, value in settings.items())
+
+
+def _names(order: str | Sequence[str]) -> tuple[str, ...]:
+    return tuple(name.strip() for name in (order.split(",") if isinstance(order, str) else order))
+
+
+_WORKLOAD, _HARDWARE, _CONSTRAINTS, _OVERLAP, _RANK = "Workload", "Hardware", "Constraints", "Overlap", "Ranking"
+GROUPS = (_WORKLOAD, _HARDWARE, _CONSTRAINTS, _OVERLAP, _RANK)
+"""Headings of the help of commands that search, in this order."""
+
+
+def _option(group: str, words: str, kind: Kind, **settings: Any) -> Any:  # noqa: ANN401 - a field
+    option = Option(group=group, words=words, kind=kind, **settings)
+    return field(default=option.default, metadata={"option": option})
+
+
+def _count(group: str, words: str, **settings: Any) -> Any:  # noqa: ANN401 - a field
+    return _option(group, words, "count", **{"shown": "N", **settings})
+
+
+def _axis(name: str) -> Any:  # noqa: ANN401 - a field
+    return _count(_CONSTRAINTS, f"Only grids with this size of axis {name}.")
+
+
+@dataclass(frozen=True)
+class Request:
+    """Options of everything that searches; each may be left out, or be None. Values are checked when it is made.
+
+    A framework's own names of axes are keywords of the functions, too: `tp=8, pp=4`, `dp_shard=16`,
+    `tensor_model_parallel_size=8`. no_overlap: "all" or True for none. pipeline: True to search stages, too.
+    UsageError for a value that an option cannot have.
+    """
+
+    model: ModelLike | None = _option(
+        _WORKLOAD,
+        "Model: a name from `axonn-tune models list`, or a YAML file.",
+        "name",
+        shown="NAME|FILE",
+        beside=True,
+    )
+    _: KW_ONLY
+    batch: int | None = _count(
+        _WORKLOAD,
+        "Global batch size, in sequences. Default: the model's.",
+        also=("gbs", "global_batch_size"),
+        beside=True,
+    )
+    seq: int | None = _count(
+        _WORKLOAD, "Tokens in a sequence. Default: the model's.", also=("seq_len", "seq_length"), beside=True
+    )
+    precision: Precision | None = _option(
+        _WORKLOAD, "Number format. Default: bf16.", "choice", choices=PRECISIONS, beside=True
+    )
+    framework: str | Framework | None = _option(
+        _WORKLOAD,
+        "Framework whose layouts are ranked, such as megatron-core, torchtitan, fsdp, deepspeed, axonn. Its "
+        "own names pin axes too: --tp 8 --pp 4, --dp-shard 16. Default: axonn-tune, the bundled runtime.",
+        "name",
+        shown="NAME",
+        beside=True,
+    )
+    weak: bool = _option(
+        _WORKLOAD,
+        "Weak scaling: the batch is for the first count, and grows with the others.",
+        "flag",
+        default=False,
+        commands=("sweep",),
+    )
+    set: Settings = _option(
+        _WORKLOAD,
+        "Change one value of the model, machine or workload, as in machine.accelerator.memory_gib=80, or of the "
+        "framework's step, as in step.sequence_parallel=false. May be repeated.",
+        "text",
+        default=(),
+        shown="KEY=VALUE",
+        several=True,
+        read=_assignments,
+        beside=True,
+    )
+    shard_optimizer: bool | None = _option(
+        _WORKLOAD,
+        "Shard FP32 master weights and optimizer states over the data axis (ZeRO-1). Default: no.",
+        "switch",
+    )
+    tokens_total: int | str | None = _option(
+        _WORKLOAD,
+        "Tokens of the whole training, such as 1.5T: adds GPU-hours, node-hours and days, with their 80% interval.",
+        "text",
+        shown="N",
+        read=parse_tokens,
+        beside=True,
+        commands=("search", "explain", "sweep", "compare"),
+    )
+    gpus: int | None = _count(_HARDWARE, "Number of GPUs.", beside=True)
+    machine: MachineLike = _option(
+        _HARDWARE,
+        "Machine: a name from `axonn-tune machines list`, or a YAML file.",
+        "name",
+        default=DEFAULT_MACHINE,
+        shown="NAME|FILE",
+        beside=True,
+    )
+    x: int | None = _axis("x")
+    y: int | None = _axis("y")
+    z: int | None = _axis("z")
+    data: int | None = _axis("data")
+    context: int | None = _axis("context")
+    pipeline: int | bool | None = _count(
+        _CONSTRAINTS,
+        "Search pipeline stages too, or only N stages. Default for other frameworks; N = 1: no stages.",
+        shown="[N]",
+        alone=True,
+    )
+    chunks: int | None = _count(_CONSTRAINTS, "Only this number of chunks per pipeline stage (interleaving).")
+    order: str | Sequence[str] | None = _option(
+        _CONSTRAINTS,
+        "Only this rank order, fastest-varying axis first: x,y,z,data. Axes left out, as in tables those of "
+        "size 1, come last.",
+        "text",
+        shown="AXES",
+        read=_names,
+    )
+    recompute: Recompute | None = _option(
+        _CONSTRAINTS,
+        "Only this kind of activation recomputation (checkpointing).",
+        "choice",
+        choices=RECOMPUTES,
+    )
+    micro_batch: int | None = _count(
+        _CONSTRAINTS,
+        "Only this micro-batch, in sequences of one rank.",
+        also=("mbs", "micro_batch_size"),
+        beside=True,
+    )
+    kept_layers: int | None = _count(
+        _CONSTRAINTS, "Layers not resharded after forward. Default: as many as fit.", least=0
+    )
+    overlap: Overlap | Sequence[Overlap] = _option(
+        _OVERLAP,
+        f"Overlap only this; may be repeated: {', '.join(OVERLAPS)}. Default: everything.",
+        "choice",
+        default=(),
+        shown="NAME",
+        choices=OVERLAPS,
+        several=True,
+    )
+    no_overlap: str | Sequence[str] | bool = _option(
+        _OVERLAP,
+        "Do not overlap this; without a name, no overlap at all. May be repeated.",
+        "choice",
+        default=(),
+        shown="[NAME]",
+        choices=OVERLAPS,
+        several=True,
+        alone="all",
+    )
+    split_micro_batch: bool = _option(
+        _OVERLAP,
+        "Two-batch overlap: interleave two half micro-batches, one's all-reduce behind the other's GEMMs.",
+        "flag",
+        default=False,
+    )
+    rank_by: RankBy | Literal["step"] | None = _option(
+        _RANK,
+        "Time to rank by: all communication, exposed communication, or the whole step (iteration is another word "
+        "for it). Default: communication; with --pipeline and for other frameworks, step.",
+        "choice",
+        choices=("communication", "exposed", "step", "iteration"),
+        commands=_RANKING,
+    )
+    cost: Cost | Sequence[Cost] = _option(
+        _RANK,
+        "Cost model to rank by. May be repeated: the first ranks, the others' ranks are extra columns.",
+        "choice",
+        default=("alpha-beta",),
+        choices=COSTS,
+        several=True,
+        commands=("search",),
+    )
+    variants: bool = _option(
+        _RANK, "List every candidate, not only the best of each grid.", "flag", default=False, commands=("search",)
+    )
+    pick: int = _count(_RANK, "Row of the ranking to explain.", default=1, shown=None, commands=("explain",))
+
+    def __post_init__(self) -> None:
+        """Check each value, and take it as a search does."""
+        for name, option in OPTIONS.items():
+            object.__setattr__(self, name, option.checked(name, getattr(self, name)))
+
+    @property
+    def pins(self) -> dict[str, Any]:
+        """What restricts the layouts, by option."""
+        found = {name: getattr(self, name) for name, option in OPTIONS.items() if option.group == _CONSTRAINTS}
+        return {name: value for name, value in found.items() if value is not None and value is not True}
+
+    @property
+    def axes(self) -> dict[str, int]:
+        """Pinned sizes of axes."""
+        return {name: size for name, size in self.pins.items() if name in _AXES}
+
+    @property
+    def recomputes(self) -> tuple[Recompute, ...]:
+        """Kinds of recompute to try."""
+        return RECOMPUTES if self.recompute is None else (self.recompute,)
+
+    def without_pins(self, *kept: str) -> Request:
+        """The same without restrictions of the layouts but those kept."""
+        return replace(self, **dict[str, Any](dict.fromkeys(self.pins.keys() - {*kept})))
+
+
+OPTIONS: dict[str, Option] = {one.name: one.metadata["option"] for one in fields(Request)}
+"""Every option by its name."""
+_AXES = ("x", "y", "z", "data", "context", "pipeline")
+
+
+def options_of(command: str) -> dict[str, Option]:
+    """The options that a command has."""
+    return {name: option for name, option in OPTIONS.items() if command in option.commands}
+
+
+NO_REQUEST = Request()
+"""Nothing is pinned."""
+BESIDE_COMMAND = {name: option for name, option in OPTIONS.items() if option.beside}
+"""Options that state what a command file may not, and so go with it."""
+SearchOptions = Options = Request
+"""Earlier names, kept for those who import them."""

@@ -1,0 +1,85 @@
+"""Commands that are written are read as what they were written for: each case of each framework, in each form."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from axonn_tune.cost.prediction import Configuration, price_configuration
+from axonn_tune.frameworks.command import Command
+from axonn_tune.learning.stated import read_run
+from axonn_tune.specs.model import Model
+from tests.unit.frameworks.launch_cases import Case, cases, command_of, run_of
+
+WRITTEN = [case for case in cases() if case.framework != "axonn"]
+"""All but those of the easy API, whose layout is a Python file of one's own script."""
+
+
+def forms(case: Case) -> Iterator[Command]:
+    """Commands that a reader takes: not FSDP's Python file, which only Python reads."""
+    command = command_of(case)
+    yield from (one for one in (command, *command.forms.values()) if not {"_mesh.py", "_model.py"} & one.files.keys())
+
+
+def script(command: Command, folder: Path) -> Path:
+    """The command in a script, and its config files beside it."""
+    folder.mkdir()
+    words = [*command.program, *command.words]
+    if command.accelerate:
+        words = ["accelerate", "launch", *(word for one in command.accelerate for word in one.words), *words]
+    for suffix, text in command.files.items():
+        (folder / f"run{suffix}").write_text(text, "utf-8")
+        words = [word.replace(f"{{file:{suffix}}}", f"run{suffix}") for word in words]
+    path = folder / "run.sh"
+    path.write_text(shlex.join(["torchrun", *words] if not command.accelerate else words) + "\n", "utf-8")
+    return path
+
+
+def plain(model: Model) -> tuple[object, ...]:
+    """Sizes of a model, and what its blocks have."""
+    sizes = (model.layers, model.hidden, model.heads, model.kv_heads, model.head_dim, model.ffn, model.vocab)
+    return (*sizes, model.gated, model.biases, model.tied_embeddings)
+
+
+@pytest.mark.parametrize("case", WRITTEN, ids=str)
+def test_what_is_written_is_read(case: Case, tmp_path: Path) -> None:
+    """Guards both directions of a framework's keys: model, batch, grid, micro-batch, recompute, parts, options."""
+    run, number = run_of(case), 0
+    for number, command in enumerate(forms(case), 1):
+        own = command.program == ("train.py",)
+        path = script(command, tmp_path / str(number))
+        given = {"n_gpus": str(case.gpus)} if not command.accelerate else {}
+        read = read_run(path, given=given, model=run.model if own else None)
+        found = read.case(run.machine)
+        assert not read.unknown
+        assert plain(found.model) == plain(run.model)
+        assert found.framework.name == case.framework
+        assert found.workload.global_batch == run.workload.global_batch
+        assert found.workload.sequence_length == run.workload.sequence_length
+        assert found.workload.precision == run.workload.precision
+        settled: Configuration = next(one for one in found.configurations if one.recompute == run.recompute)
+        assert own or len(found.configurations) == 1
+        assert settled.grid.by_axis == run.grid.by_axis
+        wide = [axis for axis in settled.grid.order if run.size(axis) > 1]
+        assert wide == [axis for axis in run.grid.order if run.size(axis) > 1]
+        assert settled.micro_batch == run.micro_batch
+        parted = any("module_fqns_per_model_part" in words for words in read.ignored)
+        assert parted or settled.chunks == run.chunks
+        if parted or (case.framework == "deepspeed" and run.size("pipeline") > 1):
+            # Said to be priced otherwise: parts by the names of their modules, and DeepSpeed's engine of pipelines.
+            continue
+        # On AMD's GPUs Megatron-AxoNN is told not to accumulate inside GEMMs, which is priced as if it did.
+        fused = run.framework.step.fused_accumulation or case.machine == "frontier"
+        framework = found.framework.with_step(fused_accumulation=fused)
+        kept = run.kept_layers if settled.kept_layers is None else settled.kept_layers
+        asked = Configuration(run.grid, run.micro_batch, run.recompute, run.kept_layers, run.chunks, run.parts)
+        ours = price_configuration(run.model, run.machine, run.workload, asked, framework=run.framework)
+        settled = replace(settled, kept_layers=kept)
+        theirs = price_configuration(found.model, run.machine, found.workload, settled, framework=framework)
+        assert ours.iteration_s == pytest.approx(theirs.iteration_s, rel=1e-9)
+        assert ours.memory.total_bytes == pytest.approx(theirs.memory.total_bytes, rel=1e-9)
+    assert number or case.framework in ("torchtitan", "fsdp")
