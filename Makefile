@@ -54,7 +54,7 @@ docs: .venv/installed-dev ## build the documentation site into build/site
 	@echo 'Open build/site/index.html; with its search: $(BIN)/python -m http.server --directory build/site'
 
 accuracy: .venv/installed-dev ## predictions against published measurements, and the tests of their floors; options in ARGS
-	@$(BIN)/axonn-tune validate --published $(ARGS)
+	@$(BIN)/axonn-tune accuracy $(ARGS)
 	@$(BIN)/python -m pytest tests/published
 
 golden: .venv/installed-dev ## what every command prints and writes, against its recording; ARGS=--write records, ARGS=NAME runs some

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from axonn_tune.api.measurement import (
         CalibrateOptions,
         Runs,
+        accuracy,
         calibrate,
         regress,
         run,
@@ -57,7 +58,7 @@ _PLACES = {
     "api.analysis": "Catalog CompareResult Explanation SweepResult "
     "compare explain explain_launch machines models sweep",
     "api.learning": "compare_command diagnose explain_command learn",
-    "api.measurement": "CalibrateOptions Runs calibrate regress run validate validate_launches validate_rows",
+    "api.measurement": "CalibrateOptions Runs accuracy calibrate regress run validate validate_launches validate_rows",
     "api.search": "SearchResult search",
     "errors": "AxonnTuneError CheckFailedError DocumentError EnvironmentProblem "
     "NothingFeasibleError TrainingFailedError UnknownNameError UsageError",
@@ -88,6 +89,7 @@ __all__ = [
     "UnknownNameError",
     "UsageError",
     "__version__",
+    "accuracy",
     "calibrate",
     "compare",
     "compare_command",

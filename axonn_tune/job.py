@@ -13,7 +13,8 @@ from axonn_tune.specs.model import Model
 from axonn_tune.specs.workload import Recompute, Workload
 
 if TYPE_CHECKING:
-    from axonn_tune.specs.launch import StepShape
+    from axonn_tune.specs.launch import Launch
+    from axonn_tune.specs.results import ComparedConfiguration
 
 
 @dataclass(frozen=True)
@@ -45,7 +46,7 @@ class Layout:
     parts: tuple[int, ...] | None = None
 
     @classmethod
-    def of(cls, one: StepShape) -> Layout:
+    def of(cls, one: Launch | ComparedConfiguration) -> Layout:
         """That of a launch config, or of a measured configuration."""
         return cls(one.grid.grid(), one.micro_batch, one.recompute, one.kept_layers, one.chunks, one.parts)
 

@@ -17,14 +17,14 @@ from axonn_tune.frameworks import find_framework
 from axonn_tune.report.accuracy import headline
 from axonn_tune.report.output import Column, markdown_table, words
 from axonn_tune.specs.catalog import load_machine
-from axonn_tune.validation.published.accuracy import SUMS, Accuracy, Files, PredictedRow, evaluate, families
+from axonn_tune.validation.published.accuracy import SUMS, Accuracy, PredictedRow, StepSummary, evaluate
 from axonn_tune.validation.published.cases import FRAMEWORK_WORDS
-from axonn_tune.validation.published.measurements import Evaluation, errors_by_group
 from axonn_tune.validation.published.rows import known_errata
-from axonn_tune.validation.quality import Errors
+from axonn_tune.validation.quality import Quality
 from tools import vtrain_sums
 from tools.accuracy_figure import figure
 from tools.fit import back_test
+from tools.measurements import Evaluation, errors_by_group, shipped
 
 DOCS = Path(__file__).parents[1] / "docs"
 FIGURE = DOCS / "accuracy.svg"
@@ -40,14 +40,16 @@ def page(words: str, found: Mapping[str, str]) -> str:
 
 def tables() -> dict[str, str]:
     """Every table by name."""
-    found = evaluate(Files(), worst=15)
+    found = evaluate()
+    collectives, gemms, memory = (shipped(kind) for kind in ("collectives", "gemm", "memory"))
+    medians = [errors_by_group(rows)["all"].median for rows in (collectives, gemms)]
     single = [one for one in found.steps if one.row.dataset == vtrain_sums.DATASET]
     groups = list(vtrain_sums.groups(single))
     FIGURE.write_text(figure(found.steps), encoding="utf-8")
     return {
         "sources": _by_source(found),
         "ranking": _ranking(found),
-        "goals": _goals(found),
+        "goals": _goals(found, collectives, memory),
         "headline": "\n".join(f"- {sentence}" for sentence in headline(found)),
         "errata": _errata(),
         "layers": str(found.sums[1]),
@@ -58,14 +60,14 @@ def tables() -> dict[str, str]:
         "largest": ", ".join(f"{size:,} {_SIZES[name]}" for name, size in LARGEST.items()),
         "accelerators": ", ".join(ACCELERATORS),
         **_back_tests(),
-        "worst": _worst(found.summary.worst),
-        "collectives": _evaluations(found.collectives),
-        "gemms": _evaluations(found.gemms),
-        "collectives_median": f"{errors_by_group(found.collectives)['all'].median:.1%}",
-        "gemms_median": f"{errors_by_group(found.gemms)['all'].median:.1%}",
-        "memory": _evaluations(found.memory),
+        "worst": _worst(found.summary.worst(15)),
+        "collectives": _evaluations(collectives),
+        "gemms": _evaluations(gemms),
+        "collectives_median": f"{medians[0]:.1%}",
+        "gemms_median": f"{medians[1]:.1%}",
+        "memory": _evaluations(memory),
         "share": f"{len(single) / len(found.steps):.0%}",
-        "families": str(len(families(single))),
+        "families": str(len(StepSummary(tuple(single)).families)),
         "frameworks": _frameworks(),
         "vtrain": _indented(vtrain_sums.residuals(groups) + "\n\n" + vtrain_sums.layer_times(groups)),
         "cuts": _indented(vtrain_sums.cuts(single)),
@@ -116,24 +118,24 @@ def _open(some: Sequence[PredictedRow]) -> str:
     return markdown_table(headings, rows)
 
 
-def _goals(found: Accuracy) -> str:
+def _goals(found: Accuracy, collectives: Sequence[Evaluation], memory: Sequence[Evaluation]) -> str:
     """What was aimed at, by fits without a row's family, and what was reached."""
     family, apart = found.without["family"], found.apart
     assert apart is not None, "of the shipped rows"
-    memory = errors_by_group(found.memory)["all"].mape
-    collectives = errors_by_group(found.collectives)["all"].median
+    of_memory, of_collectives = errors_by_group(memory)["all"].mape, errors_by_group(collectives)["all"].median
+    errors, held = family.quality, apart.quality.coverage
     goals = [
         (
             "mean error of steps without the family, at most 4.5%",
-            f"{family.errors.mape:.1%}",
-            family.errors.mape <= 0.045,
+            f"{errors.mape:.1%}",
+            errors.mape <= 0.045,
         ),
-        ("median error, at most 2.5%", f"{family.errors.median:.1%}", family.errors.median <= 0.025),
+        ("median error, at most 2.5%", f"{errors.median:.1%}", errors.median <= 0.025),
         ("mean Spearman, at least 0.95", f"{family.spearman:.3f}", (family.spearman or 0.0) >= 0.95),
         ("mean regret, at most 2%", f"{family.regret:.1%}", (family.regret or 1.0) <= 0.02),
-        ("memory, at most 1%", f"{memory:.1%}", memory <= 0.01),
-        ("collectives from 1 MiB up, median at most 10%", f"{collectives:.1%}", collectives <= 0.1),
-        ("80% intervals without the source hold 75 to 90%", f"{apart.coverage:.0%}", 0.75 <= apart.coverage <= 0.9),
+        ("memory, at most 1%", f"{of_memory:.1%}", of_memory <= 0.01),
+        ("collectives from 1 MiB up, median at most 10%", f"{of_collectives:.1%}", of_collectives <= 0.1),
+        ("80% intervals without the source hold 75 to 90%", f"{held:.0%}", 0.75 <= held <= 0.9),
     ]
     headings = [words("", "goal"), Column("", "reached"), words("", "")]
     return markdown_table(headings, [[goal, figure, "" if met else "missed"] for goal, figure, met in goals])
@@ -205,32 +207,28 @@ def _by_source(found: Accuracy) -> str:
     apart = found.apart
     assert apart is not None, "of the shipped rows"
     rows = [
-        _source_cells(
-            name, source.by_source[name], source.intervals[name], family.by_source[name], shipped.by_source[name]
-        )
-        for name in shipped.by_source
+        _source_cells(name, source.by_source[name], family.by_source[name], one)
+        for name, one in shipped.by_source.items()
     ]
     mean = [f"{np.mean([errors.mape for errors in one.by_source.values()]):.1%}" for one in (source, family, shipped)]
     rows.append(["**mean over sources**", "", f"**{mean[0]}**", "", "", "", mean[1], "", "", mean[2]])
+    held_out = apart.quality
     held = [
-        f"**{apart.errors.mape:.1%}**",
-        f"{apart.errors.median:.1%}",
-        f"**{apart.coverage:.0%}**",
-        f"{apart.width:.0%}",
+        f"**{held_out.mape:.1%}**",
+        f"{held_out.median:.1%}",
+        f"**{held_out.coverage:.0%}**",
+        f"{held_out.width:.0%}",
     ]
-    rows.append([f"**rows without `{SUMS}`**", f"{apart.errors.rows:,}", *held, "", "", "", ""])
-    rows.append(
-        _source_cells("all rows", source.errors, (source.coverage, source.width), family.errors, shipped.errors)
-    )
+    rows.append([f"**rows without `{SUMS}`**", f"{held_out.rows:,}", *held, "", "", "", ""])
+    rows.append(_source_cells("all rows", source.quality, family.quality, shipped.quality))
     return markdown_table(headings, rows)
 
 
-def _source_cells(
-    name: str, source: Errors, interval: tuple[float, float], family: Errors, shipped: Errors
-) -> list[str]:
-    cells = [source.mape, source.median, None, None, family.mape, family.median, family.p90, shipped.mape]
-    words = [f"{value:.1%}" if value is not None else f"{interval[at - 2]:.0%}" for at, value in enumerate(cells)]
-    return [name, f"{shipped.rows:,}", *words]
+def _source_cells(name: str, source: Quality, family: Quality, shipped: Quality) -> list[str]:
+    cells = [f"{value:.1%}" for value in (source.mape, source.median)]
+    cells += [f"{value:.0%}" for value in (source.coverage, source.width)]
+    cells += [f"{value:.1%}" for value in (family.mape, family.median, family.p90, shipped.mape)]
+    return [name, f"{shipped.rows:,}", *cells]
 
 
 def _ranking(found: Accuracy) -> str:
@@ -238,7 +236,7 @@ def _ranking(found: Accuracy) -> str:
     named = {"as shipped": found.summary, **{f"without {kind}": one for kind, one in found.without.items()}}
     rows = []
     for name, one in named.items():
-        kendall = float(np.mean([family.kendall for family in one.families]))
+        kendall = float(np.mean([family.kendall for family in one.families.values()]))
         cells = [f"{one.spearman:.3f}", f"{kendall:.3f}", f"{one.regret:.1%}", f"{one.best_in_top_5:.0%}"]
         rows.append([name, str(len(one.families)), *cells])
     return markdown_table([words("", "fit"), *(Column("", title) for title in names)], rows)

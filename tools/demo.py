@@ -33,16 +33,17 @@ from axonn_tune.lab.shape import Shape, show_rate
 from axonn_tune.launch.host import require_torch
 from axonn_tune.ranking.choosing import run_search
 from axonn_tune.ranking.inputs import load_inputs
-from axonn_tune.report.output import Column, progress, share, text_of, words, wrapped
+from axonn_tune.report.output import progress, text_of, words, wrapped
 from axonn_tune.report.page import write_page
+from axonn_tune.report.pairs import MILLISECONDS, pair_columns
 from axonn_tune.report.ranking_section import ranking_of, ranking_section
 from axonn_tune.report.validation import validation_document, validation_section
 from axonn_tune.request import Request
 from axonn_tune.specs.document import to_yaml
 from axonn_tune.specs.machine import Tier
 from axonn_tune.specs.results import Measurements
-from axonn_tune.units import MILLI, counted, show_seconds
-from axonn_tune.validation.comparison import ComparisonRow, RunComparison, fastest_runs
+from axonn_tune.units import counted, show_seconds
+from axonn_tune.validation.comparison import RunComparison, fastest_runs
 from axonn_tune.validation.runner import (
     LabRunner,
     ProcessRunner,
@@ -180,24 +181,24 @@ def ranked_sentence(results: SearchResult) -> str:
     )
 
 
-_GRID = words("configuration.name", "grid")
-
-
-def _pair(key: str, label: str) -> tuple[Column, ...]:
-    predicted = Column(f"{key}.predicted", f"{label}, predicted, ms", per=MILLI)
-    return predicted, Column(f"{key}.measured", "measured, ms", per=MILLI), share(f"{key}.error", "error", signed=True)
-
-
 def compared_text(comparison: RunComparison, *, network: bool) -> str:
     """The steps, and with a network their communication, predicted and measured, in the order of the ranking."""
-    columns = [_GRID, *_pair("step_s", "step"), *(_pair("communication_s", "communi\u00adcation") if network else ())]
-    return text_of(columns, comparison.rows)
+    shown = {"step_s": "step", **({"communication_s": "communi\u00adcation"} if network else {})}
+    columns = [words("name", "grid")]
+    for key, label in shown.items():
+        columns += pair_columns(key, label, MILLISECONDS)
+    rows = [
+        {"name": one.name, **{key: comparison.pairs[key].row(one.name) for key in shown}}
+        for one in comparison.configurations
+    ]
+    return text_of(columns, rows)
 
 
 def verdicts(comparison: RunComparison, *, network: bool) -> Iterator[str]:
     """Whether the order, the steps and training are as they should be."""
-    rows = comparison.rows
-    order = "holds" if ordered(rows) else "does not hold"
+    # In the order of the ranking.
+    measured_s = [one.pairs.measured["step_s"] for one in comparison.configurations]
+    order = "holds" if measured_s == sorted(measured_s) else "does not hold"
     worst = worst_error(comparison)
     yield f"The order {order}."
     if network:
@@ -205,17 +206,17 @@ def verdicts(comparison: RunComparison, *, network: bool) -> Iterator[str]:
         yield f"Steps: {found}, the largest error is {worst:+.1%}."
     else:
         yield f"Steps: the largest error is {worst:+.1%}. Loopback is CPU time, so communication is not compared."
-    load = max(run.load for row in rows for run in row.configuration.runs)
+    load = max(run.load for one in comparison.configurations for run in one.runs)
     cores = comparison.measurements.place.cores
     if load > RANKS + cores and not abs(worst) <= HOLDS_WITHIN:
         yield f"Other work kept {counted(cores, 'core')} busy, load {load:.0f}: on a quiet host errors are smaller."
-    trained = max((row.verdict for row in rows), key=lambda one: one.difference)
+    trained = max(comparison.verdicts.values(), key=lambda one: one.difference)
     yield f"Losses and gradient norms vs. a single rank: {trained.words}."
 
 
 def worst_error(comparison: RunComparison) -> float:
     """The largest error of a step: predicted / measured - 1."""
-    return max((row.step_s.error or 0.0 for row in comparison.rows), key=abs)
+    return comparison.qualities["step"].worst
 
 
 def require_promised(comparison: RunComparison, *, network: bool) -> None:
@@ -227,12 +228,6 @@ def require_promised(comparison: RunComparison, *, network: bool) -> None:
             f"a step was predicted {worst:+.1%} off, where {HOLDS_WITHIN:.0%} is promised: "
             "other work on this host is the usual reason, so run it again on a quiet one"
         )
-
-
-def ordered(rows: Sequence[ComparisonRow]) -> bool:
-    """Whether what was predicted to take longer did."""
-    measured = [row.step_s.measured for row in rows]
-    return measured == sorted(measured)
 
 
 def write_report(path: Path, comparison: RunComparison, results: SearchResult) -> None:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from axonn_tune.report.output import Column, markdown_table, words
-from axonn_tune.validation.published.accuracy import PredictedRow, families, predict_steps
+from axonn_tune.validation.published.accuracy import PredictedRow, StepSummary, predict_steps
 from axonn_tune.validation.published.rows import SHIPPED, StepRow, read_steps
 
 DATASET = "vtrain_single"
@@ -100,10 +100,8 @@ def cuts(steps: Sequence[PredictedRow]) -> str:
     headings = [words("", "rows"), Column("", "families"), Column("", "Spearman"), Column("", "regret")]
     rows = []
     for cut in ((), *((one,) for one in ODD), ODD):
-        kept = [one for one in steps if one.row.dataset == DATASET and _key(one.row) not in cut]
-        ranked = families(kept)
-        spearman, regret = (float(np.mean([getattr(one, what) for one in ranked])) for what in ("spearman", "regret"))
-        rows.append([_words(cut), str(len(ranked)), f"{spearman:.3f}", f"{regret:.1%}"])
+        kept = StepSummary(tuple(one for one in steps if one.row.dataset == DATASET and _key(one.row) not in cut))
+        rows.append([_words(cut), str(len(kept.families)), f"{kept.spearman:.3f}", f"{kept.regret:.1%}"])
     return markdown_table(headings, rows)
 
 

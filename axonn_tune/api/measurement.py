@@ -181,18 +181,24 @@ def validate_launches(
     return compared(plan_from_files(paths, machine=named, command=call), runs)
 
 
-def validate_rows(rows: str | Path, *, machine: MachineLike | None = None, worst: int = 20) -> Accuracy:
-    """Predict the measured steps of a CSV file, as `axonn-tune validate --rows` does; runs nothing.
+def accuracy(rows: str | Path | None = None, *, machine: MachineLike | None = None, worst: int = 20) -> Accuracy:
+    """Predict published steps, or those of a CSV file, as `axonn-tune accuracy` does; runs nothing.
 
-    machine: price every row on this profile as it is, instead of the shipped one nearest to its words; what a row says
-    otherwise is in `.warnings` of its prediction. worst: how many of the worst rows the summary lists. `.steps` has
+    machine: price every row of the file on this profile as it is, instead of the shipped one nearest to its words; what
+    a row says otherwise is in `.warnings` of its prediction. worst: how many of the worst rows to list. `.steps` has
     the predictions, in seconds with 80% intervals, `.summary` their errors. UsageError for a file that cannot be read,
     DocumentError with every column and cell that is wrong.
     """
-    from axonn_tune.validation.published.accuracy import Files, evaluate
+    from axonn_tune.validation.published.accuracy import evaluate
 
+    if machine is not None and rows is None:
+        raise UsageError("--machine prices the steps of --rows, and not those that ship: name a file of rows")
     priced_on = None if machine is None else load_machine(machine)
-    return evaluate(Files(steps=Path(rows)), worst=whole("worst", worst, least=0), machine=priced_on)
+    return evaluate(None if rows is None else Path(rows), machine=priced_on, listed=whole("worst", worst, least=0))
+
+
+validate_rows = accuracy
+"""The earlier name."""
 
 
 def compared(

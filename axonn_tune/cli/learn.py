@@ -67,7 +67,7 @@ evidence_options = added(
 def learn_command(*, output: str, output_format: str, **options: Any) -> None:
     """Update a machine profile from measurements (EVIDENCE), and write it with the uncertainty that is left.
 
-    Evidence is recognised by its content: steps as CSV (as for validate --rows), training logs of Megatron-LM,
+    Evidence is recognised by its content: steps as CSV (as for accuracy --rows), training logs of Megatron-LM,
     Megatron-DeepSpeed, NeMo, torchtitan, DeepSpeed, MLPerf, Lightning or the Hugging Face Trainer, logs of
     nccl-tests, rccl-tests or OSU, profiler traces (Kineto), files of validate -o, and folders of axonn-tune
     run. What a log does not say comes from LOG.yaml beside it, or from --fact. Predictions with the new

@@ -63,6 +63,7 @@ _COMMANDS = {
         "run": "run",
         "lab": "lab",
         "validate": "validate",
+        "accuracy": "validate",
         "regress": "validate",
         "data": "run",
         "export": "run",
@@ -195,7 +196,7 @@ def cli(*, debug: bool) -> None:
     --framework ranks the layouts of Megatron-Core, torchtitan, FSDP, DeepSpeed or AxoNN by their step
     time, and -o writes the framework's own arguments.
 
-    Models are dense (GPT, Llama): no experts, no FP8. `axonn-tune validate --published` compares predictions
+    Models are dense (GPT, Llama): no experts, no FP8. `axonn-tune accuracy` compares predictions
     with published measurements: without their source, over sources and without vtrain_single, first.
     """
     if debug:

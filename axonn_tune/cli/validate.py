@@ -1,4 +1,4 @@
-"""`axonn-tune validate` and `regress`: predicted vs. measured times, and both vs. a recorded baseline."""
+"""`axonn-tune validate`, `accuracy` and `regress`: predictions vs. runs, vs. published steps, and vs. a baseline."""
 
 from __future__ import annotations
 
@@ -24,33 +24,28 @@ from axonn_tune.cli.options import (
 )
 
 if TYPE_CHECKING:
-    from axonn_tune.api.measurement import Runs
-    from axonn_tune.specs.loading import Loaded
-    from axonn_tune.specs.machine import Machine
     from axonn_tune.specs.results import Baseline, Floors, Tolerances
     from axonn_tune.validation.comparison import RunComparison
-    from axonn_tune.validation.published.accuracy import Files
-    from axonn_tune.validation.regression import Regression
     from axonn_tune.validation.runner import Selection, ValidationPlan, ValidationProgress
 
 _TOLERANCES = ("prediction", "step", "communication", "memory")
 _FLOORS = ("spearman", "regret", "step_error", "communication_error")
 _FILE = click.Path(path_type=Path)
 _COUNT, _COUNT_OR_ALL = Count(), Count(0)
-
+_ELSEWHERE = ("collectives", "gemm", "memory")
+"""Kinds of published rows that are no steps: developers' own check, `python -m tools.measurements`."""
 
 _RUNS = (
     *("top", "everything", "orders", "also_blocking", "repeats", "steps", "lab", "realtime", "start_with", "serial"),
     *("folder", "fastest", "update"),
 )
-_PUBLISHED = ("published", "rows", "collectives", "gemm", "memory", "worst")
 _BASELINE = ("measurement", "record", "reason", "top", "tolerances", "floors")
 
 
 @click.command(
     "validate",
     cls=SearchCommand,
-    own={"Runs": _RUNS, "Published measurements": _PUBLISHED},
+    own={"Runs": _RUNS},
     short_help="Run configurations, and compare with the predictions.",
 )
 @click.argument("launches", nargs=-1, metavar="[LAUNCH.YAML]...")
@@ -92,13 +87,13 @@ _BASELINE = ("measurement", "record", "reason", "top", "tolerances", "floors")
 @click.option("--update", is_flag=True, help="Update the machine's file from the measurements, and list the changes.")
 @html_option
 @search_options(required=False)
-@click.option("--published", is_flag=True, help="Predict published measurements, and list the error of each.")
-@click.option("--rows", type=_FILE, metavar="FILE", help="Your own steps, CSV, instead of the shipped ones.")
-@click.option("--collectives", type=_FILE, metavar="FILE", help="Collectives, CSV, instead of the shipped ones.")
-@click.option("--gemm", type=_FILE, metavar="FILE", help="GEMMs, CSV, instead of the shipped ones.")
-@click.option("--memory", type=_FILE, metavar="FILE", help="Memory, CSV, instead of the shipped ones.")
 @format_option(("table", "json"))
-@click.option("--worst", type=Count(0), default=20, show_default=True, help="Worst rows to list.")
+@click.option("--published", is_flag=True, hidden=True)
+@click.option("--rows", type=_FILE, hidden=True)
+@click.option("--worst", type=Count(0), default=20, hidden=True)
+@click.option("--collectives", hidden=True)
+@click.option("--gemm", hidden=True)
+@click.option("--memory", hidden=True)
 def validate_command(
     *,
     launches: tuple[str, ...],
@@ -108,104 +103,96 @@ def validate_command(
     also_blocking: bool,
     update: bool,
     html: str | None,
+    output_format: str,
     published: bool,
     rows: Path | None,
-    collectives: Path | None,
-    gemm: Path | None,
-    memory: Path | None,
-    output_format: str,
     worst: int,
     **options: Any,
 ) -> None:
-    """Compare predicted with measured times.
+    """Compare predicted with measured times of runs.
 
     Runs the best configurations of a ranking, or LAUNCH configs, in turn and repeatedly, each time in
     fresh processes, and compares what was measured with what was predicted: each configuration, axis and
     collective, computation, exposed communication and step. Losses and gradient norms must be those of
     one rank alone, and every collective one the program has; else the exit code is 4.
 
-    With --published, or a file of rows, against what others measured: training steps, collectives, GEMMs
-    and memory. Files given replace the measurements shipped with the tool, and the other kinds are left
-    out; docs/accuracy.md lists their columns. With --html every row is drawn, and can be sorted and filtered.
-    A row is the search with its layout pinned; one that leaves part of its layout open has a range, and no error.
-    The first lines say what fits without the source reach, over sources and without vtrain_single.
-    Each row of --rows is priced on the shipped profile nearest to its words, or all on that of --machine.
+    Steps that others measured, and your own in a file, are compared by `axonn-tune accuracy`.
 
     \b
     Examples:
       axonn-tune validate --gpus 2 --model nano --machine here.yaml --precision fp32 --top 3
       axonn-tune validate launch.yaml --lab lab -o measured.yaml
-      axonn-tune validate --published --worst 5 --html accuracy.html
-      axonn-tune validate --rows steps.csv --machine mine.yaml
     """
-    if not (published or rows or collectives or gemm or memory):
-        from axonn_tune.api.measurement import Runs
-        from axonn_tune.validation.runner import Selection
-
-        runs = Runs(**{each.name: options.pop(each.name) for each in fields(Runs)})
-        selection = Selection(0 if everything else top, orders, also_blocking)
-        _validate_runs(options, launches, selection, runs, update=update, output_format=output_format, html=html)
-        return
-    of_runs = ("launches", "top", "everything", "orders", "also_blocking", "update", *options)
-    refuse_search("The measurements say", dict.fromkeys(of_runs))
-    from axonn_tune.report.accuracy import accuracy_document, accuracy_text
-    from axonn_tune.report.output import json_text
-    from axonn_tune.validation.published.accuracy import Files, evaluate
-
-    files = Files(steps=rows, collectives=collectives, gemm=gemm, memory=memory)
-    found = evaluate(files, worst=worst, machine=_machine_of_rows(files, options))
-    text = json_text(accuracy_document(found), indent=1) if output_format == "json" else accuracy_text(found)
-    if html is not None:
-        from axonn_tune.report.accuracy import accuracy_sections
-
-        write_html(html, accuracy_sections(found, files, command=command_line()))
-    click.echo(text, nl=False)
-
-
-def _machine_of_rows(files: Files, options: Mapping[str, Any]) -> Loaded[Machine] | None:
-    """The profile that --machine names for rows of steps; click.UsageError where it would price nothing, or not all."""
-    from axonn_tune.specs.catalog import load_machine
-
-    if not given("machine"):
-        return None
-    if files.steps is None or files.collectives or files.gemm or files.memory:
-        raise click.UsageError("--machine prices the steps of --rows, and no other measurements: give --rows alone.")
-    return load_machine(options["machine"])
-
-
-def _validate_runs(
-    options: Mapping[str, Any],
-    launches: tuple[str, ...],
-    selection: Selection,
-    runs: Runs,
-    *,
-    update: bool,
-    output_format: str,
-    html: str | None,
-) -> None:
-    """Run, compare, print; CheckFailedError if training is wrong or collectives differ from the program."""
-    from axonn_tune.api.measurement import compared
+    from axonn_tune.api.measurement import Runs, compared
     from axonn_tune.errors import CheckFailedError
     from axonn_tune.launch.host import require_torch
-    from axonn_tune.report.validation import validation_document, validation_json, validation_text
+    from axonn_tune.report.output import json_text
+    from axonn_tune.report.validation import validation_document, validation_section, validation_text
+    from axonn_tune.validation.runner import Selection
 
+    if moved := [name for name in _ELSEWHERE if options.pop(name) is not None]:
+        raise click.UsageError(f"--{moved[0]} is in the checkout now: python -m tools.measurements --{moved[0]} FILE")
+    if published or rows:
+        click.echo(f"This is now `axonn-tune accuracy{' --rows FILE' if rows else ''}`.", err=True)
+        of_runs = ("launches", "top", "everything", "orders", "also_blocking", "update", *options)
+        refuse_search("The measurements say", dict.fromkeys(of_runs))
+        _accuracy(rows, options["machine"] if given("machine") else None, worst, html, output_format)
+        return
+    runs = Runs(**{each.name: options.pop(each.name) for each in fields(Runs)})
     require_torch()
-    selected = _select(options, launches, selection)
+    selected = _select(options, launches, Selection(0 if everything else top, orders, also_blocking))
     if update:
         _require_own(selected)
     comparison = compared(selected, runs, listen=_say)
     if runs.output is not None:
         click.echo(f"wrote {runs.output}", err=True)
-    render = validation_json if output_format == "json" else validation_text
-    click.echo(render(comparison), nl=False)
+    document = validation_document(comparison)
+    click.echo(json_text(document, indent=1) if output_format == "json" else validation_text(comparison), nl=False)
     if html:
-        from axonn_tune.report.validation import validation_section
-
-        write_html(html, [validation_section(validation_document(comparison), identity="s1", source=command_line())])
+        write_html(html, [validation_section(document, identity="s1", source=command_line())])
     if update and comparison.sound:
         _update(comparison, selected)
     if not comparison.sound:
         raise CheckFailedError(comparison.fault)
+
+
+@click.command("accuracy", short_help="Compare predictions with published steps, or with steps of your own.")
+@click.option("--rows", type=_FILE, metavar="FILE", help="Your own steps, CSV, instead of the shipped ones.")
+@click.option("--machine", metavar="NAME|FILE", help="Price every row of --rows on this profile, as it is.")
+@click.option("--worst", type=Count(0), default=20, show_default=True, metavar="N", help="Worst rows to list.")
+@html_option
+@format_option(("table", "json"))
+def accuracy_command(
+    *, rows: Path | None, machine: str | None, worst: int, html: str | None, output_format: str
+) -> None:
+    """Predict the training steps that others published, and list the error of each.
+
+    A row is the search with its layout pinned; one that leaves part of its layout open has a range, and no error.
+    The first lines say what fits without the source reach, over sources and without vtrain_single. With --html every
+    row is drawn, and can be sorted and filtered.
+
+    With --rows, steps of your own: docs/accuracy.md lists the columns. Each row is priced on the shipped profile
+    nearest to its words, or all on that of --machine.
+
+    \b
+    Examples:
+      axonn-tune accuracy --worst 5 --html accuracy.html
+      axonn-tune accuracy --rows steps.csv --machine mine.yaml
+    """
+    _accuracy(rows, machine, worst, html, output_format)
+
+
+def _accuracy(rows: Path | None, machine: str | None, worst: int, html: str | None, output_format: str) -> None:
+    """Predict and print."""
+    from axonn_tune.api.measurement import accuracy
+    from axonn_tune.report.accuracy import accuracy_document, accuracy_section, accuracy_text
+    from axonn_tune.report.output import json_text
+
+    found = accuracy(rows, machine=machine, worst=worst)
+    text = json_text(accuracy_document(found), indent=1) if output_format == "json" else accuracy_text(found)
+    if html is not None:
+        write_html(html, [accuracy_section(found, command=command_line())])
+    click.echo(text, nl=False)
 
 
 def _select(options: Mapping[str, Any], launches: tuple[str, ...], selection: Selection) -> ValidationPlan:
@@ -248,7 +235,7 @@ def _update(comparison: RunComparison, selected: ValidationPlan) -> None:
     click.echo(f"\nChanged in {selected.machine.path}:\n{changed}", err=True)
     after = RunComparison(repriced(comparison.measurements, learnt.machine))
     for what in ("communication", "step"):
-        before, now = comparison.quality_of(what).mape, after.quality_of(what).mape
+        before, now = comparison.qualities[what].mape, after.qualities[what].mape
         click.echo(f"Mean error of {what} in these runs: {before:.1%}, now {now:.1%}", err=True)
 
 
@@ -256,11 +243,11 @@ def _say(progress: ValidationProgress) -> None:
     """One line after each run."""
     from axonn_tune.units import show_seconds
 
-    predicted, measured = progress.launch.predicted, progress.outcome.times
+    predicted, measured = progress.launch.predicted, progress.outcome.run.measured
     expected = "" if predicted.iteration_s is None else f", predicted {show_seconds(predicted.iteration_s)}"
     minutes, seconds = divmod(round(progress.left_s), 60)
     click.echo(
-        f"[{progress.done}/{progress.of}] {progress.name}: step {show_seconds(measured.step_s)}{expected}; "
+        f"[{progress.done}/{progress.of}] {progress.name}: step {show_seconds(measured['step_s'])}{expected}; "
         f"{minutes}:{seconds:02d} left",
         err=True,
     )
@@ -313,39 +300,27 @@ def regress_command(
       axonn-tune regress baseline.yaml
       axonn-tune regress baseline.yaml --measurement measured.yaml --junit regress.xml
     """
+    from axonn_tune.api.measurement import regress
     from axonn_tune.errors import CheckFailedError
     from axonn_tune.files import write_text_atomically
     from axonn_tune.report import validation as report
+    from axonn_tune.specs.loading import load_document
+    from axonn_tune.specs.results import Baseline
 
     if record:
         _record(baseline, options, measurement, _limits(tolerances, floors), reason=reason, top=top)
         return
-    found = _check(baseline, options, measurement, tolerances, floors)
+    refuse_search(f"{baseline} says", options)
+    recorded = load_document(baseline, schema=Baseline)
+    allowed, least = _limits(tolerances, floors, of=recorded)
+    machine = options["machine"] if given("machine") else None
+    found = regress(recorded, machine=machine, measurement=measurement, tolerances=allowed, floors=least)
     click.echo(report.regression_json(found) if output_format == "json" else report.regression_text(found), nl=False)
     for path, text in ((junit, report.regression_junit(found)), (markdown, report.regression_markdown(found))):
         if path is not None:
             write_text_atomically(path, text)
     if found.failures:
         raise CheckFailedError(report.verdict(found))
-
-
-def _check(
-    path: str, options: Mapping[str, Any], measurement: str | None, tolerances: tuple[str, ...], floors: tuple[str, ...]
-) -> Regression:
-    from axonn_tune.api.measurement import regress
-    from axonn_tune.specs.loading import load_document
-    from axonn_tune.specs.results import Baseline
-
-    refuse_search(f"{path} says", options)
-    baseline = load_document(path, schema=Baseline)
-    allowed, least = _limits(tolerances, floors, of=baseline)
-    return regress(
-        baseline,
-        machine=options["machine"] if given("machine") else None,
-        measurement=measurement,
-        tolerances=allowed,
-        floors=least,
-    )
 
 
 def _record(
@@ -361,23 +336,15 @@ def _record(
     from axonn_tune.specs.document import to_yaml
     from axonn_tune.specs.loading import load_document
     from axonn_tune.specs.results import Measurements
-    from axonn_tune.validation.regression import baseline_from_launches, baseline_from_measurements
+    from axonn_tune.validation.regression import baseline_of
     from axonn_tune.validation.runner import Selection, plan_from_ranking
 
-    tolerances, floors = limits
+    source: Measurements | ValidationPlan
     if measurement is not None:
-        measured = load_document(measurement, schema=Measurements)
-        made = baseline_from_measurements(measured, reason=reason, tolerances=tolerances, floors=floors)
+        source = load_document(measurement, schema=Measurements)
     else:
-        found = plan_from_ranking(load(options), Selection(top), command=command_line())
-        made = baseline_from_launches(
-            found.launches,
-            found.model.document,
-            found.machine.document,
-            reason=reason,
-            tolerances=tolerances,
-            floors=floors,
-        )
+        source = plan_from_ranking(load(options), Selection(top), command=command_line())
+    made = baseline_of(source, reason=reason, tolerances=limits[0], floors=limits[1])
     write_text_atomically(path, to_yaml(made, header=[f"Recorded by {command_line()}"]))
     click.echo(f"recorded {path}: {len(made.configurations)} configurations", err=True)
 

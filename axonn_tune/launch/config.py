@@ -17,11 +17,11 @@ from axonn_tune.grid import AXES, Grid
 from axonn_tune.specs.document import to_yaml
 from axonn_tune.specs.launch import (
     PURPOSES,
+    CollectiveTerm,
     Data,
     Launch,
     LaunchGrid,
     LaunchVariable,
-    PredictedTerm,
     Prediction,
     Provenance,
     Purpose,
@@ -177,7 +177,7 @@ def predict(priced: Detail) -> Prediction:
         accelerator=machine.accelerator.name,
         peak_tflops=machine.accelerator.peak_tflops[priced.job.workload.precision],
         cost="alpha-beta",
-        terms=tuple(map(PredictedTerm.from_fields_of, priced.terms)),
+        terms=tuple(map(CollectiveTerm.from_fields_of, priced.terms)),
     )
 
 

@@ -23,11 +23,11 @@ from axonn_tune.frameworks.description import Framework
 from axonn_tune.grid import GroupShape
 from axonn_tune.job import Job, Layout
 from axonn_tune.program.size import PLAIN
-from axonn_tune.specs.launch import Launch, StepShape, configuration_name
+from axonn_tune.specs.launch import CollectiveTerm, Launch, configuration_name
 from axonn_tune.specs.machine import Machine
 from axonn_tune.specs.model import Model
 from axonn_tune.specs.points import CollectiveProbe, MatmulProbe, Probe
-from axonn_tune.specs.results import Measurements, RecordedTerm, Summary
+from axonn_tune.specs.results import ComparedConfiguration, Measurements, Pairs, Summary
 from axonn_tune.specs.workload import ELEMENT_SIZES, Precision, Recompute, Workload
 from axonn_tune.units import TERA, show_bytes
 from axonn_tune.validation.published.accuracy import best_pricing
@@ -150,30 +150,30 @@ def _matters(column: str, case: Case) -> bool:
 
 def measured_samples(measurements: Measurements, machine: Machine, *, name: str) -> list[Sample]:
     """Every configuration of a measurement file, priced on a profile."""
-    found = []
-    for one in measurements.configurations:
-        times = {"step": median(run.step_s for run in one.runs)}
-        times["computation"] = median(run.compute_s for run in one.runs)
-        times |= {_term_name(term): median(term.measured_s) for term in one.terms}
-        found.append(_run_sample(measurements.model, one.workload, one, machine, times, name))
-    return found
+    model = measurements.model
+    return [_run_sample(model, one, one.pairs, one.terms, machine, name) for one in measurements.configurations]
 
 
 def run_sample(launch: Launch, summary: Summary, machine: Machine, *, name: str) -> Sample:
     """One run of the bundled runtime, priced on a profile."""
-    times = {"step": summary.step_s.measured, "computation": summary.compute_s.measured}
-    times |= {_term_name(term): term.measured_s for term in summary.terms}
-    found, site = _run_sample(launch.model, launch.workload, launch, machine, times, name), summary.ran_on
+    found, site = _run_sample(launch.model, launch, summary.pairs, summary.terms, machine, name), summary.ran_on
     if site.backend != "gloo" or not site.cores or not site.host_ranks:
         return found
     return replace(found, ranks_per_core=site.host_ranks / site.cores)
 
 
 def _run_sample(
-    model: Model, workload: Workload, shape: StepShape, machine: Machine, times: Mapping[str, float], name: str
+    model: Model,
+    shape: Launch | ComparedConfiguration,
+    pairs: Pairs,
+    terms: Sequence[CollectiveTerm],
+    machine: Machine,
+    name: str,
 ) -> Sample:
     """Step, computation and every collective that the program has."""
-    setup = Setup(model, machine, workload, Layout.of(shape), AXONN_TUNE)
+    times = {"step": pairs.measured["step_s"], "computation": pairs.measured["compute_s"]}
+    times |= {_term_name(term): median(term.measured_s) for term in terms}
+    setup = Setup(model, machine, shape.workload, Layout.of(shape), AXONN_TUNE)
 
     def named(adjust: Adjust) -> dict[str, float]:
         return named_times(setup.price(adjust))
@@ -202,7 +202,7 @@ def noise_of(what: str, seconds: float, *, step_s: float) -> float:
     return RUN_NOISE if what in WHOLE else math.hypot(TERM_NOISE, TERM_FLOOR * step_s / seconds)
 
 
-def _term_name(term: RecordedTerm | Term) -> str:
+def _term_name(term: CollectiveTerm | Term) -> str:
     return f"{term.op} over {term.axis}, {term.phase}, {term.layer}, {term.count} × {round(term.bytes)} bytes"
 
 

@@ -214,7 +214,7 @@ def _run_folder(path: Path) -> _Found:
 
 def _measurements(path: Path, request: EvidenceRequest) -> _Found:
     found = load_document(path, schema=Measurements)
-    place = (found.place.ranks_per_node, found.place.ranks)
+    place = (found.place.ranks_per_node or found.place.ranks, found.place.ranks)
     return _Found(lambda machine, _: measured_evidence(found, machine), "measured", lambda: found.machine, nodes=place)
 
 

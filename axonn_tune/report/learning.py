@@ -30,14 +30,16 @@ from axonn_tune.report.explain import ExplainSection
 from axonn_tune.report.output import PERCENT, Column, Json, fields_of, percent, signed_percent, text_of, words, wrapped
 from axonn_tune.specs.catalog import available, load_model
 from axonn_tune.specs.model import Model
+from axonn_tune.specs.results import Pairs
 from axonn_tune.specs.workload import OVERLAPS
 from axonn_tune.units import GB, counted, show_bytes, show_interval, show_seconds
 from axonn_tune.validation.published.rows import cell_text
+from axonn_tune.validation.quality import quality
 
 if TYPE_CHECKING:
     from axonn_tune.learning.reading import Evidence
 
-LEARNING_SCHEMA, DIAGNOSIS_SCHEMA = "axonn-tune/learning/1", "axonn-tune/diagnosis/1"
+LEARNING_SCHEMA, DIAGNOSIS_SCHEMA = "axonn-tune/learning/2", "axonn-tune/diagnosis/1"
 LIKELY, LISTED = 0.01, 6
 """Least probability and largest number of listed explanations."""
 
@@ -472,10 +474,10 @@ _ROWS = (
     words("name", "evidence"),
     words("what", ""),
     Column("ranks", "ranks", decimals=0),
-    Column("measured_s", "measured", show=show_seconds),
+    Column("after.measured", "measured", show=show_seconds),
     Column("bus_bytes_per_s", "busbw,\nGB/s", per=GB, decimals=1),
-    Column("before", "predicted\nbefore", show=signed_percent),
-    Column("after", "now", show=signed_percent),
+    Column("before.error", "predicted\nbefore", show=signed_percent),
+    Column("after.error", "now", show=signed_percent),
     words("mark", ""),
 )
 
@@ -501,13 +503,14 @@ def learning_text(learning: Learning, evidence: Evidence) -> str:
 
 
 def learning_json(learning: Learning, evidence: Evidence) -> Json:
-    """The same with all rows, by the schema `axonn-tune/learning/1`; before, after: predicted / measured - 1."""
+    """The same with all rows, by the schema `axonn-tune/learning/2`; before, after: pairs, and their quality."""
     return {
         "schema": LEARNING_SCHEMA,
         "tool_version": __version__,
         "machine": learning.machine.name,
         **fields_of(evidence, ("sources", "assumed", "left_out"), assumed=[*evidence.assumed, *_unstated(evidence)]),
         "numbers": _moved(learning),
+        "quality": {side: asdict(quality(pairs)) for side, pairs in _pairs(learning.rows).items()},
         "rows": [{**_row_fields(row), **fields_of(row, ("contradicts", "worse"))} for row in learning.rows],
         "silent": list(learning.silent),
         "far": [one.path for one in learning.far],
@@ -531,10 +534,21 @@ def _moved(learning: Learning) -> list[Json]:
 
 
 def _row_fields(row: Row) -> Json:
-    named = ("name", "what", "ranks", "measured_s", "bus_bytes_per_s", "before", "after")
     bus_bytes_per_s = row.bus_bytes / row.measured_s if row.bus_bytes else None
-    errors = {"before": math.expm1(row.before), "after": math.expm1(row.after)}
-    return fields_of(row, named, bus_bytes_per_s=bus_bytes_per_s, **errors)
+    sides = {side: pairs.row("0") for side, pairs in _pairs([row]).items()}
+    return {**fields_of(row, ("name", "what", "ranks")), "bus_bytes_per_s": bus_bytes_per_s, **sides}
+
+
+def _pairs(rows: Sequence[Row]) -> dict[str, Pairs]:
+    """Times of rows by their position, predicted before and after, s."""
+    keyed = {str(at): row for at, row in enumerate(rows)}
+    return {
+        side: Pairs(
+            predicted={key: row.measured_s * math.exp(getattr(row, side)) for key, row in keyed.items()},
+            measured={key: row.measured_s for key, row in keyed.items()},
+        )
+        for side in ("before", "after")
+    }
 
 
 def _learning_notes(learning: Learning, evidence: Evidence) -> Iterator[str]:

@@ -14,8 +14,9 @@ from axonn_tune.grid import AXES
 from axonn_tune.ranking.inputs import Inputs
 from axonn_tune.report import page
 from axonn_tune.report.output import NOTHING, Column, Json, axis_name, fields_of, known_value, text_of, words, wrapped
+from axonn_tune.report.pairs import TERM_TIMES, pairs_figure, points_of, term_rows
 from axonn_tune.report.ranking import COLLECTIVE
-from axonn_tune.specs.results import Quantity, Summary, SummaryTerm
+from axonn_tune.specs.results import Pairs, Summary
 from axonn_tune.specs.traces import (
     COMPUTE_LANE,
     TRACE_SCHEMA,
@@ -26,24 +27,13 @@ from axonn_tune.specs.traces import (
     step_name,
     trace_text,
 )
-from axonn_tune.units import MILLI, counted, show_bytes, show_seconds
+from axonn_tune.units import counted, show_bytes, show_seconds
 
 PREDICTED = "predicted"
 _MOST_SPANS = 100_000
 """About 15 MB of a file."""
 
 
-TIMES = {
-    "predicted_s": Column("predicted_s", "predicted, ms", "Time of all calls of a step.", per=MILLI),
-    "measured_s": Column("measured_s", "measured, ms", "The same, measured; of several runs the median.", per=MILLI),
-    "predicted_exposed_s": Column(
-        "predicted_exposed_s", "exposed, predicted, ms", "The part not overlapped with computation.", per=MILLI
-    ),
-    "measured_exposed_s": Column(
-        "measured_exposed_s", "exposed, measured, ms", "The same, waiting for stragglers included.", per=MILLI
-    ),
-}
-"""Columns of collectives, predicted and measured."""
 _RATIO = Column("ratio", "measured /\npredicted", show=str)
 _QUANTITIES = (words("name", ""), Column("predicted", "predicted", show=str), Column("measured", "measured", show=str))
 
@@ -53,28 +43,33 @@ def summary_text(summary: Summary, *, all_terms: bool) -> str:
     title = f"{summary.name}: predicted vs. measured, per step and rank"
     tables = [text_of((*_QUANTITIES, _RATIO), list(_quantity_rows(summary)))]
     if summary.terms:
-        groups = groups_of(summary.terms, all_terms=all_terms)
-        rows = [{**dict(one), "ratio": ratio(one.measured_s, one.predicted_s)} for one in groups]
+        rows = groups_of(summary, all_terms=all_terms)
         named = ("op", "axis", *(("phase", "layer") if all_terms else ()), "group", "count")
-        both = (TIMES["predicted_s"], TIMES["measured_s"], _RATIO, *list(TIMES.values())[2:])
-        tables.append(text_of([*(COLLECTIVE[key] for key in named), *both], rows))
+        times = list(TERM_TIMES.values())
+        tables.append(text_of([*(COLLECTIVE[key] for key in named), *times[:2], _RATIO, *times[2:]], rows))
     notes = "\n".join(map(wrapped, _summary_notes(summary)))
     return f"{title}\n{'-' * len(title)}\n" + "\n".join([*tables, notes]) + "\n"
 
 
-def groups_of(terms: Sequence[SummaryTerm], *, all_terms: bool) -> list[SummaryTerm]:
-    """Rows of the table, most measured time first."""
-    found: dict[tuple[str, ...], list[SummaryTerm]] = {}
-    for term in terms:
-        key = (term.op, term.axis, *((term.phase, term.layer, str(term.bytes)) if all_terms else ()))
-        found.setdefault(key, []).append(term)
-    return sorted(map(_group, found.values()), key=lambda group: -group.measured_s)
+def groups_of(summary: Summary, *, all_terms: bool) -> list[Json]:
+    """Rows of the table, most measured time first: sums over terms; of predictions None if any is missing."""
+    found: dict[tuple[object, ...], list[Json]] = {}
+    for term in term_rows(summary.terms):
+        found.setdefault((term["op"], term["axis"], *(term.values() if all_terms else ())), []).append(term)
+    groups = []
+    for terms in found.values():
+        sums: Json = {}
+        for name in ("count", *TERM_TIMES):
+            known = [term[name] for term in terms if term[name] is not None]
+            sums[name] = sum(known) if len(known) == len(terms) else None
+        groups.append({**terms[0], **sums, "ratio": ratio(sums["measured_s"], sums["predicted_s"])})
+    return sorted(groups, key=lambda group: -group["measured_s"])
 
 
 def other_hardware(summary: Summary) -> str | None:
     """What to say if the run was on another kind of processor than the prediction is about."""
     predicted, ran = summary.predicted_for.accelerator, summary.ran_on.device
-    same = "cpu" in predicted.lower() if _on_cpu(summary) else _same_gpu(predicted, ran)
+    same = "cpu" in predicted.lower() if summary.ran_on.on_cpu else _same_gpu(predicted, ran)
     if same:
         return None
     return (
@@ -85,17 +80,6 @@ def other_hardware(summary: Summary) -> str | None:
 def _same_gpu(predicted: str, ran: str) -> bool:
     """Whether `A100-SXM4-40GB` may be what torch calls `NVIDIA A100-SXM4-40GB`: the same model number."""
     return predicted.replace("-", " ").split()[0].lower() in ran.replace("-", " ").lower().split()
-
-
-def _group(terms: Sequence[SummaryTerm]) -> SummaryTerm:
-    """Terms shown as one row: sums, s. A sum of predictions is None if any is missing."""
-
-    def total(values: Sequence[float | None]) -> float | None:
-        known = [value for value in values if value is not None]
-        return sum(known) if len(known) == len(values) else None
-
-    summed = ("count", "predicted_s", "measured_s", "elapsed_s", "predicted_exposed_s", "measured_exposed_s")
-    return terms[0].model_copy(update={name: total([getattr(term, name) for term in terms]) for name in summed})
 
 
 _PARTS = {
@@ -111,21 +95,15 @@ _PARTS = {
 def _quantity_rows(summary: Summary) -> Iterator[Json]:
     """The step and its parts."""
     for name, key in _PARTS.items():
-        one: Quantity = getattr(summary, key)
         show = show_bytes if key == "memory_bytes" else show_seconds
-        expected = None if key == "memory_bytes" and _on_cpu(summary) else one.predicted
-        predicted = None if expected is None else show(expected)
+        compared = key != "memory_bytes" or not summary.ran_on.on_cpu
+        measured, expected = summary.pairs.measured[key], summary.pairs.predicted.get(key) if compared else None
         yield {
             "name": name,
-            "predicted": predicted,
-            "measured": show(one.measured),
-            "ratio": ratio(one.measured, expected),
+            "predicted": None if expected is None else show(expected),
+            "measured": show(measured),
+            "ratio": ratio(measured, expected),
         }
-
-
-def _on_cpu(summary: Summary) -> bool:
-    """Whether memory is a process' resident set, with the buffers of Python and Gloo that no prediction includes."""
-    return summary.ran_on.device.startswith("cpu")
 
 
 def ratio(measured: float, predicted: float | None) -> str:
@@ -152,14 +130,14 @@ def _summary_notes(summary: Summary) -> Iterator[str]:
         f"{summary.timed_steps} timed after {summary.warmup_steps} of warm-up; the fastest and slowest quarters are "
         f"excluded{untimed if summary.untimed_steps else ''}. "
         f"Memory: {summary.memory_convention}, of the rank with most"
-        f"{'; buffers of Python and Gloo are in it, so it is not compared' if _on_cpu(summary) else ''}."
+        f"{'; buffers of Python and Gloo are in it, so it is not compared' if summary.ran_on.on_cpu else ''}."
     )
     if summary.terms:
         yield (
             f"Time of a collective: {summary.seconds_convention}. Exposed time is how long a rank's computation waits, "
             "stragglers included, so it can be more."
         )
-    if any(term.predicted_s is None for term in summary.terms):
+    if any(term.seconds is None for term in summary.terms):
         yield (
             "-: the prediction has no collective of that name and size, so the launch config was edited after it was "
             "made."
@@ -169,18 +147,24 @@ def _summary_notes(summary: Summary) -> Iterator[str]:
 def run_section(summary: Summary, *, identity: str, source: str) -> Json:
     """The section of a run's summary."""
     ran = summary.ran_on
-    named = ("averaged_steps", "timed_steps", "untimed_steps", "warmup_steps", "memory_convention")
+    named = ("tool_version", "averaged_steps", "timed_steps", "untimed_steps", "warmup_steps", "memory_convention")
     origin = [
         ("source", source),
         ("schema", summary.schema_),
         *((Summary.model_fields[key].description or key, str(getattr(summary, key))) for key in named),
-        *((type(ran).model_fields[key].description or key, str(value)) for key, value in ran),
+        *((type(ran).model_fields[key].description or key, str(value)) for key, value in ran if value is not None),
     ]
-    parts = {name.strip(): getattr(summary, key) for name, key in _PARTS.items() if key != "memory_bytes"}
-    times = [(name, one.predicted, one.measured) for name, one in parts.items()]
-    groups = groups_of(summary.terms, all_terms=False)
-    by_kind = [(f"{one.op} over {axis_name(one.axis)}", one.predicted_s, one.measured_s) for one in groups]
-    note = "All calls of a step, overlapped or not, by collective and axis."
+    groups = {f"{one['op']} over {axis_name(one['axis'])}": one for one in groups_of(summary, all_terms=False)}
+    sums = {
+        side: {name: one[f"{side}_s"] for name, one in groups.items() if one[f"{side}_s"] is not None}
+        for side in ("predicted", "measured")
+    }
+    times = summary.pairs.only(key for key in _PARTS.values() if key != "memory_bytes")
+    words = {key: name.strip() for name, key in _PARTS.items()}
+    points = [
+        *points_of(times, words.__getitem__, lambda key: [words[key]]),
+        *points_of(Pairs(**sums), str, lambda name: [f"{name}: all calls of a step, overlapped or not"]),
+    ]
     setting, *notes = _summary_notes(summary)
     warning = other_hardware(summary)
     return page.section(
@@ -190,10 +174,13 @@ def run_section(summary: Summary, *, identity: str, source: str) -> Json:
         verdict=[warning] if warning else [],
         cards=list(_run_cards(summary)),
         blocks=[
-            pairs_figure("Predicted vs. measured", times, note="One step of one rank."),
+            *(
+                [pairs_figure("Predicted vs. measured", points, note="One step of one rank.", bars=True)]
+                if points
+                else []
+            ),
             *page.notes([one for one in notes if not warning or warning not in one]),
-            *([pairs_figure("Collectives", by_kind, note=note)] if groups else []),
-            collectives_table(summary.terms, f"{identity}-table", "Each collective", note=page.SORTS),
+            collectives_table(term_rows(summary.terms), f"{identity}-table", "Each collective", note=page.SORTS),
             page.origin_fold(origin),
         ],
     )
@@ -201,36 +188,17 @@ def run_section(summary: Summary, *, identity: str, source: str) -> Json:
 
 def _run_cards(summary: Summary) -> Iterator[Json]:
     for row in _quantity_rows(summary):
-        compared = "not compared" if "memory" in row["name"] and _on_cpu(summary) else "not predicted"
+        compared = "not compared" if "memory" in row["name"] and summary.ran_on.on_cpu else "not predicted"
         known = f"predicted {row['predicted']}, ratio {row['ratio']}" if row["predicted"] else compared
         yield page.card(row["name"].strip(), row["measured"], note=known)
     yield page.card("tokens/s", f"{summary.tokens_per_s:,.0f}", note="measured")
 
 
-def pairs_figure(title: str, pairs: Sequence[tuple[str, float | None, float]], *, note: str) -> Json:
-    """Predicted and measured, a pair of bars for each name, s."""
-    names = [name for name, _, _ in pairs]
-    sides = (
-        ("predicted", page.PREDICTED, [None if one is None else one / MILLI for _, one, _ in pairs]),
-        ("measured", page.MEASURED, [one / MILLI for _, _, one in pairs]),
-    )
-    traces = [
-        page.bar_trace(side, values, names, color=color, hovertemplate=f"%{{y}}: {side} %{{x:.4g}} ms<extra></extra>")
-        for side, color, values in sides
-    ]
-    layout = {
-        "barmode": "group",
-        "xaxis": {"title": {"text": "ms per step"}, "rangemode": "tozero"},
-        "yaxis": {"autorange": "reversed", "fixedrange": True},
-    }
-    return page.figure(title, traces, layout=layout, height=140 + 46 * len(names), note=note)
-
-
-def collectives_table(terms: Sequence[object], identity: str = "", title: str = "", *, note: str = "") -> Json:
+def collectives_table(terms: Sequence[Json], identity: str = "", title: str = "", *, note: str = "") -> Json:
     """Each collective, with the columns of which something is known."""
     columns = [
         *(COLLECTIVE[key] for key in ("op", "axis", "phase", "layer")),
-        *TIMES.values(),
+        *TERM_TIMES.values(),
         *(COLLECTIVE[key] for key in ("count", "group", "tier")),
         replace(COLLECTIVE["bytes"], label="buffer, KiB", per=1024.0),
     ]

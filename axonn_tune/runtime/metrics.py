@@ -46,8 +46,8 @@ from axonn_tune.program.dimensions import MFU_CONVENTION, model_flops, step_toke
 from axonn_tune.runtime.devices import peak_memory_bytes
 from axonn_tune.runtime.ledger import LedgerEntry, program_of
 from axonn_tune.runtime.mesh import Edge, Mesh
-from axonn_tune.specs.launch import Launch, PredictedTerm
-from axonn_tune.specs.results import SHORTEST, SUMMARY_NAME, PredictionTarget, Quantity, RunSite, Summary, SummaryTerm
+from axonn_tune.specs.launch import CollectiveTerm, Launch
+from axonn_tune.specs.results import SHORTEST, SUMMARY_NAME, PredictionTarget, Site, Summary, launch_pairs
 from axonn_tune.specs.traces import (
     COMPUTE_LANE,
     TRACE_SCHEMA,
@@ -401,23 +401,29 @@ class RunMeasurements:
         averaged = [steps[number][1] for number in chosen]
         terms = self._terms(averaged, one_clock=one_clock)
         # Timing lengthens only waits.
-        exposed_s = max(sum(term.measured_exposed_s for term in terms) - max(timed_s - step_s, 0.0), 0.0)
+        exposed_s = max(sum(term.measured_exposed_s[0] for term in terms) - max(timed_s - step_s, 0.0), 0.0)
         waited_s = [sum(call.exposed_s for call in one.calls) for one in averaged]
         idle_s = self._mean_of_stage(sum(waited_s) / len(waited_s))
         memory = self._over_ranks(torch.tensor([memory_bytes], dtype=torch.float64), dist.ReduceOp.MAX).item()
         peak = flops_per_s(predicted.peak_tflops) * self.mesh.grid.world
-        communication_s = sum(term.measured_s for term in terms)
+        measured = {
+            "step_s": step_s,
+            "compute_s": max(timed_s - idle_s, 0.0),
+            "communication_s": sum(term.measured_s[0] for term in terms),
+            "exposed_communication_s": exposed_s,
+            "memory_bytes": float(memory),
+        }
         return Summary(
-            schema="axonn-tune/summary/1",
+            schema="axonn-tune/summary/2",
             name=launch.name,
+            tool_version=__version__,
             predicted_for=PredictionTarget.from_fields_of(predicted),
-            ran_on=RunSite(
+            ran_on=Site(
                 device=device_name(self.device),
                 host=socket.gethostname(),
                 ranks=self.mesh.grid.world,
                 backend=launch.backend,
                 torch_version=str(torch.__version__),
-                tool_version=__version__,
                 cores=len(os.sched_getaffinity(0)),
                 host_ranks=count_in(os.environ, "LOCAL_WORLD_SIZE", str(self.mesh.grid.world)),
             ),
@@ -425,11 +431,7 @@ class RunMeasurements:
             averaged_steps=len(chosen),
             untimed_steps=len(untimed_s),
             warmup_steps=warmup,
-            step_s=Quantity(predicted=predicted.iteration_s, measured=step_s),
-            compute_s=Quantity(predicted=predicted.compute_s, measured=max(timed_s - idle_s, 0.0)),
-            communication_s=Quantity(predicted=predicted.communication_s, measured=communication_s),
-            exposed_communication_s=Quantity(predicted=predicted.exposed_communication_s, measured=exposed_s),
-            memory_bytes=Quantity(predicted=predicted.memory_bytes, measured=float(memory)),
+            pairs=launch_pairs(launch).model_copy(update={"measured": measured}),
             memory_convention=memory_convention(self.device),
             tokens_per_s=step_tokens(launch.workload) / step_s,
             mfu=model_flops(launch.model, launch.workload) / (step_s * peak),
@@ -444,7 +446,7 @@ class RunMeasurements:
         chosen = middle_half(means_s.tolist())
         return float(means_s[chosen].mean()), chosen
 
-    def _terms(self, steps: Sequence[StepTimes], *, one_clock: bool) -> list[SummaryTerm]:
+    def _terms(self, steps: Sequence[StepTimes], *, one_clock: bool) -> list[CollectiveTerm]:
         """The terms of a step of the predicted stage. Every rank of a stage has its calls in the same order."""
         calls = steps[0].calls
         elapsed_s = torch.tensor([[call.seconds for call in one.calls] for one in steps], dtype=torch.float64)
@@ -469,9 +471,9 @@ class RunMeasurements:
 
     def _compared(
         self, entry: LedgerEntry, count: int, seconds: float, elapsed_s: float, exposed_s: float
-    ) -> SummaryTerm:
+    ) -> CollectiveTerm:
         predicted = self._predicted(entry)
-        return SummaryTerm(
+        return CollectiveTerm(
             op=entry.op,
             axis=entry.axis,
             phase=entry.phase,
@@ -480,17 +482,17 @@ class RunMeasurements:
             bytes=entry.size_bytes,
             group=self.mesh.size(entry.axis),
             tier=predicted.tier if predicted else None,
-            predicted_s=predicted.seconds if predicted else None,
-            measured_s=seconds,
-            elapsed_s=elapsed_s,
-            predicted_exposed_s=predicted.exposed_s if predicted else None,
-            measured_exposed_s=exposed_s,
+            seconds=predicted.seconds if predicted else None,
+            exposed_s=predicted.exposed_s if predicted else None,
+            measured_s=(seconds,),
+            measured_exposed_s=(exposed_s,),
+            elapsed_s=(elapsed_s,),
         )
 
-    def _predicted(self, entry: LedgerEntry) -> PredictedTerm | None:
+    def _predicted(self, entry: LedgerEntry) -> CollectiveTerm | None:
         """The launch config's term of the same name and size."""
         for term in self.launch.predicted.terms:
-            if (term.op, term.axis, term.phase, term.layer, round(term.bytes)) == (*entry.term, entry.size_bytes):
+            if term.key == (*entry.term, entry.size_bytes):
                 return term
         return None
 
@@ -753,11 +755,11 @@ def step_line(found: dict[str, Any], *, steps: int) -> str:
 
 def summary_line(summary: Summary) -> str:
     """A whole run as text."""
-    predicted = summary.step_s.predicted
+    predicted = summary.pairs.predicted.get("step_s")
     expected = "" if predicted is None else f", predicted {show_seconds(predicted)}"
-    last = summary.untimed_steps or summary.timed_steps
+    last, measured_s = summary.untimed_steps or summary.timed_steps, summary.pairs.measured["step_s"]
     return (
-        f"step {show_seconds(summary.step_s.measured)}{expected}; mean of {last - 2 * (last // 4)} of the last "
+        f"step {show_seconds(measured_s)}{expected}; mean of {last - 2 * (last // 4)} of the last "
         f"{counted(last, 'step')}, excluding outliers and the first {summary.warmup_steps}; "
         f"MFU {summary.mfu:.1%} of {summary.predicted_for.accelerator}"
     )

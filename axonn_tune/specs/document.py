@@ -15,7 +15,7 @@ import re
 import types
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Self, TypeAlias, TypeVar, Union, get_args, get_origin
+from typing import TYPE_CHECKING, Annotated, ClassVar, Self, TypeAlias, TypeVar, Union, get_args, get_origin
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -45,6 +45,8 @@ class Document(BaseModel):
     """Base of every schema: unknown keys are refused, values never change after loading."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+    renewed_by: ClassVar[str] = ""
+    """Command that writes a new one where a file is of an older version."""
 
     @classmethod
     def from_fields_of(cls, source: object, **others: object) -> Self:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, Protocol, get_args
+from typing import TYPE_CHECKING, Annotated, Literal, TypeAlias, get_args
 
 from pydantic import AfterValidator, Field, model_validator
 
@@ -11,6 +11,9 @@ from axonn_tune.specs.document import LARGEST_COUNT, Document, NonNegativeFloat,
 from axonn_tune.specs.machine import Backend, EnvironmentVariable
 from axonn_tune.specs.model import Model
 from axonn_tune.specs.workload import Recompute, Workload
+
+if TYPE_CHECKING:
+    from axonn_tune.specs.results import ComparedConfiguration
 
 Axis = Literal["x", "y", "z", "data", "pipeline"]
 Purpose = Literal["overlap", "memory", "compute", "site", "debug"]
@@ -63,39 +66,7 @@ class LaunchGrid(Document):
         return f"{product} ({','.join(wide)})" if wide else product
 
 
-class StepShape(Protocol):
-    """Fields that determine a step: of a launch config, or of a measured configuration."""
-
-    @property
-    def grid(self) -> LaunchGrid:
-        """How the ranks are arranged."""
-
-    @property
-    def micro_batch(self) -> int:
-        """Sequences a rank processes at a time."""
-
-    @property
-    def recompute(self) -> Recompute:
-        """Activation recomputation: none, selective or full."""
-
-    @property
-    def kept_layers(self) -> int:
-        """Layers not resharded after forward."""
-
-    @property
-    def chunks(self) -> int:
-        """Chunks of each pipeline stage."""
-
-    @property
-    def parts(self) -> tuple[int, ...] | None:
-        """Layers of each model part; None: split evenly."""
-
-    @property
-    def workload(self) -> Workload:
-        """What is trained."""
-
-
-def configuration_name(one: StepShape) -> str:
+def configuration_name(one: Launch | ComparedConfiguration) -> str:
     """Such as `x2·y1·z2·data2 (data,x,z) b4`: grid, rank order, micro-batch, then what differs from the ordinary."""
     words = [f"{one.grid.label} b{one.micro_batch}"]
     words += [f"{one.chunks} chunks"] * (one.chunks > 1)
@@ -155,8 +126,12 @@ def _axes(axis: str) -> str:
     return axis
 
 
+TermKey: TypeAlias = tuple[str, str, str, str, int]
+"""Operation, axis, phase, layer and whole bytes of a collective."""
+
+
 class CollectiveTerm(Document):
-    """All calls of one collective in one step of one rank: which it is, and how large."""
+    """All calls of one collective in one step of one rank: as predicted (null: not), and as measured by each run."""
 
     op: str = Field(description="Collective: all_gather, reduce_scatter, all_reduce.")
     axis: Annotated[str, AfterValidator(_axes)] = Field(description="Grid axis, or several.")
@@ -165,14 +140,30 @@ class CollectiveTerm(Document):
     count: NonNegativeInt = Field(description="Calls per step and rank.")
     bytes: NonNegativeFloat = Field(description="Full (gathered or reduced) buffer of one call.")
     group: PositiveInt = Field(description="Ranks taking part.")
+    tier: str | None = Field(description="Outermost network level it crosses.")
+    seconds: NonNegativeFloat | None = Field(description="Time of all calls, s.")
+    exposed_s: NonNegativeFloat | None = Field(description="The part that is not overlapped, s.")
+    measured_s: tuple[NonNegativeFloat, ...] = Field(
+        default=(), description="Measured, of each run, by the summary's seconds_convention, s."
+    )
+    measured_exposed_s: tuple[NonNegativeFloat, ...] = Field(
+        default=(), description="Of each run: computing stood still for it, late peers waited for, mean over ranks, s."
+    )
+    elapsed_s: tuple[NonNegativeFloat, ...] = Field(
+        default=(), description="Of each run: the mean over ranks instead, late peers waited for, s."
+    )
+    steps_s: tuple[tuple[NonNegativeFloat, ...], ...] = Field(
+        default=(), description="Of each run, each step after the warm-up: mean over ranks, late peers waited for, s."
+    )
+
+    @property
+    def key(self) -> TermKey:
+        """What names it in a step."""
+        return self.op, self.axis, self.phase, self.layer, round(self.bytes)
 
 
-class PredictedTerm(CollectiveTerm):
-    """A predicted collective."""
-
-    tier: str = Field(description="Outermost network level it crosses.")
-    seconds: NonNegativeFloat = Field(description="Time of all calls, s.")
-    exposed_s: NonNegativeFloat = Field(description="The part that is not overlapped, s.")
+OF_RUNS = ("measured_s", "measured_exposed_s", "elapsed_s", "steps_s")
+"""Fields of a collective that have an entry for each run."""
 
 
 class Prediction(Document):
@@ -198,7 +189,7 @@ class Prediction(Document):
     logged_tflops_per_gpu: PositiveFloat | None = Field(
         default=None, description="TFLOP/s of a GPU that the framework's own log prints, by its own count of FLOPs."
     )
-    terms: tuple[PredictedTerm, ...] = Field(description="Each collective's share.")
+    terms: tuple[CollectiveTerm, ...] = Field(description="Each collective's share.")
     stage: NonNegativeInt = Field(
         default=0, description="Pipeline stage with the most communication, to which the communication figures belong."
     )

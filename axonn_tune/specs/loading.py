@@ -312,19 +312,24 @@ def _check_header(reading: Reading, *, schema: type[Document], source: str) -> N
     expected = _expected(schema)
     given = reading.root.mapping().get("schema")
     if given is not None and given.value != expected:
-        problem = Problem("schema", _header_message(given, expected), given.place.line)
+        message = _header_message(given, expected, schema.renewed_by)
+        problem = Problem("schema", message, given.place.line)
         raise DocumentError(source, [*reading.problems, problem])
 
 
-def _header_message(given: Node, expected: str) -> str:
+def _header_message(given: Node, expected: str, renewed_by: str) -> str:
     kind, version = expected.split("/")[1:]
     match = re.fullmatch(r"axonn-tune/([\w-]+)/([0-9]{1,9})", str(given.value))
     if match is None:
         return f"{given.value!r} is no schema; write {expected}"
     if match[1] != kind:
         return f"this is a {match[1]} document ({given.value}), where a {kind} document ({expected}) is needed"
-    age = "newer" if int(match[2]) > int(version) else "older"
-    return f"{given.value} is {age} than the {expected} that this version of axonn-tune reads"
+    newer = int(match[2]) > int(version)
+    writes = f"; `{renewed_by}` writes a new one" if renewed_by and not newer else ""
+    return (
+        f"{given.value} is {'newer' if newer else 'older'} than the {expected} that this version of axonn-tune "
+        f"reads{writes}"
+    )
 
 
 def _expected(schema: type[Document]) -> str:

@@ -10,7 +10,7 @@ import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal, TextIO, TypeAlias, TypeVar
+from typing import Annotated, ClassVar, Literal, TextIO, TypeAlias, TypeVar
 
 from pydantic import Field, ValidationError
 
@@ -111,8 +111,9 @@ class RankPlace(Document):
 class Setting(Document):
     """Host and software of a file of points."""
 
-    schema_: Literal["axonn-tune/points/1"] = Field(
-        alias="schema", default="axonn-tune/points/1", description="Kind and version of this document."
+    renewed_by: ClassVar[str] = "axonn-tune calibrate"
+    schema_: Literal["axonn-tune/points/2"] = Field(
+        alias="schema", default="axonn-tune/points/2", description="Kind and version of this document."
     )
     created: str = Field(description="When it began, ISO 8601.")
     tool_version: str = Field(description="Of axonn-tune.")
@@ -231,4 +232,5 @@ def _parsed(lines: list[str], schema: type[D], first: int, problems: list[Proble
         except ValidationError as error:
             wrong = error.errors()[0]
             place = ".".join(map(str, wrong["loc"]))
-            problems.append(Problem(place, str(wrong["msg"]), number))
+            renewed = f"; `{schema.renewed_by}` writes a new file" if place == "schema" else ""
+            problems.append(Problem(place, f"{wrong['msg']}{renewed}", number))

@@ -6,37 +6,33 @@ the paper's rule.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import combinations
 from statistics import fmean, median
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 from axonn_tune.cost.price import Detail
 from axonn_tune.cost.price import price as price_layout
 from axonn_tune.grid import AXES, split_axes
 from axonn_tune.job import Job, Layout
+from axonn_tune.specs.launch import OF_RUNS
 from axonn_tune.specs.machine import COLLECTIVE_KINDS, Machine, Tier
 from axonn_tune.specs.model import Model
 from axonn_tune.specs.results import (
-    BaselineConfiguration,
-    MeasuredConfiguration,
-    MeasuredTerm,
+    QUANTITIES,
+    ComparedConfiguration,
     Measurements,
-    MeasurementSite,
-    PredictedStep,
-    RunTimes,
+    Pairs,
+    Run,
     Serial,
-    StepTotals,
+    predicted_pairs,
 )
 from axonn_tune.specs.workload import Precision
-from axonn_tune.validation.quality import errors_of, regret, relative_error, spearman
+from axonn_tune.validation.quality import Quality, quality
 
 Agreement: TypeAlias = Literal["equal", "within rounding", "wrong", "not compared"]
-FixedConfiguration: TypeAlias = MeasuredConfiguration | BaselineConfiguration
-"""A configuration with all choices."""
 COMPARED_STEPS = 10
 """Rounding errors grow from step to step; these, from the first, are compared."""
 PAPER = "paper, true bytes"
@@ -62,7 +58,7 @@ class Verdict:
         return f"wrong: {self.where}" if self.agreement == "wrong" else self.agreement
 
 
-def compare_with_serial(configuration: MeasuredConfiguration, serial: Serial | None) -> Verdict:
+def compare_with_serial(configuration: ComparedConfiguration, serial: Serial | None) -> Verdict:
     """The worst agreement of a configuration's runs with a single rank, in losses and gradient norms."""
     if serial is None:
         return Verdict("not compared")
@@ -71,7 +67,7 @@ def compare_with_serial(configuration: MeasuredConfiguration, serial: Serial | N
     return max(found, key=lambda one: (order.index(one.agreement), one.difference))
 
 
-def _compare_run(run: RunTimes, serial: Serial, precision: Precision) -> Verdict:
+def _compare_run(run: Run, serial: Serial, precision: Precision) -> Verdict:
     largest = 0.0
     for step, what, difference, tolerance in _differences(run, serial, precision):
         if not difference <= tolerance:
@@ -82,164 +78,122 @@ def _compare_run(run: RunTimes, serial: Serial, precision: Precision) -> Verdict
     return Verdict("within rounding", largest) if largest else Verdict("equal")
 
 
-def _differences(run: RunTimes, serial: Serial, precision: Precision) -> Iterator[tuple[int, str, float, float]]:
+def _differences(run: Run, serial: Serial, precision: Precision) -> Iterator[tuple[int, str, float, float]]:
     """Step from 1, quantity, relative difference and its tolerance, in the order a step computes them."""
     losses = zip(run.losses, serial.losses, strict=False)
     norms = zip(run.gradient_norms, serial.gradient_norms, strict=False)
     for step, (loss, norm) in enumerate(zip(losses, norms, strict=True), 1):
         if step > COMPARED_STEPS:
             return
-        yield step, "loss", _relative(*loss), _LOSS_TOLERANCE[precision]
-        yield step, "gradient norm", _relative(*norm), _NORM_TOLERANCE[precision]
+        for what, (value, expected), tolerances in (
+            ("loss", loss, _LOSS_TOLERANCE),
+            ("gradient norm", norm, _NORM_TOLERANCE),
+        ):
+            yield step, what, abs(value - expected) / max(abs(expected), 1e-300), tolerances[precision]
 
 
-def _relative(value: float, expected: float) -> float:
-    return abs(value - expected) / max(abs(expected), 1e-300)
-
-
-def blame(verdicts: Sequence[tuple[MeasuredConfiguration, Verdict]]) -> str | None:
+def blame(verdicts: Sequence[tuple[ComparedConfiguration, Verdict]]) -> str | None:
     """The axes that are split in all wrong configurations and in no other, in words; None if nothing is wrong."""
-    wrong = [_split(one) for one, verdict in verdicts if verdict.agreement == "wrong"]
-    right = [_split(one) for one, verdict in verdicts if verdict.agreement in ("equal", "within rounding")]
+    split = [({axis for axis, size in one.grid.grid().by_axis.items() if size > 1}, found) for one, found in verdicts]
+    wrong = [axes for axes, verdict in split if verdict.agreement == "wrong"]
+    right = [axes for axes, verdict in split if verdict.agreement in ("equal", "within rounding")]
     if not wrong:
         return None
     for count in range(1, len(AXES) + 1):
         for axes in combinations(AXES, count):
             if all(set(axes) <= one for one in wrong) and not any(set(axes) <= one for one in right):
-                return _blamed(axes, right)
+                named = axes[0] if count == 1 else f"{', '.join(axes[:-1])} and {axes[-1]} together"
+                if not right:
+                    return f"every configuration is wrong; all of them split {named}"
+                return f"wrong wherever {named} {'is' if count == 1 else 'are'} split, and nowhere else"
     return "no axis is split in all configurations that are wrong and in none that is right"
-
-
-def _blamed(axes: Sequence[str], right: Sequence[set[str]]) -> str:
-    named = axes[0] if len(axes) == 1 else f"{', '.join(axes[:-1])} and {axes[-1]} together"
-    if not right:
-        return f"every configuration is wrong; all of them split {named}"
-    return f"wrong wherever {named} {'is' if len(axes) == 1 else 'are'} split, and nowhere else"
-
-
-def _split(configuration: MeasuredConfiguration) -> set[str]:
-    grid = configuration.grid.grid()
-    return {axis for axis in AXES if grid.axis_size(axis) > 1}
-
-
-@dataclass(frozen=True)
-class Pair:
-    """A number, predicted and measured. measured: median of the runs; spread: (largest - smallest) / median."""
-
-    predicted: float | None
-    measured: float
-    spread: float = 0.0
-
-    @property
-    def error(self) -> float | None:
-        """Predicted / measured - 1; None where either is missing."""
-        return relative_error(self.predicted, self.measured)
-
-
-@dataclass(frozen=True)
-class ComparisonRow:
-    """One configuration, predicted vs. measured."""
-
-    configuration: MeasuredConfiguration
-    step_s: Pair
-    compute_s: Pair
-    communication_s: Pair
-    exposed_communication_s: Pair
-    memory_bytes: Pair
-    verdict: Verdict
-    differs: tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class Quality:
-    """How well some pairs were predicted.
-
-    mape: mean of |error|; bias: mean error; spearman: rank correlation; regret: measured time of the predicted best
-    over that of the best, minus 1; best: place of the predicted best among the measured, from 1.
-    """
-
-    what: str
-    rows: int
-    mape: float
-    bias: float
-    worst: float
-    spearman: float
-    regret: float
-    best: int
-
-
-@dataclass(frozen=True)
-class TermComparison:
-    """All terms over one axis, or of one collective: means per configuration that has any, s."""
-
-    name: str
-    predicted_s: float
-    measured_s: float
-    predicted_exposed_s: float
-    measured_exposed_s: float
-    configurations: int
-    mape: float
-
-
-@dataclass(frozen=True)
-class OverlapSaving:
-    """The gain of overlapping: 1 - step with overlaps / step without."""
-
-    name: str
-    predicted: float
-    measured: float
 
 
 @dataclass(frozen=True)
 class RunComparison:
-    """A measurement file, predicted vs. measured."""
+    """A measurement file, predicted vs. measured; a configuration is known by its name."""
 
     measurements: Measurements
 
-    @cached_property
-    def rows(self) -> tuple[ComparisonRow, ...]:
-        """Each configuration, in the order they ran."""
-        return tuple(_row(one, self.measurements) for one in self.measurements.configurations)
+    @property
+    def configurations(self) -> tuple[ComparedConfiguration, ...]:
+        """Each, in the order they ran."""
+        return self.measurements.configurations
 
     @cached_property
-    def qualities(self) -> tuple[Quality, ...]:
-        """Quality of communication, exposed communication, computation and step."""
-        named: tuple[tuple[str, Callable[[ComparisonRow], Pair]], ...] = (
-            ("communication", lambda row: row.communication_s),
-            ("exposed communication", lambda row: row.exposed_communication_s),
-            ("computation", lambda row: row.compute_s),
-            ("step", lambda row: row.step_s),
-        )
-        return tuple(quality(what, [pair(row) for row in self.rows]) for what, pair in named)
+    def pairs(self) -> dict[str, Pairs]:
+        """Each quantity of all configurations; without predicted memory where it would be compared with a process."""
+        found = across({one.name: one.pairs for one in self.configurations})
+        if self.measurements.place.on_cpu:
+            found["memory_bytes"] = found["memory_bytes"].model_copy(update={"predicted": {}})
+        return found
 
     @cached_property
-    def axes(self) -> tuple[TermComparison, ...]:
-        """Means of the collectives over each axis."""
+    def qualities(self) -> dict[str, Quality]:
+        """Quality of communication, exposed communication, computation and step, and of the paper's rule."""
+        named = ("communication_s", "exposed_communication_s", "compute_s", "step_s")
+        found = {QUANTITIES[name]: quality(self.pairs[name]) for name in named}
+        machine, world = self.measurements.machine, self.measurements.place.ranks
+        paper = {one.name: paper_communication_s(one, machine, world=world) for one in self.configurations}
+        return {**found, PAPER: quality(self.pairs["communication_s"].model_copy(update={"predicted": paper}))}
+
+    def shares(self, field: Literal["axis", "op"]) -> list[dict[str, Any]]:
+        """Collectives over each axis, or of each kind: means per configuration that has any, s."""
+        every = dict.fromkeys(getattr(term, field) for one in self.configurations for term in one.terms)
         order = {axis: place for place, axis in enumerate(AXES)}
-        return tuple(sorted(self._means("axis"), key=lambda one: (order.get(one.name, len(AXES)), one.name)))
+        names = sorted(every, key=lambda name: (order.get(name, len(AXES)), name)) if field == "axis" else every
+        return [self._share(field, name) for name in names]
+
+    def _share(self, field: str, name: str) -> dict[str, Any]:
+        """Sums over the terms of each configuration, then means over configurations that have any."""
+        terms = {one.name: [term for term in one.terms if getattr(term, field) == name] for one in self.configurations}
+        have = {key: own for key, own in terms.items() if own}
+        times = Pairs(
+            predicted={key: sum(term.seconds or 0.0 for term in own) for key, own in have.items()},
+            measured={key: sum(median(term.measured_s) for term in own) for key, own in have.items()},
+        )
+        predicted_s, measured_s = fmean(times.predicted.values()), fmean(times.measured.values())
+        return {
+            "name": name,
+            "configurations": len(have),
+            "predicted_s": predicted_s,
+            "measured_s": measured_s,
+            "error": predicted_s / measured_s - 1.0 if measured_s else None,
+            "mape": quality(times).mape,
+            "predicted_exposed_s": fmean(sum(term.exposed_s or 0.0 for term in own) for own in have.values()),
+            "measured_exposed_s": fmean(sum(median(term.measured_exposed_s) for term in own) for own in have.values()),
+        }
 
     @cached_property
-    def collectives(self) -> tuple[TermComparison, ...]:
-        """Means of each collective."""
-        return tuple(self._means("op"))
+    def gains(self) -> Pairs:
+        """The gain from overlap, 1 - step with overlaps / step without, of configurations that ran both ways."""
+        steps = self.pairs["step_s"]
+        blocking = {_but_overlaps(one): one.name for one in self.configurations if not one.workload.overlaps}
+        twins = {one.name: blocking.get(_but_overlaps(one)) for one in self.configurations if one.workload.overlaps}
 
-    def _means(self, field: Literal["axis", "op"]) -> Iterator[TermComparison]:
-        """Of all terms with the same value in this field."""
-        terms = [one.terms for one in self.measurements.configurations]
-        for name in dict.fromkeys(getattr(term, field) for own in terms for term in own):
-            yield term_means(name, ([term for term in own if getattr(term, field) == name] for own in terms))
+        def gains(column: Mapping[str, float]) -> dict[str, float]:
+            both = {name: twin for name, twin in twins.items() if name in column and twin in column}
+            return {name: 1.0 - column[name] / column[twin] for name, twin in both.items() if twin}
+
+        return Pairs(predicted=gains(steps.predicted), measured=gains(steps.measured))
 
     @cached_property
-    def gains(self) -> tuple[OverlapSaving, ...]:
-        """The gain of every configuration that ran with overlaps and without."""
-        blocking = {_twin(row): row for row in self.rows if not row.configuration.workload.overlaps}
-        pairs = [(row, blocking.get(_twin(row))) for row in self.rows if row.configuration.workload.overlaps]
-        return tuple(_gain(row.configuration.name, row.step_s, twin.step_s) for row, twin in pairs if twin is not None)
+    def verdicts(self) -> dict[str, Verdict]:
+        """Whether each configuration trained as one rank alone does."""
+        return {one.name: compare_with_serial(one, self.measurements.serial) for one in self.configurations}
+
+    @cached_property
+    def differs(self) -> dict[str, list[str]]:
+        """Collectives of each configuration that differ from the program."""
+        return {
+            one.name: list(dict.fromkeys(line for run in one.runs for line in run.differs))
+            for one in self.configurations
+        }
 
     @cached_property
     def blame(self) -> str | None:
         """The axes on which training is wrong, in words; None if it is right."""
-        return blame([(row.configuration, row.verdict) for row in self.rows])
+        return blame([(one, self.verdicts[one.name]) for one in self.configurations])
 
     @property
     def fault(self) -> str:
@@ -249,142 +203,83 @@ class RunComparison:
     @property
     def sound(self) -> bool:
         """Whether losses and collectives of all configurations are correct."""
-        return not any(row.verdict.agreement == "wrong" or row.differs for row in self.rows)
+        wrong = any(verdict.agreement == "wrong" for verdict in self.verdicts.values())
+        return not wrong and not any(self.differs.values())
 
-    def quality_of(self, what: str) -> Quality:
-        """One of `qualities` by its name."""
-        return next(one for one in self.qualities if one.what == what)
+
+def across(rows: Mapping[str, Pairs]) -> dict[str, Pairs]:
+    """Pairs of rows, whose keys are quantities, as pairs of quantities, whose keys are rows."""
+    return {
+        quantity: Pairs(
+            **{
+                column: {
+                    name: getattr(pairs, column)[quantity]
+                    for name, pairs in rows.items()
+                    if quantity in getattr(pairs, column)
+                }
+                for column in Pairs.model_fields
+            }
+        )
+        for quantity in QUANTITIES
+    }
+
+
+def _but_overlaps(one: ComparedConfiguration) -> tuple[object, ...]:
+    """Key shared by configurations that differ only in their overlaps."""
+    return one.grid, one.micro_batch, one.recompute, one.kept_layers, one.chunks, one.parts
 
 
 def fastest_runs(measurements: Measurements) -> Measurements:
     """Only the run with the shortest step of each configuration: other work on a host only ever adds time."""
-    return measurements.model_copy(update={"configurations": tuple(map(_fastest, measurements.configurations))})
-
-
-def _fastest(configuration: MeasuredConfiguration) -> MeasuredConfiguration:
-    at = min(range(len(configuration.runs)), key=lambda number: configuration.runs[number].step_s)
-    times = ("measured_s", "exposed_s", "steps_s")
-    terms = tuple(
-        term.model_copy(update={name: (getattr(term, name)[at],) for name in times}) for term in configuration.terms
-    )
-    return configuration.model_copy(update={"runs": (configuration.runs[at],), "terms": terms})
-
-
-def _row(configuration: MeasuredConfiguration, measurements: Measurements) -> ComparisonRow:
-    predicted, runs = configuration.predicted, configuration.runs
-    if on_cpu(measurements.place):
-        predicted = predicted.model_copy(update={"memory_bytes": None})
-    return ComparisonRow(
-        configuration=configuration,
-        **{
-            name: _pair(getattr(predicted, name), [getattr(run, name) for run in runs])
-            for name in StepTotals.model_fields
-        },
-        verdict=compare_with_serial(configuration, measurements.serial),
-        differs=tuple(dict.fromkeys(line for run in runs for line in run.differs)),
-    )
-
-
-def on_cpu(place: MeasurementSite) -> bool:
-    """Whether memory is a process' resident set, with the buffers of Python and Gloo that no prediction includes."""
-    return place.device.startswith("cpu")
-
-
-def _pair(predicted: float | None, values: Sequence[float]) -> Pair:
-    middle = median(values)
-    return Pair(predicted, middle, (max(values) - min(values)) / middle if middle else 0.0)
-
-
-def _twin(row: ComparisonRow) -> tuple[object, ...]:
-    """Key shared by configurations that differ only in their overlaps."""
-    one = row.configuration
-    return one.grid, one.micro_batch, one.recompute, one.kept_layers
-
-
-def _gain(name: str, overlapped: Pair, blocking: Pair) -> OverlapSaving:
-    predicted = 0.0
-    if overlapped.predicted is not None and blocking.predicted:
-        predicted = 1.0 - overlapped.predicted / blocking.predicted
-    return OverlapSaving(name, predicted, 1.0 - overlapped.measured / blocking.measured)
-
-
-def quality(what: str, pairs: Iterable[Pair]) -> Quality:
-    """Quality of the pairs that have both numbers; nan without any."""
-    known = [(pair.predicted, pair.measured) for pair in pairs if pair.predicted is not None]
-    errors = [predicted / measured - 1.0 for predicted, measured in known if measured]
-    if not errors:
-        return Quality(what, 0, math.nan, math.nan, math.nan, math.nan, math.nan, best=0)
-    predicted, measured = [one[0] for one in known], [one[1] for one in known]
-    chosen = measured[predicted.index(min(predicted))]
-    summary = errors_of(errors)
-    return Quality(
-        what=what,
-        rows=len(known),
-        mape=summary.mape,
-        bias=summary.bias,
-        worst=max(errors, key=abs),
-        spearman=spearman(predicted, measured),
-        regret=regret(predicted, measured),
-        best=1 + sum(value < chosen for value in measured),
-    )
-
-
-def term_means(name: str, terms: Iterable[Sequence[MeasuredTerm]]) -> TermComparison:
-    """Sums over the terms of each configuration, then means over configurations that have any."""
-    sums = [_sums(mine) for mine in terms if mine]
-    errors = [abs(predicted / measured - 1.0) for predicted, measured, _, _ in sums if measured]
-    predicted_s, measured_s, predicted_exposed_s, measured_exposed_s = map(fmean, zip(*sums, strict=True))
-    return TermComparison(
-        name=name,
-        predicted_s=predicted_s,
-        measured_s=measured_s,
-        predicted_exposed_s=predicted_exposed_s,
-        measured_exposed_s=measured_exposed_s,
-        configurations=len(sums),
-        mape=fmean(errors) if errors else math.nan,
-    )
-
-
-def _sums(terms: Sequence[MeasuredTerm]) -> tuple[float, float, float, float]:
-    """Predicted, measured, and the exposed part of both, of the median run, s."""
-    return (
-        sum(term.predicted_s or 0.0 for term in terms),
-        sum(median(term.measured_s) for term in terms),
-        sum(term.predicted_exposed_s or 0.0 for term in terms),
-        sum(median(term.exposed_s) for term in terms),
-    )
+    found = []
+    for one in measurements.configurations:
+        steps_s = [run.measured["step_s"] for run in one.runs]
+        at = steps_s.index(min(steps_s))
+        terms = [
+            term.model_copy(update={name: getattr(term, name)[at : at + 1] for name in OF_RUNS}) for term in one.terms
+        ]
+        found.append(one.with_runs([one.runs[at]], terms))
+    return measurements.model_copy(update={"configurations": tuple(found)})
 
 
 def repriced(measurements: Measurements, machine: Machine) -> Measurements:
     """The same measurements with the current predictions of a profile."""
-    found = tuple(_repriced(measurements, machine, one) for one in measurements.configurations)
-    return measurements.model_copy(update={"machine": machine, "configurations": found})
+    found = []
+    for one in measurements.configurations:
+        priced = price(measurements.model, machine, one)
+        now = {(term.op, term.axis, term.phase, term.layer, round(term.bytes)): term for term in priced.terms}
+        terms = [
+            term.model_copy(
+                update={name: getattr(now[term.key], name) if term.key in now else None for name in _OF_PRICE}
+            )
+            for term in one.terms
+        ]
+        columns = ("predicted", "low", "high")
+        pairs = one.pairs.model_copy(update={name: getattr(priced_pairs(priced), name) for name in columns})
+        found.append(one.model_copy(update={"pairs": pairs, "terms": tuple(terms)}))
+    return measurements.model_copy(update={"machine": machine, "configurations": tuple(found)})
 
 
-def price(model: Model, machine: Machine, configuration: FixedConfiguration) -> Detail:
+_OF_PRICE = ("seconds", "exposed_s")
+
+
+def price(model: Model, machine: Machine, configuration: ComparedConfiguration) -> Detail:
     """The current prediction of a profile for a configuration."""
     return price_layout(Job(model, machine, configuration.workload), Layout.of(configuration))
 
 
-def predicted_step(priced: Detail) -> PredictedStep:
+def priced_pairs(priced: Detail) -> Pairs:
     """A prediction without its interval, which is the profile's and not the configuration's."""
-    return PredictedStep.from_fields_of(priced, step_s=priced.iteration_s, low_s=None, high_s=None)
+    return predicted_pairs(
+        step_s=priced.iteration_s,
+        compute_s=priced.compute_s,
+        communication_s=priced.communication_s,
+        exposed_communication_s=priced.exposed_communication_s,
+        memory_bytes=float(priced.memory_bytes),
+    )
 
 
-def _repriced(
-    measurements: Measurements, machine: Machine, configuration: MeasuredConfiguration
-) -> MeasuredConfiguration:
-    priced = price(measurements.model, machine, configuration)
-    now = {(term.op, term.axis, term.phase, term.layer, round(term.bytes)): term for term in priced.terms}
-    terms = []
-    for term in configuration.terms:
-        found = now.get((term.op, term.axis, term.phase, term.layer, term.bytes))
-        seconds, exposed_s = (None, None) if found is None else (found.seconds, found.exposed_s)
-        terms.append(term.model_copy(update={"predicted_s": seconds, "predicted_exposed_s": exposed_s}))
-    return configuration.model_copy(update={"predicted": predicted_step(priced), "terms": tuple(terms)})
-
-
-def paper_communication_s(configuration: MeasuredConfiguration, machine: Machine, *, world: int) -> float:
+def paper_communication_s(configuration: ComparedConfiguration, machine: Machine, *, world: int) -> float:
     """arXiv 2305.13525: ring bytes over equation 7's bandwidth, no latency; bytes and calls as sent.
 
     Equation 7 for a group that spans nodes: β_inter / min(G_node, ∏ inner axes), with each collective's β on the
@@ -403,16 +298,3 @@ def paper_communication_s(configuration: MeasuredConfiguration, machine: Machine
         else:
             total_s += sent / (tiers[-1].bandwidth_bytes_per_s / min(node_ranks, inner))
     return total_s
-
-
-def paper_quality(measurements: Measurements) -> Quality:
-    """How well the paper's rule predicts the measured communication."""
-    machine, world = measurements.machine, measurements.place.ranks
-    pairs = [
-        Pair(
-            paper_communication_s(one, machine, world=world),
-            median(run.communication_s for run in one.runs),
-        )
-        for one in measurements.configurations
-    ]
-    return quality(PAPER, pairs)

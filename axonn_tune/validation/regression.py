@@ -7,102 +7,60 @@ below its floor.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Literal, TypeAlias, TypedDict, Unpack, get_args
+from typing import TYPE_CHECKING, Literal, TypeAlias, get_args
 
 from axonn_tune import __version__
-from axonn_tune.specs.launch import Launch
 from axonn_tune.specs.machine import Machine
-from axonn_tune.specs.model import Model
 from axonn_tune.specs.results import (
+    QUANTITIES,
     Baseline,
-    BaselineConfiguration,
+    ComparedConfiguration,
     Floors,
-    MeasuredStep,
     Measurements,
-    MeasurementSite,
-    PredictedStep,
+    Pairs,
     Tolerances,
-    measured_totals,
+    launch_pairs,
 )
-from axonn_tune.validation.comparison import (
-    ComparisonRow,
-    Pair,
-    Quality,
-    RunComparison,
-    predicted_step,
-    price,
-    quality,
-)
-from axonn_tune.validation.quality import relative_error
+from axonn_tune.validation.comparison import across, price, priced_pairs
+from axonn_tune.validation.quality import Quality, quality, relative_error
+
+if TYPE_CHECKING:
+    from axonn_tune.validation.runner import ValidationPlan
 
 Gate: TypeAlias = Literal["predictions", "measurements", "accuracy"]
 Unit: TypeAlias = Literal["s", "bytes", "share"]
 GATES: tuple[Gate, ...] = get_args(Gate)
 
 
-class BaselineTerms(TypedDict):
-    """Reason and tolerances of a baseline."""
-
-    reason: str
-    tolerances: Tolerances
-    floors: Floors
-
-
-_PREDICTED: tuple[tuple[str, str, Unit], ...] = (
-    ("step", "step_s", "s"),
-    ("computation", "compute_s", "s"),
-    ("communication", "communication_s", "s"),
-    ("exposed communication", "exposed_communication_s", "s"),
-    ("memory", "memory_bytes", "bytes"),
-)
-
-
-def baseline_from_measurements(measurements: Measurements, **kept: Unpack[BaselineTerms]) -> Baseline:
-    """A baseline of measured times, with the predictions in the file."""
-    configurations = [
-        BaselineConfiguration.from_fields_of(row.configuration, measured=measured_step(row))
-        for row in RunComparison(measurements).rows
-    ]
-    place, model, machine = measurements.place, measurements.model, measurements.machine
-    return _baseline(configurations, model, machine, place=place, **kept)
-
-
-def baseline_from_launches(
-    launches: Sequence[Launch], model: Model, machine: Machine, **kept: Unpack[BaselineTerms]
-) -> Baseline:
-    """A baseline of predictions alone."""
-    configurations = [
-        BaselineConfiguration.from_fields_of(launch, predicted=PredictedStep.of(launch)) for launch in launches
-    ]
-    return _baseline(configurations, model, machine, place=None, **kept)
-
-
-def _baseline(
-    configurations: Sequence[BaselineConfiguration],
-    model: Model,
-    machine: Machine,
+def baseline_of(
+    source: Measurements | ValidationPlan,
     *,
-    place: MeasurementSite | None,
-    **kept: Unpack[BaselineTerms],
+    reason: str,
+    tolerances: Tolerances,
+    floors: Floors,
 ) -> Baseline:
+    """A baseline of measured times with the predictions in the file, or of the predictions of launch configs alone."""
+    if isinstance(source, Measurements):
+        kept = [one.model_copy(update={"runs": (), "terms": ()}) for one in source.configurations]
+        place, model, machine = source.place, source.model, source.machine
+    else:
+        kept = [ComparedConfiguration.from_fields_of(one, pairs=launch_pairs(one)) for one in source.launches]
+        place, model, machine = None, source.model.document, source.machine.document
     return Baseline(
-        schema="axonn-tune/baseline/1",
+        schema="axonn-tune/baseline/2",
         created=datetime.now(UTC).isoformat(timespec="seconds"),
         tool_version=__version__,
+        reason=reason,
         place=place,
+        tolerances=tolerances,
+        floors=floors,
         model=model,
         machine=machine,
-        configurations=tuple(configurations),
-        **kept,
+        configurations=tuple(kept),
     )
-
-
-def measured_step(row: ComparisonRow) -> MeasuredStep:
-    """The measured numbers of a configuration."""
-    return MeasuredStep(**measured_totals(row), spread=row.step_s.spread)
 
 
 @dataclass(frozen=True)
@@ -155,9 +113,8 @@ def check(
     """
     limits, least = tolerances or baseline.tolerances, floors or baseline.floors
     profile = machine or baseline.machine
-    now = {one.name: predicted_step(price(baseline.model, profile, one)) for one in baseline.configurations}
-    rows = RunComparison(measurements).rows if measurements is not None else ()
-    measured = {row.configuration.name: measured_step(row) for row in rows}
+    now = {one.name: priced_pairs(price(baseline.model, profile, one)) for one in baseline.configurations}
+    measured = {one.name: one.pairs for one in (measurements.configurations if measurements is not None else ())}
     findings = [
         *_predictions(baseline, now, limits),
         *(_measurements(baseline, measured, limits) if measurements is not None else ()),
@@ -166,72 +123,65 @@ def check(
     return Regression(tuple(findings), tuple(_warnings(baseline, machine, measurements)))
 
 
-def _predictions(
-    baseline: Baseline, now: Mapping[str, PredictedStep], limits: Tolerances
-) -> Iterator[RegressionFinding]:
+def _unit(quantity: str) -> Unit:
+    return "bytes" if quantity == "memory_bytes" else "s"
+
+
+def _predictions(baseline: Baseline, now: Mapping[str, Pairs], limits: Tolerances) -> Iterator[RegressionFinding]:
     """Every predicted number."""
     for one in baseline.configurations:
-        for quantity, field, unit in _PREDICTED:
-            before, after = getattr(one.predicted, field), getattr(now[one.name], field)
-            change = relative_error(after, before)
-            moved = before != after if change is None else abs(change) > limits.prediction
-            yield RegressionFinding(
-                "predictions", one.name, quantity, unit, before, after, limits.prediction, failed=moved
-            )
+        for key, words in QUANTITIES.items():
+            before, after = one.pairs.predicted.get(key), now[one.name].predicted.get(key)
+            change, limit = relative_error(after, before), limits.prediction
+            moved = before != after if change is None else abs(change) > limit
+            yield RegressionFinding("predictions", one.name, words, _unit(key), before, after, limit, failed=moved)
 
 
-def _measurements(
-    baseline: Baseline, now: Mapping[str, MeasuredStep], limits: Tolerances
-) -> Iterator[RegressionFinding]:
+def _measurements(baseline: Baseline, now: Mapping[str, Pairs], limits: Tolerances) -> Iterator[RegressionFinding]:
     """Every configuration that was measured before; one that is missing now fails."""
     for one in baseline.configurations:
-        before, after = one.measured, now.get(one.name)
-        if before is None:
+        if not one.pairs.measured:
             continue
-        step = max(limits.step, before.spread, 0.0 if after is None else after.spread)
-        checked: tuple[tuple[str, str, Unit, float], ...] = (
-            ("step", "step_s", "s", step),
-            ("communication", "communication_s", "s", max(limits.communication, step)),
-            ("memory", "memory_bytes", "bytes", limits.memory),
-        )
-        for quantity, field, unit, limit in checked:
-            then = getattr(before, field)
-            value = None if after is None else getattr(after, field)
+        after = now.get(one.name, Pairs())
+        step = max(limits.step, one.pairs.spread.get("step_s", 0.0), after.spread.get("step_s", 0.0))
+        for key, limit in (
+            ("step_s", step),
+            ("communication_s", max(limits.communication, step)),
+            ("memory_bytes", limits.memory),
+        ):
+            then, value = one.pairs.measured[key], after.measured.get(key)
             worse = value is None or value > then * (1.0 + limit)
-            yield RegressionFinding("measurements", one.name, quantity, unit, then, value, limit, failed=worse)
+            words, unit = QUANTITIES[key], _unit(key)
+            yield RegressionFinding("measurements", one.name, words, unit, then, value, limit, failed=worse)
 
 
 def _accuracy(
-    baseline: Baseline, now: Mapping[str, PredictedStep], measured: Mapping[str, MeasuredStep], floors: Floors
+    baseline: Baseline, now: Mapping[str, Pairs], measured: Mapping[str, Pairs], floors: Floors
 ) -> Iterator[RegressionFinding]:
     """How well predictions match measurements: those of the baseline, then the current ones."""
-    then = _qualities(baseline, {one.name: one.predicted for one in baseline.configurations}, {})
-    after = _qualities(baseline, now, measured)
-    if not after["step"].rows:
+    recorded = {one.name: one.pairs for one in baseline.configurations}
+    latest = {
+        name: now[name].model_copy(update={"measured": measured.get(name, pairs).measured})
+        for name, pairs in recorded.items()
+    }
+    then, after = _qualities(recorded), _qualities(latest)
+    if not after["step_s"].rows:
         return
-    for quantity, what, field, floor in (
-        ("rank correlation of steps", "step", "spearman", floors.spearman),
-        ("regret of the predicted best", "step", "regret", floors.regret),
-        ("mean error of steps", "step", "mape", floors.step_error),
-        ("mean error of communication", "communication", "mape", floors.communication_error),
+    for quantity, key, field, floor in (
+        ("rank correlation of steps", "step_s", "spearman", floors.spearman),
+        ("regret of the predicted best", "step_s", "regret", floors.regret),
+        ("mean error of steps", "step_s", "mape", floors.step_error),
+        ("mean error of communication", "communication_s", "mape", floors.communication_error),
     ):
-        value: float = getattr(after[what], field)
+        before: float = getattr(then[key], field)
+        value: float = getattr(after[key], field)
         missed = floor is not None and not (value >= floor if field == "spearman" else value <= floor)
-        before: float = getattr(then[what], field)
         yield RegressionFinding("accuracy", "all", quantity, "share", before, value, floor, failed=missed)
 
 
-def _qualities(
-    baseline: Baseline, predicted: Mapping[str, PredictedStep], measured: Mapping[str, MeasuredStep]
-) -> dict[str, Quality]:
-    """Of step and communication, over all configurations that were ever measured."""
-    steps, communication = [], []
-    for one in baseline.configurations:
-        found = measured.get(one.name, one.measured)
-        if found is not None:
-            steps.append(Pair(predicted[one.name].step_s, found.step_s))
-            communication.append(Pair(predicted[one.name].communication_s, found.communication_s))
-    return {"step": quality("step", steps), "communication": quality("communication", communication)}
+def _qualities(rows: Mapping[str, Pairs]) -> dict[str, Quality]:
+    """Of each quantity, over all configurations that were ever measured."""
+    return {key: quality(pairs) for key, pairs in across(rows).items()}
 
 
 def _warnings(baseline: Baseline, machine: Machine | None, measurements: Measurements | None) -> Iterator[str]:

@@ -32,28 +32,22 @@ from axonn_tune.processes import die_with, processor_name
 from axonn_tune.ranking.choosing import run_search
 from axonn_tune.ranking.inputs import Inputs, machine_of_launch
 from axonn_tune.specs.catalog import load_machine
-from axonn_tune.specs.launch import Launch, configuration_name
+from axonn_tune.specs.launch import OF_RUNS, CollectiveTerm, Launch, TermKey, configuration_name
 from axonn_tune.specs.loading import Loaded, load_document, load_file
 from axonn_tune.specs.machine import Machine
 from axonn_tune.specs.model import Model
 from axonn_tune.specs.results import (
     SUMMARY_NAME,
-    MeasuredConfiguration,
-    MeasuredTerm,
+    ComparedConfiguration,
     Measurements,
-    MeasurementSite,
-    PredictedStep,
-    RunTimes,
+    Run,
     Serial,
     Summary,
-    SummaryTerm,
     differences_name,
-    measured_totals,
+    launch_pairs,
 )
 from axonn_tune.specs.workload import Workload
 
-TermKey: TypeAlias = tuple[str, str, str, str, int]
-"""Operation, axis, phase, layer, bytes."""
 _LOG = "log.txt"
 _LAST_LINES = 12
 _DIGITS = 6
@@ -101,8 +95,7 @@ def plan_from_files(paths: Sequence[str], *, machine: str | None, command: str) 
 
     UsageError if they are of different models or machines.
     """
-    loaded = [load_file(path, schema=Launch) for path in paths]
-    documents = [one.document for one in loaded]
+    documents = [load_file(path, schema=Launch).document for path in paths]
     first = documents[0]
     for path, document in zip(paths, documents, strict=True):
         if document.model != first.model:
@@ -112,21 +105,15 @@ def plan_from_files(paths: Sequence[str], *, machine: str | None, command: str) 
     profile = machine_of_launch(paths[0], first) if machine is None else load_machine(machine)
     model = Loaded(first.model, Path(paths[0]), first.provenance.model_sha256)
     launches = []
-    for document in documents:
+    known: dict[str, str] = {}
+    for path, document in zip(paths, documents, strict=True):
+        # Configurations are compared by their names.
+        if first_path := known.get(name := configuration_name(document)):
+            raise UsageError(f"{path} repeats the configuration of {first_path}: {name}")
+        known[name] = path
         now = _priced_launch(Layout.of(document), model, profile, document.workload, command=command)
         launches.append(document.model_copy(update={"predicted": now.predicted}))
-    _require_distinct(paths, launches)
     return ValidationPlan(tuple(launches), model, profile, command)
-
-
-def _require_distinct(paths: Sequence[str], launches: Sequence[Launch]) -> None:
-    """UsageError if two configurations have the same name, by which they are compared."""
-    known: dict[str, str] = {}
-    for path, launch in zip(paths, launches, strict=True):
-        name = configuration_name(launch)
-        if name in known:
-            raise UsageError(f"{path} repeats the configuration of {known[name]}: {name}")
-        known[name] = path
 
 
 def _priced_launch(
@@ -140,19 +127,13 @@ def _priced_launch(
 def _in_orders(best: Iterable[Layout], orders: Sequence[tuple[str, ...]]) -> Iterator[Layout]:
     """Each configuration in its own rank order, then in the others that place its ranks differently."""
     for configuration in best:
-        grid = configuration.grid
-        known = {_canonical(grid)}
-        yield configuration
-        for order in orders:
-            other = Grid(*grid.sizes, order=order)
-            if _canonical(other) not in known:
-                known.add(_canonical(other))
+        grid, known = configuration.grid, set[tuple[str, ...]]()
+        for other in (grid, *(Grid(*grid.sizes, order=order) for order in orders)):
+            # Axes of size 1 place nothing.
+            placed = tuple(axis for axis in other.order if other.axis_size(axis) > 1)
+            if placed not in known:
+                known.add(placed)
                 yield replace(configuration, grid=other)
-
-
-def _canonical(grid: Grid) -> tuple[str, ...]:
-    """The rank order of the axes above 1."""
-    return tuple(axis for axis in grid.order if grid.axis_size(axis) > 1)
 
 
 @dataclass(frozen=True)
@@ -199,29 +180,20 @@ class ProcessRunner:
     def run(self, launch: Launch, path: Path, *, steps: int, directory: Path) -> None:
         """Train; metrics are in the directory afterwards. TrainingFailedError with the end of the ranks' log."""
         directory.mkdir(parents=True, exist_ok=True)
-        code = self._execute(
-            self._command(launch, path, ["--steps", str(steps), "--directory", str(directory)]),
-            launch,
-            directory / _LOG,
-        )
-        _require_success(code, directory)
-
-    def _command(self, launch: Launch, path: Path, arguments: Sequence[str]) -> list[str]:
+        arguments = ["--steps", str(steps), "--directory", str(directory)]
         if self.before:
-            return [*self.before, sys.executable, "-m", "axonn_tune.runtime", str(path), *arguments]
-        return host.command_of(launch, path, arguments=arguments, environment={})
-
-    def _execute(self, command: Sequence[str], launch: Launch, log: Path) -> int:
-        variables = {variable.name: variable.value for variable in launch.environment}
-        with log.open("a", encoding="utf-8") as file:
+            # What a queue's own command starts, it ends itself.
+            bound, command = None, [*self.before, sys.executable, "-m", "axonn_tune.runtime", str(path), *arguments]
+        else:
+            bound = partial(die_with, os.getpid())
+            command = host.command_of(launch, path, arguments=arguments, environment={})
+        variables = {variable.name: variable.value for variable in launch.environment} | os.environ
+        with (directory / _LOG).open("a", encoding="utf-8") as log:
             try:
-                # What a queue's own command starts, it ends itself.
-                bound = None if self.before else partial(die_with, os.getpid())
-                return subprocess.run(
-                    command, env=variables | os.environ, stdout=file, stderr=file, check=False, preexec_fn=bound
-                ).returncode
+                ended = subprocess.run(command, env=variables, stdout=log, stderr=log, check=False, preexec_fn=bound)
             except OSError as error:
                 raise EnvironmentProblem(f"cannot run {command[0]!r}: {error.strerror}") from error
+        _require_success(ended.returncode, directory)
 
 
 RankRunner: TypeAlias = LabRunner | ProcessRunner
@@ -239,12 +211,10 @@ def _require_success(code: int, directory: Path) -> None:
 
 @dataclass(frozen=True)
 class RunOutcome:
-    """One run. `terms` by their key; `step_terms_s` holds each step's seconds."""
+    """One run; the summary's terms have each step's seconds."""
 
-    times: RunTimes
+    run: Run
     summary: Summary
-    terms: dict[TermKey, SummaryTerm]
-    step_terms_s: dict[TermKey, tuple[float, ...]]
 
 
 def read_outcome(directory: Path, *, began: str, load: float) -> RunOutcome:
@@ -253,28 +223,23 @@ def read_outcome(directory: Path, *, began: str, load: float) -> RunOutcome:
     if not path.exists():
         raise TrainingFailedError(f"the run in {str(directory)!r} measured nothing: too few steps beyond the warm-up")
     summary = load_document(path, schema=Summary)
-    ranks = [_steps(one) for one in sorted(directory.glob("metrics-rank*.jsonl"))]
+    metrics = [one.read_text("utf-8").splitlines() for one in sorted(directory.glob("metrics-rank*.jsonl"))]
+    ranks = [[line for line in map(json.loads, lines) if "step" in line] for lines in metrics]
     timed = [[step for step in steps if not step["warmup"]] for steps in ranks]
-    times = RunTimes(
+    terms = _step_terms(timed)
+    differ = [json.loads(one.read_text("utf-8"))["differs"] for one in sorted(directory.glob(differences_name("*")))]
+    counts = Counter(line for lines in differ for line in lines)
+    run = Run(
         began=began,
         load=load,
-        **measured_totals(summary),
+        measured=summary.pairs.measured,
         steps_s=_means([[step["step_s"] for step in steps] for steps in timed]),
         losses=tuple(float(step["loss"]) for step in ranks[0]),
         gradient_norms=tuple(float(step["gradient_norm"]) for step in ranks[0]),
-        differs=_differences(directory),
+        differs=tuple(f"{line} (on {count} of the ranks)" for line, count in counts.items()),
     )
-    return RunOutcome(
-        times,
-        summary,
-        {(term.op, term.axis, term.phase, term.layer, term.bytes): term for term in summary.terms},
-        _step_terms(timed),
-    )
-
-
-def _steps(path: Path) -> list[dict[str, Any]]:
-    lines = map(json.loads, path.read_text("utf-8").splitlines())
-    return [line for line in lines if "step" in line]
+    found = [term.model_copy(update={"steps_s": (terms.get(term.key, ()),)}) for term in summary.terms]
+    return RunOutcome(run, summary.model_copy(update={"terms": tuple(found)}))
 
 
 def _means(by_rank: Sequence[Sequence[float]]) -> tuple[float, ...]:
@@ -283,7 +248,7 @@ def _means(by_rank: Sequence[Sequence[float]]) -> tuple[float, ...]:
 
 
 def _step_terms(timed: Sequence[Sequence[dict[str, Any]]]) -> dict[TermKey, tuple[float, ...]]:
-    """Each term's time in each step, mean over ranks."""
+    """Each term's time in each step, mean over ranks, by its key."""
     found: dict[TermKey, list[list[float]]] = {}
     for steps in timed:
         mine: dict[TermKey, list[float]] = {}
@@ -294,13 +259,6 @@ def _step_terms(timed: Sequence[Sequence[dict[str, Any]]]) -> dict[TermKey, tupl
         for key, values in mine.items():
             found.setdefault(key, []).append(values)
     return {key: _means(by_rank) for key, by_rank in found.items()}
-
-
-def _differences(directory: Path) -> tuple[str, ...]:
-    """Every difference from the program, with the number of ranks that have it."""
-    paths = sorted(directory.glob(differences_name("*")))
-    counts = Counter(line for path in paths for line in json.loads(path.read_text("utf-8"))["differs"])
-    return tuple(f"{line} (on {count} of the ranks)" for line, count in counts.items())
 
 
 @dataclass(frozen=True)
@@ -367,57 +325,47 @@ def _serial_run(plan: ValidationPlan, steps: int, directory: Path) -> Serial:
     first = plan.launches[0]
     configuration = Layout(Grid(), first.micro_batch, "none")
     launch = _priced_launch(configuration, plan.model, plan.machine, first.workload, command=plan.command)
-    times = _run(launch, ProcessRunner(), steps, directory).times
-    return Serial(losses=times.losses, gradient_norms=times.gradient_norms)
+    return Serial.from_fields_of(_run(launch, ProcessRunner(), steps, directory).run)
 
 
 def _document(
     plan: ValidationPlan, runner: RankRunner, outcomes: Sequence[Sequence[RunOutcome]], serial: Serial | None
 ) -> Measurements:
-    first = outcomes[0][0]
+    first = outcomes[0][0].summary
+    site = {
+        "network": runner.network,
+        "processor": processor_name(),
+        "cores": len(os.sched_getaffinity(0)),
+        "ranks_per_node": plan.launches[0].ranks_per_node,
+    }
     return Measurements(
-        schema="axonn-tune/measurement/1",
+        schema="axonn-tune/measurement/2",
         created=datetime.now(UTC).isoformat(timespec="seconds"),
         tool_version=__version__,
         command=plan.command,
-        place=MeasurementSite.from_fields_of(
-            first.summary.ran_on,
-            network=runner.network,
-            processor=processor_name(),
-            cores=len(os.sched_getaffinity(0)),
-            ranks_per_node=plan.launches[0].ranks_per_node,
-        ),
-        warmup_steps=first.summary.warmup_steps,
+        place=first.ran_on.model_copy(update=site),
+        warmup_steps=first.warmup_steps,
         model_sha256=plan.model.sha256,
         machine_sha256=plan.machine.sha256,
         model=plan.model.document,
         machine=plan.machine.document,
         serial=serial,
         configurations=tuple(
-            MeasuredConfiguration.from_fields_of(
-                launch,
-                predicted=PredictedStep.of(launch),
-                runs=tuple(outcome.times for outcome in mine),
-                terms=_terms(mine),
+            ComparedConfiguration.from_fields_of(launch, pairs=launch_pairs(launch)).with_runs(
+                [outcome.run for outcome in mine], _terms([outcome.summary.terms for outcome in mine])
             )
             for launch, mine in zip(plan.launches, outcomes, strict=True)
         ),
     )
 
 
-def _terms(outcomes: Sequence[RunOutcome]) -> tuple[MeasuredTerm, ...]:
-    """Terms that every run has."""
+def _terms(runs: Sequence[Sequence[CollectiveTerm]]) -> list[CollectiveTerm]:
+    """Terms that every run has, with the times of each."""
+    by_key = [{term.key: term for term in terms} for terms in runs]
     found = []
-    for key, term in outcomes[0].terms.items():
-        mine = [outcome.terms[key] for outcome in outcomes if key in outcome.terms]
-        if len(mine) < len(outcomes):
-            continue
-        found.append(
-            MeasuredTerm.from_fields_of(
-                term,
-                measured_s=tuple(one.measured_s for one in mine),
-                exposed_s=tuple(one.measured_exposed_s for one in mine),
-                steps_s=tuple(outcome.step_terms_s.get(key, ()) for outcome in outcomes),
-            )
-        )
-    return tuple(found)
+    for term in runs[0]:
+        mine = [terms[term.key] for terms in by_key if term.key in terms]
+        if len(mine) == len(runs):
+            times = {name: tuple(time for one in mine for time in getattr(one, name)) for name in OF_RUNS}
+            found.append(term.model_copy(update=times))
+    return found

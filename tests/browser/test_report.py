@@ -21,7 +21,7 @@ from tests.cli.running import good
 LAB = Path(__file__).parents[1] / "fixtures" / "diagnose"
 REPORTS = {
     "search": "--gpus 1024 --model 80b --html {}",
-    "rows": "validate --rows rows.csv --html {}",
+    "rows": "accuracy --rows rows.csv --html {}",
     "diagnosis": f"diagnose {LAB}/lab/healthy-z2-data2 --machine {LAB}/lab.yaml --html {{}}",
 }
 MORE = {
@@ -199,7 +199,7 @@ def test_figures_answer(chromium: Any, reports: dict[str, Path]) -> None:
 
 
 def test_published_rows_are_pointed_at_and_filtered(chromium: Any, reports: dict[str, Path]) -> None:
-    """Guards `validate --rows --html`: points say what they are, errors are another view, rows filter."""
+    """Guards `accuracy --html`: points say what they are, errors are another view, rows filter."""
     with opened(chromium, reports["rows"]) as seen:
         block = seen.drawn("Predicted vs. measured")
         block.locator(".scatterlayer .point").last.hover(force=True)

@@ -68,7 +68,7 @@ def test_one_run_has_one_prediction_by_whichever_command() -> None:
     Path("stated.csv").write_text(
         Path("steps.csv").read_text("utf-8").replace(",step_s", ",step_s,recompute").replace(",24", ",24,none"), "utf-8"
     )
-    checked = good("validate --rows stated.csv --machine dgx-h100 --format json").document["rows"][0]
+    checked = good("accuracy --rows stated.csv --machine dgx-h100 --format json").document["rows"][0]
     for one in (diagnosed, checked):
         assert one["predicted_s"] == pytest.approx(explained["iteration_s"], rel=1e-6)
         assert one["low_s"] == pytest.approx(explained["low_s"], rel=1e-6)

@@ -132,20 +132,19 @@ def of_launch(folder: Path, chance: random.Random) -> list[str]:
 
 
 def of_rows(folder: Path, chance: random.Random) -> list[str]:
-    """Measured rows of some kind."""
-    option, name = chance.choice(
-        [("--rows", "steps"), ("--collectives", "collectives"), ("--gemm", "gemm"), ("--memory", "memory")]
-    )
-    head, *rows = (PUBLISHED / f"{name}.csv").read_text("utf-8").splitlines()
+    """Measured steps."""
+    head, *rows = (PUBLISHED / "steps.csv").read_text("utf-8").splitlines()
     text = "\n".join([head, *chance.sample(rows, min(len(rows), 3))])
     (folder / "r.csv").write_bytes(broken(text.encode(), chance))
-    return ["validate", option, "r.csv"]
+    return ["accuracy", "--rows", "r.csv"]
 
 
 def of_results(folder: Path, chance: random.Random) -> list[str]:
     """Results that other commands have written."""
     name = chance.choice(["baseline.yaml", "measurement.yaml", "ranking-nano.json"])
-    (folder / name).write_bytes(broken((STORED / name).read_bytes(), chance))
+    (folder / name).write_bytes(
+        broken((STORED.with_name("v1" if name == "ranking-nano.json" else "v2") / name).read_bytes(), chance)
+    )
     return ["regress", name] if name == "baseline.yaml" else ["report", name, "-o", "r.html"]
 
 

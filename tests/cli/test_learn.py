@@ -53,16 +53,16 @@ def test_rows() -> None:
 
 
 def test_json_has_what_the_text_has() -> None:
-    """Guards `axonn-tune/learning/1`: numbers that moved, every row with its errors, and the profile written."""
+    """Guards `axonn-tune/learning/2`: numbers that moved, every row with its errors, and the profile written."""
     done = good("learn steps.csv -o ours.yaml --format json")
     document, learned = done.document, {one.path: one for one in known("ours.yaml").numbers}
-    assert document["schema"] == "axonn-tune/learning/1"
+    assert document["schema"] == "axonn-tune/learning/2"
     assert document["numbers"]
     for number in document["numbers"]:
         assert number["value"] == learned[number["path"]].value != number["prior"]
         assert number["moved_by"].startswith("steps.csv:2, step: ")
     (row,) = document["rows"]
-    assert abs(row["after"]) < abs(row["before"])
+    assert abs(row["after"]["error"]) < abs(row["before"]["error"])
     assert set(document["silent"]) <= set(learned)
     assert any(words.startswith("base profile dgx-h100") for words in document["assumed"])
 

@@ -31,10 +31,10 @@ from axonn_tune.report.validation import regression_text, validation_text
 from axonn_tune.request import Request
 from axonn_tune.specs.machine import Machine
 from axonn_tune.specs.model import Model
-from axonn_tune.specs.results import Floors, Measurements, Tolerances
+from axonn_tune.specs.results import ComparedConfiguration, Floors, Measurements, Tolerances
 from axonn_tune.validation import regression
-from axonn_tune.validation.comparison import FixedConfiguration, RunComparison, fastest_runs
-from axonn_tune.validation.regression import RegressionFinding, baseline_from_measurements
+from axonn_tune.validation.comparison import RunComparison, fastest_runs
+from axonn_tune.validation.regression import RegressionFinding, baseline_of
 from axonn_tune.validation.runner import (
     LabRunner,
     ProcessRunner,
@@ -146,7 +146,7 @@ def run(selected: ValidationPlan, runner: RankRunner, folder: Path, *, repeats: 
 
 def gate(measurements: Measurements, floors: Floors) -> list[RegressionFinding]:
     """What `axonn-tune regress` says of accuracy, failures alone."""
-    baseline = baseline_from_measurements(measurements, reason="test", tolerances=Tolerances(), floors=floors)
+    baseline = baseline_of(measurements, reason="test", tolerances=Tolerances(), floors=floors)
     found = regression.check(baseline)
     print(regression_text(found))
     return [one for one in found.of("accuracy") if one.failed]
@@ -164,7 +164,7 @@ def without_latency(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every hop and call is free."""
     original = regression.price
 
-    def broken(model: Model, machine: Machine, configuration: FixedConfiguration) -> Detail:
+    def broken(model: Model, machine: Machine, configuration: ComparedConfiguration) -> Detail:
         tiers = tuple(tier.model_copy(update={"latency_us": 0.0}) for tier in machine.tiers)
         library = machine.library.model_copy(update={"launch_us": 0.0})
         return original(model, machine.model_copy(update={"tiers": tiers, "library": library}), configuration)
@@ -185,7 +185,7 @@ def with_axes_swapped(monkeypatch: pytest.MonkeyPatch) -> None:
     """x is taken for y, and y for x."""
     original = regression.price
 
-    def broken(model: Model, machine: Machine, configuration: FixedConfiguration) -> Detail:
+    def broken(model: Model, machine: Machine, configuration: ComparedConfiguration) -> Detail:
         grid = configuration.grid
         swapped = grid.model_copy(update={"x": grid.y, "y": grid.x})
         return original(model, machine, configuration.model_copy(update={"grid": swapped}))

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from axonn_tune.validation.published.accuracy import Accuracy, Files, evaluate
+from axonn_tune.validation.published.accuracy import Accuracy, evaluate
 
 
 @pytest.fixture(scope="session")
 def accuracy() -> Accuracy:
-    """What `validate --published` prints."""
-    return evaluate(Files(), worst=5)
+    """What `axonn-tune accuracy` prints."""
+    return evaluate()

@@ -1,4 +1,4 @@
-"""Published layouts asked as a user would give the same second and interval as `validate --published`, all of them."""
+"""Published layouts asked as a user would give the same second and interval as `axonn-tune accuracy`, all of them."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def _text(value: object) -> str:
 
 
 def test_the_command_says_the_same_second(accuracy: Accuracy, tmp_path: Path) -> None:
-    """Guards the command line: `explain` with a published layout pinned says what `validate --published` says."""
+    """Guards the command line: `explain` with a published layout pinned says what `axonn-tune accuracy` says."""
     known = {one.row.id: one for one, _, _ in scored(accuracy) if one.row.id in NAMED}
     assert {name: one.row.step_s for name, one in known.items()} == NAMED
     for name, one in known.items():

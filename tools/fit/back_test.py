@@ -28,8 +28,10 @@ from axonn_tune.learning.evidence import OF_MODEL, Sample, step_sample
 from axonn_tune.learning.learn import Learning, Prior, learn, prior_of
 from axonn_tune.specs.machine import Software
 from axonn_tune.specs.numbers import with_numbers
-from axonn_tune.validation.published.accuracy import FAMILY_ROWS, family_quality, left_out_s
+from axonn_tune.specs.results import Pairs
+from axonn_tune.validation.published.accuracy import FAMILY_ROWS, left_out_s
 from axonn_tune.validation.published.cases import Case, profile_of
+from axonn_tune.validation.quality import by_group
 from tools.fit.fitting import Floats
 from tools.fit.left_out import WITHOUT_SOURCE
 from tools.fit.software import OF_PROFILES, cases, measured_s, write_records
@@ -213,11 +215,13 @@ class BackTest:
 
     def _regret(self, predicted: Floats, rest: np.ndarray) -> float:
         """Mean over the families with rows enough; nan without any."""
-        members: dict[str, list[tuple[float, float]]] = {}
-        for at in np.flatnonzero(rest & np.isfinite(predicted)):
-            pair = math.exp(predicted[at]), math.exp(self.group.measured[at])
-            members.setdefault(self.group.cases[at].row.family, []).append(pair)
-        found = [family_quality(name, pairs).regret for name, pairs in members.items() if len(pairs) >= FAMILY_ROWS]
+        known = {str(at): at for at in np.flatnonzero(rest & np.isfinite(predicted))}
+        pairs = Pairs(
+            predicted={key: math.exp(predicted[at]) for key, at in known.items()},
+            measured={key: math.exp(self.group.measured[at]) for key, at in known.items()},
+        )
+        families = {key: self.group.cases[at].row.family for key, at in known.items()}
+        found = [one.regret for one in by_group(pairs, families, least=FAMILY_ROWS).values()]
         return fmean(found) if found else math.nan
 
 

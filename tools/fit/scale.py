@@ -27,8 +27,7 @@ from axonn_tune.files import write_text_atomically
 from axonn_tune.validation.published.accuracy import (
     SUMS,
     PredictedRow,
-    coverage,
-    mean_width,
+    StepSummary,
     predict_steps,
     without,
 )
@@ -105,13 +104,14 @@ def largest(found: Sequence[PredictedRow]) -> dict[str, int]:
     return {name: max(map(size, scored)) for name, size in sizes.items()}
 
 
-def intervals(found: Sequence[PredictedRow]) -> Iterator[tuple[str, int, float, float]]:
+def intervals(rows: Sequence[PredictedRow]) -> Iterator[tuple[str, int, float, float]]:
     """Rows, coverage and mean width of printed intervals by source, each by a fit without the source."""
-    held_out = without(found, "source")
+    held_out = without(rows, "source")
     apart = [one for one in held_out if one.row.dataset != SUMS]
     groups = {name: [one for one in held_out if one.row.dataset == name] for name in _sources(held_out)}
     for name, own in {**groups, f"all without {SUMS}": apart, "all": held_out}.items():
-        yield name, len(own), coverage(own), mean_width(own)
+        found = StepSummary(tuple(own)).quality
+        yield name, len(own), found.coverage, found.width
 
 
 def _sources(found: Sequence[PredictedRow]) -> list[str]:

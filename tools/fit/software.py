@@ -26,10 +26,9 @@ from axonn_tune.learning.posterior import Bounds, newton_step
 from axonn_tune.specs.catalog import available, load_machine
 from axonn_tune.specs.machine import Software
 from axonn_tune.units import seconds
-from axonn_tune.validation.published.accuracy import PredictedRow, families, predict_steps
+from axonn_tune.validation.published.accuracy import PredictedRow, StepSummary, predict_steps
 from axonn_tune.validation.published.cases import Case, profile_of
 from axonn_tune.validation.published.rows import SHIPPED, read_steps
-from axonn_tune.validation.quality import errors_of
 from tools.fit.fitting import LINEAR_BEYOND, Floats
 from tools.fit.published_steps import PublishedSteps, Setting
 
@@ -255,17 +254,15 @@ def _touches(name: str, case: Case) -> bool:
 
 def report(errors: Floats, title: str) -> str:
     """Errors by source, and how well families are ranked, from log(predicted / measured) of all cases."""
-    some, shown = cases(), [title]
-    relative = np.expm1(errors)
-    for name in [*sorted({case.row.dataset for case in some}), "all"]:
-        found = errors_of(e for e, case in zip(relative, some, strict=True) if name in {case.row.dataset, "all"})
+    shown, summary = [title], StepSummary(tuple(ranked_pairs(errors)))
+    for name, found in {**summary.by_source, "all": summary.quality}.items():
         shown.append(
             f"  {name:<24}{found.rows:>6} mean {found.mape:6.1%} median {found.median:6.1%} bias {found.bias:+.1%}"
         )
-    ranked = families(ranked_pairs(errors))
-    spearman, regret = (float(np.mean([getattr(one, what) for one in ranked])) for what in ("spearman", "regret"))
-    top = float(np.mean([one.best_rank <= 5 for one in ranked]))
-    shown.append(f"  {len(ranked)} families: Spearman {spearman:.3f} regret {regret:.1%} best in top five {top:.0%}")
+    shown.append(
+        f"  {len(summary.families)} families: Spearman {summary.spearman:.3f} regret {summary.regret:.1%} "
+        f"best in top five {summary.best_in_top_5:.0%}"
+    )
     return "\n".join(shown)
 
 

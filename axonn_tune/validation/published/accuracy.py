@@ -7,26 +7,25 @@ leaves micro-batch, recompute or chunks open, the search finds several, and the 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
 from statistics import fmean
 from typing import Literal, TypeAlias, get_args
 
 from axonn_tune.cost.price import Detail, PricedLayout, price
 from axonn_tune.cost.uncertainty import outside
-from axonn_tune.frameworks import UNKNOWN
 from axonn_tune.job import Layout
 from axonn_tune.program.memory import memory_limit_bytes
 from axonn_tune.ranking.choosing import search
 from axonn_tune.specs.loading import Loaded
 from axonn_tune.specs.machine import Machine
+from axonn_tune.specs.results import Pairs
 from axonn_tune.units import GIB
-from axonn_tune.validation.published.cases import Case, case_of, differences, framework_of
-from axonn_tune.validation.published.measurements import Evaluation, evaluate_rows
+from axonn_tune.validation.published.cases import Case, case_of, differences
 from axonn_tune.validation.published.rows import SHIPPED, StepRow, read_records, read_steps
-from axonn_tune.validation.quality import Errors, errors_by, errors_of, kendall, regret, relative_error, spearman
+from axonn_tune.validation.quality import Quality, by_group, quality, relative_error
 
 FAMILY_ROWS = 5
 """Families with fewer rows are not ranked."""
@@ -60,6 +59,11 @@ class PredictedRow:
     open_words: str = ""
     fits: bool = True
     warnings: tuple[str, ...] = ()
+
+    @property
+    def key(self) -> str:
+        """Name and line, since names of a user's rows may repeat."""
+        return f"{self.row.id}:{self.row.line}"
 
     @property
     def error(self) -> float | None:
@@ -126,17 +130,13 @@ def _predict(row: StepRow, machine: Machine | None) -> PredictedRow:
         return PredictedRow(row, case, why_not=why_not, fits=False)
     times = tuple(one.iteration_s for one in choices)
     if len(choices) > 1:
-        open_words = ", ".join(open_columns(choices))
+        names = {"micro_batch": "micro-batch", "recompute": "recompute", "chunks": "interleaving"}
+        differing = [key for key in names if len({getattr(one.configuration, key) for one in choices}) > 1]
+        open_words = ", ".join(names[key] for key in differing)
         why_not = f"leaves {open_words} open: {len(choices)} layouts fit"
         return PredictedRow(row, case, choices_s=times, open_words=open_words, why_not=why_not)
     one = choices[0]
     return PredictedRow(row, case, one.layout, one.iteration_s, one.memory_bytes, one.low_s, one.high_s)
-
-
-def open_columns(choices: Sequence[PricedLayout]) -> list[str]:
-    """In what some layouts of a row differ."""
-    names = {"micro_batch": "micro-batch", "recompute": "recompute", "chunks": "interleaving"}
-    return [name for key, name in names.items() if len({getattr(one, key) for one in choices}) > 1]
 
 
 def without(predictions: Iterable[PredictedRow], left_out: LeftOut) -> tuple[PredictedRow, ...]:
@@ -144,17 +144,14 @@ def without(predictions: Iterable[PredictedRow], left_out: LeftOut) -> tuple[Pre
 
     Intervals keep their width. Rows without such a time are omitted.
     """
-    times = left_out_s(left_out)
-    return tuple(
-        _moved(one, times[one.row.id]) for one in predictions if one.row.id in times and one.predicted_s is not None
-    )
-
-
-def _moved(one: PredictedRow, step_s: float) -> PredictedRow:
-    assert one.predicted_s is not None, one.row.id
-    share = step_s / one.predicted_s
-    low_s, high_s = (None if bound is None else share * bound for bound in (one.low_s, one.high_s))
-    return replace(one, predicted_s=step_s, low_s=low_s, high_s=high_s)
+    times, found = left_out_s(left_out), []
+    for one in predictions:
+        step_s = times.get(one.row.id)
+        if step_s is not None and one.predicted_s is not None:
+            share = step_s / one.predicted_s
+            low_s, high_s = (None if bound is None else share * bound for bound in (one.low_s, one.high_s))
+            found.append(replace(one, predicted_s=step_s, low_s=low_s, high_s=high_s))
+    return tuple(found)
 
 
 @cache
@@ -166,169 +163,102 @@ def left_out_s(left_out: LeftOut) -> dict[str, float]:
 
 
 @dataclass(frozen=True)
-class FamilyQuality:
-    """Ranking quality of layouts of one model and GPU count.
-
-    regret: measured time of the predicted best over that of the best, minus 1; best_rank: place of the
-    measured best among the predictions, from 1.
-    """
-
-    family: str
-    rows: int
-    spearman: float
-    kendall: float
-    regret: float
-    best_rank: int
-
-
-def families(predictions: Iterable[PredictedRow]) -> tuple[FamilyQuality, ...]:
-    """Quality of each family with enough rows that have both times."""
-    members: dict[str, list[tuple[float, float]]] = {}
-    for one in predictions:
-        if one.predicted_s is not None and one.row.step_s:
-            members.setdefault(one.row.family, []).append((one.predicted_s, one.row.step_s))
-    return tuple(family_quality(name, pairs) for name, pairs in sorted(members.items()) if len(pairs) >= FAMILY_ROWS)
-
-
-def family_quality(name: str, pairs: Sequence[tuple[float, float]]) -> FamilyQuality:
-    """Quality of one family of (predicted, measured) times."""
-    predicted, measured = [pair[0] for pair in pairs], [pair[1] for pair in pairs]
-    best = measured.index(min(measured))
-    return FamilyQuality(
-        family=name,
-        rows=len(pairs),
-        spearman=spearman(predicted, measured),
-        kendall=kendall(predicted, measured),
-        regret=regret(predicted, measured),
-        best_rank=1 + sum(value < predicted[best] for value in predicted),
-    )
-
-
-def coverage(predictions: Iterable[PredictedRow]) -> float:
-    """Share of measured times inside the predicted interval; nan without any."""
-    inside = [
-        one.low_s <= one.row.step_s <= one.high_s
-        for one in predictions
-        if one.low_s is not None and one.high_s is not None and one.row.step_s
-    ]
-    return sum(inside) / len(inside) if inside else math.nan
-
-
-def mean_width(predictions: Iterable[PredictedRow]) -> float:
-    """Mean width of intervals, over their predictions; nan without any."""
-    widths = [
-        (one.high_s - one.low_s) / one.predicted_s
-        for one in predictions
-        if one.low_s and one.high_s and one.predicted_s
-    ]
-    return fmean(widths) if widths else math.nan
-
-
-@dataclass(frozen=True)
 class StepSummary:
-    """Quality of step predictions; means over families are None without a family.
+    """Quality of step predictions by one fit; means over families are None without a family."""
 
-    open: rows that leave part of their layout open. coverage, width: of the printed 80% intervals; intervals: the same
-    by source.
-    """
+    rows: tuple[PredictedRow, ...]
 
-    rows: int
-    predicted: int
-    errors: Errors
-    by_source: dict[str, Errors]
-    by_framework: dict[str, Errors]
-    by_accelerator: dict[str, Errors]
-    families: tuple[FamilyQuality, ...]
-    coverage: float
-    worst: tuple[PredictedRow, ...]
-    not_predicted: tuple[PredictedRow, ...]
-    not_measured: tuple[PredictedRow, ...]
-    of_unknown_software: tuple[PredictedRow, ...]
-    open: tuple[PredictedRow, ...]
-    not_fitting: int
-    width: float
-    intervals: dict[str, tuple[float, float]]
-    warned: tuple[PredictedRow, ...]
+    @cached_property
+    def pairs(self) -> Pairs:
+        """Steps by the rows' keys, s."""
+        return Pairs(
+            predicted={one.key: one.predicted_s for one in self.rows if one.predicted_s is not None},
+            low={one.key: one.low_s for one in self.rows if one.low_s is not None},
+            high={one.key: one.high_s for one in self.rows if one.high_s is not None},
+            measured={one.key: one.row.step_s for one in self.rows if one.row.step_s is not None},
+        )
+
+    @cached_property
+    def quality(self) -> Quality:
+        """Of all rows that have both times."""
+        return quality(self.pairs)
+
+    def by(self, column: str, *, least: int = 1) -> dict[str, Quality]:
+        """Of the rows with the same value in a field, if there are at least so many."""
+        return by_group(self.pairs, {one.key: getattr(one.row, column) for one in self.rows}, least=least)
+
+    @cached_property
+    def by_source(self) -> dict[str, Quality]:
+        """Of each source."""
+        return self.by("dataset")
+
+    @cached_property
+    def families(self) -> dict[str, Quality]:
+        """Of layouts of one model and GPU count, where there are enough."""
+        return self.by("family", least=FAMILY_ROWS)
 
     @property
     def spearman(self) -> float | None:
         """Mean over families."""
-        return fmean(family.spearman for family in self.families) if self.families else None
+        return fmean(one.spearman for one in self.families.values()) if self.families else None
 
     @property
     def regret(self) -> float | None:
         """Mean over families."""
-        return fmean(family.regret for family in self.families) if self.families else None
+        return fmean(one.regret for one in self.families.values()) if self.families else None
 
     @property
     def best_in_top_5(self) -> float | None:
         """Share of families whose measured best is among the five predicted best."""
-        return fmean(family.best_rank <= 5 for family in self.families) if self.families else None
+        return fmean(one.best_rank <= 5 for one in self.families.values()) if self.families else None
 
+    @property
+    def predicted(self) -> int:
+        """How many rows have a step."""
+        return len(self.pairs.predicted)
 
-def summarize_steps(predictions: Sequence[PredictedRow], *, worst: int = 20) -> StepSummary:
-    """Summary; `worst`: how many of the worst rows it lists."""
-    measured = [one for one in predictions if one.error is not None]
-    ordered = sorted(measured, key=lambda one: -abs(one.error or 0.0))
-    return StepSummary(
-        rows=len(predictions),
-        predicted=sum(one.predicted_s is not None for one in predictions),
-        errors=errors_of(one.error for one in measured),
-        by_source=errors_by((one.row.dataset, one.error) for one in measured),
-        by_framework=errors_by((one.row.framework, one.error) for one in measured),
-        by_accelerator=errors_by((one.row.gpu, one.error) for one in measured),
-        families=families(measured),
-        coverage=coverage(measured),
-        worst=tuple(ordered[:worst]),
-        not_predicted=tuple(one for one in predictions if one.predicted_s is None and not one.choices_s),
-        not_measured=tuple(one for one in predictions if one.row.step_s is None),
-        open=tuple(one for one in predictions if one.choices_s),
-        not_fitting=sum(not one.fits for one in predictions),
-        width=mean_width(measured),
-        intervals={
-            name: (coverage(own), mean_width(own))
-            for name in dict.fromkeys(one.row.dataset for one in measured)
-            for own in [[one for one in measured if one.row.dataset == name]]
-        },
-        warned=tuple(one for one in predictions if one.warnings),
-        of_unknown_software=tuple(one for one in predictions if framework_of(one.row).name == UNKNOWN),
-    )
+    @property
+    def open(self) -> tuple[PredictedRow, ...]:
+        """Rows that leave part of their layout open."""
+        return tuple(one for one in self.rows if one.choices_s)
 
+    @property
+    def not_predicted(self) -> tuple[PredictedRow, ...]:
+        """Rows with neither a step nor a range of steps."""
+        return tuple(one for one in self.rows if one.predicted_s is None and not one.choices_s)
 
-@dataclass(frozen=True)
-class Files:
-    """Files of measurements; all None: those shipped."""
+    @property
+    def not_fitting(self) -> int:
+        """How many rows memory rejects."""
+        return sum(not one.fits for one in self.rows)
 
-    steps: Path | None = None
-    collectives: Path | None = None
-    gemm: Path | None = None
-    memory: Path | None = None
-
-    def or_shipped(self) -> Files:
-        """These files, or all shipped ones if none is given."""
-        if any((self.steps, self.collectives, self.gemm, self.memory)):
-            return self
-        names = ("steps", "collectives", "gemm", "memory")
-        return Files(**{name: SHIPPED / f"{name}.csv" for name in names})
+    def worst(self, count: int) -> list[PredictedRow]:
+        """The rows with the largest errors."""
+        return sorted((one for one in self.rows if one.error is not None), key=lambda one: -abs(one.error or 0.0))[
+            :count
+        ]
 
 
 @dataclass(frozen=True)
 class Accuracy:
-    """What was predicted of each kind, in the order of its rows; empty for a kind that was left out.
+    """What was predicted of each row, in the order of the rows.
 
-    without: steps with a row's family or source held out; only for the shipped rows. apart: of them those by fits
-    without the source, and without the rows of `SUMS`. machine: the profile that all steps were priced on; None: each
-    on the nearest.
+    path: file of the rows. without: steps with a row's family or source held out; only for the shipped rows. apart: of
+    them those by fits without the source, and without the rows of `SUMS`. machine: the profile that all steps were
+    priced on; None: each on the nearest. listed: how many of the worst rows to list.
     """
 
-    steps: tuple[PredictedRow, ...]
+    path: Path
     summary: StepSummary
-    collectives: tuple[Evaluation, ...]
-    gemms: tuple[Evaluation, ...]
-    memory: tuple[Evaluation, ...]
     without: Mapping[LeftOut, StepSummary] = field(default_factory=dict)
     apart: StepSummary | None = None
     machine: Loaded[Machine] | None = None
+    listed: int = 20
+
+    @property
+    def steps(self) -> tuple[PredictedRow, ...]:
+        """Every row with its prediction."""
+        return self.summary.rows
 
     @property
     def sums(self) -> tuple[int, int]:
@@ -337,24 +267,16 @@ class Accuracy:
         return len(rows), len({(row.hidden, row.tensor, row.micro_batch) for row in rows})
 
 
-def evaluate(files: Files, *, worst: int, machine: Loaded[Machine] | None = None) -> Accuracy:
-    """Predict everything; errors as `rows.read_steps`.
+def evaluate(rows: Path | None = None, *, machine: Loaded[Machine] | None = None, listed: int = 20) -> Accuracy:
+    """Predict every row of a file, or of those that ship; errors as `rows.read_steps`.
 
-    worst: how many of the worst steps the summary lists. machine: price all steps on this profile as it is.
+    machine: price all steps on this profile as it is. listed: how many of the worst rows to list.
     """
-    chosen = files.or_shipped()
-    profile = None if machine is None else machine.document
-    own = machine is None and chosen.steps == SHIPPED / "steps.csv"
-    rows = () if chosen.steps is None else read_steps(chosen.steps)
-    steps = predict_steps(rows, machine=profile)
-    apart = [one for one in without(steps, "source") if one.row.dataset != SUMS] if own else []
-    return Accuracy(
-        steps=steps,
-        summary=summarize_steps(steps, worst=worst),
-        without={kind: summarize_steps(without(steps, kind), worst=0) for kind in LEFT_OUT} if own else {},
-        collectives=evaluate_rows(chosen.collectives, "collectives"),
-        gemms=evaluate_rows(chosen.gemm, "gemm"),
-        memory=evaluate_rows(chosen.memory, "memory"),
-        apart=summarize_steps(apart, worst=0) if own else None,
-        machine=machine,
-    )
+    path = rows or SHIPPED / "steps.csv"
+    steps = predict_steps(read_steps(path), machine=None if machine is None else machine.document)
+    found = Accuracy(path, StepSummary(steps), machine=machine, listed=listed)
+    if rows is not None:
+        return found
+    held_out = {kind: StepSummary(without(steps, kind)) for kind in LEFT_OUT}
+    apart = StepSummary(tuple(one for one in held_out["source"].rows if one.row.dataset != SUMS))
+    return replace(found, without=held_out, apart=apart)

@@ -49,7 +49,7 @@ def setting(world: int, *, ranks_per_host: int | None = None) -> Setting:
         RankPlace(host=f"host{rank // per_host}", network="net:[1]", device="a CPU", threads=1) for rank in range(world)
     )
     return Setting(
-        schema="axonn-tune/points/1",
+        schema="axonn-tune/points/2",
         created="2026-01-02T03:04:05+00:00",
         tool_version="0",
         torch_version="2",

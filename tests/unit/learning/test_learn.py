@@ -116,7 +116,7 @@ def steps(found: Measurements, machine: Machine) -> list[tuple[float, float]]:
     return [
         (
             price(Job(found.model, machine, one.workload), Layout.of(one)).iteration_s,
-            one.runs[0].step_s,
+            one.pairs.measured["step_s"],
         )
         for one in found.configurations
         if one.name.split(" ")[0] not in ONE_OF_EACH_AXIS
@@ -156,8 +156,8 @@ def test_a_slower_machine_is_learned_from_its_runs() -> None:
     document = repriced(made.measurements(real=slower(machine)), machine)
     found = learned_from(document, machine)
     before, after = RunComparison(document), RunComparison(repriced(document, found.machine))
-    assert after.quality_of("step").mape < 0.25 * before.quality_of("step").mape
-    assert after.quality_of("communication").mape < 0.5 * before.quality_of("communication").mape
+    assert after.qualities["step"].mape < 0.25 * before.qualities["step"].mape
+    assert after.qualities["communication"].mape < 0.5 * before.qualities["communication"].mape
     moved = {one.path for one in found.machine.learned.numbers if one.moved_by} if found.machine.learned else set()
     assert f"tiers.{machine.tiers[1].name}.latency_us" in moved
     assert found.contradictions == ()
@@ -167,7 +167,7 @@ def test_runs_as_predicted_change_nothing() -> None:
     """Guards profiles: every prediction stays as it was, and is surer."""
     document = made.measurements()
     found = learned_from(document, document.machine)
-    assert RunComparison(repriced(document, found.machine)).quality_of("step").mape < 1e-3
+    assert RunComparison(repriced(document, found.machine)).qualities["step"].mape < 1e-3
     learned = found.machine.learned
     assert learned is not None
     assert not [one for one in learned.numbers if one.moved_by]

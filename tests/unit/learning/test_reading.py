@@ -112,7 +112,7 @@ def test_a_log_may_say_much_before_its_steps(tmp_path: Path) -> None:
             "\n".join(megatron(3.9, 16)).replace("(ms)", "(mph)"),
             r"train.log:\d+: states a step's time in 'mph'",
         ),
-        ("measured.yaml", "schema: axonn-tune/measurement/1\nstep: 3\n", "measured.yaml:2"),
+        ("measured.yaml", "schema: axonn-tune/measurement/2\nstep: 3\n", "measured.yaml:2"),
     ],
 )
 def test_what_is_wrong_is_named_with_file_and_line(name: str, text: str, message: str, tmp_path: Path) -> None:

@@ -91,7 +91,7 @@ def sources(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         out = good(f"{line.format(found[kind])} --gpus 8 --model nano").out
         if kind != "launch":
             found[kind].write_text(out, "utf-8")
-    return {**found, "measurement": FIXTURES / "v1/measurement.yaml", "run": FIXTURES / "diagnose/lab/healthy-z4"}
+    return {**found, "measurement": FIXTURES / "v2/measurement.yaml", "run": FIXTURES / "diagnose/lab/healthy-z4"}
 
 
 def test_each_kind_of_source_is_recognised(sources: dict[str, Path], tmp_path: Path) -> None:

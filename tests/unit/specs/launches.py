@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from axonn_tune.specs.catalog import load_model
 from axonn_tune.specs.launch import (
+    CollectiveTerm,
     Launch,
     LaunchGrid,
     LaunchVariable,
     Optimizer,
-    PredictedTerm,
     Prediction,
     Provenance,
 )
@@ -18,7 +18,7 @@ from axonn_tune.specs.workload import Workload
 def example_launch() -> Launch:
     """A complete launch document with values that are hard to write: tiny floats, nulls, odd text."""
     terms = tuple(
-        PredictedTerm(
+        CollectiveTerm(
             op="all_gather", axis="z", phase=phase, layer="mlp.fc1", count=2, bytes=1e-05, group=2, tier="link: 1 #x",
             seconds=1.5e-7, exposed_s=0.0,
         )

@@ -8,17 +8,9 @@ from functools import cache
 from axonn_tune.ranking.inputs import load_inputs
 from axonn_tune.request import Request
 from axonn_tune.specs.catalog import load_machine
-from axonn_tune.specs.launch import Launch, PredictedTerm
+from axonn_tune.specs.launch import Launch
 from axonn_tune.specs.machine import Machine
-from axonn_tune.specs.results import (
-    MeasuredConfiguration,
-    MeasuredTerm,
-    Measurements,
-    MeasurementSite,
-    PredictedStep,
-    RunTimes,
-    Serial,
-)
+from axonn_tune.specs.results import ComparedConfiguration, Measurements, Run, Serial, Site, launch_pairs
 from axonn_tune.validation.comparison import repriced
 from axonn_tune.validation.runner import Selection, ValidationPlan, plan_from_ranking
 
@@ -44,7 +36,7 @@ def measurements(factor: Factor = lambda number: 1.0, *, runs: int = 1, real: Ma
     """Everything measured as predicted times a factor; real: as predicted for this machine instead."""
     found = chosen()
     document = Measurements(
-        schema="axonn-tune/measurement/1",
+        schema="axonn-tune/measurement/2",
         created="2026-01-02T03:04:05+00:00",
         tool_version="0",
         command=found.command,
@@ -62,9 +54,9 @@ def measurements(factor: Factor = lambda number: 1.0, *, runs: int = 1, real: Ma
     return document if real is None else _measured_on(document, real)
 
 
-def place() -> MeasurementSite:
+def place() -> Site:
     """Somewhere."""
-    return MeasurementSite(
+    return Site(
         network="made up",
         host="here",
         processor="none",
@@ -77,51 +69,29 @@ def place() -> MeasurementSite:
     )
 
 
-def _configuration(launch: Launch, factor: float, runs: int) -> MeasuredConfiguration:
-    predicted = PredictedStep.of(launch)
-    assert predicted.step_s is not None
-    assert predicted.compute_s is not None
-    assert predicted.exposed_communication_s is not None
-    assert predicted.memory_bytes is not None
-    one = RunTimes(
+def _configuration(launch: Launch, factor: float, runs: int) -> ComparedConfiguration:
+    pairs = launch_pairs(launch)
+    measured = {name: value * factor for name, value in pairs.predicted.items()}
+    measured["memory_bytes"] = pairs.predicted["memory_bytes"]
+    one = Run(
         began="2026-01-02T03:04:05+00:00",
         load=0.0,
-        step_s=predicted.step_s * factor,
-        compute_s=predicted.compute_s * factor,
-        communication_s=predicted.communication_s * factor,
-        exposed_communication_s=predicted.exposed_communication_s * factor,
-        memory_bytes=predicted.memory_bytes,
-        steps_s=(predicted.step_s * factor,),
+        measured=measured,
+        steps_s=(measured["step_s"],),
         losses=LOSSES,
         gradient_norms=NORMS,
     )
-    return MeasuredConfiguration(
-        grid=launch.grid,
-        micro_batch=launch.micro_batch,
-        recompute=launch.recompute,
-        kept_layers=launch.kept_layers,
-        workload=launch.workload,
-        predicted=predicted,
-        runs=(one,) * runs,
-        terms=tuple(_term(term, factor, runs) for term in launch.predicted.terms),
-    )
-
-
-def _term(term: PredictedTerm, factor: float, runs: int) -> MeasuredTerm:
-    return MeasuredTerm(
-        op=term.op,
-        axis=term.axis,
-        phase=term.phase,
-        layer=term.layer,
-        count=term.count,
-        bytes=round(term.bytes),
-        group=term.group,
-        predicted_s=term.seconds,
-        predicted_exposed_s=term.exposed_s,
-        measured_s=(term.seconds * factor,) * runs,
-        exposed_s=(term.exposed_s * factor,) * runs,
-        steps_s=((term.seconds * factor,),) * runs,
-    )
+    terms = [
+        term.model_copy(
+            update={
+                "measured_s": ((term.seconds or 0.0) * factor,) * runs,
+                "measured_exposed_s": ((term.exposed_s or 0.0) * factor,) * runs,
+                "steps_s": (((term.seconds or 0.0) * factor,),) * runs,
+            }
+        )
+        for term in launch.predicted.terms
+    ]
+    return ComparedConfiguration.from_fields_of(launch, pairs=pairs).with_runs([one] * runs, terms)
 
 
 def _measured_on(document: Measurements, real: Machine) -> Measurements:
@@ -129,18 +99,10 @@ def _measured_on(document: Measurements, real: Machine) -> Measurements:
     truth = repriced(document, real)
     configurations = []
     for one, true in zip(document.configurations, truth.configurations, strict=True):
-        step = true.predicted
-        run = one.runs[0].model_copy(
-            update={
-                "step_s": step.step_s,
-                "compute_s": step.compute_s,
-                "communication_s": step.communication_s,
-                "exposed_communication_s": step.exposed_communication_s,
-            }
-        )
-        terms = tuple(
-            term.model_copy(update={"measured_s": (other.predicted_s,)})
+        run = one.runs[0].model_copy(update={"measured": one.runs[0].measured | true.pairs.predicted})
+        terms = [
+            term.model_copy(update={"measured_s": (other.seconds,)})
             for term, other in zip(one.terms, true.terms, strict=True)
-        )
-        configurations.append(one.model_copy(update={"runs": (run,), "terms": terms}))
+        ]
+        configurations.append(one.with_runs([run], terms))
     return document.model_copy(update={"configurations": tuple(configurations)})

@@ -10,15 +10,13 @@ from axonn_tune.report.validation import regression_json, regression_junit, regr
 from axonn_tune.specs.document import to_yaml
 from axonn_tune.specs.loading import parse_document
 from axonn_tune.specs.results import Baseline, Floors, Tolerances
-from axonn_tune.validation.regression import baseline_from_launches, baseline_from_measurements, check
+from axonn_tune.validation.regression import baseline_of, check
 from tests.unit.validation import made
 
 
 def baseline(*, floors: Floors | None = None) -> Baseline:
     """Of measurements that are just as predicted."""
-    return baseline_from_measurements(
-        made.measurements(), reason="a test", tolerances=Tolerances(), floors=floors or Floors()
-    )
+    return baseline_of(made.measurements(), reason="a test", tolerances=Tolerances(), floors=floors or Floors())
 
 
 def test_unchanged_passes_without_a_warning() -> None:
@@ -86,15 +84,7 @@ def test_another_machine_warns() -> None:
 
 def test_predictions_alone() -> None:
     """Guards baselines without runs: accuracy has nothing to say, measurements warn."""
-    chosen = made.chosen(top=3)
-    alone = baseline_from_launches(
-        chosen.launches,
-        chosen.model.document,
-        chosen.machine.document,
-        reason="",
-        tolerances=Tolerances(),
-        floors=Floors(spearman=0.9),
-    )
+    alone = baseline_of(made.chosen(top=3), reason="", tolerances=Tolerances(), floors=Floors(spearman=0.9))
     assert parse_document(to_yaml(alone), schema=Baseline) == alone
     bare = alone.model_copy(update={"floors": Floors()})
     assert parse_document(to_yaml(bare), schema=Baseline) == bare

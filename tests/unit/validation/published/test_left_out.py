@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
 from axonn_tune.validation.published.accuracy import LEFT_OUT, LeftOut, predict_steps, without
@@ -27,10 +25,3 @@ def test_times_move_and_intervals_with_them(kind: LeftOut) -> None:
         assert one.low_s < (one.predicted_s or 0.0) < one.high_s
         assert one.high_s / one.low_s == pytest.approx(own.high_s / own.low_s)
     assert any(one.predicted_s != before[one.row.id].predicted_s for one in moved)
-
-
-def test_rows_of_others_have_no_such_time() -> None:
-    """Guards the word: only shipped rows were in a fit."""
-    shipped = read_steps(SHIPPED / "steps.csv")[0]
-    found = without(predict_steps([shipped, replace(shipped, id="mine")]), "family")
-    assert [one.row.id for one in found] == [shipped.id]

@@ -7,16 +7,29 @@ from pathlib import Path
 import pytest
 
 from axonn_tune.errors import DocumentError
-from axonn_tune.validation.published.measurements import errors_by_group, evaluate_rows
-from axonn_tune.validation.published.rows import SHIPPED
+from tools.measurements import errors_by_group, evaluate_rows, main, shipped
 
 
 def test_memory_is_as_published() -> None:
     """Guards the arrays a block saves, what each recompute drops, chunks in flight, and 18 bytes a parameter."""
-    found = evaluate_rows(SHIPPED / "memory.csv", "memory")
+    found = shipped("memory")
     assert len(found) == 20
     assert all(one.error is not None and abs(one.error) <= 0.02 for one in found)
     assert errors_by_group(found)["all"].mape <= 0.01
+
+
+def test_the_tool_prints_errors_and_reasons(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Guards `python -m tools.measurements`: errors of the kinds named, refused rows by reason, wrong files by name."""
+    path = tmp_path / "collectives.csv"
+    head = "id,system,gpu,library,collective,nranks,nodes,gpus_per_node,size_bytes,time_us\n"
+    row = "c{0},a node,A100-SXM4-80GB,NCCL,{1},8,1,8,67108864,600\n"
+    path.write_text(head + row.format(0, "all_reduce") + row.format(1, "alltoall"), "utf-8")
+    assert main(["--collectives", str(path)]) == 0
+    said = capsys.readouterr().out
+    assert "collectives of 1 MiB or more" in said
+    assert "not predicted: 1 rows: 'alltoall' is not used by any layout here" in said
+    assert main(["--gemm", str(tmp_path / "none.csv")]) == 2
+    assert "none.csv" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -12,9 +12,9 @@ from axonn_tune.errors import DocumentError
 from axonn_tune.frameworks.megatron_core import MEGATRON_CORE
 from axonn_tune.program.dimensions import table_rows
 from axonn_tune.program.size import PLAIN
-from axonn_tune.report.accuracy import steps_text
+from axonn_tune.report.accuracy import accuracy_text
 from axonn_tune.specs.catalog import load_machine
-from axonn_tune.validation.published.accuracy import predict_steps, summarize_steps
+from axonn_tune.validation.published.accuracy import Accuracy, StepSummary, predict_steps
 from axonn_tune.validation.published.cases import Case, case_of, differences, nearest_framework
 from axonn_tune.validation.published.rows import COLUMNS, SHIPPED, StepRow, read_records, read_steps
 
@@ -81,7 +81,7 @@ def test_a_time_that_is_none_is_named(tmp_path: Path, wrong: str) -> None:
 def test_rows_without_a_time_are_listed_with_their_prediction(tmp_path: Path) -> None:
     """Guards the question most users have: what will mine take, priced as what, and how wrong may that be."""
     row = replace(read(tmp_path), framework="SomethingNew")
-    said = steps_text(summarize_steps(predict_steps([row])), {})
+    said = accuracy_text(Accuracy(Path("steps.csv"), StepSummary(predict_steps([row]))))
     assert "nan" not in said
     assert "rows without a time" in said
     assert re.search(r"SomethingNew +unknown .* - +[\d.]+ +[\d.]+ to [\d.]+", said)

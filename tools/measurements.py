@@ -1,4 +1,7 @@
-"""Predicted vs. published collectives, GEMMs and memory.
+"""Predicted vs. published collectives, GEMMs and memory: `python -m tools.measurements`.
+
+The rows are in `tools/published`; `--collectives FILE`, `--gemm FILE` and `--memory FILE` read others, and leave out
+the kinds that are not named. `--json` prints every row.
 
 Collectives are priced by the lines of the machine's library, GEMMs as single kernels in short bursts, without sustained
 efficiency. Quantities of memory are those of Korthikanti et al., arXiv 2205.05198, figures 1 and 7, and come from the
@@ -7,16 +10,20 @@ program's arrays.
 
 from __future__ import annotations
 
+import argparse
 import re
+import sys
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from statistics import fmean
-from typing import Literal
+from typing import Literal, TypeAlias
 
 from axonn_tune.cost.collectives import Line, bus_bytes, collective_time_s, lines, route
 from axonn_tune.cost.compute import ComputeRates, compute_rates, matmul_time_s
+from axonn_tune.errors import AxonnTuneError
 from axonn_tune.frameworks.megatron_lm import MEGATRON_2022
 from axonn_tune.grid import Grid, GroupShape
 from axonn_tune.job import Layout
@@ -25,13 +32,20 @@ from axonn_tune.program.memory import persistent_items, saved_arrays
 from axonn_tune.program.pipeline import in_flight, model_parts
 from axonn_tune.program.size import PLAIN
 from axonn_tune.program.step import Stage, StepProgram, build_step
+from axonn_tune.report.output import Json, json_text
+from axonn_tune.report.pairs import ERRORS, quality_text
 from axonn_tune.specs.machine import COLLECTIVE_KINDS, CollectiveKind, MatmulLayout
 from axonn_tune.specs.model import Model, ModelDefaults
+from axonn_tune.specs.results import Pairs
 from axonn_tune.specs.workload import ELEMENT_SIZES, Precision, Recompute, Workload
 from axonn_tune.units import GIB, seconds
 from axonn_tune.validation.published.cases import machine_of
 from axonn_tune.validation.published.rows import Place, above_zero, count, each_record, number
-from axonn_tune.validation.quality import Errors, errors_by, errors_of, relative_error
+from axonn_tune.validation.quality import Quality, by_group, quality, relative_error
+
+Kind: TypeAlias = Literal["collectives", "gemm", "memory"]
+PUBLISHED = Path(__file__).with_name("published")
+"""Folder of the rows."""
 
 
 @dataclass(frozen=True)
@@ -54,10 +68,14 @@ class Evaluation:
         return relative_error(self.predicted, self.measured)
 
 
-def errors_by_group(evaluations: Iterable[Evaluation]) -> dict[str, Errors]:
-    """Errors by group and of `all`; of the large ones only."""
-    counted = [one for one in evaluations if one.large]
-    return errors_by((one.group, one.error) for one in counted) | {"all": errors_of(one.error for one in counted)}
+def errors_by_group(evaluations: Iterable[Evaluation]) -> dict[str, Quality]:
+    """Quality by group and of `all`; of the large ones only."""
+    counted = {str(at): one for at, one in enumerate(evaluations) if one.large}
+    pairs = Pairs(
+        predicted={key: one.predicted for key, one in counted.items() if one.predicted is not None},
+        measured={key: one.measured for key, one in counted.items() if one.measured is not None},
+    )
+    return by_group(pairs, {key: one.group for key, one in counted.items()}) | {"all": quality(pairs)}
 
 
 # Collectives.
@@ -299,6 +317,47 @@ _READ: Mapping[str, tuple[tuple[str, ...], Callable[[Mapping[str, str], int], Ev
 }
 
 
-def evaluate_rows(path: Path | None, kind: Literal["collectives", "gemm", "memory"]) -> tuple[Evaluation, ...]:
+def evaluate_rows(path: Path, kind: Kind) -> tuple[Evaluation, ...]:
     """Every row of a file with its predicted time, or bytes; rows out of scope say why. Errors as `read_records`."""
-    return () if path is None else each_record(path, *_READ[kind])
+    return each_record(path, *_READ[kind])
+
+
+def shipped(kind: Kind) -> tuple[Evaluation, ...]:
+    """Every row of a kind, predicted."""
+    return evaluate_rows(PUBLISHED / f"{kind}.csv", kind)
+
+
+_TITLES: dict[Kind, str] = {
+    "collectives": "collectives of 1 MiB or more",
+    "gemm": "GEMMs of 10 GFLOP or more",
+    "memory": "memory",
+}
+
+
+def main(words: list[str] | None = None) -> int:
+    """Print errors by group, and how many rows are not predicted for which reason."""
+    parser = argparse.ArgumentParser(prog="python -m tools.measurements", description=__doc__)
+    for kind, title in _TITLES.items():
+        parser.add_argument(f"--{kind}", type=Path, metavar="FILE", help=f"CSV of {title}, instead of those kept here.")
+    parser.add_argument("--json", action="store_true", help="Print every row as JSON.")
+    given = parser.parse_args(words)
+    named = {kind: path for kind in _TITLES if (path := getattr(given, kind)) is not None}
+    paths = named or {kind: PUBLISHED / f"{kind}.csv" for kind in _TITLES}
+    try:
+        found = {kind: evaluate_rows(path, kind) for kind, path in paths.items()}
+    except AxonnTuneError as error:
+        print(f"Error: {error}", file=sys.stderr)
+        return error.exit_code
+    if given.json:
+        every: Json = {kind: [{**asdict(one), "error": one.error} for one in rows] for kind, rows in found.items()}
+        print(json_text(every, indent=1), end="")
+        return 0
+    for kind, rows in found.items():
+        print(quality_text(_TITLES[kind], errors_by_group(rows), ERRORS))
+        reasons = Counter(one.why_not for one in rows if one.why_not)
+        print("".join(f"not predicted: {times:,} rows: {why}\n" for why, times in reasons.most_common()))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
