@@ -131,7 +131,7 @@ def _predict(row: StepRow, machine: Machine | None) -> PredictedRow:
     times = tuple(one.iteration_s for one in choices)
     if len(choices) > 1:
         names = {"micro_batch": "micro-batch", "recompute": "recompute", "chunks": "interleaving"}
-        differing = [key for key in names if len({getattr(one.configuration, key) for one in choices}) > 1]
+        differing = [key for key in names if len({getattr(one, key) for one in choices}) > 1]
         open_words = ", ".join(names[key] for key in differing)
         why_not = f"leaves {open_words} open: {len(choices)} layouts fit"
         return PredictedRow(row, case, choices_s=times, open_words=open_words, why_not=why_not)
