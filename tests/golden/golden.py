@@ -63,7 +63,7 @@ def masked(text: str, folder: Path) -> str:
 
 def outputs(only: str = "") -> Iterator[tuple[str, str]]:
     """Name and masked text of what each command prints, with its exit code, and of each file that it writes."""
-    fixtures = {name: FIXTURES / name for name in ("commands", "logs", "lab", "diagnose", "v1")}
+    fixtures = {name: FIXTURES / name for name in ("commands", "logs", "lab", "diagnose", "v2")}
     with (
         tempfile.TemporaryDirectory() as given,
         chdir(given),
