@@ -20,6 +20,7 @@ from axonn_tune.cost.stages import Messages, Pipelines, StageKind, chunks_of, ov
 from axonn_tune.cost.uncertainty import Floats, half_width, outside, slopes_of, spread, with_software
 from axonn_tune.frameworks import software_on, step_on
 from axonn_tune.frameworks.description import StepOptions
+from axonn_tune.grid import ALL_AXES, AXES
 from axonn_tune.job import Job, Layout
 from axonn_tune.program.dimensions import (
     executed_flops,
@@ -156,6 +157,33 @@ class PricedLayout(Layout):
     def outside(self) -> tuple[str, ...]:
         """What of it no published step validates."""
         return outside(self.job, self)
+
+    @property
+    def axes(self) -> tuple[str, ...]:
+        """Axes that are searched: the paper's four, and those of the framework."""
+        has = self.job.framework.axes
+        return tuple(
+            axis for axis in ALL_AXES if axis in AXES or (axis in has and (axis != "pipeline" or self.pipeline > 1))
+        )
+
+    def size(self, axis: str) -> int:
+        """Size of an axis, 1 where it is not searched."""
+        return self.grid.axis_size(axis)
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """Sizes of `axes`."""
+        return tuple(map(self.size, self.axes))
+
+    @property
+    def wide_order(self) -> tuple[str, ...]:
+        """The rank order without axes of size 1."""
+        return tuple(axis for axis in self.order if self.size(axis) > 1)
+
+    @property
+    def feasible(self) -> bool:
+        """True: what is rejected is a `Rejected`."""
+        return True
 
     @property
     def low_s(self) -> float:
