@@ -166,7 +166,9 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "pretrain.sh": FIXTURES / "commands" / "gpt-one-line.sh",
     }.items():
         shutil.copy(source, folder / name)
-    (folder / "ours.yaml").write_text("schema: axonn-tune/machine/1\nname: ours\nextends: dgx-h100\n", "utf-8")
+    for name in ("ours", "mine"):
+        text = f"schema: axonn-tune/machine/1\nname: {name}\nextends: dgx-h100\n"
+        (folder / f"{name}.yaml").write_text(text, encoding="utf-8")
     (folder / "books").mkdir()
     (folder / "books" / "one.txt").write_text("Call me Ishmael.", encoding="utf-8")
     return folder

@@ -104,7 +104,7 @@ def test_options_are_in_groups(command: str) -> None:
     """Guards the help of commands that search: each option below one heading, --help as the last."""
     found = headings(f"{command} --help")
     listed = [option for options in found.values() for option in options]
-    options = [param for param in cli.commands[command].params if isinstance(param, click.Option)]
+    options = [param for param in cli.commands[command].params if isinstance(param, click.Option) and not param.hidden]
     assert sorted(listed) == sorted(max(param.opts, key=len) for param in options)
     assert listed[-1] == "--help"
     assert {"Workload", "Hardware", "Constraints", "Overlap"} <= set(found)

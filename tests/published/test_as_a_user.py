@@ -128,7 +128,7 @@ def test_what_is_written_for_a_row_is_read_as_the_same_second(accuracy: Accuracy
         if one.case is None or not one.fits or find_framework(name).launch is None:
             continue
         choices, _ = choices_of(one.case) if one.predicted_s is None else ((), 0.0)
-        settled = replace(one, configuration=choices[0].configuration) if choices else one
+        settled = replace(one, configuration=choices[0].layout) if choices else one
         step_s = choices[0].iteration_s if choices else one.predicted_s
         path, *_ = axonn_tune.search(**pins(settled, framework=name)).write_launch_config(tmp_path / f"{one.row.id}.sh")
         found = read_run(path, given={}, model=one.case.model).case(one.case.machine)

@@ -64,7 +64,7 @@ def test_the_command_is_the_row(explained: CommandExplanation) -> None:
     rows = [row for row in read_steps(SHIPPED / "steps.csv") if row.id in PUBLISHED_S]
     for predicted in predict_steps(rows):
         assert predicted.row.step_s == PUBLISHED_S[predicted.row.id]
-        assert explained.priced.configuration == predicted.configuration
+        assert explained.priced.layout == predicted.configuration
         assert explained.priced.iteration_s == pytest.approx(predicted.predicted_s, rel=2e-3)
 
 

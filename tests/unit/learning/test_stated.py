@@ -379,9 +379,9 @@ def test_what_this_tool_writes_is_read_as_it_was_priced(
     ours, theirs = found.ranked.detail(0), best_pricing(read, read.configurations)
     assert theirs.iteration_s == pytest.approx(ours.iteration_s, rel=1e-9)
     assert read.model == load_model(model).document
-    assert theirs.configuration.grid.by_axis == ours.configuration.grid.by_axis
+    assert theirs.grid.by_axis == ours.grid.by_axis
     for name in ("micro_batch", "recompute", "chunks"):
-        assert getattr(theirs.configuration, name) == getattr(ours.configuration, name)
+        assert getattr(theirs, name) == getattr(ours, name)
     assert [stage.blocks for stage in theirs.stages] == [stage.blocks for stage in ours.stages]
 
 
@@ -394,12 +394,12 @@ def test_ends_that_count_as_layers_are_searched(tmp_path: Path) -> None:
     assert one(run).parts == (1, *[2] * 14, 1)
     searched = search(replace(problem_of(Setup(found.model, H100, found.workload, one(run), found.framework)), gpus=32))
     same = [searched[row] for row in range(len(searched))]
-    (priced,) = [each for each in same if each.configuration.grid.pipeline == 4 and each.configuration.chunks == 4][:1]
+    (priced,) = [each for each in same if each.grid.pipeline == 4 and each.chunks == 4][:1]
     place = same.index(priced)
-    assert priced.iteration_s == pytest.approx(searched.price(place).iteration_s, rel=1e-9)
-    assert [stage.blocks for stage in searched.price(place).stages] == [7, 8, 8, 7]
+    assert priced.iteration_s == pytest.approx(searched.detail(place).iteration_s, rel=1e-9)
+    assert [stage.blocks for stage in searched.detail(place).stages] == [7, 8, 8, 7]
     # More stages than layers with those that count are refused.
-    assert all(each.configuration.grid.pipeline * each.configuration.chunks <= 16 for each in same)
+    assert all(each.grid.pipeline * each.chunks <= 16 for each in same)
 
 
 @pytest.mark.parametrize(
