@@ -30,7 +30,12 @@ SHORTER = {
     "--top 2 --repeats 2": "--top 1 --repeats 1 --steps 4",
 }
 # What the golden outputs and the pages in a browser run.
-ELSEWHERE = {*commands().values(), "validate --published --html published.html"}
+ELSEWHERE = {
+    *commands().values(),
+    "validate --published --html published.html",
+    "accuracy --html published.html",
+    "accuracy --worst 5 --html accuracy.html",
+}
 # Commands whose examples in --help take ranks, a lab or minutes; whose exit code judges what it reads.
 ONLY_PARSED = {"calibrate", "compare", "run", "lab", "validate", "export", "report", "diagnose"}
 WRITTEN_BY_THEM = {"traced", "measured.yaml"}
@@ -177,7 +182,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def runs(words: tuple[str, ...]) -> bool:
     """Whether an example is cheap, and needs nothing but what a test can write."""
     needed = {word.partition("=")[2] or word for word in words}
-    return words[0] not in ONLY_PARSED and not needed & WRITTEN_BY_THEM
+    return words[0] not in ONLY_PARSED and not needed & WRITTEN_BY_THEM and " ".join(words) not in ELSEWHERE
 
 
 @pytest.mark.parametrize("words", list(filter(runs, EXAMPLES)), ids=lambda words: " ".join(words)[:60])
