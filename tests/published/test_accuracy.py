@@ -7,7 +7,7 @@ from statistics import fmean, median
 
 import pytest
 
-from axonn_tune.cost import evidence, uncertainty
+from axonn_tune.cost import uncertainty
 from axonn_tune.report.accuracy import accuracy_document
 from axonn_tune.report.output import Json
 from axonn_tune.validation.published.accuracy import SUMS, Accuracy, left_out_s
@@ -85,9 +85,9 @@ def test_intervals_grow_as_the_series_say(accuracy: Accuracy) -> None:
     """Guards the numbers of scale, and the largest sizes in evidence, against rows or a model that have moved since."""
     shipped = uncertainty.PER_DOUBLING, uncertainty.PER_STAGE_DOUBLING
     assert scale.numbers(accuracy.steps) == pytest.approx(shipped, rel=0.15)
-    assert scale.largest(accuracy.steps) == evidence.LARGEST
+    assert scale.largest(accuracy.steps) == uncertainty.LARGEST
     scored = {one.row.gpu for one in accuracy.steps if one.error is not None}
-    assert all(any(name in gpu for name in evidence.ACCELERATORS) for gpu in scored)
+    assert all(any(name in gpu for name in uncertainty.ACCELERATORS) for gpu in scored)
 
 
 def test_large_runs_are_within_their_intervals() -> None:
