@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -189,42 +189,27 @@ _HEADINGS: dict[Purpose, str] = {
     "debug": "For debugging. Training does not need them.",
 }
 
-_QUEUES = LaunchVariable(
-    name="CUDA_DEVICE_MAX_CONNECTIONS",
-    value="8",
-    why="hardware queues: with 1, kernels issued after a waiting collective wait with it",
-    purpose="overlap",
-)
-_PRIORITY = LaunchVariable(
-    name="TORCH_NCCL_HIGH_PRIORITY",
-    value="1",
-    why="collectives get the next free SMs before GEMMs do",
-    purpose="overlap",
-)
-_SEGMENTS = LaunchVariable(
-    name="PYTORCH_ALLOC_CONF",
-    value="expandable_segments:True",
-    why="less memory lost to fragmentation",
-    purpose="memory",
-)
-_SAME_KERNELS = LaunchVariable(
-    name="TORCHINDUCTOR_DETERMINISTIC",
-    value="1",
-    why="no autotuning by timing: different kernels per rank would make the vectors that x or y replicates diverge",
-    purpose="compute",
-)
-_NCCL_DEBUG = LaunchVariable(
-    name="NCCL_DEBUG",
-    value="WARN",
-    why="logs link failures and version conflicts",
-    purpose="debug",
-)
-_FAULTS = LaunchVariable(
-    name="PYTHONFAULTHANDLER",
-    value="1",
-    why="a rank that crashes prints its traceback",
-    purpose="debug",
-)
+_MOST_WORKERS = 8
+_VARIABLES: dict[str, tuple[Purpose, str]] = {
+    "OMP_NUM_THREADS": ("compute", "one thread per core of a rank, so that the ranks of a node do not share cores"),
+    "CUDA_DEVICE_MAX_CONNECTIONS": (
+        "overlap",
+        "hardware queues: with 1, kernels issued after a waiting collective wait with it",
+    ),
+    "TORCH_NCCL_HIGH_PRIORITY": ("overlap", "collectives get the next free SMs before GEMMs do"),
+    "PYTORCH_ALLOC_CONF": ("memory", "less memory lost to fragmentation"),
+    "TORCHINDUCTOR_COMPILE_THREADS": (
+        "compute",
+        "compile processes per rank: torch's default is up to 32, times the ranks of a node",
+    ),
+    "NCCL_DEBUG": ("debug", "logs link failures and version conflicts"),
+    "TORCHINDUCTOR_DETERMINISTIC": (
+        "compute",
+        "no autotuning by timing: different kernels per rank would make the vectors that x or y replicates diverge",
+    ),
+    "PYTHONFAULTHANDLER": ("debug", "a rank that crashes prints its traceback"),
+}
+"""Variables that the runtime needs: purpose and reason of each."""
 
 
 def launch_environment(machine: Machine, *, workload: Workload, grid: Grid) -> tuple[LaunchVariable, ...]:
@@ -232,49 +217,31 @@ def launch_environment(machine: Machine, *, workload: Workload, grid: Grid) -> t
 
     The machine's value and reason take precedence.
     """
-    own = {variable.name: variable for variable in machine.launcher.environment}
-    found = {variable.name: variable for variable in _needed(machine, workload, grid)}
-    for name, variable in own.items():
-        purpose = found[name].purpose if name in found else "site"
-        found[name] = LaunchVariable(name=name, value=variable.value, why=variable.why, purpose=purpose)
-    return tuple(sorted(found.values(), key=lambda variable: PURPOSES.index(variable.purpose)))
-
-
-def _needed(machine: Machine, workload: Workload, grid: Grid) -> Iterator[LaunchVariable]:
+    slurm, values = machine.launcher.slurm, dict[str, str]()
     if machine.launcher.backend == "gloo":
-        yield _threads(machine)
+        values["OMP_NUM_THREADS"] = str(slurm.cpus_per_rank if slurm else 1)
     else:
         if workload.overlaps:
             # Stages add streams for messages.
-            yield _QUEUES if grid.pipeline == 1 else _QUEUES.model_copy(update={"value": "32"})
-            yield _PRIORITY
-        yield from (_SEGMENTS, _compile_workers(machine), _NCCL_DEBUG)
+            values["CUDA_DEVICE_MAX_CONNECTIONS"] = "8" if grid.pipeline == 1 else "32"
+            values["TORCH_NCCL_HIGH_PRIORITY"] = "1"
+        values["PYTORCH_ALLOC_CONF"] = "expandable_segments:True"
+        workers = min(slurm.cpus_per_rank, _MOST_WORKERS) if slurm else _MOST_WORKERS
+        values["TORCHINDUCTOR_COMPILE_THREADS"] = str(workers)
+        values["NCCL_DEBUG"] = "WARN"
         if grid.x * grid.y > 1:
-            yield _SAME_KERNELS
-    yield _FAULTS
-
-
-def _threads(machine: Machine) -> LaunchVariable:
-    slurm = machine.launcher.slurm
-    return LaunchVariable(
-        name="OMP_NUM_THREADS",
-        value=str(slurm.cpus_per_rank if slurm else 1),
-        why="one thread per core of a rank, so that the ranks of a node do not share cores",
-        purpose="compute",
-    )
-
-
-def _compile_workers(machine: Machine) -> LaunchVariable:
-    slurm = machine.launcher.slurm
-    return LaunchVariable(
-        name="TORCHINDUCTOR_COMPILE_THREADS",
-        value=str(min(slurm.cpus_per_rank, _MOST_WORKERS) if slurm else _MOST_WORKERS),
-        why="compile processes per rank: torch's default is up to 32, times the ranks of a node",
-        purpose="compute",
-    )
-
-
-_MOST_WORKERS = 8
+            values["TORCHINDUCTOR_DETERMINISTIC"] = "1"
+    values["PYTHONFAULTHANDLER"] = "1"
+    found = {}
+    for name, value in values.items():
+        purpose, why = _VARIABLES[name]
+        found[name] = LaunchVariable(name=name, value=value, why=why, purpose=purpose)
+    for variable in machine.launcher.environment:
+        purpose = found[variable.name].purpose if variable.name in found else "site"
+        found[variable.name] = LaunchVariable(
+            name=variable.name, value=variable.value, why=variable.why, purpose=purpose
+        )
+    return tuple(sorted(found.values(), key=lambda variable: PURPOSES.index(variable.purpose)))
 
 
 def environment_lines(environment: Sequence[LaunchVariable]) -> list[str]:
