@@ -34,7 +34,7 @@ MORE = {
 
 
 @pytest.fixture(scope="module")
-def chromium() -> Iterator[Any]:
+def chromium(alone: None) -> Iterator[Any]:
     """One browser for all tests; skipped without one."""
     with browser() as found:
         yield found

@@ -69,6 +69,9 @@ def links(shape: Shape) -> dict[str, float]:
     return {check.what: check.value for check in found}
 
 
+pytestmark = pytest.mark.usefixtures("alone")
+
+
 @needs_labs
 def test_rates_and_round_trips_are_what_was_asked() -> None:
     """Guards the network itself: 100 Mbit/s between nodes, shared by a node's ranks, 200 inside, each within 5%."""
