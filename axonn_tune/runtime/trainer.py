@@ -13,11 +13,12 @@ their next collective. It runs between two steps, on all ranks after the same on
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import signal
 import time
 from collections import Counter, deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from types import FrameType
@@ -211,7 +212,34 @@ class Trainer:
 
 
 COLLECT_EVERY_STEPS = 50
-"""How often Python's garbage is collected; after the first step the survivors are frozen: model, optimizer, modules."""
+"""How often Python's garbage is collected."""
+
+
+@contextlib.contextmanager
+def garbage_between_steps() -> Iterator[None]:
+    """Switch the garbage collector off; on again at the end, if it was on."""
+    before = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
+        if before:
+            gc.enable()
+
+
+def collect_after(steps: int) -> None:
+    """Collect garbage, if it is due, after so many steps of this run.
+
+    After the first step the surviving objects are frozen: model, optimizer and modules need no further passes.
+    """
+    if steps == 1:
+        gc.collect()
+        gc.freeze()
+    elif steps % COLLECT_EVERY_STEPS == 0:
+        gc.collect()
+
+
 START_TIMEOUT_S = 600.0
 """For connecting, and for the first step, which allocates and compiles."""
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR2)
@@ -259,21 +287,18 @@ class TrainingLoop:
         before = done = self.trainer.optimizer.steps_done
         every_steps = self.trainer.launch.checkpoint.every_steps
         self._note_signals()
-        gc.disable()
-        while done < steps:
-            done = self._step(done, number=done - before)
-            if done - before == 1:
-                self.after_first()
-                gc.collect()
-                gc.freeze()
-            elif (done - before) % COLLECT_EVERY_STEPS == 0:
-                gc.collect()
-            stop_after = self._stop_after if self.watch is None else self.watch.stop_after
-            stopping = stop_after is not None and done > stop_after
-            if self.checkpointer is not None and (stopping or done % every_steps == 0 or done == steps):
-                self.checkpointer.save()
-            if stopping:
-                break
+        with garbage_between_steps():
+            while done < steps:
+                done = self._step(done, number=done - before)
+                if done - before == 1:
+                    self.after_first()
+                collect_after(done - before)
+                stop_after = self._stop_after if self.watch is None else self.watch.stop_after
+                stopping = stop_after is not None and done > stop_after
+                if self.checkpointer is not None and (stopping or done % every_steps == 0 or done == steps):
+                    self.checkpointer.save()
+                if stopping:
+                    break
         if self.checkpointer is not None:
             self.checkpointer.close()
         return done >= steps
