@@ -20,7 +20,6 @@ from axonn_tune.cost.stages import Messages, Pipelines, StageKind, chunks_of, ov
 from axonn_tune.cost.uncertainty import Floats, half_width, outside, slopes_of, spread, with_software
 from axonn_tune.frameworks import software_on, step_on
 from axonn_tune.frameworks.description import StepOptions
-from axonn_tune.grid import ALL_AXES, AXES
 from axonn_tune.job import Job, Layout
 from axonn_tune.program.dimensions import (
     executed_flops,
@@ -160,11 +159,8 @@ class PricedLayout(Layout):
 
     @property
     def axes(self) -> tuple[str, ...]:
-        """Axes that are searched: the paper's four, and those of the framework."""
-        has = self.job.framework.axes
-        return tuple(
-            axis for axis in ALL_AXES if axis in AXES or (axis in has and (axis != "pipeline" or self.pipeline > 1))
-        )
+        """Axes that are searched."""
+        return self.job.framework.searched_axes(pipeline=self.pipeline > 1)
 
     def size(self, axis: str) -> int:
         """Size of an axis, 1 where it is not searched."""

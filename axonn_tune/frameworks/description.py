@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
-from axonn_tune.grid import ALL_AXES, WORLD, split_axes
+from axonn_tune.grid import ALL_AXES, AXES, WORLD, split_axes
 from axonn_tune.specs.machine import Software
 from axonn_tune.specs.workload import OVERLAPS, Overlap, Recompute
 
@@ -229,6 +229,11 @@ class Framework:
         """Its axes, and `chunks` where its stages can be interleaved, as tables have them from left to right."""
         had = {*self.axes, *(["chunks"] if "pipeline" in self.axes and self.schedule.interleaved else [])}
         return tuple(axis for axis in dict.fromkeys((*self.names, *ALL_AXES, "chunks")) if axis in had)
+
+    def searched_axes(self, *, pipeline: bool) -> tuple[str, ...]:
+        """Axes of a search, in the order of `ALL_AXES`: the paper's four, and its own, with pipeline stages or not."""
+        has = {*AXES, *self.axes} - (set() if pipeline else {"pipeline"})
+        return tuple(axis for axis in ALL_AXES if axis in has)
 
     def called(self, axes: str) -> str:
         """Its name of an axis, of `chunks`, or of the axes of a group, `TP·CP`; ours where it has none."""

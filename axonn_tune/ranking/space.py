@@ -58,12 +58,8 @@ class Problem(Job):
 
     @cached_property
     def axes(self) -> tuple[str, ...]:
-        """Axes that are searched, in the order of `ALL_AXES`; the paper's four are always among the columns."""
-        return tuple(
-            axis
-            for axis in ALL_AXES
-            if axis in AXES or (axis in self.framework.axes and (axis != "pipeline" or self.pipeline))
-        )
+        """Axes that are searched."""
+        return self.framework.searched_axes(pipeline=self.pipeline)
 
     @cached_property
     def orders(self) -> tuple[tuple[str, ...], ...]:
