@@ -16,8 +16,6 @@ from typing import TypeVar
 
 import numpy as np
 
-from axonn_tune.calibration.fit import rounded
-from axonn_tune.calibration.profile import validated
 from axonn_tune.cost.uncertainty import NUDGE, OF_LAYOUT, PER_DOUBLING, Floats, covariance_of
 from axonn_tune.errors import UsageError
 from axonn_tune.frameworks import SOFTWARE_SPREADS, base_software, software_key
@@ -36,7 +34,8 @@ from axonn_tune.specs.machine import (
     Source,
     Tier,
 )
-from axonn_tune.specs.numbers import has_number, kind_at, number_at, scaled
+from axonn_tune.specs.numbers import has_number, kind_at, number_at, scaled, validated
+from axonn_tune.units import rounded
 
 OF_A_PLACEHOLDER = 2.0
 """The same for orders of magnitude."""
@@ -89,11 +88,15 @@ class Prior:
         """Multiplies these numbers of a profile by e^logs, where it has them."""
         factors = {path: math.exp(log) for path, log in zip(self.paths, logs, strict=True) if log}
         factored = any(path.endswith(FACTORS) for path in self.paths)
+        # Most samples have the same profile, which is kept with what it became: an identity may be used again.
+        known: dict[int, tuple[Machine, Machine]] = {}
 
         def adjusted(machine: Machine) -> Machine:
-            tiers = tuple(map(_with_factors, machine.tiers)) if factored else machine.tiers
-            whole = machine.model_copy(update={"software": self.machine.software, "tiers": tiers})
-            return scaled(whole, factors)
+            if id(machine) not in known:
+                tiers = tuple(map(_with_factors, machine.tiers)) if factored else machine.tiers
+                whole = machine.model_copy(update={"software": self.machine.software, "tiers": tiers})
+                known[id(machine)] = machine, scaled(whole, factors)
+            return known[id(machine)][1]
 
         return adjusted
 
@@ -262,13 +265,10 @@ def learn(
     used = {software_key(one): one for one in (*frameworks, *(sample.framework for sample in samples))}
     timed = any(what not in WHOLE for sample in samples for what in sample.what)
     prior = prior_of(machine, list(used.values()), collectives=timed)
-    measured = np.log([seconds for sample in samples for seconds in sample.measured_s])
     noise = np.concatenate([share * np.array(sample.noise) for sample, share in _with_repeats(samples)])
-    pricing = _Pricing(samples, prior, listen)
-    posterior = maximize(
-        pricing.predict, pricing.derivatives, measured, noise=noise, prior=prior.covariance, bounds=prior.bounds
-    )
-    before = pricing.predict(np.zeros(len(prior.paths))) - measured
+    posterior = posterior_of(samples, prior, noise=noise, listen=listen)
+    measured = np.log([seconds for sample in samples for seconds in sample.measured_s])
+    before = _Pricing(samples, prior, listen).predict(np.zeros(len(prior.paths))) - measured
     labels = [
         (sample, what, of_bus)
         for sample in samples
@@ -283,6 +283,17 @@ def learn(
     learned = _learned(samples, prior, posterior, rows, evidence)
     found = _profile(prior, learned, evidence)
     return Learning(prior, posterior, rows, found.model_copy(update={"name": name or machine.name}))
+
+
+def posterior_of(
+    samples: Sequence[Sample], prior: Prior, *, noise: Floats, listen: Callable[[int], None] = lambda rounds: None
+) -> Posterior:
+    """The numbers of a profile that the samples make most probable. noise: of each time, in their order."""
+    measured = np.log([seconds for sample in samples for seconds in sample.measured_s])
+    pricing = _Pricing(samples, prior, listen)
+    return maximize(
+        pricing.predict, pricing.derivatives, measured, noise=noise, prior=prior.covariance, bounds=prior.bounds
+    )
 
 
 def _with_repeats(samples: Sequence[Sample]) -> Iterator[tuple[Sample, float]]:
