@@ -170,6 +170,38 @@ def _summary(durations: _Durations, micro_batches: int, finish_s: Floats, waited
     )
 
 
+class Pass(NamedTuple):
+    """One micro-batch through one chunk of a stage, forward or backward, s from the start of the step."""
+
+    stage: int
+    backward: bool
+    chunk: int
+    micro_batch: int
+    start_s: float
+    end_s: float
+
+
+def pipeline_passes(times: StageTimes, *, micro_batches: int) -> list[Pass]:
+    """Every pass of a step by the same recurrence, in an order that respects dependencies; sends are not in them."""
+    durations = _checked(times, micro_batches)
+    stages, chunks = durations.shape
+    program, _, _ = _program(stages, chunks, micro_batches)
+    tape = _Tape(durations)
+    tape.run(program)
+    ends_s = np.array(tape.done_s[1:]) - (durations.occupied() - durations.computing()).ravel()[program.cost]
+    starts_s = ends_s - durations.computing().ravel()[program.cost]
+    kind, stage, chunk = np.unravel_index(program.cost, (3, stages, chunks))
+    seen: dict[tuple[bool, int, int], int] = {}
+    found = []
+    for key in zip(
+        (kind > 0).tolist(), stage.tolist(), chunk.tolist(), starts_s.tolist(), ends_s.tolist(), strict=True
+    ):
+        backward, at, of, start_s, end_s = key
+        number = seen[backward, at, of] = seen.get((backward, at, of), -1) + 1
+        found.append(Pass(at, backward, of, number, start_s, end_s))
+    return found
+
+
 # The evaluation skips equal periods. A program lists the operations of all stages in an order that respects
 # every dependency, and names the two that each depends on by how far back they are. So a lap, the operations of one
 # group of micro-batches in steady state, is the same wherever it stands, and m only says how often it is repeated.

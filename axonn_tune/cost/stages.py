@@ -108,7 +108,7 @@ class Pipelines:
         placed = {number: kind for kind in self.kinds for number in kind.numbers}
         return [placed[number] for number in range(self.stages)]
 
-    def _times(self, at: Integers | int) -> StageTimes:
+    def times(self, at: Integers | int) -> StageTimes:
         """Durations of the stages of some candidates, or of one."""
 
         def stacked(name: str) -> Floats:
@@ -133,7 +133,7 @@ class Pipelines:
     def bound_s(self) -> tuple[Floats, Floats, Floats]:
         """Bounds of all candidates: least step, its compute slowdown, and bubble with least exposed communication."""
         everything = np.arange(len(self))
-        scheduled = np.asarray(pipeline_bound_s(self._times(everything), micro_batches=self.micro_batches))
+        scheduled = np.asarray(pipeline_bound_s(self.times(everything), micro_batches=self.micro_batches))
         busy = self._busy_s()
         # A message exposes at most its own time where it is sent and where it is waited for.
         occupied = busy + 4.0 * self.chunks * self.micro_batches * self.send_s
@@ -174,7 +174,7 @@ class Pipelines:
 
     def price(self, position: int) -> tuple[PipelineTime, int, float]:
         """One candidate by the recurrence: its time, the stage that computes longest, and its wait for others, s."""
-        time = pipeline_time(self._times(position), micro_batches=int(self.micro_batches[position]))
+        time = pipeline_time(self.times(position), micro_batches=int(self.micro_batches[position]))
         slowest = max(self.kinds, key=lambda kind: kind.compute_s[position]).numbers[0]
         return time, slowest, min(time.bubble_s[slowest], max(0.0, time.step_s - float(self.alone_s[position])))
 
