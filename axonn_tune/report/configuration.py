@@ -11,8 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from axonn_tune.cost.breakdown import ATTENTION, CONTENDED, ELEMENT_WISE, GEMMS
-from axonn_tune.cost.price import Detail, price
+from axonn_tune.cost.price import ATTENTION, CONTENDED, ELEMENT_WISE, GEMMS, Detail, price
 from axonn_tune.cost.spans import SEVERAL, block_spans, busy_s, first_passes, step_spans
 from axonn_tune.errors import AxonnTuneError, UsageError
 from axonn_tune.frameworks.axonn_tune import AXONN_TUNE

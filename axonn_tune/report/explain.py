@@ -11,17 +11,6 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import get_args
 
-from axonn_tune.cost.breakdown import (
-    ATTENTION,
-    CONTENDED,
-    ELEMENT_WISE,
-    GEMMS,
-    OPTIMIZER,
-    Work,
-    hidden_behind,
-    hidden_s,
-    work_by_kind,
-)
 from axonn_tune.cost.collectives import (
     IN_SWITCH_LATENCY_S,
     IN_SWITCH_SHARE,
@@ -31,7 +20,21 @@ from axonn_tune.cost.collectives import (
     route,
     sending,
 )
-from axonn_tune.cost.price import Detail, PricedLayout, StagePrediction, Term
+from axonn_tune.cost.price import (
+    ATTENTION,
+    CONTENDED,
+    ELEMENT_WISE,
+    GEMMS,
+    OPTIMIZER,
+    Detail,
+    PricedLayout,
+    StagePrediction,
+    Term,
+    Work,
+    hidden_behind,
+    hidden_s,
+    work_by_kind,
+)
 from axonn_tune.cost.spans import first_passes
 from axonn_tune.frameworks.axonn_tune import AXONN_TUNE
 from axonn_tune.frameworks.description import Framework
