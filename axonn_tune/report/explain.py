@@ -464,7 +464,7 @@ _FACTS = (
     ("communication", "communication", "{communication} in all collectives of a GPU, {hidden} of it overlapped"),
     ("longest wait", "wait", "{wait}"),
     ("recompute", "recompute", "{recompute}"),
-    ("not resharded", "kept", "the last {kept} after forward (reshard_after_forward=False): memory is left for them"),
+    ("not resharded", "kept", "{kept} after forward (reshard_after_forward=False), for which memory is left"),
     ("throughput", "tokens", "{tokens} tokens/s, {own_tokens} per GPU"),
     ("MFU", "mfu", "{mfu} of {peak} TFLOP/s; HFU, which counts recompute: {hfu}. Both count attention's masked half."),
     ("framework's log", "logged", "{logged}"),
@@ -524,7 +524,7 @@ def step_facts(priced: Detail) -> list[tuple[str, str]]:
         else f"{show_seconds(longest.exposed_s)} for {longest.op} over {job.framework.called(longest.axis)} of "
         f"{longest.layer} ({longest.phase})",
         "recompute": _RECOMPUTE[priced.recompute].format(parts=repeated),
-        "kept": counted(kept, "layer") if kept else "",
+        "kept": f"the last {counted(kept, 'layer')}" if kept > 1 else "the last layer" if kept else "",
         "tokens": f"{priced.tokens_per_s:,.0f}",
         "own_tokens": f"{priced.tokens_per_s / grid.world:,.0f}",
         "mfu": f"{priced.mfu:.1%}",
