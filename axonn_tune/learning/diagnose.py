@@ -225,7 +225,7 @@ def diagnose(sample: Sample, machine: Machine, *, ranks: RankTimes | None = None
     """Compare a run, or collectives, with the prediction, and rank explanations; ranks: metrics per rank, if known."""
     sample = sample.narrowed(lambda same: same)
     # Ranks of several stages compute different parts of the model.
-    staged = sample.setup is not None and sample.setup.configuration.grid.pipeline > 1
+    staged = sample.setup is not None and sample.setup.layout.grid.pipeline > 1
     observed = _Observed(sample, machine, None if staged else ranks)
     hypotheses = list(_hypotheses(observed))
     causes, healthy, misfit = _weighed(observed, hypotheses)
@@ -253,7 +253,7 @@ def _flops_ratio(sample: Sample) -> float | None:
     setup = sample.setup
     if setup is None or not sample.flops:
         return None
-    one = setup.configuration
+    one = setup.layout
     kinds = RECOMPUTES if "recompute" in sample.unstated else (one.recompute,)
     what = setup.framework, setup.model, setup.workload
     counts = [logged_flops(*what, grid=one.grid, recompute=kind) for kind in kinds]
@@ -290,7 +290,7 @@ def _assumptions(observed: _Observed, hypotheses: Sequence[Hypothesis]) -> Itera
 
 def _cell(column: str, setup: Setup) -> str:
     """The value of a column for a setup."""
-    one, step = setup.configuration, setup.framework.step
+    one, step = setup.layout, setup.framework.step
     stage = 2 if step.shard_gradients else int(step.distributed_optimizer)
     return {
         "mbs": str(one.micro_batch),
