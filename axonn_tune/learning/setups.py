@@ -79,6 +79,8 @@ def _other_steps(setup: Setup) -> _Alternatives:
     """Other options of the framework's step, and other kernels."""
     step, grid = setup.framework.step, setup.layout.grid
     own = setup.framework.name == AXONN_TUNE.name
+    sharded = not setup.workload.shard_optimizer_over_data
+    workload = setup.workload.model_copy(update={"shard_optimizer_over_data": sharded})
     counterpart = setup.framework.name.removesuffix("-eager") if setup.framework.name.endswith("-eager") else ""
     other = registry().get(counterpart or f"{setup.framework.name}-eager")
     kernels = (
@@ -92,7 +94,11 @@ def _other_steps(setup: Setup) -> _Alternatives:
         ("sequence_parallel", "sequence parallelism other than stated"): [_flipped(setup, "sequence_parallel")]
         if grid.x > 1 and not own
         else [],
-        ("distributed_optimizer", "distributed optimizer other than stated"): [_optimizer(setup)]
+        ("distributed_optimizer", "distributed optimizer other than stated"): [
+            (f"shard_optimizer {'on' if sharded else 'off'}", replace(setup, workload=workload))
+            if own
+            else _flipped(setup, "distributed_optimizer")
+        ]
         if grid.data > 1 and not (step.shard_gradients and step.distributed_optimizer)
         else [],
     }
@@ -104,15 +110,6 @@ def _flipped(setup: Setup, option: str) -> tuple[str, Setup]:
     return f"{option} {'on' if value else 'off'}", replace(
         setup, framework=setup.framework.with_step(**{option: value})
     )
-
-
-def _optimizer(setup: Setup) -> tuple[str, Setup]:
-    """The distributed optimizer on or off."""
-    if setup.framework.name != AXONN_TUNE.name:
-        return _flipped(setup, "distributed_optimizer")
-    value = not setup.workload.shard_optimizer_over_data
-    workload = setup.workload.model_copy(update={"shard_optimizer_over_data": value})
-    return f"shard_optimizer {'on' if value else 'off'}", replace(setup, workload=workload)
 
 
 def _run_as(setup: Setup, **changes: object) -> Setup:
