@@ -72,15 +72,8 @@ def trainee(grid: Grid, *, seed: int = RUN["seed"], model: Model = MODEL, split:
     parts = split_layers(model.layers, parts=grid.pipeline)
     transformer = Transformer(model, communicator, settings, sequence=SEQUENCE, seed=seed, parts=parts)
     options = Optimizer(learning_rate=1e-2, warmup_steps=1, decay_steps=10)
-    share = BatchShard(
-        BATCH,
-        BATCH // (grid.data * grid.z),
-        1,
-        data=mesh.coordinate("data"),
-        data_size=grid.data,
-        z=mesh.coordinate("z"),
-        z_size=grid.z,
-    )
+    place = mesh.coordinate("data") * grid.z + mesh.coordinate("z")
+    share = BatchShard(BATCH, BATCH // (grid.data * grid.z), 1, place)
     source = SyntheticTokens(model.vocab, RUN["data_seed"], SEQUENCE, share)
     return Trainee(mesh, transformer, AdamW(transformer.store, communicator, options), source)
 

@@ -18,7 +18,7 @@ from axonn_tune.errors import EnvironmentProblem
 from axonn_tune.runtime import devices
 from axonn_tune.runtime.devices import device_of
 from axonn_tune.runtime.mesh import FlightRecorder
-from axonn_tune.runtime.start import RunOptions, require_descriptors, require_interfaces, run_rank, use_interface
+from axonn_tune.runtime.start import RunOptions, require_descriptors, run_rank, use_interfaces
 
 Limits = tuple[int, int]
 FIXTURES = Path(__file__).parents[1] / "fixtures" / "v1"
@@ -58,7 +58,7 @@ def test_gloo_takes_the_interface_of_nccl(
     interfaces = [(1, "lo"), (2, "eth0"), (3, "hsn0"), (4, "hsn1")]
     monkeypatch.setattr(socket, "if_nameindex", lambda: interfaces)
     environment = {"NCCL_SOCKET_IFNAME": told} | ({"GLOO_SOCKET_IFNAME": before} if before else {})
-    use_interface(environment)
+    use_interfaces(environment, "gloo")
     assert environment.get("GLOO_SOCKET_IFNAME") == after
 
 
@@ -183,7 +183,7 @@ def test_interfaces_that_a_host_lacks_are_named(
     """Guards prefixes, whole names and exclusions, as NCCL and Gloo read them."""
     monkeypatch.setattr(socket, "if_nameindex", lambda: [(1, "lo"), (2, "hsn0"), (3, "hsn1")])
     with nullcontext() if fine else pytest.raises(EnvironmentProblem, match="no such network interface, only lo, hsn0"):
-        require_interfaces({variable: told}, backend)
+        use_interfaces({variable: told}, backend)
 
 
 @pytest.mark.parametrize(
