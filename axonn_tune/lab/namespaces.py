@@ -93,6 +93,7 @@ def inside(network: int) -> Iterator[None]:
         os.close(before)
 
 
+_OWN_NETWORK = Path("/proc/self/ns/net")
 _SPINE = f"{PREFIX}-spine"
 _BURST_BYTES, _BURST_S = 9100, 5e-4
 """Size of a bucket: at least what the rate sends while the kernel's timer may be late, or the rate is not reached. A

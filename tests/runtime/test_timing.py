@@ -23,7 +23,7 @@ from axonn_tune.runtime.optimizer import StepResult
 from axonn_tune.specs.loading import load_document
 from axonn_tune.specs.results import Summary
 from axonn_tune.specs.traces import COMPUTE_LANE, Span
-from tests.runtime import timing_tasks
+from tests.runtime import tasks
 from tests.runtime.pool import Pools
 from tests.unit.specs.launches import example_launch
 
@@ -103,12 +103,12 @@ def test_the_step_after_a_trace_is_not_timed() -> None:
 
 def test_ends_are_right_behind_computation_and_with_a_late_rank(pools: Pools) -> None:
     """Guards the marks on real ranks: hidden means done long before it is read, and the late rank waits for nobody."""
-    early, late = pools(2).run(timing_tasks.one_late_rank)
+    early, late = pools(2).run(tasks.one_late_rank)
     for hidden, _ in (early, late):
         assert hidden.done_s < hidden.halted_s
-        assert hidden.exposed_s < timing_tasks.LATE_S / 2
-    assert early[1].exposed_s > timing_tasks.LATE_S / 2
-    assert min(early[1].seconds, late[1].seconds) < timing_tasks.LATE_S / 2 < early[1].seconds
+        assert hidden.exposed_s < tasks.LATE_S / 2
+    assert early[1].exposed_s > tasks.LATE_S / 2
+    assert min(early[1].seconds, late[1].seconds) < tasks.LATE_S / 2 < early[1].seconds
 
 
 def test_calls_in_flight_at_once_share_the_time() -> None:
