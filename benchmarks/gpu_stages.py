@@ -30,8 +30,7 @@ import torch
 import torch.distributed as dist
 from torch.profiler import ProfilerActivity, profile
 
-from axonn_tune.cost.breakdown import ATTENTION, ELEMENT_WISE, GEMMS, OPTIMIZER, work_by_kind
-from axonn_tune.cost.price import Detail, price
+from axonn_tune.cost.price import ATTENTION, ELEMENT_WISE, GEMMS, OPTIMIZER, Detail, price, work_by_kind
 from axonn_tune.grid import Grid
 from axonn_tune.job import Job as PricedJob
 from axonn_tune.job import Layout
