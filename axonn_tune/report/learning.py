@@ -199,7 +199,7 @@ def command_of(change: Change, *, machine: str, model: NamedModel = None) -> str
 
 def pins(setup: Setup, *, machine: str, model: NamedModel = None) -> list[str]:
     """Options that pin this step configuration."""
-    one, workload, framework = setup.configuration, setup.workload, setup.framework
+    one, workload, framework = setup.layout, setup.workload, setup.framework
     found = ["--gpus", str(one.grid.world), *_model_words(setup.model, model), "--machine", machine]
     if framework.name != AXONN_TUNE.name:
         found += ["--framework", framework.name]
@@ -279,7 +279,7 @@ def diagnosis_json(found: Diagnosis, *, machine: str, model: str | None = None, 
 def _change_json(change: Change, *, machine: str, model: NamedModel) -> Json:
     return {
         "words": change.words,
-        "layout": layout_words(change.setup.configuration, change.setup.framework),
+        "layout": layout_words(change.setup.layout, change.setup.framework),
         "step_s": change.step_s,
         "gain": change.gain,
         "command": command_of(change, machine=machine, model=model),
@@ -372,8 +372,8 @@ class StatedCommand:
 def command_section(command: StatedCommand, priced: Detail) -> ExplainSection:
     """The run and its assumptions."""
     run, setup, name = command.run, command.setup, Path(command.run.path).name
-    model, workload, grid = setup.model, setup.workload, setup.configuration.grid
-    layout = layout_words(setup.configuration, setup.framework)
+    model, workload, grid = setup.model, setup.workload, setup.layout.grid
+    layout = layout_words(setup.layout, setup.framework)
     accumulated = counted(priced.accumulation, "gradient accumulation step")
     sentences = [
         f"{name} runs {setup.framework.title} (line {run.lines[0]}) on {counted(grid.world, 'GPU')}: {layout}, "
@@ -438,7 +438,7 @@ def command_json(command: StatedCommand) -> Json:
             "path": command.run.path,
             "line": command.run.lines[0],
             "framework": command.setup.framework.name,
-            "layout": layout_words(command.setup.configuration, command.setup.framework),
+            "layout": layout_words(command.setup.layout, command.setup.framework),
             "stated": {name: cell_text(stated.value) for name, stated in command.run.columns.items() if stated.line},
             "assumed": list(command.run.assumed),
             "ignored": list(command.run.ignored),
