@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import sysconfig
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -122,7 +123,7 @@ def data_command(
 
     if not paths and not python_stdlib:
         raise UsageError("nothing to read: name files or folders, or give --python-stdlib")
-    sources = [Path(path) for path in paths] + [tokens.standard_library()] * python_stdlib
+    sources = [Path(path) for path in paths] + [Path(sysconfig.get_path("stdlib"))] * python_stdlib
     files = tokens.text_files(sources, patterns=patterns or tokens.TEXT_PATTERNS)
     chosen = tokens.tokenizer_named(tokenizer)
     if vocab is not None and chosen.vocab > vocab:
