@@ -27,10 +27,16 @@ ADVICE = {name: key.why for key in table("options") for name in (key.name, *key.
 """Answers to options of other tools that have no axis here."""
 
 
-@cache
 def _long() -> Mapping[str, str]:
     """Options of a framework's command line that set an axis, and its short name there."""
+    return _long_of(tuple(one.name for one in registry().values() if one.keys))
+
+
+@cache
+def _long_of(own: tuple[str, ...]) -> Mapping[str, str]:
+    """The same; own: frameworks that have a table of their own."""
     owners = {"megatron": "megatron-core", "torchtitan": "torchtitan", "megatron_axonn": "megatron-axonn"}
+    owners |= {name: name for name in own}
     short = {name: find_framework(owner).names for name, owner in owners.items()}
     every = (
         (key, short[name], {"replicas": "data"}.get(key.field, key.field)) for name in owners for key in table(name)
