@@ -146,7 +146,9 @@ class ParameterStore:
             key, rows_at_once = philox.key_of(self.seed, name), max(1, _ELEMENTS_AT_ONCE // len(across))
             for start in range(real.start, real.stop, rows_at_once):
                 some = range(start, min(start + rows_at_once, real.stop))
-                counters = philox.counters(some, across, width=columns, device=self.device)
+                down, right = (torch.arange(one.start, one.stop, device=self.device) for one in (some, across))
+                # Index of each element in the whole tensor, row by row.
+                counters = down[:, None] * columns + right
                 value[start - own.start : some.stop - own.start] = deviation * philox.normal(counters, key)
         split_axes = frozenset({"z", *row_axes, *column_axes})
         made = Matrix(name, real_rows, columns, split_axes, gathered, own, across, value, torch.zeros_like(value))
