@@ -333,12 +333,11 @@ class Checkpointer:
         buckets = self._optimizer.buckets
         chosen = names_to_write(buckets, self._mesh)
         for bucket in buckets:
-            moments = self._optimizer.moments(bucket)
             for one in bucket.parameters:
                 if not to_write or one.name in chosen:
                     yield f"{PARAMETERS}{one.name}", shards_of(one, bucket, bucket.master)
-                    yield f"first_moments.{one.name}", shards_of(one, bucket, moments.first)
-                    yield f"second_moments.{one.name}", shards_of(one, bucket, moments.second)
+                    yield f"first_moments.{one.name}", shards_of(one, bucket, bucket.first)
+                    yield f"second_moments.{one.name}", shards_of(one, bucket, bucket.second)
 
     def _write(self, step: int, state: Shards) -> None:
         """The background part of a save. Rank 0 makes, names and deletes folders."""

@@ -62,7 +62,8 @@ class Bucket:
 
     layer: what the program calls the reduction of their gradients; value, gradient: flat, padded to divide over data
     where master weights are; own: elements that this rank's optimizer updates; master: these in the master type, a view
-    of `value` unless they are split; copies: pipeline stages that hold these parameters.
+    of `value` unless they are split; first, second: AdamW's running means of their gradient and of its square; count:
+    steps of that, on the device, as torch's fused kernel needs it; copies: pipeline stages that hold these parameters.
     """
 
     layer: str
@@ -71,6 +72,9 @@ class Bucket:
     gradient: torch.Tensor
     own: range
     master: torch.Tensor
+    first: torch.Tensor
+    second: torch.Tensor
+    count: torch.Tensor
     split: bool
     copies: int = 1
 
@@ -178,7 +182,8 @@ class ParameterStore:
             value, master = whole.to(compute, copy=True), whole[own.start : own.stop].clone()
         for one, part, its in zip(parameters, _views(value, parameters), _views(gradient, parameters), strict=True):
             one.value, one.gradient = part, its
-        made = Bucket(layer, list(parameters), value, gradient, own, master, split=compute is not None)
+        state = torch.zeros_like(master), torch.zeros_like(master), torch.zeros((), device=self.device)
+        made = Bucket(layer, list(parameters), value, gradient, own, master, *state, split=compute is not None)
         self.buckets.append(made)
         return made
 

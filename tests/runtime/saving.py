@@ -60,8 +60,7 @@ class Trainee:
 
     def tensors(self) -> list[tuple[Bucket, torch.Tensor]]:
         """Everything a checkpoint holds, padding included, laid out as buckets are."""
-        moments = [(one, self.optimizer.moments(one)) for one in self.optimizer.buckets]
-        return [(one, tensor) for one, pair in moments for tensor in (one.master, pair.first, pair.second)]
+        return [(one, tensor) for one in self.optimizer.buckets for tensor in (one.master, one.first, one.second)]
 
 
 def trainee(grid: Grid, *, seed: int = RUN["seed"], model: Model = MODEL, split: bool = False) -> Trainee:
