@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 
-from axonn_tune.cost.collectives import Line, lines_of, route, sending
+from axonn_tune.cost.collectives import Line, lines, route, sending
 from axonn_tune.cost.compute import ComputeClock, ComputeRates, compute_rates, contended_s, exposed_s
 from axonn_tune.cost.replay import Batch, ChunkTimes, Recorder, Replay, StageWork, exposed_by_term, term_key
 from axonn_tune.cost.uncertainty import Floats, half_width, outside, slopes_of, spread, with_software
@@ -354,7 +354,7 @@ class Pricer:
     def lines(self, kind: OpKind, axes: str) -> tuple[Line, ...]:
         """Lines of all algorithms and protocols of a collective."""
         if (kind, axes) not in self._lines:
-            self._lines[kind, axes] = lines_of(kind, self.routes[axes], self.machine, call_s=self.call_s)
+            self._lines[kind, axes] = lines(kind, self.routes[axes], self.machine, call_s=self.call_s)
         return self._lines[kind, axes]
 
     def price(self) -> Detail:
@@ -557,7 +557,7 @@ class Kind:
         """Its seconds as columns of one row."""
         from axonn_tune.cost.pipeline import StageKind
 
-        times = tuple(ChunkTimes(*map(np.atleast_1d, one.columns)) for one in self.chunks)
+        times = tuple(ChunkTimes(*map(np.atleast_1d, one)) for one in self.chunks)
         return StageKind(self.numbers, np.array([self.communication_s]), np.array([self.compute_s]), times)
 
     def record(self) -> tuple[Batch, ...]:
