@@ -398,10 +398,10 @@ class Pricer:
     @cached_property
     def kinds(self) -> list[Kind]:
         """Stages that are alike, replayed."""
-        return [
-            Kind(self, stage, blocks, numbers, self._settled[numbers[0]][0])
-            for (stage, blocks), numbers in stages_alike(self.parts, self.grid.pipeline).items()
-        ]
+        found = []
+        for (stage, blocks), numbers in stages_alike(self.parts, self.grid.pipeline).items():
+            found.append(Kind(self, stage, blocks, numbers, self._settled[numbers[0]][0]))
+        return found
 
     def _joined(self, of: Mapping[int, Kind]) -> _Joined:
         """Pipeline stages joined by 1F1B or interleaved 1F1B."""

@@ -328,23 +328,21 @@ class Replay:
 
     @cached_property
     def _sent(self) -> list[tuple[int, Value, Value | None]]:
-        """Collectives by number: tier, duration, and 1.0 where a candidate sends it and 0.0 where its group has one
-        member, None where all send it."""
+        """Collectives by number: tier, duration of consecutive calls (a weight gather is one call), and 1.0 where a
+        candidate sends it and 0.0 where its group has one member, None where all send it."""
         known: dict[tuple[OpKind, str, Size, Size], Value] = {}
         several = {axes: self._several(axes) for axes, stream in self.streams.items() if stream >= 0}
         present = {axes: None if np.all(value) else value for axes, value in several.items()}
-
-        def scheduled_s(one: Collective) -> Value:
-            """Its consecutive calls; a weight gather is one call."""
+        found: list[tuple[int, Value, Value | None]] = []
+        for one in self.schedule.collectives:
+            if one.axis not in present:
+                found.append((-1, 0.0, None))
+                continue
             key = one.kind, one.axis, one.size_bytes, ONCE if one.role == "weight" else one.calls
             if key not in known:
                 known[key] = self.call_s(one) if key[-1] == ONCE else self.value(key[-1]) * self.call_s(one)
-            return known[key]
-
-        return [
-            (self.streams[one.axis], scheduled_s(one), present[one.axis]) if one.axis in present else (-1, 0.0, None)
-            for one in self.schedule.collectives
-        ]
+            found.append((self.streams[one.axis], known[key], present[one.axis]))
+        return found
 
     def _blocks(self, layers: Value, kept: Value) -> Blocks:
         """So many blocks; the host's time to issue them is nothing where it is so fast."""
