@@ -319,30 +319,25 @@ def diagnosis_section(
     )
 
 
-_S = {"title": {"text": "s"}}
-
-
 def _figures(found: Diagnosis, likely: Sequence[Cause]) -> Iterator[Json]:
     """Predicted vs. measured; the gap and the share and probability of each explanation."""
-    whiskers = page.error_bars([found.high_s - found.predicted_s, 0.0], [found.predicted_s - found.low_s, 0.0])
-    both, colors = [found.predicted_s, found.measured_s], [page.PREDICTED, page.MEASURED]
-    yield page.named_bars(
-        f"The {found.of}", ["predicted", "measured"], both, color=colors, xaxis=_S, look={"error_x": whiskers}
-    )
+    ends = found.high_s - found.predicted_s, found.predicted_s - found.low_s
+    both = [
+        ("predicted", found.predicted_s, show_seconds(found.predicted_s), page.PREDICTED, *ends),
+        ("measured", found.measured_s, show_seconds(found.measured_s), page.MEASURED, 0.0, 0.0),
+    ]
+    yield page.bars(f"The {found.of}", "s", both)
     if not likely:
         return
-    names = ["measured - predicted", *(cause.title for cause in likely)]
-    gaps = [found.measured_s - found.predicted_s, *(cause.explains_s for cause in likely)]
-    colors = [page.MEASURED, *[page.PREDICTED] * len(likely)]
-    yield page.named_bars("The gap, and the time of each explanation", names, gaps, color=colors, xaxis=_S)
-    shares = [cause.probability / PERCENT for cause in likely]
-    yield page.named_bars(
-        "How likely",
-        [f"{one.title}: {one.words}" for one in likely],
-        shares,
-        color=page.ACCENT,
-        xaxis={"title": {"text": "%"}},
-    )
+    gap_s = found.measured_s - found.predicted_s
+    causes = [(one.title, one.explains_s, show_seconds(one.explains_s), page.PREDICTED) for one in likely]
+    gap = ("measured - predicted", gap_s, show_seconds(gap_s), page.MEASURED)
+    yield page.bars("The gap, and the time of each explanation", "s", [gap, *causes])
+    shares = [
+        (f"{one.title}: {one.words}", one.probability / PERCENT, percent(one.probability), page.ACCENT)
+        for one in likely
+    ]
+    yield page.bars("How likely", "%", shares)
 
 
 # A run that is only stated.

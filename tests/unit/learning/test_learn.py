@@ -11,7 +11,7 @@ from statistics import fmean
 import numpy as np
 import pytest
 
-from axonn_tune.calibration.fit import LAYOUTS
+from axonn_tune.calibration.profile import LAYOUTS
 from axonn_tune.cost.price import price
 from axonn_tune.frameworks import find_framework
 from axonn_tune.job import Job, Layout
