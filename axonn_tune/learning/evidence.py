@@ -261,6 +261,7 @@ def _collective_sample(
     first, ranks = found[0][0], world or found[0][0].group * found[0][0].stride
     share = math.sqrt(max(1.0, len(found) / INDEPENDENT))
     sizes = [float(probe.size_bytes) for probe, _ in found]
+    units = [(probe.size_bytes, 1024 ** ((probe.size_bytes.bit_length() - 1) // 10)) for probe, _ in found]
 
     def price(adjust: Adjust) -> tuple[float, ...]:
         adjusted = adjust(machine)
@@ -272,18 +273,13 @@ def _collective_sample(
         name=f"{name}: {first.op} of {first.group} ranks",
         framework=framework,
         ranks=ranks,
-        what=tuple(_size(probe.size_bytes) for probe, _ in found),
+        # In full where a binary unit does not divide it.
+        what=tuple(f"{size:,} bytes" if size % unit else show_bytes(size) for size, unit in units),
         measured_s=tuple(seconds for _, seconds in found),
         noise=tuple(share * collective_noise(size) for size in sizes),
         price=price,
         bus_bytes=tuple(bus_bytes(first.op, first.group, size) for size in sizes),
     )
-
-
-def _size(size_bytes: int) -> str:
-    """A size for a person, in full where a binary unit does not divide it."""
-    unit = 1024 ** ((size_bytes.bit_length() - 1) // 10)
-    return f"{size_bytes:,} bytes" if size_bytes % unit else show_bytes(size_bytes)
 
 
 def collective_noise(size_bytes: float) -> float:
