@@ -91,7 +91,13 @@ class AxisOrder(BaseOrder):
             self.fail(str(error), param, ctx)
 
 
-_MORE = {"from_command": "Workload", "with_rejected": "Ranking", "top": "Ranking", "pick": "Ranking"}
+_MORE = {
+    "from_command": "Workload",
+    "with_rejected": "Ranking",
+    "unfold": "Ranking",
+    "top": "Ranking",
+    "pick": "Ranking",
+}
 """Headings of options that commands have beside those of a request; the rest is output."""
 
 
