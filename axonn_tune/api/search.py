@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeAlias, TypeVar, o
 from axonn_tune.cost.price import PricedLayout
 from axonn_tune.errors import UsageError, suggest
 from axonn_tune.files import require_own
+from axonn_tune.frameworks import find_framework
+from axonn_tune.frameworks.description import Framework
 from axonn_tune.grid import AXES
 from axonn_tune.program.memory import memory_limit_bytes
 from axonn_tune.ranking.choosing import run_search
@@ -85,15 +87,22 @@ def request_of(
     ours = {name: value for name, value in given.items() if name in known}
     if others := {name: value for name, value in given.items() if name not in known}:
         # Imported here: most searches name none, and start-up time is theirs.
-        from axonn_tune.frameworks.names import is_known, our_options
+        from axonn_tune.frameworks.names import SHARED, is_known, our_options
 
         for name in others:
             if not is_known(name):
-                raise TypeError(f"{function}() got an unexpected keyword argument {name!r}{suggest(name, known)}")
+                near = suggest(name, (*known, *SHARED, *_names_of(ours.get("framework"))))
+                raise TypeError(f"{function}() got an unexpected keyword argument {name!r}{near}")
         ours |= our_options(others, ours)
     if missing := [name for name in needs if ours.get(name) is None]:
         raise TypeError(f"{function}() is missing {' and '.join(missing)}")
     return Request(**ours)
+
+
+def _names_of(framework: str | Framework | None) -> list[str]:
+    """A framework's names of its axes, as keywords."""
+    found = find_framework(framework) if isinstance(framework, str) else framework
+    return [found.called(axis).lower() for axis in found.columns] if found else []
 
 
 def call_text(function: str, given: Mapping[str, object]) -> str:
@@ -190,7 +199,7 @@ def search(request: Request, call: str) -> SearchResult:
     for a wrong value, UnknownNameError for an unknown model or machine, DocumentError for a wrong file.
 
     >>> import axonn_tune
-    >>> found = axonn_tune.search("80b", gpus=1024)
+    >>> found = axonn_tune.search("80b", 1024)
     >>> len(found)
     195
     >>> found.best.x, found.best.y, found.best.z, found.best.data
@@ -351,8 +360,8 @@ class SearchResult(ReportedResult, Sequence[PricedLayout]):
     ) -> str:
         """The first `top` configurations (0: all) as the command line prints them; UsageError for an unknown column.
 
-        unfold: layouts that only exchange context and micro-batch as rows of their own. color: with bars where a line of
-        `terminal` characters has room for them.
+        unfold: layouts that only exchange context and micro-batch as rows of their own. color: with bars where a line
+        of `terminal` characters has room for them.
         """
         count = min(top, len(self)) if top else len(self)
         if (rows := count + (self.searched.grids if rejected else 0)) > MOST_LISTED:

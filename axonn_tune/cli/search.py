@@ -334,17 +334,26 @@ def sweep_command(
 @format_option()
 @click.option("--wide", is_flag=True, help="Print all columns.")
 @html_option
+@quiet_option
 @color_option
 def compare_command(
-    *, from_command: str | None, output_format: Format, wide: bool, html: str | None, color: bool, **options: Any
+    *,
+    from_command: str | None,
+    output_format: Format,
+    wide: bool,
+    html: str | None,
+    quiet: bool,
+    color: bool,
+    **options: Any,
 ) -> None:
     """Compare the best 4D grid with the best layouts of other frameworks, by the time of a step.
 
     Megatron-Core, torchtitan, DeepSpeed, FSDP (ZeRO-3), HSDP, data parallelism, Megatron-AxoNN and AxoNN each run their
-    fastest layout that fits into memory, on kernels of one quality; --framework adds another. Below the table: what
-    separates each from the first. --recompute, --micro-batch and --no-overlap hold for all; axes, rank order and
-    --kept-layers for 4D, or for the framework named. The paper's measurements used full activation recomputation:
-    --recompute full.
+    fastest layout that fits into memory, by the numbers of their own software, or on kernels of one quality
+    (--same-kernels). The first table has the layouts, the second what each step is spent on. --framework names the
+    baseline, and adds it if it is another; else the first is it. --recompute, --micro-batch and --no-overlap hold for
+    all; axes, rank order and --kept-layers for 4D, or for the framework named. The paper's measurements used full
+    activation recomputation: --recompute full.
 
     \b
     Examples:
@@ -363,7 +372,10 @@ def compare_command(
     else:
         require_problem(options)
         found = compare(**options)
-    show(found, found.render(output_format, wide=wide, color=color), html=html)
+    text = found.render(output_format, wide=wide, remarks=not quiet, color=color)
+    show(found, text, html=html, quiet=quiet)
+    if quiet:
+        return
     if not from_command:
         say_assumed(found.inputs)
     for words in found.said:
