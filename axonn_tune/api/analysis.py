@@ -208,8 +208,13 @@ class CompareResult(ReportedResult):
     said: tuple[str, ...] = ()
 
     @property
+    def baseline(self) -> Contender:
+        """What the others are compared with: the framework that was named, or the first."""
+        return self.comparison.baseline
+
+    @property
     def remarks(self) -> list[str]:
-        """Limits of each strategy, the gain from overlap, and the paper's claims for this case, in sentences."""
+        """Which is fastest, why some are infeasible, what overlap gains, and the paper's claims, in sentences."""
         return comparison_remarks(self.comparison)
 
     def to_dict(self) -> Json:

@@ -117,14 +117,14 @@ class SearchCommand(click.Command):
         headings |= {name: heading for heading, names in self._own.items() for name in names}
         known = [*headings, *(str(param.name) for param in self.get_params(ctx) if param.name not in headings)]
         groups: dict[str, list[tuple[str, str]]] = {heading: [] for heading in (*self._own, *GROUPS, "Output")}
-        if "framework" in known:
-            # First of the constraints: the framework's own names of what they restrict.
-            groups["Constraints"] += _names_of_axes()
         options = [param for param in self.get_params(ctx) if isinstance(param, click.Option)]
         for one in sorted(options, key=lambda one: (one.name == "help", known.index(str(one.name)))):
             if record := one.get_help_record(ctx):
                 groups[headings.get(str(one.name), "Output")].append(record)
         for heading, records in groups.items():
+            if heading == "Constraints" and records:
+                with formatter.section("Constraints by the names of a framework, each with a size"):
+                    formatter.write_dl(_names_of_axes())
             if records:
                 with formatter.section(heading):
                     formatter.write_dl(records)
@@ -138,14 +138,14 @@ class SearchCommand(click.Command):
 
 
 def _names_of_axes() -> list[tuple[str, str]]:
-    """Options by which frameworks pin their axes, and the frameworks that have them, those with commands first."""
-    from axonn_tune.frameworks import registry
+    """Frameworks that call their axes alike, and the options that pin these, those whose commands are written first."""
+    from axonn_tune.frameworks import UNKNOWN, registry
 
     alike: dict[str, list[str]] = {}
-    for one in sorted(registry().values(), key=lambda one: one.launch is None):
-        if one.names:
+    for one in sorted(registry().values(), key=lambda one: (one.launch is None, "axonn" in one.name)):
+        if one.names and one.name != UNKNOWN:
             alike.setdefault(" ".join(map(one.option, one.columns)), []).append(one.name)
-    return [(flags, f"Only this size, with --framework {', '.join(names)}.") for flags, names in alike.items()]
+    return [(", ".join(names), flags) for flags, names in alike.items()]
 
 
 def _by_our_names(args: Sequence[str], known: Collection[str]) -> list[str]:

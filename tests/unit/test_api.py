@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import doctest
 import html
 import inspect
@@ -209,6 +210,25 @@ def test_an_unknown_option_is_refused() -> None:
     """Guards against options that go nowhere, as Python does."""
     with pytest.raises(TypeError, match="unexpected keyword argument 'micro_batches', did you mean 'micro_batch'"):
         axonn_tune.search("nano", micro_batches=2, **SMALL)  # type: ignore[call-arg]
+
+
+def test_frameworks_names_lead_to_sizes() -> None:
+    """Guards `best.tp` beside `best.x`, frames with the framework's names, GPUs by place, and the nearest keyword."""
+    found = axonn_tune.search("llama3-8b", 64, machine="dgx-h100", framework="megatron-core")
+    best: Any = found.best
+    assert (best.tp, best.PP, best.vpp, best.cp) == (best.x, best.pipeline, best.chunks, best.grid.context)
+    assert best.layout == copy.copy(best).layout
+    picked = found.frame.query("TP == 2")
+    assert len(picked)
+    assert set(picked["x"]) == {2}
+    assert "CP" in found.rejected.columns
+    with pytest.raises(AttributeError, match="no attribute 'dp_shard'"):
+        _ = best.dp_shard
+    with pytest.raises(TypeError, match="did you mean 'tp'"):
+        axonn_tune.search("nano", framework="megatron-core", tpp=2, **SMALL)  # type: ignore[call-arg]
+    compared = axonn_tune.compare("5b", 16, batch=64)
+    assert compared["megatron-core"] is compared["megatron-lm"]
+    assert compared["axonn-tune"] is compared["4d"]
 
 
 def test_nothing_feasible_is_a_result() -> None:
