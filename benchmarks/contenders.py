@@ -58,7 +58,7 @@ class Job:
 
     def share(self, place: int, places: int) -> BatchShard:
         """One of `places` equal parts of a step's batch."""
-        return BatchShard(self.global_batch, self.global_batch // places, 1, data=place, data_size=places)
+        return BatchShard(self.global_batch, self.global_batch // places, 1, place)
 
     def tokens(self, share: BatchShard) -> SyntheticTokens:
         """The source of the batches."""

@@ -30,8 +30,7 @@ import torch
 import torch.distributed as dist
 from torch.profiler import ProfilerActivity, profile
 
-from axonn_tune.cost.breakdown import ATTENTION, ELEMENT_WISE, GEMMS, OPTIMIZER, work_by_kind
-from axonn_tune.cost.price import Detail, price
+from axonn_tune.cost.price import ATTENTION, ELEMENT_WISE, GEMMS, OPTIMIZER, Detail, price, work_by_kind
 from axonn_tune.grid import Grid
 from axonn_tune.job import Job as PricedJob
 from axonn_tune.job import Layout
@@ -266,7 +265,7 @@ def memory(site: Site, folder: Path) -> Iterator[Row]:
         for recompute in RECOMPUTES:
             launch, pricing = job.launch(site, "bf16", recompute, compiled=site.compiled)
             predicted, name = float(pricing.memory.total_bytes), f"{job.model.name}, recompute {recompute}"
-            yield Row(f"{name}: dry run", dry_run(launch).peak_bytes, "B", predicted)
+            yield Row(f"{name}: dry run", dry_run(launch)[1], "B", predicted)
             for what, found in _held(launch, device).items():
                 yield Row(f"{name}: {what}", found, "B", predicted)
 
@@ -388,7 +387,7 @@ def _plain_step(job: Job, launch: Launch, device: torch.device, *, compiled: boo
     loss_of = torch.compile(module) if compiled else module
 
     def step(number: int) -> None:
-        tokens, targets = (part.to(device) for part in source.batch(number, 0))
+        tokens, targets = (part.to(device) for part in source(number, 0))
         with torch.autocast(device.type, torch.bfloat16):
             loss = loss_of(tokens, targets)
         loss.backward()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import sysconfig
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -122,7 +123,7 @@ def data_command(
 
     if not paths and not python_stdlib:
         raise UsageError("nothing to read: name files or folders, or give --python-stdlib")
-    sources = [Path(path) for path in paths] + [tokens.standard_library()] * python_stdlib
+    sources = [Path(path) for path in paths] + [Path(sysconfig.get_path("stdlib"))] * python_stdlib
     files = tokens.text_files(sources, patterns=patterns or tokens.TEXT_PATTERNS)
     chosen = tokens.tokenizer_named(tokenizer)
     if vocab is not None and chosen.vocab > vocab:
@@ -255,10 +256,10 @@ def _lab_findings() -> Iterator[HostCheck]:
     import subprocess
     import sys
 
-    from axonn_tune.lab.holder import CHECK, UNPRIVILEGED
+    from axonn_tune.lab.holder import UNPRIVILEGED
     from axonn_tune.launch.host import HostCheck
 
-    command = [sys.executable, "-m", "axonn_tune.lab.holder", CHECK]
+    command = [sys.executable, "-m", "axonn_tune.lab.holder"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     words = {0: "possible", UNPRIVILEGED: "possible, in a user namespace"}.get(done.returncode)
     why = (done.stderr.strip().splitlines() or [""])[-1]

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from axonn_tune.cost.breakdown import CONTENDED
-from axonn_tune.cost.price import Detail
+from axonn_tune.cost.price import CONTENDED, Detail
 from axonn_tune.cost.replay import Batch, Interval
 from axonn_tune.program.operations import Attention, Collective, Computation, Kernel, MatMul
 from axonn_tune.specs.traces import COMPUTE_LANE, Span, communication_lane, term_name, wait_name

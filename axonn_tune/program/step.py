@@ -73,6 +73,24 @@ class Stage:
 ONLY = Stage()
 
 
+def stages_alike(parts: tuple[int, ...], stages: int) -> dict[tuple[Stage, tuple[int, ...]], list[int]]:
+    """Stages that are alike: their place and the blocks of their chunks, with their numbers.
+
+    parts: blocks of each model part, chunk c of stage s at c·p + s.
+    """
+    found: dict[tuple[Stage, tuple[int, ...]], list[int]] = {}
+    for number in range(stages):
+        stage = Stage(number == 0, number == stages - 1)
+        found.setdefault((stage, parts[number::stages]), []).append(number)
+    return found
+
+
+def chunks_of(stage: Stage, blocks: tuple[int, ...]) -> Iterator[tuple[Stage, int]]:
+    """Each chunk of a stage: what it has beside blocks, embedding or LM head, and its number of blocks."""
+    for number, count in enumerate(blocks):
+        yield Stage(stage.first and number == 0, stage.last and number == len(blocks) - 1), count
+
+
 @dataclass(frozen=True)
 class Section:
     """Operations done one after the other, `repeats` times a step."""

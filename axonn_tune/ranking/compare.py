@@ -10,8 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from axonn_tune.cost.breakdown import CONTENDED, GEMMS, separated, step_parts, waiting
-from axonn_tune.cost.price import Detail, price
+from axonn_tune.cost.price import CONTENDED, GEMMS, Detail, price, separated, step_parts, waiting
 from axonn_tune.errors import NothingFeasibleError
 from axonn_tune.frameworks import find_framework
 from axonn_tune.frameworks.axonn_tune import AXONN_TUNE

@@ -27,7 +27,7 @@ from axonn_tune.specs.workload import RECOMPUTES, Recompute
 from axonn_tune.units import GIB, counted
 
 if TYPE_CHECKING:
-    from axonn_tune.cost.stages import Pipelines
+    from axonn_tune.cost.pipeline import Pipelines
 
 ALPHA_BETA = "alpha-beta"
 WORTH_SAYING = 0.01

@@ -13,8 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from axonn_tune.cost.breakdown import CONTENDED, kind_of
-from axonn_tune.cost.price import Detail, price
+from axonn_tune.cost.price import CONTENDED, Detail, kind_of, price
 from axonn_tune.cost.replay import Batch, Interval, Stretch
 from axonn_tune.errors import AxonnTuneError, UsageError
 from axonn_tune.frameworks.axonn_tune import AXONN_TUNE

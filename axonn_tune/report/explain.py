@@ -12,17 +12,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import get_args
 
-from axonn_tune.cost.breakdown import (
-    ATTENTION,
-    CONTENDED,
-    ELEMENT_WISE,
-    GEMMS,
-    OPTIMIZER,
-    Work,
-    hidden_behind,
-    hidden_s,
-    work_by_kind,
-)
 from axonn_tune.cost.collectives import (
     IN_SWITCH_LATENCY_S,
     IN_SWITCH_SHARE,
@@ -32,7 +21,20 @@ from axonn_tune.cost.collectives import (
     route,
     sending,
 )
-from axonn_tune.cost.price import Detail, PricedLayout, Term
+from axonn_tune.cost.price import (
+    ATTENTION,
+    CONTENDED,
+    ELEMENT_WISE,
+    GEMMS,
+    OPTIMIZER,
+    Detail,
+    PricedLayout,
+    Term,
+    Work,
+    hidden_behind,
+    hidden_s,
+    work_by_kind,
+)
 from axonn_tune.frameworks.axonn_tune import AXONN_TUNE
 from axonn_tune.frameworks.description import Framework
 from axonn_tune.grid import ALL_AXES, Grid

@@ -20,7 +20,7 @@ from types import MappingProxyType
 from typing import Any, TypeAlias
 
 from axonn_tune import __version__
-from axonn_tune.cost.breakdown import ATTENTION, CONTENDED, ELEMENT_WISE, GEMMS, OPTIMIZER
+from axonn_tune.cost.price import ATTENTION, CONTENDED, ELEMENT_WISE, GEMMS, OPTIMIZER
 from axonn_tune.cost.uncertainty import own_bound_s
 from axonn_tune.errors import EnvironmentProblem
 from axonn_tune.files import write_text_atomically

@@ -12,10 +12,9 @@ from dataclasses import replace
 from typing import Any, TypeAlias
 
 from axonn_tune import __version__
-from axonn_tune.cost.breakdown import Parts, separated, step_parts
 from axonn_tune.cost.collectives import bus_bytes
 from axonn_tune.cost.price import METRICS as PRICES
-from axonn_tune.cost.price import PricedLayout, Term
+from axonn_tune.cost.price import Parts, PricedLayout, Term, separated, step_parts
 from axonn_tune.cost.uncertainty import ACCELERATOR, ACCELERATORS, DEVIATIONS, LARGEST, OF_LAYOUT, outside, own_bound_s
 from axonn_tune.errors import BLUE, YELLOW
 from axonn_tune.frameworks import find_framework, registry

@@ -6,7 +6,7 @@ import shlex
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 
-from axonn_tune.cost.breakdown import hidden_s, work_by_kind
+from axonn_tune.cost.price import hidden_s, work_by_kind
 from axonn_tune.frameworks.description import Framework
 from axonn_tune.grid import ALL_AXES
 from axonn_tune.ranking.inputs import Inputs

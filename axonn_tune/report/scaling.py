@@ -10,8 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from axonn_tune import __version__
-from axonn_tune.cost.breakdown import ATTENTION, CONTENDED, ELEMENT_WISE, GEMMS
-from axonn_tune.cost.price import Detail
+from axonn_tune.cost.price import ATTENTION, CONTENDED, ELEMENT_WISE, GEMMS, Detail
 from axonn_tune.cost.uncertainty import own_bound_s
 from axonn_tune.frameworks.axonn_tune import AXONN_TUNE
 from axonn_tune.frameworks.description import Framework

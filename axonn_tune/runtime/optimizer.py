@@ -42,12 +42,6 @@ class Moments:
     second: torch.Tensor
     count: torch.Tensor
 
-    @classmethod
-    def of(cls, master: torch.Tensor, *, fused: bool) -> Moments:
-        """Those before the first step; torch's fused kernel counts on the device."""
-        count = torch.zeros((), device=master.device if fused else "cpu")
-        return cls(torch.zeros_like(master), torch.zeros_like(master), count)
-
 
 def learning_rate(options: launch.Optimizer, step: int) -> float:
     """Rate of a step, counted from 0: linear from 0 to the peak at the last warm-up step, then half a cosine."""
@@ -71,7 +65,14 @@ class AdamW:
         self._communicator, self._options = communicator, options
         self.buckets, self.device = store.buckets, store.device
         self._fused = store.device.type in ("cpu", "cuda")
-        self._moments = {id(bucket): Moments.of(bucket.master, fused=self._fused) for bucket in self.buckets}
+        # torch's fused kernel counts on the device.
+        counted_on = store.device if self._fused else torch.device("cpu")
+        self._moments = {
+            id(one): Moments(
+                torch.zeros_like(one.master), torch.zeros_like(one.master), torch.zeros((), device=counted_on)
+            )
+            for one in self.buckets
+        }
         self._steps_done = 0
 
     @property

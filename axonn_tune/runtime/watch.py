@@ -207,33 +207,28 @@ class Watch:
         threading.Thread(target=self._run, name="watch", daemon=True).start()
 
     def _run(self) -> None:
+        """Read messages, and check whether this rank's step is late and whether rank 0 answers."""
         while self._selector.get_map():
             for key, _ in self._selector.select(_LOOK_S):
-                self._read(key.data)
-            self._look()
-
-    def _look(self) -> None:
-        """Check whether this rank's step is late, and whether rank 0 answers."""
-        now_s = time.monotonic()
-        if self._over:
-            return
-        if self._late_at_s is not None and now_s > self._late_at_s:
-            self._late_at_s = None
-            self._report("a step did not end in time", hasty=False)
-        elif self._unanswered_at_s is not None and now_s > self._unanswered_at_s:
-            words = "rank 0 did not answer: a collective or a step took too long"
-            self._failed(RankFailure(0, words, LOST_CODE, told=False), silent={0})
-
-    def _read(self, line: _Connection) -> None:
-        messages = line.receive()
-        if messages is None:
-            self._selector.unregister(line.connection)
-            line.connection.close()
-            if not line.finished and not self._over:
-                self._failed(RankFailure(line.rank, LOST, LOST_CODE, told=False))
-            return
-        for message in messages:
-            self._handle(line, message)
+                line: _Connection = key.data
+                messages = line.receive()
+                for message in messages or ():
+                    self._handle(line, message)
+                if messages is not None:
+                    continue
+                self._selector.unregister(line.connection)
+                line.connection.close()
+                if not line.finished and not self._over:
+                    self._failed(RankFailure(line.rank, LOST, LOST_CODE, told=False))
+            now_s = time.monotonic()
+            if self._over:
+                continue
+            if self._late_at_s is not None and now_s > self._late_at_s:
+                self._late_at_s = None
+                self._report("a step did not end in time", hasty=False)
+            elif self._unanswered_at_s is not None and now_s > self._unanswered_at_s:
+                words = "rank 0 did not answer: a collective or a step took too long"
+                self._failed(RankFailure(0, words, LOST_CODE, told=False), silent={0})
 
     def _handle(self, line: _Connection, message: dict[str, Any]) -> None:
         if "waited" in message:

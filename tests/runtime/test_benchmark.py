@@ -31,7 +31,7 @@ def test_reference_is_the_runtimes_model(model: str, kv_heads: int, biases: bool
     mine = {one.name: one for one in (*trainer.model.store.matrices, *trainer.model.store.vectors)}
     reference = Reference(changed).double()
     reference.load({name: one.value for name, one in mine.items()})
-    loss = reference(*trainer.source.batch(0, 0))
+    loss = reference(*trainer.source(0, 0))
     loss.backward()
     assert abs(loss.item() - trainer.gradients(0).item()) < TOLERANCE * loss.item()
     norm = max(float(one.gradient.abs().max()) for one in mine.values())

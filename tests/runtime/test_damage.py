@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch.distributed.checkpoint.metadata import MetadataIndex
+from torch.distributed.checkpoint.metadata import MetadataIndex, TensorProperties
 
 from axonn_tune.errors import EnvironmentProblem, UsageError
 from axonn_tune.grid import Grid
@@ -47,10 +47,8 @@ def copied(saved: Path, tmp_path: Path) -> Path:
 
 def damage(path: Path, chance: random.Random) -> str:
     """Change a file in one of the ways in which disks, networks and people do; what was done."""
-    content, how = (
-        bytearray(path.read_bytes()),
-        chance.choice(["flip", "cut", "zero", "grow", "remove", "random", "swap"]),
-    )
+    content, ways = bytearray(path.read_bytes()), ["flip", "cut", "zero", "grow", "remove", "random", "swap"]
+    how = chance.choice(ways)
     place = chance.randrange(len(content))
     if how == "flip":
         content[place] ^= 1 << chance.randrange(8)
@@ -130,20 +128,19 @@ def test_truncated_checkpoints_are_named_and_left_overs_are_not(copied: Path) ->
 
 
 def test_one_folder_is_one_runs(copied: Path) -> None:
-    """Guards two runs that would delete each other's files; the folder is free again after the first."""
+    """Guards two runs that would delete each other's files; the folder is free again after the first.
+
+    Read-only disks, which root's tests cannot have, are here a file in the way.
+    """
     first, second = saving.trainee(SERIAL), saving.trainee(SERIAL)
     saver = first.checkpoints(copied)
     with pytest.raises(UsageError, match="another run saves its checkpoints in"):
         second.checkpoints(copied)
     saver.close()
     second.checkpoints(copied).close()
-
-
-def test_a_place_that_cannot_be_written_is_named(tmp_path: Path) -> None:
-    """Guards read-only disks, which root's tests cannot have: here a file is in the way."""
-    (tmp_path / "file").touch()
+    (copied / "file").touch()
     with pytest.raises(EnvironmentProblem, match=r"cannot save checkpoints in .*file/checkpoints': Not a directory"):
-        saving.trainee(SERIAL).checkpoints(tmp_path / "file" / "checkpoints")
+        second.checkpoints(copied / "file" / "checkpoints")
 
 
 class Harm:
@@ -216,27 +213,27 @@ def rewritten(checkpoint: Path, change: Callable[[Any], None]) -> None:
     resealed(checkpoint)
 
 
-def first_place(metadata: Any) -> Any:
-    """Where the first shard lies."""
-    return next(iter(metadata.storage_data.values()))
+def place(metadata: Any, **changes: Any) -> None:
+    """Change where the first shard lies."""
+    vars(next(iter(metadata.storage_data.values()))).update(changes)
 
 
-def first_tensor(metadata: Any) -> Any:
-    """The first tensor."""
-    return next(iter(metadata.state_dict_metadata.values()))
+def tensor(metadata: Any, **changes: Any) -> None:
+    """Change what is said about the first tensor."""
+    vars(next(iter(metadata.state_dict_metadata.values()))).update(changes)
 
 
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        (lambda found: setattr(first_place(found), "relative_path", "../../secret"), "no bytes for a shard"),
-        (lambda found: setattr(first_place(found), "relative_path", ["a"]), "cannot be read"),
-        (lambda found: setattr(first_place(found), "offset", 10**9), "beyond the end"),
-        (lambda found: setattr(first_place(found), "length", -5), "for a size"),
-        (lambda found: setattr(first_place(found), "transform_descriptors", ["stream.zstd"]), "transformed shards"),
-        (lambda found: setattr(first_tensor(found), "size", torch.Size([10**12, 10**5])), "do not cover"),
-        (lambda found: setattr(first_tensor(found), "chunks", []), "do not cover"),
-        (lambda found: setattr(first_tensor(found).properties, "dtype", torch.int8), "torch.int8"),
+        (lambda found: place(found, relative_path="../../secret"), "no bytes for a shard"),
+        (lambda found: place(found, relative_path=["a"]), "cannot be read"),
+        (lambda found: place(found, offset=10**9), "beyond the end"),
+        (lambda found: place(found, length=-5), "for a size"),
+        (lambda found: place(found, transform_descriptors=["stream.zstd"]), "transformed shards"),
+        (lambda found: tensor(found, size=torch.Size([10**12, 10**5])), "do not cover"),
+        (lambda found: tensor(found, chunks=[]), "do not cover"),
+        (lambda found: tensor(found, properties=TensorProperties(torch.int8)), "torch.int8"),
         (lambda found: found.storage_data.clear(), "no bytes for a shard"),
         (lambda found: setattr(found, "state_dict_metadata", 3), "cannot be read"),
     ],
@@ -255,13 +252,13 @@ def test_metadata_that_does_not_fit_its_files_is_damage(
 
 def in_one_row(metadata: Any) -> None:
     """Make the first tensor one row of 6,000 shards, each of one element."""
-    name, tensor = next(iter(metadata.state_dict_metadata.items()))
-    place, shard = first_place(metadata), tensor.chunks[0]
+    name, whole = next(iter(metadata.state_dict_metadata.items()))
+    stored, shard = next(iter(metadata.storage_data.values())), whole.chunks[0]
     starts = [torch.Size([0, column]) for column in range(6000)]
     chunks = [replace(shard, offsets=start, sizes=torch.Size([1, 1])) for start in starts]
-    metadata.state_dict_metadata = {name: replace(tensor, size=torch.Size([1, 6000]), chunks=chunks)}
-    wide = tensor.properties.dtype.itemsize
-    placed = {start: replace(place, offset=wide * start[1], length=wide) for start in starts}
+    metadata.state_dict_metadata = {name: replace(whole, size=torch.Size([1, 6000]), chunks=chunks)}
+    wide = whole.properties.dtype.itemsize
+    placed = {start: replace(stored, offset=wide * start[1], length=wide) for start in starts}
     metadata.storage_data = {MetadataIndex(name, start): one for start, one in placed.items()}
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable
 from pathlib import Path
 
@@ -27,14 +26,14 @@ def written(path: Path, count: int, *, vocab: int = 257) -> tokens.TokenFile:
 def source(kind: str, folder: Path, share: BatchShard, *, seed: int = 3) -> Batches:
     """Data of either kind."""
     if kind == "synthetic":
-        return SyntheticTokens(500, seed, SEQUENCE, share)
-    path = folder / f"{share.data}-{share.z}-{share.data_size}-{share.micro_batch}-{seed}.bin"
-    return TokenSource(written(path, 400), seed, SEQUENCE, share)
+        return SyntheticTokens(500, seed, SEQUENCE, share).batch
+    path = folder / f"{share.place}-{share.accumulation}-{share.micro_batch}-{seed}.bin"
+    return TokenSource(written(path, 400), seed, SEQUENCE, share).batch
 
 
 def rows(batches: Batches, share: BatchShard, step: int) -> torch.Tensor:
     """Everything one rank reads in a step, tokens and targets side by side."""
-    pairs = [batches.batch(step, micro_step) for micro_step in range(share.accumulation)]
+    pairs = [batches(step, micro_step) for micro_step in range(share.accumulation)]
     return torch.cat([torch.cat(pair, dim=1) for pair in pairs])
 
 
@@ -46,8 +45,8 @@ def test_every_grid_sees_the_same_batch(kind: str, data: int, z: int, accumulati
     each = BATCH // (data * z * accumulation)
     for step in (0, 1, 7):
         parts = []
-        for place, depth in itertools.product(range(data), range(z)):
-            share = BatchShard(BATCH, each, accumulation, data=place, data_size=data, z=depth, z_size=z)
+        for place in range(data * z):
+            share = BatchShard(BATCH, each, accumulation, place)
             parts.append(rows(source(kind, tmp_path, share), share, step))
         assert torch.equal(torch.cat(parts), rows(source(kind, tmp_path, serial), serial, step))
 
@@ -58,16 +57,16 @@ def test_batches_are_pure(kind: str, tmp_path: Path) -> None:
     share = BatchShard(BATCH, 4, 3)
     fresh, used = source(kind, tmp_path, share), source(kind, tmp_path, share)
     for step in range(5):
-        used.batch(step, 0)
-    assert all(torch.equal(a, b) for a, b in zip(fresh.batch(5, 2), used.batch(5, 2), strict=True))
-    assert not torch.equal(used.batch(5, 2)[0], used.batch(6, 2)[0])
-    assert not torch.equal(used.batch(5, 2)[0], source(kind, tmp_path, share, seed=4).batch(5, 2)[0])
+        used(step, 0)
+    assert all(torch.equal(a, b) for a, b in zip(fresh(5, 2), used(5, 2), strict=True))
+    assert not torch.equal(used(5, 2)[0], used(6, 2)[0])
+    assert not torch.equal(used(5, 2)[0], source(kind, tmp_path, share, seed=4)(5, 2)[0])
 
 
 @pytest.mark.parametrize("kind", ["file", "synthetic"])
 def test_targets_are_the_tokens_that_follow(kind: str, tmp_path: Path) -> None:
     """Guards the shift, the shape and the type."""
-    found, targets = source(kind, tmp_path, BatchShard(BATCH, 4, 3)).batch(2, 1)
+    found, targets = source(kind, tmp_path, BatchShard(BATCH, 4, 3))(2, 1)
     assert found.shape == targets.shape == (4, SEQUENCE)
     assert found.dtype == targets.dtype == torch.int64
     assert torch.equal(found[:, 1:], targets[:, :-1])
@@ -100,12 +99,6 @@ def test_each_epoch_has_every_window_once_in_its_own_order(tmp_path: Path) -> No
     epochs = whole.window_of(np.arange(3 * whole.windows)).reshape(3, -1)
     assert np.array_equal(np.sort(epochs), np.tile(np.arange(whole.windows), (3, 1)))
     assert not np.array_equal(epochs[0], epochs[1])
-
-
-def test_share_must_fill_the_batch() -> None:
-    """Guards the arithmetic in the message."""
-    with pytest.raises(UsageError, match=r"2 · 3 · 4 · 1 = 24, but the global batch is 12"):
-        BatchShard(BATCH, 4, 1, data_size=2, z_size=3)
 
 
 @pytest.mark.parametrize(("vocab", "item_bytes"), [(257, 2), (1 << 16, 2), ((1 << 16) + 1, 4)])

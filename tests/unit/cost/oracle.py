@@ -49,7 +49,7 @@ class SpelledOut:
         pricer = self.pricer
         path = route(pricer.grid.group_shape(one.axis), pricer.machine.tiers, pricer.grid.world)
         size_bytes = float(one.size_bytes.evaluate(self.values))
-        lines = lines_of(one.kind, path, pricer.machine, call_s=pricer.messages.call_s)
+        lines = lines_of(one.kind, path, pricer.machine, call_s=pricer.call_s)
         calls = 1.0 if one.role == "weight" else float(one.calls.evaluate(self.values))
         times = [line.latency_s + size_bytes / line.bandwidth_bytes_per_s for line in lines]
         return path.outermost, calls * min(times, default=0.0)

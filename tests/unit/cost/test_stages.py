@@ -52,7 +52,7 @@ def equal_stages(monkeypatch: pytest.MonkeyPatch) -> None:
         return 0.0 * known(clock, step) if step.layer in ENDS else known(clock, step)
 
     monkeypatch.setattr(ComputeClock, "call_s", call_s)
-    monkeypatch.setattr("axonn_tune.cost.stages.transfer_time_s", lambda *_, **__: 0.0)
+    monkeypatch.setattr("axonn_tune.cost.pipeline.transfer_time_s", lambda *_, **__: 0.0)
     monkeypatch.setattr("axonn_tune.cost.replay.collective_time_s", lambda *_: 0.0)
 
 
