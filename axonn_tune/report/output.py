@@ -71,7 +71,8 @@ class Column:
     @property
     def short(self) -> str:
         """The heading on one line, without its unit."""
-        return unbroken(self.label if self.title is None else self.title).partition(",")[0]
+        soft = self.title is not None and "\u00ad" in self.label
+        return unbroken(str(self.title) if soft else self.label).partition(",")[0]
 
     def cells(self, rows: Sequence[object]) -> list[str]:
         """As texts have them: `-` for what is not known."""
@@ -192,13 +193,12 @@ class Table:
         """
         table = self
         for name in ("", *spare):
-            counted = replace(table, names=[one for one in table.names if one != aside])
-            if counted.width <= WIDTH:
-                break
-            if replace(counted, gap=1).width <= WIDTH:
-                return replace(table, gap=1)
             table = replace(table, names=[one for one in table.names if one != name])
-        return table
+            counted = replace(table, names=[one for one in table.names if one != aside])
+            for gap in (2, 1):
+                if replace(counted, gap=gap).width <= WIDTH:
+                    return replace(table, gap=gap)
+        return replace(table, gap=1)
 
     def frame(self) -> pd.DataFrame:
         """The fields as a data frame."""

@@ -50,8 +50,8 @@ _SETTINGS = ("order", "micro_batch", "recompute", "kept_layers", "bubble_s", "sh
 """Columns that a narrow table leaves out where all rows have one value."""
 _MULTIPLES = ("node_hours", "logged_tflops_per_gpu", "mfu", "tokens_per_s_per_gpu", "gpu_hours")
 """Multiples of the step or of its inverse, left out of what is wider than a line all the same."""
-_MANY_LETTERS = 5
-"""Longer names of axes are broken after an underscore."""
+_BROKEN = {"pipeline": "pipe-\nline", "context": "con-\ntext"}
+"""Where names of axes are broken that have no underscore."""
 _TELLING = 0.02
 """Differences below this share of the total are summed as the rest."""
 _MOST_NAMED = 3
@@ -108,6 +108,11 @@ def ranking_table(
         equal = [axis for axis in alone if len({row[axis] for row in found}) == 1][: len(axes) - 1]
         axes = [axis for axis in axes if axis not in equal]
     label, rows = shown_rows(found, framework, axes)
+    outer, said = f",{framework.called('pipeline')}", [f"{framework.called(axis)} {found[0][axis]}" for axis in equal]
+    orders = [row["wide_order"] or "" for row in rows]
+    if narrow and any(outer in one for one in orders) and all(one.partition(outer)[2] == "" for one in orders):
+        rows = [{**row, "wide_order": row["wide_order"] and row["wide_order"].removesuffix(outer)} for row in rows]
+        said.append(f"{framework.called('pipeline')} outermost")
     others = {f"rank_{cost}": rank_column(cost) for cost in ranked.others}
     grid, context = replace(COLUMNS["grid"], label=label), framework.called("context")
     columns = {
@@ -143,7 +148,6 @@ def ranking_table(
         if all(row.get("shortest_step_s") == row.get("iteration_s") for row in rows):
             # A repetition of the step, which a remark says.
             table = replace(table, names=[name for name in table.names if name != "shortest_step_s"])
-        said = [f"{framework.called(axis)} {found[0][axis]}" for axis in equal]
         whole = table.without_equal(_SETTINGS, said)
         table = whole.fitted(_MULTIPLES, aside="rejected_because")
         if gone := [columns[name].short for name in whole.names if name not in table.names]:
@@ -270,7 +274,7 @@ def shown_rows(configs: Sequence[Json], framework: Framework, axes: Sequence[str
     Cells of the layout are made of several numbers, aligned over all rows below the framework's names of its axes.
     """
     called = map(framework.called, axes)
-    parts = [(name.replace("_", "_\n") if len(name) > _MANY_LETTERS else name).split("\n") for name in called]
+    parts = [_BROKEN.get(name, name.replace("_", "_\n")).split("\n") for name in called]
     height = max(map(len, parts), default=0)
     heads = zip(*([*[""] * (height - len(lines)), *lines] for lines in parts), strict=True)
     aligned = aligned_cells([*heads, *([_plain(config.get(axis)) for axis in axes] for config in configs)])
@@ -394,7 +398,12 @@ _COLUMNS = (
         "All collectives of a step and rank, overlapped or not.",
         title="comm.,\ns",
     ),
-    Column("exposed_communication_s", "exposed, s", "Communication not overlapped with computation."),
+    Column(
+        "exposed_communication_s",
+        "exposed, s",
+        "Communication not overlapped with computation.",
+        title="ex-\nposed,\ns",
+    ),
     Column("compute_s", "compute, s", "Computation of a step and rank."),
     count("chunks", "chunks", "Chunks of a pipeline stage (interleaving)."),
     Column("bubble_s", "bubble, s", "Time a pipeline stage is idle."),
