@@ -110,7 +110,7 @@ class Pipelines:
         found: Floats = np.take_along_axis(np.array(columns), slowest[None], axis=0)[0]
         return found
 
-    def _times(self, at: Integers | int) -> StageTimes:
+    def times(self, at: Integers | int) -> StageTimes:
         """Durations of the stages of some candidates, or of one."""
         placed = {number: kind for kind in self.kinds for number in kind.numbers}
         by_stage = [placed[number] for number in range(self.stages)]
@@ -132,7 +132,7 @@ class Pipelines:
     def bound_s(self) -> tuple[Floats, Floats, Floats]:
         """Bounds of all candidates: least step, its compute slowdown, and bubble with least exposed communication."""
         everything = np.arange(len(self))
-        scheduled = np.asarray(pipeline_bound_s(self._times(everything), micro_batches=self.micro_batches))
+        scheduled = np.asarray(pipeline_bound_s(self.times(everything), micro_batches=self.micro_batches))
         busy = self._of_slowest([kind.busy_s(self.micro_batches, stages=self.stages) for kind in self.kinds])
         # A message exposes at most its own time where it is sent and where it is waited for.
         occupied = busy + 4.0 * self.chunks * self.micro_batches * self.send_s
@@ -148,7 +148,7 @@ class Pipelines:
 
     def price(self, position: int) -> tuple[PipelineTime, int, float]:
         """One candidate by the recurrence: its time, the stage that computes longest, and its wait for others, s."""
-        time = pipeline_time(self._times(position), micro_batches=int(self.micro_batches[position]))
+        time = pipeline_time(self.times(position), micro_batches=int(self.micro_batches[position]))
         slowest = max(self.kinds, key=lambda kind: kind.compute_s[position]).numbers[0]
         return time, slowest, min(time.bubble_s[slowest], max(0.0, time.step_s - float(self.alone_s[position])))
 
@@ -305,6 +305,36 @@ def pipeline_time(times: StageTimes, *, micro_batches: int) -> PipelineTime:
             messages(stage, stages=stages, chunks=chunks, micro_batches=micro_batches) for stage in range(stages)
         ),
     )
+
+
+class Pass(NamedTuple):
+    """One micro-batch through one chunk of a stage, forward or backward, s from the start of the step."""
+
+    stage: int
+    backward: bool
+    chunk: int
+    micro_batch: int
+    start_s: float
+    end_s: float
+
+
+def pipeline_passes(times: StageTimes, *, micro_batches: int) -> list[Pass]:
+    """Every pass of a step by the same recurrence, in an order that respects dependencies; sends are not in them."""
+    stages, chunks = times.shape
+    program, tape = _program(stages, chunks, micro_batches)[0], _Tape(times)
+    tape.run(program)
+    starts_s = np.array(tape.done_s[1:]) - tape.occupied[program.cost]
+    ends_s = starts_s + times.computing().ravel()[program.cost]
+    kind, stage, chunk = np.unravel_index(program.cost, (3, stages, chunks))
+    seen: dict[tuple[bool, int, int], int] = {}
+    found = []
+    for key in zip(
+        (kind > 0).tolist(), stage.tolist(), chunk.tolist(), starts_s.tolist(), ends_s.tolist(), strict=True
+    ):
+        backward, at, of, start_s, end_s = key
+        number = seen[backward, at, of] = seen.get((backward, at, of), -1) + 1
+        found.append(Pass(at, backward, of, number, start_s, end_s))
+    return found
 
 
 # The evaluation skips equal periods. A program lists the operations of all stages in an order that respects

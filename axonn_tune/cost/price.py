@@ -17,6 +17,7 @@ import numpy as np
 
 from axonn_tune.cost.collectives import Line, lines_of, route, sending
 from axonn_tune.cost.compute import ComputeClock, ComputeRates, compute_rates, contended_s, exposed_s
+from axonn_tune.cost.pipeline import StageTimes
 from axonn_tune.cost.replay import Batch, ChunkTimes, Recorder, Replay, StageWork, exposed_by_term, term_key
 from axonn_tune.cost.uncertainty import Floats, half_width, outside, slopes_of, spread, with_software
 from axonn_tune.frameworks import software_on, step_on
@@ -82,13 +83,19 @@ class Term:
 
 @dataclass(frozen=True)
 class StagePrediction:
-    """One pipeline stage: its blocks, seconds of a step, and memory of a rank."""
+    """One pipeline stage: its blocks, seconds of a step, and memory of a rank.
+
+    parts: of each chunk the number of its first block and how many it has; held: blocks whose saved activations are
+    alive together, of all micro-batches in flight.
+    """
 
     blocks: int
     compute_s: float
     communication_s: float
     bubble_s: float
     memory: Memory
+    parts: tuple[tuple[int, int], ...] = ()
+    held: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -239,7 +246,7 @@ class Detail(PricedLayout):
     For a pipeline it is the stage with the most communication, `stage`; memory is that of the largest stage, with
     layers not resharded as found. Computation includes host_s, the accelerator's wait for its host, and contended_s,
     the slowdown from overlap. The bubble is that of the stage with the most computation, to which `computing` belongs:
-    its kind, and the values of its symbols.
+    its kind, and the values of its symbols. times: of all stages, None without a pipeline.
     """
 
     communication_s: float
@@ -251,6 +258,7 @@ class Detail(PricedLayout):
     host_s: float = 0.0
     stage: int = 0
     computing: tuple[Stage, dict[str, float]] | None = field(default=None, compare=False, repr=False)
+    times: StageTimes | None = field(default=None, compare=False, repr=False)
     record: Callable[[], tuple[Batch, ...]] = field(default=tuple, compare=False, repr=False)
 
     @cached_property
@@ -396,11 +404,19 @@ class Pricer:
             host_s=busiest.host_s,
             stages=tuple(
                 StagePrediction(
-                    sum(of[number].blocks), of[number].compute_s, *joined.seconds[number], settled[number][1]
+                    sum(of[number].blocks),
+                    of[number].compute_s,
+                    *joined.seconds[number],
+                    settled[number][1],
+                    tuple(
+                        (sum(self.parts[:part]), self.parts[part]) for part in range(number, len(self.parts), stages)
+                    ),
+                    settled[number][0]["held"],
                 )
                 for number in range(len(joined.seconds))
             ),
             stage=joined.most,
+            times=joined.times,
             computing=(busiest.replay.work.stage, settled[joined.slowest][0]) if stages > 1 else None,
             record=shown.record,
         )
@@ -439,7 +455,8 @@ class Pricer:
         key, formula = term_key(message), str(message.size_bytes)
         term = Term(*key, calls, size_bytes, 2, tier.name, sends_s, exposed_s, formula, line, message)
         seconds = tuple(zip(communication_s, time.bubble_s, strict=True))
-        return _Joined(time.step_s, most, slowest, bubble_s, (term,) if calls else (), seconds)
+        terms = (term,) if calls else ()
+        return _Joined(time.step_s, most, slowest, bubble_s, terms, seconds, pipeline.times(0))
 
     def settled_stage(self, number: int, *, kept: float | None = None) -> tuple[dict[str, float], Memory]:
         """Values of all symbols of a stage, and its memory, which decides how many blocks keep their gathered weights.
@@ -517,7 +534,7 @@ class Pricer:
 @dataclass(frozen=True)
 class _Joined:
     """A step of one stage, or of several: the stages with the most communication and the most computation, the wait of
-    the latter, sends of the former, and communication and wait of each stage, s."""
+    the latter, sends of the former, communication and wait of each stage, s, and durations of all."""
 
     step_s: float
     most: int = 0
@@ -525,6 +542,7 @@ class _Joined:
     bubble_s: float = 0.0
     sends: tuple[Term, ...] = ()
     seconds: tuple[tuple[float, float], ...] = ()
+    times: StageTimes | None = None
 
 
 class Kind:

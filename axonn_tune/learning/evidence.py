@@ -28,7 +28,7 @@ from axonn_tune.specs.machine import Machine
 from axonn_tune.specs.model import Model
 from axonn_tune.specs.points import CollectiveProbe, MatmulProbe, Probe
 from axonn_tune.specs.results import ComparedConfiguration, Measurements, Pairs, Summary
-from axonn_tune.specs.workload import ELEMENT_SIZES, Precision, Recompute, Workload
+from axonn_tune.specs.workload import ELEMENT_SIZES, Precision, Recompute
 from axonn_tune.units import TERA, show_bytes
 from axonn_tune.validation.published.accuracy import best_pricing
 from axonn_tune.validation.published.cases import Case, interleavings
@@ -58,21 +58,16 @@ TERM_FLOOR = 0.02
 """Share of a step below which a collective's time has little weight."""
 
 
-@dataclass(frozen=True)
-class Setup:
-    """Stated inputs of a step's price; recomputes: possible kinds where it is not stated."""
+@dataclass(frozen=True, kw_only=True)
+class Setup(Job):
+    """What is stated of a step; recomputes: possible kinds where it is not stated."""
 
-    model: Model
-    machine: Machine
-    workload: Workload
-    configuration: Layout
-    framework: Framework
+    layout: Layout
     recomputes: tuple[Recompute, ...] = ()
 
     def price(self, adjust: Adjust) -> Detail:
         """The step on the profile with trial numbers."""
-        job = Job(self.model, adjust(self.machine), self.workload, self.framework)
-        return price(job, self.configuration)
+        return price(replace(self, machine=adjust(self.machine)), self.layout)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,7 +116,10 @@ def step_sample(case: Case, *, name: str = "", spread: float = 0.0) -> Sample:
         open_ = tuple(dict.fromkeys(one.recompute for one in configurations))
         return replace(found, setup=replace(found.setup, recomputes=open_))
 
-    settled = configurations[0] if len(configurations) == 1 else None
+    settled, grid = configurations[0] if len(configurations) == 1 else None, case.configurations[0].grid
+    job = (case.model, case.machine, case.workload, case.framework)
+    replicas = grid.data > 1 and case.framework.step.gather_unit != "block"
+    matters = {"vpp": grid.pipeline > 1, "seq_parallel": grid.x > 1, "zero_stage": replicas}
     return Sample(
         name=name or f"{case.row.id} (line {case.row.line})",
         framework=case.framework,
@@ -131,21 +129,11 @@ def step_sample(case: Case, *, name: str = "", spread: float = 0.0) -> Sample:
         noise=(math.hypot(STEP_NOISE, spread),),
         price=lambda adjust: (priced(adjust).iteration_s,),
         narrow=narrow if settled is None else None,
-        setup=None if settled is None else Setup(case.model, case.machine, case.workload, settled, case.framework),
+        setup=None if settled is None else Setup(*job, layout=settled),
         seen={"step": case.row.step_s},
-        unstated=tuple(name for name in case.row.unstated if _matters(name, case)),
+        unstated=tuple(name for name in case.row.unstated if matters.get(name, True)),
         flops=(case.row.tflops_per_gpu or 0.0) * TERA * case.row.step_s * case.row.gpus,
     )
-
-
-def _matters(column: str, case: Case) -> bool:
-    """Whether a blank cell of a row leaves anything open."""
-    one, block = case.configurations[0].grid, case.framework.step.gather_unit == "block"
-    return {
-        "vpp": one.pipeline > 1,
-        "seq_parallel": one.x > 1,
-        "zero_stage": one.data > 1 and not block,
-    }.get(column, True)
 
 
 def measured_samples(measurements: Measurements, machine: Machine, *, name: str) -> list[Sample]:
@@ -173,7 +161,7 @@ def _run_sample(
     """Step, computation and every collective that the program has."""
     times = {"step": pairs.measured["step_s"], "computation": pairs.measured["compute_s"]}
     times |= {_term_name(term): median(term.measured_s) for term in terms}
-    setup = Setup(model, machine, shape.workload, Layout.of(shape), AXONN_TUNE)
+    setup = Setup(model, machine, shape.workload, layout=Layout.of(shape))
 
     def named(adjust: Adjust) -> dict[str, float]:
         return named_times(setup.price(adjust))

@@ -6,7 +6,7 @@ JSON follows the contracts `axonn-tune/sweep/1` and `axonn-tune/comparison/1`.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from axonn_tune import __version__
@@ -283,36 +283,33 @@ def _curves(lines: Mapping[str, Sequence[Json]], *, layouts: LayoutWords) -> Jso
     """One line per model and batch (of weak scaling: of its first batch), and what is ideal for each."""
     rows = [row for line in lines.values() for row in line]
     metrics = [metric for metric in _SWEEP_METRICS if all(row[metric[1]] is not None for row in rows)]
-    choices = []
-    for label, key, scale, per in metrics:
-        change: dict[int, Json] = {}
-        for line in lines.values():
-            whiskers = {f"error_y.{side}": [ends] for side, ends in _ends(line, key, per).items()}
-            change[len(change)] = {"y": [_curve_values(line, key, per, ideal=False)], **whiskers}
-            change[len(change)] = {"y": [_curve_values(line, key, per, ideal=True)]}
-        axis = {"yaxis.title.text": label, "yaxis.type": scale, **_axis_ticks(change, scale)}
-        choices.append(page.choice(label, change, axis))
-    title, first, scale, per = metrics[0]
-    traces = [
-        trace
-        for number, (name, line) in enumerate(lines.items())
-        for trace in _line_traces(name, line, first, per, color=page.series_color(number), layouts=layouts)
+    keys = [(key, per) for _, key, _, per in metrics]
+    drawn = [
+        {
+            "name": name,
+            "x": [row["gpus"] for row in line],
+            "words": [f"{name}: {row['gpus']:,} GPUs<br>{layouts.sizes(row)}" for row in line],
+            "values": [_curve_values(line, key, per, ideal=False) for key, per in keys],
+            "ideal": [_curve_values(line, key, per, ideal=True) for key, per in keys],
+            **dict(zip(("up", "down"), zip(*(_ends(line, key, per) for key, per in keys), strict=True), strict=True)),
+        }
+        for name, line in lines.items()
     ]
-    gpus = sorted({row["gpus"] for row in rows})
-    ticks = gpus[:: -(-len(gpus) // _MOST_TICKS)]
-    named = {"tickvals": ticks, "ticktext": [f"{one:,}" for one in ticks]}
-    layout = {
-        "xaxis": {"title": {"text": "GPUs"}, "type": "log", **named},
-        "yaxis": {"title": {"text": title}, "type": scale},
-    }
     note = (
         "Dashed: every GPU as fast as at the first feasible count. Whiskers: the 80% interval; most of it is common to "
         "all points, so efficiency, their ratio, has none."
     )
-    return page.figure("Scaling", traces, layout=layout, height=420, note=note, choices=choices)
+    return {
+        "kind": "lines",
+        "title": "Scaling",
+        "note": note,
+        "choices": [label for label, *_ in metrics],
+        "metrics": [{"label": label, "log": scale == "log"} for label, _, scale, _ in metrics],
+        "lines": drawn,
+    }
 
 
-def _ends(line: Sequence[Json], key: str, per: float) -> Json:
+def _ends(line: Sequence[Json], key: str, per: float) -> tuple[list[float], list[float]]:
     """How far the 80% interval of the step takes a value up and down; not at all for efficiency."""
     up, down = [], []
     for row in line:
@@ -321,17 +318,7 @@ def _ends(line: Sequence[Json], key: str, per: float) -> Json:
         most, least = (1.0 / shares[1], 1.0 / shares[0]) if key == "iteration_s" else shares
         up.append(0.0 if key == "efficiency" else value * (most - 1.0))
         down.append(0.0 if key == "efficiency" else value * (1.0 - least))
-    return page.error_bars(up, down)
-
-
-def _axis_ticks(change: Mapping[int, Json], scale: str) -> Json:
-    """Ticks of a logarithmic axis; a linear one is left to plotly."""
-    if scale != "log":
-        return {"yaxis.tickvals": None, "yaxis.ticktext": None}
-    values = [value for one in change.values() for value in one["y"][0] if value]
-    ticks = page.round_ticks(min(values), max(values))
-    shown = [f"{tick:,.4g}" if tick < 1000 else f"{tick:,.0f}" for tick in ticks]
-    return {"yaxis.tickvals": ticks, "yaxis.ticktext": shown}
+    return up, down
 
 
 def _rows_by_line(rows: Sequence[Json], *, weak: bool) -> dict[str, list[Json]]:
@@ -354,20 +341,6 @@ def _curve_values(line: Sequence[Json], key: str, per: float, *, ideal: bool) ->
         down = key == "iteration_s"
         values = [value * share if down else value / share for value, share in zip(values, shares, strict=True)]
     return [value / per for value in values]
-
-
-def _line_traces(
-    name: str, line: Sequence[Json], key: str, per: float, *, color: str, layouts: LayoutWords
-) -> Iterator[Json]:
-    """A line with its whiskers, and what is ideal for it."""
-    gpus = [row["gpus"] for row in line]
-    said = [f"{name}: {row['gpus']:,} GPUs<br>{layouts.sizes(row)}" for row in line]
-    look = {"line": {"color": color, "width": 2}, "marker": {"size": 8}}
-    values, ideal = (_curve_values(line, key, per, ideal=ideal) for ideal in (False, True))
-    found = page.point_trace(name, gpus, values, mode="lines+markers", legendgroup=name, text=said, **look)
-    whiskers = {**_ends(line, key, per), "thickness": 1.2, "width": 4}
-    yield {**found, "hovertemplate": "%{text}<br>%{y:.4g}<extra></extra>", "error_y": whiskers}
-    yield page.line_trace(name, gpus, ideal, legendgroup=name, showlegend=False)
 
 
 PETA = 1000.0 * TERA
@@ -419,9 +392,15 @@ _CONTENDER_FIELDS = (
     *("framework", "relative_step", "own_software_s", "over_baseline", "tokens_per_s_per_gpu"),
 )
 _COLORS = {
-    **{GEMMS: page.BY_KIND[GEMMS], OTHER_KERNELS: page.BY_KIND[ATTENTION], RECOMPUTE: page.BY_KIND[ELEMENT_WISE]},
-    **{f"exposed {name}": page.series_color(1 + number) for number, name in enumerate(dict.fromkeys(EXPOSED.values()))},
-    **{BUBBLE: page.MUTED, CONTENDED: page.LIMIT, REST: page.PANEL},
+    **{"computation": page.COMPUTATION, GEMMS: page.BY_KIND[GEMMS], OTHER_KERNELS: page.BY_KIND[ATTENTION]},
+    **{RECOMPUTE: page.BY_KIND[ELEMENT_WISE], "exposed communication": page.EXPOSED},
+    **{"exposed TP": "--axis-x", "exposed FSDP": "--axis-z", "exposed DP": "--axis-data", "exposed CP": page.WAIT},
+    **{
+        "exposed PP": f"{page.EXPOSED}/0.6",
+        BUBBLE: page.BUBBLE,
+        CONTENDED: page.BY_KIND[CONTENDED],
+        REST: f"{page.MUTED}/0.5",
+    },
 }
 _STEP_PARTS = {"computation": "compute_s", "exposed communication": "exposed_communication_s", BUBBLE: "bubble_s"}
 """Parts of a step in documents that have no causes."""
@@ -665,24 +644,17 @@ def comparison_section(document: Json, *, identity: str, source: str) -> Json:
 
 def _step_bars(contenders: Sequence[Json], machine: Machine) -> Json:
     """The parts of each one's step, and its interval."""
-    places = list(range(len(contenders)))
-    predictions = [one["prediction"] for one in contenders]
-    traces, longest_s = [], max(one["iteration_s"] for one in predictions)
-    parts = [one.get("causes") or {name: one[key] for name, key in _STEP_PARTS.items()} for one in predictions]
-    for name in dict.fromkeys(name for one in parts for name in one):
-        times_s, color = [one[name] for one in parts], _COLORS.get(name, page.COMPUTATION)
-        said = [f"{name}: {show_seconds(time_s)}" for time_s in times_s]
-        if any(time_s >= _VISIBLE * longest_s for time_s in times_s):
-            traces.append(page.bar_trace(name, times_s, places, color=color, text=said, width=0.55))
-    layout = {
-        "barmode": "stack",
-        "xaxis": page.steps_axis(predictions),
-        "yaxis": page.named_axis([one["name"] for one in contenders]),
-    }
+    longest_s = max(one["prediction"]["iteration_s"] for one in contenders)
+
+    def parts(step: Json) -> dict[str, float]:
+        found = step.get("causes") or {name: step[key] for name, key in _STEP_PARTS.items()}
+        return {name: seconds for name, seconds in found.items() if seconds >= _VISIBLE * longest_s}
+
+    rows = [
+        page.step_row(one["name"], one["prediction"], parts(one["prediction"]), machine=machine) for one in contenders
+    ]
     note = (
         "Whiskers: the 80% interval; thick: the part that other strategies do not share. Differences within that part, "
         "of both, are within model error."
     )
-    height = 130 + 42 * len(contenders)
-    traces += [*page.interval_traces(predictions, places, machine=machine), page.label_trace(predictions, places)]
-    return page.figure("Step time by strategy", traces, layout=layout, height=height, note=note)
+    return page.stacks("Step time by strategy", rows, _COLORS, axis="s per step", note=note)

@@ -392,7 +392,8 @@ def test_ends_that_count_as_layers_are_searched(tmp_path: Path) -> None:
     found = case(run)
     assert found.framework.step.less == (1, 1)
     assert one(run).parts == (1, *[2] * 14, 1)
-    searched = search(replace(problem_of(Setup(found.model, H100, found.workload, one(run), found.framework)), gpus=32))
+    setup = Setup(found.model, H100, found.workload, found.framework, layout=one(run))
+    searched = search(replace(problem_of(setup), gpus=32))
     same = [searched[row] for row in range(len(searched))]
     (priced,) = [each for each in same if each.grid.pipeline == 4 and each.chunks == 4][:1]
     place = same.index(priced)
