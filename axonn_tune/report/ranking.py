@@ -110,7 +110,12 @@ def ranking_table(
     label, rows = shown_rows(found, framework, axes)
     outer, said = f",{framework.called('pipeline')}", [f"{framework.called(axis)} {found[0][axis]}" for axis in equal]
     orders = [row["wide_order"] or "" for row in rows]
-    if narrow and any(outer in one for one in orders) and all(one.partition(outer)[2] == "" for one in orders):
+    if (
+        narrow
+        and framework.permuted
+        and any(outer in one for one in orders)
+        and all(one.partition(outer)[2] == "" for one in orders)
+    ):
         rows = [{**row, "wide_order": row["wide_order"] and row["wide_order"].removesuffix(outer)} for row in rows]
         said.append(f"{framework.called('pipeline')} outermost")
     others = {f"rank_{cost}": rank_column(cost) for cost in ranked.others}

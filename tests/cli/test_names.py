@@ -5,14 +5,12 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
-from typing import Any
 
 import click
 import pytest
 
 import axonn_tune
 from axonn_tune.cli.main import cli
-from axonn_tune.errors import UsageError
 from axonn_tune.frameworks import registry
 from tests.cli.running import good, run
 
@@ -49,17 +47,6 @@ def test_torchtitans_sections_are_left_out() -> None:
     theirs = "--parallelism.tensor_parallel_degree 4 --parallelism.data_parallel_shard_degree=16"
     ours = f"{LLAMA} --framework torchtitan --seq 4096 --batch 128 --tp 4 --dp-shard 16"
     assert sizes(f"{titan} {theirs}") == sizes(ours)
-
-
-def test_python_takes_the_same_names() -> None:
-    """Guards the package's functions: names of the framework, of another, and of none."""
-    given: dict[str, Any] = {"gpus": 64, "machine": "dgx-h100", "framework": "megatron-core"}
-    best = axonn_tune.search("llama3-70b", **given, tp=8, pp=4, global_batch_size=128).best  # type: ignore[call-arg]
-    assert (best.x, best.pipeline) == (8, 4)
-    with pytest.raises(UsageError, match=r"--dp-shard is torchtitan's name of what Megatron-Core calls GTP"):
-        axonn_tune.search("llama3-70b", **given, dp_shard=8)  # type: ignore[call-arg]
-    with pytest.raises(TypeError, match="unexpected keyword argument 'tpp'"):
-        axonn_tune.search("llama3-70b", **given, tpp=8)  # type: ignore[call-arg]
 
 
 @pytest.mark.parametrize("order", ["TP,GTP,DP,PP,CP", "tp,gtp,dp,pp,cp", "x,z,data,pipeline,context", "TP,GTP,DP"])
