@@ -42,7 +42,6 @@ from axonn_tune.specs.points import (
     Plan,
     Probe,
     StepProbe,
-    TransferProbe,
     read_points,
 )
 from axonn_tune.specs.workload import ELEMENT_SIZES, Precision, Workload
@@ -319,17 +318,13 @@ def _chosen(shapes: Iterable[tuple[int, int, int]], backend: Backend) -> list[tu
 
 
 def _messages(world: int, sizes: Sequence[int], element: int) -> list[Probe]:
-    """Every collective over every group shape, and messages between neighbours, in these sizes."""
-    shapes = group_shapes(world)
-    collectives: list[Probe] = [
+    """Every collective over every group shape, in these sizes."""
+    return [
         CollectiveProbe(op=op, group=group, stride=stride, size_bytes=_whole(size, group * element))
         for size in sizes
-        for group, stride in shapes
+        for group, stride in group_shapes(world)
         for op in COLLECTIVE_KINDS
     ]
-    strides = sorted({stride for _, stride in shapes})
-    transfers: list[Probe] = [TransferProbe(stride=stride, size_bytes=size) for size in sizes for stride in strides]
-    return [*collectives, *transfers]
 
 
 def _whole(size_bytes: int, multiple: int) -> int:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 
-from axonn_tune.cost.collectives import Line, lines_of, route, sending
+from axonn_tune.cost.collectives import Line, lines, route, sending
 from axonn_tune.cost.compute import ComputeClock, ComputeRates, compute_rates, contended_s, exposed_s
 from axonn_tune.cost.pipeline import StageTimes
 from axonn_tune.cost.replay import Batch, ChunkTimes, Recorder, Replay, StageWork, exposed_by_term, term_key
@@ -372,7 +372,7 @@ class Pricer:
     def lines(self, kind: OpKind, axes: str) -> tuple[Line, ...]:
         """Lines of all algorithms and protocols of a collective."""
         if (kind, axes) not in self._lines:
-            self._lines[kind, axes] = lines_of(kind, self.routes[axes], self.machine, call_s=self.call_s)
+            self._lines[kind, axes] = lines(kind, self.routes[axes], self.machine, call_s=self.call_s)
         return self._lines[kind, axes]
 
     def price(self) -> Detail:
@@ -424,10 +424,10 @@ class Pricer:
     @cached_property
     def kinds(self) -> list[Kind]:
         """Stages that are alike, replayed."""
-        return [
-            Kind(self, stage, blocks, numbers, self._settled[numbers[0]][0])
-            for (stage, blocks), numbers in stages_alike(self.parts, self.grid.pipeline).items()
-        ]
+        found = []
+        for (stage, blocks), numbers in stages_alike(self.parts, self.grid.pipeline).items():
+            found.append(Kind(self, stage, blocks, numbers, self._settled[numbers[0]][0]))
+        return found
 
     def _joined(self, of: Mapping[int, Kind]) -> _Joined:
         """Pipeline stages joined by 1F1B or interleaved 1F1B."""
@@ -585,7 +585,7 @@ class Kind:
         """Its seconds as columns of one row."""
         from axonn_tune.cost.pipeline import StageKind
 
-        times = tuple(ChunkTimes(*map(np.atleast_1d, one.columns)) for one in self.chunks)
+        times = tuple(ChunkTimes(*map(np.atleast_1d, one)) for one in self.chunks)
         return StageKind(self.numbers, np.array([self.communication_s]), np.array([self.compute_s]), times)
 
     def record(self) -> tuple[Batch, ...]:

@@ -74,7 +74,7 @@ def _own(run: Run, config: str) -> Command:
         release="DeepSpeed 0.19.8",
         program=("train.py",),
         sections=(Section("batch", (batch,)), Section("deepspeed", _SWITCHES)),
-        environment=_ENVIRONMENT,
+        environment=(EXPANDABLE_SEGMENTS,),
         files={".json": config},
         needs=(
             f"train.py is your own: it builds {sizes_words(run.model)}, adds "
@@ -93,7 +93,7 @@ def _megatron(run: Run, config: str) -> Command:
         release="DeepSpeed 0.19.8 with Megatron-DeepSpeed",
         program=("pretrain_gpt.py",),
         sections=sections_of(sections),
-        environment=_ENVIRONMENT,
+        environment=(EXPANDABLE_SEGMENTS,),
         files={".json": config},
         needs=(
             "Start it in a checkout of deepspeedai/Megatron-DeepSpeed, which has pretrain_gpt.py.",
@@ -101,9 +101,6 @@ def _megatron(run: Run, config: str) -> Command:
         ),
         notes=tuple(_notes(run)),
     )
-
-
-_ENVIRONMENT = (EXPANDABLE_SEGMENTS,)
 
 
 def _config(run: Run) -> dict[str, object]:

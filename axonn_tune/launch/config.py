@@ -85,8 +85,14 @@ def compiles(backend: Backend) -> bool:
 
 
 def launch_text(launch: Launch) -> str:
-    """A launch config as commented YAML that loads back equal."""
-    return _spaced(to_yaml(launch, header=_header(launch)))
+    """A launch config as commented YAML that loads back equal, with an empty line around each top-level section."""
+    lines: list[str] = []
+    for line in to_yaml(launch, header=_header(launch)).splitlines():
+        previous = lines[-1] if lines else ""
+        after_section = previous.startswith(" ") and not line.startswith(" ")
+        before_section = line.startswith("#") and previous[:1].isalpha()
+        lines += ["", line] if after_section or before_section else [line]
+    return "\n".join(lines) + "\n"
 
 
 def write_launch(path: str | Path, launch: Launch) -> None:
@@ -150,17 +156,6 @@ _CONSTANTS = (
     "The runtime's own rotary base is 10,000 and its norm epsilon 1e-05; it has no biases of queries, keys and values "
     "alone. Speed does not depend on them."
 )
-
-
-def _spaced(text: str) -> str:
-    """An empty line around each top-level section, the header's being there already."""
-    lines: list[str] = []
-    for line in text.splitlines():
-        previous = lines[-1] if lines else ""
-        after_section = previous.startswith(" ") and not line.startswith(" ")
-        before_section = line.startswith("#") and previous[:1].isalpha()
-        lines += ["", line] if after_section or before_section else [line]
-    return "\n".join(lines) + "\n"
 
 
 def run_name(model: str, world: int) -> str:

@@ -30,6 +30,7 @@ from axonn_tune.frameworks.keys import (
     tables_of,
 )
 from axonn_tune.frameworks.megatron_core import CP_COMM_TYPES, RECOMPUTE_MODULES
+from axonn_tune.frameworks.torchtitan import FLAVORS
 from axonn_tune.job import Layout
 from axonn_tune.learning.arguments import (
     COMPARED,
@@ -224,7 +225,7 @@ def _configs(source: _Source, script: Script, path: Path) -> Iterator[_Source]:
 
 # Frameworks and defaults of their arguments.
 
-_FLAVORS = {"8b": "llama3-8b", "70b": "llama3-70b", "405b": "llama3-405b"}
+_FLAVORS = {flavor.lower(): f"llama3-{flavor.lower()}" for flavor in FLAVORS}
 """torchtitan's flavors of llama3 that ship as models."""
 
 _OF_GPT2 = 50_257

@@ -331,30 +331,20 @@ class Priced:
     def rejected(self) -> tuple[Rejected, ...]:
         """Every grid that is not ranked, with its reasons, in the order of the grids."""
         ranked = set(self.shapes.grid[self.columns.shape[self.rows]].tolist())
-        shaped = set(self.shapes.grid.tolist())
-        numbered = enumerate(self.grids.sizes.tolist())
-        return tuple(
-            self._rejection(number, dict(zip(self.grids.axes, sizes, strict=True)), shaped=shaped)
-            for number, sizes in numbered
-            if number not in ranked
-        )
-
-    @cached_property
-    def _least_bytes(self) -> Floats:
-        """Least memory of each grid over its micro-batches and kinds of recompute."""
-        least = np.full(len(self.grids.sizes), np.inf)
+        shaped, least_bytes = set(self.shapes.grid.tolist()), np.full(len(self.grids.sizes), np.inf)
         for fitting in self.fittings.values():
-            np.minimum.at(least, self.shapes.grid, fitting.total_bytes)
-        return least
-
-    def _rejection(self, number: int, sizes: dict[str, int], *, shaped: set[int]) -> Rejected:
-        reasons = self._reasons(number, sizes, shaped=shaped)
-        if reasons:
-            return Rejected(sizes, reasons)
-        least = float(self._least_bytes[number])
-        limit_bytes = next(iter(self.fittings.values())).limit_bytes
-        reason = MEMORY, f"needs {least / GIB:.1f} GiB of {limit_bytes / GIB:.1f} GiB"
-        return Rejected(sizes, (reason,), least)
+            np.minimum.at(least_bytes, self.shapes.grid, fitting.total_bytes)
+        limit_bytes, found = next(iter(self.fittings.values())).limit_bytes, list[Rejected]()
+        for number, row in enumerate(self.grids.sizes.tolist()):
+            if number in ranked:
+                continue
+            sizes = dict(zip(self.grids.axes, row, strict=True))
+            reasons, needed = self._reasons(number, sizes, shaped=shaped), None
+            if not reasons:
+                needed = float(least_bytes[number])
+                reasons = ((MEMORY, f"needs {needed / GIB:.1f} GiB of {limit_bytes / GIB:.1f} GiB"),)
+            found.append(Rejected(sizes, reasons, needed))
+        return tuple(found)
 
     def _reasons(self, number: int, sizes: dict[str, int], *, shaped: set[int]) -> tuple[tuple[str, str], ...]:
         """All but memory."""

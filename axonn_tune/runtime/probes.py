@@ -58,8 +58,6 @@ from axonn_tune.specs.points import (
     RankPlace,
     Setting,
     StepProbe,
-    TransferProbe,
-    collective_or_message,
 )
 
 ProbeWork = Callable[[], object]
@@ -82,8 +80,6 @@ class Bench:
         match probe:
             case CollectiveProbe():
                 return self.collective(probe)
-            case TransferProbe():
-                return self.transfer(probe)
             case MatmulProbe():
                 return self.matmul(probe)
             case CopyProbe():
@@ -108,20 +104,6 @@ class Bench:
             return communicator.all_reduce(full, _AXIS, "forward", "probe")
 
         return lambda: run().wait()
-
-    def transfer(self, probe: TransferProbe) -> ProbeWork:
-        """A message to the rank `stride` above, and one from the rank `stride` below."""
-        elements = max(1, probe.size_bytes // self._dtype.itemsize)
-        sent = torch.zeros(elements, dtype=self._dtype, device=self._device)
-        received = torch.empty_like(sent)
-        to, origin = (self._rank + probe.stride) % self._world, (self._rank - probe.stride) % self._world
-
-        def run() -> None:
-            both = [dist.P2POp(dist.isend, sent, to), dist.P2POp(dist.irecv, received, origin)]
-            for work in dist.batch_isend_irecv(both):
-                work.wait()
-
-        return run
 
     def matmul(self, probe: MatmulProbe) -> ProbeWork:
         """The GEMM as the runtime writes it: `x @ w`, `g @ w.t()`, `x.t() @ g`."""
@@ -242,7 +224,7 @@ class Agenda:
                 continue
             expected_s, probe = self._expected_s(number), self.plan.probes[number]
             takes_long = expected_s is not None and expected_s > self.plan.budget_s * _LONGEST_SHARE
-            if takes_long and collective_or_message(probe) and number >= self.plan.essential:
+            if takes_long and isinstance(probe, CollectiveProbe) and number >= self.plan.essential:
                 continue
             calls = 3 if expected_s is None else min(_MOST_CALLS, max(1, round(self.window_s / expected_s)))
             return ProbeTask(number, calls, self.window_s)
@@ -264,13 +246,13 @@ class Agenda:
         if number in self.samples:
             return self.samples[number][-1]
         probe = self.plan.probes[number]
-        if not isinstance(probe, CollectiveProbe | TransferProbe):
+        if not isinstance(probe, CollectiveProbe):
             return None
         found = [
             (other.size_bytes, self.samples[index][-1])
             for index, other in enumerate(self.plan.probes)
             if index in self.samples
-            and isinstance(other, CollectiveProbe | TransferProbe)
+            and isinstance(other, CollectiveProbe)
             and other.model_copy(update={"size_bytes": probe.size_bytes}) == probe
             and other.size_bytes < probe.size_bytes
         ]
@@ -333,7 +315,7 @@ class Prober:
         work()
         synchronize(self.device)
         self._over_ranks(0.0, dist.ReduceOp.SUM)
-        if collective_or_message(probe):
+        if isinstance(probe, CollectiveProbe):
             seconds, calls = self._counted(work, task.calls)
             return self._over_ranks(seconds, dist.ReduceOp.MAX), calls
         seconds, calls = self._timed(work, task.window_s)

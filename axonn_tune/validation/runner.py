@@ -20,7 +20,6 @@ from statistics import fmean
 from typing import Any, TypeAlias
 
 from axonn_tune import __version__
-from axonn_tune.calibration.profile import LOOPBACK
 from axonn_tune.cost.price import price
 from axonn_tune.errors import EnvironmentProblem, TrainingFailedError, UsageError, error_of
 from axonn_tune.grid import Grid
@@ -36,6 +35,7 @@ from axonn_tune.specs.launch import OF_RUNS, CollectiveTerm, Launch, TermKey, co
 from axonn_tune.specs.loading import Loaded, load_document, load_file
 from axonn_tune.specs.machine import Machine
 from axonn_tune.specs.model import Model
+from axonn_tune.specs.points import LOOPBACK
 from axonn_tune.specs.results import (
     SUMMARY_NAME,
     ComparedConfiguration,

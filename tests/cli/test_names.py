@@ -71,7 +71,7 @@ def test_what_is_shown_is_in_its_names(command: str) -> None:
     line = "--gpus 64 --model llama3-8b --machine dgx-h100 --framework megatron-core --cp 2 --pp 2 --tp 2"
     finished = good(f"{command} {line}")
     shown = f"{finished.out}\n{finished.err}"
-    assert all(name in shown for name in ("TP", "GTP", "PP", "DP"))
+    assert all(name in shown for name in ("TP", "PP", "DP"))
     assert not [ours for ours in (" x ", " z ", " over x", " over z", " over data", "x=", "z=") if ours in shown]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -111,10 +112,13 @@ def launch(run: Run) -> Command:
 
 
 def test_a_framework_with_keys_of_its_own_is_written_and_read(tmp_path: Path) -> None:
-    """Guards both directions: five keys beside a description are all that a script needs to be written and read."""
+    """Guards both directions: five keys beside a description are all that a script needs to be written and read, and
+    options by those names."""
     step = StepOptions(gather_unit="block")
-    register(Framework("x-titan", "X-Titan", ("x", "z", "data"), "x", step, software="eager", launch=launch, keys=KEYS))
-    found = axonn_tune.search("5b", framework="x-titan", x=2, z=2, recompute="full", **GIVEN)
+    names, axes = {"x": "tw", "z": "sw", "data": "cw"}, ("x", "z", "data")
+    described = Framework("x-titan", "X-Titan", axes, "x", step, software="eager", names=names)
+    register(replace(described, launch=launch, keys=KEYS))
+    found = axonn_tune.search("5b", framework="x-titan", tensor_ways=2, sw=2, recompute="full", **GIVEN)
     path, *_ = found.write_launch_config(tmp_path / "run.sh")
     read = read_run(path, given={"recompute": "full"}, model="5b", needed=("n_gpus", "gbs"))
     assert (read.software, read.unknown) == ("x-titan", ())
