@@ -93,6 +93,7 @@ REFUSED: list[tuple[str, Change, str]] = [
     ("megatron-axonn 5b-4d", workload(overlaps=("gather_prefetch",)), "switch off all with --no-overlap all"),
     ("megatron-axonn 80b-chunks", changed(grid=TWO, parts=(3,) * 14), "two interleaved stages; ask for --chunks 1"),
     ("megatron-axonn 20b-4d", workload(precision="fp32"), "--precision fp32; it has bf16, fp16"),
+    ("megatron-core 8b-gtp", MIXED, "the rank order DP,GTP; it has GTP,DP"),
     ("megatron-core 8b-gtp", step(gradient_bytes=2), "some are reduced in 2 bytes; set step.gradient_bytes=2 and"),
     ("megatron-core 8b-context", step(selective=("mlp.up",)), "recompute of mlp.up; leave out --set step.selective"),
 ]

@@ -243,13 +243,17 @@ def started(script: Path, *added: str) -> list[str]:
     return run(script, *added, programs=script.parent, HEAD_NODE="nid01").stdout.splitlines()
 
 
-def test_torchrun_gets_every_argument(tmp_path: Path, found: SearchResult) -> None:
-    """Guards the script: what bash hands to torchrun is the command, and what the user adds comes last."""
+def test_torchrun_gets_every_argument(tmp_path: Path) -> None:
+    """Guards the script: what bash hands to torchrun is the command, a layout of stages with its bars and stars, and
+    what the user adds comes last."""
+    pins = {"x": 4, "z": 1, "data": 1, "context": 1, "pipeline": 5}
+    found = axonn_tune.search("20b", gpus=20, machine="perlmutter", framework="megatron-core", batch=64, **pins)
     (path,) = found.write_launch_config(tmp_path / "run")
     assert path == tmp_path / "run.sh"
     assert path.stat().st_mode & 0o100
     command = command_of(found.ranked.detail(0))
     words = [*command.program, *command.words, "--save", "a b"]
+    assert any("|" in word for word in words)
     assert started(path, "--save", "a b")[-len(words) :] == words
 
 
