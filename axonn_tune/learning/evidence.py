@@ -201,18 +201,19 @@ def named_times(pricing: Detail) -> dict[str, float]:
 
 
 def probe_samples(
-    measured: Mapping[Probe, float], machine: Machine, framework: Framework, *, name: str
+    measured: Mapping[Probe, float], machine: Machine, framework: Framework, *, name: str, world: int = 0
 ) -> list[Sample]:
     """Collectives and GEMMs of one file, a sample for each kind of collective and group, and one of all GEMMs.
 
-    All sizes of a sample count as `INDEPENDENT` rows at most, since they share the model's error.
+    world: ranks that took part, in groups of the same shape; 0: those of one group. All sizes of a sample count as
+    `INDEPENDENT` rows at most, since they share the model's error.
     """
     groups: dict[tuple[str, int, int], list[tuple[CollectiveProbe, float]]] = {}
     for probe, seconds in measured.items():
         if isinstance(probe, CollectiveProbe):
             groups.setdefault((probe.op, probe.group, probe.stride), []).append((probe, seconds))
     gemms = [(probe, seconds) for probe, seconds in measured.items() if isinstance(probe, MatmulProbe)]
-    found = [_collective_sample(one, machine, framework, name) for one in groups.values()]
+    found = [_collective_sample(one, machine, framework, name, world) for one in groups.values()]
     return [*found, _matmul_sample(gemms, machine, framework, name)] if gemms else found
 
 
@@ -255,11 +256,12 @@ def _matmul_sample(
 
 
 def _collective_sample(
-    found: Sequence[tuple[CollectiveProbe, float]], machine: Machine, framework: Framework, name: str
+    found: Sequence[tuple[CollectiveProbe, float]], machine: Machine, framework: Framework, name: str, world: int
 ) -> Sample:
-    first, ranks = found[0][0], found[0][0].group * found[0][0].stride
+    first, ranks = found[0][0], world or found[0][0].group * found[0][0].stride
     share = math.sqrt(max(1.0, len(found) / INDEPENDENT))
     sizes = [float(probe.size_bytes) for probe, _ in found]
+    units = [(probe.size_bytes, 1024 ** ((probe.size_bytes.bit_length() - 1) // 10)) for probe, _ in found]
 
     def price(adjust: Adjust) -> tuple[float, ...]:
         adjusted = adjust(machine)
@@ -271,18 +273,13 @@ def _collective_sample(
         name=f"{name}: {first.op} of {first.group} ranks",
         framework=framework,
         ranks=ranks,
-        what=tuple(_size(probe.size_bytes) for probe, _ in found),
+        # In full where a binary unit does not divide it.
+        what=tuple(f"{size:,} bytes" if size % unit else show_bytes(size) for size, unit in units),
         measured_s=tuple(seconds for _, seconds in found),
         noise=tuple(share * collective_noise(size) for size in sizes),
         price=price,
         bus_bytes=tuple(bus_bytes(first.op, first.group, size) for size in sizes),
     )
-
-
-def _size(size_bytes: int) -> str:
-    """A size for a person, in full where a binary unit does not divide it."""
-    unit = 1024 ** ((size_bytes.bit_length() - 1) // 10)
-    return f"{size_bytes:,} bytes" if size_bytes % unit else show_bytes(size_bytes)
 
 
 def collective_noise(size_bytes: float) -> float:

@@ -16,8 +16,6 @@ from typing import TypeVar
 
 import numpy as np
 
-from axonn_tune.calibration.fit import rounded
-from axonn_tune.calibration.profile import validated
 from axonn_tune.cost.uncertainty import NUDGE, OF_LAYOUT, PER_DOUBLING, Floats, covariance_of
 from axonn_tune.errors import UsageError
 from axonn_tune.frameworks import SOFTWARE_SPREADS, base_software, software_key
@@ -36,7 +34,8 @@ from axonn_tune.specs.machine import (
     Source,
     Tier,
 )
-from axonn_tune.specs.numbers import has_number, kind_at, number_at, scaled
+from axonn_tune.specs.numbers import has_number, kind_at, number_at, scaled, validated
+from axonn_tune.units import rounded
 
 OF_A_PLACEHOLDER = 2.0
 """The same for orders of magnitude."""
@@ -89,11 +88,15 @@ class Prior:
         """Multiplies these numbers of a profile by e^logs, where it has them."""
         factors = {path: math.exp(log) for path, log in zip(self.paths, logs, strict=True) if log}
         factored = any(path.endswith(FACTORS) for path in self.paths)
+        # Most samples have the same profile, which is kept with what it became: an identity may be used again.
+        known: dict[int, tuple[Machine, Machine]] = {}
 
         def adjusted(machine: Machine) -> Machine:
-            tiers = tuple(map(_with_factors, machine.tiers)) if factored else machine.tiers
-            whole = machine.model_copy(update={"software": self.machine.software, "tiers": tiers})
-            return scaled(whole, factors)
+            if id(machine) not in known:
+                tiers = tuple(map(_with_factors, machine.tiers)) if factored else machine.tiers
+                whole = machine.model_copy(update={"software": self.machine.software, "tiers": tiers})
+                known[id(machine)] = machine, scaled(whole, factors)
+            return known[id(machine)][1]
 
         return adjusted
 
@@ -258,11 +261,8 @@ def learn(
     names = [f"{sample.setup!r} {sample.what}" if sample.setup else sample.name for sample in samples]
     shares = [math.sqrt(names.count(name)) for name in names]
     noise = np.concatenate([share * np.array(one.noise) for share, one in zip(shares, samples, strict=True)])
-    pricing = _Pricing(samples, prior, listen)
-    posterior = maximize(
-        pricing.predict, pricing.derivatives, measured, noise=noise, prior=prior.covariance, bounds=prior.bounds
-    )
-    before = pricing.predict(np.zeros(len(prior.paths))) - measured
+    posterior = posterior_of(samples, prior, noise=noise, listen=listen)
+    before = _Pricing(samples, prior, lambda prices: None).predict(np.zeros(len(prior.paths))) - measured
     labels = [
         (sample, what, of_bus)
         for sample in samples
@@ -277,6 +277,17 @@ def learn(
     learned = _learned(samples, prior, posterior, rows, evidence)
     found = _profile(prior, learned, evidence)
     return Learning(prior, posterior, rows, found.model_copy(update={"name": name or machine.name}))
+
+
+def posterior_of(
+    samples: Sequence[Sample], prior: Prior, *, noise: Floats, listen: Callable[[int], None] = lambda rounds: None
+) -> Posterior:
+    """The numbers of a profile that the samples make most probable. noise: of each time, in their order."""
+    measured = np.log([seconds for sample in samples for seconds in sample.measured_s])
+    pricing = _Pricing(samples, prior, listen)
+    return maximize(
+        pricing.predict, pricing.derivatives, measured, noise=noise, prior=prior.covariance, bounds=prior.bounds
+    )
 
 
 class _Pricing:
