@@ -44,7 +44,7 @@ Share = Annotated[float, Field(ge=1e-9, le=1, description="A share between 0 and
 class Document(BaseModel):
     """Base of every schema: unknown keys are refused, values never change after loading."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, defer_build=True)
     renewed_by: ClassVar[str] = ""
     """Command that writes a new one where a file is of an older version."""
 
