@@ -17,15 +17,13 @@ from pathlib import Path
 from typing import Any, Literal
 
 from axonn_tune.errors import CONTROL, DocumentError, Problem, UsageError, suggest
-from axonn_tune.specs.document import Node, Position, Scalar, validate
+from axonn_tune.specs.document import Node, Scalar, validate
 from axonn_tune.specs.loading import read_text
 from axonn_tune.specs.model import MODEL_SCHEMA, Model
 from axonn_tune.units import read_number
 
 TOKENS_PER_STEP = 4 * 2**20
 LONGEST_DEFAULT_SEQUENCE = 8192
-LARGEST = 1e30
-"""No base or epsilon is as large."""
 
 _SIZES = {
     "layers": "num_hidden_layers",
@@ -141,11 +139,10 @@ def model_from_hf_config(
     own = name or (path.resolve().parent.name if path.name == "config.json" else path.stem)
     values: dict[str, Scalar] = {"schema": MODEL_SCHEMA, "name": own, "description": config.description(kind), **sizes}
     values["source"] = "Hugging Face config.json" + (f"; assumed: {', '.join(assumed)}" if assumed else "")
-    place = Position(str(path))
-    items = {key: Node(value, config.place(key)) for key, value in values.items()}
-    defaults = {"global_batch": Node(batch, place), "sequence_length": Node(length, place)}
-    root = Node({**items, "defaults": Node(defaults, place)}, place)
-    return validate(root, schema=Model, source=str(path))
+    source = str(path)
+    items = {key: Node(value, source, config.line(key)) for key, value in values.items()}
+    items["defaults"] = Node({"global_batch": Node(batch, source), "sequence_length": Node(length, source)}, source)
+    return validate(Node(items, source), schema=Model, source=source)
 
 
 def refuse_hub_name(name: str) -> None:
@@ -258,14 +255,14 @@ class _Config:
         """Whether the file has the key, if only with null."""
         return key in self._values
 
-    def place(self, key: str) -> Position:
+    def line(self, key: str) -> int | None:
         """Where a key is first written."""
         match = re.search(rf'"{re.escape(key)}"\s*:', self._text)
-        return Position(str(self.path), self._text.count("\n", 0, match.start()) + 1 if match else None)
+        return self._text.count("\n", 0, match.start()) + 1 if match else None
 
     def report(self, key: str, message: str) -> None:
         """Note a problem at a key."""
-        self.problems.append(Problem(key, message, self.place(key).line))
+        self.problems.append(Problem(key, message, self.line(key)))
 
     def kind(self) -> str:
         """The model type, if it is one that can be mapped; DocumentError else."""
