@@ -164,7 +164,13 @@ def find_traces(path: str | Path) -> list[Path]:
 def read_trace(path: str | Path) -> MeasuredTrace:
     """One rank's trace; UsageError if it cannot be read, DocumentError if it is truncated or something else."""
     path = Path(path)
-    found = _json(read_text(path), path)
+    try:
+        found = json.loads(read_text(path))
+    except (ValueError, RecursionError) as error:
+        line = getattr(error, "lineno", None)
+        raise DocumentError(str(path), [Problem("", f"truncated, or not JSON: {error}", line)]) from error
+    if not isinstance(found, dict):
+        raise _wrong(path, "", "no trace of a run: a list of events, without what they are of")
     given = found.get("otherData")
     notes: dict[str, Any] = given if isinstance(given, dict) else {}
     schema = notes.get("schema")
@@ -176,45 +182,24 @@ def read_trace(path: str | Path) -> MeasuredTrace:
             raise ValueError("it holds several processes; give the files of the run, not what was merged of them")
         lanes = {event["tid"]: str(event["args"]["name"]) for event in events if event["name"] == "thread_name"}
         spans = tuple(_span(event, lanes) for event in events if event["ph"] == "X")
-        trace = MeasuredTrace(
-            path, str(notes["run"]), int(notes["rank"]), str(notes.get("host", "")), _numbers(notes["steps"]), spans
-        )
+        steps = tuple(int(str(step)) for step in notes["steps"])
+        trace = MeasuredTrace(path, str(notes["run"]), int(notes["rank"]), str(notes.get("host", "")), steps, spans)
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
         words = f"no trace of one rank of a run: {type(error).__name__}: {error}"
         raise _wrong(path, "traceEvents", words) from error
-    _require_steps(trace)
-    return trace
-
-
-def _json(text: str, path: Path) -> dict[str, Any]:
+    if not steps:
+        raise _wrong(path, "otherData.steps", "no step was traced")
     try:
-        found = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        line = getattr(error, "lineno", None)
-        raise DocumentError(str(path), [Problem("", f"truncated, or not JSON: {error}", line)]) from error
-    if not isinstance(found, dict):
-        raise _wrong(path, "", "no trace of a run: a list of events, without what they are of")
-    return found
+        for step in steps:
+            trace.whole_step(step)
+    except UsageError as error:
+        raise _wrong(path, "traceEvents", str(error)) from error
+    return trace
 
 
 def _span(event: Mapping[str, Any], lanes: Mapping[int, str]) -> Span:
     start_s, took_s = float(event["ts"]) * MICRO, float(event["dur"]) * MICRO
     return Span(lanes[event["tid"]], str(event["name"]), start_s, start_s + took_s, dict(event["args"]))
-
-
-def _numbers(steps: Sequence[object]) -> tuple[int, ...]:
-    return tuple(int(str(step)) for step in steps)
-
-
-def _require_steps(trace: MeasuredTrace) -> None:
-    """Every step that the notes name has its span."""
-    if not trace.steps:
-        raise _wrong(trace.path, "otherData.steps", "no step was traced")
-    try:
-        for step in trace.steps:
-            trace.whole_step(step)
-    except UsageError as error:
-        raise _wrong(trace.path, "traceEvents", str(error)) from error
 
 
 def _wrong(path: Path, place: str, message: str) -> DocumentError:
