@@ -161,7 +161,9 @@ def _sizes(config: _Config, name: str, kind: _Kind) -> dict[str, Scalar]:
     hidden, heads = sizes["hidden"], sizes["heads"]
     if kind.ffn_key:
         sizes["ffn"] = 4 * hidden if config.value(kind.ffn_key) is None else config.size(kind.ffn_key)
-    config.check_activation(kind.activation, *_ACTIVATIONS[kind.family])
+    activation, (same, ours) = config.value(kind.activation), _ACTIVATIONS[kind.family]
+    if activation is not None and activation not in same:
+        config.left_out.append(f"its activation ({activation}, here {ours})")
     switched = (words for key, (on, words) in kind.flags.items() if config.flag(key, absent=on))
     config.left_out += [*kind.approximated, *switched]
     if kind.family == "llama":
@@ -194,7 +196,10 @@ def _kv_heads(config: _Config, name: str, kind: _Kind, *, heads: int) -> int:
 def _head_dim(config: _Config, kind: _Kind, *, hidden: int, heads: int) -> int:
     if config.value("head_dim") is not None or "head_dim" in kind.stated:
         return config.size("head_dim")
-    return config.even_share(hidden, heads, kind.keys["hidden"], kind.keys["heads"])
+    total, parts = kind.keys["hidden"], kind.keys["heads"]
+    if hidden % heads and not any(problem.path in (total, parts) for problem in config.problems):
+        config.report(total, f"{hidden} is not divisible by {parts} ({heads}), and there is no head_dim")
+    return max(1, hidden // heads)
 
 
 def _check_attention(config: _Config) -> None:
@@ -319,19 +324,6 @@ class _Config:
         if value is not None and not isinstance(value, bool):
             self.report(key, f"must be true or false, not {value!r}")
         return absent if value is None else bool(value)
-
-    def even_share(self, total: int, parts: int, total_key: str, parts_key: str) -> int:
-        """total / parts, which must come out even."""
-        known = not any(problem.path in (total_key, parts_key) for problem in self.problems)
-        if known and total % parts:
-            self.report(total_key, f"{total} is not divisible by {parts_key} ({parts}), and there is no head_dim")
-        return max(1, total // parts)
-
-    def check_activation(self, key: str, same: tuple[str, ...], ours: str) -> None:
-        """Note an activation that costs the same but is another function."""
-        value = self.value(key)
-        if value is not None and value not in same:
-            self.left_out.append(f"its activation ({value}, here {ours})")
 
     def description(self, kind: str) -> str:
         """One line on the model and on what was ignored."""
