@@ -22,6 +22,7 @@ from axonn_tune.cost.replay import Batch, ChunkTimes, Recorder, Replay, StageWor
 from axonn_tune.cost.uncertainty import Floats, half_width, outside, slopes_of, spread, with_software
 from axonn_tune.frameworks import software_on, step_on
 from axonn_tune.frameworks.description import StepOptions
+from axonn_tune.grid import ALL_AXES
 from axonn_tune.job import Job, Layout
 from axonn_tune.program.dimensions import (
     executed_flops,
@@ -184,6 +185,15 @@ class PricedLayout(Layout):
     def size(self, axis: str) -> int:
         """Size of an axis, 1 where it is not searched."""
         return self.grid.axis_size(axis)
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> int:
+            """Size of an axis, or chunks, by the framework's name in any case, `.tp` or `.dp_shard`; context, too."""
+            axis = None if name.startswith("_") or "job" not in vars(self) else self.job.framework.axis(name)
+            if axis is None and name not in ALL_AXES:
+                raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+            return self.size(axis or name) if axis != "chunks" else self.chunks
 
     @property
     def sizes(self) -> tuple[int, ...]:

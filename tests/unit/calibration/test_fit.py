@@ -50,6 +50,18 @@ def test_latency_and_bandwidth_of_each_collective_and_tier_are_found(clean: Cali
                 assert predicted == pytest.approx(synthetic.collective_s(probe, truth, WORLD), rel=tolerance)
 
 
+def test_groups_lie_on_nodes_as_in_the_world() -> None:
+    """Guards nodes of four: of groups of three neighbours most span two nodes, though the first does not."""
+    inner, outer = synthetic.cluster().tiers
+    truth = synthetic.cluster().model_copy(update={"tiers": (inner.model_copy(update={"ranks": 4}), outer)})
+    measured = PointFile(synthetic.setting(12, ranks_per_host=4), tuple(synthetic.points(12, truth, noise=0.0)))
+    found = calibrate(measured, load_machine("localhost").document, name="found").machine
+    for probe in synthetic.plan(12).probes:
+        if probe.what == "collective":
+            expected = synthetic.collective_s(probe, truth, 12)
+            assert synthetic.collective_s(probe, found, 12) == pytest.approx(expected, rel=0.03)
+
+
 def test_compute_rates_are_found(clean: Calibration) -> None:
     """Guards the joint fit of GEMMs, attention and steps, and memory's rate, which a copy in a cache is not."""
     found = clean.machine.accelerator
