@@ -382,7 +382,6 @@ _PAGE_COLUMNS = (
     *(_STRATEGIES[name] for name in ("over", "tokens_per_s_per_gpu", "mfu", "hfu", "logged_tflops_per_gpu")),
     *(_ENDLESS, _STRATEGIES["memory"]),
     *(COLUMNS[key] for key in ("micro_batch", "grad_accumulation", "recompute", *TRAINING[:3])),
-    words("infeasible", "infeasible because", "What rules it out.", 50),
 )
 _PAGE_CAUSES = (
     *(_STRATEGIES[name] for name in ("strategy", "step")),
