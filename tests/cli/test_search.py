@@ -204,7 +204,7 @@ def test_columns_differ_or_are_said_once() -> None:
     line = "--gpus 256 --model llama3-8b --machine dgx-h100 --framework torchtitan -q"
     title, _, body = good(line).out.partition("All rows: ")
     assert "torchtitan" in title
-    assert body.startswith("pp 1, vpp 1, cp 1, not resharded 0, bubble 0.")
+    assert body.startswith("tp 1, pp 1, vpp 1, cp 1, layers not resharded 0, bubble 0.")
     assert {"none", "selective"} <= set(body.split())
     head = next(row for row in good(f"{line} --format md").out.splitlines() if row.startswith("| rank"))
     assert head.index("tokens") < head.index("MFU") < head.index("TFLOP/s") < head.index("comm.")
