@@ -17,11 +17,11 @@ import numpy as np
 
 from axonn_tune.cost.collectives import Line, lines, route, sending
 from axonn_tune.cost.compute import ComputeClock, ComputeRates, compute_rates, contended_s, exposed_s
-from axonn_tune.cost.pipeline import StageTimes
 from axonn_tune.cost.replay import Batch, ChunkTimes, Recorder, Replay, StageWork, exposed_by_term, term_key
 from axonn_tune.cost.uncertainty import Floats, half_width, outside, slopes_of, spread, with_software
 from axonn_tune.frameworks import software_on, step_on
 from axonn_tune.frameworks.description import StepOptions
+from axonn_tune.grid import ALL_AXES
 from axonn_tune.job import Job, Layout
 from axonn_tune.program.dimensions import (
     executed_flops,
@@ -51,7 +51,7 @@ from axonn_tune.specs.workload import Overlap, Recompute, Workload
 from axonn_tune.units import TERA, seconds
 
 if TYPE_CHECKING:
-    from axonn_tune.cost.pipeline import StageKind
+    from axonn_tune.cost.pipeline import StageKind, StageTimes
 
 METRICS = {"communication": "communication_s", "exposed": "exposed_communication_s", "iteration": "iteration_s"}
 """Prices that rank layouts, by ranking criterion."""
@@ -184,6 +184,15 @@ class PricedLayout(Layout):
     def size(self, axis: str) -> int:
         """Size of an axis, 1 where it is not searched."""
         return self.grid.axis_size(axis)
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> int:
+            """Size of an axis, or chunks, by the framework's name in any case, `.tp` or `.dp_shard`; context, too."""
+            axis = None if name.startswith("_") or "job" not in vars(self) else self.job.framework.axis(name)
+            if axis is None and name not in ALL_AXES:
+                raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+            return self.size(axis or name) if axis != "chunks" else self.chunks
 
     @property
     def sizes(self) -> tuple[int, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from bisect import bisect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -14,7 +15,7 @@ from numpy.typing import NDArray
 from axonn_tune.cost.columns import Floats, Integers
 from axonn_tune.cost.compute import exposed_s
 from axonn_tune.cost.price import Detail, PricedLayout, Term, price
-from axonn_tune.cost.uncertainty import DEVIATIONS, difference_spread, own_half_s, with_software
+from axonn_tune.cost.uncertainty import DEVIATIONS, difference_spread, own_bound_s, own_half_s, with_software
 from axonn_tune.errors import NothingFeasibleError, UsageError
 from axonn_tune.grid import ALL_AXES, Grid
 from axonn_tune.job import Layout
@@ -229,6 +230,42 @@ class Priced:
             return DEVIATIONS * difference_spread(other, first, learned)
 
         return half_width
+
+    def families(self, top: int) -> list[list[int]]:
+        """Places of the first `top` rows (0: all), each row with the later ones that differ from it in little.
+
+        Such rows only exchange context, micro-batch and replicas, so that every rank has as many tokens a micro-batch
+        and the same shards of weights; their steps are within model error. Only a ranking by steps has any.
+        """
+        found: list[list[int]] = []
+        folds = self.problem.rank_by == "iteration" and self.cost == ALPHA_BETA and not self.problem.request.variants
+        alike = dict[tuple[object, ...], list[list[int]]]()
+        for place in range(min(top or len(self), len(self))):
+            same = alike.setdefault(self._family(place), []) if folds else []
+            mine = next((one for one in same if self._tied(one[0], place)), None)
+            if mine is None:
+                found.append([place])
+                same.append(found[-1])
+            else:
+                mine.append(place)
+        return found
+
+    def _family(self, place: int) -> tuple[object, ...]:
+        """What rows have in common that only exchange context, micro-batch and replicas."""
+        layout = self.layout(place)
+        grid, shards = layout.grid, layout.grid.z
+        if self.problem.framework.step.context_shards:
+            shards *= grid.context
+        order = tuple(axis for axis in grid.order if axis in ("x", "y") and grid.axis_size(axis) > 1)
+        tokens = layout.micro_batch / grid.context
+        sizes = (grid.x, grid.y, shards, grid.pipeline, layout.chunks, layout.kept_layers, tokens)
+        return (*sizes, layout.recompute, order)
+
+    def _tied(self, first: int, other: int) -> bool:
+        """Whether the steps of two rows are within model error of each other."""
+        rows, machine = (self[first], self[other]), self.problem.machine
+        halves = [own_bound_s(machine, step_s=one.iteration_s, waiting_s=one.exposed_communication_s) for one in rows]
+        return abs(rows[1].iteration_s - rows[0].iteration_s) <= math.hypot(*halves)
 
     @property
     def difference(self) -> float | None:
