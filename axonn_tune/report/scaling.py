@@ -110,7 +110,6 @@ _OF_CONFIG = (
 _REASON = words("reason", "why nothing is feasible", "The nearest change that would help.", 60)
 _MANY = 40
 """From so many points on the table scrolls in a window of its own."""
-_MOST_TICKS = 8
 _SWEEP_METRICS = (
     ("tokens/s", "tokens_per_s", "log", 1.0),
     ("efficiency, %", "efficiency", "linear", PERCENT),
