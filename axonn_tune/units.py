@@ -102,3 +102,8 @@ def show_seconds(value_s: float) -> str:
 def show_interval(low_s: float, high_s: float) -> str:
     """`80%: 52 s to 86.6 s`."""
     return f"80%: {show_seconds(low_s)} to {show_seconds(high_s)}"
+
+
+def rounded(value: float) -> float:
+    """Rounded to four digits."""
+    return float(f"{value:.4g}")

@@ -58,7 +58,7 @@ class Job:
 
     def share(self, place: int, places: int) -> BatchShard:
         """One of `places` equal parts of a step's batch."""
-        return BatchShard(self.global_batch, self.global_batch // places, 1, data=place, data_size=places)
+        return BatchShard(self.global_batch, self.global_batch // places, 1, place)
 
     def tokens(self, share: BatchShard) -> SyntheticTokens:
         """The source of the batches."""
@@ -206,17 +206,14 @@ def shard(module: Reference, mesh: DeviceMesh, *, policy: MixedPrecisionPolicy, 
     fully_shard(module, mesh=mesh, mp_policy=policy)
 
 
-class PeerSteps:
-    """Trains a wrapped module."""
+class Adam:
+    """torch's fused AdamW on lists of parameters, none of which may mix meshes; only matrices decay."""
 
-    def __init__(self, module: Reference, source: SyntheticTokens) -> None:
-        self.module, self.source = module, source
-        parameters = list(module.parameters())
-        # Norms and biases of a tensor-parallel model lie on another mesh, and no list may mix meshes.
-        self.lists = _by_mesh(parameters)
+    def __init__(self, lists: list[list[nn.Parameter]]) -> None:
+        self.lists = lists
         groups = [
             {"params": [one for one in found if (one.dim() == 2) == matrices], "weight_decay": decay}
-            for found in self.lists
+            for found in lists
             for matrices, decay in ((True, OPTIMIZER.weight_decay), (False, 0.0))
         ]
         self.adam = torch.optim.AdamW(
@@ -227,24 +224,35 @@ class PeerSteps:
             fused=True,
         )
 
+    def step(self, step: int, norm: torch.Tensor) -> None:
+        """Clip gradients of this norm, and update."""
+        assert OPTIMIZER.gradient_clip_norm is not None, "all contenders clip"
+        for found in self.lists:
+            nn.utils.clip_grads_with_norm_(found, OPTIMIZER.gradient_clip_norm, norm, foreach=True)
+        for group in self.adam.param_groups:
+            group["lr"] = learning_rate(OPTIMIZER, step)
+        self.adam.step()
+        self.adam.zero_grad()
+
+
+class PeerSteps:
+    """Trains a wrapped module."""
+
+    def __init__(self, module: Reference, source: SyntheticTokens) -> None:
+        self.module, self.source = module, source
+        parameters = list(module.parameters())
+        # Norms and biases of a tensor-parallel model lie on another mesh, and no list may mix meshes.
+        self.lists = _by_mesh(parameters)
+        self.adam = Adam(self.lists)
+
     def step(self, step: int) -> float:
         """One optimizer step; this rank's mean loss."""
         tokens, targets = self.source.batch(step, 0)
         loss = self.module(tokens, targets)
         loss.backward()
-        self._clip()
-        for group in self.adam.param_groups:
-            group["lr"] = learning_rate(OPTIMIZER, step)
-        self.adam.step()
-        self.adam.zero_grad()
-        return float(loss.item())
-
-    def _clip(self) -> None:
-        assert OPTIMIZER.gradient_clip_norm is not None, "all contenders clip"
         norms = [_norm([one.grad for one in found if one.grad is not None]) for found in self.lists]
-        norm = torch.linalg.vector_norm(torch.stack(norms))
-        for found in self.lists:
-            nn.utils.clip_grads_with_norm_(found, OPTIMIZER.gradient_clip_norm, norm, foreach=True)
+        self.adam.step(step, torch.linalg.vector_norm(torch.stack(norms)))
+        return float(loss.item())
 
 
 class PipelineSteps:
@@ -257,13 +265,7 @@ class PipelineSteps:
         self.schedule = Schedule1F1B(stage, peer.micro_batches, loss_fn=module.loss)
         self.autocast = torch.autocast("cpu", dtype, enabled=dtype != torch.float32)
         self.ends = dist.new_group([0, job.world - 1])
-        parameters = list(module.parameters())
-        groups = [
-            {"params": [one for one in parameters if (one.dim() == 2) == matrices], "weight_decay": decay}
-            for matrices, decay in ((True, OPTIMIZER.weight_decay), (False, 0.0))
-        ]
-        options = {"lr": OPTIMIZER.learning_rate, "betas": OPTIMIZER.betas, "eps": OPTIMIZER.eps}
-        self.adam = torch.optim.AdamW(groups, **options, fused=True)  # type: ignore[arg-type]
+        self.adam = Adam([list(module.parameters())])
 
     def step(self, step: int) -> float:
         """One optimizer step; the mean loss."""
@@ -278,22 +280,13 @@ class PipelineSteps:
         table = self.module.shared_table()
         if table is not None:
             dist.all_reduce(table.grad, group=self.ends)
-        self._clip(table)
-        for group in self.adam.param_groups:
-            group["lr"] = learning_rate(OPTIMIZER, step)
-        self.adam.step()
-        self.adam.zero_grad()
+        parameters = [one for one in self.module.parameters() if not (one is table and self.module.last)]
+        square = nn.utils.get_total_norm([one.grad for one in parameters if one.grad is not None], foreach=True) ** 2
+        dist.all_reduce(square)
+        self.adam.step(step, square.sqrt())
         mean = torch.stack(losses).mean() if losses else torch.zeros(())
         dist.all_reduce(mean)
         return float(mean.item())
-
-    def _clip(self, table: torch.Tensor | None) -> None:
-        assert OPTIMIZER.gradient_clip_norm is not None, "all contenders clip"
-        parameters = list(self.module.parameters())
-        counted = [one.grad for one in parameters if one.grad is not None and not (one is table and self.module.last)]
-        square = nn.utils.get_total_norm(counted, foreach=True) ** 2
-        dist.all_reduce(square)
-        nn.utils.clip_grads_with_norm_(parameters, OPTIMIZER.gradient_clip_norm, square.sqrt(), foreach=True)
 
 
 def _norm(gradients: list[torch.Tensor]) -> torch.Tensor:

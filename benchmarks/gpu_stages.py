@@ -23,6 +23,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from multiprocessing.process import BaseProcess
+from operator import eq
 from pathlib import Path
 from typing import Any
 
@@ -30,8 +31,7 @@ import torch
 import torch.distributed as dist
 from torch.profiler import ProfilerActivity, profile
 
-from axonn_tune.cost.breakdown import ATTENTION, ELEMENT_WISE, GEMMS, OPTIMIZER, work_by_kind
-from axonn_tune.cost.price import Detail, price
+from axonn_tune.cost.price import ATTENTION, ELEMENT_WISE, GEMMS, OPTIMIZER, Detail, price, work_by_kind
 from axonn_tune.grid import Grid
 from axonn_tune.job import Job as PricedJob
 from axonn_tune.job import Layout
@@ -51,6 +51,7 @@ from axonn_tune.specs.catalog import load_machine, load_model
 from axonn_tune.specs.launch import Checkpoint, Launch
 from axonn_tune.specs.model import Model
 from axonn_tune.specs.workload import RECOMPUTES, Precision, Recompute, Workload
+from axonn_tune.units import counted
 from benchmarks.reference_model import Reference
 
 SMALL = (("nano", 64), ("nano-llama", 64))
@@ -98,9 +99,9 @@ class Site:
         return "nccl" if self.cuda else "gloo"
 
     @property
-    def modes(self) -> tuple[bool, ...]:
-        """Values of `compile`."""
-        return (False, True) if self.compiled else (False,)
+    def modes(self) -> dict[str, bool]:
+        """Values of `compile`, as the tables call them."""
+        return {"eager": False} | ({"compiled": True} if self.compiled else {})
 
     def device(self) -> torch.device:
         """The device, made this process' own."""
@@ -180,11 +181,6 @@ def far(found: dict[str, torch.Tensor], right: dict[str, torch.Tensor]) -> float
     return math.sqrt(apart / sum(float(its.square().sum()) for its in right.values()))
 
 
-def mode_name(*, compiled: bool) -> str:
-    """As the tables call it."""
-    return "compiled" if compiled else "eager"
-
-
 def correctness(site: Site, folder: Path) -> Iterator[Row]:
     """Losses and gradients against fp64 on the CPU, and the gradient of an embedding against fp64."""
     yield _doctor()
@@ -192,12 +188,12 @@ def correctness(site: Site, folder: Path) -> Iterator[Row]:
     for job in small_jobs():
         right_loss, right = gradients_of(trainer_of(job.launch(site, "fp64")[0], cpu))
         for precision, most in LIMITS.items():
-            for compiled in site.modes:
+            for mode, compiled in site.modes.items():
                 for recompute in RECOMPUTES:
                     launch, _ = job.launch(site, precision, recompute, compiled=compiled)
                     loss, found = gradients_of(trainer_of(launch, device))
                     apart = max(abs(loss / right_loss - 1.0), far(found, right))
-                    name = f"{job.model.name}, {precision}, {mode_name(compiled=compiled)}, recompute {recompute}"
+                    name = f"{job.model.name}, {precision}, {mode}, recompute {recompute}"
                     yield Row(name, apart, "relative", ok=apart < most, note=f"loss and gradients, at most {most:g}")
     yield _embedding(device)
 
@@ -266,7 +262,7 @@ def memory(site: Site, folder: Path) -> Iterator[Row]:
         for recompute in RECOMPUTES:
             launch, pricing = job.launch(site, "bf16", recompute, compiled=site.compiled)
             predicted, name = float(pricing.memory.total_bytes), f"{job.model.name}, recompute {recompute}"
-            yield Row(f"{name}: dry run", dry_run(launch).peak_bytes, "B", predicted)
+            yield Row(f"{name}: dry run", dry_run(launch)[1], "B", predicted)
             for what, found in _held(launch, device).items():
                 yield Row(f"{name}: {what}", found, "B", predicted)
 
@@ -324,9 +320,9 @@ def speed(site: Site, folder: Path) -> Iterator[Row]:
     """Step time and MFU, and the time of kernels by class against the priced sections."""
     device = site.device()
     for job in jobs(site):
-        for compiled in site.modes:
+        for mode, compiled in site.modes.items():
             launch, pricing = job.launch(site, "bf16", compiled=compiled)
-            trainer, name = trainer_of(launch, device), f"{job.model.name}, {mode_name(compiled=compiled)}"
+            trainer, name = trainer_of(launch, device), f"{job.model.name}, {mode}"
             yield from _speed_rows(name, job, launch, step_seconds(trainer.step, device), pricing)
             priced = dict[str, float]()
             for work in work_by_kind(pricing):
@@ -373,7 +369,7 @@ def plain(site: Site, folder: Path) -> Iterator[Row]:
     for job in jobs(site):
         launch, pricing = job.launch(site, "bf16")
         step = _plain_step(job, launch, device, compiled=site.compiled)
-        name = f"{job.model.name}, PyTorch {mode_name(compiled=site.compiled)}"
+        name = f"{job.model.name}, PyTorch {'compiled' if site.compiled else 'eager'}"
         yield from _speed_rows(name, job, launch, step_seconds(step, device), pricing)
         del step
         gc.collect()
@@ -388,7 +384,7 @@ def _plain_step(job: Job, launch: Launch, device: torch.device, *, compiled: boo
     loss_of = torch.compile(module) if compiled else module
 
     def step(number: int) -> None:
-        tokens, targets = (part.to(device) for part in source.batch(number, 0))
+        tokens, targets = (part.to(device) for part in source(number, 0))
         with torch.autocast(device.type, torch.bfloat16):
             loss = loss_of(tokens, targets)
         loss.backward()
@@ -467,10 +463,8 @@ def _clocks(device: torch.device) -> Row:
     end = clock.mark()
     synchronize(device)
     host_s = time.perf_counter() - began_s
-    return Row(f"100 GEMMs of {width:,}³ by the host's clock", host_s, "s", clock.between_s(start, end), note=_EVENTS)
-
-
-_EVENTS = "as predicted: by the clock of timed steps"
+    note = "as predicted: by the clock of timed steps"
+    return Row(f"100 GEMMs of {width:,}³ by the host's clock", host_s, "s", clock.between_s(start, end), note=note)
 
 
 Answer = tuple[int, str]
@@ -548,7 +542,8 @@ def runs(site: Site, folder: Path) -> Iterator[Row]:
     answers = [run_ranks(launch, folder / name)[0] for name in ("first", "second")]
     first, second = losses(folder / "first"), losses(folder / "second")
     same = len(first) == 6 and first == second
-    yield Row("deterministic, twice: steps of the same loss", _same(first, second), "", 6, ok=same, note=_note(answers))
+    twice = sum(map(eq, first, second))
+    yield Row("deterministic, twice: steps of the same loss", twice, "", 6, ok=same, note=_note(answers))
     saved = launch.model_copy(
         update={"checkpoint": Checkpoint(directory=str(folder / "checkpoints"), every_steps=2), "steps": 10_000}
     )
@@ -559,16 +554,12 @@ def runs(site: Site, folder: Path) -> Iterator[Row]:
     whole = run_ranks(launch, folder / "whole", steps=done + 2)[0]
     resumed, right = losses(folder / "resumed"), losses(folder / "whole")[done:]
     yield Row(
-        *("resumed: steps of the same loss as without a stop", _same(resumed, right), "", 2),
+        *("resumed: steps of the same loss as without a stop", sum(map(eq, resumed, right)), "", 2),
         ok=len(resumed) == 2 and resumed == right,
         note=_note([(code, said), whole]),
     )
     if site.cuda:
         yield _out_of_memory(site, folder)
-
-
-def _same(first: Sequence[float], second: Sequence[float]) -> int:
-    return sum(a == b for a, b in zip(first, second, strict=False))
 
 
 def _note(answers: Sequence[Answer]) -> str:
@@ -600,12 +591,6 @@ class Stage:
     cuda_only: bool = False
 
 
-def _queues(number: int, *, cuda_only: bool) -> Stage:
-    setting = ("CUDA_DEVICE_MAX_CONNECTIONS", str(number))
-    title = f"Timed and untimed steps, {number} hardware {'queue' if number == 1 else 'queues'}"
-    return Stage(f"timing-{number}", title, timed_steps, (setting,), cuda_only=cuda_only)
-
-
 def speed_alike(site: Site, folder: Path) -> Iterator[Row]:
     """The same with kernels that no timing picks: the variable for it is read before a stage is forked."""
     torch._inductor.config.deterministic = True
@@ -622,9 +607,14 @@ STAGES = (
         cuda_only=True,
     ),
     Stage("plain", "The same models in plain PyTorch", plain),
-    _queues(8, cuda_only=False),
-    _queues(1, cuda_only=True),
-    _queues(32, cuda_only=True),
+    *(
+        Stage(
+            *(f"timing-{queues}", f"Timed and untimed steps, {counted(queues, 'hardware queue')}", timed_steps),
+            environment=(("CUDA_DEVICE_MAX_CONNECTIONS", str(queues)),),
+            cuda_only=queues != 8,
+        )
+        for queues in (8, 1, 32)
+    ),
     Stage("calibration", "Calibration", calibration),
     Stage("two-ranks", "Two ranks on one device", two_ranks),
     Stage("runs", "Whole runs", runs),

@@ -13,7 +13,6 @@ from pathlib import Path
 import numpy as np
 
 from axonn_tune.cost.price import PricedLayout, Term
-from axonn_tune.files import write_text_atomically
 from axonn_tune.report.output import Column, markdown_table, words
 from axonn_tune.units import show_seconds
 from benchmarks.paper_cells import (
@@ -35,6 +34,7 @@ from benchmarks.paper_cells import (
     step_ratio,
     step_tie,
 )
+from tools.pages import table, write_page
 
 PAGE = Path(__file__).parents[1] / "docs" / "paper-picks.md"
 WORDS = Path(__file__).with_name("paper_picks.md")
@@ -47,20 +47,14 @@ WORTH_A_ROW = 0.01
 _GB = 1e9
 
 
-def page(cases: Sequence[Case]) -> str:
-    """The page: fixed words with tables where they say `{{name}}`."""
-    text = WORDS.read_text(encoding="utf-8")
-    for name, table in tables(cases).items():
-        text = text.replace("{{" + name + "}}", table.rstrip())
-    return text
-
-
 def tables(cases: Sequence[Case]) -> dict[str, str]:
     """Every table by name; each machine's cells under its own."""
     found = {case: cell(case) for case in cases}
+    loads = (case.problem.workload for case in cases)
+    batches = dict.fromkeys(f"{one.global_batch:,} sequences of {one.sequence_length:,} tokens" for one in loads)
     cells = [one for one in found.values() if one is not None]
     return {
-        "batch": _batch(cases),
+        "batch": ", ".join(batches),
         "finding": _finding(found),
         "summary": _summary(cells),
         "scale": _scale(cells),
@@ -74,13 +68,12 @@ def tables(cases: Sequence[Case]) -> dict[str, str]:
 def _summary(cells: Sequence[Cell]) -> str:
     """Agreement and what the paper's pick costs: by machine and variant, communication and step."""
     names = ("cells", "same grid", "and order", "within error", "median", "p90", "worst")
-    headings = [*(words("", name) for name in ("machine", "`--cost`", "of")), *(Column("", title) for title in names)]
     rows = []
     for machine in dict.fromkeys(one.case.machine for one in cells):
         for cost in COSTS:
             pairs = [(one, one.picks[cost]) for one in cells if one.case.machine == machine and cost in one.picks]
             rows += [[machine, f"`{cost}`", *row] for row in _summary_rows(pairs)]
-    return markdown_table(headings, rows)
+    return table(["machine", "`--cost`", "of"], names, rows)
 
 
 def _summary_rows(pairs: Sequence[tuple[Cell, Best]]) -> Iterator[list[str]]:
@@ -109,7 +102,6 @@ def _times(ratio: float) -> str:
 def _scale(cells: Sequence[Cell]) -> str:
     """How much worse the pick is as GPUs grow in number."""
     columns = ("cells", "median", "worst", "step median", "step worst")
-    headings = [Column("", "GPUs"), *(Column("", f"{machine}: {column}") for machine in MACHINES for column in columns)]
     rows = []
     for gpus in sorted({one.case.gpus for one in cells}):
         row = [f"{gpus:,}"]
@@ -117,7 +109,7 @@ def _scale(cells: Sequence[Cell]) -> str:
             pairs = [pair for pair in _released(cells) if (pair[0].case.machine, pair[0].case.gpus) == (machine, gpus)]
             row += [str(len(pairs)), *(_middle_and_worst(pairs) if pairs else ["-"] * 4)]
         rows.append(row)
-    return markdown_table(headings, rows)
+    return table([], ["GPUs", *(f"{machine}: {column}" for machine in MACHINES for column in columns)], rows)
 
 
 def _released(cells: Sequence[Cell]) -> list[tuple[Cell, Best]]:
@@ -139,29 +131,16 @@ def _kinds(cells: Sequence[Cell]) -> str:
     rows = []
     for name, pairs in sorted(groups.items(), key=lambda group: -len(group[1])):
         counts = [str(sum(one.case.machine == machine for one, _ in pairs)) for machine in MACHINES]
+        # Communication over ours if the paper's grid could have its axes in the best order.
+        least = [
+            seconds(one.reordered.communication_s) / seconds(one.ours.sent.communication_s)
+            for one, _ in pairs
+            if one.reordered
+        ]
         traced = np.median([list(causes(pick.sent, one.ours.sent)) for one, pick in pairs], axis=0)
-        rows.append([name, *counts, *_middle_and_worst(pairs), _reordered(pairs), *map(_times, traced)])
-    return markdown_table(
-        [words("", "the paper's grid has"), *(Column("", title) for title in (*MACHINES, *ratios))], rows
-    )
-
-
-def _reordered(pairs: Sequence[tuple[Cell, Best]]) -> str:
-    """Median communication over ours if the paper's grid could have its axes in the best order."""
-    least = [
-        seconds(one.reordered.communication_s) / seconds(one.ours.sent.communication_s)
-        for one, _ in pairs
-        if one.reordered
-    ]
-    return _times(float(np.median(least)))
-
-
-def _batch(cases: Sequence[Case]) -> str:
-    """Batches of the models, each once."""
-    loads = [case.problem.workload for case in cases]
-    return ", ".join(
-        dict.fromkeys(f"{one.global_batch:,} sequences of {one.sequence_length:,} tokens" for one in loads)
-    )
+        medians = map(_times, (float(np.median(least)), *traced))
+        rows.append([name, *counts, *_middle_and_worst(pairs), *medians])
+    return table(["the paper's grid has"], [*MACHINES, *ratios], rows)
 
 
 def _finding(found: Mapping[Case, Cell | None]) -> str:
@@ -204,12 +183,11 @@ def _wrapped(text: str) -> str:
 
 def _script(cases: Sequence[Case]) -> str:
     fates = {"fits": "fits", "memory": "too large", "divisibility": "does not divide", "none": "nothing to search"}
-    headings = [words("", "machine"), Column("", "cells"), *(Column("", title) for title in fates.values())]
     rows = []
     for machine in dict.fromkeys(case.machine for case in cases):
         found = [script_fate(case) for case in cases if case.machine == machine]
         rows.append([machine, str(len(found)), *(str(found.count(fate)) for fate in fates)])
-    return markdown_table(headings, rows)
+    return table(["machine"], ["cells", *fates.values()], rows)
 
 
 def _cells(found: Mapping[Case, Cell | None]) -> str:
@@ -261,15 +239,12 @@ def _traced(found: Cell) -> str:
     """One cell, collective by collective: both layouts, priced by both models."""
     pick, case = found.picks[RELEASED], found.case
     whose = {"the paper's": pick.step, "ours": found.ours.step}
-    headings = [words("", "pick"), words("", "collective"), Column("", "ranks")]
-    headings += [Column("", f"paper: {name}") for name in ("GB", "GB/s", "s")]
-    headings += [
-        Column("", f"ours: {name}") for name in ("calls", "GB", "GB/s", "s of bytes", "s of latency", "s exposed")
-    ]
+    numbers = ["ranks", *(f"paper: {name}" for name in ("GB", "GB/s", "s"))]
+    numbers += [f"ours: {name}" for name in ("calls", "GB", "GB/s", "s of bytes", "s of latency", "s exposed")]
     rows = [row for name, entry in whose.items() for row in _traced_rows(name, entry, case)]
     stories = " ".join(_story(name, entry, case) for name, entry in whose.items())
     title = f"**{case.model} on {case.gpus:,} GPUs of {case.machine}**, step {_times(step_ratio(found, pick))}."
-    return f"{_wrapped(f'{title} {stories}')}\n\n{markdown_table(headings, rows)}"
+    return f"{_wrapped(f'{title} {stories}')}\n\n{table(['pick', 'collective'], numbers, rows)}"
 
 
 def _story(name: str, entry: PricedLayout, case: Case) -> str:
@@ -335,7 +310,7 @@ def _our_cells(terms: Sequence[Term]) -> list[str]:
 def main() -> int:
     """Write the page."""
     cases = [Case(model, machine, gpus) for machine in MACHINES for model in MODELS for gpus in GPUS]
-    write_text_atomically(PAGE, page(cases))
+    write_page(PAGE, WORDS, tables(cases))
     return 0
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 import textwrap
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -25,17 +25,11 @@ from tools import vtrain_sums
 from tools.accuracy_figure import figure
 from tools.fit import back_test
 from tools.measurements import Evaluation, errors_by_group, shipped
+from tools.pages import table, write_page
 
 DOCS = Path(__file__).parents[1] / "docs"
 FIGURE = DOCS / "accuracy.svg"
 PAGES = {"accuracy_page.md": DOCS / "accuracy.md", "accuracy_fits.md": DOCS / "accuracy-fits.md"}
-
-
-def page(words: str, found: Mapping[str, str]) -> str:
-    """A page: fixed words with tables where they say `{{name}}`."""
-    for name, table in found.items():
-        words = words.replace("{{" + name + "}}", table.rstrip())
-    return words
 
 
 def tables() -> dict[str, str]:
@@ -51,7 +45,14 @@ def tables() -> dict[str, str]:
         "ranking": _ranking(found),
         "goals": _goals(found, collectives, memory),
         "headline": "\n".join(f"- {sentence}" for sentence in headline(found)),
-        "errata": _errata(),
+        "errata": table(
+            ["source", "column", "the source says", "taken", "why"],
+            [],
+            [
+                [one["dataset"], f"`{one['column']}`", one["source_says"] or "nothing", one["taken"], one["why"]]
+                for one in known_errata()
+            ],
+        ),
         "layers": str(found.sums[1]),
         "open": _open(found.summary.open),
         "widths": f"±{load_machine('dgx-h100').document.uncertainty.compute:.0%}",
@@ -88,20 +89,9 @@ _SIZES = {
 }
 
 
-def _errata() -> str:
-    """Inputs of published rows that were edited, and why."""
-    headings = [words("", name) for name in ("source", "column", "the source says", "taken", "why")]
-    rows = [
-        [one["dataset"], f"`{one['column']}`", one["source_says"] or "nothing", one["taken"], one["why"]]
-        for one in known_errata()
-    ]
-    return markdown_table(headings, rows)
-
-
 def _open(some: Sequence[PredictedRow]) -> str:
     """Rows that leave part of their layout open."""
-    headings = [words("", name) for name in ("row", "model", "open")]
-    headings += [Column("", name) for name in ("GPUs", "layouts that fit", "measured, s", "least, s", "most, s")]
+    numbers = ("GPUs", "layouts that fit", "measured, s", "least, s", "most, s")
     rows = [
         [
             one.row.id,
@@ -115,7 +105,7 @@ def _open(some: Sequence[PredictedRow]) -> str:
         ]
         for one in some
     ]
-    return markdown_table(headings, rows)
+    return table(["row", "model", "open"], numbers, rows)
 
 
 def _goals(found: Accuracy, collectives: Sequence[Evaluation], memory: Sequence[Evaluation]) -> str:
@@ -125,11 +115,7 @@ def _goals(found: Accuracy, collectives: Sequence[Evaluation], memory: Sequence[
     of_memory, of_collectives = errors_by_group(memory)["all"].mape, errors_by_group(collectives)["all"].median
     errors, held = family.quality, apart.quality.coverage
     goals = [
-        (
-            "mean error of steps without the family, at most 4.5%",
-            f"{errors.mape:.1%}",
-            errors.mape <= 0.045,
-        ),
+        ("mean error of steps without the family, at most 4.5%", f"{errors.mape:.1%}", errors.mape <= 0.045),
         ("median error, at most 2.5%", f"{errors.median:.1%}", errors.median <= 0.025),
         ("mean Spearman, at least 0.95", f"{family.spearman:.3f}", (family.spearman or 0.0) >= 0.95),
         ("mean regret, at most 2%", f"{family.regret:.1%}", (family.regret or 1.0) <= 0.02),
@@ -144,16 +130,12 @@ def _goals(found: Accuracy, collectives: Sequence[Evaluation], memory: Sequence[
 def _back_tests() -> dict[str, str]:
     """Tables of what is learned from few rows, as `tools.fit.back_test --write` kept it."""
     found = back_test.recorded()
-    headings = [
-        words("", "rows learned from"),
-        *(Column("", title) for title in ("mean error", "over without family", "one factor")),
-    ]
-    headings += (Column("", title) for title in ("intervals hold", "interval score", "regret", "regret without family"))
+    numbers = ("mean error", "over without family", "one factor", "intervals hold", "interval score")
     means = [back_test.of_all(found, learned_from=count) for count in back_test.LEARNED_FROM]
     rows = [[f"{one.learned_from}", *_back_cells(one)] for one in means]
     reached = {one.group for one in found if one.beyond > 1}
     return {
-        "back_test": markdown_table(headings, rows),
+        "back_test": table(["rows learned from"], [*numbers, "regret", "regret without family"], rows),
         "back_groups": _back_groups(found),
         "beyond": _beyond(found),
         "not_beyond": "; ".join(sorted({one.group for one in found} - reached)),
@@ -172,37 +154,31 @@ def _back_groups(found: Sequence[back_test.Quality]) -> str:
         if one.beyond == 1:
             by_name.setdefault(one.group, []).append(one)
     names = [f"{count} rows" for count in back_test.LEARNED_FROM]
-    headings = [words("", "group"), *(Column("", title) for title in (*names, "held", "without family"))]
     rows = [
         [name, *(f"{one.error:.1%}" for one in own), f"{own[-1].held:.0%}", f"{own[-1].family:.1%}"]
         for name, own in by_name.items()
     ]
-    return markdown_table(headings, rows)
+    return table(["group"], [*names, "held", "without family"], rows)
 
 
 def _beyond(found: Sequence[back_test.Quality]) -> str:
-    headings = [
-        words("", "group"),
-        *(Column("", title) for title in ("beyond", "rows", "median", "mean", "intervals hold")),
-    ]
     rows = [
-        [
+        (
             one.group,
             f"{one.beyond} times",
             f"{one.rows:.0f}",
             f"{one.median:.1%}",
             f"{one.error:.1%}",
             f"{one.held:.0%}",
-        ]
+        )
         for one in found
         if one.beyond > 1
     ]
-    return markdown_table(headings, rows)
+    return table(["group"], ["beyond", "rows", "median", "mean", "intervals hold"], rows)
 
 
 def _by_source(found: Accuracy) -> str:
     titles = ("rows", "without source", "median", "hold", "width", "without family", "median", "p90", "as shipped")
-    headings = [words("", "source"), *(Column("", title) for title in titles)]
     source, family, shipped = found.without["source"], found.without["family"], found.summary
     apart = found.apart
     assert apart is not None, "of the shipped rows"
@@ -221,7 +197,7 @@ def _by_source(found: Accuracy) -> str:
     ]
     rows.append([f"**rows without `{SUMS}`**", f"{held_out.rows:,}", *held, "", "", "", ""])
     rows.append(_source_cells("all rows", source.quality, family.quality, shipped.quality))
-    return markdown_table(headings, rows)
+    return table(["source"], titles, rows)
 
 
 def _source_cells(name: str, source: Quality, family: Quality, shipped: Quality) -> list[str]:
@@ -239,43 +215,36 @@ def _ranking(found: Accuracy) -> str:
         kendall = float(np.mean([family.kendall for family in one.families.values()]))
         cells = [f"{one.spearman:.3f}", f"{kendall:.3f}", f"{one.regret:.1%}", f"{one.best_in_top_5:.0%}"]
         rows.append([name, str(len(one.families)), *cells])
-    return markdown_table([words("", "fit"), *(Column("", title) for title in names)], rows)
+    return table(["fit"], names, rows)
 
 
 def _frameworks() -> str:
-    headings = [words("", name) for name in ("word", "framework", "software numbers", "attention")]
     rows = []
     for word, name in FRAMEWORK_WORDS:
         one = find_framework(name)
         rows.append([word, one.title, one.software, "fused" if one.step.fused_attention else "unfused"])
-    return markdown_table(headings, rows)
+    return table(["word", "framework", "software numbers", "attention"], [], rows)
 
 
 def _worst(worst: Sequence[PredictedRow]) -> str:
-    headings = [*(words("", name) for name in ("row", "framework", "model", "layout")), Column("", "error")]
-    return markdown_table(headings, list(_worst_cells(worst)))
-
-
-def _worst_cells(worst: Sequence[PredictedRow]) -> Iterator[list[str]]:
-    for one in worst:
-        yield [one.row.id, one.row.framework, one.row.model, one.layout, f"{one.error or 0.0:+.0%}"]
+    rows = [[one.row.id, one.row.framework, one.row.model, one.layout, f"{one.error or 0.0:+.0%}"] for one in worst]
+    return table(["row", "framework", "model", "layout"], ["error"], rows)
 
 
 def _evaluations(evaluated: Sequence[Evaluation]) -> str:
-    headings = [words("", "what"), *(Column("", title) for title in ("rows", "mean", "median", "p90", "bias"))]
     rows = [
         [name, f"{one.rows:,}", f"{one.mape:.1%}", f"{one.median:.1%}", f"{one.p90:.1%}", f"{one.bias:+.1%}"]
         for name, one in errors_by_group(evaluated).items()
         if one.rows >= 5 or name == "all"
     ]
-    return markdown_table(headings, rows)
+    return table(["what"], ["rows", "mean", "median", "p90", "bias"], rows)
 
 
 def main() -> int:
     """Write both pages."""
     found = tables()
     for name, path in PAGES.items():
-        path.write_text(page(Path(__file__).with_name(name).read_text("utf-8"), found), encoding="utf-8")
+        write_page(path, Path(__file__).with_name(name), found)
     return 0
 
 

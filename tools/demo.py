@@ -40,7 +40,6 @@ from axonn_tune.report.ranking_section import ranking_of, ranking_section
 from axonn_tune.report.validation import validation_document, validation_section
 from axonn_tune.request import Request
 from axonn_tune.specs.document import to_yaml
-from axonn_tune.specs.machine import Tier
 from axonn_tune.specs.results import Measurements
 from axonn_tune.units import counted, show_seconds
 from axonn_tune.validation.comparison import RunComparison, fastest_runs
@@ -162,13 +161,12 @@ def train(plan: ValidationPlan, place: Place, folder: Path) -> RunComparison:
 def calibrated_sentence(results: SearchResult, seconds: float) -> str:
     """What was measured, and in how long."""
     machine = results.inputs.problem.machine
-    links = ", ".join(map(_link, machine.tiers))
-    return f"Calibrated in {seconds:.0f} s: {links}; {machine.accelerator.name}."
-
-
-def _link(tier: Tier) -> str:
-    used = tier.used_by("all_reduce")
-    return f"{tier.name} {show_rate(used.bandwidth_bytes_per_s * 8)}, {show_seconds(used.latency_s)} a hop"
+    links = ((tier.name, tier.used_by("all_reduce")) for tier in machine.tiers)
+    said = (
+        f"{name} {show_rate(used.bandwidth_bytes_per_s * 8)}, {show_seconds(used.latency_s)} a hop"
+        for name, used in links
+    )
+    return f"Calibrated in {seconds:.0f} s: {', '.join(said)}; {machine.accelerator.name}."
 
 
 def ranked_sentence(results: SearchResult) -> str:

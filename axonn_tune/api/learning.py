@@ -13,6 +13,7 @@ from axonn_tune.errors import UsageError
 from axonn_tune.files import write_text_atomically
 from axonn_tune.frameworks import find_framework
 from axonn_tune.frameworks.axonn_tune import AXONN_TUNE
+from axonn_tune.job import Job
 from axonn_tune.learning.evidence import Setup
 from axonn_tune.learning.setups import changes_of, problem_of
 from axonn_tune.learning.stated import OF_MODEL, CommandRun, read_run, shipped_twin
@@ -166,7 +167,7 @@ def explain_command(path: str | Path, *, machine: MachineLike | None = None, **o
         run=run,
         setup=setup,
         changes=changes_of(setup, lambda changed: changed.price(lambda same: same).iteration_s, ranking=ranking),
-        rank=ranks.get(tuple(setup.configuration.grid.axis_size(axis) for axis in ranking.grids.axes)),
+        rank=ranks.get(tuple(setup.layout.grid.axis_size(axis) for axis in ranking.grids.axes)),
         layouts=len(ranking),
         best_s=ranking[0].iteration_s if len(ranking) else None,
         machine=str(machine) if isinstance(machine, str | Path) else inputs.machine.document.name,
@@ -208,10 +209,9 @@ def _stated(
     )
     inputs = load_inputs(request)
     problem = inputs.problem
-    case = replace(case, model=problem.model, machine=problem.machine, workload=problem.workload)
-    case = replace(case, framework=problem.framework)
-    best = best_pricing(case, case.configurations).layout
-    return run, Setup(case.model, case.machine, case.workload, best, case.framework), inputs
+    job = Job(problem.model, problem.machine, problem.workload, problem.framework)
+    best = best_pricing(job, case.configurations).layout
+    return run, Setup(job.model, job.machine, job.workload, job.framework, layout=best), inputs
 
 
 def import_model(
@@ -251,7 +251,7 @@ def compare_command(path: str | Path, *, machine: MachineLike | None = None, **o
     workload = setup.workload.model_copy(update={"overlaps": OVERLAPS})
     problem = replace(inputs.problem, framework=AXONN_TUNE, pipeline=False, workload=workload)
     name, own = Path(run.path).name, setup.workload
-    found = with_layout(compare(problem), setup.configuration, setup.framework, workload=own, name=name)
+    found = with_layout(compare(problem), setup.layout, setup.framework, workload=own, name=name)
     given = {"path": path, "machine": machine, **options}
     return CompareResult(
         found, replace(inputs, problem=problem), call_text("compare_command", given), tuple(said_of(run))

@@ -1,4 +1,9 @@
-"""The machine profile from measured points: fitted numbers, each with its source, and the measured host."""
+"""The machine profile from measured points: numbers learned from them, each with its source, and the measured host.
+
+The points are evidence like runs and logs (`learning`), and the cost model prices them: collectives and GEMMs as those
+of other evidence, attention and whole steps as the operations of the program. What is not known before has a prior of
+orders of magnitude, so that the points alone decide.
+"""
 
 from __future__ import annotations
 
@@ -8,32 +13,38 @@ import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date
+from typing import get_args
 
 import numpy as np
 
-from axonn_tune.calibration.fit import (
-    TRANSFER,
-    CommunicationFit,
-    ComputeFit,
-    fit_communication,
-    fit_compute,
-    rounded,
-)
+from axonn_tune.cost.compute import ComputeClock, compute_rates, compute_s
 from axonn_tune.errors import UsageError
+from axonn_tune.frameworks import software_on
+from axonn_tune.frameworks.axonn_tune import AXONN_TUNE
+from axonn_tune.grid import Grid
 from axonn_tune.launch.host import installed
+from axonn_tune.learning.evidence import Adjust, Sample, probe_samples
+from axonn_tune.learning.learn import FACTORS, Prior, posterior_of
+from axonn_tune.program.dimensions import symbol_values
+from axonn_tune.program.operations import Attention, Kernel, MatMul
+from axonn_tune.program.size import PLAIN
+from axonn_tune.program.step import build_step, bundled
 from axonn_tune.specs.machine import (
     COLLECTIVE_KINDS,
     Accelerator,
     CollectiveFactors,
     Library,
     Machine,
+    MatmulLayout,
     Measurement,
     Protocol,
     Source,
     Tier,
     Uncertainty,
 )
+from axonn_tune.specs.numbers import validated
 from axonn_tune.specs.points import (
+    LOOPBACK,
     AttentionProbe,
     CollectiveProbe,
     CopyProbe,
@@ -43,16 +54,158 @@ from axonn_tune.specs.points import (
     Probe,
     Setting,
     StepProbe,
-    TransferProbe,
-    collective_or_message,
 )
-from axonn_tune.units import GIB, counted, show_bytes
+from axonn_tune.specs.workload import ELEMENT_SIZES
+from axonn_tune.units import GB, GIB, TERA, counted, rounded, show_bytes
 
-LOOPBACK = "loopback: CPU time, not a network"
 _QUANTILE = 0.8
 _LEAST_UNCERTAINTY = 0.02
-_LATENCY_FLOOR_US = 1e-3
-"""Collectives have latency factors of a tier's latency, so it must not be zero."""
+_OUTLIER, _OUTLIER_IN_DEVIATIONS = 0.3, 5.0
+_NOISE, _UNSEEN, _UNKNOWN = 0.04, 1e6, 2.0
+"""Of logarithms: noise of a point, beyond twice which its influence is limited; of one held out; prior spread."""
+_HELD_OUT = 4
+"""Every fourth collective is held out to evaluate the fit of the others, among which its shape and size occur again."""
+_TILES = (1, 8, 16, 32, 64, 128)
+_LATENCY_US, _LAUNCH_US, _RAMP, _SHARE = 300.0, 20.0, 10.0, 0.5
+"""Where the search for the numbers begins: orders of magnitude."""
+LAYOUTS: tuple[MatmulLayout, ...] = get_args(MatmulLayout)
+_SHARES = ("attention_forward_efficiency", "attention_backward_efficiency", "memory_efficiency")
+_OF_GEMMS = (
+    *(f"accelerator.matmul_efficiency.{layout}" for layout in LAYOUTS),
+    *("accelerator.matmul_launch_us", "accelerator.matmul_ramp"),
+)
+_OF_THE_REST = tuple(f"accelerator.{name}" for name in (*_SHARES, "kernel_launch_us"))
+_PLAIN = dict.fromkeys(COLLECTIVE_KINDS, CollectiveFactors(latency_factor=1.0, bandwidth_factor=1.0))
+
+
+@dataclass(frozen=True)
+class Fit:
+    """A profile with some numbers learned from points; errors of predicted / measured - 1 by probe."""
+
+    machine: Machine
+    errors: Mapping[Probe, float]
+
+    @property
+    def outliers(self) -> tuple[Probe, ...]:
+        """Points that are far off, and had little influence."""
+        errors = np.array(list(self.errors.values()))
+        deviation = 1.4826 * float(np.median(np.abs(errors - np.median(errors))))
+        limit = max(_OUTLIER, _OUTLIER_IN_DEVIATIONS * deviation)
+        return tuple(probe for probe, error in self.errors.items() if abs(error) > limit)
+
+    @property
+    def typical_error(self) -> float:
+        """Mean of the absolute errors, outliers left out."""
+        kept = [abs(error) for probe, error in self.errors.items() if probe not in self.outliers]
+        return statistics.fmean(kept) if kept else 0.0
+
+
+def _fit(
+    probes: Sequence[Probe],
+    samples: Sequence[Sample],
+    outline: Machine,
+    paths: Sequence[str],
+    held_out: Sequence[Probe] = (),
+) -> Fit:
+    """Learn the numbers at some paths of a profile. probes: those of the samples; held_out: without influence."""
+    prior = Prior(outline, tuple(paths), np.eye(len(paths)) * _UNKNOWN**2)
+    noise = np.array([_UNSEEN if probe in held_out else _NOISE for probe in probes])
+    posterior = posterior_of(samples, prior, noise=noise)
+    errors = dict(zip(probes, np.expm1(posterior.residuals).tolist(), strict=True))
+    return Fit(prior.adjust(posterior.found)(outline), errors)
+
+
+def fit_communication(found: Mapping[Probe, float], outline: Machine, *, world: int) -> tuple[Fit, tuple[float, ...]]:
+    """α and β of each collective over each network level, and the errors of those that were first held out.
+
+    outline: gives levels and algorithms; its rates are ignored. world: ranks that took part.
+    """
+    probes = sorted(
+        (probe for probe in found if isinstance(probe, CollectiveProbe)),
+        key=lambda one: (one.op, one.group, one.stride),
+    )
+    times: dict[Probe, float] = {probe: found[probe] for probe in probes}
+    fastest = max(probe.size_bytes / found[probe] for probe in probes)
+    start = {"latency_us": _LATENCY_US, "bandwidth_gb_per_s": fastest / GB, "collectives": _PLAIN}
+    outline = outline.model_copy(update={"tiers": tuple(tier.model_copy(update=start) for tier in outline.tiers)})
+    paths = [
+        f"tiers.{tier.name}.collectives.{kind}.{factor}"
+        for tier in outline.tiers
+        for kind in COLLECTIVE_KINDS
+        for factor in FACTORS
+    ]
+    paths.append("library.launch_us")
+    samples = probe_samples(times, outline, AXONN_TUNE, name="points", world=world)
+    held_out = [probe for probe in found if isinstance(probe, CollectiveProbe)][2::_HELD_OUT]
+    unseen = _fit(probes, samples, outline, paths, held_out).errors if held_out else {}
+    return _fit(probes, samples, outline, paths), tuple(unseen[probe] for probe in held_out)
+
+
+def fit_compute(found: Mapping[Probe, float], outline: Machine, setting: Setting) -> Fit:
+    """Rates of computation; UsageError without GEMMs of each layout, attention, a copy and a step."""
+    kinds = {probe.layout if isinstance(probe, MatmulProbe) else probe.what for probe in found}
+    missing = [what for what in (*LAYOUTS, "attention", "copy", "step") if what not in kinds]
+    if missing:
+        raise UsageError(f"not measured within the budget: {', '.join(missing)}; raise --budget")
+    gemms = [probe for probe in found if isinstance(probe, MatmulProbe)]
+    others = [probe for probe in found if isinstance(probe, AttentionProbe | StepProbe)]
+    copies = {probe.size_bytes: seconds for probe, seconds in found.items() if isinstance(probe, CopyProbe)}
+    accelerator = outline.accelerator.model_copy(
+        update={
+            "peak_tflops": {setting.precision: max(2.0 * one.m * one.n * one.k / found[one] for one in gemms) / TERA},
+            # Bytes read and written per second by the largest: smaller ones stay in a cache.
+            "memory_bandwidth_gb_per_s": 2.0 * max(copies) / copies[max(copies)] / GB,
+            "training_share": 1.0,
+            **dict.fromkeys(_SHARES, _SHARE),
+            "matmul_efficiency": dict.fromkeys(LAYOUTS, _SHARE),
+            "matmul_launch_us": _LAUNCH_US,
+            "kernel_launch_us": _LAUNCH_US,
+            "matmul_ramp": _RAMP,
+        }
+    )
+    tried = []
+    for tile in _TILES:
+        machine = outline.model_copy(update={"accelerator": accelerator.model_copy(update={"matmul_tile": tile})})
+        samples = probe_samples({probe: found[probe] for probe in gemms}, machine, AXONN_TUNE, name="points")
+        tried.append((_fit(gemms, samples, machine, _OF_GEMMS), samples, machine))
+    _, samples, machine = min(tried, key=lambda one: one[0].typical_error)
+    samples += [program_sample(probe, found[probe], machine, setting) for probe in others]
+    return _fit([*gemms, *others], samples, machine, (*_OF_GEMMS, *_OF_THE_REST))
+
+
+def program_sample(probe: AttentionProbe | StepProbe, measured_s: float, machine: Machine, setting: Setting) -> Sample:
+    """A probe of the operations of a program of one rank."""
+    launch = setting.launches[probe.launch if isinstance(probe, StepProbe) else 0]
+    batch = probe.sequences if isinstance(probe, AttentionProbe) else launch.micro_batch
+    values = symbol_values(launch.model, launch.workload, Grid(), micro_batch=batch)
+    values |= {"kept": float(launch.kept_layers), "unkept": float(launch.model.layers - launch.kept_layers)}
+    program = build_step(launch.model, launch.workload, recompute="none", options=bundled(compiled=launch.compile))
+    core = [
+        step
+        for step, _ in program.calls()
+        if isinstance(step, MatMul | Attention | Kernel)
+        and step.layer == "attention.core"
+        and (step.phase == "forward" or isinstance(probe, StepProbe) or probe.backward)
+    ]
+    element_bytes = float(ELEMENT_SIZES[launch.workload.precision].compute)
+
+    def price(adjust: Adjust) -> tuple[float, ...]:
+        adjusted = adjust(machine)
+        rates = compute_rates(adjusted.accelerator, setting.precision, software_on(AXONN_TUNE, adjusted))
+        clock = ComputeClock(rates, element_bytes, values, PLAIN)
+        if isinstance(probe, StepProbe):
+            return (float(compute_s(program, clock)),)
+        return (sum(float(clock.call_s(step)) for step in core),)
+
+    return Sample(
+        name=probe_words(probe),
+        framework=AXONN_TUNE,
+        ranks=1,
+        what=(probe.what,),
+        measured_s=(measured_s,),
+        noise=(_NOISE,),
+        price=price,
+    )
 
 
 @dataclass(frozen=True)
@@ -60,8 +213,8 @@ class Calibration:
     """A profile with the fits behind it; no collectives on a single rank."""
 
     machine: Machine
-    communication: CommunicationFit | None
-    compute: ComputeFit
+    communication: Fit | None
+    compute: Fit
 
 
 def medians(points: Sequence[Point]) -> dict[Probe, float]:
@@ -73,38 +226,52 @@ def medians(points: Sequence[Point]) -> dict[Probe, float]:
 
 
 def calibrate(measured: PointFile, base: Machine, *, name: str, ranks_per_node: int | None = None) -> Calibration:
-    """Fit a profile to points; numbers without measurement are `base`'s. UsageError if there is too little to fit."""
+    """Learn a profile from points; numbers without measurement are `base`'s. UsageError if there is too little."""
     setting, found = measured.setting, medians(measured.points)
-    per_node = ranks_per_node or _ranks_per_node(setting)
+    per_node, device = ranks_per_node or _ranks_per_node(setting), setting.ranks[0].device
     outline = base.model_copy(
-        update={"tiers": _tiers(setting, per_node), "library": _library(setting, base.library.launch_us)}
-    )
-    compute, device = fit_compute(found, setting), setting.ranks[0].device
-    world = len(setting.ranks)
-    communication = fit_communication(found, outline, world=world) if world > 1 else None
-    document = outline.model_copy(
         update={
             "name": name,
             "description": f"Measured: {_counted_ranks(setting)} of {device}; {_network_words(setting)}",
-            "accelerator": _accelerator(base.accelerator, compute, setting),
-            "uncertainty": _uncertainty(measured.points, found, compute, communication),
+            "library": _library(setting, base.library.launch_us),
             "launcher": base.launcher.model_copy(update={"backend": setting.backend, "ranks_per_node": per_node}),
+            "tiers": _tiers(setting, per_node),
             "paper": None,
-            "measured": _measurement(measured, compute, communication),
         }
     )
-    if communication is not None:
+    compute = fit_compute(found, outline, setting)
+    communication, held_out = None, tuple[float, ...]()
+    tiers, library = outline.tiers, outline.library
+    if len(setting.ranks) > 1:
+        communication, held_out = fit_communication(found, outline, world=len(setting.ranks))
         source = Source(kind="fitted", source=_origin(setting))
-        tiers = tuple(_fitted_tier(tier, number, communication, source) for number, tier in enumerate(outline.tiers))
-        launch_us, sources = rounded(communication.launch_s * 1e6), outline.library.sources | {"launch_us": source}
-        library = outline.library.model_copy(update={"launch_us": launch_us, "sources": sources})
-        document = document.model_copy(update={"tiers": tiers, "library": library})
+        tiers = tuple(_fitted_tier(tier, found, source) for tier in communication.machine.tiers)
+        launch_us, sources = rounded(communication.machine.library.launch_us), library.sources | {"launch_us": source}
+        library = library.model_copy(update={"launch_us": launch_us, "sources": sources})
+    errors = held_out or (tuple(communication.errors.values()) if communication else ())
+    outliers = (*compute.outliers, *(communication.outliers if communication else ()))
+    document = outline.model_copy(
+        update={
+            "accelerator": _accelerator(compute.machine.accelerator, setting),
+            "tiers": tiers,
+            "library": library,
+            "uncertainty": _uncertainty(measured.points, found, errors, tuple(compute.errors.values())),
+            "measured": Measurement(
+                created=setting.created,
+                tool_version=setting.tool_version,
+                torch_version=setting.torch_version,
+                hosts=_hosts(setting),
+                device=device,
+                ranks=len(setting.ranks),
+                cores=setting.cores,
+                network=_network_words(setting),
+                samples=len(measured.points),
+                held_out_error=rounded(statistics.fmean(map(abs, held_out))) if held_out else None,
+                outliers=tuple(map(probe_words, outliers)),
+            ),
+        }
+    )
     return Calibration(validated(document), communication, compute)
-
-
-def validated(machine: Machine) -> Machine:
-    """The same profile with its limits checked, which `model_copy` does not do."""
-    return Machine.model_validate(machine.model_dump(by_alias=True, exclude_unset=True))
 
 
 def _origin(setting: Setting) -> str:
@@ -196,79 +363,62 @@ def _library(setting: Setting, launch_us: float) -> Library:
     )
 
 
-def _fitted_tier(tier: Tier, number: int, fit: CommunicationFit, source: Source) -> Tier:
-    """A tier with the all-gather's rates, and the factors of the other collectives."""
-    latency = {kind: fit.latency_s.get((kind, number), 0.0) * 1e6 for kind in COLLECTIVE_KINDS}
-    bandwidth = {kind: fit.bandwidth_bytes_per_s.get((kind, number)) for kind in COLLECTIVE_KINDS}
-    known = {kind: rate for kind, rate in bandwidth.items() if rate is not None}
-    plain = fit.bandwidth_bytes_per_s.get((TRANSFER, number))
-    if not known:
-        raise UsageError(f"too little was measured over network level {tier.name}: raise --budget")
-    own_us = max(*latency.values(), _LATENCY_FLOOR_US)
-    own_bandwidth = known.get("all_gather") or plain or max(known.values())
+def _fitted_tier(tier: Tier, found: Mapping[Probe, float], source: Source) -> Tier:
+    """A tier with the all-gather's β and the largest α, and the factors of each collective."""
+    used = {kind: tier.used_by(kind) for kind in COLLECTIVE_KINDS}
+    latency_us = max(one.latency_us for one in used.values())
+    bandwidth = used["all_gather"].bandwidth_gb_per_s
     factors = {
         kind: CollectiveFactors(
-            latency_factor=rounded(latency[kind] / own_us), bandwidth_factor=rounded(rate / own_bandwidth)
+            latency_factor=rounded(one.latency_us / latency_us),
+            bandwidth_factor=rounded(one.bandwidth_gb_per_s / bandwidth),
         )
-        for kind, rate in known.items()
+        for kind, one in used.items()
     }
     return tier.model_copy(
         update={
-            "latency_us": rounded(own_us),
-            "bandwidth_gb_per_s": rounded(own_bandwidth / 1e9),
+            "latency_us": rounded(latency_us),
+            "bandwidth_gb_per_s": rounded(bandwidth),
             "collectives": factors,
             "sources": tier.sources | dict.fromkeys(("latency_us", "bandwidth_gb_per_s", "collectives"), source),
         }
     )
 
 
-def _accelerator(base: Accelerator, fit: ComputeFit, setting: Setting) -> Accelerator:
-    place = setting.ranks[0]
-    shared = setting.backend == "gloo"
+def _accelerator(fitted: Accelerator, setting: Setting) -> Accelerator:
+    """The device with its rates rounded, shares at most 1, and the source of each."""
+    place, shared = setting.ranks[0], setting.backend == "gloo"
     on_host = [other.host for other in setting.ranks].count(place.host)
     measured = Source(kind="measured", source=f"{_origin(setting)}, all ranks busy")
-    fitted = measured.model_copy(update={"kind": "fitted"})
+    learned = measured.model_copy(update={"kind": "fitted"})
     numbers = {
         "memory_gib": rounded(setting.memory_bytes / GIB / (on_host if shared else 1)),
-        "memory_bandwidth_gb_per_s": rounded(fit.copy_bytes_per_s / 1e9),
-        "peak_tflops": {setting.precision: rounded(fit.peak_flops_per_s / 1e12)},
-        "memory_efficiency": _share(fit.memory_bytes_per_s / fit.copy_bytes_per_s),
-        "matmul_efficiency": {layout: _share(rate / fit.peak_flops_per_s) for layout, rate in fit.flops_per_s.items()},
-        "training_share": 1.0,
-        "matmul_launch_us": rounded(fit.matmul_launch_s * 1e6),
-        "matmul_ramp": rounded(fit.matmul_ramp),
-        "matmul_tile": fit.tile,
-        "attention_forward_efficiency": rounded(fit.attention_forward_flops_per_s / fit.peak_flops_per_s),
-        "attention_backward_efficiency": rounded(fit.attention_backward_flops_per_s / fit.peak_flops_per_s),
-        "kernel_launch_us": rounded(fit.kernel_launch_s * 1e6),
+        "peak_tflops": {name: rounded(peak) for name, peak in fitted.peak_tflops.items()},
+        "matmul_efficiency": {name: min(1.0, rounded(share)) for name, share in fitted.matmul_efficiency.items()},
+        **{name: rounded(getattr(fitted, name)) for name in ("memory_bandwidth_gb_per_s", "matmul_ramp")},
+        **{name: rounded(getattr(fitted, name)) for name in ("matmul_launch_us", "kernel_launch_us")},
+        **{name: min(1.0, rounded(getattr(fitted, name))) for name in _SHARES},
     }
     as_measured = ("memory_gib", "memory_bandwidth_gb_per_s", "peak_tflops")
-    sources = {key: measured if key in as_measured else fitted for key in numbers}
+    sources = {key: measured if key in as_measured else learned for key in (*numbers, "matmul_tile")}
     sources["training_share"] = Source(kind="fact", source="the rates were measured with all ranks busy")
     name = f"CPU: {setting.cores} cores of {place.device} for {counted(on_host, 'rank')}" if shared else place.device
-    return base.model_copy(update={"name": name, **numbers, "sources": {**base.sources, **sources}})
+    return fitted.model_copy(update={"name": name, **numbers, "sources": {**fitted.sources, **sources}})
 
 
 def _uncertainty(
-    points: Sequence[Point], found: Mapping[Probe, float], compute: ComputeFit, fit: CommunicationFit | None
+    points: Sequence[Point], found: Mapping[Probe, float], communication: Sequence[float], compute: Sequence[float]
 ) -> Uncertainty:
     """80% quantile of errors: of the fit, or of one sample, whichever is larger."""
-    spread = {
-        sends: [
-            abs(point.seconds / found[point.probe] - 1.0)
-            for point in points
-            if collective_or_message(point.probe) == sends
-        ]
-        for sends in (True, False)
-    }
-    # The held-out errors; of the fit's own, if nothing was held out.
-    fitted = () if fit is None else fit.held_out_errors or tuple(fit.errors.values())
-    communication = max(_quantile(spread[True]), _quantile([abs(error) for error in fitted]))
-    computing = max(_quantile(spread[False]), _quantile([abs(error) for error in compute.solution.errors]))
+    widths = {}
+    for sends, fitted in ((True, communication), (False, compute)):
+        own = [point for point in points if isinstance(point.probe, CollectiveProbe) == sends]
+        spread = [abs(point.seconds / found[point.probe] - 1.0) for point in own]
+        widths[sends] = min(1.0, rounded(max(_quantile(spread), _quantile([abs(error) for error in fitted]))))
     source = Source(kind="measured", source="80% quantile of the errors of the fit and of single samples")
     return Uncertainty(
-        communication=_share(communication),
-        compute=_share(computing),
+        communication=widths[True],
+        compute=widths[False],
         sources={"communication": source, "compute": source},
     )
 
@@ -277,35 +427,10 @@ def _quantile(errors: Sequence[float]) -> float:
     return max(_LEAST_UNCERTAINTY, float(np.quantile(errors, _QUANTILE))) if errors else _LEAST_UNCERTAINTY
 
 
-def _measurement(measured: PointFile, compute: ComputeFit, fit: CommunicationFit | None) -> Measurement:
-    setting = measured.setting
-    outliers = [*compute.outliers, *(fit.outliers if fit is not None else ())]
-    return Measurement(
-        created=setting.created,
-        tool_version=setting.tool_version,
-        torch_version=setting.torch_version,
-        hosts=_hosts(setting),
-        device=setting.ranks[0].device,
-        ranks=len(setting.ranks),
-        cores=setting.cores,
-        network=_network_words(setting),
-        samples=len(measured.points),
-        held_out_error=fit.held_out_error if fit is not None else None,
-        outliers=tuple(probe_words(probe) for probe in outliers),
-    )
-
-
-def _share(value: float) -> float:
-    """At most 1, and as a document writes it."""
-    return min(1.0, rounded(value))
-
-
 def probe_words(probe: Probe) -> str:
     """Such as `all_gather of 1 MiB over 4 ranks, stride 2`."""
     if isinstance(probe, CollectiveProbe):
         return f"{probe.op} of {show_bytes(probe.size_bytes)} over {probe.group} ranks, stride {probe.stride}"
-    if isinstance(probe, TransferProbe):
-        return f"transfer of {show_bytes(probe.size_bytes)} to the rank at distance {probe.stride}"
     if isinstance(probe, MatmulProbe):
         return f"GEMM {probe.layout} of {probe.m} x {probe.n} x {probe.k}"
     if isinstance(probe, CopyProbe):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import time
 from pathlib import Path
 from typing import Any
 
@@ -57,12 +59,18 @@ def up_command(
     """
     from axonn_tune.errors import CheckFailedError
     from axonn_tune.lab.holder import end, find, start
-    from axonn_tune.lab.shape import Shape, parse_delay, parse_rate
+    from axonn_tune.lab.shape import Shape, parse_delay, parse_rate, show_rate
 
     rate = parse_rate(uplink)
     port_rate = 2 * rate if port is None else parse_rate(port)
     shape = Shape(nodes, ranks_per_node, rate, port_rate, 0.0 if delay is None else parse_delay(delay))
-    _warn_of_cores(shape.nodes * shape.uplink_bits_per_s)
+    cores = len(os.sched_getaffinity(0))
+    if nodes * rate > _CORE_BITS_PER_S * cores:
+        click.echo(
+            f"Warning: uplinks of {show_rate(nodes * rate)} together are more than {cores} cores carry; "
+            "the cores will set the pace, not the links",
+            err=True,
+        )
     start(name, shape, keep=True)
     click.echo(f"lab {name!r} is up: {shape.words()}", err=True)
     if no_verify:
@@ -70,9 +78,8 @@ def up_command(
     try:
         _verify(name)
     except (Exception, KeyboardInterrupt) as error:
-        status = find(name)
-        if status is not None:
-            end(status)
+        if (lab := find(name)) is not None:
+            end(lab)
         if isinstance(error, CheckFailedError):
             raise CheckFailedError(f"{error}; the lab is down again") from None
         raise
@@ -102,14 +109,10 @@ def down_command(*, name: str, every: bool) -> None:
     Example:
       axonn-tune lab down
     """
-    from axonn_tune.errors import UsageError
-    from axonn_tune.lab.holder import end, find, missing, names
+    from axonn_tune.lab.holder import end, names, require_lab
 
     for one in names() if every else [name]:
-        status = find(one)
-        if status is None:
-            raise UsageError(missing(one))
-        end(status)
+        end(require_lab(one))
         click.echo(f"lab {one!r} is down", err=True)
 
 
@@ -122,11 +125,9 @@ def status_command() -> None:
     Example:
       axonn-tune lab status
     """
-    import time
-
     from axonn_tune.lab.holder import find, names
 
-    found = [status for status in map(find, names()) if status is not None]
+    found = [lab for lab in map(find, names()) if lab is not None]
     for one in found:
         rights = ", unprivileged" if one.unprivileged else ""
         minutes = (time.time() - one.since_s) / 60
@@ -150,9 +151,14 @@ def exec_command(*, name: str, place: str, command: tuple[str, ...]) -> None:
     Example:
       axonn-tune lab exec 0.1 -- ip addr
     """
-    from axonn_tune.lab.lab import execute
+    from axonn_tune.lab.lab import Lab, execute, exit_codes
+    from axonn_tune.processes import exit_code_of
 
-    code = _execute_on_all(name, command) if place == "all" else execute(name, place, command)
+    if place == "all":
+        with Lab.attached(name) as lab:
+            code = exit_code_of(exit_codes(lab.ranks.execute(command)))
+    else:
+        code = execute(name, place, command)
     if code:
         raise click.exceptions.Exit(code)
 
@@ -191,9 +197,7 @@ def run_command(*, name: str, launch: str, directory: str | None, terms: bool, *
         remove_outcome(folder)
         outcomes = train(lab.ranks, path, directory=folder, **options)
     show_summary(folder, all_terms=terms)
-    ended = exit_codes(outcomes)
-    code = exit_code_of(ended)
-    if code:
+    if code := exit_code_of(exit_codes(outcomes)):
         raise click.exceptions.Exit(code)
 
 
@@ -222,30 +226,6 @@ def profile_command(*, name: str, output: str | None) -> None:
     machine = profile(shape, name=own_name, rank_round_trip_s=inside, node_round_trip_s=between)
     text = to_yaml(machine, header=[f"Written by axonn-tune lab profile for lab {name!r}."])
     write_or_print(output, text, wrote=f"wrote {output}: {machine.description}")
-
-
-def _execute_on_all(name: str, command: tuple[str, ...]) -> int:
-    # Not imported for one rank: numpy, behind these, starts threads, and no process with threads may enter a lab.
-    from axonn_tune.lab.lab import Lab, exit_codes
-    from axonn_tune.processes import exit_code_of
-
-    with Lab.attached(name) as lab:
-        ended = exit_codes(lab.ranks.execute(command))
-    return exit_code_of(ended)
-
-
-def _warn_of_cores(uplinks_bits_per_s: float) -> None:
-    import os
-
-    from axonn_tune.lab.shape import show_rate
-
-    cores = len(os.sched_getaffinity(0))
-    if uplinks_bits_per_s > _CORE_BITS_PER_S * cores:
-        click.echo(
-            f"Warning: uplinks of {show_rate(uplinks_bits_per_s)} together are more than {cores} cores carry; "
-            "the cores will set the pace, not the links",
-            err=True,
-        )
 
 
 def _verify(name: str) -> None:

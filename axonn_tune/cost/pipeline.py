@@ -1,47 +1,260 @@
-"""1F1B and interleaved 1F1B: the exact step time, and a bound on it; legend and order as in `program.pipeline`.
+"""Pipelines: kinds of stages joined by 1F1B or interleaved 1F1B; the exact step, a bound on it, messages.
 
-An operation starts when its stage has finished the operation before and the message it needs has arrived. A blocking
-send (Megatron-Core's batched isend and irecv) keeps the sender until the message has arrived; its receive shares that
-batch, so the receiver only waits. An overlapped send delays only the receiver.
+Legend and order as in `program.pipeline`. An operation starts when its stage has finished the operation before and the
+message it needs has arrived. A blocking send (Megatron-Core's batched isend and irecv) keeps the sender until the
+message has arrived; its receive shares that batch, so the receiver only waits. An overlapped send delays only the
+receiver.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from typing import NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 
+from axonn_tune.cost.collectives import collective_time_s, lines, route, transfer_time_s
+from axonn_tune.cost.compute import contended_s
+from axonn_tune.cost.replay import ChunkTimes
+from axonn_tune.frameworks.description import Framework, PipelineSchedule
+from axonn_tune.grid import GroupShape
 from axonn_tune.program.pipeline import Count, Integers, check_shape, forward_sequence, group_size, messages, warm_up
+from axonn_tune.program.size import Arithmetic, Value
+from axonn_tune.specs.machine import Machine
 
 Floats: TypeAlias = NDArray[np.float64]
-Column: TypeAlias = float | Floats
 
 PERIODIC = 1e-10
 """Clocks whose shifts over a period differ by less than this share of the shift are in steady state. Maximum and sum
 never enlarge a difference, so skipping any number of periods adds at most this share to a step."""
 
 
-@dataclass(frozen=True, eq=False)
-class StageTimes:
-    """Durations of a pipeline's operations, s.
+@dataclass(frozen=True)
+class StageKind:
+    """Stages that are alike: their numbers, and seconds of one: collectives, computation, passes of each chunk."""
 
-    forward_s, backward_s, last_backward_s: (stages, chunks); the last is the backward of the last micro-batch, which
-    carries the gradient buckets of data parallelism, and equals backward_s if None. end_s: after a stage's last
-    operation (optimizer step). activation_send_s: from a stage to the next, round the ring; gradient_send_s: to the
-    one before. These three are one number, or one a stage, of the sender. overlapped: see the module's docstring.
-    For `pipeline_bound_s` all may have columns in front: (*columns, stages, chunks) and (*columns, stages).
+    numbers: list[int]
+    communication_s: Floats
+    compute_s: Floats
+    times: tuple[ChunkTimes, ...]
+
+    def busy_s(self, micro_batches: Integers, *, stages: int) -> Floats:
+        """All passes and the end of the step, without sends, s."""
+        passes = sum(one.forward_s + one.backward_s for one in self.times) * (micro_batches - 1.0)
+        last = sum(one.forward_s + one.last_backward_s for one in self.times) + stage_end_s(self.times, stages=stages)
+        return np.asarray(passes + last)
+
+    def floor_s(self, micro_batches: Integers) -> Floats:
+        """The same cut into any number of chunks, without waiting for gradients, which may be reduced behind another
+        chunk, s."""
+        passes = [one.forward_s + np.minimum(one.backward_s, one.last_backward_s) for one in self.times]
+        return np.asarray(sum(one * micro_batches for one in passes) + self.times[0].end_s - self.times[0].data_s)
+
+
+def stage_end_s(chunks: Sequence[ChunkTimes], *, stages: int) -> Any:  # noqa: ANN401 - number or column
+    """From a stage's last operation to its end, s.
+
+    The last chunk's gradient buckets go out first. Buckets of a chunk in flight when its last backward pass ends
+    overlap with the next chunk's passes before its own last one, then delay that chunk's buckets.
+    """
+    left: Any = 0.0
+    carried: Any = 0.0
+    for chunk in reversed(chunks):
+        left = np.maximum(0.0, carried - (stages - 1) * chunk.backward_s)
+        carried = chunk.data_s + left
+    return chunks[0].end_s + left
+
+
+@dataclass(frozen=True)
+class Pipelines:
+    """Candidates with as many stages and chunks: all columns have one row each.
+
+    send_s: of one message; alone_s: computation of the stage that computes longest.
     """
 
-    forward_s: ArrayLike
-    backward_s: ArrayLike
-    last_backward_s: ArrayLike | None = None
-    end_s: ArrayLike = 0.0
-    activation_send_s: ArrayLike = 0.0
-    gradient_send_s: ArrayLike = 0.0
+    stages: int
+    chunks: int
+    micro_batches: Integers
+    kinds: tuple[StageKind, ...]
+    send_s: Floats
+    overlapped: bool
+    contention: float
+
+    def __len__(self) -> int:
+        return len(self.micro_batches)
+
+    def sent_s(self, kind: StageKind) -> Floats:
+        """All messages of a stage: each pass ends in one, but the last part's forward and the first part's backward."""
+        ends = float(0 in kind.numbers) + float(self.stages - 1 in kind.numbers)
+        sent = 2.0 * self.chunks * self.micro_batches.astype(np.float64) * self.send_s
+        return np.asarray(sent * (1.0 - ends / (2.0 * self.chunks)))
+
+    @cached_property
+    def communication_s(self) -> Floats:
+        """All communication of the stage that has most, s."""
+        found: Floats = np.max([kind.communication_s + self.sent_s(kind) for kind in self.kinds], axis=0)
+        return found
+
+    @cached_property
+    def alone_s(self) -> Floats:
+        """Computation of the stage that computes longest, s."""
+        found: Floats = np.max([kind.compute_s for kind in self.kinds], axis=0)
+        return found
+
+    def _of_slowest(self, columns: list[Floats]) -> Floats:
+        """Of one column a kind, the values of the stage with the most computation."""
+        slowest = np.array([kind.compute_s for kind in self.kinds]).argmax(axis=0)
+        found: Floats = np.take_along_axis(np.array(columns), slowest[None], axis=0)[0]
+        return found
+
+    def times(self, at: Integers | int) -> StageTimes:
+        """Durations of the stages of some candidates, or of one."""
+        placed = {number: kind for kind in self.kinds for number in kind.numbers}
+        by_stage = [placed[number] for number in range(self.stages)]
+
+        def stacked(name: str) -> Floats:
+            columns = [[getattr(one, name)[at] for one in kind.times] for kind in by_stage]
+            return np.moveaxis(np.array(columns, dtype=np.float64), (0, 1), (-2, -1))
+
+        sent_s = np.asarray(self.send_s[at])
+        return StageTimes(
+            forward_s=stacked("forward_s"),
+            backward_s=stacked("backward_s"),
+            last_backward_s=stacked("last_backward_s"),
+            end_s=np.moveaxis(np.array([stage_end_s(kind.times, stages=self.stages)[at] for kind in by_stage]), 0, -1),
+            send_s=np.broadcast_to(sent_s[..., None], (*sent_s.shape, self.stages)),
+            overlapped=self.overlapped,
+        )
+
+    def bound_s(self) -> tuple[Floats, Floats, Floats]:
+        """Bounds of all candidates: least step, its compute slowdown, and bubble with least exposed communication."""
+        everything = np.arange(len(self))
+        scheduled = np.asarray(pipeline_bound_s(self.times(everything), micro_batches=self.micro_batches))
+        busy = self._of_slowest([kind.busy_s(self.micro_batches, stages=self.stages) for kind in self.kinds])
+        # A message exposes at most its own time where it is sent and where it is waited for.
+        occupied = busy + 4.0 * self.chunks * self.micro_batches * self.send_s
+        lost_s = contended_s(self.communication_s, self.alone_s, occupied, contention=self.contention)
+        lost = np.broadcast_to(np.asarray(lost_s), occupied.shape)
+        return scheduled + lost, lost, np.maximum(scheduled - np.maximum(busy, self.alone_s), 0.0)
+
+    def floor_s(self) -> tuple[Floats, Floats]:
+        """Least step of the same stages cut into any number of chunks, and its least exposed communication, s: the
+        passes of the stage with the most computation, back to back, and the end of its step."""
+        found = self._of_slowest([kind.floor_s(self.micro_batches) for kind in self.kinds])
+        return found, np.maximum(found - self.alone_s, 0.0)
+
+    def price(self, position: int) -> tuple[PipelineTime, int, float]:
+        """One candidate by the recurrence: its time, the stage that computes longest, and its wait for others, s."""
+        time = pipeline_time(self.times(position), micro_batches=int(self.micro_batches[position]))
+        slowest = max(self.kinds, key=lambda kind: kind.compute_s[position]).numbers[0]
+        return time, slowest, min(time.bubble_s[slowest], max(0.0, time.step_s - float(self.alone_s[position])))
+
+    def exact_s(self, position: int) -> tuple[float, float, float]:
+        """Step of one candidate, its computation and its bubble, s."""
+        time, _, bubble_s = self.price(position)
+        sent_s, alone_s = float(self.communication_s[position]), float(self.alone_s[position])
+        lost_s = float(contended_s(sent_s, alone_s, time.step_s - bubble_s, contention=self.contention))
+        return time.step_s + lost_s, alone_s + lost_s, bubble_s
+
+
+def overlapped(schedule: PipelineSchedule, chunks: int) -> bool:
+    """Whether sends of so many chunks a stage overlap with computation."""
+    return schedule.overlapped_interleaved if chunks > 1 else schedule.overlapped
+
+
+def gathers_messages(framework: Framework) -> bool:
+    """Whether each rank of x sends its share of a message, which is gathered again where it arrives; with sequence
+    parallelism there is no more than a share to send."""
+    return framework.schedule.scattered and not framework.step.sequence_parallel
+
+
+def message_s(
+    size_bytes: Value,
+    whole_bytes: Value,
+    *,
+    stride: int,
+    over_x: GroupShape | None,
+    machine: Machine,
+    world: int,
+    call_s: float,
+    arithmetic: Arithmetic,
+) -> Value:
+    """Time of one activation or gradient to the rank at distance `stride`, s.
+
+    whole_bytes: what is gathered again over x, nothing without `over_x`; call_s: software overhead.
+    """
+    sent_s = transfer_time_s(size_bytes, stride=stride, machine=machine, call_s=call_s)
+    if over_x is None:
+        return sent_s
+    chosen = lines("all_gather", route(over_x, machine.tiers, world), machine, call_s=call_s)
+    pairs = tuple((line.latency_s, line.bandwidth_bytes_per_s) for line in chosen)
+    return sent_s + collective_time_s(pairs, whole_bytes, arithmetic)
+
+
+# One pipeline by the exact recurrence, or columns of them by a bound.
+
+
+@dataclass(frozen=True, eq=False)
+class StageTimes:
+    """Durations of a pipeline's operations, s; for `pipeline_bound_s` all may have columns in front of these dims.
+
+    forward_s, backward_s, last_backward_s: (stages, chunks); the last is the backward of the last micro-batch, which
+    carries the gradient buckets of data parallelism. end_s: (stages), after a stage's last operation (optimizer step).
+    send_s: (stages), of an activation to the next stage, round the ring, or of a gradient to the one before.
+    overlapped: see the module's docstring.
+    """
+
+    forward_s: Floats
+    backward_s: Floats
+    last_backward_s: Floats
+    end_s: Floats
+    send_s: Floats
     overlapped: bool = False
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Stages and chunks."""
+        return self.forward_s.shape[-2], self.forward_s.shape[-1]
+
+    def _sent_but(self, silent: tuple[int, int]) -> Floats:
+        """Time of the message of each part, 0 for the part at the model's end; all 0 on one stage."""
+        sends = np.full(self.shape, float(self.shape[0] > 1))
+        sends[silent] = 0.0
+        sent: Floats = np.broadcast_to(self.send_s[..., None], self.forward_s.shape) * sends
+        return sent
+
+    @cached_property
+    def activation_s(self) -> Floats:
+        """Of each part's forward message."""
+        return self._sent_but((-1, -1))
+
+    @cached_property
+    def gradient_s(self) -> Floats:
+        """Of each part's backward message."""
+        return self._sent_but((0, 0))
+
+    def computing(self) -> Floats:
+        """Time of F, B and the last B: (3, ..., stages, chunks)."""
+        return np.stack([self.forward_s, self.backward_s, self.last_backward_s])
+
+    def sent(self) -> Floats:
+        """Time of the message that F, B and the last B send: (3, ..., stages, chunks)."""
+        return np.stack([self.activation_s, self.gradient_s, self.gradient_s])
+
+    @cached_property
+    def received(self) -> Floats:
+        """Time of the message that F, B and the last B need: (3, stages, chunks)."""
+        by_part = self.shape[::-1]
+        activation = np.roll(self.activation_s.T.ravel(), 1).reshape(by_part).T
+        gradient = np.roll(self.gradient_s.T.ravel(), -1).reshape(by_part).T
+        return np.stack([activation, gradient, gradient])
+
+    def occupied(self) -> Floats:
+        """How long F, B and the last B occupy their stage: (3, ..., stages, chunks)."""
+        return self.computing() if self.overlapped else self.computing() + self.sent()
 
 
 @dataclass(frozen=True)
@@ -59,75 +272,6 @@ class PipelineTime:
     sends: tuple[int, ...]
 
 
-@dataclass(frozen=True, eq=False)
-class _Durations:
-    """`StageTimes` as arrays (..., stages, chunks); activation and gradient are 0 where a part sends none."""
-
-    forward: Floats
-    backward: Floats
-    last: Floats
-    activation: Floats
-    gradient: Floats
-    end: Floats
-    overlapped: bool
-
-    @property
-    def shape(self) -> tuple[int, int]:
-        """Stages and chunks."""
-        return self.forward.shape[-2], self.forward.shape[-1]
-
-    def computing(self) -> Floats:
-        """Time of F, B and the last B: (3, ..., stages, chunks)."""
-        return np.stack([self.forward, self.backward, self.last])
-
-    def sent(self) -> Floats:
-        """Time of the message that F, B and the last B send: (3, ..., stages, chunks)."""
-        return np.stack([self.activation, self.gradient, self.gradient])
-
-    @cached_property
-    def received(self) -> Floats:
-        """Time of the message that F, B and the last B need: (3, stages, chunks)."""
-        by_part = self.shape[::-1]
-        activation = np.roll(self.activation.T.ravel(), 1).reshape(by_part).T
-        gradient = np.roll(self.gradient.T.ravel(), -1).reshape(by_part).T
-        return np.stack([activation, gradient, gradient])
-
-    def occupied(self) -> Floats:
-        """How long F, B and the last B occupy their stage: (3, ..., stages, chunks)."""
-        return self.computing() if self.overlapped else self.computing() + self.sent()
-
-    def latency(self) -> Floats:
-        """From when a sender is free again to when F, B and the last B may start: (3, stages, chunks)."""
-        return self.received * self.overlapped
-
-
-def _durations(times: StageTimes) -> _Durations:
-    """Checked and broadcast; ValueError names what does not fit."""
-    given = {name: np.asarray(value, dtype=float) for name, value in vars(times).items() if value is not None}
-    for name, array in given.items():
-        if not (np.isfinite(array).all() and (array >= 0).all()):
-            raise ValueError(f"{name}: durations must be finite and not negative")
-    if given["forward_s"].ndim < 2 or 0 in given["forward_s"].shape:
-        raise ValueError(f"forward_s: expected (stages, chunks), got {given['forward_s'].shape}")
-    chunked = [given["forward_s"], given["backward_s"], given.get("last_backward_s", given["backward_s"])]
-    staged = [given[name][..., None] for name in ("activation_send_s", "gradient_send_s", "end_s")]
-    try:
-        forward, backward, last, activation, gradient, end = np.broadcast_arrays(*chunked, *staged)
-    except ValueError as error:
-        shapes = {name: array.shape for name, array in given.items()}
-        raise ValueError(f"durations differ in stages, chunks or columns: {shapes}") from error
-    activation = activation * _sends(*forward.shape[-2:], silent=(-1, -1))
-    gradient = gradient * _sends(*forward.shape[-2:], silent=(0, 0))
-    return _Durations(forward, backward, last, activation, gradient, end[..., 0], times.overlapped)
-
-
-def _sends(stages: int, chunks: int, *, silent: tuple[int, int]) -> Floats:
-    """1 for each part that sends, 0 for the part at the model's end; all 0 on one stage."""
-    sends = np.full((stages, chunks), float(stages > 1))
-    sends[silent] = 0.0
-    return sends
-
-
 # The exact recurrence.
 
 
@@ -136,29 +280,22 @@ def pipeline_time(times: StageTimes, *, micro_batches: int) -> PipelineTime:
 
     Equal periods of the steady state are jumped over (a period is one or more groups of micro-batches after which
     every clock has moved by the same time), which changes nothing by more than 1e-9 of the step.
-    ValueError for shapes that do not fit, negative durations, and interleaving with m not divisible by p.
+    ValueError for interleaving with m not divisible by p.
     """
-    durations = _checked(times, micro_batches)
-    return _summary(durations, micro_batches, *_evaluate(durations, micro_batches))
+    stages, chunks = times.shape
+    check_shape(stages, chunks, micro_batches)
+    shortest = _shortest(stages, chunks)
+    pieces, tape = _pieces(stages, chunks, min(micro_batches, shortest)), _Tape(times)
+    tape.run(pieces.warm)
+    tape.run(pieces.lap, laps=(micro_batches - shortest) // group_size(stages, chunks) + 1)
+    tape.run(pieces.rest)
+    finish_s = np.array(tape.done_s)[pieces.final] + tape.jumped_s
 
-
-def _checked(times: StageTimes, micro_batches: int) -> _Durations:
-    """The durations of one pipeline, without columns."""
-    durations = _durations(times)
-    if durations.forward.ndim > 2:
-        raise ValueError(f"forward_s: expected (stages, chunks), got {durations.forward.shape}")
-    check_shape(*durations.shape, micro_batches)
-    return durations
-
-
-def _summary(durations: _Durations, micro_batches: int, finish_s: Floats, waited_s: Floats) -> PipelineTime:
-    """Totals of each stage from the end of its last operation and its waits for messages."""
-    times = np.array([micro_batches, micro_batches - 1, 1.0])
-    busy_s = np.tensordot(times, durations.computing(), 1).sum(axis=1) + durations.end
-    blocked_s = 0.0 if durations.overlapped else micro_batches * durations.sent()[:2].sum(axis=(0, 2))
-    exposed_s = waited_s + blocked_s
-    step_s = float((finish_s + durations.end).max())
-    stages, chunks = durations.shape
+    runs = np.array([micro_batches, micro_batches - 1, 1.0])
+    busy_s = np.tensordot(runs, times.computing(), 1).sum(axis=1) + times.end_s
+    blocked_s = 0.0 if times.overlapped else micro_batches * times.sent()[:2].sum(axis=(0, 2))
+    exposed_s = tape.waited_s() + blocked_s
+    step_s = float((finish_s + times.end_s).max())
     return PipelineTime(
         step_s=step_s,
         busy_s=tuple(busy_s.tolist()),
@@ -168,6 +305,36 @@ def _summary(durations: _Durations, micro_batches: int, finish_s: Floats, waited
             messages(stage, stages=stages, chunks=chunks, micro_batches=micro_batches) for stage in range(stages)
         ),
     )
+
+
+class Pass(NamedTuple):
+    """One micro-batch through one chunk of a stage, forward or backward, s from the start of the step."""
+
+    stage: int
+    backward: bool
+    chunk: int
+    micro_batch: int
+    start_s: float
+    end_s: float
+
+
+def pipeline_passes(times: StageTimes, *, micro_batches: int) -> list[Pass]:
+    """Every pass of a step by the same recurrence, in an order that respects dependencies; sends are not in them."""
+    stages, chunks = times.shape
+    program, tape = _program(stages, chunks, micro_batches)[0], _Tape(times)
+    tape.run(program)
+    starts_s = np.array(tape.done_s[1:]) - tape.occupied[program.cost]
+    ends_s = starts_s + times.computing().ravel()[program.cost]
+    kind, stage, chunk = np.unravel_index(program.cost, (3, stages, chunks))
+    seen: dict[tuple[bool, int, int], int] = {}
+    found = []
+    for key in zip(
+        (kind > 0).tolist(), stage.tolist(), chunk.tolist(), starts_s.tolist(), ends_s.tolist(), strict=True
+    ):
+        backward, at, of, start_s, end_s = key
+        number = seen[backward, at, of] = seen.get((backward, at, of), -1) + 1
+        found.append(Pass(at, backward, of, number, start_s, end_s))
+    return found
 
 
 # The evaluation skips equal periods. A program lists the operations of all stages in an order that respects
@@ -198,76 +365,59 @@ class _Pieces(NamedTuple):
     final: Integers
 
 
-def _evaluate(durations: _Durations, micro_batches: int) -> tuple[Floats, Floats]:
-    """When each stage is free after its last operation, and its waits for messages, s."""
-    shortest = _shortest(*durations.shape)
-    pieces = _pieces(*durations.shape, min(micro_batches, shortest))
-    tape = _Tape(durations)
-    tape.run(pieces.warm)
-    if micro_batches >= shortest:
-        tape.run_laps(pieces.lap, laps=(micro_batches - shortest) // group_size(*durations.shape) + 1)
-    tape.run(pieces.rest)
-    return np.array(tape.done_s)[pieces.final] + tape.jumped_s, tape.waited_s()
-
-
 class _Tape:
-    """Programs run one after another: when the stage of each operation was free again, less what was jumped over, s."""
+    """Programs run one after another: when the stage of each operation was free again, less what was jumped over, s.
 
-    def __init__(self, durations: _Durations) -> None:
-        self.durations = durations
-        self.latency, self.occupied = durations.latency().ravel(), durations.occupied().ravel()
+    latency: from when a sender is free again to when F, B and the last B may start.
+    """
+
+    def __init__(self, times: StageTimes) -> None:
+        self.times = times
+        self.latency, self.occupied = (times.received * times.overlapped).ravel(), times.occupied().ravel()
         self.done_s = [0.0]
         self.jumped_s = 0.0
         self.programs: list[_Program] = []
-        self.times: list[int] = []
+        self.runs: list[int] = []
 
-    def run_laps(self, lap: _Program, *, laps: int) -> None:
-        """Repeat a lap; once all clocks advance equally over two laps, skip whole periods."""
-        bound, reach = self._bound(lap), -min(lap.before.min(), lap.sender.min())
-        states: list[float] = []
+    def run(self, program: _Program, *, laps: int = 1) -> None:
+        """Repeat a program; once all clocks advance equally over two laps, skip whole periods."""
+        if not program.cost.size:
+            return
+        before, sender, cost = program
+        bound = before.tolist(), sender.tolist(), self.latency[cost].tolist(), self.occupied[cost].tolist()
+        reach, states = -min(before.min(), sender.min()), list[float]()
         run, check = 0, 2
         while run < laps:
-            self._run(lap, bound)
+            self._lap(*bound)
+            self.programs.append(program)
+            self.runs.append(1)
             states += self.done_s[-reach:]
             run += 1
             if run == check and (found := _period(np.array(states).reshape(run, reach))):
-                laps = run + self._jump(laps - run, *found)
-                check = 0
+                period, shift_s = found
+                skipped, left = divmod(laps - run, period)
+                self.jumped_s += skipped * shift_s
+                self.runs[-period:] = [1 + skipped] * period
+                laps, check = run + left, 0
             elif run == check:
                 check += max(1, run // 2)
+
+    def _lap(self, before: list[int], sender: list[int], latency_s: list[float], occupied_s: list[float]) -> None:
+        """The recurrence, once over a program."""
+        done_s, append = self.done_s, self.done_s.append
+        for back, source, late_s, takes_s in zip(before, sender, latency_s, occupied_s, strict=True):
+            free_s, arrival_s = done_s[back], done_s[source] + late_s
+            append((free_s if free_s > arrival_s else arrival_s) + takes_s)
 
     def waited_s(self) -> Floats:
         """Waits of each stage owed to messages, s: each up to the length of the message."""
         before, sender, cost = (np.concatenate(columns) for columns in zip(*self.programs, strict=True))
-        times = np.repeat(self.times, [program.cost.size for program in self.programs])
+        runs = np.repeat(self.runs, [program.cost.size for program in self.programs])
         done_s, position = np.array(self.done_s), np.arange(1, cost.size + 1)
         wait_s = done_s[position + sender] + self.latency[cost] - done_s[position + before]
-        exposed_s = np.clip(wait_s, 0.0, self.durations.received.ravel()[cost])
-        stages, chunks = self.durations.shape
-        return np.bincount(cost // chunks % stages, times * exposed_s).astype(float)
-
-    def _jump(self, laps: int, period: int, shift_s: float) -> int:
-        """Skips whole periods, each like the one just run; the laps that are left."""
-        skipped, left = divmod(laps, period)
-        self.jumped_s += skipped * shift_s
-        self.times[-period:] = [1 + skipped] * period
-        return left
-
-    def run(self, program: _Program) -> None:
-        """The recurrence, once over a program."""
-        self._run(program, self._bound(program))
-
-    def _bound(self, program: _Program) -> tuple[list[int], list[int], list[float], list[float]]:
-        before, sender, cost = program
-        return before.tolist(), sender.tolist(), self.latency[cost].tolist(), self.occupied[cost].tolist()
-
-    def _run(self, program: _Program, bound: tuple[list[int], list[int], list[float], list[float]]) -> None:
-        self.programs.append(program)
-        self.times.append(1)
-        done_s, append = self.done_s, self.done_s.append
-        for before, sender, latency_s, occupied_s in zip(*bound, strict=True):
-            free_s, arrival_s = done_s[before], done_s[sender] + latency_s
-            append((free_s if free_s > arrival_s else arrival_s) + occupied_s)
+        exposed_s = np.clip(wait_s, 0.0, self.times.received.ravel()[cost])
+        stages, chunks = self.times.shape
+        return np.bincount(cost // chunks % stages, runs * exposed_s).astype(float)
 
 
 def _period(states: Floats) -> tuple[int, float] | None:
@@ -276,15 +426,6 @@ def _period(states: Floats) -> tuple[int, float] | None:
     low, high = shifts.min(axis=1), shifts.max(axis=1)
     steady = np.flatnonzero(high - low <= PERIODIC * low)
     return (int(steady[0]) + 1, float((low + high)[steady[0]] / 2)) if steady.size else None
-
-
-def _slots(stages: int, chunks: int, micro_batches: int) -> Integers:
-    """Time slot of each operation, (F or B, position in its order, stage): after those of its dependencies."""
-    position, stage = np.arange(chunks * micro_batches)[:, None], np.arange(stages)
-    if chunks == 1:
-        return np.stack([2 * position + stage, 2 * (position + stages) - 1 - stage])
-    turned = position - stage + warm_up(0, stages=stages, chunks=chunks)
-    return np.stack([2 * (position + stage), 2 * turned + 1])
 
 
 def _first_lap(stages: int, chunks: int) -> int:
@@ -311,7 +452,13 @@ def _pieces(stages: int, chunks: int, micro_batches: int) -> _Pieces:
 def _program(stages: int, chunks: int, micro_batches: int) -> tuple[_Program, Integers, Integers]:
     """All operations in order of their slots, with the slots, and the last operation of each stage from the end."""
     forward_chunk, number = forward_sequence(stages, chunks, micro_batches)
-    slots = _slots(stages, chunks, micro_batches)
+    # Time slot of each operation, (F or B, position in its order, stage): after those of its dependencies.
+    position, stage = np.arange(chunks * micro_batches)[:, None], np.arange(stages)
+    if chunks == 1:
+        slots = np.stack([2 * position + stage, 2 * (position + stages) - 1 - stage])
+    else:
+        turned = position - stage + warm_up(0, stages=stages, chunks=chunks)
+        slots = np.stack([2 * (position + stage), 2 * turned + 1])
     kind, place, stage = (index.ravel() for index in np.indices(slots.shape))
     order = np.lexsort((stage, slots.ravel()))
     kind, stage, micro_batch = kind[order], stage[order], number[place[order]]
@@ -329,7 +476,7 @@ def _program(stages: int, chunks: int, micro_batches: int) -> tuple[_Program, In
     return _Program(before - position, sender - position, cost), slots.ravel()[order], of_stage[:, -1] - order.size
 
 
-def pipeline_bound_s(times: StageTimes, *, micro_batches: Count) -> Column:
+def pipeline_bound_s(times: StageTimes, *, micro_batches: Count) -> Floats | float:
     """Lower bound of `pipeline_time(...).step_s`, s, for columns of pipelines; m is a column or one number.
 
     It never exceeds the exact value, because it is the longest of several chains of dependent operations.
@@ -352,9 +499,8 @@ def pipeline_bound_s(times: StageTimes, *, micro_batches: Count) -> Column:
     the others, sends to 2%: 1F1B 0.0% at worst; interleaved 0.1% in the median, 1.4% at worst. Every chunk ±20%, sends
     to 3%: 1F1B 0.0% and 2.0%; interleaved 1.3% and 6.2%. Every chunk ±90%, sends to 33%: 0.0% and 11%; 7.0% and 24%.
     """
-    durations = _durations(times)
-    (stages, chunks), (forward, backward, last) = durations.shape, durations.occupied()
-    to_next, back, last_back = durations.computing() + durations.sent()
+    (stages, chunks), (forward, backward, last) = times.shape, times.occupied()
+    to_next, back, last_back = times.computing() + times.sent()
     m = np.asarray(micro_batches)[..., None]
     first = np.minimum(warm_up(np.arange(stages), stages=stages, chunks=chunks) + 1, chunks * m)
     paired = chunks * m - first
@@ -369,22 +515,25 @@ def pipeline_bound_s(times: StageTimes, *, micro_batches: Count) -> Column:
     turned_s = to_next.sum((-2, -1))[..., None] + _later(first_back)
     started_s = np.maximum(fill_s + warm_s, turned_s)
 
-    drained_s = _drain(durations, last[..., 0])
-    way_s = durations.activation[..., -1] * durations.overlapped + _later(to_next[..., -1])
+    # From when a stage is free after its last operation to the end of the longest chain over stages before it.
+    hops = times.gradient_s[..., 1:, 0] * times.overlapped + last[..., :-1, 0]
+    behind = np.concatenate([np.zeros_like(last[..., :1, 0]), np.cumsum(hops, -1)], -1)
+    drained_s = behind + np.maximum.accumulate(times.end_s - behind, -1)
+    way_s = times.activation_s[..., -1] * times.overlapped + _later(to_next[..., -1])
     way_s = way_s + (last_back[..., 1:].sum((-2, -1)) + last[..., -1, 0] + drained_s[..., -1])[..., None]
     ended_s = started_s + pairs_s + cool_s + drained_s
     ended_s = np.maximum(ended_s, np.where(paired, started_s, fill_s + warm_s) + pairs_s + way_s)
     if chunks == 1:
-        ended_s = np.maximum(ended_s, fill_s + _round_trips(durations, m) + way_s)
+        ended_s = np.maximum(ended_s, fill_s + _round_trips(times, m) + way_s)
     bound_s = ended_s.max(-1)
     return bound_s if bound_s.ndim else float(bound_s)
 
 
-def _round_trips(durations: _Durations, micro_batches: Integers) -> Floats:
+def _round_trips(times: StageTimes, micro_batches: Integers) -> Floats:
     """From a stage's first forward to its last in 1F1B, s: trips one after another, and the micro-batches left over."""
-    to_next, back, _ = (durations.computing() + durations.sent())[..., 0]
-    forward, backward, _ = durations.occupied()[..., 0]
-    trips, left = np.divmod(micro_batches - 1, np.arange(durations.shape[0], 0, -1))
+    to_next, back, _ = (times.computing() + times.sent())[..., 0]
+    forward, backward, _ = times.occupied()[..., 0]
+    trips, left = np.divmod(micro_batches - 1, np.arange(times.shape[0], 0, -1))
     trips_s = trips * (to_next + _later(to_next + back) + backward)
     until_last_s: Floats = trips_s + left * (forward + backward * (trips > 0)) + forward
     return until_last_s
@@ -400,10 +549,3 @@ def _counts(operations: Integers, stages: int, chunks: int) -> Integers:
 def _later(stage_s: Floats) -> Floats:
     """Sum over the stages after each, s."""
     return np.cumsum(stage_s[..., ::-1], -1)[..., ::-1] - stage_s
-
-
-def _drain(durations: _Durations, last_s: Floats) -> Floats:
-    """From when a stage is free after its last operation to the end of the longest chain over stages before it, s."""
-    hops = durations.gradient[..., 1:, 0] * durations.overlapped + last_s[..., :-1]
-    behind = np.concatenate([np.zeros_like(last_s[..., :1]), np.cumsum(hops, -1)], -1)
-    return behind + np.maximum.accumulate(durations.end - behind, -1)

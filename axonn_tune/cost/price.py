@@ -1,4 +1,4 @@
-"""Price of one layout with every term, for explanations, launch configs, traces and published steps.
+"""Price of one layout with every term, for explanations, launch configs, traces and published steps; and its parts.
 
 It replays in numbers what a ranking replays in columns, and gets the same bits. All frameworks share the program and
 the schedule.
@@ -7,19 +7,21 @@ the schedule.
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property, lru_cache, reduce
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 
-from axonn_tune.cost.collectives import Line, lines_of, route, sending
+from axonn_tune.cost.collectives import Line, lines, route, sending
 from axonn_tune.cost.compute import ComputeClock, ComputeRates, compute_rates, contended_s, exposed_s
 from axonn_tune.cost.replay import Batch, ChunkTimes, Recorder, Replay, StageWork, exposed_by_term, term_key
-from axonn_tune.cost.stages import Messages, Pipelines, StageKind, chunks_of, overlapped, stages_alike
 from axonn_tune.cost.uncertainty import Floats, half_width, outside, slopes_of, spread, with_software
 from axonn_tune.frameworks import software_on, step_on
 from axonn_tune.frameworks.description import StepOptions
+from axonn_tune.grid import ALL_AXES
 from axonn_tune.job import Job, Layout
 from axonn_tune.program.dimensions import (
     executed_flops,
@@ -30,15 +32,26 @@ from axonn_tune.program.dimensions import (
     table_alignment,
 )
 from axonn_tune.program.memory import Memory, memory_limit_bytes, price_memory
-from axonn_tune.program.operations import MATRIX_ALIGNMENT, Collective, OpKind
-from axonn_tune.program.pipeline import in_flight, model_parts
+from axonn_tune.program.operations import (
+    MATRIX_ALIGNMENT,
+    Attention,
+    Collective,
+    Computation,
+    Kernel,
+    MatMul,
+    OpKind,
+    Role,
+)
 from axonn_tune.program.schedule import StepSchedule, build_schedule
 from axonn_tune.program.size import PLAIN
-from axonn_tune.program.step import ONLY, Stage, StepProgram, build_step
+from axonn_tune.program.step import ONLY, Stage, StepProgram, build_step, chunks_of, stages_alike
 from axonn_tune.specs.machine import Machine, Software
 from axonn_tune.specs.model import Model
-from axonn_tune.specs.workload import Recompute, Workload
-from axonn_tune.units import TERA
+from axonn_tune.specs.workload import Overlap, Recompute, Workload
+from axonn_tune.units import TERA, seconds
+
+if TYPE_CHECKING:
+    from axonn_tune.cost.pipeline import StageKind, StageTimes
 
 METRICS = {"communication": "communication_s", "exposed": "exposed_communication_s", "iteration": "iteration_s"}
 """Prices that rank layouts, by ranking criterion."""
@@ -69,13 +82,19 @@ class Term:
 
 @dataclass(frozen=True)
 class StagePrediction:
-    """One pipeline stage: its blocks, seconds of a step, and memory of a rank."""
+    """One pipeline stage: its blocks, seconds of a step, and memory of a rank.
+
+    parts: of each chunk the number of its first block and how many it has; held: blocks whose saved activations are
+    alive together, of all micro-batches in flight.
+    """
 
     blocks: int
     compute_s: float
     communication_s: float
     bubble_s: float
     memory: Memory
+    parts: tuple[tuple[int, int], ...] = ()
+    held: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -166,6 +185,15 @@ class PricedLayout(Layout):
         """Size of an axis, 1 where it is not searched."""
         return self.grid.axis_size(axis)
 
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> int:
+            """Size of an axis, or chunks, by the framework's name in any case, `.tp` or `.dp_shard`; context, too."""
+            axis = None if name.startswith("_") or "job" not in vars(self) else self.job.framework.axis(name)
+            if axis is None and name not in ALL_AXES:
+                raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+            return self.size(axis or name) if axis != "chunks" else self.chunks
+
     @property
     def sizes(self) -> tuple[int, ...]:
         """Sizes of `axes`."""
@@ -217,7 +245,7 @@ class Detail(PricedLayout):
     For a pipeline it is the stage with the most communication, `stage`; memory is that of the largest stage, with
     layers not resharded as found. Computation includes host_s, the accelerator's wait for its host, and contended_s,
     the slowdown from overlap. The bubble is that of the stage with the most computation, to which `computing` belongs:
-    its kind, and the values of its symbols.
+    its kind, and the values of its symbols. times: of all stages, None without a pipeline.
     """
 
     communication_s: float
@@ -229,6 +257,7 @@ class Detail(PricedLayout):
     host_s: float = 0.0
     stage: int = 0
     computing: tuple[Stage, dict[str, float]] | None = field(default=None, compare=False, repr=False)
+    times: StageTimes | None = field(default=None, compare=False, repr=False)
     record: Callable[[], tuple[Batch, ...]] = field(default=tuple, compare=False, repr=False)
 
     @cached_property
@@ -261,7 +290,7 @@ def _program(
     *,
     context: bool,
     lone_context: bool,
-    table_alignment: int,
+    alignment: int,
 ) -> tuple[StepProgram, StepSchedule]:
     """Program and schedule, built once for all candidates that share them: sizes and batch are symbols in both."""
     program = build_step(
@@ -271,7 +300,7 @@ def _program(
         options=options,
         context=context,
         lone_context=lone_context,
-        table_alignment=table_alignment,
+        table_alignment=alignment,
     )
     stages = tuple(Stage(first, last) for first in (True, False) for last in (True, False))
     schedule = build_schedule(program, overlaps=workload.overlaps, split=workload.split_micro_batch, stages=stages)
@@ -279,49 +308,51 @@ def _program(
 
 
 class Pricer:
-    """Prices one layout."""
+    """Prices one layout.
+
+    call_s: software overhead per collective and message; parts: blocks of each model part, chunk c of stage s at
+    c·p + s.
+    """
 
     def __init__(self, job: Job, layout: Layout, software: Software | None = None) -> None:
         self.job, self.layout, self.grid = job, layout, layout.grid
         self.model, self.machine, self.workload, self.framework = job.model, job.machine, job.workload, job.framework
-        model, machine, workload, framework = job.model, job.machine, job.workload, job.framework
-        software = software_on(framework, machine) if software is None else software
-        options = step_on(framework, machine)
+        software = software_on(self.framework, self.machine) if software is None else software
+        options = step_on(self.framework, self.machine)
         self.options = options.staged if self.grid.pipeline > 1 else options
-        self.rates = compute_rates(machine.accelerator, workload.precision, software)
-        self.messages = Messages.of(framework, machine, self.grid.world, software)
-        self.element = workload.element_sizes.compute
+        self.rates = compute_rates(self.machine.accelerator, self.workload.precision, software)
+        self.call_s = seconds(software.collective_us)
+        self.element = self.workload.element_sizes.compute
+        alignment = MATRIX_ALIGNMENT
+        if self.options.vocabulary_multiple == 0:
+            rows = self._symbols(ONLY, self.model.layers)["V"]
+            alignment = table_alignment(rows, split=self.grid.x * self.grid.y, element=self.element)
         self.program, self.schedule = _program(
-            model.model_copy(update=_SYMBOLIC_MODEL),
-            workload.model_copy(update=_SYMBOLIC_WORKLOAD),
+            self.model.model_copy(update=_SYMBOLIC_MODEL),
+            self.workload.model_copy(update=_SYMBOLIC_WORKLOAD),
             layout.recompute,
             self.options,
             context=self.grid.context > 1,
-            lone_context="context" in framework.axes and self.grid.context == 1,
-            table_alignment=self._alignment(),
+            lone_context="context" in self.framework.axes and self.grid.context == 1,
+            alignment=alignment,
         )
-        self.routes = {
-            axes: route(self.grid.group_shape(axes), machine.tiers, self.grid.world) for axes in self.program.groups
-        }
+        tiers, world = self.machine.tiers, self.grid.world
+        self.routes = {axes: route(self.grid.group_shape(axes), tiers, world) for axes in self.program.groups}
         self._lines: dict[tuple[OpKind, str], tuple[Line, ...]] = {}
+        self.parts: tuple[int, ...] = (self.model.layers,)
+        if self.grid.pipeline > 1:
+            # Imported here: most searches have no pipeline, and start-up time is theirs.
+            from axonn_tune.program.pipeline import model_parts
 
-    def _alignment(self) -> int:
-        """Alignment of rows of logits; it depends on the grid only if the vocabulary is not padded."""
-        if self.options.vocabulary_multiple != 0:
-            return MATRIX_ALIGNMENT
-        rows = self._symbols(ONLY, self.model.layers)["V"]
-        split = self.grid.x * self.grid.y
-        return table_alignment(self.model, rows, split=split, element=self.element, options=self.options)
+            stages, less = self.grid.pipeline, self.framework.step.less
+            self.parts = model_parts(
+                self.model.layers, stages=stages, chunks=layout.chunks, given=layout.parts, less=less
+            )
 
     def _symbols(self, stage: Stage, layers: int) -> dict[str, float]:
+        micro_batch, options = self.layout.micro_batch, self.options
         return symbol_values(
-            self.model,
-            self.workload,
-            self.grid,
-            micro_batch=self.layout.micro_batch,
-            options=self.options,
-            stage=stage,
-            layers=layers,
+            self.model, self.workload, self.grid, micro_batch=micro_batch, options=options, stage=stage, layers=layers
         )
 
     def replay(self, values: dict[str, float], stage: Stage) -> Replay:
@@ -340,7 +371,7 @@ class Pricer:
     def lines(self, kind: OpKind, axes: str) -> tuple[Line, ...]:
         """Lines of all algorithms and protocols of a collective."""
         if (kind, axes) not in self._lines:
-            self._lines[kind, axes] = lines_of(kind, self.routes[axes], self.machine, call_s=self.messages.call_s)
+            self._lines[kind, axes] = lines(kind, self.routes[axes], self.machine, call_s=self.call_s)
         return self._lines[kind, axes]
 
     def price(self) -> Detail:
@@ -372,11 +403,19 @@ class Pricer:
             host_s=busiest.host_s,
             stages=tuple(
                 StagePrediction(
-                    sum(of[number].blocks), of[number].compute_s, *joined.seconds[number], settled[number][1]
+                    sum(of[number].blocks),
+                    of[number].compute_s,
+                    *joined.seconds[number],
+                    settled[number][1],
+                    tuple(
+                        (sum(self.parts[:part]), self.parts[part]) for part in range(number, len(self.parts), stages)
+                    ),
+                    settled[number][0]["held"],
                 )
                 for number in range(len(joined.seconds))
             ),
             stage=joined.most,
+            times=joined.times,
             computing=(busiest.replay.work.stage, settled[joined.slowest][0]) if stages > 1 else None,
             record=shown.record,
         )
@@ -384,13 +423,15 @@ class Pricer:
     @cached_property
     def kinds(self) -> list[Kind]:
         """Stages that are alike, replayed."""
-        return [
-            Kind(self, stage, blocks, numbers, self._settled[numbers[0]][0])
-            for (stage, blocks), numbers in stages_alike(self.parts, self.grid.pipeline).items()
-        ]
+        found = []
+        for (stage, blocks), numbers in stages_alike(self.parts, self.grid.pipeline).items():
+            found.append(Kind(self, stage, blocks, numbers, self._settled[numbers[0]][0]))
+        return found
 
     def _joined(self, of: Mapping[int, Kind]) -> _Joined:
         """Pipeline stages joined by 1F1B or interleaved 1F1B."""
+        from axonn_tune.cost.pipeline import Pipelines, overlapped
+
         message, size_bytes, one_s = self.send
         pipeline = Pipelines(
             stages=len(of),
@@ -410,17 +451,11 @@ class Pricer:
         # Of a message whose shares are gathered over x where it arrives, that gather is in the fixed time.
         line = Line("direct", "simple", max(one_s - size_bytes / bandwidth, 0.0), bandwidth)
         calls, exposed_s = time.sends[most], min(time.exposed_send_s[most], sends_s)
-        term = _term(message, calls, size_bytes, sends_s, exposed_s, group=2, tier=tier.name, line=line)
+        key, formula = term_key(message), str(message.size_bytes)
+        term = Term(*key, calls, size_bytes, 2, tier.name, sends_s, exposed_s, formula, line, message)
         seconds = tuple(zip(communication_s, time.bubble_s, strict=True))
-        return _Joined(time.step_s, most, slowest, bubble_s, (term,) if calls else (), seconds)
-
-    @cached_property
-    def parts(self) -> tuple[int, ...]:
-        """Blocks of each model part, chunk c of stage s at c·p + s."""
-        asked, layers, less = self.layout, self.model.layers, self.framework.step.less
-        if asked.grid.pipeline == 1:
-            return (layers,)
-        return model_parts(layers, stages=asked.grid.pipeline, chunks=asked.chunks, given=asked.parts, less=less)
+        terms = (term,) if calls else ()
+        return _Joined(time.step_s, most, slowest, bubble_s, terms, seconds, pipeline.times(0))
 
     def settled_stage(self, number: int, *, kept: float | None = None) -> tuple[dict[str, float], Memory]:
         """Values of all symbols of a stage, and its memory, which decides how many blocks keep their gathered weights.
@@ -430,8 +465,11 @@ class Pricer:
         stages = self.grid.pipeline
         stage, blocks = Stage(number == 0, number == stages - 1), self.parts[number::stages]
         values = self._symbols(stage, sum(blocks))
-        held = in_flight(number, stages=stages, micro_batches=int(values["A"]), weights=blocks)
-        values["held"] = float(held)
+        values["held"] = values["L"]
+        if stages > 1:
+            from axonn_tune.program.pipeline import in_flight
+
+            values["held"] = in_flight(number, stages=stages, micro_batches=int(values["A"]), weights=blocks)
         asked = self.layout.kept_layers if kept is None else kept
         memory = price_memory(
             self.program,
@@ -459,47 +497,43 @@ class Pricer:
     @cached_property
     def send(self) -> tuple[Collective, float, float]:
         """A message to another stage, its bytes, and its time, s."""
+        from axonn_tune.cost.pipeline import gathers_messages, message_s
+
         values, grid = self._symbols(ONLY, self.model.layers), self.grid
         whole, message = (self.program.send(scattered=one) for one in (False, self.framework.schedule.scattered))
         whole_bytes, size_bytes = (float(one.size_bytes.evaluate(values)) for one in (whole, message))
-        stride, over_x = grid.stride("pipeline"), grid.group_shape("x")
-        sent_s = self.messages.send_s(size_bytes, whole_bytes, stride=stride, over_x=over_x, arithmetic=PLAIN)
+        sent_s = message_s(
+            size_bytes,
+            whole_bytes,
+            stride=grid.stride("pipeline"),
+            over_x=grid.group_shape("x") if gathers_messages(self.framework) else None,
+            machine=self.machine,
+            world=grid.world,
+            call_s=self.call_s,
+            arithmetic=PLAIN,
+        )
         return message, size_bytes, float(sent_s)
 
     def _terms(self, shown: Kind) -> tuple[Term, ...]:
         """Every collective with more than one rank, in program order, with the waits for it."""
         found, replay, exposed = [], shown.replay, exposed_by_term(shown.recorders)
-        for one, count in replay.work.terms:
-            path, calls = self.routes[one.axis], float(replay.value(count))
+        for one, times in replay.work.terms:
+            path, calls = self.routes[one.axis], float(replay.value(times))
             if path.outermost < 0 or not calls:
                 continue
-            size_bytes, seconds = float(replay.value(one.size_bytes)), calls * float(replay.call_s(one))
+            size_bytes, spent_s = float(replay.value(one.size_bytes)), calls * float(replay.call_s(one))
             lines, tier = self.lines(one.kind, one.axis), self.machine.tiers[path.outermost].name
             line = min(lines, key=lambda line: line.latency_s + size_bytes / line.bandwidth_bytes_per_s)
-            waited_s = exposed.pop(term_key(one), 0.0)
-            found.append(_term(one, int(calls), size_bytes, seconds, waited_s, group=path.size, tier=tier, line=line))
+            key, formula = term_key(one), str(one.size_bytes)
+            waited_s = exposed.pop(key, 0.0)
+            found.append(Term(*key, int(calls), size_bytes, path.size, tier, spent_s, waited_s, formula, line, one))
         return tuple(found)
-
-
-def _term(
-    one: Collective,
-    count: int,
-    size_bytes: float,
-    seconds: float,
-    exposed_s: float,
-    *,
-    group: int,
-    tier: str,
-    line: Line,
-) -> Term:
-    formula = str(one.size_bytes)
-    return Term(*term_key(one), count, size_bytes, group, tier, seconds, exposed_s, formula, line, one)
 
 
 @dataclass(frozen=True)
 class _Joined:
     """A step of one stage, or of several: the stages with the most communication and the most computation, the wait of
-    the latter, sends of the former, and communication and wait of each stage, s."""
+    the latter, sends of the former, communication and wait of each stage, s, and durations of all."""
 
     step_s: float
     most: int = 0
@@ -507,6 +541,7 @@ class _Joined:
     bubble_s: float = 0.0
     sends: tuple[Term, ...] = ()
     seconds: tuple[tuple[float, float], ...] = ()
+    times: StageTimes | None = None
 
 
 class Kind:
@@ -547,9 +582,121 @@ class Kind:
     @cached_property
     def priced(self) -> StageKind:
         """Its seconds as columns of one row."""
-        times = tuple(ChunkTimes(*map(np.atleast_1d, one.columns)) for one in self.chunks)
+        from axonn_tune.cost.pipeline import StageKind
+
+        times = tuple(ChunkTimes(*map(np.atleast_1d, one)) for one in self.chunks)
         return StageKind(self.numbers, np.array([self.communication_s]), np.array([self.compute_s]), times)
 
     def record(self) -> tuple[Batch, ...]:
         """Every interval, from another replay."""
         return tuple(batch for recorder in self._replay(intervals=True)[1] for batch in recorder.batches)
+
+
+# What a step's time consists of, and how the times of two differ.
+
+GEMMS, ATTENTION = "GEMMs", "attention"
+ELEMENT_WISE, OPTIMIZER = "element-wise kernels", "optimizer and gradient norm"
+CONTENDED = "compute slowdown from overlap"
+
+_BEHIND: dict[Role, tuple[Overlap, str]] = {
+    "weight": ("gather_prefetch", "preceding layer's GEMMs"),
+    "output": ("output", "the other half"),
+    "input_gather": ("input_gradient", "its input gradient"),
+    "input_gradient": ("input_gradient", "its weight gradient"),
+    "weight_gradient": ("weight_gradient", "the next layer"),
+    "data": ("data_parallel", "rest of backward"),
+    "parameters": ("data_parallel", "the next forward pass"),
+    "keys": ("data_parallel", "attention"),
+}
+
+
+Parts: TypeAlias = Mapping[Hashable, tuple[str, float]]
+"""Part of a step: its key, common to all frameworks, its name, and s."""
+
+
+@dataclass(frozen=True)
+class Work:
+    """Computation of one kind and phase, of one rank in a step; element-wise work counts no FLOPs."""
+
+    kind: str
+    phase: str
+    seconds: float
+    flops: float
+
+
+def work_by_kind(priced: Detail) -> tuple[Work, ...]:
+    """All computation of a step, by kind and phase, in program order; last the compute slowdown from overlap.
+
+    For a pipeline, that of the stage with the most computation.
+    """
+    stage, values = priced.computing or (ONLY, priced.values)
+    clock = ComputeClock(priced.rates, float(priced.job.workload.element_sizes.compute), values, PLAIN)
+    sums: dict[tuple[str, str], tuple[float, float]] = {}
+    for step, count in priced.program.calls(stage):
+        if not isinstance(step, MatMul | Attention | Kernel):
+            continue
+        key = (kind_of(step), step.phase)
+        seconds, flops = sums.get(key, (0.0, 0.0))
+        calls = float(count.evaluate(values))
+        own = 0.0 if isinstance(step, Kernel) else float(step.flops.evaluate(values))
+        sums[key] = (seconds + calls * float(clock.call_s(step)), flops + calls * own)
+    found = [Work(kind, phase, *sums[kind, phase]) for kind, phase in sums if sums[kind, phase][0]]
+    return (*found, *([Work(CONTENDED, "", priced.contended_s, 0.0)] if priced.contended_s else []))
+
+
+def kind_of(step: Computation) -> str:
+    """Its kind of computation."""
+    if isinstance(step, MatMul):
+        return GEMMS
+    if isinstance(step, Attention):
+        return ATTENTION
+    return OPTIMIZER if step.phase == "step" else ELEMENT_WISE
+
+
+def waiting(axes: str, priced: Detail) -> str:
+    """Name of exposed communication over axes."""
+    return f"exposed {priced.job.framework.called(axes)} communication"
+
+
+def step_parts(priced: Detail) -> Parts:
+    """Parts of a step; exposed communication by axes without context, which has shards or replicas like z or data."""
+    sums: dict[tuple[str, str], float] = defaultdict(float)
+    for term in priced.terms:
+        alike = term.axis.replace("context", "") or term.axis
+        sums[f"over {alike}", waiting(term.axis, priced)] += term.exposed_s
+    for work in work_by_kind(priced):
+        kind = "recompute" if work.phase == "recompute" else work.kind
+        sums[kind, kind] += work.seconds
+    sums["bubble", "pipeline bubble"] = priced.bubble_s
+    return {key: (words, spent_s) for (key, words), spent_s in sums.items()}
+
+
+def separated(
+    base: Parts, other: Parts, *, longer_s: float, worth_s: float, unseen_s: float
+) -> list[tuple[str, float]]:
+    """Parts of the difference `longer_s` between another step and a first (negative: savings), s.
+
+    Savings first, then costs, each the largest first; then the sum of all below `worth_s`, unless it is below
+    `unseen_s`.
+    """
+    none, named = ("", 0.0), list[tuple[str, float]]()
+    for key, (words, _) in {**base, **other}.items():
+        more_s = other.get(key, none)[1] - base.get(key, none)[1]
+        if abs(more_s) >= max(worth_s, unseen_s) and more_s:
+            named.append((words, more_s))
+    named.sort(key=lambda part: (part[1] > 0.0, -abs(part[1])))
+    rest_s = longer_s - sum(more_s for _, more_s in named)
+    return [*named, *([("the rest", rest_s)] if abs(rest_s) >= unseen_s and rest_s else [])]
+
+
+def hidden_s(term: Term) -> float:
+    """Overlapped time of a term, s; a queued collective can be exposed for longer than its own time."""
+    return max(term.seconds - term.exposed_s, 0.0)
+
+
+def hidden_behind(term: Term, workload: Workload) -> str:
+    """What a collective overlaps with under the active overlaps; empty if it is not overlappable."""
+    overlap, behind = _BEHIND.get(term.collective.role, (None, ""))
+    if overlap not in workload.overlaps or (overlap == "output" and not workload.split_micro_batch):
+        return ""
+    return behind

@@ -1,18 +1,22 @@
-"""The predicted step as a timeline of every operation, wait and collective.
+"""The predicted step as a timeline of every operation, wait and collective: for Perfetto, and for figures of a page.
 
 Tracks, parts and collectives have the names of a measured trace. The operations within a part exist only in
-predictions.
+predictions. A figure has one block, or the whole step coarsely, or the passes of every pipeline stage.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
+from itertools import groupby
 
-from axonn_tune.cost.breakdown import CONTENDED
-from axonn_tune.cost.price import Detail
+import numpy as np
+
+from axonn_tune.cost.pipeline import pipeline_passes
+from axonn_tune.cost.price import CONTENDED, Detail
 from axonn_tune.cost.replay import Batch, Interval
 from axonn_tune.program.operations import Attention, Collective, Computation, Kernel, MatMul
-from axonn_tune.specs.traces import COMPUTE_LANE, Span, communication_lane, term_name, wait_name
+from axonn_tune.specs.traces import COMPUTE_LANE, END, Span, communication_lane, shifted, term_name, wait_name
 
 STEP = "step"
 LIKE_BEFORE = "micro-batch, as the one before"
@@ -107,3 +111,109 @@ def _computation_details(pricing: Detail, step: Computation) -> dict[str, object
     if isinstance(step, Attention):
         return {"flops": float(step.flops.evaluate(values))}
     return {"bytes": float(step.size_bytes.evaluate(values))}
+
+
+# What figures show.
+
+SEVERAL = "several in sequence"
+
+
+def block_spans(pricing: Detail, phase: str) -> list[Span]:
+    """A block in the middle of a typical micro-batch, forward or backward, from time 0, with what earlier ones sent."""
+    batch = max(pricing.batches, key=lambda one: one.times)
+    spans = list(_batch(pricing, batch, 0.0, number=1, operations=True))
+    blocks = [one for one in spans if one.name.startswith("block ") and one.name.endswith(phase)]
+    block = blocks[len(blocks) // 2]
+    inside = [one for one in spans if one.start_s < block.end_s and one.end_s > block.start_s and not _is_part(one)]
+    cut = [replace(one, start_s=max(one.start_s, block.start_s), end_s=min(one.end_s, block.end_s)) for one in inside]
+    return [shifted(one, -block.start_s) for one in cut]
+
+
+def _is_part(span: Span) -> bool:
+    return span.lane == COMPUTE_LANE and "micro_batch" in span.details
+
+
+def step_spans(pricing: Detail, *, finest_s: float) -> list[Span]:
+    """The whole step without compute slowdown from overlap, whose position is not predicted; see `joined`.
+
+    Computation is in its phases; of pipeline stages it has their passes, and no collectives.
+    """
+    if pricing.times is not None:
+        return joined(pass_spans(pricing), finest_s=finest_s, name=lambda one: one.name)
+    found: list[Span] = []
+    start_s = 0.0
+    for batch in pricing.batches:
+        spans = _batch(pricing, batch, 0.0, number=1, operations=False)
+        whole = (one for one in spans if one.lane != COMPUTE_LANE or _is_part(one))
+        once = joined(whole, finest_s=finest_s, name=_phase)
+        if batch.every_s < finest_s:
+            # All of a lane is joined, however many there are.
+            later_s = (batch.times - 1) * batch.every_s
+            once = [
+                replace(one, end_s=one.end_s + later_s, details={"busy_s": batch.times * busy_s(one)}) for one in once
+            ]
+            found += [shifted(one, start_s) for one in once]
+        else:
+            found += [shifted(one, start_s + time * batch.every_s) for time in range(batch.times) for one in once]
+        start_s += batch.times * batch.every_s
+    return joined(found, finest_s=finest_s, name=lambda one: one.name)
+
+
+def _phase(span: Span) -> str:
+    """A part of the step, or a collective, without its layer."""
+    return span.name.rpartition(", ")[2] if span.lane == COMPUTE_LANE else span.name.partition(",")[0]
+
+
+def pass_spans(pricing: Detail) -> list[Span]:
+    """Forward and backward passes of every pipeline stage, a track each, then the end of its step."""
+    assert pricing.times is not None, "of a pipeline"
+    passes = pipeline_passes(pricing.times, micro_batches=pricing.accumulation)
+    found = [
+        Span(
+            f"stage {one.stage}",
+            "backward" if one.backward else "forward",
+            one.start_s,
+            one.end_s,
+            {"micro_batch": one.micro_batch, "chunk": one.chunk},
+        )
+        for one in passes
+    ]
+    last_s = {one.lane: one.end_s for one in found}
+    ends_s = zip(last_s.items(), np.broadcast_to(pricing.times.end_s, len(last_s)).tolist(), strict=True)
+    return [*found, *(Span(lane, END, at_s, at_s + end_s) for (lane, at_s), end_s in ends_s if end_s)]
+
+
+def first_passes(pricing: Detail) -> tuple[int, list[Span]]:
+    """Passes of a pipeline until its first micro-batches are done, two for each stage; and how many those are."""
+    count, spans = min(2 * pricing.pipeline, pricing.accumulation), pass_spans(pricing)
+    own = [one for one in spans if int(str(one.details.get("micro_batch", count))) < count]
+    until_s = max(one.end_s for one in own)
+    return count, [one for one in spans if one.start_s < until_s and one.name != END]
+
+
+def joined(spans: Iterable[Span], *, finest_s: float, name: Callable[[Span], str]) -> list[Span]:
+    """Spans of a track that are too short to see, or of one name, as one where they are less than `finest_s` apart.
+
+    name: by which they are alike. Each has as `busy_s` for how much of it the track is in use.
+    """
+    found: list[Span] = []
+    for lane, several in groupby(sorted(spans, key=lambda one: (one.lane, one.start_s)), lambda one: one.lane):
+        before: Span | None = None
+        for one in several:
+            length_s, what, busy = one.end_s - one.start_s, name(one), busy_s(one)
+            near = before is not None and one.start_s - before.end_s < finest_s
+            short = before is not None and max(length_s, before.end_s - before.start_s) < finest_s
+            if before is not None and near and (short or before.name == what):
+                what = before.name if before.name == what else SEVERAL
+                end_s, busy = max(before.end_s, one.end_s), busy + busy_s(before)
+                found[-1] = before = Span(lane, what, before.start_s, end_s, {"busy_s": busy})
+            else:
+                before = Span(lane, what, one.start_s, one.end_s, {"busy_s": busy})
+                found.append(before)
+    return found
+
+
+def busy_s(span: Span) -> float:
+    """How much of a span its track is in use, s."""
+    found = span.details.get("busy_s")
+    return found if isinstance(found, float) else span.end_s - span.start_s

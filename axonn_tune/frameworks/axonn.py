@@ -80,11 +80,13 @@ def launch_easy(run: Run) -> Command:
     run.check(settable=("gather_prefetch",), precisions=("bf16",))
     if run.kept_layers and run.size("z") > 1:
         raise run.cannot("layers that are not resharded after forward", "ask for --kept-layers 0")
+    gathers = "gather_prefetch" in run.workload.overlaps
+    layout = Template(_LAYOUT).substitute(run.fields, model=run.model.name, world=run.grid.world, gathers=gathers)
     return Command(
         release="AxoNN (axonn-ai/axonn@660a2246, easy API)",
         program=("train.py",),
         environment=_ENVIRONMENT,
-        files={"_layout.py": _layout(run)},
+        files={"_layout.py": layout},
         needs=(
             f"train.py is your own: it builds {sizes_words(run.model)}, whose forward returns the "
             f"loss of {run.workload.sequence_length} tokens, with the functions of the Python file beside the script.",
@@ -93,22 +95,7 @@ def launch_easy(run: Run) -> Command:
     )
 
 
-def _layout(run: Run) -> str:
-    """Degrees, batch sizes and the step that was priced. Source: axonn-ai/nanoGPT-AxoNN@46cd608a, train_pm.py."""
-    return Template(_LAYOUT).substitute(
-        what=f"{run.model.name} on {run.grid.world} GPUs",
-        rows=run.size("x"),
-        columns=run.size("y"),
-        depth=run.size("z"),
-        data=run.size("data"),
-        batch=run.workload.global_batch,
-        micro_batch=run.micro_batch,
-        accumulation=run.accumulation,
-        gathers="gather_prefetch" in run.workload.overlaps,
-    )
-
-
-_LAYOUT = '''"""AxoNN of $what."""
+_LAYOUT = '''"""AxoNN of $model on $world GPUs."""
 
 import torch
 from axonn import axonn as ax
@@ -120,7 +107,7 @@ GLOBAL_BATCH, MICRO_BATCH, ACCUMULATION = $batch, $micro_batch, $accumulation
 def init():
     """Process groups; the product of the degrees is the number of ranks."""
     torch.distributed.init_process_group("nccl")
-    ax.init(G_inter=1, G_data=$data, G_intra_r=$rows, G_intra_c=$columns, G_intra_d=$depth)
+    ax.init(G_inter=1, G_data=$data, G_intra_r=$x, G_intra_c=$y, G_intra_d=$z)
 
 
 def build(make):
@@ -147,6 +134,7 @@ def step(model, optimizer, micro_batches):
     optimizer.zero_grad(set_to_none=True)
     return loss.detach()
 '''
+"""Degrees, batch sizes and the step that was priced. Source: axonn-ai/nanoGPT-AxoNN@46cd608a, train_pm.py."""
 
 
 def launch_megatron(run: Run) -> Command:

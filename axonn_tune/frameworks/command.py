@@ -65,7 +65,7 @@ class Run:
     def fields(self) -> dict[str, Value]:
         """What it states, by the fields of the tables of arguments (`frameworks.keys`)."""
         model, full = self.model, self.recompute == "full"
-        sizes = ("layers", "hidden", "ffn", "heads", "head_dim", "vocab")
+        sizes = ("layers", "hidden", "ffn", "heads", "kv_heads", "head_dim", "vocab")
         return {
             **{axis: self.size(axis) for axis in ALL_AXES},
             **{name: getattr(model, name) for name in sizes},

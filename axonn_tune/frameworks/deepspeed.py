@@ -53,10 +53,10 @@ _LARGEST = 10**15
 
 
 def launch(run: Run) -> Command:
-    """One's own script with DeepSpeed's JSON; with tensor parallelism or stages Megatron-DeepSpeed's `pretrain_gpt.py`.
+    """One's own script, which torchrun starts as DeepSpeed's launcher would, with DeepSpeed's JSON.
 
-    UsageError for some layers that are not resharded after forward, stages of other sizes than DeepSpeed's, FP32 and
-    another rank order.
+    With tensor parallelism or stages Megatron-DeepSpeed's `pretrain_gpt.py`. UsageError for some layers that are not
+    resharded after forward, stages of other sizes than DeepSpeed's, FP32 and another rank order.
     """
     run.check(settable=_SETTABLE, precisions=("bf16", "fp16"))
     if run.step.shard_gradients and run.size("pipeline") > 1:
@@ -64,17 +64,14 @@ def launch(run: Run) -> Command:
             "ZeRO-2 with pipeline stages", "its pipeline module has ZeRO-1: leave out step.shard_gradients"
         )
     config = json.dumps(_config(run), indent=2) + "\n"
-    return _megatron(run, config) if run.size("x") * run.size("pipeline") > 1 else _own(run, config)
-
-
-def _own(run: Run, config: str) -> Command:
-    """One's own script, which torchrun starts as DeepSpeed's launcher would."""
+    if run.size("x") * run.size("pipeline") > 1:
+        return _megatron(run, config)
     batch = Argument("--seq_length", run.workload.sequence_length)
     return Command(
         release="DeepSpeed 0.19.8",
         program=("train.py",),
         sections=(Section("batch", (batch,)), Section("deepspeed", _SWITCHES)),
-        environment=_ENVIRONMENT,
+        environment=(EXPANDABLE_SEGMENTS,),
         files={".json": config},
         needs=(
             f"train.py is your own: it builds {sizes_words(run.model)}, adds "
@@ -93,7 +90,7 @@ def _megatron(run: Run, config: str) -> Command:
         release="DeepSpeed 0.19.8 with Megatron-DeepSpeed",
         program=("pretrain_gpt.py",),
         sections=sections_of(sections),
-        environment=_ENVIRONMENT,
+        environment=(EXPANDABLE_SEGMENTS,),
         files={".json": config},
         needs=(
             "Start it in a checkout of deepspeedai/Megatron-DeepSpeed, which has pretrain_gpt.py.",
@@ -101,9 +98,6 @@ def _megatron(run: Run, config: str) -> Command:
         ),
         notes=tuple(_notes(run)),
     )
-
-
-_ENVIRONMENT = (EXPANDABLE_SEGMENTS,)
 
 
 def _config(run: Run) -> dict[str, object]:

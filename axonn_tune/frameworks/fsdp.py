@@ -48,18 +48,15 @@ def launch(run: Run) -> Command:
     run.check(precisions=("bf16",))
     if run.recompute == "selective":
         raise run.cannot("selective recompute", "ask for --recompute full or none")
-    mesh = _mesh_command(run)
-    command = _accelerate_command(run) if run.size("z") > 1 and run.kept_layers in (0, run.model.layers) else mesh
-    return replace(command, forms={"fully-shard": mesh})
-
-
-def _accelerate_command(run: Run) -> Command:
+    mesh = _mesh(run)
+    if run.size("z") == 1 or run.kept_layers not in (0, run.model.layers):
+        return replace(mesh, forms={"fully-shard": mesh})
     return Command(
         release="accelerate 1.15.0",
         program=("train.py",),
         accelerate=(Argument("--config_file", "{file:.yaml}"),),
-        sections=(_batch(run),),
-        environment=_ENVIRONMENT,
+        sections=mesh.sections,
+        environment=mesh.environment,
         files={".yaml": "\n".join(_config(run)) + "\n"},
         needs=(
             f"train.py is your own: it prepares {sizes_words(run.model)}, with blocks of class "
@@ -69,36 +66,42 @@ def _accelerate_command(run: Run) -> Command:
             "gradients and reduce them once a step.",
         ),
         notes=("Accelerate keeps the last norm and the LM head gathered; the prediction gathers them again.",),
+        forms={"fully-shard": mesh},
     )
 
 
-def _mesh_command(run: Run) -> Command:
-    """One's own train.py under torchrun, with the mesh and the units in a Python file."""
+def _mesh(run: Run) -> Command:
+    """One's own train.py under torchrun; mesh, number format and units are a Python file that also runs on CPUs.
+
+    Sizes of a batch are told by the names of transformers' TrainingArguments where it has one.
+    """
+    sizes = {"replicate": run.size("data"), "shard": run.size("z")}
+    mesh = {name: size for name, size in sizes.items() if name == "shard" or size > 1}
+    module = Template(_MESH).substitute(
+        what=f"{run.model.name} on {run.grid.world} GPUs",
+        sizes=tuple(mesh.values()),
+        names=tuple(mesh),
+        kept=run.kept_layers,
+        recompute=run.recompute == "full",
+        resharded=run.kept_layers < run.model.layers,
+    )
+    batch = (
+        Argument("--per_device_train_batch_size", run.micro_batch, "the micro-batch"),
+        Argument("--gradient_accumulation_steps", run.accumulation),
+        Argument("--seq_length", run.workload.sequence_length),
+    )
     return Command(
         release="PyTorch FSDP2 (torch 2.7 to 2.15)",
         program=("train.py",),
-        sections=(_batch(run),),
-        environment=_ENVIRONMENT,
-        files={"_mesh.py": _mesh(run)},
+        sections=(Section("batch", batch),),
+        environment=(EXPANDABLE_SEGMENTS,),
+        files={"_mesh.py": module},
         needs=(
             f"train.py is your own: it builds {sizes_words(run.model)}, calls "
             "shard(model, blocks) of the Python file beside the script, and takes the sizes below.",
             "It calls backward() for each micro-batch, each of which reduces gradients.",
         ),
     )
-
-
-_ENVIRONMENT = (EXPANDABLE_SEGMENTS,)
-
-
-def _batch(run: Run) -> Section:
-    """What train.py is told, by the names of transformers' TrainingArguments where it has one."""
-    sizes = (
-        Argument("--per_device_train_batch_size", run.micro_batch, "the micro-batch"),
-        Argument("--gradient_accumulation_steps", run.accumulation),
-        Argument("--seq_length", run.workload.sequence_length),
-    )
-    return Section("batch", sizes)
 
 
 def _config(run: Run) -> Iterator[str]:
@@ -124,20 +127,6 @@ def _config(run: Run) -> Iterator[str]:
         yield f"  parallelism_config_dp_shard_size: {run.size('z')}"
         yield "  parallelism_config_tp_size: 1"
         yield "  parallelism_config_cp_size: 1"
-
-
-def _mesh(run: Run) -> str:
-    """The mesh, the number format and the units as a Python file; its `shard` also runs on CPUs."""
-    sizes = {"replicate": run.size("data"), "shard": run.size("z")}
-    mesh = {name: size for name, size in sizes.items() if name == "shard" or size > 1}
-    return Template(_MESH).substitute(
-        what=f"{run.model.name} on {run.grid.world} GPUs",
-        sizes=tuple(mesh.values()),
-        names=tuple(mesh),
-        kept=run.kept_layers,
-        recompute=run.recompute == "full",
-        resharded=run.kept_layers < run.model.layers,
-    )
 
 
 _MESH = '''"""FSDP2 of $what."""

@@ -62,6 +62,11 @@ _ORDER = ("x", "z", "context", "data", "pipeline")
 _STAGES_INSIDE = ("x", "z", "context", "pipeline", "data")
 """Rank orders (core/parallel_state.py; 0.19.2 puts GTP's ranks right after TP's)."""
 _BLACKWELL = ("B200", "B300")
+_ONE_CONNECTION = EnvironmentVariable(
+    name="CUDA_DEVICE_MAX_CONNECTIONS",
+    value="1",
+    why="required before Blackwell where TP or CP is above 1: kernels start in the order of their launch",
+)
 CP_COMM_TYPES: Mapping[ContextExchange, str] = {"ring": "p2p", "all_gather": "all_gather", "all_to_all": "a2a"}
 RECOMPUTE_MODULES = {"core_attn": ("attention.scores",), "layernorm": ("attention.norm", "mlp.norm")}
 """Layers that selective recompute repeats, by the names of --recompute-modules."""
@@ -125,17 +130,22 @@ def launch(run: Run) -> Command:
     run.check_step(settable=_SETTABLE, precisions=tuple(_PRECISIONS))
     values = _values(run)
     written = {title: tuple(flags(names, values, run.framework.name)) for title, names in _WRITTEN.items()}
+    older = not any(name in run.machine.accelerator.name.upper() for name in _BLACKWELL)
     command = Command(
         release=RELEASE,
         program=("pretrain_gpt.py",),
         sections=sections_of(written),
-        environment=tuple(_environment(run)),
+        environment=(
+            *([_ONE_CONNECTION] if older and max(run.size("x"), run.size("context")) > 1 else []),
+            # By its older name.
+            EXPANDABLE_SEGMENTS.model_copy(update={"name": "PYTORCH_CUDA_ALLOC_CONF"}),
+        ),
         needs=(
             "Start it in a checkout of NVIDIA/Megatron-LM at core_v0.19.2, which has pretrain_gpt.py.",
             *_needs(run, unstated="--rotary-base and --norm-epsilon"),
             "For real training replace --mock-data and NullTokenizer, and add --save.",
         ),
-        notes=tuple(_notes(run)),
+        notes=(LITTLE_TO_REPEAT,) if run.recompute == "selective" and run.step.fused_attention else (),
     )
     # Its precision presets set the type of gradients, and its recipe the distributed optimizer, over what is asked.
     as_preset = run.step.distributed_optimizer and run.step.gradient_bytes != 2 and run.workload.precision == "bf16"
@@ -211,39 +221,27 @@ def _values(run: Run) -> dict[str, Value]:
 
 
 def _stages(run: Run) -> dict[str, Value]:
-    """Stages, and their chunks; layers of each part where they are not the same."""
+    """Stages, and their chunks; layers of each part where they are not the same.
+
+    Embedding and loss can take one block's place on the first and last part, where all parts are as long then. Source:
+    core/transformer/transformer_block.py, get_num_layers_to_build.
+    """
     if (stages := run.size("pipeline")) == 1:
         return {"pipeline": None, "chunks": None}
-    counted = _counted(run)
-    if counted is None:
-        layout = Because(_layout(run.parts), "blocks of each part")
+    each = max(run.parts)
+    less = {"embedding": each - run.parts[0], "loss": each - run.parts[-1]}
+    if {*run.parts[1:-1], each} != {each} or max(less.values()) > 1:
+        # E is the embedding, t a block, L the LM head; parts alike are repeated.
+        first, *middle, last = (f"t*{blocks}" for blocks in run.parts)
+        runs = [(part, len([*same])) for part, same in groupby(middle)]
+        repeated = "".join(f"({part}|)*{count}" if count > 1 else f"{part}|" for part, count in runs)
+        layout = Because(f"E{first}|{repeated}{last}L", "blocks of each part")
         split: dict[str, Value] = {"pipeline_model_parallel_layout": layout}
     else:
-        split = {
-            f"account_for_{what}_in_pipeline_split": Because(True, "in the place of one block") for what in counted
-        }
+        why = Because(True, "in the place of one block")
+        split = {f"account_for_{what}_in_pipeline_split": why for what, blocks in less.items() if blocks}
         split["chunks"] = Because(run.chunks, "VPP") if run.chunks > 1 else None
     return {"chunks": None, "pipeline": Because(stages, "PP"), **split}
-
-
-def _counted(run: Run) -> tuple[str, ...] | None:
-    """What takes one block's place on the first and last part, where all parts are as long then; None where none is.
-
-    Source: core/transformer/transformer_block.py, get_num_layers_to_build.
-    """
-    each = max(run.parts)
-    ends = {"embedding": each - run.parts[0], "loss": each - run.parts[-1]}
-    if {*run.parts[1:-1], each} != {each} or max(ends.values()) > 1:
-        return None
-    return tuple(what for what, less in ends.items() if less)
-
-
-def _layout(parts: tuple[int, ...]) -> str:
-    """Blocks of each part: E is the embedding, t a block, L the LM head, and parts alike are repeated."""
-    first, *middle, last = (f"t*{blocks}" for blocks in parts)
-    runs = [(part, len([*same])) for part, same in groupby(middle)]
-    repeated = "".join(f"({part}|)*{count}" if count > 1 else f"{part}|" for part, count in runs)
-    return f"E{first}|{repeated}{last}L"
 
 
 def _order(run: Run) -> dict[str, Value]:
@@ -280,25 +278,11 @@ def _gradients(run: Run) -> dict[str, Value]:
     }
 
 
-def _environment(run: Run) -> Iterator[EnvironmentVariable]:
-    older = not any(name in run.machine.accelerator.name.upper() for name in _BLACKWELL)
-    if older and max(run.size("x"), run.size("context")) > 1:
-        why = "required before Blackwell where TP or CP is above 1: kernels start in the order of their launch"
-        yield EnvironmentVariable(name="CUDA_DEVICE_MAX_CONNECTIONS", value="1", why=why)
-    # By its older name.
-    yield EXPANDABLE_SEGMENTS.model_copy(update={"name": "PYTORCH_CUDA_ALLOC_CONF"})
-
-
 def _needs(run: Run, *, unstated: str) -> Iterator[str]:
     if run.size("z") > 1:
         yield "GTP needs Transformer Engine 2.19 or later."
     if run.model.norm_epsilon is None:
         yield f"Speed does not depend on {unstated}: set them as {run.model.name} has them."
-
-
-def _notes(run: Run) -> Iterator[str]:
-    if run.recompute == "selective" and run.step.fused_attention:
-        yield LITTLE_TO_REPEAT
 
 
 NAMES = {"x": "TP", "z": "GTP", "pipeline": "PP", "chunks": "VPP", "context": "CP", "data": "DP"}

@@ -27,10 +27,16 @@ ADVICE = {name: key.why for key in table("options") for name in (key.name, *key.
 """Answers to options of other tools that have no axis here."""
 
 
-@cache
 def _long() -> Mapping[str, str]:
     """Options of a framework's command line that set an axis, and its short name there."""
+    return _long_of(tuple(one.name for one in registry().values() if one.keys))
+
+
+@cache
+def _long_of(own: tuple[str, ...]) -> Mapping[str, str]:
+    """The same; own: frameworks that have a table of their own."""
     owners = {"megatron": "megatron-core", "torchtitan": "torchtitan", "megatron_axonn": "megatron-axonn"}
+    owners |= {name: name for name in own}
     short = {name: find_framework(owner).names for name, owner in owners.items()}
     every = (
         (key, short[name], {"replicas": "data"}.get(key.field, key.field)) for name in owners for key in table(name)
@@ -63,7 +69,12 @@ def our_options(given: Mapping[str, Any], others: Mapping[str, Any]) -> dict[str
         called[ours] = name
         found[ours] = value if name in SHARED else _size(name, value)
     if called.get("z") == WEIGHT_SHARDS:
-        found["z"] = _gtp(found["z"], found.get("x", others.get("x")))
+        shards, tensor = found["z"], _size("tp", found.get("x", others.get("x")))
+        if tensor is None:
+            raise UsageError(f"{flag(WEIGHT_SHARDS)} {shards} is TP times GTP: give --tp too, or --gtp N instead")
+        if shards % tensor:
+            raise UsageError(f"{flag(WEIGHT_SHARDS)} {shards} is TP times GTP, and not divisible by TP = {tensor}")
+        found["z"] = shards // tensor
     return found
 
 
@@ -106,13 +117,3 @@ def _size(name: str, value: Any) -> Any:  # noqa: ANN401 - a number, or text of 
     if isinstance(value, str) and not (value.isascii() and value.isdecimal() and 0 < int(value[:12]) <= LARGEST_SIZE):
         raise UsageError(f"{flag(name)} needs a whole number from 1 to {LARGEST_SIZE:,}, got {value!r}")
     return int(value) if isinstance(value, str) else value
-
-
-def _gtp(shards: int, tensor: object) -> int:
-    """GTP of so many weight shards."""
-    if tensor is None:
-        raise UsageError(f"{flag(WEIGHT_SHARDS)} {shards} is TP times GTP: give --tp too, or --gtp N instead")
-    size = _size("tp", tensor)
-    if shards % size:
-        raise UsageError(f"{flag(WEIGHT_SHARDS)} {shards} is TP times GTP, and not divisible by TP = {size}")
-    return int(shards // size)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from itertools import starmap
 from string import Template
 
 from axonn_tune.frameworks.command import (
@@ -36,7 +37,7 @@ _CONFIGS = {
 """Sizes of the BF16 configs that 0.3.0 has: layers, hidden, heads, kv_heads, head_dim, ffn, vocab, tied. Its 405B is
 FP8."""
 
-_FLAVORS = {
+FLAVORS = {
     "8B": _CONFIGS["llama3_8b"],
     "70B": _CONFIGS["llama3_70b"],
     "405B": (126, 16384, 128, 8, 128, 53248, 128256, False),
@@ -89,9 +90,10 @@ def launch(run: Run) -> Command:
     """
     _check(run)
     config = _shipped(run)
+    sizes = f"The sizes of {run.model.name} are in the Python file beside the script, which starts torchtitan.train."
     values = _values(run)
     written = {title: [*settings(names, values, run.framework.name)] for title, names in _WRITTEN.items()}
-    sections = [Section(title, tuple(_argument(*one) for one in made)) for title, made in written.items()]
+    sections = [Section(title, tuple(starmap(_argument, made))) for title, made in written.items()]
     # A subcommand, so it comes last.
     recompute = Section("recompute", (Argument(f"activation-checkpoint:{run.recompute}"),), last=True)
     module = (Argument("--module", "llama3" if config else "__main__"), Argument("--config", config or "own"))
@@ -101,10 +103,14 @@ def launch(run: Run) -> Command:
         sections=(Section("model", module), *sections, recompute),
         environment=(EXPANDABLE_SEGMENTS,),
         files={} if config else {"_model.py": _module(run)},
-        needs=tuple(_needs(run, own=not config)),
+        needs=(
+            "Start it in a checkout of pytorch/torchtitan, release 0.3.0, whose tests/assets has tokenizer and text.",
+            *([] if config else [sizes]),
+            "For real training replace c4_test and its tokenizer, and add --checkpoint.enable.",
+        ),
         notes=tuple(_notes(run)),
     )
-    flavor = next((name for name, sizes in _FLAVORS.items() if sizes == _sizes(run.model)), "")
+    flavor = next((name for name, sizes in FLAVORS.items() if sizes == _sizes(run.model)), "")
     # 0.2.2 has no tensor parallelism without sequence parallelism.
     keys = [one for made in written.values() for one in made]
     older = {"toml": _older(command, run, flavor, keys)} if flavor and run.step.sequence_parallel else {}
@@ -119,20 +125,7 @@ def _argument(path: str, value: Plain, why: str) -> Argument:
 
 
 def _older(command: Command, run: Run, flavor: str, keys: Sequence[tuple[str, Plain, str]]) -> Command:
-    """The same for 0.2.2, the last release that reads TOML."""
-    return replace(
-        command,
-        release="torchtitan 0.2.2",
-        program=("-m", "torchtitan.train"),
-        sections=(Section("config", (Argument("--job.config_file", "{file:.toml}"),)),),
-        files={".toml": _toml(run, flavor, keys)},
-        needs=("Start it in a checkout of pytorch/torchtitan at v0.2.2, whose tests/assets has tokenizer and text.",),
-        notes=tuple(note for note in command.notes if note != _DOCUMENTS),
-    )
-
-
-def _toml(run: Run, flavor: str, keys: Sequence[tuple[str, Plain, str]]) -> str:
-    """Keys of 0.2.2 as sections."""
+    """The same for 0.2.2, the last release that reads TOML, with its keys as sections."""
     found: dict[str, list[str]] = {"model": ['name = "llama3"', f'flavor = "{flavor}"']}
     for path, value, _ in keys:
         section, _, name = _OLDER.get(path, path).rpartition(".")
@@ -142,7 +135,15 @@ def _toml(run: Run, flavor: str, keys: Sequence[tuple[str, Plain, str]]) -> str:
         parts = json.dumps(_modules(run, head="output"))
         found["parallelism"].append(f"module_fqns_per_model_part = {parts}")
     found["activation_checkpoint"] = [f'mode = "{run.recompute}"', 'selective_ac_option = "op"']
-    return "\n\n".join("\n".join([f"[{section}]", *lines]) for section, lines in found.items()) + "\n"
+    return replace(
+        command,
+        release="torchtitan 0.2.2",
+        program=("-m", "torchtitan.train"),
+        sections=(Section("config", (Argument("--job.config_file", "{file:.toml}"),)),),
+        files={".toml": "\n\n".join("\n".join([f"[{section}]", *lines]) for section, lines in found.items()) + "\n"},
+        needs=("Start it in a checkout of pytorch/torchtitan at v0.2.2, whose tests/assets has tokenizer and text.",),
+        notes=tuple(note for note in command.notes if note != _DOCUMENTS),
+    )
 
 
 def _check(run: Run) -> None:
@@ -257,18 +258,10 @@ def _module(run: Run) -> str:
     model = run.model
     split = _modules(run, head="lm_head") if run.size("pipeline") > 1 and _split_keys(run) is None else None
     return Template(_MODULE).substitute(
+        run.fields,
         name=json.dumps(model.name),
-        layers=model.layers,
-        hidden=model.hidden,
-        heads=model.heads,
-        kv_heads=model.kv_heads,
-        head_dim=model.head_dim,
-        ffn=model.ffn,
-        vocab=model.vocab,
-        tied=model.tied_embeddings,
         theta=f"{model.rotary_base or _ROTARY_BASE:.12g}",
         epsilon="" if model.norm_epsilon is None else f", eps={model.norm_epsilon:g}",
-        positions=max(run.workload.sequence_length, model.max_sequence_length),
         split="None" if split is None else "[\n" + "".join(f"    {json.dumps(part)},\n" for part in split) + "]",
     )
 
@@ -292,7 +285,7 @@ from torchtitan.trainer import Trainer
 
 NAME = $name
 LAYERS, HIDDEN, HEADS, KV_HEADS, HEAD_DIM = $layers, $hidden, $heads, $kv_heads, $head_dim
-FFN, VOCAB, TIED, POSITIONS = $ffn, $vocab, $tied, $positions
+FFN, VOCAB, TIED, POSITIONS = $ffn, $vocab, $tied, $max_position_embeddings
 PARTS = $split
 
 WEIGHTS = {"weight": partial(nn.init.trunc_normal_, std=0.02)}
@@ -351,13 +344,6 @@ if __name__ == "__main__":
 '''
 
 _DOCUMENTS = "Attention stops at the ends of documents: it is faster than predicted where they are short."
-
-
-def _needs(run: Run, *, own: bool) -> Iterator[str]:
-    yield "Start it in a checkout of pytorch/torchtitan, release 0.3.0, whose tests/assets has tokenizer and text."
-    if own:
-        yield f"The sizes of {run.model.name} are in the Python file beside the script, which starts torchtitan.train."
-    yield "For real training replace c4_test and its tokenizer, and add --checkpoint.enable."
 
 
 def _notes(run: Run) -> Iterator[str]:

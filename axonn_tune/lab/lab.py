@@ -12,18 +12,17 @@ from __future__ import annotations
 import itertools
 import os
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from multiprocessing.connection import Connection
+from multiprocessing import Pipe
 from pathlib import Path
-from types import FrameType, TracebackType
-from typing import TYPE_CHECKING, Any, NoReturn
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
 
 from axonn_tune.errors import AxonnTuneError, TrainingFailedError, UsageError, error_of
-from axonn_tune.lab.holder import LabAccess, end, find, join, missing, start
+from axonn_tune.lab.holder import end, find, require_lab, start
 from axonn_tune.lab.shape import Shape
 from axonn_tune.processes import die_with
 
@@ -34,22 +33,20 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class RunRequest:
-    """One run: a function as `module:name` with each rank's arguments, or a command."""
+    """One run: a function as `module:name`, each rank's arguments, and where modules are looked for."""
 
+    function: str
     each: list[tuple[Any, ...]]
-    function: str | None = None
-    command: tuple[str, ...] = ()
-    path: tuple[str, ...] = ()
-    realtime: bool = False
+    path: tuple[str, ...]
+    realtime: bool
 
 
 @dataclass(frozen=True)
 class RankResult:
-    """Result of one rank. code: negative for a signal; place: 0 for the first rank to end; error: what it raised."""
+    """Result of one rank. code: negative for a signal; error: what it raised."""
 
     rank: int
     code: int
-    place: int
     value: Any = None
     error: str | None = None
 
@@ -65,16 +62,14 @@ class RankPool:
     def __init__(self, name: str, shape: Shape) -> None:
         """Raises UsageError if there is no such lab, or it is busy."""
         self.shape = shape
-        ours, theirs = socket.socketpair()
+        self._connection, theirs = Pipe()
+        command = [sys.executable, "-m", "axonn_tune.lab.forker", name, str(theirs.fileno()), str(os.getpid())]
+        # Set before anything is imported, which then makes no threads: they would be lost in a fork.
+        environment = _QUIET | os.environ | dict.fromkeys(_THREADS, "1")
         with theirs:
-            command = [sys.executable, "-m", "axonn_tune.lab.forker", name, str(theirs.fileno()), str(os.getpid())]
-            # Set before anything is imported, which then makes no threads: they would be lost in a fork.
-            environment = _QUIET | os.environ | dict.fromkeys(_THREADS, "1")
             self._process = subprocess.Popen(
                 command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, env=environment
             )
-        self._connection = Connection(ours.detach())
-        self._held: list[int] | None = None
         problem = self._receive()
         if problem is not None:
             self.close()
@@ -87,17 +82,22 @@ class RankPool:
         *,
         realtime: bool = False,
     ) -> list[RankResult]:
-        """Call a function of a module, or `module:name`, on every rank; the results by rank.
+        """Call a function of a module, or `module:name`, on every rank; the results as the ranks end.
 
         each: the arguments of every rank, default none. What the module imports is imported once for all runs.
-        Ranks that remain 15 s after the first failure are killed.
+        Ranks that remain 2 s after the first failure get SIGTERM, after 10 s SIGKILL; they have no result.
         """
         if not isinstance(function, str):
             function = f"{function.__module__}:{function.__qualname__}"
         each = [()] * self.shape.world if each is None else list(each)
         if len(each) != self.shape.world:
             raise ValueError(f"arguments for {len(each)} ranks, but the lab has {self.shape.world}")
-        return self._ask(RunRequest(each, function, path=tuple(sys.path), realtime=realtime))
+        self._connection.send(RunRequest(function, each, tuple(sys.path), realtime))
+        answer = self._receive()
+        if isinstance(answer, str):
+            raise AxonnTuneError(f"the ranks could not start:\n{answer}")
+        results: list[RankResult] = answer
+        return results
 
     def call(
         self,
@@ -111,24 +111,19 @@ class RankPool:
         Raises the error of the first rank to fail, of the kind that its exit code says, else TrainingFailedError.
         """
         results = self.run(function, each, realtime=realtime)
-        failed = sorted((one for one in results if one.code), key=lambda one: one.place)
-        if failed:
-            first = failed[0]
-            ended = f"ended by signal {-first.code}" if first.code < 0 else f"ended with exit code {first.code}"
-            reason = first.error or ended
-            raise error_of(first.code)(f"rank {first.rank}: {reason}")
-        return [one.value for one in results]
+        for first in results:
+            if first.code:
+                ended = f"ended by signal {-first.code}" if first.code < 0 else f"ended with exit code {first.code}"
+                raise error_of(first.code)(f"rank {first.rank}: {first.error or ended}")
+        return [one.value for one in sorted(results, key=lambda one: one.rank)]
 
     def execute(self, command: Sequence[str], *, realtime: bool = False) -> list[RankResult]:
-        """Run a command on every rank, with torchrun's variables set; the results by rank."""
-        return self._ask(RunRequest([()] * self.shape.world, command=tuple(command), realtime=realtime))
+        """Run a command on every rank, with torchrun's variables set; the results as the ranks end."""
+        return self.run(_EXECUTE, [(tuple(command),)] * self.shape.world, realtime=realtime)
 
-    def signal(self, number: int) -> None:
-        """Send a signal to every rank of the current run; without one nothing happens."""
-        if self._held is not None:
-            self._held.append(number)
-            return
-        self._connection.send(number)
+    def save_and_stop(self) -> None:
+        """Send SIGUSR2 to every rank of the current run; without one nothing happens."""
+        self._process.send_signal(signal.SIGUSR2)
 
     def close(self) -> None:
         """End the forker, and with it whatever still runs."""
@@ -138,21 +133,6 @@ class RankPool:
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
-
-    def _ask(self, request: RunRequest) -> list[RankResult]:
-        # A signal handler may run meanwhile; what it sends must not land inside the request.
-        self._held = []
-        try:
-            self._connection.send(request)
-        finally:
-            held, self._held = self._held, None
-        for number in held:
-            self._connection.send(number)
-        answer = self._receive()
-        if isinstance(answer, str):
-            raise AxonnTuneError(f"the ranks could not start:\n{answer}")
-        results: list[RankResult] = answer
-        return results
 
     def _receive(self) -> Any:  # noqa: ANN401 - whatever the forker sends
         try:
@@ -177,10 +157,7 @@ class Lab:
     @classmethod
     def attached(cls, name: str) -> Lab:
         """A lab that is up already; UsageError if none of this name is."""
-        status = find(name)
-        if status is None:
-            raise UsageError(missing(name))
-        lab = cls(status.shape, name=name)
+        lab = cls(require_lab(name).shape, name=name)
         lab._attached = True
         return lab
 
@@ -211,37 +188,33 @@ class Lab:
 
 
 SWITCH = "switch"
-_NOT_FOUND = 127
+_EXECUTE = "axonn_tune.lab.forker:execute"
 
 
 def execute(name: str, place: str, command: Sequence[str]) -> int:
     """Run a command at `NODE.RANK` or `switch` of a lab, with this process' streams; its exit code, 128 + a signal."""
-    access = join(name)
-    rank = None if place == SWITCH else access.status.shape.rank_named(place)
-    access.enter()
+    from axonn_tune.lab.forker import execute as become
+
+    lab = require_lab(name)
+    rank = None if place == SWITCH else lab.shape.rank_named(place)
+    lab.enter()
     sys.stdout.flush()
     sys.stderr.flush()
     child = os.fork()
     if child == 0:
-        _run_inside(command, access, rank)
+        try:
+            # The parent is outside of this process' namespace and so has the number 0.
+            die_with(0)
+            if rank is not None:
+                lab.enter_rank(rank)
+                os.environ.update(lab.shape.environment(rank))
+            become(tuple(command))
+        finally:
+            os._exit(1)
     # The terminal interrupts both; the command decides what that does.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
     return code if code >= 0 else 128 - code
-
-
-def _run_inside(command: Sequence[str], access: LabAccess, rank: int | None) -> NoReturn:
-    try:
-        # The parent is outside of this process' namespace and so has the number 0.
-        die_with(0)
-        if rank is not None:
-            access.enter_rank(rank)
-            os.environ.update(access.status.shape.environment(rank))
-        os.execvp(command[0], list(command))
-    except OSError as error:
-        os.write(2, f"Error: cannot run {command[0]!r}: {error.strerror}\n".encode())
-    finally:
-        os._exit(_NOT_FOUND)
 
 
 TRAIN = "axonn_tune.runtime.start:train"
@@ -272,16 +245,13 @@ def train(
     directory: Path | None = None,
     realtime: bool = False,
 ) -> list[RankResult]:
-    """Run a launch config once, as `axonn-tune run` would with these options; the results by rank.
+    """Run a launch config once, as `axonn-tune run` would with these options; the results as the ranks end.
 
     realtime: scheduled before all ordinary processes of the host (SCHED_RR), where that is allowed.
     While it runs, SIGTERM and SIGUSR2 have the ranks save and stop, and Ctrl-C reaches them directly.
     """
 
-    def pass_on(number: int, frame: FrameType | None) -> None:
-        ranks.signal(signal.SIGUSR2)
-
-    before = {one: signal.signal(one, pass_on) for one in _SAVING}
+    before = {one: signal.signal(one, lambda number, frame: ranks.save_and_stop()) for one in _SAVING}
     before[signal.SIGINT] = signal.signal(signal.SIGINT, lambda number, frame: None)
     options = {"steps": steps, "resume": resume, "resume_from": resume_from, "directory": directory}
     try:
@@ -293,4 +263,4 @@ def train(
 
 def exit_codes(results: list[RankResult]) -> list[tuple[int, int]]:
     """(rank, code) in the order in which they ended."""
-    return [(one.rank, one.code) for one in sorted(results, key=lambda one: one.place)]
+    return [(one.rank, one.code) for one in results]

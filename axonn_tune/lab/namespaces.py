@@ -31,7 +31,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from axonn_tune.errors import EnvironmentProblem
-from axonn_tune.lab.shape import INTERFACE, MTU_BYTES, PREFIX, Shape, address, down, leaf, port, up
+from axonn_tune.lab.shape import INTERFACE, MTU_BYTES, PREFIX, Shape, address, part
 from axonn_tune.processes import die_with, system_call
 
 _PR_SET_TIMERSLACK = 29
@@ -45,19 +45,13 @@ class NamespaceKind(enum.IntFlag):
     NETWORK = 0x4000_0000
 
 
-def unshare(kinds: NamespaceKind) -> None:
-    """Put this process (its children, for PID) into new namespaces; EPERM without the right to."""
-    system_call("unshare", int(kinds))
-
-
-def enter(namespace: int, kind: NamespaceKind) -> None:
-    """Put this process (its children, for PID) into the namespace behind a file descriptor."""
-    system_call("setns", namespace, int(kind))
-
-
-def opened(kind: str) -> int:
-    """A file descriptor of this process' namespace: `net`, `user`, or `pid_for_children`."""
-    return os.open(f"/proc/self/ns/{kind}", os.O_RDONLY | os.O_CLOEXEC)
+def enter(path: str, kind: NamespaceKind) -> None:
+    """Put this process (its children, for PID) into the namespace of a path such as `/proc/1/ns/net`."""
+    namespace = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        system_call("setns", namespace, int(kind))
+    finally:
+        os.close(namespace)
 
 
 def let_go_of_streams() -> None:
@@ -70,10 +64,10 @@ def let_go_of_streams() -> None:
 def separate(kinds: NamespaceKind) -> bool:
     """New namespaces, in a new user namespace unless root; whether that was needed. OSError if neither is allowed."""
     try:
-        unshare(kinds)
+        system_call("unshare", int(kinds))
     except PermissionError:
         user, group = os.getuid(), os.getgid()
-        unshare(kinds | NamespaceKind.USER)
+        system_call("unshare", int(kinds | NamespaceKind.USER))
         Path("/proc/self/setgroups").write_text("deny")
         Path("/proc/self/uid_map").write_text(f"0 {user} 1")
         Path("/proc/self/gid_map").write_text(f"0 {group} 1")
@@ -81,18 +75,7 @@ def separate(kinds: NamespaceKind) -> bool:
     return False
 
 
-@contextlib.contextmanager
-def inside(network: int) -> Iterator[None]:
-    """Stay in another network namespace for a while; processes started meanwhile begin there."""
-    before = opened("net")
-    enter(network, NamespaceKind.NETWORK)
-    try:
-        yield
-    finally:
-        enter(before, NamespaceKind.NETWORK)
-        os.close(before)
-
-
+_OWN_NETWORK = Path("/proc/self/ns/net")
 _SPINE = f"{PREFIX}-spine"
 _BURST_BYTES, _BURST_S = 9100, 5e-4
 """Size of a bucket: at least what the rate sends while the kernel's timer may be late, or the rate is not reached. A
@@ -127,58 +110,57 @@ def require_tools() -> None:
         _tool(name)
 
 
-def build(shape: Shape) -> list[int]:
-    """Make the network around this process' network namespace; each rank's namespace as a file descriptor.
+def build(shape: Shape, first: int) -> None:
+    """Make the network around this process' network namespace; rank r's is file descriptor `first` + r.
 
     EnvironmentProblem with the tool's own words if the kernel lacks something.
     """
-    switch = opened("net")
-    namespaces = [_new_namespace(switch) for _ in range(shape.world)]
     _settle(("ipv6/conf/all/disable_ipv6", "ipv6/conf/default/disable_ipv6"), shape)
-    paths = [f"/proc/self/fd/{namespace}" for namespace in namespaces]
-    netem = shape.delay_s > 0 and _has_netem()
-    relayed = shape.delay_s > 0 and not netem
-    if relayed:
-        start_relay(shape)
-    batch("ip", switch_links(shape, paths, relayed=relayed), keep=namespaces)
-    batch("tc", switch_limits(shape, netem=netem))
-    for rank, namespace in enumerate(namespaces):
-        with inside(namespace):
+    with _OWN_NETWORK.open("rb") as switch:
+        networks = [f"/proc/{os.getpid()}/fd/{first + rank}" for rank in range(shape.world)]
+        for rank in range(shape.world):
+            system_call("unshare", int(NamespaceKind.NETWORK))
+            with _OWN_NETWORK.open("rb") as network:
+                os.dup2(network.fileno(), first + rank)
+        back = f"/proc/self/fd/{switch.fileno()}"
+        enter(back, NamespaceKind.NETWORK)
+        netem = shape.delay_s > 0 and _has_netem()
+        relayed = shape.delay_s > 0 and not netem
+        if relayed:
+            start_relay(shape)
+        batch("ip", switch_links(shape, networks, relayed=relayed))
+        batch("tc", switch_limits(shape, netem=netem))
+        for rank, path in enumerate(networks):
+            enter(path, NamespaceKind.NETWORK)
             _settle(_SETTINGS, shape)
-            batch("ip", rank_links(rank))
+            batch("ip", ["link set lo up", f"addr add {address(rank)}/24 dev {INTERFACE}", f"link set {INTERFACE} up"])
             batch("tc", limit(INTERFACE, shape.port_bits_per_s))
-    os.close(switch)
-    return namespaces
+        enter(back, NamespaceKind.NETWORK)
 
 
 def switch_links(shape: Shape, namespaces: Sequence[str], *, relayed: bool = False) -> Iterator[str]:
     """Lines for `ip`: bridges, uplinks (made by the relay, if any), and a link to each rank's namespace, a path."""
     yield "link set lo up"
-    yield from _bridge(_SPINE)
+    for bridge in (_SPINE, *(part("leaf", node) for node in range(shape.nodes))):
+        yield f"link add {bridge} type bridge"
+        yield f"link set {bridge} mtu {MTU_BYTES} up"
     for node in range(shape.nodes):
-        yield from _bridge(leaf(node))
+        inner, outer = part("up", node), part("down", node)
         if relayed:
-            yield from (f"link set {end(node)} mtu {MTU_BYTES}" for end in (up, down))
+            yield from (f"link set {end} mtu {MTU_BYTES}" for end in (inner, outer))
         else:
-            yield f"link add {up(node)} mtu {MTU_BYTES} type veth peer name {down(node)} mtu {MTU_BYTES}"
-        yield f"link set {up(node)} master {leaf(node)} up"
-        yield f"link set {down(node)} master {_SPINE} up"
+            yield f"link add {inner} mtu {MTU_BYTES} type veth peer name {outer} mtu {MTU_BYTES}"
+        yield f"link set {inner} master {part('leaf', node)} up"
+        yield f"link set {outer} master {_SPINE} up"
     for rank, namespace in enumerate(namespaces):
         peer = f"peer name {INTERFACE} mtu {MTU_BYTES} netns {namespace}"
-        yield f"link add {port(rank)} mtu {MTU_BYTES} type veth {peer}"
-        yield f"link set {port(rank)} master {leaf(shape.node_of(rank))} up"
-
-
-def rank_links(rank: int) -> Iterator[str]:
-    """Lines for `ip` inside a rank's namespace: its address, and routes to the other ranks only."""
-    yield "link set lo up"
-    yield f"addr add {address(rank)}/24 dev {INTERFACE}"
-    yield f"link set {INTERFACE} up"
+        yield f"link add {part('port', rank)} mtu {MTU_BYTES} type veth {peer}"
+        yield f"link set {part('port', rank)} master {part('leaf', shape.node_of(rank))} up"
 
 
 def switch_limits(shape: Shape, *, netem: bool) -> Iterator[str]:
     """Lines for `tc`: each end's rate; with netem, what a node sends to others is delayed first."""
-    delayed = {up(node) for node in range(shape.nodes)} if netem else set()
+    delayed = {part("up", node) for node in range(shape.nodes)} if netem else set()
     for link, rate in shape.links():
         yield from limit(link, rate, delay_s=shape.delay_s if link in delayed else 0.0)
 
@@ -202,11 +184,11 @@ def limit(link: str, rate_bits_per_s: float, *, delay_s: float = 0.0) -> Iterato
     yield f"filter add dev {link} parent 1: protocol ip u32 match u16 0 {_LONGER} at {_LENGTH_AT} flowid 1:2"
 
 
-def batch(tool: str, lines: Iterable[str], *, keep: Sequence[int] = ()) -> None:
-    """Have one `ip` or `tc` execute all lines; EnvironmentProblem with its message. keep: open files it inherits."""
+def batch(tool: str, lines: Iterable[str]) -> None:
+    """Have one `ip` or `tc` execute all lines; EnvironmentProblem with its message."""
     text = "".join(f"{line}\n" for line in lines)
     command = [_tool(tool), "-batch", "-"]
-    done = subprocess.run(command, input=text, capture_output=True, text=True, check=False, pass_fds=keep)
+    done = subprocess.run(command, input=text, capture_output=True, text=True, check=False)
     if done.returncode:
         raise EnvironmentProblem(f"{tool} could not set up the lab's network: {done.stderr.strip()}")
 
@@ -217,18 +199,6 @@ def _tool(name: str) -> str:
     if found is None:
         raise EnvironmentProblem(_MISSING_TOOLS.format(name))
     return found
-
-
-def _new_namespace(back: int) -> int:
-    unshare(NamespaceKind.NETWORK)
-    namespace = opened("net")
-    enter(back, NamespaceKind.NETWORK)
-    return namespace
-
-
-def _bridge(name: str) -> Iterator[str]:
-    yield f"link add {name} type bridge"
-    yield f"link set {name} mtu {MTU_BYTES} up"
 
 
 def _has_netem() -> bool:
@@ -263,7 +233,7 @@ _AT_ONCE = 64
 
 def start_relay(shape: Shape) -> None:
     """Make every node's uplink in this network namespace and a process that relays; it ends with this one."""
-    pairs = [(_tap(up(node)), _tap(down(node))) for node in range(shape.nodes)]
+    pairs = [(_tap(part("up", node)), _tap(part("down", node))) for node in range(shape.nodes)]
     if os.fork() == 0:
         # The parent is outside of this process' namespace and so has the number 0.
         die_with(0)
@@ -299,26 +269,15 @@ def _relay(pairs: list[tuple[int, int]], delay_s: float) -> None:
     while True:
         left = None if not waiting else max(0.0, waiting[0][0] - time.monotonic())
         for device in select.select(list(other), [], [], left)[0]:
-            for frame in _frames(device):
-                if device in later:
-                    waiting.append((time.monotonic() + delay_s, other[device], frame))
-                else:
-                    _write(other[device], frame)
-        now = time.monotonic()
-        while waiting and waiting[0][0] <= now:
+            # Until none is left, or it refuses frames because it is not up yet.
+            with contextlib.suppress(OSError):
+                for _ in range(_AT_ONCE):
+                    frame = os.read(device, _FRAME_BYTES)
+                    if device in later:
+                        waiting.append((time.monotonic() + delay_s, other[device], frame))
+                    else:
+                        os.write(other[device], frame)
+        while waiting and waiting[0][0] <= time.monotonic():
             _, device, frame = waiting.popleft()
-            _write(device, frame)
-
-
-def _frames(device: int) -> list[bytes]:
-    found: list[bytes] = []
-    with contextlib.suppress(OSError):
-        while len(found) < _AT_ONCE:
-            found.append(os.read(device, _FRAME_BYTES))
-    return found
-
-
-def _write(device: int, frame: bytes) -> None:
-    # A device that is not up yet refuses frames.
-    with contextlib.suppress(OSError):
-        os.write(device, frame)
+            with contextlib.suppress(OSError):
+                os.write(device, frame)

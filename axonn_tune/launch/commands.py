@@ -28,7 +28,6 @@ from axonn_tune.launch.scripts import (
     write_script,
 )
 from axonn_tune.program.pipeline import model_parts
-from axonn_tune.specs.machine import Machine
 from axonn_tune.units import counted
 
 _TRIAL_STEPS = 50
@@ -108,6 +107,9 @@ def emission(
         raise UsageError(f"-o {str(path)!r}: a script is a file of its own, such as run.sh")
     command, machine, framework = command_of(priced, form=form), priced.job.machine, priced.job.framework
     names, grid = {suffix: f"{target.stem}{suffix}" for suffix in command.files}, priced.grid
+    own = {one.name for one in command.environment}
+    others = [variable for variable in machine.launcher.environment if variable.name not in own]
+    site = variable_lines("From the machine profile.", others)
     job = Job(
         name=run_name(priced.job.model.name, grid.world),
         about=tuple(_about(priced, command, call=call)),
@@ -118,7 +120,7 @@ def emission(
         per_node=min(machine.launcher.ranks_per_node, grid.world),
         settings=tuple(_settings(command, kind, names)),
         program=_program(command, names),
-        variables=tuple(_variables(command, machine)),
+        variables=(*variable_lines(f"What {command.release} wants.", command.environment), *site),
         per_task=per_task(machine.launcher.environment),
         steps=_TRIAL_STEPS,
         accelerate=tuple(_words(one, names) for one in command.accelerate),
@@ -178,10 +180,3 @@ def _program(command: Command, names: dict[str, str]) -> str:
     place = sum(not section.last for section in sections)
     words = [_word(word, names) for word in command.program]
     return " ".join([*words, *arrays[:place], '"$@"', *arrays[place:]])
-
-
-def _variables(command: Command, machine: Machine) -> Iterator[str]:
-    own = {one.name for one in command.environment}
-    yield from variable_lines(f"What {command.release} wants.", command.environment)
-    site = [variable for variable in machine.launcher.environment if variable.name not in own]
-    yield from variable_lines("From the machine profile.", site)

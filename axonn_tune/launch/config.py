@@ -85,8 +85,24 @@ def compiles(backend: Backend) -> bool:
 
 
 def launch_text(launch: Launch) -> str:
-    """A launch config as commented YAML that loads back equal."""
-    return _spaced(to_yaml(launch, header=_header(launch)))
+    """A launch config as commented YAML that loads back equal, with an empty line around each top-level section."""
+    lines, made = list[str](), launch.provenance
+    header = [
+        f"{launch.name}: one configuration of {launch.model.name} on {count_ranks(launch.grid.world)} of "
+        f"{launch.predicted.machine}, complete in itself.",
+        f"Grid: {grid_line(launch)}.",
+        f"Predicted: {prediction_line(launch.predicted)}.",
+        *([_CONSTANTS] if launch.model.norm_epsilon or launch.model.rotary_base else []),
+        "Run it with the script that `axonn-tune ... --emit torchrun` or `--emit slurm` writes beside it. It starts",
+        "axonn_tune.runtime once per rank, which needs torch: the extra [runtime].",
+        f"Written by {made.tool} {made.version}: {made.command}",
+    ]
+    for line in to_yaml(launch, header=header).splitlines():
+        previous = lines[-1] if lines else ""
+        after_section = previous.startswith(" ") and not line.startswith(" ")
+        before_section = line.startswith("#") and previous[:1].isalpha()
+        lines += ["", line] if after_section or before_section else [line]
+    return "\n".join(lines) + "\n"
 
 
 def write_launch(path: str | Path, launch: Launch) -> None:
@@ -132,35 +148,10 @@ def count_ranks(count: int) -> str:
     return f"{count} rank" if count == 1 else f"{count} ranks"
 
 
-def _header(launch: Launch) -> list[str]:
-    made = launch.provenance
-    return [
-        f"{launch.name}: one configuration of {launch.model.name} on {count_ranks(launch.grid.world)} of "
-        f"{launch.predicted.machine}, complete in itself.",
-        f"Grid: {grid_line(launch)}.",
-        f"Predicted: {prediction_line(launch.predicted)}.",
-        *([_CONSTANTS] if launch.model.norm_epsilon or launch.model.rotary_base else []),
-        "Run it with the script that `axonn-tune ... --emit torchrun` or `--emit slurm` writes beside it. It starts",
-        "axonn_tune.runtime once per rank, which needs torch: the extra [runtime].",
-        f"Written by {made.tool} {made.version}: {made.command}",
-    ]
-
-
 _CONSTANTS = (
     "The runtime's own rotary base is 10,000 and its norm epsilon 1e-05; it has no biases of queries, keys and values "
     "alone. Speed does not depend on them."
 )
-
-
-def _spaced(text: str) -> str:
-    """An empty line around each top-level section, the header's being there already."""
-    lines: list[str] = []
-    for line in text.splitlines():
-        previous = lines[-1] if lines else ""
-        after_section = previous.startswith(" ") and not line.startswith(" ")
-        before_section = line.startswith("#") and previous[:1].isalpha()
-        lines += ["", line] if after_section or before_section else [line]
-    return "\n".join(lines) + "\n"
 
 
 def run_name(model: str, world: int) -> str:

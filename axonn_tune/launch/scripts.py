@@ -130,7 +130,9 @@ FOLDERS: dict[ScriptKind, str] = {
 def script_text(kind: ScriptKind, *, launch: Launch, machine: Machine, launch_path: str | Path) -> str:
     """The script as text; UsageError as `job_script`, or as `emit_script` for the path."""
     path = Path(launch_path)
-    if not _is_file_of_its_own(path, suffix=SUFFIXES[kind]):
+    # /dev/stdout counts as a file when output goes to one.
+    device = path.absolute().parts[1:2] in (("dev",), ("proc",))
+    if not path.name or path.suffix == SUFFIXES[kind] or device or (path.exists() and not path.is_file()):
         raise UsageError(f"--emit needs a launch config in a file to write a script beside, not {str(launch_path)!r}")
     folder, hint = FOLDERS[kind], "submit from the folder that holds it"
     if kind == "torchrun":
@@ -161,13 +163,6 @@ def write_script(target: Path, text: str) -> None:
         target.chmod(mode | (mode & 0o444) >> 2)
     except OSError as error:
         raise EnvironmentProblem(f"cannot make {str(target)!r} executable: {error.strerror}") from error
-
-
-def _is_file_of_its_own(path: Path, *, suffix: str) -> bool:
-    """Whether a launch config at `path` is, or will be, a file that the script does not replace."""
-    # /dev/stdout counts as a file when output goes to one.
-    device = path.absolute().parts[1:2] in (("dev",), ("proc",))
-    return bool(path.name) and path.suffix != suffix and not device and (path.is_file() or not path.exists())
 
 
 def job_script(kind: ScriptKind, job: Job, machine: Machine) -> str:

@@ -87,16 +87,6 @@ _REDIRECTION = re.compile(r"(?:\d*|&)(?:>>?|<)(.*)", re.DOTALL)
 _PASSED_ON = re.compile(r"\$(?:[@*]|\{[@*][^}]*\})")
 
 
-def _without_redirections(words: Iterable[Stated]) -> Iterator[Stated]:
-    """Words of a command without `2>&1`, `> file` and the like, and without `"$@"`, which is empty unless asked for."""
-    target = False
-    for word in words:
-        redirection = _REDIRECTION.fullmatch(word.value)
-        if redirection is None and not target and not _PASSED_ON.fullmatch(word.value):
-            yield word
-        target = redirection is not None and not redirection[1]
-
-
 def named_values(words: Iterable[Stated]) -> Iterator[tuple[str, Stated]]:
     """Every argument of a command line with its first value, or all so far where it takes several; a switch is `True`.
 
@@ -105,7 +95,13 @@ def named_values(words: Iterable[Stated]) -> Iterator[tuple[str, Stated]]:
     """
     waiting: list[Stated] = []
     several: tuple[str, Stated] | None = None
-    for word in _without_redirections(words):
+    target = False
+    for word in words:
+        # `2>&1`, `> file` and the like are no arguments; `"$@"` is empty unless asked for.
+        redirection, is_target = _REDIRECTION.fullmatch(word.value), target
+        target = redirection is not None and not redirection[1]
+        if redirection or is_target or _PASSED_ON.fullmatch(word.value):
+            continue
         option, chosen = _OPTION.fullmatch(word.value), _SUBCOMMAND.fullmatch(word.value)
         negated = option and re.fullmatch(r"(--[\w.-]+\.)no[-_](\w[\w-]*)", option[1])
         if option or chosen:

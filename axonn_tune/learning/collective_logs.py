@@ -110,23 +110,18 @@ def _kind(name: str) -> CollectiveKind:
 
 def _text_log(lines: list[str], name: str, problems: list[Problem], *, ranks: int | None, nodes: int | None) -> Log:
     """nccl-tests and rccl-tests, one run or several after each other."""
-    found = [_run(lines, part, name, problems, ranks=ranks, nodes=nodes) for part in _runs(lines)]
+    for heading in (_STARTING, _BEGINNING):
+        starts = [number for number, line in enumerate(lines) if heading.match(line)]
+        if starts:
+            break
+    parts = [range(*ends) for ends in pairwise([*starts, len(lines)] if starts else [0, len(lines)])]
+    found = [_run(lines, part, name, problems, ranks=ranks, nodes=nodes) for part in parts]
     rows = tuple(row for run in found for row in run.rows)
     cut_off, assumed = (
         tuple(line for run in found for line in run.cut_off),
         tuple(run.assumed[0] for run in found if run.assumed),
     )
     return Log(rows, found[0].device, cut_off, assumed)
-
-
-def _runs(lines: list[str]) -> Iterator[range]:
-    """The lines of each run: from one heading to the next; all of them if there is none."""
-    for heading in (_STARTING, _BEGINNING):
-        starts = [number for number, line in enumerate(lines) if heading.match(line)]
-        if starts:
-            break
-    for start, end in pairwise([*starts, len(lines)] if starts else [0, len(lines)]):
-        yield range(start, end)
 
 
 def _run(
@@ -139,7 +134,10 @@ def _run(
     places = [found for line in own if (found := _RANK.match(line))]
     ranks, nodes = len(places) or ranks, len({place[3] for place in places}) or nodes
     _require_one_group({place[2] for place in places}, line=part.start + 1)
-    _check_units(own, first=part.start + 1)
+    for number, line in enumerate(own, part.start + 1):
+        # Every version prints times in µs; another unit in the header means another tool.
+        if line.startswith("#") and "(B)" in line and "(us)" not in line:
+            raise ReadingError(f"the column of times is not in (us): {' '.join(line.split())}", number)
     table = [(number, line) for number, line in enumerate(own, part.start + 1) if _ROW.match(line)]
     of_table, of_ranks = _said_by_columns([line.split() for _, line in table], time_at=columns)
     assumed = []
@@ -197,13 +195,6 @@ def _require_one_group(groups: Set[object], *, line: int | None) -> None:
         raise ReadingError(
             f"{len(groups)} groups ran at once (NCCL_TESTS_SPLIT); only runs of one group are read", line
         )
-
-
-def _check_units(lines: list[str], *, first: int) -> None:
-    """Times in µs, as every version prints them; another unit in the header means another tool."""
-    for number, line in enumerate(lines, first):
-        if line.startswith("#") and "(B)" in line and "(us)" not in line:
-            raise ReadingError(f"the column of times is not in (us): {' '.join(line.split())}", number)
 
 
 def _time_at(lines: list[str]) -> int:
@@ -320,17 +311,13 @@ def times_of(log: Log, base: Machine) -> dict[Probe, float]:
     """Median time of each collective, group and size, s; UsageError unless nodes are filled as the profile's are."""
     samples: dict[Probe, list[float]] = {}
     for row in log.rows:
-        _require_whole_nodes(row, base)
+        inner = base.tiers[0].ranks
+        if row.nodes > 1 and inner is not None and row.ranks != row.nodes * inner:
+            raise UsageError(
+                f"a log has {row.ranks} ranks on {row.nodes} nodes, but nodes of {base.name} hold {inner}: "
+                "give the profile of that machine as --machine"
+            )
         if row.ranks > 1 and row.size_bytes > 0:
             probe = CollectiveProbe(op=row.op, group=row.ranks, stride=1, size_bytes=row.size_bytes)
             samples.setdefault(probe, []).append(row.seconds)
     return {probe: statistics.median(found) for probe, found in samples.items()}
-
-
-def _require_whole_nodes(row: LogRow, base: Machine) -> None:
-    inner = base.tiers[0].ranks
-    if row.nodes > 1 and inner is not None and row.ranks != row.nodes * inner:
-        raise UsageError(
-            f"a log has {row.ranks} ranks on {row.nodes} nodes, but nodes of {base.name} hold {inner}: "
-            "give the profile of that machine as --machine"
-        )

@@ -200,36 +200,36 @@ class RankTimes:
 
 def read_rank_times(folder: Path) -> RankTimes | None:
     """Of a run's folder; None where ranks were not timed, or are too few to compare. UsageError for lines not read."""
-    named = [(path, re.fullmatch(rf"{_METRICS}(\d+)", path.stem)) for path in folder.glob(f"{_METRICS}*.jsonl")]
+    named = [(path, re.fullmatch(r"metrics-rank(\d+)", path.stem)) for path in folder.glob("metrics-rank*.jsonl")]
     paths = {int(found[1]): path for path, found in named if found}
-    known = [_rank_median_s(paths[rank]) for rank in sorted(paths)]
-    if len(known) < FEWEST_RANKS or None in known:
-        return None
-    return RankTimes(tuple(seconds for seconds in known if seconds is not None))
-
-
-_METRICS = "metrics-rank"
-
-
-def _rank_median_s(path: Path) -> float | None:
-    try:
-        lines = [json.loads(line) for line in read_text(path).splitlines() if line.strip()]
-        timed = [one["compute_s"] for one in lines if one.get("compute_s") and not one.get("warmup")]
-        found = [read_number(seconds, least=1e-9, most=1e9) for seconds in timed]
-    except (ValueError, AttributeError, TypeError) as error:
-        raise UsageError(f"cannot read {path}: {error}") from error
-    return median(found[-LAST_STEPS:]) if found else None
+    known: dict[int, float] = {}
+    for rank, path in sorted(paths.items()):
+        try:
+            lines = [json.loads(line) for line in read_text(path).splitlines() if line.strip()]
+            timed = [one["compute_s"] for one in lines if one.get("compute_s") and not one.get("warmup")]
+            found = [read_number(seconds, least=1e-9, most=1e9) for seconds in timed]
+        except (ValueError, AttributeError, TypeError) as error:
+            raise UsageError(f"cannot read {path}: {error}") from error
+        known |= {rank: median(found[-LAST_STEPS:])} if found else {}
+    return None if len(known) < max(FEWEST_RANKS, len(paths)) else RankTimes(tuple(known.values()))
 
 
 def diagnose(sample: Sample, machine: Machine, *, ranks: RankTimes | None = None) -> Diagnosis:
     """Compare a run, or collectives, with the prediction, and rank explanations; ranks: metrics per rank, if known."""
     sample = sample.narrowed(lambda same: same)
     # Ranks of several stages compute different parts of the model.
-    staged = sample.setup is not None and sample.setup.configuration.grid.pipeline > 1
+    setup = sample.setup
+    staged = setup is not None and setup.layout.pipeline > 1
     observed = _Observed(sample, machine, None if staged else ranks)
     hypotheses = list(_hypotheses(observed))
     causes, healthy, misfit = _weighed(observed, hypotheses)
     step, (least, most) = observed.total(observed.stated), observed.interval
+    ratios = []
+    if setup is not None and sample.flops:
+        kinds = RECOMPUTES if "recompute" in sample.unstated else (setup.layout.recompute,)
+        what = setup.framework, setup.model, setup.workload
+        counts = [logged_flops(*what, grid=setup.layout.grid, recompute=kind) for kind in kinds]
+        ratios = [sample.flops / count for count in counts if count]
     return Diagnosis(
         name=sample.name,
         of="step" if "step" in observed.rows else "all collectives",
@@ -240,25 +240,11 @@ def diagnose(sample: Sample, machine: Machine, *, ranks: RankTimes | None = None
         healthy=healthy,
         misfit=misfit,
         causes=causes,
-        changes=() if sample.setup is None else changes_of(sample.setup, observed.price_as),
+        changes=() if setup is None else changes_of(setup, lambda one: observed.price(observed.known, one)["step"]),
         assumed=tuple(_assumptions(observed, hypotheses)),
         learned=machine.learned is not None,
-        flops_ratio=_flops_ratio(sample),
+        flops_ratio=min(ratios, key=lambda ratio: abs(math.log(ratio)), default=None),
         counts_recompute=bool(sample.framework.logged and sample.framework.logged.repeated),
-    )
-
-
-def _flops_ratio(sample: Sample) -> float | None:
-    """The nearest to 1 of all kinds of recompute that the run may have."""
-    setup = sample.setup
-    if setup is None or not sample.flops:
-        return None
-    one = setup.configuration
-    kinds = RECOMPUTES if "recompute" in sample.unstated else (one.recompute,)
-    what = setup.framework, setup.model, setup.workload
-    counts = [logged_flops(*what, grid=one.grid, recompute=kind) for kind in kinds]
-    return min(
-        (sample.flops / count for count in counts if count), key=lambda ratio: abs(math.log(ratio)), default=None
     )
 
 
@@ -275,31 +261,27 @@ fused seldom run without."""
 
 def _assumptions(observed: _Observed, hypotheses: Sequence[Hypothesis]) -> Iterator[Assumption]:
     """Settings that the file does not state, with other values that change the step."""
-    least, most = observed.interval
-    for column in observed.sample.unstated:
-        assert observed.setup is not None, "of rows"
-        others = (
-            Alternative(re.sub(", not [^,]+", "", guess.words), step_s, least <= observed.measured_s / step_s <= most)
-            for one in hypotheses
-            if one.kind == _KINDS.get(column)
-            for guess in one.guesses
-            if (step_s := guess.times["step"])
-        )
-        yield Assumption(column, _cell(column, observed.setup), tuple(others))
-
-
-def _cell(column: str, setup: Setup) -> str:
-    """The value of a column for a setup."""
-    one, step = setup.configuration, setup.framework.step
-    stage = 2 if step.shard_gradients else int(step.distributed_optimizer)
-    return {
+    (least, most), setup = observed.interval, observed.setup
+    if setup is None:
+        return
+    one, step = setup.layout, setup.framework.step
+    taken = {
         "mbs": str(one.micro_batch),
         "vpp": str(one.chunks),
         "recompute": one.recompute,
         "seq_parallel": str(int(step.sequence_parallel)),
-        "zero_stage": str(3 if one.grid.z > 1 else stage),
+        "zero_stage": str(3 if one.z > 1 else 2 if step.shard_gradients else int(step.distributed_optimizer)),
         "attn": "flash" if step.fused_attention else "unfused",
-    }[column]
+    }
+    for column in observed.sample.unstated:
+        others = (
+            Alternative(re.sub(", not [^,]+", "", guess.words), step_s, least <= observed.measured_s / step_s <= most)
+            for hypothesis in hypotheses
+            if hypothesis.kind == _KINDS.get(column)
+            for guess in hypothesis.guesses
+            if (step_s := guess.times["step"])
+        )
+        yield Assumption(column, taken[column], tuple(others))
 
 
 # Observations and their predictions.
@@ -364,10 +346,6 @@ class _Observed:
         slopes = np.nan_to_num((np.array(moved).reshape(len(nudges), len(base)) - base).T / NUDGE)
         return Guess(words, times, slopes)
 
-    def price_as(self, setup: Setup) -> float:
-        """The step of another configuration, by the profile, s."""
-        return self.price(self.known, setup)["step"]
-
     @cached_property
     def stated(self) -> Guess:
         """The prediction of the stated run."""
@@ -395,22 +373,16 @@ class _Observed:
             -0.5 * residuals @ np.linalg.solve(covariance, residuals)
             - 0.5 * np.linalg.slogdet(2.0 * math.pi * covariance)[1]
         )
-        unknown = len(self.rows) - len(residuals)
-        return float(normal) + (unknown + self._missing(guess)) * math.log(UNEXPECTED) + self._of_ranks(guess)
-
-    def _missing(self, guess: Guess) -> int:
-        """Collectives that a guess has and the run has not."""
-        if len(self.rows) <= len(WHOLE) or "step" not in self.rows:
-            return 0
-        least_s = NOTICED * guess.times["step"]
-        return sum(seconds > least_s for what, seconds in guess.times.items() if what not in self.rows)
-
-    def _of_ranks(self, guess: Guess) -> float:
-        """Of the slowest rank's computation over the others'."""
-        if self.ranks is None:
-            return 0.0
-        chance = -math.log(len(self.ranks.compute_s)) if guess.slow_rank > 1.0 else 0.0
-        return chance - 0.5 * ((self.ranks.excess - math.log(guess.slow_rank)) / RANK_NOISE) ** 2
+        missing, of_ranks = len(self.rows) - len(residuals), 0.0
+        if len(self.rows) > len(WHOLE) and "step" in self.rows:
+            # Collectives that a guess has and the run has not.
+            least_s = NOTICED * guess.times["step"]
+            missing += sum(seconds > least_s for what, seconds in guess.times.items() if what not in self.rows)
+        if self.ranks is not None:
+            # The slowest rank's computation over the others'.
+            chance = -math.log(len(self.ranks.compute_s)) if guess.slow_rank > 1.0 else 0.0
+            of_ranks = chance - 0.5 * ((self.ranks.excess - math.log(guess.slow_rank)) / RANK_NOISE) ** 2
+        return float(normal) + missing * math.log(UNEXPECTED) + of_ranks
 
     def total(self, guess: Guess) -> float:
         """The step, or all collectives together, s."""
@@ -442,7 +414,12 @@ def _weighed(observed: _Observed, hypotheses: Sequence[Hypothesis]) -> tuple[tup
     """
     plain = Hypothesis("nothing", "", (observed.stated,))
     every = [plain, *hypotheses]
-    left = max(1.0, _misfit(observed, [guess for one in every for guess in one.guesses]))
+    deviations = []
+    for residuals, covariance in (observed.residuals(guess) for one in every for guess in one.guesses):
+        square = float(residuals @ np.linalg.solve(covariance, residuals)) / len(residuals)
+        deviations.append((-len(residuals), square))
+    # Of the nearest guess that knows most rows.
+    left = max(1.0, min(deviations)[1])
     misfit = left if len(observed.rows) > len(WHOLE) else 1.0
     logs = [[observed.log_likelihood(guess, misfit=misfit) for guess in one.guesses] for one in every]
     weights = np.array(
@@ -460,15 +437,6 @@ def _weighed(observed: _Observed, hypotheses: Sequence[Hypothesis]) -> tuple[tup
         extreme = len(one.guesses) >= len(BETWEEN) and best is one.guesses[-1]
         causes.append(Cause(one.kind, one.title, best.words, float(share), explains_s, one.advice, extreme))
     return tuple(sorted(causes, key=lambda cause: -cause.probability)), float(shares[0]), math.sqrt(left)
-
-
-def _misfit(observed: _Observed, guesses: Sequence[Guess]) -> float:
-    """Mean square of the rows' deviations, in standard deviations, of the nearest guess that knows most rows."""
-    found = []
-    for guess in guesses:
-        residuals, covariance = observed.residuals(guess)
-        found.append((-len(residuals), float(residuals @ np.linalg.solve(covariance, residuals)) / len(residuals)))
-    return min(found)[1]
 
 
 # Explanations.

@@ -28,7 +28,7 @@ from axonn_tune.specs.machine import Machine
 from axonn_tune.specs.model import Model
 from axonn_tune.specs.points import CollectiveProbe, MatmulProbe, Probe
 from axonn_tune.specs.results import ComparedConfiguration, Measurements, Pairs, Summary
-from axonn_tune.specs.workload import ELEMENT_SIZES, Precision, Recompute, Workload
+from axonn_tune.specs.workload import ELEMENT_SIZES, Precision, Recompute
 from axonn_tune.units import TERA, show_bytes
 from axonn_tune.validation.published.accuracy import best_pricing
 from axonn_tune.validation.published.cases import Case, interleavings
@@ -58,21 +58,16 @@ TERM_FLOOR = 0.02
 """Share of a step below which a collective's time has little weight."""
 
 
-@dataclass(frozen=True)
-class Setup:
-    """Stated inputs of a step's price; recomputes: possible kinds where it is not stated."""
+@dataclass(frozen=True, kw_only=True)
+class Setup(Job):
+    """What is stated of a step; recomputes: possible kinds where it is not stated."""
 
-    model: Model
-    machine: Machine
-    workload: Workload
-    configuration: Layout
-    framework: Framework
+    layout: Layout
     recomputes: tuple[Recompute, ...] = ()
 
     def price(self, adjust: Adjust) -> Detail:
         """The step on the profile with trial numbers."""
-        job = Job(self.model, adjust(self.machine), self.workload, self.framework)
-        return price(job, self.configuration)
+        return price(replace(self, machine=adjust(self.machine)), self.layout)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,7 +116,10 @@ def step_sample(case: Case, *, name: str = "", spread: float = 0.0) -> Sample:
         open_ = tuple(dict.fromkeys(one.recompute for one in configurations))
         return replace(found, setup=replace(found.setup, recomputes=open_))
 
-    settled = configurations[0] if len(configurations) == 1 else None
+    settled, grid = configurations[0] if len(configurations) == 1 else None, case.configurations[0].grid
+    job = (case.model, case.machine, case.workload, case.framework)
+    replicas = grid.data > 1 and case.framework.step.gather_unit != "block"
+    matters = {"vpp": grid.pipeline > 1, "seq_parallel": grid.x > 1, "zero_stage": replicas}
     return Sample(
         name=name or f"{case.row.id} (line {case.row.line})",
         framework=case.framework,
@@ -131,21 +129,11 @@ def step_sample(case: Case, *, name: str = "", spread: float = 0.0) -> Sample:
         noise=(math.hypot(STEP_NOISE, spread),),
         price=lambda adjust: (priced(adjust).iteration_s,),
         narrow=narrow if settled is None else None,
-        setup=None if settled is None else Setup(case.model, case.machine, case.workload, settled, case.framework),
+        setup=None if settled is None else Setup(*job, layout=settled),
         seen={"step": case.row.step_s},
-        unstated=tuple(name for name in case.row.unstated if _matters(name, case)),
+        unstated=tuple(name for name in case.row.unstated if matters.get(name, True)),
         flops=(case.row.tflops_per_gpu or 0.0) * TERA * case.row.step_s * case.row.gpus,
     )
-
-
-def _matters(column: str, case: Case) -> bool:
-    """Whether a blank cell of a row leaves anything open."""
-    one, block = case.configurations[0].grid, case.framework.step.gather_unit == "block"
-    return {
-        "vpp": one.pipeline > 1,
-        "seq_parallel": one.x > 1,
-        "zero_stage": one.data > 1 and not block,
-    }.get(column, True)
 
 
 def measured_samples(measurements: Measurements, machine: Machine, *, name: str) -> list[Sample]:
@@ -173,7 +161,7 @@ def _run_sample(
     """Step, computation and every collective that the program has."""
     times = {"step": pairs.measured["step_s"], "computation": pairs.measured["compute_s"]}
     times |= {_term_name(term): median(term.measured_s) for term in terms}
-    setup = Setup(model, machine, shape.workload, Layout.of(shape), AXONN_TUNE)
+    setup = Setup(model, machine, shape.workload, layout=Layout.of(shape))
 
     def named(adjust: Adjust) -> dict[str, float]:
         return named_times(setup.price(adjust))
@@ -213,18 +201,19 @@ def named_times(pricing: Detail) -> dict[str, float]:
 
 
 def probe_samples(
-    measured: Mapping[Probe, float], machine: Machine, framework: Framework, *, name: str
+    measured: Mapping[Probe, float], machine: Machine, framework: Framework, *, name: str, world: int = 0
 ) -> list[Sample]:
     """Collectives and GEMMs of one file, a sample for each kind of collective and group, and one of all GEMMs.
 
-    All sizes of a sample count as `INDEPENDENT` rows at most, since they share the model's error.
+    world: ranks that took part, in groups of the same shape; 0: those of one group. All sizes of a sample count as
+    `INDEPENDENT` rows at most, since they share the model's error.
     """
     groups: dict[tuple[str, int, int], list[tuple[CollectiveProbe, float]]] = {}
     for probe, seconds in measured.items():
         if isinstance(probe, CollectiveProbe):
             groups.setdefault((probe.op, probe.group, probe.stride), []).append((probe, seconds))
     gemms = [(probe, seconds) for probe, seconds in measured.items() if isinstance(probe, MatmulProbe)]
-    found = [_collective_sample(one, machine, framework, name) for one in groups.values()]
+    found = [_collective_sample(one, machine, framework, name, world) for one in groups.values()]
     return [*found, _matmul_sample(gemms, machine, framework, name)] if gemms else found
 
 
@@ -267,11 +256,12 @@ def _matmul_sample(
 
 
 def _collective_sample(
-    found: Sequence[tuple[CollectiveProbe, float]], machine: Machine, framework: Framework, name: str
+    found: Sequence[tuple[CollectiveProbe, float]], machine: Machine, framework: Framework, name: str, world: int
 ) -> Sample:
-    first, ranks = found[0][0], found[0][0].group * found[0][0].stride
+    first, ranks = found[0][0], world or found[0][0].group * found[0][0].stride
     share = math.sqrt(max(1.0, len(found) / INDEPENDENT))
     sizes = [float(probe.size_bytes) for probe, _ in found]
+    units = [(probe.size_bytes, 1024 ** ((probe.size_bytes.bit_length() - 1) // 10)) for probe, _ in found]
 
     def price(adjust: Adjust) -> tuple[float, ...]:
         adjusted = adjust(machine)
@@ -283,18 +273,13 @@ def _collective_sample(
         name=f"{name}: {first.op} of {first.group} ranks",
         framework=framework,
         ranks=ranks,
-        what=tuple(_size(probe.size_bytes) for probe, _ in found),
+        # In full where a binary unit does not divide it.
+        what=tuple(f"{size:,} bytes" if size % unit else show_bytes(size) for size, unit in units),
         measured_s=tuple(seconds for _, seconds in found),
         noise=tuple(share * collective_noise(size) for size in sizes),
         price=price,
         bus_bytes=tuple(bus_bytes(first.op, first.group, size) for size in sizes),
     )
-
-
-def _size(size_bytes: int) -> str:
-    """A size for a person, in full where a binary unit does not divide it."""
-    unit = 1024 ** ((size_bytes.bit_length() - 1) // 10)
-    return f"{size_bytes:,} bytes" if size_bytes % unit else show_bytes(size_bytes)
 
 
 def collective_noise(size_bytes: float) -> float:

@@ -16,8 +16,6 @@ from typing import TypeVar
 
 import numpy as np
 
-from axonn_tune.calibration.fit import rounded
-from axonn_tune.calibration.profile import validated
 from axonn_tune.cost.uncertainty import NUDGE, OF_LAYOUT, PER_DOUBLING, Floats, covariance_of
 from axonn_tune.errors import UsageError
 from axonn_tune.frameworks import SOFTWARE_SPREADS, base_software, software_key
@@ -36,7 +34,8 @@ from axonn_tune.specs.machine import (
     Source,
     Tier,
 )
-from axonn_tune.specs.numbers import has_number, kind_at, number_at, scaled
+from axonn_tune.specs.numbers import has_number, kind_at, number_at, scaled, validated
+from axonn_tune.units import rounded
 
 OF_A_PLACEHOLDER = 2.0
 """The same for orders of magnitude."""
@@ -89,11 +88,15 @@ class Prior:
         """Multiplies these numbers of a profile by e^logs, where it has them."""
         factors = {path: math.exp(log) for path, log in zip(self.paths, logs, strict=True) if log}
         factored = any(path.endswith(FACTORS) for path in self.paths)
+        # Most samples have the same profile, which is kept with what it became: an identity may be used again.
+        known: dict[int, tuple[Machine, Machine]] = {}
 
         def adjusted(machine: Machine) -> Machine:
-            tiers = tuple(map(_with_factors, machine.tiers)) if factored else machine.tiers
-            whole = machine.model_copy(update={"software": self.machine.software, "tiers": tiers})
-            return scaled(whole, factors)
+            if id(machine) not in known:
+                tiers = tuple(map(_with_factors, machine.tiers)) if factored else machine.tiers
+                whole = machine.model_copy(update={"software": self.machine.software, "tiers": tiers})
+                known[id(machine)] = machine, scaled(whole, factors)
+            return known[id(machine)][1]
 
         return adjusted
 
@@ -142,7 +145,15 @@ def _with_factors(tier: Tier) -> Tier:
 
 def _spreads(machine: Machine) -> Iterator[tuple[str, float]]:
     """Path and prior spread of every number that may move; zeros have no logarithm."""
-    for path in _paths(machine):
+    paths = [f"software.{key}.{name}" for key in machine.software for name in Software.model_fields]
+    paths += [f"accelerator.{name}" for name in ("training_share", "memory_efficiency", "contention")]
+    paths += [f"accelerator.peak_tflops.{precision}" for precision in machine.accelerator.peak_tflops]
+    rates = ("memory_bandwidth_gb_per_s", "kernel_launch_us", "matmul_launch_us")
+    paths += [*(f"accelerator.{name}" for name in rates), "library.launch_us"]
+    for tier in machine.tiers:
+        paths += [f"tiers.{tier.name}.{name}" for name in ("latency_us", "bandwidth_gb_per_s")]
+        paths += [f"tiers.{tier.name}.collectives.{kind}.{name}" for kind in tier.collectives or {} for name in FACTORS]
+    for path in paths:
         name = path.rsplit(".", 1)[-1]
         if number_at(machine, path) <= 0.0:
             continue
@@ -155,23 +166,6 @@ def _spreads(machine: Machine) -> Iterator[tuple[str, float]]:
             kind = kind_at(machine, path)
             if spread := of_kind.get("measured" if kind == "fitted" else kind, 0.0):
                 yield path, spread
-
-
-def _paths(machine: Machine) -> Iterator[str]:
-    for key in machine.software:
-        yield from (f"software.{key}.{name}" for name in Software.model_fields)
-    for name in ("training_share", "memory_efficiency", "contention"):
-        yield f"accelerator.{name}"
-    yield from (f"accelerator.peak_tflops.{precision}" for precision in machine.accelerator.peak_tflops)
-    for name in ("memory_bandwidth_gb_per_s", "kernel_launch_us", "matmul_launch_us"):
-        yield f"accelerator.{name}"
-    yield "library.launch_us"
-    for tier in machine.tiers:
-        yield f"tiers.{tier.name}.latency_us"
-        yield f"tiers.{tier.name}.bandwidth_gb_per_s"
-        for kind in tier.collectives or {}:
-            yield f"tiers.{tier.name}.collectives.{kind}.latency_factor"
-            yield f"tiers.{tier.name}.collectives.{kind}.bandwidth_factor"
 
 
 @dataclass(frozen=True)
@@ -263,12 +257,12 @@ def learn(
     timed = any(what not in WHOLE for sample in samples for what in sample.what)
     prior = prior_of(machine, list(used.values()), collectives=timed)
     measured = np.log([seconds for sample in samples for seconds in sample.measured_s])
-    noise = np.concatenate([share * np.array(sample.noise) for sample, share in _with_repeats(samples)])
-    pricing = _Pricing(samples, prior, listen)
-    posterior = maximize(
-        pricing.predict, pricing.derivatives, measured, noise=noise, prior=prior.covariance, bounds=prior.bounds
-    )
-    before = pricing.predict(np.zeros(len(prior.paths))) - measured
+    # Repeats of one model and layout share residual errors.
+    names = [f"{sample.setup!r} {sample.what}" if sample.setup else sample.name for sample in samples]
+    shares = [math.sqrt(names.count(name)) for name in names]
+    noise = np.concatenate([share * np.array(one.noise) for share, one in zip(shares, samples, strict=True)])
+    posterior = posterior_of(samples, prior, noise=noise, listen=listen)
+    before = _Pricing(samples, prior, lambda prices: None).predict(np.zeros(len(prior.paths))) - measured
     labels = [
         (sample, what, of_bus)
         for sample in samples
@@ -285,10 +279,15 @@ def learn(
     return Learning(prior, posterior, rows, found.model_copy(update={"name": name or machine.name}))
 
 
-def _with_repeats(samples: Sequence[Sample]) -> Iterator[tuple[Sample, float]]:
-    """Samples, and the root of the count with the same model and layout, which share residual errors."""
-    names = [f"{sample.setup!r} {sample.what}" if sample.setup else sample.name for sample in samples]
-    yield from ((sample, math.sqrt(names.count(name))) for sample, name in zip(samples, names, strict=True))
+def posterior_of(
+    samples: Sequence[Sample], prior: Prior, *, noise: Floats, listen: Callable[[int], None] = lambda rounds: None
+) -> Posterior:
+    """The numbers of a profile that the samples make most probable. noise: of each time, in their order."""
+    measured = np.log([seconds for sample in samples for seconds in sample.measured_s])
+    pricing = _Pricing(samples, prior, listen)
+    return maximize(
+        pricing.predict, pricing.derivatives, measured, noise=noise, prior=prior.covariance, bounds=prior.bounds
+    )
 
 
 class _Pricing:
@@ -384,8 +383,12 @@ def _profile(prior: Prior, learned: Learned, evidence: Sequence[str]) -> Machine
     machine = scaled(prior.machine, {one.path: one.value / now[one.path] for one in learned.numbers})
     moved = {one.path for one in learned.numbers if abs(math.log(one.value / now[one.path])) > MOVED}
     words = "; ".join(dict.fromkeys(evidence)) or "runs"
+    # The profile that was learned on, and what was learned from.
+    base = machine.description.partition(_LEARNED_FROM)[0] if machine.learned else machine.name
+    named = [source.partition(" (sha256")[0] for source in learned.evidence]
+    more = f" and {len(named) - NAMED} more" if len(named) > NAMED else ""
     update = {
-        "description": _description(machine, learned),
+        "description": f"{base}{_LEARNED_FROM}{'; '.join(named[:NAMED]) or 'runs'}{more}",
         "accelerator": _resourced(machine.accelerator, "accelerator", moved, words),
         "library": _resourced(machine.library, "library", moved, words),
         "tiers": tuple(_resourced(tier, f"tiers.{tier.name}", moved, words) for tier in machine.tiers),
@@ -396,14 +399,6 @@ def _profile(prior: Prior, learned: Learned, evidence: Sequence[str]) -> Machine
 
 NAMED = 3
 """Sources that a description names."""
-
-
-def _description(machine: Machine, learned: Learned) -> str:
-    """Name of the profile that was learned on, and what was learned from."""
-    base = machine.description.partition(_LEARNED_FROM)[0] if machine.learned else machine.name
-    named = [source.partition(" (sha256")[0] for source in learned.evidence]
-    more = f" and {len(named) - NAMED} more" if len(named) > NAMED else ""
-    return f"{base}{_LEARNED_FROM}{'; '.join(named[:NAMED]) or 'runs'}{more}"
 
 
 _LEARNED_FROM = ", learned from "

@@ -108,7 +108,9 @@ def maximize(
         for _ in range(STEPS):
             predicted = predict(at)
             residuals, weights = predicted - measured, robust_weights(predicted - measured, noise)
-            cost = _cost(residuals, noise) + 0.5 * float(at @ precision @ at)
+            # Half the squares of residuals in units of noise, pseudo-Huber for outliers.
+            far = np.sqrt(1.0 + (residuals / (LINEAR_BEYOND * noise)) ** 2)
+            cost = float(np.sum(LINEAR_BEYOND**2 * (far - 1.0))) + 0.5 * float(at @ precision @ at)
             if cost < least:
                 best, least = at, cost
             if settled:
@@ -143,12 +145,6 @@ def _with_secants(
         far[unknown] -= reach[unknown]
         found[:, unknown] = (predicted - predict(far)) / reach[unknown]
     return found
-
-
-def _cost(residuals: Floats, noise: Floats) -> float:
-    """Loss of the residuals: half their squares in units of noise, pseudo-Huber for outliers."""
-    far = residuals / (LINEAR_BEYOND * noise)
-    return float(np.sum(LINEAR_BEYOND**2 * (np.sqrt(1.0 + far**2) - 1.0)))
 
 
 def robust_weights(residuals: Floats, noise: Floats) -> Floats:

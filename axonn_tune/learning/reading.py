@@ -44,7 +44,7 @@ from axonn_tune.validation.published.rows import (
 )
 
 if TYPE_CHECKING:
-    from axonn_tune.learning.training_logs import LoggedRun
+    pass
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,7 +131,13 @@ def read_evidence(request: EvidenceRequest) -> Evidence:
     if request.framework is not None:
         find_framework(request.framework)
     _ = request.stated
-    digests = _digests(request.paths)
+    given: dict[str, str | Path] = {}
+    for path in request.paths:
+        content = Path(path) / SUMMARY_NAME if Path(path).is_dir() else Path(path)
+        digest = f"sha256 {hashlib.sha256(read_bytes(content)).hexdigest()[:12]}" if content.is_file() else str(path)
+        if digest in given:
+            raise UsageError(f"{str(path)!r} is the same evidence as {str(given[digest])!r}: give it once")
+        given[digest] = path
     found = [_read(Path(path), request) for path in request.paths]
     _require_use(found, request)
     notes = _Notes([], [])
@@ -142,7 +148,7 @@ def read_evidence(request: EvidenceRequest) -> Evidence:
         raise UsageError("\n".join(["nothing to learn from:", *(notes.left_out or sources)]))
     named = [find_framework(request.framework)] if request.framework else []
     frameworks = tuple({one.name: one for one in (*named, *(sample.framework for sample in samples))}.values())
-    return Evidence(tuple(samples), machine, frameworks, tuple(sources), digests, *map(tuple, notes))
+    return Evidence(tuple(samples), machine, frameworks, tuple(sources), tuple(given), *map(tuple, notes))
 
 
 def _require_use(found: Sequence[_Found], request: EvidenceRequest) -> None:
@@ -157,18 +163,6 @@ def _require_use(found: Sequence[_Found], request: EvidenceRequest) -> None:
     }
     if named := [option for option, idle in unused.items() if idle]:
         raise UsageError(f"{', '.join(named)}: no file here needs it: runs and measurements state it all")
-
-
-def _digests(paths: Sequence[str | Path]) -> tuple[str, ...]:
-    """Hash of each file's content; UsageError for one given twice."""
-    found: dict[str, str | Path] = {}
-    for path in paths:
-        content = Path(path) / SUMMARY_NAME if Path(path).is_dir() else Path(path)
-        digest = f"sha256 {hashlib.sha256(read_bytes(content)).hexdigest()[:12]}" if content.is_file() else str(path)
-        if digest in found:
-            raise UsageError(f"{str(path)!r} is the same evidence as {str(found[digest])!r}: give it once")
-        found[digest] = path
-    return tuple(found)
 
 
 # Kinds of files.
@@ -248,18 +242,19 @@ def _reader(text: str) -> Callable[[Path, EvidenceRequest], _Found] | None:
 
 def _rows(path: Path, request: EvidenceRequest) -> _Found:
     """A CSV of steps, whose blank cells and missing columns are what was given."""
-    given, named = _given(request), "gpu" not in request.stated
+    given, own_gpu = _given(request), "gpu" not in request.stated
     plain: dict[str, list[int]] = {}
 
     def row(record: Mapping[str, str], line: int) -> StepRow:
         stated = {name: Stated(value, line) for name, value in record.items() if value.lower() not in SILENT}
         # Rows of another accelerator than that of --machine are priced on it, and that is said.
-        asked = {name: value for name, value in given.items() if name != "gpu" or not (named and "gpu" in stated)}
-        if (
-            "framework" in stated
-            and "framework" in asked
-            and not _is_part(stated["framework"].value, str(asked["framework"]))
-        ):
+        asked = {name: value for name, value in given.items() if name != "gpu" or not (own_gpu and "gpu" in stated)}
+        named = [
+            "".join(filter(str.isalnum, str(words).lower()))
+            for words in (record.get("framework", ""), asked.get("framework", ""))
+        ]
+        # One name may be part of the other: `Megatron-LM (NeMo)` and `nemo`.
+        if "framework" in stated and "framework" in asked and not (named[0] in named[1] or named[1] in named[0]):
             raise ValueError(f"framework is {stated['framework'].value}, but {asked['framework']} is given")
         run = StatedRun(str(path), record.get("framework", ""), (line, line), stated).with_given(asked)
         if not run.row()["framework"]:
@@ -349,18 +344,20 @@ def _training_log(path: Path, request: EvidenceRequest) -> _Found:
 
     given = _given(request, _beside(path))
     runs = read_training_log(path)
-    rows = tuple(_row_of(run, given) for run in runs)
+    rows = []
+    for run in runs:
+        try:
+            row = step_row(run.record(given), run.lines[0])
+        except ValueError as error:
+            raise DocumentError(run.path, [Problem("", str(error), run.lines[0])]) from None
+        # A log that prints its arguments prints no interleaving and default kernels as nothing.
+        printed = ("vpp", "attn") if "recompute" in run.columns else ()
+        rows.append(replace(row, unstated=tuple(name for name in row.unstated if name not in printed)))
     errors = tuple(run.spread / math.sqrt(len(run.times_s)) for run in runs)
     said = [f"{path.name}:{run.lines[0]}: {words}" for run in runs for words in run.assumed]
     left_out = [f"{path.name}:{line}: {words}" for run in runs for line, words in run.left_out]
     more = [f"{path.name}: {len(left_out) - MOST_LEFT_OUT} lines more"] if len(left_out) > MOST_LEFT_OUT else []
     return _of_rows(path, rows, errors, _Notes(said, [*left_out[:MOST_LEFT_OUT], *more]))
-
-
-def _is_part(one: str, other: str) -> bool:
-    """Whether one name is part of the other, signs and case apart: `Megatron-LM (NeMo)` and `nemo`."""
-    plain = ["".join(filter(str.isalnum, words.lower())) for words in (one, other)]
-    return plain[0] in plain[1] or plain[1] in plain[0]
 
 
 def _given(request: EvidenceRequest, beside: Mapping[str, str] | None = None) -> dict[str, Cell]:
@@ -372,18 +369,6 @@ def _given(request: EvidenceRequest, beside: Mapping[str, str] | None = None) ->
     if request.machine is not None and "gpu" not in given:
         given["gpu"] = load_machine(request.machine).document.accelerator.name
     return given
-
-
-def _row_of(run: LoggedRun, given: Mapping[str, Cell]) -> StepRow:
-    """A run as a row; DocumentError for words or sizes that mean nothing."""
-    record = run.record(given)
-    try:
-        row = step_row(record, run.lines[0])
-        # A log that prints its arguments prints no interleaving and default kernels as nothing.
-        printed = ("vpp", "attn") if "recompute" in run.columns else ()
-        return replace(row, unstated=tuple(name for name in row.unstated if name not in printed))
-    except ValueError as error:
-        raise DocumentError(run.path, [Problem("", str(error), run.lines[0])]) from None
 
 
 def _beside(path: Path) -> dict[str, str]:

@@ -37,7 +37,7 @@ _Alternatives = Mapping[tuple[str, str], list[tuple[str, Setup]]]
 
 def alternatives(setup: Setup) -> _Alternatives:
     """Configurations with one change from the stated one, by kind and title of the hypothesis."""
-    one, framework = setup.configuration, setup.framework
+    one, framework = setup.layout, setup.framework
     needless = () if setup.workload.split_micro_batch else ("output",)
     used = tuple(name for name in setup.workload.overlaps if name in framework.step.overlaps and name not in needless)
     stages = one.grid.pipeline > 1
@@ -77,8 +77,10 @@ def alternatives(setup: Setup) -> _Alternatives:
 
 def _other_steps(setup: Setup) -> _Alternatives:
     """Other options of the framework's step, and other kernels."""
-    step, grid = setup.framework.step, setup.configuration.grid
+    step, grid = setup.framework.step, setup.layout.grid
     own = setup.framework.name == AXONN_TUNE.name
+    sharded = not setup.workload.shard_optimizer_over_data
+    workload = setup.workload.model_copy(update={"shard_optimizer_over_data": sharded})
     counterpart = setup.framework.name.removesuffix("-eager") if setup.framework.name.endswith("-eager") else ""
     other = registry().get(counterpart or f"{setup.framework.name}-eager")
     kernels = (
@@ -92,7 +94,11 @@ def _other_steps(setup: Setup) -> _Alternatives:
         ("sequence_parallel", "sequence parallelism other than stated"): [_flipped(setup, "sequence_parallel")]
         if grid.x > 1 and not own
         else [],
-        ("distributed_optimizer", "distributed optimizer other than stated"): [_optimizer(setup)]
+        ("distributed_optimizer", "distributed optimizer other than stated"): [
+            (f"shard_optimizer {'on' if sharded else 'off'}", replace(setup, workload=workload))
+            if own
+            else _flipped(setup, "distributed_optimizer")
+        ]
         if grid.data > 1 and not (step.shard_gradients and step.distributed_optimizer)
         else [],
     }
@@ -106,18 +112,9 @@ def _flipped(setup: Setup, option: str) -> tuple[str, Setup]:
     )
 
 
-def _optimizer(setup: Setup) -> tuple[str, Setup]:
-    """The distributed optimizer on or off."""
-    if setup.framework.name != AXONN_TUNE.name:
-        return _flipped(setup, "distributed_optimizer")
-    value = not setup.workload.shard_optimizer_over_data
-    workload = setup.workload.model_copy(update={"shard_optimizer_over_data": value})
-    return f"shard_optimizer {'on' if value else 'off'}", replace(setup, workload=workload)
-
-
 def _run_as(setup: Setup, **changes: object) -> Setup:
     """The step with another configuration."""
-    return replace(setup, configuration=replace(setup.configuration, **changes))  # type: ignore[arg-type]
+    return replace(setup, layout=replace(setup.layout, **changes))  # type: ignore[arg-type]
 
 
 def _with_overlaps(setup: Setup, names: Sequence[str]) -> Setup:
@@ -147,7 +144,7 @@ def most_bytes(stated: Setup) -> float:
 
 def possible(changed: Setup, *, within_bytes: float) -> bool:
     """Whether the framework can run this in so much memory."""
-    one = changed.configuration
+    one = changed.layout
     if broken_constraints(
         one.grid, changed.model, changed.workload, changed.framework, micro_batch=one.micro_batch, chunks=one.chunks
     ):
@@ -171,7 +168,7 @@ def changes_of(setup: Setup, price: Callable[[Setup], float], *, ranking: Priced
     if len(best := ranking or search(problem_of(setup), exact=1)):
         fastest = best.layout(0)
         words = f"the best layout of a search: {layout_words(fastest, flagged.framework)}"
-        tried.append((words, replace(flagged, configuration=fastest)))
+        tried.append((words, replace(flagged, layout=fastest)))
     for words, changed in tried:
         if changed.framework.name == setup.framework.name and possible(changed, within_bytes=limit):
             step_s = price(changed)
@@ -191,15 +188,12 @@ def with_own_flags(setup: Setup) -> Setup:
 def problem_of(stated: Setup) -> Problem:
     """The search for layouts of the same model, batch, framework and number of GPUs."""
     setup = with_own_flags(stated)
+    stages = setup.framework.name != AXONN_TUNE.name or setup.layout.pipeline > 1
     return Problem(
-        model=setup.model,
-        machine=setup.machine,
-        workload=setup.workload,
-        gpus=setup.configuration.grid.world,
+        *(setup.model, setup.machine, setup.workload, setup.framework),
+        gpus=setup.layout.grid.world,
         rank_by="iteration",
-        framework=setup.framework,
-        pipeline="pipeline" in setup.framework.axes
-        and (setup.framework.name != AXONN_TUNE.name or setup.configuration.grid.pipeline > 1),
+        pipeline="pipeline" in setup.framework.axes and stages,
     )
 
 

@@ -30,6 +30,7 @@ from axonn_tune.frameworks.keys import (
     tables_of,
 )
 from axonn_tune.frameworks.megatron_core import CP_COMM_TYPES, RECOMPUTE_MODULES
+from axonn_tune.frameworks.torchtitan import FLAVORS
 from axonn_tune.job import Layout
 from axonn_tune.learning.arguments import (
     COMPARED,
@@ -173,24 +174,18 @@ def _of_script(script: Script, path: Path) -> _Source:
     words = max(started, key=_telling) if started else ()
     if not _telling(words):
         words = (*all_words, *words)
-    words, unset = _without_unset(words)
-    remarks = [f"{path.name}:{line}: this condition cannot be evaluated: taken to be false" for line in script.skipped]
-    remarks += [f"{path.name}:{word.line}: {word.value} is not set in the file: taken to be empty" for word in unset]
-    stated = _of_pairs(path, named_values(words))
-    ends = [at for at, word in enumerate(words, 1) if re.search(r"\.(py|sh)$|^torchtitan[\w.]*$", word.value)]
-    passed = named_values(words[ends[0] if ends else 0 :])
-    own = {name: value for name, value in passed if name.startswith(("-", "+")) or "." in name}
-    return replace(stated, own=own, words=words, directives=tuple(script.directives), remarks=tuple(remarks))
-
-
-def _without_unset(words: Sequence[Stated]) -> tuple[tuple[Stated, ...], list[Stated]]:
-    """Words without variables that have no value and stand where a switch takes none; and those variables."""
-    kept: list[Stated] = []
-    unset: list[Stated] = []
+    kept, unset = list[Stated](), list[Stated]()
     for word in words:
+        # A variable without a value, where a switch takes none, is empty.
         switch = kept and kept[-1].value.startswith("--") and known_name(kept[-1].value) in SWITCHES
         (unset if switch and re.fullmatch(r"\$(\w+|\{\w+(\[[@*]\])?\})", word.value) else kept).append(word)
-    return tuple(kept), unset
+    remarks = [f"{path.name}:{line}: this condition cannot be evaluated: taken to be false" for line in script.skipped]
+    remarks += [f"{path.name}:{word.line}: {word.value} is not set in the file: taken to be empty" for word in unset]
+    stated = _of_pairs(path, named_values(kept))
+    ends = [at for at, word in enumerate(kept, 1) if re.search(r"\.(py|sh)$|^torchtitan[\w.]*$", word.value)]
+    passed = named_values(kept[ends[0] if ends else 0 :])
+    own = {name: value for name, value in passed if name.startswith(("-", "+")) or "." in name}
+    return replace(stated, own=own, words=tuple(kept), directives=tuple(script.directives), remarks=tuple(remarks))
 
 
 def _plain(name: str) -> str:
@@ -230,7 +225,7 @@ def _configs(source: _Source, script: Script, path: Path) -> Iterator[_Source]:
 
 # Frameworks and defaults of their arguments.
 
-_FLAVORS = {"8b": "llama3-8b", "70b": "llama3-70b", "405b": "llama3-405b"}
+_FLAVORS = {flavor.lower(): f"llama3-{flavor.lower()}" for flavor in FLAVORS}
 """torchtitan's flavors of llama3 that ship as models."""
 
 _OF_GPT2 = 50_257
@@ -336,7 +331,11 @@ class CommandRun(StatedRun):
 
     def case(self, machine: Machine) -> Case:
         """The run for the cost model; DocumentError with the line of an impossible value."""
-        self._check_batch()
+        sizes = {name: self.columns[name].value for name in ("gbs", "mbs", "dp") if name in self.columns}
+        share = sizes.get("mbs", 1) * sizes.get("dp", 1)
+        if sizes["gbs"] % share:
+            split = f"micro-batch {sizes.get('mbs', 1)} x data parallel {sizes.get('dp', 1)} = {share}"
+            raise self._wrong(f"gbs: the global batch, {sizes['gbs']}, is not divisible by {split}")
         found = case_of(self._row(self.row() | {"gpu": machine.accelerator.name}), machine=machine)
         if isinstance(found, str):
             raise self._wrong(found)
@@ -349,14 +348,6 @@ class CommandRun(StatedRun):
             counted = [name for name in self.arguments if name.startswith("account_for_")]
             uneven = f"; pp x vpp must divide the layers and what {' and '.join(counted)} counts as one"
             raise self._wrong(f"{error}{uneven if counted and 'parts hold' in str(error) else ''}") from None
-
-    def _check_batch(self) -> None:
-        """DocumentError for a batch that cannot be split over its ranks and micro-batches."""
-        sizes = {name: self.columns[name].value for name in ("gbs", "mbs", "dp") if name in self.columns}
-        share = sizes.get("mbs", 1) * sizes.get("dp", 1)
-        if sizes["gbs"] % share:
-            split = f"micro-batch {sizes.get('mbs', 1)} x data parallel {sizes.get('dp', 1)} = {share}"
-            raise self._wrong(f"gbs: the global batch, {sizes['gbs']}, is not divisible by {split}")
 
     def _wrong(self, words: str) -> DocumentError:
         """The error of a value, with the line of the first column that it names."""
@@ -397,8 +388,12 @@ def read_run(
     if columns.get("precision", _NOTHING).value == "fp8":
         columns["precision"] = replace(columns["precision"], value="bf16")
     ignored, unknown = _unpriced(source, name, implied, facts)
-    said = (*_replaced(columns_of(stated), facts), *_replaced_flavor(source, document), *source.remarks)
-    run = CommandRun(str(path), name, (line, line), columns, arguments, said, ignored, unknown, document)
+    said = [*_replaced(columns_of(stated), facts)]
+    flavor, named = _flavor(source)
+    if document is not None and named is not None and document.name != _FLAVORS.get(flavor, document.name):
+        said.append(f"--model {document.name} holds in place of the file's {named.value} (line {named.line})")
+    said += source.remarks
+    run = CommandRun(str(path), name, (line, line), columns, arguments, tuple(said), ignored, unknown, document)
     settled = _settled(run, source, implied)
     # A batch that follows from the number of GPUs is not asked for beside it.
     follows = "n_gpus" not in settled.columns and "mbs" in settled.columns
@@ -535,13 +530,6 @@ def _flavor(source: _Source) -> tuple[str, Stated | None]:
     return function[1] if function else (stated.value.lower() if stated else ""), stated
 
 
-def _replaced_flavor(source: _Source, document: Model | None) -> Iterator[str]:
-    """A line where --model holds in place of a flavor that the file names."""
-    flavor, stated = _flavor(source)
-    if document is not None and stated is not None and document.name != _FLAVORS.get(flavor, document.name):
-        yield f"--model {document.name} holds in place of the file's {stated.value} (line {stated.line})"
-
-
 def model_columns(model: Model) -> dict[str, Cell]:
     """Columns of a model's document."""
     sizes = ("layers", "hidden", "heads", "kv_heads", "head_dim", "ffn", "vocab")
@@ -575,11 +563,13 @@ def _settled(run: CommandRun, source: _Source, implied: Mapping[str, str]) -> Co
     ):
         # Their NullTokenizer adds a token.
         columns["vocab"] = replace(columns["vocab"], value=columns["vocab"].value + 1)
-    for column, value, words in (*_model_gaps(columns, source), *_layout_gaps(columns), *_bf16_optimizer(run)):
+    for column, value, words in (*_model_gaps(columns, source), *_layout_gaps(columns, run)):
         columns[column] = Stated(value, columns[column].line if column in columns else 0)
         said.append(words)
-    groups, kind = _recomputed_at_once(run.arguments), columns.get("recompute", _NOTHING).value
-    if groups and kind == "full":
+    # Megatron-LM's method `uniform` repeats so many layers in one go.
+    groups, method = (run.arguments.get(f"recompute_{what}", _NOTHING).value for what in ("num_layers", "method"))
+    several = method == "uniform" and re.fullmatch(r"[2-9]|[1-9]\d{1,8}", groups)
+    if several and columns.get("recompute", _NOTHING).value == "full":
         said.append(f"recompute of {groups} layers at once is priced as of each by itself, which has other memory")
     if run.given is None and (others := _other_parts(columns, source)):
         said.append(others)
@@ -588,13 +578,6 @@ def _settled(run: CommandRun, source: _Source, implied: Mapping[str, str]) -> Co
     if "recompute" not in columns:
         said.append("recompute is not stated: the kind that fits and is fastest")
     return replace(run, columns=columns, assumed=tuple(said))
-
-
-def _recomputed_at_once(stated: Arguments) -> str:
-    """Layers that Megatron-LM's method `uniform` repeats in one go, "" where that is one."""
-    layers = stated.get("recompute_num_layers", _NOTHING).value
-    several = re.fullmatch(r"[2-9]|[1-9]\d{1,8}", layers)
-    return layers if several and stated.get("recompute_method", _NOTHING).value == "uniform" else ""
 
 
 def _other_parts(columns: Mapping[str, Stated], source: _Source) -> str:
@@ -641,15 +624,7 @@ def _model_gaps(columns: Mapping[str, Stated], source: _Source) -> Iterator[_Gap
         yield "vocab", vocab, f"the vocabulary is not stated: {vocab:,}, as of {whose} (--set model.vocab=N)"
 
 
-def _bf16_optimizer(run: CommandRun) -> Iterator[_Gap]:
-    """ZeRO-1 of DeepSpeed's BF16 optimizer, which pipelines have in BF16 (deepspeed 0.19.8, runtime/engine.py)."""
-    columns = {name: stated.value for name, stated in run.columns.items()}
-    staged = columns.get("pp", 1) != 1 and columns.get("precision") == "bf16"
-    if run.software == "deepspeed" and staged and columns.get("zero_stage", "0") == "0":
-        yield "zero_stage", "1", "DeepSpeed's BF16 optimizer of pipelines shards optimizer states over data: ZeRO-1"
-
-
-def _layout_gaps(columns: Mapping[str, Stated]) -> Iterator[_Gap]:
+def _layout_gaps(columns: Mapping[str, Stated], run: CommandRun) -> Iterator[_Gap]:
     sizes = {name: stated.value for name, stated in columns.items() if isinstance(stated.value, int)}
     if "gbs" not in sizes and {"mbs", "dp"} <= sizes.keys():
         batch = sizes["mbs"] * sizes["dp"]
@@ -659,6 +634,11 @@ def _layout_gaps(columns: Mapping[str, Stated]) -> Iterator[_Gap]:
         each = sizes["layers"] // (sizes.get("pp", 1) * sizes.get("vpp", 1))
         kind = "full" if 2 * int(some[1]) >= each else "none"
         yield "recompute", kind, f"{some[1]} of {each} layers of each stage are recomputed: priced as recompute {kind}"
+    stated = {name: one.value for name, one in run.columns.items()}
+    staged = stated.get("pp", 1) != 1 and stated.get("precision") == "bf16"
+    if run.software == "deepspeed" and staged and stated.get("zero_stage", "0") == "0":
+        # deepspeed 0.19.8, runtime/engine.py.
+        yield "zero_stage", "1", "DeepSpeed's BF16 optimizer of pipelines shards optimizer states over data: ZeRO-1"
 
 
 # Options of the step.

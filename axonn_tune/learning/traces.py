@@ -15,7 +15,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import pairwise
+from itertools import chain, pairwise
 from math import prod
 from pathlib import Path
 from statistics import median
@@ -49,7 +49,10 @@ def read_trace(path: Path) -> Mapping[Probe, float]:
     """
     times_s: defaultdict[Probe, list[float]] = defaultdict(list)
     try:
-        for probe, dur in _calls(_Document(read_bytes(path, limit_bytes=TRACE_BYTES), path)):
+        document = _Document(read_bytes(path, limit_bytes=TRACE_BYTES), path)
+        events, on_gpu = _events(document)
+        calls = _nccl_calls(events) if on_gpu else _gloo_calls(events, _only_group(document.about))
+        for probe, dur in chain(calls, _gemms(events, on_gpu=on_gpu)):
             times_s[probe].append(dur * MICRO)
     except ReadingError as error:
         raise DocumentError(str(path), [error.problem]) from None
@@ -100,7 +103,12 @@ class _Document:
                 self._expect(":")
                 if key == "traceEvents" and self._next() == "[":
                     listed = True
-                    yield from self._items()
+                    self._expect("[")
+                    while self._next() != "]":
+                        yield self._value()
+                        if self._next() != "]":
+                            self._expect(",")
+                    self._expect("]")
                 else:
                     value, _ = self._value()
                     listed = listed and key != "traceEvents"
@@ -111,14 +119,6 @@ class _Document:
             self._expect("")
         if not listed:
             raise ReadingError("no list of events: not what torch.profiler exports", place="traceEvents")
-
-    def _items(self) -> Iterator[tuple[object, int]]:
-        self._expect("[")
-        while self._next() != "]":
-            yield self._value()
-            if self._next() != "]":
-                self._expect(",")
-        self._expect("]")
 
     def _more(self) -> bool:
         """Read on; False at the end."""
@@ -281,12 +281,6 @@ def _is_used(cat: str, name: str) -> bool:
 _NAMES = re.compile("nccl:|gloo:|_?c10d(_functional)?::|record_param_comms$")
 
 
-def _calls(document: _Document) -> Iterator[_Timed]:
-    events, on_gpu = _events(document)
-    yield from _nccl_calls(events) if on_gpu else _gloo_calls(events, _only_group(document.about))
-    yield from _gemms(events, on_gpu=on_gpu)
-
-
 # Collectives.
 
 
@@ -354,7 +348,11 @@ def _gloo_calls(events: Sequence[_Event], group: _Group | None) -> Iterator[_Tim
     records = [one for one in events if one.name.startswith("gloo:")]
     queued = [one for one in events if re.match("_?c10d(_functional)?::", one.name) and "wait" not in one.name]
     # They run in the order in which they were queued.
-    paired = len(queued) == len(records) and all(map(_may_be, queued, records))
+    paired = len(queued) == len(records)
+    for by, record in zip(queued, records, strict=False):
+        kinds = kind_in(by.name), kind_in(record.name)
+        same = kinds[0] == kinds[1] or kinds == ("reduce_scatter", "all_reduce")
+        paired = paired and by.ts <= record.ts and same
     for number, record in enumerate(records):
         by = queued[number] if paired else record
         op, types = kind_in(by.name) or kind_in(record.name), record.args.get("Input type")
@@ -363,12 +361,6 @@ def _gloo_calls(events: Sequence[_Event], group: _Group | None) -> Iterator[_Tim
         if group and shapes:
             gathered = group[0] if op == "all_gather" else 1
             yield from _collective(record, op, group, each * max([gathered * sum(map(prod, shapes)), *full]))
-
-
-def _may_be(queued: _Event, record: _Event) -> bool:
-    """Whether a record may be of what an operator queued."""
-    kinds = kind_in(queued.name), kind_in(record.name)
-    return queued.ts <= record.ts and (kinds[0] == kinds[1] or kinds == ("reduce_scatter", "all_reduce"))
 
 
 # GEMMs.

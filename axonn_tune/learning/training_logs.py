@@ -291,7 +291,14 @@ class _Reader:
             return
         if any(word in text for word in _BEGINS):
             self._begin()
-        self._said(text, number)
+        if "elapsed time per iteration" in text:
+            for name in (name for words, name in _MARKS.items() if words in text):
+                self.now.arguments.setdefault(name, Stated("True", number))
+        for name, value in self.printed.sentence(text):
+            self._state(name, value, number)
+        # Printed after steps, other pairs are metrics or a configuration of something else.
+        for name, value in () if self.now.readings else self.printed.pair(text):
+            self._state(name, value, number)
         try:
             found, said = list(self._readings(text, number)), _TFLOPS.search(text)
             rate = float(said[1].replace(",", "")) * TERA if said else 0.0
@@ -310,16 +317,6 @@ class _Reader:
             self.segments.append(_Segment(dict(self.now.arguments)))
         if stated is None or stated.value != value:
             self.now.arguments[name] = Stated(value, number)
-
-    def _said(self, text: str, number: int) -> None:
-        if "elapsed time per iteration" in text:
-            for name in (name for words, name in _MARKS.items() if words in text):
-                self.now.arguments.setdefault(name, Stated("True", number))
-        for name, value in self.printed.sentence(text):
-            self._state(name, value, number)
-        # Printed after steps, other pairs are metrics or a configuration of something else.
-        for name, value in () if self.now.readings else self.printed.pair(text):
-            self._state(name, value, number)
 
     def _readings(self, text: str, number: int) -> Iterator[_Reading]:
         for kind in (one for one in _KINDS if one.time and one.word in text):
@@ -499,9 +496,7 @@ def _run(path: str, segment: _Segment) -> LoggedRun | None:
         more.append(f"recomputed are {columns['recompute'].value}, which no row describes")
     if proof := experts_proof(segment.arguments):
         more.append(f"the model has no experts, but the log has {proof}, which only mixtures of experts have")
-    warmup = _warm_up([one.time_s for one in readings])
-    kept, outliers = _without_outliers(readings[warmup:])
-    wrong = _not_level([one.time_s for one in readings[warmup:]], mean=bool(found.mean))
+    kept, outliers, wrong = _level(readings, mean=bool(found.mean))
     if wrong:
         segment.left_out.append((readings[-1].line, wrong))
         return None
@@ -556,42 +551,35 @@ def _of_epochs(bars: list[_Reading]) -> tuple[list[_Reading], list[str]]:
     return found or bars, [words]
 
 
-def _warm_up(times_s: Sequence[float]) -> int:
-    """How many leading steps do not count."""
-    if len(times_s) <= FEW_STEPS:
-        return 0
-    most = max(1, int(len(times_s) * WARM_UP_SHARE))
-    level = WARM_UP_FACTOR * statistics.median(times_s[most:])
-    slow = next((number for number, time in enumerate(times_s[:most]) if time <= level), most)
-    return max(1, slow)
-
-
-def _not_level(times_s: Sequence[float], *, mean: bool) -> str:
-    """Reason why these times give no step time: a single step, or half of them far from the median."""
-    if len(times_s) == 1 and not mean:
-        return "only one step is left, which may be one of warm-up"
-    middle = statistics.median(times_s)
-    near = sum(abs(time / middle - 1.0) < WARM_UP_FACTOR - 1.0 for time in times_s)
-    return "" if 2 * near > len(times_s) else f"the times of {len(times_s)} steps are not level"
-
-
 def _deviation(times_s: Sequence[float]) -> float:
     """Standard deviation by the median absolute deviation, s."""
     middle = statistics.median(times_s)
     return _DEVIATION_OF_MAD * statistics.median(abs(time - middle) for time in times_s)
 
 
-def _without_outliers(readings: Sequence[_Reading]) -> tuple[list[_Reading], tuple[LeftOut, ...]]:
-    times = [one.time_s for one in readings]
+def _level(readings: Sequence[_Reading], *, mean: bool) -> tuple[list[_Reading], list[LeftOut], str]:
+    """Steps after warm-up without outliers, and these; and why they give no step time, "" where they do.
+
+    mean: one of them may stand alone.
+    """
+    times, warmup = [one.time_s for one in readings], 0
+    if len(times) > FEW_STEPS:
+        most = max(1, int(len(times) * WARM_UP_SHARE))
+        level = WARM_UP_FACTOR * statistics.median(times[most:])
+        warmup = max(1, next((number for number, time in enumerate(times[:most]) if time <= level), most))
+    times = times[warmup:]
     middle = statistics.median(times)
     limit = max(OUTLIER_DEVIATIONS * _deviation(times), OUTLIER_SHARE * middle)
-    kept = [one for one in readings if abs(one.time_s - middle) <= limit]
-    words = tuple(
-        (one.line, f"step {one.step[-1]} took {one.time_s / middle:.2f} times the median")
-        for one in readings
-        if abs(one.time_s - middle) > limit
-    )
-    return kept, words
+    kept, outliers = [], []
+    for one in readings[warmup:]:
+        if abs(one.time_s - middle) <= limit:
+            kept.append(one)
+        else:
+            outliers.append((one.line, f"step {one.step[-1]} took {one.time_s / middle:.2f} times the median"))
+    if len(times) == 1 and not mean:
+        return kept, outliers, "only one step is left, which may be one of warm-up"
+    near = sum(abs(time / middle - 1.0) < WARM_UP_FACTOR - 1.0 for time in times)
+    return kept, outliers, "" if 2 * near > len(times) else f"the times of {len(times)} steps are not level"
 
 
 def _software(kind: _Kind, kinds: Set[str], arguments: Arguments) -> tuple[str, list[str]]:
@@ -606,10 +594,8 @@ def _software(kind: _Kind, kinds: Set[str], arguments: Arguments) -> tuple[str, 
         return (f"DeepSpeed ZeRO-{stage.value}" if stage else "DeepSpeed"), []
     if "Step Time" in kinds:
         return "Megatron-Bridge", []
-    return (kind.software, []) if kind.software else _megatron(arguments)
-
-
-def _megatron(arguments: Arguments) -> tuple[str, list[str]]:
+    if kind.software:
+        return kind.software, []
     if arguments.keys() & {"zero_stage", "zero_optimization.stage", "consumed_tokens"}:
         return "Megatron-DeepSpeed", []
     engine = arguments.get("transformer_impl")

@@ -157,10 +157,8 @@ def table_rows(model: Model, split: Value, shards: Value, *, options: StepOption
     return _rounded_up(padded, split * shards, arithmetic)
 
 
-def table_alignment(model: Model, rows: float, *, split: int, element: int, options: StepOptions) -> int:
-    """Alignment of rows of logits in bytes; without padding it is that of single elements."""
-    if options.vocabulary_multiple != 0:
-        return MATRIX_ALIGNMENT
+def table_alignment(rows: float, *, split: int, element: int) -> int:
+    """Alignment of rows of logits in bytes, where the vocabulary is not padded: that of single elements."""
     return math.gcd(int(rows) // split * element, MATRIX_ALIGNMENT)
 
 

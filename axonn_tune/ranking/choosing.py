@@ -5,25 +5,27 @@ from __future__ import annotations
 import heapq
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import fields, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import lru_cache
 from math import prod
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from axonn_tune.cost.columns import ColumnPricer, Integers, RouteTable, distinct, route_table
+from axonn_tune.cost.columns import Candidates, ColumnPricer, Floats, Integers, RouteTable, distinct, route_table
 from axonn_tune.cost.compute import compute_rates
+from axonn_tune.cost.replay import ChunkTimes, StageWork
 from axonn_tune.errors import UsageError
 from axonn_tune.frameworks import software_on, step_on
 from axonn_tune.frameworks.description import StepOptions
-from axonn_tune.grid import AXES
+from axonn_tune.grid import AXES, GroupShape
 from axonn_tune.program.constraints import MEMORY, MICRO_BATCH, PINNED
 from axonn_tune.program.dimensions import table_alignment
 from axonn_tune.program.operations import MATRIX_ALIGNMENT
 from axonn_tune.program.schedule import build_schedule
-from axonn_tune.program.step import ONLY, Stage, StepProgram, build_step
+from axonn_tune.program.size import COLUMNS
+from axonn_tune.program.step import ONLY, Stage, StepProgram, build_step, chunks_of, stages_alike
 from axonn_tune.ranking.priced import ALPHA_BETA, Columns, Priced, SearchCounts, order_of, ranking_metric
 from axonn_tune.ranking.space import (
     FIRST,
@@ -48,7 +50,7 @@ from axonn_tune.specs.workload import RECOMPUTES, Recompute
 from axonn_tune.units import seconds
 
 if TYPE_CHECKING:
-    from axonn_tune.cost.stages import Pipelines
+    from axonn_tune.cost.pipeline import Pipelines, StageKind
 
 LARGEST_COUNT = 2**40
 """Counts from here on do not fit the columns, whose arithmetic must stay exact."""
@@ -72,7 +74,7 @@ def search(problem: Problem, *, variants: bool = False, exact: int = LISTED) -> 
     shapes = list_shapes(grids, problem)
     candidates = _count_candidates(shapes, grids, problem)
     require_searchable(candidates)
-    programs = {kind: _program(problem, options, kind) for kind in request.recomputes}
+    programs = {kind: step_program(problem, options, kind) for kind in request.recomputes}
     fittings = {kind: fit_memory(shapes, program) for kind, program in programs.items()}
     uneven, unpriced = uneven_chunks(shapes, programs, fittings)
     groups = tuple(dict.fromkeys(axes for program in programs.values() for axes in program.groups))
@@ -122,23 +124,25 @@ def run_search(problem: Problem, *, costs: Sequence[str] = (ALPHA_BETA,), varian
 
     UsageError if a cost model of the paper is combined with what it does not know, or the machine has no table for it.
     """
+
+    def ranked(cost: str, *, variants: bool) -> Priced:
+        if cost == ALPHA_BETA:
+            return search(problem, variants=variants)
+        if variants:
+            raise UsageError(f"{cost} ranks grids, not candidates: leave out --variants")
+        # Imported here: the paper's model is not needed to rank by ours.
+        from axonn_tune.ranking.by_paper import rank_by_paper
+
+        return rank_by_paper(problem, backend=cost)
+
     first, *others = dict.fromkeys(costs)
-    found = _ranked(problem, cost=first, variants=variants)
-    return replace(found, others={cost: _ranked(problem, cost=cost, variants=False).ranks() for cost in others})
+    found = ranked(first, variants=variants)
+    return replace(found, others={cost: ranked(cost, variants=False).ranks() for cost in others})
 
 
-def _ranked(problem: Problem, *, cost: str, variants: bool) -> Priced:
-    if cost == ALPHA_BETA:
-        return search(problem, variants=variants)
-    if variants:
-        raise UsageError(f"{cost} ranks grids, not candidates: leave out --variants")
-    # Imported here: the paper's model is not needed to rank by ours.
-    from axonn_tune.ranking.by_paper import rank_by_paper
-
-    return rank_by_paper(problem, backend=cost)
-
-
-def _program(problem: Problem, options: StepOptions, kind: Recompute, alignment: int = MATRIX_ALIGNMENT) -> StepProgram:
+def step_program(
+    problem: Problem, options: StepOptions, kind: Recompute, *, alignment: int = MATRIX_ALIGNMENT
+) -> StepProgram:
     """The program of a kind of recompute; alignment: of rows of logits, bytes."""
     context = "context" in problem.axes
     return build_step(
@@ -156,14 +160,11 @@ def _by_alignment(
     problem, splits = shapes.problem, shapes.sizes("x") * shapes.sizes("y")
     element = problem.workload.element_sizes.compute
     pairs = list(zip(shapes.sizes("V").tolist(), splits.tolist(), strict=True))
-    aligned = {
-        (rows, split): table_alignment(problem.model, rows, split=split, element=element, options=options)
-        for rows, split in set(pairs)
-    }
+    aligned = {(rows, split): table_alignment(rows, split=split, element=element) for rows, split in set(pairs)}
     found = np.array([aligned[pair] for pair in pairs], dtype=np.int64)
     for alignment in distinct(found)[0].tolist():
         rows = fitting.rows[found[fitting.rows] == alignment]
-        yield _program(problem, options, program.recompute, alignment), replace(fitting, rows=rows)
+        yield step_program(problem, options, program.recompute, alignment=alignment), replace(fitting, rows=rows)
 
 
 def _undominated(
@@ -278,46 +279,211 @@ def _price(
     )
     if len(whole) == len(fitting.rows):
         return found
-    # Imported here: most searches have no pipeline, and start-up time is theirs.
-    from axonn_tune.ranking.pipelines import price_pipelines
-
     candidates, placement = list_candidates(shapes, fitting.rows[shapes.stages[fitting.rows] > 1], placements)
     given = program.given
-    staged = build_step(
-        problem.model,
-        workload,
-        recompute=program.recompute,
-        options=given.options.staged,
-        context=given.context,
-        table_alignment=given.table_alignment,
-    )
+    staged = step_program(problem, given.options.staged, program.recompute, alignment=given.table_alignment)
     pricer = pricer_of(staged, FIRST, MIDDLE, LAST)
-    contention, routes = rates.contention, placements.shapes
-    groups = tuple(price_pipelines(shapes, fitting, pricer, candidates, routes=routes, contention=contention))
-    return _joined([found, _bounds(groups, candidates.shape, placement, number)])
+    contention, routes, parts = rates.contention, placements.shapes, [found]
+    for rows, group in _price_pipelines(shapes, fitting, pricer, candidates, routes=routes, contention=contention):
+        step_s, lost_s, bubble_s = group.bound_s()
+        parts.append(
+            Columns(
+                shape=candidates.shape[rows],
+                placement=placement[rows],
+                recompute=np.full(len(rows), number, dtype=np.int64),
+                communication_s=group.communication_s,
+                compute_s=group.alone_s + lost_s,
+                iteration_s=step_s,
+                bubble_s=bubble_s,
+                bounded=np.ones(len(rows), dtype=np.bool_),
+                starts=((0, group),),
+            )
+        )
+    return _joined(parts)
 
 
-def _bounds(
-    groups: tuple[tuple[Integers, Pipelines], ...], shape: Integers, placement: Integers, number: int
-) -> Columns:
-    """Columns of candidates with pipeline stages, their steps by the bound."""
-    rows = np.concatenate([rows for rows, _ in groups]) if groups else np.empty(0, dtype=np.int64)
-    empty, priced = [np.empty(0)], [group for _, group in groups]
-    bounds = [group.bound_s() for group in priced]
-    firsts = np.cumsum([0, *map(len, priced)])[:-1]
-    steps = np.concatenate([step for step, _, _ in bounds] or empty)
-    lost = np.concatenate([lost for _, lost, _ in bounds] or empty)
-    return Columns(
-        shape=shape[rows],
-        placement=placement[rows],
-        recompute=np.full(len(rows), number, dtype=np.int64),
-        communication_s=np.concatenate([group.communication_s for group in priced] or empty),
-        compute_s=np.concatenate([group.alone_s for group in priced] or empty) + lost,
-        iteration_s=steps,
-        bubble_s=np.concatenate([bubble for _, _, bubble in bounds] or empty),
-        bounded=np.ones(len(rows), dtype=np.bool_),
-        starts=tuple(zip(firsts.tolist(), priced, strict=True)),
+# Candidates with pipeline stages: each kind of stage replayed once for all that have it.
+
+
+def _price_pipelines(
+    shapes: Shapes,
+    fitting: Fitting,
+    pricer: ColumnPricer,
+    candidates: Candidates,
+    *,
+    routes: Sequence[GroupShape],
+    contention: float,
+) -> Iterator[tuple[Integers, Pipelines]]:
+    """Price candidates whose shapes have several stages; those with as many stages and chunks go together, with their
+    rows.
+
+    routes: the group shapes that routes of candidates number.
+    """
+    # Imported here: most searches have no pipeline, and start-up time is theirs.
+    from axonn_tune.cost.pipeline import Pipelines, overlapped
+
+    if not len(candidates):
+        return
+    piped = np.full(len(shapes), -1)
+    piped[shapes.piped] = np.arange(len(shapes.piped))
+    stages, chunks = shapes.stages[candidates.shape], shapes.chunks[candidates.shape]
+    batches = np.asarray(shapes.values["A"])[candidates.shape].astype(np.int64)
+    sends = _sends_s(shapes, pricer.program, candidates, routes)
+    first, representative = pricer.distinct(candidates)
+    alike = candidates.taken(first)
+    parts = _Parts(shapes, fitting, pricer, Candidates(piped[alike.shape], alike.routes))
+    groups = [
+        (np.flatnonzero((stages == count) & (chunks == several)), count, several)
+        for count in distinct(stages)[0].tolist()
+        for several in distinct(chunks[stages == count])[0].tolist()
+    ]
+    for rows, count, several in groups:
+        parts.expect(distinct(representative[rows])[0], count, several)
+    for rows, count, several in groups:
+        yield (
+            rows,
+            Pipelines(
+                stages=count,
+                chunks=several,
+                micro_batches=batches[rows],
+                kinds=tuple(parts.kinds(representative[rows], count, several)),
+                send_s=sends[rows],
+                overlapped=overlapped(shapes.problem.framework.schedule, several),
+                contention=contention,
+            ),
+        )
+
+
+class _Blocks(NamedTuple):
+    """Kind of stage by its blocks: of those between the ends, the ones with fewer."""
+
+    stage: Stage
+    fewer: bool
+
+
+class _Chunk(NamedTuple):
+    """A chunk of a kind of stage: what else it has than blocks, and how many those are, 0 for an equal share."""
+
+    part: Stage
+    some: _Blocks
+    blocks: int
+
+
+@dataclass(frozen=True)
+class _Parts:
+    """Stages and chunks of all candidates, each replayed once; `candidates` number the shapes with stages."""
+
+    shapes: Shapes
+    fitting: Fitting
+    pricer: ColumnPricer
+    candidates: Candidates
+    _worked: dict[_Blocks, StageWork] = field(default_factory=dict)
+    _sums: dict[_Blocks, tuple[Floats, Floats]] = field(default_factory=dict)
+    _rows: dict[_Blocks | _Chunk, list[Integers]] = field(default_factory=dict)
+    _chunks: dict[_Chunk, ChunkTimes] = field(default_factory=dict)
+
+    def expect(self, rows: Integers, stages: int, chunks: int) -> None:
+        """Collect the chunks of the candidates in `rows`, before any is replayed."""
+        for some, of_stage, _ in self._alike(stages, chunks):
+            ones: list[_Blocks | _Chunk] = [some, *dict.fromkeys(of_stage)]
+            for one in ones:
+                self._rows.setdefault(one, []).append(rows)
+
+    def kinds(self, rows: Integers, stages: int, chunks: int) -> Iterator[StageKind]:
+        """Every kind of stage of the candidates in `rows`, all with as many stages and chunks."""
+        from axonn_tune.cost.pipeline import StageKind
+
+        for some, of_stage, numbers in self._alike(stages, chunks):
+            communication, compute = self._stage(some)
+            times = tuple(self._chunk(chunk).taken(rows) for chunk in of_stage)
+            host = sum(one.host_s for one in times)
+            yield StageKind(numbers, communication[rows], compute[rows] + host, times)
+
+    def _alike(self, stages: int, chunks: int) -> Iterator[tuple[_Blocks, list[_Chunk], list[int]]]:
+        """Each kind of stage with its chunks in their order, and the numbers of its stages."""
+        from axonn_tune.program.pipeline import model_parts
+
+        problem = self.shapes.problem
+        split = model_parts(problem.model.layers, stages=stages, chunks=chunks, less=problem.framework.step.less)
+        uneven, alike = chunks > 1 and len(set(split)) > 1, stages_alike(split, stages)
+        most = max((sum(blocks) for stage, blocks in alike if stage == MIDDLE), default=0)
+        for (stage, blocks), numbers in alike.items():
+            some = _Blocks(stage, stage == MIDDLE and sum(blocks) < most)
+            of_stage = [_Chunk(part, some, count if uneven else 0) for part, count in chunks_of(stage, blocks)]
+            yield some, of_stage, numbers
+
+    def _stage(self, some: _Blocks) -> tuple[Floats, Floats]:
+        """Communication and computation of a kind of stage, of the candidates that are expected to have it."""
+        if some not in self._sums:
+            rows = np.concatenate(self._rows[some])
+            found = np.full((2, len(self.candidates)), np.nan)
+            found[:, rows] = self.pricer.sums(self.candidates.taken(rows), self._work(some))
+            self._sums[some] = found[0], found[1]
+        return self._sums[some]
+
+    def _chunk(self, chunk: _Chunk) -> ChunkTimes:
+        """A chunk, of the candidates that are expected to have it."""
+        if chunk not in self._chunks:
+            work, chunks = self._work(chunk.some), self.shapes.chunks[self.shapes.piped]
+            each = np.floor(np.asarray(work.values["L"]) / chunks)
+            layers = np.maximum(np.full(len(chunks), float(chunk.blocks)) if chunk.blocks else each, 1.0)
+            rows = np.concatenate(self._rows[chunk])
+            times = self.pricer.chunk(self.candidates.taken(rows), work, chunk.part, layers=layers)
+            found = ChunkTimes(*(np.full(len(self.candidates), np.nan) for _ in times))
+            for column, value in zip(found, times, strict=True):
+                column[rows] = value
+            self._chunks[chunk] = found
+        return self._chunks[chunk]
+
+    def _work(self, some: _Blocks) -> StageWork:
+        """Sizes and computation of a kind of stage."""
+        if some not in self._worked:
+            alike = [one for one in self.shapes.stage_rows if one.stage == some.stage]
+            layers = np.maximum.reduce([one.layers for one in alike]) - float(some.fewer)
+            layers = np.maximum(layers, 1.0)
+            values = self.shapes.stage_values(replace(alike[0], layers=layers))
+            kept = np.minimum(self.fitting.kept_layers[self.shapes.piped], layers)
+            self._worked[some] = self.pricer.work({**values, "kept": kept, "unkept": layers - kept}, some.stage)
+        return self._worked[some]
+
+
+def _sends_s(shapes: Shapes, program: StepProgram, candidates: Candidates, routes: Sequence[GroupShape]) -> Floats:
+    """Time of one message between stages of every candidate, s."""
+    from axonn_tune.cost.pipeline import gathers_messages, message_s
+
+    problem, over_x, orders = shapes.problem, candidates.routes["x"], shapes.problem.orders
+    inside = [order[: order.index("pipeline")] == order[:-1] for order in orders]
+    assert all(inside) or len(orders) == 1, "orders that are tried have the pipeline outermost"
+    strides = np.ones(len(candidates), dtype=np.int64)
+    for axis in orders[0][: orders[0].index("pipeline")]:
+        strides *= shapes.sizes(axis)[candidates.shape]
+    whole, size = (
+        np.broadcast_to(np.asarray(program.send(scattered=one).size_bytes.evaluate(shapes.values)), len(shapes))
+        for one in (False, problem.framework.schedule.scattered)
     )
+    gathered, call_s = (
+        gathers_messages(problem.framework),
+        seconds(software_on(problem.framework, problem.machine).collective_us),
+    )
+    ways, firsts, way = distinct(strides * len(routes) + over_x if gathered else strides)
+    found = np.empty(len(candidates))
+    for number, first in zip(range(len(ways)), firsts.tolist(), strict=True):
+        mine = way == number
+        shape = candidates.shape[mine]
+        found[mine] = message_s(
+            size[shape],
+            whole[shape],
+            stride=int(strides[first]),
+            over_x=routes[over_x[first]] if gathered else None,
+            machine=problem.machine,
+            world=problem.gpus,
+            call_s=call_s,
+            arithmetic=COLUMNS,
+        )
+    return found
+
+
+# Ranks.
 
 
 def _refined(columns: Columns, shapes: Shapes, problem: Problem, *, count: int, variants: bool) -> Columns:

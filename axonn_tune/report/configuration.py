@@ -1,8 +1,6 @@
-"""One configuration in detail: in words, its memory against the limit, its timeline, each term and how it is priced.
+"""One configuration in detail: its map, its timeline, memory against the limit, each term and how it is priced.
 
-`cost.spans` has every operation of a step, for traces; a page has room for what can be seen. So the timeline is drawn
-as bars on lanes, a compute lane and one for the collectives of each axis: one layer as it stands among others, and
-the whole step coarsely.
+`cost.spans` has every operation of a step, for traces; a page has room for what can be seen, as bars on lanes.
 """
 
 from __future__ import annotations
@@ -10,12 +8,11 @@ from __future__ import annotations
 import json
 import shlex
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
-from axonn_tune.cost.breakdown import CONTENDED, kind_of
-from axonn_tune.cost.price import Detail, price
-from axonn_tune.cost.replay import Batch, Interval, Stretch
+from axonn_tune.cost.price import ATTENTION, CONTENDED, ELEMENT_WISE, GEMMS, Detail, price
+from axonn_tune.cost.spans import SEVERAL, block_spans, busy_s, first_passes, step_spans
 from axonn_tune.errors import AxonnTuneError, UsageError
 from axonn_tune.frameworks.axonn_tune import AXONN_TUNE
 from axonn_tune.frameworks.description import Framework
@@ -23,19 +20,26 @@ from axonn_tune.grid import ALL_AXES, Grid
 from axonn_tune.job import Layout
 from axonn_tune.launch.commands import emission
 from axonn_tune.launch.config import build_launch, launch_text
-from axonn_tune.program.operations import Collective
 from axonn_tune.ranking.inputs import Inputs, make_workload
 from axonn_tune.ranking.space import Problem
 from axonn_tune.report import page
 from axonn_tune.report.explain import (
+    ACTIVATIONS,
+    AXIS_COLUMNS,
+    MAP_COLUMNS,
+    MEMORY_COLUMNS,
+    MEMORY_GROUPS,
     WORK_COLUMNS,
+    axis_rows,
     gap_to_peak,
     line_sentences,
-    memory_items,
-    paragraphs,
+    memory_rows,
+    node_words,
+    stage_rows,
+    step_facts,
     work_rows,
 )
-from axonn_tune.report.output import Json, axis_name, percent
+from axonn_tune.report.output import Json, percent
 from axonn_tune.report.ranking import (
     COLLECTIVE,
     TIED,
@@ -53,24 +57,31 @@ from axonn_tune.specs.catalog import load_machine, load_model
 from axonn_tune.specs.loading import D, Loaded, is_shipped, parse_document
 from axonn_tune.specs.machine import Machine
 from axonn_tune.specs.model import Model
-from axonn_tune.specs.traces import COMPUTE_LANE, END, HEAD, communication_lane, term_name, wait_name
+from axonn_tune.specs.traces import COMPUTE_LANE, END, HEAD, Span
 from axonn_tune.specs.workload import Workload
-from axonn_tune.units import GIB, MILLI, show_bytes, show_count, show_seconds
+from axonn_tune.units import counted, show_bytes, show_count, show_seconds
 
 _ADDED = frozenset({"path", "sha256"})
 """Keys that results have beside those of the documents they were made from."""
 _SAME = 1e-9
 """Relative difference up to which two predictions are the same."""
 
-SEVERAL, WAITING = "several in sequence", "waiting"
-_LAYERS_BEFORE = 4
-"""Collectives of so many layers may still be under way when the next one begins."""
 _STEP_PARTS = 500
 """What is shorter than this part of a step is too narrow to see in a figure of the step."""
-_BY_PHASE = {"forward": "--compute", HEAD: "--compute-4", "backward": "--compute-2", END: "--compute-3"}
-_LANE_HEIGHT, _BASE_HEIGHT = 34, 80
-_LONG = 0.6
-"""Share of a figure's width from which on a bar has its words within."""
+_TOLD = (("micro_batch", "micro-batch"), ("chunk", "chunk"))
+"""What pointing at a bar also says."""
+_WAITING, _IN_TURN = "waiting", "forward and backward in turn"
+_KINDS = {
+    "GEMM": (GEMMS, page.BY_KIND[GEMMS]),
+    "attention": (ATTENTION, page.BY_KIND[ATTENTION]),
+    "kernel": (ELEMENT_WISE, page.BY_KIND[ELEMENT_WISE]),
+    "forward": ("forward", "--accent"),
+    HEAD: (HEAD, "--compute-4"),
+    "backward": ("backward", "--compute-2"),
+    END: (END, "--axis-data"),
+}
+"""What parts and operations are called in figures, and their colors, in the order of the step."""
+_ORDER = (*(what for what, _ in _KINDS.values()), _IN_TURN, _WAITING)
 
 
 def _parsed(document: Json, schema: type[D], *, source: str) -> D:
@@ -169,9 +180,10 @@ class LayoutWords:
         return " · ".join(f"{self.framework.called(axis)} {config[axis]}" for axis in self.axes)
 
     def short(self, config: Json, *, launch: bool = False) -> str:
-        """`#1  1×1×512×2`, `#2 ≈  1×1×256×4` where it is within model error of the first, or `launch  1×1×512×2`."""
+        """`#1: TP 8 · PP 4`, `#2 ≈: TP 4 · PP 8` within model error of the first, or `launch: TP 8 · PP 4`."""
         rank = "launch" if launch else f"#{config['rank']}{f' {TIED}' if is_tied(config) else ''}"
-        return f"{rank}  {'×'.join(str(config[axis]) for axis in self.axes)}"
+        wide = [f"{self.framework.called(axis)} {config[axis]}" for axis in self.axes if config[axis] > 1]
+        return f"{rank}: {' · '.join(wide) or '1 GPU'}"
 
     def title(self, config: Json) -> str:
         """What a configuration is called above its details."""
@@ -199,13 +211,18 @@ def detail_blocks(
     rows = [term_row(term, layouts.framework) for term in listed]
     terms = page.table("", "", [COLLECTIVE[key] for key in _TERMS], rows)
     computed = [page.text(line_sentences(priced), title="How calls are priced")]
+    # The document says what follows from its time, as those of validations do not.
+    told = config["low_s"] is not None and config["mfu"] is not None
     blocks = [
         page.cards(config_cards(config, limit_bytes=priced.memory_limit_bytes)),
         *_changed(found),
         gap_figure(found),
-        *_in_words(found),
+        page.table("", "Layout", AXIS_COLUMNS, axis_rows(priced), note=node_words(priced)),
+        *([page.table("", "Stages", MAP_COLUMNS, stage_rows(priced))] if priced.stages else []),
+        *([page.fold("The step in numbers", [page.facts(step_facts(priced))])] if told else []),
         *timeline_figures(priced),
         memory_figure(priced),
+        page.fold("Memory by item", [page.table("", "", MEMORY_COLUMNS, memory_rows(priced))]),
         page.fold(f"Every collective ({len(rows)}), with fixed time, algbw and busbw", [terms, *computed]),
         page.fold("Computation", [page.table("", "", WORK_COLUMNS, work_rows(priced)[:-1])]),
     ]
@@ -277,15 +294,6 @@ def explanation_section(
     )
 
 
-def _in_words(found: ConfigurationDetail) -> list[Json]:
-    """The step in sentences, where the document says what follows from its time."""
-    config = found.config
-    if config["low_s"] is None or config["mfu"] is None:
-        return []
-    story = [" ".join(part) for part in paragraphs(found.priced, log=False)]
-    return [page.fold("The step in words", [page.text(story)])]
-
-
 def outcome(config: Json) -> str:
     """`69.3 s a step (80%: 52 s to 86.6 s), MFU 46.0%, 73 GiB a GPU`, of what is known of it."""
     within = page.interval_words(config)
@@ -334,41 +342,14 @@ def _changed(found: ConfigurationDetail) -> list[Json]:
 
 def gap_figure(found: ConfigurationDetail) -> Json:
     """What the step is spent on: useful FLOPs at the peak, then what stands between that and the step."""
-    step_s = found.priced.iteration_s
-    spent = gap_to_peak(found.priced)
-    scale, unit = time_unit(step_s)
-    parts = [(what, spent_s / scale, f"{show_seconds(spent_s)}, {spent_s / step_s:.1%}") for what, spent_s in spent]
-    xaxis = {"title": {"text": unit}, "range": [0, 1.4 * max(value for _, value, _ in parts)]}
+    step_s, spent = found.priced.iteration_s, gap_to_peak(found.priced)
+    colors = (page.ACCENT, *[page.MUTED] * (len(spent) - 1))
+    rows = [
+        (what, spent_s, f"{show_seconds(spent_s)}, {spent_s / step_s:.1%}", color)
+        for (what, spent_s), color in zip(spent, colors, strict=True)
+    ]
     note = "The bars sum to the step. The first is what the step would take at the accelerator's peak."
-    return _part_bars("Gap to peak", parts, xaxis=xaxis, note=note)
-
-
-def memory_figure(priced: Detail) -> Json:
-    """Peak memory of one rank, largest item first, and what it may use."""
-    *items, (_, total) = memory_items(priced)
-    limit = priced.memory_limit_bytes
-    parts = [(name, size / GIB, show_bytes(size)) for name, size in (("all", total), *items)]
-    xaxis = {"title": {"text": "GiB"}, "range": [0, 1.18 * max(limit, total) / GIB]}
-    line = {**page.upright(limit / GIB, {"color": page.LIMIT, "width": 2, "dash": "dash"}), "layer": "below"}
-    note = f"Dashed line: usable memory, {limit / GIB:.3g} GiB; {show_bytes(max(limit - total, 0.0))} are free."
-    return _part_bars("Peak memory per GPU", parts, xaxis=xaxis, shapes=[line], note=note)
-
-
-def _part_bars(
-    title: str, parts: Sequence[tuple[str, float, str]], *, xaxis: Json, note: str, shapes: Sequence[Json] = ()
-) -> Json:
-    """A bar for each part with its words at the end, or within where it is long; the first stands out."""
-    names, sizes, written = zip(*parts, strict=True)
-    color = [page.ACCENT, *[page.MUTED] * (len(parts) - 1)]
-    places = ["inside" if size > _LONG * xaxis["range"][1] else "outside" for size in sizes]
-    look = {
-        "text": written,
-        "textposition": places,
-        "cliponaxis": False,
-        "insidetextanchor": "end",
-        "hoverinfo": "skip",
-    }
-    return page.named_bars(title, names, sizes, color=color, xaxis=xaxis, note=note, shapes=shapes, look=look)
+    return page.bars("Gap to peak", "s", rows, note=note)
 
 
 _TERMS = (
@@ -377,97 +358,87 @@ _TERMS = (
 )
 
 
-def timeline_figures(priced: Detail) -> list[Json]:
-    """One layer forward, one backward, and the step."""
-    step = step_bars(priced, finest_s=priced.iteration_s / _STEP_PARTS)
-    micro_batches = priced.accumulation
-    batches = f"All {micro_batches:,} micro-batches of the step" if micro_batches > 1 else "The step's only micro-batch"
-    of_forward = "A block in the middle of the model, with its waits and the collectives that earlier blocks launched."
-    of_step = (
-        f"{batches}, then the optimizer. What is too short to see is joined with its neighbors; the paler a bar, the"
-        " less of it the stream is busy."
-    )
-    of_backward, names = "The same block in the backward pass, recompute included.", priced.job.framework
-    return [
-        _lane_figure("One layer, forward", layer_bars(priced, "forward"), note=of_forward, names=names),
-        _lane_figure("One layer, backward", layer_bars(priced, "backward"), note=of_backward, names=names),
-        _lane_figure("The whole step", step, note=of_step, names=names, faint=True),
+def memory_figure(priced: Detail) -> Json:
+    """Peak memory of a rank of each stage by what it holds, and what it may use."""
+    limit = priced.memory_limit_bytes
+    rows = [
+        {
+            "name": "GPU" if row["stage"] is None else f"stage {row['stage']}",
+            "parts": {group: row[group] for group in MEMORY_GROUPS if row[group]},
+            "notes": {ACTIVATIONS: f"{row['in_flight']:.3g} micro-batches in flight"},
+        }
+        for row in stage_rows(priced)
     ]
+    free = show_bytes(max(limit - priced.memory_bytes, 0.0))
+    note = f"Dashed line: usable memory, {show_bytes(limit)}; {free} are free."
+    return page.stacks("Peak memory per GPU", rows, MEMORY_GROUPS, unit="bytes", note=note, limit=limit)
 
 
-def _lane_figure(title: str, bars: Sequence[Bar], *, note: str, names: Framework, faint: bool = False) -> Json:
-    lanes = sorted({one.lane for one in bars}, key=lambda lane: (lane != COMPUTE_LANE, lane))
-    end_s = max((one.end_s for one in bars), default=0.0)
-    scale, unit = time_unit(end_s)
-    traces = [
-        _lane_trace(
-            what,
-            [one for one in bars if (one.what, one.lane) == (what, lane)],
-            lanes,
-            scale=scale,
-            faint=faint,
-            names=names,
+def timeline_figures(priced: Detail) -> Iterator[Json]:
+    """One layer forward, one backward, and the step; of a pipeline its first passes, too."""
+    names = priced.job.framework
+    recomputed = "" if priced.recompute == "none" else ", recompute included"
+    for phase, more in (("forward", ""), ("backward", recomputed)):
+        note = f"A block in the middle of the model, in a typical micro-batch{more}."
+        yield _lanes(f"One layer, {phase}", block_spans(priced, phase), note=note, names=names)
+    missing = f" {show_seconds(priced.contended_s)} of {CONTENDED} are not drawn: their place is not predicted."
+    slowed = missing if priced.contended_s else ""
+    micro_batches = counted(priced.accumulation, "micro-batch")
+    finest_s = priced.iteration_s / _STEP_PARTS
+    if priced.times is None:
+        note = f"{micro_batches}, then the optimizer. The paler a bar, the less of it the stream is busy.{slowed}"
+        yield _lanes("The whole step", step_spans(priced, finest_s=finest_s), note=note, names=names)
+        return
+    count, first = first_passes(priced)
+    note = f"Until the first {count} of {micro_batches} are done, by stage. Gaps: the stage waits for others."
+    yield {**_lanes("Pipeline schedule", first, note=note, names=names), "numbered": True}
+    note = "Gaps: the pipeline bubble. Passes that are too short to see are joined."
+    yield _lanes("The whole step", step_spans(priced, finest_s=finest_s), note=f"{note}{slowed}", names=names)
+
+
+def _lanes(title: str, spans: Sequence[Span], *, note: str, names: Framework) -> Json:
+    """Spans as bars, a row for each track, computation first; colors by what they are."""
+    # Computation first; stages by their numbers.
+    lanes = sorted({one.lane for one in spans}, key=lambda lane: (lane != COMPUTE_LANE, len(lane), lane))
+    looks = {(one.lane, one.name): _look(one) for one in spans}
+    places = {what: place for place, what in enumerate(_ORDER)}
+    ordered = sorted(set(looks.values()), key=lambda look: (places.get(look[0], len(places)), look))
+    bars = [
+        [
+            lanes.index(one.lane),
+            over_axis(looks[one.lane, one.name][0], names),
+            # As exactly as a screen can show it.
+            float(f"{one.start_s:.5g}"),
+            float(f"{one.end_s:.5g}"),
+            over_axis(one.name, names)
+            + "".join(f", {word} {one.details[key]}" for key, word in _TOLD if key in one.details),
+            round(min(busy_s(one) / (one.end_s - one.start_s), 1.0), 2),
+            one.details.get("micro_batch", ""),
+        ]
+        for one in spans
+        if one.end_s > one.start_s
+    ]
+    # There is little room beside a lane.
+    shown = [over_axis(lane.removeprefix("communication "), names) for lane in lanes]
+    colors = {over_axis(what, names): color for what, color in ordered}
+    return {"kind": "lanes", "title": title, "note": note, "lanes": shown, "bars": bars, "colors": colors}
+
+
+def _look(span: Span) -> tuple[str, str]:
+    """What a span is colored by, and its color."""
+    what = span.name.partition(", ")[0]
+    if what.startswith("wait"):
+        return _WAITING, page.WAIT
+    if what == SEVERAL:
+        if span.lane.startswith("stage "):
+            return _IN_TURN, page.BY_KIND[GEMMS]
+        axis = span.lane.rpartition(" ")[2]
+        return (
+            (f"several over {axis}", page.term_color(f"all_reduce over {axis}"))
+            if axis != span.lane
+            else (what, page.MUTED)
         )
-        for lane, what in sorted({(one.lane, one.what) for one in bars}, key=_trace_place)
-    ]
-    layout = {
-        "barmode": "overlay",
-        "xaxis": {"title": {"text": unit}, "rangemode": "tozero"},
-        # There is little room beside a lane.
-        "yaxis": page.named_axis(
-            [over_axis(lane.removeprefix("communication "), names) for lane in lanes], below=0.5, above=0.5
-        ),
-    }
-    height = _BASE_HEIGHT + _LANE_HEIGHT * len(lanes)
-    return page.figure(title, traces, layout=layout, height=height, note=note)
-
-
-def time_unit(end_s: float) -> tuple[float, str]:
-    """In what a figure of times up to `end_s` has them: s of the unit, and its name."""
-    return (MILLI, "ms") if end_s < 1.0 else (1.0, "s")
-
-
-def _lane_trace(
-    what: str, bars: Sequence[Bar], lanes: Sequence[str], *, scale: float, faint: bool, names: Framework
-) -> Json:
-    color = _bar_color(what, bars[0].lane)
-    opacity = [round(0.25 + 0.75 * _busy_share(one), 2) for one in bars] if faint else 1.0
-    return {
-        **page.bar_trace(
-            over_axis(what, names),
-            [_short((one.end_s - one.start_s) / scale) for one in bars],
-            [lanes.index(one.lane) for one in bars],
-            color=color,
-            text=[_bar_words(one, names) for one in bars],
-        ),
-        "base": [_short(one.start_s / scale) for one in bars],
-        "width": 0.7,
-        # What is narrower than a pixel is still seen.
-        "marker": {"color": color, "opacity": opacity, "line": {"width": 0.7, "color": color}},
-    }
-
-
-def _bar_words(one: Bar, names: Framework) -> str:
-    lasted_s = one.end_s - one.start_s
-    busy = "" if _busy_share(one) > 0.99 else f", busy {_busy_share(one):.0%} of it"
-    return f"{over_axis(one.name, names)}<br>{show_seconds(lasted_s)} from {show_seconds(one.start_s)}{busy}"
-
-
-def _busy_share(one: Bar) -> float:
-    lasted_s = one.end_s - one.start_s
-    return min(one.busy_s / lasted_s, 1.0) if lasted_s else 1.0
-
-
-def _short(value: float) -> float:
-    """A number as exactly as a screen can show it."""
-    return float(f"{value:.5g}")
-
-
-def _trace_place(lane_and_what: tuple[str, str]) -> tuple[bool, str, int, str]:
-    """Traces in the order of lanes and of the step."""
-    lane, what = lane_and_what
-    phases = list(_BY_PHASE)
-    return lane != COMPUTE_LANE, lane, phases.index(what) if what in phases else len(phases), what
+    return (what, page.term_color(what)) if " over " in what else _KINDS.get(what, (what, page.MUTED))
 
 
 def over_axis(what: str, names: Framework) -> str:
@@ -475,127 +446,3 @@ def over_axis(what: str, names: Framework) -> str:
     call, over, rest = what.partition("over ")
     axes, comma, where = rest.partition(",")
     return f"{call}{over}{names.called(axes)}{comma}{where}" if over and axes != "world" else what
-
-
-def _bar_color(what: str, lane: str) -> str:
-    if what == WAITING:
-        return page.WAIT
-    if what == SEVERAL:
-        return page.MUTED if lane == COMPUTE_LANE else page.term_color("all_reduce", lane.rpartition(" ")[2])
-    op, _, axis = what.partition(" over ")
-    return page.term_color(op, axis) if axis else {**_BY_PHASE, **page.BY_KIND}[what]
-
-
-@dataclass(frozen=True)
-class Bar:
-    """Something on a lane. what: what it is colored by; busy_s: how much of it the lane is in use, s."""
-
-    lane: str
-    what: str
-    name: str
-    start_s: float
-    end_s: float
-    busy_s: float
-
-    def moved(self, by_s: float) -> Bar:
-        """The same at another time."""
-        return replace(self, start_s=self.start_s + by_s, end_s=self.end_s + by_s)
-
-    def within(self, start_s: float, end_s: float) -> Bar:
-        """The part of it between two times; none if its end does not come after its start."""
-        cut = max(self.start_s, start_s), min(self.end_s, end_s)
-        return replace(self, start_s=cut[0], end_s=cut[1], busy_s=cut[1] - cut[0])
-
-
-def bar(interval: Interval) -> Bar:
-    """An interval of the schedule, on the lane that a trace has for it; computation by its kind."""
-    operation, times = interval.operation, (interval.start_s, interval.end_s, interval.end_s - interval.start_s)
-    if isinstance(operation, Collective):
-        name = term_name(operation.kind, operation.axis, operation.phase, operation.layer)
-        if interval.pause:
-            return Bar(COMPUTE_LANE, WAITING, wait_name(name), *times)
-        return Bar(
-            communication_lane(operation.axis), f"{operation.kind} over {axis_name(operation.axis)}", name, *times
-        )
-    kind = kind_of(operation)
-    return Bar(COMPUTE_LANE, kind, f"{kind}: {operation.layer}, {operation.phase}", *times)
-
-
-def phase_bar(stretch: Stretch) -> Bar:
-    """The computation of a part of the step as one bar: forward, head and loss, backward, or the end."""
-    computed = [one for one in stretch.intervals if one.lane == COMPUTE_LANE and not one.pause]
-    phase = stretch.names[0].rpartition(", ")[2]
-    busy_s = sum(one.end_s - one.start_s for one in computed)
-    return Bar(COMPUTE_LANE, phase, phase, stretch.start_s, stretch.end_s, busy_s)
-
-
-def layer_bars(priced: Detail, phase: str) -> list[Bar]:
-    """One block, forward or backward, from time 0: the kind there is most of, of the last micro-batch.
-
-    With what earlier ones have sent, if there are earlier ones.
-    """
-    stretches = priced.batches[-1].stretches
-    blocks = [one for one in stretches if one.names[0].startswith("block ") and one.names[0].endswith(phase)]
-    chosen = max(blocks, key=lambda one: len(one.names))
-    lasts_s = chosen.end_s - chosen.start_s
-    before = _LAYERS_BEFORE if len(chosen.names) > 1 else 1
-    shifts_s = [chosen.shifts_s(-number) for number in range(before)]
-    bars = [bar(one).moved(by_s(one.lane) - chosen.start_s) for by_s in shifts_s for one in chosen.intervals]
-    if len(chosen.names) > 1:
-        bars = [one.within(0.0, lasts_s) for one in bars]
-    return [one for one in bars if one.end_s > one.start_s]
-
-
-def step_bars(priced: Detail, *, finest_s: float) -> list[Bar]:
-    """The whole step; what is shorter than `finest_s`, or less than that apart, is drawn as one."""
-    found: list[Bar] = []
-    start_s = 0.0
-    for batch in priced.batches:
-        one_batch = merged(_batch_bars(batch), finest_s=finest_s)
-        if batch.every_s < finest_s:
-            # All of a lane is joined, however many there are.
-            later_s = (batch.times - 1) * batch.every_s
-            stretched = (replace(one, end_s=one.end_s + later_s, busy_s=batch.times * one.busy_s) for one in one_batch)
-            found += [one.moved(start_s) for one in stretched]
-        else:
-            found += [one.moved(start_s + time * batch.every_s) for time in range(batch.times) for one in one_batch]
-        start_s += batch.times * batch.every_s
-    if priced.contended_s:
-        end_s = priced.iteration_s
-        found.append(Bar(COMPUTE_LANE, CONTENDED, CONTENDED, end_s - priced.contended_s, end_s, priced.contended_s))
-    return merged(found, finest_s=finest_s)
-
-
-def _batch_bars(batch: Batch) -> Iterator[Bar]:
-    """Everything in one micro-batch: computation by its parts, and every collective."""
-    for stretch in batch.stretches:
-        sent = [interval for interval in stretch.intervals if interval.lane != COMPUTE_LANE]
-        for time in range(len(stretch.names)):
-            by_s = stretch.shifts_s(time)
-            yield phase_bar(stretch).moved(by_s(COMPUTE_LANE))
-            yield from (bar(interval).moved(by_s(interval.lane)) for interval in sent)
-
-
-def merged(bars: Iterable[Bar], *, finest_s: float) -> list[Bar]:
-    """Bars of a lane joined where they are of one kind, or too short to see, and less than `finest_s` apart."""
-    found: list[Bar] = []
-    for one in sorted(bars, key=lambda one: (one.lane, one.start_s)):
-        if one.end_s <= one.start_s:
-            continue
-        before = found[-1] if found else None
-        if before and before.lane == one.lane and _joins(before, one, finest_s):
-            what = before.what if before.what == one.what else SEVERAL
-            name = before.name if before.name == one.name else what
-            busy_s = before.busy_s + one.busy_s
-            found[-1] = Bar(one.lane, what, name, before.start_s, max(before.end_s, one.end_s), busy_s)
-        else:
-            found.append(one)
-    return found
-
-
-def _joins(before: Bar, one: Bar, finest_s: float) -> bool:
-    """Whether two neighbours on a lane are drawn as one."""
-    if one.start_s - before.end_s >= finest_s:
-        return False
-    short = max(one.end_s - one.start_s, before.end_s - before.start_s) < finest_s
-    return short or before.what == one.what

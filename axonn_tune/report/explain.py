@@ -1,28 +1,16 @@
-"""Explanation of one configuration: the step in words, its numbers in tables, and JSON.
+"""Explanation of one configuration: a map of ranks and stages, the step and its costs in tables, and JSON.
 
-The words need no knowledge of the cost model and can be checked by an expert. JSON follows the
-contract `axonn-tune/explain/1`.
+JSON follows the contract `axonn-tune/explain/1`.
 """
 
 from __future__ import annotations
 
 import math
 import textwrap
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import get_args
 
-from axonn_tune.cost.breakdown import (
-    ATTENTION,
-    CONTENDED,
-    ELEMENT_WISE,
-    GEMMS,
-    OPTIMIZER,
-    Work,
-    hidden_behind,
-    hidden_s,
-    work_by_kind,
-)
 from axonn_tune.cost.collectives import (
     IN_SWITCH_LATENCY_S,
     IN_SWITCH_SHARE,
@@ -32,10 +20,24 @@ from axonn_tune.cost.collectives import (
     route,
     sending,
 )
-from axonn_tune.cost.price import Detail, PricedLayout, Term
+from axonn_tune.cost.price import (
+    ATTENTION,
+    CONTENDED,
+    ELEMENT_WISE,
+    GEMMS,
+    OPTIMIZER,
+    Detail,
+    PricedLayout,
+    StagePrediction,
+    Term,
+    Work,
+    hidden_behind,
+    hidden_s,
+    work_by_kind,
+)
+from axonn_tune.cost.spans import first_passes
 from axonn_tune.frameworks.axonn_tune import AXONN_TUNE
-from axonn_tune.frameworks.description import Framework
-from axonn_tune.grid import ALL_AXES, Grid
+from axonn_tune.grid import ALL_AXES
 from axonn_tune.program.dimensions import model_flops
 from axonn_tune.program.operations import Phase, priced_kind
 from axonn_tune.program.size import Size
@@ -63,35 +65,13 @@ from axonn_tune.report.ranking import (
     term_row,
     training_words,
 )
-from axonn_tune.specs.machine import Accelerator, Machine, Protocol
+from axonn_tune.specs.machine import Machine, Protocol
 from axonn_tune.units import GB, GIB, TERA, counted, show_bytes, show_seconds
 
 SCHEMA = "axonn-tune/explain/1"
 
 _PHASES = (*get_args(Phase), "")
 """Order of phases; items without a phase come last."""
-_RECOMPUTE = {
-    "none": "There is no activation recomputation: the forward pass saves all activations for the backward pass.",
-    "selective": (
-        "Selective activation recomputation (checkpointing): the backward pass recomputes {parts} instead of saving "
-        "their results."
-    ),
-    "full": (
-        "Full activation recomputation (checkpointing): the forward pass saves only each block's input, and the "
-        "backward pass runs the block's forward pass again."
-    ),
-}
-_REPEATED = {
-    **dict.fromkeys(("attention.norm", "mlp.norm"), "norms"),
-    "attention.core": "core attention",
-    "attention.scores": "attention scores",
-    "attention.output": "the output projection of attention",
-    "mlp.up": "the MLP's up projection",
-    "mlp.activation": "activation functions",
-}
-"""Layers that selective recompute repeats, in words."""
-_WORTH_SAYING = 0.005
-"""Share of a step below which a gain is not mentioned."""
 _KERNELS = (ELEMENT_WISE, OPTIMIZER)
 """Computation without FLOPs of the model."""
 _MATMULS = (GEMMS, ATTENTION)
@@ -116,11 +96,13 @@ _ALGORITHMS = {
 
 @dataclass(frozen=True)
 class ExplainSection:
-    """A part of the explanation: paragraphs, then sentences, a table, notes and commands; each may be empty."""
+    """A part of the explanation, in this order: names with words, sentences, a drawing in lines, a table, notes and
+    commands; each may be empty."""
 
     title: str
-    paragraphs: Sequence[Sequence[str]] = ()
+    facts: Sequence[tuple[str, str]] = ()
     sentences: Sequence[str] = ()
+    drawing: Sequence[str] = ()
     columns: Sequence[Column] = ()
     rows: Sequence[Json] = ()
     notes: Sequence[str] = ()
@@ -129,25 +111,47 @@ class ExplainSection:
 
 def sections(priced: Detail, *, terms: bool = False) -> list[ExplainSection]:
     """The whole explanation; terms: with every collective of every layer instead of one row for each kind and axis."""
-    lines = line_sentences(priced)
-    listed = [_sent(priced), _costs(priced), ExplainSection("How calls are priced", sentences=lines)]
-    return [
-        _gap(priced),
-        ExplainSection("The step in words", paragraphs=paragraphs(priced, gap=False)),
-        *(listed if terms else [_collectives(priced)]),
-        _computation(priced),
-        _memory(priced),
+    step_s, accelerator = priced.iteration_s, priced.job.machine.accelerator
+    gap = [
+        {"what": what, "seconds": spent_s, "share": spent_s / step_s, "bar": "█" * round(_BAR * spent_s / step_s)}
+        for what, spent_s in gap_to_peak(priced)
     ]
+    masked = "TFLOP/s of attention count the masked half of the scores, as MFU does here; causal kernels skip it."
+    reserved = (
+        f"Usable: {accelerator.memory_gib:g} GiB less {accelerator.reserved_memory_gib:g} GiB reserved for "
+        "the driver's context, communicators and fragmentation (accelerator.reserved_memory_gib)."
+    )
+    longest, largest = (", of the stage that computes longest", ", of the largest stage") if priced.stages else ("", "")
+    return [
+        ExplainSection("Gap to peak", columns=_GAP, rows=gap),
+        ExplainSection("The step", facts=step_facts(priced)),
+        ExplainSection("Layout", columns=AXIS_COLUMNS, rows=axis_rows(priced), notes=[node_words(priced)]),
+        *(_stages(priced) if priced.stages else []),
+        *(_every_collective(priced) if terms else [_collectives(priced)]),
+        ExplainSection(
+            f"Computation per rank and step{longest}", columns=WORK_COLUMNS, rows=work_rows(priced), notes=[masked]
+        ),
+        ExplainSection(
+            f"Peak memory per GPU{largest}", columns=MEMORY_COLUMNS, rows=memory_rows(priced), notes=[reserved]
+        ),
+    ]
+
+
+_NAMES = 24
+"""Characters of the names of facts."""
 
 
 def explain_text(parts_of: Sequence[ExplainSection]) -> str:
     """An explanation as plain text."""
     parts = []
     for section in parts_of:
-        story = [textwrap.fill(" ".join(part), width=WIDTH, break_on_hyphens=False) for part in section.paragraphs]
+        facts = [
+            textwrap.fill(f"{name:<{_NAMES}}{said}", WIDTH, subsequent_indent=" " * _NAMES, break_on_hyphens=False)
+            for name, said in section.facts
+        ]
         table = text_of(section.columns, section.rows).rstrip("\n")
-        below = [*map(wrapped, section.sentences), table, *map(wrapped, section.notes), *section.commands]
-        lines = [section.title, "-" * len(section.title), "\n\n".join(story), *below]
+        below = [*map(wrapped, section.sentences), *section.drawing, table, *map(wrapped, section.notes)]
+        lines = [section.title, "-" * len(section.title), *facts, *below, *section.commands]
         parts.append("\n".join(line for line in lines if line) + "\n")
     return "\n".join(parts)
 
@@ -158,12 +162,11 @@ def explain_markdown(parts_of: Sequence[ExplainSection]) -> str:
     for section in parts_of:
         cells = cells_of(section.columns, section.rows)
         table = markdown_table(section.columns, cells) if cells else ""
-        listed = "\n".join(f"- {sentence}" for sentence in section.sentences)
-        story = [" ".join(part) for part in section.paragraphs]
-        commands = "\n".join(["```console", *(f"$ {command}" for command in section.commands), "```"])
-        blocks = [f"## {section.title}", *story, listed, table.rstrip("\n"), *section.notes]
-        blocks += [commands] if section.commands else []
-        parts.append("\n\n".join(block for block in blocks if block) + "\n")
+        listed = [*(f"- {name}: {said}" for name, said in section.facts), *(f"- {said}" for said in section.sentences)]
+        drawn = ["```text", *section.drawing, "```"] if section.drawing else []
+        commands = ["```console", *(f"$ {one}" for one in section.commands), "```"] if section.commands else []
+        blocks = ["\n".join(listed), "\n".join(drawn), table.rstrip("\n"), *section.notes, "\n".join(commands)]
+        parts.append("\n\n".join([f"## {section.title}", *filter(None, blocks)]) + "\n")
     return "\n".join(parts)
 
 
@@ -211,15 +214,6 @@ def gap_to_peak(priced: Detail) -> list[tuple[str, float]]:
     return [("useful FLOPs at peak (MFU)", mean_s), *((what, cost_s) for cost_s, what in ordered)]
 
 
-def _gap(priced: Detail) -> ExplainSection:
-    step_s = priced.iteration_s
-    rows = [
-        {"what": what, "seconds": spent_s, "share": spent_s / step_s, "bar": "█" * round(_BAR * spent_s / step_s)}
-        for what, spent_s in gap_to_peak(priced)
-    ]
-    return ExplainSection("Gap to peak", columns=_GAP, rows=rows)
-
-
 _EXPOSED = (
     "Exposed: computation waits for it. Collectives queue on a network, so one can be exposed because of another."
 )
@@ -227,27 +221,28 @@ _BY_KIND = ("call", "group", "count", "bytes", "tier", "seconds", "exposed_s", "
 
 
 def _collectives(priced: Detail) -> ExplainSection:
-    """Collectives by kind and axis."""
+    """Collectives by kind and axis; each overlaps with what its longest one does."""
     kinds: dict[str, list[Json]] = {}
     for row in _term_rows(priced):
         kinds.setdefault(row["call"], []).append(row)
+    rows: list[Json] = []
+    for several in kinds.values():
+        sums = {key: sum(row[key] for row in several) for key in ("count", "seconds", "exposed_s")}
+        longest = max(several, key=lambda row: float(row["seconds"]))
+        behind = str(longest["overlapped_with"]).partition(", in part")[0]
+        if sums["exposed_s"] and behind not in _NOT_OVERLAPPED:
+            behind += ", in part"
+        size_bytes = sum(row["count"] * row["bytes"] for row in several)
+        rows.append({**longest, **sums, "bytes": size_bytes, "overlapped_with": behind})
     columns = [_in_ms(COLLECTIVE[key]) for key in _BY_KIND]
     columns[_BY_KIND.index("bytes")] = replace(COLLECTIVE["bytes"], title="all\nbuffers")
-    total = {"seconds": priced.communication_s, "exposed_s": priced.exposed_communication_s}
-    rows = [*map(_kind_row, kinds.values()), {**dict.fromkeys(_BY_KIND, ""), "call": "all", **total}]
     note = f"{_EXPOSED} --terms lists those of each layer, with fixed time, algbw and how they are priced."
-    return ExplainSection("Collectives per rank and step", columns=columns, rows=rows, notes=[note])
+    shown = [*rows, {**dict.fromkeys(_BY_KIND, ""), **_all_collectives(priced)}]
+    return ExplainSection("Collectives per rank and step", columns=columns, rows=shown, notes=[note])
 
 
-def _kind_row(rows: Sequence[Json]) -> Json:
-    """Collectives of one kind and axis as one; `overlapped with` is that of the longest."""
-    sums = {key: sum(row[key] for row in rows) for key in ("count", "seconds", "exposed_s")}
-    longest = max(rows, key=lambda row: float(row["seconds"]))
-    behind = str(longest["overlapped_with"]).partition(", in part")[0]
-    if sums["exposed_s"] and behind not in _NOT_OVERLAPPED:
-        behind += ", in part"
-    size_bytes = sum(row["count"] * row["bytes"] for row in rows)
-    return {**longest, **sums, "bytes": size_bytes, "overlapped_with": behind}
+def _all_collectives(priced: Detail) -> Json:
+    return {"call": "all", "seconds": priced.communication_s, "exposed_s": priced.exposed_communication_s}
 
 
 _SENT = ("number", "phase", "layer", "op", "axis", "group", "formula", "bytes", "count")
@@ -264,36 +259,48 @@ _COSTS = (
 )
 
 
-def _sent(priced: Detail) -> ExplainSection:
-    """Every collective, its size, and the meaning and value of every letter in the formulas."""
+def _every_collective(priced: Detail) -> list[ExplainSection]:
+    """Every collective: its size, with the meaning and value of every letter in the formulas; its cost, and why."""
     columns = [COLLECTIVE[key] for key in _SENT]
     columns[_SENT.index("bytes")] = replace(COLLECTIVE["bytes"], title="one\ncall")
     used = {name for term in priced.terms for name, _ in term.collective.size_bytes.powers}
     letters = [f"{name} = {priced.values[name]:,.0f} ({what})" for name, what in _MEANINGS.items() if name in used]
-    note = f"Letters: {', '.join(letters)}."
-    return ExplainSection("Collectives per rank and step", columns=columns, rows=_term_rows(priced), notes=[note])
-
-
-def _term_rows(priced: Detail) -> list[Json]:
-    """Every collective, numbered, with what it is overlapped with."""
-    workload = priced.job.workload
+    rows = _term_rows(priced)
+    costs = [*rows, {**dict.fromkeys(_COSTS, ""), **_all_collectives(priced)}]
+    sent = [f"Letters: {', '.join(letters)}."]
     return [
-        {
-            **term_row(term_json(term), priced.job.framework),
-            "formula": _named(term.collective.size_bytes, priced.job.framework),
-            "number": number,
-            "call": f"{term.op} {priced.job.framework.called(term.axis)}",
-            "overlapped_with": _behind(term, hidden_behind(term, workload)),
-        }
-        for number, term in enumerate(priced.terms, start=1)
+        ExplainSection("Collectives per rank and step", columns=columns, rows=rows, notes=sent),
+        ExplainSection(
+            "Collective costs",
+            columns=[_in_ms(COLLECTIVE[key]) for key in _COSTS],
+            rows=costs,
+            notes=[f"{_ONE_CALL} {_EXPOSED}"],
+        ),
+        ExplainSection("How calls are priced", sentences=line_sentences(priced)),
     ]
 
 
-def _named(size: Size, framework: Framework) -> str:
-    """A size with the framework's names of its axes."""
-    had = [(name, power) for name, power in size.powers if name in framework.axes or name not in ALL_AXES]
-    called = [(framework.called(name) if name in ALL_AXES else name, power) for name, power in had]
-    return str(Size(size.coefficient, tuple(called)))
+def _term_rows(priced: Detail) -> list[Json]:
+    """Every collective, numbered, its size with the framework's names of axes, and what it is overlapped with."""
+    framework, rows = priced.job.framework, []
+    for number, term in enumerate(priced.terms, start=1):
+        had = [one for one in term.collective.size_bytes.powers if one[0] in framework.axes or one[0] not in ALL_AXES]
+        called = [(framework.called(name) if name in ALL_AXES else name, power) for name, power in had]
+        behind = hidden_behind(term, priced.job.workload) or _NOT_OVERLAPPED[0]
+        if behind not in _NOT_OVERLAPPED and hidden_s(term) < 0.01 * term.seconds:
+            behind = _NOT_OVERLAPPED[1]
+        elif behind not in _NOT_OVERLAPPED and term.exposed_s:
+            behind += ", in part"
+        rows.append(
+            {
+                **term_row(term_json(term), framework),
+                "formula": str(Size(term.collective.size_bytes.coefficient, tuple(called))),
+                "number": number,
+                "call": f"{term.op} {framework.called(term.axis)}",
+                "overlapped_with": behind,
+            }
+        )
+    return rows
 
 
 _MEANINGS = {
@@ -315,17 +322,6 @@ _MEANINGS = {
 }
 
 
-def _costs(priced: Detail) -> ExplainSection:
-    blank: Json = dict.fromkeys(_COSTS, "")
-    total_s = {"seconds": priced.communication_s, "exposed_s": priced.exposed_communication_s}
-    return ExplainSection(
-        "Collective costs",
-        columns=[_in_ms(COLLECTIVE[key]) for key in _COSTS],
-        rows=[*_term_rows(priced), {**blank, "call": "all", **total_s}],
-        notes=[f"{_ONE_CALL} {_EXPOSED}"],
-    )
-
-
 _ONE_CALL = (
     "One call takes its fixed time + bytes / algbw, the algorithm bandwidth. busbw is algbw as nccl-tests converts it: "
     "times (n−1)/n for all_gather and reduce_scatter, 2(n−1)/n for all_reduce."
@@ -343,15 +339,6 @@ def _in_ms(column: Column) -> Column:
 
 
 _NOT_OVERLAPPED = ("not overlappable", "no compute left")
-
-
-def _behind(term: Term, behind: str) -> str:
-    if not behind:
-        return _NOT_OVERLAPPED[0]
-    hidden = hidden_s(term)
-    if hidden < 0.01 * term.seconds:
-        return _NOT_OVERLAPPED[1]
-    return behind if term.exposed_s == 0.0 else f"{behind}, in part"
 
 
 WORK_COLUMNS = (
@@ -377,30 +364,18 @@ def work_rows(priced: Detail) -> list[Json]:
     return rows
 
 
-def _computation(priced: Detail) -> ExplainSection:
-    rows = work_rows(priced)
-    note = "TFLOP/s of attention count the masked half of the scores, as MFU does here; causal kernels skip it."
-    of = ", of the stage that computes longest" if priced.computing else ""
-    return ExplainSection(f"Computation per rank and step{of}", columns=WORK_COLUMNS, rows=rows, notes=[note])
-
-
-_MEMORY = (
+MEMORY_COLUMNS = (
     words("name", "memory"),
     Column("bytes", "GiB", per=GIB, decimals=2),
     Column("share", "of usable, %", per=PERCENT, decimals=1),
 )
 
 
-def _memory(priced: Detail) -> ExplainSection:
-    """Memory at the peak of a step, largest item first."""
-    limit_bytes, accelerator = priced.memory_limit_bytes, priced.job.machine.accelerator
+def memory_rows(priced: Detail) -> list[Json]:
+    """Memory at the peak of a step, of the largest stage: largest item first, then all and what is usable."""
+    limit_bytes = priced.memory_limit_bytes
     shown = [*memory_items(priced), ("usable", limit_bytes)]
-    rows = [{"name": name, "bytes": size, "share": size / limit_bytes} for name, size in shown]
-    note = (
-        f"Usable: {accelerator.memory_gib:g} GiB less {accelerator.reserved_memory_gib:g} GiB reserved for "
-        "the driver's context, communicators and fragmentation (accelerator.reserved_memory_gib)."
-    )
-    return ExplainSection("Peak memory per GPU", columns=_MEMORY, rows=rows, notes=[note])
+    return [{"name": name, "bytes": size, "share": size / limit_bytes} for name, size in shown]
 
 
 def memory_items(priced: Detail) -> list[tuple[str, float]]:
@@ -449,172 +424,259 @@ def explain_document(inputs: Inputs, priced: Detail) -> Json:
 
 
 def step_words(priced: Detail) -> list[str]:
-    """The step as a list of sentences."""
-    return [sentence for part in paragraphs(priced) for sentence in part]
-
-
-def paragraphs(priced: Detail, *, gap: bool = True, log: bool = True) -> list[list[str]]:
-    """The same in paragraphs: work, layout, memory, time, and gap to peak; log: what the framework's own will print."""
-    grid = priced.grid
-    found = [
-        list(_work(priced)),
-        [*_axes(priced), *_placement(grid, priced.job.machine, priced.job.framework)],
-        list(_saved(priced)),
-        list(_time(priced)),
-        list(_use(priced, log=log)),
-        list(_limits(priced)) if gap else [],
-    ]
-    return [part for part in found if part]
-
-
-def _work(priced: Detail) -> Iterator[str]:
-    workload, grid, framework = priced.job.workload, priced.grid, priced.job.framework
-    shares = grid.data * grid.z
-    axes = [axis for axis in ("data", "z") if axis in framework.axes]
-    names = " × ".join(map(framework.called, axes))
-    product = f"{' × '.join(str(grid.axis_size(axis)) for axis in axes)} = " if len(axes) > 1 else ""
-    yield (
+    """The step as a list of sentences: what it trains, then each fact."""
+    workload = priced.job.workload
+    trained = (
         f"One step of {priced.job.model.name} trains {workload.global_batch:,} sequences of "
-        f"{workload.sequence_length:,} tokens on {grid.world:,} GPUs."
+        f"{workload.sequence_length:,} tokens on {priced.grid.world:,} GPUs."
     )
-    yield (
-        f"The global batch is split over {names} = {product}{counted(shares, 'group')} of GPUs. "
-        f"Each trains {counted(workload.global_batch // shares, 'sequence')}, in "
-        f"{counted(priced.accumulation, 'micro-batch')} of {counted(priced.micro_batch, 'sequence')}."
-    )
+    facts = (f"{name}: {said}" for name, said in step_facts(priced))
+    return [trained, *(said if said.endswith(".") else f"{said}." for said in facts)]
 
 
-def _axes(priced: Detail) -> Iterator[str]:
-    grid, options, chunks = priced.grid, priced.job.framework.step, priced.chunks
-    called = priced.job.framework.called
-    if grid.y == 1 and grid.x > 1:
-        done = "all-gather inputs and reduce-scatter outputs" if options.sequence_parallel else "sum the outputs"
-        yield f"Every weight matrix is sharded over {called('x')} = {grid.x} GPUs, which {done} of each pair of GEMMs."
-    elif grid.x * grid.y > 1:
-        yield (
-            f"Every weight matrix is sharded over {called('x')} × {called('y')} = {grid.x} × {grid.y} GPUs. They sum "
-            "the partial results of each GEMM: over one of the two axes in the forward pass, over the other in the "
-            "backward pass."
-        )
-    shards, along = (grid.z * grid.context, "zcontext") if options.context_shards else (grid.z, "z")
-    if shards > 1:
-        yield (
-            f"Each weight is stored in {shards} shards along {called(along)}. They are all-gathered before use, and "
-            "gradients are reduce-scattered after it."
-        )
-    if grid.context > 1:
-        yield f"Each sequence is split over {called('context')} = {grid.context} GPUs."
-    if grid.pipeline > 1:
-        each = f", each of {chunks} interleaved chunks" if chunks > 1 else ""
-        name = f" ({called('pipeline')})" if priced.job.framework.names else ""
-        yield f"The layers are split over {grid.pipeline} pipeline stages{name}{each}."
-    if grid.data > 1:
-        how = "in each micro-batch" if options.reduce_each_micro_batch else "once per step"
-        yield f"{grid.data} replicas along {called('data')} average their gradients {how}."
+_FACTS = (
+    ("batch", "shares", "{sequences}: {shares} of GPUs train {own} each, in {micro_batches} of {micro_batch}"),
+    ("step", "step", "{step} (80% interval: {low} to {high}), {bound}-bound"),
+    ("computation", "compute", "{compute} of the step"),
+    ("overlap slowdown", "contended", "{contended}, within computation: {factor}"),
+    ("exposed communication", "exposed", "{exposed}"),
+    ("pipeline bubble", "bubble", "{bubble}: the stage that computes longest waits for the others"),
+    ("communication", "communication", "{communication} in all collectives of a GPU, {hidden} of it overlapped"),
+    ("longest wait", "wait", "{wait}"),
+    ("recompute", "recompute", "{recompute}"),
+    ("not resharded", "kept", "{kept} after forward (reshard_after_forward=False), for which memory is left"),
+    ("throughput", "tokens", "{tokens} tokens/s, {own_tokens} per GPU"),
+    ("MFU", "mfu", "{mfu} of {peak} TFLOP/s; HFU, which counts recompute: {hfu}. Both count attention's masked half."),
+    ("framework's log", "logged", "{logged}"),
+    ("training", "training", "{training}"),
+    ("memory", "memory", "{memory} of {limit} usable, per GPU"),
+)
+"""Facts about a step: name, the field without which there is none, and words with fields."""
+_RECOMPUTE = {
+    "none": "none: the forward pass saves all activations for the backward pass",
+    "selective": "selective (activation checkpointing): the backward pass recomputes {parts}",
+    "full": "full (activation checkpointing): the forward pass saves each block's input, the backward pass repeats it",
+}
 
 
-def _placement(grid: Grid, machine: Machine, framework: Framework) -> Iterator[str]:
-    """Network level of the groups of each axis."""
-    wide = [axis for axis in grid.order if grid.axis_size(axis) > 1]
-    if not wide:
-        yield "There is one GPU and no communication."
-        return
-    names = list(map(framework.called, wide))
-    numbered = f"The rank order is {', then '.join(names)}" if len(wide) > 1 else f"All GPUs lie along {names[0]}"
-    places = [f"a {name} group {_place(grid, axis, machine)}" for name, axis in zip(names, wide, strict=True)]
-    yield f"{numbered}: {'; '.join(places)}."
+_REPEATED = {
+    **dict.fromkeys(("attention.norm", "mlp.norm"), "norms"),
+    "attention.core": "core attention",
+    "attention.scores": "attention scores",
+    "attention.output": "the output projection of attention",
+    "mlp.up": "the MLP's up projection",
+    "mlp.activation": "activation functions",
+}
+"""Layers that selective recompute repeats, in words."""
 
 
-def _place(grid: Grid, axis: str, machine: Machine) -> str:
-    """Placement of one group's members."""
-    stride, size, inner = grid.stride(axis), grid.axis_size(axis), machine.tiers[0]
-    wide_enough = (tier.name for tier in machine.tiers if tier.ranks is None or stride * size <= tier.ranks)
-    outermost = next(wide_enough, machine.tiers[-1].name)
-    if inner.ranks is None or stride * size <= inner.ranks:
-        return f"is {size} GPUs joined by {inner.name}"
-    if stride >= inner.ranks:
-        return f"is {size} GPUs, each in another {inner.name} domain, joined by {outermost}"
-    together = inner.ranks // stride
-    domains = -(-size // together)
-    return f"is {size} GPUs, {together} in each of {domains} {inner.name} domains, which {outermost} joins"
+def step_facts(priced: Detail) -> list[tuple[str, str]]:
+    """The step in numbers: a name and words for each fact that there is."""
+    job, grid, step_s, exposed_s = priced.job, priced.grid, priced.iteration_s, priced.exposed_communication_s
+    workload, accelerator = job.workload, job.machine.accelerator
 
+    def part(seconds: float, whole_s: float = step_s) -> str:
+        return f"{show_seconds(seconds)} ({seconds / whole_s:.0%})" if seconds else ""
 
-def _saved(priced: Detail) -> Iterator[str]:
-    repeated = dict.fromkeys(_REPEATED.get(name, name) for name in priced.job.framework.step.selective)
-    yield _RECOMPUTE[priced.recompute].format(parts=", ".join(repeated))
-    kept = int(priced.memory.kept_layers)
-    if kept and priced.grid.z > 1:
-        yield (
-            f"The last {'layer is' if kept == 1 else f'{kept} layers are'} not resharded after forward "
-            f"(reshard_after_forward=False): memory is left for {'its' if kept == 1 else 'their'} gathered weights."
-        )
-
-
-def _time(priced: Detail) -> Iterator[str]:
-    exposed_s, step_s = priced.exposed_communication_s, priced.iteration_s
-    bound = "compute" if exposed_s < step_s / 2 else "communication"
-    yield (
-        f"The step takes {show_seconds(step_s)} (80% interval: {show_seconds(priced.low_s)} to "
-        f"{show_seconds(priced.high_s)}). It is {bound}-bound: a GPU computes for {_part(priced.compute_s, step_s)}"
-        f"{_slowing(priced.job.machine.accelerator, priced)}, and waits for communication for "
-        f"{_part(exposed_s, step_s)}."
-    )
-    if priced.bubble_s:
-        yield (
-            f"The pipeline bubble, in which the stage that computes longest waits for the others, is "
-            f"{_part(priced.bubble_s, step_s)}."
-        )
-    if not priced.terms:
-        return
-    hidden_s = max(priced.communication_s - exposed_s, 0.0)
-    yield (
-        f"The collectives of a GPU take {show_seconds(priced.communication_s)}, of which "
-        f"{_part(hidden_s, priced.communication_s)} are overlapped with computation."
-    )
-    longest = max(priced.terms, key=lambda term: term.exposed_s)
-    if longest.exposed_s:
-        yield (
-            f"The longest wait is for {longest.op} over {priced.job.framework.called(longest.axis)} of {longest.layer} "
-            f"({longest.phase}): {show_seconds(longest.exposed_s)} per step."
-        )
-
-
-def _part(seconds: float, whole_s: float) -> str:
-    return f"{show_seconds(seconds)} ({seconds / whole_s:.0%})"
-
-
-def _use(priced: Detail, *, log: bool) -> Iterator[str]:
-    peak = priced.job.machine.accelerator.peak_tflops[priced.job.workload.precision]
-    yield (
-        f"That is {priced.tokens_per_s:,.0f} tokens/s, {priced.mfu:.1%} of the peak of {peak:g} TFLOP/s "
-        f"without recompute (MFU), {priced.hfu:.1%} with it (HFU). Both count attention's masked half."
-    )
-    if log and (logged := logged_words(priced)):
-        yield logged
-    if priced.job.tokens_total:
-        yield training_words(priced.job, entry_fields(priced))
-    yield (
-        f"Peak memory per GPU is {show_bytes(float(priced.memory.total_bytes))} of "
-        f"{show_bytes(priced.memory_limit_bytes)} usable."
-    )
-
-
-def _slowing(accelerator: Accelerator, priced: Detail) -> str:
-    """Compute slowdown from overlap, with the profile's number and its source."""
-    if not priced.contended_s:
-        return ""
     kind = accelerator.sources["contention"].kind if "contention" in accelerator.sources else "assumed"
-    factor = f"{accelerator.contention:g} of its time, {kind}: accelerator.contention"
-    return f", of which {show_seconds(priced.contended_s)} are compute slowdown from overlap ({factor})"
+    longest = max(priced.terms, key=lambda term: term.exposed_s, default=None)
+    repeated = ", ".join(dict.fromkeys(_REPEATED.get(name, name) for name in job.framework.step.selective))
+    kept = int(priced.memory.kept_layers) if grid.z > 1 else 0
+    fields = {
+        "sequences": f"{counted(workload.global_batch, 'sequence')} of {counted(workload.sequence_length, 'token')}",
+        "shares": counted(grid.batch_shares, "group"),
+        "own": counted(workload.global_batch // grid.batch_shares, "sequence"),
+        "micro_batches": counted(priced.accumulation, "micro-batch"),
+        "micro_batch": f"{priced.micro_batch:,}",
+        "step": show_seconds(step_s),
+        "low": show_seconds(priced.low_s),
+        "high": show_seconds(priced.high_s),
+        "bound": "compute" if exposed_s < step_s / 2 else "communication",
+        "compute": part(priced.compute_s),
+        "contended": part(priced.contended_s),
+        "factor": f"{accelerator.contention:g} of overlapped communication ({kind}, accelerator.contention)",
+        "exposed": part(exposed_s),
+        "bubble": part(priced.bubble_s),
+        "communication": show_seconds(priced.communication_s) if priced.terms else "",
+        "hidden": part(max(priced.communication_s - exposed_s, 0.0), priced.communication_s or 1.0) or "none",
+        "wait": ""
+        if longest is None or not longest.exposed_s
+        else f"{show_seconds(longest.exposed_s)} for {longest.op} over {job.framework.called(longest.axis)} of "
+        f"{longest.layer} ({longest.phase})",
+        "recompute": _RECOMPUTE[priced.recompute].format(parts=repeated),
+        "kept": f"the last {counted(kept, 'layer')}" if kept > 1 else "the last layer" if kept else "",
+        "tokens": f"{priced.tokens_per_s:,.0f}",
+        "own_tokens": f"{priced.tokens_per_s / grid.world:,.0f}",
+        "mfu": f"{priced.mfu:.1%}",
+        "hfu": f"{priced.hfu:.1%}",
+        "peak": f"{accelerator.peak_tflops[workload.precision]:g}",
+        "logged": logged_words(priced),
+        "training": training_words(job, entry_fields(priced)) if job.tokens_total else "",
+        "memory": show_bytes(priced.memory_bytes),
+        "limit": show_bytes(priced.memory_limit_bytes),
+    }
+    return [(name, said.format(**fields)) for name, needed, said in _FACTS if fields[needed]]
 
 
-def _limits(priced: Detail) -> Iterator[str]:
-    """Gap to peak by cost."""
-    step_s = priced.iteration_s
-    _, *costs = gap_to_peak(priced)
-    shares = [f"{what} {_part(cost_s, step_s)}" for what, cost_s in costs if cost_s > _WORTH_SAYING * step_s]
-    if shares:
-        yield f"Gap to peak: {', '.join(shares)}."
+# The map of ranks and stages.
+
+AXIS_COLUMNS = (
+    words("axis", "axis", "From the innermost of the rank order.", 12),
+    Column("size", "size", "GPUs of a group.", decimals=0),
+    words("ranks", "ranks of a group", "Of the group of rank 0.", 16),
+    words("network", "network", "The outermost network level that a group crosses.", 12),
+    words("splits", "splits", "What is split over it.", 60),
+)
+_SPLITS: tuple[tuple[str, Callable[[Detail], object], str], ...] = (
+    ("x", lambda one: one.grid.y > 1, "weight matrices, with {y}: GEMMs' partial results are summed over one of both"),
+    (
+        "x",
+        lambda one: one.job.framework.step.sequence_parallel,
+        "weights; inputs all-gathered, outputs reduce-scattered",
+    ),
+    ("x", bool, "weight matrices; outputs are summed"),
+    ("y", bool, "weight matrices, with {x}"),
+    ("z", bool, "the batch and the storage of weights: all-gathered before use"),
+    (
+        "context",
+        lambda one: one.job.framework.step.context_shards,
+        "each sequence, and the storage of weights with {z}",
+    ),
+    ("context", bool, "each sequence"),
+    ("pipeline", lambda one: one.chunks > 1, "layers, in {chunks} interleaved chunks a stage"),
+    ("pipeline", bool, "layers"),
+    (
+        "data",
+        lambda one: one.job.framework.step.reduce_each_micro_batch,
+        "the batch; gradients averaged each micro-batch",
+    ),
+    ("data", bool, "the batch; gradients averaged once per step"),
+)
+"""What an axis splits: the first of its rows whose condition holds."""
+
+
+def axis_rows(priced: Detail) -> list[Json]:
+    """Axes above 1, in the rank order, and what they split."""
+    grid, framework, tiers = priced.grid, priced.job.framework, priced.job.machine.tiers
+    named = {axis: framework.called(axis) for axis in grid.order} | {"chunks": f"{priced.chunks}"}
+    rows = []
+    for axis in (one for one in grid.order if grid.axis_size(one) > 1):
+        group = grid.members(0, axis)
+        splits = next((said for one, holds, said in _SPLITS if one == axis and holds(priced)), "")
+        network = tiers[route(grid.group_shape(axis), tiers, grid.world).outermost].name
+        row = {"axis": named[axis], "size": len(group), "ranks": _listed(group), "network": network}
+        rows.append({**row, "splits": splits.format(**named)})
+    return rows
+
+
+def _listed(ranks: Sequence[int]) -> str:
+    """`0–7` for neighbours, else the first three and the last."""
+    if len(ranks) > 2 and ranks[-1] - ranks[0] == len(ranks) - 1:
+        return f"{ranks[0]:,}–{ranks[-1]:,}"
+    shown = [f"{rank:,}" for rank in ranks]
+    return ", ".join(shown if len(ranks) < 5 else [*shown[:3], "…", shown[-1]])
+
+
+def node_words(priced: Detail) -> str:
+    """What the GPUs of a node have in common: the part of each axis that is within it."""
+    grid, node = priced.grid, priced.job.machine.launcher.ranks_per_node
+    if grid.world == 1:
+        return "One GPU, no communication."
+    places = [grid.coordinates(rank) for rank in range(min(node, grid.world))]
+    within = [(axis, len({place[axis] for place in places})) for axis in grid.order]
+    held = " × ".join(f"{priced.job.framework.called(axis)} {count}" for axis, count in within if count > 1)
+    return f"Node 0, ranks 0–{len(places) - 1}: {held}." if held else ""
+
+
+ACTIVATIONS = "activations"
+MEMORY_GROUPS = {
+    "weights": "--compute",
+    "gradients": "--compute-2",
+    "optimizer states": "--compute-3",
+    ACTIVATIONS: "--axis-z",
+    "logits": "--axis-several",
+    "temporaries": "--axis-x",
+}
+"""Groups of memory items, with their colors."""
+_GROUPED = {
+    **dict.fromkeys(("compute weights", "gathered weights", "gathered weights of whole blocks"), "weights"),
+    **dict.fromkeys(("gradients", "unreduced weight gradients"), "gradients"),
+    **dict.fromkeys(("master weights", "optimizer moments", "replicated vectors"), "optimizer states"),
+    "logits of one chunk": "logits",
+}
+_STAGE = words("stage", "stage", "", 5)
+MAP_COLUMNS = (
+    _STAGE,
+    words("nodes", "nodes", "", 8),
+    words("ranks", "ranks", "", 12),
+    words("layers", "layers", "By chunk.", 60),
+)
+_MEMORY_BY_STAGE = (
+    _STAGE,
+    Column("in_flight", "micro-batches\nin flight", "Whose activations are alive together.", show="{:.3g}".format),
+    *(Column(group, f"{group}, GiB", per=GIB, decimals=2) for group in MEMORY_GROUPS),
+    Column("total", "all, GiB", per=GIB, decimals=2),
+)
+
+
+def stage_rows(priced: Detail) -> list[Json]:
+    """Each pipeline stage, or the only one: its nodes, ranks and layers, and its memory by group, bytes."""
+    grid, node = priced.grid, priced.job.machine.launcher.ranks_per_node
+    stages = priced.stages or (StagePrediction(priced.job.model.layers, 0.0, 0.0, 0.0, priced.memory),)
+    rows = []
+    for number, one in enumerate(stages):
+        ranks = (
+            [rank for rank in range(grid.world) if grid.coordinates(rank)["pipeline"] == number] if one.parts else []
+        )
+        parts = [f"{first}–{first + count - 1}" if count > 1 else f"{first}" for first, count in one.parts if count]
+        ends = ["embedding"] * (number == 0), ["LM head"] * (number == len(stages) - 1)
+        sums = dict.fromkeys(MEMORY_GROUPS, 0.0)
+        for name, size in one.memory.items:
+            sums[_GROUPED.get(name, ACTIVATIONS if name.startswith("saved ") else "temporaries")] += float(size)
+        held = one.held if one.parts else priced.values["held"]
+        rows.append(
+            {
+                "stage": str(number) if one.parts else None,
+                "nodes": _listed(sorted({rank // node for rank in ranks})),
+                "ranks": _listed(ranks),
+                "layers": ", ".join([*ends[0], *parts, *ends[1]]),
+                "in_flight": held / max(one.blocks, 1),
+                **sums,
+                "total": float(one.memory.total_bytes),
+            }
+        )
+    return rows
+
+
+_DRAWN = 86
+"""Characters of a drawn schedule."""
+_LEGEND = (
+    "A row for each stage, from left to right: a, b, …: forward pass of a micro-batch; A, B, …: its backward pass; "
+    "·: the stage waits."
+)
+
+
+def _stages(priced: Detail) -> list[ExplainSection]:
+    """Stages of a pipeline: where and what they are, their first passes, and their memory."""
+    rows = stage_rows(priced)
+    return [
+        ExplainSection("Pipeline stages", columns=MAP_COLUMNS, rows=rows),
+        ExplainSection("Pipeline schedule", drawing=_drawn_schedule(priced), notes=[_LEGEND]),
+        ExplainSection("Peak memory per GPU by stage", columns=_MEMORY_BY_STAGE, rows=rows),
+    ]
+
+
+def _drawn_schedule(priced: Detail) -> list[str]:
+    """The first passes of each stage as letters, as many as there is room for at one letter for the shortest pass."""
+    _, spans = first_passes(priced)
+    letter_s = min(one.end_s - one.start_s for one in spans)
+    rows: dict[str, list[str]] = {}
+    for one in spans:
+        row = rows.setdefault(one.lane, ["·"] * _DRAWN)
+        letter = chr(ord("A" if one.name == "backward" else "a") + int(str(one.details["micro_batch"])) % 26)
+        for place in range(round(one.start_s / letter_s), min(round(one.end_s / letter_s), _DRAWN)):
+            row[place] = letter
+    return [f"{lane:<10}{''.join(rows[lane]).rstrip('·')}" for lane in sorted(rows, key=lambda lane: (len(lane), lane))]
 
 
 def line_sentences(priced: Detail) -> list[str]:

@@ -166,8 +166,8 @@ def _notes(found: Diagnosis) -> Iterator[str]:
     yield f"Probability of {nothing}: {percent(found.healthy, decimals=0)}."
     if found.of == "step" and not found.learned:
         yield (
-            "The 80% interval has the half-widths of the profile, which has learned from no step: `axonn-tune learn` "
-            "with a run that is known to be good narrows it."
+            "The profile has learned from no step: `axonn-tune learn` with a run that is known to be good narrows the "
+            "80% interval."
         )
     if found.misfit > MISFIT:
         yield (
@@ -199,7 +199,7 @@ def command_of(change: Change, *, machine: str, model: NamedModel = None) -> str
 
 def pins(setup: Setup, *, machine: str, model: NamedModel = None) -> list[str]:
     """Options that pin this step configuration."""
-    one, workload, framework = setup.configuration, setup.workload, setup.framework
+    one, workload, framework = setup.layout, setup.workload, setup.framework
     found = ["--gpus", str(one.grid.world), *_model_words(setup.model, model), "--machine", machine]
     if framework.name != AXONN_TUNE.name:
         found += ["--framework", framework.name]
@@ -279,7 +279,7 @@ def diagnosis_json(found: Diagnosis, *, machine: str, model: str | None = None, 
 def _change_json(change: Change, *, machine: str, model: NamedModel) -> Json:
     return {
         "words": change.words,
-        "layout": layout_words(change.setup.configuration, change.setup.framework),
+        "layout": layout_words(change.setup.layout, change.setup.framework),
         "step_s": change.step_s,
         "gain": change.gain,
         "command": command_of(change, machine=machine, model=model),
@@ -319,30 +319,25 @@ def diagnosis_section(
     )
 
 
-_S = {"title": {"text": "s"}}
-
-
 def _figures(found: Diagnosis, likely: Sequence[Cause]) -> Iterator[Json]:
     """Predicted vs. measured; the gap and the share and probability of each explanation."""
-    whiskers = page.error_bars([found.high_s - found.predicted_s, 0.0], [found.predicted_s - found.low_s, 0.0])
-    both, colors = [found.predicted_s, found.measured_s], [page.PREDICTED, page.MEASURED]
-    yield page.named_bars(
-        f"The {found.of}", ["predicted", "measured"], both, color=colors, xaxis=_S, look={"error_x": whiskers}
-    )
+    ends = found.high_s - found.predicted_s, found.predicted_s - found.low_s
+    both = [
+        ("predicted", found.predicted_s, show_seconds(found.predicted_s), page.PREDICTED, *ends),
+        ("measured", found.measured_s, show_seconds(found.measured_s), page.MEASURED, 0.0, 0.0),
+    ]
+    yield page.bars(f"The {found.of}", "s", both)
     if not likely:
         return
-    names = ["measured - predicted", *(cause.title for cause in likely)]
-    gaps = [found.measured_s - found.predicted_s, *(cause.explains_s for cause in likely)]
-    colors = [page.MEASURED, *[page.PREDICTED] * len(likely)]
-    yield page.named_bars("The gap, and the time of each explanation", names, gaps, color=colors, xaxis=_S)
-    shares = [cause.probability / PERCENT for cause in likely]
-    yield page.named_bars(
-        "How likely",
-        [f"{one.title}: {one.words}" for one in likely],
-        shares,
-        color=page.ACCENT,
-        xaxis={"title": {"text": "%"}},
-    )
+    gap_s = found.measured_s - found.predicted_s
+    causes = [(one.title, one.explains_s, show_seconds(one.explains_s), page.PREDICTED) for one in likely]
+    gap = ("measured - predicted", gap_s, show_seconds(gap_s), page.MEASURED)
+    yield page.bars("The gap, and the time of each explanation", "s", [gap, *causes])
+    shares = [
+        (f"{one.title}: {one.words}", one.probability / PERCENT, percent(one.probability), page.ACCENT)
+        for one in likely
+    ]
+    yield page.bars("How likely", "%", shares)
 
 
 # A run that is only stated.
@@ -377,30 +372,38 @@ class StatedCommand:
 def command_section(command: StatedCommand, priced: Detail) -> ExplainSection:
     """The run and its assumptions."""
     run, setup, name = command.run, command.setup, Path(command.run.path).name
-    model, workload, grid = setup.model, setup.workload, setup.configuration.grid
-    layout = layout_words(setup.configuration, setup.framework)
+    model, workload, grid = setup.model, setup.workload, setup.layout.grid
+    layout = layout_words(setup.layout, setup.framework)
     accumulated = counted(priced.accumulation, "gradient accumulation step")
-    sentences = [
-        f"{name} runs {setup.framework.title} (line {run.lines[0]}) on {counted(grid.world, 'GPU')}: {layout}, "
-        f"{accumulated}, {workload.precision}.",
-        f"{model.name}, {model.parameters / 1e9:.3g} billion parameters: {model.layers} layers of hidden size "
-        f"{model.hidden:,}, {model.heads} heads, {model.kv_heads} key and value heads, FFN {model.ffn:,}, vocabulary "
-        f"{model.vocab:,}.",
-        *said_of(run),
+    facts = [
+        ("command", f"{name}, line {run.lines[0]}: {setup.framework.title} on {counted(grid.world, 'GPU')}"),
+        ("layout", f"{layout}, {accumulated}, {workload.precision}"),
+        (
+            "model",
+            f"{model.name}, {model.parameters / 1e9:.3g} billion parameters: {model.layers} layers of hidden size "
+            f"{model.hidden:,}, {model.heads} heads, {model.kv_heads} key and value heads, FFN {model.ffn:,}, "
+            f"vocabulary {model.vocab:,}",
+        ),
+        *_taken(run),
     ]
     needed, limit = priced.memory_bytes, priced.memory_limit_bytes
     if needed > limit:
-        sentences.append(f"It is predicted to exceed memory: {show_bytes(needed)} of {show_bytes(limit)} usable.")
-    return ExplainSection("The run", sentences=sentences)
+        facts.append(("out of memory", f"{show_bytes(needed)} predicted, {show_bytes(limit)} usable"))
+    return ExplainSection("The run", facts=facts)
+
+
+def _taken(run: CommandRun) -> Iterator[tuple[str, str]]:
+    """What is assumed, arguments that are not priced, and unknown ones."""
+    yield from (("assumed", words) for words in run.assumed)
+    yield from (("ignored", words) for words in run.ignored)
+    if run.unknown:
+        more = f" and {len(run.unknown) - _MOST_UNKNOWN} more" if len(run.unknown) > _MOST_UNKNOWN else ""
+        yield "unknown", f"{', '.join(run.unknown[:_MOST_UNKNOWN])}{more}, taken to change nothing"
 
 
 def said_of(run: CommandRun) -> Iterator[str]:
-    """Sentences on what is assumed, on arguments that are not priced, and on unknown ones."""
-    yield from (f"Assumed: {words}." for words in run.assumed)
-    yield from (f"Ignored: {words}." for words in run.ignored)
-    if run.unknown:
-        more = f" and {len(run.unknown) - _MOST_UNKNOWN} more" if len(run.unknown) > _MOST_UNKNOWN else ""
-        yield f"Unknown, taken to change nothing: {', '.join(run.unknown[:_MOST_UNKNOWN])}{more}."
+    """The same in sentences."""
+    yield from (f"{kind.capitalize()}: {words}." for kind, words in _taken(run))
 
 
 _MOST_UNKNOWN = 20
@@ -443,7 +446,7 @@ def command_json(command: StatedCommand) -> Json:
             "path": command.run.path,
             "line": command.run.lines[0],
             "framework": command.setup.framework.name,
-            "layout": layout_words(command.setup.configuration, command.setup.framework),
+            "layout": layout_words(command.setup.layout, command.setup.framework),
             "stated": {name: cell_text(stated.value) for name, stated in command.run.columns.items() if stated.line},
             "assumed": list(command.run.assumed),
             "ignored": list(command.run.ignored),

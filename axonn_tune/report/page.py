@@ -10,17 +10,16 @@ from __future__ import annotations
 import base64
 import gzip
 import json
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from html import escape
 from importlib import resources
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 from axonn_tune import __version__
-from axonn_tune.cost.breakdown import ATTENTION, CONTENDED, ELEMENT_WISE, GEMMS, OPTIMIZER
+from axonn_tune.cost.price import ATTENTION, CONTENDED, ELEMENT_WISE, GEMMS, OPTIMIZER
 from axonn_tune.cost.uncertainty import own_bound_s
 from axonn_tune.errors import EnvironmentProblem
 from axonn_tune.files import write_text_atomically
@@ -34,21 +33,14 @@ from axonn_tune.units import counted, show_interval, show_seconds
 
 Cell: TypeAlias = str | int | float | None
 SORTS = "Click a heading to sort."
-OWN = "its own part"
-"""What of an interval other bars do not share, in a legend."""
-SAID = "%{text}<extra></extra>"
 MISSING = "a report needs plotly, which is not installed: pip install '.[report]' in the checkout"
-_SCRIPTS = ("format.js", "table.js", "figures.js", "blocks.js", "page.js")
-LABELLED = 1.25
-"""What a figure is wider than its bars, for the words beside them."""
+_SCRIPTS = ("format.js", "table.js", "drawings.js", "figures.js", "blocks.js", "page.js")
 _FAR = 100.0
 """Values so many times the smallest take no digits from it: a page lists rows far worse than those one compares."""
-_DECADES_ONLY = 300.0
-"""From this ratio of the ends of a logarithmic axis on, powers of ten are enough."""
 
 # Colors by meaning, as variables of `style.css`, `--name` or `--name/opacity`; the same in every figure.
-COMPUTATION, TEXT = "--compute", "--text"
-ACCENT, MUTED, LIMIT, WAIT, PANEL = "--accent", "--muted", "--limit", "--wait", "--panel"
+COMPUTATION, BUBBLE, WAIT, EXPOSED = "--compute", "--muted", "--wait", "--cost"
+ACCENT, MUTED = "--accent", "--muted"
 PREDICTED, MEASURED = "--predicted", "--measured"
 BY_KIND = {
     GEMMS: "--compute",
@@ -57,7 +49,6 @@ BY_KIND = {
     OPTIMIZER: "--compute-4",
     CONTENDED: "--compute/0.35",
 }
-SERIES = tuple(f"--series-{number}" for number in range(1, 9))
 _STRENGTH = {"all_gather": 1.0, "reduce_scatter": 0.72, "all_reduce": 0.45}
 _AXES = {"x": "--axis-x", "y": "--axis-y", "z": "--axis-z", "data": "--axis-data"}
 
@@ -124,134 +115,47 @@ def fold(title: str, blocks: Sequence[Json]) -> Json:
     return {"kind": "fold", "title": title, "blocks": list(blocks)}
 
 
-def figure(
-    title: str,
-    traces: Sequence[Json],
-    *,
-    layout: Mapping[str, Any],
-    height: int,
-    note: str = "",
-    choices: Sequence[Json] = (),
+Bar: TypeAlias = tuple[str, float, str, str]
+"""Name, value, what stands at its end, and color."""
+
+
+def bars(
+    title: str, unit: str, rows: Sequence[Sequence[object]], *, note: str = "", limit: float | None = None
 ) -> Json:
-    """A plotly figure, drawn when it is seen."""
-    return {
-        "kind": "figure",
-        "title": title,
-        "note": note,
-        "figure": {"data": list(traces), "layout": dict(layout)},
-        "height": height,
-        "choices": list(choices),
-    }
+    """A figure of a bar for each `Bar`, and its interval's ends above and below the value, where rows have them.
 
-
-def choice(label: str, traces: Mapping[int, Json], layout: Mapping[str, Any] = MappingProxyType({})) -> Json:
-    """One way to look at a figure: what to change in some of its traces, by number, and in its layout."""
-    return {"label": label, "traces": {str(key): value for key, value in traces.items()}, "layout": dict(layout)}
-
-
-def named_axis(names: Sequence[str], *, below: float = 0.4, above: float = 0.6) -> Json:
-    """A vertical axis with a row for each name, the first on top; below, above: room beyond the ends, in rows."""
-    return {
-        "tickvals": list(range(len(names))),
-        "ticktext": list(names),
-        "range": [len(names) - below, -above],
-        "fixedrange": True,
-    }
-
-
-def upright(at: float, line: Mapping[str, Any]) -> Json:
-    """A line over the whole height of a figure."""
-    return {"type": "line", "xref": "x", "yref": "paper", "x0": at, "x1": at, "y0": 0, "y1": 1, "line": dict(line)}
-
-
-def bar_trace(name: str, x: Sequence[float | None], y: Sequence[Any], *, color: object, **others: object) -> Json:
-    """Horizontal bars; `text`, if given, is what pointing at each says."""
-    said = {"textposition": "none", "hovertemplate": SAID} if "text" in others else {}
-    marker = {"color": color}
-    return {"type": "bar", "orientation": "h", "name": name, "x": x, "y": y, "marker": marker, **said, **others}
-
-
-def named_bars(
-    title: str,
-    names: Sequence[str],
-    values: Sequence[float],
-    *,
-    color: object,
-    xaxis: Mapping[str, Any],
-    note: str = "",
-    shapes: Sequence[Json] = (),
-    look: Mapping[str, Any] = MappingProxyType({}),
-) -> Json:
-    """A figure of horizontal bars, one for each name; look: more about the bars."""
-    layout = {"showlegend": False, "xaxis": dict(xaxis), "yaxis": named_axis(names), "shapes": list(shapes)}
-    trace = {**bar_trace(title, values, list(range(len(names))), color=color), **look}
-    return figure(title, [trace], layout=layout, height=90 + 24 * len(names), note=note)
-
-
-def point_trace(name: str, x: Sequence[Any], y: Sequence[Any], *, mode: str = "markers", **others: object) -> Json:
-    """Marks, or a line through them; `text`, if given, is what pointing at each says, else nothing is said."""
-    said = {"hovertemplate": SAID} if "text" in others else {"hoverinfo": "skip"}
-    return {"type": "scatter", "mode": mode, "name": name, "x": x, "y": y, **said, **others}
-
-
-def line_trace(name: str, x: Sequence[Any], y: Sequence[Any], *, dash: str = "dash", **others: object) -> Json:
-    """A thin line to compare with."""
-    return point_trace(name, x, y, mode="lines", line={"color": MUTED, "width": 1, "dash": dash}, **others)
-
-
-def error_bars(up: Sequence[float], down: Sequence[float]) -> Json:
-    """Error bars of both sides; the median of two runs may round a hair beyond them."""
-    both = {"array": [max(value, 0.0) for value in up], "arrayminus": [max(value, 0.0) for value in down]}
-    return {"type": "data", "symmetric": False, **both}
-
-
-def interval_traces(steps: Sequence[Json], y: Sequence[float], *, machine: Machine) -> list[Json]:
-    """Whiskers over horizontal bars of steps: their 80% interval, and thicker the part that no other bar shares.
-
-    steps: configurations of the contract. Below is a line in the color of the page, so that they are seen on any bar.
+    unit: `s`, `bytes` or another, which is shown as it is. limit: where a dashed line is.
     """
-    known = [
-        (at, one, own_bound_s(machine, step_s=one["iteration_s"], waiting_s=one["exposed_communication_s"] or 0.0))
-        for at, one in zip(y, steps, strict=True)
-        if one["low_s"] is not None
-    ]
-    places, x = [at for at, _, _ in known], [one["iteration_s"] for _, one, _ in known]
-    halves = [half_s for _, _, half_s in known]
-    said = [f"{interval_words(one)}<br>±{show_seconds(half_s)} its own" for _, one, half_s in known]
-    whole = error_bars(
-        [one["high_s"] - one["iteration_s"] for _, one, _ in known],
-        [one["iteration_s"] - one["low_s"] for _, one, _ in known],
-    )
-    own = error_bars(halves, halves)
-    looks = (
-        ("80% interval", whole, {"color": PANEL, "thickness": 4.6, "width": 5.5}),
-        (OWN, own, {"color": PANEL, "thickness": 8, "width": 0}),
-        ("80% interval", whole, {"color": TEXT, "thickness": 1.6, "width": 4}),
-        (OWN, own, {"color": TEXT, "thickness": 5, "width": 0}),
-    )
-    found = []
-    for name, ends, look in looks if known else ():
-        symbol = {"symbol": "line-ew-open" if name == OWN else "line-ns-open", "size": 10, "color": TEXT}
-        trace = point_trace(name, x, places, text=said, marker={**symbol, "line": {"width": 1.6}}, cliponaxis=False)
-        found.append({**trace, "error_x": {**ends, **look}, "showlegend": look["color"] == TEXT})
-    return found
+    return {"kind": "bars", "title": title, "note": note, "unit": unit, "rows": list(map(list, rows)), "limit": limit}
 
 
-def steps_axis(steps: Sequence[Json]) -> Json:
-    """The axis of their times, with room for the times as words."""
-    return {"title": {"text": "s per step"}, "range": [0, LABELLED * _reach_s(steps)]}
+def stacks(
+    title: str,
+    rows: Sequence[Json],
+    series: Mapping[str, str],
+    *,
+    unit: str = "s",
+    note: str = "",
+    axis: str | None = None,
+    limit: float | None = None,
+) -> Json:
+    """A figure of a bar for each row, made of parts.
+
+    rows: `name`; `parts`, values by series; `under`, those of a thin bar below it; `words` at its end unless its sum;
+    `notes` on parts; of steps as `step_row`. series: colors by name, in their order. axis: its title, the unit unless
+    given.
+    """
+    drawn = {"unit": unit, "rows": list(rows), "series": dict(series), "axis": axis, "limit": limit}
+    return {"kind": "stacks", "title": title, "note": note, **drawn}
 
 
-def _reach_s(steps: Sequence[Json]) -> float:
-    """The end of the longest step, its interval included."""
-    return float(max(max(one["high_s"] or 0.0, one["iteration_s"]) for one in steps))
-
-
-def label_trace(steps: Sequence[Json], y: Sequence[float]) -> Json:
-    """The time of each step in words, in a column at the right edge of horizontal bars."""
-    at, texts = [LABELLED * _reach_s(steps)] * len(steps), [show_seconds(one["iteration_s"]) for one in steps]
-    look = {"textposition": "middle left", "hoverinfo": "skip", "showlegend": False, "cliponaxis": False}
-    return {"type": "scatter", "mode": "text", "x": at, "y": list(y), "text": texts, **look}
+def step_row(name: str, step: Json, parts: Mapping[str, float], *, machine: Machine) -> Json:
+    """A row of `stacks` for a configuration of the contract: its step, 80% interval, and the half that no other has."""
+    row = {"name": name, "parts": dict(parts), "words": show_seconds(step["iteration_s"]), "at": step["iteration_s"]}
+    if step["low_s"] is None:
+        return row
+    own_s = own_bound_s(machine, step_s=step["iteration_s"], waiting_s=step["exposed_communication_s"] or 0.0)
+    return {**row, "low": step["low_s"], "high": step["high_s"], "own": own_s}
 
 
 def interval_words(config: Json) -> str:
@@ -327,23 +231,12 @@ def _decimals(numbers: Sequence[float]) -> int:
     return len(seconds_cells([min(known), min(max(known), _FAR * min(known))])[0].partition(".")[2])
 
 
-def term_color(op: str, axis: str) -> str:
-    """The color of an axis, one for all groups over several; the collectives of an axis differ in strength."""
+def term_color(term: str) -> str:
+    """The color of `all_gather over z`: of its axis, one for several; collectives differ in strength."""
+    op, _, axis = term.partition(" over ")
+    if not axis:
+        return WAIT
     return f"{_AXES.get(axis, '--axis-several')}/{_STRENGTH.get(op, 1.0)}"
-
-
-def series_color(number: int) -> str:
-    """The color of one of several lines."""
-    return SERIES[number % len(SERIES)]
-
-
-def round_ticks(low: float, high: float, *, unit: float = 1.0) -> list[float]:
-    """1, 2 and 5 times powers of ten of `unit` between two positive values; the two themselves if there are fewer."""
-    decades = range(math.floor(math.log10(low / unit)), math.ceil(math.log10(high / unit)) + 1)
-    steps = (1, 2, 5) if high / low < _DECADES_ONLY else (1,)
-    found = [step * 10.0**decade * unit for decade in decades for step in steps]
-    shown = [value for value in found if low <= value <= high]
-    return shown if len(shown) > 1 else list(dict.fromkeys([low, high]))
 
 
 _KEYS = (

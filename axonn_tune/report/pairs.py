@@ -3,25 +3,21 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from html import escape
 from statistics import median
 
-from axonn_tune.report import page
-from axonn_tune.report.output import PERCENT, Column, Json, count, fields_of, share, text_of, words
+from axonn_tune.report.output import Column, Json, count, fields_of, share, text_of, words
 from axonn_tune.specs.launch import CollectiveTerm
 from axonn_tune.specs.results import Pairs
 from axonn_tune.units import GIB, MILLI, show_bytes, show_seconds
 from axonn_tune.validation.quality import Quality
 
-NEAR = 0.25
-"""Size of the error at the dashed lines."""
 MOST_POINTS = 3000
 """Above this number of points, overlapping ones are drawn once: browsers are slow with ten thousand."""
 _CELLS_PER_DECADE = 40
-_SYMBOLS = ("circle", "diamond", "square", "triangle-up")
 
 
 @dataclass(frozen=True)
@@ -163,31 +159,23 @@ def pairs_figure(title: str, points: Sequence[Point], unit: Unit = SECONDS, *, n
     bars: with the range of the runs and the 80% interval of the prediction.
     """
     drawn = _apart(points) if len(points) > MOST_POINTS else points
-    series: dict[str, list[Point]] = {}
+    series: dict[str, list[list[object]]] = {}
     for one in drawn:
-        series.setdefault(one.series, []).append(one)
-    ordered = dict(sorted(series.items(), key=lambda item: (-len(item[1]), item[0])))
-    traces = [_trace(name, found, number, bars=bars) for number, (name, found) in enumerate(ordered.items())]
-    errors: dict[int, Json] = {
-        number: {"y": [[one.error / PERCENT for one in found]], **({"error_y.visible": False} if bars else {})}
-        for number, found in enumerate(ordered.values())
-    }
-    values = [value for one in drawn for value in (one.measured, one.predicted)]
-    # With room on both sides.
-    ends = [0.8 * min(values), 1.25 * max(values)]
-    for off in (0.0, NEAR, -NEAR):
-        errors[len(traces)] = {"y": [[off / PERCENT] * 2]}
-        name, dash = (f"error of ±{NEAR:.0%}", "dash") if off else ("measured as predicted", "solid")
-        traces.append(page.line_trace(name, ends, [(1.0 + off) * end for end in ends], dash=dash, showlegend=off >= 0))
-    ticks = page.round_ticks(*ends, unit=unit.per)
-    axis = {"type": "log", "tickvals": ticks, "ticktext": [unit.show(tick) for tick in ticks]}
-    layout = {side: {"title": {"text": text}, **axis} for side, text in (("xaxis", "measured"), ("yaxis", "predicted"))}
-    linear = {"yaxis.title.text": "error, %", "yaxis.type": "linear", "yaxis.tickvals": None, "yaxis.ticktext": None}
-    choices = [page.choice("predicted", {}), page.choice("error", errors, linear)]
-    said = [f"Solid line: predicted = measured; dashed: an error of ±{NEAR:.0%}.", note]
+        ends = [end for pair in one.bars or () for end in pair] if bars else []
+        series.setdefault(one.series, []).append([one.measured, one.predicted, one.words, *ends])
+    ordered = sorted(series.items(), key=lambda item: (-len(item[1]), item[0]))
+    said = ["Solid line: predicted = measured; dashed: an error of ±25%.", note]
     if len(drawn) < len(points):
         said.append(f"Of overlapping rows the worst is drawn: {len(drawn):,} of {len(points):,}.")
-    return page.figure(title, traces, layout=layout, height=540, note=" ".join(filter(None, said)), choices=choices)
+    return {
+        "kind": "points",
+        "title": title,
+        "note": " ".join(filter(None, said)),
+        "unit": "bytes" if unit is MEMORY else "s",
+        "choices": ["predicted", "error"],
+        "ranges": bars,
+        "series": [{"name": name, "points": found} for name, found in ordered],
+    }
 
 
 def _apart(points: Sequence[Point]) -> list[Point]:
@@ -199,22 +187,3 @@ def _apart(points: Sequence[Point]) -> list[Point]:
         if cell not in worst or abs(one.error) > abs(worst[cell].error):
             worst[cell] = one
     return list(worst.values())
-
-
-def _trace(name: str, points: Sequence[Point], number: int, *, bars: bool) -> Json:
-    symbol = _SYMBOLS[number // len(page.SERIES) % len(_SYMBOLS)]
-    color = page.series_color(number)
-    marker = {"size": 6, "opacity": 0.7, "color": color, "symbol": symbol}
-    x, y, text = zip(*((one.measured, one.predicted, one.words) for one in points), strict=True)
-    trace = page.point_trace(name, list(x), list(y), text=list(text), marker=marker)
-    return {**trace, **dict(_whiskers(points, color))} if bars else trace
-
-
-def _whiskers(points: Sequence[Point], color: str) -> Iterator[tuple[str, Json]]:
-    """Error bars across, the runs, and upwards, the interval."""
-    for side, name in enumerate(("error_x", "error_y")):
-        middles = [(one.measured, one.predicted)[side] for one in points]
-        ends = [one.bars[side] if one.bars else (middle, middle) for one, middle in zip(points, middles, strict=True)]
-        up = [high - middle for (_, high), middle in zip(ends, middles, strict=True)]
-        down = [middle - low for (low, _), middle in zip(ends, middles, strict=True)]
-        yield name, {**page.error_bars(up, down), "color": color, "thickness": 1.2, "width": 0}

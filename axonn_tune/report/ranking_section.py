@@ -6,8 +6,7 @@ import shlex
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 
-from axonn_tune.cost.breakdown import hidden_s, work_by_kind
-from axonn_tune.frameworks.description import Framework
+from axonn_tune.cost.price import hidden_s, work_by_kind
 from axonn_tune.grid import ALL_AXES
 from axonn_tune.ranking.inputs import Inputs
 from axonn_tune.ranking.priced import Priced
@@ -22,7 +21,6 @@ from axonn_tune.report.configuration import (
     launch_command,
     outcome,
     over_axis,
-    time_unit,
 )
 from axonn_tune.report.explain import memory_items
 from axonn_tune.report.output import Column, Json, axis_name, unbroken
@@ -36,7 +34,7 @@ from axonn_tune.report.ranking import (
     shown_row,
     with_framework,
 )
-from axonn_tune.units import GIB, counted, show_seconds
+from axonn_tune.units import counted
 
 DETAILED = 10
 """How many configurations, from the first, are shown with timeline, memory and terms."""
@@ -139,7 +137,9 @@ def _ranking_table(configs: Sequence[Json], document: Json, *, identity: str, op
 def state_of(config: Json) -> str:
     """Whether a configuration can be used, in a word or two."""
     if not config["feasible"]:
-        return f"{REJECTED}{reason_name(config)}"
+        # The constraint that it breaks: the first, if there are several.
+        first = (config["rejected_because"] or ["rejected"])[0]
+        return f"{REJECTED}{first.partition(':')[0]}"
     return TIE if config["tie"] and config["rank"] != 1 else FEASIBLE
 
 
@@ -194,8 +194,6 @@ def ranking_of(inputs: Inputs, ranked: Priced) -> Json:
     return {**ranking_document(inputs, ranked, entries), "left_out": max(len(ranked) - MOST_ROWS, 0)}
 
 
-_ROW_HEIGHT = 38
-_STEP_PLACE, _HIDDEN_PLACE = -0.1, 0.3
 BREAKDOWN, BUBBLE = "Step time: breakdown and 80% interval", "pipeline bubble"
 _OTHERS, _WORTH = "all other collectives", 0.005
 """Collectives that take less than this share of every step shown are one."""
@@ -203,64 +201,45 @@ _OTHERS, _WORTH = "all other collectives", 0.005
 
 def spent(one: ConfigurationDetail) -> list[Json]:
     """What a configuration spends of time and memory, by the same names in all, to compare it with another."""
-    exposed = _term_sums(one, exposed=True)
-    framework, bubble_s = one.inputs.problem.framework, one.priced.bubble_s
-    step = {
-        **_work_sums(one),
-        **{f"exposed {over_axis(key, framework)}": exposed_s for key, exposed_s in exposed.items()},
-    }
-    step |= {BUBBLE: bubble_s} if bubble_s else {}
-    # Terms are those of all pipeline stages, the step's wait that of one.
-    rest_s = one.priced.iteration_s - sum(step.values())
-    step |= {"the rest": rest_s} if bubble_s else {}
-    *items, _ = memory_items(one.priced)
-    scale, unit = time_unit(one.priced.iteration_s)
+    priced, framework = one.priced, one.inputs.problem.framework
+    exposed = _term_sums(one, exposed=True).items()
+    step = {**_work_sums(one), **{f"exposed {over_axis(key, framework)}": exposed_s for key, exposed_s in exposed}}
+    if priced.bubble_s:
+        # Terms are those of all pipeline stages, the step's wait that of one.
+        step[BUBBLE] = priced.bubble_s
+        step["the rest"] = priced.iteration_s - sum(step.values())
+    *items, _ = memory_items(priced)
     return [
-        {"title": "Step", "unit": unit, "per": scale, "values": step},
-        {"title": "Peak memory per GPU", "unit": "GiB", "per": float(GIB), "values": dict(items)},
+        {"title": "Step", "unit": "s", "values": step},
+        {"title": "Peak memory per GPU", "unit": "bytes", "values": dict(items)},
     ]
 
 
 def shares_figure(found: Sequence[ConfigurationDetail], *, picked: Json | None, layouts: LayoutWords) -> Json:
     """One pair of bars per configuration: the step with its interval above, overlapped communication below."""
-    names = [layouts.short(one.config, launch=one.config is picked) for one in found]
-    steps = [one.priced.iteration_s for one in found]
-    computed = [_work_sums(one) | ({BUBBLE: one.priced.bubble_s} if one.priced.bubble_s else {}) for one in found]
-    exposed = _with_others([_term_sums(one, exposed=True) for one in found], steps)
-    hidden = _with_others([_term_sums(one, exposed=False) for one in found], steps)
-    configs, places = [one.config for one in found], [number + _STEP_PLACE for number in range(len(found))]
-    waited, hiding = _sorted_keys(exposed), _sorted_keys(hidden)
-    framework = layouts.framework
-    traces = [
-        *(
-            _share_trace(kind, kind, computed, color=color)
-            for kind, color in {**page.BY_KIND, BUBBLE: page.MUTED}.items()
-            if any(kind in one for one in computed)
-        ),
-        *(_term_trace(key, exposed, framework) for key in waited),
-        *(_term_trace(key, hidden, framework, apart=True, shown=key not in waited) for key in hiding),
-        *page.interval_traces(configs, places, machine=found[0].inputs.problem.machine),
-        page.label_trace(configs, places),
-    ]
-    axes = {"xaxis": page.steps_axis(configs), "yaxis": page.named_axis(names, above=0.5)}
-    note = _breakdown_note(names, layouts)
-    height = 60 + _ROW_HEIGHT * len(names)
-    return page.figure(BREAKDOWN, traces, layout={"barmode": "stack", **axes}, height=height, note=note)
-
-
-def _breakdown_note(names: Sequence[str], layouts: LayoutWords) -> str:
-    """How to read the figure."""
-    tied = f"; {TIED} is within model error of #1" if any(TIED in name for name in names) else ""
-    return (
-        f"Names are rank, then {' × '.join(map(layouts.framework.called, layouts.axes))}{tied}. Upper bars: the step, "
-        "that is computation, then exposed communication by collective. Whiskers: its 80% interval; their thick part "
-        "is the row's own, which is what tells rows apart. Lower bars: communication overlapped with computation, "
-        "which lengthens the step only by the compute slowdown it causes."
+    exposed, hidden = (_with_others([_term_sums(one, exposed=side) for one in found], found) for side in (True, False))
+    framework, rows = layouts.framework, []
+    for one, waits, overlaps in zip(found, exposed, hidden, strict=True):
+        parts = _work_sums(one) | ({BUBBLE: one.priced.bubble_s} if one.priced.bubble_s else {})
+        parts |= {over_axis(key, framework): seconds for key, seconds in waits.items()}
+        name = layouts.short(one.config, launch=one.config is picked)
+        row = page.step_row(name, one.config, parts, machine=one.inputs.problem.machine)
+        rows.append({**row, "under": {over_axis(key, framework): seconds for key, seconds in overlaps.items()}})
+    keys = sorted({key for one in (*exposed, *hidden) for key in one}, key=lambda key: (key.rpartition(" ")[2], key))
+    colors = {**page.BY_KIND, BUBBLE: page.MUTED, **{over_axis(key, framework): page.term_color(key) for key in keys}}
+    tied = f" {TIED}: within model error of #1." if any(TIED in row["name"] for row in rows) else ""
+    note = (
+        f"Axes of size 1 are left out of names.{tied} Upper bar: the step, which is computation, then exposed "
+        "communication by collective. Whiskers: its 80% interval; the thick part is the row's own, which is what tells "
+        "rows apart. Lower bar: overlapped communication, which lengthens the step only by the compute slowdown that "
+        "it causes."
     )
+    return page.stacks(BREAKDOWN, rows, colors, axis="s per step", note=note)
 
 
-def _with_others(sums: Sequence[dict[str, float]], steps: Sequence[float]) -> list[dict[str, float]]:
+def _with_others(sums: Sequence[dict[str, float]], found: Sequence[ConfigurationDetail]) -> list[dict[str, float]]:
     """The same with what is nowhere worth a color of its own put together."""
+    steps = [one.priced.iteration_s for one in found]
     pairs = [(key, seconds, step_s) for one, step_s in zip(sums, steps, strict=True) for key, seconds in one.items()]
     large = {key for key, seconds, step_s in pairs if seconds > _WORTH * step_s}
     return [_sums((key if key in large else _OTHERS, seconds) for key, seconds in one.items()) for one in sums]
@@ -283,33 +262,3 @@ def _sums(pairs: Iterable[tuple[str, float]]) -> dict[str, float]:
     for key, seconds in pairs:
         found[key] += seconds
     return found
-
-
-def _sorted_keys(sums: Iterable[dict[str, float]]) -> list[str]:
-    return sorted({key for one in sums for key in one}, key=lambda key: (key.rpartition(" ")[2], key))
-
-
-def _term_trace(
-    key: str, sums: Sequence[dict[str, float]], framework: Framework, *, shown: bool = True, apart: bool = False
-) -> Json:
-    op, _, axis = key.partition(" over ")
-    name = over_axis(key, framework)
-    label = f"{name}, overlapped" if apart else f"waiting for {name}"
-    color = page.term_color(op, axis) if axis else page.WAIT
-    found = _share_trace(key, label, sums, color=color, place=_HIDDEN_PLACE if apart else _STEP_PLACE, name=name)
-    return {**found, "showlegend": shown, "width": 0.14 if apart else 0.5}
-
-
-def _share_trace(
-    key: str, label: str, sums: Sequence[dict[str, float]], *, color: str, place: float = _STEP_PLACE, name: str = ""
-) -> Json:
-    rows = [number for number, one in enumerate(sums) if key in one]
-    seconds = [sums[number][key] for number in rows]
-    said = [f"{label}: {show_seconds(one)}" for one in seconds]
-    places = [number + place for number in rows]
-    return page.bar_trace(name or key, seconds, places, color=color, text=said, legendgroup=key, width=0.5)
-
-
-def reason_name(config: Json) -> str:
-    """The constraint a rejected grid breaks: the first, if there are several."""
-    return str(config["rejected_because"][0]).partition(":")[0] if config["rejected_because"] else "rejected"

@@ -282,27 +282,20 @@ class Checkpointer:
         if saving is not None:
             saving.result()
 
-    def load_latest(self) -> int | None:
-        """Load the newest checkpoint and return its step; None if there is none. Errors as of `load`."""
-        self.wait()
-        steps = self._ranks.from_rank_0(self._folder.recover)
-        return self.load(steps[-1]) if steps else None
-
-    def load_named(self, name: str) -> int:
-        """Load the checkpoint of a name such as step-200; UsageError if it is no such name. Errors as of `load`."""
-        match = _NAME.fullmatch(name)
-        if match is None:
-            raise UsageError(f"--resume-from {name}: write the name of a checkpoint, such as step-200")
-        return self.load(int(match[1]))
-
-    def load(self, step: int) -> int:
-        """Load the checkpoint of a step.
+    def load(self, name: str | None = None) -> int | None:
+        """Load the checkpoint of a name such as step-200, or the newest; its step, None if there is none at all.
 
         DamagedCheckpointError, with the newest whole one, if it is not as it was written; TrainingFailedError if it
-        belongs to another model or run; UsageError if there is none.
+        belongs to another model or run; UsageError if there is none of that name.
         """
         self.wait()
-        steps = self._ranks.from_rank_0(self._folder.named)
+        match = _NAME.fullmatch(name or "")
+        if name is not None and match is None:
+            raise UsageError(f"--resume-from {name}: write the name of a checkpoint, such as step-200")
+        steps = self._ranks.from_rank_0(self._folder.recover if match is None else self._folder.named)
+        if match is None and not steps:
+            return None
+        step = steps[-1] if match is None else int(match[1])
         if step not in steps:
             there = ", ".join(f"step-{one}" for one in steps) or "none"
             raise UsageError(f"there is no checkpoint step-{step} in {str(self._folder.path)!r}, only {there}")
@@ -340,12 +333,11 @@ class Checkpointer:
         buckets = self._optimizer.buckets
         chosen = names_to_write(buckets, self._mesh)
         for bucket in buckets:
-            moments = self._optimizer.moments(bucket)
             for one in bucket.parameters:
                 if not to_write or one.name in chosen:
                     yield f"{PARAMETERS}{one.name}", shards_of(one, bucket, bucket.master)
-                    yield f"first_moments.{one.name}", shards_of(one, bucket, moments.first)
-                    yield f"second_moments.{one.name}", shards_of(one, bucket, moments.second)
+                    yield f"first_moments.{one.name}", shards_of(one, bucket, bucket.first)
+                    yield f"second_moments.{one.name}", shards_of(one, bucket, bucket.second)
 
     def _write(self, step: int, state: Shards) -> None:
         """The background part of a save. Rank 0 makes, names and deletes folders."""
@@ -399,26 +391,20 @@ class Checkpointer:
         ran = ((name, marker.run.get(name), here) for name, here in self._run.items())
         runs = [f"{name} is {there} there and {here} here" for name, there, here in ran if there != here]
         _must_agree(f"checkpoint {str(place)!r} is of another run", runs)
-        differences = list(_differences(stored, state, names))
+        # Parameters whose sizes differ, or that only one side has; moments go with their parameters.
+        sizes = {name: one.size for name, one in stored.items() if name.startswith(PARAMETERS)}
+        own = {name: one[0].size for name, one in state.items() if name.startswith(PARAMETERS)}
+        differences = [
+            f"{name.removeprefix(PARAMETERS)} is {_shown(sizes.get(name))} there and {_shown(own.get(name))} here"
+            for name in dict.fromkeys([*own, *(name for name in sizes if name not in names)])
+            if own.get(name) != sizes.get(name)
+        ]
         _must_agree(f"checkpoint {str(place)!r} is of another model", differences)
         _or_damaged(place, lambda: read(place, stored, state))
 
 
 def _stored(checkpoint: Path, marker: Marker) -> Stored:
     return _or_damaged(checkpoint, lambda: read_metadata(checkpoint, marker.sizes))
-
-
-def _differences(stored: Stored, state: Shards, names: Set[str]) -> Iterator[str]:
-    """Parameters whose sizes differ, or that only one side has; moments go with their parameters.
-
-    state: of this rank's pipeline stage; names: of all stages.
-    """
-    there = {name.removeprefix(PARAMETERS): one.size for name, one in stored.items() if name.startswith(PARAMETERS)}
-    here = {name.removeprefix(PARAMETERS): one[0].size for name, one in state.items() if name.startswith(PARAMETERS)}
-    unknown = (name for name in there if PARAMETERS + name not in names)
-    for name in dict.fromkeys([*here, *unknown]):
-        if here.get(name) != there.get(name):
-            yield f"{name} is {_shown(there.get(name))} there and {_shown(here.get(name))} here"
 
 
 def _shown(size: tuple[int, ...] | None) -> str:
@@ -450,8 +436,15 @@ def export(checkpoint: Path, output: str | Path, *, dtype: torch.dtype | None = 
 
     One tensor at a time is in memory. `dtype` None: as saved. Neither the library nor a GPU is needed:
     the format is the length of a header, the header in JSON, then the tensors one after the other.
+    DamagedCheckpointError, with the newest whole one beside it, if the checkpoint is not as it was written.
     """
-    marker, stored = _whole_or_another_named(checkpoint)
+    try:
+        marker = require_whole(checkpoint)
+        stored = _stored(checkpoint, marker)
+    except DamagedCheckpointError as error:
+        folder = CheckpointFolder(checkpoint.parent)
+        others = [step for step in folder.named() if folder.place(step) != checkpoint]
+        raise _with_newest_whole(error, others, lambda step: require_whole(folder.place(step)), "export") from error
     sizes = {name: (one.size, dtype or one.dtype) for name, one in stored.items() if name.startswith(PARAMETERS)}
     header: dict[str, Any] = {
         "__metadata__": {"format": "pt", "step": str(marker.step), "axonn_tune": str(marker.version)}
@@ -475,14 +468,3 @@ def export(checkpoint: Path, output: str | Path, *, dtype: torch.dtype | None = 
             _or_damaged(checkpoint, partial(read, checkpoint, stored, whole))
             file.write(values.to(kind).flatten().view(torch.uint8).numpy().data)
     return sum(torch.Size(size).numel() for size, _ in sizes.values())
-
-
-def _whole_or_another_named(checkpoint: Path) -> tuple[Marker, Stored]:
-    """Marker and what lies where; the error of a damaged one names the newest whole one beside it."""
-    try:
-        marker = require_whole(checkpoint)
-        return marker, _stored(checkpoint, marker)
-    except DamagedCheckpointError as error:
-        folder = CheckpointFolder(checkpoint.parent)
-        others = [step for step in folder.named() if folder.place(step) != checkpoint]
-        raise _with_newest_whole(error, others, lambda step: require_whole(folder.place(step)), "export") from error

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TypeAlias
 
 import torch
@@ -51,7 +52,7 @@ class CollectiveHandle:
 
     def __post_init__(self) -> None:
         if self.call is not None and self.work is not None:
-            self.call.sent(self.work)
+            self.call.clock.mark_end(self.work, self.call.group, partial(setattr, self.call, "done"))
 
     @property
     def done(self) -> bool:
@@ -62,18 +63,14 @@ class CollectiveHandle:
         """Wait for the result (on CUDA: make the current stream wait for it)."""
         call, self.call = self.call, None
         if call is not None:
-            call.halt()
-        result = self._settle()
-        if call is not None:
-            call.resume()
-        return result
-
-    def _settle(self) -> torch.Tensor:
+            call.halted = call.clock.mark()
         if self.work is not None:
             self.work.wait()
             self.work = self.sent = None
         if self.finish is not None:
             self.buffer, self.finish = self.finish(), None
+        if call is not None:
+            call.resumed = call.clock.mark()
         return self.buffer
 
 
@@ -183,7 +180,7 @@ class WeightGathers:
     def take(self, matrix: Matrix) -> torch.Tensor:
         """The gathered weight that is next in the chain, which must be `matrix`."""
         expected, *rest = self._chain
-        assert expected[0] is matrix, f"the chain has {expected[0].layout.name} next, not {matrix.layout.name}"
+        assert expected[0] is matrix, f"the chain has {expected[0].name} next, not {matrix.name}"
         pending = self._issued if self._issued is not None else self._issue(expected)
         block = pending.wait()
         self._chain = rest

@@ -10,6 +10,7 @@ import resource
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -122,9 +123,7 @@ DTYPES: dict[Precision, tuple[torch.dtype, torch.dtype, torch.dtype]] = {
 """Compute, master and statistics type of each precision that the runtime supports."""
 
 
-def compile_static(function: Callable[..., Any]) -> Callable[..., Any]:
-    """torch.compile with static shapes: each new set of shapes is recompiled."""
-    return torch.compile(function, dynamic=False)
+COMPILE_STATIC = partial(torch.compile, dynamic=False)
 
 
 @dataclass(frozen=True)
@@ -134,7 +133,7 @@ class RuntimeSettings:
 
     parts: 2 splits each micro-batch for two-batch overlap; shard_master: master weights and moments are sharded over
     data; dropout: share of a block's outputs and of the embedding set to zero; compile: elementwise work between
-    GEMMs, attention and collectives becomes kernels of `compiler`.
+    GEMMs, attention and collectives becomes kernels of `compiler`, which recompiles for each new set of shapes.
     """
 
     compute: torch.dtype
@@ -148,7 +147,7 @@ class RuntimeSettings:
     shard_master: bool = False
     dropout: float = 0.0
     compile: bool = False
-    compiler: Callable[[Callable[..., Any]], Callable[..., Any]] = compile_static
+    compiler: Callable[[Callable[..., Any]], Callable[..., Any]] = COMPILE_STATIC
 
 
 def settings_of(launch: Launch, device: torch.device) -> RuntimeSettings:

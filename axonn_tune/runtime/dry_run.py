@@ -14,7 +14,7 @@ import warnings
 import weakref
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -113,23 +113,17 @@ def flash_shapes(queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor
     return output
 
 
-class NoTokens:
-    """Batches with a shape and no data."""
-
-    def __init__(self, launch: Launch) -> None:
-        self._shape = (launch.micro_batch, launch.workload.sequence_length)
-
-    def batch(self, step: int, micro_step: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Tokens and targets, `[b, S]`."""
-        tokens = torch.empty(self._shape, dtype=torch.int64, device="meta")
-        return tokens, torch.empty_like(tokens)
-
-
 def build(launch: Launch, mesh: Mesh, meter: MetaBytes) -> Trainer:
-    """The trainer of a rank, on the meta device."""
+    """The trainer of a rank on the meta device, with batches that have a shape and no data."""
     meta = torch.device("meta")
     settings = replace(settings_of(launch, meta), compiler=meter.compiler)
-    trainer = Trainer(launch, mesh, device=meta, source=NoTokens(launch), settings=settings)
+    shape = launch.micro_batch, launch.workload.sequence_length
+
+    def source(step: int, number: int) -> tuple[torch.Tensor, torch.Tensor]:
+        tokens = torch.empty(shape, dtype=torch.int64, device=meta)
+        return tokens, torch.empty_like(tokens)
+
+    trainer = Trainer(launch, mesh, device=meta, source=source, settings=settings)
     for block in trainer.model.blocks:
         attention = block.attention.local
         assert isinstance(attention, CausalAttention), "what the branch is named after"
@@ -161,60 +155,26 @@ def whole_ledger(trainer: Trainer) -> Ledger:
     return Ledger(Counter({entry: more[entry] + left * (more[entry] - fewer[entry]) for entry in more}))
 
 
-def memory_lines(launch: Launch, trainer: Trainer, *, peak_bytes: int) -> list[str]:
-    """Peak memory of a rank, item by item."""
-    vectors = trainer.model.vectors
-    buckets = [bucket for bucket in trainer.model.store.buckets if bucket is not vectors]
-    master_bytes = sum(bucket.master.nbytes for bucket in buckets)
-    items = {
-        "master weights": master_bytes,
-        "optimizer moments": 2 * master_bytes,
-        "gradients": sum(bucket.gradient.nbytes for bucket in buckets),
-        "replicated vectors, all four": 4 * vectors.master.nbytes,
-    }
-    if launch.workload.shard_optimizer_over_data:
-        items["compute weights"] = sum(bucket.value.nbytes for bucket in buckets)
-    items["activations, gathered weights, temporaries"] = peak_bytes - sum(items.values())
-    items["peak of a step"] = peak_bytes
-    return [f"  {name:<44}{show_bytes(size):>10}" for name, size in items.items()]
+def dry_run(launch: Launch) -> tuple[list[str], int]:
+    """Run one step of the first rank of each stage: a report, and the peak memory of the largest stage, bytes.
 
-
-def ledger_lines(ledger: Ledger) -> list[str]:
-    """Collectives of a rank, largest first."""
-    rows = sorted(ledger.counts.items(), key=lambda row: -row[0].size_bytes * row[1])
-    if not rows:
-        return ["  none: every group is this rank alone"]
-    return [
-        f"  {one.op:<15}{one.axis:<8}{one.phase:<10}{one.layer:<18}{count:>8,} × {show_bytes(one.size_bytes):>9}"
-        for one, count in rows
-    ]
-
-
-@dataclass(frozen=True)
-class DryRun:
-    """Report of a dry run, and the peak memory of the largest stage, bytes."""
-
-    lines: list[str]
-    peak_bytes: int
-
-
-def dry_run(launch: Launch) -> DryRun:
-    """Run one step of the first rank of each stage; CheckFailedError if its collectives differ from the program's."""
+    CheckFailedError if the collectives differ from the program's.
+    """
     require_runnable(launch)
     stages = launch.grid.pipeline
     parts = model_parts(launch.model.layers, stages=stages, chunks=launch.chunks, given=launch.parts)
     # The first stage of each kind.
     kinds = {(stage == 0, stage == stages - 1, parts[stage::stages]): stage for stage in reversed(range(stages))}
     found = [_dry_run_of(launch, stage) for stage in sorted(kinds.values())]
-    largest = max(found, key=lambda one: one.peak_bytes)
-    lines = [line for one in found for line in one.lines]
+    lines = [line for report, _ in found for line in report]
     if launch.predicted.memory_bytes is not None:
         of = "rank 0" if stages == 1 else "the largest stage"
         lines += [f"Predicted peak of {of}: {show_bytes(launch.predicted.memory_bytes)}", ""]
-    return DryRun([*lines, "They match the program, which the prediction is based on."], largest.peak_bytes)
+    return [*lines, "They match the program, which the prediction is based on."], max(peak for _, peak in found)
 
 
-def _dry_run_of(launch: Launch, stage: int) -> DryRun:
+def _dry_run_of(launch: Launch, stage: int) -> tuple[list[str], int]:
+    """Report and peak memory, bytes, of the first rank of a stage."""
     grid = launch.grid.grid()
     rank = grid.rank({"pipeline": stage}) if grid.pipeline > 1 else 0
     if grid.world > 1:
@@ -230,9 +190,28 @@ def _dry_run_of(launch: Launch, stage: int) -> DryRun:
     if different := compare(ledger, program_of(launch, stage=stage)):
         raise CheckFailedError("\n".join([f"the collectives of rank {rank} differ from the program:", *different]))
     name = f"rank {rank} of {grid.world}" + (f" (pipeline stage {stage})" if grid.pipeline > 1 else "")
-    memory_of = [f"Memory of {name}:", *memory_lines(launch, trainer, peak_bytes=meter.peak)]
-    sent = ["Collectives of one step and rank (full buffer of one call):", *ledger_lines(ledger)]
-    return DryRun([*memory_of, "", *sent, ""], meter.peak)
+    vectors = trainer.model.vectors
+    buckets = [bucket for bucket in trainer.model.store.buckets if bucket is not vectors]
+    master_bytes = sum(bucket.master.nbytes for bucket in buckets)
+    items = {
+        "master weights": master_bytes,
+        "optimizer moments": 2 * master_bytes,
+        "gradients": sum(bucket.gradient.nbytes for bucket in buckets),
+        "replicated vectors, all four": 4 * vectors.master.nbytes,
+    }
+    if launch.workload.shard_optimizer_over_data:
+        items["compute weights"] = sum(bucket.value.nbytes for bucket in buckets)
+    items["activations, gathered weights, temporaries"] = meter.peak - sum(items.values())
+    items["peak of a step"] = meter.peak
+    memory_of = [f"Memory of {name}:", *(f"  {item:<44}{show_bytes(size):>10}" for item, size in items.items())]
+    # Largest first.
+    rows = sorted(ledger.counts.items(), key=lambda row: -row[0].size_bytes * row[1])
+    calls = [
+        f"  {one.op:<15}{one.axis:<8}{one.phase:<10}{one.layer:<18}{count:>8,} × {show_bytes(one.size_bytes):>9}"
+        for one, count in rows
+    ] or ["  none: every group is this rank alone"]
+    sent = ["Collectives of one step and rank (full buffer of one call):", *calls]
+    return [*memory_of, "", *sent, ""], meter.peak
 
 
 def require_memory(launch: Launch, peak_bytes: int) -> None:
@@ -254,9 +233,9 @@ def main(arguments: list[str]) -> int:
     try:
         launch = load_document(arguments[0], schema=Launch)
         require_size(launch)
-        found = dry_run(launch)
-        print("\n".join(found.lines), flush=True)
-        require_memory(launch, found.peak_bytes)
+        lines, peak_bytes = dry_run(launch)
+        print("\n".join(lines), flush=True)
+        require_memory(launch, peak_bytes)
     except AxonnTuneError as error:
         print_message(str(error))
         return error.exit_code

@@ -22,7 +22,6 @@ On GPUs, where few steps are timed, the step's time is that of the others: see `
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import socket
@@ -40,7 +39,7 @@ import torch
 import torch.distributed as dist
 
 from axonn_tune import __version__
-from axonn_tune.errors import EnvironmentProblem, count_in
+from axonn_tune.errors import count_in
 from axonn_tune.files import write_text_atomically
 from axonn_tune.program.dimensions import MFU_CONVENTION, model_flops, step_tokens
 from axonn_tune.runtime.devices import peak_memory_bytes
@@ -71,6 +70,8 @@ Mean = TypeVar("Mean", float, torch.Tensor)
 Mark: TypeAlias = Any
 """A point in time as a clock has it: seconds, or a CUDA event."""
 
+WARMUP_STEPS = 2
+"""Warm-up steps of each run, also of a resumed one: allocation, first connections."""
 EVERY_STEPS = {"cpu": 1, "cuda": 10}
 """Which steps are timed: on a GPU each call takes four events, some microseconds of the host's time."""
 
@@ -127,7 +128,7 @@ class DeviceClock(HostClock):
 
 @dataclass(slots=True)
 class Call:
-    """One collective in flight, with its marks."""
+    """One collective in flight, with its marks; the computation waits for it from `halted` to `resumed`."""
 
     entry: LedgerEntry
     group: dist.ProcessGroup
@@ -137,18 +138,6 @@ class Call:
     done: Mark = None
     halted: Mark = None
     resumed: Mark = None
-
-    def sent(self, work: dist.Work) -> None:
-        """It has been issued."""
-        self.clock.mark_end(work, self.group, partial(setattr, self, "done"))
-
-    def halt(self) -> None:
-        """The computation begins to wait for it."""
-        self.halted = self.clock.mark()
-
-    def resume(self) -> None:
-        """The computation continues."""
-        self.resumed = self.clock.mark()
 
 
 @dataclass(frozen=True)
@@ -177,19 +166,14 @@ class TimedCall:
 class StepTimes:
     """Every collective of one step of one rank, in the order of issue, which is the same on all ranks.
 
-    unix_s: when the step began; parts: of the computation of a traced step, in seconds from then; host_s: its begin by
-    the clock that all processes of a host share, None on a GPU.
+    unix_s: when the step began; parts: of the computation of a traced step, in seconds from then, none of another step;
+    host_s: its begin by the clock that all processes of a host share, None on a GPU.
     """
 
     calls: tuple[TimedCall, ...]
     unix_s: float = 0.0
     parts: tuple[Span, ...] = ()
     host_s: float | None = None
-
-    @property
-    def traced(self) -> bool:
-        """Whether this step is part of a trace."""
-        return bool(self.parts)
 
     @property
     def exposed_s(self) -> float:
@@ -284,53 +268,6 @@ class Timer:
         return call
 
 
-@dataclass
-class Tracer:
-    """Keeps the times of the first `steps` steps after the warm-up, and writes them at the end of the run."""
-
-    steps: int
-    directory: Path
-    rank: int
-    run: str
-    device: torch.device
-    _kept: list[tuple[int, StepTimes]] = field(default_factory=list)
-    _profile: torch.profiler.profile | None = None
-
-    def before_step(self, number: int) -> None:
-        """A step is about to begin, counted from 0 after the warm-up."""
-        if number == 0 and self.device.type == "cuda":
-            kinds = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
-            self._profile = torch.profiler.profile(activities=kinds)
-            self._profile.start()
-
-    def after_step(self, number: int, step: int, times: StepTimes | None) -> None:
-        """A step has ended, which was step `step` of the run, from 1."""
-        if times is not None and 0 <= number < self.steps:
-            self._kept.append((step, times))
-        if self._profile is not None and number == self.steps - 1:
-            self._profile.stop()
-
-    def close(self) -> None:
-        """Write `trace-rank<N>.json`, and `kernels-rank<N>.json` on a GPU."""
-        if not self._kept:
-            return
-        spans = [span for step, times in self._kept for span in step_spans(step, times)]
-        notes = {
-            "schema": TRACE_SCHEMA,
-            "tool_version": __version__,
-            "run": self.run,
-            "host": socket.gethostname(),
-            "rank": self.rank,
-            "steps": [step for step, _ in self._kept],
-        }
-        text = trace_text([Process(f"measured rank {self.rank}", self.rank, spans)], notes=notes)
-        write_text_atomically(self.directory / f"trace-rank{self.rank}.json", text)
-        if self._profile is not None:
-            if len(self._kept) < self.steps:
-                self._profile.stop()
-            self._profile.export_chrome_trace(str(self.directory / f"kernels-rank{self.rank}.json"))
-
-
 def step_spans(step: int, times: StepTimes) -> Iterator[Span]:
     """One step: its parts and waits on the compute track, each collective on its axis' track."""
     end_s = max([part.end_s for part in times.parts] + [call.resumed_s for call in times.calls], default=0.0)
@@ -385,7 +322,7 @@ class RunMeasurements:
     device: torch.device
 
     def summary(
-        self, steps: Sequence[tuple[float, StepTimes]], untimed_s: Sequence[float], *, memory_bytes: int, warmup: int
+        self, steps: Sequence[tuple[float, StepTimes]], untimed_s: Sequence[float], *, memory_bytes: int
     ) -> Summary:
         """The summary of a run from the last timed steps of this rank, with their durations in s.
 
@@ -402,8 +339,7 @@ class RunMeasurements:
         terms = self._terms(averaged, one_clock=one_clock)
         # Timing lengthens only waits.
         exposed_s = max(sum(term.measured_exposed_s[0] for term in terms) - max(timed_s - step_s, 0.0), 0.0)
-        waited_s = [sum(call.exposed_s for call in one.calls) for one in averaged]
-        idle_s = self._mean_of_stage(sum(waited_s) / len(waited_s))
+        idle_s = self._mean_of_stage(sum(one.exposed_s for one in averaged) / len(averaged))
         memory = self._over_ranks(torch.tensor([memory_bytes], dtype=torch.float64), dist.ReduceOp.MAX).item()
         peak = flops_per_s(predicted.peak_tflops) * self.mesh.grid.world
         measured = {
@@ -430,7 +366,7 @@ class RunMeasurements:
             timed_steps=len(steps),
             averaged_steps=len(chosen),
             untimed_steps=len(untimed_s),
-            warmup_steps=warmup,
+            warmup_steps=WARMUP_STEPS,
             pairs=launch_pairs(launch).model_copy(update={"measured": measured}),
             memory_convention=memory_convention(self.device),
             tokens_per_s=step_tokens(launch.workload) / step_s,
@@ -440,10 +376,12 @@ class RunMeasurements:
         )
 
     def _middle_mean(self, durations_s: Sequence[float]) -> tuple[float, list[int]]:
-        """Mean over ranks, and over the steps that `middle_half` chooses of that; which these are."""
+        """Mean over ranks and steps, without the fastest and the slowest quarter of these; which are left."""
         sums_s = self._over_ranks(torch.tensor(durations_s, dtype=torch.float64), dist.ReduceOp.SUM)
         means_s = sums_s / self.mesh.grid.world
-        chosen = middle_half(means_s.tolist())
+        order = sorted(range(len(means_s)), key=means_s.tolist().__getitem__)
+        quarter = len(order) // 4
+        chosen = sorted(order[quarter : len(order) - quarter])
         return float(means_s[chosen].mean()), chosen
 
     def _terms(self, steps: Sequence[StepTimes], *, one_clock: bool) -> list[CollectiveTerm]:
@@ -466,28 +404,26 @@ class RunMeasurements:
             mine.append((entry, int((its & ~received).sum())))
             sums.append(means[:, its].sum(1))
         rows = self._mean_of_stage(torch.stack(sums) if sums else torch.zeros(0, 3)).tolist()
-        chosen = self._of_stage(mine)[0]
-        return [self._compared(entry, count, *row) for (entry, count), row in zip(chosen, rows, strict=True)]
-
-    def _compared(
-        self, entry: LedgerEntry, count: int, seconds: float, elapsed_s: float, exposed_s: float
-    ) -> CollectiveTerm:
-        predicted = self._predicted(entry)
-        return CollectiveTerm(
-            op=entry.op,
-            axis=entry.axis,
-            phase=entry.phase,
-            layer=entry.layer,
-            count=count,
-            bytes=entry.size_bytes,
-            group=self.mesh.size(entry.axis),
-            tier=predicted.tier if predicted else None,
-            seconds=predicted.seconds if predicted else None,
-            exposed_s=predicted.exposed_s if predicted else None,
-            measured_s=(seconds,),
-            measured_exposed_s=(exposed_s,),
-            elapsed_s=(elapsed_s,),
-        )
+        found = list[CollectiveTerm]()
+        for (entry, count), (mean_s, mean_elapsed_s, mean_exposed_s) in zip(self._of_stage(mine)[0], rows, strict=True):
+            predicted, (op, axis, phase, layer) = self._predicted(entry), entry.term
+            term = CollectiveTerm(
+                op=op,
+                axis=axis,
+                phase=phase,
+                layer=layer,
+                count=count,
+                bytes=entry.size_bytes,
+                group=self.mesh.size(axis),
+                tier=predicted.tier if predicted else None,
+                seconds=predicted.seconds if predicted else None,
+                exposed_s=predicted.exposed_s if predicted else None,
+                measured_s=(mean_s,),
+                measured_exposed_s=(mean_exposed_s,),
+                elapsed_s=(mean_elapsed_s,),
+            )
+            found.append(term)
+        return found
 
     def _predicted(self, entry: LedgerEntry) -> CollectiveTerm | None:
         """The launch config's term of the same name and size."""
@@ -516,20 +452,18 @@ class RunMeasurements:
         for axis in dict.fromkeys(call.entry.axis for call in calls if call.edge is None):
             columns = [number for number, call in enumerate(calls) if call.edge is None and call.entry.axis == axis]
             found[..., columns] = self._over_ranks(found[..., columns], operation, self.mesh.groups[axis])
-        if self.mesh.grid.pipeline > 1:
-            self._over_edges(found, calls, largest=operation is dist.ReduceOp.MAX)
-        return found
-
-    def _over_edges(self, values: torch.Tensor, calls: Sequence[TimedCall], *, largest: bool) -> None:
-        """The same for messages, in place: what both ends saw of each, in its order on its edge."""
-        columns: dict[object, list[int]] = {}
+        if self.mesh.grid.pipeline == 1:
+            return found
+        # Of messages: what both ends saw of each, in its order on its edge.
+        messages: dict[object, list[int]] = {}
         for number, call in enumerate(calls):
             if call.edge is not None:
-                columns.setdefault(call.edge.name, []).append(number)
-        combined = torch.maximum if largest else torch.minimum
-        for other in self._from_all({name: values[..., its] for name, its in columns.items()}):
-            for name in columns.keys() & other.keys():
-                values[..., columns[name]] = combined(values[..., columns[name]], other[name])
+                messages.setdefault(call.edge.name, []).append(number)
+        combined = torch.maximum if operation is dist.ReduceOp.MAX else torch.minimum
+        for other in self._from_all({name: found[..., its] for name, its in messages.items()}):
+            for name in messages.keys() & other.keys():
+                found[..., messages[name]] = combined(found[..., messages[name]], other[name])
+        return found
 
     def _over_ranks(
         self, values: torch.Tensor, operation: dist.ReduceOp.RedOpType, group: dist.ProcessGroup | None = None
@@ -559,13 +493,6 @@ class RunMeasurements:
         return sum(found[1:], found[0]) / len(found)
 
 
-def middle_half(durations_s: Sequence[float]) -> list[int]:
-    """Steps that are neither in the fastest nor in the slowest quarter."""
-    order = sorted(range(len(durations_s)), key=lambda number: durations_s[number])
-    quarter = len(order) // 4
-    return sorted(order[quarter : len(order) - quarter])
-
-
 def device_name(device: torch.device) -> str:
     """A device in words."""
     if device.type == "cuda":
@@ -583,18 +510,7 @@ _FLUSH_S = 10
 """A killed run loses at most this of TensorBoard's files."""
 
 
-def require_tensorboard(launch: Launch) -> None:
-    """EnvironmentProblem if a launch config asks for TensorBoard's files and TensorBoard is not installed."""
-    if launch.metrics.tensorboard and importlib.util.find_spec("tensorboard") is None:
-        raise EnvironmentProblem(
-            "metrics.tensorboard needs TensorBoard, which is not installed: pip install '.[tensorboard]' in the "
-            "checkout, or take it out of the launch config"
-        )
-
-
 SCHEMA = "axonn-tune/metrics/1"
-WARMUP_STEPS = 2
-"""Warm-up steps of each run, also of a resumed one: allocation, first connections."""
 WINDOW_STEPS = 32
 """Timed steps, the last ones, that the summary is made from."""
 
@@ -609,7 +525,8 @@ SCALARS = (
 class Metrics:
     """Writes one rank's metrics; rank 0 also prints, and writes the summary of all ranks.
 
-    `base_bytes`: memory of the process before the model, by `resident_bytes`.
+    base_bytes: memory of the process before the model, by `resident_bytes`; trace_steps: how many steps after the
+    warm-up this rank writes into its trace.
     """
 
     launch: Launch
@@ -618,11 +535,14 @@ class Metrics:
     directory: Path
     steps: int
     base_bytes: int = 0
+    trace_steps: int = 0
     talk: TextIO = field(default_factory=lambda: sys.stderr)
     _timed: deque[tuple[float, StepTimes]] = field(default_factory=lambda: deque(maxlen=WINDOW_STEPS))
     _untimed_s: deque[float] = field(default_factory=lambda: deque(maxlen=WINDOW_STEPS))
     _seen: int = 0
     _profiled: bool = False
+    _traced: list[tuple[int, StepTimes]] = field(default_factory=list)
+    _profiler: torch.profiler.profile | None = None
     _events: SummaryWriter | None = None
 
     def __post_init__(self) -> None:
@@ -631,7 +551,31 @@ class Metrics:
         path = self.directory / f"metrics-rank{self.mesh.rank}.jsonl"
         # Line by line, so that the measurements of a killed rank can be read.
         self._file = path.open("a", encoding="utf-8", buffering=1)
-        self._write({"schema": SCHEMA, **self._heading()})
+        heading = {
+            "schema": SCHEMA,
+            "tool_version": __version__,
+            "torch_version": str(torch.__version__),
+            "run": self.launch.name,
+            "host": socket.gethostname(),
+            "device": device_name(self.device),
+            "rank": self.mesh.rank,
+            "coordinates": self.mesh.grid.coordinates(self.mesh.rank),
+            "grid": self.launch.grid.model_dump(mode="json"),
+            "mfu_convention": MFU_CONVENTION,
+            "hfu_convention": "what this rank executes, recompute and padding counted",
+            "peak_tflops": self.launch.predicted.peak_tflops,
+            "peak_of": self.launch.predicted.accelerator,
+            "memory_convention": memory_convention(self.device),
+            "warmup_steps": WARMUP_STEPS,
+        }
+        self._write(heading)
+
+    def begin_step(self) -> None:
+        """A step is about to begin; with the first one of a trace torch's profiler starts on a GPU."""
+        if self.trace_steps and self._seen == WARMUP_STEPS and self.device.type == "cuda":
+            kinds = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
+            self._profiler = torch.profiler.profile(activities=kinds)
+            self._profiler.start()
 
     def step(self, step: int, result: StepResult, *, step_s: float, times: StepTimes | None) -> None:
         """Record a step, counted from 1, that took `step_s`, as one line of the file; `times`: of its collectives.
@@ -639,10 +583,14 @@ class Metrics:
         The loss is the mean over all ranks' tokens. In a step that was not timed, times of collectives are None, and
         there are no terms.
         """
-        warmup = self._seen < WARMUP_STEPS
+        number = self._seen - WARMUP_STEPS
         self._seen += 1
-        if not warmup:
-            self._count(step_s, times)
+        # torch's profiler delays all ranks, and the step after a trace waits for its end.
+        before, self._profiled = self._profiled, bool(times and times.parts) and self.device.type == "cuda"
+        if number >= 0 and times is not None and not self._profiled:
+            self._timed.append((step_s, times))
+        elif number >= 0 and times is None and not before:
+            self._untimed_s.append(step_s)
         # MFU of all ranks and HFU of this one, of the peak that the prediction was made with.
         peak = flops_per_s(self.launch.predicted.peak_tflops) * step_s
         found: dict[str, Any] = {
@@ -653,7 +601,7 @@ class Metrics:
             "mfu": self._needed / (self.mesh.grid.world * peak),
             "hfu": self._executed / peak,
             "memory_bytes": self._memory_bytes(),
-            "warmup": warmup,
+            "warmup": number < 0,
             "exposed_communication_s": times.exposed_s if times else None,
             "compute_s": step_s - times.exposed_s if times else None,
             "terms": times.terms() if times else [],
@@ -662,6 +610,10 @@ class Metrics:
         if self.mesh.rank == 0:
             self._write_events(found)
             self.say(step_line(found, steps=self.steps))
+        if times is not None and 0 <= number < self.trace_steps:
+            self._traced.append((step, times))
+        if self._profiler is not None and number == self.trace_steps - 1:
+            self._profiler.stop()
 
     def _write_events(self, found: dict[str, Any]) -> None:
         """TensorBoard's part of a step, if asked for: in the folder named, else in `tensorboard` beside the metrics.
@@ -684,30 +636,24 @@ class Metrics:
         for name, value in values.items():
             self._events.add_scalar(name, value, step)
 
-    def _count(self, step_s: float, times: StepTimes | None) -> None:
-        """Keep a step for the summary, unless torch's profiler recorded a rank in it, which delays all."""
-        before, self._profiled = self._profiled, times is not None and times.traced and self.device.type == "cuda"
-        if self._profiled:
-            return
-        if times is not None:
-            self._timed.append((step_s, times))
-        elif not before:
-            # The step after a trace waits for the profiler to end.
-            self._untimed_s.append(step_s)
-
     def say(self, line: str) -> None:
         """A line of text."""
         print(line, file=self.talk, flush=True)
 
     def close(self) -> None:
-        """Summarise what was measured after the warm-up, against the prediction; all ranks call this together."""
+        """Write the trace, and what was measured after the warm-up against the prediction; all ranks together."""
         if self._timed:
             measured = RunMeasurements(self.launch, self.mesh, self.device)
-            summary = measured.summary(
-                self._timed, self._untimed_s, memory_bytes=self._memory_bytes(), warmup=WARMUP_STEPS
-            )
+            summary = measured.summary(self._timed, self._untimed_s, memory_bytes=self._memory_bytes())
             if self.mesh.rank == 0:
-                self.say(summary_line(summary))
+                predicted, measured_s = summary.pairs.predicted.get("step_s"), summary.pairs.measured["step_s"]
+                expected = "" if predicted is None else f", predicted {show_seconds(predicted)}"
+                last = summary.untimed_steps or summary.timed_steps
+                self.say(
+                    f"step {show_seconds(measured_s)}{expected}; mean of {last - 2 * (last // 4)} of the last "
+                    f"{counted(last, 'step')}, excluding outliers and the first {WARMUP_STEPS}; "
+                    f"MFU {summary.mfu:.1%} of {summary.predicted_for.accelerator}"
+                )
                 text = summary.model_dump_json(by_alias=True, indent=2)
                 write_text_atomically(self.directory / SUMMARY_NAME, text + "\n")
         elif self.mesh.rank == 0 and 0 < self._seen <= WARMUP_STEPS:
@@ -717,25 +663,27 @@ class Metrics:
         if self._events is not None:
             self._events.close()
         self._file.close()
+        if self._traced:
+            self._write_trace()
 
-    def _heading(self) -> dict[str, object]:
-        """First line: rank and conventions."""
-        return {
+    def _write_trace(self) -> None:
+        """Write `trace-rank<N>.json`, and `kernels-rank<N>.json` on a GPU."""
+        rank = self.mesh.rank
+        spans = [span for step, times in self._traced for span in step_spans(step, times)]
+        notes = {
+            "schema": TRACE_SCHEMA,
             "tool_version": __version__,
-            "torch_version": str(torch.__version__),
             "run": self.launch.name,
             "host": socket.gethostname(),
-            "device": device_name(self.device),
-            "rank": self.mesh.rank,
-            "coordinates": self.mesh.grid.coordinates(self.mesh.rank),
-            "grid": self.launch.grid.model_dump(mode="json"),
-            "mfu_convention": MFU_CONVENTION,
-            "hfu_convention": "what this rank executes, recompute and padding counted",
-            "peak_tflops": self.launch.predicted.peak_tflops,
-            "peak_of": self.launch.predicted.accelerator,
-            "memory_convention": memory_convention(self.device),
-            "warmup_steps": WARMUP_STEPS,
+            "rank": rank,
+            "steps": [step for step, _ in self._traced],
         }
+        text = trace_text([Process(f"measured rank {rank}", rank, spans)], notes=notes)
+        write_text_atomically(self.directory / f"trace-rank{rank}.json", text)
+        if self._profiler is not None:
+            if len(self._traced) < self.trace_steps:
+                self._profiler.stop()
+            self._profiler.export_chrome_trace(str(self.directory / f"kernels-rank{rank}.json"))
 
     def _memory_bytes(self) -> int:
         return max(peak_memory_bytes(self.device) - self.base_bytes, 0)
@@ -750,16 +698,4 @@ def step_line(found: dict[str, Any], *, steps: int) -> str:
         f"step {found['step']}/{steps}  loss {found['loss']:.4f}  grad norm {found['gradient_norm']:.3g}  "
         f"rate {found['learning_rate']:.2e}  {show_seconds(found['step_s'])}  {found['tokens_per_s']:,.0f} tok/s  "
         f"MFU {found['mfu']:.1%}  {show_bytes(found['memory_bytes'])}"
-    )
-
-
-def summary_line(summary: Summary) -> str:
-    """A whole run as text."""
-    predicted = summary.pairs.predicted.get("step_s")
-    expected = "" if predicted is None else f", predicted {show_seconds(predicted)}"
-    last, measured_s = summary.untimed_steps or summary.timed_steps, summary.pairs.measured["step_s"]
-    return (
-        f"step {show_seconds(measured_s)}{expected}; mean of {last - 2 * (last // 4)} of the last "
-        f"{counted(last, 'step')}, excluding outliers and the first {summary.warmup_steps}; "
-        f"MFU {summary.mfu:.1%} of {summary.predicted_for.accelerator}"
     )

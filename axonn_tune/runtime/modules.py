@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Generator, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import TypeAlias, TypeVar, cast
 
@@ -52,12 +52,12 @@ class CausalAttention:
     heads: int
     kv_heads: int
     sequence: int
-    turns: tuple[torch.Tensor, ...] = ()
-    core: Callable[..., torch.Tensor] = functional.scaled_dot_product_attention
-    separate: Callable[..., Heads] = field(default_factory=lambda: separate_heads)
-    join: Callable[..., torch.Tensor] = field(default_factory=lambda: join_heads)
+    turns: tuple[torch.Tensor, ...]
+    core: Callable[..., torch.Tensor]
+    separate: Callable[..., Heads]
+    join: Callable[..., torch.Tensor]
 
-    def __call__(self, qkv: torch.Tensor) -> tuple[torch.Tensor, AttentionBackward]:
+    def __call__(self, qkv: torch.Tensor) -> tuple[torch.Tensor, TensorFunction]:
         """`[M, N_x] → [M, Q_x]`, causal within each sequence."""
         shape = self.sequence, self.kv_heads, self.heads // self.kv_heads, self.model.head_dim
         heads = self.separate(qkv, shape, *self.turns)
@@ -65,27 +65,20 @@ class CausalAttention:
             queries, keys, values = (one.detach().requires_grad_() for one in heads)
             output = self.core(queries, keys, values, is_causal=True, enable_gqa=self.heads > self.kv_heads)
         value = output.detach().transpose(1, 2).reshape(len(qkv), -1)
-        return value, AttentionBackward((queries, keys, values), output, partial(self.join, turns=self.turns))
+        return value, partial(attention_gradient, output, (queries, keys, values), partial(self.join, turns=self.turns))
 
 
 Heads: TypeAlias = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 """Queries `[b, heads, S, head_dim]`, keys and values `[b, kv_heads, S, head_dim]`, tokens outermost in memory."""
 
 
-@dataclass
-class AttentionBackward:
-    """Heads, output `[b, heads, S, head_dim]` with its graph, and how gradients of heads are joined."""
-
-    heads: Heads
-    output: torch.Tensor
-    join: Callable[..., torch.Tensor]
-
-    def __call__(self, gradient: torch.Tensor) -> torch.Tensor:
-        """`[M, Q_x] → [M, N_x]`; the graph is gone afterwards."""
-        batch, heads, sequence, dim = self.output.shape
-        split = gradient.view(batch, sequence, heads, dim).transpose(1, 2)
-        joined: torch.Tensor = self.join(*torch.autograd.grad(self.output, self.heads, split))
-        return joined
+def attention_gradient(
+    output: torch.Tensor, heads: Heads, join: Callable[..., torch.Tensor], gradient: torch.Tensor
+) -> torch.Tensor:
+    """`[M, Q_x] → [M, N_x]` by the graph of the output `[b, heads, S, head_dim]`, which is gone afterwards."""
+    batch, count, sequence, dim = output.shape
+    split = gradient.view(batch, sequence, count, dim).transpose(1, 2)
+    return join(*torch.autograd.grad(output, heads, split))
 
 
 def separate_heads(qkv: torch.Tensor, shape: tuple[int, int, int, int], *turns: torch.Tensor) -> Heads:
@@ -196,7 +189,7 @@ class Dropout:
     key: torch.Tensor
     columns: range
     width: int
-    scaled: Callable[..., torch.Tensor] = field(default_factory=lambda: dropped)
+    scaled: Callable[..., torch.Tensor]
 
     def __call__(self, x: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
         """`[M, H_y]` of the given token numbers `[M]`; its own gradient, too, as it only scales."""
@@ -215,22 +208,14 @@ def dropped(
     return x * keep / (1.0 - share)
 
 
-@dataclass
-class Activation:
-    """The MLP's activation of `[M, G_x]`: GELU, or SiLU(gate) · up with gate and up alternating along the columns."""
+def activation(settings: RuntimeSettings, *, gated: bool) -> LocalFunction:
+    """The MLP's activation `[M, G_x] → [M, F_x]`: GELU, or SiLU(gate) · up with gate and up alternating.
 
-    forward: TensorFunction
-    gradient: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
-
-    def __call__(self, x: torch.Tensor) -> tuple[torch.Tensor, TensorFunction]:
-        """`[M, G_x] → [M, F_x]`; its input is all that is saved."""
-        return self.forward(x), partial(self.gradient, x)
-
-
-def activation(settings: RuntimeSettings, *, gated: bool) -> Activation:
-    """The activation that training uses."""
-    forward, gradient = (swiglu, swiglu_gradient) if gated else (functional.gelu, gelu_gradient)
-    return Activation(compiled(forward, settings), compiled(gradient, settings))
+    Its input is all that is saved.
+    """
+    forward, backward = (swiglu, swiglu_gradient) if gated else (functional.gelu, gelu_gradient)
+    forward, backward = compiled(forward, settings), compiled(backward, settings)
+    return lambda x: (forward(x), partial(backward, x))
 
 
 def gelu_gradient(x: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:
@@ -275,17 +260,16 @@ class ParallelLinear:
 
         Yields while the all-reduce is in flight, so that the other half can compute.
         """
-        pending = self.communicator.all_reduce(self._gemm(x, block), self.output_axis, phase, self.layer)
+        if self.bias is None or self.communicator.mesh.coordinate(self.output_axis):
+            output = x @ block
+        else:
+            # Added as the GEMM writes, so at no cost.
+            output = torch.addmm(self.bias.value.to(x.dtype), x, block)
+        pending = self.communicator.all_reduce(output, self.output_axis, phase, self.layer)
         if "output" not in self.settings.overlaps:
             pending.wait()
         yield
         return pending.wait()
-
-    def _gemm(self, x: torch.Tensor, block: torch.Tensor) -> torch.Tensor:
-        """This rank's share of the sum; the first rank's has the bias, added as its GEMM writes, so at no cost."""
-        if self.bias is None or self.communicator.mesh.coordinate(self.output_axis):
-            return x @ block
-        return torch.addmm(self.bias.value.to(x.dtype), x, block)
 
     def backward(
         self,
@@ -336,10 +320,7 @@ NormStatistics: TypeAlias = tuple[torch.Tensor, ...]
 
 @dataclass
 class Norm:
-    """LayerNorm, or RMSNorm if it has no bias, of `[M, H_y]`: statistics are combined over y.
-
-    native: use torch's own LayerNorm where one rank holds the whole hidden dim and nothing is compiled.
-    """
+    """LayerNorm, or RMSNorm if it has no bias, of `[M, H_y]`: statistics are combined over y."""
 
     name: str
     width: int
@@ -347,7 +328,6 @@ class Norm:
     bias: Vector | None
     communicator: Communicator
     settings: RuntimeSettings
-    native: bool = True
 
     def __post_init__(self) -> None:
         settings = self.settings
@@ -359,8 +339,8 @@ class Norm:
 
     @property
     def _has_kernel(self) -> bool:
-        """Whether torch's own kernel applies: five times as fast as a dozen small ones."""
-        return self.native and self._alone and self.bias is not None and not self.settings.compile
+        """Whether torch's own LayerNorm applies: five times as fast as a dozen small kernels."""
+        return self._alone and self.bias is not None and not self.settings.compile
 
     @property
     def _vectors(self) -> tuple[torch.Tensor, torch.Tensor | None]:
@@ -396,7 +376,8 @@ class Norm:
     ) -> torch.Tensor:
         """Gradient of the input, `residual` added; both sums over the hidden dim are all-reduced over y."""
         if self._has_kernel:
-            found, *sums = self._native_backward(x, statistics, gradient)
+            aten = cast(Callable[..., tuple[torch.Tensor, ...]], torch.ops.aten.native_layer_norm_backward)
+            found, *sums = aten(gradient, x, [self.width], *statistics, *self._in_type_of(x), [True, True, True])
             found = found if residual is None else found.add_(residual)
         elif self._alone:
             found, *sums = self._whole_gradient(x, statistics, self.weight.value, gradient, residual)
@@ -413,14 +394,6 @@ class Norm:
         weight, bias = self._in_type_of(x)
         output, *statistics = torch.native_layer_norm(x, [self.width], weight, bias, EPSILON)
         return output, tuple(statistics)
-
-    def _native_backward(
-        self, x: torch.Tensor, statistics: NormStatistics, gradient: torch.Tensor
-    ) -> tuple[torch.Tensor, ...]:
-        found: tuple[torch.Tensor, ...] = torch.ops.aten.native_layer_norm_backward(
-            gradient, x, [self.width], *statistics, *self._in_type_of(x), [True, True, True]
-        )
-        return found
 
     def _in_type_of(self, x: torch.Tensor) -> Iterator[torch.Tensor]:
         """Weight and bias as torch's kernel takes them: on GPUs in one type with its input."""
@@ -571,7 +544,7 @@ class Embedding:
     def backward(self, tokens: torch.Tensor, gradient: torch.Tensor, gradients: WeightGradients) -> None:
         """Gradients of both tables from `[M, H_y]`."""
         if self.positions is not None:
-            rows = gradient.new_zeros(self.positions.layout.rows, gradient.shape[1])
+            rows = gradient.new_zeros(len(self.positions.gathered_rows), gradient.shape[1])
             rows[: self.sequence] = gradient.view(-1, self.sequence, gradient.shape[1]).sum(0)
             gradients.reduce(self.positions, rows, "position")
         whole = gather_hidden(gradient, self.communicator, "backward", "embedding")

@@ -20,47 +20,25 @@ _ELEMENTS_AT_ONCE = 1 << 24
 """Initial values are drawn so many at a time: each needs about 100 bytes on its way."""
 
 
-@dataclass(frozen=True)
-class MatrixLayout:
-    """How a matrix is sharded over the grid.
+@dataclass
+class Matrix:
+    """One rank's shard of a matrix `W[real_rows, columns]`, with its accumulated gradient in the master type.
 
-    real_rows: rows beyond are padding and stay zero; deviation: standard deviation of the initial values.
+    name: the same on every grid; rows beyond `real_rows` are padding and stay zero; split_axes: axes over which ranks
+    hold different elements; gathered_rows: rows of the weight gathered over z; row_range, column_range: those of the
+    shard itself; value: the shard in the master type, or in the compute type where master weights are sharded over
+    data.
     """
 
     name: str
-    rows: int
-    columns: int
-    row_axes: tuple[str, ...]
-    column_axis: str | None
     real_rows: int
-    deviation: float
-
-
-@dataclass
-class Matrix:
-    """One rank's shard of a matrix, with its accumulated gradient in the master type.
-
-    gathered_rows: rows of the weight gathered over z; row_range, column_range: those of the shard itself; value: the
-    shard in the master type, or in the compute type where master weights are sharded over data.
-    """
-
-    layout: MatrixLayout
+    columns: int
+    split_axes: frozenset[str]
     gathered_rows: range
     row_range: range
     column_range: range
     value: torch.Tensor
     gradient: torch.Tensor
-
-    @property
-    def name(self) -> str:
-        """The same on every grid."""
-        return self.layout.name
-
-    @property
-    def split_axes(self) -> frozenset[str]:
-        """Axes over which ranks hold different elements of `value`."""
-        column = {self.layout.column_axis} if self.layout.column_axis else set()
-        return frozenset({"z", *self.layout.row_axes, *column})
 
 
 @dataclass
@@ -69,15 +47,10 @@ class Vector:
 
     name: str
     width: int
-    axis: str
+    split_axes: frozenset[str]
     elements: range
     value: torch.Tensor
     gradient: torch.Tensor
-
-    @property
-    def split_axes(self) -> frozenset[str]:
-        """Axes over which ranks hold different elements."""
-        return frozenset({self.axis})
 
 
 Parameter: TypeAlias = Matrix | Vector
@@ -89,7 +62,8 @@ class Bucket:
 
     layer: what the program calls the reduction of their gradients; value, gradient: flat, padded to divide over data
     where master weights are; own: elements that this rank's optimizer updates; master: these in the master type, a view
-    of `value` unless they are split; copies: pipeline stages that hold these parameters.
+    of `value` unless they are split; first, second: AdamW's running means of their gradient and of its square; count:
+    steps of that, on the device, as torch's fused kernel needs it; copies: pipeline stages that hold these parameters.
     """
 
     layer: str
@@ -98,6 +72,9 @@ class Bucket:
     gradient: torch.Tensor
     own: range
     master: torch.Tensor
+    first: torch.Tensor
+    second: torch.Tensor
+    count: torch.Tensor
     split: bool
     copies: int = 1
 
@@ -148,20 +125,37 @@ class ParameterStore:
     vectors: list[Vector] = field(default_factory=list)
     buckets: list[Bucket] = field(default_factory=list)
 
-    def matrix(self, layout: MatrixLayout) -> Matrix:
-        """This rank's shard, initialised from counters: the same elements on every grid."""
-        gathered = part_of(range(layout.rows), layout.row_axes, self.mesh)
-        rows = part_of(gathered, ("z",), self.mesh)
-        columns = part_of(range(layout.columns), (layout.column_axis,) if layout.column_axis else (), self.mesh)
-        value = torch.zeros(len(rows), len(columns), dtype=self.dtype, device=self.device)
-        real = range(rows.start, max(rows.start, min(rows.stop, layout.real_rows)))
+    def matrix(
+        self,
+        name: str,
+        rows: int,
+        columns: int,
+        *,
+        row_axes: tuple[str, ...],
+        column_axes: tuple[str, ...],
+        real_rows: int,
+        deviation: float,
+    ) -> Matrix:
+        """This rank's shard, initialised from counters: the same elements on every grid.
+
+        rows: with padding; row_axes, column_axes: what they are split over, rows then also over z; deviation: standard
+        deviation of the initial values.
+        """
+        gathered = part_of(range(rows), row_axes, self.mesh)
+        own = part_of(gathered, ("z",), self.mesh)
+        across = part_of(range(columns), column_axes, self.mesh)
+        value = torch.zeros(len(own), len(across), dtype=self.dtype, device=self.device)
+        real = range(own.start, max(own.start, min(own.stop, real_rows)))
         if not value.is_meta:
-            key, rows_at_once = philox.key_of(self.seed, layout.name), max(1, _ELEMENTS_AT_ONCE // len(columns))
+            key, rows_at_once = philox.key_of(self.seed, name), max(1, _ELEMENTS_AT_ONCE // len(across))
             for start in range(real.start, real.stop, rows_at_once):
                 some = range(start, min(start + rows_at_once, real.stop))
-                counters = philox.counters(some, columns, width=layout.columns, device=self.device)
-                value[start - rows.start : some.stop - rows.start] = layout.deviation * philox.normal(counters, key)
-        made = Matrix(layout, gathered, rows, columns, value, torch.zeros_like(value))
+                down, right = (torch.arange(one.start, one.stop, device=self.device) for one in (some, across))
+                # Index of each element in the whole tensor, row by row.
+                counters = down[:, None] * columns + right
+                value[start - own.start : some.stop - own.start] = deviation * philox.normal(counters, key)
+        split_axes = frozenset({"z", *row_axes, *column_axes})
+        made = Matrix(name, real_rows, columns, split_axes, gathered, own, across, value, torch.zeros_like(value))
         self.matrices.append(made)
         return made
 
@@ -169,7 +163,7 @@ class ParameterStore:
         """This rank's shard of a vector that starts constant."""
         elements = part_of(range(width), (axis,), self.mesh)
         values = torch.full((len(elements),), value, dtype=self.dtype, device=self.device)
-        made = Vector(name, width, axis, elements, values, torch.zeros_like(values))
+        made = Vector(name, width, frozenset({axis}), elements, values, torch.zeros_like(values))
         self.vectors.append(made)
         return made
 
@@ -188,7 +182,8 @@ class ParameterStore:
             value, master = whole.to(compute, copy=True), whole[own.start : own.stop].clone()
         for one, part, its in zip(parameters, _views(value, parameters), _views(gradient, parameters), strict=True):
             one.value, one.gradient = part, its
-        made = Bucket(layer, list(parameters), value, gradient, own, master, split=compute is not None)
+        state = torch.zeros_like(master), torch.zeros_like(master), torch.zeros((), device=self.device)
+        made = Bucket(layer, list(parameters), value, gradient, own, master, *state, split=compute is not None)
         self.buckets.append(made)
         return made
 

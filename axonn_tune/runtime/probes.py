@@ -58,8 +58,6 @@ from axonn_tune.specs.points import (
     RankPlace,
     Setting,
     StepProbe,
-    TransferProbe,
-    collective_or_message,
 )
 
 ProbeWork = Callable[[], object]
@@ -82,8 +80,6 @@ class Bench:
         match probe:
             case CollectiveProbe():
                 return self.collective(probe)
-            case TransferProbe():
-                return self.transfer(probe)
             case MatmulProbe():
                 return self.matmul(probe)
             case CopyProbe():
@@ -108,20 +104,6 @@ class Bench:
             return communicator.all_reduce(full, _AXIS, "forward", "probe")
 
         return lambda: run().wait()
-
-    def transfer(self, probe: TransferProbe) -> ProbeWork:
-        """A message to the rank `stride` above, and one from the rank `stride` below."""
-        elements = max(1, probe.size_bytes // self._dtype.itemsize)
-        sent = torch.zeros(elements, dtype=self._dtype, device=self._device)
-        received = torch.empty_like(sent)
-        to, origin = (self._rank + probe.stride) % self._world, (self._rank - probe.stride) % self._world
-
-        def run() -> None:
-            both = [dist.P2POp(dist.isend, sent, to), dist.P2POp(dist.irecv, received, origin)]
-            for work in dist.batch_isend_irecv(both):
-                work.wait()
-
-        return run
 
     def matmul(self, probe: MatmulProbe) -> ProbeWork:
         """The GEMM as the runtime writes it: `x @ w`, `g @ w.t()`, `x.t() @ g`."""
@@ -242,7 +224,7 @@ class Agenda:
                 continue
             expected_s, probe = self._expected_s(number), self.plan.probes[number]
             takes_long = expected_s is not None and expected_s > self.plan.budget_s * _LONGEST_SHARE
-            if takes_long and collective_or_message(probe) and number >= self.plan.essential:
+            if takes_long and isinstance(probe, CollectiveProbe) and number >= self.plan.essential:
                 continue
             calls = 3 if expected_s is None else min(_MOST_CALLS, max(1, round(self.window_s / expected_s)))
             return ProbeTask(number, calls, self.window_s)
@@ -264,13 +246,13 @@ class Agenda:
         if number in self.samples:
             return self.samples[number][-1]
         probe = self.plan.probes[number]
-        if not isinstance(probe, CollectiveProbe | TransferProbe):
+        if not isinstance(probe, CollectiveProbe):
             return None
         found = [
             (other.size_bytes, self.samples[index][-1])
             for index, other in enumerate(self.plan.probes)
             if index in self.samples
-            and isinstance(other, CollectiveProbe | TransferProbe)
+            and isinstance(other, CollectiveProbe)
             and other.model_copy(update={"size_bytes": probe.size_bytes}) == probe
             and other.size_bytes < probe.size_bytes
         ]
@@ -333,7 +315,7 @@ class Prober:
         work()
         synchronize(self.device)
         self._over_ranks(0.0, dist.ReduceOp.SUM)
-        if collective_or_message(probe):
+        if isinstance(probe, CollectiveProbe):
             seconds, calls = self._counted(work, task.calls)
             return self._over_ranks(seconds, dist.ReduceOp.MAX), calls
         seconds, calls = self._timed(work, task.window_s)
@@ -442,17 +424,6 @@ _TIMEOUT = timedelta(seconds=120)
 """A collective that takes longer means that a rank is lost."""
 
 
-@dataclass(frozen=True)
-class ProbeJob:
-    """Options of every rank; `plan`, `points` and `progress`, a descriptor, are rank 0's alone."""
-
-    plan: Path
-    points: Path
-    backend: str
-    resume: bool
-    progress: int | None = None
-
-
 def main(arguments: list[str] | None = None) -> int:
     """Measure; the exit code of all ranks started, or of this one."""
     parser = argparse.ArgumentParser(prog="python -m axonn_tune.runtime.probes", description=__doc__)
@@ -468,32 +439,27 @@ def main(arguments: list[str] | None = None) -> int:
     chosen = parser.parse_args(arguments)
     if chosen.parent is not None:
         die_with(chosen.parent)
-    job = ProbeJob(chosen.plan, chosen.points, chosen.backend, chosen.resume, chosen.progress)
-    if chosen.ranks is not None:
-        return start(chosen.ranks, job)
-    try:
-        place = rank_environment(os.environ)
-    except AxonnTuneError as error:
-        print_message(str(error))
-        return error.exit_code
-    return rank_main(place, job)
-
-
-def start(ranks: int, job: ProbeJob) -> int:
-    """Fork the ranks, which communicate over loopback; one exit code for all."""
+    if chosen.ranks is None:
+        try:
+            return rank_main(rank_environment(os.environ), chosen)
+        except AxonnTuneError as error:
+            print_message(str(error))
+            return error.exit_code
+    # The ranks are forks of this process, and communicate over loopback.
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     with tempfile.TemporaryDirectory(prefix="axonn-tune-") as folder:
-        meeting = f"file://{folder}/meeting"
+
+        def run(rank: int) -> int:
+            return rank_main(RankEnvironment(rank, chosen.ranks, rank, init_method=f"file://{folder}/meeting"), chosen)
+
         try:
-            return exit_code_of(
-                fork_ranks(ranks, lambda rank: rank_main(RankEnvironment(rank, ranks, rank, init_method=meeting), job))
-            )
+            return exit_code_of(fork_ranks(chosen.ranks, run))
         except KeyboardInterrupt:
             return INTERRUPTED
 
 
-def rank_main(place: RankEnvironment, job: ProbeJob) -> int:
-    """One rank's calibration; the exit code."""
+def rank_main(place: RankEnvironment, job: argparse.Namespace) -> int:
+    """One rank's calibration with these options; the exit code. Plan, points and progress are rank 0's alone."""
     first = place.rank == 0
 
     def report(points: int, elapsed_s: float, what: str) -> None:

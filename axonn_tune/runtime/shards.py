@@ -76,19 +76,17 @@ Shards: TypeAlias = Mapping[str, Sequence[Shard]]
 
 def shards_of(parameter: Parameter, bucket: Bucket, flat: torch.Tensor) -> list[Shard]:
     """Shards of a parameter in `flat`, which has the layout of the bucket's `master`; views without padded rows."""
-    found = [_shard(parameter, *one) for one in bucket.slices(parameter, flat)]
+    found = list[Shard]()
+    for row, column, values in bucket.slices(parameter, flat):
+        if isinstance(parameter, Vector):
+            found.append(Shard((parameter.width,), (parameter.elements.start + row,), values.flatten()))
+            continue
+        first, end = parameter.row_range.start + row, parameter.real_rows
+        # A shard of padding alone begins at the end, where it is empty.
+        start = min(first, end), parameter.column_range.start + column
+        real = min(max(end - first, 0), len(values))
+        found.append(Shard((end, parameter.columns), start, values[:real]))
     return [shard for shard in found if shard.values.numel()] or found[:1]
-
-
-def _shard(parameter: Parameter, row: int, column: int, values: torch.Tensor) -> Shard:
-    """A slice as a shard of the whole tensor; one of padding alone begins at the end, where it is empty."""
-    if isinstance(parameter, Vector):
-        return Shard((parameter.width,), (parameter.elements.start + row,), values.flatten())
-    layout = parameter.layout
-    row += parameter.row_range.start
-    real = min(max(layout.real_rows - row, 0), len(values))
-    start = min(row, layout.real_rows), parameter.column_range.start + column
-    return Shard((layout.real_rows, layout.columns), start, values[:real])
 
 
 def names_to_write(buckets: Sequence[Bucket], mesh: Mesh) -> set[str]:

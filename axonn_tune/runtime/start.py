@@ -15,7 +15,7 @@ import socket
 import sys
 import time
 import traceback
-from collections.abc import Mapping, MutableMapping, Sequence
+from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -46,7 +46,7 @@ from axonn_tune.runtime.mesh import (
     is_timeout,
     require_world,
 )
-from axonn_tune.runtime.metrics import Metrics, Tracer
+from axonn_tune.runtime.metrics import Metrics
 from axonn_tune.runtime.tokens import batches
 from axonn_tune.runtime.trainer import START_TIMEOUT_S, STOP_SIGNALS, Trainer, TrainingLoop, require_runnable
 from axonn_tune.runtime.watch import LOST_CODE, RankFailure, Watch
@@ -151,35 +151,25 @@ def require_descriptors(world: int) -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (needed if hard == resource.RLIM_INFINITY else hard, hard))
 
 
-def require_interfaces(environment: Mapping[str, str], backend: str) -> None:
-    """EnvironmentProblem if a variable names network interfaces of which this host has none.
+def use_interfaces(environment: MutableMapping[str, str], backend: str) -> None:
+    """Have Gloo, which checkpoints use besides NCCL, use NCCL's network interface, if one is named.
 
     NCCL_SOCKET_IFNAME lists prefixes, after = whole names, after ^ those to avoid; Gloo's lists whole names.
+    EnvironmentProblem if this host has none of the interfaces that a variable names.
     """
-    for variable in ("GLOO_SOCKET_IFNAME", *(["NCCL_SOCKET_IFNAME"] if backend == "nccl" else [])):
-        told, here = environment.get(variable, ""), [name for _, name in socket.if_nameindex()]
-        if told and not told.startswith("^") and not _named(told, here, whole=variable.startswith("GLOO")):
+    here = [name for _, name in socket.if_nameindex()]
+    for variable in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
+        told, of_gloo = environment.get(variable, ""), variable.startswith("GLOO")
+        if not told or told.startswith("^"):
+            continue
+        wanted, whole = told.removeprefix("=").split(","), of_gloo or told.startswith("=")
+        found = [name for one in wanted for name in here if name == one or (not whole and one and name.startswith(one))]
+        if found:
+            environment.setdefault("GLOO_SOCKET_IFNAME", found[0])
+        elif of_gloo or backend == "nccl":
             raise EnvironmentProblem(
                 f"{variable} is {told!r}, but this host has no such network interface, only {', '.join(here)}"
             )
-
-
-def _named(told: str, here: Sequence[str], *, whole: bool = False) -> list[str]:
-    """The interfaces of this host that a variable names, in its order; whole: it lists no prefixes."""
-    wanted, whole = told.removeprefix("=").split(","), whole or told.startswith("=")
-    return [name for one in wanted for name in here if name == one or (not whole and one and name.startswith(one))]
-
-
-def use_interface(environment: MutableMapping[str, str]) -> None:
-    """Make Gloo, which checkpoints use besides NCCL, use NCCL's network interface.
-
-    NCCL_SOCKET_IFNAME lists prefixes, after = whole names; Gloo wants one that exists. With ^ it lists those to avoid.
-    """
-    told = environment.get("NCCL_SOCKET_IFNAME", "")
-    if not told or told.startswith("^") or "GLOO_SOCKET_IFNAME" in environment:
-        return
-    if found := _named(told, [name for _, name in socket.if_nameindex()]):
-        environment["GLOO_SOCKET_IFNAME"] = found[0]
 
 
 @dataclass
@@ -223,23 +213,19 @@ class Rank:
         steps = options.steps or launch.steps
         trainer = Trainer(launch, mesh, device=device, source=batches(launch, mesh))
         checkpointer = self._resume(trainer)
-        metrics = Metrics(launch, mesh, device, self.directory, steps, base_bytes)
-        tracer = None
-        if options.trace_steps and (options.trace_all or not place.rank):
-            tracer = Tracer(options.trace_steps, self.directory, place.rank, launch.name, device)
+        traced = options.trace_steps if options.trace_all or not place.rank else 0
+        metrics = Metrics(launch, mesh, device, self.directory, steps, base_bytes, traced)
         if self.watch is not None:
             # In collectives of the first pipeline stage, so that stages compare.
             first, mine = (sum(program_of(launch, stage=one).collectives().values()) for one in (0, mesh.stage))
             self.watch.issued = lambda: trainer.ledger.issued * first // max(mine, 1)
-        loop = TrainingLoop(trainer, metrics, self.watch, checkpointer, lambda: self._be_strict(mesh), tracer)
+        loop = TrainingLoop(trainer, metrics, self.watch, checkpointer, lambda: self._be_strict(mesh))
         # Every rank times the traced steps, so that a traced one is no slower than the others.
         trainer.model.communicator.timer.start(device, traced_steps=options.trace_steps)
         before = trainer.optimizer.steps_done
         completed = loop.run(steps)
         self._require_program(trainer, steps=trainer.optimizer.steps_done - before)
         metrics.close()
-        if tracer is not None:
-            tracer.close()
         if completed:
             return 0
         if checkpointer is None:
@@ -262,8 +248,7 @@ class Rank:
             require_gpus(launch.backend, ranks=self._host_ranks)
             if place.world > 1:
                 require_descriptors(place.world)
-                require_interfaces(os.environ, launch.backend)
-                use_interface(os.environ)
+                use_interfaces(os.environ, launch.backend)
         except AxonnTuneError as error:
             if place.local_rank:
                 time.sleep(_REPORTED_WITHIN_S)
@@ -341,8 +326,7 @@ class Rank:
                 "data_seed": self.launch.data.seed,
             },
         )
-        wanted = self.options.resume_from
-        found = checkpointer.load_latest() if wanted is None else checkpointer.load_named(wanted)
+        found = checkpointer.load(self.options.resume_from)
         if found is None and self.options.resume:
             raise UsageError(f"--resume: there is no checkpoint in {settings.directory!r}")
         if found is not None and self.place.rank == 0:

@@ -16,12 +16,12 @@ from __future__ import annotations
 import codecs
 import hashlib
 import importlib
+import itertools
 import struct
-import sysconfig
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, Protocol
+from typing import TYPE_CHECKING, Any, BinaryIO, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -69,17 +69,11 @@ class TokenHeader:
         return _LAYOUT.pack(MAGIC, VERSION, self.item_bytes, self.vocab, self.count, self.sha256, name)
 
 
-@dataclass(frozen=True)
-class TokenFile:
-    """A memory-mapped token file."""
+def open_tokens(path: str | Path, *, vocab: int | None = None) -> NDArray[Any]:
+    """Ids of a token file, mapped into memory.
 
-    path: Path
-    header: TokenHeader
-    ids: NDArray[Any]
-
-
-def open_tokens(path: str | Path, *, vocab: int | None = None) -> TokenFile:
-    """Open a token file; UsageError with the numbers if it is none, is truncated, or needs more than `vocab` ids."""
+    UsageError with the numbers if it is none, is truncated, or needs more than `vocab` ids.
+    """
     path = Path(path)
     try:
         if path.exists() and not path.is_file():
@@ -101,9 +95,8 @@ def open_tokens(path: str | Path, *, vocab: int | None = None) -> TokenFile:
             f"but the model's vocabulary is {vocab:,}"
         )
     if header.count == 0:
-        return TokenFile(path, header, np.zeros(0, header.dtype))
-    ids = np.memmap(path, dtype=header.dtype, mode="r", offset=HEADER_BYTES, shape=(header.count,))
-    return TokenFile(path, header, ids)
+        return np.zeros(0, header.dtype)
+    return np.memmap(path, dtype=header.dtype, mode="r", offset=HEADER_BYTES, shape=(header.count,))
 
 
 def _read_header(path: Path, file: BinaryIO) -> TokenHeader:
@@ -173,19 +166,6 @@ BYTES = Tokenizer("bytes", 257, 256, lambda chunks: (np.frombuffer(chunk, dtype=
 """Every byte is its own id, and 256 is the end of a text. Nothing needs to be downloaded."""
 
 
-def _whole_lines(chunks: Iterable[bytes]) -> Iterator[str]:
-    """Text, about a mebibyte at a time; what is not UTF-8 becomes the replacement character."""
-    decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
-    rest = ""
-    for chunk in chunks:
-        lines, newline, rest = (rest + decoder.decode(chunk)).rpartition("\n")
-        if newline:
-            yield lines + newline
-    rest += decoder.decode(b"", final=True)
-    if rest:
-        yield rest
-
-
 def tokenizer_named(name: str) -> Tokenizer:
     """`bytes`, or the path of a tokenizer.json.
 
@@ -211,9 +191,15 @@ def tokenizer_named(name: str) -> Tokenizer:
     vocab = 1 + max(model.get_vocab(with_added_tokens=True).values(), default=-1)
 
     def encode(chunks: Iterable[bytes]) -> Iterator[NDArray[Any]]:
-        # No tokenizer in use merges across a line's end.
-        for text in _whole_lines(chunks):
-            yield np.asarray(model.encode(text, add_special_tokens=False).ids, dtype=np.int64)
+        # Whole lines, about a mebibyte at a time: no tokenizer in use merges across a line's end. What is not UTF-8
+        # becomes the replacement character.
+        decoder, rest = codecs.getincrementaldecoder("utf-8")(errors="replace"), ""
+        for chunk in itertools.chain(chunks, [b""]):
+            text = rest + decoder.decode(chunk, final=not chunk)
+            end = text.rfind("\n") + 1 if chunk else len(text)
+            rest = text[end:]
+            if end:
+                yield np.asarray(model.encode(text[:end], add_special_tokens=False).ids, dtype=np.int64)
 
     return Tokenizer(path.name, vocab, next((end for end in ends if end is not None), None), encode)
 
@@ -232,25 +218,18 @@ def text_files(paths: Iterable[str | Path], *, patterns: Iterable[str] = TEXT_PA
         raise UsageError(f"no such file or folder: {', '.join(missing)}")
     found: list[Path] = []
     for path in given:
-        found += _below(path, patterns) if path.is_dir() else [path]
+        if not path.is_dir():
+            found.append(path)
+            continue
+        try:
+            matching = {one for pattern in patterns for one in path.rglob(pattern) if one.is_file()}
+        except (NotImplementedError, ValueError) as error:
+            raise UsageError(f"--include {' '.join(patterns)}: a pattern of names below a folder is needed") from error
+        parts = {one: one.relative_to(path).parts for one in matching}
+        found += sorted(one for one in parts if not any(part[0] == "." or part in _FOREIGN for part in parts[one]))
     if not found:
         raise UsageError(f"no file matches {' '.join(patterns)} in {', '.join(map(str, given))}")
     return list(dict.fromkeys(found))
-
-
-def _below(folder: Path, patterns: tuple[str, ...]) -> list[Path]:
-    """Files that match, but for hidden ones and those of installed packages."""
-    try:
-        matching = {path for pattern in patterns for path in folder.rglob(pattern) if path.is_file()}
-    except (NotImplementedError, ValueError) as error:
-        raise UsageError(f"--include {' '.join(patterns)}: a pattern of names below a folder is needed") from error
-    parts = {path: path.relative_to(folder).parts for path in matching}
-    return sorted(path for path in parts if not any(part[0] == "." or part in _FOREIGN for part in parts[path]))
-
-
-def standard_library() -> Path:
-    """Where the source of Python's standard library lies: text that every installation has."""
-    return Path(sysconfig.get_path("stdlib"))
 
 
 def encoded(
@@ -279,7 +258,7 @@ _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
 @dataclass(frozen=True)
 class BatchShard:
-    """Which sequences of a step are this rank's.
+    """Which sequences of a step are this rank's: the `place`th of as many parts as there are ranks over data and z.
 
     The step is split over data, then z, then micro-batches, each into consecutive parts.
     """
@@ -287,34 +266,17 @@ class BatchShard:
     global_batch: int
     micro_batch: int
     accumulation: int
-    data: int = 0
-    data_size: int = 1
-    z: int = 0
-    z_size: int = 1
-
-    def __post_init__(self) -> None:
-        sizes = (self.data_size, self.z_size, self.micro_batch, self.accumulation)
-        product = int(np.prod(sizes))
-        if product != self.global_batch:
-            written = " · ".join(map(str, sizes))
-            raise UsageError(
-                f"data · z · micro_batch · grad_accumulation is {written} = {product}, "
-                f"but the global batch is {self.global_batch}"
-            )
+    place: int = 0
 
     def sequences(self, step: int, micro_step: int) -> NDArray[np.int64]:
         """Numbers `[b]` of the sequences in one micro-batch of this rank."""
         assert 0 <= micro_step < self.accumulation, f"micro-step {micro_step} of {self.accumulation}"
-        rank = self.data * self.z_size + self.z
-        first = step * self.global_batch + (rank * self.accumulation + micro_step) * self.micro_batch
+        first = step * self.global_batch + (self.place * self.accumulation + micro_step) * self.micro_batch
         return np.arange(first, first + self.micro_batch, dtype=np.int64)
 
 
-class Batches(Protocol):
-    """Where training data comes from."""
-
-    def batch(self, step: int, micro_step: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Tokens and targets, `[b, S]` int64 on the CPU, of this rank's micro-batch; steps count from 0."""
+Batches: TypeAlias = "Callable[[int, int], tuple[torch.Tensor, torch.Tensor]]"
+"""Tokens and targets, `[b, S]` int64 on the CPU, of a step's micro-batch of this rank; both count from 0."""
 
 
 @dataclass(frozen=True)
@@ -325,7 +287,8 @@ class TokenSource:
     tokens after the last whole window are never seen.
     """
 
-    tokens: TokenFile
+    path: str
+    ids: NDArray[Any]
     seed: int
     sequence: int
     share: BatchShard
@@ -333,19 +296,19 @@ class TokenSource:
     def __post_init__(self) -> None:
         if self.windows < 1:
             raise UsageError(
-                f"token file {str(self.tokens.path)!r} has {len(self.tokens.ids):,} ids; "
+                f"token file {self.path!r} has {len(self.ids):,} ids; "
                 f"sequences of {self.sequence:,} need at least {self.sequence + 1:,}"
             )
 
     @property
     def windows(self) -> int:
         """Sequences in an epoch."""
-        return (len(self.tokens.ids) - 1) // self.sequence
+        return (len(self.ids) - 1) // self.sequence
 
     def batch(self, step: int, micro_step: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Tokens and targets, `[b, S]`."""
         starts = self.window_of(self.share.sequences(step, micro_step)) * self.sequence
-        return _shifted(np.stack([self.tokens.ids[start : start + self.sequence + 1] for start in starts]))
+        return _shifted(np.stack([self.ids[start : start + self.sequence + 1] for start in starts]))
 
     def window_of(self, sequences: NDArray[np.int64]) -> NDArray[np.int64]:
         """The window each sequence number stands for; within an epoch, none twice."""
@@ -383,15 +346,8 @@ class SyntheticTokens:
 
 def batch_shard(launch: Launch, mesh: Mesh) -> BatchShard:
     """Which sequences of a launch config's steps are this rank's."""
-    return BatchShard(
-        global_batch=launch.workload.global_batch,
-        micro_batch=launch.micro_batch,
-        accumulation=launch.grad_accumulation,
-        data=mesh.coordinate("data"),
-        data_size=mesh.size("data"),
-        z=mesh.coordinate("z"),
-        z_size=mesh.size("z"),
-    )
+    place = mesh.coordinate("data") * mesh.size("z") + mesh.coordinate("z")
+    return BatchShard(launch.workload.global_batch, launch.micro_batch, launch.grad_accumulation, place)
 
 
 def batches(launch: Launch, mesh: Mesh) -> Batches:
@@ -399,8 +355,9 @@ def batches(launch: Launch, mesh: Mesh) -> Batches:
     share = batch_shard(launch, mesh)
     sequence, seed, vocab = launch.workload.sequence_length, launch.data.seed, launch.model.vocab
     if launch.data.path is None:
-        return SyntheticTokens(vocab, seed, sequence, share)
-    return TokenSource(open_tokens(launch.data.path, vocab=vocab), seed, sequence, share)
+        return SyntheticTokens(vocab, seed, sequence, share).batch
+    path = launch.data.path
+    return TokenSource(path, open_tokens(path, vocab=vocab), seed, sequence, share).batch
 
 
 def permuted(places: NDArray[np.int64], *, size: int, key: str) -> NDArray[np.int64]:

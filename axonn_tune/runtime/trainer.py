@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import importlib.util
 import signal
 import time
 from collections import Counter, deque
@@ -25,7 +26,7 @@ from types import FrameType
 
 import torch
 
-from axonn_tune.errors import UsageError
+from axonn_tune.errors import EnvironmentProblem, UsageError
 from axonn_tune.frameworks.axonn_tune import AXONN_TUNE
 from axonn_tune.program.constraints import broken_constraints
 from axonn_tune.program.pipeline import Kind, model_parts, stage_order
@@ -34,7 +35,7 @@ from axonn_tune.runtime.communicator import CollectiveHandle, Communicator
 from axonn_tune.runtime.devices import DTYPES, RuntimeSettings, forget_peak, settings_of, synchronize, to_device
 from axonn_tune.runtime.ledger import Ledger
 from axonn_tune.runtime.mesh import Mesh
-from axonn_tune.runtime.metrics import WARMUP_STEPS, Metrics, Tracer, require_tensorboard
+from axonn_tune.runtime.metrics import WARMUP_STEPS, Metrics
 from axonn_tune.runtime.optimizer import AdamW, StepResult
 from axonn_tune.runtime.tokens import Batches, batch_shard
 from axonn_tune.runtime.transformer import ChunkContext, MicroBatch, Transformer
@@ -45,7 +46,11 @@ from axonn_tune.specs.launch import Launch
 def require_runnable(launch: Launch) -> None:
     """UsageError with everything in a launch config that this runtime cannot execute; EnvironmentProblem without
     TensorBoard, if it is asked for."""
-    require_tensorboard(launch)
+    if launch.metrics.tensorboard and importlib.util.find_spec("tensorboard") is None:
+        raise EnvironmentProblem(
+            "metrics.tensorboard needs TensorBoard, which is not installed: pip install '.[tensorboard]' in the "
+            "checkout, or take it out of the launch config"
+        )
     workload, model, grid = launch.workload, launch.model, launch.grid.grid()
     found = []
     if workload.split_micro_batch and launch.micro_batch % 2:
@@ -133,7 +138,9 @@ class PipelineStage:
         stages, chunks = mesh.grid.pipeline, len(model.chunks)
         order = stage_order(mesh.stage, stages=stages, chunks=chunks, micro_batches=count)
         expected = Counter(kind for kind, chunk, _ in order if self._receives(kind, chunk))
-        inboxes = {kind: Inbox(model.communicator, kind, self._buffer, left) for kind, left in expected.items()}
+        settings, shape = model.settings, (self.micro_batch * model.sequence, model.model.hidden // mesh.size("y"))
+        buffer = partial(torch.empty, shape, dtype=settings.compute, device=settings.device)
+        inboxes = {kind: Inbox(model.communicator, kind, buffer, left) for kind, left in expected.items()}
         outbox = Outbox(model.communicator)
         loss = torch.zeros((), dtype=torch.float64, device=model.settings.device)
         contexts: dict[tuple[int, int], ChunkContext] = {}
@@ -162,11 +169,6 @@ class PipelineStage:
     def _receives(self, kind: Kind, chunk: int) -> bool:
         """Whether an operation needs a message."""
         return not (self.model.begins(chunk) if kind == "F" else self.model.ends(chunk))
-
-    def _buffer(self) -> torch.Tensor:
-        model, settings = self.model, self.model.settings
-        width = model.model.hidden // model.communicator.mesh.size("y")
-        return torch.empty(self.micro_batch * model.sequence, width, dtype=settings.compute, device=settings.device)
 
 
 class Trainer:
@@ -198,7 +200,7 @@ class Trainer:
         return self._stage.gradients(partial(self._micro_batch, step), count=self.launch.grad_accumulation)
 
     def _micro_batch(self, step: int, number: int) -> MicroBatch:
-        tokens, targets = (to_device(part, self.device) for part in self.source.batch(step, number))
+        tokens, targets = (to_device(part, self.device) for part in self.source(step, number))
         if not self.launch.dropout:
             return MicroBatch(tokens, targets)
         sequences = torch.from_numpy(self._share.sequences(step, number))
@@ -275,7 +277,6 @@ class TrainingLoop:
     watch: Watch | None
     checkpointer: Checkpointer | None
     after_first: Callable[[], None]
-    tracer: Tracer | None = None
     _signalled: bool = False
     _stop_after: int | None = None
 
@@ -286,7 +287,9 @@ class TrainingLoop:
         """Train until `steps` are done; False if a signal ended it earlier, with the state saved if possible."""
         before = done = self.trainer.optimizer.steps_done
         every_steps = self.trainer.launch.checkpoint.every_steps
-        self._note_signals()
+        for one in STOP_SIGNALS:
+            # Until the process ends, as another rank may save last.
+            signal.signal(one, self._note_signal)
         with garbage_between_steps():
             while done < steps:
                 done = self._step(done, number=done - before)
@@ -306,8 +309,7 @@ class TrainingLoop:
     def _step(self, done: int, *, number: int) -> int:
         """One step, timed and recorded: the `number`th of this run, from 0. Returns how many are done."""
         timer, timed = self.trainer.model.communicator.timer, number - WARMUP_STEPS
-        if self.tracer is not None:
-            self.tracer.before_step(timed)
+        self.metrics.begin_step()
         if self.watch is not None:
             self.watch.begin_step(self._limit.next_s())
         timer.begin_step(timed)
@@ -321,29 +323,16 @@ class TrainingLoop:
             forget_peak(self.trainer.device)
         if self.watch is not None:
             self.watch.end_step()
-        times = timer.end_step()
-        self.metrics.step(done + 1, result, step_s=step_s, times=times)
-        if self.tracer is not None:
-            self.tracer.after_step(timed, done + 1, times)
+        self.metrics.step(done + 1, result, step_s=step_s, times=timer.end_step())
         return done + 1
 
     def _agree(self, step: int) -> None:
-        """Pass on a signal; rank 0 has all stop after this step, which none can end before rank 0 continues."""
-        watch = self.watch
-        if watch is None:
-            if self._signalled:
-                self._stop_after = step
-            return
-        if self._signalled and not watch.asked_to_stop:
-            watch.ask_to_stop()
-        if watch.rank == 0 and watch.asked_to_stop and watch.stop_after is None:
-            watch.agree_to_stop(step)
+        """Have all ranks stop after this step if one of them got a signal."""
+        if self.watch is not None:
+            self.watch.agree_to_stop(step, signalled=self._signalled)
+        elif self._signalled:
+            self._stop_after = step
 
-    def _note_signals(self) -> None:
-        """Note SIGTERM and SIGUSR2 instead of ending; until the process ends, as another rank may save last."""
-
-        def note(number: int, frame: FrameType | None) -> None:
-            self._signalled = True
-
-        for one in STOP_SIGNALS:
-            signal.signal(one, note)
+    def _note_signal(self, number: int, frame: FrameType | None) -> None:
+        """Note SIGTERM or SIGUSR2 instead of ending."""
+        self._signalled = True

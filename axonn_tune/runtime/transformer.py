@@ -34,7 +34,7 @@ from axonn_tune.runtime.modules import (
     interleave,
     rotary_positions,
 )
-from axonn_tune.runtime.parameters import Bucket, Matrix, MatrixLayout, ParameterStore, part_of
+from axonn_tune.runtime.parameters import Bucket, Matrix, ParameterStore, part_of
 from axonn_tune.runtime.philox import key_of
 from axonn_tune.specs.model import Model
 from axonn_tune.specs.traces import EMBEDDING_BACKWARD, EMBEDDING_FORWARD, END, HEAD, block_backward, block_forward
@@ -56,14 +56,6 @@ class GatheredWeights:
         if linear.layer not in self.held:
             self.held[linear.layer] = self.gathers.take(linear.weight)
         return self.held.pop(linear.layer) if last and self.users == 1 else self.held[linear.layer]
-
-    def shared_with(self, earlier: GatheredWeights | None) -> GatheredWeights:
-        """These weights for earlier micro-batches too, whose own copies go."""
-        if earlier is None or not earlier.users:
-            return self
-        earlier.held = self.held
-        earlier.users += 1
-        return earlier
 
 
 @dataclass
@@ -176,7 +168,13 @@ class TransformerBlock:
         ]
         outputs, saved = zip(*interleave(passes), strict=True)
         if keep_weights:
-            weights = self.kept = weights.shared_with(self.kept)
+            if self.kept is None or not self.kept.users:
+                self.kept = weights
+            else:
+                # Earlier micro-batches' own copies go.
+                self.kept.held = weights.held
+                self.kept.users += 1
+            weights = self.kept
         return list(outputs), BlockContext(list(saved), weights)
 
     def _forward(
@@ -286,16 +284,33 @@ class Transformer:
         self.store = ParameterStore(communicator.mesh, seed, settings.master, settings.device)
         self.buckets = DataBuckets(communicator, settings)
         mesh, stages = communicator.mesh, communicator.mesh.grid.pipeline
-        first, last = mesh.stage == 0, mesh.stage == stages - 1
-        self.embedding = None
-        if first:
-            self.embedding = Embedding(self._token_table("embedding"), self._positions(), sequence, communicator)
+        self.embedding, self.head = None, None
+        if mesh.stage == 0:
+            table, positions, length = self._token_table("embedding"), None, model.max_sequence_length
+            if model.learned_positions:
+                positions = self.store.matrix(
+                    "position",
+                    _padded(length, mesh.grid.z),
+                    model.hidden,
+                    row_axes=(),
+                    column_axes=("y",),
+                    real_rows=length,
+                    deviation=DEVIATION,
+                )
+            self.embedding = Embedding(table, positions, sequence, communicator)
         self._turns = rotary_positions(model, settings, sequence=sequence)
         parts = parts or (model.layers,)
         numbers = [range(sum(parts[:part]), sum(parts[: part + 1])) for part in range(mesh.stage, len(parts), stages)]
         self.chunks = [[self._block(number) for number in chunk] for chunk in numbers]
         self.blocks = [block for chunk in self.chunks for block in chunk]
-        self.head = self._head() if last else None
+        if mesh.stage == stages - 1:
+            tied = model.tied_embeddings
+            if tied and self.embedding is not None:
+                table = self.embedding.table
+            else:
+                table = self._token_table("embedding" if tied else "head")
+            norm = self._norm("head.norm", layer="head.norm")
+            self.head = LMHead(table, norm, model.vocab, communicator, settings)
         self.dropout = self._dropout("embedding")
         self._fill_buckets()
 
@@ -320,7 +335,10 @@ class Transformer:
         whole = self.begins(chunk) and self.ends(chunk)
         backward = self._backward_gathers(chunk) if whole else ()
         gathers = WeightGathers(self.communicator, self.settings, [*self._forward_gathers(chunk), *backward])
-        numbers = self._token_numbers(batch)
+        sequences, device = batch.sequences, batch.tokens.device
+        if sequences is None:
+            sequences = torch.arange(batch.tokens.shape[0], device=device)
+        numbers = (sequences[:, None] * self.sequence + torch.arange(self.sequence, device=device)).flatten()
         context = ChunkContext(batch.tokens.flatten(), numbers, gathers if whole else None)
         if x is None:
             assert self.embedding is not None, "other chunks are given their input"
@@ -387,14 +405,6 @@ class Transformer:
         if self._copies is not None:
             self.buckets.reduce_copies(self._copies)
 
-    def _token_numbers(self, batch: MicroBatch) -> torch.Tensor:
-        """Number of each token `[M]`, counted through the whole run."""
-        sequences, device = batch.sequences, batch.tokens.device
-        if sequences is None:
-            sequences = torch.arange(batch.tokens.shape[0], device=device)
-        places = torch.arange(self.sequence, device=device)
-        return (sequences[:, None] * self.sequence + places).flatten()
-
     def _forward_gathers(self, chunk: int) -> Iterator[WeightGather]:
         """Weight gathers of a forward pass through a chunk, in order."""
         if self.embedding is not None and chunk == 0:
@@ -432,19 +442,12 @@ class Transformer:
         tied = self.model.tied_embeddings
         if self.head is not None and not tied:
             self.head.after = partial(self.buckets.send, self._bucket("head", [self.head.table]))
-        self._copies = self._copies_of_table() if tied and self.communicator.mesh.grid.pipeline > 1 else None
+        # Of a tied table the first and the last stage have a copy each.
+        self._copies = None
+        if tied and self.communicator.mesh.grid.pipeline > 1 and (self.embedding is not None or self.head is not None):
+            self._copies = self._tables[0] if self.head is None else self._bucket(COPY, [self.head.table])
+            self._copies.copies = 2
         self.vectors = self.store.bucket("vectors", self.store.vectors)
-
-    def _copies_of_table(self) -> Bucket | None:
-        """The bucket of a tied table, of which the first and the last stage have a copy each."""
-        if self.head is not None:
-            found = self._bucket(COPY, [self.head.table])
-        elif self.embedding is not None:
-            (found,) = (one for one in self._tables if one.layer == "embedding")
-        else:
-            return None
-        found.copies = 2
-        return found
 
     def _bucket(self, layer: str, matrices: list[Matrix]) -> Bucket:
         return self.store.bucket(layer, matrices, compute=self.settings.compute if self.settings.shard_master else None)
@@ -453,27 +456,14 @@ class Transformer:
         grid = self.communicator.mesh.grid
         rows = _padded(self.model.vocab, grid.x * grid.y * grid.z)
         return self.store.matrix(
-            MatrixLayout(
-                name, rows, self.model.hidden, ("x", "y"), None, real_rows=self.model.vocab, deviation=DEVIATION
-            )
+            name,
+            rows,
+            self.model.hidden,
+            row_axes=("x", "y"),
+            column_axes=(),
+            real_rows=self.model.vocab,
+            deviation=DEVIATION,
         )
-
-    def _positions(self) -> Matrix | None:
-        if not self.model.learned_positions:
-            return None
-        length = self.model.max_sequence_length
-        rows = _padded(length, self.communicator.mesh.grid.z)
-        return self.store.matrix(
-            MatrixLayout("position", rows, self.model.hidden, (), "y", real_rows=length, deviation=DEVIATION)
-        )
-
-    def _head(self) -> LMHead:
-        if self.model.tied_embeddings:
-            table = self._token_table("embedding") if self.embedding is None else self.embedding.table
-        else:
-            table = self._token_table("head")
-        norm = self._norm("head.norm", layer="head.norm")
-        return LMHead(table, norm, self.model.vocab, self.communicator, self.settings)
 
     def _block(self, number: int) -> TransformerBlock:
         model, shares, name = self.model, self.communicator.mesh.size("x"), f"blocks.{number}"
@@ -518,7 +508,13 @@ class Transformer:
         deviation = DEVIATION / math.sqrt(2 * self.model.layers) if transposed else DEVIATION
         name = f"{block}.{layer}"
         weight = self.store.matrix(
-            MatrixLayout(f"{name}.weight", rows, columns, (row_axis,), column_axis, real_rows=rows, deviation=deviation)
+            f"{name}.weight",
+            rows,
+            columns,
+            row_axes=(row_axis,),
+            column_axes=(column_axis,),
+            real_rows=rows,
+            deviation=deviation,
         )
         bias = self.store.vector(f"{name}.bias", columns, column_axis, value=0.0) if self.model.biases else None
         return ParallelLinear(layer, row_axis, column_axis, weight, bias, self.communicator, self.settings)

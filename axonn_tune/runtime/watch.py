@@ -187,18 +187,20 @@ class Watch:
         self._over = True
         self._tell_all({"finished": self.rank})
 
-    def ask_to_stop(self) -> None:
-        """Tell rank 0 that this rank got a signal."""
-        self.asked_to_stop = True
-        if self.rank:
-            self._lines[0].send({"stop_please": self.rank})
+    def agree_to_stop(self, step: int, *, signalled: bool) -> None:
+        """Before the collective that ends a step: pass on this rank's signal; on rank 0, have all stop after the step.
 
-    def agree_to_stop(self, step: int) -> None:
-        """Rank 0, before the collective that ends a step: have all ranks stop after it. Returns once all know."""
-        self.stop_after = step
-        self._tell_all({"stop_after": step})
-        for _ in self._lines:
-            self._acknowledged.acquire(timeout=10.0)
+        No rank can end it before rank 0 continues, which is once all know.
+        """
+        if signalled and not self.asked_to_stop:
+            self.asked_to_stop = True
+            if self.rank:
+                self._lines[0].send({"stop_please": self.rank})
+        if self.rank == 0 and self.asked_to_stop and self.stop_after is None:
+            self.stop_after = step
+            self._tell_all({"stop_after": step})
+            for _ in self._lines:
+                self._acknowledged.acquire(timeout=10.0)
 
     def _start(self) -> None:
         for line in self._lines:
@@ -207,33 +209,28 @@ class Watch:
         threading.Thread(target=self._run, name="watch", daemon=True).start()
 
     def _run(self) -> None:
+        """Read messages, and check whether this rank's step is late and whether rank 0 answers."""
         while self._selector.get_map():
             for key, _ in self._selector.select(_LOOK_S):
-                self._read(key.data)
-            self._look()
-
-    def _look(self) -> None:
-        """Check whether this rank's step is late, and whether rank 0 answers."""
-        now_s = time.monotonic()
-        if self._over:
-            return
-        if self._late_at_s is not None and now_s > self._late_at_s:
-            self._late_at_s = None
-            self._report("a step did not end in time", hasty=False)
-        elif self._unanswered_at_s is not None and now_s > self._unanswered_at_s:
-            words = "rank 0 did not answer: a collective or a step took too long"
-            self._failed(RankFailure(0, words, LOST_CODE, told=False), silent={0})
-
-    def _read(self, line: _Connection) -> None:
-        messages = line.receive()
-        if messages is None:
-            self._selector.unregister(line.connection)
-            line.connection.close()
-            if not line.finished and not self._over:
-                self._failed(RankFailure(line.rank, LOST, LOST_CODE, told=False))
-            return
-        for message in messages:
-            self._handle(line, message)
+                line: _Connection = key.data
+                messages = line.receive()
+                for message in messages or ():
+                    self._handle(line, message)
+                if messages is not None:
+                    continue
+                self._selector.unregister(line.connection)
+                line.connection.close()
+                if not line.finished and not self._over:
+                    self._failed(RankFailure(line.rank, LOST, LOST_CODE, told=False))
+            now_s = time.monotonic()
+            if self._over:
+                continue
+            if self._late_at_s is not None and now_s > self._late_at_s:
+                self._late_at_s = None
+                self._report("a step did not end in time", hasty=False)
+            elif self._unanswered_at_s is not None and now_s > self._unanswered_at_s:
+                words = "rank 0 did not answer: a collective or a step took too long"
+                self._failed(RankFailure(0, words, LOST_CODE, told=False), silent={0})
 
     def _handle(self, line: _Connection, message: dict[str, Any]) -> None:
         if "waited" in message:

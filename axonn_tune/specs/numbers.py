@@ -100,3 +100,8 @@ def _changed_item(item: T, path: str, change: Callable[[float], float]) -> T:
 
 def _name(item: object) -> str:
     return str(getattr(item, "name", None) or getattr(item, "group", ""))
+
+
+def validated(machine: Machine) -> Machine:
+    """The same profile with its limits checked, which `model_copy` does not do."""
+    return Machine.model_validate(machine.model_dump(by_alias=True, exclude_unset=True))

@@ -21,6 +21,9 @@ from axonn_tune.specs.loading import read_text
 from axonn_tune.specs.machine import Backend, CollectiveKind, MatmulLayout
 from axonn_tune.specs.workload import Precision
 
+LOOPBACK = "loopback: CPU time, not a network"
+"""The network of ranks that share one host's network stack."""
+
 
 class CollectiveProbe(Document):
     """One collective over all groups of a shape at once, through the runtime's own calls."""
@@ -30,14 +33,6 @@ class CollectiveProbe(Document):
     group: PositiveInt = Field(description="Ranks in each group.")
     stride: PositiveInt = Field(description="Ranks between neighbours of a group: product of the inner axes.")
     size_bytes: PositiveInt = Field(description="Full (gathered or reduced) buffer of one call.")
-
-
-class TransferProbe(Document):
-    """One message to the rank at distance `stride`; all ranks send and receive at once."""
-
-    what: Literal["transfer"] = "transfer"
-    stride: PositiveInt = Field(description="Distance to the receiving rank.")
-    size_bytes: PositiveInt = Field(description="The message.")
 
 
 class MatmulProbe(Document):
@@ -73,14 +68,9 @@ class StepProbe(Document):
 
 
 Probe: TypeAlias = Annotated[
-    CollectiveProbe | TransferProbe | MatmulProbe | CopyProbe | AttentionProbe | StepProbe,
+    CollectiveProbe | MatmulProbe | CopyProbe | AttentionProbe | StepProbe,
     Field(discriminator="what"),
 ]
-
-
-def collective_or_message(probe: Probe) -> bool:
-    """Whether all ranks take part in one call."""
-    return isinstance(probe, CollectiveProbe | TransferProbe)
 
 
 class Plan(Document):
@@ -128,7 +118,7 @@ class Setting(Document):
 
 
 class Point(Document):
-    """One sample: the mean over consecutive calls, of the slowest rank for collectives and transfers."""
+    """One sample: the mean over consecutive calls, of the slowest rank for collectives."""
 
     probe: Probe = Field(description="What was measured.")
     seconds: PositiveFloat = Field(description="Time of one call, s.")

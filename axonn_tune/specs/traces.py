@@ -173,33 +173,32 @@ def read_trace(path: str | Path) -> MeasuredTrace:
         raise _wrong(path, "", "no trace of a run: a list of events, without what they are of")
     given = found.get("otherData")
     notes: dict[str, Any] = given if isinstance(given, dict) else {}
-    schema = notes.get("schema")
-    if schema != TRACE_SCHEMA:
+    if (schema := notes.get("schema")) != TRACE_SCHEMA:
         raise _wrong(path, "otherData.schema", f"no trace of a run: {schema!r} where {TRACE_SCHEMA!r} is needed")
     try:
         events = found["traceEvents"]
         if len({event["pid"] for event in events}) != 1:
             raise ValueError("it holds several processes; give the files of the run, not what was merged of them")
         lanes = {event["tid"]: str(event["args"]["name"]) for event in events if event["name"] == "thread_name"}
-        spans = tuple(_span(event, lanes) for event in events if event["ph"] == "X")
+        spans = []
+        for event in (one for one in events if one["ph"] == "X"):
+            start_s, took_s = float(event["ts"]) * MICRO, float(event["dur"]) * MICRO
+            words = lanes[event["tid"]], str(event["name"])
+            spans.append(Span(*words, start_s, start_s + took_s, dict(event["args"])))
         steps = tuple(int(str(step)) for step in notes["steps"])
-        trace = MeasuredTrace(path, str(notes["run"]), int(notes["rank"]), str(notes.get("host", "")), steps, spans)
+        run, host = str(notes["run"]), str(notes.get("host", ""))
+        trace = MeasuredTrace(path, run, int(notes["rank"]), host, steps, tuple(spans))
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
-        words = f"no trace of one rank of a run: {type(error).__name__}: {error}"
-        raise _wrong(path, "traceEvents", words) from error
-    if not steps:
+        said = f"no trace of one rank of a run: {type(error).__name__}: {error}"
+        raise _wrong(path, "traceEvents", said) from error
+    if not trace.steps:
         raise _wrong(path, "otherData.steps", "no step was traced")
     try:
-        for step in steps:
+        for step in trace.steps:
             trace.whole_step(step)
     except UsageError as error:
         raise _wrong(path, "traceEvents", str(error)) from error
     return trace
-
-
-def _span(event: Mapping[str, Any], lanes: Mapping[int, str]) -> Span:
-    start_s, took_s = float(event["ts"]) * MICRO, float(event["dur"]) * MICRO
-    return Span(lanes[event["tid"]], str(event["name"]), start_s, start_s + took_s, dict(event["args"]))
 
 
 def _wrong(path: Path, place: str, message: str) -> DocumentError:

@@ -60,11 +60,9 @@ class Seen:
         return block
 
     def draw_all(self) -> None:
-        """Scroll through the whole page, so that every figure is drawn."""
-        for figure in self.page.locator(".drawing > div").all():
-            figure.scroll_into_view_if_needed()
-            self.page.wait_for_function("box => box.dataset.drawn", arg=figure.element_handle(), timeout=PATIENCE_MS)
-        self.page.evaluate("window.scrollTo(0, 0)")
+        """Wait until every figure is drawn, without scrolling to it."""
+        drawn = "() => [...document.querySelectorAll('.drawing > div')].every(box => box.dataset.drawn)"
+        self.page.wait_for_function(drawn, timeout=PATIENCE_MS)
 
     def screenshot(self, name: str) -> None:
         """The whole page as build/screenshots/NAME.png."""

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from axonn_tune.errors import AxonnTuneError
-from axonn_tune.lab.holder import join
+from axonn_tune.lab.holder import RunningLab, require_lab
 from axonn_tune.lab.lab import Lab
 from axonn_tune.lab.shape import Shape
 
@@ -46,20 +46,17 @@ def run(*words: str, before: Iterable[str] = ()) -> tuple[int, str, str]:
     return process.returncode, out, err
 
 
-def namespaces_of(name: str) -> list[int]:
-    """The network namespaces of a lab as the kernel numbers them: the switch's, then each rank's."""
-    access = join(name)
-    descriptors = [access.pids, access.switch, *access.ranks]
-    try:
-        return [os.fstat(one).st_ino for one in descriptors[1:]]
-    finally:
-        for one in descriptors:
-            os.close(one)
+def networks_of(name: str) -> list[int]:
+    """A lab's network namespaces as the kernel numbers them: the switch's, then those of its ranks."""
+    lab: RunningLab = require_lab(name)
+    folder = Path(f"/proc/{lab.holder}")
+    descriptors = sorted(int(one.name) for one in (folder / "fd").iterdir() if "net:" in str(one.readlink()))
+    return [(folder / "ns/net").stat().st_ino, *((folder / f"fd/{one}").stat().st_ino for one in descriptors)]
 
 
-def processes_in(namespaces: Iterable[int]) -> list[int]:
+def processes_in(networks: Iterable[int]) -> list[int]:
     """Processes of this host whose network namespace is one of these."""
-    wanted, found = set(namespaces), []
+    wanted, found = set(networks), []
     for path in Path("/proc").glob("[0-9]*/ns/net"):
         try:
             if path.stat().st_ino in wanted:
@@ -77,12 +74,6 @@ def wait_until(holds: Callable[[], bool], *, within_s: float = PATIENCE_S) -> bo
             return False
         time.sleep(0.05)
     return True
-
-
-def host_network() -> str:
-    """What `ip` knows of this host: names of namespaces, interfaces, routes."""
-    commands = (["ip", "netns"], ["ip", "-br", "link"], ["ip", "route"])
-    return "".join(subprocess.run(one, capture_output=True, text=True, check=True).stdout for one in commands)
 
 
 def whoami(rank: int) -> tuple[int, str, str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from math import prod
 
+import numpy as np
 from hypothesis import strategies as st
 
 from axonn_tune.cost.pipeline import StageTimes
@@ -99,5 +100,5 @@ def pipelines(draw: st.DrawFn) -> tuple[StageTimes, int]:
     duration = st.sampled_from([0.0, 1.0, 2.0]) | st.floats(0.0, 4.0)
     of_stage = st.lists(duration, min_size=stages, max_size=stages)
     of_chunk = st.lists(st.lists(duration, min_size=chunks, max_size=chunks), min_size=stages, max_size=stages)
-    times = StageTimes(*(draw(of_chunk) for _ in range(3)), *(draw(of_stage) for _ in range(3)), draw(st.booleans()))
-    return times, draw(st.integers(1, 12)) * (stages if chunks > 1 else 1)
+    arrays = [np.array(draw(shape)) for shape in (of_chunk, of_chunk, of_chunk, of_stage, of_stage)]
+    return StageTimes(*arrays, draw(st.booleans())), draw(st.integers(1, 12)) * (stages if chunks > 1 else 1)

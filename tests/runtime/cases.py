@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass
 from functools import cached_property
 
 from axonn_tune.grid import AXES, PAPER_ORDER, Grid, distinct_orders, divisors, factorizations
@@ -15,21 +14,14 @@ from axonn_tune.specs.launch import Optimizer
 from axonn_tune.specs.model import Model
 from axonn_tune.specs.workload import RECOMPUTES, Recompute, Workload
 
-WORLDS = (1, 2, 3, 4, 6, 8)
+WORLDS, ONLY_PIPELINES = (1, 2, 3, 4, 6, 8), (5, 7)
+"""Ranks of the grids; and those that nothing but layers can be split over."""
 BATCH, SEQUENCE, STEPS = 24, 16, 3
 WORKLOAD = Workload(global_batch=BATCH, sequence_length=SEQUENCE, precision="fp64")
-# By world size: eight ranks on two cores wait for each other most of the time.
+# Eight ranks on two cores wait for each other most of the time.
 MOST_ACCUMULATION = {1: 3, 2: 3, 3: 3, 4: 3, 6: 2, 8: 2, 16: 2}
-DROPOUT = 0.1
-# Looked at for each place of the covering; and a beginning of the random numbers with which nothing stays uncovered.
-CANDIDATES, CHANCE = 40, 35
-
-# Tied tables, biases, kv heads: every pair of values of two of them is there.
-SHAPES = ((True, True, 24), (False, True, 12), (True, False, 12), (False, False, 24))
-FAMILIES = {"gpt": "nano", "llama": "nano-llama"}
+CANDIDATES, CHANCE, DAILY_OF_8 = 40, 27, 4
 DEEP = load_model("nano-16").document
-ONLY_PIPELINES = (5, 7)
-"""Ranks that nothing but layers can be split over."""
 INNERMOST = "innermost"
 
 
@@ -48,7 +40,7 @@ class Training:
     @cached_property
     def model(self) -> Model:
         """The model document."""
-        document = load_model(FAMILIES[self.family]).document
+        document = load_model({"gpt": "nano", "llama": "nano-llama"}[self.family]).document
         change = {"tied_embeddings": self.tied, "biases": self.biases, "kv_heads": self.kv_heads}
         deep = {name: getattr(DEEP, name) for name in ("layers", "hidden", "head_dim", "ffn")}
         return document.model_copy(update=change | (deep if self.deep else {}))
@@ -60,17 +52,26 @@ class Training:
         The rate is low because AdamW's first steps turn rounding of a small gradient into `rate / eps` times as
         much of its weight; at 3e-4 that alone brings later gradients of some tensors to 1e-12.
         """
-        most = 0.1 if self.clipping else None
         rates = {"learning_rate": 3e-5, "minimum_learning_rate": 3e-6}
-        return Optimizer(**rates, warmup_steps=1, decay_steps=2, gradient_clip_norm=most)
+        return Optimizer(**rates, warmup_steps=1, decay_steps=2, gradient_clip_norm=0.1 if self.clipping else None)
 
 
+TRAININGS = (
+    Training("gpt", True, True, 24, True, 0.1),
+    Training("gpt", False, True, 12, False),
+    Training("gpt", True, False, 12, True),
+    Training("gpt", False, False, 24, False, 0.1),
+    Training("llama", True, True, 24, False),
+    Training("llama", False, True, 12, True, 0.1),
+    Training("llama", True, False, 12, False, 0.1),
+    Training("llama", False, False, 24, True),
+)
+"""Every pair of values of two options, biases of tied tables among them."""
 DEEP_TRAININGS = (
-    Training("gpt", True, True, 24, True, DROPOUT, deep=True),
-    Training("gpt", True, False, 12, False, deep=True),
+    Training("gpt", True, True, 24, True, 0.1, deep=True),
     Training("gpt", False, True, 12, True, deep=True),
     Training("llama", True, False, 12, True, deep=True),
-    Training("llama", False, False, 24, False, DROPOUT, deep=True),
+    Training("llama", False, False, 24, False, 0.1, deep=True),
 )
 
 
@@ -100,120 +101,84 @@ class Case:
         return BATCH // (self.grid.z * self.grid.data * self.micro_batch)
 
     def __str__(self) -> str:
-        grid, training = self.grid, self.training
-        sizes = "x".join(str(grid.axis_size(axis)) for axis in ("x", "y", "z", "data"))
-        if grid.pipeline > 1:
-            sizes += f"x{grid.pipeline}p" + f"{self.chunks}v" * (self.chunks > 1) + "-uneven" * bool(self.parts)
-        wide = "".join(axis[0] for axis in grid.order if grid.axis_size(axis) > 1)
-        tied, biased = "tied" if training.tied else "untied", "biased" if training.biases else "unbiased"
-        clipped = "clipped" if training.clipping else "unclipped"
+        sizes, training = "x".join(map(str, self.grid.sizes[:4])), self.training
+        stages = f"-{self.grid.pipeline}p{self.chunks}v" + "-uneven" * bool(self.parts)
+        wide = "".join(axis[0] for axis in self.grid.order if self.grid.axis_size(axis) > 1)
+        tables = f"{'tied' if training.tied else 'untied'}-kv{training.kv_heads}" + "-biased" * training.biases
         run = f"{self.accumulation}x{self.micro_batch}-{self.recompute}-kept{self.kept_layers}"
-        run += "-split" * self.split + "-sharded" * self.sharded + "-dropout" * bool(training.dropout)
-        return f"{sizes}-{wide or 'one'}-{training.family}-{tied}-{biased}-kv{training.kv_heads}-{run}-{clipped}"
+        run += "-split" * self.split + "-sharded" * self.sharded + "-clipped" * training.clipping
+        return f"{sizes}{stages if self.grid.pipeline > 1 else ''}-{wide or 'one'}-{training.family}-{tables}-{run}"
 
     def values(self) -> tuple[object, ...]:
         """What the covering looks at; of each axis, whether it is narrow, wide, or the innermost one that is wide."""
         wide = [axis for axis in self.grid.order if self.grid.axis_size(axis) > 1]
         axes = ("narrow" if axis not in wide else INNERMOST if axis == wide[0] else "wide" for axis in AXES)
-        shape = (self.training.tied, self.training.biases, self.training.kv_heads)
-        training = (self.training.family, shape, self.training.clipping, self.training.dropout)
-        return *training, self.recompute, self.kept_layers, self.accumulation, self.split, self.sharded, *axes
+        options = self.recompute, self.kept_layers, min(self.accumulation, 3), self.split, self.sharded
+        stages = self.grid.pipeline, self.chunks, bool(self.parts)
+        return *astuple(self.training), *options, *(stages if self.grid.pipeline > 1 else axes)
+
+    def pairs(self) -> set[object]:
+        """Every pair of values, with the dimensions they belong to."""
+        kind = self.grid.pipeline > 1
+        return {(kind, pair) for pair in itertools.combinations(enumerate(self.values()), 2)}
 
 
 def grids() -> list[Grid]:
-    """Every grid of 1, 2, 3, 4, 6 and 8 ranks, and the one of 16 that has every axis wide."""
-    found = [Grid(*(int(size) for size in row)) for world in WORLDS for row in factorizations(world)]
-    return [*found, Grid(2, 2, 2, 2)]
+    """Every grid of 1, 2, 3, 4, 6 and 8 ranks, with stages or without, and one of 16 that has every axis wide."""
+    plain = [Grid(*map(int, row)) for world in WORLDS for row in factorizations(world)]
+    rows = [
+        tuple(map(int, row)) for one in (*WORLDS, *ONLY_PIPELINES) for row in factorizations(one, axes=len(AXES) + 1)
+    ]
+    staged = [row for row in rows if row[-1] > 1 and not set(ONLY_PIPELINES) & set(row[:-1])]
+    return [*plain, Grid(2, 2, 2, 2), *(Grid(*row[:4], pipeline=row[4], order=(*AXES, "pipeline")) for row in staged)]
 
 
 def cases() -> list[Case]:
-    """One case for each grid, together covering every pair of the dimensions' values."""
+    """One case for each grid, together covering the pairs of the dimensions' values."""
     chosen, chance, covered = list[Case](), random.Random(CHANCE), set[object]()
     for grid in grids():
         candidates = [_candidate(grid, chance) for _ in range(CANDIDATES)]
-        best = max(candidates, key=lambda case: len(pairs(case) - covered))
-        covered |= pairs(best)
-        chosen.append(best)
+        chosen.append(max(candidates, key=lambda case: len(case.pairs() - covered)))
+        covered |= chosen[-1].pairs()
     return chosen
 
 
-def pairs(case: Case) -> set[object]:
-    """Every pair of values of a case, with the dimensions they belong to."""
-    return set(itertools.combinations(enumerate(case.values()), 2))
+def daily(every: list[Case]) -> list[Case]:
+    """All cases of 1 to 4 ranks, and those of 8 that have the most pairs of values that no earlier one has."""
+    chosen = [case for case in every if case.grid.world <= 4]
+    for _ in range(DAILY_OF_8):
+        covered = set[object]().union(*(case.pairs() for case in chosen))
+        left = [case for case in every if case.grid.world == 8 and case not in chosen]
+        chosen.append(max(left, key=lambda case: len(case.pairs() - covered)))
+    return chosen
 
 
 def _candidate(grid: Grid, chance: random.Random) -> Case:
-    sizes = (grid.x, grid.y, grid.z, grid.data)
-    share = BATCH // (grid.z * grid.data)
-    shape = chance.choice([shape for shape in SHAPES if shape[2] % grid.x == 0])
-    steps = chance.choice([steps for steps in divisors(share) if steps <= MOST_ACCUMULATION[grid.world]])
-    dropout = chance.choice([0.0, DROPOUT])
+    """A case of a grid; stages are the outermost axis or the innermost, perhaps interleaved or of unequal depth."""
+    sizes, stages = (grid.x, grid.y, grid.z, grid.data), grid.pipeline
+    share, chunks, parts = BATCH // (grid.z * grid.data), 1, None
+    order = list(chance.choice(distinct_orders(sizes)) if max(sizes) > 1 else PAPER_ORDER)
+    counts = [count for count in divisors(share) if count <= MOST_ACCUMULATION.get(grid.world, 0)]
+    if stages > 1:
+        order.insert(chance.choice([0, len(order), len(order)]), "pipeline")
+        counts = [count for count in divisors(share) if count <= 8]
+        whole = [count for count in counts if count % stages == 0]
+        if whole and stages * 2 <= DEEP.layers and chance.random() < 0.4:
+            chunks, counts = 2, whole
+        if chance.random() < 0.5:
+            parts = _uneven(stages * chunks, chance)
+    micro_batch = share // chance.choice(counts)
+    trainings = DEEP_TRAININGS if stages > 1 else [one for one in TRAININGS if one.kv_heads % grid.x == 0]
     return Case(
-        training=Training(chance.choice(list(FAMILIES)), *shape, clipping=chance.random() < 0.5, dropout=dropout),
-        grid=Grid(*sizes, order=chance.choice(distinct_orders(sizes)) if grid.world > 1 else PAPER_ORDER),
-        micro_batch=share // steps,
+        training=chance.choice(trainings),
+        grid=Grid(*sizes, pipeline=stages, order=tuple(order)),
+        micro_batch=micro_batch,
         recompute=chance.choice(RECOMPUTES),
         kept_layers=chance.choice([0, 1, 2]),
-        split=share // steps % 2 == 0 and chance.random() < 0.5,
+        split=micro_batch % 2 == 0 and chance.random() < 0.5,
         sharded=chance.random() < 0.5,
-    )
-
-
-def pipelines() -> list[Grid]:
-    """Every grid of these ranks with pipeline stages."""
-    worlds = (*WORLDS, *ONLY_PIPELINES)
-    rows = [tuple(map(int, row)) for world in worlds for row in factorizations(world, axes=len(AXES) + 1)]
-    possible = [row for row in rows if row[-1] > 1 and not set(ONLY_PIPELINES) & set(row[:-1])]
-    return [Grid(*row[:-1], pipeline=row[-1], order=(*AXES, "pipeline")) for row in possible]
-
-
-def pipelined_cases() -> list[Case]:
-    """One case for each grid with stages; together they have everything with and without interleaving."""
-    chosen, chance, covered = list[Case](), random.Random(CHANCE), set[object]()
-    for grid in pipelines():
-        candidates = [_pipelined(grid, chance) for _ in range(CANDIDATES)]
-        best = max(candidates, key=lambda case: len(_met(case) - covered))
-        covered |= _met(best)
-        chosen.append(best)
-    return chosen
-
-
-def _met(case: Case) -> set[object]:
-    """Pairs of options of a case, with the shape of its pipeline."""
-    values = (*case.values()[:-4], case.chunks, bool(case.parts), case.grid.pipeline)
-    return set(itertools.combinations(enumerate(values), 2))
-
-
-def daily_cases() -> list[Case]:
-    """All cases of 1 to 4 ranks, and four of 8 that have the most pairs of values that no earlier one has."""
-    every = (*cases(), *pipelined_cases())
-    chosen = [case for case in every if case.grid.world <= 4]
-    for _ in range(4):
-        covered = set[object]().union(*(pairs(case) | _met(case) for case in chosen))
-        left = [case for case in every if case.grid.world == 8 and case not in chosen]
-        chosen.append(max(left, key=lambda case: len((pairs(case) | _met(case)) - covered)))
-    return chosen
-
-
-def _pipelined(grid: Grid, chance: random.Random) -> Case:
-    """A candidate with stages, perhaps interleaved, perhaps of unequal depth; stages are the outermost axis or not."""
-    chunks = chance.choice([1, 1, 2] if grid.pipeline * 2 <= DEEP.layers else [1])
-    share = BATCH // (grid.z * grid.data)
-    found = _candidate(Grid(grid.x, grid.y, grid.z, grid.data), chance)
-    counts = [count for count in divisors(share) if count <= 8 and (chunks == 1 or count % grid.pipeline == 0)]
-    chunks = chunks if counts else 1
-    count = chance.choice(counts or [one for one in divisors(share) if one <= 8])
-    order = list(found.grid.order)
-    order.insert(chance.choice([0, len(order), len(order)]), "pipeline")
-    micro_batch = share // count
-    return replace(
-        found,
-        training=chance.choice(DEEP_TRAININGS),
-        grid=Grid(grid.x, grid.y, grid.z, grid.data, pipeline=grid.pipeline, order=tuple(order)),
-        micro_batch=micro_batch,
-        split=micro_batch % 2 == 0 and found.split,
         chunks=chunks,
-        parts=_uneven(grid.pipeline * chunks, chance) if chance.random() < 0.5 else None,
+        parts=parts,
     )
 
 
@@ -223,12 +188,6 @@ def _uneven(count: int, chance: random.Random) -> tuple[int, ...] | None:
     deep = [part for part, layers in enumerate(parts) if layers > 1]
     if not deep:
         return None
-    less, more = chance.choice(deep), chance.randrange(count)
-    parts[less] -= 1
-    parts[more] += 1
+    parts[chance.choice(deep)] -= 1
+    parts[chance.randrange(count)] += 1
     return tuple(parts)
-
-
-def trainings() -> Iterator[Training]:
-    """Each serial run that the cases are compared with, once."""
-    yield from dict.fromkeys(case.training for case in (*cases(), *pipelined_cases()))

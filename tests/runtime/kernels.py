@@ -18,16 +18,8 @@ from axonn_tune.runtime.metrics import HostClock
 from axonn_tune.specs.launch import Launch
 
 
-@dataclass(frozen=True)
-class KernelLaunch:
-    """A kernel: its operator or compiled function, and the bytes it reads and writes."""
-
-    name: str
-    size_bytes: int
-
-
 class KernelMeter(MetaBytes):
-    """Counts bytes that kernels move.
+    """Counts bytes that kernels move: `launched`, one entry each.
 
     A kernel reads each of its inputs once and writes its outputs; of a broadcast tensor the elements that exist count,
     of a look-up those it finds. Views and allocations launch none; GEMMs, attention and collectives are not counted.
@@ -37,7 +29,7 @@ class KernelMeter(MetaBytes):
 
     def __init__(self) -> None:
         super().__init__()
-        self.launched: list[KernelLaunch] = []
+        self.launched: list[int] = []
         self._fused: Fusion | None = None
 
     def compiler(self, function: Callable[..., Any]) -> Callable[..., Any]:
@@ -50,17 +42,13 @@ class KernelMeter(MetaBytes):
                 made = counted(*args, **kwargs)
             finally:
                 self._fused = None
-            self.launched += fusion.kernels(function.__name__, _tensors(made))
+            self.launched += fusion.kernels(_tensors(made))
             return made
 
         return run
 
     def __torch_dispatch__(
-        self,
-        function: Any,
-        types: Any,
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
+        self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         """Run an operation and count its moved bytes, too."""
         made = super().__torch_dispatch__(function, types, args, kwargs)
@@ -68,7 +56,7 @@ class KernelMeter(MetaBytes):
         if self._fused is not None:
             self._fused.note(operator)
         elif operator.is_kernel:
-            self.launched.append(KernelLaunch(str(function), operator.size_bytes))
+            self.launched.append(operator.size_bytes)
         return made
 
 
@@ -160,22 +148,19 @@ class Fusion:
         for one in operator.written:
             self._changed[id(one)] = one
 
-    def kernels(self, name: str, results: list[torch.Tensor]) -> Iterator[KernelLaunch]:
-        """One of the outputs that need sums over rows, one of the others."""
+    def kernels(self, results: list[torch.Tensor]) -> Iterator[int]:
+        """Bytes of one of the outputs that need sums over rows, one of the others."""
         made = {id(one) for one in self._alive}
         outputs = {_region(one): one for one in results if id(one) in made}
-        outputs |= {_region(one): one for one in self._changed.values() if self._given(one)}
+        # A changed tensor that is an argument, not one that the function has made.
+        given = {key for regions, _ in self._sources.values() for key, *_ in regions}
+        changed = (one for one in self._changed.values() if one.untyped_storage()._cdata in given)
+        outputs |= {_region(one): one for one in changed}
         for late in (False, True):
             kept = [one for one in outputs.values() if self._sources[id(one)][1] == late]
             read = set[Region]().union(*(self._sources[id(one)][0] for one in kept))
             if kept:
-                yield KernelLaunch(name, sum(size for *_, size in read) + sum(_region(one)[2] for one in kept))
-
-    def _given(self, tensor: torch.Tensor) -> bool:
-        """Whether a changed tensor is an argument, not one the function has made."""
-        return (tensor.untyped_storage()._cdata) in {
-            key for regions, _ in self._sources.values() for key, *_ in regions
-        }
+                yield sum(size for *_, size in read) + sum(_region(one)[2] for one in kept)
 
 
 class KernelClock(HostClock):
@@ -199,8 +184,8 @@ class KernelClock(HostClock):
         return float(end - start)
 
 
-def kernels_of_step(launch: Launch, mesh: Mesh) -> dict[str, list[KernelLaunch]]:
-    """Kernels of rank 0 in a step of one micro-batch, by part of the computation."""
+def kernels_of_step(launch: Launch, mesh: Mesh) -> dict[str, list[int]]:
+    """Bytes of the kernels of rank 0 in a step of one micro-batch, by part of the computation."""
     with warnings.catch_warnings(), KernelMeter() as meter:
         warnings.simplefilter("ignore")
         trainer = build(launch, mesh, meter)

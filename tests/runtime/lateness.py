@@ -4,33 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 
-from axonn_tune.program.operations import Phase
 from axonn_tune.runtime.communicator import CollectiveHandle, Communicator
-
-Event = tuple[str, int]
-"""`("issue" or "wait", number of the collective)`."""
 
 
 @dataclass(frozen=True)
 class Noting(Communicator):
-    """Notes when each collective is issued and when it is first waited for."""
+    """Notes each collective when it is issued, and when it is first waited for."""
 
-    events: list[Event] = field(default_factory=list)
+    events: list[tuple[str, int]] = field(default_factory=list)
     names: list[str] = field(default_factory=list)
 
-    def all_reduce(
-        self, tensor: torch.Tensor, axis: str, phase: Phase, layer: str, *, largest: bool = False
-    ) -> CollectiveHandle:
-        return self._noted(super().all_reduce(tensor, axis, phase, layer, largest=largest), f"all_reduce {axis}")
+    def all_reduce(self, *given: Any, **more: Any) -> CollectiveHandle:
+        return self._noted(super().all_reduce(*given, **more), f"all_reduce {given[1]}")
 
-    def all_gather(self, shard: torch.Tensor, axis: str, phase: Phase, layer: str) -> CollectiveHandle:
-        return self._noted(super().all_gather(shard, axis, phase, layer), f"all_gather {axis}")
+    def all_gather(self, *given: Any) -> CollectiveHandle:
+        return self._noted(super().all_gather(*given), f"all_gather {given[1]}")
 
-    def reduce_scatter(self, tensor: torch.Tensor, axis: str, phase: Phase, layer: str) -> CollectiveHandle:
-        return self._noted(super().reduce_scatter(tensor, axis, phase, layer), f"reduce_scatter {axis}")
+    def reduce_scatter(self, *given: Any) -> CollectiveHandle:
+        return self._noted(super().reduce_scatter(*given), f"reduce_scatter {given[1]}")
 
     def _noted(self, pending: CollectiveHandle, name: str) -> CollectiveHandle:
         number = len(self.names)
@@ -51,23 +46,22 @@ class Noting(Communicator):
 
 @dataclass(frozen=True)
 class Late(Communicator):
-    """Does each collective when it is waited for, and no sooner.
+    """Does each collective when it is waited for, and no sooner, as long as `late` is set.
 
-    Whoever changes what is being sent, or reads a result before waiting for it, gets other numbers than
-    from a network that happened to be quick: the race that overlap is prone to, found every time.
+    Whoever changes what is being sent, or reads a result before waiting for it, gets other numbers than from a network
+    that happened to be quick: the race that overlap is prone to, found every time.
     """
 
-    def all_reduce(
-        self, tensor: torch.Tensor, axis: str, phase: Phase, layer: str, *, largest: bool = False
-    ) -> CollectiveHandle:
-        return self._later(lambda: super(Late, self).all_reduce(tensor, axis, phase, layer, largest=largest))
+    late: bool = True
 
-    def all_gather(self, shard: torch.Tensor, axis: str, phase: Phase, layer: str) -> CollectiveHandle:
-        return self._later(lambda: super(Late, self).all_gather(shard, axis, phase, layer))
+    def all_reduce(self, *given: Any, **more: Any) -> CollectiveHandle:
+        return self._later(lambda: super(Late, self).all_reduce(*given, **more))
 
-    def reduce_scatter(self, tensor: torch.Tensor, axis: str, phase: Phase, layer: str) -> CollectiveHandle:
-        return self._later(lambda: super(Late, self).reduce_scatter(tensor, axis, phase, layer))
+    def all_gather(self, *given: Any) -> CollectiveHandle:
+        return self._later(lambda: super(Late, self).all_gather(*given))
 
-    @staticmethod
-    def _later(send: Callable[[], CollectiveHandle]) -> CollectiveHandle:
-        return CollectiveHandle(torch.empty(0), None, lambda: send().wait())
+    def reduce_scatter(self, *given: Any) -> CollectiveHandle:
+        return self._later(lambda: super(Late, self).reduce_scatter(*given))
+
+    def _later(self, send: Callable[[], CollectiveHandle]) -> CollectiveHandle:
+        return CollectiveHandle(torch.empty(0), None, lambda: send().wait()) if self.late else send()

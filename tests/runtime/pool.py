@@ -1,18 +1,20 @@
 """Ranks for the tests: one process each, kept from test to test, talking over Gloo.
 
-The processes are forked from a server that has imported torch once and started no thread. A pool that
-failed, hung or has served many grids is thrown away: Gloo groups that were left behind slow later ones down.
+The processes are forked from a server that has imported torch once and started no thread. A pool that failed, hung or
+has served many grids is thrown away: Gloo groups that were left behind slow later ones down.
 """
 
 from __future__ import annotations
 
 import multiprocessing
 import os
+import tempfile
 import time
 import traceback
 from collections.abc import Callable
 from datetime import timedelta
 from multiprocessing.connection import Connection, wait
+from pathlib import Path
 from typing import Any
 
 TIMEOUT_S = 240.0
@@ -33,72 +35,58 @@ class Pool:
     def __init__(self, world: int) -> None:
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload(PRELOADED)
-        before = dict(os.environ)
+        self.world, self.tasks = world, 0
+        self._folder = tempfile.TemporaryDirectory()
+        pairs, before = [context.Pipe() for _ in range(world)], dict(os.environ)
         os.environ.update(ONE_THREAD)
-        self._pipes: list[Connection] = []
-        self._processes = []
         try:
-            for rank in range(world):
-                here, there = context.Pipe()
-                process = context.Process(target=_serve, args=(rank, world, there), daemon=True)
+            self._processes = [
+                context.Process(target=_serve, args=(rank, world, self._folder.name, there), daemon=True)
+                for rank, (_, there) in enumerate(pairs)
+            ]
+            for process in self._processes:
                 process.start()
-                there.close()
-                self._pipes.append(here)
-                self._processes.append(process)
         finally:
             os.environ.clear()
             os.environ.update(before)
-        self.world, self.tasks = world, 0
-        self._rendezvous()
+        self._pipes = [here for here, _ in pairs]
+        for _, there in pairs:
+            there.close()
 
-    def _rendezvous(self) -> None:
-        """Rank 0 picks a free port for the store; the others are told."""
-        if not self._pipes[0].poll(TIMEOUT_S):
-            self.kill()
-            raise RankError(f"rank 0 of {self.world} did not start within {TIMEOUT_S:.0f} s")
-        port = self._pipes[0].recv()
-        for pipe in self._pipes[1:]:
-            pipe.send(port)
-
-    def run(self, function: Callable[..., Any], *arguments: Any, timeout_s: float = TIMEOUT_S) -> list[Any]:
+    def run(self, function: Callable[..., Any], *arguments: Any) -> list[Any]:
         """`function(*arguments)` on every rank; the results by rank. RankError, and an end of the pool, otherwise."""
         self.tasks += 1
         for pipe in self._pipes:
             pipe.send((function, arguments))
         answers: dict[int, tuple[bool, Any]] = {}
-        deadline = time.monotonic() + timeout_s
+        deadline = time.monotonic() + TIMEOUT_S
         while len(answers) < self.world and (left := deadline - time.monotonic()) > 0:
             missing = {pipe: rank for rank, pipe in enumerate(self._pipes) if rank not in answers}
             for pipe in wait(list(missing), left):
                 assert isinstance(pipe, Connection)
-                answers[missing[pipe]] = _receive(pipe)
+                try:
+                    answers[missing[pipe]] = pipe.recv()
+                except EOFError:
+                    answers[missing[pipe]] = False, "the process ended"
             if not all(fine for fine, _ in answers.values()):
                 deadline = min(deadline, time.monotonic() + GRACE_S)
         failed = [f"rank {rank}: {said}" for rank, (fine, said) in sorted(answers.items()) if not fine]
         silent = sorted(set(range(self.world)) - set(answers))
         if failed or silent:
-            self.kill()
-            late = [f"no answer within {timeout_s:.0f} s from rank {', '.join(map(str, silent))}"] if silent else []
-            raise RankError("\n".join(failed or late))
+            self.close(grace_s=0.0)
+            raise RankError("\n".join(failed) or f"no answer within {TIMEOUT_S:.0f} s from ranks {silent}")
         return [answers[rank][1] for rank in range(self.world)]
 
-    def close(self) -> None:
+    def close(self, *, grace_s: float = GRACE_S) -> None:
         """Let the ranks end by themselves, then make sure of it."""
         for pipe in self._pipes:
             pipe.close()
-        deadline = time.monotonic() + GRACE_S
+        deadline = time.monotonic() + grace_s
         for process in self._processes:
             process.join(max(0.0, deadline - time.monotonic()))
-        self.kill()
-
-    def kill(self) -> None:
-        """End every rank now."""
-        for process in self._processes:
             process.kill()
-        for process in self._processes:
             process.join()
-        for pipe in self._pipes:
-            pipe.close()
+        self._folder.cleanup()
         self.world = 0
 
 
@@ -123,27 +111,14 @@ class Pools:
         self._pool = None
 
 
-def _receive(pipe: Connection) -> tuple[bool, Any]:
-    try:
-        answer: tuple[bool, Any] = pipe.recv()
-    except EOFError:
-        return False, "the process ended"
-    return answer
-
-
-def _serve(rank: int, world: int, pipe: Connection) -> None:
+def _serve(rank: int, world: int, folder: str, pipe: Connection) -> None:
     """A rank's life: join the group, then run tasks until the pipe closes."""
     import torch
     import torch.distributed as dist
 
     torch.set_num_threads(1)
-    timeout = timedelta(seconds=TIMEOUT_S)
-    if rank == 0:
-        store = dist.TCPStore("127.0.0.1", 0, world, is_master=True, timeout=timeout, wait_for_workers=False)
-        pipe.send(store.port)
-    else:
-        store = dist.TCPStore("127.0.0.1", pipe.recv(), world, is_master=False, timeout=timeout)
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=world, timeout=timeout)
+    store = dist.FileStore(str(Path(folder) / "store"), world)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=world, timeout=timedelta(seconds=TIMEOUT_S))
     while True:
         try:
             function, arguments = pipe.recv()

@@ -20,7 +20,7 @@ from axonn_tune.runtime.ledger import Ledger
 from axonn_tune.runtime.mesh import Mesh, build_mesh
 from axonn_tune.runtime.optimizer import AdamW, StepResult
 from axonn_tune.runtime.parameters import Bucket
-from axonn_tune.runtime.shards import Shard, shards_of
+from axonn_tune.runtime.shards import shards_of
 from axonn_tune.runtime.tokens import BatchShard, SyntheticTokens
 from axonn_tune.runtime.trainer import PipelineStage
 from axonn_tune.runtime.transformer import MicroBatch, Transformer
@@ -60,8 +60,7 @@ class Trainee:
 
     def tensors(self) -> list[tuple[Bucket, torch.Tensor]]:
         """Everything a checkpoint holds, padding included, laid out as buckets are."""
-        moments = [(one, self.optimizer.moments(one)) for one in self.optimizer.buckets]
-        return [(one, tensor) for one, pair in moments for tensor in (one.master, pair.first, pair.second)]
+        return [(one, tensor) for one in self.optimizer.buckets for tensor in (one.master, one.first, one.second)]
 
 
 def trainee(grid: Grid, *, seed: int = RUN["seed"], model: Model = MODEL, split: bool = False) -> Trainee:
@@ -72,15 +71,8 @@ def trainee(grid: Grid, *, seed: int = RUN["seed"], model: Model = MODEL, split:
     parts = split_layers(model.layers, parts=grid.pipeline)
     transformer = Transformer(model, communicator, settings, sequence=SEQUENCE, seed=seed, parts=parts)
     options = Optimizer(learning_rate=1e-2, warmup_steps=1, decay_steps=10)
-    share = BatchShard(
-        BATCH,
-        BATCH // (grid.data * grid.z),
-        1,
-        data=mesh.coordinate("data"),
-        data_size=grid.data,
-        z=mesh.coordinate("z"),
-        z_size=grid.z,
-    )
+    place = mesh.coordinate("data") * grid.z + mesh.coordinate("z")
+    share = BatchShard(BATCH, BATCH // (grid.data * grid.z), 1, place)
     source = SyntheticTokens(model.vocab, RUN["data_seed"], SEQUENCE, share)
     return Trainee(mesh, transformer, AdamW(transformer.store, communicator, options), source)
 
@@ -93,18 +85,13 @@ def marked(grid: Grid, *, split: bool = False) -> Trainee:
         tensor.zero_()
         for parameter in bucket.parameters:
             for shard in shards_of(parameter, bucket, tensor):
-                mark(shard, numbers[parameter.name] + kind)
+                index, shape = torch.zeros(shard.values.shape, dtype=torch.float64), shard.values.shape
+                for dim, (start, width) in enumerate(zip(shard.start, (*shard.size[1:], 1), strict=True)):
+                    places = torch.arange(start, start + shape[dim]).double() * width
+                    index += places.view(-1, *[1] * (len(shape) - 1 - dim))
+                shard.values.copy_(index + 1e6 * (numbers[parameter.name] + kind))
     found.optimizer.publish(in_step=False)
     return found
-
-
-def mark(shard: Shard, number: int) -> None:
-    """Fill a shard with numbers that tell where in which tensor each belongs."""
-    places = [
-        torch.arange(start, start + length) for start, length in zip(shard.start, shard.values.shape, strict=True)
-    ]
-    index = places[0] if len(places) == 1 else places[0][:, None] * shard.size[1] + places[1]
-    shard.values.copy_(index + 1e6 * number)
 
 
 def save_marked(grid: Grid, folder: Path, steps: int, split: bool = False) -> None:
@@ -122,7 +109,7 @@ def differs_after_loading(grid: Grid, folder: Path, split: bool = False) -> list
     """Tensors of this rank that a loaded checkpoint of a marked model gets wrong; padding counts."""
     expected, found = marked(grid, split=split), trainee(grid, seed=RUN["seed"] + 1, split=split)
     saver = found.checkpoints(folder)
-    step = saver.load_latest()
+    step = saver.load()
     saver.close()
     pairs = zip(expected.tensors(), found.tensors(), strict=True)
     wrong = [f"tensor {number}" for number, (a, b) in enumerate(pairs) if not torch.equal(a[1], b[1])]
@@ -131,24 +118,12 @@ def differs_after_loading(grid: Grid, folder: Path, split: bool = False) -> list
     return wrong + [f"step {step}"] * (found.optimizer.steps_done != step)
 
 
-def refused(grid: Grid, folder: Path, layers: int) -> str:
-    """What is said to a model of so many layers that is to go on from a checkpoint."""
-    saver = trainee(grid, model=MODEL.model_copy(update={"layers": layers})).checkpoints(folder)
-    try:
-        saver.load_latest()
-    except AxonnTuneError as error:
-        return str(error)
-    finally:
-        saver.close()
-    return "loaded"
-
-
 def losses(grid: Grid, folder: Path, steps: int, resume: bool, split: bool = False) -> list[StepResult]:
     """Train some steps and save after the last; `resume` begins from a checkpoint, with other initial weights."""
     found = trainee(grid, seed=RUN["seed"] + resume, split=split)
     saver = found.checkpoints(folder)
     if resume:
-        assert saver.load_latest() is not None, "there is one"
+        assert saver.load() is not None, "there is one"
     results = [found.step() for _ in range(steps)]
     saver.save()
     saver.close()
@@ -173,11 +148,11 @@ def save_without_room(grid: Grid, folder: Path, without_room: int) -> str:
     return "saved"
 
 
-def error_of_loading(grid: Grid, folder: Path) -> str:
-    """Load the newest checkpoint; the error."""
-    saver = trainee(grid).checkpoints(folder)
+def error_of_loading(grid: Grid, folder: Path, layers: int = SMALL["layers"]) -> str:
+    """Load the newest checkpoint into a model of so many layers; the error."""
+    saver = trainee(grid, model=MODEL.model_copy(update={"layers": layers})).checkpoints(folder)
     try:
-        saver.load_latest()
+        saver.load()
     except AxonnTuneError as error:
         return f"{error.exit_code} {error}"
     finally:

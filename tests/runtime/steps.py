@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Collection
 from functools import partial
 from pathlib import Path
 
@@ -18,7 +17,7 @@ from axonn_tune.runtime.communicator import Communicator
 from axonn_tune.runtime.devices import RuntimeSettings
 from axonn_tune.runtime.ledger import Ledger, RankProgram, compare
 from axonn_tune.runtime.mesh import Mesh, build_mesh
-from axonn_tune.runtime.modules import Dropout
+from axonn_tune.runtime.modules import Dropout, dropped
 from axonn_tune.runtime.optimizer import AdamW, learning_rate
 from axonn_tune.runtime.parameters import Matrix, Parameter
 from axonn_tune.runtime.philox import key_of
@@ -36,25 +35,17 @@ COMPARED_GRADIENTS = (0, STEPS - 1)
 """Steps whose gradients are held against the serial run's."""
 
 
-@dataclass
-class Report:
-    """What one rank found: problems in words, and the largest deviation of each kind."""
-
-    problems: list[str] = field(default_factory=list)
-    worst: dict[str, float] = field(default_factory=dict)
-
-    def hold(self, kind: str, name: str, deviation: float, most: float) -> None:
-        """Note a deviation, and complain where it is too large."""
-        self.worst[kind] = max(self.worst.get(kind, 0.0), deviation)
-        if not deviation <= most:
-            self.problems.append(f"{kind} of {name} deviates by {deviation:.2e}, more than {most:.0e}")
-
-
 def batches(vocab: int) -> list[Batch]:
     """Each step's, over all ranks."""
     tokens = torch.randint(0, vocab, (STEPS, BATCH, SEQUENCE + 1), generator=torch.Generator().manual_seed(1))
     numbers = torch.arange(STEPS * BATCH).view(STEPS, BATCH)
     return [(step[:, :-1], step[:, 1:], named) for step, named in zip(tokens, numbers, strict=True)]
+
+
+def layers_of_parts(case: Case) -> tuple[int, ...]:
+    """Of each model part."""
+    layers, stages = case.training.model.layers, case.grid.pipeline
+    return model_parts(layers, stages=stages, chunks=case.chunks, given=case.parts)
 
 
 def transformer(case: Case, communicator: Communicator, overlaps: Collection[Overlap]) -> Transformer:
@@ -66,7 +57,7 @@ def transformer(case: Case, communicator: Communicator, overlaps: Collection[Ove
         shard_master=case.sharded,
         dropout=case.training.dropout,
     )
-    parts = model_parts(case.training.model.layers, stages=case.grid.pipeline, chunks=case.chunks, given=case.parts)
+    parts = layers_of_parts(case)
     return Transformer(case.training.model, communicator, settings, sequence=SEQUENCE, seed=SEED, parts=parts)
 
 
@@ -92,8 +83,8 @@ def accumulate(model: Transformer, case: Case, batch: Batch) -> torch.Tensor:
 def serial(training: Training) -> Record:
     """The serial run, from the weights that the runtime begins with on one rank."""
     one = Case(training, Grid(), micro_batch=BATCH, recompute="none", kept_layers=0)
-    store = transformer(one, Communicator(build_mesh(Grid()), Ledger()), ()).store
-    weights = {parameter.name: parameter.value for parameter in (*store.matrices, *store.vectors)}
+    model = transformer(one, Communicator(build_mesh(Grid()), Ledger()), ())
+    weights = {parameter.name: parameter.value for parameter in parameters(model)}
     rates = [learning_rate(training.optimizer, step) for step in range(STEPS)]
     masks = partial(dropout_mask, training)
     return train(training.model, weights, batches(training.model.vocab), training.optimizer, rates=rates, masks=masks)
@@ -104,72 +95,62 @@ def dropout_mask(training: Training, sequences: torch.Tensor, layer: str) -> tor
     hidden = training.model.hidden
     tokens = (sequences[:, None] * SEQUENCE + torch.arange(SEQUENCE)).flatten()
     ones = torch.ones(len(tokens), hidden, dtype=torch.float64)
-    dropout = Dropout(training.dropout, torch.tensor(key_of(SEED, f"dropout.{layer}")), range(hidden), hidden)
+    dropout = Dropout(training.dropout, torch.tensor(key_of(SEED, f"dropout.{layer}")), range(hidden), hidden, dropped)
     return dropout(ones, tokens).view(-1, SEQUENCE, hidden)
 
 
-def check(case: Case, record_path: Path) -> Report:
-    """Train a case on this rank's place in its grid, with every overlap, and compare all there is to compare."""
+def check(case: Case, record_path: Path) -> list[str]:
+    """Train a case on this rank's place in its grid, with every overlap; what is not as it should be, in words.
+
+    In the first step each collective happens as late as overlap allows.
+    """
     record: Record = torch.load(record_path, mmap=True, weights_only=False)
-    mesh, report = build_mesh(case.grid, chunks=case.chunks), Report()
+    mesh, problems = build_mesh(case.grid, chunks=case.chunks), list[str]()
+
+    def hold(what: str, deviation: float, most: float) -> None:
+        if not deviation <= most:
+            problems.append(f"{what} deviates by {deviation:.2e}, more than {most:.0e}")
+
     try:
-        model = transformer(case, Communicator(mesh, Ledger()), OVERLAPS)
-        optimizer = AdamW(model.store, model.communicator, case.training.optimizer)
-        twin = without_overlap(model, case, report)
+        communicator = Late(mesh, Ledger())
+        model = transformer(case, communicator, OVERLAPS)
+        optimizer = AdamW(model.store, communicator, case.training.optimizer)
+        twin = without_overlap(model, case)
         for step, batch in enumerate(batches(case.training.model.vocab)):
-            loss = accumulate(model, case, batch)
+            object.__setattr__(communicator, "late", step == 0)
+            loss, norm = accumulate(model, case, batch), record.norms[step]
             if step == 0:
-                report.problems += differences(model, loss, twin)
+                mine = {one.name: one.gradient for one in parameters(model)} | {"the loss": loss}
+                assert mine.keys() == twin.keys()
+                changed = [name for name in mine if not torch.equal(mine[name], twin[name])]
+                problems += [f"with overlap {name} is not what it is without" for name in changed]
             if step in COMPARED_GRADIENTS:
-                compare_tensors(report, case, whole_gradients(model), record.gradients[step], record.norms[step])
+                for parameter, gradient in whole_gradients(model):
+                    deviation = deviation_of(case, parameter, gradient, record.gradients[step], rounding=norm)
+                    hold(f"gradient of {parameter.name} in step {step}", deviation, GRADIENTS)
             result = optimizer.step(loss)
-            report.hold("loss", f"step {step}", relative(result.loss, record.losses[step]), SCALARS)
-            report.hold("norm", f"step {step}", relative(result.gradient_norm, record.norms[step]), SCALARS)
-        values = [(parameter, parameter.value) for parameter in parameters(model)]
-        compare_tensors(report, case, values, record.parameters, None)
-        report.problems += sent_otherwise(case, model.communicator.ledger, steps=STEPS, stage=mesh.stage)
+            hold(f"loss of step {step}", abs(result.loss / record.losses[step] - 1.0), SCALARS)
+            hold(f"norm of step {step}", abs(result.gradient_norm / norm - 1.0), SCALARS)
+        rate = case.training.optimizer.learning_rate
+        for one in parameters(model):
+            hold(one.name, deviation_of(case, one, one.value, record.parameters, rounding=rate), PARAMETERS)
+        problems += sent_otherwise(case, communicator.ledger, stage=mesh.stage)
     finally:
         leave(mesh)
-    return report
+    return problems
 
 
-def without_overlap(model: Transformer, case: Case, report: Report) -> Tensors:
+def without_overlap(model: Transformer, case: Case) -> Tensors:
     """Loss and gradients of the first step with every wait directly after its issue; leaves the model as it was."""
-    ledger = model.communicator.ledger
     # The same model with the same settings, so that weights are made once.
     object.__setattr__(model.settings, "overlaps", frozenset())
     loss = accumulate(model, case, batches(case.training.model.vocab)[0])
     object.__setattr__(model.settings, "overlaps", frozenset(OVERLAPS))
-    report.problems += [
-        f"without overlap: {said}"
-        for said in sent_otherwise(case, ledger, steps=1, stage=model.communicator.mesh.stage)
-    ]
-    ledger.counts.clear()
+    model.communicator.ledger.counts.clear()
     found = {parameter.name: parameter.gradient.clone() for parameter in parameters(model)}
     for parameter in parameters(model):
         parameter.gradient.zero_()
     return {**found, "the loss": loss}
-
-
-def late_network(case: Case) -> list[str]:
-    """What changes when every collective happens as late as overlap allows, against no overlap at all."""
-    mesh, report = build_mesh(case.grid, chunks=case.chunks), Report()
-    try:
-        model = transformer(case, Late(mesh, Ledger()), OVERLAPS)
-        twin = without_overlap(model, case, report)
-        loss = accumulate(model, case, batches(case.training.model.vocab)[0])
-        return [*report.problems, *differences(model, loss, twin)]
-    finally:
-        leave(mesh)
-
-
-def differences(model: Transformer, loss: torch.Tensor, twin: Tensors) -> list[str]:
-    """Names of gradients, or the loss, that are not those of the twin bit for bit."""
-    mine = {parameter.name: parameter.gradient for parameter in parameters(model)} | {"the loss": loss}
-    assert mine.keys() == twin.keys()
-    return [
-        f"with overlap {name} is not what it is without" for name in mine if not torch.equal(mine[name], twin[name])
-    ]
 
 
 def parameters(model: Transformer) -> list[Parameter]:
@@ -190,58 +171,35 @@ def whole_gradients(model: Transformer) -> list[tuple[Parameter, torch.Tensor]]:
     return found
 
 
-def compare_tensors(
-    report: Report, case: Case, tensors: list[tuple[Parameter, torch.Tensor]], expected: Tensors, norm: float | None
-) -> None:
-    """Hold shards against the serial run's tensors: gradients with the norm of all, or parameters if there is none.
+def deviation_of(
+    case: Case, parameter: Parameter, tensor: torch.Tensor, expected: Tensors, *, rounding: float
+) -> float:
+    """Largest deviation of a shard from the serial run's tensor, relative to its largest element; infinite of padding.
 
-    Key biases of a model without rotary positions change nothing, so what they have is rounding: their
-    gradients are held against the norm, their values against the learning rate.
+    Key biases of a model without rotary positions change nothing, so what they have is rounding, of something as large
+    as `rounding`.
     """
-    kind, most = ("parameter", PARAMETERS) if norm is None else ("gradient", GRADIENTS)
-    rounding = case.training.optimizer.learning_rate if norm is None else norm
-    for parameter, tensor in tensors:
-        name = parameter.name
-        whole = expected[name]
-        for part, columns, scale in _parts(case, name, whole, rounding):
-            mine, theirs = _overlap(parameter, tensor, whole)
-            chosen = columns[parameter.elements.start : parameter.elements.stop] if part else slice(None)
-            if theirs.numel() and theirs[chosen].numel():
-                deviation = float((mine[chosen] - theirs[chosen]).abs().max()) / scale
-                report.hold(kind, f"{name}{part}", deviation, most)
-        if isinstance(parameter, Matrix):
-            padding = tensor[len(_overlap(parameter, tensor, whole)[1]) :]
-            report.hold("padding", name, float(padding.abs().sum()), 0.0)
-
-
-def _parts(case: Case, name: str, whole: torch.Tensor, rounding: float) -> Iterator[tuple[str, torch.Tensor, float]]:
-    """`(what, which columns, scale)`: a tensor as it is, or qkv biases as keys and others."""
-    model, every = case.training.model, torch.ones(0)
+    model, whole, name = case.training.model, expected[parameter.name], parameter.name
+    scale = torch.full_like(whole, float(whole.abs().max()))
     if name.endswith("qkv.bias") and model.learned_positions:
         each = model.heads // model.kv_heads
         keys = torch.arange(len(whole)) // model.head_dim % (each + 2) == each
-        yield " (keys)", keys, rounding
-        yield " (queries, values)", ~keys, float(whole[~keys].abs().max())
+        scale = torch.where(keys, rounding, whole[~keys].abs().max())
+    if isinstance(parameter, Matrix):
+        rows, columns = parameter.row_range, parameter.column_range
+        place = slice(rows.start, rows.stop), slice(columns.start, columns.stop)
+        padding = tensor[len(whole[place]) :]
+        if padding.any():
+            return float("inf")
     else:
-        yield "", every, float(whole.abs().max())
+        place = slice(parameter.elements.start, parameter.elements.stop)
+    deviations = (tensor[: len(whole[place])] - whole[place]).abs() / scale[place]
+    return float(deviations.max()) if deviations.numel() else 0.0
 
 
-def _overlap(parameter: Parameter, tensor: torch.Tensor, whole: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """The part of a shard that is no padding, and the same part of the whole tensor."""
-    if not isinstance(parameter, Matrix):
-        return tensor, whole[parameter.elements.start : parameter.elements.stop]
-    rows, columns = parameter.row_range, parameter.column_range
-    theirs = whole[rows.start : rows.stop, columns.start : columns.stop]
-    return tensor[: len(theirs)], theirs
-
-
-def sent_otherwise(case: Case, ledger: Ledger, *, steps: int, stage: int) -> list[str]:
-    """Where a ledger differs from the program; without optimizer there is no gradient norm."""
-    training = case.training
-    stages, parts = (
-        case.grid.pipeline,
-        model_parts(training.model.layers, stages=case.grid.pipeline, chunks=case.chunks, given=case.parts),
-    )
+def sent_otherwise(case: Case, ledger: Ledger, *, stage: int) -> list[str]:
+    """Where the ledger of a run differs from the program."""
+    training, stages = case.training, case.grid.pipeline
     place = Stage(first=stage == 0, last=stage == stages - 1)
     values = step_values(
         training.model,
@@ -250,17 +208,12 @@ def sent_otherwise(case: Case, ledger: Ledger, *, steps: int, stage: int) -> lis
         micro_batch=case.micro_batch,
         kept_layers=case.kept_layers,
         stage=place,
-        layers=sum(parts[stage::stages]),
+        layers=sum(layers_of_parts(case)[stage::stages]),
     )
     assert values["A"] == case.accumulation, "the test's own arithmetic"
     program = build_step(training.model, case.workload, recompute=case.recompute)
     sent = messages(stage, stages=stages, chunks=case.chunks, micro_batches=case.accumulation)
-    found = compare(ledger, RankProgram(program, values, place, sent), steps=steps)
-    return (
-        found
-        if steps > 1
-        else [said for said in found if "gradient_norm" not in said and "all_gather over data" not in said]
-    )
+    return compare(ledger, RankProgram(program, values, place, sent), steps=STEPS)
 
 
 def leave(mesh: Mesh) -> None:
@@ -268,8 +221,3 @@ def leave(mesh: Mesh) -> None:
     for group in mesh.process_groups():
         if group is not dist.group.WORLD:
             dist.destroy_process_group(group)
-
-
-def relative(value: float, expected: float) -> float:
-    """Deviation relative to what is expected."""
-    return abs(value - expected) / abs(expected)

@@ -14,8 +14,7 @@ from __future__ import annotations
 import graphlib
 import weakref
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
@@ -168,26 +167,20 @@ class FakeNccl:
     streams: Streams
     _counts: Counter[str] = field(default_factory=Counter)
 
-    def all_reduce(self, tensor: torch.Tensor, op: Any, group: dist.ProcessGroup, async_op: bool) -> Work:
+    def all_reduce(self, tensor: torch.Tensor, *, group: Any, **rest: Any) -> Work:
         return self._issue("all_reduce", [tensor], [tensor], group)
 
-    def all_gather_single(
-        self, result: torch.Tensor, shard: torch.Tensor, group: dist.ProcessGroup, async_op: bool
-    ) -> Work:
+    def all_gather_single(self, result: torch.Tensor, shard: torch.Tensor, *, group: Any, **rest: Any) -> Work:
         return self._issue("all_gather", [shard], [result], group)
 
-    def reduce_scatter_single(
-        self, result: torch.Tensor, tensor: torch.Tensor, group: dist.ProcessGroup, async_op: bool
-    ) -> Work:
+    def reduce_scatter_single(self, result: torch.Tensor, tensor: torch.Tensor, *, group: Any, **rest: Any) -> Work:
         return self._issue("reduce_scatter", [tensor], [result], group)
 
-    def broadcast(self, tensor: torch.Tensor, src: int, group: dist.ProcessGroup, async_op: bool) -> Work:
+    def broadcast(self, tensor: torch.Tensor, src: int, *, group: Any, **rest: Any) -> Work:
         sends = dist.get_rank() == src
         return self._issue(f"broadcast from {src}", [tensor] * sends, [tensor] * (not sends), group)
 
-    def _issue(
-        self, name: str, reads: list[torch.Tensor], writes: list[torch.Tensor], group: dist.ProcessGroup
-    ) -> Work:
+    def _issue(self, name: str, reads: list[torch.Tensor], writes: list[torch.Tensor], group: Any) -> Work:
         streams, first = self.streams, (reads or writes)[0]
         place = (group.group_name, self._counts[group.group_name])
         self._counts[group.group_name] += 1
@@ -240,34 +233,28 @@ class Run:
 SEQUENCE = 8
 
 
-@contextmanager
-def simulated(grid: Grid, rank: int) -> Iterator[Streams]:
-    """A rank of a world that does not exist, whose collectives and operators run on simulated streams."""
+def run(grid: Grid, rank: int, options: Run, *, steps: int = 2) -> Streams:
+    """Some steps of one rank of a world that does not exist, two: buffers of the first are used again in the second."""
     dist.init_process_group("fake", rank=rank, world_size=grid.world)
     real, streams = communication.dist, Streams()
     try:
         communication.dist = FakeNccl(streams).namespace()  # type: ignore[assignment]
-        yield streams
+        with Kernels(streams):
+            timer = Timer(ObserverClock(streams) if options.timed else None)
+            communicator = Communicator(build_mesh(grid, chunks=options.chunks), Ledger(), timer)
+            parts = model_parts(options.model.layers, stages=grid.pipeline, chunks=options.chunks)
+            model = Transformer(options.model, communicator, options.settings, sequence=SEQUENCE, seed=0, parts=parts)
+            optimizer = AdamW(model.store, communicator, Optimizer())
+            tokens = torch.zeros(options.settings.parts, SEQUENCE, dtype=torch.int64)
+            stage = PipelineStage(model, options.settings.parts, 0.01)
+            for step in range(steps):
+                timer.begin_step(step)
+                optimizer.step(stage.gradients(lambda number: MicroBatch(tokens, tokens), count=options.micro_batches))
+                timer.end_step()
+            return streams
     finally:
         communication.dist = real
         dist.destroy_process_group()
-
-
-def run(grid: Grid, rank: int, options: Run, *, steps: int = 2) -> Streams:
-    """Some steps of one rank, two: buffers of the first are used again in the second."""
-    with simulated(grid, rank) as streams, Kernels(streams):
-        timer = Timer(ObserverClock(streams) if options.timed else None)
-        communicator = Communicator(build_mesh(grid, chunks=options.chunks), Ledger(), timer)
-        parts = model_parts(options.model.layers, stages=grid.pipeline, chunks=options.chunks)
-        model = Transformer(options.model, communicator, options.settings, sequence=SEQUENCE, seed=0, parts=parts)
-        optimizer = AdamW(model.store, communicator, Optimizer())
-        tokens = torch.zeros(options.settings.parts, SEQUENCE, dtype=torch.int64)
-        stage = PipelineStage(model, options.settings.parts, 0.01)
-        for step in range(steps):
-            timer.begin_step(step)
-            optimizer.step(stage.gradients(lambda number: MicroBatch(tokens, tokens), count=options.micro_batches))
-            timer.end_step()
-        return streams
 
 
 def disorder(ranks: dict[int, list[Event]], *, by_issue: bool) -> list[str]:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections import Counter
+from dataclasses import astuple
 from pathlib import Path
 
 import pytest
@@ -15,12 +15,12 @@ from axonn_tune.errors import EnvironmentProblem, TrainingFailedError
 from axonn_tune.grid import AXES, Grid
 from axonn_tune.program.operations import GROUP_AXES
 from axonn_tune.runtime import checkpoint
-from axonn_tune.runtime.checkpoint import CheckpointFolder, read_marker
+from axonn_tune.runtime.checkpoint import CheckpointFolder
 from axonn_tune.runtime.communicator import Communicator
 from axonn_tune.runtime.devices import RuntimeSettings
 from axonn_tune.runtime.ledger import Ledger
 from axonn_tune.runtime.mesh import Mesh
-from axonn_tune.runtime.shards import names_to_write, read_metadata, shards_of
+from axonn_tune.runtime.shards import names_to_write, shards_of
 from axonn_tune.runtime.transformer import Transformer
 from axonn_tune.specs.catalog import load_model
 from tests.runtime import saving
@@ -70,11 +70,19 @@ def saved(tmp_path_factory: pytest.TempPathFactory, pools: Pools) -> dict[str, P
 def test_any_grid_loads_what_any_other_saved(grid: Grid, saved: dict[str, Path], pools: Pools) -> None:
     """Guards every element's place, moments and steps, bit for bit, and that padding stays zero."""
     for folder in saved.values():
-        assert pools(grid.world).run(saving.differs_after_loading, grid, folder) == [[]] * grid.world
+        if grid == SERIAL:
+            # It never starts torch.distributed.
+            assert saving.differs_after_loading(grid, folder) == []
+        else:
+            assert pools(grid.world).run(saving.differs_after_loading, grid, folder) == [[]] * grid.world
 
 
 @pytest.mark.parametrize(
-    ("grid", "other"), [(Grid(1, 1, 2, 2), Grid(2, 1, 1, 2)), (Grid(1, 1, 1, 3), Grid(1, 1, 1, 4))], ids=name
+    ("grid", "other"),
+    [
+        (Grid(1, 1, 2, 2), Grid(2, 1, 1, 2)),
+        pytest.param(Grid(1, 1, 1, 3), Grid(1, 1, 1, 4), marks=pytest.mark.nightly),
+    ],
 )
 def test_stretches_of_optimizer_state_load_anywhere(grid: Grid, other: Grid, tmp_path: Path, pools: Pools) -> None:
     """Guards state split over data, whose ranges begin and end within rows: saved as shards, read as other shards."""
@@ -82,19 +90,6 @@ def test_stretches_of_optimizer_state_load_anywhere(grid: Grid, other: Grid, tmp
     assert saving.differs_after_loading(SERIAL, tmp_path) == []
     for split in (False, True):
         assert pools(other.world).run(saving.differs_after_loading, other, tmp_path, split) == [[]] * other.world
-
-
-def test_files_do_not_depend_on_copies_or_padding(saved: dict[str, Path]) -> None:
-    """Guards that replicas are saved once and padding never: all folders describe the same tensors."""
-    places = [folder / f"step-{number + 1}" for number, folder in enumerate(saved.values())]
-    stored = [read_metadata(place, read_marker(place).sizes) for place in places]
-    found = [{name: (one.size, one.dtype) for name, one in tensors.items()} for tensors in stored]
-    assert all(one == found[0] for one in found)
-    assert found[0]["parameters.embedding"] == ((61, 48), torch.float64)
-    values = sum(torch.Size(size).numel() for size, _ in found[0].values())
-    for folder in saved.values():
-        written = sum(one.stat().st_size for one in folder.glob("step-*/*.distcp"))
-        assert 8 * values < written < 1.5 * 8 * values
 
 
 @pytest.mark.parametrize("split", [False, True], ids=["whole", "split"])
@@ -111,23 +106,15 @@ def test_copies_share_the_writing(grid: Grid, split: bool) -> None:
     for rank in range(grid.world):
         mesh = Mesh(grid, rank, dict.fromkeys(GROUP_AXES))
         buckets = Transformer(model, Communicator(mesh, Ledger()), settings, sequence=64, seed=0).store.buckets
-        chosen, owned = (
-            names_to_write(buckets, mesh),
-            [(one, bucket) for bucket in buckets for one in bucket.parameters],
-        )
-        shards = {one.name: shards_of(one, bucket, bucket.master) for one, bucket in owned}
+        shards = {one.name: shards_of(one, bucket, bucket.master) for bucket in buckets for one in bucket.parameters}
+        chosen = names_to_write(buckets, mesh)
         sizes = {name: sum(shard.values.numel() for shard in shards[name]) for name in chosen}
         written.update(sizes)
         by_rank.append(sum(sizes.values()))
     whole = {name: torch.Size(found[0].size).numel() for name, found in shards.items()}
     assert written == whole
+    assert whole["embedding"] == model.vocab * model.hidden, "padding is never written"
     assert max(by_rank) < 1.1 * sum(by_rank) / grid.world
-
-
-def test_a_single_process_loads_without_a_process_group(saved: dict[str, Path]) -> None:
-    """Guards the serial run, which never starts torch.distributed."""
-    for folder in saved.values():
-        assert saving.differs_after_loading(SERIAL, folder) == []
 
 
 def test_torchs_own_programs_read_what_is_saved(saved: dict[str, Path], tmp_path: Path) -> None:
@@ -137,28 +124,24 @@ def test_torchs_own_programs_read_what_is_saved(saved: dict[str, Path], tmp_path
     found = torch.load(folder, weights_only=True)
     whole = saving.marked(SERIAL)
     for bucket, kind in ((one, kind) for one in whole.optimizer.buckets for kind in ("parameters", "first_moments")):
-        flat = bucket.master if kind == "parameters" else whole.optimizer.moments(bucket).first
+        flat = bucket.master if kind == "parameters" else bucket.first
         for parameter in bucket.parameters:
             (shard,) = shards_of(parameter, bucket, flat)
             assert torch.equal(found[f"{kind}.{parameter.name}"], shard.values)
 
 
-def test_killed_and_resumed_equals_uninterrupted(tmp_path: Path) -> None:
-    """Guards going on: parameters, moments, schedule and data, bit for bit on the same grid."""
-    whole = saving.losses(SERIAL, tmp_path / "whole", 4, False)
-    first = saving.losses(SERIAL, tmp_path / "parts", 2, False)
-    assert first + saving.losses(SERIAL, tmp_path / "parts", 2, True) == whole
+def test_resumed_equals_uninterrupted(tmp_path: Path, pools: Pools) -> None:
+    """Guards parameters, moments, schedule and data: to the bit on the same grid, within rounding on another.
 
-
-def test_resumed_on_another_grid(tmp_path: Path, pools: Pools) -> None:
-    """Guards the same across grids, within rounding; the second with its optimizer state split."""
+    The second grid splits its optimizer state.
+    """
     whole = saving.losses(SERIAL, tmp_path / "whole", 4, False)
+    first = saving.losses(SERIAL, tmp_path / "same", 2, False)
+    assert first + saving.losses(SERIAL, tmp_path / "same", 2, True) == whole
     first = pools(4).run(saving.losses, Grid(2, 1, 2, 1), tmp_path / "parts", 2, False)[0]
     rest = pools(4).run(saving.losses, Grid(1, 2, 1, 2), tmp_path / "parts", 2, True, True)[3]
     for one, other in zip(whole, first + rest, strict=True):
-        assert one.loss == pytest.approx(other.loss, rel=1e-12)
-        assert one.gradient_norm == pytest.approx(other.gradient_norm, rel=1e-12)
-        assert one.learning_rate == other.learning_rate
+        assert astuple(one) == pytest.approx(astuple(other), rel=1e-12)
 
 
 def test_full_disk_on_one_rank(tmp_path: Path, pools: Pools) -> None:
@@ -223,43 +206,25 @@ def test_a_kill_between_two_names_loses_nothing(tmp_path: Path) -> None:
     assert listed(tmp_path) == ["step-1", "step-2.tmp"]
 
 
-def test_marker_says_what_it_is(tmp_path: Path) -> None:
-    """Guards what people and programs read of a checkpoint without torch."""
-    saving.save_marked(SERIAL, tmp_path, 3)
-    said = json.loads((tmp_path / "step-3" / "checkpoint.json").read_text())
-    assert said["schema"] == "axonn-tune/checkpoint/2"
-    assert said["step"] == 3
-    assert said["grid"] == {"x": 1, "y": 1, "z": 1, "data": 1, "order": ["x", "y", "z", "data"]}
-    assert said["run"] == saving.RUN
-    assert set(said["files"]) == set(said["crc32"]) == {".metadata", "__0_0.distcp"}
+def test_another_model_or_run_is_refused(saved: dict[str, Path], pools: Pools) -> None:
+    """Guards the sizes in the message, of parameters and once each, the data's position, and stages.
 
-
-def test_another_model_is_refused(tmp_path: Path) -> None:
-    """Guards the sizes in the message, of parameters and once each."""
-    saving.save_marked(SERIAL, tmp_path, 1)
+    No stage knows all layers: a deeper model's checkpoint is not read in part.
+    """
+    folder = saved[name(SERIAL)]
     other = saving.MODEL.model_copy(update={"ffn": 24, "vocab": 59, "max_sequence_length": 18})
-    saver = saving.trainee(SERIAL, model=other).checkpoints(tmp_path)
+    saver = saving.trainee(SERIAL, model=other).checkpoints(folder)
     with pytest.raises(TrainingFailedError) as caught:
-        saver.load_latest()
+        saver.load()
     saver.close()
     message = str(caught.value)
     assert "is of another model: embedding is 61 × 48 there and 59 × 48 here" in message
     assert "blocks.0.mlp.fc1.weight is 48 × 96 there and 48 × 24 here" in message
     assert message.endswith("more")
     assert "moments" not in message
-
-
-def test_more_layers_than_the_stages_have_are_refused(saved: dict[str, Path], pools: Pools) -> None:
-    """Guards stages, none of which knows all layers: a deeper model's checkpoint is not read in part."""
-    grid = Grid(pipeline=2, order=STAGES)
-    for said in pools(2).run(saving.refused, grid, saved[name(SERIAL)], 2):
-        assert "is of another model: blocks.2." in said
-
-
-def test_another_run_is_refused(tmp_path: Path) -> None:
-    """Guards the data position, which another batch would move."""
-    saving.save_marked(SERIAL, tmp_path, 1)
-    saver = saving.trainee(SERIAL).checkpoints(tmp_path, run=saving.RUN | {"global_batch": 24})
+    saver = saving.trainee(SERIAL).checkpoints(folder, run=saving.RUN | {"global_batch": 24})
     with pytest.raises(TrainingFailedError, match="is of another run: global_batch is 12 there and 24 here"):
-        saver.load_latest()
+        saver.load()
     saver.close()
+    for said in pools(2).run(saving.error_of_loading, Grid(pipeline=2, order=STAGES), folder, 2):
+        assert "is of another model: blocks.2." in said

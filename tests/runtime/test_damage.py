@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch.distributed.checkpoint.metadata import MetadataIndex
+from torch.distributed.checkpoint.metadata import MetadataIndex, TensorProperties
 
 from axonn_tune.errors import EnvironmentProblem, UsageError
 from axonn_tune.grid import Grid
@@ -47,10 +47,8 @@ def copied(saved: Path, tmp_path: Path) -> Path:
 
 def damage(path: Path, chance: random.Random) -> str:
     """Change a file in one of the ways in which disks, networks and people do; what was done."""
-    content, how = (
-        bytearray(path.read_bytes()),
-        chance.choice(["flip", "cut", "zero", "grow", "remove", "random", "swap"]),
-    )
+    content, ways = bytearray(path.read_bytes()), ["flip", "cut", "zero", "grow", "remove", "random", "swap"]
+    how = chance.choice(ways)
     place = chance.randrange(len(content))
     if how == "flip":
         content[place] ^= 1 << chance.randrange(8)
@@ -80,13 +78,13 @@ def test_each_of_many_damaged_checkpoints_is_named_and_none_loaded(name: str, co
     for _ in range(14):
         how = damage(copied / "step-3" / name, chance)
         with pytest.raises(DamagedCheckpointError, match=r"^checkpoint step-3 in .* is damaged: ") as caught:
-            saver.load_latest()
+            saver.load()
         assert name in str(caught.value), how
         assert str(caught.value).endswith("the newest whole one is step-2: continue with --resume-from step-2")
         (copied / "step-3" / name).unlink(missing_ok=True)
         shutil.copy(saved / "step-3" / name, copied / "step-3" / name)
     assert all(torch.equal(one, tensor) for one, (_, tensor) in zip(before, trainee.tensors(), strict=True))
-    assert saver.load_named("step-2") == 2
+    assert saver.load("step-2") == 2
     saver.close()
 
 
@@ -101,49 +99,35 @@ def test_all_ranks_agree_on_damage_that_one_of_them_finds(tmp_path: Path, pools:
         assert said.endswith("continue with --resume-from step-2")
 
 
-def test_a_name_that_is_none_lists_those_there_are(copied: Path) -> None:
-    """Guards --resume-from."""
-    saver = saving.trainee(SERIAL).checkpoints(copied)
-    with pytest.raises(UsageError, match=r"there is no checkpoint step-7 in .*, only step-2, step-3"):
-        saver.load_named("step-7")
-    with pytest.raises(UsageError, match=r"write the name of a checkpoint, such as step-200"):
-        saver.load_named("../step-3")
-    saver.close()
+def test_what_is_a_checkpoint_and_whose(copied: Path) -> None:
+    """Guards --resume-from, folders of a checkpoint's name, and two runs that would delete each other's files.
 
-
-def test_truncated_checkpoints_are_named_and_left_overs_are_not(copied: Path) -> None:
-    """Guards what is a checkpoint: a folder of that name, but neither a file nor one that was being written."""
+    Neither a file nor one that was being written is a checkpoint. Read-only disks, which root's tests cannot have, are
+    here a file in the way.
+    """
     (copied / "step-9.tmp").mkdir()
     (copied / "step-8").touch()
-    saver = saving.trainee(SERIAL).checkpoints(copied)
-    assert saver.load_latest() == 3
-    (copied / "step-5").mkdir()
-    with pytest.raises(
-        DamagedCheckpointError, match=r"step-5 in .* checkpoint.json is missing or unreadable; .* step-3"
-    ):
-        saver.load_latest()
-    for step in (2, 3):
-        (copied / f"step-{step}" / "checkpoint.json").write_text("{")
-    with pytest.raises(DamagedCheckpointError, match="there is no whole one beside it"):
-        saver.load_latest()
-    saver.close()
-
-
-def test_one_folder_is_one_runs(copied: Path) -> None:
-    """Guards two runs that would delete each other's files; the folder is free again after the first."""
     first, second = saving.trainee(SERIAL), saving.trainee(SERIAL)
     saver = first.checkpoints(copied)
     with pytest.raises(UsageError, match="another run saves its checkpoints in"):
         second.checkpoints(copied)
+    assert saver.load() == 3
+    with pytest.raises(UsageError, match=r"there is no checkpoint step-7 in .*, only step-2, step-3"):
+        saver.load("step-7")
+    with pytest.raises(UsageError, match=r"write the name of a checkpoint, such as step-200"):
+        saver.load("../step-3")
+    (copied / "step-5").mkdir()
+    unreadable = r"step-5 in .* checkpoint.json is missing or unreadable; .* step-3"
+    with pytest.raises(DamagedCheckpointError, match=unreadable):
+        saver.load()
+    for step in (2, 3):
+        (copied / f"step-{step}" / "checkpoint.json").write_text("{")
+    with pytest.raises(DamagedCheckpointError, match="there is no whole one beside it"):
+        saver.load()
     saver.close()
     second.checkpoints(copied).close()
-
-
-def test_a_place_that_cannot_be_written_is_named(tmp_path: Path) -> None:
-    """Guards read-only disks, which root's tests cannot have: here a file is in the way."""
-    (tmp_path / "file").touch()
-    with pytest.raises(EnvironmentProblem, match=r"cannot save checkpoints in .*file/checkpoints': Not a directory"):
-        saving.trainee(SERIAL).checkpoints(tmp_path / "file" / "checkpoints")
+    with pytest.raises(EnvironmentProblem, match=r"cannot save checkpoints in .*step-8/checkpoints': Not a directory"):
+        second.checkpoints(copied / "step-8" / "checkpoints")
 
 
 class Harm:
@@ -193,7 +177,7 @@ def test_no_pickle_runs(name: str, copied: Path, saved: Path, tmp_path: Path) ->
         (copied / "step-3" / name).write_bytes(content)
         resealed(copied / "step-3")
         with pytest.raises(DamagedCheckpointError, match="step-3 in"):
-            saver.load_latest()
+            saver.load()
         finished = run(f"export {copied} -o {tmp_path / 'model'}")
         assert finished.code == 6, finished.err
         assert "is damaged" in finished.err
@@ -201,7 +185,7 @@ def test_no_pickle_runs(name: str, copied: Path, saved: Path, tmp_path: Path) ->
         assert not (tmp_path / "model").exists()
     (copied / "step-3" / name).write_bytes(original)
     resealed(copied / "step-3")
-    assert saver.load_latest() == 3, "what is as it was is loaded"
+    assert saver.load() == 3, "what is as it was is loaded"
     saver.close()
     # So that the pickles above are known to do harm where nothing guards against it.
     pickle.loads(next(harmful(original, tmp_path / "harm")))
@@ -216,27 +200,27 @@ def rewritten(checkpoint: Path, change: Callable[[Any], None]) -> None:
     resealed(checkpoint)
 
 
-def first_place(metadata: Any) -> Any:
-    """Where the first shard lies."""
-    return next(iter(metadata.storage_data.values()))
+def place(metadata: Any, **changes: Any) -> None:
+    """Change where the first shard lies."""
+    vars(next(iter(metadata.storage_data.values()))).update(changes)
 
 
-def first_tensor(metadata: Any) -> Any:
-    """The first tensor."""
-    return next(iter(metadata.state_dict_metadata.values()))
+def tensor(metadata: Any, **changes: Any) -> None:
+    """Change what is said about the first tensor."""
+    vars(next(iter(metadata.state_dict_metadata.values()))).update(changes)
 
 
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        (lambda found: setattr(first_place(found), "relative_path", "../../secret"), "no bytes for a shard"),
-        (lambda found: setattr(first_place(found), "relative_path", ["a"]), "cannot be read"),
-        (lambda found: setattr(first_place(found), "offset", 10**9), "beyond the end"),
-        (lambda found: setattr(first_place(found), "length", -5), "for a size"),
-        (lambda found: setattr(first_place(found), "transform_descriptors", ["stream.zstd"]), "transformed shards"),
-        (lambda found: setattr(first_tensor(found), "size", torch.Size([10**12, 10**5])), "do not cover"),
-        (lambda found: setattr(first_tensor(found), "chunks", []), "do not cover"),
-        (lambda found: setattr(first_tensor(found).properties, "dtype", torch.int8), "torch.int8"),
+        (lambda found: place(found, relative_path="../../secret"), "no bytes for a shard"),
+        (lambda found: place(found, relative_path=["a"]), "cannot be read"),
+        (lambda found: place(found, offset=10**9), "beyond the end"),
+        (lambda found: place(found, length=-5), "for a size"),
+        (lambda found: place(found, transform_descriptors=["stream.zstd"]), "transformed shards"),
+        (lambda found: tensor(found, size=torch.Size([10**12, 10**5])), "do not cover"),
+        (lambda found: tensor(found, chunks=[]), "do not cover"),
+        (lambda found: tensor(found, properties=TensorProperties(torch.int8)), "torch.int8"),
         (lambda found: found.storage_data.clear(), "no bytes for a shard"),
         (lambda found: setattr(found, "state_dict_metadata", 3), "cannot be read"),
     ],
@@ -248,20 +232,20 @@ def test_metadata_that_does_not_fit_its_files_is_damage(
     rewritten(copied / "step-3", change)
     saver = saving.trainee(SERIAL).checkpoints(copied)
     with pytest.raises(DamagedCheckpointError, match=said):
-        saver.load_latest()
+        saver.load()
     saver.close()
     assert run(f"export {copied / 'step-3'} -o {tmp_path / 'model'}").code == 6
 
 
 def in_one_row(metadata: Any) -> None:
     """Make the first tensor one row of 6,000 shards, each of one element."""
-    name, tensor = next(iter(metadata.state_dict_metadata.items()))
-    place, shard = first_place(metadata), tensor.chunks[0]
+    name, whole = next(iter(metadata.state_dict_metadata.items()))
+    stored, shard = next(iter(metadata.storage_data.values())), whole.chunks[0]
     starts = [torch.Size([0, column]) for column in range(6000)]
     chunks = [replace(shard, offsets=start, sizes=torch.Size([1, 1])) for start in starts]
-    metadata.state_dict_metadata = {name: replace(tensor, size=torch.Size([1, 6000]), chunks=chunks)}
-    wide = tensor.properties.dtype.itemsize
-    placed = {start: replace(place, offset=wide * start[1], length=wide) for start in starts}
+    metadata.state_dict_metadata = {name: replace(whole, size=torch.Size([1, 6000]), chunks=chunks)}
+    wide = whole.properties.dtype.itemsize
+    placed = {start: replace(stored, offset=wide * start[1], length=wide) for start in starts}
     metadata.storage_data = {MetadataIndex(name, start): one for start, one in placed.items()}
 
 

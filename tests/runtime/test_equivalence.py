@@ -1,11 +1,12 @@
 """Training on a grid is training on one rank: the same numbers, from the collectives the program lists.
 
-Thirty grids of 1 to 8 ranks run each time, all 89 nightly. Each trains three steps in fp64 with every overlap, and one
-without. `steps.check` runs on every rank and returns what it finds wrong; the tests here only ask for it.
+Thirty grids of 1 to 8 ranks run each time, all 89 nightly. Each trains three steps in fp64 with every overlap, and
+one without. `steps.check` runs on every rank and returns what it finds wrong; the tests here only ask for it.
 """
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -14,16 +15,18 @@ import pytest
 import torch
 
 from tests.runtime import steps
-from tests.runtime.cases import Case, Training, cases, daily_cases, pipelined_cases, trainings
+from tests.runtime.cases import DEEP_TRAININGS, INNERMOST, TRAININGS, Case, Training, cases, daily
 from tests.runtime.pool import Pools
 
 Serial = Callable[[Training], Path]
+EVERY = cases()
+DAILY = set(daily(EVERY))
 
 
 @pytest.fixture(scope="session")
 def serial(tmp_path_factory: pytest.TempPathFactory) -> Serial:
     """Path of the serial run's record, which is made when it is first asked for, by whichever worker that is."""
-    folder, known = tmp_path_factory.getbasetemp(), list(trainings())
+    folder, known = tmp_path_factory.getbasetemp(), [*TRAININGS, *DEEP_TRAININGS]
     if "PYTEST_XDIST_WORKER" in os.environ:
         folder = folder.parent
 
@@ -38,24 +41,31 @@ def serial(tmp_path_factory: pytest.TempPathFactory) -> Serial:
     return path
 
 
-DAILY = set(daily_cases())
-# Cases of one world size share their ranks.
-GROUPED = [
-    pytest.param(
-        *(case,),
-        id=str(case),
-        marks=[pytest.mark.xdist_group(f"{case.grid.world} ranks"), *([] if case in DAILY else [pytest.mark.nightly])],
-    )
-    for case in sorted((*cases(), *pipelined_cases()), key=lambda case: case.grid.world)
-]
-
-
-@pytest.mark.parametrize("case", GROUPED)
+@pytest.mark.parametrize(
+    "case",
+    [
+        pytest.param(case, id=str(case), marks=[] if case in DAILY else pytest.mark.nightly)
+        for case in sorted(EVERY, key=lambda case: case.grid.world)
+    ],
+)
 def test_grid_trains_as_one_rank_does(case: Case, pools: Pools, serial: Serial) -> None:
     """Guards the 4D algorithm: gradients, loss, norm and weights of the serial run within rounding.
 
-    And with it that overlap changes no bit, and that what was sent is what the program says.
+    And with it that overlap changes no bit, on however slow a network, and that what was sent is what the program says.
     """
-    reports = pools(case.grid.world).run(steps.check, case, serial(case.training))
-    problems = {problem: rank for rank, report in reversed(list(enumerate(reports))) for problem in report.problems}
+    found = pools(case.grid.world).run(steps.check, case, serial(case.training))
+    problems = {problem: rank for rank, said in reversed(list(enumerate(found))) for problem in said}
     assert not problems, "\n".join(f"rank {rank}: {problem}" for problem, rank in problems.items())
+
+
+def test_every_two_values_meet() -> None:
+    """Guards the covering: of grids without stages every two values of two dimensions; nine in ten of them daily."""
+    chosen = [case for case in EVERY if case.grid.world > 1 and case.grid.pipeline == 1]
+    values = [set(dimension) for dimension in zip(*(case.values() for case in chosen), strict=True)]
+    assert [len(dimension) for dimension in values] == [2, 2, 2, 2, 2, 2, 1, 3, 3, 3, 2, 2, 3, 3, 3, 3]
+    met = set().union(*(case.pairs() for case in chosen))
+    for (one, first), (other, second) in itertools.combinations(enumerate(values), 2):
+        for mine, theirs in itertools.product(first, second):
+            assert (False, ((one, mine), (other, theirs))) in met or mine == theirs == INNERMOST
+    assert len(EVERY) == 89
+    assert len(met & set().union(*(case.pairs() for case in DAILY))) > 0.9 * len(met)

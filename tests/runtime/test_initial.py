@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -10,7 +11,7 @@ import torch
 from axonn_tune.grid import Grid
 from axonn_tune.runtime import philox
 from axonn_tune.runtime.mesh import Mesh
-from axonn_tune.runtime.parameters import Matrix, MatrixLayout, ParameterStore
+from axonn_tune.runtime.parameters import Matrix, ParameterStore
 
 GRIDS = [
     Grid(2, 2, 2, 2),
@@ -18,12 +19,13 @@ GRIDS = [
     Grid(1, 2, 3, 1, order=("z", "y", "x", "data")),
     Grid(4, 1, 2, 1, order=("data", "z", "x", "y")),
 ]
-LAYOUTS = [
-    MatrixLayout("normal", 48, 24, ("y",), "x", real_rows=48, deviation=0.02),
-    MatrixLayout("transposed", 48, 24, ("x",), "y", real_rows=48, deviation=0.5),
-    MatrixLayout("table", 48, 24, ("x", "y"), None, real_rows=41, deviation=0.02),
-    MatrixLayout("short table", 48, 24, ("x", "y"), None, real_rows=7, deviation=0.02),
-]
+ROWS, COLUMNS = 48, 24
+LAYOUTS: dict[str, dict[str, Any]] = {
+    "normal": {"row_axes": ("y",), "column_axes": ("x",), "real_rows": 48, "deviation": 0.02},
+    "transposed": {"row_axes": ("x",), "column_axes": ("y",), "real_rows": 48, "deviation": 0.5},
+    "table": {"row_axes": ("x", "y"), "column_axes": (), "real_rows": 41, "deviation": 0.02},
+    "short table": {"row_axes": ("x", "y"), "column_axes": (), "real_rows": 7, "deviation": 0.02},
+}
 
 
 def store(grid: Grid, rank: int, *, device: str = "cpu", dtype: torch.dtype = torch.float64) -> ParameterStore:
@@ -31,9 +33,9 @@ def store(grid: Grid, rank: int, *, device: str = "cpu", dtype: torch.dtype = to
     return ParameterStore(Mesh(grid, rank, {}), seed=5, dtype=dtype, device=torch.device(device))
 
 
-def shard(grid: Grid, rank: int, layout: MatrixLayout) -> Matrix:
+def shard(grid: Grid, rank: int, name: str) -> Matrix:
     """A matrix as one rank holds it."""
-    return store(grid, rank).matrix(layout)
+    return store(grid, rank).matrix(name, ROWS, COLUMNS, **LAYOUTS[name])
 
 
 @pytest.mark.parametrize("counter", [0, 1, 12345, 2**31, 2**32 - 1, 2**32, 3 * 2**40 + 7])
@@ -65,39 +67,35 @@ def test_normal_values_are_normal() -> None:
     assert torch.isfinite(values).all()
 
 
-@pytest.mark.parametrize("layout", LAYOUTS, ids=lambda layout: layout.name)
+@pytest.mark.parametrize("name", LAYOUTS)
 @pytest.mark.parametrize("grid", GRIDS, ids=str)
-def test_shards_of_any_grid_make_the_same_matrix(grid: Grid, layout: MatrixLayout) -> None:
-    """Guards equal initial weights: every rank's shard is its rectangle of what one rank alone would hold."""
-    whole, held = shard(Grid(), 0, layout).value, torch.zeros(layout.rows, layout.columns)
+def test_shards_of_any_grid_make_the_same_matrix(grid: Grid, name: str) -> None:
+    """Guards equal initial weights: every rank's shard is its rectangle of what one rank alone would hold.
+
+    Padding is zero, and no other value is.
+    """
+    whole, held = shard(Grid(), 0, name).value, torch.zeros(ROWS, COLUMNS)
+    assert torch.equal(whole.all(dim=1), torch.arange(ROWS) < LAYOUTS[name]["real_rows"])
     for rank in range(grid.world):
-        mine = shard(grid, rank, layout)
+        mine = shard(grid, rank, name)
         rows, columns = slice(mine.row_range.start, mine.row_range.stop), mine.column_range
         assert torch.equal(mine.value, whole[rows, columns.start : columns.stop])
         held[rows, columns.start : columns.stop] += 1
-    copies = grid.world * len(mine.row_range) * len(mine.column_range) // (layout.rows * layout.columns)
+    copies = grid.world * len(mine.row_range) * len(mine.column_range) // (ROWS * COLUMNS)
     assert (held == copies).all(), "the shards cover the matrix, each element as often as any other"
-
-
-def test_padding_is_zero_and_values_are_not() -> None:
-    """Guards the padded rows of tables, which must never get a value."""
-    whole = shard(Grid(), 0, LAYOUTS[2]).value
-    assert not whole[41:].any()
-    assert whole[:41].all()
 
 
 def test_names_and_seeds_make_other_values() -> None:
     """Guards against two parameters that begin alike."""
-    one = store(Grid(), 0)
-    first, second = (one.matrix(LAYOUTS[number]).value / LAYOUTS[number].deviation for number in (0, 1))
+    first, second = (shard(Grid(), 0, name).value / LAYOUTS[name]["deviation"] for name in ("normal", "transposed"))
     assert not torch.isclose(first, second).any()
     other = ParameterStore(Mesh(Grid(), 0, {}), seed=6, dtype=torch.float64, device=torch.device("cpu"))
-    assert not torch.isclose(other.matrix(LAYOUTS[0]).value / 0.02, first).any()
+    assert not torch.isclose(other.matrix("normal", ROWS, COLUMNS, **LAYOUTS["normal"]).value / 0.02, first).any()
 
 
 def test_meta_device_holds_no_values() -> None:
     """Guards checks of models no host could hold: shapes without a counter being made."""
-    huge = MatrixLayout("huge", 2**20, 2**20, ("y",), "x", real_rows=2**20, deviation=0.02)
-    made = store(Grid(1, 1, 2, 1), 0, device="meta").matrix(huge)
+    huge = LAYOUTS["normal"] | {"real_rows": 2**20}
+    made = store(Grid(1, 1, 2, 1), 0, device="meta").matrix("huge", 2**20, 2**20, **huge)
     assert made.value.is_meta
     assert made.value.shape == (2**19, 2**20)

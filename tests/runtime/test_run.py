@@ -67,12 +67,13 @@ def recorded(directory: Path, rank: int = 0) -> list[dict[str, Any]]:
     return [line for line in lines if "step" in line]
 
 
-def wait_for_steps(directory: Path, count: int) -> None:
-    """Until so many steps are recorded."""
-    end = time.monotonic() + PATIENCE_S
-    while len(recorded(directory)) < count:
+def training(launch: Path, directory: Path, *, steps: int = 2) -> subprocess.Popen[str]:
+    """`axonn-tune run`, once it has recorded so many steps."""
+    process, end = start(launch, directory), time.monotonic() + PATIENCE_S
+    while len(recorded(directory)) < steps:
         assert time.monotonic() < end, "no steps"
         time.sleep(0.05)
+    return process
 
 
 def ranks_of(process: subprocess.Popen[str]) -> list[int]:
@@ -91,8 +92,7 @@ def test_stopped_and_resumed_run_of_two_ranks_equals_one_of_one(tmp_path: Path) 
     alone = start(launch_file(tmp_path, gpus=1), tmp_path / "alone")
     assert ended(alone)[0] == 0
     launch = launch_file(tmp_path, gpus=2, checkpoints=True, steps=500)
-    stopped = start(launch, tmp_path / "stopped")
-    wait_for_steps(tmp_path / "stopped", 2)
+    stopped = training(launch, tmp_path / "stopped")
     stopped.send_signal(signal.SIGUSR2)
     code, said = ended(stopped)
     assert code == 75, said
@@ -153,53 +153,37 @@ def test_terms_are_timed_and_shown_beside_the_prediction(traced: tuple[Path, str
     assert after["step"] < min(0.2, before["step"])
 
 
-@pytest.fixture(scope="module")
-def merged(traced: tuple[Path, str]) -> dict[str, Any]:
-    """The trace of prediction and run."""
+def test_prediction_and_ranks_have_the_same_lanes_and_names(traced: tuple[Path, str]) -> None:
+    """Guards the merged trace: the same words for the same things, and all begin with the same one step.
+
+    It is at 0 for the first rank and the prediction.
+    """
     path = traced[0] / "both.json"
     assert main(["trace", str(traced[0] / "launch.yaml"), str(traced[0] / "run"), "-o", str(path)]) == 0
-    found: dict[str, Any] = json.loads(path.read_text("utf-8"))
-    return found
-
-
-def spans_of(merged: dict[str, Any]) -> dict[str, list[tuple[str, dict[str, Any]]]]:
-    """Lane and event of every span, by process."""
+    merged = json.loads(path.read_text("utf-8"))
     events = merged["traceEvents"]
-    named = {one["pid"]: one["args"]["name"] for one in events if one["name"] == "process_name"}
+    processes = {one["pid"]: one["args"]["name"] for one in events if one["name"] == "process_name"}
+    assert list(processes.values()) == ["predicted", "measured rank 0", "measured rank 1"]
     lanes = {(one["pid"], one["tid"]): one["args"]["name"] for one in events if one["name"] == "thread_name"}
-    spans = [one for one in events if one["ph"] == "X"]
-    return {name: [(lanes[pid, one["tid"]], one) for one in spans if one["pid"] == pid] for pid, name in named.items()}
-
-
-def test_prediction_and_ranks_have_the_same_lanes_and_names(traced: tuple[Path, str], merged: dict[str, Any]) -> None:
-    """Guards the promise of the merged file: the same words for the same things, so that they can be compared."""
-    found = spans_of(merged)
-    assert list(found) == ["predicted", "measured rank 0", "measured rank 1"]
     terms = load_document(traced[0] / "launch.yaml", schema=Launch).predicted.terms
     names = {communication_lane(one.axis): set[str]() for one in terms}
     for one in terms:
         names[communication_lane(one.axis)].add(term_name(one.op, one.axis, one.phase, one.layer))
-    for process, spans in found.items():
+    computed, begun = dict[str, set[str]](), dict[str, float]()
+    for number, process in processes.items():
+        spans = [(lanes[number, one["tid"]], one) for one in events if one["ph"] == "X" and one["pid"] == number]
+        assert {lane for lane, _ in spans} == {COMPUTE_LANE, *names}
         for lane, wanted in names.items():
             assert {one["name"] for its, one in spans if its == lane} == wanted, process
-        assert {lane for lane, _ in spans} == {COMPUTE_LANE, *names}
-    predicted = {one["name"] for lane, one in found["predicted"] if lane == COMPUTE_LANE}
-    for process in ("measured rank 0", "measured rank 1"):
-        measured = {one["name"] for lane, one in found[process] if lane == COMPUTE_LANE}
-        assert {name for name in measured if not name.startswith("wait: ")} <= predicted
-        counted = [one for lane, one in found[process] if lane != COMPUTE_LANE]
-        assert len(counted) == sum(term.count for term in terms)
-
-
-def test_all_begin_with_the_step(merged: dict[str, Any]) -> None:
-    """Guards alignment: each process has the same one step, at 0 for the first rank and the prediction."""
-    step = f"step {merged['otherData']['step']}"
-    begun = {}
-    for process, spans in spans_of(merged).items():
+        counted = [one for lane, one in spans if lane != COMPUTE_LANE]
+        assert process == "predicted" or len(counted) == sum(term.count for term in terms)
+        computed[process] = {one["name"] for lane, one in spans if lane == COMPUTE_LANE}
         (whole,) = [one for _, one in spans if one["name"].startswith("step ")]
-        assert whole["name"] == step
+        assert whole["name"] == f"step {merged['otherData']['step']}"
         assert all(whole["ts"] - 1 <= one["ts"] <= whole["ts"] + whole["dur"] for _, one in spans)
         begun[process] = whole["ts"]
+    for process, found in computed.items():
+        assert {name for name in found if not name.startswith("wait: ")} <= computed["predicted"], process
     assert begun["predicted"] == 0.0
     assert min(begun["measured rank 0"], begun["measured rank 1"]) == pytest.approx(0.0, abs=1.0)
     assert max(begun.values()) < 1e6
@@ -269,12 +253,9 @@ def test_a_killed_pipeline_resumes_to_the_bit(tmp_path: Path) -> None:
     code, said = ended(start(launch_file(tmp_path / "whole", gpus=2, stages=2, steps=8), tmp_path / "whole"))
     assert code == 0, said
     launch = launch_file(tmp_path, gpus=2, stages=2, steps=5000, checkpoints=True, every=2)
-    process = start(launch, tmp_path / "killed")
-    wait_for_steps(tmp_path / "killed", 5)
+    process = training(launch, tmp_path / "killed", steps=5)
     os.kill(ranks_of(process)[1], signal.SIGKILL)
-    began = time.monotonic()
     assert ended(process)[0] == 6
-    assert time.monotonic() - began < 10
     launch.write_text(launch.read_text("utf-8").replace("steps: 5000", "steps: 8"), encoding="utf-8")
     shutil.rmtree(tmp_path / "killed")
     for newer in (tmp_path / "checkpoints").glob("step-*"):
@@ -288,26 +269,38 @@ def test_a_killed_pipeline_resumes_to_the_bit(tmp_path: Path) -> None:
     assert set(resumed) >= {5, 6, 7, 8}
 
 
-@pytest.mark.parametrize("stages", [1, pytest.param(2, marks=pytest.mark.nightly)])
-def test_killed_rank_ends_all_and_is_named(tmp_path: Path, stages: int) -> None:
-    """Guards the promise: kill -9 of a rank ends the run within 10 s, with exit code 6 and that rank's number."""
-    process = start(launch_file(tmp_path, gpus=2, steps=5000, stages=stages), tmp_path / "run")
-    wait_for_steps(tmp_path / "run", 2)
+@pytest.mark.parametrize(
+    ("number", "stages", "code", "within_s", "said"),
+    [
+        (signal.SIGKILL, 1, 6, 10, "Error: rank 1: its process ended without a message"),
+        pytest.param(*(signal.SIGKILL, 2, 6, 10, "Error: rank 1: its process ended"), marks=pytest.mark.nightly),
+        (signal.SIGSTOP, 1, 6, 20, "Error: rank 1 did not answer: a collective took longer than 3 s"),
+    ],
+)
+def test_a_killed_or_hanging_rank_ends_all_and_is_named(
+    number: signal.Signals, stages: int, code: int, within_s: float, said: str, tmp_path: Path
+) -> None:
+    """Guards the promise: a rank that is killed or stands still ends the run, with its number and exit code 6.
+
+    Within 10 s after kill -9, and after hang_timeout_s where it stands still; no process stays.
+    """
+    path = launch_file(tmp_path, gpus=2, steps=5000, stages=stages)
+    path.write_text(path.read_text("utf-8").replace("hang_timeout_s: 60", "hang_timeout_s: 3"), encoding="utf-8")
+    process = training(path, tmp_path / "run")
     others = ranks_of(process)
-    os.kill(others[1], signal.SIGKILL)
+    os.kill(others[1], number)
     began = time.monotonic()
-    code, said = ended(process)
-    assert time.monotonic() - began < 10
-    assert code == 6
-    assert "Error: rank 1: its process ended without a message" in said
-    assert "Traceback" not in said
+    found, shown = ended(process)
+    assert time.monotonic() - began < within_s
+    assert found == code
+    assert said in shown
+    assert "Traceback" not in shown
     assert not any(Path(f"/proc/{pid}").exists() for pid in others)
 
 
 def test_a_killed_run_takes_agent_and_ranks_with_it(tmp_path: Path) -> None:
     """Guards hosts: after kill -9 of `axonn-tune run` itself, which cannot tell anybody, nothing trains on."""
-    process = start(launch_file(tmp_path, gpus=2, steps=5000), tmp_path / "run")
-    wait_for_steps(tmp_path / "run", 2)
+    process = training(launch_file(tmp_path, gpus=2, steps=5000), tmp_path / "run")
     left = [*children(process.pid), *ranks_of(process)]
     assert len(left) == 3
     process.kill()
@@ -318,27 +311,10 @@ def test_a_killed_run_takes_agent_and_ranks_with_it(tmp_path: Path) -> None:
         time.sleep(0.05)
 
 
-def test_hanging_rank_ends_all_and_is_named(tmp_path: Path) -> None:
-    """Guards the promise: a rank that stands still ends the run after hang_timeout_s, by name, and is gone."""
-    path = launch_file(tmp_path, gpus=2, steps=5000)
-    path.write_text(path.read_text("utf-8").replace("hang_timeout_s: 60", "hang_timeout_s: 3"), encoding="utf-8")
-    process = start(path, tmp_path / "run")
-    wait_for_steps(tmp_path / "run", 2)
-    others = ranks_of(process)
-    os.kill(others[1], signal.SIGSTOP)
-    began = time.monotonic()
-    code, said = ended(process)
-    assert time.monotonic() - began < 20
-    assert code == 6
-    assert "Error: rank 1 did not answer: a collective took longer than 3 s" in said
-    assert not any(Path(f"/proc/{pid}").exists() for pid in others)
-
-
 @pytest.mark.nightly
 def test_a_signal_without_checkpoints_says_that_nothing_is_saved(tmp_path: Path) -> None:
     """Guards whoever waits for 75 to start again: without a checkpoint directory there is nothing to go on from."""
-    process = start(launch_file(tmp_path, gpus=2, steps=5000), tmp_path / "run")
-    wait_for_steps(tmp_path / "run", 2)
+    process = training(launch_file(tmp_path, gpus=2, steps=5000), tmp_path / "run")
     process.send_signal(signal.SIGTERM)
     code, said = ended(process)
     assert code == 6

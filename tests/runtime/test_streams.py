@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import itertools
 import random
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 
 from axonn_tune.grid import AXES, Grid
-from axonn_tune.runtime import communicator as communication
-from axonn_tune.runtime.communicator import CollectiveHandle, DataBuckets, WeightGradients
+from axonn_tune.runtime.communicator import CollectiveHandle, Communicator, DataBuckets, WeightGradients
 from axonn_tune.runtime.devices import RuntimeSettings
-from axonn_tune.runtime.parameters import Bucket
 from axonn_tune.runtime.trainer import Inbox, Outbox
 from axonn_tune.runtime.transformer import Transformer
 from axonn_tune.specs.catalog import load_model
@@ -22,18 +19,9 @@ from axonn_tune.specs.workload import OVERLAPS, RECOMPUTES
 from tests.runtime.streams import Event, Run, Streams, disorder, run
 
 GRID, RANK = Grid(2, 2, 2, 2), 5
-PIPELINED = Grid(2, 2, 2, 2, pipeline=2, order=(*AXES, "pipeline"))
-SMALL = {
-    "hidden": 32,
-    "heads": 4,
-    "kv_heads": 2,
-    "head_dim": 8,
-    "ffn": 64,
-    "layers": 4,
-    "vocab": 30,
-    "max_sequence_length": 8,
-}
-
+STAGES = (*AXES, "pipeline")
+SMALL = {"hidden": 32, "heads": 4, "kv_heads": 2, "head_dim": 8, "ffn": 64, "layers": 4, "vocab": 30}
+SMALL |= {"max_sequence_length": 8}
 VALUES: dict[str, tuple[Any, ...]] = {
     **dict.fromkeys(OVERLAPS, (True, False)),
     "family": ("nano", "nano-llama"),
@@ -51,12 +39,20 @@ VALUES: dict[str, tuple[Any, ...]] = {
 CHANCE, CANDIDATES, DAILY = 7, 60, 4
 Options = dict[str, Any]
 ALL_ON: Options = {name: values[-1] for name, values in VALUES.items()} | dict.fromkeys(OVERLAPS, True)
+BRIEF: Options = ALL_ON | {"micro_batches": 2, "recompute": "none", "dropout": 0.0}
+ORDERED: Options = BRIEF | {"family": "nano", "sharded": False}
+ORDERED_ON = Grid(2, 1, 2, 2)
 
 
 def coverage() -> list[Options]:
     """Runs in which every two values of two options meet."""
     chance, found = random.Random(CHANCE), [ALL_ON]
-    missing = {pair for one in itertools.combinations(VALUES, 2) for pair in _pairs_of(one)} - pairs(ALL_ON)
+    every = {
+        pair
+        for names in itertools.combinations(VALUES, 2)
+        for pair in itertools.product(*([(name, value) for value in VALUES[name]] for name in names))
+    }
+    missing = every - pairs(ALL_ON)
     while missing:
         some = [{name: chance.choice(values) for name, values in VALUES.items()} for _ in range(CANDIDATES)]
         found.append(max(some, key=lambda options: len(pairs(options) & missing)))
@@ -64,17 +60,13 @@ def coverage() -> list[Options]:
     return found
 
 
-def _pairs_of(names: tuple[str, ...]) -> set[object]:
-    return {tuple(zip(names, values, strict=True)) for values in itertools.product(*(VALUES[name] for name in names))}
-
-
 def pairs(options: Options) -> set[object]:
     """Every two values of a run."""
     return set(itertools.combinations(options.items(), 2))
 
 
-def simulate(options: Options, rank: int = RANK, *, steps: int = 2, alone: Grid = GRID) -> Streams:
-    """Some steps of one rank of a grid, or of a stage of two of 2x2x2x2."""
+def simulate(options: Options, rank: int = RANK, *, steps: int = 2, grid: Grid = GRID) -> Streams:
+    """Some steps of one rank of a grid, or of a stage of two of it."""
     wide = torch.float32
     settings = RuntimeSettings(
         *(torch.bfloat16, wide, wide, frozenset(one for one in OVERLAPS if options[one])),
@@ -84,10 +76,10 @@ def simulate(options: Options, rank: int = RANK, *, steps: int = 2, alone: Grid 
         dropout=options["dropout"],
     )
     model = load_model(options["family"]).document.model_copy(update={**SMALL, "tied_embeddings": options["tied"]})
-    grid, stage = (alone, 0) if options["stage"] is None else (PIPELINED, options["stage"])
-    chunks = 1 if options["stage"] is None else options["chunks"]
+    stage, chunks = options["stage"], 1 if options["stage"] is None else options["chunks"]
+    staged = grid if stage is None else Grid(*grid.sizes[:4], pipeline=options.get("stages", 2), order=STAGES)
     chosen = Run(model, settings, options["micro_batches"], options["timed"], chunks)
-    return run(grid, stage * GRID.world + rank, chosen, steps=steps)
+    return run(staged, (stage or 0) * grid.world + rank, chosen, steps=steps)
 
 
 def label(options: Options) -> str:
@@ -110,92 +102,78 @@ def test_every_two_accesses_are_ordered(options: Options) -> None:
     assert streams.hazards == {}
 
 
-BRIEF: Options = ALL_ON | {"micro_batches": 2, "recompute": "none", "dropout": 0.0}
-EVERY_COLLECTIVE = [
-    *(("all_gather", "z"), ("reduce_scatter", "data"), ("all_reduce", "x"), ("all_reduce", "data")),
-    *(pytest.param("all_gather", axis, marks=pytest.mark.nightly) for axis in ("y", "data")),
-    *(pytest.param("reduce_scatter", axis, marks=pytest.mark.nightly) for axis in ("y", "z")),
-    *(pytest.param("all_reduce", axis, marks=pytest.mark.nightly) for axis in ("y", "z", "xy")),
-]
-"""All but that of the gradient norm, whose result the host reads: no kernel does."""
+@pytest.mark.parametrize(
+    ("operation", "over"),
+    [
+        *(("all_gather", "z"), ("reduce_scatter", "data"), ("all_reduce", "x"), ("all_reduce", "data")),
+        *(("receive", "F"), ("receive", "B")),
+        *(pytest.param("all_gather", axis, marks=pytest.mark.nightly) for axis in ("y", "data")),
+        *(pytest.param("reduce_scatter", axis, marks=pytest.mark.nightly) for axis in ("y", "z")),
+        *(pytest.param("all_reduce", axis, marks=pytest.mark.nightly) for axis in ("y", "z", "xy")),
+    ],
+)
+def test_a_missing_wait_is_found(operation: str, over: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards the check itself: whichever wait is missing, something reads what is not there yet.
 
+    Of all collectives but the gradient norm's, whose result the host reads: no kernel does; and of both messages.
+    """
+    real = getattr(Communicator, operation)
 
-@pytest.mark.parametrize(("operation", "axis"), EVERY_COLLECTIVE)
-def test_a_missing_wait_is_found(operation: str, axis: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Guards the check itself: whichever collective's wait is missing, something reads what is not there yet."""
-    real: Callable[..., CollectiveHandle] = getattr(communication.Communicator, operation)
-
-    def forgetful(self: Any, tensor: torch.Tensor, over: str, *rest: Any, **more: Any) -> CollectiveHandle:
-        handle = real(self, tensor, over, *rest, **more)
-        if over == axis:
+    def forgetful(self: Any, tensor: torch.Tensor, its: str, *rest: Any, **more: Any) -> CollectiveHandle:
+        handle = real(self, tensor, its, *rest, **more)
+        if its == over:
             handle.work = None
         return handle
 
-    monkeypatch.setattr(communication.Communicator, operation, forgetful)
-    found = simulate(BRIEF | {"sharded": (operation, axis) != ("all_reduce", "data")}, steps=1)
+    monkeypatch.setattr(Communicator, operation, forgetful)
+    stage = {"F": 1, "B": 0}.get(over)
+    found = simulate(
+        BRIEF | {"sharded": (operation, over) != ("all_reduce", "data"), "stage": stage, "chunks": 1}, steps=1
+    )
     assert any("reads what is being written on nccl" in hazard for hazard in found.hazards)
 
 
-def test_a_buffer_freed_early_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Guards the check, and `sent`: where an observer has waited for it, NCCL's work no longer holds what it sends."""
-    real = CollectiveHandle.__init__
+def test_a_buffer_freed_or_used_again_early_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards the check, and `sent`: where an observer has waited for it, NCCL's work no longer holds what it sends.
 
-    def careless(self: CollectiveHandle, *given: Any, sent: torch.Tensor | None = None, **more: Any) -> None:
-        real(self, *given, **more)
-
-    monkeypatch.setattr(CollectiveHandle, "__init__", careless)
-    assert "memory is freed while it is used on nccl" in simulate(BRIEF | {"timed": True}).hazards
-
-
-def test_a_buffer_used_again_early_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Guards the check: a weight gradient that is written again while it is reduced."""
-    real = WeightGradients.reduce
+    And a weight gradient that is written again while it is reduced.
+    """
+    real, reduce = CollectiveHandle.__init__, WeightGradients.reduce
+    with monkeypatch.context() as patch:
+        patch.setattr(CollectiveHandle, "__init__", lambda self, *given, sent=None, **more: real(self, *given, **more))
+        assert "memory is freed while it is used on nccl" in simulate(BRIEF | {"timed": True}).hazards
 
     def hasty(self: WeightGradients, matrix: Any, gradient: torch.Tensor, *rest: Any) -> None:
-        real(self, matrix, gradient, *rest)
+        reduce(self, matrix, gradient, *rest)
         gradient.zero_()
 
     monkeypatch.setattr(WeightGradients, "reduce", hasty)
     assert "aten::zero_ writes what is being read on nccl" in simulate(BRIEF).hazards
 
 
-ORDERED: Options = BRIEF | {"family": "nano", "sharded": False}
-ORDERED_ON = Grid(2, 1, 2, 2)
-
-
 def orders(ranks: list[int]) -> dict[int, list[Event]]:
     """Collectives of ranks, in the order of their issue."""
-    return {rank: simulate(ORDERED, rank, steps=1, alone=ORDERED_ON).events for rank in ranks}
+    return {rank: simulate(ORDERED, rank, steps=1, grid=ORDERED_ON).events for rank in ranks}
 
 
-@pytest.fixture(scope="module")
-def issued() -> dict[int, list[Event]]:
-    """What all ranks issue."""
-    return orders(list(range(ORDERED_ON.world)))
+def test_all_ranks_issue_in_one_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards against hangs and mixed-up data: groups agree on their calls, and no two groups wait for each other.
 
-
-def test_all_ranks_issue_in_one_order(issued: dict[int, list[Event]]) -> None:
-    """Guards against hangs and mixed-up data: groups agree on their calls, and no two groups wait for each other."""
+    And the check: one rank sends the tables' gradients the other way round; two sum vectors over data before z, and
+    four groups wait for each other in a ring.
+    """
+    issued, fill = orders(list(range(ORDERED_ON.world))), Transformer._fill_buckets
     assert disorder(issued, by_issue=True) == []
 
-
-def test_a_swap_within_a_group_is_found(issued: dict[int, list[Event]], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Guards the check: one rank sends the tables' gradients the other way round."""
-
-    real = Transformer._fill_buckets
-
     def backwards(self: Transformer) -> None:
-        real(self)
+        fill(self)
         self._tables.reverse()
 
-    monkeypatch.setattr(Transformer, "_fill_buckets", backwards)
-    assert any("where another issues" in said for said in disorder(issued | orders([RANK]), by_issue=True))
+    with monkeypatch.context() as patch:
+        patch.setattr(Transformer, "_fill_buckets", backwards)
+        assert any("where another issues" in said for said in disorder(issued | orders([RANK]), by_issue=True))
 
-
-def test_a_swap_between_groups_is_found(issued: dict[int, list[Event]], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Guards the check: two ranks sum vectors over data before z, and four groups wait for each other in a ring."""
-
-    def swapped(self: DataBuckets, bucket: Bucket) -> None:
+    def swapped(self: DataBuckets, bucket: Any) -> None:
         for axis in ("data", "z"):
             self.communicator.all_reduce(bucket.gradient, axis, "step", bucket.layer).wait()
 
@@ -206,14 +184,9 @@ def test_a_swap_between_groups_is_found(issued: dict[int, list[Event]], monkeypa
 
 def stages(chunks: int, count: int = 2) -> dict[int, list[Event]]:
     """What the stages of a pipeline alone issue and wait for, the last one first."""
-    grid = Grid(pipeline=count, order=(*AXES, "pipeline"))
-    wide = torch.float32
-    settings = RuntimeSettings(
-        *(torch.bfloat16, wide, wide, frozenset(OVERLAPS), "none", 0, torch.device("cpu")), parts=2
-    )
-    model = load_model("nano").document.model_copy(update=SMALL)
-    chosen = Run(model, settings, 2 * count, timed=False, chunks=chunks)
-    return {rank: run(grid, rank, chosen, steps=1).events for rank in reversed(range(count))}
+    options = ORDERED | {"parts": 2, "micro_batches": 2 * count, "chunks": chunks, "stages": count, "timed": False}
+    ranks = reversed(range(count))
+    return {rank: simulate(options | {"stage": rank}, 0, steps=1, grid=Grid()).events for rank in ranks}
 
 
 @pytest.mark.parametrize(("chunks", "count"), [(1, 2), (2, 2), (1, 4)])
@@ -224,7 +197,7 @@ def test_no_two_stages_wait_for_each_other(chunks: int, count: int) -> None:
 
 def test_a_message_sent_too_late_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """Guards the check: stages that send only once they have received something wait for each other for ever."""
-    kept: list[tuple[Outbox, torch.Tensor, Any]] = []
+    kept: list[tuple[Any, ...]] = []
     send, take = Outbox.send, Inbox.take
 
     def hesitant(self: Inbox) -> torch.Tensor:
@@ -233,22 +206,6 @@ def test_a_message_sent_too_late_is_found(monkeypatch: pytest.MonkeyPatch) -> No
             send(*kept.pop(0))
         return message
 
-    monkeypatch.setattr(Outbox, "send", lambda self, message, kind: kept.append((self, message, kind)))
+    monkeypatch.setattr(Outbox, "send", lambda *given: kept.append(given))
     monkeypatch.setattr(Inbox, "take", hesitant)
     assert any("wait for each other" in said for said in disorder(stages(1), by_issue=False))
-
-
-@pytest.mark.parametrize("kind", ["F", "B"])
-def test_a_message_read_too_early_is_found(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Guards the check: an activation or a gradient that is used before it has been received."""
-    real = communication.Communicator.receive
-
-    def forgetful(self: Any, buffer: torch.Tensor, its: Any) -> CollectiveHandle:
-        handle = real(self, buffer, its)
-        if its == kind:
-            handle.work = None
-        return handle
-
-    monkeypatch.setattr(communication.Communicator, "receive", forgetful)
-    found = simulate(BRIEF | {"stage": 1 if kind == "F" else 0, "chunks": 1}, steps=1)
-    assert any("reads what is being written on nccl" in hazard for hazard in found.hazards)

@@ -8,6 +8,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterable
+from typing import TypeAlias
 
 import pytest
 
@@ -16,8 +17,7 @@ from axonn_tune.runtime.trainer import START_TIMEOUT_S, StepLimit
 from axonn_tune.runtime.watch import RankFailure, Watch
 
 PATIENCE_S, LIMIT_S = 30.0, 0.2
-
-Failures = "queue.Queue[tuple[int, Failure]]"
+Failures: TypeAlias = "queue.Queue[tuple[int, RankFailure]]"
 
 
 def watches(world: int) -> tuple[list[Watch], Failures]:
@@ -65,9 +65,55 @@ def test_strangers_are_sent_away_and_a_cut_greeting_is_put_together(monkeypatch:
             assert one is rank or one.recv(65536) == b""
 
 
+def test_a_first_step_that_compiles_does_not_count() -> None:
+    """Guards hang_timeout_s after minutes of compilation: they allow the second step more, and no other."""
+    limit, found = StepLimit(60.0), []
+    for step_s in (200.0, 3.0, 5.0, 4.0):
+        found.append(limit.next_s())
+        limit.note(step_s)
+    assert [*found, limit.next_s()] == [START_TIMEOUT_S, 460.0, 66.0, 70.0, 70.0]
+
+
+SLOW = 10 * LIMIT_S
+
+
+@pytest.mark.parametrize(
+    ("limits_s", "issued", "hasty", "named", "reason"),
+    [
+        ((LIMIT_S,) * 3, (7, 9, 9), False, 0, "rank 0 hangs after 7 of 9 collectives"),
+        ((LIMIT_S,) * 3, (9, 9, 7), False, 2, "rank 2 hangs after 7 of 9 collectives"),
+        ((LIMIT_S, None, LIMIT_S), (9, 9, 9), False, 1, "rank 1 is in no step while others wait for it: a step did"),
+        ((LIMIT_S, SLOW, LIMIT_S), (9, 9, 9), False, 0, "all ranks wait after 9 collectives each"),
+        ((1000.0,) * 3, (9, 7, 9), True, 1, "rank 1 hangs after 7 of 9 collectives: a collective took longer"),
+    ],
+    ids=["first behind", "last behind", "outside of its step", "all wait", "gives up"],
+)
+def test_whoever_is_waited_for_is_named(
+    limits_s: tuple[float | None, ...], issued: tuple[int, ...], hasty: bool, named: int, reason: str
+) -> None:
+    """Guards hangs under NCCL, where waiting raises nothing, and under Gloo, where a time-out ends a rank (hasty).
+
+    If all steps are late, the fewest collectives tell; a rank may be stuck while saving, in no step; and nobody is
+    named, nor blamed for what the network did, before the slowest rank's own limit.
+    """
+    found, told = watches(3)
+    began = time.monotonic()
+    for one, limit_s, count in zip(found, limits_s, issued, strict=True):
+        one.issued = lambda count=count: count  # type: ignore[misc]
+        if limit_s is not None:
+            one.begin_step(limit_s)
+    if hasty:
+        found[2].fail("a collective took longer than 3 s", code=6, timed_out=True)
+    heard = dict(told.get(timeout=PATIENCE_S) for _ in found)
+    assert set(heard) == {0, 1, 2}
+    for failure in heard.values():
+        assert (failure.rank, failure.code) == (named, 6)
+        assert reason in failure.reason
+    assert time.monotonic() - began > 0.9 * SLOW or SLOW not in limits_s
+
+
 def test_one_search_for_who_is_late(monkeypatch: pytest.MonkeyPatch) -> None:
     """Guards the main thread and the one that reads, which note a time-out at the same moment."""
-
     searches: list[str] = []
     monkeypatch.setattr(Watch, "_name_late_ranks", lambda self, reason: searches.append(reason))
     first = Watch(0, 3, lambda failure: None)
@@ -79,95 +125,21 @@ def test_one_search_for_who_is_late(monkeypatch: pytest.MonkeyPatch) -> None:
     assert searches == ["late"]
 
 
-def test_a_first_step_that_compiles_does_not_count() -> None:
-    """Guards hang_timeout_s after minutes of compilation: they allow the second step more, and no other."""
-    limit, found = StepLimit(60.0), []
-    for step_s in (200.0, 3.0, 5.0, 4.0):
-        found.append(limit.next_s())
-        limit.note(step_s)
-    assert [*found, limit.next_s()] == [START_TIMEOUT_S, 460.0, 66.0, 70.0, 70.0]
+def test_steps_that_end_after_all_end_nothing() -> None:
+    """Guards against false alarms: ten steps in time, and one too late for the first rank's limit, but not another's.
 
-
-@pytest.mark.parametrize("hanging", [0, 2])
-def test_a_rank_that_hangs_is_the_one_that_is_behind(hanging: int) -> None:
-    """Guards hangs under NCCL, where waiting raises nothing: all steps are late, and the fewest collectives tell."""
-    found, told = watches(3)
-    for rank, one in enumerate(found):
-        one.issued = lambda rank=rank: 7 if rank == hanging else 9  # type: ignore[misc]
-        one.begin_step(LIMIT_S)
-    heard = dict(told.get(timeout=PATIENCE_S) for _ in found)
-    assert set(heard) == {0, 1, 2}
-    for failure in heard.values():
-        assert (failure.rank, failure.code) == (hanging, 6)
-        assert f"rank {hanging} hangs after 7 of 9 collectives" in failure.reason
-
-
-def test_a_rank_outside_of_its_step_is_silent() -> None:
-    """Guards ranks that are stuck while saving or writing: they are in no step, and those that wait name them."""
-    found, told = watches(3)
-    for one in (found[0], found[2]):
-        one.begin_step(LIMIT_S)
-    for _ in found:
-        _, failure = told.get(timeout=PATIENCE_S)
-        assert failure.rank == 1
-        assert "rank 1 is in no step while others wait for it: a step did not end in time" in failure.reason
-
-
-def test_the_slowest_ranks_limit_counts() -> None:
-    """Guards a rank whose steps were longer, so that its limit is: it is healthy, and nobody is named before that."""
-    found, told = watches(3)
-    began = time.monotonic()
-    for one, limit_s in zip(found, (LIMIT_S, 10 * LIMIT_S, LIMIT_S), strict=True):
-        one.begin_step(limit_s)
-    _, failure = told.get(timeout=PATIENCE_S)
-    assert time.monotonic() - began > 9 * LIMIT_S
-    assert "all ranks wait" in failure.reason
-
-
-def test_a_late_step_that_ends_after_all_ends_nothing() -> None:
-    """Guards a run whose first rank has a limit that is too short: the others are in time, and the step ends."""
+    The limit is five times a step, since the host may be busy.
+    """
     found, told = watches(2)
-    for one, limit_s in zip(found, (LIMIT_S, 100 * LIMIT_S), strict=True):
-        one.begin_step(limit_s)
-    time.sleep(5 * LIMIT_S)
+    for limits_s, count in (((5 * LIMIT_S, 5 * LIMIT_S), 10), ((LIMIT_S, 20 * LIMIT_S), 1)):
+        for _ in range(count):
+            for one, limit_s in zip(found, limits_s, strict=True):
+                one.begin_step(limit_s)
+            time.sleep(LIMIT_S if count > 1 else 5 * LIMIT_S)
+            for one in found:
+                one.end_step()
     for one in found:
-        one.end_step()
-        one.begin_step(100 * LIMIT_S)
+        one.begin_step(20 * LIMIT_S)
     with pytest.raises(queue.Empty):
         told.get(timeout=8 * LIMIT_S)
     assert not found[0]._searching
-
-
-def test_a_rank_that_gives_up_waits_for_nobodys_limit() -> None:
-    """Guards Gloo, where a collective's time-out ends its rank: who is behind is named at once."""
-    found, told = watches(3)
-    for rank, one in enumerate(found):
-        one.issued = lambda rank=rank: 7 if rank == 1 else 9  # type: ignore[misc]
-        one.begin_step(1000 * LIMIT_S)
-    found[2].fail("a collective took longer than 3 s", code=6, timed_out=True)
-    for _ in found:
-        _, failure = told.get(timeout=PATIENCE_S)
-        assert failure.reason == "rank 1 hangs after 7 of 9 collectives: a collective took longer than 3 s"
-
-
-def test_if_all_wait_for_the_same_nobody_is_blamed() -> None:
-    """Guards against naming a rank for what the network did."""
-    found, told = watches(2)
-    for one in found:
-        one.begin_step(LIMIT_S)
-    for _ in found:
-        assert "all ranks wait after 0 collectives each" in told.get(timeout=PATIENCE_S)[1].reason
-
-
-def test_steps_that_end_in_time_end_nothing() -> None:
-    """Guards against false alarms: of ten steps, twice as long as the limit in all, none is late."""
-    limit_s = 10 * LIMIT_S  # Five times a step, since the host may be busy.
-    found, told = watches(2)
-    for _ in range(10):
-        for one in found:
-            one.begin_step(limit_s)
-        threading.Event().wait(limit_s / 5)
-        for one in found:
-            one.end_step()
-    with pytest.raises(queue.Empty):
-        told.get(timeout=limit_s)

@@ -15,15 +15,14 @@ from typing import Any, cast
 import numpy as np
 
 from axonn_tune.cost.compute import ComputeClock, ComputeRates, exposed_s, lost_s, rate_of_matmul
-from axonn_tune.cost.pipeline import StageTimes, pipeline_time
+from axonn_tune.cost.pipeline import StageTimes, gathers_messages, overlapped, pipeline_time, stage_end_s
 from axonn_tune.cost.price import Pricer
 from axonn_tune.cost.replay import ChunkTimes, Replay, StageWork
-from axonn_tune.cost.stages import chunks_of, overlapped, stage_end_s
 from axonn_tune.frameworks.description import FUSED
 from axonn_tune.program.operations import Collective, MatMul
 from axonn_tune.program.schedule import StepSchedule
 from axonn_tune.program.size import COLUMNS, Value
-from axonn_tune.program.step import ONLY, Stage, StepProgram
+from axonn_tune.program.step import ONLY, Stage, StepProgram, chunks_of
 from axonn_tune.validation.published.cases import Case
 from tools.fit.fitting import Floats
 
@@ -181,7 +180,7 @@ class _Group:
         if self.chunk is None or self.chunk == self.stage:
             self.found |= {"computed": np.asarray(replay.work.compute_s), "sent": np.asarray(replay.communication_s())}
         layers = np.array(self.blocks, dtype=np.float64)[:, None]
-        times = replay.step_s() if self.chunk is None else replay.chunk(self.chunk, layers).columns
+        times = replay.step_s() if self.chunk is None else replay.chunk(self.chunk, layers)
         names = ("scheduled", "host") if self.chunk is None else _CHUNK
         self.found |= {name: np.asarray(one) for name, one in zip(names, times, strict=True)}
         shape = numbers.call_s[cases].shape
@@ -296,18 +295,17 @@ class _Pipelined(_Candidate):
         return np.array([self._one_s(numbers, place) for place in range(len(numbers.settings[self.case]))])
 
     def _one_s(self, numbers: _Numbers, place: int) -> float:
-        def table(name: str) -> list[list[float]]:
-            return [[float(row[name][place]) for row in rows] for rows in self.stages]
+        def table(name: str) -> Floats:
+            return np.array([[float(row[name][place]) for row in rows] for rows in self.stages])
 
-        calls = 2 if self.pricer.messages.scattered and self.pricer.grid.x > 1 else 1
+        calls = 2 if gathers_messages(self.pricer.framework) and self.pricer.grid.x > 1 else 1
         sends_s = self.pricer.send[2] + calls * float(numbers.call_s[self.case][place])
         times = StageTimes(
             forward_s=table("forward"),
             backward_s=table("backward"),
             last_backward_s=table("last"),
-            end_s=[self._end_s(rows, place) for rows in self.stages],
-            activation_send_s=sends_s,
-            gradient_send_s=sends_s,
+            end_s=np.array([self._end_s(rows, place) for rows in self.stages]),
+            send_s=np.full(len(self.stages), sends_s),
             overlapped=overlapped(self.pricer.framework.schedule, self.pricer.layout.chunks),
         )
         time = pipeline_time(times, micro_batches=self.micro_batches)

@@ -15,7 +15,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from tests.unit.frameworks.recorded import ARGUMENT_NAMES
+from tests.unit.frameworks.asked import ARGUMENT_NAMES
 
 
 def main(words: Sequence[str]) -> int:

@@ -20,7 +20,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from tests.unit.frameworks.recorded import RECORDINGS, Asked, asked
+from tests.unit.frameworks.asked import RECORDINGS, Asked, asked
 from tools.frameworks.environments import ENVIRONMENTS, ROOT, Environment, SkippedError
 
 SHARED = "tools.frameworks.answering"

@@ -10,7 +10,7 @@ function rendered(block) {
 function framed(block, ...children) {
   const title = block.title ? element("h2", {}, block.title) : null;
   const note = block.note ? element("p", { className: "note" }, block.note) : null;
-  return element("div", { className: "block" }, title, ...(block.kind === "figure" ? [...children, note] : [note, ...children]));
+  return element("div", { className: "block" }, title, ...(block.kind in drawings ? [...children, note] : [note, ...children]));
 }
 
 function paragraphs(sentences) {
@@ -49,7 +49,7 @@ const renderers = {
   text: (block) => framed(block, ...paragraphs(block.sentences)),
   facts: (block) => framed(block, factsOf(block.rows)),
   command: (block) => framed(block, commandOf(block.line)),
-  figure: (block) => framed(block, new Figure(block).root),
+  ...Object.fromEntries(Object.keys(drawings).map((kind) => [kind, (block) => framed(block, new Figure(block).root)])),
 
   /* What is folded is made when it is first opened. */
   fold: (block) => {
@@ -75,32 +75,27 @@ const renderers = {
 /* Two configurations beside each other: how much more or less one spends on each part, savings first, then a table. */
 function comparisonOf(one, other) {
   return one.spent.flatMap((quantity, place) => {
-    const { title, unit, per } = quantity;
+    const { title, unit } = quantity;
     const [own, beside] = [quantity.values, other.spent[place].values];
     const names = [...new Set([...Object.keys(own), ...Object.keys(beside)])];
     const rows = names.map((name) => [name, own[name] ?? 0, beside[name] ?? 0]).sort((a, b) => a[1] - a[2] - b[1] + b[2]);
     const all = ["all", ...[1, 2].map((side) => rows.reduce((sum, row) => sum + row[side], 0))];
-    return [differencesOf(title, unit, per, one, other, [all, ...rows]), differencesTable(unit, per, one, other, [all, ...rows])].map(rendered);
+    return [differencesOf(title, unit, one, other, [all, ...rows]), differencesTable(unit, one, other, [all, ...rows])].map(rendered);
   });
 }
 
 const WORTH_DRAWING = 0.0005;
 
-function differencesOf(title, unit, per, one, other, rows) {
-  const shown = rows.filter(([name, a, b]) => name === "all" || Math.abs(a - b) > WORTH_DRAWING * rows[0][1]);
-  const x = shown.map(([, a, b]) => (a - b) / per);
-  const color = x.map((value) => (value > 0 ? "--cost" : "--saving"));
-  const texts = x.map((value) => `${value > 0 ? "+" : value < 0 ? "−" : ""}${Math.abs(value).toPrecision(3)}`);
-  const [least, most] = [Math.min(0, ...x), Math.max(1e-12, ...x)];
-  const room = 0.45 * (most - least);
-  const yaxis = { tickvals: shown.map((_, place) => place), ticktext: shown.map(([name]) => name), range: [shown.length - 0.4, -0.6], fixedrange: true };
-  const data = [{ type: "bar", orientation: "h", name: title, x, y: yaxis.tickvals, marker: { color }, text: texts, textposition: "outside", hoverinfo: "skip", cliponaxis: false }];
-  const layout = { showlegend: false, xaxis: { title: { text: unit }, range: [least - room, most + room] }, yaxis };
+function differencesOf(title, unit, one, other, all) {
+  const shown = all.filter(([name, a, b]) => name === "all" || Math.abs(a - b) > WORTH_DRAWING * all[0][1]);
+  const show = unit === "s" ? seconds : bytes;
+  const rows = shown.map(([name, a, b]) => [name, a - b, `${a > b ? "+" : a < b ? "−" : ""}${show(Math.abs(a - b))}`, a > b ? "--cost" : "--saving"]);
   const note = `Left: what ${one.short} saves against ${other.short}; right: what it costs more. The bars below "all" sum to it.`;
-  return { kind: "figure", title: `${title}: ${one.short} vs. ${other.short}`, note, figure: { data, layout }, height: 90 + 24 * shown.length, choices: [] };
+  return { kind: "bars", title: `${title}: ${one.short} vs. ${other.short}`, note, unit, rows };
 }
 
-function differencesTable(unit, per, one, other, rows) {
+function differencesTable(quantity, one, other, rows) {
+  const [per, unit] = unitOf(quantity, rows[0][1]);
   const number = (key, label, values) => ({ key, label, meaning: "", text: false, per, decimals: 3, width: 9, values });
   const what = { key: "what", label: "spent on", meaning: "", text: true, width: 30, words: rows.map(([name]) => name), values: rows.map((_, place) => place) };
   const sides = [one, other].map((item, side) => number(`side${side}`, `${item.short.split(" ")[0]}, ${unit}`, rows.map((row) => row[side + 1])));

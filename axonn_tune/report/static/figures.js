@@ -1,6 +1,5 @@
-/* Figures: plotly is unpacked when the first one comes into sight, and each is drawn when it does. */
+/* Figures: plotly is unpacked for the first one; those in sight are drawn first. */
 
-/* What of its least width a map may have on a phone. */
 let plotlyReady = null;
 const drawnFigures = new Set();
 
@@ -64,18 +63,24 @@ class Figure {
   constructor(block) {
     this.block = block;
     this.choice = 0;
-    this.place = element("div", { className: "waiting" }, "drawing…");
-    this.box = element("div", { style: `height:${block.height}px`, role: "img", "aria-label": `${block.title}. ${block.note}` }, this.place);
     this.hidden = new Set();
+    const { height } = this.drawing();
+    this.box = element("div", { style: `height:${height}px`, role: "img", "aria-label": `${block.title}. ${block.note}` });
     this.root = element("div", { className: "figure" }, this.buttons(), this.legend(), element("div", { className: "drawing" }, this.box));
-    sight.observe(this.box);
     this.box.figure = this;
+    sight.observe(this.box);
+    undrawn.add(this);
+    whenIdle(drawNext);
+  }
+
+  drawing() {
+    return drawings[this.block.kind](this.block, window.innerWidth < NARROW, this.choice);
   }
 
   buttons() {
-    if (this.block.choices.length < 2) return null;
-    this.pressed = this.block.choices.map((choice, number) => {
-      const button = element("button", { type: "button", "aria-pressed": String(number === 0) }, choice.label);
+    if (!this.block.choices) return null;
+    this.pressed = this.block.choices.map((label, number) => {
+      const button = element("button", { type: "button", "aria-pressed": String(number === 0) }, label);
       button.addEventListener("click", () => this.choose(number));
       return button;
     });
@@ -84,8 +89,9 @@ class Figure {
 
   /* What each color or mark means; a click hides it. */
   legend() {
-    const named = this.block.figure.data.filter((trace) => trace.name && trace.showlegend !== false);
-    if (named.length < 2 || this.block.figure.layout.showlegend === false) return null;
+    const { data, layout } = this.drawing();
+    const named = data.filter((trace) => trace.name && trace.showlegend !== false);
+    if (named.length < 2 || layout.showlegend === false) return null;
     return element("div", { className: "legend" }, ...named.map((trace) => {
       const button = element("button", { type: "button", "aria-pressed": "true", title: "show or hide" }, swatch(trace), trace.name);
       button.addEventListener("click", () => {
@@ -103,29 +109,15 @@ class Figure {
     if (drawnFigures.has(this)) this.draw();
   }
 
-  /* The figure as the choice has it. */
-  chosen() {
-    const data = structuredClone(this.block.figure.data);
-    const layout = structuredClone(this.block.figure.layout);
-    const choice = this.block.choices[this.choice];
-    if (choice) {
-      for (const [trace, change] of Object.entries(choice.traces)) {
-        for (const [path, value] of Object.entries(change)) assign(data[trace], path, Array.isArray(value) ? value[0] : value);
-      }
-      for (const [path, value] of Object.entries(choice.layout)) assign(layout, path, value);
-    }
-    return { data, layout };
-  }
-
   async draw() {
+    undrawn.delete(this);
     await loadPlotly();
     const narrow = window.innerWidth < NARROW;
-    const { data, layout } = this.chosen();
-    this.place.remove();
+    const { data, layout, height } = this.drawing();
     drawnFigures.add(this);
     for (const trace of data) if (this.hidden.has(trace.name)) trace.visible = false;
     const whole = themed(mergedLayout(baseLayout(narrow), layout));
-    await Plotly.react(this.box, themed(data), { ...whole, height: this.block.height, autosize: true }, {
+    await Plotly.react(this.box, themed(data), { ...whole, height, autosize: true }, {
       responsive: true,
       displaylogo: false,
       displayModeBar: narrow ? false : "hover",
@@ -133,6 +125,17 @@ class Figure {
     });
     this.box.dataset.drawn = "true";
   }
+}
+
+/* What is not in sight is drawn when there is nothing else to do, so that nothing is missing where one scrolls to. */
+const undrawn = new Set();
+const whenIdle = window.requestIdleCallback ?? ((work) => setTimeout(work, 50));
+
+async function drawNext() {
+  const next = [...undrawn].find((figure) => figure.box.isConnected);
+  if (!next) return;
+  await next.draw();
+  whenIdle(drawNext);
 }
 
 const GLYPHS = { "line-ns-open": "├┤", "line-ew-open": "━", "x-thin-open": "×", "circle-open": "○", "square-open": "□", "diamond-open": "◇", "triangle-up-open": "△", "cross-thin-open": "+", "hash-open": "#", "diamond": "◆", "square": "■", "triangle-up": "▲" };
@@ -143,15 +146,6 @@ function swatch(trace) {
   const glyph = GLYPHS[trace.marker?.symbol] ?? (trace.mode === "lines" ? "┄" : "");
   const style = glyph ? `color:var(${variable})` : `background:var(${variable});opacity:${opacity ?? 1}`;
   return element("span", { className: glyph ? "glyph" : "swatch", style }, glyph);
-}
-
-function assign(target, path, value) {
-  const keys = path.split(".");
-  const last = keys.pop();
-  let place = target;
-  for (const key of keys) place = place[key] ??= {};
-  const both = value && place[last] && typeof value === "object" && !Array.isArray(value);
-  place[last] = both ? { ...place[last], ...value } : value;
 }
 
 const sight = new IntersectionObserver((entries) => {

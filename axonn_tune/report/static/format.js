@@ -20,6 +20,24 @@ function shownNumber(value, decimals) {
   return formats.get(decimals).format(value);
 }
 
+function three(value) {
+  return String(Number(value.toPrecision(3)));
+}
+
+function seconds(value) {
+  const size = Math.abs(value);
+  if (size < 1e-3) return `${three(1e6 * value)} µs`;
+  if (size < 1) return `${three(1e3 * value)} ms`;
+  return `${size < 1000 ? three(value) : value.toFixed(0)} s`;
+}
+
+function bytes(value) {
+  const units = ["B", "KiB", "MiB", "GiB", "TiB"];
+  const power = Math.min(Math.max(Math.floor(Math.log2(Math.abs(value) || 1) / 10), 0), 4);
+  const shown = value / 1024 ** power;
+  return `${shown < 1000 ? three(shown) : shown.toFixed(0)} ${units[power]}`;
+}
+
 /* The cell of a column in a row, as text. */
 function cellText(column, row) {
   const value = column.values[row];

@@ -2,7 +2,7 @@
 
 const ROW_HEIGHT = 30;
 const MARGIN_ROWS = 12;
-const WORDS_CH = 34;
+const WORDS_CH = 22;
 /* Below this width of the window, px, all is smaller. */
 const NARROW = 700;
 const PADDING_CH = window.innerWidth < NARROW ? 1.7 : 2.4;
@@ -33,10 +33,13 @@ class SortedTable {
     if (this.block.tall) table.style.width = `max(100%, ${total}ch)`;
     else table.style.minWidth = "100%";
     this.scroller = element("div", { className: this.block.tall ? "scroller tall" : "scroller plain", tabIndex: 0 }, table);
-    this.scroller.addEventListener("scroll", () => this.draw(), { passive: true });
+    const around = element("div", { className: "scrolls" }, this.scroller);
+    const hint = () => around.classList.toggle("more", this.scroller.scrollWidth - this.scroller.clientWidth - this.scroller.scrollLeft > 4);
+    new ResizeObserver(hint).observe(this.scroller);
+    this.scroller.addEventListener("scroll", () => { this.draw(); hint(); }, { passive: true });
     this.count = element("span", { className: "count" });
     const filters = this.block.tall ? this.filters() : null;
-    return element("div", { id: this.block.id }, filters, this.scroller);
+    return element("div", { id: this.block.id }, filters, around);
   }
 
   heading(column) {

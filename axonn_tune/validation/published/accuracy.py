@@ -16,7 +16,7 @@ from typing import Literal, TypeAlias, get_args
 
 from axonn_tune.cost.price import Detail, PricedLayout, price
 from axonn_tune.cost.uncertainty import outside
-from axonn_tune.job import Layout
+from axonn_tune.job import Job, Layout
 from axonn_tune.program.memory import memory_limit_bytes
 from axonn_tune.ranking.choosing import search
 from axonn_tune.specs.loading import Loaded
@@ -99,9 +99,9 @@ def predict_steps(rows: Iterable[StepRow], *, machine: Machine | None = None) ->
     return tuple(replace(_predict(row, machine), warnings=differences(row, machine)) for row in rows)
 
 
-def best_pricing(case: Case, configurations: Iterable[Layout]) -> Detail:
+def best_pricing(job: Job, configurations: Iterable[Layout]) -> Detail:
     """The fastest of some configurations that fits into memory, or the leanest if none does."""
-    every = [price(case.problem, one) for one in configurations]
+    every = [price(job, one) for one in configurations]
     fitting = [one for one in every if one.memory_bytes <= one.memory_limit_bytes]
     return min(fitting, key=lambda one: one.iteration_s) if fitting else min(every, key=lambda one: one.memory_bytes)
 

@@ -11,7 +11,7 @@ from typing import Any
 from axonn_tune.frameworks import UNKNOWN, find_framework, registry
 from axonn_tune.frameworks.description import Framework
 from axonn_tune.grid import ALL_AXES, Grid, divisors
-from axonn_tune.job import Layout
+from axonn_tune.job import Job, Layout
 from axonn_tune.program.constraints import broken_constraints
 from axonn_tune.ranking.space import Problem
 from axonn_tune.request import Request
@@ -22,15 +22,11 @@ from axonn_tune.specs.workload import RECOMPUTES, Precision, Recompute, Workload
 from axonn_tune.validation.published.rows import SILENT, Place, StepRow, nearest_word
 
 
-@dataclass(frozen=True)
-class Case:
+@dataclass(frozen=True, kw_only=True)
+class Case(Job):
     """A row as the cost model sees it; `configurations`: several where the row does not state something."""
 
     row: StepRow
-    model: Model
-    workload: Workload
-    machine: Machine
-    framework: Framework
     configurations: tuple[Layout, ...]
 
     @property
@@ -48,16 +44,9 @@ class Case:
             chunks=row.interleave if row.interleave_known else None,
             **axes,
         )
-        return Problem(
-            model=self.model,
-            machine=self.machine,
-            workload=self.workload,
-            gpus=row.gpus,
-            request=request,
-            rank_by="iteration",
-            framework=self.framework,
-            pipeline="pipeline" in self.framework.axes,
-        )
+        stages = "pipeline" in self.framework.axes
+        job = (self.model, self.machine, self.workload, self.framework)
+        return Problem(*job, gpus=row.gpus, request=request, rank_by="iteration", pipeline=stages)
 
 
 # The machine of a row: the nearest shipped profile, with the row's memory, node and network.
@@ -100,21 +89,16 @@ LINE_RATE_SHARE = 0.9
 
 def differences(row: StepRow, machine: Machine) -> tuple[str, ...]:
     """Differences between a row's machine and the profile it is priced on, in words."""
-    found = []
-    if row.gpu.lower() not in SILENT and not _same_chip(row.gpu, machine.accelerator.name):
+    found, names = [], (row.gpu.lower(), machine.accelerator.name.lower())
+    words = [next((word for word, _ in ACCELERATORS if word in name), "") for name in names]
+    same = words[0] == words[1] if any(words) else names[0] in names[1] or names[1] in names[0]
+    if names[0] not in SILENT and not same:
         found.append(f"gpu is {row.gpu!r}, the accelerator of {machine.name} is {machine.accelerator.name!r}")
     node, domain = machine.launcher.ranks_per_node, machine.tiers[0].ranks or 0
     # Nodes of a rack that is one domain may have any number.
     if domain <= LARGEST_NODE and row.gpus_per_node not in (None, node, domain):
         found.append(f"gpus_per_node is {row.gpus_per_node}, {machine.name} has {node}")
     return tuple(found)
-
-
-def _same_chip(name: str, other: str) -> bool:
-    """Whether two names hold the same known word, or one that is not known is within the other."""
-    first, second = name.lower(), other.lower()
-    words = [next((word for word, _ in ACCELERATORS if word in lower), "") for lower in (first, second)]
-    return words[0] == words[1] if any(words) else first in second or second in first
 
 
 def profile_of(place: Place) -> str | None:
@@ -208,32 +192,18 @@ _WITH_BIASES = ("megatron-2021", "megatron-2022", "megatron-deepspeed", "deepspe
 
 def framework_of(row: StepRow) -> Framework:
     """The framework of a row, with the row's attention, overlap, ZeRO and compilation."""
-    return _as_stated(registry().get(row.framework) or find_framework(_framework_meant(row)), row)
-
-
-def _framework_meant(row: StepRow) -> str:
-    """Name of the framework that words mean."""
-    words = row.framework.lower()
-    name = next((known for word, known in FRAMEWORK_WORDS if word in words), UNKNOWN)
-    said = f"{row.framework} {row.overlap} {row.notes}".lower()
-    if name == "torchtitan" and ("compile" not in said or "eager" in row.overlap.lower()):
-        name = "torchtitan-eager"
-    stated = row.attention.lower() not in {"", "nan"}
-    if name == "nemo" and not stated and any(chip in row.gpu.lower() for chip in ("a100", "v100")):
-        # Unstated, the software on these is NeMo before FlashAttention and fused layers.
-        name = "nemo-2022"
-    return name
-
-
-def nearest_framework(words: str) -> str:
-    """`, did you mean 'nemo'?` for software that is not known, or an empty string."""
-    return nearest_word(words, [word for word, _ in FRAMEWORK_WORDS])
-
-
-def _as_stated(found: Framework, row: StepRow) -> Framework:
-    """Step options that a row states; those that it does not state are the framework's own."""
-    step, attention = found.step, row.attention.lower()
-    changes: dict[str, object] = {}
+    words, attention = row.framework.lower(), row.attention.lower()
+    found = registry().get(row.framework)
+    if found is None:
+        name = next((known for word, known in FRAMEWORK_WORDS if word in words), UNKNOWN)
+        said = f"{row.framework} {row.overlap} {row.notes}".lower()
+        if name == "torchtitan" and ("compile" not in said or "eager" in row.overlap.lower()):
+            name = "torchtitan-eager"
+        if name == "nemo" and attention in {"", "nan"} and any(chip in row.gpu.lower() for chip in ("a100", "v100")):
+            # Unstated, the software on these is NeMo before FlashAttention and fused layers.
+            name = "nemo-2022"
+        found = find_framework(name)
+    step, changes = found.step, dict[str, object]()
     if attention not in {"", "nan"}:
         fused = any(word in attention for word in ("flash", "sdpa", "cudnn")) and "no flash" not in attention
         changes["fused_attention"] = fused
@@ -242,25 +212,24 @@ def _as_stated(found: Framework, row: StepRow) -> Framework:
     if "tp-comm-overlap" in row.overlap.lower():
         changes["pipelined_tensor"] = True
     if not _sharded(found, row) and "zero_stage" not in row.unstated:
-        changes["distributed_optimizer"] = _zero_stage(row) >= 1
-        changes["shard_gradients"] = _zero_stage(row) >= 2
+        # Where words describe sharding instead of a stage, gradients are taken to be sharded.
+        worded = 2 if "shard" in row.zero.lower() or "fsdp" in row.zero.lower() else 0
+        stage = int(row.zero[0]) if row.zero[:1].isdecimal() else worded
+        changes |= {"distributed_optimizer": stage >= 1, "shard_gradients": stage >= 2}
     asked = step.sequence_parallel if row.sequence_parallel is None else row.sequence_parallel
     changes["sequence_parallel"] = asked and row.tensor > 1
     wanted = {name: value for name, value in changes.items() if getattr(step, name) != value}
     return found.with_step(**wanted) if wanted else found
 
 
+def nearest_framework(words: str) -> str:
+    """`, did you mean 'nemo'?` for software that is not known, or an empty string."""
+    return nearest_word(words, [word for word, _ in FRAMEWORK_WORDS])
+
+
 def _sharded(framework: Framework, row: StepRow) -> bool:
     """Whether weights are split over the ranks that share the batch: FSDP, ZeRO-3."""
     return "z" in framework.axes and (framework.step.gather_unit == "block" or row.zero.startswith("3"))
-
-
-def _zero_stage(row: StepRow) -> int:
-    """ZeRO stage; where words describe sharding instead, gradients are taken to be sharded."""
-    first = row.zero[:1]
-    if first.isdecimal():
-        return int(first)
-    return 2 if "shard" in row.zero.lower() or "fsdp" in row.zero.lower() else 0
 
 
 # Its model, workload and configurations.
@@ -288,11 +257,17 @@ def case_of(row: StepRow, *, machine: Machine | None = None) -> Case | str:
     framework = framework_of(row)
     model = model_of(row, framework)
     workload = Workload(global_batch=row.global_batch, sequence_length=row.sequence_length, precision=precision)
-    found = tuple(_configurations(row, framework, model, workload))
+    found = []
+    for one in _open(row, framework):
+        per_rank = workload.global_batch // (one.grid.data * one.grid.z)
+        # Every micro-batch that is allowed where the row leaves it open.
+        batches = divisors(per_rank) if row.micro_batch is None and per_rank else (row.micro_batch or 1,)
+        candidates = (replace(one, micro_batch=micro_batch) for micro_batch in batches)
+        found += [each for each in candidates if not _wrong(each, model, workload, framework)]
     if not found:
         wrong = _wrong(next(_open(row, framework)), model, workload, framework)
         return "; ".join(wrong) or "no layout satisfies the constraints"
-    return Case(row, model, workload, priced_on, framework, found)
+    return Case(model, priced_on, workload, framework, row=row, configurations=tuple(found))
 
 
 def _precision(words: str) -> Precision | None:
@@ -311,32 +286,16 @@ def model_of(row: StepRow, framework: Framework) -> Model:
     """The model of a row; unstated properties, such as biases, as usual for its kind."""
     return Model(
         schema="axonn-tune/model/1",
+        **{name: getattr(row, name) for name in ("layers", "hidden", "heads", "kv_heads", "ffn", "vocab")},
         name=row.model or "model",
         family="llama" if row.gated else "gpt",
-        layers=row.layers,
-        hidden=row.hidden,
-        heads=row.heads,
-        kv_heads=row.kv_heads,
         head_dim=row.head_dim or max(1, row.hidden // row.heads),
-        ffn=row.ffn,
-        vocab=row.vocab,
         max_sequence_length=row.sequence_length,
         biases=framework.name in _WITH_BIASES and not row.gated if row.biases is None else row.biases,
         tied_embeddings=not row.gated if row.tied is None else row.tied,
         source="published row",
         defaults=ModelDefaults(global_batch=row.global_batch, sequence_length=row.sequence_length),
     )
-
-
-def _configurations(row: StepRow, framework: Framework, model: Model, workload: Workload) -> Iterator[Layout]:
-    """The row's configuration; every one that is allowed where micro-batch or recompute is open."""
-    for found in _open(row, framework):
-        per_rank = workload.global_batch // (found.grid.data * found.grid.z)
-        batches = divisors(per_rank) if row.micro_batch is None and per_rank else (row.micro_batch or 1,)
-        for micro_batch in batches:
-            candidate = replace(found, micro_batch=micro_batch)
-            if not _wrong(candidate, model, workload, framework):
-                yield candidate
 
 
 def _wrong(one: Layout, model: Model, workload: Workload, framework: Framework) -> list[str]:

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 from axonn_tune.errors import CONTROL, DocumentError, Problem, UsageError, suggest
 from axonn_tune.grid import ALL_AXES
@@ -154,81 +154,79 @@ def count(record: Record, name: str, default: int | None = None) -> int:
     return int(value)
 
 
-def _maybe(record: Record, name: str) -> int | None:
-    return None if number(record, name) is None else count(record, name)
-
-
 @cache
 def known_errata() -> tuple[dict[str, str], ...]:
     """Known errata of published rows: what the cell holds, what the source says, what is taken instead, and why."""
     return tuple(record for _, record in read_records(SHIPPED / "errata.csv", needed=("dataset", "column")))
 
 
-def _mended(record: Record) -> dict[str, Cell]:
-    """A record with known errata of its data set replaced."""
-    mended = dict(record)
-    for erratum in known_errata():
-        if (mended.get("dataset"), mended.get(erratum["column"], "")) == (erratum["dataset"], erratum["cell"]):
-            mended[erratum["column"]] = erratum["taken"]
-    return mended
+def _maybe(record: Record, name: str) -> int | None:
+    return None if number(record, name) is None else count(record, name)
 
 
-_WORDS = {
-    **{name: name for name in ("id", "dataset", "framework", "system", "gpu", "network", "model", "precision")},
-    **{name: name for name in ("overlap", "notes", "recompute")},
-    "attention": "attn",
-    "zero": "zero_stage",
-}
-"""Fields that are words, and their columns."""
+def _flag(record: Record, name: str) -> bool | None:
+    """A flag, or None where the row does not say."""
+    text = _text(record, name).lower()
+    return None if text in SILENT else text in _YES
+
+
+def _text(record: Record, name: str) -> str:
+    return cell_text(record.get(name, ""))
+
+
+def above_zero(record: Record, name: str) -> float | None:
+    """A number above 0, or None as of `number`; ValueError for one that is not."""
+    value = number(record, name)
+    if value is not None and value < _LEAST:
+        raise ValueError(f"{name} is {record[name]!r}, not a number above 0, from {_LEAST:g}")
+    return value
+
+
+_PLAIN = ("id", "dataset", "framework", "system", "gpu", "network", "model", "precision", "overlap", "notes")
+_FIELDS: tuple[tuple[Callable[[Record, str], Any], Mapping[str, str]], ...] = (
+    (lambda record, name: count(record, name, 1), {"tensor": "tp", "y": "y", "pipeline": "pp", "context": "cp"}),
+    (count, {"gpus": "n_gpus", "heads": "heads", "layers": "layers", "hidden": "hidden", "ffn": "ffn"}),
+    (count, {"vocab": "vocab", "sequence_length": "seq", "global_batch": "gbs"}),
+    (_maybe, {"gpus_per_node": "gpus_per_node", "micro_batch": "mbs", "z": "z", "head_dim": "head_dim"}),
+    (above_zero, {"gpu_memory_gb": "gpu_mem_gb", "step_s": "step_s", "memory_gib": "mem_gib"}),
+    (_flag, {"sequence_parallel": "seq_parallel", "biases": "biases", "tied": "tied"}),
+    (_text, {name: name for name in (*_PLAIN, "recompute")} | {"attention": "attn", "zero": "zero_stage"}),
+)
+"""How a field is read, and from which column."""
 
 
 def step_row(stated: Record, line: int) -> StepRow:
     """What a record of a file or of arguments means; ValueError with all odd words, or the first size that is none."""
-    record = _mended(stated)
+    record = dict(stated)
+    for erratum in known_errata():
+        if (record.get("dataset"), record.get(erratum["column"], "")) == (erratum["dataset"], erratum["cell"]):
+            record[erratum["column"]] = erratum["taken"]
     if odd := list(_odd_words(record)):
         raise ValueError("; ".join(odd))
-    tensor, y, pipeline, context = (count(record, name, 1) for name in ("tp", "y", "pp", "cp"))
-    gpus, heads = count(record, "n_gpus"), count(record, "heads")
+    found = {field: read(record, column) for read, columns in _FIELDS for field, column in columns.items()}
+    gpus, heads, z = found["gpus"], found["heads"], found["z"]
     kv_heads = count(record, "kv_heads", heads)
     if heads % kv_heads:
         raise ValueError(f"heads is {heads}, not divisible by kv_heads, {kv_heads}")
-    data, z = count(record, "dp", max(1, gpus // (tensor * y * pipeline * context))), _maybe(record, "z")
+    model_ranks = found["tensor"] * found["y"] * found["pipeline"] * found["context"]
+    data = count(record, "dp", max(1, gpus // model_ranks))
     if z is not None and data % z:
         raise ValueError(f"dp is {data}, not divisible by z, {z}")
+    multiple = number(record, "vocab_multiple")
+    if multiple is not None and (multiple != int(multiple) or multiple < 0):
+        raise ValueError(f"vocab_multiple is {record['vocab_multiple']!r}, not a whole number from 0 up")
     return StepRow(
-        **{field: _text(record, column) for field, column in _WORDS.items()},
+        **found,
         line=line,
         family=_text(record, "family") or f"{record.get('model', '')}|{gpus}",
-        gpu_memory_gb=above_zero(record, "gpu_mem_gb"),
-        gpus=gpus,
-        gpus_per_node=_maybe(record, "gpus_per_node"),
-        layers=count(record, "layers"),
-        hidden=count(record, "hidden"),
-        heads=heads,
         kv_heads=kv_heads,
-        ffn=count(record, "ffn"),
         gated=bool(_flag(record, "gated_mlp")),
-        vocab=count(record, "vocab"),
-        vocabulary_multiple=_multiple(record),
-        sequence_length=count(record, "seq"),
-        global_batch=count(record, "gbs"),
-        micro_batch=_maybe(record, "mbs"),
-        tensor=tensor,
-        pipeline=pipeline,
+        vocabulary_multiple=None if multiple is None else int(multiple),
         interleave=count(record, "vpp", 1),
         interleave_known=_text(record, "vpp").lower() != "unknown",
-        context=context,
         data=data,
-        sequence_parallel=_flag(record, "seq_parallel"),
-        step_s=above_zero(record, "step_s"),
-        memory_gib=above_zero(record, "mem_gib"),
-        y=y,
-        z=z,
         order=_order(record),
         parts=_parts(record),
-        head_dim=_maybe(record, "head_dim"),
-        biases=_flag(record, "biases"),
-        tied=_flag(record, "tied"),
         tflops_per_gpu=None if record.get("flops_convention") else above_zero(record, "tflops_per_gpu"),
         unstated=tuple(name for name in OPTIONS if _text(record, name).lower() in SILENT),
     )
@@ -255,10 +253,6 @@ def cell_text(value: object) -> str:
     return str(int(value) if isinstance(value, bool) else value)
 
 
-def _text(record: Record, name: str) -> str:
-    return cell_text(record.get(name, ""))
-
-
 def _order(record: Record) -> tuple[str, ...]:
     """Axes from the fastest-varying rank outwards, between commas; none where the row does not say."""
     words = _text(record, "order")
@@ -282,44 +276,30 @@ def _parts(record: Record) -> tuple[int, ...]:
     return parts
 
 
-def _multiple(record: Record) -> int | None:
-    """Multiple to which each rank's rows of the table are padded; 0: not padded; None: not said."""
-    value = number(record, "vocab_multiple")
-    if value is not None and (value != int(value) or value < 0):
-        raise ValueError(f"vocab_multiple is {record['vocab_multiple']!r}, not a whole number from 0 up")
-    return None if value is None else int(value)
-
-
 _YES, _NO = ("1", "true", "yes", "1.0"), ("0", "false", "no", "0.0")
 _FLAGS = ("seq_parallel", "gated_mlp", "biases", "tied")
-
-
-def _flag(record: Record, name: str) -> bool | None:
-    """A flag, or None where the row does not say."""
-    text = _text(record, name).lower()
-    return None if text in SILENT else text in _YES
 
 
 # Cells with few possible words: what else they hold is refused, because it would silently mean something else.
 
 SILENT = ("", "nan", "unknown", "not stated")
 """Words of a cell that does not say."""
-_FORMATS = ("bf16", "fp16", "fp32", "fp64", "bfloat16", "half", "mixed")
-_UNMODELLED = ("fp8", "int8", "fp4", "tf32")
-"""Number formats that rows may have, and are then not predicted."""
+_FORMATS = ("bf16", "fp16", "fp32", "fp64")
+_WORDS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
+    ("recompute", rf"^({'|'.join(RECOMPUTES)})(?![a-z])|not stated", RECOMPUTES),
+    # Rows of FP8, INT8 and FP4 are read, and not predicted.
+    ("precision", r"(?<![a-z0-9])(bf16|fp16|fp32|fp64|bfloat16|half|mixed)(?![a-z0-9])|fp8|int8|fp4|tf32", _FORMATS),
+    ("zero_stage", r"^[0-3](\.0)?(?![\w.])|shard|fsdp", ("0", "1", "2", "3", "sharded", "fsdp")),
+    *((name, r"^(1|true|yes|1\.0|0|false|no|0\.0)\Z", (*_YES[:3], *_NO[:3])) for name in _FLAGS),
+)
+"""Columns with few possible words, what their cells may hold, and what is suggested for another word."""
 
 
 def _odd_words(record: Record) -> Iterator[str]:
     """What is wrong with each cell whose words mean nothing."""
-    readable: tuple[tuple[str, Callable[[str], bool], tuple[str, ...]], ...] = (
-        ("recompute", _is_recompute, RECOMPUTES),
-        ("precision", _is_format, _FORMATS[:4]),
-        ("zero_stage", _is_zero_stage, ("0", "1", "2", "3", "sharded", "fsdp")),
-        *((name, lambda text: text in (*_YES, *_NO), (*_YES[:3], *_NO[:3])) for name in _FLAGS),
-    )
-    for column, means, known in readable:
+    for column, pattern, known in _WORDS:
         text = _text(record, column).lower()
-        if text not in SILENT and not means(text):
+        if text not in SILENT and not re.search(pattern, text):
             near = nearest_word(text, known)
             yield f"{column} is {record[column]!r}{near or '; known: ' + ', '.join(known)}"
 
@@ -332,20 +312,6 @@ def nearest_word(text: str, known: Iterable[str]) -> str:
     return next(filter(None, (suggest(part, names) for part in parts)), "")
 
 
-def _is_recompute(text: str) -> bool:
-    first = re.match("[a-z]*", text)
-    return "not stated" in text or (first is not None and first[0] in RECOMPUTES)
-
-
-def _is_format(text: str) -> bool:
-    words = re.findall("[a-z0-9]+", text)
-    return any(word in _FORMATS for word in words) or any(name in text for name in _UNMODELLED)
-
-
-def _is_zero_stage(text: str) -> bool:
-    return re.match(r"[0-3](\.0)?(?![\w.])", text) is not None or "shard" in text or "fsdp" in text
-
-
 def read_records(
     path: Path, *, needed: tuple[str, ...], known: tuple[str, ...] = ()
 ) -> Iterator[tuple[int, dict[str, str]]]:
@@ -355,7 +321,13 @@ def read_records(
     """
     try:
         reader = csv.DictReader(io.StringIO(read_text(path), newline=""))
-        if wrong := list(_wrong_columns(reader.fieldnames or (), needed, known)):
+        # Columns without a name are not read.
+        there = Counter(filter(None, reader.fieldnames or ()))
+        wrong = [f"no column {name!r}" for name in needed if name not in there]
+        wrong += [f"column {name!r} is there {times} times" for name, times in there.items() if times > 1]
+        for name in (name for name in there if known and name not in known):
+            wrong.append(f"unknown column {name!r}{nearest_word(name, known) or '; known: ' + ', '.join(known)}")
+        if wrong:
             raise DocumentError(str(path), [Problem("", words, 1) for words in wrong])
         for record in reader:
             if odd := CONTROL.search("".join(value for value in record.values() if isinstance(value, str))):
@@ -365,24 +337,6 @@ def read_records(
             yield reader.line_num, {name: (value or "").strip() for name, value in record.items() if name}
     except csv.Error as error:
         raise UsageError(f"cannot read {path}: {error}") from error
-
-
-def _wrong_columns(names: Iterable[str], needed: tuple[str, ...], known: tuple[str, ...]) -> Iterator[str]:
-    """What is wrong with a heading; columns without a name are not read."""
-    there = Counter(filter(None, names))
-    yield from (f"no column {name!r}" for name in needed if name not in there)
-    yield from (f"column {name!r} is there {times} times" for name, times in there.items() if times > 1)
-    for name in there:
-        if known and name not in known:
-            yield f"unknown column {name!r}{nearest_word(name, known) or '; known: ' + ', '.join(known)}"
-
-
-def above_zero(record: Record, name: str) -> float | None:
-    """A number above 0, or None as of `number`; ValueError for one that is not."""
-    value = number(record, name)
-    if value is not None and value < _LEAST:
-        raise ValueError(f"{name} is {record[name]!r}, not a number above 0, from {_LEAST:g}")
-    return value
 
 
 def number(record: Record, name: str) -> float | None:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import random
 from functools import cache
+from typing import Any
 
-from axonn_tune.calibration.fit import compute_factors
+from axonn_tune.calibration import profile
 from axonn_tune.calibration.measure import build_plan
 from axonn_tune.cost.collectives import lines, route
 from axonn_tune.grid import GroupShape
@@ -13,7 +14,7 @@ from axonn_tune.ranking.inputs import make_workload
 from axonn_tune.request import Request
 from axonn_tune.specs.catalog import load_machine, load_model
 from axonn_tune.specs.machine import CollectiveFactors, Machine, Tier
-from axonn_tune.specs.points import CollectiveProbe, Plan, Point, Probe, RankPlace, Setting, TransferProbe
+from axonn_tune.specs.points import CollectiveProbe, Plan, Point, Probe, RankPlace, Setting
 
 LAUNCH_S = 40e-6
 FACTORS = {
@@ -21,16 +22,18 @@ FACTORS = {
     "reduce_scatter": CollectiveFactors(latency_factor=0.8, bandwidth_factor=0.7),
     "all_reduce": CollectiveFactors(latency_factor=0.6, bandwidth_factor=0.9),
 }
-COMPUTE = {
-    "matmul_launch_s": 20e-6,
-    "ramp_flop_s": 2e-10,
-    "kernel_launch_s": 30e-6,
-    "byte_s": 1 / 2e9,
-    "NN": 1 / 50e9,
-    "NT": 1 / 45e9,
-    "TN": 1 / 40e9,
-    "attention_forward_flop_s": 1 / 10e9,
-    "attention_backward_flop_s": 1 / 8e9,
+COMPUTE: dict[str, Any] = {
+    "peak_tflops": {"fp32": 0.05},
+    "matmul_efficiency": {"NN": 1.0, "NT": 0.9, "TN": 0.8},
+    "attention_forward_efficiency": 0.2,
+    "attention_backward_efficiency": 0.16,
+    "memory_bandwidth_gb_per_s": 8.0,
+    "memory_efficiency": 0.25,
+    "training_share": 1.0,
+    "matmul_launch_us": 20.0,
+    "matmul_ramp": 10.0,
+    "matmul_tile": 1,
+    "kernel_launch_us": 30.0,
 }
 
 
@@ -63,28 +66,19 @@ def setting(world: int, *, ranks_per_host: int | None = None) -> Setting:
     )
 
 
-def cluster(machine: Machine, *, factors: bool = True) -> Machine:
-    """Gloo on nodes of two: 0.2 ms and 1 GB/s inside, 1 ms and 25 MB/s outside."""
-    inner, outer = machine.tiers
-    return machine.model_copy(
-        update={
-            "tiers": (
-                _tier(inner, 200.0, 1.0, factors=factors),
-                _tier(outer, 1000.0, 0.025, factors=factors),
-            ),
-            "library": machine.library.model_copy(update={"launch_us": LAUNCH_S * 1e6}),
-        }
-    )
+def cluster() -> Machine:
+    """Gloo on nodes of two: 0.2 ms and 1 GB/s inside, 1 ms and 25 MB/s outside; computation in round numbers."""
+    base = load_machine("localhost").document
 
+    def tier(name: str, latency_us: float, bandwidth: float, *, ranks: int | None = None) -> Tier:
+        numbers = {"latency_us": latency_us, "bandwidth_gb_per_s": bandwidth, "collectives": FACTORS}
+        return base.tiers[0].model_copy(update={"name": name, "ranks": ranks, **numbers})
 
-def _tier(tier: Tier, latency_us: float, bandwidth: float, *, factors: bool) -> Tier:
-    return tier.model_copy(
-        update={
-            "latency_us": latency_us,
-            "bandwidth_gb_per_s": bandwidth,
-            "collectives": FACTORS if factors else None,
-        }
-    )
+    algorithms = base.library.algorithms | {"reduce_scatter": ("direct",)}
+    library = base.library.model_copy(update={"algorithms": algorithms, "launch_us": LAUNCH_S * 1e6})
+    tiers = (tier("node", 200.0, 1.0, ranks=2), tier("network", 1000.0, 0.025))
+    accelerator = base.accelerator.model_copy(update=COMPUTE)
+    return base.model_copy(update={"tiers": tiers, "library": library, "accelerator": accelerator})
 
 
 def collective_s(probe: CollectiveProbe, machine: Machine, world: int) -> float:
@@ -108,8 +102,11 @@ def points(world: int, machine: Machine, *, noise: float, seed: int = 0) -> list
 def _seconds(probe: Probe, machine: Machine, world: int) -> float:
     if isinstance(probe, CollectiveProbe):
         return collective_s(probe, machine, world)
-    if isinstance(probe, TransferProbe):
-        return 1e-3 + probe.size_bytes * min(probe.stride, 2) / 25e6
     if probe.what == "copy":
         return 2.0 * probe.size_bytes / (8e9 if probe.size_bytes > 2**20 else 50e9)
-    return sum(COMPUTE[name] * factor for name, factor in compute_factors(probe, setting(world), 1).items())
+    if probe.what == "matmul":
+        busy = 2.0 * probe.m * probe.n * (probe.k + 10.0) / (50e9 * COMPUTE["matmul_efficiency"][probe.layout])
+        moved = 4.0 * (probe.m * probe.k + probe.k * probe.n + probe.m * probe.n) / 2e9
+        return 20e-6 + max(busy, moved)
+    (priced,) = profile.program_sample(probe, 1.0, machine, setting(world)).price(lambda same: same)
+    return priced

@@ -6,7 +6,7 @@ import heapq
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
-from itertools import accumulate
+from itertools import accumulate, pairwise
 
 import numpy as np
 import pytest
@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch.distributed.pipelining import PipelineStage
 from torch.distributed.pipelining.schedules import get_schedule_class
 
-from axonn_tune.cost.pipeline import StageTimes, pipeline_bound_s, pipeline_time
+from axonn_tune.cost.pipeline import StageTimes, pipeline_bound_s, pipeline_passes, pipeline_time
 from axonn_tune.program.pipeline import in_flight, split_layers, stage_order, warm_up
 
 Action = tuple[str, int, int]
@@ -104,7 +104,7 @@ class Simulation:
         assert not any(worker.program for worker in self.workers), "a deadlock"
         for rank, worker in enumerate(self.workers):
             left_s = [] if self.inside else self.reductions_s[rank].tolist()
-            for end_s in (*left_s, self.of_rank(self.times.end_s, rank)):
+            for end_s in (*left_s, float(self.times.end_s[rank])):
                 worker.computed_s += end_s
                 worker.idle_since_s += end_s
         return max(worker.idle_since_s for worker in self.workers)
@@ -142,8 +142,7 @@ class Simulation:
         if not 0 <= target < self.weights.size:
             return self.free(rank, now_s)
         worker.messages += 1
-        sends_s = self.times.activation_send_s if kind == "F" else self.times.gradient_send_s
-        arrival_s = now_s + self.of_rank(sends_s, rank)
+        arrival_s = now_s + float(self.times.send_s[rank])
         if self.times.overlapped:
             self.free(rank, now_s)
         else:
@@ -169,11 +168,7 @@ class Simulation:
         last = kind == "B" and micro_batch == self.last_micro_batch
         table = self.times.last_backward_s if last else self.times.forward_s if kind == "F" else self.times.backward_s
         reduced_s = self.reductions_s[rank, part // len(self.workers)] if last and self.inside else 0.0
-        return float(np.asarray(table)[rank, part // len(self.workers)] + reduced_s)
-
-    def of_rank(self, value: object, rank: int) -> float:
-        """One rank's share of what is given for all or for each."""
-        return float(np.broadcast_to(np.asarray(value, float), len(self.workers))[rank])
+        return float(table[rank, part // len(self.workers)] + reduced_s)
 
 
 def random_times(random: np.random.Generator, stages: int, chunks: int) -> StageTimes:
@@ -184,15 +179,9 @@ def random_times(random: np.random.Generator, stages: int, chunks: int) -> Stage
         backward_s=random.uniform(0.2, 4.0, shape),
         last_backward_s=random.uniform(0.2, 6.0, shape),
         end_s=random.uniform(0.0, 2.0, stages),
-        activation_send_s=sends * random.uniform(0.0, 1.0, stages),
-        gradient_send_s=sends * random.uniform(0.0, 1.0, stages),
+        send_s=sends * random.uniform(0.0, 1.0, stages),
         overlapped=bool(random.integers(2)),
     )
-
-
-def equal_times(stages: int, chunks: int) -> StageTimes:
-    """A second for each forward and two for each backward, nothing else."""
-    return StageTimes(np.ones((stages, chunks)), np.full((stages, chunks), 2.0))
 
 
 @pytest.mark.parametrize(("stages", "chunks", "micro_batches"), SHAPES)
@@ -244,9 +233,9 @@ def test_blocking_reductions_are_those_of_the_simulation(seed: int, inside: bool
     simulation = Simulation(times, order, weights, reductions_s=reductions_s, inside=inside)
     step_s = simulation.run()
     if inside:
-        given = replace(times, last_backward_s=np.asarray(times.last_backward_s) + reductions_s)
+        given = replace(times, last_backward_s=times.last_backward_s + reductions_s)
     else:
-        given = replace(times, end_s=np.asarray(times.end_s) + reductions_s.sum(axis=1))
+        given = replace(times, end_s=times.end_s + reductions_s.sum(axis=1))
     found = pipeline_time(given, micro_batches=micro_batches)
     assert found.step_s == pytest.approx(step_s, rel=1e-9)
     assert found.busy_s == pytest.approx([worker.computed_s for worker in simulation.workers], rel=1e-9)
@@ -259,7 +248,7 @@ def test_blocking_reductions_are_those_of_the_simulation(seed: int, inside: bool
 def test_shapes_that_are_no_pipeline_are_refused(chunks: int, micro_batches: int, words: str) -> None:
     """Guards against a price for what no framework runs."""
     with pytest.raises(ValueError, match=words):
-        pipeline_time(equal_times(4, chunks), micro_batches=micro_batches)
+        pipeline_time(random_times(np.random.default_rng(), 4, chunks), micro_batches=micro_batches)
     with pytest.raises(ValueError, match=words):
         stage_order(0, stages=4, chunks=chunks, micro_batches=micro_batches)
     with pytest.raises(ValueError, match=words):
@@ -287,11 +276,10 @@ def test_bound_of_columns_is_that_of_each() -> None:
     random = np.random.default_rng(11)
     forward_s, end_s = random.uniform(0.5, 1.5, (7, 4, 2)), random.uniform(0.0, 1.0, (7, 4))
     micro_batches = 4 * np.arange(1, 8)
-    bounds_s = pipeline_bound_s(StageTimes(forward_s, 2 * forward_s, end_s=end_s), micro_batches=micro_batches)
-    each_s = [
-        pipeline_bound_s(StageTimes(forward, 2 * forward, end_s=end), micro_batches=int(m))
-        for forward, end, m in zip(forward_s, end_s, micro_batches, strict=True)
-    ]
+    columns = forward_s, 2 * forward_s, 3 * forward_s, end_s, 0.1 * end_s
+    bounds_s = pipeline_bound_s(StageTimes(*columns), micro_batches=micro_batches)
+    rows = zip(*columns, micro_batches, strict=True)
+    each_s = [pipeline_bound_s(StageTimes(*times), micro_batches=int(m)) for *times, m in rows]
     assert np.asarray(bounds_s).tolist() == pytest.approx(each_s, rel=1e-12)
 
 
@@ -328,3 +316,18 @@ def test_splits_that_lose_layers_are_refused(layers: int, options: dict[str, int
     """Guards against stages without some of the layers, or with fewer than none."""
     with pytest.raises(ValueError, match=f"cannot split {layers} layers over {options['parts']} parts"):
         split_layers(layers, **options)
+
+
+@pytest.mark.parametrize(("stages", "chunks", "micro_batches"), SHAPES)
+def test_drawn_passes_are_in_order_and_end_with_the_step(stages: int, chunks: int, micro_batches: int) -> None:
+    """Guards the drawn schedule: the passes of each stage's order, one after another, up to the end of the step."""
+    times = replace(random_times(np.random.default_rng(stages), stages, chunks), overlapped=True)
+    passes = pipeline_passes(times, micro_batches=micro_batches)
+    ends_s = []
+    for stage in range(stages):
+        own = sorted((one for one in passes if one.stage == stage), key=lambda one: one.start_s)
+        order = stage_order(stage, stages=stages, chunks=chunks, micro_batches=micro_batches)
+        assert [("FB"[one.backward], one.chunk, one.micro_batch) for one in own] == list(order)
+        assert all(two.start_s >= one.end_s - 1e-12 for one, two in pairwise(own))
+        ends_s.append(own[-1].end_s + float(times.end_s[stage]))
+    assert max(ends_s) == pytest.approx(pipeline_time(times, micro_batches=micro_batches).step_s, rel=1e-9)

@@ -9,13 +9,12 @@ import pytest
 
 from axonn_tune.cost.price import Pricer, price
 from axonn_tune.cost.replay import TermKey
-from axonn_tune.cost.stages import chunks_of
 from axonn_tune.frameworks import find_framework
 from axonn_tune.frameworks.description import FUSED
 from axonn_tune.grid import Grid
 from axonn_tune.job import Job, Layout
 from axonn_tune.program.schedule import ISSUE, SYNC
-from axonn_tune.program.step import Stage
+from axonn_tune.program.step import Stage, chunks_of
 from axonn_tune.specs.catalog import load_model
 from axonn_tune.specs.machine import Software
 from axonn_tune.specs.workload import OVERLAPS, RECOMPUTES, Overlap, Recompute, Workload

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from axonn_tune.errors import DocumentError
-from axonn_tune.frameworks.keys import TABLES, Key, all_tables, defaults_of, find, switched_on, table, tables_of
-from axonn_tune.learning.arguments import columns_of
+from axonn_tune.frameworks.keys import TABLES, all_tables, defaults_of, find, switched_on, table, tables_of
+from axonn_tune.learning.arguments import Stated, columns_of
 from axonn_tune.learning.stated import CommandRun, read_run
-from tests.unit.frameworks.recorded import ARGUMENT_NAMES
+from tests.unit.frameworks.asked import ARGUMENT_NAMES
 
 RECORDED = {
     "megatron_core-0.19.2": "megatron-core",
@@ -21,7 +21,6 @@ RECORDED = {
 }
 """Releases whose names tools/frameworks/argument_names.py recorded, and the framework whose tables have them."""
 
-KEYS = [(name, key) for name in all_tables() for key in table(name)]
 COSTS = re.compile(
     r"fp8|fp4|offload|recompute|checkpoint_activ|fusion|fused|overlap|cuda_graph|quantiz|compile|dtype|precision_aware|"
     r"parallel|shard|bucket|window_size|dropout|num_layers|hidden_size|vocab_size|batch_size|optimizer$"
@@ -35,65 +34,47 @@ def names(release: str) -> list[str]:
     return sorted({line.replace("-", "_").lower() for line in lines if not line.startswith("#")})
 
 
-def answer(release: str, name: str) -> Key | None:
-    """The row of an argument, or of the one that it switches off."""
-    tables = tables_of(RECORDED[release])
-    return find(name, tables) or find(switched_on(name), tables)
-
-
 @pytest.mark.parametrize("release", RECORDED)
 def test_every_argument_of_a_framework_is_in_one_of_the_four_classes(release: str) -> None:
-    """Guards completeness: each name that a release has is modelled, refused, ignored with a reason, or harmless."""
-    assert len(names(release)) > 100
-    assert [name for name in names(release) if answer(release, name) is None] == []
-
-
-@pytest.mark.parametrize("release", RECORDED)
-def test_what_sounds_costly_is_not_passed_over(release: str) -> None:
-    """Guards silence: a name of formats, offload, fusions, overlap or sizes is harmless for a stated reason alone."""
-    found = {name: answer(release, name) for name in names(release) if COSTS.search(name)}
-    assert len(found) > 10
-    silent = [name for name, key in found.items() if key is not None and key.status == "harmless" and not key.why]
-    assert silent == []
-
-
-@pytest.mark.parametrize("release", RECORDED)
-def test_a_section_does_not_hide_what_its_arguments_do(release: str) -> None:
-    """Guards patterns of sections: they are for what no row names; data and checkpoints have their own words."""
+    """Guards completeness: each name that a release has is modelled, refused, ignored with a reason, or harmless; of
+    formats, offload, fusions, overlap or sizes harmless for a stated reason alone; and a section's pattern does not
+    hide what its arguments do: it is for what no row names.
+    """
     tables, own = tables_of(RECORDED[release]), ("validation", "checkpoint", "fault_tolerance", "comm")
+    assert len(names(release)) > 100
     for name in names(release):
+        found = find(name, tables) or find(switched_on(name), tables)
+        assert found is not None, name
+        assert found.status != "harmless" or found.why or not COSTS.search(name), name
         section, _, last = name.rpartition(".")
-        plain, found = find(last, tables), answer(release, name)
+        plain = find(last, tables)
         if section and section.split(".")[0] not in own and plain is not None and plain.status != "harmless":
-            assert found is not None
             assert found.status != "harmless", name
 
 
-def test_tables_are_whole() -> None:
+@pytest.mark.parametrize("name", all_tables())
+def test_tables_are_whole(name: str) -> None:
     """Guards the tables: four answers, reasons where something is not priced, fields where it is, no catch-all."""
-    for name, key in KEYS:
-        place = f"{name}: {key.name}"
-        assert key.status in ("modelled", "refused", "ignored", "harmless"), place
-        assert key.why or key.status not in ("refused", "ignored"), place
-        assert key.field or key.status != "modelled", place
-        assert key.why or key.status != "modelled" or not key.plain, place
-        assert all(len(part) > 3 for part in (key.name, *key.also) if "*" in part), place
+    for key in table(name):
+        assert key.status in ("modelled", "refused", "ignored", "harmless"), key.name
+        assert key.why or key.status not in ("refused", "ignored"), key.name
+        assert key.field or key.status != "modelled", key.name
+        assert key.why or key.status != "modelled" or not key.plain, key.name
+        assert all(len(part) > 3 for part in (key.name, *key.also) if "*" in part), key.name
         # Where another argument decides, that one is not passed over.
         if decides := re.match(r"of (?:experts, which )?(--[\w-]+)", key.why):
             other = find(decides[1].lstrip("-").replace("-", "_"))
-            assert other is not None, place
-            assert other.status != "harmless", place
+            assert other is not None, key.name
+            assert other.status != "harmless", key.name
 
 
 def test_defaults_are_those_of_the_first_argument_of_a_field() -> None:
     """Guards what is taken where nothing is stated: one default a field, of a framework's own tables."""
     for framework in TABLES:
-        found = list(defaults_of(framework))
-        assert len({key.field for key in found}) == len(found), framework
+        found = [key.field for key in defaults_of(framework)]
+        assert len(set(found)) == len(found), framework
     core = {key.name: key.default for key in defaults_of("megatron-core")}
-    assert core["hidden_dropout"] == "0.1"
-    assert core["bf16"] == "False"
-    assert "fp16" not in core
+    assert (core["hidden_dropout"], core["bf16"], core.get("fp16")) == ("0.1", "False", None)
 
 
 GPT = "--num-layers 32 --hidden-size 4096 --num-attention-heads 32 --seq-length 2048 --vocab-size 50257 "
@@ -138,29 +119,28 @@ def test_megatron_arguments_that_are_not_priced_are_named(flags: str, ignored: s
     assert run.columns["precision"].value == "bf16"
 
 
+ZEROS = {"n_gpus": "16", "seq": "8192"}
+OFFLOADED = ', "offload_optimizer": {"device": "cpu"}, "offload_param": {"device": "nvme", "pin_memory": true}'
+
+
 def test_torchtitan_and_deepspeed_arguments_that_are_not_priced_are_named(tmp_path: Path) -> None:
-    """Guards the same for float8 of torchtitan's TOML, and for ZeRO's offload."""
+    """Guards the same for float8 of torchtitan's TOML, and for ZeRO's offload, whose batch is a product."""
     text = TITAN.format('converters = ["float8"]\n[float8]\nenable_fsdp_float8_all_gather = true')
     (found,) = stated(tmp_path, text, name="run.toml", n_gpus="8").ignored
     assert found.startswith("model.converters ['float8'], float8.enable_fsdp_float8_all_gather True: FP8 and FP4 are")
-    text = ZERO.format(
-        ', "offload_optimizer": {"device": "cpu"}, "offload_param": {"device": "nvme", "pin_memory": true}'
-    )
-    run = stated(tmp_path, text, name="zero.json", n_gpus="16", seq="8192", model="llama3-8b")
-    assert [words.partition(":")[0] for words in run.ignored] == [
-        "zero_optimization.offload_optimizer.device cpu",
-        "zero_optimization.offload_param.device nvme",
-    ]
-    text = ZERO.format(', "offload_optimizer": {"device": "none"}')
-    assert stated(tmp_path, text, name="zero.json", n_gpus="16", seq="8192", model="llama3-8b").ignored == ()
+    for words, ignored in (
+        (OFFLOADED, ["offload_optimizer.device cpu", "offload_param.device nvme"]),
+        (', "offload_optimizer": {"device": "none"}', []),
+    ):
+        run = stated(tmp_path, ZERO.format(words), name="zero.json", model="llama3-8b", **ZEROS)
+        assert [one.partition(":")[0] for one in run.ignored] == [f"zero_optimization.{one}" for one in ignored]
+        assert run.columns["gbs"].value == 2 * 4 * 16
 
 
 def test_what_no_table_has_is_listed(tmp_path: Path) -> None:
     """Guards the fifth case: a fork's own flags and a misspelled key are named; the launcher's options are not."""
-    run = stated(
-        tmp_path, CORE.replace("--nnodes", "--rdzv-frob 3 --nnodes") + "--use-z-loss --tensor_model_paralell 2"
-    )
-    assert run.unknown == ("--use-z-loss", "--tensor_model_paralell")
+    own = CORE.replace("--nnodes", "--rdzv-frob 3 --nnodes") + "--use-z-loss --tensor_model_paralell 2"
+    assert stated(tmp_path, own).unknown == ("--use-z-loss", "--tensor_model_paralell")
 
 
 @pytest.mark.parametrize(
@@ -178,16 +158,8 @@ def test_models_that_cannot_be_priced_are_refused(flags: str, why: str, tmp_path
     assert f"run.sh:2: {flags.split()[0]}: {why}" in str(caught.value)
 
 
-def test_a_config_of_zero_states_its_batch(tmp_path: Path) -> None:
-    """Guards DeepSpeed's product: micro-batch 2, 4 accumulation steps and 16 GPUs are 128 sequences."""
-    run = stated(tmp_path, ZERO.format(""), name="zero.json", n_gpus="16", seq="8192", model="llama3-8b")
-    assert run.columns["gbs"].value == 128
-
-
 def test_given_columns_hold_over_arguments() -> None:
     """Guards `columns_of`: what is given is not derived again, what follows from it is."""
-    from axonn_tune.learning.arguments import Stated
-
     arguments = {"world_size": Stated("8", 1), "tensor_model_parallel_size": Stated("4", 1)}
     found = columns_of(arguments, {"n_gpus": Stated(64, 0)})
     assert (found["n_gpus"].value, found["dp"].value) == (64, 16)

@@ -14,7 +14,7 @@ from axonn_tune.frameworks.command import Command
 from axonn_tune.job import Job, Layout
 from axonn_tune.learning.stated import read_run
 from axonn_tune.specs.model import Model
-from tests.unit.frameworks.launch_cases import Case, cases, command_of, run_of
+from tests.unit.frameworks.asked import Case, cases, launched, run_of
 
 WRITTEN = [case for case in cases() if case.framework != "axonn"]
 """All but those of the easy API, whose layout is a Python file of one's own script."""
@@ -22,7 +22,7 @@ WRITTEN = [case for case in cases() if case.framework != "axonn"]
 
 def forms(case: Case) -> Iterator[Command]:
     """Commands that a reader takes: not FSDP's Python file, which only Python reads."""
-    command = command_of(case)
+    command = launched(run_of(case))
     yield from (one for one in (command, *command.forms.values()) if not {"_mesh.py", "_model.py"} & one.files.keys())
 
 

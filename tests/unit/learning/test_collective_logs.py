@@ -68,39 +68,6 @@ def written(folder: Path, text: str, name: str = "log.txt") -> Path:
     return folder / name
 
 
-def test_text_of_nccl_tests(tmp_path: Path) -> None:
-    """Guards the columns, ranks, nodes and device, and that in-place times are not taken."""
-    log = read_log(written(tmp_path, TEXT))
-    assert log.rows == (
-        LogRow("all_gather", 2, 2, 1048576, pytest.approx(35e-6)),
-        LogRow("all_gather", 2, 2, 2097152, pytest.approx(50e-6)),
-    )
-    assert log.device == "NVIDIA H100 80GB HBM3"
-
-
-def test_old_text_is_named_by_its_file(tmp_path: Path) -> None:
-    """Guards versions that do not say which collective they measure."""
-    old = TEXT.replace("# Collective test starting: all_gather_perf\n", "")
-    assert read_log(written(tmp_path, old, "reduce_scatter-2.log")).rows[0].op == "reduce_scatter"
-    with pytest.raises(DocumentError, match="does not say which collective"):
-        read_log(written(tmp_path, old.replace("float    none", "sum      none")))
-
-
-def test_columns_say_collective_and_ranks(tmp_path: Path) -> None:
-    """Guards tables without heading and devices: size over count is the ranks, nothing reduced an all-gather."""
-    table = "     1048576         16384     float    none      -1    35.00   29.96   28.09       0"
-    log = read_log(written(tmp_path, "# nThread 1 nGpus 8\n" + table + "\n", "slurm.out"))
-    assert log.rows == (LogRow("all_gather", 16, 0, 1048576, pytest.approx(35e-6)),)
-    assert "16 ranks" in log.assumed[0][1]
-
-
-@pytest.mark.parametrize("wrong", ["²", "9" * 5000])
-def test_numbers_of_a_table_have_bounds(tmp_path: Path, wrong: str) -> None:
-    """Guards exit code 2 with line and value: digits of other scripts, and more than Python reads."""
-    with pytest.raises(DocumentError, match=r":\d+: .*is not a whole number"):
-        read_log(written(tmp_path, TEXT.replace("14.98       0", f"14.98       {wrong}")))
-
-
 OLD = """# nThread 1 nGpus 2 minBytes 1048576 maxBytes 1048576 step: 2(factor) warmup iters: 5 iters: 20 validation: 1
 #
 # Using devices
@@ -130,23 +97,42 @@ HIP version  : 7.0.51831
      8388608       1048576     float     sum      -1    98.50   85.16   42.58      0    97.00   86.48   43.24      0
 # Collective test concluded: reduce_scatter_perf
 """
+READ = {
+    "all_gather.txt": (TEXT, "all_gather", 2, 2, {1048576: 35e-6, 2097152: 50e-6}, "NVIDIA H100 80GB HBM3"),
+    "all_reduce.txt": (OLD, "all_reduce", 2, 1, {1048576: 42.1e-6}, "NVIDIA A100-SXM4-80GB"),
+    "rccl.txt": (RCCL, "reduce_scatter", 2, 1, {8: 9.12e-6, 8388608: 98.5e-6}, "AMD Instinct MI300X"),
+    "nccl.json": (json.dumps(NCCL_JSON), "all_reduce", 8, 1, {1024: 20.5e-6}, "H100"),
+    "rccl.json": (json.dumps(RCCL_JSON), "reduce_scatter", 16, 2, {4096: 30e-6}, ""),
+    "osu.txt": (OSU, "all_gather", 4, 2, {4: 2.81e-6, 4 * 1048576: 104.3e-6}, ""),
+}
+"""Files, their collective, ranks, nodes, times by size of the whole buffer, and device."""
 
 
-def test_text_of_old_nccl_tests(tmp_path: Path) -> None:
-    """Guards versions of 2021 and before: no group, no column for a root, no name of the collective."""
-    log = read_log(written(tmp_path, OLD, "all_reduce.txt"))
-    assert log.rows == (LogRow("all_reduce", 2, 1, 1048576, pytest.approx(42.1e-6)),)
-    assert log.device == "NVIDIA A100-SXM4-80GB"
+@pytest.mark.parametrize("name", READ)
+def test_logs_of_each_benchmark_are_read(name: str, tmp_path: Path) -> None:
+    """Guards columns, ranks, nodes and device, OSU's sizes of one rank, and times out of place alone; --ranks is for
+    logs that do not say them."""
+    text, op, ranks, nodes, times, device = READ[name]
+    log = read_log(written(tmp_path, text, name), ranks=4, nodes=2)
+    assert {(row.op, row.ranks, row.nodes) for row in log.rows} == {(op, ranks, nodes)}
+    assert {row.size_bytes: row.seconds for row in log.rows} == pytest.approx(times)
+    assert log.device == device
 
 
-def test_text_of_rccl_tests(tmp_path: Path) -> None:
-    """Guards the lines that AMD's version adds."""
-    log = read_log(written(tmp_path, RCCL))
-    assert log.rows == (
-        LogRow("reduce_scatter", 2, 1, 8, pytest.approx(9.12e-6)),
-        LogRow("reduce_scatter", 2, 1, 8388608, pytest.approx(98.5e-6)),
-    )
-    assert log.device == "AMD Instinct MI300X"
+def test_old_text_is_named_by_its_file(tmp_path: Path) -> None:
+    """Guards versions that do not say which collective they measure."""
+    old = TEXT.replace("# Collective test starting: all_gather_perf\n", "")
+    assert read_log(written(tmp_path, old, "reduce_scatter-2.log")).rows[0].op == "reduce_scatter"
+    with pytest.raises(DocumentError, match="does not say which collective"):
+        read_log(written(tmp_path, old.replace("float    none", "sum      none")))
+
+
+def test_columns_say_collective_and_ranks(tmp_path: Path) -> None:
+    """Guards tables without heading and devices: size over count is the ranks, nothing reduced an all-gather."""
+    table = "     1048576         16384     float    none      -1    35.00   29.96   28.09       0"
+    log = read_log(written(tmp_path, "# nThread 1 nGpus 8\n" + table + "\n", "slurm.out"))
+    assert log.rows == (LogRow("all_gather", 16, 0, 1048576, pytest.approx(35e-6)),)
+    assert "16 ranks" in log.assumed[0][1]
 
 
 @pytest.mark.parametrize("label", ["0: ", "[1,0]<stdout>:", "    "])
@@ -156,11 +142,6 @@ def test_labels_before_each_line_do_not_matter(label: str, tmp_path: Path) -> No
     assert read_log(written(tmp_path, labelled)) == read_log(written(tmp_path, TEXT))
     labelled = "".join(f"{label}{line}\n" for line in OSU.splitlines())
     assert read_log(written(tmp_path, labelled), ranks=4) == read_log(written(tmp_path, OSU), ranks=4)
-
-
-def test_what_a_log_says_of_its_ranks_holds(tmp_path: Path) -> None:
-    """Guards --ranks beside several logs: it is for those that do not say, such as OSU's."""
-    assert read_log(written(tmp_path, RCCL), ranks=64, nodes=8) == read_log(written(tmp_path, RCCL))
 
 
 def test_several_runs_in_one_file_keep_their_collectives(tmp_path: Path) -> None:
@@ -182,24 +163,6 @@ def test_groups_that_ran_at_once_are_refused(tmp_path: Path) -> None:
         read_log(written(tmp_path, json.dumps(found)))
 
 
-def test_json_of_nccl_tests_and_rccl_tests(tmp_path: Path) -> None:
-    """Guards both formats; what has no out-of-place time is left out."""
-    assert read_log(written(tmp_path, json.dumps(NCCL_JSON))).rows == (
-        LogRow("all_reduce", 8, 1, 1024, pytest.approx(20.5e-6)),
-    )
-    assert read_log(written(tmp_path, json.dumps(RCCL_JSON))).rows == (
-        LogRow("reduce_scatter", 16, 2, 4096, pytest.approx(30e-6)),
-    )
-
-
-def test_osu_counts_one_ranks_part(tmp_path: Path) -> None:
-    """Guards sizes: an all-gather of OSU is named by what one rank gives."""
-    rows = read_log(written(tmp_path, OSU), ranks=4, nodes=2).rows
-    assert rows[1] == LogRow("all_gather", 4, 2, 4 * 1048576, pytest.approx(104.3e-6))
-    with pytest.raises(DocumentError, match="give --ranks"):
-        read_log(written(tmp_path, OSU))
-
-
 @pytest.mark.parametrize(
     ("text", "message"),
     [
@@ -211,6 +174,11 @@ def test_osu_counts_one_ranks_part(tmp_path: Path) -> None:
         (json.dumps(NCCL_JSON)[:-30], "is not complete JSON"),
         (json.dumps({"results": []}), "is not a result of nccl-tests or rccl-tests"),
         ("hello\n", "does not say which collective"),
+        (OSU, "give --ranks"),
+        *(
+            (TEXT.replace("14.98       0", f"14.98       {wrong}"), r":\d+: .*is not a whole number")
+            for wrong in ("²", "9" * 5000)
+        ),
     ],
 )
 def test_wrong_logs_are_refused(text: str, message: str, tmp_path: Path) -> None:

@@ -112,6 +112,7 @@ def is_among_first(found: Diagnosis, kind: str) -> bool:
 @pytest.mark.nightly
 def test_planted_faults_are_among_the_first_two(tmp_path: Path) -> None:
     """Guards the diagnosis as a whole: in at least eight of ten."""
+    assert all(of_run(name).measured_s > of_run(name).high_s and of_run(name).healthy < 0.05 for name in OF_RUNS)
     found = {name: is_among_first(of_run(name), kind) for name, kind in OF_RUNS.items()}
     found |= {one.kind + " of a row": is_among_first(of_row(one.row(), tmp_path), one.kind) for one in OF_ROWS}
     assert len(found) == 10
@@ -120,10 +121,13 @@ def test_planted_faults_are_among_the_first_two(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["slow-link", "no-overlap", "straggler"])
 def test_a_planted_fault_is_flagged_and_among_the_first_two(name: str) -> None:
-    """Guards the diagnosis: the step lies above its interval, something is the matter, and the cause is named."""
+    """Guards the diagnosis: the step lies above its interval, and the cause is named, which explains the gap."""
     found = of_run(name)
     assert found.measured_s > found.high_s
+    assert found.healthy < 0.05
     assert is_among_first(found, OF_RUNS[name])
+    if name != "straggler":
+        assert found.causes[0].explains_s == pytest.approx(found.measured_s - found.predicted_s, rel=0.4)
 
 
 def test_healthy_runs_are_reasonable(tmp_path: Path) -> None:
@@ -143,23 +147,6 @@ def test_healthy_runs_are_not_flagged(tmp_path: Path) -> None:
     found |= {name: of_run(name) for name in ("healthy-z2-data2", "healthy-z4", "healthy-x2-z2")}
     assert len(found) == 10
     assert sum(not one.reasonable for one in found.values()) <= FLAGGED, found
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize("name", OF_RUNS)
-def test_planted_faults_of_runs_are_flagged(name: str) -> None:
-    """Guards the verdict: the step of every run with a fault lies above its interval, and something is the matter."""
-    found = of_run(name)
-    assert found.measured_s > found.high_s
-    assert found.healthy < 0.05
-
-
-def test_seconds_explained_are_those_of_the_fault() -> None:
-    """Guards `explains_s`: the slow link and the overlaps that are off explain about as much as the gap is."""
-    for name in ("slow-link", "no-overlap"):
-        found = of_run(name)
-        gap_s = found.measured_s - found.predicted_s
-        assert found.causes[0].explains_s == pytest.approx(gap_s, rel=0.4)
 
 
 def test_a_run_that_is_too_fast_is_not_reasonable(tmp_path: Path) -> None:

@@ -227,14 +227,6 @@ def test_rows_of_another_machine_are_named_and_impossible_ones_left_out(tmp_path
         evidence(rows(tmp_path, step_s=""))
 
 
-def test_a_log_that_is_cut_off_is_read_and_named(tmp_path: Path) -> None:
-    """Guards jobs that hit their time limit: what was measured counts, and the user knows."""
-    cut = EIGHT[: EIGHT.index("# Out of bounds")]
-    found = evidence(written(tmp_path, cut, "cut.txt"), machine="dgx-h100")
-    assert "2 collectives" in found.sources[0]
-    assert found.assumed == ("cut.txt:13: the log is cut off here; what comes before counts",)
-
-
 def test_a_profile_of_one_level_gets_nodes() -> None:
     """Guards `--ranks-per-node`: the innermost tier holds a node, the outer one has the same rates, all of it valid."""
     base = load_machine("localhost").document
@@ -255,14 +247,3 @@ def test_nodes_come_from_options_or_measurements_that_have_several(tmp_path: Pat
         evidence(log, machine="dgx-h100", ranks=8, nodes=1, ranks_per_node=4)
     measured = written(tmp_path, to_yaml(made.measurements()), "measured.yaml")
     assert [tier.ranks for tier in evidence(measured, machine="localhost").machine.tiers] == [4, None]
-
-
-def test_frameworks_are_those_of_the_evidence_and_the_one_named(tmp_path: Path) -> None:
-    """Guards whose software is learned: of a row its own, of collectives the one that --framework names."""
-    assert [one.name for one in evidence(rows(tmp_path)).frameworks] == ["torchtitan-eager"]
-    log = written(tmp_path, EIGHT, "all_gather.txt")
-    assert [one.name for one in evidence(log, machine="dgx-h100", framework="nemo").frameworks] == ["nemo"]
-    row = rows(tmp_path, framework="fsdp", overlap="")
-    assert [one.name for one in evidence(row).frameworks] == ["fsdp"]
-    with pytest.raises(AxonnTuneError, match="did you mean 'nemo'"):
-        evidence(log, machine="dgx-h100", framework="nemoo")

@@ -10,7 +10,7 @@ import pytest
 
 from axonn_tune.errors import DocumentError
 from axonn_tune.learning.arguments import Stated, named_values
-from axonn_tune.learning.shell import Script, arithmetic, read_script, slurm_sizes
+from axonn_tune.learning.shell import Script, read_script, slurm_sizes
 
 
 def script(text: str) -> Script:
@@ -29,6 +29,8 @@ def started(text: str) -> str:
         ("A=4\nrun --tp $A --pp ${A}", "run --tp 4 --pp 4"),
         ("run --tp ${A:-8} --pp ${B-2} --cp ${C:=1}", "run --tp 8 --pp 2 --cp 1"),
         ("A=\nrun ${A:-8} ${A-2}", "run 8"),
+        ("run $((2**9)) $((__import__('os').x)) $(())", "run $((2**9)) $((__import__('os').x)) $(())"),
+        ("run --a\necho $CMD\nprintf '%s' $C", "run --a"),
         (': "${A:=4 5}" ${B:=$A}\nrun $A ${B}', "run 4 5 4 5"),
         ("N=4; G=8\nrun $((N*G)) $(( ($N + 1) % 3 )) $((N / 0))", "run 32 2 $((N/0))"),
         (
@@ -89,6 +91,7 @@ def test_branches_are_taken_by_their_condition(condition: str, value: str) -> No
         ("A=1\n[[ 2 -gt 3 ]] && A=2 || A=3\nrun $A", "run 3", []),
         ("A=1\nmkdir x || A=2\nrun $A", "run 1", []),
         ("A=1\n[ -d x ] && A=2\nrun $A", "run 1", [2]),
+        ("if [ -f x ]; then\n  echo no\nfi\nrun", "run", []),
         ("A=1\ncase $M in\n  7b|8b) A=2 ;;\n  *) A=3 ;;\nesac\nrun $A", "run 1", [2]),
         ("A=1\nif [ $1 = x ]\nthen\n A=2\nelif [ $1 = y ]\nthen A=3\nfi\nrun $A", "run 1", [2, 5]),
     ],
@@ -99,25 +102,12 @@ def test_what_follows_an_operator_runs_by_what_is_before_it(text: str, words: st
     assert (" ".join(word.value for word in found.commands[-1]), list(found.skipped)) == (words, skipped)
 
 
-def test_what_is_printed_starts_nothing() -> None:
-    """Guards `echo $CMD` before the launcher, which would be read in place of it."""
-    assert [command[0].value for command in script("C='p.py --a 1'\necho $C\nprintf '%s' $C\nsrun $C").commands] == [
-        "srun"
-    ]
-
-
 def test_of_several_branches_one_runs() -> None:
     """Guards elif, and an if within another."""
     chain = "if [ $A = 1 ]; then B=1\nelif [ $A = 2 ]; then\n if [ 1 = 1 ]; then B=2; fi\n"
     chain += "elif [ $A = 2 ]; then B=3\nfi\nrun $B"
     assert started(f"A=2\n{chain}") == "run 2"
     assert started(f"A=3\n{chain}") == "run $B"
-
-
-def test_conditions_that_decide_something_are_named() -> None:
-    """Guards `skipped`: a branch that was left out and sets something, by the line of its condition."""
-    assert list(script("if [ -f x ]; then\n  A=1\nfi\nrun").skipped) == [1]
-    assert not script("if [ -f x ]; then\n  echo no\nfi\nrun").skipped
 
 
 def test_words_have_the_lines_they_are_written_in() -> None:
@@ -187,22 +177,6 @@ except DocumentError as error:
     print(error)
     sys.exit(2)
 """
-
-
-@pytest.mark.parametrize(
-    ("expression", "value"),
-    [
-        ("2*(3+4)-1", "13"),
-        ("7/2", "3"),
-        ("2**9", "$((2**9))"),
-        ("__import__('os')", "$((__import__('os')))"),
-        ("", "$(())"),
-    ],
-)
-def test_arithmetic_is_of_whole_numbers(expression: str, value: str) -> None:
-    """Guards `$((...))`: the four operations and remainders; anything else stays."""
-    assert arithmetic(expression) == value
-    assert arithmetic("1+" * 200 + "1").startswith("$((")
 
 
 @pytest.mark.parametrize("end", ["2>&1 | tee log", "> log", '"$@"', '"$@" 2>&1', "&> log"])

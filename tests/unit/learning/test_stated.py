@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-import axonn_tune
 from axonn_tune.errors import AxonnTuneError, DocumentError, UsageError
 from axonn_tune.job import Layout
-from axonn_tune.learning.arguments import Stated, columns_of, layout_parts
-from axonn_tune.learning.evidence import Setup
-from axonn_tune.learning.setups import problem_of
+from axonn_tune.learning.arguments import Stated, columns_of
 from axonn_tune.learning.stated import CommandRun, read_run
-from axonn_tune.ranking.choosing import search
 from axonn_tune.specs.catalog import load_machine, load_model
-from axonn_tune.validation.published.accuracy import best_pricing
 from axonn_tune.validation.published.cases import Case
 
 COMMANDS, PUBLIC = (Path(__file__).parents[2] / "fixtures" / name for name in ("commands", "public_scripts"))
@@ -181,11 +175,6 @@ def test_layers_that_do_not_divide_are_explained(tmp_path: Path) -> None:
         case(stated(tmp_path, f"{CORE} {PP4} --account-for-loss-in-pipeline-split"))
     words = "parts hold 31 layers together, but the model has 32; pp x vpp must divide the layers and what"
     assert f"run.sh:1: {words} account_for_loss_in_pipeline_split counts as one" in str(caught.value)
-
-
-def test_layouts_repeat_parts() -> None:
-    """Guards the language of --pipeline-model-parallel-layout."""
-    assert layout_parts("Et*3|(tt|)*3t,m|L") == [3, 2, 2, 2, 1, 0]
 
 
 def test_torchtitan_counts_the_ends_as_layers() -> None:
@@ -356,50 +345,6 @@ def test_config_files_are_read_beside_the_script(tmp_path: Path) -> None:
     (tmp_path / "broken.toml").write_text("[a]\nb = \n", "utf-8")
     with pytest.raises(DocumentError, match=r"broken.toml:2: "):
         read_run(tmp_path / "broken.toml", given={})
-
-
-_EMITTED = [
-    ("megatron-core", "run.sh", {"gpus": 256, "x": 8, "pipeline": 4, "set": {"step.last_less": 1}}),
-    ("megatron-core", "run.sbatch", {"gpus": 64, "x": 8, "precision": "fp16"}),
-    ("deepspeed", "run.sh", {"gpus": 64, "z": 64, "no_overlap": ["gather_prefetch"]}),
-    ("deepspeed", "run.sh", {"gpus": 64, "z": 64, "no_overlap": ["all"]}),
-]
-
-
-@pytest.mark.parametrize(("framework", "name", "pins"), _EMITTED)
-def test_what_this_tool_writes_is_read_as_it_was_priced(
-    framework: str, name: str, pins: dict[str, object], tmp_path: Path
-) -> None:
-    """Guards the way back: a script that -o wrote has the configuration and the step that it was written for."""
-    model = "llama3-70b"
-    found = axonn_tune.search(model, machine="dgx-h100", framework=framework, **pins)  # type: ignore[arg-type]
-    form = "slurm" if name == "run.sbatch" else None
-    path, *_ = found.write_launch_config(tmp_path / name, emit=form)  # type: ignore[arg-type]
-    read = read_run(path, given={}, model=model if framework == "deepspeed" else None).case(H100)
-    ours, theirs = found.ranked.detail(0), best_pricing(read, read.configurations)
-    assert theirs.iteration_s == pytest.approx(ours.iteration_s, rel=1e-9)
-    assert read.model == load_model(model).document
-    assert theirs.grid.by_axis == ours.grid.by_axis
-    for name in ("micro_batch", "recompute", "chunks"):
-        assert getattr(theirs, name) == getattr(ours, name)
-    assert [stage.blocks for stage in theirs.stages] == [stage.blocks for stage in ours.stages]
-
-
-def test_ends_that_count_as_layers_are_searched(tmp_path: Path) -> None:
-    """Guards --account-for-*: read as options of the step, with which a search finds the layout at its price."""
-    flags = "--tensor-model-parallel-size 2 --pipeline-model-parallel-size 4 --num-virtual-stages-per-pipeline-rank 4"
-    run = stated(tmp_path, f"{CORE} --bf16 {flags} --num-layers 30 {ENDS}")
-    found = case(run)
-    assert found.framework.step.less == (1, 1)
-    assert one(run).parts == (1, *[2] * 14, 1)
-    searched = search(replace(problem_of(Setup(found.model, H100, found.workload, one(run), found.framework)), gpus=32))
-    same = [searched[row] for row in range(len(searched))]
-    (priced,) = [each for each in same if each.grid.pipeline == 4 and each.chunks == 4][:1]
-    place = same.index(priced)
-    assert priced.iteration_s == pytest.approx(searched.detail(place).iteration_s, rel=1e-9)
-    assert [stage.blocks for stage in searched.detail(place).stages] == [7, 8, 8, 7]
-    # More stages than layers with those that count are refused.
-    assert all(each.grid.pipeline * each.chunks <= 16 for each in same)
 
 
 @pytest.mark.parametrize(
