@@ -173,6 +173,7 @@ class Request:
         shown="NAME|FILE",
         beside=True,
     )
+    gpus: int | None = _count(_HARDWARE, "Number of GPUs.", beside=True)
     _: KW_ONLY
     batch: int | None = _count(
         _WORKLOAD,
@@ -226,7 +227,6 @@ class Request:
         beside=True,
         commands=("search", "explain", "sweep", "compare"),
     )
-    gpus: int | None = _count(_HARDWARE, "Number of GPUs.", beside=True)
     machine: MachineLike = _option(
         _HARDWARE,
         "Machine: a name from `axonn-tune machines list`, or a YAML file.",
@@ -314,6 +314,14 @@ class Request:
     )
     variants: bool = _option(
         _RANK, "List every candidate, not only the best of each grid.", "flag", default=False, commands=("search",)
+    )
+    same_kernels: bool = _option(
+        _RANK,
+        "Ideal kernels for all, which compares layouts and schedules. Default: each framework's own software numbers.",
+        "flag",
+        default=False,
+        beside=True,
+        commands=("compare",),
     )
     pick: int = _count(_RANK, "Row of the ranking to explain.", default=1, shown=None, commands=("explain",))
 

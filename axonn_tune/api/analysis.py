@@ -12,7 +12,7 @@ from axonn_tune.cost.price import Detail
 from axonn_tune.errors import AxonnTuneError, NothingFeasibleError, UnknownNameError, UsageError
 from axonn_tune.files import write_text_atomically
 from axonn_tune.ranking.choosing import run_search
-from axonn_tune.ranking.compare import Comparison, Contender
+from axonn_tune.ranking.compare import EARLIER, Comparison, Contender
 from axonn_tune.ranking.compare import compare as compare_all
 from axonn_tune.ranking.inputs import Inputs, launch_inputs, load_inputs
 from axonn_tune.ranking.priced import Priced
@@ -33,7 +33,7 @@ from axonn_tune.report.scaling import (
     comparison_json,
     comparison_remarks,
     comparison_section,
-    comparison_table,
+    comparison_tables,
     sweep_document,
     sweep_section,
     sweep_table,
@@ -183,11 +183,13 @@ class Explanation:
 def compare(request: Request, call: str) -> CompareResult:
     """Compare the best 4D grid with other frameworks, the shortest step first, as `axonn-tune compare` does.
 
-    Errors as of `axonn_tune.search`.
+    Keys are the names of `framework`; FSDP has three rows: fsdp, hsdp and data-parallel. Errors as of
+    `axonn_tune.search`.
 
     >>> import axonn_tune
-    >>> sorted(contender.key for contender in axonn_tune.compare("20b", gpus=64))
-    ['4d', 'axonn', 'data-parallel', 'deepspeed', 'fsdp', 'hsdp', 'megatron-axonn', 'megatron-lm', 'torchtitan']
+    >>> found = axonn_tune.compare("20b", gpus=64)
+    >>> found["megatron-core"].name, {"axonn-tune", "torchtitan"} <= {contender.key for contender in found}
+    ('Megatron-Core', True)
     """
     inputs = load_inputs(request)
     return CompareResult(compare_all(inputs.problem), inputs, call)
@@ -206,25 +208,36 @@ class CompareResult(ReportedResult):
     said: tuple[str, ...] = ()
 
     @property
+    def baseline(self) -> Contender:
+        """What the others are compared with: the framework that was named, or the first."""
+        return self.comparison.baseline
+
+    @property
     def remarks(self) -> list[str]:
-        """Limits of each strategy, the gain from overlap, and the paper's claims for this case, in sentences."""
+        """Which is fastest, why some are infeasible, what overlap gains, and the paper's claims, in sentences."""
         return comparison_remarks(self.comparison)
 
     def to_dict(self) -> Json:
         """Everything, by the schema `axonn-tune/comparison/1`."""
         return comparison_json(self.comparison, self.inputs)
 
-    def render(self, output_format: Format = "table", *, wide: bool = False, color: bool = False) -> str:
+    def render(
+        self, output_format: Format = "table", *, wide: bool = False, remarks: bool = True, color: bool = False
+    ) -> str:
         """The comparison as the command line prints it; Markdown always has every column."""
-        return self._rendered(output_format, lambda: self._table(wide=wide or output_format == "md"), color=color)
+        if output_format == "json":
+            return self.to_json()
+        tables = comparison_tables(self.comparison, wide=wide or output_format == "md", remarks=remarks)
+        shown = tables[:1] if output_format == "csv" else tables
+        return "\n".join(table.render(output_format, color=color) for table in shown)
 
     def __iter__(self) -> Iterator[Contender]:
         return iter(self.comparison.contenders)
 
     def __getitem__(self, key: str) -> Contender:
-        """One strategy by its key, 4d, megatron-lm, torchtitan, deepspeed, fsdp, hsdp, data-parallel, megatron-axonn,
-        axonn; or KeyError."""
-        return {contender.key: contender for contender in self.comparison.contenders}[key]
+        """One strategy by its key, a name of a framework, hsdp, data-parallel or yours; KeyError for another."""
+        found = {contender.key: contender for contender in self.comparison.contenders}
+        return found[key if key in found else EARLIER.get(key, key)]
 
     def __repr__(self) -> str:
         problem = self.inputs.problem
@@ -234,15 +247,19 @@ class CompareResult(ReportedResult):
         """This comparison as a section of a report; `source` names where it comes from."""
         return comparison_section(self.to_dict(), identity="s1", source=source)
 
-    def _table(self, *, wide: bool = False) -> Table:
-        return comparison_table(self.comparison, wide=wide)
+    def __str__(self) -> str:
+        return self.render()
+
+    def _table(self) -> Table:
+        best, matrix = comparison_tables(self.comparison)
+        return replace(best, notes=matrix.notes)
 
 
 @show_options
 def sweep(
     model: ModelLike | Sequence[ModelLike],
-    *,
     gpus: int | str | Sequence[int],
+    *,
     batch: int | str | Sequence[int] | None = None,
     **options: object,
 ) -> SweepResult:

@@ -149,7 +149,7 @@ _DEFAULT_RUNS = Runs()
 
 
 def validate(
-    model: ModelLike, *, gpus: int, top: int = 5, runs: Runs = _DEFAULT_RUNS, **options: object
+    model: ModelLike, gpus: int, *, top: int = 5, runs: Runs = _DEFAULT_RUNS, **options: object
 ) -> RunComparison:
     """Run the first `top` (0: all) rows of a ranking, and compare predicted vs. measured.
 

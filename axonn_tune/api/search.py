@@ -16,6 +16,9 @@ from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeAlias, TypeVar, o
 from axonn_tune.cost.price import PricedLayout
 from axonn_tune.errors import UsageError, suggest
 from axonn_tune.files import require_own
+from axonn_tune.frameworks import find_framework
+from axonn_tune.frameworks.description import Framework
+from axonn_tune.grid import AXES
 from axonn_tune.program.memory import memory_limit_bytes
 from axonn_tune.ranking.choosing import run_search
 from axonn_tune.ranking.inputs import Inputs, load_inputs
@@ -84,15 +87,22 @@ def request_of(
     ours = {name: value for name, value in given.items() if name in known}
     if others := {name: value for name, value in given.items() if name not in known}:
         # Imported here: most searches name none, and start-up time is theirs.
-        from axonn_tune.frameworks.names import is_known, our_options
+        from axonn_tune.frameworks.names import SHARED, is_known, our_options
 
         for name in others:
             if not is_known(name):
-                raise TypeError(f"{function}() got an unexpected keyword argument {name!r}{suggest(name, known)}")
+                near = suggest(name, (*known, *SHARED, *_names_of(ours.get("framework"))))
+                raise TypeError(f"{function}() got an unexpected keyword argument {name!r}{near}")
         ours |= our_options(others, ours)
     if missing := [name for name in needs if ours.get(name) is None]:
         raise TypeError(f"{function}() is missing {' and '.join(missing)}")
     return Request(**ours)
+
+
+def _names_of(framework: str | Framework | None) -> list[str]:
+    """A framework's names of its axes, as keywords."""
+    found = find_framework(framework) if isinstance(framework, str) else framework
+    return [found.called(axis).lower() for axis in found.columns] if found else []
 
 
 def call_text(function: str, given: Mapping[str, object]) -> str:
@@ -189,7 +199,7 @@ def search(request: Request, call: str) -> SearchResult:
     for a wrong value, UnknownNameError for an unknown model or machine, DocumentError for a wrong file.
 
     >>> import axonn_tune
-    >>> found = axonn_tune.search("80b", gpus=1024)
+    >>> found = axonn_tune.search("80b", 1024)
     >>> len(found)
     195
     >>> found.best.x, found.best.y, found.best.z, found.best.data
@@ -237,7 +247,9 @@ class SearchResult(ReportedResult, Sequence[PricedLayout]):
     @property
     def rejected(self) -> pd.DataFrame:
         """One row for each rejected grid: its axes and reasons."""
-        return self._frame(self.ranked.rejected())[["x", "y", "z", "data", "rejected_because"]]
+        framework = self.inputs.problem.framework
+        found = self._frame(self.ranked.rejected())
+        return found[[*AXES, *filter(found.columns.__contains__, framework.names.values()), "rejected_because"]]
 
     @property
     def why(self) -> str:
@@ -342,12 +354,14 @@ class SearchResult(ReportedResult, Sequence[PricedLayout]):
         rejected: bool = False,
         wide: bool = False,
         columns: Sequence[str] | None = None,
+        unfold: bool = False,
         color: bool = False,
         terminal: int = 0,
     ) -> str:
         """The first `top` configurations (0: all) as the command line prints them; UsageError for an unknown column.
 
-        color: with bars where a line of `terminal` characters has room for them.
+        unfold: layouts that only exchange context and micro-batch as rows of their own. color: with bars where a line
+        of `terminal` characters has room for them.
         """
         count = min(top, len(self)) if top else len(self)
         if (rows := count + (self.searched.grids if rejected else 0)) > MOST_LISTED:
@@ -360,12 +374,21 @@ class SearchResult(ReportedResult, Sequence[PricedLayout]):
                     f"to {MOST_WITH_TERMS:,}"
                 )
             return self.to_json(top=top, rejected=rejected)
-        entries = self.ranked.listed(top=top, rejected=rejected)
-        if output_format != "csv" and "rank" in (columns or ["rank"]):
-            entries = with_shortest(self.ranked, entries)
+        if output_format == "csv":
+            return ranking_table(self.ranked, self.ranked.listed(top=top, rejected=rejected)).render("csv")
         bars = terminal if color and output_format == "table" else 0
-        table = ranking_table(self.ranked, entries, names=columns or (), wide=wide, terminal=bars)
-        return table.render(output_format, color=color) if entries or output_format == "csv" else ""
+        table = self._listing(top, rejected=rejected, unfold=unfold, names=columns or (), wide=wide, terminal=bars)
+        return table.render(output_format, color=color) if table.rows else ""
+
+    def _listing(self, top: int, *, rejected: bool = False, unfold: bool = False, **shown: Any) -> Table:  # noqa: ANN401
+        """The first `top` rows (0: all) as a table, layouts that only exchange equal factors as one row."""
+        families = [[place] for place in range(top or len(self))][: len(self)] if unfold else self.ranked.families(top)
+        entries: list[Row] = [self.ranked[family[0]] for family in families]
+        if rejected:
+            entries += self.ranked.rejected()
+        if "rank" in (shown.get("names") or ["rank"]):
+            entries = list(with_shortest(self.ranked, entries))
+        return ranking_table(self.ranked, entries, families=families, **shown)
 
     def __len__(self) -> int:
         return len(self.ranked)
@@ -398,8 +421,9 @@ class SearchResult(ReportedResult, Sequence[PricedLayout]):
         return ranking_section(ranking_of(self.inputs, self.ranked), identity="s1", source=source)
 
     def _table(self) -> Table:
-        table = ranking_table(self.ranked, with_shortest(self.ranked, self.ranked.listed(top=DEFAULT_TOP)))
-        return replace(table, notes=[*([] if len(self) else [self.ranked.nothing_feasible()]), *self.remarks])
+        table = self._listing(DEFAULT_TOP)
+        none = [] if len(self) else [self.ranked.nothing_feasible()]
+        return replace(table, notes=[*table.notes, *none, *self.remarks])
 
     def _frame(self, entries: Sequence[Row]) -> pd.DataFrame:
         return ranking_table(self.ranked, entries).frame()

@@ -8,11 +8,10 @@ import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TextIO
 
 from axonn_tune.calibration.profile import Calibration, calibrate
 from axonn_tune.cost.price import price
@@ -79,7 +78,13 @@ class CalibrationRequest:
         UsageError if ranks are to be started inside such a world, EnvironmentProblem without a GPU for nccl.
         """
         if not host.already_started(os.environ):
-            return self.ranks or (_gpus_here() if self.backend == "nccl" else len(os.sched_getaffinity(0)))
+            if self.ranks or self.backend == "gloo":
+                return self.ranks or len(os.sched_getaffinity(0))
+            found = host.torch_devices() or {}
+            if not found.get("gpus"):
+                reason = found.get("error", "torch finds none here")
+                raise EnvironmentProblem(f"--backend nccl measures GPUs, but {reason}; --backend gloo measures CPUs")
+            return len(found["gpus"])
         if self.ranks is not None:
             raise UsageError("--ranks starts ranks on this host, but this process is one of a world already started")
         return None
@@ -95,25 +100,17 @@ class CalibrationRequest:
         ]
 
 
-def _gpus_here() -> int:
-    """How many GPUs torch finds."""
-    found = host.torch_devices() or {}
-    if not found.get("gpus"):
-        reason = found.get("error", "torch finds none here")
-        raise EnvironmentProblem(f"--backend nccl measures GPUs, but {reason}; --backend gloo measures CPUs")
-    return len(found["gpus"])
-
-
 def plan_of(request: CalibrationRequest) -> Plan:
     """What to measure; UsageError if ranks are to be started inside a world that is already started."""
     model, machine = load_model(request.model), load_machine(request.machine)
     precision: Precision = request.precision or ("fp32" if request.backend == "gloo" else "bf16")
     workload = make_workload(model.document, Request(batch=request.batch, precision=precision))
+    size = "WORLD_SIZE"
     return build_plan(
         model,
         machine,
         workload,
-        world=request.ranks_here or world_size(os.environ),
+        world=request.ranks_here or count_in(os.environ, size if os.environ.get(size) else "SLURM_NTASKS", "1"),
         backend=request.backend,
         budget_s=seconds_of(request.budget),
     )
@@ -136,11 +133,6 @@ def seconds_of(text: str) -> float:
     return float(found[1]) * _UNITS_S[found[2] or "s"]
 
 
-def world_size(environment: Mapping[str, str]) -> int:
-    """Ranks of the world this process is one of."""
-    return count_in(environment, "WORLD_SIZE" if environment.get("WORLD_SIZE") else "SLURM_NTASKS", "1")
-
-
 def run_probes(request: CalibrationRequest, plan: Plan, listen: Callable[[CalibrationProgress], None]) -> int:
     """Run the plan on all ranks, or on this one of them; points are in the request's file afterwards.
 
@@ -160,20 +152,15 @@ def run_probes(request: CalibrationRequest, plan: Plan, listen: Callable[[Calibr
                 )
             finally:
                 os.close(writing)
-            code = _listen(process, reports, listen)
+            try:
+                for line in reports:
+                    listen(CalibrationProgress(**json.loads(line)))
+                code = process.wait()
+            except BaseException:
+                process.terminate()
+                process.wait()
+                raise
     return code if code >= 0 else TrainingFailedError.exit_code
-
-
-def _listen(process: subprocess.Popen[bytes], reports: TextIO, listen: Callable[[CalibrationProgress], None]) -> int:
-    """Listen to the end; the exit code."""
-    try:
-        for line in reports:
-            listen(CalibrationProgress(**json.loads(line)))
-        return process.wait()
-    except BaseException:
-        process.terminate()
-        process.wait()
-        raise
 
 
 def write_profile(request: CalibrationRequest) -> Calibration:

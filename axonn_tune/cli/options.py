@@ -91,7 +91,13 @@ class AxisOrder(BaseOrder):
             self.fail(str(error), param, ctx)
 
 
-_MORE = {"from_command": "Workload", "with_rejected": "Ranking", "top": "Ranking", "pick": "Ranking"}
+_MORE = {
+    "from_command": "Workload",
+    "with_rejected": "Ranking",
+    "unfold": "Ranking",
+    "top": "Ranking",
+    "pick": "Ranking",
+}
 """Headings of options that commands have beside those of a request; the rest is output."""
 
 
@@ -116,6 +122,9 @@ class SearchCommand(click.Command):
             if record := one.get_help_record(ctx):
                 groups[headings.get(str(one.name), "Output")].append(record)
         for heading, records in groups.items():
+            if heading == "Constraints" and records:
+                with formatter.section("Constraints by the names of a framework, each with a size"):
+                    formatter.write_dl(_names_of_axes())
             if records:
                 with formatter.section(heading):
                     formatter.write_dl(records)
@@ -126,6 +135,17 @@ class SearchCommand(click.Command):
         if any(word.startswith("--") and word.partition("=")[0] not in known for word in args):
             args = _by_our_names(args, known)
         return super().parse_args(ctx, args)
+
+
+def _names_of_axes() -> list[tuple[str, str]]:
+    """Frameworks that call their axes alike, and the options that pin these, those whose commands are written first."""
+    from axonn_tune.frameworks import UNKNOWN, registry
+
+    alike: dict[str, list[str]] = {}
+    for one in sorted(registry().values(), key=lambda one: (one.launch is None, "axonn" in one.name)):
+        if one.names and one.name != UNKNOWN:
+            alike.setdefault(" ".join(map(one.option, one.columns)), []).append(one.name)
+    return [(", ".join(names), flags) for flags, names in alike.items()]
 
 
 def _by_our_names(args: Sequence[str], known: Collection[str]) -> list[str]:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import subprocess
+import sys
 import sysconfig
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,7 +23,6 @@ from axonn_tune.cli.options import (
 
 if TYPE_CHECKING:
     from axonn_tune.launch.host import HostCheck, State
-    from axonn_tune.specs.launch import Launch
 
 
 @click.command("run", short_help="Execute a launch config.")
@@ -193,40 +194,38 @@ def doctor_command(*, launch: str | None, output_format: str) -> None:
       axonn-tune doctor launch.yaml
     """
     from axonn_tune.errors import EnvironmentProblem
+    from axonn_tune.lab.holder import UNPRIVILEGED
     from axonn_tune.launch import host
+    from axonn_tune.launch.host import HostCheck
     from axonn_tune.report.inventory import doctor_json, doctor_text
     from axonn_tune.specs.launch import Launch
     from axonn_tune.specs.loading import load_document
 
     document = None if launch is None else load_document(launch, schema=Launch)
     devices = host.torch_devices()
+    # A process of its own: trying changes its namespaces.
+    trial = subprocess.run([sys.executable, "-m", "axonn_tune.lab.holder"], capture_output=True, text=True, check=False)
+    can = {0: "possible", UNPRIVILEGED: "possible, in a user namespace"}.get(trial.returncode)
+    why = (trial.stderr.strip().splitlines() or [""])[-1]
     findings = [
         *host.host_checks(),
         *host.software_checks(),
         *_torch_findings(devices),
         *host.network_checks(),
         *host.launcher_checks(os.environ),
-        *_lab_findings(),
+        HostCheck("rights", "lab", can or "not possible", "ok" if can else "missing", "" if can else why),
         *host.variable_checks(os.environ, document),
     ]
-    needed = [] if document is None else _needed(document, devices)
+    needed = [] if document is None else list(host.launch_checks(document, gpus=len((devices or {}).get("gpus", ()))))
+    if document is not None and (devices is None or "error" in devices):
+        note = "pip install '.[runtime]' in the checkout" if devices is None else "`import torch` does not work"
+        here = "not here" if devices is None else devices["error"]
+        needed.insert(0, HostCheck("launch config", "torch", here, "missing", note))
     click.echo((doctor_json if output_format == "json" else doctor_text)([*findings, *needed]), nl=False)
     missing = [one for one in needed if one.state == "missing"]
     if missing:
         listed = "; ".join(f"{one.what} ({one.note or one.here})" for one in missing)
         raise EnvironmentProblem(f"{launch} cannot run here: {listed}")
-
-
-def _needed(launch: Launch, devices: dict[str, Any] | None) -> list[HostCheck]:
-    """Checks of a launch config on this host."""
-    from axonn_tune.launch.host import HostCheck, launch_checks
-
-    found = list(launch_checks(launch, gpus=len(devices.get("gpus", ())) if devices else 0))
-    if devices is not None and "error" not in devices:
-        return found
-    missing = ("not here", "pip install '.[runtime]' in the checkout")
-    here, note = missing if devices is None else (devices["error"], "`import torch` does not work")
-    return [HostCheck("launch config", "torch", here, "missing", note), *found]
 
 
 def _torch_findings(devices: dict[str, Any] | None) -> Iterator[HostCheck]:
@@ -249,18 +248,3 @@ def _torch_findings(devices: dict[str, Any] | None) -> Iterator[HostCheck]:
         yield HostCheck(area, f"GPU {number}", f"{gpu['name']}, {show_bytes(float(gpu['memory_bytes']))}", "ok")
     if not devices["gpus"]:
         yield HostCheck(area, "GPUs", "none", "noted", "training here is over gloo, on CPUs")
-
-
-def _lab_findings() -> Iterator[HostCheck]:
-    """Whether an emulated cluster could come up."""
-    import subprocess
-    import sys
-
-    from axonn_tune.lab.holder import UNPRIVILEGED
-    from axonn_tune.launch.host import HostCheck
-
-    command = [sys.executable, "-m", "axonn_tune.lab.holder"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    words = {0: "possible", UNPRIVILEGED: "possible, in a user namespace"}.get(done.returncode)
-    why = (done.stderr.strip().splitlines() or [""])[-1]
-    yield HostCheck("rights", "lab", words or "not possible", "ok" if words else "missing", "" if words else why)

@@ -6,6 +6,7 @@ Also `report`, results as one HTML file, and `trace`, steps as one file for Perf
 from __future__ import annotations
 
 import os
+import shlex
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from axonn_tune.cli.options import (
+    WORDS,
     Count,
     SearchCommand,
     SuggestingChoice,
@@ -36,6 +38,7 @@ from axonn_tune.cli.options import (
     write_html,
     write_or_print,
 )
+from axonn_tune.request import options_of
 
 if TYPE_CHECKING:
     from axonn_tune.api.analysis import ExplainFormat, Explanation
@@ -47,6 +50,11 @@ if TYPE_CHECKING:
 @search_options()
 @click.option("--top", type=Count(0), metavar="N", default=10, show_default=True, help="Rows to list; 0: all.")
 @click.option("--all", "with_rejected", is_flag=True, help="List rejected grids too, with the reasons.")
+@click.option(
+    "--unfold",
+    is_flag=True,
+    help="List layouts that only exchange context parallelism and micro-batch as rows of their own.",
+)
 @format_option()
 @wide_option
 @columns_option
@@ -73,6 +81,7 @@ def search_command(
     *,
     top: int,
     with_rejected: bool,
+    unfold: bool,
     output_format: Format,
     wide: bool,
     columns: tuple[str, ...],
@@ -99,7 +108,6 @@ def search_command(
     """
     from axonn_tune.api.search import search
     from axonn_tune.report.output import terminal_width, wrapped
-    from axonn_tune.report.ranking import no_room_words
 
     if emit and output is None:
         script = "run.sbatch" if "slurm" in emit else "run.sh"
@@ -116,6 +124,7 @@ def search_command(
         rejected=with_rejected,
         wide=wide,
         columns=columns,
+        unfold=unfold,
         color=color,
         terminal=terminal_width(),
     )
@@ -123,24 +132,42 @@ def search_command(
     found.ranked.require_any()
     if output_format in ("table", "md") and not quiet:
         click.echo("\n" + "\n".join(map(wrapped, found.remarks)), err=True)
-        if not (wide or columns) and (gone := no_room_words(found.ranked, top=top, rejected=with_rejected)):
-            click.echo(wrapped(gone), err=True)
         say_assumed(found.inputs)
         if not (output or given("cost")):
-            click.echo(wrapped(_next(found)), err=True)
+            click.echo(_next(found), err=True)
     if output:
         _write(found, output=output, pick=pick, tokens=tokens, emit=emit, quiet=quiet)
 
 
 def _next(found: SearchResult) -> str:
-    """Commands for what users do after a search."""
+    """Commands for what users do after a search, each with what it is for."""
     framework = found.inputs.problem.framework
-    said = ["`axonn-tune explain` breaks #1 down, `axonn-tune compare` has other frameworks"]
+    commands = {
+        _again("explain"): "where the time of #1 goes, term by term",
+        _again("compare"): "other frameworks' best layouts",
+    }
     if framework.name == "axonn-tune":
-        said.append("-o launch.yaml --emit slurm writes what starts #1 in the bundled runtime")
+        commands[f"{_again('')} -o launch.yaml --emit slurm"] = "an sbatch script that starts #1 in the bundled runtime"
     elif framework.launch:
-        said.append(f"-o run --emit slurm writes a script with {framework.title}'s arguments")
-    return f"Next, with the same workload, hardware and constraints: {', '.join(said)}."
+        commands[f"{_again('')} -o run --emit slurm"] = f"an sbatch script with {framework.title}'s arguments"
+    return "\n".join(["Next:", *(f"  {command}\n      {caption}" for command, caption in commands.items())])
+
+
+def _again(name: str) -> str:
+    """This command line for another command, without the options that it does not have; "" for the search itself."""
+    context = click.get_current_context()
+    params = {word: one for one in context.command.params for word in (*one.opts, *one.secondary_opts)}
+    known = options_of(name or "search")
+    words, kept = list(context.meta.get(WORDS, [])), ["axonn-tune", *([name] if name else [])]
+    while words:
+        said, has_value, _ = words[0].partition("=")
+        param = params.get(said)
+        has_own = isinstance(param, click.Option) and not (param.is_flag or has_value) and len(words) > 1
+        taken = 2 if has_own and not words[1].startswith("-") else 1
+        if (param.name in known) if param else said != "search":
+            kept += words[:taken]
+        words = words[taken:]
+    return shlex.join(kept)
 
 
 def _check_output(output: str | None, *, pick: int, tokens: str | None) -> None:
@@ -307,17 +334,26 @@ def sweep_command(
 @format_option()
 @click.option("--wide", is_flag=True, help="Print all columns.")
 @html_option
+@quiet_option
 @color_option
 def compare_command(
-    *, from_command: str | None, output_format: Format, wide: bool, html: str | None, color: bool, **options: Any
+    *,
+    from_command: str | None,
+    output_format: Format,
+    wide: bool,
+    html: str | None,
+    quiet: bool,
+    color: bool,
+    **options: Any,
 ) -> None:
     """Compare the best 4D grid with the best layouts of other frameworks, by the time of a step.
 
     Megatron-Core, torchtitan, DeepSpeed, FSDP (ZeRO-3), HSDP, data parallelism, Megatron-AxoNN and AxoNN each run their
-    fastest layout that fits into memory, on kernels of one quality; --framework adds another. Below the table: what
-    separates each from the first. --recompute, --micro-batch and --no-overlap hold for all; axes, rank order and
-    --kept-layers for 4D, or for the framework named. The paper's measurements used full activation recomputation:
-    --recompute full.
+    fastest layout that fits into memory, by the numbers of their own software, or on kernels of one quality
+    (--same-kernels). The first table has the layouts, the second what each step is spent on. --framework names the
+    baseline, and adds it if it is another; else the first is it. --recompute, --micro-batch and --no-overlap hold for
+    all; axes, rank order and --kept-layers for 4D, or for the framework named. The paper's measurements used full
+    activation recomputation: --recompute full.
 
     \b
     Examples:
@@ -336,7 +372,10 @@ def compare_command(
     else:
         require_problem(options)
         found = compare(**options)
-    show(found, found.render(output_format, wide=wide, color=color), html=html)
+    text = found.render(output_format, wide=wide, remarks=not quiet, color=color)
+    show(found, text, html=html, quiet=quiet)
+    if quiet:
+        return
     if not from_command:
         say_assumed(found.inputs)
     for words in found.said:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,9 +23,8 @@ from axonn_tune.cli.options import (
 )
 
 if TYPE_CHECKING:
-    from axonn_tune.specs.results import Baseline, Floors, Tolerances
     from axonn_tune.validation.comparison import RunComparison
-    from axonn_tune.validation.runner import Selection, ValidationPlan, ValidationProgress
+    from axonn_tune.validation.runner import ValidationPlan, ValidationProgress
 
 _TOLERANCES = ("prediction", "step", "communication", "memory")
 _FLOORS = ("spearman", "regret", "step_error", "communication_error")
@@ -124,11 +122,12 @@ def validate_command(
       axonn-tune validate launch.yaml --lab lab -o measured.yaml
     """
     from axonn_tune.api.measurement import Runs, compared
-    from axonn_tune.errors import CheckFailedError
+    from axonn_tune.errors import CheckFailedError, UsageError
     from axonn_tune.launch.host import require_torch
     from axonn_tune.report.output import json_text
     from axonn_tune.report.validation import validation_document, validation_section, validation_text
-    from axonn_tune.validation.runner import Selection
+    from axonn_tune.specs.loading import is_shipped
+    from axonn_tune.validation.runner import Selection, plan_from_files, plan_from_ranking
 
     if moved := [name for name in _ELSEWHERE if options.pop(name) is not None]:
         raise click.UsageError(f"--{moved[0]} is in the checkout now: python -m tools.measurements --{moved[0]} FILE")
@@ -140,9 +139,20 @@ def validate_command(
         return
     runs = Runs(**{each.name: options.pop(each.name) for each in fields(Runs)})
     require_torch()
-    selected = _select(options, launches, Selection(0 if everything else top, orders, also_blocking))
-    if update:
-        _require_own(selected)
+    if launches:
+        refuse_search(f"{', '.join(launches)} {'says' if len(launches) == 1 else 'say'}", options)
+        machine = options["machine"] if given("machine") else None
+        selected = plan_from_files(launches, machine=machine, command=command_line())
+    else:
+        selection = Selection(0 if everything else top, orders, also_blocking)
+        selected = plan_from_ranking(load(options), selection, command=command_line())
+    path, name = selected.machine.path, selected.machine.document.name
+    if update and is_shipped("machine", path):
+        raise UsageError(
+            f"--update would write into {str(path)!r}, which comes with the tool; make one of your own first: "
+            f"`axonn-tune machines show {name} > mine.yaml`"
+        )
+
     comparison = compared(selected, runs, listen=_say)
     if runs.output is not None:
         click.echo(f"wrote {runs.output}", err=True)
@@ -193,30 +203,6 @@ def _accuracy(rows: Path | None, machine: str | None, worst: int, html: str | No
     if html is not None:
         write_html(html, [accuracy_section(found, command=command_line())])
     click.echo(text, nl=False)
-
-
-def _select(options: Mapping[str, Any], launches: tuple[str, ...], selection: Selection) -> ValidationPlan:
-    """The configurations of launch configs, or of a ranking."""
-    from axonn_tune.validation.runner import plan_from_files, plan_from_ranking
-
-    if launches:
-        refuse_search(f"{', '.join(launches)} {'says' if len(launches) == 1 else 'say'}", options)
-        machine = options["machine"] if given("machine") else None
-        return plan_from_files(launches, machine=machine, command=command_line())
-    return plan_from_ranking(load(options), selection, command=command_line())
-
-
-def _require_own(selected: ValidationPlan) -> None:
-    """UsageError unless the machine profile is the user's own file."""
-    from axonn_tune.errors import UsageError
-    from axonn_tune.specs.loading import is_shipped
-
-    path, name = selected.machine.path, selected.machine.document.name
-    if is_shipped("machine", path):
-        raise UsageError(
-            f"--update would write into {str(path)!r}, which comes with the tool; make one of your own first: "
-            f"`axonn-tune machines show {name} > mine.yaml`"
-        )
 
 
 def _update(comparison: RunComparison, selected: ValidationPlan) -> None:
@@ -304,15 +290,26 @@ def regress_command(
     from axonn_tune.errors import CheckFailedError
     from axonn_tune.files import write_text_atomically
     from axonn_tune.report import validation as report
+    from axonn_tune.specs.document import to_yaml
     from axonn_tune.specs.loading import load_document
-    from axonn_tune.specs.results import Baseline
+    from axonn_tune.specs.results import Baseline, Floors, Measurements, Tolerances
+    from axonn_tune.validation.regression import baseline_of
+    from axonn_tune.validation.runner import Selection, plan_from_ranking
 
+    allowed, least = Tolerances(), Floors()
+    if not record:
+        refuse_search(f"{baseline} says", options)
+        recorded = load_document(baseline, schema=Baseline)
+        allowed, least = recorded.tolerances, recorded.floors
+    allowed = allowed.model_copy(update=_values(tolerances, _TOLERANCES, option="--tolerance"))
+    least = least.model_copy(update=_values(floors, _FLOORS, option="--floor"))
     if record:
-        _record(baseline, options, measurement, _limits(tolerances, floors), reason=reason, top=top)
+        measured = None if measurement is None else load_document(measurement, schema=Measurements)
+        source = measured or plan_from_ranking(load(options), Selection(top), command=command_line())
+        made = baseline_of(source, reason=reason, tolerances=allowed, floors=least)
+        write_text_atomically(baseline, to_yaml(made, header=[f"Recorded by {command_line()}"]))
+        click.echo(f"recorded {baseline}: {len(made.configurations)} configurations", err=True)
         return
-    refuse_search(f"{baseline} says", options)
-    recorded = load_document(baseline, schema=Baseline)
-    allowed, least = _limits(tolerances, floors, of=recorded)
     machine = options["machine"] if given("machine") else None
     found = regress(recorded, machine=machine, measurement=measurement, tolerances=allowed, floors=least)
     click.echo(report.regression_json(found) if output_format == "json" else report.regression_text(found), nl=False)
@@ -321,45 +318,6 @@ def regress_command(
             write_text_atomically(path, text)
     if found.failures:
         raise CheckFailedError(report.verdict(found))
-
-
-def _record(
-    path: str,
-    options: Mapping[str, Any],
-    measurement: str | None,
-    limits: tuple[Tolerances, Floors],
-    *,
-    reason: str,
-    top: int,
-) -> None:
-    from axonn_tune.files import write_text_atomically
-    from axonn_tune.specs.document import to_yaml
-    from axonn_tune.specs.loading import load_document
-    from axonn_tune.specs.results import Measurements
-    from axonn_tune.validation.regression import baseline_of
-    from axonn_tune.validation.runner import Selection, plan_from_ranking
-
-    source: Measurements | ValidationPlan
-    if measurement is not None:
-        source = load_document(measurement, schema=Measurements)
-    else:
-        source = plan_from_ranking(load(options), Selection(top), command=command_line())
-    made = baseline_of(source, reason=reason, tolerances=limits[0], floors=limits[1])
-    write_text_atomically(path, to_yaml(made, header=[f"Recorded by {command_line()}"]))
-    click.echo(f"recorded {path}: {len(made.configurations)} configurations", err=True)
-
-
-def _limits(
-    tolerances: tuple[str, ...], floors: tuple[str, ...], *, of: Baseline | None = None
-) -> tuple[Tolerances, Floors]:
-    """Tolerances of a baseline, or the defaults, with the command line's on top."""
-    from axonn_tune.specs.results import Floors, Tolerances
-
-    allowed, least = (Tolerances(), Floors()) if of is None else (of.tolerances, of.floors)
-    return (
-        allowed.model_copy(update=_values(tolerances, _TOLERANCES, option="--tolerance")),
-        least.model_copy(update=_values(floors, _FLOORS, option="--floor")),
-    )
 
 
 def _values(words: tuple[str, ...], names: tuple[str, ...], *, option: str) -> dict[str, float]:

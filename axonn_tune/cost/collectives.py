@@ -75,12 +75,6 @@ class Route:
     bandwidth_bytes_per_s: float
     measured: bool = False
 
-    def over(self, tiers: tuple[Tier, ...]) -> Route:
-        """The same route with other tier bandwidths."""
-        if self.measured or self.size == 1:
-            return self
-        return replace(self, bandwidth_bytes_per_s=_bandwidth(self.sharing, tiers))
-
 
 def route(shape: GroupShape, tiers: tuple[Tier, ...], world: int) -> Route:
     """Lay a group's ring over the tiers.
@@ -100,30 +94,25 @@ def route(shape: GroupShape, tiers: tuple[Tier, ...], world: int) -> Route:
     )
     outermost = max(position for position, count in enumerate(reaching) if count)
     sharing = (1, *(found.sharing if found.edges else 0 for found in crossings))
-    measured = _measured_bandwidth(shape, tiers[outermost])
+    measured = [
+        entry.bandwidth_gb_per_s * 1e9
+        for entry in tiers[outermost].measured or ()
+        if shape.levels == ((entry.group, entry.stride),)
+    ]
     return Route(
         size=shape.size,
         hops=hops,
         domains=tuple(max(count, 1) for count in reaching),
         outermost=outermost,
         sharing=sharing,
-        bandwidth_bytes_per_s=_bandwidth(sharing, tiers) if measured is None else measured,
-        measured=measured is not None,
+        bandwidth_bytes_per_s=measured[0] if measured else _bandwidth(sharing, tiers),
+        measured=bool(measured),
     )
 
 
 def _bandwidth(sharing: tuple[int, ...], tiers: tuple[Tier, ...]) -> float:
     """Bandwidth of one ring on its slowest shared link, bytes/s."""
     return min(tier.bandwidth_bytes_per_s / rings for tier, rings in zip(tiers, sharing, strict=True) if rings)
-
-
-def _measured_bandwidth(shape: GroupShape, tier: Tier) -> float | None:
-    """Measured bandwidth of this shape in the profile, bytes/s, or None."""
-    if len(shape.levels) != 1:
-        return None
-    size, stride = shape.levels[0]
-    found = [entry for entry in tier.measured or () if (entry.group, entry.stride) == (size, stride)]
-    return found[0].bandwidth_gb_per_s * 1e9 if found else None
 
 
 def ring(kind: CollectiveKind, path: Route, tiers: tuple[Tier, ...], protocol: Protocol) -> tuple[float, float]:
@@ -252,19 +241,26 @@ _ALGORITHMS: dict[Algorithm, Callable[..., tuple[float, float] | None]] = {
 }
 
 
-def lines(kind: CollectiveKind, path: Route, machine: Machine) -> tuple[Line, ...]:
-    """A line for every algorithm and protocol of the library over this route; none for a group of one."""
+def lines(kind: OpKind, path: Route, machine: Machine, *, call_s: float = 0.0) -> tuple[Line, ...]:
+    """A line for every algorithm and protocol of the library over this route; none for a group of one.
+
+    call_s: software overhead per call. An all-to-all is priced as the all-gather of its buffer: in both, a rank sends
+    (p-1)/p of it over its own link.
+    """
     if path.size == 1:
         return ()
-    tiers = machine.tiers_of(kind)
-    path = path if tiers is machine.tiers else path.over(tiers)
+    priced_as = priced_kind(kind)
+    tiers = machine.tiers_of(priced_as)
+    if tiers is not machine.tiers and not path.measured:
+        path = replace(path, bandwidth_bytes_per_s=_bandwidth(path.sharing, tiers))
     found = []
-    for algorithm in machine.library.algorithms[kind]:
+    for algorithm in machine.library.algorithms[priced_as]:
         # NCCL's in-network reduction uses only the simple protocol, the first of a profile.
         for protocol in machine.library.protocols[: 1 if algorithm == "in_switch" else None]:
-            priced = _ALGORITHMS[algorithm](kind, path, tiers, protocol)
-            if priced is not None:
-                found.append(Line(algorithm, protocol.name, machine.library.launch_s + priced[0], priced[1]))
+            line = _ALGORITHMS[algorithm](priced_as, path, tiers, protocol)
+            if line is not None:
+                latency_s, bandwidth_bytes_per_s = machine.library.launch_s + line[0] + call_s, line[1]
+                found.append(Line(algorithm, protocol.name, latency_s, bandwidth_bytes_per_s))
     return tuple(found)
 
 
@@ -277,20 +273,11 @@ def collective_time_s(chosen: tuple[tuple[Value, Value], ...], size_bytes: Value
     return fastest
 
 
-def lines_of(kind: OpKind, path: Route, machine: Machine, *, call_s: float = 0.0) -> tuple[Line, ...]:
-    """Lines of a program's collective; call_s: software overhead per call.
-
-    An all-to-all is priced as the all-gather of its buffer: in both, a rank sends (p-1)/p of it over its own link.
-    """
-    found = lines(priced_kind(kind), path, machine)
-    return found if not call_s else tuple(replace(line, latency_s=line.latency_s + call_s) for line in found)
-
-
 def transfer_time_s(size_bytes: Value, *, stride: int, machine: Machine, call_s: float = 0.0) -> Value:
     """Time to send `size_bytes` to the rank at distance `stride`, all ranks sending at once, s.
 
     The link crossed is that of the innermost tier whose domains hold both ends; over an outer tier
-    every rank of a domain sends, so each gets its share of the domain's bandwidth. call_s: as for `lines_of`.
+    every rank of a domain sends, so each gets its share of the domain's bandwidth. call_s: as for `lines`.
     """
     tier, senders = sending(stride=stride, machine=machine)
     latency_s = machine.library.launch_s + tier.latency_s + call_s
@@ -326,7 +313,14 @@ def crossing(shape: GroupShape, domain: int | None, world: int) -> Crossing:
     if domain is None or world <= domain or not shape.levels or domain % shape.span == 0:
         return Crossing(0, 0)
     if len(shape.levels) == 1:
-        return _one_level(*shape.levels[0], domain=domain, world=world)
+        size, stride = shape.levels[0]
+        if stride >= domain:
+            return Crossing(size, domain)
+        block = size * stride
+        phases = min(world // block, domain // gcd(block, domain))
+        first = max(min(number * block % domain + stride, domain) - 1 for number in range(phases))
+        touched = (first + (size - 1) * stride) // domain + 1
+        return Crossing(touched, _sharing(size, stride, domain=domain, world=world)) if touched > 1 else Crossing(0, 0)
     (inner_size, inner_stride), (outer_size, _) = shape.levels
     inside = crossing(GroupShape((shape.levels[0],)), domain, world)
     edges = outer_size * (max(inside.edges - 1, 0) + 1)
@@ -334,24 +328,11 @@ def crossing(shape: GroupShape, domain: int | None, world: int) -> Crossing:
     return Crossing(edges, sharing)
 
 
-def _one_level(size: int, stride: int, *, domain: int, world: int) -> Crossing:
-    """Crossing of groups of `size` ranks `stride` apart; see `crossing`."""
-    if stride >= domain:
-        return Crossing(size, domain)
-    block = size * stride
-    phases = min(world // block, domain // gcd(block, domain))
-    first = max(min(number * block % domain + stride, domain) - 1 for number in range(phases))
-    domains_touched = (first + (size - 1) * stride) // domain + 1
-    if domains_touched == 1:
-        return Crossing(0, 0)
-    return Crossing(domains_touched, _sharing(size, stride, domain=domain, world=world))
-
-
 _DOMAINS_EXAMINED = 64
 
 
 def _sharing(size: int, stride: int, *, domain: int, world: int) -> int:
-    """Largest number of groups that straddle one domain: each has one edge that leaves it.
+    """Largest number of groups that straddle one domain, with members inside and outside; one edge of each leaves it.
 
     The pattern repeats; at most 64 domains are checked, which covers all but odd sizes.
     """
@@ -359,16 +340,12 @@ def _sharing(size: int, stride: int, *, domain: int, world: int) -> int:
     busiest = 0
     for number in range(min(-(-world // domain), block // gcd(block, domain), _DOMAINS_EXAMINED)):
         first, end = number * domain, min((number + 1) * domain, world)
-        if first // block == (end - 1) // block:
-            parts = [(first % block, (end - 1) % block + 1)]
-        else:
+        parts = [(first % block, (end - 1) % block + 1)]
+        if first // block != (end - 1) // block:
             parts = [(first % block, block), (0, (end - 1) % block + 1)]
-        busiest = max(busiest, sum(_groups_cut(size, stride, begin=begin, end=end) for begin, end in parts))
+        cut = 0
+        for begin, end in parts:
+            whole = max(0, min(stride, end - (size - 1) * stride) - begin)
+            cut += min(stride, end - begin) - whole
+        busiest = max(busiest, cut)
     return busiest
-
-
-def _groups_cut(size: int, stride: int, *, begin: int, end: int) -> int:
-    """Groups of one block with members both inside and outside its ranks `begin` to `end`."""
-    touched = min(stride, end - begin)
-    whole = max(0, min(stride, end - (size - 1) * stride) - begin)
-    return touched - whole

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from axonn_tune.cost.collectives import Route, lines_of, route
+from axonn_tune.cost.collectives import lines, route
 from axonn_tune.cost.compute import ComputeClock, ComputeRates, contended_s
 from axonn_tune.cost.replay import ChunkTimes, Lines, Replay, StageWork, keeping_of, kept_of
 from axonn_tune.grid import GroupShape
@@ -87,22 +87,18 @@ def route_table(
     table: dict[OpKind, Lines] = {}
     for kind, several in groups.items():
         numbers = distinct(np.concatenate([used[axes] for axes in several]))[0].tolist()
-        table[kind] = _line_columns(kind, paths, numbers, machine, call_s=call_s)
+        found = [(number, lines(kind, paths[number], machine, call_s=call_s)) for number in numbers]
+        # A pair of columns a line; where a route has fewer lines, its first again.
+        columns = []
+        for position in range(max((len(row) for _, row in found), default=0)):
+            latency, bandwidth = np.zeros(len(paths)), np.full(len(paths), np.inf)
+            for number, row in found:
+                if row:
+                    line = row[position] if position < len(row) else row[0]
+                    latency[number], bandwidth[number] = line.latency_s, line.bandwidth_bytes_per_s
+            columns.append((latency, bandwidth))
+        table[kind] = tuple(columns)
     return RouteTable(tier, table)
-
-
-def _line_columns(kind: OpKind, paths: list[Route], numbers: list[int], machine: Machine, *, call_s: float) -> Lines:
-    """Columns of all routes, one pair per line; missing lines repeat the first."""
-    found = [(number, lines_of(kind, paths[number], machine, call_s=call_s)) for number in numbers]
-    columns = []
-    for position in range(max((len(row) for _, row in found), default=0)):
-        latency, bandwidth = np.zeros(len(paths)), np.full(len(paths), np.inf)
-        for number, row in found:
-            if row:
-                line = row[position] if position < len(row) else row[0]
-                latency[number], bandwidth[number] = line.latency_s, line.bandwidth_bytes_per_s
-        columns.append((latency, bandwidth))
-    return tuple(columns)
 
 
 @dataclass(frozen=True)
@@ -178,7 +174,7 @@ class ColumnPricer:
         found = ChunkTimes(*(np.empty(len(candidates)) for _ in range(6)))
         for rows, streams in self._blocks(candidates, kept_of(work, layers), layers):
             times = self._replay(candidates.taken(rows), work, streams).chunk(part, layers)
-            for column, value in zip(found.columns, times.columns, strict=True):
+            for column, value in zip(found, times, strict=True):
                 column[rows] = value
         return found
 

@@ -42,11 +42,17 @@ class ComputeRates:
 
 def compute_rates(accelerator: Accelerator, precision: Precision, software: Software = FUSED) -> ComputeRates:
     """Rates of an accelerator under some software; KeyError if it does not state a peak for this precision."""
+
+    def by_layout(peak: float) -> dict[MatmulLayout, float]:
+        """Sustained FLOP/s of large GEMMs, from a peak in FLOP/s."""
+        sustained = peak * accelerator.training_share
+        return {layout: sustained * share for layout, share in accelerator.matmul_efficiency.items()}
+
     lasting = accelerator.peak_flops_per_s(precision) * accelerator.training_share
     return ComputeRates(
-        matmul_flops_per_s=_by_layout(accelerator, accelerator.peak_flops_per_s(precision) / software.gemm),
-        vector_flops_per_s=_by_layout(accelerator, accelerator.vector_flops_per_s(precision)),
-        vector_fp32_flops_per_s=_by_layout(accelerator, accelerator.vector_flops_per_s("fp32")),
+        matmul_flops_per_s=by_layout(accelerator.peak_flops_per_s(precision) / software.gemm),
+        vector_flops_per_s=by_layout(accelerator.vector_flops_per_s(precision)),
+        vector_fp32_flops_per_s=by_layout(accelerator.vector_flops_per_s("fp32")),
         matmul_launch_s=seconds(accelerator.matmul_launch_us + software.operation_us),
         matmul_ramp=accelerator.matmul_ramp,
         tile=float(accelerator.matmul_tile),
@@ -58,13 +64,6 @@ def compute_rates(accelerator: Accelerator, precision: Precision, software: Soft
         dispatch_s=seconds(software.dispatch_us),
         contention=accelerator.contention,
     )
-
-
-def _by_layout(accelerator: Accelerator, peak: float) -> dict[MatmulLayout, float]:
-    """Sustained FLOP/s of large GEMMs by layout, from a peak in FLOP/s."""
-    return {
-        layout: peak * accelerator.training_share * share for layout, share in accelerator.matmul_efficiency.items()
-    }
 
 
 def rate_of_matmul(
@@ -111,24 +110,19 @@ def matmul_time_s(
     return rates.matmul_launch_s + busy_s
 
 
-def kernel_time_s(size_bytes: Value, rates: ComputeRates) -> Value:
-    """Time of an element-wise or reducing kernel that reads and writes `size_bytes` in all, s."""
-    return rates.kernel_launch_s + size_bytes / rates.memory_bytes_per_s
+def kernel_time_s(size_bytes: Value, rates: ComputeRates, *, traffic: float = 1.0) -> Value:
+    """Time of an element-wise or reducing kernel that reads and writes `size_bytes` in all, s.
+
+    traffic: what the software moves, relative to the program's bytes.
+    """
+    return rates.kernel_launch_s + size_bytes * traffic / rates.memory_bytes_per_s
 
 
-def unfused_kernel_time_s(size_bytes: Value, rates: ComputeRates) -> Value:
-    """The same for a kernel with `size_bytes` in the program, scaled by the software's memory traffic, s."""
-    return rates.kernel_launch_s + size_bytes * rates.kernel_traffic / rates.memory_bytes_per_s
-
-
-def attention_forward_time_s(flops: Value, rates: ComputeRates) -> Value:
-    """Time of fused attention forward, s; `flops` counts the masked half too (4 · tokens · S · Q)."""
-    return rates.kernel_launch_s + flops / rates.attention_forward_flops_per_s
-
-
-def attention_backward_time_s(flops: Value, rates: ComputeRates) -> Value:
-    """Time of fused attention backward, s; `flops` counts five GEMMs for the forward's two."""
-    return rates.kernel_launch_s + flops / rates.attention_backward_flops_per_s
+def attention_time_s(flops: Value, rates: ComputeRates, *, backward: bool) -> Value:
+    """Time of fused attention, s; `flops` counts the masked half too: forward 4 · tokens · S · Q, backward five GEMMs
+    for the forward's two."""
+    reached = rates.attention_backward_flops_per_s if backward else rates.attention_forward_flops_per_s
+    return rates.kernel_launch_s + flops / reached
 
 
 @dataclass(frozen=True)
@@ -153,33 +147,21 @@ class ComputeClock:
         return found[1]
 
     def _call_s(self, step: Computation) -> Value:
+        rates, element = self.rates, self.element_bytes
         if isinstance(step, MatMul):
             m, n, k = (size.evaluate(self.values) for size in (step.m, step.n, step.k))
-            return matmul_time_s(
-                m,
-                n,
-                k,
-                flops_per_s=self._rate(step),
-                element_bytes=self.element_bytes,
-                rates=self.rates,
-                arithmetic=self.arithmetic,
-            )
+            rate, numbers = self._rate(step), self.arithmetic
+            return matmul_time_s(m, n, k, flops_per_s=rate, element_bytes=element, rates=rates, arithmetic=numbers)
         if isinstance(step, Attention):
-            price = attention_backward_time_s if step.backward else attention_forward_time_s
-            return price(step.flops.evaluate(self.values), self.rates)
+            return attention_time_s(step.flops.evaluate(self.values), rates, backward=step.backward)
         if step.size_bytes.coefficient == 0.0:
             return 0.0
-        price_kernel = kernel_time_s if step.phase == "step" else unfused_kernel_time_s
-        return price_kernel(step.size_bytes.evaluate(self.values), self.rates)
+        traffic = 1.0 if step.phase == "step" else rates.kernel_traffic
+        return kernel_time_s(step.size_bytes.evaluate(self.values), rates, traffic=traffic)
 
     def _rate(self, step: MatMul) -> float:
-        return rate_of_matmul(
-            step.layout,
-            element_bytes=self.element_bytes,
-            alignment=step.alignment,
-            batched=step.batched,
-            rates=self.rates,
-        )
+        element, aligned, batched = self.element_bytes, step.alignment, step.batched
+        return rate_of_matmul(step.layout, element_bytes=element, alignment=aligned, batched=batched, rates=self.rates)
 
     def run_s(self, step: Computation) -> Value:
         """Time of a computation in the schedule: its consecutive calls, s."""

@@ -28,7 +28,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
-from typing import Literal, Protocol, TypeAlias
+from typing import Literal, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -59,13 +59,6 @@ RELEASED_MINIMUM_TENSOR_PARALLELISM: Mapping[str, int] = MappingProxyType(
 """Smallest x·y·z that the authors hard-coded for each model, in place of a memory model."""
 
 
-class Lookup(Protocol):
-    """A rule for the bandwidth of a group."""
-
-    def __call__(self, table: PaperTable, *, inner: Integers, group: Integers) -> Floats:
-        """Bandwidths, bytes/s, of groups with `inner` ranks in the axes inside them."""
-
-
 def table_bandwidth(table: PaperTable, *, inner: Integers, group: Integers) -> Floats:
     """Look bandwidths (bytes/s) up by (product of inner axes, own size); nan, which callers reject, without an entry.
 
@@ -94,20 +87,6 @@ def equation_7_bandwidth(table: PaperTable, *, inner: Integers, group: Integers)
     spanning_bytes_per_s = table.inter_node_gib_per_s * GIB / np.minimum(table.ranks_per_node, inner)
     inside = table_bandwidth(table, inner=inner, group=group)
     return np.where(inner * group <= table.ranks_per_node, inside, spanning_bytes_per_s)
-
-
-def axis_bandwidths(
-    lookup: Lookup, *, table: PaperTable, group: Mapping[str, Integers], order: tuple[str, ...]
-) -> dict[str, Floats]:
-    """Bandwidth of every axis by one of the two look-ups above, bytes/s: infinite for groups of one.
-
-    `order` names the axes from the fastest-varying rank outwards.
-    """
-    inner, found = np.ones_like(group[order[0]]), {}
-    for axis in order:
-        found[axis] = np.where(group[axis] == 1, np.inf, lookup(table, inner=inner, group=group[axis]))
-        inner = inner * group[axis]
-    return found
 
 
 @dataclass(frozen=True)
@@ -276,12 +255,6 @@ def block_layers(model: Model) -> tuple[PaperLayer, ...]:
     )
 
 
-def released_block_layers(model: Model) -> tuple[PaperLayer, ...]:
-    """The four layers with the released script's error: fc2's input and output widths exchanged."""
-    *others, fc2 = block_layers(model)
-    return (*others, replace(fc2, k=fc2.n, n=fc2.k))
-
-
 def price_paper(  # noqa: PLR0913 - a candidate is four sizes and an order
     backend: PaperBackend,
     *,
@@ -308,7 +281,11 @@ def price_paper(  # noqa: PLR0913 - a candidate is four sizes and an order
         group=group,
         bandwidth_bytes_per_s=_bandwidths(backend, machine=machine, group=group, order=order),
     )
-    layers = released_block_layers(model) if backend == "paper-released" else block_layers(model)
+    layers = block_layers(model)
+    if backend == "paper-released":
+        # The script exchanges the input and output widths of fc2.
+        *others, fc2 = layers
+        layers = (*others, replace(fc2, k=fc2.n, n=fc2.k))
     terms = tuple(term for layer in layers for term in layer_terms(layer, grids=grids, recompute=backend != "paper"))
     communication_s = np.zeros(len(columns[0]))
     for term in terms:
@@ -319,14 +296,18 @@ def price_paper(  # noqa: PLR0913 - a candidate is four sizes and an order
 def _bandwidths(
     backend: PaperBackend, *, machine: Machine, group: Mapping[str, Integers], order: tuple[str, ...] | None
 ) -> dict[str, Floats]:
-    """Bandwidth of every axis, bytes/s, with the hierarchy and the look-up of a backend."""
+    """Bandwidth of every axis, bytes/s, by the rank order and the rule of a backend: infinite for groups of one."""
     if machine.paper is None:
         raise UsageError(f"machine {machine.name!r} has no 'paper' section, which the {backend!r} cost needs")
     inner_first = order or (PAPER_ORDER if backend == "paper" else RELEASED_ORDER)
     if sorted(inner_first) != sorted(AXES):
         raise ValueError(f"order must name each of {', '.join(AXES)} once, not {', '.join(inner_first)}")
-    lookup = equation_7_bandwidth if backend == "paper" else table_bandwidth
-    return axis_bandwidths(lookup, table=machine.paper, group=group, order=inner_first)
+    rule = equation_7_bandwidth if backend == "paper" else table_bandwidth
+    inner, found = np.ones_like(group[inner_first[0]]), {}
+    for axis in inner_first:
+        found[axis] = np.where(group[axis] == 1, np.inf, rule(machine.paper, inner=inner, group=group[axis]))
+        inner = inner * group[axis]
+    return found
 
 
 def released_grids(gpus: int, *, model: Model, batch: int, minimum_tensor_parallelism: bool = False) -> Integers:

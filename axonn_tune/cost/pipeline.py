@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from axonn_tune.cost.collectives import collective_time_s, lines_of, route, transfer_time_s
+from axonn_tune.cost.collectives import collective_time_s, lines, route, transfer_time_s
 from axonn_tune.cost.compute import contended_s
 from axonn_tune.cost.replay import ChunkTimes
 from axonn_tune.frameworks.description import Framework, PipelineSchedule
@@ -189,7 +189,7 @@ def message_s(
     sent_s = transfer_time_s(size_bytes, stride=stride, machine=machine, call_s=call_s)
     if over_x is None:
         return sent_s
-    chosen = lines_of("all_gather", route(over_x, machine.tiers, world), machine, call_s=call_s)
+    chosen = lines("all_gather", route(over_x, machine.tiers, world), machine, call_s=call_s)
     pairs = tuple((line.latency_s, line.bandwidth_bytes_per_s) for line in chosen)
     return sent_s + collective_time_s(pairs, whole_bytes, arithmetic)
 

@@ -15,13 +15,14 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 
-from axonn_tune.cost.collectives import Line, lines_of, route, sending
+from axonn_tune.cost.collectives import Line, lines, route, sending
 from axonn_tune.cost.compute import ComputeClock, ComputeRates, compute_rates, contended_s, exposed_s
 from axonn_tune.cost.pipeline import StageTimes
 from axonn_tune.cost.replay import Batch, ChunkTimes, Recorder, Replay, StageWork, exposed_by_term, term_key
 from axonn_tune.cost.uncertainty import Floats, half_width, outside, slopes_of, spread, with_software
 from axonn_tune.frameworks import software_on, step_on
 from axonn_tune.frameworks.description import StepOptions
+from axonn_tune.grid import ALL_AXES
 from axonn_tune.job import Job, Layout
 from axonn_tune.program.dimensions import (
     executed_flops,
@@ -184,6 +185,15 @@ class PricedLayout(Layout):
     def size(self, axis: str) -> int:
         """Size of an axis, 1 where it is not searched."""
         return self.grid.axis_size(axis)
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> int:
+            """Size of an axis, or chunks, by the framework's name in any case, `.tp` or `.dp_shard`; context, too."""
+            axis = None if name.startswith("_") or "job" not in vars(self) else self.job.framework.axis(name)
+            if axis is None and name not in ALL_AXES:
+                raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+            return self.size(axis or name) if axis != "chunks" else self.chunks
 
     @property
     def sizes(self) -> tuple[int, ...]:
@@ -362,7 +372,7 @@ class Pricer:
     def lines(self, kind: OpKind, axes: str) -> tuple[Line, ...]:
         """Lines of all algorithms and protocols of a collective."""
         if (kind, axes) not in self._lines:
-            self._lines[kind, axes] = lines_of(kind, self.routes[axes], self.machine, call_s=self.call_s)
+            self._lines[kind, axes] = lines(kind, self.routes[axes], self.machine, call_s=self.call_s)
         return self._lines[kind, axes]
 
     def price(self) -> Detail:
@@ -414,10 +424,10 @@ class Pricer:
     @cached_property
     def kinds(self) -> list[Kind]:
         """Stages that are alike, replayed."""
-        return [
-            Kind(self, stage, blocks, numbers, self._settled[numbers[0]][0])
-            for (stage, blocks), numbers in stages_alike(self.parts, self.grid.pipeline).items()
-        ]
+        found = []
+        for (stage, blocks), numbers in stages_alike(self.parts, self.grid.pipeline).items():
+            found.append(Kind(self, stage, blocks, numbers, self._settled[numbers[0]][0]))
+        return found
 
     def _joined(self, of: Mapping[int, Kind]) -> _Joined:
         """Pipeline stages joined by 1F1B or interleaved 1F1B."""
@@ -575,7 +585,7 @@ class Kind:
         """Its seconds as columns of one row."""
         from axonn_tune.cost.pipeline import StageKind
 
-        times = tuple(ChunkTimes(*map(np.atleast_1d, one.columns)) for one in self.chunks)
+        times = tuple(ChunkTimes(*map(np.atleast_1d, one)) for one in self.chunks)
         return StageKind(self.numbers, np.array([self.communication_s]), np.array([self.compute_s]), times)
 
     def record(self) -> tuple[Batch, ...]:

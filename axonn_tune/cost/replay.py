@@ -198,8 +198,7 @@ def exposed_by_term(recorders: Sequence[Recorder]) -> dict[TermKey, float]:
     return found
 
 
-@dataclass(frozen=True)
-class ChunkTimes:
+class ChunkTimes(NamedTuple):
     """One micro-batch through a chunk of a pipeline stage, s: numbers, or columns.
 
     last_backward_s: of the step's last one; end_s: after it, the step's end; data_s: of that, waiting for the chunk's
@@ -213,14 +212,9 @@ class ChunkTimes:
     data_s: Any
     host_s: Any
 
-    @property
-    def columns(self) -> tuple[Any, ...]:
-        """All of them."""
-        return self.forward_s, self.backward_s, self.last_backward_s, self.end_s, self.data_s, self.host_s
-
     def taken(self, rows: NDArray[np.int64]) -> ChunkTimes:
         """The rows of some candidates."""
-        return ChunkTimes(*(column[rows] for column in self.columns))
+        return ChunkTimes(*(column[rows] for column in self))
 
 
 Lines: TypeAlias = tuple[tuple[Value, Value], ...]
@@ -334,23 +328,21 @@ class Replay:
 
     @cached_property
     def _sent(self) -> list[tuple[int, Value, Value | None]]:
-        """Collectives by number: tier, duration, and 1.0 where a candidate sends it and 0.0 where its group has one
-        member, None where all send it."""
+        """Collectives by number: tier, duration of consecutive calls (a weight gather is one call), and 1.0 where a
+        candidate sends it and 0.0 where its group has one member, None where all send it."""
         known: dict[tuple[OpKind, str, Size, Size], Value] = {}
         several = {axes: self._several(axes) for axes, stream in self.streams.items() if stream >= 0}
         present = {axes: None if np.all(value) else value for axes, value in several.items()}
-
-        def scheduled_s(one: Collective) -> Value:
-            """Its consecutive calls; a weight gather is one call."""
+        found: list[tuple[int, Value, Value | None]] = []
+        for one in self.schedule.collectives:
+            if one.axis not in present:
+                found.append((-1, 0.0, None))
+                continue
             key = one.kind, one.axis, one.size_bytes, ONCE if one.role == "weight" else one.calls
             if key not in known:
                 known[key] = self.call_s(one) if key[-1] == ONCE else self.value(key[-1]) * self.call_s(one)
-            return known[key]
-
-        return [
-            (self.streams[one.axis], scheduled_s(one), present[one.axis]) if one.axis in present else (-1, 0.0, None)
-            for one in self.schedule.collectives
-        ]
+            found.append((self.streams[one.axis], known[key], present[one.axis]))
+        return found
 
     def _blocks(self, layers: Value, kept: Value) -> Blocks:
         """So many blocks; the host's time to issue them is nothing where it is so fast."""
@@ -359,9 +351,15 @@ class Replay:
         if np.isscalar(dispatch_s) and not dispatch_s:
             return Blocks(layers, kept, keeping, 0.0, 0.0)
         forward, backward = (
-            one.count(self._several, lambda name: self._picked(self.work.values[name])) for one in self.schedule.issued
+            sum(count * self._multiplicity(name) for name, count in one.items()) for one in self.schedule.issued
         )
         return Blocks(layers, kept, keeping, dispatch_s * (forward + backward), forward / (forward + backward))
+
+    def _multiplicity(self, name: str) -> Value:
+        """Of operations that the host issues: value of a symbol; 1.0 for groups of several members, else 0.0."""
+        if name in self.streams:
+            return self._several(name)
+        return self._picked(self.work.values[name]) if name else 1.0
 
     def step_s(self) -> tuple[Value, Value]:
         """Duration of one step without pipeline stages, and its wait for the host, s; the last micro-batch goes first.
@@ -485,7 +483,12 @@ class Replay:
         twice = self._play(once, part, phase, times=times - 1.0)
         if self.recorder is not None:
             self.recorder.repeated(once, twice)
-        last = self._repeated(once, twice, times - 2.0)
+        # Each clock advances at its own pace, none slower than the first.
+        every, more = twice[0] - once[0], times - 2.0
+        last: State = [twice[0] + more * every]
+        for early, late in zip(once[1:], twice[1:], strict=True):
+            own = every if early is None or late is None else self._larger(late - early, every)
+            last.append(None if late is None else late + more * own)
         if single:
             return last
         none, one = times == 0.0, times == 1.0
@@ -493,17 +496,6 @@ class Replay:
             None if late is None else np.where(none, _clock(start), np.where(one, early, late))
             for start, early, late in zip(state, once, last, strict=True)
         ]
-
-    def _repeated(self, before: State, state: State, times: Value) -> State:
-        """State after `times` more repeats: each clock advances at its own pace, none slower than the first."""
-        every = state[0] - before[0]
-        found = [state[0] + times * every]
-        for early, late in zip(before[1:], state[1:], strict=True):
-            if late is None:
-                found.append(None)
-            else:
-                found.append(late + times * (every if early is None else self._larger(late - early, every)))
-        return found
 
     def _play(self, state: State, part: Instructions, phase: str, *, times: Value = 1.0) -> State:
         """Run a part, one of `times`; returns the new state and leaves the given one unchanged."""

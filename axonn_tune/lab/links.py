@@ -63,13 +63,26 @@ def rates(flows: Sequence[Arrivals]) -> list[float]:
 def ping(rank: int, source: int, target: int, count: int) -> list[float]:
     """Round trips of a 64-byte packet between two ranks in s; nothing but on the source."""
     place = (address(target), _PING_PORT)
-    if rank == target:
-        _echo(place)
-    if rank != source:
+    if rank not in (source, target):
         return []
-    with _connected(place) as connection:
+    with _accepted(socket.create_server(place)) if rank == target else _connected(place) as connection:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        return [_round_trip(connection) for _ in range(count)]
+        if rank == target:
+            # Until the other side closes the connection.
+            while packet := connection.recv(len(_PACKET)):
+                connection.sendall(packet)
+            return []
+        times_s = []
+        for _ in range(count):
+            began_s, left = time.perf_counter(), len(_PACKET)
+            connection.sendall(_PACKET)
+            while left:
+                arrived = len(connection.recv(left))
+                if not arrived:
+                    raise ConnectionError("the other rank has closed the connection")
+                left -= arrived
+            times_s.append(time.perf_counter() - began_s)
+        return times_s
 
 
 def _send(place: tuple[str, int], duration_s: float) -> None:
@@ -114,26 +127,6 @@ def _arrived_by(time_s: float, found: Arrivals) -> float:
     after = bisect.bisect_left(found, (time_s, 0))
     (t0, b0), (t1, b1) = found[max(0, after - 1)], found[min(after, len(found) - 1)]
     return b1 if t1 <= t0 else b0 + (b1 - b0) * (time_s - t0) / (t1 - t0)
-
-
-def _echo(place: tuple[str, int]) -> None:
-    """Send all that arrives back, until the other side closes the connection."""
-    with _accepted(socket.create_server(place)) as connection:
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        while packet := connection.recv(len(_PACKET)):
-            connection.sendall(packet)
-
-
-def _round_trip(connection: socket.socket) -> float:
-    began_s = time.perf_counter()
-    connection.sendall(_PACKET)
-    left = len(_PACKET)
-    while left:
-        arrived = len(connection.recv(left))
-        if not arrived:
-            raise ConnectionError("the other rank has closed the connection")
-        left -= arrived
-    return time.perf_counter() - began_s
 
 
 TOLERANCE = 0.05

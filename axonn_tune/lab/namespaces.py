@@ -31,7 +31,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from axonn_tune.errors import EnvironmentProblem
-from axonn_tune.lab.shape import INTERFACE, MTU_BYTES, PREFIX, Shape, address, down, leaf, port, up
+from axonn_tune.lab.shape import INTERFACE, MTU_BYTES, PREFIX, Shape, address, part
 from axonn_tune.processes import die_with, system_call
 
 _PR_SET_TIMERSLACK = 29
@@ -141,25 +141,26 @@ def build(shape: Shape, first: int) -> None:
 def switch_links(shape: Shape, namespaces: Sequence[str], *, relayed: bool = False) -> Iterator[str]:
     """Lines for `ip`: bridges, uplinks (made by the relay, if any), and a link to each rank's namespace, a path."""
     yield "link set lo up"
-    for bridge in (_SPINE, *map(leaf, range(shape.nodes))):
+    for bridge in (_SPINE, *(part("leaf", node) for node in range(shape.nodes))):
         yield f"link add {bridge} type bridge"
         yield f"link set {bridge} mtu {MTU_BYTES} up"
     for node in range(shape.nodes):
+        inner, outer = part("up", node), part("down", node)
         if relayed:
-            yield from (f"link set {end(node)} mtu {MTU_BYTES}" for end in (up, down))
+            yield from (f"link set {end} mtu {MTU_BYTES}" for end in (inner, outer))
         else:
-            yield f"link add {up(node)} mtu {MTU_BYTES} type veth peer name {down(node)} mtu {MTU_BYTES}"
-        yield f"link set {up(node)} master {leaf(node)} up"
-        yield f"link set {down(node)} master {_SPINE} up"
+            yield f"link add {inner} mtu {MTU_BYTES} type veth peer name {outer} mtu {MTU_BYTES}"
+        yield f"link set {inner} master {part('leaf', node)} up"
+        yield f"link set {outer} master {_SPINE} up"
     for rank, namespace in enumerate(namespaces):
         peer = f"peer name {INTERFACE} mtu {MTU_BYTES} netns {namespace}"
-        yield f"link add {port(rank)} mtu {MTU_BYTES} type veth {peer}"
-        yield f"link set {port(rank)} master {leaf(shape.node_of(rank))} up"
+        yield f"link add {part('port', rank)} mtu {MTU_BYTES} type veth {peer}"
+        yield f"link set {part('port', rank)} master {part('leaf', shape.node_of(rank))} up"
 
 
 def switch_limits(shape: Shape, *, netem: bool) -> Iterator[str]:
     """Lines for `tc`: each end's rate; with netem, what a node sends to others is delayed first."""
-    delayed = {up(node) for node in range(shape.nodes)} if netem else set()
+    delayed = {part("up", node) for node in range(shape.nodes)} if netem else set()
     for link, rate in shape.links():
         yield from limit(link, rate, delay_s=shape.delay_s if link in delayed else 0.0)
 
@@ -232,7 +233,7 @@ _AT_ONCE = 64
 
 def start_relay(shape: Shape) -> None:
     """Make every node's uplink in this network namespace and a process that relays; it ends with this one."""
-    pairs = [(_tap(up(node)), _tap(down(node))) for node in range(shape.nodes)]
+    pairs = [(_tap(part("up", node)), _tap(part("down", node))) for node in range(shape.nodes)]
     if os.fork() == 0:
         # The parent is outside of this process' namespace and so has the number 0.
         die_with(0)
@@ -268,26 +269,15 @@ def _relay(pairs: list[tuple[int, int]], delay_s: float) -> None:
     while True:
         left = None if not waiting else max(0.0, waiting[0][0] - time.monotonic())
         for device in select.select(list(other), [], [], left)[0]:
-            for frame in _frames(device):
-                if device in later:
-                    waiting.append((time.monotonic() + delay_s, other[device], frame))
-                else:
-                    _write(other[device], frame)
-        now = time.monotonic()
-        while waiting and waiting[0][0] <= now:
+            # Until none is left, or it refuses frames because it is not up yet.
+            with contextlib.suppress(OSError):
+                for _ in range(_AT_ONCE):
+                    frame = os.read(device, _FRAME_BYTES)
+                    if device in later:
+                        waiting.append((time.monotonic() + delay_s, other[device], frame))
+                    else:
+                        os.write(other[device], frame)
+        while waiting and waiting[0][0] <= time.monotonic():
             _, device, frame = waiting.popleft()
-            _write(device, frame)
-
-
-def _frames(device: int) -> list[bytes]:
-    found: list[bytes] = []
-    with contextlib.suppress(OSError):
-        while len(found) < _AT_ONCE:
-            found.append(os.read(device, _FRAME_BYTES))
-    return found
-
-
-def _write(device: int, frame: bytes) -> None:
-    # A device that is not up yet refuses frames.
-    with contextlib.suppress(OSError):
-        os.write(device, frame)
+            with contextlib.suppress(OSError):
+                os.write(device, frame)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Literal
 
 from axonn_tune.errors import UsageError
 
@@ -72,10 +73,10 @@ class Shape:
     def links(self) -> Iterator[tuple[str, float]]:
         """Every rate-limited end in the switch's namespace, with its rate in bit/s."""
         for node in range(self.nodes):
-            yield up(node), self.uplink_bits_per_s
-            yield down(node), self.uplink_bits_per_s
+            yield part("up", node), self.uplink_bits_per_s
+            yield part("down", node), self.uplink_bits_per_s
         for rank in range(self.world):
-            yield port(rank), self.port_bits_per_s
+            yield part("port", rank), self.port_bits_per_s
 
     def environment(self, rank: int, *, turn: int = 0) -> dict[str, str]:
         """Variables of a rank as torchrun sets them, and Gloo's interface. turn: sets the port of a run."""
@@ -103,32 +104,17 @@ def address(rank: int) -> str:
     return f"{_NETWORK}.{rank + 1}"
 
 
-def leaf(node: int) -> str:
-    """The bridge of a node's ranks."""
-    return f"{PREFIX}-leaf{node}"
+def part(kind: Literal["leaf", "up", "down", "port"], number: int) -> str:
+    """Name of a node's bridge, of the two ends of its uplink, or of the switch's end of a rank's link.
 
-
-def up(node: int) -> str:
-    """The node's end of its uplink: what it sends is what the node sends."""
-    return f"{PREFIX}-up{node}"
-
-
-def down(node: int) -> str:
-    """The spine's end of a node's uplink: what it sends is what the node receives."""
-    return f"{PREFIX}-down{node}"
-
-
-def port(rank: int) -> str:
-    """The switch's end of a rank's link: what it sends is what the rank receives."""
-    return f"{PREFIX}-port{rank}"
+    An end limits what it sends: `up` what a node sends, `down` what it receives, `port` what a rank receives.
+    """
+    return f"{PREFIX}-{kind}{number}"
 
 
 def parse_rate(text: str) -> float:
     """`200mbit`, `1gbit`, `500kbit` in bit/s, decimal prefixes as `tc` has them; UsageError otherwise."""
-    match = _RATE.fullmatch(text.strip())
-    if match is None:
-        raise UsageError(f"{text!r} is no rate; write it as 200mbit or 1gbit")
-    rate = float(match[1]) * _RATE_UNITS[match[2].lower()]
+    rate = _parsed(text, _RATE, _RATE_UNITS, "no rate; write it as 200mbit or 1gbit")
     if not _LEAST_BITS_PER_S <= rate <= _MOST_BITS_PER_S:
         raise UsageError(f"{text!r}: a rate is from 1mbit to 100gbit")
     return rate
@@ -136,13 +122,17 @@ def parse_rate(text: str) -> float:
 
 def parse_delay(text: str) -> float:
     """`1ms`, `250us` in s; UsageError otherwise."""
-    match = _TIME.fullmatch(text.strip())
-    if match is None:
-        raise UsageError(f"{text!r} is no time; write it as 1ms or 250us")
-    delay_s = float(match[1]) * _TIME_UNITS[match[2].lower()]
+    delay_s = _parsed(text, _TIME, _TIME_UNITS, "no time; write it as 1ms or 250us")
     if delay_s > 1:
         raise UsageError(f"{text!r}: a delay is at most 1s")
     return delay_s
+
+
+def _parsed(text: str, pattern: re.Pattern[str], units: dict[str, float], otherwise: str) -> float:
+    match = pattern.fullmatch(text.strip())
+    if match is None:
+        raise UsageError(f"{text!r} is {otherwise}")
+    return float(match[1]) * units[match[2].lower()]
 
 
 def show_rate(bits_per_s: float) -> str:

@@ -35,6 +35,7 @@ from axonn_tune.program.operations import (
     kernel_set,
 )
 from axonn_tune.program.size import Size, as_size, symbol
+from axonn_tune.specs.machine import MatmulLayout
 from axonn_tune.specs.model import Model
 from axonn_tune.specs.workload import ElementSizes
 
@@ -119,11 +120,6 @@ class LayerInputs:
     def norm_statistics(self) -> int:
         """Numbers per token that a norm combines over y: mean and M2, or only the sum of squares."""
         return 1 if self.model.family == "llama" else 2
-
-    @property
-    def biases(self) -> bool:
-        """Whether linear layers have biases."""
-        return self.model.biases
 
     @cached_property
     def tokens(self) -> Size:
@@ -275,7 +271,7 @@ def linear_forward(
     if linear.input_axis == "x":
         role: Role = "output" if given.options.pipelined_tensor else "other"
         gathered = sequence_gather(phase, linear.layer, given, tokens=given.part, calls=PARTS, role=role)
-    biased = given.biases and given.launched
+    biased = given.model.biases and given.launched
     return [
         *gathered,
         *([moves(phase, linear.layer, given.kernels.bias, linear.n, given, calls=PARTS)] if biased else []),
@@ -284,39 +280,23 @@ def linear_forward(
     ]
 
 
-def gemm_again(layer: str, given: LayerInputs) -> list[Operation]:
-    """One GEMM of selective recompute: `attention.output`, or `mlp.up`, of a gated MLP the half that is not gated."""
-    linear, n = (ATTENTION_OUTPUT, ATTENTION_OUTPUT.n) if layer == ATTENTION_OUTPUT.layer else (FC1, F / X)
-    return [MatMul("recompute", linear.layer, given.part, n, linear.k, "NN", PARTS)]
-
-
 def linear_backward(linear: Linear, given: LayerInputs, *, makes: Array, frees: tuple[str, ...]) -> list[Operation]:
     """Both gradients: `dI[M, k] = Σ_input_axis dO · Wᵀ`, and `dW[k, n] = Σ_z Iᵀ · dO`.
 
     makes: dI; frees: I and dO, where nothing else needs them.
     """
-    element, part = given.element, given.part
+    part, layer, axis = given.part, linear.layer, linear.input_axis
     # Row-parallel: dO is gathered first. Column-parallel: the gather of I overlaps with the input-gradient GEMM.
-    role: Role = "input_gather" if linear.input_axis == "x" else "other"
+    role: Role = "input_gather" if axis == "x" else "other"
+    size, moved = given.element * part * linear.k, given.kernels.bias_gradient
+    biased, alone = given.model.biases, given.options.gather_unit == "weight"
     return [
-        *sequence_gather("backward", linear.layer, given, tokens=part, calls=PARTS, role=role),
-        MatMul("backward", linear.layer, part, linear.k, linear.n, "NT", PARTS, makes=(makes,)),
-        reduction(
-            linear.input_axis,
-            "backward",
-            linear.layer,
-            element * part * linear.k,
-            given,
-            role="input_gradient",
-            calls=PARTS,
-        ),
-        MatMul("backward", linear.layer, linear.k, linear.n, part, "TN", PARTS, frees=frees),
-        *(
-            [moves("backward", linear.layer, given.kernels.bias_gradient, part * linear.n, given, calls=PARTS)]
-            if given.biases
-            else []
-        ),
-        *(reduce_weight_gradient(linear.layer, linear.weight, given) if given.options.gather_unit == "weight" else []),
+        *sequence_gather("backward", layer, given, tokens=part, calls=PARTS, role=role),
+        MatMul("backward", layer, part, linear.k, linear.n, "NT", PARTS, makes=(makes,)),
+        reduction(axis, "backward", layer, size, given, role="input_gradient", calls=PARTS),
+        MatMul("backward", layer, linear.k, linear.n, part, "TN", PARTS, frees=frees),
+        *([moves("backward", layer, moved, part * linear.n, given, calls=PARTS)] if biased else []),
+        *(reduce_weight_gradient(layer, linear.weight, given) if alone else []),
     ]
 
 
@@ -400,11 +380,19 @@ def attention_core(given: LayerInputs, *, phase: Phase) -> list[Operation]:
     # Heads of `[M, N_x]` are rotated by their positions, or copied under grouped-query attention, else views.
     views = given.launched and given.model.learned_positions
     separated = GROUPED * PARTS if views else PARTS
+    output = given.stream("attention output", "attention output", Q / X, inside=True)
+    if given.options.fused_attention:
+        rows = given.tokens * Q / X / given.model.head_dim
+        statistics = Array("softmax statistics", "softmax statistics", given.elements.statistics * rows)
+        flops = 4.0 * given.part * S * Q / X
+        core: list[Computation] = [Attention(phase, CORE, flops, calls=PARTS, makes=(output, statistics))]
+    else:
+        core = _unfused_core(given, phase=phase, output=output)
     return [
         *_exchange_keys(given, phase=phase, passes=1.0),
         *_turned(given, given.kernels.turned, phase),
         moves(phase, CORE, Traffic(1, 2), given.part * N / X, given, calls=separated),
-        *(_fused_core(given, phase=phase) if given.options.fused_attention else _unfused_core(given, phase=phase)),
+        *core,
         *_swap_heads(given, phase=phase, width=Q),
     ]
 
@@ -423,37 +411,14 @@ def _turned(given: LayerInputs, moved: Traffic, phase: Phase) -> list[Operation]
     return [moves(phase, CORE, moved, given.part * width, given, calls=PARTS) for width in (Q / X, keys)]
 
 
-def _fused_core(given: LayerInputs, *, phase: Phase) -> list[Computation]:
-    rows = given.tokens * Q / X / given.model.head_dim
-    return [
-        Attention(
-            phase,
-            CORE,
-            4.0 * given.part * S * Q / X,
-            calls=PARTS,
-            makes=(
-                given.stream("attention output", "attention output", Q / X, inside=True),
-                Array("softmax statistics", "softmax statistics", given.elements.statistics * rows),
-            ),
-        )
-    ]
-
-
-def _unfused_core(given: LayerInputs, *, phase: Phase) -> list[Computation]:
+def _unfused_core(given: LayerInputs, *, phase: Phase, output: Array) -> list[Computation]:
     """Scores `[b, heads_x, S, S]` are written and read: `5·a·s²·b` bytes saved (arXiv 2205.05198, equation 1)."""
     element, mask = given.element, 1.0 if given.options.dropout else 0.0
     scores = given.tokens * Q / X / given.model.head_dim * S
-    kept = (element + mask * (element + 1.0)) * scores
-    output = given.stream("attention output", "attention output", Q / X, inside=True)
+    made = (Array("scores", "attention scores", (element + mask * (element + 1.0)) * scores),)
     return [
         _scores_matmul(given, phase, "NT", forward=True),
-        Kernel(
-            phase,
-            CORE,
-            symbol("scores") * _scores(given),
-            symbol("softmax") * PARTS,
-            makes=(Array("scores", "attention scores", kept),),
-        ),
+        Kernel(phase, CORE, symbol("scores") * _scores(given), symbol("softmax") * PARTS, makes=made),
         *([Kernel(phase, CORE, (2.0 * element + 1.0) * _scores(given), PARTS)] if given.options.dropout else []),
         _scores_matmul(given, phase, "NN", forward=False, makes=(output,)),
     ]
@@ -464,24 +429,13 @@ def _scores(given: LayerInputs) -> Size:
 
 
 def _scores_matmul(
-    given: LayerInputs, phase: Phase, layout: str, *, forward: bool, makes: tuple[Array, ...] = ()
+    given: LayerInputs, phase: Phase, layout: MatmulLayout, *, forward: bool, makes: tuple[Array, ...] = ()
 ) -> MatMul:
     """One batched GEMM of the core, `[rows, S]` from heads or `[rows, head_dim]` from scores."""
     rows, width = given.part * (Q / X) / given.model.head_dim, as_size(given.model.head_dim)
     n, k = (S, width) if forward else (width, S)
     alignment = math.gcd(given.model.head_dim * given.element, MATRIX_ALIGNMENT)
-    return MatMul(
-        phase,
-        CORE,
-        rows,
-        n,
-        k,
-        "NT" if layout == "NT" else "NN",
-        PARTS,
-        alignment=alignment,
-        batched=True,
-        makes=makes,
-    )
+    return MatMul(phase, CORE, rows, n, k, layout, PARTS, alignment, batched=True, makes=makes)
 
 
 def attention_core_backward(given: LayerInputs) -> list[Operation]:
@@ -495,7 +449,7 @@ def attention_core_backward(given: LayerInputs) -> list[Operation]:
         flops = 10.0 * given.part * S * Q / X
         core = Attention("backward", CORE, flops, backward=True, calls=PARTS, makes=(gradient,), frees=dead)
         return [*exchanged, core, *_swap_heads(given, phase="backward", width=N), *joined]
-    scores, values = (_scores_matmul(given, "backward", "N", forward=one) for one in (True, False))
+    scores, values = (_scores_matmul(given, "backward", "NN", forward=one) for one in (True, False))
     masked = [Kernel("backward", CORE, (2.0 * element + 1.0) * _scores(given), PARTS)] if given.options.dropout else []
     size, kernels = symbol("scores_back") * _scores(given), symbol("softmax_back") * PARTS
     softmax = Kernel("backward", CORE, size, kernels, makes=(gradient,), frees=dead)
@@ -657,9 +611,9 @@ def _gathers_for_head_backward(given: LayerInputs) -> list[Operation]:
     weight: list[Operation] = []
     if given.options.head_gathered_again and not given.replicated("head"):
         # Not overlappable: the loss directly follows the forward GEMM.
-        gathered = gather_weight("head", TABLE, given, phase="backward")
-        weight = [replace(step, role="other") if isinstance(step, Collective) else step for step in gathered]
-        weight = [replace(step, prepares_gather=False) if isinstance(step, Kernel) else step for step in weight]
+        for step in gather_weight("head", TABLE, given, phase="backward"):
+            alone = {"role": "other"} if isinstance(step, Collective) else {"prepares_gather": False}
+            weight.append(replace(step, **alone))
     return [*weight, *sequence_gather("backward", "head", given, tokens=given.tokens, calls=ONCE, role="input_gather")]
 
 
@@ -706,7 +660,7 @@ def step_end(given: LayerInputs, *, buckets: tuple[Bucket, ...], unsent: tuple[C
 def _tables_end(given: LayerInputs) -> Iterator[Operation]:
     """Gradients of tables replicated over z, and of tied embeddings on the first and the last stage."""
     if given.options.reduction != "parameter":
-        for table, elements in _tables(given):
+        for table, elements in tables(given):
             if given.replicated(table):
                 yield Collective("all_reduce", given.shard_axes, "step", table, given.gradient_bytes * elements)
     if given.model.tied_embeddings:
@@ -719,7 +673,8 @@ def _tables_end(given: LayerInputs) -> Iterator[Operation]:
         yield Collective("all_reduce", "ends", "step", "embedding", given.gradient_bytes * own)
 
 
-def _tables(given: LayerInputs) -> Iterator[tuple[str, Size]]:
+def tables(given: LayerInputs) -> Iterator[tuple[str, Size]]:
+    """Tables of a model, with the elements that z shards."""
     yield "embedding", TABLE
     if not given.model.tied_embeddings:
         yield "head", TABLE

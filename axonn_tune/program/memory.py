@@ -32,11 +32,6 @@ def memory_limit_bytes(accelerator: Accelerator) -> float:
     return accelerator.memory_gib * GIB - accelerator.reserved_memory_gib * GIB
 
 
-def kept_layer_bytes(given: LayerInputs) -> Size:
-    """Gathered weights of one block, which a block not resharded after forward holds until its backward."""
-    return (given.options.gather_bytes or given.element) * BLOCK / (X * Y)
-
-
 def persistent_items(given: LayerInputs) -> Held:
     """Weights, gradients and optimizer state, with what the data-parallel ranks split of them (ZeRO-1, ZeRO-2)."""
     sizes, options = given.elements, given.options
@@ -52,16 +47,8 @@ def persistent_items(given: LayerInputs) -> Held:
     )
 
 
-_MESSAGES = 3.0
+MESSAGES = 3.0
 """Messages per neighbour: one in each direction being received, or two being sent."""
-
-
-def message_items(program: StepProgram, stage: Stage) -> Held:
-    """Activations and gradients on their way between stages; a stage in the middle has two neighbours."""
-    if stage == ONLY:
-        return ()
-    neighbours = 1.0 if stage.first or stage.last else 2.0
-    return (("messages between stages", neighbours * _MESSAGES * program.send(scattered=False).size_bytes),)
 
 
 def saved_arrays(program: StepProgram) -> tuple[Array, ...]:
@@ -100,7 +87,12 @@ def temporaries(
                 gone = kept.pop(name)
                 alive[f"no {name}"] = Array(name, f"saved {gone.kind}", -1.0 * gone.size_bytes)
     distinct = [point for number, point in enumerate(points) if point not in points[:number]]
-    largest = [one for one in distinct if not any(_outdone(one, other) for other in distinct if other is not one)]
+
+    def outdone(one: Mapping[tuple[str, Size], float], other: Mapping[tuple[str, Size], float]) -> bool:
+        """Whether another point holds at least as much of everything."""
+        return all(one.get(key, 0.0) <= other.get(key, 0.0) for key in (*one, *other))
+
+    largest = [one for one in distinct if not any(outdone(one, other) for other in distinct if other is not one)]
     return tuple(tuple((kind, count * size) for (kind, size), count in point.items()) for point in largest)
 
 
@@ -111,11 +103,6 @@ def _by_kind(arrays: Iterable[Array]) -> dict[tuple[str, Size], float]:
         key = (array.kind, Size(1.0, array.size_bytes.powers))
         found[key] = found.get(key, 0.0) + array.size_bytes.coefficient
     return found
-
-
-def _outdone(one: Mapping[tuple[str, Size], float], other: Mapping[tuple[str, Size], float]) -> bool:
-    """Whether another point holds at least as much of everything."""
-    return all(one.get(key, 0.0) <= other.get(key, 0.0) for key in (*one, *other))
 
 
 @dataclass(frozen=True)
@@ -134,9 +121,13 @@ class Peak:
 
 @dataclass(frozen=True)
 class MemoryPlan:
-    """Memory of a program as sizes: throughout the step, per block in flight, and in parts with a possible peak."""
+    """Memory of a program as sizes: throughout the step, per block in flight, and in parts with a possible peak.
+
+    kept_layer: gathered weights of a block not resharded after forward, which it holds until its backward.
+    """
 
     given: LayerInputs
+    kept_layer: Size
     persistent: Held
     saved: Held
     peaks: tuple[Peak, ...]
@@ -144,22 +135,23 @@ class MemoryPlan:
 
 @lru_cache(maxsize=256)
 def memory_plan(program: StepProgram, stage: Stage = ONLY) -> MemoryPlan:
-    """Sizes of one stage of a program."""
-    saved = _by_kind(saved_arrays(program))
-    return MemoryPlan(
-        given=program.given,
-        persistent=(*persistent_items(program.given), *message_items(program, stage)),
-        saved=tuple((f"saved {kind}", count * _HELD * size) for (kind, size), count in saved.items()),
-        peaks=(*([_head_peak(program)] if stage.last else []), _backward_peak(program, stage)),
-    )
-
-
-def _head_peak(program: StepProgram) -> Peak:
-    """LM head: the last block's output, its weight with the first gather of the backward pass, and its gradient."""
+    """Sizes of one stage of a program; one in the middle of a pipeline has two neighbours to exchange messages with."""
+    saved, messages = _by_kind(saved_arrays(program)), list[tuple[str, Size]]()
+    if stage != ONLY:
+        neighbours = 1.0 if stage.first or stage.last else 2.0
+        messages = [("messages between stages", neighbours * MESSAGES * program.send(scattered=False).size_bytes)]
+    # LM head: the last block's output, its weight with the first gather of the backward pass, and its gradient.
     operations = program.head.operations
     gathers = (*_sizes(program, operations, "weight"), *_backward_gathers(program)[:1])
     points = temporaries(operations, first=(program.given.stream("last output", "residual stream"),))
-    return Peak(points, (gathers,), (gathers,), (_sizes(program, operations, "weight_gradient"),))
+    head = Peak(points, (gathers,), (gathers,), (_sizes(program, operations, "weight_gradient"),))
+    return MemoryPlan(
+        given=program.given,
+        kept_layer=(program.given.options.gather_bytes or program.given.element) * BLOCK / (X * Y),
+        persistent=(*persistent_items(program.given), *messages),
+        saved=tuple((f"saved {kind}", count * _HELD * size) for (kind, size), count in saved.items()),
+        peaks=(*([head] if stage.last else []), _backward_peak(program, stage)),
+    )
 
 
 def _backward_peak(program: StepProgram, stage: Stage) -> Peak:
@@ -238,27 +230,21 @@ def price_memory(
     lasting = _priced((*plan.persistent, *plan.saved), values)
     every = _points(plan, values, arithmetic=arithmetic)
     none_kept, some_kept = (_largest_of(map(_sum, points), arithmetic) for points in every)
-    lasting_bytes, per_layer = _sum(lasting), kept_layer_bytes(plan.given).evaluate(values)
+    lasting_bytes, per_layer = _sum(lasting), plan.kept_layer.evaluate(values)
     room = (limit_bytes - lasting_bytes - some_kept) / per_layer
-    kept = _kept_layers(plan.given, room, values["L"], arithmetic=arithmetic)
+    kept: Value = 0.0 * room
     if kept_layers is not None:
-        kept = 0.0 * kept + kept_layers
+        kept = kept + kept_layers
+    elif plan.given.options.reshard == "never":
+        kept = kept + values["L"]
+    elif plan.given.options.reshard == "fit":
+        kept = arithmetic.smaller(arithmetic.larger(arithmetic.floor(room), 0.0), values["L"])
     held: Value = kept * (per_layer * _gathers(plan.given, values, arithmetic=arithmetic))
     peaks = every[0]
     if arithmetic is PLAIN and some_kept + held > none_kept:
         peaks, lasting = every[1], (*lasting, ("gathered weights of whole blocks", held))
     total: Value = lasting_bytes + arithmetic.larger(none_kept, some_kept + held)
     return Memory(lasting, peaks, total, kept)
-
-
-def _kept_layers(given: LayerInputs, room: Value, layers: Value, *, arithmetic: Arithmetic) -> Value:
-    """Blocks that are not resharded after forward: none, all, or as many as fit."""
-    if given.options.reshard == "always":
-        return 0.0 * room
-    if given.options.reshard == "never":
-        return 0.0 * room + layers
-    kept: Value = arithmetic.smaller(arithmetic.larger(arithmetic.floor(room), 0.0), layers)
-    return kept
 
 
 def _gathers(given: LayerInputs, values: Mapping[str, Value], *, arithmetic: Arithmetic) -> Value:

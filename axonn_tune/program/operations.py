@@ -146,7 +146,7 @@ class Traffic:
         return self.narrow * sizes.compute + self.wide * sizes.statistics + self.casts * cast
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class KernelSet:
     """Bytes per element of each function of a block and of the loss; kernels of vectors count too.
 
@@ -160,42 +160,42 @@ class KernelSet:
     norm: tuple[Traffic, Traffic]
     again: tuple[Traffic, Traffic]
     back: tuple[Traffic, Traffic]
-    back_sum: tuple[Traffic, Traffic]
-    sum: Traffic
-    turned: Traffic
-    turned_back: Traffic
+    back_sum: tuple[Traffic, Traffic] = (Traffic(), Traffic())
+    sum: Traffic = Traffic(1, 3)
+    turned: Traffic = Traffic()
+    turned_back: Traffic = Traffic()
     activation: Traffic
     activation_back: Traffic
     loss: Traffic
-    bias: Traffic
-    bias_gradient: Traffic
-    looked_up: Traffic
-    scattered: Traffic
+    bias: Traffic = Traffic(1, casts=1)
+    bias_gradient: Traffic = Traffic(2, 1)
+    looked_up: Traffic = Traffic(13, 4)
+    scattered: Traffic = Traffic(9, 3)
 
 
-def _ideal(*, rms: bool, gated: bool, fused_norms: bool) -> KernelSet:
-    """One kernel a function; unless norms are fused, an RMSNorm goes step by step in FP32.
+def kernel_set(kind: KernelKind, *, rms: bool, gated: bool, fused_norms: bool = True) -> KernelSet:
+    """The kernels of a kind; rms: RMSNorm, not LayerNorm; gated: SwiGLU, not GELU."""
+    if kind == "ideal":
+        return _ideal(stepwise=rms and not fused_norms, gated=gated)
+    return _compiled(rms=rms, gated=gated) if kind == "compiled" else _eager(rms=rms, gated=gated)
+
+
+def _ideal(*, stepwise: bool, gated: bool) -> KernelSet:
+    """One kernel a function; `stepwise` an RMSNorm goes step by step in FP32.
 
     That is forward to FP32, square, mean, scale, back, weight (torch 2.5, nn.RMSNorm; the kernel of one number a token
     is not counted), and backward the gradients of these.
     """
-    stepwise = rms and not fused_norms
     norm, again = (Traffic(6, 4, 7), Traffic(6, 4, 7)) if stepwise else (Traffic(1, 3), Traffic(1, 2))
     back = Traffic(12, 9, 15) if stepwise else Traffic(1, 4)
-    forward, backward = (3, 5) if gated else (2, 3)
-    nothing = Traffic()
     return KernelSet(
         norm=(norm, norm),
         again=(again, again),
         back=(back, back),
-        back_sum=(nothing, nothing),
-        sum=Traffic(1, 3),
-        turned=nothing,
-        turned_back=nothing,
-        activation=Traffic(1, forward),
-        activation_back=Traffic(1, backward),
+        activation=Traffic(1, 3 if gated else 2),
+        activation_back=Traffic(1, 5 if gated else 3),
         loss=Traffic(1, 5),
-        bias=nothing,
+        bias=Traffic(),
         bias_gradient=Traffic(1, 1),
         looked_up=Traffic(1, 2),
         scattered=Traffic(1, 3),
@@ -205,22 +205,15 @@ def _ideal(*, rms: bool, gated: bool, fused_norms: bool) -> KernelSet:
 def _compiled(*, rms: bool, gated: bool) -> KernelSet:
     """The bundled runtime's compiled functions: sums over rows are kernels of their own, all else is one a function."""
     vectors = 1 if rms else 2
-    forward, backward = (3, 5) if gated else (2, 3)
     return KernelSet(
         norm=(Traffic(1, 2), Traffic(3, 3)),
         again=(Traffic(1, 2), Traffic(1, 2)),
         back=(Traffic(2 + vectors, 5), Traffic(4 + vectors, 7)),
         back_sum=(Traffic(0, 1), Traffic(0, 1)),
         sum=Traffic(0, 2),
-        turned=Traffic(),
-        turned_back=Traffic(),
-        activation=Traffic(1, forward),
-        activation_back=Traffic(1, backward),
+        activation=Traffic(1, 3 if gated else 2),
+        activation_back=Traffic(1, 5 if gated else 3),
         loss=Traffic(38, 3),
-        bias=Traffic(1, casts=1),
-        bias_gradient=Traffic(2, 1),
-        looked_up=Traffic(13, 4),
-        scattered=Traffic(9, 3),
     )
 
 
@@ -239,24 +232,12 @@ def _eager(*, rms: bool, gated: bool) -> KernelSet:
         again=again,
         back=back,
         back_sum=back_sum,
-        sum=Traffic(1, 3),
         turned=Traffic(4, 2, 3, 1),
         turned_back=Traffic(5, 4, 3, 1),
         activation=Traffic(2, 5) if gated else Traffic(1, 2),
         activation_back=Traffic(5, 15) if gated else Traffic(1, 3),
         loss=Traffic(164, 4, 6),
-        bias=Traffic(1, casts=1),
-        bias_gradient=Traffic(2, 1),
-        looked_up=Traffic(13, 4),
-        scattered=Traffic(9, 3),
     )
-
-
-def kernel_set(kind: KernelKind, *, rms: bool, gated: bool, fused_norms: bool = True) -> KernelSet:
-    """The kernels of a kind; rms: RMSNorm, not LayerNorm; gated: SwiGLU, not GELU."""
-    if kind == "ideal":
-        return _ideal(rms=rms, gated=gated, fused_norms=fused_norms)
-    return _compiled(rms=rms, gated=gated) if kind == "compiled" else _eager(rms=rms, gated=gated)
 
 
 Computation: TypeAlias = MatMul | Attention | Kernel

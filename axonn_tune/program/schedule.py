@@ -1,8 +1,8 @@
 """The order of one step on a compute stream and on communication streams, as instructions for an interpreter.
 
 Computation runs in order on one stream. A collective runs on the stream of the outermost tier its group
-crosses; streams are first in, first out. `Issue` puts a collective on its stream; `Wait`
-stops the compute stream until the collective behind a handle has ended; `Sync` is both at once. What overlaps:
+crosses; streams are first in, first out. `ISSUE` puts a collective on its stream; `WAIT`
+stops the compute stream until the collective behind a handle has ended; `SYNC` is both at once. What overlaps:
 
 - weight gathers form a chain: when one is waited for, the next is issued (forward, recompute and
   backward; layers not resharded are not in the backward chain);
@@ -22,49 +22,16 @@ collective and handle has one.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from axonn_tune.frameworks.description import StepOptions
 from axonn_tune.program.layers import CORE, PARTS
 from axonn_tune.program.operations import ONCE, Collective, Computation, Kernel, MatMul, Operation
-from axonn_tune.program.step import ONLY, Section, Stage, StepProgram
+from axonn_tune.program.step import ONLY, Stage, StepProgram
 from axonn_tune.specs.workload import Overlap
-
-
-@dataclass(frozen=True)
-class Run:
-    """Computation, back to back."""
-
-    operations: tuple[Computation, ...]
-
-
-@dataclass(frozen=True)
-class Issue:
-    """Put a collective on its stream; `slot` is the handle of its end."""
-
-    collective: Collective
-    slot: str
-
-
-@dataclass(frozen=True)
-class Wait:
-    """Wait for the collective of the handle `slot`; no-op if it is empty."""
-
-    slot: str
-
-
-@dataclass(frozen=True)
-class Sync:
-    """A blocking collective: issue and wait."""
-
-    collective: Collective
-
-
-Instruction: TypeAlias = Run | Issue | Wait | Sync
-Emitted: TypeAlias = tuple[Instruction, ...]
 
 RUN, WAIT, SYNC, ISSUE = range(4)
 
@@ -72,12 +39,19 @@ Instructions: TypeAlias = tuple[tuple[int, int, int], ...]
 """`(code, number, handle)`: number of a run, of a handle to wait for, or of a collective and its handle if issued."""
 
 
-@dataclass(frozen=True)
-class Gather:
-    """One link of the gather chain: the kernel that prepares it, and the collective."""
+class Emitted(NamedTuple):
+    """An instruction before it is numbered: what runs or is sent, and the handle to issue it to or to wait for."""
 
-    prepare: Kernel
-    collective: Collective
+    code: int
+    operation: Operation | None = None
+    slot: str = ""
+
+
+Gather: TypeAlias = tuple[Kernel, Collective]
+"""One link of the gather chain: the kernel that prepares it, and the collective."""
+
+Pending: TypeAlias = tuple[Kernel, tuple[Collective, ...]]
+"""What follows a running reduce-scatter: adding its result, then sending the completed bucket."""
 
 
 @dataclass(frozen=True)
@@ -112,8 +86,9 @@ class MicroBatch:
 class StepSchedule:
     """One step: all micro-batches but the last, the last with its data-parallel buckets, the end for each stage.
 
-    runs, collectives, handles: what the numbers of instructions stand for; issued: operations of a block's forward and
-    backward pass that the host issues; replicas: group that buckets are reduced over.
+    runs, collectives, handles: what the numbers of instructions stand for; issued: how many operations of a block's
+    forward and of its backward pass the host issues: computations by the symbol that counts them or "", collectives by
+    group of axes; replicas: group that buckets are reduced over.
     """
 
     runs: tuple[tuple[Computation, ...], ...]
@@ -123,22 +98,8 @@ class StepSchedule:
     micro_batch: MicroBatch
     last_micro_batch: MicroBatch
     ends: Mapping[Stage, Instructions]
-    issued: tuple[HostOperations, HostOperations]
+    issued: tuple[Mapping[str, float], Mapping[str, float]]
     replicas: str
-
-
-@dataclass(frozen=True)
-class HostOperations:
-    """Operations the host issues in one pass of a block: so many computations, by the symbol that counts them or "",
-    and collectives by group of axes."""
-
-    computations: Mapping[str, float]
-    collectives: Mapping[str, float]
-
-    def count(self, sent: Callable[[str], Any], value: Callable[[str], Any]) -> Any:  # noqa: ANN401 - number or column
-        """All of them; `sent` is 1.0 for groups that have several members, else 0.0; `value` is that of a symbol."""
-        parts = [kernels * value(symbol) if symbol else kernels for symbol, kernels in self.computations.items()]
-        return sum([*parts, *(calls * sent(axes) for axes, calls in self.collectives.items())])
 
 
 def build_schedule(
@@ -152,7 +113,12 @@ def build_schedule(
     last = ("head", "block", "table")
     micro_batch = compiler.micro_batch(buckets=every)
     last_micro_batch = compiler.micro_batch(buckets=last, parameters=True)
-    ends = {stage: compiler.numbered([Wait("data"), *_plain(_end_of(program, stage))]) for stage in stages}
+    # At the end everything is in order, nothing overlaps.
+    plain = [(step, Emitted(SYNC if isinstance(step, Collective) else RUN, step)) for step in program.end.operations]
+    ends = {
+        stage: compiler.numbered([Emitted(WAIT, slot="data"), *(one for step, one in plain if stage.has(step))])
+        for stage in stages
+    }
     return StepSchedule(
         runs=tuple(compiler.runs),
         collectives=tuple(compiler.collectives),
@@ -160,44 +126,33 @@ def build_schedule(
         micro_batch=micro_batch,
         last_micro_batch=last_micro_batch,
         ends=ends,
-        issued=(_issued(program.block), _issued(program.block_backward)),
+        issued=(_issued(program.block.operations), _issued(program.block_backward.operations)),
         replicas=program.given.data_axes,
     )
 
 
-def _end_of(program: StepProgram, stage: Stage) -> Iterator[Operation]:
-    return (step for step in program.end.operations if stage.has(step))
-
-
-_COUNTS = ("softmax", "softmax_back", "alone", "shared", "grouped")
-
-
-def _issued(section: Section) -> HostOperations:
-    computations, collectives = dict[str, float](), dict[str, float]()
-    for step in section.operations:
+def _issued(operations: Iterable[Operation]) -> dict[str, float]:
+    found = dict[str, float]()
+    for step in operations:
         if isinstance(step, Collective):
-            collectives[step.axis] = collectives.get(step.axis, 0.0) + 1.0
+            found[step.axis] = found.get(step.axis, 0.0) + 1.0
             continue
-        symbol = next((name for name, _ in step.calls.powers if name in _COUNTS), "")
+        counts = ("softmax", "softmax_back", "alone", "shared", "grouped")
+        symbol = next((name for name, _ in step.calls.powers if name in counts), "")
         if symbol or not isinstance(step, Kernel) or step.size_bytes.coefficient:
-            computations[symbol] = computations.get(symbol, 0.0) + step.calls.coefficient
-    return HostOperations(computations, collectives)
-
-
-def _plain(operations: Iterable[Operation]) -> Iterator[Instruction]:
-    """Everything in order, nothing overlapped."""
-    return (Sync(step) if isinstance(step, Collective) else Run((step,)) for step in operations)
+            found[symbol] = found.get(symbol, 0.0) + step.calls.coefficient
+    return found
 
 
 def _gathers(operations: Iterable[Operation]) -> list[Gather]:
     """The gather chain through a section."""
-    chain, prepare = [], None
+    chain, prepare = list[Gather](), None
     for step in operations:
         if isinstance(step, Kernel) and step.prepares_gather:
             prepare = step
         elif isinstance(step, Collective) and step.role == "weight":
             assert prepare is not None, "every weight gather follows the kernel that prepares it"
-            chain.append(Gather(prepare, step))
+            chain.append((prepare, step))
     return chain
 
 
@@ -212,42 +167,36 @@ class _Compiler:
         self.options = program.given.options
         self.overlaps = overlaps
         self.split = split and "output" in overlaps
-        self.block_accumulate = [
-            step for step in program.block_backward.operations if isinstance(step, Kernel) and step.accumulates
-        ][-1]
+        backward = program.block_backward.operations
+        self.block_accumulate = [step for step in backward if isinstance(step, Kernel) and step.accumulates][-1]
         self.runs: list[tuple[Computation, ...]] = []
         self.collectives: dict[Collective, int] = {}
         self.handles: dict[str, int] = {}
         self._known: dict[tuple[int, ...], int] = {}
 
-    def numbered(self, instructions: Iterable[Instruction]) -> Instructions:
-        """Instructions in numbers, neighbouring runs joined."""
+    def numbered(self, instructions: Iterable[Emitted]) -> Instructions:
+        """Instructions in numbers, neighbouring runs joined; a run's number is by the identities of its operations."""
         found: list[tuple[int, int, int]] = []
         joined: list[Computation] = []
         for step in (*instructions, None):
-            if isinstance(step, Run):
-                joined += step.operations
+            if step is not None and isinstance(step.operation, Computation):
+                joined.append(step.operation)
                 continue
             if joined:
-                found.append((RUN, self._run(tuple(joined)), 0))
+                key = tuple(map(id, joined))
+                if key not in self._known:
+                    self._known[key] = len(self.runs)
+                    self.runs.append(tuple(joined))
+                found.append((RUN, self._known[key], 0))
                 joined.clear()
-            if isinstance(step, Wait):
-                found.append((WAIT, self._handle(step), 0))
-            elif step is not None:
-                number = self.collectives.setdefault(step.collective, len(self.collectives))
-                found.append((ISSUE, number, self._handle(step)) if isinstance(step, Issue) else (SYNC, number, 0))
+            if step is None:
+                break
+            handle = self.handles.setdefault(step.slot, len(self.handles)) if step.slot else 0
+            if isinstance(step.operation, Collective):
+                found.append((step.code, self.collectives.setdefault(step.operation, len(self.collectives)), handle))
+            else:
+                found.append((WAIT, handle, 0))
         return tuple(found)
-
-    def _handle(self, step: Issue | Wait) -> int:
-        return self.handles.setdefault(step.slot, len(self.handles))
-
-    def _run(self, operations: tuple[Computation, ...]) -> int:
-        """Number of a run, by the identities of its operations."""
-        key = tuple(map(id, operations))
-        if key not in self._known:
-            self._known[key] = len(self.runs)
-            self.runs.append(operations)
-        return self._known[key]
 
     def micro_batch(self, *, buckets: tuple[str, ...], parameters: bool = False) -> MicroBatch:
         """One micro-batch; `buckets` names the sections of data-parallel buckets sent in it.
@@ -261,32 +210,37 @@ class _Compiler:
             for part in (program.embedding, program.block, program.head, program.block_backward)
         )
         head_bucket = self._bucket("head", buckets)
+        block_bucket, tables = self._bucket("block", buckets), self._bucket("table", buckets)
+        pending = self.block_accumulate, block_bucket
         first, following, last, before_head = self._parameters() if parameters else ((), (), (), ())
-        numbered, head_section = self.numbered, partial(self._section, program.head, bucket=head_bucket, flush=True)
-        looked_up = self._section(program.embedding, following=_first(block))
-        blocks = self._backward_blocks(backward, bucket=self._bucket("block", buckets))
+        forward, numbered = program.block.operations, self.numbered
+        head_section = partial(self._section, program.head.operations, bucket=head_bucket, flush=True)
+        looked_up = self._section(program.embedding.operations, following=_first(block))
+        blocks = self._backward_blocks(_first(backward), pending)
         return MicroBatch(
             embedding=numbered([*self._start(_first(embedding)), *looked_up, *first]),
             enter=numbered([*self._start(_first(block)), *first]),
-            block=numbered([*following, *self._section(program.block, following=_first(block))]),
-            last_block=numbered([*last, *self._section(program.block, following=_first(head))]),
-            alone=numbered([*following[:1], *self._section(program.block)]),
+            block=numbered([*following, *self._section(forward, following=_first(block))]),
+            last_block=numbered([*last, *self._section(forward, following=_first(head))]),
+            alone=numbered([*following[:1], *self._section(forward)]),
             head=numbered([*before_head, *head_section(following=_first(backward))]),
             head_all_kept=numbered([*before_head, *head_section()]),
             enter_backward=numbered(self._start(_first(backward))),
             **{name: numbered(part) for name, part in blocks.items()},
-            flush=numbered(self._flush(buckets)),
-            leave=numbered(self._leave(buckets)),
+            flush=numbered(
+                self._section(program.embedding_backward.operations, pending=pending, bucket=tables, flush=True)
+            ),
+            leave=numbered(self._section((), pending=pending, flush=True)),
         )
 
-    def _parameters(self) -> tuple[Emitted, Emitted, Emitted, Emitted]:
+    def _parameters(self) -> tuple[tuple[Emitted, ...], ...]:
         """Gathers of new weights a block ahead: before the first block, between blocks, at the last, at the LM head."""
 
-        def issued(section: Section) -> Emitted:
-            return tuple(Issue(step, "parameters") for step in section.operations if isinstance(step, Collective))
-
-        block, head = issued(self.program.parameters), issued(self.program.head_parameters)
-        wait = (Wait("parameters"),)
+        block, head = (
+            tuple(Emitted(ISSUE, step, "parameters") for step in section.operations)
+            for section in (self.program.parameters, self.program.head_parameters)
+        )
+        wait = (Emitted(WAIT, slot="parameters"),)
         return block, (*wait, *block) if block else (), (*wait, *head) if block else (), wait if head else ()
 
     def _bucket(self, name: str, buckets: tuple[str, ...]) -> tuple[Collective, ...]:
@@ -296,61 +250,49 @@ class _Compiler:
         found = section[name].operations if name in buckets else ()
         return tuple(step for step in found if isinstance(step, Collective))
 
-    def _backward_blocks(self, chain: list[Gather], *, bucket: tuple[Collective, ...]) -> dict[str, list[Instruction]]:
-        program = self.program.block_backward
-        kept = Section(program.name, program.repeats, tuple(_without_gathers(program.operations)))
-        pending = Pending(self.block_accumulate, bucket)
+    def _backward_blocks(self, following: Gather | None, pending: Pending) -> dict[str, list[Emitted]]:
+        """A block's backward pass, by place; those not resharded have no gathers and no kernels that prepare them."""
+        every, bucket = self.program.block_backward.operations, pending[1]
+        gathers = (getattr(step, "role", "") == "weight" or getattr(step, "prepares_gather", False) for step in every)
+        kept = tuple(step for step, gathering in zip(every, gathers, strict=True) if not gathering)
         return {
-            "first": self._section(program, following=_first(chain), bucket=bucket),
-            "middle": self._section(program, following=_first(chain), pending=pending, bucket=bucket),
-            "last": self._section(program, pending=pending, bucket=bucket),
-            "only": self._section(program, bucket=bucket),
+            "first": self._section(every, following=following, bucket=bucket),
+            "middle": self._section(every, following=following, pending=pending, bucket=bucket),
+            "last": self._section(every, pending=pending, bucket=bucket),
+            "only": self._section(every, bucket=bucket),
             "kept_first": self._section(kept, bucket=bucket),
             "kept_middle": self._section(kept, pending=pending, bucket=bucket),
         }
 
-    def _start(self, gather: Gather | None) -> Emitted:
+    def _start(self, gather: Gather | None) -> tuple[Emitted, ...]:
         """The first gather of a chain, which is exposed."""
         if gather is None or not _prefetched(gather, self.overlaps, self.options):
             return ()
-        return Run((gather.prepare,)), Issue(gather.collective, "gather")
+        return Emitted(RUN, gather[0]), Emitted(ISSUE, gather[1], "gather")
 
     def _section(
         self,
-        section: Section,
+        operations: tuple[Operation, ...],
         *,
         following: Gather | None = None,
         pending: Pending | None = None,
         bucket: tuple[Collective, ...] = (),
         flush: bool = False,
-    ) -> list[Instruction]:
+    ) -> list[Emitted]:
         """Instructions of one section.
 
-        following: the gather after the section's last in the chain, issued at its start if it has none; pending:
-        collectives that the section before left running; bucket: collectives to issue after this section's last
-        gradient; flush: issue them inside the section.
+        following: the gather after the section's last in the chain, issued at its start if it has none; pending: what
+        follows a reduce-scatter that the section before left running; bucket: collectives to issue after this section's
+        last gradient; flush: issue them inside the section.
         """
-        chain = [*_gathers(section.operations), following]
+        chain = [*_gathers(operations), following]
         emitter = _Emitter(self.overlaps, self.options, chain, pending, bucket)
         if len(chain) == 1:
             emitter.output += self._start(following)
-        for step in _halves(section.operations) if self.split else section.operations:
+        halved = self.split and operations and operations[0].phase != "backward"
+        for step in _halves(operations) if halved else operations:
             emitter.add(step)
         return emitter.finish(flush=flush)
-
-    def _flush(self, buckets: tuple[str, ...]) -> list[Instruction]:
-        """After the last block: its reduce-scatter and bucket, then the backward pass of the embedding."""
-        deferred = "weight_gradient" in self.overlaps
-        pending = Pending(self.block_accumulate, self._bucket("block", buckets)) if deferred else None
-        emitter = _Emitter(self.overlaps, self.options, [None], pending, self._bucket("table", buckets))
-        for step in self.program.embedding_backward.operations:
-            emitter.add(step)
-        return emitter.finish(flush=True)
-
-    def _leave(self, buckets: tuple[str, ...]) -> list[Instruction]:
-        """The same without an embedding."""
-        pending = Pending(self.block_accumulate, self._bucket("block", buckets))
-        return _Emitter(self.overlaps, self.options, [None], pending, ()).finish(flush=True)
 
 
 def _first(chain: list[Gather]) -> Gather | None:
@@ -361,10 +303,10 @@ def _first(chain: list[Gather]) -> Gather | None:
 def _prefetched(gather: Gather, overlaps: frozenset[Overlap], options: StepOptions) -> bool:
     """Whether a gather is issued one ahead in the chain."""
     phases = {"recompute": options.prefetch_recompute, "backward": options.prefetch_backward}
-    return "gather_prefetch" in overlaps and phases.get(gather.collective.phase, True)
+    return "gather_prefetch" in overlaps and phases.get(gather[1].phase, True)
 
 
-def _halves(operations: Iterable[Operation]) -> Iterator[Operation | Issue | Wait]:
+def _halves(operations: Iterable[Operation]) -> Iterator[Operation | Emitted]:
     """Interleave the two halves of a split micro-batch in the forward and recompute part of a section.
 
     A stage ends with an output all-reduce. Each half runs a stage after its previous all-reduce has ended, then issues
@@ -383,33 +325,17 @@ def _halves(operations: Iterable[Operation]) -> Iterator[Operation | Issue | Wai
     yield from rest
 
 
-def _stage_halves(stage: list[Operation], reduce: Collective | None) -> Iterator[Operation | Issue | Wait]:
+def _stage_halves(stage: list[Operation], reduce: Collective | None) -> Iterator[Operation | Emitted]:
     """Both halves of one stage; without an all-reduce at its end, both halves end with it."""
     for half in (0, 1):
-        yield Wait(f"output{half}")
+        yield Emitted(WAIT, slot=f"output{half}")
         for step in stage:
             if step.calls == PARTS:
                 yield replace(step, calls=ONCE)
             elif half == 0:
                 yield step
         if reduce is not None:
-            yield Issue(replace(reduce, calls=ONCE), f"output{half}")
-
-
-def _without_gathers(operations: Iterable[Operation]) -> Iterator[Operation]:
-    """A section of layers not resharded: no gathers and no kernels that prepare them."""
-    for step in operations:
-        gathers = isinstance(step, Collective) and step.role == "weight"
-        if not gathers and not (isinstance(step, Kernel) and step.prepares_gather):
-            yield step
-
-
-@dataclass(frozen=True)
-class Pending:
-    """Pending work of a running reduce-scatter: adding its result, then sending the completed bucket."""
-
-    accumulate: Kernel
-    bucket: tuple[Collective, ...] = ()
+            yield Emitted(ISSUE, replace(reduce, calls=ONCE), f"output{half}")
 
 
 class _Emitter:
@@ -429,13 +355,13 @@ class _Emitter:
         self.deferred = "weight_gradient" in overlaps
         self.pending = pending if self.deferred else None
         self.bucket = bucket
-        self.output: list[Instruction] = []
+        self.output: list[Emitted] = []
         self.owed_input_gradient: str | None = None
         self.owed: list[str] = []
 
-    def add(self, step: Operation | Issue | Wait) -> None:
+    def add(self, step: Operation | Emitted) -> None:
         """Emit one operation, after the waits that it requires."""
-        if isinstance(step, Issue | Wait):
+        if isinstance(step, Emitted):
             self.output.append(step)
             return
         if self.owed_input_gradient and not self._belongs_to_weight_gradient(step):
@@ -447,13 +373,13 @@ class _Emitter:
         if isinstance(step, Collective):
             self._communicate(step)
         elif isinstance(step, Kernel) and step.accumulates and self.deferred:
-            self.pending = Pending(step)
+            self.pending = step, ()
         elif not (isinstance(step, Kernel) and step.prepares_gather):
-            self.output.append(Run((step,)))
+            self.output.append(Emitted(RUN, step))
             if isinstance(step, MatMul):
                 self._settle("pipelined")
 
-    def finish(self, *, flush: bool) -> list[Instruction]:
+    def finish(self, *, flush: bool) -> list[Emitted]:
         """Emit the pending work of the section; with `flush` its last reduce-scatter too. Returns all instructions."""
         self._settle_input_gradient()
         for slot in tuple(self.owed):
@@ -468,38 +394,37 @@ class _Emitter:
         if step.role == "weight":
             self._gather()
         elif step.role == "input_gradient" and "input_gradient" in self.overlaps:
-            self.output.append(Issue(step, "input_gradient"))
+            self.output.append(Emitted(ISSUE, step, "input_gradient"))
             self.owed_input_gradient = step.layer
         elif step.role == "weight_gradient" and self.deferred:
             self._finish_pending()
-            self.output.append(Issue(step, "weight_gradient"))
+            self.output.append(Emitted(ISSUE, step, "weight_gradient"))
         elif step.role == "keys" or (step.role == "input_gather" and "input_gradient" in self.overlaps):
             self._issue(step, step.role)
         elif step.role == "output" and self.options.pipelined_tensor:
             self._pipeline(step)
         else:
-            self.output.append(Sync(step))
+            self.output.append(Emitted(SYNC, step))
 
     def _pipeline(self, step: Collective) -> None:
         """Run a forward collective beside its GEMM: a gather beside the one after it, a reduction the one before."""
         if step.kind == "all_gather":
             self._issue(step, "pipelined")
             return
-        before = self.output[-1] if self.output else None
-        if isinstance(before, Run) and isinstance(before.operations[-1], MatMul):
-            self.output.insert(len(self.output) - 1, Issue(step, "pipelined output"))
-            self.output.append(Wait("pipelined output"))
+        if self.output and isinstance(self.output[-1].operation, MatMul):
+            self.output.insert(len(self.output) - 1, Emitted(ISSUE, step, "pipelined output"))
+            self.output.append(Emitted(WAIT, slot="pipelined output"))
         else:
-            self.output.append(Sync(step))
+            self.output.append(Emitted(SYNC, step))
 
     def _issue(self, step: Collective, slot: str) -> None:
-        self.output.append(Issue(step, slot))
+        self.output.append(Emitted(ISSUE, step, slot))
         self.owed.append(slot)
 
     def _settle(self, slot: str) -> None:
         if slot in self.owed:
             self.owed.remove(slot)
-            self.output.append(Wait(slot))
+            self.output.append(Emitted(WAIT, slot=slot))
 
     def _belongs_to_weight_gradient(self, step: Operation) -> bool:
         same = step.layer == self.owed_input_gradient and step.phase == "backward"
@@ -507,7 +432,7 @@ class _Emitter:
 
     def _settle_input_gradient(self) -> None:
         if self.owed_input_gradient:
-            self.output.append(Wait("input_gradient"))
+            self.output.append(Emitted(WAIT, slot="input_gradient"))
             self.owed_input_gradient = None
 
     def _gather(self) -> None:
@@ -516,18 +441,19 @@ class _Emitter:
         del self.chain[0]
         assert here is not None, "the chain holds every gather of the section"
         if _prefetched(here, self.overlaps, self.options):
-            self.output.append(Wait("gather"))
+            self.output.append(Emitted(WAIT, slot="gather"))
         else:
-            self.output += [Run((here.prepare,)), Sync(here.collective)]
+            self.output += [Emitted(RUN, here[0]), Emitted(SYNC, here[1])]
         if following is not None and _prefetched(following, self.overlaps, self.options):
-            self.output += [Run((following.prepare,)), Issue(following.collective, "gather")]
+            self.output += [Emitted(RUN, following[0]), Emitted(ISSUE, following[1], "gather")]
 
     def _finish_pending(self) -> None:
         if self.pending is not None:
-            self.output += [Wait("weight_gradient"), Run((self.pending.accumulate,))]
-            self._send(self.pending.bucket)
+            accumulate, bucket = self.pending
+            self.output += [Emitted(WAIT, slot="weight_gradient"), Emitted(RUN, accumulate)]
+            self._send(bucket)
             self.pending = None
 
     def _send(self, bucket: tuple[Collective, ...]) -> None:
         overlapped = "data_parallel" in self.overlaps
-        self.output += [Issue(step, "data") if overlapped else Sync(step) for step in bucket]
+        self.output += [Emitted(ISSUE, step, "data") if overlapped else Emitted(SYNC, step) for step in bucket]

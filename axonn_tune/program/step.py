@@ -37,7 +37,7 @@ from axonn_tune.program.layers import (
     X,
     Y,
 )
-from axonn_tune.program.operations import MATRIX_ALIGNMENT, ONCE, Collective, Operation, Phase
+from axonn_tune.program.operations import MATRIX_ALIGNMENT, ONCE, Collective, MatMul, Operation, Phase
 from axonn_tune.program.size import Size, symbol
 from axonn_tune.specs.model import Model
 from axonn_tune.specs.workload import Recompute, Workload
@@ -245,11 +245,7 @@ def _unsent(given: LayerInputs) -> tuple[Collective, ...]:
     if given.options.reduction == "whole":
         return (layers.data_bucket("gradients", symbol("parameters"), given),)
     weights = [(linear.layer, linear.weight, BLOCKS) for linear in BLOCK_LINEARS]
-    tables = [("embedding", TABLE, ONCE)]
-    if not given.model.tied_embeddings:
-        tables.append(("head", TABLE, ONCE))
-    if given.model.learned_positions:
-        tables.append(("position", POSITIONS, ONCE))
+    tables = [(table, elements, ONCE) for table, elements in layers.tables(given)]
     whole = given.shard_axes + given.data_axes
     return tuple(
         Collective(
@@ -325,26 +321,17 @@ def _recompute_full(given: LayerInputs) -> Iterator[Operation]:
     """The block's forward pass again; unless the whole of it, up to the activation: backward needs no output of fc2.
 
     Where it stops there, norm statistics are always saved, so nothing is gathered for the norms. The gathered weights
-    stay for the backward pass.
+    stay for the backward pass. Blocks not resharded gather nothing.
     """
-    for step in _again(_block_forward(given, phase="recompute"), given):
-        if step.layer == FC2.layer and not given.options.recompute_whole_block:
-            if (isinstance(step, Collective) and step.role == "weight") or getattr(step, "prepares_gather", False):
-                yield step
-        else:
-            yield step
-
-
-def _again(forward: Iterator[Operation], given: LayerInputs) -> Iterator[Operation]:
-    """A forward pass as it is repeated: blocks not resharded gather nothing, norms use their saved statistics."""
-    for step in forward:
+    whole = given.options.recompute_whole_block
+    for step in _block_forward(given, phase="recompute"):
         if step.layer in ("attention.norm", "mlp.norm"):
             made = {array.name: array for array in step.makes}
             if f"{step.layer} output" in made:
                 yield from layers.norm_recompute(step.layer, given, makes=(made[f"{step.layer} output"],))
-        elif (isinstance(step, Collective) and step.role == "weight") or getattr(step, "prepares_gather", False):
+        elif getattr(step, "role", "") == "weight" or getattr(step, "prepares_gather", False):
             yield replace(step, calls=UNKEPT_SHARE)
-        else:
+        elif whole or step.layer != FC2.layer:
             yield step
 
 
@@ -400,7 +387,9 @@ def _recompute_layer(layer: str, given: LayerInputs) -> Iterator[Operation]:
     elif layer == "attention.core":
         yield from layers.attention_core(given, phase="recompute")
     elif layer in ("attention.output", "mlp.up"):
-        yield from layers.gemm_again(layer, given)
+        # Of a gated MLP the half of fc1 that is not gated.
+        linear, n = (ATTENTION_OUTPUT, ATTENTION_OUTPUT.n) if layer == "attention.output" else (FC1, F / X)
+        yield MatMul("recompute", linear.layer, given.part, n, linear.k, "NN", PARTS)
     elif layer == "attention.scores":
         for step in layers.attention_core(given, phase="recompute"):
             yield replace(step, makes=tuple(array for array in step.makes if array.name != "attention output"))

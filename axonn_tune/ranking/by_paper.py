@@ -20,7 +20,6 @@ from axonn_tune.program.size import as_size
 from axonn_tune.ranking.choosing import search
 from axonn_tune.ranking.priced import Priced, Rejected, count_ties
 from axonn_tune.ranking.space import Problem
-from axonn_tune.specs.machine import Machine
 
 BACKENDS: tuple[PaperBackend, ...] = get_args(PaperBackend)
 _NO_ENTRY = NO_BANDWIDTH_ENTRY, "the machine's paper table has no bandwidth for one of the groups"
@@ -116,28 +115,24 @@ class PricedByPaper(Priced):
         return tuple(found)
 
     def _terms(self, number: int) -> tuple[Term, ...]:
-        grid = Grid(*self.grids.sizes[number].tolist(), order=self.order)
-        return terms_of(self.prices, number, grid, self.problem.machine)
-
-
-def terms_of(prices: PaperPrices, number: int, grid: Grid, machine: Machine) -> tuple[Term, ...]:
-    """Every collective of a grid that more than one rank takes part in; exposed time is unknown."""
-    found = []
-    for one in prices.terms:
-        if one.group[number] == 1:
-            continue
-        size_bytes = float(np.broadcast_to(one.bytes, one.seconds.shape)[number])
-        found.append(
-            Term(
-                *(one.op, one.axis, one.phase, one.layer, one.count),
-                bytes=size_bytes,
-                group=int(one.group[number]),
-                tier=machine.tiers[route(grid.group_shape(one.axis), machine.tiers, grid.world).outermost].name,
-                seconds=float(one.seconds[number]),
-                exposed_s=math.nan,
-                formula=f"arXiv 2305.13525, equation {one.equation}",
-                line=Line("ring", "", 0.0, float(one.bandwidth_bytes_per_s[number])),
-                collective=Collective(one.op, one.axis, one.phase, one.layer, as_size(size_bytes)),
+        """Every collective of a grid that more than one rank takes part in; exposed time is unknown."""
+        grid, machine = Grid(*self.grids.sizes[number].tolist(), order=self.order), self.problem.machine
+        found = []
+        for one in self.prices.terms:
+            if one.group[number] == 1:
+                continue
+            size_bytes = float(np.broadcast_to(one.bytes, one.seconds.shape)[number])
+            found.append(
+                Term(
+                    *(one.op, one.axis, one.phase, one.layer, one.count),
+                    bytes=size_bytes,
+                    group=int(one.group[number]),
+                    tier=machine.tiers[route(grid.group_shape(one.axis), machine.tiers, grid.world).outermost].name,
+                    seconds=float(one.seconds[number]),
+                    exposed_s=math.nan,
+                    formula=f"arXiv 2305.13525, equation {one.equation}",
+                    line=Line("ring", "", 0.0, float(one.bandwidth_bytes_per_s[number])),
+                    collective=Collective(one.op, one.axis, one.phase, one.layer, as_size(size_bytes)),
+                )
             )
-        )
-    return tuple(found)
+        return tuple(found)

@@ -429,8 +429,8 @@ class _Parts:
             layers = np.maximum(np.full(len(chunks), float(chunk.blocks)) if chunk.blocks else each, 1.0)
             rows = np.concatenate(self._rows[chunk])
             times = self.pricer.chunk(self.candidates.taken(rows), work, chunk.part, layers=layers)
-            found = ChunkTimes(*(np.full(len(self.candidates), np.nan) for _ in times.columns))
-            for column, value in zip(found.columns, times.columns, strict=True):
+            found = ChunkTimes(*(np.full(len(self.candidates), np.nan) for _ in times))
+            for column, value in zip(found, times, strict=True):
                 column[rows] = value
             self._chunks[chunk] = found
         return self._chunks[chunk]

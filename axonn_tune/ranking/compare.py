@@ -1,8 +1,8 @@
-"""Is 4D worth it? The best 4D grid and the best layout of each framework, with the same kernel efficiency.
+"""Is 4D worth it? The best 4D grid and the best layout of each framework, by the step in its own software.
 
-The search of grids ranks every framework's layouts, with ideal kernels for all, so that layouts and schedules are
-compared, not releases. Each layout also has its step with the framework's own software numbers. HSDP and data
-parallelism are FSDP's layouts with replicas.
+The search of grids ranks every framework's layouts with the numbers of its software, or with ideal kernels for all
+(`same_kernels`), so that layouts and schedules are compared, not releases. HSDP and data parallelism are FSDP's layouts
+with replicas.
 """
 
 from __future__ import annotations
@@ -10,12 +10,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from axonn_tune.cost.price import Detail, price, separated, step_parts, waiting
+from axonn_tune.cost.price import CONTENDED, GEMMS, Detail, price, separated, step_parts, waiting
 from axonn_tune.errors import NothingFeasibleError
 from axonn_tune.frameworks import find_framework
 from axonn_tune.frameworks.axonn_tune import AXONN_TUNE
 from axonn_tune.frameworks.description import Framework
-from axonn_tune.grid import Grid
+from axonn_tune.grid import Grid, split_axes
 from axonn_tune.job import Layout
 from axonn_tune.program.memory import memory_limit_bytes
 from axonn_tune.ranking.choosing import search
@@ -39,8 +39,8 @@ GridFilter = Callable[[Grid], bool]
 """Whether a grid belongs to a strategy."""
 
 STRATEGIES: tuple[tuple[str, str, str, GridFilter], ...] = (
-    ("4d", "4D", AXONN_TUNE.name, lambda grid: True),
-    ("megatron-lm", "Megatron-Core", "megatron-core", lambda grid: True),
+    ("axonn-tune", "4D", AXONN_TUNE.name, lambda grid: True),
+    ("megatron-core", "Megatron-Core", "megatron-core", lambda grid: True),
     ("torchtitan", "torchtitan", "torchtitan", lambda grid: True),
     ("deepspeed", "DeepSpeed", "deepspeed", lambda grid: True),
     ("fsdp", "FSDP (ZeRO-3)", "fsdp", lambda grid: grid.data == 1 and grid.z > 1),
@@ -49,7 +49,11 @@ STRATEGIES: tuple[tuple[str, str, str, GridFilter], ...] = (
     ("megatron-axonn", "Megatron-AxoNN", "megatron-axonn", lambda grid: True),
     ("axonn", "AxoNN (easy API)", "axonn", lambda grid: True),
 )
-"""Key, display name, framework, and filter of its grids."""
+"""Key, display name, framework, and filter of its grids; the key is the framework's name where it has one row."""
+EARLIER = {"4d": AXONN_TUNE.name, "megatron-lm": "megatron-core"}
+"""Earlier keys, and those of today."""
+YOURS = "yours"
+"""Key of a run that is compared with the best layouts."""
 
 OF_THE_CLAIM = ("megatron-2022", "Megatron-LM (2022)", "megatron-2022", lambda grid: True)
 """The description nearest to the Megatron-LM of the paper's comparison, whose release it does not state."""
@@ -67,6 +71,29 @@ def by_axis(priced: Detail) -> dict[str, tuple[float, float]]:
         seconds, exposed_s = found.get(term.axis, (0.0, 0.0))
         found[term.axis] = (seconds + term.seconds, exposed_s + term.exposed_s)
     return found
+
+
+EXPOSED = {"x": "TP", "y": "TP", "z": "FSDP", "data": "DP", "context": "CP", "pipeline": "PP"}
+"""What splits over an axis is called, whatever the framework: the first of several that a collective is over counts."""
+OTHER_KERNELS, RECOMPUTE, BUBBLE, REST = "attention and element-wise", "recompute", "pipeline bubble", "the rest"
+CAUSES = (
+    *(GEMMS, OTHER_KERNELS, RECOMPUTE),
+    *(f"exposed {name}" for name in dict.fromkeys(EXPOSED.values())),
+    *(BUBBLE, CONTENDED, REST),
+)
+"""Causes of a step's time that all frameworks share."""
+
+
+def causes(priced: Detail) -> dict[str, float]:
+    """Seconds of a step by cause, which add up to it; with stages, of those with most computation and communication."""
+    sums = dict.fromkeys(CAUSES, 0.0)
+    named = {GEMMS: GEMMS, "recompute": RECOMPUTE, "bubble": BUBBLE, CONTENDED: CONTENDED}
+    for key, (_, spent_s) in step_parts(priced).items():
+        over = str(key).removeprefix("over ")
+        axis = next((one for one in EXPOSED if one in split_axes(over)), "data") if over != key else ""
+        sums[f"exposed {EXPOSED[axis]}" if axis else named.get(str(key), OTHER_KERNELS)] += spent_s
+    sums[REST] = priced.iteration_s - sum(sums.values())
+    return sums
 
 
 def limits(priced: Detail) -> tuple[tuple[str, float], ...]:
@@ -116,7 +143,10 @@ class Claim:
 
 @dataclass(frozen=True)
 class Comparison:
-    """All contenders, the shortest step first; the gain of overlap in 4D; what the paper claims of this case."""
+    """All contenders, the shortest step first; the gain of overlap in 4D; what the paper claims of this case.
+
+    same_kernels: all have ideal kernels, in place of those of their software.
+    """
 
     problem: Problem
     limit_bytes: float
@@ -127,7 +157,25 @@ class Comparison:
     @property
     def own(self) -> Contender:
         """4D."""
-        return next(each for each in self.contenders if each.key == "4d")
+        return next(each for each in self.contenders if each.key == AXONN_TUNE.name)
+
+    @property
+    def same_kernels(self) -> bool:
+        """Whether all have ideal kernels."""
+        return self.problem.request.same_kernels
+
+    @property
+    def baseline(self) -> Contender:
+        """What the others are compared with: the run in question, else the framework that was named, else the first."""
+        named = self.problem.framework.name if self.problem.request.framework is not None else ""
+        feasible = [each for each in self.contenders if each.prediction]
+        asked = [each for each in feasible if each.key == YOURS] or [each for each in feasible if each.key == named]
+        return (asked or feasible)[0]
+
+    def over_baseline(self, contender: Contender) -> float | None:
+        """Step time over that of the baseline, less 1."""
+        base, own = self.baseline.prediction, contender.prediction
+        return None if base is None or own is None else own.iteration_s / base.iteration_s - 1.0
 
     def gain(self, contender: Contender) -> float | None:
         """Relative speed-up of 4D over another contender; None if either does not fit."""
@@ -208,9 +256,9 @@ def compare(problem: Problem) -> Comparison:
 def with_layout(
     found: Comparison, layout: Layout, framework: Framework, *, workload: Workload, name: str
 ) -> Comparison:
-    """A comparison with one layout more, key `yours`, on the kernels of all others; workload: with its overlaps."""
+    """A comparison with one layout more, key `yours`, priced as the others are; workload: with its overlaps."""
     asked = replace(_problem_of(found.problem, framework), workload=workload)
-    own = Contender("yours", f"yours ({name})", framework.name, price(asked, layout))
+    own = Contender(YOURS, f"yours ({name})", framework.name, price(asked, layout))
     return replace(found, contenders=tuple(sorted((*found.contenders, own), key=_step_s)))
 
 
@@ -219,15 +267,17 @@ def _step_s(contender: Contender) -> float:
 
 
 def _problem_of(problem: Problem, framework: Framework) -> Problem:
-    """The problem of one framework, with ideal kernels; of the one asked for, with the step asked for."""
+    """The problem of one framework, if asked for with ideal kernels; of the one named, with the step asked for."""
     own = framework.name == problem.framework.name
     framework = problem.framework if own else framework
     request = problem.request if own else problem.request.without_pins("recompute", "micro_batch")
+    if problem.request.same_kernels:
+        framework = replace(framework.with_step(kernels="ideal"), software="")
     split = problem.workload.split_micro_batch and "output" in framework.step.overlaps
     return replace(
         problem,
         workload=problem.workload.model_copy(update={"split_micro_batch": split}),
-        framework=replace(framework.with_step(kernels="ideal"), software=""),
+        framework=framework,
         request=request,
         rank_by="iteration",
         pipeline=problem.pipeline if own else framework.ranked_by == "iteration" and "pipeline" in framework.axes,

@@ -12,8 +12,7 @@ from axonn_tune.frameworks import find_framework
 from axonn_tune.frameworks.axonn_tune import AXONN_TUNE
 from axonn_tune.grid import ALL_AXES
 from axonn_tune.program.constraints import MEMORY, MICRO_BATCH
-from axonn_tune.program.step import build_step
-from axonn_tune.ranking.choosing import search
+from axonn_tune.ranking.choosing import search, step_program
 from axonn_tune.ranking.space import Fitting, Grids, Problem, Shapes, fit_memory, list_grids, list_shapes
 from axonn_tune.request import flag
 from axonn_tune.specs.workload import Recompute
@@ -25,7 +24,10 @@ def nearest_change(problem: Problem) -> str:
     grids = list_grids(problem)
     shapes = list_shapes(grids, problem)
     binding = _binding_memory(problem, shapes) if len(shapes) else _binding_divisibility(problem, grids)
-    kinds = [*_kinds(problem), *(_smaller(problem) if len(shapes) else ()), _gpus(problem), _without_pins(problem)]
+    kinds = [_batches(problem)]
+    if not problem.workload.shard_optimizer_over_data:
+        kinds.append(iter([("--shard-optimizer", _with_workload(problem, shard_optimizer_over_data=True))]))
+    kinds += [*(_smaller(problem) if len(shapes) else ()), _gpus(problem), _without_pins(problem)]
     found = [first for kind in kinds if (first := _first_feasible(kind))]
     # Other GPU counts, each with divisible batches.
     both = ((f"{text} {more}", twice) for text, changed in _gpus(problem) for more, twice in _batches(changed))
@@ -80,14 +82,7 @@ def feasible(problem: Problem) -> bool:
 def _fittings(shapes: Shapes) -> Iterator[tuple[Recompute, Fitting]]:
     problem = shapes.problem
     for recompute in problem.request.recomputes:
-        program = build_step(
-            problem.model,
-            problem.workload,
-            recompute=recompute,
-            options=problem.framework.step,
-            context="context" in problem.axes,
-        )
-        yield recompute, fit_memory(shapes, program)
+        yield recompute, fit_memory(shapes, step_program(problem, problem.framework.step, recompute))
 
 
 def _binding_memory(problem: Problem, shapes: Shapes) -> str:
@@ -155,13 +150,6 @@ def _shape_words(problem: Problem, grids: Grids) -> str:
     return f"{MICRO_BATCH}: {asked} {halved} {share}"
 
 
-def _kinds(problem: Problem) -> Iterator[Iterator[tuple[str, Problem]]]:
-    """Kinds of change to try, each with the smallest first: the batch, the optimizer state."""
-    yield _batches(problem)
-    if not problem.workload.shard_optimizer_over_data:
-        yield iter([("--shard-optimizer", _with_workload(problem, shard_optimizer_over_data=True))])
-
-
 def _without_pins(problem: Problem) -> Iterator[tuple[str, Problem]]:
     """The problem without its pins; named last, for what follows would read as left out too."""
     request, framework = problem.request, problem.framework
@@ -186,9 +174,14 @@ _SHARDING = ("torchtitan", "deepspeed", "megatron-core")
 
 
 def _gpus(problem: Problem) -> Iterator[tuple[str, Problem]]:
-    """Other GPU counts."""
-    for gpus in _gpu_counts(problem.gpus, problem.machine.launcher.ranks_per_node):
-        yield f"--gpus {gpus}", replace(problem, gpus=gpus)
+    """Other GPU counts: near this one, those that fill their nodes or part of one first; then powers of two upwards."""
+    gpus, per_node = problem.gpus, problem.machine.launcher.ranks_per_node
+    above = max(_next_multiple(gpus + 1, 8), _next_multiple(gpus + 1, per_node))
+    below = {(gpus - 1) // step * step for step in (8, per_node)} - {0}
+    nearby = {*range(gpus + 1, above + 1), *below}
+    nearest = sorted(nearby, key=lambda count: (count > per_node and count % per_node > 0, abs(count - gpus), count))
+    for count in (*nearest, *(1 << above.bit_length() + doublings for doublings in range(12))):
+        yield f"--gpus {count}", replace(problem, gpus=count)
 
 
 def _batches(problem: Problem) -> Iterator[tuple[str, Problem]]:
@@ -207,15 +200,3 @@ def _with_workload(problem: Problem, **changed: int | bool) -> Problem:
 def _next_multiple(number: int, of: int) -> int:
     """The smallest multiple of `of` that is at least `number`."""
     return -(-number // of) * of
-
-
-def _gpu_counts(gpus: int, per_node: int) -> Iterator[int]:
-    """Counts near this one, those that fill their nodes or part of one first; then powers of two upwards."""
-    above = max(_next_multiple(gpus + 1, 8), _next_multiple(gpus + 1, per_node))
-    below = {(gpus - 1) // step * step for step in (8, per_node)} - {0}
-    nearby = {*range(gpus + 1, above + 1), *below}
-    yield from sorted(nearby, key=lambda count: (count > per_node and count % per_node > 0, abs(count - gpus), count))
-    larger = 1 << above.bit_length()
-    for _ in range(12):
-        yield larger
-        larger *= 2

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from bisect import bisect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -14,7 +15,7 @@ from numpy.typing import NDArray
 from axonn_tune.cost.columns import Floats, Integers
 from axonn_tune.cost.compute import exposed_s
 from axonn_tune.cost.price import Detail, PricedLayout, Term, price
-from axonn_tune.cost.uncertainty import DEVIATIONS, difference_spread, own_half_s, with_software
+from axonn_tune.cost.uncertainty import DEVIATIONS, difference_spread, own_bound_s, own_half_s, with_software
 from axonn_tune.errors import NothingFeasibleError, UsageError
 from axonn_tune.grid import ALL_AXES, Grid
 from axonn_tune.job import Layout
@@ -230,6 +231,42 @@ class Priced:
 
         return half_width
 
+    def families(self, top: int) -> list[list[int]]:
+        """Places of the first `top` rows (0: all), each row with the later ones that differ from it in little.
+
+        Such rows only exchange context, micro-batch and replicas, so that every rank has as many tokens a micro-batch
+        and the same shards of weights; their steps are within model error. Only a ranking by steps has any.
+        """
+        found: list[list[int]] = []
+        folds = self.problem.rank_by == "iteration" and self.cost == ALPHA_BETA and not self.problem.request.variants
+        alike = dict[tuple[object, ...], list[list[int]]]()
+        for place in range(min(top or len(self), len(self))):
+            same = alike.setdefault(self._family(place), []) if folds else []
+            mine = next((one for one in same if self._tied(one[0], place)), None)
+            if mine is None:
+                found.append([place])
+                same.append(found[-1])
+            else:
+                mine.append(place)
+        return found
+
+    def _family(self, place: int) -> tuple[object, ...]:
+        """What rows have in common that only exchange context, micro-batch and replicas."""
+        layout = self.layout(place)
+        grid, shards = layout.grid, layout.grid.z
+        if self.problem.framework.step.context_shards:
+            shards *= grid.context
+        order = tuple(axis for axis in grid.order if axis in ("x", "y") and grid.axis_size(axis) > 1)
+        tokens = layout.micro_batch / grid.context
+        sizes = (grid.x, grid.y, shards, grid.pipeline, layout.chunks, layout.kept_layers, tokens)
+        return (*sizes, layout.recompute, order)
+
+    def _tied(self, first: int, other: int) -> bool:
+        """Whether the steps of two rows are within model error of each other."""
+        rows, machine = (self[first], self[other]), self.problem.machine
+        halves = [own_bound_s(machine, step_s=one.iteration_s, waiting_s=one.exposed_communication_s) for one in rows]
+        return abs(rows[1].iteration_s - rows[0].iteration_s) <= math.hypot(*halves)
+
     @property
     def difference(self) -> float | None:
         """Half-width of the 80% interval of the ratio of the first two, with a learned profile; else None."""
@@ -294,30 +331,20 @@ class Priced:
     def rejected(self) -> tuple[Rejected, ...]:
         """Every grid that is not ranked, with its reasons, in the order of the grids."""
         ranked = set(self.shapes.grid[self.columns.shape[self.rows]].tolist())
-        shaped = set(self.shapes.grid.tolist())
-        numbered = enumerate(self.grids.sizes.tolist())
-        return tuple(
-            self._rejection(number, dict(zip(self.grids.axes, sizes, strict=True)), shaped=shaped)
-            for number, sizes in numbered
-            if number not in ranked
-        )
-
-    @cached_property
-    def _least_bytes(self) -> Floats:
-        """Least memory of each grid over its micro-batches and kinds of recompute."""
-        least = np.full(len(self.grids.sizes), np.inf)
+        shaped, least_bytes = set(self.shapes.grid.tolist()), np.full(len(self.grids.sizes), np.inf)
         for fitting in self.fittings.values():
-            np.minimum.at(least, self.shapes.grid, fitting.total_bytes)
-        return least
-
-    def _rejection(self, number: int, sizes: dict[str, int], *, shaped: set[int]) -> Rejected:
-        reasons = self._reasons(number, sizes, shaped=shaped)
-        if reasons:
-            return Rejected(sizes, reasons)
-        least = float(self._least_bytes[number])
-        limit_bytes = next(iter(self.fittings.values())).limit_bytes
-        reason = MEMORY, f"needs {least / GIB:.1f} GiB of {limit_bytes / GIB:.1f} GiB"
-        return Rejected(sizes, (reason,), least)
+            np.minimum.at(least_bytes, self.shapes.grid, fitting.total_bytes)
+        limit_bytes, found = next(iter(self.fittings.values())).limit_bytes, list[Rejected]()
+        for number, row in enumerate(self.grids.sizes.tolist()):
+            if number in ranked:
+                continue
+            sizes = dict(zip(self.grids.axes, row, strict=True))
+            reasons, needed = self._reasons(number, sizes, shaped=shaped), None
+            if not reasons:
+                needed = float(least_bytes[number])
+                reasons = ((MEMORY, f"needs {needed / GIB:.1f} GiB of {limit_bytes / GIB:.1f} GiB"),)
+            found.append(Rejected(sizes, reasons, needed))
+        return tuple(found)
 
     def _reasons(self, number: int, sizes: dict[str, int], *, shaped: set[int]) -> tuple[tuple[str, str], ...]:
         """All but memory."""

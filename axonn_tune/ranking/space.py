@@ -7,7 +7,7 @@ before rank orders, since it does not depend on them.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import Any
@@ -22,6 +22,7 @@ from axonn_tune.grid import (
     ALL_AXES,
     AXES,
     BATCH_AXES,
+    ENDS,
     WORLD,
     GroupShape,
     distinct_orders,
@@ -163,7 +164,21 @@ class Shapes:
     def stage_rows(self) -> tuple[StageRows, ...]:
         """The stages that can need most memory or time: the first, the one after it, the last; where chunks differ in
         layers, also the first one with more layers than that after the first."""
-        return tuple(_stage_rows(self))
+        layers, less = self.problem.model.layers, self.problem.framework.step.less
+        stages, chunks = self.stages[self.piped], self.chunks[self.piped]
+        batches = np.asarray(self.values["A"])[self.piped].astype(np.int64)
+        # More micro-batches than in two rounds after the longest warm-up hold no more (`program.pipeline.in_flight`).
+        counted = np.minimum(batches, 4 * stages)
+        kinds, _, which = distinct((stages * (layers + 1) + chunks) * (4 * layers + 1) + counted)
+        _, first, _ = distinct(which)
+        found = np.array(
+            [_stage_layers(layers, int(stages[row]), int(chunks[row]), int(counted[row]), less) for row in first]
+        ).reshape(len(kinds), 4, 2)
+        several = any(less) or bool((layers % (stages * chunks))[chunks > 1].any())
+        shown = (FIRST, MIDDLE, LAST, *([MIDDLE] if several else []))
+        return tuple(
+            StageRows(stage, found[which, place, 0], found[which, place, 1]) for place, stage in enumerate(shown)
+        )
 
     @cached_property
     def priced_stages(self) -> tuple[tuple[StageRows, dict[str, Value]], ...]:
@@ -216,16 +231,20 @@ def require_searchable(candidates: int) -> None:
 
 
 def list_shapes(grids: Grids, problem: Problem) -> Shapes:
-    """Every sound grid with every micro-batch that divides its share of the batch (and what is pinned)."""
+    """Every sound grid with every micro-batch that divides its share of the batch (and what is pinned); only even
+    micro-batches with two-batch overlap."""
     workload, request = problem.workload, problem.request
-    sound = grids.sound_as_asked(request.axes)
+    sound, step = grids.sound_as_asked(request.axes), 2 if workload.split_micro_batch else 1
     shares = np.prod([grids.column(axis)[sound] for axis in BATCH_AXES if axis in grids.axes], axis=0, dtype=np.int64)
     share = workload.global_batch // shares
-    options = {int(sequences): _micro_batches(int(sequences), workload, request) for sequences in distinct(share)[0]}
-    counts = np.array([len(options[int(sequences)]) for sequences in share], dtype=np.int64)
+    options = {
+        count: [size for size in divisors(count) if size % step == 0 and request.micro_batch in (None, size)]
+        for count in distinct(share)[0].tolist()
+    }
+    chosen = [options[count] for count in share.tolist()]
+    counts = np.array([len(sizes) for sizes in chosen], dtype=np.int64)
     require_searchable(int(counts.sum()) * len(request.recomputes))
     grid = np.repeat(sound, counts)
-    chosen = [options[int(sequences)] for sequences in share]
     micro_batch = np.array([size for sizes in chosen for size in sizes], dtype=np.int64)
     chunks = np.ones(len(grid), dtype=np.int64)
     if "pipeline" in grids.axes:
@@ -240,33 +259,13 @@ def _values(grids: Grids, problem: Problem, grid: Integers, micro_batch: Integer
     axes: dict[str, Value] = {axis: 1.0 for axis in ALL_AXES if axis not in grids.axes}
     axes |= {axis: grids.column(axis)[grid].astype(np.float64) for axis in grids.axes}
     axes["b"] = micro_batch.astype(np.float64)
-    return dimensions(
-        problem.model,
-        problem.workload,
-        axes,
-        chunks=_loss_chunks(problem, micro_batch, axes["context"]),
-        arithmetic=COLUMNS,
-        options=problem.framework.step,
-    )
-
-
-def _loss_chunks(problem: Problem, micro_batch: Integers, context: Value) -> Value:
-    """Chunks of the loss, 1 for whole logits."""
-    if not problem.framework.step.chunked_loss:
-        return 1.0
-    tokens = micro_batch * problem.workload.sequence_length // np.asarray(context).astype(np.int64)
-    counts, _, inverse = distinct(tokens)
-    return np.array([loss_chunks(int(count)) for count in counts], dtype=np.float64)[inverse]
-
-
-def _micro_batches(sequences: int, workload: Workload, request: Request) -> tuple[int, ...]:
-    """Micro-batch sizes that divide a rank's sequences; only even ones with two-batch overlap."""
-    step = 2 if workload.split_micro_batch else 1
-    return tuple(
-        size
-        for size in divisors(sequences)
-        if size % step == 0 and (request.micro_batch is None or size == request.micro_batch)
-    )
+    chunks: Value = 1.0
+    if problem.framework.step.chunked_loss:
+        tokens = micro_batch * problem.workload.sequence_length // np.asarray(axes["context"]).astype(np.int64)
+        lengths, _, inverse = distinct(tokens)
+        chunks = np.array([loss_chunks(int(length)) for length in lengths], dtype=np.float64)[inverse]
+    options = problem.framework.step
+    return dimensions(problem.model, problem.workload, axes, chunks=chunks, arithmetic=COLUMNS, options=options)
 
 
 def _with_chunks(
@@ -334,23 +333,6 @@ def with_uneven_chunks(shapes: Shapes, rows: Integers) -> Shapes:
     chunks = 2 + np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
     uneven = np.flatnonzero((layers + sum(step.less)) % (np.repeat(stages, counts) * chunks))
     return shapes.taken(np.repeat(rows, counts)[uneven], chunks=chunks[uneven])
-
-
-def _stage_rows(shapes: Shapes) -> Iterator[StageRows]:
-    """Layers of the stages, and those whose activations are held together, by what decides both."""
-    layers, less = shapes.problem.model.layers, shapes.problem.framework.step.less
-    stages, chunks = shapes.stages[shapes.piped], shapes.chunks[shapes.piped]
-    batches = np.asarray(shapes.values["A"])[shapes.piped].astype(np.int64)
-    # More micro-batches than in two rounds after the longest warm-up hold no more (`program.pipeline.in_flight`).
-    counted = np.minimum(batches, 4 * stages)
-    kinds, _, which = distinct((stages * (layers + 1) + chunks) * (4 * layers + 1) + counted)
-    _, first, _ = distinct(which)
-    found = np.array(
-        [_stage_layers(layers, int(stages[row]), int(chunks[row]), int(counted[row]), less) for row in first]
-    ).reshape(len(kinds), 4, 2)
-    several = any(less) or bool((layers % (stages * chunks))[chunks > 1].any())
-    for place, stage in enumerate((FIRST, MIDDLE, LAST, *([MIDDLE] if several else []))):
-        yield StageRows(stage, found[which, place, 0], found[which, place, 1])
 
 
 @lru_cache(maxsize=4096)
@@ -464,8 +446,8 @@ def list_placements(grids: Grids, used: Integers, problem: Problem, groups: tupl
     starts = np.concatenate(([0], np.cumsum(counts)))
     of_grid = {int(number): np.arange(starts[i], starts[i + 1]) for i, number in enumerate(used)}
     known: dict[GroupShape, int] = {}
-    layout = _Levels(grids, grid, order, problem.orders)
-    routes = {axes: layout.routes(axes, known) for axes in groups}
+    level = {axis: _level(axis, grids, grid, order, problem.orders) for axis in problem.axes}
+    routes = {axes: _routes(axes, level, known, rows=len(grid), world=problem.gpus) for axes in groups}
     return Placements(grid, order, problem.orders, routes, tuple(known), of_grid)
 
 
@@ -482,47 +464,38 @@ def _orders_by_width(problem: Problem) -> Mapping[int, tuple[int, ...]]:
     return found
 
 
-@dataclass(frozen=True)
-class _Levels:
-    """Sizes and strides of every axis for each placement."""
+def _level(
+    axis: str, grids: Grids, grid: Integers, order: Integers, orders: tuple[tuple[str, ...], ...]
+) -> tuple[Integers, Integers]:
+    """Size and stride of an axis for each placement; an axis of size 1 has stride 1."""
+    inside = np.array([[names.index(other) < names.index(axis) for other in grids.axes] for names in orders])
+    sizes = grids.sizes[grid]
+    stride = np.where(inside[order], sizes, 1).prod(axis=1)
+    size = sizes[:, grids.axes.index(axis)]
+    return size, np.where(size > 1, stride, 1)
 
-    grids: Grids
-    grid: Integers
-    order: Integers
-    orders: tuple[tuple[str, ...], ...]
 
-    def routes(self, axes: str, known: dict[GroupShape, int]) -> Integers:
-        """Number of each row's group shape over `axes`; new shapes are added to `known`."""
-        if axes == WORLD:
-            world = int(np.prod(self.grids.sizes[0])) if len(self.grids.sizes) else 1
-            return np.full(len(self.grid), known.setdefault(merged_shape([(world, 1)]), len(known)))
-        levels = [self.ends()] if axes == "ends" else [self.level(axis) for axis in split_axes(axes)]
-        code = np.zeros(len(self.grid), dtype=np.int64)
-        for size, stride in levels:
-            values, _, number = distinct(size << 32 | stride)
-            code = code * len(values) + number
-        _, first, inverse = distinct(code)
-        numbers = []
-        for row in first.tolist():
-            pairs = sorted(((int(size[row]), int(stride[row])) for size, stride in levels), key=lambda level: level[1])
-            numbers.append(known.setdefault(merged_shape(pairs), len(known)))
-        return np.array(numbers, dtype=np.int64)[inverse]
-
-    def level(self, axis: str) -> tuple[Integers, Integers]:
-        """Size and stride of an axis for each row; an axis of size 1 has stride 1."""
-        if axis not in self.grids.axes:
-            return np.ones(len(self.grid), dtype=np.int64), np.ones(len(self.grid), dtype=np.int64)
-        axes = self.grids.axes
-        inside = np.array([[names.index(other) < names.index(axis) for other in axes] for names in self.orders])
-        sizes = self.grids.sizes[self.grid]
-        stride = np.where(inside[self.order], sizes, 1).prod(axis=1)
-        size = sizes[:, axes.index(axis)]
-        return size, np.where(size > 1, stride, 1)
-
-    def ends(self) -> tuple[Integers, Integers]:
-        """First and last pipeline stage."""
-        size, stride = self.level("pipeline")
-        return np.minimum(size, 2), np.where(size > 1, stride * (size - 1), 1)
+def _routes(
+    axes: str, level: Mapping[str, tuple[Integers, Integers]], known: dict[GroupShape, int], *, rows: int, world: int
+) -> Integers:
+    """Number of each placement's group shape over `axes`; new shapes are added to `known`."""
+    if axes == WORLD:
+        return np.full(rows, known.setdefault(merged_shape([(world, 1)]), len(known)))
+    alone = np.ones(rows, dtype=np.int64), np.ones(rows, dtype=np.int64)
+    levels = [level.get(axis, alone) for axis in split_axes(axes)]
+    if axes == ENDS:
+        size, stride = levels[0]
+        levels = [(np.minimum(size, 2), np.where(size > 1, stride * (size - 1), 1))]
+    code = np.zeros(rows, dtype=np.int64)
+    for size, stride in levels:
+        values, _, number = distinct(size << 32 | stride)
+        code = code * len(values) + number
+    _, first, inverse = distinct(code)
+    numbers = []
+    for row in first.tolist():
+        pairs = sorted(((int(size[row]), int(stride[row])) for size, stride in levels), key=lambda pair: pair[1])
+        numbers.append(known.setdefault(merged_shape(pairs), len(known)))
+    return np.array(numbers, dtype=np.int64)[inverse]
 
 
 def list_candidates(shapes: Shapes, rows: Integers, placements: Placements) -> tuple[Candidates, Integers]:

@@ -39,7 +39,7 @@ from axonn_tune.report.explain import (
     step_facts,
     work_rows,
 )
-from axonn_tune.report.output import Json, axis_name, percent
+from axonn_tune.report.output import Json, percent
 from axonn_tune.report.ranking import (
     COLLECTIVE,
     TIED,
@@ -68,6 +68,8 @@ _SAME = 1e-9
 
 _STEP_PARTS = 500
 """What is shorter than this part of a step is too narrow to see in a figure of the step."""
+_TOLD = (("micro_batch", "micro-batch"), ("chunk", "chunk"))
+"""What pointing at a bar also says."""
 _WAITING, _IN_TURN = "waiting", "forward and backward in turn"
 _KINDS = {
     "GEMM": (GEMMS, page.BY_KIND[GEMMS]),
@@ -209,11 +211,15 @@ def detail_blocks(
     rows = [term_row(term, layouts.framework) for term in listed]
     terms = page.table("", "", [COLLECTIVE[key] for key in _TERMS], rows)
     computed = [page.text(line_sentences(priced), title="How calls are priced")]
+    # The document says what follows from its time, as those of validations do not.
+    told = config["low_s"] is not None and config["mfu"] is not None
     blocks = [
         page.cards(config_cards(config, limit_bytes=priced.memory_limit_bytes)),
         *_changed(found),
         gap_figure(found),
-        *_layout_blocks(found),
+        page.table("", "Layout", AXIS_COLUMNS, axis_rows(priced), note=node_words(priced)),
+        *([page.table("", "Stages", MAP_COLUMNS, stage_rows(priced))] if priced.stages else []),
+        *([page.fold("The step in numbers", [page.facts(step_facts(priced))])] if told else []),
         *timeline_figures(priced),
         memory_figure(priced),
         page.fold("Memory by item", [page.table("", "", MEMORY_COLUMNS, memory_rows(priced))]),
@@ -286,18 +292,6 @@ def explanation_section(
             *page.provenance_folds(document, source=source),
         ],
     )
-
-
-def _layout_blocks(found: ConfigurationDetail) -> list[Json]:
-    """The map of ranks and stages, and the step in numbers where the document says what follows from its time."""
-    config, priced = found.config, found.priced
-    blocks = [
-        page.table("", "Layout", AXIS_COLUMNS, axis_rows(priced), note=node_words(priced)),
-        *([page.table("", "Stages", MAP_COLUMNS, stage_rows(priced))] if priced.stages else []),
-    ]
-    if config["low_s"] is not None and config["mfu"] is not None:
-        blocks.append(page.fold("The step in numbers", [page.facts(step_facts(priced))]))
-    return blocks
 
 
 def outcome(config: Json) -> str:
@@ -404,16 +398,19 @@ def timeline_figures(priced: Detail) -> Iterator[Json]:
 
 def _lanes(title: str, spans: Sequence[Span], *, note: str, names: Framework) -> Json:
     """Spans as bars, a row for each track, computation first; colors by what they are."""
-    lanes = sorted({one.lane for one in spans}, key=_lane_place)
+    # Computation first; stages by their numbers.
+    lanes = sorted({one.lane for one in spans}, key=lambda lane: (lane != COMPUTE_LANE, len(lane), lane))
     looks = {(one.lane, one.name): _look(one) for one in spans}
     ordered = sorted(set(looks.values()), key=lambda look: _ORDER.index(look[0]) if look[0] in _ORDER else len(_ORDER))
     bars = [
         [
             lanes.index(one.lane),
             over_axis(looks[one.lane, one.name][0], names),
-            _short(one.start_s),
-            _short(one.end_s),
-            _said(one, names),
+            # As exactly as a screen can show it.
+            float(f"{one.start_s:.5g}"),
+            float(f"{one.end_s:.5g}"),
+            over_axis(one.name, names)
+            + "".join(f", {word} {one.details[key]}" for key, word in _TOLD if key in one.details),
             round(min(busy_s(one) / (one.end_s - one.start_s), 1.0), 2),
             one.details.get("micro_batch", ""),
         ]
@@ -426,12 +423,6 @@ def _lanes(title: str, spans: Sequence[Span], *, note: str, names: Framework) ->
     return {"kind": "lanes", "title": title, "note": note, "lanes": shown, "bars": bars, "colors": colors}
 
 
-def _lane_place(lane: str) -> tuple[bool, int, str]:
-    """Computation first; stages by their numbers."""
-    number = lane.removeprefix("stage ")
-    return lane != COMPUTE_LANE, int(number) if number.isdecimal() else -1, lane
-
-
 def _look(span: Span) -> tuple[str, str]:
     """What a span is colored by, and its color."""
     what = span.name.partition(", ")[0]
@@ -442,22 +433,11 @@ def _look(span: Span) -> tuple[str, str]:
             return _IN_TURN, page.BY_KIND[GEMMS]
         axis = span.lane.rpartition(" ")[2]
         return (
-            (f"several over {axis}", page.term_color("all_reduce", axis)) if axis != span.lane else (what, page.MUTED)
+            (f"several over {axis}", page.term_color(f"all_reduce over {axis}"))
+            if axis != span.lane
+            else (what, page.MUTED)
         )
-    op, _, axis = what.partition(" over ")
-    return (what, page.term_color(op, axis_name(axis))) if axis else _KINDS.get(what, (what, page.MUTED))
-
-
-def _said(span: Span, names: Framework) -> str:
-    batch, chunk = span.details.get("micro_batch"), span.details.get("chunk")
-    if chunk is not None:
-        return f"{span.name} of micro-batch {batch}, chunk {chunk}"
-    return over_axis(span.name, names)
-
-
-def _short(value: float) -> float:
-    """A number as exactly as a screen can show it."""
-    return float(f"{value:.5g}")
+    return (what, page.term_color(what)) if " over " in what else _KINDS.get(what, (what, page.MUTED))
 
 
 def over_axis(what: str, names: Framework) -> str:

@@ -37,7 +37,6 @@ from axonn_tune.cost.price import (
 )
 from axonn_tune.cost.spans import first_passes
 from axonn_tune.frameworks.axonn_tune import AXONN_TUNE
-from axonn_tune.frameworks.description import Framework
 from axonn_tune.grid import ALL_AXES
 from axonn_tune.program.dimensions import model_flops
 from axonn_tune.program.operations import Phase, priced_kind
@@ -112,15 +111,29 @@ class ExplainSection:
 
 def sections(priced: Detail, *, terms: bool = False) -> list[ExplainSection]:
     """The whole explanation; terms: with every collective of every layer instead of one row for each kind and axis."""
-    listed = [_sent(priced), _costs(priced), ExplainSection("How calls are priced", sentences=line_sentences(priced))]
+    step_s, accelerator = priced.iteration_s, priced.job.machine.accelerator
+    gap = [
+        {"what": what, "seconds": spent_s, "share": spent_s / step_s, "bar": "█" * round(_BAR * spent_s / step_s)}
+        for what, spent_s in gap_to_peak(priced)
+    ]
+    masked = "TFLOP/s of attention count the masked half of the scores, as MFU does here; causal kernels skip it."
+    reserved = (
+        f"Usable: {accelerator.memory_gib:g} GiB less {accelerator.reserved_memory_gib:g} GiB reserved for "
+        "the driver's context, communicators and fragmentation (accelerator.reserved_memory_gib)."
+    )
+    longest, largest = (", of the stage that computes longest", ", of the largest stage") if priced.stages else ("", "")
     return [
-        _gap(priced),
+        ExplainSection("Gap to peak", columns=_GAP, rows=gap),
         ExplainSection("The step", facts=step_facts(priced)),
         ExplainSection("Layout", columns=AXIS_COLUMNS, rows=axis_rows(priced), notes=[node_words(priced)]),
         *(_stages(priced) if priced.stages else []),
-        *(listed if terms else [_collectives(priced)]),
-        _computation(priced),
-        _memory(priced),
+        *(_every_collective(priced) if terms else [_collectives(priced)]),
+        ExplainSection(
+            f"Computation per rank and step{longest}", columns=WORK_COLUMNS, rows=work_rows(priced), notes=[masked]
+        ),
+        ExplainSection(
+            f"Peak memory per GPU{largest}", columns=MEMORY_COLUMNS, rows=memory_rows(priced), notes=[reserved]
+        ),
     ]
 
 
@@ -201,15 +214,6 @@ def gap_to_peak(priced: Detail) -> list[tuple[str, float]]:
     return [("useful FLOPs at peak (MFU)", mean_s), *((what, cost_s) for cost_s, what in ordered)]
 
 
-def _gap(priced: Detail) -> ExplainSection:
-    step_s = priced.iteration_s
-    rows = [
-        {"what": what, "seconds": spent_s, "share": spent_s / step_s, "bar": "█" * round(_BAR * spent_s / step_s)}
-        for what, spent_s in gap_to_peak(priced)
-    ]
-    return ExplainSection("Gap to peak", columns=_GAP, rows=rows)
-
-
 _EXPOSED = (
     "Exposed: computation waits for it. Collectives queue on a network, so one can be exposed because of another."
 )
@@ -217,27 +221,28 @@ _BY_KIND = ("call", "group", "count", "bytes", "tier", "seconds", "exposed_s", "
 
 
 def _collectives(priced: Detail) -> ExplainSection:
-    """Collectives by kind and axis."""
+    """Collectives by kind and axis; each overlaps with what its longest one does."""
     kinds: dict[str, list[Json]] = {}
     for row in _term_rows(priced):
         kinds.setdefault(row["call"], []).append(row)
+    rows: list[Json] = []
+    for several in kinds.values():
+        sums = {key: sum(row[key] for row in several) for key in ("count", "seconds", "exposed_s")}
+        longest = max(several, key=lambda row: float(row["seconds"]))
+        behind = str(longest["overlapped_with"]).partition(", in part")[0]
+        if sums["exposed_s"] and behind not in _NOT_OVERLAPPED:
+            behind += ", in part"
+        size_bytes = sum(row["count"] * row["bytes"] for row in several)
+        rows.append({**longest, **sums, "bytes": size_bytes, "overlapped_with": behind})
     columns = [_in_ms(COLLECTIVE[key]) for key in _BY_KIND]
     columns[_BY_KIND.index("bytes")] = replace(COLLECTIVE["bytes"], title="all\nbuffers")
-    total = {"seconds": priced.communication_s, "exposed_s": priced.exposed_communication_s}
-    rows = [*map(_kind_row, kinds.values()), {**dict.fromkeys(_BY_KIND, ""), "call": "all", **total}]
     note = f"{_EXPOSED} --terms lists those of each layer, with fixed time, algbw and how they are priced."
-    return ExplainSection("Collectives per rank and step", columns=columns, rows=rows, notes=[note])
+    shown = [*rows, {**dict.fromkeys(_BY_KIND, ""), **_all_collectives(priced)}]
+    return ExplainSection("Collectives per rank and step", columns=columns, rows=shown, notes=[note])
 
 
-def _kind_row(rows: Sequence[Json]) -> Json:
-    """Collectives of one kind and axis as one; `overlapped with` is that of the longest."""
-    sums = {key: sum(row[key] for row in rows) for key in ("count", "seconds", "exposed_s")}
-    longest = max(rows, key=lambda row: float(row["seconds"]))
-    behind = str(longest["overlapped_with"]).partition(", in part")[0]
-    if sums["exposed_s"] and behind not in _NOT_OVERLAPPED:
-        behind += ", in part"
-    size_bytes = sum(row["count"] * row["bytes"] for row in rows)
-    return {**longest, **sums, "bytes": size_bytes, "overlapped_with": behind}
+def _all_collectives(priced: Detail) -> Json:
+    return {"call": "all", "seconds": priced.communication_s, "exposed_s": priced.exposed_communication_s}
 
 
 _SENT = ("number", "phase", "layer", "op", "axis", "group", "formula", "bytes", "count")
@@ -254,36 +259,48 @@ _COSTS = (
 )
 
 
-def _sent(priced: Detail) -> ExplainSection:
-    """Every collective, its size, and the meaning and value of every letter in the formulas."""
+def _every_collective(priced: Detail) -> list[ExplainSection]:
+    """Every collective: its size, with the meaning and value of every letter in the formulas; its cost, and why."""
     columns = [COLLECTIVE[key] for key in _SENT]
     columns[_SENT.index("bytes")] = replace(COLLECTIVE["bytes"], title="one\ncall")
     used = {name for term in priced.terms for name, _ in term.collective.size_bytes.powers}
     letters = [f"{name} = {priced.values[name]:,.0f} ({what})" for name, what in _MEANINGS.items() if name in used]
-    note = f"Letters: {', '.join(letters)}."
-    return ExplainSection("Collectives per rank and step", columns=columns, rows=_term_rows(priced), notes=[note])
-
-
-def _term_rows(priced: Detail) -> list[Json]:
-    """Every collective, numbered, with what it is overlapped with."""
-    workload = priced.job.workload
+    rows = _term_rows(priced)
+    costs = [*rows, {**dict.fromkeys(_COSTS, ""), **_all_collectives(priced)}]
+    sent = [f"Letters: {', '.join(letters)}."]
     return [
-        {
-            **term_row(term_json(term), priced.job.framework),
-            "formula": _named(term.collective.size_bytes, priced.job.framework),
-            "number": number,
-            "call": f"{term.op} {priced.job.framework.called(term.axis)}",
-            "overlapped_with": _behind(term, hidden_behind(term, workload)),
-        }
-        for number, term in enumerate(priced.terms, start=1)
+        ExplainSection("Collectives per rank and step", columns=columns, rows=rows, notes=sent),
+        ExplainSection(
+            "Collective costs",
+            columns=[_in_ms(COLLECTIVE[key]) for key in _COSTS],
+            rows=costs,
+            notes=[f"{_ONE_CALL} {_EXPOSED}"],
+        ),
+        ExplainSection("How calls are priced", sentences=line_sentences(priced)),
     ]
 
 
-def _named(size: Size, framework: Framework) -> str:
-    """A size with the framework's names of its axes."""
-    had = [(name, power) for name, power in size.powers if name in framework.axes or name not in ALL_AXES]
-    called = [(framework.called(name) if name in ALL_AXES else name, power) for name, power in had]
-    return str(Size(size.coefficient, tuple(called)))
+def _term_rows(priced: Detail) -> list[Json]:
+    """Every collective, numbered, its size with the framework's names of axes, and what it is overlapped with."""
+    framework, rows = priced.job.framework, []
+    for number, term in enumerate(priced.terms, start=1):
+        had = [one for one in term.collective.size_bytes.powers if one[0] in framework.axes or one[0] not in ALL_AXES]
+        called = [(framework.called(name) if name in ALL_AXES else name, power) for name, power in had]
+        behind = hidden_behind(term, priced.job.workload) or _NOT_OVERLAPPED[0]
+        if behind not in _NOT_OVERLAPPED and hidden_s(term) < 0.01 * term.seconds:
+            behind = _NOT_OVERLAPPED[1]
+        elif behind not in _NOT_OVERLAPPED and term.exposed_s:
+            behind += ", in part"
+        rows.append(
+            {
+                **term_row(term_json(term), framework),
+                "formula": str(Size(term.collective.size_bytes.coefficient, tuple(called))),
+                "number": number,
+                "call": f"{term.op} {framework.called(term.axis)}",
+                "overlapped_with": behind,
+            }
+        )
+    return rows
 
 
 _MEANINGS = {
@@ -305,17 +322,6 @@ _MEANINGS = {
 }
 
 
-def _costs(priced: Detail) -> ExplainSection:
-    blank: Json = dict.fromkeys(_COSTS, "")
-    total_s = {"seconds": priced.communication_s, "exposed_s": priced.exposed_communication_s}
-    return ExplainSection(
-        "Collective costs",
-        columns=[_in_ms(COLLECTIVE[key]) for key in _COSTS],
-        rows=[*_term_rows(priced), {**blank, "call": "all", **total_s}],
-        notes=[f"{_ONE_CALL} {_EXPOSED}"],
-    )
-
-
 _ONE_CALL = (
     "One call takes its fixed time + bytes / algbw, the algorithm bandwidth. busbw is algbw as nccl-tests converts it: "
     "times (n−1)/n for all_gather and reduce_scatter, 2(n−1)/n for all_reduce."
@@ -333,15 +339,6 @@ def _in_ms(column: Column) -> Column:
 
 
 _NOT_OVERLAPPED = ("not overlappable", "no compute left")
-
-
-def _behind(term: Term, behind: str) -> str:
-    if not behind:
-        return _NOT_OVERLAPPED[0]
-    hidden = hidden_s(term)
-    if hidden < 0.01 * term.seconds:
-        return _NOT_OVERLAPPED[1]
-    return behind if term.exposed_s == 0.0 else f"{behind}, in part"
 
 
 WORK_COLUMNS = (
@@ -367,13 +364,6 @@ def work_rows(priced: Detail) -> list[Json]:
     return rows
 
 
-def _computation(priced: Detail) -> ExplainSection:
-    rows = work_rows(priced)
-    note = "TFLOP/s of attention count the masked half of the scores, as MFU does here; causal kernels skip it."
-    of = ", of the stage that computes longest" if priced.computing else ""
-    return ExplainSection(f"Computation per rank and step{of}", columns=WORK_COLUMNS, rows=rows, notes=[note])
-
-
 MEMORY_COLUMNS = (
     words("name", "memory"),
     Column("bytes", "GiB", per=GIB, decimals=2),
@@ -386,16 +376,6 @@ def memory_rows(priced: Detail) -> list[Json]:
     limit_bytes = priced.memory_limit_bytes
     shown = [*memory_items(priced), ("usable", limit_bytes)]
     return [{"name": name, "bytes": size, "share": size / limit_bytes} for name, size in shown]
-
-
-def _memory(priced: Detail) -> ExplainSection:
-    accelerator = priced.job.machine.accelerator
-    note = (
-        f"Usable: {accelerator.memory_gib:g} GiB less {accelerator.reserved_memory_gib:g} GiB reserved for "
-        "the driver's context, communicators and fragmentation (accelerator.reserved_memory_gib)."
-    )
-    of = ", of the largest stage" if priced.stages else ""
-    return ExplainSection(f"Peak memory per GPU{of}", columns=MEMORY_COLUMNS, rows=memory_rows(priced), notes=[note])
 
 
 def memory_items(priced: Detail) -> list[tuple[str, float]]:
@@ -593,11 +573,8 @@ def _listed(ranks: Sequence[int]) -> str:
     """`0–7` for neighbours, else the first three and the last."""
     if len(ranks) > 2 and ranks[-1] - ranks[0] == len(ranks) - 1:
         return f"{ranks[0]:,}–{ranks[-1]:,}"
-    return ", ".join(f"{one:,}" if one is not None else "…" for one in _shortened(ranks))
-
-
-def _shortened(ranks: Sequence[int]) -> Sequence[int | None]:
-    return ranks if len(ranks) < 5 else (*ranks[:3], None, ranks[-1])
+    shown = [f"{rank:,}" for rank in ranks]
+    return ", ".join(shown if len(ranks) < 5 else [*shown[:3], "…", shown[-1]])
 
 
 def node_words(priced: Detail) -> str:
@@ -684,12 +661,12 @@ def _stages(priced: Detail) -> list[ExplainSection]:
     rows = stage_rows(priced)
     return [
         ExplainSection("Pipeline stages", columns=MAP_COLUMNS, rows=rows),
-        ExplainSection("Pipeline schedule", drawing=drawn_schedule(priced), notes=[_LEGEND]),
+        ExplainSection("Pipeline schedule", drawing=_drawn_schedule(priced), notes=[_LEGEND]),
         ExplainSection("Peak memory per GPU by stage", columns=_MEMORY_BY_STAGE, rows=rows),
     ]
 
 
-def drawn_schedule(priced: Detail) -> list[str]:
+def _drawn_schedule(priced: Detail) -> list[str]:
     """The first passes of each stage as letters, as many as there is room for at one letter for the shortest pass."""
     _, spans = first_passes(priced)
     letter_s = min(one.end_s - one.start_s for one in spans)

@@ -166,8 +166,8 @@ def _notes(found: Diagnosis) -> Iterator[str]:
     yield f"Probability of {nothing}: {percent(found.healthy, decimals=0)}."
     if found.of == "step" and not found.learned:
         yield (
-            "The 80% interval has the half-widths of the profile, which has learned from no step: `axonn-tune learn` "
-            "with a run that is known to be good narrows it."
+            "The profile has learned from no step: `axonn-tune learn` with a run that is known to be good narrows the "
+            "80% interval."
         )
     if found.misfit > MISFIT:
         yield (

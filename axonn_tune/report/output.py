@@ -68,6 +68,12 @@ class Column:
         title = self.label.replace(", ", ",\n") if self.title is None else self.title
         return title.replace("\u00ad", "-\n")
 
+    @property
+    def short(self) -> str:
+        """The heading on one line, without its unit."""
+        soft = self.title is not None and "\u00ad" in self.label
+        return unbroken(str(self.title) if soft else self.label).partition(",")[0]
+
     def cells(self, rows: Sequence[object]) -> list[str]:
         """As texts have them: `-` for what is not known."""
         values = [known_value(row, self.key) for row in rows]
@@ -117,7 +123,7 @@ class Table:
 
     title: what the rows are of, above them; columns: all there are, by name; names: those to show; fields: what CSV and
     data frames have of each row, units included; best: number of a row to mark; apart: an empty line between the notes
-    of a text.
+    of a text; gap: spaces between columns.
     """
 
     columns: Mapping[str, Column]
@@ -128,6 +134,7 @@ class Table:
     best: int | None = None
     apart: bool = False
     title: str = ""
+    gap: int = 2
 
     @cached_property
     def shown(self) -> list[Column]:
@@ -145,7 +152,7 @@ class Table:
     @property
     def width(self) -> int:
         """Characters of its longest line as text."""
-        return max(map(len, text_table(self.shown, self.cells).splitlines()))
+        return max(map(len, text_table(self.shown, self.cells, gap=self.gap).splitlines()))
 
     @property
     def values(self) -> list[list[object]]:
@@ -161,21 +168,37 @@ class Table:
             head = f"{self.title}\n\n" if self.title else ""
             return head + markdown_table(self.shown, self.cells) + (f"\n{listed}" if listed else "")
         below = ("\n" if self.apart else "").join(f"{wrapped(note)}\n" for note in self.notes)
-        shown = text_table(self.shown, self.cells, color=color, best=self.best)
+        shown = text_table(self.shown, self.cells, color=color, best=self.best, gap=self.gap)
         head = f"{wrapped(self.title)}\n" if self.title else ""
         return head + shown + (f"\n{below}" if below else "")
 
+    def without_equal(self, names: Sequence[str], also: Sequence[str] = ()) -> Table:
+        """Without those of these columns that have one value in all of several rows; the title says which.
+
+        also: what else all rows have, in words.
+        """
+        several = len(self.rows) > 1
+        equal = [name for name in names if name in self.names and several and len({*self._column(name)}) == 1]
+        said = [*also, *(f"{self.columns[name].short} {self._column(name)[0]}" for name in equal)]
+        title = f"{self.title} All rows: {', '.join(said)}." if said else self.title
+        return replace(self, names=[name for name in self.names if name not in equal], title=title)
+
+    def _column(self, name: str) -> list[str]:
+        return self.columns[name].cells(self.rows)
+
     def fitted(self, spare: Sequence[str], *, aside: str = "") -> Table:
-        """Without those of the spare columns, in their order, that make it wider than a line.
+        """Within a line, if it can be: with less space between columns, then without the spare ones, in their order.
 
         aside: a column that comes last and is long, and does not count.
         """
         table = self
-        for name in spare:
-            if replace(table, names=[one for one in table.names if one != aside]).width <= WIDTH:
-                break
+        for name in ("", *spare):
             table = replace(table, names=[one for one in table.names if one != name])
-        return table
+            counted = replace(table, names=[one for one in table.names if one != aside])
+            for gap in (2, 1):
+                if replace(counted, gap=gap).width <= WIDTH:
+                    return replace(table, gap=gap)
+        return replace(table, gap=1)
 
     def frame(self) -> pd.DataFrame:
         """The fields as a data frame."""
@@ -253,9 +276,14 @@ def colored(text: str, color: str) -> str:
 
 
 def text_table(
-    columns: Sequence[Column], rows: Sequence[Sequence[str]], *, color: bool = False, best: int | None = None
+    columns: Sequence[Column],
+    rows: Sequence[Sequence[str]],
+    *,
+    color: bool = False,
+    best: int | None = None,
+    gap: int = 2,
 ) -> str:
-    """Columns two spaces apart; with `color` the headings are bold and row `best` is green."""
+    """Columns with a gap between them; with `color` the headings are bold and row `best` is green."""
     titles = [column.heading.split("\n") for column in columns]
     height = max(map(len, titles))
     head = [[*[""] * (height - len(lines)), *lines] for lines in titles]
@@ -263,10 +291,14 @@ def text_table(
     widths = [max(len(row[place]) for row in cells) for place in range(len(columns))]
     lines = []
     for number, row in enumerate(cells):
-        line = "  ".join(
-            cell.ljust(width) if column.text else cell.rjust(width)
-            for cell, width, column in zip(row, widths, columns, strict=True)
-        ).rstrip()
+        line = (
+            (" " * gap)
+            .join(
+                cell.ljust(width) if column.text else cell.rjust(width)
+                for cell, width, column in zip(row, widths, columns, strict=True)
+            )
+            .rstrip()
+        )
         style = BOLD if number < height else GREEN if best is not None and number == height + best else ""
         lines.append(f"{style}{line}{RESET}" if color and style else line)
     return "\n".join(lines) + "\n"

@@ -231,8 +231,11 @@ def _decimals(numbers: Sequence[float]) -> int:
     return len(seconds_cells([min(known), min(max(known), _FAR * min(known))])[0].partition(".")[2])
 
 
-def term_color(op: str, axis: str) -> str:
-    """The color of an axis, one for all groups over several; the collectives of an axis differ in strength."""
+def term_color(term: str) -> str:
+    """The color of `all_gather over z`: of its axis, one for several; collectives differ in strength."""
+    op, _, axis = term.partition(" over ")
+    if not axis:
+        return WAIT
     return f"{_AXES.get(axis, '--axis-several')}/{_STRENGTH.get(op, 1.0)}"
 
 

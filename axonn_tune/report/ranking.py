@@ -39,7 +39,6 @@ from axonn_tune.report.output import (
     colored,
     count,
     fields_of,
-    unbroken,
     words,
 )
 from axonn_tune.specs.catalog import Loaded
@@ -47,8 +46,12 @@ from axonn_tune.units import GB, GIB, MICRO, counted, show_bytes, show_count, sh
 
 RANKING_SCHEMA = "axonn-tune/ranking/1"
 
-_LEFT_OUT_FIRST = ("kept_layers", "recompute", "micro_batch", "order", "exposed_communication_s")
-"""Columns dropped first where the table is wider than a line, unless it is to be wide."""
+_SETTINGS = ("order", "micro_batch", "recompute", "kept_layers", "bubble_s", "shortest_step_s")
+"""Columns that a narrow table leaves out where all rows have one value."""
+_MULTIPLES = ("node_hours", "logged_tflops_per_gpu", "mfu", "tokens_per_s_per_gpu", "gpu_hours")
+"""Multiples of the step or of its inverse, left out of what is wider than a line all the same."""
+_BROKEN = {"pipeline": "pipe-\nline", "context": "con-\ntext"}
+"""Where names of axes are broken that have no underscore."""
 _TELLING = 0.02
 """Differences below this share of the total are summed as the rest."""
 _MOST_NAMED = 3
@@ -72,53 +75,89 @@ _SAME_GRID = "for the fastest candidate with the same grid and rank order"
 
 
 def ranking_table(
-    ranked: Priced, entries: Sequence[Row], *, names: Sequence[str] = (), wide: bool = False, terminal: int = 0
+    ranked: Priced,
+    entries: Sequence[Row],
+    *,
+    families: Sequence[Sequence[int]] = (),
+    names: Sequence[str] = (),
+    wide: bool = False,
+    terminal: int = 0,
 ) -> Table:
     """The entries with these columns, or those of a narrow or `wide` table; the shortest step is marked, if not #1's.
 
-    terminal: characters of a line of the terminal, where bars are drawn if they fit; 0 for none.
+    families: places of rows that the entries stand for, too. terminal: characters of a line of the terminal, where bars
+    are drawn if they fit; 0 for none.
     """
-    problem = ranked.problem
-    limit_bytes = memory_limit_bytes(problem.machine.accelerator)
-    best = ranked.fastest_elsewhere()
-    found = [{**entry_json(entry, ranked), "shortest": same_step(entry, best)} for entry in entries]
-    for row, entry in zip(found, entries, strict=True):
-        # In CSV with its fraction of a byte, as it always was.
-        row["memory_bytes"] = entry.memory_bytes
-    label, rows = shown_rows(found, problem.framework, shown_axes(problem))
+    problem, best, narrow = ranked.problem, ranked.fastest_elsewhere(), not (names or wide)
+    framework, limit_bytes = problem.framework, memory_limit_bytes(problem.machine.accelerator)
+    folded = {one[0] + 1: ",".join(str(ranked.layout(place).grid.context) for place in one[1:]) for one in families}
+    # In CSV with its fraction of a byte, as it always was.
+    found = [
+        {
+            **entry_json(entry, ranked),
+            "memory_bytes": entry.memory_bytes,
+            "memory_limit_bytes": limit_bytes,
+            "shortest": same_step(entry, best),
+            "alike": folded.get(entry.rank or 0, "") if isinstance(entry, PricedLayout) else "",
+        }
+        for entry in entries
+    ]
+    axes, equal = shown_axes(problem), list[str]()
+    if narrow and len(found) > 1:
+        alone = [axis for axis in axes if framework.names or axis not in AXES]
+        equal = [axis for axis in alone if len({row[axis] for row in found}) == 1][: len(axes) - 1]
+        axes = [axis for axis in axes if axis not in equal]
+    label, rows = shown_rows(found, framework, axes)
+    outer, said = f",{framework.called('pipeline')}", [f"{framework.called(axis)} {found[0][axis]}" for axis in equal]
+    orders = [row["wide_order"] or "" for row in rows]
+    if (
+        narrow
+        and framework.permuted
+        and any(outer in one for one in orders)
+        and all(one.partition(outer)[2] == "" for one in orders)
+    ):
+        rows = [{**row, "wide_order": row["wide_order"] and row["wide_order"].removesuffix(outer)} for row in rows]
+        said.append(f"{framework.called('pipeline')} outermost")
     others = {f"rank_{cost}": rank_column(cost) for cost in ranked.others}
-    grid = replace(COLUMNS["grid"], label=label)
+    grid, context = replace(COLUMNS["grid"], label=label), framework.called("context")
     columns = {
         **TEXT_COLUMNS,
         "rank": replace(COLUMNS["marked_rank"], title=COLUMNS["rank"].label),
         "grid": grid,
         "layout": grid,
+        "alike": words("alike", f"or\n{context}"),
         "memory": replace(COLUMNS["memory_bytes"], title=f"memory,\n≤ {limit_bytes / GIB:.1f}\nGiB"),
         **others,
         "rejected_because": COLUMNS["rejected_because"],
     }
+    notes = []
+    if any(folded.values()):
+        replicas = framework.called("data")
+        notes.append(
+            f"or {context}: the same layout with this {context}, as many times the micro-batch and as few {replicas}; "
+            "its step is within model error. --unfold lists each."
+        )
     table = Table(
         columns,
-        [{**row, "memory_limit_bytes": limit_bytes} for row in rows],
-        names or default_columns(ranked, entries, wide=wide),
-        (*CONFIG_FIELDS, "memory_limit_bytes", *others, "rejected_because", *training_names(problem)),
+        rows,
+        names or default_columns(ranked, entries, wide=wide, folded=bool(notes)),
+        (
+            *(*CONFIG_FIELDS, "memory_limit_bytes", *others, "rejected_because", *training_names(problem)),
+            *framework.layout(dict.fromkeys((*problem.axes, "chunks"), 1) if framework.names else {}),
+        ),
         best=0 if entries and isinstance(entries[0], PricedLayout) else None,
         title=priced_remark(ranked),
+        notes=notes,
     )
-    if not (names or wide):
-        first, *rest = _LEFT_OUT_FIRST
-        more = ("exposed_communication_s", "shortest_step_s") if "days" in table.names else ()
-        table = table.fitted((first, *more, *rest), aside="rejected_because")
+    if narrow:
+        if all(row.get("shortest_step_s") == row.get("iteration_s") for row in rows):
+            # A repetition of the step, which a remark says.
+            table = replace(table, names=[name for name in table.names if name != "shortest_step_s"])
+        whole = table.without_equal(_SETTINGS, said)
+        table = whole.fitted(_MULTIPLES, aside="rejected_because")
+        if gone := [columns[name].short for name in whole.names if name not in table.names]:
+            table = replace(table, notes=[*notes, f"No room for {', '.join(gone)}: --wide shows all."])
     return _with_bars(table, terminal)
-
-
-def no_room_words(ranked: Priced, *, top: int, rejected: bool = False) -> str:
-    """The columns that a narrow table of the first `top` entries has no room for; "" for none."""
-    entries = with_shortest(ranked, ranked.listed(top=top, rejected=rejected))
-    shown = ranking_table(ranked, entries).names
-    columns = [TEXT_COLUMNS[name] for name in default_columns(ranked, entries) if name not in shown]
-    gone = [unbroken(one.label if one.title is None else one.title).partition(",")[0] for one in columns]
-    return f"No room for {', '.join(gone)}: --wide shows all." if gone else ""
 
 
 def _with_bars(table: Table, terminal: int) -> Table:
@@ -161,26 +200,30 @@ def rank_column(cost: str) -> Column:
     return count(f"rank_{cost}", f"rank by\n{cost}", f"Place by --cost {cost}.", title=title)
 
 
-def default_columns(ranked: Priced, entries: Sequence[Row], *, wide: bool = False) -> list[str]:
+def default_columns(ranked: Priced, entries: Sequence[Row], *, wide: bool = False, folded: bool = False) -> list[str]:
     """Names of the columns shown unless others are asked for."""
-    problem = ranked.problem
-    names = ["rank", "grid", "order", "micro_batch", "recompute", "kept_layers", "communication_s"]
-    more = ["compute_s", "step", "tokens_per_s_per_gpu", "mfu", "hfu", "logged_tflops_per_gpu"] if wide else ["step"]
-    names += ["exposed_communication_s", *more, "memory"]
-    if not (wide or problem.framework.permuted):
-        # The same in every row.
-        names.remove("order")
-    if problem.pipeline:
-        names.insert(names.index("step"), "bubble_s")
-    if problem.rank_by != "iteration" and ranked.cost == ALPHA_BETA:
-        names.insert(names.index("step") + 1, "shortest_step_s")
-    names += [f"rank_{cost}" for cost in ranked.others]
-    if any(isinstance(entry, Rejected) for entry in entries):
-        names.append("rejected_because")
-    if problem.tokens_total:
-        place = names.index("memory") + 1
-        names[place:place] = TRAINING
-    return names
+    problem, framework = ranked.problem, ranked.problem.framework
+    rejected = any(isinstance(entry, Rejected) for entry in entries)
+    shown = {
+        "rank": True,
+        "grid": True,
+        "alike": folded,
+        "order": wide or framework.permuted,
+        **dict.fromkeys(("micro_batch", "recompute", "kept_layers", "tokens_per_s_per_gpu", "mfu"), True),
+        "hfu": wide,
+        "logged_tflops_per_gpu": framework.logged is not None,
+        "communication_s": True,
+        "exposed_communication_s": True,
+        "compute_s": wide,
+        "bubble_s": problem.pipeline,
+        "step": True,
+        "shortest_step_s": problem.rank_by != "iteration" and ranked.cost == ALPHA_BETA,
+        "memory": True,
+        **dict.fromkeys(TRAINING, problem.tokens_total is not None),
+        **dict.fromkeys((f"rank_{cost}" for cost in ranked.others), True),
+        "rejected_because": rejected,
+    }
+    return [name for name, is_shown in shown.items() if is_shown]
 
 
 TRAINING = ("gpu_hours", "node_hours", "days", "days_interval")
@@ -235,14 +278,16 @@ def shown_rows(configs: Sequence[Json], framework: Framework, axes: Sequence[str
 
     Cells of the layout are made of several numbers, aligned over all rows below the framework's names of its axes.
     """
-    names = list(map(framework.called, axes))
-    heading, *grids = aligned_cells([names, *([_plain(config.get(axis)) for axis in axes] for config in configs)])
-    marks = _marks(configs)
+    called = map(framework.called, axes)
+    parts = [_BROKEN.get(name, name.replace("_", "_\n")).split("\n") for name in called]
+    height = max(map(len, parts), default=0)
+    heads = zip(*([*[""] * (height - len(lines)), *lines] for lines in parts), strict=True)
+    aligned = aligned_cells([*heads, *([_plain(config.get(axis)) for axis in axes] for config in configs)])
     rows = [
         {**shown_row(config, framework), "grid": grid, "marked_rank": mark}
-        for config, grid, mark in zip(configs, grids, marks, strict=True)
+        for config, grid, mark in zip(configs, aligned[height:], _marks(configs), strict=True)
     ]
-    return f"{'layout' if framework.names else 'grid'}\n{heading}", rows
+    return "\n".join(["layout" if framework.names else "grid", *aligned[:height]]), rows
 
 
 def shown_row(config: Json, framework: Framework) -> Json:
@@ -251,6 +296,7 @@ def shown_row(config: Json, framework: Framework) -> Json:
     order = [axis for axis in axes if config[axis] > 1] or axes
     return {
         **config,
+        **(config.get("layout") or {} if framework.names else {}),
         **{f"rank_{cost}": rank for cost, rank in (config.get("ranks") or {}).items()},
         "layout": layout_words(config.get("layout") or {}),
         "wide_order": ",".join(map(framework.called, order)) or None,
@@ -357,7 +403,12 @@ _COLUMNS = (
         "All collectives of a step and rank, overlapped or not.",
         title="comm.,\ns",
     ),
-    Column("exposed_communication_s", "exposed, s", "Communication not overlapped with computation."),
+    Column(
+        "exposed_communication_s",
+        "exposed, s",
+        "Communication not overlapped with computation.",
+        title="ex-\nposed,\ns",
+    ),
     Column("compute_s", "compute, s", "Computation of a step and rank."),
     count("chunks", "chunks", "Chunks of a pipeline stage (interleaving)."),
     Column("bubble_s", "bubble, s", "Time a pipeline stage is idle."),
@@ -581,20 +632,18 @@ def ranking_verdict(ranked: Priced) -> list[str]:
     return [said for remark in remarks if (said := remark(ranked))]
 
 
-def ranking_remarks(ranked: Priced) -> list[str]:
-    """Sentences to print below a table, one each."""
+def ranking_remarks(ranked: Priced, *, listed: int = LISTED) -> list[str]:
+    """Sentences to print below a table, one each; listed: number of rows that the marks of the table are of."""
     said = [
         shortest_step_remark(ranked),
         nodes_remark(ranked.problem),
         context_remark(ranked.problem),
         training_remark(ranked),
         why_first(ranked),
-        ties_remark(ranked),
         interval_remark(ranked),
-        logged_words(ranked[0]) if len(ranked) else "",
-        outside_remark(ranked),
+        ties_remark(ranked),
+        outside_remark(ranked, listed),
         rejected_remark(ranked),
-        searched_remark(ranked),
     ]
     return [sentence for sentence in said if sentence]
 
@@ -643,25 +692,26 @@ def training_remark(ranked: Priced) -> str:
 
 
 def why_first(ranked: Priced) -> str:
-    """Where the first configuration is faster than the second."""
+    """Why the first configuration is faster than the next that is no twin of it, as one signed sum of causes."""
+    rank_by, places = ranked.problem.rank_by, [family[0] for family in ranked.families(LISTED)]
     if len(ranked) < 2:
         pinned = " with these pins" if ranked.problem.request.axes else ""
         return f"Only one configuration{pinned} is feasible." if len(ranked) else ""
-    first, second = (ranked.with_terms(position) for position in (0, 1))
-    rank_by = ranked.problem.rank_by
+    rival = (*places, 1)[1]
+    first, second = (ranked.with_terms(place) for place in (0, rival))
     name, attribute = METRICS[rank_by], PRICES[rank_by]
     less_s = getattr(second, attribute) - getattr(first, attribute)
     if less_s == 0.0:
-        return f"#1 and #2 have the same {name}; the shorter step decides, then less memory."
+        return f"#1 and #{rival + 1} have the same {name}; the shorter step decides, then less memory."
     if rank_by == "iteration":
-        base, other = (step_parts(ranked.detail(position)) for position in (1, 0))
+        base, other = (step_parts(ranked.detail(place)) for place in (rival, 0))
     else:
         base, other = _collective_reasons(ranked.problem, first, second)
     apart_s = [other.get(key, ("", 0.0))[1] - base.get(key, ("", 0.0))[1] for key in {**base, **other}]
     worth_s = _TELLING * sum(map(abs, apart_s))
     found = separated(base, other, longer_s=-less_s, worth_s=worth_s, unseen_s=worth_s / 10.0)
     parts = [f"{'-' if more_s < 0 else '+'}{show_seconds(abs(more_s))} {what}" for what, more_s in found]
-    return f"#1 beats #2 by {show_seconds(less_s)} of {name}: {', '.join(parts)}."
+    return f"#1 vs. #{rival + 1}: -{show_seconds(less_s)} of {name} = {', '.join(parts)} (minus: #1 takes less)."
 
 
 def _collective_reasons(problem: Problem, first: PricedLayout, second: PricedLayout) -> tuple[Parts, Parts]:
@@ -695,7 +745,7 @@ def _by_axis(terms: tuple[Term, ...], *, exposed: bool) -> dict[tuple[str, str],
 
 
 def ties_remark(ranked: Priced) -> str:
-    """Number of configurations within model error of the first, and which to benchmark."""
+    """Number of configurations within model error of the first, and which to benchmark: one of each family."""
     ties = ranked.ties
     if ties < 2:
         return ""
@@ -706,45 +756,44 @@ def ties_remark(ranked: Priced) -> str:
     else:
         own = f"each layout's step {_OF_LAYOUT}"
         known = f"{own}, exposed {known}" if ranked.problem.rank_by == "iteration" else f"{known}, {own}"
-    listed = [f"#{rank}" for rank in range(1, min(ties, _MOST_NAMED) + 1)]
-    whom = f"{', '.join(listed[:-1])} and {listed[-1]}"
+    apart = [family[0] + 1 for family in ranked.families(LISTED)[:_MOST_NAMED] if family[0] < ties]
+    listed = [f"#{rank}" for rank in apart]
+    whom = " and ".join(filter(None, (", ".join(listed[:-1]), listed[-1])))
     if ties <= _MOST_NAMED:
-        return f"{TIED}: {whom} are within model error ({known}): benchmark {'both' if ties == 2 else 'all three'}."
-    return f"{TIED}: #2 to #{ties:,} are within model error of #1 ({known}): benchmark {whom} first."
+        benchmark = "" if len(apart) < 2 else f": benchmark {'both' if len(apart) == ties == 2 else whom}"
+        alike = " and ".join(f"#{rank}" for rank in (1, ties)) if ties == 2 else f"#1 to #{ties}"
+        return f"{TIED}: {alike} are within model error ({known}){benchmark}."
+    benchmark = f": benchmark {whom} first" if len(apart) > 1 else ""
+    return f"{TIED}: #2 to #{ties:,} are within model error of #1 ({known}){benchmark}."
 
 
 def interval_remark(ranked: Priced) -> str:
-    """#1's step, MFU and throughput, its 80% interval, and the part of that which differs from row to row."""
+    """#1's step with its 80% interval and what of that is its own; MFU, throughput, and the log's number."""
     first = ranked[0] if len(ranked) else None
     if first is None:
         return ""
-    machine, gpus = ranked.problem.machine, ranked.problem.gpus
-    bounds = (
-        f"#1's step: {show_seconds(first.iteration_s)}, 80% interval {show_seconds(first.low_s)} to "
-        f"{show_seconds(first.high_s)}; MFU {first.mfu:.1%}, {first.tokens_per_s / gpus:,.0f} "
-        "tokens/s per GPU"
-    )
+    machine = ranked.problem.machine
+    own = f"±{show_seconds(own_bound_s(machine, step_s=first.iteration_s, waiting_s=first.exposed_communication_s))}"
     if machine.learned is not None:
         apart = ranked.difference
-        name = METRICS[ranked.problem.rank_by]
-        of = "" if apart is None else f"; that of the difference of #1 and #2 in {name} is ±{apart:.1%}"
-        return f"{bounds}. Most of the interval is common to all rows{of}."
-    width = machine.uncertainty.communication
-    own_s = own_bound_s(machine, step_s=first.iteration_s, waiting_s=first.exposed_communication_s)
+        of = METRICS[ranked.problem.rank_by]
+        own = "" if apart is None else f"±{apart:.1%} for the difference of #1 and #2 in {of}"
+    said = f", {own} of it its own and the rest common to all rows" if own else ", most of it common to all rows"
+    logged = logged_words(first)
     return (
-        f"{bounds}. Errors of computation (±{machine.uncertainty.compute:.0%}) and of scale are common to all rows; "
-        f"±{show_seconds(own_s)} is #1's own (each layout {_OF_LAYOUT}, exposed communication ±{width:.0%})."
+        f"#1: {show_seconds(first.iteration_s)} a step, 80% interval {show_seconds(first.low_s)} to "
+        f"{show_seconds(first.high_s)}{said}; MFU {first.mfu:.1%}, "
+        f"{first.tokens_per_s / first.grid.world:,.0f} tokens/s/GPU{f'. {logged}' if logged else '.'}"
     )
 
 
 _SIZES = {"gpus": "number of GPUs", "sequence": "sequence length"}
 
 
-def outside_remark(ranked: Priced) -> str:
-    """What of the configurations no published step validates, with the largest among those steps; "" without any."""
-    problem = ranked.problem
-    listed = [outside(problem, ranked.layout(position)) for position in range(min(len(ranked), LISTED))]
-    found = dict.fromkeys(name for names in listed for name in names)
+def outside_remark(ranked: Priced, listed: int) -> str:
+    """What of the first rows no published step validates, with the largest among those steps; "" without any."""
+    problem, places = ranked.problem, range(min(len(ranked), listed))
+    found = dict.fromkeys(name for place in places for name in outside(problem, ranked.layout(place)))
     names = [name for name in found if name != ACCELERATOR]
     said = [
         f"largest {_SIZES.get(name) or problem.framework.called(name)} in the data: {LARGEST[name]:,}" for name in names
@@ -787,19 +836,22 @@ def _configuration(entry: PricedLayout, problem: Problem) -> str:
 
 
 def rejected_remark(ranked: Priced) -> str:
-    """Number of rejected grids by constraint."""
-    found = ranked.searched
+    """Number of rejected grids by constraint, and of priced candidates."""
+    found, problem = ranked.searched, ranked.problem
+    fit = "fits" if found.feasible == 1 else "fit"
+    of = counted(found.candidates, "candidate")
+    priced = f"{found.feasible:,} of {of} {fit}, priced in {show_seconds(found.seconds)}."
     left_out = found.grids - len(ranked.ranks())
     if not left_out:
-        return "The only grid is feasible." if found.grids == 1 else f"All {found.grids:,} grids are feasible."
+        grids = "The only grid is" if found.grids == 1 else f"All {found.grids:,} grids are"
+        return f"{grids} feasible; {priced}"
     most_first = sorted(found.rejected.items(), key=lambda one: -one[1])
-    problem = ranked.problem
     checks = constraints(problem.model, problem.workload, problem.framework)
     called = _CONSTRAINTS | {one.name: one.brief(problem.framework) for one in checks}
     reasons = ", ".join(f"{number:,} {called.get(name, name)}" for name, number in most_first)
     several = " (a grid can break several)" if sum(found.rejected.values()) > left_out else ""
     of, are, them = counted(found.grids, "grid"), *(("is", "it") if left_out == 1 else ("are", "them"))
-    return f"{left_out:,} of {of} {are} rejected: {reasons}{several}; --all lists {them}."
+    return f"{left_out:,} of {of} {are} rejected: {reasons}{several}; --all lists {them}. {priced}"
 
 
 _CONSTRAINTS = {
@@ -807,11 +859,3 @@ _CONSTRAINTS = {
     MICRO_BATCH: "without a micro-batch that divides the batch",
     PINNED: "other than pinned",
 }
-
-
-def searched_remark(ranked: Priced) -> str:
-    """Number of priced candidates, and the time."""
-    found = ranked.searched
-    fit = "fits and was" if found.feasible == 1 else "fit and were"
-    of = counted(found.candidates, "candidate")
-    return f"{found.feasible:,} of {of} {fit} priced, in {show_seconds(found.seconds)}."

@@ -137,7 +137,9 @@ def _ranking_table(configs: Sequence[Json], document: Json, *, identity: str, op
 def state_of(config: Json) -> str:
     """Whether a configuration can be used, in a word or two."""
     if not config["feasible"]:
-        return f"{REJECTED}{reason_name(config)}"
+        # The constraint that it breaks: the first, if there are several.
+        first = (config["rejected_because"] or ["rejected"])[0]
+        return f"{REJECTED}{first.partition(':')[0]}"
     return TIE if config["tie"] and config["rank"] != 1 else FEASIBLE
 
 
@@ -224,7 +226,7 @@ def shares_figure(found: Sequence[ConfigurationDetail], *, picked: Json | None, 
         row = page.step_row(name, one.config, parts, machine=one.inputs.problem.machine)
         rows.append({**row, "under": {over_axis(key, framework): seconds for key, seconds in overlaps.items()}})
     keys = sorted({key for one in (*exposed, *hidden) for key in one}, key=lambda key: (key.rpartition(" ")[2], key))
-    colors = {**page.BY_KIND, BUBBLE: page.MUTED, **{over_axis(key, framework): _term_color(key) for key in keys}}
+    colors = {**page.BY_KIND, BUBBLE: page.MUTED, **{over_axis(key, framework): page.term_color(key) for key in keys}}
     tied = f" {TIED}: within model error of #1." if any(TIED in row["name"] for row in rows) else ""
     note = (
         f"Axes of size 1 are left out of names.{tied} Upper bar: the step, which is computation, then exposed "
@@ -260,13 +262,3 @@ def _sums(pairs: Iterable[tuple[str, float]]) -> dict[str, float]:
     for key, seconds in pairs:
         found[key] += seconds
     return found
-
-
-def _term_color(key: str) -> str:
-    op, _, axis = key.partition(" over ")
-    return page.term_color(op, axis) if axis else page.WAIT
-
-
-def reason_name(config: Json) -> str:
-    """The constraint a rejected grid breaks: the first, if there are several."""
-    return str(config["rejected_because"][0]).partition(":")[0] if config["rejected_because"] else "rejected"

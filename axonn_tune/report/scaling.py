@@ -10,14 +10,22 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from axonn_tune import __version__
-from axonn_tune.cost.price import Detail
+from axonn_tune.cost.price import ATTENTION, CONTENDED, ELEMENT_WISE, GEMMS, Detail
 from axonn_tune.cost.uncertainty import own_bound_s
+from axonn_tune.frameworks.axonn_tune import AXONN_TUNE
 from axonn_tune.frameworks.description import Framework
 from axonn_tune.ranking.compare import (
+    BUBBLE,
+    CAUSES,
+    EXPOSED,
     OF_THE_CLAIM,
+    OTHER_KERNELS,
+    RECOMPUTE,
+    REST,
     Comparison,
     Contender,
     by_axis,
+    causes,
     limits,
     own_software_s,
     paper_step_flops,
@@ -34,6 +42,7 @@ from axonn_tune.report.output import (
     Table,
     count,
     fields_of,
+    known_value,
     percent,
     share,
     signed_percent,
@@ -336,37 +345,43 @@ def _curve_values(line: Sequence[Json], key: str, per: float, *, ideal: bool) ->
 
 PETA = 1000.0 * TERA
 NOTABLE = 0.005
-"""Share of a step that unlimited memory must save to be mentioned."""
-LEFT_OUT = (
-    "--wide adds the rest of each layout, micro-batch, gradient accumulation, recompute, compute, exposed "
-    "communication, bubble, HFU, the paper's count, and what long layouts leave no room for."
-)
+"""Share of a step that is worth a word."""
+LEFT_OUT = "--wide adds gradient accumulation, HFU, the paper's count, and what long layouts leave no room for."
 _STRATEGIES = {
     "strategy": words("name", "strategy", "How the model is split.", 16),
     "layout": words("shown_layout", "layout", "Its best layout that fits.", 34),
-    "sizes": words("sizes", "layout"),
-    **{key: COLUMNS[key] for key in ("micro_batch", "grad_accumulation", "recompute")},
-    "step": replace(COLUMNS["iteration_s"], title="step, s,\nsame kernels"),
-    "compute": COLUMNS["compute_s"],
-    "exposed": COLUMNS["exposed_communication_s"],
-    "bubble": replace(COLUMNS["bubble_s"], show="{:.2f}".format),
+    **{key: COLUMNS[key] for key in ("micro_batch", "grad_accumulation")},
+    "recompute": replace(COLUMNS["recompute"], title="recom\u00adpute"),
     "memory": COLUMNS["memory_bytes"],
+    "tokens_per_s_per_gpu": COLUMNS["tokens_per_s_per_gpu"],
     "mfu": share("mfu", "MFU", COLUMNS["mfu"].meaning),
     "hfu": share("hfu", "HFU", COLUMNS["hfu"].meaning),
     "paper_share": share("paper_share", "paper's\ncount"),
-    "own_software": Column("own_software_s", "own\nsoftware"),
-    "relative": Column("relative_step", "relative\nstep", decimals=2),
-    "gain": share("gain_of_4d", "step\nvs. 4D", "Its step time over that of 4D, less 1.", signed=True),
+    "logged_tflops_per_gpu": COLUMNS["logged_tflops_per_gpu"],
+    "step": COLUMNS["iteration_s"],
+    "over": share("over_baseline", "vs.\nbaseline", "Its step time over that of the baseline, less 1.", signed=True),
 }
-"""Columns of a comparison by name; why a strategy is infeasible is in the remarks. `sizes`: the start of a layout."""
-_NARROW = ("strategy", "sizes", "step", "relative", "memory", "mfu", "own_software", "gain")
+"""Columns of a comparison by name; why a strategy is infeasible is in the remarks."""
+_NARROW = ("strategy", "layout", "micro_batch", "recompute", "memory", "tokens_per_s_per_gpu", "mfu", "step", "over")
 """Columns shown unless all are asked for."""
-_SPARE = ("relative", "mfu", "own_software", "memory")
-"""What makes room for long layouts."""
+_SHORT = {
+    OTHER_KERNELS: "attn.,\nelem.-\nwise",
+    RECOMPUTE: "recom\u00adpute",
+    **{f"exposed {name}": f"ex\u00adposed\n{name}" for name in EXPOSED.values()},
+    BUBBLE: "bubble",
+    CONTENDED: "slow\u00addown",
+    REST: "rest",
+}
+"""Headings of causes in texts, where they are others."""
+_ENDLESS = Column(
+    "endless_memory.iteration_s", "step, s, unlimited memory", "Of its best layout if memory did not limit."
+)
 _PAGE_COLUMNS = (
     *(_STRATEGIES[name] for name in ("strategy", "layout", "step")),
     *(COLUMNS[key] for key in ("low_s", "high_s")),
-    *(_STRATEGIES[name] for name in ("gain", "compute", "exposed", "bubble", "memory", "mfu", "hfu")),
+    *(_STRATEGIES[name] for name in ("over", "tokens_per_s_per_gpu", "mfu", "hfu", "logged_tflops_per_gpu")),
+    *(Column(f"causes.{name}", f"{name}, s", "A part of the step.") for name in CAUSES),
+    *(_ENDLESS, _STRATEGIES["memory"]),
     *(COLUMNS[key] for key in ("micro_batch", "grad_accumulation", "recompute", *TRAINING[:3])),
     words("infeasible", "infeasible because", "What rules it out.", 50),
 )
@@ -374,88 +389,112 @@ _CONTENDER_FIELDS = (
     *("key", "layout", "micro_batch", "grad_accumulation", "recompute"),
     *("iteration_s", "low_s", "high_s", "compute_s", "communication_s", "exposed_communication_s", "bubble_s"),
     *("memory_bytes", "mfu", "hfu", "paper_share", "gain_of_4d", "infeasible"),
-    *("framework", "relative_step", "own_software_s"),
+    *("framework", "relative_step", "own_software_s", "over_baseline", "tokens_per_s_per_gpu"),
 )
-_STEP_PARTS = (
-    ("computation", "compute_s", page.COMPUTATION),
-    ("exposed communication", "exposed_communication_s", page.EXPOSED),
-    ("pipeline bubble", "bubble_s", page.MUTED),
-)
+_COLORS = {
+    **{"computation": page.COMPUTATION, GEMMS: page.BY_KIND[GEMMS], OTHER_KERNELS: page.BY_KIND[ATTENTION]},
+    **{RECOMPUTE: page.BY_KIND[ELEMENT_WISE], "exposed communication": page.EXPOSED},
+    **{"exposed TP": "--axis-x", "exposed FSDP": "--axis-z", "exposed DP": "--axis-data", "exposed CP": page.WAIT},
+    **{
+        "exposed PP": f"{page.EXPOSED}/0.6",
+        BUBBLE: page.BUBBLE,
+        CONTENDED: page.BY_KIND[CONTENDED],
+        REST: f"{page.MUTED}/0.5",
+    },
+}
+_STEP_PARTS = {"computation": "compute_s", "exposed communication": "exposed_communication_s", BUBBLE: "bubble_s"}
+"""Parts of a step in documents that have no causes."""
+_VISIBLE = 1e-3
+"""Share of the longest step from which on a cause is drawn."""
 
 
-def comparison_table(comparison: Comparison, *, wide: bool = False) -> Table:
-    """The main columns, within 100 characters, or all; remarks below."""
-    problem = comparison.problem
+def comparison_tables(comparison: Comparison, *, wide: bool = False, remarks: bool = True) -> tuple[Table, Table]:
+    """Each strategy at its best, and strategies by causes of their steps with remarks below; both within a line."""
+    problem, base = comparison.problem, comparison.baseline
     rows = [_contender_row(_contender_json(comparison, one)) for one in comparison.contenders]
-    names = [name for name in _STRATEGIES if name != "sizes"] if wide else list(_NARROW)
-    names += TRAINING if problem.tokens_total else ()
-    fields = (*_CONTENDER_FIELDS, *training_names(problem))
+    training = TRAINING if problem.tokens_total else ()
     machine = f"{problem.machine.name} ({problem.machine.accelerator.name})"
-    title = f"{problem.model.name} on {problem.gpus:,} × {machine}, strategies at their best"
-    table = Table({**_STRATEGIES, **_TRAINING}, rows, names, fields, comparison_remarks(comparison), title=title)
+    kernels = "with ideal kernels for all" if comparison.same_kernels else "each with its own software"
+    workload = problem.workload
+    title = (
+        f"{problem.model.name} on {problem.gpus:,} × {machine}, {workload.global_batch:,} sequences of "
+        f"{workload.sequence_length:,} tokens in {workload.precision}: strategies at their best, {kernels}; baseline: "
+        f"{base.name}."
+    )
+    names = [*(_STRATEGIES if wide else _NARROW), *training]
+    fields = (*_CONTENDER_FIELDS, *training_names(problem))
+    best = Table({**_STRATEGIES, **_TRAINING}, rows, names, fields, title=title)
+    shortest_s = min(row["iteration_s"] for row in rows if row["feasible"])
+    decimals = max(0, 2 - math.floor(math.log10(shortest_s)))
+    least_s = 0.5 * 10**-decimals
+
+    def shown(seconds: float) -> str:
+        return f"{seconds:.{decimals}f}" if abs(seconds) >= least_s else "0"
+
+    used = [name for name in CAUSES if any(abs(row["causes"].get(name, 0.0)) >= least_s for row in rows)]
+    columns = {
+        "strategy": _STRATEGIES["strategy"],
+        "step": replace(COLUMNS["iteration_s"], show=shown),
+        **{name: Column(f"causes.{name}", name, title=_SHORT.get(name, name), show=shown) for name in used},
+        "endless": replace(_ENDLESS, title="unlim.\nmem.", show=shown),
+    }
+    said = (
+        "What each step consists of, in s. With pipeline stages, computation is of the stage with the most of it and "
+        "exposed communication of the stage with the most communication; unlim. mem.: the best step if memory did not "
+        "limit."
+    )
+    notes = comparison_remarks(comparison) if remarks else []
+    matrix = Table(columns, rows, list(columns), notes=notes, title=said)
     # Names of some frameworks are long.
-    return table if wide else table.fitted(_SPARE)
+    return (best if wide else best.fitted(("tokens_per_s_per_gpu", "mfu"))), matrix.fitted(())
 
 
 def _contender_row(contender: Json) -> Json:
     """A strategy of the contract, with what is predicted of it."""
-    found = contender["prediction"]
-    layout = "infeasible, see below" if found is None else found["layout"]
-    days = days_interval(found or {})
-    return {
-        **(found or {}),
-        **contender,
-        "shown_layout": layout,
-        "sizes": layout.partition(",")[0],
-        "days_interval": days,
-    }
+    found = contender["prediction"] or {}
+    layout = found.get("layout", "infeasible")
+    row = {"causes": {}, **found, **contender, "shown_layout": layout, "days_interval": days_interval(found)}
+    return row | ({} if contender["endless_memory"] else {"endless_memory": None})
 
 
 def comparison_remarks(comparison: Comparison) -> list[str]:
-    """What limits each contender, what overlap gains, and what the paper reports of this case."""
-    lines = [_verdict(comparison), *(f"{one.name}: {_limits(one, comparison)}" for one in comparison.contenders)]
-    first = comparison.own.prediction
-    if first is not None:
+    """Which is fastest, why some are infeasible, what overlap gains, and what the paper reports of this case."""
+    same, base, overlap = comparison.same_layout, comparison.baseline, comparison.overlap
+    lines = [
+        fastest_words(comparison),
+        *([f"4D's best layout has x = y = 1: it is {same}."] if same else []),
+        *(f"{one.name}: infeasible, {one.infeasible}." for one in comparison.contenders if one.prediction is None),
+    ]
+    if not comparison.same_kernels:
         lines.append(
-            f"4D takes {first.low_s:.3g} to {first.high_s:.3g} s (80%). Most of that is common "
-            f"to all strategies; ±{_own_s(comparison, first):.3g} s is 4D's own, and what counts for model error."
+            "4D's kernels are priced as its program has them, the others' by numbers fitted to measured steps: "
+            "--same-kernels compares layouts alone."
         )
-    if comparison.overlap is not None:
-        overlap = comparison.overlap
+    if base.prediction is not None:
+        low_s, high_s = base.prediction.low_s, base.prediction.high_s
+        own = show_seconds(_own_s(comparison, base.prediction))
         lines.append(
-            f"Overlap: the same 4D configuration takes {overlap.off_s:.3g} s with all overlaps off, "
-            f"{overlap.on_s:.3g} s with them on: {signed_percent(overlap.gain)}."
+            f"{base.name}'s 80% interval, {show_seconds(low_s)} to {show_seconds(high_s)}: ±{own} is its own and "
+            "counts for model error, the rest is common to all strategies."
+        )
+    if overlap is not None:
+        lines.append(
+            f"4D's best layout takes {overlap.off_s:.3g} s with all overlaps off, {overlap.on_s:.3g} s with them on: "
+            f"{signed_percent(overlap.gain)}."
         )
     return [*lines, *_claims(comparison)]
 
 
-def _verdict(comparison: Comparison) -> str:
-    """Which strategy is fastest here, on what, and whether 4D's best is another strategy's kind of layout."""
-    problem = comparison.problem
-    machine, workload = problem.machine, problem.workload
-    where = (
-        f"{problem.model.name} on {problem.gpus:,} × {machine.name}, {workload.global_batch:,} sequences of "
-        f"{workload.sequence_length:,} tokens in {workload.precision}"
-    )
-    same = comparison.same_layout
-    beside = f" 4D's best layout has x = y = 1: it is {same}." if same else ""
-    kernels = (
-        "Same kernels: ideal ones for all, which compares layouts. Own software: each framework's numbers, fitted to "
-        "published steps, as --framework NAME ranks by. Below: what makes other steps longer, in shares of the "
-        "shortest; with pipeline stages, that of the stage with the most computation."
-    )
-    return f"{where}: {fastest_words(comparison)}{beside} {kernels}"
-
-
 def fastest_words(comparison: Comparison) -> str:
-    """Which strategy has the shortest step, by how much before 4D or else the next, and whether model error is more."""
+    """Which strategy has the shortest step, by how much before the baseline or else the next; whether that is sure."""
     first, *others = (one for one in comparison.contenders if one.prediction)
     assert first.prediction is not None, "compare found one"
     fastest, step_s = first.prediction, first.prediction.iteration_s
     said = (
         f"{first.name} has the shortest step, {show_seconds(step_s)} ({show_interval(fastest.low_s, fastest.high_s)})"
     )
-    second = next((one for one in others if one.key == "4d"), others[0] if others else None)
+    base = comparison.baseline
+    second = (others[0] if others else None) if base is first else base
     if second is None or second.prediction is None:
         return f"{said}; no other strategy fits."
     other_s = second.prediction.iteration_s
@@ -468,29 +507,6 @@ def _own_s(comparison: Comparison, found: Detail) -> float:
     """Half of the 80% interval of a step that no other strategy shares, s."""
     waiting_s = found.exposed_communication_s
     return own_bound_s(comparison.problem.machine, step_s=found.iteration_s, waiting_s=waiting_s)
-
-
-def _limits(contender: Contender, comparison: Comparison) -> str:
-    """Of the first its overhead as shares of the step, of others what separates them; what more memory would bring."""
-    found, best_unlimited = contender.prediction, contender.unlimited_memory
-    parts, first = [], comparison.contenders[0]
-    if found is not None and contender is not first:
-        longer = (comparison.relative(contender) or 1.0) - 1.0
-        shares = [f"{signed_percent(share)} {what}" for what, share in comparison.separated_by(contender)]
-        parts.append(f"{signed_percent(longer)} over {first.name}{': ' if shares else ''}{', '.join(shares)}")
-    elif found is not None:
-        shares = [f"{what} {percent(share)}" for what, share in limits(found)]
-        parts.append(
-            f"overhead beyond useful compute: {', '.join(shares)}" if shares else "no overhead beyond useful compute"
-        )
-    else:
-        parts.append(f"infeasible, {contender.infeasible}")
-    if best_unlimited is not None and (
-        found is None or best_unlimited.iteration_s < (1.0 - NOTABLE) * found.iteration_s
-    ):
-        layout = f"{layout_words(sizes_of(best_unlimited))}, recompute {best_unlimited.recompute}"
-        parts.append(f"with unlimited memory {best_unlimited.iteration_s:.3g} s ({layout})")
-    return "; ".join(parts) + "."
 
 
 def _claims(comparison: Comparison) -> list[str]:
@@ -515,17 +531,18 @@ def _claims(comparison: Comparison) -> list[str]:
 def _gain_of_the_paper(comparison: Comparison) -> list[str]:
     """The claim over Megatron-LM as it stands on this engine, for the bundled runtime and for the paper's software."""
     steps = {one.key: one.prediction.iteration_s for one in comparison.contenders if one.prediction is not None}
-    then, now = OF_THE_CLAIM[0], "megatron-lm"
-    if not {"4d", "megatron-axonn", then, now} <= steps.keys():
+    then, now = OF_THE_CLAIM[0], "megatron-core"
+    if not {AXONN_TUNE.name, "megatron-axonn", then, now} <= steps.keys():
         return []
-    names = (("4d", "4D in the bundled runtime"), ("megatron-axonn", "the paper's own Megatron-AxoNN"))
+    names = ((AXONN_TUNE.name, "4D in the bundled runtime"), ("megatron-axonn", "the paper's own Megatron-AxoNN"))
     gains = [
         f"{whose} trains {_faster(steps[then] / steps[key])} than {OF_THE_CLAIM[1]} and "
         f"{_faster(steps[now] / steps[key])} than Megatron-Core"
         for key, whose in names
     ]
+    kernels = "with ideal kernels for all" if comparison.same_kernels else "each with its own software"
     return [
-        f"Predicted here, on kernels of one quality: {'; '.join(gains)}.",
+        f"Predicted here, {kernels}: {'; '.join(gains)}.",
         "Which release and options of Megatron-LM the paper ran is not stated where we could read it. The one of 2022 "
         "is the nearest before it: attention is not fused, and gradients are all-reduced after the backward pass. "
         "Megatron-Core is today's, with fused attention, a distributed optimizer, overlapped reductions and GTP.",
@@ -543,6 +560,8 @@ def comparison_json(comparison: Comparison, inputs: Inputs) -> Json:
     return {
         **document_head(COMPARISON_SCHEMA, inputs),
         "memory_limit_bytes": comparison.limit_bytes,
+        "same_kernels": comparison.same_kernels,
+        "baseline": comparison.baseline.key,
         "contenders": [_contender_json(comparison, one) for one in comparison.contenders],
         "overlap": None if overlap is None else fields_of(overlap, ("off_s", "on_s", "gain")),
         "verdict": [fastest_words(comparison)],
@@ -556,6 +575,7 @@ def _contender_json(comparison: Comparison, contender: Contender) -> Json:
     return {
         **fields_of(contender, ("key", "name", "framework")),
         "relative_step": comparison.relative(contender),
+        "over_baseline": comparison.over_baseline(contender),
         "feasible": found is not None,
         "infeasible": contender.infeasible or None,
         "gain_of_4d": comparison.gain(contender),
@@ -582,6 +602,8 @@ def _prediction_json(priced: Detail) -> Json:
         "sizes": sizes,
         "grad_accumulation": priced.accumulation,
         "own_software_s": own_software_s(priced),
+        "tokens_per_s_per_gpu": priced.tokens_per_s / priced.grid.world,
+        "causes": causes(priced),
         **fields_of(priced, _PREDICTED),
         "traffic": [
             {"kind": axis, "seconds": seconds, "exposed_s": exposed_s}
@@ -604,11 +626,12 @@ def comparison_section(document: Json, *, identity: str, source: str) -> Json:
     """The section of a comparison document."""
     contenders, machine = document["contenders"], inputs_of(document, source=source).problem.machine
     rows = [_contender_row(one) for one in contenders]
-    columns = [column for column in _PAGE_COLUMNS if any(row.get(column.key) is not None for row in rows)]
+    columns = [one for one in _PAGE_COLUMNS if any(known_value(row, one.key) not in (None, 0.0) for row in rows)]
+    kernels = "with ideal kernels for all" if document.get("same_kernels", True) else "each with its own software"
     return page.section(
         identity,
         f"{document['model']['name']} on {document['gpus']:,} × {document['machine']['name']}: 4D and its alternatives",
-        subtitle=page.subtitle(document, "ranked by step time"),
+        subtitle=page.subtitle(document, f"step time, {kernels}; baseline: {document.get('baseline', 'the first')}"),
         verdict=document.get("verdict", []),
         blocks=[
             _step_bars([one for one in contenders if one["prediction"]], machine),
@@ -621,18 +644,17 @@ def comparison_section(document: Json, *, identity: str, source: str) -> Json:
 
 def _step_bars(contenders: Sequence[Json], machine: Machine) -> Json:
     """The parts of each one's step, and its interval."""
+    longest_s = max(one["prediction"]["iteration_s"] for one in contenders)
+
+    def parts(step: Json) -> dict[str, float]:
+        found = step.get("causes") or {name: step[key] for name, key in _STEP_PARTS.items()}
+        return {name: seconds for name, seconds in found.items() if seconds >= _VISIBLE * longest_s}
+
     rows = [
-        page.step_row(
-            one["name"],
-            one["prediction"],
-            {name: one["prediction"][key] for name, key, _ in _STEP_PARTS if one["prediction"][key]},
-            machine=machine,
-        )
-        for one in contenders
+        page.step_row(one["name"], one["prediction"], parts(one["prediction"]), machine=machine) for one in contenders
     ]
     note = (
         "Whiskers: the 80% interval; thick: the part that other strategies do not share. Differences within that part, "
         "of both, are within model error."
     )
-    colors = {name: color for name, _, color in _STEP_PARTS}
-    return page.stacks("Step time by strategy", rows, colors, axis="s per step", note=note)
+    return page.stacks("Step time by strategy", rows, _COLORS, axis="s per step", note=note)

@@ -165,7 +165,7 @@ def _notes(comparison: RunComparison) -> Iterator[str]:
         f"{counted(len(comparison.configurations), 'configuration')} of {measurements.model.name}, "
         f"{counted(runs, 'interleaved run')} each, medians; {place.network}; predicted by {measurements.machine.name}."
     )
-    yield "Error: predicted / measured − 1."
+    yield "Errors are predicted / measured − 1."
     if place.on_cpu:
         yield "Memory on CPUs has the buffers of Python and Gloo in it, so it is not compared."
     agreements = [verdict.agreement for verdict in comparison.verdicts.values()]
@@ -272,11 +272,6 @@ def _as_config(one: Json) -> Json:
     }
 
 
-def _series(label: str) -> Callable[[str], str]:
-    """The series of every configuration: the quantity."""
-    return lambda name: unbroken(label)
-
-
 def _figure(rows: Sequence[Json]) -> Iterator[Json]:
     """Predicted over measured, a series for each time of a step."""
     points = []
@@ -286,7 +281,11 @@ def _figure(rows: Sequence[Json]) -> Iterator[Json]:
             for name in Pairs.model_fields
         }
         if key != "memory_bytes":
-            points += points_of(Pairs(**columns), _series(label), lambda name: [name])
+            points += points_of(
+                Pairs(**columns),
+                dict.fromkeys((one["name"] for one in rows), unbroken(label)).__getitem__,
+                lambda name: [name],
+            )
     note = "Horizontal bars: the spread of the runs; vertical bars: the 80% interval, if the prediction has one."
     if points:
         yield pairs_figure("Predicted vs. measured", points, MILLISECONDS, note=note, bars=True)

@@ -282,27 +282,20 @@ class Checkpointer:
         if saving is not None:
             saving.result()
 
-    def load_latest(self) -> int | None:
-        """Load the newest checkpoint and return its step; None if there is none. Errors as of `load`."""
-        self.wait()
-        steps = self._ranks.from_rank_0(self._folder.recover)
-        return self.load(steps[-1]) if steps else None
-
-    def load_named(self, name: str) -> int:
-        """Load the checkpoint of a name such as step-200; UsageError if it is no such name. Errors as of `load`."""
-        match = _NAME.fullmatch(name)
-        if match is None:
-            raise UsageError(f"--resume-from {name}: write the name of a checkpoint, such as step-200")
-        return self.load(int(match[1]))
-
-    def load(self, step: int) -> int:
-        """Load the checkpoint of a step.
+    def load(self, name: str | None = None) -> int | None:
+        """Load the checkpoint of a name such as step-200, or the newest; its step, None if there is none at all.
 
         DamagedCheckpointError, with the newest whole one, if it is not as it was written; TrainingFailedError if it
-        belongs to another model or run; UsageError if there is none.
+        belongs to another model or run; UsageError if there is none of that name.
         """
         self.wait()
-        steps = self._ranks.from_rank_0(self._folder.named)
+        match = _NAME.fullmatch(name or "")
+        if name is not None and match is None:
+            raise UsageError(f"--resume-from {name}: write the name of a checkpoint, such as step-200")
+        steps = self._ranks.from_rank_0(self._folder.recover if match is None else self._folder.named)
+        if match is None and not steps:
+            return None
+        step = steps[-1] if match is None else int(match[1])
         if step not in steps:
             there = ", ".join(f"step-{one}" for one in steps) or "none"
             raise UsageError(f"there is no checkpoint step-{step} in {str(self._folder.path)!r}, only {there}")
@@ -340,12 +333,11 @@ class Checkpointer:
         buckets = self._optimizer.buckets
         chosen = names_to_write(buckets, self._mesh)
         for bucket in buckets:
-            moments = self._optimizer.moments(bucket)
             for one in bucket.parameters:
                 if not to_write or one.name in chosen:
                     yield f"{PARAMETERS}{one.name}", shards_of(one, bucket, bucket.master)
-                    yield f"first_moments.{one.name}", shards_of(one, bucket, moments.first)
-                    yield f"second_moments.{one.name}", shards_of(one, bucket, moments.second)
+                    yield f"first_moments.{one.name}", shards_of(one, bucket, bucket.first)
+                    yield f"second_moments.{one.name}", shards_of(one, bucket, bucket.second)
 
     def _write(self, step: int, state: Shards) -> None:
         """The background part of a save. Rank 0 makes, names and deletes folders."""

@@ -155,24 +155,6 @@ def whole_ledger(trainer: Trainer) -> Ledger:
     return Ledger(Counter({entry: more[entry] + left * (more[entry] - fewer[entry]) for entry in more}))
 
 
-def memory_lines(launch: Launch, trainer: Trainer, *, peak_bytes: int) -> list[str]:
-    """Peak memory of a rank, item by item."""
-    vectors = trainer.model.vectors
-    buckets = [bucket for bucket in trainer.model.store.buckets if bucket is not vectors]
-    master_bytes = sum(bucket.master.nbytes for bucket in buckets)
-    items = {
-        "master weights": master_bytes,
-        "optimizer moments": 2 * master_bytes,
-        "gradients": sum(bucket.gradient.nbytes for bucket in buckets),
-        "replicated vectors, all four": 4 * vectors.master.nbytes,
-    }
-    if launch.workload.shard_optimizer_over_data:
-        items["compute weights"] = sum(bucket.value.nbytes for bucket in buckets)
-    items["activations, gathered weights, temporaries"] = peak_bytes - sum(items.values())
-    items["peak of a step"] = peak_bytes
-    return [f"  {name:<44}{show_bytes(size):>10}" for name, size in items.items()]
-
-
 def dry_run(launch: Launch) -> tuple[list[str], int]:
     """Run one step of the first rank of each stage: a report, and the peak memory of the largest stage, bytes.
 
@@ -208,7 +190,20 @@ def _dry_run_of(launch: Launch, stage: int) -> tuple[list[str], int]:
     if different := compare(ledger, program_of(launch, stage=stage)):
         raise CheckFailedError("\n".join([f"the collectives of rank {rank} differ from the program:", *different]))
     name = f"rank {rank} of {grid.world}" + (f" (pipeline stage {stage})" if grid.pipeline > 1 else "")
-    memory_of = [f"Memory of {name}:", *memory_lines(launch, trainer, peak_bytes=meter.peak)]
+    vectors = trainer.model.vectors
+    buckets = [bucket for bucket in trainer.model.store.buckets if bucket is not vectors]
+    master_bytes = sum(bucket.master.nbytes for bucket in buckets)
+    items = {
+        "master weights": master_bytes,
+        "optimizer moments": 2 * master_bytes,
+        "gradients": sum(bucket.gradient.nbytes for bucket in buckets),
+        "replicated vectors, all four": 4 * vectors.master.nbytes,
+    }
+    if launch.workload.shard_optimizer_over_data:
+        items["compute weights"] = sum(bucket.value.nbytes for bucket in buckets)
+    items["activations, gathered weights, temporaries"] = meter.peak - sum(items.values())
+    items["peak of a step"] = meter.peak
+    memory_of = [f"Memory of {name}:", *(f"  {item:<44}{show_bytes(size):>10}" for item, size in items.items())]
     # Largest first.
     rows = sorted(ledger.counts.items(), key=lambda row: -row[0].size_bytes * row[1])
     calls = [

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Generator, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import TypeAlias, TypeVar, cast
 
@@ -52,10 +52,10 @@ class CausalAttention:
     heads: int
     kv_heads: int
     sequence: int
-    turns: tuple[torch.Tensor, ...] = ()
-    core: Callable[..., torch.Tensor] = functional.scaled_dot_product_attention
-    separate: Callable[..., Heads] = field(default_factory=lambda: separate_heads)
-    join: Callable[..., torch.Tensor] = field(default_factory=lambda: join_heads)
+    turns: tuple[torch.Tensor, ...]
+    core: Callable[..., torch.Tensor]
+    separate: Callable[..., Heads]
+    join: Callable[..., torch.Tensor]
 
     def __call__(self, qkv: torch.Tensor) -> tuple[torch.Tensor, TensorFunction]:
         """`[M, N_x] → [M, Q_x]`, causal within each sequence."""
@@ -189,7 +189,7 @@ class Dropout:
     key: torch.Tensor
     columns: range
     width: int
-    scaled: Callable[..., torch.Tensor] = field(default_factory=lambda: dropped)
+    scaled: Callable[..., torch.Tensor]
 
     def __call__(self, x: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
         """`[M, H_y]` of the given token numbers `[M]`; its own gradient, too, as it only scales."""
@@ -320,10 +320,7 @@ NormStatistics: TypeAlias = tuple[torch.Tensor, ...]
 
 @dataclass
 class Norm:
-    """LayerNorm, or RMSNorm if it has no bias, of `[M, H_y]`: statistics are combined over y.
-
-    native: use torch's own LayerNorm where one rank holds the whole hidden dim and nothing is compiled.
-    """
+    """LayerNorm, or RMSNorm if it has no bias, of `[M, H_y]`: statistics are combined over y."""
 
     name: str
     width: int
@@ -331,7 +328,6 @@ class Norm:
     bias: Vector | None
     communicator: Communicator
     settings: RuntimeSettings
-    native: bool = True
 
     def __post_init__(self) -> None:
         settings = self.settings
@@ -343,8 +339,8 @@ class Norm:
 
     @property
     def _has_kernel(self) -> bool:
-        """Whether torch's own kernel applies: five times as fast as a dozen small ones."""
-        return self.native and self._alone and self.bias is not None and not self.settings.compile
+        """Whether torch's own LayerNorm applies: five times as fast as a dozen small kernels."""
+        return self._alone and self.bias is not None and not self.settings.compile
 
     @property
     def _vectors(self) -> tuple[torch.Tensor, torch.Tensor | None]:

@@ -34,15 +34,6 @@ class StepResult:
     learning_rate: float
 
 
-@dataclass(frozen=True)
-class Moments:
-    """AdamW's state of a bucket: running means of its gradient and of the gradient's square, and how many steps."""
-
-    first: torch.Tensor
-    second: torch.Tensor
-    count: torch.Tensor
-
-
 def learning_rate(options: launch.Optimizer, step: int) -> float:
     """Rate of a step, counted from 0: linear from 0 to the peak at the last warm-up step, then half a cosine."""
     done = step + 1
@@ -64,15 +55,6 @@ class AdamW:
     def __init__(self, store: ParameterStore, communicator: Communicator, options: launch.Optimizer) -> None:
         self._communicator, self._options = communicator, options
         self.buckets, self.device = store.buckets, store.device
-        self._fused = store.device.type in ("cpu", "cuda")
-        # torch's fused kernel counts on the device.
-        counted_on = store.device if self._fused else torch.device("cpu")
-        self._moments = {
-            id(one): Moments(
-                torch.zeros_like(one.master), torch.zeros_like(one.master), torch.zeros((), device=counted_on)
-            )
-            for one in self.buckets
-        }
         self._steps_done = 0
 
     @property
@@ -83,12 +65,8 @@ class AdamW:
     @steps_done.setter
     def steps_done(self, steps: int) -> None:
         self._steps_done = steps
-        for moments in self._moments.values():
-            moments.count.fill_(steps)
-
-    def moments(self, bucket: Bucket) -> Moments:
-        """The moments of a bucket: the tensors themselves, to save or to load into."""
-        return self._moments[id(bucket)]
+        for bucket in self.buckets:
+            bucket.count.fill_(steps)
 
     def step(self, loss: torch.Tensor) -> StepResult:
         """Combine loss and gradient norm, clip, update, zero the gradients.
@@ -123,15 +101,15 @@ class AdamW:
 
         By torch's function and not its class, which imports torch's compiler: two seconds of every rank's start.
         """
-        moments, (beta1, beta2) = [self.moments(bucket) for bucket in buckets], self._options.betas
+        beta1, beta2 = self._options.betas
         adamw(
             [bucket.master for bucket in buckets],
             [bucket.own_gradient for bucket in buckets],
-            [one.first for one in moments],
-            [one.second for one in moments],
+            [bucket.first for bucket in buckets],
+            [bucket.second for bucket in buckets],
             [],
-            [one.count for one in moments],
-            fused=self._fused,
+            [bucket.count for bucket in buckets],
+            fused=True,
             amsgrad=False,
             beta1=beta1,
             beta2=beta2,

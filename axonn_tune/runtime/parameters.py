@@ -62,7 +62,8 @@ class Bucket:
 
     layer: what the program calls the reduction of their gradients; value, gradient: flat, padded to divide over data
     where master weights are; own: elements that this rank's optimizer updates; master: these in the master type, a view
-    of `value` unless they are split; copies: pipeline stages that hold these parameters.
+    of `value` unless they are split; first, second: AdamW's running means of their gradient and of its square; count:
+    steps of that, on the device, as torch's fused kernel needs it; copies: pipeline stages that hold these parameters.
     """
 
     layer: str
@@ -71,6 +72,9 @@ class Bucket:
     gradient: torch.Tensor
     own: range
     master: torch.Tensor
+    first: torch.Tensor
+    second: torch.Tensor
+    count: torch.Tensor
     split: bool
     copies: int = 1
 
@@ -146,7 +150,9 @@ class ParameterStore:
             key, rows_at_once = philox.key_of(self.seed, name), max(1, _ELEMENTS_AT_ONCE // len(across))
             for start in range(real.start, real.stop, rows_at_once):
                 some = range(start, min(start + rows_at_once, real.stop))
-                counters = philox.counters(some, across, width=columns, device=self.device)
+                down, right = (torch.arange(one.start, one.stop, device=self.device) for one in (some, across))
+                # Index of each element in the whole tensor, row by row.
+                counters = down[:, None] * columns + right
                 value[start - own.start : some.stop - own.start] = deviation * philox.normal(counters, key)
         split_axes = frozenset({"z", *row_axes, *column_axes})
         made = Matrix(name, real_rows, columns, split_axes, gathered, own, across, value, torch.zeros_like(value))
@@ -176,7 +182,8 @@ class ParameterStore:
             value, master = whole.to(compute, copy=True), whole[own.start : own.stop].clone()
         for one, part, its in zip(parameters, _views(value, parameters), _views(gradient, parameters), strict=True):
             one.value, one.gradient = part, its
-        made = Bucket(layer, list(parameters), value, gradient, own, master, split=compute is not None)
+        state = torch.zeros_like(master), torch.zeros_like(master), torch.zeros((), device=self.device)
+        made = Bucket(layer, list(parameters), value, gradient, own, master, *state, split=compute is not None)
         self.buckets.append(made)
         return made
 

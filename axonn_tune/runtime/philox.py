@@ -53,20 +53,9 @@ def philox(counter: torch.Tensor, key: PhiloxKey) -> tuple[torch.Tensor, torch.T
     return first, second
 
 
-def uniform(counter: torch.Tensor, key: tuple[int, int]) -> torch.Tensor:
-    """Uniforms strictly between 0 and 1, float64, one per counter."""
-    first, second = philox(counter, key)
-    return ((first >> 5).double() * 2.0**26 + (second >> 6).double() + 0.5) / 2.0**53
-
-
 def normal(counter: torch.Tensor, key: tuple[int, int]) -> torch.Tensor:
-    """Standard normals, float64, one per counter."""
-    normals: torch.Tensor = torch.special.ndtri(uniform(counter, key))
+    """Standard normals, float64, one per counter: from uniforms strictly between 0 and 1."""
+    first, second = philox(counter, key)
+    uniform = ((first >> 5).double() * 2.0**26 + (second >> 6).double() + 0.5) / 2.0**53
+    normals: torch.Tensor = torch.special.ndtri(uniform)
     return normals
-
-
-def counters(rows: range, columns: range, *, width: int, device: torch.device | str = "cpu") -> torch.Tensor:
-    """Index of each element `[rows, columns]` in a tensor `width` columns wide, row by row, int64."""
-    down = torch.arange(rows.start, rows.stop, device=device, dtype=torch.int64)
-    across = torch.arange(columns.start, columns.stop, device=device, dtype=torch.int64)
-    return down[:, None] * width + across[None, :]

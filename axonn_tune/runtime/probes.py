@@ -424,17 +424,6 @@ _TIMEOUT = timedelta(seconds=120)
 """A collective that takes longer means that a rank is lost."""
 
 
-@dataclass(frozen=True)
-class ProbeJob:
-    """Options of every rank; `plan`, `points` and `progress`, a descriptor, are rank 0's alone."""
-
-    plan: Path
-    points: Path
-    backend: str
-    resume: bool
-    progress: int | None = None
-
-
 def main(arguments: list[str] | None = None) -> int:
     """Measure; the exit code of all ranks started, or of this one."""
     parser = argparse.ArgumentParser(prog="python -m axonn_tune.runtime.probes", description=__doc__)
@@ -450,32 +439,27 @@ def main(arguments: list[str] | None = None) -> int:
     chosen = parser.parse_args(arguments)
     if chosen.parent is not None:
         die_with(chosen.parent)
-    job = ProbeJob(chosen.plan, chosen.points, chosen.backend, chosen.resume, chosen.progress)
-    if chosen.ranks is not None:
-        return start(chosen.ranks, job)
-    try:
-        place = rank_environment(os.environ)
-    except AxonnTuneError as error:
-        print_message(str(error))
-        return error.exit_code
-    return rank_main(place, job)
-
-
-def start(ranks: int, job: ProbeJob) -> int:
-    """Fork the ranks, which communicate over loopback; one exit code for all."""
+    if chosen.ranks is None:
+        try:
+            return rank_main(rank_environment(os.environ), chosen)
+        except AxonnTuneError as error:
+            print_message(str(error))
+            return error.exit_code
+    # The ranks are forks of this process, and communicate over loopback.
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     with tempfile.TemporaryDirectory(prefix="axonn-tune-") as folder:
-        meeting = f"file://{folder}/meeting"
+
+        def run(rank: int) -> int:
+            return rank_main(RankEnvironment(rank, chosen.ranks, rank, init_method=f"file://{folder}/meeting"), chosen)
+
         try:
-            return exit_code_of(
-                fork_ranks(ranks, lambda rank: rank_main(RankEnvironment(rank, ranks, rank, init_method=meeting), job))
-            )
+            return exit_code_of(fork_ranks(chosen.ranks, run))
         except KeyboardInterrupt:
             return INTERRUPTED
 
 
-def rank_main(place: RankEnvironment, job: ProbeJob) -> int:
-    """One rank's calibration; the exit code."""
+def rank_main(place: RankEnvironment, job: argparse.Namespace) -> int:
+    """One rank's calibration with these options; the exit code. Plan, points and progress are rank 0's alone."""
     first = place.rank == 0
 
     def report(points: int, elapsed_s: float, what: str) -> None:

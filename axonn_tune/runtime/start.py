@@ -326,8 +326,7 @@ class Rank:
                 "data_seed": self.launch.data.seed,
             },
         )
-        wanted = self.options.resume_from
-        found = checkpointer.load_latest() if wanted is None else checkpointer.load_named(wanted)
+        found = checkpointer.load(self.options.resume_from)
         if found is None and self.options.resume:
             raise UsageError(f"--resume: there is no checkpoint in {settings.directory!r}")
         if found is not None and self.place.rank == 0:

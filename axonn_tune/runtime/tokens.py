@@ -69,17 +69,11 @@ class TokenHeader:
         return _LAYOUT.pack(MAGIC, VERSION, self.item_bytes, self.vocab, self.count, self.sha256, name)
 
 
-@dataclass(frozen=True)
-class TokenFile:
-    """A memory-mapped token file."""
+def open_tokens(path: str | Path, *, vocab: int | None = None) -> NDArray[Any]:
+    """Ids of a token file, mapped into memory.
 
-    path: Path
-    header: TokenHeader
-    ids: NDArray[Any]
-
-
-def open_tokens(path: str | Path, *, vocab: int | None = None) -> TokenFile:
-    """Open a token file; UsageError with the numbers if it is none, is truncated, or needs more than `vocab` ids."""
+    UsageError with the numbers if it is none, is truncated, or needs more than `vocab` ids.
+    """
     path = Path(path)
     try:
         if path.exists() and not path.is_file():
@@ -101,9 +95,8 @@ def open_tokens(path: str | Path, *, vocab: int | None = None) -> TokenFile:
             f"but the model's vocabulary is {vocab:,}"
         )
     if header.count == 0:
-        return TokenFile(path, header, np.zeros(0, header.dtype))
-    ids = np.memmap(path, dtype=header.dtype, mode="r", offset=HEADER_BYTES, shape=(header.count,))
-    return TokenFile(path, header, ids)
+        return np.zeros(0, header.dtype)
+    return np.memmap(path, dtype=header.dtype, mode="r", offset=HEADER_BYTES, shape=(header.count,))
 
 
 def _read_header(path: Path, file: BinaryIO) -> TokenHeader:
@@ -294,7 +287,8 @@ class TokenSource:
     tokens after the last whole window are never seen.
     """
 
-    tokens: TokenFile
+    path: str
+    ids: NDArray[Any]
     seed: int
     sequence: int
     share: BatchShard
@@ -302,19 +296,19 @@ class TokenSource:
     def __post_init__(self) -> None:
         if self.windows < 1:
             raise UsageError(
-                f"token file {str(self.tokens.path)!r} has {len(self.tokens.ids):,} ids; "
+                f"token file {self.path!r} has {len(self.ids):,} ids; "
                 f"sequences of {self.sequence:,} need at least {self.sequence + 1:,}"
             )
 
     @property
     def windows(self) -> int:
         """Sequences in an epoch."""
-        return (len(self.tokens.ids) - 1) // self.sequence
+        return (len(self.ids) - 1) // self.sequence
 
     def batch(self, step: int, micro_step: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Tokens and targets, `[b, S]`."""
         starts = self.window_of(self.share.sequences(step, micro_step)) * self.sequence
-        return _shifted(np.stack([self.tokens.ids[start : start + self.sequence + 1] for start in starts]))
+        return _shifted(np.stack([self.ids[start : start + self.sequence + 1] for start in starts]))
 
     def window_of(self, sequences: NDArray[np.int64]) -> NDArray[np.int64]:
         """The window each sequence number stands for; within an epoch, none twice."""
@@ -362,7 +356,8 @@ def batches(launch: Launch, mesh: Mesh) -> Batches:
     sequence, seed, vocab = launch.workload.sequence_length, launch.data.seed, launch.model.vocab
     if launch.data.path is None:
         return SyntheticTokens(vocab, seed, sequence, share).batch
-    return TokenSource(open_tokens(launch.data.path, vocab=vocab), seed, sequence, share).batch
+    path = launch.data.path
+    return TokenSource(path, open_tokens(path, vocab=vocab), seed, sequence, share).batch
 
 
 def permuted(places: NDArray[np.int64], *, size: int, key: str) -> NDArray[np.int64]:

@@ -327,16 +327,11 @@ class TrainingLoop:
         return done + 1
 
     def _agree(self, step: int) -> None:
-        """Pass on a signal; rank 0 has all stop after this step, which none can end before rank 0 continues."""
-        watch = self.watch
-        if watch is None:
-            if self._signalled:
-                self._stop_after = step
-            return
-        if self._signalled and not watch.asked_to_stop:
-            watch.ask_to_stop()
-        if watch.rank == 0 and watch.asked_to_stop and watch.stop_after is None:
-            watch.agree_to_stop(step)
+        """Have all ranks stop after this step if one of them got a signal."""
+        if self.watch is not None:
+            self.watch.agree_to_stop(step, signalled=self._signalled)
+        elif self._signalled:
+            self._stop_after = step
 
     def _note_signal(self, number: int, frame: FrameType | None) -> None:
         """Note SIGTERM or SIGUSR2 instead of ending."""

@@ -335,7 +335,10 @@ class Transformer:
         whole = self.begins(chunk) and self.ends(chunk)
         backward = self._backward_gathers(chunk) if whole else ()
         gathers = WeightGathers(self.communicator, self.settings, [*self._forward_gathers(chunk), *backward])
-        numbers = self._token_numbers(batch)
+        sequences, device = batch.sequences, batch.tokens.device
+        if sequences is None:
+            sequences = torch.arange(batch.tokens.shape[0], device=device)
+        numbers = (sequences[:, None] * self.sequence + torch.arange(self.sequence, device=device)).flatten()
         context = ChunkContext(batch.tokens.flatten(), numbers, gathers if whole else None)
         if x is None:
             assert self.embedding is not None, "other chunks are given their input"
@@ -401,14 +404,6 @@ class Transformer:
         self.buckets.reduce_vectors(self.vectors)
         if self._copies is not None:
             self.buckets.reduce_copies(self._copies)
-
-    def _token_numbers(self, batch: MicroBatch) -> torch.Tensor:
-        """Number of each token `[M]`, counted through the whole run."""
-        sequences, device = batch.sequences, batch.tokens.device
-        if sequences is None:
-            sequences = torch.arange(batch.tokens.shape[0], device=device)
-        places = torch.arange(self.sequence, device=device)
-        return (sequences[:, None] * self.sequence + places).flatten()
 
     def _forward_gathers(self, chunk: int) -> Iterator[WeightGather]:
         """Weight gathers of a forward pass through a chunk, in order."""

@@ -187,18 +187,20 @@ class Watch:
         self._over = True
         self._tell_all({"finished": self.rank})
 
-    def ask_to_stop(self) -> None:
-        """Tell rank 0 that this rank got a signal."""
-        self.asked_to_stop = True
-        if self.rank:
-            self._lines[0].send({"stop_please": self.rank})
+    def agree_to_stop(self, step: int, *, signalled: bool) -> None:
+        """Before the collective that ends a step: pass on this rank's signal; on rank 0, have all stop after the step.
 
-    def agree_to_stop(self, step: int) -> None:
-        """Rank 0, before the collective that ends a step: have all ranks stop after it. Returns once all know."""
-        self.stop_after = step
-        self._tell_all({"stop_after": step})
-        for _ in self._lines:
-            self._acknowledged.acquire(timeout=10.0)
+        No rank can end it before rank 0 continues, which is once all know.
+        """
+        if signalled and not self.asked_to_stop:
+            self.asked_to_stop = True
+            if self.rank:
+                self._lines[0].send({"stop_please": self.rank})
+        if self.rank == 0 and self.asked_to_stop and self.stop_after is None:
+            self.stop_after = step
+            self._tell_all({"stop_after": step})
+            for _ in self._lines:
+                self._acknowledged.acquire(timeout=10.0)
 
     def _start(self) -> None:
         for line in self._lines:

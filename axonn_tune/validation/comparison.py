@@ -6,7 +6,7 @@ the paper's rule.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import combinations
@@ -36,8 +36,11 @@ Agreement: TypeAlias = Literal["equal", "within rounding", "wrong", "not compare
 COMPARED_STEPS = 10
 """Rounding errors grow from step to step; these, from the first, are compared."""
 PAPER = "paper, true bytes"
-_LOSS_TOLERANCE: dict[Precision, float] = {"fp64": 1e-10, "fp32": 1e-5, "bf16": 1e-2, "fp16": 1e-2}
-_NORM_TOLERANCE: dict[Precision, float] = {"fp64": 1e-8, "fp32": 1e-3, "bf16": 5e-2, "fp16": 5e-2}
+_COMPARED: tuple[tuple[str, str, dict[Precision, float]], ...] = (
+    ("loss", "the forward pass", {"fp64": 1e-10, "fp32": 1e-5, "bf16": 1e-2, "fp16": 1e-2}),
+    ("gradient norm", "the gradients", {"fp64": 1e-8, "fp32": 1e-3, "bf16": 5e-2, "fp16": 5e-2}),
+)
+"""Quantities, the part of the first step that makes each, and relative differences that are rounding."""
 _PASSES: dict[str, int] = {"all_gather": 1, "reduce_scatter": 1, "all_reduce": 2, "send": 2}
 """Times that a ring sends a buffer, but for one rank's share; of the two ranks of a message, one sends all of it."""
 
@@ -68,28 +71,20 @@ def compare_with_serial(configuration: ComparedConfiguration, serial: Serial | N
 
 
 def _compare_run(run: Run, serial: Serial, precision: Precision) -> Verdict:
+    """Losses and gradient norms in the order a step computes them."""
     largest = 0.0
-    for step, what, difference, tolerance in _differences(run, serial, precision):
-        if not difference <= tolerance:
-            part = "the forward pass" if what == "loss" else "the gradients"
-            part = part if step == 1 else "the weight update"
-            return Verdict("wrong", difference, f"{what} of step {step} differs by {difference:.1%}: {part}")
-        largest = max(largest, difference)
-    return Verdict("within rounding", largest) if largest else Verdict("equal")
-
-
-def _differences(run: Run, serial: Serial, precision: Precision) -> Iterator[tuple[int, str, float, float]]:
-    """Step from 1, quantity, relative difference and its tolerance, in the order a step computes them."""
     losses = zip(run.losses, serial.losses, strict=False)
     norms = zip(run.gradient_norms, serial.gradient_norms, strict=False)
-    for step, (loss, norm) in enumerate(zip(losses, norms, strict=True), 1):
+    for step, both in enumerate(zip(losses, norms, strict=True), 1):
         if step > COMPARED_STEPS:
-            return
-        for what, (value, expected), tolerances in (
-            ("loss", loss, _LOSS_TOLERANCE),
-            ("gradient norm", norm, _NORM_TOLERANCE),
-        ):
-            yield step, what, abs(value - expected) / max(abs(expected), 1e-300), tolerances[precision]
+            break
+        for (value, expected), (what, part, tolerances) in zip(both, _COMPARED, strict=True):
+            difference = abs(value - expected) / max(abs(expected), 1e-300)
+            if not difference <= tolerances[precision]:
+                part = part if step == 1 else "the weight update"
+                return Verdict("wrong", difference, f"{what} of step {step} differs by {difference:.1%}: {part}")
+            largest = max(largest, difference)
+    return Verdict("within rounding", largest) if largest else Verdict("equal")
 
 
 def blame(verdicts: Sequence[tuple[ComparedConfiguration, Verdict]]) -> str | None:

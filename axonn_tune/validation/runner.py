@@ -296,7 +296,13 @@ def run_plan(
     for launch in plan.launches:
         runner.require(launch)
     outcomes: list[list[RunOutcome]] = [[] for _ in plan.launches]
-    alone = _serial_run(plan, steps, folder / "serial") if serial else None
+    alone = None
+    if serial:
+        # On a rank of this host, whatever the other runs use, with the first one's micro-batches.
+        first = plan.launches[0]
+        layout = Layout(Grid(), first.micro_batch, "none")
+        launch = _priced_launch(layout, plan.model, plan.machine, first.workload, command=plan.command)
+        alone = Serial.from_fields_of(_run(launch, ProcessRunner(), steps, folder / "serial").run)
     began, done = time.monotonic(), 0
     total = repeats * len(plan.launches)
     for repeat in range(repeats):
@@ -318,14 +324,6 @@ def _run(launch: Launch, runner: RankRunner, steps: int, directory: Path) -> Run
     began, load = datetime.now(UTC).isoformat(timespec="seconds"), os.getloadavg()[0]
     runner.run(launch, path, steps=steps, directory=directory)
     return read_outcome(directory, began=began, load=round(load, 1))
-
-
-def _serial_run(plan: ValidationPlan, steps: int, directory: Path) -> Serial:
-    """Train on a single rank of this host, whatever the other runs use, with the first one's micro-batches."""
-    first = plan.launches[0]
-    configuration = Layout(Grid(), first.micro_batch, "none")
-    launch = _priced_launch(configuration, plan.model, plan.machine, first.workload, command=plan.command)
-    return Serial.from_fields_of(_run(launch, ProcessRunner(), steps, directory).run)
 
 
 def _document(

@@ -61,7 +61,7 @@ class Seen:
 
     def draw_all(self) -> None:
         """Wait until every figure is drawn, without scrolling to it."""
-        drawn = "[...document.querySelectorAll('.drawing > div')].every(box => box.dataset.drawn)"
+        drawn = "() => [...document.querySelectorAll('.drawing > div')].every(box => box.dataset.drawn)"
         self.page.wait_for_function(drawn, timeout=PATIENCE_MS)
 
     def screenshot(self, name: str) -> None:

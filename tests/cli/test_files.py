@@ -150,7 +150,7 @@ def test_bytes_of_a_folder(tmp_path: Path) -> None:
     out = tmp_path / "tokens.bin"
     finished = good(f"data {tmp_path}/texts -o {out} --vocab 257")
     expected = [id_ for name in ("a.py", "b.txt", "deep/c.md") for id_ in [*f"né{name}".encode(), 256]]
-    assert open_tokens(out).ids.tolist() == expected
+    assert open_tokens(out).tolist() == expected
     assert finished.out.endswith(f"{len(expected)} tokens from 0.0 MB of text, vocabulary 257 (bytes)\n")
 
 
@@ -179,7 +179,7 @@ def test_hugging_face_tokenizer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     (tmp_path / "text.txt").write_bytes(b"ab \xff\n" + 200_000 * "née née\n".encode())
     line = f"data {tmp_path}/text.txt -o {tmp_path}/t.bin --tokenizer {tmp_path}/tokenizer.json"
     good(line)
-    assert np.array_equal(open_tokens(tmp_path / "t.bin").ids, [2, 1, *(400_000 * [3]), 9])
+    assert np.array_equal(open_tokens(tmp_path / "t.bin"), [2, 1, *(400_000 * [3]), 9])
     monkeypatch.setitem(sys.modules, "tokenizers", None)
     finished = run(line)
     assert finished.code == 5

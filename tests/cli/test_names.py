@@ -5,14 +5,12 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
-from typing import Any
 
 import click
 import pytest
 
 import axonn_tune
 from axonn_tune.cli.main import cli
-from axonn_tune.errors import UsageError
 from axonn_tune.frameworks import registry
 from tests.cli.running import good, run
 
@@ -51,17 +49,6 @@ def test_torchtitans_sections_are_left_out() -> None:
     assert sizes(f"{titan} {theirs}") == sizes(ours)
 
 
-def test_python_takes_the_same_names() -> None:
-    """Guards the package's functions: names of the framework, of another, and of none."""
-    given: dict[str, Any] = {"gpus": 64, "machine": "dgx-h100", "framework": "megatron-core"}
-    best = axonn_tune.search("llama3-70b", **given, tp=8, pp=4, global_batch_size=128).best  # type: ignore[call-arg]
-    assert (best.x, best.pipeline) == (8, 4)
-    with pytest.raises(UsageError, match=r"--dp-shard is torchtitan's name of what Megatron-Core calls GTP"):
-        axonn_tune.search("llama3-70b", **given, dp_shard=8)  # type: ignore[call-arg]
-    with pytest.raises(TypeError, match="unexpected keyword argument 'tpp'"):
-        axonn_tune.search("llama3-70b", **given, tpp=8)  # type: ignore[call-arg]
-
-
 @pytest.mark.parametrize("order", ["TP,GTP,DP,PP,CP", "tp,gtp,dp,pp,cp", "x,z,data,pipeline,context", "TP,GTP,DP"])
 def test_orders_take_both_names(order: str) -> None:
     """Guards --order: the framework's names in any case, ours, and orders without what comes last."""
@@ -84,18 +71,21 @@ def test_what_is_shown_is_in_its_names(command: str) -> None:
     line = "--gpus 64 --model llama3-8b --machine dgx-h100 --framework megatron-core --cp 2 --pp 2 --tp 2"
     finished = good(f"{command} {line}")
     shown = f"{finished.out}\n{finished.err}"
-    assert all(name in shown for name in ("TP", "GTP", "PP", "DP"))
+    assert all(name in shown for name in ("TP", "PP", "DP"))
     assert not [ours for ours in (" x ", " z ", " over x", " over z", " over data", "x=", "z=") if ours in shown]
 
 
 def headings(line: str) -> dict[str, list[str]]:
     """Options or commands below each heading of a help text."""
     found: dict[str, list[str]] = {}
+    below = found
     for text in good(line).out.splitlines():
-        if re.fullmatch(r"  Examples:|[A-Z][\w -]+:", text):
-            found[text.strip()[:-1]] = []
-        elif found and (named := re.match(r"  ((?:-\w, )?-[\w-]+|\w+)", text)):
-            found[list(found)[-1]].append(named[1].split()[-1])
+        if re.fullmatch(r"  Examples:|[A-Z][\w ,-]+:", text):
+            # What frameworks call the options below is no option more.
+            below = {} if "by the names of" in text else found
+            below[text.strip()[:-1]] = []
+        elif below and (named := re.match(r"  ((?:-\w, )?-[\w-]+|\w+)", text)):
+            below[list(below)[-1]].append(named[1].split()[-1])
     return found
 
 
@@ -103,6 +93,7 @@ def headings(line: str) -> dict[str, list[str]]:
 def test_options_are_in_groups(command: str) -> None:
     """Guards the help of commands that search: each option below one heading, --help as the last."""
     found = headings(f"{command} --help")
+    assert "Constraints by the names of a framework, each with a size:" in good(f"{command} --help").out
     listed = [option for options in found.values() for option in options]
     options = [param for param in cli.commands[command].params if isinstance(param, click.Option) and not param.hidden]
     assert sorted(listed) == sorted(max(param.opts, key=len) for param in options)

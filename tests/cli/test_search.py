@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import math
 from itertools import pairwise
 from math import ceil, prod
 from typing import Any, get_args
@@ -141,7 +142,7 @@ def test_tables_are_whole_without_a_terminal(more: str, monkeypatch: pytest.Monk
     monkeypatch.setenv("TERM", "dumb")
     finished = good(f"--gpus 1024 --model 80b -q {more}")
     assert finished.err == ""
-    assert len([line for line in finished.out.splitlines() if line.split()[0].isdigit()]) >= 10
+    assert len([line for line in finished.out.splitlines() if line[:3].strip().isdigit()]) >= 10
     assert "…" not in finished.out
     assert "\x1b" not in finished.out
     if more not in ("--wide", "--all"):
@@ -198,14 +199,77 @@ def test_what_no_published_step_validates_is_marked() -> None:
     assert configs[0]["outside_evidence"] == ["gpus", "accelerator"]
 
 
-def test_columns_without_room_and_uneven_splits_are_counted() -> None:
-    """Guards silence: what a narrow table leaves out is named, and candidates include the uneven splits that fit."""
-    narrow = good("--gpus 64 --model llama3-8b --machine dgx-h100 --framework torchtitan --tp 2 --pp 1 --top 2")
-    assert "No room for not resharded: --wide shows all." in narrow.err
+def test_columns_differ_or_are_said_once() -> None:
+    """Guards tables: what all rows have stands above, what differs in a column, throughput in each row."""
+    line = "--gpus 256 --model llama3-8b --machine dgx-h100 --framework torchtitan -q"
+    title, _, body = good(line).out.partition("All rows: ")
+    assert "torchtitan" in title
+    assert body.startswith("pp 1, vpp 1, cp 1, not resharded 0, bubble 0.")
+    assert {"none", "selective"} <= set(body.split())
+    head = next(row for row in good(f"{line} --format md").out.splitlines() if row.startswith("| rank"))
+    assert head.index("tokens") < head.index("MFU") < head.index("TFLOP/s") < head.index("comm.")
+    alone = good(f"{line} --top 1").out
+    assert "All rows" not in alone
     line = "--gpus 64 --model llama3-70b --machine dgx-h100 --framework megatron-core --tp 16 --pp 4 --batch 64 --top 1"
-    assert "No room" not in good(f"{line} --wide").err
     searched = good(f"{line} --format json").document["searched"]
     assert searched["feasible"] <= searched["candidates"]
+
+
+def test_layouts_that_exchange_equal_factors_are_one_row() -> None:
+    """Guards folding: rows with equal tokens a micro-batch and equal shards are named in the first, JSON has them all.
+
+    --unfold and --variants list them, and the rank is that of --pick.
+    """
+    line = "--gpus 256 --model llama3-70b --machine dgx-h100 --framework megatron-core"
+    configs = good(f"{line} --format json").document["configs"]
+    shown, unfolded = (table_ranks(good(f"{line} -q{more}").out) for more in ("", " --unfold"))
+    assert unfolded == [config["rank"] for config in configs] == list(range(1, 11))
+    assert shown[0] == 1
+    assert len(shown) < 8
+    for config in configs:
+        if config["rank"] in shown:
+            head, tokens = config, config["micro_batch"] / config["context"]
+            heads = [one for one in configs if one["rank"] in shown and one["rank"] < config["rank"]]
+            assert all(key_of(one) != key_of(config) or not tied(one, config) for one in heads)
+        else:
+            heads = [one for one in configs if one["rank"] in shown and key_of(one) == key_of(config)]
+            head = next(one for one in heads if tied(one, config))
+            tokens = config["micro_batch"] / config["context"]
+            assert head["micro_batch"] / head["context"] == tokens
+            assert config["data"] * config["context"] == head["data"] * head["context"]
+    assert "#1 vs. #2:" not in good(line).err
+
+
+def table_ranks(text: str) -> list[int]:
+    """Ranks of the rows of a table."""
+    return [int(line.split()[0]) for line in text.splitlines() if line[:3].strip().isdigit()]
+
+
+def key_of(config: Any) -> tuple[object, ...]:
+    """What is the same of rows of one family."""
+    names = ("x", "z", "pipeline", "chunks", "recompute", "kept_layers")
+    return (*(config[name] for name in names), config["micro_batch"] / config["context"])
+
+
+def tied(one: Any, other: Any) -> bool:
+    """Whether two steps are within model error: 5% of each, and 30% of exposed communication."""
+    halves = [
+        math.hypot(0.05 * config["iteration_s"], 0.3 * config["exposed_communication_s"]) for config in (one, other)
+    ]
+    return abs(one["iteration_s"] - other["iteration_s"]) <= math.hypot(*halves)
+
+
+def test_commands_to_go_on_with_run() -> None:
+    """Guards the follow-ups: this search's own options, without those that the next command does not have."""
+    said = good(
+        "--gpus 64 --model llama3-8b --machine dgx-h100 --framework torchtitan --tp 2 --top 2 --rank-by step"
+    ).err
+    lines = [line.strip() for line in said.splitlines() if line.strip().startswith("axonn-tune ")]
+    assert len(lines) == 3
+    assert "--tp 2" in lines[1]
+    assert not {"--top", "--rank-by"} & set(lines[1].split())
+    for line in lines[:2]:
+        good(line.removeprefix("axonn-tune "))
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])

@@ -34,12 +34,15 @@ def test_what_separates_strategies_adds_up() -> None:
     """Guards the comparison: parts of each step sum to it, and the causes to the difference; pipelines included."""
     found = good("compare --gpus 64 --model llama3-70b --machine dgx-h100 --format json").document
     first, *others = [each for each in found["contenders"] if each["feasible"]]
-    assert first["separated_by"] == []
+    assert (first["separated_by"], first["over_baseline"], found["baseline"]) == ([], 0.0, first["key"])
     assert any(each["prediction"]["pipeline"] > 1 for each in (first, *others))
     best = first["prediction"]
     parts = best["compute_s"] + best["exposed_communication_s"] + best["bubble_s"]
     assert best["iteration_s"] == pytest.approx(parts)
     assert sum(part["seconds"] for part in best["traffic"]) == pytest.approx(best["communication_s"])
+    for each in (first, *others):
+        assert sum(each["prediction"]["causes"].values()) == pytest.approx(each["prediction"]["iteration_s"])
+        assert each["prediction"]["own_software_s"] == pytest.approx(each["prediction"]["iteration_s"], rel=1e-12)
     for each in others:
         longer = each["relative_step"] - 1.0
         named = [part["share"] for part in each["separated_by"] if part["what"] != "the rest"]
@@ -48,24 +51,32 @@ def test_what_separates_strategies_adds_up() -> None:
 
 
 def test_the_step_asked_for_is_the_frameworks() -> None:
-    """Guards --set step.KEY: it holds for the framework named, with ideal kernels and with its own software."""
-    line = "compare --gpus 64 --model 5b --batch 256 --framework megatron-2022 --format json"
-    then, changed = (
-        {each["key"]: each["prediction"] for each in good(line + more).document["contenders"]}
-        for more in ("", " --set step.fused_attention=true")
-    )
-    for key in ("iteration_s", "own_software_s"):
-        assert changed["megatron-2022"][key] < then["megatron-2022"][key]
-        assert changed["megatron-lm"][key] == then["megatron-lm"][key]
+    """Guards --set step.KEY and the baseline: both are of the framework named, whatever the kernels."""
+    for kernels in ("", " --same-kernels"):
+        line = f"compare --gpus 64 --model 5b --batch 256 --framework megatron-2022 --format json{kernels}"
+        then, changed = (good(line + more).document for more in ("", " --set step.fused_attention=true"))
+        steps = [{each["key"]: each["prediction"] for each in one["contenders"]} for one in (then, changed)]
+        assert then["baseline"] == "megatron-2022"
+        assert then["same_kernels"] == bool(kernels)
+        for key in ("iteration_s", "own_software_s"):
+            assert steps[1]["megatron-2022"][key] < steps[0]["megatron-2022"][key]
+            assert steps[1]["megatron-core"][key] == steps[0]["megatron-core"][key]
+        searched = good("--gpus 64 --model 5b --batch 256 --framework megatron-2022 --top 1 --format json").document
+        own = steps[0]["megatron-2022"]["iteration_s"] == pytest.approx(searched["configs"][0]["iteration_s"])
+        assert own == (not kernels), "the step of compare is the one of search"
 
 
 @pytest.mark.parametrize("case", ["--gpus 1024 --model 80b", "--gpus 64 --model 5b"])
 def test_the_comparison_fits_100_columns(case: str) -> None:
     """Guards terminals; the rest with --wide, as standard error says. CSV has every strategy."""
     narrow, wide = good(f"compare {case}"), good(f"compare {case} --wide")
-    assert max(map(len, narrow.out.partition("\n\n")[0].splitlines())) <= 100
+    assert max(map(len, narrow.out.splitlines())) <= 100
     assert "--wide adds" in narrow.err
-    assert "recompute" in wide.out.splitlines()[2]
+    assert "paper's" in wide.out
+    quiet = good(f"compare {case} -q")
+    assert quiet.err == ""
+    assert narrow.out.startswith(quiet.out)
+    assert len(quiet.out) < len(narrow.out)
     rows = table(good(f"compare {case} --format csv").out)
     assert len(rows) >= 9
     assert all(bool(row["iteration_s"]) != bool(row["infeasible"]) for row in rows)

@@ -19,7 +19,6 @@ from typing import Any
 
 import pytest
 
-from axonn_tune.cli.main import main
 from axonn_tune.cost import collectives
 from axonn_tune.cost.price import Detail
 from axonn_tune.errors import EnvironmentProblem
@@ -37,8 +36,6 @@ from axonn_tune.validation.comparison import RunComparison, fastest_runs
 from axonn_tune.validation.regression import RegressionFinding, baseline_of
 from axonn_tune.validation.runner import (
     LabRunner,
-    ProcessRunner,
-    RankRunner,
     Selection,
     ValidationPlan,
     plan_from_ranking,
@@ -47,49 +44,38 @@ from axonn_tune.validation.runner import (
 from tests.lab.labs import SMALL, WHY_NOT, needs_labs
 
 WORLD, BATCH = 4, 8
-ATTEMPTS = 2
 LONGEST_STEP_S = 1.3
 SHAPE = Shape(nodes=2, ranks_per_node=2, uplink_bits_per_s=60e6, port_bits_per_s=200e6, delay_s=4e-3)
 FLOORS = Floors(spearman=0.8, regret=0.25, step_error=0.13)
-LOOPBACK_FLOORS = Floors(regret=1.0)
-"""Loopback is CPU time and no network: only gross mistakes show."""
 REALTIME = os.getuid() == 0
 """Before all other processes of this host, where that is allowed: tests run beside one another."""
 CALIBRATE = "calibrate --model nano --batch 8 --ranks-per-node 2 --budget 30s -o"
-
-
-def links(shape: Shape) -> dict[str, float]:
-    """Values of a lab's links, which must all agree once: the host may be busy for longer than `verify` tries."""
-    with Lab(shape) as lab:
-        for _ in range(ATTEMPTS):
-            found = verify(lab.ranks)
-            if all(check.agrees for check in found):
-                break
-    assert [check for check in found if not check.agrees] == []
-    return {check.what: check.value for check in found}
 
 
 pytestmark = pytest.mark.usefixtures("alone")
 
 
 @needs_labs
-def test_rates_and_round_trips_are_what_was_asked() -> None:
-    """Guards the network itself: 100 Mbit/s between nodes, shared by a node's ranks, 200 inside, each within 5%."""
-    rates = links(SMALL)
-    assert rates["node 0 → 1"] == pytest.approx(100e6, rel=0.05)
-    assert rates["node 0 → 1, 2 ranks share"] == pytest.approx(100e6, rel=0.05)
-    assert rates["rank 0.0 → 0.1"] == pytest.approx(200e6, rel=0.05)
+@pytest.mark.parametrize("delay_s", [0.0, 1e-3])
+def test_links_are_what_was_asked(delay_s: float) -> None:
+    """Guards the network itself: 50 Mbit/s between nodes, shared by a node's ranks, 200 inside, each within 5%.
 
-
-@needs_labs
-def test_delay_is_added_between_nodes_only() -> None:
-    """Guards --delay, by the kernel's netem or by the relay: 2 ms there and back, and the rate is still reached."""
+    A delay, by the kernel's netem or by the relay, is added between nodes only: 2 ms there and back.
+    """
     try:
-        times = links(replace(SMALL, uplink_bits_per_s=50e6, delay_s=1e-3))
+        with Lab(replace(SMALL, uplink_bits_per_s=50e6, delay_s=delay_s)) as lab:
+            # All must agree once: the host may be busy for longer than `verify` tries.
+            found = verify(lab.ranks)
+            found = found if all(check.agrees for check in found) else verify(lab.ranks)
     except EnvironmentProblem as error:
         pytest.skip(str(error))
-    assert 2e-3 <= times["round trip between nodes 0 and 1"] < 3e-3
-    assert times["round trip inside node 0"] < 1e-3
+    assert [check for check in found if not check.agrees] == []
+    values = {check.what: check.value for check in found}
+    assert values["node 0 → 1"] == pytest.approx(50e6, rel=0.05)
+    assert values["node 0 → 1, 2 ranks share"] == pytest.approx(50e6, rel=0.05)
+    assert values["rank 0.0 → 0.1"] == pytest.approx(200e6, rel=0.05)
+    assert 2 * delay_s <= values["round trip between nodes 0 and 1"] < 2 * delay_s + 1e-3
+    assert values["round trip inside node 0"] < 1e-3
 
 
 def lab_machine(folder: Path, lab: Lab) -> Path:
@@ -133,12 +119,12 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Measurements]
         yield run(chosen(lab_machine(folder, lab)), LabRunner(lab, realtime=REALTIME), folder)
 
 
-def run(selected: ValidationPlan, runner: RankRunner, folder: Path, *, repeats: int = 2) -> Measurements:
+def run(selected: ValidationPlan, runner: LabRunner, folder: Path) -> Measurements:
     """Rounds of four steps, of which the fastest count: other work on this host only adds time."""
     measured = run_plan(
         selected,
         runner,
-        repeats=repeats,
+        repeats=2,
         steps=4,
         folder=folder / "runs",
         listen=lambda progress: None,
@@ -205,17 +191,3 @@ def test_gate_fails_with_a_wrong_model(
         pytest.skip("this lab has no delay, so latency matters little")
     break_it(monkeypatch)
     assert gate(measured, FLOORS) != []
-
-
-@pytest.mark.skipif(WHY_NOT is None, reason="a lab can be made here, which tells more")
-def test_loop_on_loopback(tmp_path: Path) -> None:
-    """Guards the loop where no lab can be made: plain ranks that share this host's cores, and no network to predict."""
-    print(f"plain ranks on localhost, no lab: {WHY_NOT}")
-    machine = tmp_path / "here.yaml"
-    words = f"calibrate --ranks {WORLD} --model nano --batch {BATCH} --budget 10s -o {machine}"
-    assert main(words.split()) == 0
-    best = plan_from_ranking(inputs(machine), Selection(4), command="test")
-    found = run(best, ProcessRunner(), tmp_path, repeats=1)
-    print(validation_text(RunComparison(found)))
-    assert RunComparison(found).sound
-    assert gate(found, LOOPBACK_FLOORS) == []

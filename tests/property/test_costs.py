@@ -8,13 +8,9 @@ import numpy as np
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from axonn_tune.cost.price import Detail, price
+from axonn_tune.cost.price import METRICS, Detail, price
 from axonn_tune.grid import Grid
 from axonn_tune.job import Job, Layout
-from axonn_tune.program.dimensions import symbol_values
-from axonn_tune.program.memory import price_memory
-from axonn_tune.program.size import PLAIN
-from axonn_tune.program.step import build_step
 from axonn_tune.ranking.choosing import search
 from axonn_tune.ranking.space import Problem
 from axonn_tune.specs.machine import Machine
@@ -88,15 +84,6 @@ def priced(model: Model, machine: Machine, workload: Workload, configuration: La
     return price(Job(model, machine, workload), configuration)
 
 
-def memory_bytes(model: Model, workload: Workload, grid: Grid, recompute: Recompute) -> float:
-    """Memory of one rank with all layers resharded, at micro-batch 1."""
-    values = symbol_values(model, workload, grid, micro_batch=1)
-    values["held"] = values["L"]
-    program = build_step(model, workload, recompute=recompute)
-    priced = price_memory(program, values, limit_bytes=1e15, arithmetic=PLAIN, kept_layers=0.0)
-    return float(priced.total_bytes)
-
-
 @settings(max_examples=40)
 @given(strategies.models(), strategies.machines(), strategies.workloads(), COUNTS)
 def test_rankings_are_sorted_and_complete(model: Model, machine: Machine, workload: Workload, gpus: int) -> None:
@@ -104,14 +91,7 @@ def test_rankings_are_sorted_and_complete(model: Model, machine: Machine, worklo
     for rank_by in ("communication", "exposed", "iteration"):
         ranking = search(Problem(model, machine, workload, gpus=gpus, rank_by=rank_by))
         found = [ranking[position] for position in range(len(ranking))]
-        values = [
-            {
-                "communication": one.communication_s,
-                "exposed": one.exposed_communication_s,
-                "iteration": one.iteration_s,
-            }[rank_by]
-            for one in found
-        ]
+        values = [getattr(one, METRICS[rank_by]) for one in found]
         assert values == sorted(values)
         listed = [one.grid for one in found]
         assert all(grid.world == gpus for grid in listed)

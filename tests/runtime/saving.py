@@ -60,8 +60,7 @@ class Trainee:
 
     def tensors(self) -> list[tuple[Bucket, torch.Tensor]]:
         """Everything a checkpoint holds, padding included, laid out as buckets are."""
-        moments = [(one, self.optimizer.moments(one)) for one in self.optimizer.buckets]
-        return [(one, tensor) for one, pair in moments for tensor in (one.master, pair.first, pair.second)]
+        return [(one, tensor) for one in self.optimizer.buckets for tensor in (one.master, one.first, one.second)]
 
 
 def trainee(grid: Grid, *, seed: int = RUN["seed"], model: Model = MODEL, split: bool = False) -> Trainee:
@@ -110,7 +109,7 @@ def differs_after_loading(grid: Grid, folder: Path, split: bool = False) -> list
     """Tensors of this rank that a loaded checkpoint of a marked model gets wrong; padding counts."""
     expected, found = marked(grid, split=split), trainee(grid, seed=RUN["seed"] + 1, split=split)
     saver = found.checkpoints(folder)
-    step = saver.load_latest()
+    step = saver.load()
     saver.close()
     pairs = zip(expected.tensors(), found.tensors(), strict=True)
     wrong = [f"tensor {number}" for number, (a, b) in enumerate(pairs) if not torch.equal(a[1], b[1])]
@@ -124,7 +123,7 @@ def losses(grid: Grid, folder: Path, steps: int, resume: bool, split: bool = Fal
     found = trainee(grid, seed=RUN["seed"] + resume, split=split)
     saver = found.checkpoints(folder)
     if resume:
-        assert saver.load_latest() is not None, "there is one"
+        assert saver.load() is not None, "there is one"
     results = [found.step() for _ in range(steps)]
     saver.save()
     saver.close()
@@ -153,7 +152,7 @@ def error_of_loading(grid: Grid, folder: Path, layers: int = SMALL["layers"]) ->
     """Load the newest checkpoint into a model of so many layers; the error."""
     saver = trainee(grid, model=MODEL.model_copy(update={"layers": layers})).checkpoints(folder)
     try:
-        saver.load_latest()
+        saver.load()
     except AxonnTuneError as error:
         return f"{error.exit_code} {error}"
     finally:

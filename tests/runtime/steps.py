@@ -17,7 +17,7 @@ from axonn_tune.runtime.communicator import Communicator
 from axonn_tune.runtime.devices import RuntimeSettings
 from axonn_tune.runtime.ledger import Ledger, RankProgram, compare
 from axonn_tune.runtime.mesh import Mesh, build_mesh
-from axonn_tune.runtime.modules import Dropout
+from axonn_tune.runtime.modules import Dropout, dropped
 from axonn_tune.runtime.optimizer import AdamW, learning_rate
 from axonn_tune.runtime.parameters import Matrix, Parameter
 from axonn_tune.runtime.philox import key_of
@@ -95,7 +95,7 @@ def dropout_mask(training: Training, sequences: torch.Tensor, layer: str) -> tor
     hidden = training.model.hidden
     tokens = (sequences[:, None] * SEQUENCE + torch.arange(SEQUENCE)).flatten()
     ones = torch.ones(len(tokens), hidden, dtype=torch.float64)
-    dropout = Dropout(training.dropout, torch.tensor(key_of(SEED, f"dropout.{layer}")), range(hidden), hidden)
+    dropout = Dropout(training.dropout, torch.tensor(key_of(SEED, f"dropout.{layer}")), range(hidden), hidden, dropped)
     return dropout(ones, tokens).view(-1, SEQUENCE, hidden)
 
 

@@ -78,13 +78,13 @@ def test_each_of_many_damaged_checkpoints_is_named_and_none_loaded(name: str, co
     for _ in range(14):
         how = damage(copied / "step-3" / name, chance)
         with pytest.raises(DamagedCheckpointError, match=r"^checkpoint step-3 in .* is damaged: ") as caught:
-            saver.load_latest()
+            saver.load()
         assert name in str(caught.value), how
         assert str(caught.value).endswith("the newest whole one is step-2: continue with --resume-from step-2")
         (copied / "step-3" / name).unlink(missing_ok=True)
         shutil.copy(saved / "step-3" / name, copied / "step-3" / name)
     assert all(torch.equal(one, tensor) for one, (_, tensor) in zip(before, trainee.tensors(), strict=True))
-    assert saver.load_named("step-2") == 2
+    assert saver.load("step-2") == 2
     saver.close()
 
 
@@ -103,9 +103,9 @@ def test_a_name_that_is_none_lists_those_there_are(copied: Path) -> None:
     """Guards --resume-from."""
     saver = saving.trainee(SERIAL).checkpoints(copied)
     with pytest.raises(UsageError, match=r"there is no checkpoint step-7 in .*, only step-2, step-3"):
-        saver.load_named("step-7")
+        saver.load("step-7")
     with pytest.raises(UsageError, match=r"write the name of a checkpoint, such as step-200"):
-        saver.load_named("../step-3")
+        saver.load("../step-3")
     saver.close()
 
 
@@ -114,16 +114,16 @@ def test_truncated_checkpoints_are_named_and_left_overs_are_not(copied: Path) ->
     (copied / "step-9.tmp").mkdir()
     (copied / "step-8").touch()
     saver = saving.trainee(SERIAL).checkpoints(copied)
-    assert saver.load_latest() == 3
+    assert saver.load() == 3
     (copied / "step-5").mkdir()
     with pytest.raises(
         DamagedCheckpointError, match=r"step-5 in .* checkpoint.json is missing or unreadable; .* step-3"
     ):
-        saver.load_latest()
+        saver.load()
     for step in (2, 3):
         (copied / f"step-{step}" / "checkpoint.json").write_text("{")
     with pytest.raises(DamagedCheckpointError, match="there is no whole one beside it"):
-        saver.load_latest()
+        saver.load()
     saver.close()
 
 
@@ -190,7 +190,7 @@ def test_no_pickle_runs(name: str, copied: Path, saved: Path, tmp_path: Path) ->
         (copied / "step-3" / name).write_bytes(content)
         resealed(copied / "step-3")
         with pytest.raises(DamagedCheckpointError, match="step-3 in"):
-            saver.load_latest()
+            saver.load()
         finished = run(f"export {copied} -o {tmp_path / 'model'}")
         assert finished.code == 6, finished.err
         assert "is damaged" in finished.err
@@ -198,7 +198,7 @@ def test_no_pickle_runs(name: str, copied: Path, saved: Path, tmp_path: Path) ->
         assert not (tmp_path / "model").exists()
     (copied / "step-3" / name).write_bytes(original)
     resealed(copied / "step-3")
-    assert saver.load_latest() == 3, "what is as it was is loaded"
+    assert saver.load() == 3, "what is as it was is loaded"
     saver.close()
     # So that the pickles above are known to do harm where nothing guards against it.
     pickle.loads(next(harmful(original, tmp_path / "harm")))
@@ -245,7 +245,7 @@ def test_metadata_that_does_not_fit_its_files_is_damage(
     rewritten(copied / "step-3", change)
     saver = saving.trainee(SERIAL).checkpoints(copied)
     with pytest.raises(DamagedCheckpointError, match=said):
-        saver.load_latest()
+        saver.load()
     saver.close()
     assert run(f"export {copied / 'step-3'} -o {tmp_path / 'model'}").code == 6
 

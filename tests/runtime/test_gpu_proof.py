@@ -11,42 +11,34 @@ from typing import Any
 import pytest
 
 from benchmarks import gpu_proof
-from benchmarks.gpu_stages import (
-    ATTENTION,
-    COLLECTIVES,
-    ELEMENT_WISE,
-    GEMMS,
-    OPTIMIZER,
-    OTHER,
-    STAGES,
-    kernel_kind,
-)
+from benchmarks.gpu_stages import ATTENTION, COLLECTIVES, ELEMENT_WISE, GEMMS, OPTIMIZER, OTHER, STAGES, kernel_kind
 
 POSSIBLE = [stage for stage in STAGES if not stage.cuda_only]
 
 
-@pytest.fixture(scope="module")
-def proved(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with all documents and the page."""
-    folder = tmp_path_factory.mktemp("gpu-proof")
-    command = [sys.executable, "-m", "benchmarks.gpu_proof", "--folder", str(folder), "--page", str(folder / "gpu.md")]
+@pytest.mark.nightly
+def test_each_stage_is_as_it_must_be_on_cpu_tensors(tmp_path: Path) -> None:
+    """Guards the script until a GPU runs it: no stage fails, each measures something, what can be wrong is right."""
+    command = [
+        sys.executable,
+        "-m",
+        "benchmarks.gpu_proof",
+        "--folder",
+        str(tmp_path),
+        "--page",
+        str(tmp_path / "gpu.md"),
+    ]
     done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
     assert done.returncode == 0, done.stderr
     assert "no GPU here" in done.stderr
-    return folder
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize("stage", POSSIBLE, ids=lambda stage: stage.name)
-def test_each_stage_is_as_it_must_be_on_cpu_tensors(stage: Any, proved: Path) -> None:
-    """Guards the script until a GPU runs it: no stage fails, each measures something, what can be wrong is right."""
-    found = json.loads((proved / f"{stage.name}.json").read_text("utf-8"))
-    assert found["error"] == ""
-    assert found["rows"]
-    assert [row["what"] for row in found["rows"] if row["ok"] is False] == []
-    text = (proved / "gpu.md").read_text("utf-8")
-    assert f"## {stage.title}" in text
+    text = (tmp_path / "gpu.md").read_text("utf-8")
     assert "**No GPU has run it yet.**" in text
+    for stage in POSSIBLE:
+        found = json.loads((tmp_path / f"{stage.name}.json").read_text("utf-8"))
+        assert found["error"] == ""
+        assert found["rows"]
+        assert [row["what"] for row in found["rows"] if row["ok"] is False] == []
+        assert f"## {stage.title}" in text
 
 
 def document(stage: Any, site: gpu_proof.Site) -> dict[str, Any]:
@@ -86,38 +78,21 @@ def test_a_stage_that_ends_without_a_document_is_a_failure(tmp_path: Path, monke
     assert "Failed: ended with code 7" in gpu_proof.page(site, [found], [])
 
 
-@pytest.mark.parametrize(
-    ("kernel", "kind"),
-    [
-        ("ncclDevKernel_AllReduce_Sum_bf16_RING_LL(ncclDevComm*, unsigned long)", COLLECTIVES),
-        ("void flash::flash_bwd_dq_dk_dv_loop_seqk_parallel_kernel<Flash_bwd_kernel_traits<128>>", ATTENTION),
-        ("cudnn_generated_fort_native_sdpa_sm90_flash_fprop_wgmma_f16", ATTENTION),
-        ("nvjet_hsh_128x256_64x4_1x2_h_bz_coopA_NTT", GEMMS),
-        ("sm80_xmma_gemm_bf16bf16_bf16f32_f32_tn_n_tilesize128x128x32", GEMMS),
-        ("void cutlass::Kernel2<cutlass_80_tensorop_bf16_s16816gemm_relu_bf16_256x128>", GEMMS),
-        ("void at::native::multi_tensor_apply_kernel<TensorListMetadata<4>, FusedAdamMathFunctor>", OPTIMIZER),
-        ("Memcpy HtoD (Pinned -> Device)", OTHER),
-        ("triton_per_fused_add_mul_native_layer_norm_backward_3", ELEMENT_WISE),
-        ("void at::native::vectorized_elementwise_kernel<4, GeluBackwardCUDAKernelImpl>", ELEMENT_WISE),
-        ("aten::addmm", GEMMS),
-    ],
-)
-def test_kernels_fall_into_their_classes(kernel: str, kind: str) -> None:
-    """Guards the comparison with the priced sections."""
-    assert kernel_kind(kernel) == kind
-
-
-@pytest.mark.parametrize(
-    ("gpu", "machine"),
-    [
-        ("NVIDIA H100 80GB HBM3", "dgx-h100"),
-        ("NVIDIA A100-SXM4-40GB", "perlmutter"),
-        ("NVIDIA A100-SXM4-80GB", "dgx-a100"),
-        ("NVIDIA H200", "dgx-h200"),
-        ("AMD Instinct MI250X", "frontier"),
-        ("Tesla T4", None),
-    ],
-)
-def test_the_profile_is_of_the_gpu_here(gpu: str, machine: str | None) -> None:
-    """Guards the predicted side: never another GPU's numbers."""
-    assert gpu_proof.machine_with(gpu) == machine
+def test_kernels_and_profiles_are_those_of_the_gpu() -> None:
+    """Guards the comparison with the priced sections, and the predicted side: never another GPU's numbers."""
+    kernels = {
+        "ncclDevKernel_AllReduce_Sum_bf16_RING_LL(ncclDevComm*, unsigned long)": COLLECTIVES,
+        "void flash::flash_bwd_dq_dk_dv_loop_seqk_parallel_kernel<Flash_bwd_kernel_traits<128>>": ATTENTION,
+        "cudnn_generated_fort_native_sdpa_sm90_flash_fprop_wgmma_f16": ATTENTION,
+        "nvjet_hsh_128x256_64x4_1x2_h_bz_coopA_NTT": GEMMS,
+        "void cutlass::Kernel2<cutlass_80_tensorop_bf16_s16816gemm_relu_bf16_256x128>": GEMMS,
+        "void at::native::multi_tensor_apply_kernel<TensorListMetadata<4>, FusedAdamMathFunctor>": OPTIMIZER,
+        "Memcpy HtoD (Pinned -> Device)": OTHER,
+        "triton_per_fused_add_mul_native_layer_norm_backward_3": ELEMENT_WISE,
+        "void at::native::vectorized_elementwise_kernel<4, GeluBackwardCUDAKernelImpl>": ELEMENT_WISE,
+        "aten::addmm": GEMMS,
+    }
+    assert {kernel: kernel_kind(kernel) for kernel in kernels} == kernels
+    machines = {"NVIDIA H100 80GB HBM3": "dgx-h100", "NVIDIA A100-SXM4-40GB": "perlmutter", "Tesla T4": None}
+    machines |= {"NVIDIA A100-SXM4-80GB": "dgx-a100", "AMD Instinct MI250X": "frontier"}
+    assert {gpu: gpu_proof.machine_with(gpu) for gpu in machines} == machines

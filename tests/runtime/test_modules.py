@@ -1,6 +1,9 @@
-"""Functions of local tensors, against torch's own in higher precision."""
+"""Functions of local tensors, against torch's own in higher precision; each fast way beside the plain one."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -9,72 +12,144 @@ import torch.nn.functional as functional
 from axonn_tune.grid import Grid
 from axonn_tune.runtime import modules
 from axonn_tune.runtime.communicator import Communicator, WeightGathers, WeightGradients
-from axonn_tune.runtime.devices import RuntimeSettings
+from axonn_tune.runtime.devices import COMPILE_STATIC, RuntimeSettings
 from axonn_tune.runtime.ledger import Ledger
 from axonn_tune.runtime.mesh import build_mesh
-from axonn_tune.runtime.modules import join_heads, rotary_table, separate_heads, sums_of_rows, swiglu, swiglu_gradient
+from axonn_tune.runtime.modules import Dropout, Norm, attention_core, compiled
+from axonn_tune.runtime.parameters import ParameterStore
+from axonn_tune.runtime.philox import key_of
 from axonn_tune.runtime.transformer import Transformer
 from axonn_tune.specs.catalog import load_model
+from tests.runtime import tasks
+from tests.runtime.pool import Pools
+
+TOKENS, HIDDEN, SHARE = 24, 96, 0.25
+CPU = torch.device("cpu")
+Compiler = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 
-@pytest.mark.parametrize("repeats", [1, 1024, 4096])
+def settings(compute: torch.dtype, *, compiler: Compiler | None = None) -> RuntimeSettings:
+    """Without overlap; all else than the compute type at least FP32."""
+    wide, compiles = torch.promote_types(compute, torch.float32), compiler is not None
+    kinds = compute, wide, wide
+    return RuntimeSettings(*kinds, frozenset(), "none", 0, CPU, compile=compiles, compiler=compiler or COMPILE_STATIC)
+
+
+@pytest.mark.parametrize("repeats", [1, 4096])
 def test_frequent_tokens_keep_their_gradient(repeats: int) -> None:
     """Guards embeddings in BF16: rounding each of 4,096 sums would lose three quarters of the gradient."""
     gradient = torch.full((repeats + 1, 8), 0.01, dtype=torch.bfloat16)
     rows = torch.zeros(repeats + 1, dtype=torch.int64)
     rows[-1] = 2
-    found = sums_of_rows(gradient, rows, 4)
+    found = modules.sums_of_rows(gradient, rows, 4)
     exact = torch.zeros(4, 8, dtype=torch.float64).index_add_(0, rows, gradient.double())
     assert torch.allclose(found.double(), exact, rtol=2**-8)
 
 
-@pytest.mark.parametrize(("kv_heads", "each", "turned"), [(4, 1, False), (4, 1, True), (2, 3, True), (2, 3, False)])
-def test_joining_is_the_transpose_of_separating(kv_heads: int, each: int, turned: bool) -> None:
-    """Guards the way of gradients through rotary positions and grouped heads: by autograd, to rounding."""
-    batch, sequence, dim = 2, 5, 8
-    turns = rotary_table(sequence, dim, torch.float64, torch.device("cpu")) if turned else ()
-    qkv = torch.randn(batch * sequence, kv_heads * (each + 2) * dim, dtype=torch.float64, requires_grad=True)
-    heads = separate_heads(qkv, (sequence, kv_heads, each, dim), *turns)
-    gradients = [torch.randn_like(one) for one in heads]
-    (expected,) = torch.autograd.grad(heads, qkv, gradients)
-    assert torch.allclose(join_heads(*gradients, turns=turns), expected)
-
-
-def test_gradient_of_the_gated_activation() -> None:
-    """Guards the gradient written out against autograd's."""
-    x = torch.randn(6, 10, dtype=torch.float64, requires_grad=True)
-    gate, up = x.view(6, -1, 2).unbind(-1)
-    expected = functional.silu(gate) * up
-    gradient = torch.randn_like(expected)
-    assert torch.allclose(swiglu(x), expected)
-    assert torch.allclose(swiglu_gradient(x.detach(), gradient), torch.autograd.grad(expected, x, gradient)[0])
-
-
-def head_gradient(dtype: torch.dtype, chunks: int, monkeypatch: pytest.MonkeyPatch) -> torch.Tensor:
-    """Weight gradient of the LM head of a small model from 8,192 tokens in so many chunks, in fp64."""
-    small = {"layers": 1, "hidden": 64, "heads": 8, "kv_heads": 8, "ffn": 64}
-    model = load_model("nano-llama").document.model_copy(update=small)
-    wide = torch.promote_types(dtype, torch.float32)
-    settings = RuntimeSettings(dtype, wide, wide, frozenset(), "none", 0, torch.device("cpu"))
-    communicator = Communicator(build_mesh(Grid()), Ledger())
-    head = Transformer(model, communicator, settings, sequence=64, seed=0).head
-    chance = torch.Generator().manual_seed(1)
-    # The same numbers in both types.
-    x = torch.randn(8192, model.hidden, generator=chance).bfloat16().to(dtype)
-    targets = torch.randint(0, model.vocab, (8192,), generator=chance)
-    head.table.value.copy_(head.table.value.bfloat16())
-    monkeypatch.setattr(modules, "loss_chunks", lambda tokens: chunks)
-    gathers = WeightGathers(communicator, settings, [(head.table, "forward", "head")])
-    head.forward_backward(x, targets, gathers, WeightGradients(communicator, settings), scale=1 / 8192)
-    return head.table.gradient.double()
-
-
 def test_chunks_of_the_loss_cost_the_heads_gradient_no_digit(monkeypatch: pytest.MonkeyPatch) -> None:
     """Guards the sum of chunks in BF16: 16 of them, 65,536 tokens, are no worse than BF16 makes the whole model's."""
-    right = head_gradient(torch.float64, 1, monkeypatch)
+    small = {"layers": 1, "hidden": 64, "heads": 8, "kv_heads": 8, "ffn": 64}
+    model, chance = load_model("nano-llama").document.model_copy(update=small), torch.Generator().manual_seed(1)
+    # The same numbers in both types.
+    x = torch.randn(8192, model.hidden, generator=chance).bfloat16()
+    targets = torch.randint(0, model.vocab, (8192,), generator=chance)
+
+    def gradient(dtype: torch.dtype, chunks: int) -> torch.Tensor:
+        communicator, on = Communicator(build_mesh(Grid()), Ledger()), settings(dtype)
+        head = Transformer(model, communicator, on, sequence=64, seed=0).head
+        assert head is not None
+        head.table.value.copy_(head.table.value.bfloat16())
+        monkeypatch.setattr(modules, "loss_chunks", lambda tokens: chunks)
+        gathers = WeightGathers(communicator, on, [(head.table, "forward", "head")])
+        head.forward_backward(x.to(dtype), targets, gathers, WeightGradients(communicator, on), scale=1 / 8192)
+        return head.table.gradient.double()
+
+    right = gradient(torch.float64, 1)
     one, four, sixteen = (
-        float((head_gradient(torch.bfloat16, chunks, monkeypatch) - right).norm() / right.norm())
-        for chunks in (1, 4, 16)
+        float((gradient(torch.bfloat16, chunks) - right).norm() / right.norm()) for chunks in (1, 4, 16)
     )
     assert one < four < sixteen < 0.006
     assert four < 1.3 * one
+
+
+@pytest.mark.parametrize(("compute", "most"), [(torch.float64, 1e-13), (torch.bfloat16, 0.02)], ids=str)
+def test_torchs_norm_is_the_norm_written_out(compute: torch.dtype, most: float) -> None:
+    """Guards both ways: output, gradient of the input, of weight and of bias. Compiled, it is written out."""
+    chance, found = torch.Generator().manual_seed(4), []
+    x, gradient = (torch.randn(TOKENS, HIDDEN, generator=chance).to(compute) for _ in range(2))
+    offsets = [torch.randn(HIDDEN, generator=chance) for _ in range(2)]
+    for compiler in (None, lambda function: function):
+        on, mesh = settings(compute, compiler=compiler), build_mesh(Grid())
+        store = ParameterStore(mesh, 0, on.master, CPU)
+        weight, bias = (store.vector(name, HIDDEN, "y", value=1.0) for name in ("weight", "bias"))
+        for vector, offset in zip((weight, bias), offsets, strict=True):
+            vector.value += offset.to(on.master)
+        norm = Norm("norm", HIDDEN, weight, bias, Communicator(mesh, Ledger()), on)
+        _, output, statistics = norm.forward(x)
+        assert torch.equal(output, norm.apply(x, statistics))
+        found.append((output, norm.backward(x, statistics, gradient), weight.gradient, bias.gradient))
+    for fast, plain in zip(*found, strict=True):
+        assert fast.dtype == plain.dtype
+        assert float((fast - plain).abs().max()) <= most * float(plain.abs().max())
+
+
+@pytest.mark.nightly
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # Of torch, at its own functions.
+def test_compiled_functions_are_the_plain_ones() -> None:
+    """Guards what GPUs run, here through the compiler's way for CPUs."""
+    chance = torch.Generator().manual_seed(5)
+    x, gradient, logits = (torch.randn(TOKENS, HIDDEN, generator=chance).bfloat16() for _ in range(3))
+    weight, bias = (torch.randn(HIDDEN, generator=chance) for _ in range(2))
+    statistics = x.float().mean(-1, keepdim=True), torch.ones(TOKENS, 1)
+    for function, arguments in [
+        (modules.normalized, (x, statistics[1:], weight, None)),
+        (modules.whole_norm, (x, None, weight, bias, torch.float32)),
+        (modules.whole_gradient, (x, statistics, weight, gradient, gradient)),
+        (modules.gradient_sums, (x, statistics, weight, gradient)),
+        (modules.exponential_sums, (logits, torch.float32)),
+    ]:
+        fast = compiled(function, settings(torch.bfloat16, compiler=COMPILE_STATIC))(*arguments)
+        torch.testing.assert_close(fast, function(*arguments), rtol=1e-2, atol=1e-4)
+
+
+def test_attention_in_a_wider_type_is_as_exact() -> None:
+    """Guards what bf16 becomes on CPUs: nearer to fp64 than torch's own, forward and backward."""
+    chance, core = torch.Generator().manual_seed(6), attention_core(settings(torch.bfloat16))
+    inputs = [torch.randn(2, 3, 16, 8, generator=chance).bfloat16() for _ in range(3)]
+
+    def results(run: Callable[..., torch.Tensor], kind: torch.dtype) -> list[torch.Tensor]:
+        own = [one.to(kind).requires_grad_() for one in inputs]
+        output = run(*own, is_causal=True)
+        return [output, *torch.autograd.grad(output.double().square().sum(), own)]
+
+    exact = results(functional.scaled_dot_product_attention, torch.float64)
+    wide, plain = results(core, torch.bfloat16), results(functional.scaled_dot_product_attention, torch.bfloat16)
+    for one, other, truth in zip(wide, plain, exact, strict=True):
+        assert one.dtype == torch.bfloat16
+        assert (one - truth).abs().max() <= 1.1 * (other - truth).abs().max()
+
+
+def test_split_optimizer_state_changes_no_bit(pools: Pools) -> None:
+    """Guards bf16 with FP32 master weights: where state lies does not matter. Two ranks: more sum in another order."""
+    found = [pools(2).run(tasks.trained_in_bf16, Grid(data=2), split)[0] for split in (False, True)]
+    assert found[0]
+    assert all(torch.equal(found[0][name], found[1][name]) for name in found[0])
+
+
+def test_dropout_drops_a_share_and_keeps_the_mean() -> None:
+    """Guards share and scale: a quarter is gone, the others are four thirds; another layer or later tokens by chance.
+
+    That it is the same on every grid, `test_equivalence` checks.
+    """
+
+    def kept(name: str, tokens: range) -> torch.Tensor:
+        dropout = Dropout(SHARE, torch.tensor(key_of(0, f"dropout.{name}")), range(HIDDEN), HIDDEN, modules.dropped)
+        return dropout(torch.ones(len(tokens), HIDDEN, dtype=torch.float64), torch.arange(tokens.start, tokens.stop))
+
+    first = kept("embedding", range(4096))
+    assert set(first.unique().tolist()) == {0.0, 1 / (1 - SHARE)}
+    deviation = (SHARE * (1 - SHARE) / first.numel()) ** 0.5
+    assert float((first == 0).double().mean()) == pytest.approx(SHARE, abs=5 * deviation)
+    alike = SHARE**2 + (1 - SHARE) ** 2
+    for other in (kept("blocks.0.mlp.fc2", range(4096)), kept("embedding", range(4096, 8192))):
+        assert float(((first == 0) == (other == 0)).double().mean()) == pytest.approx(alike, abs=0.01)

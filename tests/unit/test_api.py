@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import doctest
 import html
 import inspect
@@ -205,10 +206,29 @@ def test_values_are_taken_in_their_forms(name: str, given: Any, taken: Any) -> N
     assert getattr(request.without_pins(), name) == (None if name in request.pins else taken)
 
 
-def test_an_unknown_option_is_refused() -> None:
-    """Guards against options that go nowhere, as Python does."""
-    with pytest.raises(TypeError, match="unexpected keyword argument 'micro_batches', did you mean 'micro_batch'"):
-        axonn_tune.search("nano", micro_batches=2, **SMALL)  # type: ignore[call-arg]
+def test_frameworks_names_lead_to_sizes() -> None:
+    """Guards `best.tp` beside `best.x`, frames and keywords by such names, GPUs by place, keys of compare."""
+    theirs: dict[str, Any] = {"machine": "dgx-h100", "framework": "megatron-core"}
+    found = axonn_tune.search("llama3-8b", 64, **theirs)
+    best: Any = found.best
+    assert (best.tp, best.PP, best.vpp, best.cp) == (best.x, best.pipeline, best.chunks, best.grid.context)
+    assert best.layout == copy.copy(best).layout
+    picked = found.frame.query("TP == 2")
+    assert len(picked)
+    assert set(picked["x"]) == {2}
+    assert "CP" in found.rejected.columns
+    with pytest.raises(AttributeError, match="no attribute 'dp_shard'"):
+        _ = best.dp_shard
+    pinned = axonn_tune.search("llama3-8b", 64, **theirs, tp=8, pp=2, global_batch_size=128).best
+    assert (pinned.x, pinned.pipeline) == (8, 2)
+    with pytest.raises(UsageError, match=r"--dp-shard is torchtitan's name of what Megatron-Core calls GTP"):
+        axonn_tune.search("llama3-8b", 64, **theirs, dp_shard=8)
+    for wrong, near in (("tpp", "tp"), ("micro_batches", "micro_batch")):
+        with pytest.raises(TypeError, match=f"unexpected keyword argument '{wrong}', did you mean '{near}'"):
+            axonn_tune.search("llama3-8b", 64, **theirs, **{wrong: 2})
+    compared = axonn_tune.compare("5b", 16, batch=64)
+    assert compared["megatron-core"] is compared["megatron-lm"]
+    assert compared["axonn-tune"] is compared["4d"]
 
 
 def test_nothing_feasible_is_a_result() -> None:

@@ -180,7 +180,7 @@ class _Group:
         if self.chunk is None or self.chunk == self.stage:
             self.found |= {"computed": np.asarray(replay.work.compute_s), "sent": np.asarray(replay.communication_s())}
         layers = np.array(self.blocks, dtype=np.float64)[:, None]
-        times = replay.step_s() if self.chunk is None else replay.chunk(self.chunk, layers).columns
+        times = replay.step_s() if self.chunk is None else replay.chunk(self.chunk, layers)
         names = ("scheduled", "host") if self.chunk is None else _CHUNK
         self.found |= {name: np.asarray(one) for name, one in zip(names, times, strict=True)}
         shape = numbers.call_s[cases].shape

@@ -61,9 +61,9 @@ const drawings = {
     const x = values.map((value) => value / per);
     const data = bar(block.title, x, x.map((_, place) => place + (narrow ? 0.2 : 0)), block.rows.map((row) => row[3]), {
       text: block.rows.map((row) => row[2]),
-      textposition: x.map((value) => (value > INSIDE * (most + room) ? "inside" : "outside")),
+      textposition: x.map((value, place) => (block.rows[place][4] || value > INSIDE * (most + room) ? "inside" : "outside")),
       cliponaxis: false,
-      insidetextanchor: "end",
+      insidetextanchor: block.rows.some((row) => row[4]) ? "start" : "end",
       width: narrow ? 0.5 : 0.8,
       hovertemplate: undefined,
       hoverinfo: "skip",
@@ -96,7 +96,7 @@ const drawings = {
     }
     data.push(...intervals(rows, per, up, show));
     const labels = { mode: "text", hovertemplate: undefined, hoverinfo: "skip", showlegend: false, textposition: "middle left", cliponaxis: false };
-    const end = Math.max(LABELLED * reach, 1.05 * (block.limit ?? 0)) / per;
+    const end = Math.max(LABELLED * reach, (narrow ? 1.3 : 1.1) * (block.limit ?? 0)) / per;
     data.push(marks("", rows.map(() => end), rows.map((_, place) => place + up), { text: rows.map((row) => row.words ?? show(sum(row))), ...labels }));
     const layout = { barmode: "stack", xaxis: { title: { text: block.axis ?? unit }, range: [0, end] }, shapes: limitOf(block, per), ...rowsAxis(rows.map((row) => row.name), narrow, 0.5) };
     return { data, layout, height: 70 + (narrow ? 50 : 38) * rows.length };

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from axonn_tune.calibration.profile import Calibration, calibrate
+from axonn_tune.calibration.profile import Calibration, calibrate, program_sample
+from axonn_tune.cost.price import price
 from axonn_tune.errors import UsageError
+from axonn_tune.job import Job, Layout
 from axonn_tune.specs.catalog import load_machine
 from axonn_tune.specs.document import to_yaml
 from axonn_tune.specs.loading import parse_document
 from axonn_tune.specs.machine import COLLECTIVE_KINDS, Machine
-from axonn_tune.specs.points import Point, PointFile
+from axonn_tune.specs.points import Point, PointFile, StepProbe
 from tests.unit.calibration import synthetic
 
 WORLD = 8
@@ -50,6 +52,18 @@ def test_latency_and_bandwidth_of_each_collective_and_tier_are_found(clean: Cali
                 assert predicted == pytest.approx(synthetic.collective_s(probe, truth, WORLD), rel=tolerance)
 
 
+def test_groups_lie_on_nodes_as_in_the_world() -> None:
+    """Guards nodes of four: of groups of three neighbours most span two nodes, though the first does not."""
+    inner, outer = synthetic.cluster().tiers
+    truth = synthetic.cluster().model_copy(update={"tiers": (inner.model_copy(update={"ranks": 4}), outer)})
+    measured = PointFile(synthetic.setting(12, ranks_per_host=4), tuple(synthetic.points(12, truth, noise=0.0)))
+    found = calibrate(measured, load_machine("localhost").document, name="found").machine
+    for probe in synthetic.plan(12).probes:
+        if probe.what == "collective":
+            expected = synthetic.collective_s(probe, truth, 12)
+            assert synthetic.collective_s(probe, found, 12) == pytest.approx(expected, rel=0.03)
+
+
 def test_compute_rates_are_found(clean: Calibration) -> None:
     """Guards the joint fit of GEMMs, attention and steps, and memory's rate, which a copy in a cache is not."""
     found = clean.machine.accelerator
@@ -62,6 +76,12 @@ def test_compute_rates_are_found(clean: Calibration) -> None:
     assert peak * found.attention_backward_efficiency == pytest.approx(0.008, rel=0.1)
     assert found.memory_bandwidth_gb_per_s == pytest.approx(8.0, rel=0.03)
     assert found.memory_efficiency == pytest.approx(0.25, rel=0.1)
+    # What a probe of a step costs is what the search says of one rank's computation.
+    setting = synthetic.setting(WORLD)
+    launch = setting.launches[0]
+    (seconds,) = program_sample(StepProbe(launch=0), 1.0, clean.machine, setting).price(lambda same: same)
+    searched = price(Job(launch.model, clean.machine, launch.workload), Layout.of(launch))
+    assert seconds == pytest.approx(searched.compute_s, rel=1e-9)
 
 
 def test_outliers_are_named_and_pull_little() -> None:

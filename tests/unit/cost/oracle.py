@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import chain
 
-from axonn_tune.cost.collectives import lines_of, route
+from axonn_tune.cost.collectives import lines, route
 from axonn_tune.cost.compute import ComputeClock
 from axonn_tune.cost.price import Pricer
 from axonn_tune.cost.replay import TermKey
@@ -49,9 +49,9 @@ class SpelledOut:
         pricer = self.pricer
         path = route(pricer.grid.group_shape(one.axis), pricer.machine.tiers, pricer.grid.world)
         size_bytes = float(one.size_bytes.evaluate(self.values))
-        lines = lines_of(one.kind, path, pricer.machine, call_s=pricer.call_s)
+        chosen = lines(one.kind, path, pricer.machine, call_s=pricer.call_s)
         calls = 1.0 if one.role == "weight" else float(one.calls.evaluate(self.values))
-        times = [line.latency_s + size_bytes / line.bandwidth_bytes_per_s for line in lines]
+        times = [line.latency_s + size_bytes / line.bandwidth_bytes_per_s for line in chosen]
         return path.outermost, calls * min(times, default=0.0)
 
     def play(self, parts: Iterable[Instructions], streams: Streams) -> float:
@@ -93,8 +93,9 @@ class SpelledOut:
 
     def host_s(self, layers: int, blocks_s: float) -> float:
         """How long so many blocks wait for the host in a micro-batch."""
-        several = {axes: float(self.pricer.routes[axes].outermost >= 0) for axes in self.pricer.routes}
-        issued = sum(one.count(several.__getitem__, self.values.__getitem__) for one in self.schedule.issued)
+        several = {axes: float(path.outermost >= 0) for axes, path in self.pricer.routes.items()}
+        times = {"": 1.0, **self.values, **several}
+        issued = sum(count * times[name] for one in self.schedule.issued for name, count in one.items())
         return max(0.0, self.pricer.rates.dispatch_s * issued * layers - blocks_s)
 
     def step(self) -> tuple[float, dict[TermKey, float]]:

@@ -5,13 +5,14 @@
 from __future__ import annotations
 
 import math
-from itertools import product
+from itertools import permutations, product
 from typing import Any, Literal
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from axonn_tune.cost import paper
 from axonn_tune.cost.paper import (
     PaperBackend,
     PaperPrices,
@@ -290,7 +291,6 @@ def test_missing_entry_rejects_only_the_candidates_that_need_it(backend: PaperBa
     prices = price_paper(backend, **sizes, **given)
     assert prices.rejected.tolist() == [False, True]
     assert np.isinf(prices.communication_s).tolist() == [False, True]
-    assert paper.NO_BANDWIDTH_ENTRY == "no-bandwidth-entry"
 
 
 def test_machine_without_a_paper_section_is_refused_by_name() -> None:
@@ -308,3 +308,63 @@ def test_minimum_tensor_parallelism_is_off_unless_asked_for() -> None:
     assert len(released_grids(96, model=paper_model("80b"), batch=8192)) == 0
     with pytest.raises(UnknownNameError, match="tiny"):
         released_grids(64, model=tiny_llama(), batch=8192, minimum_tensor_parallelism=True)
+
+
+# --- whatever the grid and the table ------------------------------------------------------------------
+
+Table = dict[tuple[int, int | None], float]
+TABLE_KEYS = tuple((inner, group) for inner in (1, 2, 4, 8) for group in (2, 4, 8, None))
+SIZES = st.sampled_from((1, 2, 3, 4, 8, 16))
+
+
+@st.composite
+def spaces(draw: st.DrawFn) -> tuple[PaperBackend, Table, float, dict[str, Any]]:
+    """A backend, a table for nodes of 8 ranks with its bandwidth between nodes, grids as columns with a rank order."""
+    speeds = st.floats(min_value=0.01, max_value=1e4)
+    rows = draw(st.lists(st.tuples(SIZES, SIZES, SIZES, SIZES), min_size=1, max_size=8))
+    columns: dict[str, Any] = dict(zip(("x", "y", "z", "data"), np.array(rows, dtype=np.int64).T, strict=True))
+    columns["order"] = draw(st.sampled_from(tuple(permutations(("x", "y", "z", "data")))))
+    table = draw(st.dictionaries(st.sampled_from(TABLE_KEYS), speeds))
+    return draw(st.sampled_from(BACKENDS)), table, draw(speeds), columns
+
+
+def priced(backend: PaperBackend, table: Table, inter_node: float, columns: dict[str, Any]) -> PaperPrices:
+    """A small Llama on such a machine."""
+    here = machine_with(paper_table(table, ranks_per_node=8, inter_node=inter_node))
+    return price_paper(backend, model=tiny_llama(), machine=here, workload=batch_of(64), **columns)
+
+
+@given(spaces(), st.floats(1.0, 100.0))
+def test_more_bandwidth_is_never_slower(space: tuple[PaperBackend, Table, float, dict[str, Any]], more: float) -> None:
+    """Guards the direction in which bandwidth enters."""
+    backend, table, inter_node, columns = space
+    slow = priced(*space)
+    quick = priced(backend, {key: gib * more for key, gib in table.items()}, inter_node * more, columns)
+    assert (quick.communication_s <= slow.communication_s).all()
+    assert (quick.rejected == slow.rejected).all()
+
+
+@given(spaces())
+def test_the_total_is_the_left_fold_of_the_terms(space: tuple[PaperBackend, Table, float, dict[str, Any]]) -> None:
+    """Guards that the list of terms is the whole price, that rejection is a missing bandwidth, and that plain integers
+    give the bits of the column."""
+    prices, (backend, table, inter_node, columns) = priced(*space), space
+    for row, total_s in enumerate(prices.communication_s.tolist()):
+        total = 0.0
+        for term in prices.terms:
+            total += float(term.seconds[row])
+        assert total == total_s
+        missing = any(np.isnan(term.bandwidth_bytes_per_s[row]) for term in prices.terms)
+        assert missing == prices.rejected[row] == np.isinf(total)
+        one = {name: value if name == "order" else int(value[row]) for name, value in columns.items()}
+        assert priced(backend, table, inter_node, one).communication_s.tolist() == [total_s]
+
+
+@given(spaces())
+def test_the_slip_only_moves_bytes_between_x_and_y(space: tuple[PaperBackend, Table, float, dict[str, Any]]) -> None:
+    """Guards that mending fc2 changes nothing else: all terms but fc2's two all-reduces are identical."""
+    released, mended = (priced(backend, *space[1:]) for backend in BACKENDS[1:])
+    for one, other in zip(released.terms, mended.terms, strict=True):
+        if one.layer != "mlp.fc2" or one.equation not in (3, 4):
+            assert (one.op, one.axis, one.phase, one.layer) == (other.op, other.axis, other.phase, other.layer)
+            np.testing.assert_array_equal(one.seconds, other.seconds)
