@@ -17,7 +17,6 @@ import numpy as np
 
 from axonn_tune.cost.collectives import Line, lines, route, sending
 from axonn_tune.cost.compute import ComputeClock, ComputeRates, compute_rates, contended_s, exposed_s
-from axonn_tune.cost.pipeline import StageTimes
 from axonn_tune.cost.replay import Batch, ChunkTimes, Recorder, Replay, StageWork, exposed_by_term, term_key
 from axonn_tune.cost.uncertainty import Floats, half_width, outside, slopes_of, spread, with_software
 from axonn_tune.frameworks import software_on, step_on
@@ -52,7 +51,7 @@ from axonn_tune.specs.workload import Overlap, Recompute, Workload
 from axonn_tune.units import TERA, seconds
 
 if TYPE_CHECKING:
-    from axonn_tune.cost.pipeline import StageKind
+    from axonn_tune.cost.pipeline import StageKind, StageTimes
 
 METRICS = {"communication": "communication_s", "exposed": "exposed_communication_s", "iteration": "iteration_s"}
 """Prices that rank layouts, by ranking criterion."""

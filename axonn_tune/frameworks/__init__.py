@@ -96,14 +96,13 @@ def base_software(framework: Framework, machine: Machine) -> Software:
     if own is not None:
         return own
     if framework.software:
-        return software_numbers(framework.software)
+        return _software_numbers(framework.software)
     on_gpu = machine.launcher.backend == "nccl"
     return HOST.get(framework.step.kernels, FUSED) if on_gpu else FUSED
 
 
 @cache
-def software_numbers(name: str) -> Software:
-    """Numbers of one software in software.csv."""
+def _software_numbers(name: str) -> Software:
     found = {key: value for (software, key), value in all_numbers().items() if software == name}
     assert found, f"no numbers of {name}"
     return Software(**found)

@@ -53,10 +53,10 @@ _LARGEST = 10**15
 
 
 def launch(run: Run) -> Command:
-    """One's own script with DeepSpeed's JSON; with tensor parallelism or stages Megatron-DeepSpeed's `pretrain_gpt.py`.
+    """One's own script, which torchrun starts as DeepSpeed's launcher would, with DeepSpeed's JSON.
 
-    UsageError for some layers that are not resharded after forward, stages of other sizes than DeepSpeed's, FP32 and
-    another rank order.
+    With tensor parallelism or stages Megatron-DeepSpeed's `pretrain_gpt.py`. UsageError for some layers that are not
+    resharded after forward, stages of other sizes than DeepSpeed's, FP32 and another rank order.
     """
     run.check(settable=_SETTABLE, precisions=("bf16", "fp16"))
     if run.step.shard_gradients and run.size("pipeline") > 1:
@@ -64,11 +64,8 @@ def launch(run: Run) -> Command:
             "ZeRO-2 with pipeline stages", "its pipeline module has ZeRO-1: leave out step.shard_gradients"
         )
     config = json.dumps(_config(run), indent=2) + "\n"
-    return _megatron(run, config) if run.size("x") * run.size("pipeline") > 1 else _own(run, config)
-
-
-def _own(run: Run, config: str) -> Command:
-    """One's own script, which torchrun starts as DeepSpeed's launcher would."""
+    if run.size("x") * run.size("pipeline") > 1:
+        return _megatron(run, config)
     batch = Argument("--seq_length", run.workload.sequence_length)
     return Command(
         release="DeepSpeed 0.19.8",

@@ -221,11 +221,16 @@ def _values(run: Run) -> dict[str, Value]:
 
 
 def _stages(run: Run) -> dict[str, Value]:
-    """Stages, and their chunks; layers of each part where they are not the same."""
+    """Stages, and their chunks; layers of each part where they are not the same.
+
+    Embedding and loss can take one block's place on the first and last part, where all parts are as long then. Source:
+    core/transformer/transformer_block.py, get_num_layers_to_build.
+    """
     if (stages := run.size("pipeline")) == 1:
         return {"pipeline": None, "chunks": None}
-    counted = _counted(run)
-    if counted is None:
+    each = max(run.parts)
+    less = {"embedding": each - run.parts[0], "loss": each - run.parts[-1]}
+    if {*run.parts[1:-1], each} != {each} or max(less.values()) > 1:
         # E is the embedding, t a block, L the LM head; parts alike are repeated.
         first, *middle, last = (f"t*{blocks}" for blocks in run.parts)
         runs = [(part, len([*same])) for part, same in groupby(middle)]
@@ -233,23 +238,10 @@ def _stages(run: Run) -> dict[str, Value]:
         layout = Because(f"E{first}|{repeated}{last}L", "blocks of each part")
         split: dict[str, Value] = {"pipeline_model_parallel_layout": layout}
     else:
-        split = {
-            f"account_for_{what}_in_pipeline_split": Because(True, "in the place of one block") for what in counted
-        }
+        why = Because(True, "in the place of one block")
+        split = {f"account_for_{what}_in_pipeline_split": why for what, blocks in less.items() if blocks}
         split["chunks"] = Because(run.chunks, "VPP") if run.chunks > 1 else None
     return {"chunks": None, "pipeline": Because(stages, "PP"), **split}
-
-
-def _counted(run: Run) -> tuple[str, ...] | None:
-    """What takes one block's place on the first and last part, where all parts are as long then; None where none is.
-
-    Source: core/transformer/transformer_block.py, get_num_layers_to_build.
-    """
-    each = max(run.parts)
-    ends = {"embedding": each - run.parts[0], "loss": each - run.parts[-1]}
-    if {*run.parts[1:-1], each} != {each} or max(ends.values()) > 1:
-        return None
-    return tuple(what for what, less in ends.items() if less)
 
 
 def _order(run: Run) -> dict[str, Value]:

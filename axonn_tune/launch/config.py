@@ -86,8 +86,18 @@ def compiles(backend: Backend) -> bool:
 
 def launch_text(launch: Launch) -> str:
     """A launch config as commented YAML that loads back equal, with an empty line around each top-level section."""
-    lines: list[str] = []
-    for line in to_yaml(launch, header=_header(launch)).splitlines():
+    lines, made = list[str](), launch.provenance
+    header = [
+        f"{launch.name}: one configuration of {launch.model.name} on {count_ranks(launch.grid.world)} of "
+        f"{launch.predicted.machine}, complete in itself.",
+        f"Grid: {grid_line(launch)}.",
+        f"Predicted: {prediction_line(launch.predicted)}.",
+        *([_CONSTANTS] if launch.model.norm_epsilon or launch.model.rotary_base else []),
+        "Run it with the script that `axonn-tune ... --emit torchrun` or `--emit slurm` writes beside it. It starts",
+        "axonn_tune.runtime once per rank, which needs torch: the extra [runtime].",
+        f"Written by {made.tool} {made.version}: {made.command}",
+    ]
+    for line in to_yaml(launch, header=header).splitlines():
         previous = lines[-1] if lines else ""
         after_section = previous.startswith(" ") and not line.startswith(" ")
         before_section = line.startswith("#") and previous[:1].isalpha()
@@ -136,20 +146,6 @@ def grid_line(launch: Launch) -> str:
 def count_ranks(count: int) -> str:
     """`1 rank`, `2 ranks`."""
     return f"{count} rank" if count == 1 else f"{count} ranks"
-
-
-def _header(launch: Launch) -> list[str]:
-    made = launch.provenance
-    return [
-        f"{launch.name}: one configuration of {launch.model.name} on {count_ranks(launch.grid.world)} of "
-        f"{launch.predicted.machine}, complete in itself.",
-        f"Grid: {grid_line(launch)}.",
-        f"Predicted: {prediction_line(launch.predicted)}.",
-        *([_CONSTANTS] if launch.model.norm_epsilon or launch.model.rotary_base else []),
-        "Run it with the script that `axonn-tune ... --emit torchrun` or `--emit slurm` writes beside it. It starts",
-        "axonn_tune.runtime once per rank, which needs torch: the extra [runtime].",
-        f"Written by {made.tool} {made.version}: {made.command}",
-    ]
 
 
 _CONSTANTS = (

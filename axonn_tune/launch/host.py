@@ -104,7 +104,6 @@ _SOFTWARE = {
 _LAUNCHERS = ("torchrun", "srun", "sbatch")
 _TELLING = ("CUDA_", "FI_", "GLOO_", "HIP_", "NCCL_", "OMP_", "PYTORCH_", "RCCL_", "ROCR_", "TORCH_")
 _JOB = ("SLURM_JOB_ID", "SLURM_NNODES", "SLURM_NTASKS", "RANK", "WORLD_SIZE", "MASTER_ADDR", "AXONN_TUNE_PATH")
-_NET, _INFINIBAND = Path("/sys/class/net"), Path("/sys/class/infiniband")
 
 
 _PATIENCE_S = 120.0
@@ -172,8 +171,9 @@ def launcher_checks(environment: Mapping[str, str]) -> Iterator[HostCheck]:
             yield HostCheck("starting jobs", name, environment[name], "noted")
 
 
-def network_checks(net: Path = _NET, infiniband: Path = _INFINIBAND) -> Iterator[HostCheck]:
+def network_checks() -> Iterator[HostCheck]:
     """Interfaces that are up, with their speed, and InfiniBand or RoCE ports."""
+    net, infiniband = Path("/sys/class/net"), Path("/sys/class/infiniband")
     for interface in sorted(net.iterdir()) if net.is_dir() else ():
         if interface.name != "lo" and _read(interface / "operstate") in ("up", "unknown"):
             speed = _read(interface / "speed")
@@ -221,7 +221,14 @@ def launch_checks(launch: Launch, *, gpus: int) -> Iterator[HostCheck]:
             area, "data.path", launch.data.path, "ok" if there else "missing", "" if there else "no such file"
         )
     if launch.checkpoint.directory is not None:
-        yield _folder(area, "checkpoint.directory", Path(launch.checkpoint.directory))
+        folder = Path(launch.checkpoint.directory)
+        nearest = next(one for one in (folder, *folder.absolute().parents) if one.is_dir())
+        state, note = "missing", f"cannot write {nearest}"
+        if folder.exists() and not folder.is_dir():
+            note = "is no folder"
+        elif os.access(nearest, os.W_OK | os.X_OK):
+            state, note = "ok", ""
+        yield HostCheck(area, "checkpoint.directory", str(folder), state, note)
     if launch.metrics.tensorboard and not installed("tensorboard"):
         yield HostCheck(
             area, "metrics.tensorboard", "not installed", "missing", "pip install '.[tensorboard]' in the checkout"
@@ -234,17 +241,6 @@ def installed(name: str) -> str:
         return importlib.metadata.version(name)
     except importlib.metadata.PackageNotFoundError:
         return ""
-
-
-def _folder(area: str, what: str, path: Path) -> HostCheck:
-    """Whether something can be written into a folder, or into the one it would be made in."""
-    if path.exists() and not path.is_dir():
-        return HostCheck(area, what, str(path), "missing", "is no folder")
-    nearest = next(one for one in (path, *path.absolute().parents) if one.is_dir())
-    allowed = os.access(nearest, os.W_OK | os.X_OK)
-    return HostCheck(
-        area, what, str(path), "ok" if allowed else "missing", "" if allowed else f"cannot write {nearest}"
-    )
 
 
 def _read(path: Path) -> str:

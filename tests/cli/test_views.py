@@ -41,7 +41,9 @@ def test_what_separates_strategies_adds_up() -> None:
     assert best["iteration_s"] == pytest.approx(parts)
     assert sum(part["seconds"] for part in best["traffic"]) == pytest.approx(best["communication_s"])
     for each in (first, *others):
-        assert sum(each["prediction"]["causes"].values()) == pytest.approx(each["prediction"]["iteration_s"])
+        causes, step_s = each["prediction"]["causes"], each["prediction"]["iteration_s"]
+        assert sum(causes.values()) == pytest.approx(step_s)
+        assert abs(causes["the rest"]) < 0.02 * step_s
         assert each["prediction"]["own_software_s"] == pytest.approx(each["prediction"]["iteration_s"], rel=1e-12)
     for each in others:
         longer = each["relative_step"] - 1.0
@@ -234,7 +236,7 @@ def test_a_layout_too_large_for_memory_is_explained_all_the_same(tmp_path: Path)
     large = "--training.local_batch_size 4 --training.seq_len 32768 --compile"
     path.write_text(text.replace("--compile", large), "utf-8")
     out = " ".join(good(f"explain --from-command {path} --machine dgx-h100").out.split())
-    assert "It is predicted to exceed memory: " in out
+    assert "out of memory" in out
 
 
 def test_a_run_is_compared_and_its_model_imported(tmp_path: Path) -> None:

@@ -15,12 +15,12 @@ from axonn_tune.errors import EnvironmentProblem, TrainingFailedError
 from axonn_tune.grid import AXES, Grid
 from axonn_tune.program.operations import GROUP_AXES
 from axonn_tune.runtime import checkpoint
-from axonn_tune.runtime.checkpoint import CheckpointFolder, read_marker
+from axonn_tune.runtime.checkpoint import CheckpointFolder
 from axonn_tune.runtime.communicator import Communicator
 from axonn_tune.runtime.devices import RuntimeSettings
 from axonn_tune.runtime.ledger import Ledger
 from axonn_tune.runtime.mesh import Mesh
-from axonn_tune.runtime.shards import names_to_write, read_metadata, shards_of
+from axonn_tune.runtime.shards import names_to_write, shards_of
 from axonn_tune.runtime.transformer import Transformer
 from axonn_tune.specs.catalog import load_model
 from tests.runtime import saving
@@ -92,19 +92,6 @@ def test_stretches_of_optimizer_state_load_anywhere(grid: Grid, other: Grid, tmp
         assert pools(other.world).run(saving.differs_after_loading, other, tmp_path, split) == [[]] * other.world
 
 
-def test_files_do_not_depend_on_copies_or_padding(saved: dict[str, Path]) -> None:
-    """Guards that replicas are saved once and padding never: all folders describe the same tensors."""
-    places = [folder / f"step-{number + 1}" for number, folder in enumerate(saved.values())]
-    stored = [read_metadata(place, read_marker(place).sizes) for place in places]
-    found = [{name: (one.size, one.dtype) for name, one in tensors.items()} for tensors in stored]
-    assert all(one == found[0] for one in found)
-    assert found[0]["parameters.embedding"] == ((61, 48), torch.float64)
-    values = sum(torch.Size(size).numel() for size, _ in found[0].values())
-    for folder in saved.values():
-        written = sum(one.stat().st_size for one in folder.glob("step-*/*.distcp"))
-        assert 8 * values < written < 1.5 * 8 * values
-
-
 @pytest.mark.parametrize("split", [False, True], ids=["whole", "split"])
 @pytest.mark.parametrize(
     "grid", [Grid(2, 1, 2, 2), Grid(1, 1, 1, 4), Grid(1, 3, 1, 2, order=("data", "z", "y", "x"))], ids=name
@@ -126,6 +113,7 @@ def test_copies_share_the_writing(grid: Grid, split: bool) -> None:
         by_rank.append(sum(sizes.values()))
     whole = {name: torch.Size(found[0].size).numel() for name, found in shards.items()}
     assert written == whole
+    assert whole["embedding"] == model.vocab * model.hidden, "padding is never written"
     assert max(by_rank) < 1.1 * sum(by_rank) / grid.world
 
 

@@ -99,48 +99,35 @@ def test_all_ranks_agree_on_damage_that_one_of_them_finds(tmp_path: Path, pools:
         assert said.endswith("continue with --resume-from step-2")
 
 
-def test_a_name_that_is_none_lists_those_there_are(copied: Path) -> None:
-    """Guards --resume-from."""
-    saver = saving.trainee(SERIAL).checkpoints(copied)
+def test_what_is_a_checkpoint_and_whose(copied: Path) -> None:
+    """Guards --resume-from, folders of a checkpoint's name, and two runs that would delete each other's files.
+
+    Neither a file nor one that was being written is a checkpoint. Read-only disks, which root's tests cannot have, are
+    here a file in the way.
+    """
+    (copied / "step-9.tmp").mkdir()
+    (copied / "step-8").touch()
+    first, second = saving.trainee(SERIAL), saving.trainee(SERIAL)
+    saver = first.checkpoints(copied)
+    with pytest.raises(UsageError, match="another run saves its checkpoints in"):
+        second.checkpoints(copied)
+    assert saver.load() == 3
     with pytest.raises(UsageError, match=r"there is no checkpoint step-7 in .*, only step-2, step-3"):
         saver.load("step-7")
     with pytest.raises(UsageError, match=r"write the name of a checkpoint, such as step-200"):
         saver.load("../step-3")
-    saver.close()
-
-
-def test_truncated_checkpoints_are_named_and_left_overs_are_not(copied: Path) -> None:
-    """Guards what is a checkpoint: a folder of that name, but neither a file nor one that was being written."""
-    (copied / "step-9.tmp").mkdir()
-    (copied / "step-8").touch()
-    saver = saving.trainee(SERIAL).checkpoints(copied)
-    assert saver.load() == 3
     (copied / "step-5").mkdir()
-    with pytest.raises(
-        DamagedCheckpointError, match=r"step-5 in .* checkpoint.json is missing or unreadable; .* step-3"
-    ):
+    unreadable = r"step-5 in .* checkpoint.json is missing or unreadable; .* step-3"
+    with pytest.raises(DamagedCheckpointError, match=unreadable):
         saver.load()
     for step in (2, 3):
         (copied / f"step-{step}" / "checkpoint.json").write_text("{")
     with pytest.raises(DamagedCheckpointError, match="there is no whole one beside it"):
         saver.load()
     saver.close()
-
-
-def test_one_folder_is_one_runs(copied: Path) -> None:
-    """Guards two runs that would delete each other's files; the folder is free again after the first.
-
-    Read-only disks, which root's tests cannot have, are here a file in the way.
-    """
-    first, second = saving.trainee(SERIAL), saving.trainee(SERIAL)
-    saver = first.checkpoints(copied)
-    with pytest.raises(UsageError, match="another run saves its checkpoints in"):
-        second.checkpoints(copied)
-    saver.close()
     second.checkpoints(copied).close()
-    (copied / "file").touch()
-    with pytest.raises(EnvironmentProblem, match=r"cannot save checkpoints in .*file/checkpoints': Not a directory"):
-        second.checkpoints(copied / "file" / "checkpoints")
+    with pytest.raises(EnvironmentProblem, match=r"cannot save checkpoints in .*step-8/checkpoints': Not a directory"):
+        second.checkpoints(copied / "step-8" / "checkpoints")
 
 
 class Harm:

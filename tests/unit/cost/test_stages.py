@@ -113,6 +113,8 @@ def test_stages_hold_as_many_micro_batches_as_are_in_flight(stages: int, micro_b
     held = [sum(size for name, size in one.memory.items if name.startswith("saved")) for one in found.stages]
     expected = [min(stages - number, micro_batches) / stages * whole for number in range(stages)]
     assert held == pytest.approx(expected)
+    waiting = [dict(one.memory.items)["messages between stages"] / (512 * 512 * 2) for one in found.stages]
+    assert waiting == [3, *[6] * (stages - 2), 3], "three messages per neighbour, in BF16"
 
 
 def saved_bytes(found: Detail) -> float:

@@ -1,13 +1,10 @@
-"""Launch configs for tests, built as the command line builds them, and a way to run scripts without a cluster."""
+"""Launch configs for tests, built as the command line builds them."""
 
 from __future__ import annotations
 
-import os
-import subprocess
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from pathlib import Path
 
 from axonn_tune.cost.price import price
 from axonn_tune.grid import Grid
@@ -51,28 +48,3 @@ def case(
     )
     launch = build_launch(pricing, model=loaded_model, machine=loaded_machine, command=command, created=CREATED)
     return Case(launch, loaded_model, loaded_machine)
-
-
-def program(folder: Path, name: str, body: str) -> None:
-    """Put a bash program of this name into a folder, to stand in for one that a cluster has."""
-    path = folder / name
-    path.write_text(f"#!/usr/bin/env bash\n{body}\n", encoding="utf-8")
-    path.chmod(0o755)
-
-
-def environment(folder: Path, **variables: str) -> dict[str, str]:
-    """An environment in which programs of `folder` come first."""
-    return {"PATH": f"{folder}{os.pathsep}{os.environ['PATH']}", "HOME": str(folder), **variables}
-
-
-def run(script: Path, *, programs: Path, cwd: Path | None = None, **variables: str) -> subprocess.CompletedProcess[str]:
-    """Run a script with stand-ins and these variables alone."""
-    return subprocess.run(
-        ["bash", str(script)],
-        env=environment(programs, **variables),
-        cwd=cwd,
-        capture_output=True,
-        text=True,
-        timeout=30,
-        check=False,
-    )

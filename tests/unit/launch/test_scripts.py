@@ -24,7 +24,7 @@ from axonn_tune.launch.scripts import ScriptKind, emit_script, script_text
 from axonn_tune.specs.catalog import available
 from axonn_tune.specs.launch import Checkpoint
 from axonn_tune.specs.machine import Slurm
-from tests.unit.launch.cases import Case, case, environment, program, run
+from tests.unit.launch.cases import Case, case
 
 PRINTED = 'printf "%s\\n" "$@"'
 JOB = {
@@ -41,6 +41,26 @@ exec "$@"
 """
 SCONTROL = 'if [[ $1 == show ]]; then printf "nid01\\nnid02\\n"; else echo "scontrol $*"; fi'
 ONE_NODE = ["launcher.ranks_per_node=4"]
+
+
+def program(folder: Path, name: str, body: str) -> None:
+    """Put a bash program of this name into a folder, to stand in for one that a cluster has."""
+    path = folder / name
+    path.write_text(f"#!/usr/bin/env bash\n{body}\n", encoding="utf-8")
+    path.chmod(0o755)
+
+
+def environment(folder: Path, **variables: str) -> dict[str, str]:
+    """An environment in which programs of `folder` come first."""
+    return {"PATH": f"{folder}{os.pathsep}{os.environ['PATH']}", "HOME": str(folder), **variables}
+
+
+def run(
+    script: Path, *added: str, programs: Path, cwd: Path | None = None, **variables: str
+) -> subprocess.CompletedProcess[str]:
+    """Run a script with stand-ins, these arguments, and these variables alone."""
+    words, variables = ["bash", str(script), *added], environment(programs, **variables)
+    return subprocess.run(words, env=variables, cwd=cwd, capture_output=True, text=True, timeout=30, check=False)
 
 
 @pytest.mark.parametrize("kind", ["torchrun", "slurm"])
@@ -220,19 +240,20 @@ def found() -> SearchResult:
 def started(script: Path, *added: str) -> list[str]:
     """What bash hands to torchrun, with arguments of the user's."""
     program(script.parent, "torchrun", PRINTED)
-    variables = environment(script.parent, HEAD_NODE="nid01")
-    return subprocess.run(
-        ["bash", str(script), *added], env=variables, capture_output=True, text=True, check=True
-    ).stdout.splitlines()
+    return run(script, *added, programs=script.parent, HEAD_NODE="nid01").stdout.splitlines()
 
 
-def test_torchrun_gets_every_argument(tmp_path: Path, found: SearchResult) -> None:
-    """Guards the script: what bash hands to torchrun is the command, and what the user adds comes last."""
+def test_torchrun_gets_every_argument(tmp_path: Path) -> None:
+    """Guards the script: what bash hands to torchrun is the command, a layout of stages with its bars and stars, and
+    what the user adds comes last."""
+    pins = {"x": 4, "z": 1, "data": 1, "context": 1, "pipeline": 5}
+    found = axonn_tune.search("20b", gpus=20, machine="perlmutter", framework="megatron-core", batch=64, **pins)
     (path,) = found.write_launch_config(tmp_path / "run")
     assert path == tmp_path / "run.sh"
     assert path.stat().st_mode & 0o100
     command = command_of(found.ranked.detail(0))
     words = [*command.program, *command.words, "--save", "a b"]
+    assert any("|" in word for word in words)
     assert started(path, "--save", "a b")[-len(words) :] == words
 
 

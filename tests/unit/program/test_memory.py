@@ -134,3 +134,14 @@ def test_held_activations_scale_with_blocks_in_flight() -> None:
     one, four = priced(1.0), priced(4.0)
     for name, size in one.items():
         assert four[name] == pytest.approx(4 * size if name.startswith("saved") else size)
+
+
+@pytest.mark.parametrize(("reshard", "room_bytes", "kept"), [("always", 1e12, 0), ("never", 1e5, 4), ("fit", 1e12, 4)])
+def test_layers_are_resharded_as_the_framework_says(reshard: str, room_bytes: float, kept: int) -> None:
+    """Guards gathered weights: all blocks are resharded after forward, none whatever the memory, or those that must."""
+    framework = find_framework("fsdp").with_step(reshard=reshard)
+    values, program = values_of(framework, z=4), program_of(framework)
+    found = price_memory(program, values, limit_bytes=room_bytes, arithmetic=PLAIN)
+    assert found.kept_layers == kept
+    names = [name for name, _ in found.items]
+    assert ("gathered weights of whole blocks" in names) == bool(kept)

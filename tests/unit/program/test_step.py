@@ -4,6 +4,7 @@ import pytest
 
 from axonn_tune.grid import Grid
 from axonn_tune.program.dimensions import loss_chunks, symbol_values
+from axonn_tune.program.operations import kernel_set
 from axonn_tune.program.step import build_step
 from axonn_tune.specs.catalog import load_model
 from axonn_tune.specs.model import Model
@@ -120,3 +121,13 @@ def test_llama_has_one_norm_statistic_and_no_positions() -> None:
     assert found["all_gather", "y", "forward", "mlp.norm"][1] == 1 * 4 * 4 * 64 * 4
     assert not [key for key in found if key[3] == "position"]
     assert found["all_gather", "z", "forward", "mlp.fc1"][1] == 2 * llama.hidden * 2 * llama.ffn / 8
+
+
+def test_unfused_rms_norms_go_step_by_step() -> None:
+    """Guards frameworks without fused norms: six kernels forward and twelve backward for one, in FP32; a LayerNorm is
+    one kernel anywhere."""
+    stepwise = kernel_set("ideal", rms=True, gated=True, fused_norms=False)
+    assert [one.kernels for one in (*stepwise.norm, *stepwise.again, *stepwise.back)] == [6, 6, 6, 6, 12, 12]
+    for rms, fused in ((True, True), (False, False)):
+        whole = kernel_set("ideal", rms=rms, gated=True, fused_norms=fused)
+        assert [one.kernels for one in (*whole.norm, *whole.again, *whole.back)] == [1] * 6
