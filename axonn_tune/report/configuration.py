@@ -401,7 +401,8 @@ def _lanes(title: str, spans: Sequence[Span], *, note: str, names: Framework) ->
     # Computation first; stages by their numbers.
     lanes = sorted({one.lane for one in spans}, key=lambda lane: (lane != COMPUTE_LANE, len(lane), lane))
     looks = {(one.lane, one.name): _look(one) for one in spans}
-    ordered = sorted(set(looks.values()), key=lambda look: _ORDER.index(look[0]) if look[0] in _ORDER else len(_ORDER))
+    places = {what: place for place, what in enumerate(_ORDER)}
+    ordered = sorted(set(looks.values()), key=lambda look: (places.get(look[0], len(places)), look))
     bars = [
         [
             lanes.index(one.lane),

@@ -375,27 +375,35 @@ def command_section(command: StatedCommand, priced: Detail) -> ExplainSection:
     model, workload, grid = setup.model, setup.workload, setup.layout.grid
     layout = layout_words(setup.layout, setup.framework)
     accumulated = counted(priced.accumulation, "gradient accumulation step")
-    sentences = [
-        f"{name} runs {setup.framework.title} (line {run.lines[0]}) on {counted(grid.world, 'GPU')}: {layout}, "
-        f"{accumulated}, {workload.precision}.",
-        f"{model.name}, {model.parameters / 1e9:.3g} billion parameters: {model.layers} layers of hidden size "
-        f"{model.hidden:,}, {model.heads} heads, {model.kv_heads} key and value heads, FFN {model.ffn:,}, vocabulary "
-        f"{model.vocab:,}.",
-        *said_of(run),
+    facts = [
+        ("command", f"{name}, line {run.lines[0]}: {setup.framework.title} on {counted(grid.world, 'GPU')}"),
+        ("layout", f"{layout}, {accumulated}, {workload.precision}"),
+        (
+            "model",
+            f"{model.name}, {model.parameters / 1e9:.3g} billion parameters: {model.layers} layers of hidden size "
+            f"{model.hidden:,}, {model.heads} heads, {model.kv_heads} key and value heads, FFN {model.ffn:,}, "
+            f"vocabulary {model.vocab:,}",
+        ),
+        *_taken(run),
     ]
     needed, limit = priced.memory_bytes, priced.memory_limit_bytes
     if needed > limit:
-        sentences.append(f"It is predicted to exceed memory: {show_bytes(needed)} of {show_bytes(limit)} usable.")
-    return ExplainSection("The run", sentences=sentences)
+        facts.append(("out of memory", f"{show_bytes(needed)} predicted, {show_bytes(limit)} usable"))
+    return ExplainSection("The run", facts=facts)
+
+
+def _taken(run: CommandRun) -> Iterator[tuple[str, str]]:
+    """What is assumed, arguments that are not priced, and unknown ones."""
+    yield from (("assumed", words) for words in run.assumed)
+    yield from (("ignored", words) for words in run.ignored)
+    if run.unknown:
+        more = f" and {len(run.unknown) - _MOST_UNKNOWN} more" if len(run.unknown) > _MOST_UNKNOWN else ""
+        yield "unknown", f"{', '.join(run.unknown[:_MOST_UNKNOWN])}{more}, taken to change nothing"
 
 
 def said_of(run: CommandRun) -> Iterator[str]:
-    """Sentences on what is assumed, on arguments that are not priced, and on unknown ones."""
-    yield from (f"Assumed: {words}." for words in run.assumed)
-    yield from (f"Ignored: {words}." for words in run.ignored)
-    if run.unknown:
-        more = f" and {len(run.unknown) - _MOST_UNKNOWN} more" if len(run.unknown) > _MOST_UNKNOWN else ""
-        yield f"Unknown, taken to change nothing: {', '.join(run.unknown[:_MOST_UNKNOWN])}{more}."
+    """The same in sentences."""
+    yield from (f"{kind.capitalize()}: {words}." for kind, words in _taken(run))
 
 
 _MOST_UNKNOWN = 20

@@ -379,10 +379,12 @@ _PAGE_COLUMNS = (
     *(_STRATEGIES[name] for name in ("strategy", "layout", "step")),
     *(COLUMNS[key] for key in ("low_s", "high_s")),
     *(_STRATEGIES[name] for name in ("over", "tokens_per_s_per_gpu", "mfu", "hfu", "logged_tflops_per_gpu")),
-    *(Column(f"causes.{name}", f"{name}, s", "A part of the step.") for name in CAUSES),
     *(_ENDLESS, _STRATEGIES["memory"]),
     *(COLUMNS[key] for key in ("micro_batch", "grad_accumulation", "recompute", *TRAINING[:3])),
-    words("infeasible", "infeasible because", "What rules it out.", 50),
+)
+_PAGE_CAUSES = (
+    *(_STRATEGIES[name] for name in ("strategy", "step")),
+    *(Column(f"causes.{name}", f"{name}, s", "A part of the step.") for name in CAUSES),
 )
 _CONTENDER_FIELDS = (
     *("key", "layout", "micro_batch", "grad_accumulation", "recompute"),
@@ -625,7 +627,10 @@ def comparison_section(document: Json, *, identity: str, source: str) -> Json:
     """The section of a comparison document."""
     contenders, machine = document["contenders"], inputs_of(document, source=source).problem.machine
     rows = [_contender_row(one) for one in contenders]
-    columns = [one for one in _PAGE_COLUMNS if any(known_value(row, one.key) not in (None, 0.0) for row in rows)]
+    columns, causes = (
+        [one for one in several if any(known_value(row, one.key) not in (None, 0.0) for row in rows)]
+        for several in (_PAGE_COLUMNS, _PAGE_CAUSES)
+    )
     kernels = "with ideal kernels for all" if document.get("same_kernels", True) else "each with its own software"
     return page.section(
         identity,
@@ -635,6 +640,7 @@ def comparison_section(document: Json, *, identity: str, source: str) -> Json:
         blocks=[
             _step_bars([one for one in contenders if one["prediction"]], machine),
             page.table(f"{identity}-table", "Each strategy at its best", columns, rows, note=page.SORTS),
+            page.table("", "Where the step goes", causes, [row for row in rows if row["feasible"]], note=page.SORTS),
             page.text(document.get("remarks", []), title="In words"),
             *page.provenance_folds(document, source=source),
         ],

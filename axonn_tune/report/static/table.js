@@ -2,7 +2,7 @@
 
 const ROW_HEIGHT = 30;
 const MARGIN_ROWS = 12;
-const WORDS_CH = 34;
+const WORDS_CH = 22;
 /* Below this width of the window, px, all is smaller. */
 const NARROW = 700;
 const PADDING_CH = window.innerWidth < NARROW ? 1.7 : 2.4;

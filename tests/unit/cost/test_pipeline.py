@@ -6,7 +6,7 @@ import heapq
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
-from itertools import accumulate
+from itertools import accumulate, pairwise
 
 import numpy as np
 import pytest
@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch.distributed.pipelining import PipelineStage
 from torch.distributed.pipelining.schedules import get_schedule_class
 
-from axonn_tune.cost.pipeline import StageTimes, pipeline_bound_s, pipeline_time
+from axonn_tune.cost.pipeline import StageTimes, pipeline_bound_s, pipeline_passes, pipeline_time
 from axonn_tune.program.pipeline import in_flight, split_layers, stage_order, warm_up
 
 Action = tuple[str, int, int]
@@ -316,3 +316,18 @@ def test_splits_that_lose_layers_are_refused(layers: int, options: dict[str, int
     """Guards against stages without some of the layers, or with fewer than none."""
     with pytest.raises(ValueError, match=f"cannot split {layers} layers over {options['parts']} parts"):
         split_layers(layers, **options)
+
+
+@pytest.mark.parametrize(("stages", "chunks", "micro_batches"), SHAPES)
+def test_drawn_passes_are_in_order_and_end_with_the_step(stages: int, chunks: int, micro_batches: int) -> None:
+    """Guards the drawn schedule: the passes of each stage's order, one after another, up to the end of the step."""
+    times = replace(random_times(np.random.default_rng(stages), stages, chunks), overlapped=True)
+    passes = pipeline_passes(times, micro_batches=micro_batches)
+    ends_s = []
+    for stage in range(stages):
+        own = sorted((one for one in passes if one.stage == stage), key=lambda one: one.start_s)
+        order = stage_order(stage, stages=stages, chunks=chunks, micro_batches=micro_batches)
+        assert [("FB"[one.backward], one.chunk, one.micro_batch) for one in own] == list(order)
+        assert all(two.start_s >= one.end_s - 1e-12 for one, two in pairwise(own))
+        ends_s.append(own[-1].end_s + float(times.end_s[stage]))
+    assert max(ends_s) == pytest.approx(pipeline_time(times, micro_batches=micro_batches).step_s, rel=1e-9)
