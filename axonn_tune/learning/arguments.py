@@ -337,7 +337,14 @@ def _add_parts(arguments: Arguments, found: dict[str, Stated]) -> None:
         chunks, layers = found.get("vpp", _ONE).value, found["layers"].value
         if stages * chunks <= layers:
             stated.append(_uneven_ends(arguments, layers, stages=stages, chunks=chunks))
-            stated.append(_less_at_ends(arguments, layers, parts=stages * chunks))
+            if ends := [arguments[name].line for name in _LESS if name in arguments]:
+                # torchtitan counts embedding and LM head as some layers of the first and last part.
+                less = _less(arguments)
+                each, left = divmod(layers + sum(less), stages * chunks)
+                sizes = [each + (part < left) for part in range(stages * chunks)]
+                sizes[0] -= less[0]
+                sizes[-1] -= less[1]
+                stated.append((sizes, max(ends)))
     for parts, line in stated:
         if len(set(parts)) > 1:
             found["parts"] = Stated(tuple(parts), line)
@@ -394,16 +401,12 @@ def is_off(stated: Stated) -> bool:
     return stated.value.lower() in OFF
 
 
-def _switch(*names: str, opposite: str = "") -> Callable[[Arguments], Stated | None]:
-    """Reads a column that is 1 or 0; opposite: the switch that turns it off, which counts before these."""
-
-    def reading(arguments: Arguments) -> Stated | None:
-        if opposite in arguments:
-            return Stated(not is_on(arguments[opposite]), arguments[opposite].line)
-        stated = _true(arguments, *names) or _first(arguments, *names)
-        return None if stated is None else Stated(is_on(stated), stated.line)
-
-    return reading
+def _switch(arguments: Arguments, *names: str, opposite: str = "") -> Stated | None:
+    """Whether a switch is on; opposite: the one that turns it off, which counts before these."""
+    if opposite in arguments:
+        return Stated(not is_on(arguments[opposite]), arguments[opposite].line)
+    stated = _true(arguments, *names) or _first(arguments, *names)
+    return None if stated is None else Stated(is_on(stated), stated.line)
 
 
 def _kv_heads(arguments: Arguments) -> Stated | None:
@@ -414,26 +417,25 @@ def _kv_heads(arguments: Arguments) -> Stated | None:
 
 
 def _gated(arguments: Arguments) -> Stated | None:
-    activation = _first(arguments, "activation", "hidden_act")
-    if activation is not None:
+    if activation := _first(arguments, "activation", "hidden_act"):
         return Stated(bool(re.search("glu|silu|swish", activation.value.lower())), activation.line)
-    return _switch("swiglu", "gated_linear_unit", "quick_geglu")(arguments)
+    return _switch(arguments, "swiglu", "gated_linear_unit", "quick_geglu")
+
+
+_GRANULARITY = ("recompute_granularity", "activations_checkpoint_granularity", "activation_checkpoint.mode")
+_CHECKPOINTED = ("checkpoint_activations", "gradient_checkpointing", "activations_checkpoint_method")
 
 
 def _recompute(arguments: Arguments) -> Stated | None:
     """Kind of recompute; other words where only some layers are recomputed."""
     some, method = _count(arguments, "recompute_num_layers"), _first(arguments, "recompute_method")
-    kind = _first(
-        arguments, "recompute_granularity", "activations_checkpoint_granularity", "activation_checkpoint.mode"
-    )
+    kind, switch = _first(arguments, *_GRANULARITY), _first(arguments, *_CHECKPOINTED, "fsdp_activation_checkpointing")
     if kind is not None and not is_off(kind):
-        partial = kind.value == "full" and method is not None and method.value == "block" and some is not None
-        words = f"only {some.value} layers of each stage" if partial and some is not None else kind.value.lower()
-        return Stated(words, kind.line)
+        if kind.value == "full" and method is not None and method.value == "block" and some is not None:
+            return Stated(f"only {some.value} layers of each stage", kind.line)
+        return Stated(kind.value.lower(), kind.line)
     if _true(arguments, "recompute_activations"):
         return Stated("selective", arguments["recompute_activations"].line)
-    switches = ("checkpoint_activations", "gradient_checkpointing", "activations_checkpoint_method")
-    switch = _first(arguments, *switches, "fsdp_activation_checkpointing")
     if switch is not None and not is_off(switch):
         return Stated("full", switch.line)
     silent = kind or switch
@@ -445,6 +447,8 @@ _PRECISIONS = (
     ("bf16", ("bf16", "bf16.enabled", "bfloat16_enabled")),
     ("fp16", ("fp16", "fp16.enabled", "fp16_enabled")),
 )
+_FORMATS = {"bf16": "bf16", "bfloat16": "bf16", "fp8": "fp8", "no": "fp32"}
+_FORMATS |= {word: f"fp{size}" for size in (16, 32) for word in (f"fp{size}", f"f{size}", str(size))}
 
 
 def _precision(arguments: Arguments) -> Stated | None:
@@ -455,9 +459,8 @@ def _precision(arguments: Arguments) -> Stated | None:
     words = _first(arguments, "precision", "mixed_precision_param", "mixed_precision")
     if words is not None:
         found = re.search(r"bf16|bfloat16|fp?16|fp?32|fp8", words.value.lower())
-        short = found[0] if found else words.value.lower().split("-")[0]
-        named = {"bfloat16": "bf16", "16": "fp16", "f16": "fp16", "32": "fp32", "f32": "fp32", "no": "fp32"}
-        return Stated(named.get(short, short), words.line) if short in {*named, *named.values(), "fp8"} else None
+        named = _FORMATS.get(found[0] if found else words.value.lower().split("-")[0])
+        return Stated(named, words.line) if named else None
     stated = _first(arguments, "bf16", "bf16.enabled", "fp16", "fp16.enabled")
     return None if stated is None else Stated("fp32", stated.line)
 
@@ -481,25 +484,25 @@ def _zero(arguments: Arguments) -> Stated | None:
     optimizer = arguments.get("optim.name")
     if optimizer is not None and "use_distributed_optimizer" not in arguments:
         return Stated(str(int("distributed" in optimizer.value)), optimizer.line)
-    switch = _switch("use_distributed_optimizer")(arguments)
+    switch = _switch(arguments, "use_distributed_optimizer")
     return None if switch is None else Stated(str(int(switch.value)), switch.line)
+
+
+_ATTENTION = {
+    **{"flash": "FlashAttention", "flash_attention_2": "FlashAttention", "fused": "cuDNN fused attention"},
+    **{"sdpa": "SDPA", "unfused": "unfused", "local": "unfused", "eager": "unfused"},
+}
 
 
 def _attention(arguments: Arguments) -> Stated | None:
     backend = _first(arguments, "attention_backend", "attn_implementation")
-    if backend is not None:
-        words = backend.value.lower().rsplit(".", maxsplit=1)[-1]
-        kinds = {"flash": "FlashAttention", "flash_attention_2": "FlashAttention", "fused": "cuDNN fused attention"}
-        kinds |= {"sdpa": "SDPA", "unfused": "unfused", "local": "unfused", "eager": "unfused"}
-        if words in kinds:
-            return Stated(kinds[words], backend.line)
-    flash = _true(arguments, "use_flash_attn", "use_flash_attention")
-    if flash is not None:
+    if backend and (kind := _ATTENTION.get(backend.value.lower().rsplit(".", maxsplit=1)[-1])):
+        return Stated(kind, backend.line)
+    if flash := _true(arguments, "use_flash_attn", "use_flash_attention"):
         return Stated("FlashAttention", flash.line)
-    engine = arguments.get("transformer_impl")
+    engine, off = arguments.get("transformer_impl"), _first(arguments, "use_flash_attn", "use_flash_attention")
     if engine is not None and engine.value == "transformer_engine":
         return Stated("FlashAttention/TE", engine.line)
-    off = _first(arguments, "use_flash_attn", "use_flash_attention")
     return None if off is None else Stated("no flash attention", off.line)
 
 
@@ -511,12 +514,13 @@ def _overlap(arguments: Arguments) -> Stated | None:
     return Stated(" + ".join(dict.fromkeys(words)) or "none", stated[0].line) if stated else None
 
 
+_TIED = "embeddings_and_output_weights"
 _WORDS: dict[str, Callable[[Arguments], Stated | None]] = {
     "kv_heads": _kv_heads,
     "gated_mlp": _gated,
-    "seq_parallel": _switch("sequence_parallel", "enable_sequence_parallel"),
-    "biases": _switch("add_bias_linear", "model.bias", opposite="disable_bias_linear"),
-    "tied": _switch("share_embeddings_and_output_weights", opposite="untie_embeddings_and_output_weights"),
+    "seq_parallel": lambda one: _switch(one, "sequence_parallel", "enable_sequence_parallel"),
+    "biases": lambda one: _switch(one, "add_bias_linear", "model.bias", opposite="disable_bias_linear"),
+    "tied": lambda one: _switch(one, f"share_{_TIED}", opposite=f"untie_{_TIED}"),
     "recompute": _recompute,
     "precision": _precision,
     "zero_stage": _zero,
@@ -525,16 +529,6 @@ _WORDS: dict[str, Callable[[Arguments], Stated | None]] = {
     "gpu": lambda arguments: arguments.get("device_name"),
 }
 """Readers of columns that are not plain numbers."""
-
-
-def _less_at_ends(arguments: Arguments, layers: int, *, parts: int) -> tuple[list[int], int]:
-    """Blocks of each part in torchtitan, which counts embedding and LM head as some layers of the first and last."""
-    less, ends = _less(arguments), [arguments[name] for name in _LESS if name in arguments]
-    each, left = divmod(layers + sum(less), parts)
-    sizes = [each + (part < left) for part in range(parts)]
-    sizes[0] -= less[0]
-    sizes[-1] -= less[1]
-    return (sizes, max(one.line for one in ends)) if ends else ([], 0)
 
 
 _LESS = tuple(f"pipeline_parallel_{end}_stage_less_layers" for end in ("first", "last"))

@@ -237,50 +237,34 @@ def _kind_of_name(name: str) -> CollectiveKind:
 
 
 def _json_log(text: str, name: str) -> Log:
+    """`nccl-tests -J`, a mapping, or `rccl-tests -Z json`, a list of rows."""
+
+    def time_s(value: object) -> float:
+        return seconds(read_number(value, most=LONGEST_S / MICRO))
+
     try:
-        found = json_of(text)
+        found: Any = json_of(text)
     except (ValueError, RecursionError) as error:
         raise ReadingError(f"is not complete JSON: {error}", getattr(error, "lineno", None)) from error
     try:
-        return _rccl_json(found) if isinstance(found, list) else _nccl_json(found, name)
+        if isinstance(found, list):
+            rows = []
+            for row in (one for one in found if not one["inPlace"]):
+                ranks, nodes = (read_count(row[key], most=LARGEST_SIZE) for key in ("ranks", "nodes"))
+                rows.append(LogRow(_kind(row["name"]), ranks, nodes, read_count(row["size"]), time_s(row["time"])))
+            return Log(tuple(rows))
+        program, devices = Path(found["args"][0]).name.split("_perf")[0], found["config"]["devices"]
+        _require_one_group({device.get("group", 0) for device in devices}, line=None)
+        nodes = len({str(device["hostname"]) for device in devices})
+        op = _kind(program) if program else _kind_of_name(name)
+        timed = [row for row in found["results"] if row["out_of_place"] is not None]
+        rows = [
+            LogRow(op, len(devices), nodes, read_count(row["size"]), time_s(row["out_of_place"]["time"]))
+            for row in timed
+        ]
+        return Log(tuple(rows), str(devices[0]["device_info"]))
     except (KeyError, TypeError, ValueError, IndexError, AttributeError, OverflowError) as error:
         raise ReadingError(f"is not a result of nccl-tests or rccl-tests: missing or wrong {error!r}") from error
-
-
-def _nccl_json(found: dict[str, Any], name: str) -> Log:
-    """nccl-tests -J."""
-    program = Path(found["args"][0]).name.split("_perf")[0]
-    devices = found["config"]["devices"]
-    _require_one_group({device.get("group", 0) for device in devices}, line=None)
-    nodes = len({str(device["hostname"]) for device in devices})
-    op = _kind(program) if program else _kind_of_name(name)
-    rows = [
-        LogRow(op, len(devices), nodes, read_count(row["size"]), _json_s(row["out_of_place"]["time"]))
-        for row in found["results"]
-        if row["out_of_place"] is not None
-    ]
-    return Log(tuple(rows), str(devices[0]["device_info"]))
-
-
-def _json_s(value: object) -> float:
-    """A time in µs, s."""
-    return seconds(read_number(value, most=LONGEST_S / MICRO))
-
-
-def _rccl_json(found: list[dict[str, Any]]) -> Log:
-    """rccl-tests -Z json."""
-    rows = [
-        LogRow(
-            op=_kind(row["name"]),
-            ranks=read_count(row["ranks"], most=LARGEST_SIZE),
-            nodes=read_count(row["nodes"], most=LARGEST_SIZE),
-            size_bytes=read_count(row["size"]),
-            seconds=_json_s(row["time"]),
-        )
-        for row in found
-        if not row["inPlace"]
-    ]
-    return Log(tuple(rows))
 
 
 def _osu_log(lines: list[str], name: str, problems: list[Problem], *, ranks: int | None, nodes: int | None) -> Log:
@@ -297,10 +281,9 @@ def _osu_log(lines: list[str], name: str, problems: list[Problem], *, ranks: int
         elif op is not None and re.match(r"\d", line):
             try:
                 size, time = line.split()[:2]
+                taken = seconds(read_number(time, most=LONGEST_S / MICRO))
                 shards = ranks if op == "all_gather" else 1
-                rows.append(
-                    LogRow(op, ranks, nodes or 1, read_count(size, most=2**53 // shards) * shards, _json_s(time))
-                )
+                rows.append(LogRow(op, ranks, nodes or 1, read_count(size, most=2**53 // shards) * shards, taken))
             except ValueError as error:
                 wrong = f"a row of results is truncated or holds something else: {error}"
                 problems.append(Problem("", wrong, number))

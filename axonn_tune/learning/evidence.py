@@ -276,16 +276,14 @@ def _collective_sample(
         # In full where a binary unit does not divide it.
         what=tuple(f"{size:,} bytes" if size % unit else show_bytes(size) for size, unit in units),
         measured_s=tuple(seconds for _, seconds in found),
-        noise=tuple(share * collective_noise(size) for size in sizes),
+        # It falls with the fourth root of the size.
+        noise=tuple(
+            share * min(MOST_COLLECTIVE_NOISE, COLLECTIVE_NOISE * math.sqrt(math.sqrt(max(1.0, PRECISE_BYTES / size))))
+            for size in sizes
+        ),
         price=price,
         bus_bytes=tuple(bus_bytes(first.op, first.group, size) for size in sizes),
     )
-
-
-def collective_noise(size_bytes: float) -> float:
-    """Of one collective of a benchmark, by its size: it falls with the fourth root down to `COLLECTIVE_NOISE`."""
-    smaller = max(1.0, PRECISE_BYTES / size_bytes)
-    return min(MOST_COLLECTIVE_NOISE, COLLECTIVE_NOISE * math.sqrt(math.sqrt(smaller)))
 
 
 def joined(samples: Sequence[Sample]) -> Sample:

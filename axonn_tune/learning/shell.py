@@ -138,19 +138,17 @@ class _Scanner:
         elif kind == "quote":
             self.opened.append((value, self.line))
         elif kind in ("opened", "sum"):
-            return self._bracket(self.at - len(value), skipped=value.count("$"))
+            start, skipped = self.at - len(value), value.count("$")
+            self.at = _closing(self.text, start + skipped)
+            if not self.at:
+                raise self.script.refusal(f"a bracket {self.text[start + skipped]} is not closed", self.line)
+            whole = self.text[start : self.at]
+            self.line += whole.count("\n")
+            if whole.startswith("${"):
+                return re.sub("[\"']", "", whole)
+            # Arithmetic without blanks, or the output of a command.
+            return "".join(whole.split()) if "((" in whole[:3] else OUTPUT
         return {"quote": "", "output": OUTPUT, "escaped": value.strip("\n")}.get(kind, value)
-
-    def _bracket(self, start: int, *, skipped: int) -> str:
-        """A variable without quotes, arithmetic without blanks, or the output of a command."""
-        self.at = _closing(self.text, start + skipped)
-        if not self.at:
-            raise self.script.refusal(f"a bracket {self.text[start + skipped]} is not closed", self.line)
-        whole = self.text[start : self.at]
-        self.line += whole.count("\n")
-        if whole.startswith("${"):
-            return re.sub("[\"']", "", whole)
-        return "".join(whole.split()) if "((" in whole[:3] else OUTPUT
 
     def _separate(self, mark: str) -> None:
         """End a piece of a word, a word or a statement at a blank or an operator."""

@@ -157,8 +157,8 @@ def _nodes(node: Node, before: str = "") -> Iterator[tuple[str, Stated]]:
         if isinstance(child.value, dict):
             yield from _nodes(child, f"{before}{key}.")
         else:
-            words = child.value if isinstance(child.value, tuple) else (child,)
-            yield f"{before}{key}", Stated(" ".join(str(one.plain()) for one in words), child.place.line or 1)
+            words = child.value if isinstance(child.value, list) else (child,)
+            yield f"{before}{key}", Stated(" ".join(str(one.plain()) for one in words), child.line or 1)
 
 
 _PROGRAM = re.compile(

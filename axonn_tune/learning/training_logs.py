@@ -329,10 +329,25 @@ class _Reader:
             if found is not None:
                 steps = tuple(map(_step, step.groups())) if step else (number,)
                 yield _Reading(kind.name, steps, number, self._time(found, number), kind.per)
-        if "it/s" in text or "s/it" in text:
-            yield from self._bars(text, number)
+        bars, before = "it/s" in text or "s/it" in text, 0
+        time, epoch = (re.search(_NEMO.time, text), _EPOCH.search(text)) if bars else (None, None)
+        if time and epoch and (bar := _NEMO_BAR.search(text, epoch.end())):
+            yield _Reading("timing", (_step(epoch[1]), _step(bar[1])), number, self._time(time, number))
+        for found in _BAR.finditer(text) if bars else ():
+            rate, epoch = _number(found[3]), _EPOCH.search(text, before, found.start())
+            steps, before = (_step(found[2]), *((_step(epoch[1]),) if epoch else ()), _step(found[1])), found.end()
+            self.now.bar_steps = max(self.now.bar_steps, 0 if epoch else steps[0])
+            yield _Reading("epoch bar" if epoch else "bar", steps, number, rate if found[4] == "s/it" else 1.0 / rate)
         if _SUMMARY in text:
-            yield self._summary(text[text.index(_SUMMARY) :], number)
+            # What Hugging Face's Trainer prints at the end; the bar before it says how many steps that were.
+            values = dict(re.findall(r"'(\w+)': '?([^,'}]+)", text[text.index(_SUMMARY) :]))
+            rates, count = values.get("train_steps_per_second", "0"), self.now.bar_steps
+            # A rate with two or three decimals is too coarse for a slow step.
+            if not count and len(re.sub(r"^[0.]+|\D", "", rates)) < 3:
+                words = f"{rates} steps per second is too coarse for a step's time, and no bar counts the steps"
+                raise _Unusable(words)
+            time_s = _number(values["train_runtime"]) / count if count else 1.0 / _number(rates)
+            yield _Reading("summary", (count,), number, time_s)
 
     def _time(self, found: re.Match[str], number: int) -> float:
         """Seconds of a printed time or rate; a unit that is not known is a problem of the whole file."""
@@ -345,27 +360,6 @@ class _Reader:
             words = f"in {said['unit']!r}, which is no unit of time" if said["unit"] else "without its unit"
             self.problems.append(Problem("", f"states a step's time {words}; known are {', '.join(_UNITS)}", number))
         return _number(said["time"]) * (scale or math.nan)
-
-    def _bars(self, text: str, number: int) -> Iterator[_Reading]:
-        time, epoch, before = re.search(_NEMO.time, text), _EPOCH.search(text), 0
-        if time and epoch and (bar := _NEMO_BAR.search(text, epoch.end())):
-            yield _Reading("timing", (_step(epoch[1]), _step(bar[1])), number, self._time(time, number))
-        for found in _BAR.finditer(text):
-            rate, epoch = _number(found[3]), _EPOCH.search(text, before, found.start())
-            step, before = (_step(found[2]), *((_step(epoch[1]),) if epoch else ()), _step(found[1])), found.end()
-            self.now.bar_steps = max(self.now.bar_steps, 0 if epoch else step[0])
-            yield _Reading("epoch bar" if epoch else "bar", step, number, rate if found[4] == "s/it" else 1.0 / rate)
-
-    def _summary(self, text: str, number: int) -> _Reading:
-        """What Hugging Face's Trainer prints at the end; the bar before it says how many steps that were."""
-        values = dict(re.findall(r"'(\w+)': '?([^,'}]+)", text))
-        if steps := self.now.bar_steps:
-            return _Reading("summary", (steps,), number, _number(values["train_runtime"]) / steps)
-        rate = values.get("train_steps_per_second", "0")
-        # A rate with two or three decimals is too coarse for a slow step.
-        if len(re.sub(r"^[0.]+|\D", "", rate)) < 3:
-            raise _Unusable(f"{rate} steps per second is too coarse for a step's time, and no bar counts the steps")
-        return _Reading("summary", (0,), number, 1.0 / _number(rate))
 
     def _mllog(self, text: str, number: int) -> None:
         """A line of MLPerf: batch and sequence, step times as such, or blocks of samples between two clock times."""

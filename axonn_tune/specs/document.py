@@ -44,7 +44,7 @@ Share = Annotated[float, Field(ge=1e-9, le=1, description="A share between 0 and
 class Document(BaseModel):
     """Base of every schema: unknown keys are refused, values never change after loading."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, defer_build=True)
     renewed_by: ClassVar[str] = ""
     """Command that writes a new one where a file is of an older version."""
 
@@ -80,42 +80,42 @@ _FLOAT = re.compile(r"[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?"
 _SPECIAL = re.compile(r"[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN)")
 
 
-@dataclass(frozen=True)
-class Position:
-    """Where a value was written: file (or another origin), and the line counted from 1, if it has lines."""
+@dataclass
+class Node:
+    """A value and where it was written: its file or other origin, and its line from 1, if that has lines.
 
+    The line of a mapping's item is that of its key, of a list's item its first.
+    """
+
+    value: Scalar | dict[str, Node] | list[Node]
     source: str
     line: int | None = None
-
-    def __str__(self) -> str:
-        """`file:line`, or the origin alone."""
-        return self.source if self.line is None else f"{self.source}:{self.line}"
-
-
-@dataclass(frozen=True)
-class Node:
-    """A value and its position: the line of the key of a mapping's item, the first line of a sequence's item."""
-
-    value: Scalar | dict[str, Node] | tuple[Node, ...]
-    place: Position
 
     def plain(self) -> Plain:
         """The same value without places."""
         if isinstance(self.value, dict):
             return {key: child.plain() for key, child in self.value.items()}
-        if isinstance(self.value, tuple):
-            return tuple(child.plain() for child in self.value)
-        return self.value
+        return tuple(child.plain() for child in self.value) if isinstance(self.value, list) else self.value
 
     def mapping(self) -> dict[str, Node]:
         """The items of a mapping; empty for other values."""
         return self.value if isinstance(self.value, dict) else {}
 
+    def items(self) -> list[tuple[str | int, Node]]:
+        """Keys and children of a mapping, indices and items of a list; empty for other values."""
+        return list(enumerate(self.value)) if isinstance(self.value, list) else list(self.mapping().items())
+
+    def named(self) -> dict[str, Node]:
+        """Items of a list by name; empty unless this is a list whose items all have different names."""
+        items = self.value if isinstance(self.value, list) else []
+        named = {name: item for item in items if (name := item.name()) is not None}
+        return named if len(named) == len(items) else {}
+
     def child(self, key: str | int) -> Node | None:
         """The item under a key or index, or None."""
-        if isinstance(self.value, dict) and isinstance(key, str):
-            return self.value.get(key)
-        if isinstance(self.value, tuple) and isinstance(key, int) and 0 <= key < len(self.value):
+        if isinstance(self.value, dict):
+            return self.value.get(key) if isinstance(key, str) else None
+        if isinstance(self.value, list) and isinstance(key, int) and 0 <= key < len(self.value):
             return self.value[key]
         return None
 
@@ -125,7 +125,7 @@ class Node:
         for key in location:
             child = node.child(key)
             if child is None:
-                return node
+                break
             node = child
         return node
 
@@ -139,12 +139,11 @@ class Node:
         parts: list[str] = []
         node: Node | None = self
         for key in location:
-            child = node.child(key) if node is not None else None
-            name = child.name() if child is not None and isinstance(key, int) else None
-            siblings = node.value if node is not None and isinstance(node.value, tuple) else ()
-            unique = name and sum(sibling.name() == name for sibling in siblings) == 1
+            siblings = node.items() if node is not None else []
+            node = node.child(key) if node is not None else None
+            name = node.name() if node is not None and isinstance(key, int) else None
+            unique = name and sum(sibling.name() == name for _, sibling in siblings) == 1
             parts.append(name if name and unique else str(key))
-            node = child
         return ".".join(parts)
 
 
@@ -166,7 +165,14 @@ def read_yaml(text: str, *, source: str) -> Reading:
     try:
         root = builder.document()
     except yaml.YAMLError as error:
-        raise DocumentError(source, [_syntax_problem(error, lines=len(text.splitlines()))]) from error
+        words, line = " ".join(str(error).split()), None
+        if isinstance(error, yaml.MarkedYAMLError):
+            starts = f" that starts in line {error.context_mark.line + 1}:" if error.context_mark else ""
+            words = " ".join(filter(None, (error.context and error.context + starts, error.problem)))
+            mark = error.problem_mark or error.context_mark
+            # At the end of a text the parser points one line behind the last.
+            line = None if mark is None else min(mark.line + 1, len(text.splitlines()))
+        raise DocumentError(source, [Problem("", f"not valid YAML: {words}", line)]) from error
     if root is None:
         raise DocumentError(source, [Problem("", "the file is empty")])
     found = tuple(Problem(root.path(location), message, line) for location, message, line in builder.found)
@@ -188,20 +194,6 @@ def read_scalar(text: str) -> Scalar:
     return text
 
 
-def _syntax_problem(error: yaml.YAMLError, *, lines: int) -> Problem:
-    """The parser's message on one line, with its position."""
-    if isinstance(error, yaml.MarkedYAMLError):
-        mark = error.problem_mark or error.context_mark
-        context = error.context
-        if context and error.context_mark:
-            context += f" that starts in line {error.context_mark.line + 1}:"
-        words = " ".join(part for part in (context, error.problem) if part)
-        # At the end of a text the parser points one line behind the last.
-        line = None if mark is None else min(mark.line + 1, lines)
-        return Problem("", f"not valid YAML: {words}", line)
-    return Problem("", f"not valid YAML: {' '.join(str(error).split())}")
-
-
 class _Builder:
     """Turns parser events into `Node`s and collects problems."""
 
@@ -216,45 +208,42 @@ class _Builder:
         for event in self._events:
             if isinstance(event, yaml.DocumentStartEvent):
                 if root is not None:
-                    raise self._unreadable(event, "more than one document (---)")
+                    raise DocumentError(self.source, [Problem("", "more than one document (---)", _line(event))])
                 first = next(self._events)
                 empty = isinstance(first, yaml.ScalarEvent) and not first.value and not first.style
                 root = None if empty else self._node(first, location=())
         return root
 
-    def _node(self, event: yaml.Event, *, location: Location, place: Position | None = None) -> Node:
-        place = place or self._place(event)
+    def _node(self, event: yaml.Event, *, location: Location, line: int | None = None) -> Node:
+        node = Node(None, self.source, line or _line(event))
         if not isinstance(event, (yaml.ScalarEvent, yaml.CollectionStartEvent)):
             self._report(event, location, _ALIAS_MESSAGE)
-            return Node(None, place)
+            return node
         if len(location) > _MAX_DEPTH:
-            raise self._unreadable(event, f"nested more than {_MAX_DEPTH} deep")
+            raise DocumentError(self.source, [Problem("", f"nested more than {_MAX_DEPTH} deep", _line(event))])
         if event.tag is not None:
             self._report(event, location, f"tags ({event.tag}) are not supported")
         if isinstance(event, yaml.MappingStartEvent):
-            return Node(self._mapping(location), place)
-        if isinstance(event, yaml.ScalarEvent):
-            return Node(self._scalar(event, location), place)
-        return Node(tuple(self._items(location)), place)
-
-    def _items(self, location: Location) -> Iterator[Node]:
-        index = 0
-        while not isinstance(event := next(self._events), yaml.SequenceEndEvent):
-            yield self._node(event, location=(*location, index))
-            index += 1
+            node.value = self._mapping(location)
+        elif isinstance(event, yaml.ScalarEvent):
+            node.value = self._scalar(event, location)
+        else:
+            items: list[Node] = []
+            node.value = items
+            while not isinstance(event := next(self._events), yaml.SequenceEndEvent):
+                items.append(self._node(event, location=(*location, len(items))))
+        return node
 
     def _mapping(self, location: Location) -> dict[str, Node]:
         items: dict[str, Node] = {}
         while not isinstance(event := next(self._events), yaml.MappingEndEvent):
-            place = self._place(event)
             key = self._key(event, location)
-            value = self._node(next(self._events), location=location if key is None else (*location, key), place=place)
-            if key is None:
-                continue
+            below = location if key is None else (*location, key)
+            value = self._node(next(self._events), location=below, line=_line(event))
             if key in items:
-                self._report(event, (*location, key), f"key written twice, first in line {items[key].place.line}")
-                continue
-            items[key] = value
+                self._report(event, below, f"key written twice, first in line {items[key].line}")
+            elif key is not None:
+                items[key] = value
         return items
 
     def _key(self, event: yaml.Event, location: Location) -> str | None:
@@ -263,35 +252,26 @@ class _Builder:
             # One level deeper, since keys may be mappings.
             self._node(event, location=(*location, "?"))
             self._report(event, location, "a key must be a word, not a list, a mapping or an alias")
-            return None
-        if found := CONTROL.search(event.value):
+        elif found := CONTROL.search(event.value):
             self._report(event, location, f"a key holds the control character {found[0]!r}")
-            return None
-        if event.value == "<<" and not event.style:
+        elif event.value == "<<" and not event.style:
             self._report(event, location, _MERGE_MESSAGE)
-            return None
-        return event.value
+        else:
+            return event.value
+        return None
 
     def _scalar(self, event: yaml.ScalarEvent, location: Location) -> Scalar:
         if found := CONTROL.search(event.value):
             self._report(event, location, f"holds the control character {found[0]!r}")
             return None
-        if event.style:
-            return event.value
         try:
-            return read_scalar(event.value)
+            return event.value if event.style else read_scalar(event.value)
         except ValueError:
             self._report(event, location, f"{event.value[:20]}... has too many digits")
             return None
 
-    def _place(self, event: yaml.Event) -> Position:
-        return Position(self.source, _line(event))
-
     def _report(self, event: yaml.Event, location: Location, message: str) -> None:
         self.found.append((location, message, _line(event)))
-
-    def _unreadable(self, event: yaml.Event, message: str) -> DocumentError:
-        return DocumentError(self.source, [Problem("", message, _line(event))])
 
 
 def _line(event: yaml.Event) -> int:
@@ -318,7 +298,7 @@ def validate(node: Node, *, schema: type[D], source: str, found: Iterable[Proble
 
     A rule across several fields of a section is only checked once each of those fields is valid.
     """
-    problems = [*found, *_repeated_names(node, source=source)]
+    problems = [*found, *_repeated_names(node, root=node, source=source)]
     try:
         document = schema.model_validate(node.plain())
     except ValidationError as error:
@@ -358,9 +338,10 @@ def suggest_key(key: str, known: Iterable[str]) -> str:
 
 def locate(message: str, *, root: Node, location: Location, source: str) -> Problem:
     """A problem at a location, with the line if `source` wrote it, else with the file that did."""
-    place = root.nearest(location).place
-    if place.source == source:
-        return Problem(root.path(location), message, place.line)
+    node = root.nearest(location)
+    if node.source == source:
+        return Problem(root.path(location), message, node.line)
+    place = node.source if node.line is None else f"{node.source}:{node.line}"
     return Problem(root.path(location), f"{message} (from {place})")
 
 
@@ -398,7 +379,10 @@ _MOST_PROBLEMS = 200
 
 
 def _problems(error: ValidationError, *, root: Node, schema: type[Document], source: str) -> Iterator[Problem]:
-    found = _without_echoes(error.errors(include_url=False))
+    found = error.errors(include_url=False)
+    # "Too few items" says nothing where items are there and each has its own problem.
+    parents = {detail["loc"][:depth] for detail in found for depth in range(len(detail["loc"]))}
+    found = [detail for detail in found if detail["type"] != "too_short" or detail["loc"] not in parents]
     details = found[:_MOST_PROBLEMS]
     if len(found) > len(details):
         yield Problem("", f"{len(found) - len(details):,} more problems are not listed")
@@ -411,34 +395,19 @@ def _problems(error: ValidationError, *, root: Node, schema: type[Document], sou
             lacking = [str(other[-1]) for other in missing if other[:-1] == parent]
             hint = suggest_key(key, lacking) or suggest_key(key, known_keys(type_at(schema, parent)))
             misspelt |= {(*parent, word) for word in lacking if f"{word!r}?" in hint}
-            yield locate(f"unknown key {key!r}{hint}", root=root, location=(*parent, location[-1]), source=source)
+            yield locate(f"unknown key {key!r}{hint}", root=root, location=location, source=source)
     for detail in details:
         location = tuple(part for part in detail["loc"] if part != "[key]")
         if detail["type"] == "missing" and location not in misspelt:
-            yield _missing(location, root=root, schema=schema, source=source)
+            parent, last = location[:-1], location[-1]
+            field = _fields(type_at(schema, parent)).get(str(last))
+            about = f" ({field.description.rstrip('.')})" if field is not None and field.description else ""
+            lacks = (
+                f"item {last + 1} of this list is missing" if isinstance(last, int) else f"missing key {last!r}{about}"
+            )
+            yield locate(lacks, root=root, location=parent, source=source)
         elif detail["type"] not in ("missing", "extra_forbidden"):
             yield locate(_message(detail), root=root, location=location, source=source)
-
-
-def _without_echoes(details: list[ErrorDetails]) -> list[ErrorDetails]:
-    """Drop "too few items" where items are there and each has its own problem."""
-    places = [detail["loc"] for detail in details]
-
-    def echoes(detail: ErrorDetails) -> bool:
-        own = detail["loc"]
-        return detail["type"] == "too_short" and any(place != own and place[: len(own)] == own for place in places)
-
-    return [detail for detail in details if not echoes(detail)]
-
-
-def _missing(location: Location, *, root: Node, schema: type[Document], source: str) -> Problem:
-    parent, key = location[:-1], location[-1]
-    if isinstance(key, int):
-        return locate(f"item {key + 1} of this list is missing", root=root, location=parent, source=source)
-    field = _fields(type_at(schema, parent)).get(key)
-    about = f" ({field.description.rstrip('.')})" if field is not None and field.description else ""
-    message = f"missing key {key!r}{about}"
-    return locate(message, root=root, location=parent, source=source)
 
 
 def _message(detail: ErrorDetails) -> str:
@@ -469,21 +438,16 @@ def _shown(value: object) -> str:
     return text if len(text) <= 60 else text[:57] + "..."
 
 
-def _repeated_names(node: Node, *, source: str) -> Iterator[Problem]:
+def _repeated_names(node: Node, *, root: Node, source: str, location: Location = ()) -> Iterator[Problem]:
     """Items of one list with the same name: nothing could address the second."""
-    stack: list[tuple[Location, Node]] = [((), node)]
-    while stack:
-        location, node_here = stack.pop()
-        children: Iterable[tuple[str | int, Node]] = node_here.mapping().items()
-        if isinstance(node_here.value, tuple):
-            children = list(enumerate(node_here.value))
-            first: dict[str, Position] = {}
-            for index, item in enumerate(node_here.value):
-                name = item.name()
-                if name is not None and first.setdefault(name, item.place) is not item.place:
-                    message = f"the name {name!r} is taken by an earlier item of this list"
-                    yield locate(message, root=node, location=(*location, index), source=source)
-        stack.extend(((*location, key), child) for key, child in children)
+    taken: set[str] = set()
+    for key, child in node.items():
+        name = child.name() if isinstance(key, int) else None
+        if name in taken:
+            message = f"the name {name!r} is taken by an earlier item of this list"
+            yield locate(message, root=root, location=(*location, key), source=source)
+        taken |= {name} if name is not None else set()
+        yield from _repeated_names(child, root=root, source=source, location=(*location, key))
 
 
 _WIDTH = 120

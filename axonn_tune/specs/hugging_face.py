@@ -17,15 +17,13 @@ from pathlib import Path
 from typing import Any, Literal
 
 from axonn_tune.errors import CONTROL, DocumentError, Problem, UsageError, suggest
-from axonn_tune.specs.document import Node, Position, Scalar, validate
+from axonn_tune.specs.document import Node, Scalar, validate
 from axonn_tune.specs.loading import read_text
 from axonn_tune.specs.model import MODEL_SCHEMA, Model
 from axonn_tune.units import read_number
 
 TOKENS_PER_STEP = 4 * 2**20
 LONGEST_DEFAULT_SEQUENCE = 8192
-LARGEST = 1e30
-"""No base or epsilon is as large."""
 
 _SIZES = {
     "layers": "num_hidden_layers",
@@ -141,11 +139,10 @@ def model_from_hf_config(
     own = name or (path.resolve().parent.name if path.name == "config.json" else path.stem)
     values: dict[str, Scalar] = {"schema": MODEL_SCHEMA, "name": own, "description": config.description(kind), **sizes}
     values["source"] = "Hugging Face config.json" + (f"; assumed: {', '.join(assumed)}" if assumed else "")
-    place = Position(str(path))
-    items = {key: Node(value, config.place(key)) for key, value in values.items()}
-    defaults = {"global_batch": Node(batch, place), "sequence_length": Node(length, place)}
-    root = Node({**items, "defaults": Node(defaults, place)}, place)
-    return validate(root, schema=Model, source=str(path))
+    source = str(path)
+    items = {key: Node(value, source, config.line(key)) for key, value in values.items()}
+    items["defaults"] = Node({"global_batch": Node(batch, source), "sequence_length": Node(length, source)}, source)
+    return validate(Node(items, source), schema=Model, source=source)
 
 
 def refuse_hub_name(name: str) -> None:
@@ -164,7 +161,9 @@ def _sizes(config: _Config, name: str, kind: _Kind) -> dict[str, Scalar]:
     hidden, heads = sizes["hidden"], sizes["heads"]
     if kind.ffn_key:
         sizes["ffn"] = 4 * hidden if config.value(kind.ffn_key) is None else config.size(kind.ffn_key)
-    config.check_activation(kind.activation, *_ACTIVATIONS[kind.family])
+    activation, (same, ours) = config.value(kind.activation), _ACTIVATIONS[kind.family]
+    if activation is not None and activation not in same:
+        config.left_out.append(f"its activation ({activation}, here {ours})")
     switched = (words for key, (on, words) in kind.flags.items() if config.flag(key, absent=on))
     config.left_out += [*kind.approximated, *switched]
     if kind.family == "llama":
@@ -197,7 +196,10 @@ def _kv_heads(config: _Config, name: str, kind: _Kind, *, heads: int) -> int:
 def _head_dim(config: _Config, kind: _Kind, *, hidden: int, heads: int) -> int:
     if config.value("head_dim") is not None or "head_dim" in kind.stated:
         return config.size("head_dim")
-    return config.even_share(hidden, heads, kind.keys["hidden"], kind.keys["heads"])
+    total, parts = kind.keys["hidden"], kind.keys["heads"]
+    if hidden % heads and not any(problem.path in (total, parts) for problem in config.problems):
+        config.report(total, f"{hidden} is not divisible by {parts} ({heads}), and there is no head_dim")
+    return max(1, hidden // heads)
 
 
 def _check_attention(config: _Config) -> None:
@@ -258,14 +260,14 @@ class _Config:
         """Whether the file has the key, if only with null."""
         return key in self._values
 
-    def place(self, key: str) -> Position:
+    def line(self, key: str) -> int | None:
         """Where a key is first written."""
         match = re.search(rf'"{re.escape(key)}"\s*:', self._text)
-        return Position(str(self.path), self._text.count("\n", 0, match.start()) + 1 if match else None)
+        return self._text.count("\n", 0, match.start()) + 1 if match else None
 
     def report(self, key: str, message: str) -> None:
         """Note a problem at a key."""
-        self.problems.append(Problem(key, message, self.place(key).line))
+        self.problems.append(Problem(key, message, self.line(key)))
 
     def kind(self) -> str:
         """The model type, if it is one that can be mapped; DocumentError else."""
@@ -322,19 +324,6 @@ class _Config:
         if value is not None and not isinstance(value, bool):
             self.report(key, f"must be true or false, not {value!r}")
         return absent if value is None else bool(value)
-
-    def even_share(self, total: int, parts: int, total_key: str, parts_key: str) -> int:
-        """total / parts, which must come out even."""
-        known = not any(problem.path in (total_key, parts_key) for problem in self.problems)
-        if known and total % parts:
-            self.report(total_key, f"{total} is not divisible by {parts_key} ({parts}), and there is no head_dim")
-        return max(1, total // parts)
-
-    def check_activation(self, key: str, same: tuple[str, ...], ours: str) -> None:
-        """Note an activation that costs the same but is another function."""
-        value = self.value(key)
-        if value is not None and value not in same:
-            self.left_out.append(f"its activation ({value}, here {ours})")
 
     def description(self, kind: str) -> str:
         """One line on the model and on what was ignored."""

@@ -9,23 +9,21 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import importlib.util
 import json
 import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from importlib import resources
 from pathlib import Path
 from typing import Any, Generic, Literal, TypeVar, get_args, get_origin
 
-from axonn_tune.errors import AxonnTuneError, DocumentError, Problem, UnknownNameError, UsageError, suggest
+from axonn_tune.errors import DocumentError, Problem, UnknownNameError, UsageError, suggest
 from axonn_tune.files import read_regular
 from axonn_tune.specs.document import (
     Document,
     Location,
     Node,
-    Position,
-    Reading,
     known_keys,
     locate,
     read_yaml,
@@ -117,10 +115,10 @@ def is_shipped(kind: Kind, path: Path) -> bool:
 
 def _shipped(kind: Kind) -> Path:
     """Folder of the shipped files: the installed package, or its source folder in a checkout."""
-    try:
-        return Path(str(resources.files(_PACKAGES[kind])))
-    except ModuleNotFoundError:
-        return Path(__file__).resolve().parents[2] / _FOLDERS[kind]
+    # Found without an import of importlib.resources, which takes as long as reading a document.
+    found = importlib.util.find_spec(_PACKAGES[kind])
+    places = found.submodule_search_locations if found is not None else None
+    return Path(next(iter(places))) if places else Path(__file__).resolve().parents[2] / _FOLDERS[kind]
 
 
 def _documents(folder: Path) -> list[Path]:
@@ -148,15 +146,6 @@ class Loaded(Generic[D]):
     document: D
     path: Path
     sha256: str
-
-
-@dataclass(frozen=True)
-class _Composition:
-    """A document's nodes after composition, its syntax problems, and all input texts."""
-
-    root: Node
-    problems: tuple[Problem, ...]
-    texts: tuple[str, ...]
 
 
 def load_document(path: str | Path, *, schema: type[D]) -> D:
@@ -225,96 +214,69 @@ def kind_of(schema: type[Document]) -> str:
 
 
 def _load(text: str, *, path: Path | None, source: str, schema: type[D], overrides: Sequence[str]) -> Loaded[D]:
-    composed = _compose(text, path=path, source=source, schema=schema, chain=())
-    root = composed.root
+    root, problems, texts = _compose(text, path=path, source=source, schema=schema, chain=())
+    document = validate(root, schema=schema, source=source, found=problems)
+    # Only now, so that the file's problems are not attributed to overrides.
     if overrides:
-        # Validated without overrides first, so that the file's problems are not attributed to them.
-        validate(root, schema=schema, source=source, found=composed.problems)
-        root = apply_overrides(root, overrides, schema=schema)
-    document = validate(root, schema=schema, source=source, found=composed.problems)
-    digest = hashlib.sha256("\n".join([*composed.texts, *overrides]).encode())
+        apply_overrides(root, overrides, schema=schema)
+        document = validate(root, schema=schema, source=source)
+    digest = hashlib.sha256("\n".join([*texts, *overrides]).encode())
     return Loaded(document, path or Path(source), digest.hexdigest())
 
 
-def _compose(text: str, *, path: Path | None, source: str, schema: type[D], chain: tuple[Path, ...]) -> _Composition:
+def _compose(
+    text: str, *, path: Path | None, source: str, schema: type[D], chain: tuple[Path, ...]
+) -> tuple[Node, list[Problem], list[str]]:
+    """A document's nodes laid over those of what it extends, its own problems, and all input texts."""
     reading = read_yaml(text, source=source)
-    _check_header(reading, schema=schema, source=source)
-    root = reading.root
-    if kind_of(schema) not in _EXTENSIBLE or "extends" not in root.mapping():
-        return _Composition(root, reading.problems, (text,))
-    keys = {key: value for key, value in root.mapping().items() if key != "extends"}
-    # What the base is described as holds for the base alone.
-    described = {"description": Node(f"extends {root.mapping()['extends'].value}", root.mapping()["extends"].place)}
-    own = Node(described | keys, root.place)
-    base_path = _base_path(root, path=path, schema=schema, source=source)
+    own, problems = reading.root, [*reading.problems]
+    if not isinstance(own.value, dict):
+        raise DocumentError(source, [Problem("", "must hold a mapping (key: value lines) at the top level", 1)])
+    given, expected = own.value.get("schema"), _expected(schema)
+    if given is not None and given.value != expected:
+        message = _header_message(given, expected, schema.renewed_by)
+        raise DocumentError(source, [*problems, Problem("schema", message, given.line)])
+    if kind_of(schema) not in _EXTENSIBLE or "extends" not in own.value:
+        return own, problems, [text]
+
+    def refused(message: str) -> DocumentError:
+        return DocumentError(source, [locate(message, root=own, location=("extends",), source=source)])
+
+    wanted = own.value["extends"].value
+    if not isinstance(wanted, str) or not wanted:
+        raise refused("must be one name or path")
     chain = (*chain, path.resolve()) if path is not None else chain
-    if base_path.resolve() in chain:
-        circle = " -> ".join(link.name for link in (*chain, base_path.resolve()))
-        raise _extends_error(root, f"files extend each other in a circle: {circle}", source=source)
     try:
+        base_path = _base_path(wanted, path=path, kind=_EXTENSIBLE[kind_of(schema)])
+        if base_path.resolve() in chain:
+            circle = " -> ".join(link.name for link in (*chain, base_path.resolve()))
+            raise UsageError(f"files extend each other in a circle: {circle}")
         base_text = read_text(base_path, limit_bytes=DOCUMENT_BYTES)
         # The message does not quote the file, which may be no document at all.
         if not re.search(r"^schema:\s*[\"']?axonn-tune/", base_text, re.MULTILINE):
-            wanted = _expected(schema)
-            raise UsageError(f"{str(base_path)!r} is no {kind_of(schema)} document: it lacks `schema: {wanted}`")
-    except UsageError as error:
-        raise _extends_error(root, str(error), source=source) from error
-    base = _compose(base_text, path=base_path, source=str(base_path), schema=schema, chain=chain)
-    validate(base.root, schema=schema, source=str(base_path), found=base.problems)
-    wrong = [*stale_sources(base.root, own), *idle_sources(base.root, own)]
-    found = (locate(words, root=own, location=location, source=source) for location, words in wrong)
-    problems = [*reading.problems, *found]
-    if "name" not in own.mapping():
-        missing = "missing key 'name': a file that extends another needs its own"
-        problems.append(Problem("", missing, own.place.line))
-    extended = str(root.mapping()["extends"].value)
-    problems += _misnamed(base.root, own, extended=extended, schema=schema, source=source)
-    return _Composition(merge(base.root, own), tuple(problems), (text, *base.texts))
+            raise UsageError(f"{str(base_path)!r} is no {kind_of(schema)} document: it lacks `schema: {expected}`")
+    except (UsageError, UnknownNameError) as error:
+        raise refused(str(error)) from error
+    base, found, texts = _compose(base_text, path=base_path, source=str(base_path), schema=schema, chain=chain)
+    validate(base, schema=schema, source=str(base_path), found=found)
+    wrong = _inheritance_problems(base, own, extended=wanted, schema=schema)
+    problems += [locate(words, root=own, location=location, source=source) for location, words in wrong]
+    if "name" not in own.value:
+        problems.append(Problem("", "missing key 'name': a file that extends another needs its own", own.line))
+    # What the base is described as holds for the base alone.
+    extends = own.value.pop("extends")
+    own.value = {"description": Node(f"extends {wanted}", extends.source, extends.line), **own.value}
+    return merge(base, own), problems, [text, *texts]
 
 
-def _misnamed(base: Node, own: Node, *, extended: str, schema: type[Document], source: str) -> Iterator[Problem]:
-    """New list items that lack keys: probably meant as changes of inherited items."""
-    for location, item, known in new_items(base, own):
-        wanted = type_at(schema, location)
-        if isinstance(wanted, type) and any(key not in item.mapping() for key in required_keys(wanted)):
-            noun = re.sub(r"(?<=[a-z])(?=[A-Z])", " ", wanted.__name__).lower()
-            hint = suggest(str(item.name()), known) or f", only {', '.join(known)}"
-            message = f"{extended} has no {noun} {item.name()!r}{hint}"
-            yield locate(message, root=own, location=location, source=source)
-
-
-def _base_path(root: Node, *, path: Path | None, schema: type[Document], source: str) -> Path:
-    """The file of `extends`: in the folder of the derived file, else from the catalog."""
-    wanted = root.mapping()["extends"].value
-    if not isinstance(wanted, str) or not wanted:
-        raise _extends_error(root, "must be one name or path", source=source)
+def _base_path(wanted: str, *, path: Path | None, kind: Kind) -> Path:
+    """The file of `extends`: in the folder of the derived file, else from the catalog; UnknownNameError else."""
     folder = path.parent if path is not None else Path()
     for candidate in [folder / wanted, *(folder / (wanted + suffix) for suffix in SUFFIXES)]:
         itself = path is not None and not is_path(wanted) and candidate.resolve() == path.resolve()
         if _is_file(candidate) and not itself:
             return candidate
-    if is_path(wanted):
-        return folder / _expanded(wanted)
-    try:
-        return find(_EXTENSIBLE[kind_of(schema)], wanted, besides=path)
-    except UnknownNameError as error:
-        raise _extends_error(root, str(error), source=source) from error
-
-
-def _extends_error(root: Node, message: str, *, source: str) -> AxonnTuneError:
-    return DocumentError(source, [locate(message, root=root, location=("extends",), source=source)])
-
-
-def _check_header(reading: Reading, *, schema: type[Document], source: str) -> None:
-    """Refuse a text that is not a mapping, or has another kind or version of document."""
-    if not isinstance(reading.root.value, dict):
-        raise DocumentError(source, [Problem("", "must hold a mapping (key: value lines) at the top level", 1)])
-    expected = _expected(schema)
-    given = reading.root.mapping().get("schema")
-    if given is not None and given.value != expected:
-        message = _header_message(given, expected, schema.renewed_by)
-        problem = Problem("schema", message, given.place.line)
-        raise DocumentError(source, [*reading.problems, problem])
+    return folder / _expanded(wanted) if is_path(wanted) else find(kind, wanted, besides=path)
 
 
 def _header_message(given: Node, expected: str, renewed_by: str) -> str:
@@ -353,105 +315,64 @@ def merge(base: Node, own: Node) -> Node:
     `sources` entry of the number it removes with it.
     """
     if isinstance(base.value, dict) and isinstance(own.value, dict):
-        return Node(_merge_mappings(base.value, own.value), own.place)
-    names = _names(base), _names(own)
-    if names[0] and names[1]:
-        items = dict(names[0])
-        for name, item in names[1].items():
-            items[name] = merge(items[name], item) if name in items else item
-        return Node(tuple(items.values()), own.place)
+        merged, given = dict(base.value), own.value
+        for key, value in given.items():
+            merged[key] = merge(merged[key], value) if key in merged else value
+        if "sources" in merged:
+            restated = given["sources"].mapping() if "sources" in given else {}
+            removed = {key for key, value in given.items() if value.value is None}
+            # Entries are replaced as a whole, since an old kind need not fit a new source.
+            entries = {key: restated.get(key, entry) for key, entry in merged["sources"].mapping().items()}
+            kept = {key: entry for key, entry in entries.items() if key not in removed}
+            merged["sources"] = Node(kept, merged["sources"].source, merged["sources"].line)
+        return Node(merged, own.source, own.line)
+    before, after = base.named(), own.named()
+    if before and after:
+        changed = {name: merge(before[name], item) if name in before else item for name, item in after.items()}
+        return Node([*(before | changed).values()], own.source, own.line)
     return own
 
 
-def _merge_mappings(base: dict[str, Node], own: dict[str, Node]) -> dict[str, Node]:
-    merged = dict(base)
-    for key, value in own.items():
-        merged[key] = merge(base[key], value) if key in base else value
-    if "sources" in merged:
-        removed = {key for key, value in own.items() if value.value is None}
-        merged["sources"] = _merge_sources(merged["sources"], own.get("sources"), removed=removed)
-    return merged
+def _inheritance_problems(
+    base: Node, own: Node, *, extended: str, schema: type[Document], location: Location = ()
+) -> Iterator[tuple[Location, str]]:
+    """What is wrong with `own` as an overlay of `base`: locations in `own`, and messages.
 
-
-def _merge_sources(merged: Node, own: Node | None, *, removed: set[str]) -> Node:
-    """Provenance after merging: entries are replaced as a whole, since an old kind need not fit a new source."""
-    restated = own.mapping() if own is not None else {}
-    entries = {key: restated.get(key, value) for key, value in merged.mapping().items() if key not in removed}
-    return Node(entries, merged.place)
-
-
-def _names(node: Node) -> dict[str, Node]:
-    """Items of a list by name; empty unless this is a list whose items all have different names."""
-    if not isinstance(node.value, tuple):
-        return {}
-    named = {name: item for item in node.value if (name := item.name()) is not None}
-    return named if len(named) == len(node.value) else {}
-
-
-def stale_sources(base: Node, own: Node) -> Iterator[tuple[Location, str]]:
-    """Numbers that `own` changes while it leaves the provenance that `base` gives for them in place.
-
-    Yields the location in `own` and what to add. A machine's sections keep provenance per number in
-    `sources`, a model keeps one `source` for its sizes.
+    Numbers that it changes under the base's provenance (a machine's sections keep provenance per number in `sources`,
+    a model one `source` for its sizes), provenance of numbers that it leaves, and new items of lists that lack keys,
+    which were probably meant as changes of inherited ones.
     """
-    for location, before, after in _counterparts(base, own):
-        inherited, given = before.mapping(), after.mapping()
-        sourced, restated = (keys["sources"].mapping() if "sources" in keys else {} for keys in (inherited, given))
-        for key, value in given.items():
-            if key not in inherited or key == "sources" or not _changes(inherited[key], value):
-                continue
+    inherited, given = base.mapping(), own.mapping()
+    sourced, restated = (keys["sources"].mapping() if "sources" in keys else {} for keys in (inherited, given))
+    for idle in restated:
+        if idle in inherited and idle not in given:
+            yield (*location, "sources", idle), f"has a source but no value here: write {idle!r} in this section too"
+    names = base.named()
+    for key, after in own.items():
+        before = names.get(after.name() or "") if isinstance(key, int) else inherited.get(key)
+        if before is None:
+            wanted = type_at(schema, (*location, key)) if isinstance(key, int) and names and own.named() else None
+            if isinstance(wanted, type) and any(lacking not in after.mapping() for lacking in required_keys(wanted)):
+                noun = re.sub(r"(?<=[a-z])(?=[A-Z])", " ", wanted.__name__).lower()
+                hint = suggest(str(after.name()), names) or f", only {', '.join(names)}"
+                yield (*location, key), f"{extended} has no {noun} {after.name()!r}{hint}"
+            continue
+        changes = after.value is not None and merge(before, after).plain() != before.plain()
+        if isinstance(key, str) and key != "sources" and changes:
             if key in sourced and key not in restated:
-                yield (
-                    (*location, key),
-                    f"changes a number without its provenance: add sources.{key} beside it",
-                )
-            elif _is_number(inherited[key]) and "source" in inherited and "source" not in given:
+                yield (*location, key), f"changes a number without its provenance: add sources.{key} beside it"
+            elif _is_number(before) and "source" in inherited and "source" not in given:
                 yield (*location, key), "changes a number without its provenance: add 'source' to this file"
-
-
-def idle_sources(base: Node, own: Node) -> Iterator[tuple[Location, str]]:
-    """Provenance in `own` of inherited numbers: locations in `own`, and messages."""
-    for location, before, after in _counterparts(base, own):
-        restated = after.mapping().get("sources")
-        for key in restated.mapping() if restated is not None else ():
-            if key in before.mapping() and key not in after.mapping():
-                yield (*location, "sources", key), f"has a source but no value here: write {key!r} in this section too"
-
-
-def new_items(base: Node, own: Node) -> Iterator[tuple[Location, Node, list[str]]]:
-    """Items whose names `base` does not have in the same list: location in `own`, the item, the names there are."""
-    for location, before, after in _counterparts(base, own):
-        known = _names(before)
-        if known and _names(after) and isinstance(after.value, tuple):
-            for index, item in enumerate(after.value):
-                if item.name() not in known:
-                    yield (*location, index), item, list(known)
-
-
-def _counterparts(base: Node, own: Node, *, location: Location = ()) -> Iterator[tuple[Location, Node, Node]]:
-    """Every node of `own` that overrides one of `base`: its location, the base node, itself."""
-    yield location, base, own
-    children: list[tuple[str | int, Node | None, Node]]
-    if isinstance(own.value, tuple):
-        inherited = _names(base)
-        children = [(index, inherited.get(item.name() or ""), item) for index, item in enumerate(own.value)]
-    else:
-        children = [(key, base.child(key), value) for key, value in own.mapping().items()]
-    for key, before, after in children:
-        if before is not None:
-            yield from _counterparts(before, after, location=(*location, key))
-
-
-def _changes(base: Node, own: Node) -> bool:
-    return own.value is not None and merge(base, own).plain() != base.plain()
+        below = (*location, key)
+        yield from _inheritance_problems(before, after, extended=extended, schema=schema, location=below)
 
 
 def _is_number(node: Node) -> bool:
     return isinstance(node.value, (int, float))
 
 
-def apply_overrides(root: Node, assignments: Iterable[str], *, schema: type[Document]) -> Node:
-    """Apply `path=value` assignments in order; UsageError for a path the document does not have.
+def apply_overrides(root: Node, assignments: Iterable[str], *, schema: type[Document]) -> None:
+    """Apply `path=value` assignments in order to a valid document; UsageError for a path that it does not have.
 
     Values are read as YAML scalars or lists. Items of lists are addressed by their name or index:
     `tiers.slingshot.bandwidth_gb_per_s=20`. The provenance of a changed number becomes an
@@ -462,10 +383,12 @@ def apply_overrides(root: Node, assignments: Iterable[str], *, schema: type[Docu
         if not equals or not path.strip():
             raise UsageError(f"--set needs KEY=VALUE, not {assignment!r}")
         location = _resolve(root, path.strip(), schema=schema)
-        value = _value(text, assignment=assignment)
-        root = _replace(root, location, value)
-        root = _restate_source(root, location, value)
-    return root
+        value, section, key = _value(text, assignment=assignment), root.nearest(location[:-1]), location[-1]
+        if isinstance(section.value, list) and isinstance(key, int):
+            section.value[key] = value
+        else:
+            section.value = section.mapping() | {str(key): value}
+        _restate_source(root, location, value)
 
 
 def _resolve(root: Node, path: str, *, schema: type[Document]) -> Location:
@@ -479,7 +402,7 @@ def _resolve(root: Node, path: str, *, schema: type[Document]) -> Location:
         if child is None and (rest or not (get_origin(section) is dict or key in known_keys(section))):
             raise UsageError(f"--set {path}: {_unknown(root, location, key, known_keys(section))}")
         location = (*location, key)
-        node = child if child is not None else Node(None, Position(ORIGIN))
+        node = child if child is not None else Node(None, ORIGIN)
     return location
 
 
@@ -489,8 +412,7 @@ def _unknown(root: Node, location: Location, key: str | int, known: list[str]) -
     if key in known:
         return f"this document has no {root.path((*location, key))!r} to change a part of"
     where = f" in {root.path(location)!r}" if location else ""
-    items: Sequence[Node] = node.value if isinstance(node.value, tuple) else ()
-    named = [name for item in items if (name := item.name()) is not None]
+    named = [name for number, item in node.items() if isinstance(number, int) and (name := item.name()) is not None]
     there = list(dict.fromkeys([*node.mapping(), *known, *named]))
     keys = [name for name in there if name not in ("schema", "sources")]
     listed = f"; there {'is' if len(keys) == 1 else 'are'} {', '.join(keys)}" if keys else ""
@@ -502,7 +424,7 @@ def _unknown(root: Node, location: Location, key: str | int, known: list[str]) -
 
 def _paths(node: Node | None, path: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
     """Paths of the values below a node, by keys and names of items, without their provenance."""
-    children = {} if node is None else {**node.mapping(), **_names(node)}
+    children = {} if node is None else {**node.mapping(), **node.named()}
     if not children:
         yield path
     for key, child in children.items():
@@ -512,68 +434,44 @@ def _paths(node: Node | None, path: tuple[str, ...]) -> Iterator[tuple[str, ...]
 
 def _next_key(node: Node, rest: str) -> tuple[str | int, str]:
     """First key of a dotted path and what follows it; a list item's name may itself contain dots."""
-    if isinstance(node.value, tuple):
-        for index, item in enumerate(node.value):
-            name = item.name()
-            if name is not None and (rest == name or rest.startswith(name + ".")):
-                return index, rest[len(name) + 1 :]
     key, _, after = rest.partition(".")
-    return (int(key) if isinstance(node.value, tuple) and key.isdigit() else key), after
+    if not isinstance(node.value, list):
+        return key, after
+    for index, item in enumerate(node.value):
+        name = item.name()
+        if name is not None and (rest == name or rest.startswith(name + ".")):
+            return index, rest[len(name) + 1 :]
+    return (int(key) if key.isdigit() else key), after
 
 
 def _value(text: str, *, assignment: str) -> Node:
+    """What is assigned; its place is the command line, which has no lines."""
     if not text.strip():
-        return Node(None, Position(ORIGIN))
+        return Node(None, ORIGIN)
     try:
         reading = read_yaml(text, source=ORIGIN)
     except DocumentError as error:
         raise UsageError(f"--set {assignment}: no YAML scalar or list: {error.problems[0].message}") from error
     if reading.problems or isinstance(reading.root.value, dict):
         raise UsageError(f"--set {assignment}: the value must be a YAML scalar or list; quote text that contains ': '")
-    return _placed(reading.root)
+    nodes = [reading.root]
+    for node in nodes:
+        node.line = None
+        nodes += [child for _, child in node.items()]
+    return reading.root
 
 
-def _placed(node: Node) -> Node:
-    """The same value with the command line, which has no lines, as its position."""
-    place = Position(ORIGIN)
-    if isinstance(node.value, tuple):
-        return Node(tuple(_placed(item) for item in node.value), place)
-    if isinstance(node.value, dict):
-        return Node({key: _placed(item) for key, item in node.value.items()}, place)
-    return Node(node.value, place)
-
-
-def _replace(node: Node, location: Location, value: Node | None) -> Node:
-    """The same tree with another value at a location; None removes the key there."""
-    if not location:
-        return value if value is not None else node
-    key, rest = location[0], location[1:]
-    if isinstance(node.value, tuple) and isinstance(key, int):
-        items = list(node.value)
-        items[key] = _replace(items[key], rest, value)
-        return Node(tuple(items), node.place)
-    mapping = dict(node.mapping())
-    if rest or value is not None:
-        mapping[str(key)] = _replace(mapping.get(str(key), Node(None, Position(ORIGIN))), rest, value)
-    else:
-        mapping.pop(str(key), None)
-    return Node(mapping, node.place)
-
-
-def _restate_source(root: Node, location: Location, value: Node) -> Node:
+def _restate_source(root: Node, location: Location, value: Node) -> None:
     """Set the provenance of the number at a location to an assumption on the command line."""
-    origin = Position(ORIGIN)
     for depth in range(len(location) - 1, -1, -1):
         section, key = root.nearest(location[:depth]).mapping(), str(location[depth])
         if "sources" in section and key != "sources":
-            listed = key in section["sources"].mapping()
+            sources = section["sources"].mapping()
             if value.value is None and depth == len(location) - 1:
-                return _replace(root, (*location[:depth], "sources", key), None)
-            if listed or _is_number(value):
-                entry = Node({"kind": Node("assumed", origin), "source": Node(ORIGIN, origin)}, origin)
-                return _replace(root, (*location[:depth], "sources", key), entry)
-            return root
+                sources.pop(key, None)
+            elif key in sources or _is_number(value):
+                sources[key] = Node({"kind": Node("assumed", ORIGIN), "source": Node(ORIGIN, ORIGIN)}, ORIGIN)
+            return
     given = root.mapping().get("source")
     if given is not None and len(location) == 1 and _is_number(value):
-        return _replace(root, ("source",), Node(f"{given.value}; {location[0]}: {ORIGIN}", origin))
-    return root
+        root.mapping()["source"] = Node(f"{given.value}; {location[0]}: {ORIGIN}", ORIGIN)

@@ -16,11 +16,10 @@ from axonn_tune.specs.document import to_yaml
 from axonn_tune.validation.published.rows import SHIPPED
 from tests.unit.learning import test_traces
 from tests.unit.learning.test_collective_logs import NCCL_JSON, OSU, TEXT, written
-from tests.unit.learning.test_training_logs import megatron, torchtitan
+from tests.unit.learning.test_training_logs import OLD, TITAN
 from tests.unit.validation import made
 
 MODEL = {"layers": "32", "hidden": "4096", "heads": "32", "kv_heads": "8", "ffn": "14336", "vocab": "128256"}
-SIZES = {"dp_shard": 8, "local": 2, "gbs": 16, "seq": 8192}
 EIGHT = TEXT.replace("n2 device", "n1 device")
 """A log of two ranks of one node."""
 
@@ -39,7 +38,7 @@ def rows(folder: Path, *, name: str = "steps.csv", keep: str = "torchtitan-0001"
 
 def titan(folder: Path, *, before: str = "") -> Path:
     """A log of torchtitan: 8B on 8 H100, which says nothing of the model's sizes."""
-    return written(folder, before + "\n".join(torchtitan(5762, SIZES)) + "\n", "titan.log")
+    return written(folder, before + "\n".join(TITAN) + "\n", "titan.log")
 
 
 def evidence(*paths: Path, **options: object) -> Evidence:
@@ -58,14 +57,8 @@ def test_each_kind_is_recognised_by_its_content(name: str, tmp_path: Path) -> No
         titan(tmp_path).rename(file)
         options["facts"] = MODEL
     elif name == "megatron":
-        layout = {
-            "world_size": 8,
-            "tensor_model_parallel_size": 8,
-            "pipeline_model_parallel_size": 1,
-            "seq_length": 2048,
-        }
-        file.write_text("\n".join(megatron(3.9, 16, micro_batch_size=1, tflops=400.0, **layout)), "utf-8")
-        options["model"] = "5b"
+        file.write_text("\n".join(OLD), "utf-8")
+        options |= {"model": "5b", "facts": {"seq": 2048, "mbs": 1}}
     elif name in ("nccl", "json", "osu"):
         file.write_text({"nccl": EIGHT, "json": json.dumps(NCCL_JSON), "osu": OSU}[name], "utf-8")
         options |= {"ranks": 8, "nodes": 1}
@@ -77,7 +70,7 @@ def test_each_kind_is_recognised_by_its_content(name: str, tmp_path: Path) -> No
         file.write_text(to_yaml(made.measurements()), "utf-8")
         options = {}
     found = evidence(file, **options)
-    kinds = {"rows": "1 step on 8", "titan": "1 step on 8", "megatron": "1 step on 8", "nccl": "2 collectives"}
+    kinds = {"rows": "1 step on 8", "titan": "1 step on 8", "megatron": "1 step on 128", "nccl": "2 collectives"}
     kinds |= {"json": "1 collective", "osu": "2 collectives", "trace": "5 times", "trace.gz": "5 times"}
     expected = kinds.get(name, "configurations on 8 ranks")
     assert expected in found.sources[0]
@@ -109,7 +102,7 @@ def test_a_log_may_say_much_before_its_steps(tmp_path: Path) -> None:
         ),
         (
             "train.log",
-            "\n".join(megatron(3.9, 16)).replace("(ms)", "(mph)"),
+            "\n".join(OLD).replace("(ms)", "(mph)"),
             r"train.log:\d+: states a step's time in 'mph'",
         ),
         ("measured.yaml", "schema: axonn-tune/measurement/2\nstep: 3\n", "measured.yaml:2"),

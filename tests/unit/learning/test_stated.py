@@ -97,19 +97,6 @@ def test_megatron_axonn_splits_over_three_axes_and_its_micro_batch_over_depth() 
     assert set(case(run).workload.overlaps) & {"gather_prefetch", "weight_gradient"} == {"gather_prefetch"}
 
 
-def test_what_is_not_stated_is_said() -> None:
-    """Guards assumptions: defaults as the framework writes them, vocabulary by the tokenizer, batch."""
-    said = "\n".join(fixture("gpt-one-line.sh").assumed)
-    assert "as Megatron-Core has it: --context-parallel-size 1, --disable-bias-linear False," in said
-    assert "the vocabulary is not stated: 50,257, as of data/gpt2-vocab.json" in said
-    assert "the global batch is not stated: 32, micro-batch times data parallel" in said
-    assert "the FFN's width is not stated: 16,384, 4 of the hidden size" in said
-    preset = "\n".join(fixture("torchtitan-8b.sh").assumed)
-    assert "local_batch_size 1" in preset
-    assert "seq_len 8192" in preset
-    assert "pipeline" not in preset
-
-
 def test_what_only_the_shell_knows_is_empty_after_a_switch_and_asked_for_elsewhere(tmp_path: Path) -> None:
     """Guards `--sequence-parallel $EXTRA`: a switch has no value, which a number needs."""
     run = stated(tmp_path, f"{CORE} --sequence-parallel $EXTRA ${{MORE[@]}} --tensor-model-parallel-size 2 --bf16 $Z")

@@ -69,6 +69,21 @@ def test_a_changed_number_needs_its_own_source(base: Path) -> None:
     ]
 
 
+def test_a_restated_source_is_complete(base: Path) -> None:
+    """Guards provenance against an old document beside a new kind: entries are replaced whole."""
+    body = "tiers:\n  - name: link\n    bandwidth_gb_per_s: 7\n    sources: {bandwidth_gb_per_s: {kind: measured}}\n"
+    (found,) = problems(base, body)
+    assert found.startswith("mine.yaml:7: tiers.link.sources.bandwidth_gb_per_s: missing key 'source'")
+
+
+def test_a_number_that_is_removed_takes_its_source_along(base: Path) -> None:
+    """Guards null for optional numbers."""
+    own = "  vector_tflops: {fp32: 5}\n  sources:\n    vector_tflops: {kind: peak, source: invented}\n"
+    text = MACHINE.read_text("utf-8").replace("  sources:\n", own, 1)
+    (base / "twotier.yaml").write_text(text, encoding="utf-8")
+    assert "vector_tflops" not in derive(base, "accelerator: {vector_tflops: null}\n").accelerator.sources
+
+
 @pytest.mark.parametrize(
     ("name", "words"),
     [("network-1", "did you mean 'network-1.0'?"), ("fabric", "only link, network-1.0")],

@@ -50,8 +50,8 @@ def test_every_value_knows_its_line() -> None:
     """Guards the line numbers of errors, for mapping keys and list items alike."""
     root = read_yaml("# comment\na:\n  b:\n    1\nc:\n  - x\n  -\n    d: 2\n", source="f.yaml").root
     lines = {("a",): 2, ("a", "b"): 3, ("c",): 5, ("c", 0): 6, ("c", 1): 8, ("c", 1, "d"): 8}
-    assert {location: root.nearest(location).place.line for location in lines} == lines
-    assert str(root.nearest(("a", "b")).place) == "f.yaml:3"
+    assert {location: root.nearest(location).line for location in lines} == lines
+    assert str(root.nearest(("a", "b")).source) == "f.yaml"
 
 
 def test_all_problems_are_collected() -> None:

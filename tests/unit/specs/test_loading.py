@@ -86,6 +86,14 @@ def test_numbers_that_are_none_are_refused(value: str) -> None:
     assert "accelerator.memory_gib" in found
 
 
+def test_items_of_lists_have_names_of_their_own_and_problems_of_their_own() -> None:
+    """Guards --set, which could not address a second item of a name; a broken item is not also one too few."""
+    (twice,) = problems(TEXT.replace("name: network-1.0", "name: link"))
+    assert twice.endswith("tiers.1: the name 'link' is taken by an earlier item of this list")
+    found = problems(TEXT.replace("protocols:", "protocols: [{name: simple}]\n  others:", 1))
+    assert not any("items" in one for one in found), found
+
+
 def test_a_missing_file_names_the_nearest(tmp_path: Path) -> None:
     """Guards the commonest slip, a misspelt file name."""
     (tmp_path / "machine.yaml").write_text(TEXT, encoding="utf-8")

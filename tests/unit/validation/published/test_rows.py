@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -12,8 +13,10 @@ from axonn_tune.errors import DocumentError
 from axonn_tune.report.accuracy import accuracy_text
 from axonn_tune.specs.catalog import load_machine
 from axonn_tune.validation.published.accuracy import Accuracy, StepSummary, predict_steps
-from axonn_tune.validation.published.cases import Case, case_of, differences
-from axonn_tune.validation.published.rows import StepRow, read_steps
+from axonn_tune.validation.published.cases import Case, case_of, differences, node_gb_per_s
+from axonn_tune.validation.published.rows import SHIPPED, Place, StepRow, read_records, read_steps
+from axonn_tune.validation.quality import kendall, ranks, spearman
+from tools.measurements import PUBLISHED
 
 HEADER = "id,dataset,gpu,n_gpus,framework,layers,hidden,heads,ffn,vocab,seq,gbs,mbs,tp,recompute,precision"
 VALUES = "one,{dataset},A100-SXM,8,Megatron-DeepSpeed,24,2048,16,8192,51200,1024,64,4,{tensor},full,fp16"
@@ -165,3 +168,46 @@ def test_a_number_format_without_a_peak_says_so(tmp_path: Path) -> None:
     first, second = predict_steps(rows, machine=machine)
     assert first.why_not == "dgx-h100 states no peak for fp16"
     assert second.predicted_s is not None
+
+
+@pytest.mark.parametrize(
+    ("words", "gb_per_s"),
+    [
+        ("800 Gbps/node IB", 100.0),
+        ("NDR 400 Gb/s per GPU InfiniBand", 400.0),
+        ("8x HDR 200Gb/s IB per node", 200.0),
+        ("Omni-Path 100Gb x4/node", 50.0),
+        ("not stated", None),
+    ],
+)
+def test_line_rates_are_read_from_words(words: str, gb_per_s: float | None) -> None:
+    """Guards the network of a row: rates per node, per GPU and per link."""
+    assert node_gb_per_s(Place("A100", network=words, gpus_per_node=8)) == gb_per_s
+
+
+def test_rows_that_cannot_be_predicted_say_why(tmp_path: Path) -> None:
+    """Guards honesty: what is out of scope, or does not fit into memory, has no time but a reason."""
+    large = {"layers": "128", "hidden": "25600", "heads": "160", "ffn": "102400", "tp": "8", "recompute": "none"}
+    for more, why in (
+        ({"gpu": "Abacus 9"}, "no machine profile has the accelerator 'Abacus 9': known are A100"),
+        ({"precision": "fp8"}, "number format 'fp8' is not modelled: bf16, fp16, fp32 and fp64 are"),
+        (large, "does not fit: needs "),
+    ):
+        (found,) = predict_steps([read(tmp_path, more=more)])
+        assert found.predicted_s is None
+        assert found.why_not.startswith(why)
+
+
+def test_correlations_know_both_ends_and_ties() -> None:
+    """Guards signs, the mean of ranks that ties share, and the undefined case."""
+    assert ranks([3.0, 1.0, 3.0]) == [2.5, 1.0, 2.5]
+    assert spearman([1, 2, 3], [2, 4, 9]) == pytest.approx(1.0)
+    assert kendall([1, 2, 3], [3, 2, 1]) == pytest.approx(-1.0)
+    assert math.isnan(spearman([1, 1], [1, 2]))
+
+
+def test_shipped_rows_name_a_known_source() -> None:
+    """Guards provenance: every shipped row's source has an address."""
+    known = {record["source"] for _, record in read_records(SHIPPED / "sources.csv", needed=("source",))}
+    for path in (SHIPPED / "steps.csv", *(PUBLISHED / f"{name}.csv" for name in ("collectives", "gemm", "memory"))):
+        assert {record["source"] for _, record in read_records(path, needed=("source",))} <= known
