@@ -88,20 +88,9 @@ def ranking_table(
     families: places of rows that the entries stand for, too. terminal: characters of a line of the terminal, where bars
     are drawn if they fit; 0 for none.
     """
-    problem, best, narrow = ranked.problem, ranked.fastest_elsewhere(), not (names or wide)
+    problem, narrow = ranked.problem, not (names or wide)
     framework, limit_bytes = problem.framework, memory_limit_bytes(problem.machine.accelerator)
-    folded = {one[0] + 1: ",".join(str(ranked.layout(place).grid.context) for place in one[1:]) for one in families}
-    # In CSV with its fraction of a byte, as it always was.
-    found = [
-        {
-            **entry_json(entry, ranked),
-            "memory_bytes": entry.memory_bytes,
-            "memory_limit_bytes": limit_bytes,
-            "shortest": same_step(entry, best),
-            "alike": folded.get(entry.rank or 0, "") if isinstance(entry, PricedLayout) else "",
-        }
-        for entry in entries
-    ]
+    found = _rows(ranked, entries, families, limit_bytes)
     axes, equal = shown_axes(problem), list[str]()
     if narrow and len(found) > 1:
         alone = [axis for axis in axes if framework.names or axis not in AXES]
@@ -131,7 +120,7 @@ def ranking_table(
         "rejected_because": COLUMNS["rejected_because"],
     }
     notes = []
-    if any(folded.values()):
+    if any(row["alike"] for row in found):
         replicas = framework.called("data")
         notes.append(
             f"or {context}: the same layout with this {context}, as many times the micro-batch and as few {replicas}; "
@@ -158,6 +147,23 @@ def ranking_table(
         if gone := [columns[name].short for name in whole.names if name not in table.names]:
             table = replace(table, notes=[*notes, f"No room for {', '.join(gone)}: --wide shows all."])
     return _with_bars(table, terminal)
+
+
+def _rows(ranked: Priced, entries: Sequence[Row], families: Sequence[Sequence[int]], limit_bytes: float) -> list[Json]:
+    """The entries as configurations of the contract, with what tables need beside."""
+    best = ranked.fastest_elsewhere()
+    folded = {one[0] + 1: ",".join(str(ranked.layout(place).grid.context) for place in one[1:]) for one in families}
+    # In CSV with its fraction of a byte, as it always was.
+    return [
+        {
+            **entry_json(entry, ranked),
+            "memory_bytes": entry.memory_bytes,
+            "memory_limit_bytes": limit_bytes,
+            "shortest": same_step(entry, best),
+            "alike": folded.get(entry.rank or 0, "") if isinstance(entry, PricedLayout) else "",
+        }
+        for entry in entries
+    ]
 
 
 def _with_bars(table: Table, terminal: int) -> Table:
@@ -644,6 +650,7 @@ def ranking_remarks(ranked: Priced, *, listed: int = LISTED) -> list[str]:
         ties_remark(ranked),
         outside_remark(ranked, listed),
         rejected_remark(ranked),
+        searched_remark(ranked),
     ]
     return [sentence for sentence in said if sentence]
 
@@ -836,22 +843,18 @@ def _configuration(entry: PricedLayout, problem: Problem) -> str:
 
 
 def rejected_remark(ranked: Priced) -> str:
-    """Number of rejected grids by constraint, and of priced candidates."""
+    """Number of rejected grids by constraint."""
     found, problem = ranked.searched, ranked.problem
-    fit = "fits" if found.feasible == 1 else "fit"
-    of = counted(found.candidates, "candidate")
-    priced = f"{found.feasible:,} of {of} {fit}, priced in {show_seconds(found.seconds)}."
     left_out = found.grids - len(ranked.ranks())
     if not left_out:
-        grids = "The only grid is" if found.grids == 1 else f"All {found.grids:,} grids are"
-        return f"{grids} feasible; {priced}"
+        return "The only grid is feasible." if found.grids == 1 else f"All {found.grids:,} grids are feasible."
     most_first = sorted(found.rejected.items(), key=lambda one: -one[1])
     checks = constraints(problem.model, problem.workload, problem.framework)
     called = _CONSTRAINTS | {one.name: one.brief(problem.framework) for one in checks}
     reasons = ", ".join(f"{number:,} {called.get(name, name)}" for name, number in most_first)
     several = " (a grid can break several)" if sum(found.rejected.values()) > left_out else ""
     of, are, them = counted(found.grids, "grid"), *(("is", "it") if left_out == 1 else ("are", "them"))
-    return f"{left_out:,} of {of} {are} rejected: {reasons}{several}; --all lists {them}. {priced}"
+    return f"{left_out:,} of {of} {are} rejected: {reasons}{several}; --all lists {them}."
 
 
 _CONSTRAINTS = {
@@ -859,3 +862,10 @@ _CONSTRAINTS = {
     MICRO_BATCH: "without a micro-batch that divides the batch",
     PINNED: "other than pinned",
 }
+
+
+def searched_remark(ranked: Priced) -> str:
+    """Number of priced candidates, and the time, on a line of its own."""
+    found = ranked.searched
+    fit, of = "fits" if found.feasible == 1 else "fit", counted(found.candidates, "candidate")
+    return f"{found.feasible:,} of {of} {fit}, priced in {show_seconds(found.seconds)}."

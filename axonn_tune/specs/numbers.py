@@ -83,19 +83,17 @@ def _changed(section: T, path: str, change: Callable[[float], float]) -> T:
     if not path:
         return change(section)  # type: ignore[arg-type, return-value]
     if isinstance(section, tuple):
-        return tuple(_changed_item(item, path, change) for item in section)  # type: ignore[return-value]
+        # Names of items may hold dots.
+        begins = ((item, f"{_name(item)}.") for item in section)
+        return tuple(  # type: ignore[return-value]
+            _changed(item, path.removeprefix(own), change) if path.startswith(own) else item for item, own in begins
+        )
     word, _, rest = path.partition(".")
     if isinstance(section, dict):
         return {**section, word: _changed(section[word], rest, change)} if word in section else section  # type: ignore[return-value]
     assert isinstance(section, Document), path
     below = getattr(section, word)
     return section if below is None else section.model_copy(update={word: _changed(below, rest, change)})
-
-
-def _changed_item(item: T, path: str, change: Callable[[float], float]) -> T:
-    """An item of a list, changed if the path begins with its name, which may hold dots."""
-    own = _name(item)
-    return _changed(item, path[len(own) + 1 :], change) if path.startswith(f"{own}.") else item
 
 
 def _name(item: object) -> str:

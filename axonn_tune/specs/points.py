@@ -182,7 +182,9 @@ class PointLog:
         found = read_points(self.path)
         before, now = found.setting, setting
         different = [name for name in _SAME if getattr(before, name) != getattr(now, name)]
-        if [_trained(launch) for launch in before.launches] != [_trained(launch) for launch in now.launches]:
+        # A launch config without its provenance, to compare steps by.
+        trained = [[(one.model, one.workload, one.micro_batch) for one in of.launches] for of in (before, now)]
+        if trained[0] != trained[1]:
             different.append("model or batch")
         if [place.host for place in before.ranks] != [place.host for place in now.ranks]:
             different.append(f"ranks ({len(before.ranks)} then, {len(now.ranks)} now)")
@@ -191,11 +193,6 @@ class PointLog:
                 f"{str(self.path)!r} has other settings, so its points cannot be continued: {', '.join(different)}"
             )
         return found
-
-
-def _trained(launch: Launch) -> tuple[object, ...]:
-    """A launch config without its provenance, to compare steps by."""
-    return launch.model, launch.workload, launch.micro_batch
 
 
 def read_points(path: str | Path) -> PointFile:
