@@ -30,11 +30,15 @@ forward all-reduce of one half behind the other half's work (only with a split m
 RankBy: TypeAlias = Literal["communication", "exposed", "iteration"]
 Cost: TypeAlias = Literal["alpha-beta", "paper", "paper-released", "paper-mended"]
 COSTS: tuple[Cost, ...] = get_args(Cost)
+ALPHA_BETA: Cost = "alpha-beta"
+"""Our own cost model."""
 Settings: TypeAlias = Mapping[str, object] | Sequence[str]
 """Changed values by their dotted keys, `{"machine.accelerator.memory_gib": 80}`, or as `KEY=VALUE` texts."""
 
 DEFAULT_MACHINE = "perlmutter"
 """The default machine of a search."""
+DEFAULT_TOP = 10
+"""Rows of a ranking that are listed, with exact steps, unless more are asked for."""
 LARGEST_SIZE = 2**31 - 1
 """Largest size of models, batches and grids that documents and options may state."""
 SEARCHING = ("search", "explain", "sweep", "compare", "validate", "regress")
@@ -307,7 +311,7 @@ class Request:
         _RANK,
         "Cost model to rank by. May be repeated: the first ranks, the others' ranks are extra columns.",
         "choice",
-        default=("alpha-beta",),
+        default=(ALPHA_BETA,),
         choices=COSTS,
         several=True,
         commands=("search",),

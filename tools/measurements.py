@@ -29,8 +29,8 @@ from axonn_tune.grid import Grid, GroupShape
 from axonn_tune.job import Layout
 from axonn_tune.program.dimensions import symbol_values
 from axonn_tune.program.memory import persistent_items, saved_arrays
+from axonn_tune.program.operations import PLAIN
 from axonn_tune.program.pipeline import in_flight, model_parts
-from axonn_tune.program.size import PLAIN
 from axonn_tune.program.step import Stage, StepProgram, build_step
 from axonn_tune.report.output import Json, json_text
 from axonn_tune.report.pairs import ERRORS, quality_text

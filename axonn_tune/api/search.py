@@ -26,7 +26,7 @@ from axonn_tune.ranking.nearest import faster_batch
 from axonn_tune.ranking.priced import Priced, SearchCounts
 from axonn_tune.report.output import Json, Table, json_text
 from axonn_tune.report.ranking import Row, ranking_document, ranking_remarks, ranking_table, why_first, with_shortest
-from axonn_tune.request import COSTS, Option, Request, options_of
+from axonn_tune.request import ALPHA_BETA, DEFAULT_TOP, Option, Request, options_of
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -184,8 +184,6 @@ MOST_LISTED = 20_000
 """Rows that are rendered at once, in 0.1 ms each."""
 
 Format: TypeAlias = Literal["table", "json", "csv", "md"]
-DEFAULT_TOP = 10
-"""Rows listed unless more are asked for, as on the command line."""
 
 
 @by_keywords(Request)
@@ -258,10 +256,14 @@ class SearchResult(ReportedResult, Sequence[PricedLayout]):
 
     @property
     def remarks(self) -> list[str]:
-        """Remarks: why #1 beats #2, ties, rejections."""
+        """Remarks on the table as it is shown without options: why #1 beats #2, ties, rejections."""
+        return self.remarks_below()
+
+    def remarks_below(self, *, top: int = DEFAULT_TOP) -> list[str]:
+        """The same on a table of the first `top` rows (0: all), whose marks they explain."""
         problem = self.inputs.problem
-        hint = faster_batch(problem) if len(self) and self.ranked.cost == COSTS[0] else ""
-        return [*([hint] if hint else []), *ranking_remarks(self.ranked)]
+        hint = faster_batch(problem) if len(self) and self.ranked.cost == ALPHA_BETA else ""
+        return [*([hint] if hint else []), *ranking_remarks(self.ranked, listed=top or len(self))]
 
     def explain(self, rank: int = 1) -> Explanation:
         """One configuration, term by term; UsageError if fewer are ranked, NothingFeasibleError if none is."""

@@ -26,8 +26,7 @@ from axonn_tune.launch.host import installed
 from axonn_tune.learning.evidence import Adjust, Sample, probe_samples
 from axonn_tune.learning.learn import FACTORS, Prior, posterior_of
 from axonn_tune.program.dimensions import symbol_values
-from axonn_tune.program.operations import Attention, Kernel, MatMul
-from axonn_tune.program.size import PLAIN
+from axonn_tune.program.operations import PLAIN, Attention, Kernel, MatMul
 from axonn_tune.program.step import build_step, bundled
 from axonn_tune.specs.machine import (
     COLLECTIVE_KINDS,

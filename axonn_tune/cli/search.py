@@ -38,7 +38,7 @@ from axonn_tune.cli.options import (
     write_html,
     write_or_print,
 )
-from axonn_tune.request import options_of
+from axonn_tune.request import DEFAULT_TOP, options_of
 
 if TYPE_CHECKING:
     from axonn_tune.api.analysis import ExplainFormat, Explanation
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 
 @click.command("search", cls=SearchCommand, short_help="Rank every grid of a number of GPUs.")
 @search_options()
-@click.option("--top", type=Count(0), metavar="N", default=10, show_default=True, help="Rows to list; 0: all.")
+@click.option("--top", type=Count(0), metavar="N", default=DEFAULT_TOP, show_default=True, help="Rows to list; 0: all.")
 @click.option("--all", "with_rejected", is_flag=True, help="List rejected grids too, with the reasons.")
 @click.option(
     "--unfold",
@@ -131,7 +131,7 @@ def search_command(
     show(found, shown, html=html, quiet=quiet)
     found.ranked.require_any()
     if output_format in ("table", "md") and not quiet:
-        click.echo("\n" + "\n".join(map(wrapped, found.remarks)), err=True)
+        click.echo("\n" + "\n".join(map(wrapped, found.remarks_below(top=top))), err=True)
         say_assumed(found.inputs)
         if not (output or given("cost")):
             click.echo(_next(found), err=True)

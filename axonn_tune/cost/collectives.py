@@ -24,8 +24,7 @@ from functools import lru_cache
 from math import gcd
 
 from axonn_tune.grid import GroupShape
-from axonn_tune.program.operations import OpKind, priced_kind
-from axonn_tune.program.size import Arithmetic, Value
+from axonn_tune.program.operations import Arithmetic, OpKind, Value, priced_kind
 from axonn_tune.specs.machine import Algorithm, CollectiveKind, Machine, Protocol, Tier
 
 TREE_BANDWIDTH_SHARE = 0.92

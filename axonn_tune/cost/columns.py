@@ -21,9 +21,8 @@ from axonn_tune.cost.collectives import lines, route
 from axonn_tune.cost.compute import ComputeClock, ComputeRates, contended_s
 from axonn_tune.cost.replay import ChunkTimes, Lines, Replay, StageWork, keeping_of, kept_of
 from axonn_tune.grid import GroupShape
-from axonn_tune.program.operations import OpKind
+from axonn_tune.program.operations import COLUMNS, OpKind, Value
 from axonn_tune.program.schedule import StepSchedule
-from axonn_tune.program.size import COLUMNS, Value
 from axonn_tune.program.step import ONLY, Stage, StepProgram
 from axonn_tune.specs.machine import Machine
 

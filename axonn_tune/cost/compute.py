@@ -13,8 +13,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from axonn_tune.frameworks.description import FUSED
-from axonn_tune.program.operations import MATRIX_ALIGNMENT, Attention, Computation, Kernel, MatMul
-from axonn_tune.program.size import Arithmetic, Value
+from axonn_tune.program.operations import MATRIX_ALIGNMENT, Arithmetic, Attention, Computation, Kernel, MatMul, Value
 from axonn_tune.program.step import ONLY, Stage, StepProgram
 from axonn_tune.specs.machine import Accelerator, MatmulLayout, Software
 from axonn_tune.specs.workload import Precision

@@ -21,8 +21,8 @@ from axonn_tune.cost.compute import contended_s
 from axonn_tune.cost.replay import ChunkTimes
 from axonn_tune.frameworks.description import Framework, PipelineSchedule
 from axonn_tune.grid import GroupShape
+from axonn_tune.program.operations import Arithmetic, Value
 from axonn_tune.program.pipeline import Count, Integers, check_shape, forward_sequence, group_size, messages, warm_up
-from axonn_tune.program.size import Arithmetic, Value
 from axonn_tune.specs.machine import Machine
 
 Floats: TypeAlias = NDArray[np.float64]

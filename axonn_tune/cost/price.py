@@ -34,6 +34,7 @@ from axonn_tune.program.dimensions import (
 from axonn_tune.program.memory import Memory, memory_limit_bytes, price_memory
 from axonn_tune.program.operations import (
     MATRIX_ALIGNMENT,
+    PLAIN,
     Attention,
     Collective,
     Computation,
@@ -43,7 +44,6 @@ from axonn_tune.program.operations import (
     Role,
 )
 from axonn_tune.program.schedule import StepSchedule, build_schedule
-from axonn_tune.program.size import PLAIN
 from axonn_tune.program.step import ONLY, Stage, StepProgram, build_step, chunks_of, stages_alike
 from axonn_tune.specs.machine import Machine, Software
 from axonn_tune.specs.model import Model

@@ -18,9 +18,8 @@ from numpy.typing import NDArray
 
 from axonn_tune.cost.collectives import collective_time_s
 from axonn_tune.cost.compute import ComputeClock, compute_s
-from axonn_tune.program.operations import ONCE, Collective, Computation, OpKind
+from axonn_tune.program.operations import ONCE, Collective, Computation, OpKind, Size, Value
 from axonn_tune.program.schedule import ISSUE, RUN, SYNC, WAIT, Instructions, MicroBatch, StepSchedule
-from axonn_tune.program.size import Size, Value
 from axonn_tune.program.step import ONLY, Stage, StepProgram
 from axonn_tune.specs.traces import (
     COMPUTE_LANE,

@@ -24,7 +24,7 @@ from axonn_tune.cost.compute import exposed_s
 from axonn_tune.frameworks import SOFTWARE_SPREADS, base_software, software_key
 from axonn_tune.frameworks.description import Framework
 from axonn_tune.job import Job, Layout
-from axonn_tune.program.size import Value
+from axonn_tune.program.operations import Value
 from axonn_tune.specs.machine import Learned, LearnedNumber, Machine
 from axonn_tune.specs.numbers import scaled
 

@@ -14,6 +14,7 @@ from axonn_tune.errors import UsageError
 from axonn_tune.files import write_text_atomically
 from axonn_tune.frameworks.axonn_tune import AXONN_TUNE
 from axonn_tune.grid import AXES, Grid
+from axonn_tune.request import ALPHA_BETA
 from axonn_tune.specs.document import to_yaml
 from axonn_tune.specs.launch import (
     PURPOSES,
@@ -167,7 +168,7 @@ def predict(priced: Detail) -> Prediction:
         machine=machine.name,
         accelerator=machine.accelerator.name,
         peak_tflops=machine.accelerator.peak_tflops[priced.job.workload.precision],
-        cost="alpha-beta",
+        cost=ALPHA_BETA,
         terms=tuple(map(CollectiveTerm.from_fields_of, priced.terms)),
     )
 

@@ -22,7 +22,7 @@ from axonn_tune.frameworks.axonn_tune import AXONN_TUNE
 from axonn_tune.frameworks.description import Framework
 from axonn_tune.grid import GroupShape
 from axonn_tune.job import Job, Layout
-from axonn_tune.program.size import PLAIN
+from axonn_tune.program.operations import PLAIN
 from axonn_tune.specs.launch import CollectiveTerm, Launch, configuration_name
 from axonn_tune.specs.machine import Machine
 from axonn_tune.specs.model import Model

@@ -11,7 +11,7 @@ from axonn_tune.frameworks.description import Framework
 from axonn_tune.grid import AXES, Grid, distinct_orders
 from axonn_tune.job import Layout
 from axonn_tune.learning.evidence import Setup
-from axonn_tune.program.constraints import broken_constraints
+from axonn_tune.program.dimensions import broken_constraints
 from axonn_tune.ranking.choosing import search
 from axonn_tune.ranking.priced import Priced
 from axonn_tune.ranking.space import Problem

@@ -31,10 +31,12 @@ from axonn_tune.program.operations import (
     OpKind,
     Phase,
     Role,
+    Size,
     Traffic,
+    as_size,
     kernel_set,
+    symbol,
 )
-from axonn_tune.program.size import Size, as_size, symbol
 from axonn_tune.specs.machine import MatmulLayout
 from axonn_tune.specs.model import Model
 from axonn_tune.specs.workload import ElementSizes

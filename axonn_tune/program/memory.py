@@ -13,8 +13,7 @@ from functools import lru_cache
 from typing import TypeAlias
 
 from axonn_tune.program.layers import BLOCK, LayerInputs, X, Y
-from axonn_tune.program.operations import Array, Collective, Operation, Role
-from axonn_tune.program.size import PLAIN, Arithmetic, Size, Value, symbol
+from axonn_tune.program.operations import PLAIN, Arithmetic, Array, Collective, Operation, Role, Size, Value, symbol
 from axonn_tune.program.step import ONLY, Stage, StepProgram
 from axonn_tune.specs.machine import Accelerator
 from axonn_tune.units import GIB

@@ -37,8 +37,7 @@ from axonn_tune.program.layers import (
     X,
     Y,
 )
-from axonn_tune.program.operations import MATRIX_ALIGNMENT, ONCE, Collective, MatMul, Operation, Phase
-from axonn_tune.program.size import Size, symbol
+from axonn_tune.program.operations import MATRIX_ALIGNMENT, ONCE, Collective, MatMul, Operation, Phase, Size, symbol
 from axonn_tune.specs.model import Model
 from axonn_tune.specs.workload import Recompute, Workload
 
@@ -70,7 +69,8 @@ class Stage:
         return held.get(operation.layer, True)
 
 
-ONLY = Stage()
+ONLY, FIRST, MIDDLE, LAST = Stage(), Stage(True, False), Stage(False, False), Stage(False, True)
+"""The stage of a step without pipeline stages, and those of one with several."""
 
 
 def stages_alike(parts: tuple[int, ...], stages: int) -> dict[tuple[Stage, tuple[int, ...]], list[int]]:

@@ -15,8 +15,7 @@ from axonn_tune.cost.price import PricedLayout, Term
 from axonn_tune.errors import UsageError, suggest
 from axonn_tune.frameworks.axonn_tune import AXONN_TUNE
 from axonn_tune.grid import AXES, PAPER_ORDER, Grid
-from axonn_tune.program.operations import Collective
-from axonn_tune.program.size import as_size
+from axonn_tune.program.operations import Collective, as_size
 from axonn_tune.ranking.choosing import search
 from axonn_tune.ranking.priced import Priced, Rejected, count_ties
 from axonn_tune.ranking.space import Problem

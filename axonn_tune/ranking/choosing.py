@@ -19,24 +19,19 @@ from axonn_tune.cost.replay import ChunkTimes, StageWork
 from axonn_tune.errors import UsageError
 from axonn_tune.frameworks import software_on, step_on
 from axonn_tune.frameworks.description import StepOptions
-from axonn_tune.grid import AXES, GroupShape
-from axonn_tune.program.constraints import MEMORY, MICRO_BATCH, PINNED
-from axonn_tune.program.dimensions import table_alignment
-from axonn_tune.program.operations import MATRIX_ALIGNMENT
+from axonn_tune.grid import GroupShape
+from axonn_tune.program.dimensions import MEMORY, MICRO_BATCH, PINNED, table_alignment
+from axonn_tune.program.operations import COLUMNS, MATRIX_ALIGNMENT
 from axonn_tune.program.schedule import build_schedule
-from axonn_tune.program.size import COLUMNS
-from axonn_tune.program.step import ONLY, Stage, StepProgram, build_step, chunks_of, stages_alike
-from axonn_tune.ranking.priced import ALPHA_BETA, Columns, Priced, SearchCounts, order_of, ranking_metric
+from axonn_tune.program.step import FIRST, LAST, MIDDLE, ONLY, Stage, StepProgram, build_step, chunks_of, stages_alike
+from axonn_tune.ranking.priced import Columns, Priced, SearchCounts, order_of, ranking_metric
 from axonn_tune.ranking.space import (
-    FIRST,
-    LAST,
-    MIDDLE,
     Fitting,
     Grids,
     Placements,
     Problem,
-    RankBy,
     Shapes,
+    count_candidates,
     fit_memory,
     list_candidates,
     list_grids,
@@ -46,6 +41,7 @@ from axonn_tune.ranking.space import (
     uneven_chunks,
     with_uneven_chunks,
 )
+from axonn_tune.request import ALPHA_BETA, DEFAULT_TOP, RankBy
 from axonn_tune.specs.workload import RECOMPUTES, Recompute
 from axonn_tune.units import seconds
 
@@ -55,13 +51,8 @@ if TYPE_CHECKING:
 LARGEST_COUNT = 2**40
 """Counts from here on do not fit the columns, whose arithmetic must stay exact."""
 
-RANK_BY: tuple[RankBy, ...] = ("communication", "exposed", "iteration")
 
-LISTED = 10
-"""Default number of grids that are ranked by exact steps."""
-
-
-def search(problem: Problem, *, variants: bool = False, exact: int = LISTED) -> Priced:
+def search(problem: Problem, *, variants: bool = False, exact: int = DEFAULT_TOP) -> Priced:
     """Rank every grid of a GPU count; with `variants` every candidate of it. Nothing feasible: an empty ranking.
 
     exact: number of ranks in the order of exact steps; with pipeline stages, the rest is ranked by a bound. Displayed
@@ -72,7 +63,7 @@ def search(problem: Problem, *, variants: bool = False, exact: int = LISTED) -> 
     request, options = problem.request, step_on(problem.framework, problem.machine)
     grids = list_grids(problem)
     shapes = list_shapes(grids, problem)
-    candidates = _count_candidates(shapes, grids, problem)
+    candidates = count_candidates(shapes, grids)
     require_searchable(candidates)
     programs = {kind: step_program(problem, options, kind) for kind in request.recomputes}
     fittings = {kind: fit_memory(shapes, program) for kind, program in programs.items()}
@@ -99,7 +90,7 @@ def search(problem: Problem, *, variants: bool = False, exact: int = LISTED) -> 
         promising = _promising(columns, shapes, problem, count=exact)
         promising[unpriced] = True
         more, before = with_uneven_chunks(shapes, uneven if variants else uneven[promising[uneven]]), len(shapes)
-        candidates += _count_candidates(more, grids, problem)
+        candidates += count_candidates(more, grids)
         fitted = {kind: fit_memory(more, program) for kind, program in programs.items()}
         found = priced(more, fitted)
         columns = _joined([columns, replace(found, shape=found.shape + before)])
@@ -560,16 +551,6 @@ def _best_of_each(columns: Columns, shapes: Shapes, *, rank_by: RankBy) -> Integ
     lowest = np.full(int(grid.max(initial=-1)) + 1, np.inf)
     np.minimum.at(lowest, grid, metric)
     return np.flatnonzero(metric == lowest[grid])
-
-
-def _count_candidates(shapes: Shapes, grids: Grids, problem: Problem) -> int:
-    """Candidates before the memory check: shapes times distinct rank orders times kinds of recompute."""
-    recomputes = problem.request.recomputes
-    if len(problem.orders) == 1:
-        return len(shapes) * len(recomputes)
-    wide = (grids.sizes[shapes.grid][:, : len(AXES)] > 1).sum(axis=1)
-    orders = np.array([1, 1, 2, 6, 24])[wide]
-    return int(orders.sum()) * len(recomputes)
 
 
 def _count_rejected(grids: Grids, shapes: Shapes, used: Integers, pins: Mapping[str, int]) -> dict[str, int]:

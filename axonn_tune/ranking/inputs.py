@@ -16,7 +16,7 @@ from axonn_tune.frameworks.axonn_tune import AXONN_TUNE
 from axonn_tune.frameworks.description import Framework, StepOptions
 from axonn_tune.grid import ALL_AXES
 from axonn_tune.ranking.space import Problem
-from axonn_tune.request import OVERLAPS, Request, parse_tokens
+from axonn_tune.request import OVERLAPS, Request
 from axonn_tune.specs.catalog import Loaded, MachineLike, load_machine, load_model, route_overrides
 from axonn_tune.specs.document import known_keys
 from axonn_tune.specs.loading import DOCUMENT_BYTES, read_text
@@ -53,6 +53,7 @@ def load_inputs(request: Request) -> Inputs:
         framework = framework.with_step(**dict(map(_step_setting, settings["step"])))
     if request.order is not None:
         request = replace(request, order=parse_order(request.order, framework))
+    assert not isinstance(request.tokens_total, str), "a request reads it"
     pipeline = bool(request.pipeline) or (framework.ranked_by == "iteration" and "pipeline" in framework.axes)
     rank_by = "iteration" if request.rank_by == "step" else request.rank_by
     problem = Problem(
@@ -64,7 +65,7 @@ def load_inputs(request: Request) -> Inputs:
         request=request,
         rank_by=rank_by or ("iteration" if pipeline else framework.ranked_by),
         pipeline=pipeline,
-        tokens_total=None if request.tokens_total is None else parse_tokens(request.tokens_total),
+        tokens_total=request.tokens_total,
     )
     _check(problem)
     return Inputs(problem, model, machine)

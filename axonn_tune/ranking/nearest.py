@@ -11,7 +11,7 @@ import numpy as np
 from axonn_tune.frameworks import find_framework
 from axonn_tune.frameworks.axonn_tune import AXONN_TUNE
 from axonn_tune.grid import ALL_AXES
-from axonn_tune.program.constraints import MEMORY, MICRO_BATCH
+from axonn_tune.program.dimensions import MEMORY, MICRO_BATCH
 from axonn_tune.ranking.choosing import search, step_program
 from axonn_tune.ranking.space import Fitting, Grids, Problem, Shapes, fit_memory, list_grids, list_shapes
 from axonn_tune.request import flag

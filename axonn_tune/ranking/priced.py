@@ -19,17 +19,16 @@ from axonn_tune.cost.uncertainty import DEVIATIONS, difference_spread, own_bound
 from axonn_tune.errors import NothingFeasibleError, UsageError
 from axonn_tune.grid import ALL_AXES, Grid
 from axonn_tune.job import Layout
-from axonn_tune.program.constraints import MEMORY, MICRO_BATCH, PINNED
-from axonn_tune.program.dimensions import executed_flops
+from axonn_tune.program.dimensions import MEMORY, MICRO_BATCH, PINNED, executed_flops
 from axonn_tune.program.step import StepProgram
-from axonn_tune.ranking.space import Fitting, Grids, Placements, Problem, RankBy, Shapes
+from axonn_tune.ranking.space import Fitting, Grids, Placements, Problem, Shapes
+from axonn_tune.request import ALPHA_BETA, RankBy
 from axonn_tune.specs.workload import RECOMPUTES, Recompute
 from axonn_tune.units import GIB, counted
 
 if TYPE_CHECKING:
     from axonn_tune.cost.pipeline import Pipelines
 
-ALPHA_BETA = "alpha-beta"
 WORTH_SAYING = 0.01
 """Share of a step that another layout must save to be named."""
 

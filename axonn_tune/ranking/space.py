@@ -32,24 +32,21 @@ from axonn_tune.grid import (
     split_axes,
 )
 from axonn_tune.job import Job
-from axonn_tune.program.constraints import Constraint, constraints
-from axonn_tune.program.dimensions import dimensions, loss_chunks
+from axonn_tune.program.dimensions import Constraint, constraints, dimensions, loss_chunks
 from axonn_tune.program.memory import Memory, memory_limit_bytes, price_memory
-from axonn_tune.program.size import COLUMNS, Value
-from axonn_tune.program.step import Stage, StepProgram
-from axonn_tune.request import NO_REQUEST, Recompute, Request
-from axonn_tune.request import RankBy as RankBy
+from axonn_tune.program.operations import COLUMNS, Value
+from axonn_tune.program.step import FIRST, LAST, MIDDLE, Stage, StepProgram
+from axonn_tune.request import NO_REQUEST, RankBy, Recompute, Request
 from axonn_tune.specs.model import Model
 from axonn_tune.specs.workload import Workload
-
-FIRST, MIDDLE, LAST = Stage(True, False), Stage(False, False), Stage(False, True)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Problem(Job):
     """A job and what of its layouts is searched.
 
-    request: its pins restrict the layouts. pipeline: pipeline stages are part of the search.
+    request: its pins restrict the layouts. rank_by, pipeline: the criterion, and whether pipeline stages are part of
+    the search, as decided where the request leaves them to the framework, or another search is made of the same.
     """
 
     gpus: int
@@ -439,7 +436,7 @@ class Placements:
 def list_placements(grids: Grids, used: Integers, problem: Problem, groups: tuple[str, ...]) -> Placements:
     """Every distinct rank order of each grid in `used`, with the shapes of all its groups."""
     order_numbers = _orders_by_width(problem)
-    wide = (grids.sizes[used] > 1) @ (1 << np.arange(len(grids.axes)))
+    wide = _width(grids, used)
     counts = np.array([len(order_numbers[int(mask)]) for mask in wide], dtype=np.int64)
     grid = np.repeat(used, counts)
     order = np.array([number for mask in wide for number in order_numbers[int(mask)]], dtype=np.int64)
@@ -449,6 +446,19 @@ def list_placements(grids: Grids, used: Integers, problem: Problem, groups: tupl
     level = {axis: _level(axis, grids, grid, order, problem.orders) for axis in problem.axes}
     routes = {axes: _routes(axes, level, known, rows=len(grid), world=problem.gpus) for axes in groups}
     return Placements(grid, order, problem.orders, routes, tuple(known), of_grid)
+
+
+def count_candidates(shapes: Shapes, grids: Grids) -> int:
+    """Candidates before the memory check: shapes times distinct rank orders times kinds of recompute."""
+    numbers = _orders_by_width(shapes.problem)
+    orders = np.array([len(numbers[mask]) for mask in range(len(numbers))])
+    return int(orders[_width(grids, shapes.grid)].sum()) * len(shapes.problem.request.recomputes)
+
+
+def _width(grids: Grids, rows: Integers) -> Integers:
+    """Axes wider than 1 of each grid in `rows`, as a bit mask."""
+    mask: Integers = (grids.sizes[rows] > 1) @ (1 << np.arange(len(grids.axes)))
+    return mask
 
 
 def _orders_by_width(problem: Problem) -> Mapping[int, tuple[int, ...]]:

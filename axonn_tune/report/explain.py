@@ -39,8 +39,7 @@ from axonn_tune.cost.spans import first_passes
 from axonn_tune.frameworks.axonn_tune import AXONN_TUNE
 from axonn_tune.grid import ALL_AXES
 from axonn_tune.program.dimensions import model_flops
-from axonn_tune.program.operations import Phase, priced_kind
-from axonn_tune.program.size import Size
+from axonn_tune.program.operations import Phase, Size, priced_kind
 from axonn_tune.ranking.inputs import Inputs
 from axonn_tune.ranking.space import Problem
 from axonn_tune.report.output import (
@@ -65,6 +64,7 @@ from axonn_tune.report.ranking import (
     term_row,
     training_words,
 )
+from axonn_tune.request import ALPHA_BETA
 from axonn_tune.specs.machine import Machine, Protocol
 from axonn_tune.units import GB, GIB, TERA, counted, show_bytes, show_seconds
 
@@ -408,7 +408,7 @@ def explain_document(inputs: Inputs, priced: Detail) -> Json:
     work = work_by_kind(priced)
     return {
         **document_head(SCHEMA, inputs),
-        "cost": "alpha-beta",
+        "cost": ALPHA_BETA,
         "words": step_words(priced),
         "config": {**entry_fields(priced), "terms": terms},
         "symbols": priced.values,

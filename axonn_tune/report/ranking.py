@@ -22,12 +22,10 @@ from axonn_tune.frameworks.axonn_tune import AXONN_TUNE
 from axonn_tune.frameworks.description import Framework
 from axonn_tune.grid import ALL_AXES, AXES
 from axonn_tune.job import Job
-from axonn_tune.program.constraints import MEMORY, MICRO_BATCH, PINNED, constraints
-from axonn_tune.program.dimensions import MFU_CONVENTION, step_tokens
+from axonn_tune.program.dimensions import MEMORY, MFU_CONVENTION, MICRO_BATCH, PINNED, constraints, step_tokens
 from axonn_tune.program.memory import memory_limit_bytes
-from axonn_tune.ranking.choosing import LISTED
 from axonn_tune.ranking.inputs import Inputs
-from axonn_tune.ranking.priced import ALPHA_BETA, WORTH_SAYING, Priced, Rejected
+from axonn_tune.ranking.priced import WORTH_SAYING, Priced, Rejected
 from axonn_tune.ranking.space import Problem
 from axonn_tune.report.output import (
     NOTHING,
@@ -41,6 +39,7 @@ from axonn_tune.report.output import (
     fields_of,
     words,
 )
+from axonn_tune.request import ALPHA_BETA, DEFAULT_TOP
 from axonn_tune.specs.catalog import Loaded
 from axonn_tune.units import GB, GIB, MICRO, counted, show_bytes, show_count, show_seconds
 
@@ -495,6 +494,8 @@ def ranking_document(inputs: Inputs, ranked: Priced, entries: Sequence[Row]) -> 
     """The whole document; entries include terms if they were listed with them."""
     problem, best = ranked.problem, ranked.fastest_elsewhere()
     logged = problem.framework.logged
+    listed = sum(isinstance(entry, PricedLayout) for entry in entries)
+    remarks = (priced_remark(ranked), *ranking_remarks(ranked, listed=listed))
     return {
         **document_head(RANKING_SCHEMA, inputs),
         "cost": ranked.cost,
@@ -506,7 +507,7 @@ def ranking_document(inputs: Inputs, ranked: Priced, entries: Sequence[Row]) -> 
         "ties_with_first": ranked.ties,
         # Without the mark of a row that documents and pages have under a key of its own.
         "verdict": [line.removeprefix(f"{SHORTEST} ") for line in ranking_verdict(ranked)],
-        "remarks": [line.removeprefix(f"{SHORTEST} ") for line in (priced_remark(ranked), *ranking_remarks(ranked))],
+        "remarks": [line.removeprefix(f"{SHORTEST} ") for line in remarks],
         "configs": [entry_json(entry, ranked) for entry in entries],
         "shortest_step": None if best is None else entry_fields(best),
     }
@@ -638,7 +639,7 @@ def ranking_verdict(ranked: Priced) -> list[str]:
     return [said for remark in remarks if (said := remark(ranked))]
 
 
-def ranking_remarks(ranked: Priced, *, listed: int = LISTED) -> list[str]:
+def ranking_remarks(ranked: Priced, *, listed: int) -> list[str]:
     """Sentences to print below a table, one each; listed: number of rows that the marks of the table are of."""
     said = [
         shortest_step_remark(ranked),
@@ -700,7 +701,7 @@ def training_remark(ranked: Priced) -> str:
 
 def why_first(ranked: Priced) -> str:
     """Why the first configuration is faster than the next that is no twin of it, as one signed sum of causes."""
-    rank_by, places = ranked.problem.rank_by, [family[0] for family in ranked.families(LISTED)]
+    rank_by, places = ranked.problem.rank_by, [family[0] for family in ranked.families(DEFAULT_TOP)]
     if len(ranked) < 2:
         pinned = " with these pins" if ranked.problem.request.axes else ""
         return f"Only one configuration{pinned} is feasible." if len(ranked) else ""
@@ -763,7 +764,7 @@ def ties_remark(ranked: Priced) -> str:
     else:
         own = f"each layout's step {_OF_LAYOUT}"
         known = f"{own}, exposed {known}" if ranked.problem.rank_by == "iteration" else f"{known}, {own}"
-    apart = [family[0] + 1 for family in ranked.families(LISTED)[:_MOST_NAMED] if family[0] < ties]
+    apart = [family[0] + 1 for family in ranked.families(DEFAULT_TOP)[:_MOST_NAMED] if family[0] < ties]
     listed = [f"#{rank}" for rank in apart]
     whom = " and ".join(filter(None, (", ".join(listed[:-1]), listed[-1])))
     if ties <= _MOST_NAMED:

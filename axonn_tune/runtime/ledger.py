@@ -14,9 +14,8 @@ from typing import TypeAlias
 
 from axonn_tune.grid import split_axes
 from axonn_tune.program.dimensions import executed_flops, step_values
-from axonn_tune.program.operations import OpKind, Phase
+from axonn_tune.program.operations import OpKind, Phase, as_size
 from axonn_tune.program.pipeline import messages, model_parts
-from axonn_tune.program.size import as_size
 from axonn_tune.program.step import ONLY, Stage, StepProgram, build_step, bundled
 from axonn_tune.specs.launch import Launch
 from axonn_tune.specs.traces import term_name

@@ -28,7 +28,7 @@ import torch
 
 from axonn_tune.errors import EnvironmentProblem, UsageError
 from axonn_tune.frameworks.axonn_tune import AXONN_TUNE
-from axonn_tune.program.constraints import broken_constraints
+from axonn_tune.program.dimensions import broken_constraints
 from axonn_tune.program.pipeline import Kind, model_parts, stage_order
 from axonn_tune.runtime.checkpoint import Checkpointer
 from axonn_tune.runtime.communicator import CollectiveHandle, Communicator

@@ -8,7 +8,7 @@ import pytest
 
 from axonn_tune.cost.collectives import collective_time_s, lines, route
 from axonn_tune.grid import GroupShape
-from axonn_tune.program.size import PLAIN
+from axonn_tune.program.operations import PLAIN
 from axonn_tune.specs.catalog import load_machine
 from axonn_tune.specs.machine import CollectiveKind
 from tools.fit import profiles

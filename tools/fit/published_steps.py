@@ -19,9 +19,8 @@ from axonn_tune.cost.pipeline import StageTimes, gathers_messages, overlapped, p
 from axonn_tune.cost.price import Pricer
 from axonn_tune.cost.replay import ChunkTimes, Replay, StageWork
 from axonn_tune.frameworks.description import FUSED
-from axonn_tune.program.operations import Collective, MatMul
+from axonn_tune.program.operations import COLUMNS, Collective, MatMul, Value
 from axonn_tune.program.schedule import StepSchedule
-from axonn_tune.program.size import COLUMNS, Value
 from axonn_tune.program.step import ONLY, Stage, StepProgram, chunks_of
 from axonn_tune.validation.published.cases import Case
 from tools.fit.fitting import Floats

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from axonn_tune.cost.collectives import collective_time_s, lines, route
 from axonn_tune.cost.compute import compute_rates, matmul_time_s
 from axonn_tune.grid import GroupShape
-from axonn_tune.program.size import COLUMNS, PLAIN
+from axonn_tune.program.operations import COLUMNS, PLAIN
 from axonn_tune.specs.machine import CollectiveKind, Machine, MatmulLayout
 
 PUBLISHED = Path(__file__).parent / "published"

@@ -12,7 +12,7 @@ from axonn_tune.frameworks import UNKNOWN, find_framework, registry
 from axonn_tune.frameworks.description import Framework
 from axonn_tune.grid import ALL_AXES, Grid, divisors
 from axonn_tune.job import Job, Layout
-from axonn_tune.program.constraints import broken_constraints
+from axonn_tune.program.dimensions import broken_constraints
 from axonn_tune.ranking.space import Problem
 from axonn_tune.request import Request
 from axonn_tune.specs.catalog import load_machine

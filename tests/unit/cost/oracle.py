@@ -15,9 +15,8 @@ from axonn_tune.cost.collectives import lines, route
 from axonn_tune.cost.compute import ComputeClock
 from axonn_tune.cost.price import Pricer
 from axonn_tune.cost.replay import TermKey
-from axonn_tune.program.operations import Collective, Computation
+from axonn_tune.program.operations import PLAIN, Collective, Computation
 from axonn_tune.program.schedule import ISSUE, RUN, SYNC, WAIT, Instructions, MicroBatch
-from axonn_tune.program.size import PLAIN
 from axonn_tune.program.step import ONLY, Stage
 
 

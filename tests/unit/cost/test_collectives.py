@@ -7,7 +7,7 @@ import pytest
 
 from axonn_tune.cost.collectives import collective_time_s, crossing, lines, route
 from axonn_tune.grid import AXES, Grid, GroupShape, distinct_orders, factorizations
-from axonn_tune.program.size import PLAIN
+from axonn_tune.program.operations import PLAIN
 from axonn_tune.specs.machine import CollectiveFactors, Machine
 from tests.unit.cost.machines import two_tier_machine
 

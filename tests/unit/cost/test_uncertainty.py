@@ -24,7 +24,7 @@ from axonn_tune.job import Job, Layout
 from axonn_tune.program.dimensions import model_flops
 from axonn_tune.ranking.choosing import search
 from axonn_tune.ranking.priced import Priced
-from axonn_tune.ranking.space import RankBy
+from axonn_tune.request import RankBy
 from axonn_tune.specs.catalog import load_machine, load_model
 from axonn_tune.specs.machine import Learned, LearnedNumber, Machine, Software, Uncertainty
 from axonn_tune.specs.numbers import number_at, scaled

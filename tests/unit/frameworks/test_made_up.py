@@ -15,7 +15,7 @@ from axonn_tune.frameworks import register, registry
 from axonn_tune.frameworks.command import Command, Run, flags, sections_of
 from axonn_tune.frameworks.description import Framework, PipelineSchedule, Refusal, StepOptions
 from axonn_tune.learning.stated import read_run
-from axonn_tune.ranking.choosing import LISTED
+from axonn_tune.request import DEFAULT_TOP
 from tests.cli.running import good, run
 
 MADE_UP = Framework(
@@ -61,7 +61,7 @@ def test_a_ranking_has_its_axes_and_order() -> None:
     assert not [entry for entry in found if entry.z > 1 and entry.grid.context > 1]
     assert max(entry.pipeline for entry in found) > 1
     assert max(entry.grid.context for entry in found) > 1
-    steps_s = [entry.iteration_s for entry in found][:LISTED]
+    steps_s = [entry.iteration_s for entry in found][:DEFAULT_TOP]
     assert steps_s == sorted(steps_s), "ranked by the step, as said in its description"
     assert [axis for axis in found.best.order if axis in MADE_UP.axes] == list(MADE_UP.axes)
     refused = [grid.reasons for grid in found.ranked.rejected()]

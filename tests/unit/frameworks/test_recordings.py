@@ -15,7 +15,7 @@ from axonn_tune.frameworks import find_framework
 from axonn_tune.frameworks.command import Run
 from axonn_tune.grid import ALL_AXES
 from axonn_tune.program.dimensions import table_rows
-from axonn_tune.program.size import PLAIN
+from axonn_tune.program.operations import PLAIN
 from tests.cli.running import run as run_line
 from tests.unit.frameworks.asked import (
     RECORDINGS,

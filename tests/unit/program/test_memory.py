@@ -9,7 +9,7 @@ from axonn_tune.frameworks.description import Framework
 from axonn_tune.grid import Grid
 from axonn_tune.program.dimensions import symbol_values
 from axonn_tune.program.memory import persistent_items, price_memory, saved_arrays
-from axonn_tune.program.size import PLAIN
+from axonn_tune.program.operations import PLAIN
 from axonn_tune.program.step import StepProgram, build_step
 from axonn_tune.specs.workload import Recompute, Workload
 from tests.unit.small import small_model

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from axonn_tune.program.size import Size, as_size, symbol
+from axonn_tune.program.operations import Size, as_size, symbol
 
 
 def test_products_and_quotients_cancel() -> None:
