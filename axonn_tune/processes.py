@@ -16,7 +16,7 @@ from typing import NoReturn
 from axonn_tune.errors import TrainingFailedError
 
 _PR_SET_PDEATHSIG = 1
-_ENDING = ((2.0, signal.SIGTERM), (10.0, signal.SIGKILL))
+ENDING = ((2.0, signal.SIGTERM), (10.0, signal.SIGKILL))
 """Seconds after the first failure of a rank, or Ctrl-C, and what is sent then to the ranks that still run."""
 _LOOK_S = 0.05
 
@@ -50,13 +50,19 @@ def processor_name() -> str:
 
 
 def fork_ranks(
-    count: int, run: Callable[[int], int], *, passed_on: Sequence[signal.Signals] = ()
+    count: int,
+    run: Callable[[int], int],
+    *,
+    passed_on: Sequence[signal.Signals] = (),
+    ending: Sequence[tuple[float, signal.Signals]] = ENDING,
 ) -> list[tuple[int, int]]:
     """`run(rank)` in as many forks of this process, which must have no other thread; (rank, exit code) as they end.
 
     What this process has imported, the ranks need not. A negative code is the signal that ended a rank, unless it was
-    sent from here: once a rank fails, the others soon have to end. passed_on: signals that become SIGUSR2 of all ranks.
+    sent from here: once a rank fails, the others soon have to end. passed_on: signals that become SIGUSR2 of all ranks,
+    also those that came while the ranks were forked, or before while they were blocked.
     """
+    signal.pthread_sigmask(signal.SIG_BLOCK, passed_on)
     parent, running = os.getpid(), dict[int, int]()
     for rank in range(count):
         child = os.fork()
@@ -64,6 +70,9 @@ def fork_ranks(
             code = 1
             try:
                 die_with(parent)
+                for one in passed_on:
+                    signal.signal(one, signal.SIG_DFL)
+                signal.pthread_sigmask(signal.SIG_UNBLOCK, passed_on)
                 code = run(rank)
             except BaseException:
                 traceback.print_exc()
@@ -76,26 +85,31 @@ def fork_ranks(
 
     for one in passed_on:
         signal.signal(one, lambda number, frame: send(signal.SIGUSR2))
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, passed_on)
     ended: list[tuple[int, int]] = []
     try:
-        _wait_for(running, ended, send)
+        _wait_for(running, ended, send, ending)
     except KeyboardInterrupt:
         # The terminal has interrupted the ranks too; they decide when they have ended.
-        _wait_for(running, ended, send, began_s=time.monotonic())
+        _wait_for(running, ended, send, ending, began_s=time.monotonic())
         raise
     return ended
 
 
 def _wait_for(
-    running: dict[int, int], ended: list[tuple[int, int]], send: Callable[[int], None], began_s: float | None = None
+    running: dict[int, int],
+    ended: list[tuple[int, int]],
+    send: Callable[[int], None],
+    ending: Sequence[tuple[float, signal.Signals]],
+    began_s: float | None = None,
 ) -> None:
     """Until no process is running; those that have ended are appended. began_s: of the end of all."""
-    steps = list(_ENDING)
+    steps = list(ending)
     while running:
         child, status = os.waitpid(-1, os.WNOHANG)
         if child:
             rank, code = running.pop(child), os.waitstatus_to_exitcode(status)
-            if code >= 0 or len(steps) == len(_ENDING):
+            if code >= 0 or len(steps) == len(ending):
                 ended.append((rank, code))
             began_s = time.monotonic() if code and began_s is None else began_s
         elif steps and began_s is not None and time.monotonic() > began_s + steps[0][0]:

@@ -144,8 +144,9 @@ def status_command() -> None:
 def exec_command(*, name: str, place: str, command: tuple[str, ...]) -> None:
     """Run COMMAND where a rank is: `axonn-tune lab exec 0.1 -- ip addr`; exit code as the command's.
 
-    Both numbers begin at 0. `all` instead of them runs it on every rank at once, `switch` where the bridges and
-    uplinks are. RANK, WORLD_SIZE, MASTER_ADDR and so on are set as torchrun would.
+    Both numbers begin at 0. `all` instead of them runs it on every rank at once, and kills those that remain 15 s
+    after the first failure; `switch` runs it where the bridges and uplinks are. RANK, WORLD_SIZE, MASTER_ADDR and so on
+    are set as torchrun would.
 
     \b
     Example:

@@ -21,16 +21,20 @@ from typing import Any, NoReturn
 
 from axonn_tune.errors import AxonnTuneError, UsageError
 from axonn_tune.lab.holder import RunningLab, require_lab
-from axonn_tune.lab.lab import RankResult, RunRequest
-from axonn_tune.processes import die_with, end_process, fork_ranks
+from axonn_tune.lab.lab import EXECUTE, RankResult, RunRequest
+from axonn_tune.processes import ENDING, die_with, end_process, fork_ranks
+
+_PATIENT = ((15.0, signal.SIGKILL),)
+"""As `ENDING`, for commands: what they do with SIGTERM is not known."""
 
 
 def main(arguments: list[str]) -> int:
     """Join the lab, then serve runs until the connection closes; in a child, for only children are in the lab."""
     name, connection, parent = arguments[0], Connection(int(arguments[1])), int(arguments[2])
-    # Ctrl-C reaches the ranks directly; they decide how it ends. Between runs the other signal is for nobody.
+    os.set_inheritable(connection.fileno(), False)
+    # Ctrl-C reaches the ranks directly; they decide how it ends. The other signal waits until it can be passed on.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGUSR2, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGUSR2,))
     try:
         lab = require_lab(name)
         lab.enter()
@@ -53,18 +57,23 @@ def main(arguments: list[str]) -> int:
             os.kill(child, number)
 
         signal.signal(signal.SIGUSR2, pass_on)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGUSR2,))
         return abs(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
     die_with(0)
     connection.send(None)
     turn = 0
     with contextlib.suppress(EOFError):
         while True:
-            connection.send(_run(connection.recv(), lab, turn))
+            answer = _run(connection, connection.recv(), lab, turn)
+            # A signal that came too late is not for the next run.
+            signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGUSR2,))
+            signal.signal(signal.SIGUSR2, signal.SIG_IGN)
+            connection.send(answer)
             turn += 1
     return 0
 
 
-def _run(request: RunRequest, lab: RunningLab, turn: int) -> list[RankResult] | str:
+def _run(connection: Connection, request: RunRequest, lab: RunningLab, turn: int) -> list[RankResult] | str:
     """Results in the order in which the ranks ended, or why nothing started."""
     sys.path.extend(one for one in request.path if one not in sys.path)
     try:
@@ -74,6 +83,7 @@ def _run(request: RunRequest, lab: RunningLab, turn: int) -> list[RankResult] | 
     answers = [os.memfd_create("answer") for _ in request.each]
 
     def run(rank: int) -> int:
+        connection.close()
         signal.signal(signal.SIGINT, signal.default_int_handler)
         lab.enter_rank(rank)
         if request.realtime:
@@ -85,7 +95,8 @@ def _run(request: RunRequest, lab: RunningLab, turn: int) -> list[RankResult] | 
 
     sys.stdout.flush()
     found = []
-    for rank, code in fork_ranks(len(answers), run, passed_on=(signal.SIGUSR2,)):
+    ending = _PATIENT if request.function == EXECUTE else ENDING
+    for rank, code in fork_ranks(len(answers), run, passed_on=(signal.SIGUSR2,), ending=ending):
         os.lseek(answers[rank], 0, os.SEEK_SET)
         written = os.read(answers[rank], os.fstat(answers[rank]).st_size)
         value, error = pickle.loads(written) if written and code >= 0 else (None, None)

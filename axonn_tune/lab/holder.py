@@ -84,11 +84,19 @@ def start(name: str, shape: Shape, *, keep: bool) -> subprocess.Popen[str]:
         command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True, start_new_session=True
     )
     assert process.stdout is not None, "asked for above"
-    with process.stdout as stream:
-        said = stream.read()
+    try:
+        with process.stdout as stream:
+            said = stream.read()
+    except BaseException:
+        process.kill()
+        process.wait()
+        raise
     if said != _UP:
         code = process.wait()
-        raise error_of(code)(said or f"the lab did not come up: its process ended with {code}")
+        kind = error_of(code)
+        if said and kind.exit_code == code:
+            raise kind(said)
+        raise EnvironmentProblem(f"the lab did not come up: its process ended with {code}")
     return process
 
 
@@ -97,12 +105,19 @@ def find(name: str) -> RunningLab | None:
     address = _address(name)
     try:
         with socket.socket(socket.AF_UNIX) as connection:
+            # Python's own timeout would refuse at once while many others connect.
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", int(_PATIENCE_S), 0))
             connection.connect(address)
             holder, user, _ = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
         if user != os.getuid():
             raise EnvironmentProblem(f"the socket of lab {name!r} belongs to another user's process")
         words = Path(f"/proc/{holder}/cmdline").read_bytes().rstrip(b"\0").split(b"\0")
         request = json.loads(words[-1])
+    except BlockingIOError:
+        raise EnvironmentProblem(
+            f"the process that holds lab {name!r} does not answer; if it is stopped, "
+            "`pkill -CONT -f axonn_tune.lab.holder` continues it"
+        ) from None
     except (ConnectionError, FileNotFoundError, json.JSONDecodeError):
         # It is not up, or it is ending.
         return None
@@ -186,16 +201,19 @@ def _bring_up(listener: socket.socket, name: str, shape: Shape, *, parent: int |
         raise EnvironmentProblem(NO_RIGHTS.format(error.strerror or error)) from error
     if parent is not None:
         die_with(parent)
+    ended, until = os.pipe()
     if os.fork() == 0:
         # Process 1 of the lab: when it ends, the kernel kills all others of it. It ends with its parent, which is
-        # outside of its namespace and so has the number 0.
+        # outside of its namespace and so has the number 0, ended or not; the pipe says if it has.
         die_with(0)
+        os.close(until)
         listener.close()
         let_go_of_streams()
         # Reaps processes whose parent has ended.
         signal.signal(signal.SIGCHLD, signal.SIG_IGN)
-        while True:
-            signal.pause()
+        os.read(ended, 1)
+        os._exit(0)
+    os.close(ended)
     build(shape, _FIRST_RANK)
 
 

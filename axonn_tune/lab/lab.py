@@ -62,6 +62,7 @@ class RankPool:
     def __init__(self, name: str, shape: Shape) -> None:
         """Raises UsageError if there is no such lab, or it is busy."""
         self.shape = shape
+        self._running = False
         self._connection, theirs = Pipe()
         command = [sys.executable, "-m", "axonn_tune.lab.forker", name, str(theirs.fileno()), str(os.getpid())]
         # Set before anything is imported, which then makes no threads: they would be lost in a fork.
@@ -92,8 +93,12 @@ class RankPool:
         each = [()] * self.shape.world if each is None else list(each)
         if len(each) != self.shape.world:
             raise ValueError(f"arguments for {len(each)} ranks, but the lab has {self.shape.world}")
-        self._connection.send(RunRequest(function, each, tuple(sys.path), realtime))
-        answer = self._receive()
+        self._running = True
+        try:
+            self._connection.send(RunRequest(function, each, tuple(sys.path), realtime))
+            answer = self._receive()
+        finally:
+            self._running = False
         if isinstance(answer, str):
             raise AxonnTuneError(f"the ranks could not start:\n{answer}")
         results: list[RankResult] = answer
@@ -118,12 +123,16 @@ class RankPool:
         return [one.value for one in sorted(results, key=lambda one: one.rank)]
 
     def execute(self, command: Sequence[str], *, realtime: bool = False) -> list[RankResult]:
-        """Run a command on every rank, with torchrun's variables set; the results as the ranks end."""
-        return self.run(_EXECUTE, [(tuple(command),)] * self.shape.world, realtime=realtime)
+        """Run a command on every rank, with torchrun's variables set; the results as the ranks end.
+
+        Ranks that remain 15 s after the first failure are killed.
+        """
+        return self.run(EXECUTE, [(tuple(command),)] * self.shape.world, realtime=realtime)
 
     def save_and_stop(self) -> None:
         """Send SIGUSR2 to every rank of the current run; without one nothing happens."""
-        self._process.send_signal(signal.SIGUSR2)
+        if self._running:
+            self._process.send_signal(signal.SIGUSR2)
 
     def close(self) -> None:
         """End the forker, and with it whatever still runs."""
@@ -188,7 +197,7 @@ class Lab:
 
 
 SWITCH = "switch"
-_EXECUTE = "axonn_tune.lab.forker:execute"
+EXECUTE = "axonn_tune.lab.forker:execute"
 
 
 def execute(name: str, place: str, command: Sequence[str]) -> int:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -102,6 +104,20 @@ def test_rates_delays_and_sizes_are_read_with_their_units_and_limits() -> None:
     for nodes, ranks in ((0, 1), (1, 0), (64, 3)):
         with pytest.raises(UsageError, match="1 to 128 ranks"):
             Shape(nodes, ranks, uplink_bits_per_s=1e8, port_bits_per_s=1e8)
+
+
+def test_signal_while_ranks_start_reaches_them() -> None:
+    """Guards a stop during start-up: it waits for the ranks, and commands they become do not ignore it."""
+    program = (
+        "import os, signal, axonn_tune.processes as processes\n"
+        "number = signal.SIGUSR2\n"
+        "signal.pthread_sigmask(signal.SIG_BLOCK, [number])\n"
+        "signal.signal(number, signal.SIG_IGN)\n"
+        "os.kill(os.getpid(), number)\n"
+        "run = lambda rank: os.execvp('sleep', ['sleep', '30'])\n"
+        "print(sorted(processes.fork_ranks(2, run, passed_on=[number])) == [(0, -number), (1, -number)])"
+    )
+    assert subprocess.check_output([sys.executable, "-c", program], text=True) == "True\n"
 
 
 def test_one_exit_code_for_all_ranks(capsys: pytest.CaptureFixture[str]) -> None:
