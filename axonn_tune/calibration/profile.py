@@ -10,18 +10,19 @@ from __future__ import annotations
 import os
 import socket
 import statistics
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date
 from typing import get_args
 
 import numpy as np
 
+from axonn_tune.cost.collectives import route
 from axonn_tune.cost.compute import ComputeClock, compute_rates, compute_s
 from axonn_tune.errors import UsageError
 from axonn_tune.frameworks import software_on
 from axonn_tune.frameworks.axonn_tune import AXONN_TUNE
-from axonn_tune.grid import Grid
+from axonn_tune.grid import Grid, GroupShape
 from axonn_tune.launch.host import installed
 from axonn_tune.learning.evidence import Adjust, Sample, probe_samples
 from axonn_tune.learning.learn import FACTORS, Prior, posterior_of
@@ -32,6 +33,7 @@ from axonn_tune.specs.machine import (
     COLLECTIVE_KINDS,
     Accelerator,
     CollectiveFactors,
+    CollectiveKind,
     Library,
     Machine,
     MatmulLayout,
@@ -124,20 +126,43 @@ def fit_communication(found: Mapping[Probe, float], outline: Machine, *, world: 
         key=lambda one: (one.op, one.group, one.stride),
     )
     times: dict[Probe, float] = {probe: found[probe] for probe in probes}
+    crossed = measured_kinds(probes, outline, world=world)
+    for tier in outline.tiers:
+        if not crossed[tier.name]:
+            raise UsageError(f"too little was measured over network level {tier.name}: raise --budget")
     fastest = max(probe.size_bytes / found[probe] for probe in probes)
     start = {"latency_us": _LATENCY_US, "bandwidth_gb_per_s": fastest / GB, "collectives": _PLAIN}
     outline = outline.model_copy(update={"tiers": tuple(tier.model_copy(update=start) for tier in outline.tiers)})
     paths = [
         f"tiers.{tier.name}.collectives.{kind}.{factor}"
         for tier in outline.tiers
-        for kind in COLLECTIVE_KINDS
+        for kind in crossed[tier.name]
         for factor in FACTORS
     ]
     paths.append("library.launch_us")
     samples = probe_samples(times, outline, AXONN_TUNE, name="points", world=world)
     held_out = [probe for probe in found if isinstance(probe, CollectiveProbe)][2::_HELD_OUT]
     unseen = _fit(probes, samples, outline, paths, held_out).errors if held_out else {}
-    return _fit(probes, samples, outline, paths), tuple(unseen[probe] for probe in held_out)
+    known = measured_kinds([probe for probe in probes if probe not in held_out], outline, world=world)
+    fair = (
+        probe
+        for probe in held_out
+        if all(probe.op in known[name] for name, kinds in crossed.items() if probe.op in kinds)
+    )
+    return _fit(probes, samples, outline, paths), tuple(unseen[probe] for probe in fair)
+
+
+def measured_kinds(
+    probes: Iterable[CollectiveProbe], outline: Machine, *, world: int
+) -> dict[str, tuple[CollectiveKind, ...]]:
+    """For each network level the collectives of which a group reached it, and no further."""
+    reached = {
+        (route(GroupShape(((one.group, one.stride),)), outline.tiers, world).outermost, one.op) for one in probes
+    }
+    return {
+        tier.name: tuple(kind for kind in COLLECTIVE_KINDS if (number, kind) in reached)
+        for number, tier in enumerate(outline.tiers)
+    }
 
 
 def fit_compute(found: Mapping[Probe, float], outline: Machine, setting: Setting) -> Fit:
@@ -244,7 +269,9 @@ def calibrate(measured: PointFile, base: Machine, *, name: str, ranks_per_node: 
     if len(setting.ranks) > 1:
         communication, held_out = fit_communication(found, outline, world=len(setting.ranks))
         source = Source(kind="fitted", source=_origin(setting))
-        tiers = tuple(_fitted_tier(tier, found, source) for tier in communication.machine.tiers)
+        collectives = [probe for probe in found if isinstance(probe, CollectiveProbe)]
+        crossed = measured_kinds(collectives, outline, world=len(setting.ranks))
+        tiers = tuple(_fitted_tier(tier, crossed[tier.name], source) for tier in communication.machine.tiers)
         launch_us, sources = rounded(communication.machine.library.launch_us), library.sources | {"launch_us": source}
         library = library.model_copy(update={"launch_us": launch_us, "sources": sources})
     errors = held_out or (tuple(communication.errors.values()) if communication else ())
@@ -362,11 +389,11 @@ def _library(setting: Setting, launch_us: float) -> Library:
     )
 
 
-def _fitted_tier(tier: Tier, found: Mapping[Probe, float], source: Source) -> Tier:
-    """A tier with the all-gather's β and the largest α, and the factors of each collective."""
-    used = {kind: tier.used_by(kind) for kind in COLLECTIVE_KINDS}
+def _fitted_tier(tier: Tier, kinds: Sequence[CollectiveKind], source: Source) -> Tier:
+    """A tier with the all-gather's β, the largest α, and the factors of each collective that was measured."""
+    used = {kind: tier.used_by(kind) for kind in kinds}
     latency_us = max(one.latency_us for one in used.values())
-    bandwidth = used["all_gather"].bandwidth_gb_per_s
+    bandwidth = used.get("all_gather", max(used.values(), key=lambda one: one.bandwidth_gb_per_s)).bandwidth_gb_per_s
     factors = {
         kind: CollectiveFactors(
             latency_factor=rounded(one.latency_us / latency_us),

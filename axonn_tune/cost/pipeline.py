@@ -8,6 +8,7 @@ receiver.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
@@ -149,6 +150,7 @@ class Pipelines:
     def price(self, position: int) -> tuple[PipelineTime, int, float]:
         """One candidate by the recurrence: its time, the stage that computes longest, and its wait for others, s."""
         time = pipeline_time(self.times(position), micro_batches=int(self.micro_batches[position]))
+        assert math.isfinite(time.step_s), "what is priced by the recurrence is expected, so its stages have durations"
         slowest = max(self.kinds, key=lambda kind: kind.compute_s[position]).numbers[0]
         return time, slowest, min(time.bubble_s[slowest], max(0.0, time.step_s - float(self.alone_s[position])))
 

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 from axonn_tune.errors import DocumentError, Problem, UnknownNameError, UsageError, suggest
 from axonn_tune.frameworks import find_framework
@@ -42,9 +42,6 @@ from axonn_tune.validation.published.rows import (
     each_record,
     step_row,
 )
-
-if TYPE_CHECKING:
-    pass
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -209,7 +209,7 @@ def detail_blocks(
     config, priced = found.config, found.priced
     listed = config.get("terms") or [term_json(term) for term in priced.terms]
     rows = [term_row(term, layouts.framework) for term in listed]
-    terms = page.table("", "", [COLLECTIVE[key] for key in _TERMS], rows)
+    terms, stages = page.table("", "", [COLLECTIVE[key] for key in _TERMS], rows), stage_rows(priced)
     computed = [page.text(line_sentences(priced), title="How calls are priced")]
     # The document says what follows from its time, as those of validations do not.
     told = config["low_s"] is not None and config["mfu"] is not None
@@ -218,10 +218,10 @@ def detail_blocks(
         *_changed(found),
         gap_figure(found),
         page.table("", "Layout", AXIS_COLUMNS, axis_rows(priced), note=node_words(priced)),
-        *([page.table("", "Stages", MAP_COLUMNS, stage_rows(priced))] if priced.stages else []),
+        *([page.table("", "Stages", MAP_COLUMNS, stages)] if priced.stages else []),
         *([page.fold("The step in numbers", [page.facts(step_facts(priced))])] if told else []),
         *timeline_figures(priced),
-        memory_figure(priced),
+        memory_figure(priced, stages),
         page.fold("Memory by item", [page.table("", "", MEMORY_COLUMNS, memory_rows(priced))]),
         page.fold(f"Every collective ({len(rows)}), with fixed time, algbw and busbw", [terms, *computed]),
         page.fold("Computation", [page.table("", "", WORK_COLUMNS, work_rows(priced)[:-1])]),
@@ -358,8 +358,8 @@ _TERMS = (
 )
 
 
-def memory_figure(priced: Detail) -> Json:
-    """Peak memory of a rank of each stage by what it holds, and what it may use."""
+def memory_figure(priced: Detail, stages: Sequence[Json]) -> Json:
+    """Peak memory of a rank of each stage by what it holds, and what it may use. stages: `stage_rows`."""
     limit = priced.memory_limit_bytes
     rows = [
         {
@@ -367,7 +367,7 @@ def memory_figure(priced: Detail) -> Json:
             "parts": {group: row[group] for group in MEMORY_GROUPS if row[group]},
             "notes": {ACTIVATIONS: f"{row['in_flight']:.3g} micro-batches in flight"},
         }
-        for row in stage_rows(priced)
+        for row in stages
     ]
     free = show_bytes(max(limit - priced.memory_bytes, 0.0))
     note = f"Dashed line: usable memory, {show_bytes(limit)}; {free} are free."

@@ -435,7 +435,7 @@ def step_words(priced: Detail) -> list[str]:
 
 
 _FACTS = (
-    ("batch", "shares", "{sequences}: {shares} of GPUs train {own} each, in {micro_batches} of {micro_batch}"),
+    ("batch", "shares", "{sequences}: {own} for each of {shares} of GPUs, in {micro_batches} of {micro_batch}"),
     ("step", "step", "{step} (80% interval: {low} to {high}), {bound}-bound"),
     ("computation", "compute", "{compute} of the step"),
     ("overlap slowdown", "contended", "{contended}, within computation: {factor}"),
@@ -623,13 +623,17 @@ def stage_rows(priced: Detail) -> list[Json]:
     """Each pipeline stage, or the only one: its nodes, ranks and layers, and its memory by group, bytes."""
     grid, node = priced.grid, priced.job.machine.launcher.ranks_per_node
     stages = priced.stages or (StagePrediction(priced.job.model.layers, 0.0, 0.0, 0.0, priced.memory),)
+    of_stage: list[list[int]] = [[] for _ in stages]
+    if priced.stages:
+        stride = grid.stride("pipeline")
+        for rank in range(grid.world):
+            of_stage[rank // stride % grid.pipeline].append(rank)
     rows = []
     for number, one in enumerate(stages):
-        ranks = (
-            [rank for rank in range(grid.world) if grid.coordinates(rank)["pipeline"] == number] if one.parts else []
-        )
+        ranks = of_stage[number]
         parts = [f"{first}–{first + count - 1}" if count > 1 else f"{first}" for first, count in one.parts if count]
-        ends = ["embedding"] * (number == 0), ["LM head"] * (number == len(stages) - 1)
+        before = ["embedding"] if number == 0 else []
+        after = ["LM head"] if number == len(stages) - 1 else []
         sums = dict.fromkeys(MEMORY_GROUPS, 0.0)
         for name, size in one.memory.items:
             sums[_GROUPED.get(name, ACTIVATIONS if name.startswith("saved ") else "temporaries")] += float(size)
@@ -639,7 +643,7 @@ def stage_rows(priced: Detail) -> list[Json]:
                 "stage": str(number) if one.parts else None,
                 "nodes": _listed(sorted({rank // node for rank in ranks})),
                 "ranks": _listed(ranks),
-                "layers": ", ".join([*ends[0], *parts, *ends[1]]),
+                "layers": ", ".join([*before, *parts, *after]),
                 "in_flight": held / max(one.blocks, 1),
                 **sums,
                 "total": float(one.memory.total_bytes),
@@ -652,7 +656,7 @@ _DRAWN = 86
 """Characters of a drawn schedule."""
 _LEGEND = (
     "A row for each stage, from left to right: a, b, …: forward pass of a micro-batch; A, B, …: its backward pass; "
-    "·: the stage waits."
+    "·: the stage waits. Where passes are shorter than a letter, one stands for several."
 )
 
 
@@ -667,14 +671,16 @@ def _stages(priced: Detail) -> list[ExplainSection]:
 
 
 def _drawn_schedule(priced: Detail) -> list[str]:
-    """The first passes of each stage as letters, as many as there is room for at one letter for the shortest pass."""
+    """The first passes of each stage as letters: one for the shortest pass, or less if no stage's backward pass fits."""
     _, spans = first_passes(priced)
-    letter_s = min(one.end_s - one.start_s for one in spans)
+    backward_s = min((one.end_s for one in spans if one.name == "backward" and one.lane == "stage 0"), default=0.0)
+    letter_s = max(min(one.end_s - one.start_s for one in spans), backward_s / _DRAWN)
     rows: dict[str, list[str]] = {}
     for one in spans:
         row = rows.setdefault(one.lane, ["·"] * _DRAWN)
         letter = chr(ord("A" if one.name == "backward" else "a") + int(str(one.details["micro_batch"])) % 26)
-        for place in range(round(one.start_s / letter_s), min(round(one.end_s / letter_s), _DRAWN)):
+        begins, ended = round(one.start_s / letter_s), round(one.end_s / letter_s)
+        for place in range(begins, min(max(ended, begins + 1), _DRAWN)):
             row[place] = letter
     return [f"{lane:<10}{''.join(rows[lane]).rstrip('·')}" for lane in sorted(rows, key=lambda lane: (len(lane), lane))]
 

@@ -424,6 +424,18 @@ _TIMEOUT = timedelta(seconds=120)
 """A collective that takes longer means that a rank is lost."""
 
 
+class Options(argparse.Namespace):
+    """Options of every rank; `plan`, `points` and `progress`, a descriptor, are rank 0's alone."""
+
+    plan: Path
+    points: Path
+    ranks: int | None
+    backend: str
+    resume: bool
+    progress: int | None
+    parent: int | None
+
+
 def main(arguments: list[str] | None = None) -> int:
     """Measure; the exit code of all ranks started, or of this one."""
     parser = argparse.ArgumentParser(prog="python -m axonn_tune.runtime.probes", description=__doc__)
@@ -436,7 +448,7 @@ def main(arguments: list[str] | None = None) -> int:
         "--progress", type=int, metavar="FD", help="file descriptor that rank 0 reports its progress to"
     )
     parser.add_argument("--parent", type=int, metavar="PID", help="end with this process, which started this one")
-    chosen = parser.parse_args(arguments)
+    chosen = parser.parse_args(arguments, namespace=Options())
     if chosen.parent is not None:
         die_with(chosen.parent)
     if chosen.ranks is None:
@@ -446,19 +458,20 @@ def main(arguments: list[str] | None = None) -> int:
             print_message(str(error))
             return error.exit_code
     # The ranks are forks of this process, and communicate over loopback.
+    ranks = chosen.ranks
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     with tempfile.TemporaryDirectory(prefix="axonn-tune-") as folder:
 
         def run(rank: int) -> int:
-            return rank_main(RankEnvironment(rank, chosen.ranks, rank, init_method=f"file://{folder}/meeting"), chosen)
+            return rank_main(RankEnvironment(rank, ranks, rank, init_method=f"file://{folder}/meeting"), chosen)
 
         try:
-            return exit_code_of(fork_ranks(chosen.ranks, run))
+            return exit_code_of(fork_ranks(ranks, run))
         except KeyboardInterrupt:
             return INTERRUPTED
 
 
-def rank_main(place: RankEnvironment, job: argparse.Namespace) -> int:
+def rank_main(place: RankEnvironment, job: Options) -> int:
     """One rank's calibration with these options; the exit code. Plan, points and progress are rank 0's alone."""
     first = place.rank == 0
 

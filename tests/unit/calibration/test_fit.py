@@ -130,6 +130,13 @@ def test_too_little_is_refused() -> None:
     ]
     with pytest.raises(UsageError, match="not measured within the budget: attention"):
         calibrated(points)
+    whole = synthetic.points(WORLD, synthetic.cluster(), noise=0.0)
+    inside = [one for one in whole if one.probe.what != "collective" or (one.probe.group, one.probe.stride) == (2, 1)]
+    with pytest.raises(UsageError, match="too little was measured over network level network: raise --budget"):
+        calibrated(inside)
+    reduced = [one for one in whole if one.probe.what != "collective" or one.probe.op != "all_gather"]
+    found = calibrated(reduced).machine
+    assert [set(tier.collectives or ()) for tier in found.tiers] == [{"reduce_scatter", "all_reduce"}] * 2
 
 
 def test_nodes_of_one_host_are_told_apart() -> None:

@@ -113,7 +113,11 @@ def test_points_are_read_back_and_resumed(tmp_path: Path) -> None:
     path = written(tmp_path / "points")
     found = read_points(path)
     assert (found.setting, found.points) == (setting(2), (POINT, POINT))
-    path.write_text(path.read_text("utf-8")[:-9], encoding="utf-8")
+    text = path.read_text("utf-8")
+    transfer = '{"probe":{"what":"transfer","size_bytes":1024},"seconds":1e-3,"calls":1}'
+    path.write_text(f"{text}{transfer}\n", encoding="utf-8")
+    assert read_points(path).points == (POINT, POINT), "what earlier calibrations measured, too"
+    path.write_text(text[:-9], encoding="utf-8")
     assert read_points(path).points == (POINT,)
     log = PointLog(path)
     assert log.open(setting(2), resume=True) == (POINT,)
