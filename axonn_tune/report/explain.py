@@ -671,7 +671,7 @@ def _stages(priced: Detail) -> list[ExplainSection]:
 
 
 def _drawn_schedule(priced: Detail) -> list[str]:
-    """The first passes of each stage as letters: one for the shortest pass, or less if no stage's backward pass fits."""
+    """The first passes of each stage as letters: one for the shortest pass, less if no stage's backward pass fits."""
     _, spans = first_passes(priced)
     backward_s = min((one.end_s for one in spans if one.name == "backward" and one.lane == "stage 0"), default=0.0)
     letter_s = max(min(one.end_s - one.start_s for one in spans), backward_s / _DRAWN)
