@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 import torch
 import torch.distributed as dist
 from torch.profiler import ProfilerActivity, profile, schedule
@@ -44,6 +45,7 @@ def compute() -> None:
     torch.nn.functional.gelu(outputs)
 
 
+@pytest.mark.usefixtures("alone")  # Gloo's own threads write its events: a measured lab would keep them waiting.
 def test_traces_are_read(pools: Pools, tmp_path: Path) -> None:
     """Guards torch.profiler's own output: shapes, layouts and times of GEMMs, but of none of a batch; collectives.
 
