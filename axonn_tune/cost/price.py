@@ -696,6 +696,8 @@ def hidden_s(term: Term) -> float:
 
 def hidden_behind(term: Term, workload: Workload) -> str:
     """What a collective overlaps with under the active overlaps; empty if it is not overlappable."""
+    if term.op == "send" and hidden_s(term):
+        return "other passes"
     overlap, behind = _BEHIND.get(term.collective.role, (None, ""))
     if overlap not in workload.overlaps or (overlap == "output" and not workload.split_micro_batch):
         return ""

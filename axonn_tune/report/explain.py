@@ -228,21 +228,36 @@ def _collectives(priced: Detail) -> ExplainSection:
     rows: list[Json] = []
     for several in kinds.values():
         sums = {key: sum(row[key] for row in several) for key in ("count", "seconds", "exposed_s")}
-        longest = max(several, key=lambda row: float(row["seconds"]))
-        behind = str(longest["overlapped_with"]).partition(", in part")[0]
+        several.sort(key=lambda row: -float(row["seconds"]))
+        longest, beside = several[0], [str(row["overlapped_with"]).partition(", in part")[0] for row in several]
+        behind = next((words for words in beside if words not in _NOT_OVERLAPPED), beside[0])
         if sums["exposed_s"] and behind not in _NOT_OVERLAPPED:
             behind += ", in part"
         size_bytes = sum(row["count"] * row["bytes"] for row in several)
         rows.append({**longest, **sums, "bytes": size_bytes, "overlapped_with": behind})
     columns = [_in_ms(COLLECTIVE[key]) for key in _BY_KIND]
     columns[_BY_KIND.index("bytes")] = replace(COLLECTIVE["bytes"], title="all\nbuffers")
-    note = f"{_EXPOSED} --terms lists those of each layer, with fixed time, algbw and how they are priced."
+    notes = [
+        f"{_EXPOSED} --terms lists those of each layer, with fixed time, algbw and how they are priced.",
+        *_of_which_stage(priced),
+    ]
     shown = [*rows, {**dict.fromkeys(_BY_KIND, ""), **_all_collectives(priced)}]
-    return ExplainSection("Collectives per rank and step", columns=columns, rows=shown, notes=[note])
+    return ExplainSection("Collectives per rank and step", columns=columns, rows=shown, notes=notes)
 
 
 def _all_collectives(priced: Detail) -> Json:
-    return {"call": "all", "seconds": priced.communication_s, "exposed_s": priced.exposed_communication_s}
+    exposed_s = sum(term.exposed_s for term in priced.terms)
+    return {"call": "all", "seconds": priced.communication_s, "exposed_s": exposed_s}
+
+
+def _of_which_stage(priced: Detail) -> list[str]:
+    """Whose collectives a pipeline's table lists, since the step waits for those of another stage."""
+    if not priced.stages:
+        return []
+    return [
+        f"Collectives of stage {priced.stage}, which communicates most; exposed communication of the step, "
+        f"{show_seconds(priced.exposed_communication_s)}, is that of the stage that computes longest."
+    ]
 
 
 _SENT = ("number", "phase", "layer", "op", "axis", "group", "formula", "bytes", "count")
@@ -274,7 +289,7 @@ def _every_collective(priced: Detail) -> list[ExplainSection]:
             "Collective costs",
             columns=[_in_ms(COLLECTIVE[key]) for key in _COSTS],
             rows=costs,
-            notes=[f"{_ONE_CALL} {_EXPOSED}"],
+            notes=[f"{_ONE_CALL} {_EXPOSED}", *_of_which_stage(priced)],
         ),
         ExplainSection("How calls are priced", sentences=line_sentences(priced)),
     ]

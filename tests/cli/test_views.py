@@ -192,6 +192,22 @@ def test_picks_and_launch_configs_are_explained(tmp_path: Path) -> None:
     assert alone["config"]["terms"] == []
 
 
+def test_rows_of_collectives_add_up_in_a_pipeline() -> None:
+    """Guards the table of collectives: seconds and exposed seconds of its rows are those of its last row."""
+    asked = "explain --gpus 64 --model llama3-70b --machine dgx-h100 --framework megatron-core --pp 4"
+    shown = run(f"{asked} --format md").out.partition("## Collectives per rank and step")[2].partition("##")[0]
+    rows = [line.strip("|").split("|") for line in shown.splitlines() if line.startswith("|")][2:]
+    seconds = [[in_s(cell) for cell in (row[-3], row[-2])] for row in rows]
+    for column in range(2):
+        assert sum(row[column] for row in seconds[:-1]) == pytest.approx(seconds[-1][column], rel=0.02)
+
+
+def in_s(cell: str) -> float:
+    """A duration of a table, `2.79 s`, in seconds."""
+    value, unit = (*cell.split(), "s")[:2]
+    return float(value.replace(",", "")) * {"s": 1.0, "ms": 1e-3, "µs": 1e-6}[unit]
+
+
 # --from-command
 
 
