@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import astuple, dataclass, field
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
@@ -65,6 +65,15 @@ y splits it, else 0.
 
 _ORDER = {name: position for position, name in enumerate((*MODEL_SYMBOLS, *CANDIDATE_SYMBOLS))}
 
+PLAIN_BLOCKS = "'"
+"""Behind a symbol of blocks: those of a layer type that repeat nothing, where others do. `.name`: of a layer type."""
+
+
+@lru_cache(maxsize=1024)
+def _place(name: str) -> tuple[int, str]:
+    """Place of a symbol in the canonical order; KeyError for a name that is not in it."""
+    return _ORDER[name.rstrip(PLAIN_BLOCKS).partition(".")[0]], name
+
 
 @dataclass(frozen=True)
 class Size:
@@ -95,7 +104,7 @@ class Size:
         powers = dict(self.powers)
         for name, power in other.powers:
             powers[name] = powers.get(name, 0) + sign * power
-        ordered = sorted(((name, power) for name, power in powers.items() if power), key=lambda item: _ORDER[item[0]])
+        ordered = sorted(((name, power) for name, power in powers.items() if power), key=lambda item: _place(item[0]))
         return Size(coefficient, tuple(ordered))
 
     @cached_property
@@ -138,7 +147,7 @@ def as_size(value: Size | float) -> Size:
 
 def symbol(name: str) -> Size:
     """A single named quantity; KeyError for a name outside the canonical list."""
-    _ORDER[name]
+    _place(name)
     return Size(1.0, ((name, 1),))
 
 
