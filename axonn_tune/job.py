@@ -36,6 +36,7 @@ class Layout:
     """Grid with rank order, micro-batch, recompute; layers not resharded: None for as many as fit.
 
     chunks: of each pipeline stage; parts: blocks of each chunk, model part c·p + s at that place; None: an even split.
+    recompute_layers: how many blocks of each chunk repeat, the first ones; None: all.
     """
 
     grid: Grid
@@ -44,6 +45,7 @@ class Layout:
     kept_layers: int | None = None
     chunks: int = 1
     parts: tuple[int, ...] | None = None
+    recompute_layers: int | None = None
 
     @classmethod
     def of(cls, one: Launch | ComparedConfiguration) -> Layout:

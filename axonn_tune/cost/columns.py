@@ -209,7 +209,7 @@ class ColumnPricer:
         """
         by_shape, kinds = np.zeros(1, dtype=np.int64), 1
         for one in work.segments(runs) if runs else []:
-            by_shape, kinds = 2 * by_shape + (np.asarray(one.count) > 0), 2 * kinds
+            by_shape, kinds = 2 * by_shape + (np.asarray(one.blocks) > 0), 2 * kinds
             if kinds > 2**10:
                 values, _, by_shape = distinct(by_shape)
                 kinds = len(values)

@@ -31,6 +31,7 @@ from axonn_tune.program.schedule import (
     Runs,
     Segment,
     StepSchedule,
+    kept_share,
     segments,
 )
 from axonn_tune.program.step import ONLY, Stage, StepProgram
@@ -270,7 +271,7 @@ class StageWork:
         key = tuple((of_type, id(count)) for of_type, count in runs)
         if key not in self._segments:
             arithmetic, values = self.clock.arithmetic, self.values
-            kept = arithmetic.floor(values["kept"] * total_of(runs) / arithmetic.larger(values["L"], 1.0))
+            kept = kept_share(runs, values["kept"], values["L"], arithmetic)
             repeated = values.get("repeated", 0.0)
             found = segments(self.program, runs, kept=kept, repeated=repeated, arithmetic=arithmetic)
             self._segments[key] = runs, found
@@ -280,14 +281,6 @@ class StageWork:
     def compute_s(self) -> Value:
         """Computation of the stage in a step, s."""
         return compute_s(self.program, self.clock, self.stage)
-
-
-def total_of(runs: Runs) -> Value:
-    """Number of blocks of a chunk."""
-    total: Value = 0.0
-    for _, count in runs:
-        total = total + count
-    return total
 
 
 class Blocks(NamedTuple):
@@ -400,12 +393,12 @@ class Replay:
     def _blocks(self, runs: Runs) -> Blocks:
         """The blocks of some runs; the host's time to issue them is nothing where it is so fast."""
         forward = [(of_type, self._picked(count)) for of_type, count in runs]
-        behind = [one._replace(count=self._picked(one.count)) for one in self.work.segments(runs)]
-        backward = [one for one in behind if np.asarray(one.count).flat[0] > 0]
+        behind = [one._replace(blocks=self._picked(one.blocks)) for one in self.work.segments(runs)]
+        backward = [one for one in behind if np.asarray(one.blocks).flat[0] > 0]
         dispatch_s = self.work.clock.rates.dispatch_s
         if not runs or (np.isscalar(dispatch_s) and not dispatch_s):
             return Blocks(forward, backward, 0.0, 0.0)
-        counted = [(one.block.kind, one.count) for one in backward] if self.work.program.some else forward
+        counted = [(one.block.kind, one.blocks) for one in backward] if self.work.program.some else forward
         issued = [(*self._issued(kind), count) for kind, count in counted]
         issue_s: Value = 0.0
         for ahead, behind_it, count in issued:
@@ -538,7 +531,7 @@ class Replay:
         self, batch: MicroBatch, state: State, one: Segment, *, before: int | None, following: int | None
     ) -> State:
         """Blocks backward that are alike; before: type of the block before them; following: what gathers after them."""
-        block, count, own = one.block, one.count, one.block.kind
+        block, count, own = one.block, one.blocks, one.block.kind
         middle, last = (batch.backward(one.of_type, block, after) for after in (own, following))
         if block.kept:
             state = self._play(state, batch.backward(before, block, None), BACKWARD)

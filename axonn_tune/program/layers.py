@@ -38,7 +38,7 @@ from axonn_tune.program.operations import (
     symbol,
 )
 from axonn_tune.specs.machine import MatmulLayout
-from axonn_tune.specs.model import Model
+from axonn_tune.specs.model import Layer, Model
 from axonn_tune.specs.workload import ElementSizes
 
 H, S = symbol("H"), symbol("S")
@@ -84,8 +84,8 @@ class LayerInputs:
 
     sharded: master weights are split over data; context: there is a context axis; lone_context: it has one rank, whose
     exchanges are in the program and cost nothing, so that sums of computation keep their order; table_alignment:
-    alignment of rows of logits, bytes. of, plain: layer type and whether its blocks repeat nothing while others do, as
-    the names of their symbols end.
+    alignment of rows of logits, bytes. layer, of: a layer type, and how its symbols end; repeating: how the symbols end
+    that count its blocks that repeat, or those that do not.
     """
 
     model: Model
@@ -95,8 +95,19 @@ class LayerInputs:
     context: bool = False
     table_alignment: int = MATRIX_ALIGNMENT
     lone_context: bool = False
+    layer: Layer | None = None
     of: str = ""
-    plain: str = ""
+    repeating: str = ""
+
+    @property
+    def counted(self) -> str:
+        """How symbols end that count blocks of this kind."""
+        return self.of + self.repeating
+
+    @property
+    def own(self) -> Layer:
+        """The layer type."""
+        return self.layer or self.model.types[0]
 
     @cached_property
     def Q(self) -> Size:  # noqa: N802 - the letter of the model document, as the next ones
@@ -126,17 +137,17 @@ class LayerInputs:
     @cached_property
     def blocks(self) -> Size:
         """Blocks of this kind."""
-        return symbol(f"L{self.of}{self.plain}")
+        return symbol(f"L{self.counted}")
 
     @cached_property
     def held(self) -> Size:
         """Blocks of this kind whose saved activations are alive together."""
-        return symbol(f"held{self.of}{self.plain}")
+        return symbol(f"held{self.counted}")
 
     @cached_property
     def unkept_share(self) -> Size:
         """Share of them that are resharded after forward, so gathered again for the backward pass."""
-        return symbol(f"unkept{self.of}{self.plain}") / self.blocks
+        return symbol(f"unkept{self.counted}") / self.blocks
 
     @cached_property
     def qkv(self) -> Linear:

@@ -41,8 +41,11 @@ class Arithmetic:
 COLUMNS = Arithmetic(smaller=np.minimum, larger=np.maximum, floor=np.floor)
 PLAIN = Arithmetic(smaller=min, larger=max, floor=lambda value: float(math.floor(value)))
 
-MODEL_SYMBOLS = ("L", "H", "Q", "N", "F", "G", "W", "S", "grouped", "halved")
+MODEL_SYMBOLS = ("L", "H", "Q", "N", "F", "G", "W", "S", "grouped", "halved", "O", "core", "span")
 """Constants of one search: layers, hidden, query, qkv, ffn and up widths, weights of a block, sequence length.
+
+O, core: widths of attention's output, and the mean of it and Q; span: positions that a token attends to, the masked
+half included, with a window.
 
 grouped, halved: 1 where keys have several queries each, and where micro-batches are split, else 0.
 """
@@ -65,14 +68,14 @@ y splits it, else 0.
 
 _ORDER = {name: position for position, name in enumerate((*MODEL_SYMBOLS, *CANDIDATE_SYMBOLS))}
 
-PLAIN_BLOCKS = "'"
-"""Behind a symbol of blocks: those of a layer type that repeat nothing, where others do. `.name`: of a layer type."""
+REPEATING, PLAIN_BLOCKS = ".again", ".once"
+"""Behind the symbols that count blocks, where only some repeat their activations: of those, and of the others."""
 
 
 @lru_cache(maxsize=1024)
 def _place(name: str) -> tuple[int, str]:
-    """Place of a symbol in the canonical order; KeyError for a name that is not in it."""
-    return _ORDER[name.rstrip(PLAIN_BLOCKS).partition(".")[0]], name
+    """Place of a symbol in the canonical order, without what it is of; KeyError for a name that is not in it."""
+    return _ORDER[name.partition(".")[0]], name
 
 
 @dataclass(frozen=True)

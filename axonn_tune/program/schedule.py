@@ -78,16 +78,20 @@ class Segment(NamedTuple):
 
     block: Behind
     of_type: int
-    count: Value
+    blocks: Value
 
 
-def segments(program: StepProgram, runs: Runs, *, kept: Value, repeated: Value, arithmetic: Arithmetic) -> list[Segment]:
+def segments(
+    program: StepProgram, runs: Runs, *, kept: Value, repeated: Value, arithmetic: Arithmetic
+) -> list[Segment]:
     """Blocks of a chunk in the order of their backward passes; of no blocks, too.
 
     kept: how many are not resharded after forward, the last ones; repeated: how many repeat where only some do, the
     first ones.
     """
-    found, left, after = list[Segment](), 0.0, 0.0
+    left: Value = 0.0
+    after: Value = 0.0
+    found = list[Segment]()
     for _, count in runs:
         left = left + count
     for of_type, count in reversed(runs):
@@ -100,7 +104,59 @@ def segments(program: StepProgram, runs: Runs, *, kept: Value, repeated: Value, 
         found.append(Segment(Behind(plain, kept=True), of_type, held - both))
         found.append(Segment(Behind(plain), of_type, count - again - (held - both)))
         if program.some:
-            found += [Segment(Behind(repeats, kept=True), of_type, both), Segment(Behind(repeats), of_type, again - both)]
+            found += [
+                Segment(Behind(repeats, kept=True), of_type, both),
+                Segment(Behind(repeats), of_type, again - both),
+            ]
+    return found
+
+
+Chunks: TypeAlias = Sequence[tuple[Runs, Value]]
+"""Blocks of each chunk of a stage, and of how many micro-batches it holds activations when a stage holds most."""
+
+
+def blocks_by_kind(
+    program: StepProgram, chunks: Chunks, *, repeated: Value, arithmetic: Arithmetic
+) -> dict[str, Value]:
+    """Symbols of each kind of block: `L`, how many a stage has, and `held`, those with activations alive together.
+
+    repeated: blocks of each chunk that repeat, where only some do.
+    """
+    found = dict[str, Value]()
+    for runs, in_flight in chunks:
+        for one in segments(program, runs, kept=0.0, repeated=repeated, arithmetic=arithmetic):
+            of = program.blocks[one.block.kind].given.counted
+            for name, count in ((f"L{of}", one.blocks), (f"held{of}", in_flight * one.blocks)):
+                found[name] = found[name] + count if name in found else count
+    return found
+
+
+def kept_by_kind(
+    program: StepProgram, chunks: Chunks, values: Mapping[str, Value], kept: Value, *, arithmetic: Arithmetic
+) -> dict[str, Value]:
+    """Symbols of a stage and of each kind of block: `kept`, how many are not resharded after forward, and `unkept`.
+
+    values: with `L`, also of each kind, and, where only some blocks repeat, `repeated`.
+    """
+    found: dict[str, Value] = {"kept": kept, "unkept": values["L"] - kept}
+    if len(program.blocks) == 1:
+        return found
+    of_kinds: dict[str, Value] = {block.given.counted: 0.0 for block in program.blocks}
+    for runs, _ in chunks:
+        share, repeated = kept_share(runs, kept, values["L"], arithmetic), values.get("repeated", 0.0)
+        for one in segments(program, runs, kept=share, repeated=repeated, arithmetic=arithmetic):
+            of = program.blocks[one.block.kind].given.counted
+            of_kinds[of] = of_kinds[of] + one.blocks * float(one.block.kept)
+    found |= {f"kept{of}": count for of, count in of_kinds.items()}
+    return found | {f"unkept{of}": values[f"L{of}"] - count for of, count in of_kinds.items()}
+
+
+def kept_share(runs: Runs, kept: Value, layers: Value, arithmetic: Arithmetic) -> Value:
+    """Blocks of a chunk that are not resharded after forward, of those of a stage with so many blocks."""
+    here: Value = 0.0
+    for _, count in runs:
+        here = here + count
+    found: Value = arithmetic.floor(kept * here / arithmetic.larger(layers, 1.0))
     return found
 
 

@@ -8,9 +8,11 @@ one stage, the first of which has the embedding and the last of which the LM hea
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import chain
+from typing import TypeAlias
 
 from axonn_tune.frameworks.axonn_tune import AXONN_TUNE
 from axonn_tune.frameworks.description import StepOptions
@@ -20,6 +22,7 @@ from axonn_tune.program.operations import (
     MATRIX_ALIGNMENT,
     ONCE,
     PLAIN_BLOCKS,
+    REPEATING,
     Collective,
     MatMul,
     Operation,
@@ -62,22 +65,65 @@ ONLY, FIRST, MIDDLE, LAST = Stage(), Stage(True, False), Stage(False, False), St
 """The stage of a step without pipeline stages, and those of one with several."""
 
 
-def stages_alike(parts: tuple[int, ...], stages: int) -> dict[tuple[Stage, tuple[int, ...]], list[int]]:
+def suffixes(model: Model) -> tuple[str, ...]:
+    """What stands behind the symbols of each layer type of a model: nothing if there is but one."""
+    types = model.types
+    return tuple(f".{layer.name}" for layer in types) if len(types) > 1 else ("",)
+
+
+Contents: TypeAlias = tuple[tuple[int, int], ...]
+"""Blocks of a chunk in forward order: numbers of layer types, and how many in a row."""
+
+
+def contents_of(model: Model, parts: Sequence[int]) -> tuple[Contents, ...]:
+    """What is in each model part, given the number of its blocks."""
+    runs = [[of_type, count] for of_type, count in (model.runs if model.pattern else [(0, sum(parts))])]
+    found = list[Contents]()
+    for count in parts:
+        here = list[tuple[int, int]]()
+        while count:
+            taken = min(count, runs[0][1])
+            here.append((runs[0][0], taken))
+            count, runs[0][1] = count - taken, runs[0][1] - taken
+            runs = runs if runs[0][1] else runs[1:]
+        found.append(tuple(here))
+    return tuple(found)
+
+
+def counted(contents: Contents) -> tuple[tuple[int, float], ...]:
+    """The same with numbers of blocks as floats, as the replay takes them."""
+    return tuple((of_type, float(count)) for of_type, count in contents)
+
+
+def blocks_in(contents: Contents) -> int:
+    """Number of blocks of a chunk."""
+    return sum(count for _, count in contents)
+
+
+def blocks_by_type(model: Model, chunks: Iterable[Contents]) -> tuple[int, ...]:
+    """Number of blocks of each layer type in some chunks."""
+    found = [0] * len(model.types)
+    for of_type, count in chain.from_iterable(chunks):
+        found[of_type] += count
+    return tuple(found)
+
+
+def stages_alike(parts: tuple[Contents, ...], stages: int) -> dict[tuple[Stage, tuple[Contents, ...]], list[int]]:
     """Stages that are alike: their place and the blocks of their chunks, with their numbers.
 
     parts: blocks of each model part, chunk c of stage s at c·p + s.
     """
-    found: dict[tuple[Stage, tuple[int, ...]], list[int]] = {}
+    found: dict[tuple[Stage, tuple[Contents, ...]], list[int]] = {}
     for number in range(stages):
         stage = Stage(number == 0, number == stages - 1)
         found.setdefault((stage, parts[number::stages]), []).append(number)
     return found
 
 
-def chunks_of(stage: Stage, blocks: tuple[int, ...]) -> Iterator[tuple[Stage, int]]:
-    """Each chunk of a stage: what it has beside blocks, embedding or LM head, and its number of blocks."""
-    for number, count in enumerate(blocks):
-        yield Stage(stage.first and number == 0, stage.last and number == len(blocks) - 1), count
+def chunks_of(stage: Stage, blocks: tuple[Contents, ...]) -> Iterator[tuple[Stage, Contents]]:
+    """Each chunk of a stage: what it has beside blocks, embedding or LM head, and its blocks."""
+    for number, contents in enumerate(blocks):
+        yield Stage(stage.first and number == 0, stage.last and number == len(blocks) - 1), contents
 
 
 @dataclass(frozen=True)
@@ -128,7 +174,7 @@ class StepProgram:
     @property
     def some(self) -> bool:
         """Whether only some blocks repeat."""
-        return any(block.given.plain for block in self.blocks)
+        return any(block.given.repeating for block in self.blocks)
 
     def kind(self, of_type: int, *, repeats: bool) -> int:
         """Number of a kind of block."""
@@ -219,7 +265,8 @@ def build_step(
         given=given,
         embedding=Section("embedding", ACCUMULATION, tuple(layers.embedding_forward(given))),
         blocks=tuple(
-            _block(one, number, recompute="none" if one.plain else recompute, times=times) for one, number in kinds
+            _block(one, number, recompute="none" if one.repeating == PLAIN_BLOCKS else recompute, times=times)
+            for one, number in kinds
         ),
         head=Section("head", ACCUMULATION, tuple(layers.head(given))),
         embedding_backward=Section("embedding_backward", ACCUMULATION, tuple(layers.embedding_backward(given))),
@@ -232,9 +279,10 @@ def build_step(
 
 def _kinds(given: LayerInputs, *, some: bool) -> Iterator[tuple[LayerInputs, int]]:
     """Inputs of each kind of block, with the number of its layer type."""
-    yield given, 0
-    if some:
-        yield replace(given, plain=PLAIN_BLOCKS), 0
+    model = given.model
+    for number, (layer, of) in enumerate(zip(model.types, suffixes(model), strict=True)):
+        for repeating in (REPEATING, PLAIN_BLOCKS) if some else ("",):
+            yield replace(given, layer=layer, of=of, repeating=repeating), number
 
 
 def _block(given: LayerInputs, number: int, *, recompute: Recompute, times: Size) -> Block:
