@@ -22,8 +22,18 @@ from axonn_tune.cost.compute import contended_s
 from axonn_tune.cost.replay import ChunkTimes
 from axonn_tune.frameworks.description import Framework, PipelineSchedule
 from axonn_tune.grid import GroupShape
+from axonn_tune.job import Job
 from axonn_tune.program.operations import Arithmetic, Value
-from axonn_tune.program.pipeline import Count, Integers, check_shape, forward_sequence, group_size, messages, warm_up
+from axonn_tune.program.pipeline import (
+    Count,
+    Integers,
+    check_shape,
+    forward_sequence,
+    group_size,
+    messages,
+    model_parts,
+    warm_up,
+)
 from axonn_tune.specs.machine import Machine
 
 Floats: TypeAlias = NDArray[np.float64]
@@ -31,6 +41,11 @@ Floats: TypeAlias = NDArray[np.float64]
 PERIODIC = 1e-10
 """Clocks whose shifts over a period differ by less than this share of the shift are in steady state. Maximum and sum
 never enlarge a difference, so skipping any number of periods adds at most this share to a step."""
+
+
+def parts_of(job: Job, stages: int, chunks: int, given: tuple[int, ...] | None = None) -> tuple[int, ...]:
+    """Layers of each model part of a job's shape, chunk c of stage s at c·p + s: as given, or as it splits them."""
+    return model_parts(job.model.layers, stages=stages, chunks=chunks, given=given, less=job.framework.step.less)
 
 
 @dataclass(frozen=True)

@@ -342,12 +342,9 @@ class Pricer:
         self.parts: tuple[int, ...] = (self.model.layers,)
         if self.grid.pipeline > 1:
             # Imported here: most searches have no pipeline, and start-up time is theirs.
-            from axonn_tune.program.pipeline import model_parts
+            from axonn_tune.cost.pipeline import parts_of
 
-            stages, less = self.grid.pipeline, self.framework.step.less
-            self.parts = model_parts(
-                self.model.layers, stages=stages, chunks=layout.chunks, given=layout.parts, less=less
-            )
+            self.parts = parts_of(job, self.grid.pipeline, layout.chunks, layout.parts)
 
     def _symbols(self, stage: Stage, layers: int) -> dict[str, float]:
         micro_batch, options = self.layout.micro_batch, self.options

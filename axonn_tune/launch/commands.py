@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from axonn_tune import __version__
+from axonn_tune.cost.pipeline import parts_of
 from axonn_tune.cost.price import Detail
 from axonn_tune.errors import UsageError, suggest
 from axonn_tune.files import require_own, write_text_atomically
@@ -27,7 +28,6 @@ from axonn_tune.launch.scripts import (
     per_task,
     write_script,
 )
-from axonn_tune.program.pipeline import model_parts
 from axonn_tune.units import counted
 
 _TRIAL_STEPS = 50
@@ -65,7 +65,6 @@ def command_of(priced: Detail, *, form: str = "") -> Command:
     job, framework = priced.job, priced.job.framework
     if framework.launch is None:
         raise UsageError(f"{framework.title} is priced only: there is no command for it")
-    stages, layers = priced.grid.pipeline, job.model.layers
     run = Run(
         framework=find_framework(framework.name),
         model=job.model,
@@ -77,7 +76,7 @@ def command_of(priced: Detail, *, form: str = "") -> Command:
         recompute=priced.recompute,
         kept_layers=int(priced.memory.kept_layers),
         chunks=priced.chunks,
-        parts=model_parts(layers, stages=stages, chunks=priced.chunks, given=priced.parts, less=framework.step.less),
+        parts=parts_of(job, priced.grid.pipeline, priced.chunks, priced.parts),
         step=step_on(framework, job.machine),
     )
     command = framework.launch(run)

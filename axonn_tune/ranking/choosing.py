@@ -392,10 +392,9 @@ class _Parts:
 
     def _alike(self, stages: int, chunks: int) -> Iterator[tuple[_Blocks, list[_Chunk], list[int]]]:
         """Each kind of stage with its chunks in their order, and the numbers of its stages."""
-        from axonn_tune.program.pipeline import model_parts
+        from axonn_tune.cost.pipeline import parts_of
 
-        problem = self.shapes.problem
-        split = model_parts(problem.model.layers, stages=stages, chunks=chunks, less=problem.framework.step.less)
+        split = parts_of(self.shapes.problem, stages, chunks)
         uneven, alike = chunks > 1 and len(set(split)) > 1, stages_alike(split, stages)
         most = max((sum(blocks) for stage, blocks in alike if stage == MIDDLE), default=0)
         for (stage, blocks), numbers in alike.items():

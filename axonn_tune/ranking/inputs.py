@@ -22,7 +22,7 @@ from axonn_tune.specs.catalog import Loaded, MachineLike, load_machine, load_mod
 from axonn_tune.specs.document import known_keys
 from axonn_tune.specs.loading import DOCUMENT_BYTES, read_text
 from axonn_tune.specs.machine import Machine
-from axonn_tune.specs.model import Model
+from axonn_tune.specs.model import Model, unpriced
 from axonn_tune.specs.workload import Workload
 
 if TYPE_CHECKING:
@@ -88,8 +88,10 @@ def parse_order(order: str | Sequence[str], framework: Framework = AXONN_TUNE) -
 
 
 def _check(problem: Problem) -> None:
-    """Refuse what the framework does not have, and pins that do not divide the GPUs."""
+    """Refuse models that are not priced, what the framework does not have, and pins that do not divide the GPUs."""
     framework, request = problem.framework, problem.request
+    if why := unpriced(problem.model):
+        raise UsageError(why)
     if problem.gpus % (product := prod(request.axes.values())):
         shown = ", ".join(f"{framework.called(axis)} = {size}" for axis, size in request.axes.items())
         raise UsageError(f"{problem.gpus} GPUs cannot be arranged with {shown}: {product} does not divide them")
@@ -200,6 +202,8 @@ def launch_inputs(path: str | Path, *, machine: MachineLike | None = None) -> tu
     profile = machine_of_launch(path, launch) if machine is None else load_machine(machine)
     pins: dict[str, Any] = {name: getattr(launch, name) for name in _PINNED} | grid.sizes
     request = Request(launch.model, gpus=grid.world, order=grid.order, **pins)
+    if why := unpriced(launch.model):
+        raise UsageError(f"{path}: {why}")
     job, piped = (launch.model, profile.document, launch.workload), grid.pipeline > 1
     problem = Problem(*job, gpus=grid.world, request=request, pipeline=piped)
     model = Loaded(launch.model, loaded.path, launch.provenance.model_sha256)

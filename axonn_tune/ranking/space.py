@@ -161,6 +161,9 @@ class Shapes:
     def stage_rows(self) -> tuple[StageRows, ...]:
         """The stages that can need most memory or time: the first, the one after it, the last; where chunks differ in
         layers, also the first one with more layers than that after the first."""
+        # Imported here: most searches have no pipeline, and start-up time is theirs.
+        from axonn_tune.cost.pipeline import parts_of
+
         layers, less = self.problem.model.layers, self.problem.framework.step.less
         stages, chunks = self.stages[self.piped], self.chunks[self.piped]
         batches = np.asarray(self.values["A"])[self.piped].astype(np.int64)
@@ -168,9 +171,12 @@ class Shapes:
         counted = np.minimum(batches, 4 * stages)
         kinds, _, which = distinct((stages * (layers + 1) + chunks) * (4 * layers + 1) + counted)
         _, first, _ = distinct(which)
-        found = np.array(
-            [_stage_layers(layers, int(stages[row]), int(chunks[row]), int(counted[row]), less) for row in first]
-        ).reshape(len(kinds), 4, 2)
+
+        def layers_of(row: int) -> tuple[tuple[float, float], ...]:
+            count = int(stages[row])
+            return _stage_layers(parts_of(self.problem, count, int(chunks[row])), count, int(counted[row]))
+
+        found = np.array(list(map(layers_of, first))).reshape(len(kinds), 4, 2)
         several = any(less) or bool((layers % (stages * chunks))[chunks > 1].any())
         shown = (FIRST, MIDDLE, LAST, *([MIDDLE] if several else []))
         return tuple(
@@ -333,15 +339,11 @@ def with_uneven_chunks(shapes: Shapes, rows: Integers) -> Shapes:
 
 
 @lru_cache(maxsize=4096)
-def _stage_layers(
-    layers: int, stages: int, chunks: int, micro_batches: int, less: tuple[int, int]
-) -> tuple[tuple[float, float], ...]:
+def _stage_layers(parts: tuple[int, ...], stages: int, micro_batches: int) -> tuple[tuple[float, float], ...]:
     """Layers, and those held together, of a first stage, the one after it, the last, and the first one between that
     has more layers than that. Later ones of as many layers hold no more."""
-    # Imported here: most searches have no pipeline, and start-up time is theirs.
-    from axonn_tune.program.pipeline import in_flight, model_parts
+    from axonn_tune.program.pipeline import in_flight
 
-    parts = model_parts(layers, stages=stages, chunks=chunks, less=less)
     each = [parts[stage::stages] for stage in range(stages)]
     after = min(1, stages - 1)
     more = next((stage for stage in range(1, stages - 1) if sum(each[stage]) > sum(each[after])), after)
