@@ -16,12 +16,13 @@ from axonn_tune.frameworks.axonn_tune import AXONN_TUNE
 from axonn_tune.frameworks.description import Framework, StepOptions
 from axonn_tune.grid import ALL_AXES
 from axonn_tune.ranking.space import Problem
+from axonn_tune.recompute import RECOMPUTES, modules_of
 from axonn_tune.request import OVERLAPS, Request
 from axonn_tune.specs.catalog import Loaded, MachineLike, load_machine, load_model, route_overrides
 from axonn_tune.specs.document import known_keys
 from axonn_tune.specs.loading import DOCUMENT_BYTES, read_text
 from axonn_tune.specs.machine import Machine
-from axonn_tune.specs.model import Model
+from axonn_tune.specs.model import Model, unpriced
 from axonn_tune.specs.workload import Workload
 
 if TYPE_CHECKING:
@@ -87,8 +88,10 @@ def parse_order(order: str | Sequence[str], framework: Framework = AXONN_TUNE) -
 
 
 def _check(problem: Problem) -> None:
-    """Refuse what the framework does not have, and pins that do not divide the GPUs."""
+    """Refuse models that are not priced, what the framework does not have, and pins that do not divide the GPUs."""
     framework, request = problem.framework, problem.request
+    if why := unpriced(problem.model):
+        raise UsageError(why)
     if problem.gpus % (product := prod(request.axes.values())):
         shown = ", ".join(f"{framework.called(axis)} = {size}" for axis, size in request.axes.items())
         raise UsageError(f"{problem.gpus} GPUs cannot be arranged with {shown}: {product} does not divide them")
@@ -106,6 +109,12 @@ def _check(problem: Problem) -> None:
         raise UsageError(f"{framework.option('chunks')} {request.chunks} is for several pipeline stages, {stages}")
     if request.kept_layers and not framework.keeps_layers:
         raise UsageError(f"--kept-layers {request.kept_layers}: {framework.title} reshards every layer after forward")
+    missing = [name for name in modules_of(request.recompute or "none") if name not in framework.recompute_modules]
+    if missing:
+        known = ", ".join((*RECOMPUTES, *framework.recompute_modules))
+        raise UsageError(
+            f"--recompute {request.recompute}: {framework.title} cannot recompute {missing[0]}; it has {known}"
+        )
     if problem.workload.split_micro_batch and "output" not in framework.step.overlaps:
         raise UsageError(f"--split-micro-batch: {framework.title} does not interleave half micro-batches")
 
@@ -193,6 +202,8 @@ def launch_inputs(path: str | Path, *, machine: MachineLike | None = None) -> tu
     profile = machine_of_launch(path, launch) if machine is None else load_machine(machine)
     pins: dict[str, Any] = {name: getattr(launch, name) for name in _PINNED} | grid.sizes
     request = Request(launch.model, gpus=grid.world, order=grid.order, **pins)
+    if why := unpriced(launch.model):
+        raise UsageError(f"{path}: {why}")
     job, piped = (launch.model, profile.document, launch.workload), grid.pipeline > 1
     problem = Problem(*job, gpus=grid.world, request=request, pipeline=piped)
     model = Loaded(launch.model, loaded.path, launch.provenance.model_sha256)

@@ -47,6 +47,8 @@ class Document(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, defer_build=True)
     renewed_by: ClassVar[str] = ""
     """Command that writes a new one where a file is of an older version."""
+    left_out_at_default: ClassVar[tuple[str, ...]] = ()
+    """Keys that are written only where they say something: most documents have nothing to say there."""
 
     @classmethod
     def from_fields_of(cls, source: object, **others: object) -> Self:
@@ -481,6 +483,8 @@ def _given(document: Document) -> Iterator[tuple[str, object, str | None]]:
     fields = type(document).model_fields
     for name in sorted(fields, key=lambda name: name == "sources"):
         value, field = getattr(document, name), fields[name]
+        if name in document.left_out_at_default and value == field.get_default():
+            continue
         if field.is_required() or value not in (None, "", ()) or value != field.get_default():
             yield field.alias or name, value, field.description
 

@@ -1,4 +1,4 @@
-"""The model document: one GPT- or Llama-shaped decoder, as its sizes.
+"""The model document: a decoder as its sizes, of one layer type or of several in a pattern.
 
 Letters used throughout the project, per layer: H hidden, Q = heads * head_dim (what attention
 works on), N = Q + 2 * kv_heads * head_dim (fused qkv output), F ffn, G = 2F when the MLP is gated
@@ -7,13 +7,227 @@ and F otherwise (fused gate and up output), V vocabulary, S sequence length.
 
 from __future__ import annotations
 
-from typing import Literal
+import re
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from itertools import groupby
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field, PositiveFloat, model_validator
+from pydantic import (
+    Field,
+    PositiveFloat,
+    SerializerFunctionWrapHandler,
+    WithJsonSchema,
+    field_validator,
+    model_serializer,
+    model_validator,
+)
 
-from axonn_tune.specs.document import Document, Size
+from axonn_tune.errors import suggest
+from axonn_tune.specs.document import LARGEST_SIZE, Document, Size
 
 MODEL_SCHEMA = "axonn-tune/model/1"
+MOST_LAYERS, MOST_EXPERTS = 10_000, 65_536
+"""Of a pattern, and of one layer: several times those of any model."""
+
+_Part = Annotated[float, Field(ge=0, le=1)]
+_Layers = Annotated[
+    Size, WithJsonSchema({"anyOf": [{"type": "integer", "minimum": 1}, {"type": "string", "minLength": 1}]})
+]
+
+
+class LatentAttention(Document):
+    """Multi-head latent attention: queries, keys and values go through latents, then to all heads (DeepSeek-V2)."""
+
+    query_rank: Size | None = Field(default=None, description="q_lora_rank; without one queries have no latent.")
+    kv_rank: Size = Field(description="kv_lora_rank, the latent of keys and values.")
+    nope_dim: Size = Field(description="qk_nope_head_dim: of a head's query and key, what is not rotated.")
+    rope_dim: Size = Field(description="qk_rope_head_dim: what is rotated; all heads share its key.")
+    value_dim: Size = Field(description="v_head_dim.")
+
+
+class Experts(Document):
+    """A mixture of experts in place of the MLP."""
+
+    left_out_at_default: ClassVar[tuple[str, ...]] = ("shared_width", "groups", "chosen_groups", "normalized")
+
+    count: Annotated[int, Field(gt=0, le=MOST_EXPERTS)] = Field(description="Routed experts, E.")
+    per_token: Size = Field(description="Experts a token is sent to, K.")
+    width: Size = Field(description="F of one expert.")
+    shared_width: Annotated[int, Field(ge=0, le=LARGEST_SIZE)] = Field(
+        default=0, description="F of all shared experts together, which see every token."
+    )
+    latent_width: Size | None = Field(default=None, description="Tokens are projected to it before dispatch.")
+    score: Literal["softmax", "sigmoid"] = Field(default="softmax", description="What the router makes of logits.")
+    normalized: bool = Field(default=True, description="Scores of a token's experts sum to one, for scripts.")
+    scaling: PositiveFloat | None = Field(default=None, description="Factor of the routed output, for scripts.")
+    score_bias: bool | None = Field(
+        default=None, description="A bias without a gradient balances the load, for scripts."
+    )
+    groups: Size = Field(default=1, description="Groups of experts, for node-limited routing.")
+    chosen_groups: Size = Field(default=1, description="Groups a token's experts are in.")
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Experts:
+        if self.count % self.groups:
+            near = next(one for one in range(min(self.groups, self.count), 0, -1) if self.count % one == 0)
+            raise ValueError(f"count ({self.count}) is not divisible by groups ({self.groups}); by {near} it is")
+        if self.chosen_groups > self.groups:
+            raise ValueError(f"chosen_groups ({self.chosen_groups}) exceeds groups ({self.groups})")
+        most = self.count // self.groups * self.chosen_groups
+        if self.per_token > most:
+            raise ValueError(f"per_token ({self.per_token}) exceeds the experts it chooses from ({most})")
+        return self
+
+
+class LayerType(Document):
+    """A layer type: what it has, and what differs from the model's own sizes."""
+
+    left_out_at_default: ClassVar[tuple[str, ...]] = ("attention", "sinks", "qk_norms", "mlp")
+
+    attention: bool = Field(default=True, description="False: a layer without attention.")
+    latent: LatentAttention | None = Field(default=None, description="Multi-head latent attention.")
+    window: Size | None = Field(default=None, description="Sliding window or attention chunk, in tokens.")
+    sinks: bool = Field(default=False, description="A learned attention sink for each head.")
+    qk_norms: bool = Field(default=False, description="Norms of queries and keys.")
+    rotary_share: _Part | None = Field(default=None, description="Share of a head that is rotated; 0: no positions.")
+    heads: Size | None = Field(default=None, description="Query heads.")
+    kv_heads: Size | None = Field(default=None, description="Key and value heads.")
+    head_dim: Size | None = Field(default=None, description="Width of one head.")
+    mlp: bool = Field(default=True, description="False: a layer without MLP.")
+    ffn: Size | None = Field(default=None, description="F, width of the MLP.")
+    gated: bool | None = Field(default=None, description="Whether MLP and experts have a gate; else by the family.")
+    experts: Experts | None = Field(default=None, description="Experts in place of the MLP.")
+
+    @model_validator(mode="after")
+    def _consistent(self) -> LayerType:
+        attends = ("latent", "window", "sinks", "qk_norms", "rotary_share", "heads", "kv_heads", "head_dim")
+        for part, keys in (("attention", attends), ("mlp", ("ffn", "gated", "experts"))):
+            given = [key for key in keys if getattr(self, key) not in (None, False)]
+            if given and not getattr(self, part):
+                raise ValueError(f"{given[0]} is given, but {part} is false")
+        if not self.attention and not self.mlp:
+            raise ValueError("attention and mlp are both false: the layer is empty")
+        if self.latent is not None and self.head_dim is not None:
+            raise ValueError("head_dim is given, but latent attention has nope_dim, rope_dim and value_dim")
+        return self
+
+
+@dataclass(frozen=True)
+class Layer:
+    """A layer type with every value in place; widths of what it lacks are 0.
+
+    heads, kv_heads, head_dim: of queries and keys (of latent attention nope_dim + rope_dim, and as many key as query
+    heads); value_dim: of a value head. ffn: of a dense MLP, 0 for experts. hidden, biases, rms: the model's.
+    """
+
+    name: str
+    hidden: int
+    biases: bool
+    rms: bool
+    attention: bool
+    heads: int
+    kv_heads: int
+    head_dim: int
+    value_dim: int
+    latent: LatentAttention | None
+    window: int | None
+    sinks: bool
+    qk_norms: bool
+    rotary_share: float | None
+    ffn: int
+    gated: bool
+    experts: Experts | None
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        """In words, what a block of a GPT or Llama has not."""
+        found = {
+            "layers without attention": not self.attention,
+            "multi-head latent attention": self.latent,
+            "sliding-window attention": self.window,
+            "attention sinks": self.sinks,
+            "experts": self.experts,
+            "layers without MLP": not self.ffn and self.experts is None,
+        }
+        return tuple(words for words, has in found.items() if has)
+
+    @property
+    def query_width(self) -> int:
+        """Q = heads * head_dim: all query heads."""
+        return self.heads * self.head_dim
+
+    @property
+    def value_width(self) -> int:
+        """Output of attention, heads * value_dim: what the output projection contracts over."""
+        return self.heads * self.value_dim
+
+    @property
+    def qkv_width(self) -> int:
+        """N: queries, keys and values as attention takes them."""
+        return self.query_width + self.kv_heads * (self.head_dim + self.value_dim)
+
+    @property
+    def up_width(self) -> int:
+        """G of the dense MLP, gate included."""
+        return self.ffn * self.ups
+
+    @property
+    def ups(self) -> int:
+        """Matrices in front of the activation: 2 with a gate."""
+        return 2 if self.gated else 1
+
+    @property
+    def attention_weights(self) -> int:
+        """Elements of attention's matrices."""
+        h, latent = self.hidden, self.latent
+        if latent is None:
+            return h * (self.qkv_width + self.value_width)
+        q_rank, kv_rank = latent.query_rank, latent.kv_rank
+        queries = h * self.query_width if q_rank is None else q_rank * (h + self.query_width)
+        down = h * (kv_rank + latent.rope_dim)
+        return queries + down + kv_rank * self.heads * (latent.nope_dim + latent.value_dim) + self.value_width * h
+
+    @property
+    def expert_weights(self) -> int:
+        """Elements of one routed expert's matrices."""
+        experts = self.experts
+        return 0 if experts is None else (self.ups + 1) * experts.width * (experts.latent_width or self.hidden)
+
+    @property
+    def unrouted_weights(self) -> int:
+        """Elements of the matrices that every token meets: all but the routed experts'."""
+        total, experts = self.attention_weights + (self.ups + 1) * self.ffn * self.hidden, self.experts
+        if experts is None:
+            return total
+        projections = 2 * (experts.latent_width or 0)
+        return total + self.hidden * ((self.ups + 1) * experts.shared_width + experts.count + projections)
+
+    @property
+    def weights(self) -> int:
+        """Elements of all its matrices."""
+        return self.unrouted_weights + (self.experts.count * self.expert_weights if self.experts else 0)
+
+    @property
+    def active_weights(self) -> int:
+        """Elements of the matrices that a token meets."""
+        return self.unrouted_weights + (self.experts.per_token * self.expert_weights if self.experts else 0)
+
+    @property
+    def vectors(self) -> int:
+        """Elements of its norms, biases and attention sinks."""
+        h, norm, mlp, experts = self.hidden, 1 if self.rms else 2, self.ffn > 0, self.experts
+        total = norm * h * (self.attention + (mlp or experts is not None))
+        total += self.sinks * self.heads + self.qk_norms * 2 * self.head_dim * norm
+        if self.latent is not None:
+            total += norm * ((self.latent.query_rank or 0) + self.latent.kv_rank)
+        biased = self.attention * (self.qkv_width + h) + mlp * (self.up_width + h)
+        if experts is not None:
+            outputs = self.ups * experts.width + (experts.latent_width or h)
+            biased += experts.count * (1 + outputs) + (self.ups * experts.shared_width + h) * (experts.shared_width > 0)
+        return total + self.biases * biased
 
 
 class ModelDefaults(Document):
@@ -26,6 +240,8 @@ class ModelDefaults(Document):
 class Model(Document):
     """A decoder-only transformer."""
 
+    left_out_at_default: ClassVar[tuple[str, ...]] = ("pattern", "layer_types", "mtp_layers")
+
     schema_: Literal["axonn-tune/model/1"] = Field(
         alias="schema", description="Kind and version of this document: axonn-tune/model/1."
     )
@@ -34,7 +250,11 @@ class Model(Document):
     family: Literal["gpt", "llama"] = Field(
         description="gpt: LayerNorm, GELU, learned positions. llama: RMSNorm, SwiGLU, rotary positions."
     )
-    layers: Size = Field(description="Transformer blocks.")
+    layers: _Layers = Field(description="Transformer blocks.")
+    pattern: str | None = Field(
+        default=None,
+        description="Types of the layers in order: dense*3 moe*58, (local full)*9. It may stand in place of layers.",
+    )
     hidden: Size = Field(description="H, width of the residual stream.")
     heads: Size = Field(description="Query heads.")
     kv_heads: Size = Field(description="Key and value heads; equal to heads without grouped-query attention.")
@@ -51,14 +271,90 @@ class Model(Document):
     qkv_biases: bool | None = Field(
         default=None, description="Biases of queries, keys and values alone, for scripts: too small to be priced."
     )
+    layer_types: dict[str, LayerType] = Field(
+        default={}, description="Layer types by name; what one does not say is as above. Without any, all are alike."
+    )
+    mtp_layers: Annotated[int, Field(ge=0, le=MOST_LAYERS)] = Field(
+        default=0, description="Multi-token prediction: further layers of the last type, each with a projection."
+    )
     source: str = Field(min_length=1, description="Where the sizes come from.")
     defaults: ModelDefaults = Field(description="Workload unless the command line says otherwise.")
 
+    @model_validator(mode="before")
+    @classmethod
+    def _keep_pattern(cls, values: Any) -> Any:  # noqa: ANN401 - what is validated
+        if not isinstance(values, Mapping) or not isinstance(text := values.get("layers"), str):
+            return values
+        if values.get("pattern") not in (None, text):
+            raise ValueError("layers and pattern are both patterns: give one")
+        return {**values, "pattern": text}
+
+    @field_validator("layers", mode="before")
+    @classmethod
+    def _count_layers(cls, layers: Any) -> Any:  # noqa: ANN401 - what is validated
+        return len(expand(layers)) if isinstance(layers, str) else layers
+
     @model_validator(mode="after")
     def _heads_group(self) -> Model:
-        if self.heads % self.kv_heads:
-            raise ValueError(f"heads ({self.heads}) must be divisible by kv_heads ({self.kv_heads})")
+        self._check_types()
+        for layer in self.types:
+            if layer.attention and layer.heads % layer.kv_heads:
+                where = f"layer_types.{layer.name}: " if layer.name else ""
+                raise ValueError(f"{where}heads ({layer.heads}) must be divisible by kv_heads ({layer.kv_heads})")
         return self
+
+    def _check_types(self) -> None:
+        """ValueError unless the pattern names each type, and only those, and has as many layers."""
+        named, types = tuple(expand(self.pattern)) if self.pattern else (), tuple(self.layer_types)
+        if self.pattern is None and len(types) > 1:
+            raise ValueError(f"layers must say the order of {', '.join(types)}, such as {types[0]}*3 {types[1]}*4")
+        if self.pattern is not None and len(named) != self.layers:
+            raise ValueError(f"layers ({self.layers}) is not the number of layers in pattern ({len(named)})")
+        for name in dict.fromkeys(named):
+            if name not in types:
+                known = f"there are {', '.join(types)}" if types else "there are no layer_types"
+                raise ValueError(f"layers names {name!r}, but {known}{suggest(name, types)}")
+        if unused := [name for name in types if self.pattern is not None and name not in named]:
+            raise ValueError(f"layer_types.{unused[0]} is not used: layers names {', '.join(dict.fromkeys(named))}")
+
+    @model_serializer(mode="wrap")
+    def _plainly(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """All keys, but of a model without layer types those that only others need."""
+        absent = {key for key in self.left_out_at_default if not getattr(self, key)}
+        return {key: value for key, value in write(self).items() if key not in absent}
+
+    def __hash__(self) -> int:
+        return hash((self.name, self.family, self.layers, self.pattern, self.hidden, self.heads, self.ffn, self.vocab))
+
+    @property
+    def types(self) -> tuple[Layer, ...]:
+        """Its layer types, resolved, in order of first use; the one of a model without layer_types has no name."""
+        return _resolved(self)
+
+    @property
+    def runs(self) -> tuple[tuple[int, int], ...]:
+        """Consecutive equal layers in order: (index into `types`, how many)."""
+        return _runs(self)
+
+    @property
+    def counts(self) -> tuple[int, ...]:
+        """How many layers each of `types` has."""
+        found = Counter[int]()
+        for index, count in self.runs:
+            found[index] += count
+        return tuple(found[index] for index in range(len(self.types)))
+
+    @property
+    def mixed(self) -> bool:
+        """Whether it is more than one block of today's GPT or Llama repeated; norms of queries and keys are not."""
+        plain = _resolve(self, "", LayerType())
+        only = replace(self.types[0], name="", qk_norms=plain.qk_norms, rotary_share=plain.rotary_share)
+        return len(self.types) > 1 or self.mtp_layers > 0 or only != plain
+
+    @property
+    def has_experts(self) -> bool:
+        """Whether a layer type has experts."""
+        return any(layer.experts is not None for layer in self.types)
 
     @property
     def gated(self) -> bool:
@@ -93,8 +389,100 @@ class Model(Document):
     @property
     def parameters(self) -> int:
         """All trainable elements, vocabulary unpadded."""
-        h, biased, norm_vectors = self.hidden, int(self.biases), 1 if self.family == "llama" else 2
-        block_vectors = 2 * norm_vectors * h + biased * (self.qkv_width + h + self.up_width + h)
+        h, norm_vectors, last = self.hidden, 1 if self.family == "llama" else 2, self.types[self.runs[-1][0]]
+        blocks = sum(
+            count * (layer.weights + layer.vectors) for layer, count in zip(self.types, self.counts, strict=True)
+        )
+        # Each has norms of the hidden state, of the next token's embedding, and of its output.
+        predicting = self.mtp_layers * (last.weights + last.vectors + 2 * h * h + 3 * norm_vectors * h)
         tables = self.vocab * h * (1 if self.tied_embeddings else 2)
         positions = self.max_sequence_length * h if self.learned_positions else 0
-        return self.layers * (self.block_weights + block_vectors) + tables + positions + norm_vectors * h
+        return blocks + predicting + tables + positions + norm_vectors * h
+
+    @property
+    def active_parameters(self) -> int:
+        """Those that a token meets in training: of the routed experts its own."""
+        idle = sum(
+            count * (layer.weights - layer.active_weights) for layer, count in zip(self.types, self.counts, strict=True)
+        )
+        last = self.types[self.runs[-1][0]]
+        return self.parameters - idle - self.mtp_layers * (last.weights - last.active_weights)
+
+
+_ITEM = re.compile(r"\s*(?:\(([^()]*)\)|([A-Za-z_][\w-]*))(?:\*(\d{1,9}))?(?:\s+|$)", re.ASCII)
+
+
+def expand(pattern: str) -> list[str]:
+    """Names of the layer types of a pattern, one a layer: `name`, `name*count` or `(name name)*count`, with spaces.
+
+    ValueError for what is no pattern, and for more than `MOST_LAYERS` layers.
+    """
+    found: list[str] = []
+    at = 0
+    while at < len(pattern):
+        item = _ITEM.match(pattern, at)
+        names = [] if item is None else [item[2]] if item[1] is None else expand(item[1])
+        if item is None or not names or (item[3] and not int(item[3])):
+            raise ValueError(
+                f"{pattern[at : at + 40]!r} is no pattern of layers, such as dense*3 moe*58 or (local full)*9"
+            )
+        count = int(item[3] or 1)
+        if len(found) + count * len(names) > MOST_LAYERS:
+            raise ValueError(f"a pattern has at most {MOST_LAYERS:,} layers, not {len(found) + count * len(names):,}")
+        found += names * count
+        at = item.end()
+    if not found:
+        raise ValueError("must be a number of layers, or a pattern such as dense*3 moe*58")
+    return found
+
+
+@lru_cache(maxsize=64)
+def _resolved(model: Model) -> tuple[Layer, ...]:
+    if model.pattern is None:
+        (name, only), *_ = model.layer_types.items() or [("", LayerType())]
+        return (_resolve(model, name, only),)
+    return tuple(_resolve(model, name, model.layer_types[name]) for name in dict.fromkeys(expand(model.pattern)))
+
+
+@lru_cache(maxsize=64)
+def _runs(model: Model) -> tuple[tuple[int, int], ...]:
+    if model.pattern is None:
+        return ((0, model.layers),)
+    names = expand(model.pattern)
+    index = {name: number for number, name in enumerate(dict.fromkeys(names))}
+    return tuple((index[name], len(list(run))) for name, run in groupby(names))
+
+
+def _resolve(model: Model, name: str, given: LayerType) -> Layer:
+    """A layer type with the model's own sizes where it says nothing."""
+    latent, attends = given.latent, int(given.attention)
+    heads, own_dim = attends * (given.heads or model.heads), given.head_dim or model.head_dim
+    head_dim, value_dim = (own_dim,) * 2 if latent is None else (latent.nope_dim + latent.rope_dim, latent.value_dim)
+    return Layer(
+        name=name,
+        hidden=model.hidden,
+        biases=model.biases,
+        rms=model.family == "llama",
+        attention=given.attention,
+        heads=heads,
+        kv_heads=heads if latent is not None else attends * (given.kv_heads or model.kv_heads),
+        head_dim=attends * head_dim,
+        value_dim=attends * value_dim,
+        latent=latent,
+        window=given.window,
+        sinks=given.sinks,
+        qk_norms=given.qk_norms,
+        rotary_share=given.rotary_share,
+        ffn=(given.ffn or model.ffn) if given.mlp and given.experts is None else 0,
+        gated=given.mlp and (model.gated if given.gated is None else given.gated),
+        experts=given.experts,
+    )
+
+
+def unpriced(model: Model) -> str | None:
+    """Why no layout of a model is priced, if that is so."""
+    if model.mixed:
+        has = [part for layer in model.types for part in layer.parts]
+        words = ", ".join(dict.fromkeys([*has, *(["multi-token prediction"] if model.mtp_layers else [])]))
+        return f"{model.name}: layouts of models with {words or 'several layer types'} are not priced yet"
+    return None

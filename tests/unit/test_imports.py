@@ -15,7 +15,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 PACKAGE = "axonn_tune"
 
-VOCABULARY = {"errors", "units", "grid", "files", "processes", "request"}
+VOCABULARY = {"errors", "units", "grid", "files", "processes", "request", "recompute"}
 ENGINE = VOCABULARY | {"specs", "frameworks", "program", "cost", "job"}
 COMMANDS = ENGINE | {"ranking", "launch", "lab", "calibration", "validation", "learning", "report"}
 # What each layer may import beside itself and the package's own version.
@@ -27,8 +27,9 @@ MAY_IMPORT: dict[str, set[str]] = {
     "files": {"errors"},
     "processes": {"errors"},
     "grid": {"errors", "units"},
+    "recompute": {"errors"},
     # Of the latter two it has the names of types alone.
-    "request": {"errors", "specs", "frameworks"},
+    "request": {"errors", "recompute", "specs", "frameworks"},
     "job": VOCABULARY | {"specs", "frameworks"},
     "specs": VOCABULARY,
     "frameworks": VOCABULARY | {"specs"},

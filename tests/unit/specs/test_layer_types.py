@@ -1,0 +1,146 @@
+"""Models of several layer types: patterns, what a type inherits, and parameters."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from axonn_tune.errors import DocumentError
+from axonn_tune.specs.document import to_yaml
+from axonn_tune.specs.loading import parse_document
+from axonn_tune.specs.model import MOST_LAYERS, Model, expand
+from tests.unit.small import small_model
+
+LATENT = {"query_rank": 24, "kv_rank": 16, "nope_dim": 8, "rope_dim": 4, "value_dim": 6}
+EXPERTS = {"count": 8, "per_token": 2, "width": 32, "shared_width": 48}
+
+
+def typed(layers: str = "dense*2 moe*6", **changes: Any) -> Model:
+    """A small Llama with a dense and an expert layer type, unless told otherwise."""
+    types = {"dense": {}, "moe": {"latent": LATENT, "experts": EXPERTS}}
+    return small_model(**{"family": "llama", "layers": layers, "layer_types": types} | changes)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "names"),
+    [
+        ("a", "a"),
+        ("a*3 b", "aaab"),
+        ("(a b)*2 a", "ababa"),
+        (" (a*2 b)*2  (c) ", "aabaabc"),
+    ],
+)
+def test_a_pattern_names_each_layer_in_order(pattern: str, names: str) -> None:
+    """Names, counts and groups give one type a layer."""
+    assert "".join(expand(pattern)) == names
+
+
+@pytest.mark.parametrize(
+    "pattern", ["", "a*", "a*0", "a**2", "a,b", "((a b)*2 c)*2", "(a", "a)", "()", "1a", "a*1e9", "a(b)"]
+)
+def test_what_is_no_pattern_is_refused(pattern: str) -> None:
+    """An error says what a pattern looks like."""
+    with pytest.raises(ValueError, match="such as dense"):
+        expand(pattern)
+
+
+@pytest.mark.parametrize("pattern", ["a*10001", "(a b)*999999999", "a*9000 b*1001"])
+def test_a_pattern_has_a_largest_number_of_layers(pattern: str) -> None:
+    """A count is refused before that many names are made."""
+    with pytest.raises(ValueError, match=f"at most {MOST_LAYERS:,}"):
+        expand(pattern)
+
+
+def test_a_model_of_one_type_is_the_flat_fields() -> None:
+    """A document without layer types has one layer, without a name, with today's sizes."""
+    for family in ("gpt", "llama"):
+        model = small_model(family=family, kv_heads=2, biases=True)
+        (layer,) = model.types
+        assert (layer.name, model.runs, model.counts, model.mixed) == ("", ((0, 8),), (8,), False)
+        assert layer.weights == layer.active_weights == model.block_weights
+        assert (layer.query_width, layer.qkv_width, layer.up_width) == (
+            model.query_width,
+            model.qkv_width,
+            model.up_width,
+        )
+        assert model.active_parameters == model.parameters
+
+
+def test_types_and_runs_follow_the_pattern() -> None:
+    """Types are in order of first use, runs in order of the layers."""
+    model = typed("moe*2 (dense moe)*3")
+    assert [layer.name for layer in model.types] == ["moe", "dense"]
+    assert model.layers == 8
+    assert model.runs == ((0, 2), (1, 1), (0, 1), (1, 1), (0, 1), (1, 1), (0, 1))
+    assert model.counts == (5, 3)
+    assert model.mixed
+    assert model.has_experts
+
+
+def test_a_type_has_the_sizes_of_the_model_where_it_says_nothing() -> None:
+    """Latent attention replaces head widths, experts the MLP."""
+    dense, moe = typed(kv_heads=4).types
+    assert (dense.heads, dense.kv_heads, dense.head_dim, dense.ffn, dense.gated) == (8, 4, 8, 256, True)
+    assert (moe.heads, moe.kv_heads, moe.head_dim, moe.value_dim, moe.ffn) == (8, 8, 12, 6, 0)
+    assert moe.qkv_width == 8 * (12 + 12 + 6)
+    assert moe.value_width == 48
+
+
+def test_weights_of_latent_attention_and_experts_by_hand() -> None:
+    """Each matrix once: down and up projections, output, router, routed and shared experts."""
+    moe = typed().types[1]
+    attention = 64 * 24 + 24 * 8 * 12 + 64 * (16 + 4) + 16 * 8 * (8 + 6) + 8 * 6 * 64
+    one = 3 * 64 * 32
+    assert moe.attention_weights == attention
+    assert moe.weights == attention + 64 * 8 + 3 * 64 * 48 + 8 * one
+    assert moe.active_weights == moe.weights - 6 * one
+
+
+def test_mtp_layers_add_a_layer_and_a_projection() -> None:
+    """Each has the weights of the last type, a projection from twice the hidden size, and three norms."""
+    without, model = typed(), typed(mtp_layers=2)
+    last = model.types[-1]
+    assert model.parameters - without.parameters == 2 * (last.weights + last.vectors + 2 * 64 * 64 + 3 * 64)
+    assert model.mixed
+
+
+def test_written_models_load_again() -> None:
+    """A pattern given as `layers` is kept beside the number of layers."""
+    model = typed(mtp_layers=1)
+    text = to_yaml(model)
+    assert parse_document(text, schema=Model) == model
+    assert Model.model_validate(model.model_dump(by_alias=True)) == model
+    assert "layer_types" not in to_yaml(small_model())
+    assert "layer_types" not in small_model().model_dump()
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"layers": "dense*2 mor*6"}, "'mor'.*did you mean 'moe'"),
+        ({"layers": "dense*8"}, r"layer_types\.moe is not used"),
+        ({"layers": 8}, "order of dense, moe"),
+        ({"layer_types": {}}, "no layer_types"),
+        ({"pattern": "dense*3 moe"}, "both patterns"),
+        ({"layer_types": {"dense": {"heads": 6, "kv_heads": 4}, "moe": {}}}, r"layer_types\.dense: heads \(6\)"),
+        ({"layer_types": {"dense": {}, "moe": {"experts": EXPERTS | {"per_token": 9}}}}, "per_token.*9.*8"),
+        ({"layer_types": {"dense": {}, "moe": {"experts": EXPERTS | {"groups": 3}}}}, "by 2 it is"),
+        ({"layer_types": {"dense": {}, "moe": {"mlp": False, "experts": EXPERTS}}}, "experts is given, but mlp"),
+        ({"layer_types": {"dense": {}, "moe": {"attention": False, "mlp": False}}}, "empty"),
+        ({"layer_types": {"dense": {}, "moe": {"latent": LATENT, "head_dim": 8}}}, "head_dim is given"),
+    ],
+)
+def test_layer_types_that_do_not_fit_are_refused(changes: dict[str, Any], words: str) -> None:
+    """The message names the key and the numbers."""
+    with pytest.raises(ValueError, match=words):
+        typed(**changes)
+
+
+def test_a_pattern_of_unknown_form_is_reported_at_its_line() -> None:
+    """Other problems of the document are reported with it."""
+    text = to_yaml(typed()).replace("layers: 8 ", "layers: dense+moe ").replace("pattern:", "vocab: 0 #")
+    with pytest.raises(DocumentError) as error:
+        parse_document(text, schema=Model)
+    assert "no pattern of layers" in str(error.value)
+    assert "vocab" in str(error.value)
