@@ -419,24 +419,28 @@ def _recompute_full(given: LayerInputs) -> Iterator[Operation]:
 
 
 def _block_backward(given: LayerInputs, *, recompute: Recompute) -> Iterator[Operation]:
-    """Recompute, then the gradients of the block, last layer first."""
-    gathers = recompute != "full" or given.options.gather_after_recompute
+    """Recompute, then the gradients of the block, last layer first; an MLP that is repeated is so before them."""
+    left, options = list(given.options.repeated_layers(recompute)), given.options
+    gathers, repeats_mlp = recompute != "full" or options.gather_after_recompute, given.fc1.layer in left
 
     def gather(linear: layers.Linear) -> list[Operation]:
-        return _gather(linear, given, phase="backward", calls=given.unkept_share) if gathers else []
+        held = linear.layer == given.fc1.layer and repeats_mlp and not options.gather_after_recompute
+        return _gather(linear, given, phase="backward", calls=given.unkept_share) if gathers and not held else []
 
-    def again(layer: str) -> Iterator[Operation]:
-        if recompute == "selective" and layer in given.options.selective:
-            yield from _recompute_layer(layer, given)
+    def again(*names: str) -> Iterator[Operation]:
+        for name in [one for one in names if one in left]:
+            left.remove(name)
+            yield from _recompute_layer(name, given)
 
     temporary = "backward temporaries"
     if recompute == "full":
         yield from _recompute_full(given)
     if gathers:
         yield from _gather_block(given, phase="backward", calls=given.unkept_share)
+    if repeats_mlp:
+        yield from again("mlp.norm", given.fc1.layer, "mlp.activation", given.fc2.layer)
     yield from gather(given.fc2)
-    yield from again("mlp.up")
-    yield from again("mlp.activation")
+    yield from again("mlp.up", "mlp.activation")
     yield from layers.dropout_backward("mlp.fc2", given)
     made = given.stream("activation gradient", temporary, given.F / X, inside=True)
     yield from layers.linear_backward(given.fc2, given, makes=made, frees=("activation",))
@@ -447,8 +451,7 @@ def _block_backward(given: LayerInputs, *, recompute: Recompute) -> Iterator[Ope
     yield from layers.linear_backward(given.fc1, given, makes=made, frees=("mlp.norm output", "up gradient"))
     yield from _norm_backward("mlp.norm", given, frees=("middle of block", "mlp.norm gradient", "mlp.norm statistics"))
     yield from gather(given.attention_output)
-    yield from again("attention.core")
-    yield from again("attention.output")
+    yield from again("attention.core", "attention.output")
     yield from layers.dropout_backward("attention.output", given)
     made = given.stream("attention gradient", temporary, given.Q / X, inside=True)
     yield from layers.linear_backward(given.attention_output, given, makes=made, frees=())
@@ -464,8 +467,13 @@ def _block_backward(given: LayerInputs, *, recompute: Recompute) -> Iterator[Ope
 
 
 def _recompute_layer(layer: str, given: LayerInputs) -> Iterator[Operation]:
-    """One layer's forward again, where recompute is selective."""
-    if layer == "mlp.activation":
+    """One layer's forward again. The gathered weight of fc1 stays for its backward pass, or is gathered once more."""
+    if layer in (given.fc1.layer, given.fc2.layer):
+        linear = given.fc1 if layer == given.fc1.layer else given.fc2
+        up = given.stream("up projection", "up projection", given.G / X, inside=True)
+        yield from _gather(linear, given, phase="recompute", calls=given.unkept_share)
+        yield from layers.linear_forward(linear, given, phase="recompute", makes=(up,) if linear is given.fc1 else ())
+    elif layer == "mlp.activation":
         yield from layers.activation(given, phase="recompute")
     elif layer == "attention.core":
         yield from layers.attention_core(given, phase="recompute")
