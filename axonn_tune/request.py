@@ -1,7 +1,7 @@
 """What is asked of a search: every option once, with its type, bounds, help, group and other names.
 
 The command line makes its options of the fields of `Request`, the Python functions take them as keywords, and the
-search reads their values: a new option is one field. Imports nothing but errors, so that `--help` is fast.
+search reads their values: a new option is one field. Imports nothing but errors and names, so that `--help` is fast.
 """
 
 from __future__ import annotations
@@ -13,6 +13,9 @@ from dataclasses import KW_ONLY, dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 
 from axonn_tune.errors import UsageError, suggest
+from axonn_tune.recompute import MODULES, parse_recompute
+from axonn_tune.recompute import RECOMPUTES as RECOMPUTES
+from axonn_tune.recompute import Recompute as Recompute
 
 if TYPE_CHECKING:
     from axonn_tune.frameworks.description import Framework
@@ -20,8 +23,6 @@ if TYPE_CHECKING:
 
 Precision = Literal["bf16", "fp16", "fp32", "fp64"]
 PRECISIONS: tuple[Precision, ...] = get_args(Precision)
-Recompute = Literal["none", "selective", "full"]
-RECOMPUTES: tuple[Recompute, ...] = get_args(Recompute)
 Overlap = Literal["gather_prefetch", "input_gradient", "weight_gradient", "data_parallel", "output"]
 OVERLAPS: tuple[Overlap, ...] = get_args(Overlap)
 """gather_prefetch: weight gathers over z, one ahead; input_gradient: dI all-reduce behind the weight gradient;
@@ -143,6 +144,13 @@ def _names(order: str | Sequence[str]) -> tuple[str, ...]:
     return tuple(name.strip() for name in (order.split(",") if isinstance(order, str) else order))
 
 
+def _recompute(recompute: str) -> Recompute:
+    try:
+        return parse_recompute(recompute)
+    except ValueError as error:
+        raise UsageError(f"--recompute {recompute}: {error}") from None
+
+
 _WORKLOAD, _HARDWARE, _CONSTRAINTS, _OVERLAP, _RANK = "Workload", "Hardware", "Constraints", "Overlap", "Ranking"
 GROUPS = (_WORKLOAD, _HARDWARE, _CONSTRAINTS, _OVERLAP, _RANK)
 """Headings of the help of commands that search, in this order."""
@@ -261,9 +269,12 @@ class Request:
     )
     recompute: Recompute | None = _option(
         _CONSTRAINTS,
-        "Only this kind of activation recomputation (checkpointing).",
-        "choice",
+        "Only this activation recomputation (checkpointing): none, full, selective for the framework's own choice, or "
+        f"modules joined by commas: {', '.join(MODULES)}.",
+        "text",
+        shown="SET",
         choices=RECOMPUTES,
+        read=_recompute,
     )
     micro_batch: int | None = _count(
         _CONSTRAINTS,
@@ -347,7 +358,7 @@ class Request:
 
     @property
     def recomputes(self) -> tuple[Recompute, ...]:
-        """Kinds of recompute to try."""
+        """Recompute sets to try."""
         return RECOMPUTES if self.recompute is None else (self.recompute,)
 
     def without_pins(self, *kept: str) -> Request:

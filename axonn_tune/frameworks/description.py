@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from axonn_tune.grid import ALL_AXES, AXES, WORLD, split_axes
+from axonn_tune.recompute import MODULES, modules_of
 from axonn_tune.specs.machine import Software
 from axonn_tune.specs.workload import OVERLAPS, Overlap, Recompute
 
@@ -65,7 +66,7 @@ class StepOptions:
         context_shards: weights are sharded over context as over z, not replicated as over data.
 
     Recompute, loss, fusion
-        recompute_whole_block: full recompute repeats the block to its last operation.
+        recompute_whole_block: full recompute repeats the block to its last operation, and that of a module the module.
         selective: layers that selective recompute repeats; `mlp.up` is the GEMM of a gated MLP's half without gate.
         chunked_loss: logits exist for a chunk of tokens at a time. loss_reductions: all-reduces of one number a token.
         fused_attention: FlashAttention; otherwise GEMMs, softmax and dropout that write all scores.
@@ -123,6 +124,14 @@ class StepOptions:
     overlaps: tuple[Overlap, ...] = OVERLAPS
     first_less: int = 0
     last_less: int = 0
+
+    def repeated_layers(self, recompute: Recompute) -> tuple[str, ...]:
+        """Layers that the backward pass repeats one by one: none where it repeats whole blocks or nothing."""
+        if recompute == "selective":
+            return self.selective
+        modules = [MODULES[name] for name in modules_of(recompute)]
+        layers = (layer for one in modules for layer in (one.whole if self.recompute_whole_block else one.layers))
+        return tuple(dict.fromkeys(layers))
 
     @property
     def less(self) -> tuple[int, int]:
@@ -199,6 +208,8 @@ class Framework:
     stages are searched on demand. software: whose numbers in the file of fitted numbers it uses, "" for ideal kernels;
     the half-widths of its intervals go by the same name. hopper_attention: attention uses what Hopper adds. refused:
     combinations it cannot run. keeps_layers: layers can be told not to reshard after forward, all of them or some.
+    recompute_modules: those that a recompute set can name; recompute_some: whether a set can be on the first layers of
+    each chunk alone: no, whole blocks, or any set.
     names: its names of axes and `chunks`, in the order of its columns; an axis without a name has ours. As options they
     are written in lower case, with hyphens (`--dp-shard`). logged: how its log counts FLOPs; None if it prints none.
     launch: the command of a configuration; None if it is priced only. keys: its table of arguments as CSV, if it is
@@ -217,6 +228,8 @@ class Framework:
     hopper_attention: bool = False
     refused: tuple[Refusal, ...] = ()
     keeps_layers: bool = True
+    recompute_modules: tuple[str, ...] = ()
+    recompute_some: Literal["no", "full", "any"] = "no"
     names: Mapping[str, str] = field(default_factory=dict, compare=False)
     logged: FlopCount | None = field(default=None, compare=False)
     launch: Callable[[Run], Command] | None = field(default=None, compare=False)

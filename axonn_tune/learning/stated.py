@@ -29,7 +29,7 @@ from axonn_tune.frameworks.keys import (
     table,
     tables_of,
 )
-from axonn_tune.frameworks.megatron_core import CP_COMM_TYPES, RECOMPUTE_MODULES
+from axonn_tune.frameworks.megatron_core import CP_COMM_TYPES
 from axonn_tune.frameworks.torchtitan import FLAVORS
 from axonn_tune.job import Layout
 from axonn_tune.learning.arguments import (
@@ -48,6 +48,7 @@ from axonn_tune.learning.arguments import (
     named_values,
 )
 from axonn_tune.learning.shell import OUTPUT, Script, read_script, slurm_sizes
+from axonn_tune.recompute import MODULES
 from axonn_tune.specs.catalog import ModelLike, available, load_model
 from axonn_tune.specs.document import Node, read_yaml
 from axonn_tune.specs.loading import DOCUMENT_BYTES, read_text
@@ -651,7 +652,7 @@ def _with_flags(case: Case, stated: Arguments) -> Case:
     changes: dict[str, object] = {}
     if (modules := stated.get("recompute_modules")) is not None and (words := modules.value.split()):
         named = [word.strip("[]',\"") for word in words]
-        changes["selective"] = tuple(layer for word in named for layer in RECOMPUTE_MODULES.get(word, ()))
+        changes["selective"] = tuple(layer for word in named if word in MODULES for layer in MODULES[word].whole)
     for name, counted in (("first_less", "embedding"), ("last_less", "loss")):
         if is_on(stated.get(f"account_for_{counted}_in_pipeline_split", _NOTHING)):
             changes[name] = 1

@@ -156,18 +156,20 @@ def memory_plan(program: StepProgram, stage: Stage = ONLY) -> MemoryPlan:
 def _backward_peak(program: StepProgram, stage: Stage) -> Peak:
     """A block's backward pass: one gather ahead and one reduction behind, of the block, its neighbours and the LM head.
 
-    With full recompute the gathered weights of a block live through its backward pass. An LM head with a chunked loss
-    waits for its own reduction.
+    With full recompute the gathered weights of a block live through its backward pass; that of fc1, the first to be
+    gathered where the MLP is repeated, until its own. An LM head with a chunked loss waits for its own reduction.
     """
     given, operations = program.given, program.block_backward.operations
     gathers, reductions = _backward_gathers(program), _sizes(program, operations, "weight_gradient")
-    whole = program.recompute == "full" and not given.options.gather_after_recompute
+    held = not given.options.gather_after_recompute
+    whole = program.recompute == "full" and held
+    again = held and "mlp.fc1" in given.options.repeated_layers(program.recompute)
     behind = () if given.options.chunked_loss or not stage.last else program.head.operations
     head = _sizes(program, behind, "weight_gradient")
     gradient = given.stream("residual gradient", "residual gradients")
     return Peak(
         points=temporaries(operations, first=(gradient,), saved=saved_arrays(program)),
-        gathers=((*gathers, *gathers[:1]),) if whole else _pairs(gathers),
+        gathers=((*gathers, *gathers[:1]),) if whole else (*_pairs(gathers), *([gathers[:3]] if again else [])),
         kept_gathers=(gathers[:1],),
         reductions=(*_pairs(reductions), (*head, *reductions[:1])),
     )

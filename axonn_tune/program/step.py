@@ -336,24 +336,28 @@ def _recompute_full(given: LayerInputs) -> Iterator[Operation]:
 
 
 def _block_backward(given: LayerInputs, *, recompute: Recompute) -> Iterator[Operation]:
-    """Recompute, then the gradients of the block, last layer first."""
-    gathers = recompute != "full" or given.options.gather_after_recompute
+    """Recompute, then the gradients of the block, last layer first; an MLP that is repeated is so before them."""
+    left, options = list(given.options.repeated_layers(recompute)), given.options
+    gathers, repeats_mlp = recompute != "full" or options.gather_after_recompute, FC1.layer in left
 
     def gather(linear: layers.Linear) -> list[Operation]:
-        return _gather(linear, given, phase="backward", calls=UNKEPT_SHARE) if gathers else []
+        held = linear.layer == FC1.layer and repeats_mlp and not options.gather_after_recompute
+        return _gather(linear, given, phase="backward", calls=UNKEPT_SHARE) if gathers and not held else []
 
-    def again(layer: str) -> Iterator[Operation]:
-        if recompute == "selective" and layer in given.options.selective:
-            yield from _recompute_layer(layer, given)
+    def again(*names: str) -> Iterator[Operation]:
+        for name in [one for one in names if one in left]:
+            left.remove(name)
+            yield from _recompute_layer(name, given)
 
     temporary = "backward temporaries"
     if recompute == "full":
         yield from _recompute_full(given)
     if gathers:
         yield from _gather_block(given, phase="backward", calls=UNKEPT_SHARE)
+    if repeats_mlp:
+        yield from again("mlp.norm", FC1.layer, "mlp.activation", FC2.layer)
     yield from gather(FC2)
-    yield from again("mlp.up")
-    yield from again("mlp.activation")
+    yield from again("mlp.up", "mlp.activation")
     yield from layers.dropout_backward("mlp.fc2", given)
     made = given.stream("activation gradient", temporary, F / X, inside=True)
     yield from layers.linear_backward(FC2, given, makes=made, frees=("activation",))
@@ -364,8 +368,7 @@ def _block_backward(given: LayerInputs, *, recompute: Recompute) -> Iterator[Ope
     yield from layers.linear_backward(FC1, given, makes=made, frees=("mlp.norm output", "up gradient"))
     yield from _norm_backward("mlp.norm", given, frees=("middle of block", "mlp.norm gradient", "mlp.norm statistics"))
     yield from gather(ATTENTION_OUTPUT)
-    yield from again("attention.core")
-    yield from again("attention.output")
+    yield from again("attention.core", "attention.output")
     yield from layers.dropout_backward("attention.output", given)
     made = given.stream("attention gradient", temporary, Q / X, inside=True)
     yield from layers.linear_backward(ATTENTION_OUTPUT, given, makes=made, frees=())
@@ -381,8 +384,13 @@ def _block_backward(given: LayerInputs, *, recompute: Recompute) -> Iterator[Ope
 
 
 def _recompute_layer(layer: str, given: LayerInputs) -> Iterator[Operation]:
-    """One layer's forward again, where recompute is selective."""
-    if layer == "mlp.activation":
+    """One layer's forward again. The gathered weight of fc1 stays for its backward pass, or is gathered once more."""
+    if layer in (FC1.layer, FC2.layer):
+        linear = FC1 if layer == FC1.layer else FC2
+        up = given.stream("up projection", "up projection", G / X, inside=True)
+        yield from _gather(linear, given, phase="recompute", calls=UNKEPT_SHARE)
+        yield from layers.linear_forward(linear, given, phase="recompute", makes=(up,) if linear is FC1 else ())
+    elif layer == "mlp.activation":
         yield from layers.activation(given, phase="recompute")
     elif layer == "attention.core":
         yield from layers.attention_core(given, phase="recompute")

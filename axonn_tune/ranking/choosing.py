@@ -42,7 +42,7 @@ from axonn_tune.ranking.space import (
     with_uneven_chunks,
 )
 from axonn_tune.request import ALPHA_BETA, DEFAULT_TOP, RankBy
-from axonn_tune.specs.workload import RECOMPUTES, Recompute
+from axonn_tune.specs.workload import Recompute
 from axonn_tune.units import seconds
 
 if TYPE_CHECKING:
@@ -248,7 +248,7 @@ def _price(
         return ColumnPricer(program, schedule, rates=rates, element_bytes=element_bytes, table=table)
 
     kept = {"kept": fitting.kept_layers, "unkept": float(problem.model.layers) - fitting.kept_layers}
-    number = RECOMPUTES.index(program.recompute)
+    number = problem.request.recomputes.index(program.recompute)
     whole = fitting.rows[shapes.stages[fitting.rows] == 1] if len(shapes.piped) else fitting.rows
     candidates, placement = list_candidates(shapes, whole, placements)
     communication, compute, iteration = np.empty((3, 0))

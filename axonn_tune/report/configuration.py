@@ -158,7 +158,10 @@ def detailed(config: Json, inputs: Inputs) -> ConfigurationDetail | None:
     order = tuple(config["order"].split(","))
     grid = Grid(**{axis: config[axis] for axis in ALL_AXES if axis in config}, order=order)
     chunks = config.get("chunks") or 1
-    settled = Layout(grid, config["micro_batch"], config["recompute"], config["kept_layers"], chunks)
+    some = config.get("recompute_layers")
+    settled = Layout(
+        grid, config["micro_batch"], config["recompute"], config["kept_layers"], chunks, recompute_layers=some
+    )
     return ConfigurationDetail(config, inputs, price(inputs.problem, settled))
 
 

@@ -594,6 +594,8 @@ def entry_fields(entry: PricedLayout) -> Json:
         tokens_per_s_per_gpu=entry.tokens_per_s / entry.grid.world,
         stages=[fields_of(stage, _STAGE, memory_bytes=int(stage.memory.total_bytes)) for stage in entry.stages],
     )
+    if entry.recompute_layers is not None:
+        found["recompute_layers"] = entry.recompute_layers
     return found | training_fields(job, entry)
 
 

@@ -112,6 +112,23 @@ def test_activations_of_a_gpt_block() -> None:
     assert saved_bytes(OLD, "full") == pytest.approx(2)
 
 
+@pytest.mark.parametrize(
+    ("recompute", "saved"),
+    [
+        ("core_attn", 34),
+        ("layernorm", 30 + SCORES),
+        ("mlp_act", 26 + SCORES),
+        ("mlp", 18 + SCORES),
+        ("layernorm,mlp", 14 + SCORES),
+        ("core_attn,layernorm,mlp", 14),
+    ],
+)
+def test_activations_that_modules_leave(recompute: str, saved: float) -> None:
+    """Guards recompute sets: of 34 + 5·a·s/h (arXiv 2205.05198, section 4.1) two norms' outputs are 4, fc1's output and
+    the activation's 8 each; a repeated MLP saves its input, and its dropout mask, which is outside."""
+    assert saved_bytes(OLD, recompute) == pytest.approx(saved)
+
+
 @pytest.mark.parametrize("tensor", [2, 4, 8])
 def test_activations_split_over_tensor_ranks(tensor: int) -> None:
     """Guards what tensor parallelism splits: 10 + 24/t + 5·a·s/(h·t) (equation 2), with sequence parallelism all of it
