@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from itertools import groupby
 
 from axonn_tune.frameworks.command import (
     EXPANDABLE_SEGMENTS,
@@ -36,6 +35,7 @@ from axonn_tune.frameworks.description import (
 )
 from axonn_tune.recompute import MODULES
 from axonn_tune.specs.machine import EnvironmentVariable
+from axonn_tune.stages import layout_text
 
 _STEP = StepOptions(
     sequence_parallel=True,
@@ -239,11 +239,7 @@ def _stages(run: Run) -> dict[str, Value]:
     each = max(run.parts)
     less = {"embedding": each - run.parts[0], "loss": each - run.parts[-1]}
     if {*run.parts[1:-1], each} != {each} or max(less.values()) > 1:
-        # E is the embedding, t a block, L the LM head; parts alike are repeated.
-        first, *middle, last = (f"t*{blocks}" for blocks in run.parts)
-        runs = [(part, len([*same])) for part, same in groupby(middle)]
-        repeated = "".join(f"({part}|)*{count}" if count > 1 else f"{part}|" for part, count in runs)
-        layout = Because(f"E{first}|{repeated}{last}L", "blocks of each part")
+        layout = Because(layout_text(run.parts), "blocks of each part")
         split: dict[str, Value] = {"pipeline_model_parallel_layout": layout}
     else:
         why = Because(True, "in the place of one block")
@@ -313,8 +309,10 @@ MEGATRON_CORE = Framework(
         log="Megatron-Core",
         label="throughput per GPU",
         counts="the causal half of attention, and the padded vocabulary",
-        source="NVIDIA/Megatron-LM@d98e8a64:megatron/training/training.py, num_floating_point_operations",
+        source="NVIDIA/Megatron-LM@d98e8a64:megatron/training/training.py, num_floating_point_operations; windows: "
+        "NVIDIA-NeMo/Megatron-Bridge@067f987d:src/megatron/bridge/training/utils/flop_utils.py",
         scores=0.5,
+        windows=True,
         padded=True,
     ),
     launch=launch,
