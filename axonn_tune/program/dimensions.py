@@ -20,7 +20,7 @@ from math import prod
 import numpy as np
 from numpy.typing import NDArray
 
-from axonn_tune.frameworks.description import Framework, StepOptions
+from axonn_tune.frameworks.description import FlopCount, Framework, StepOptions
 from axonn_tune.grid import ALL_AXES, BATCH_AXES, Grid, divisors
 from axonn_tune.program.operations import MATRIX_ALIGNMENT, PLAIN, Arithmetic, Attention, MatMul, Value
 from axonn_tune.program.step import BUNDLED, ONLY, Stage, StepProgram, suffixes
@@ -423,11 +423,15 @@ def step_values(
 
 
 def model_flops(model: Model, workload: Workload) -> float:
-    """FLOPs one step needs, all ranks: 3·(2·(L·W + V·H)·tokens + 4·S·Q·L·tokens), arXiv 2204.02311 appendix B."""
-    tokens = float(step_tokens(workload))
-    weights = float(model.layers * model.block_weights + model.vocab * model.hidden)
-    attention = 4.0 * workload.sequence_length * model.query_width * model.layers
-    return _FORWARD_AND_BACKWARD * (2.0 * weights + attention) * tokens
+    """FLOPs one step needs, all ranks: 3·(2·(L·W + V·H)·tokens + 4·S·Q·L·tokens), arXiv 2204.02311 appendix B.
+
+    W: of each layer type what a token meets; 4·Q: 2·heads·(query and value width); V·H again for each MTP layer.
+    """
+    weights = sum(count * layer.active_weights for layer, count in model.by_type)
+    weights += model.vocab * model.hidden * (1 + model.mtp_layers) + 2 * model.mtp_layers * model.hidden**2
+    attention = sum(2 * count * (layer.query_width + layer.value_width) for layer, count in model.by_type)
+    forward = 2.0 * weights + float(workload.sequence_length * attention)
+    return _FORWARD_AND_BACKWARD * forward * float(step_tokens(workload))
 
 
 def logged_flops(
@@ -437,25 +441,44 @@ def logged_flops(
     count = framework.logged
     if count is None or (count.where and all(grid.axis_size(axis) == 1 for axis in count.where)):
         return None
-    hidden, layers = float(model.hidden), float(model.layers)
-    attention = (2 + 2 // (model.heads // model.kv_heads)) * hidden
+    if model.mixed and count.weights in ("square", "whole_groups"):
+        return None
     rows = float(model.vocab)
     if count.padded:
         rows = float(table_rows(model, float(grid.x * grid.y), 1.0, options=framework.step, arithmetic=PLAIN))
-    blocks = {
-        "gemms": layers * model.block_weights,
-        "square": layers * 12.0 * hidden**2,
-        "whole_groups": layers * hidden * (attention + model.up_width + model.ffn),
-        "parameters": model.parameters - model.vocab * hidden * (1 if model.tied_embeddings else 2),
-    }[count.weights]
     forward = {
-        "blocks": 2.0 * blocks,
-        "scores": 4.0 * count.scores * workload.sequence_length * model.query_width * layers,
-        "head": 2.0 * rows * hidden,
+        "blocks": 2.0 * _counted_weights(count, model),
+        "scores": sum(
+            2.0 * number * (layer.query_width + layer.value_width) * _counted_keys(count, layer, workload)
+            for layer, number in model.by_type
+        ),
+        "head": 2.0 * rows * model.hidden * (1 + model.mtp_layers),
     }
     again = count.repeated.get(recompute, ())
     passes = {part: _FORWARD_AND_BACKWARD + (part in again) for part in forward}
     return step_tokens(workload) * sum(passes[part] * flops for part, flops in forward.items())
+
+
+def _counted_weights(count: FlopCount, model: Model) -> float:
+    """Elements of the blocks that a count multiplies a token with."""
+    hidden = float(model.hidden)
+    if count.weights == "square":
+        return model.layers * 12.0 * hidden**2
+    if count.weights == "whole_groups":
+        attention = (2 + 2 // (model.heads // model.kv_heads)) * hidden
+        return model.layers * hidden * (attention + model.up_width + model.ffn)
+    if count.weights == "parameters":
+        return float(model.active_parameters - model.vocab * model.hidden * (1 if model.tied_embeddings else 2))
+    blocks = sum(number * (layer.active_weights - layer.router_weights) for layer, number in model.by_type)
+    return float(blocks + 2 * model.mtp_layers * model.hidden**2)
+
+
+def _counted_keys(count: FlopCount, layer: Layer, workload: Workload) -> float:
+    """Keys of a query, on average, by a count: its share of the sequence, or those in a window."""
+    length, window = workload.sequence_length, layer.window
+    if count.windows and window is not None and window < length:
+        return window - window * (window - 1) / (2.0 * length)
+    return count.scores * length
 
 
 def step_tokens(workload: Workload) -> int:
