@@ -276,6 +276,11 @@ class Request:
         choices=RECOMPUTES,
         read=_recompute,
     )
+    recompute_layers: int | None = _count(
+        _CONSTRAINTS,
+        "Recompute in the first N layers of each chunk of a pipeline stage. Default: in as few as memory needs; with "
+        "--recompute in all.",
+    )
     micro_batch: int | None = _count(
         _CONSTRAINTS,
         "Only this micro-batch, in sequences of one rank.",

@@ -235,6 +235,10 @@ class Framework:
     launch: Callable[[Run], Command] | None = field(default=None, compare=False)
     keys: str = field(default="", compare=False)
 
+    def repeats_some(self, recompute: Recompute) -> bool:
+        """Whether a recompute set can be on the first layers of each chunk alone."""
+        return recompute != "none" and self.recompute_some in ("any", recompute)
+
     def with_step(self, **changes: object) -> Framework:
         """The same framework with other step options."""
         return replace(self, step=replace(self.step, **changes))  # type: ignore[arg-type]

@@ -21,7 +21,7 @@ from axonn_tune.frameworks import software_on, step_on
 from axonn_tune.frameworks.description import StepOptions
 from axonn_tune.grid import GroupShape
 from axonn_tune.program.dimensions import MEMORY, MICRO_BATCH, PINNED, table_alignment
-from axonn_tune.program.operations import COLUMNS, MATRIX_ALIGNMENT
+from axonn_tune.program.operations import COLUMNS, MATRIX_ALIGNMENT, PLAIN_BLOCKS, REPEATING, Value
 from axonn_tune.program.schedule import build_schedule
 from axonn_tune.program.step import (
     FIRST,
@@ -30,6 +30,7 @@ from axonn_tune.program.step import (
     ONLY,
     Stage,
     StepProgram,
+    as_runs,
     blocks_in,
     build_step,
     chunks_of,
@@ -43,18 +44,20 @@ from axonn_tune.ranking.space import (
     Placements,
     Problem,
     Shapes,
+    StageRows,
+    Variant,
     count_candidates,
-    fit_memory,
+    fit_all,
     list_candidates,
     list_grids,
     list_placements,
     list_shapes,
     require_searchable,
     uneven_chunks,
+    values_of_all,
     with_uneven_chunks,
 )
 from axonn_tune.request import ALPHA_BETA, DEFAULT_TOP, RankBy
-from axonn_tune.specs.workload import Recompute
 from axonn_tune.units import seconds
 
 if TYPE_CHECKING:
@@ -77,20 +80,20 @@ def search(problem: Problem, *, variants: bool = False, exact: int = DEFAULT_TOP
     shapes = list_shapes(grids, problem)
     candidates = count_candidates(shapes, grids)
     require_searchable(candidates)
-    programs = {kind: step_program(problem, options, kind) for kind in request.recomputes}
-    fittings = {kind: fit_memory(shapes, program) for kind, program in programs.items()}
+    programs = {kind: step_program(problem, options, kind) for kind in problem.variants}
+    fittings = fit_all(shapes, programs)
     uneven, unpriced = uneven_chunks(shapes, programs, fittings)
     groups = tuple(dict.fromkeys(axes for program in programs.values() for axes in program.groups))
     placed = distinct(np.concatenate([shapes.grid[uneven], *(shapes.grid[one.rows] for one in fittings.values())]))[0]
     placements = list_placements(grids, placed, problem, groups)
     table = _routes(problem, placements, programs)
 
-    def priced(shapes: Shapes, fittings: dict[Recompute, Fitting]) -> Columns:
+    def priced(shapes: Shapes, fittings: dict[Variant, Fitting]) -> Columns:
         some = fittings if variants else _undominated(problem, options, fittings)
         return _joined(
             [
-                _price(problem, shapes, placements, table, program, part)
-                for kind in programs
+                _price(problem, shapes, placements, table, program, part, number=number)
+                for number, kind in enumerate(programs)
                 for program, part in _by_alignment(shapes, options, programs[kind], some[kind])
             ]
         )
@@ -103,7 +106,7 @@ def search(problem: Problem, *, variants: bool = False, exact: int = DEFAULT_TOP
         promising[unpriced] = True
         more, before = with_uneven_chunks(shapes, uneven if variants else uneven[promising[uneven]]), len(shapes)
         candidates += count_candidates(more, grids)
-        fitted = {kind: fit_memory(more, program) for kind, program in programs.items()}
+        fitted = fit_all(more, programs)
         found = priced(more, fitted)
         columns = _joined([columns, replace(found, shape=found.shape + before)])
         shapes, fittings = shapes.with_more(more), {kind: fittings[kind].with_more(fitted[kind]) for kind in fitted}
@@ -144,12 +147,17 @@ def run_search(problem: Problem, *, costs: Sequence[str] = (ALPHA_BETA,), varian
 
 
 def step_program(
-    problem: Problem, options: StepOptions, kind: Recompute, *, alignment: int = MATRIX_ALIGNMENT
+    problem: Problem, options: StepOptions, kind: Variant, *, alignment: int = MATRIX_ALIGNMENT
 ) -> StepProgram:
-    """The program of a kind of recompute; alignment: of rows of logits, bytes."""
-    context = "context" in problem.axes
+    """The program of a recompute set; alignment: of rows of logits, bytes."""
     return build_step(
-        problem.model, problem.workload, recompute=kind, options=options, context=context, table_alignment=alignment
+        problem.model,
+        problem.workload,
+        recompute=kind.recompute,
+        some=kind.some,
+        options=options,
+        context="context" in problem.axes,
+        table_alignment=alignment,
     )
 
 
@@ -167,34 +175,34 @@ def _by_alignment(
     found = np.array([aligned[pair] for pair in pairs], dtype=np.int64)
     for alignment in distinct(found)[0].tolist():
         rows = fitting.rows[found[fitting.rows] == alignment]
-        yield step_program(problem, options, program.recompute, alignment=alignment), replace(fitting, rows=rows)
+        kind = Variant(program.recompute, program.some)
+        yield step_program(problem, options, kind, alignment=alignment), replace(fitting, rows=rows)
 
 
-def _undominated(
-    problem: Problem, options: StepOptions, fittings: dict[Recompute, Fitting]
-) -> dict[Recompute, Fitting]:
+def _undominated(problem: Problem, options: StepOptions, fittings: dict[Variant, Fitting]) -> dict[Variant, Fitting]:
     """Fittings without the shapes that also fit with less recompute, which is as good by every criterion.
 
     Less recompute is less computation and no more collectives, unless it leaves room for fewer layers that are not
-    resharded. What is exposed may shrink behind more computation.
+    resharded. What is exposed may shrink behind more computation. Of a set on some blocks only the same set on all is
+    more: another may repeat less on all than it on some.
     """
     if options.reshard == "fit" or problem.rank_by == "exposed":
         return fittings
-    found, fit = dict[Recompute, Fitting](), np.zeros(0, dtype=np.bool_)
+    found, fit = dict[Variant, Fitting](), dict[Variant, Integers]()
     for kind, fitting in fittings.items():
-        fit = fit if len(fit) else np.zeros(len(fitting.total_bytes), dtype=np.bool_)
-        found[kind] = replace(fitting, rows=fitting.rows[~fit[fitting.rows]])
-        fit[fitting.rows] = True
+        less = [rows for one, rows in fit.items() if not one.some or one.recompute == kind.recompute]
+        taken = np.setdiff1d(fitting.rows, np.concatenate([fitting.rows[:0], *less]))
+        found[kind], fit[kind] = replace(fitting, rows=taken), fitting.rows
     return found
 
 
-def _count_fitting(shapes: Shapes, placements: Placements, fittings: dict[Recompute, Fitting]) -> int:
+def _count_fitting(shapes: Shapes, placements: Placements, fittings: dict[Variant, Fitting]) -> int:
     """Candidates that fit into memory, priced or not."""
     placed = np.bincount(placements.grid, minlength=int(shapes.grid.max(initial=-1)) + 1)
     return int(sum(placed[shapes.grid[fitting.rows]].sum() for fitting in fittings.values()))
 
 
-def _routes(problem: Problem, placements: Placements, programs: dict[Recompute, StepProgram]) -> RouteTable:
+def _routes(problem: Problem, placements: Placements, programs: dict[Variant, StepProgram]) -> RouteTable:
     """Price every route for all collectives of the programs."""
     sent = {(step.kind, step.axis) for program in programs.values() for step, _ in program.collectives()}
     sent |= {(step.kind, step.axis) for program in programs.values() for step, _ in program.collectives(FIRST)}
@@ -247,8 +255,10 @@ def _price(
     table: RouteTable,
     program: StepProgram,
     fitting: Fitting,
+    *,
+    number: int,
 ) -> Columns:
-    """Price all candidates of one kind of recompute that fit into memory."""
+    """Price all candidates of one recompute set, by its number, that fit into memory."""
     workload = problem.workload
     rates = compute_rates(
         problem.machine.accelerator, workload.precision, software_on(problem.framework, problem.machine)
@@ -259,17 +269,16 @@ def _price(
         element_bytes = float(workload.element_sizes.compute)
         return ColumnPricer(program, schedule, rates=rates, element_bytes=element_bytes, table=table)
 
-    kept = {"kept": fitting.kept_layers, "unkept": float(problem.model.layers) - fitting.kept_layers}
-    number = problem.request.recomputes.index(program.recompute)
     whole = fitting.rows[shapes.stages[fitting.rows] == 1] if len(shapes.piped) else fitting.rows
     candidates, placement = list_candidates(shapes, whole, placements)
     communication, compute, iteration = np.empty((3, 0))
     if len(candidates):
         pricer = pricer_of(program, ONLY)
         first, representative = pricer.distinct(candidates)
-        communication, compute, iteration = pricer.price(candidates.taken(first), {**shapes.values, **kept})[
-            :, representative
-        ]
+        values = values_of_all(shapes, program, fitting.repeated, fitting.kept_layers)
+        runs = as_runs(problem.model.runs) if problem.model.mixed else ((0, values["L"]),)
+        prices = pricer.price(candidates.taken(first), values, runs)
+        communication, compute, iteration = prices[:, representative]
     found = Columns(
         shape=candidates.shape,
         placement=placement,
@@ -284,7 +293,8 @@ def _price(
         return found
     candidates, placement = list_candidates(shapes, fitting.rows[shapes.stages[fitting.rows] > 1], placements)
     given = program.given
-    staged = step_program(problem, given.options.staged, program.recompute, alignment=given.table_alignment)
+    kind = Variant(program.recompute, program.some)
+    staged = step_program(problem, given.options.staged, kind, alignment=given.table_alignment)
     pricer = pricer_of(staged, FIRST, MIDDLE, LAST)
     contention, routes, parts = rates.contention, placements.shapes, [found]
     for rows, group in _price_pipelines(shapes, fitting, pricer, candidates, routes=routes, contention=contention):
@@ -443,12 +453,30 @@ class _Parts:
         """Sizes and computation of a kind of stage."""
         if some not in self._worked:
             alike = [one for one in self.shapes.stage_rows if one.stage == some.stage]
-            layers = np.maximum.reduce([one.layers for one in alike]) - float(some.fewer)
+            layers = np.maximum.reduce([one.blocks()[0] for one in alike]) - float(some.fewer)
             layers = np.maximum(layers, 1.0)
-            values = self.shapes.stage_values(replace(alike[0], layers=layers))
+            values = self.shapes.stage_values(alike[0], (layers,))
             kept = np.minimum(self.fitting.kept_layers[self.shapes.piped], layers)
-            self._worked[some] = self.pricer.work({**values, "kept": kept, "unkept": layers - kept}, some.stage)
+            self._worked[some] = self.pricer.work(values | self._counts(some, alike, layers, kept), some.stage)
         return self._worked[some]
+
+    def _counts(self, some: _Blocks, alike: list[StageRows], layers: Floats, kept: Floats) -> dict[str, Value]:
+        """Symbols that count the blocks of a kind of stage."""
+        program, found = self.pricer.program, dict[str, Value]({"kept": kept, "unkept": layers - kept})
+        if not program.some:
+            return found
+        repeated = self.fitting.repeated[self.shapes.piped]
+        again = alike[0].blocks(repeated)[0]
+        if some.stage == MIDDLE:
+            # Chunks of stages in between differ by one block at most.
+            chunks = self.shapes.chunks[self.shapes.piped].astype(np.float64)
+            each, left = layers // chunks, layers % chunks
+            again = chunks * np.minimum(repeated, each) + np.where(repeated > each, left, 0.0)
+        counts: dict[str, Floats] = {REPEATING: again, PLAIN_BLOCKS: layers - again}
+        for end, blocks in counts.items():
+            share = kept if end == PLAIN_BLOCKS else 0.0 * kept
+            found |= {f"L{end}": blocks, f"kept{end}": share, f"unkept{end}": blocks - share}
+        return found | {"repeated": repeated.astype(np.float64)}
 
 
 def _sends_s(shapes: Shapes, program: StepProgram, candidates: Candidates, routes: Sequence[GroupShape]) -> Floats:

@@ -107,6 +107,13 @@ def _check(problem: Problem) -> None:
     if pins["chunks"] > 1 and (pins.get("pipeline") == 1 or "pipeline" not in problem.axes):
         stages = f"but {framework.option('pipeline')} is 1" if problem.pipeline else "which --pipeline searches"
         raise UsageError(f"{framework.option('chunks')} {request.chunks} is for several pipeline stages, {stages}")
+    if request.recompute_layers and not any(map(framework.repeats_some, request.recomputes)):
+        some = f"--recompute-layers {request.recompute_layers}"
+        if request.recompute == "none":
+            raise UsageError(f"{some}: --recompute none recomputes nothing; leave out one of them")
+        raise UsageError(
+            f"{some}: {framework.title} recomputes {request.recompute or 'blocks'} in all layers or in none"
+        )
     if request.kept_layers and not framework.keeps_layers:
         raise UsageError(f"--kept-layers {request.kept_layers}: {framework.title} reshards every layer after forward")
     missing = [name for name in modules_of(request.recompute or "none") if name not in framework.recompute_modules]
@@ -185,7 +192,7 @@ def make_workload(model: Model, request: Request, *, settings: Sequence[str] = (
     return parse_document(to_yaml(workload), schema=Workload, source="workload", overrides=settings)
 
 
-_PINNED = ("recompute", "micro_batch", "kept_layers", "chunks")
+_PINNED = ("recompute", "recompute_layers", "micro_batch", "kept_layers", "chunks")
 
 
 def launch_inputs(path: str | Path, *, machine: MachineLike | None = None) -> tuple[Inputs, bool]:
