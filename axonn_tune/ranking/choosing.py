@@ -346,10 +346,10 @@ def _price_pipelines(
 
 
 class _Blocks(NamedTuple):
-    """Kind of stage by its blocks: of those between the ends, the ones with fewer."""
+    """Kind of stage by its blocks; fewer: of those between the ends, how many fewer than the most."""
 
     stage: Stage
-    fewer: bool
+    fewer: int
 
 
 class _Chunk(NamedTuple):
@@ -394,11 +394,11 @@ class _Parts:
         """Each kind of stage with its chunks in their order, and the numbers of its stages."""
         from axonn_tune.cost.pipeline import parts_of
 
-        split = parts_of(self.shapes.problem, stages, chunks)
+        split = parts_of(self.shapes.problem, stages, chunks, self.shapes.problem.parts)
         uneven, alike = chunks > 1 and len(set(split)) > 1, stages_alike(split, stages)
         most = max((sum(blocks) for stage, blocks in alike if stage == MIDDLE), default=0)
         for (stage, blocks), numbers in alike.items():
-            some = _Blocks(stage, stage == MIDDLE and sum(blocks) < most)
+            some = _Blocks(stage, most - sum(blocks) if stage == MIDDLE else 0)
             of_stage = [_Chunk(part, some, count if uneven else 0) for part, count in chunks_of(stage, blocks)]
             yield some, of_stage, numbers
 
