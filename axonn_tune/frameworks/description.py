@@ -177,7 +177,8 @@ class FlopCount:
     log: whose; label: what stands beside the number there; counts: what it counts, where MFU counts otherwise.
     weights: of a block its GEMMs (`gemms`), those of the square GPT block, 12·H² (`square`), those with H² each for
     queries and output and 2 // (heads per KV head) · H² for keys and values (`whole_groups`), or all `parameters` but
-    the token embedding. scores: counted share of attention's S×S scores. padded: the vocabulary is the padded one.
+    the token embedding; of experts those of a token, and the router only as parameters. scores: counted share of
+    attention's S×S scores; windows: in windows those of a causal one. padded: the vocabulary is the padded one.
     repeated: parts counted a fourth time (blocks, scores, head), by kind of recompute. where: axes of which one must be
     above 1, as the program that prints it is not started otherwise; none: always.
     """
@@ -188,6 +189,7 @@ class FlopCount:
     source: str = field(compare=False)
     weights: Literal["gemms", "square", "whole_groups", "parameters"] = "gemms"
     scores: float = 1.0
+    windows: bool = False
     padded: bool = False
     repeated: Mapping[Recompute, tuple[str, ...]] = field(default_factory=dict)
     where: tuple[str, ...] = ()

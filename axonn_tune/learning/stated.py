@@ -540,10 +540,11 @@ def model_columns(model: Model) -> dict[str, Cell]:
 
 def shipped_twin(model: Model) -> Model | None:
     """The model that ships with the same sizes."""
-    own = model_columns(model)
+    own = model_columns(model) | {"model": ""}
     for name in available("model"):
         other = load_model(name).document
-        if model_columns(other) | {"model": ""} == own | {"model": ""}:
+        same_layers = (other.pattern, other.layer_types) == (model.pattern, model.layer_types)
+        if same_layers and model_columns(other) | {"model": ""} == own:
             return other
     return None
 

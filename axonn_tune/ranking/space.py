@@ -236,7 +236,7 @@ class Shapes:
             arithmetic=COLUMNS,
             options=self.problem.framework.step,
             stage=one.stage,
-            layers=one.layers,
+            layers=(one.layers,),
         )
         return {**found, "held": one.held}
 

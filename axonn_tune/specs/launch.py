@@ -9,7 +9,7 @@ from pydantic import AfterValidator, Field, model_validator
 from axonn_tune.grid import AXES, Grid, split_axes
 from axonn_tune.specs.document import LARGEST_COUNT, Document, NonNegativeFloat, PositiveFloat, PositiveInt, Share, Size
 from axonn_tune.specs.machine import Backend, EnvironmentVariable
-from axonn_tune.specs.model import Model
+from axonn_tune.specs.model import Model, unrun
 from axonn_tune.specs.workload import RECOMPUTE_WORDS, Recompute, Workload
 
 if TYPE_CHECKING:
@@ -266,6 +266,8 @@ class Launch(Document):
             found.append("device is cpu, but backend nccl needs GPUs: use backend gloo")
         if self.kept_layers > self.model.layers:
             found.append(f"kept_layers is {self.kept_layers}, but the model has {self.model.layers} layers")
+        if why := unrun(self.model):
+            found.append(why)
         if found:
             raise ValueError("; ".join(found))
         return self

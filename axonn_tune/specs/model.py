@@ -155,6 +155,22 @@ class Layer:
         return tuple(words for words, has in found.items() if has)
 
     @property
+    def words(self) -> str:
+        """Its attention and its MLP, in words."""
+        latent, experts, attention = self.latent, self.experts, f"{self.heads} heads"
+        if latent is not None:
+            ranks = " and ".join(f"{rank:,}" for rank in (latent.query_rank, latent.kv_rank) if rank)
+            attention += f", latent attention of rank {ranks}"
+        elif self.kv_heads != self.heads:
+            attention += f", {self.kv_heads} of keys and values"
+        attention += f", window {self.window:,}" if self.window else ""
+        mlp = f"MLP of {self.ffn:,}"
+        if experts is not None:
+            shared = f", shared {experts.shared_width:,}" if experts.shared_width else ""
+            mlp = f"{experts.per_token} of {experts.count} experts of {experts.width:,}{shared}"
+        return "; ".join(words for words, has in ((attention, self.attention), (mlp, self.ffn or experts)) if has)
+
+    @property
     def query_width(self) -> int:
         """Q = heads * head_dim: all query heads."""
         return self.heads * self.head_dim
@@ -191,10 +207,21 @@ class Layer:
         return queries + down + kv_rank * self.heads * (latent.nope_dim + latent.value_dim) + self.value_width * h
 
     @property
+    def latent_weights(self) -> int:
+        """Elements of the matrices in front of attention's latents, which tensor parallelism does not split."""
+        latent = self.latent
+        return 0 if latent is None else self.hidden * ((latent.query_rank or 0) + latent.kv_rank + latent.rope_dim)
+
+    @property
     def expert_weights(self) -> int:
         """Elements of one routed expert's matrices."""
         experts = self.experts
         return 0 if experts is None else (self.ups + 1) * experts.width * (experts.latent_width or self.hidden)
+
+    @property
+    def router_weights(self) -> int:
+        """Elements of the router's matrix."""
+        return self.hidden * self.experts.count if self.experts is not None else 0
 
     @property
     def unrouted_weights(self) -> int:
@@ -203,7 +230,7 @@ class Layer:
         if experts is None:
             return total
         projections = 2 * (experts.latent_width or 0)
-        return total + self.hidden * ((self.ups + 1) * experts.shared_width + experts.count + projections)
+        return total + self.router_weights + self.hidden * ((self.ups + 1) * experts.shared_width + projections)
 
     @property
     def weights(self) -> int:
@@ -225,9 +252,22 @@ class Layer:
             total += norm * ((self.latent.query_rank or 0) + self.latent.kv_rank)
         biased = self.attention * (self.qkv_width + h) + mlp * (self.up_width + h)
         if experts is not None:
-            outputs = self.ups * experts.width + (experts.latent_width or h)
-            biased += experts.count * (1 + outputs) + (self.ups * experts.shared_width + h) * (experts.shared_width > 0)
+            shared = experts.shared_width > 0
+            biased += experts.count * (1 + self._expert_biases) + shared * (self.ups * experts.shared_width + h)
         return total + self.biases * biased
+
+    @property
+    def _expert_biases(self) -> int:
+        experts = self.experts
+        return 0 if experts is None else self.ups * experts.width + (experts.latent_width or self.hidden)
+
+    @property
+    def idle(self) -> int:
+        """Elements of the routed experts that a token is not sent to."""
+        experts = self.experts
+        if experts is None:
+            return 0
+        return (experts.count - experts.per_token) * (self.expert_weights + self.biases * self._expert_biases)
 
 
 class ModelDefaults(Document):
@@ -352,6 +392,14 @@ class Model(Document):
         return len(self.types) > 1 or self.mtp_layers > 0 or only != plain
 
     @property
+    def parts(self) -> tuple[str, ...]:
+        """In words, what makes it `mixed`."""
+        found = [part for layer in self.types for part in layer.parts]
+        found += ["multi-token prediction"] * (self.mtp_layers > 0)
+        found += ["layer types of different sizes"] * (len(self.types) > 1 or (self.mixed and not found))
+        return tuple(dict.fromkeys(found))
+
+    @property
     def has_experts(self) -> bool:
         """Whether a layer type has experts."""
         return any(layer.experts is not None for layer in self.types)
@@ -387,26 +435,25 @@ class Model(Document):
         return self.hidden * (self.qkv_width + self.query_width + self.up_width + self.ffn)
 
     @property
+    def by_type(self) -> tuple[tuple[Layer, int], ...]:
+        """Layer types and how many layers each has; those of multi-token prediction are of the last."""
+        last, counts = self.runs[-1][0], self.counts
+        return tuple((layer, counts[at] + self.mtp_layers * (at == last)) for at, layer in enumerate(self.types))
+
+    @property
     def parameters(self) -> int:
         """All trainable elements, vocabulary unpadded."""
-        h, norm_vectors, last = self.hidden, 1 if self.family == "llama" else 2, self.types[self.runs[-1][0]]
-        blocks = sum(
-            count * (layer.weights + layer.vectors) for layer, count in zip(self.types, self.counts, strict=True)
-        )
+        h, norm = self.hidden, (1 if self.family == "llama" else 2) * self.hidden
+        blocks = sum(count * (layer.weights + layer.vectors) for layer, count in self.by_type)
         # Each has norms of the hidden state, of the next token's embedding, and of its output.
-        predicting = self.mtp_layers * (last.weights + last.vectors + 2 * h * h + 3 * norm_vectors * h)
-        tables = self.vocab * h * (1 if self.tied_embeddings else 2)
+        predicting = self.mtp_layers * (2 * h * h + 3 * norm)
         positions = self.max_sequence_length * h if self.learned_positions else 0
-        return blocks + predicting + tables + positions + norm_vectors * h
+        return blocks + predicting + self.vocab * h * (1 if self.tied_embeddings else 2) + positions + norm
 
     @property
     def active_parameters(self) -> int:
         """Those that a token meets in training: of the routed experts its own."""
-        idle = sum(
-            count * (layer.weights - layer.active_weights) for layer, count in zip(self.types, self.counts, strict=True)
-        )
-        last = self.types[self.runs[-1][0]]
-        return self.parameters - idle - self.mtp_layers * (last.weights - last.active_weights)
+        return self.parameters - sum(count * layer.idle for layer, count in self.by_type)
 
 
 _ITEM = re.compile(r"\s*(?:\(([^()]*)\)|([A-Za-z_][\w-]*))(?:\*(\d{1,9}))?(?:\s+|$)", re.ASCII)
@@ -479,10 +526,18 @@ def _resolve(model: Model, name: str, given: LayerType) -> Layer:
     )
 
 
+PRICED: frozenset[str] = frozenset()
+RUN: frozenset[str] = frozenset()
+"""Of `Model.parts`: those of models whose layouts are priced, and which the bundled runtime trains."""
+
+
 def unpriced(model: Model) -> str | None:
     """Why no layout of a model is priced, if that is so."""
-    if model.mixed:
-        has = [part for layer in model.types for part in layer.parts]
-        words = ", ".join(dict.fromkeys([*has, *(["multi-token prediction"] if model.mtp_layers else [])]))
-        return f"{model.name}: layouts of models with {words or 'several layer types'} are not priced yet"
-    return None
+    lacking = [part for part in model.parts if part not in PRICED]
+    return f"{model.name}: layouts of models with {', '.join(lacking)} are not priced yet" if lacking else None
+
+
+def unrun(model: Model) -> str | None:
+    """Why the bundled runtime does not train a model, if that is so."""
+    lacking = [part for part in model.parts if part not in RUN]
+    return f"{model.name}: the bundled runtime has no {', no '.join(lacking)}" if lacking else None

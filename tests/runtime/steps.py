@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -53,6 +54,7 @@ def transformer(case: Case, communicator: Communicator, overlaps: Collection[Ove
     wide, device = torch.float64, torch.device("cpu")
     settings = RuntimeSettings(
         *(wide, wide, wide, frozenset(overlaps), case.recompute, case.kept_layers, device),
+        recompute_layers=case.recompute_layers,
         parts=2 if case.split else 1,
         shard_master=case.sharded,
         dropout=case.training.dropout,
@@ -134,10 +136,25 @@ def check(case: Case, record_path: Path) -> list[str]:
         rate = case.training.optimizer.learning_rate
         for one in parameters(model):
             hold(one.name, deviation_of(case, one, one.value, record.parameters, rounding=rate), PARAMETERS)
-        problems += sent_otherwise(case, communicator.ledger, stage=mesh.stage)
+        if case.recompute_layers is None:
+            problems += sent_otherwise(case, communicator.ledger, stage=mesh.stage)
     finally:
         leave(mesh)
     return problems
+
+
+def repeats_to_the_bit(case: Case) -> list[str]:
+    """Loss and gradients of a first step that are not those of the same step without recompute, in words."""
+    mesh, batch, found = build_mesh(case.grid, chunks=case.chunks), batches(case.training.model.vocab)[0], []
+    try:
+        for one in (case, replace(case, recompute="none", recompute_layers=None)):
+            model = transformer(one, Communicator(mesh, Ledger()), OVERLAPS)
+            loss = accumulate(model, one, batch)
+            found.append({parameter.name: parameter.gradient for parameter in parameters(model)} | {"the loss": loss})
+    finally:
+        leave(mesh)
+    again, plain = found
+    return [f"with {case.recompute} {name} is another" for name in plain if not torch.equal(again[name], plain[name])]
 
 
 def without_overlap(model: Transformer, case: Case) -> Tensors:

@@ -8,6 +8,7 @@ import pytest
 
 import axonn_tune
 from axonn_tune.errors import NothingFeasibleError
+from axonn_tune.recompute import MODULES, RECOMPUTES
 from axonn_tune.runtime.dry_run import dry_run, require_memory
 
 FIRST_RUNS = {
@@ -26,7 +27,9 @@ SPLITS = [(1, 1, 8), (2, 1, 4), (1, 2, 4), (2, 2, 1), (4, 2, 1)]
 DAILY = [
     *(("5b", SPLITS[0], "none"), ("5b", SPLITS[1], "selective"), ("5b", SPLITS[4], "full")),
     *(("llama3-8b", SPLITS[2], "full"), ("llama3-8b", SPLITS[3], "none")),
+    *(("5b", SPLITS[2], "mlp"), ("llama3-8b", SPLITS[0], "layernorm,mlp"), ("5b", SPLITS[1], "core_attn,mlp_act")),
 ]
+KINDS = (*RECOMPUTES, *MODULES, "core_attn,mlp_act", "core_attn,mlp", "layernorm,mlp")
 WITHIN, WITHIN_SMALL = 0.03, 0.01
 
 
@@ -54,7 +57,7 @@ def test_a_first_run_fits_as_predicted(name: str) -> None:
     ("model", "split", "recompute"),
     [
         pytest.param(*one, marks=[] if one in DAILY else pytest.mark.nightly)
-        for one in itertools.product(("5b", "llama3-8b"), SPLITS, ("none", "selective", "full"))
+        for one in itertools.product(("5b", "llama3-8b"), SPLITS, KINDS)
     ],
 )
 def test_memory_is_that_of_the_program(model: str, split: tuple[int, int, int], recompute: str) -> None:

@@ -96,7 +96,7 @@ OLD, NEW = find_framework("megatron-2021"), find_framework("megatron-2022")
 def saved_bytes(framework: Framework, recompute: Recompute = "none", **sizes: int) -> float:
     """Activations of one block and micro-batch, in units of s·b·h, without statistics, which the paper leaves out."""
     values = values_of(framework, **sizes)
-    arrays = [one for one in saved_arrays(program_of(framework, recompute)) if "statistics" not in one.kind]
+    arrays = [one for one in saved_arrays(program_of(framework, recompute).blocks[0]) if "statistics" not in one.kind]
     return sum(one.size_bytes.evaluate(values) for one in arrays) / (LENGTH * MICRO_BATCH * HIDDEN)
 
 

@@ -96,7 +96,7 @@ def test_a_repeated_mlp_holds_what_it_gathers(nano: Model) -> None:
     }
     program = build_step(nano, NANO, recompute="mlp", options=MEGATRON_CORE.step)
     linear = [
-        (one.phase, one.layer) for one in program.block_backward.operations if getattr(one, "role", "") == "weight"
+        (one.phase, one.layer) for one in program.blocks[0].backward.operations if getattr(one, "role", "") == "weight"
     ]
     assert linear[:4] == [
         (phase, f"mlp.fc{n}") for phase, n in (("recompute", 1), ("recompute", 2), ("backward", 2), ("backward", 1))
