@@ -114,7 +114,7 @@ def blocks_of(program: StepProgram, chunks: Sequence[int], *, kept: int, repeate
         for one in segments(program, [(0, float(count))], kept=held, repeated=float(repeated), arithmetic=PLAIN):
             of = program.blocks[one.block.kind].given.counted
             for name in ("L", "kept" if one.block.kept else "unkept"):
-                found[f"{name}{of}"] += one.blocks
+                found[f"{name}{of}"] += float(one.blocks)
     return found
 
 
