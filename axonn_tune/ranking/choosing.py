@@ -358,10 +358,10 @@ def _price_pipelines(
 
 
 class _Blocks(NamedTuple):
-    """Kind of stage by its blocks: of those between the ends, the ones with fewer."""
+    """Kind of stage by its blocks; fewer: of those between the ends, how many fewer than the most."""
 
     stage: Stage
-    fewer: bool
+    fewer: int
 
 
 class _Chunk(NamedTuple):
@@ -407,12 +407,12 @@ class _Parts:
         from axonn_tune.cost.pipeline import parts_of
 
         problem = self.shapes.problem
-        split = parts_of(problem, stages, chunks)
+        split = parts_of(problem, stages, chunks, problem.parts)
         uneven, alike = chunks > 1 and len(set(split)) > 1, stages_alike(contents_of(problem.model, split), stages)
         blocks = {key: sum(map(blocks_in, key[1])) for key in alike}
         most = max((count for (stage, _), count in blocks.items() if stage == MIDDLE), default=0)
         for (stage, contents), numbers in alike.items():
-            some = _Blocks(stage, stage == MIDDLE and blocks[stage, contents] < most)
+            some = _Blocks(stage, most - blocks[stage, contents] if stage == MIDDLE else 0)
             parts = chunks_of(stage, contents)
             yield some, [_Chunk(part, some, blocks_in(one) if uneven else 0) for part, one in parts], numbers
 

@@ -155,6 +155,8 @@ class Priced:
             kind,
             int(self.fittings[kind].kept_layers[shape]),
             int(self.shapes.chunks[shape]),
+            self.problem.parts,
+            mtp_part=self.problem.pipeline_layout and self.problem.pipeline_layout.mtp_part,
         )
 
     def _grid_of(self, row: int) -> int:
