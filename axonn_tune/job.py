@@ -36,6 +36,7 @@ class Layout:
     """Grid with rank order, micro-batch, recompute; layers not resharded: None for as many as fit.
 
     chunks: of each pipeline stage; parts: blocks of each chunk, model part c·p + s at that place; None: an even split.
+    mtp_part: the one with the MTP layers; None: the last.
     recompute_layers: of each chunk the first blocks, which repeat the recompute set, the others nothing; None: all.
     """
 
@@ -46,6 +47,7 @@ class Layout:
     chunks: int = 1
     parts: tuple[int, ...] | None = None
     recompute_layers: int | None = None
+    mtp_part: int | None = None
 
     @classmethod
     def of(cls, one: Launch | ComparedConfiguration) -> Layout:

@@ -140,6 +140,14 @@ def _assignments(settings: Settings) -> tuple[str, ...]:
     return tuple(f"{key}={as_yaml(value)}" for key, value in settings.items())
 
 
+def _layout(text: str) -> str:
+    """The text of a pipeline layout; UsageError for what is none, whatever the model."""
+    from axonn_tune.stages import parse_layout
+
+    parse_layout(text)
+    return text
+
+
 def _names(order: str | Sequence[str]) -> tuple[str, ...]:
     return tuple(name.strip() for name in (order.split(",") if isinstance(order, str) else order))
 
@@ -259,6 +267,15 @@ class Request:
         alone=True,
     )
     chunks: int | None = _count(_CONSTRAINTS, "Only this number of chunks per pipeline stage (interleaving).")
+    pipeline_layout: str | None = _option(
+        _CONSTRAINTS,
+        "Only this layout of layers over model parts, as Megatron-Core writes it: 'Et*3|(tt|)*29L'; chunk c of "
+        "stage s is part c * stages + s.",
+        "text",
+        shown="LAYOUT",
+        read=_layout,
+        also=("pipeline_model_parallel_layout",),
+    )
     order: str | Sequence[str] | None = _option(
         _CONSTRAINTS,
         "Only this rank order, fastest-varying axis first: x,y,z,data. Axes left out, as in tables those of "

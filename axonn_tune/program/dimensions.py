@@ -405,23 +405,6 @@ def symbol_values(
     return {name: float(value) for name, value in found.items()}
 
 
-def step_values(
-    model: Model,
-    workload: Workload,
-    grid: Grid,
-    *,
-    micro_batch: int,
-    kept_layers: int,
-    stage: Stage = ONLY,
-    layers: int | None = None,
-) -> dict[str, float]:
-    """Values of every symbol for one step of one rank of the bundled runtime; `layers`: of its pipeline stage."""
-    blocks = None if layers is None else (layers,)
-    values = symbol_values(model, workload, grid, micro_batch=micro_batch, stage=stage, layers=blocks)
-    kept = min(float(kept_layers), values["L"])
-    return {**values, "kept": kept, "unkept": values["L"] - kept}
-
-
 def model_flops(model: Model, workload: Workload) -> float:
     """FLOPs one step needs, all ranks: 3·(2·(L·W + V·H)·tokens + 4·S·Q·L·tokens), arXiv 2204.02311 appendix B.
 

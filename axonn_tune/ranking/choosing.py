@@ -22,15 +22,17 @@ from axonn_tune.frameworks.description import StepOptions
 from axonn_tune.grid import GroupShape
 from axonn_tune.program.dimensions import MEMORY, MICRO_BATCH, PINNED, table_alignment
 from axonn_tune.program.operations import COLUMNS, MATRIX_ALIGNMENT, PLAIN_BLOCKS, REPEATING, Value
-from axonn_tune.program.schedule import build_schedule
+from axonn_tune.program.schedule import blocks_by_kind, build_schedule, kept_by_kind
 from axonn_tune.program.step import (
     FIRST,
     LAST,
     MIDDLE,
     ONLY,
+    Contents,
     Stage,
     StepProgram,
     as_runs,
+    blocks_by_type,
     blocks_in,
     build_step,
     chunks_of,
@@ -368,18 +370,26 @@ def _price_pipelines(
 
 
 class _Blocks(NamedTuple):
-    """Kind of stage by its blocks: of those between the ends, the ones with fewer."""
+    """Kind of stage by its blocks; fewer: of those between the ends, how many fewer than the most.
+
+    contents: the blocks of each chunk, where their number does not say what they are.
+    """
 
     stage: Stage
-    fewer: bool
+    fewer: int
+    contents: tuple[Contents, ...] = ()
 
 
 class _Chunk(NamedTuple):
-    """A chunk of a kind of stage: what else it has than blocks, and how many those are, 0 for an equal share."""
+    """A chunk of a kind of stage: what else it has than blocks, and how many those are, 0 for an equal share.
+
+    contents: its blocks, where their number does not say what they are.
+    """
 
     part: Stage
     some: _Blocks
     blocks: int
+    contents: Contents = ()
 
 
 @dataclass(frozen=True)
@@ -417,14 +427,22 @@ class _Parts:
         from axonn_tune.cost.pipeline import parts_of
 
         problem = self.shapes.problem
-        split = parts_of(problem, stages, chunks)
+        split, exactly = parts_of(problem, stages, chunks, problem.parts), len(self.pricer.program.blocks) > 1
+        exactly = exactly and (problem.parts is not None or len(problem.model.types) > 1)
         uneven, alike = chunks > 1 and len(set(split)) > 1, stages_alike(contents_of(problem.model, split), stages)
         blocks = {key: sum(map(blocks_in, key[1])) for key in alike}
         most = max((count for (stage, _), count in blocks.items() if stage == MIDDLE), default=0)
         for (stage, contents), numbers in alike.items():
-            some = _Blocks(stage, stage == MIDDLE and blocks[stage, contents] < most)
-            parts = chunks_of(stage, contents)
-            yield some, [_Chunk(part, some, blocks_in(one) if uneven else 0) for part, one in parts], numbers
+            some = _Blocks(stage, most - blocks[stage, contents] if stage == MIDDLE else 0)
+            some = _Blocks(stage, 0, contents) if exactly else some
+            yield (
+                some,
+                [
+                    _Chunk(part, some, blocks_in(one) if uneven else 0, one if exactly else ())
+                    for part, one in chunks_of(stage, contents)
+                ],
+                numbers,
+            )
 
     def _stage(self, some: _Blocks) -> tuple[Floats, Floats]:
         """Communication and computation of a kind of stage, of the candidates that are expected to have it."""
@@ -442,7 +460,8 @@ class _Parts:
             each = np.floor(np.asarray(work.values["L"]) / chunks)
             layers = np.maximum(np.full(len(chunks), float(chunk.blocks)) if chunk.blocks else each, 1.0)
             rows = np.concatenate(self._rows[chunk])
-            times = self.pricer.chunk(self.candidates.taken(rows), work, chunk.part, runs=((0, layers),))
+            runs = as_runs(chunk.contents) if chunk.some.contents else ((0, layers),)
+            times = self.pricer.chunk(self.candidates.taken(rows), work, chunk.part, runs=runs)
             found = ChunkTimes(*(np.full(len(self.candidates), np.nan) for _ in times))
             for column, value in zip(found, times, strict=True):
                 column[rows] = value
@@ -453,12 +472,26 @@ class _Parts:
         """Sizes and computation of a kind of stage."""
         if some not in self._worked:
             alike = [one for one in self.shapes.stage_rows if one.stage == some.stage]
+            if some.contents:
+                self._worked[some] = self.pricer.work(self._values_of(alike[0], some.contents), some.stage)
+                return self._worked[some]
             layers = np.maximum.reduce([one.blocks()[0] for one in alike]) - float(some.fewer)
             layers = np.maximum(layers, 1.0)
             values = self.shapes.stage_values(alike[0], (layers,))
             kept = np.minimum(self.fitting.kept_layers[self.shapes.piped], layers)
             self._worked[some] = self.pricer.work(values | self._counts(some, alike, layers, kept), some.stage)
         return self._worked[some]
+
+    def _values_of(self, alike: StageRows, contents: tuple[Contents, ...]) -> dict[str, Value]:
+        """Symbols of a stage with exactly these chunks; alike: stages of its place."""
+        program, rows = self.pricer.program, self.shapes.piped
+        counts = blocks_by_type(self.shapes.problem.model, contents)
+        columns = tuple(np.full(len(rows), float(count)) for count in counts)
+        values, chunks = self.shapes.stage_values(alike, columns), [(as_runs(one), 1.0) for one in contents]
+        again = values["repeated"] = self.fitting.repeated[rows].astype(np.float64)
+        values |= blocks_by_kind(program, chunks, repeated=again, arithmetic=COLUMNS)
+        kept = np.minimum(self.fitting.kept_layers[rows], values["L"])
+        return values | kept_by_kind(program, chunks, values, kept, arithmetic=COLUMNS)
 
     def _counts(self, some: _Blocks, alike: list[StageRows], layers: Floats, kept: Floats) -> dict[str, Value]:
         """Symbols that count the blocks of a kind of stage."""

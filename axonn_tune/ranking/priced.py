@@ -156,7 +156,9 @@ class Priced:
             kind.recompute,
             int(fitting.kept_layers[shape]),
             int(self.shapes.chunks[shape]),
-            recompute_layers=int(fitting.repeated[shape]) or None,
+            self.problem.parts,
+            int(fitting.repeated[shape]) or None,
+            mtp_part=self.problem.pipeline_layout and self.problem.pipeline_layout.mtp_part,
         )
 
     def _variant(self, row: int) -> Variant:
@@ -176,7 +178,9 @@ class Priced:
         if len(self.programs[kind].blocks) > 1:
             from axonn_tune.cost.pipeline import parts_of
 
-            parts = parts_of(self.problem, layout.pipeline, layout.chunks) if layout.pipeline > 1 else (model.layers,)
+            parts: tuple[int, ...] = (model.layers,)
+            if layout.pipeline > 1:
+                parts = parts_of(self.problem, layout.pipeline, layout.chunks, layout.parts)
             chunks = [(as_runs(one), 1.0) for one in contents_of(model, parts)]
             values["repeated"] = float(layout.recompute_layers or 0)
             again = values["repeated"]

@@ -224,27 +224,36 @@ class Layer:
         return self.hidden * self.experts.count if self.experts is not None else 0
 
     @property
-    def unrouted_weights(self) -> int:
-        """Elements of the matrices that every token meets: all but the routed experts'."""
-        total, experts = self.attention_weights + (self.ups + 1) * self.ffn * self.hidden, self.experts
-        if experts is None:
-            return total
-        projections = 2 * (experts.latent_width or 0)
-        return total + self.router_weights + self.hidden * ((self.ups + 1) * experts.shared_width + projections)
-
-    @property
     def weights(self) -> int:
         """Elements of all its matrices."""
-        return self.unrouted_weights + (self.experts.count * self.expert_weights if self.experts else 0)
+        return self._weights(self.experts.count if self.experts else 0)
 
     @property
     def active_weights(self) -> int:
         """Elements of the matrices that a token meets."""
-        return self.unrouted_weights + (self.experts.per_token * self.expert_weights if self.experts else 0)
+        return self._weights(self.experts.per_token if self.experts else 0)
+
+    def _weights(self, routed: int) -> int:
+        """Elements of its matrices, with so many of its routed experts."""
+        h, experts = self.hidden, self.experts
+        total = self.attention_weights + (self.ups + 1) * self.ffn * h + routed * self.expert_weights
+        if experts is None:
+            return total
+        return (
+            total + self.router_weights + h * ((self.ups + 1) * experts.shared_width + 2 * (experts.latent_width or 0))
+        )
 
     @property
     def vectors(self) -> int:
         """Elements of its norms, biases and attention sinks."""
+        return self._vectors(self.experts.count if self.experts else 0)
+
+    @property
+    def active_vectors(self) -> int:
+        """Those that a token meets."""
+        return self._vectors(self.experts.per_token if self.experts else 0)
+
+    def _vectors(self, routed: int) -> int:
         h, norm, mlp, experts = self.hidden, 1 if self.rms else 2, self.ffn > 0, self.experts
         total = norm * h * (self.attention + (mlp or experts is not None))
         total += self.sinks * self.heads + self.qk_norms * 2 * self.head_dim * norm
@@ -252,22 +261,9 @@ class Layer:
             total += norm * ((self.latent.query_rank or 0) + self.latent.kv_rank)
         biased = self.attention * (self.qkv_width + h) + mlp * (self.up_width + h)
         if experts is not None:
-            shared = experts.shared_width > 0
-            biased += experts.count * (1 + self._expert_biases) + shared * (self.ups * experts.shared_width + h)
+            biased += experts.count + routed * (self.ups * experts.width + (experts.latent_width or h))
+            biased += (experts.shared_width > 0) * (self.ups * experts.shared_width + h)
         return total + self.biases * biased
-
-    @property
-    def _expert_biases(self) -> int:
-        experts = self.experts
-        return 0 if experts is None else self.ups * experts.width + (experts.latent_width or self.hidden)
-
-    @property
-    def idle(self) -> int:
-        """Elements of the routed experts that a token is not sent to."""
-        experts = self.experts
-        if experts is None:
-            return 0
-        return (experts.count - experts.per_token) * (self.expert_weights + self.biases * self._expert_biases)
 
 
 class ModelDefaults(Document):
@@ -453,7 +449,11 @@ class Model(Document):
     @property
     def active_parameters(self) -> int:
         """Those that a token meets in training: of the routed experts its own."""
-        return self.parameters - sum(count * layer.idle for layer, count in self.by_type)
+        idle = (
+            (n, layer.weights - layer.active_weights + layer.vectors - layer.active_vectors)
+            for layer, n in self.by_type
+        )
+        return self.parameters - sum(count * elements for count, elements in idle)
 
 
 _ITEM = re.compile(r"\s*(?:\(([^()]*)\)|([A-Za-z_][\w-]*))(?:\*(\d{1,9}))?(?:\s+|$)", re.ASCII)
