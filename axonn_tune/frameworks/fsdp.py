@@ -164,6 +164,7 @@ FSDP = Framework(
     source="torch 2.15, torch/distributed/fsdp/_fully_shard; mosaicml/llm-foundry",
     step=replace(STEP, reduced_bytes=2),
     software="eager",
+    recompute_some="full",
     names={"z": "shard", "data": "replicate"},
     logged=FlopCount(
         log="llm-foundry",

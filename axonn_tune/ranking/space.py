@@ -532,14 +532,14 @@ def fit_all(shapes: Shapes, programs: Mapping[Variant, StepProgram]) -> dict[Var
     return {one: found[one] for one in programs}
 
 
-def fit_memory(shapes: Shapes, program: StepProgram, repeated: Integers | None = None) -> Fitting:
-    """Memory of each shape, and its number of layers that are not resharded; where only some blocks repeat, none of
-    them unless that is asked for."""
+def fit_memory(
+    shapes: Shapes, program: StepProgram, repeated: Integers | None = None, *, keeps: bool = True
+) -> Fitting:
+    """Memory of each shape, and its number of layers that are not resharded: none, unless asked for, without `keeps`,
+    and of pipeline stages where only some blocks repeat."""
     limit_bytes = memory_limit_bytes(shapes.problem.machine.accelerator)
     asked = shapes.problem.request.kept_layers
-    kept_layers = None if asked is None else float(asked)
-    if program.some and asked is None:
-        kept_layers = 0.0
+    kept_layers = (None if keeps else 0.0) if asked is None else float(asked)
     memory = price_memory(
         program,
         values_of_all(shapes, program, repeated),
@@ -551,7 +551,8 @@ def fit_memory(shapes: Shapes, program: StepProgram, repeated: Integers | None =
     if len(shapes.piped):
         total, kept = total.copy(), kept.copy()
         staged = None if repeated is None else repeated[shapes.piped]
-        total[shapes.piped], kept[shapes.piped] = _fit_stages(shapes, program, limit_bytes, kept_layers, staged)
+        own = 0.0 if program.some and asked is None else kept_layers
+        total[shapes.piped], kept[shapes.piped] = _fit_stages(shapes, program, limit_bytes, own, staged)
     none = np.zeros(len(shapes), dtype=np.int64)
     return Fitting(
         total, kept, none if repeated is None else repeated, np.flatnonzero(total <= limit_bytes), limit_bytes
@@ -591,7 +592,7 @@ def _fewest_repeated(shapes: Shapes, program: StepProgram, rows: Integers) -> Fi
     low, limit_bytes = np.zeros_like(high), memory_limit_bytes(shapes.problem.machine.accelerator)
     for _ in range(int(high.max(initial=1)).bit_length()):
         middle = np.maximum((low + high) // 2, 1)
-        fits = fit_memory(some, program, middle).total_bytes <= limit_bytes
+        fits = fit_memory(some, program, middle, keeps=False).total_bytes <= limit_bytes
         high, low = np.where(fits, middle, high), np.where(fits, low, middle)
     found, fewer = fit_memory(some, program, high), high < most_blocks(some)
     columns = np.full(len(shapes), np.inf), np.zeros(len(shapes)), np.zeros(len(shapes), dtype=np.int64)
