@@ -33,6 +33,7 @@ MOST_LAYERS, MOST_EXPERTS = 10_000, 65_536
 """Of a pattern, and of one layer: several times those of any model."""
 
 _Part = Annotated[float, Field(ge=0, le=1)]
+_Name = Annotated[str, Field(pattern=r"^[A-Za-z_][\w-]{0,63}$")]
 _Layers = Annotated[
     Size, WithJsonSchema({"anyOf": [{"type": "integer", "minimum": 1}, {"type": "string", "minLength": 1}]})
 ]
@@ -307,8 +308,10 @@ class Model(Document):
     qkv_biases: bool | None = Field(
         default=None, description="Biases of queries, keys and values alone, for scripts: too small to be priced."
     )
-    layer_types: dict[str, LayerType] = Field(
-        default={}, description="Layer types by name; what one does not say is as above. Without any, all are alike."
+    layer_types: dict[_Name, LayerType] = Field(
+        default={},
+        max_length=64,
+        description="Layer types by name; what one does not say is as above. Without any, all are alike.",
     )
     mtp_layers: Annotated[int, Field(ge=0, le=MOST_LAYERS)] = Field(
         default=0, description="Multi-token prediction: further layers of the last type, each with a projection."
@@ -456,7 +459,7 @@ class Model(Document):
         return self.parameters - sum(count * elements for count, elements in idle)
 
 
-_ITEM = re.compile(r"\s*(?:\(([^()]*)\)|([A-Za-z_][\w-]*))(?:\*(\d{1,9}))?(?:\s+|$)", re.ASCII)
+_ITEM = re.compile(r"\s*(?:\(([^()]*)\)|([A-Za-z_][\w-]{0,63}))(?:\*(\d{1,9}))?(?:\s+|$)", re.ASCII)
 
 
 def expand(pattern: str) -> list[str]:
