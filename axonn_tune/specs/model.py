@@ -29,8 +29,8 @@ from axonn_tune.errors import suggest
 from axonn_tune.specs.document import LARGEST_SIZE, Document, Size
 
 MODEL_SCHEMA = "axonn-tune/model/1"
-MOST_LAYERS, MOST_EXPERTS = 10_000, 65_536
-"""Of a pattern, and of one layer: several times those of any model."""
+MOST_LAYERS, MOST_TYPES, MOST_EXPERTS = 10_000, 64, 65_536
+"""Of a pattern, a model and a layer: several times those of any model."""
 
 _Part = Annotated[float, Field(ge=0, le=1)]
 _Layers = Annotated[
@@ -308,7 +308,8 @@ class Model(Document):
         default=None, description="Biases of queries, keys and values alone, for scripts: too small to be priced."
     )
     layer_types: dict[str, LayerType] = Field(
-        default={}, description="Layer types by name; what one does not say is as above. Without any, all are alike."
+        default={},
+        description="Layer types by name; what one does not say is as above. Without any, all are alike.",
     )
     mtp_layers: Annotated[int, Field(ge=0, le=MOST_LAYERS)] = Field(
         default=0, description="Multi-token prediction: further layers of the last type, each with a projection."
@@ -342,6 +343,11 @@ class Model(Document):
     def _check_types(self) -> None:
         """ValueError unless the pattern names each type, and only those, and has as many layers."""
         named, types = tuple(expand(self.pattern)) if self.pattern else (), tuple(self.layer_types)
+        if len(types) > MOST_TYPES:
+            raise ValueError(f"layer_types has {len(types):,} types, more than {MOST_TYPES}")
+        for name in types:
+            if not re.fullmatch(_NAME, name, re.ASCII):
+                raise ValueError(f"layer_types.{name[:40]}: a name has up to 64 letters, digits, - and _")
         if self.pattern is None and len(types) > 1:
             raise ValueError(f"layers must say the order of {', '.join(types)}, such as {types[0]}*3 {types[1]}*4")
         if self.pattern is not None and len(named) != self.layers:
@@ -456,7 +462,8 @@ class Model(Document):
         return self.parameters - sum(count * elements for count, elements in idle)
 
 
-_ITEM = re.compile(r"\s*(?:\(([^()]*)\)|([A-Za-z_][\w-]*))(?:\*(\d{1,9}))?(?:\s+|$)", re.ASCII)
+_NAME = r"[A-Za-z_][\w-]{0,63}"
+_ITEM = re.compile(rf"\s*(?:\(([^()]*)\)|({_NAME}))(?:\*(\d{{1,9}}))?(?:\s+|$)", re.ASCII)
 
 
 def expand(pattern: str) -> list[str]:
