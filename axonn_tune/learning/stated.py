@@ -159,8 +159,9 @@ def _nodes(node: Node, before: str = "") -> Iterator[tuple[str, Stated]]:
         if isinstance(child.value, dict):
             yield from _nodes(child, f"{before}{key}.")
         else:
-            words = child.value if isinstance(child.value, list) else (child,)
-            yield f"{before}{key}", Stated(" ".join(str(one.plain()) for one in words), child.line or 1)
+            words = [one.plain() for one in (child.value if isinstance(child.value, list) else (child,))]
+            nested = [list(one) for one in words if isinstance(one, tuple)]
+            yield f"{before}{key}", Stated(str(nested) if nested else " ".join(map(str, words)), child.line or 1)
 
 
 _PROGRAM = re.compile(

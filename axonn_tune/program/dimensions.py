@@ -405,23 +405,6 @@ def symbol_values(
     return {name: float(value) for name, value in found.items()}
 
 
-def step_values(
-    model: Model,
-    workload: Workload,
-    grid: Grid,
-    *,
-    micro_batch: int,
-    kept_layers: int,
-    stage: Stage = ONLY,
-    layers: int | None = None,
-) -> dict[str, float]:
-    """Values of every symbol for one step of one rank of the bundled runtime; `layers`: of its pipeline stage."""
-    blocks = None if layers is None else (layers,)
-    values = symbol_values(model, workload, grid, micro_batch=micro_batch, stage=stage, layers=blocks)
-    kept = min(float(kept_layers), values["L"])
-    return {**values, "kept": kept, "unkept": values["L"] - kept}
-
-
 def model_flops(model: Model, workload: Workload) -> float:
     """FLOPs one step needs, all ranks: 3·(2·(L·W + V·H)·tokens + 4·S·Q·L·tokens), arXiv 2204.02311 appendix B.
 
@@ -470,6 +453,11 @@ def _counted_weights(count: FlopCount, model: Model) -> float:
     if count.weights == "parameters":
         return float(model.active_parameters - model.vocab * model.hidden * (1 if model.tied_embeddings else 2))
     blocks = sum(number * (layer.active_weights - layer.router_weights) for layer, number in model.by_type)
+    # Of Mamba-2 Megatron takes twice the hidden size as inner width, whatever it is, and 7 FLOPs an element of state.
+    for layer, number in model.by_type:
+        if (mamba := layer.mamba) is not None:
+            blocks += number * 3 * layer.hidden * (2 * layer.hidden - mamba.heads * mamba.head_dim)
+            blocks += number * 7 * layer.hidden * mamba.state
     return float(blocks + 2 * model.mtp_layers * model.hidden**2)
 
 

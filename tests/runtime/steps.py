@@ -11,12 +11,12 @@ import torch
 import torch.distributed as dist
 
 from axonn_tune.grid import Grid
-from axonn_tune.program.dimensions import step_values
+from axonn_tune.program.dimensions import symbol_values
 from axonn_tune.program.pipeline import messages, model_parts
 from axonn_tune.program.step import Stage, build_step
 from axonn_tune.runtime.communicator import Communicator
 from axonn_tune.runtime.devices import RuntimeSettings
-from axonn_tune.runtime.ledger import Ledger, RankProgram, compare
+from axonn_tune.runtime.ledger import Ledger, RankProgram, blocks_of, compare
 from axonn_tune.runtime.mesh import Mesh, build_mesh
 from axonn_tune.runtime.modules import Dropout, dropped
 from axonn_tune.runtime.optimizer import AdamW, learning_rate
@@ -136,8 +136,7 @@ def check(case: Case, record_path: Path) -> list[str]:
         rate = case.training.optimizer.learning_rate
         for one in parameters(model):
             hold(one.name, deviation_of(case, one, one.value, record.parameters, rounding=rate), PARAMETERS)
-        if case.recompute_layers is None:
-            problems += sent_otherwise(case, communicator.ledger, stage=mesh.stage)
+        problems += sent_otherwise(case, communicator.ledger, stage=mesh.stage)
     finally:
         leave(mesh)
     return problems
@@ -218,17 +217,12 @@ def sent_otherwise(case: Case, ledger: Ledger, *, stage: int) -> list[str]:
     """Where the ledger of a run differs from the program."""
     training, stages = case.training, case.grid.pipeline
     place = Stage(first=stage == 0, last=stage == stages - 1)
-    values = step_values(
-        training.model,
-        case.workload,
-        case.grid,
-        micro_batch=case.micro_batch,
-        kept_layers=case.kept_layers,
-        stage=place,
-        layers=sum(layers_of_parts(case)[stage::stages]),
-    )
+    chunks, some = layers_of_parts(case)[stage::stages], case.recompute_layers
+    how = {"micro_batch": case.micro_batch, "stage": place, "layers": (sum(chunks),)}
+    values = symbol_values(training.model, case.workload, case.grid, **how)
     assert values["A"] == case.accumulation, "the test's own arithmetic"
-    program = build_step(training.model, case.workload, recompute=case.recompute)
+    program = build_step(training.model, case.workload, recompute=case.recompute, some=some is not None)
+    values |= blocks_of(program, chunks, kept=case.kept_layers, repeated=some or 0)
     sent = messages(stage, stages=stages, chunks=case.chunks, micro_batches=case.accumulation)
     return compare(ledger, RankProgram(program, values, place, sent), steps=STEPS)
 

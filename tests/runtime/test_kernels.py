@@ -47,6 +47,7 @@ def launch(
     *,
     compiled: bool,
     recompute: Recompute = "none",
+    recompute_layers: int | None = None,
     tied: bool = False,
     overlaps: bool = False,
     precision: str = "bf16",
@@ -66,6 +67,7 @@ def launch(
             "micro_batch": 2,
             "grad_accumulation": 1,
             "recompute": recompute,
+            "recompute_layers": recompute_layers,
             "kept_layers": kept_layers,
             "compile": compiled,
         }
@@ -111,6 +113,7 @@ CONFIGURATIONS: list[dict[str, Any]] = [
     {"family": "gpt", "split": SPLITS[2], "compiled": True, "precision": "fp32"},
     {"family": "gpt", "split": SPLITS[1], "recompute": "core_attn,mlp", "compiled": False},
     {"family": "llama", "split": (2, 2, 1), "recompute": "layernorm,mlp", "compiled": True},
+    {"family": "gpt", "split": SPLITS[3], "recompute": "full", "recompute_layers": 2, "compiled": True},
 ]
 """Those that run each time; nightly all kinds of recompute and splits, tied tables with halves, one type for all."""
 NIGHTLY: list[dict[str, Any]] = [
