@@ -49,6 +49,7 @@ from axonn_tune.learning.arguments import (
 )
 from axonn_tune.learning.shell import OUTPUT, Script, read_script, slurm_sizes
 from axonn_tune.recompute import MODULES
+from axonn_tune.request import CUDA_GRAPHS, CudaGraphs
 from axonn_tune.specs.catalog import ModelLike, available, load_model
 from axonn_tune.specs.document import Node, read_yaml
 from axonn_tune.specs.loading import DOCUMENT_BYTES, read_text
@@ -650,7 +651,7 @@ def _layout_gaps(columns: Mapping[str, Stated], run: CommandRun) -> Iterator[_Ga
 def _with_flags(case: Case, stated: Arguments) -> Case:
     """The case with options of the step that rows do not have, as they are stated."""
     options = case.framework.step
-    changes: dict[str, object] = {}
+    changes: dict[str, object] = {"cuda_graphs": _captured(stated)}
     if (modules := stated.get("recompute_modules")) is not None and (words := modules.value.split()):
         named = [word.strip("[]',\"") for word in words]
         changes["selective"] = tuple(layer for word in named if word in MODULES for layer in MODULES[word].whole)
@@ -689,6 +690,17 @@ def _with_flags(case: Case, stated: Arguments) -> Case:
         workload=case.workload.model_copy(update={"overlaps": kept}),
         configurations=tuple(replace(one, kept_layers=_kept(case, one, stated)) for one in case.configurations),
     )
+
+
+def _captured(stated: Arguments) -> tuple[CudaGraphs, ...]:
+    """Scopes of the stated CUDA graphs: of Megatron-LM whole layers unless it names modules, of torchtitan all."""
+    impl = stated.get("cuda_graph_impl", _NOTHING)
+    if "disable_cuda_graphs" in stated or impl.value == "full_iteration":
+        return ("full_iteration",) if not is_on(stated.get("disable_cuda_graphs", _NOTHING)) else ()
+    if impl.value.lower() in OFF and not is_on(stated.get("enable_cuda_graph", _NOTHING)):
+        return ()
+    words = re.findall(r"\w+", stated.get("cuda_graph_modules", _NOTHING).value)
+    return tuple(scope for scope in CUDA_GRAPHS if scope in words) if words else ("full",)
 
 
 _NOTHING = Stated("", 0)

@@ -82,6 +82,22 @@ class Experts(Document):
         return self
 
 
+class Mamba(Document):
+    """A Mamba-2 mixer: one GEMM in, a short convolution, a scan by chunks, one GEMM out (arXiv 2405.21060)."""
+
+    heads: Size = Field(description="mamba_num_heads.")
+    head_dim: Size = Field(description="mamba_head_dim.")
+    state: Size = Field(description="ssm_state_size, of a head.")
+    groups: Size = Field(description="Groups of heads that share the state's projections.")
+    conv: Size = Field(default=4, description="Length of the convolution, in tokens.")
+    chunk: Size = Field(default=128, description="Tokens of a chunk of the scan.")
+
+    @property
+    def conv_width(self) -> int:
+        """What is convolved: the inner width, and both projections of the state."""
+        return self.heads * self.head_dim + 2 * self.groups * self.state
+
+
 class LayerType(Document):
     """A layer type: what it has, and what differs from the model's own sizes."""
 
@@ -100,6 +116,7 @@ class LayerType(Document):
     ffn: Size | None = Field(default=None, description="F, width of the MLP.")
     gated: bool | None = Field(default=None, description="Whether MLP and experts have a gate; else by the family.")
     experts: Experts | None = Field(default=None, description="Experts in place of the MLP.")
+    mamba: Mamba | None = Field(default=None, description="A Mamba-2 mixer, of layers without attention.")
 
     @model_validator(mode="after")
     def _consistent(self) -> LayerType:
@@ -108,7 +125,9 @@ class LayerType(Document):
             given = [key for key in keys if getattr(self, key) not in (None, False)]
             if given and not getattr(self, part):
                 raise ValueError(f"{given[0]} is given, but {part} is false")
-        if not self.attention and not self.mlp:
+        if self.attention and self.mamba is not None:
+            raise ValueError("mamba is given, but attention is not false")
+        if not self.attention and not self.mlp and self.mamba is None:
             raise ValueError("attention and mlp are both false: the layer is empty")
         if self.latent is not None and self.head_dim is not None:
             raise ValueError("head_dim is given, but latent attention has nope_dim, rope_dim and value_dim")
@@ -140,11 +159,13 @@ class Layer:
     ffn: int
     gated: bool
     experts: Experts | None
+    mamba: Mamba | None
 
     @property
     def parts(self) -> tuple[str, ...]:
         """In words, what a block of a GPT or Llama has not."""
         found = {
+            "Mamba-2": self.mamba,
             "layers without attention": not self.attention,
             "multi-head latent attention": self.latent,
             "sliding-window attention": self.window,
@@ -168,7 +189,10 @@ class Layer:
         if experts is not None:
             shared = f", shared {experts.shared_width:,}" if experts.shared_width else ""
             mlp = f"{experts.per_token} of {experts.count} experts of {experts.width:,}{shared}"
-        return "; ".join(words for words, has in ((attention, self.attention), (mlp, self.ffn or experts)) if has)
+        if mamba := self.mamba:
+            attention = f"Mamba-2 of {mamba.heads} heads of {mamba.head_dim}, state {mamba.state}"
+        mixes, computes = self.attention or mamba is not None, self.ffn > 0 or experts is not None
+        return "; ".join(words for words, has in ((attention, mixes), (mlp, computes)) if has)
 
     @property
     def query_width(self) -> int:
@@ -196,9 +220,11 @@ class Layer:
         return 2 if self.gated else 1
 
     @property
-    def attention_weights(self) -> int:
-        """Elements of attention's matrices."""
-        h, latent = self.hidden, self.latent
+    def mixer_weights(self) -> int:
+        """Elements of the matrices of attention, or of Mamba-2."""
+        h, latent, mamba = self.hidden, self.latent, self.mamba
+        if mamba is not None:
+            return h * (mamba.conv_width + mamba.heads * (2 * mamba.head_dim + 1))
         if latent is None:
             return h * (self.qkv_width + self.value_width)
         q_rank, kv_rank = latent.query_rank, latent.kv_rank
@@ -236,7 +262,7 @@ class Layer:
     def _weights(self, routed: int) -> int:
         """Elements of its matrices, with so many of its routed experts."""
         h, experts = self.hidden, self.experts
-        total = self.attention_weights + (self.ups + 1) * self.ffn * h + routed * self.expert_weights
+        total = self.mixer_weights + (self.ups + 1) * self.ffn * h + routed * self.expert_weights
         if experts is None:
             return total
         return (
@@ -255,7 +281,10 @@ class Layer:
 
     def _vectors(self, routed: int) -> int:
         h, norm, mlp, experts = self.hidden, 1 if self.rms else 2, self.ffn > 0, self.experts
-        total = norm * h * (self.attention + (mlp or experts is not None))
+        total = norm * h * (self.attention + (self.mamba is not None) + (mlp or experts is not None))
+        if (mamba := self.mamba) is not None:
+            # The convolution with its bias, three vectors of the scan, and its norm.
+            total += mamba.conv_width * (mamba.conv + 1) + mamba.heads * (3 + mamba.head_dim)
         total += self.sinks * self.heads + self.qk_norms * 2 * self.head_dim * norm
         if self.latent is not None:
             total += norm * ((self.latent.query_rank or 0) + self.latent.kv_rank)
@@ -530,6 +559,7 @@ def _resolve(model: Model, name: str, given: LayerType) -> Layer:
         ffn=(given.ffn or model.ffn) if given.mlp and given.experts is None else 0,
         gated=given.mlp and (model.gated if given.gated is None else given.gated),
         experts=given.experts,
+        mamba=given.mamba,
     )
 
 

@@ -341,6 +341,26 @@ def test_recompute_modules_and_fp16_gradients_are_priced(tmp_path: Path) -> None
     assert (half.framework.step.gradient_bytes, told.framework.step.gradient_bytes) == (2, None)
 
 
+@pytest.mark.parametrize(
+    ("flags", "scopes"),
+    [
+        ("", ()),
+        ("--cuda-graph-impl none --cuda-graph-modules attn", ()),
+        ("--cuda-graph-impl local", ("full",)),
+        ("--enable-cuda-graph", ("full",)),
+        ("--cuda-graph-impl transformer_engine --cuda-graph-modules mlp attn", ("attn", "mlp")),
+        ("--cuda-graph-impl local --cuda-graph-scope full_iteration", ("full_iteration",)),
+        ("--cuda-graph-impl full_iteration", ("full_iteration",)),
+        ("--cuda-graph-impl transformer_engine --cuda-graph-modules moe_router", ()),
+    ],
+)
+def test_cuda_graphs_are_read(flags: str, scopes: tuple[str, ...], tmp_path: Path) -> None:
+    """Guards CUDA graphs of Megatron-LM: its scopes, whole layers without one, and its older names of both."""
+    run = stated(tmp_path, f"{CORE} {flags}")
+    assert case(run).framework.step.cuda_graphs == scopes
+    assert any("moe_router: CUDA graphs" in words for words in run.ignored) == ("moe_router" in flags)
+
+
 def test_config_files_are_read_beside_the_script(tmp_path: Path) -> None:
     """Guards job.config_file: what the command says wins, and a file that is not there is said."""
     toml = (COMMANDS / "torchtitan-70b.toml").read_text("utf-8")
