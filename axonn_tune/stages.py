@@ -135,7 +135,7 @@ def _constraints(
 
 def _nearest(rows: Sequence[str], stages: int | None, layers: int | None, mtp: int | None) -> str:
     """The text of as many parts, or as stages divide, with as many layers as the model has, in the same proportions."""
-    parts, least = [row.count("t") for row in rows], len(rows) // (stages or 1) * (stages or 1)
+    parts, least = [row.lower().count("t") for row in rows], len(rows) // (stages or 1) * (stages or 1)
     if least < len(rows) or not sum(parts):
         possible = [count for count in (least, least + (stages or 1)) if count]
         parts = [1] * min(possible, key=lambda count: abs(count - len(rows)))

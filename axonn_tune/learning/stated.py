@@ -49,6 +49,7 @@ from axonn_tune.learning.arguments import (
     refused_together,
 )
 from axonn_tune.learning.shell import OUTPUT, Script, read_script, slurm_sizes
+from axonn_tune.request import CUDA_GRAPHS, CudaGraphs
 from axonn_tune.specs.catalog import ModelLike, available, load_model
 from axonn_tune.specs.document import Node, read_yaml
 from axonn_tune.specs.loading import DOCUMENT_BYTES, read_text
@@ -158,8 +159,9 @@ def _nodes(node: Node, before: str = "") -> Iterator[tuple[str, Stated]]:
         if isinstance(child.value, dict):
             yield from _nodes(child, f"{before}{key}.")
         else:
-            words = child.value if isinstance(child.value, list) else (child,)
-            yield f"{before}{key}", Stated(" ".join(str(one.plain()) for one in words), child.line or 1)
+            words = [one.plain() for one in (child.value if isinstance(child.value, list) else (child,))]
+            nested = [list(one) for one in words if isinstance(one, tuple)]
+            yield f"{before}{key}", Stated(str(nested) if nested else " ".join(map(str, words)), child.line or 1)
 
 
 _PROGRAM = re.compile(
@@ -654,7 +656,7 @@ def _layout_gaps(columns: Mapping[str, Stated], run: CommandRun) -> Iterator[_Ga
 def _with_flags(case: Case, stated: Arguments) -> Case:
     """The case with options of the step that rows do not have, as they are stated."""
     options = case.framework.step
-    changes: dict[str, object] = {}
+    changes: dict[str, object] = {"cuda_graphs": _captured(stated)}
     for name, counted in (("first_less", "embedding"), ("last_less", "loss")):
         if is_on(stated.get(f"account_for_{counted}_in_pipeline_split", _NOTHING)):
             changes[name] = 1
@@ -690,6 +692,17 @@ def _with_flags(case: Case, stated: Arguments) -> Case:
         workload=case.workload.model_copy(update={"overlaps": kept}),
         configurations=tuple(replace(one, kept_layers=_kept(case, one, stated)) for one in case.configurations),
     )
+
+
+def _captured(stated: Arguments) -> tuple[CudaGraphs, ...]:
+    """Scopes of the stated CUDA graphs: of Megatron-LM whole layers unless it names modules, of torchtitan all."""
+    impl = stated.get("cuda_graph_impl", _NOTHING)
+    if "disable_cuda_graphs" in stated or impl.value == "full_iteration":
+        return ("full_iteration",) if not is_on(stated.get("disable_cuda_graphs", _NOTHING)) else ()
+    if impl.value.lower() in OFF and not is_on(stated.get("enable_cuda_graph", _NOTHING)):
+        return ()
+    words = re.findall(r"\w+", stated.get("cuda_graph_modules", _NOTHING).value)
+    return tuple(scope for scope in CUDA_GRAPHS if scope in words) if words else ("full",)
 
 
 _NOTHING = Stated("", 0)

@@ -22,7 +22,7 @@ from axonn_tune.frameworks.axonn_tune import AXONN_TUNE
 from axonn_tune.frameworks.description import Framework
 from axonn_tune.grid import ALL_AXES, AXES
 from axonn_tune.job import Job
-from axonn_tune.program.dimensions import MEMORY, MFU_CONVENTION, MICRO_BATCH, PINNED, constraints, step_tokens
+from axonn_tune.program.dimensions import MEMORY, MFU_CONVENTION, MICRO_BATCH, PINNED, step_tokens
 from axonn_tune.program.memory import memory_limit_bytes
 from axonn_tune.ranking.inputs import Inputs
 from axonn_tune.ranking.priced import WORTH_SAYING, Priced, Rejected
@@ -855,8 +855,7 @@ def rejected_remark(ranked: Priced) -> str:
     if not left_out:
         return "The only grid is feasible." if found.grids == 1 else f"All {found.grids:,} grids are feasible."
     most_first = sorted(found.rejected.items(), key=lambda one: -one[1])
-    checks = constraints(problem.model, problem.workload, problem.framework)
-    called = _CONSTRAINTS | {one.name: one.brief(problem.framework) for one in checks}
+    called = _CONSTRAINTS | {one.name: one.brief(problem.framework) for one in ranked.grids.constraints}
     reasons = ", ".join(f"{number:,} {called.get(name, name)}" for name, number in most_first)
     several = " (a grid can break several)" if sum(found.rejected.values()) > left_out else ""
     of, are, them = counted(found.grids, "grid"), *(("is", "it") if left_out == 1 else ("are", "them"))
