@@ -194,7 +194,8 @@ class LayoutWords:
     def title(self, config: Json) -> str:
         """What a configuration is called above its details."""
         rank = "" if config["rank"] is None else f"#{config['rank']}: "
-        batches = f"micro-batch {config['micro_batch']}, recompute {config['recompute']}"
+        some = f" on {config['recompute_layers']}" if config.get("recompute_layers") else ""
+        batches = f"micro-batch {config['micro_batch']}, recompute {config['recompute']}{some}"
         return f"{rank}{self.sizes(config)}, {batches}"
 
     def pins(self, config: Mapping[str, object]) -> list[str]:

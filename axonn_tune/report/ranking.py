@@ -847,7 +847,7 @@ def _configuration(entry: PricedLayout, problem: Problem) -> str:
     sizes = " ".join(f"{name}={size}" for name, size in framework.layout(values).items())
     wide = [framework.called(axis) for axis in entry.order if entry.grid.axis_size(axis) > 1]
     order = [f"rank order {','.join(wide)}"] if len(wide) > 1 and framework.permuted else []
-    return ", ".join([sizes, *order, f"micro-batch {entry.micro_batch}", f"recompute {entry.recompute}"])
+    return ", ".join([sizes, *order, f"micro-batch {entry.micro_batch}", f"recompute {entry.recomputed}"])
 
 
 def rejected_remark(ranked: Priced) -> str:
