@@ -453,6 +453,11 @@ def _counted_weights(count: FlopCount, model: Model) -> float:
     if count.weights == "parameters":
         return float(model.active_parameters - model.vocab * model.hidden * (1 if model.tied_embeddings else 2))
     blocks = sum(number * (layer.active_weights - layer.router_weights) for layer, number in model.by_type)
+    # Of Mamba-2 Megatron takes twice the hidden size as inner width, whatever it is, and 7 FLOPs an element of state.
+    for layer, number in model.by_type:
+        if (mamba := layer.mamba) is not None:
+            blocks += number * 3 * layer.hidden * (2 * layer.hidden - mamba.heads * mamba.head_dim)
+            blocks += number * 7 * layer.hidden * mamba.state
     return float(blocks + 2 * model.mtp_layers * model.hidden**2)
 
 

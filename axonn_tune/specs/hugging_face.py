@@ -60,6 +60,7 @@ class _Kind(Document):
     window: its key; window_absent: of files that do not say; window_switch: key of a flag, off unless given.
     full_every: of so many layers the last attends to all, if `layer_types` does not say; full_unrotated: those have no
     positions. qk_norms: of files without the key. mtp: multi-token prediction layers of files that do not say.
+    hybrid: each layer is attention, Mamba-2, an MLP or experts alone.
     """
 
     family: Literal["gpt", "llama"]
@@ -87,6 +88,7 @@ class _Kind(Document):
     sinks: bool = False
     experts: _ExpertKeys | None = None
     mtp: int = 0
+    hybrid: bool = False
 
 
 class _Table(Document):
@@ -112,6 +114,21 @@ _LATENT = {
     "rope_dim": "qk_rope_head_dim",
     "value_dim": "v_head_dim",
 }
+_MAMBA = {
+    "heads": "mamba_num_heads",
+    "head_dim": "mamba_head_dim",
+    "state": "ssm_state_size",
+    "groups": "n_groups",
+    "conv": "conv_kernel",
+    "chunk": "chunk_size",
+}
+_BLOCKS = {
+    **dict.fromkeys(("M", "mamba", "linear_attention"), "mamba"),
+    **dict.fromkeys(("*", "attention", "full_attention"), "attention"),
+    **dict.fromkeys(("-", "mlp"), "mlp"),
+    **dict.fromkeys(("E", "moe"), "moe"),
+}
+"""What layers of hybrids are called."""
 _COUNTS = ("num_local_experts", "n_routed_experts", "num_experts")
 _ATTENDS = {"full_attention": True, "sliding_attention": False, "chunked_attention": False}
 """Types of layers, and whether they attend to the whole sequence."""
@@ -244,6 +261,8 @@ def _node(value: Plain, source: str) -> Node:
 
 def _layer_types(config: _Config, kind: _Kind, *, layers: int) -> dict[str, Plain]:
     """`layers`, `layer_types` and `mtp_layers`, as far as they say something."""
+    if kind.hybrid:
+        return _hybrid(config, kind)
     attention, mlps = _attention(config, kind, layers), _mlps(config, kind, layers)
     windows, experts = (len({name for name, _ in part}) > 1 for part in (attention, mlps))
     names: list[str] = []
@@ -256,6 +275,30 @@ def _layer_types(config: _Config, kind: _Kind, *, layers: int) -> dict[str, Plai
     predicting = config.size("num_mtp_layers", absent=kind.mtp, least=0)
     predicting = config.size("num_nextn_predict_layers", absent=predicting, least=0)
     return found | ({"mtp_layers": predicting} if predicting else {})
+
+
+def _hybrid(config: _Config, kind: _Kind) -> dict[str, Plain]:
+    """The same of a model whose layers are listed, each of one part."""
+    key = "layers_block_type" if config.value("layers_block_type") else "hybrid_override_pattern"
+    stated = config.value(key)
+    names = [_BLOCKS.get(str(one), "") for one in stated] if isinstance(stated, list | str) else []
+    if not 0 < len(names) <= MOST_LAYERS or not all(names):
+        config.report(key, f"must list up to {MOST_LAYERS:,} of {', '.join(_BLOCKS)}, not {stated!r:.40}")
+        return {}
+    alone: dict[str, Plain] = {"attention": False, "gated": False}
+    types: dict[str, Plain] = {}
+    for name in dict.fromkeys(names):
+        if name == "mamba":
+            mixer: dict[str, Plain] = {own: config.size(theirs) for own, theirs in _MAMBA.items()}
+            types[name] = {"attention": False, "mlp": False, "mamba": mixer}
+        elif name == "attention":
+            types[name] = {"mlp": False, "rotary_share": 0}
+        else:
+            assert kind.experts is not None
+            types[name] = alone | ({"experts": _experts(config, kind.experts)} if name == "moe" else {})
+    if config.size("num_nextn_predict_layers", absent=0, least=0):
+        config.left_out.append("multi-token prediction")
+    return {"layers": _pattern(names), "layer_types": types}
 
 
 def _pattern(names: Sequence[str]) -> str:
@@ -352,6 +395,7 @@ def _experts(config: _Config, keys: _ExpertKeys) -> dict[str, Plain]:
         "per_token": config.size("num_experts_per_tok"),
         "width": width,
         "shared_width": shared,
+        "latent_width": config.value("moe_latent_size") and config.size("moe_latent_size"),
         "score": keys.score,
         "normalized": config.flag("norm_topk_prob", absent=keys.normalized),
         "scaling": config.number(("routed_scaling_factor",)),

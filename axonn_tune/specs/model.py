@@ -29,8 +29,8 @@ from axonn_tune.errors import suggest
 from axonn_tune.specs.document import LARGEST_SIZE, Document, Size
 
 MODEL_SCHEMA = "axonn-tune/model/1"
-MOST_LAYERS, MOST_EXPERTS = 10_000, 65_536
-"""Of a pattern, and of one layer: several times those of any model."""
+MOST_LAYERS, MOST_TYPES, MOST_EXPERTS = 10_000, 64, 65_536
+"""Of a pattern, a model and a layer: several times those of any model."""
 
 _Part = Annotated[float, Field(ge=0, le=1)]
 _Layers = Annotated[
@@ -82,6 +82,22 @@ class Experts(Document):
         return self
 
 
+class Mamba(Document):
+    """A Mamba-2 mixer: one GEMM in, a short convolution, a scan by chunks, one GEMM out (arXiv 2405.21060)."""
+
+    heads: Size = Field(description="mamba_num_heads.")
+    head_dim: Size = Field(description="mamba_head_dim.")
+    state: Size = Field(description="ssm_state_size, of a head.")
+    groups: Size = Field(description="Groups of heads that share the state's projections.")
+    conv: Size = Field(default=4, description="Length of the convolution, in tokens.")
+    chunk: Size = Field(default=128, description="Tokens of a chunk of the scan.")
+
+    @property
+    def conv_width(self) -> int:
+        """What is convolved: the inner width, and both projections of the state."""
+        return self.heads * self.head_dim + 2 * self.groups * self.state
+
+
 class LayerType(Document):
     """A layer type: what it has, and what differs from the model's own sizes."""
 
@@ -100,6 +116,7 @@ class LayerType(Document):
     ffn: Size | None = Field(default=None, description="F, width of the MLP.")
     gated: bool | None = Field(default=None, description="Whether MLP and experts have a gate; else by the family.")
     experts: Experts | None = Field(default=None, description="Experts in place of the MLP.")
+    mamba: Mamba | None = Field(default=None, description="A Mamba-2 mixer, of layers without attention.")
 
     @model_validator(mode="after")
     def _consistent(self) -> LayerType:
@@ -108,7 +125,9 @@ class LayerType(Document):
             given = [key for key in keys if getattr(self, key) not in (None, False)]
             if given and not getattr(self, part):
                 raise ValueError(f"{given[0]} is given, but {part} is false")
-        if not self.attention and not self.mlp:
+        if self.attention and self.mamba is not None:
+            raise ValueError("mamba is given, but attention is not false")
+        if not self.attention and not self.mlp and self.mamba is None:
             raise ValueError("attention and mlp are both false: the layer is empty")
         if self.latent is not None and self.head_dim is not None:
             raise ValueError("head_dim is given, but latent attention has nope_dim, rope_dim and value_dim")
@@ -140,11 +159,13 @@ class Layer:
     ffn: int
     gated: bool
     experts: Experts | None
+    mamba: Mamba | None
 
     @property
     def parts(self) -> tuple[str, ...]:
         """In words, what a block of a GPT or Llama has not."""
         found = {
+            "Mamba-2": self.mamba,
             "layers without attention": not self.attention,
             "multi-head latent attention": self.latent,
             "sliding-window attention": self.window,
@@ -168,7 +189,10 @@ class Layer:
         if experts is not None:
             shared = f", shared {experts.shared_width:,}" if experts.shared_width else ""
             mlp = f"{experts.per_token} of {experts.count} experts of {experts.width:,}{shared}"
-        return "; ".join(words for words, has in ((attention, self.attention), (mlp, self.ffn or experts)) if has)
+        if mamba := self.mamba:
+            attention = f"Mamba-2 of {mamba.heads} heads of {mamba.head_dim}, state {mamba.state}"
+        mixes, computes = self.attention or mamba is not None, self.ffn > 0 or experts is not None
+        return "; ".join(words for words, has in ((attention, mixes), (mlp, computes)) if has)
 
     @property
     def query_width(self) -> int:
@@ -196,9 +220,11 @@ class Layer:
         return 2 if self.gated else 1
 
     @property
-    def attention_weights(self) -> int:
-        """Elements of attention's matrices."""
-        h, latent = self.hidden, self.latent
+    def mixer_weights(self) -> int:
+        """Elements of the matrices of attention, or of Mamba-2."""
+        h, latent, mamba = self.hidden, self.latent, self.mamba
+        if mamba is not None:
+            return h * (mamba.conv_width + mamba.heads * (2 * mamba.head_dim + 1))
         if latent is None:
             return h * (self.qkv_width + self.value_width)
         q_rank, kv_rank = latent.query_rank, latent.kv_rank
@@ -236,7 +262,7 @@ class Layer:
     def _weights(self, routed: int) -> int:
         """Elements of its matrices, with so many of its routed experts."""
         h, experts = self.hidden, self.experts
-        total = self.attention_weights + (self.ups + 1) * self.ffn * h + routed * self.expert_weights
+        total = self.mixer_weights + (self.ups + 1) * self.ffn * h + routed * self.expert_weights
         if experts is None:
             return total
         return (
@@ -255,7 +281,10 @@ class Layer:
 
     def _vectors(self, routed: int) -> int:
         h, norm, mlp, experts = self.hidden, 1 if self.rms else 2, self.ffn > 0, self.experts
-        total = norm * h * (self.attention + (mlp or experts is not None))
+        total = norm * h * (self.attention + (self.mamba is not None) + (mlp or experts is not None))
+        if (mamba := self.mamba) is not None:
+            # The convolution with its bias, three vectors of the scan, and its norm.
+            total += mamba.conv_width * (mamba.conv + 1) + mamba.heads * (3 + mamba.head_dim)
         total += self.sinks * self.heads + self.qk_norms * 2 * self.head_dim * norm
         if self.latent is not None:
             total += norm * ((self.latent.query_rank or 0) + self.latent.kv_rank)
@@ -308,7 +337,8 @@ class Model(Document):
         default=None, description="Biases of queries, keys and values alone, for scripts: too small to be priced."
     )
     layer_types: dict[str, LayerType] = Field(
-        default={}, description="Layer types by name; what one does not say is as above. Without any, all are alike."
+        default={},
+        description="Layer types by name; what one does not say is as above. Without any, all are alike.",
     )
     mtp_layers: Annotated[int, Field(ge=0, le=MOST_LAYERS)] = Field(
         default=0, description="Multi-token prediction: further layers of the last type, each with a projection."
@@ -342,6 +372,11 @@ class Model(Document):
     def _check_types(self) -> None:
         """ValueError unless the pattern names each type, and only those, and has as many layers."""
         named, types = tuple(expand(self.pattern)) if self.pattern else (), tuple(self.layer_types)
+        if len(types) > MOST_TYPES:
+            raise ValueError(f"layer_types has {len(types):,} types, more than {MOST_TYPES}")
+        for name in types:
+            if not re.fullmatch(_NAME, name, re.ASCII):
+                raise ValueError(f"layer_types.{name[:40]}: a name has up to 64 letters, digits, - and _")
         if self.pattern is None and len(types) > 1:
             raise ValueError(f"layers must say the order of {', '.join(types)}, such as {types[0]}*3 {types[1]}*4")
         if self.pattern is not None and len(named) != self.layers:
@@ -456,7 +491,8 @@ class Model(Document):
         return self.parameters - sum(count * elements for count, elements in idle)
 
 
-_ITEM = re.compile(r"\s*(?:\(([^()]*)\)|([A-Za-z_][\w-]*))(?:\*(\d{1,9}))?(?:\s+|$)", re.ASCII)
+_NAME = r"[A-Za-z_][\w-]{0,63}"
+_ITEM = re.compile(rf"\s*(?:\(([^()]*)\)|({_NAME}))(?:\*(\d{{1,9}}))?(?:\s+|$)", re.ASCII)
 
 
 def expand(pattern: str) -> list[str]:
@@ -523,6 +559,7 @@ def _resolve(model: Model, name: str, given: LayerType) -> Layer:
         ffn=(given.ffn or model.ffn) if given.mlp and given.experts is None else 0,
         gated=given.mlp and (model.gated if given.gated is None else given.gated),
         experts=given.experts,
+        mamba=given.mamba,
     )
 
 

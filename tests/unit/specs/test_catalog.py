@@ -15,7 +15,8 @@ MACHINE = Path(__file__).parent / "data" / "twotier.yaml"
 # Mixtral 46.7 and 141 (mistral.ai), Qwen3 30.5 and 235, GPT-OSS 20.91 and 116.83 (model cards),
 # DeepSeek-V2 236 (arXiv 2405.04434), -V3 671 without multi-token prediction (arXiv 2412.19437), Kimi K2
 # 1,040 (arXiv 2507.20534), Moonlight 16 (arXiv 2502.16982), Llama 4 Scout 109 with its vision tower,
-# GLM-4.5 355 with multi-token prediction, without embedding and head (arXiv 2508.06471, table 1).
+# GLM-4.5 355 with multi-token prediction, without embedding and head (arXiv 2508.06471, table 1), Nemotron 3
+# 31.6 and 120.6 (model cards).
 PUBLISHED = {
     "5b": (5, 0.05),
     "10b": (10, 0.05),
@@ -41,10 +42,12 @@ PUBLISHED = {
     "gpt-oss-20b": (20.91, 0.0005),
     "gpt-oss-120b": (116.83, 0.0005),
     "llama4-scout": (107.77, 0.001),
+    "nemotron-3-nano-30b-a3b": (31.58, 0.001),
+    "nemotron-3-super-120b-a12b": (120.6, 0.001),
     "glm-45": (355.2 + 2 * 151_552 * 5120 / 1e9, 0.001),
 }
 # Parameters that a token meets, in billions: the model cards' 37, 21, 32 and 17; of Qwen3 3.3 and 22, of
-# GPT-OSS 3.61 and 5.13 (without the token embedding), of Mixtral 12.9 and 39.
+# GPT-OSS 3.61 and 5.13 (without the token embedding), of Mixtral 12.9 and 39, of Nemotron 3 3.6 and 12.7.
 ACTIVE = {
     "deepseek-v3": (37.55, 1),
     "deepseek-v2": (21.4, 0),
@@ -54,6 +57,8 @@ ACTIVE = {
     "qwen3-235b-a22b": (22.19, 0),
     "gpt-oss-20b": (3.61 + 201_088 * 2880 / 1e9, 0),
     "gpt-oss-120b": (5.13 + 201_088 * 2880 / 1e9, 0),
+    "nemotron-3-nano-30b-a3b": (3.58, 0),
+    "nemotron-3-super-120b-a12b": (12.75, 0),
     "mixtral-8x7b": (12.88, 0),
     "mixtral-8x22b": (39.15, 0),
 }

@@ -96,6 +96,17 @@ GLM: Config = {
     "partial_rotary_factor": 0.5, "routed_scaling_factor": 2.5, "use_qk_norm": True, "vocab_size": 151552,
 }  # fmt: skip
 
+NEMOTRON: Config = {
+    "model_type": "nemotron_h", "attention_bias": False, "chunk_size": 128, "conv_kernel": 4, "head_dim": 128,
+    "hidden_size": 2688, "hybrid_override_pattern": "MEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEMEM*EMEMEMEME",
+    "intermediate_size": 1856, "mamba_head_dim": 64, "mamba_num_heads": 64, "max_position_embeddings": 262144,
+    "mlp_bias": False, "mlp_hidden_act": "relu2", "moe_intermediate_size": 1856, "n_group": 1, "n_groups": 8,
+    "moe_shared_expert_intermediate_size": 3712, "n_routed_experts": 128, "n_shared_experts": 1,
+    "norm_topk_prob": True, "num_attention_heads": 32, "num_experts_per_tok": 6, "num_hidden_layers": 52,
+    "num_key_value_heads": 2, "routed_scaling_factor": 2.5, "ssm_state_size": 128, "tie_word_embeddings": False,
+    "topk_group": 1, "vocab_size": 131072,
+}  # fmt: skip
+
 
 def load(folder: Path, config: Config, *, name: str | None = None) -> Model:
     """Import a config given as a mapping."""
@@ -271,6 +282,7 @@ SHIPPED = ("description", "source", "defaults", "name", "rotary_base", "norm_eps
         (GPT_OSS, "gpt-oss-20b"),
         (LLAMA4, "llama4-scout"),
         (GLM, "glm-45"),
+        (NEMOTRON, "nemotron-3-nano-30b-a3b"),
     ],
 )
 def test_configs_with_experts_equal_the_shipped_models(tmp_path: Path, config: Config, shipped: str) -> None:
@@ -320,6 +332,20 @@ def test_norms_of_queries_and_partial_positions_are_of_the_layer(tmp_path: Path)
     (phi,) = load(tmp_path, {**LLAMA, "model_type": "phi3", "partial_rotary_factor": 0.75}).types
     assert (qwen.qk_norms, phi.rotary_share) == (True, 0.75)
     assert not load(tmp_path, QWEN3).mixed
+
+
+def test_layers_of_hybrids_by_either_list(tmp_path: Path) -> None:
+    """Guards the newer list of names beside the pattern of letters, dense layers, and latent experts."""
+    blocks = ["linear_attention", "moe", "full_attention", "mlp"] * 13
+    model = load(tmp_path, {**NEMOTRON, "layers_block_type": blocks, "moe_latent_size": 512})
+    assert model.pattern == "(mamba moe attention mlp)*13"
+    assert [layer.ffn for layer in model.types] == [0, 0, 0, 1856]
+    assert model.types[1].experts is not None
+    assert model.types[1].experts.latent_width == 512
+    assert (
+        "must list up to 10,000"
+        in problems(tmp_path, {**NEMOTRON, "layers_block_type": ["moe", "conv"]})["layers_block_type"]
+    )
 
 
 def test_experts_that_some_layers_have(tmp_path: Path) -> None:
