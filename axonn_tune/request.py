@@ -393,13 +393,6 @@ class Request:
         return {name: size for name, size in self.pins.items() if name in _AXES}
 
     @property
-    def recomputes(self) -> tuple[Recompute, ...]:
-        """Recompute sets to try: not whole blocks where CUDA graphs capture layers, which excludes it."""
-        if self.recompute is not None:
-            return (self.recompute,)
-        return tuple(one for one in RECOMPUTES if one != "full" or not self.graphed_layers)
-
-    @property
     def graphed_layers(self) -> bool:
         """Whether CUDA graphs capture layer by layer."""
         return bool({*self.cuda_graphs} - {"full_iteration"})

@@ -234,15 +234,12 @@ class Framework:
     keeps_layers: bool = True
     recompute_modules: tuple[str, ...] = ()
     recompute_some: Literal["no", "full", "any"] = "no"
+    recompute_sets: tuple[Recompute, ...] = RECOMPUTES
     cuda_graphs: Mapping[CudaGraphs, tuple[Refusal, ...]] = field(default_factory=dict, compare=False)
     names: Mapping[str, str] = field(default_factory=dict, compare=False)
     logged: FlopCount | None = field(default=None, compare=False)
     launch: Callable[[Run], Command] | None = field(default=None, compare=False)
     keys: str = field(default="", compare=False)
-
-    def repeats_some(self, recompute: Recompute) -> bool:
-        """Whether a recompute set can be on the first layers of each chunk alone."""
-        return recompute != "none" and self.recompute_some in ("any", recompute)
 
     def with_step(self, **changes: object) -> Framework:
         """The same framework with other step options."""

@@ -50,6 +50,8 @@ from axonn_tune.ranking.space import (
     Variant,
     count_candidates,
     fit_all,
+    fit_always,
+    fit_others,
     list_candidates,
     list_grids,
     list_placements,
@@ -77,13 +79,13 @@ def search(problem: Problem, *, variants: bool = False, exact: int = DEFAULT_TOP
     """
     started = time.perf_counter()
     _check(problem)
-    request, options = problem.request, step_on(problem.framework, problem.machine)
+    options = step_on(problem.framework, problem.machine)
     grids = list_grids(problem)
     shapes = list_shapes(grids, problem)
     candidates = count_candidates(shapes, grids)
     require_searchable(candidates)
     programs = {kind: step_program(problem, options, kind) for kind in problem.variants}
-    fittings = fit_all(shapes, programs)
+    fittings = fit_all(shapes, programs) if variants else fit_always(shapes, programs)
     uneven, unpriced = uneven_chunks(shapes, programs, fittings)
     groups = tuple(dict.fromkeys(axes for program in programs.values() for axes in program.groups))
     placed = distinct(np.concatenate([shapes.grid[uneven], *(shapes.grid[one.rows] for one in fittings.values())]))[0]
@@ -96,11 +98,15 @@ def search(problem: Problem, *, variants: bool = False, exact: int = DEFAULT_TOP
             [
                 _price(problem, shapes, placements, table, program, part, number=number)
                 for number, kind in enumerate(programs)
+                if kind in some
                 for program, part in _by_alignment(shapes, options, programs[kind], some[kind])
             ]
         )
 
     columns = priced(shapes, fittings)
+    if len(fittings) < len(programs):
+        near = _near(columns, shapes, problem, count=exact)
+        columns = _joined([columns, priced(shapes, fit_others(shapes, programs, fittings, near))])
     if len(shapes.piped):
         columns = _refined(columns, shapes, problem, count=exact, variants=variants)
     if len(uneven):
@@ -595,9 +601,7 @@ def _promising(columns: Columns, shapes: Shapes, problem: Problem, *, count: int
     What a stage of one chunk is busy with takes as long in several, and their sends are as many at least; with more
     recompute it takes longer.
     """
-    places = np.full(int(shapes.grid.max(initial=-1)) + 1, np.inf)
-    np.minimum.at(places, shapes.grid[columns.shape], ranking_metric(columns, rank_by=problem.rank_by))
-    last_s = float(np.sort(places)[count - 1]) if 0 < count <= len(places) else np.inf
+    last_s = _last_place_s(columns, shapes, problem, count=count)
     found = np.zeros(len(shapes), dtype=np.bool_)
     for start, group in columns.starts:
         rows = np.arange(start, start + len(group))
@@ -606,6 +610,29 @@ def _promising(columns: Columns, shapes: Shapes, problem: Problem, *, count: int
         kept = (least[problem.rank_by] <= last_s) | (step_s <= columns.iteration_s.min(initial=np.inf))
         found[columns.shape[rows[kept]]] = True
     return found
+
+
+def _last_place_s(columns: Columns, shapes: Shapes, problem: Problem, *, count: int) -> float:
+    """What the last of the first `count` grids is ranked by, s; infinite where there are fewer."""
+    places = np.full(int(shapes.grid.max(initial=-1)) + 1, np.inf)
+    np.minimum.at(places, shapes.grid[columns.shape], ranking_metric(columns, rank_by=problem.rank_by))
+    return float(np.sort(places)[count - 1]) if 0 < count <= len(places) else np.inf
+
+
+def _near(columns: Columns, shapes: Shapes, problem: Problem, *, count: int) -> Integers:
+    """Shapes that may be among the first `count` grids, or be the fastest, with less recompute.
+
+    Recompute repeats no more than the forward pass, so without it a step and its communication are at least half.
+    """
+    found = np.zeros(len(shapes), dtype=np.bool_)
+    for metric, limit_s in (
+        (ranking_metric(columns, rank_by=problem.rank_by), _last_place_s(columns, shapes, problem, count=count)),
+        (columns.iteration_s, float(columns.iteration_s.min(initial=np.inf))),
+    ):
+        least = np.full(len(shapes), np.inf)
+        np.minimum.at(least, columns.shape, metric)
+        found |= np.isfinite(least) & (0.5 * least <= limit_s)
+    return np.flatnonzero(found)
 
 
 def _joined(parts: list[Columns]) -> Columns:

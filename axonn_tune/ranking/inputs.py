@@ -111,17 +111,14 @@ def _check(problem: Problem) -> None:
     if pins["chunks"] > 1 and (pins.get("pipeline") == 1 or "pipeline" not in problem.axes):
         stages = f"but {framework.option('pipeline')} is 1" if problem.pipeline else "which --pipeline searches"
         raise UsageError(f"{framework.option('chunks')} {request.chunks} is for several pipeline stages, {stages}")
-    if request.recompute_layers and not any(map(framework.repeats_some, request.recomputes)):
-        some = f"--recompute-layers {request.recompute_layers}"
-        if request.recompute == "none":
-            raise UsageError(f"{some}: --recompute none recomputes nothing; leave out one of them")
-        raise UsageError(
-            f"{some}: {framework.title} recomputes {request.recompute or 'blocks'} in all layers or in none"
-        )
     if request.kept_layers and not framework.keeps_layers:
         raise UsageError(f"--kept-layers {request.kept_layers}: {framework.title} reshards every layer after forward")
+    if request.recompute_layers and request.recompute == "none":
+        raise UsageError(f"--recompute-layers {request.recompute_layers}: --recompute none recomputes nothing")
     if why := framework.cannot_recompute(request.recompute or "none"):
         raise UsageError(f"--recompute {request.recompute}: {why}")
+    if request.recompute_layers and (why := framework.cannot_recompute(request.recompute or "full", 1)):
+        raise UsageError(f"--recompute-layers {request.recompute_layers}: {why}")
     if problem.workload.split_micro_batch and "output" not in framework.step.overlaps:
         raise UsageError(f"--split-micro-batch: {framework.title} does not interleave half micro-batches")
 

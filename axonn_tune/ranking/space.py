@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
@@ -47,7 +47,8 @@ from axonn_tune.program.step import (
     blocks_in,
     contents_of,
 )
-from axonn_tune.request import NO_REQUEST, RankBy, Recompute, Request
+from axonn_tune.recompute import modules_of
+from axonn_tune.request import NO_REQUEST, RECOMPUTES, RankBy, Recompute, Request
 from axonn_tune.specs.model import Model
 from axonn_tune.specs.workload import Workload
 
@@ -70,15 +71,25 @@ class Problem(Job):
 
     @cached_property
     def variants(self) -> tuple[Variant, ...]:
-        """Recompute sets to try, each first on some blocks where the framework can say so."""
-        asked, found = self.request.recompute_layers, list[Variant]()
-        for recompute in self.request.recomputes:
-            free = asked is not None or self.request.recompute is None
-            if free and self.framework.repeats_some(recompute):
+        """Recompute sets to try, those with a GEMM first on some blocks, where the framework can say so: what others
+        repeat takes little time. Whole blocks are not tried where CUDA graphs capture layers, which excludes it."""
+        request, found = self.request, list[Variant]()
+        asked = request.recompute_layers
+        for recompute in self.framework.recompute_sets if request.recompute is None else (request.recompute,):
+            if request.recompute is None and recompute == "full" and request.graphed_layers:
+                continue
+            costly = recompute == "full" or "mlp" in modules_of(recompute)
+            tried = recompute != "none" if asked else costly and request.recompute is None
+            if tried and not self.framework.cannot_recompute(recompute, 1):
                 found.append(Variant(recompute, some=True))
             if asked is None or recompute == "none":
                 found.append(Variant(recompute))
         return tuple(found)
+
+    def tries_always(self, variant: Variant) -> bool:
+        """Whether a recompute set is tried on every shape, and not only where it may be among the first."""
+        asked = self.request.recompute is not None or self.request.graphed_layers
+        return not variant.some and (asked or variant.recompute in RECOMPUTES)
 
     @cached_property
     def axes(self) -> tuple[str, ...]:
@@ -444,7 +455,7 @@ def uneven_chunks(
     ahead = {FIRST: np.where(batches >= 2 * stages, stages - 1.0, 0.0), LAST: np.zeros(len(stages))}
     fits, gains = np.zeros(len(stages), dtype=np.bool_), np.zeros(len(stages), dtype=np.bool_)
     for kind, program in programs.items():
-        if kind.some:
+        if kind not in fittings or kind.some:
             continue
         limit_bytes, as_one = fittings[kind].limit_bytes, fittings[kind].total_bytes[shapes.piped]
         ends = [
@@ -512,6 +523,10 @@ class Fitting:
     rows: Integers
     limit_bytes: float
 
+    def among(self, rows: Integers) -> Fitting:
+        """The same of which only some rows are tried."""
+        return replace(self, rows=np.intersect1d(self.rows, rows))
+
     def with_more(self, more: Fitting) -> Fitting:
         """Of these shapes and then others."""
         names = ("total_bytes", "kept_layers", "repeated")
@@ -521,16 +536,38 @@ class Fitting:
 
 
 def fit_all(shapes: Shapes, programs: Mapping[Variant, StepProgram]) -> dict[Variant, Fitting]:
-    """Memory of each shape under each variant; of those that fit without, none is tried with some recompute."""
-    found = {one: fit_memory(shapes, program) for one, program in programs.items() if not one.some}
+    """Memory of each shape under each variant."""
+    fittings = fit_always(shapes, programs)
+    fit_others(shapes, programs, fittings, np.arange(len(shapes)))
+    return fittings
+
+
+def fit_always(shapes: Shapes, programs: Mapping[Variant, StepProgram]) -> dict[Variant, Fitting]:
+    """Memory of each shape under the variants that are tried on every one."""
+    always = shapes.problem.tries_always
+    return {one: fit_memory(shapes, program) for one, program in programs.items() if always(one)}
+
+
+def fit_others(
+    shapes: Shapes, programs: Mapping[Variant, StepProgram], fittings: dict[Variant, Fitting], among: Integers
+) -> dict[Variant, Fitting]:
+    """Memory of some shapes under the other variants, which are added; not of those that fit without recompute."""
+    found, without = dict[Variant, Fitting](), fittings.get(Variant("none"))
+    rows = among if without is None else np.setdiff1d(among, without.rows)
     for one, program in programs.items():
-        if one.some and (whole := found.get(Variant(one.recompute))):
-            without = found.get(Variant("none"))
-            rows = np.setdiff1d(whole.rows, without.rows) if without else whole.rows
-            found[one] = _fewest_repeated(shapes, program, rows)
+        if one in fittings:
+            continue
+        asked = shapes.problem.request.recompute_layers
+        if one.some and asked:
+            found[one] = fit_memory(shapes, program, np.full(len(shapes), asked, dtype=np.int64)).among(rows)
         elif one.some:
-            found[one] = _repeating(shapes, program, shapes.problem.request.recompute_layers or 1)
-    return {one: found[one] for one in programs}
+            found[one] = _fewest_repeated(shapes, program, rows)
+        else:
+            found[one] = fit_memory(shapes, program).among(rows)
+    every = fittings | found
+    fittings.clear()
+    fittings.update((one, every[one]) for one in programs)
+    return found
 
 
 def fit_memory(
@@ -579,11 +616,6 @@ def most_blocks(shapes: Shapes) -> Integers:
     if len(shapes.piped):
         found[shapes.piped] = np.maximum.reduce([one.most[one.which] for one in shapes.stage_rows])
     return found
-
-
-def _repeating(shapes: Shapes, program: StepProgram, count: int) -> Fitting:
-    """Memory where the first so many blocks of each chunk repeat."""
-    return fit_memory(shapes, program, np.full(len(shapes), count, dtype=np.int64))
 
 
 def _fewest_repeated(shapes: Shapes, program: StepProgram, rows: Integers) -> Fitting:
