@@ -45,7 +45,8 @@ class Run:
     """One configuration for a framework.
 
     framework: as it is described. parts: blocks of each model part, chunk c of stage s at c·pipeline + s, as they were
-    priced. step: the framework's options on this machine, as they were priced.
+    priced. step: the framework's options on this machine, as they were priced. mtp_part: the part with the MTP layers;
+    None: the last.
     """
 
     framework: Framework
@@ -60,6 +61,7 @@ class Run:
     chunks: int
     parts: tuple[int, ...]
     step: StepOptions
+    mtp_part: int | None = None
     recompute_layers: int | None = None
 
     @property

@@ -79,6 +79,7 @@ def command_of(priced: Detail, *, form: str = "") -> Command:
         kept_layers=int(priced.memory.kept_layers),
         chunks=priced.chunks,
         parts=parts_of(job, priced.grid.pipeline, priced.chunks, priced.parts),
+        mtp_part=priced.mtp_part,
         step=step_on(framework, job.machine),
         recompute_layers=priced.recompute_layers,
     )

@@ -236,7 +236,10 @@ def detail_blocks(
     ]
     if explain:
         blocks.append(page.command(shlex.join([*explain, *layouts.pins(config)]), title="The same in the terminal"))
-    return [*blocks, *launch_blocks(found, command=launch_command(explain, layouts.pins(config)) or source)]
+    return [
+        *blocks,
+        *launch_blocks(found, command=launch_command(explain, [*map(shlex.quote, layouts.pins(config))]) or source),
+    ]
 
 
 def launch_command(explain: Sequence[str], pins: Sequence[str]) -> str:

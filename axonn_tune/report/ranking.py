@@ -41,7 +41,6 @@ from axonn_tune.report.output import (
 )
 from axonn_tune.request import ALPHA_BETA, DEFAULT_TOP
 from axonn_tune.specs.catalog import Loaded
-from axonn_tune.stages import layout_text
 from axonn_tune.units import GB, GIB, MICRO, counted, show_bytes, show_count, show_seconds
 
 RANKING_SCHEMA = "axonn-tune/ranking/1"
@@ -598,6 +597,9 @@ def entry_fields(entry: PricedLayout) -> Json:
     if entry.recompute_layers is not None:
         found["recompute_layers"] = entry.recompute_layers
     if entry.parts is not None:
+        # Imported here: most searches are given no layout, and start-up time is theirs.
+        from axonn_tune.stages import layout_text
+
         found["pipeline_layout"] = layout_text(entry.parts, mtp=job.model.mtp_layers, mtp_part=entry.mtp_part)
     return found | training_fields(job, entry)
 
