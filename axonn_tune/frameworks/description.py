@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 GatherUnit: TypeAlias = Literal["weight", "block"]
 Reduction: TypeAlias = Literal["buckets", "whole", "parameter"]
 KernelKind: TypeAlias = Literal["ideal", "compiled", "eager"]
-ContextExchange: TypeAlias = Literal["ring", "all_gather", "all_to_all"]
+ContextExchange: TypeAlias = Literal["ring", "all_gather", "all_to_all", "hierarchical"]
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,9 @@ class StepOptions:
         shard_gradients: accumulated gradients are split over data, too (ZeRO-2).
 
     Context parallelism
-        context_exchange: how keys and values of other ranks arrive; context_overlap: beside attention.
+        context_exchange: how attention gets keys and values of other ranks (`program.context`): around a ring, beside
+        attention, by an all-gather, by all-to-alls that swap tokens for heads, or by those inside groups of
+        context_inside ranks and a ring across the groups.
         context_shards: weights are sharded over context as over z, not replicated as over data.
 
     Recompute, loss, fusion
@@ -107,7 +109,7 @@ class StepOptions:
     parameter_overlap: bool = False
     shard_gradients: bool = False
     context_exchange: ContextExchange = "ring"
-    context_overlap: bool = True
+    context_inside: int = 1
     context_shards: bool = False
     recompute_whole_block: bool = False
     selective: tuple[str, ...] = ("attention.core", "attention.norm", "mlp.norm", "mlp.activation")
@@ -195,8 +197,9 @@ class Framework:
     name: what `--framework` takes. axes: those it has, in the rank order from the inside that it starts with; permuted:
     the search may reorder the paper's four. ranked_by: default ranking criterion; where that is communication, pipeline
     stages are searched on demand. software: whose numbers in the file of fitted numbers it uses, "" for ideal kernels;
-    the half-widths of its intervals go by the same name. hopper_attention: attention uses what Hopper adds. refused:
-    combinations it cannot run. keeps_layers: layers can be told not to reshard after forward, all of them or some.
+    the half-widths of its intervals go by the same name. hopper_attention: attention uses what Hopper adds. exchanges:
+    of context parallelism, those that a search compares; without any, that of its step alone. refused: combinations it
+    cannot run. keeps_layers: layers can be told not to reshard after forward, all of them or some.
     names: its names of axes and `chunks`, in the order of its columns; an axis without a name has ours. As options they
     are written in lower case, with hyphens (`--dp-shard`). logged: how its log counts FLOPs; None if it prints none.
     launch: the command of a configuration; None if it is priced only. keys: its table of arguments as CSV, if it is
@@ -213,6 +216,7 @@ class Framework:
     permuted: bool = False
     ranked_by: Literal["communication", "iteration"] = "iteration"
     hopper_attention: bool = False
+    exchanges: tuple[ContextExchange, ...] = ()
     refused: tuple[Refusal, ...] = ()
     keeps_layers: bool = True
     names: Mapping[str, str] = field(default_factory=dict, compare=False)
@@ -221,8 +225,9 @@ class Framework:
     keys: str = field(default="", compare=False)
 
     def with_step(self, **changes: object) -> Framework:
-        """The same framework with other step options."""
-        return replace(self, step=replace(self.step, **changes))  # type: ignore[arg-type]
+        """The same framework with other step options; an exchange that is named is the only one."""
+        exchanges = () if "context_exchange" in changes else self.exchanges
+        return replace(self, step=replace(self.step, **changes), exchanges=exchanges)  # type: ignore[arg-type]
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -243,7 +248,7 @@ class Framework:
             return self.names.get(axes, axes)
         of_group = split_axes(axes)
         had = [axis for axis in of_group if axis in self.axes]
-        return "·".join(self.names.get(axis, axis) for axis in had or of_group)
+        return "·".join(self.names.get(axis, axis) for axis in had or of_group) + "".join(axes.partition("[")[1:])
 
     def option(self, axis: str) -> str:
         """The option that pins an axis or `chunks` by its name: `--tp`."""

@@ -28,7 +28,8 @@ from functools import partial
 from typing import NamedTuple, TypeAlias
 
 from axonn_tune.frameworks.description import StepOptions
-from axonn_tune.program.layers import CORE, PARTS
+from axonn_tune.program.context import CORE
+from axonn_tune.program.layers import PARTS
 from axonn_tune.program.operations import ONCE, Collective, Computation, Kernel, MatMul, Operation
 from axonn_tune.program.step import ONLY, Stage, StepProgram
 from axonn_tune.specs.workload import Overlap
@@ -366,7 +367,7 @@ class _Emitter:
             return
         if self.owed_input_gradient and not self._belongs_to_weight_gradient(step):
             self._settle_input_gradient()
-        if "keys" in self.owed and step.layer != CORE:
+        if "keys" in self.owed and (step.layer != CORE or isinstance(step, Collective)):
             self._settle("keys")
         if isinstance(step, MatMul) and step.layout == "TN":
             self._settle("input_gather")

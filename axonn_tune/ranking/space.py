@@ -22,12 +22,12 @@ from axonn_tune.grid import (
     ALL_AXES,
     AXES,
     BATCH_AXES,
-    ENDS,
     WORLD,
     GroupShape,
     distinct_orders,
     divisors,
     factorizations,
+    level_of,
     merged_shape,
     split_axes,
 )
@@ -495,9 +495,8 @@ def _routes(
         return np.full(rows, known.setdefault(merged_shape([(world, 1)]), len(known)))
     alone = np.ones(rows, dtype=np.int64), np.ones(rows, dtype=np.int64)
     levels = [level.get(axis, alone) for axis in split_axes(axes)]
-    if axes == ENDS:
-        size, stride = levels[0]
-        levels = [(np.minimum(size, 2), np.where(size > 1, stride * (size - 1), 1))]
+    if len(levels) == 1:
+        levels = [level_of(axes, *levels[0])]
     code = np.zeros(rows, dtype=np.int64)
     for size, stride in levels:
         values, _, number = distinct(size << 32 | stride)
