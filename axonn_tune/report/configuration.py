@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import shlex
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from axonn_tune.cost.price import ATTENTION, CONTENDED, ELEMENT_WISE, GEMMS, Detail, price
@@ -159,7 +159,12 @@ def detailed(config: Json, inputs: Inputs) -> ConfigurationDetail | None:
     grid = Grid(**{axis: config[axis] for axis in ALL_AXES if axis in config}, order=order)
     chunks = config.get("chunks") or 1
     settled = Layout(grid, config["micro_batch"], config["recompute"], config["kept_layers"], chunks)
-    return ConfigurationDetail(config, inputs, price(inputs.problem, settled))
+    problem = inputs.problem
+    if exchange := config.get("context_exchange"):
+        name, _, count = exchange.partition(" ")
+        framework = problem.framework.with_step(context_exchange=name, context_inside=int(count or 1))
+        problem = replace(problem, framework=framework)
+    return ConfigurationDetail(config, inputs, price(problem, settled))
 
 
 @dataclass(frozen=True)
