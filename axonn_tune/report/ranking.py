@@ -210,13 +210,14 @@ def default_columns(ranked: Priced, entries: Sequence[Row], *, wide: bool = Fals
     """Names of the columns shown unless others are asked for."""
     problem, framework = ranked.problem, ranked.problem.framework
     rejected = any(isinstance(entry, Rejected) for entry in entries)
+    own = framework.step.context_exchange
     shown = {
         "rank": True,
         "grid": True,
         "alike": folded,
         "order": wide or framework.permuted,
         **dict.fromkeys(("micro_batch", "recompute", "kept_layers"), True),
-        "context_exchange": len(ranked.problems) > 1 and any(getattr(one, "context_exchange", None) for one in entries),
+        "context_exchange": any(getattr(one, "context_exchange", None) not in (None, own) for one in entries),
         **dict.fromkeys(("tokens_per_s_per_gpu", "mfu"), True),
         "hfu": wide,
         "logged_tflops_per_gpu": framework.logged is not None,
