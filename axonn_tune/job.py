@@ -36,6 +36,8 @@ class Layout:
     """Grid with rank order, micro-batch, recompute; layers not resharded: None for as many as fit.
 
     chunks: of each pipeline stage; parts: blocks of each chunk, model part c·p + s at that place; None: an even split.
+    mtp_part: the one with the MTP layers; None: the last.
+    recompute_layers: of each chunk the first blocks, which repeat the recompute set, the others nothing; None: all.
     """
 
     grid: Grid
@@ -44,11 +46,16 @@ class Layout:
     kept_layers: int | None = None
     chunks: int = 1
     parts: tuple[int, ...] | None = None
+    recompute_layers: int | None = None
+    mtp_part: int | None = None
 
     @classmethod
     def of(cls, one: Launch | ComparedConfiguration) -> Layout:
         """That of a launch config, or of a measured configuration."""
-        return cls(one.grid.grid(), one.micro_batch, one.recompute, one.kept_layers, one.chunks, one.parts)
+        return cls(
+            *(one.grid.grid(), one.micro_batch, one.recompute, one.kept_layers),
+            *(one.chunks, one.parts, one.recompute_layers),
+        )
 
     @property
     def x(self) -> int:

@@ -1,7 +1,7 @@
 """What is asked of a search: every option once, with its type, bounds, help, group and other names.
 
 The command line makes its options of the fields of `Request`, the Python functions take them as keywords, and the
-search reads their values: a new option is one field. Imports nothing but errors, so that `--help` is fast.
+search reads their values: a new option is one field. Imports nothing but errors and names, so that `--help` is fast.
 """
 
 from __future__ import annotations
@@ -13,6 +13,9 @@ from dataclasses import KW_ONLY, dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 
 from axonn_tune.errors import UsageError, suggest
+from axonn_tune.recompute import MODULES, parse_recompute
+from axonn_tune.recompute import RECOMPUTES as RECOMPUTES
+from axonn_tune.recompute import Recompute as Recompute
 
 if TYPE_CHECKING:
     from axonn_tune.frameworks.description import Framework
@@ -20,8 +23,6 @@ if TYPE_CHECKING:
 
 Precision = Literal["bf16", "fp16", "fp32", "fp64"]
 PRECISIONS: tuple[Precision, ...] = get_args(Precision)
-Recompute = Literal["none", "selective", "full"]
-RECOMPUTES: tuple[Recompute, ...] = get_args(Recompute)
 Overlap = Literal["gather_prefetch", "input_gradient", "weight_gradient", "data_parallel", "output"]
 OVERLAPS: tuple[Overlap, ...] = get_args(Overlap)
 """gather_prefetch: weight gathers over z, one ahead; input_gradient: dI all-reduce behind the weight gradient;
@@ -139,8 +140,23 @@ def _assignments(settings: Settings) -> tuple[str, ...]:
     return tuple(f"{key}={as_yaml(value)}" for key, value in settings.items())
 
 
+def _layout(text: str) -> str:
+    """The text of a pipeline layout; UsageError for what is none, whatever the model."""
+    from axonn_tune.stages import parse_layout
+
+    parse_layout(text)
+    return text
+
+
 def _names(order: str | Sequence[str]) -> tuple[str, ...]:
     return tuple(name.strip() for name in (order.split(",") if isinstance(order, str) else order))
+
+
+def _recompute(recompute: str) -> Recompute:
+    try:
+        return parse_recompute(recompute)
+    except ValueError as error:
+        raise UsageError(f"--recompute {recompute}: {error}") from None
 
 
 _WORKLOAD, _HARDWARE, _CONSTRAINTS, _OVERLAP, _RANK = "Workload", "Hardware", "Constraints", "Overlap", "Ranking"
@@ -251,6 +267,15 @@ class Request:
         alone=True,
     )
     chunks: int | None = _count(_CONSTRAINTS, "Only this number of chunks per pipeline stage (interleaving).")
+    pipeline_layout: str | None = _option(
+        _CONSTRAINTS,
+        "Only this layout of layers over model parts, as Megatron-Core writes it: 'Et*3|(tt|)*29L'; chunk c of "
+        "stage s is part c * stages + s.",
+        "text",
+        shown="LAYOUT",
+        read=_layout,
+        also=("pipeline_model_parallel_layout",),
+    )
     order: str | Sequence[str] | None = _option(
         _CONSTRAINTS,
         "Only this rank order, fastest-varying axis first: x,y,z,data. Axes left out, as in tables those of "
@@ -261,9 +286,12 @@ class Request:
     )
     recompute: Recompute | None = _option(
         _CONSTRAINTS,
-        "Only this kind of activation recomputation (checkpointing).",
-        "choice",
+        "Only this activation recomputation (checkpointing): none, full, selective for the framework's own choice, or "
+        f"modules joined by commas: {', '.join(MODULES)}.",
+        "text",
+        shown="SET",
         choices=RECOMPUTES,
+        read=_recompute,
     )
     micro_batch: int | None = _count(
         _CONSTRAINTS,
@@ -347,7 +375,7 @@ class Request:
 
     @property
     def recomputes(self) -> tuple[Recompute, ...]:
-        """Kinds of recompute to try."""
+        """Recompute sets to try."""
         return RECOMPUTES if self.recompute is None else (self.recompute,)
 
     def without_pins(self, *kept: str) -> Request:

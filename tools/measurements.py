@@ -245,7 +245,7 @@ class _MemoryRun:
             micro_batch=self.configuration.micro_batch,
             options=program.given.options,
             stage=Stage(number == 0, number == stages - 1),
-            layers=sum(self._parts[number::stages]),
+            layers=(sum(self._parts[number::stages]),),
         )
 
     @property
@@ -271,7 +271,7 @@ class _MemoryRun:
         values, grid = self._values(program, 0), self.configuration.grid
         batches = self.global_batch // (self.configuration.micro_batch * grid.data)
         held = in_flight(0, stages=grid.pipeline, micro_batches=batches, weights=self._parts[:: grid.pipeline])
-        return held * sum(float(array.size_bytes.evaluate(values)) for array in saved_arrays(program))
+        return held * sum(float(array.size_bytes.evaluate(values)) for array in saved_arrays(program.blocks[0]))
 
 
 def _configuration(record: Mapping[str, str]) -> Layout:

@@ -256,6 +256,8 @@ def click_option(name: str, option: Option, *, required: bool = False) -> Callab
         settings["shell_complete"] = complete_names(name)  # type: ignore[arg-type]
     elif option.kind == "flag":
         settings["is_flag"] = True
+    elif option.choices:
+        settings["shell_complete"] = lambda ctx, param, begun: [one for one in option.choices if one.startswith(begun)]
     if option.kind == "switch":
         return click.option(f"{flag(name)}/{flag('no_' + name)}", default=None, **settings)
     return click.option(flag(name), required=required, **settings)

@@ -19,10 +19,10 @@ from numpy.typing import NDArray
 
 from axonn_tune.cost.collectives import lines, route
 from axonn_tune.cost.compute import ComputeClock, ComputeRates, contended_s
-from axonn_tune.cost.replay import ChunkTimes, Lines, Replay, StageWork, keeping_of, kept_of
+from axonn_tune.cost.replay import ChunkTimes, Lines, Replay, StageWork
 from axonn_tune.grid import GroupShape
 from axonn_tune.program.operations import COLUMNS, OpKind, Value
-from axonn_tune.program.schedule import StepSchedule
+from axonn_tune.program.schedule import Runs, StepSchedule
 from axonn_tune.program.step import ONLY, Stage, StepProgram
 from axonn_tune.specs.machine import Machine
 
@@ -130,10 +130,10 @@ class ColumnPricer:
         self.program, self._schedule = program, schedule
         self._rates, self._element_bytes, self._table = rates, element_bytes, table
 
-    def work(self, values: Mapping[str, Value], stage: Stage = ONLY) -> StageWork:
+    def work(self, values: Mapping[str, Value], stage: Stage = ONLY, runs: Runs | None = None) -> StageWork:
         """What depends on the shapes alone; `values` are columns over shapes, `kept` among them."""
         clock = ComputeClock(self._rates, self._element_bytes, values, COLUMNS)
-        return StageWork(clock, self.program, self._schedule, stage)
+        return StageWork(clock, self.program, self._schedule, stage, runs)
 
     def distinct(self, candidates: Candidates) -> tuple[Integers, Integers]:
         """Rows that represent all others of equal shape and route times; and the representative of each row."""
@@ -150,7 +150,7 @@ class ColumnPricer:
         if not len(candidates):
             return np.zeros((3, 0))
         work = self.work(values)
-        for rows, streams in self._blocks(candidates, values["kept"], values["L"]):
+        for rows, streams in self._blocks(candidates, work, work.runs):
             replay = self._replay(candidates.taken(rows), work, streams)
             communication[rows] = replay.communication_s()
             iteration[rows], waited[rows] = replay.step_s()
@@ -161,18 +161,15 @@ class ColumnPricer:
     def sums(self, candidates: Candidates, work: StageWork) -> tuple[Floats, Floats]:
         """Communication and computation of one pipeline stage of every candidate in a step, s."""
         communication = np.empty(len(candidates))
-        for rows, streams in self._blocks(candidates, work.values["kept"], work.values["L"]):
+        for rows, streams in self._blocks(candidates, work, ()):
             communication[rows] = self._replay(candidates.taken(rows), work, streams).communication_s()
         return communication, _computed_s(work, candidates)
 
-    def chunk(self, candidates: Candidates, work: StageWork, part: Stage, *, layers: Floats) -> ChunkTimes:
-        """One micro-batch through a chunk of some blocks of a stage; `part`: the chunk's embedding or LM head.
-
-        layers: of the chunk, for each shape.
-        """
+    def chunk(self, candidates: Candidates, work: StageWork, part: Stage, *, runs: Runs) -> ChunkTimes:
+        """One micro-batch through a chunk of a stage; part: its embedding or LM head; runs: its blocks, by shape."""
         found = ChunkTimes(*(np.empty(len(candidates)) for _ in range(6)))
-        for rows, streams in self._blocks(candidates, kept_of(work, layers), layers):
-            times = self._replay(candidates.taken(rows), work, streams).chunk(part, layers)
+        for rows, streams in self._blocks(candidates, work, runs):
+            times = self._replay(candidates.taken(rows), work, streams).chunk(part, runs)
             for column, value in zip(found, times, strict=True):
                 column[rows] = value
         return found
@@ -204,17 +201,25 @@ class ColumnPricer:
             picked=picked,
         )
 
-    def _blocks(self, candidates: Candidates, kept: Value, layers: Value) -> Iterator[tuple[Integers, dict[str, int]]]:
-        """Rows that share streams and kind of keeping, at most `BLOCK_ROWS` at once, with their streams.
+    def _blocks(self, candidates: Candidates, work: StageWork, runs: Runs) -> Iterator[tuple[Integers, dict[str, int]]]:
+        """Rows that share streams and which segments of some runs are empty, at most `BLOCK_ROWS` at once, with their
+        streams.
 
         A group of one sends nothing and fits any stream; it counts to the outermost tier's.
         """
-        code = keeping_of(kept, layers).take(candidates.shape)
+        by_shape, kinds = np.zeros(1, dtype=np.int64), 1
+        for one in work.segments(runs) if runs else []:
+            by_shape, kinds = 2 * by_shape + (np.asarray(one.blocks) > 0), 2 * kinds
+            if kinds > 2**10:
+                values, _, by_shape = distinct(by_shape)
+                kinds = len(values)
+        shapes = len(np.asarray(work.values["b"]))
+        code = np.broadcast_to(by_shape, shapes).take(candidates.shape)
         outermost = int(self._table.tier.max(initial=0))
         tiers = {axes: self._table.tier.take(candidates.routes[axes]) for axes in self.program.groups}
         for tier in tiers.values():
             code = code * (outermost + 1) + np.where(tier < 0, outermost, tier)
-        small = 3 * (outermost + 1) ** len(tiers) < 2**15
+        small = kinds * (outermost + 1) ** len(tiers) < 2**15
         # Codes that fit 16 bits sort in linear time.
         order = np.argsort(code.astype(np.int16) if small else code, kind="stable")
         for group in np.split(order, np.flatnonzero(np.diff(code[order])) + 1):

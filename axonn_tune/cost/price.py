@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property, lru_cache, reduce
 from typing import TYPE_CHECKING, TypeAlias
@@ -43,8 +43,20 @@ from axonn_tune.program.operations import (
     OpKind,
     Role,
 )
-from axonn_tune.program.schedule import StepSchedule, build_schedule
-from axonn_tune.program.step import ONLY, Stage, StepProgram, build_step, chunks_of, stages_alike
+from axonn_tune.program.schedule import StepSchedule, blocks_by_kind, build_schedule, kept_by_kind
+from axonn_tune.program.step import (
+    ONLY,
+    Contents,
+    Stage,
+    StepProgram,
+    blocks_by_type,
+    blocks_in,
+    build_step,
+    chunks_of,
+    contents_of,
+    counted,
+    stages_alike,
+)
 from axonn_tune.specs.machine import Machine, Software
 from axonn_tune.specs.model import Model
 from axonn_tune.specs.workload import Overlap, Recompute, Workload
@@ -295,6 +307,7 @@ def _program(
     recompute: Recompute,
     options: StepOptions,
     *,
+    some: bool,
     context: bool,
     lone_context: bool,
     alignment: int,
@@ -305,6 +318,7 @@ def _program(
         workload,
         recompute=recompute,
         options=options,
+        some=some,
         context=context,
         lone_context=lone_context,
         table_alignment=alignment,
@@ -332,13 +346,22 @@ class Pricer:
         self.element = self.workload.element_sizes.compute
         alignment = MATRIX_ALIGNMENT
         if self.options.vocabulary_multiple == 0:
-            rows = self._symbols(ONLY, self.model.layers)["V"]
+            rows = self._symbols(ONLY)["V"]
             alignment = table_alignment(rows, split=self.grid.x * self.grid.y, element=self.element)
+        self.parts: tuple[int, ...] = (self.model.layers,)
+        if self.grid.pipeline > 1:
+            # Imported here: most searches have no pipeline, and start-up time is theirs.
+            from axonn_tune.cost.pipeline import parts_of
+
+            self.parts = parts_of(job, self.grid.pipeline, layout.chunks, layout.parts)
+        self.contents = contents_of(self.model, self.parts)
+        self.repeated = layout.recompute_layers
         self.program, self.schedule = _program(
-            self.model.model_copy(update=_SYMBOLIC_MODEL),
+            self.model if self.model.mixed else self.model.model_copy(update=_SYMBOLIC_MODEL),
             self.workload.model_copy(update=_SYMBOLIC_WORKLOAD),
             layout.recompute,
             self.options,
+            some=layout.recompute != "none" and self.repeated is not None and self.repeated < max(self.parts),
             context=self.grid.context > 1,
             lone_context="context" in self.framework.axes and self.grid.context == 1,
             alignment=alignment,
@@ -346,24 +369,24 @@ class Pricer:
         tiers, world = self.machine.tiers, self.grid.world
         self.routes = {axes: route(self.grid.group_shape(axes), tiers, world) for axes in self.program.groups}
         self._lines: dict[tuple[OpKind, str], tuple[Line, ...]] = {}
-        self.parts: tuple[int, ...] = (self.model.layers,)
-        if self.grid.pipeline > 1:
-            # Imported here: most searches have no pipeline, and start-up time is theirs.
-            from axonn_tune.cost.pipeline import parts_of
 
-            self.parts = parts_of(job, self.grid.pipeline, layout.chunks, layout.parts)
-
-    def _symbols(self, stage: Stage, layers: int) -> dict[str, float]:
-        micro_batch, options = self.layout.micro_batch, self.options
+    def _symbols(self, stage: Stage, chunks: Sequence[Contents] | None = None) -> dict[str, float]:
         return symbol_values(
-            self.model, self.workload, self.grid, micro_batch=micro_batch, options=options, stage=stage, layers=layers
+            self.model,
+            self.workload,
+            self.grid,
+            micro_batch=self.layout.micro_batch,
+            options=self.options,
+            stage=stage,
+            layers=None if chunks is None else blocks_by_type(self.model, chunks),
         )
 
     def replay(self, values: dict[str, float], stage: Stage) -> Replay:
         """The replay of a stage, for given symbols."""
         clock = ComputeClock(self.rates, float(self.element), values, PLAIN)
+        runs = counted(self.contents[0]) if stage == ONLY else None
         return Replay(
-            StageWork(clock, self.program, self.schedule, stage),
+            StageWork(clock, self.program, self.schedule, stage, runs),
             streams={axes: path.outermost for axes, path in self.routes.items()},
             lines=lambda kind, axes: tuple(
                 (line.latency_s, line.bandwidth_bytes_per_s) for line in self.lines(kind, axes)
@@ -407,7 +430,7 @@ class Pricer:
             host_s=busiest.host_s,
             stages=tuple(
                 StagePrediction(
-                    sum(of[number].blocks),
+                    sum(map(blocks_in, of[number].blocks)),
                     of[number].compute_s,
                     *joined.seconds[number],
                     settled[number][1],
@@ -428,7 +451,7 @@ class Pricer:
     def kinds(self) -> list[Kind]:
         """Stages that are alike, replayed."""
         found = []
-        for (stage, blocks), numbers in stages_alike(self.parts, self.grid.pipeline).items():
+        for (stage, blocks), numbers in stages_alike(self.contents, self.grid.pipeline).items():
             found.append(Kind(self, stage, blocks, numbers, self._settled[numbers[0]][0]))
         return found
 
@@ -467,13 +490,21 @@ class Pricer:
         kept: that number, where other stages decide it.
         """
         stages = self.grid.pipeline
-        stage, blocks = Stage(number == 0, number == stages - 1), self.parts[number::stages]
-        values = self._symbols(stage, sum(blocks))
-        values["held"] = values["L"]
+        stage, contents = Stage(number == 0, number == stages - 1), self.contents[number::stages]
+        values, held = dict[str, float](self._symbols(stage, contents)), [1]
         if stages > 1:
-            from axonn_tune.program.pipeline import in_flight
+            from axonn_tune.program.pipeline import held_of_chunks
 
-            values["held"] = in_flight(number, stages=stages, micro_batches=int(values["A"]), weights=blocks)
+            blocks, batches = tuple(map(blocks_in, contents)), int(values["A"])
+            held = [*held_of_chunks(number, stages=stages, micro_batches=batches, weights=blocks)]
+        chunks = [(counted(one), float(count)) for one, count in zip(contents, held, strict=True)]
+        repeated = float(self.repeated or 0.0)
+        alive = sum(blocks_in(one) * count for one, count in zip(contents, held, strict=True))
+        values["held"] = float(alive)
+        if len(self.program.blocks) > 1:
+            values["repeated"] = repeated
+            kinds = blocks_by_kind(self.program, chunks, repeated=repeated, arithmetic=PLAIN)
+            values.update((name, float(count)) for name, count in kinds.items())
         asked = self.layout.kept_layers if kept is None else kept
         memory = price_memory(
             self.program,
@@ -483,8 +514,8 @@ class Pricer:
             kept_layers=None if asked is None else min(float(asked), values["L"]),
             stage=stage,
         )
-        found = float(memory.kept_layers)
-        return {**values, "kept": found, "unkept": values["L"] - found}, memory
+        found = kept_by_kind(self.program, chunks, values, float(memory.kept_layers), arithmetic=PLAIN)
+        return values | {name: float(count) for name, count in found.items()}, memory
 
     @cached_property
     def _settled(self) -> list[tuple[dict[str, float], Memory]]:
@@ -492,7 +523,7 @@ class Pricer:
         stages, kept = self.grid.pipeline, self.layout.kept_layers
         if stages > 1 and kept is None:
             blocks = [sum(self.parts[number::stages]) for number in range(stages)]
-            firsts = [numbers[0] for numbers in stages_alike(self.parts, stages).values()]
+            firsts = [numbers[0] for numbers in stages_alike(self.contents, stages).values()]
             alone = {number: self.settled_stage(number)[1].kept_layers for number in firsts}
             fewer = [float(found) for number, found in alone.items() if found < blocks[number]]
             return [self.settled_stage(number, kept=min([float(max(blocks)), *fewer])) for number in range(stages)]
@@ -503,7 +534,7 @@ class Pricer:
         """A message to another stage, its bytes, and its time, s."""
         from axonn_tune.cost.pipeline import gathers_messages, message_s
 
-        values, grid = self._symbols(ONLY, self.model.layers), self.grid
+        values, grid = self._symbols(ONLY), self.grid
         whole, message = (self.program.send(scattered=one) for one in (False, self.framework.schedule.scattered))
         whole_bytes, size_bytes = (float(one.size_bytes.evaluate(values)) for one in (whole, message))
         sent_s = message_s(
@@ -555,7 +586,7 @@ class Kind:
     """
 
     def __init__(
-        self, pricer: Pricer, stage: Stage, blocks: tuple[int, ...], numbers: list[int], values: dict[str, float]
+        self, pricer: Pricer, stage: Stage, blocks: tuple[Contents, ...], numbers: list[int], values: dict[str, float]
     ) -> None:
         self.pricer, self.blocks, self.numbers, self.values = pricer, blocks, numbers, values
         self.replay = pricer.replay(values, stage)
@@ -572,8 +603,11 @@ class Kind:
             step_s, host_s = self.replay.step_s()
             return [], [recorder], float(step_s), float(host_s)
         chunks, known = list(chunks_of(work.stage, self.blocks)), dict[Hashable, tuple[Recorder, ChunkTimes]]()
-        for part, count in dict.fromkeys(chunks):
-            known[part, count] = self._recording(intervals=intervals), self.replay.chunk(part, float(count))
+        for part, contents in dict.fromkeys(chunks):
+            known[part, contents] = (
+                self._recording(intervals=intervals),
+                self.replay.chunk(part, counted(contents)),
+            )
         found = [known[one][1] for one in chunks]
         return found, [known[one][0] for one in chunks], 0.0, float(sum(one.host_s for one in found))
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import zip_longest
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -19,7 +20,20 @@ from numpy.typing import NDArray
 from axonn_tune.cost.collectives import collective_time_s
 from axonn_tune.cost.compute import ComputeClock, compute_s
 from axonn_tune.program.operations import ONCE, Collective, Computation, OpKind, Size, Value
-from axonn_tune.program.schedule import ISSUE, RUN, SYNC, WAIT, Instructions, MicroBatch, StepSchedule
+from axonn_tune.program.schedule import (
+    HANDLES,
+    ISSUE,
+    RUN,
+    SYNC,
+    WAIT,
+    Instructions,
+    MicroBatch,
+    Runs,
+    Segment,
+    StepSchedule,
+    kept_share,
+    segments,
+)
 from axonn_tune.program.step import ONLY, Stage, StepProgram
 from axonn_tune.specs.traces import (
     COMPUTE_LANE,
@@ -221,19 +235,30 @@ Lines: TypeAlias = tuple[tuple[Value, Value], ...]
 
 
 class StageWork:
-    """Sizes and computation of one stage of a step, each worked out once; the clock has the values of symbols."""
+    """Sizes and computation of one stage of a step, each worked out once; the clock has the values of symbols.
 
-    def __init__(self, clock: ComputeClock, program: StepProgram, schedule: StepSchedule, stage: Stage) -> None:
+    runs: all its blocks, where that is one chunk.
+    """
+
+    def __init__(
+        self, clock: ComputeClock, program: StepProgram, schedule: StepSchedule, stage: Stage, runs: Runs | None = None
+    ) -> None:
         self.clock, self.program, self.schedule, self.stage = clock, program, schedule, stage
         self.values = clock.values
+        self.runs: Runs = ((0, self.values["L"]),) if runs is None else runs
         self.terms = tuple(program.collectives(stage))
-        self.runs: list[Value] = []
-        for operations in schedule.runs:
-            total: Value = 0.0
-            for step in operations:
-                total = total + clock.run_s(step)
-            self.runs.append(total)
+        self._durations: dict[int, Value] = {}
         self._sizes: dict[Size, Value] = {}
+        self._segments: dict[tuple[tuple[int, int], ...], tuple[Runs, list[Segment]]] = {}
+
+    def run_s(self, number: int) -> Value:
+        """Duration of a run, s."""
+        if number not in self._durations:
+            total: Value = 0.0
+            for step in self.schedule.runs[number]:
+                total = total + self.clock.run_s(step)
+            self._durations[number] = total
+        return self._durations[number]
 
     def size(self, size: Size) -> Value:
         """Value of a size."""
@@ -241,37 +266,49 @@ class StageWork:
             self._sizes[size] = size.evaluate(self.values)
         return self._sizes[size]
 
+    def segments(self, runs: Runs) -> list[Segment]:
+        """Blocks of a chunk in the order of their backward passes; its share of the stage's is not resharded."""
+        key = tuple((of_type, id(count)) for of_type, count in runs)
+        if key not in self._segments:
+            arithmetic, values = self.clock.arithmetic, self.values
+            kept = kept_share(runs, values["kept"], values["L"], arithmetic)
+            repeated = values.get("repeated", 0.0)
+            found = segments(self.program, runs, kept=kept, repeated=repeated, arithmetic=arithmetic)
+            self._segments[key] = runs, found
+        return self._segments[key][1]
+
     @cached_property
     def compute_s(self) -> Value:
         """Computation of the stage in a step, s."""
         return compute_s(self.program, self.clock, self.stage)
 
 
-def keeping_of(kept: Value, layers: Value) -> NDArray[np.int64]:
-    """0 where all layers are resharded after forward, 2 where none is, 1 in between."""
-    held = np.asarray(kept)
-    return np.where(held == 0, 0, np.where(held == layers, 2, 1))
-
-
-def kept_of(work: StageWork, layers: Value) -> Value:
-    """Layers of a chunk that are not resharded after forward: its share of the stage's."""
-    arithmetic, values = work.clock.arithmetic, work.values
-    found: Value = arithmetic.floor(values["kept"] * layers / arithmetic.larger(values["L"], 1.0))
-    return found
-
-
 class Blocks(NamedTuple):
     """Blocks that are replayed: of the model, or of a chunk of a pipeline stage.
 
-    layers: their number; kept: of those, not resharded after forward; keeping: that of all candidates (`keeping_of`);
-    issue_s: the host's time to issue one forward and backward; ahead: the forward's share of it.
+    forward: in forward order; backward: in the order of their backward passes, none of them empty; layers: their
+    number; issue_s: the host's time to issue all of them, forward and backward; ahead: the forward's share of it.
     """
 
-    layers: Value
-    kept: Value
-    keeping: int
+    forward: Runs
+    backward: Sequence[Segment]
     issue_s: Value
     ahead: Value
+
+    @property
+    def first(self) -> int | None:
+        """Layer type of the first block forward, the last one backward; None without blocks."""
+        return self.forward[0][0] if self.forward else None
+
+    @property
+    def resharded(self) -> int | None:
+        """The first kind of block that is gathered again for its backward pass."""
+        return next((one.block.kind for one in self.backward if not one.block.kept), None)
+
+    @property
+    def kept(self) -> bool:
+        """Whether some are not resharded after forward."""
+        return any(one.block.kept for one in self.backward)
 
 
 class Replay:
@@ -279,7 +316,8 @@ class Replay:
 
     streams: tier of each group of axes, negative where no candidate sends; lines: of a collective over its group;
     several: 1.0 where a group has several members, else 0.0; tiers: their number; picked: the candidates' values of a
-    quantity of the stage's work. Candidates of a block share streams and `keeping_of`.
+    quantity of the stage's work. Candidates of a block share
+    streams, and which segments of blocks are empty.
     """
 
     recorder: Recorder | None = None
@@ -298,6 +336,10 @@ class Replay:
         self._lines, self._several, self._picked = lines, several, picked
         self._larger = work.clock.arithmetic.larger
         self._calls: dict[tuple[OpKind, str, Size], Value] = {}
+        self._in_a_row: dict[tuple[OpKind, str, Size, Size], Value] = {}
+        self._several_of: dict[str, Value | None] = {}
+        self._sent: dict[int, tuple[int, Value, Value | None]] = {}
+        self._durations: dict[int, Value] = {}
 
     def call_s(self, collective: Collective) -> Value:
         """Time of one call of a collective, s."""
@@ -312,6 +354,12 @@ class Replay:
         """Value of a size."""
         return self._picked(self.work.size(size))
 
+    def _run_s(self, number: int) -> Value:
+        """Duration of a run, s."""
+        if number not in self._durations:
+            self._durations[number] = self._picked(self.work.run_s(number))
+        return self._durations[number]
+
     def communication_s(self) -> Value:
         """Left fold of calls times seconds over the stage's collectives; groups of one add nothing."""
         total: Value = 0.0
@@ -320,39 +368,54 @@ class Replay:
                 total = total + self.value(count) * self.call_s(collective)
         return total
 
-    @cached_property
-    def _runs(self) -> list[Value]:
-        """Durations of runs, by number."""
-        return [self._picked(column) for column in self.work.runs]
+    def _sending(self, number: int) -> tuple[int, Value, Value | None]:
+        """Of a collective by its number: tier, duration of consecutive calls (a weight gather is one call), and 1.0
+        where a candidate sends it and 0.0 where its group has one member, None where all send it."""
+        if number not in self._sent:
+            one = self.schedule.collectives[number]
+            tier = self.streams.get(one.axis, -1)
+            self._sent[number] = (-1, 0.0, None) if tier < 0 else (tier, self._calls_s(one), self._present(one.axis))
+        return self._sent[number]
 
-    @cached_property
-    def _sent(self) -> list[tuple[int, Value, Value | None]]:
-        """Collectives by number: tier, duration of consecutive calls (a weight gather is one call), and 1.0 where a
-        candidate sends it and 0.0 where its group has one member, None where all send it."""
-        known: dict[tuple[OpKind, str, Size, Size], Value] = {}
-        several = {axes: self._several(axes) for axes, stream in self.streams.items() if stream >= 0}
-        present = {axes: None if np.all(value) else value for axes, value in several.items()}
-        found: list[tuple[int, Value, Value | None]] = []
-        for one in self.schedule.collectives:
-            if one.axis not in present:
-                found.append((-1, 0.0, None))
-                continue
-            key = one.kind, one.axis, one.size_bytes, ONCE if one.role == "weight" else one.calls
-            if key not in known:
-                known[key] = self.call_s(one) if key[-1] == ONCE else self.value(key[-1]) * self.call_s(one)
-            found.append((self.streams[one.axis], known[key], present[one.axis]))
-        return found
+    def _calls_s(self, one: Collective) -> Value:
+        calls = ONCE if one.role == "weight" else one.calls
+        key = one.kind, one.axis, one.size_bytes, calls
+        if key not in self._in_a_row:
+            self._in_a_row[key] = self.call_s(one) if calls == ONCE else self.value(calls) * self.call_s(one)
+        return self._in_a_row[key]
 
-    def _blocks(self, layers: Value, kept: Value) -> Blocks:
-        """So many blocks; the host's time to issue them is nothing where it is so fast."""
-        layers, kept, dispatch_s = self._picked(layers), self._picked(kept), self.work.clock.rates.dispatch_s
-        keeping = int(keeping_of(kept, layers).flat[0])
-        if np.isscalar(dispatch_s) and not dispatch_s:
-            return Blocks(layers, kept, keeping, 0.0, 0.0)
-        forward, backward = (
-            sum(count * self._multiplicity(name) for name, count in one.items()) for one in self.schedule.issued
+    def _present(self, axes: str) -> Value | None:
+        if axes not in self._several_of:
+            several = self._several(axes)
+            self._several_of[axes] = None if np.all(several) else several
+        return self._several_of[axes]
+
+    def _blocks(self, runs: Runs) -> Blocks:
+        """The blocks of some runs; the host's time to issue them is nothing where it is so fast."""
+        forward = [(of_type, self._picked(count)) for of_type, count in runs]
+        behind = [one._replace(blocks=self._picked(one.blocks)) for one in self.work.segments(runs)]
+        backward = [one for one in behind if np.asarray(one.blocks).flat[0] > 0]
+        dispatch_s = self.work.clock.rates.dispatch_s
+        if not runs or (np.isscalar(dispatch_s) and not dispatch_s):
+            return Blocks(forward, backward, 0.0, 0.0)
+        counted = [(one.block.kind, one.blocks) for one in backward] if self.work.program.some else forward
+        issued = [(*self._issued(kind), count) for kind, count in counted]
+        issue_s: Value = 0.0
+        for ahead, behind_it, count in issued:
+            issue_s = issue_s + dispatch_s * (ahead + behind_it) * count
+        if len(issued) == 1:
+            return Blocks(forward, backward, issue_s, issued[0][0] / (issued[0][0] + issued[0][1]))
+        share = sum(ahead * count for ahead, _, count in issued) / sum(
+            (one + two) * count for one, two, count in issued
         )
-        return Blocks(layers, kept, keeping, dispatch_s * (forward + backward), forward / (forward + backward))
+        return Blocks(forward, backward, issue_s, share)
+
+    def _issued(self, kind: int) -> tuple[Value, Value]:
+        """Operations of a block's forward and backward pass that the host issues."""
+        forward, backward = (
+            sum(count * self._multiplicity(name) for name, count in one.items()) for one in self.schedule.issued[kind]
+        )
+        return forward, backward
 
     def _multiplicity(self, name: str) -> Value:
         """Of operations that the host issues: value of a symbol; 1.0 for groups of several members, else 0.0."""
@@ -366,7 +429,7 @@ class Replay:
         Without replicas no buckets are sent, and the last micro-batch is like the others.
         """
         schedule, values = self.schedule, self.work.values
-        blocks, times = self._blocks(values["L"], values["kept"]), self._picked(values["A"]) - 1.0
+        blocks, times = self._blocks(self.work.runs), self._picked(values["A"]) - 1.0
         buckets = self.streams.get(schedule.replicas, -1) >= 0
         self._begin_batch(1.0)
         state, waited_s = self._micro_batch(schedule.last_micro_batch, blocks)
@@ -382,14 +445,13 @@ class Replay:
         result: Value = times * others_s + last_s
         return result, times * others_waited_s + waited_s
 
-    def chunk(self, part: Stage, layers: Value) -> ChunkTimes:
-        """A chunk of so many blocks, with its share of the stage's that are not resharded; part: its embedding or LM
-        head.
+    def chunk(self, part: Stage, runs: Runs) -> ChunkTimes:
+        """A chunk of some blocks, with its share of the stage's that are not resharded; part: its embedding or LM head.
 
         Passes start with idle streams, so their first weight gathers are exposed.
         """
         schedule, values, end = self.schedule, self.work.values, self.schedule.ends[self.work.stage]
-        blocks, times = self._blocks(layers, kept_of(self.work, layers)), self._picked(values["A"])
+        blocks, times = self._blocks(runs), self._picked(values["A"])
         self._begin_batch(times - 1.0)
         forward, backward = self._passes(schedule.micro_batch, blocks, part)
         self._end_batch(forward[0][0] + backward[0][0])
@@ -415,61 +477,75 @@ class Replay:
 
     def _micro_batch(self, batch: MicroBatch, blocks: Blocks) -> tuple[State, Value]:
         """One micro-batch from idle streams, and how long its blocks wait for the host."""
-        state = self._play(self._free(), batch.embedding, EMBEDDING_FORWARD)
-        state, forward_s = self._forward(batch, state, blocks, final=batch.last_block)
-        state = self._play(state, batch.head_all_kept if blocks.keeping == 2 else batch.head, HEAD)
+        state = self._play(self._free(), batch.embedding(blocks.first), EMBEDDING_FORWARD)
+        state, forward_s = self._forward(batch, state, blocks, head=True)
+        state = self._play(state, batch.head(blocks.resharded), HEAD)
         state, backward_s = self._backward(batch, state, blocks)
-        return self._play(state, batch.flush, EMBEDDING_BACKWARD), self._waited_s(blocks, forward_s + backward_s)
+        state = self._play(state, batch.flush(blocks.first), EMBEDDING_BACKWARD)
+        return state, self._waited_s(blocks, forward_s + backward_s)
 
     def _passes(
         self, batch: MicroBatch, blocks: Blocks, part: Stage
     ) -> tuple[tuple[State, Value], tuple[State, Value]]:
         """Clocks after the forward and after the backward pass of a chunk, each with what its blocks took."""
-        state = self._play(self._free(), batch.embedding if part.first else batch.enter, EMBEDDING_FORWARD)
-        state, blocks_s = self._forward(batch, state, blocks, final=batch.last_block if part.last else batch.alone)
+        head = part.last and blocks.first is None
+        enter = batch.embedding(blocks.first) if part.first else batch.enter(blocks.first, head=head)
+        state = self._play(self._free(), enter, EMBEDDING_FORWARD)
+        state, blocks_s = self._forward(batch, state, blocks, head=part.last)
         if part.last:
-            state = self._play(state, batch.head_all_kept, HEAD)
-        back = self._play(self._free(), () if blocks.keeping else batch.enter_backward, HEAD)
+            state = self._play(state, batch.head(None), HEAD)
+        back = self._play(self._free(), () if blocks.kept else batch.enter_backward(blocks.resharded), HEAD)
         back, backward_s = self._backward(batch, back, blocks)
-        back = self._play(back, batch.flush if part.first else batch.leave, EMBEDDING_BACKWARD)
+        back = self._play(back, (batch.flush if part.first else batch.leave)(blocks.first), EMBEDDING_BACKWARD)
         return (state, blocks_s), (back, backward_s)
 
     def _waited_s(self, blocks: Blocks, blocks_s: Value) -> Value:
         """Time in which blocks wait for the host that issues them, s: compared over both passes of all blocks."""
         if isinstance(blocks.issue_s, float) and blocks.issue_s == 0.0:
             return 0.0
-        waited_s: Value = self._larger(0.0, blocks.issue_s * blocks.layers - blocks_s)
+        waited_s: Value = self._larger(0.0, blocks.issue_s - blocks_s)
         return waited_s
 
     def _free(self) -> State:
         """Every stream free at time 0."""
-        return [0.0, *([None] * (self.tiers + len(self.schedule.handles)))]
+        return [0.0, *([None] * (self.tiers + len(HANDLES)))]
 
-    def _forward(self, batch: MicroBatch, state: State, blocks: Blocks, *, final: Instructions) -> tuple[State, Value]:
-        """All blocks forward, and their time."""
-        begun_s = state[0]
-        state = self._play(self._repeat(state, batch.block, blocks.layers - 1.0, FORWARD), final, FORWARD)
+    def _forward(self, batch: MicroBatch, state: State, blocks: Blocks, *, head: bool) -> tuple[State, Value]:
+        """All blocks forward, and their time; head: the LM head follows."""
+        begun_s, following = state[0], [of_type for of_type, _ in blocks.forward[1:]]
+        for (of_type, count), after in zip_longest(blocks.forward, following):
+            state = self._repeat(state, batch.forward(of_type, of_type), count - 1.0, FORWARD)
+            state = self._play(state, batch.forward(of_type, after, head=head and after is None), FORWARD)
         return state, state[0] - begun_s
 
     def _backward(self, batch: MicroBatch, state: State, blocks: Blocks) -> tuple[State, Value]:
         """All blocks backward, and their time."""
-        begun_s, layers, kept = state[0], blocks.layers, blocks.kept
-        if blocks.keeping:
-            state = self._play(state, batch.kept_first, BACKWARD)
-            others = layers if blocks.keeping == 2 else kept
-            state = self._repeat(state, batch.kept_middle, others - 1.0, BACKWARD)
-            if blocks.keeping == 1:
-                state = self._repeat(state, batch.middle, layers - kept - 1.0, BACKWARD)
-                state = self._play(state, batch.last, BACKWARD)
-        elif isinstance(layers, float) and layers == 1.0:
-            state = self._play(state, batch.only, BACKWARD)
-        else:
-            several = self._repeat(self._play(state, batch.first, BACKWARD), batch.middle, layers - 2.0, BACKWARD)
-            several = self._play(several, batch.last, BACKWARD)
-            if not isinstance(layers, float) and (layers == 1.0).any():
-                several = _chosen(layers == 1.0, self._play(state, batch.only, BACKWARD), several)
-            state = several
+        begun_s, before = state[0], None
+        for number, one in enumerate(blocks.backward):
+            later = (other.block.kind for other in blocks.backward[number + 1 :] if not other.block.kept)
+            state = self._segment(batch, state, one, before=before, following=next(later, None))
+            before = one.of_type
         return state, state[0] - begun_s
+
+    def _segment(
+        self, batch: MicroBatch, state: State, one: Segment, *, before: int | None, following: int | None
+    ) -> State:
+        """Blocks backward that are alike; before: type of the block before them; following: what gathers after them."""
+        block, count, own = one.block, one.blocks, one.block.kind
+        middle, last = (batch.backward(one.of_type, block, after) for after in (own, following))
+        if block.kept:
+            state = self._play(state, batch.backward(before, block, None), BACKWARD)
+            return self._repeat(state, middle, count - 1.0, BACKWARD)
+        if before == one.of_type:
+            return self._play(self._repeat(state, middle, count - 1.0, BACKWARD), last, BACKWARD)
+        single = isinstance(count, float)
+        if single and count == 1.0:
+            return self._play(state, batch.backward(before, block, following), BACKWARD)
+        several = self._play(state, batch.backward(before, block, own), BACKWARD)
+        several = self._play(self._repeat(several, middle, count - 2.0, BACKWARD), last, BACKWARD)
+        if single or not np.any(count == 1.0):
+            return several
+        return _chosen(count == 1.0, self._play(state, batch.backward(before, block, following), BACKWARD), several)
 
     def _repeat(self, state: State, part: Instructions, times: Value, phase: str) -> State:
         """The state after a part has run `times` times: exact for 0, 1 and 2, then extrapolated."""
@@ -507,13 +583,13 @@ class Replay:
 
     def _run(self, state: State, part: Instructions, recorder: Recorder | None) -> State:
         state = list(state)
-        clock, runs = state[0], self._runs
+        clock = state[0]
         first_handle, larger = 1 + self.tiers, self._larger
         for code, number, handle in part:
             if code == RUN:
                 if recorder is not None:
                     recorder.run(number, clock)
-                clock = clock + runs[number]
+                clock = clock + self._run_s(number)
             elif code == WAIT:
                 ready = state[first_handle + number]
                 if ready is not None:
@@ -533,7 +609,7 @@ class Replay:
         self, state: State, clock: Value, number: int, handle: int | None, recorder: Recorder | None
     ) -> Value | None:
         """Put a collective on its stream; returns its end, None where no candidate sends it."""
-        tier, takes_s, sending = self._sent[number]
+        tier, takes_s, sending = self._sending(number)
         if tier < 0:
             return None
         busy = state[1 + tier]

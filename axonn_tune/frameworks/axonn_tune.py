@@ -6,6 +6,7 @@ Source: `axonn_tune.runtime`, whose collectives are checked against this descrip
 from __future__ import annotations
 
 from axonn_tune.frameworks.description import Framework, KernelKind, PipelineSchedule, StepOptions
+from axonn_tune.recompute import MODULES
 from axonn_tune.specs.machine import Software
 
 AXONN_TUNE = Framework(
@@ -16,6 +17,8 @@ AXONN_TUNE = Framework(
     step=StepOptions(kernels="compiled"),
     schedule=PipelineSchedule(overlapped=True, scattered=False),
     permuted=True,
+    recompute_modules=tuple(MODULES),
+    recompute_some="any",
     ranked_by="communication",
 )
 

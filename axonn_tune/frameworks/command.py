@@ -81,7 +81,7 @@ class Run:
             "vocab_multiple": self.step.vocabulary_multiple or 1,
             "seq_parallel": self.step.sequence_parallel and self.size("x") > 1,
             "fused_accumulation": self.step.fused_accumulation,
-            "recompute": None if self.recompute == "none" else self.recompute,
+            "recompute": {"none": None, "full": "full"}.get(self.recompute, "selective"),
             "recompute_method": "uniform" if full else None,
             "recompute_layers": Because(1, "every block by itself") if full else None,
         }

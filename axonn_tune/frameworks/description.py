@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from axonn_tune.grid import ALL_AXES, AXES, WORLD, split_axes
+from axonn_tune.recompute import MODULES, modules_of
 from axonn_tune.specs.machine import Software
 from axonn_tune.specs.workload import OVERLAPS, Overlap, Recompute
 
@@ -67,7 +68,7 @@ class StepOptions:
         context_shards: weights are sharded over context as over z, not replicated as over data.
 
     Recompute, loss, fusion
-        recompute_whole_block: full recompute repeats the block to its last operation.
+        recompute_whole_block: full recompute repeats the block to its last operation, and that of a module the module.
         selective: layers that selective recompute repeats; `mlp.up` is the GEMM of a gated MLP's half without gate.
         chunked_loss: logits exist for a chunk of tokens at a time. loss_reductions: all-reduces of one number a token.
         fused_attention: FlashAttention; otherwise GEMMs, softmax and dropout that write all scores.
@@ -126,6 +127,14 @@ class StepOptions:
     first_less: int = 0
     last_less: int = 0
 
+    def repeated_layers(self, recompute: Recompute) -> tuple[str, ...]:
+        """Layers that the backward pass repeats one by one: none where it repeats whole blocks or nothing."""
+        if recompute == "selective":
+            return self.selective
+        modules = [MODULES[name] for name in modules_of(recompute)]
+        layers = (layer for one in modules for layer in (one.whole if self.recompute_whole_block else one.layers))
+        return tuple(dict.fromkeys(layers))
+
     @property
     def less(self) -> tuple[int, int]:
         """Layers that the embedding and the LM head count as."""
@@ -170,7 +179,8 @@ class FlopCount:
     log: whose; label: what stands beside the number there; counts: what it counts, where MFU counts otherwise.
     weights: of a block its GEMMs (`gemms`), those of the square GPT block, 12·H² (`square`), those with H² each for
     queries and output and 2 // (heads per KV head) · H² for keys and values (`whole_groups`), or all `parameters` but
-    the token embedding. scores: counted share of attention's S×S scores. padded: the vocabulary is the padded one.
+    the token embedding; of experts those of a token, and the router only as parameters. scores: counted share of
+    attention's S×S scores; windows: in windows those of a causal one. padded: the vocabulary is the padded one.
     repeated: parts counted a fourth time (blocks, scores, head), by kind of recompute. where: axes of which one must be
     above 1, as the program that prints it is not started otherwise; none: always.
     """
@@ -181,6 +191,7 @@ class FlopCount:
     source: str = field(compare=False)
     weights: Literal["gemms", "square", "whole_groups", "parameters"] = "gemms"
     scores: float = 1.0
+    windows: bool = False
     padded: bool = False
     repeated: Mapping[Recompute, tuple[str, ...]] = field(default_factory=dict)
     where: tuple[str, ...] = ()
@@ -199,7 +210,9 @@ class Framework:
     stages are searched on demand. software: whose numbers in the file of fitted numbers it uses, "" for ideal kernels;
     the half-widths of its intervals go by the same name. hopper_attention: attention uses what Hopper adds. exchanges:
     of context parallelism, those that a search compares; without any, that of its step alone. refused: combinations it
-    cannot run. keeps_layers: layers can be told not to reshard after forward, all of them or some.
+    cannot run. keeps_layers: layers can be told not to reshard after forward, all of them or some. recompute_modules:
+    those that a recompute set can name; recompute_some: whether a set can be on the first layers of each chunk alone:
+    no, whole blocks, or any set.
     names: its names of axes and `chunks`, in the order of its columns; an axis without a name has ours. As options they
     are written in lower case, with hyphens (`--dp-shard`). logged: how its log counts FLOPs; None if it prints none.
     launch: the command of a configuration; None if it is priced only. keys: its table of arguments as CSV, if it is
@@ -219,6 +232,8 @@ class Framework:
     exchanges: tuple[ContextExchange, ...] = ()
     refused: tuple[Refusal, ...] = ()
     keeps_layers: bool = True
+    recompute_modules: tuple[str, ...] = ()
+    recompute_some: Literal["no", "full", "any"] = "no"
     names: Mapping[str, str] = field(default_factory=dict, compare=False)
     logged: FlopCount | None = field(default=None, compare=False)
     launch: Callable[[Run], Command] | None = field(default=None, compare=False)

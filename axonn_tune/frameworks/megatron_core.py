@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from itertools import groupby
 
 from axonn_tune.frameworks.command import (
     EXPANDABLE_SEGMENTS,
@@ -34,7 +33,9 @@ from axonn_tune.frameworks.description import (
     PipelineSchedule,
     StepOptions,
 )
+from axonn_tune.recompute import MODULES
 from axonn_tune.specs.machine import EnvironmentVariable
+from axonn_tune.stages import layout_text
 
 _STEP = StepOptions(
     sequence_parallel=True,
@@ -73,8 +74,6 @@ CP_COMM_TYPES: Mapping[ContextExchange, str] = {
     "all_to_all": "a2a",
     "hierarchical": "a2a+p2p",
 }
-RECOMPUTE_MODULES = {"core_attn": ("attention.scores",), "layernorm": ("attention.norm", "mlp.norm")}
-"""Layers that selective recompute repeats, by the names of --recompute-modules."""
 _SETTABLE = (
     *("sequence_parallel", "pipelined_tensor", "gradient_bytes", "shard_gradient_bytes", "distributed_optimizer"),
     *("parameter_overlap", "context_exchange", "context_inside", "vocabulary_multiple", "dropout", "data_parallel"),
@@ -152,7 +151,9 @@ def launch(run: Run) -> Command:
             *_needs(run, unstated="--rotary-base and --norm-epsilon"),
             "For real training replace --mock-data and NullTokenizer, and add --save.",
         ),
-        notes=(LITTLE_TO_REPEAT,) if run.recompute == "selective" and run.step.fused_attention else (),
+        notes=(LITTLE_TO_REPEAT,)
+        if "attention.scores" in run.step.repeated_layers(run.recompute) and run.step.fused_attention
+        else (),
     )
     # Its precision presets set the type of gradients, and its recipe the distributed optimizer, over what is asked.
     as_preset = run.step.distributed_optimizer and run.step.gradient_bytes != 2 and run.workload.precision == "bf16"
@@ -191,10 +192,6 @@ def _values(run: Run) -> dict[str, Value]:
     model, step, tensor, shards = run.model, run.step, run.size("x"), run.size("z")
     grouped, reduces = model.kv_heads != model.heads, "data_parallel" in step.overlaps and run.overlaps("data_parallel")
     context, precision = run.size("context"), run.workload.precision
-    named = [name for name, layers in RECOMPUTE_MODULES.items() if set(layers) <= set(step.selective)]
-    selective = run.recompute == "selective"
-    if selective and {layer for name in named for layer in RECOMPUTE_MODULES[name]} != set(step.selective):
-        raise run.cannot(f"recompute of {', '.join(step.selective)}", "leave out --set step.selective")
     return {
         **run.fields,
         "group_query_attention": grouped,
@@ -217,7 +214,7 @@ def _values(run: Run) -> dict[str, Value]:
         "overlap_grad_reduce": reduces,
         "overlap_param_gather": reduces and step.distributed_optimizer and step.parameter_overlap,
         "tp_comm_overlap": step.pipelined_tensor and tensor > 1,
-        "recompute_modules": tuple(named) if selective else None,
+        "recompute_modules": _recompute_modules(run),
         **_gradients(run),
         precision: precision != "fp32",
         "mock_data": True,
@@ -235,6 +232,17 @@ def _hierarchy(run: Run) -> Value:
     return Because((str(count), str(context // count)), "a2a inside, p2p across")
 
 
+def _recompute_modules(run: Run) -> tuple[str, ...] | None:
+    """What is repeated of a block, None for nothing and all of it; UsageError for layers that are no modules."""
+    if run.recompute in ("none", "full"):
+        return None
+    repeated = {*run.step.repeated_layers(run.recompute)}
+    named = tuple(name for name in run.framework.recompute_modules if {*MODULES[name].whole} <= repeated)
+    if {layer for name in named for layer in MODULES[name].whole} != repeated:
+        raise run.cannot(f"recompute of {', '.join(sorted(repeated))}", "leave out --set step.selective")
+    return named
+
+
 def _stages(run: Run) -> dict[str, Value]:
     """Stages, and their chunks; layers of each part where they are not the same.
 
@@ -246,11 +254,7 @@ def _stages(run: Run) -> dict[str, Value]:
     each = max(run.parts)
     less = {"embedding": each - run.parts[0], "loss": each - run.parts[-1]}
     if {*run.parts[1:-1], each} != {each} or max(less.values()) > 1:
-        # E is the embedding, t a block, L the LM head; parts alike are repeated.
-        first, *middle, last = (f"t*{blocks}" for blocks in run.parts)
-        runs = [(part, len([*same])) for part, same in groupby(middle)]
-        repeated = "".join(f"({part}|)*{count}" if count > 1 else f"{part}|" for part, count in runs)
-        layout = Because(f"E{first}|{repeated}{last}L", "blocks of each part")
+        layout = Because(layout_text(run.parts), "blocks of each part")
         split: dict[str, Value] = {"pipeline_model_parallel_layout": layout}
     else:
         why = Because(True, "in the place of one block")
@@ -314,13 +318,17 @@ MEGATRON_CORE = Framework(
     hopper_attention=True,
     exchanges=tuple(CP_COMM_TYPES),
     keeps_layers=False,
+    recompute_modules=("core_attn", "layernorm", "mlp"),
+    recompute_some="full",
     names=NAMES,
     logged=FlopCount(
         log="Megatron-Core",
         label="throughput per GPU",
         counts="the causal half of attention, and the padded vocabulary",
-        source="NVIDIA/Megatron-LM@d98e8a64:megatron/training/training.py, num_floating_point_operations",
+        source="NVIDIA/Megatron-LM@d98e8a64:megatron/training/training.py, num_floating_point_operations; windows: "
+        "NVIDIA-NeMo/Megatron-Bridge@067f987d:src/megatron/bridge/training/utils/flop_utils.py",
         scores=0.5,
+        windows=True,
         padded=True,
     ),
     launch=launch,

@@ -65,6 +65,8 @@ def command_of(priced: Detail, *, form: str = "") -> Command:
     job, framework = priced.job, priced.job.framework
     if framework.launch is None:
         raise UsageError(f"{framework.title} is priced only: there is no command for it")
+    if parts := job.model.parts:
+        raise UsageError(f"{job.model.name}: commands of {framework.title} do not state {', '.join(parts)} yet")
     run = Run(
         framework=find_framework(framework.name),
         model=job.model,

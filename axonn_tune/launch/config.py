@@ -29,7 +29,7 @@ from axonn_tune.specs.launch import (
 )
 from axonn_tune.specs.loading import Loaded
 from axonn_tune.specs.machine import Backend, EnvironmentVariable, Machine
-from axonn_tune.specs.model import Model
+from axonn_tune.specs.model import Model, unrun
 from axonn_tune.specs.workload import Workload
 from axonn_tune.units import show_bytes, show_interval, show_seconds
 
@@ -45,13 +45,16 @@ def build_launch(
 ) -> Launch:
     """The launch config of a priced candidate; `created` is now unless given, `tokens` a file to train on.
 
-    model, machine: of its job, as loaded. UsageError for another framework or a changed step.
+    model, machine: of its job, as loaded. UsageError for another framework, a changed step, and a model that the
+    runtime does not train.
     """
     job, grid, launcher = priced.job, priced.grid, machine.document.launcher
     if job.framework.software:
         raise UsageError(f"a launch config is for the bundled runtime, not for {job.framework.name}")
     if job.framework.step != AXONN_TUNE.step:
         raise UsageError("a launch config runs the bundled runtime's own step: leave out --set step.KEY")
+    if why := unrun(model.document):
+        raise UsageError(why)
     return Launch.from_fields_of(
         priced,
         schema="axonn-tune/launch/1",

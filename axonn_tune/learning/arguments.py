@@ -8,6 +8,7 @@ such, which `step_row` takes beside cells of text. `StatedRun` combines them wit
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import math
 import re
@@ -18,6 +19,7 @@ from typing import Any, ClassVar, Self
 
 from axonn_tune.errors import UsageError
 from axonn_tune.frameworks.keys import OFF, find, named, names_of, table
+from axonn_tune.stages import parse_layout
 from axonn_tune.validation.published.rows import Cell, cell_text, meaning
 
 
@@ -326,40 +328,35 @@ def _add_chunks(arguments: Arguments, found: dict[str, Stated]) -> None:
 
 
 def _add_parts(arguments: Arguments, found: dict[str, Stated]) -> None:
-    """Blocks of each model part, from Megatron-Core's layout or its uneven first and last stage."""
-    layout, stages = arguments.get("pipeline_model_parallel_layout"), found.get("pp", _ONE).value
-    stated: list[tuple[list[int], int]] = []
+    """Layers of each model part: of a layout, of lists of modules, or where first and last part differ."""
+    layout, modules = arguments.get("pipeline_model_parallel_layout"), arguments.get("module_fqns_per_model_part")
+    stages, parts, line = found.get("pp", _ONE).value, list[int](), 0
     if layout is not None and not is_off(layout):
-        stated.append((layout_parts(layout.value), layout.line))
-        if len(stated[0][0]) % stages == 0:
-            found["vpp"] = Stated(len(stated[0][0]) // stages, layout.line)
-    elif "layers" in found and stages > 1:
+        # As it is written: a row, which knows the layers, takes it or refuses it.
+        found["parts"], line = layout, layout.line
+        with contextlib.suppress(UsageError):
+            parts = [*parse_layout(layout.value).parts]
+    elif modules is not None and not is_off(modules):
+        rows, line = re.findall(r"\[([^][]*)\]", modules.value), modules.line
+        parts = [len(re.findall(r"\blayers\.\d", row)) for row in rows]
+    if parts and len(parts) % stages == 0:
+        found["vpp"] = Stated(len(parts) // stages, line)
+    if not line and "layers" in found and stages > 1:
         chunks, layers = found.get("vpp", _ONE).value, found["layers"].value
         if stages * chunks <= layers:
-            stated.append(_uneven_ends(arguments, layers, stages=stages, chunks=chunks))
+            parts, line = _uneven_ends(arguments, layers, stages=stages, chunks=chunks)
             if ends := [arguments[name].line for name in _LESS if name in arguments]:
                 # torchtitan counts embedding and LM head as some layers of the first and last part.
-                less = _less(arguments)
+                less, line = _less(arguments), max(ends)
                 each, left = divmod(layers + sum(less), stages * chunks)
-                sizes = [each + (part < left) for part in range(stages * chunks)]
-                sizes[0] -= less[0]
-                sizes[-1] -= less[1]
-                stated.append((sizes, max(ends)))
-    for parts, line in stated:
-        if len(set(parts)) > 1:
-            found["parts"] = Stated(tuple(parts), line)
-
-
-_LONGEST_LAYOUT = 1_000
-"""Longest layout in which groups are repeated, characters."""
-
-
-def layout_parts(layout: str) -> list[int]:
-    """Blocks of each part of a layout such as `Et*8|(t*9|)*2t*8L`: E embedding, t block, m MTP, L loss."""
-    text = layout.replace(",", "").replace(" ", "")
-    while len(text) < _LONGEST_LAYOUT and (repeated := re.search(r"\(([^()]*)\)\*(\d{1,3})", text)):
-        text = text[: repeated.start()] + repeated[1] * int(repeated[2]) + text[repeated.end() :]
-    return [sum(int(times or 1) for times in re.findall(r"t(?:\*(\d{1,4}))?", part)) for part in text.split("|")]
+                parts = [each + (part < left) for part in range(stages * chunks)]
+                parts[0] -= less[0]
+                parts[-1] -= less[1]
+    whole = len(parts) % stages == 0 and sum(parts) == found.get("layers", _ONE).value
+    if whole and len(set(parts)) == 1:
+        found.pop("parts", None)
+    elif parts:
+        found.setdefault("parts", Stated(tuple(parts), line))
 
 
 def _uneven_ends(arguments: Arguments, layers: int, *, stages: int, chunks: int) -> tuple[list[int], int]:

@@ -30,7 +30,7 @@ from axonn_tune.frameworks.keys import (
     table,
     tables_of,
 )
-from axonn_tune.frameworks.megatron_core import CP_COMM_TYPES, RECOMPUTE_MODULES
+from axonn_tune.frameworks.megatron_core import CP_COMM_TYPES
 from axonn_tune.frameworks.torchtitan import FLAVORS
 from axonn_tune.job import Layout
 from axonn_tune.learning.arguments import (
@@ -49,6 +49,7 @@ from axonn_tune.learning.arguments import (
     named_values,
 )
 from axonn_tune.learning.shell import OUTPUT, Script, read_script, slurm_sizes
+from axonn_tune.recompute import MODULES
 from axonn_tune.specs.catalog import ModelLike, available, load_model
 from axonn_tune.specs.document import Node, read_yaml
 from axonn_tune.specs.loading import DOCUMENT_BYTES, read_text
@@ -158,8 +159,9 @@ def _nodes(node: Node, before: str = "") -> Iterator[tuple[str, Stated]]:
         if isinstance(child.value, dict):
             yield from _nodes(child, f"{before}{key}.")
         else:
-            words = child.value if isinstance(child.value, list) else (child,)
-            yield f"{before}{key}", Stated(" ".join(str(one.plain()) for one in words), child.line or 1)
+            words = [one.plain() for one in (child.value if isinstance(child.value, list) else (child,))]
+            nested = [list(one) for one in words if isinstance(one, tuple)]
+            yield f"{before}{key}", Stated(str(nested) if nested else " ".join(map(str, words)), child.line or 1)
 
 
 _PROGRAM = re.compile(
@@ -540,10 +542,11 @@ def model_columns(model: Model) -> dict[str, Cell]:
 
 def shipped_twin(model: Model) -> Model | None:
     """The model that ships with the same sizes."""
-    own = model_columns(model)
+    own = model_columns(model) | {"model": ""}
     for name in available("model"):
         other = load_model(name).document
-        if model_columns(other) | {"model": ""} == own | {"model": ""}:
+        same_layers = (other.pattern, other.layer_types) == (model.pattern, model.layer_types)
+        if same_layers and model_columns(other) | {"model": ""} == own:
             return other
     return None
 
@@ -651,7 +654,7 @@ def _with_flags(case: Case, stated: Arguments) -> Case:
     changes: dict[str, object] = {}
     if (modules := stated.get("recompute_modules")) is not None and (words := modules.value.split()):
         named = [word.strip("[]',\"") for word in words]
-        changes["selective"] = tuple(layer for word in named for layer in RECOMPUTE_MODULES.get(word, ()))
+        changes["selective"] = tuple(layer for word in named if word in MODULES for layer in MODULES[word].whole)
     for name, counted in (("first_less", "embedding"), ("last_less", "loss")):
         if is_on(stated.get(f"account_for_{counted}_in_pipeline_split", _NOTHING)):
             changes[name] = 1

@@ -30,9 +30,9 @@ class Widths(NamedTuple):
 
 def widths(given: LayerInputs) -> Widths:
     """Widths of the layer's heads; keys and values as attention takes them, so those of a latent (MLA) are expanded."""
-    model = given.model
-    keys = as_size(2.0 * model.kv_heads * model.head_dim)
-    return Widths(keys / X, symbol("N") / X, symbol("Q") / X)
+    layer = given.own
+    keys = as_size(float(layer.kv_heads * (layer.head_dim + layer.value_dim)))
+    return Widths(keys / X, given.N / X, given.Q * float(layer.value_dim) / float(layer.head_dim) / X)
 
 
 def before_core(given: LayerInputs, *, phase: Phase) -> list[Operation]:

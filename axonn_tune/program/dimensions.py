@@ -12,19 +12,19 @@ causal kernels skip it. What a framework's log counts is in its description.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, reduce
 from math import prod
 
 import numpy as np
 from numpy.typing import NDArray
 
-from axonn_tune.frameworks.description import Framework, StepOptions
+from axonn_tune.frameworks.description import FlopCount, Framework, StepOptions
 from axonn_tune.grid import ALL_AXES, BATCH_AXES, Grid, divisors
 from axonn_tune.program.operations import MATRIX_ALIGNMENT, PLAIN, Arithmetic, Attention, MatMul, Value
-from axonn_tune.program.step import BUNDLED, ONLY, Stage, StepProgram
-from axonn_tune.specs.model import Model
+from axonn_tune.program.step import BUNDLED, ONLY, Stage, StepProgram, suffixes
+from axonn_tune.specs.model import Layer, Model
 from axonn_tune.specs.workload import Recompute, Workload
 
 Integers = NDArray[np.int64]
@@ -216,20 +216,32 @@ def loss_chunks(tokens: int) -> int:
 
 
 def constants(model: Model, workload: Workload) -> dict[str, float]:
-    """Values of the symbols that a whole search shares."""
+    """Values of the symbols that a whole search shares, but those of layer types."""
     return {
-        "L": float(model.layers),
-        "H": float(model.hidden),
-        "Q": float(model.query_width),
-        "N": float(model.qkv_width),
-        "F": float(model.ffn),
-        "G": float(model.up_width),
-        "W": float(model.block_weights),
         "S": float(workload.sequence_length),
         "parts": 2.0 if workload.split_micro_batch else 1.0,
         "grouped": float(model.kv_heads < model.heads),
         "halved": float(workload.split_micro_batch),
     }
+
+
+def _type_constants(layer: Layer, workload: Workload) -> dict[str, float]:
+    """Values of the symbols of one layer type that a whole search shares.
+
+    span: positions that a token attends to on average, twice the causal ones: of S·(S + 1) / 2 a window leaves
+    W·(W + 1) / 2 + (S - W)·W.
+    """
+    length = float(workload.sequence_length)
+    window = min(float(layer.window or length), length)
+    found = {
+        "Q": float(layer.query_width),
+        "N": float(layer.qkv_width),
+        "F": float(layer.ffn),
+        "G": float(layer.up_width),
+    }
+    if layer.latent:
+        found |= {"O": float(layer.value_width), "core": (layer.query_width + layer.value_width) / 2.0}
+    return found | ({"span": window * (2.0 * length - window) / length} if layer.window else {})
 
 
 def dimensions(
@@ -241,59 +253,93 @@ def dimensions(
     arithmetic: Arithmetic,
     options: StepOptions = BUNDLED,
     stage: Stage = ONLY,
-    layers: Value | None = None,
+    layers: Sequence[Value] | None = None,
 ) -> dict[str, Value]:
     """Values of every symbol but `kept`, `unkept` and `held`.
 
     axes: sizes of all axes and b, the micro-batch; chunks: `loss_chunks(b · S)`, or 1 for whole logits; stage and
-    layers: which blocks and tables the rank holds, all unless told otherwise.
+    layers: which tables and how many blocks of each layer type the rank holds, all unless told otherwise.
     """
 
     x, y, z, data, context = (axes[name] for name in ("x", "y", "z", "data", "context"))
     batch_shares: Value = 1.0
     for axis in BATCH_AXES:
         batch_shares = batch_shares * axes[axis]
-    blocks = float(model.layers) if layers is None else layers
+    counts: Sequence[Value] = tuple(map(float, model.counts)) if model.pattern else (float(model.layers),)
+    counts = counts if layers is None else layers
     hidden = float(model.hidden)
     shards, replicas = (z * context, data) if options.context_shards else (z, data * context)
     split = x * y * shards
     rows = table_rows(model, x * y, shards, options=options, arithmetic=arithmetic)
     places = float(model.max_sequence_length) if model.learned_positions else 0.0
     positions = _rounded_up(places, shards, arithmetic)
-    block, table = float(model.block_weights) / split, rows * hidden / split
+    table = rows * hidden / split
     position = positions * hidden / (y * shards)
     sharded = workload.shard_optimizer_over_data or options.distributed_optimizer
     share = replicas if sharded else 1.0
+    of_types, buckets, stored = dict[str, Value](), dict[str, Value](), list[Value]()
+    for layer, of, count in zip(model.types, suffixes(model), counts, strict=True):
+        # Every rank of x has the matrices in front of a latent.
+        weights: Value = float(layer.weights)
+        if duplicated := layer.latent_weights:
+            weights = weights + duplicated * (x - 1.0)
+        block = weights / split
+        own = {"L": count, **_type_constants(layer, workload), "W": weights}
+        of_types |= {f"{name}{of}": value for name, value in own.items()}
+        buckets[f"block_bucket{of}"] = _rounded_up(block, share, arithmetic)
+        stored.append(count * block)
+    total = counts[0]
+    for count in counts[1:]:
+        total = total + count
     return {
+        "L": total,
+        "H": hidden,
+        **of_types,
         **constants(model, workload),
         **axes,
-        "L": blocks,
         "A": float(workload.global_batch) / (batch_shares * axes["b"]),
         "C": chunks,
         "V": rows,
         "P": positions,
-        "block_bucket": _rounded_up(block, share, arithmetic),
+        **buckets,
         "table_bucket": _rounded_up(table, share, arithmetic),
         "position_bucket": _rounded_up(position, share, arithmetic),
-        "parameters": blocks * block
+        "parameters": _sum(stored)
         + _tables(model, stage) * table
         + (position if stage.first else 0.0 * position)
         + _replicated(model, stage, options, table=table, position=position) * (shards - 1.0),
-        "vectors": _vectors(model, blocks, stage, x=x, y=y),
+        "vectors": _vectors(model, counts, stage, x=x, y=y),
         **_softmax_bytes(model, workload, axes, arithmetic=arithmetic),
         "shared": arithmetic.smaller(y - 1.0, 1.0),
         "alone": 1.0 - arithmetic.smaller(y - 1.0, 1.0),
     }
 
 
-def _vectors(model: Model, blocks: Value, stage: Stage, *, x: Value, y: Value) -> Value:
+def _sum(values: Sequence[Value]) -> Value:
+    """Left fold."""
+    return reduce(lambda total, value: total + value, values)
+
+
+def _vectors(model: Model, counts: Sequence[Value], stage: Stage, *, x: Value, y: Value) -> Value:
     """Elements of a rank's norms and biases."""
     hidden, norm = float(model.hidden), 1.0 if model.family == "llama" else 2.0
-    biases = 1.0 if model.biases else 0.0
-    block = 2.0 * norm * hidden / y + biases * (
-        float(model.qkv_width) / x + hidden / y + float(model.up_width) / x + hidden / y
-    )
-    return blocks * block + (norm * hidden / y if stage.last else 0.0 * y)
+    biases, found = 1.0 if model.biases else 0.0, list[Value]()
+    for layer, count in zip(model.types, counts, strict=True):
+        norms, mlp = float(layer.attention) + float(layer.ffn > 0), float(layer.ffn > 0)
+        found.append(
+            count
+            * (
+                norms * norm * hidden / y
+                + biases
+                * (
+                    float(layer.qkv_width) / x
+                    + float(layer.attention) * hidden / y
+                    + float(layer.up_width) / x
+                    + mlp * hidden / y
+                )
+            )
+        )
+    return _sum(found) + (norm * hidden / y if stage.last else 0.0 * y)
 
 
 def _tables(model: Model, stage: Stage) -> float:
@@ -371,9 +417,9 @@ def symbol_values(
     micro_batch: int,
     options: StepOptions = BUNDLED,
     stage: Stage = ONLY,
-    layers: int | None = None,
+    layers: Sequence[int] | None = None,
 ) -> dict[str, float]:
-    """Values of every symbol but `kept`, `unkept` and `held`, for one grid."""
+    """Values of every symbol but `kept`, `unkept` and `held`, for one grid; `layers`: blocks of each layer type."""
     axes: dict[str, Value] = {axis: float(grid.axis_size(axis)) for axis in ALL_AXES}
     axes["b"] = float(micro_batch)
     tokens = micro_batch * workload.sequence_length // grid.context
@@ -386,33 +432,21 @@ def symbol_values(
         arithmetic=PLAIN,
         options=options,
         stage=stage,
-        layers=None if layers is None else float(layers),
+        layers=None if layers is None else tuple(map(float, layers)),
     )
     return {name: float(value) for name, value in found.items()}
 
 
-def step_values(
-    model: Model,
-    workload: Workload,
-    grid: Grid,
-    *,
-    micro_batch: int,
-    kept_layers: int,
-    stage: Stage = ONLY,
-    layers: int | None = None,
-) -> dict[str, float]:
-    """Values of every symbol for one step of one rank of the bundled runtime; `layers`: of its pipeline stage."""
-    values = symbol_values(model, workload, grid, micro_batch=micro_batch, stage=stage, layers=layers)
-    kept = min(float(kept_layers), values["L"])
-    return {**values, "kept": kept, "unkept": values["L"] - kept}
-
-
 def model_flops(model: Model, workload: Workload) -> float:
-    """FLOPs one step needs, all ranks: 3·(2·(L·W + V·H)·tokens + 4·S·Q·L·tokens), arXiv 2204.02311 appendix B."""
-    tokens = float(step_tokens(workload))
-    weights = float(model.layers * model.block_weights + model.vocab * model.hidden)
-    attention = 4.0 * workload.sequence_length * model.query_width * model.layers
-    return _FORWARD_AND_BACKWARD * (2.0 * weights + attention) * tokens
+    """FLOPs one step needs, all ranks: 3·(2·(L·W + V·H)·tokens + 4·S·Q·L·tokens), arXiv 2204.02311 appendix B.
+
+    W: of each layer type what a token meets; 4·Q: 2·heads·(query and value width); V·H again for each MTP layer.
+    """
+    weights = sum(count * layer.active_weights for layer, count in model.by_type)
+    weights += model.vocab * model.hidden * (1 + model.mtp_layers) + 2 * model.mtp_layers * model.hidden**2
+    attention = sum(2 * count * (layer.query_width + layer.value_width) for layer, count in model.by_type)
+    forward = 2.0 * weights + float(workload.sequence_length * attention)
+    return _FORWARD_AND_BACKWARD * forward * float(step_tokens(workload))
 
 
 def logged_flops(
@@ -422,25 +456,49 @@ def logged_flops(
     count = framework.logged
     if count is None or (count.where and all(grid.axis_size(axis) == 1 for axis in count.where)):
         return None
-    hidden, layers = float(model.hidden), float(model.layers)
-    attention = (2 + 2 // (model.heads // model.kv_heads)) * hidden
+    if model.mixed and count.weights in ("square", "whole_groups"):
+        return None
     rows = float(model.vocab)
     if count.padded:
         rows = float(table_rows(model, float(grid.x * grid.y), 1.0, options=framework.step, arithmetic=PLAIN))
-    blocks = {
-        "gemms": layers * model.block_weights,
-        "square": layers * 12.0 * hidden**2,
-        "whole_groups": layers * hidden * (attention + model.up_width + model.ffn),
-        "parameters": model.parameters - model.vocab * hidden * (1 if model.tied_embeddings else 2),
-    }[count.weights]
     forward = {
-        "blocks": 2.0 * blocks,
-        "scores": 4.0 * count.scores * workload.sequence_length * model.query_width * layers,
-        "head": 2.0 * rows * hidden,
+        "blocks": 2.0 * _counted_weights(count, model),
+        "scores": sum(
+            2.0 * number * (layer.query_width + layer.value_width) * _counted_keys(count, layer, workload)
+            for layer, number in model.by_type
+        ),
+        "head": 2.0 * rows * model.hidden * (1 + model.mtp_layers),
     }
     again = count.repeated.get(recompute, ())
     passes = {part: _FORWARD_AND_BACKWARD + (part in again) for part in forward}
     return step_tokens(workload) * sum(passes[part] * flops for part, flops in forward.items())
+
+
+def _counted_weights(count: FlopCount, model: Model) -> float:
+    """Elements of the blocks that a count multiplies a token with."""
+    hidden = float(model.hidden)
+    if count.weights == "square":
+        return model.layers * 12.0 * hidden**2
+    if count.weights == "whole_groups":
+        attention = (2 + 2 // (model.heads // model.kv_heads)) * hidden
+        return model.layers * hidden * (attention + model.up_width + model.ffn)
+    if count.weights == "parameters":
+        return float(model.active_parameters - model.vocab * model.hidden * (1 if model.tied_embeddings else 2))
+    blocks = sum(number * (layer.active_weights - layer.router_weights) for layer, number in model.by_type)
+    # Of Mamba-2 Megatron takes twice the hidden size as inner width, whatever it is, and 7 FLOPs an element of state.
+    for layer, number in model.by_type:
+        if (mamba := layer.mamba) is not None:
+            blocks += number * 3 * layer.hidden * (2 * layer.hidden - mamba.heads * mamba.head_dim)
+            blocks += number * 7 * layer.hidden * mamba.state
+    return float(blocks + 2 * model.mtp_layers * model.hidden**2)
+
+
+def _counted_keys(count: FlopCount, layer: Layer, workload: Workload) -> float:
+    """Keys of a query, on average, by a count: its share of the sequence, or those in a window."""
+    length, window = workload.sequence_length, layer.window
+    if count.windows and window is not None and window < length:
+        return window - window * (window - 1) / (2.0 * length)
+    return count.scores * length
 
 
 def step_tokens(workload: Workload) -> int:

@@ -39,16 +39,14 @@ from axonn_tune.program.operations import (
     symbol,
 )
 from axonn_tune.specs.machine import MatmulLayout
-from axonn_tune.specs.model import Model
+from axonn_tune.specs.model import Layer, Model
 from axonn_tune.specs.workload import ElementSizes
 
-H, Q, N, F, G, S = (symbol(name) for name in ("H", "Q", "N", "F", "G", "S"))
+H, S = symbol("H"), symbol("S")
 X, Y, Z, CONTEXT = (symbol(name) for name in ("x", "y", "z", "context"))
-V, P, CHUNKS, BLOCK = symbol("V"), symbol("P"), symbol("C"), symbol("W")
+V, P, CHUNKS = symbol("V"), symbol("P"), symbol("C")
 PARTS = symbol("parts")
 ALONE, SHARED, GROUPED, HALVED = (symbol(name) for name in ("alone", "shared", "grouped", "halved"))
-UNKEPT_SHARE = symbol("unkept") / symbol("L")
-"""Share of the blocks that are resharded after forward, so gathered again for the backward pass."""
 
 TABLE = V * H / (X * Y)
 POSITIONS = P * H / Y
@@ -74,11 +72,6 @@ class Linear:
         return self.k * self.n
 
 
-QKV = Linear("attention.qkv", H / Y, N / X, "y", "x")
-ATTENTION_OUTPUT = Linear("attention.output", Q / X, H / Y, "x", "y")
-FC1 = Linear("mlp.fc1", H / Y, G / X, "y", "x")
-FC2 = Linear("mlp.fc2", F / X, H / Y, "x", "y")
-BLOCK_LINEARS = (QKV, ATTENTION_OUTPUT, FC1, FC2)
 COPY = "embedding copy"
 """Layer of what the last of several pipeline stages does with its copy of a tied embedding."""
 
@@ -92,7 +85,8 @@ class LayerInputs:
 
     sharded: master weights are split over data; context: there is a context axis; lone_context: it has one rank, whose
     exchanges are in the program and cost nothing, so that sums of computation keep their order; table_alignment:
-    alignment of rows of logits, bytes.
+    alignment of rows of logits, bytes. layer, of: a layer type, and how its symbols end; repeating: how the symbols end
+    that count its blocks that repeat, or those that do not.
     """
 
     model: Model
@@ -102,6 +96,84 @@ class LayerInputs:
     context: bool = False
     table_alignment: int = MATRIX_ALIGNMENT
     lone_context: bool = False
+    layer: Layer | None = None
+    of: str = ""
+    repeating: str = ""
+
+    @property
+    def counted(self) -> str:
+        """How symbols end that count blocks of this kind."""
+        return self.of + self.repeating
+
+    @property
+    def own(self) -> Layer:
+        """The layer type."""
+        return self.layer or self.model.types[0]
+
+    @cached_property
+    def Q(self) -> Size:  # noqa: N802 - the letter of the model document, as the next ones
+        """Width of all query heads."""
+        return symbol(f"Q{self.of}")
+
+    @cached_property
+    def N(self) -> Size:  # noqa: N802
+        """Output of the fused qkv GEMM."""
+        return symbol(f"N{self.of}")
+
+    @cached_property
+    def F(self) -> Size:  # noqa: N802
+        """Width of the MLP."""
+        return symbol(f"F{self.of}")
+
+    @cached_property
+    def G(self) -> Size:  # noqa: N802
+        """Output of the MLP's first GEMM, gate included."""
+        return symbol(f"G{self.of}")
+
+    @cached_property
+    def block(self) -> Size:
+        """Weights of a block that one rank multiplies with."""
+        return symbol(f"W{self.of}") / (X * Y)
+
+    @cached_property
+    def blocks(self) -> Size:
+        """Blocks of this kind."""
+        return symbol(f"L{self.counted}")
+
+    @cached_property
+    def held(self) -> Size:
+        """Blocks of this kind whose saved activations are alive together."""
+        return symbol(f"held{self.counted}")
+
+    @cached_property
+    def unkept_share(self) -> Size:
+        """Share of them that are resharded after forward, so gathered again for the backward pass."""
+        return symbol(f"unkept{self.counted}") / self.blocks
+
+    @cached_property
+    def qkv(self) -> Linear:
+        """Queries, keys and values."""
+        return Linear("attention.qkv", H / Y, self.N / X, "y", "x")
+
+    @cached_property
+    def attention_output(self) -> Linear:
+        """Output projection of attention."""
+        return Linear("attention.output", self.Q / X, H / Y, "x", "y")
+
+    @cached_property
+    def fc1(self) -> Linear:
+        """First GEMM of the MLP."""
+        return Linear("mlp.fc1", H / Y, self.G / X, "y", "x")
+
+    @cached_property
+    def fc2(self) -> Linear:
+        """Second GEMM of the MLP."""
+        return Linear("mlp.fc2", self.F / X, H / Y, "x", "y")
+
+    @property
+    def linears(self) -> tuple[Linear, ...]:
+        """Every linear layer of a block."""
+        return self.qkv, self.attention_output, self.fc1, self.fc2
 
     @property
     def element(self) -> int:
@@ -380,18 +452,18 @@ def attention_core(given: LayerInputs, *, phase: Phase) -> list[Operation]:
     # Heads of `[M, N_x]` are rotated by their positions, or copied under grouped-query attention, else views.
     views = given.launched and given.model.learned_positions
     separated = GROUPED * PARTS if views else PARTS
-    output = given.stream("attention output", "attention output", Q / X, inside=True)
+    output = given.stream("attention output", "attention output", given.Q / X, inside=True)
     if given.options.fused_attention:
-        rows = given.tokens * Q / X / given.model.head_dim
+        rows = given.tokens * given.Q / X / given.model.head_dim
         statistics = Array("softmax statistics", "softmax statistics", given.elements.statistics * rows)
-        flops = 4.0 * given.part * S * Q / X
+        flops = 4.0 * given.part * S * given.Q / X
         core: list[Computation] = [Attention(phase, CORE, flops, calls=PARTS, makes=(output, statistics))]
     else:
         core = _unfused_core(given, phase=phase, output=output)
     return [
         *before_core(given, phase=phase),
         *_turned(given, given.kernels.turned, phase),
-        moves(phase, CORE, Traffic(1, 2), given.part * N / X, given, calls=separated),
+        moves(phase, CORE, Traffic(1, 2), given.part * given.N / X, given, calls=separated),
         *core,
         *after_core(given, phase=phase),
     ]
@@ -399,7 +471,7 @@ def attention_core(given: LayerInputs, *, phase: Phase) -> list[Operation]:
 
 def _joined(given: LayerInputs) -> list[Operation]:
     """Gradient of `[M, N_x]` from those of its heads."""
-    joined = moves("backward", CORE, Traffic(1, 2), given.part * N / X, given, calls=PARTS)
+    joined = moves("backward", CORE, Traffic(1, 2), given.part * given.N / X, given, calls=PARTS)
     return [*_turned(given, given.kernels.turned_back, "backward"), joined]
 
 
@@ -408,13 +480,13 @@ def _turned(given: LayerInputs, moved: Traffic, phase: Phase) -> list[Operation]
     if not moved.kernels or given.model.learned_positions:
         return []
     keys = as_size(float(given.model.kv_heads * given.model.head_dim)) / X
-    return [moves(phase, CORE, moved, given.part * width, given, calls=PARTS) for width in (Q / X, keys)]
+    return [moves(phase, CORE, moved, given.part * width, given, calls=PARTS) for width in (given.Q / X, keys)]
 
 
 def _unfused_core(given: LayerInputs, *, phase: Phase, output: Array) -> list[Computation]:
     """Scores `[b, heads_x, S, S]` are written and read: `5·a·s²·b` bytes saved (arXiv 2205.05198, equation 1)."""
     element, mask = given.element, 1.0 if given.options.dropout else 0.0
-    scores = given.tokens * Q / X / given.model.head_dim * S
+    scores = given.tokens * given.Q / X / given.model.head_dim * S
     made = (Array("scores", "attention scores", (element + mask * (element + 1.0)) * scores),)
     return [
         _scores_matmul(given, phase, "NT", forward=True),
@@ -425,14 +497,14 @@ def _unfused_core(given: LayerInputs, *, phase: Phase, output: Array) -> list[Co
 
 
 def _scores(given: LayerInputs) -> Size:
-    return given.part * Q / X / given.model.head_dim * S
+    return given.part * given.Q / X / given.model.head_dim * S
 
 
 def _scores_matmul(
     given: LayerInputs, phase: Phase, layout: MatmulLayout, *, forward: bool, makes: tuple[Array, ...] = ()
 ) -> MatMul:
     """One batched GEMM of the core, `[rows, S]` from heads or `[rows, head_dim]` from scores."""
-    rows, width = given.part * (Q / X) / given.model.head_dim, as_size(given.model.head_dim)
+    rows, width = given.part * (given.Q / X) / given.model.head_dim, as_size(given.model.head_dim)
     n, k = (S, width) if forward else (width, S)
     alignment = math.gcd(given.model.head_dim * given.element, MATRIX_ALIGNMENT)
     return MatMul(phase, CORE, rows, n, k, layout, PARTS, alignment, batched=True, makes=makes)
@@ -441,12 +513,12 @@ def _scores_matmul(
 def attention_core_backward(given: LayerInputs) -> list[Operation]:
     """Gradient of `attention_core`: five GEMMs for its two when fused, since the scores are computed again."""
     element = given.element
-    gradient = given.stream("qkv gradient", "backward temporaries", N / X, inside=True)
+    gradient = given.stream("qkv gradient", "backward temporaries", given.N / X, inside=True)
     dead = ("qkv", "attention output", "softmax statistics", "scores", "attention gradient")
     joined = _joined(given)
     exchanged, returned = (found(given, phase="backward") for found in (before_core, after_core))
     if given.options.fused_attention:
-        flops = 10.0 * given.part * S * Q / X
+        flops = 10.0 * given.part * S * given.Q / X
         core = Attention("backward", CORE, flops, backward=True, calls=PARTS, makes=(gradient,), frees=dead)
         return [*exchanged, core, *returned, *joined]
     scores, values = (_scores_matmul(given, "backward", "NN", forward=one) for one in (True, False))
@@ -458,16 +530,16 @@ def attention_core_backward(given: LayerInputs) -> list[Operation]:
 
 def activation(given: LayerInputs, *, phase: Phase) -> list[Operation]:
     """GELU or SwiGLU, `[M, G_x] → [M, F_x]`: reads G, writes F."""
-    made = given.stream("activation", "activation", F / X, inside=True)
+    made = given.stream("activation", "activation", given.F / X, inside=True)
     moved = given.kernels.activation
-    return [moves(phase, "mlp.activation", moved, given.part * F / X, given, calls=PARTS, makes=(made,))]
+    return [moves(phase, "mlp.activation", moved, given.part * given.F / X, given, calls=PARTS, makes=(made,))]
 
 
 def activation_backward(given: LayerInputs) -> list[Operation]:
     """Gradient of the activation: reads G and dF, writes dG."""
-    made = given.stream("up gradient", "backward temporaries", G / X, inside=True)
+    made = given.stream("up gradient", "backward temporaries", given.G / X, inside=True)
     moved, freed = given.kernels.activation_back, ("up projection", "activation gradient")
-    elements = given.part * F / X
+    elements = given.part * given.F / X
     return [moves("backward", "mlp.activation", moved, elements, given, calls=PARTS, makes=(made,), frees=freed)]
 
 

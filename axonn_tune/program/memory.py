@@ -12,13 +12,13 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import TypeAlias
 
-from axonn_tune.program.layers import BLOCK, LayerInputs, X, Y
+from axonn_tune.program.layers import LayerInputs
 from axonn_tune.program.operations import PLAIN, Arithmetic, Array, Collective, Operation, Role, Size, Value, symbol
-from axonn_tune.program.step import ONLY, Stage, StepProgram
+from axonn_tune.program.step import ONLY, Block, Stage, StepProgram
 from axonn_tune.specs.machine import Accelerator
 from axonn_tune.units import GIB
 
-_PARAMETERS, _VECTORS, _HELD = symbol("parameters"), symbol("vectors"), symbol("held")
+_PARAMETERS, _VECTORS = symbol("parameters"), symbol("vectors")
 
 Items: TypeAlias = tuple[tuple[str, Value], ...]
 
@@ -50,15 +50,15 @@ MESSAGES = 3.0
 """Messages per neighbour: one in each direction being received, or two being sent."""
 
 
-def saved_arrays(program: StepProgram) -> tuple[Array, ...]:
+def saved_arrays(block: Block) -> tuple[Array, ...]:
     """Saved activations of one block and micro-batch: all arrays that are not recomputed.
 
     Full recompute of whole blocks saves only their inputs (arXiv 2205.05198, table 2).
     """
-    made = list(_made(program.block.operations))
-    if program.recompute == "full" and program.given.options.recompute_whole_block:
+    made = list(_made(block.forward.operations))
+    if block.recompute == "full" and block.given.options.recompute_whole_block:
         return tuple(array for array in made if array.name == "block input")
-    recomputed = (step for step in program.block_backward.operations if step.phase == "recompute")
+    recomputed = (step for step in block.backward.operations if step.phase == "recompute")
     again = {array.name for array in _made(recomputed)}
     return tuple(array for array in made if array.name not in again)
 
@@ -122,11 +122,12 @@ class Peak:
 class MemoryPlan:
     """Memory of a program as sizes: throughout the step, per block in flight, and in parts with a possible peak.
 
-    kept_layer: gathered weights of a block not resharded after forward, which it holds until its backward.
+    kept_layers: gathered weights of a block of each type, which one not resharded after forward holds until its
+    backward.
     """
 
     given: LayerInputs
-    kept_layer: Size
+    kept_layers: tuple[Size, ...]
     persistent: Held
     saved: Held
     peaks: tuple[Peak, ...]
@@ -135,51 +136,61 @@ class MemoryPlan:
 @lru_cache(maxsize=256)
 def memory_plan(program: StepProgram, stage: Stage = ONLY) -> MemoryPlan:
     """Sizes of one stage of a program; one in the middle of a pipeline has two neighbours to exchange messages with."""
-    saved, messages = _by_kind(saved_arrays(program)), list[tuple[str, Size]]()
+    messages = list[tuple[str, Size]]()
     if stage != ONLY:
         neighbours = 1.0 if stage.first or stage.last else 2.0
         messages = [("messages between stages", neighbours * MESSAGES * program.send(scattered=False).size_bytes)]
+    saved = [
+        (f"saved {kind}", count * block.given.held * size)
+        for block in program.blocks
+        for (kind, size), count in _by_kind(saved_arrays(block)).items()
+    ]
+    given = program.given
     # LM head: the last block's output, its weight with the first gather of the backward pass, and its gradient.
-    operations = program.head.operations
-    gathers = (*_sizes(program, operations, "weight"), *_backward_gathers(program)[:1])
-    points = temporaries(operations, first=(program.given.stream("last output", "residual stream"),))
-    head = Peak(points, (gathers,), (gathers,), (_sizes(program, operations, "weight_gradient"),))
+    operations, last = program.head.operations, program.blocks[-1]
+    gathers = (*_sizes(given, operations, "weight"), *_backward_gathers(last)[:1])
+    points = temporaries(operations, first=(given.stream("last output", "residual stream"),))
+    head = Peak(points, (gathers,), (gathers,), (_sizes(given, operations, "weight_gradient"),))
     return MemoryPlan(
-        given=program.given,
-        kept_layer=(program.given.options.gather_bytes or program.given.element) * BLOCK / (X * Y),
-        persistent=(*persistent_items(program.given), *messages),
-        saved=tuple((f"saved {kind}", count * _HELD * size) for (kind, size), count in saved.items()),
-        peaks=(*([head] if stage.last else []), _backward_peak(program, stage)),
+        given=given,
+        kept_layers=tuple(
+            dict.fromkeys((given.options.gather_bytes or given.element) * block.given.block for block in program.blocks)
+        ),
+        persistent=(*persistent_items(given), *messages),
+        saved=tuple(saved),
+        peaks=(*([head] if stage.last else []), *(_backward_peak(program, block, stage) for block in program.blocks)),
     )
 
 
-def _backward_peak(program: StepProgram, stage: Stage) -> Peak:
+def _backward_peak(program: StepProgram, block: Block, stage: Stage) -> Peak:
     """A block's backward pass: one gather ahead and one reduction behind, of the block, its neighbours and the LM head.
 
-    With full recompute the gathered weights of a block live through its backward pass. An LM head with a chunked loss
-    waits for its own reduction.
+    With full recompute the gathered weights of a block live through its backward pass; that of fc1, the first to be
+    gathered where the MLP is repeated, until its own. An LM head with a chunked loss waits for its own reduction.
     """
-    given, operations = program.given, program.block_backward.operations
-    gathers, reductions = _backward_gathers(program), _sizes(program, operations, "weight_gradient")
-    whole = program.recompute == "full" and not given.options.gather_after_recompute
+    given, operations = block.given, block.backward.operations
+    gathers, reductions = _backward_gathers(block), _sizes(given, operations, "weight_gradient")
+    held = not given.options.gather_after_recompute
+    whole = block.recompute == "full" and held
+    again = held and "mlp.fc1" in given.options.repeated_layers(block.recompute)
     behind = () if given.options.chunked_loss or not stage.last else program.head.operations
-    head = _sizes(program, behind, "weight_gradient")
+    head = _sizes(given, behind, "weight_gradient")
     gradient = given.stream("residual gradient", "residual gradients")
     return Peak(
-        points=temporaries(operations, first=(gradient,), saved=saved_arrays(program)),
-        gathers=((*gathers, *gathers[:1]),) if whole else _pairs(gathers),
+        points=temporaries(operations, first=(gradient,), saved=saved_arrays(block)),
+        gathers=((*gathers, *gathers[:1]),) if whole else (*_pairs(gathers), *([gathers[:3]] if again else [])),
         kept_gathers=(gathers[:1],),
         reductions=(*_pairs(reductions), (*head, *reductions[:1])),
     )
 
 
-def _backward_gathers(program: StepProgram) -> tuple[Size, ...]:
-    return _sizes(program, program.block_backward.operations, "weight")
+def _backward_gathers(block: Block) -> tuple[Size, ...]:
+    return _sizes(block.given, block.backward.operations, "weight")
 
 
-def _sizes(program: StepProgram, operations: Iterable[Operation], role: Role) -> tuple[Size, ...]:
+def _sizes(given: LayerInputs, operations: Iterable[Operation], role: Role) -> tuple[Size, ...]:
     """Of the collectives over shards with a role, in order."""
-    axes = program.given.shard_axes
+    axes = given.shard_axes
     sent = (one for one in operations if isinstance(one, Collective) and one.axis == axes and one.role == role)
     return tuple(one.size_bytes for one in sent)
 
@@ -229,7 +240,8 @@ def price_memory(
     lasting = _priced((*plan.persistent, *plan.saved), values)
     every = _points(plan, values, arithmetic=arithmetic)
     none_kept, some_kept = (_largest_of(map(_sum, points), arithmetic) for points in every)
-    lasting_bytes, per_layer = _sum(lasting), plan.kept_layer.evaluate(values)
+    lasting_bytes = _sum(lasting)
+    per_layer = _largest_of((size.evaluate(values) for size in plan.kept_layers), arithmetic)
     room = (limit_bytes - lasting_bytes - some_kept) / per_layer
     kept: Value = 0.0 * room
     if kept_layers is not None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import astuple, dataclass, field
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
@@ -41,8 +41,11 @@ class Arithmetic:
 COLUMNS = Arithmetic(smaller=np.minimum, larger=np.maximum, floor=np.floor)
 PLAIN = Arithmetic(smaller=min, larger=max, floor=lambda value: float(math.floor(value)))
 
-MODEL_SYMBOLS = ("L", "H", "Q", "N", "F", "G", "W", "S", "grouped", "halved")
+MODEL_SYMBOLS = ("L", "H", "Q", "N", "F", "G", "W", "S", "grouped", "halved", "O", "core", "span")
 """Constants of one search: layers, hidden, query, qkv, ffn and up widths, weights of a block, sequence length.
+
+O, core: widths of attention's output, and the mean of it and Q; span: positions that a token attends to, the masked
+half included, with a window.
 
 grouped, halved: 1 where keys have several queries each, and where micro-batches are split, else 0.
 """
@@ -64,6 +67,15 @@ y splits it, else 0.
 """
 
 _ORDER = {name: position for position, name in enumerate((*MODEL_SYMBOLS, *CANDIDATE_SYMBOLS))}
+
+REPEATING, PLAIN_BLOCKS = ".again", ".once"
+"""Behind the symbols that count blocks, where only some repeat their activations: of those, and of the others."""
+
+
+@lru_cache(maxsize=1024)
+def _place(name: str) -> tuple[int, str]:
+    """Place of a symbol in the canonical order, without what it is of; KeyError for a name that is not in it."""
+    return _ORDER[name.partition(".")[0]], name
 
 
 @dataclass(frozen=True)
@@ -95,7 +107,7 @@ class Size:
         powers = dict(self.powers)
         for name, power in other.powers:
             powers[name] = powers.get(name, 0) + sign * power
-        ordered = sorted(((name, power) for name, power in powers.items() if power), key=lambda item: _ORDER[item[0]])
+        ordered = sorted(((name, power) for name, power in powers.items() if power), key=lambda item: _place(item[0]))
         return Size(coefficient, tuple(ordered))
 
     @cached_property
@@ -138,7 +150,7 @@ def as_size(value: Size | float) -> Size:
 
 def symbol(name: str) -> Size:
     """A single named quantity; KeyError for a name outside the canonical list."""
-    _ORDER[name]
+    _place(name)
     return Size(1.0, ((name, 1),))
 
 

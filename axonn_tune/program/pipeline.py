@@ -98,9 +98,15 @@ def model_parts(
     return tuple(each + (last - left <= part < last) for part in range(last + 1))
 
 
-@lru_cache(maxsize=4096)
 def in_flight(stage: int, *, stages: int, micro_batches: int, weights: tuple[float, ...]) -> float:
-    """Largest sum of weights over (chunk, micro-batch) pairs of a stage whose forward is done and backward is not.
+    """Largest sum of weights over (chunk, micro-batch) pairs of a stage whose forward is done and backward is not."""
+    held = held_of_chunks(stage, stages=stages, micro_batches=micro_batches, weights=weights)
+    return float(sum(count * weight for count, weight in zip(held, weights, strict=True)))
+
+
+@lru_cache(maxsize=4096)
+def held_of_chunks(stage: int, *, stages: int, micro_batches: int, weights: tuple[float, ...]) -> tuple[int, ...]:
+    """How many micro-batches of each chunk are between forward and backward where the sum of their weights is largest.
 
     weights: of each chunk, its layers for instance; they may differ. After the k-th forward of `stage_order` all but
     the warm-up's forwards before it have their backward behind them. The order is periodic: no more micro-batches
@@ -115,7 +121,10 @@ def in_flight(stage: int, *, stages: int, micro_batches: int, weights: tuple[flo
     done, freed = np.cumsum(each[forward]), np.cumsum(each[chunks - 1 - forward])
     held, warm = done.copy(), int(warm_up(stage, stages=stages, chunks=chunks))
     held[warm + 1 :] -= freed[: max(len(held) - warm - 1, 0)]
-    return float(held.max())
+    most = int(held.argmax())
+    counts = np.bincount(forward[: most + 1], minlength=chunks)
+    counts -= np.bincount(chunks - 1 - forward[: max(most - warm, 0)], minlength=chunks)
+    return tuple(counts.tolist())
 
 
 def split_layers(

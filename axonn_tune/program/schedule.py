@@ -22,16 +22,24 @@ collective and handle has one.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import NamedTuple, TypeAlias
 
 from axonn_tune.frameworks.description import StepOptions
 from axonn_tune.program.context import CORE
 from axonn_tune.program.layers import PARTS
-from axonn_tune.program.operations import ONCE, Collective, Computation, Kernel, MatMul, Operation
-from axonn_tune.program.step import ONLY, Stage, StepProgram
+from axonn_tune.program.operations import (
+    ONCE,
+    Arithmetic,
+    Collective,
+    Computation,
+    Kernel,
+    MatMul,
+    Operation,
+    Value,
+)
+from axonn_tune.program.step import ONLY, Section, Stage, StepProgram
 from axonn_tune.specs.workload import Overlap
 
 RUN, WAIT, SYNC, ISSUE = range(4)
@@ -55,51 +63,248 @@ Pending: TypeAlias = tuple[Kernel, tuple[Collective, ...]]
 """What follows a running reduce-scatter: adding its result, then sending the completed bucket."""
 
 
-@dataclass(frozen=True)
-class MicroBatch:
-    """Instructions of one micro-batch; `head` has the chain's next gather unless all layers are not resharded.
+class Behind(NamedTuple):
+    """A kind of block in the backward pass; kept: not resharded after forward, so it gathers nothing again."""
 
-    Backward pass over the blocks: the first, then repeated ones, then the last; or the only one. Blocks that are not
-    resharded after forward come first. Of pipeline stages: enter, enter_backward begin a pass of a chunk with no
-    embedding or LM head before it; alone is the last block of a chunk with no LM head after it; leave ends the backward
-    pass of a chunk without embedding.
+    kind: int
+    kept: bool = False
+
+
+Runs: TypeAlias = Sequence[tuple[int, Value]]
+"""Equal blocks in a row, in forward order: number of the layer type, and how many."""
+
+
+class Segment(NamedTuple):
+    """Blocks in a row that are alike in the backward pass, and their layer type."""
+
+    block: Behind
+    of_type: int
+    blocks: Value
+
+
+def segments(
+    program: StepProgram, runs: Runs, *, kept: Value, repeated: Value, arithmetic: Arithmetic
+) -> list[Segment]:
+    """Blocks of a chunk in the order of their backward passes; of no blocks, too.
+
+    kept: how many are not resharded after forward, the last ones; repeated: how many repeat where only some do, the
+    first ones.
+    """
+    left: Value = 0.0
+    after: Value = 0.0
+    found = list[Segment]()
+    for _, count in runs:
+        left = left + count
+    for of_type, count in reversed(runs):
+        left = left - count
+        held = arithmetic.smaller(arithmetic.larger(kept - after, 0.0), count)
+        after = after + count
+        again = arithmetic.smaller(arithmetic.larger(repeated - left, 0.0), count) if program.some else 0.0
+        both = arithmetic.larger(held + again - count, 0.0)
+        plain, repeats = (program.kind(of_type, repeats=one) for one in (False, True))
+        found.append(Segment(Behind(plain, kept=True), of_type, held - both))
+        found.append(Segment(Behind(plain), of_type, count - again - (held - both)))
+        if program.some:
+            found += [
+                Segment(Behind(repeats, kept=True), of_type, both),
+                Segment(Behind(repeats), of_type, again - both),
+            ]
+    return found
+
+
+Chunks: TypeAlias = Sequence[tuple[Runs, Value]]
+"""Blocks of each chunk of a stage, and of how many micro-batches it holds activations when a stage holds most."""
+
+
+def blocks_by_kind(
+    program: StepProgram, chunks: Chunks, *, repeated: Value, arithmetic: Arithmetic
+) -> dict[str, Value]:
+    """Symbols of each kind of block: `L`, how many a stage has, and `held`, those with activations alive together.
+
+    repeated: blocks of each chunk that repeat, where only some do.
+    """
+    found = dict[str, Value]()
+    for runs, in_flight in chunks:
+        for one in segments(program, runs, kept=0.0, repeated=repeated, arithmetic=arithmetic):
+            of = program.blocks[one.block.kind].given.counted
+            for name, count in ((f"L{of}", one.blocks), (f"held{of}", in_flight * one.blocks)):
+                found[name] = found[name] + count if name in found else count
+    return found
+
+
+def kept_by_kind(
+    program: StepProgram, chunks: Chunks, values: Mapping[str, Value], kept: Value, *, arithmetic: Arithmetic
+) -> dict[str, Value]:
+    """Symbols of a stage and of each kind of block: `kept`, how many are not resharded after forward, and `unkept`.
+
+    values: with `L`, also of each kind, and, where only some blocks repeat, `repeated`.
+    """
+    found: dict[str, Value] = {"kept": kept, "unkept": values["L"] - kept}
+    if len(program.blocks) == 1:
+        return found
+    of_kinds: dict[str, Value] = {block.given.counted: 0.0 for block in program.blocks}
+    for runs, _ in chunks:
+        share, repeated = kept_share(runs, kept, values["L"], arithmetic), values.get("repeated", 0.0)
+        for one in segments(program, runs, kept=share, repeated=repeated, arithmetic=arithmetic):
+            of = program.blocks[one.block.kind].given.counted
+            of_kinds[of] = of_kinds[of] + one.blocks * float(one.block.kept)
+    found |= {f"kept{of}": count for of, count in of_kinds.items()}
+    return found | {f"unkept{of}": values[f"L{of}"] - count for of, count in of_kinds.items()}
+
+
+def kept_share(runs: Runs, kept: Value, layers: Value, arithmetic: Arithmetic) -> Value:
+    """Blocks of a chunk that are not resharded after forward, of those of a stage with so many blocks."""
+    here: Value = 0.0
+    for _, count in runs:
+        here = here + count
+    found: Value = arithmetic.floor(kept * here / arithmetic.larger(layers, 1.0))
+    return found
+
+
+class MicroBatch:
+    """Instructions of one micro-batch, each made when it is first asked for.
+
+    buckets: sections of data-parallel buckets that are sent in it (`head`, `block`, `table`). parameters: it also
+    gathers new weights, as the first micro-batch of a step does: which one does, changes no step's time. Layer types
+    and kinds of block go by their numbers. What has gathers issues the first of the section after it in the chain; a
+    block without anything after it, at the end of a chunk, has None there.
     """
 
-    embedding: Instructions
-    enter: Instructions
-    block: Instructions
-    last_block: Instructions
-    alone: Instructions
-    head: Instructions
-    head_all_kept: Instructions
-    enter_backward: Instructions
-    first: Instructions
-    middle: Instructions
-    last: Instructions
-    only: Instructions
-    kept_first: Instructions
-    kept_middle: Instructions
-    flush: Instructions
-    leave: Instructions
+    def __init__(self, compiler: _Compiler, *, buckets: tuple[str, ...], parameters: bool = False) -> None:
+        self._compiler, self._buckets, self._gathers_weights = compiler, buckets, parameters
+        self._known: dict[tuple[object, ...], Instructions] = {}
+
+    def _made(self, key: tuple[object, ...], instructions: Callable[[], Iterable[Emitted]]) -> Instructions:
+        if key not in self._known:
+            self._known[key] = self._compiler.numbered(instructions())
+        return self._known[key]
+
+    def embedding(self, following: int | None) -> Instructions:
+        """The embedding before a block of this type."""
+        operations = self._compiler.program.embedding.operations
+
+        def made() -> list[Emitted]:
+            after = self._compiler.forward_gather(following)
+            looked_up = self._compiler.section(operations, following=after)
+            return [*self._compiler.start(_first(_gathers(operations))), *looked_up, *self._new_weights(following)]
+
+        return self._made(("embedding", following), made)
+
+    def enter(self, following: int | None, *, head: bool = False) -> Instructions:
+        """Begin of a chunk's forward pass without an embedding, with a block of this type, or with the LM head."""
+        gather = self._compiler.forward_gather(following, head=head)
+        return self._made(
+            ("enter", following, head), lambda: [*self._compiler.start(gather), *self._new_weights(following)]
+        )
+
+    def forward(self, of_type: int, following: int | None, *, head: bool = False) -> Instructions:
+        """A block forward, before one of the type `following`, or before the LM head."""
+
+        def made() -> list[Emitted]:
+            operations = self._compiler.program.blocks[self._compiler.kind(of_type)].forward.operations
+            after = self._compiler.forward_gather(following, head=head)
+            waited = [Emitted(WAIT, slot="parameters")] if self._new_weights(of_type) else []
+            gathered = self._new_weights(following, head=head) if waited else ()
+            return [*waited, *gathered, *self._compiler.section(operations, following=after)]
+
+        return self._made(("forward", of_type, following, head), made)
+
+    def head(self, following: int | None) -> Instructions:
+        """LM head and loss, before the backward pass of a kind of block; None: no block gathers again."""
+
+        def made() -> list[Emitted]:
+            compiler = self._compiler
+            waited = [Emitted(WAIT, slot="parameters")] if self._new_weights(None, head=True) else []
+            operations, bucket = compiler.program.head.operations, self._bucket(compiler.program.head_bucket, "head")
+            after = compiler.backward_gather(following)
+            return [*waited, *compiler.section(operations, following=after, bucket=bucket, flush=True)]
+
+        return self._made(("head", following), made)
+
+    def enter_backward(self, following: int | None) -> Instructions:
+        """Begin of a chunk's backward pass without an LM head before it."""
+        gather = self._compiler.backward_gather
+        return self._made(("enter backward", following), lambda: self._compiler.start(gather(following)))
+
+    def backward(self, before: int | None, block: Behind, following: int | None) -> Instructions:
+        """A block backward, after one of the type `before`, and before the kind `following` that gathers next."""
+        following = None if block.kept else following
+
+        def made() -> list[Emitted]:
+            one = self._compiler.program.blocks[block.kind]
+            operations = _without_gathers(one.backward.operations) if block.kept else one.backward.operations
+            return self._compiler.section(
+                operations,
+                following=self._compiler.backward_gather(following),
+                pending=self._pending(before),
+                bucket=self._bucket(one.bucket, "block"),
+            )
+
+        return self._made(("backward", before, block, following), made)
+
+    def flush(self, before: int | None) -> Instructions:
+        """Backward pass of the embedding, after a block of the type `before`."""
+        program = self._compiler.program
+        operations, bucket = program.embedding_backward.operations, self._bucket(program.table_buckets, "table")
+        return self._made(
+            ("flush", before),
+            lambda: self._compiler.section(operations, pending=self._pending(before), bucket=bucket, flush=True),
+        )
+
+    def leave(self, before: int | None) -> Instructions:
+        """End of a chunk's backward pass without embedding, after a block of the type `before`."""
+        return self._made(
+            ("leave", before), lambda: self._compiler.section((), pending=self._pending(before), flush=True)
+        )
+
+    def _bucket(self, section: Section, name: str) -> tuple[Collective, ...]:
+        """Collectives of a bucket section, none unless it is sent in this micro-batch."""
+        found = section.operations if name in self._buckets else ()
+        return tuple(step for step in found if isinstance(step, Collective))
+
+    def _pending(self, before: int | None) -> Pending | None:
+        """What the last block leaves to be done once its reduce-scatter has ended."""
+        if before is None:
+            return None
+        block = self._compiler.program.blocks[self._compiler.kind(before)]
+        added = [step for step in block.backward.operations if isinstance(step, Kernel) and step.accumulates]
+        return added[-1], self._bucket(block.bucket, "block")
+
+    def _new_weights(self, of_type: int | None, *, head: bool = False) -> tuple[Emitted, ...]:
+        """Gathers of new weights, a block ahead: of a block, or of the LM head."""
+        program = self._compiler.program
+        if not self._gathers_weights or (of_type is None and not head):
+            return ()
+        section = (
+            program.head_parameters if of_type is None else program.blocks[self._compiler.kind(of_type)].parameters
+        )
+        return tuple(Emitted(ISSUE, step, "parameters") for step in section.operations)
+
+
+HANDLES = (
+    *("gather", "output0", "output1", "input_gradient", "input_gather", "keys", "pipelined", "pipelined output"),
+    *("weight_gradient", "data", "parameters"),
+)
+"""What a collective is waited for by, each with its number in instructions."""
 
 
 @dataclass(frozen=True)
 class StepSchedule:
     """One step: all micro-batches but the last, the last with its data-parallel buckets, the end for each stage.
 
-    runs, collectives, handles: what the numbers of instructions stand for; issued: how many operations of a block's
-    forward and of its backward pass the host issues: computations by the symbol that counts them or "", collectives by
-    group of axes; replicas: group that buckets are reduced over.
+    runs, collectives: what the numbers of instructions stand for, which grow with the instructions that are asked for;
+    issued: of each kind of block, how many operations of its forward and of its backward pass the host issues:
+    computations by the symbol that counts them or "", collectives by group of axes; replicas: group that buckets are
+    reduced over.
     """
 
-    runs: tuple[tuple[Computation, ...], ...]
-    collectives: tuple[Collective, ...]
-    handles: tuple[str, ...]
-
+    program: StepProgram
+    runs: list[tuple[Computation, ...]]
+    collectives: list[Collective]
     micro_batch: MicroBatch
     last_micro_batch: MicroBatch
     ends: Mapping[Stage, Instructions]
-    issued: tuple[Mapping[str, float], Mapping[str, float]]
+    issued: tuple[tuple[Mapping[str, float], Mapping[str, float]], ...]
     replicas: str
 
 
@@ -109,11 +314,7 @@ def build_schedule(
     """Schedule of a program with the given overlaps; `split`: two-batch overlap."""
     options = program.given.options
     used = frozenset(overlaps) & frozenset(options.overlaps)
-    compiler = _Compiler(program, used, split=split)
-    every = ("head", "block", "table") if options.reduce_each_micro_batch else ()
-    last = ("head", "block", "table")
-    micro_batch = compiler.micro_batch(buckets=every)
-    last_micro_batch = compiler.micro_batch(buckets=last, parameters=True)
+    compiler, last = _Compiler(program, used, split=split), ("head", "block", "table")
     # At the end everything is in order, nothing overlaps.
     plain = [(step, Emitted(SYNC if isinstance(step, Collective) else RUN, step)) for step in program.end.operations]
     ends = {
@@ -121,13 +322,13 @@ def build_schedule(
         for stage in stages
     }
     return StepSchedule(
-        runs=tuple(compiler.runs),
-        collectives=tuple(compiler.collectives),
-        handles=tuple(compiler.handles),
-        micro_batch=micro_batch,
-        last_micro_batch=last_micro_batch,
+        program=program,
+        runs=compiler.runs,
+        collectives=compiler.collectives,
+        micro_batch=MicroBatch(compiler, buckets=last if options.reduce_each_micro_batch else ()),
+        last_micro_batch=MicroBatch(compiler, buckets=last, parameters=True),
         ends=ends,
-        issued=(_issued(program.block.operations), _issued(program.block_backward.operations)),
+        issued=tuple((_issued(one.forward.operations), _issued(one.backward.operations)) for one in program.blocks),
         replicas=program.given.data_axes,
     )
 
@@ -157,10 +358,19 @@ def _gathers(operations: Iterable[Operation]) -> list[Gather]:
     return chain
 
 
+def _without_gathers(operations: Iterable[Operation]) -> tuple[Operation, ...]:
+    """Those of a block that is not resharded after forward: without gathers and the kernels that prepare them."""
+    return tuple(
+        step
+        for step in operations
+        if getattr(step, "role", "") != "weight" and not getattr(step, "prepares_gather", False)
+    )
+
+
 class _Compiler:
     """Turns sections into instructions, and numbers what they are about.
 
-    runs: by number; collectives, handles: with their numbers.
+    runs, collectives: by number.
     """
 
     def __init__(self, program: StepProgram, overlaps: frozenset[Overlap], *, split: bool) -> None:
@@ -168,12 +378,24 @@ class _Compiler:
         self.options = program.given.options
         self.overlaps = overlaps
         self.split = split and "output" in overlaps
-        backward = program.block_backward.operations
-        self.block_accumulate = [step for step in backward if isinstance(step, Kernel) and step.accumulates][-1]
         self.runs: list[tuple[Computation, ...]] = []
-        self.collectives: dict[Collective, int] = {}
-        self.handles: dict[str, int] = {}
+        self.collectives: list[Collective] = []
+        self._numbers: dict[Collective, int] = {}
         self._known: dict[tuple[int, ...], int] = {}
+
+    def kind(self, of_type: int) -> int:
+        """A kind of block of a layer type: all have one forward pass, one bucket and one accumulation."""
+        return self.program.kind(of_type, repeats=True)
+
+    def forward_gather(self, of_type: int | None, *, head: bool = False) -> Gather | None:
+        """The first gather of a type's forward pass, or of the LM head."""
+        if of_type is not None:
+            return _first(_gathers(self.program.blocks[self.kind(of_type)].forward.operations))
+        return _first(_gathers(self.program.head.operations)) if head else None
+
+    def backward_gather(self, kind: int | None) -> Gather | None:
+        """The first gather of a kind's backward pass."""
+        return None if kind is None else _first(_gathers(self.program.blocks[kind].backward.operations))
 
     def numbered(self, instructions: Iterable[Emitted]) -> Instructions:
         """Instructions in numbers, neighbouring runs joined; a run's number is by the identities of its operations."""
@@ -192,86 +414,23 @@ class _Compiler:
                 joined.clear()
             if step is None:
                 break
-            handle = self.handles.setdefault(step.slot, len(self.handles)) if step.slot else 0
+            handle = HANDLES.index(step.slot) if step.slot else 0
             if isinstance(step.operation, Collective):
-                found.append((step.code, self.collectives.setdefault(step.operation, len(self.collectives)), handle))
+                if step.operation not in self._numbers:
+                    self._numbers[step.operation] = len(self.collectives)
+                    self.collectives.append(step.operation)
+                found.append((step.code, self._numbers[step.operation], handle))
             else:
                 found.append((WAIT, handle, 0))
         return tuple(found)
 
-    def micro_batch(self, *, buckets: tuple[str, ...], parameters: bool = False) -> MicroBatch:
-        """One micro-batch; `buckets` names the sections of data-parallel buckets sent in it.
-
-        parameters: it also gathers new weights, as the first micro-batch of a step does: which one does, changes no
-        step's time.
-        """
-        program = self.program
-        embedding, block, head, backward = (
-            _gathers(part.operations)
-            for part in (program.embedding, program.block, program.head, program.block_backward)
-        )
-        head_bucket = self._bucket("head", buckets)
-        block_bucket, tables = self._bucket("block", buckets), self._bucket("table", buckets)
-        pending = self.block_accumulate, block_bucket
-        first, following, last, before_head = self._parameters() if parameters else ((), (), (), ())
-        forward, numbered = program.block.operations, self.numbered
-        head_section = partial(self._section, program.head.operations, bucket=head_bucket, flush=True)
-        looked_up = self._section(program.embedding.operations, following=_first(block))
-        blocks = self._backward_blocks(_first(backward), pending)
-        return MicroBatch(
-            embedding=numbered([*self._start(_first(embedding)), *looked_up, *first]),
-            enter=numbered([*self._start(_first(block)), *first]),
-            block=numbered([*following, *self._section(forward, following=_first(block))]),
-            last_block=numbered([*last, *self._section(forward, following=_first(head))]),
-            alone=numbered([*following[:1], *self._section(forward)]),
-            head=numbered([*before_head, *head_section(following=_first(backward))]),
-            head_all_kept=numbered([*before_head, *head_section()]),
-            enter_backward=numbered(self._start(_first(backward))),
-            **{name: numbered(part) for name, part in blocks.items()},
-            flush=numbered(
-                self._section(program.embedding_backward.operations, pending=pending, bucket=tables, flush=True)
-            ),
-            leave=numbered(self._section((), pending=pending, flush=True)),
-        )
-
-    def _parameters(self) -> tuple[tuple[Emitted, ...], ...]:
-        """Gathers of new weights a block ahead: before the first block, between blocks, at the last, at the LM head."""
-
-        block, head = (
-            tuple(Emitted(ISSUE, step, "parameters") for step in section.operations)
-            for section in (self.program.parameters, self.program.head_parameters)
-        )
-        wait = (Emitted(WAIT, slot="parameters"),)
-        return block, (*wait, *block) if block else (), (*wait, *head) if block else (), wait if head else ()
-
-    def _bucket(self, name: str, buckets: tuple[str, ...]) -> tuple[Collective, ...]:
-        """Collectives of one bucket section, none unless it is sent in this micro-batch."""
-        program = self.program
-        section = {"head": program.head_bucket, "block": program.block_bucket, "table": program.table_buckets}
-        found = section[name].operations if name in buckets else ()
-        return tuple(step for step in found if isinstance(step, Collective))
-
-    def _backward_blocks(self, following: Gather | None, pending: Pending) -> dict[str, list[Emitted]]:
-        """A block's backward pass, by place; those not resharded have no gathers and no kernels that prepare them."""
-        every, bucket = self.program.block_backward.operations, pending[1]
-        gathers = (getattr(step, "role", "") == "weight" or getattr(step, "prepares_gather", False) for step in every)
-        kept = tuple(step for step, gathering in zip(every, gathers, strict=True) if not gathering)
-        return {
-            "first": self._section(every, following=following, bucket=bucket),
-            "middle": self._section(every, following=following, pending=pending, bucket=bucket),
-            "last": self._section(every, pending=pending, bucket=bucket),
-            "only": self._section(every, bucket=bucket),
-            "kept_first": self._section(kept, bucket=bucket),
-            "kept_middle": self._section(kept, pending=pending, bucket=bucket),
-        }
-
-    def _start(self, gather: Gather | None) -> tuple[Emitted, ...]:
+    def start(self, gather: Gather | None) -> tuple[Emitted, ...]:
         """The first gather of a chain, which is exposed."""
         if gather is None or not _prefetched(gather, self.overlaps, self.options):
             return ()
         return Emitted(RUN, gather[0]), Emitted(ISSUE, gather[1], "gather")
 
-    def _section(
+    def section(
         self,
         operations: tuple[Operation, ...],
         *,
@@ -289,7 +448,7 @@ class _Compiler:
         chain = [*_gathers(operations), following]
         emitter = _Emitter(self.overlaps, self.options, chain, pending, bucket)
         if len(chain) == 1:
-            emitter.output += self._start(following)
+            emitter.output += self.start(following)
         halved = self.split and operations and operations[0].phase != "backward"
         for step in _halves(operations) if halved else operations:
             emitter.add(step)
@@ -367,7 +526,7 @@ class _Emitter:
             return
         if self.owed_input_gradient and not self._belongs_to_weight_gradient(step):
             self._settle_input_gradient()
-        if "keys" in self.owed and (step.layer != CORE or isinstance(step, Collective)):
+        if "keys" in self.owed and (not step.layer.endswith(CORE) or isinstance(step, Collective)):
             self._settle("keys")
         if isinstance(step, MatMul) and step.layout == "TN":
             self._settle("input_gather")

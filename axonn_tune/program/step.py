@@ -8,36 +8,28 @@ one stage, the first of which has the embedding and the last of which the LM hea
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import chain
+from typing import TypeAlias
 
 from axonn_tune.frameworks.axonn_tune import AXONN_TUNE
 from axonn_tune.frameworks.description import StepOptions
 from axonn_tune.program import layers
-from axonn_tune.program.layers import (
-    ATTENTION_OUTPUT,
-    BLOCK,
-    BLOCK_LINEARS,
-    FC1,
-    FC2,
-    PARTS,
-    POSITIONS,
-    QKV,
-    TABLE,
-    UNKEPT_SHARE,
-    WHOLE_BLOCK,
-    Bucket,
-    F,
-    G,
-    H,
-    LayerInputs,
-    N,
-    Q,
-    X,
-    Y,
+from axonn_tune.program.layers import PARTS, POSITIONS, TABLE, WHOLE_BLOCK, Bucket, H, LayerInputs, X, Y
+from axonn_tune.program.operations import (
+    MATRIX_ALIGNMENT,
+    ONCE,
+    PLAIN_BLOCKS,
+    REPEATING,
+    Collective,
+    MatMul,
+    Operation,
+    Phase,
+    Size,
+    symbol,
 )
-from axonn_tune.program.operations import MATRIX_ALIGNMENT, ONCE, Collective, MatMul, Operation, Phase, Size, symbol
 from axonn_tune.specs.model import Model
 from axonn_tune.specs.workload import Recompute, Workload
 
@@ -50,7 +42,7 @@ def bundled(*, compiled: bool) -> StepOptions:
     return BUNDLED if compiled else replace(BUNDLED, kernels="eager")
 
 
-ACCUMULATION, BLOCKS = symbol("A"), symbol("L")
+ACCUMULATION = symbol("A")
 
 
 @dataclass(frozen=True)
@@ -73,22 +65,65 @@ ONLY, FIRST, MIDDLE, LAST = Stage(), Stage(True, False), Stage(False, False), St
 """The stage of a step without pipeline stages, and those of one with several."""
 
 
-def stages_alike(parts: tuple[int, ...], stages: int) -> dict[tuple[Stage, tuple[int, ...]], list[int]]:
+def suffixes(model: Model) -> tuple[str, ...]:
+    """What stands behind the symbols of each layer type of a model: nothing if there is but one."""
+    types = model.types
+    return tuple(f".{layer.name}" for layer in types) if len(types) > 1 else ("",)
+
+
+Contents: TypeAlias = tuple[tuple[int, int], ...]
+"""Blocks of a chunk in forward order: numbers of layer types, and how many in a row."""
+
+
+def contents_of(model: Model, parts: Sequence[int]) -> tuple[Contents, ...]:
+    """What is in each model part, given the number of its blocks."""
+    runs = [[of_type, count] for of_type, count in (model.runs if model.pattern else [(0, sum(parts))])]
+    found = list[Contents]()
+    for count in parts:
+        here = list[tuple[int, int]]()
+        while count:
+            taken = min(count, runs[0][1])
+            here.append((runs[0][0], taken))
+            count, runs[0][1] = count - taken, runs[0][1] - taken
+            runs = runs if runs[0][1] else runs[1:]
+        found.append(tuple(here))
+    return tuple(found)
+
+
+def counted(contents: Contents) -> tuple[tuple[int, float], ...]:
+    """The same with numbers of blocks as floats, as the replay takes them."""
+    return tuple((of_type, float(count)) for of_type, count in contents)
+
+
+def blocks_in(contents: Contents) -> int:
+    """Number of blocks of a chunk."""
+    return sum(count for _, count in contents)
+
+
+def blocks_by_type(model: Model, chunks: Iterable[Contents]) -> tuple[int, ...]:
+    """Number of blocks of each layer type in some chunks."""
+    found = [0] * len(model.types)
+    for of_type, count in chain.from_iterable(chunks):
+        found[of_type] += count
+    return tuple(found)
+
+
+def stages_alike(parts: tuple[Contents, ...], stages: int) -> dict[tuple[Stage, tuple[Contents, ...]], list[int]]:
     """Stages that are alike: their place and the blocks of their chunks, with their numbers.
 
     parts: blocks of each model part, chunk c of stage s at c·p + s.
     """
-    found: dict[tuple[Stage, tuple[int, ...]], list[int]] = {}
+    found: dict[tuple[Stage, tuple[Contents, ...]], list[int]] = {}
     for number in range(stages):
         stage = Stage(number == 0, number == stages - 1)
         found.setdefault((stage, parts[number::stages]), []).append(number)
     return found
 
 
-def chunks_of(stage: Stage, blocks: tuple[int, ...]) -> Iterator[tuple[Stage, int]]:
-    """Each chunk of a stage: what it has beside blocks, embedding or LM head, and its number of blocks."""
-    for number, count in enumerate(blocks):
-        yield Stage(stage.first and number == 0, stage.last and number == len(blocks) - 1), count
+def chunks_of(stage: Stage, blocks: tuple[Contents, ...]) -> Iterator[tuple[Stage, Contents]]:
+    """Each chunk of a stage: what it has beside blocks, embedding or LM head, and its blocks."""
+    for number, contents in enumerate(blocks):
+        yield Stage(stage.first and number == 0, stage.last and number == len(blocks) - 1), contents
 
 
 @dataclass(frozen=True)
@@ -101,40 +136,63 @@ class Section:
 
 
 @dataclass(frozen=True, eq=False)
+class Block:
+    """Blocks of one kind: a layer type that repeats its activations in the backward pass, or one that does not.
+
+    type: number of the layer type; given: what its operations were made from, with the names of its symbols.
+    parameters: gathers of new weights behind the forward pass. Sections without operations are empty.
+    """
+
+    type: int
+    given: LayerInputs
+    recompute: Recompute
+    forward: Section
+    backward: Section
+    bucket: Section
+    parameters: Section
+
+
+@dataclass(frozen=True, eq=False)
 class StepProgram:
     """All sections of one step, for one model, workload, kind of recompute and set of options. Equal by identity.
 
-    parameters, head_parameters: gathers of new weights behind the forward pass; bucket sections are empty where
-    gradients are reduced at the end of the step.
+    blocks: of each layer type one kind, or two where only some blocks repeat: those first. head_parameters: as of
+    blocks; bucket sections are empty where gradients are reduced at the end of the step.
     """
 
     recompute: Recompute
     given: LayerInputs
     embedding: Section
-    block: Section
+    blocks: tuple[Block, ...]
     head: Section
-    block_backward: Section
     embedding_backward: Section
     head_bucket: Section
-    block_bucket: Section
     table_buckets: Section
-    parameters: Section
     head_parameters: Section
     end: Section
+
+    @property
+    def some(self) -> bool:
+        """Whether only some blocks repeat."""
+        return any(block.given.repeating for block in self.blocks)
+
+    def kind(self, of_type: int, *, repeats: bool) -> int:
+        """Number of a kind of block."""
+        return 2 * of_type + (not repeats) if self.some else of_type
 
     def sections(self, stage: Stage = ONLY) -> tuple[Section, ...]:
         """Every section of a stage, in program order: the order in which totals are summed."""
         end = Section(self.end.name, self.end.repeats, tuple(step for step in self.end.operations if stage.has(step)))
         return (
             *([self.embedding] if stage.first else []),
-            self.block,
+            *(block.forward for block in self.blocks),
             *([self.head] if stage.last else []),
-            self.block_backward,
+            *(block.backward for block in self.blocks),
             *([self.embedding_backward] if stage.first else []),
             *([self.head_bucket] if stage.last else []),
-            self.block_bucket,
+            *(block.bucket for block in self.blocks),
             *([self.table_buckets] if stage.first else []),
-            self.parameters,
+            *(block.parameters for block in self.blocks),
             *([self.head_parameters] if stage.last else []),
             end,
         )
@@ -184,53 +242,74 @@ def build_step(
     *,
     recompute: Recompute,
     options: StepOptions = BUNDLED,
+    some: bool = False,
     context: bool = False,
     lone_context: bool = False,
     table_alignment: int = MATRIX_ALIGNMENT,
 ) -> StepProgram:
     """The program of one step; the grid, the micro-batch and what follows from them stay symbols.
 
-    context, lone_context: the framework has a context axis, of any size or of one rank; table_alignment: bytes at whose
-    multiples rows of logits start.
+    some: only the first blocks of each chunk repeat, others do not. context, lone_context: the framework has a context
+    axis, of any size or of one rank; table_alignment: bytes at whose multiples rows of logits start.
     """
     sharded = workload.shard_optimizer_over_data or options.distributed_optimizer
     if "data_parallel" not in set(workload.overlaps) & set(options.overlaps):
         options = replace(options, reduction=options.blocking_reduction or options.reduction, parameter_overlap=False)
     given = LayerInputs(model, workload.element_sizes, options, sharded, context, table_alignment, lone_context)
-    buckets = _buckets(given)
-    sent = buckets if options.reduction == "buckets" else []
+    kinds = list(_kinds(given, some=some))
+    tables = _table_buckets(given)
+    buckets = [*(_block_bucket(one) for one, _ in kinds), *tables]
     times = ACCUMULATION if options.reduce_each_micro_batch else ONCE
     return StepProgram(
         recompute=recompute,
         given=given,
         embedding=Section("embedding", ACCUMULATION, tuple(layers.embedding_forward(given))),
-        block=Section("block", BLOCKS * ACCUMULATION, tuple(_block_forward(given))),
-        head=Section("head", ACCUMULATION, tuple(layers.head(given))),
-        block_backward=Section(
-            "block_backward", BLOCKS * ACCUMULATION, tuple(_block_backward(given, recompute=recompute))
+        blocks=tuple(
+            _block(one, number, recompute="none" if one.repeating == PLAIN_BLOCKS else recompute, times=times)
+            for one, number in kinds
         ),
+        head=Section("head", ACCUMULATION, tuple(layers.head(given))),
         embedding_backward=Section("embedding_backward", ACCUMULATION, tuple(layers.embedding_backward(given))),
-        head_bucket=_bucket_section("head_bucket", sent, ("head",), given, times=times),
-        block_bucket=_bucket_section("block_bucket", sent, ("block",), given, times=times),
-        table_buckets=_bucket_section("table_buckets", sent, ("embedding", "position"), given, times=times),
-        parameters=_parameter_section("block", buckets, given),
-        head_parameters=_parameter_section("head", buckets, given),
-        end=Section("end", ONCE, tuple(layers.step_end(given, buckets=tuple(buckets), unsent=_unsent(given)))),
+        head_bucket=_bucket_section("head_bucket", tables, ("head",), given, times=times),
+        table_buckets=_bucket_section("table_buckets", tables, ("embedding", "position"), given, times=times),
+        head_parameters=_parameter_section("head_parameters", tables, "head", given),
+        end=Section("end", ONCE, tuple(layers.step_end(given, buckets=tuple(buckets), unsent=_unsent(given, kinds)))),
+    )
+
+
+def _kinds(given: LayerInputs, *, some: bool) -> Iterator[tuple[LayerInputs, int]]:
+    """Inputs of each kind of block, with the number of its layer type."""
+    model = given.model
+    for number, (layer, of) in enumerate(zip(model.types, suffixes(model), strict=True)):
+        for repeating in (REPEATING, PLAIN_BLOCKS) if some else ("",):
+            yield replace(given, layer=layer, of=of, repeating=repeating), number
+
+
+def _block(given: LayerInputs, number: int, *, recompute: Recompute, times: Size) -> Block:
+    """Sections of one kind of block; times: of a step, that its gradients are reduced."""
+    repeats, buckets = given.blocks * ACCUMULATION, [_block_bucket(given)]
+    return Block(
+        type=number,
+        given=given,
+        recompute=recompute,
+        forward=Section("block", repeats, tuple(_block_forward(given))),
+        backward=Section("block_backward", repeats, tuple(_block_backward(given, recompute=recompute))),
+        bucket=_bucket_section("block_bucket", buckets, ("block",), given, times=times),
+        parameters=_parameter_section("parameters", buckets, "block", given),
     )
 
 
 def _bucket_section(
     name: str, buckets: list[Bucket], of: tuple[str, ...], given: LayerInputs, *, times: Size
 ) -> Section:
-    """Reductions over data of the named layers."""
-    chosen = [bucket for bucket in buckets if bucket[0] in of]
+    """Reductions over data of the named layers, where gradients are reduced bucket by bucket."""
+    chosen = [bucket for bucket in buckets if bucket[0] in of and given.options.reduction == "buckets"]
     operations = tuple(layers.data_bucket(layer, elements, given) for layer, elements, _ in chosen)
     return Section(name, times * chosen[0][2] if chosen else ONCE, operations)
 
 
-def _parameter_section(of: str, buckets: list[Bucket], given: LayerInputs) -> Section:
+def _parameter_section(name: str, buckets: list[Bucket], of: str, given: LayerInputs) -> Section:
     """Gathers of new weights behind the forward pass, block by block, then the LM head's; others are needed first."""
-    name = "parameters" if of == "block" else f"{of}_parameters"
     chosen = [bucket for bucket in buckets if bucket[0] == of]
     if not (given.sharded and given.options.parameter_overlap and chosen):
         return Section(name, ONCE, ())
@@ -238,13 +317,13 @@ def _parameter_section(of: str, buckets: list[Bucket], given: LayerInputs) -> Se
     return Section(name, count, (layers.parameter_gather(layer, elements, given, phase="forward"),))
 
 
-def _unsent(given: LayerInputs) -> tuple[Collective, ...]:
+def _unsent(given: LayerInputs, kinds: list[tuple[LayerInputs, int]]) -> tuple[Collective, ...]:
     """Gradients that are reduced over data after the last backward pass: in one buffer, or one call a parameter."""
     if given.options.reduction == "buckets":
         return ()
     if given.options.reduction == "whole":
         return (layers.data_bucket("gradients", symbol("parameters"), given),)
-    weights = [(linear.layer, linear.weight, BLOCKS) for linear in BLOCK_LINEARS]
+    weights = [(linear.layer, linear.weight, one.blocks) for one, _ in kinds for linear in one.linears]
     tables = [(table, elements, ONCE) for table, elements in layers.tables(given)]
     whole = given.shard_axes + given.data_axes
     return tuple(
@@ -261,15 +340,18 @@ def _unsent(given: LayerInputs) -> tuple[Collective, ...]:
     )
 
 
-def _buckets(given: LayerInputs) -> list[Bucket]:
-    """Data-parallel buckets as `(layer, elements, how many a step)`: one a block, one a table."""
+def _block_bucket(given: LayerInputs) -> Bucket:
+    """Data-parallel bucket of a block, `(layer, elements, how many a step)`."""
+    return "block", symbol(f"block_bucket{given.of}"), given.blocks
+
+
+def _table_buckets(given: LayerInputs) -> list[Bucket]:
+    """Data-parallel buckets of the tables, one each."""
 
     def table(name: str, shard: Size, whole: Size) -> Bucket:
         return name, whole if given.replicated(name) else shard, ONCE
 
-    found = [("block", symbol("block_bucket"), BLOCKS)]
-    if not given.model.tied_embeddings:
-        found.append(table("head", symbol("table_bucket"), TABLE))
+    found = [] if given.model.tied_embeddings else [table("head", symbol("table_bucket"), TABLE)]
     found.append(table("embedding", symbol("table_bucket"), TABLE))
     if given.model.learned_positions:
         found.append(table("position", symbol("position_bucket"), POSITIONS))
@@ -287,7 +369,7 @@ def _gather_block(given: LayerInputs, *, phase: Phase, calls: Size = ONCE) -> li
     """Gather of all weights of a block at once, where they are."""
     if given.options.gather_unit == "weight":
         return []
-    return layers.gather_weight(WHOLE_BLOCK, BLOCK / (X * Y), given, phase=phase, calls=calls)
+    return layers.gather_weight(WHOLE_BLOCK, given.block, given, phase=phase, calls=calls)
 
 
 def _block_forward(given: LayerInputs, *, phase: Phase = "forward") -> Iterator[Operation]:
@@ -296,11 +378,12 @@ def _block_forward(given: LayerInputs, *, phase: Phase = "forward") -> Iterator[
     yield from _gather_block(given, phase=phase)
     saved = stream("block input", "residual stream"), stream("attention.norm output", "norm outputs")
     yield from layers.norm_forward("attention.norm", given, tokens=given.part, calls=PARTS, makes=saved)
-    yield from _gather(QKV, given, phase=phase)
-    yield from layers.linear_forward(QKV, given, phase=phase, makes=(stream("qkv", "qkv", N / X, inside=inside),))
+    yield from _gather(given.qkv, given, phase=phase)
+    heads = stream("qkv", "qkv", given.N / X, inside=inside)
+    yield from layers.linear_forward(given.qkv, given, phase=phase, makes=(heads,))
     yield from layers.attention_core(given, phase=phase)
-    yield from _gather(ATTENTION_OUTPUT, given, phase=phase)
-    yield from layers.linear_forward(ATTENTION_OUTPUT, given, phase=phase)
+    yield from _gather(given.attention_output, given, phase=phase)
+    yield from layers.linear_forward(given.attention_output, given, phase=phase)
     middle, normed = stream("middle of block", "residual stream"), stream("mlp.norm output", "norm outputs")
     if given.kernels.sum.kernels or phase == "recompute":
         yield from layers.residual("attention.output", given, phase=phase, makes=(middle,))
@@ -308,12 +391,12 @@ def _block_forward(given: LayerInputs, *, phase: Phase = "forward") -> Iterator[
     else:
         summed, made = given.kernels.sum, (middle, normed)
         yield from layers.norm_forward("mlp.norm", given, tokens=given.part, calls=PARTS, makes=made, summed=summed)
-    yield from _gather(FC1, given, phase=phase)
-    up = stream("up projection", "up projection", G / X, inside=inside)
-    yield from layers.linear_forward(FC1, given, phase=phase, makes=(up,))
+    yield from _gather(given.fc1, given, phase=phase)
+    up = stream("up projection", "up projection", given.G / X, inside=inside)
+    yield from layers.linear_forward(given.fc1, given, phase=phase, makes=(up,))
     yield from layers.activation(given, phase=phase)
-    yield from _gather(FC2, given, phase=phase)
-    yield from layers.linear_forward(FC2, given, phase=phase)
+    yield from _gather(given.fc2, given, phase=phase)
+    yield from layers.linear_forward(given.fc2, given, phase=phase)
     yield from layers.residual("mlp.fc2", given, phase=phase)
 
 
@@ -330,65 +413,75 @@ def _recompute_full(given: LayerInputs) -> Iterator[Operation]:
             if f"{step.layer} output" in made:
                 yield from layers.norm_recompute(step.layer, given, makes=(made[f"{step.layer} output"],))
         elif getattr(step, "role", "") == "weight" or getattr(step, "prepares_gather", False):
-            yield replace(step, calls=UNKEPT_SHARE)
-        elif whole or step.layer != FC2.layer:
+            yield replace(step, calls=given.unkept_share)
+        elif whole or step.layer != given.fc2.layer:
             yield step
 
 
 def _block_backward(given: LayerInputs, *, recompute: Recompute) -> Iterator[Operation]:
-    """Recompute, then the gradients of the block, last layer first."""
-    gathers = recompute != "full" or given.options.gather_after_recompute
+    """Recompute, then the gradients of the block, last layer first; an MLP that is repeated is so before them."""
+    left, options = list(given.options.repeated_layers(recompute)), given.options
+    gathers, repeats_mlp = recompute != "full" or options.gather_after_recompute, given.fc1.layer in left
 
     def gather(linear: layers.Linear) -> list[Operation]:
-        return _gather(linear, given, phase="backward", calls=UNKEPT_SHARE) if gathers else []
+        held = linear.layer == given.fc1.layer and repeats_mlp and not options.gather_after_recompute
+        return _gather(linear, given, phase="backward", calls=given.unkept_share) if gathers and not held else []
 
-    def again(layer: str) -> Iterator[Operation]:
-        if recompute == "selective" and layer in given.options.selective:
-            yield from _recompute_layer(layer, given)
+    def again(*names: str) -> Iterator[Operation]:
+        for name in [one for one in names if one in left]:
+            left.remove(name)
+            yield from _recompute_layer(name, given)
 
     temporary = "backward temporaries"
     if recompute == "full":
         yield from _recompute_full(given)
     if gathers:
-        yield from _gather_block(given, phase="backward", calls=UNKEPT_SHARE)
-    yield from gather(FC2)
-    yield from again("mlp.up")
-    yield from again("mlp.activation")
+        yield from _gather_block(given, phase="backward", calls=given.unkept_share)
+    if repeats_mlp:
+        yield from again("mlp.norm", given.fc1.layer, "mlp.activation", given.fc2.layer)
+    yield from gather(given.fc2)
+    yield from again("mlp.up", "mlp.activation")
     yield from layers.dropout_backward("mlp.fc2", given)
-    made = given.stream("activation gradient", temporary, F / X, inside=True)
-    yield from layers.linear_backward(FC2, given, makes=made, frees=("activation",))
+    made = given.stream("activation gradient", temporary, given.F / X, inside=True)
+    yield from layers.linear_backward(given.fc2, given, makes=made, frees=("activation",))
     yield from layers.activation_backward(given)
-    yield from gather(FC1)
+    yield from gather(given.fc1)
     yield from again("mlp.norm")
     made = given.stream("mlp.norm gradient", "residual gradients")
-    yield from layers.linear_backward(FC1, given, makes=made, frees=("mlp.norm output", "up gradient"))
+    yield from layers.linear_backward(given.fc1, given, makes=made, frees=("mlp.norm output", "up gradient"))
     yield from _norm_backward("mlp.norm", given, frees=("middle of block", "mlp.norm gradient", "mlp.norm statistics"))
-    yield from gather(ATTENTION_OUTPUT)
-    yield from again("attention.core")
-    yield from again("attention.output")
+    yield from gather(given.attention_output)
+    yield from again("attention.core", "attention.output")
     yield from layers.dropout_backward("attention.output", given)
-    made = given.stream("attention gradient", temporary, Q / X, inside=True)
-    yield from layers.linear_backward(ATTENTION_OUTPUT, given, makes=made, frees=())
+    made = given.stream("attention gradient", temporary, given.Q / X, inside=True)
+    yield from layers.linear_backward(given.attention_output, given, makes=made, frees=())
     yield from again("attention.scores")
     yield from layers.attention_core_backward(given)
-    yield from gather(QKV)
+    yield from gather(given.qkv)
     yield from again("attention.norm")
     made = given.stream("attention.norm gradient", "residual gradients")
-    yield from layers.linear_backward(QKV, given, makes=made, frees=("attention.norm output", "qkv gradient"))
+    yield from layers.linear_backward(given.qkv, given, makes=made, frees=("attention.norm output", "qkv gradient"))
     yield from _norm_backward("attention.norm", given, frees=("attention.norm gradient",))
     if given.options.gather_unit == "block":
-        yield from layers.reduce_weight_gradient(WHOLE_BLOCK, BLOCK / (X * Y), given)
+        yield from layers.reduce_weight_gradient(WHOLE_BLOCK, given.block, given)
 
 
 def _recompute_layer(layer: str, given: LayerInputs) -> Iterator[Operation]:
-    """One layer's forward again, where recompute is selective."""
-    if layer == "mlp.activation":
+    """One layer's forward again. The gathered weight of fc1 stays for its backward pass, or is gathered once more."""
+    if layer in (given.fc1.layer, given.fc2.layer):
+        linear = given.fc1 if layer == given.fc1.layer else given.fc2
+        up = given.stream("up projection", "up projection", given.G / X, inside=True)
+        yield from _gather(linear, given, phase="recompute", calls=given.unkept_share)
+        yield from layers.linear_forward(linear, given, phase="recompute", makes=(up,) if linear is given.fc1 else ())
+    elif layer == "mlp.activation":
         yield from layers.activation(given, phase="recompute")
     elif layer == "attention.core":
         yield from layers.attention_core(given, phase="recompute")
     elif layer in ("attention.output", "mlp.up"):
         # Of a gated MLP the half of fc1 that is not gated.
-        linear, n = (ATTENTION_OUTPUT, ATTENTION_OUTPUT.n) if layer == "attention.output" else (FC1, F / X)
+        linear, n = given.fc1, given.F / X
+        if layer == "attention.output":
+            linear, n = given.attention_output, given.attention_output.n
         yield MatMul("recompute", linear.layer, given.part, n, linear.k, "NN", PARTS)
     elif layer == "attention.scores":
         for step in layers.attention_core(given, phase="recompute"):

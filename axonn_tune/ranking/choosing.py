@@ -23,7 +23,19 @@ from axonn_tune.grid import GroupShape
 from axonn_tune.program.dimensions import MEMORY, MICRO_BATCH, PINNED, table_alignment
 from axonn_tune.program.operations import COLUMNS, MATRIX_ALIGNMENT
 from axonn_tune.program.schedule import build_schedule
-from axonn_tune.program.step import FIRST, LAST, MIDDLE, ONLY, Stage, StepProgram, build_step, chunks_of, stages_alike
+from axonn_tune.program.step import (
+    FIRST,
+    LAST,
+    MIDDLE,
+    ONLY,
+    Stage,
+    StepProgram,
+    blocks_in,
+    build_step,
+    chunks_of,
+    contents_of,
+    stages_alike,
+)
 from axonn_tune.ranking.priced import Columns, Priced, SearchCounts, order_of, ranking_metric
 from axonn_tune.ranking.space import (
     Fitting,
@@ -43,7 +55,7 @@ from axonn_tune.ranking.space import (
     with_uneven_chunks,
 )
 from axonn_tune.request import ALPHA_BETA, DEFAULT_TOP, RankBy
-from axonn_tune.specs.workload import RECOMPUTES, Recompute
+from axonn_tune.specs.workload import Recompute
 from axonn_tune.units import seconds
 
 if TYPE_CHECKING:
@@ -291,7 +303,7 @@ def _price(
         return ColumnPricer(program, schedule, rates=rates, element_bytes=element_bytes, table=table)
 
     kept = {"kept": fitting.kept_layers, "unkept": float(problem.model.layers) - fitting.kept_layers}
-    number = RECOMPUTES.index(program.recompute)
+    number = problem.request.recomputes.index(program.recompute)
     whole = fitting.rows[shapes.stages[fitting.rows] == 1] if len(shapes.piped) else fitting.rows
     candidates, placement = list_candidates(shapes, whole, placements)
     communication, compute, iteration = np.empty((3, 0))
@@ -389,10 +401,10 @@ def _price_pipelines(
 
 
 class _Blocks(NamedTuple):
-    """Kind of stage by its blocks: of those between the ends, the ones with fewer."""
+    """Kind of stage by its blocks; fewer: of those between the ends, how many fewer than the most."""
 
     stage: Stage
-    fewer: bool
+    fewer: int
 
 
 class _Chunk(NamedTuple):
@@ -437,13 +449,15 @@ class _Parts:
         """Each kind of stage with its chunks in their order, and the numbers of its stages."""
         from axonn_tune.cost.pipeline import parts_of
 
-        split = parts_of(self.shapes.problem, stages, chunks)
-        uneven, alike = chunks > 1 and len(set(split)) > 1, stages_alike(split, stages)
-        most = max((sum(blocks) for stage, blocks in alike if stage == MIDDLE), default=0)
-        for (stage, blocks), numbers in alike.items():
-            some = _Blocks(stage, stage == MIDDLE and sum(blocks) < most)
-            of_stage = [_Chunk(part, some, count if uneven else 0) for part, count in chunks_of(stage, blocks)]
-            yield some, of_stage, numbers
+        problem = self.shapes.problem
+        split = parts_of(problem, stages, chunks, problem.parts)
+        uneven, alike = chunks > 1 and len(set(split)) > 1, stages_alike(contents_of(problem.model, split), stages)
+        blocks = {key: sum(map(blocks_in, key[1])) for key in alike}
+        most = max((count for (stage, _), count in blocks.items() if stage == MIDDLE), default=0)
+        for (stage, contents), numbers in alike.items():
+            some = _Blocks(stage, most - blocks[stage, contents] if stage == MIDDLE else 0)
+            parts = chunks_of(stage, contents)
+            yield some, [_Chunk(part, some, blocks_in(one) if uneven else 0) for part, one in parts], numbers
 
     def _stage(self, some: _Blocks) -> tuple[Floats, Floats]:
         """Communication and computation of a kind of stage, of the candidates that are expected to have it."""
@@ -461,7 +475,7 @@ class _Parts:
             each = np.floor(np.asarray(work.values["L"]) / chunks)
             layers = np.maximum(np.full(len(chunks), float(chunk.blocks)) if chunk.blocks else each, 1.0)
             rows = np.concatenate(self._rows[chunk])
-            times = self.pricer.chunk(self.candidates.taken(rows), work, chunk.part, layers=layers)
+            times = self.pricer.chunk(self.candidates.taken(rows), work, chunk.part, runs=((0, layers),))
             found = ChunkTimes(*(np.full(len(self.candidates), np.nan) for _ in times))
             for column, value in zip(found, times, strict=True):
                 column[rows] = value

@@ -16,6 +16,7 @@ from axonn_tune.frameworks.axonn_tune import AXONN_TUNE
 from axonn_tune.frameworks.description import Framework, StepOptions
 from axonn_tune.grid import ALL_AXES
 from axonn_tune.ranking.space import Problem
+from axonn_tune.recompute import RECOMPUTES, modules_of
 from axonn_tune.request import OVERLAPS, Request
 from axonn_tune.specs.catalog import Loaded, MachineLike, load_machine, load_model, route_overrides
 from axonn_tune.specs.document import known_keys
@@ -54,7 +55,8 @@ def load_inputs(request: Request) -> Inputs:
     if request.order is not None:
         request = replace(request, order=parse_order(request.order, framework))
     assert not isinstance(request.tokens_total, str), "a request reads it"
-    pipeline = bool(request.pipeline) or (framework.ranked_by == "iteration" and "pipeline" in framework.axes)
+    staged = bool(request.pipeline) or request.pipeline_layout is not None
+    pipeline = staged or (framework.ranked_by == "iteration" and "pipeline" in framework.axes)
     rank_by = "iteration" if request.rank_by == "step" else request.rank_by
     problem = Problem(
         model=model.document,
@@ -94,6 +96,7 @@ def _check(problem: Problem) -> None:
     if problem.gpus % (product := prod(request.axes.values())):
         shown = ", ".join(f"{framework.called(axis)} = {size}" for axis, size in request.axes.items())
         raise UsageError(f"{problem.gpus} GPUs cannot be arranged with {shown}: {product} does not divide them")
+    _check_layout(problem)
     pins = {**request.axes, "chunks": request.chunks or 1}
     if missing := [axis for axis, size in pins.items() if size > 1 and axis not in framework.columns]:
         axis, known = missing[0], ", ".join(map(framework.called, framework.columns))
@@ -108,8 +111,28 @@ def _check(problem: Problem) -> None:
         raise UsageError(f"{framework.option('chunks')} {request.chunks} is for several pipeline stages, {stages}")
     if request.kept_layers and not framework.keeps_layers:
         raise UsageError(f"--kept-layers {request.kept_layers}: {framework.title} reshards every layer after forward")
+    missing = [name for name in modules_of(request.recompute or "none") if name not in framework.recompute_modules]
+    if missing:
+        known = ", ".join((*RECOMPUTES, *framework.recompute_modules))
+        raise UsageError(
+            f"--recompute {request.recompute}: {framework.title} cannot recompute {missing[0]}; it has {known}"
+        )
     if problem.workload.split_micro_batch and "output" not in framework.step.overlaps:
         raise UsageError(f"--split-micro-batch: {framework.title} does not interleave half micro-batches")
+
+
+def _check_layout(problem: Problem) -> None:
+    """Refuse a pipeline layout that the framework or other pins rule out."""
+    if (parts := problem.parts) is None:
+        return
+    framework, request = problem.framework, problem.request
+    if "pipeline" not in framework.axes:
+        raise UsageError(f"--pipeline-layout: {framework.title} has no pipeline stages")
+    chunks, stages = request.chunks, request.axes.get("pipeline")
+    if chunks is not None and len(parts) != chunks * (stages or len(parts) // chunks):
+        pins = [f"{framework.option(name)} {size}" for name, size in (("pipeline", stages), ("chunks", chunks)) if size]
+        asked = f"--pipeline-layout {request.pipeline_layout!r} has {len(parts)} parts"
+        raise UsageError(f"{asked}, which {' and '.join(pins)} do not make")
 
 
 def _by_subject(settings: Sequence[str]) -> dict[str, list[str]]:
@@ -189,11 +212,13 @@ def launch_inputs(path: str | Path, *, machine: MachineLike | None = None) -> tu
     """
     from axonn_tune.specs.launch import Launch
     from axonn_tune.specs.loading import load_file
+    from axonn_tune.stages import layout_text
 
     loaded = load_file(path, schema=Launch)
     launch, grid = loaded.document, loaded.document.grid
     profile = machine_of_launch(path, launch) if machine is None else load_machine(machine)
     pins: dict[str, Any] = {name: getattr(launch, name) for name in _PINNED} | grid.sizes
+    pins |= {"pipeline_layout": layout_text(launch.parts)} if launch.parts else {}
     request = Request(launch.model, gpus=grid.world, order=grid.order, **pins)
     if why := unpriced(launch.model):
         raise UsageError(f"{path}: {why}")

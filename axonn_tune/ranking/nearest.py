@@ -133,6 +133,9 @@ def _shape_words(problem: Problem, grids: Grids) -> str:
     """The pinned micro-batch or chunks that no valid grid can have."""
     request, split, framework = problem.request, problem.workload.split_micro_batch, problem.framework
     share, asked = "the share of the batch", request.micro_batch
+    if problem.parts is not None:
+        stages, chunks = framework.called("pipeline"), framework.called("chunks")
+        return f"{stages}·{chunks} as {len(problem.parts)} parts, with interleaved micro-batches that {stages} divides,"
     if request.chunks not in (None, 1):
         names = f"{framework.called('pipeline')}·{framework.called('chunks')}"
         rows = grids.sound_as_asked(request.axes)

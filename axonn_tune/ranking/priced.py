@@ -23,7 +23,7 @@ from axonn_tune.program.dimensions import MEMORY, MICRO_BATCH, PINNED, executed_
 from axonn_tune.program.step import StepProgram
 from axonn_tune.ranking.space import Fitting, Grids, Placements, Problem, Shapes
 from axonn_tune.request import ALPHA_BETA, RankBy
-from axonn_tune.specs.workload import RECOMPUTES, Recompute
+from axonn_tune.specs.workload import Recompute
 from axonn_tune.units import GIB, counted
 
 if TYPE_CHECKING:
@@ -151,13 +151,15 @@ class Priced:
         columns, shape = self.columns, int(self.columns.shape[row])
         sizes = self.grids.sizes[self._grid_of(row)].tolist()
         order = self.placements.orders[self.placements.order[columns.placement[row]]]
-        kind = RECOMPUTES[columns.recompute[row]]
+        kind = self.problem.request.recomputes[columns.recompute[row]]
         return Layout(
             Grid(**dict(zip(self.grids.axes, sizes, strict=True)), order=order),
             int(self.shapes.micro_batch[shape]),
             kind,
             int(self.fittings[kind].kept_layers[shape]),
             int(self.shapes.chunks[shape]),
+            self.problem.parts,
+            mtp_part=self.problem.pipeline_layout and self.problem.pipeline_layout.mtp_part,
         )
 
     def _problem_of(self, row: int) -> Problem:
@@ -392,8 +394,8 @@ def order_of(
     """Rows from best to worst. Ties: shorter step, less memory, then grid, order, micro-batch, recompute."""
     shape, recompute = columns.shape[rows], columns.recompute[rows]
     memory = np.empty(len(rows))
-    for kind, fitting in fittings.items():
-        mine = recompute == RECOMPUTES.index(kind)
+    for number, fitting in enumerate(fittings.values()):
+        mine = recompute == number
         memory[mine] = fitting.total_bytes[shape[mine]]
     keys = (
         recompute,

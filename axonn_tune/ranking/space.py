@@ -11,7 +11,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -41,6 +41,9 @@ from axonn_tune.request import NO_REQUEST, RankBy, Recompute, Request
 from axonn_tune.specs.model import Model
 from axonn_tune.specs.workload import Workload
 
+if TYPE_CHECKING:
+    from axonn_tune.stages import PipelineLayout
+
 
 @dataclass(frozen=True, kw_only=True)
 class Problem(Job):
@@ -59,6 +62,22 @@ class Problem(Job):
     def axes(self) -> tuple[str, ...]:
         """Axes that are searched."""
         return self.framework.searched_axes(pipeline=self.pipeline)
+
+    @cached_property
+    def pipeline_layout(self) -> PipelineLayout | None:
+        """The layout that is asked for; UsageError if it is none of the model with the pinned stages."""
+        text, model = self.request.pipeline_layout, self.model
+        if text is None:
+            return None
+        # Imported here: most searches are given none, and start-up time is theirs.
+        from axonn_tune.stages import parse_layout
+
+        return parse_layout(text, stages=self.request.axes.get("pipeline"), layers=model.layers, mtp=model.mtp_layers)
+
+    @property
+    def parts(self) -> tuple[int, ...] | None:
+        """Layers of each model part of the layout that is asked for."""
+        return self.pipeline_layout and self.pipeline_layout.parts
 
     @cached_property
     def by_exchange(self) -> tuple[Problem, ...]:
@@ -201,7 +220,7 @@ class Shapes:
     @cached_property
     def stage_rows(self) -> tuple[StageRows, ...]:
         """The stages that can need most memory or time: the first, the one after it, the last; where chunks differ in
-        layers, also the first one with more layers than that after the first."""
+        layers, also the first one with more layers than that after the first. Of a given layout, all."""
         # Imported here: most searches have no pipeline, and start-up time is theirs.
         from axonn_tune.cost.pipeline import parts_of
 
@@ -212,14 +231,16 @@ class Shapes:
         counted = np.minimum(batches, 4 * stages)
         kinds, _, which = distinct((stages * (layers + 1) + chunks) * (4 * layers + 1) + counted)
         _, first, _ = distinct(which)
+        given, most = self.problem.parts, int(stages.max(initial=0))
 
         def layers_of(row: int) -> tuple[tuple[float, float], ...]:
             count = int(stages[row])
-            return _stage_layers(parts_of(self.problem, count, int(chunks[row])), count, int(counted[row]))
+            parts = parts_of(self.problem, count, int(chunks[row]), given)
+            return _stage_layers(parts, count, int(counted[row]), most if given else 0)
 
-        found = np.array(list(map(layers_of, first))).reshape(len(kinds), 4, 2)
         several = any(less) or bool((layers % (stages * chunks))[chunks > 1].any())
-        shown = (FIRST, MIDDLE, LAST, *([MIDDLE] if several else []))
+        shown = (FIRST, MIDDLE, LAST, *[MIDDLE] * (max(most - 3, 0) if given else several))
+        found = np.array([layers_of(row)[: len(shown)] for row in first]).reshape(len(kinds), len(shown), 2)
         return tuple(
             StageRows(stage, found[which, place, 0], found[which, place, 1]) for place, stage in enumerate(shown)
         )
@@ -256,7 +277,7 @@ class Shapes:
             arithmetic=COLUMNS,
             options=self.problem.framework.step,
             stage=one.stage,
-            layers=one.layers,
+            layers=(one.layers,),
         )
         return {**found, "held": one.held}
 
@@ -291,7 +312,9 @@ def list_shapes(grids: Grids, problem: Problem) -> Shapes:
     grid = np.repeat(sound, counts)
     micro_batch = np.array([size for sizes in chosen for size in sizes], dtype=np.int64)
     chunks = np.ones(len(grid), dtype=np.int64)
-    if "pipeline" in grids.axes:
+    if problem.parts is not None:
+        grid, micro_batch, chunks = _with_layout(grids, problem, grid, micro_batch, np.repeat(share, counts))
+    elif "pipeline" in grids.axes:
         grid, micro_batch, chunks = _with_chunks(grids, problem, grid, micro_batch, np.repeat(share, counts))
     elif request.chunks not in (None, 1):
         grid, micro_batch, chunks = grid[:0], micro_batch[:0], chunks[:0]
@@ -333,6 +356,23 @@ def _with_chunks(
     return grid[rows], micro_batch[rows], np.concatenate(counts)
 
 
+def _with_layout(
+    grids: Grids, problem: Problem, grid: Integers, micro_batch: Integers, share: Integers
+) -> tuple[Integers, Integers, Integers]:
+    """Shapes whose stages and chunks are the parts of the layout that is asked for."""
+    layout, asked = problem.pipeline_layout, problem.request.chunks
+    assert layout is not None, "asked before"
+    count, stages, batches = len(layout.parts), grids.column("pipeline")[grid], share // micro_batch
+    chunks = count // stages
+    fits = (stages * chunks == count) & ((chunks == asked) | (asked is None))
+    schedule, even = problem.framework.schedule, len(set(layout.parts)) == 1
+    looped = (stages > 1) & (batches % stages == 0) & (schedule.interleaved and (even or not schedule.equal_chunks))
+    # MTP layers are in the last chunk of their stage.
+    fits &= ((chunks == 1) | looped) & ((count if layout.mtp_part is None else layout.mtp_part) >= count - stages)
+    rows = np.flatnonzero(fits)
+    return grid[rows], micro_batch[rows], chunks[rows]
+
+
 def uneven_chunks(
     shapes: Shapes, programs: Mapping[Recompute, StepProgram], fittings: Mapping[Recompute, Fitting]
 ) -> tuple[Integers, Integers]:
@@ -345,7 +385,8 @@ def uneven_chunks(
     """
     problem, none = shapes.problem, shapes.piped[:0]
     schedule, layers = problem.framework.schedule, problem.framework.step.most_parts(problem.model.layers)
-    if problem.request.chunks is not None or not schedule.interleaved or schedule.equal_chunks or not len(shapes.piped):
+    given = problem.request.chunks is not None or problem.parts is not None
+    if given or not schedule.interleaved or schedule.equal_chunks or not len(shapes.piped):
         return none, none
     stages, batches = shapes.stages[shapes.piped], np.asarray(shapes.values["A"])[shapes.piped]
     possible = (shapes.chunks[shapes.piped] == 1) & (layers // stages > 1) & (batches % stages == 0)
@@ -380,17 +421,24 @@ def with_uneven_chunks(shapes: Shapes, rows: Integers) -> Shapes:
 
 
 @lru_cache(maxsize=4096)
-def _stage_layers(parts: tuple[int, ...], stages: int, micro_batches: int) -> tuple[tuple[float, float], ...]:
+def _stage_layers(
+    parts: tuple[int, ...], stages: int, micro_batches: int, given: int = 0
+) -> tuple[tuple[float, float], ...]:
     """Layers, and those held together, of a first stage, the one after it, the last, and the first one between that
-    has more layers than that. Later ones of as many layers hold no more."""
+    has more layers than that. Later ones of as many layers hold no more.
+
+    given: of a given layout, the most stages that a shape has: instead of the last all others between, the last of
+    them again where there are fewer.
+    """
     from axonn_tune.program.pipeline import in_flight
 
     each = [parts[stage::stages] for stage in range(stages)]
     after = min(1, stages - 1)
     more = next((stage for stage in range(1, stages - 1) if sum(each[stage]) > sum(each[after])), after)
+    others = [min(stage, max(stages - 2, after)) for stage in range(2, given - 1)] if given else [more]
     return tuple(
         (float(sum(each[stage])), in_flight(stage, stages=stages, micro_batches=micro_batches, weights=each[stage]))
-        for stage in (0, after, stages - 1, more)
+        for stage in (0, after, stages - 1, *others)
     )
 
 

@@ -59,6 +59,7 @@ from axonn_tune.specs.machine import Machine
 from axonn_tune.specs.model import Model
 from axonn_tune.specs.traces import COMPUTE_LANE, END, HEAD, Span
 from axonn_tune.specs.workload import Workload
+from axonn_tune.stages import parse_layout
 from axonn_tune.units import counted, show_bytes, show_count, show_seconds
 
 _ADDED = frozenset({"path", "sha256"})
@@ -158,7 +159,12 @@ def detailed(config: Json, inputs: Inputs) -> ConfigurationDetail | None:
     order = tuple(config["order"].split(","))
     grid = Grid(**{axis: config[axis] for axis in ALL_AXES if axis in config}, order=order)
     chunks = config.get("chunks") or 1
-    settled = Layout(grid, config["micro_batch"], config["recompute"], config["kept_layers"], chunks)
+    text = config.get("pipeline_layout")
+    settled = Layout(
+        *(grid, config["micro_batch"], config["recompute"], config["kept_layers"], chunks),
+        parts=parse_layout(text).parts if text else None,
+        recompute_layers=config.get("recompute_layers"),
+    )
     problem = inputs.problem
     if exchange := config.get("context_exchange"):
         name, _, count = exchange.partition(" ")
@@ -201,6 +207,7 @@ class LayoutWords:
         found = [word for axis in self.axes for word in (self.framework.option(axis), str(config[axis]))]
         found += ["--order", str(config["order"])] if self.framework.permuted else []
         found += ["--micro-batch", str(config["micro_batch"]), "--recompute", str(config["recompute"])]
+        found += ["--pipeline-layout", str(config["pipeline_layout"])] if config.get("pipeline_layout") else []
         return [*found, "--kept-layers", str(config["kept_layers"])]
 
 

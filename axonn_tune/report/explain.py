@@ -469,20 +469,22 @@ _FACTS = (
 """Facts about a step: name, the field without which there is none, and words with fields."""
 _RECOMPUTE = {
     "none": "none: the forward pass saves all activations for the backward pass",
-    "selective": "selective (activation checkpointing): the backward pass recomputes {parts}",
     "full": "full (activation checkpointing): the forward pass saves each block's input, the backward pass repeats it",
 }
 
 
+_SOME = "{set} (activation checkpointing): the backward pass recomputes {parts}"
 _REPEATED = {
     **dict.fromkeys(("attention.norm", "mlp.norm"), "norms"),
     "attention.core": "core attention",
     "attention.scores": "attention scores",
     "attention.output": "the output projection of attention",
     "mlp.up": "the MLP's up projection",
+    "mlp.fc1": "the MLP's first linear layer",
     "mlp.activation": "activation functions",
+    "mlp.fc2": "the MLP's second linear layer",
 }
-"""Layers that selective recompute repeats, in words."""
+"""Layers that a recompute set repeats, in words."""
 
 
 def step_facts(priced: Detail) -> list[tuple[str, str]]:
@@ -495,7 +497,9 @@ def step_facts(priced: Detail) -> list[tuple[str, str]]:
 
     kind = accelerator.sources["contention"].kind if "contention" in accelerator.sources else "assumed"
     longest = max(priced.terms, key=lambda term: term.exposed_s, default=None)
-    repeated = ", ".join(dict.fromkeys(_REPEATED.get(name, name) for name in job.framework.step.selective))
+    repeated = ", ".join(
+        dict.fromkeys(_REPEATED.get(name, name) for name in job.framework.step.repeated_layers(priced.recompute))
+    )
     kept = int(priced.memory.kept_layers) if grid.z > 1 else 0
     fields = {
         "sequences": f"{counted(workload.global_batch, 'sequence')} of {counted(workload.sequence_length, 'token')}",
@@ -518,7 +522,7 @@ def step_facts(priced: Detail) -> list[tuple[str, str]]:
         if longest is None or not longest.exposed_s
         else f"{show_seconds(longest.exposed_s)} for {longest.op} over {job.framework.called(longest.axis)} of "
         f"{longest.layer} ({longest.phase})",
-        "recompute": _RECOMPUTE[priced.recompute].format(parts=repeated),
+        "recompute": _RECOMPUTE.get(priced.recompute, _SOME).format(set=priced.recompute, parts=repeated),
         "kept": f"the last {counted(kept, 'layer')}" if kept > 1 else "the last layer" if kept else "",
         "tokens": f"{priced.tokens_per_s:,.0f}",
         "own_tokens": f"{priced.tokens_per_s / grid.world:,.0f}",

@@ -24,9 +24,13 @@ _NAME = words("name", "name")
 _SIZES, _DEFAULTS = ("layers", "hidden", "heads", "kv_heads", "ffn", "vocab"), ("global_batch", "sequence_length")
 _LABELS = {"kv_heads": "kv heads", "vocab": "vocabulary", "global_batch": "batch", "sequence_length": "sequence"}
 _MODEL_COLUMNS = (
-    Column("parameters", "parameters", show=lambda parameters: show_count(parameters)),
+    *(
+        Column(key, label, show=lambda parameters: show_count(parameters))
+        for key, label in (("parameters", "parameters"), ("active_parameters", "active"))
+    ),
     words("family", "family"),
     *(Column(key, _LABELS.get(key, key), show=str) for key in (*_SIZES, *_DEFAULTS)),
+    words("pattern", "layer types"),
 )
 _MACHINE_COLUMNS = (
     words("accelerator", "accelerator"),
@@ -49,7 +53,9 @@ def documents_table(kind: str, documents: Sequence[tuple[str, Loaded[Any]]]) -> 
 
 
 def _model_row(model: Model) -> Json:
-    return {**fields_of(model, ("parameters", "family", *_SIZES)), **fields_of(model.defaults, _DEFAULTS)}
+    named = {"pattern": model.pattern or "".join(model.layer_types)}
+    counts = ("parameters", "active_parameters", "family")
+    return {**fields_of(model, (*counts, *_SIZES)), **fields_of(model.defaults, _DEFAULTS), **named}
 
 
 def _machine_row(machine: Machine) -> Json:
@@ -74,16 +80,27 @@ def documents_json(kind: str, documents: Sequence[tuple[str, Loaded[Any]]]) -> J
 def origin_json(loaded: Loaded[Any]) -> Json:
     """A document with the file it came from and its hash."""
     document = loaded.document.model_dump(mode="json", by_alias=True)
-    parameters = getattr(loaded.document, "parameters", None)
+    parameters, active = (getattr(loaded.document, key, None) for key in ("parameters", "active_parameters"))
     size = {} if parameters is None else {"parameters": parameters}
+    size |= {} if active == parameters else {"active_parameters": active}
     return {"path": str(loaded.path), "sha256": loaded.sha256, **size, "document": document}
 
 
 def origin_lines(loaded: Loaded[Any]) -> list[str]:
     """The same as comment lines for a document shown as YAML."""
     lines = [f"From {loaded.path}", f"sha256 {loaded.sha256}"]
-    parameters = getattr(loaded.document, "parameters", None)
-    return lines if parameters is None else [*lines, f"{parameters:,} parameters ({show_count(parameters)})"]
+    return [*lines, *_model_lines(loaded.document)] if hasattr(loaded.document, "parameters") else lines
+
+
+def _model_lines(model: Model) -> Iterator[str]:
+    """Parameters, and what each layer type is."""
+    total, active = model.parameters, model.active_parameters
+    met = f", {active:,} of a token ({show_count(active)})" if active != total else ""
+    yield f"{total:,} parameters ({show_count(total)}){met}"
+    for layer, count in zip(model.types, model.counts, strict=True) if model.layer_types else ():
+        yield f"{counted(count, 'layer')} {layer.name}: {layer.words}"
+    if model.mtp_layers:
+        yield f"{counted(model.mtp_layers, 'more layer')} as the last, for multi-token prediction"
 
 
 def show_count(count: int) -> str:

@@ -41,6 +41,7 @@ from axonn_tune.report.output import (
 )
 from axonn_tune.request import ALPHA_BETA, DEFAULT_TOP
 from axonn_tune.specs.catalog import Loaded
+from axonn_tune.stages import layout_text
 from axonn_tune.units import GB, GIB, MICRO, counted, show_bytes, show_count, show_seconds
 
 RANKING_SCHEMA = "axonn-tune/ranking/1"
@@ -599,6 +600,10 @@ def entry_fields(entry: PricedLayout) -> Json:
         tokens_per_s_per_gpu=entry.tokens_per_s / entry.grid.world,
         stages=[fields_of(stage, _STAGE, memory_bytes=int(stage.memory.total_bytes)) for stage in entry.stages],
     )
+    if entry.recompute_layers is not None:
+        found["recompute_layers"] = entry.recompute_layers
+    if entry.parts is not None:
+        found["pipeline_layout"] = layout_text(entry.parts, mtp=job.model.mtp_layers, mtp_part=entry.mtp_part)
     exchange = {"context_exchange": entry.context_exchange} if entry.context_exchange else {}
     return found | exchange | training_fields(job, entry)
 

@@ -178,8 +178,8 @@ def _above_100(rows: Sequence[Json]) -> list[str]:
 
 def _limit_of_baseline(few: Json, many: Json, named: str) -> str:
     """What keeps the baseline from what more GPUs reach: memory, exposed communication or slower kernels."""
-    needs, has = (RECOMPUTES.index(row["recompute"]) for row in (few, many))
-    if needs > has:
+    kinds = few["recompute"], many["recompute"]
+    if {*kinds} <= {*RECOMPUTES} and RECOMPUTES.index(kinds[0]) > RECOMPUTES.index(kinds[1]):
         return f"is bound by memory and needs recompute {few['recompute']}, where {named} have {many['recompute']}"
     waits = [row["exposed_communication_s"] / row["iteration_s"] for row in (few, many)]
     if waits[0] - waits[1] > NOTABLE:

@@ -131,9 +131,10 @@ class RuntimeSettings:
     """compute: type of activations and gathered weights; master: of stored weights and gradients; statistics: of norms
     and loss.
 
-    parts: 2 splits each micro-batch for two-batch overlap; shard_master: master weights and moments are sharded over
-    data; dropout: share of a block's outputs and of the embedding set to zero; compile: elementwise work between
-    GEMMs, attention and collectives becomes kernels of `compiler`, which recompiles for each new set of shapes.
+    recompute_layers: blocks of each chunk, from its first, that repeat the recompute set; None: all. parts: 2 splits
+    each micro-batch for two-batch overlap; shard_master: master weights and moments are sharded over data; dropout:
+    share of a block's outputs and of the embedding set to zero; compile: elementwise work between GEMMs, attention and
+    collectives becomes kernels of `compiler`, which recompiles for each new set of shapes.
     """
 
     compute: torch.dtype
@@ -143,6 +144,7 @@ class RuntimeSettings:
     recompute: Recompute
     kept_layers: int
     device: torch.device
+    recompute_layers: int | None = None
     parts: int = 1
     shard_master: bool = False
     dropout: float = 0.0
@@ -159,6 +161,7 @@ def settings_of(launch: Launch, device: torch.device) -> RuntimeSettings:
         statistics=statistics,
         overlaps=frozenset(launch.workload.overlaps),
         recompute=launch.recompute,
+        recompute_layers=launch.recompute_layers,
         kept_layers=launch.kept_layers,
         device=device,
         parts=2 if launch.workload.split_micro_batch else 1,

@@ -6,16 +6,17 @@ axis, phase, layer, bytes and count. If they differ, the prediction is of anothe
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Mapping
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
 from typing import TypeAlias
 
 from axonn_tune.grid import split_axes
-from axonn_tune.program.dimensions import executed_flops, step_values
-from axonn_tune.program.operations import OpKind, Phase, as_size
+from axonn_tune.program.dimensions import executed_flops, symbol_values
+from axonn_tune.program.operations import PLAIN, OpKind, Phase, as_size
 from axonn_tune.program.pipeline import messages, model_parts
+from axonn_tune.program.schedule import segments
 from axonn_tune.program.step import ONLY, Stage, StepProgram, build_step, bundled
 from axonn_tune.specs.launch import Launch
 from axonn_tune.specs.traces import term_name
@@ -85,19 +86,36 @@ def program_of(launch: Launch, *, stage: int = 0) -> RankProgram:
     grid, stages = launch.grid.grid(), launch.grid.pipeline
     parts = model_parts(launch.model.layers, stages=stages, chunks=launch.chunks, given=launch.parts)
     place = Stage(first=stage == 0, last=stage == stages - 1)
-    values = step_values(
-        launch.model,
-        launch.workload,
-        grid,
-        micro_batch=launch.micro_batch,
-        kept_layers=launch.kept_layers,
-        stage=place,
-        layers=sum(parts[stage::stages]),
+    chunks, some = parts[stage::stages], launch.recompute_layers
+    values = symbol_values(
+        launch.model, launch.workload, grid, micro_batch=launch.micro_batch, stage=place, layers=(sum(chunks),)
     )
     sent = messages(stage, stages=stages, chunks=launch.chunks, micro_batches=launch.grad_accumulation)
-    options = bundled(compiled=launch.compile)
-    program = build_step(launch.model, launch.workload, recompute=launch.recompute, options=options)
+    program = build_step(
+        launch.model,
+        launch.workload,
+        recompute=launch.recompute,
+        options=bundled(compiled=launch.compile),
+        some=some is not None,
+    )
+    values |= blocks_of(program, chunks, kept=launch.kept_layers, repeated=some or 0)
     return RankProgram(program, values, place, sent)
+
+
+def blocks_of(program: StepProgram, chunks: Sequence[int], *, kept: int, repeated: int) -> dict[str, float]:
+    """Symbols that count a stage's blocks: of each kind, and those of it that are not resharded after forward.
+
+    chunks: blocks of each; kept: of the stage's last blocks; repeated: of the first of each chunk, where only some do.
+    """
+    found, left = defaultdict[str, float](float), float(kept)
+    for count in reversed(chunks):
+        held = min(left, float(count))
+        left -= held
+        for one in segments(program, [(0, float(count))], kept=held, repeated=float(repeated), arithmetic=PLAIN):
+            of = program.blocks[one.block.kind].given.counted
+            for name in ("L", "kept" if one.block.kept else "unkept"):
+                found[f"{name}{of}"] += float(one.blocks)
+    return found
 
 
 def compare(ledger: Ledger, program: RankProgram, *, steps: int = 1, least: int = 2) -> list[str]:

@@ -15,6 +15,8 @@ from functools import partial
 import torch
 
 from axonn_tune.program.layers import COPY
+from axonn_tune.program.step import BUNDLED
+from axonn_tune.recompute import Recompute
 from axonn_tune.runtime.communicator import Communicator, DataBuckets, WeightGather, WeightGathers, WeightGradients
 from axonn_tune.runtime.devices import RuntimeSettings
 from axonn_tune.runtime.modules import (
@@ -88,17 +90,39 @@ class BlockContext:
 
 @dataclass
 class ResidualBranch:
-    """`x + dropout(output(local(input(norm(x)))))`: the attention half of a block, or its MLP half."""
+    """`x + dropout(output(local(input(norm(x)))))`: the attention half of a block, or its MLP half.
+
+    name: of the local function, as the program has it; repeated: layers that the backward pass repeats.
+    """
 
     norm: Norm
     input: ParallelLinear
     local: LocalFunction
     output: ParallelLinear
     dropout: Dropout
+    repeated: frozenset[str]
+    name: str
+
+    def save(
+        self,
+        saved: SavedActivations,
+        normal: torch.Tensor,
+        hidden: torch.Tensor,
+        local: tuple[torch.Tensor, TensorFunction],
+    ) -> None:
+        """Save of a part what the backward pass does not repeat."""
+        if self.norm.name not in self.repeated:
+            saved.normal = normal
+        if self.input.layer not in self.repeated:
+            if self.name in self.repeated:
+                saved.hidden = hidden
+            else:
+                saved.local = local
 
     def recompute(self, saved: SavedActivations, weights: GatheredWeights) -> Generator[None, None, torch.Tensor]:
         """Recompute the forward pass of one part, from its input up to the local function, whose output it returns."""
-        saved.normal = self.norm.apply(_present(saved.x), saved.statistics)
+        if saved.normal is None:
+            saved.normal = self.norm.apply(_present(saved.x), saved.statistics)
         hidden = yield from self.input.forward(saved.normal, weights.take(self.input, last=False), "recompute")
         saved.local = self.local(hidden)
         return saved.local[0]
@@ -139,18 +163,33 @@ class ResidualBranch:
 
 @dataclass
 class TransformerBlock:
-    """One transformer block."""
+    """One transformer block.
+
+    full: the backward pass begins with the whole forward pass, up to the activation.
+    """
 
     number: int
     attention: ResidualBranch
     mlp: ResidualBranch
-    settings: RuntimeSettings
+    full: bool
     kept: GatheredWeights | None = None
 
     @property
     def linears(self) -> tuple[ParallelLinear, ParallelLinear, ParallelLinear, ParallelLinear]:
         """In forward order."""
         return self.attention.input, self.attention.output, self.mlp.input, self.mlp.output
+
+    @property
+    def repeats_mlp(self) -> bool:
+        """Whether the backward pass begins with the MLP, whose first gathered weight stays."""
+        return self.mlp.input.layer in self.mlp.repeated
+
+    def backward_gathers(self) -> Iterator[WeightGather]:
+        """Weight gathers of the backward pass, in order."""
+        again = [one for one in self.linears if self.full or (self.repeats_mlp and one is self.mlp.input)]
+        yield from ((one.weight, "recompute", one.layer) for one in again)
+        held = {one.layer for one in again}
+        yield from ((one.weight, "backward", one.layer) for one in self.linears[::-1] if one.layer not in held)
 
     def forward(
         self,
@@ -193,13 +232,10 @@ class TransformerBlock:
         up = yield from second.input.forward(mlp_normal, weights.take(second.input, last=last), "forward")
         active, active_backward = second.local(up)
         down = yield from second.output.forward(active, weights.take(second.output, last=last), "forward")
-        if self.settings.recompute != "full":
+        if not self.full:
             mlp.x = middle
-        if self.settings.recompute == "selective":
-            attention.hidden, mlp.hidden = qkv, up
-        if self.settings.recompute == "none":
-            attention.local, mlp.local = (core, core_backward), (active, active_backward)
-            attention.normal, mlp.normal = normal, mlp_normal
+            first.save(attention, normal, qkv, (core, core_backward))
+            second.save(mlp, mlp_normal, up, (active, active_backward))
         return second.dropout(down, tokens).add_(middle), (attention, mlp)
 
     def _recompute(
@@ -219,8 +255,10 @@ class TransformerBlock:
     ) -> list[torch.Tensor]:
         """Gradient of each part's input."""
         weights = context.weights
-        if self.settings.recompute == "full":
+        if self.full:
             interleave([self._recompute(part, weights) for part in context.parts])
+        elif self.repeats_mlp:
+            interleave([self.mlp.recompute(saved, weights) for _, saved in context.parts])
         attention, mlp = zip(*context.parts, strict=True)
         middle = self.mlp.backward(mlp, output_gradients, weights, gradients)
         result = self.attention.backward(attention, middle, weights, gradients)
@@ -301,7 +339,14 @@ class Transformer:
         self._turns = rotary_positions(model, settings, sequence=sequence)
         parts = parts or (model.layers,)
         numbers = [range(sum(parts[:part]), sum(parts[: part + 1])) for part in range(mesh.stage, len(parts), stages)]
-        self.chunks = [[self._block(number) for number in chunk] for chunk in numbers]
+        some = settings.recompute_layers
+        self.chunks = [
+            [
+                self._block(number, settings.recompute if some is None or place < some else "none")
+                for place, number in enumerate(chunk)
+            ]
+            for chunk in numbers
+        ]
         self.blocks = [block for chunk in self.chunks for block in chunk]
         if mesh.stage == stages - 1:
             tied = model.tied_embeddings
@@ -418,11 +463,9 @@ class Transformer:
 
     def _backward_gathers(self, chunk: int) -> Iterator[WeightGather]:
         """The same of a backward pass."""
-        full = self.settings.recompute == "full"
         for block in reversed(self.chunks[chunk]):
             if not self._keeps_weights(block):
-                order = block.linears if full else block.linears[::-1]
-                yield from ((one.weight, "recompute" if full else "backward", one.layer) for one in order)
+                yield from block.backward_gathers()
 
     def _keeps_weights(self, block: TransformerBlock) -> bool:
         """Whether this layer is not resharded after forward: the stage's last layers keep their gathered weights."""
@@ -465,7 +508,8 @@ class Transformer:
             deviation=DEVIATION,
         )
 
-    def _block(self, number: int) -> TransformerBlock:
+    def _block(self, number: int, recompute: Recompute) -> TransformerBlock:
+        repeated = frozenset(BUNDLED.repeated_layers(recompute))
         model, shares, name = self.model, self.communicator.mesh.size("x"), f"blocks.{number}"
         attention_norm = self._norm(f"{name}.attention.norm", layer="attention.norm")
         mlp_norm = self._norm(f"{name}.mlp.norm", layer="mlp.norm")
@@ -477,6 +521,8 @@ class Transformer:
                 local=attention_on(model, self.settings, sequence=self.sequence, shares=shares, turns=self._turns),
                 output=self._linear(name, "attention.output", (model.query_width, model.hidden), transposed=True),
                 dropout=self._dropout(f"{name}.attention.output"),
+                repeated=repeated,
+                name="attention.core",
             ),
             mlp=ResidualBranch(
                 norm=mlp_norm,
@@ -484,8 +530,10 @@ class Transformer:
                 local=activation(self.settings, gated=model.gated),
                 output=self._linear(name, "mlp.fc2", (model.ffn, model.hidden), transposed=True),
                 dropout=self._dropout(f"{name}.mlp.fc2"),
+                repeated=repeated,
+                name="mlp.activation",
             ),
-            settings=self.settings,
+            full=recompute == "full",
         )
 
     def _dropout(self, name: str) -> Dropout:

@@ -1,61 +1,106 @@
 """Builds a model document from a local Hugging Face config.json.
 
-Blocks that cost the same as those of this tool's two families are imported, also where norms, positions, biases or
-the residual stream differ: `_KINDS` says how, and the description names each difference. What would change the cost
-noticeably (experts, latent attention, sliding windows, cross-attention) is refused by name. Rotary base, norm epsilon
-and biases of queries, keys and values are kept for scripts. Source of keys and of what files without them mean:
-transformers 5.23.0, models/*/configuration_*.py.
+Each layer has attention (a window, latents, sinks, norms of queries and keys) and an MLP or experts; layers that differ
+become layer types. Blocks that cost the same as those of this tool's two families are imported, also where norms,
+positions, biases or the residual stream differ: hugging_face.yaml says how, and the description names each difference.
+What would change the cost noticeably (cross-attention, an encoder) is refused by name. Rotary base, norm epsilon and
+biases of queries, keys and values are kept for scripts.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Sequence
+from functools import cache
+from itertools import groupby
 from pathlib import Path
 from typing import Any, Literal
 
+from pydantic import Field
+
 from axonn_tune.errors import CONTROL, DocumentError, Problem, UsageError, suggest
-from axonn_tune.specs.document import Node, Scalar, validate
+from axonn_tune.specs.document import LARGEST_SIZE, Document, Node, Plain, Scalar, read_yaml, validate
 from axonn_tune.specs.loading import read_text
-from axonn_tune.specs.model import MODEL_SCHEMA, Model
+from axonn_tune.specs.model import MODEL_SCHEMA, MOST_LAYERS, Model
 from axonn_tune.units import read_number
 
 TOKENS_PER_STEP = 4 * 2**20
 LONGEST_DEFAULT_SEQUENCE = 8192
 
-_SIZES = {
+_KEYS = {
     "layers": "num_hidden_layers",
     "hidden": "hidden_size",
     "heads": "num_attention_heads",
     "max_sequence_length": "max_position_embeddings",
+    "ffn": "intermediate_size",
 }
-_WITH_FFN = {**_SIZES, "ffn": "intermediate_size"}
-_ROTARY = "rotary positions (here a learned table)"
-_PARALLEL = "attention and MLP in parallel (here one after the other)"
-_QK_NORMS = "norms of queries and keys"
 
 
-@dataclass(frozen=True)
-class _Kind:
+class _ExpertKeys(Document):
+    """Experts of a model type. shared: the key of the shared experts' width, or of their number (n_...).
+
+    normalized: of files that do not say. score_bias: whether a bias balances the load.
+    """
+
+    width: str = "moe_intermediate_size"
+    shared: str = ""
+    score: Literal["softmax", "sigmoid"] = "softmax"
+    normalized: bool = True
+    score_bias: bool | None = None
+
+
+class _Kind(Document):
     """How a model type is mapped.
 
-    keys: of our sizes; ffn without a key is ffn_key's, or 4 times hidden. stated: keys that a file must have, since the
-    defaults of its class do not follow from other sizes. kv_heads: key, or none for as many as heads. tied, biases: in
-    files that do not say. approximated: differences in words; flags: those that a key switches, with its default.
+    keys: of our sizes, where they are not `_KEYS`; ffn_of_hidden: 4 times hidden without its key. stated: keys that
+    a file must have, since the defaults of its class do not follow from other sizes. kv_heads: key, or none for as many
+    as heads. positions: the longest sequence without its key. tied, biases (all, none, or of queries, keys and values):
+    in files that do not say. approximated: differences in words; flags: those that a key switches, with its default.
+    window: its key; window_absent: of files that do not say; window_switch: key of a flag, off unless given.
+    full_every: of so many layers the last attends to all, if `layer_types` does not say; full_unrotated: those have no
+    positions. qk_norms: of files without the key. mtp: multi-token prediction layers of files that do not say.
+    hybrid: each layer is attention, Mamba-2, an MLP or experts alone.
     """
 
     family: Literal["gpt", "llama"]
-    keys: Mapping[str, str] = field(default_factory=lambda: _WITH_FFN)
-    ffn_key: str = ""
+    keys: dict[str, str] = Field(default={})
+    ffn_of_hidden: bool = False
     kv_heads: str = "num_key_value_heads"
     stated: tuple[str, ...] = ()
-    defaults: Mapping[str, int] = field(default_factory=dict)
+    positions: int | None = None
     activation: str = "hidden_act"
     tied: bool = False
+    biases: Literal["all", "none", "qkv"] = "none"
+    bias_keys: tuple[str, ...] = ("attention_bias", "mlp_bias")
     approximated: tuple[str, ...] = ()
-    flags: Mapping[str, tuple[bool, str]] = field(default_factory=dict)
+    flags: dict[str, tuple[bool, str]] = Field(default={})
+    window: str = "sliding_window"
+    window_absent: int = 0
+    window_switch: str = ""
+    full_every: int = 0
+    full_every_key: str = ""
+    full_unrotated: bool = False
+    qk_norms: bool = False
+    qk_norms_key: str = ""
+    rotary_share: float = 1.0
+    latent: bool = False
+    sinks: bool = False
+    experts: _ExpertKeys | None = None
+    mtp: int = 0
+    hybrid: bool = False
+
+
+class _Table(Document):
+    """All model types."""
+
+    kinds: dict[str, _Kind]
+
+
+@cache
+def _kinds() -> dict[str, _Kind]:
+    path = Path(__file__).with_name("hugging_face.yaml")
+    return validate(read_yaml(read_text(path), source=str(path)).root, schema=_Table, source=str(path)).kinds
 
 
 _ACTIVATIONS = {
@@ -63,46 +108,34 @@ _ACTIVATIONS = {
     "gpt": (("gelu", "gelu_new", "gelu_fast", "gelu_pytorch_tanh"), "GELU"),
 }
 """Names of the activation that is priced, and ours."""
-_OF_QWEN = ("num_key_value_heads",)
-_KINDS = {
-    "gpt2": _Kind(
-        "gpt",
-        {"layers": "n_layer", "hidden": "n_embd", "heads": "n_head", "max_sequence_length": "n_positions"},
-        ffn_key="n_inner",
-        kv_heads="",
-        activation="activation_function",
-        tied=True,
-    ),
-    "llama": _Kind("llama"),
-    "mistral": _Kind("llama", stated=_OF_QWEN),
-    "qwen2": _Kind("llama", stated=_OF_QWEN, approximated=("biases of queries, keys and values in the price",)),
-    "qwen3": _Kind("llama", stated=(*_OF_QWEN, "head_dim"), approximated=(_QK_NORMS,)),
-    "olmo2": _Kind("llama", approximated=(_QK_NORMS, "norms after attention and MLP (here before)")),
-    "gemma": _Kind("llama", stated=(*_OF_QWEN, "head_dim"), tied=True),
-    "phi": _Kind(
-        "gpt",
-        approximated=(_ROTARY, _PARALLEL, "the bias of the LM head"),
-        flags={"qk_layernorm": (False, _QK_NORMS)},
-    ),
-    "gpt_neox": _Kind("gpt", kv_heads="", approximated=(_ROTARY,), flags={"use_parallel_residual": (True, _PARALLEL)}),
-    "falcon": _Kind(
-        "gpt",
-        _SIZES,
-        ffn_key="ffn_hidden_size",
-        defaults={"max_position_embeddings": 2048},
-        activation="activation",
-        tied=True,
-        flags={"parallel_attn": (True, _PARALLEL), "alibi": (False, "ALiBi (here a learned table)")},
-    ),
+_LATENT = {
+    "kv_rank": "kv_lora_rank",
+    "nope_dim": "qk_nope_head_dim",
+    "rope_dim": "qk_rope_head_dim",
+    "value_dim": "v_head_dim",
 }
-# Keys that mark model parts without operations in this tool.
+_MAMBA = {
+    "heads": "mamba_num_heads",
+    "head_dim": "mamba_head_dim",
+    "state": "ssm_state_size",
+    "groups": "n_groups",
+    "conv": "conv_kernel",
+    "chunk": "chunk_size",
+}
+_BLOCKS = {
+    **dict.fromkeys(("M", "mamba", "linear_attention"), "mamba"),
+    **dict.fromkeys(("*", "attention", "full_attention"), "attention"),
+    **dict.fromkeys(("-", "mlp"), "mlp"),
+    **dict.fromkeys(("E", "moe"), "moe"),
+}
+"""What layers of hybrids are called."""
+_COUNTS = ("num_local_experts", "n_routed_experts", "num_experts")
+_ATTENDS = {"full_attention": True, "sliding_attention": False, "chunked_attention": False}
+"""Types of layers, and whether they attend to the whole sequence."""
+# Keys that mark model parts without operations in this tool, or in the model type.
 _REFUSED = {
-    "num_experts": "a mixture of experts",
-    "num_local_experts": "a mixture of experts",
-    "n_routed_experts": "a mixture of experts",
-    "kv_lora_rank": "multi-head latent attention",
-    "q_lora_rank": "multi-head latent attention",
-    "num_nextn_predict_layers": "multi-token prediction layers",
+    **dict.fromkeys(_COUNTS, "a mixture of experts"),
+    **dict.fromkeys(("kv_lora_rank", "q_lora_rank"), "multi-head latent attention"),
     "is_encoder_decoder": "an encoder beside the decoder",
     "add_cross_attention": "cross-attention",
     "vision_config": "a vision tower",
@@ -110,7 +143,6 @@ _REFUSED = {
 _ROPE_SCALING = "scaling of rotary positions"
 _LEFT_OUT = {
     "rope_scaling": _ROPE_SCALING,
-    "partial_rotary_factor": "partial rotary positions",
     "quantization_config": "quantisation",
 }
 _BASES, _EPSILONS = ("rope_theta", "rotary_emb_base"), ("rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon")
@@ -128,19 +160,21 @@ def model_from_hf_config(
     path = Path(path)
     path = path / "config.json" if path.is_dir() else path
     config = _Config(path)
-    kind = config.kind()
-    config.refuse_parts()
-    sizes = _sizes(config, kind, _KINDS[kind])
+    named, kind = config.kind()
+    config.refuse_parts(kind)
+    sizes = _sizes(config, named, kind)
+    layers = {} if config.problems else _layer_types(config, kind, layers=int(sizes["layers"] or 0))
     if config.problems:
         raise DocumentError(str(path), config.problems)
     length = sequence_length or min(int(sizes["max_sequence_length"] or 0), LONGEST_DEFAULT_SEQUENCE)
     batch = global_batch or max(1, TOKENS_PER_STEP // length)
     assumed = [words for words, given in (("batch", global_batch), ("sequence length", sequence_length)) if not given]
     own = name or (path.resolve().parent.name if path.name == "config.json" else path.stem)
-    values: dict[str, Scalar] = {"schema": MODEL_SCHEMA, "name": own, "description": config.description(kind), **sizes}
+    values: dict[str, Scalar] = {"schema": MODEL_SCHEMA, "name": own, "description": config.description(named), **sizes}
     values["source"] = "Hugging Face config.json" + (f"; assumed: {', '.join(assumed)}" if assumed else "")
     source = str(path)
     items = {key: Node(value, source, config.line(key)) for key, value in values.items()}
+    items |= {key: _node(value, source) for key, value in layers.items()}
     items["defaults"] = Node({"global_batch": Node(batch, source), "sequence_length": Node(length, source)}, source)
     return validate(Node(items, source), schema=Model, source=source)
 
@@ -157,28 +191,34 @@ def refuse_hub_name(name: str) -> None:
 
 
 def _sizes(config: _Config, name: str, kind: _Kind) -> dict[str, Scalar]:
-    sizes = {own: config.size(key, absent=kind.defaults.get(key)) for own, key in kind.keys.items()}
+    keys = _KEYS | kind.keys
+    absent = {
+        "ffn": 4 * config.size(keys["hidden"]) if kind.ffn_of_hidden else None,
+        "max_sequence_length": kind.positions,
+    }
+    sizes = {own: config.size(key, absent=absent.get(own)) for own, key in keys.items()}
     hidden, heads = sizes["hidden"], sizes["heads"]
-    if kind.ffn_key:
-        sizes["ffn"] = 4 * hidden if config.value(kind.ffn_key) is None else config.size(kind.ffn_key)
+    if sizes["layers"] > MOST_LAYERS:
+        config.report(keys["layers"], f"{sizes['layers']:,} layers, more than {MOST_LAYERS:,}")
     activation, (same, ours) = config.value(kind.activation), _ACTIVATIONS[kind.family]
     if activation is not None and activation not in same:
         config.left_out.append(f"its activation ({activation}, here {ours})")
     switched = (words for key, (on, words) in kind.flags.items() if config.flag(key, absent=on))
     config.left_out += [*kind.approximated, *switched]
-    if kind.family == "llama":
-        _check_attention(config)
+    of_qkv = kind.biases == "qkv" and all(config.flag(key, absent=False) for key in kind.bias_keys)
+    if of_qkv:
+        config.left_out.append("biases of queries, keys and values in the price")
     return {
         "family": kind.family,
         **sizes,
         "kv_heads": _kv_heads(config, name, kind, heads=heads),
         "head_dim": _head_dim(config, kind, hidden=hidden, heads=heads),
         "vocab": config.size("vocab_size"),
-        "biases": _biases(config, name),
+        "biases": kind.biases != "qkv" and _biases(config, kind),
         "tied_embeddings": config.flag("tie_word_embeddings", absent=kind.tied),
         "rotary_base": config.number(_BASES) if kind.family == "llama" else None,
         "norm_epsilon": config.number(_EPSILONS),
-        "qkv_biases": True if name == "qwen2" else None,
+        "qkv_biases": of_qkv or None,
     }
 
 
@@ -194,41 +234,175 @@ def _kv_heads(config: _Config, name: str, kind: _Kind, *, heads: int) -> int:
 
 
 def _head_dim(config: _Config, kind: _Kind, *, hidden: int, heads: int) -> int:
+    if kind.latent:
+        return config.size("qk_nope_head_dim") + config.size("qk_rope_head_dim")
     if config.value("head_dim") is not None or "head_dim" in kind.stated:
         return config.size("head_dim")
-    total, parts = kind.keys["hidden"], kind.keys["heads"]
+    total, parts = ((_KEYS | kind.keys)[own] for own in ("hidden", "heads"))
     if hidden % heads and not any(problem.path in (total, parts) for problem in config.problems):
         config.report(total, f"{hidden} is not divisible by {parts} ({heads}), and there is no head_dim")
     return max(1, hidden // heads)
 
 
-def _check_attention(config: _Config) -> None:
-    """Refuse attention over less than the whole sequence."""
-    window, longest = config.value("sliding_window"), config.value("max_position_embeddings")
-    if config.value("model_type") == "mistral" and not config.states("sliding_window"):
-        config.report("sliding_window", "missing, which means a window of 4096 tokens; null if there is none")
-    # Qwen's configs state a window that a flag, off by default, switches on; elsewhere the window alone does.
-    on = config.flag("use_sliding_window", absent=config.value("model_type") not in ("qwen2", "qwen3"))
-    if isinstance(window, int) and isinstance(longest, int) and on and window < longest:
-        config.report("sliding_window", f"attention over a window of {window} tokens is not supported")
-    layers = config.value("layer_types") or []
-    others = sorted({str(layer) for layer in layers} - {"full_attention"}) if isinstance(layers, list) else []
-    if others and not (isinstance(window, int) and on):
-        config.report("layer_types", f"layers other than full_attention are not supported: {', '.join(others)}")
-
-
-def _biases(config: _Config, name: str) -> bool:
+def _biases(config: _Config, kind: _Kind) -> bool:
     """Whether all linear layers have biases; biases of only some layers are ignored and noted."""
-    if name in ("gpt2", "phi"):
-        return True
-    if name == "falcon":
-        return config.flag("bias", absent=False)
-    neox = name == "gpt_neox"
-    attention = config.flag("attention_bias", absent=neox)
-    mlp = neox or config.flag("mlp_bias", absent=False)
-    if attention != mlp and name != "qwen2":
-        config.left_out.append("biases of the attention layers" if attention else "biases of the MLP layers")
-    return attention and mlp and name != "qwen2"
+    has = {key: config.flag(key, absent=kind.biases == "all") for key in kind.bias_keys}
+    if any(has.values()) and not all(has.values()):
+        config.left_out.append(f"biases of the {'attention' if has['attention_bias'] else 'MLP'} layers")
+    return all(has.values())
+
+
+def _node(value: Plain, source: str) -> Node:
+    """A value and all within it, from one source."""
+    if isinstance(value, dict):
+        return Node({key: _node(item, source) for key, item in value.items()}, source)
+    return Node([_node(item, source) for item in value] if isinstance(value, tuple) else value, source)
+
+
+def _layer_types(config: _Config, kind: _Kind, *, layers: int) -> dict[str, Plain]:
+    """`layers`, `layer_types` and `mtp_layers`, as far as they say something."""
+    if kind.hybrid:
+        return _hybrid(config, kind)
+    attention, mlps = _attention(config, kind, layers), _mlps(config, kind, layers)
+    windows, experts = (len({name for name, _ in part}) > 1 for part in (attention, mlps))
+    names: list[str] = []
+    types: dict[str, Plain] = {}
+    for (attends, own), (computes, others) in zip(attention, mlps, strict=True):
+        names.append(f"{attends}-{computes}" if windows and experts else attends if windows else computes)
+        types.setdefault(names[-1], own | others)
+    found: dict[str, Plain] = {"layer_types": types} if any(types.values()) else {}
+    found |= {"layers": _pattern(names)} if len(types) > 1 else {}
+    predicting = config.size("num_mtp_layers", absent=kind.mtp, least=0)
+    predicting = config.size("num_nextn_predict_layers", absent=predicting, least=0)
+    return found | ({"mtp_layers": predicting} if predicting else {})
+
+
+def _hybrid(config: _Config, kind: _Kind) -> dict[str, Plain]:
+    """The same of a model whose layers are listed, each of one part."""
+    key = "layers_block_type" if config.value("layers_block_type") else "hybrid_override_pattern"
+    stated = config.value(key)
+    names = [_BLOCKS.get(str(one), "") for one in stated] if isinstance(stated, list | str) else []
+    if not 0 < len(names) <= MOST_LAYERS or not all(names):
+        config.report(key, f"must list up to {MOST_LAYERS:,} of {', '.join(_BLOCKS)}, not {stated!r:.40}")
+        return {}
+    alone: dict[str, Plain] = {"attention": False, "gated": False}
+    types: dict[str, Plain] = {}
+    for name in dict.fromkeys(names):
+        if name == "mamba":
+            mixer: dict[str, Plain] = {own: config.size(theirs) for own, theirs in _MAMBA.items()}
+            types[name] = {"attention": False, "mlp": False, "mamba": mixer}
+        elif name == "attention":
+            types[name] = {"mlp": False, "rotary_share": 0}
+        else:
+            assert kind.experts is not None
+            types[name] = alone | ({"experts": _experts(config, kind.experts)} if name == "moe" else {})
+    if config.size("num_nextn_predict_layers", absent=0, least=0):
+        config.left_out.append("multi-token prediction")
+    return {"layers": _pattern(names), "layer_types": types}
+
+
+def _pattern(names: Sequence[str]) -> str:
+    """Names of layers in order, as a pattern: a repeated group if they are that, else runs."""
+
+    def runs(part: Sequence[str]) -> str:
+        counted = [(name, len(list(run))) for name, run in groupby(part)]
+        return " ".join(name if count == 1 else f"{name}*{count}" for name, count in counted)
+
+    for period in range(2, min(len(names) // 2, 64) + 1):
+        if len(names) % period == 0 and list(names[:period]) * (len(names) // period) == list(names):
+            return f"({runs(names[:period])})*{len(names) // period}"
+    return runs(names)
+
+
+def _attention(config: _Config, kind: _Kind, layers: int) -> list[tuple[str, dict[str, Plain]]]:
+    """Name and values of each layer's attention."""
+    norms = config.flag(kind.qk_norms_key, absent=kind.qk_norms) if kind.qk_norms_key else kind.qk_norms
+    share = config.number(("partial_rotary_factor",)) or kind.rotary_share
+    own: dict[str, Plain] = {"rotary_share": share} if share != 1 and kind.family == "llama" else {}
+    own |= {"sinks": True} if kind.sinks else {}
+    if kind.latent:
+        rank = {} if config.value("q_lora_rank") is None else {"query_rank": config.size("q_lora_rank")}
+        own["latent"] = {**rank, **{name: config.size(key) for name, key in _LATENT.items()}}
+    window, found = _window(config, kind), []
+    for full in _full(config, kind, layers):
+        unrotated = full and kind.full_unrotated
+        values = own | ({"window": window} if window and not full else {})
+        # Llama 4 normalizes queries and keys where it rotates them.
+        values |= {"rotary_share": 0} if unrotated else {"qk_norms": True} if norms else {}
+        found.append(("full" if full and (window or unrotated) else "local", values))
+    return found
+
+
+def _window(config: _Config, kind: _Kind) -> int:
+    """The window of layers that have one, 0 without or where it is as long as the sequence."""
+    absent = 0 if config.states(kind.window) else kind.window_absent
+    window, longest = config.size(kind.window, absent=absent, least=0), config.value("max_position_embeddings")
+    off = kind.window_switch and not config.flag(kind.window_switch, absent=False)
+    return 0 if off or (isinstance(longest, int) and window >= longest) else window
+
+
+def _full(config: _Config, kind: _Kind, layers: int) -> list[bool]:
+    """Whether each layer attends to the whole sequence."""
+    key = "layer_types" if config.value("layer_types") or not kind.full_unrotated else "no_rope_layers"
+    stated = config.value(key)
+    if stated:
+        known = list(_ATTENDS) if key == "layer_types" else [0, 1]
+        others = sorted({str(one) for one in stated if one not in known}) if isinstance(stated, list) else [str(stated)]
+        if others or len(stated) != layers:
+            wrong = f"layers other than {', '.join(map(str, known))} are not supported: {', '.join(others):.80}"
+            config.report(key, wrong if others else f"{len(stated)} items for {layers} layers")
+            return [False] * layers
+        return [_ATTENDS.get(one, not one) for one in stated]
+    if kind.window_switch:
+        first = config.size("max_window_layers", absent=layers, least=0)
+        return [at < first for at in range(layers)]
+    every = config.size(kind.full_every_key, absent=kind.full_every, least=0)
+    return [every > 0 and (at + 1) % every == 0 for at in range(layers)]
+
+
+def _mlps(config: _Config, kind: _Kind, layers: int) -> list[tuple[str, dict[str, Plain]]]:
+    """Name and values of each layer's MLP or experts."""
+    if kind.experts is None:
+        return [("dense", {})] * layers
+    if (every := config.value("moe_layer_freq")) not in (None, 1):
+        config.report("moe_layer_freq", f"{every!r:.40} is not supported, only 1")
+    first = config.size("first_k_dense_replace", absent=0, least=0)
+    step = config.size("decoder_sparse_step", absent=config.size("interleave_moe_layer_step", absent=1))
+    only, never = config.places("moe_layers"), config.places("mlp_only_layers")
+    dense: tuple[str, dict[str, Plain]] = ("dense", {})
+    moe: tuple[str, dict[str, Plain]] = ("moe", {"experts": _experts(config, kind.experts)})
+    routed = (
+        at in only if only is not None else at >= first and (at + 1) % step == 0 and at not in (never or ())
+        for at in range(layers)
+    )
+    return [moe if one else dense for one in routed]
+
+
+def _experts(config: _Config, keys: _ExpertKeys) -> dict[str, Plain]:
+    """The experts of a layer."""
+    count, *others = [key for key in _COUNTS if config.value(key) is not None] or _COUNTS[:1]
+    for key in others:
+        if (found := config.value(key)) != config.value(count):
+            config.report(
+                key, f"{found!r:.40}, but {count} is {config.value(count)!r:.40}: one number of experts is needed"
+            )
+    width, shared = config.size(keys.width), 0
+    if keys.shared:
+        shared = config.size(keys.shared, absent=0, least=0) * (width if keys.shared.startswith("n_") else 1)
+    grouped = config.value("topk_method") != "greedy"
+    return {
+        "count": config.size(count),
+        "per_token": config.size("num_experts_per_tok"),
+        "width": width,
+        "shared_width": shared,
+        "latent_width": config.value("moe_latent_size") and config.size("moe_latent_size"),
+        "score": keys.score,
+        "normalized": config.flag("norm_topk_prob", absent=keys.normalized),
+        "scaling": config.number(("routed_scaling_factor",)),
+        "score_bias": keys.score_bias,
+        "groups": config.size("n_group", absent=1) if grouped else 1,
+        "chosen_groups": config.size("topk_group", absent=1) if grouped else 1,
+    }
 
 
 class _Config:
@@ -246,6 +420,10 @@ class _Config:
             raise DocumentError(str(path), [Problem("", f"not valid JSON: {error}", line)]) from error
         if not isinstance(values, dict):
             raise DocumentError(str(path), [Problem("", "must hold one JSON object")])
+        if isinstance(text := values.get("text_config"), dict):
+            # Of a model with a vision tower, whose sizes stand in a section of their own.
+            values = text | {key: values[key] for key in ("architectures", "model_type") if key in values}
+            self.left_out.append("the vision tower")
         self._values: dict[str, Any] = values
         for key, value in values.items():
             words = value if isinstance(value, list) else [value]
@@ -269,23 +447,25 @@ class _Config:
         """Note a problem at a key."""
         self.problems.append(Problem(key, message, self.line(key)))
 
-    def kind(self) -> str:
-        """The model type, if it is one that can be mapped; DocumentError else."""
-        kind, known = self.value("model_type"), tuple(_KINDS)
-        if kind in known:
-            return str(kind)
-        if kind is None:
+    def kind(self) -> tuple[str, _Kind]:
+        """The model type, if it is one that can be mapped, and how; DocumentError else."""
+        stated, known = self.value("model_type"), _kinds()
+        if stated is None:
             raise DocumentError(str(self.path), [Problem("", "no 'model_type': not a Hugging Face model config")])
+        kind = str(stated).removesuffix("_text")
+        if kind in known:
+            return kind, known[kind]
         self.report(
-            "model_type", f"{kind!r} is not supported{suggest(str(kind), known)}; supported: {', '.join(known)}"
+            "model_type", f"{stated!r:.40} is not supported{suggest(kind, known)}; supported: {', '.join(known)}"
         )
-        self.refuse_parts()
+        self.refuse_parts(known["llama"])
         raise DocumentError(str(self.path), self.problems)
 
-    def refuse_parts(self) -> None:
-        """Report every model part without operations in this tool; note those it may ignore."""
+    def refuse_parts(self, kind: _Kind) -> None:
+        """Report every model part without operations in this tool or model type; note those that may be ignored."""
+        has = (*(_COUNTS if kind.experts else ()), *(("kv_lora_rank", "q_lora_rank") if kind.latent else ()))
         for key, part in _REFUSED.items():
-            if self.value(key) not in (None, False, 0):
+            if self.value(key) not in (None, False, 0) and key not in has:
                 self.report(key, f"{part} is not supported")
         self.left_out += [words for key, words in _LEFT_OUT.items() if self.value(key) not in (None, False, 1.0)]
         if self._rope.get("rope_type", "default") != "default":
@@ -307,16 +487,24 @@ class _Config:
                     self.report(key, str(error))
         return None
 
-    def size(self, key: str, *, absent: int | None = None) -> int:
-        """A positive whole number; what is wrong with it is noted, and 1 returned."""
+    def size(self, key: str, *, absent: int | None = None, least: int = 1) -> int:
+        """A whole number of at least `least`; what is wrong with it is noted, and 1 returned."""
         value = self.value(key)
         if value is None and absent is not None:
             return absent
-        if isinstance(value, int) and not isinstance(value, bool) and value > 0:
+        if isinstance(value, int) and not isinstance(value, bool) and least <= value <= LARGEST_SIZE:
             return value
-        words = "missing" if not self.states(key) else f"must be a positive whole number, not {value!r:.40}"
-        self.report(key, words)
+        wanted = "a positive whole number" if least else "a whole number"
+        self.report(key, f"must be {wanted}, not {value!r:.40}" if self.states(key) else "missing")
         return 1
+
+    def places(self, key: str) -> frozenset[int] | None:
+        """Indices of layers, None without the key; what is wrong with them is noted."""
+        value = self.value(key)
+        if value is None or (isinstance(value, list) and all(isinstance(one, int) for one in value)):
+            return None if value is None else frozenset(value)
+        self.report(key, f"must be a list of whole numbers, not {value!r:.40}")
+        return None
 
     def flag(self, key: str, *, absent: bool) -> bool:
         """True or false; what is wrong with it is noted."""

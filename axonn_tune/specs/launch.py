@@ -9,8 +9,8 @@ from pydantic import AfterValidator, Field, model_validator
 from axonn_tune.grid import AXES, Grid, split_axes
 from axonn_tune.specs.document import LARGEST_COUNT, Document, NonNegativeFloat, PositiveFloat, PositiveInt, Share, Size
 from axonn_tune.specs.machine import Backend, EnvironmentVariable
-from axonn_tune.specs.model import Model
-from axonn_tune.specs.workload import Recompute, Workload
+from axonn_tune.specs.model import Model, unrun
+from axonn_tune.specs.workload import RECOMPUTE_WORDS, Recompute, Workload
 
 if TYPE_CHECKING:
     from axonn_tune.specs.results import ComparedConfiguration
@@ -72,6 +72,7 @@ def configuration_name(one: Launch | ComparedConfiguration) -> str:
     words += [f"{one.chunks} chunks"] * (one.chunks > 1)
     words += ["parts " + "-".join(map(str, one.parts))] if one.parts else []
     words += [one.recompute] * (one.recompute != "none")
+    words += [f"on {one.recompute_layers} layers"] if one.recompute_layers else []
     return " ".join([*words, *["no overlap"] * (not one.workload.overlaps)])
 
 
@@ -218,7 +219,10 @@ class Launch(Document):
     grid: LaunchGrid = Field(description="How the ranks are arranged.")
     micro_batch: Size = Field(description="Sequences one rank processes at a time.")
     grad_accumulation: Size = Field(description="Gradient accumulation steps: micro-batches in one optimizer step.")
-    recompute: Recompute = Field(description="Activation recomputation (checkpointing): none, selective or full.")
+    recompute: Recompute = Field(description=RECOMPUTE_WORDS)
+    recompute_layers: Size | None = Field(
+        default=None, description="Layers of each chunk, from its first, with that recompute; absent: all of them."
+    )
     kept_layers: NonNegativeInt = Field(description="Layers, from the last, that are not resharded after forward.")
     chunks: Size = Field(default=1, description="Chunks of each pipeline stage; more than 1 is interleaved.")
     parts: tuple[Size, ...] | None = Field(
@@ -262,6 +266,8 @@ class Launch(Document):
             found.append("device is cpu, but backend nccl needs GPUs: use backend gloo")
         if self.kept_layers > self.model.layers:
             found.append(f"kept_layers is {self.kept_layers}, but the model has {self.model.layers} layers")
+        if why := unrun(self.model):
+            found.append(why)
         if found:
             raise ValueError("; ".join(found))
         return self

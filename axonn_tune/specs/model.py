@@ -29,8 +29,8 @@ from axonn_tune.errors import suggest
 from axonn_tune.specs.document import LARGEST_SIZE, Document, Size
 
 MODEL_SCHEMA = "axonn-tune/model/1"
-MOST_LAYERS, MOST_EXPERTS = 10_000, 65_536
-"""Of a pattern, and of one layer: several times those of any model."""
+MOST_LAYERS, MOST_TYPES, MOST_EXPERTS = 10_000, 64, 65_536
+"""Of a pattern, a model and a layer: several times those of any model."""
 
 _Part = Annotated[float, Field(ge=0, le=1)]
 _Layers = Annotated[
@@ -82,6 +82,22 @@ class Experts(Document):
         return self
 
 
+class Mamba(Document):
+    """A Mamba-2 mixer: one GEMM in, a short convolution, a scan by chunks, one GEMM out (arXiv 2405.21060)."""
+
+    heads: Size = Field(description="mamba_num_heads.")
+    head_dim: Size = Field(description="mamba_head_dim.")
+    state: Size = Field(description="ssm_state_size, of a head.")
+    groups: Size = Field(description="Groups of heads that share the state's projections.")
+    conv: Size = Field(default=4, description="Length of the convolution, in tokens.")
+    chunk: Size = Field(default=128, description="Tokens of a chunk of the scan.")
+
+    @property
+    def conv_width(self) -> int:
+        """What is convolved: the inner width, and both projections of the state."""
+        return self.heads * self.head_dim + 2 * self.groups * self.state
+
+
 class LayerType(Document):
     """A layer type: what it has, and what differs from the model's own sizes."""
 
@@ -100,6 +116,7 @@ class LayerType(Document):
     ffn: Size | None = Field(default=None, description="F, width of the MLP.")
     gated: bool | None = Field(default=None, description="Whether MLP and experts have a gate; else by the family.")
     experts: Experts | None = Field(default=None, description="Experts in place of the MLP.")
+    mamba: Mamba | None = Field(default=None, description="A Mamba-2 mixer, of layers without attention.")
 
     @model_validator(mode="after")
     def _consistent(self) -> LayerType:
@@ -108,7 +125,9 @@ class LayerType(Document):
             given = [key for key in keys if getattr(self, key) not in (None, False)]
             if given and not getattr(self, part):
                 raise ValueError(f"{given[0]} is given, but {part} is false")
-        if not self.attention and not self.mlp:
+        if self.attention and self.mamba is not None:
+            raise ValueError("mamba is given, but attention is not false")
+        if not self.attention and not self.mlp and self.mamba is None:
             raise ValueError("attention and mlp are both false: the layer is empty")
         if self.latent is not None and self.head_dim is not None:
             raise ValueError("head_dim is given, but latent attention has nope_dim, rope_dim and value_dim")
@@ -140,11 +159,13 @@ class Layer:
     ffn: int
     gated: bool
     experts: Experts | None
+    mamba: Mamba | None
 
     @property
     def parts(self) -> tuple[str, ...]:
         """In words, what a block of a GPT or Llama has not."""
         found = {
+            "Mamba-2": self.mamba,
             "layers without attention": not self.attention,
             "multi-head latent attention": self.latent,
             "sliding-window attention": self.window,
@@ -153,6 +174,25 @@ class Layer:
             "layers without MLP": not self.ffn and self.experts is None,
         }
         return tuple(words for words, has in found.items() if has)
+
+    @property
+    def words(self) -> str:
+        """Its attention and its MLP, in words."""
+        latent, experts, attention = self.latent, self.experts, f"{self.heads} heads"
+        if latent is not None:
+            ranks = " and ".join(f"{rank:,}" for rank in (latent.query_rank, latent.kv_rank) if rank)
+            attention += f", latent attention of rank {ranks}"
+        elif self.kv_heads != self.heads:
+            attention += f", {self.kv_heads} of keys and values"
+        attention += f", window {self.window:,}" if self.window else ""
+        mlp = f"MLP of {self.ffn:,}"
+        if experts is not None:
+            shared = f", shared {experts.shared_width:,}" if experts.shared_width else ""
+            mlp = f"{experts.per_token} of {experts.count} experts of {experts.width:,}{shared}"
+        if mamba := self.mamba:
+            attention = f"Mamba-2 of {mamba.heads} heads of {mamba.head_dim}, state {mamba.state}"
+        mixes, computes = self.attention or mamba is not None, self.ffn > 0 or experts is not None
+        return "; ".join(words for words, has in ((attention, mixes), (mlp, computes)) if has)
 
     @property
     def query_width(self) -> int:
@@ -180,9 +220,11 @@ class Layer:
         return 2 if self.gated else 1
 
     @property
-    def attention_weights(self) -> int:
-        """Elements of attention's matrices."""
-        h, latent = self.hidden, self.latent
+    def mixer_weights(self) -> int:
+        """Elements of the matrices of attention, or of Mamba-2."""
+        h, latent, mamba = self.hidden, self.latent, self.mamba
+        if mamba is not None:
+            return h * (mamba.conv_width + mamba.heads * (2 * mamba.head_dim + 1))
         if latent is None:
             return h * (self.qkv_width + self.value_width)
         q_rank, kv_rank = latent.query_rank, latent.kv_rank
@@ -191,42 +233,65 @@ class Layer:
         return queries + down + kv_rank * self.heads * (latent.nope_dim + latent.value_dim) + self.value_width * h
 
     @property
+    def latent_weights(self) -> int:
+        """Elements of the matrices in front of attention's latents, which tensor parallelism does not split."""
+        latent = self.latent
+        return 0 if latent is None else self.hidden * ((latent.query_rank or 0) + latent.kv_rank + latent.rope_dim)
+
+    @property
     def expert_weights(self) -> int:
         """Elements of one routed expert's matrices."""
         experts = self.experts
         return 0 if experts is None else (self.ups + 1) * experts.width * (experts.latent_width or self.hidden)
 
     @property
-    def unrouted_weights(self) -> int:
-        """Elements of the matrices that every token meets: all but the routed experts'."""
-        total, experts = self.attention_weights + (self.ups + 1) * self.ffn * self.hidden, self.experts
-        if experts is None:
-            return total
-        projections = 2 * (experts.latent_width or 0)
-        return total + self.hidden * ((self.ups + 1) * experts.shared_width + experts.count + projections)
+    def router_weights(self) -> int:
+        """Elements of the router's matrix."""
+        return self.hidden * self.experts.count if self.experts is not None else 0
 
     @property
     def weights(self) -> int:
         """Elements of all its matrices."""
-        return self.unrouted_weights + (self.experts.count * self.expert_weights if self.experts else 0)
+        return self._weights(self.experts.count if self.experts else 0)
 
     @property
     def active_weights(self) -> int:
         """Elements of the matrices that a token meets."""
-        return self.unrouted_weights + (self.experts.per_token * self.expert_weights if self.experts else 0)
+        return self._weights(self.experts.per_token if self.experts else 0)
+
+    def _weights(self, routed: int) -> int:
+        """Elements of its matrices, with so many of its routed experts."""
+        h, experts = self.hidden, self.experts
+        total = self.mixer_weights + (self.ups + 1) * self.ffn * h + routed * self.expert_weights
+        if experts is None:
+            return total
+        return (
+            total + self.router_weights + h * ((self.ups + 1) * experts.shared_width + 2 * (experts.latent_width or 0))
+        )
 
     @property
     def vectors(self) -> int:
         """Elements of its norms, biases and attention sinks."""
+        return self._vectors(self.experts.count if self.experts else 0)
+
+    @property
+    def active_vectors(self) -> int:
+        """Those that a token meets."""
+        return self._vectors(self.experts.per_token if self.experts else 0)
+
+    def _vectors(self, routed: int) -> int:
         h, norm, mlp, experts = self.hidden, 1 if self.rms else 2, self.ffn > 0, self.experts
-        total = norm * h * (self.attention + (mlp or experts is not None))
+        total = norm * h * (self.attention + (self.mamba is not None) + (mlp or experts is not None))
+        if (mamba := self.mamba) is not None:
+            # The convolution with its bias, three vectors of the scan, and its norm.
+            total += mamba.conv_width * (mamba.conv + 1) + mamba.heads * (3 + mamba.head_dim)
         total += self.sinks * self.heads + self.qk_norms * 2 * self.head_dim * norm
         if self.latent is not None:
             total += norm * ((self.latent.query_rank or 0) + self.latent.kv_rank)
         biased = self.attention * (self.qkv_width + h) + mlp * (self.up_width + h)
         if experts is not None:
-            outputs = self.ups * experts.width + (experts.latent_width or h)
-            biased += experts.count * (1 + outputs) + (self.ups * experts.shared_width + h) * (experts.shared_width > 0)
+            biased += experts.count + routed * (self.ups * experts.width + (experts.latent_width or h))
+            biased += (experts.shared_width > 0) * (self.ups * experts.shared_width + h)
         return total + self.biases * biased
 
 
@@ -272,7 +337,8 @@ class Model(Document):
         default=None, description="Biases of queries, keys and values alone, for scripts: too small to be priced."
     )
     layer_types: dict[str, LayerType] = Field(
-        default={}, description="Layer types by name; what one does not say is as above. Without any, all are alike."
+        default={},
+        description="Layer types by name; what one does not say is as above. Without any, all are alike.",
     )
     mtp_layers: Annotated[int, Field(ge=0, le=MOST_LAYERS)] = Field(
         default=0, description="Multi-token prediction: further layers of the last type, each with a projection."
@@ -306,6 +372,11 @@ class Model(Document):
     def _check_types(self) -> None:
         """ValueError unless the pattern names each type, and only those, and has as many layers."""
         named, types = tuple(expand(self.pattern)) if self.pattern else (), tuple(self.layer_types)
+        if len(types) > MOST_TYPES:
+            raise ValueError(f"layer_types has {len(types):,} types, more than {MOST_TYPES}")
+        for name in types:
+            if not re.fullmatch(_NAME, name, re.ASCII):
+                raise ValueError(f"layer_types.{name[:40]}: a name has up to 64 letters, digits, - and _")
         if self.pattern is None and len(types) > 1:
             raise ValueError(f"layers must say the order of {', '.join(types)}, such as {types[0]}*3 {types[1]}*4")
         if self.pattern is not None and len(named) != self.layers:
@@ -352,6 +423,14 @@ class Model(Document):
         return len(self.types) > 1 or self.mtp_layers > 0 or only != plain
 
     @property
+    def parts(self) -> tuple[str, ...]:
+        """In words, what makes it `mixed`."""
+        found = [part for layer in self.types for part in layer.parts]
+        found += ["multi-token prediction"] * (self.mtp_layers > 0)
+        found += ["layer types of different sizes"] * (len(self.types) > 1 or (self.mixed and not found))
+        return tuple(dict.fromkeys(found))
+
+    @property
     def has_experts(self) -> bool:
         """Whether a layer type has experts."""
         return any(layer.experts is not None for layer in self.types)
@@ -387,29 +466,33 @@ class Model(Document):
         return self.hidden * (self.qkv_width + self.query_width + self.up_width + self.ffn)
 
     @property
+    def by_type(self) -> tuple[tuple[Layer, int], ...]:
+        """Layer types and how many layers each has; those of multi-token prediction are of the last."""
+        last, counts = self.runs[-1][0], self.counts
+        return tuple((layer, counts[at] + self.mtp_layers * (at == last)) for at, layer in enumerate(self.types))
+
+    @property
     def parameters(self) -> int:
         """All trainable elements, vocabulary unpadded."""
-        h, norm_vectors, last = self.hidden, 1 if self.family == "llama" else 2, self.types[self.runs[-1][0]]
-        blocks = sum(
-            count * (layer.weights + layer.vectors) for layer, count in zip(self.types, self.counts, strict=True)
-        )
+        h, norm = self.hidden, (1 if self.family == "llama" else 2) * self.hidden
+        blocks = sum(count * (layer.weights + layer.vectors) for layer, count in self.by_type)
         # Each has norms of the hidden state, of the next token's embedding, and of its output.
-        predicting = self.mtp_layers * (last.weights + last.vectors + 2 * h * h + 3 * norm_vectors * h)
-        tables = self.vocab * h * (1 if self.tied_embeddings else 2)
+        predicting = self.mtp_layers * (2 * h * h + 3 * norm)
         positions = self.max_sequence_length * h if self.learned_positions else 0
-        return blocks + predicting + tables + positions + norm_vectors * h
+        return blocks + predicting + self.vocab * h * (1 if self.tied_embeddings else 2) + positions + norm
 
     @property
     def active_parameters(self) -> int:
         """Those that a token meets in training: of the routed experts its own."""
-        idle = sum(
-            count * (layer.weights - layer.active_weights) for layer, count in zip(self.types, self.counts, strict=True)
+        idle = (
+            (n, layer.weights - layer.active_weights + layer.vectors - layer.active_vectors)
+            for layer, n in self.by_type
         )
-        last = self.types[self.runs[-1][0]]
-        return self.parameters - idle - self.mtp_layers * (last.weights - last.active_weights)
+        return self.parameters - sum(count * elements for count, elements in idle)
 
 
-_ITEM = re.compile(r"\s*(?:\(([^()]*)\)|([A-Za-z_][\w-]*))(?:\*(\d{1,9}))?(?:\s+|$)", re.ASCII)
+_NAME = r"[A-Za-z_][\w-]{0,63}"
+_ITEM = re.compile(rf"\s*(?:\(([^()]*)\)|({_NAME}))(?:\*(\d{{1,9}}))?(?:\s+|$)", re.ASCII)
 
 
 def expand(pattern: str) -> list[str]:
@@ -476,13 +559,22 @@ def _resolve(model: Model, name: str, given: LayerType) -> Layer:
         ffn=(given.ffn or model.ffn) if given.mlp and given.experts is None else 0,
         gated=given.mlp and (model.gated if given.gated is None else given.gated),
         experts=given.experts,
+        mamba=given.mamba,
     )
+
+
+PRICED: frozenset[str] = frozenset()
+RUN: frozenset[str] = frozenset()
+"""Of `Model.parts`: those of models whose layouts are priced, and which the bundled runtime trains."""
 
 
 def unpriced(model: Model) -> str | None:
     """Why no layout of a model is priced, if that is so."""
-    if model.mixed:
-        has = [part for layer in model.types for part in layer.parts]
-        words = ", ".join(dict.fromkeys([*has, *(["multi-token prediction"] if model.mtp_layers else [])]))
-        return f"{model.name}: layouts of models with {words or 'several layer types'} are not priced yet"
-    return None
+    lacking = [part for part in model.parts if part not in PRICED]
+    return f"{model.name}: layouts of models with {', '.join(lacking)} are not priced yet" if lacking else None
+
+
+def unrun(model: Model) -> str | None:
+    """Why the bundled runtime does not train a model, if that is so."""
+    lacking = [part for part in model.parts if part not in RUN]
+    return f"{model.name}: the bundled runtime has no {', no '.join(lacking)}" if lacking else None

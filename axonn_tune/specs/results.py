@@ -18,7 +18,7 @@ from axonn_tune.specs.document import Document, NonNegativeFloat, PositiveFloat,
 from axonn_tune.specs.launch import CollectiveTerm, Launch, LaunchGrid, NonNegativeInt, configuration_name
 from axonn_tune.specs.machine import Machine
 from axonn_tune.specs.model import Model
-from axonn_tune.specs.workload import Recompute, Workload
+from axonn_tune.specs.workload import RECOMPUTE_WORDS, Recompute, Workload
 
 SUMMARY_NAME, LAUNCH_NAME = "summary.json", "launch.yaml"
 """Files in a run's folder: its summary, and its launch config."""
@@ -208,7 +208,10 @@ class ComparedConfiguration(Document):
 
     grid: LaunchGrid = Field(description="How the ranks are arranged.")
     micro_batch: PositiveInt = Field(description="Sequences one rank processes at a time.")
-    recompute: Recompute = Field(description="Activation recomputation (checkpointing): none, selective or full.")
+    recompute: Recompute = Field(description=RECOMPUTE_WORDS)
+    recompute_layers: PositiveInt | None = Field(
+        default=None, description="Layers of each chunk, from its first, with that recompute; absent: all of them."
+    )
     kept_layers: NonNegativeInt = Field(description="Layers that are not resharded after forward.")
     chunks: PositiveInt = Field(default=1, description="Chunks of each pipeline stage.")
     parts: tuple[PositiveInt, ...] | None = Field(default=None, description="Layers of each model part; absent: even.")

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal, TypeAlias
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
+from axonn_tune.recompute import parse_recompute
 from axonn_tune.request import OVERLAPS as OVERLAPS
 from axonn_tune.request import RECOMPUTES as RECOMPUTES
 from axonn_tune.request import Overlap as Overlap
 from axonn_tune.request import Precision as Precision
-from axonn_tune.request import Recompute as Recompute
 from axonn_tune.specs.document import Document, Size
+
+Recompute: TypeAlias = Annotated[str, AfterValidator(parse_recompute)]
+"""A recompute set, as documents have it."""
+RECOMPUTE_WORDS = "Activation recomputation (checkpointing): none, selective, full, or modules joined by commas."
 
 
 @dataclass(frozen=True)

@@ -221,7 +221,7 @@ def across(rows: Mapping[str, Pairs]) -> dict[str, Pairs]:
 
 def _but_overlaps(one: ComparedConfiguration) -> tuple[object, ...]:
     """Key shared by configurations that differ only in their overlaps."""
-    return one.grid, one.micro_batch, one.recompute, one.kept_layers, one.chunks, one.parts
+    return one.grid, one.micro_batch, one.recompute, one.recompute_layers, one.kept_layers, one.chunks, one.parts
 
 
 def fastest_runs(measurements: Measurements) -> Measurements:

@@ -88,6 +88,7 @@ class Case:
     sharded: bool = False
     chunks: int = 1
     parts: tuple[int, ...] | None = None
+    recompute_layers: int | None = None
 
     @property
     def workload(self) -> Workload:
@@ -105,7 +106,8 @@ class Case:
         stages = f"-{self.grid.pipeline}p{self.chunks}v" + "-uneven" * bool(self.parts)
         wide = "".join(axis[0] for axis in self.grid.order if self.grid.axis_size(axis) > 1)
         tables = f"{'tied' if training.tied else 'untied'}-kv{training.kv_heads}" + "-biased" * training.biases
-        run = f"{self.accumulation}x{self.micro_batch}-{self.recompute}-kept{self.kept_layers}"
+        some = "" if self.recompute_layers is None else f"-on{self.recompute_layers}"
+        run = f"{self.accumulation}x{self.micro_batch}-{self.recompute}{some}-kept{self.kept_layers}"
         run += "-split" * self.split + "-sharded" * self.sharded + "-clipped" * training.clipping
         return f"{sizes}{stages if self.grid.pipeline > 1 else ''}-{wide or 'one'}-{training.family}-{tables}-{run}"
 
@@ -151,6 +153,21 @@ def daily(every: list[Case]) -> list[Case]:
         left = [case for case in every if case.grid.world == 8 and case not in chosen]
         chosen.append(max(left, key=lambda case: len(case.pairs() - covered)))
     return chosen
+
+
+_STAGES = Grid(1, 1, 2, 1, pipeline=2, order=(*AXES, "pipeline"))
+SETS = (
+    Case(TRAININGS[0], Grid(), micro_batch=8, recompute="layernorm,mlp", kept_layers=0),
+    Case(TRAININGS[5], Grid(2, 1, 2, 1), micro_batch=6, recompute="mlp", kept_layers=1, split=True, recompute_layers=1),
+    Case(TRAININGS[3], Grid(2, 2, 1, 1), micro_batch=12, recompute="core_attn,mlp_act", kept_layers=0),
+    Case(
+        TRAININGS[6], Grid(1, 2, 2, 1), micro_batch=6, recompute="full", kept_layers=1, split=True, recompute_layers=1
+    ),
+    Case(DEEP_TRAININGS[2], _STAGES, micro_batch=3, recompute="full", kept_layers=3, chunks=2, recompute_layers=2),
+    Case(DEEP_TRAININGS[0], _STAGES, 6, "core_attn,mlp", 9, split=True, parts=(9, 7), recompute_layers=8),
+    Case(DEEP_TRAININGS[1], _STAGES, 3, "selective", 1, sharded=True, chunks=2, parts=(3, 5, 4, 4), recompute_layers=4),
+)
+"""Recompute sets, on all blocks and on the first of each chunk, of which some are not resharded."""
 
 
 def _candidate(grid: Grid, chance: random.Random) -> Case:

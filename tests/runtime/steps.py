@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -10,12 +11,12 @@ import torch
 import torch.distributed as dist
 
 from axonn_tune.grid import Grid
-from axonn_tune.program.dimensions import step_values
+from axonn_tune.program.dimensions import symbol_values
 from axonn_tune.program.pipeline import messages, model_parts
 from axonn_tune.program.step import Stage, build_step
 from axonn_tune.runtime.communicator import Communicator
 from axonn_tune.runtime.devices import RuntimeSettings
-from axonn_tune.runtime.ledger import Ledger, RankProgram, compare
+from axonn_tune.runtime.ledger import Ledger, RankProgram, blocks_of, compare
 from axonn_tune.runtime.mesh import Mesh, build_mesh
 from axonn_tune.runtime.modules import Dropout, dropped
 from axonn_tune.runtime.optimizer import AdamW, learning_rate
@@ -53,6 +54,7 @@ def transformer(case: Case, communicator: Communicator, overlaps: Collection[Ove
     wide, device = torch.float64, torch.device("cpu")
     settings = RuntimeSettings(
         *(wide, wide, wide, frozenset(overlaps), case.recompute, case.kept_layers, device),
+        recompute_layers=case.recompute_layers,
         parts=2 if case.split else 1,
         shard_master=case.sharded,
         dropout=case.training.dropout,
@@ -140,6 +142,20 @@ def check(case: Case, record_path: Path) -> list[str]:
     return problems
 
 
+def repeats_to_the_bit(case: Case) -> list[str]:
+    """Loss and gradients of a first step that are not those of the same step without recompute, in words."""
+    mesh, batch, found = build_mesh(case.grid, chunks=case.chunks), batches(case.training.model.vocab)[0], []
+    try:
+        for one in (case, replace(case, recompute="none", recompute_layers=None)):
+            model = transformer(one, Communicator(mesh, Ledger()), OVERLAPS)
+            loss = accumulate(model, one, batch)
+            found.append({parameter.name: parameter.gradient for parameter in parameters(model)} | {"the loss": loss})
+    finally:
+        leave(mesh)
+    again, plain = found
+    return [f"with {case.recompute} {name} is another" for name in plain if not torch.equal(again[name], plain[name])]
+
+
 def without_overlap(model: Transformer, case: Case) -> Tensors:
     """Loss and gradients of the first step with every wait directly after its issue; leaves the model as it was."""
     # The same model with the same settings, so that weights are made once.
@@ -201,17 +217,12 @@ def sent_otherwise(case: Case, ledger: Ledger, *, stage: int) -> list[str]:
     """Where the ledger of a run differs from the program."""
     training, stages = case.training, case.grid.pipeline
     place = Stage(first=stage == 0, last=stage == stages - 1)
-    values = step_values(
-        training.model,
-        case.workload,
-        case.grid,
-        micro_batch=case.micro_batch,
-        kept_layers=case.kept_layers,
-        stage=place,
-        layers=sum(layers_of_parts(case)[stage::stages]),
-    )
+    chunks, some = layers_of_parts(case)[stage::stages], case.recompute_layers
+    how = {"micro_batch": case.micro_batch, "stage": place, "layers": (sum(chunks),)}
+    values = symbol_values(training.model, case.workload, case.grid, **how)
     assert values["A"] == case.accumulation, "the test's own arithmetic"
-    program = build_step(training.model, case.workload, recompute=case.recompute)
+    program = build_step(training.model, case.workload, recompute=case.recompute, some=some is not None)
+    values |= blocks_of(program, chunks, kept=case.kept_layers, repeated=some or 0)
     sent = messages(stage, stages=stages, chunks=case.chunks, micro_batches=case.accumulation)
     return compare(ledger, RankProgram(program, values, place, sent), steps=STEPS)
 

@@ -7,7 +7,10 @@ import itertools
 import pytest
 
 import axonn_tune
+from axonn_tune.cost.price import price
 from axonn_tune.errors import NothingFeasibleError
+from axonn_tune.job import Layout
+from axonn_tune.recompute import MODULES, RECOMPUTES
 from axonn_tune.runtime.dry_run import dry_run, require_memory
 
 FIRST_RUNS = {
@@ -24,10 +27,13 @@ FIRST_RUNS = {
 """Requests of the first minute, whose launch configs must fit on the first try; the first three run each time."""
 SPLITS = [(1, 1, 8), (2, 1, 4), (1, 2, 4), (2, 2, 1), (4, 2, 1)]
 DAILY = [
-    *(("5b", SPLITS[0], "none"), ("5b", SPLITS[1], "selective"), ("5b", SPLITS[4], "full")),
-    *(("llama3-8b", SPLITS[2], "full"), ("llama3-8b", SPLITS[3], "none")),
+    *(("5b", SPLITS[0], "none", None), ("5b", SPLITS[1], "selective", None), ("5b", SPLITS[4], "full", None)),
+    *(("llama3-8b", SPLITS[2], "full", None), ("llama3-8b", SPLITS[3], "none", None), ("5b", SPLITS[2], "mlp", None)),
+    *(("llama3-8b", SPLITS[0], "layernorm,mlp", None), ("5b", SPLITS[1], "core_attn,mlp_act", 5)),
+    *(("5b", SPLITS[1], "full", 2), ("llama3-8b", SPLITS[2], "mlp", 5)),
 ]
-WITHIN, WITHIN_SMALL = 0.03, 0.01
+KINDS = (*RECOMPUTES, *MODULES, "core_attn,mlp_act", "core_attn,mlp", "layernorm,mlp")
+WITHIN, WITHIN_SMALL = 0.03, 0.015
 
 
 @pytest.mark.parametrize(
@@ -51,16 +57,21 @@ def test_a_first_run_fits_as_predicted(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("model", "split", "recompute"),
+    ("model", "split", "recompute", "some"),
     [
         pytest.param(*one, marks=[] if one in DAILY else pytest.mark.nightly)
-        for one in itertools.product(("5b", "llama3-8b"), SPLITS, ("none", "selective", "full"))
+        for one in itertools.product(("5b", "llama3-8b"), SPLITS, KINDS, (None, 2, 5))
     ],
 )
-def test_memory_is_that_of_the_program(model: str, split: tuple[int, int, int], recompute: str) -> None:
-    """Guards the memory model: GPT and Llama with grouped heads, every recompute, split, layers not resharded."""
+def test_memory_is_that_of_the_program(
+    model: str, split: tuple[int, int, int], recompute: str, some: int | None
+) -> None:
+    """Guards the memory model: GPT and Llama with grouped heads, every recompute, on all layers or the first, split,
+    layers not resharded."""
     given = dict(zip("xyz", split, strict=True), gpus=8, machine="dgx-h100", recompute=recompute, micro_batch=1)
     given |= {"kept_layers": 2 if given["z"] == 4 else 0, "set": {"model.layers": 6}}
-    launch = axonn_tune.search(model, **given).launch_config()
+    found = axonn_tune.search(model, **given)
+    launch = found.launch_config().model_copy(update={"recompute_layers": some})
     _, peak_bytes = dry_run(launch)
-    assert peak_bytes == pytest.approx(launch.predicted.memory_bytes, rel=WITHIN_SMALL)
+    predicted = price(found.inputs.problem, Layout.of(launch))
+    assert peak_bytes == pytest.approx(predicted.memory_bytes, rel=WITHIN_SMALL)

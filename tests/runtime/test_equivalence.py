@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from tests.runtime import steps
-from tests.runtime.cases import DEEP_TRAININGS, INNERMOST, TRAININGS, Case, Training, cases, daily
+from tests.runtime.cases import DEEP_TRAININGS, INNERMOST, SETS, TRAININGS, Case, Training, cases, daily
 from tests.runtime.pool import Pools
 
 Serial = Callable[[Training], Path]
@@ -56,6 +56,15 @@ def test_grid_trains_as_one_rank_does(case: Case, pools: Pools, serial: Serial) 
     found = pools(case.grid.world).run(steps.check, case, serial(case.training))
     problems = {problem: rank for rank, said in reversed(list(enumerate(found))) for problem in said}
     assert not problems, "\n".join(f"rank {rank}: {problem}" for problem, rank in problems.items())
+
+
+@pytest.mark.parametrize("case", SETS, ids=str)
+def test_recompute_sets_train_as_one_rank_does(case: Case, pools: Pools, serial: Serial) -> None:
+    """Guards recompute by modules, and of the first blocks of each chunk alone, as the test above; and that the first
+    step's loss and gradients are those without recompute, to the bit."""
+    found = pools(case.grid.world).run(steps.check, case, serial(case.training))
+    found = [*found, *pools(case.grid.world).run(steps.repeats_to_the_bit, case)]
+    assert not [problem for said in found for problem in said]
 
 
 def test_every_two_values_meet() -> None:

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from axonn_tune.grid import Grid
-from axonn_tune.program.dimensions import step_values, symbol_values
+from axonn_tune.program.dimensions import symbol_values
 from axonn_tune.program.step import build_step
 from axonn_tune.runtime.communicator import Communicator
 from axonn_tune.runtime.devices import RuntimeSettings
@@ -58,17 +58,17 @@ def test_a_step_on_1024_ranks_sends_what_the_program_says(grid: Grid, rank: int,
             loss = forward_backward(transformer, tokens, tokens, scale=0.01, last=last)
         transformer.finish_gradients()
         optimizer.step(loss)
-    values = step_values(model, workload, grid, micro_batch=micro_batch, kept_layers=1)
+    kept = {"kept": 1.0, "unkept": model.layers - 1}
+    values = symbol_values(model, workload, grid, micro_batch=micro_batch) | kept
     program = build_step(model, workload, recompute="full")
     assert compare(transformer.communicator.ledger, RankProgram(program, values)) == []
-    kept = {"kept": 1.0, "unkept": model.layers - 1}
-    assert values == symbol_values(model, workload, grid, micro_batch=micro_batch) | kept
 
 
 def test_each_term_that_differs_is_one_line() -> None:
     """Guards the words: a call that is missing, one of another size, and two that nobody planned; else silence."""
     model, workload = load_model("nano").document, Workload(global_batch=48, sequence_length=64, precision="fp32")
-    values = step_values(model, workload, Grid(2, 2, 2, 2), micro_batch=3, kept_layers=1)
+    kept = {"kept": 1.0, "unkept": model.layers - 1}
+    values = symbol_values(model, workload, Grid(2, 2, 2, 2), micro_batch=3) | kept
     program = RankProgram(build_step(model, workload, recompute="none"), values)
     ledger = Ledger(program.collectives() + program.collectives() + program.collectives())
     assert compare(ledger, program, steps=3) == []
@@ -83,5 +83,5 @@ def test_each_term_that_differs_is_one_line() -> None:
         "all_reduce over x, forward, mlp.fc2: expected 8 × 73,728 bytes, got 8 × 8 bytes",
         "all_gather over data, step, secret: expected none, got 1 × 4 bytes and 1 × 8 bytes",
     }
-    alone = step_values(model, workload, Grid(), micro_batch=3, kept_layers=0)
+    alone = symbol_values(model, workload, Grid(), micro_batch=3) | kept
     assert compare(Ledger(), RankProgram(program.program, alone)) == [], "groups of one leave no trace"

@@ -17,18 +17,19 @@ import torch.distributed as dist
 
 import axonn_tune
 from axonn_tune.program.operations import Kernel
+from axonn_tune.recompute import MODULES, RECOMPUTES
 from axonn_tune.runtime import modules
 from axonn_tune.runtime.ledger import program_of
 from axonn_tune.runtime.mesh import build_mesh
 from axonn_tune.specs.catalog import load_model
 from axonn_tune.specs.launch import Launch
 from axonn_tune.specs.traces import EMBEDDING_BACKWARD, EMBEDDING_FORWARD, END, HEAD
-from axonn_tune.specs.workload import RECOMPUTES, Recompute
+from axonn_tune.specs.workload import Recompute
 from tests.runtime.kernels import KernelMeter, kernels_of_step
 
 SECTIONS = ("block", "head", "block_backward")
 WITHIN, LAYERS = 0.05, 3
-FAMILIES = ("gpt", "llama")
+FAMILIES, KINDS = ("gpt", "llama"), (*RECOMPUTES, *MODULES, "core_attn,mlp_act", "core_attn,mlp", "layernorm,mlp")
 GPT = {"hidden": 2304, "heads": 18, "kv_heads": 18, "ffn": 7680, "vocab": 30011, "max_sequence_length": 1536}
 LLAMA = {"hidden": 2560, "heads": 20, "kv_heads": 4, "ffn": 6912, "vocab": 36000, "max_sequence_length": 4096}
 SPLITS = [(1, 1, 1), (2, 1, 2), (1, 2, 1), (2, 2, 2)]
@@ -46,6 +47,7 @@ def launch(
     *,
     compiled: bool,
     recompute: Recompute = "none",
+    recompute_layers: int | None = None,
     tied: bool = False,
     overlaps: bool = False,
     precision: str = "bf16",
@@ -65,6 +67,7 @@ def launch(
             "micro_batch": 2,
             "grad_accumulation": 1,
             "recompute": recompute,
+            "recompute_layers": recompute_layers,
             "kept_layers": kept_layers,
             "compile": compiled,
         }
@@ -108,12 +111,15 @@ CONFIGURATIONS: list[dict[str, Any]] = [
     {"family": "llama", "split": SPLITS[2], "recompute": "selective", "compiled": False},
     {"family": "llama", "split": (2, 2, 1), "compiled": True, "tied": True, "halved": True},
     {"family": "gpt", "split": SPLITS[2], "compiled": True, "precision": "fp32"},
+    {"family": "gpt", "split": SPLITS[1], "recompute": "core_attn,mlp", "compiled": False},
+    {"family": "llama", "split": (2, 2, 1), "recompute": "layernorm,mlp", "compiled": True},
+    {"family": "gpt", "split": SPLITS[3], "recompute": "full", "recompute_layers": 2, "compiled": True},
 ]
 """Those that run each time; nightly all kinds of recompute and splits, tied tables with halves, one type for all."""
 NIGHTLY: list[dict[str, Any]] = [
     *(
         {"family": family, "split": split, "recompute": recompute, "compiled": compiled}
-        for family, split, recompute, compiled in itertools.product(FAMILIES, SPLITS, RECOMPUTES, (True, False))
+        for family, split, recompute, compiled in itertools.product(FAMILIES, SPLITS, KINDS, (True, False))
     ),
     *({"family": one, "split": (2, 2, 1), "compiled": False, "tied": True, "halved": True} for one in FAMILIES),
     *({"family": one, "split": SPLITS[2], "compiled": False, "precision": "fp32"} for one in FAMILIES),

@@ -31,7 +31,7 @@ BOTH = {"all_reduce x", "all_reduce y"}
         ("output", True, BOTH),
     ],
 )
-@pytest.mark.parametrize("recompute", RECOMPUTES)
+@pytest.mark.parametrize("recompute", [*RECOMPUTES, "layernorm,mlp"])
 def test_an_overlap_keeps_its_own_collectives_open(
     overlap: Overlap | None, split: bool, expected: set[str], recompute: Recompute
 ) -> None:

@@ -26,7 +26,8 @@ VALUES: dict[str, tuple[Any, ...]] = {
     **dict.fromkeys(OVERLAPS, (True, False)),
     "family": ("nano", "nano-llama"),
     "tied": (True, False),
-    "recompute": RECOMPUTES,
+    "recompute": ("layernorm,mlp", *RECOMPUTES),
+    "recompute_layers": (1, None),
     "kept_layers": (0, 1, 2),
     "parts": (1, 2),
     "micro_batches": (2, 4),
@@ -71,6 +72,7 @@ def simulate(options: Options, rank: int = RANK, *, steps: int = 2, grid: Grid =
     settings = RuntimeSettings(
         *(torch.bfloat16, wide, wide, frozenset(one for one in OVERLAPS if options[one])),
         *(options["recompute"], options["kept_layers"], torch.device("cpu")),
+        recompute_layers=options["recompute_layers"],
         parts=options["parts"],
         shard_master=options["sharded"],
         dropout=options["dropout"],

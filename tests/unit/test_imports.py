@@ -15,7 +15,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 PACKAGE = "axonn_tune"
 
-VOCABULARY = {"errors", "units", "grid", "files", "processes", "request"}
+VOCABULARY = {"errors", "units", "grid", "files", "processes", "request", "recompute", "stages"}
 ENGINE = VOCABULARY | {"specs", "frameworks", "program", "cost", "job"}
 COMMANDS = ENGINE | {"ranking", "launch", "lab", "calibration", "validation", "learning", "report"}
 # What each layer may import beside itself and the package's own version.
@@ -27,8 +27,10 @@ MAY_IMPORT: dict[str, set[str]] = {
     "files": {"errors"},
     "processes": {"errors"},
     "grid": {"errors", "units"},
+    "recompute": {"errors"},
+    "stages": {"errors"},
     # Of the latter two it has the names of types alone.
-    "request": {"errors", "specs", "frameworks"},
+    "request": {"errors", "recompute", "stages", "specs", "frameworks"},
     "job": VOCABULARY | {"specs", "frameworks"},
     "specs": VOCABULARY,
     "frameworks": VOCABULARY | {"specs"},

@@ -21,7 +21,7 @@ from axonn_tune.cost.replay import ChunkTimes, Replay, StageWork
 from axonn_tune.frameworks.description import FUSED
 from axonn_tune.program.operations import COLUMNS, Collective, MatMul, Value
 from axonn_tune.program.schedule import StepSchedule
-from axonn_tune.program.step import ONLY, Stage, StepProgram, chunks_of
+from axonn_tune.program.step import ONLY, Contents, Stage, StepProgram, blocks_in, chunks_of
 from axonn_tune.validation.published.cases import Case
 from tools.fit.fitting import Floats
 
@@ -59,12 +59,12 @@ class _Stage:
     """One pipeline stage, without prices."""
 
     stage: Stage
-    blocks: tuple[int, ...]
+    blocks: tuple[Contents, ...]
     values: dict[str, float]
 
 
 def _stages(pricer: Pricer) -> Iterator[_Stage]:
-    parts, stages = pricer.parts, pricer.grid.pipeline
+    parts, stages = pricer.contents, pricer.grid.pipeline
     for number in range(stages):
         stage = Stage(number == 0, number == stages - 1)
         yield _Stage(stage, parts[number::stages], pricer.settled_stage(number)[0])
@@ -179,7 +179,7 @@ class _Group:
         if self.chunk is None or self.chunk == self.stage:
             self.found |= {"computed": np.asarray(replay.work.compute_s), "sent": np.asarray(replay.communication_s())}
         layers = np.array(self.blocks, dtype=np.float64)[:, None]
-        times = replay.step_s() if self.chunk is None else replay.chunk(self.chunk, layers)
+        times = replay.step_s() if self.chunk is None else replay.chunk(self.chunk, ((0, layers),))
         names = ("scheduled", "host") if self.chunk is None else _CHUNK
         self.found |= {name: np.asarray(one) for name, one in zip(names, times, strict=True)}
         shape = numbers.call_s[cases].shape
@@ -287,7 +287,9 @@ class _Pipelined(_Candidate):
         known: dict[Hashable, _Row] = {}
         for chunk, count in chunks_of(one.stage, one.blocks):
             if (chunk, count) not in known:
-                known[chunk, count] = _join(groups, self.case, self.pricer, one.values, one.stage, chunk, count)
+                known[chunk, count] = _join(
+                    groups, self.case, self.pricer, one.values, one.stage, chunk, blocks_in(count)
+                )
             yield known[chunk, count]
 
     def step_s(self, numbers: _Numbers) -> Floats:

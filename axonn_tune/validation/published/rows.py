@@ -24,6 +24,7 @@ from axonn_tune.grid import ALL_AXES
 from axonn_tune.specs.document import LARGEST_SIZE
 from axonn_tune.specs.loading import read_text
 from axonn_tune.specs.workload import RECOMPUTES
+from axonn_tune.stages import parse_layout, unpriced
 from axonn_tune.units import read_number
 
 SHIPPED = Path(__file__).parent
@@ -263,12 +264,17 @@ def _order(record: Record) -> tuple[str, ...]:
 
 
 def _parts(record: Record) -> tuple[int, ...]:
-    """Blocks of each part of the model, chunk c of stage s at c·stages + s, between blanks."""
-    words = _text(record, "parts")
-    parts = tuple(int(word) for word in words.split() if word.isdecimal() and len(word) < 10)
-    if len(parts) < len(words.split()) or 0 in parts:
-        raise ValueError(f"parts is {words!r}, not whole numbers from 1 between blanks")
-    stages, chunks, layers = count(record, "pp", 1), count(record, "vpp", 1), count(record, "layers")
+    """Blocks of each part of the model, chunk c of stage s at c·stages + s: between blanks, or as a pipeline layout."""
+    words, stages, chunks = _text(record, "parts"), count(record, "pp", 1), count(record, "vpp", 1)
+    layers, numbers = count(record, "layers"), words.split()
+    parts = tuple(int(word) for word in numbers if word.isdecimal() and len(word) < 10)
+    if len(parts) < len(numbers):
+        try:
+            parts = parse_layout(words, stages=stages, layers=layers).parts
+        except UsageError as error:
+            raise ValueError(f"parts: {error}") from None
+    if why := unpriced(parts):
+        raise ValueError(f"parts: {why}")
     if parts and len(parts) != stages * chunks:
         raise ValueError(f"parts are {len(parts)}, but pp {stages} x vpp {chunks} = {stages * chunks} are needed")
     if parts and sum(parts) != layers:

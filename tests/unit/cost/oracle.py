@@ -16,7 +16,7 @@ from axonn_tune.cost.compute import ComputeClock
 from axonn_tune.cost.price import Pricer
 from axonn_tune.cost.replay import TermKey
 from axonn_tune.program.operations import PLAIN, Collective, Computation
-from axonn_tune.program.schedule import ISSUE, RUN, SYNC, WAIT, Instructions, MicroBatch
+from axonn_tune.program.schedule import ISSUE, RUN, SYNC, WAIT, Behind, Instructions, MicroBatch
 from axonn_tune.program.step import ONLY, Stage
 
 
@@ -79,22 +79,24 @@ class SpelledOut:
             streams.waits_s[one.kind, one.axis, one.phase, one.layer] += until_s - streams.now_s
             streams.now_s = until_s
 
+    def forward(self, batch: MicroBatch, layers: int, *, head: bool) -> list[Instructions]:
+        """Every block forward, with or without an LM head after the last."""
+        return [*[batch.forward(0, 0)] * (layers - 1), batch.forward(0, None, head=head)]
+
     def backward(self, batch: MicroBatch, layers: int, kept: int) -> list[Instructions]:
         """Every block backward: first those that are not resharded after forward."""
-        back = batch
-        held = [back.kept_first, *[back.kept_middle] * (kept - 1)] if kept else []
-        others = [back.middle] * (layers - kept - 2 + bool(kept))
-        if kept == layers:
-            return held
-        if kept:
-            return [*held, *others, back.last]
-        return [back.only] if layers == 1 else [back.first, *others, back.last]
+        kinds = [Behind(0, kept=number < kept) for number in range(layers)]
+        after = [0 if number + 1 < layers else None for number in range(layers)]
+        return [
+            batch.backward(0 if number else None, kind, following)
+            for number, (kind, following) in enumerate(zip(kinds, after, strict=True))
+        ]
 
     def host_s(self, layers: int, blocks_s: float) -> float:
         """How long so many blocks wait for the host in a micro-batch."""
         several = {axes: float(path.outermost >= 0) for axes, path in self.pricer.routes.items()}
         times = {"": 1.0, **self.values, **several}
-        issued = sum(count * times[name] for one in self.schedule.issued for name, count in one.items())
+        issued = sum(count * times[name] for one in self.schedule.issued[0] for name, count in one.items())
         return max(0.0, self.pricer.rates.dispatch_s * issued * layers - blocks_s)
 
     def step(self) -> tuple[float, dict[TermKey, float]]:
@@ -124,16 +126,16 @@ class SpelledOut:
         """Its parts: embedding, blocks forward, LM head, blocks backward, and what is left."""
         layers, kept = int(self.values["L"]), int(self.values["kept"])
         batch = self.schedule.last_micro_batch if last else self.schedule.micro_batch
-        forward = [*[batch.block] * (layers - 1), batch.last_block]
-        head = batch.head_all_kept if kept == layers else batch.head
-        return [batch.embedding], forward, [head], self.backward(batch, layers, kept), [batch.flush]
+        head = batch.head(None if kept == layers else 0)
+        forward, backward = self.forward(batch, layers, head=True), self.backward(batch, layers, kept)
+        return [batch.embedding(0)], forward, [head], backward, [batch.flush(0)]
 
     def chunk(self, part: Stage, layers: int, kept: int, batch: MicroBatch) -> tuple[float, float]:
         """A forward and a backward pass of a chunk, from idle streams, without waits for the host."""
         ahead, behind = Streams(), Streams()
-        final = batch.last_block if part.last else batch.alone
-        forward = [batch.embedding if part.first else batch.enter, *[batch.block] * (layers - 1), final]
-        self.play([*forward, *([batch.head_all_kept] if part.last else [])], ahead)
-        enter, leave = () if kept else batch.enter_backward, batch.flush if part.first else batch.leave
+        enter = batch.embedding(0) if part.first else batch.enter(0)
+        forward = [enter, *self.forward(batch, layers, head=part.last)]
+        self.play([*forward, *([batch.head(None)] if part.last else [])], ahead)
+        enter, leave = () if kept else batch.enter_backward(0), batch.flush(0) if part.first else batch.leave(0)
         self.play([enter, *self.backward(batch, layers, kept), leave], behind)
         return ahead.now_s, behind.now_s

@@ -40,7 +40,7 @@ def priced(
 
 def sent_over_x(found: StepProgram) -> list[tuple[str, float]]:
     """Kinds and bytes of a block's collectives over x."""
-    sections = (found.block, found.block_backward)
+    sections = (found.blocks[0].forward, found.blocks[0].backward)
     return [
         (step.kind, float(step.size_bytes.evaluate(TOKENS)))
         for section in sections
@@ -65,7 +65,7 @@ def test_sequence_parallelism_sends_as_much_and_gathers_two_inputs_again() -> No
 @pytest.mark.parametrize(("name", "repeats_fc2"), [("megatron-core", True), ("axonn-tune", False), ("fsdp", False)])
 def test_full_recompute_repeats_what_its_framework_repeats(name: str, repeats_fc2: bool) -> None:
     """Guards fc2: Megatron-LM's recompute runs to the end of a block, others' stop once what was saved is there."""
-    again = program(name, "full").block_backward.operations
+    again = program(name, "full").blocks[0].backward.operations
     layers = [step.layer for step in again if isinstance(step, MatMul) and step.phase == "recompute"]
     assert ("mlp.fc2" in layers) == repeats_fc2
     assert {"attention.qkv", "attention.output", "mlp.fc1"} <= set(layers)

@@ -14,7 +14,7 @@ from axonn_tune.frameworks.description import FUSED
 from axonn_tune.grid import Grid
 from axonn_tune.job import Job, Layout
 from axonn_tune.program.schedule import ISSUE, SYNC
-from axonn_tune.program.step import Stage, chunks_of
+from axonn_tune.program.step import Stage, blocks_in, chunks_of
 from axonn_tune.specs.catalog import load_model
 from axonn_tune.specs.machine import Software
 from axonn_tune.specs.workload import OVERLAPS, RECOMPUTES, Overlap, Recompute, Workload
@@ -93,7 +93,8 @@ def test_passes_of_stages_are_those_of_the_oracle(name: str, sizes: dict[str, in
     for kind in pricer.kinds:
         oracle = SpelledOut(pricer, kind.numbers[0])
         parts = list(chunks_of(Stage(kind.numbers[0] == 0, kind.numbers[-1] == stages - 1), kind.blocks))
-        for (part, layers), found in zip(parts, kind.chunks, strict=True):
+        for (part, contents), found in zip(parts, kind.chunks, strict=True):
+            layers = blocks_in(contents)
             ahead_s, behind_s = oracle.chunk(part, layers, 0, schedule.micro_batch)
             last_s = oracle.chunk(part, layers, 0, schedule.last_micro_batch)[1]
             host_s = found.host_s / oracle.values["A"]

@@ -22,6 +22,7 @@ from axonn_tune.program.pipeline import model_parts
 from axonn_tune.ranking.inputs import load_inputs
 from axonn_tune.request import Request
 from axonn_tune.specs.workload import RECOMPUTES
+from axonn_tune.stages import parse_layout
 
 RECORDINGS = Path(__file__).parents[2] / "fixtures" / "frameworks"
 ARGUMENT_NAMES = Path(__file__).parents[2] / "fixtures" / "arguments"
@@ -34,9 +35,9 @@ CAPABILITIES = {"A100": 8, "GB200": 10, "H100": 9, "MI250X": 9}
 class Case:
     """One configuration of a framework, a line of `cases.txt`.
 
-    options: sizes of axes, chunks, micro_batch, recompute, kept_layers, batch, seq, order, exchange of context with the
-    ranks inside. Without them: sizes of 1, no recompute, all layers resharded after forward, the model's sequence
-    length, the framework's rank order and exchange.
+    options: sizes of axes, chunks, layout, micro_batch, recompute, kept_layers, batch, seq, order, exchange of context
+    with the ranks inside. Without them: sizes of 1, an even split, no recompute, all layers resharded after forward,
+    the model's sequence length, the framework's rank order and exchange.
     """
 
     framework: str
@@ -105,9 +106,14 @@ def run_of(case: Case) -> Run:
         recompute=recompute,
         kept_layers=case.number("kept_layers", 0),
         chunks=chunks,
-        parts=model_parts(model.layers, stages=own.pipeline, chunks=chunks),
+        parts=model_parts(model.layers, stages=own.pipeline, chunks=chunks, given=_parts(case)),
         step=step_on(framework, problem.machine),
     )
+
+
+def _parts(case: Case) -> tuple[int, ...] | None:
+    """Layers of each model part by its layout; None without one."""
+    return parse_layout(case.options["layout"]).parts if "layout" in case.options else None
 
 
 def _order(case: Case) -> tuple[str, ...]:

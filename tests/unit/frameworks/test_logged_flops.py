@@ -12,11 +12,18 @@ from axonn_tune.specs.workload import RECOMPUTES, Recompute, Workload
 
 
 def counted(
-    name: str, model: str, *, seq: int, batch: int = 1, tensor: int = 1, recompute: Recompute = "none"
+    name: str,
+    model: str,
+    *,
+    seq: int,
+    batch: int = 1,
+    tensor: int = 1,
+    recompute: Recompute = "none",
+    overrides: tuple[str, ...] = (),
 ) -> float:
     """FLOPs of one step by a framework's log."""
     workload, grid = Workload(global_batch=batch, sequence_length=seq), Grid(x=tensor, y=1, z=1, data=1)
-    framework, loaded = find_framework(name), load_model(model).document
+    framework, loaded = find_framework(name), load_model(model, overrides=overrides).document
     found = logged_flops(framework, loaded, workload, grid=grid, recompute=recompute)
     assert found is not None
     return found
@@ -60,6 +67,87 @@ def test_published_pairs_of_step_and_tflops(
 ) -> None:
     """A published step gives the TFLOP/s that the same source printed, within 1%."""
     assert counted(name, model, seq=seq, batch=batch) / (step_s * gpus * 1e12) == pytest.approx(tflops, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("model", "overrides", "batch", "gpus", "step_s", "tflops"),
+    [
+        # yanring/Megatron-MoE-ModelZoo@e8650517, best practices: Qwen3 235B on 256 H100.
+        ("qwen3-235b-a22b", (), 2048, 256, 17.6, 276),
+        # NVIDIA-NeMo/Megatron-Bridge@067f987d, model cards on H100. GPT-OSS ran with a vocabulary of 32,768.
+        ("qwen3-30b-a3b", (), 1024, 16, 20.14729, 299.352),
+        ("moonlight-16b-a3b", (), 1024, 16, 11.63635, 386.59),
+        ("gpt-oss-20b", ("vocab=32768",), 512, 16, 22.40088, 117.01),
+        ("gpt-oss-120b", ("vocab=32768",), 512, 64, 512 * 4096 / 64 / 1966.285, 58.42),
+        # NVIDIA/Megatron-LM, arXiv 2603.07685, table 11: DeepSeek-V3 on 256 GB300, 4,730 tokens/s a GPU.
+        ("deepseek-v3", (), 8192, 256, 8192 * 4096 / 256 / 4730, 1233),
+        # NVIDIA-NeMo/Automodel@36044ad3:docs/performance-summary.mdx, without multi-token prediction.
+        ("deepseek-v3", ("mtp_layers=0",), 512, 256, 8.18, 250),
+        ("kimi-k2", (), 512, 256, 8.86, 189),
+    ],
+)
+def test_published_pairs_of_models_with_experts(
+    model: str, overrides: tuple[str, ...], batch: int, gpus: int, step_s: float, tflops: float
+) -> None:
+    """Guards experts, latent attention, windows and multi-token prediction in Megatron's count, at 4,096 tokens."""
+    found = counted("megatron-core", model, seq=4096, batch=batch, overrides=overrides)
+    assert found / (step_s * gpus * 1e12) == pytest.approx(tflops, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("model", "seq", "batch", "gpus", "step_s", "tflops"),
+    [
+        # NVIDIA-NeMo/Megatron-Bridge@067f987d, recompute of Nemotron 3 Nano on 16 H100.
+        ("nemotron-3-nano-30b-a3b", 8192, 16, 16, 0.65742, 277.72),
+        # NVIDIA-NeMo/Automodel@36044ad3:docs/performance-summary.mdx.
+        ("nemotron-3-super-120b-a12b", 4096, 512, 64, 7.286, 334),
+    ],
+)
+def test_published_pairs_of_hybrids(model: str, seq: int, batch: int, gpus: int, step_s: float, tflops: float) -> None:
+    """Guards Mamba-2 in Megatron's count: its inner width, and the scan."""
+    found = counted("megatron-core", model, seq=seq, batch=batch)
+    assert found / (step_s * gpus * 1e12) == pytest.approx(tflops, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("model", "overrides", "giga"),
+    [
+        ("qwen3-235b-a22b", (), 148.03),
+        ("qwen3-30b-a3b", (), 23.006),
+        ("deepseek-v3", (), 259.99),
+        ("deepseek-v3", ("mtp_layers=0",), 249.81),
+    ],
+)
+def test_flops_of_a_token_of_models_with_experts(model: str, overrides: tuple[str, ...], giga: float) -> None:
+    """What Megatron-LM's function returns for a token at 4,096, in GFLOP."""
+    assert counted("megatron-core", model, seq=4096, overrides=overrides) / 4096e9 == pytest.approx(giga, rel=1e-4)
+
+
+def test_torchtitan_counts_a_tokens_experts_and_no_windows() -> None:
+    """6 · (active parameters - embedding) + 6 · attention layers · heads · (qk + v) · S."""
+    for name, layers, width in (("gpt-oss-20b", 24, 64 * 128), ("kimi-k2", 61, 64 * (192 + 128))):
+        loaded = load_model(name).document
+        active = loaded.active_parameters - loaded.vocab * loaded.hidden
+        assert counted("torchtitan", name, seq=4096) == 4096 * (6 * active + 6 * layers * width * 4096)
+
+
+def test_mfu_of_mixed_models_has_a_tokens_experts_and_full_attention() -> None:
+    """By hand: GPT-OSS, whose windows and biases MFU does not see, and whose router it does."""
+    model = load_model("gpt-oss-20b").document
+    layer = 2880 * (64 + 8 + 8) * 64 + 64 * 64 * 2880 + 2880 * 32 + 4 * 3 * 2880 * 2880
+    expected = 3 * 4096 * (2 * (24 * layer + 201_088 * 2880) + 4 * 4096 * 24 * 64 * 64)
+    assert model_flops(model, Workload(global_batch=1, sequence_length=4096)) == expected
+
+
+def test_logs_without_layer_types_print_nothing_for_them() -> None:
+    """AxoNN's and Megatron-DeepSpeed's formulas are of one block."""
+    for name in ("megatron-axonn", "megatron-deepspeed"):
+        arguments = (
+            find_framework(name),
+            load_model("mixtral-8x7b").document,
+            Workload(global_batch=1, sequence_length=64),
+        )
+        assert logged_flops(*arguments, grid=Grid(x=2, y=1, z=1, data=1), recompute="none") is None
 
 
 def test_counts_of_a_gpt() -> None:

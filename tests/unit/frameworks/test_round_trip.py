@@ -68,10 +68,9 @@ def test_what_is_written_is_read(case: Case, tmp_path: Path) -> None:
         wide = [axis for axis in settled.grid.order if run.size(axis) > 1]
         assert wide == [axis for axis in run.grid.order if run.size(axis) > 1]
         assert settled.micro_batch == run.micro_batch
-        parted = any("module_fqns_per_model_part" in words for words in read.ignored)
-        assert parted or settled.chunks == run.chunks
-        if parted or (case.framework == "deepspeed" and run.size("pipeline") > 1):
-            # Said to be priced otherwise: parts by the names of their modules, and DeepSpeed's engine of pipelines.
+        assert settled.chunks == run.chunks
+        if case.framework == "deepspeed" and run.size("pipeline") > 1:
+            # Said to be priced otherwise: DeepSpeed's engine of pipelines.
             continue
         # On AMD's GPUs Megatron-AxoNN is told not to accumulate inside GEMMs, which is priced as if it did.
         fused = run.framework.step.fused_accumulation or case.machine == "frontier"

@@ -14,7 +14,7 @@ from axonn_tune.frameworks import find_framework
 from axonn_tune.frameworks.description import Framework
 from axonn_tune.grid import Grid
 from axonn_tune.program.dimensions import symbol_values
-from axonn_tune.program.schedule import ISSUE, SYNC, build_schedule
+from axonn_tune.program.schedule import ISSUE, SYNC, Behind, build_schedule
 from axonn_tune.program.step import ONLY, Stage, StepProgram, build_step
 from axonn_tune.specs.workload import Recompute, Workload
 from tests.unit.small import small_model
@@ -230,8 +230,13 @@ def test_what_the_compute_stream_waits_for(
 ) -> None:
     """Guards what overlaps: layers of collectives that are waited for at once, and of those that are not."""
     schedule = build_schedule(built(framework, recompute), overlaps=WORKLOAD.overlaps, split=False)
-    one = back = schedule.last_micro_batch
-    parts = (one.embedding, one.block, one.last_block, one.head, one.flush, back.first, back.middle, back.last)
+    one, block = schedule.last_micro_batch, Behind(0)
+    ahead = one.embedding(0), one.forward(0, 0), one.forward(0, None, head=True), one.head(0)
+    parts = (
+        *ahead,
+        *(one.backward(*place) for place in ((None, block, 0), (0, block, 0), (0, block, None))),
+        one.flush(0),
+    )
     steps = [step for part in (*parts, schedule.ends[ONLY]) for step in part]
     for kind, expected in ((SYNC, waited_for), (ISSUE, behind)):
         chosen = (schedule.collectives[number] for code, number, _ in steps if code == kind)

@@ -138,7 +138,12 @@ ENDS = "--account-for-embedding-in-pipeline-split --account-for-loss-in-pipeline
     [
         (PP4, None),
         (f"{PP4} --pipeline-model-parallel-layout 'Et*7|t*9|t*9|t*7L'", (7, 9, 9, 7)),
-        (f"{PP4} --pipeline-model-parallel-layout 'E|t*4|(tt|)*4t*8|t*12|L'", "no layout"),
+        (f"{PP4} --pipeline-model-parallel-layout 'Et*3|(tt|)*2t*4|(t*4|)*3t*9L'", (3, 2, 2, 4, 4, 4, 4, 9)),
+        (f"{PP4} --pipeline-model-parallel-layout 'Et*8|(t*8|)*2t*8L'", None),
+        (f"{PP4} --pipeline-model-parallel-layout 'Et*8|t*8|t*4|(t|)*12L'", "part 16 of 16 has no decoder layer"),
+        (f"{PP4} --pipeline-model-parallel-layout 'Et*8|(t*8|)*2T*8L'", "'T' in part 4 is no layer"),
+        (f"{PP4} --pipeline-model-parallel-layout 'Et*8|(t*8|)*2t*9L'", "nearest valid: Et*8|t*8|t*7|t*9L"),
+        (f"{PP4} --pipeline-model-parallel-layout 'Et*16|t*16L'", "4 stages do not divide its 2 parts"),
         (f"{PP4} --decoder-first-pipeline-num-layers 5 --decoder-last-pipeline-num-layers 7", (5, 10, 10, 7)),
         ("--pipeline-model-parallel-size 2 --pipeline-model-parallel-layout 'Et*9|t*8|t*8|t*7L'", (9, 8, 8, 7)),
         (f"{PP4} --num-layers 30 {ENDS}", (7, 8, 8, 7)),
@@ -146,14 +151,31 @@ ENDS = "--account-for-embedding-in-pipeline-split --account-for-loss-in-pipeline
     ],
 )  # fmt: skip
 def test_stages_may_differ_in_layers(flags: str, parts: tuple[int, ...] | str | None, tmp_path: Path) -> None:
-    """Guards layouts and uneven ends; a part without layers is refused."""
+    """Guards layouts and uneven ends; a part without layers is refused, and what is no layout, with its line."""
     run = stated(tmp_path, f"{CORE} {flags}")
     if isinstance(parts, str):
-        with pytest.raises(DocumentError, match="parts"):
+        with pytest.raises(DocumentError, match=r"/run.sh:1: parts: ") as caught:
             case(run)
+        assert parts in str(caught.value)
     else:
         assert one(run).parts == parts
         assert one(run).chunks == (len(parts) // one(run).grid.pipeline if parts else 1)
+
+
+def test_lists_of_layers_are_parts() -> None:
+    """Guards a layout of YAML (NeMo, Megatron-Bridge), and torchtitan's names of modules, by which it splits models."""
+    keys = {"pipeline_model_parallel_size": "2", "num_layers": "5"}
+    layers = "[['embedding', 'decoder'], ['decoder'], ['decoder', 'decoder'], ['decoder', 'loss']]"
+    found = columns_of({name: Stated(value, 1) for name, value in {**keys, _LAYOUT: layers}.items()})
+    assert (found["parts"].value, found["vpp"].value) == (layers, 2)
+    keys = {"pipeline_parallel_degree": "2", "n_layers": "12", "pipeline_parallel_schedule": "1F1B"}
+    modules = "[['tok_embeddings', 'layers.0', 'layers.1'], ['layers.10', 'layers.11', 'norm', 'output']]"
+    keys["module_fqns_per_model_part"] = modules.replace("['layers.10'", "['layers.2', 'layers.10'")
+    found = columns_of({name: Stated(value, 1) for name, value in keys.items()})
+    assert (found["parts"].value, found["vpp"].value) == ((2, 3), 1)
+
+
+_LAYOUT = "pipeline_model_parallel_layout"
 
 
 def test_layers_that_do_not_divide_are_explained(tmp_path: Path) -> None:

@@ -96,7 +96,7 @@ OLD, NEW = find_framework("megatron-2021"), find_framework("megatron-2022")
 def saved_bytes(framework: Framework, recompute: Recompute = "none", **sizes: int) -> float:
     """Activations of one block and micro-batch, in units of s·b·h, without statistics, which the paper leaves out."""
     values = values_of(framework, **sizes)
-    arrays = [one for one in saved_arrays(program_of(framework, recompute)) if "statistics" not in one.kind]
+    arrays = [one for one in saved_arrays(program_of(framework, recompute).blocks[0]) if "statistics" not in one.kind]
     return sum(one.size_bytes.evaluate(values) for one in arrays) / (LENGTH * MICRO_BATCH * HIDDEN)
 
 
@@ -110,6 +110,23 @@ def test_activations_of_a_gpt_block() -> None:
     assert saved_bytes(OLD) == pytest.approx(34 + SCORES)
     assert saved_bytes(OLD, "selective") == pytest.approx(34)
     assert saved_bytes(OLD, "full") == pytest.approx(2)
+
+
+@pytest.mark.parametrize(
+    ("recompute", "saved"),
+    [
+        ("core_attn", 34),
+        ("layernorm", 30 + SCORES),
+        ("mlp_act", 26 + SCORES),
+        ("mlp", 18 + SCORES),
+        ("layernorm,mlp", 14 + SCORES),
+        ("core_attn,layernorm,mlp", 14),
+    ],
+)
+def test_activations_that_modules_leave(recompute: str, saved: float) -> None:
+    """Guards recompute sets: of 34 + 5·a·s/h (arXiv 2205.05198, section 4.1) two norms' outputs are 4, fc1's output and
+    the activation's 8 each; a repeated MLP saves its input, and its dropout mask, which is outside."""
+    assert saved_bytes(OLD, recompute) == pytest.approx(saved)
 
 
 @pytest.mark.parametrize("tensor", [2, 4, 8])

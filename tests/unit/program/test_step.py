@@ -2,6 +2,7 @@
 
 import pytest
 
+from axonn_tune.frameworks.megatron_core import MEGATRON_CORE
 from axonn_tune.grid import Grid
 from axonn_tune.program.dimensions import loss_chunks, symbol_values
 from axonn_tune.program.operations import kernel_set
@@ -81,6 +82,25 @@ def test_full_recompute_skips_what_backward_does_not_need(nano: Model) -> None:
     assert {layer for _, _, _, layer in recomputed} == {"attention.qkv", "attention.output", "mlp.fc1"}
     assert not [key for key in found if key[2] == "recompute" and key[1] == "y" and key[0] == "all_gather"]
     assert not [key for key in volumes(nano, NANO, GRID, recompute="selective") if key[2] == "recompute"]
+
+
+def test_a_repeated_mlp_holds_what_it_gathers(nano: Model) -> None:
+    """Guards the set `mlp`: fc1 is gathered and its output reduced once more, before fc2 is gathered for its gradients;
+    where modules are checkpointed by themselves fc2 is repeated, too, and all is gathered again (Megatron-Core)."""
+    found = volumes(nano, NANO, GRID, recompute="mlp")
+    gathered = {(phase, layer) for kind, axis, phase, layer in found if (kind, axis) == ("all_gather", "z")}
+    assert {("recompute", "mlp.fc1"), ("backward", "mlp.fc2")} <= gathered
+    assert not {("backward", "mlp.fc1"), ("recompute", "mlp.fc2")} & gathered
+    assert {key for key in found if key[0] == "all_reduce" and key[2] == "recompute"} == {
+        ("all_reduce", "y", "recompute", "mlp.fc1")
+    }
+    program = build_step(nano, NANO, recompute="mlp", options=MEGATRON_CORE.step)
+    linear = [
+        (one.phase, one.layer) for one in program.blocks[0].backward.operations if getattr(one, "role", "") == "weight"
+    ]
+    assert linear[:4] == [
+        (phase, f"mlp.fc{n}") for phase, n in (("recompute", 1), ("recompute", 2), ("backward", 2), ("backward", 1))
+    ]
 
 
 def test_data_gradients_go_once_a_step_in_main_precision(nano: Model) -> None:

@@ -11,7 +11,12 @@ from axonn_tune.specs.catalog import available, find, load_model
 MACHINE = Path(__file__).parent / "data" / "twotier.yaml"
 
 # Parameters in billions as published: the names of the AxoNN paper's models round them, its 10B and
-# 640B the furthest; GPT-3 in Narayanan et al. 2021, table 1; Llama 3 on the model cards.
+# 640B the furthest; GPT-3 in Narayanan et al. 2021, table 1; Llama 3 on the model cards. With experts:
+# Mixtral 46.7 and 141 (mistral.ai), Qwen3 30.5 and 235, GPT-OSS 20.91 and 116.83 (model cards),
+# DeepSeek-V2 236 (arXiv 2405.04434), -V3 671 without multi-token prediction (arXiv 2412.19437), Kimi K2
+# 1,040 (arXiv 2507.20534), Moonlight 16 (arXiv 2502.16982), Llama 4 Scout 109 with its vision tower,
+# GLM-4.5 355 with multi-token prediction, without embedding and head (arXiv 2508.06471, table 1), Nemotron 3
+# 31.6 and 120.6 (model cards).
 PUBLISHED = {
     "5b": (5, 0.05),
     "10b": (10, 0.05),
@@ -26,8 +31,38 @@ PUBLISHED = {
     "llama3-8b": (8.03, 0.001),
     "llama3-70b": (70.55, 0.001),
     "llama3-405b": (405.85, 0.001),
+    "mixtral-8x7b": (46.7, 0.001),
+    "mixtral-8x22b": (140.6, 0.001),
+    "qwen3-30b-a3b": (30.53, 0.001),
+    "qwen3-235b-a22b": (235.09, 0.001),
+    "deepseek-v2": (235.74, 0.001),
+    "deepseek-v3": (682.64, 0.001),
+    "moonlight-16b-a3b": (15.96, 0.001),
+    "kimi-k2": (1026.4, 0.001),
+    "gpt-oss-20b": (20.91, 0.0005),
+    "gpt-oss-120b": (116.83, 0.0005),
+    "llama4-scout": (107.77, 0.001),
+    "nemotron-3-nano-30b-a3b": (31.58, 0.001),
+    "nemotron-3-super-120b-a12b": (120.6, 0.001),
+    "glm-45": (355.2 + 2 * 151_552 * 5120 / 1e9, 0.001),
 }
-SMALL = ("nano", "nano-16", "nano-llama", "mini")
+# Parameters that a token meets, in billions: the model cards' 37, 21, 32 and 17; of Qwen3 3.3 and 22, of
+# GPT-OSS 3.61 and 5.13 (without the token embedding), of Mixtral 12.9 and 39, of Nemotron 3 3.6 and 12.7.
+ACTIVE = {
+    "deepseek-v3": (37.55, 1),
+    "deepseek-v2": (21.4, 0),
+    "kimi-k2": (32.86, 0),
+    "llama4-scout": (17.17, 0),
+    "qwen3-30b-a3b": (3.35, 0),
+    "qwen3-235b-a22b": (22.19, 0),
+    "gpt-oss-20b": (3.61 + 201_088 * 2880 / 1e9, 0),
+    "gpt-oss-120b": (5.13 + 201_088 * 2880 / 1e9, 0),
+    "nemotron-3-nano-30b-a3b": (3.58, 0),
+    "nemotron-3-super-120b-a12b": (12.75, 0),
+    "mixtral-8x7b": (12.88, 0),
+    "mixtral-8x22b": (39.15, 0),
+}
+SMALL = ("nano", "nano-16", "nano-llama", "nano-moe", "mini")
 
 
 @pytest.fixture(autouse=True)
@@ -50,6 +85,21 @@ def test_shipped_models_have_the_published_size(name: str) -> None:
     """Guards a slip in any size: the count of parameters would move."""
     billions, tolerance = PUBLISHED[name]
     assert load_model(name).document.parameters / 1e9 == pytest.approx(billions, rel=tolerance)
+
+
+@pytest.mark.parametrize("name", ACTIVE)
+def test_shipped_models_have_the_published_active_size(name: str) -> None:
+    """Guards experts a token and shared experts; of DeepSeek-V3 without multi-token prediction."""
+    billions, predicting = ACTIVE[name]
+    model = load_model(name, overrides=["mtp_layers=0"] if predicting else []).document
+    assert model.active_parameters / 1e9 == pytest.approx(billions, rel=0.003)
+
+
+def test_deepseek_has_671_billion_without_multi_token_prediction() -> None:
+    """Guards the sum that is published, to five digits."""
+    assert load_model("deepseek-v3", overrides=["mtp_layers=0"]).document.parameters / 1e9 == pytest.approx(
+        671.03, rel=1e-5
+    )
 
 
 @pytest.mark.parametrize("name", SMALL)

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from axonn_tune.errors import DocumentError
+from axonn_tune.specs.catalog import load_model
 from axonn_tune.specs.hugging_face import model_from_hf_config
 from axonn_tune.specs.model import Model
 
@@ -29,6 +30,82 @@ QWEN2: Config = {
     "tie_word_embeddings": True,
 }  # fmt: skip
 QWEN3: Config = {**LLAMA, "model_type": "qwen3", "head_dim": 128, "num_attention_heads": 16, "hidden_size": 1024}
+
+MIXTRAL: Config = {
+    **LLAMA, "model_type": "mixtral", "num_local_experts": 8, "num_experts_per_tok": 2, "vocab_size": 32000,
+    "sliding_window": None, "max_position_embeddings": 32768,
+}  # fmt: skip
+QWEN3_MOE: Config = {
+    "architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe", "attention_bias": False, "head_dim": 128,
+    "decoder_sparse_step": 1, "hidden_act": "silu", "hidden_size": 2048, "intermediate_size": 6144,
+    "max_position_embeddings": 40960, "max_window_layers": 48, "mlp_only_layers": [], "moe_intermediate_size": 768,
+    "norm_topk_prob": True, "num_attention_heads": 32, "num_experts": 128, "num_experts_per_tok": 8,
+    "num_hidden_layers": 48, "num_key_value_heads": 4, "sliding_window": None, "use_sliding_window": False,
+    "tie_word_embeddings": False, "vocab_size": 151936,
+}  # fmt: skip
+QWEN2_MOE: Config = {
+    "model_type": "qwen2_moe", "decoder_sparse_step": 1, "hidden_act": "silu", "hidden_size": 2048,
+    "intermediate_size": 5632, "max_position_embeddings": 8192, "max_window_layers": 21, "moe_intermediate_size": 1408,
+    "num_attention_heads": 16, "num_experts": 60, "num_experts_per_tok": 4, "num_hidden_layers": 24,
+    "num_key_value_heads": 16, "shared_expert_intermediate_size": 5632, "sliding_window": 32768,
+    "use_sliding_window": False, "tie_word_embeddings": False, "vocab_size": 151936,
+}  # fmt: skip
+_MLA: Config = {
+    "q_lora_rank": 1536, "kv_lora_rank": 512, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128,
+    "moe_layer_freq": 1, "hidden_act": "silu", "tie_word_embeddings": False, "attention_bias": False,
+}  # fmt: skip
+DEEPSEEK_V2: Config = {
+    **_MLA, "model_type": "deepseek_v2", "hidden_size": 5120, "intermediate_size": 12288, "moe_intermediate_size": 1536,
+    "num_hidden_layers": 60, "num_attention_heads": 128, "num_key_value_heads": 128, "n_routed_experts": 160,
+    "n_shared_experts": 2, "num_experts_per_tok": 6, "first_k_dense_replace": 1, "n_group": 8, "topk_group": 3,
+    "topk_method": "group_limited_greedy", "norm_topk_prob": False, "routed_scaling_factor": 16.0, "vocab_size": 102400,
+    "max_position_embeddings": 163840,
+}  # fmt: skip
+DEEPSEEK_V3: Config = {
+    **_MLA, "model_type": "deepseek_v3", "hidden_size": 7168, "intermediate_size": 18432, "moe_intermediate_size": 2048,
+    "num_hidden_layers": 61, "num_attention_heads": 128, "num_key_value_heads": 128, "n_routed_experts": 256,
+    "n_shared_experts": 1, "num_experts_per_tok": 8, "first_k_dense_replace": 3, "n_group": 8, "topk_group": 4,
+    "topk_method": "noaux_tc", "norm_topk_prob": True, "routed_scaling_factor": 2.5, "scoring_func": "sigmoid",
+    "num_nextn_predict_layers": 1, "vocab_size": 129280, "max_position_embeddings": 163840,
+    "quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 128]},
+}  # fmt: skip
+KIMI_K2: Config = {
+    **DEEPSEEK_V3, "model_type": "kimi_k2", "num_attention_heads": 64, "num_key_value_heads": 64,
+    "n_routed_experts": 384, "first_k_dense_replace": 1, "n_group": 1, "topk_group": 1, "routed_scaling_factor": 2.827,
+    "num_nextn_predict_layers": 0, "vocab_size": 163840,
+}  # fmt: skip
+GPT_OSS: Config = {
+    "model_type": "gpt_oss", "attention_bias": True, "head_dim": 64, "hidden_act": "silu", "hidden_size": 2880,
+    "intermediate_size": 2880, "layer_types": ["sliding_attention", "full_attention"] * 12, "num_hidden_layers": 24,
+    "max_position_embeddings": 131072, "num_attention_heads": 64, "num_experts_per_tok": 4, "num_key_value_heads": 8,
+    "num_local_experts": 32, "sliding_window": 128, "tie_word_embeddings": False, "vocab_size": 201088,
+}  # fmt: skip
+LLAMA4_TEXT: Config = {
+    "model_type": "llama4_text", "attention_chunk_size": 8192, "head_dim": 128, "hidden_act": "silu",
+    "hidden_size": 5120, "interleave_moe_layer_step": 1, "intermediate_size": 8192, "intermediate_size_mlp": 16384,
+    "max_position_embeddings": 262144, "no_rope_layers": [], "num_attention_heads": 40, "num_experts_per_tok": 1,
+    "num_hidden_layers": 48, "num_key_value_heads": 8, "num_local_experts": 16, "use_qk_norm": True,
+    "vocab_size": 202048,
+}  # fmt: skip
+LLAMA4: Config = {"model_type": "llama4", "text_config": LLAMA4_TEXT, "vision_config": {"hidden_size": 1408}}
+GLM: Config = {
+    "model_type": "glm4_moe", "attention_bias": True, "first_k_dense_replace": 3, "head_dim": 128, "hidden_act": "silu",
+    "hidden_size": 5120, "intermediate_size": 12288, "max_position_embeddings": 131072, "moe_intermediate_size": 1536,
+    "n_group": 1, "topk_group": 1, "n_routed_experts": 160, "n_shared_experts": 1, "num_attention_heads": 96,
+    "num_experts_per_tok": 8, "num_hidden_layers": 92, "num_key_value_heads": 8, "num_nextn_predict_layers": 1,
+    "partial_rotary_factor": 0.5, "routed_scaling_factor": 2.5, "use_qk_norm": True, "vocab_size": 151552,
+}  # fmt: skip
+
+NEMOTRON: Config = {
+    "model_type": "nemotron_h", "attention_bias": False, "chunk_size": 128, "conv_kernel": 4, "head_dim": 128,
+    "hidden_size": 2688, "hybrid_override_pattern": "MEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEMEM*EMEMEMEME",
+    "intermediate_size": 1856, "mamba_head_dim": 64, "mamba_num_heads": 64, "max_position_embeddings": 262144,
+    "mlp_bias": False, "mlp_hidden_act": "relu2", "moe_intermediate_size": 1856, "n_group": 1, "n_groups": 8,
+    "moe_shared_expert_intermediate_size": 3712, "n_routed_experts": 128, "n_shared_experts": 1,
+    "norm_topk_prob": True, "num_attention_heads": 32, "num_experts_per_tok": 6, "num_hidden_layers": 52,
+    "num_key_value_heads": 2, "routed_scaling_factor": 2.5, "ssm_state_size": 128, "tie_word_embeddings": False,
+    "topk_group": 1, "vocab_size": 131072,
+}  # fmt: skip
 
 
 def load(folder: Path, config: Config, *, name: str | None = None) -> Model:
@@ -101,8 +178,8 @@ PHI: Config = {
         # The same, and a second LayerNorm in each block.
         (FALCON, 6_921_720_704, 2048 * 4544 + 32 * 2 * 4544, ("attention and MLP in parallel",)),
         (GEMMA, 8_537_680_896, 0, ("its activation (gelu, here SiLU)",)),
-        # Without the norms of queries and keys.
-        (OLMO2, 7_298_617_344, -32 * 2 * 4096, ("norms of queries and keys", "norms after attention and MLP")),
+        # Norms of queries and keys of each head, not of all at once.
+        (OLMO2, 7_298_617_344, -32 * 2 * 31 * 128, ("norms of queries and keys", "norms after attention and MLP")),
         # The table, a second LayerNorm, and no bias of the LM head.
         (PHI, 2_779_683_840, 2048 * 2560 + 32 * 2 * 2560 - 51200, ("rotary positions", "the bias of the LM head")),
     ],
@@ -132,7 +209,7 @@ def test_what_no_cost_depends_on_is_kept_for_scripts(tmp_path: Path) -> None:
     ("config", "left_out", "biases"),
     [
         (QWEN2, "biases of queries, keys and values", False),
-        (QWEN3, "norms of queries and keys", False),
+        (QWEN3, "", False),
         ({**LLAMA, "attention_bias": True}, "biases of the attention layers", False),
         ({**LLAMA, "mlp_bias": True}, "biases of the MLP layers", False),
         ({**LLAMA, "attention_bias": True, "mlp_bias": True}, "", True),
@@ -156,10 +233,16 @@ def test_what_hardly_costs_is_left_out_in_words(tmp_path: Path, config: Config, 
     [
         ({**LLAMA, "num_local_experts": 8}, {"num_local_experts": "a mixture of experts is not supported"}),
         ({**LLAMA, "kv_lora_rank": 512}, {"kv_lora_rank": "multi-head latent attention is not supported"}),
-        ({**MISTRAL, "sliding_window": 4096}, {"sliding_window": "attention over a window of 4096 tokens"}),
-        ({**LLAMA, "model_type": "mistral"}, {"sliding_window": "missing, which means a window of 4096 tokens"}),
-        ({**QWEN2, "use_sliding_window": True}, {"sliding_window": "attention over a window of 4096 tokens"}),
         ({**LLAMA, "layer_types": ["full_attention", "linear_attention"]}, {"layer_types": "linear_attention"}),
+        ({**LLAMA, "layer_types": ["full_attention"] * 3}, {"layer_types": "3 items for 32 layers"}),
+        ({**LLAMA, "layer_types": "full"}, {"layer_types": "not supported: full"}),
+        ({**MISTRAL, "sliding_window": -1}, {"sliding_window": "must be a whole number, not -1"}),
+        ({**LLAMA, "num_hidden_layers": 10**9}, {"num_hidden_layers": "1,000,000,000 layers, more than 10,000"}),
+        ({**MIXTRAL, "num_experts": 16}, {"num_experts": "16, but num_local_experts is 8"}),
+        ({**MIXTRAL, "num_local_experts": 10**9}, {"layer_types.moe.experts.count": "less than or equal to 65536"}),
+        ({**QWEN3_MOE, "mlp_only_layers": "all"}, {"mlp_only_layers": "must be a list of whole numbers"}),
+        ({**DEEPSEEK_V3, "moe_layer_freq": 2}, {"moe_layer_freq": "2 is not supported, only 1"}),
+        ({**DEEPSEEK_V3, "n_group": 7}, {"layer_types.moe.experts": "is not divisible by groups (7); by 4 it is"}),
         ({**GPT2, "add_cross_attention": True}, {"add_cross_attention": "cross-attention is not supported"}),
         ({**GPT2, "n_head": 7}, {"n_embd": "768 is not divisible by n_head (7)"}),
         (
@@ -179,7 +262,102 @@ def test_what_cannot_be_modelled_is_refused(tmp_path: Path, config: Config, refu
 
 def test_unknown_types_are_refused_with_their_parts(tmp_path: Path) -> None:
     """Guards the message for other architectures: the type, the nearest known one, and what else stands in the way."""
-    found = problems(tmp_path, {"model_type": "mixtral", "num_local_experts": 8})
-    assert "'mixtral' is not supported, did you mean 'mistral'?" in found["model_type"]
-    assert found["num_local_experts"] == "a mixture of experts is not supported"
+    found = problems(tmp_path, {"model_type": "mixtrall", "num_local_experts": 8, "is_encoder_decoder": True})
+    assert "'mixtrall' is not supported, did you mean 'mixtral'?" in found["model_type"]
+    assert found["is_encoder_decoder"] == "an encoder beside the decoder is not supported"
     assert "not a Hugging Face model config" in problems(tmp_path, {"hidden_size": 3})[""]
+
+
+SHIPPED = ("description", "source", "defaults", "name", "rotary_base", "norm_epsilon", "max_sequence_length")
+
+
+@pytest.mark.parametrize(
+    ("config", "shipped"),
+    [
+        (MIXTRAL, "mixtral-8x7b"),
+        (QWEN3_MOE, "qwen3-30b-a3b"),
+        (DEEPSEEK_V2, "deepseek-v2"),
+        (DEEPSEEK_V3, "deepseek-v3"),
+        (KIMI_K2, "kimi-k2"),
+        (GPT_OSS, "gpt-oss-20b"),
+        (LLAMA4, "llama4-scout"),
+        (GLM, "glm-45"),
+        (NEMOTRON, "nemotron-3-nano-30b-a3b"),
+    ],
+)
+def test_configs_with_experts_equal_the_shipped_models(tmp_path: Path, config: Config, shipped: str) -> None:
+    """Guards keys and defaults of each family: the same layers as those that ship, whose source is another."""
+    found, expected = load(tmp_path, config), load_model(shipped).document
+    assert found.types == expected.types
+    assert found.runs == expected.runs
+    assert found.parameters == expected.parameters
+    others = Model.model_fields.keys() - {*SHIPPED, "pattern", "layer_types"}
+    assert {key: getattr(found, key) for key in others} == {key: getattr(expected, key) for key in others}
+
+
+@pytest.mark.parametrize(
+    ("config", "pattern", "windows"),
+    [
+        ({**MISTRAL, "sliding_window": 4096}, None, (4096,)),
+        ({**LLAMA, "model_type": "mistral"}, None, (4096,)),
+        ({**MISTRAL, "sliding_window": 8192}, None, (None,)),
+        ({**QWEN2, "use_sliding_window": True}, "full*21 local*11", (None, 4096)),
+        (QWEN2, None, (None,)),
+        ({**GEMMA, "model_type": "gemma2", "sliding_window": 4096}, "(local full)*14", (4096, None)),
+        (
+            {**GEMMA, "model_type": "gemma3_text", "sliding_window": 512},
+            "local*5 full local*5 full local*5 full local*5 full local*4",
+            (512, None),
+        ),
+        (
+            {**LLAMA, "sliding_window": 512, "layer_types": ["full_attention", *["sliding_attention"] * 31]},
+            "full local*31",
+            (None, 512),
+        ),
+        ({**LLAMA, "model_type": "phi3", "sliding_window": 2047}, None, (2047,)),
+    ],
+)
+def test_windows_become_layer_types(
+    tmp_path: Path, config: Config, pattern: str | None, windows: tuple[int | None, ...]
+) -> None:
+    """Guards which layers have a window: by the file's list, else as the class of the type has them."""
+    model = load(tmp_path, config)
+    assert model.pattern == pattern
+    assert tuple(layer.window for layer in model.types) == windows
+
+
+def test_norms_of_queries_and_partial_positions_are_of_the_layer(tmp_path: Path) -> None:
+    """Guards what was left out before: both are kept, and such models are priced as before."""
+    (qwen,) = load(tmp_path, QWEN3).types
+    (phi,) = load(tmp_path, {**LLAMA, "model_type": "phi3", "partial_rotary_factor": 0.75}).types
+    assert (qwen.qk_norms, phi.rotary_share) == (True, 0.75)
+    assert not load(tmp_path, QWEN3).mixed
+
+
+def test_layers_of_hybrids_by_either_list(tmp_path: Path) -> None:
+    """Guards the newer list of names beside the pattern of letters, dense layers, and latent experts."""
+    blocks = ["linear_attention", "moe", "full_attention", "mlp"] * 13
+    model = load(tmp_path, {**NEMOTRON, "layers_block_type": blocks, "moe_latent_size": 512})
+    assert model.pattern == "(mamba moe attention mlp)*13"
+    assert [layer.ffn for layer in model.types] == [0, 0, 0, 1856]
+    assert model.types[1].experts is not None
+    assert model.types[1].experts.latent_width == 512
+    assert (
+        "must list up to 10,000"
+        in problems(tmp_path, {**NEMOTRON, "layers_block_type": ["moe", "conv"]})["layers_block_type"]
+    )
+
+
+def test_experts_that_some_layers_have(tmp_path: Path) -> None:
+    """Guards the lists and steps of Qwen's and Llama 4's files."""
+    listed = load(tmp_path, {**QWEN3_MOE, "mlp_only_layers": [0, 47], "decoder_sparse_step": 2})
+    assert listed.pattern == "dense moe " * 23 + "dense*2"
+    stepped = load(tmp_path, {**LLAMA4, "text_config": {**LLAMA4_TEXT, "interleave_moe_layer_step": 2}})
+    assert stepped.pattern == "(local-dense local-moe local-dense full-moe)*12"
+    assert stepped.types[0].ffn == 16384
+    shared = load(tmp_path, QWEN2_MOE)
+    assert shared.pattern is None
+    assert shared.types[0].experts is not None
+    assert shared.types[0].experts.shared_width == 5632
+    # Published: 14.3 billion.
+    assert shared.parameters / 1e9 == pytest.approx(14.3, rel=0.005)

@@ -92,9 +92,21 @@ def test_weights_of_latent_attention_and_experts_by_hand() -> None:
     moe = typed().types[1]
     attention = 64 * 24 + 24 * 8 * 12 + 64 * (16 + 4) + 16 * 8 * (8 + 6) + 8 * 6 * 64
     one = 3 * 64 * 32
-    assert moe.attention_weights == attention
+    assert moe.mixer_weights == attention
     assert moe.weights == attention + 64 * 8 + 3 * 64 * 48 + 8 * one
     assert moe.active_weights == moe.weights - 6 * one
+
+
+def test_a_mamba_layer_by_hand() -> None:
+    """Two GEMMs; a convolution, three vectors of heads and two norms besides; no attention and no MLP."""
+    mixer = {"heads": 4, "head_dim": 16, "state": 8, "groups": 2}
+    types = {"mamba": {"attention": False, "mlp": False, "mamba": mixer}, "dense": {"attention": False}}
+    mamba, dense = typed("(mamba dense)*4", layer_types=types).types
+    assert mamba.weights == mamba.active_weights == 64 * (2 * 64 + 2 * 2 * 8 + 4) + 64 * 64
+    assert mamba.vectors == 64 + (64 + 2 * 2 * 8) * 5 + 3 * 4 + 64
+    assert (mamba.qkv_width, mamba.value_width, mamba.ffn, dense.query_width) == (0, 0, 0, 0)
+    assert dense.weights == 3 * 64 * 256
+    assert mamba.parts == ("Mamba-2", "layers without attention", "layers without MLP")
 
 
 def test_mtp_layers_add_a_layer_and_a_projection() -> None:
@@ -129,6 +141,10 @@ def test_written_models_load_again() -> None:
         ({"layer_types": {"dense": {}, "moe": {"mlp": False, "experts": EXPERTS}}}, "experts is given, but mlp"),
         ({"layer_types": {"dense": {}, "moe": {"attention": False, "mlp": False}}}, "empty"),
         ({"layer_types": {"dense": {}, "moe": {"latent": LATENT, "head_dim": 8}}}, "head_dim is given"),
+        (
+            {"layer_types": {"dense": {}, "moe": {"mamba": {"heads": 1, "head_dim": 1, "state": 1, "groups": 1}}}},
+            "mamba is given, but attention is not false",
+        ),
     ],
 )
 def test_layer_types_that_do_not_fit_are_refused(changes: dict[str, Any], words: str) -> None:

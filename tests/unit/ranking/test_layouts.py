@@ -1,0 +1,94 @@
+"""Searches with a pipeline layout: columns against each layout priced alone, and what is written."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from axonn_tune.launch.commands import command_of
+from axonn_tune.ranking.choosing import search
+from axonn_tune.ranking.inputs import launch_inputs, load_inputs
+from axonn_tune.ranking.space import Problem
+from axonn_tune.request import Request
+from axonn_tune.stages import parse_layout
+from tests.cli.running import good
+
+EIGHT = "Et*3|t*6|t*11|t*2|(t|)*2t*6|t*2L"
+"""32 layers in 8 parts, no two stages alike."""
+
+
+def problem_of(layout: str, **given: object) -> Problem:
+    """A search for a model of 32 layers, with this layout."""
+    asked = {"machine": "dgx-h100", "framework": "megatron-core", "batch": 64} | given
+    return load_inputs(Request("llama3-8b", gpus=32, pipeline_layout=layout, **asked)).problem  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("layout", "framework"),
+    [
+        (EIGHT, "megatron-core"),
+        ("Et*10|t|(t*2|)*7t*7L", "torchtitan"),
+        ("Et*20|t*12L", "axonn-tune"),
+        ("E(t*8|)*3t*8L", "megatron-core"),
+    ],
+)
+def test_candidates_are_priced_as_each_is_alone(layout: str, framework: str) -> None:
+    """Step, communication and memory of every eighth candidate, its parts; the bound hides no better one."""
+    problem = problem_of(layout, framework=framework)
+    parts = parse_layout(layout).parts
+    ranked = search(problem, variants=True, exact=10**6)
+    assert len(ranked)
+    assert {one.grid.pipeline * one.chunks for one in map(ranked.layout, range(len(ranked)))} == {len(parts)}
+    for place in range(0, len(ranked), 8):
+        row, alone = ranked[place], ranked.detail(place)
+        assert alone.parts == parts
+        assert [stage.blocks for stage in alone.stages] == [sum(parts[n :: row.pipeline]) for n in range(row.pipeline)]
+        assert row.iteration_s == pytest.approx(alone.iteration_s, rel=1e-9)
+        assert row.communication_s == pytest.approx(alone.communication_s, rel=1e-9)
+        assert row.memory_bytes == pytest.approx(alone.memory_bytes, rel=1e-9)
+    assert search(problem, exact=1)[0].iteration_s == min(ranked[place].iteration_s for place in range(len(ranked)))
+
+
+def test_an_even_layout_is_the_even_split() -> None:
+    """A layout of parts alike gives the ranking that its numbers of stages and chunks give."""
+    given = search(problem_of("E(t*4|)*7t*4L", pipeline=4))
+    split = search(
+        load_inputs(
+            Request("llama3-8b", gpus=32, machine="dgx-h100", framework="megatron-core", batch=64, pipeline=4, chunks=2)
+        ).problem
+    )
+    assert len(given) == len(split) > 0
+    assert [given[place].iteration_s for place in range(len(given))] == [
+        split[n].iteration_s for n in range(len(split))
+    ]
+
+
+@pytest.mark.parametrize("pins", [{"pipeline": 2}, {"chunks": 2}, {"pipeline": 4, "chunks": 2}, {}])
+def test_pins_that_agree_are_taken(pins: dict[str, int]) -> None:
+    """--pp and --vpp leave the grids of the layout that have them."""
+    ranked = search(problem_of(EIGHT, **pins))
+    layouts = [ranked.layout(place) for place in range(len(ranked))]
+    assert layouts
+    assert all(one.grid.pipeline * one.chunks == 8 for one in layouts)
+    assert all({"pipeline": one.pipeline, "chunks": one.chunks}.items() >= pins.items() for one in layouts)
+
+
+def test_a_command_has_the_layout() -> None:
+    """Megatron-Core's command says it in full, without chunks beside it."""
+    ranked = search(problem_of(EIGHT, pipeline=4))
+    words = command_of(ranked.detail(0)).words
+    assert words[words.index("--pipeline-model-parallel-layout") + 1] == "Et*3|t*6|t*11|t*2|(t*1|)*2t*6|t*2L"
+    assert "--num-virtual-stages-per-pipeline-rank" not in words
+
+
+def test_a_launch_config_keeps_the_parts(tmp_path: Path) -> None:
+    """The bundled runtime gets them, and its config is priced with them again."""
+    path = tmp_path / "launch.yaml"
+    asked = "--gpus 8 --model nano-llama --machine dgx-h100 --set model.layers=8 --batch 48 --pipeline 2"
+    good(f"{asked} --pipeline-layout Et*3|t*2|t|t*2L -o {path}")
+    problem = launch_inputs(path)[0].problem
+    assert problem.parts == (3, 2, 1, 2)
+    again = search(problem)
+    assert again.layout(0).chunks == 2
+    assert f"iteration_s: {again.detail(0).iteration_s!r}" in path.read_text(encoding="utf-8")
