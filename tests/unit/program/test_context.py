@@ -65,7 +65,7 @@ def test_bytes_that_a_rank_sends(exchange: ContextExchange, phase: str) -> None:
     grid = Grid(x=2, context=CP, order=CORE.axes)
     program = build_step(MODEL, WORKLOAD, recompute="none", options=options, context=True)
     values = symbol_values(MODEL, WORKLOAD, grid, micro_batch=3, options=options)
-    section = program.block if phase == "forward" else program.block_backward
+    section = program.blocks[0].forward if phase == "forward" else program.blocks[0].backward
     found = []
     for one in section.operations:
         if isinstance(one, Collective) and one.axis.startswith("context"):
@@ -81,7 +81,7 @@ def test_a_ring_alone_overlaps_with_attention(exchange: ContextExchange) -> None
     program = build_step(MODEL, WORKLOAD, recompute="none", options=options, context=True)
     schedule = build_schedule(program, overlaps=WORKLOAD.overlaps, split=False)
     codes = []
-    for code, number, _ in schedule.micro_batch.block:
+    for code, number, _ in schedule.micro_batch.forward(0, 0):
         if code in (ISSUE, SYNC) and schedule.collectives[number].axis.startswith("context"):
             codes.append((code, schedule.collectives[number].axis))
         elif code == WAIT and schedule.handles[number] == "keys":
