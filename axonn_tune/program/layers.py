@@ -520,12 +520,12 @@ def attention_core_backward(given: LayerInputs) -> list[Operation]:
     if given.options.fused_attention:
         flops = 10.0 * given.part * S * given.Q / X
         core = Attention("backward", CORE, flops, backward=True, calls=PARTS, makes=(gradient,), frees=dead)
-        return [*exchanged, core, *returned, *joined]
+        return [*exchanged, core, *joined, *returned]
     scores, values = (_scores_matmul(given, "backward", "NN", forward=one) for one in (True, False))
     masked = [Kernel("backward", CORE, (2.0 * element + 1.0) * _scores(given), PARTS)] if given.options.dropout else []
     size, kernels = symbol("scores_back") * _scores(given), symbol("softmax_back") * PARTS
     softmax = Kernel("backward", CORE, size, kernels, makes=(gradient,), frees=dead)
-    return [*exchanged, scores, values, *masked, softmax, values, values, *returned, *joined]
+    return [*exchanged, scores, values, *masked, softmax, values, values, *joined, *returned]
 
 
 def activation(given: LayerInputs, *, phase: Phase) -> list[Operation]:

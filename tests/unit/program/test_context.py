@@ -80,11 +80,12 @@ def test_a_ring_alone_overlaps_with_attention(exchange: ContextExchange) -> None
     options = CORE.with_step(context_exchange=exchange, context_inside=2).step
     program = build_step(MODEL, WORKLOAD, recompute="none", options=options, context=True)
     schedule = build_schedule(program, overlaps=WORKLOAD.overlaps, split=False)
-    codes = []
-    for code, number, _ in schedule.micro_batch.forward(0, 0):
+    codes, rings = [], set[int]()
+    for code, number, handle in schedule.micro_batch.forward(0, 0):
         if code in (ISSUE, SYNC) and schedule.collectives[number].axis.startswith("context"):
             codes.append((code, schedule.collectives[number].axis))
-        elif code == WAIT and schedule.handles[number] == "keys":
+            rings |= {handle} if code == ISSUE else set()
+        elif code == WAIT and number in rings:
             codes.append((WAIT, "keys"))
     inner, outer = (SYNC, "context[:2]"), [(ISSUE, "context[::2]"), (WAIT, "keys")]
     assert (
