@@ -28,6 +28,9 @@ OVERLAPS: tuple[Overlap, ...] = get_args(Overlap)
 """gather_prefetch: weight gathers over z, one ahead; input_gradient: dI all-reduce behind the weight gradient;
 weight_gradient: dW reduce-scatter behind the next layer; data_parallel: buckets behind the backward pass; output:
 forward all-reduce of one half behind the other half's work (only with a split micro-batch)."""
+CudaGraphs = Literal["full", "attn", "mlp", "full_iteration"]
+CUDA_GRAPHS: tuple[CudaGraphs, ...] = get_args(CudaGraphs)
+"""Scopes of CUDA graphs: whole layers, attention or MLP with its norm, forward and backward pass of a step."""
 RankBy: TypeAlias = Literal["communication", "exposed", "iteration"]
 Cost: TypeAlias = Literal["alpha-beta", "paper", "paper-released", "paper-mended"]
 COSTS: tuple[Cost, ...] = get_args(Cost)
@@ -238,6 +241,17 @@ class Request:
         "Shard FP32 master weights and optimizer states over the data axis (ZeRO-1). Default: no.",
         "switch",
     )
+    cuda_graphs: CudaGraphs | Sequence[CudaGraphs | Literal["all"]] = _option(
+        _WORKLOAD,
+        "Capture this in CUDA graphs, so that the host launches none of it; without a scope, all that the framework "
+        f"captures. May be repeated: {', '.join(CUDA_GRAPHS)}. Default: none.",
+        "choice",
+        default=(),
+        shown="[SCOPE]",
+        choices=CUDA_GRAPHS,
+        several=True,
+        alone="all",
+    )
     tokens_total: int | str | None = _option(
         _WORKLOAD,
         "Tokens of the whole training, such as 1.5T: adds GPU-hours, node-hours and days, with their 80% interval.",
@@ -375,8 +389,15 @@ class Request:
 
     @property
     def recomputes(self) -> tuple[Recompute, ...]:
-        """Recompute sets to try."""
-        return RECOMPUTES if self.recompute is None else (self.recompute,)
+        """Recompute sets to try: not whole blocks where CUDA graphs capture layers, which excludes it."""
+        if self.recompute is not None:
+            return (self.recompute,)
+        return tuple(one for one in RECOMPUTES if one != "full" or not self.graphed_layers)
+
+    @property
+    def graphed_layers(self) -> bool:
+        """Whether CUDA graphs capture layer by layer."""
+        return bool({*self.cuda_graphs} - {"full_iteration"})
 
     def without_pins(self, *kept: str) -> Request:
         """The same without restrictions of the layouts but those kept."""

@@ -404,9 +404,9 @@ class Replay:
         for ahead, behind_it, count in issued:
             issue_s = issue_s + dispatch_s * (ahead + behind_it) * count
         if len(issued) == 1:
-            return Blocks(forward, backward, issue_s, issued[0][0] / (issued[0][0] + issued[0][1]))
-        share = sum(ahead * count for ahead, _, count in issued) / sum(
-            (one + two) * count for one, two, count in issued
+            return Blocks(forward, backward, issue_s, issued[0][0] / self._larger(issued[0][0] + issued[0][1], 1.0))
+        share = sum(ahead * count for ahead, _, count in issued) / self._larger(
+            sum((one + two) * count for one, two, count in issued), 1.0
         )
         return Blocks(forward, backward, issue_s, share)
 

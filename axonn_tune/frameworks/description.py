@@ -11,7 +11,8 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from axonn_tune.grid import ALL_AXES, AXES, WORLD, split_axes
-from axonn_tune.recompute import MODULES, modules_of
+from axonn_tune.recompute import MODULES, RECOMPUTES, modules_of
+from axonn_tune.request import CudaGraphs
 from axonn_tune.specs.machine import Software
 from axonn_tune.specs.workload import OVERLAPS, Overlap, Recompute
 
@@ -77,6 +78,7 @@ class StepOptions:
         fused_accumulation: weight gradients are added inside their GEMM.
         kernels: element-wise work in kernels as the bundled runtime launches them, compiled or operator by operator;
         ideal: with the software's `traffic` as factor.
+        cuda_graphs: scopes whose operations the host does not launch.
         vocabulary_multiple: rows of the embedding on each rank of x are padded to a multiple of it; None: to what
         divides; 0: not padded, rows that do not divide are dropped.
         overlaps: those it has; a workload may switch some of them off.
@@ -122,6 +124,7 @@ class StepOptions:
     dropout: bool = False
     fused_accumulation: bool = False
     kernels: KernelKind = "ideal"
+    cuda_graphs: tuple[CudaGraphs, ...] = ()
     vocabulary_multiple: int | None = None
     overlaps: tuple[Overlap, ...] = OVERLAPS
     first_less: int = 0
@@ -212,7 +215,8 @@ class Framework:
     of context parallelism, those that a search compares; without any, that of its step alone. refused: combinations it
     cannot run. keeps_layers: layers can be told not to reshard after forward, all of them or some. recompute_modules:
     those that a recompute set can name; recompute_some: whether a set can be on the first layers of each chunk alone:
-    no, whole blocks, or any set.
+    no, whole blocks, or any set. cuda_graphs: scopes that it captures, its default first, each with the layouts that it
+    then cannot run.
     names: its names of axes and `chunks`, in the order of its columns; an axis without a name has ours. As options they
     are written in lower case, with hyphens (`--dp-shard`). logged: how its log counts FLOPs; None if it prints none.
     launch: the command of a configuration; None if it is priced only. keys: its table of arguments as CSV, if it is
@@ -234,6 +238,7 @@ class Framework:
     keeps_layers: bool = True
     recompute_modules: tuple[str, ...] = ()
     recompute_some: Literal["no", "full", "any"] = "no"
+    cuda_graphs: Mapping[CudaGraphs, tuple[Refusal, ...]] = field(default_factory=dict, compare=False)
     names: Mapping[str, str] = field(default_factory=dict, compare=False)
     logged: FlopCount | None = field(default=None, compare=False)
     launch: Callable[[Run], Command] | None = field(default=None, compare=False)
@@ -243,6 +248,24 @@ class Framework:
         """The same framework with other step options; an exchange that is named is the only one."""
         exchanges = () if "context_exchange" in changes else self.exchanges
         return replace(self, step=replace(self.step, **changes), exchanges=exchanges)  # type: ignore[arg-type]
+
+    def capturing(self, scopes: tuple[CudaGraphs, ...]) -> Framework:
+        """The same framework with these scopes in CUDA graphs, and without what that excludes."""
+        excluded = (refusal for scope in scopes for refusal in self.cuda_graphs[scope])
+        return replace(self.with_step(cuda_graphs=scopes), refused=(*self.refused, *excluded))
+
+    def cannot_recompute(self, recompute: Recompute, layers: int | None = None) -> str:
+        """Why it cannot recompute a set, or not on the first so many layers of each chunk alone; "" where it can."""
+        missing = [name for name in modules_of(recompute) if name not in self.recompute_modules]
+        if missing:
+            known = ", ".join((*RECOMPUTES, *self.recompute_modules))
+            return f"{self.title} cannot recompute {missing[0]}; it has {known}"
+        if layers is None or recompute == "none" or self.recompute_some == "any":
+            return ""
+        if self.recompute_some == "full":
+            why = "recomputes modules on all layers, and only whole layers (full) on the first of each chunk"
+            return "" if recompute == "full" else f"{self.title} {why}"
+        return f"{self.title} recomputes on all layers, not on the first of each chunk"
 
     @property
     def columns(self) -> tuple[str, ...]:

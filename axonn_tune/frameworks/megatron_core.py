@@ -34,6 +34,7 @@ from axonn_tune.frameworks.description import (
     StepOptions,
 )
 from axonn_tune.recompute import MODULES
+from axonn_tune.request import CUDA_GRAPHS
 from axonn_tune.specs.machine import EnvironmentVariable
 from axonn_tune.stages import layout_text
 
@@ -68,6 +69,9 @@ _ONE_CONNECTION = EnvironmentVariable(
     value="1",
     why="required before Blackwell where TP or CP is above 1: kernels start in the order of their launch",
 )
+_UNREGISTERED = EnvironmentVariable(
+    name="NCCL_GRAPH_REGISTER", value="0", why="required by CUDA graphs beside expandable segments"
+)
 CP_COMM_TYPES: Mapping[ContextExchange, str] = {
     "ring": "p2p",
     "all_gather": "all_gather",
@@ -77,6 +81,7 @@ CP_COMM_TYPES: Mapping[ContextExchange, str] = {
 _SETTABLE = (
     *("sequence_parallel", "pipelined_tensor", "gradient_bytes", "shard_gradient_bytes", "distributed_optimizer"),
     *("parameter_overlap", "context_exchange", "context_inside", "vocabulary_multiple", "dropout", "data_parallel"),
+    "cuda_graphs",
     *("selective", "fused_accumulation", "first_less", "last_less"),
 )
 """Options of a step, and overlaps, that arguments below switch."""
@@ -104,6 +109,7 @@ _WRITTEN = {
     "precision": """
         bf16 fp16 accumulate_allreduce_grads_in_fp32 no_gradient_accumulation_fusion grad_reduce_in_bf16
     """,
+    "graphs": "cuda_graph_impl cuda_graph_modules no_check_for_nan_in_loss_and_grad",
     "trial": """
         mock_data tokenizer.tokenizer_type train.train_iters validation.eval_iters optimizer.lr logger.log_interval
         logger.log_throughput
@@ -145,6 +151,7 @@ def launch(run: Run) -> Command:
             *([_ONE_CONNECTION] if older and max(run.size("x"), run.size("context")) > 1 else []),
             # By its older name.
             EXPANDABLE_SEGMENTS.model_copy(update={"name": "PYTORCH_CUDA_ALLOC_CONF"}),
+            *([_UNREGISTERED] if run.step.cuda_graphs else []),
         ),
         needs=(
             "Start it in a checkout of NVIDIA/Megatron-LM at core_v0.19.2, which has pretrain_gpt.py.",
@@ -155,8 +162,10 @@ def launch(run: Run) -> Command:
         if "attention.scores" in run.step.repeated_layers(run.recompute) and run.step.fused_attention
         else (),
     )
-    # Its precision presets set the type of gradients, and its recipe the distributed optimizer, over what is asked.
+    # Its precision presets set the type of gradients, and its recipe the distributed optimizer, over what is asked;
+    # CUDA graphs have other names there (0.6.0, docs/training/cuda-graphs.md).
     as_preset = run.step.distributed_optimizer and run.step.gradient_bytes != 2 and run.workload.precision == "bf16"
+    as_preset = as_preset and not run.step.cuda_graphs
     return replace(command, forms={"bridge": _bridge(command, run)} if as_preset else {})
 
 
@@ -216,6 +225,7 @@ def _values(run: Run) -> dict[str, Value]:
         "tp_comm_overlap": step.pipelined_tensor and tensor > 1,
         "recompute_modules": _recompute_modules(run),
         **_gradients(run),
+        **_graphs(run),
         precision: precision != "fp32",
         "mock_data": True,
         "tokenizer_type": "NullTokenizer",
@@ -253,9 +263,10 @@ def _stages(run: Run) -> dict[str, Value]:
         return {"pipeline": None, "chunks": None}
     each = max(run.parts)
     less = {"embedding": each - run.parts[0], "loss": each - run.parts[-1]}
-    if {*run.parts[1:-1], each} != {each} or max(less.values()) > 1:
-        layout = Because(layout_text(run.parts), "blocks of each part")
-        split: dict[str, Value] = {"pipeline_model_parallel_layout": layout}
+    apart = run.mtp_part not in (None, len(run.parts) - 1)
+    if apart or {*run.parts[1:-1], each} != {each} or max(less.values()) > 1:
+        layout = layout_text(run.parts, mtp=run.model.mtp_layers, mtp_part=run.mtp_part)
+        split: dict[str, Value] = {"pipeline_model_parallel_layout": Because(layout, "blocks of each part")}
     else:
         why = Because(True, "in the place of one block")
         split = {f"account_for_{what}_in_pipeline_split": why for what, blocks in less.items() if blocks}
@@ -297,6 +308,20 @@ def _gradients(run: Run) -> dict[str, Value]:
     }
 
 
+def _graphs(run: Run) -> dict[str, Value]:
+    """What CUDA graphs capture; UsageError for whole blocks that are repeated inside graphs of layers.
+
+    Source: core/transformer/transformer_config.py, cuda_graph_impl, cuda_graph_modules, and checks of __post_init__.
+    """
+    scopes = run.step.cuda_graphs
+    if not scopes or "full_iteration" in scopes:
+        checks = Because(True, "required: the check waits for the GPU") if scopes else False
+        return {"cuda_graph_impl": "full_iteration" if scopes else None, "no_check_for_nan_in_loss_and_grad": checks}
+    if run.recompute == "full":
+        raise run.cannot("full recompute inside CUDA graphs of layers", "ask for --cuda-graphs full_iteration")
+    return {"cuda_graph_impl": "transformer_engine", "cuda_graph_modules": None if "full" in scopes else scopes}
+
+
 def _needs(run: Run, *, unstated: str) -> Iterator[str]:
     if run.size("z") > 1:
         yield "GTP needs Transformer Engine 2.19 or later."
@@ -318,6 +343,7 @@ MEGATRON_CORE = Framework(
     hopper_attention=True,
     exchanges=tuple(CP_COMM_TYPES),
     keeps_layers=False,
+    cuda_graphs=dict.fromkeys(CUDA_GRAPHS, ()),
     recompute_modules=("core_attn", "layernorm", "mlp"),
     recompute_some="full",
     names=NAMES,

@@ -26,7 +26,7 @@ from axonn_tune.frameworks.command import (
     Value,
     settings,
 )
-from axonn_tune.frameworks.description import FlopCount, Framework, PipelineSchedule
+from axonn_tune.frameworks.description import FlopCount, Framework, PipelineSchedule, Refusal
 from axonn_tune.frameworks.fsdp import STEP
 from axonn_tune.specs.model import Model
 
@@ -111,9 +111,10 @@ def launch(run: Run) -> Command:
         notes=tuple(_notes(run)),
     )
     flavor = next((name for name, sizes in FLAVORS.items() if sizes == _sizes(run.model)), "")
-    # 0.2.2 has no tensor parallelism without sequence parallelism.
+    # 0.2.2 has no tensor parallelism without sequence parallelism, and no CUDA graphs.
+    older_has = run.step.sequence_parallel and not run.step.cuda_graphs
     keys = [one for made in written.values() for one in made]
-    older = {"toml": _older(command, run, flavor, keys)} if flavor and run.step.sequence_parallel else {}
+    older = {"toml": _older(command, run, flavor, keys)} if flavor and older_has else {}
     return replace(command, forms=older)
 
 
@@ -148,7 +149,12 @@ def _older(command: Command, run: Run, flavor: str, keys: Sequence[tuple[str, Pl
 
 def _check(run: Run) -> None:
     """UsageError for what torchtitan's own checks would stop at, and for what none of its keys says."""
-    run.check(settable=("sequence_parallel",), precisions=tuple(_PRECISIONS))
+    run.check(settable=("sequence_parallel", "cuda_graphs"), precisions=tuple(_PRECISIONS))
+    scopes = run.step.cuda_graphs
+    if scopes and scopes != ("full_iteration",):
+        raise run.cannot(f"CUDA graphs of {', '.join(scopes)}", "ask for --cuda-graphs full_iteration")
+    if scopes and run.size("pipeline") > 1:
+        raise run.cannot("CUDA graphs of pipeline stages", "leave out --cuda-graphs")
     model, stages, tensor, context = run.model, run.size("pipeline"), run.size("x"), run.size("context")
     if not model.gated or model.biases:
         what = "biases" if model.gated else "a GPT's LayerNorm, GELU and learned positions"
@@ -183,6 +189,7 @@ def _values(run: Run) -> dict[str, Value]:
     if staged:
         local = Because(micro_batch * run.accumulation, f"{run.accumulation} micro-batches of {micro_batch}")
     graphs = "they exclude pipeline stages" if staged else "the runs behind the prediction had none"
+    captured = bool(run.step.cuda_graphs)
     found: dict[str, Value] = {
         **run.fields,
         "replicas": run.size("data"),
@@ -193,7 +200,7 @@ def _values(run: Run) -> dict[str, Value]:
         "mixed_precision_param": _PRECISIONS[run.workload.precision],
         "mixed_precision_reduce": "float32",
         "compile.enable": run.framework.software == "compiled",
-        "disable_cuda_graphs": Because(True, graphs),
+        "disable_cuda_graphs": False if captured else Because(True, graphs),
         # A short run on data that a checkout has.
         **{"steps": 50, "log_freq": 1, "enable_profiling": False, "dataset": "c4_test"},
         "hf_assets_path": "./tests/assets/tokenizer",
@@ -373,6 +380,7 @@ TORCHTITAN = Framework(
     ),
     schedule=PipelineSchedule(overlapped=True, scattered=False),
     software="compiled",
+    cuda_graphs={"full_iteration": (Refusal(("pipeline",), "torchtitan's CUDA graphs exclude pipeline stages"),)},
     names={
         "z": "dp_shard",
         "data": "dp_replicate",

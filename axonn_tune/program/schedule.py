@@ -40,6 +40,7 @@ from axonn_tune.program.operations import (
     Value,
 )
 from axonn_tune.program.step import ONLY, Section, Stage, StepProgram
+from axonn_tune.request import CudaGraphs
 from axonn_tune.specs.workload import Overlap
 
 RUN, WAIT, SYNC, ISSUE = range(4)
@@ -328,14 +329,25 @@ def build_schedule(
         micro_batch=MicroBatch(compiler, buckets=last if options.reduce_each_micro_batch else ()),
         last_micro_batch=MicroBatch(compiler, buckets=last, parameters=True),
         ends=ends,
-        issued=tuple((_issued(one.forward.operations), _issued(one.backward.operations)) for one in program.blocks),
+        issued=tuple(
+            (_issued(one.forward.operations, options), _issued(one.backward.operations, options))
+            for one in program.blocks
+        ),
         replicas=program.given.data_axes,
     )
 
 
-def _issued(operations: Iterable[Operation]) -> dict[str, float]:
+_CAPTURED: Mapping[CudaGraphs, str] = {"attn": "attention.", "mlp": "mlp.", "full": "", "full_iteration": ""}
+"""How the layers of a block begin that a scope of CUDA graphs captures."""
+
+
+def _issued(operations: Iterable[Operation], options: StepOptions) -> dict[str, float]:
+    """Operations that the host launches, by the symbol that counts them: none of what CUDA graphs capture."""
+    captured = tuple(_CAPTURED[scope] for scope in options.cuda_graphs)
     found = dict[str, float]()
     for step in operations:
+        if step.layer.startswith(captured):
+            continue
         if isinstance(step, Collective):
             found[step.axis] = found.get(step.axis, 0.0) + 1.0
             continue

@@ -16,8 +16,7 @@ from axonn_tune.frameworks.axonn_tune import AXONN_TUNE
 from axonn_tune.frameworks.description import Framework, StepOptions
 from axonn_tune.grid import ALL_AXES
 from axonn_tune.ranking.space import Problem
-from axonn_tune.recompute import RECOMPUTES, modules_of
-from axonn_tune.request import OVERLAPS, Request
+from axonn_tune.request import OVERLAPS, CudaGraphs, Request
 from axonn_tune.specs.catalog import Loaded, MachineLike, load_machine, load_model, route_overrides
 from axonn_tune.specs.document import known_keys
 from axonn_tune.specs.loading import DOCUMENT_BYTES, read_text
@@ -52,6 +51,9 @@ def load_inputs(request: Request) -> Inputs:
     framework = find_framework(named) if isinstance(named, str) else named
     if settings["step"]:
         framework = framework.with_step(**dict(map(_step_setting, settings["step"])))
+    if request.cuda_graphs:
+        scopes = _captured(framework, request)
+        request, framework = replace(request, cuda_graphs=scopes), framework.capturing(scopes)
     if request.order is not None:
         request = replace(request, order=parse_order(request.order, framework))
     assert not isinstance(request.tokens_total, str), "a request reads it"
@@ -111,14 +113,23 @@ def _check(problem: Problem) -> None:
         raise UsageError(f"{framework.option('chunks')} {request.chunks} is for several pipeline stages, {stages}")
     if request.kept_layers and not framework.keeps_layers:
         raise UsageError(f"--kept-layers {request.kept_layers}: {framework.title} reshards every layer after forward")
-    missing = [name for name in modules_of(request.recompute or "none") if name not in framework.recompute_modules]
-    if missing:
-        known = ", ".join((*RECOMPUTES, *framework.recompute_modules))
-        raise UsageError(
-            f"--recompute {request.recompute}: {framework.title} cannot recompute {missing[0]}; it has {known}"
-        )
+    if why := framework.cannot_recompute(request.recompute or "none"):
+        raise UsageError(f"--recompute {request.recompute}: {why}")
     if problem.workload.split_micro_batch and "output" not in framework.step.overlaps:
         raise UsageError(f"--split-micro-batch: {framework.title} does not interleave half micro-batches")
+
+
+def _captured(framework: Framework, request: Request) -> tuple[CudaGraphs, ...]:
+    """Scopes of CUDA graphs, the framework's default for all; UsageError for one that it does not capture."""
+    known = tuple(framework.cuda_graphs)
+    if not known:
+        raise UsageError(f"--cuda-graphs: {framework.title} has no CUDA graphs")
+    if missing := [scope for scope in request.cuda_graphs if scope not in (*known, "all")]:
+        raise UsageError(f"--cuda-graphs {missing[0]}: {framework.title} captures {', '.join(known)}")
+    scopes = known[:1] if "all" in request.cuda_graphs else tuple(one for one in known if one in request.cuda_graphs)
+    if request.recompute == "full" and replace(request, cuda_graphs=scopes).graphed_layers:
+        raise UsageError(f"--recompute full: CUDA graphs of {', '.join(scopes)} exclude it; full_iteration does not")
+    return scopes
 
 
 def _check_layout(problem: Problem) -> None:

@@ -15,6 +15,7 @@ from axonn_tune.grid import Grid
 from axonn_tune.job import Job, Layout
 from axonn_tune.program.schedule import ISSUE, SYNC
 from axonn_tune.program.step import Stage, blocks_in, chunks_of
+from axonn_tune.request import CudaGraphs
 from axonn_tune.specs.catalog import load_model
 from axonn_tune.specs.machine import Software
 from axonn_tune.specs.workload import OVERLAPS, RECOMPUTES, Overlap, Recompute, Workload
@@ -55,11 +56,11 @@ def oracle_of(name: str, sizes: dict[str, int], *, layers: int = 3, kept: int | 
     """A small layout in three micro-batches, on a host that is late for some of them."""
     model = small_model(layers=layers, hidden=512, heads=8, kv_heads=8, head_dim=64, ffn=2048)
     recompute, chunks = asked.pop("recompute", "none"), asked.pop("chunks", 1)
-    framework = find_framework(name)
+    framework = find_framework(name).capturing(asked.pop("cuda_graphs", ()))
+    software = Software(dispatch_us=asked.pop("dispatch_us", 4.0), operation_us=1.0, collective_us=2.0)
     grid = Grid(**sizes, order=framework.axes)
     batch = 3 * 4 * grid.batch_shares * max(1, 2 * grid.pipeline * (grid.pipeline > 1))
     workload = Workload(global_batch=batch, sequence_length=128, **asked)
-    software = Software(dispatch_us=4.0, operation_us=1.0, collective_us=2.0)
     configuration = Layout(grid, 4, recompute, kept, chunks)
     return Pricer(Job(model, two_tier_machine(), workload, framework), configuration, software)
 
@@ -100,6 +101,28 @@ def test_passes_of_stages_are_those_of_the_oracle(name: str, sizes: dict[str, in
             host_s = found.host_s / oracle.values["A"]
             assert found.forward_s + found.backward_s == pytest.approx(ahead_s + behind_s + host_s, rel=1e-12)
             assert found.last_backward_s - found.backward_s == pytest.approx(last_s - behind_s, abs=1e-12 * last_s)
+
+
+@pytest.mark.parametrize("sizes", [{"x": 2, "data": 2}, {"x": 2, "data": 2, "pipeline": 2}])
+def test_cuda_graphs_take_the_wait_for_the_host_and_nothing_else(sizes: dict[str, int]) -> None:
+    """Guards CUDA graphs: a captured layer is as with a host that is never late, attention alone in between."""
+
+    def priced(*scopes: CudaGraphs, dispatch_us: float = 40.0) -> tuple[float, float, float, float, float]:
+        found = oracle_of("megatron-core", sizes, layers=4, dispatch_us=dispatch_us, cuda_graphs=scopes).price()
+        communication_s, memory_bytes = found.communication_s, found.memory.total_bytes
+        return found.iteration_s, found.compute_s, communication_s, memory_bytes, found.host_s
+
+    never_late, late = priced(dispatch_us=0.0), priced()
+    assert late[-1] > 0.0 == never_late[-1]
+    assert priced("full") == priced("attn", "mlp") == priced("full_iteration") == never_late
+    attention, mlp = priced("attn"), priced("mlp")
+    for some in (attention, mlp):
+        assert never_late[0] < some[0] < late[0]
+        assert 0.0 < some[-1] < late[-1]
+        assert some[1] - some[-1] == pytest.approx(late[1] - late[-1], rel=1e-12)
+        assert some[2:4] == late[2:4]
+    if "pipeline" not in sizes:
+        assert attention[0] - attention[-1] == pytest.approx(late[0] - late[-1], rel=1e-12)
 
 
 @pytest.mark.parametrize("recompute", RECOMPUTES)

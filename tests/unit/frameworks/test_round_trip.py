@@ -6,6 +6,7 @@ import shlex
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,7 +15,7 @@ from axonn_tune.frameworks.command import Command
 from axonn_tune.job import Job, Layout
 from axonn_tune.learning.stated import read_run
 from axonn_tune.specs.model import Model
-from tests.unit.frameworks.asked import Case, cases, launched, run_of
+from tests.unit.frameworks.asked import Case, case_of, cases, launched, run_of
 
 WRITTEN = [case for case in cases() if case.framework != "axonn"]
 """All but those of the easy API, whose layout is a Python file of one's own script."""
@@ -76,10 +77,34 @@ def test_what_is_written_is_read(case: Case, tmp_path: Path) -> None:
         fused = run.framework.step.fused_accumulation or case.machine == "frontier"
         framework = found.framework.with_step(fused_accumulation=fused)
         kept = run.kept_layers if settled.kept_layers is None else settled.kept_layers
-        asked = Layout(run.grid, run.micro_batch, run.recompute, run.kept_layers, run.chunks, run.parts)
+        some = run.recompute_layers
+        assert settled.recompute_layers == some
+        asked = Layout(run.grid, run.micro_batch, run.recompute, run.kept_layers, run.chunks, run.parts, some)
         ours = price(Job(run.model, run.machine, run.workload, replace(run.framework, step=run.step)), asked)
         settled = replace(settled, kept_layers=kept)
         theirs = price(Job(found.model, run.machine, found.workload, framework), settled)
         assert ours.iteration_s == pytest.approx(theirs.iteration_s, rel=1e-9)
         assert ours.memory.total_bytes == pytest.approx(theirs.memory.total_bytes, rel=1e-9)
     assert number or case.framework in ("torchtitan", "fsdp")
+
+
+OPTIONS: list[tuple[str, dict[str, Any]]] = [
+    ("megatron-core 8b-gtp", {"cuda_graphs": ("full",)}),
+    ("megatron-core 8b-gtp", {"cuda_graphs": ("attn", "mlp")}),
+    ("megatron-core 70b-chunks", {"cuda_graphs": ("full_iteration",)}),
+    ("torchtitan 8b-fsdp", {"cuda_graphs": ("full_iteration",)}),
+]
+"""A case, and options of its step that are not its framework's."""
+
+
+@pytest.mark.parametrize(("name", "options"), OPTIONS, ids=str)
+def test_options_of_a_step_are_read_as_they_are_written(name: str, options: dict[str, Any], tmp_path: Path) -> None:
+    """Guards options of a step: what is written for them is read as them, whatever the form of the command."""
+    run = run_of(case_of(*name.split()))
+    command = launched(replace(run, step=replace(run.step, **options)))
+    for number, form in enumerate((command, *command.forms.values())):
+        read = read_run(script(form, tmp_path / str(number)), given={"n_gpus": str(run.grid.world)})
+        found = read.case(run.machine).framework.step
+        assert {option: getattr(found, option) for option in options} == options
+        assert not read.unknown
+        assert not [words for words in read.ignored if "graph" in words]
