@@ -58,6 +58,11 @@ class Layout:
         )
 
     @property
+    def recomputed(self) -> str:
+        """The recompute set, and how many layers of each chunk have it where not all do: `full on 3`."""
+        return self.recompute if self.recompute_layers is None else f"{self.recompute} on {self.recompute_layers}"
+
+    @property
     def x(self) -> int:
         """Size of axis x."""
         return self.grid.x

@@ -20,13 +20,13 @@ from axonn_tune.frameworks.command import (
     LITTLE_TO_REPEAT,
     NO_MOCK_DATA,
     NO_QKV_BIASES,
-    OWN_RECOMPUTE,
     TRIAL,
     Because,
     Command,
     Run,
     Value,
     flags,
+    own_recompute,
     sections_of,
     sizes_words,
 )
@@ -90,7 +90,7 @@ def launch_easy(run: Run) -> Command:
         needs=(
             f"train.py is your own: it builds {sizes_words(run.model)}, whose forward returns the "
             f"loss of {run.workload.sequence_length} tokens, with the functions of the Python file beside the script.",
-            OWN_RECOMPUTE[run.recompute],
+            own_recompute(run),
         ),
     )
 
@@ -243,6 +243,7 @@ AXONN = Framework(
     software="eager",
     refused=(Refusal(("x",), _ALL_TO_ALLS), Refusal(("y",), _ALL_TO_ALLS)),
     keeps_layers=False,
+    recompute_some="full",
     names={"x": "G_intra_r", "y": "G_intra_c", "z": "G_intra_d", "pipeline": "G_inter", "data": "G_data"},
     launch=launch_easy,
 )
@@ -269,6 +270,7 @@ MEGATRON_AXONN = Framework(
     ),
     schedule=PipelineSchedule(overlapped_interleaved=False, equal_chunks=AS_MANY_A_CHUNK, scattered=False),
     software="core",
+    recompute_some="full",
     names={"x": "row", "y": "column", "z": "depth", "pipeline": "PP", "chunks": "VPP", "data": "DP"},
     logged=FlopCount(
         log="Megatron-AxoNN",

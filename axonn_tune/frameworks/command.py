@@ -45,7 +45,8 @@ class Run:
     """One configuration for a framework.
 
     framework: as it is described. parts: blocks of each model part, chunk c of stage s at c·pipeline + s, as they were
-    priced. step: the framework's options on this machine, as they were priced.
+    priced. step: the framework's options on this machine, as they were priced. mtp_part: the part with the MTP layers;
+    None: the last.
     """
 
     framework: Framework
@@ -60,11 +61,13 @@ class Run:
     chunks: int
     parts: tuple[int, ...]
     step: StepOptions
+    mtp_part: int | None = None
+    recompute_layers: int | None = None
 
     @property
     def fields(self) -> dict[str, Value]:
         """What it states, by the fields of the tables of arguments (`frameworks.keys`)."""
-        model, full = self.model, self.recompute == "full"
+        model, full, some = self.model, self.recompute == "full", self.recompute_layers
         sizes = ("layers", "hidden", "ffn", "heads", "kv_heads", "head_dim", "vocab")
         return {
             **{axis: self.size(axis) for axis in ALL_AXES},
@@ -82,8 +85,10 @@ class Run:
             "seq_parallel": self.step.sequence_parallel and self.size("x") > 1,
             "fused_accumulation": self.step.fused_accumulation,
             "recompute": {"none": None, "full": "full"}.get(self.recompute, "selective"),
-            "recompute_method": "uniform" if full else None,
-            "recompute_layers": Because(1, "every block by itself") if full else None,
+            "recompute_method": ("uniform" if some is None else "block") if full else None,
+            "recompute_layers": Because(some or 1, "of each chunk" if some else "every block by itself")
+            if full
+            else None,
         }
 
     def overlaps(self, *names: Overlap) -> bool:
@@ -214,12 +219,18 @@ NO_QKV_BIASES = "It has no biases of queries, keys and values alone, which the m
 TRIAL: Mapping[str, Value] = {"train_iters": 50, "eval_iters": 0, "lr": 1e-4, "log_interval": 1}
 """A short run, every step in Megatron-LM's log."""
 LITTLE_TO_REPEAT = "Selective recompute repeats core attention, which saves little where it is fused."
-OWN_RECOMPUTE: Mapping[Recompute, str] = {
-    "none": "Its blocks are not checkpointed.",
-    "selective": "It checkpoints the core of attention alone.",
-    "full": "It checkpoints every block.",
-}
-"""Notes on activation checkpointing in the user's own script, by kind of recompute."""
+
+
+def own_recompute(run: Run) -> str:
+    """Activation checkpointing that the user's own script has to do."""
+    if run.recompute == "full" and run.recompute_layers is not None:
+        return f"It checkpoints the first {run.recompute_layers} blocks{' of each stage' * (run.size('pipeline') > 1)}."
+    notes = {
+        "none": "Its blocks are not checkpointed.",
+        "selective": "It checkpoints the core of attention alone.",
+        "full": "It checkpoints every block.",
+    }
+    return notes[run.recompute]
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,6 @@ from axonn_tune.frameworks.command import (
     LITTLE_TO_REPEAT,
     NO_MOCK_DATA,
     NO_QKV_BIASES,
-    OWN_RECOMPUTE,
     TRIAL,
     Argument,
     Command,
@@ -25,6 +24,7 @@ from axonn_tune.frameworks.command import (
     Section,
     Value,
     flags,
+    own_recompute,
     sections_of,
     sizes_words,
 )
@@ -76,13 +76,15 @@ def launch(run: Run) -> Command:
         needs=(
             f"train.py is your own: it builds {sizes_words(run.model)}, adds "
             "deepspeed.add_config_arguments to its parser and hands the arguments to deepspeed.initialize.",
-            OWN_RECOMPUTE[run.recompute],
+            own_recompute(run),
         ),
     )
 
 
 def _megatron(run: Run, config: str) -> Command:
     """Megatron-DeepSpeed, whose layers are the ones that were priced. Source: deepspeedai/Megatron-DeepSpeed."""
+    if run.recompute_layers is not None:
+        raise run.cannot("recompute of some layers with tp or pp", "leave out --recompute-layers")
     values = _values(run)
     sections = {title: flags(names, values, "megatron-deepspeed") for title, names in _WRITTEN.items()}
     sections["deepspeed"] = iter(_SWITCHES)
@@ -208,6 +210,7 @@ DEEPSPEED = Framework(
     step=_STEP,
     schedule=PipelineSchedule(interleaved=False, uneven=True),
     software="unknown",
+    recompute_some="full",
     refused=(
         Refusal(("z", "data"), "ZeRO-3 shards over all data-parallel ranks: stage 3 has no replicas"),
         Refusal(("z", "pipeline"), "DeepSpeed's pipeline module excludes ZeRO-3"),

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from axonn_tune.grid import ALL_AXES, AXES, WORLD, split_axes
-from axonn_tune.recompute import MODULES, modules_of
+from axonn_tune.recompute import MODULES, RECOMPUTES, modules_of
 from axonn_tune.request import CudaGraphs
 from axonn_tune.specs.machine import Software
 from axonn_tune.specs.workload import OVERLAPS, Overlap, Recompute
@@ -260,6 +260,19 @@ class Framework:
         """The same framework with these scopes in CUDA graphs, and without what that excludes."""
         excluded = (refusal for scope in scopes for refusal in self.cuda_graphs[scope])
         return replace(self.with_step(cuda_graphs=scopes), refused=(*self.refused, *excluded))
+
+    def cannot_recompute(self, recompute: Recompute, layers: int | None = None) -> str:
+        """Why it cannot recompute a set, or not on the first so many layers of each chunk alone; "" where it can."""
+        missing = [name for name in modules_of(recompute) if name not in self.recompute_modules]
+        if missing:
+            known = ", ".join((*RECOMPUTES, *self.recompute_modules))
+            return f"{self.title} cannot recompute {missing[0]}; it has {known}"
+        if layers is None or recompute == "none" or self.recompute_some == "any":
+            return ""
+        if self.recompute_some == "full":
+            why = "recomputes modules on all layers, and only whole layers (full) on the first of each chunk"
+            return "" if recompute == "full" else f"{self.title} {why}"
+        return f"{self.title} recomputes on all layers, not on the first of each chunk"
 
     @property
     def columns(self) -> tuple[str, ...]:

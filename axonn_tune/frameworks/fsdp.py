@@ -49,7 +49,7 @@ def launch(run: Run) -> Command:
     if run.recompute == "selective":
         raise run.cannot("selective recompute", "ask for --recompute full or none")
     mesh = _mesh(run)
-    if run.size("z") == 1 or run.kept_layers not in (0, run.model.layers):
+    if run.size("z") == 1 or run.kept_layers not in (0, run.model.layers) or run.recompute_layers is not None:
         return replace(mesh, forms={"fully-shard": mesh})
     return Command(
         release="accelerate 1.15.0",
@@ -82,7 +82,7 @@ def _mesh(run: Run) -> Command:
         sizes=tuple(mesh.values()),
         names=tuple(mesh),
         kept=run.kept_layers,
-        recompute=run.recompute == "full",
+        recomputed=min(run.recompute_layers or run.model.layers, run.model.layers) if run.recompute == "full" else 0,
         resharded=run.kept_layers < run.model.layers,
     )
     batch = (
@@ -138,19 +138,19 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
 SIZES, NAMES = $sizes, $names
 KEPT_LAYERS = $kept
-RECOMPUTE = $recompute
+RECOMPUTED_LAYERS = $recomputed
 POLICY = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.bfloat16)
 
 
 def shard(model, blocks, device="cuda"):
     """Shard a model with FP32 weights over all ranks, in place; blocks: its transformer blocks in their order.
 
-    The last KEPT_LAYERS blocks are not resharded after forward.
+    The last KEPT_LAYERS blocks are not resharded after forward; the first RECOMPUTED_LAYERS are repeated in backward.
     """
     mesh = init_device_mesh(device, SIZES, mesh_dim_names=NAMES)
     blocks = list(blocks)
     for number, block in enumerate(blocks):
-        if RECOMPUTE:
+        if number < RECOMPUTED_LAYERS:
             checkpoint(block)
         resharded = number < len(blocks) - KEPT_LAYERS
         fully_shard(block, mesh=mesh, mp_policy=POLICY, reshard_after_forward=resharded)
@@ -164,6 +164,7 @@ FSDP = Framework(
     source="torch 2.15, torch/distributed/fsdp/_fully_shard; mosaicml/llm-foundry",
     step=replace(STEP, reduced_bytes=2),
     software="eager",
+    recompute_some="full",
     names={"z": "shard", "data": "replicate"},
     logged=FlopCount(
         log="llm-foundry",

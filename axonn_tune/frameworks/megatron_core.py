@@ -252,9 +252,10 @@ def _stages(run: Run) -> dict[str, Value]:
         return {"pipeline": None, "chunks": None}
     each = max(run.parts)
     less = {"embedding": each - run.parts[0], "loss": each - run.parts[-1]}
-    if {*run.parts[1:-1], each} != {each} or max(less.values()) > 1:
-        layout = Because(layout_text(run.parts), "blocks of each part")
-        split: dict[str, Value] = {"pipeline_model_parallel_layout": layout}
+    apart = run.mtp_part not in (None, len(run.parts) - 1)
+    if apart or {*run.parts[1:-1], each} != {each} or max(less.values()) > 1:
+        layout = layout_text(run.parts, mtp=run.model.mtp_layers, mtp_part=run.mtp_part)
+        split: dict[str, Value] = {"pipeline_model_parallel_layout": Because(layout, "blocks of each part")}
     else:
         why = Because(True, "in the place of one block")
         split = {f"account_for_{what}_in_pipeline_split": why for what, blocks in less.items() if blocks}

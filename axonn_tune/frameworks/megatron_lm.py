@@ -35,6 +35,7 @@ MEGATRON_2021 = Framework(
     ),
     schedule=PipelineSchedule(overlapped_interleaved=False, equal_chunks=AS_MANY_A_CHUNK),
     software="megatron-2021",
+    recompute_some="full",
     names=NAMES,
 )
 

@@ -79,8 +79,12 @@ def command_of(priced: Detail, *, form: str = "") -> Command:
         kept_layers=int(priced.memory.kept_layers),
         chunks=priced.chunks,
         parts=parts_of(job, priced.grid.pipeline, priced.chunks, priced.parts),
+        mtp_part=priced.mtp_part,
         step=step_on(framework, job.machine),
+        recompute_layers=priced.recompute_layers,
     )
+    if why := framework.cannot_recompute(priced.recompute, priced.recompute_layers):
+        raise UsageError(why)
     command = framework.launch(run)
     if form and form not in command.forms:
         has = ", ".join(["torchrun", "slurm", *command.forms])
@@ -138,7 +142,7 @@ def _about(priced: Detail, command: Command, *, call: str) -> Iterator[str]:
     sizes = [f"{name} {size}" for name, size in _factors(priced).items() if size > 1]
     sizes += [f"{priced.job.framework.called('chunks')} {priced.chunks}"] if priced.chunks > 1 else []
     steps = counted(priced.accumulation, "gradient accumulation step")
-    yield f"{', '.join(sizes) or 'one GPU'}; micro-batch {priced.micro_batch}, {steps}, recompute {priced.recompute}."
+    yield f"{', '.join(sizes) or 'one GPU'}; micro-batch {priced.micro_batch}, {steps}, recompute {priced.recomputed}."
     yield from command.needs
     yield from command.notes
     yield f"Written by axonn-tune {__version__}: {call}"

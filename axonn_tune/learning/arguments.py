@@ -17,8 +17,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
-from axonn_tune.errors import UsageError
-from axonn_tune.frameworks.keys import OFF, find, named, names_of, table
+from axonn_tune.errors import Problem, UsageError
+from axonn_tune.frameworks.keys import OFF, find, named, names_of, records, table
+from axonn_tune.recompute import MODULES
 from axonn_tune.stages import parse_layout
 from axonn_tune.validation.published.rows import Cell, cell_text, meaning
 
@@ -420,23 +421,33 @@ def _gated(arguments: Arguments) -> Stated | None:
 
 
 _GRANULARITY = ("recompute_granularity", "activations_checkpoint_granularity", "activation_checkpoint.mode")
+_METHODS = ("recompute_method", "activations_checkpoint_method")
 _CHECKPOINTED = ("checkpoint_activations", "gradient_checkpointing", "activations_checkpoint_method")
 
 
 def _recompute(arguments: Arguments) -> Stated | None:
-    """Kind of recompute; other words where only some layers are recomputed."""
-    some, method = _count(arguments, "recompute_num_layers"), _first(arguments, "recompute_method")
+    """Recompute set: `full on 3` where it is on so many layers of each chunk alone, `full every 2` on every other."""
+    some, method = _count(arguments, "recompute_num_layers"), _first(arguments, *_METHODS)
+    full = f"full on {some.value}" if some and method and method.value == "block" else "full"
     kind, switch = _first(arguments, *_GRANULARITY), _first(arguments, *_CHECKPOINTED, "fsdp_activation_checkpointing")
     if kind is not None and not is_off(kind):
-        if kind.value == "full" and method is not None and method.value == "block" and some is not None:
-            return Stated(f"only {some.value} layers of each stage", kind.line)
-        return Stated(kind.value.lower(), kind.line)
+        words = {"full": full, "selective": _selective(arguments), "memory_budget": "selective"}
+        return Stated(words.get(kind.value.lower(), kind.value.lower()), kind.line)
     if _true(arguments, "recompute_activations"):
-        return Stated("selective", arguments["recompute_activations"].line)
+        return Stated(_selective(arguments), arguments["recompute_activations"].line)
     if switch is not None and not is_off(switch):
-        return Stated("full", switch.line)
+        return Stated(full, switch.line)
     silent = kind or switch
     return None if silent is None else Stated("none", silent.line)
+
+
+def _selective(arguments: Arguments) -> str:
+    """What selective recompute repeats: the framework's own choice, the stated modules, or every nth layer."""
+    if (every := _first(arguments, "activation_checkpoint.selective_ac_option")) and every.value.isdecimal():
+        return f"full every {every.value}" if int(every.value) > 1 else "full"
+    modules = _first(arguments, "recompute_modules")
+    words = re.findall(r"\w+", modules.value) if modules else ["core_attn"]
+    return "selective" if words == ["core_attn"] else ",".join(name for name in MODULES if name in words) or "none"
 
 
 _PRECISIONS = (
@@ -535,6 +546,35 @@ def _less(arguments: Arguments) -> list[int]:
     """Layers that torchtitan counts the embedding and the LM head as."""
     words = [arguments[name].value if name in arguments else "" for name in _LESS]
     return [int(value) if re.fullmatch(r"\d{1,9}", value) else 0 for value in words]
+
+
+_TERM = re.compile(r"(!?)([\w.]+)(?:(!?=)(\S+))?")
+
+
+def refused_together(framework: str, arguments: Arguments) -> Iterator[Problem]:
+    """Arguments that the checks of a framework refuse beside others, by `refused.csv`: the reason, at its line.
+
+    A row holds where each of its terms does: `name` is on, `!name` is not, `name=a|b` has one of these words,
+    `name!=a|b` another one.
+    """
+    if switch := _true(arguments, "recompute_activations"):
+        arguments = {**arguments, "recompute_granularity": Stated("selective", switch.line)}
+    for one in records("refused"):
+        if framework in one["frameworks"].split() and all(_holds(term, arguments) for term in one["when"].split()):
+            names = [found[2] for found in map(_TERM.fullmatch, one["when"].split()) if found]
+            line = next(arguments[name].line for name in names if name in arguments)
+            yield Problem(one["argument"], one["why"], line)
+
+
+def _holds(term: str, arguments: Arguments) -> bool:
+    """Whether a term of `refused.csv` does."""
+    found = _TERM.fullmatch(term)
+    assert found is not None, "the table is ours"
+    stated = arguments.get(found[2])
+    if found[3] is None or stated is None or is_off(stated):
+        return (stated is not None and not is_off(stated)) == (not found[1]) and found[3] is None
+    told = [re.fullmatch(found[4], word) is not None for word in re.findall(r"\w+", stated.value.lower())]
+    return not all(told) if found[3] == "!=" else any(told)
 
 
 # A run, from the columns that a file states and the user's options.

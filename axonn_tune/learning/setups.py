@@ -201,5 +201,5 @@ def layout_words(one: Layout, framework: Framework) -> str:
     """Such as `TP=2 DP=8, micro-batch 4, recompute full`, by the framework's names."""
     layout = framework.layout({**one.grid.by_axis, "chunks": one.chunks})
     words = [" ".join(f"{name}={size}" for name, size in layout.items() if size > 1) or "one GPU"]
-    words += [f"micro-batch {one.micro_batch}", f"recompute {one.recompute}"]
+    words += [f"micro-batch {one.micro_batch}", f"recompute {one.recomputed}"]
     return ", ".join([*words, *([f"{one.kept_layers} layers not resharded"] if one.kept_layers else [])])

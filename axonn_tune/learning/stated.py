@@ -46,9 +46,9 @@ from axonn_tune.learning.arguments import (
     is_same,
     known_name,
     named_values,
+    refused_together,
 )
 from axonn_tune.learning.shell import OUTPUT, Script, read_script, slurm_sizes
-from axonn_tune.recompute import MODULES
 from axonn_tune.request import CUDA_GRAPHS, MOMENT_BYTES, CudaGraphs
 from axonn_tune.specs.catalog import ModelLike, available, load_model
 from axonn_tune.specs.document import Node, read_yaml
@@ -390,6 +390,9 @@ def read_run(
     columns = columns_of(arguments, {column: Stated(value, 0) for column, value in facts.items()})
     if columns.get("precision", _NOTHING).value == "fp8":
         columns["precision"] = replace(columns["precision"], value="bf16")
+    together = [*refused_together(name, {**source.named, **arguments})]
+    if together:
+        raise DocumentError(str(path), together)
     ignored, unknown = _unpriced(source, name, implied, facts)
     said = [*_replaced(columns_of(stated), facts)]
     flavor, named = _flavor(source)
@@ -633,11 +636,13 @@ def _layout_gaps(columns: Mapping[str, Stated], run: CommandRun) -> Iterator[_Ga
     if "gbs" not in sizes and {"mbs", "dp"} <= sizes.keys():
         batch = sizes["mbs"] * sizes["dp"]
         yield "gbs", batch, f"the global batch is not stated: {batch:,}, micro-batch times data parallel"
-    some = re.match(r"only (\d+)", columns.get("recompute", Stated("", 0)).value)
-    if some and "layers" in sizes:
+    every = re.match(r"full every (\d+)", columns.get("recompute", _NOTHING).value)
+    if every and "layers" in sizes:
+        # torchtitan 0.2.2, distributed/activation_checkpoint.py, _apply_layer_sac.
         each = sizes["layers"] // (sizes.get("pp", 1) * sizes.get("vpp", 1))
-        kind = "full" if 2 * int(some[1]) >= each else "none"
-        yield "recompute", kind, f"{some[1]} of {each} layers of each stage are recomputed: priced as recompute {kind}"
+        some = each // int(every[1])
+        words = f"one layer in {every[1]} is recomputed: priced as the first {some} of {each} of each chunk"
+        yield "recompute", f"full on {some}" if some else "none", words
     stated = {name: one.value for name, one in run.columns.items()}
     staged = stated.get("pp", 1) != 1 and stated.get("precision") == "bf16"
     if run.software == "deepspeed" and staged and stated.get("zero_stage", "0") == "0":
@@ -652,9 +657,6 @@ def _with_flags(case: Case, stated: Arguments) -> Case:
     """The case with options of the step that rows do not have, as they are stated."""
     options = case.framework.step
     changes: dict[str, object] = {"cuda_graphs": _captured(stated), **_optimizer_types(case, stated)}
-    if (modules := stated.get("recompute_modules")) is not None and (words := modules.value.split()):
-        named = [word.strip("[]',\"") for word in words]
-        changes["selective"] = tuple(layer for word in named if word in MODULES for layer in MODULES[word].whole)
     for name, counted in (("first_less", "embedding"), ("last_less", "loss")):
         if is_on(stated.get(f"account_for_{counted}_in_pipeline_split", _NOTHING)):
             changes[name] = 1

@@ -486,8 +486,6 @@ def _run(path: str, segment: _Segment) -> LoggedRun | None:
     readings, words = _steps(kind, segment)
     software, more = _software(found, kinds, segment.arguments)
     columns = columns_of(segment.arguments)
-    if columns.get("recompute", Stated("", 0)).value.startswith("only"):
-        more.append(f"recomputed are {columns['recompute'].value}, which no row describes")
     if proof := experts_proof(segment.arguments):
         more.append(f"the model has no experts, but the log has {proof}, which only mixtures of experts have")
     kept, outliers, wrong = _level(readings, mean=bool(found.mean))

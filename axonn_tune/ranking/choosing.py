@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import heapq
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import lru_cache
 from math import prod
@@ -115,7 +115,7 @@ def search(problem: Problem, *, variants: bool = False, exact: int = DEFAULT_TOP
         grids=len(grids.sizes),
         candidates=candidates,
         feasible=_count_fitting(shapes, placements, fittings),
-        rejected=_count_rejected(grids, shapes, used, request.axes),
+        rejected=_count_rejected(grids, shapes, used),
         seconds=time.perf_counter() - started,
     )
     chosen = rows if variants else rows[np.sort(distinct(shapes.grid[columns.shape[rows]])[1])]
@@ -566,11 +566,11 @@ def _best_of_each(columns: Columns, shapes: Shapes, *, rank_by: RankBy) -> Integ
     return np.flatnonzero(metric == lowest[grid])
 
 
-def _count_rejected(grids: Grids, shapes: Shapes, used: Integers, pins: Mapping[str, int]) -> dict[str, int]:
+def _count_rejected(grids: Grids, shapes: Shapes, used: Integers) -> dict[str, int]:
     """Rejected grids by constraint, without zeros."""
     counts = {check.name: int(broken.sum()) for check, broken in zip(grids.constraints, grids.broken.T, strict=True)}
     shaped = len(distinct(shapes.grid)[0])
-    asked = len(grids.sound_as_asked(pins))
+    asked = len(grids.sound_as_asked(shapes.problem))
     counts[MICRO_BATCH] = asked - shaped
     counts[MEMORY] = shaped - len(used)
     counts[PINNED] = len(grids.sound) - asked

@@ -16,7 +16,6 @@ from axonn_tune.frameworks.axonn_tune import AXONN_TUNE
 from axonn_tune.frameworks.description import Framework, StepOptions
 from axonn_tune.grid import ALL_AXES
 from axonn_tune.ranking.space import Problem
-from axonn_tune.recompute import RECOMPUTES, modules_of
 from axonn_tune.request import MOMENT_BYTES, OVERLAPS, CudaGraphs, Request
 from axonn_tune.specs.catalog import Loaded, MachineLike, load_machine, load_model, route_overrides
 from axonn_tune.specs.document import known_keys
@@ -116,12 +115,8 @@ def _check(problem: Problem) -> None:
         raise UsageError(f"{framework.option('chunks')} {request.chunks} is for several pipeline stages, {stages}")
     if request.kept_layers and not framework.keeps_layers:
         raise UsageError(f"--kept-layers {request.kept_layers}: {framework.title} reshards every layer after forward")
-    missing = [name for name in modules_of(request.recompute or "none") if name not in framework.recompute_modules]
-    if missing:
-        known = ", ".join((*RECOMPUTES, *framework.recompute_modules))
-        raise UsageError(
-            f"--recompute {request.recompute}: {framework.title} cannot recompute {missing[0]}; it has {known}"
-        )
+    if why := framework.cannot_recompute(request.recompute or "none"):
+        raise UsageError(f"--recompute {request.recompute}: {why}")
     if problem.workload.split_micro_batch and "output" not in framework.step.overlaps:
         raise UsageError(f"--split-micro-batch: {framework.title} does not interleave half micro-batches")
 

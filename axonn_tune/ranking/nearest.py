@@ -135,10 +135,11 @@ def _shape_words(problem: Problem, grids: Grids) -> str:
     share, asked = "the share of the batch", request.micro_batch
     if problem.parts is not None:
         stages, chunks = framework.called("pipeline"), framework.called("chunks")
-        return f"{stages}·{chunks} as {len(problem.parts)} parts, with interleaved micro-batches that {stages} divides,"
+        rule = f" ({framework.schedule.equal_chunks})" if framework.schedule.equal_chunks else ""
+        return f"{stages}·{chunks} as {len(problem.parts)} parts and micro-batches that {stages} divides{rule}, both"
     if request.chunks not in (None, 1):
         names = f"{framework.called('pipeline')}·{framework.called('chunks')}"
-        rows = grids.sound_as_asked(request.axes)
+        rows = grids.sound_as_asked(problem)
         fewest = request.chunks * min((size for size in grids.column("pipeline")[rows].tolist() if size > 1), default=0)
         if not fewest:
             return f"{framework.called('pipeline')} is 1"

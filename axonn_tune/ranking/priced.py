@@ -332,6 +332,7 @@ class Priced:
     def rejected(self) -> tuple[Rejected, ...]:
         """Every grid that is not ranked, with its reasons, in the order of the grids."""
         ranked = set(self.shapes.grid[self.columns.shape[self.rows]].tolist())
+        asked = set(self.grids.sound_as_asked(self.problem).tolist())
         shaped, least_bytes = set(self.shapes.grid.tolist()), np.full(len(self.grids.sizes), np.inf)
         for fitting in self.fittings.values():
             np.minimum.at(least_bytes, self.shapes.grid, fitting.total_bytes)
@@ -340,14 +341,16 @@ class Priced:
             if number in ranked:
                 continue
             sizes = dict(zip(self.grids.axes, row, strict=True))
-            reasons, needed = self._reasons(number, sizes, shaped=shaped), None
+            reasons, needed = self._reasons(number, sizes, shaped=shaped, asked=asked), None
             if not reasons:
                 needed = float(least_bytes[number])
                 reasons = ((MEMORY, f"needs {needed / GIB:.1f} GiB of {limit_bytes / GIB:.1f} GiB"),)
             found.append(Rejected(sizes, reasons, needed))
         return tuple(found)
 
-    def _reasons(self, number: int, sizes: dict[str, int], *, shaped: set[int]) -> tuple[tuple[str, str], ...]:
+    def _reasons(
+        self, number: int, sizes: dict[str, int], *, shaped: set[int], asked: set[int]
+    ) -> tuple[tuple[str, str], ...]:
         """All but memory."""
         framework, pins = self.problem.framework, self.problem.request.axes
         broken = tuple(
@@ -359,8 +362,11 @@ class Priced:
             return broken
         other = [axis for axis, size in sizes.items() if pins.get(axis, size) != size]
         if other:
-            asked = [f"{framework.called(axis)} = {pins[axis]}, not {sizes[axis]}" for axis in other]
-            return ((PINNED, f"asked for {', '.join(asked)}"),)
+            others = [f"{framework.called(axis)} = {pins[axis]}, not {sizes[axis]}" for axis in other]
+            return ((PINNED, f"asked for {', '.join(others)}"),)
+        if number not in asked:
+            stages = f"{framework.called('pipeline')} = {sizes['pipeline']}"
+            return ((PINNED, f"the parts of the pipeline layout are none of {stages}"),)
         if number not in shaped:
             return ((MICRO_BATCH, "no micro-batch that is allowed divides this grid's share of the batch"),)
         return ()

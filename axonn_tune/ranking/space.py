@@ -105,12 +105,16 @@ class Grids:
         """Rows of the grids without violations."""
         return np.flatnonzero(~self.broken.any(axis=1))
 
-    def sound_as_asked(self, pins: Mapping[str, int]) -> Integers:
-        """Rows of the grids with the pinned axis sizes."""
-        rows = self.sound
-        for axis, size in pins.items():
+    def sound_as_asked(self, problem: Problem) -> Integers:
+        """Rows of the grids with the pinned axis sizes, and with stages that have the parts of the given layout."""
+        rows, parts, schedule = self.sound, problem.parts, problem.framework.schedule
+        for axis, size in problem.request.axes.items():
             if axis in self.axes:
                 rows = rows[self.column(axis)[rows] == size]
+        if parts is not None:
+            stages = self.column("pipeline")[rows]
+            looped = schedule.interleaved and not (schedule.equal_chunks and len(set(parts)) > 1)
+            rows = rows[(stages == len(parts)) | ((stages > 1) & (len(parts) % stages == 0) & looped)]
         return rows
 
     def column(self, axis: str) -> Integers:
@@ -258,7 +262,7 @@ def list_shapes(grids: Grids, problem: Problem) -> Shapes:
     """Every sound grid with every micro-batch that divides its share of the batch (and what is pinned); only even
     micro-batches with two-batch overlap."""
     workload, request = problem.workload, problem.request
-    sound, step = grids.sound_as_asked(request.axes), 2 if workload.split_micro_batch else 1
+    sound, step = grids.sound_as_asked(problem), 2 if workload.split_micro_batch else 1
     shares = np.prod([grids.column(axis)[sound] for axis in BATCH_AXES if axis in grids.axes], axis=0, dtype=np.int64)
     share = workload.global_batch // shares
     options = {
@@ -318,17 +322,14 @@ def _with_chunks(
 def _with_layout(
     grids: Grids, problem: Problem, grid: Integers, micro_batch: Integers, share: Integers
 ) -> tuple[Integers, Integers, Integers]:
-    """Shapes whose stages and chunks are the parts of the layout that is asked for."""
+    """Shapes with the chunks that make the parts of the layout that is asked for."""
     layout, asked = problem.pipeline_layout, problem.request.chunks
     assert layout is not None, "asked before"
     count, stages, batches = len(layout.parts), grids.column("pipeline")[grid], share // micro_batch
     chunks = count // stages
-    fits = (stages * chunks == count) & ((chunks == asked) | (asked is None))
-    schedule, even = problem.framework.schedule, len(set(layout.parts)) == 1
-    looped = (stages > 1) & (batches % stages == 0) & (schedule.interleaved and (even or not schedule.equal_chunks))
+    fits = ((chunks == asked) | (asked is None)) & ((chunks == 1) | (batches % stages == 0))
     # MTP layers are in the last chunk of their stage.
-    fits &= ((chunks == 1) | looped) & ((count if layout.mtp_part is None else layout.mtp_part) >= count - stages)
-    rows = np.flatnonzero(fits)
+    rows = np.flatnonzero(fits & ((count if layout.mtp_part is None else layout.mtp_part) >= count - stages))
     return grid[rows], micro_batch[rows], chunks[rows]
 
 

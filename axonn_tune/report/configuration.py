@@ -194,7 +194,8 @@ class LayoutWords:
     def title(self, config: Json) -> str:
         """What a configuration is called above its details."""
         rank = "" if config["rank"] is None else f"#{config['rank']}: "
-        batches = f"micro-batch {config['micro_batch']}, recompute {config['recompute']}"
+        some = f" on {config['recompute_layers']}" if config.get("recompute_layers") else ""
+        batches = f"micro-batch {config['micro_batch']}, recompute {config['recompute']}{some}"
         return f"{rank}{self.sizes(config)}, {batches}"
 
     def pins(self, config: Mapping[str, object]) -> list[str]:
@@ -235,7 +236,10 @@ def detail_blocks(
     ]
     if explain:
         blocks.append(page.command(shlex.join([*explain, *layouts.pins(config)]), title="The same in the terminal"))
-    return [*blocks, *launch_blocks(found, command=launch_command(explain, layouts.pins(config)) or source)]
+    return [
+        *blocks,
+        *launch_blocks(found, command=launch_command(explain, [*map(shlex.quote, layouts.pins(config))]) or source),
+    ]
 
 
 def launch_command(explain: Sequence[str], pins: Sequence[str]) -> str:

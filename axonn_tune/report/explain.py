@@ -522,7 +522,8 @@ def step_facts(priced: Detail) -> list[tuple[str, str]]:
         if longest is None or not longest.exposed_s
         else f"{show_seconds(longest.exposed_s)} for {longest.op} over {job.framework.called(longest.axis)} of "
         f"{longest.layer} ({longest.phase})",
-        "recompute": _RECOMPUTE.get(priced.recompute, _SOME).format(set=priced.recompute, parts=repeated),
+        "recompute": _RECOMPUTE.get(priced.recompute, _SOME).format(set=priced.recompute, parts=repeated)
+        + (f", on the first {priced.recompute_layers} layers of each chunk" if priced.recompute_layers else ""),
         "kept": f"the last {counted(kept, 'layer')}" if kept > 1 else "the last layer" if kept else "",
         "tokens": f"{priced.tokens_per_s:,.0f}",
         "own_tokens": f"{priced.tokens_per_s / grid.world:,.0f}",

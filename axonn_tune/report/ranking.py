@@ -22,7 +22,7 @@ from axonn_tune.frameworks.axonn_tune import AXONN_TUNE
 from axonn_tune.frameworks.description import Framework
 from axonn_tune.grid import ALL_AXES, AXES
 from axonn_tune.job import Job
-from axonn_tune.program.dimensions import MEMORY, MFU_CONVENTION, MICRO_BATCH, PINNED, constraints, step_tokens
+from axonn_tune.program.dimensions import MEMORY, MFU_CONVENTION, MICRO_BATCH, PINNED, step_tokens
 from axonn_tune.program.memory import memory_limit_bytes
 from axonn_tune.ranking.inputs import Inputs
 from axonn_tune.ranking.priced import WORTH_SAYING, Priced, Rejected
@@ -41,7 +41,6 @@ from axonn_tune.report.output import (
 )
 from axonn_tune.request import ALPHA_BETA, DEFAULT_TOP
 from axonn_tune.specs.catalog import Loaded
-from axonn_tune.stages import layout_text
 from axonn_tune.units import GB, GIB, MICRO, counted, show_bytes, show_count, show_seconds
 
 RANKING_SCHEMA = "axonn-tune/ranking/1"
@@ -598,6 +597,9 @@ def entry_fields(entry: PricedLayout) -> Json:
     if entry.recompute_layers is not None:
         found["recompute_layers"] = entry.recompute_layers
     if entry.parts is not None:
+        # Imported here: most searches are given no layout, and start-up time is theirs.
+        from axonn_tune.stages import layout_text
+
         found["pipeline_layout"] = layout_text(entry.parts, mtp=job.model.mtp_layers, mtp_part=entry.mtp_part)
     return found | training_fields(job, entry)
 
@@ -845,7 +847,7 @@ def _configuration(entry: PricedLayout, problem: Problem) -> str:
     sizes = " ".join(f"{name}={size}" for name, size in framework.layout(values).items())
     wide = [framework.called(axis) for axis in entry.order if entry.grid.axis_size(axis) > 1]
     order = [f"rank order {','.join(wide)}"] if len(wide) > 1 and framework.permuted else []
-    return ", ".join([sizes, *order, f"micro-batch {entry.micro_batch}", f"recompute {entry.recompute}"])
+    return ", ".join([sizes, *order, f"micro-batch {entry.micro_batch}", f"recompute {entry.recomputed}"])
 
 
 def rejected_remark(ranked: Priced) -> str:
@@ -855,8 +857,7 @@ def rejected_remark(ranked: Priced) -> str:
     if not left_out:
         return "The only grid is feasible." if found.grids == 1 else f"All {found.grids:,} grids are feasible."
     most_first = sorted(found.rejected.items(), key=lambda one: -one[1])
-    checks = constraints(problem.model, problem.workload, problem.framework)
-    called = _CONSTRAINTS | {one.name: one.brief(problem.framework) for one in checks}
+    called = _CONSTRAINTS | {one.name: one.brief(problem.framework) for one in ranked.grids.constraints}
     reasons = ", ".join(f"{number:,} {called.get(name, name)}" for name, number in most_first)
     several = " (a grid can break several)" if sum(found.rejected.values()) > left_out else ""
     of, are, them = counted(found.grids, "grid"), *(("is", "it") if left_out == 1 else ("are", "them"))

@@ -166,7 +166,8 @@ def _configurations(
         }
         for one in found
     ]
-    pins = layouts.pins(_HOLES)
+    given = [shlex.quote(text) for one in found if (text := one.config.get("pipeline_layout"))]
+    pins = layouts.pins(_HOLES | {"pipeline_layout": given[0] if given else ""})
     commands = {
         "Explain it": " ".join([shlex.join(explain), *pins]),
         "Write what starts it": launch_command(explain, pins),

@@ -82,6 +82,7 @@ CALLS = [
         2,
         "4 stages do not divide its 2 parts; nearest valid: Et*20|(t*20|)*2t*20L",
     ),
+    (f"{CORE} --decoder-first-pipeline-num-layers 5", 2, "--pipeline-layout LAYOUT says the layers of each stage"),
     (f"{CORE} --pp 2 --vpp 2 --pipeline-layout Et*40|t*40L", 2, "has 2 parts, which --pp 2 and --vpp 2 do not make"),
     (f"{CORE} --pipeline-layout Et*40|t*20|t*20|L", 2, "part 4 of 4 has no decoder layer, which is not priced"),
     (f"{CORE} --pipeline-layout Et*40|t*40mL", 2, "has 1 MTP layers; the model has 0"),

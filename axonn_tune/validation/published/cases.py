@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
@@ -14,6 +15,7 @@ from axonn_tune.grid import ALL_AXES, Grid, divisors
 from axonn_tune.job import Job, Layout
 from axonn_tune.program.dimensions import broken_constraints
 from axonn_tune.ranking.space import Problem
+from axonn_tune.recompute import parse_recompute
 from axonn_tune.request import Request
 from axonn_tune.specs.catalog import load_machine
 from axonn_tune.specs.machine import Machine
@@ -325,12 +327,14 @@ def _open(row: StepRow, framework: Framework) -> Iterator[Layout]:
         order=(*order, *(axis for axis in ALL_AXES if axis not in order)),
     )
     kept = None if framework.step.reshard == "fit" else 0
-    for recompute in _recomputes(row.recompute):
-        yield Layout(grid, row.micro_batch or 1, recompute, kept, row.interleave, row.parts or None)
+    for recompute, some in _recomputes(row.recompute):
+        yield Layout(grid, row.micro_batch or 1, recompute, kept, row.interleave, row.parts or None, some)
 
 
-def _recomputes(words: str) -> tuple[Recompute, ...]:
-    text = words.lower()
-    if "not stated" in text or text in {"", "nan"}:
-        return RECOMPUTES
-    return next(((kind,) for kind in RECOMPUTES if text.startswith(kind)), RECOMPUTES)
+def _recomputes(words: str) -> tuple[tuple[Recompute, int | None], ...]:
+    """Recompute sets that a cell may mean, each with its layers of each chunk: `full on 3`; None for all of them."""
+    stated = re.match(r"([a-z_]+(?:,[a-z_]+)*)(?: on (\d+))?", words.lower())
+    with suppress(ValueError):
+        if stated:
+            return ((parse_recompute(stated[1]), int(stated[2]) if stated[2] else None),)
+    return tuple((kind, None) for kind in RECOMPUTES)

@@ -21,9 +21,9 @@ from typing import Any, TypeAlias, TypeVar
 
 from axonn_tune.errors import CONTROL, DocumentError, Problem, UsageError, suggest
 from axonn_tune.grid import ALL_AXES
+from axonn_tune.recompute import MODULES, RECOMPUTES
 from axonn_tune.specs.document import LARGEST_SIZE
 from axonn_tune.specs.loading import read_text
-from axonn_tune.specs.workload import RECOMPUTES
 from axonn_tune.stages import parse_layout, unpriced
 from axonn_tune.units import read_number
 
@@ -290,9 +290,9 @@ _FLAGS = ("seq_parallel", "gated_mlp", "biases", "tied")
 
 SILENT = ("", "nan", "unknown", "not stated")
 """Words of a cell that does not say."""
-_FORMATS = ("bf16", "fp16", "fp32", "fp64")
+_FORMATS, _SETS = ("bf16", "fp16", "fp32", "fp64"), (*RECOMPUTES, *MODULES)
 _WORDS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
-    ("recompute", rf"^({'|'.join(RECOMPUTES)})(?![a-z])|not stated", RECOMPUTES),
+    ("recompute", rf"^({'|'.join(_SETS)})(?![a-z])|not stated", _SETS),
     # Rows of FP8, INT8 and FP4 are read, and not predicted.
     ("precision", r"(?<![a-z0-9])(bf16|fp16|fp32|fp64|bfloat16|half|mixed)(?![a-z0-9])|fp8|int8|fp4|tf32", _FORMATS),
     ("zero_stage", r"^[0-3](\.0)?(?![\w.])|shard|fsdp", ("0", "1", "2", "3", "sharded", "fsdp")),

@@ -21,7 +21,6 @@ from axonn_tune.program.dimensions import broken_constraints
 from axonn_tune.program.pipeline import model_parts
 from axonn_tune.ranking.inputs import load_inputs
 from axonn_tune.request import Request
-from axonn_tune.specs.workload import RECOMPUTES
 from axonn_tune.stages import parse_layout
 
 RECORDINGS = Path(__file__).parents[2] / "fixtures" / "frameworks"
@@ -35,9 +34,9 @@ CAPABILITIES = {"A100": 8, "GB200": 10, "H100": 9, "MI250X": 9}
 class Case:
     """One configuration of a framework, a line of `cases.txt`.
 
-    options: sizes of axes, chunks, layout, micro_batch, recompute, kept_layers, batch, seq, order. Without them: sizes
-    of 1, an even split, no recompute, all layers resharded after forward, the model's sequence length, the framework's
-    rank order.
+    options: sizes of axes, chunks, layout, micro_batch, recompute, recompute_layers, kept_layers, batch, seq, order.
+    Without them: sizes of 1, an even split, no recompute, all layers resharded after forward, the model's sequence
+    length, the framework's rank order.
     """
 
     framework: str
@@ -92,7 +91,6 @@ def run_of(case: Case) -> Run:
     broken = broken_constraints(own, model, workload, framework, micro_batch=micro_batch, chunks=chunks)
     assert not broken, f"{case}: {broken}"
     assert own.world == case.gpus, f"{case}: {own.world} ranks"
-    assert recompute in RECOMPUTES
     return Run(
         framework=framework,
         model=model,
@@ -106,6 +104,7 @@ def run_of(case: Case) -> Run:
         chunks=chunks,
         parts=model_parts(model.layers, stages=own.pipeline, chunks=chunks, given=_parts(case)),
         step=step_on(framework, problem.machine),
+        recompute_layers=case.number("recompute_layers", 0) or None,
     )
 
 

@@ -11,7 +11,7 @@ from axonn_tune.errors import DocumentError
 from axonn_tune.frameworks.keys import TABLES, all_tables, defaults_of, find, switched_on, table, tables_of
 from axonn_tune.learning.arguments import Stated, columns_of
 from axonn_tune.learning.stated import CommandRun, read_run
-from tests.unit.frameworks.asked import ARGUMENT_NAMES
+from tests.unit.frameworks.asked import ARGUMENT_NAMES, Refusal, asked, refusals
 
 RECORDED = {
     "megatron_core-0.19.2": "megatron-core",
@@ -98,14 +98,14 @@ def stated(folder: Path, text: str, *, name: str = "run.sh", model: str | None =
     [
         ("--optimizer-cpu-offload", "--optimizer-cpu-offload: priced on the GPU, so memory is overestimated"),
         ("--cpu-offloading-num-layers 4", "--cpu-offloading-num-layers 4: priced on the GPU"),
-        ("--recompute-granularity selective --recompute-modules mlp layernorm", "--recompute-modules mlp layernorm: "),
+        ("--recompute-granularity selective --recompute-modules moe layernorm", "--recompute-modules moe layernorm: "),
         ("--megatron-fsdp-grad-comm-dtype bf16", "--megatron-fsdp-grad-comm-dtype bf16: gradients are reduced"),
         ("--fp8-format hybrid --fp8-param-gather", "--fp8-format hybrid, --fp8-param-gather: FP8 and FP4 are priced"),
         ("--no-rope-fusion", "--no-rope-fusion: kernels are priced with the default fusions"),
         ("--optimizer muon", "--optimizer muon: priced as Adam"),
         ("--num-distributed-optimizer-instances 2", "--num-distributed-optimizer-instances 2: "),
         ("--num-distributed-optimizer-instances 1", None),
-        ("--recompute-granularity selective --recompute-modules core_attn layernorm", None),
+        ("--recompute-granularity selective --recompute-modules core_attn layernorm mlp", None),
         ("--exp-avg-dtype fp32 --optimizer adam --mtp-num-layers 0", None),
         ("--lr 1e-4 --save x --data-path y --seed 3 --log-interval 1 --fp8-margin 0", None),
     ],
@@ -156,6 +156,41 @@ def test_models_that_cannot_be_priced_are_refused(flags: str, why: str, tmp_path
     with pytest.raises(DocumentError) as caught:
         stated(tmp_path, f"T=1\n{CORE}{flags}")
     assert f"run.sh:2: {flags.split()[0]}: {why}" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("flags", "argument"),
+    [
+        ("granularity some", "granularity: must be full or selective"),
+        ("granularity full num-layers 1", "method: recompute_granularity full needs"),
+        ("granularity full num-layers 1 method blocks", "method: recompute_method must be block or uniform"),
+        ("granularity full method block", "num_layers: recompute_granularity full needs recompute_num_layers"),
+        ("granularity selective num-layers 2", "num_layers: recompute_num_layers must be None"),
+        ("activations num-layers 2", "num_layers: recompute_num_layers must be None"),
+        ("granularity selective method block", "method: recompute method is not supported"),
+        ("granularity selective modules layer_norm", "modules: invalid choice for recompute_modules"),
+        ("granularity selective modules moe_act layernorm", "modules: moe_act in recompute_modules is only supported"),
+        ("granularity selective modules mla_up_proj", "modules: mla_up_proj in recompute_modules is only supported"),
+        ("granularity selective modules mlp mhc", "modules: mhc and mlp in recompute_modules cannot be used together"),
+    ],
+)
+def test_recompute_that_megatron_core_refuses_is_refused(flags: str, argument: str, tmp_path: Path) -> None:
+    """Guards the checks of its arguments and configs; those of `refusals.json` were recorded from its own code."""
+    words = [f"--recompute-{word}" if word in NAMES else word for word in flags.split()]
+    with pytest.raises(DocumentError) as caught:
+        stated(tmp_path, CORE + " ".join(words))
+    assert f"run.sh:1: recompute_{argument}" in str(caught.value)
+
+
+NAMES = ("granularity", "method", "num-layers", "modules", "activations")
+
+
+@pytest.mark.parametrize("refusal", [one for one in refusals() if one.id.startswith("recompute")], ids=str)
+def test_recorded_refusals_of_recompute_are_refused(refusal: Refusal, tmp_path: Path) -> None:
+    """Guards the table of refusals against the framework's own code, which said no to the same command."""
+    (question,) = (one for one in asked(refusal.framework) if one.id == refusal.id)
+    with pytest.raises(DocumentError, match=refusal.says):
+        stated(tmp_path, " ".join(["torchrun", "--nproc-per-node", "8", "pretrain_gpt.py", *question.words]))
 
 
 def test_given_columns_hold_over_arguments() -> None:

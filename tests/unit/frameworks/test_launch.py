@@ -62,6 +62,12 @@ MIXED = changed(grid=Grid(z=8, data=8, order=("data", "z", "x", "y", "context", 
 TWO = Grid(x=4, z=4, pipeline=2, data=24, order=find_framework("megatron-axonn").axes)
 STATED = model(rotary_base=1_000_000.0, norm_epsilon=1e-6, qkv_biases=True)
 
+
+def predicting(run: Run) -> Run:
+    """One MTP layer, in the third part."""
+    return replace(run, model=run.model.model_copy(update={"mtp_layers": 1}), mtp_part=2)
+
+
 REFUSED: list[tuple[str, Change, str]] = [
     ("torchtitan 8b-fsdp", model(family="gpt"), "a GPT's LayerNorm, GELU and learned positions; ask for a Llama"),
     ("torchtitan 8b-fsdp", model(biases=True), "biases; ask for a Llama-shaped model without"),
@@ -122,6 +128,8 @@ SAID: list[tuple[str, Change, str]] = [
     ("torchtitan 8b-fsdp", STATED, "theta=1000000"),
     ("fsdp 8b-one-node", STATED, "with rotary base 1e+06, norm epsilon 1e-06, biases of queries, keys and values"),
     ("deepspeed 8b-zero3", STATED, "with rotary base 1e+06, norm epsilon 1e-06, biases of queries, keys and values"),
+    # The part with MTP layers.
+    ("megatron-core 70b-all", predicting, "--pipeline-model-parallel-layout Et*20|t*20|t*20m|t*20L"),
     # Stage 3's buckets: kept weights where all are, nothing ahead where that is off.
     ("deepspeed 8b-zero3", changed(), '"stage3_max_reuse_distance": 0'),
     ("deepspeed 8b-zero3", changed(kept_layers=32), '"stage3_max_reuse_distance": 1000000000000000'),

@@ -16,6 +16,7 @@ from axonn_tune.frameworks.command import Run
 from axonn_tune.grid import ALL_AXES
 from axonn_tune.program.dimensions import table_rows
 from axonn_tune.program.operations import PLAIN
+from axonn_tune.recompute import modules_of
 from tests.cli.running import run as run_line
 from tests.unit.frameworks.asked import (
     RECORDINGS,
@@ -197,10 +198,10 @@ def _megatron_core(run: Run) -> dict[str, Any]:
         "optimizer_instances": 1,
         "sequence_parallel": run.size("x") > 1,
         "cp_comm_type": "p2p",
-        "recompute": None if run.recompute == "none" else run.recompute,
-        "recompute_method": "uniform" if full else None,
-        "recompute_layers": 1 if full else None,
-        "recompute_modules": ["core_attn"],
+        "recompute": {"none": None, "full": "full"}.get(run.recompute, "selective"),
+        "recompute_method": ("block" if run.recompute_layers else "uniform") if full else None,
+        "recompute_layers": (run.recompute_layers or 1) if full else None,
+        "recompute_modules": [*modules_of(run.recompute)] or ["core_attn"],
         **dict.fromkeys(("fp32_gradients", "distributed_optimizer", "overlap_gradients", "overlap_parameters"), True),
         "overlap_tensor": False,
         "overlap_p2p": run.chunks > 1,
@@ -249,7 +250,7 @@ def _accelerate(run: Run) -> dict[str, Any]:
         "units": layers,
         "resharded": layers - run.kept_layers,
         "first_kept": layers - run.kept_layers if run.kept_layers else None,
-        "recompute": layers if run.recompute == "full" else 0,
+        "recompute": (run.recompute_layers or layers) if run.recompute == "full" else 0,
         **{"gathered": "bfloat16", "reduced": "bfloat16", "stored": "float32"},
         **{"machines": machines, "block": block},
     }

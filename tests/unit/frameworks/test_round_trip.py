@@ -77,7 +77,9 @@ def test_what_is_written_is_read(case: Case, tmp_path: Path) -> None:
         fused = run.framework.step.fused_accumulation or case.machine == "frontier"
         framework = found.framework.with_step(fused_accumulation=fused)
         kept = run.kept_layers if settled.kept_layers is None else settled.kept_layers
-        asked = Layout(run.grid, run.micro_batch, run.recompute, run.kept_layers, run.chunks, run.parts)
+        some = run.recompute_layers
+        assert settled.recompute_layers == some
+        asked = Layout(run.grid, run.micro_batch, run.recompute, run.kept_layers, run.chunks, run.parts, some)
         ours = price(Job(run.model, run.machine, run.workload, run.framework), asked)
         settled = replace(settled, kept_layers=kept)
         theirs = price(Job(found.model, run.machine, found.workload, framework), settled)

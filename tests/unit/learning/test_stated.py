@@ -200,13 +200,35 @@ def test_torchtitan_counts_the_ends_as_layers() -> None:
     assert (found["parts"].value, found["vpp"].value) == ((2, *[3] * 9, 2, 1), 3)
 
 
-@pytest.mark.parametrize(("layers", "kind"), [(3, "none"), (4, "full"), (8, "full")])
-def test_recompute_of_some_layers_is_the_nearest_kind(layers: int, kind: str, tmp_path: Path) -> None:
-    """Guards --recompute-method block, which no kind of recompute is."""
-    flags = f"--recompute-granularity full --recompute-method block --recompute-num-layers {layers}"
-    run = stated(tmp_path, f"{CORE} --pipeline-model-parallel-size 4 {flags}")
-    assert one(run).recompute == kind
-    assert f"{layers} of 8 layers of each stage are recomputed: priced as recompute {kind}" in run.assumed
+@pytest.mark.parametrize(
+    ("flags", "recompute", "layers"),
+    [
+        ("--recompute-granularity full --recompute-method block --recompute-num-layers 3", "full", 3),
+        ("--recompute-granularity full --recompute-method uniform --recompute-num-layers 1", "full", None),
+        ("--recompute-granularity selective --recompute-modules mlp layernorm", "layernorm,mlp", None),
+        ("--recompute-activations --recompute-modules layernorm", "layernorm", None),
+        ("--recompute-granularity selective --recompute-modules moe", "none", None),
+        ("--recompute-activations", "selective", None),
+        ("", "none", None),
+    ],
+)
+def test_recompute_is_read_as_a_set_on_some_layers(
+    flags: str, recompute: str, layers: int | None, tmp_path: Path
+) -> None:
+    """Guards Megatron-Core's four arguments of recompute; of modules of experts nothing is repeated."""
+    found = one(stated(tmp_path, f"{CORE} --pipeline-model-parallel-size 4 {flags}"))
+    assert (found.recompute, found.recompute_layers) == (recompute, layers)
+
+
+@pytest.mark.parametrize(("option", "recompute"), [("op", "selective"), ("1", "full"), ("3", "full on 10")])
+def test_every_nth_layer_is_as_many_of_the_first(option: str, recompute: str, tmp_path: Path) -> None:
+    """Guards torchtitan 0.2.2's `selective_ac_option`, and that it is said which layers are priced instead."""
+    flavor = '[model]\nname = "llama3"\nflavor = "8B"\n[training]\nlocal_batch_size = 1\n[activation_checkpoint]\n'
+    text = f'{flavor}mode = "selective"\nselective_ac_option = "{option}"\n'
+    run = stated(tmp_path, text, name="run.toml", n_gpus="8")
+    assert one(run).recomputed == recompute
+    said = "one layer in 3 is recomputed: priced as the first 10 of 32 of each chunk"
+    assert (said in run.assumed) == (option == "3")
 
 
 def test_what_has_a_default_of_its_own_is_said(tmp_path: Path) -> None:
@@ -332,9 +354,9 @@ def test_what_is_given_holds(tmp_path: Path) -> None:
 def test_recompute_modules_and_fp16_gradients_are_priced(tmp_path: Path) -> None:
     """Guards --recompute-modules, unfused accumulation, and FP16's gradients, which are in FP16 unless told."""
     flags = "--bf16 --recompute-granularity selective --recompute-modules layernorm core_attn"
-    step = case(stated(tmp_path, f"{CORE} {flags} --no-gradient-accumulation-fusion")).framework.step
-    assert step.selective == ("attention.norm", "mlp.norm", "attention.scores")
-    assert not step.fused_accumulation
+    run = stated(tmp_path, f"{CORE} {flags} --no-gradient-accumulation-fusion")
+    assert one(run).recompute == "core_attn,layernorm"
+    assert not case(run).framework.step.fused_accumulation
     half, told = (
         case(stated(tmp_path, f"{CORE} --fp16 {more}")) for more in ("", "--accumulate-allreduce-grads-in-fp32")
     )
