@@ -31,11 +31,8 @@ class PipelineLayout(NamedTuple):
     mtp: int = 0
     mtp_part: int | None = None
 
-    def __str__(self) -> str:
-        return layout_text(self.parts, mtp=self.mtp, mtp_part=self.mtp_part)
 
-
-def layout_text(parts: Sequence[int], *, mtp: int = 0, mtp_part: int | None = None) -> str:
+def layout_text(parts: Sequence[int], mtp: int = 0, mtp_part: int | None = None) -> str:
     """The text of a layout, `Et*3|(t*2|)*2t*2L`; MTP layers in the last part unless another is given."""
     texts = [f"t*{count}" if count else "" for count in parts]
     if mtp:

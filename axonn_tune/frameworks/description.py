@@ -61,6 +61,8 @@ class StepOptions:
         distributed_optimizer: master weights and moments are split over data; gradients are reduce-scattered, new
         weights all-gathered (ZeRO-1). parameter_overlap: that all-gather runs behind the next forward pass.
         shard_gradients: accumulated gradients are split over data, too (ZeRO-2).
+        master_bytes, exp_avg_bytes, exp_avg_sq_bytes: elements of master weights and of Adam's moments that a
+        precision-aware optimizer keeps; None: that of master weights in FP32, and another optimizer if all are.
 
     Context parallelism
         context_exchange: how attention gets keys and values of other ranks (`program.context`): around a ring, beside
@@ -111,6 +113,9 @@ class StepOptions:
     distributed_optimizer: bool = False
     parameter_overlap: bool = False
     shard_gradients: bool = False
+    master_bytes: int | None = None
+    exp_avg_bytes: int | None = None
+    exp_avg_sq_bytes: int | None = None
     context_exchange: ContextExchange = "ring"
     context_inside: int = 1
     context_shards: bool = False
@@ -146,6 +151,11 @@ class StepOptions:
     def most_parts(self, layers: int) -> int:
         """Largest number of model parts that have a layer each."""
         return (layers + sum(self.less)) // (1 + max(self.less))
+
+    @property
+    def precision_aware(self) -> bool:
+        """Whether the optimizer has types of its own, and reads gradients as they were accumulated."""
+        return (self.master_bytes, self.exp_avg_bytes, self.exp_avg_sq_bytes) != (None, None, None)
 
     @property
     def staged(self) -> StepOptions:
@@ -211,12 +221,13 @@ class Framework:
     name: what `--framework` takes. axes: those it has, in the rank order from the inside that it starts with; permuted:
     the search may reorder the paper's four. ranked_by: default ranking criterion; where that is communication, pipeline
     stages are searched on demand. software: whose numbers in the file of fitted numbers it uses, "" for ideal kernels;
-    the half-widths of its intervals go by the same name. hopper_attention: attention uses what Hopper adds. exchanges:
-    of context parallelism, those that a search compares; without any, that of its step alone. refused: combinations it
-    cannot run. keeps_layers: layers can be told not to reshard after forward, all of them or some. recompute_modules:
-    those that a recompute set can name; recompute_some: whether a set can be on the first layers of each chunk alone:
-    no, whole blocks, or any set. cuda_graphs: scopes that it captures, its default first, each with the layouts that it
-    then cannot run.
+    the half-widths of its intervals go by the same name. hopper_attention: attention uses what Hopper adds. refused:
+    combinations it cannot run. keeps_layers: layers can be told not to reshard after forward, all of them or some.
+    recompute_modules: those that a recompute set can name; recompute_some: whether a set can be on the first layers of
+    each chunk alone: no, whole blocks, or any set. precision_aware: it reduces gradients in BF16 on demand, and keeps
+    optimizer states in types of their own. cuda_graphs: scopes that it captures, its default first, each with
+    the layouts that it then cannot run. exchanges: of context parallelism, those that a search
+    compares; without any, that of its step alone.
     names: its names of axes and `chunks`, in the order of its columns; an axis without a name has ours. As options they
     are written in lower case, with hyphens (`--dp-shard`). logged: how its log counts FLOPs; None if it prints none.
     launch: the command of a configuration; None if it is priced only. keys: its table of arguments as CSV, if it is
@@ -238,6 +249,7 @@ class Framework:
     keeps_layers: bool = True
     recompute_modules: tuple[str, ...] = ()
     recompute_some: Literal["no", "full", "any"] = "no"
+    precision_aware: bool = False
     cuda_graphs: Mapping[CudaGraphs, tuple[Refusal, ...]] = field(default_factory=dict, compare=False)
     names: Mapping[str, str] = field(default_factory=dict, compare=False)
     logged: FlopCount | None = field(default=None, compare=False)

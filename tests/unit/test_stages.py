@@ -46,7 +46,7 @@ def test_parts_are_those_that_megatron_finds(one: dict[str, Any]) -> None:
     found, held = _parsed(one), one["answer"]["mtp"]
     place = next((part for part, count in enumerate(held) if count), None)
     assert found == PipelineLayout(tuple(one["answer"]["parts"]), sum(held), place)
-    assert parse_layout(str(found)) == found
+    assert parse_layout(layout_text(*found)) == found
 
 
 @pytest.mark.parametrize("one", REFUSED, ids=lambda one: f"{one['constraint']}: {one['layout']}")
