@@ -61,6 +61,8 @@ class StepOptions:
         distributed_optimizer: master weights and moments are split over data; gradients are reduce-scattered, new
         weights all-gathered (ZeRO-1). parameter_overlap: that all-gather runs behind the next forward pass.
         shard_gradients: accumulated gradients are split over data, too (ZeRO-2).
+        master_bytes, exp_avg_bytes, exp_avg_sq_bytes: elements of master weights and of Adam's moments that a
+        precision-aware optimizer keeps; None: that of master weights in FP32, and another optimizer if all are.
 
     Context parallelism
         context_exchange: how keys and values of other ranks arrive; context_overlap: beside attention.
@@ -109,6 +111,9 @@ class StepOptions:
     distributed_optimizer: bool = False
     parameter_overlap: bool = False
     shard_gradients: bool = False
+    master_bytes: int | None = None
+    exp_avg_bytes: int | None = None
+    exp_avg_sq_bytes: int | None = None
     context_exchange: ContextExchange = "ring"
     context_overlap: bool = True
     context_shards: bool = False
@@ -144,6 +149,11 @@ class StepOptions:
     def most_parts(self, layers: int) -> int:
         """Largest number of model parts that have a layer each."""
         return (layers + sum(self.less)) // (1 + max(self.less))
+
+    @property
+    def precision_aware(self) -> bool:
+        """Whether the optimizer has types of its own, and reads gradients as they were accumulated."""
+        return (self.master_bytes, self.exp_avg_bytes, self.exp_avg_sq_bytes) != (None, None, None)
 
     @property
     def staged(self) -> StepOptions:
@@ -212,7 +222,8 @@ class Framework:
     the half-widths of its intervals go by the same name. hopper_attention: attention uses what Hopper adds. refused:
     combinations it cannot run. keeps_layers: layers can be told not to reshard after forward, all of them or some.
     recompute_modules: those that a recompute set can name; recompute_some: whether a set can be on the first layers of
-    each chunk alone: no, whole blocks, or any set. cuda_graphs: scopes that it captures, its default first, each with
+    each chunk alone: no, whole blocks, or any set. precision_aware: it reduces gradients in BF16 on demand, and keeps
+    optimizer states in types of their own. cuda_graphs: scopes that it captures, its default first, each with
     the layouts that it then cannot run.
     names: its names of axes and `chunks`, in the order of its columns; an axis without a name has ours. As options they
     are written in lower case, with hyphens (`--dp-shard`). logged: how its log counts FLOPs; None if it prints none.
@@ -234,6 +245,7 @@ class Framework:
     keeps_layers: bool = True
     recompute_modules: tuple[str, ...] = ()
     recompute_some: Literal["no", "full", "any"] = "no"
+    precision_aware: bool = False
     cuda_graphs: Mapping[CudaGraphs, tuple[Refusal, ...]] = field(default_factory=dict, compare=False)
     names: Mapping[str, str] = field(default_factory=dict, compare=False)
     logged: FlopCount | None = field(default=None, compare=False)

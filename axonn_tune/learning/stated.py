@@ -49,7 +49,7 @@ from axonn_tune.learning.arguments import (
     refused_together,
 )
 from axonn_tune.learning.shell import OUTPUT, Script, read_script, slurm_sizes
-from axonn_tune.request import CUDA_GRAPHS, CudaGraphs
+from axonn_tune.request import CUDA_GRAPHS, MOMENT_BYTES, CudaGraphs
 from axonn_tune.specs.catalog import ModelLike, available, load_model
 from axonn_tune.specs.document import Node, read_yaml
 from axonn_tune.specs.loading import DOCUMENT_BYTES, read_text
@@ -656,7 +656,7 @@ def _layout_gaps(columns: Mapping[str, Stated], run: CommandRun) -> Iterator[_Ga
 def _with_flags(case: Case, stated: Arguments) -> Case:
     """The case with options of the step that rows do not have, as they are stated."""
     options = case.framework.step
-    changes: dict[str, object] = {"cuda_graphs": _captured(stated)}
+    changes: dict[str, object] = {"cuda_graphs": _captured(stated), **_optimizer_types(case, stated)}
     for name, counted in (("first_less", "embedding"), ("last_less", "loss")):
         if is_on(stated.get(f"account_for_{counted}_in_pipeline_split", _NOTHING)):
             changes[name] = 1
@@ -692,6 +692,20 @@ def _with_flags(case: Case, stated: Arguments) -> Case:
         workload=case.workload.model_copy(update={"overlaps": kept}),
         configurations=tuple(replace(one, kept_layers=_kept(case, one, stated)) for one in case.configurations),
     )
+
+
+def _optimizer_types(case: Case, stated: Arguments) -> dict[str, int]:
+    """Bytes of optimizer states of a precision-aware optimizer, whose BF16 weights are the upper half of FP32."""
+    if not is_on(stated.get("use_precision_aware_optimizer", _NOTHING)):
+        return {}
+    named = ("main_params_dtype", "exp_avg_dtype", "exp_avg_sq_dtype")
+    master, first, second = (_BYTES.get(stated.get(name, _NOTHING).value.removeprefix("torch."), 4) for name in named)
+    if case.workload.precision == "bf16" and not is_off(stated.get("store_param_remainders", Stated("True", 0))):
+        master = 2
+    return {"master_bytes": master, "exp_avg_bytes": first, "exp_avg_sq_bytes": second}
+
+
+_BYTES = {**MOMENT_BYTES, "float16": 2, "bfloat16": 2, "uint8": 1}
 
 
 def _captured(stated: Arguments) -> tuple[CudaGraphs, ...]:

@@ -244,6 +244,27 @@ class LayerInputs:
         return self.options.gradient_bytes or self.elements.main
 
     @property
+    def master_bytes(self) -> int:
+        """Bytes of a master weight."""
+        return self.options.master_bytes or self.elements.main
+
+    @property
+    def moment_bytes(self) -> int:
+        """Bytes of both moments of a parameter."""
+        main = self.elements.main
+        return (self.options.exp_avg_bytes or main) + (self.options.exp_avg_sq_bytes or main)
+
+    @property
+    def main_gradient_bytes(self) -> int:
+        """Bytes of a gradient that the optimizer reads: cast to the type of master weights, or as accumulated."""
+        return self.gradient_bytes if self.options.precision_aware else self.elements.main
+
+    @property
+    def update_bytes(self) -> float:
+        """Bytes that AdamW moves to update a parameter; what a master weight lacks, it reads of the compute weight."""
+        return float(self.main_gradient_bytes + self.elements.main + self.master_bytes + 2 * self.moment_bytes)
+
+    @property
     def reduced_bytes(self) -> int:
         """Bytes of a gradient reduced over data."""
         return self.options.reduced_bytes or self.gradient_bytes
@@ -716,10 +737,10 @@ def step_end(given: LayerInputs, *, buckets: tuple[Bucket, ...], unsent: tuple[C
     yield Collective("all_reduce", given.shard_axes, "step", "vectors", main * vectors)
     yield Collective("all_reduce", given.data_axes, "step", "vectors", main * vectors)
     yield from _tables_end(given)
-    yield Kernel("step", "gradient_norm", main * parameters / share)
+    yield Kernel("step", "gradient_norm", given.main_gradient_bytes * parameters / share)
     yield Collective("all_reduce", WORLD, "step", "gradient_norm", ONCE * 16.0)
-    yield Kernel("step", "optimizer", (7.0 * main + copied) * parameters / share)
-    yield Kernel("step", "optimizer", 7.0 * main * vectors)
+    yield Kernel("step", "optimizer", (given.update_bytes + copied) * parameters / share)
+    yield Kernel("step", "optimizer", given.update_bytes * vectors)
     if given.sharded and given.options.reduction == "whole":
         yield parameter_gather("parameters", parameters, given, phase="step")
     elif given.sharded:

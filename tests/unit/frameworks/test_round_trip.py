@@ -92,6 +92,9 @@ OPTIONS: list[tuple[str, dict[str, Any]]] = [
     ("megatron-core 8b-gtp", {"cuda_graphs": ("full",)}),
     ("megatron-core 8b-gtp", {"cuda_graphs": ("attn", "mlp")}),
     ("megatron-core 70b-chunks", {"cuda_graphs": ("full_iteration",)}),
+    ("megatron-core 8b-gtp", {"master_bytes": 2, "exp_avg_bytes": 4, "exp_avg_sq_bytes": 4}),
+    ("megatron-core 8b-gtp", {"master_bytes": 2, "exp_avg_bytes": 2, "exp_avg_sq_bytes": 1}),
+    ("megatron-core 70b-chunks", {"gradient_bytes": 2, "master_bytes": 2, "exp_avg_bytes": 2, "exp_avg_sq_bytes": 2}),
     ("torchtitan 8b-fsdp", {"cuda_graphs": ("full_iteration",)}),
 ]
 """A case, and options of its step that are not its framework's."""
