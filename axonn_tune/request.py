@@ -39,6 +39,10 @@ ALPHA_BETA: Cost = "alpha-beta"
 Settings: TypeAlias = Mapping[str, object] | Sequence[str]
 """Changed values by their dotted keys, `{"machine.accelerator.memory_gib": 80}`, or as `KEY=VALUE` texts."""
 
+Moments = Literal["fp32", "fp16", "bf16", "fp8"]
+MOMENT_BYTES: dict[str, int] = {"fp32": 4, "fp16": 2, "bf16": 2, "fp8": 1}
+"""Types of Adam's moments that a precision-aware optimizer has."""
+
 DEFAULT_MACHINE = "perlmutter"
 """The default machine of a search."""
 DEFAULT_TOP = 10
@@ -240,6 +244,21 @@ class Request:
         _WORKLOAD,
         "Shard FP32 master weights and optimizer states over the data axis (ZeRO-1). Default: no.",
         "switch",
+    )
+    grad_reduce_in_bf16: bool = _option(
+        _WORKLOAD,
+        "Accumulate and reduce gradients in BF16. Default: as the framework does.",
+        "flag",
+        default=False,
+    )
+    use_precision_aware_optimizer: Moments | None = _option(
+        _WORKLOAD,
+        "Optimizer that keeps moments in this type, FP32 if none is named, and of master weights only the bits that "
+        f"BF16 weights lack: {', '.join(MOMENT_BYTES)}.",
+        "choice",
+        shown="[TYPE]",
+        choices=tuple(MOMENT_BYTES),
+        alone="fp32",
     )
     cuda_graphs: CudaGraphs | Sequence[CudaGraphs | Literal["all"]] = _option(
         _WORKLOAD,

@@ -251,7 +251,8 @@ def click_option(name: str, option: Option, *, required: bool = False) -> Callab
     if option.kind == "count":
         settings["type"] = Count(option.least, alone=_ANY if option.alone else "")
     elif option.kind == "choice":
-        settings["type"] = SuggestingChoice((*option.choices, *([str(option.alone)] if option.alone else [])))
+        known = dict.fromkeys((*option.choices, *([str(option.alone)] if option.alone else [])))
+        settings["type"] = SuggestingChoice(tuple(known))
     elif option.kind == "name":
         settings["shell_complete"] = complete_names(name)  # type: ignore[arg-type]
     elif option.kind == "flag":

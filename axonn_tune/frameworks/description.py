@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 GatherUnit: TypeAlias = Literal["weight", "block"]
 Reduction: TypeAlias = Literal["buckets", "whole", "parameter"]
 KernelKind: TypeAlias = Literal["ideal", "compiled", "eager"]
-ContextExchange: TypeAlias = Literal["ring", "all_gather", "all_to_all"]
+ContextExchange: TypeAlias = Literal["ring", "all_gather", "all_to_all", "hierarchical"]
 
 
 @dataclass(frozen=True)
@@ -61,9 +61,13 @@ class StepOptions:
         distributed_optimizer: master weights and moments are split over data; gradients are reduce-scattered, new
         weights all-gathered (ZeRO-1). parameter_overlap: that all-gather runs behind the next forward pass.
         shard_gradients: accumulated gradients are split over data, too (ZeRO-2).
+        master_bytes, exp_avg_bytes, exp_avg_sq_bytes: elements of master weights and of Adam's moments that a
+        precision-aware optimizer keeps; None: that of master weights in FP32, and another optimizer if all are.
 
     Context parallelism
-        context_exchange: how keys and values of other ranks arrive; context_overlap: beside attention.
+        context_exchange: how attention gets keys and values of other ranks (`program.context`): around a ring, beside
+        attention, by an all-gather, by all-to-alls that swap tokens for heads, or by those inside groups of
+        context_inside ranks and a ring across the groups.
         context_shards: weights are sharded over context as over z, not replicated as over data.
 
     Recompute, loss, fusion
@@ -109,8 +113,11 @@ class StepOptions:
     distributed_optimizer: bool = False
     parameter_overlap: bool = False
     shard_gradients: bool = False
+    master_bytes: int | None = None
+    exp_avg_bytes: int | None = None
+    exp_avg_sq_bytes: int | None = None
     context_exchange: ContextExchange = "ring"
-    context_overlap: bool = True
+    context_inside: int = 1
     context_shards: bool = False
     recompute_whole_block: bool = False
     selective: tuple[str, ...] = ("attention.core", "attention.norm", "mlp.norm", "mlp.activation")
@@ -144,6 +151,11 @@ class StepOptions:
     def most_parts(self, layers: int) -> int:
         """Largest number of model parts that have a layer each."""
         return (layers + sum(self.less)) // (1 + max(self.less))
+
+    @property
+    def precision_aware(self) -> bool:
+        """Whether the optimizer has types of its own, and reads gradients as they were accumulated."""
+        return (self.master_bytes, self.exp_avg_bytes, self.exp_avg_sq_bytes) != (None, None, None)
 
     @property
     def staged(self) -> StepOptions:
@@ -212,8 +224,10 @@ class Framework:
     the half-widths of its intervals go by the same name. hopper_attention: attention uses what Hopper adds. refused:
     combinations it cannot run. keeps_layers: layers can be told not to reshard after forward, all of them or some.
     recompute_modules: those that a recompute set can name; recompute_some: whether a set can be on the first layers of
-    each chunk alone: no, whole blocks, or any set. cuda_graphs: scopes that it captures, its default first, each with
-    the layouts that it then cannot run.
+    each chunk alone: no, whole blocks, or any set. precision_aware: it reduces gradients in BF16 on demand, and keeps
+    optimizer states in types of their own. cuda_graphs: scopes that it captures, its default first, each with
+    the layouts that it then cannot run. exchanges: of context parallelism, those that a search
+    compares; without any, that of its step alone.
     names: its names of axes and `chunks`, in the order of its columns; an axis without a name has ours. As options they
     are written in lower case, with hyphens (`--dp-shard`). logged: how its log counts FLOPs; None if it prints none.
     launch: the command of a configuration; None if it is priced only. keys: its table of arguments as CSV, if it is
@@ -230,11 +244,13 @@ class Framework:
     permuted: bool = False
     ranked_by: Literal["communication", "iteration"] = "iteration"
     hopper_attention: bool = False
+    exchanges: tuple[ContextExchange, ...] = ()
     refused: tuple[Refusal, ...] = ()
     keeps_layers: bool = True
     recompute_modules: tuple[str, ...] = ()
     recompute_some: Literal["no", "full", "any"] = "no"
     recompute_sets: tuple[Recompute, ...] = RECOMPUTES
+    precision_aware: bool = False
     cuda_graphs: Mapping[CudaGraphs, tuple[Refusal, ...]] = field(default_factory=dict, compare=False)
     names: Mapping[str, str] = field(default_factory=dict, compare=False)
     logged: FlopCount | None = field(default=None, compare=False)
@@ -242,8 +258,9 @@ class Framework:
     keys: str = field(default="", compare=False)
 
     def with_step(self, **changes: object) -> Framework:
-        """The same framework with other step options."""
-        return replace(self, step=replace(self.step, **changes))  # type: ignore[arg-type]
+        """The same framework with other step options; an exchange that is named is the only one."""
+        exchanges = () if "context_exchange" in changes else self.exchanges
+        return replace(self, step=replace(self.step, **changes), exchanges=exchanges)  # type: ignore[arg-type]
 
     def capturing(self, scopes: tuple[CudaGraphs, ...]) -> Framework:
         """The same framework with these scopes in CUDA graphs, and without what that excludes."""
@@ -282,7 +299,7 @@ class Framework:
             return self.names.get(axes, axes)
         of_group = split_axes(axes)
         had = [axis for axis in of_group if axis in self.axes]
-        return "·".join(self.names.get(axis, axis) for axis in had or of_group)
+        return "·".join(self.names.get(axis, axis) for axis in had or of_group) + "".join(axes.partition("[")[1:])
 
     def option(self, axis: str) -> str:
         """The option that pins an axis or `chunks` by its name: `--tp`."""

@@ -34,7 +34,7 @@ from axonn_tune.frameworks.description import (
     StepOptions,
 )
 from axonn_tune.recompute import MODULES
-from axonn_tune.request import CUDA_GRAPHS
+from axonn_tune.request import CUDA_GRAPHS, MOMENT_BYTES
 from axonn_tune.specs.machine import EnvironmentVariable
 from axonn_tune.stages import layout_text
 
@@ -72,11 +72,16 @@ _ONE_CONNECTION = EnvironmentVariable(
 _UNREGISTERED = EnvironmentVariable(
     name="NCCL_GRAPH_REGISTER", value="0", why="required by CUDA graphs beside expandable segments"
 )
-CP_COMM_TYPES: Mapping[ContextExchange, str] = {"ring": "p2p", "all_gather": "all_gather", "all_to_all": "a2a"}
+CP_COMM_TYPES: Mapping[ContextExchange, str] = {
+    "ring": "p2p",
+    "all_gather": "all_gather",
+    "all_to_all": "a2a",
+    "hierarchical": "a2a+p2p",
+}
 _SETTABLE = (
     *("sequence_parallel", "pipelined_tensor", "gradient_bytes", "shard_gradient_bytes", "distributed_optimizer"),
-    *("parameter_overlap", "context_exchange", "vocabulary_multiple", "dropout", "data_parallel"),
-    "cuda_graphs",
+    *("parameter_overlap", "context_exchange", "context_inside", "vocabulary_multiple", "dropout", "data_parallel"),
+    *("cuda_graphs", "master_bytes", "exp_avg_bytes", "exp_avg_sq_bytes"),
     *("selective", "fused_accumulation", "first_less", "last_less"),
 )
 """Options of a step, and overlaps, that arguments below switch."""
@@ -94,8 +99,8 @@ _WRITTEN = {
     "batch": "train.micro_batch_size train.global_batch_size",
     "parallelism": """
         model.tensor_model_parallel_size model.sequence_parallel model.tensor_parallel_num_weight_shards
-        model.context_parallel_size model.cp_comm_type model.pipeline_model_parallel_size
-        pipeline_model_parallel_layout model.account_for_embedding_in_pipeline_split
+        model.context_parallel_size model.cp_comm_type model.hierarchical_context_parallel_sizes
+        model.pipeline_model_parallel_size pipeline_model_parallel_layout model.account_for_embedding_in_pipeline_split
         model.account_for_loss_in_pipeline_split num_virtual_stages_per_pipeline_rank dist.use_tp_pp_dp_mapping
         model.expert_tensor_parallel_num_weight_shards use_distributed_optimizer
     """,
@@ -103,6 +108,8 @@ _WRITTEN = {
     "recompute": "model.recompute_granularity model.recompute_method model.recompute_num_layers recompute_modules",
     "precision": """
         bf16 fp16 accumulate_allreduce_grads_in_fp32 no_gradient_accumulation_fusion grad_reduce_in_bf16
+        optimizer.use_precision_aware_optimizer optimizer.main_params_dtype optimizer.exp_avg_dtype
+        optimizer.exp_avg_sq_dtype
     """,
     "graphs": "cuda_graph_impl cuda_graph_modules no_check_for_nan_in_loss_and_grad",
     "trial": """
@@ -123,6 +130,8 @@ _BRIDGE: Mapping[str, tuple[str, ...]] = {
     "bf16": ("mixed_precision=bf16_mixed",),
     "fp16": ("mixed_precision=fp16_mixed",),
     "no_gradient_accumulation_fusion": ("model.gradient_accumulation_fusion=false",),
+    "hierarchical_context_parallel_sizes": ("model.hierarchical_context_parallel_sizes=[{}]",),
+    "recompute_modules": ("model.recompute_modules=[{}]",),
 }
 """What Megatron-Bridge has instead of arguments without a section, of which it does not have the others."""
 
@@ -156,9 +165,10 @@ def launch(run: Run) -> Command:
         else (),
     )
     # Its precision presets set the type of gradients, and its recipe the distributed optimizer, over what is asked;
-    # CUDA graphs have other names there (0.6.0, docs/training/cuda-graphs.md).
+    # CUDA graphs have other names there (0.6.0, docs/training/cuda-graphs.md), and FP8 moments none that its optimizer
+    # takes (0.6.0, utils/activation_map.py; TransformerEngine@d0067d0d, pytorch/optimizers/fused_adam.py).
     as_preset = run.step.distributed_optimizer and run.step.gradient_bytes != 2 and run.workload.precision == "bf16"
-    as_preset = as_preset and not run.step.cuda_graphs
+    as_preset = as_preset and not run.step.cuda_graphs and 1 not in (run.step.exp_avg_bytes, run.step.exp_avg_sq_bytes)
     return replace(command, forms={"bridge": _bridge(command, run)} if as_preset else {})
 
 
@@ -170,7 +180,6 @@ def _bridge(command: Command, run: Run) -> Command:
     recipe = Argument("--recipe", "vanilla_gpt_pretrain_config"), Argument("--dataset", "llm-pretrain-mock")
     sectioned = (name for names in _WRITTEN.values() for name in names.split() if "." in name)
     forms = {name.rpartition(".")[2]: (f"{name}={{}}",) for name in sectioned} | dict(_BRIDGE)
-    forms["recompute_modules"] = ("model.recompute_modules=[{}]",)
     keys: dict[str, list[Argument]] = {}
     for section in command.sections:
         for one in section.arguments:
@@ -210,6 +219,7 @@ def _values(run: Run) -> dict[str, Value]:
         "z": Because(tensor * shards, f"TP * GTP = {tensor} * {shards}") if shards > 1 else None,
         "context_parallel_size": Because(context, "CP") if context > 1 else None,
         "cp_comm_type": CP_COMM_TYPES[step.context_exchange] if context > 1 else None,
+        "hierarchical_context_parallel_sizes": _hierarchy(run),
         **_stages(run),
         **_order(run),
         "use_distributed_optimizer": step.distributed_optimizer,
@@ -218,6 +228,7 @@ def _values(run: Run) -> dict[str, Value]:
         "tp_comm_overlap": step.pipelined_tensor and tensor > 1,
         "recompute_modules": _recompute_modules(run),
         **_gradients(run),
+        **_optimizer(run),
         **_graphs(run),
         precision: precision != "fp32",
         "mock_data": True,
@@ -225,6 +236,14 @@ def _values(run: Run) -> dict[str, Value]:
         **TRIAL,
         "log_throughput": True,
     }
+
+
+def _hierarchy(run: Run) -> Value:
+    """Ranks of the groups of all-to-alls and of the rings across them, whose product is CP."""
+    count, context = run.step.context_inside, run.size("context")
+    if context == 1 or run.step.context_exchange != "hierarchical":
+        return None
+    return Because((str(count), str(context // count)), "a2a inside, p2p across")
 
 
 def _recompute_modules(run: Run) -> tuple[str, ...] | None:
@@ -293,6 +312,27 @@ def _gradients(run: Run) -> dict[str, Value]:
     }
 
 
+def _optimizer(run: Run) -> dict[str, Value]:
+    """Types of optimizer states; UsageError where the precision-aware optimizer is not to be had.
+
+    BF16's master weights are remainders beside their weights, which no argument changes (core/optimizer/
+    optimizer_config.py, store_param_remainders; checks of __post_init__ and of core/optimizer/__init__.py).
+    """
+    step, precision = run.step, run.workload.precision
+    if not step.precision_aware:
+        return {}
+    if not step.distributed_optimizer or precision == "fp32" or (precision == "bf16" and step.master_bytes != 2):
+        instead = "ask for --use-precision-aware-optimizer in bf16 or fp16, with ZeRO-1"
+        raise run.cannot("these types of optimizer states", instead)
+    names = {size: name for name, size in MOMENT_BYTES.items()}
+    return {
+        "use_precision_aware_optimizer": True,
+        "main_params_dtype": "fp16" if precision == "fp16" and step.master_bytes == 2 else None,
+        "exp_avg_dtype": names[step.exp_avg_bytes or 4],
+        "exp_avg_sq_dtype": names[step.exp_avg_sq_bytes or 4],
+    }
+
+
 def _graphs(run: Run) -> dict[str, Value]:
     """What CUDA graphs capture; UsageError for whole blocks that are repeated inside graphs of layers.
 
@@ -326,7 +366,9 @@ MEGATRON_CORE = Framework(
     schedule=PipelineSchedule(scattered=False),
     software="core",
     hopper_attention=True,
+    exchanges=tuple(CP_COMM_TYPES),
     keeps_layers=False,
+    precision_aware=True,
     cuda_graphs=dict.fromkeys(CUDA_GRAPHS, ()),
     recompute_modules=("core_attn", "layernorm", "mlp"),
     recompute_some="full",
@@ -363,6 +405,8 @@ NEMO_2022 = replace(
     NEMO.with_step(fused_attention=False),
     name="nemo-2022",
     title="NeMo (2022)",
+    precision_aware=False,
+    cuda_graphs={},
     source="NeMo before it had FlashAttention and fused layers",
     schedule=PipelineSchedule(equal_chunks=AS_MANY_A_CHUNK),
     software="megatron-2021",

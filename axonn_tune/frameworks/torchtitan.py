@@ -151,10 +151,8 @@ def _check(run: Run) -> None:
     """UsageError for what torchtitan's own checks would stop at, and for what none of its keys says."""
     run.check(settable=("sequence_parallel", "cuda_graphs"), precisions=tuple(_PRECISIONS))
     scopes = run.step.cuda_graphs
-    if scopes and scopes != ("full_iteration",):
-        raise run.cannot(f"CUDA graphs of {', '.join(scopes)}", "ask for --cuda-graphs full_iteration")
-    if scopes and run.size("pipeline") > 1:
-        raise run.cannot("CUDA graphs of pipeline stages", "leave out --cuda-graphs")
+    if scopes and (scopes != ("full_iteration",) or run.size("pipeline") > 1):
+        raise run.cannot(f"CUDA graphs of {', '.join(scopes)}", "it captures full_iteration, without stages")
     model, stages, tensor, context = run.model, run.size("pipeline"), run.size("x"), run.size("context")
     if not model.gated or model.biases:
         what = "biases" if model.gated else "a GPT's LayerNorm, GELU and learned positions"
@@ -374,7 +372,6 @@ TORCHTITAN = Framework(
         shard_gradient_bytes=4,
         context_shards=True,
         context_exchange="all_gather",
-        context_overlap=False,
         loss_reductions=(1.0, 1.0, 1.0),
         recompute_whole_block=True,
         selective=("attention.norm", "attention.output", "mlp.norm", "mlp.up", "mlp.activation"),

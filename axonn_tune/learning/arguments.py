@@ -557,11 +557,8 @@ def refused_together(framework: str, arguments: Arguments) -> Iterator[Problem]:
     A row holds where each of its terms does: `name` is on, `!name` is not, `name=a|b` has one of these words,
     `name!=a|b` another one.
     """
-    if is_on(arguments.get("recompute_activations", Stated("", 0))):
-        arguments = {
-            **arguments,
-            "recompute_granularity": replace(arguments["recompute_activations"], value="selective"),
-        }
+    if switch := _true(arguments, "recompute_activations"):
+        arguments = {**arguments, "recompute_granularity": Stated("selective", switch.line)}
     for one in records("refused"):
         if framework in one["frameworks"].split() and all(_holds(term, arguments) for term in one["when"].split()):
             names = [found[2] for found in map(_TERM.fullmatch, one["when"].split()) if found]

@@ -43,9 +43,9 @@ def alternatives(setup: Setup) -> _Alternatives:
     stages = one.grid.pipeline > 1
     return {
         ("recompute", "recompute other than stated"): [
-            (f"recompute {other}, not {one.recompute}", _run_as(setup, recompute=other))
+            (f"recompute {other}, not {one.recomputed}", _run_as(setup, recompute=other, recompute_layers=None))
             for other in RECOMPUTES
-            if other != one.recompute
+            if other != one.recomputed
         ],
         ("micro_batch", "micro-batch other than stated"): [
             (

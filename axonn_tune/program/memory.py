@@ -38,10 +38,10 @@ def persistent_items(given: LayerInputs) -> Held:
     copied = given.sharded or not options.master_shards
     master = options.master_shards or sizes.main != sizes.compute
     return (
-        *([("master weights", sizes.main * _PARAMETERS / share)] if master else []),
-        ("optimizer moments", 2.0 * sizes.main * _PARAMETERS / share),
+        *([("master weights", given.master_bytes * _PARAMETERS / share)] if master else []),
+        ("optimizer moments", float(given.moment_bytes) * _PARAMETERS / share),
         ("gradients", given.gradient_bytes * _PARAMETERS / (given.replicas if options.shard_gradients else Size(1.0))),
-        ("replicated vectors", 4.0 * sizes.main * _VECTORS),
+        ("replicated vectors", float(given.master_bytes + given.moment_bytes + sizes.main) * _VECTORS),
         *([("compute weights", 1.0 * sizes.compute * _PARAMETERS)] if copied else []),
     )
 

@@ -472,7 +472,9 @@ def _recompute_layer(layer: str, given: LayerInputs) -> Iterator[Operation]:
         linear = given.fc1 if layer == given.fc1.layer else given.fc2
         up = given.stream("up projection", "up projection", given.G / X, inside=True)
         yield from _gather(linear, given, phase="recompute", calls=given.unkept_share)
-        yield from layers.linear_forward(linear, given, phase="recompute", makes=(up,) if linear is given.fc1 else ())
+        yield from layers.linear_forward(
+            linear, given, phase="recompute", makes=(up,) if layer == given.fc1.layer else ()
+        )
     elif layer == "mlp.activation":
         yield from layers.activation(given, phase="recompute")
     elif layer == "attention.core":

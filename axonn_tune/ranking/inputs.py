@@ -16,7 +16,7 @@ from axonn_tune.frameworks.axonn_tune import AXONN_TUNE
 from axonn_tune.frameworks.description import Framework, StepOptions
 from axonn_tune.grid import ALL_AXES
 from axonn_tune.ranking.space import Problem
-from axonn_tune.request import OVERLAPS, CudaGraphs, Request
+from axonn_tune.request import MOMENT_BYTES, OVERLAPS, CudaGraphs, Request
 from axonn_tune.specs.catalog import Loaded, MachineLike, load_machine, load_model, route_overrides
 from axonn_tune.specs.document import known_keys
 from axonn_tune.specs.loading import DOCUMENT_BYTES, read_text
@@ -51,6 +51,8 @@ def load_inputs(request: Request) -> Inputs:
     framework = find_framework(named) if isinstance(named, str) else named
     if settings["step"]:
         framework = framework.with_step(**dict(map(_step_setting, settings["step"])))
+    if request.grad_reduce_in_bf16 or request.use_precision_aware_optimizer:
+        framework = _with_types(framework, request, workload)
     if request.cuda_graphs:
         scopes = _captured(framework, request)
         request, framework = replace(request, cuda_graphs=scopes), framework.capturing(scopes)
@@ -121,6 +123,23 @@ def _check(problem: Problem) -> None:
         raise UsageError(f"--recompute-layers {request.recompute_layers}: {why}")
     if problem.workload.split_micro_batch and "output" not in framework.step.overlaps:
         raise UsageError(f"--split-micro-batch: {framework.title} does not interleave half micro-batches")
+
+
+def _with_types(framework: Framework, request: Request, workload: Workload) -> Framework:
+    """The framework with the types of gradients and optimizer states that are asked for; UsageError if it has none."""
+    moments, half = request.use_precision_aware_optimizer, workload.element_sizes.compute == 2
+    asked = "--use-precision-aware-optimizer" if moments else "--grad-reduce-in-bf16"
+    if not framework.precision_aware:
+        others = ", ".join(name for name, one in registry().items() if one.precision_aware)
+        raise UsageError(f"{asked}: {framework.title} has no such option; frameworks that do: {others}")
+    if not half or (moments and not framework.step.distributed_optimizer):
+        raise UsageError(f"{asked} needs {'step.distributed_optimizer' if half else '--precision bf16 or fp16'}")
+    if request.grad_reduce_in_bf16:
+        framework = framework.with_step(gradient_bytes=2, shard_gradient_bytes=2)
+    if not moments:
+        return framework
+    size, master = MOMENT_BYTES[moments], 2 if workload.precision == "bf16" else None
+    return framework.with_step(master_bytes=master, exp_avg_bytes=size, exp_avg_sq_bytes=size)
 
 
 def _captured(framework: Framework, request: Request) -> tuple[CudaGraphs, ...]:

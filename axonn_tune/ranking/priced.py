@@ -78,6 +78,7 @@ class Columns:
     """Priced candidates of all kinds of recompute: indices and seconds, one row each.
 
     bounded: steps that are bounds until they are refined. starts: groups with pipeline stages, each with its first row.
+    exchange: of context parallelism, by their number in the search.
     """
 
     shape: Integers
@@ -89,6 +90,7 @@ class Columns:
     bubble_s: Floats
     bounded: NDArray[np.bool_]
     starts: tuple[tuple[int, Pipelines], ...] = ()
+    exchange: Integers = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
 
     def exact_s(self, row: int) -> tuple[float, float, float]:
         """Step of one candidate, with pipeline stages by the exact recurrence; its computation and bubble, s."""
@@ -102,8 +104,8 @@ class Columns:
 class Priced:
     """Layouts of a job, priced and ranked; empty if nothing is feasible.
 
-    `rows` indexes the columns, best first, each grid once (or every candidate). others: rank of each grid by other cost
-    models.
+    `rows` indexes the columns, best first, each grid once (or every candidate). problems: the problem with each
+    exchange of context parallelism that was compared. others: rank of each grid by other cost models.
     """
 
     problem: Problem
@@ -115,6 +117,7 @@ class Priced:
     columns: Columns
     rows: Integers
     programs: dict[Variant, StepProgram]
+    problems: tuple[Problem, ...] = ()
     cost: str = ALPHA_BETA
     others: Mapping[str, Mapping[Sizes, int]] = field(default_factory=dict)
 
@@ -130,7 +133,7 @@ class Priced:
         """Everything that the alpha-beta model predicts of the layout at a place of the ranking, from 0."""
         row = int(self.rows[position])
         return replace(
-            price(self.problem, self.layout(position)),
+            price(self._problem_of(row), self.layout(position)),
             rank=position + 1,
             tie=position < self.ties,
             shortest_step_s=float(self._shortest_steps_s[self._grid_of(row)]),
@@ -138,7 +141,7 @@ class Priced:
 
     def with_terms(self, position: int) -> PricedLayout:
         """The layout at a place of the ranking, with every collective by the ranking's cost model."""
-        detail = price(self.problem, self.layout(position))
+        detail = price(self._problem_of(int(self.rows[position])), self.layout(position))
         return replace(self[position], terms=detail.terms, stages=detail.stages)
 
     def layout(self, position: int) -> Layout:
@@ -164,6 +167,10 @@ class Priced:
     def _variant(self, row: int) -> Variant:
         return list(self.fittings)[int(self.columns.recompute[row])]
 
+    def _problem_of(self, row: int) -> Problem:
+        """The problem with the exchange of a candidate."""
+        return self.problems[self.columns.exchange[row]] if self.problems else self.problem
+
     def _grid_of(self, row: int) -> int:
         return int(self.shapes.grid[self.columns.shape[row]])
 
@@ -188,7 +195,7 @@ class Priced:
             values |= kept_by_kind(self.programs[kind], chunks, values, kept, arithmetic=PLAIN)
         return PricedLayout(
             **vars(layout),
-            job=self.problem,
+            job=self._problem_of(row),
             communication_s=float(columns.communication_s[row]),
             compute_s=compute_s,
             iteration_s=step_s,

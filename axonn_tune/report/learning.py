@@ -32,6 +32,7 @@ from axonn_tune.specs.catalog import available, load_model
 from axonn_tune.specs.model import Model
 from axonn_tune.specs.results import Pairs
 from axonn_tune.specs.workload import OVERLAPS
+from axonn_tune.stages import layout_text
 from axonn_tune.units import GB, counted, show_bytes, show_interval, show_seconds
 from axonn_tune.validation.published.rows import cell_text
 from axonn_tune.validation.quality import quality
@@ -216,6 +217,7 @@ def pins(setup: Setup, *, machine: str, model: NamedModel = None) -> list[str]:
     found += ["--micro-batch", str(one.micro_batch), "--recompute", one.recompute]
     found += ["--kept-layers", str(one.kept_layers)] if one.kept_layers is not None else []
     found += [framework.option("chunks"), str(one.chunks)] if one.chunks > 1 else []
+    found += ["--pipeline-layout", layout_text(one.parts, mtp=setup.model.mtp_layers)] if one.parts else []
     found += [word for name in OVERLAPS if name not in workload.overlaps for word in ("--no-overlap", name)]
     found += ["--split-micro-batch"] if workload.split_micro_batch else []
     found += ["--shard-optimizer"] if workload.shard_optimizer_over_data else []

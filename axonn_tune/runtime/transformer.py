@@ -16,7 +16,6 @@ import torch
 
 from axonn_tune.program.layers import COPY
 from axonn_tune.program.step import BUNDLED
-from axonn_tune.recompute import Recompute
 from axonn_tune.runtime.communicator import Communicator, DataBuckets, WeightGather, WeightGathers, WeightGradients
 from axonn_tune.runtime.devices import RuntimeSettings
 from axonn_tune.runtime.modules import (
@@ -60,6 +59,10 @@ class GatheredWeights:
         return self.held.pop(linear.layer) if last and self.users == 1 else self.held[linear.layer]
 
 
+LocalOutput = tuple[torch.Tensor, TensorFunction]
+"""Output and backward pass of attention or of the activation."""
+
+
 @dataclass
 class SavedActivations:
     """What a residual branch saves of a micro-batch, or of half a split one, from forward to backward.
@@ -73,7 +76,7 @@ class SavedActivations:
     statistics: NormStatistics
     x: torch.Tensor | None = None
     hidden: torch.Tensor | None = None
-    local: tuple[torch.Tensor, TensorFunction] | None = None
+    local: LocalOutput | None = None
     normal: torch.Tensor | None = None
 
 
@@ -103,21 +106,14 @@ class ResidualBranch:
     repeated: frozenset[str]
     name: str
 
-    def save(
-        self,
-        saved: SavedActivations,
-        normal: torch.Tensor,
-        hidden: torch.Tensor,
-        local: tuple[torch.Tensor, TensorFunction],
-    ) -> None:
+    def save(self, saved: SavedActivations, normal: torch.Tensor, hidden: torch.Tensor, local: LocalOutput) -> None:
         """Save of a part what the backward pass does not repeat."""
         if self.norm.name not in self.repeated:
             saved.normal = normal
-        if self.input.layer not in self.repeated:
-            if self.name in self.repeated:
-                saved.hidden = hidden
-            else:
-                saved.local = local
+        if self.name not in self.repeated:
+            saved.local = local
+        elif self.input.layer not in self.repeated:
+            saved.hidden = hidden
 
     def recompute(self, saved: SavedActivations, weights: GatheredWeights) -> Generator[None, None, torch.Tensor]:
         """Recompute the forward pass of one part, from its input up to the local function, whose output it returns."""
@@ -127,7 +123,7 @@ class ResidualBranch:
         saved.local = self.local(hidden)
         return saved.local[0]
 
-    def _take_local(self, saved: SavedActivations) -> tuple[torch.Tensor, TensorFunction]:
+    def _take_local(self, saved: SavedActivations) -> LocalOutput:
         """The local function's output and backward pass, saved or made now; no longer saved afterwards."""
         found = saved.local or self.local(_present(saved.hidden))
         saved.local = saved.hidden = None
@@ -339,14 +335,8 @@ class Transformer:
         self._turns = rotary_positions(model, settings, sequence=sequence)
         parts = parts or (model.layers,)
         numbers = [range(sum(parts[:part]), sum(parts[: part + 1])) for part in range(mesh.stage, len(parts), stages)]
-        some = settings.recompute_layers
-        self.chunks = [
-            [
-                self._block(number, settings.recompute if some is None or place < some else "none")
-                for place, number in enumerate(chunk)
-            ]
-            for chunk in numbers
-        ]
+        some = settings.recompute_layers or model.layers
+        self.chunks = [[self._block(one, repeats=place < some) for place, one in enumerate(chunk)] for chunk in numbers]
         self.blocks = [block for chunk in self.chunks for block in chunk]
         if mesh.stage == stages - 1:
             tied = model.tied_embeddings
@@ -508,7 +498,8 @@ class Transformer:
             deviation=DEVIATION,
         )
 
-    def _block(self, number: int, recompute: Recompute) -> TransformerBlock:
+    def _block(self, number: int, *, repeats: bool) -> TransformerBlock:
+        recompute = self.settings.recompute if repeats else "none"
         repeated = frozenset(BUNDLED.repeated_layers(recompute))
         model, shares, name = self.model, self.communicator.mesh.size("x"), f"blocks.{number}"
         attention_norm = self._norm(f"{name}.attention.norm", layer="attention.norm")

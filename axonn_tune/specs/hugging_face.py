@@ -38,28 +38,26 @@ _KEYS = {
 
 
 class _ExpertKeys(Document):
-    """Experts of a model type. shared: the key of the shared experts' width, or of their number (n_...).
+    """Experts of a model type.
 
-    normalized: of files that do not say. score_bias: whether a bias balances the load.
+    shared: the key of the shared experts' width, or of their number (n_...). score_bias: a bias balances the load.
     """
 
     width: str = "moe_intermediate_size"
     shared: str = ""
     score: Literal["softmax", "sigmoid"] = "softmax"
-    normalized: bool = True
     score_bias: bool | None = None
 
 
 class _Kind(Document):
     """How a model type is mapped.
 
-    keys: of our sizes, where they are not `_KEYS`; ffn_of_hidden: 4 times hidden without its key. stated: keys that
-    a file must have, since the defaults of its class do not follow from other sizes. kv_heads: key, or none for as many
-    as heads. positions: the longest sequence without its key. tied, biases (all, none, or of queries, keys and values):
-    in files that do not say. approximated: differences in words; flags: those that a key switches, with its default.
-    window: its key; window_absent: of files that do not say; window_switch: key of a flag, off unless given.
-    full_every: of so many layers the last attends to all, if `layer_types` does not say; full_unrotated: those have no
-    positions. qk_norms: of files without the key. mtp: multi-token prediction layers of files that do not say.
+    keys: of our sizes, where they are not `_KEYS`; ffn_of_hidden: 4 times hidden without its key. defaults: of keys
+    that a file lacks; stated: keys that it must have, since the defaults of its class do not follow from other sizes.
+    kv_heads: key, or none for as many as heads. biases: all, none, or of queries, keys and values, in files without
+    bias_keys. approximated: differences in words; flags: those that a key switches, with its default. window: its key;
+    window_switch: key of a flag, off unless given. full_every: of so many layers the last attends to all, if
+    `layer_types` does not say; full_unrotated: those have no positions. qk_norms: in all files, if not by its key.
     hybrid: each layer is attention, Mamba-2, an MLP or experts alone.
     """
 
@@ -67,27 +65,23 @@ class _Kind(Document):
     keys: dict[str, str] = Field(default={})
     ffn_of_hidden: bool = False
     kv_heads: str = "num_key_value_heads"
+    defaults: dict[str, bool | int | float] = Field(default={})
     stated: tuple[str, ...] = ()
-    positions: int | None = None
     activation: str = "hidden_act"
-    tied: bool = False
     biases: Literal["all", "none", "qkv"] = "none"
     bias_keys: tuple[str, ...] = ("attention_bias", "mlp_bias")
     approximated: tuple[str, ...] = ()
     flags: dict[str, tuple[bool, str]] = Field(default={})
     window: str = "sliding_window"
-    window_absent: int = 0
     window_switch: str = ""
     full_every: int = 0
     full_every_key: str = ""
     full_unrotated: bool = False
     qk_norms: bool = False
     qk_norms_key: str = ""
-    rotary_share: float = 1.0
     latent: bool = False
     sinks: bool = False
     experts: _ExpertKeys | None = None
-    mtp: int = 0
     hybrid: bool = False
 
 
@@ -192,11 +186,8 @@ def refuse_hub_name(name: str) -> None:
 
 def _sizes(config: _Config, name: str, kind: _Kind) -> dict[str, Scalar]:
     keys = _KEYS | kind.keys
-    absent = {
-        "ffn": 4 * config.size(keys["hidden"]) if kind.ffn_of_hidden else None,
-        "max_sequence_length": kind.positions,
-    }
-    sizes = {own: config.size(key, absent=absent.get(own)) for own, key in keys.items()}
+    wide = 4 * config.size(keys["hidden"]) if kind.ffn_of_hidden else None
+    sizes = {own: config.size(key, absent=wide if own == "ffn" else None) for own, key in keys.items()}
     hidden, heads = sizes["hidden"], sizes["heads"]
     if sizes["layers"] > MOST_LAYERS:
         config.report(keys["layers"], f"{sizes['layers']:,} layers, more than {MOST_LAYERS:,}")
@@ -215,7 +206,7 @@ def _sizes(config: _Config, name: str, kind: _Kind) -> dict[str, Scalar]:
         "head_dim": _head_dim(config, kind, hidden=hidden, heads=heads),
         "vocab": config.size("vocab_size"),
         "biases": kind.biases != "qkv" and _biases(config, kind),
-        "tied_embeddings": config.flag("tie_word_embeddings", absent=kind.tied),
+        "tied_embeddings": config.flag("tie_word_embeddings", absent=False),
         "rotary_base": config.number(_BASES) if kind.family == "llama" else None,
         "norm_epsilon": config.number(_EPSILONS),
         "qkv_biases": of_qkv or None,
@@ -272,9 +263,14 @@ def _layer_types(config: _Config, kind: _Kind, *, layers: int) -> dict[str, Plai
         types.setdefault(names[-1], own | others)
     found: dict[str, Plain] = {"layer_types": types} if any(types.values()) else {}
     found |= {"layers": _pattern(names)} if len(types) > 1 else {}
-    predicting = config.size("num_mtp_layers", absent=kind.mtp, least=0)
-    predicting = config.size("num_nextn_predict_layers", absent=predicting, least=0)
-    return found | ({"mtp_layers": predicting} if predicting else {})
+    return found | _predicting(config)
+
+
+def _predicting(config: _Config) -> dict[str, Plain]:
+    """`mtp_layers`, if there are any."""
+    layers = config.size("num_mtp_layers", absent=0, least=0)
+    layers = config.size("num_nextn_predict_layers", absent=layers, least=0)
+    return {"mtp_layers": layers} if layers else {}
 
 
 def _hybrid(config: _Config, kind: _Kind) -> dict[str, Plain]:
@@ -296,9 +292,7 @@ def _hybrid(config: _Config, kind: _Kind) -> dict[str, Plain]:
         else:
             assert kind.experts is not None
             types[name] = alone | ({"experts": _experts(config, kind.experts)} if name == "moe" else {})
-    if config.size("num_nextn_predict_layers", absent=0, least=0):
-        config.left_out.append("multi-token prediction")
-    return {"layers": _pattern(names), "layer_types": types}
+    return {"layers": _pattern(names), "layer_types": types, **_predicting(config)}
 
 
 def _pattern(names: Sequence[str]) -> str:
@@ -316,8 +310,8 @@ def _pattern(names: Sequence[str]) -> str:
 
 def _attention(config: _Config, kind: _Kind, layers: int) -> list[tuple[str, dict[str, Plain]]]:
     """Name and values of each layer's attention."""
-    norms = config.flag(kind.qk_norms_key, absent=kind.qk_norms) if kind.qk_norms_key else kind.qk_norms
-    share = config.number(("partial_rotary_factor",)) or kind.rotary_share
+    norms = kind.qk_norms or config.flag(kind.qk_norms_key, absent=False)
+    share = config.number(("partial_rotary_factor",)) or 1
     own: dict[str, Plain] = {"rotary_share": share} if share != 1 and kind.family == "llama" else {}
     own |= {"sinks": True} if kind.sinks else {}
     if kind.latent:
@@ -335,8 +329,7 @@ def _attention(config: _Config, kind: _Kind, layers: int) -> list[tuple[str, dic
 
 def _window(config: _Config, kind: _Kind) -> int:
     """The window of layers that have one, 0 without or where it is as long as the sequence."""
-    absent = 0 if config.states(kind.window) else kind.window_absent
-    window, longest = config.size(kind.window, absent=absent, least=0), config.value("max_position_embeddings")
+    window, longest = config.size(kind.window, absent=0, least=0), config.value("max_position_embeddings")
     off = kind.window_switch and not config.flag(kind.window_switch, absent=False)
     return 0 if off or (isinstance(longest, int) and window >= longest) else window
 
@@ -397,7 +390,7 @@ def _experts(config: _Config, keys: _ExpertKeys) -> dict[str, Plain]:
         "shared_width": shared,
         "latent_width": config.value("moe_latent_size") and config.size("moe_latent_size"),
         "score": keys.score,
-        "normalized": config.flag("norm_topk_prob", absent=keys.normalized),
+        "normalized": config.flag("norm_topk_prob", absent=True),
         "scaling": config.number(("routed_scaling_factor",)),
         "score_bias": keys.score_bias,
         "groups": config.size("n_group", absent=1) if grouped else 1,
@@ -454,6 +447,7 @@ class _Config:
             raise DocumentError(str(self.path), [Problem("", "no 'model_type': not a Hugging Face model config")])
         kind = str(stated).removesuffix("_text")
         if kind in known:
+            self._values = known[kind].defaults | self._values
             return kind, known[kind]
         self.report(
             "model_type", f"{stated!r:.40} is not supported{suggest(kind, known)}; supported: {', '.join(known)}"

@@ -46,7 +46,7 @@ def test_parts_are_those_that_megatron_finds(one: dict[str, Any]) -> None:
     found, held = _parsed(one), one["answer"]["mtp"]
     place = next((part for part, count in enumerate(held) if count), None)
     assert found == PipelineLayout(tuple(one["answer"]["parts"]), sum(held), place)
-    assert parse_layout(str(found)) == found
+    assert parse_layout(layout_text(*found)) == found
 
 
 @pytest.mark.parametrize("one", REFUSED, ids=lambda one: f"{one['constraint']}: {one['layout']}")
@@ -61,6 +61,13 @@ def test_what_megatron_refuses_is_refused_for_the_same_constraint(one: dict[str,
     if "nearest valid: " in said:
         near = said.rpartition("nearest valid: ")[2]
         assert parse_layout(near, stages=one["stages"], layers=one["layers"], mtp=one["mtp_layers"] or 0)
+
+
+@pytest.mark.parametrize(("layout", "words"), [("|Et|tL", "must begin with E"), ("Et|tL|", "must end with L")])
+def test_the_embedding_is_in_the_first_part_and_the_loss_in_the_last(layout: str, words: str) -> None:
+    """Guards what Megatron-Core's parser takes but does not build."""
+    with pytest.raises(UsageError, match=words):
+        parse_layout(layout)
 
 
 @pytest.mark.parametrize(

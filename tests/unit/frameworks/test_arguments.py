@@ -99,7 +99,7 @@ def stated(folder: Path, text: str, *, name: str = "run.sh", model: str | None =
         ("--optimizer-cpu-offload", "--optimizer-cpu-offload: priced on the GPU, so memory is overestimated"),
         ("--cpu-offloading-num-layers 4", "--cpu-offloading-num-layers 4: priced on the GPU"),
         ("--recompute-granularity selective --recompute-modules moe layernorm", "--recompute-modules moe layernorm: "),
-        ("--exp-avg-dtype bf16", "--exp-avg-dtype bf16: optimizer states are priced in FP32"),
+        ("--megatron-fsdp-grad-comm-dtype bf16", "--megatron-fsdp-grad-comm-dtype bf16: gradients are reduced"),
         ("--fp8-format hybrid --fp8-param-gather", "--fp8-format hybrid, --fp8-param-gather: FP8 and FP4 are priced"),
         ("--no-rope-fusion", "--no-rope-fusion: kernels are priced with the default fusions"),
         ("--optimizer muon", "--optimizer muon: priced as Adam"),

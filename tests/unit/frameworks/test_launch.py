@@ -101,8 +101,9 @@ REFUSED: list[tuple[str, Change, str]] = [
     ("megatron-axonn 20b-4d", workload(precision="fp32"), "--precision fp32; it has bf16, fp16"),
     ("megatron-core 8b-gtp", MIXED, "the rank order DP,GTP; it has GTP,DP"),
     ("megatron-core 8b-gtp", step(gradient_bytes=2), "some are reduced in 2 bytes; set step.gradient_bytes=2 and"),
-    ("torchtitan 8b-fsdp", step(cuda_graphs=("attn",)), "CUDA graphs of attn; ask for --cuda-graphs full_iteration"),
-    ("torchtitan 70b-pipeline", step(cuda_graphs=("full_iteration",)), "CUDA graphs of pipeline stages; leave out"),
+    ("torchtitan 8b-fsdp", step(cuda_graphs=("attn",)), "CUDA graphs of attn; it captures full_iteration"),
+    ("torchtitan 70b-pipeline", step(cuda_graphs=("full_iteration",)), "full_iteration, without stages"),
+    ("megatron-core 8b-gtp", step(exp_avg_bytes=2), "these types of optimizer states; ask for --use-precision"),
     ("megatron-core 70b-chunks", step(cuda_graphs=("attn",)), "full recompute inside CUDA graphs of layers; ask for"),
     ("megatron-core 8b-context", step(selective=("mlp.up",)), "recompute of mlp.up; leave out --set step.selective"),
 ]

@@ -80,7 +80,7 @@ def test_what_is_written_is_read(case: Case, tmp_path: Path) -> None:
         some = run.recompute_layers
         assert settled.recompute_layers == some
         asked = Layout(run.grid, run.micro_batch, run.recompute, run.kept_layers, run.chunks, run.parts, some)
-        ours = price(Job(run.model, run.machine, run.workload, run.framework), asked)
+        ours = price(Job(run.model, run.machine, run.workload, replace(run.framework, step=run.step)), asked)
         settled = replace(settled, kept_layers=kept)
         theirs = price(Job(found.model, run.machine, found.workload, framework), settled)
         assert ours.iteration_s == pytest.approx(theirs.iteration_s, rel=1e-9)
@@ -92,6 +92,9 @@ OPTIONS: list[tuple[str, dict[str, Any]]] = [
     ("megatron-core 8b-gtp", {"cuda_graphs": ("full",)}),
     ("megatron-core 8b-gtp", {"cuda_graphs": ("attn", "mlp")}),
     ("megatron-core 70b-chunks", {"cuda_graphs": ("full_iteration",)}),
+    ("megatron-core 8b-gtp", {"master_bytes": 2, "exp_avg_bytes": 4, "exp_avg_sq_bytes": 4}),
+    ("megatron-core 8b-gtp", {"master_bytes": 2, "exp_avg_bytes": 2, "exp_avg_sq_bytes": 1}),
+    ("megatron-core 70b-chunks", {"gradient_bytes": 2, "master_bytes": 2, "exp_avg_bytes": 2, "exp_avg_sq_bytes": 2}),
     ("torchtitan 8b-fsdp", {"cuda_graphs": ("full_iteration",)}),
 ]
 """A case, and options of its step that are not its framework's."""

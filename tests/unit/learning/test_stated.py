@@ -118,7 +118,7 @@ def test_flags_of_the_step_are_taken(tmp_path: Path) -> None:
     assert (after.distributed_optimizer, after.parameter_overlap, after.sequence_parallel) == (True, True, True)
     assert (before.gradient_bytes, after.gradient_bytes) == (None, 2)
     assert (before.dropout, after.dropout) == (True, False)
-    assert (after.context_exchange, after.context_overlap) == ("all_gather", False)
+    assert after.context_exchange == "all_gather"
     assert after.pipelined_tensor
 
 
@@ -361,6 +361,28 @@ def test_recompute_modules_and_fp16_gradients_are_priced(tmp_path: Path) -> None
         case(stated(tmp_path, f"{CORE} --fp16 {more}")) for more in ("", "--accumulate-allreduce-grads-in-fp32")
     )
     assert (half.framework.step.gradient_bytes, told.framework.step.gradient_bytes) == (2, None)
+
+
+@pytest.mark.parametrize(
+    ("flags", "states"),
+    [
+        ("--bf16 --exp-avg-dtype bf16", (None, None, None)),
+        ("--bf16 --use-precision-aware-optimizer", (2, 4, 4)),
+        ("--fp16 --use-precision-aware-optimizer --exp-avg-dtype fp16", (4, 2, 4)),
+        ("--fp16 --use-precision-aware-optimizer --main-params-dtype fp16 --exp-avg-sq-dtype fp8", (2, 4, 1)),
+        (
+            "--bf16 optimizer.use_precision_aware_optimizer=true optimizer.store_param_remainders=false "
+            "optimizer.exp_avg_dtype=torch.bfloat16 optimizer.exp_avg_sq_dtype=torch.uint8",
+            (4, 2, 1),
+        ),
+    ],
+)
+def test_types_of_optimizer_states_are_read(flags: str, states: tuple[int | None, ...], tmp_path: Path) -> None:
+    """Guards the precision-aware optimizer of Megatron-LM and Bridge: types that it keeps, remainders in BF16."""
+    run = stated(tmp_path, f"{CORE} {flags}")
+    step = case(run).framework.step
+    assert (step.master_bytes, step.exp_avg_bytes, step.exp_avg_sq_bytes) == states
+    assert not [words for words in run.ignored if "dtype" in words or "precision" in words]
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from axonn_tune.frameworks.description import Framework
 from axonn_tune.grid import Grid
 from axonn_tune.program.dimensions import symbol_values
 from axonn_tune.program.memory import persistent_items, price_memory, saved_arrays
-from axonn_tune.program.operations import PLAIN
+from axonn_tune.program.operations import PLAIN, Kernel
 from axonn_tune.program.step import StepProgram, build_step
 from axonn_tune.specs.workload import Recompute, Workload
 from tests.unit.small import small_model
@@ -48,6 +48,54 @@ def test_mixed_precision_adam_of_megatron_takes_18_bytes() -> None:
     assert sum(found.values()) == 18
     assert sum(per_parameter(find_framework("megatron-core"), data=4).values()) == 6 + 12 / 4
     assert sum(per_parameter(find_framework("nemo"), data=4).values()) == 4 + 12 / 4, "gradients in BF16"
+
+
+@pytest.mark.parametrize(
+    ("master", "first", "second", "split"),
+    [
+        (4, 4, 4, 4 + 4 + 4),
+        (4, 2, 2, 4 + 2 + 2),
+        (4, 1, 1, 4 + 1 + 1),
+        (2, 4, 4, 12 - 2),
+        (2, 2, 2, 8 - 2),
+        (2, 1, 1, 6 - 2),
+        (2, 2, 1, 2 + 2 + 1),
+    ],
+)
+def test_types_of_optimizer_states_take_their_bytes(master: int, first: int, second: int, split: int) -> None:
+    """Guards a precision-aware optimizer: 12 bytes a parameter, 8 with BF16 moments, 6 with FP8's, all split over data;
+    2 fewer with remainders of master weights (NVIDIA/Megatron-LM@d98e8a64, core/optimizer/optimizer_config.py)."""
+    types = {"master_bytes": master, "exp_avg_bytes": first, "exp_avg_sq_bytes": second}
+    core = find_framework("megatron-core").with_step(**types)
+    found = per_parameter(core, data=8)
+    assert found["master weights"] + found["optimizer moments"] == split / 8
+    assert found["gradients"] + found["compute weights"] == 4 + 2
+    values = values_of(core, data=8)
+    items = dict(persistent_items(program_of(core).given))
+    assert items["replicated vectors"].evaluate(values) == (split + 4) * values["vectors"], "with an FP32 gradient"
+
+
+@pytest.mark.parametrize(
+    ("types", "moved"),
+    [
+        # An FP32 gradient; master weight and moments read and written; the new BF16 weight.
+        ({}, 4 + 2 * 4 + 2 * (4 + 4) + 2),
+        # Cast to FP32 before the update.
+        ({"gradient_bytes": 2}, 4 + 2 * 4 + 2 * (4 + 4) + 2),
+        # The remainder of a master weight read and written, its other half read as the BF16 weight.
+        ({"master_bytes": 2}, 4 + 2 * 2 + 2 + 2 * (4 + 4) + 2),
+        ({"master_bytes": 2, "exp_avg_bytes": 2, "exp_avg_sq_bytes": 1}, 4 + 2 * 2 + 2 + 2 * (2 + 1) + 2),
+        ({"gradient_bytes": 2, "master_bytes": 2, "exp_avg_bytes": 2, "exp_avg_sq_bytes": 2}, 2 + 6 + 2 * (2 + 2) + 2),
+    ],
+)
+def test_the_optimizer_moves_its_states_in_their_types(types: dict[str, int], moved: int) -> None:
+    """Guards the optimizer's kernel: bytes a parameter that it reads and writes, of what data leaves a rank."""
+    core = find_framework("megatron-core").with_step(**types)
+    values = values_of(core, data=4)
+    kernels = [
+        step for step in program_of(core).end.operations if isinstance(step, Kernel) and step.layer == "optimizer"
+    ]
+    assert kernels[0].size_bytes.evaluate(values) == moved * values["parameters"] / 4
 
 
 def test_zero_stages_split_what_their_papers_say() -> None:

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 
 from axonn_tune.launch.commands import command_of
+from axonn_tune.learning.evidence import Setup
 from axonn_tune.ranking.choosing import search
 from axonn_tune.ranking.inputs import launch_inputs, load_inputs
 from axonn_tune.ranking.space import Problem
+from axonn_tune.report.learning import pins
 from axonn_tune.request import Request
-from axonn_tune.stages import parse_layout
+from axonn_tune.stages import layout_text, parse_layout
 from tests.cli.running import good
 
 EIGHT = "Et*3|t*6|t*11|t*2|(t|)*2t*6|t*2L"
@@ -92,3 +95,15 @@ def test_a_launch_config_keeps_the_parts(tmp_path: Path) -> None:
     again = search(problem)
     assert again.layout(0).chunks == 2
     assert f"iteration_s: {again.detail(0).iteration_s!r}" in path.read_text(encoding="utf-8")
+
+
+def test_the_options_of_a_run_pin_its_layout() -> None:
+    """Guards commands that are printed for a run with a layout: asked again, they give the same step."""
+    problem = problem_of(EIGHT, pipeline=4, micro_batch=1)
+    ranked = search(problem)
+    setup = Setup(problem.model, problem.machine, problem.workload, problem.framework, layout=ranked.layout(0))
+    words = pins(setup, machine="dgx-h100", model="llama3-8b")
+    assert words[words.index("--pipeline-layout") + 1] == layout_text(*parse_layout(EIGHT))
+    again = json.loads(good(" ".join([*words, "--format", "json"])).out)
+    assert again["configs"][0]["iteration_s"] == pytest.approx(ranked[0].iteration_s)
+    assert again["configs"][0]["pipeline_layout"] == layout_text(*parse_layout(EIGHT))

@@ -326,6 +326,18 @@ def test_windows_become_layer_types(
     assert tuple(layer.window for layer in model.types) == windows
 
 
+def test_files_that_leave_sizes_to_their_class(tmp_path: Path) -> None:
+    """Guards Gemma 3 4B, whose file states neither heads nor vocabulary: 3.88 billion without the vision tower."""
+    text = {
+        "hidden_size": 2560, "intermediate_size": 10240, "model_type": "gemma3_text", "num_hidden_layers": 34,
+        "sliding_window": 1024, "rope_scaling": {"factor": 8.0, "rope_type": "linear"},
+    }  # fmt: skip
+    model = load(tmp_path, {"model_type": "gemma3", "text_config": text, "vision_config": {"hidden_size": 1152}})
+    assert model.parameters / 1e9 == pytest.approx(3.88, rel=0.001)
+    assert model.counts == (29, 5)
+    assert "the vision tower" in model.description
+
+
 def test_norms_of_queries_and_partial_positions_are_of_the_layer(tmp_path: Path) -> None:
     """Guards what was left out before: both are kept, and such models are priced as before."""
     (qwen,) = load(tmp_path, QWEN3).types
