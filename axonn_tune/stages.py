@@ -107,14 +107,18 @@ def _listed(layout: str) -> list[str]:
 def _constraints(
     rows: Sequence[str], stages: int | None, layers: int | None, mtp: int | None
 ) -> Iterator[tuple[bool, str]]:
-    """Megatron-Core's constraints in its order: whether each is broken, and where."""
+    """Megatron-Core's constraints in its order: whether each is broken, and where.
+
+    Stricter in one: it takes empty parts before E and after L, but builds the embedding on the first and the loss on
+    the last part whatever the layout says (training/training.py, pre_process).
+    """
     for part, row in enumerate(rows, 1):
         other = next((letter for letter in row if letter not in _LETTERS.values()), "")
         known = ", ".join(f"{letter} {name}" for name, letter in _LETTERS.items())
         yield other != "", f"{other!r} in part {part} is no layer: {known}"
     yield len(rows) % (stages or 1) > 0, f"{stages} stages do not divide its {len(rows)} parts"
-    yield not rows[0].startswith("E"), f"part 1 is {rows[0]!r}: it must begin with E, the embedding"
-    yield not rows[-1].endswith("L"), f"part {len(rows)} is {rows[-1]!r}: it must end with L, the loss"
+    yield not rows[0].startswith("E"), f"part 1 is {_short(rows[0])!r}: it must begin with E, the embedding"
+    yield not rows[-1].endswith("L"), f"part {len(rows)} is {_short(rows[-1])!r}: it must end with L, the loss"
     for letter in "EL":
         found = [part for part, row in enumerate(rows, 1) for each in row if each == letter]
         yield len(found) > 1, f"{letter} is in parts {found}, where one is needed"

@@ -63,6 +63,13 @@ def test_what_megatron_refuses_is_refused_for_the_same_constraint(one: dict[str,
         assert parse_layout(near, stages=one["stages"], layers=one["layers"], mtp=one["mtp_layers"] or 0)
 
 
+@pytest.mark.parametrize(("layout", "words"), [("|Et|tL", "must begin with E"), ("Et|tL|", "must end with L")])
+def test_the_embedding_is_in_the_first_part_and_the_loss_in_the_last(layout: str, words: str) -> None:
+    """Guards what Megatron-Core's parser takes but does not build."""
+    with pytest.raises(UsageError, match=words):
+        parse_layout(layout)
+
+
 @pytest.mark.parametrize(
     ("layout", "near"),
     [
