@@ -8,9 +8,11 @@ holds the ranks that differ from it in that axis alone; over several axes (`"xy"
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import comb, prod
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,6 +35,18 @@ WORLD = "xyzdata"
 
 ENDS = "ends"
 """First and last pipeline stage, which both hold a tied embedding."""
+
+_SLICE = re.compile(r"([a-z]+)\[(::?)(\d+)\]")
+
+
+def inside(axis: str, count: int) -> str:
+    """The groups of so many neighbours along an axis: `context[:8]`."""
+    return f"{axis}[:{count}]"
+
+
+def across(axis: str, count: int) -> str:
+    """The groups of every so manyth rank along an axis, one of each group `inside`: `context[::8]`."""
+    return f"{axis}[::{count}]"
 
 
 @dataclass(frozen=True, order=True)
@@ -170,9 +184,10 @@ class Grid:
 
     def group_shape(self, axes: str) -> GroupShape:
         """Shape of the groups over `axes`."""
-        if axes == ENDS:
-            return merged_shape([(min(self.pipeline, 2), self.stride("pipeline") * (self.pipeline - 1))])
         names = self._axes_of(axes)
+        if len(names) == 1:
+            size, stride = level_of(axes, self.axis_size(names[0]), self.stride(names[0]))
+            return merged_shape([(int(size), int(stride))])
         return merged_shape((self.axis_size(axis), self.stride(axis)) for axis in self.order if axis in names)
 
     def _axes_of(self, axes: str) -> tuple[str, ...]:
@@ -186,6 +201,8 @@ def split_axes(axes: str) -> tuple[str, ...]:
         return ALL_AXES
     if axes == ENDS:
         return ("pipeline",)
+    if part := _SLICE.fullmatch(axes):
+        return (part[1],)
     names, rest = list[str](), axes
     while rest:
         name = next((axis for axis in ALL_AXES if rest.startswith(axis) and axis not in names), "")
@@ -196,6 +213,17 @@ def split_axes(axes: str) -> tuple[str, ...]:
     if not names:
         raise ValueError(f"{axes!r} does not name axes out of {', '.join(ALL_AXES)}")
     return tuple(names)
+
+
+def level_of(axes: str, size: Any, stride: Any) -> tuple[Any, Any]:  # noqa: ANN401 - numbers or columns
+    """Size and stride of a group over one axis or over a part of it, from those of the axis."""
+    if axes == ENDS:
+        return np.minimum(size, 2), stride * np.maximum(size - 1, 1)
+    if (part := _SLICE.fullmatch(axes)) is None:
+        return size, stride
+    count = int(part[3])
+    within = np.minimum(size, count)
+    return (within, stride) if part[2] == ":" else (size // within, stride * count)
 
 
 def merged_shape(levels: Iterator[tuple[int, int]] | list[tuple[int, int]]) -> GroupShape:

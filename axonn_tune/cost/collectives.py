@@ -244,7 +244,7 @@ def lines(kind: OpKind, path: Route, machine: Machine, *, call_s: float = 0.0) -
     """A line for every algorithm and protocol of the library over this route; none for a group of one.
 
     call_s: software overhead per call. An all-to-all is priced as the all-gather of its buffer: in both, a rank sends
-    (p-1)/p of it over its own link.
+    (p-1)/p of it over its own link. Across domains it is direct: what leaves one is not passed on from rank to rank.
     """
     if path.size == 1:
         return ()
@@ -253,7 +253,8 @@ def lines(kind: OpKind, path: Route, machine: Machine, *, call_s: float = 0.0) -
     if tiers is not machine.tiers and not path.measured:
         path = replace(path, bandwidth_bytes_per_s=_bandwidth(path.sharing, tiers))
     found = []
-    for algorithm in machine.library.algorithms[priced_as]:
+    apart = kind == "all_to_all" and path.outermost > 0
+    for algorithm in ("direct",) if apart else machine.library.algorithms[priced_as]:
         # NCCL's in-network reduction uses only the simple protocol, the first of a profile.
         for protocol in machine.library.protocols[: 1 if algorithm == "in_switch" else None]:
             line = _ALGORITHMS[algorithm](priced_as, path, tiers, protocol)

@@ -189,6 +189,13 @@ class PricedLayout(Layout):
         return outside(self.job, self)
 
     @property
+    def context_exchange(self) -> str | None:
+        """The exchange of context parallelism, of a hierarchy with the ranks inside: `hierarchical 8`; None without."""
+        step = self.job.framework.step
+        inner = f" {step.context_inside}" if step.context_exchange == "hierarchical" else ""
+        return f"{step.context_exchange}{inner}" if self.grid.context > 1 else None
+
+    @property
     def axes(self) -> tuple[str, ...]:
         """Axes that are searched."""
         return self.job.framework.searched_axes(pipeline=self.pipeline > 1)

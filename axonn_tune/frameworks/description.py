@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 GatherUnit: TypeAlias = Literal["weight", "block"]
 Reduction: TypeAlias = Literal["buckets", "whole", "parameter"]
 KernelKind: TypeAlias = Literal["ideal", "compiled", "eager"]
-ContextExchange: TypeAlias = Literal["ring", "all_gather", "all_to_all"]
+ContextExchange: TypeAlias = Literal["ring", "all_gather", "all_to_all", "hierarchical"]
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,9 @@ class StepOptions:
         precision-aware optimizer keeps; None: that of master weights in FP32, and another optimizer if all are.
 
     Context parallelism
-        context_exchange: how keys and values of other ranks arrive; context_overlap: beside attention.
+        context_exchange: how attention gets keys and values of other ranks (`program.context`): around a ring, beside
+        attention, by an all-gather, by all-to-alls that swap tokens for heads, or by those inside groups of
+        context_inside ranks and a ring across the groups.
         context_shards: weights are sharded over context as over z, not replicated as over data.
 
     Recompute, loss, fusion
@@ -115,7 +117,7 @@ class StepOptions:
     exp_avg_bytes: int | None = None
     exp_avg_sq_bytes: int | None = None
     context_exchange: ContextExchange = "ring"
-    context_overlap: bool = True
+    context_inside: int = 1
     context_shards: bool = False
     recompute_whole_block: bool = False
     selective: tuple[str, ...] = ("attention.core", "attention.norm", "mlp.norm", "mlp.activation")
@@ -224,7 +226,8 @@ class Framework:
     recompute_modules: those that a recompute set can name; recompute_some: whether a set can be on the first layers of
     each chunk alone: no, whole blocks, or any set. precision_aware: it reduces gradients in BF16 on demand, and keeps
     optimizer states in types of their own. cuda_graphs: scopes that it captures, its default first, each with
-    the layouts that it then cannot run.
+    the layouts that it then cannot run. exchanges: of context parallelism, those that a search
+    compares; without any, that of its step alone.
     names: its names of axes and `chunks`, in the order of its columns; an axis without a name has ours. As options they
     are written in lower case, with hyphens (`--dp-shard`). logged: how its log counts FLOPs; None if it prints none.
     launch: the command of a configuration; None if it is priced only. keys: its table of arguments as CSV, if it is
@@ -241,6 +244,7 @@ class Framework:
     permuted: bool = False
     ranked_by: Literal["communication", "iteration"] = "iteration"
     hopper_attention: bool = False
+    exchanges: tuple[ContextExchange, ...] = ()
     refused: tuple[Refusal, ...] = ()
     keeps_layers: bool = True
     recompute_modules: tuple[str, ...] = ()
@@ -253,8 +257,9 @@ class Framework:
     keys: str = field(default="", compare=False)
 
     def with_step(self, **changes: object) -> Framework:
-        """The same framework with other step options."""
-        return replace(self, step=replace(self.step, **changes))  # type: ignore[arg-type]
+        """The same framework with other step options; an exchange that is named is the only one."""
+        exchanges = () if "context_exchange" in changes else self.exchanges
+        return replace(self, step=replace(self.step, **changes), exchanges=exchanges)  # type: ignore[arg-type]
 
     def capturing(self, scopes: tuple[CudaGraphs, ...]) -> Framework:
         """The same framework with these scopes in CUDA graphs, and without what that excludes."""
@@ -293,7 +298,7 @@ class Framework:
             return self.names.get(axes, axes)
         of_group = split_axes(axes)
         had = [axis for axis in of_group if axis in self.axes]
-        return "·".join(self.names.get(axis, axis) for axis in had or of_group)
+        return "·".join(self.names.get(axis, axis) for axis in had or of_group) + "".join(axes.partition("[")[1:])
 
     def option(self, axis: str) -> str:
         """The option that pins an axis or `chunks` by its name: `--tp`."""

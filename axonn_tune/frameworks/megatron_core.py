@@ -72,10 +72,15 @@ _ONE_CONNECTION = EnvironmentVariable(
 _UNREGISTERED = EnvironmentVariable(
     name="NCCL_GRAPH_REGISTER", value="0", why="required by CUDA graphs beside expandable segments"
 )
-CP_COMM_TYPES: Mapping[ContextExchange, str] = {"ring": "p2p", "all_gather": "all_gather", "all_to_all": "a2a"}
+CP_COMM_TYPES: Mapping[ContextExchange, str] = {
+    "ring": "p2p",
+    "all_gather": "all_gather",
+    "all_to_all": "a2a",
+    "hierarchical": "a2a+p2p",
+}
 _SETTABLE = (
     *("sequence_parallel", "pipelined_tensor", "gradient_bytes", "shard_gradient_bytes", "distributed_optimizer"),
-    *("parameter_overlap", "context_exchange", "vocabulary_multiple", "dropout", "data_parallel"),
+    *("parameter_overlap", "context_exchange", "context_inside", "vocabulary_multiple", "dropout", "data_parallel"),
     *("cuda_graphs", "master_bytes", "exp_avg_bytes", "exp_avg_sq_bytes"),
     *("selective", "fused_accumulation", "first_less", "last_less"),
 )
@@ -94,8 +99,8 @@ _WRITTEN = {
     "batch": "train.micro_batch_size train.global_batch_size",
     "parallelism": """
         model.tensor_model_parallel_size model.sequence_parallel model.tensor_parallel_num_weight_shards
-        model.context_parallel_size model.cp_comm_type model.pipeline_model_parallel_size
-        pipeline_model_parallel_layout model.account_for_embedding_in_pipeline_split
+        model.context_parallel_size model.cp_comm_type model.hierarchical_context_parallel_sizes
+        model.pipeline_model_parallel_size pipeline_model_parallel_layout model.account_for_embedding_in_pipeline_split
         model.account_for_loss_in_pipeline_split num_virtual_stages_per_pipeline_rank dist.use_tp_pp_dp_mapping
         model.expert_tensor_parallel_num_weight_shards use_distributed_optimizer
     """,
@@ -125,6 +130,8 @@ _BRIDGE: Mapping[str, tuple[str, ...]] = {
     "bf16": ("mixed_precision=bf16_mixed",),
     "fp16": ("mixed_precision=fp16_mixed",),
     "no_gradient_accumulation_fusion": ("model.gradient_accumulation_fusion=false",),
+    "hierarchical_context_parallel_sizes": ("model.hierarchical_context_parallel_sizes=[{}]",),
+    "recompute_modules": ("model.recompute_modules=[{}]",),
 }
 """What Megatron-Bridge has instead of arguments without a section, of which it does not have the others."""
 
@@ -173,7 +180,6 @@ def _bridge(command: Command, run: Run) -> Command:
     recipe = Argument("--recipe", "vanilla_gpt_pretrain_config"), Argument("--dataset", "llm-pretrain-mock")
     sectioned = (name for names in _WRITTEN.values() for name in names.split() if "." in name)
     forms = {name.rpartition(".")[2]: (f"{name}={{}}",) for name in sectioned} | dict(_BRIDGE)
-    forms["recompute_modules"] = ("model.recompute_modules=[{}]",)
     keys: dict[str, list[Argument]] = {}
     for section in command.sections:
         for one in section.arguments:
@@ -213,6 +219,7 @@ def _values(run: Run) -> dict[str, Value]:
         "z": Because(tensor * shards, f"TP * GTP = {tensor} * {shards}") if shards > 1 else None,
         "context_parallel_size": Because(context, "CP") if context > 1 else None,
         "cp_comm_type": CP_COMM_TYPES[step.context_exchange] if context > 1 else None,
+        "hierarchical_context_parallel_sizes": _hierarchy(run),
         **_stages(run),
         **_order(run),
         "use_distributed_optimizer": step.distributed_optimizer,
@@ -229,6 +236,14 @@ def _values(run: Run) -> dict[str, Value]:
         **TRIAL,
         "log_throughput": True,
     }
+
+
+def _hierarchy(run: Run) -> Value:
+    """Ranks of the groups of all-to-alls and of the rings across them, whose product is CP."""
+    count, context = run.step.context_inside, run.size("context")
+    if context == 1 or run.step.context_exchange != "hierarchical":
+        return None
+    return Because((str(count), str(context // count)), "a2a inside, p2p across")
 
 
 def _recompute_modules(run: Run) -> tuple[str, ...] | None:
@@ -351,6 +366,7 @@ MEGATRON_CORE = Framework(
     schedule=PipelineSchedule(scattered=False),
     software="core",
     hopper_attention=True,
+    exchanges=tuple(CP_COMM_TYPES),
     keeps_layers=False,
     precision_aware=True,
     cuda_graphs=dict.fromkeys(CUDA_GRAPHS, ()),

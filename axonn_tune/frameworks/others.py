@@ -20,7 +20,7 @@ XLA = Framework(
 )
 
 META_4D = replace(
-    MEGATRON_CORE.with_step(shard_gradients=True, context_exchange="all_gather", context_overlap=False),
+    MEGATRON_CORE.with_step(shard_gradients=True, context_exchange="all_gather"),
     name="meta-4d",
     title="Meta (Llama 3)",
     axes=("x", "context", "data", "pipeline"),

@@ -372,7 +372,6 @@ TORCHTITAN = Framework(
         shard_gradient_bytes=4,
         context_shards=True,
         context_exchange="all_gather",
-        context_overlap=False,
         loss_reductions=(1.0, 1.0, 1.0),
         recompute_whole_block=True,
         selective=("attention.norm", "attention.output", "mlp.norm", "mlp.up", "mlp.activation"),

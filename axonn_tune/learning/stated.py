@@ -16,6 +16,7 @@ from pathlib import Path
 
 from axonn_tune.errors import CONTROL, DocumentError, Problem, UsageError
 from axonn_tune.frameworks import find_framework, registry
+from axonn_tune.frameworks.description import ContextExchange
 from axonn_tune.frameworks.keys import (
     OFF,
     SHIPPED,
@@ -680,9 +681,7 @@ def _with_flags(case: Case, stated: Arguments) -> Case:
     halves = halves and case.workload.precision == "fp16" and not is_on(stated.get(_ACCUMULATED, _NOTHING))
     if in_bf16 or halves or stated.get("grad_reduce_in_fp32", _NOTHING).value.lower() == "false":
         changes |= {"gradient_bytes": 2, "shard_gradient_bytes": 2}
-    exchange = stated.get("cp_comm_type", _NOTHING).value.replace("allgather", "all_gather")
-    if exchange in _EXCHANGES:
-        changes |= {"context_exchange": _EXCHANGES[exchange], "context_overlap": exchange == "p2p"}
+    changes.update(_exchange(stated))
     wanted = {name: value for name, value in changes.items() if getattr(options, name) != value}
     off = [name for name, flags in _OVERLAPS.items() if any(flag in stated and is_off(stated[flag]) for flag in flags)]
     kept = tuple(one for one in case.workload.overlaps if one not in off)
@@ -721,7 +720,11 @@ def _captured(stated: Arguments) -> tuple[CudaGraphs, ...]:
 
 _NOTHING = Stated("", 0)
 _ACCUMULATED = "accumulate_allreduce_grads_in_fp32"
-_EXCHANGES = {word: exchange for exchange, word in CP_COMM_TYPES.items()}
+# torchtitan up to 0.2 has a ring whose sends are all-to-alls (torch.distributed.tensor.experimental, _AllToAllRotater).
+_EXCHANGES: Mapping[str, ContextExchange] = {
+    **{word: exchange for exchange, word in CP_COMM_TYPES.items()},
+    **{"allgather": "all_gather", "alltoall": "ring"},
+}
 _OVERLAPS: Mapping[Overlap, tuple[str, ...]] = {
     "data_parallel": ("overlap_grad_reduce", "overlap_comm"),
     "gather_prefetch": ("overlap_axonn_comm", "overlap_axonn_all_gather", "stage3_prefetch_bucket_size"),
@@ -729,6 +732,15 @@ _OVERLAPS: Mapping[Overlap, tuple[str, ...]] = {
     "input_gradient": ("overlap_axonn_comm",),
 }
 """Overlaps, and the arguments that each requires."""
+
+
+def _exchange(stated: Arguments) -> Iterator[tuple[str, object]]:
+    """The exchange of context parallelism, where it is one for all layers, and the ranks of its inner groups."""
+    words = [stated.get(name, _NOTHING).value for name in ("cp_comm_type", "context_parallel_rotate_method")]
+    if (named := next(filter(None, words), "")) in _EXCHANGES:
+        yield "context_exchange", _EXCHANGES[named]
+    if inner := re.search(r"\d+", stated.get("hierarchical_context_parallel_sizes", _NOTHING).value):
+        yield "context_inside", int(inner[0])
 
 
 def _kept(case: Case, one: Layout, stated: Arguments) -> int | None:

@@ -55,8 +55,9 @@ _FORWARD_AND_BACKWARD = 3.0
 class Constraint:
     """`value` must be divisible by the product of some axes.
 
-    at_least: it must only be as large; or_divides: the product may also be divisible by it; twice: by twice the
-    product where that is more than 1; both: these axes may not all be wider than 1, for the reason `what`.
+    at_least: it must only be as large; or_divides: the product may also be divisible by it; multiple: the product must
+    be; times: by so many times the product; where: holds where this axis is wider than 1; both: these axes may not all
+    be wider than 1, for the reason `what`.
     """
 
     name: str
@@ -65,12 +66,14 @@ class Constraint:
     axes: tuple[str, ...]
     at_least: bool = False
     or_divides: bool = False
-    twice: bool = False
+    multiple: bool = False
+    times: int = 1
+    where: str = ""
     both: bool = False
 
     def broken(self, sizes: dict[str, Integers]) -> NDArray[np.bool_]:
         """Layouts that violate it, given columns of axis sizes."""
-        product = np.ones_like(next(iter(sizes.values())))
+        product = np.full_like(next(iter(sizes.values())), self.times)
         for axis in self.axes:
             product = product * sizes[axis]
         if self.both:
@@ -80,17 +83,19 @@ class Constraint:
             return together
         if self.at_least:
             return np.asarray(product > self.value)
-        if self.twice:
-            product = np.where(product > 1, 2 * product, product)
-        wrong: NDArray[np.bool_] = self.value % product != 0
+        wrong: NDArray[np.bool_] = (product % self.value if self.multiple else self.value % product) != 0
+        if self.where:
+            wrong = wrong & (sizes[self.where] > 1)
         return wrong & (product % self.value != 0) if self.or_divides else wrong
 
     def explain(self, sizes: dict[str, int], framework: Framework) -> str:
         """Violation of one layout, in the framework's names: `heads (96) is not divisible by TP = 5`."""
         if self.both:
             return self.what
-        product = (2 if self.twice else 1) * prod(sizes[axis] for axis in self.axes)
+        product = self.times * prod(sizes[axis] for axis in self.axes)
         relation = "is less than" if self.at_least else "is not divisible by"
+        if self.multiple:
+            return f"{self._product(framework)} = {product} {relation} {self.what} ({self.value})"
         return f"{self.what} ({self.value}) {relation} {self._product(framework)} = {product}"
 
     def brief(self, framework: Framework) -> str:
@@ -99,11 +104,13 @@ class Constraint:
             names = [framework.called(axis) for axis in self.axes]
             return " with ".join(names) if len(names) > 1 else f"{names[0]} above 1"
         relation = "fewer than" if self.at_least else "not divisible by"
+        if self.multiple:
+            return f"{self._product(framework)} {relation} {self.what}"
         return f"{self.what.replace('_', ' ')} {relation} {self._product(framework)}"
 
     def _product(self, framework: Framework) -> str:
         names = [framework.called(axis) for axis in self.axes if axis in framework.axes]
-        return "·".join(["2"] * self.twice + names)
+        return "·".join([str(self.times)] * (self.times > 1) + names)
 
 
 def constraints(model: Model, workload: Workload, framework: Framework) -> tuple[Constraint, ...]:
@@ -129,7 +136,8 @@ def constraints(model: Model, workload: Workload, framework: Framework) -> tuple
         found.append(Constraint("sequence-by-x", "sequence_length", length, ("x", "context")))
     if "context" in framework.axes:
         # Each rank computes a block from either end of the sequence, which balances causal attention.
-        found.append(Constraint("sequence-by-context", "sequence_length", length, ("context",), twice=True))
+        blocks = Constraint("sequence-by-context", "sequence_length", length, ("context",), times=2, where="context")
+        found += [blocks] if framework.exchanges else [blocks, *_exchange_constraints(model, framework.step)]
     if "pipeline" in framework.axes:
         uneven = framework.schedule.uneven
         layers = framework.step.most_parts(model.layers) if uneven else model.layers
@@ -137,6 +145,30 @@ def constraints(model: Model, workload: Workload, framework: Framework) -> tuple
     for refused in framework.refused:
         found.append(Constraint(f"{framework.name}-{'-'.join(refused.axes)}", refused.why, 1, refused.axes, both=True))
     return tuple(found)
+
+
+def _exchange_constraints(model: Model, step: StepOptions) -> list[Constraint]:
+    """Limits of the exchange of context parallelism, as Transformer Engine and Megatron-Core have them.
+
+    All-to-alls give each rank whole heads, and a ring knows no sliding window (context_parallel.py,
+    attn_forward_func_with_cp); groups inside a hierarchy must fill the axis (megatron/core/parallel_state.py).
+    """
+    exchange, count, found = step.context_exchange, step.context_inside, list[Constraint]()
+    attending = [layer for layer in model.types if layer.attention]
+    if exchange in ("ring", "hierarchical") and any(layer.window for layer in attending):
+        what = f"context parallelism does not support sliding window attention with {exchange}"
+        found.append(Constraint("window-by-context", what, 1, ("context",), both=True))
+    if exchange in ("all_to_all", "hierarchical"):
+        alone = exchange == "all_to_all"
+        axes, times = (("x", "context"), 1) if alone else (("x",), count)
+        for name in ("heads", "kv_heads"):
+            value = math.gcd(*(getattr(layer, name) for layer in attending))
+            title = f"{name.replace('_', '-')}-by-x-context"
+            found.append(Constraint(title, name, value, axes, times=times, where="context"))
+    if exchange == "hierarchical":
+        what = "the first of hierarchical_context_parallel_sizes"
+        found.append(Constraint("context-by-inside", what, count, ("context",), multiple=True, where="context"))
+    return found
 
 
 def broken_constraints(

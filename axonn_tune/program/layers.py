@@ -17,6 +17,7 @@ from functools import cached_property
 
 from axonn_tune.frameworks.description import StepOptions
 from axonn_tune.grid import WORLD
+from axonn_tune.program.context import CORE, after_core, before_core
 from axonn_tune.program.operations import (
     MATRIX_ALIGNMENT,
     ONCE,
@@ -467,9 +468,6 @@ def _norm_kernels(
     ]
 
 
-CORE = "attention.core"
-
-
 def attention_core(given: LayerInputs, *, phase: Phase) -> list[Operation]:
     """Biases or rotary positions, then softmax(QKᵀ)V on heads_x: `[M, N_x] → [M, Q_x]`, replicated over y."""
     # Heads of `[M, N_x]` are rotated by their positions, or copied under grouped-query attention, else views.
@@ -484,11 +482,11 @@ def attention_core(given: LayerInputs, *, phase: Phase) -> list[Operation]:
     else:
         core = _unfused_core(given, phase=phase, output=output)
     return [
-        *_exchange_keys(given, phase=phase, passes=1.0),
+        *before_core(given, phase=phase),
         *_turned(given, given.kernels.turned, phase),
         moves(phase, CORE, Traffic(1, 2), given.part * given.N / X, given, calls=separated),
         *core,
-        *_swap_heads(given, phase=phase, width=given.Q),
+        *after_core(given, phase=phase),
     ]
 
 
@@ -539,40 +537,16 @@ def attention_core_backward(given: LayerInputs) -> list[Operation]:
     gradient = given.stream("qkv gradient", "backward temporaries", given.N / X, inside=True)
     dead = ("qkv", "attention output", "softmax statistics", "scores", "attention gradient")
     joined = _joined(given)
-    exchanged = _exchange_keys(given, phase="backward", passes=2.0)
+    exchanged, returned = (found(given, phase="backward") for found in (before_core, after_core))
     if given.options.fused_attention:
         flops = 10.0 * given.part * S * given.Q / X
         core = Attention("backward", CORE, flops, backward=True, calls=PARTS, makes=(gradient,), frees=dead)
-        return [*exchanged, core, *_swap_heads(given, phase="backward", width=given.N), *joined]
+        return [*exchanged, core, *joined, *returned]
     scores, values = (_scores_matmul(given, "backward", "NN", forward=one) for one in (True, False))
     masked = [Kernel("backward", CORE, (2.0 * element + 1.0) * _scores(given), PARTS)] if given.options.dropout else []
     size, kernels = symbol("scores_back") * _scores(given), symbol("softmax_back") * PARTS
     softmax = Kernel("backward", CORE, size, kernels, makes=(gradient,), frees=dead)
-    swapped = _swap_heads(given, phase="backward", width=given.N)
-    return [*exchanged, scores, values, *masked, softmax, values, values, *swapped, *joined]
-
-
-def _exchange_keys(given: LayerInputs, *, phase: Phase, passes: float) -> list[Operation]:
-    """Keys and values of the other context ranks; in the backward pass their gradients are sent back.
-
-    With all-to-all, queries, keys and values of some heads of the whole sequence (arXiv 2309.14509); in the backward
-    pass the gradient of the output.
-    """
-    if not (given.context or given.lone_context):
-        return []
-    whole = given.element * given.part * CONTEXT
-    widths = as_size(2.0 * given.model.kv_heads * given.model.head_dim) / X
-    if given.options.context_exchange == "all_to_all":
-        return _swap_heads(given, phase=phase, width=given.Q if phase == "backward" else given.N)
-    role: Role = "keys" if given.options.context_overlap else "other"
-    return [Collective("all_gather", "context", phase, CORE, passes * whole * widths, role, PARTS)]
-
-
-def _swap_heads(given: LayerInputs, *, phase: Phase, width: Size) -> list[Operation]:
-    """All-to-all from tokens to heads or back, `[M, width_x]`."""
-    if not (given.context or given.lone_context) or given.options.context_exchange != "all_to_all":
-        return []
-    return [Collective("all_to_all", "context", phase, CORE, given.element * given.part * width / X, "other", PARTS)]
+    return [*exchanged, scores, values, *masked, softmax, values, values, *joined, *returned]
 
 
 def activation(given: LayerInputs, *, phase: Phase) -> list[Operation]:

@@ -27,7 +27,8 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple, TypeAlias
 
 from axonn_tune.frameworks.description import StepOptions
-from axonn_tune.program.layers import CORE, PARTS
+from axonn_tune.program.context import CORE
+from axonn_tune.program.layers import PARTS
 from axonn_tune.program.operations import (
     ONCE,
     Arithmetic,
@@ -537,7 +538,7 @@ class _Emitter:
             return
         if self.owed_input_gradient and not self._belongs_to_weight_gradient(step):
             self._settle_input_gradient()
-        if "keys" in self.owed and not step.layer.endswith(CORE):
+        if "keys" in self.owed and (not step.layer.endswith(CORE) or isinstance(step, Collective)):
             self._settle("keys")
         if isinstance(step, MatMul) and step.layout == "TN":
             self._settle("input_gather")

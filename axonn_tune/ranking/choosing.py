@@ -44,6 +44,7 @@ from axonn_tune.ranking.space import (
     Problem,
     Shapes,
     count_candidates,
+    exchange_grids,
     fit_memory,
     list_candidates,
     list_grids,
@@ -78,20 +79,24 @@ def search(problem: Problem, *, variants: bool = False, exact: int = DEFAULT_TOP
     candidates = count_candidates(shapes, grids)
     require_searchable(candidates)
     programs = {kind: step_program(problem, options, kind) for kind in request.recomputes}
+    exchanges = _exchanges(problem, grids, shapes, programs)
+    every = [program for one in exchanges for program in one.programs.values()]
     fittings = {kind: fit_memory(shapes, program) for kind, program in programs.items()}
     uneven, unpriced = uneven_chunks(shapes, programs, fittings)
-    groups = tuple(dict.fromkeys(axes for program in programs.values() for axes in program.groups))
+    groups = tuple(dict.fromkeys(axes for program in every for axes in program.groups))
     placed = distinct(np.concatenate([shapes.grid[uneven], *(shapes.grid[one.rows] for one in fittings.values())]))[0]
     placements = list_placements(grids, placed, problem, groups)
-    table = _routes(problem, placements, programs)
+    table = _routes(problem, placements, every)
 
     def priced(shapes: Shapes, fittings: dict[Recompute, Fitting]) -> Columns:
         some = fittings if variants else _undominated(problem, options, fittings)
         return _joined(
             [
-                _price(problem, shapes, placements, table, program, part)
-                for kind in programs
-                for program, part in _by_alignment(shapes, options, programs[kind], some[kind])
+                replace(found, exchange=np.full(len(found.shape), number))
+                for number, one in enumerate(exchanges)
+                for kind, program in one.programs.items()
+                for aligned, part in _by_alignment(shapes, program, one.taken(shapes, some[kind]))
+                for found in [_price(one.problem, shapes, placements, table, aligned, part)]
             ]
         )
 
@@ -119,7 +124,46 @@ def search(problem: Problem, *, variants: bool = False, exact: int = DEFAULT_TOP
         seconds=time.perf_counter() - started,
     )
     chosen = rows if variants else rows[np.sort(distinct(shapes.grid[columns.shape[rows]])[1])]
-    return Priced(problem, searched, grids, shapes, placements, fittings, columns, chosen, programs)
+    problems = tuple(one.problem for one in exchanges)
+    return Priced(problem, searched, grids, shapes, placements, fittings, columns, chosen, programs, problems)
+
+
+@dataclass(frozen=True)
+class _Exchange:
+    """The search with one exchange of context parallelism: for which grids, all if None, and its programs."""
+
+    problem: Problem
+    grids: NDArray[np.bool_] | None
+    programs: dict[Recompute, StepProgram]
+
+    def taken(self, shapes: Shapes, fitting: Fitting) -> Fitting:
+        """The shapes that have it."""
+        if self.grids is None:
+            return fitting
+        return replace(fitting, rows=fitting.rows[self.grids[shapes.grid[fitting.rows]]])
+
+
+def _exchanges(
+    problem: Problem, grids: Grids, shapes: Shapes, programs: dict[Recompute, StepProgram]
+) -> list[_Exchange]:
+    """The exchanges that are compared, each with the grids that it can have; the first has those without context, too.
+
+    No exchange needs other memory, so each candidate is priced with every one, and ranked with the best.
+    """
+    used = np.zeros(len(grids.sizes), dtype=np.bool_)
+    used[shapes.grid] = True
+    wide = used & (grids.column("context") > 1) if len(problem.by_exchange) > 1 else used
+    if not wide.any() or len(problem.by_exchange) == 1:
+        return [_Exchange(problem, None, programs)]
+    found = list[_Exchange]()
+    for one in problem.by_exchange:
+        having, of = exchange_grids(one, grids) & wide, programs
+        if found:
+            options = step_on(one.framework, one.machine)
+            of = {kind: step_program(one, options, kind) for kind in programs} if having.any() else {}
+        if of:
+            found.append(_Exchange(one, having if found else having | ~wide, of))
+    return found
 
 
 def run_search(problem: Problem, *, costs: Sequence[str] = (ALPHA_BETA,), variants: bool = False) -> Priced:
@@ -153,10 +197,9 @@ def step_program(
     )
 
 
-def _by_alignment(
-    shapes: Shapes, options: StepOptions, program: StepProgram, fitting: Fitting
-) -> Iterator[tuple[StepProgram, Fitting]]:
+def _by_alignment(shapes: Shapes, program: StepProgram, fitting: Fitting) -> Iterator[tuple[StepProgram, Fitting]]:
     """Programs and fittings by the alignment of rows of logits, which differs where the vocabulary is not padded."""
+    options = program.given.options
     if options.vocabulary_multiple != 0:
         yield program, fitting
         return
@@ -194,10 +237,10 @@ def _count_fitting(shapes: Shapes, placements: Placements, fittings: dict[Recomp
     return int(sum(placed[shapes.grid[fitting.rows]].sum() for fitting in fittings.values()))
 
 
-def _routes(problem: Problem, placements: Placements, programs: dict[Recompute, StepProgram]) -> RouteTable:
+def _routes(problem: Problem, placements: Placements, programs: Sequence[StepProgram]) -> RouteTable:
     """Price every route for all collectives of the programs."""
-    sent = {(step.kind, step.axis) for program in programs.values() for step, _ in program.collectives()}
-    sent |= {(step.kind, step.axis) for program in programs.values() for step, _ in program.collectives(FIRST)}
+    sent = {(step.kind, step.axis) for program in programs for step, _ in program.collectives()}
+    sent |= {(step.kind, step.axis) for program in programs for step, _ in program.collectives(FIRST)}
     software = software_on(problem.framework, problem.machine)
     return route_table(
         placements.shapes,

@@ -291,8 +291,7 @@ def with_unlimited_memory(machine: Machine) -> Machine:
 
 
 def _first(ranking: Priced, wanted: GridFilter) -> Detail | None:
-    layouts = map(ranking.layout, range(len(ranking)))
-    return next((price(ranking.problem, one) for one in layouts if wanted(one.grid)), None)
+    return next((ranking.detail(place) for place in range(len(ranking)) if wanted(ranking.layout(place).grid)), None)
 
 
 def _why_not(ranking: Priced, wanted: GridFilter) -> str:
@@ -312,7 +311,7 @@ def own_software_s(priced: Detail) -> float:
 
 def _overlap_gain(ranking: Priced) -> OverlapGain:
     """Price the best configuration without overlaps, and with the workload's overlaps (or all)."""
-    problem, best = ranking.problem, ranking.layout(0)
+    problem, best = ranking[0].job, ranking.layout(0)
 
     def step_s(overlaps: tuple[Overlap, ...]) -> float:
         workload = problem.workload.model_copy(update={"overlaps": overlaps})

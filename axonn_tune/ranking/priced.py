@@ -77,6 +77,7 @@ class Columns:
     """Priced candidates of all kinds of recompute: indices and seconds, one row each.
 
     bounded: steps that are bounds until they are refined. starts: groups with pipeline stages, each with its first row.
+    exchange: of context parallelism, by their number in the search.
     """
 
     shape: Integers
@@ -88,6 +89,7 @@ class Columns:
     bubble_s: Floats
     bounded: NDArray[np.bool_]
     starts: tuple[tuple[int, Pipelines], ...] = ()
+    exchange: Integers = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
 
     def exact_s(self, row: int) -> tuple[float, float, float]:
         """Step of one candidate, with pipeline stages by the exact recurrence; its computation and bubble, s."""
@@ -101,8 +103,8 @@ class Columns:
 class Priced:
     """Layouts of a job, priced and ranked; empty if nothing is feasible.
 
-    `rows` indexes the columns, best first, each grid once (or every candidate). others: rank of each grid by other cost
-    models.
+    `rows` indexes the columns, best first, each grid once (or every candidate). problems: the problem with each
+    exchange of context parallelism that was compared. others: rank of each grid by other cost models.
     """
 
     problem: Problem
@@ -114,6 +116,7 @@ class Priced:
     columns: Columns
     rows: Integers
     programs: dict[Recompute, StepProgram]
+    problems: tuple[Problem, ...] = ()
     cost: str = ALPHA_BETA
     others: Mapping[str, Mapping[Sizes, int]] = field(default_factory=dict)
 
@@ -129,7 +132,7 @@ class Priced:
         """Everything that the alpha-beta model predicts of the layout at a place of the ranking, from 0."""
         row = int(self.rows[position])
         return replace(
-            price(self.problem, self.layout(position)),
+            price(self._problem_of(row), self.layout(position)),
             rank=position + 1,
             tie=position < self.ties,
             shortest_step_s=float(self._shortest_steps_s[self._grid_of(row)]),
@@ -137,7 +140,7 @@ class Priced:
 
     def with_terms(self, position: int) -> PricedLayout:
         """The layout at a place of the ranking, with every collective by the ranking's cost model."""
-        detail = price(self.problem, self.layout(position))
+        detail = price(self._problem_of(int(self.rows[position])), self.layout(position))
         return replace(self[position], terms=detail.terms, stages=detail.stages)
 
     def layout(self, position: int) -> Layout:
@@ -159,6 +162,10 @@ class Priced:
             mtp_part=self.problem.pipeline_layout and self.problem.pipeline_layout.mtp_part,
         )
 
+    def _problem_of(self, row: int) -> Problem:
+        """The problem with the exchange of a candidate."""
+        return self.problems[self.columns.exchange[row]] if self.problems else self.problem
+
     def _grid_of(self, row: int) -> int:
         return int(self.shapes.grid[self.columns.shape[row]])
 
@@ -172,7 +179,7 @@ class Priced:
         values |= {"kept": kept, "unkept": float(self.problem.model.layers) - kept}
         return PricedLayout(
             **vars(layout),
-            job=self.problem,
+            job=self._problem_of(row),
             communication_s=float(columns.communication_s[row]),
             compute_s=compute_s,
             iteration_s=step_s,

@@ -7,8 +7,9 @@ before rank orders, since it does not depend on them.
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any
 
@@ -22,12 +23,12 @@ from axonn_tune.grid import (
     ALL_AXES,
     AXES,
     BATCH_AXES,
-    ENDS,
     WORLD,
     GroupShape,
     distinct_orders,
     divisors,
     factorizations,
+    level_of,
     merged_shape,
     split_axes,
 )
@@ -79,6 +80,25 @@ class Problem(Job):
         return self.pipeline_layout and self.pipeline_layout.parts
 
     @cached_property
+    def by_exchange(self) -> tuple[Problem, ...]:
+        """The problem with each exchange of context parallelism that the search compares, the framework's own first.
+
+        An all-gather sends as much as a ring and overlaps with nothing: it is there where windows forbid the ring. Of
+        hierarchies there is one a size of the inner groups (`exchange_grids`).
+        """
+        framework, pinned = self.framework, self.request.axes.get("context") == 1
+        if not framework.exchanges or pinned or "context" not in self.axes:
+            return (self,)
+        windowed, node = any(layer.window for layer in self.model.types), self.machine.tiers[0].ranks or 1
+        names = [name for name in framework.exchanges if name != "all_gather" or windowed]
+        steps = [
+            framework.with_step(context_exchange=name, context_inside=count)
+            for name in dict.fromkeys((framework.step.context_exchange, *names))
+            for count in (divisors(node)[1:] if name == "hierarchical" else (framework.step.context_inside,))
+        ]
+        return tuple(replace(self, framework=one) for one in steps)
+
+    @cached_property
     def orders(self) -> tuple[tuple[str, ...], ...]:
         """Every rank order that may be tried, each of all axes; pipeline stages are outermost."""
         if self.request.order is not None:
@@ -120,6 +140,27 @@ class Grids:
     def column(self, axis: str) -> Integers:
         """Sizes of one axis."""
         return self.sizes[:, self.axes.index(axis)]
+
+
+def exchange_grids(problem: Problem, grids: Grids) -> NDArray[np.bool_]:
+    """Grids for which the search compares the exchange of `problem`, those with context parallelism.
+
+    All-to-alls are compared where they send less than a ring or an all-gather, 2·(N + O) bytes a token and 3·(N - Q) a
+    rank: those overlap, or take no longer a byte. Of a hierarchy they fill a node, and a ring goes across nodes
+    (arXiv 2603.07685, section 6.3).
+    """
+    columns, step = {axis: grids.column(axis) for axis in grids.axes}, problem.framework.step
+    context = columns["context"]
+    found: NDArray[np.bool_] = (context > 1) & ~list_grids(problem).broken.any(axis=1)
+    if step.context_exchange in ("all_to_all", "hierarchical"):
+        layers = [layer for layer in problem.model.types if layer.attention]
+        swapped = [2.0 * (one.qkv_width + one.value_width) / (one.qkv_width - one.query_width) for one in layers]
+        found &= 3.0 * context > min(swapped, default=math.inf)
+    if step.context_exchange == "hierarchical":
+        order = problem.orders[0]
+        ranks = np.prod([columns[axis] for axis in order[: order.index("context")]], axis=0, dtype=np.int64)
+        found &= (ranks * step.context_inside == problem.machine.tiers[0].ranks) & (context > step.context_inside)
+    return found
 
 
 def sound_sizes(gpus: int, model: Model, workload: Workload) -> Integers:
@@ -544,9 +585,8 @@ def _routes(
         return np.full(rows, known.setdefault(merged_shape([(world, 1)]), len(known)))
     alone = np.ones(rows, dtype=np.int64), np.ones(rows, dtype=np.int64)
     levels = [level.get(axis, alone) for axis in split_axes(axes)]
-    if axes == ENDS:
-        size, stride = levels[0]
-        levels = [(np.minimum(size, 2), np.where(size > 1, stride * (size - 1), 1))]
+    if len(levels) == 1:
+        levels = [level_of(axes, *levels[0])]
     code = np.zeros(rows, dtype=np.int64)
     for size, stride in levels:
         values, _, number = distinct(size << 32 | stride)

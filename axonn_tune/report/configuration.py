@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import shlex
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from axonn_tune.cost.price import ATTENTION, CONTENDED, ELEMENT_WISE, GEMMS, Detail, price
@@ -165,7 +165,12 @@ def detailed(config: Json, inputs: Inputs) -> ConfigurationDetail | None:
         parts=parse_layout(text).parts if text else None,
         recompute_layers=config.get("recompute_layers"),
     )
-    return ConfigurationDetail(config, inputs, price(inputs.problem, settled))
+    problem = inputs.problem
+    if exchange := config.get("context_exchange"):
+        name, _, count = exchange.partition(" ")
+        framework = problem.framework.with_step(context_exchange=name, context_inside=int(count or 1))
+        problem = replace(problem, framework=framework)
+    return ConfigurationDetail(config, inputs, price(problem, settled))
 
 
 @dataclass(frozen=True)

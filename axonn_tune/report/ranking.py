@@ -45,7 +45,7 @@ from axonn_tune.units import GB, GIB, MICRO, counted, show_bytes, show_count, sh
 
 RANKING_SCHEMA = "axonn-tune/ranking/1"
 
-_SETTINGS = ("order", "micro_batch", "recompute", "kept_layers", "bubble_s", "shortest_step_s")
+_SETTINGS = ("order", "micro_batch", "recompute", "kept_layers", "context_exchange", "bubble_s", "shortest_step_s")
 """Columns that a narrow table leaves out where all rows have one value."""
 _MULTIPLES = ("node_hours", "logged_tflops_per_gpu", "mfu", "tokens_per_s_per_gpu", "gpu_hours")
 """Multiples of the step or of its inverse, left out of what is wider than a line all the same."""
@@ -160,6 +160,7 @@ def _rows(ranked: Priced, entries: Sequence[Row], families: Sequence[Sequence[in
             "memory_limit_bytes": limit_bytes,
             "shortest": same_step(entry, best),
             "alike": folded.get(entry.rank or 0, "") if isinstance(entry, PricedLayout) else "",
+            "context_exchange": None if isinstance(entry, Rejected) else entry.context_exchange,
         }
         for entry in entries
     ]
@@ -209,12 +210,15 @@ def default_columns(ranked: Priced, entries: Sequence[Row], *, wide: bool = Fals
     """Names of the columns shown unless others are asked for."""
     problem, framework = ranked.problem, ranked.problem.framework
     rejected = any(isinstance(entry, Rejected) for entry in entries)
+    own = framework.step.context_exchange
     shown = {
         "rank": True,
         "grid": True,
         "alike": folded,
         "order": wide or framework.permuted,
-        **dict.fromkeys(("micro_batch", "recompute", "kept_layers", "tokens_per_s_per_gpu", "mfu"), True),
+        **dict.fromkeys(("micro_batch", "recompute", "kept_layers"), True),
+        "context_exchange": any(getattr(one, "context_exchange", None) not in (None, own) for one in entries),
+        **dict.fromkeys(("tokens_per_s_per_gpu", "mfu"), True),
         "hfu": wide,
         "logged_tflops_per_gpu": framework.logged is not None,
         "communication_s": True,
@@ -402,6 +406,7 @@ _COLUMNS = (
         "Layers not resharded after forward (FSDP2).",
         title="not re\u00adsharded",
     ),
+    words("context_exchange", "exchange", "How attention gets keys and values of other ranks of context.", 14),
     Column(
         "communication_s",
         "communi\u00adcation, s",
@@ -601,7 +606,8 @@ def entry_fields(entry: PricedLayout) -> Json:
         from axonn_tune.stages import layout_text
 
         found["pipeline_layout"] = layout_text(entry.parts, mtp=job.model.mtp_layers, mtp_part=entry.mtp_part)
-    return found | training_fields(job, entry)
+    exchange = {"context_exchange": entry.context_exchange} if entry.context_exchange else {}
+    return found | exchange | training_fields(job, entry)
 
 
 def _rejected_fields(one: Rejected, problem: Problem) -> Json:

@@ -57,6 +57,7 @@ def _parallelism(args: Any) -> Answer:
         "optimizer_instances": args.num_distributed_optimizer_instances,
         "sequence_parallel": args.sequence_parallel,
         "cp_comm_type": args.cp_comm_type[0],
+        "hierarchy": args.hierarchical_context_parallel_sizes,
     }
 
 

@@ -221,7 +221,8 @@ def framework_of(row: StepRow) -> Framework:
     asked = step.sequence_parallel if row.sequence_parallel is None else row.sequence_parallel
     changes["sequence_parallel"] = asked and row.tensor > 1
     wanted = {name: value for name, value in changes.items() if getattr(step, name) != value}
-    return found.with_step(**wanted) if wanted else found
+    # A row is of one run: nothing of it is searched that is not open.
+    return replace(found.with_step(**wanted) if wanted else found, exchanges=())
 
 
 def nearest_framework(words: str) -> str:

@@ -56,3 +56,35 @@ def test_chunks_that_differ_in_blocks_are_priced_as_they_are(name: str, space: s
     assert_same(ranking, range(min(len(ranking), 8)))
     steps = [ranking[position].iteration_s for position in range(len(ranking))]
     assert not steps or steps[0] <= min(steps) * (1 + 1e-9)
+
+
+@pytest.mark.parametrize(("pipeline", "gpus"), [(1, 32), (2, 32)])
+def test_each_exchange_of_context_costs_what_explain_says(pipeline: int, gpus: int) -> None:
+    """Guards the exchanges that a search compares: each candidate as it is alone, the best of a grid in its place."""
+    model = small_model(family="llama", layers=4, heads=32, kv_heads=32, hidden=1024, head_dim=32, ffn=2048)
+    request = Request(context=gpus // 2 if pipeline == 1 else 8, pipeline=pipeline)
+    given = {"gpus": gpus, "batch": 8, "sequence_length": 2048, "request": request}
+    problem = small_problem(model, MACHINE, find_framework("megatron-core"), **given)
+    every, best = search(problem, variants=True), search(problem)
+    found = {every[place].context_exchange for place in range(len(every))}
+    assert found == {"ring", "all_to_all", "hierarchical 2", "hierarchical 4"}
+    places = {every[place].context_exchange: place for place in reversed(range(len(every)))}
+    assert_same(every, range(0, len(every), 5))
+    for place in places.values():
+        assert_same(every, range(place, place + 1))
+    fastest = min(every[place].iteration_s for place in range(len(every)))
+    assert best[0].iteration_s == fastest
+
+
+def test_a_pinned_exchange_is_the_only_one() -> None:
+    """Guards `--set step.context_exchange`: what a search does not compare costs what it did."""
+    core = find_framework("megatron-core")
+    model = small_model(family="llama", heads=32, kv_heads=32, hidden=1024, head_dim=32)
+    given = {"gpus": 8, "batch": 8, "sequence_length": 2048, "request": Request(context=8, pipeline=1)}
+    pinned, ring = (
+        search(small_problem(model, MACHINE, core.with_step(context_exchange=name), **given))
+        for name in ("all_to_all", "ring")
+    )
+    both = search(small_problem(model, MACHINE, core, **given))
+    assert {one.context_exchange for one in (pinned[0], ring[0])} == {"all_to_all", "ring"}
+    assert both[0].iteration_s == min(pinned[0].iteration_s, ring[0].iteration_s)

@@ -34,9 +34,9 @@ CAPABILITIES = {"A100": 8, "GB200": 10, "H100": 9, "MI250X": 9}
 class Case:
     """One configuration of a framework, a line of `cases.txt`.
 
-    options: sizes of axes, chunks, layout, micro_batch, recompute, recompute_layers, kept_layers, batch, seq, order.
-    Without them: sizes of 1, an even split, no recompute, all layers resharded after forward, the model's sequence
-    length, the framework's rank order.
+    options: sizes of axes, chunks, layout, micro_batch, recompute, recompute_layers, kept_layers, batch, seq, order,
+    exchange of context with the ranks inside. Without them: sizes of 1, an even split, no recompute, all layers
+    resharded after forward, the model's sequence length, the framework's rank order and exchange.
     """
 
     framework: str
@@ -87,12 +87,14 @@ def run_of(case: Case) -> Run:
     model, workload, recompute = problem.model, problem.workload, case.options.get("recompute", "none")
     micro_batch, chunks = case.number("micro_batch"), case.number("chunks")
     sizes = {axis: case.number(axis) for axis in ALL_AXES}
+    if exchange := case.options.get("exchange"):
+        framework = framework.with_step(context_exchange=exchange, context_inside=case.number("inside"))
     own, order = (Grid(order=axes, **sizes) for axes in (framework.axes, _order(case)))
     broken = broken_constraints(own, model, workload, framework, micro_batch=micro_batch, chunks=chunks)
     assert not broken, f"{case}: {broken}"
     assert own.world == case.gpus, f"{case}: {own.world} ranks"
     return Run(
-        framework=framework,
+        framework=find_framework(case.framework),
         model=model,
         machine=problem.machine,
         workload=workload,

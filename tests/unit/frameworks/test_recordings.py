@@ -13,6 +13,7 @@ import pytest
 
 from axonn_tune.frameworks import find_framework
 from axonn_tune.frameworks.command import Run
+from axonn_tune.frameworks.megatron_core import CP_COMM_TYPES
 from axonn_tune.grid import ALL_AXES
 from axonn_tune.program.dimensions import table_rows
 from axonn_tune.program.operations import PLAIN
@@ -186,6 +187,7 @@ def _of(run: Run, names: str) -> dict[str, Any]:
 def _megatron_core(run: Run) -> dict[str, Any]:
     model, order, full = run.model, run.grid.order, run.recompute == "full"
     stages_inside = run.size("pipeline") > 1 and order.index("pipeline") < order.index("data")
+    hierarchy = run.step.context_exchange == "hierarchical"
     shared = "world tp pp cp micro_batch global_batch micro_batches dtype blocks hidden ffn heads kv_heads head_dim"
     return {
         **_of(run, f"{shared} sequence layers"),
@@ -197,7 +199,8 @@ def _megatron_core(run: Run) -> dict[str, Any]:
         "order": "tp-cp-ep-pp-dp" if stages_inside else "tp-cp-ep-dp-pp",
         "optimizer_instances": 1,
         "sequence_parallel": run.size("x") > 1,
-        "cp_comm_type": "p2p",
+        "cp_comm_type": CP_COMM_TYPES[run.step.context_exchange],
+        "hierarchy": [run.step.context_inside, run.size("context") // run.step.context_inside] if hierarchy else None,
         "recompute": {"none": None, "full": "full"}.get(run.recompute, "selective"),
         "recompute_method": ("block" if run.recompute_layers else "uniform") if full else None,
         "recompute_layers": (run.recompute_layers or 1) if full else None,

@@ -80,7 +80,7 @@ def test_what_is_written_is_read(case: Case, tmp_path: Path) -> None:
         some = run.recompute_layers
         assert settled.recompute_layers == some
         asked = Layout(run.grid, run.micro_batch, run.recompute, run.kept_layers, run.chunks, run.parts, some)
-        ours = price(Job(run.model, run.machine, run.workload, run.framework), asked)
+        ours = price(Job(run.model, run.machine, run.workload, replace(run.framework, step=run.step)), asked)
         settled = replace(settled, kept_layers=kept)
         theirs = price(Job(found.model, run.machine, found.workload, framework), settled)
         assert ours.iteration_s == pytest.approx(theirs.iteration_s, rel=1e-9)

@@ -61,7 +61,8 @@ GTP, HSDP, TENSOR, CONTEXT = {"x": 2, "z": 4, "data": 2}, {"z": 4, "data": 2}, {
 DATA, LOSS = {"role": ("data",)}, {"layer": ("loss", "loss.max", "loss.sums")}
 BF16_CORE, PLAIN = CORE.with_step(shard_gradient_bytes=2), CORE.with_step(distributed_optimizer=False)
 ALL_REDUCE, ULYSSES = CORE.with_step(sequence_parallel=False), CORE.with_step(context_exchange="all_to_all")
-RING, GATHERED = CORE, CORE.with_step(context_exchange="all_gather", context_overlap=False)
+RING, GATHERED = CORE, CORE.with_step(context_exchange="all_gather")
+HIERARCHY = CORE.with_step(context_exchange="hierarchical", context_inside=2)
 BLOCKS = LAYERS * BLOCK
 WHOLE = BLOCKS + 2 * TABLE + POSITIONS
 SHARD = (BLOCKS + 2 * TABLE) / 2 / 4 + POSITIONS / 4
@@ -150,18 +151,29 @@ ROWS: list[tuple[str, Framework, Recompute, dict[str, int], dict[str, Any], Sent
     ("norms", ALL_REDUCE, "none", TENSOR, over("x", "vectors"), {}),
     # The vocabulary-parallel loss: maximum, target logit and sum, one FP32 number a token each.
     ("loss", CORE, "none", TENSOR, LOSS, {"all_reduce xy": (12, 12 * 4 * LENGTH)}),
-    # Keys and values of the whole sequence arrive forward; backward as much, and their gradients.
+    # Keys and values of the whole sequence arrive forward; backward they do again, and their gradients go back. Around
+    # a ring both are one call, of as many bytes.
     *(
         (f"context {phase}", one, "none", CONTEXT | {"x": 2}, over("context") | {"phase": (phase,), "role": (role,)},
-         {"all_gather context": (LAYERS * BATCH, LAYERS * BATCH * passes * 2 * HIDDEN * LENGTH)})
-        for one, role in ((RING, "keys"), (GATHERED, "other"))
-        for phase, passes in (("forward", 1), ("backward", 2))
+         {f"{kind} context": (LAYERS * BATCH, LAYERS * BATCH * passes * 2 * HIDDEN * LENGTH) for kind in kinds})
+        for one, role, phase, passes, kinds in (
+            (RING, "keys", "forward", 1, ["all_gather"]), (RING, "keys", "backward", 2, ["all_gather"]),
+            (GATHERED, "other", "forward", 1, ["all_gather"]),
+            (GATHERED, "other", "backward", 1, ["all_gather", "reduce_scatter"]),
+        )
     ),
     # Ulysses (arXiv 2309.14509, section 3.2): queries, keys, values and the output, forward and backward.
     *(
         ("ulysses", ULYSSES, "none", CONTEXT, {"kind": ("all_to_all",), "phase": (phase,)},
          {"all_to_all context": (2 * LAYERS * BATCH, LAYERS * BATCH * 2 * HIDDEN * LENGTH)})
         for phase in ("forward", "backward")
+    ),
+    # a2a+p2p, 2 ranks inside and 2 across: the same all-to-alls inside, and half of the heads around rings across.
+    *(
+        ("hierarchy", HIERARCHY, "none", CONTEXT, {"layer": ("attention.core",), "phase": (phase,)},
+         {"all_to_all context[:2]": (2 * LAYERS * BATCH, LAYERS * BATCH * 2 * HIDDEN * LENGTH),
+          "all_gather context[::2]": (LAYERS * BATCH, LAYERS * BATCH * passes * 2 * HIDDEN * LENGTH)})
+        for phase, passes in (("forward", 1), ("backward", 2))
     ),
     # Context ranks are replicas under Megatron-Core, and hold shards under torchtitan.
     ("replicas", CORE, "none", {"context": 2, "data": 2}, DATA, {"reduce_scatter contextdata": (11, 4 * WHOLE)}),
