@@ -88,7 +88,7 @@ def search(problem: Problem, *, variants: bool = False, exact: int = DEFAULT_TOP
     programs = {kind: step_program(problem, options, kind) for kind in problem.variants}
     exchanges = _exchanges(problem, grids, shapes, programs)
     every = [program for one in exchanges for program in one.programs.values()]
-    fittings = fit_all(shapes, programs) if variants else fit_always(shapes, programs)
+    fittings = (fit_all if variants or problem.request.recompute_layers else fit_always)(shapes, programs)
     uneven, unpriced = uneven_chunks(shapes, programs, fittings)
     groups = tuple(dict.fromkeys(axes for program in every for axes in program.groups))
     placed = distinct(np.concatenate([shapes.grid[uneven], *(shapes.grid[one.rows] for one in fittings.values())]))[0]
