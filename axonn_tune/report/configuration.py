@@ -48,6 +48,7 @@ from axonn_tune.report.ranking import (
     is_tied,
     page_axes,
     show_days,
+    step_words,
     term_json,
     term_row,
     with_framework,
@@ -135,6 +136,7 @@ def explain_command(inputs: Inputs) -> list[str]:
         options += [word for name in workload.overlaps for word in ("--overlap", name)] or ["--no-overlap"]
     if problem.framework.name != AXONN_TUNE.name:
         options += ["--framework", problem.framework.name]
+    options += step_words(problem.framework)
     if problem.rank_by != problem.framework.ranked_by:
         options += ["--rank-by", problem.rank_by]
     return [

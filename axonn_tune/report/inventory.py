@@ -100,7 +100,8 @@ def _model_lines(model: Model) -> Iterator[str]:
     for layer, count in zip(model.types, model.counts, strict=True) if model.layer_types else ():
         yield f"{counted(count, 'layer')} {layer.name}: {layer.words}"
     if model.mtp_layers:
-        yield f"{counted(model.mtp_layers, 'more layer')} as the last, for multi-token prediction"
+        each = " and ".join(model.types[at].name or "the others" for at in model.mtp_types)
+        yield f"{counted(model.mtp_layers, 'layer')} of multi-token prediction, each like {each}"
 
 
 def show_count(count: int) -> str:

@@ -18,7 +18,6 @@ import numpy as np
 from axonn_tune import __version__
 from axonn_tune.cost.price import Detail
 from axonn_tune.errors import UsageError
-from axonn_tune.frameworks import find_framework
 from axonn_tune.frameworks.axonn_tune import AXONN_TUNE
 from axonn_tune.learning.diagnose import Cause, Diagnosis
 from axonn_tune.learning.evidence import WHOLE, Setup
@@ -28,6 +27,7 @@ from axonn_tune.learning.stated import CommandRun
 from axonn_tune.report import page
 from axonn_tune.report.explain import ExplainSection
 from axonn_tune.report.output import PERCENT, Column, Json, fields_of, percent, signed_percent, text_of, words, wrapped
+from axonn_tune.report.ranking import setting_word, step_words
 from axonn_tune.specs.catalog import available, load_model
 from axonn_tune.specs.model import Model
 from axonn_tune.specs.results import Pairs
@@ -221,15 +221,7 @@ def pins(setup: Setup, *, machine: str, model: NamedModel = None) -> list[str]:
     found += [word for name in OVERLAPS if name not in workload.overlaps for word in ("--no-overlap", name)]
     found += ["--split-micro-batch"] if workload.split_micro_batch else []
     found += ["--shard-optimizer"] if workload.shard_optimizer_over_data else []
-    return [*found, *_step_words(setup)]
-
-
-def _step_words(setup: Setup) -> Iterator[str]:
-    """Options of the step that are not the framework's own, as `--set` takes them."""
-    plain = asdict(find_framework(setup.framework.name).step)
-    for name, value in asdict(setup.framework.step).items():
-        if value != plain[name]:
-            yield from ("--set", f"step.{name}={_word(value)}")
+    return [*found, *step_words(setup.framework)]
 
 
 def _model_words(model: Model, named: NamedModel) -> list[str]:
@@ -250,14 +242,7 @@ def _changed(model: Model, other: Model) -> Iterator[str]:
         # Only a table of learned positions has a length that is priced.
         idle = name in _DESCRIPTIVE or (name == "max_sequence_length" and not model.learned_positions)
         if not idle and getattr(model, name) != getattr(other, name):
-            yield f"{name}={_word(getattr(model, name))}"
-
-
-def _word(value: object) -> str:
-    """A value as `--set` takes it."""
-    if isinstance(value, tuple):
-        return ",".join(map(str, value))
-    return {True: "true", False: "false", None: "null"}[value] if isinstance(value, bool | None) else str(value)
+            yield f"{name}={setting_word(getattr(model, name))}"
 
 
 def diagnosis_json(found: Diagnosis, *, machine: str, model: str | None = None, remarks: Sequence[str] = ()) -> Json:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any, TypeAlias
 
 from axonn_tune import __version__
@@ -363,8 +363,29 @@ def axis_columns(framework: Framework, axes: Sequence[str]) -> list[Column]:
 
 
 def framework_of(document: Json) -> Framework:
-    """The framework of a document of results; of those that do not say, the bundled runtime."""
-    return find_framework(document.get("framework") or AXONN_TUNE.name)
+    """The framework of a document of results, with its step; of those that do not say, the bundled runtime."""
+    changed = {name: tuple(one) if isinstance(one, list) else one for name, one in document.get("step", {}).items()}
+    return find_framework(document.get("framework") or AXONN_TUNE.name).with_step(**changed)
+
+
+def step_changes(framework: Framework) -> dict[str, Any]:
+    """Options of the step that are not the framework's own."""
+    step, plain = framework.step, registry().get(framework.name, framework).step
+    every = ((one.name, getattr(step, one.name)) for one in fields(step))
+    return {name: value for name, value in every if value != getattr(plain, name)}
+
+
+def step_words(framework: Framework) -> list[str]:
+    """The same as `--set` takes them."""
+    changed = step_changes(framework)
+    return [word for name in changed for word in ("--set", f"step.{name}={setting_word(changed[name])}")]
+
+
+def setting_word(value: object) -> str:
+    """A value as `--set` takes it."""
+    if isinstance(value, tuple):
+        return ",".join(map(str, value))
+    return {True: "true", False: "false", None: "null"}[value] if isinstance(value, bool | None) else str(value)
 
 
 def with_framework(framework: Framework) -> str:
@@ -539,6 +560,7 @@ def document_head(schema: str, inputs: Inputs) -> Json:
         "tool_version": __version__,
         "gpus": problem.gpus,
         "framework": problem.framework.name,
+        **({"step": changed} if (changed := step_changes(problem.framework)) else {}),
         "model": origin(inputs.model),
         "machine": origin(inputs.machine),
         "workload": problem.workload.model_dump(mode="json", by_alias=True),

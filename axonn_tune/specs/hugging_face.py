@@ -263,9 +263,14 @@ def _layer_types(config: _Config, kind: _Kind, *, layers: int) -> dict[str, Plai
         types.setdefault(names[-1], own | others)
     found: dict[str, Plain] = {"layer_types": types} if any(types.values()) else {}
     found |= {"layers": _pattern(names)} if len(types) > 1 else {}
-    predicting = config.size("num_mtp_layers", absent=0, least=0)
-    predicting = config.size("num_nextn_predict_layers", absent=predicting, least=0)
-    return found | ({"mtp_layers": predicting} if predicting else {})
+    return found | _predicting(config)
+
+
+def _predicting(config: _Config) -> dict[str, Plain]:
+    """`mtp_layers`, if there are any."""
+    layers = config.size("num_mtp_layers", absent=0, least=0)
+    layers = config.size("num_nextn_predict_layers", absent=layers, least=0)
+    return {"mtp_layers": layers} if layers else {}
 
 
 def _hybrid(config: _Config, kind: _Kind) -> dict[str, Plain]:
@@ -287,9 +292,7 @@ def _hybrid(config: _Config, kind: _Kind) -> dict[str, Plain]:
         else:
             assert kind.experts is not None
             types[name] = alone | ({"experts": _experts(config, kind.experts)} if name == "moe" else {})
-    if config.size("num_nextn_predict_layers", absent=0, least=0):
-        config.left_out.append("multi-token prediction")
-    return {"layers": _pattern(names), "layer_types": types}
+    return {"layers": _pattern(names), "layer_types": types, **_predicting(config)}
 
 
 def _pattern(names: Sequence[str]) -> str:

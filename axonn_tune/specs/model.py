@@ -341,7 +341,9 @@ class Model(Document):
         description="Layer types by name; what one does not say is as above. Without any, all are alike.",
     )
     mtp_layers: Annotated[int, Field(ge=0, le=MOST_LAYERS)] = Field(
-        default=0, description="Multi-token prediction: further layers of the last type, each with a projection."
+        default=0,
+        description="Multi-token prediction: further layers, each of the last type, and of the last with attention "
+        "if that has none, with a projection.",
     )
     source: str = Field(min_length=1, description="Where the sizes come from.")
     defaults: ModelDefaults = Field(description="Workload unless the command line says otherwise.")
@@ -467,9 +469,16 @@ class Model(Document):
 
     @property
     def by_type(self) -> tuple[tuple[Layer, int], ...]:
-        """Layer types and how many layers each has; those of multi-token prediction are of the last."""
-        last, counts = self.runs[-1][0], self.counts
-        return tuple((layer, counts[at] + self.mtp_layers * (at == last)) for at, layer in enumerate(self.types))
+        """Layer types and how many layers each has, those of multi-token prediction included."""
+        more, counts = dict.fromkeys(self.mtp_types, self.mtp_layers), self.counts
+        return tuple((layer, counts[at] + more.get(at, 0)) for at, layer in enumerate(self.types))
+
+    @property
+    def mtp_types(self) -> tuple[int, ...]:
+        """Types of one multi-token prediction layer, as indices into `types`: the last, after one with attention."""
+        used = [index for index, _ in reversed(self.runs)]
+        attends = [index for index in used if self.types[index].attention][:1]
+        return tuple(dict.fromkeys([*attends, used[0]]))
 
     @property
     def parameters(self) -> int:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
 
 from axonn_tune.frameworks import find_framework
 from axonn_tune.ranking.inputs import load_inputs
+from axonn_tune.report.configuration import explain_command, inputs_of
+from axonn_tune.report.ranking import document_head
 from axonn_tune.request import Request
 
 AWARE = {"use_precision_aware_optimizer": "bf16"}
@@ -29,3 +32,21 @@ def test_options_are_those_of_the_step(asked: dict[str, Any], step: dict[str, ob
     problem = load_inputs(Request("llama3-8b", gpus=8, framework="megatron-core", **asked)).problem
     assert problem.framework.step == find_framework("megatron-core").with_step(**step).step
     assert ("full" in problem.request.recomputes) == ("cuda_graphs" not in asked), "which captured layers exclude"
+
+
+def test_a_document_of_results_has_the_options_of_its_step() -> None:
+    """Guards pages of results: details are priced again, and explained, with the types and graphs of the search."""
+    asked: dict[str, Any] = {
+        "use_precision_aware_optimizer": "fp8",
+        "cuda_graphs": ("attn", "mlp"),
+        "recompute": "none",
+    }
+    inputs = load_inputs(Request("llama3-8b", gpus=8, framework="megatron-core", **asked))
+    document = json.loads(json.dumps(document_head("axonn-tune/ranking/1", inputs)))
+    again = inputs_of(document, source="results.json")
+    assert again.problem.framework.step == inputs.problem.framework.step
+    words = " ".join(explain_command(again))
+    assert "--set step.exp_avg_bytes=1" in words
+    assert "--set step.cuda_graphs=attn,mlp" in words
+    plain = load_inputs(Request("llama3-8b", gpus=8, framework="megatron-core"))
+    assert "step" not in document_head("axonn-tune/ranking/1", plain)

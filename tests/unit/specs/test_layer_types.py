@@ -8,9 +8,11 @@ import pytest
 
 from axonn_tune.errors import DocumentError
 from axonn_tune.specs.document import to_yaml
+from axonn_tune.specs.launch import Launch
 from axonn_tune.specs.loading import parse_document
-from axonn_tune.specs.model import MOST_LAYERS, Model, expand
+from axonn_tune.specs.model import MOST_LAYERS, PRICED, Model, expand, unpriced, unrun
 from tests.unit.small import small_model
+from tests.unit.specs.launches import example_launch
 
 LATENT = {"query_rank": 24, "kv_rank": 16, "nope_dim": 8, "rope_dim": 4, "value_dim": 6}
 EXPERTS = {"count": 8, "per_token": 2, "width": 32, "shared_width": 48}
@@ -115,6 +117,48 @@ def test_mtp_layers_add_a_layer_and_a_projection() -> None:
     last = model.types[-1]
     assert model.parameters - without.parameters == 2 * (last.weights + last.vectors + 2 * 64 * 64 + 3 * 64)
     assert model.mixed
+
+
+def test_an_mtp_layer_after_experts_alone_has_attention_too() -> None:
+    """Nemotron 3's: attention and experts; of a plain model the last type."""
+    alone = {"attention": False, "experts": EXPERTS}
+    hybrid = typed("(full moe)*4", mtp_layers=2, layer_types={"full": {"mlp": False}, "moe": alone})
+    assert hybrid.mtp_types == (0, 1)
+    assert [count for _, count in hybrid.by_type] == [6, 6]
+    assert [count for _, count in typed(mtp_layers=2).by_type] == [2, 8]
+
+
+def test_parts_name_what_is_not_priced_or_run() -> None:
+    """Guards one sentence for searches and one for the runtime; a plain model, and norms of queries, have neither."""
+    normed = small_model(family="llama", layer_types={"dense": {"qk_norms": True}})
+    for plain in (small_model(), normed):
+        assert (plain.parts, unpriced(plain), unrun(plain)) == ((), None, None)
+    types = {"local": {"window": 8, "sinks": True, "latent": LATENT}, "moe": {"experts": EXPERTS}}
+    model = typed("(local moe)*4", layer_types=types, mtp_layers=1)
+    assert model.parts == (
+        "multi-head latent attention",
+        "sliding-window attention",
+        "attention sinks",
+        "experts",
+        "multi-token prediction",
+        "layer types of different sizes",
+    )
+    words = "multi-head latent attention, no sliding-window attention, no attention sinks"
+    assert words in (unrun(model) or "")
+    assert unpriced(typed("dense", layer_types={"dense": {"ffn": 8}})) == (
+        None
+        if {"layer types of different sizes"} <= PRICED
+        else "small: layouts of models with layer types of different sizes are not priced yet"
+    )
+
+
+def test_launch_configs_of_what_the_runtime_lacks_are_refused() -> None:
+    """Guards a run, a validation and an edited file: latents, windows and sinks are named."""
+    launch = example_launch()
+    types = {"dense": {"latent": LATENT, "window": 8}}
+    model = typed("dense*8", layer_types=types).model_dump(by_alias=True)
+    with pytest.raises(ValueError, match="runtime has no multi-head latent attention, no sliding-window attention"):
+        Launch.model_validate(launch.model_dump(by_alias=True) | {"model": model})
 
 
 def test_written_models_load_again() -> None:
