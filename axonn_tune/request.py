@@ -326,6 +326,11 @@ class Request:
         choices=RECOMPUTES,
         read=_recompute,
     )
+    recompute_layers: int | None = _count(
+        _CONSTRAINTS,
+        "Recompute in the first N layers of each chunk of a pipeline stage. Default: in as few as memory needs; with "
+        "--recompute in all.",
+    )
     micro_batch: int | None = _count(
         _CONSTRAINTS,
         "Only this micro-batch, in sequences of one rank.",
@@ -405,13 +410,6 @@ class Request:
     def axes(self) -> dict[str, int]:
         """Pinned sizes of axes."""
         return {name: size for name, size in self.pins.items() if name in _AXES}
-
-    @property
-    def recomputes(self) -> tuple[Recompute, ...]:
-        """Recompute sets to try: not whole blocks where CUDA graphs capture layers, which excludes it."""
-        if self.recompute is not None:
-            return (self.recompute,)
-        return tuple(one for one in RECOMPUTES if one != "full" or not self.graphed_layers)
 
     @property
     def graphed_layers(self) -> bool:

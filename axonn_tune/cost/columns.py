@@ -144,12 +144,15 @@ class ColumnPricer:
         _, first, representative = distinct(code)
         return first, representative
 
-    def price(self, candidates: Candidates, values: Mapping[str, Value]) -> Floats:
-        """Communication, computation and step of every candidate without pipeline stages, s; `values` as for `work`."""
+    def price(self, candidates: Candidates, values: Mapping[str, Value], runs: Runs) -> Floats:
+        """Communication, computation and step of every candidate without pipeline stages, s.
+
+        values: as for `work`; runs: all blocks of the model.
+        """
         communication, iteration, waited = np.zeros((3, len(candidates)))
         if not len(candidates):
             return np.zeros((3, 0))
-        work = self.work(values)
+        work = self.work(values, runs=runs)
         for rows, streams in self._blocks(candidates, work, work.runs):
             replay = self._replay(candidates.taken(rows), work, streams)
             communication[rows] = replay.communication_s()

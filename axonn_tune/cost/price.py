@@ -49,12 +49,12 @@ from axonn_tune.program.step import (
     Contents,
     Stage,
     StepProgram,
+    as_runs,
     blocks_by_type,
     blocks_in,
     build_step,
     chunks_of,
     contents_of,
-    counted,
     stages_alike,
 )
 from axonn_tune.specs.machine import Machine, Software
@@ -384,7 +384,7 @@ class Pricer:
     def replay(self, values: dict[str, float], stage: Stage) -> Replay:
         """The replay of a stage, for given symbols."""
         clock = ComputeClock(self.rates, float(self.element), values, PLAIN)
-        runs = counted(self.contents[0]) if stage == ONLY else None
+        runs = as_runs(self.contents[0]) if stage == ONLY else None
         return Replay(
             StageWork(clock, self.program, self.schedule, stage, runs),
             streams={axes: path.outermost for axes, path in self.routes.items()},
@@ -497,7 +497,7 @@ class Pricer:
 
             blocks, batches = tuple(map(blocks_in, contents)), int(values["A"])
             held = [*held_of_chunks(number, stages=stages, micro_batches=batches, weights=blocks)]
-        chunks = [(counted(one), float(count)) for one, count in zip(contents, held, strict=True)]
+        chunks = [(as_runs(one), float(count)) for one, count in zip(contents, held, strict=True)]
         repeated = float(self.repeated or 0.0)
         alive = sum(blocks_in(one) * count for one, count in zip(contents, held, strict=True))
         values["held"] = float(alive)
@@ -606,7 +606,7 @@ class Kind:
         for part, contents in dict.fromkeys(chunks):
             known[part, contents] = (
                 self._recording(intervals=intervals),
-                self.replay.chunk(part, counted(contents)),
+                self.replay.chunk(part, as_runs(contents)),
             )
         found = [known[one][1] for one in chunks]
         return found, [known[one][0] for one in chunks], 0.0, float(sum(one.host_s for one in found))

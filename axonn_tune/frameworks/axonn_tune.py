@@ -19,6 +19,7 @@ AXONN_TUNE = Framework(
     permuted=True,
     recompute_modules=tuple(MODULES),
     recompute_some="any",
+    recompute_sets=("none", "selective", "layernorm,mlp", "full"),
     ranked_by="communication",
 )
 

@@ -90,7 +90,7 @@ def contents_of(model: Model, parts: Sequence[int]) -> tuple[Contents, ...]:
     return tuple(found)
 
 
-def counted(contents: Contents) -> tuple[tuple[int, float], ...]:
+def as_runs(contents: Contents) -> tuple[tuple[int, float], ...]:
     """The same with numbers of blocks as floats, as the replay takes them."""
     return tuple((of_type, float(count)) for of_type, count in contents)
 

@@ -21,15 +21,18 @@ from axonn_tune.frameworks import software_on, step_on
 from axonn_tune.frameworks.description import StepOptions
 from axonn_tune.grid import GroupShape
 from axonn_tune.program.dimensions import MEMORY, MICRO_BATCH, PINNED, table_alignment
-from axonn_tune.program.operations import COLUMNS, MATRIX_ALIGNMENT
-from axonn_tune.program.schedule import build_schedule
+from axonn_tune.program.operations import COLUMNS, MATRIX_ALIGNMENT, PLAIN_BLOCKS, REPEATING, Value
+from axonn_tune.program.schedule import blocks_by_kind, build_schedule, kept_by_kind
 from axonn_tune.program.step import (
     FIRST,
     LAST,
     MIDDLE,
     ONLY,
+    Contents,
     Stage,
     StepProgram,
+    as_runs,
+    blocks_by_type,
     blocks_in,
     build_step,
     chunks_of,
@@ -43,19 +46,23 @@ from axonn_tune.ranking.space import (
     Placements,
     Problem,
     Shapes,
+    StageRows,
+    Variant,
     count_candidates,
     exchange_grids,
-    fit_memory,
+    fit_all,
+    fit_always,
+    fit_others,
     list_candidates,
     list_grids,
     list_placements,
     list_shapes,
     require_searchable,
     uneven_chunks,
+    values_of_all,
     with_uneven_chunks,
 )
 from axonn_tune.request import ALPHA_BETA, DEFAULT_TOP, RankBy
-from axonn_tune.specs.workload import Recompute
 from axonn_tune.units import seconds
 
 if TYPE_CHECKING:
@@ -73,34 +80,38 @@ def search(problem: Problem, *, variants: bool = False, exact: int = DEFAULT_TOP
     """
     started = time.perf_counter()
     _check(problem)
-    request, options = problem.request, step_on(problem.framework, problem.machine)
+    options = step_on(problem.framework, problem.machine)
     grids = list_grids(problem)
     shapes = list_shapes(grids, problem)
     candidates = count_candidates(shapes, grids)
     require_searchable(candidates)
-    programs = {kind: step_program(problem, options, kind) for kind in request.recomputes}
+    programs = {kind: step_program(problem, options, kind) for kind in problem.variants}
     exchanges = _exchanges(problem, grids, shapes, programs)
     every = [program for one in exchanges for program in one.programs.values()]
-    fittings = {kind: fit_memory(shapes, program) for kind, program in programs.items()}
+    fittings = fit_all(shapes, programs) if variants else fit_always(shapes, programs)
     uneven, unpriced = uneven_chunks(shapes, programs, fittings)
     groups = tuple(dict.fromkeys(axes for program in every for axes in program.groups))
     placed = distinct(np.concatenate([shapes.grid[uneven], *(shapes.grid[one.rows] for one in fittings.values())]))[0]
     placements = list_placements(grids, placed, problem, groups)
     table = _routes(problem, placements, every)
 
-    def priced(shapes: Shapes, fittings: dict[Recompute, Fitting]) -> Columns:
+    def priced(shapes: Shapes, fittings: dict[Variant, Fitting]) -> Columns:
         some = fittings if variants else _undominated(problem, options, fittings)
         return _joined(
             [
                 replace(found, exchange=np.full(len(found.shape), number))
                 for number, one in enumerate(exchanges)
-                for kind, program in one.programs.items()
+                for place, (kind, program) in enumerate(one.programs.items())
+                if kind in some
                 for aligned, part in _by_alignment(shapes, program, one.taken(shapes, some[kind]))
-                for found in [_price(one.problem, shapes, placements, table, aligned, part)]
+                for found in [_price(one.problem, shapes, placements, table, aligned, part, number=place)]
             ]
         )
 
     columns = priced(shapes, fittings)
+    if len(fittings) < len(programs):
+        near = _near(columns, shapes, problem, count=exact)
+        columns = _joined([columns, priced(shapes, fit_others(shapes, programs, fittings, near))])
     if len(shapes.piped):
         columns = _refined(columns, shapes, problem, count=exact, variants=variants)
     if len(uneven):
@@ -108,8 +119,7 @@ def search(problem: Problem, *, variants: bool = False, exact: int = DEFAULT_TOP
         promising[unpriced] = True
         more, before = with_uneven_chunks(shapes, uneven if variants else uneven[promising[uneven]]), len(shapes)
         candidates += count_candidates(more, grids)
-        fitted = {kind: fit_memory(more, program) for kind, program in programs.items()}
-        found = priced(more, fitted)
+        found = priced(more, fitted := fit_all(more, programs))
         columns = _joined([columns, replace(found, shape=found.shape + before)])
         shapes, fittings = shapes.with_more(more), {kind: fittings[kind].with_more(fitted[kind]) for kind in fitted}
         columns = _refined(columns, shapes, problem, count=exact, variants=variants)
@@ -134,7 +144,7 @@ class _Exchange:
 
     problem: Problem
     grids: NDArray[np.bool_] | None
-    programs: dict[Recompute, StepProgram]
+    programs: dict[Variant, StepProgram]
 
     def taken(self, shapes: Shapes, fitting: Fitting) -> Fitting:
         """The shapes that have it."""
@@ -143,9 +153,7 @@ class _Exchange:
         return replace(fitting, rows=fitting.rows[self.grids[shapes.grid[fitting.rows]]])
 
 
-def _exchanges(
-    problem: Problem, grids: Grids, shapes: Shapes, programs: dict[Recompute, StepProgram]
-) -> list[_Exchange]:
+def _exchanges(problem: Problem, grids: Grids, shapes: Shapes, programs: dict[Variant, StepProgram]) -> list[_Exchange]:
     """The exchanges that are compared, each with the grids that it can have; the first has those without context, too.
 
     No exchange needs other memory, so each candidate is priced with every one, and ranked with the best.
@@ -188,12 +196,17 @@ def run_search(problem: Problem, *, costs: Sequence[str] = (ALPHA_BETA,), varian
 
 
 def step_program(
-    problem: Problem, options: StepOptions, kind: Recompute, *, alignment: int = MATRIX_ALIGNMENT
+    problem: Problem, options: StepOptions, kind: Variant, *, alignment: int = MATRIX_ALIGNMENT
 ) -> StepProgram:
-    """The program of a kind of recompute; alignment: of rows of logits, bytes."""
-    context = "context" in problem.axes
+    """The program of a recompute set; alignment: of rows of logits, bytes."""
     return build_step(
-        problem.model, problem.workload, recompute=kind, options=options, context=context, table_alignment=alignment
+        problem.model,
+        problem.workload,
+        recompute=kind.recompute,
+        some=kind.some,
+        options=options,
+        context="context" in problem.axes,
+        table_alignment=alignment,
     )
 
 
@@ -210,28 +223,28 @@ def _by_alignment(shapes: Shapes, program: StepProgram, fitting: Fitting) -> Ite
     found = np.array([aligned[pair] for pair in pairs], dtype=np.int64)
     for alignment in distinct(found)[0].tolist():
         rows = fitting.rows[found[fitting.rows] == alignment]
-        yield step_program(problem, options, program.recompute, alignment=alignment), replace(fitting, rows=rows)
+        kind = Variant(program.recompute, program.some)
+        yield step_program(problem, options, kind, alignment=alignment), replace(fitting, rows=rows)
 
 
-def _undominated(
-    problem: Problem, options: StepOptions, fittings: dict[Recompute, Fitting]
-) -> dict[Recompute, Fitting]:
+def _undominated(problem: Problem, options: StepOptions, fittings: dict[Variant, Fitting]) -> dict[Variant, Fitting]:
     """Fittings without the shapes that also fit with less recompute, which is as good by every criterion.
 
     Less recompute is less computation and no more collectives, unless it leaves room for fewer layers that are not
-    resharded. What is exposed may shrink behind more computation.
+    resharded. What is exposed may shrink behind more computation. Of a set on some blocks only the same set on all is
+    more: another may repeat less on all than it on some.
     """
     if options.reshard == "fit" or problem.rank_by == "exposed":
         return fittings
-    found, fit = dict[Recompute, Fitting](), np.zeros(0, dtype=np.bool_)
+    found, fit = dict[Variant, Fitting](), dict[Variant, Integers]()
     for kind, fitting in fittings.items():
-        fit = fit if len(fit) else np.zeros(len(fitting.total_bytes), dtype=np.bool_)
-        found[kind] = replace(fitting, rows=fitting.rows[~fit[fitting.rows]])
-        fit[fitting.rows] = True
+        less = [rows for one, rows in fit.items() if not one.some or one.recompute == kind.recompute]
+        taken = np.setdiff1d(fitting.rows, np.concatenate([fitting.rows[:0], *less]))
+        found[kind], fit[kind] = replace(fitting, rows=taken), fitting.rows
     return found
 
 
-def _count_fitting(shapes: Shapes, placements: Placements, fittings: dict[Recompute, Fitting]) -> int:
+def _count_fitting(shapes: Shapes, placements: Placements, fittings: dict[Variant, Fitting]) -> int:
     """Candidates that fit into memory, priced or not."""
     placed = np.bincount(placements.grid, minlength=int(shapes.grid.max(initial=-1)) + 1)
     return int(sum(placed[shapes.grid[fitting.rows]].sum() for fitting in fittings.values()))
@@ -290,8 +303,10 @@ def _price(
     table: RouteTable,
     program: StepProgram,
     fitting: Fitting,
+    *,
+    number: int,
 ) -> Columns:
-    """Price all candidates of one kind of recompute that fit into memory."""
+    """Price all candidates of one recompute set, by its number, that fit into memory."""
     workload = problem.workload
     rates = compute_rates(
         problem.machine.accelerator, workload.precision, software_on(problem.framework, problem.machine)
@@ -302,17 +317,16 @@ def _price(
         element_bytes = float(workload.element_sizes.compute)
         return ColumnPricer(program, schedule, rates=rates, element_bytes=element_bytes, table=table)
 
-    kept = {"kept": fitting.kept_layers, "unkept": float(problem.model.layers) - fitting.kept_layers}
-    number = problem.request.recomputes.index(program.recompute)
     whole = fitting.rows[shapes.stages[fitting.rows] == 1] if len(shapes.piped) else fitting.rows
     candidates, placement = list_candidates(shapes, whole, placements)
     communication, compute, iteration = np.empty((3, 0))
     if len(candidates):
         pricer = pricer_of(program, ONLY)
         first, representative = pricer.distinct(candidates)
-        communication, compute, iteration = pricer.price(candidates.taken(first), {**shapes.values, **kept})[
-            :, representative
-        ]
+        values = values_of_all(shapes, program, fitting.repeated, fitting.kept_layers)
+        runs = as_runs(problem.model.runs) if problem.model.mixed else ((0, values["L"]),)
+        prices = pricer.price(candidates.taken(first), values, runs)
+        communication, compute, iteration = prices[:, representative]
     found = Columns(
         shape=candidates.shape,
         placement=placement,
@@ -327,7 +341,8 @@ def _price(
         return found
     candidates, placement = list_candidates(shapes, fitting.rows[shapes.stages[fitting.rows] > 1], placements)
     given = program.given
-    staged = step_program(problem, given.options.staged, program.recompute, alignment=given.table_alignment)
+    kind = Variant(program.recompute, program.some)
+    staged = step_program(problem, given.options.staged, kind, alignment=given.table_alignment)
     pricer = pricer_of(staged, FIRST, MIDDLE, LAST)
     contention, routes, parts = rates.contention, placements.shapes, [found]
     for rows, group in _price_pipelines(shapes, fitting, pricer, candidates, routes=routes, contention=contention):
@@ -401,18 +416,26 @@ def _price_pipelines(
 
 
 class _Blocks(NamedTuple):
-    """Kind of stage by its blocks; fewer: of those between the ends, how many fewer than the most."""
+    """Kind of stage by its blocks; fewer: of those between the ends, how many fewer than the most.
+
+    contents: the blocks of each chunk, where their number does not say what they are.
+    """
 
     stage: Stage
     fewer: int
+    contents: tuple[Contents, ...] = ()
 
 
 class _Chunk(NamedTuple):
-    """A chunk of a kind of stage: what else it has than blocks, and how many those are, 0 for an equal share."""
+    """A chunk of a kind of stage: what else it has than blocks, and how many those are, 0 for an equal share.
+
+    contents: its blocks, where their number does not say what they are.
+    """
 
     part: Stage
     some: _Blocks
     blocks: int
+    contents: Contents = ()
 
 
 @dataclass(frozen=True)
@@ -450,14 +473,22 @@ class _Parts:
         from axonn_tune.cost.pipeline import parts_of
 
         problem = self.shapes.problem
-        split = parts_of(problem, stages, chunks, problem.parts)
+        split, exactly = parts_of(problem, stages, chunks, problem.parts), len(self.pricer.program.blocks) > 1
+        exactly = exactly and (problem.parts is not None or len(problem.model.types) > 1)
         uneven, alike = chunks > 1 and len(set(split)) > 1, stages_alike(contents_of(problem.model, split), stages)
         blocks = {key: sum(map(blocks_in, key[1])) for key in alike}
         most = max((count for (stage, _), count in blocks.items() if stage == MIDDLE), default=0)
         for (stage, contents), numbers in alike.items():
             some = _Blocks(stage, most - blocks[stage, contents] if stage == MIDDLE else 0)
-            parts = chunks_of(stage, contents)
-            yield some, [_Chunk(part, some, blocks_in(one) if uneven else 0) for part, one in parts], numbers
+            some = _Blocks(stage, 0, contents) if exactly else some
+            yield (
+                some,
+                [
+                    _Chunk(part, some, blocks_in(one) if uneven else 0, one if exactly else ())
+                    for part, one in chunks_of(stage, contents)
+                ],
+                numbers,
+            )
 
     def _stage(self, some: _Blocks) -> tuple[Floats, Floats]:
         """Communication and computation of a kind of stage, of the candidates that are expected to have it."""
@@ -475,7 +506,8 @@ class _Parts:
             each = np.floor(np.asarray(work.values["L"]) / chunks)
             layers = np.maximum(np.full(len(chunks), float(chunk.blocks)) if chunk.blocks else each, 1.0)
             rows = np.concatenate(self._rows[chunk])
-            times = self.pricer.chunk(self.candidates.taken(rows), work, chunk.part, runs=((0, layers),))
+            runs = as_runs(chunk.contents) if chunk.some.contents else ((0, layers),)
+            times = self.pricer.chunk(self.candidates.taken(rows), work, chunk.part, runs=runs)
             found = ChunkTimes(*(np.full(len(self.candidates), np.nan) for _ in times))
             for column, value in zip(found, times, strict=True):
                 column[rows] = value
@@ -486,12 +518,44 @@ class _Parts:
         """Sizes and computation of a kind of stage."""
         if some not in self._worked:
             alike = [one for one in self.shapes.stage_rows if one.stage == some.stage]
-            layers = np.maximum.reduce([one.layers for one in alike]) - float(some.fewer)
+            if some.contents:
+                self._worked[some] = self.pricer.work(self._values_of(alike[0], some.contents), some.stage)
+                return self._worked[some]
+            layers = np.maximum.reduce([one.blocks()[0] for one in alike]) - float(some.fewer)
             layers = np.maximum(layers, 1.0)
-            values = self.shapes.stage_values(replace(alike[0], layers=layers))
+            values = self.shapes.stage_values(alike[0], (layers,))
             kept = np.minimum(self.fitting.kept_layers[self.shapes.piped], layers)
-            self._worked[some] = self.pricer.work({**values, "kept": kept, "unkept": layers - kept}, some.stage)
+            self._worked[some] = self.pricer.work(values | self._counts(some, alike, layers, kept), some.stage)
         return self._worked[some]
+
+    def _values_of(self, alike: StageRows, contents: tuple[Contents, ...]) -> dict[str, Value]:
+        """Symbols of a stage with exactly these chunks; alike: stages of its place."""
+        program, rows = self.pricer.program, self.shapes.piped
+        counts = blocks_by_type(self.shapes.problem.model, contents)
+        columns = tuple(np.full(len(rows), float(count)) for count in counts)
+        values, chunks = self.shapes.stage_values(alike, columns), [(as_runs(one), 1.0) for one in contents]
+        again = values["repeated"] = self.fitting.repeated[rows].astype(np.float64)
+        values |= blocks_by_kind(program, chunks, repeated=again, arithmetic=COLUMNS)
+        kept = np.minimum(self.fitting.kept_layers[rows], values["L"])
+        return values | kept_by_kind(program, chunks, values, kept, arithmetic=COLUMNS)
+
+    def _counts(self, some: _Blocks, alike: list[StageRows], layers: Floats, kept: Floats) -> dict[str, Value]:
+        """Symbols that count the blocks of a kind of stage."""
+        program, found = self.pricer.program, dict[str, Value]({"kept": kept, "unkept": layers - kept})
+        if not program.some:
+            return found
+        repeated = self.fitting.repeated[self.shapes.piped]
+        again = alike[0].blocks(repeated)[0]
+        if some.stage == MIDDLE:
+            # Chunks of stages in between differ by one block at most.
+            chunks = self.shapes.chunks[self.shapes.piped].astype(np.float64)
+            each, left = layers // chunks, layers % chunks
+            again = chunks * np.minimum(repeated, each) + np.where(repeated > each, left, 0.0)
+        counts: dict[str, Floats] = {REPEATING: again, PLAIN_BLOCKS: layers - again}
+        for end, blocks in counts.items():
+            share = kept if end == PLAIN_BLOCKS else 0.0 * kept
+            found |= {f"L{end}": blocks, f"kept{end}": share, f"unkept{end}": blocks - share}
+        return found | {"repeated": repeated.astype(np.float64)}
 
 
 def _sends_s(shapes: Shapes, program: StepProgram, candidates: Candidates, routes: Sequence[GroupShape]) -> Floats:
@@ -577,9 +641,7 @@ def _promising(columns: Columns, shapes: Shapes, problem: Problem, *, count: int
     What a stage of one chunk is busy with takes as long in several, and their sends are as many at least; with more
     recompute it takes longer.
     """
-    places = np.full(int(shapes.grid.max(initial=-1)) + 1, np.inf)
-    np.minimum.at(places, shapes.grid[columns.shape], ranking_metric(columns, rank_by=problem.rank_by))
-    last_s = float(np.sort(places)[count - 1]) if 0 < count <= len(places) else np.inf
+    last_s = _last_place_s(columns, shapes, problem, count=count)
     found = np.zeros(len(shapes), dtype=np.bool_)
     for start, group in columns.starts:
         rows = np.arange(start, start + len(group))
@@ -588,6 +650,29 @@ def _promising(columns: Columns, shapes: Shapes, problem: Problem, *, count: int
         kept = (least[problem.rank_by] <= last_s) | (step_s <= columns.iteration_s.min(initial=np.inf))
         found[columns.shape[rows[kept]]] = True
     return found
+
+
+def _last_place_s(columns: Columns, shapes: Shapes, problem: Problem, *, count: int) -> float:
+    """What the last of the first `count` grids is ranked by, s; infinite where there are fewer."""
+    places = np.full(int(shapes.grid.max(initial=-1)) + 1, np.inf)
+    np.minimum.at(places, shapes.grid[columns.shape], ranking_metric(columns, rank_by=problem.rank_by))
+    return float(np.sort(places)[count - 1]) if 0 < count <= len(places) else np.inf
+
+
+def _near(columns: Columns, shapes: Shapes, problem: Problem, *, count: int) -> Integers:
+    """Shapes that may be among the first `count` grids, or be the fastest, with less recompute.
+
+    Recompute repeats no more than the forward pass, so without it a step and its communication are at least half.
+    """
+    found = np.zeros(len(shapes), dtype=np.bool_)
+    for metric, limit_s in (
+        (ranking_metric(columns, rank_by=problem.rank_by), _last_place_s(columns, shapes, problem, count=count)),
+        (columns.iteration_s, float(columns.iteration_s.min(initial=np.inf))),
+    ):
+        least = np.full(len(shapes), np.inf)
+        np.minimum.at(least, columns.shape, metric)
+        found |= np.isfinite(least) & (0.5 * least <= limit_s)
+    return np.flatnonzero(found)
 
 
 def _joined(parts: list[Columns]) -> Columns:

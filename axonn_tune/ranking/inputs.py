@@ -115,8 +115,12 @@ def _check(problem: Problem) -> None:
         raise UsageError(f"{framework.option('chunks')} {request.chunks} is for several pipeline stages, {stages}")
     if request.kept_layers and not framework.keeps_layers:
         raise UsageError(f"--kept-layers {request.kept_layers}: {framework.title} reshards every layer after forward")
+    if request.recompute_layers and request.recompute == "none":
+        raise UsageError(f"--recompute-layers {request.recompute_layers}: --recompute none recomputes nothing")
     if why := framework.cannot_recompute(request.recompute or "none"):
         raise UsageError(f"--recompute {request.recompute}: {why}")
+    if request.recompute_layers and (why := framework.cannot_recompute(request.recompute or "full", 1)):
+        raise UsageError(f"--recompute-layers {request.recompute_layers}: {why}")
     if problem.workload.split_micro_batch and "output" not in framework.step.overlaps:
         raise UsageError(f"--split-micro-batch: {framework.title} does not interleave half micro-batches")
 
@@ -231,7 +235,7 @@ def make_workload(model: Model, request: Request, *, settings: Sequence[str] = (
     return parse_document(to_yaml(workload), schema=Workload, source="workload", overrides=settings)
 
 
-_PINNED = ("recompute", "micro_batch", "kept_layers", "chunks")
+_PINNED = ("recompute", "recompute_layers", "micro_batch", "kept_layers", "chunks")
 
 
 def launch_inputs(path: str | Path, *, machine: MachineLike | None = None) -> tuple[Inputs, bool]:

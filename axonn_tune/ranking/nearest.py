@@ -13,7 +13,7 @@ from axonn_tune.frameworks.axonn_tune import AXONN_TUNE
 from axonn_tune.grid import ALL_AXES
 from axonn_tune.program.dimensions import MEMORY, MICRO_BATCH
 from axonn_tune.ranking.choosing import search, step_program
-from axonn_tune.ranking.space import Fitting, Grids, Problem, Shapes, fit_memory, list_grids, list_shapes
+from axonn_tune.ranking.space import Fitting, Grids, Problem, Shapes, fit_all, list_grids, list_shapes
 from axonn_tune.request import flag
 from axonn_tune.specs.workload import Recompute
 from axonn_tune.units import GIB, show_seconds
@@ -80,9 +80,12 @@ def feasible(problem: Problem) -> bool:
 
 
 def _fittings(shapes: Shapes) -> Iterator[tuple[Recompute, Fitting]]:
+    """Memory under each recompute set; on all blocks where they are not asked for in part, which needs least."""
     problem = shapes.problem
-    for recompute in problem.request.recomputes:
-        yield recompute, fit_memory(shapes, step_program(problem, problem.framework.step, recompute))
+    asked = [one for one in problem.variants if not one.some or problem.request.recompute_layers]
+    programs = {one: step_program(problem, problem.framework.step, one) for one in asked}
+    for one, fitting in fit_all(shapes, programs).items():
+        yield one.recompute, fitting
 
 
 def _binding_memory(problem: Problem, shapes: Shapes) -> str:

@@ -20,10 +20,11 @@ from axonn_tune.errors import NothingFeasibleError, UsageError
 from axonn_tune.grid import ALL_AXES, Grid
 from axonn_tune.job import Layout
 from axonn_tune.program.dimensions import MEMORY, MICRO_BATCH, PINNED, executed_flops
-from axonn_tune.program.step import StepProgram
-from axonn_tune.ranking.space import Fitting, Grids, Placements, Problem, Shapes
+from axonn_tune.program.operations import PLAIN
+from axonn_tune.program.schedule import blocks_by_kind, kept_by_kind
+from axonn_tune.program.step import StepProgram, as_runs, contents_of
+from axonn_tune.ranking.space import Fitting, Grids, Placements, Problem, Shapes, Variant
 from axonn_tune.request import ALPHA_BETA, RankBy
-from axonn_tune.specs.workload import Recompute
 from axonn_tune.units import GIB, counted
 
 if TYPE_CHECKING:
@@ -112,10 +113,10 @@ class Priced:
     grids: Grids
     shapes: Shapes
     placements: Placements
-    fittings: dict[Recompute, Fitting]
+    fittings: dict[Variant, Fitting]
     columns: Columns
     rows: Integers
-    programs: dict[Recompute, StepProgram]
+    programs: dict[Variant, StepProgram]
     problems: tuple[Problem, ...] = ()
     cost: str = ALPHA_BETA
     others: Mapping[str, Mapping[Sizes, int]] = field(default_factory=dict)
@@ -151,16 +152,20 @@ class Priced:
         columns, shape = self.columns, int(self.columns.shape[row])
         sizes = self.grids.sizes[self._grid_of(row)].tolist()
         order = self.placements.orders[self.placements.order[columns.placement[row]]]
-        kind = self.problem.request.recomputes[columns.recompute[row]]
+        fitting = self.fittings[kind := self._variant(row)]
         return Layout(
             Grid(**dict(zip(self.grids.axes, sizes, strict=True)), order=order),
             int(self.shapes.micro_batch[shape]),
-            kind,
-            int(self.fittings[kind].kept_layers[shape]),
+            kind.recompute,
+            int(fitting.kept_layers[shape]),
             int(self.shapes.chunks[shape]),
             self.problem.parts,
+            int(fitting.repeated[shape]) or None,
             mtp_part=self.problem.pipeline_layout and self.problem.pipeline_layout.mtp_part,
         )
+
+    def _variant(self, row: int) -> Variant:
+        return list(self.fittings)[int(self.columns.recompute[row])]
 
     def _problem_of(self, row: int) -> Problem:
         """The problem with the exchange of a candidate."""
@@ -173,10 +178,21 @@ class Priced:
         """A candidate as priced by the alpha-beta model, without rank."""
         columns, shape, layout = self.columns, int(self.columns.shape[row]), self._layout(row)
         step_s, compute_s, bubble_s = columns.exact_s(row)
-        kept, kind = self.fittings[layout.recompute].kept_layers[shape], layout.recompute
-        every = self.shapes.values.items()
+        kind, model = self._variant(row), self.problem.model
+        kept, every = self.fittings[kind].kept_layers[shape], self.shapes.values.items()
         values = {name: value[shape] if isinstance(value, np.ndarray) else value for name, value in every}
-        values |= {"kept": kept, "unkept": float(self.problem.model.layers) - kept}
+        values |= {"kept": kept, "unkept": float(model.layers) - kept}
+        if len(self.programs[kind].blocks) > 1:
+            from axonn_tune.cost.pipeline import parts_of
+
+            parts: tuple[int, ...] = (model.layers,)
+            if layout.pipeline > 1:
+                parts = parts_of(self.problem, layout.pipeline, layout.chunks, layout.parts)
+            chunks = [(as_runs(one), 1.0) for one in contents_of(model, parts)]
+            values["repeated"] = float(layout.recompute_layers or 0)
+            again = values["repeated"]
+            values |= blocks_by_kind(self.programs[kind], chunks, repeated=again, arithmetic=PLAIN)
+            values |= kept_by_kind(self.programs[kind], chunks, values, kept, arithmetic=PLAIN)
         return PricedLayout(
             **vars(layout),
             job=self._problem_of(row),
@@ -395,7 +411,7 @@ def order_of(
     placements: Placements,
     *,
     rank_by: RankBy,
-    fittings: dict[Recompute, Fitting],
+    fittings: dict[Variant, Fitting],
 ) -> Integers:
     """Rows from best to worst. Ties: shorter step, less memory, then grid, order, micro-batch, recompute."""
     shape, recompute = columns.shape[rows], columns.recompute[rows]

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,9 +35,21 @@ from axonn_tune.grid import (
 from axonn_tune.job import Job
 from axonn_tune.program.dimensions import Constraint, constraints, dimensions, loss_chunks
 from axonn_tune.program.memory import Memory, memory_limit_bytes, price_memory
-from axonn_tune.program.operations import COLUMNS, Value
-from axonn_tune.program.step import FIRST, LAST, MIDDLE, Stage, StepProgram
-from axonn_tune.request import NO_REQUEST, RankBy, Recompute, Request
+from axonn_tune.program.operations import COLUMNS, PLAIN_BLOCKS, REPEATING, Value
+from axonn_tune.program.schedule import blocks_by_kind, kept_by_kind
+from axonn_tune.program.step import (
+    FIRST,
+    LAST,
+    MIDDLE,
+    Contents,
+    Stage,
+    StepProgram,
+    as_runs,
+    blocks_in,
+    contents_of,
+)
+from axonn_tune.recompute import modules_of
+from axonn_tune.request import NO_REQUEST, RECOMPUTES, RankBy, Recompute, Request
 from axonn_tune.specs.model import Model
 from axonn_tune.specs.workload import Workload
 
@@ -57,6 +69,28 @@ class Problem(Job):
     request: Request = NO_REQUEST
     rank_by: RankBy = "communication"
     pipeline: bool = False
+
+    @cached_property
+    def variants(self) -> tuple[Variant, ...]:
+        """Recompute sets to try, those with a GEMM first on some blocks, where the framework can say so: what others
+        repeat takes little time. Whole blocks are not tried where CUDA graphs capture layers, which excludes it."""
+        request, found = self.request, list[Variant]()
+        asked = request.recompute_layers
+        for recompute in self.framework.recompute_sets if request.recompute is None else (request.recompute,):
+            if request.recompute is None and recompute == "full" and request.graphed_layers:
+                continue
+            costly = recompute == "full" or "mlp" in modules_of(recompute)
+            tried = recompute != "none" if asked else costly and request.recompute is None
+            if tried and not self.framework.cannot_recompute(recompute, 1):
+                found.append(Variant(recompute, some=True))
+            if asked is None or recompute == "none":
+                found.append(Variant(recompute))
+        return tuple(found)
+
+    def tries_always(self, variant: Variant) -> bool:
+        """Whether a recompute set is tried on every shape, and not only where it may be among the first."""
+        asked = self.request.recompute is not None or self.request.graphed_layers
+        return not variant.some and (asked or variant.recompute in RECOMPUTES)
 
     @cached_property
     def axes(self) -> tuple[str, ...]:
@@ -185,13 +219,81 @@ def list_grids(problem: Problem) -> Grids:
     return Grids(problem.axes, sizes, checks, broken)
 
 
+class Variant(NamedTuple):
+    """A recompute set on all blocks, or on as few of the first blocks of each chunk as memory needs."""
+
+    recompute: Recompute
+    some: bool = False
+
+
+InFlight: TypeAlias = tuple[tuple[Contents, int], ...]
+"""Blocks of each chunk of a stage, and of how many micro-batches it holds activations when the stage holds most."""
+
+
 @dataclass(frozen=True)
 class StageRows:
-    """One stage of every shape with several: its kind, blocks, and blocks whose activations are held together."""
+    """One stage of every shape with several: its place, and by number of a shape of a pipeline what is in it.
+
+    which: that number of each shape; types: number of layer types.
+    """
 
     stage: Stage
-    layers: Floats
-    held: Floats
+    chunks: tuple[InFlight, ...]
+    which: Integers
+    types: int
+
+    @cached_property
+    def most(self) -> Integers:
+        """Blocks of its largest chunk."""
+        return np.array([max(blocks_in(one) for one, _ in chunks) for chunks in self.chunks], dtype=np.int64)
+
+    @cached_property
+    def _first(self) -> tuple[Floats, Floats]:
+        """Of the first k blocks of each chunk, k from 0: how many there are of each layer type, and how many with
+        activations held together, `[shapes of pipelines, k, layer types]`."""
+        found = np.zeros((2, len(self.chunks), int(self.most.max(initial=0)) + 1, self.types))
+        for number, chunks in enumerate(self.chunks):
+            for contents, held in chunks:
+                of_type = np.repeat(*np.array(contents, dtype=np.int64).reshape(-1, 2).T)
+                counts = (of_type[:, None] == np.arange(self.types)).cumsum(axis=0)
+                reached = np.minimum(np.arange(1, found.shape[2]), len(of_type))
+                if len(of_type):
+                    found[0, number, 1:] += counts[reached - 1]
+                    found[1, number, 1:] += held * counts[reached - 1]
+        return found[0], found[1]
+
+    def blocks(self, repeated: Integers | None = None) -> tuple[Floats, ...]:
+        """Blocks of each layer type: all, or only those that are among the first `repeated` of their chunk."""
+        return self._taken(self._first[0], repeated)
+
+    def held(self, repeated: Integers | None = None) -> tuple[Floats, ...]:
+        """The same of blocks whose activations are held together."""
+        return self._taken(self._first[1], repeated)
+
+    def _taken(self, table: Floats, repeated: Integers | None) -> tuple[Floats, ...]:
+        most = table.shape[1] - 1
+        place = most if repeated is None else np.minimum(repeated, most)
+        return tuple(table[self.which, place].T)
+
+    def kinds(self, program: StepProgram, repeated: Integers | None) -> dict[str, Value]:
+        """Symbols of the kinds of block of a program; repeated: where only some blocks repeat, of each chunk."""
+        found: dict[str, Value] = {"held": _sum(self.held())}
+        if len(program.blocks) == 1:
+            return found
+        for symbol, counts in (("L", self.blocks), ("held", self.held)):
+            every, first = counts(), counts(repeated)
+            for block in program.blocks:
+                own, again = every[block.type], first[block.type]
+                kind = {"": own, REPEATING: again, PLAIN_BLOCKS: own - again}[block.given.repeating]
+                found[f"{symbol}{block.given.counted}"] = kind
+        return found
+
+
+def _sum(columns: Sequence[Floats]) -> Floats:
+    total = columns[0]
+    for column in columns[1:]:
+        total = total + column
+    return total
 
 
 @dataclass(frozen=True)
@@ -233,21 +335,21 @@ class Shapes:
         batches = np.asarray(self.values["A"])[self.piped].astype(np.int64)
         # More micro-batches than in two rounds after the longest warm-up hold no more (`program.pipeline.in_flight`).
         counted = np.minimum(batches, 4 * stages)
-        kinds, _, which = distinct((stages * (layers + 1) + chunks) * (4 * layers + 1) + counted)
+        _, _, which = distinct((stages * (layers + 1) + chunks) * (4 * layers + 1) + counted)
         _, first, _ = distinct(which)
         given, most = self.problem.parts, int(stages.max(initial=0))
+        every = given is not None or len(self.problem.model.types) > 1
 
-        def layers_of(row: int) -> tuple[tuple[float, float], ...]:
+        def stages_of(row: int) -> tuple[InFlight, ...]:
             count = int(stages[row])
-            parts = parts_of(self.problem, count, int(chunks[row]), given)
-            return _stage_layers(parts, count, int(counted[row]), most if given else 0)
+            parts = contents_of(self.problem.model, parts_of(self.problem, count, int(chunks[row]), given))
+            return _stage_chunks(parts, count, int(counted[row]), most if every else 0)
 
         several = any(less) or bool((layers % (stages * chunks))[chunks > 1].any())
-        shown = (FIRST, MIDDLE, LAST, *[MIDDLE] * (max(most - 3, 0) if given else several))
-        found = np.array([layers_of(row)[: len(shown)] for row in first]).reshape(len(kinds), len(shown), 2)
-        return tuple(
-            StageRows(stage, found[which, place, 0], found[which, place, 1]) for place, stage in enumerate(shown)
-        )
+        shown = (FIRST, MIDDLE, LAST, *[MIDDLE] * (max(most - 3, 0) if every else several))
+        found = list(zip(*(stages_of(row)[: len(shown)] for row in first.tolist()), strict=True)) or [()] * len(shown)
+        types = len(self.problem.model.types)
+        return tuple(StageRows(stage, found[place], which, types) for place, stage in enumerate(shown))
 
     @cached_property
     def priced_stages(self) -> tuple[tuple[StageRows, dict[str, Value]], ...]:
@@ -270,8 +372,8 @@ class Shapes:
         grid, micro_batch, chunks = (joined(getattr(self, name), getattr(more, name)) for name in names)
         return Shapes(self.problem, grid, micro_batch, chunks, values)
 
-    def stage_values(self, one: StageRows) -> dict[str, Value]:
-        """Symbols of one stage of every shape with several."""
+    def stage_values(self, one: StageRows, layers: tuple[Floats, ...] | None = None) -> dict[str, Value]:
+        """Symbols of one stage of every shape with several; layers: its blocks of each type, where they are others."""
         axes = {axis: _taken(self.values[axis], self.piped) for axis in (*ALL_AXES, "b")}
         found = dimensions(
             self.problem.model,
@@ -281,9 +383,9 @@ class Shapes:
             arithmetic=COLUMNS,
             options=self.problem.framework.step,
             stage=one.stage,
-            layers=(one.layers,),
+            layers=layers or one.blocks(),
         )
-        return {**found, "held": one.held}
+        return {**found, "held": _sum(one.held())}
 
 
 MOST_CANDIDATES = 10_000_000
@@ -312,7 +414,7 @@ def list_shapes(grids: Grids, problem: Problem) -> Shapes:
     }
     chosen = [options[count] for count in share.tolist()]
     counts = np.array([len(sizes) for sizes in chosen], dtype=np.int64)
-    require_searchable(int(counts.sum()) * len(request.recomputes))
+    require_searchable(int(counts.sum()) * len(problem.variants))
     grid = np.repeat(sound, counts)
     micro_batch = np.array([size for sizes in chosen for size in sizes], dtype=np.int64)
     chunks = np.ones(len(grid), dtype=np.int64)
@@ -375,7 +477,7 @@ def _with_layout(
 
 
 def uneven_chunks(
-    shapes: Shapes, programs: Mapping[Recompute, StepProgram], fittings: Mapping[Recompute, Fitting]
+    shapes: Shapes, programs: Mapping[Variant, StepProgram], fittings: Mapping[Variant, Fitting]
 ) -> tuple[Integers, Integers]:
     """Shapes of one chunk a stage that may be cut into several that differ in layers, and those of them that may fit so
     with some recompute with which they do not fit as they are.
@@ -394,11 +496,13 @@ def uneven_chunks(
     ahead = {FIRST: np.where(batches >= 2 * stages, stages - 1.0, 0.0), LAST: np.zeros(len(stages))}
     fits, gains = np.zeros(len(stages), dtype=np.bool_), np.zeros(len(stages), dtype=np.bool_)
     for kind, program in programs.items():
+        if kind not in fittings or kind.some:
+            continue
         limit_bytes, as_one = fittings[kind].limit_bytes, fittings[kind].total_bytes[shapes.piped]
         ends = [
             price_memory(
                 program,
-                {**values, "held": one.held + ahead[one.stage]},
+                {**values, "held": _sum(one.held()) + ahead[one.stage]},
                 limit_bytes=limit_bytes,
                 arithmetic=COLUMNS,
                 kept_layers=0.0,
@@ -422,25 +526,25 @@ def with_uneven_chunks(shapes: Shapes, rows: Integers) -> Shapes:
 
 
 @lru_cache(maxsize=4096)
-def _stage_layers(
-    parts: tuple[int, ...], stages: int, micro_batches: int, given: int = 0
-) -> tuple[tuple[float, float], ...]:
-    """Layers, and those held together, of a first stage, the one after it, the last, and the first one between that
-    has more layers than that. Later ones of as many layers hold no more.
+def _stage_chunks(parts: tuple[Contents, ...], stages: int, micro_batches: int, every: int = 0) -> tuple[InFlight, ...]:
+    """A first stage, the one after it, the last, and the first one between that has more layers than that.
 
-    given: of a given layout, the most stages that a shape has: instead of the last all others between, the last of
-    them again where there are fewer.
+    Later ones of as many layers hold no more. every: where stages are not that alike, the most stages that a shape has:
+    instead of the last of these all others between, the last of them again where there are fewer.
     """
-    from axonn_tune.program.pipeline import in_flight
+    from axonn_tune.program.pipeline import held_of_chunks
 
     each = [parts[stage::stages] for stage in range(stages)]
+    counts = [tuple(map(blocks_in, chunks)) for chunks in each]
     after = min(1, stages - 1)
-    more = next((stage for stage in range(1, stages - 1) if sum(each[stage]) > sum(each[after])), after)
-    others = [min(stage, max(stages - 2, after)) for stage in range(2, given - 1)] if given else [more]
-    return tuple(
-        (float(sum(each[stage])), in_flight(stage, stages=stages, micro_batches=micro_batches, weights=each[stage]))
-        for stage in (0, after, stages - 1, *others)
-    )
+    more = next((stage for stage in range(1, stages - 1) if sum(counts[stage]) > sum(counts[after])), after)
+    others = [min(stage, max(stages - 2, after)) for stage in range(2, every - 1)] if every else [more]
+
+    def chunks_of(stage: int) -> InFlight:
+        held = held_of_chunks(stage, stages=stages, micro_batches=micro_batches, weights=counts[stage])
+        return tuple(zip(each[stage], held, strict=True))
+
+    return tuple(map(chunks_of, (0, after, stages - 1, *others)))
 
 
 def _taken(value: Value, rows: Integers) -> Value:
@@ -449,47 +553,133 @@ def _taken(value: Value, rows: Integers) -> Value:
 
 @dataclass(frozen=True)
 class Fitting:
-    """Memory of every shape under one kind of recompute, and the rows that fit.
+    """Memory of every shape under one recompute set, and the rows that fit.
 
-    kept_layers: of pipeline stages, of each of them.
+    kept_layers: of pipeline stages, of each of them. repeated: blocks of each chunk that repeat, 0 for all.
     """
 
     total_bytes: Floats
     kept_layers: Floats
+    repeated: Integers
     rows: Integers
     limit_bytes: float
 
+    def among(self, rows: Integers) -> Fitting:
+        """The same of which only some rows are tried."""
+        return replace(self, rows=np.intersect1d(self.rows, rows))
+
     def with_more(self, more: Fitting) -> Fitting:
         """Of these shapes and then others."""
-        pairs = ((self.total_bytes, more.total_bytes), (self.kept_layers, more.kept_layers))
+        names = ("total_bytes", "kept_layers", "repeated")
+        columns = {name: np.concatenate((getattr(self, name), getattr(more, name))) for name in names}
         rows = np.concatenate((self.rows, more.rows + len(self.total_bytes)))
-        total_bytes, kept_layers = (np.concatenate(pair) for pair in pairs)
-        return Fitting(total_bytes, kept_layers, rows, self.limit_bytes)
+        return Fitting(**columns, rows=rows, limit_bytes=self.limit_bytes)
 
 
-def fit_memory(shapes: Shapes, program: StepProgram) -> Fitting:
-    """Memory of each shape, and its number of layers that are not resharded."""
+def fit_all(shapes: Shapes, programs: Mapping[Variant, StepProgram]) -> dict[Variant, Fitting]:
+    """Memory of each shape under each variant."""
+    fittings = fit_always(shapes, programs)
+    fit_others(shapes, programs, fittings, np.arange(len(shapes)))
+    return fittings
+
+
+def fit_always(shapes: Shapes, programs: Mapping[Variant, StepProgram]) -> dict[Variant, Fitting]:
+    """Memory of each shape under the variants that are tried on every one."""
+    always = shapes.problem.tries_always
+    return {one: fit_memory(shapes, program) for one, program in programs.items() if always(one)}
+
+
+def fit_others(
+    shapes: Shapes, programs: Mapping[Variant, StepProgram], fittings: dict[Variant, Fitting], among: Integers
+) -> dict[Variant, Fitting]:
+    """Memory of some shapes under the other variants, which are added; not of those that fit without recompute."""
+    found, without = dict[Variant, Fitting](), fittings.get(Variant("none"))
+    rows = among if without is None else np.setdiff1d(among, without.rows)
+    for one, program in programs.items():
+        if one in fittings:
+            continue
+        asked = shapes.problem.request.recompute_layers
+        if one.some and asked:
+            found[one] = fit_memory(shapes, program, np.full(len(shapes), asked, dtype=np.int64)).among(rows)
+        elif one.some:
+            found[one] = _fewest_repeated(shapes, program, rows)
+        else:
+            found[one] = fit_memory(shapes, program).among(rows)
+    every = fittings | found
+    fittings.clear()
+    fittings.update((one, every[one]) for one in programs)
+    return found
+
+
+def fit_memory(
+    shapes: Shapes, program: StepProgram, repeated: Integers | None = None, *, keeps: bool = True
+) -> Fitting:
+    """Memory of each shape, and its number of layers that are not resharded: none, unless asked for, without `keeps`,
+    and of pipeline stages where only some blocks repeat."""
     limit_bytes = memory_limit_bytes(shapes.problem.machine.accelerator)
     asked = shapes.problem.request.kept_layers
-    values = {**shapes.values, "held": shapes.values["L"]}
+    kept_layers = (None if keeps else 0.0) if asked is None else float(asked)
     memory = price_memory(
         program,
-        values,
+        values_of_all(shapes, program, repeated),
         limit_bytes=limit_bytes,
         arithmetic=COLUMNS,
-        kept_layers=None if asked is None else float(asked),
+        kept_layers=kept_layers,
     )
     total, kept = (np.broadcast_to(np.asarray(one), len(shapes)) for one in (memory.total_bytes, memory.kept_layers))
     if len(shapes.piped):
         total, kept = total.copy(), kept.copy()
-        total[shapes.piped], kept[shapes.piped] = _fit_stages(shapes, program, limit_bytes)
-    return Fitting(total, kept, np.flatnonzero(total <= limit_bytes), limit_bytes)
+        staged = None if repeated is None else repeated[shapes.piped]
+        own = 0.0 if program.some and asked is None else kept_layers
+        total[shapes.piped], kept[shapes.piped] = _fit_stages(shapes, program, limit_bytes, own, staged)
+    none = np.zeros(len(shapes), dtype=np.int64)
+    return Fitting(
+        total, kept, none if repeated is None else repeated, np.flatnonzero(total <= limit_bytes), limit_bytes
+    )
 
 
-def _fit_stages(shapes: Shapes, program: StepProgram, limit_bytes: float) -> tuple[Floats, Floats]:
+def values_of_all(
+    shapes: Shapes, program: StepProgram, repeated: Integers | None, kept: Floats | None = None
+) -> dict[str, Value]:
+    """Symbols of a rank that has all blocks; kept: how many are not resharded, where that is known."""
+    runs, values = as_runs(shapes.problem.model.runs), {**shapes.values, "held": shapes.values["L"]}
+    if len(program.blocks) > 1:
+        again = values["repeated"] = 0.0 if repeated is None else repeated.astype(np.float64)
+        values |= blocks_by_kind(program, [(runs, 1.0)], repeated=again, arithmetic=COLUMNS)
+    if kept is not None:
+        values |= kept_by_kind(program, [(runs, 1.0)], values, kept, arithmetic=COLUMNS)
+    return values
+
+
+def most_blocks(shapes: Shapes) -> Integers:
+    """Blocks of the largest chunk of each shape."""
+    found = np.full(len(shapes), shapes.problem.model.layers)
+    if len(shapes.piped):
+        found[shapes.piped] = np.maximum.reduce([one.most[one.which] for one in shapes.stage_rows])
+    return found
+
+
+def _fewest_repeated(shapes: Shapes, program: StepProgram, rows: Integers) -> Fitting:
+    """The fewest blocks that must repeat, of the shapes in `rows`, by bisection: more never need more memory."""
+    some = shapes.taken(rows, chunks=shapes.chunks[rows])
+    high = most_blocks(some)
+    low, limit_bytes = np.zeros_like(high), memory_limit_bytes(shapes.problem.machine.accelerator)
+    for _ in range(int(high.max(initial=1)).bit_length()):
+        middle = np.maximum((low + high) // 2, 1)
+        fits = fit_memory(some, program, middle, keeps=False).total_bytes <= limit_bytes
+        high, low = np.where(fits, middle, high), np.where(fits, low, middle)
+    found, fewer = fit_memory(some, program, high), high < most_blocks(some)
+    columns = np.full(len(shapes), np.inf), np.zeros(len(shapes)), np.zeros(len(shapes), dtype=np.int64)
+    for column, own in zip(columns, (found.total_bytes, found.kept_layers, high), strict=True):
+        column[rows] = own
+    return Fitting(*columns, rows[fewer & (found.total_bytes <= limit_bytes)], limit_bytes)
+
+
+def _fit_stages(
+    shapes: Shapes, program: StepProgram, limit_bytes: float, asked: float | None, repeated: Integers | None
+) -> tuple[Floats, Floats]:
     """Memory of the largest stage of each shape with several, and the layers not resharded on every stage."""
-    asked = shapes.problem.request.kept_layers
-    stages = shapes.priced_stages
+    stages = [(one, {**values, **one.kinds(program, repeated)}) for one, values in shapes.priced_stages]
 
     def priced(one: StageRows, values: dict[str, Value], kept: Floats | float | None) -> Memory:
         return price_memory(
@@ -497,16 +687,17 @@ def _fit_stages(shapes: Shapes, program: StepProgram, limit_bytes: float) -> tup
         )
 
     alone = [priced(one, values, asked) for one, values in stages]
-    kept = np.maximum.reduce([one.layers for one, _ in stages])
+    layers = [_sum(one.blocks()) for one, _ in stages]
+    kept = np.maximum.reduce(layers)
     # Of two stages none is between.
     between = shapes.stages[shapes.piped] > 2
-    for (one, _), memory in zip(stages, alone, strict=True):
+    for (one, _), memory, blocks in zip(stages, alone, layers, strict=True):
         fitting = np.asarray(memory.kept_layers)
-        decides = (fitting < one.layers) & (between | (one.stage != MIDDLE))
+        decides = (fitting < blocks) & (between | (one.stage != MIDDLE))
         kept = np.where(decides, np.minimum(kept, fitting), kept)
     largest = np.zeros(len(shapes.piped))
-    for (one, values), memory in zip(stages, alone, strict=True):
-        here = np.minimum(kept, one.layers)
+    for (one, values), memory, blocks in zip(stages, alone, layers, strict=True):
+        here = np.minimum(kept, blocks)
         same = np.array_equal(here, np.asarray(memory.kept_layers))
         total = (memory if same else priced(one, values, here)).total_bytes
         largest = np.maximum(largest, np.where(between | (one.stage != MIDDLE), total, 0.0))
@@ -544,7 +735,7 @@ def count_candidates(shapes: Shapes, grids: Grids) -> int:
     """Candidates before the memory check: shapes times distinct rank orders times kinds of recompute."""
     numbers = _orders_by_width(shapes.problem)
     orders = np.array([len(numbers[mask]) for mask in range(len(numbers))])
-    return int(orders[_width(grids, shapes.grid)].sum()) * len(shapes.problem.request.recomputes)
+    return int(orders[_width(grids, shapes.grid)].sum()) * len(shapes.problem.variants)
 
 
 def _width(grids: Grids, rows: Integers) -> Integers:

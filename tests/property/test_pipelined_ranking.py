@@ -12,7 +12,7 @@ import pytest
 from axonn_tune.frameworks import find_framework
 from axonn_tune.program.memory import memory_limit_bytes
 from axonn_tune.ranking.choosing import ranking_metric, search
-from axonn_tune.ranking.space import Problem
+from axonn_tune.ranking.space import Problem, Variant
 from axonn_tune.request import Request
 from axonn_tune.specs.catalog import load_machine
 from axonn_tune.units import GIB
@@ -84,7 +84,7 @@ def uneven_space(seed: int) -> Problem:
     if seed % 2 == 0:
         return problem
     roomy = search(problem, variants=True, exact=0)
-    needed = sorted(roomy.fittings[recompute].total_bytes.tolist())
+    needed = sorted(roomy.fittings[Variant(recompute)].total_bytes.tolist())
     accelerator = problem.machine.accelerator
     tight = {"memory_gib": needed[len(needed) // 2] / GIB + accelerator.reserved_memory_gib}
     machine = problem.machine.model_copy(update={"accelerator": accelerator.model_copy(update=tight)})

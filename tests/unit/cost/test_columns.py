@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
 import pytest
 
+from axonn_tune.cost.price import price
 from axonn_tune.frameworks import find_framework, registry
 from axonn_tune.ranking.choosing import search
 from axonn_tune.ranking.priced import Priced
@@ -56,6 +60,38 @@ def test_chunks_that_differ_in_blocks_are_priced_as_they_are(name: str, space: s
     assert_same(ranking, range(min(len(ranking), 8)))
     steps = [ranking[position].iteration_s for position in range(len(ranking))]
     assert not steps or steps[0] <= min(steps) * (1 + 1e-9)
+
+
+@pytest.mark.parametrize(
+    ("name", "pins"),
+    [
+        ("axonn-tune", {}),
+        ("axonn-tune", {"pipeline": 4, "chunks": 3}),
+        ("axonn-tune", {"recompute": "layernorm,mlp_act", "recompute_layers": 2}),
+        ("megatron-core", {}),
+        ("megatron-core", {"pipeline": 2, "chunks": 3, "recompute": "full", "recompute_layers": 1}),
+        ("fsdp", {}),
+    ],
+)
+def test_layouts_that_recompute_in_some_layers_are_priced_as_they_are(name: str, pins: dict[str, Any]) -> None:
+    """Guards recompute in the first layers of each chunk: columns and one candidate have the same blocks of each kind,
+    and where memory decides, one layer fewer does not fit."""
+    sizes = {"hidden": 4096, "heads": 32, "kv_heads": 32, "head_dim": 128, "ffn": 16384, "vocab": 51200}
+    model = small_model(layers=13, max_sequence_length=2048, **sizes)
+    machine = MACHINE.model_copy(update={"accelerator": MACHINE.accelerator.model_copy(update={"memory_gib": 20.0})})
+    sequences = {"gpus": 8, "batch": 24, "sequence_length": 2048}
+    problem = small_problem(model, machine, find_framework(name), request=Request(**pins), **sequences)
+    ranking = search(problem, variants=True)
+    some = [place for place in range(len(ranking)) if ranking.layout(place).recompute_layers]
+    assert some
+    for place in some[:: max(len(some) // 12, 1)]:
+        assert_same(ranking, range(place, place + 1))
+        layout = ranking.layout(place)
+        assert layout.recompute_layers is not None
+        if not pins.get("recompute_layers"):
+            fewer = replace(layout, recompute_layers=layout.recompute_layers - 1 or None)
+            fewer = replace(fewer, recompute="none") if layout.recompute_layers == 1 else fewer
+            assert price(problem, fewer).memory_bytes > ranking[place].memory_limit_bytes
 
 
 @pytest.mark.parametrize(("pipeline", "gpus"), [(1, 32), (2, 32)])
