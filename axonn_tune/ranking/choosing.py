@@ -473,13 +473,13 @@ class _Parts:
         from axonn_tune.cost.pipeline import parts_of
 
         problem = self.shapes.problem
-        split, exactly = parts_of(problem, stages, chunks, problem.parts), len(self.pricer.program.blocks) > 1
-        exactly = exactly and (problem.parts is not None or len(problem.model.types) > 1)
+        split = parts_of(problem, stages, chunks, problem.parts)
+        exactly = problem.parts is not None or len(problem.model.types) > 1
         uneven, alike = chunks > 1 and len(set(split)) > 1, stages_alike(contents_of(problem.model, split), stages)
         blocks = {key: sum(map(blocks_in, key[1])) for key in alike}
         most = max((count for (stage, _), count in blocks.items() if stage == MIDDLE), default=0)
         for (stage, contents), numbers in alike.items():
-            some = _Blocks(stage, most - blocks[stage, contents] if stage == MIDDLE else 0)
+            some = _Blocks(stage, int(most > blocks[stage, contents]) if stage == MIDDLE else 0)
             some = _Blocks(stage, 0, contents) if exactly else some
             yield (
                 some,
