@@ -122,13 +122,18 @@ def constraints(model: Model, workload: Workload, framework: Framework) -> tuple
     whole, length = framework.step.whole_rows, workload.sequence_length
     over_z = ("z",) if whole else ()
     found = [
-        Constraint("heads-by-x", "heads", model.heads, ("x",)),
-        Constraint("kv-heads-by-x", "kv_heads", model.kv_heads, ("x",), or_divides=framework.step.repeated_kv_heads),
+        Constraint("heads-by-x", "heads", _common(model, "heads"), ("x",)),
+        Constraint(
+            "kv-heads-by-x", "kv_heads", _common(model, "kv_heads"), ("x",), or_divides=framework.step.repeated_kv_heads
+        ),
         Constraint("hidden-by-yz" if whole else "hidden-by-y", "hidden", model.hidden, ("y", *over_z)),
         Constraint(
-            "attention-by-xz" if whole else "attention-by-x", "heads * head_dim", model.query_width, ("x", *over_z)
+            "attention-by-xz" if whole else "attention-by-x",
+            "heads * head_dim",
+            _common(model, "query_width"),
+            ("x", *over_z),
         ),
-        Constraint("ffn-by-xz" if whole else "ffn-by-x", "ffn", model.ffn, ("x", *over_z)),
+        Constraint("ffn-by-xz" if whole else "ffn-by-x", "ffn", _common(model, "ffn"), ("x", *over_z)),
         Constraint("vocab-by-xyz", "vocab", model.vocab, ("x", "y", "z"), at_least=True),
         Constraint("batch-by-data-z", "global_batch", workload.global_batch, BATCH_AXES),
     ]
@@ -145,6 +150,11 @@ def constraints(model: Model, workload: Workload, framework: Framework) -> tuple
     for refused in framework.refused:
         found.append(Constraint(f"{framework.name}-{'-'.join(refused.axes)}", refused.why, 1, refused.axes, both=True))
     return tuple(found)
+
+
+def _common(model: Model, size: str) -> int:
+    """What divides a size if and only if it divides that of every layer type that has it."""
+    return math.gcd(*(getattr(layer, size) for layer in model.types)) or getattr(model, size)
 
 
 def _exchange_constraints(model: Model, step: StepOptions) -> list[Constraint]:

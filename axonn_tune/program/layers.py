@@ -170,10 +170,16 @@ class LayerInputs:
         """Second GEMM of the MLP."""
         return Linear("mlp.fc2", self.F / X, H / Y, "x", "y")
 
+    @cached_property
+    def span(self) -> Size:
+        """Positions that a token attends to, the masked half included."""
+        return symbol(f"span{self.of}") if self.own.window else S
+
     @property
     def linears(self) -> tuple[Linear, ...]:
         """Every linear layer of a block."""
-        return self.qkv, self.attention_output, self.fc1, self.fc2
+        attention = (self.qkv, self.attention_output) if self.own.attention else ()
+        return (*attention, *((self.fc1, self.fc2) if self.own.ffn else ()))
 
     @property
     def element(self) -> int:
@@ -184,7 +190,7 @@ class LayerInputs:
     def kernels(self) -> KernelSet:
         """How element-wise work is divided into kernels."""
         rms, fused = self.model.family == "llama", self.options.fused_norms
-        return kernel_set(self.options.kernels, rms=rms, gated=self.model.gated, fused_norms=fused)
+        return kernel_set(self.options.kernels, rms=rms, gated=self.own.gated, fused_norms=fused)
 
     @property
     def launched(self) -> bool:
@@ -475,9 +481,9 @@ def attention_core(given: LayerInputs, *, phase: Phase) -> list[Operation]:
     separated = GROUPED * PARTS if views else PARTS
     output = given.stream("attention output", "attention output", given.Q / X, inside=True)
     if given.options.fused_attention:
-        rows = given.tokens * given.Q / X / given.model.head_dim
+        rows = given.tokens * given.Q / X / given.own.head_dim
         statistics = Array("softmax statistics", "softmax statistics", given.elements.statistics * rows)
-        flops = 4.0 * given.part * S * given.Q / X
+        flops = 4.0 * given.part * given.span * given.Q / X
         core: list[Computation] = [Attention(phase, CORE, flops, calls=PARTS, makes=(output, statistics))]
     else:
         core = _unfused_core(given, phase=phase, output=output)
@@ -500,14 +506,14 @@ def _turned(given: LayerInputs, moved: Traffic, phase: Phase) -> list[Operation]
     """Rotary positions of queries and keys, where they have kernels of their own."""
     if not moved.kernels or given.model.learned_positions:
         return []
-    keys = as_size(float(given.model.kv_heads * given.model.head_dim)) / X
+    keys = as_size(float(given.own.kv_heads * given.own.head_dim)) / X
     return [moves(phase, CORE, moved, given.part * width, given, calls=PARTS) for width in (given.Q / X, keys)]
 
 
 def _unfused_core(given: LayerInputs, *, phase: Phase, output: Array) -> list[Computation]:
     """Scores `[b, heads_x, S, S]` are written and read: `5·a·s²·b` bytes saved (arXiv 2205.05198, equation 1)."""
     element, mask = given.element, 1.0 if given.options.dropout else 0.0
-    scores = given.tokens * given.Q / X / given.model.head_dim * S
+    scores = given.tokens * given.Q / X / given.own.head_dim * S
     made = (Array("scores", "attention scores", (element + mask * (element + 1.0)) * scores),)
     return [
         _scores_matmul(given, phase, "NT", forward=True),
@@ -518,16 +524,16 @@ def _unfused_core(given: LayerInputs, *, phase: Phase, output: Array) -> list[Co
 
 
 def _scores(given: LayerInputs) -> Size:
-    return given.part * given.Q / X / given.model.head_dim * S
+    return given.part * given.Q / X / given.own.head_dim * S
 
 
 def _scores_matmul(
     given: LayerInputs, phase: Phase, layout: MatmulLayout, *, forward: bool, makes: tuple[Array, ...] = ()
 ) -> MatMul:
     """One batched GEMM of the core, `[rows, S]` from heads or `[rows, head_dim]` from scores."""
-    rows, width = given.part * (given.Q / X) / given.model.head_dim, as_size(given.model.head_dim)
+    rows, width = given.part * (given.Q / X) / given.own.head_dim, as_size(given.own.head_dim)
     n, k = (S, width) if forward else (width, S)
-    alignment = math.gcd(given.model.head_dim * given.element, MATRIX_ALIGNMENT)
+    alignment = math.gcd(given.own.head_dim * given.element, MATRIX_ALIGNMENT)
     return MatMul(phase, CORE, rows, n, k, layout, PARTS, alignment, batched=True, makes=makes)
 
 
@@ -539,7 +545,7 @@ def attention_core_backward(given: LayerInputs) -> list[Operation]:
     joined = _joined(given)
     exchanged, returned = (found(given, phase="backward") for found in (before_core, after_core))
     if given.options.fused_attention:
-        flops = 10.0 * given.part * S * given.Q / X
+        flops = 10.0 * given.part * given.span * given.Q / X
         core = Attention("backward", CORE, flops, backward=True, calls=PARTS, makes=(gradient,), frees=dead)
         return [*exchanged, core, *joined, *returned]
     scores, values = (_scores_matmul(given, "backward", "NN", forward=one) for one in (True, False))

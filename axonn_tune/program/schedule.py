@@ -347,7 +347,8 @@ def _issued(operations: Iterable[Operation], options: StepOptions) -> dict[str, 
     captured = tuple(_CAPTURED[scope] for scope in options.cuda_graphs)
     found = dict[str, float]()
     for step in operations:
-        if step.layer.startswith(captured):
+        # Names of layer types stand before those of layers.
+        if ".".join(step.layer.split(".")[-2:]).startswith(captured):
             continue
         if isinstance(step, Collective):
             found[step.axis] = found.get(step.axis, 0.0) + 1.0

@@ -8,7 +8,7 @@ one stage, the first of which has the embedding and the last of which the LM hea
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import chain
@@ -292,11 +292,17 @@ def _block(given: LayerInputs, number: int, *, recompute: Recompute, times: Size
         type=number,
         given=given,
         recompute=recompute,
-        forward=Section("block", repeats, tuple(_block_forward(given))),
-        backward=Section("block_backward", repeats, tuple(_block_backward(given, recompute=recompute))),
+        forward=Section("block", repeats, _named(given, _block_forward(given))),
+        backward=Section("block_backward", repeats, _named(given, _block_backward(given, recompute=recompute))),
         bucket=_bucket_section("block_bucket", buckets, ("block",), given, times=times),
         parameters=_parameter_section("parameters", buckets, "block", given),
     )
+
+
+def _named(given: LayerInputs, operations: Iterable[Operation]) -> tuple[Operation, ...]:
+    """Operations of a layer type, with its name before those of their layers where there are several types."""
+    of = given.of.removeprefix(".")
+    return tuple(replace(step, layer=f"{of}.{step.layer}") if of else step for step in operations)
 
 
 def _bucket_section(
@@ -373,26 +379,44 @@ def _gather_block(given: LayerInputs, *, phase: Phase, calls: Size = ONCE) -> li
 
 
 def _block_forward(given: LayerInputs, *, phase: Phase = "forward") -> Iterator[Operation]:
-    """Norm, attention, norm, MLP, each followed by its addition to the residual stream."""
-    stream, inside = given.stream, True
+    """Norm, attention, norm, MLP, each followed by its addition to the residual stream; or one of both."""
     yield from _gather_block(given, phase=phase)
+    if given.own.attention:
+        yield from _attention_forward(given, phase=phase)
+    if given.own.ffn:
+        yield from _mlp_forward(given, phase=phase)
+
+
+def _attention_forward(given: LayerInputs, *, phase: Phase) -> Iterator[Operation]:
+    """Norm and attention; before an MLP without the addition, which may be in that one's norm."""
+    stream = given.stream
     saved = stream("block input", "residual stream"), stream("attention.norm output", "norm outputs")
     yield from layers.norm_forward("attention.norm", given, tokens=given.part, calls=PARTS, makes=saved)
     yield from _gather(given.qkv, given, phase=phase)
-    heads = stream("qkv", "qkv", given.N / X, inside=inside)
+    heads = stream("qkv", "qkv", given.N / X, inside=True)
     yield from layers.linear_forward(given.qkv, given, phase=phase, makes=(heads,))
     yield from layers.attention_core(given, phase=phase)
     yield from _gather(given.attention_output, given, phase=phase)
     yield from layers.linear_forward(given.attention_output, given, phase=phase)
+    if not given.own.ffn:
+        yield from layers.residual("attention.output", given, phase=phase)
+
+
+def _mlp_forward(given: LayerInputs, *, phase: Phase) -> Iterator[Operation]:
+    """The addition of attention's output, norm and MLP."""
+    stream = given.stream
     middle, normed = stream("middle of block", "residual stream"), stream("mlp.norm output", "norm outputs")
-    if given.kernels.sum.kernels or phase == "recompute":
+    if not given.own.attention:
+        made = stream("block input", "residual stream"), normed
+        yield from layers.norm_forward("mlp.norm", given, tokens=given.part, calls=PARTS, makes=made)
+    elif given.kernels.sum.kernels or phase == "recompute":
         yield from layers.residual("attention.output", given, phase=phase, makes=(middle,))
         yield from layers.norm_forward("mlp.norm", given, tokens=given.part, calls=PARTS, makes=(normed,))
     else:
         summed, made = given.kernels.sum, (middle, normed)
         yield from layers.norm_forward("mlp.norm", given, tokens=given.part, calls=PARTS, makes=made, summed=summed)
     yield from _gather(given.fc1, given, phase=phase)
-    up = stream("up projection", "up projection", given.G / X, inside=inside)
+    up = stream("up projection", "up projection", given.G / X, inside=True)
     yield from layers.linear_forward(given.fc1, given, phase=phase, makes=(up,))
     yield from layers.activation(given, phase=phase)
     yield from _gather(given.fc2, given, phase=phase)
@@ -414,7 +438,7 @@ def _recompute_full(given: LayerInputs) -> Iterator[Operation]:
                 yield from layers.norm_recompute(step.layer, given, makes=(made[f"{step.layer} output"],))
         elif getattr(step, "role", "") == "weight" or getattr(step, "prepares_gather", False):
             yield replace(step, calls=given.unkept_share)
-        elif whole or step.layer != given.fc2.layer:
+        elif whole or step.layer != given.linears[-1].layer:
             yield step
 
 
@@ -432,17 +456,30 @@ def _block_backward(given: LayerInputs, *, recompute: Recompute) -> Iterator[Ope
             left.remove(name)
             yield from _recompute_layer(name, given)
 
-    temporary = "backward temporaries"
     if recompute == "full":
         yield from _recompute_full(given)
     if gathers:
         yield from _gather_block(given, phase="backward", calls=given.unkept_share)
-    if repeats_mlp:
-        yield from again("mlp.norm", given.fc1.layer, "mlp.activation", given.fc2.layer)
+    if given.own.ffn:
+        if repeats_mlp:
+            yield from again("mlp.norm", given.fc1.layer, "mlp.activation", given.fc2.layer)
+        yield from _mlp_backward(given, gather, again)
+    if given.own.attention:
+        yield from _attention_backward(given, gather, again)
+    if options.gather_unit == "block":
+        yield from layers.reduce_weight_gradient(WHOLE_BLOCK, given.block, given)
+
+
+Gathering: TypeAlias = Callable[[layers.Linear], list[Operation]]
+Repeating: TypeAlias = Callable[..., Iterator[Operation]]
+
+
+def _mlp_backward(given: LayerInputs, gather: Gathering, again: Repeating) -> Iterator[Operation]:
+    """Gradients of norm and MLP; gather: of a weight; again: layers that are repeated here, if they are."""
     yield from gather(given.fc2)
     yield from again("mlp.up", "mlp.activation")
     yield from layers.dropout_backward("mlp.fc2", given)
-    made = given.stream("activation gradient", temporary, given.F / X, inside=True)
+    made = given.stream("activation gradient", "backward temporaries", given.F / X, inside=True)
     yield from layers.linear_backward(given.fc2, given, makes=made, frees=("activation",))
     yield from layers.activation_backward(given)
     yield from gather(given.fc1)
@@ -450,10 +487,14 @@ def _block_backward(given: LayerInputs, *, recompute: Recompute) -> Iterator[Ope
     made = given.stream("mlp.norm gradient", "residual gradients")
     yield from layers.linear_backward(given.fc1, given, makes=made, frees=("mlp.norm output", "up gradient"))
     yield from _norm_backward("mlp.norm", given, frees=("middle of block", "mlp.norm gradient", "mlp.norm statistics"))
+
+
+def _attention_backward(given: LayerInputs, gather: Gathering, again: Repeating) -> Iterator[Operation]:
+    """Gradients of norm and attention, with parameters as of `_mlp_backward`."""
     yield from gather(given.attention_output)
     yield from again("attention.core", "attention.output")
     yield from layers.dropout_backward("attention.output", given)
-    made = given.stream("attention gradient", temporary, given.Q / X, inside=True)
+    made = given.stream("attention gradient", "backward temporaries", given.Q / X, inside=True)
     yield from layers.linear_backward(given.attention_output, given, makes=made, frees=())
     yield from again("attention.scores")
     yield from layers.attention_core_backward(given)
@@ -462,8 +503,6 @@ def _block_backward(given: LayerInputs, *, recompute: Recompute) -> Iterator[Ope
     made = given.stream("attention.norm gradient", "residual gradients")
     yield from layers.linear_backward(given.qkv, given, makes=made, frees=("attention.norm output", "qkv gradient"))
     yield from _norm_backward("attention.norm", given, frees=("attention.norm gradient",))
-    if given.options.gather_unit == "block":
-        yield from layers.reduce_weight_gradient(WHOLE_BLOCK, given.block, given)
 
 
 def _recompute_layer(layer: str, given: LayerInputs) -> Iterator[Operation]:

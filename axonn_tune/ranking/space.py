@@ -441,6 +441,10 @@ def _values(grids: Grids, problem: Problem, grid: Integers, micro_batch: Integer
     return dimensions(problem.model, problem.workload, axes, chunks=chunks, arithmetic=COLUMNS, options=options)
 
 
+_MOST_CHUNKS = 8
+"""Chunks of a stage that are tried for models of several layer types."""
+
+
 def _with_chunks(
     grids: Grids, problem: Problem, grid: Integers, micro_batch: Integers, share: Integers
 ) -> tuple[Integers, Integers, Integers]:
@@ -452,8 +456,10 @@ def _with_chunks(
     kept = [np.arange(len(grid) if asked in (None, 1) else 0)]
     counts = [np.ones(len(kept[0]), dtype=np.int64)]
     if problem.framework.schedule.interleaved:
-        for chunks in divisors(counted)[1:] if asked is None else [asked] * (asked > 1):
-            equal = asked is None or bool(problem.framework.schedule.equal_chunks)
+        several = len(problem.model.types) > 1 and not problem.framework.schedule.equal_chunks
+        tried = range(2, _MOST_CHUNKS + 1) if several else divisors(counted)[1:]
+        for chunks in tried if asked is None else [asked] * (asked > 1):
+            equal = (asked is None and not several) or bool(problem.framework.schedule.equal_chunks)
             cut = (counted % (stages * chunks) == 0) | (not equal)
             fits = (stages > 1) & cut & (stages * chunks <= step.most_parts(layers)) & (batches % stages == 0)
             kept.append(np.flatnonzero(fits))
@@ -490,6 +496,9 @@ def uneven_chunks(
     schedule, layers = problem.framework.schedule, problem.framework.step.most_parts(problem.model.layers)
     given = problem.request.chunks is not None or problem.parts is not None
     if given or not schedule.interleaved or schedule.equal_chunks or not len(shapes.piped):
+        return none, none
+    if len(problem.model.types) > 1:
+        # All numbers of chunks are among the shapes: how much a chunk holds is not told by its number of layers.
         return none, none
     stages, batches = shapes.stages[shapes.piped], np.asarray(shapes.values["A"])[shapes.piped]
     possible = (shapes.chunks[shapes.piped] == 1) & (layers // stages > 1) & (batches % stages == 0)

@@ -572,7 +572,15 @@ def _resolve(model: Model, name: str, given: LayerType) -> Layer:
     )
 
 
-PRICED: frozenset[str] = frozenset()
+PRICED = frozenset(
+    {
+        "layers without attention",
+        "sliding-window attention",
+        "attention sinks",
+        "layers without MLP",
+        "layer types of different sizes",
+    }
+)
 RUN: frozenset[str] = frozenset()
 """Of `Model.parts`: those of models whose layouts are priced, and which the bundled runtime trains."""
 
