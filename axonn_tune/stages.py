@@ -60,12 +60,6 @@ def parse_layout(
     return PipelineLayout(tuple(row.count("t") for row in rows), sum(held), place)
 
 
-def unpriced(parts: Sequence[int]) -> str:
-    """Why parts are not priced, "" where they are: each needs a decoder layer."""
-    empty = [number for number, count in enumerate(parts, 1) if not count]
-    return f"part {empty[0]} of {len(parts)} has no decoder layer, which is not priced" if empty else ""
-
-
 def _error(layout: str, words: str) -> UsageError:
     return UsageError(f"pipeline layout {_short(layout)!r}: {words}")
 

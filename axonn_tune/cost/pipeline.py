@@ -20,7 +20,6 @@ from numpy.typing import NDArray
 from axonn_tune.cost.collectives import collective_time_s, lines, route, transfer_time_s
 from axonn_tune.cost.compute import contended_s
 from axonn_tune.cost.replay import ChunkTimes
-from axonn_tune.errors import UsageError
 from axonn_tune.frameworks.description import Framework, PipelineSchedule
 from axonn_tune.grid import GroupShape
 from axonn_tune.job import Job
@@ -36,7 +35,6 @@ from axonn_tune.program.pipeline import (
     warm_up,
 )
 from axonn_tune.specs.machine import Machine
-from axonn_tune.stages import layout_text, unpriced
 
 Floats: TypeAlias = NDArray[np.float64]
 
@@ -46,12 +44,7 @@ never enlarge a difference, so skipping any number of periods adds at most this 
 
 
 def parts_of(job: Job, stages: int, chunks: int, given: tuple[int, ...] | None = None) -> tuple[int, ...]:
-    """Layers of each model part of a job's shape, chunk c of stage s at c·p + s: as given, or as it splits them.
-
-    UsageError for given parts that are not priced.
-    """
-    if given is not None and (why := unpriced(given)):
-        raise UsageError(f"pipeline layout {layout_text(given)!r}: {why}")
+    """Layers of each model part of a job's shape, chunk c of stage s at c·p + s: as given, or as it splits them."""
     return model_parts(job.model.layers, stages=stages, chunks=chunks, given=given, less=job.framework.step.less)
 
 

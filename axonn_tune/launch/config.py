@@ -55,6 +55,8 @@ def build_launch(
         raise UsageError("a launch config runs the bundled runtime's own step: leave out --set step.KEY")
     if why := unrun(model.document):
         raise UsageError(why)
+    if 0 in (priced.parts or ()):
+        raise UsageError("the bundled runtime runs a layer or more in each part of a pipeline layout")
     return Launch.from_fields_of(
         priced,
         schema="axonn-tune/launch/1",

@@ -124,12 +124,13 @@ def blocks_by_kind(
 
     repeated: blocks of each chunk that repeat, where only some do.
     """
-    found = dict[str, Value]()
+    kinds = [block.given.counted for block in program.blocks]
+    found: dict[str, Value] = {f"{symbol}{of}": 0.0 for symbol in ("L", "held") for of in kinds}
     for runs, in_flight in chunks:
         for one in segments(program, runs, kept=0.0, repeated=repeated, arithmetic=arithmetic):
             of = program.blocks[one.block.kind].given.counted
             for name, count in ((f"L{of}", one.blocks), (f"held{of}", in_flight * one.blocks)):
-                found[name] = found[name] + count if name in found else count
+                found[name] = found[name] + count
     return found
 
 

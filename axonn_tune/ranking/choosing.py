@@ -88,7 +88,7 @@ def search(problem: Problem, *, variants: bool = False, exact: int = DEFAULT_TOP
     programs = {kind: step_program(problem, options, kind) for kind in problem.variants}
     exchanges = _exchanges(problem, grids, shapes, programs)
     every = [program for one in exchanges for program in one.programs.values()]
-    fittings = fit_all(shapes, programs) if variants else fit_always(shapes, programs)
+    fittings = (fit_all if variants or problem.request.recompute_layers else fit_always)(shapes, programs)
     uneven, unpriced = uneven_chunks(shapes, programs, fittings)
     groups = tuple(dict.fromkeys(axes for program in every for axes in program.groups))
     placed = distinct(np.concatenate([shapes.grid[uneven], *(shapes.grid[one.rows] for one in fittings.values())]))[0]
@@ -473,13 +473,13 @@ class _Parts:
         from axonn_tune.cost.pipeline import parts_of
 
         problem = self.shapes.problem
-        split, exactly = parts_of(problem, stages, chunks, problem.parts), len(self.pricer.program.blocks) > 1
-        exactly = exactly and (problem.parts is not None or len(problem.model.types) > 1)
+        split = parts_of(problem, stages, chunks, problem.parts)
+        exactly = problem.parts is not None or len(problem.model.types) > 1
         uneven, alike = chunks > 1 and len(set(split)) > 1, stages_alike(contents_of(problem.model, split), stages)
         blocks = {key: sum(map(blocks_in, key[1])) for key in alike}
         most = max((count for (stage, _), count in blocks.items() if stage == MIDDLE), default=0)
         for (stage, contents), numbers in alike.items():
-            some = _Blocks(stage, most - blocks[stage, contents] if stage == MIDDLE else 0)
+            some = _Blocks(stage, int(most > blocks[stage, contents]) if stage == MIDDLE else 0)
             some = _Blocks(stage, 0, contents) if exactly else some
             yield (
                 some,

@@ -210,6 +210,7 @@ class LayoutWords:
         found = [word for axis in self.axes for word in (self.framework.option(axis), str(config[axis]))]
         found += ["--order", str(config["order"])] if self.framework.permuted else []
         found += ["--micro-batch", str(config["micro_batch"]), "--recompute", str(config["recompute"])]
+        found += ["--recompute-layers", str(config["recompute_layers"])] if config.get("recompute_layers") else []
         found += ["--pipeline-layout", str(config["pipeline_layout"])] if config.get("pipeline_layout") else []
         return [*found, "--kept-layers", str(config["kept_layers"])]
 

@@ -215,6 +215,7 @@ def pins(setup: Setup, *, machine: str, model: NamedModel = None) -> list[str]:
     if framework.permuted:
         found += ["--order", ",".join(axis for axis in one.grid.order if axis in framework.axes and axis != "pipeline")]
     found += ["--micro-batch", str(one.micro_batch), "--recompute", one.recompute]
+    found += ["--recompute-layers", str(one.recompute_layers)] if one.recompute_layers else []
     found += ["--kept-layers", str(one.kept_layers)] if one.kept_layers is not None else []
     found += [framework.option("chunks"), str(one.chunks)] if one.chunks > 1 else []
     found += ["--pipeline-layout", layout_text(one.parts, mtp=setup.model.mtp_layers)] if one.parts else []

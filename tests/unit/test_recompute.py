@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+import axonn_tune
 from axonn_tune.errors import UsageError
 from axonn_tune.frameworks import registry
 from axonn_tune.recompute import MODULES, parse_recompute
@@ -40,3 +41,10 @@ def test_frameworks_name_modules_that_there_are() -> None:
     """Guards descriptions of frameworks against a word that is in no table."""
     for framework in registry().values():
         assert {*framework.recompute_modules} <= {*MODULES}
+
+
+def test_a_set_on_given_layers_is_searched() -> None:
+    """Guards both pins together, as a launch config's: every row has that set on those layers, and explains itself."""
+    found = axonn_tune.search("llama3-8b", gpus=16, machine="dgx-h100", recompute="layernorm,mlp", recompute_layers=3)
+    assert {one.recomputed for one in found} == {"layernorm,mlp on 3"}
+    assert found.launch_config().recompute_layers == 3

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from axonn_tune.errors import UsageError
-from axonn_tune.stages import LONGEST, PipelineLayout, layout_text, parse_layout, unpriced
+from axonn_tune.stages import LONGEST, PipelineLayout, layout_text, parse_layout
 from tests.unit.frameworks.asked import RECORDINGS
 
 ENTRIES: list[dict[str, Any]] = json.loads((RECORDINGS / "layouts.json").read_text(encoding="utf-8"))["entries"]
@@ -118,5 +118,3 @@ def test_texts_repeat_parts_in_a_row() -> None:
     assert layout_text((1,)) == "Et*1L"
     assert layout_text((3, 2, 2, 2, 0), mtp=2) == "Et*3|(t*2|)*3mmL"
     assert layout_text((0, 4, 0, 0), mtp=1, mtp_part=2) == "E|t*4|m|L"
-    assert unpriced((3, 2)) == ""
-    assert unpriced((3, 0, 2)) == "part 2 of 3 has no decoder layer, which is not priced"

@@ -35,13 +35,15 @@ class Case(Job):
     def problem(self) -> Problem:
         """The search with everything pinned that the row states."""
         row, grid = self.row, self.configurations[0].grid
-        kinds = {one.recompute for one in self.configurations}
+        kinds = _recomputes(row.recompute)
+        recompute, some = kinds[0] if len(kinds) == 1 else (None, None)
         axes: dict[str, Any] = {axis: grid.axis_size(axis) for axis in self.framework.axes}
         request = Request(
             self.model,
             gpus=row.gpus,
             order=tuple(axis for axis in grid.order if axis in self.framework.axes),
-            recompute=kinds.pop() if len(_recomputes(row.recompute)) == 1 else None,
+            recompute=recompute,
+            recompute_layers=some,
             micro_batch=row.micro_batch,
             chunks=row.interleave if row.interleave_known else None,
             **axes,

@@ -24,7 +24,7 @@ from axonn_tune.grid import ALL_AXES
 from axonn_tune.recompute import MODULES, RECOMPUTES
 from axonn_tune.specs.document import LARGEST_SIZE
 from axonn_tune.specs.loading import read_text
-from axonn_tune.stages import parse_layout, unpriced
+from axonn_tune.stages import parse_layout
 from axonn_tune.units import read_number
 
 SHIPPED = Path(__file__).parent
@@ -273,8 +273,6 @@ def _parts(record: Record) -> tuple[int, ...]:
             parts = parse_layout(words, stages=stages, layers=layers).parts
         except UsageError as error:
             raise ValueError(f"parts: {error}") from None
-    if why := unpriced(parts):
-        raise ValueError(f"parts: {why}")
     if parts and len(parts) != stages * chunks:
         raise ValueError(f"parts are {len(parts)}, but pp {stages} x vpp {chunks} = {stages * chunks} are needed")
     if parts and sum(parts) != layers:
