@@ -37,16 +37,7 @@ ENDS = "ends"
 """First and last pipeline stage, which both hold a tied embedding."""
 
 _SLICE = re.compile(r"([a-z]+)\[(::?)(\d+)\]")
-
-
-def inside(axis: str, count: int) -> str:
-    """The groups of so many neighbours along an axis: `context[:8]`."""
-    return f"{axis}[:{count}]"
-
-
-def across(axis: str, count: int) -> str:
-    """The groups of every so manyth rank along an axis, one of each group `inside`: `context[::8]`."""
-    return f"{axis}[::{count}]"
+"""Groups over a part of an axis: `context[:8]` of 8 neighbours, `context[::8]` of every eighth rank, one of each."""
 
 
 @dataclass(frozen=True, order=True)

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from axonn_tune.grid import across, inside
 from axonn_tune.program.operations import Collective, Operation, OpKind, Phase, Role, Size, as_size, symbol
 
 if TYPE_CHECKING:
@@ -45,12 +44,12 @@ def before_core(given: LayerInputs, *, phase: Phase) -> list[Operation]:
     if exchange == "all_gather":
         return [_sent(given, "all_gather", "context", phase, CONTEXT * widths(given).keys)]
     count = given.options.context_inside
-    group = "context" if exchange == "all_to_all" else inside("context", count)
+    group = "context" if exchange == "all_to_all" else f"context[:{count}]"
     width = widths(given).output if backward else widths(given).together
     swapped: list[Operation] = [_sent(given, "all_to_all", group, phase, width)]
     if exchange == "all_to_all":
         return swapped
-    return [*swapped, *_ring(given, phase, across("context", count), share=as_size(1.0 / count))]
+    return [*swapped, *_ring(given, phase, f"context[::{count}]", share=as_size(1.0 / count))]
 
 
 def after_core(given: LayerInputs, *, phase: Phase) -> list[Operation]:
@@ -62,7 +61,7 @@ def after_core(given: LayerInputs, *, phase: Phase) -> list[Operation]:
         # The gathered keys and values are not kept, so backward gathers them again.
         reduced = _sent(given, "reduce_scatter", "context", phase, CONTEXT * widths(given).keys)
         return [reduced] if backward else []
-    group = "context" if exchange == "all_to_all" else inside("context", given.options.context_inside)
+    group = "context" if exchange == "all_to_all" else f"context[:{given.options.context_inside}]"
     return [_sent(given, "all_to_all", group, phase, widths(given).together if backward else widths(given).output)]
 
 

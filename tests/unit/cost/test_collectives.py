@@ -139,3 +139,21 @@ def test_crossings_are_exact_for_one_axis_and_never_too_optimistic_for_two(world
                 found, (edges, sharing) = crossing(shape, domain, world), counted(grid, "xy", domain)
                 assert edges <= found.edges <= shape.size or not shape.levels
                 assert sharing <= found.sharing <= domain
+
+
+@pytest.mark.parametrize(
+    ("shape", "algorithm", "bandwidth"),
+    [
+        # Inside a node as an all-gather of the buffer: 3/4 of it leave a rank.
+        (NODE, "ring", 200e9 * 4 / 3),
+        # Across four nodes each of four ranks sends 3/4 of its own buffer out of a node.
+        (CONTIGUOUS_16, "direct", 80e9 / (4 * 3 / 4)),
+        (STRIDED_4, "direct", 80e9 / (4 * 3 / 4)),
+    ],
+)
+def test_an_all_to_all_by_hand(shape: GroupShape, algorithm: str, bandwidth: float) -> None:
+    """Guards what leaves a node: a ring would pass it on over one link for the whole node."""
+    machine = two_tier_machine(algorithms=("ring",))
+    found = lines("all_to_all", route(shape, machine.tiers, WORLD), machine)
+    assert {line.algorithm for line in found} == {algorithm}
+    assert found[0].bandwidth_bytes_per_s == pytest.approx(bandwidth)

@@ -8,7 +8,7 @@ import pytest
 
 from axonn_tune.frameworks import find_framework
 from axonn_tune.frameworks.description import ContextExchange
-from axonn_tune.grid import Grid, across, inside
+from axonn_tune.grid import Grid
 from axonn_tune.program.dimensions import broken_constraints, symbol_values
 from axonn_tune.program.operations import Collective
 from axonn_tune.program.schedule import ISSUE, SYNC, WAIT, build_schedule
@@ -104,7 +104,7 @@ def test_groups_of_a_hierarchy(count: int) -> None:
     """Guards both groups: neighbours inside, one rank of each of them across, as Megatron-Core makes them."""
     grid = Grid(x=2, context=8, data=2, order=CORE.axes)
     ranks = grid.members(0, "context")
-    for axes, members in ((inside("context", count), ranks[:count]), (across("context", count), ranks[::count])):
+    for axes, members in ((f"context[:{count}]", ranks[:count]), (f"context[::{count}]", ranks[::count])):
         shape = grid.group_shape(axes)
         assert shape.size == len(members)
         strides = {after - before for before, after in pairwise(members)}
