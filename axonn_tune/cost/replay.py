@@ -255,8 +255,10 @@ class StageWork:
         """Duration of a run, s."""
         if number not in self._durations:
             total: Value = 0.0
-            for step in self.schedule.runs[number]:
-                total = total + self.clock.run_s(step)
+            # Shares of blocks are no numbers where there are none of a kind, whose runs are not played.
+            with np.errstate(invalid="ignore", divide="ignore"):
+                for step in self.schedule.runs[number]:
+                    total = total + self.clock.run_s(step)
             self._durations[number] = total
         return self._durations[number]
 

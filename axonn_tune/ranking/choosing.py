@@ -81,9 +81,8 @@ def search(problem: Problem, *, variants: bool = False, exact: int = DEFAULT_TOP
     started = time.perf_counter()
     _check(problem)
     options = step_on(problem.framework, problem.machine)
-    grids = list_grids(problem)
-    shapes = list_shapes(grids, problem)
-    candidates = count_candidates(shapes, grids)
+    shapes = list_shapes(grids := list_grids(problem), problem)
+    candidates = count_candidates(shapes, grids, problem.tried(every=variants))
     require_searchable(candidates)
     programs = {kind: step_program(problem, options, kind) for kind in problem.variants}
     exchanges = _exchanges(problem, grids, shapes, programs)
@@ -109,16 +108,17 @@ def search(problem: Problem, *, variants: bool = False, exact: int = DEFAULT_TOP
         )
 
     columns = priced(shapes, fittings)
-    if len(fittings) < len(programs):
+    if others := [one for one in programs if one not in fittings]:
         near = _near(columns, shapes, problem, count=exact)
         columns = _joined([columns, priced(shapes, fit_others(shapes, programs, fittings, near))])
+        candidates += count_candidates(shapes.taken(near, chunks=shapes.chunks[near]), grids, others)
     if len(shapes.piped):
         columns = _refined(columns, shapes, problem, count=exact, variants=variants)
     if len(uneven):
         promising = _promising(columns, shapes, problem, count=exact)
         promising[unpriced] = True
         more, before = with_uneven_chunks(shapes, uneven if variants else uneven[promising[uneven]]), len(shapes)
-        candidates += count_candidates(more, grids)
+        candidates += count_candidates(more, grids, problem.variants)
         found = priced(more, fitted := fit_all(more, programs))
         columns = _joined([columns, replace(found, shape=found.shape + before)])
         shapes, fittings = shapes.with_more(more), {kind: fittings[kind].with_more(fitted[kind]) for kind in fitted}
@@ -134,8 +134,8 @@ def search(problem: Problem, *, variants: bool = False, exact: int = DEFAULT_TOP
         seconds=time.perf_counter() - started,
     )
     chosen = rows if variants else rows[np.sort(distinct(shapes.grid[columns.shape[rows]])[1])]
-    problems = tuple(one.problem for one in exchanges)
-    return Priced(problem, searched, grids, shapes, placements, fittings, columns, chosen, programs, problems)
+    searches = tuple(one.problem for one in exchanges)
+    return Priced(problem, searched, grids, shapes, placements, fittings, columns, chosen, programs, searches)
 
 
 @dataclass(frozen=True)

@@ -87,6 +87,10 @@ class Problem(Job):
                 found.append(Variant(recompute))
         return tuple(found)
 
+    def tried(self, *, every: bool) -> list[Variant]:
+        """Recompute sets that are tried on every shape; every: of a search that lists all candidates."""
+        return [one for one in self.variants if every or self.tries_always(one)]
+
     def tries_always(self, variant: Variant) -> bool:
         """Whether a recompute set is tried on every shape, and not only where it may be among the first."""
         asked = self.request.recompute is not None or self.request.graphed_layers
@@ -414,7 +418,7 @@ def list_shapes(grids: Grids, problem: Problem) -> Shapes:
     }
     chosen = [options[count] for count in share.tolist()]
     counts = np.array([len(sizes) for sizes in chosen], dtype=np.int64)
-    require_searchable(int(counts.sum()) * len(problem.variants))
+    require_searchable(int(counts.sum()) * len(problem.tried(every=False)))
     grid = np.repeat(sound, counts)
     micro_batch = np.array([size for sizes in chosen for size in sizes], dtype=np.int64)
     chunks = np.ones(len(grid), dtype=np.int64)
@@ -740,11 +744,11 @@ def list_placements(grids: Grids, used: Integers, problem: Problem, groups: tupl
     return Placements(grid, order, problem.orders, routes, tuple(known), of_grid)
 
 
-def count_candidates(shapes: Shapes, grids: Grids) -> int:
-    """Candidates before the memory check: shapes times distinct rank orders times kinds of recompute."""
+def count_candidates(shapes: Shapes, grids: Grids, variants: Sequence[Variant]) -> int:
+    """Candidates before the memory check: shapes times distinct rank orders times recompute sets."""
     numbers = _orders_by_width(shapes.problem)
     orders = np.array([len(numbers[mask]) for mask in range(len(numbers))])
-    return int(orders[_width(grids, shapes.grid)].sum()) * len(shapes.problem.variants)
+    return int(orders[_width(grids, shapes.grid)].sum()) * len(variants)
 
 
 def _width(grids: Grids, rows: Integers) -> Integers:

@@ -84,7 +84,6 @@ CALLS = [
     ),
     (f"{CORE} --decoder-first-pipeline-num-layers 5", 2, "--pipeline-layout LAYOUT says the layers of each stage"),
     (f"{CORE} --pp 2 --vpp 2 --pipeline-layout Et*40|t*40L", 2, "has 2 parts, which --pp 2 and --vpp 2 do not make"),
-    (f"{CORE} --pipeline-layout Et*40|t*20|t*20|L", 2, "part 4 of 4 has no decoder layer, which is not priced"),
     (f"{CORE} --pipeline-layout Et*40|t*40mL", 2, "has 1 MTP layers; the model has 0"),
     (f"{CORE} --pipeline-layout Et*40|t*(20)L", 2, "'*' in part 2 is no layer"),
     (f"{H100} --framework fsdp --pipeline-layout Et*40|t*40L", 2, "has no pipeline stages"),
