@@ -211,6 +211,7 @@ DEEPSPEED = Framework(
     schedule=PipelineSchedule(interleaved=False, uneven=True),
     software="unknown",
     recompute_some="full",
+    searches_some=False,
     refused=(
         Refusal(("z", "data"), "ZeRO-3 shards over all data-parallel ranks: stage 3 has no replicas"),
         Refusal(("z", "pipeline"), "DeepSpeed's pipeline module excludes ZeRO-3"),

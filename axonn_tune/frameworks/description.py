@@ -250,6 +250,7 @@ class Framework:
     recompute_modules: tuple[str, ...] = ()
     recompute_some: Literal["no", "full", "any"] = "no"
     recompute_sets: tuple[Recompute, ...] = RECOMPUTES
+    searches_some: bool = True
     precision_aware: bool = False
     cuda_graphs: Mapping[CudaGraphs, tuple[Refusal, ...]] = field(default_factory=dict, compare=False)
     names: Mapping[str, str] = field(default_factory=dict, compare=False)

@@ -80,6 +80,7 @@ class Problem(Job):
             if request.recompute is None and recompute == "full" and request.graphed_layers:
                 continue
             costly = recompute == "full" or "mlp" in modules_of(recompute)
+            costly = costly and self.framework.searches_some
             tried = recompute != "none" if asked else costly and request.recompute is None
             if tried and not self.framework.cannot_recompute(recompute, 1):
                 found.append(Variant(recompute, some=True))

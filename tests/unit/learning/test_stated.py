@@ -140,7 +140,7 @@ ENDS = "--account-for-embedding-in-pipeline-split --account-for-loss-in-pipeline
         (f"{PP4} --pipeline-model-parallel-layout 'Et*7|t*9|t*9|t*7L'", (7, 9, 9, 7)),
         (f"{PP4} --pipeline-model-parallel-layout 'Et*3|(tt|)*2t*4|(t*4|)*3t*9L'", (3, 2, 2, 4, 4, 4, 4, 9)),
         (f"{PP4} --pipeline-model-parallel-layout 'Et*8|(t*8|)*2t*8L'", None),
-        (f"{PP4} --pipeline-model-parallel-layout 'Et*8|t*8|t*4|(t|)*12L'", "part 16 of 16 has no decoder layer"),
+        (f"{PP4} --pipeline-model-parallel-layout 'Et*8|t*8|t*4|(t|)*12L'", (8, 8, 4, *[1] * 12, 0)),
         (f"{PP4} --pipeline-model-parallel-layout 'Et*8|(t*8|)*2T*8L'", "'T' in part 4 is no layer"),
         (f"{PP4} --pipeline-model-parallel-layout 'Et*8|(t*8|)*2t*9L'", "nearest valid: Et*8|t*8|t*7|t*9L"),
         (f"{PP4} --pipeline-model-parallel-layout 'Et*16|t*16L'", "4 stages do not divide its 2 parts"),
