@@ -46,11 +46,19 @@ def run(*words: str, before: Iterable[str] = ()) -> tuple[int, str, str]:
     return process.returncode, out, err
 
 
+def target_of(link: Path) -> str:
+    """Where a link leads; nowhere if it is gone, as a descriptor that has just been closed."""
+    try:
+        return str(link.readlink())
+    except FileNotFoundError:
+        return ""
+
+
 def networks_of(name: str) -> list[int]:
     """A lab's network namespaces as the kernel numbers them: the switch's, then those of its ranks."""
     lab: RunningLab = require_lab(name)
     folder = Path(f"/proc/{lab.holder}")
-    descriptors = sorted(int(one.name) for one in (folder / "fd").iterdir() if "net:" in str(one.readlink()))
+    descriptors = sorted(int(one.name) for one in (folder / "fd").iterdir() if "net:" in target_of(one))
     return [(folder / "ns/net").stat().st_ino, *((folder / f"fd/{one}").stat().st_ino for one in descriptors)]
 
 
