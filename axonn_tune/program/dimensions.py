@@ -249,8 +249,6 @@ def _type_constants(layer: Layer, workload: Workload) -> dict[str, float]:
         "F": float(layer.ffn),
         "G": float(layer.up_width),
     }
-    if layer.latent:
-        found |= {"O": float(layer.value_width), "core": (layer.query_width + layer.value_width) / 2.0}
     return found | ({"span": window * (2.0 * length - window) / length} if layer.window else {})
 
 
@@ -289,10 +287,7 @@ def dimensions(
     share = replicas if sharded else 1.0
     of_types, buckets, stored = dict[str, Value](), dict[str, Value](), list[Value]()
     for layer, of, count in zip(model.types, suffixes(model), counts, strict=True):
-        # Every rank of x has the matrices in front of a latent.
-        weights: Value = float(layer.weights)
-        if duplicated := layer.latent_weights:
-            weights = weights + duplicated * (x - 1.0)
+        weights = float(layer.weights)
         block = weights / split
         own = {"L": count, **_type_constants(layer, workload), "W": weights}
         of_types |= {f"{name}{of}": value for name, value in own.items()}

@@ -41,11 +41,10 @@ class Arithmetic:
 COLUMNS = Arithmetic(smaller=np.minimum, larger=np.maximum, floor=np.floor)
 PLAIN = Arithmetic(smaller=min, larger=max, floor=lambda value: float(math.floor(value)))
 
-MODEL_SYMBOLS = ("L", "H", "Q", "N", "F", "G", "W", "S", "grouped", "halved", "O", "core", "span")
+MODEL_SYMBOLS = ("L", "H", "Q", "N", "F", "G", "W", "S", "grouped", "halved", "span")
 """Constants of one search: layers, hidden, query, qkv, ffn and up widths, weights of a block, sequence length.
 
-O, core: widths of attention's output, and the mean of it and Q; span: positions that a token attends to, the masked
-half included, with a window.
+span: positions that a token attends to, the masked half included, with a window.
 
 grouped, halved: 1 where keys have several queries each, and where micro-batches are split, else 0.
 """

@@ -300,7 +300,6 @@ class StepSchedule:
     reduced over.
     """
 
-    program: StepProgram
     runs: list[tuple[Computation, ...]]
     collectives: list[Collective]
     micro_batch: MicroBatch
@@ -324,7 +323,6 @@ def build_schedule(
         for stage in stages
     }
     return StepSchedule(
-        program=program,
         runs=compiler.runs,
         collectives=compiler.collectives,
         micro_batch=MicroBatch(compiler, buckets=last if options.reduce_each_micro_batch else ()),

@@ -45,7 +45,10 @@ from axonn_tune.units import GB, GIB, MICRO, counted, show_bytes, show_count, sh
 
 RANKING_SCHEMA = "axonn-tune/ranking/1"
 
-_SETTINGS = ("order", "micro_batch", "recompute", "kept_layers", "context_exchange", "bubble_s", "shortest_step_s")
+_SETTINGS = (
+    *("order", "micro_batch", "recompute", "recompute_layers", "kept_layers", "context_exchange", "bubble_s"),
+    "shortest_step_s",
+)
 """Columns that a narrow table leaves out where all rows have one value."""
 _MULTIPLES = ("node_hours", "logged_tflops_per_gpu", "mfu", "tokens_per_s_per_gpu", "gpu_hours")
 """Multiples of the step or of its inverse, left out of what is wider than a line all the same."""
@@ -161,6 +164,7 @@ def _rows(ranked: Priced, entries: Sequence[Row], families: Sequence[Sequence[in
             "shortest": same_step(entry, best),
             "alike": folded.get(entry.rank or 0, "") if isinstance(entry, PricedLayout) else "",
             "context_exchange": None if isinstance(entry, Rejected) else entry.context_exchange,
+            "recompute_layers": None if isinstance(entry, Rejected) else entry.recompute_layers,
         }
         for entry in entries
     ]
@@ -216,7 +220,9 @@ def default_columns(ranked: Priced, entries: Sequence[Row], *, wide: bool = Fals
         "grid": True,
         "alike": folded,
         "order": wide or framework.permuted,
-        **dict.fromkeys(("micro_batch", "recompute", "kept_layers"), True),
+        **dict.fromkeys(("micro_batch", "recompute"), True),
+        "recompute_layers": any(getattr(one, "recompute_layers", None) for one in entries),
+        "kept_layers": True,
         "context_exchange": any(getattr(one, "context_exchange", None) not in (None, own) for one in entries),
         **dict.fromkeys(("tokens_per_s_per_gpu", "mfu"), True),
         "hfu": wide,
@@ -403,7 +409,7 @@ CONFIG_FIELDS = (
     *("rank", *AXES, "order", "feasible", "tie", "micro_batch", "grad_accumulation", "recompute", "kept_layers"),
     *("communication_s", "exposed_communication_s", "compute_s", "iteration_s", "low_s", "high_s", "tokens_per_s"),
     *("mfu", "hfu", "memory_bytes", "framework", *_MORE_AXES, "pipeline", "chunks", "bubble_s", "shortest_step_s"),
-    *("layout", "tokens_per_s_per_gpu", "logged_tflops_per_gpu"),
+    *("layout", "tokens_per_s_per_gpu", "logged_tflops_per_gpu", "recompute_layers"),
 )
 """CSV fields of a configuration."""
 _COLUMNS = (
@@ -421,6 +427,12 @@ _COLUMNS = (
     count("micro_batch", "micro\u00adbatch", "Sequences one rank processes at a time.", title="micro-\nbatch"),
     count("grad_accumulation", "grad.\naccum.", "Gradient accumulation steps."),
     words("recompute", "recompute", "Activation recomputation (checkpointing).", 10),
+    count(
+        "recompute_layers",
+        "recomputed\nlayers",
+        "Layers of each chunk that recompute, the first ones; all of them without a number.",
+        title="in\nlayers",
+    ),
     count(
         "kept_layers",
         "layers not\nresharded",

@@ -23,7 +23,7 @@ from axonn_tune.report.configuration import (
     over_axis,
 )
 from axonn_tune.report.explain import memory_items
-from axonn_tune.report.output import Column, Json, axis_name, unbroken
+from axonn_tune.report.output import Column, Json, axis_name, unbroken, words
 from axonn_tune.report.ranking import (
     COLUMNS,
     METRICS,
@@ -42,13 +42,17 @@ MOST_ROWS = 12_000
 """More rows than this would make the file too large to send."""
 FEASIBLE, TIE = "feasible", f"{TIED} within model error of the first"
 REJECTED = "rejected: "
-_HOLES = {key: f"{{{key}}}" for key in (*ALL_AXES, "chunks", "order", "micro_batch", "recompute", "kept_layers")}
+_HOLES = {key: f"{{{key}}}" for key in (*ALL_AXES, "chunks", "order", "micro_batch", "kept_layers")} | {
+    "recompute": "{recompute_pins}"
+}
 """Where a page fills in the cells of a row."""
+_RECOMPUTE_PINS = words("recompute_pins", "recompute", "The recompute set, as a command needs it.", hidden=True)
 PAGE_COLUMNS = tuple(
     COLUMNS[key]
     for key in (
         *("rank", "iteration_s", "communication_s", "exposed_communication_s", "low_s", "high_s", "mfu"),
-        *("memory_bytes", "micro_batch", "recompute", "kept_layers", "wide_order", "compute_s", "tokens_per_s", "hfu"),
+        *("memory_bytes", "micro_batch", "recompute", "recompute_layers", "kept_layers", "wide_order"),
+        *("compute_s", "tokens_per_s", "hfu"),
         *("gpu_hours", "node_hours", "days", "grad_accumulation", "state", "rejected_because", "order"),
     )
 )
@@ -97,7 +101,7 @@ def _verdict(document: Json, first: Json | None, layouts: LayoutWords) -> list[s
 
 def _columns(layouts: LayoutWords) -> list[Column]:
     """Columns of the table: the rank, the layout, the rest."""
-    return [PAGE_COLUMNS[0], *axis_columns(layouts.framework, layouts.axes), *PAGE_COLUMNS[1:]]
+    return [PAGE_COLUMNS[0], *axis_columns(layouts.framework, layouts.axes), *PAGE_COLUMNS[1:], _RECOMPUTE_PINS]
 
 
 def _listed(configs: Sequence[Json]) -> list[Json]:
@@ -126,12 +130,21 @@ def _details(configs: Sequence[Json], inputs: Inputs, *, picked: Json | None) ->
 
 def _ranking_table(configs: Sequence[Json], document: Json, *, identity: str, opens: str, layouts: LayoutWords) -> Json:
     others = [rank_column(cost) for cost in (configs[0].get("ranks") or {})] if configs else []
-    rows = [{**shown_row(config, layouts.framework), "state": state_of(config)} for config in configs]
+    rows = [
+        {**shown_row(config, layouts.framework), "state": state_of(config), "recompute_pins": _recompute_pins(config)}
+        for config in configs
+    ]
     used = [column for column in _columns(layouts) if any(row.get(column.key) not in (None, "") for row in rows)]
     filters = {**{axis: layouts.framework.called(axis) for axis in layouts.axes}, **_FILTERS}
     note = f"Ranked by {METRICS[document['rank_by']]}. Click a heading to sort, a row for its details."
     columns, name = [*used[:1], *others, *used[1:]], f"{identity}-table"
     return page.table(name, "Ranking", columns, rows, note=note, filters=filters, opens=opens, tall=True)
+
+
+def _recompute_pins(config: Json) -> str | None:
+    """Set, with the option for its layers where only some have it; None of what has no recompute."""
+    recompute, some = config.get("recompute"), config.get("recompute_layers")
+    return f"{recompute} --recompute-layers {some}" if some else recompute
 
 
 def state_of(config: Json) -> str:

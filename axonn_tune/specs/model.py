@@ -233,12 +233,6 @@ class Layer:
         return queries + down + kv_rank * self.heads * (latent.nope_dim + latent.value_dim) + self.value_width * h
 
     @property
-    def latent_weights(self) -> int:
-        """Elements of the matrices in front of attention's latents, which tensor parallelism does not split."""
-        latent = self.latent
-        return 0 if latent is None else self.hidden * ((latent.query_rank or 0) + latent.kv_rank + latent.rope_dim)
-
-    @property
     def expert_weights(self) -> int:
         """Elements of one routed expert's matrices."""
         experts = self.experts
