@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import comb, prod
-from typing import Any
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,7 +22,13 @@ from axonn_tune.errors import UsageError
 AXES = ("x", "y", "z", "data")
 """Axes of the paper's 4D algorithm."""
 
-ALL_AXES = (*AXES, "context", "pipeline")
+RANK_AXES = (*AXES, "context", "pipeline")
+"""Every axis that ranks are numbered by."""
+
+EXPERT_AXES = ("expert_tensor", "expert")
+"""Axes of experts, over the same ranks as the others (parallel folding, arXiv 2504.14960), the inner one first."""
+
+ALL_AXES = (*RANK_AXES, "expert", "expert_tensor")
 """Every axis a framework can have."""
 
 BATCH_AXES = ("data", "z")
@@ -60,11 +66,32 @@ class GroupShape:
         return self.levels[-1][0] * self.levels[-1][1] if self.levels else 1
 
 
+class Folding(NamedTuple):
+    """Rank axes that experts fold over, from the inside: first those that shard weights, then those that replicate.
+
+    Several axes of a kind adjoin, from the innermost rank on. What experts leave of the first shards their weights
+    (`expert_z`), what they leave of the others replicates them (`expert_data`).
+    """
+
+    shards: tuple[str, ...] = ()
+    replicas: tuple[str, ...] = ()
+
+
+EXPERT_GROUPS = {
+    "expert_tensor": ("expert_tensor",),
+    "expert": ("expert",),
+    "expert_tensorexpert": EXPERT_AXES,
+    "expert_z": ("expert_z",),
+    "expert_data": ("expert_data",),
+}
+"""Groups of ranks that only experts have, with their axes."""
+
+
 @dataclass(frozen=True, init=False)
 class Grid:
     """Sizes of the axes, and their order from the fastest-varying rank outwards.
 
-    Axes that `order` leaves out must be of size 1: they take no part in the numbering of ranks.
+    Axes that `order` leaves out must be of size 1: they take no part in the numbering of ranks, as those of experts.
     """
 
     sizes: tuple[int, ...]
@@ -87,8 +114,8 @@ class Grid:
         if wrong:
             raise ValueError(f"axis sizes must be at least 1: {', '.join(wrong)}")
         wide = {axis for axis, size in self.by_axis.items() if size > 1}
-        if len(set(order)) != len(order) or not set(order) <= set(ALL_AXES) or not wide <= set(order):
-            needed = [axis for axis in ALL_AXES if axis in wide or axis in AXES]
+        if len(set(order)) != len(order) or not set(order) <= set(RANK_AXES) or not wide - {*EXPERT_AXES} <= set(order):
+            needed = [axis for axis in RANK_AXES if axis in wide or axis in AXES]
             raise ValueError(f"order must name each of {', '.join(needed)} once, not {', '.join(order)}")
 
     @property
@@ -131,9 +158,19 @@ class Grid:
         return self.axis_size("pipeline")
 
     @property
+    def expert(self) -> int:
+        """Size of axis expert."""
+        return self.axis_size("expert")
+
+    @property
+    def expert_tensor(self) -> int:
+        """Size of axis expert_tensor."""
+        return self.axis_size("expert_tensor")
+
+    @property
     def world(self) -> int:
-        """Number of ranks: the product of all axes."""
-        return prod(self.sizes)
+        """Number of ranks: the product of the axes that number them."""
+        return prod(self.axis_size(axis) for axis in RANK_AXES)
 
     @property
     def batch_shares(self) -> int:
@@ -173,8 +210,12 @@ class Grid:
             if all(place[axis] == 0 for axis in names):
                 yield self.members(rank, axes)
 
-    def group_shape(self, axes: str) -> GroupShape:
-        """Shape of the groups over `axes`."""
+    def group_shape(self, axes: str, folding: Folding | None = None) -> GroupShape:
+        """Shape of the groups over `axes`; folding: of experts, which their groups need."""
+        if axes in EXPERT_GROUPS:
+            sizes = {axis: (self.axis_size(axis), self.stride(axis)) for axis in ALL_AXES}
+            levels = [(int(size), int(stride)) for size, stride in expert_levels(axes, sizes, folding or Folding())]
+            return merged_shape(sorted(levels, key=lambda level: level[1]))
         names = self._axes_of(axes)
         if len(names) == 1:
             size, stride = level_of(axes, self.axis_size(names[0]), self.stride(names[0]))
@@ -189,7 +230,9 @@ class Grid:
 def split_axes(axes: str) -> tuple[str, ...]:
     """`"xy"` to `("x", "y")`, `"contextdata"` to `("context", "data")`; `WORLD` is all axes."""
     if axes == WORLD:
-        return ALL_AXES
+        return RANK_AXES
+    if axes in EXPERT_GROUPS:
+        return EXPERT_GROUPS[axes]
     if axes == ENDS:
         return ("pipeline",)
     if part := _SLICE.fullmatch(axes):
@@ -215,6 +258,40 @@ def level_of(axes: str, size: Any, stride: Any) -> tuple[Any, Any]:  # noqa: ANN
     count = int(part[3])
     within = np.minimum(size, count)
     return (within, stride) if part[2] == ":" else (size // within, stride * count)
+
+
+Levels: TypeAlias = Mapping[str, tuple[Any, Any]]
+"""Size and stride of each axis: numbers, or columns."""
+
+
+def expert_levels(group: str, axes: Levels, folding: Folding) -> list[tuple[Any, Any]]:
+    """`(size, stride)` levels of a group of experts.
+
+    Experts take ranks of the axes that shard weights first, then of those that replicate: `expert_tensor` the inner
+    ones, `expert` the next.
+    """
+    inner, outer = (_joined_level(axes, names) for names in folding)
+    tensor, expert = axes["expert_tensor"][0], axes["expert"][0]
+    tensor_inner = np.minimum(tensor, inner[0])
+    expert_inner = np.minimum(expert, inner[0] // tensor_inner)
+    found, left = dict[str, list[tuple[Any, Any]]](), list[tuple[Any, Any]]()
+    for (size, stride), tensors, experts in (
+        (inner, tensor_inner, expert_inner),
+        (outer, tensor // tensor_inner, expert // expert_inner),
+    ):
+        found.setdefault("expert_tensor", []).append((tensors, stride))
+        found.setdefault("expert", []).append((experts, stride * tensors))
+        found.setdefault("expert_tensorexpert", []).append((tensors * experts, stride))
+        left.append((size // (tensors * experts), stride * tensors * experts))
+    return (found | {"expert_z": left[:1], "expert_data": left[1:]})[group]
+
+
+def _joined_level(axes: Levels, names: tuple[str, ...]) -> tuple[Any, Any]:
+    """Size and stride of adjoining axes, several of which begin at the innermost rank."""
+    size, stride = (axes[names[0]] if len(names) == 1 else (1, 1)) if names else (1, 1)
+    for axis in names if len(names) > 1 else ():
+        size = size * axes[axis][0]
+    return size, stride
 
 
 def merged_shape(levels: Iterator[tuple[int, int]] | list[tuple[int, int]]) -> GroupShape:

@@ -30,6 +30,10 @@ class Job:
     framework: Framework = AXONN_TUNE
     tokens_total: int | None = None
 
+    def __post_init__(self) -> None:
+        """Give the framework the axes of experts, if the model has them."""
+        object.__setattr__(self, "framework", self.framework.training(self.model))
+
 
 @dataclass(frozen=True)
 class Layout:

@@ -293,6 +293,8 @@ class Request:
     z: int | None = _axis("z")
     data: int | None = _axis("data")
     context: int | None = _axis("context")
+    expert: int | None = _axis("expert")
+    expert_tensor: int | None = _axis("expert_tensor")
     pipeline: int | bool | None = _count(
         _CONSTRAINTS,
         "Search pipeline stages too, or only N stages. Default for other frameworks; N = 1: no stages.",
@@ -423,7 +425,7 @@ class Request:
 
 OPTIONS: dict[str, Option] = {one.name: one.metadata["option"] for one in fields(Request)}
 """Every option by its name."""
-_AXES = ("x", "y", "z", "data", "context", "pipeline")
+_AXES = ("x", "y", "z", "data", "context", "pipeline", "expert", "expert_tensor")
 
 
 def options_of(command: str) -> dict[str, Option]:

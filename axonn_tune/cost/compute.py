@@ -13,7 +13,16 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from axonn_tune.frameworks.description import FUSED
-from axonn_tune.program.operations import MATRIX_ALIGNMENT, Arithmetic, Attention, Computation, Kernel, MatMul, Value
+from axonn_tune.program.operations import (
+    MATRIX_ALIGNMENT,
+    ONCE,
+    Arithmetic,
+    Attention,
+    Computation,
+    Kernel,
+    MatMul,
+    Value,
+)
 from axonn_tune.program.step import ONLY, Stage, StepProgram
 from axonn_tune.specs.machine import Accelerator, MatmulLayout, Software
 from axonn_tune.specs.workload import Precision
@@ -150,7 +159,11 @@ class ComputeClock:
         if isinstance(step, MatMul):
             m, n, k = (size.evaluate(self.values) for size in (step.m, step.n, step.k))
             rate, numbers = self._rate(step), self.arithmetic
-            return matmul_time_s(m, n, k, flops_per_s=rate, element_bytes=element, rates=rates, arithmetic=numbers)
+            one_s = matmul_time_s(m, n, k, flops_per_s=rate, element_bytes=element, rates=rates, arithmetic=numbers)
+            if step.groups == ONCE:
+                return one_s
+            launch_s = rates.matmul_launch_s
+            return launch_s + step.groups.evaluate(self.values) * (one_s - launch_s)
         if isinstance(step, Attention):
             return attention_time_s(step.flops.evaluate(self.values), rates, backward=step.backward)
         if step.size_bytes.coefficient == 0.0:

@@ -367,7 +367,9 @@ class Pricer:
             alignment=alignment,
         )
         tiers, world = self.machine.tiers, self.grid.world
-        self.routes = {axes: route(self.grid.group_shape(axes), tiers, world) for axes in self.program.groups}
+        self.routes = {
+            axes: route(self.grid.group_shape(axes, self.options.folding), tiers, world) for axes in self.program.groups
+        }
         self._lines: dict[tuple[OpKind, str], tuple[Line, ...]] = {}
 
     def _symbols(self, stage: Stage, chunks: Sequence[Contents] | None = None) -> dict[str, float]:

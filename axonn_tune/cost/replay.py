@@ -432,7 +432,7 @@ class Replay:
         """
         schedule, values = self.schedule, self.work.values
         blocks, times = self._blocks(self.work.runs), self._picked(values["A"]) - 1.0
-        buckets = self.streams.get(schedule.replicas, -1) >= 0
+        buckets = any(self.streams.get(axes, -1) >= 0 for axes in schedule.replicas)
         self._begin_batch(1.0)
         state, waited_s = self._micro_batch(schedule.last_micro_batch, blocks)
         last_s = self._play(state, schedule.ends[ONLY], END)[0] + waited_s

@@ -126,6 +126,8 @@ class Run:
         settable: options of its step, and overlaps, that it has arguments for.
         """
         workload, own = self.workload, self.framework.step
+        if self.model.has_experts:
+            raise self.cannot("experts yet", "ask for a dense model")
         if workload.precision not in precisions:
             raise self.cannot(f"--precision {workload.precision}", f"it has {', '.join(precisions)}")
         if workload.split_micro_batch:

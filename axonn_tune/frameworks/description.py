@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
-from axonn_tune.grid import ALL_AXES, AXES, WORLD, split_axes
+from axonn_tune.grid import ALL_AXES, AXES, WORLD, Folding, split_axes
 from axonn_tune.recompute import MODULES, RECOMPUTES, modules_of
 from axonn_tune.request import CudaGraphs
 from axonn_tune.specs.machine import Software
@@ -18,6 +18,7 @@ from axonn_tune.specs.workload import OVERLAPS, Overlap, Recompute
 
 if TYPE_CHECKING:
     from axonn_tune.frameworks.command import Command, Run
+    from axonn_tune.specs.model import Model
 
 GatherUnit: TypeAlias = Literal["weight", "block"]
 Reduction: TypeAlias = Literal["buckets", "whole", "parameter"]
@@ -70,6 +71,11 @@ class StepOptions:
         context_inside ranks and a ring across the groups.
         context_shards: weights are sharded over context as over z, not replicated as over data.
 
+    Experts
+        expert_shards, expert_replicas: rank axes that experts fold over, as `grid.Folding` has them; without any, the
+        framework has no experts. dispatcher: how tokens reach their experts. imbalance: rows of the rank with most
+        tokens over the mean.
+
     Recompute, loss, fusion
         recompute_whole_block: full recompute repeats the block to its last operation, and that of a module the module.
         selective: layers that selective recompute repeats; `mlp.up` is the GEMM of a gated MLP's half without gate.
@@ -119,6 +125,10 @@ class StepOptions:
     context_exchange: ContextExchange = "ring"
     context_inside: int = 1
     context_shards: bool = False
+    expert_shards: tuple[str, ...] = ()
+    expert_replicas: tuple[str, ...] = ()
+    dispatcher: str = "alltoall"
+    imbalance: float = 1.0
     recompute_whole_block: bool = False
     selective: tuple[str, ...] = ("attention.core", "attention.norm", "mlp.norm", "mlp.activation")
     chunked_loss: bool = True
@@ -142,6 +152,11 @@ class StepOptions:
         modules = [MODULES[name] for name in modules_of(recompute)]
         layers = (layer for one in modules for layer in (one.whole if self.recompute_whole_block else one.layers))
         return tuple(dict.fromkeys(layers))
+
+    @property
+    def folding(self) -> Folding:
+        """Rank axes that experts fold over."""
+        return Folding(self.expert_shards, self.expert_replicas)
 
     @property
     def less(self) -> tuple[int, int]:
@@ -222,7 +237,9 @@ class Framework:
     the search may reorder the paper's four. ranked_by: default ranking criterion; where that is communication, pipeline
     stages are searched on demand. software: whose numbers in the file of fitted numbers it uses, "" for ideal kernels;
     the half-widths of its intervals go by the same name. hopper_attention: attention uses what Hopper adds. refused:
-    combinations it cannot run. keeps_layers: layers can be told not to reshard after forward, all of them or some.
+    combinations it cannot run. expert_axes: of experts, those it has; tensor_without_expert: x splits experts where
+    there is no expert parallelism, and only there. keeps_layers: layers can be told not to reshard after forward, all
+    of them or some.
     recompute_modules: those that a recompute set can name; recompute_some: whether a set can be on the first layers of
     each chunk alone: no, whole blocks, or any set. precision_aware: it reduces gradients in BF16 on demand, and keeps
     optimizer states in types of their own. cuda_graphs: scopes that it captures, its default first, each with
@@ -247,6 +264,8 @@ class Framework:
     exchanges: tuple[ContextExchange, ...] = ()
     refused: tuple[Refusal, ...] = ()
     keeps_layers: bool = True
+    expert_axes: tuple[str, ...] = ()
+    tensor_without_expert: bool = False
     recompute_modules: tuple[str, ...] = ()
     recompute_some: Literal["no", "full", "any"] = "no"
     recompute_sets: tuple[Recompute, ...] = RECOMPUTES
@@ -262,6 +281,12 @@ class Framework:
         """The same framework with other step options; an exchange that is named is the only one."""
         exchanges = () if "context_exchange" in changes else self.exchanges
         return replace(self, step=replace(self.step, **changes), exchanges=exchanges)  # type: ignore[arg-type]
+
+    def training(self, model: Model) -> Framework:
+        """The same framework with the axes of experts, if a model has them and it does."""
+        if not model.has_experts or {*self.expert_axes} <= {*self.axes}:
+            return self
+        return replace(self, axes=(*self.axes, *self.expert_axes))
 
     def capturing(self, scopes: tuple[CudaGraphs, ...]) -> Framework:
         """The same framework with these scopes in CUDA graphs, and without what that excludes."""
@@ -308,7 +333,8 @@ class Framework:
 
     def axis(self, name: str) -> str | None:
         """The axis, or `chunks`, of this name in any case; None if there is none."""
-        return {self.called(axis).lower(): axis for axis in self.columns}.get(name.lower())
+        had = (*self.columns, *self.expert_axes)
+        return {self.called(axis).lower(): axis for axis in had}.get(name.lower())
 
     def layout(self, sizes: Mapping[str, int]) -> dict[str, int]:
         """Sizes of axes and `chunks` by its names of them, in the order of its columns."""

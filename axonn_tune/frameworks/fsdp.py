@@ -33,6 +33,8 @@ STEP = StepOptions(
     chunked_loss=False,
     loss_reductions=(),
     logit_bytes=4.0,
+    expert_shards=("z",),
+    expert_replicas=("data",),
     overlaps=("gather_prefetch", "weight_gradient", "data_parallel"),
 )
 

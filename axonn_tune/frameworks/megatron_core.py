@@ -56,6 +56,7 @@ _STEP = StepOptions(
     loss_reductions=(1.0, 1.0, 1.0),
     fused_accumulation=True,
     vocabulary_multiple=128,
+    expert_replicas=("x", "z", "context", "data"),
     overlaps=("gather_prefetch", "input_gradient", "weight_gradient", "data_parallel"),
 )
 
@@ -354,7 +355,18 @@ def _needs(run: Run, *, unstated: str) -> Iterator[str]:
         yield f"Speed does not depend on {unstated}: set them as {run.model.name} has them."
 
 
-NAMES = {"x": "TP", "z": "GTP", "pipeline": "PP", "chunks": "VPP", "context": "CP", "data": "DP"}
+NAMES = {
+    **{
+        "x": "TP",
+        "z": "GTP",
+        "pipeline": "PP",
+        "chunks": "VPP",
+        "context": "CP",
+        "expert": "EP",
+        "expert_tensor": "ETP",
+    },
+    **{"data": "DP", "expert_data": "EDP"},
+}
 """What Megatron-LM and what is built on it call the axes; GTP is our z, so its flag of weight shards is TP times it."""
 
 MEGATRON_CORE = Framework(
@@ -368,6 +380,7 @@ MEGATRON_CORE = Framework(
     hopper_attention=True,
     exchanges=tuple(CP_COMM_TYPES),
     keeps_layers=False,
+    expert_axes=("expert", "expert_tensor"),
     precision_aware=True,
     cuda_graphs=dict.fromkeys(CUDA_GRAPHS, ()),
     recompute_modules=("core_attn", "layernorm", "mlp"),

@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from axonn_tune.frameworks.description import FlopCount, Framework, StepOptions
-from axonn_tune.grid import ALL_AXES, BATCH_AXES, Grid, divisors
+from axonn_tune.grid import ALL_AXES, BATCH_AXES, EXPERT_AXES, Grid, divisors
 from axonn_tune.program.operations import MATRIX_ALIGNMENT, PLAIN, Arithmetic, Attention, MatMul, Value
 from axonn_tune.program.step import BUNDLED, ONLY, Stage, StepProgram, suffixes
 from axonn_tune.specs.model import Layer, Model
@@ -44,6 +44,8 @@ _STEPS_OF_SOFTMAX, _STEPS_OF_SOFTMAX_BACK = 5.0, 5.0
 
 MFU_CONVENTION = "PaLM, appendix B: recompute not counted, LM head and the masked half of attention counted"
 
+_ONE_RANK: Value = 1.0
+
 _FORWARD_AND_BACKWARD = 3.0
 """The backward pass does twice the forward's GEMMs: one for each gradient."""
 
@@ -57,7 +59,7 @@ class Constraint:
 
     at_least: it must only be as large; or_divides: the product may also be divisible by it; multiple: the product must
     be; times: by so many times the product; where: holds where this axis is wider than 1; both: these axes may not all
-    be wider than 1, for the reason `what`.
+    be wider than 1, for the reason `what`; of: the value is the product of these axes.
     """
 
     name: str
@@ -70,9 +72,14 @@ class Constraint:
     times: int = 1
     where: str = ""
     both: bool = False
+    of: tuple[str, ...] = ()
 
     def broken(self, sizes: dict[str, Integers]) -> NDArray[np.bool_]:
         """Layouts that violate it, given columns of axis sizes."""
+        if self.of:
+            whole = reduce(lambda size, axis: size * sizes[axis], self.of, np.ones_like(next(iter(sizes.values()))))
+            taken = reduce(lambda size, axis: size * sizes[axis], self.axes, np.ones_like(whole))
+            return np.asarray(whole % taken != 0)
         product = np.full_like(next(iter(sizes.values())), self.times)
         for axis in self.axes:
             product = product * sizes[axis]
@@ -92,6 +99,10 @@ class Constraint:
         """Violation of one layout, in the framework's names: `heads (96) is not divisible by TP = 5`."""
         if self.both:
             return self.what
+        if self.of:
+            whole = f"{self._product(framework, self.of)} = {prod(sizes[axis] for axis in self.of)}"
+            taken = f"{self._product(framework)} = {prod(sizes[axis] for axis in self.axes)}"
+            return f"{whole} is not divisible by {taken}"
         product = self.times * prod(sizes[axis] for axis in self.axes)
         relation = "is less than" if self.at_least else "is not divisible by"
         if self.multiple:
@@ -103,14 +114,16 @@ class Constraint:
         if self.both:
             names = [framework.called(axis) for axis in self.axes]
             return " with ".join(names) if len(names) > 1 else f"{names[0]} above 1"
+        if self.of:
+            return f"{self._product(framework, self.of)} not divisible by {self._product(framework)}"
         relation = "fewer than" if self.at_least else "not divisible by"
         if self.multiple:
             return f"{self._product(framework)} {relation} {self.what}"
         return f"{self.what.replace('_', ' ')} {relation} {self._product(framework)}"
 
-    def _product(self, framework: Framework) -> str:
-        names = [framework.called(axis) for axis in self.axes if axis in framework.axes]
-        return "·".join([str(self.times)] * (self.times > 1) + names)
+    def _product(self, framework: Framework, axes: tuple[str, ...] = ()) -> str:
+        names = [framework.called(axis) for axis in axes or self.axes if axis in framework.axes]
+        return "·".join([str(self.times)] * (self.times > 1 and not axes) + names)
 
 
 def constraints(model: Model, workload: Workload, framework: Framework) -> tuple[Constraint, ...]:
@@ -139,6 +152,8 @@ def constraints(model: Model, workload: Workload, framework: Framework) -> tuple
     ]
     if framework.step.sequence_parallel:
         found.append(Constraint("sequence-by-x", "sequence_length", length, ("x", "context")))
+    if model.has_experts:
+        found += _expert_constraints(model, framework)
     if "context" in framework.axes:
         # Each rank computes a block from either end of the sequence, which balances causal attention.
         blocks = Constraint("sequence-by-context", "sequence_length", length, ("context",), times=2, where="context")
@@ -150,6 +165,18 @@ def constraints(model: Model, workload: Workload, framework: Framework) -> tuple
     for refused in framework.refused:
         found.append(Constraint(f"{framework.name}-{'-'.join(refused.axes)}", refused.why, 1, refused.axes, both=True))
     return tuple(found)
+
+
+def _expert_constraints(model: Model, framework: Framework) -> list[Constraint]:
+    """Whole experts on each rank, and ranks for all of them (NVIDIA/Megatron-LM@d98e8a64, core/parallel_state.py)."""
+    experts = [layer.experts for layer in model.types if layer.experts is not None]
+    folding, width = framework.step.folding, math.gcd(*(one.width for one in experts))
+    over, tensor = (*folding.shards, *folding.replicas), framework.step.sequence_parallel
+    return [
+        Constraint("experts-by-expert", "experts", math.gcd(*(one.count for one in experts)), ("expert",)),
+        Constraint("expert-width-by-tensor", "expert width", width, ("expert_tensor",) if tensor else ("x",)),
+        Constraint("ranks-by-expert", "ranks", 1, EXPERT_AXES, of=over),
+    ]
 
 
 def _common(model: Model, size: str) -> int:
@@ -285,14 +312,19 @@ def dimensions(
     position = positions * hidden / (y * shards)
     sharded = workload.shard_optimizer_over_data or options.distributed_optimizer
     share = replicas if sharded else 1.0
-    of_types, buckets, stored = dict[str, Value](), dict[str, Value](), list[Value]()
+    of_types, buckets, stored, routed = dict[str, Value](), dict[str, Value](), list[Value](), list[Value]()
+    expert_z, expert_data = _left_of_experts(axes, options, arithmetic) if model.has_experts else (1.0, 1.0)
     for layer, of, count in zip(model.types, suffixes(model), counts, strict=True):
-        weights = float(layer.weights)
+        weights = float(layer.weights - (layer.experts.count * layer.expert_weights if layer.experts else 0))
         block = weights / split
         own = {"L": count, **_type_constants(layer, workload), "W": weights}
         of_types |= {f"{name}{of}": value for name, value in own.items()}
         buckets[f"block_bucket{of}"] = _rounded_up(block, share, arithmetic)
         stored.append(count * block)
+        if layer.experts is not None:
+            rank = _expert_weights(layer, axes, options) / expert_z
+            buckets[f"expert_bucket{of}"] = _rounded_up(rank, expert_data if sharded else 1.0, arithmetic)
+            routed.append(count * rank)
     total = counts[0]
     for count in counts[1:]:
         total = total + count
@@ -307,6 +339,8 @@ def dimensions(
         "V": rows,
         "P": positions,
         **buckets,
+        **({"expert_parameters": _sum(routed)} if routed else {}),
+        **({"expert_z": expert_z, "expert_data": expert_data} if routed else {}),
         "table_bucket": _rounded_up(table, share, arithmetic),
         "position_bucket": _rounded_up(position, share, arithmetic),
         "parameters": _sum(stored)
@@ -320,6 +354,25 @@ def dimensions(
     }
 
 
+def _expert_weights(layer: Layer, axes: Mapping[str, Value], options: StepOptions) -> Value:
+    """Elements of the routed experts of a block that one rank multiplies with."""
+    assert layer.experts is not None, "asked before"
+    split = axes["expert_tensor"] if options.sequence_parallel else axes["x"]
+    found: Value = float(layer.expert_weights) * (float(layer.experts.count) / axes["expert"]) / (split * axes["y"])
+    return found
+
+
+def _left_of_experts(axes: Mapping[str, Value], options: StepOptions, arithmetic: Arithmetic) -> tuple[Value, Value]:
+    """Ranks that shard and that replicate the weights of an expert: what `grid.expert_levels` leaves."""
+    inner, outer = (
+        reduce(lambda size, axis: size * axes[axis], names, _ONE_RANK)
+        for names in (options.folding.shards, options.folding.replicas)
+    )
+    taken = axes["expert_tensor"] * axes["expert"]
+    inside = arithmetic.smaller(taken, inner)
+    return inner / inside, outer / (taken / inside)
+
+
 def _sum(values: Sequence[Value]) -> Value:
     """Left fold."""
     return reduce(lambda total, value: total + value, values)
@@ -330,7 +383,8 @@ def _vectors(model: Model, counts: Sequence[Value], stage: Stage, *, x: Value, y
     hidden, norm = float(model.hidden), 1.0 if model.family == "llama" else 2.0
     biases, found = 1.0 if model.biases else 0.0, list[Value]()
     for layer, count in zip(model.types, counts, strict=True):
-        norms, mlp = float(layer.attention) + float(layer.ffn > 0), float(layer.ffn > 0)
+        computes = layer.ffn > 0 or layer.experts is not None
+        norms, mlp = float(layer.attention) + float(computes), float(layer.ffn > 0)
         found.append(
             count
             * (

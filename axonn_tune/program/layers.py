@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
-from axonn_tune.frameworks.description import StepOptions
+from axonn_tune.frameworks.description import GatherUnit, StepOptions
 from axonn_tune.grid import WORLD
 from axonn_tune.program.context import CORE, after_core, before_core
 from axonn_tune.program.operations import (
@@ -39,11 +39,12 @@ from axonn_tune.program.operations import (
     symbol,
 )
 from axonn_tune.specs.machine import MatmulLayout
-from axonn_tune.specs.model import Layer, Model
+from axonn_tune.specs.model import Experts, Layer, Model
 from axonn_tune.specs.workload import ElementSizes
 
 H, S = symbol("H"), symbol("S")
 X, Y, Z, CONTEXT = (symbol(name) for name in ("x", "y", "z", "context"))
+EXPERT, EXPERT_TENSOR, EXPERT_Z, EXPERT_DATA = map(symbol, ("expert", "expert_tensor", "expert_z", "expert_data"))
 V, P, CHUNKS = symbol("V"), symbol("P"), symbol("C")
 PARTS = symbol("parts")
 ALONE, SHARED, GROUPED, HALVED = (symbol(name) for name in ("alone", "shared", "grouped", "halved"))
@@ -77,6 +78,9 @@ COPY = "embedding copy"
 
 WHOLE_BLOCK = "block"
 """Layer of gathers and reductions that take a whole block at once."""
+
+EXPERTS = "experts"
+"""Layer of those that take all routed experts of a block."""
 
 
 @dataclass(frozen=True)
@@ -170,6 +174,64 @@ class LayerInputs:
         """Second GEMM of the MLP."""
         return Linear("mlp.fc2", self.F / X, H / Y, "x", "y")
 
+    @property
+    def computes(self) -> bool:
+        """Whether a block has an MLP, or experts in its place."""
+        return self.own.ffn > 0 or self.own.experts is not None
+
+    @property
+    def experts(self) -> Experts:
+        """Of a layer type that has them."""
+        assert self.own.experts is not None, "asked before"
+        return self.own.experts
+
+    @property
+    def routed(self) -> Size:
+        """Tokens that a rank routes, in a half micro-batch."""
+        return self.outside(self.part)
+
+    @cached_property
+    def local_experts(self) -> Size:
+        """Experts of a rank."""
+        return as_size(float(self.experts.count)) / EXPERT
+
+    @cached_property
+    def expert_split(self) -> Size:
+        """Ranks that split the width of an expert."""
+        return EXPERT_TENSOR if self.options.sequence_parallel else X
+
+    @cached_property
+    def expert_row(self) -> Size:
+        """Width of a token on its way to an expert."""
+        return as_size(float(self.experts.latent_width)) / Y if self.experts.latent_width else H / Y
+
+    @cached_property
+    def expert_width(self) -> Size:
+        """Width of an expert on a rank."""
+        return as_size(float(self.experts.width)) / self.expert_split
+
+    @cached_property
+    def expert_up(self) -> Size:
+        """Output of an expert's first GEMM on a rank, gate included."""
+        return float(self.own.ups) * self.expert_width
+
+    @cached_property
+    def expert_block(self) -> Size:
+        """Weights of the experts of a block that one rank multiplies with."""
+        return float(self.own.expert_weights) * self.local_experts / (self.expert_split * Y)
+
+    @cached_property
+    def shared_experts(self) -> tuple[Linear, Linear]:
+        """Both GEMMs of the shared experts."""
+        width = as_size(float(self.experts.shared_width)) / X
+        up = float(self.own.ups) * width
+        return Linear("moe.shared_fc1", H / Y, up, "y", "x"), Linear("moe.shared_fc2", width, H / Y, "x", "y")
+
+    @property
+    def last_layers(self) -> tuple[str, ...]:
+        """Layers of the last operations of a block, whose output its backward pass does not need."""
+        return (self.linears[-1].layer,) if self.own.experts is None else ("moe.fc2", "moe.combine")
+
     @cached_property
     def span(self) -> Size:
         """Positions that a token attends to, the masked half included."""
@@ -179,7 +241,8 @@ class LayerInputs:
     def linears(self) -> tuple[Linear, ...]:
         """Every linear layer of a block."""
         attention = (self.qkv, self.attention_output) if self.own.attention else ()
-        return (*attention, *((self.fc1, self.fc2) if self.own.ffn else ()))
+        shared = self.shared_experts if self.own.experts and self.own.experts.shared_width else ()
+        return (*attention, *((self.fc1, self.fc2) if self.own.ffn else ()), *shared)
 
     @property
     def element(self) -> int:
@@ -225,6 +288,14 @@ class LayerInputs:
     def shard_axes(self) -> str:
         """Group that a weight is gathered over."""
         return "zcontext" if self.context and self.options.context_shards else "z"
+
+    def sharding(self, layer: str) -> tuple[str, Size]:
+        """Group that weights of a layer are gathered over, and its size."""
+        return ("expert_z", EXPERT_Z) if layer == EXPERTS else (self.shard_axes, self.shards)
+
+    def replication(self, layer: str) -> tuple[str, Size]:
+        """Group that holds the same shard of a layer, and its size."""
+        return ("expert_data", EXPERT_DATA) if layer == EXPERTS else (self.data_axes, self.replicas)
 
     @property
     def replicas(self) -> Size:
@@ -314,11 +385,12 @@ def gather_weight(
     options, sizes = given.options, given.elements
     element = options.gather_bytes or sizes.compute
     rounds = options.master_shards and sizes.main != element and not given.sharded
-    prepared = (sizes.main + element) * elements / given.shards if rounds else ONCE * 0.0
+    axes, shards = given.sharding(layer)
+    prepared = (sizes.main + element) * elements / shards if rounds else ONCE * 0.0
     copied = 2.0 * options.gather_copies * element * elements
     return [
         Kernel(phase, layer, prepared, calls, prepares_gather=True),
-        Collective("all_gather", given.shard_axes, phase, layer, element * elements, "weight", calls),
+        Collective("all_gather", axes, phase, layer, element * elements, "weight", calls),
         *([Kernel(phase, layer, copied, calls)] if options.gather_copies else []),
     ]
 
@@ -326,11 +398,26 @@ def gather_weight(
 def reduce_weight_gradient(layer: str, elements: Size, given: LayerInputs) -> list[Operation]:
     """Reduce-scatter of one weight gradient over z, then its addition to the accumulated shard."""
     element = given.options.shard_gradient_bytes or given.elements.compute
-    added = (element + 2 * given.gradient_bytes) * elements / given.shards
+    axes, shards = given.sharding(layer)
+    added = (element + 2 * given.gradient_bytes) * elements / shards
     return [
-        Collective("reduce_scatter", given.shard_axes, "backward", layer, element * elements, "weight_gradient"),
+        Collective("reduce_scatter", axes, "backward", layer, element * elements, "weight_gradient"),
         Kernel("backward", layer, ONCE * 0.0 if given.options.fused_accumulation else added, accumulates=True),
     ]
+
+
+def gather_experts(given: LayerInputs, *, phase: Phase, unit: GatherUnit, calls: Size = ONCE) -> list[Operation]:
+    """Gather of the experts of a block over what shards them, where weights are gathered by this unit."""
+    if given.own.experts is None or not given.options.expert_shards or given.options.gather_unit != unit:
+        return []
+    return gather_weight(EXPERTS, given.expert_block, given, phase=phase, calls=calls)
+
+
+def reduce_experts(given: LayerInputs, *, unit: GatherUnit) -> list[Operation]:
+    """Reduce-scatter of their gradients."""
+    if given.own.experts is None or not given.options.expert_shards or given.options.gather_unit != unit:
+        return []
+    return reduce_weight_gradient(EXPERTS, given.expert_block, given)
 
 
 def gather_table(table: str, elements: Size, given: LayerInputs) -> list[Operation]:
@@ -695,7 +782,8 @@ def _gathers_for_head_backward(given: LayerInputs) -> list[Operation]:
 def data_bucket(layer: str, elements: Size, given: LayerInputs) -> Collective:
     """Gradients of one bucket over data: all-reduced, or reduce-scattered to the owner of the optimizer state."""
     kind: OpKind = "reduce_scatter" if given.sharded else "all_reduce"
-    return Collective(kind, given.data_axes, "backward", layer, given.reduced_bytes * elements, "data")
+    axes, _ = given.replication(layer)
+    return Collective(kind, axes, "backward", layer, given.reduced_bytes * elements, "data")
 
 
 Bucket = tuple[str, Size, Size]
@@ -718,13 +806,20 @@ def step_end(given: LayerInputs, *, buckets: tuple[Bucket, ...], unsent: tuple[C
     yield Collective("all_reduce", given.data_axes, "step", "vectors", main * vectors)
     yield from _tables_end(given)
     yield Kernel("step", "gradient_norm", given.main_gradient_bytes * parameters / share)
+    experts = symbol("expert_parameters") / (EXPERT_DATA if given.sharded else ONCE)
+    if given.model.has_experts:
+        yield Kernel("step", "gradient_norm", given.main_gradient_bytes * experts)
     yield Collective("all_reduce", WORLD, "step", "gradient_norm", ONCE * 16.0)
     yield Kernel("step", "optimizer", (given.update_bytes + copied) * parameters / share)
+    if given.model.has_experts:
+        yield Kernel("step", "optimizer", (given.update_bytes + copied) * experts)
     yield Kernel("step", "optimizer", given.update_bytes * vectors)
     if given.sharded and given.options.reduction == "whole":
         yield parameter_gather("parameters", parameters, given, phase="step")
+        if given.model.has_experts:
+            yield parameter_gather(EXPERTS, symbol("expert_parameters"), given, phase="step")
     elif given.sharded:
-        ahead = ("block", "head") if given.options.parameter_overlap else ()
+        ahead = ("block", EXPERTS, "head") if given.options.parameter_overlap else ()
         for layer, elements, count in buckets:
             if layer not in ahead:
                 yield parameter_gather(layer, elements, given, phase="step", calls=count)
@@ -759,9 +854,10 @@ def tables(given: LayerInputs) -> Iterator[tuple[str, Size]]:
 
 def parameter_gather(layer: str, elements: Size, given: LayerInputs, *, phase: Phase, calls: Size = ONCE) -> Collective:
     """New weights of one bucket, in the compute type, from the ranks that updated them."""
+    axes, _ = given.replication(layer)
     return Collective(
         "all_gather",
-        given.data_axes,
+        axes,
         phase,
         layer,
         given.element * elements,

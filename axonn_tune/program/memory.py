@@ -12,13 +12,13 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import TypeAlias
 
-from axonn_tune.program.layers import LayerInputs
+from axonn_tune.program.layers import EXPERT_DATA, LayerInputs
 from axonn_tune.program.operations import PLAIN, Arithmetic, Array, Collective, Operation, Role, Size, Value, symbol
 from axonn_tune.program.step import ONLY, Block, Stage, StepProgram
 from axonn_tune.specs.machine import Accelerator
 from axonn_tune.units import GIB
 
-_PARAMETERS, _VECTORS = symbol("parameters"), symbol("vectors")
+_PARAMETERS, _VECTORS, _EXPERTS = map(symbol, ("parameters", "vectors", "expert_parameters"))
 
 Items: TypeAlias = tuple[tuple[str, Value], ...]
 
@@ -34,16 +34,22 @@ def memory_limit_bytes(accelerator: Accelerator) -> float:
 def persistent_items(given: LayerInputs) -> Held:
     """Weights, gradients and optimizer state, with what the data-parallel ranks split of them (ZeRO-1, ZeRO-2)."""
     sizes, options = given.elements, given.options
-    share = given.replicas if given.sharded else Size(1.0)
     copied = given.sharded or not options.master_shards
     master = options.master_shards or sizes.main != sizes.compute
-    return (
-        *([("master weights", given.master_bytes * _PARAMETERS / share)] if master else []),
-        ("optimizer moments", float(given.moment_bytes) * _PARAMETERS / share),
-        ("gradients", given.gradient_bytes * _PARAMETERS / (given.replicas if options.shard_gradients else Size(1.0))),
-        ("replicated vectors", float(given.master_bytes + given.moment_bytes + sizes.main) * _VECTORS),
-        *([("compute weights", 1.0 * sizes.compute * _PARAMETERS)] if copied else []),
-    )
+    held = list[tuple[str, Size]]()
+    for of, elements, replicas in (
+        ("", _PARAMETERS, given.replicas),
+        *([(" of experts", _EXPERTS, EXPERT_DATA)] if given.model.has_experts else []),
+    ):
+        share = replicas if given.sharded else Size(1.0)
+        held += [(f"master weights{of}", given.master_bytes * elements / share)] if master else []
+        held += [(f"optimizer moments{of}", float(given.moment_bytes) * elements / share)]
+        shares = replicas if options.shard_gradients else Size(1.0)
+        held += [(f"gradients{of}", given.gradient_bytes * elements / shares)]
+        if not of:
+            held += [("replicated vectors", float(given.master_bytes + given.moment_bytes + sizes.main) * _VECTORS)]
+        held += [(f"compute weights{of}", 1.0 * sizes.compute * elements)] if copied else []
+    return tuple(held)
 
 
 MESSAGES = 3.0
@@ -127,7 +133,7 @@ class MemoryPlan:
     """
 
     given: LayerInputs
-    kept_layers: tuple[Size, ...]
+    kept_layers: tuple[tuple[Size, ...], ...]
     persistent: Held
     saved: Held
     peaks: tuple[Peak, ...]
@@ -153,13 +159,17 @@ def memory_plan(program: StepProgram, stage: Stage = ONLY) -> MemoryPlan:
     head = Peak(points, (gathers,), (gathers,), (_sizes(given, operations, "weight_gradient"),))
     return MemoryPlan(
         given=given,
-        kept_layers=tuple(
-            dict.fromkeys((given.options.gather_bytes or given.element) * block.given.block for block in program.blocks)
-        ),
+        kept_layers=tuple(dict.fromkeys(_weights(block.given) for block in program.blocks)),
         persistent=(*persistent_items(given), *messages),
         saved=tuple(saved),
         peaks=(*([head] if stage.last else []), *(_backward_peak(program, block, stage) for block in program.blocks)),
     )
+
+
+def _weights(given: LayerInputs) -> tuple[Size, ...]:
+    """Gathered weights of a block, and of its routed experts where they are gathered."""
+    elements = (given.block, *([given.expert_block] if given.own.experts and given.options.expert_shards else []))
+    return tuple((given.options.gather_bytes or given.element) * one for one in elements)
 
 
 def _backward_peak(program: StepProgram, block: Block, stage: Stage) -> Peak:
@@ -190,8 +200,8 @@ def _backward_gathers(block: Block) -> tuple[Size, ...]:
 
 def _sizes(given: LayerInputs, operations: Iterable[Operation], role: Role) -> tuple[Size, ...]:
     """Of the collectives over shards with a role, in order."""
-    axes = given.shard_axes
-    sent = (one for one in operations if isinstance(one, Collective) and one.axis == axes and one.role == role)
+    axes = given.shard_axes, "expert_z"
+    sent = (one for one in operations if isinstance(one, Collective) and one.axis in axes and one.role == role)
     return tuple(one.size_bytes for one in sent)
 
 
@@ -241,7 +251,8 @@ def price_memory(
     every = _points(plan, values, arithmetic=arithmetic)
     none_kept, some_kept = (_largest_of(map(_sum, points), arithmetic) for points in every)
     lasting_bytes = _sum(lasting)
-    per_layer = _largest_of((size.evaluate(values) for size in plan.kept_layers), arithmetic)
+    weights = (_sum(_priced([("", size) for size in sizes], values)) for sizes in plan.kept_layers)
+    per_layer = _largest_of(weights, arithmetic)
     room = (limit_bytes - lasting_bytes - some_kept) / per_layer
     kept: Value = 0.0 * room
     if kept_layers is not None:

@@ -55,6 +55,7 @@ CANDIDATE_SYMBOLS = (
     *("block_bucket", "table_bucket", "position_bucket", "parameters", "vectors"),
     *(axis for axis in ALL_AXES if axis not in AXES),
     *("scores", "scores_back", "softmax", "softmax_back", "alone", "shared", "held"),
+    *("expert_z", "expert_data", "expert_parameters", "expert_bucket"),
 )
 """What differs between candidates.
 
@@ -62,7 +63,8 @@ b: micro-batch (sequences of one rank); A: accumulation steps; C: chunks of the 
 micro-batch; kept, unkept: layers not resharded after forward, and the others; V, P: padded rows
 of the vocabulary and position tables; *_bucket: elements of one data-parallel bucket; parameters, vectors: elements
 of split and of replicated parameters one rank stores; alone, shared: 1 where a rank has the whole hidden dim and where
-y splits it, else 0.
+y splits it, else 0. expert_z, expert_data: ranks that shard and that replicate the weights of an expert;
+expert_parameters, expert_bucket: as parameters and *_bucket, of routed experts.
 """
 
 _ORDER = {name: position for position, name in enumerate((*MODEL_SYMBOLS, *CANDIDATE_SYMBOLS))}
@@ -218,7 +220,7 @@ class Collective:
 class MatMul:
     """A GEMM `O[m, n] = A[m, k] · B[k, n]` on one rank, done `calls` times.
 
-    alignment: alignment of rows in bytes, capped; batched: many narrow GEMMs.
+    alignment: alignment of rows in bytes, capped; batched: many narrow GEMMs; groups: as many of them in one launch.
     """
 
     phase: Phase
@@ -230,13 +232,14 @@ class MatMul:
     calls: Size = ONCE
     alignment: int = MATRIX_ALIGNMENT
     batched: bool = False
+    groups: Size = ONCE
     makes: Arrays = field(default=(), compare=False, repr=False)
     frees: tuple[str, ...] = field(default=(), compare=False, repr=False)
 
     @cached_property
     def flops(self) -> Size:
-        """2·m·n·k, of one call."""
-        return 2.0 * self.m * self.n * self.k
+        """2·m·n·k, of all groups of one call."""
+        return 2.0 * self.m * self.n * self.k * self.groups
 
 
 @dataclass(frozen=True)

@@ -296,7 +296,7 @@ class StepSchedule:
 
     runs, collectives: what the numbers of instructions stand for, which grow with the instructions that are asked for;
     issued: of each kind of block, how many operations of its forward and of its backward pass the host issues:
-    computations by the symbol that counts them or "", collectives by group of axes; replicas: group that buckets are
+    computations by the symbol that counts them or "", collectives by group of axes; replicas: groups that buckets are
     reduced over.
     """
 
@@ -306,7 +306,7 @@ class StepSchedule:
     last_micro_batch: MicroBatch
     ends: Mapping[Stage, Instructions]
     issued: tuple[tuple[Mapping[str, float], Mapping[str, float]], ...]
-    replicas: str
+    replicas: tuple[str, ...]
 
 
 def build_schedule(
@@ -332,7 +332,7 @@ def build_schedule(
             (_issued(one.forward.operations, options), _issued(one.backward.operations, options))
             for one in program.blocks
         ),
-        replicas=program.given.data_axes,
+        replicas=(program.given.data_axes, "expert_data"),
     )
 
 

@@ -8,7 +8,7 @@ one stage, the first of which has the embedding and the last of which the LM hea
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import chain
@@ -16,8 +16,9 @@ from typing import TypeAlias
 
 from axonn_tune.frameworks.axonn_tune import AXONN_TUNE
 from axonn_tune.frameworks.description import StepOptions
-from axonn_tune.program import layers
-from axonn_tune.program.layers import PARTS, POSITIONS, TABLE, WHOLE_BLOCK, Bucket, H, LayerInputs, X, Y
+from axonn_tune.program import experts, layers
+from axonn_tune.program.experts import Gathering, Repeating
+from axonn_tune.program.layers import EXPERTS, PARTS, POSITIONS, TABLE, WHOLE_BLOCK, Bucket, H, LayerInputs, X, Y
 from axonn_tune.program.operations import (
     MATRIX_ALIGNMENT,
     ONCE,
@@ -258,7 +259,7 @@ def build_step(
     given = LayerInputs(model, workload.element_sizes, options, sharded, context, table_alignment, lone_context)
     kinds = list(_kinds(given, some=some))
     tables = _table_buckets(given)
-    buckets = [*(_block_bucket(one) for one, _ in kinds), *tables]
+    buckets = [*chain.from_iterable(_block_buckets(one) for one, _ in kinds), *tables]
     times = ACCUMULATION if options.reduce_each_micro_batch else ONCE
     return StepProgram(
         recompute=recompute,
@@ -272,7 +273,7 @@ def build_step(
         embedding_backward=Section("embedding_backward", ACCUMULATION, tuple(layers.embedding_backward(given))),
         head_bucket=_bucket_section("head_bucket", tables, ("head",), given, times=times),
         table_buckets=_bucket_section("table_buckets", tables, ("embedding", "position"), given, times=times),
-        head_parameters=_parameter_section("head_parameters", tables, "head", given),
+        head_parameters=_parameter_section("head_parameters", tables, ("head",), given),
         end=Section("end", ONCE, tuple(layers.step_end(given, buckets=tuple(buckets), unsent=_unsent(given, kinds)))),
     )
 
@@ -287,15 +288,15 @@ def _kinds(given: LayerInputs, *, some: bool) -> Iterator[tuple[LayerInputs, int
 
 def _block(given: LayerInputs, number: int, *, recompute: Recompute, times: Size) -> Block:
     """Sections of one kind of block; times: of a step, that its gradients are reduced."""
-    repeats, buckets = given.blocks * ACCUMULATION, [_block_bucket(given)]
+    repeats, buckets = given.blocks * ACCUMULATION, _block_buckets(given)
     return Block(
         type=number,
         given=given,
         recompute=recompute,
         forward=Section("block", repeats, _named(given, _block_forward(given))),
         backward=Section("block_backward", repeats, _named(given, _block_backward(given, recompute=recompute))),
-        bucket=_bucket_section("block_bucket", buckets, ("block",), given, times=times),
-        parameters=_parameter_section("parameters", buckets, "block", given),
+        bucket=_bucket_section("block_bucket", buckets, (WHOLE_BLOCK, EXPERTS), given, times=times),
+        parameters=_parameter_section("parameters", buckets, (WHOLE_BLOCK, EXPERTS), given),
     )
 
 
@@ -314,13 +315,13 @@ def _bucket_section(
     return Section(name, times * chosen[0][2] if chosen else ONCE, operations)
 
 
-def _parameter_section(name: str, buckets: list[Bucket], of: str, given: LayerInputs) -> Section:
+def _parameter_section(name: str, buckets: list[Bucket], of: tuple[str, ...], given: LayerInputs) -> Section:
     """Gathers of new weights behind the forward pass, block by block, then the LM head's; others are needed first."""
-    chosen = [bucket for bucket in buckets if bucket[0] == of]
+    chosen = [bucket for bucket in buckets if bucket[0] in of]
     if not (given.sharded and given.options.parameter_overlap and chosen):
         return Section(name, ONCE, ())
-    layer, elements, count = chosen[0]
-    return Section(name, count, (layers.parameter_gather(layer, elements, given, phase="forward"),))
+    gathers = (layers.parameter_gather(layer, elements, given, phase="forward") for layer, elements, _ in chosen)
+    return Section(name, chosen[0][2], tuple(gathers))
 
 
 def _unsent(given: LayerInputs, kinds: list[tuple[LayerInputs, int]]) -> tuple[Collective, ...]:
@@ -328,7 +329,11 @@ def _unsent(given: LayerInputs, kinds: list[tuple[LayerInputs, int]]) -> tuple[C
     if given.options.reduction == "buckets":
         return ()
     if given.options.reduction == "whole":
-        return (layers.data_bucket("gradients", symbol("parameters"), given),)
+        experts = layers.data_bucket(EXPERTS, symbol("expert_parameters"), given)
+        return (
+            layers.data_bucket("gradients", symbol("parameters"), given),
+            *([experts] if given.model.has_experts else []),
+        )
     weights = [(linear.layer, linear.weight, one.blocks) for one, _ in kinds for linear in one.linears]
     tables = [(table, elements, ONCE) for table, elements in layers.tables(given)]
     whole = given.shard_axes + given.data_axes
@@ -346,9 +351,11 @@ def _unsent(given: LayerInputs, kinds: list[tuple[LayerInputs, int]]) -> tuple[C
     )
 
 
-def _block_bucket(given: LayerInputs) -> Bucket:
-    """Data-parallel bucket of a block, `(layer, elements, how many a step)`."""
-    return "block", symbol(f"block_bucket{given.of}"), given.blocks
+def _block_buckets(given: LayerInputs) -> list[Bucket]:
+    """Data-parallel buckets of a block, `(layer, elements, how many a step)`: that of its routed experts is apart."""
+    experts = EXPERTS, symbol(f"expert_bucket{given.of}"), given.blocks
+    bucket = WHOLE_BLOCK, symbol(f"block_bucket{given.of}"), given.blocks
+    return [bucket, *([experts] if given.own.experts else [])]
 
 
 def _table_buckets(given: LayerInputs) -> list[Bucket]:
@@ -375,7 +382,8 @@ def _gather_block(given: LayerInputs, *, phase: Phase, calls: Size = ONCE) -> li
     """Gather of all weights of a block at once, where they are."""
     if given.options.gather_unit == "weight":
         return []
-    return layers.gather_weight(WHOLE_BLOCK, given.block, given, phase=phase, calls=calls)
+    gathers = layers.gather_weight(WHOLE_BLOCK, given.block, given, phase=phase, calls=calls)
+    return [*gathers, *layers.gather_experts(given, phase=phase, unit="block", calls=calls)]
 
 
 def _block_forward(given: LayerInputs, *, phase: Phase = "forward") -> Iterator[Operation]:
@@ -383,7 +391,7 @@ def _block_forward(given: LayerInputs, *, phase: Phase = "forward") -> Iterator[
     yield from _gather_block(given, phase=phase)
     if given.own.attention:
         yield from _attention_forward(given, phase=phase)
-    if given.own.ffn:
+    if given.computes:
         yield from _mlp_forward(given, phase=phase)
 
 
@@ -398,12 +406,12 @@ def _attention_forward(given: LayerInputs, *, phase: Phase) -> Iterator[Operatio
     yield from layers.attention_core(given, phase=phase)
     yield from _gather(given.attention_output, given, phase=phase)
     yield from layers.linear_forward(given.attention_output, given, phase=phase)
-    if not given.own.ffn:
+    if not given.computes:
         yield from layers.residual("attention.output", given, phase=phase)
 
 
 def _mlp_forward(given: LayerInputs, *, phase: Phase) -> Iterator[Operation]:
-    """The addition of attention's output, norm and MLP."""
+    """The addition of attention's output, norm and MLP, or experts in its place."""
     stream = given.stream
     middle, normed = stream("middle of block", "residual stream"), stream("mlp.norm output", "norm outputs")
     if not given.own.attention:
@@ -415,13 +423,18 @@ def _mlp_forward(given: LayerInputs, *, phase: Phase) -> Iterator[Operation]:
     else:
         summed, made = given.kernels.sum, (middle, normed)
         yield from layers.norm_forward("mlp.norm", given, tokens=given.part, calls=PARTS, makes=made, summed=summed)
+    yield from experts.forward(given, phase=phase) if given.own.experts else _dense_forward(given, phase=phase)
+    yield from layers.residual("mlp.fc2", given, phase=phase)
+
+
+def _dense_forward(given: LayerInputs, *, phase: Phase) -> Iterator[Operation]:
+    """A dense MLP."""
     yield from _gather(given.fc1, given, phase=phase)
-    up = stream("up projection", "up projection", given.G / X, inside=True)
+    up = given.stream("up projection", "up projection", given.G / X, inside=True)
     yield from layers.linear_forward(given.fc1, given, phase=phase, makes=(up,))
     yield from layers.activation(given, phase=phase)
     yield from _gather(given.fc2, given, phase=phase)
     yield from layers.linear_forward(given.fc2, given, phase=phase)
-    yield from layers.residual("mlp.fc2", given, phase=phase)
 
 
 def _recompute_full(given: LayerInputs) -> Iterator[Operation]:
@@ -438,7 +451,7 @@ def _recompute_full(given: LayerInputs) -> Iterator[Operation]:
                 yield from layers.norm_recompute(step.layer, given, makes=(made[f"{step.layer} output"],))
         elif getattr(step, "role", "") == "weight" or getattr(step, "prepares_gather", False):
             yield replace(step, calls=given.unkept_share)
-        elif whole or step.layer != given.linears[-1].layer:
+        elif whole or step.layer not in given.last_layers:
             yield step
 
 
@@ -460,7 +473,7 @@ def _block_backward(given: LayerInputs, *, recompute: Recompute) -> Iterator[Ope
         yield from _recompute_full(given)
     if gathers:
         yield from _gather_block(given, phase="backward", calls=given.unkept_share)
-    if given.own.ffn:
+    if given.computes:
         if repeats_mlp:
             yield from again("mlp.norm", given.fc1.layer, "mlp.activation", given.fc2.layer)
         yield from _mlp_backward(given, gather, again)
@@ -468,14 +481,17 @@ def _block_backward(given: LayerInputs, *, recompute: Recompute) -> Iterator[Ope
         yield from _attention_backward(given, gather, again)
     if options.gather_unit == "block":
         yield from layers.reduce_weight_gradient(WHOLE_BLOCK, given.block, given)
-
-
-Gathering: TypeAlias = Callable[[layers.Linear], list[Operation]]
-Repeating: TypeAlias = Callable[..., Iterator[Operation]]
+        yield from layers.reduce_experts(given, unit="block")
 
 
 def _mlp_backward(given: LayerInputs, gather: Gathering, again: Repeating) -> Iterator[Operation]:
     """Gradients of norm and MLP; gather: of a weight; again: layers that are repeated here, if they are."""
+    behind = ("middle of block", "mlp.norm gradient", "mlp.norm statistics")
+    if given.own.experts:
+        yield from layers.dropout_backward("mlp.fc2", given)
+        yield from experts.backward(given, gather, again)
+        yield from _norm_backward("mlp.norm", given, frees=(*behind, "shared gradient"))
+        return
     yield from gather(given.fc2)
     yield from again("mlp.up", "mlp.activation")
     yield from layers.dropout_backward("mlp.fc2", given)
@@ -486,7 +502,7 @@ def _mlp_backward(given: LayerInputs, gather: Gathering, again: Repeating) -> It
     yield from again("mlp.norm")
     made = given.stream("mlp.norm gradient", "residual gradients")
     yield from layers.linear_backward(given.fc1, given, makes=made, frees=("mlp.norm output", "up gradient"))
-    yield from _norm_backward("mlp.norm", given, frees=("middle of block", "mlp.norm gradient", "mlp.norm statistics"))
+    yield from _norm_backward("mlp.norm", given, frees=behind)
 
 
 def _attention_backward(given: LayerInputs, gather: Gathering, again: Repeating) -> Iterator[Operation]:
@@ -507,7 +523,9 @@ def _attention_backward(given: LayerInputs, gather: Gathering, again: Repeating)
 
 def _recompute_layer(layer: str, given: LayerInputs) -> Iterator[Operation]:
     """One layer's forward again. The gathered weight of fc1 stays for its backward pass, or is gathered once more."""
-    if layer in (given.fc1.layer, given.fc2.layer):
+    if layer in experts.REPEATED:
+        yield from experts.REPEATED[layer](given, phase="recompute")
+    elif layer in (given.fc1.layer, given.fc2.layer):
         linear = given.fc1 if layer == given.fc1.layer else given.fc2
         up = given.stream("up projection", "up projection", given.G / X, inside=True)
         yield from _gather(linear, given, phase="recompute", calls=given.unkept_share)

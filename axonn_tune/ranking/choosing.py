@@ -19,7 +19,7 @@ from axonn_tune.cost.replay import ChunkTimes, StageWork
 from axonn_tune.errors import UsageError
 from axonn_tune.frameworks import software_on, step_on
 from axonn_tune.frameworks.description import StepOptions
-from axonn_tune.grid import GroupShape
+from axonn_tune.grid import RANK_AXES, GroupShape
 from axonn_tune.program.dimensions import MEMORY, MICRO_BATCH, PINNED, table_alignment
 from axonn_tune.program.operations import COLUMNS, MATRIX_ALIGNMENT, PLAIN_BLOCKS, REPEATING, Value
 from axonn_tune.program.schedule import blocks_by_kind, build_schedule, kept_by_kind
@@ -270,11 +270,12 @@ def _check(problem: Problem) -> None:
     model, workload, pins = problem.model, problem.workload, problem.request.axes
     if max(problem.gpus, workload.global_batch, workload.sequence_length) >= LARGEST_COUNT:
         raise UsageError(f"GPU counts, batches and sequence lengths must be below {LARGEST_COUNT:,}")
-    searched = [axis for axis in problem.framework.columns if axis in problem.axes]
-    if set(searched) <= set(pins) and prod(pins.values()) != problem.gpus:
+    searched = [axis for axis in problem.framework.columns if axis in problem.axes and axis in RANK_AXES]
+    product = prod(size for axis, size in pins.items() if axis in RANK_AXES)
+    if set(searched) <= set(pins) and product != problem.gpus:
         names = "·".join(problem.framework.called(axis) for axis in searched)
         asked = "·".join(str(pins[axis]) for axis in searched)
-        raise UsageError(f"{names} = {asked} is {prod(pins.values())}, not {problem.gpus} GPUs")
+        raise UsageError(f"{names} = {asked} is {product}, not {problem.gpus} GPUs")
     if model.learned_positions and workload.sequence_length > model.max_sequence_length:
         raise UsageError(
             f"sequence length {workload.sequence_length} exceeds the position table of {model.name} "

@@ -14,7 +14,7 @@ from axonn_tune.errors import AxonnTuneError, UnknownNameError, UsageError, sugg
 from axonn_tune.frameworks import find_framework, registry
 from axonn_tune.frameworks.axonn_tune import AXONN_TUNE
 from axonn_tune.frameworks.description import Framework, StepOptions
-from axonn_tune.grid import ALL_AXES
+from axonn_tune.grid import EXPERT_AXES, RANK_AXES
 from axonn_tune.ranking.space import Problem
 from axonn_tune.request import MOMENT_BYTES, OVERLAPS, CudaGraphs, Request
 from axonn_tune.specs.catalog import Loaded, MachineLike, load_machine, load_model, route_overrides
@@ -84,7 +84,7 @@ def parse_order(order: str | Sequence[str], framework: Framework = AXONN_TUNE) -
     place where they are searched. UsageError if it is none.
     """
     names = [name.strip() for name in (order.split(",") if isinstance(order, str) else order)]
-    axes = [name if name in ALL_AXES else framework.axis(name) or "" for name in names]
+    axes = [name if name in RANK_AXES else framework.axis(name) or "" for name in names]
     if len(set(axes)) != len(axes) or not set(axes) <= set(framework.axes) or not axes:
         given, known = ",".join(names), list(map(framework.called, framework.axes))
         example, there = ",".join(known) if framework.names else "x,y,z,data", ", ".join(known)
@@ -97,19 +97,13 @@ def _check(problem: Problem) -> None:
     framework, request = problem.framework, problem.request
     if why := unpriced(problem.model):
         raise UsageError(why)
-    if problem.gpus % (product := prod(request.axes.values())):
-        shown = ", ".join(f"{framework.called(axis)} = {size}" for axis, size in request.axes.items())
+    numbered = {axis: size for axis, size in request.axes.items() if axis in RANK_AXES}
+    if problem.gpus % (product := prod(numbered.values())):
+        shown = ", ".join(f"{framework.called(axis)} = {size}" for axis, size in numbered.items())
         raise UsageError(f"{problem.gpus} GPUs cannot be arranged with {shown}: {product} does not divide them")
     _check_layout(problem)
     pins = {**request.axes, "chunks": request.chunks or 1}
-    if missing := [axis for axis, size in pins.items() if size > 1 and axis not in framework.columns]:
-        axis, known = missing[0], ", ".join(map(framework.called, framework.columns))
-        what = "interleaved stages" if axis == "chunks" else f"axis {axis}"
-        others = [name for name, one in registry().items() if axis in one.columns and one.launch]
-        advice = f"; frameworks that do: {', '.join(others)}" if others else ""
-        raise UsageError(
-            f"{framework.option(axis)} {pins[axis]}: {framework.title} has no {what}; it has {known}{advice}"
-        )
+    _check_axes(problem, pins)
     if pins["chunks"] > 1 and (pins.get("pipeline") == 1 or "pipeline" not in problem.axes):
         stages = f"but {framework.option('pipeline')} is 1" if problem.pipeline else "which --pipeline searches"
         raise UsageError(f"{framework.option('chunks')} {request.chunks} is for several pipeline stages, {stages}")
@@ -123,6 +117,26 @@ def _check(problem: Problem) -> None:
         raise UsageError(f"--recompute-layers {request.recompute_layers}: {why}")
     if problem.workload.split_micro_batch and "output" not in framework.step.overlaps:
         raise UsageError(f"--split-micro-batch: {framework.title} does not interleave half micro-batches")
+
+
+def _check_axes(problem: Problem, pins: dict[str, int]) -> None:
+    """Refuse axes that the framework does not have, and experts where it or the model has none."""
+    framework, experts = problem.framework, problem.model.has_experts
+    having = [name for name, one in registry().items() if any(one.step.folding)]
+    if experts and not any(framework.step.folding):
+        raise UsageError(
+            f"{problem.model.name}: experts are not priced for {framework.title}; they are for {', '.join(having)}"
+        )
+    missing = [axis for axis, size in pins.items() if size > 1 and axis not in framework.columns]
+    if not missing:
+        return
+    axis, known = missing[0], ", ".join(map(framework.called, framework.columns))
+    if axis in EXPERT_AXES and not experts:
+        raise UsageError(f"{framework.option(axis)} {pins[axis]}: {problem.model.name} has no experts")
+    what = "interleaved stages" if axis == "chunks" else f"axis {axis}"
+    others = [name for name, one in registry().items() if axis in one.columns and one.launch]
+    advice = f"; frameworks that do: {', '.join(others)}" if others else ""
+    raise UsageError(f"{framework.option(axis)} {pins[axis]}: {framework.title} has no {what}; it has {known}{advice}")
 
 
 def _with_types(framework: Framework, request: Request, workload: Workload) -> Framework:

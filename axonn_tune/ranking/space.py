@@ -23,10 +23,15 @@ from axonn_tune.grid import (
     ALL_AXES,
     AXES,
     BATCH_AXES,
+    EXPERT_AXES,
+    EXPERT_GROUPS,
+    RANK_AXES,
     WORLD,
+    Folding,
     GroupShape,
     distinct_orders,
     divisors,
+    expert_levels,
     factorizations,
     level_of,
     merged_shape,
@@ -142,12 +147,13 @@ class Problem(Job):
         """Every rank order that may be tried, each of all axes; pipeline stages are outermost."""
         if self.request.order is not None:
             named = self.request.order
-            return ((*named, *(axis for axis in self.axes if axis not in named)),)
+            return ((*named, *(axis for axis in self.axes if axis in RANK_AXES and axis not in named)),)
         if self.framework.permuted:
-            outer = tuple(axis for axis in self.axes if axis not in AXES)
+            outer = tuple(axis for axis in self.axes if axis in RANK_AXES and axis not in AXES)
             return tuple((*inner, *outer) for inner in itertools.permutations(AXES))
-        order = tuple(axis for axis in self.framework.axes if axis in self.axes)
-        return ((*order, *(axis for axis in self.axes if axis not in order)),)
+        axes = [axis for axis in self.axes if axis in RANK_AXES]
+        order = tuple(axis for axis in self.framework.axes if axis in axes)
+        return ((*order, *(axis for axis in axes if axis not in order)),)
 
 
 @dataclass(frozen=True)
@@ -213,15 +219,47 @@ def sound_sizes(gpus: int, model: Model, workload: Workload) -> Integers:
 
 def list_grids(problem: Problem) -> Grids:
     """All grids of a GPU count, with the divisibility constraints applied."""
-    had = tuple(axis for axis in problem.axes if axis in problem.framework.axes)
+    had = tuple(axis for axis in problem.axes if axis in problem.framework.axes and axis not in EXPERT_AXES)
     found = factorizations(problem.gpus, axes=len(had))
     sizes = np.ones((len(found), len(problem.axes)), dtype=np.int64)
     sizes[:, [problem.axes.index(axis) for axis in had]] = found
+    if "expert" in problem.axes:
+        sizes = _with_experts(problem, sizes)
     columns = dict(zip(problem.axes, sizes.T, strict=True))
     columns |= {axis: np.ones(len(sizes), dtype=np.int64) for axis in ALL_AXES if axis not in columns}
     checks = constraints(problem.model, problem.workload, problem.framework)
     broken = np.stack([check.broken(columns) for check in checks], axis=1)
     return Grids(problem.axes, sizes, checks, broken)
+
+
+def _with_experts(problem: Problem, sizes: Integers) -> Integers:
+    """Grids with every size of the axes of experts: each divisor of the experts, each expert whole or split over x.
+
+    Those that the ranks cannot be folded into are left out, unless asked for. Where every rank of x has all tokens, x
+    splits experts as it does other matrices.
+    """
+    folding, pins, model = problem.framework.step.folding, problem.request.axes, problem.model
+    experts = math.gcd(*(layer.experts.count for layer in model.types if layer.experts is not None))
+    each = np.array([pins["expert"]] if "expert" in pins else divisors(experts), dtype=np.int64)
+    x = sizes[:, problem.axes.index("x")]
+    splits = [np.ones_like(x)]
+    if "expert_tensor" in pins:
+        splits = [np.full_like(x, pins["expert_tensor"])]
+    elif problem.framework.step.sequence_parallel:
+        splits = [np.ones_like(x), np.where(x > 1, x, 0)]
+    alone = problem.framework.tensor_without_expert and "expert_tensor" not in pins
+    over = [problem.axes.index(axis) for axis in (*folding.shards, *folding.replicas) if axis in problem.axes]
+    found = []
+    for split in splits:
+        rows, count = np.repeat(sizes, len(each), axis=0), np.tile(each, len(sizes))
+        tensor = np.repeat(split, len(each))
+        for axis, column in (("expert", count), ("expert_tensor", tensor)):
+            if axis in problem.axes:
+                rows[:, problem.axes.index(axis)] = column
+        fits = rows[:, over].prod(axis=1) % np.maximum(count * tensor, 1) == 0
+        possible = ((count > 1) != (tensor > 1)) | (np.repeat(x, len(each)) == 1) | (not alone)
+        found.append(rows[(tensor > 0) & possible & (fits | ("expert" in pins))])
+    return np.concatenate(found)
 
 
 class Variant(NamedTuple):
@@ -741,7 +779,8 @@ def list_placements(grids: Grids, used: Integers, problem: Problem, groups: tupl
     of_grid = {int(number): np.arange(starts[i], starts[i + 1]) for i, number in enumerate(used)}
     known: dict[GroupShape, int] = {}
     level = {axis: _level(axis, grids, grid, order, problem.orders) for axis in problem.axes}
-    routes = {axes: _routes(axes, level, known, rows=len(grid), world=problem.gpus) for axes in groups}
+    folding, rows = problem.framework.step.folding, len(grid)
+    routes = {axes: _routes(axes, level, known, folding, rows=rows, world=problem.gpus) for axes in groups}
     return Placements(grid, order, problem.orders, routes, tuple(known), of_grid)
 
 
@@ -754,13 +793,14 @@ def count_candidates(shapes: Shapes, grids: Grids, variants: Sequence[Variant]) 
 
 def _width(grids: Grids, rows: Integers) -> Integers:
     """Axes wider than 1 of each grid in `rows`, as a bit mask."""
-    mask: Integers = (grids.sizes[rows] > 1) @ (1 << np.arange(len(grids.axes)))
+    numbered = [place for place, axis in enumerate(grids.axes) if axis in RANK_AXES]
+    mask: Integers = (grids.sizes[rows][:, numbered] > 1) @ (1 << np.arange(len(numbered)))
     return mask
 
 
 def _orders_by_width(problem: Problem) -> Mapping[int, tuple[int, ...]]:
     """Numbers of the distinct orders, for each set of axes wider than 1 (as a bit mask)."""
-    axes, orders = problem.axes, problem.orders
+    axes, orders = tuple(axis for axis in problem.axes if axis in RANK_AXES), problem.orders
     masks = range(1 << len(axes))
     if len(orders) == 1:
         return dict.fromkeys(masks, (0,))
@@ -775,31 +815,45 @@ def _level(
     axis: str, grids: Grids, grid: Integers, order: Integers, orders: tuple[tuple[str, ...], ...]
 ) -> tuple[Integers, Integers]:
     """Size and stride of an axis for each placement; an axis of size 1 has stride 1."""
-    inside = np.array([[names.index(other) < names.index(axis) for other in grids.axes] for names in orders])
     sizes = grids.sizes[grid]
-    stride = np.where(inside[order], sizes, 1).prod(axis=1)
+    if axis in EXPERT_AXES:
+        return sizes[:, grids.axes.index(axis)], np.ones(len(grid), dtype=np.int64)
+    numbered = [other for other in grids.axes if other in RANK_AXES]
+    inside = np.array([[names.index(other) < names.index(axis) for other in numbered] for names in orders])
+    ranks = sizes[:, [grids.axes.index(other) for other in numbered]]
+    stride = np.where(inside[order], ranks, 1).prod(axis=1)
     size = sizes[:, grids.axes.index(axis)]
     return size, np.where(size > 1, stride, 1)
 
 
 def _routes(
-    axes: str, level: Mapping[str, tuple[Integers, Integers]], known: dict[GroupShape, int], *, rows: int, world: int
+    axes: str,
+    level: Mapping[str, tuple[Integers, Integers]],
+    known: dict[GroupShape, int],
+    folding: Folding,
+    *,
+    rows: int,
+    world: int,
 ) -> Integers:
     """Number of each placement's group shape over `axes`; new shapes are added to `known`."""
     if axes == WORLD:
         return np.full(rows, known.setdefault(merged_shape([(world, 1)]), len(known)))
     alone = np.ones(rows, dtype=np.int64), np.ones(rows, dtype=np.int64)
-    levels = [level.get(axis, alone) for axis in split_axes(axes)]
-    if len(levels) == 1:
+    if axes in EXPERT_GROUPS:
+        levels = expert_levels(axes, dict.fromkeys(ALL_AXES, alone) | dict(level), folding)
+    else:
+        levels = [level.get(axis, alone) for axis in split_axes(axes)]
+    if axes not in EXPERT_GROUPS and len(levels) == 1:
         levels = [level_of(axes, *levels[0])]
     code = np.zeros(rows, dtype=np.int64)
-    for size, stride in levels:
+    found = [(alone[0] * size, alone[0] * stride) for size, stride in levels]
+    for size, stride in found:
         values, _, number = distinct(size << 32 | stride)
         code = code * len(values) + number
     _, first, inverse = distinct(code)
     numbers = []
     for row in first.tolist():
-        pairs = sorted(((int(size[row]), int(stride[row])) for size, stride in levels), key=lambda pair: pair[1])
+        pairs = sorted(((int(size[row]), int(stride[row])) for size, stride in found), key=lambda pair: pair[1])
         numbers.append(known.setdefault(merged_shape(pairs), len(known)))
     return np.array(numbers, dtype=np.int64)[inverse]
 

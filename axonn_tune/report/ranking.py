@@ -20,7 +20,7 @@ from axonn_tune.errors import BLUE, YELLOW
 from axonn_tune.frameworks import find_framework, registry
 from axonn_tune.frameworks.axonn_tune import AXONN_TUNE
 from axonn_tune.frameworks.description import Framework
-from axonn_tune.grid import ALL_AXES, AXES
+from axonn_tune.grid import ALL_AXES, AXES, EXPERT_AXES, RANK_AXES
 from axonn_tune.job import Job
 from axonn_tune.program.dimensions import MEMORY, MFU_CONVENTION, MICRO_BATCH, PINNED, step_tokens
 from axonn_tune.program.memory import memory_limit_bytes
@@ -403,13 +403,13 @@ def _plain(value: object) -> str:
     return NOTHING if value is None else str(value)
 
 
-_MORE_AXES = tuple(axis for axis in ALL_AXES if axis not in (*AXES, "pipeline"))
+_MORE_AXES = tuple(axis for axis in RANK_AXES if axis not in (*AXES, "pipeline"))
 
 CONFIG_FIELDS = (
     *("rank", *AXES, "order", "feasible", "tie", "micro_batch", "grad_accumulation", "recompute", "kept_layers"),
     *("communication_s", "exposed_communication_s", "compute_s", "iteration_s", "low_s", "high_s", "tokens_per_s"),
     *("mfu", "hfu", "memory_bytes", "framework", *_MORE_AXES, "pipeline", "chunks", "bubble_s", "shortest_step_s"),
-    *("layout", "tokens_per_s_per_gpu", "logged_tflops_per_gpu", "recompute_layers"),
+    *("layout", "tokens_per_s_per_gpu", "logged_tflops_per_gpu", "recompute_layers", *EXPERT_AXES),
 )
 """CSV fields of a configuration."""
 _COLUMNS = (
@@ -421,6 +421,8 @@ _COLUMNS = (
     count("data", "data", "Replicas, which split the batch alone."),
     count("context", "context", "Ranks that split the sequence."),
     count("pipeline", "pipeline", "Pipeline stages."),
+    count("expert", "expert", "Ranks that share the experts of a layer."),
+    count("expert_tensor", "expert\ntensor", "Ranks that split each expert."),
     Column("grid", "grid\nx y z data", show=str),
     words("wide_order", "rank\norder", "Axes from the fastest-varying rank outwards.", 12),
     words("order", "rank order", "Every axis, as a command needs it.", hidden=True),
@@ -617,7 +619,7 @@ _LINE = ("algorithm", "protocol", "latency_s", "bandwidth_bytes_per_s")
 
 def entry_fields(entry: PricedLayout) -> Json:
     """One config of the contract, without its terms."""
-    job, sizes = entry.job, entry.grid.by_axis
+    job, sizes = entry.job, _had(entry.job.framework, entry.grid.by_axis)
     found = fields_of(
         entry,
         (*_ENTRY, "layout"),
@@ -644,9 +646,14 @@ def entry_fields(entry: PricedLayout) -> Json:
     return found | exchange | training_fields(job, entry)
 
 
+def _had(framework: Framework, sizes: Mapping[str, int]) -> dict[str, int]:
+    """Sizes of axes without those of experts that it has none of."""
+    return {axis: size for axis, size in sizes.items() if axis in RANK_AXES or axis in framework.axes}
+
+
 def _rejected_fields(one: Rejected, problem: Problem) -> Json:
     """A rejected grid of the contract: what is unknown of it is None."""
-    sizes = dict.fromkeys(ALL_AXES, 1) | one.sizes
+    sizes = _had(problem.framework, dict.fromkeys(ALL_AXES, 1) | one.sizes)
     rest = {
         **{"chunks": 1, "overlap": list(problem.workload.overlaps), "framework": problem.framework.name},
         **{"stages": [], "outside_evidence": [], "tie": False, **sizes},

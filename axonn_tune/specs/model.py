@@ -569,6 +569,7 @@ def _resolve(model: Model, name: str, given: LayerType) -> Layer:
 PRICED = frozenset(
     {
         "layers without attention",
+        "experts",
         "sliding-window attention",
         "attention sinks",
         "layers without MLP",

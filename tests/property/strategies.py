@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import strategies as st
 
 from axonn_tune.cost.pipeline import StageTimes
-from axonn_tune.grid import ALL_AXES, AXES, Grid
+from axonn_tune.grid import AXES, RANK_AXES, Grid
 from axonn_tune.specs.machine import Machine
 from axonn_tune.specs.model import Model
 from axonn_tune.specs.workload import OVERLAPS, Workload
@@ -31,10 +31,10 @@ def grids(draw: st.DrawFn, *, largest: int = 96) -> Grid:
 @st.composite
 def six_axis_grids(draw: st.DrawFn, *, largest: int = 96) -> Grid:
     """Any grid over all axes of at most `largest` ranks, with any order of them."""
-    sizes = [draw(st.sampled_from([1, 1, 2, 3, 4])) for _ in ALL_AXES]
+    sizes = [draw(st.sampled_from([1, 1, 2, 3, 4])) for _ in RANK_AXES]
     while prod(sizes) > largest:
         sizes[sizes.index(max(sizes))] -= 1
-    return Grid(*sizes, order=tuple(draw(st.permutations(ALL_AXES))))
+    return Grid(*sizes, order=tuple(draw(st.permutations(RANK_AXES))))
 
 
 @st.composite

@@ -9,16 +9,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from axonn_tune.grid import ALL_AXES, WORLD, Grid, divisors, factorizations, split_axes
+from axonn_tune.grid import RANK_AXES, WORLD, Grid, divisors, factorizations, split_axes
 from tests.property import strategies
 
-SUBSETS = st.sets(st.sampled_from(ALL_AXES), min_size=1).map(lambda chosen: tuple(a for a in ALL_AXES if a in chosen))
+SUBSETS = st.sets(st.sampled_from(RANK_AXES), min_size=1).map(lambda chosen: tuple(a for a in RANK_AXES if a in chosen))
 
 
 @given(strategies.six_axis_grids())
 def test_the_first_axis_of_an_order_varies_fastest(grid: Grid) -> None:
     """Guards strides: neighbours along an axis are as far apart as the axes inside it are large."""
-    for axis in ALL_AXES:
+    for axis in RANK_AXES:
         inside = grid.order[: grid.order.index(axis)]
         assert grid.stride(axis) == prod(grid.axis_size(other) for other in inside)
         if grid.axis_size(axis) > 1:
@@ -29,7 +29,7 @@ def test_the_first_axis_of_an_order_varies_fastest(grid: Grid) -> None:
 def test_groups_partition_the_world(grid: Grid, axes: tuple[str, ...]) -> None:
     """Guards groups over any of six axes: every rank is in one, all have the size and span that their shape says."""
     name = "".join(axes)
-    axes = ALL_AXES if name == WORLD else axes
+    axes = RANK_AXES if name == WORLD else axes
     assert split_axes(name) == axes
     groups, shape = list(grid.groups(name)), grid.group_shape(name)
     assert sorted(itertools.chain.from_iterable(groups)) == list(range(grid.world))

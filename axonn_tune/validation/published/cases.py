@@ -11,7 +11,7 @@ from typing import Any
 
 from axonn_tune.frameworks import UNKNOWN, find_framework, registry
 from axonn_tune.frameworks.description import Framework
-from axonn_tune.grid import ALL_AXES, Grid, divisors
+from axonn_tune.grid import RANK_AXES, Grid, divisors
 from axonn_tune.job import Job, Layout
 from axonn_tune.program.dimensions import broken_constraints
 from axonn_tune.ranking.space import Problem
@@ -327,7 +327,7 @@ def _open(row: StepRow, framework: Framework) -> Iterator[Layout]:
         data=row.data // z,
         context=row.context,
         pipeline=row.pipeline,
-        order=(*order, *(axis for axis in ALL_AXES if axis not in order)),
+        order=(*order, *(axis for axis in RANK_AXES if axis not in order)),
     )
     kept = None if framework.step.reshard == "fit" else 0
     for recompute, some in _recomputes(row.recompute):

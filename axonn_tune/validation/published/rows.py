@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
 
 from axonn_tune.errors import CONTROL, DocumentError, Problem, UsageError, suggest
-from axonn_tune.grid import ALL_AXES
+from axonn_tune.grid import RANK_AXES
 from axonn_tune.recompute import MODULES, RECOMPUTES
 from axonn_tune.specs.document import LARGEST_SIZE
 from axonn_tune.specs.loading import read_text
@@ -258,8 +258,8 @@ def _order(record: Record) -> tuple[str, ...]:
     """Axes from the fastest-varying rank outwards, between commas; none where the row does not say."""
     words = _text(record, "order")
     found = tuple(axis.strip() for axis in words.split(",") if axis.strip())
-    if not set(found) <= set(ALL_AXES) or len(set(found)) < len(found):
-        raise ValueError(f"order is {words!r}, not axes once each: there are {', '.join(ALL_AXES)}")
+    if not set(found) <= set(RANK_AXES) or len(set(found)) < len(found):
+        raise ValueError(f"order is {words!r}, not axes once each: there are {', '.join(RANK_AXES)}")
     return found
 
 

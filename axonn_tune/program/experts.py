@@ -1,0 +1,245 @@
+"""A mixture of experts on one rank: router, dispatch, grouped GEMMs, combine; and shared experts.
+
+Letters: T tokens that a rank routes, E experts, K experts a token, D width of a dispatched token (H, or a latent), F
+width of an expert, G with its gate, R = T·K·expert_tensor rows of a rank after dispatch. With sequence parallelism a
+rank routes its own share of tokens, and ranks of `expert_tensor` gather theirs; elsewhere x and y split experts as they
+split other matrices, and each of their ranks routes all tokens. Order of operations: NVIDIA/Megatron-LM@d98e8a64,
+megatron/core/transformer/moe, token_dispatcher.py and experts.py; arXiv 2603.07685, figure 1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import TypeAlias
+
+from axonn_tune.program import layers
+from axonn_tune.program.layers import EXPERT, EXPERT_TENSOR, PARTS, H, LayerInputs, Linear, Y, moves
+from axonn_tune.program.operations import (
+    Array,
+    Arrays,
+    Collective,
+    MatMul,
+    Operation,
+    OpKind,
+    Phase,
+    Role,
+    Size,
+    Traffic,
+    as_size,
+)
+from axonn_tune.specs.machine import MatmulLayout
+
+ROUTER, DISPATCH, COMBINE = "moe.router", "moe.dispatch", "moe.combine"
+FC1, ACTIVATION, FC2 = "moe.fc1", "moe.activation", "moe.fc2"
+SHARED_FC1, SHARED_ACTIVATION, SHARED_FC2 = "moe.shared_fc1", "moe.shared_activation", "moe.shared_fc2"
+
+_SCORED = Traffic(12, 0, 24)
+"""Kernels of scores, top-k, probabilities and the balancing loss, by logit, in FP32; as many backward."""
+
+_ROUTED = 8.0
+"""Bytes of what is kept of the routing of a token to one expert."""
+
+Gathering: TypeAlias = Callable[[Linear], list[Operation]]
+Repeating: TypeAlias = Callable[..., Iterator[Operation]]
+
+
+def forward(given: LayerInputs, *, phase: Phase) -> Iterator[Operation]:
+    """From the norm's output `[T, H_y]` to that of the layer, before its addition to the residual stream."""
+    yield from _router(given, phase)
+    yield from shared_forward(given, phase=phase)
+    yield from _latent(given, phase, DISPATCH)
+    yield _permuted(given, phase, DISPATCH)
+    yield from _sent(
+        given, phase, DISPATCH, there=True, makes=(_rows_of(given, "dispatched tokens", given.expert_row),)
+    )
+    yield from layers.gather_experts(given, phase=phase, unit="weight")
+    up = _rows_of(given, "expert up projection", given.expert_up)
+    yield _gemm(given, phase, FC1, n=given.expert_up, k=given.expert_row, makes=(up,))
+    yield from _summed(given, phase, FC1, given.expert_up)
+    yield from activation(given, phase=phase)
+    yield _gemm(given, phase, FC2, n=given.expert_row, k=given.expert_width)
+    yield from _sent(given, phase, COMBINE, there=False)
+    yield _permuted(given, phase, COMBINE)
+    yield from _latent(given, phase, COMBINE)
+    yield from _over_x(given, phase, COMBINE)
+
+
+def backward(given: LayerInputs, gather: Gathering, again: Repeating) -> Iterator[Operation]:
+    """Gradients in the reverse order; gather: of a weight; again: what is repeated here, if it is."""
+    yield from again("moe")
+    yield from _latent(given, "backward", COMBINE)
+    yield _permuted(given, "backward", COMBINE)
+    made = _rows_of(given, "expert output gradient", given.expert_row, "backward temporaries")
+    yield from _sent(given, "backward", COMBINE, there=True, makes=(made,))
+    yield from layers.gather_experts(given, phase="backward", unit="weight", calls=given.unkept_share)
+    yield from again(ACTIVATION)
+    freed = "expert activation", made.name
+    yield from _gemm_backward(given, FC2, n=given.expert_row, k=given.expert_width, frees=freed)
+    yield from _summed(given, "backward", FC2, given.expert_width)
+    moved, freed = given.kernels.activation_back, ("expert up projection", "expert activation gradient")
+    made = _rows_of(given, "expert up gradient", given.expert_up, "backward temporaries")
+    elements = given.options.imbalance * rows(given) * given.expert_width
+    yield moves("backward", ACTIVATION, moved, elements, given, calls=PARTS, makes=(made,), frees=freed)
+    freed = "dispatched tokens", made.name
+    yield from _gemm_backward(given, FC1, n=given.expert_up, k=given.expert_row, frees=freed)
+    yield from layers.reduce_experts(given, unit="weight")
+    yield from _sent(given, "backward", DISPATCH, there=False, frees=(f"{FC1} gradient",))
+    yield _permuted(given, "backward", DISPATCH)
+    yield from _latent(given, "backward", DISPATCH)
+    yield from _over_x(given, "backward", DISPATCH)
+    yield from shared_backward(given, gather, again)
+    yield from again("mlp.norm")
+    yield from _router_backward(given)
+
+
+def rows(given: LayerInputs) -> Size:
+    """R, rows of a rank after dispatch, in a half micro-batch."""
+    return given.routed * float(given.experts.per_token) * EXPERT_TENSOR
+
+
+def _rows_of(given: LayerInputs, name: str, width: Size, kind: str = "") -> Array:
+    """`[R, width]` of the whole micro-batch."""
+    return Array(name, kind or name, given.element * PARTS * rows(given) * width)
+
+
+def _gemm(
+    given: LayerInputs,
+    phase: Phase,
+    layer: str,
+    *,
+    n: Size,
+    k: Size,
+    layout: MatmulLayout = "NN",
+    makes: Arrays = (),
+    frees: tuple[str, ...] = (),
+) -> MatMul:
+    """`O[R, n] = I[R, k] · W[k, n]`, a group an expert of the rank; of a weight gradient (TN) R is contracted."""
+    each = given.options.imbalance * rows(given) / given.local_experts
+    sizes = (k, n, each) if layout == "TN" else (each, n, k)
+    return MatMul(phase, layer, *sizes, layout, PARTS, groups=given.local_experts, makes=makes, frees=frees)
+
+
+def _gemm_backward(given: LayerInputs, layer: str, *, n: Size, k: Size, frees: tuple[str, ...]) -> Iterator[Operation]:
+    """Both gradients of `_gemm`."""
+    name = "expert activation gradient" if layer == FC2 else f"{layer} gradient"
+    made = _rows_of(given, name, k, "backward temporaries")
+    yield _gemm(given, "backward", layer, n=k, k=n, layout="NT", makes=(made,))
+    yield _gemm(given, "backward", layer, n=n, k=k, layout="TN", frees=frees)
+
+
+def activation(given: LayerInputs, *, phase: Phase) -> Iterator[Operation]:
+    """Activation times probability, `[R, G] → [R, F]`."""
+    made, elements = _rows_of(given, "expert activation", given.expert_width), rows(given) * given.expert_width
+    moved = given.kernels.activation
+    yield moves(phase, ACTIVATION, moved, given.options.imbalance * elements, given, calls=PARTS, makes=(made,))
+
+
+def _summed(given: LayerInputs, phase: Phase, layer: str, width: Size) -> Iterator[Operation]:
+    """Sum over y of what contracts over a split row: FC1's output, or FC2's input gradient."""
+    if not given.options.sequence_parallel:
+        yield Collective("all_reduce", "y", phase, layer, given.element * rows(given) * width, calls=PARTS)
+
+
+def _over_x(given: LayerInputs, phase: Phase, layer: str) -> Iterator[Operation]:
+    """Sum over x of what all experts of a token make together, where x splits them."""
+    if not given.options.sequence_parallel:
+        role: Role = "output" if phase != "backward" else "other"
+        yield Collective("all_reduce", "x", phase, layer, given.element * given.routed * H / Y, role, PARTS)
+
+
+def _latent(given: LayerInputs, phase: Phase, layer: str) -> Iterator[Operation]:
+    """Projection to the latent that is dispatched, or back, where there is one."""
+    if not given.experts.latent_width:
+        return
+    tokens, wide, narrow = given.routed, H / Y, given.expert_row
+    n, k = (narrow, wide) if layer == DISPATCH else (wide, narrow)
+    if phase == "backward":
+        yield MatMul(phase, layer, tokens, k, n, "NT", PARTS)
+        yield MatMul(phase, layer, k, n, tokens, "TN", PARTS)
+    else:
+        yield MatMul(phase, layer, tokens, n, k, "NN", PARTS)
+
+
+def _router(given: LayerInputs, phase: Phase) -> Iterator[Operation]:
+    """Logits of all experts `[T, E]`, summed over y, their scores, and the K best; they compute in FP32."""
+    count, tokens = float(given.experts.count), given.routed
+    kept = Array("routing", "routing maps", _ROUTED * given.experts.per_token * PARTS * tokens)
+    yield MatMul(phase, ROUTER, tokens, as_size(count), H / Y, "NN", PARTS, makes=(kept,))
+    yield Collective("all_reduce", "y", phase, ROUTER, 4.0 * count * tokens, calls=PARTS)
+    yield moves(phase, ROUTER, _SCORED, count * tokens, given, calls=PARTS)
+
+
+def _router_backward(given: LayerInputs) -> Iterator[Operation]:
+    """Gradients of scores, of the router's input, to which those of the experts are added, and of its weight."""
+    count, tokens, layer = float(given.experts.count), given.routed, ROUTER
+    made = given.stream("mlp.norm gradient", "residual gradients")
+    yield moves("backward", layer, _SCORED, count * tokens, given, calls=PARTS)
+    yield MatMul("backward", layer, tokens, H / Y, as_size(count), "NT", PARTS, makes=(made,))
+    yield moves("backward", layer, Traffic(1, 3), tokens * H / Y, given, calls=PARTS)
+    yield MatMul("backward", layer, H / Y, as_size(count), tokens, "TN", PARTS, frees=("mlp.norm output", "routing"))
+
+
+def _permuted(given: LayerInputs, phase: Phase, layer: str) -> Operation:
+    """Each token once for each of its experts, or the sum of those."""
+    moved = Traffic(1, 1.0 + given.experts.per_token)
+    return moves(phase, layer, moved, given.routed * given.expert_row, given, calls=PARTS)
+
+
+def _sent(
+    given: LayerInputs, phase: Phase, layer: str, *, there: bool, makes: Arrays = (), frees: tuple[str, ...] = ()
+) -> Iterator[Operation]:
+    """Rows to their experts (`there`), or back: of each direction the other is the backward pass, with as many bytes.
+
+    alltoall: one copy an expert over `expert`, then a gather over `expert_tensor`, and a copy to the order of experts;
+    allgather: all tokens to all ranks.
+    """
+    element, width = given.element, given.expert_row
+    kind: OpKind = "all_gather" if there else "reduce_scatter"
+    if given.options.dispatcher == "allgather":
+        size = element * given.routed * EXPERT * EXPERT_TENSOR * width
+        yield Collective(kind, "expert_tensorexpert", phase, layer, size, calls=PARTS, makes=makes, frees=frees)
+        return
+    sent = given.options.imbalance * given.routed * float(given.experts.per_token)
+    size = element * sent * width
+    swap = Collective("all_to_all", "expert", phase, layer, size, calls=PARTS)
+    gather = Collective(kind, "expert_tensor", phase, layer, size * EXPERT_TENSOR, calls=PARTS)
+    ordered = moves(phase, layer, Traffic(1, 2), sent * EXPERT_TENSOR * width, given, calls=PARTS)
+    steps: list[Operation] = [swap, gather, ordered] if there else [ordered, gather, swap]
+    steps[-1] = replace(steps[-1], makes=makes, frees=frees)
+    yield from steps
+
+
+def shared_forward(given: LayerInputs, *, phase: Phase) -> Iterator[Operation]:
+    """Experts that see every token: a dense MLP beside the others, split over x and y."""
+    if not given.experts.shared_width:
+        return
+    first, second = given.shared_experts
+    up = given.stream("shared up projection", "up projection", first.n, inside=True)
+    yield from layers.linear_forward(first, given, phase=phase, makes=(up,))
+    made = given.stream("shared activation", "activation", second.k, inside=True)
+    moved = given.kernels.activation
+    yield moves(phase, SHARED_ACTIVATION, moved, given.part * second.k, given, calls=PARTS, makes=(made,))
+    yield from layers.linear_forward(second, given, phase=phase)
+
+
+def shared_backward(given: LayerInputs, gather: Gathering, again: Repeating) -> Iterator[Operation]:
+    """Gradients of the shared experts."""
+    if not given.experts.shared_width:
+        return
+    first, second = given.shared_experts
+    yield from again("shared_experts")
+    yield from gather(second)
+    made = given.stream("shared activation gradient", "backward temporaries", second.k, inside=True)
+    yield from layers.linear_backward(second, given, makes=made, frees=("shared activation",))
+    moved, freed = given.kernels.activation_back, ("shared up projection", made.name)
+    made = given.stream("shared up gradient", "backward temporaries", first.n, inside=True)
+    elements = given.part * second.k
+    yield moves("backward", SHARED_ACTIVATION, moved, elements, given, calls=PARTS, makes=(made,), frees=freed)
+    yield from gather(first)
+    kept = given.stream("shared gradient", "residual gradients")
+    yield from layers.linear_backward(first, given, makes=kept, frees=(made.name,))
+
+
+REPEATED = {ACTIVATION: activation, "shared_experts": shared_forward, "moe": forward}
+"""What recompute can repeat of experts, by layer: the activation, or modules as a whole."""

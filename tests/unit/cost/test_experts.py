@@ -1,0 +1,149 @@
+"""Experts: priced in columns as alone, their groups of ranks, and what a rank holds and computes, by hand."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from axonn_tune.cost.price import Detail, price
+from axonn_tune.frameworks import find_framework
+from axonn_tune.grid import Grid
+from axonn_tune.job import Job, Layout
+from axonn_tune.program.operations import Collective, MatMul
+from axonn_tune.ranking.choosing import search
+from axonn_tune.specs.catalog import load_machine
+from axonn_tune.specs.model import Model
+from axonn_tune.specs.workload import Workload
+from tests.unit.small import small_model, small_problem
+
+MACHINE = load_machine("perlmutter-80gb").document
+SIZES: dict[str, Any] = {"hidden": 4096, "heads": 32, "kv_heads": 8, "head_dim": 128, "ffn": 16384, "vocab": 51200}
+MOE = {"experts": {"count": 8, "per_token": 2, "width": 2048, "shared_width": 1024}}
+MEGATRON = ("x", "z", "context", "data", "pipeline")
+
+
+def model_of(layers: str, **changes: int) -> Model:
+    """A model with dense layers and some of experts."""
+    used = {"dense": {}, "moe": {"experts": MOE["experts"] | changes}}
+    types = {name: value for name, value in used.items() if name in layers}
+    return small_model(family="llama", max_sequence_length=2048, layers=layers, layer_types=types, **SIZES)
+
+
+def priced(framework: str, grid: Grid, *, layers: str = "dense moe*3", **changes: int) -> Detail:
+    """One layout of 64 sequences, a micro-batch of one."""
+    workload = Workload(global_batch=64, sequence_length=2048)
+    job = Job(model_of(layers, **changes), MACHINE, workload, find_framework(framework))
+    return price(job, Layout(grid, 1, "none", 0))
+
+
+@pytest.mark.parametrize("layers", ["moe*6", "dense*2 moe*6", "(dense moe)*4"])
+@pytest.mark.parametrize(
+    ("name", "memory_gib"), [("axonn-tune", 24.0), ("megatron-core", 20.0), ("torchtitan", 80.0), ("fsdp", 80.0)]
+)
+def test_candidates_cost_what_each_does_alone(layers: str, name: str, memory_gib: float) -> None:
+    """Guards the columns of experts, with stages, chunks and recompute in some layers: the same to the last bit."""
+    small = MACHINE.accelerator.model_copy(update={"memory_gib": memory_gib})
+    machine = MACHINE.model_copy(update={"accelerator": small})
+    given = {"gpus": 8, "batch": 24, "sequence_length": 2048}
+    ranked = search(small_problem(model_of(layers), machine, find_framework(name), **given), variants=True)
+    assert len(ranked)
+    assert name == "fsdp" or len({row.grid.expert for row in ranked}) > 1
+    for place in range(0, len(ranked), max(len(ranked) // 20, 1)):
+        row, alone = ranked[place], ranked.detail(place)
+        assert (row.iteration_s, row.communication_s, row.compute_s) == (
+            alone.iteration_s,
+            alone.communication_s,
+            alone.compute_s,
+        ), row.layout
+        assert row.memory_bytes == pytest.approx(alone.memory_bytes, rel=1e-12)
+
+
+def group_of_first(sizes: list[int], wide: set[int]) -> set[int]:
+    """Ranks that share rank 0's coordinates but on some axes, the first axis varying fastest, as in Megatron-Core's
+    core/parallel_state.py."""
+    ranks, stride = {0}, 1
+    for axis, size in enumerate(sizes):
+        if axis in wide:
+            ranks = {rank + step * stride for rank in ranks for step in range(size)}
+        stride *= size
+    return ranks
+
+
+@pytest.mark.parametrize(
+    ("x", "context", "data", "pipeline", "expert", "tensor"),
+    [
+        (1, 1, 16, 1, 8, 1),
+        (2, 1, 8, 2, 8, 1),
+        (2, 1, 8, 2, 8, 2),
+        (2, 2, 8, 1, 4, 1),
+        (4, 1, 4, 4, 2, 4),
+        (1, 4, 4, 2, 16, 1),
+        (8, 2, 4, 1, 16, 2),
+        (2, 1, 16, 8, 32, 1),
+    ],
+)
+def test_groups_are_those_of_two_rank_grids(
+    x: int, context: int, data: int, pipeline: int, expert: int, tensor: int
+) -> None:
+    """Guards parallel folding: ranks of EP are blocks of ETP, over TP, CP and DP, and EDP is what is left."""
+    sizes = {"x": x, "context": context, "data": data, "pipeline": pipeline}
+    grid = Grid(**sizes, expert=expert, expert_tensor=tensor, order=MEGATRON)
+    left = x * context * data // (expert * tensor)
+    folding, generated = find_framework("megatron-core").step.folding, [tensor, expert, left, pipeline]
+    for name, wide in (
+        ("expert_tensor", {0}),
+        ("expert", {1}),
+        ("expert_tensorexpert", {0, 1}),
+        ("expert_data", {2}),
+    ):
+        ranks = {0}
+        for size, stride in grid.group_shape(name, folding).levels:
+            ranks = {rank + step * stride for rank in ranks for step in range(size)}
+        assert ranks == group_of_first(generated, wide), name
+    assert grid.group_shape("expert_z", folding).size == 1
+
+
+def test_experts_shard_what_torchtitan_leaves_them() -> None:
+    """Guards efsdp = dp_shard·cp·tp / ep, of ranks that lie ep apart."""
+    folding = find_framework("torchtitan").step.folding
+    grid = Grid(x=2, context=2, z=8, data=4, expert=8, order=("x", "context", "z", "data", "pipeline"))
+    assert grid.group_shape("expert", folding).levels == ((8, 1),)
+    assert grid.group_shape("expert_z", folding).levels == ((4, 8),)
+    assert grid.group_shape("expert_data", folding).levels == ((4, 32),)
+
+
+def test_a_rank_holds_its_experts() -> None:
+    """Guards states at rest: experts of 3 layers over EP, with their own replicas, beside everything else."""
+    found = priced("megatron-core", Grid(x=2, data=8, expert=4, expert_tensor=2, order=MEGATRON))
+    one_expert = 3 * 2048 * 4096
+    assert found.values["expert_parameters"] == 3 * (8 / 4) * one_expert / 2
+    assert found.values["expert_data"] == 16 / (4 * 2)
+    shared, router, attention = 3 * 1024 * 4096, 8 * 4096, 4096 * (2 * 4096 + 2 * 8 * 128)
+    dense = 4 * attention + 3 * 16384 * 4096 + 3 * (shared + router)
+    tables = 2 * found.values["V"] * 4096 / 2
+    assert found.values["parameters"] == dense / 2 + tables
+    items = dict(found.memory.items)
+    assert items["compute weights of experts"] == 2 * found.values["expert_parameters"]
+    assert items["optimizer moments of experts"] == 8 * found.values["expert_parameters"] / 2
+
+
+@pytest.mark.parametrize(("expert", "tensor"), [(1, 1), (4, 1), (8, 1), (2, 2)])
+def test_tokens_and_flops_do_not_depend_on_the_grid_of_experts(expert: int, tensor: int) -> None:
+    """Guards rows of grouped GEMMs: balanced, each rank computes as much, in as many groups as it has experts."""
+    found = priced(
+        "megatron-core", Grid(x=2, data=4, expert=expert, expert_tensor=tensor, order=MEGATRON), layers="moe*4"
+    )
+    products = [step for step in found.program.blocks[0].forward.operations if isinstance(step, MatMul)]
+    experts = {step.layer: step for step in products if step.layer in ("moe.fc1", "moe.fc2")}
+    assert float(experts["moe.fc1"].groups.evaluate(found.values)) == 8 / expert
+    flops = sum(float(step.flops.evaluate(found.values)) for step in experts.values())
+    assert flops == 2.0 * (2048 / 2) * 2 * 3 * 2048 * 4096
+
+
+def test_bytes_of_an_all_to_all() -> None:
+    """Guards dispatch: one copy of a token for each of its experts, both ways, forward and backward, a layer."""
+    found = priced("megatron-core", Grid(data=8, expert=8, order=MEGATRON), layers="moe*4")
+    calls = [step for step, _ in found.program.collectives() if isinstance(step, Collective) and step.axis == "expert"]
+    assert [step.layer for step in calls] == ["moe.dispatch", "moe.combine", "moe.combine", "moe.dispatch"]
+    assert {float(step.size_bytes.evaluate(found.values)) for step in calls} == {2048.0 * 2 * 4096 * 2}
