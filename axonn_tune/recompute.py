@@ -21,18 +21,24 @@ class Module(NamedTuple):
     """Layers that a module's recompute repeats.
 
     whole: where it is checkpointed by itself, so that it is repeated to its last operation and its output stays saved.
+    needs: what a model must have for it, in words.
     """
 
     layers: tuple[str, ...]
     whole: tuple[str, ...]
+    needs: str = ""
 
 
-_NORMS, _ACTIVATION = ("attention.norm", "mlp.norm"), ("mlp.activation",)
+_NORMS, _ACTIVATION, _MOE_ACT = ("attention.norm", "mlp.norm"), ("mlp.activation",), ("moe.activation",)
+_SHARED, _MOE = ("shared_experts",), ("moe",)
 MODULES: dict[str, Module] = {
     "core_attn": Module(("attention.core",), ("attention.scores",)),
     "layernorm": Module(_NORMS, _NORMS),
     "mlp_act": Module(_ACTIVATION, _ACTIVATION),
     "mlp": Module(("mlp.fc1", *_ACTIVATION), ("mlp.fc1", *_ACTIVATION, "mlp.fc2")),
+    "moe_act": Module(_MOE_ACT, _MOE_ACT, "experts"),
+    "shared_experts": Module(_SHARED, _SHARED, "shared experts"),
+    "moe": Module(_MOE, _MOE, "experts"),
 }
 """Modules by name, with their layers as `axonn_tune.program.layers` names them."""
 
@@ -54,3 +60,8 @@ def parse_recompute(text: str) -> Recompute:
 def modules_of(recompute: Recompute) -> tuple[str, ...]:
     """Modules that a set names; none of `none`, `selective` and `full`."""
     return () if recompute in RECOMPUTES else tuple(recompute.split(","))
+
+
+def needed_by(recompute: Recompute) -> tuple[str, ...]:
+    """What a model must have for a set, in words."""
+    return tuple(needs for name in modules_of(recompute) if (needs := MODULES[name].needs))

@@ -33,7 +33,7 @@ from axonn_tune.frameworks.description import (
     PipelineSchedule,
     StepOptions,
 )
-from axonn_tune.recompute import MODULES
+from axonn_tune.recompute import MODULES, RECOMPUTES
 from axonn_tune.request import CUDA_GRAPHS, MOMENT_BYTES
 from axonn_tune.specs.machine import EnvironmentVariable
 from axonn_tune.stages import layout_text
@@ -383,7 +383,8 @@ MEGATRON_CORE = Framework(
     expert_axes=("expert", "expert_tensor"),
     precision_aware=True,
     cuda_graphs=dict.fromkeys(CUDA_GRAPHS, ()),
-    recompute_modules=("core_attn", "layernorm", "mlp"),
+    recompute_modules=("core_attn", "layernorm", "mlp", "moe_act", "shared_experts", "moe"),
+    recompute_sets=(*RECOMPUTES[:2], "moe_act", "layernorm,moe_act", *RECOMPUTES[2:]),
     recompute_some="full",
     names=NAMES,
     logged=FlopCount(

@@ -88,8 +88,8 @@ def backward(given: LayerInputs, gather: Gathering, again: Repeating) -> Iterato
     yield _permuted(given, "backward", DISPATCH)
     yield from _latent(given, "backward", DISPATCH)
     yield from _over_x(given, "backward", DISPATCH)
-    yield from shared_backward(given, gather, again)
     yield from again("mlp.norm")
+    yield from shared_backward(given, gather, again)
     yield from _router_backward(given)
 
 

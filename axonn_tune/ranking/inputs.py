@@ -16,6 +16,7 @@ from axonn_tune.frameworks.axonn_tune import AXONN_TUNE
 from axonn_tune.frameworks.description import Framework, StepOptions
 from axonn_tune.grid import EXPERT_AXES, RANK_AXES
 from axonn_tune.ranking.space import Problem
+from axonn_tune.recompute import needed_by
 from axonn_tune.request import MOMENT_BYTES, OVERLAPS, CudaGraphs, Request
 from axonn_tune.specs.catalog import Loaded, MachineLike, load_machine, load_model, route_overrides
 from axonn_tune.specs.document import known_keys
@@ -111,6 +112,8 @@ def _check(problem: Problem) -> None:
         raise UsageError(f"--kept-layers {request.kept_layers}: {framework.title} reshards every layer after forward")
     if request.recompute_layers and request.recompute == "none":
         raise UsageError(f"--recompute-layers {request.recompute_layers}: --recompute none recomputes nothing")
+    if lacking := {*needed_by(request.recompute or "none")} - {*problem.model.parts}:
+        raise UsageError(f"--recompute {request.recompute}: {problem.model.name} has no {min(lacking)}")
     if why := framework.cannot_recompute(request.recompute or "none"):
         raise UsageError(f"--recompute {request.recompute}: {why}")
     if request.recompute_layers and (why := framework.cannot_recompute(request.recompute or "full", 1)):

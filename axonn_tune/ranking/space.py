@@ -53,7 +53,7 @@ from axonn_tune.program.step import (
     blocks_in,
     contents_of,
 )
-from axonn_tune.recompute import modules_of
+from axonn_tune.recompute import modules_of, needed_by
 from axonn_tune.request import NO_REQUEST, RECOMPUTES, RankBy, Recompute, Request
 from axonn_tune.specs.model import Model
 from axonn_tune.specs.workload import Workload
@@ -81,7 +81,8 @@ class Problem(Job):
         repeat takes little time. Whole blocks are not tried where CUDA graphs capture layers, which excludes it."""
         request, found = self.request, list[Variant]()
         asked = request.recompute_layers
-        for recompute in self.framework.recompute_sets if request.recompute is None else (request.recompute,):
+        sets = [one for one in self.framework.recompute_sets if {*needed_by(one)} <= {*self.model.parts}]
+        for recompute in sets if request.recompute is None else (request.recompute,):
             if request.recompute is None and recompute == "full" and request.graphed_layers:
                 continue
             costly = recompute == "full" or "mlp" in modules_of(recompute)

@@ -635,6 +635,7 @@ def entry_fields(entry: PricedLayout) -> Json:
         tokens_per_s_per_gpu=entry.tokens_per_s / entry.grid.world,
         stages=[fields_of(stage, _STAGE, memory_bytes=int(stage.memory.total_bytes)) for stage in entry.stages],
     )
+    found |= {axis: sizes[axis] for axis in EXPERT_AXES if axis in sizes}
     if entry.recompute_layers is not None:
         found["recompute_layers"] = entry.recompute_layers
     if entry.parts is not None:

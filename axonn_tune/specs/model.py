@@ -171,6 +171,7 @@ class Layer:
             "sliding-window attention": self.window,
             "attention sinks": self.sinks,
             "experts": self.experts,
+            "shared experts": self.experts is not None and self.experts.shared_width,
             "layers without MLP": not self.ffn and self.experts is None,
         }
         return tuple(words for words, has in found.items() if has)
@@ -570,6 +571,7 @@ PRICED = frozenset(
     {
         "layers without attention",
         "experts",
+        "shared experts",
         "sliding-window attention",
         "attention sinks",
         "layers without MLP",
