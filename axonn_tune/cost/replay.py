@@ -336,7 +336,7 @@ class Replay:
     ) -> None:
         self.work, self.schedule, self.streams, self.tiers = work, work.schedule, streams, tiers
         self._lines, self._several, self._picked = lines, several, picked
-        self._larger = work.clock.arithmetic.larger
+        self._larger, self._joint = work.clock.arithmetic.larger, work.program.given.model.has_experts
         self._calls: dict[tuple[OpKind, str, Size], Value] = {}
         self._in_a_row: dict[tuple[OpKind, str, Size, Size], Value] = {}
         self._several_of: dict[str, Value | None] = {}
@@ -601,7 +601,10 @@ class Replay:
             else:
                 end = self._send(state, clock, number, None if code == SYNC else handle, recorder)
                 if code == ISSUE:
-                    state[first_handle + handle] = end
+                    issued = state[first_handle + handle]
+                    # Buckets of experts go beside others, over another group.
+                    both = self._joint and issued is not None
+                    state[first_handle + handle] = end if not both else issued if end is None else larger(issued, end)
                 elif end is not None:
                     clock = end
         state[0] = clock

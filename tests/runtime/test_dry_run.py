@@ -32,7 +32,13 @@ DAILY = [
     *(("llama3-8b", SPLITS[0], "layernorm,mlp", None), ("5b", SPLITS[1], "core_attn,mlp_act", 5)),
     *(("5b", SPLITS[1], "full", 2), ("llama3-8b", SPLITS[2], "mlp", 5)),
 ]
-KINDS = (*RECOMPUTES, *MODULES, "core_attn,mlp_act", "core_attn,mlp", "layernorm,mlp")
+KINDS = (
+    *RECOMPUTES,
+    *(name for name, one in MODULES.items() if not one.needs),
+    "core_attn,mlp_act",
+    "core_attn,mlp",
+    "layernorm,mlp",
+)
 WITHIN, WITHIN_SMALL = 0.03, 0.015
 
 

@@ -29,7 +29,16 @@ from tests.runtime.kernels import KernelMeter, kernels_of_step
 
 SECTIONS = ("block", "head", "block_backward")
 WITHIN, LAYERS = 0.05, 3
-FAMILIES, KINDS = ("gpt", "llama"), (*RECOMPUTES, *MODULES, "core_attn,mlp_act", "core_attn,mlp", "layernorm,mlp")
+FAMILIES, KINDS = (
+    ("gpt", "llama"),
+    (
+        *RECOMPUTES,
+        *(name for name, one in MODULES.items() if not one.needs),
+        "core_attn,mlp_act",
+        "core_attn,mlp",
+        "layernorm,mlp",
+    ),
+)
 GPT = {"hidden": 2304, "heads": 18, "kv_heads": 18, "ffn": 7680, "vocab": 30011, "max_sequence_length": 1536}
 LLAMA = {"hidden": 2560, "heads": 20, "kv_heads": 4, "ffn": 6912, "vocab": 36000, "max_sequence_length": 4096}
 SPLITS = [(1, 1, 1), (2, 1, 2), (1, 2, 1), (2, 2, 2)]
