@@ -57,7 +57,7 @@ CALLS = [
     (f"{SMALL} --tp 8", 2, "--tp is Megatron-Core's, torchtitan's and DeepSpeed ZeRO's name of axis x: --x 8"),
     (f"{SMALL} --zero=3", 2, "there is no option --zero: ZeRO-1 is --shard-optimizer"),
     (f"{SMALL} --nodes 2", 2, "--gpus N is the number of GPUs of all nodes"),
-    (f"{SMALL} --ep 4", 2, "mixtures of experts are not modelled"),
+    (f"{SMALL} --ep 4", 2, "name of axis expert, which axonn-tune (4D) does not have"),
     (f"{H100} --pp 8", 2, "name of axis pipeline: --pipeline 8, or --framework megatron-core"),
     (f"{CORE} --dp-shard 8", 2, "--dp-shard is torchtitan's name of what Megatron-Core calls GTP: --gtp N"),
     (f"{H100} --training.local_batch_size 2", 2, "is the micro-batch of a layout without stages: --micro-batch N"),

@@ -207,7 +207,7 @@ def test_torchtitan_counts_the_ends_as_layers() -> None:
         ("--recompute-granularity full --recompute-method uniform --recompute-num-layers 1", "full", None),
         ("--recompute-granularity selective --recompute-modules mlp layernorm", "layernorm,mlp", None),
         ("--recompute-activations --recompute-modules layernorm", "layernorm", None),
-        ("--recompute-granularity selective --recompute-modules moe", "none", None),
+        ("--recompute-granularity selective --recompute-modules moe", "moe", None),
         ("--recompute-activations", "selective", None),
         ("", "none", None),
     ],
@@ -215,7 +215,7 @@ def test_torchtitan_counts_the_ends_as_layers() -> None:
 def test_recompute_is_read_as_a_set_on_some_layers(
     flags: str, recompute: str, layers: int | None, tmp_path: Path
 ) -> None:
-    """Guards Megatron-Core's four arguments of recompute; of modules of experts nothing is repeated."""
+    """Guards Megatron-Core's four arguments of recompute; modules of experts are those of the set, too."""
     found = one(stated(tmp_path, f"{CORE} --pipeline-model-parallel-size 4 {flags}"))
     assert (found.recompute, found.recompute_layers) == (recompute, layers)
 

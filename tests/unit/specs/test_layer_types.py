@@ -140,6 +140,7 @@ def test_parts_name_what_is_not_priced_or_run() -> None:
         "sliding-window attention",
         "attention sinks",
         "experts",
+        "shared experts",
         "multi-token prediction",
         "layer types of different sizes",
     )
