@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from axonn_tune.frameworks.description import Framework
     from axonn_tune.specs.catalog import MachineLike, ModelLike
 
-Precision = Literal["bf16", "fp16", "fp32", "fp64"]
+Precision = Literal["bf16", "fp16", "fp32", "fp64", "fp8-delayed", "fp8-current", "fp8-blockwise", "mxfp8", "nvfp4"]
 PRECISIONS: tuple[Precision, ...] = get_args(Precision)
 Overlap = Literal["gather_prefetch", "input_gradient", "weight_gradient", "data_parallel", "output"]
 OVERLAPS: tuple[Overlap, ...] = get_args(Overlap)
@@ -212,7 +212,11 @@ class Request:
         _WORKLOAD, "Tokens in a sequence. Default: the model's.", also=("seq_len", "seq_length"), beside=True
     )
     precision: Precision | None = _option(
-        _WORKLOAD, "Number format. Default: bf16.", "choice", choices=PRECISIONS, beside=True
+        _WORKLOAD,
+        "Number format; below 16 bits that of linear layers and experts, beside BF16. Default: bf16.",
+        "choice",
+        choices=PRECISIONS,
+        beside=True,
     )
     framework: str | Framework | None = _option(
         _WORKLOAD,

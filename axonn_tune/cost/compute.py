@@ -24,16 +24,23 @@ from axonn_tune.program.operations import (
     Value,
 )
 from axonn_tune.program.step import ONLY, Stage, StepProgram
+from axonn_tune.specs.formats import FORMATS, QUANTIZATION_EFFICIENCY
 from axonn_tune.specs.machine import Accelerator, MatmulLayout, Software
-from axonn_tune.specs.workload import Precision
+from axonn_tune.specs.workload import ELEMENT_SIZES, Precision
 from axonn_tune.units import bytes_per_s, seconds
 
 
 @dataclass(frozen=True)
 class ComputeRates:
-    """Rates of one rank's accelerator, in SI units, for one precision."""
+    """Rates of one rank's accelerator, in SI units, for one precision.
+
+    format_flops_per_s, format_bytes: rates of GEMMs in the number format of linear layers, and an element of their
+    operands; those of all others where there is none.
+    """
 
     matmul_flops_per_s: dict[MatmulLayout, float]
+    format_flops_per_s: dict[MatmulLayout, float]
+    format_bytes: float
     vector_flops_per_s: dict[MatmulLayout, float]
     vector_fp32_flops_per_s: dict[MatmulLayout, float]
     matmul_launch_s: float
@@ -56,9 +63,14 @@ def compute_rates(accelerator: Accelerator, precision: Precision, software: Soft
         sustained = peak * accelerator.training_share
         return {layout: sustained * share for layout, share in accelerator.matmul_efficiency.items()}
 
+    narrow, own = FORMATS.get(precision), accelerator.peak_flops_per_s(precision)
+    precision = "bf16" if narrow else precision
     lasting = accelerator.peak_flops_per_s(precision) * accelerator.training_share
+    share, element = (narrow.efficiency, narrow.operand_bytes) if narrow else (1.0, ELEMENT_SIZES[precision].compute)
     return ComputeRates(
         matmul_flops_per_s=by_layout(accelerator.peak_flops_per_s(precision) / software.gemm),
+        format_flops_per_s=by_layout(own * share / software.gemm),
+        format_bytes=float(element),
         vector_flops_per_s=by_layout(accelerator.vector_flops_per_s(precision)),
         vector_fp32_flops_per_s=by_layout(accelerator.vector_flops_per_s("fp32")),
         matmul_launch_s=seconds(accelerator.matmul_launch_us + software.operation_us),
@@ -103,17 +115,23 @@ def matmul_time_s(
     element_bytes: float,
     rates: ComputeRates,
     arithmetic: Arithmetic,
+    operand_bytes: float | None = None,
 ) -> Value:
     """Time of `O[m, n] = A[m, k] · B[k, n]`, s: launch + max(FLOPs / rate, bytes / memory bandwidth).
 
-    flops_per_s: rate of a large GEMM of its kind (`rate_of_matmul`).
+    flops_per_s: rate of a large GEMM of its kind (`rate_of_matmul`). operand_bytes: an element of A and B, if that is
+    another than one of O.
     Rows and columns of the output are rounded up to whole tiles, since a partial tile costs a whole one;
     each tile takes `matmul_ramp` more steps of k to fill its pipeline and to write its result.
     """
     tiled_m = arithmetic.floor((m + (rates.tile - 1.0)) / rates.tile) * rates.tile
     tiled_n = arithmetic.floor((n + (rates.tile - 1.0)) / rates.tile) * rates.tile
     arithmetic_s = 2.0 * tiled_m * tiled_n * (k + rates.matmul_ramp) / flops_per_s
-    traffic_s = element_bytes * (m * k + k * n + m * n) / rates.memory_bytes_per_s
+    if operand_bytes is None:
+        moved_bytes = element_bytes * (m * k + k * n + m * n)
+    else:
+        moved_bytes = operand_bytes * (m * k + k * n) + element_bytes * (m * n)
+    traffic_s = moved_bytes / rates.memory_bytes_per_s
     busy_s: Value = arithmetic.larger(arithmetic_s, traffic_s)
     return rates.matmul_launch_s + busy_s
 
@@ -159,7 +177,15 @@ class ComputeClock:
         if isinstance(step, MatMul):
             m, n, k = (size.evaluate(self.values) for size in (step.m, step.n, step.k))
             rate, numbers = self._rate(step), self.arithmetic
-            one_s = matmul_time_s(m, n, k, flops_per_s=rate, element_bytes=element, rates=rates, arithmetic=numbers)
+            operand = rates.format_bytes if step.narrow else None
+            one_s = matmul_time_s(
+                *(m, n, k),
+                flops_per_s=rate,
+                element_bytes=element,
+                rates=rates,
+                arithmetic=numbers,
+                operand_bytes=operand,
+            )
             if step.groups == ONCE:
                 return one_s
             launch_s = rates.matmul_launch_s
@@ -169,9 +195,12 @@ class ComputeClock:
         if step.size_bytes.coefficient == 0.0:
             return 0.0
         traffic = 1.0 if step.phase == "step" else rates.kernel_traffic
+        traffic = 1.0 / QUANTIZATION_EFFICIENCY if step.quantizes else traffic
         return kernel_time_s(step.size_bytes.evaluate(self.values), rates, traffic=traffic)
 
     def _rate(self, step: MatMul) -> float:
+        if step.narrow:
+            return self.rates.format_flops_per_s[step.layout]
         element, aligned, batched = self.element_bytes, step.alignment, step.batched
         return rate_of_matmul(step.layout, element_bytes=element, alignment=aligned, batched=batched, rates=self.rates)
 

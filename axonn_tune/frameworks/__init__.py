@@ -65,8 +65,14 @@ def register(framework: Framework) -> None:
 
 
 def step_on(framework: Framework, machine: Machine) -> StepOptions:
-    """A framework's options on a machine: the bundled runtime compiles its kernels under NCCL alone."""
+    """A framework's options on a machine: the bundled runtime compiles its kernels under NCCL alone.
+
+    From Blackwell on, which has MXFP8, GEMMs of 8-bit operands take them in any layout (NVIDIA/TransformerEngine, guide
+    on performance of low precision).
+    """
     step = framework.step
+    if framework.formats and "mxfp8" in machine.accelerator.peak_tflops:
+        step = replace(step, one_layout=True)
     return replace(step, kernels="eager") if step.kernels != "ideal" and machine.launcher.backend == "gloo" else step
 
 

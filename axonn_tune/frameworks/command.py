@@ -139,7 +139,7 @@ class Run:
                 raise self.cannot(f"--no-overlap {overlap}", "leave it out")
         for name in (option.name for option in fields(own)):
             # Under Gloo every framework's kernels are eager: that is the machine's.
-            if name not in ("kernels", *settable) and getattr(self.step, name) != getattr(own, name):
+            if name not in ("kernels", "one_layout", *settable) and getattr(self.step, name) != getattr(own, name):
                 raise self.cannot(f"step.{name} = {getattr(self.step, name)}", f"leave out --set step.{name}")
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from axonn_tune.grid import ALL_AXES, AXES, WORLD, Folding, split_axes
 from axonn_tune.recompute import MODULES, RECOMPUTES, modules_of
-from axonn_tune.request import CudaGraphs
+from axonn_tune.request import CudaGraphs, Precision
 from axonn_tune.specs.machine import Software
 from axonn_tune.specs.workload import OVERLAPS, Overlap, Recompute
 
@@ -93,6 +93,10 @@ class StepOptions:
 
     Pipeline stages
         first_less, last_less: layers that the embedding and the LM head count as where layers are split over stages.
+
+    Number formats below 16 bits
+        keeps_quantized: weights are quantized once a step, for all micro-batches; otherwise in each forward pass.
+        one_layout: GEMMs take any layout of 8-bit operands, so that a scale a tensor needs no transposed copy.
     """
 
     sequence_parallel: bool = False
@@ -144,6 +148,8 @@ class StepOptions:
     overlaps: tuple[Overlap, ...] = OVERLAPS
     first_less: int = 0
     last_less: int = 0
+    keeps_quantized: bool = False
+    one_layout: bool = False
 
     def repeated_layers(self, recompute: Recompute) -> tuple[str, ...]:
         """Layers that the backward pass repeats one by one: none where it repeats whole blocks or nothing."""
@@ -241,10 +247,10 @@ class Framework:
     there is no expert parallelism, and only there. keeps_layers: layers can be told not to reshard after forward, all
     of them or some.
     recompute_modules: those that a recompute set can name; recompute_some: whether a set can be on the first layers of
-    each chunk alone: no, whole blocks, or any set. precision_aware: it reduces gradients in BF16 on demand, and keeps
-    optimizer states in types of their own. cuda_graphs: scopes that it captures, its default first, each with
-    the layouts that it then cannot run. exchanges: of context parallelism, those that a search
-    compares; without any, that of its step alone.
+    each chunk alone: no, whole blocks, or any set. formats: number formats below 16 bits that it is priced in.
+    precision_aware: it reduces gradients in BF16 on demand, and keeps optimizer states in types of their own.
+    cuda_graphs: scopes that it captures, its default first, each with the layouts that it then cannot run. exchanges:
+    of context parallelism, those that a search compares; without any, that of its step alone.
     names: its names of axes and `chunks`, in the order of its columns; an axis without a name has ours. As options they
     are written in lower case, with hyphens (`--dp-shard`). logged: how its log counts FLOPs; None if it prints none.
     launch: the command of a configuration; None if it is priced only. keys: its table of arguments as CSV, if it is
@@ -271,6 +277,7 @@ class Framework:
     recompute_sets: tuple[Recompute, ...] = RECOMPUTES
     searches_some: bool = True
     precision_aware: bool = False
+    formats: tuple[Precision, ...] = ()
     cuda_graphs: Mapping[CudaGraphs, tuple[Refusal, ...]] = field(default_factory=dict, compare=False)
     names: Mapping[str, str] = field(default_factory=dict, compare=False)
     logged: FlopCount | None = field(default=None, compare=False)

@@ -39,6 +39,7 @@ from axonn_tune.specs.machine import EnvironmentVariable
 from axonn_tune.stages import layout_text
 
 _STEP = StepOptions(
+    keeps_quantized=True,
     sequence_parallel=True,
     repeated_kv_heads=True,
     shard_gradient_bytes=4,
@@ -382,6 +383,7 @@ MEGATRON_CORE = Framework(
     keeps_layers=False,
     expert_axes=("expert", "expert_tensor"),
     precision_aware=True,
+    formats=("fp8-delayed", "fp8-current", "fp8-blockwise", "mxfp8", "nvfp4"),
     cuda_graphs=dict.fromkeys(CUDA_GRAPHS, ()),
     recompute_modules=("core_attn", "layernorm", "mlp", "moe_act", "shared_experts", "moe"),
     recompute_sets=(*RECOMPUTES[:2], "moe_act", "layernorm,moe_act", *RECOMPUTES[2:]),
@@ -420,6 +422,7 @@ NEMO_2022 = replace(
     name="nemo-2022",
     title="NeMo (2022)",
     precision_aware=False,
+    formats=(),
     cuda_graphs={},
     source="NeMo before it had FlashAttention and fused layers",
     schedule=PipelineSchedule(equal_chunks=AS_MANY_A_CHUNK),

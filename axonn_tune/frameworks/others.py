@@ -22,6 +22,7 @@ XLA = Framework(
 META_4D = replace(
     MEGATRON_CORE.with_step(shard_gradients=True, context_exchange="all_gather"),
     name="meta-4d",
+    formats=(),
     title="Meta (Llama 3)",
     axes=("x", "context", "data", "pipeline"),
     source="arXiv 2407.21783, section 3.3: weights not resharded after forward, context ranks share gradients' shards",

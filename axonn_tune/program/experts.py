@@ -51,13 +51,19 @@ def forward(given: LayerInputs, *, phase: Phase) -> Iterator[Operation]:
     yield from _latent(given, phase, DISPATCH)
     yield _permuted(given, phase, DISPATCH)
     yield from _sent(
-        given, phase, DISPATCH, there=True, makes=(_rows_of(given, "dispatched tokens", given.expert_row),)
+        given,
+        phase,
+        DISPATCH,
+        there=True,
+        makes=(_rows_of(given, "dispatched tokens", given.expert_row, element=given.saved_element),),
     )
     yield from layers.gather_experts(given, phase=phase, unit="weight")
     up = _rows_of(given, "expert up projection", given.expert_up)
+    yield from _quantized(given, phase, FC1, given.expert_row, weight=given.expert_row * given.expert_up)
     yield _gemm(given, phase, FC1, n=given.expert_up, k=given.expert_row, makes=(up,))
     yield from _summed(given, phase, FC1, given.expert_up)
     yield from activation(given, phase=phase)
+    yield from _quantized(given, phase, FC2, given.expert_width, weight=given.expert_row * given.expert_width)
     yield _gemm(given, phase, FC2, n=given.expert_row, k=given.expert_width)
     yield from _sent(given, phase, COMBINE, there=False)
     yield _permuted(given, phase, COMBINE)
@@ -98,9 +104,9 @@ def rows(given: LayerInputs) -> Size:
     return given.routed * float(given.experts.per_token) * EXPERT_TENSOR
 
 
-def _rows_of(given: LayerInputs, name: str, width: Size, kind: str = "") -> Array:
+def _rows_of(given: LayerInputs, name: str, width: Size, kind: str = "", *, element: float = 0) -> Array:
     """`[R, width]` of the whole micro-batch."""
-    return Array(name, kind or name, given.element * PARTS * rows(given) * width)
+    return Array(name, kind or name, (element or given.element) * PARTS * rows(given) * width)
 
 
 def _gemm(
@@ -117,20 +123,32 @@ def _gemm(
     """`O[R, n] = I[R, k] · W[k, n]`, a group an expert of the rank; of a weight gradient (TN) R is contracted."""
     each = given.options.imbalance * rows(given) / given.local_experts
     sizes = (k, n, each) if layout == "TN" else (each, n, k)
-    return MatMul(phase, layer, *sizes, layout, PARTS, groups=given.local_experts, makes=makes, frees=frees)
+    groups = given.local_experts
+    return MatMul(phase, layer, *sizes, layout, PARTS, groups=groups, narrow=given.narrow, makes=makes, frees=frees)
+
+
+def _quantized(
+    given: LayerInputs, phase: Phase, layer: str, width: Size, *, weight: Size | None = None
+) -> Iterator[Operation]:
+    """Quantization of `[R, width]` by one grouped kernel; weight: elements of an expert's, quantized too."""
+    yield from layers.quantized(phase, layer, given.options.imbalance * rows(given) * width, given)
+    if weight is not None:
+        yield from layers.quantized_weight(phase, layer, given.local_experts * weight, given)
 
 
 def _gemm_backward(given: LayerInputs, layer: str, *, n: Size, k: Size, frees: tuple[str, ...]) -> Iterator[Operation]:
     """Both gradients of `_gemm`."""
     name = "expert activation gradient" if layer == FC2 else f"{layer} gradient"
     made = _rows_of(given, name, k, "backward temporaries")
+    yield from _quantized(given, "backward", layer, n)
     yield _gemm(given, "backward", layer, n=k, k=n, layout="NT", makes=(made,))
     yield _gemm(given, "backward", layer, n=n, k=k, layout="TN", frees=frees)
 
 
 def activation(given: LayerInputs, *, phase: Phase) -> Iterator[Operation]:
     """Activation times probability, `[R, G] → [R, F]`."""
-    made, elements = _rows_of(given, "expert activation", given.expert_width), rows(given) * given.expert_width
+    made = _rows_of(given, "expert activation", given.expert_width, element=given.saved_element)
+    elements = rows(given) * given.expert_width
     moved = given.kernels.activation
     yield moves(phase, ACTIVATION, moved, given.options.imbalance * elements, given, calls=PARTS, makes=(made,))
 
@@ -217,7 +235,7 @@ def shared_forward(given: LayerInputs, *, phase: Phase) -> Iterator[Operation]:
     first, second = given.shared_experts
     up = given.stream("shared up projection", "up projection", first.n, inside=True)
     yield from layers.linear_forward(first, given, phase=phase, makes=(up,))
-    made = given.stream("shared activation", "activation", second.k, inside=True)
+    made = given.stream("shared activation", "activation", second.k, inside=True, element=given.saved_element)
     moved = given.kernels.activation
     yield moves(phase, SHARED_ACTIVATION, moved, given.part * second.k, given, calls=PARTS, makes=(made,))
     yield from layers.linear_forward(second, given, phase=phase)

@@ -38,6 +38,7 @@ from axonn_tune.program.operations import (
     kernel_set,
     symbol,
 )
+from axonn_tune.specs.formats import NumberFormat
 from axonn_tune.specs.machine import MatmulLayout
 from axonn_tune.specs.model import Experts, Layer, Model
 from axonn_tune.specs.workload import ElementSizes
@@ -90,7 +91,7 @@ class LayerInputs:
     sharded: master weights are split over data; context: there is a context axis; lone_context: it has one rank, whose
     exchanges are in the program and cost nothing, so that sums of computation keep their order; table_alignment:
     alignment of rows of logits, bytes. layer, of: a layer type, and how its symbols end; repeating: how the symbols end
-    that count its blocks that repeat, or those that do not.
+    that count its blocks that repeat, or those that do not. format: that of linear layers, if it is another.
     """
 
     model: Model
@@ -103,6 +104,7 @@ class LayerInputs:
     layer: Layer | None = None
     of: str = ""
     repeating: str = ""
+    format: NumberFormat | None = None
 
     @property
     def counted(self) -> str:
@@ -249,6 +251,33 @@ class LayerInputs:
         """Bytes of an activation."""
         return self.elements.compute
 
+    @property
+    def narrow(self) -> bool:
+        """Whether linear layers have a number format of their own."""
+        return self.format is not None
+
+    @property
+    def saved_element(self) -> float:
+        """Bytes of an element of a linear layer's input, as it is saved: by columns, for the weight gradient."""
+        return self.format.operand_bytes if self.format else self.element
+
+    @property
+    def normed_element(self) -> float:
+        """The same of the input of MLP or experts: a router needs it whole."""
+        return self.element if self.own.experts else self.saved_element
+
+    @property
+    def core_element(self) -> float:
+        """The same of attention's output, which attention needs whole and its projection quantized."""
+        return self.element + (self.format.operand_bytes if self.format else 0)
+
+    @property
+    def weight_copies_bytes(self) -> float:
+        """Bytes of a weight of a linear layer in its number format, all copies."""
+        return (
+            self.format.copies(one_layout=self.options.one_layout) * self.format.operand_bytes if self.format else 0.0
+        )
+
     @cached_property
     def kernels(self) -> KernelSet:
         """How element-wise work is divided into kernels."""
@@ -347,7 +376,7 @@ class LayerInputs:
         """Bytes of a gradient reduced over data."""
         return self.options.reduced_bytes or self.gradient_bytes
 
-    def stream(self, name: str, kind: str, width: Size = H / Y, *, inside: bool = False, element: int = 0) -> Array:
+    def stream(self, name: str, kind: str, width: Size = H / Y, *, inside: bool = False, element: float = 0) -> Array:
         """An array `[M, width]` of all tokens; as sequence parallelism has it unless `inside`."""
         tokens = self.tokens if inside else self.outside(self.tokens)
         return Array(name, kind, (element or self.element) * tokens * width)
@@ -451,6 +480,25 @@ def sequence_gather(
     return [Collective("all_gather", "x", phase, layer, given.element * tokens * H / Y, role, calls)]
 
 
+def quantized(phase: Phase, layer: str, elements: Size, given: LayerInputs, *, calls: Size = PARTS) -> list[Operation]:
+    """Kernels that quantize an operand of a linear layer, in all copies that its GEMMs take.
+
+    Source: NVIDIA/TransformerEngine, guide on performance of low precision; arXiv 2603.07685, section 5.3.
+    """
+    if given.format is None:
+        return []
+    launches = float(given.format.launches)
+    moved = given.format.quantization_bytes(one_layout=given.options.one_layout)
+    return [Kernel(phase, layer, moved / launches * elements, launches * calls, quantizes=True)]
+
+
+def quantized_weight(phase: Phase, layer: str, elements: Size, given: LayerInputs) -> list[Operation]:
+    """The same of a weight: in each forward pass, or in that of the first micro-batch, whose copies serve all."""
+    if given.options.keeps_quantized:
+        return quantized(phase, layer, elements, given, calls=ONCE / symbol("A")) if phase == "forward" else []
+    return quantized(phase, layer, elements, given, calls=ONCE)
+
+
 def linear_forward(
     linear: Linear, given: LayerInputs, *, phase: Phase, makes: tuple[Array, ...] = ()
 ) -> list[Operation]:
@@ -464,7 +512,9 @@ def linear_forward(
     return [
         *gathered,
         *([moves(phase, linear.layer, given.kernels.bias, linear.n, given, calls=PARTS)] if biased else []),
-        MatMul(phase, linear.layer, given.part, linear.n, linear.k, "NN", PARTS, makes=makes),
+        *quantized(phase, linear.layer, given.part * linear.k, given),
+        *quantized_weight(phase, linear.layer, linear.weight, given),
+        MatMul(phase, linear.layer, given.part, linear.n, linear.k, "NN", PARTS, narrow=given.narrow, makes=makes),
         reduction(linear.output_axis, phase, linear.layer, size, given, role="output", calls=PARTS),
     ]
 
@@ -481,9 +531,10 @@ def linear_backward(linear: Linear, given: LayerInputs, *, makes: Array, frees: 
     biased, alone = given.model.biases, given.options.gather_unit == "weight"
     return [
         *sequence_gather("backward", layer, given, tokens=part, calls=PARTS, role=role),
-        MatMul("backward", layer, part, linear.k, linear.n, "NT", PARTS, makes=(makes,)),
+        *quantized("backward", layer, part * linear.n, given),
+        MatMul("backward", layer, part, linear.k, linear.n, "NT", PARTS, narrow=given.narrow, makes=(makes,)),
         reduction(axis, "backward", layer, size, given, role="input_gradient", calls=PARTS),
-        MatMul("backward", layer, linear.k, linear.n, part, "TN", PARTS, frees=frees),
+        MatMul("backward", layer, linear.k, linear.n, part, "TN", PARTS, narrow=given.narrow, frees=frees),
         *([moves("backward", layer, moved, part * linear.n, given, calls=PARTS)] if biased else []),
         *(reduce_weight_gradient(layer, linear.weight, given) if alone else []),
     ]
@@ -566,7 +617,8 @@ def attention_core(given: LayerInputs, *, phase: Phase) -> list[Operation]:
     # Heads of `[M, N_x]` are rotated by their positions, or copied under grouped-query attention, else views.
     views = given.launched and given.model.learned_positions
     separated = GROUPED * PARTS if views else PARTS
-    output = given.stream("attention output", "attention output", given.Q / X, inside=True)
+    element = given.core_element
+    output = given.stream("attention output", "attention output", given.Q / X, inside=True, element=element)
     if given.options.fused_attention:
         rows = given.tokens * given.Q / X / given.own.head_dim
         statistics = Array("softmax statistics", "softmax statistics", given.elements.statistics * rows)
@@ -644,7 +696,7 @@ def attention_core_backward(given: LayerInputs) -> list[Operation]:
 
 def activation(given: LayerInputs, *, phase: Phase) -> list[Operation]:
     """GELU or SwiGLU, `[M, G_x] → [M, F_x]`: reads G, writes F."""
-    made = given.stream("activation", "activation", given.F / X, inside=True)
+    made = given.stream("activation", "activation", given.F / X, inside=True, element=given.saved_element)
     moved = given.kernels.activation
     return [moves(phase, "mlp.activation", moved, given.part * given.F / X, given, calls=PARTS, makes=(made,))]
 

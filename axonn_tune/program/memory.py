@@ -160,10 +160,22 @@ def memory_plan(program: StepProgram, stage: Stage = ONLY) -> MemoryPlan:
     return MemoryPlan(
         given=given,
         kept_layers=tuple(dict.fromkeys(_weights(block.given) for block in program.blocks)),
-        persistent=(*persistent_items(given), *messages),
+        persistent=(*persistent_items(given), *_quantized_weights(program), *messages),
         saved=tuple(saved),
         peaks=(*([head] if stage.last else []), *(_backward_peak(program, block, stage) for block in program.blocks)),
     )
+
+
+def _quantized_weights(program: StepProgram) -> Held:
+    """Copies of the weights of linear layers and experts in their number format, where they serve all micro-batches."""
+    if program.given.format is None or not program.given.options.keeps_quantized:
+        return ()
+    found = list[tuple[str, Size]]()
+    for block in program.blocks:
+        given = block.given
+        elements = (given.block, *([given.expert_block] if given.own.experts else []))
+        found += [("quantized weights", given.weight_copies_bytes * given.blocks * one) for one in elements]
+    return tuple(found)
 
 
 def _weights(given: LayerInputs) -> tuple[Size, ...]:

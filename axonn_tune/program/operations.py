@@ -220,7 +220,8 @@ class Collective:
 class MatMul:
     """A GEMM `O[m, n] = A[m, k] · B[k, n]` on one rank, done `calls` times.
 
-    alignment: alignment of rows in bytes, capped; batched: many narrow GEMMs; groups: as many of them in one launch.
+    alignment: alignment of rows in bytes, capped; batched: many narrow GEMMs; groups: as many of them in one launch;
+    narrow: operands are in the number format of linear layers.
     """
 
     phase: Phase
@@ -233,6 +234,7 @@ class MatMul:
     alignment: int = MATRIX_ALIGNMENT
     batched: bool = False
     groups: Size = ONCE
+    narrow: bool = False
     makes: Arrays = field(default=(), compare=False, repr=False)
     frees: tuple[str, ...] = field(default=(), compare=False, repr=False)
 
@@ -260,7 +262,7 @@ class Kernel:
     """An element-wise or reduction kernel; `size_bytes`: bytes read and written (0: not launched).
 
     A kernel that `prepares_gather` goes with the weight gather after it, one that `accumulates` with
-    the reduce-scatter before it, wherever overlap moves those.
+    the reduce-scatter before it, wherever overlap moves those; one that `quantizes` makes operands of GEMMs.
     """
 
     phase: Phase
@@ -269,6 +271,7 @@ class Kernel:
     calls: Size = ONCE
     prepares_gather: bool = False
     accumulates: bool = False
+    quantizes: bool = False
     makes: Arrays = field(default=(), compare=False, repr=False)
     frees: tuple[str, ...] = field(default=(), compare=False, repr=False)
 

@@ -256,7 +256,8 @@ def build_step(
     sharded = workload.shard_optimizer_over_data or options.distributed_optimizer
     if "data_parallel" not in set(workload.overlaps) & set(options.overlaps):
         options = replace(options, reduction=options.blocking_reduction or options.reduction, parameter_overlap=False)
-    given = LayerInputs(model, workload.element_sizes, options, sharded, context, table_alignment, lone_context)
+    sizes, narrow = workload.element_sizes, workload.format
+    given = LayerInputs(model, sizes, options, sharded, context, table_alignment, lone_context, format=narrow)
     kinds = list(_kinds(given, some=some))
     tables = _table_buckets(given)
     buckets = [*chain.from_iterable(_block_buckets(one) for one, _ in kinds), *tables]
@@ -398,7 +399,10 @@ def _block_forward(given: LayerInputs, *, phase: Phase = "forward") -> Iterator[
 def _attention_forward(given: LayerInputs, *, phase: Phase) -> Iterator[Operation]:
     """Norm and attention; before an MLP without the addition, which may be in that one's norm."""
     stream = given.stream
-    saved = stream("block input", "residual stream"), stream("attention.norm output", "norm outputs")
+    saved = (
+        stream("block input", "residual stream"),
+        stream("attention.norm output", "norm outputs", element=given.saved_element),
+    )
     yield from layers.norm_forward("attention.norm", given, tokens=given.part, calls=PARTS, makes=saved)
     yield from _gather(given.qkv, given, phase=phase)
     heads = stream("qkv", "qkv", given.N / X, inside=True)
@@ -413,7 +417,8 @@ def _attention_forward(given: LayerInputs, *, phase: Phase) -> Iterator[Operatio
 def _mlp_forward(given: LayerInputs, *, phase: Phase) -> Iterator[Operation]:
     """The addition of attention's output, norm and MLP, or experts in its place."""
     stream = given.stream
-    middle, normed = stream("middle of block", "residual stream"), stream("mlp.norm output", "norm outputs")
+    middle = stream("middle of block", "residual stream")
+    normed = stream("mlp.norm output", "norm outputs", element=given.normed_element)
     if not given.own.attention:
         made = stream("block input", "residual stream"), normed
         yield from layers.norm_forward("mlp.norm", given, tokens=given.part, calls=PARTS, makes=made)
@@ -541,12 +546,13 @@ def _recompute_layer(layer: str, given: LayerInputs) -> Iterator[Operation]:
         linear, n = given.fc1, given.F / X
         if layer == "attention.output":
             linear, n = given.attention_output, given.attention_output.n
-        yield MatMul("recompute", linear.layer, given.part, n, linear.k, "NN", PARTS)
+        yield MatMul("recompute", linear.layer, given.part, n, linear.k, "NN", PARTS, narrow=given.narrow)
     elif layer == "attention.scores":
         for step in layers.attention_core(given, phase="recompute"):
             yield replace(step, makes=tuple(array for array in step.makes if array.name != "attention output"))
     else:
-        made = given.stream(f"{layer} output", "norm outputs")
+        element = given.normed_element if layer == "mlp.norm" else given.saved_element
+        made = given.stream(f"{layer} output", "norm outputs", element=element)
         yield from layers.norm_recompute(layer, given, makes=(made,))
 
 

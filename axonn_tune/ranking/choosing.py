@@ -17,8 +17,8 @@ from axonn_tune.cost.columns import Candidates, ColumnPricer, Floats, Integers, 
 from axonn_tune.cost.compute import compute_rates
 from axonn_tune.cost.replay import ChunkTimes, StageWork
 from axonn_tune.errors import UsageError
-from axonn_tune.frameworks import software_on, step_on
-from axonn_tune.frameworks.description import StepOptions
+from axonn_tune.frameworks import registry, software_on, step_on
+from axonn_tune.frameworks.description import Framework, StepOptions
 from axonn_tune.grid import RANK_AXES, GroupShape
 from axonn_tune.program.dimensions import MEMORY, MICRO_BATCH, PINNED, table_alignment
 from axonn_tune.program.operations import COLUMNS, MATRIX_ALIGNMENT, PLAIN_BLOCKS, REPEATING, Value
@@ -63,6 +63,7 @@ from axonn_tune.ranking.space import (
     with_uneven_chunks,
 )
 from axonn_tune.request import ALPHA_BETA, DEFAULT_TOP, RankBy
+from axonn_tune.specs.formats import nearest_format
 from axonn_tune.units import seconds
 
 if TYPE_CHECKING:
@@ -284,13 +285,23 @@ def _check(problem: Problem) -> None:
     kept = problem.request.kept_layers
     if kept is not None and kept > model.layers:
         raise UsageError(f"--kept-layers {kept}: {model.name} has {model.layers} layers")
+    if workload.format and workload.precision not in problem.framework.formats:
+        raise UsageError(_no_format(problem.framework, workload.precision))
     if workload.precision not in problem.machine.accelerator.peak_tflops:
         known = list(problem.machine.accelerator.peak_tflops)
-        advice = f"; try --precision {known[0]}" if known else ""
+        near = nearest_format(workload.precision, known) if workload.format and known else "".join(known[:1])
+        advice = f"; try --precision {near}" if near else ""
         raise UsageError(
             f"machine {problem.machine.name} states no {workload.precision} peak "
             f"(accelerator.peak_tflops has {', '.join(known)}){advice}"
         )
+
+
+def _no_format(framework: Framework, precision: str) -> str:
+    """Why a framework is not priced in a number format: those it has, and frameworks that have this one."""
+    others = ", ".join(name for name, one in registry().items() if precision in one.formats)
+    known = ", ".join(("bf16", *framework.formats))
+    return f"--precision {precision}: {framework.title} is priced in {known}; frameworks with it: {others}"
 
 
 _schedule = lru_cache(maxsize=16)(build_schedule)

@@ -155,7 +155,7 @@ def _with_types(framework: Framework, request: Request, workload: Workload) -> F
         framework = framework.with_step(gradient_bytes=2, shard_gradient_bytes=2)
     if not moments:
         return framework
-    size, master = MOMENT_BYTES[moments], 2 if workload.precision == "bf16" else None
+    size, master = MOMENT_BYTES[moments], 2 if workload.base_precision == "bf16" else None
     return framework.with_step(master_bytes=master, exp_avg_bytes=size, exp_avg_sq_bytes=size)
 
 

@@ -13,6 +13,7 @@ from axonn_tune.request import RECOMPUTES as RECOMPUTES
 from axonn_tune.request import Overlap as Overlap
 from axonn_tune.request import Precision as Precision
 from axonn_tune.specs.document import Document, Size
+from axonn_tune.specs.formats import FORMATS, NumberFormat
 
 Recompute: TypeAlias = Annotated[str, AfterValidator(parse_recompute)]
 """A recompute set, as documents have it."""
@@ -38,6 +39,7 @@ ELEMENT_SIZES: dict[Precision, ElementSizes] = {
     "fp32": ElementSizes(compute=4, main=4, statistics=4),
     "fp64": ElementSizes(compute=8, main=8, statistics=8),
 }
+ELEMENT_SIZES |= {one.name: ELEMENT_SIZES["bf16"] for one in FORMATS.values()}
 
 
 class Workload(Document):
@@ -62,6 +64,16 @@ class Workload(Document):
         default=False,
         description="Two-batch overlap: interleave two half micro-batches, one's all-reduce behind the other's GEMMs.",
     )
+
+    @property
+    def format(self) -> NumberFormat | None:
+        """Number format of linear layers and experts, where it is another than that of activations."""
+        return FORMATS.get(self.precision)
+
+    @property
+    def base_precision(self) -> Precision:
+        """Number format of activations, and of all that is no linear layer."""
+        return "bf16" if self.format else self.precision
 
     @property
     def element_sizes(self) -> ElementSizes:

@@ -1,0 +1,109 @@
+"""Number formats of linear layers below 16 bits: what an operand takes, and what quantizing it moves.
+
+GEMMs of linear layers and of experts take both operands in the format, in all three passes; embedding, LM head, router,
+attention products, norms, loss and optimizer stay in BF16. An accelerator has a format if it states its peak.
+
+Sources: [TE] NVIDIA/TransformerEngine, common/recipe/__init__.py, and its guide on performance of low precision; [MoE]
+arXiv 2603.07685, section 5.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from axonn_tune.request import Precision
+
+QUANTIZATION_EFFICIENCY = 0.4
+"""Bandwidth that quantization kernels reach, over that of element-wise kernels: one number fitted to the seven rates
+with quantization of [TE] gemm_profiling.rst (B300, H200 NVL; 8 and 4 bits)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class NumberFormat:
+    """One format.
+
+    bits: of an element. block: elements that share a scale of scale_bytes; 0: the whole tensor, whose scale is not
+    counted. passes: kernels that read an operand in BF16 for its maximum before the one that quantizes it; launches:
+    kernels in all. transposes: accelerators whose GEMMs take one layout of operands alone need a second copy, others
+    none; without it each operand is quantized by rows and by columns everywhere. efficiency: share of the peak that
+    large GEMMs reach, over that of BF16.
+    """
+
+    name: Precision
+    bits: int
+    block: int = 0
+    scale_bytes: int = 0
+    passes: int = 0
+    launches: int = 1
+    transposes: bool = False
+    efficiency: float = 1.0
+    source: str
+
+    @property
+    def operand_bytes(self) -> float:
+        """Bytes of an element of one copy, its share of a scale included."""
+        return self.bits / 8 + (self.scale_bytes / self.block if self.block else 0.0)
+
+    def copies(self, *, one_layout: bool) -> int:
+        """Copies of an operand of several GEMMs; one_layout: the accelerator's GEMMs take any layout of operands."""
+        return 1 if self.transposes and one_layout else 2
+
+    def quantization_bytes(self, *, one_layout: bool) -> float:
+        """Bytes read and written to quantize an element of BF16, to all copies."""
+        return 2.0 * (1 + self.passes) + self.copies(one_layout=one_layout) * self.operand_bytes
+
+
+FORMATS: dict[str, NumberFormat] = {
+    one.name: one
+    for one in (
+        NumberFormat(
+            name="fp8-delayed",
+            bits=8,
+            transposes=True,
+            source="[TE] DelayedScaling: one scale a tensor, from the maxima of steps before; E4M3, gradients E5M2",
+        ),
+        NumberFormat(
+            name="fp8-current",
+            bits=8,
+            passes=1,
+            launches=2,
+            transposes=True,
+            source="[TE] Float8CurrentScaling: one scale a tensor, whose maximum is found in a pass of its own",
+        ),
+        NumberFormat(
+            name="fp8-blockwise",
+            bits=8,
+            block=128,
+            scale_bytes=4,
+            source="[TE] Float8BlockScaling: FP32 scales, 1x128 of activations and gradients, 128x128 of weights",
+        ),
+        NumberFormat(
+            name="mxfp8",
+            bits=8,
+            block=32,
+            scale_bytes=1,
+            launches=2,
+            source="[TE] MXFP8BlockScaling: E8M0 scales, 1x32, put in the order of the GEMM by a kernel of their own",
+        ),
+        NumberFormat(
+            name="nvfp4",
+            bits=4,
+            block=16,
+            scale_bytes=1,
+            passes=1,
+            launches=2,
+            efficiency=36 / 65,
+            source="[TE] NVFP4BlockScaling: E4M3 scales, 1x16; efficiency: its gemm_profiling.rst on B300, GEMM alone: "
+            "36% of the peak where BF16 reaches 65%",
+        ),
+    )
+}
+"""By the name that `--precision` takes."""
+
+
+def nearest_format(name: str, known: Sequence[str]) -> str:
+    """The known precision that is most like a format: that of the nearest row above or below; else the first known."""
+    order = list(FORMATS)
+    rows = [one for one in known if one in FORMATS]
+    return min(rows, key=lambda one: abs(order.index(one) - order.index(name))) if rows else known[0]

@@ -1,0 +1,136 @@
+"""Number formats below 16 bits: bytes by hand, GEMM rates and steps relative to BF16 as published, and refusals."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from axonn_tune.cost.compute import ComputeClock, compute_rates
+from axonn_tune.cost.price import Detail, price
+from axonn_tune.errors import UsageError
+from axonn_tune.frameworks import find_framework
+from axonn_tune.frameworks.description import StepOptions
+from axonn_tune.grid import Grid
+from axonn_tune.job import Job, Layout
+from axonn_tune.program.layers import LayerInputs, linear_backward, linear_forward
+from axonn_tune.program.operations import PLAIN, Array, Kernel, MatMul, Size
+from axonn_tune.ranking.choosing import search
+from axonn_tune.ranking.inputs import load_inputs
+from axonn_tune.request import Precision, Request
+from axonn_tune.specs.catalog import load_machine, load_model
+from axonn_tune.specs.formats import FORMATS, nearest_format
+from axonn_tune.specs.workload import Workload
+from tests.unit.small import small_model, small_problem
+
+
+@pytest.mark.parametrize(
+    ("name", "one_layout", "moved", "kept"),
+    [
+        ("fp8-delayed", False, 4.0, 2.0),
+        ("fp8-delayed", True, 3.0, 1.0),
+        ("fp8-current", False, 6.0, 2.0),
+        ("fp8-blockwise", False, 2 + 1 + 1 + 2 * 4 / 128, 2 + 2 * 4 / 128),
+        ("mxfp8", True, 2 + 1 + 1 + 2 / 32, 2 + 2 / 32),
+        ("nvfp4", True, 2 + 2 + 0.5 + 0.5 + 2 / 16, 1 + 2 / 16),
+    ],
+)
+def test_bytes_of_an_operand(name: str, one_layout: bool, moved: float, kept: float) -> None:
+    """Guards what quantization moves and what its copies take: Transformer Engine's guide, arXiv 2603.07685, 5.3."""
+    one = FORMATS[name]
+    assert one.quantization_bytes(one_layout=one_layout) == moved
+    assert one.copies(one_layout=one_layout) * one.operand_bytes == kept
+
+
+def linear_s(machine: str, precision: Precision, *, quantized: bool) -> float:
+    """Three GEMMs of a linear layer, of 15,872 tokens and 4,096 to 16,384, s; quantized: with quantization."""
+    accelerator = load_machine(machine).document.accelerator
+    model = small_model(family="llama", hidden=4096, heads=32, ffn=16384, vocab=51200)
+    workload = Workload(global_batch=1, sequence_length=15872, precision=precision)
+    options = StepOptions(keeps_quantized=True, one_layout="mxfp8" in accelerator.peak_tflops)
+    given = LayerInputs(model, workload.element_sizes, options, format=workload.format)
+    values = dict.fromkeys(("x", "y", "z", "data", "b", "parts", "A"), 1.0) | {"S": 15872.0, "H": 4096.0, "F": 16384.0}
+    clock = ComputeClock(compute_rates(accelerator, precision), 2.0, values, PLAIN)
+    made = Array("made", "made", Size(1.0))
+    steps = [
+        *linear_forward(given.fc2, given, phase="forward"),
+        *linear_backward(given.fc2, given, makes=made, frees=()),
+    ]
+    found = (step for step in steps if isinstance(step, MatMul) or (isinstance(step, Kernel) and step.quantizes))
+    return float(sum(clock.run_s(step) for step in found if quantized or isinstance(step, MatMul)))
+
+
+@pytest.mark.parametrize(
+    ("machine", "precision", "quantized", "measured"),
+    [
+        ("dgx-b300", "fp8-current", True, 2096 / 1503),
+        ("dgx-b300", "fp8-delayed", True, 2457 / 1503),
+        ("dgx-b300", "mxfp8", True, 2134 / 1503),
+        ("dgx-b300", "nvfp4", True, 2971 / 1503),
+        ("dgx-b300", "fp8-current", False, 2815 / 1463),
+        ("dgx-b300", "mxfp8", False, 2677 / 1463),
+        ("dgx-b300", "nvfp4", False, 5094 / 1463),
+        ("dgx-h200", "fp8-current", True, 945 / 599),
+        ("dgx-h200", "fp8-delayed", True, 1010 / 599),
+        ("dgx-h200", "fp8-blockwise", True, 838 / 599),
+        ("dgx-h200", "fp8-current", False, 1142 / 600),
+    ],
+)
+def test_rates_over_bf16_are_the_published(
+    machine: str, precision: Precision, quantized: bool, measured: float
+) -> None:
+    """Guards peaks and quantization by TFLOP/s of Transformer Engine's gemm_profiling.rst (B300, H200 NVL)."""
+    found = linear_s(machine, "bf16", quantized=True) / linear_s(machine, precision, quantized=quantized)
+    print(f"{machine} {precision} quantized={quantized}: {found:.2f}, measured {measured:.2f}")
+    assert found == pytest.approx(measured, rel=0.2)
+
+
+def llama(machine: str, precision: Precision, micro_batch: int) -> Detail:
+    """Llama-3 8B by torchtitan's FSDP on eight GPUs, sequences of 8,192."""
+    workload = Workload(global_batch=8 * micro_batch, sequence_length=8192, precision=precision)
+    framework = find_framework("torchtitan")
+    job = Job(load_model("llama3-8b").document, load_machine(machine).document, workload, framework)
+    grid = Grid(1, 1, 8, 1, order=("x", "context", "z", "data", "pipeline", "y"))
+    return price(job, Layout(grid, micro_batch, "selective", 0))
+
+
+@pytest.mark.parametrize(
+    ("machine", "precision", "micro_batch", "measured"),
+    [
+        ("dgx-b200", "mxfp8", 1, 9969.0 / 8307.5),
+        ("dgx-b200", "fp8-current", 1, 10417.0 / 8307.5),
+        ("dgx-h100", "fp8-current", 2, 8532 / 6667),
+    ],
+)
+def test_steps_over_bf16_are_the_published(
+    machine: str, precision: Precision, micro_batch: int, measured: float
+) -> None:
+    """Guards a step's gain by rows of pytorch/torchtitan@b5bcd76c: quantization/mxfp8.md, llama3_h100_202412."""
+    found = llama(machine, "bf16", micro_batch).iteration_s / llama(machine, precision, micro_batch).iteration_s
+    print(f"{machine} {precision}: {found:.3f}, measured {measured:.3f}")
+    assert found == pytest.approx(measured, rel=0.1)
+
+
+@pytest.mark.parametrize("framework", ["megatron-core", "torchtitan"])
+def test_candidates_cost_what_each_does_alone(framework: str) -> None:
+    """Guards the columns of formats, for layers with and without experts: the same to the last bit."""
+    sizes: dict[str, Any] = {"hidden": 4096, "heads": 32, "kv_heads": 8, "head_dim": 128, "ffn": 16384, "vocab": 51200}
+    types = {"dense": {}, "moe": {"experts": {"count": 8, "per_token": 2, "width": 2048, "shared_width": 1024}}}
+    model = small_model(family="llama", max_sequence_length=2048, layers="dense*2 moe*6", layer_types=types, **sizes)
+    given: dict[str, Any] = {"gpus": 8, "batch": 24, "sequence_length": 2048, "precision": "mxfp8"}
+    ranked = search(small_problem(model, load_machine("dgx-b200").document, find_framework(framework), **given))
+    for place in range(0, len(ranked), max(len(ranked) // 10, 1)):
+        row, alone = ranked[place], ranked.detail(place)
+        assert (row.iteration_s, row.compute_s) == (alone.iteration_s, alone.compute_s), row.layout
+        assert row.memory_bytes == pytest.approx(alone.memory_bytes, rel=1e-12)
+
+
+def test_what_has_no_format_says_which_it_has() -> None:
+    """Guards refusals: by framework with those that have it, by accelerator with the nearest."""
+    with pytest.raises(UsageError, match=r"priced in bf16; frameworks with it: megatron-core"):
+        search(load_inputs(Request("llama3-8b", machine="dgx-b200", gpus=8, precision="mxfp8")).problem)
+    assert nearest_format("mxfp8", ["bf16", "fp8-delayed", "fp8-blockwise"]) == "fp8-blockwise"
+    assert nearest_format("mxfp8", ["bf16", "fp32"]) == "bf16"
+    asked = Request("llama3-8b", machine="dgx-h100", gpus=8, precision="mxfp8", framework="megatron-core")
+    with pytest.raises(UsageError, match="try --precision fp8-blockwise"):
+        search(load_inputs(asked).problem)
