@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from axonn_tune.errors import UsageError
 from axonn_tune.frameworks.axonn_tune import AXONN_TUNE
 from axonn_tune.frameworks.description import Framework
 from axonn_tune.grid import Grid
@@ -31,8 +32,14 @@ class Job:
     tokens_total: int | None = None
 
     def __post_init__(self) -> None:
-        """Give the framework the axes of experts, if the model has them."""
+        """Give the framework the axes of experts, if the model has them, and the model its layers in BF16."""
         object.__setattr__(self, "framework", self.framework.training(self.model))
+        ends = self.framework.step.first_layers_bf16, self.framework.step.last_layers_bf16
+        if any(ends) and self.workload.format and not any(layer.in_bf16 for layer in self.model.types):
+            try:
+                object.__setattr__(self, "model", self.model.with_bf16_ends(*ends))
+            except ValueError as error:
+                raise UsageError(str(error)) from None
 
 
 @dataclass(frozen=True)

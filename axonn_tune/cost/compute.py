@@ -29,6 +29,10 @@ from axonn_tune.specs.machine import Accelerator, MatmulLayout, Software
 from axonn_tune.specs.workload import ELEMENT_SIZES, Precision
 from axonn_tune.units import bytes_per_s, seconds
 
+NARROW_ATTENTION = 1.2 / 0.74
+"""Rate of attention in 8 bits over that in BF16 (arXiv 2407.08608, abstract: 1.2 and 0.74 PFLOP/s on H100); that of
+other accelerators has not been published."""
+
 
 @dataclass(frozen=True)
 class ComputeRates:
@@ -115,19 +119,25 @@ def matmul_time_s(
     element_bytes: float,
     rates: ComputeRates,
     arithmetic: Arithmetic,
-    operand_bytes: float | None = None,
+    step: MatMul | None = None,
 ) -> Value:
     """Time of `O[m, n] = A[m, k] · B[k, n]`, s: launch + max(FLOPs / rate, bytes / memory bandwidth).
 
-    flops_per_s: rate of a large GEMM of its kind (`rate_of_matmul`). operand_bytes: an element of A and B, if that is
-    another than one of O.
+    flops_per_s: rate of a large GEMM of its kind (`rate_of_matmul`). step: whose operands may have a number format of
+    their own, and whose groups may have padded rows.
     Rows and columns of the output are rounded up to whole tiles, since a partial tile costs a whole one;
     each tile takes `matmul_ramp` more steps of k to fill its pipeline and to write its result.
     """
+    padded, operand_bytes = 0.0, element_bytes
+    if step is not None:
+        padded, operand_bytes = step.padded, rates.format_bytes if step.narrow else element_bytes
+    if step is not None and step.layout == "TN":
+        k, padded = k + padded, 0.0
     tiled_m = arithmetic.floor((m + (rates.tile - 1.0)) / rates.tile) * rates.tile
+    tiled_m = arithmetic.larger(tiled_m, m + padded) if padded else tiled_m
     tiled_n = arithmetic.floor((n + (rates.tile - 1.0)) / rates.tile) * rates.tile
     arithmetic_s = 2.0 * tiled_m * tiled_n * (k + rates.matmul_ramp) / flops_per_s
-    if operand_bytes is None:
+    if operand_bytes == element_bytes:
         moved_bytes = element_bytes * (m * k + k * n + m * n)
     else:
         moved_bytes = operand_bytes * (m * k + k * n) + element_bytes * (m * n)
@@ -177,21 +187,16 @@ class ComputeClock:
         if isinstance(step, MatMul):
             m, n, k = (size.evaluate(self.values) for size in (step.m, step.n, step.k))
             rate, numbers = self._rate(step), self.arithmetic
-            operand = rates.format_bytes if step.narrow else None
             one_s = matmul_time_s(
-                *(m, n, k),
-                flops_per_s=rate,
-                element_bytes=element,
-                rates=rates,
-                arithmetic=numbers,
-                operand_bytes=operand,
+                *(m, n, k), flops_per_s=rate, element_bytes=element, rates=rates, arithmetic=numbers, step=step
             )
             if step.groups == ONCE:
                 return one_s
             launch_s = rates.matmul_launch_s
             return launch_s + step.groups.evaluate(self.values) * (one_s - launch_s)
         if isinstance(step, Attention):
-            return attention_time_s(step.flops.evaluate(self.values), rates, backward=step.backward)
+            flops = step.flops / NARROW_ATTENTION if step.narrow else step.flops
+            return attention_time_s(flops.evaluate(self.values), rates, backward=step.backward)
         if step.size_bytes.coefficient == 0.0:
             return 0.0
         traffic = 1.0 if step.phase == "step" else rates.kernel_traffic

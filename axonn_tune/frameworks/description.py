@@ -97,6 +97,14 @@ class StepOptions:
     Number formats below 16 bits
         keeps_quantized: weights are quantized once a step, for all micro-batches; otherwise in each forward pass.
         one_layout: GEMMs take any layout of 8-bit operands, so that a scale a tensor needs no transposed copy.
+        primary_weights: weights of linear layers and experts are kept and gathered in the format alone, without BF16
+        beside it (Megatron-Core's --fp8-param-gather and --fp4-param-gather, torchao's float8 all-gather).
+        first_layers_bf16, last_layers_bf16: layers at either end whose GEMMs stay in BF16 (Megatron-Core's
+        --first-last-layers-bf16 with --num-layers-at-start-in-bf16 and --num-layers-at-end-in-bf16).
+        narrow_attention: attention computes in 8 bits (Transformer Engine's fp8_dpa; Megatron-Core's
+        --fp8-dot-product-attention).
+        narrow_gathers: gathers over x move inputs and output gradients of linear layers in the format.
+        saves_original: linear layers save their input in BF16, and quantize it again in the backward pass.
     """
 
     sequence_parallel: bool = False
@@ -150,6 +158,12 @@ class StepOptions:
     last_less: int = 0
     keeps_quantized: bool = False
     one_layout: bool = False
+    primary_weights: bool = False
+    first_layers_bf16: int = 0
+    last_layers_bf16: int = 0
+    narrow_attention: bool = False
+    narrow_gathers: bool = False
+    saves_original: bool = False
 
     def repeated_layers(self, recompute: Recompute) -> tuple[str, ...]:
         """Layers that the backward pass repeats one by one: none where it repeats whole blocks or nothing."""
@@ -247,7 +261,8 @@ class Framework:
     there is no expert parallelism, and only there. keeps_layers: layers can be told not to reshard after forward, all
     of them or some.
     recompute_modules: those that a recompute set can name; recompute_some: whether a set can be on the first layers of
-    each chunk alone: no, whole blocks, or any set. formats: number formats below 16 bits that it is priced in.
+    each chunk alone: no, whole blocks, or any set. formats: number formats below 16 bits that it is priced in;
+    format_options: step options of theirs that it can be told.
     precision_aware: it reduces gradients in BF16 on demand, and keeps optimizer states in types of their own.
     cuda_graphs: scopes that it captures, its default first, each with the layouts that it then cannot run. exchanges:
     of context parallelism, those that a search compares; without any, that of its step alone.
@@ -278,6 +293,7 @@ class Framework:
     searches_some: bool = True
     precision_aware: bool = False
     formats: tuple[Precision, ...] = ()
+    format_options: tuple[str, ...] = ()
     cuda_graphs: Mapping[CudaGraphs, tuple[Refusal, ...]] = field(default_factory=dict, compare=False)
     names: Mapping[str, str] = field(default_factory=dict, compare=False)
     logged: FlopCount | None = field(default=None, compare=False)

@@ -40,6 +40,7 @@ from axonn_tune.stages import layout_text
 
 _STEP = StepOptions(
     keeps_quantized=True,
+    narrow_gathers=True,
     sequence_parallel=True,
     repeated_kv_heads=True,
     shard_gradient_bytes=4,
@@ -384,6 +385,7 @@ MEGATRON_CORE = Framework(
     expert_axes=("expert", "expert_tensor"),
     precision_aware=True,
     formats=("fp8-delayed", "fp8-current", "fp8-blockwise", "mxfp8", "nvfp4"),
+    format_options=("primary_weights", "first_layers_bf16", "last_layers_bf16", "narrow_attention"),
     cuda_graphs=dict.fromkeys(CUDA_GRAPHS, ()),
     recompute_modules=("core_attn", "layernorm", "mlp", "moe_act", "shared_experts", "moe"),
     recompute_sets=(*RECOMPUTES[:2], "moe_act", "layernorm,moe_act", *RECOMPUTES[2:]),
@@ -423,6 +425,7 @@ NEMO_2022 = replace(
     title="NeMo (2022)",
     precision_aware=False,
     formats=(),
+    format_options=(),
     cuda_graphs={},
     source="NeMo before it had FlashAttention and fused layers",
     schedule=PipelineSchedule(equal_chunks=AS_MANY_A_CHUNK),

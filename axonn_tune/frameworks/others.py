@@ -23,6 +23,7 @@ META_4D = replace(
     MEGATRON_CORE.with_step(shard_gradients=True, context_exchange="all_gather"),
     name="meta-4d",
     formats=(),
+    format_options=(),
     title="Meta (Llama 3)",
     axes=("x", "context", "data", "pipeline"),
     source="arXiv 2407.21783, section 3.3: weights not resharded after forward, context ranks share gradients' shards",

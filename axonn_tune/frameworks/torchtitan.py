@@ -369,6 +369,7 @@ TORCHTITAN = Framework(
     step=replace(
         STEP,
         sequence_parallel=True,
+        saves_original=True,
         shard_gradient_bytes=4,
         context_shards=True,
         context_exchange="all_gather",

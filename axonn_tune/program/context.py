@@ -73,7 +73,10 @@ def _ring(given: LayerInputs, phase: Phase, group: str, *, share: Size) -> list[
     share: of the heads.
     """
     whole = CONTEXT * share * widths(given).keys
-    return [_sent(given, "all_gather", group, phase, 2.0 * whole if phase == "backward" else whole, role="keys")]
+    # In 8 bits, keys and values are; their gradients are not.
+    share_of = given.heads_element / given.element
+    sent = (1.0 + share_of) * whole if phase == "backward" else share_of * whole
+    return [_sent(given, "all_gather", group, phase, sent, role="keys")]
 
 
 def _sent(

@@ -123,8 +123,15 @@ def _gemm(
     """`O[R, n] = I[R, k] · W[k, n]`, a group an expert of the rank; of a weight gradient (TN) R is contracted."""
     each = given.options.imbalance * rows(given) / given.local_experts
     sizes = (k, n, each) if layout == "TN" else (each, n, k)
-    groups = given.local_experts
-    return MatMul(phase, layer, *sizes, layout, PARTS, groups=groups, narrow=given.narrow, makes=makes, frees=frees)
+    groups, padded = given.local_experts, given.format.alignment / 2.0 if given.format else 0.0
+    return MatMul(
+        *(phase, layer, *sizes, layout, PARTS),
+        groups=groups,
+        narrow=given.narrow,
+        padded=padded,
+        makes=makes,
+        frees=frees,
+    )
 
 
 def _quantized(
@@ -147,7 +154,9 @@ def _gemm_backward(given: LayerInputs, layer: str, *, n: Size, k: Size, frees: t
 
 def activation(given: LayerInputs, *, phase: Phase) -> Iterator[Operation]:
     """Activation times probability, `[R, G] → [R, F]`."""
-    made = _rows_of(given, "expert activation", given.expert_width, element=given.saved_element)
+    # Repeated, it is the original that is kept for the weight gradient.
+    element = given.element if phase == "recompute" else given.saved_element
+    made = _rows_of(given, "expert activation", given.expert_width, element=element)
     elements = rows(given) * given.expert_width
     moved = given.kernels.activation
     yield moves(phase, ACTIVATION, moved, given.options.imbalance * elements, given, calls=PARTS, makes=(made,))

@@ -80,6 +80,7 @@ COPY = "embedding copy"
 WHOLE_BLOCK = "block"
 """Layer of gathers and reductions that take a whole block at once."""
 
+_TABLES = ("embedding", "head", "position", COPY)
 EXPERTS = "experts"
 """Layer of those that take all routed experts of a block."""
 
@@ -259,7 +260,12 @@ class LayerInputs:
     @property
     def saved_element(self) -> float:
         """Bytes of an element of a linear layer's input, as it is saved: by columns, for the weight gradient."""
-        return self.format.operand_bytes if self.format else self.element
+        return self.format.operand_bytes if self.format and not self.options.saves_original else self.element
+
+    @property
+    def gathers_narrow(self) -> bool:
+        """Whether sequence parallelism gathers inputs and output gradients of linear layers in their format."""
+        return self.narrow and self.options.narrow_gathers and self.options.sequence_parallel
 
     @property
     def normed_element(self) -> float:
@@ -268,8 +274,21 @@ class LayerInputs:
 
     @property
     def core_element(self) -> float:
-        """The same of attention's output, which attention needs whole and its projection quantized."""
-        return self.element + (self.format.operand_bytes if self.format else 0)
+        """The same of attention's output, which attention needs whole; its projection may save it quantized, too."""
+        if self.format is None or self.format.keeps_original or self.options.saves_original:
+            return self.element
+        return self.element + self.format.operand_bytes
+
+    @property
+    def heads_element(self) -> float:
+        """The same of queries, keys and values: 1 where attention computes in 8 bits."""
+        return 1.0 if self.narrow and self.options.narrow_attention else self.element
+
+    def weight_element(self, layer: str, *, copies: int) -> float:
+        """Bytes of an element of a weight as it is gathered: one copy, or all of a new one; tables have none."""
+        if self.format is None or not self.options.primary_weights or layer in _TABLES:
+            return self.element
+        return self.format.operand_bytes if copies == 1 else self.format.gathered_bytes
 
     @property
     def weight_copies_bytes(self) -> float:
@@ -412,7 +431,7 @@ def gather_weight(
     Ranks that also hold weights in the compute type have nothing to round.
     """
     options, sizes = given.options, given.elements
-    element = options.gather_bytes or sizes.compute
+    element = options.gather_bytes or given.weight_element(layer, copies=1)
     rounds = options.master_shards and sizes.main != element and not given.sharded
     axes, shards = given.sharding(layer)
     prepared = (sizes.main + element) * elements / shards if rounds else ONCE * 0.0
@@ -472,12 +491,12 @@ def reduction(
 
 
 def sequence_gather(
-    phase: Phase, layer: str, given: LayerInputs, *, tokens: Size, calls: Size, role: Role
+    phase: Phase, layer: str, given: LayerInputs, *, tokens: Size, calls: Size, role: Role, element: float = 0
 ) -> list[Operation]:
     """`[M_x, H_y]` to `[M, H_y]` with sequence parallelism; otherwise no communication."""
     if not given.options.sequence_parallel:
         return []
-    return [Collective("all_gather", "x", phase, layer, given.element * tokens * H / Y, role, calls)]
+    return [Collective("all_gather", "x", phase, layer, (element or given.element) * tokens * H / Y, role, calls)]
 
 
 def quantized(phase: Phase, layer: str, elements: Size, given: LayerInputs, *, calls: Size = PARTS) -> list[Operation]:
@@ -492,8 +511,45 @@ def quantized(phase: Phase, layer: str, elements: Size, given: LayerInputs, *, c
     return [Kernel(phase, layer, moved / launches * elements, launches * calls, quantizes=True)]
 
 
+def gathered_operand(phase: Phase, layer: str, elements: Size, given: LayerInputs) -> list[Operation]:
+    """The same of an operand that sequence parallelism gathers: each rank its shard, which is then gathered.
+
+    A scale a tensor needs the maximum of all shards first. Where GEMMs need a transposed copy of such an operand, it is
+    made of the gathered one. Source: NVIDIA/TransformerEngine@d0067d0d, docs/features/low_precision_training.
+    """
+    if given.format is None or not given.gathers_narrow:
+        return quantized(phase, layer, elements, given)
+    one, launches = given.format, float(given.format.launches)
+    copies = 1 if one.transposes else 2
+    moved = 2.0 * (1 + one.passes) + copies * one.operand_bytes
+    transposed = one.copies(one_layout=given.options.one_layout) > copies
+    turned = [Kernel(phase, layer, 2.0 * one.operand_bytes * elements, PARTS, quantizes=True)] if transposed else []
+    maximum = [Collective("all_reduce", "x", phase, layer, ONCE * 4.0, calls=PARTS)] if one.maxima == "each" else []
+    return [
+        *maximum,
+        Kernel(phase, layer, moved / launches * given.outside(elements), launches * PARTS, quantizes=True),
+        *turned,
+    ]
+
+
+def reduced_maxima(phase: Phase, given: LayerInputs) -> list[Operation]:
+    """All-reduce of the maxima of a stage's operands, for the scales of steps to come: once a pass and micro-batch.
+
+    Source: NVIDIA/TransformerEngine@d0067d0d, pytorch/quantization.py, reduce_and_update_fp8_tensors.
+    """
+    if given.format is None or given.format.maxima != "pass":
+        return []
+    numbers = (3.0 if phase == "forward" else 2.0) * len(given.linears)
+    group = f"x{given.data_axes}"
+    return [Collective("all_reduce", group, phase, "maxima", 4.0 * numbers * symbol("L"), calls=ONCE / symbol("L"))]
+
+
 def quantized_weight(phase: Phase, layer: str, elements: Size, given: LayerInputs) -> list[Operation]:
     """The same of a weight: in each forward pass, or in that of the first micro-batch, whose copies serve all."""
+    if given.format and given.options.primary_weights and given.options.keeps_quantized:
+        moved = given.format.primary_bytes(one_layout=given.options.one_layout)
+        once = Kernel(phase, layer, moved * elements, ONCE / symbol("A"), quantizes=True)
+        return [once] if moved and phase == "forward" else []
     if given.options.keeps_quantized:
         return quantized(phase, layer, elements, given, calls=ONCE / symbol("A")) if phase == "forward" else []
     return quantized(phase, layer, elements, given, calls=ONCE)
@@ -505,14 +561,19 @@ def linear_forward(
     """GEMM and reduction of the output: `O[M, n] = Σ_output_axis I[M, k] · W[k, n]`."""
     size = given.element * given.part * linear.n
     gathered: list[Operation] = []
+    operand = quantized(phase, linear.layer, given.part * linear.k, given)
     if linear.input_axis == "x":
         role: Role = "output" if given.options.pipelined_tensor else "other"
-        gathered = sequence_gather(phase, linear.layer, given, tokens=given.part, calls=PARTS, role=role)
+        element = given.format.operand_bytes if given.format and given.gathers_narrow else 0.0
+        tokens = given.part
+        gathered = sequence_gather(phase, linear.layer, given, tokens=tokens, calls=PARTS, role=role, element=element)
+        operand = gathered_operand(phase, linear.layer, tokens * linear.k, given)
     biased = given.model.biases and given.launched
     return [
+        *(operand if given.gathers_narrow else ()),
         *gathered,
         *([moves(phase, linear.layer, given.kernels.bias, linear.n, given, calls=PARTS)] if biased else []),
-        *quantized(phase, linear.layer, given.part * linear.k, given),
+        *(() if given.gathers_narrow else operand),
         *quantized_weight(phase, linear.layer, linear.weight, given),
         MatMul(phase, linear.layer, given.part, linear.n, linear.k, "NN", PARTS, narrow=given.narrow, makes=makes),
         reduction(linear.output_axis, phase, linear.layer, size, given, role="output", calls=PARTS),
@@ -529,9 +590,14 @@ def linear_backward(linear: Linear, given: LayerInputs, *, makes: Array, frees: 
     role: Role = "input_gather" if axis == "x" else "other"
     size, moved = given.element * part * linear.k, given.kernels.bias_gradient
     biased, alone = given.model.biases, given.options.gather_unit == "weight"
+    element, operand = 0.0, quantized("backward", layer, part * linear.n, given)
+    if given.format and given.gathers_narrow:
+        # The input was saved quantized; an output gradient is gathered by rows and columns.
+        element = given.format.operand_bytes * (1 if axis == "x" or given.format.transposes else 2)
+        operand = operand if axis == "x" else gathered_operand("backward", layer, part * linear.n, given)
+    gathered = sequence_gather("backward", layer, given, tokens=part, calls=PARTS, role=role, element=element)
     return [
-        *sequence_gather("backward", layer, given, tokens=part, calls=PARTS, role=role),
-        *quantized("backward", layer, part * linear.n, given),
+        *([*operand, *gathered] if given.gathers_narrow else [*gathered, *operand]),
         MatMul("backward", layer, part, linear.k, linear.n, "NT", PARTS, narrow=given.narrow, makes=(makes,)),
         reduction(axis, "backward", layer, size, given, role="input_gradient", calls=PARTS),
         MatMul("backward", layer, linear.k, linear.n, part, "TN", PARTS, narrow=given.narrow, frees=frees),
@@ -619,17 +685,21 @@ def attention_core(given: LayerInputs, *, phase: Phase) -> list[Operation]:
     separated = GROUPED * PARTS if views else PARTS
     element = given.core_element
     output = given.stream("attention output", "attention output", given.Q / X, inside=True, element=element)
+    narrow = given.narrow and given.options.narrow_attention
     if given.options.fused_attention:
         rows = given.tokens * given.Q / X / given.own.head_dim
         statistics = Array("softmax statistics", "softmax statistics", given.elements.statistics * rows)
         flops = 4.0 * given.part * given.span * given.Q / X
-        core: list[Computation] = [Attention(phase, CORE, flops, calls=PARTS, makes=(output, statistics))]
+        core: list[Computation] = [
+            Attention(phase, CORE, flops, narrow=narrow, calls=PARTS, makes=(output, statistics))
+        ]
     else:
         core = _unfused_core(given, phase=phase, output=output)
     return [
         *before_core(given, phase=phase),
         *_turned(given, given.kernels.turned, phase),
         moves(phase, CORE, Traffic(1, 2), given.part * given.N / X, given, calls=separated),
+        *([Kernel(phase, CORE, 3.0 * given.part * given.N / X, PARTS, quantizes=True)] if narrow else []),
         *core,
         *after_core(given, phase=phase),
     ]
@@ -685,7 +755,8 @@ def attention_core_backward(given: LayerInputs) -> list[Operation]:
     exchanged, returned = (found(given, phase="backward") for found in (before_core, after_core))
     if given.options.fused_attention:
         flops = 10.0 * given.part * given.span * given.Q / X
-        core = Attention("backward", CORE, flops, backward=True, calls=PARTS, makes=(gradient,), frees=dead)
+        narrow = given.narrow and given.options.narrow_attention
+        core = Attention("backward", CORE, flops, True, narrow, calls=PARTS, makes=(gradient,), frees=dead)
         return [*exchanged, core, *joined, *returned]
     scores, values = (_scores_matmul(given, "backward", "NN", forward=one) for one in (True, False))
     masked = [Kernel("backward", CORE, (2.0 * element + 1.0) * _scores(given), PARTS)] if given.options.dropout else []
@@ -866,7 +937,7 @@ def step_end(given: LayerInputs, *, buckets: tuple[Bucket, ...], unsent: tuple[C
     if given.model.has_experts:
         yield Kernel("step", "optimizer", (given.update_bytes + copied) * experts)
     yield Kernel("step", "optimizer", given.update_bytes * vectors)
-    if given.sharded and given.options.reduction == "whole":
+    if given.sharded and given.options.reduction == "whole" and not given.options.primary_weights:
         yield parameter_gather("parameters", parameters, given, phase="step")
         if given.model.has_experts:
             yield parameter_gather(EXPERTS, symbol("expert_parameters"), given, phase="step")
@@ -912,7 +983,7 @@ def parameter_gather(layer: str, elements: Size, given: LayerInputs, *, phase: P
         axes,
         phase,
         layer,
-        given.element * elements,
+        given.weight_element(layer, copies=2) * elements,
         "parameters" if phase != "step" else "other",
         calls,
     )

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import TypeAlias
 
-from axonn_tune.program.layers import EXPERT_DATA, LayerInputs
+from axonn_tune.program.layers import EXPERT_DATA, EXPERTS, WHOLE_BLOCK, LayerInputs
 from axonn_tune.program.operations import PLAIN, Arithmetic, Array, Collective, Operation, Role, Size, Value, symbol
 from axonn_tune.program.step import ONLY, Block, Stage, StepProgram
 from axonn_tune.specs.machine import Accelerator
@@ -172,16 +172,19 @@ def _quantized_weights(program: StepProgram) -> Held:
         return ()
     found = list[tuple[str, Size]]()
     for block in program.blocks:
-        given = block.given
-        elements = (given.block, *([given.expert_block] if given.own.experts else []))
-        found += [("quantized weights", given.weight_copies_bytes * given.blocks * one) for one in elements]
+        given, primary = block.given, block.given.format is not None and block.given.options.primary_weights
+        for of, elements in (("", given.block), *([(" of experts", given.expert_block)] if given.own.experts else [])):
+            held = given.blocks * elements / given.sharding(EXPERTS if of else WHOLE_BLOCK)[1]
+            found.append(("quantized weights", given.weight_copies_bytes * held))
+            # They are all that there is of these.
+            found += [(f"compute weights{of}", -1.0 * given.element * held)] if primary else []
     return tuple(found)
 
 
 def _weights(given: LayerInputs) -> tuple[Size, ...]:
     """Gathered weights of a block, and of its routed experts where they are gathered."""
     elements = (given.block, *([given.expert_block] if given.own.experts and given.options.expert_shards else []))
-    return tuple((given.options.gather_bytes or given.element) * one for one in elements)
+    return tuple((given.options.gather_bytes or given.weight_element(WHOLE_BLOCK, copies=1)) * one for one in elements)
 
 
 def _backward_peak(program: StepProgram, block: Block, stage: Stage) -> Peak:

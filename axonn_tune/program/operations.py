@@ -221,7 +221,8 @@ class MatMul:
     """A GEMM `O[m, n] = A[m, k] · B[k, n]` on one rank, done `calls` times.
 
     alignment: alignment of rows in bytes, capped; batched: many narrow GEMMs; groups: as many of them in one launch;
-    narrow: operands are in the number format of linear layers.
+    narrow: operands are in the number format of linear layers. padded: rows that its alignment adds to a group, in the
+    mean.
     """
 
     phase: Phase
@@ -235,6 +236,7 @@ class MatMul:
     batched: bool = False
     groups: Size = ONCE
     narrow: bool = False
+    padded: float = 0.0
     makes: Arrays = field(default=(), compare=False, repr=False)
     frees: tuple[str, ...] = field(default=(), compare=False, repr=False)
 
@@ -246,12 +248,13 @@ class MatMul:
 
 @dataclass(frozen=True)
 class Attention:
-    """Fused attention core; `flops` with the masked half counted as work."""
+    """Fused attention core; `flops` with the masked half counted as work; narrow: in 8 bits."""
 
     phase: Phase
     layer: str
     flops: Size
     backward: bool = False
+    narrow: bool = False
     calls: Size = ONCE
     makes: Arrays = field(default=(), compare=False, repr=False)
     frees: tuple[str, ...] = field(default=(), compare=False, repr=False)

@@ -284,7 +284,8 @@ def _kinds(given: LayerInputs, *, some: bool) -> Iterator[tuple[LayerInputs, int
     model = given.model
     for number, (layer, of) in enumerate(zip(model.types, suffixes(model), strict=True)):
         for repeating in (REPEATING, PLAIN_BLOCKS) if some else ("",):
-            yield replace(given, layer=layer, of=of, repeating=repeating), number
+            own = None if layer.in_bf16 else given.format
+            yield replace(given, layer=layer, of=of, repeating=repeating, format=own), number
 
 
 def _block(given: LayerInputs, number: int, *, recompute: Recompute, times: Size) -> Block:
@@ -405,7 +406,7 @@ def _attention_forward(given: LayerInputs, *, phase: Phase) -> Iterator[Operatio
     )
     yield from layers.norm_forward("attention.norm", given, tokens=given.part, calls=PARTS, makes=saved)
     yield from _gather(given.qkv, given, phase=phase)
-    heads = stream("qkv", "qkv", given.N / X, inside=True)
+    heads = stream("qkv", "qkv", given.N / X, inside=True, element=given.heads_element)
     yield from layers.linear_forward(given.qkv, given, phase=phase, makes=(heads,))
     yield from layers.attention_core(given, phase=phase)
     yield from _gather(given.attention_output, given, phase=phase)

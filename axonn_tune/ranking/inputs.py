@@ -103,6 +103,7 @@ def _check(problem: Problem) -> None:
         shown = ", ".join(f"{framework.called(axis)} = {size}" for axis, size in numbered.items())
         raise UsageError(f"{problem.gpus} GPUs cannot be arranged with {shown}: {product} does not divide them")
     _check_layout(problem)
+    _check_formats(problem)
     pins = {**request.axes, "chunks": request.chunks or 1}
     _check_axes(problem, pins)
     if pins["chunks"] > 1 and (pins.get("pipeline") == 1 or "pipeline" not in problem.axes):
@@ -120,6 +121,24 @@ def _check(problem: Problem) -> None:
         raise UsageError(f"--recompute-layers {request.recompute_layers}: {why}")
     if problem.workload.split_micro_batch and "output" not in framework.step.overlaps:
         raise UsageError(f"--split-micro-batch: {framework.title} does not interleave half micro-batches")
+
+
+def _check_formats(problem: Problem) -> None:
+    """Refuse options of number formats that the framework has not, or that are of no use without a format."""
+    framework, plain = problem.framework, StepOptions()
+    for name in ("primary_weights", "first_layers_bf16", "last_layers_bf16", "narrow_attention"):
+        value = getattr(framework.step, name)
+        if value == getattr(plain, name):
+            continue
+        if name not in framework.format_options:
+            others = ", ".join(one.name for one in registry().values() if name in one.format_options)
+            raise UsageError(
+                f"step.{name} = {value}: {framework.title} has no such option; frameworks that do: {others}"
+            )
+        if problem.workload.format is None:
+            raise UsageError(f"step.{name} = {value} needs a --precision of {', '.join(framework.formats)}")
+        if name.endswith("_bf16") and problem.workload.precision == "fp8-delayed":
+            raise UsageError(f"step.{name} = {value}: delayed scaling has no layers in BF16; try fp8-current")
 
 
 def _check_axes(problem: Problem, pins: dict[str, int]) -> None:

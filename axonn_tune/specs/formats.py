@@ -3,14 +3,16 @@
 GEMMs of linear layers and of experts take both operands in the format, in all three passes; embedding, LM head, router,
 attention products, norms, loss and optimizer stay in BF16. An accelerator has a format if it states its peak.
 
-Sources: [TE] NVIDIA/TransformerEngine, common/recipe/__init__.py, and its guide on performance of low precision; [MoE]
-arXiv 2603.07685, section 5.
+Sources: [TE] NVIDIA/TransformerEngine@d0067d0d, common/recipe/__init__.py, and its guide on low precision, also for
+maxima; [MoE] arXiv 2603.07685, section 5, also for gathered_bytes. Alignments and keeps_original:
+NVIDIA/Megatron-LM@d98e8a64, core/fp8_utils.py, core/fp4_utils.py and core/transformer/attention.py.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from axonn_tune.request import Precision
 
@@ -27,7 +29,10 @@ class NumberFormat:
     counted. passes: kernels that read an operand in BF16 for its maximum before the one that quantizes it; launches:
     kernels in all. transposes: accelerators whose GEMMs take one layout of operands alone need a second copy, others
     none; without it each operand is quantized by rows and by columns everywhere. efficiency: share of the peak that
-    large GEMMs reach, over that of BF16.
+    large GEMMs reach, over that of BF16. gathered_bytes: of an element of a primary weight, as ranks gather it.
+    alignment: rows of a group of a grouped GEMM are padded to its multiples. maxima: reduced over ranks that gather a
+    tensor, before it is quantized (each), those of a pass together (pass), or of none. keeps_original: attention's
+    output is not saved once more for its projection.
     """
 
     name: Precision
@@ -38,6 +43,10 @@ class NumberFormat:
     launches: int = 1
     transposes: bool = False
     efficiency: float = 1.0
+    gathered_bytes: float = 1.0
+    alignment: int = 16
+    maxima: Literal["each", "pass", "none"] = "none"
+    keeps_original: bool = True
     source: str
 
     @property
@@ -53,6 +62,13 @@ class NumberFormat:
         """Bytes read and written to quantize an element of BF16, to all copies."""
         return 2.0 * (1 + self.passes) + self.copies(one_layout=one_layout) * self.operand_bytes
 
+    def primary_bytes(self, *, one_layout: bool) -> float:
+        """The same of a primary weight once a step: of one gathered in BF16, or to make the copy that was not."""
+        copies = self.copies(one_layout=one_layout)
+        if self.gathered_bytes > self.bits / 8 * copies:
+            return self.quantization_bytes(one_layout=one_layout)
+        return 0.0 if self.gathered_bytes == self.bits / 8 * copies else 2.0 * self.operand_bytes
+
 
 FORMATS: dict[str, NumberFormat] = {
     one.name: one
@@ -61,6 +77,8 @@ FORMATS: dict[str, NumberFormat] = {
             name="fp8-delayed",
             bits=8,
             transposes=True,
+            maxima="pass",
+            keeps_original=False,
             source="[TE] DelayedScaling: one scale a tensor, from the maxima of steps before; E4M3, gradients E5M2",
         ),
         NumberFormat(
@@ -69,6 +87,7 @@ FORMATS: dict[str, NumberFormat] = {
             passes=1,
             launches=2,
             transposes=True,
+            maxima="each",
             source="[TE] Float8CurrentScaling: one scale a tensor, whose maximum is found in a pass of its own",
         ),
         NumberFormat(
@@ -84,6 +103,8 @@ FORMATS: dict[str, NumberFormat] = {
             block=32,
             scale_bytes=1,
             launches=2,
+            gathered_bytes=2.0,
+            alignment=32,
             source="[TE] MXFP8BlockScaling: E8M0 scales, 1x32, put in the order of the GEMM by a kernel of their own",
         ),
         NumberFormat(
@@ -94,6 +115,8 @@ FORMATS: dict[str, NumberFormat] = {
             passes=1,
             launches=2,
             efficiency=36 / 65,
+            alignment=128,
+            maxima="each",
             source="[TE] NVFP4BlockScaling: E4M3 scales, 1x16; efficiency: its gemm_profiling.rst on B300, GEMM alone: "
             "36% of the peak where BF16 reaches 65%",
         ),

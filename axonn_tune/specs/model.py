@@ -101,7 +101,7 @@ class Mamba(Document):
 class LayerType(Document):
     """A layer type: what it has, and what differs from the model's own sizes."""
 
-    left_out_at_default: ClassVar[tuple[str, ...]] = ("attention", "sinks", "qk_norms", "mlp")
+    left_out_at_default: ClassVar[tuple[str, ...]] = ("attention", "sinks", "qk_norms", "mlp", "in_bf16")
 
     attention: bool = Field(default=True, description="False: a layer without attention.")
     latent: LatentAttention | None = Field(default=None, description="Multi-head latent attention.")
@@ -117,6 +117,7 @@ class LayerType(Document):
     gated: bool | None = Field(default=None, description="Whether MLP and experts have a gate; else by the family.")
     experts: Experts | None = Field(default=None, description="Experts in place of the MLP.")
     mamba: Mamba | None = Field(default=None, description="A Mamba-2 mixer, of layers without attention.")
+    in_bf16: bool = Field(default=False, description="GEMMs stay in BF16, whatever number format others have.")
 
     @model_validator(mode="after")
     def _consistent(self) -> LayerType:
@@ -160,6 +161,7 @@ class Layer:
     gated: bool
     experts: Experts | None
     mamba: Mamba | None
+    in_bf16: bool = False
 
     @property
     def parts(self) -> tuple[str, ...]:
@@ -404,6 +406,19 @@ class Model(Document):
         """Consecutive equal layers in order: (index into `types`, how many)."""
         return _runs(self)
 
+    def with_bf16_ends(self, first: int, last: int) -> Model:
+        """The same model whose first and last layers keep BF16; ValueError if it has fewer layers."""
+        if first + last > self.layers:
+            raise ValueError(f"{first} first and {last} last layers in BF16: {self.name} has {self.layers}")
+        plain, end = next(iter(self.layer_types), "layer"), self.layers - last
+        names = expand(self.pattern) if self.pattern else [plain] * self.layers
+        named = [name if first <= at < end else f"{name}-bf16" for at, name in enumerate(names)]
+        types = self.layer_types or {plain: LayerType()}
+        types |= {f"{name}-bf16": one.model_copy(update={"in_bf16": True}) for name, one in types.items()}
+        pattern = " ".join(f"{name}*{len(list(run))}" for name, run in groupby(named))
+        used = {name: types[name] for name in dict.fromkeys(named)}
+        return self.model_copy(update={"pattern": pattern, "layer_types": used})
+
     @property
     def counts(self) -> tuple[int, ...]:
         """How many layers each of `types` has."""
@@ -564,6 +579,7 @@ def _resolve(model: Model, name: str, given: LayerType) -> Layer:
         gated=given.mlp and (model.gated if given.gated is None else given.gated),
         experts=given.experts,
         mamba=given.mamba,
+        in_bf16=given.in_bf16,
     )
 
 

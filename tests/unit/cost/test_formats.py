@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -9,17 +10,19 @@ import pytest
 from axonn_tune.cost.compute import ComputeClock, compute_rates
 from axonn_tune.cost.price import Detail, price
 from axonn_tune.errors import UsageError
-from axonn_tune.frameworks import find_framework
+from axonn_tune.frameworks import find_framework, step_on
 from axonn_tune.frameworks.description import StepOptions
 from axonn_tune.grid import Grid
 from axonn_tune.job import Job, Layout
 from axonn_tune.program.layers import LayerInputs, linear_backward, linear_forward
-from axonn_tune.program.operations import PLAIN, Array, Kernel, MatMul, Size
+from axonn_tune.program.operations import PLAIN, Array, Collective, Kernel, MatMul, Size, as_size
+from axonn_tune.program.step import build_step
 from axonn_tune.ranking.choosing import search
 from axonn_tune.ranking.inputs import load_inputs
 from axonn_tune.request import Precision, Request
 from axonn_tune.specs.catalog import load_machine, load_model
 from axonn_tune.specs.formats import FORMATS, nearest_format
+from axonn_tune.specs.machine import MatmulLayout
 from axonn_tune.specs.workload import Workload
 from tests.unit.small import small_model, small_problem
 
@@ -40,6 +43,85 @@ def test_bytes_of_an_operand(name: str, one_layout: bool, moved: float, kept: fl
     one = FORMATS[name]
     assert one.quantization_bytes(one_layout=one_layout) == moved
     assert one.copies(one_layout=one_layout) * one.operand_bytes == kept
+
+
+@pytest.mark.parametrize(
+    ("machine", "precision", "primary", "held", "gathered"),
+    [
+        ("dgx-b200", "bf16", False, 2.0, 2.0),
+        ("dgx-h100", "fp8-current", False, 2 + 2.0, 2.0),
+        ("dgx-b200", "fp8-current", False, 2 + 1.0, 2.0),
+        ("dgx-b200", "mxfp8", False, 2 + 2 + 2 / 32, 2.0),
+        ("dgx-h100", "fp8-delayed", True, 1 + 1.0, 1.0),
+        ("dgx-b200", "fp8-current", True, 1.0, 1.0),
+        ("dgx-h100", "fp8-blockwise", True, 2 + 2 * 4 / 128, 1.0),
+        ("dgx-b200", "mxfp8", True, 2 + 2 / 32, 2.0),
+        ("dgx-b200", "nvfp4", True, 0.5 + 0.5 + 2 / 16, 1.0),
+    ],
+)
+def test_bytes_of_a_parameter(machine: str, precision: Precision, primary: bool, held: float, gathered: float) -> None:
+    """Guards what a rank keeps and gathers of a weight of a linear layer: arXiv 2603.07685, 5.2.2 and 5.3.5."""
+    model, changes = load_model("llama3-8b").document, ["step.primary_weights=true"] if primary else []
+    asked = Request(model, 8, machine=machine, framework="megatron-core", precision=precision, set=changes)
+    job = load_inputs(asked).problem
+    found = price(job, Layout(Grid(1, 1, 1, 8, order=("x", "context", "z", "data", "pipeline", "y")), 1, "none"))
+    items = dict(found.memory.items)
+    tables = 2.0 * 2 * model.vocab * model.hidden
+    linear = items["compute weights"] + items.get("quantized weights", 0.0) - tables
+    assert linear == pytest.approx(held * model.block_weights * model.layers, rel=1e-12)
+    program = build_step(model, job.workload, recompute="none", options=step_on(job.framework, job.machine))
+    (sent,) = (step for step in program.blocks[0].parameters.operations if isinstance(step, Collective))
+    assert sent.size_bytes.coefficient == gathered
+
+
+@pytest.mark.parametrize(
+    ("precision", "one_layout", "forward", "backward", "moved", "reduced"),
+    [
+        ("fp8-current", False, 1.0, 1.0, [5.0, 2.0], 1),
+        ("fp8-delayed", True, 1.0, 1.0, [3.0], 0),
+        ("mxfp8", True, 33 / 32, 2 * 33 / 32, [2 + 2 * 33 / 32], 0),
+        ("nvfp4", True, 9 / 16, 2 * 9 / 16, [4 + 2 * 9 / 16], 1),
+    ],
+)
+def test_sequence_parallel_gathers_move_the_format(
+    precision: Precision, one_layout: bool, forward: float, backward: float, moved: list[float], reduced: int
+) -> None:
+    """Guards gathers over x: shards are quantized first, after their maximum; output gradients go in both copies."""
+    workload = Workload(global_batch=1, sequence_length=2048, precision=precision)
+    options = StepOptions(sequence_parallel=True, narrow_gathers=True, one_layout=one_layout)
+    given = LayerInputs(small_model(family="llama"), workload.element_sizes, options, format=workload.format)
+    there = linear_forward(given.qkv, given, phase="forward")
+    back = linear_backward(given.attention_output, given, makes=Array("made", "made", Size(1.0)), frees=())
+    for steps, width in ((there, forward), (back, backward)):
+        gathers = [one for one in steps if isinstance(one, Collective) and one.kind == "all_gather" and one.axis == "x"]
+        assert [one.size_bytes.coefficient for one in gathers] == [width]
+        kernels = [one for one in steps if isinstance(one, Kernel) and one.quantizes]
+        operands = kernels[:-1] if steps is there else kernels
+        assert [one.size_bytes.coefficient * one.calls.coefficient for one in operands] == moved
+        assert sum(isinstance(one, Collective) and one.size_bytes == Size(4.0) for one in steps) == reduced
+
+
+def test_ends_in_bf16_are_layer_types() -> None:
+    """Guards first and last layers in BF16: their GEMMs are in no format, the others' are."""
+    model = small_model(family="llama").model_copy(update={"layers": 8}).with_bf16_ends(1, 2)
+    assert model.pattern == "layer-bf16*1 layer*5 layer-bf16*2"
+    assert model.with_bf16_ends(0, 0).parameters == model.parameters
+    program = build_step(model, Workload(global_batch=8, sequence_length=2048, precision="mxfp8"), recompute="none")
+    for block, narrow in zip(program.blocks, (False, True), strict=True):
+        gemms = [step for step in block.forward.operations if isinstance(step, MatMul)]
+        assert {step.narrow for step in gemms} == {narrow}
+
+
+@pytest.mark.parametrize(
+    ("layout", "rows", "m", "k"), [("NN", 300, 384, 8192), ("NN", 350, 414, 8192), ("TN", 8000, 8192, 8064)]
+)
+def test_rows_of_groups_are_padded(layout: MatmulLayout, rows: int, m: int, k: int) -> None:
+    """Guards an alignment of 128: 64 rows more a group in the mean, within whole tiles where these have as many."""
+    rates = replace(compute_rates(load_machine("dgx-b200").document.accelerator, "nvfp4"), memory_bytes_per_s=1e18)
+    sizes = (rows, 8192, 8192) if layout == "NN" else (8192, 8192, rows)
+    step = MatMul("forward", "moe.fc1", *map(as_size, sizes), layout, narrow=True, padded=64.0)
+    expected = 2.0 * m * 8192 * (k + rates.matmul_ramp) / rates.format_flops_per_s[layout]
+    assert ComputeClock(rates, 2.0, {}, PLAIN).call_s(step) - rates.matmul_launch_s == pytest.approx(expected)
 
 
 def linear_s(machine: str, precision: Precision, *, quantized: bool) -> float:
@@ -134,3 +216,11 @@ def test_what_has_no_format_says_which_it_has() -> None:
     asked = Request("llama3-8b", machine="dgx-h100", gpus=8, precision="mxfp8", framework="megatron-core")
     with pytest.raises(UsageError, match="try --precision fp8-blockwise"):
         search(load_inputs(asked).problem)
+    for framework, precision, why in (
+        ("torchtitan", "mxfp8", "has no such option; frameworks that do: megatron-core, nemo$"),
+        ("megatron-core", "bf16", "needs a --precision of fp8-delayed"),
+        ("megatron-core", "fp8-delayed", "delayed scaling has no layers in BF16"),
+    ):
+        kept: dict[str, Any] = {"framework": framework, "precision": precision, "set": ["step.last_layers_bf16=1"]}
+        with pytest.raises(UsageError, match=why):
+            load_inputs(Request("llama3-8b", machine="dgx-b200", gpus=8, **kept))
