@@ -7,6 +7,7 @@ from dataclasses import replace
 from axonn_tune.frameworks.description import AS_MANY_A_CHUNK, Framework, PipelineSchedule
 from axonn_tune.frameworks.fsdp import STEP
 from axonn_tune.frameworks.megatron_core import MEGATRON_CORE, NAMES
+from axonn_tune.frameworks.torchtitan import TORCHTITAN
 
 XLA = Framework(
     name="xla",
@@ -53,5 +54,18 @@ UNKNOWN = Framework(
     software="unknown",
     names=NAMES,
 )
+
+AUTOMODEL = replace(
+    TORCHTITAN.with_step(dispatcher="deepep", fused_norms=True),
+    name="automodel",
+    title="NeMo Automodel",
+    source="NVIDIA-NeMo/Automodel@36044ad3, docs/performance-summary.mdx: FSDP2 and expert parallelism in it, "
+    "kernels of Transformer Engine, DeepEP",
+    software="core",
+    hopper_attention=True,
+    logged=MEGATRON_CORE.logged,
+    launch=None,
+)
+"""Of published rows alone: priced, not searched for."""
 
 FRAMEWORKS = (XLA, META_4D, MEGASCALE, UNKNOWN)

@@ -19,11 +19,12 @@ from axonn_tune.cost.uncertainty import outside
 from axonn_tune.job import Job, Layout
 from axonn_tune.program.memory import memory_limit_bytes
 from axonn_tune.ranking.choosing import search
+from axonn_tune.recompute import RECOMPUTES
 from axonn_tune.specs.loading import Loaded
 from axonn_tune.specs.machine import Machine
 from axonn_tune.specs.results import Pairs
 from axonn_tune.units import GIB
-from axonn_tune.validation.published.cases import Case, case_of, differences
+from axonn_tune.validation.published.cases import Case, case_of, differences, measured_s
 from axonn_tune.validation.published.rows import SHIPPED, StepRow, read_records, read_steps
 from axonn_tune.validation.quality import Quality, by_group, quality, relative_error
 
@@ -120,9 +121,18 @@ def choices_of(case: Case) -> tuple[tuple[PricedLayout, ...], float]:
 
 
 def _predict(row: StepRow, machine: Machine | None) -> PredictedRow:
+    if row.more is not None and row.more.open_recompute and row.more.model is not None:
+        # Without a word the least recompute that fits.
+        closed = replace(row.more, open_recompute=False)
+        for kind in RECOMPUTES:
+            found = _predict(replace(row, recompute=kind, more=closed), machine)
+            if found.fits:
+                break
+        return found
     case = case_of(row, machine=machine)
     if isinstance(case, str):
         return PredictedRow(row, why_not=case)
+    row = replace(row, step_s=measured_s(case))
     choices, least = choices_of(case)
     if not choices:
         there = memory_limit_bytes(case.machine.accelerator) / GIB

@@ -11,16 +11,19 @@ from typing import Any
 
 from axonn_tune.frameworks import UNKNOWN, find_framework, registry
 from axonn_tune.frameworks.description import Framework
+from axonn_tune.frameworks.others import AUTOMODEL
 from axonn_tune.grid import RANK_AXES, Grid, divisors
 from axonn_tune.job import Job, Layout
-from axonn_tune.program.dimensions import broken_constraints
+from axonn_tune.program.dimensions import broken_constraints, logged_flops, step_tokens
 from axonn_tune.ranking.space import Problem
 from axonn_tune.recompute import parse_recompute
-from axonn_tune.request import Request
+from axonn_tune.request import CUDA_GRAPHS, PRECISIONS, Request
 from axonn_tune.specs.catalog import load_machine
 from axonn_tune.specs.machine import Machine
-from axonn_tune.specs.model import Model, ModelDefaults
+from axonn_tune.specs.model import Model, ModelDefaults, unpriced
 from axonn_tune.specs.workload import RECOMPUTES, Precision, Recompute, Workload
+from axonn_tune.stages import parse_layout
+from axonn_tune.validation.published.cells import Named
 from axonn_tune.validation.published.rows import SILENT, Place, StepRow, nearest_word
 
 
@@ -60,7 +63,10 @@ _SYSTEMS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
     ("perlmutter", "perlmutter", ("a100",)),
     ("frontier", "frontier", ("mi250",)),
     ("alps", "alps", ("gh200", "h100")),
-    ("p5.48", "aws-p5", ("h100",)),
+    ("p5", "aws-p5", ("h100",)),
+    ("p6-b300", "aws-p6-b300", ("b300",)),
+    ("efa", "aws-p6-b300", ("b300",)),
+    ("grand-teton", "grand-teton-h100", ("h100",)),
     ("dgx-2", "dgx2-v100", ("v100",)),
 )
 """Word in a system's name, the profile it means, and the accelerators that system has."""
@@ -83,6 +89,9 @@ ACCELERATORS: tuple[tuple[str, str], ...] = (
 
 _OWN_NETWORK = {"perlmutter", "frontier", "alps"}
 """Profiles of one machine, whose network was measured: rows do not change it."""
+
+NODE = 8
+"""Ranks up to which expert parallelism that does not say so dispatches by all-to-alls."""
 
 LARGEST_NODE = 16
 """An innermost domain of more ranks is a rack."""
@@ -169,6 +178,9 @@ def _adjusted(name: str, memory_gb: float | None, per_node: int | None, line_gb_
 # Its software.
 
 FRAMEWORK_WORDS: tuple[tuple[str, str], ...] = (
+    ("automodel", "automodel"),
+    ("bridge", "nemo"),
+    ("primus", "megatron-core"),
     ("bigscience", "megatron-2021"),
     ("megatron-deepspeed", "megatron-deepspeed"),
     ("zero-3", "deepspeed-2021"),
@@ -176,8 +188,6 @@ FRAMEWORK_WORDS: tuple[tuple[str, str], ...] = (
     ("scatter-gather", "megatron-2021"),
     ("nemo", "nemo"),
     ("megatron-core", "megatron-core"),
-    ("megatron-bridge", "nemo"),
-    ("megatron bridge", "nemo"),
     ("megascale", "megascale"),
     ("meta internal", "meta-4d"),
     ("megatron", "megatron-2022"),
@@ -206,7 +216,9 @@ def framework_of(row: StepRow) -> Framework:
         if name == "nemo" and attention in {"", "nan"} and any(chip in row.gpu.lower() for chip in ("a100", "v100")):
             # Unstated, the software on these is NeMo before FlashAttention and fused layers.
             name = "nemo-2022"
-        found = find_framework(name)
+        found = AUTOMODEL if name == AUTOMODEL.name else find_framework(name)
+        if "bridge" in words:
+            found = replace(found, logged=find_framework("megatron-core").logged)
     step, changes = found.step, dict[str, object]()
     if attention not in {"", "nan"}:
         fused = any(word in attention for word in ("flash", "sdpa", "cudnn")) and "no flash" not in attention
@@ -215,6 +227,8 @@ def framework_of(row: StepRow) -> Framework:
         changes["vocabulary_multiple"] = row.vocabulary_multiple
     if "tp-comm-overlap" in row.overlap.lower():
         changes["pipelined_tensor"] = True
+    if row.more is not None:
+        changes |= _further(row, row.more, found)
     if not _sharded(found, row) and "zero_stage" not in row.unstated:
         # Where words describe sharding instead of a stage, gradients are taken to be sharded.
         worded = 2 if "shard" in row.zero.lower() or "fsdp" in row.zero.lower() else 0
@@ -224,7 +238,28 @@ def framework_of(row: StepRow) -> Framework:
     changes["sequence_parallel"] = asked and row.tensor > 1
     wanted = {name: value for name, value in changes.items() if getattr(step, name) != value}
     # A row is of one run: nothing of it is searched that is not open.
-    return replace(found.with_step(**wanted) if wanted else found, exchanges=())
+    found = replace(found.with_step(**wanted) if wanted else found, exchanges=())
+    scopes = tuple(one for one in CUDA_GRAPHS if row.more and one in row.more.cuda_graphs and one in found.cuda_graphs)
+    return found.capturing(scopes) if scopes else found
+
+
+def _further(row: StepRow, more: Named, framework: Framework) -> dict[str, object]:
+    """Options of a step that only rows with experts, formats or context state; unstated ones as in their recipes."""
+    changes = dict[str, object]()
+    if more.model is not None and more.model.has_experts:
+        near = "hybridep" if "nvl72" in (profile_of(row) or "") else "alltoall" if more.expert <= NODE else "deepep"
+        changes["dispatcher"] = more.dispatcher or near
+    if more.async_tp is not None:
+        changes["pipelined_tensor"] = more.async_tp
+    if more.sharded and "z" in framework.axes and framework.step.gather_unit != "block":
+        # Megatron-FSDP gathers and reduces whole blocks (core/distributed/fsdp).
+        changes |= {"gather_unit": "block", "reduce_each_micro_batch": True}
+    if more.gradient_bytes is not None:
+        changes["gradient_bytes"] = more.gradient_bytes
+    if more.state_bytes in (6, 8):
+        moment = (more.state_bytes - 4) // 2
+        changes |= {"master_bytes": 2, "exp_avg_bytes": moment, "exp_avg_sq_bytes": moment}
+    return changes
 
 
 def nearest_framework(words: str) -> str:
@@ -234,7 +269,8 @@ def nearest_framework(words: str) -> str:
 
 def _sharded(framework: Framework, row: StepRow) -> bool:
     """Whether weights are split over the ranks that share the batch: FSDP, ZeRO-3."""
-    return "z" in framework.axes and (framework.step.gather_unit == "block" or row.zero.startswith("3"))
+    asked = row.zero.startswith("3") or (row.more is not None and row.more.sharded)
+    return "z" in framework.axes and (framework.step.gather_unit == "block" or asked)
 
 
 # Its model, workload and configurations.
@@ -245,13 +281,16 @@ def case_of(row: StepRow, *, machine: Machine | None = None) -> Case | str:
 
     machine: price it on this profile as it is, whatever the row says of its machine.
     """
-    precision = _precision(row.precision)
-    if precision is None:
-        return f"number format {row.precision!r} is not modelled: bf16, fp16, fp32 and fp64 are"
+    if row.more is not None and row.more.lacking:
+        return row.more.lacking
     priced_on = machine_of(row) if machine is None else machine
     if priced_on is None:
         known = ", ".join(sorted({word.upper() for word, _ in ACCELERATORS}))
         return f"no machine profile has the accelerator {row.gpu!r}: known are {known}"
+    framework = framework_of(row)
+    precision = _precision(row.precision, framework, priced_on)
+    if precision is None:
+        return f"number format {row.precision!r} is not modelled: {', '.join(PRECISIONS)} are"
     if precision not in priced_on.accelerator.peak_tflops:
         return f"{priced_on.name} states no peak for {precision}"
     ranks = row.tensor * row.y * row.pipeline * row.context * row.data
@@ -259,8 +298,12 @@ def case_of(row: StepRow, *, machine: Machine | None = None) -> Case | str:
         tensor = f"tensor {row.tensor}" + (f" x {row.y}" if row.y > 1 else "")
         parts = f"{tensor} x pipeline {row.pipeline} x context {row.context} x data {row.data}"
         return f"{parts} = {ranks}, not {row.gpus} GPUs"
-    framework = framework_of(row)
     model = model_of(row, framework)
+    if why := unpriced(model):
+        return why
+    if unable := [one for one in [framework.cannot_recompute(kind) for kind, _ in _recomputes(row.recompute)] if one]:
+        return unable[0]
+    framework = framework.training(model)
     workload = Workload(global_batch=row.global_batch, sequence_length=row.sequence_length, precision=precision)
     found = []
     for one in _open(row, framework):
@@ -275,10 +318,27 @@ def case_of(row: StepRow, *, machine: Machine | None = None) -> Case | str:
     return Case(model, priced_on, workload, framework, row=row, configurations=tuple(found))
 
 
-def _precision(words: str) -> Precision | None:
+_FORMATS: tuple[tuple[str, Precision], ...] = (
+    (r"fp4", "nvfp4"),
+    (r"mx|fp8[-_ ]?mx", "mxfp8"),
+    (r"block|1x128|sub-?channel|fp8[-_ ]?sc", "fp8-blockwise"),
+    (r"current|tensor-?wise|row-?wise|dynamic|fp8[-_ ]?cs", "fp8-current"),
+    (r"fp8", "fp8-delayed"),
+)
+"""Words of formats below 16 bits; the first found counts."""
+
+
+def _precision(words: str, framework: Framework, machine: Machine) -> Precision | None:
     text = words.lower()
-    if "fp8" in text or "int8" in text or "fp4" in text:
+    if "int8" in text:
         return None
+    if "fp8" in text or "fp4" in text:
+        named = next(name for pattern, name in _FORMATS if re.search(pattern, text))
+        if named == "fp8-delayed" and "delayed" not in text and "fp8-current" in framework.formats[:1]:
+            return "fp8-current"
+        # Transformer Engine runs 128-blocks as MXFP8 where GEMMs have no such scales (common/recipe/__init__.py).
+        emulated = named == "fp8-blockwise" and named not in machine.accelerator.peak_tflops
+        return "mxfp8" if emulated and "mxfp8" in machine.accelerator.peak_tflops else named
     if "fp16" in text or "half" in text or "mixed" in text:
         return "bf16" if text.startswith("bf16") else "fp16"
     if text in SILENT:
@@ -289,6 +349,8 @@ def _precision(words: str) -> Precision | None:
 
 def model_of(row: StepRow, framework: Framework) -> Model:
     """The model of a row; unstated properties, such as biases, as usual for its kind."""
+    if row.more is not None and row.more.model is not None:
+        return row.more.model
     return Model(
         schema="axonn-tune/model/1",
         **{name: getattr(row, name) for name in ("layers", "hidden", "heads", "kv_heads", "ffn", "vocab")},
@@ -301,6 +363,21 @@ def model_of(row: StepRow, framework: Framework) -> Model:
         source="published row",
         defaults=ModelDefaults(global_batch=row.global_batch, sequence_length=row.sequence_length),
     )
+
+
+def measured_s(case: Case) -> float | None:
+    """The measured step: as stated, else by tokens, by the FLOPs that the framework's log counts, or by MFU of its peak
+    in BF16, or of that the source names."""
+    row, more = case.row, case.row.more
+    if row.step_s is not None or more is None:
+        return row.step_s
+    if more.tokens_per_s_per_gpu is not None:
+        return step_tokens(case.workload) / (more.tokens_per_s_per_gpu * row.gpus)
+    one = case.configurations[0]
+    flops = logged_flops(case.framework, case.model, case.workload, grid=one.grid, recompute=one.recompute)
+    peak = more.mfu_of or 1e12 * case.machine.accelerator.peak_tflops["bf16"]
+    rate = 1e12 * row.tflops_per_gpu if row.tflops_per_gpu is not None else more.mfu and more.mfu * peak
+    return flops / (rate * row.gpus) if flops and rate else None
 
 
 def _wrong(one: Layout, model: Model, workload: Workload, framework: Framework) -> list[str]:
@@ -318,8 +395,13 @@ def interleavings(case: Case) -> Iterator[Layout]:
 
 def _open(row: StepRow, framework: Framework) -> Iterator[Layout]:
     """The row's degrees, with each kind of recompute it may mean."""
-    z = row.z or (row.data if _sharded(framework, row) else 1)
-    order = row.order or framework.axes
+    more = row.more or Named()
+    shards = more.shards if more.shards and row.data % more.shards == 0 else row.data
+    z = row.z or (shards if _sharded(framework, row) else 1)
+    experts = {"expert": more.expert, "expert_tensor": _expert_tensor(row, framework)}
+    if more.model is None or not more.model.has_experts:
+        experts = {}
+    order = row.order or tuple(axis for axis in framework.axes if axis in RANK_AXES)
     grid = Grid(
         x=row.tensor,
         y=row.y,
@@ -328,10 +410,23 @@ def _open(row: StepRow, framework: Framework) -> Iterator[Layout]:
         context=row.context,
         pipeline=row.pipeline,
         order=(*order, *(axis for axis in RANK_AXES if axis not in order)),
+        **experts,
     )
+    parts, mtp_part = row.parts or None, None
+    if more.layout:
+        parts, _, mtp_part = parse_layout(more.layout, stages=row.pipeline, layers=row.layers)
     kept = None if framework.step.reshard == "fit" else 0
     for recompute, some in _recomputes(row.recompute):
-        yield Layout(grid, row.micro_batch or 1, recompute, kept, row.interleave, row.parts or None, some)
+        chunks = len(parts) // row.pipeline if more.layout and parts else row.interleave
+        yield Layout(grid, row.micro_batch or 1, recompute, kept, chunks, parts, some, mtp_part)
+
+
+def _expert_tensor(row: StepRow, framework: Framework) -> int:
+    """Ranks that split an expert: as stated, else as Megatron-Core has it (core/parallel_state.py), that of all."""
+    stated = None if row.more is None else row.more.expert_tensor
+    if stated is not None or framework.tensor_without_expert or row.more is None:
+        return stated or (row.tensor if row.more is not None and row.more.expert == 1 else 1)
+    return row.tensor
 
 
 def _recomputes(words: str) -> tuple[tuple[Recompute, int | None], ...]:

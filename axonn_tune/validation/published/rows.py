@@ -4,6 +4,9 @@ A CSV file has one row per measured layout. Columns are those of `COLUMNS`, in a
 there. An empty cell, `nan` or words where a number is expected mean that the source does not state it; options of the
 software are then those of its recipes. An empty `vpp` means no interleaving, `unknown` that the source does not state
 it. Cells with few possible words hold one of them.
+
+A row may name its model instead of its sizes, and say of experts, number formats and memory what columns of
+`published.cells` hold: then an empty `vpp` of several stages is not stated, and what cannot be read is not predicted.
 """
 
 from __future__ import annotations
@@ -26,6 +29,7 @@ from axonn_tune.specs.document import LARGEST_SIZE
 from axonn_tune.specs.loading import read_text
 from axonn_tune.stages import parse_layout
 from axonn_tune.units import read_number
+from axonn_tune.validation.published.cells import ALSO, MORE, NAMED, Named, named, names_model
 
 SHIPPED = Path(__file__).parent
 """Folder of the measurements that ship with the tool."""
@@ -48,7 +52,7 @@ _READ = (
 )
 _DESCRIPTIVE = ("source", "source_loc", "url", "confidence", "params_b", "grad_accum", "tflops_per_gpu")
 
-COLUMNS = (*NEEDED, *_READ, *_DESCRIPTIVE, "flops_convention")
+COLUMNS = (*NEEDED, *_READ, *_DESCRIPTIVE, "flops_convention", *MORE, *ALSO)
 """Every column of a file of steps: those that must be there, those that are read where they are, and those that say
 where a row comes from, or repeat in other units what others say."""
 
@@ -74,7 +78,8 @@ class StepRow(Place):
 
     z: ranks over which each weight is sharded, of the `data` that share the batch. order: rank order; parts: blocks of
     each model part; both empty where they are the framework's own. tflops_per_gpu: as the software's own log counts,
-    None where a row has its own `flops_convention`. unstated: columns of `OPTIONS` that it leaves blank.
+    None where a row has its own `flops_convention`. unstated: columns of `OPTIONS` that it leaves blank. more: what a
+    row says that names its model.
     """
 
     id: str
@@ -119,11 +124,24 @@ class StepRow(Place):
     tied: bool | None = None
     tflops_per_gpu: float | None = None
     unstated: tuple[str, ...] = ()
+    more: Named | None = None
 
 
 def read_steps(path: Path) -> tuple[StepRow, ...]:
     """Every row of a file; UsageError if it cannot be read, DocumentError with all problems of its contents."""
-    return each_record(path, NEEDED, step_row, known=COLUMNS)
+    return each_record(path, needed_columns(path), step_row, known=COLUMNS)
+
+
+def needed_columns(path: Path) -> tuple[str, ...]:
+    """Columns that a file must have: those of sizes, or, without a hidden size, a model and GPUs by any name."""
+    header = next(csv.reader(io.StringIO(read_text(path).partition("\n")[0])), [])
+    if "hidden" in header or "model" not in header:
+        return NEEDED
+    gpus, system = (next((name for name in names if name in header), names[0]) for names in (_GPUS, ("gpu", "system")))
+    return (*NAMED, gpus, system)
+
+
+_GPUS = ("n_gpus", "gpus", "num_gpus")
 
 
 def each_record(
@@ -199,6 +217,10 @@ _FIELDS: tuple[tuple[Callable[[Record, str], Any], Mapping[str, str]], ...] = (
 def step_row(stated: Record, line: int) -> StepRow:
     """What a record of a file or of arguments means; ValueError with all odd words, or the first size that is none."""
     record = dict(stated)
+    more: Named | None = None
+    if names_model(record):
+        cells, more = named({name: _text(stated, name) for name in stated})
+        record = dict[str, Cell](cells)
     for erratum in known_errata():
         if (record.get("dataset"), record.get(erratum["column"], "")) == (erratum["dataset"], erratum["cell"]):
             record[erratum["column"]] = erratum["taken"]
@@ -219,6 +241,7 @@ def step_row(stated: Record, line: int) -> StepRow:
     return StepRow(
         **found,
         line=line,
+        more=more,
         family=_text(record, "family") or f"{record.get('model', '')}|{gpus}",
         kv_heads=kv_heads,
         gated=bool(_flag(record, "gated_mlp")),

@@ -190,7 +190,8 @@ def test_rows_that_cannot_be_predicted_say_why(tmp_path: Path) -> None:
     large = {"layers": "128", "hidden": "25600", "heads": "160", "ffn": "102400", "tp": "8", "recompute": "none"}
     for more, why in (
         ({"gpu": "Abacus 9"}, "no machine profile has the accelerator 'Abacus 9': known are A100"),
-        ({"precision": "fp8"}, "number format 'fp8' is not modelled: bf16, fp16, fp32 and fp64 are"),
+        ({"precision": "int8"}, "number format 'int8' is not modelled: bf16, fp16, "),
+        ({"precision": "fp8"}, "dgx-a100 states no peak for fp8-delayed"),
         (large, "does not fit: needs "),
     ):
         (found,) = predict_steps([read(tmp_path, more=more)])

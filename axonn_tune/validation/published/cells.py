@@ -1,0 +1,369 @@
+"""Cells of rows that name their model, in the words of their sources: columns, models, formats, module lists, notes.
+
+Such a row has experts, number formats or context parallelism, and says more than `rows.NEEDED` has columns for. What a
+note says of a column that is empty is read as if it stood there. What cannot be read makes the row one that is not
+predicted, with the reason; nothing is passed over.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+from axonn_tune.recompute import MODULES
+from axonn_tune.specs.catalog import available, load_model
+from axonn_tune.specs.model import Model, expand
+
+ALSO = {
+    **{"gpus": "n_gpus", "num_gpus": "n_gpus", "vp": "vpp", "step_time_s": "step_s", "memory_gib": "mem_gib"},
+    **{"source_ref": "source_loc", "global_batch": "gbs", "micro_batch": "mbs", "sequence_length": "seq"},
+}
+"""Columns by other names."""
+
+MORE = (
+    *("ep", "etp", "fsdp", "dispatcher", "ep_overlap", "routing", "recipe", "pipeline_layout", "cuda_graphs", "mtp"),
+    *("offload", "software", "assumed", "async_tp", "param_format", "grad_dtype", "state_bytes", "memory_kind"),
+    *("tokens_per_s_per_gpu", "mfu_percent", "mfu_of_tflops", "blind_family", "dense_layers", "micro_batches"),
+)
+"""Columns of rows that name their model alone."""
+
+NAMED = ("id", "framework", "model", "seq", "gbs")
+"""Columns that a file of them must have, beside GPUs and what they are."""
+
+_BLANK = ("", "-", "--", "–", "—", "/", "n/a", "na", "nan", "unknown", "unstated", "not stated", "not printed", "?")
+_NOTES: tuple[tuple[str, str, str], ...] = (
+    ("cuda_graphs", r"cuda graphs?:? ((?:(?:attn|mamba|mlp|moe\w*|full\w*),? ?(?:and )?)+)", r"\1"),
+    ("cuda_graphs", r"cuda graphs", "full_iteration"),
+    ("pipeline_layout", r"layout (?:string )?(?:of gb200 )?(e[et|()*\d,m]*\|[t|()*\d,m]*l)\b", r"\1"),
+    ("mtp", r"\bno mtp|without mtp", "0"),
+    ("mtp", r"\bmtp depth (\d)", r"\1"),
+    ("offload", r"offloads? ([\w ,]+)|(?:with|fine-grained) [\w -]*offloading", r"\1"),
+    ("async_tp", r"async tp", "1"),
+    ("async_tp", r"vanilla tp", "0"),
+    ("dense_layers", r"(\d+) dense layers?", r"\1"),
+    ("micro_batches", r"(\d+) micro-batches", r"\1"),
+    ("mfu_of_tflops", r"mfu of ([\d.]+) tflop", r"\1"),
+    ("seq", r"sequence (?:by tokens/s is|not printed \()\s*([\d,]+)", r"\1"),
+    ("state_bytes", r"(?:bf16|low-precision adam) moments", "8"),
+    ("param_format", r"fp8 primary weights", "fp8"),
+    ("memory_kind", r"\b(allocated|reserved)\b", r"\1"),
+    ("ep_overlap", r"delayed weight gradients", "on, delayed"),
+)
+"""Column, what a note says of it where it is empty, and the cell that this means."""
+
+_RATIOS_ONLY = r"power-limited|blackwell-4gpu|\bor\b|not stated"
+"""Words of a system whose GPUs nobody names, or that run slower than their kind."""
+
+MODELS = Path(__file__).parent
+"""Models of published rows that are none of those that ship for searches."""
+
+LEFT_OUT = ("deepseek-v4", "glm-5", "qwen3-next", "qwen3.5", "qwen3.6")
+"""Models that are not priced: sparse attention, gated delta nets, hyper-connections."""
+
+_ALIASES = {
+    **{"deepseekv3671b": "deepseek-v3", "deepseekr1": "deepseek-v3", "deepseekv2236b": "deepseek-v2"},
+    **{"kimik21t": "kimi-k2", "llama4scout17b16e": "llama4-scout", "llama4scout17bx16e": "llama4-scout"},
+    **{"glm45355b": "glm-45", "mixtral8x7b": "mixtral-8x7b", "mixtral8x22b": "mixtral-8x22b"},
+    **{"deepseekv316b": "deepseek-v3-16b", "g8t8": "mixtral-8x22b-g8t8"},
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Named:
+    """What such a row says beside the columns of all rows; None or empty where it does not.
+
+    model: with the layers that it trains. expert, expert_tensor: sizes of those axes. routing: forced, natural or drop.
+    ratios_only: why its step is compared with those of others alone; lacking: why it has no prediction. state_bytes:
+    optimizer states of a parameter. assumed: cells that the source does not print, with the place that they are from.
+    mfu: share of mfu_of, FLOP/s.
+    """
+
+    model: Model | None = None
+    expert: int = 1
+    expert_tensor: int | None = None
+    shards: int | None = None
+    sharded: bool = False
+    dispatcher: str = ""
+    expert_overlap: bool | None = None
+    delayed: bool = False
+    routing: str = ""
+    layout: str = ""
+    cuda_graphs: tuple[str, ...] = ()
+    async_tp: bool | None = None
+    gradient_bytes: int | None = None
+    state_bytes: int | None = None
+    quantized_weights: bool = False
+    offload: str = ""
+    software: str = ""
+    assumed: str = ""
+    memory_kind: str = "unstated"
+    tokens_per_s_per_gpu: float | None = None
+    mfu: float | None = None
+    mfu_of: float | None = None
+    open_recompute: bool = False
+    ratios_only: str = ""
+    lacking: str = ""
+    blind: bool = False
+
+
+def names_model(record: Mapping[str, object]) -> bool:
+    """Whether a record names its model in place of sizes, or says what only such rows do."""
+    return (bool(record.get("model")) and not record.get("hidden")) or any(record.get(name) for name in MORE)
+
+
+def named(record: Mapping[str, str]) -> tuple[dict[str, str], Named]:
+    """A record with the columns of all rows, and what else it says."""
+    cells = {ALSO.get(name, name): value.strip() for name, value in record.items()}
+    blank = {name for name, value in cells.items() if value.lower() in _BLANK}
+    printed = cells.get("vpp", "").lower() in ("n/a", "na", "-", "/")
+    cells |= dict.fromkeys(blank, "")
+    for column, pattern, meaning in _NOTES:
+        found = re.search(pattern, cells.get("notes", ""), re.IGNORECASE)
+        if found and not cells.get(column):
+            cells[column] = found.expand(meaning) if "\\" in meaning else meaning
+    reader = _Reader(cells)
+    return reader.columns(interleaved=not printed), reader.named()
+
+
+class _Reader:
+    """Reads the cells of one record; `lacking` collects why it has no prediction."""
+
+    def __init__(self, cells: dict[str, str]) -> None:
+        self.cells, self.lacking = cells, list[str]()
+        stated = [name for name in ("tp", "pp", "cp", "ep", "fsdp", "dp") if cells.get(name)]
+        self.gpus, self.model = self.count("n_gpus"), self._model()
+        if self.gpus is None:
+            self.lacking.append("GPUs are not stated")
+        elif not stated and self.gpus > 1:
+            self.lacking.append("degrees of parallelism are not stated")
+        if self.count("seq") is None:
+            self.lacking.append("the sequence length is not stated")
+
+    def text(self, name: str) -> str:
+        return self.cells.get(name, "").lower()
+
+    def count(self, name: str) -> int | None:
+        """A whole number such as `4096`, `4,096`, `4k` or `128.0`; None for an empty cell."""
+        text = self.text(name).replace(",", "").replace("_", "").removeprefix("~")
+        if not text:
+            return None
+        found = re.fullmatch(r"(\d{1,12})(?:\.0*)?( ?k)?(?: ?(?:tokens|gpus?|nodes?))?", text)
+        if not found or not int(found[1]):
+            self._odd(name, "a whole number")
+            return None
+        return int(found[1]) * (1024 if found[2] else 1)
+
+    def measure(self, name: str) -> float | None:
+        """A number above 0, with its thousands between commas or not."""
+        text = self.text(name).replace(",", "").lstrip("~≈ ")
+        found = re.fullmatch(r"(\d+\.?\d*(?:e[+-]?\d+)?)\s*(?:s|tflops?|%|gib|gb)?", text)
+        if text and not (found and float(found[1]) > 0.0):
+            self._odd(name, "a number")
+        return float(found[1]) if found and float(found[1]) > 0.0 else None
+
+    def _odd(self, name: str, wanted: str) -> None:
+        words = f"{name} is {self.cells[name]!r}, not {wanted}"
+        if words not in self.lacking:
+            self.lacking.append(words)
+
+    def _model(self) -> Model | None:
+        name = self.cells.get("model", "")
+        if self.text("hidden"):
+            return None
+        document = model_named(name)
+        layers, dense, mtp = self.count("layers"), self.count("dense_layers"), self.text("mtp")
+        if document is None:
+            left = any(_plain(one) in _plain(name) for one in LEFT_OUT)
+            self.lacking.append(f"model {name!r} is not {'priced' if left else 'known, and no sizes are given'}")
+            return None
+        if layers is not None and layers != document.layers:
+            document = cut(document, layers, dense=dense)
+        if mtp and re.fullmatch(r"\d|on|off|yes|no|none|true|false", mtp):
+            count = int(mtp) if mtp.isdecimal() else int(mtp in ("on", "yes", "true"))
+            document = document.model_copy(update={"mtp_layers": count})
+        elif mtp:
+            self._odd("mtp", "a number of layers")
+        return document
+
+    def columns(self, *, interleaved: bool) -> dict[str, str]:
+        """The columns that all rows have; interleaved: an empty `vpp` says nothing."""
+        cells, model = self.cells, self.model
+        numbers = {name: self.count(name) for name in ("tp", "pp", "cp", "vpp", "mbs", "seq", "dp")}
+        data = numbers["dp"] or max(
+            1, (self.gpus or 1) // ((numbers["tp"] or 1) * (numbers["pp"] or 1) * (numbers["cp"] or 1))
+        )
+        batch = self.count("gbs") or self._batch(numbers["mbs"], data)
+        if batch is None:
+            self.lacking.append("the global batch is not stated")
+        memory = self.measure("mem_gib")
+        if memory and re.search(r"memory in gb\b", self.text("notes")):
+            memory *= 1e9 / 2**30
+        several = (numbers["pp"] or 1) > 1 and interleaved and not cells.get("pipeline_layout")
+        sizes = dict.fromkeys(("layers", "hidden", "heads", "ffn", "vocab"), "1")
+        if model is not None:
+            sizes = {name: str(getattr(model, name)) for name in (*sizes, "kv_heads")}
+        return {
+            **cells,
+            **(sizes if not self.text("hidden") else {}),
+            **{name: str(value or "") for name, value in numbers.items()},
+            "vpp": str(numbers["vpp"] or ("unknown" if several and model is not None else "")),
+            "seq": str(numbers["seq"] or 1),
+            "dp": str(data),
+            "gbs": str(batch or 1),
+            "n_gpus": str(self.gpus or 1),
+            "gpu": cells.get("gpu", "") or cells.get("system", ""),
+            "dataset": cells.get("dataset", "") or cells.get("source", ""),
+            "family": cells.get("family", "") or f"{cells.get('model')}|{self.gpus}|{cells.get('precision')}",
+            "precision": f"{cells.get('precision', '')} {cells.get('recipe', '')}".strip(),
+            "recompute": self._recompute(),
+            **({} if model is None else {"gated_mlp": str(int(model.gated))}),
+            "step_s": str(self.measure("step_s") or ""),
+            "mem_gib": str(memory or ""),
+            "tflops_per_gpu": str(self.measure("tflops_per_gpu") or ""),
+        }
+
+    def _batch(self, micro_batch: int | None, data: int) -> int | None:
+        """The global batch by the number of micro-batches, by a local batch, or without accumulation."""
+        local = re.search(r"local batch (\d+)", self.text("notes"))
+        if local:
+            return int(local[1]) * data
+        batches = self.count("micro_batches")
+        if micro_batch and batches:
+            return micro_batch * batches * data
+        sharded = any(word in self.text("framework") for word in ("torchtitan", "fsdp"))
+        return micro_batch * data if micro_batch and sharded and (self.count("pp") or 1) == 1 else None
+
+    def _recompute(self) -> str:
+        """A recompute set by our names, `layernorm,moe_act`; empty where the row does not say."""
+        text = self.text("recompute").split(";")[0]
+        text = re.sub(r"\((?:appendix|table|section)[^)]*\)", "", text).strip()
+        if not text:
+            return ""
+        if text in ("none", "no", "off", "disabled", "false", "0"):
+            return "none"
+        if found := re.match(r"full\b.*?(?:(?:block|first|on)\D*(\d+))?\D*$", text):
+            return f"full on {found[1]}" if found[1] and "uniform" not in text else "full"
+        listed = re.sub(r"^(?:selective|modules?)\b[\s:(]*", "", text).rstrip(")")
+        if not listed or listed in ("on", "default"):
+            return "selective"
+        names = list(self._modules(listed))
+        return ",".join(names)
+
+    def _modules(self, text: str) -> Iterator[str]:
+        for word in filter(None, re.split(r"[\s,+&/]+|\band\b", text)):
+            name = _MODULES.get(word.strip("()[]'\""), word)
+            if name not in MODULES:
+                self._odd("recompute", f"a set of {', '.join(MODULES)}: {word}")
+                return
+            yield name
+
+    def named(self) -> Named:
+        """What the row says beside the columns of all rows."""
+        fsdp, overlap, graphs = self.text("fsdp"), self.text("ep_overlap"), self.text("cuda_graphs")
+        shards = int(fsdp) if fsdp.isdecimal() else None
+        asynchronous = self.text("async_tp")
+        mfu, peak = self.measure("mfu_percent"), self.measure("mfu_of_tflops")
+        states = self.measure("state_bytes")
+        system = f"{self.text('system')} {self.text('gpu')}"
+        kind = self.text("memory_kind")
+        found = Named(
+            model=self.model,
+            expert=self.count("ep") or 1,
+            expert_tensor=self.count("etp"),
+            shards=shards,
+            sharded=fsdp not in ("", "off", "no", "0", "1", "none"),
+            dispatcher=self._word("dispatcher", _DISPATCHERS),
+            expert_overlap=None if not overlap else overlap.startswith(("on", "yes", "1", "true", "dualpipe")),
+            delayed="delay" in overlap or "wgrad" in overlap,
+            routing=self._word("routing", _ROUTINGS),
+            layout=re.sub(r"[elt]", _letter, self.text("pipeline_layout")),
+            cuda_graphs=tuple(re.findall(r"[a-z_]+", graphs)) if graphs not in ("no", "off", "none") else (),
+            async_tp=None if not asynchronous else asynchronous in ("1", "on", "yes", "true", "async"),
+            gradient_bytes={"bf16": 2, "fp32": 4}.get(self.text("grad_dtype")),
+            state_bytes=None if states is None else int(states),
+            quantized_weights="fp8" in self.text("param_format") or "fp4" in self.text("param_format"),
+            offload=self.text("offload"),
+            software=self.cells.get("software", ""),
+            assumed=self.cells.get("assumed", ""),
+            memory_kind=kind if kind in ("allocated", "reserved") else "unstated",
+            tokens_per_s_per_gpu=self.measure("tokens_per_s_per_gpu"),
+            mfu=None if mfu is None else mfu / 100.0,
+            mfu_of=None if peak is None else 1e12 * peak,
+            open_recompute=not self.text("recompute"),
+            ratios_only="the GPU is not named, or slower than its kind" if re.search(_RATIOS_ONLY, system) else "",
+            blind=self.text("blind_family") in ("yes", "1", "true"),
+        )
+        return found if not self.lacking else Named(**{**vars(found), "lacking": "; ".join(self.lacking)})
+
+    def _word(self, name: str, known: tuple[tuple[str, str], ...]) -> str:
+        """What the first pattern means that is in a cell."""
+        text = self.text(name)
+        found = next((meaning for pattern, meaning in known if re.search(pattern, text)), None)
+        if text and found is None:
+            self._odd(name, f"one of {', '.join(dict.fromkeys(meaning for _, meaning in known))}")
+        return found or ""
+
+
+def _letter(match: re.Match[str]) -> str:
+    return {"e": "E", "l": "L"}.get(match[0], match[0])
+
+
+_MODULES = {
+    **dict.fromkeys(("norm", "norms", "rmsnorm", "layer_norm"), "layernorm"),
+    **dict.fromkeys(("act", "swiglu", "moe_activation", "activation"), "moe_act"),
+    **dict.fromkeys(("attn", "attention", "sdpa", "core_attention"), "core_attn"),
+    **dict.fromkeys(("up_proj", "mla_up", "mla", "mla_up_projection"), "mla_up_proj"),
+    **dict.fromkeys(("shared_expert", "shared"), "shared_experts"),
+    **dict.fromkeys(("experts", "moe_layer"), "moe"),
+    "dense_mlp": "mlp",
+}
+_DISPATCHERS = (
+    (r"uccl", "deepep-uccl"),
+    (r"nvshmem", "deepep-nvshmem"),
+    (r"hybrid[ _-]?ep", "hybridep"),
+    (r"deep[ _-]?ep|flex", "deepep"),
+    (r"all[ _-]?gather|^ag$", "allgather"),
+    (r"all[ _-]?to[ _-]?all|a2a|nccl|standard|default", "alltoall"),
+)
+_ROUTINGS = (
+    (r"forc|fake|(?<!im)balanced?\b(?! loss)|uniform", "forced"),
+    (r"drop(?!less)|capacity", "drop"),
+    (r"natural|dropless|aux|free|learned", "natural"),
+)
+
+
+def _plain(name: str) -> str:
+    return re.sub(r"[^a-z0-9]", "", name.lower())
+
+
+@cache
+def _models() -> dict[str, str | Path]:
+    """Where each model is by its plain name: its name if it ships for searches, else its file."""
+    shipped: dict[str, str | Path] = {_plain(name): name for name in available("model")}
+    return shipped | {_plain(path.stem): path for path in sorted(MODELS.glob("*.yaml"))}
+
+
+def model_named(name: str) -> Model | None:
+    """The model that a name means, however it is spelt: `Qwen3_30B_a3B`, `meta-llama/Llama-3.1-70B`, `DeepSeekV3`."""
+    plain = _plain(name.rpartition("/")[2].removeprefix("Meta-"))
+    plain = re.sub(r"^(llama3|glm4)[123](?=\d{1,3}b)", r"\1", plain).removesuffix("base").removesuffix("instruct")
+    plain, known = _plain(_ALIASES.get(plain, plain)), _models()
+    longer = [key for key in known if plain and key.startswith(plain)]
+    place = known.get(plain) or (known[longer[0]] if len(longer) == 1 and len(plain) > 4 else None)
+    return None if place is None else load_model(place).document
+
+
+def cut(model: Model, layers: int, *, dense: int | None = None) -> Model:
+    """A model with its first layers alone; dense: so many of its first type and else its last, as in SimuMax's."""
+    stated = model.model_dump(by_alias=True) | {"layers": layers, "pattern": None}
+    if model.pattern is not None:
+        names = expand(model.pattern)
+        kept = names[:layers] if dense is None else [names[0]] * dense + [names[-1]] * (layers - dense)
+        kept += [names[-1]] * (layers - len(kept))
+        types = {name: kind for name, kind in stated["layer_types"].items() if name in kept}
+        stated |= {"layers": " ".join(kept), "layer_types": types}
+        del stated["pattern"]
+    return Model.model_validate(stated)

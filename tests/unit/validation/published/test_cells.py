@@ -1,0 +1,142 @@
+"""Rows that name their model: every spelling of a cell means the same, and what means nothing is said."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from axonn_tune.validation.published.accuracy import predict_steps
+from axonn_tune.validation.published.cases import Case, case_of, framework_of, measured_s
+from axonn_tune.validation.published.cells import model_named
+from axonn_tune.validation.published.rows import SHIPPED, StepRow, read_steps
+
+CELLS = {
+    **{"id": "one", "framework": "megatron-core", "model": "qwen3-235b-a22b", "gpus": "256", "system": "dgx-h100"},
+    **{"precision": "bf16", "seq": "4096", "gbs": "2048", "mbs": "1", "tp": "2", "pp": "8", "vp": "4", "ep": "32"},
+    **{"etp": "1", "recompute": "moe_act", "step_time_s": "19.7"},
+}
+
+
+def read(tmp_path: Path, **more: str) -> StepRow:
+    """A row with some other cells."""
+    cells = CELLS | more
+    path = tmp_path / "rows.csv"
+    path.write_text(",".join(cells) + "\n" + ",".join(f'"{cell}"' for cell in cells.values()) + "\n", "utf-8")
+    return read_steps(path)[0]
+
+
+@pytest.mark.parametrize(
+    ("name", "model"),
+    [
+        *(("Qwen3_30B_a3B", "qwen3-30b-a3b"), ("GPT OSS 120B", "gpt-oss-120b"), ("DeepSeekV3", "deepseek-v3")),
+        *(("Nemotron_3_Nano", "nemotron-3-nano-30b-a3b"), ("meta-llama/Llama-3.1-405B", "llama3-405b")),
+        *(("Qwen/Qwen3-235B-A22B", "qwen3-235b-a22b"), ("Mixtral 8x7B", "mixtral-8x7b"), ("kimi k2", "kimi-k2")),
+        *(("DeepSeek-V3 671B", "deepseek-v3"), ("llama4-scout-17bx16e", "llama4-scout"), ("qwen3-8b", "qwen3-8b")),
+        *(("DeepSeek-V2-Lite", None), ("qwen3", None), ("llama", None), ("", None)),
+    ],
+)
+def test_models_by_any_spelling(name: str, model: str | None) -> None:
+    """Guards names: one that could mean several models means none."""
+    found = model_named(name)
+    assert (found and found.name) == model
+
+
+@pytest.mark.parametrize(
+    ("cell", "recompute"),
+    [
+        *(("layernorm moe_act", "layernorm,moe_act"), ("norm, act", "layernorm,moe_act"), ("full", "full")),
+        *(("selective (core_attn)", "core_attn"), ("full (uniform 1)", "full"), ("full block 3", "full on 3")),
+        *(("off", "none"), ("selective", "selective"), ("moe_act (appendix B); mlp (table 1)", "moe_act")),
+    ],
+)
+def test_recompute_lists(tmp_path: Path, cell: str, recompute: str) -> None:
+    """Guards module lists, which sources write in their own words."""
+    assert read(tmp_path, recompute=cell).recompute == recompute
+
+
+@pytest.mark.parametrize(
+    ("cells", "precision"),
+    [
+        ({"precision": "fp8", "recipe": "tensorwise"}, "fp8-current"),
+        ({"precision": "FP8", "recipe": ""}, "fp8-delayed"),
+        ({"precision": "FP8-CS"}, "fp8-current"),
+        ({"precision": "fp8", "recipe": "blockwise 1x128, 128x128"}, "fp8-blockwise"),
+        ({"precision": "fp8", "recipe": "blockwise", "system": "gb200-nvl72"}, "mxfp8"),
+        ({"precision": "MXFP8", "system": "DGX-GB300"}, "mxfp8"),
+        ({"precision": "NVFP4", "system": "gb300"}, "nvfp4"),
+        (
+            {"precision": "fp8", "framework": "torchtitan (compile)", "model": "llama3-8b", "pp": "1", "vp": ""},
+            "fp8-current",
+        ),
+    ],
+)
+def test_formats(tmp_path: Path, cells: dict[str, str], precision: str) -> None:
+    """Guards number formats, as precision and recipe together say them."""
+    case = case_of(read(tmp_path, **({"recompute": "none"} | cells)))
+    assert isinstance(case, Case), case
+    assert case.workload.precision == precision
+
+
+def test_layout_and_options(tmp_path: Path) -> None:
+    """Guards what changes a price: experts, dispatcher, graphs, number of MTP layers, exact stages, thousands."""
+    row = read(tmp_path, gbs="2,048", seq="4k", dispatcher="all-to-all (NCCL)", routing="force-balanced")
+    case = case_of(row)
+    assert isinstance(case, Case)
+    grid = case.configurations[0].grid
+    assert (grid.x, grid.pipeline, grid.data, grid.expert, grid.expert_tensor) == (2, 8, 16, 32, 1)
+    assert (case.workload.global_batch, case.workload.sequence_length) == (2048, 4096)
+    assert case.framework.step.dispatcher == "alltoall"
+    assert row.more is not None
+    assert row.more.routing == "forced"
+    noted = read(
+        tmp_path, notes="CUDA graphs attn, moe_router; layout string Et*2|(t*3|)*30t*2L, no MTP; 2 micro-batches"
+    )
+    assert framework_of(noted).step.cuda_graphs == ("attn",)
+    found = case_of(noted)
+    assert isinstance(found, Case)
+    assert found.configurations[0].parts == (2, *[3] * 30, 2)
+
+
+@pytest.mark.parametrize(
+    ("cells", "seconds"),
+    [
+        ({"tokens_per_s_per_gpu": "1000"}, 2048 * 4096 / 256e3),
+        # 148.03 GFLOP a token, by the published pairs of TFLOP/s and tokens/s.
+        ({"tflops_per_gpu": "250"}, 2048 * 4096 * 148.03e9 / (256 * 250e12)),
+        ({"mfu_percent": "25.27", "notes": "MFU of 989.5 TFLOP/s"}, 2048 * 4096 * 148.03e9 / (256 * 250e12)),
+    ],
+)
+def test_steps_by_throughput(tmp_path: Path, cells: dict[str, str], seconds: float) -> None:
+    """Guards steps from tokens/s, from the log's TFLOP/s and from MFU of the peak that the source names."""
+    case = case_of(read(tmp_path, **(cells | {"step_time_s": ""})))
+    assert isinstance(case, Case)
+    assert measured_s(case) == pytest.approx(seconds, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("cells", "words"),
+    [
+        ({"gpus": ""}, "GPUs are not stated"),
+        ({"seq": "", "gbs": ""}, "the sequence length is not stated; the global batch is not stated"),
+        ({"recompute": "moe_atc"}, "recompute is 'moe_atc'"),
+        ({"dispatcher": "carrier pigeon"}, "dispatcher is 'carrier pigeon'"),
+        ({"model": "qwen3-next-80b-a3b"}, "is not priced"),
+        ({"model": "something"}, "is not known"),
+        ({"tp": "", "pp": "", "vp": "", "ep": ""}, "degrees of parallelism are not stated"),
+        ({"tp": "two"}, "tp is 'two', not a whole number"),
+    ],
+)
+def test_what_cannot_be_read_is_said(tmp_path: Path, cells: dict[str, str], words: str) -> None:
+    """Guards rows: nothing is passed over, and one odd cell leaves the others of the file to be read."""
+    (found,) = predict_steps([read(tmp_path, **cells)])
+    assert found.predicted_s is None
+    assert words in found.why_not
+
+
+def test_shipped_rows_have_their_source() -> None:
+    """Guards the file: a row names its source and the place in it, and an assumed cell where it is from."""
+    rows = read_steps(SHIPPED / "moe_steps.csv")
+    assert len(rows) == len({row.id for row in rows}) == 295
+    assert all(row.dataset and row.more is not None for row in rows)
+    assert sum(row.more.blind for row in rows if row.more) == 24
