@@ -31,6 +31,8 @@ forward all-reduce of one half behind the other half's work (only with a split m
 CudaGraphs = Literal["full", "attn", "mlp", "full_iteration"]
 CUDA_GRAPHS: tuple[CudaGraphs, ...] = get_args(CudaGraphs)
 """Scopes of CUDA graphs: whole layers, attention or MLP with its norm, forward and backward pass of a step."""
+DISPATCHERS = ("alltoall", "deepep", "hybridep", "allgather", "deepep-uccl", "deepep-nvshmem")
+"""Dispatchers of tokens to experts; `frameworks/dispatchers.csv` says what each sends."""
 RankBy: TypeAlias = Literal["communication", "exposed", "iteration"]
 Cost: TypeAlias = Literal["alpha-beta", "paper", "paper-released", "paper-mended"]
 COSTS: tuple[Cost, ...] = get_args(Cost)
@@ -274,6 +276,15 @@ class Request:
         choices=CUDA_GRAPHS,
         several=True,
         alone="all",
+    )
+    dispatcher: str | None = _option(
+        _WORKLOAD,
+        f"How tokens reach their experts: {', '.join(DISPATCHERS)}. Default: auto: alltoall over up to 8 ranks "
+        "of a node, hybridep in an NVLink domain of a rack, else deepep, of those that the framework has.",
+        "choice",
+        shown="NAME|auto",
+        choices=("auto", *DISPATCHERS),
+        beside=True,
     )
     tokens_total: int | str | None = _option(
         _WORKLOAD,

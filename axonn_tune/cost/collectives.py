@@ -24,7 +24,7 @@ from functools import lru_cache
 from math import gcd
 
 from axonn_tune.grid import GroupShape
-from axonn_tune.program.operations import Arithmetic, OpKind, Value, priced_kind
+from axonn_tune.program.operations import Arithmetic, Sent, Value, priced_kind
 from axonn_tune.specs.machine import Algorithm, CollectiveKind, Machine, Protocol, Tier
 
 TREE_BANDWIDTH_SHARE = 0.92
@@ -240,18 +240,26 @@ _ALGORITHMS: dict[Algorithm, Callable[..., tuple[float, float] | None]] = {
 }
 
 
-def lines(kind: OpKind, path: Route, machine: Machine, *, call_s: float = 0.0) -> tuple[Line, ...]:
+def lines(sent: Sent, path: Route, machine: Machine, *, call_s: float = 0.0) -> tuple[Line, ...]:
     """A line for every algorithm and protocol of the library over this route; none for a group of one.
 
     call_s: software overhead per call. An all-to-all is priced as the all-gather of its buffer: in both, a rank sends
     (p-1)/p of it over its own link. Across domains it is direct: what leaves one is not passed on from rank to rank.
+    Of a dispatch or combine there is one line, by its routing.
     """
     if path.size == 1:
         return ()
+    kind, routing = (sent, None) if isinstance(sent, str) else sent
     priced_as = priced_kind(kind)
     tiers = machine.tiers_of(priced_as)
     if tiers is not machine.tiers and not path.measured:
         path = replace(path, bandwidth_bytes_per_s=_bandwidth(path.sharing, tiers))
+    if routing is not None:
+        # Imported here: most models have no experts, and start-up time is theirs.
+        from axonn_tune.cost.dispatch import dispatch_line
+
+        dispatched = dispatch_line(kind, routing, path, tiers)
+        return (replace(dispatched, latency_s=dispatched.latency_s + call_s),)
     found = []
     apart = kind == "all_to_all" and path.outermost > 0
     for algorithm in ("direct",) if apart else machine.library.algorithms[priced_as]:

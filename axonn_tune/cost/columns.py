@@ -21,7 +21,7 @@ from axonn_tune.cost.collectives import lines, route
 from axonn_tune.cost.compute import ComputeClock, ComputeRates, contended_s
 from axonn_tune.cost.replay import ChunkTimes, Lines, Replay, StageWork
 from axonn_tune.grid import GroupShape
-from axonn_tune.program.operations import COLUMNS, OpKind, Value
+from axonn_tune.program.operations import COLUMNS, Sent, Value
 from axonn_tune.program.schedule import Runs, StepSchedule
 from axonn_tune.program.step import ONLY, Stage, StepProgram
 from axonn_tune.specs.machine import Machine
@@ -53,7 +53,7 @@ class RouteTable:
     """Lines of the collectives on every distinct route, and the tier each route's stream belongs to (-1: none)."""
 
     tier: Integers
-    lines: dict[OpKind, Lines]
+    lines: dict[Sent, Lines]
 
     @cached_property
     def alike(self) -> Integers:
@@ -71,7 +71,7 @@ def route_table(
     machine: Machine,
     world: int,
     *,
-    sent: Iterable[tuple[OpKind, str]],
+    sent: Iterable[tuple[Sent, str]],
     call_s: float = 0.0,
 ) -> RouteTable:
     """Price the shapes; `used` tells which of them each group of axes takes. Groups of one cost nothing.
@@ -80,10 +80,10 @@ def route_table(
     """
     paths = [route(shape, machine.tiers, world) for shape in shapes]
     tier = np.array([path.outermost for path in paths])
-    groups: dict[OpKind, set[str]] = {}
+    groups: dict[Sent, set[str]] = {}
     for kind, axes in sent:
         groups.setdefault(kind, set()).add(axes)
-    table: dict[OpKind, Lines] = {}
+    table: dict[Sent, Lines] = {}
     for kind, several in groups.items():
         numbers = distinct(np.concatenate([used[axes] for axes in several]))[0].tolist()
         found = [(number, lines(kind, paths[number], machine, call_s=call_s)) for number in numbers]
@@ -189,7 +189,7 @@ class ColumnPricer:
             return known[id(column)]
 
         @cache
-        def lines(kind: OpKind, axes: str) -> Lines:
+        def lines(kind: Sent, axes: str) -> Lines:
             routes = block.routes[axes]
             return tuple(
                 (np.take(latency, routes), np.take(bandwidth, routes)) for latency, bandwidth in table.lines[kind]

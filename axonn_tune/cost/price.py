@@ -21,7 +21,7 @@ from axonn_tune.cost.replay import Batch, ChunkTimes, Recorder, Replay, StageWor
 from axonn_tune.cost.uncertainty import Floats, half_width, outside, slopes_of, spread, with_software
 from axonn_tune.frameworks import software_on, step_on
 from axonn_tune.frameworks.description import StepOptions
-from axonn_tune.grid import ALL_AXES
+from axonn_tune.grid import ALL_AXES, Grid
 from axonn_tune.job import Job, Layout
 from axonn_tune.program.dimensions import (
     executed_flops,
@@ -40,8 +40,8 @@ from axonn_tune.program.operations import (
     Computation,
     Kernel,
     MatMul,
-    OpKind,
     Role,
+    Sent,
 )
 from axonn_tune.program.schedule import StepSchedule, blocks_by_kind, build_schedule, kept_by_kind
 from axonn_tune.program.step import (
@@ -196,6 +196,12 @@ class PricedLayout(Layout):
         return f"{step.context_exchange}{inner}" if self.grid.context > 1 else None
 
     @property
+    def dispatcher(self) -> str | None:
+        """How tokens reach their experts; None where a rank has them all."""
+        several = self.grid.expert * self.grid.expert_tensor > 1
+        return dispatcher_on(self.job, self.grid) if several else None
+
+    @property
     def axes(self) -> tuple[str, ...]:
         """Axes that are searched."""
         return self.job.framework.searched_axes(pipeline=self.pipeline > 1)
@@ -328,6 +334,11 @@ def _program(
     return program, schedule
 
 
+def dispatcher_on(job: Job, grid: Grid) -> str:
+    """The dispatcher of a grid's experts."""
+    return job.framework.dispatcher_over(grid.expert * grid.expert_tensor, job.machine.tiers[0].ranks)
+
+
 class Pricer:
     """Prices one layout.
 
@@ -337,9 +348,12 @@ class Pricer:
 
     def __init__(self, job: Job, layout: Layout, software: Software | None = None) -> None:
         self.job, self.layout, self.grid = job, layout, layout.grid
-        self.model, self.machine, self.workload, self.framework = job.model, job.machine, job.workload, job.framework
+        self.model, self.workload, self.framework = job.model, job.workload, job.framework
+        self.machine = job.machine.placing(self.grid.world)
         software = software_on(self.framework, self.machine) if software is None else software
         options = step_on(self.framework, self.machine)
+        if self.model.has_experts:
+            options = replace(options, dispatcher=dispatcher_on(job, self.grid))
         self.options = options.staged if self.grid.pipeline > 1 else options
         self.rates = compute_rates(self.machine.accelerator, self.workload.precision, software)
         self.call_s = seconds(software.collective_us)
@@ -370,7 +384,7 @@ class Pricer:
         self.routes = {
             axes: route(self.grid.group_shape(axes, self.options.folding), tiers, world) for axes in self.program.groups
         }
-        self._lines: dict[tuple[OpKind, str], tuple[Line, ...]] = {}
+        self._lines: dict[tuple[Sent, str], tuple[Line, ...]] = {}
 
     def _symbols(self, stage: Stage, chunks: Sequence[Contents] | None = None) -> dict[str, float]:
         return symbol_values(
@@ -397,11 +411,11 @@ class Pricer:
             tiers=len(self.machine.tiers),
         )
 
-    def lines(self, kind: OpKind, axes: str) -> tuple[Line, ...]:
+    def lines(self, sent: Sent, axes: str) -> tuple[Line, ...]:
         """Lines of all algorithms and protocols of a collective."""
-        if (kind, axes) not in self._lines:
-            self._lines[kind, axes] = lines(kind, self.routes[axes], self.machine, call_s=self.call_s)
-        return self._lines[kind, axes]
+        if (sent, axes) not in self._lines:
+            self._lines[sent, axes] = lines(sent, self.routes[axes], self.machine, call_s=self.call_s)
+        return self._lines[sent, axes]
 
     def price(self) -> Detail:
         """Everything of the layout: each kind of stage replayed once, and several joined by their schedule."""
@@ -559,7 +573,7 @@ class Pricer:
             if path.outermost < 0 or not calls:
                 continue
             size_bytes, spent_s = float(replay.value(one.size_bytes)), calls * float(replay.call_s(one))
-            lines, tier = self.lines(one.kind, one.axis), self.machine.tiers[path.outermost].name
+            lines, tier = self.lines(one.sent, one.axis), self.machine.tiers[path.outermost].name
             line = min(lines, key=lambda line: line.latency_s + size_bytes / line.bandwidth_bytes_per_s)
             key, formula = term_key(one), str(one.size_bytes)
             waited_s = exposed.pop(key, 0.0)

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from axonn_tune.cost.collectives import collective_time_s
 from axonn_tune.cost.compute import ComputeClock, compute_s
-from axonn_tune.program.operations import ONCE, Collective, Computation, OpKind, Size, Value
+from axonn_tune.program.operations import ONCE, Collective, Computation, Sent, Size, Value
 from axonn_tune.program.schedule import (
     HANDLES,
     ISSUE,
@@ -329,7 +329,7 @@ class Replay:
         work: StageWork,
         *,
         streams: Mapping[str, int],
-        lines: Callable[[OpKind, str], Lines],
+        lines: Callable[[Sent, str], Lines],
         several: Callable[[str], Value],
         tiers: int,
         picked: Callable[[Value], Value] = lambda value: value,
@@ -337,18 +337,18 @@ class Replay:
         self.work, self.schedule, self.streams, self.tiers = work, work.schedule, streams, tiers
         self._lines, self._several, self._picked = lines, several, picked
         self._larger, self._joint = work.clock.arithmetic.larger, work.program.given.model.has_experts
-        self._calls: dict[tuple[OpKind, str, Size], Value] = {}
-        self._in_a_row: dict[tuple[OpKind, str, Size, Size], Value] = {}
+        self._calls: dict[tuple[Sent, str, Size], Value] = {}
+        self._in_a_row: dict[tuple[Sent, str, Size, Size], Value] = {}
         self._several_of: dict[str, Value | None] = {}
         self._sent: dict[int, tuple[int, Value, Value | None]] = {}
         self._durations: dict[int, Value] = {}
 
     def call_s(self, collective: Collective) -> Value:
         """Time of one call of a collective, s."""
-        key = (collective.kind, collective.axis, collective.size_bytes)
+        key = (collective.sent, collective.axis, collective.size_bytes)
         if key not in self._calls:
             size_bytes = self.value(collective.size_bytes)
-            chosen = self._lines(collective.kind, collective.axis)
+            chosen = self._lines(collective.sent, collective.axis)
             self._calls[key] = collective_time_s(chosen, size_bytes, self.work.clock.arithmetic)
         return self._calls[key]
 
@@ -381,7 +381,7 @@ class Replay:
 
     def _calls_s(self, one: Collective) -> Value:
         calls = ONCE if one.role == "weight" else one.calls
-        key = one.kind, one.axis, one.size_bytes, calls
+        key = one.sent, one.axis, one.size_bytes, calls
         if key not in self._in_a_row:
             self._in_a_row[key] = self.call_s(one) if calls == ONCE else self.value(calls) * self.call_s(one)
         return self._in_a_row[key]

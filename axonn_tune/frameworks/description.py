@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
+from axonn_tune.frameworks.dispatchers import default_dispatcher
 from axonn_tune.grid import ALL_AXES, AXES, WORLD, Folding, split_axes
 from axonn_tune.recompute import MODULES, RECOMPUTES, modules_of
 from axonn_tune.request import CudaGraphs, Precision
@@ -265,7 +266,8 @@ class Framework:
     format_options: step options of theirs that it can be told.
     precision_aware: it reduces gradients in BF16 on demand, and keeps optimizer states in types of their own.
     cuda_graphs: scopes that it captures, its default first, each with the layouts that it then cannot run. exchanges:
-    of context parallelism, those that a search compares; without any, that of its step alone.
+    of context parallelism, those that a search compares; without any, that of its step alone. dispatchers: those it
+    has, of which each layout takes its default; without any, it has that of its step alone.
     names: its names of axes and `chunks`, in the order of its columns; an axis without a name has ours. As options they
     are written in lower case, with hyphens (`--dp-shard`). logged: how its log counts FLOPs; None if it prints none.
     launch: the command of a configuration; None if it is priced only. keys: its table of arguments as CSV, if it is
@@ -283,6 +285,7 @@ class Framework:
     ranked_by: Literal["communication", "iteration"] = "iteration"
     hopper_attention: bool = False
     exchanges: tuple[ContextExchange, ...] = ()
+    dispatchers: tuple[str, ...] = ()
     refused: tuple[Refusal, ...] = ()
     keeps_layers: bool = True
     expert_axes: tuple[str, ...] = ()
@@ -301,9 +304,16 @@ class Framework:
     keys: str = field(default="", compare=False)
 
     def with_step(self, **changes: object) -> Framework:
-        """The same framework with other step options; an exchange that is named is the only one."""
+        """The same framework with other step options; an exchange or dispatcher that is named is the only one."""
         exchanges = () if "context_exchange" in changes else self.exchanges
-        return replace(self, step=replace(self.step, **changes), exchanges=exchanges)  # type: ignore[arg-type]
+        dispatchers = () if "dispatcher" in changes else self.dispatchers
+        step = replace(self.step, **changes)  # type: ignore[arg-type]
+        return replace(self, step=step, exchanges=exchanges, dispatchers=dispatchers)
+
+    def dispatcher_over(self, ranks: int, domain: int | None) -> str:
+        """The dispatcher of experts over so many ranks: the one asked for, or the default on a machine whose innermost
+        domain has so many ranks."""
+        return default_dispatcher(self.dispatchers, ranks=ranks, domain=domain) or self.step.dispatcher
 
     def training(self, model: Model) -> Framework:
         """The same framework with the axes of experts, if a model has them and it does."""

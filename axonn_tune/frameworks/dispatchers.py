@@ -3,23 +3,33 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
 from typing import Literal, TypeAlias, cast
 
 from axonn_tune.errors import UnknownNameError
+from axonn_tune.specs.machine import LARGEST_NODE
 
-Counting: TypeAlias = Literal["copy", "rank"]
-"""Which copies of a token leave a rank: one for each of its experts, or one for each distinct rank and node."""
+Counting: TypeAlias = Literal["all", "copy", "rank"]
+"""Which copies of a token leave a rank: to all ranks, one for each of its experts, or one for each distinct rank and
+node."""
+
+AUTO = "auto"
+"""The dispatcher that `default_dispatcher` says."""
+
+_MOST_ALL_TO_ALL = 8
+"""Most ranks that have all-to-alls by default: up to 8, those and all-gathers are as fast as DeepEP
+(NVIDIA/Megatron-LM issue 1456)."""
 
 
 @dataclass(frozen=True)
 class Dispatcher:
     """A row of dispatchers.csv.
 
-    reached_node, reached_network: fractions of a link's bandwidth inside and between nodes; *_s: fixed time of a call.
+    reached_node, reached_network: of the bandwidth that the machine has inside and between its innermost domains; *_s:
+    fixed time of a call; sms: multiprocessors that its kernels take.
     """
 
     name: str
@@ -28,6 +38,18 @@ class Dispatcher:
     reached_network: float
     dispatch_s: float
     combine_s: float
+    sms: int
+
+
+def default_dispatcher(had: Sequence[str], *, ranks: int, domain: int | None) -> str:
+    """The default for experts over so many ranks, where the innermost domain of the network has so many (None: all).
+
+    HybridEP where that is a rack; all-to-all over up to 8 in a node; else DeepEP, which sends a token to a node once.
+    Instead of one that is not among those `had` the first; "" without any.
+    """
+    wanted = "alltoall" if ranks <= min(domain or ranks, _MOST_ALL_TO_ALL) else "deepep"
+    wanted = "hybridep" if domain is not None and domain > LARGEST_NODE else wanted
+    return wanted if wanted in had else next(iter(had), "")
 
 
 def find_dispatcher(name: str) -> Dispatcher:
@@ -53,4 +75,5 @@ def _dispatcher(row: Mapping[str, str]) -> Dispatcher:
         reached_network=float(row["reached_network"]),
         dispatch_s=1e-6 * float(row["dispatch_us"]),
         combine_s=1e-6 * float(row["combine_us"]),
+        sms=int(row["sms"]),
     )

@@ -381,6 +381,7 @@ MEGATRON_CORE = Framework(
     software="core",
     hopper_attention=True,
     exchanges=tuple(CP_COMM_TYPES),
+    dispatchers=("alltoall", "deepep", "hybridep", "allgather", "deepep-uccl", "deepep-nvshmem"),
     keeps_layers=False,
     expert_axes=("expert", "expert_tensor"),
     precision_aware=True,

@@ -382,6 +382,7 @@ TORCHTITAN = Framework(
     software="compiled",
     expert_axes=("expert", "expert_tensor"),
     tensor_without_expert=True,
+    dispatchers=("alltoall", "deepep", "hybridep"),
     formats=("fp8-current", "mxfp8"),
     cuda_graphs={"full_iteration": (Refusal(("pipeline",), "torchtitan's CUDA graphs exclude pipeline stages"),)},
     names={

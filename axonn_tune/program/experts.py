@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import TypeAlias
 
+from axonn_tune.frameworks.dispatchers import find_dispatcher
 from axonn_tune.program import layers
 from axonn_tune.program.layers import EXPERT, EXPERT_TENSOR, PARTS, H, LayerInputs, Linear, Y, moves
 from axonn_tune.program.operations import (
@@ -24,6 +25,7 @@ from axonn_tune.program.operations import (
     OpKind,
     Phase,
     Role,
+    Routing,
     Size,
     Traffic,
     as_size,
@@ -31,6 +33,7 @@ from axonn_tune.program.operations import (
 from axonn_tune.specs.machine import MatmulLayout
 
 ROUTER, DISPATCH, COMBINE = "moe.router", "moe.dispatch", "moe.combine"
+PROBABILITIES = "moe.probabilities"
 FC1, ACTIVATION, FC2 = "moe.fc1", "moe.activation", "moe.fc2"
 SHARED_FC1, SHARED_ACTIVATION, SHARED_FC2 = "moe.shared_fc1", "moe.shared_activation", "moe.shared_fc2"
 
@@ -49,14 +52,8 @@ def forward(given: LayerInputs, *, phase: Phase) -> Iterator[Operation]:
     yield from _router(given, phase)
     yield from shared_forward(given, phase=phase)
     yield from _latent(given, phase, DISPATCH)
-    yield _permuted(given, phase, DISPATCH)
-    yield from _sent(
-        given,
-        phase,
-        DISPATCH,
-        there=True,
-        makes=(_rows_of(given, "dispatched tokens", given.expert_row, element=given.saved_element),),
-    )
+    made = _rows_of(given, "dispatched tokens", given.expert_row, element=given.saved_element)
+    yield from _sent(given, phase, DISPATCH, there=True, makes=(made,))
     yield from layers.gather_experts(given, phase=phase, unit="weight")
     up = _rows_of(given, "expert up projection", given.expert_up)
     yield from _quantized(given, phase, FC1, given.expert_row, weight=given.expert_row * given.expert_up)
@@ -66,7 +63,6 @@ def forward(given: LayerInputs, *, phase: Phase) -> Iterator[Operation]:
     yield from _quantized(given, phase, FC2, given.expert_width, weight=given.expert_row * given.expert_width)
     yield _gemm(given, phase, FC2, n=given.expert_row, k=given.expert_width)
     yield from _sent(given, phase, COMBINE, there=False)
-    yield _permuted(given, phase, COMBINE)
     yield from _latent(given, phase, COMBINE)
     yield from _over_x(given, phase, COMBINE)
 
@@ -75,7 +71,6 @@ def backward(given: LayerInputs, gather: Gathering, again: Repeating) -> Iterato
     """Gradients in the reverse order; gather: of a weight; again: what is repeated here, if it is."""
     yield from again("moe")
     yield from _latent(given, "backward", COMBINE)
-    yield _permuted(given, "backward", COMBINE)
     made = _rows_of(given, "expert output gradient", given.expert_row, "backward temporaries")
     yield from _sent(given, "backward", COMBINE, there=True, makes=(made,))
     yield from layers.gather_experts(given, phase="backward", unit="weight", calls=given.unkept_share)
@@ -91,7 +86,6 @@ def backward(given: LayerInputs, gather: Gathering, again: Repeating) -> Iterato
     yield from _gemm_backward(given, FC1, n=given.expert_up, k=given.expert_row, frees=freed)
     yield from layers.reduce_experts(given, unit="weight")
     yield from _sent(given, "backward", DISPATCH, there=False, frees=(f"{FC1} gradient",))
-    yield _permuted(given, "backward", DISPATCH)
     yield from _latent(given, "backward", DISPATCH)
     yield from _over_x(given, "backward", DISPATCH)
     yield from again("mlp.norm")
@@ -207,34 +201,56 @@ def _router_backward(given: LayerInputs) -> Iterator[Operation]:
     yield MatMul("backward", layer, H / Y, as_size(count), tokens, "TN", PARTS, frees=("mlp.norm output", "routing"))
 
 
-def _permuted(given: LayerInputs, phase: Phase, layer: str) -> Operation:
-    """Each token once for each of its experts, or the sum of those."""
-    moved = Traffic(1, 1.0 + given.experts.per_token)
-    return moves(phase, layer, moved, given.routed * given.expert_row, given, calls=PARTS)
-
-
 def _sent(
     given: LayerInputs, phase: Phase, layer: str, *, there: bool, makes: Arrays = (), frees: tuple[str, ...] = ()
-) -> Iterator[Operation]:
+) -> list[Operation]:
     """Rows to their experts (`there`), or back: of each direction the other is the backward pass, with as many bytes.
 
-    alltoall: one copy an expert over `expert`, then a gather over `expert_tensor`, and a copy to the order of experts;
-    allgather: all tokens to all ranks.
+    Backward they are what they are forward in reverse order. allgather: all tokens to all ranks, from which each takes
+    its rows; combined in FP32, the type of probabilities. Others send tokens over `expert`, each once or a copy for
+    each expert, gather what arrived over `expert_tensor`, and put it into the order of experts.
     """
-    element, width = given.element, given.expert_row
+    options, width = given.options, given.expert_row
     kind: OpKind = "all_gather" if there else "reduce_scatter"
+    routed = options.imbalance * given.routed
+    copies = routed * float(given.experts.per_token)
+    ordered = moves(phase, layer, Traffic(1, 2), copies * EXPERT_TENSOR * width, given, calls=PARTS)
+    steps = _probabilities(given, phase, copies, there=there) if layer == DISPATCH else []
+    if options.dispatcher == "allgather":
+        size = (4.0 if layer == COMBINE else given.element) * given.routed * EXPERT * EXPERT_TENSOR * width
+        steps += [Collective(kind, "expert_tensorexpert", phase, layer, size, calls=PARTS), ordered]
+    else:
+        sent, copied = routed, find_dispatcher(options.dispatcher).counting == "copy"
+        if copied:
+            moved, sent = Traffic(1, 1.0 + given.experts.per_token), copies
+            steps.insert(0, moves(phase, layer, moved, given.routed * width, given, calls=PARTS))
+        experts, over = given.experts, ("expert_tensor", EXPERT_TENSOR * copies)
+        routing = Routing(
+            *(experts.count, experts.per_token, experts.groups, experts.chosen_groups), options.dispatcher
+        )
+        swapped: OpKind = "dispatch" if there else "combine"
+        steps += [
+            Collective(swapped, "expert", phase, layer, given.element * sent * width, calls=PARTS, routing=routing),
+            Collective(kind, over[0], phase, layer, given.element * over[1] * width, calls=PARTS),
+            ordered,
+        ]
+    steps = steps if there else steps[::-1]
+    return [*steps[:-1], replace(steps[-1], makes=makes, frees=frees)]
+
+
+def _probabilities(given: LayerInputs, phase: Phase, copies: Size, *, there: bool) -> list[Operation]:
+    """Calls beside a dispatch: FP32 probabilities, with the map of tokens or how many each expert gets; gradients of
+    probabilities back. DeepEP and HybridEP have them in the same call, under a hundredth of its bytes."""
+    experts, every = float(given.experts.count), EXPERT * EXPERT_TENSOR
     if given.options.dispatcher == "allgather":
-        size = element * given.routed * EXPERT * EXPERT_TENSOR * width
-        yield Collective(kind, "expert_tensorexpert", phase, layer, size, calls=PARTS, makes=makes, frees=frees)
-        return
-    sent = given.options.imbalance * given.routed * float(given.experts.per_token)
-    size = element * sent * width
-    swap = Collective("all_to_all", "expert", phase, layer, size, calls=PARTS)
-    gather = Collective(kind, "expert_tensor", phase, layer, size * EXPERT_TENSOR, calls=PARTS)
-    ordered = moves(phase, layer, Traffic(1, 2), sent * EXPERT_TENSOR * width, given, calls=PARTS)
-    steps: list[Operation] = [swap, gather, ordered] if there else [ordered, gather, swap]
-    steps[-1] = replace(steps[-1], makes=makes, frees=frees)
-    yield from steps
+        kind: OpKind = "all_gather" if there else "reduce_scatter"
+        size = (5.0 if there else 4.0) * experts * given.routed * every
+        return [Collective(kind, "expert_tensorexpert", phase, PROBABILITIES, size, calls=PARTS)]
+    if find_dispatcher(given.options.dispatcher).counting != "copy":
+        return []
+    counted = Collective("all_gather", "expert_tensorexpert", phase, PROBABILITIES, 8.0 * experts * every, calls=PARTS)
+    sent = Collective("all_to_all", "expert", phase, PROBABILITIES, 4.0 * copies, calls=PARTS)
+    return [counted, sent] if there else [sent]
 
 
 def shared_forward(given: LayerInputs, *, phase: Phase) -> Iterator[Operation]:

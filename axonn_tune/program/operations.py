@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from axonn_tune.frameworks.description import KernelKind
 from axonn_tune.grid import ALL_AXES, AXES, WORLD
-from axonn_tune.specs.machine import CollectiveKind, MatmulLayout
+from axonn_tune.specs.machine import COLLECTIVE_KINDS, CollectiveKind, MatmulLayout
 from axonn_tune.specs.workload import ElementSizes
 
 Value: TypeAlias = float | NDArray[np.float64]
@@ -180,13 +180,14 @@ backward pass; parameters: new weights over data, overlapped with the next forwa
 context ranks, overlapped with attention; other: not overlappable.
 """
 
-OpKind: TypeAlias = CollectiveKind | Literal["all_to_all", "send"]
-"""Collectives of a profile, and two that are priced as one of them: see `priced_kind`."""
+OpKind: TypeAlias = CollectiveKind | Literal["all_to_all", "send", "dispatch", "combine"]
+"""Collectives of a profile, two that are priced as one of them (`priced_kind`), and tokens on their way to experts and
+back, which are priced by their routing (`cost.dispatch`)."""
 
 
 def priced_kind(kind: OpKind) -> CollectiveKind:
     """The collective of a profile that one is priced by: an all-to-all by the all-gather of its buffer."""
-    return "all_gather" if kind == "all_to_all" or kind == "send" else kind
+    return kind if kind in COLLECTIVE_KINDS else "all_gather"
 
 
 @dataclass(frozen=True)
@@ -202,8 +203,25 @@ Arrays: TypeAlias = tuple[Array, ...]
 
 
 @dataclass(frozen=True)
+class Routing:
+    """How tokens of a layer find their experts: E experts, K a token, out of `chosen` of so many equal groups of
+    experts (node-limited routing; one group is no limit); and the dispatcher that sends them."""
+
+    experts: int
+    per_token: int
+    groups: int = 1
+    chosen: int = 1
+    dispatcher: str = "alltoall"
+
+
+Sent: TypeAlias = OpKind | tuple[OpKind, Routing]
+"""What a collective is priced by beside its group and size: its kind, of a dispatch or combine also its routing."""
+
+
+@dataclass(frozen=True)
 class Collective:
-    """A collective. `size_bytes`: the full (gathered or reduced) buffer of one of its `calls`."""
+    """A collective. `size_bytes`: the full (gathered or reduced) buffer of one of its `calls`; of a dispatch or combine
+    what a rank sends of all its tokens: a copy for each expert, or each token once (`cost.dispatch`)."""
 
     kind: OpKind
     axis: str
@@ -214,6 +232,12 @@ class Collective:
     calls: Size = ONCE
     makes: Arrays = field(default=(), compare=False, repr=False)
     frees: tuple[str, ...] = field(default=(), compare=False, repr=False)
+    routing: Routing | None = None
+
+    @property
+    def sent(self) -> Sent:
+        """What its time depends on beside group and size."""
+        return self.kind if self.routing is None else (self.kind, self.routing)
 
 
 @dataclass(frozen=True)

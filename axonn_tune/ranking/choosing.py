@@ -49,6 +49,7 @@ from axonn_tune.ranking.space import (
     StageRows,
     Variant,
     count_candidates,
+    dispatcher_grids,
     exchange_grids,
     fit_all,
     fit_always,
@@ -85,7 +86,7 @@ def search(problem: Problem, *, variants: bool = False, exact: int = DEFAULT_TOP
     shapes = list_shapes(grids := list_grids(problem), problem)
     candidates = count_candidates(shapes, grids, problem.tried(every=variants))
     require_searchable(candidates)
-    programs = {kind: step_program(problem, options, kind) for kind in problem.variants}
+    programs = _programs(problem.by_dispatcher[0])
     exchanges = _exchanges(problem, grids, shapes, programs)
     every = [program for one in exchanges for program in one.programs.values()]
     fittings = (fit_all if variants or problem.request.recompute_layers else fit_always)(shapes, programs)
@@ -141,7 +142,8 @@ def search(problem: Problem, *, variants: bool = False, exact: int = DEFAULT_TOP
 
 @dataclass(frozen=True)
 class _Exchange:
-    """The search with one exchange of context parallelism: for which grids, all if None, and its programs."""
+    """The search with one exchange of context parallelism and one dispatcher: for which grids, all if None, and its
+    programs."""
 
     problem: Problem
     grids: NDArray[np.bool_] | None
@@ -155,23 +157,30 @@ class _Exchange:
 
 
 def _exchanges(problem: Problem, grids: Grids, shapes: Shapes, programs: dict[Variant, StepProgram]) -> list[_Exchange]:
-    """The exchanges that are compared, each with the grids that it can have; the first has those without context, too.
+    """The exchanges that are compared, each with the grids that it can have; the first has those without context, too;
+    and the dispatchers that layouts have by default.
 
-    No exchange needs other memory, so each candidate is priced with every one, and ranked with the best.
+    No exchange or dispatcher needs other memory, so each candidate is priced with every one, and ranked with the best.
     """
     used = np.zeros(len(grids.sizes), dtype=np.bool_)
     used[shapes.grid] = True
-    wide = used & (grids.column("context") > 1) if len(problem.by_exchange) > 1 else used
-    if not wide.any() or len(problem.by_exchange) == 1:
-        return [_Exchange(problem, None, programs)]
-    found = list[_Exchange]()
-    for one in problem.by_exchange:
-        having, of = exchange_grids(one, grids) & wide, programs
-        if found:
-            options = step_on(one.framework, one.machine)
-            of = {kind: step_program(one, options, kind) for kind in programs} if having.any() else {}
-        if of:
-            found.append(_Exchange(one, having if found else having | ~wide, of))
+    several = len(problem.by_exchange) > 1
+    wide = used & (grids.column("context") > 1) if several else used
+    several = several and bool(wide.any())
+    if not several and len(problem.by_dispatcher) == 1:
+        return [_Exchange(problem.by_dispatcher[0], None, programs)]
+    found, by_exchange = list[_Exchange](), problem.by_exchange if several else (problem,)
+    for one in by_exchange:
+        with_exchange = exchange_grids(one, grids) & wide if several else used
+        for two in one.by_dispatcher:
+            having = with_exchange if one is not by_exchange[0] or not several else with_exchange | ~wide
+            if len(one.by_dispatcher) > 1:
+                having = having & dispatcher_grids(one, grids, two.framework.step.dispatcher)
+            of = programs
+            if found:
+                of = _programs(two) if having.any() else {}
+            if of:
+                found.append(_Exchange(two, having, of))
     return found
 
 
@@ -194,6 +203,12 @@ def run_search(problem: Problem, *, costs: Sequence[str] = (ALPHA_BETA,), varian
     first, *others = dict.fromkeys(costs)
     found = ranked(first, variants=variants)
     return replace(found, others={cost: ranked(cost, variants=False).ranks() for cost in others})
+
+
+def _programs(problem: Problem) -> dict[Variant, StepProgram]:
+    """Programs of all recompute sets that may be tried."""
+    options = step_on(problem.framework, problem.machine)
+    return {kind: step_program(problem, options, kind) for kind in problem.variants}
 
 
 def step_program(
@@ -253,13 +268,13 @@ def _count_fitting(shapes: Shapes, placements: Placements, fittings: dict[Varian
 
 def _routes(problem: Problem, placements: Placements, programs: Sequence[StepProgram]) -> RouteTable:
     """Price every route for all collectives of the programs."""
-    sent = {(step.kind, step.axis) for program in programs for step, _ in program.collectives()}
-    sent |= {(step.kind, step.axis) for program in programs for step, _ in program.collectives(FIRST)}
+    sent = {(step.sent, step.axis) for program in programs for step, _ in program.collectives()}
+    sent |= {(step.sent, step.axis) for program in programs for step, _ in program.collectives(FIRST)}
     software = software_on(problem.framework, problem.machine)
     return route_table(
         placements.shapes,
         placements.routes,
-        problem.machine,
+        problem.machine.placing(problem.gpus),
         problem.gpus,
         sent=sent,
         call_s=seconds(software.collective_us),
@@ -598,7 +613,7 @@ def _sends_s(shapes: Shapes, program: StepProgram, candidates: Candidates, route
             whole[shape],
             stride=int(strides[first]),
             over_x=routes[over_x[first]] if gathered else None,
-            machine=problem.machine,
+            machine=problem.machine.placing(problem.gpus),
             world=problem.gpus,
             call_s=call_s,
             arithmetic=COLUMNS,

@@ -57,6 +57,8 @@ def load_inputs(request: Request) -> Inputs:
     if request.cuda_graphs:
         scopes = _captured(framework, request)
         request, framework = replace(request, cuda_graphs=scopes), framework.capturing(scopes)
+    if request.dispatcher not in (None, "auto"):
+        framework = _with_dispatcher(framework, request.dispatcher, model.document)
     if request.order is not None:
         request = replace(request, order=parse_order(request.order, framework))
     assert not isinstance(request.tokens_total, str), "a request reads it"
@@ -176,6 +178,18 @@ def _with_types(framework: Framework, request: Request, workload: Workload) -> F
         return framework
     size, master = MOMENT_BYTES[moments], 2 if workload.base_precision == "bf16" else None
     return framework.with_step(master_bytes=master, exp_avg_bytes=size, exp_avg_sq_bytes=size)
+
+
+def _with_dispatcher(framework: Framework, name: str, model: Model) -> Framework:
+    """The framework with a dispatcher of tokens; UsageError if it has none, or other ones."""
+    known = framework.dispatchers or (framework.step.dispatcher,)
+    if not model.has_experts:
+        raise UsageError(f"--dispatcher {name}: {model.name} has no experts")
+    if "expert" not in framework.expert_axes:
+        raise UsageError(f"--dispatcher {name}: {framework.title} has no expert parallelism")
+    if name not in known:
+        raise UsageError(f"--dispatcher {name}: {framework.title} has {', '.join(known)}{suggest(name, known)}")
+    return framework.with_step(dispatcher=name)
 
 
 def _captured(framework: Framework, request: Request) -> tuple[CudaGraphs, ...]:

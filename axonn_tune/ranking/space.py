@@ -144,6 +144,15 @@ class Problem(Job):
         return tuple(replace(self, framework=one) for one in steps)
 
     @cached_property
+    def by_dispatcher(self) -> tuple[Problem, ...]:
+        """The problem with each dispatcher that layouts have by default (`dispatcher_grids`)."""
+        if not self.framework.dispatchers or "expert" not in self.axes:
+            return (self,)
+        domain = self.machine.tiers[0].ranks
+        names = dict.fromkeys(self.framework.dispatcher_over(ranks, domain) for ranks in (1, self.gpus))
+        return tuple(replace(self, framework=self.framework.with_step(dispatcher=name)) for name in names)
+
+    @cached_property
     def orders(self) -> tuple[tuple[str, ...], ...]:
         """Every rank order that may be tried, each of all axes; pipeline stages are outermost."""
         if self.request.order is not None:
@@ -207,6 +216,14 @@ def exchange_grids(problem: Problem, grids: Grids) -> NDArray[np.bool_]:
         ranks = np.prod([columns[axis] for axis in order[: order.index("context")]], axis=0, dtype=np.int64)
         found &= (ranks * step.context_inside == problem.machine.tiers[0].ranks) & (context > step.context_inside)
     return found
+
+
+def dispatcher_grids(problem: Problem, grids: Grids, dispatcher: str) -> NDArray[np.bool_]:
+    """Grids whose layouts have a dispatcher by default."""
+    experts = grids.column("expert") * (grids.column("expert_tensor") if "expert_tensor" in grids.axes else 1)
+    domain, (sizes, _, number) = problem.machine.tiers[0].ranks, distinct(experts)
+    names = [problem.framework.dispatcher_over(size, domain) for size in sizes.tolist()]
+    return np.array([name == dispatcher for name in names])[number]
 
 
 def sound_sizes(gpus: int, model: Model, workload: Workload) -> Integers:

@@ -37,6 +37,7 @@ from axonn_tune.cost.price import (
 )
 from axonn_tune.cost.spans import first_passes
 from axonn_tune.frameworks.axonn_tune import AXONN_TUNE
+from axonn_tune.frameworks.dispatchers import find_dispatcher
 from axonn_tune.grid import ALL_AXES
 from axonn_tune.program.dimensions import model_flops
 from axonn_tune.program.operations import Phase, Size, priced_kind
@@ -577,7 +578,7 @@ _SPLITS: tuple[tuple[str, Callable[[Detail], object], str], ...] = (
 
 def axis_rows(priced: Detail) -> list[Json]:
     """Axes above 1, in the rank order, and what they split."""
-    grid, framework, tiers = priced.grid, priced.job.framework, priced.job.machine.tiers
+    grid, framework, tiers = priced.grid, priced.job.framework, priced.job.machine.placing(priced.grid.world).tiers
     named = {axis: framework.called(axis) for axis in grid.order} | {"chunks": f"{priced.chunks}"}
     rows = []
     for axis in (one for one in grid.order if grid.axis_size(one) > 1):
@@ -708,11 +709,13 @@ def _drawn_schedule(priced: Detail) -> list[str]:
 def line_sentences(priced: Detail) -> list[str]:
     """For each different line of the terms: the formula, its numbers and the result."""
     found: dict[tuple[str, str, Line], str] = {}
-    own = priced.job.machine
+    own = priced.job.machine.placing(priced.grid.world)
     for term in priced.terms:
         key = (term.op, term.axis, term.line)
         if term.op == "send":
             found[key] = _send_sentence(term, priced, own)
+        elif term.collective.routing is not None:
+            found[key] = _dispatch_sentence(term, priced)
         elif key not in found:
             kind = priced_kind(term.collective.kind)
             machine = own.model_copy(update={"tiers": own.tiers_of(kind)})
@@ -730,6 +733,20 @@ def _send_sentence(term: Term, priced: Detail, machine: Machine) -> str:
         f"{shared}. Here launch {show_seconds(machine.library.launch_s)}, latency {show_seconds(tier.latency_s)} "
         f"({tier.name}), bandwidth {tier.bandwidth_gb_per_s:g} GB/s: fixed = {show_seconds(term.line.latency_s)}, "
         f"algbw = {term.line.bandwidth_bytes_per_s / GB:.4g} GB/s."
+    )
+
+
+def _dispatch_sentence(term: Term, priced: Detail) -> str:
+    """How long tokens take to their experts, or back."""
+    routing, framework = term.collective.routing, priced.job.framework
+    assert routing is not None, "asked before"
+    one = find_dispatcher(routing.dispatcher)
+    copies = "a copy of each token for each expert" if one.counting == "copy" else "each token once a rank and node"
+    limit = f" in {routing.chosen} of {routing.groups} groups" if routing.groups > 1 else ""
+    return (
+        f"{term.op} over {framework.called(term.axis)}, {one.name}: {copies}, {routing.per_token} of {routing.experts} "
+        f"experts{limit}; algbw = that of the slowest level. Here {term.group} ranks: fixed = "
+        f"{show_seconds(term.line.latency_s)}, algbw = {term.line.bandwidth_bytes_per_s / GB:.4g} GB/s."
     )
 
 

@@ -46,8 +46,8 @@ from axonn_tune.units import GB, GIB, MICRO, counted, show_bytes, show_count, sh
 RANKING_SCHEMA = "axonn-tune/ranking/1"
 
 _SETTINGS = (
-    *("order", "micro_batch", "recompute", "recompute_layers", "kept_layers", "context_exchange", "bubble_s"),
-    "shortest_step_s",
+    *("order", "micro_batch", "recompute", "recompute_layers", "kept_layers", "context_exchange", "dispatcher"),
+    *("bubble_s", "shortest_step_s"),
 )
 """Columns that a narrow table leaves out where all rows have one value."""
 _MULTIPLES = ("node_hours", "logged_tflops_per_gpu", "mfu", "tokens_per_s_per_gpu", "gpu_hours")
@@ -164,6 +164,7 @@ def _rows(ranked: Priced, entries: Sequence[Row], families: Sequence[Sequence[in
             "shortest": same_step(entry, best),
             "alike": folded.get(entry.rank or 0, "") if isinstance(entry, PricedLayout) else "",
             "context_exchange": None if isinstance(entry, Rejected) else entry.context_exchange,
+            "dispatcher": None if isinstance(entry, Rejected) else entry.dispatcher,
             "recompute_layers": None if isinstance(entry, Rejected) else entry.recompute_layers,
         }
         for entry in entries
@@ -224,6 +225,7 @@ def default_columns(ranked: Priced, entries: Sequence[Row], *, wide: bool = Fals
         "recompute_layers": any(getattr(one, "recompute_layers", None) for one in entries),
         "kept_layers": True,
         "context_exchange": any(getattr(one, "context_exchange", None) not in (None, own) for one in entries),
+        "dispatcher": any(getattr(one, "dispatcher", None) for one in entries),
         **dict.fromkeys(("tokens_per_s_per_gpu", "mfu"), True),
         "hfu": wide,
         "logged_tflops_per_gpu": framework.logged is not None,
@@ -442,6 +444,7 @@ _COLUMNS = (
         title="not re\u00adsharded",
     ),
     words("context_exchange", "exchange", "How attention gets keys and values of other ranks of context.", 14),
+    words("dispatcher", "dispatcher", "How tokens reach their experts.", 14, title="dis\u00adpatcher"),
     Column(
         "communication_s",
         "communi\u00adcation, s",
@@ -643,8 +646,11 @@ def entry_fields(entry: PricedLayout) -> Json:
         from axonn_tune.stages import layout_text
 
         found["pipeline_layout"] = layout_text(entry.parts, mtp=job.model.mtp_layers, mtp_part=entry.mtp_part)
-    exchange = {"context_exchange": entry.context_exchange} if entry.context_exchange else {}
-    return found | exchange | training_fields(job, entry)
+    if entry.context_exchange:
+        found["context_exchange"] = entry.context_exchange
+    if entry.dispatcher:
+        found["dispatcher"] = entry.dispatcher
+    return found | training_fields(job, entry)
 
 
 def _had(framework: Framework, sizes: Mapping[str, int]) -> dict[str, int]:

@@ -17,6 +17,8 @@ from axonn_tune.specs.workload import Precision
 from axonn_tune.units import GIB, bytes_per_s, flops_per_s, seconds
 
 CollectiveKind = Literal["all_gather", "reduce_scatter", "all_reduce"]
+LARGEST_NODE = 16
+"""Ranks of the largest NVLink domain that is a node; more are a rack."""
 COLLECTIVE_KINDS: tuple[CollectiveKind, ...] = get_args(CollectiveKind)
 Algorithm = Literal["ring", "recursive", "tree", "hierarchical", "in_switch", "direct"]
 MatmulLayout = Literal["NN", "NT", "TN"]
@@ -345,6 +347,21 @@ class Machine(Document):
     measured: Measurement | None = Field(
         default=None, description="Host and software of the measurement; absent: not measured by this tool."
     )
+
+    def placing(self, world: int) -> Machine:
+        """The machine as a job of so many ranks sees it: of racks it takes equal shares, the largest that make it up.
+
+        Schedulers place it so (Slurm's `--segment`; yanring/Megatron-MoE-ModelZoo@e865051, scripts): 256 ranks are 4
+        times 64 of the 72 of a rack, and a group of 64 does not straddle two.
+        """
+        rack = self.tiers[0].ranks
+        if rack is None or rack <= LARGEST_NODE or world <= rack or world % rack == 0:
+            return self
+        share = next((count for count in range(rack, rack // 2, -1) if world % count == 0), rack)
+        inner, outer, *others = self.tiers
+        links = {"bandwidth_gb_per_s": outer.bandwidth_gb_per_s * share / rack}
+        tiers = (inner.model_copy(update={"ranks": share}), outer.model_copy(update=links), *others)
+        return self.model_copy(update={"tiers": tiers})
 
     def tiers_of(self, kind: CollectiveKind) -> tuple[Tier, ...]:
         """The tiers with the factors of one collective applied, if any."""

@@ -14,6 +14,7 @@ from tests.cli.running import Finished, good, run
 COMMANDS = Path(__file__).parents[1] / "fixtures" / "commands"
 TITAN = f"--from-command {COMMANDS}/torchtitan-8b.sh --machine dgx-h100"
 SMALL = "--gpus 8 --model 5b"
+EXPERTS = "search --gpus 8 --model nano-moe --machine dgx-h100"
 H100 = "--gpus 64 --model llama3-70b --machine dgx-h100"
 CORE = f"{H100} --framework megatron-core"
 STEPS = "id,gpu,n_gpus,framework,layers,hidden,heads,ffn,vocab,seq,gbs,step_s\n"
@@ -46,6 +47,10 @@ CALLS = [
     ),
     (f"{SMALL} --cuda-graphs", 2, "--cuda-graphs: axonn-tune (4D) has no CUDA graphs"),
     (f"{SMALL} --framework megatron-core --cuda-graphs atn", 2, "did you mean 'attn'?"),
+    (f"{SMALL} --dispatcher deepep", 2, "has no experts"),
+    (f"{EXPERTS} --dispatcher depep", 2, "did you mean 'deepep'?"),
+    (f"{EXPERTS} --dispatcher deepep", 2, "--dispatcher deepep: axonn-tune (4D) has alltoall"),
+    (f"{EXPERTS} --framework fsdp --dispatcher deepep", 2, "has no expert parallelism"),
     (f"{SMALL} --framework torchtitan --cuda-graphs mlp", 2, "mlp: torchtitan captures full_iteration"),
     (f"{SMALL} --framework megatron-core --cuda-graphs --recompute full", 2, "CUDA graphs of full exclude it"),
     (f"{SMALL} --columns mfuu", 2, "no column 'mfuu', did you mean 'mfu'?"),

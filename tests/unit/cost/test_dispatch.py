@@ -2,58 +2,142 @@
 
 from dataclasses import replace
 
-import numpy as np
 import pytest
 
-from axonn_tune.cost.dispatch import Links, Routing, dispatched, distinct_destinations, sent_bytes
+from axonn_tune.cost import dispatch
+from axonn_tune.cost.collectives import lines, route
+from axonn_tune.cost.dispatch import copies_leaving, distinct_destinations
+from axonn_tune.cost.price import price
 from axonn_tune.errors import UnknownNameError
-from axonn_tune.frameworks.dispatchers import find_dispatcher
+from axonn_tune.frameworks import find_framework
+from axonn_tune.frameworks.dispatchers import default_dispatcher, find_dispatcher
+from axonn_tune.grid import Grid, GroupShape
+from axonn_tune.job import Job, Layout
+from axonn_tune.program.operations import Collective, Routing
+from axonn_tune.specs.catalog import load_machine
+from axonn_tune.specs.workload import Workload
+from tests.unit.cost.test_experts import MEGATRON, model_of
 
 V3 = Routing(256, 8)
 LIMITED = Routing(256, 8, groups=8, chosen=4)
-LINKS = Links(node_bytes_per_s=100.0, network_bytes_per_s=10.0, node_ranks=2)
+MACHINE = load_machine("dgx-h100").document
 
 
 def test_two_of_four_experts_on_two_ranks() -> None:
     """Both on one rank: 1 of 6 pairs for each rank, so 2·(1 − 1/6)."""
-    assert distinct_destinations(2.0, Routing(4, 2)) == pytest.approx(5 / 3)
+    assert distinct_destinations(2, Routing(4, 2)) == pytest.approx(5 / 3)
 
 
 def test_one_group_of_two() -> None:
     """Both experts in the chosen group of two: one node of two, and both of its ranks."""
     routing = Routing(4, 2, groups=2, chosen=1)
-    assert distinct_destinations(np.array([1.0, 2.0, 4.0]), routing) == pytest.approx([1, 1, 2])
+    assert [distinct_destinations(n, routing) for n in (1, 2, 4)] == pytest.approx([1, 1, 2])
 
 
 def test_nodes_of_deepseek_v3() -> None:
-    """Columns of layouts, with and without routing groups.
+    """With and without routing groups.
 
     Four nodes hold 2 of 8 groups each: none, one or both are chosen in 15, 40 and 15 of 70 cases, and the 8 experts
     then miss them with 1, C(96, 8)/C(128, 8) = 0.0926 and 0.0031: 4·(1 − 0.2679).
     """
-    nodes = np.array([2.0, 4.0, 8.0])
-    assert distinct_destinations(nodes, V3) == pytest.approx([1.99, 3.61, 5.29], abs=0.006)
-    assert distinct_destinations(nodes, LIMITED) == pytest.approx([1.926, 2.928, 3.629], abs=0.001)
+    assert [distinct_destinations(n, V3) for n in (2, 4, 8)] == pytest.approx([1.99, 3.61, 5.29], abs=0.006)
+    assert [distinct_destinations(n, LIMITED) for n in (2, 4, 8)] == pytest.approx([1.926, 2.928, 3.629], abs=0.001)
 
 
-@pytest.mark.parametrize("n", [3.0, 1.5])
-def test_what_does_not_divide_is_refused(n: float) -> None:
-    """No count of destinations is rounded."""
-    with pytest.raises(ValueError, match="do not divide"):
-        distinct_destinations(n, V3)
+def test_what_does_not_divide_is_spread() -> None:
+    """Experts over three domains: each of 8 misses one with 2/3. Six of 48 and 8 groups: as if without groups."""
+    assert distinct_destinations(3, V3) == pytest.approx(3 * (1 - (2 / 3) ** 8))
+    assert distinct_destinations(6, Routing(48, 2, 8, 4)) == distinct_destinations(6, Routing(48, 2))
 
 
-def test_slowest_level_and_the_fixed_time_count() -> None:
-    """Four ranks on two nodes, one expert a rank, K = 2: 1.5·60 bytes inside at 100, 1·60 across at 10 (all-to-all).
+def test_slowest_level_and_the_fixed_time_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Four ranks on two nodes of two, one expert a rank, K = 2, tokens of 60 bytes.
 
-    Distinct ranks are 2, distinct nodes 5/3: 90 bytes inside, 50 across.
+    All-to-all: 1.5·60 bytes leave a rank at 100, 1·60 of them the node, whose link of 20 has two senders: 1 + 60/10.
+    Distinct ranks are 2, nodes 5/3: 1·60 bytes leave a rank, 5/6·60 = 50 the node: 2 + 50/10.
     """
     copies = replace(find_dispatcher("alltoall"), reached_node=1.0, reached_network=1.0, dispatch_s=1.0, combine_s=2.0)
-    distinct, routing = replace(copies, counting="rank"), Routing(4, 2)
-    assert sent_bytes(4.0, 2.0, 60.0, copies, routing) == pytest.approx([90, 60])
-    assert sent_bytes(4.0, 2.0, 60.0, distinct, routing) == pytest.approx([90, 50])
-    assert dispatched(4.0, 60.0, copies, routing, LINKS) == pytest.approx(7)
-    assert dispatched(4.0, 60.0, distinct, routing, LINKS, combine=True) == pytest.approx(7)
+    nodes = [(2, 100e-9), (None, 20e-9)]
+    tiers = tuple(
+        tier.model_copy(update={"ranks": ranks, "bandwidth_gb_per_s": bandwidth, "measured": None})
+        for tier, (ranks, bandwidth) in zip(MACHINE.tiers, nodes, strict=True)
+    )
+    machine, routing = MACHINE.model_copy(update={"tiers": tiers}), Routing(4, 2)
+    path = route(GroupShape(((4, 1),)), tiers, 4)
+    assert [copies_leaving(n, copies, routing) for n in (4, 2)] == pytest.approx([1.5, 1.0])
+    distinct = replace(copies, counting="rank")
+    assert [copies_leaving(n, distinct, routing) for n in (4, 2)] == pytest.approx([1.5, 5 / 6])
+    for dispatcher, kind, size, seconds in ((copies, "dispatch", 120, 7.0), (distinct, "combine", 60, 7.0)):
+        monkeypatch.setattr(dispatch, "find_dispatcher", lambda _, one=dispatcher: one)
+        (line,) = lines((kind, routing), path, machine)
+        assert line.latency_s + size / line.bandwidth_bytes_per_s == pytest.approx(seconds)
+
+
+def _sent(dispatcher: str, tensor: int = 1) -> dict[tuple[str, str, str, str], float]:
+    """Bytes of each collective of a layer of experts, by op, axis, phase and layer: 2 of 8 experts, width 4096."""
+    framework = find_framework("megatron-core").with_step(dispatcher=dispatcher)
+    job = Job(model_of("moe*2"), MACHINE, Workload(global_batch=64, sequence_length=2048), framework)
+    grid = Grid(x=tensor, data=16 // tensor, expert=4, expert_tensor=tensor, order=MEGATRON)
+    terms = price(job, Layout(grid, 1, "none", 0)).terms
+    return {
+        (one.op, one.axis, one.phase, one.layer): one.bytes
+        for one in terms
+        if isinstance(one.collective, Collective) and one.layer.startswith("moe.") and "shared" not in one.layer
+    }
+
+
+def test_bytes_of_each_dispatcher() -> None:
+    """T = 2048 tokens a rank, K = 2, H = 4096, BF16 (arXiv 2603.07685, section 2; Megatron-LM, token_dispatcher.py).
+
+    alltoall: T·K·H·2 there and back in both passes, T·K·4 of probabilities beside a dispatch, counts of 8 experts
+    from 4 ranks. DeepEP: each token once. allgather: all tokens of 4 ranks, their map (1 byte) and probabilities (4) by
+    expert; combined in FP32.
+    """
+    token, tokens = 4096 * 2, 2048
+    both = {("forward", "dispatch"), ("forward", "combine"), ("backward", "dispatch"), ("backward", "combine")}
+    for name, size in (("alltoall", 2 * tokens * token), ("deepep", tokens * token)):
+        found = _sent(name)
+        moved = {(phase, op): bytes_ for (op, _, phase, _), bytes_ in found.items() if op in ("dispatch", "combine")}
+        assert moved == dict.fromkeys(both, size)
+        others = {(op, phase): size for (op, _, phase, layer), size in found.items() if layer == "moe.probabilities"}
+        probabilities = {("all_to_all", phase): tokens * 2 * 4.0 for phase in ("forward", "backward")}
+        assert others == ({**probabilities, ("all_gather", "forward"): 8 * 8 * 4.0} if name == "alltoall" else {})
+    found = _sent("allgather")
+    every, axis = 4 * tokens, "expert_tensorexpert"
+    assert found["all_gather", axis, "forward", "moe.dispatch"] == every * token
+    assert found["reduce_scatter", axis, "backward", "moe.dispatch"] == every * token
+    assert found["reduce_scatter", axis, "forward", "moe.combine"] == every * token * 2
+    assert found["all_gather", axis, "forward", "moe.probabilities"] == every * 8 * 5.0
+
+
+def test_expert_tensor_parallelism_gathers_what_arrived() -> None:
+    """Two ranks split each expert: T·K·2·H·2 bytes after a dispatch of half the tokens, which x splits, and back."""
+    found, size = _sent("alltoall", tensor=2), 2048 // 2 * 2 * 2 * 4096 * 2
+    for phase in ("forward", "backward"):
+        assert (
+            found["all_gather", "expert_tensor", phase, "moe.dispatch" if phase == "forward" else "moe.combine"] == size
+        )
+    assert found["reduce_scatter", "expert_tensor", "forward", "moe.combine"] == size
+
+
+@pytest.mark.parametrize(
+    ("ranks", "domain", "name"),
+    [(8, 8, "alltoall"), (16, 8, "deepep"), (8, 4, "deepep"), (64, 72, "hybridep"), (4, None, "alltoall")],
+)
+def test_default_dispatcher(ranks: int, domain: int | None, name: str) -> None:
+    """All-to-all over up to 8 ranks of a node, DeepEP beyond, HybridEP in a rack; what there is none of, the first."""
+    assert default_dispatcher(("alltoall", "deepep", "hybridep"), ranks=ranks, domain=domain) == name
+    assert default_dispatcher(("alltoall",), ranks=ranks, domain=domain) == "alltoall"
+
+
+def test_a_group_in_a_rack_does_not_straddle_two() -> None:
+    """256 GPUs of racks of 72 are four times 64, with 64 of 72 network links; 144 are two whole racks."""
+    rack = load_machine("gb200-nvl72").document
+    share = rack.placing(256)
+    assert [tier.ranks for tier in share.tiers] == [64, None]
+    assert share.tiers[1].bandwidth_gb_per_s == pytest.approx(rack.tiers[1].bandwidth_gb_per_s * 64 / 72)
+    assert rack.placing(144) is rack
+    assert MACHINE.placing(12) is MACHINE
 
 
 def test_unknown_dispatcher_names_the_nearest() -> None:
