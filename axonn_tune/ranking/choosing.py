@@ -22,7 +22,7 @@ from axonn_tune.frameworks.description import Framework, StepOptions
 from axonn_tune.grid import RANK_AXES, GroupShape
 from axonn_tune.program.dimensions import MEMORY, MICRO_BATCH, PINNED, table_alignment
 from axonn_tune.program.operations import COLUMNS, MATRIX_ALIGNMENT, PLAIN_BLOCKS, REPEATING, Value
-from axonn_tune.program.schedule import blocks_by_kind, build_schedule, kept_by_kind
+from axonn_tune.program.schedule import Runs, blocks_by_kind, build_schedule, kept_by_kind
 from axonn_tune.program.step import (
     FIRST,
     LAST,
@@ -465,6 +465,14 @@ class _Chunk(NamedTuple):
     contents: Contents = ()
 
 
+class _Worked(NamedTuple):
+    """A kind of stage: the candidates that have it, by their rows and with shapes numbered as in its work."""
+
+    rows: Integers
+    candidates: Candidates
+    work: StageWork
+
+
 @dataclass(frozen=True)
 class _Parts:
     """Stages and chunks of all candidates, each replayed once; `candidates` number the shapes with stages."""
@@ -473,27 +481,26 @@ class _Parts:
     fitting: Fitting
     pricer: ColumnPricer
     candidates: Candidates
-    _worked: dict[_Blocks, StageWork] = field(default_factory=dict)
+    _rows: dict[_Blocks, list[Integers]] = field(default_factory=dict)
+    _worked: dict[_Blocks, _Worked] = field(default_factory=dict)
     _sums: dict[_Blocks, tuple[Floats, Floats]] = field(default_factory=dict)
-    _rows: dict[_Blocks | _Chunk, list[Integers]] = field(default_factory=dict)
     _chunks: dict[_Chunk, ChunkTimes] = field(default_factory=dict)
 
     def expect(self, rows: Integers, stages: int, chunks: int) -> None:
-        """Collect the chunks of the candidates in `rows`, before any is replayed."""
-        for some, of_stage, _ in self._alike(stages, chunks):
-            ones: list[_Blocks | _Chunk] = [some, *dict.fromkeys(of_stage)]
-            for one in ones:
-                self._rows.setdefault(one, []).append(rows)
+        """Collect the candidates of each kind of stage, before any is replayed."""
+        for some, _, _ in self._alike(stages, chunks):
+            self._rows.setdefault(some, []).append(rows)
 
     def kinds(self, rows: Integers, stages: int, chunks: int) -> Iterator[StageKind]:
         """Every kind of stage of the candidates in `rows`, all with as many stages and chunks."""
         from axonn_tune.cost.pipeline import StageKind
 
         for some, of_stage, numbers in self._alike(stages, chunks):
+            at = np.searchsorted(self._work(some).rows, rows)
             communication, compute = self._stage(some)
-            times = tuple(self._chunk(chunk).taken(rows) for chunk in of_stage)
+            times = tuple(self._chunk(chunk).taken(at) for chunk in of_stage)
             host = sum(one.host_s for one in times)
-            yield StageKind(numbers, communication[rows], compute[rows] + host, times)
+            yield StageKind(numbers, communication[at], compute[at] + host, times)
 
     def _alike(self, stages: int, chunks: int) -> Iterator[tuple[_Blocks, list[_Chunk], list[int]]]:
         """Each kind of stage with its chunks in their order, and the numbers of its stages."""
@@ -520,47 +527,58 @@ class _Parts:
     def _stage(self, some: _Blocks) -> tuple[Floats, Floats]:
         """Communication and computation of a kind of stage, of the candidates that are expected to have it."""
         if some not in self._sums:
-            rows = np.concatenate(self._rows[some])
-            found = np.full((2, len(self.candidates)), np.nan)
-            found[:, rows] = self.pricer.sums(self.candidates.taken(rows), self._work(some))
-            self._sums[some] = found[0], found[1]
+            _, candidates, work = self._work(some)
+            self._sums[some] = self.pricer.sums(candidates, work)
         return self._sums[some]
 
     def _chunk(self, chunk: _Chunk) -> ChunkTimes:
-        """A chunk, of the candidates that are expected to have it."""
+        """A chunk, of the candidates that are expected to have its stage."""
         if chunk not in self._chunks:
-            work, chunks = self._work(chunk.some), self.shapes.chunks[self.shapes.piped]
-            each = np.floor(np.asarray(work.values["L"]) / chunks)
-            layers = np.maximum(np.full(len(chunks), float(chunk.blocks)) if chunk.blocks else each, 1.0)
-            rows = np.concatenate(self._rows[chunk])
-            runs = as_runs(chunk.contents) if chunk.some.contents else ((0, layers),)
-            times = self.pricer.chunk(self.candidates.taken(rows), work, chunk.part, runs=runs)
-            found = ChunkTimes(*(np.full(len(self.candidates), np.nan) for _ in times))
-            for column, value in zip(found, times, strict=True):
-                column[rows] = value
-            self._chunks[chunk] = found
+            _, candidates, work = self._work(chunk.some)
+            runs: Runs = as_runs(chunk.contents)
+            if not chunk.some.contents:
+                chunks = self.shapes.chunks[self.shapes.piped]
+                each = np.floor(np.asarray(work.values["L"]) / chunks)
+                layers = np.full(len(chunks), float(chunk.blocks)) if chunk.blocks else each
+                runs = ((0, np.maximum(layers, 1.0)),)
+            self._chunks[chunk] = self.pricer.chunk(candidates, work, chunk.part, runs=runs)
         return self._chunks[chunk]
 
-    def _work(self, some: _Blocks) -> StageWork:
-        """Sizes and computation of a kind of stage."""
+    def _work(self, some: _Blocks) -> _Worked:
+        """A kind of stage, of the candidates that are expected to have it."""
         if some not in self._worked:
-            alike = [one for one in self.shapes.stage_rows if one.stage == some.stage]
-            if some.contents:
-                self._worked[some] = self.pricer.work(self._values_of(alike[0], some.contents), some.stage)
-                return self._worked[some]
-            layers = np.maximum.reduce([one.blocks()[0] for one in alike]) - float(some.fewer)
-            layers = np.maximum(layers, 1.0)
-            values = self.shapes.stage_values(alike[0], (layers,))
-            kept = np.minimum(self.fitting.kept_layers[self.shapes.piped], layers)
-            self._worked[some] = self.pricer.work(values | self._counts(some, alike, layers, kept), some.stage)
+            rows = distinct(np.concatenate(self._rows[some]))[0]
+            candidates = self.candidates.taken(rows)
+            among, work = self._sized(some, candidates)
+            shape = np.searchsorted(among, candidates.shape)
+            self._worked[some] = _Worked(rows, Candidates(shape, candidates.routes), work)
         return self._worked[some]
 
-    def _values_of(self, alike: StageRows, contents: tuple[Contents, ...]) -> dict[str, Value]:
-        """Symbols of a stage with exactly these chunks; alike: stages of its place."""
-        program, rows = self.pricer.program, self.shapes.piped
-        counts = blocks_by_type(self.shapes.problem.model, contents)
+    def _sized(self, some: _Blocks, candidates: Candidates) -> tuple[Integers, StageWork]:
+        """Sizes and computation of a kind of stage, and the shapes with stages that they are of.
+
+        Of exact chunks only of the shapes that have them: there may be as many kinds as stages of all shapes.
+        """
+        alike = [one for one in self.shapes.stage_rows if one.stage == some.stage]
+        if some.contents:
+            among = distinct(candidates.shape)[0]
+            return among, self.pricer.work(self._values_of(some, among), some.stage)
+        layers = np.maximum.reduce([one.blocks()[0] for one in alike]) - float(some.fewer)
+        layers = np.maximum(layers, 1.0)
+        every = np.arange(len(layers))
+        values = self.shapes.stage_values(some.stage, (layers,), every)
+        kept = np.minimum(self.fitting.kept_layers[self.shapes.piped], layers)
+        return every, self.pricer.work(values | self._counts(some, alike, layers, kept), some.stage)
+
+    def _values_of(self, some: _Blocks, among: Integers) -> dict[str, Value]:
+        """Symbols of a stage with exactly these chunks, of some shapes with stages."""
+        program, rows = self.pricer.program, self.shapes.piped[among]
+        counts = blocks_by_type(self.shapes.problem.model, some.contents)
         columns = tuple(np.full(len(rows), float(count)) for count in counts)
-        values, chunks = self.shapes.stage_values(alike, columns), [(as_runs(one), 1.0) for one in contents]
+        values, chunks = (
+            self.shapes.stage_values(some.stage, columns, among),
+            [(as_runs(one), 1.0) for one in some.contents],
+        )
         again = values["repeated"] = self.fitting.repeated[rows].astype(np.float64)
         values |= blocks_by_kind(program, chunks, repeated=again, arithmetic=COLUMNS)
         kept = np.minimum(self.fitting.kept_layers[rows], values["L"])

@@ -415,7 +415,11 @@ class Shapes:
     @cached_property
     def priced_stages(self) -> tuple[tuple[StageRows, dict[str, Value]], ...]:
         """Those stages with their symbols, which are the same for all kinds of recompute."""
-        return tuple((one, self.stage_values(one)) for one in self.stage_rows)
+        every = np.arange(len(self.piped))
+        return tuple(
+            (one, {**self.stage_values(one.stage, one.blocks(), every), "held": _sum(one.held())})
+            for one in self.stage_rows
+        )
 
     def taken(self, rows: Integers, *, chunks: Integers) -> Shapes:
         """The shapes of some rows with other chunks: symbols of a rank with all blocks do not depend on them."""
@@ -433,20 +437,20 @@ class Shapes:
         grid, micro_batch, chunks = (joined(getattr(self, name), getattr(more, name)) for name in names)
         return Shapes(self.problem, grid, micro_batch, chunks, values)
 
-    def stage_values(self, one: StageRows, layers: tuple[Floats, ...] | None = None) -> dict[str, Value]:
-        """Symbols of one stage of every shape with several; layers: its blocks of each type, where they are others."""
-        axes = {axis: _taken(self.values[axis], self.piped) for axis in (*ALL_AXES, "b")}
-        found = dimensions(
+    def stage_values(self, stage: Stage, layers: tuple[Floats, ...], among: Integers) -> dict[str, Value]:
+        """Symbols of one stage of shapes with several, given its blocks of each type; among: which of those shapes."""
+        rows = self.piped[among]
+        axes = {axis: _taken(self.values[axis], rows) for axis in (*ALL_AXES, "b")}
+        return dimensions(
             self.problem.model,
             self.problem.workload,
             axes,
-            chunks=_taken(self.values["C"], self.piped),
+            chunks=_taken(self.values["C"], rows),
             arithmetic=COLUMNS,
             options=self.problem.framework.step,
-            stage=one.stage,
-            layers=layers or one.blocks(),
+            stage=stage,
+            layers=layers,
         )
-        return {**found, "held": _sum(one.held())}
 
 
 MOST_CANDIDATES = 10_000_000
