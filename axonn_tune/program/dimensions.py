@@ -24,7 +24,7 @@ from axonn_tune.frameworks.description import FlopCount, Framework, StepOptions
 from axonn_tune.grid import ALL_AXES, BATCH_AXES, EXPERT_AXES, Grid, divisors
 from axonn_tune.program.operations import MATRIX_ALIGNMENT, PLAIN, Arithmetic, Attention, MatMul, Value
 from axonn_tune.program.step import BUNDLED, ONLY, Stage, StepProgram, suffixes
-from axonn_tune.specs.model import Layer, Model
+from axonn_tune.specs.model import Layer, Mamba, Model
 from axonn_tune.specs.workload import Recompute, Workload
 
 Integers = NDArray[np.int64]
@@ -154,6 +154,8 @@ def constraints(model: Model, workload: Workload, framework: Framework) -> tuple
         found.append(Constraint("sequence-by-x", "sequence_length", length, ("x", "context")))
     if model.has_experts:
         found += _expert_constraints(model, framework)
+    if mixers := [layer.mamba for layer in model.types if layer.mamba]:
+        found += _mamba_constraints(mixers, framework)
     if "context" in framework.axes:
         # Each rank computes a block from either end of the sequence, which balances causal attention.
         blocks = Constraint("sequence-by-context", "sequence_length", length, ("context",), times=2, where="context")
@@ -177,6 +179,24 @@ def _expert_constraints(model: Model, framework: Framework) -> list[Constraint]:
         Constraint("expert-width-by-tensor", "expert width", width, ("expert_tensor",) if tensor else ("x",)),
         Constraint("ranks-by-expert", "ranks", 1, EXPERT_AXES, of=over),
     ]
+
+
+def _mamba_constraints(mixers: Sequence[Mamba], framework: Framework) -> list[Constraint]:
+    """Whole heads and groups on each rank, with context parallelism after its all-to-alls.
+
+    There Megatron-Core may also hold a group on several ranks (megatron/core/ssm/mamba_context_parallel.py); here not.
+    """
+    found = list[Constraint]()
+    for name in ("heads", "groups"):
+        value, what = math.gcd(*(getattr(one, name) for one in mixers)), f"Mamba {name}"
+        found.append(Constraint(f"mamba-{name}-by-x", what, value, ("x",)))
+        if "context" in framework.axes:
+            axes = ("x", "context")
+            found.append(Constraint(f"mamba-{name}-by-x-context", what, value, axes, where="context"))
+    if framework.step.whole_rows:
+        inner = math.gcd(*(one.heads * one.head_dim for one in mixers))
+        found.append(Constraint("mamba-by-xz", "Mamba heads * head_dim", inner, ("x", "z")))
+    return found
 
 
 def _common(model: Model, size: str) -> int:
@@ -384,11 +404,16 @@ def _vectors(model: Model, counts: Sequence[Value], stage: Stage, *, x: Value, y
     biases, found = 1.0 if model.biases else 0.0, list[Value]()
     for layer, count in zip(model.types, counts, strict=True):
         computes = layer.ffn > 0 or layer.experts is not None
-        norms, mlp = float(layer.attention) + float(computes), float(layer.ffn > 0)
+        norms, mlp, mixer = float(layer.attention) + float(computes), float(layer.ffn > 0), 0.0
+        if (mamba := layer.mamba) is not None:
+            # The convolution with its bias, three vectors of the scan, and its norm.
+            norms += 1.0
+            mixer = float(mamba.conv_width * (mamba.conv + 1) + mamba.heads * (3 + mamba.head_dim))
         found.append(
             count
             * (
                 norms * norm * hidden / y
+                + mixer / x
                 + biases
                 * (
                     float(layer.qkv_width) / x

@@ -10,13 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import chain
 from typing import TypeAlias
 
 from axonn_tune.frameworks.axonn_tune import AXONN_TUNE
 from axonn_tune.frameworks.description import StepOptions
-from axonn_tune.program import experts, layers
+from axonn_tune.program import experts, layers, mamba
 from axonn_tune.program.experts import Gathering, Repeating
 from axonn_tune.program.layers import EXPERTS, PARTS, POSITIONS, TABLE, WHOLE_BLOCK, Bucket, H, LayerInputs, X, Y
 from axonn_tune.program.operations import (
@@ -336,7 +336,9 @@ def _unsent(given: LayerInputs, kinds: list[tuple[LayerInputs, int]]) -> tuple[C
             layers.data_bucket("gradients", symbol("parameters"), given),
             *([experts] if given.model.has_experts else []),
         )
-    weights = [(linear.layer, linear.weight, one.blocks) for one, _ in kinds for linear in one.linears]
+    weights = [
+        (linear.layer, linear.weight, one.blocks) for one, _ in kinds for linear in (*one.linears, *mamba.linears(one))
+    ]
     tables = [(table, elements, ONCE) for table, elements in layers.tables(given)]
     whole = given.shard_axes + given.data_axes
     return tuple(
@@ -389,8 +391,15 @@ def _gather_block(given: LayerInputs, *, phase: Phase, calls: Size = ONCE) -> li
 
 
 def _block_forward(given: LayerInputs, *, phase: Phase = "forward") -> Iterator[Operation]:
-    """Norm, attention, norm, MLP, each followed by its addition to the residual stream; or one of both."""
+    """Norm, attention, norm, MLP, each followed by its addition to the residual stream; or one of both.
+
+    Mamba-2 stands in place of attention.
+    """
     yield from _gather_block(given, phase=phase)
+    if given.own.mamba:
+        yield from mamba.forward(given, partial(_gather, given=given, phase=phase), phase=phase)
+        if not given.computes:
+            yield from layers.residual(mamba.OUT, given, phase=phase)
     if given.own.attention:
         yield from _attention_forward(given, phase=phase)
     if given.computes:
@@ -417,14 +426,14 @@ def _attention_forward(given: LayerInputs, *, phase: Phase) -> Iterator[Operatio
 
 def _mlp_forward(given: LayerInputs, *, phase: Phase) -> Iterator[Operation]:
     """The addition of attention's output, norm and MLP, or experts in its place."""
-    stream = given.stream
+    stream, mixer = given.stream, mamba.OUT if given.own.mamba else "attention.output"
     middle = stream("middle of block", "residual stream")
     normed = stream("mlp.norm output", "norm outputs", element=given.normed_element)
-    if not given.own.attention:
+    if not given.own.attention and not given.own.mamba:
         made = stream("block input", "residual stream"), normed
         yield from layers.norm_forward("mlp.norm", given, tokens=given.part, calls=PARTS, makes=made)
     elif given.kernels.sum.kernels or phase == "recompute":
-        yield from layers.residual("attention.output", given, phase=phase, makes=(middle,))
+        yield from layers.residual(mixer, given, phase=phase, makes=(middle,))
         yield from layers.norm_forward("mlp.norm", given, tokens=given.part, calls=PARTS, makes=(normed,))
     else:
         summed, made = given.kernels.sum, (middle, normed)
@@ -450,14 +459,15 @@ def _recompute_full(given: LayerInputs) -> Iterator[Operation]:
     stay for the backward pass. Blocks not resharded gather nothing.
     """
     whole = given.options.recompute_whole_block
+    last = given.last_layers if given.computes or given.own.attention else (mamba.OUT,)
     for step in _block_forward(given, phase="recompute"):
-        if step.layer in ("attention.norm", "mlp.norm"):
+        if step.layer in ("attention.norm", "mlp.norm", mamba.NORM):
             made = {array.name: array for array in step.makes}
             if f"{step.layer} output" in made:
                 yield from layers.norm_recompute(step.layer, given, makes=(made[f"{step.layer} output"],))
         elif getattr(step, "role", "") == "weight" or getattr(step, "prepares_gather", False):
             yield replace(step, calls=given.unkept_share)
-        elif whole or step.layer not in given.last_layers:
+        elif whole or step.layer not in last:
             yield step
 
 
@@ -483,8 +493,8 @@ def _block_backward(given: LayerInputs, *, recompute: Recompute) -> Iterator[Ope
         if repeats_mlp:
             yield from again("mlp.norm", given.fc1.layer, "mlp.activation", given.fc2.layer)
         yield from _mlp_backward(given, gather, again)
-    if given.own.attention:
-        yield from _attention_backward(given, gather, again)
+    if given.own.attention or given.own.mamba:
+        yield from mamba.backward(given, gather) if given.own.mamba else _attention_backward(given, gather, again)
     if options.gather_unit == "block":
         yield from layers.reduce_weight_gradient(WHOLE_BLOCK, given.block, given)
         yield from layers.reduce_experts(given, unit="block")

@@ -586,6 +586,7 @@ def _resolve(model: Model, name: str, given: LayerType) -> Layer:
 PRICED = frozenset(
     {
         "layers without attention",
+        "Mamba-2",
         "experts",
         "shared experts",
         "sliding-window attention",
