@@ -719,7 +719,8 @@ def line_sentences(priced: Detail) -> list[str]:
         elif key not in found:
             kind = priced_kind(term.collective.kind)
             machine = own.model_copy(update={"tiers": own.tiers_of(kind)})
-            path = route(priced.grid.group_shape(term.axis), machine.tiers, priced.grid.world)
+            shape = priced.grid.group_shape(term.axis, priced.job.framework.step.folding)
+            path = route(shape, machine.tiers, priced.grid.world)
             found[key] = _sentence(term, path, machine, over=priced.job.framework.called(term.axis))
     return list(found.values())
 

@@ -7,13 +7,14 @@ import pytest
 from axonn_tune.cost import dispatch
 from axonn_tune.cost.collectives import lines, route
 from axonn_tune.cost.dispatch import copies_leaving, distinct_destinations
-from axonn_tune.cost.price import price
+from axonn_tune.cost.price import Detail, price
 from axonn_tune.errors import UnknownNameError
 from axonn_tune.frameworks import find_framework
 from axonn_tune.frameworks.dispatchers import default_dispatcher, find_dispatcher
 from axonn_tune.grid import Grid, GroupShape
 from axonn_tune.job import Job, Layout
 from axonn_tune.program.operations import Collective, Routing
+from axonn_tune.report.explain import line_sentences
 from axonn_tune.specs.catalog import load_machine
 from axonn_tune.specs.workload import Workload
 from tests.unit.cost.test_experts import MEGATRON, model_of
@@ -73,12 +74,24 @@ def test_slowest_level_and_the_fixed_time_count(monkeypatch: pytest.MonkeyPatch)
         assert line.latency_s + size / line.bandwidth_bytes_per_s == pytest.approx(seconds)
 
 
-def _sent(dispatcher: str, tensor: int = 1) -> dict[tuple[str, str, str, str], float]:
-    """Bytes of each collective of a layer of experts, by op, axis, phase and layer: 2 of 8 experts, width 4096."""
+def _priced(dispatcher: str, tensor: int = 1) -> Detail:
+    """Two layers of experts, 2 of 8, width 4096."""
     framework = find_framework("megatron-core").with_step(dispatcher=dispatcher)
     job = Job(model_of("moe*2"), MACHINE, Workload(global_batch=64, sequence_length=2048), framework)
     grid = Grid(x=tensor, data=16 // tensor, expert=4, expert_tensor=tensor, order=MEGATRON)
-    terms = price(job, Layout(grid, 1, "none", 0)).terms
+    return price(job, Layout(grid, 1, "none", 0))
+
+
+def test_explanations_say_what_a_dispatcher_sends() -> None:
+    """Its copies, and the groups of all collectives of experts."""
+    said = "\n".join(line_sentences(_priced("deepep", tensor=2)))
+    assert "dispatch over EP, deepep: each token once a rank and node, 2 of 8 experts" in said
+    assert "all_gather over ETP" in said
+
+
+def _sent(dispatcher: str, tensor: int = 1) -> dict[tuple[str, str, str, str], float]:
+    """Bytes of each collective of a layer of experts, by op, axis, phase and layer."""
+    terms = _priced(dispatcher, tensor).terms
     return {
         (one.op, one.axis, one.phase, one.layer): one.bytes
         for one in terms
