@@ -30,7 +30,7 @@ class Module(NamedTuple):
 
 
 _NORMS, _ACTIVATION, _MOE_ACT = ("attention.norm", "mlp.norm"), ("mlp.activation",), ("moe.activation",)
-_SHARED, _MOE = ("shared_experts",), ("moe",)
+_SHARED, _MOE, _LATENT_UP = ("shared_experts",), ("moe",), ("attention.q_up", "attention.kv_up")
 MODULES: dict[str, Module] = {
     "core_attn": Module(("attention.core",), ("attention.scores",)),
     "layernorm": Module(_NORMS, _NORMS),
@@ -39,6 +39,7 @@ MODULES: dict[str, Module] = {
     "moe_act": Module(_MOE_ACT, _MOE_ACT, "experts"),
     "shared_experts": Module(_SHARED, _SHARED, "shared experts"),
     "moe": Module(_MOE, _MOE, "experts"),
+    "mla_up_proj": Module(_LATENT_UP, _LATENT_UP, "multi-head latent attention"),
 }
 """Modules by name, with their layers as `axonn_tune.program.layers` names them."""
 

@@ -62,6 +62,9 @@ _STEP = StepOptions(
     overlaps=("gather_prefetch", "input_gradient", "weight_gradient", "data_parallel"),
 )
 
+_SETS = ("moe_act", "layernorm,moe_act", "mla_up_proj", "moe_act,mla_up_proj", "layernorm,moe_act,mla_up_proj")
+"""Recompute sets that a search tries of models that have these modules, beside those of all."""
+
 RELEASE = "Megatron-Core 0.19.2"
 _ORDER = ("x", "z", "context", "data", "pipeline")
 _STAGES_INSIDE = ("x", "z", "context", "pipeline", "data")
@@ -388,8 +391,8 @@ MEGATRON_CORE = Framework(
     formats=("fp8-delayed", "fp8-current", "fp8-blockwise", "mxfp8", "nvfp4"),
     format_options=("primary_weights", "first_layers_bf16", "last_layers_bf16", "narrow_attention"),
     cuda_graphs=dict.fromkeys(CUDA_GRAPHS, ()),
-    recompute_modules=("core_attn", "layernorm", "mlp", "moe_act", "shared_experts", "moe"),
-    recompute_sets=(*RECOMPUTES[:2], "moe_act", "layernorm,moe_act", *RECOMPUTES[2:]),
+    recompute_modules=("core_attn", "layernorm", "mlp", "moe_act", "shared_experts", "moe", "mla_up_proj"),
+    recompute_sets=(*RECOMPUTES[:2], *_SETS, *RECOMPUTES[2:]),
     recompute_some="full",
     names=NAMES,
     logged=FlopCount(

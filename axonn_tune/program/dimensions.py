@@ -152,6 +152,11 @@ def constraints(model: Model, workload: Workload, framework: Framework) -> tuple
     ]
     if framework.step.sequence_parallel:
         found.append(Constraint("sequence-by-x", "sequence_length", length, ("x", "context")))
+    if whole and (latents := [layer.latent for layer in model.types if layer.latent is not None]):
+        ranks = math.gcd(*(rank for one in latents for rank in (one.query_rank or one.kv_rank, one.kv_rank)))
+        found.append(Constraint("latents-by-z", "ranks of latents", ranks, ("z",)))
+        width = math.gcd(*(layer.value_width for layer in model.types if layer.attention))
+        found.append(Constraint("values-by-xz", "heads * value_dim", width, ("x", "z")))
     if model.has_experts:
         found += _expert_constraints(model, framework)
     if mixers := [layer.mamba for layer in model.types if layer.mamba]:
@@ -335,7 +340,7 @@ def dimensions(
     of_types, buckets, stored, routed = dict[str, Value](), dict[str, Value](), list[Value](), list[Value]()
     expert_z, expert_data = _left_of_experts(axes, options, arithmetic) if model.has_experts else (1.0, 1.0)
     for layer, of, count in zip(model.types, suffixes(model), counts, strict=True):
-        weights = float(layer.weights - (layer.experts.count * layer.expert_weights if layer.experts else 0))
+        weights = _matrices(layer, x=x, y=y)
         block = weights / split
         own = {"L": count, **_type_constants(layer, workload), "W": weights}
         of_types |= {f"{name}{of}": value for name, value in own.items()}
@@ -374,6 +379,19 @@ def dimensions(
     }
 
 
+def _matrices(layer: Layer, *, x: Value, y: Value) -> Value:
+    """W, x·y times the elements of a block on one rank but those of routed experts.
+
+    Projections to latents are duplicated over x, those from latents over y.
+    """
+    whole = float(layer.weights - (layer.experts.count * layer.expert_weights if layer.experts else 0))
+    if layer.latent is None:
+        return whole
+    down, up = map(float, layer.latent_weights)
+    found: Value = (whole - down - up) + down * x + up * y
+    return found
+
+
 def _expert_weights(layer: Layer, axes: Mapping[str, Value], options: StepOptions) -> Value:
     """Elements of the routed experts of a block that one rank multiplies with."""
     assert layer.experts is not None, "asked before"
@@ -401,7 +419,7 @@ def _sum(values: Sequence[Value]) -> Value:
 def _vectors(model: Model, counts: Sequence[Value], stage: Stage, *, x: Value, y: Value) -> Value:
     """Elements of a rank's norms and biases."""
     hidden, norm = float(model.hidden), 1.0 if model.family == "llama" else 2.0
-    biases, found = 1.0 if model.biases else 0.0, list[Value]()
+    biases, found, latents = 1.0 if model.biases else 0.0, list[Value](), list[Value]()
     for layer, count in zip(model.types, counts, strict=True):
         computes = layer.ffn > 0 or layer.experts is not None
         norms, mlp, mixer = float(layer.attention) + float(computes), float(layer.ffn > 0), 0.0
@@ -423,7 +441,9 @@ def _vectors(model: Model, counts: Sequence[Value], stage: Stage, *, x: Value, y
                 )
             )
         )
-    return _sum(found) + (norm * hidden / y if stage.last else 0.0 * y)
+        if layer.latent is not None:
+            latents.append(count * (norm * float((layer.latent.query_rank or 0) + layer.latent.kv_rank)))
+    return _sum([*found, *latents]) + (norm * hidden / y if stage.last else 0.0 * y)
 
 
 def _tables(model: Model, stage: Stage) -> float:

@@ -60,6 +60,8 @@ class Linear:
 
     A normal layer has I[M, K_y], W[K_y, N_x]: outputs are summed over y, input gradients over x. A
     transposed one has x and y swapped, so that it takes the normal one's output without resharding.
+    One with an axis "" has that dim whole on each rank of it. outside: it takes the tokens between tensor-parallel
+    layers, so that its weight is duplicated over x.
     """
 
     layer: str
@@ -67,6 +69,7 @@ class Linear:
     n: Size
     output_axis: str
     input_axis: str
+    outside: bool = False
 
     @property
     def weight(self) -> Size:
@@ -165,7 +168,35 @@ class LayerInputs:
     @cached_property
     def attention_output(self) -> Linear:
         """Output projection of attention."""
-        return Linear("attention.output", self.Q / X, H / Y, "x", "y")
+        return Linear("attention.output", self.values / X, H / Y, "x", "y")
+
+    @property
+    def values(self) -> Size:
+        """Width of attention's output."""
+        return self.Q if self.own.latent is None else as_size(float(self.own.value_width))
+
+    @cached_property
+    def latents(self) -> tuple[tuple[Linear | None, Linear], ...]:
+        """Down- and up-projections of queries, which may have no latent, and of keys and values."""
+        latent, heads = self.own.latent, self.own.heads
+        assert latent is not None, "asked before"
+        rank, kv_rank = latent.query_rank, as_size(float(latent.kv_rank))
+        queries: tuple[Linear | None, Linear] = None, Linear("attention.q_up", H / Y, self.Q / X, "y", "x")
+        if rank:
+            down = Linear("attention.q_down", H / Y, as_size(float(rank)), "y", "", outside=True)
+            queries = down, Linear("attention.q_up", down.n, self.Q / X, "", "x")
+        down = Linear(
+            "attention.kv_down", H / Y, as_size(float(latent.kv_rank + latent.rope_dim)), "y", "", outside=True
+        )
+        width = as_size(float(heads * (latent.nope_dim + latent.value_dim)))
+        return queries, (down, Linear("attention.kv_up", kv_rank, width / X, "", "x"))
+
+    @property
+    def projections(self) -> tuple[Linear, ...]:
+        """Linear layers in front of attention: those from the hidden state, then those from latents."""
+        if self.own.latent is None:
+            return (self.qkv,)
+        return (*(down for down, _ in self.latents if down), *(up for _, up in self.latents))
 
     @cached_property
     def fc1(self) -> Linear:
@@ -243,7 +274,7 @@ class LayerInputs:
     @property
     def linears(self) -> tuple[Linear, ...]:
         """Every linear layer of a block."""
-        attention = (self.qkv, self.attention_output) if self.own.attention else ()
+        attention = (*self.projections, self.attention_output) if self.own.attention else ()
         shared = self.shared_experts if self.own.experts and self.own.experts.shared_width else ()
         return (*attention, *((self.fc1, self.fc2) if self.own.ffn else ()), *shared)
 
@@ -269,8 +300,16 @@ class LayerInputs:
 
     @property
     def normed_element(self) -> float:
-        """The same of the input of MLP or experts: a router needs it whole."""
-        return self.element if self.own.experts else self.saved_element
+        """The same of the input of MLP or experts: a router needs it whole, shared experts quantized beside that."""
+        if self.own.experts is None:
+            return self.saved_element
+        return self.element + (self.format.operand_bytes if self.format and self.own.experts.shared_width else 0)
+
+    @property
+    def attention_element(self) -> float:
+        """The same of attention's input, which several projections quantize, each for itself."""
+        several = sum(1 for one in self.projections if one.k == H / Y)
+        return self.saved_element * (several if self.format else 1)
 
     @property
     def core_element(self) -> float:
@@ -491,12 +530,20 @@ def reduction(
 
 
 def sequence_gather(
-    phase: Phase, layer: str, given: LayerInputs, *, tokens: Size, calls: Size, role: Role, element: float = 0
+    phase: Phase,
+    layer: str,
+    given: LayerInputs,
+    *,
+    tokens: Size,
+    calls: Size,
+    role: Role,
+    width: Size = H / Y,
+    element: float = 0,
 ) -> list[Operation]:
-    """`[M_x, H_y]` to `[M, H_y]` with sequence parallelism; otherwise no communication."""
+    """`[M_x, width]` to `[M, width]` with sequence parallelism; otherwise no communication."""
     if not given.options.sequence_parallel:
         return []
-    return [Collective("all_gather", "x", phase, layer, (element or given.element) * tokens * H / Y, role, calls)]
+    return [Collective("all_gather", "x", phase, layer, (element or given.element) * tokens * width, role, calls)]
 
 
 def quantized(phase: Phase, layer: str, elements: Size, given: LayerInputs, *, calls: Size = PARTS) -> list[Operation]:
@@ -559,24 +606,25 @@ def linear_forward(
     linear: Linear, given: LayerInputs, *, phase: Phase, makes: tuple[Array, ...] = ()
 ) -> list[Operation]:
     """GEMM and reduction of the output: `O[M, n] = Σ_output_axis I[M, k] · W[k, n]`."""
-    size = given.element * given.part * linear.n
-    gathered: list[Operation] = []
-    operand = quantized(phase, linear.layer, given.part * linear.k, given)
+    tokens, axis = given.outside(given.part) if linear.outside else given.part, linear.output_axis
+    size, gathered = given.element * tokens * linear.n, list[Operation]()
+    operand = quantized(phase, linear.layer, tokens * linear.k, given)
+    early = given.gathers_narrow and not linear.outside
     if linear.input_axis == "x":
         role: Role = "output" if given.options.pipelined_tensor else "other"
-        element = given.format.operand_bytes if given.format and given.gathers_narrow else 0.0
-        tokens = given.part
-        gathered = sequence_gather(phase, linear.layer, given, tokens=tokens, calls=PARTS, role=role, element=element)
+        element = given.format.operand_bytes if given.format and early else 0.0
+        sizes = {"tokens": tokens, "calls": PARTS, "width": linear.k}
+        gathered = sequence_gather(phase, linear.layer, given, role=role, element=element, **sizes)
         operand = gathered_operand(phase, linear.layer, tokens * linear.k, given)
     biased = given.model.biases and given.launched
     return [
-        *(operand if given.gathers_narrow else ()),
+        *(operand if early else ()),
         *gathered,
         *([moves(phase, linear.layer, given.kernels.bias, linear.n, given, calls=PARTS)] if biased else []),
-        *(() if given.gathers_narrow else operand),
+        *(() if early else operand),
         *quantized_weight(phase, linear.layer, linear.weight, given),
-        MatMul(phase, linear.layer, given.part, linear.n, linear.k, "NN", PARTS, narrow=given.narrow, makes=makes),
-        reduction(linear.output_axis, phase, linear.layer, size, given, role="output", calls=PARTS),
+        MatMul(phase, linear.layer, tokens, linear.n, linear.k, "NN", PARTS, narrow=given.narrow, makes=makes),
+        *([reduction(axis, phase, linear.layer, size, given, role="output", calls=PARTS)] if axis else []),
     ]
 
 
@@ -586,20 +634,23 @@ def linear_backward(linear: Linear, given: LayerInputs, *, makes: Array, frees: 
     makes: dI; frees: I and dO, where nothing else needs them.
     """
     part, layer, axis = given.part, linear.layer, linear.input_axis
+    part = given.outside(part) if linear.outside else part
     # Row-parallel: dO is gathered first. Column-parallel: the gather of I overlaps with the input-gradient GEMM.
     role: Role = "input_gather" if axis == "x" else "other"
     size, moved = given.element * part * linear.k, given.kernels.bias_gradient
     biased, alone = given.model.biases, given.options.gather_unit == "weight"
+    width, early = linear.k if axis == "x" else linear.n, given.gathers_narrow and not linear.outside
     element, operand = 0.0, quantized("backward", layer, part * linear.n, given)
-    if given.format and given.gathers_narrow:
+    if given.format and early:
         # The input was saved quantized; an output gradient is gathered by rows and columns.
         element = given.format.operand_bytes * (1 if axis == "x" or given.format.transposes else 2)
         operand = operand if axis == "x" else gathered_operand("backward", layer, part * linear.n, given)
-    gathered = sequence_gather("backward", layer, given, tokens=part, calls=PARTS, role=role, element=element)
+    sizes = {"tokens": part, "calls": PARTS, "width": width}
+    gathered = [] if linear.outside else sequence_gather("backward", layer, given, role=role, element=element, **sizes)
     return [
-        *([*operand, *gathered] if given.gathers_narrow else [*gathered, *operand]),
+        *([*operand, *gathered] if early else [*gathered, *operand]),
         MatMul("backward", layer, part, linear.k, linear.n, "NT", PARTS, narrow=given.narrow, makes=(makes,)),
-        reduction(axis, "backward", layer, size, given, role="input_gradient", calls=PARTS),
+        *([reduction(axis, "backward", layer, size, given, role="input_gradient", calls=PARTS)] if axis else []),
         MatMul("backward", layer, linear.k, linear.n, part, "TN", PARTS, narrow=given.narrow, frees=frees),
         *([moves("backward", layer, moved, part * linear.n, given, calls=PARTS)] if biased else []),
         *(reduce_weight_gradient(layer, linear.weight, given) if alone else []),
@@ -684,12 +735,12 @@ def attention_core(given: LayerInputs, *, phase: Phase) -> list[Operation]:
     views = given.launched and given.model.learned_positions
     separated = GROUPED * PARTS if views else PARTS
     element = given.core_element
-    output = given.stream("attention output", "attention output", given.Q / X, inside=True, element=element)
+    output = given.stream("attention output", "attention output", given.values / X, inside=True, element=element)
     narrow = given.narrow and given.options.narrow_attention
     if given.options.fused_attention:
         rows = given.tokens * given.Q / X / given.own.head_dim
         statistics = Array("softmax statistics", "softmax statistics", given.elements.statistics * rows)
-        flops = 4.0 * given.part * given.span * given.Q / X
+        flops = _core_flops(given, queries=1, values=1)
         core: list[Computation] = [
             Attention(phase, CORE, flops, narrow=narrow, calls=PARTS, makes=(output, statistics))
         ]
@@ -703,6 +754,14 @@ def attention_core(given: LayerInputs, *, phase: Phase) -> list[Operation]:
         *core,
         *after_core(given, phase=phase),
     ]
+
+
+def _core_flops(given: LayerInputs, *, queries: int, values: int) -> Size:
+    """Of so many GEMMs of all heads with scores and queries or keys, and with scores and values."""
+    width = float(queries + values) * given.Q
+    if given.own.latent is not None:
+        width = as_size(float(queries * given.own.query_width + values * given.own.value_width))
+    return 2.0 * given.part * given.span * width / X
 
 
 def _joined(given: LayerInputs) -> list[Operation]:
@@ -728,7 +787,7 @@ def _unfused_core(given: LayerInputs, *, phase: Phase, output: Array) -> list[Co
         _scores_matmul(given, phase, "NT", forward=True),
         Kernel(phase, CORE, symbol("scores") * _scores(given), symbol("softmax") * PARTS, makes=made),
         *([Kernel(phase, CORE, (2.0 * element + 1.0) * _scores(given), PARTS)] if given.options.dropout else []),
-        _scores_matmul(given, phase, "NN", forward=False, makes=(output,)),
+        _scores_matmul(given, phase, "NN", forward=False, values=True, makes=(output,)),
     ]
 
 
@@ -737,12 +796,19 @@ def _scores(given: LayerInputs) -> Size:
 
 
 def _scores_matmul(
-    given: LayerInputs, phase: Phase, layout: MatmulLayout, *, forward: bool, makes: tuple[Array, ...] = ()
+    given: LayerInputs,
+    phase: Phase,
+    layout: MatmulLayout,
+    *,
+    forward: bool,
+    values: bool = False,
+    makes: tuple[Array, ...] = (),
 ) -> MatMul:
-    """One batched GEMM of the core, `[rows, S]` from heads or `[rows, head_dim]` from scores."""
-    rows, width = given.part * (given.Q / X) / given.own.head_dim, as_size(given.own.head_dim)
+    """One batched GEMM of the core, `[rows, S]` from heads or `[rows, width]` from scores; values: of their heads."""
+    dim = given.own.value_dim if values else given.own.head_dim
+    rows, width = given.part * (given.Q / X) / given.own.head_dim, as_size(dim)
     n, k = (S, width) if forward else (width, S)
-    alignment = math.gcd(given.own.head_dim * given.element, MATRIX_ALIGNMENT)
+    alignment = math.gcd(dim * given.element, MATRIX_ALIGNMENT)
     return MatMul(phase, CORE, rows, n, k, layout, PARTS, alignment, batched=True, makes=makes)
 
 
@@ -754,15 +820,16 @@ def attention_core_backward(given: LayerInputs) -> list[Operation]:
     joined = _joined(given)
     exchanged, returned = (found(given, phase="backward") for found in (before_core, after_core))
     if given.options.fused_attention:
-        flops = 10.0 * given.part * given.span * given.Q / X
+        flops = _core_flops(given, queries=3, values=2)
         narrow = given.narrow and given.options.narrow_attention
         core = Attention("backward", CORE, flops, True, narrow, calls=PARTS, makes=(gradient,), frees=dead)
         return [*exchanged, core, *joined, *returned]
-    scores, values = (_scores_matmul(given, "backward", "NN", forward=one) for one in (True, False))
+    scores, values = (_scores_matmul(given, "backward", "NN", forward=one, values=True) for one in (True, False))
+    keys = _scores_matmul(given, "backward", "NN", forward=False)
     masked = [Kernel("backward", CORE, (2.0 * element + 1.0) * _scores(given), PARTS)] if given.options.dropout else []
     size, kernels = symbol("scores_back") * _scores(given), symbol("softmax_back") * PARTS
     softmax = Kernel("backward", CORE, size, kernels, makes=(gradient,), frees=dead)
-    return [*exchanged, scores, values, *masked, softmax, values, values, *joined, *returned]
+    return [*exchanged, scores, values, *masked, softmax, keys, keys, *joined, *returned]
 
 
 def activation(given: LayerInputs, *, phase: Phase) -> list[Operation]:

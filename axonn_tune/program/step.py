@@ -16,7 +16,7 @@ from typing import TypeAlias
 
 from axonn_tune.frameworks.axonn_tune import AXONN_TUNE
 from axonn_tune.frameworks.description import StepOptions
-from axonn_tune.program import experts, layers, mamba
+from axonn_tune.program import experts, latent, layers, mamba
 from axonn_tune.program.experts import Gathering, Repeating
 from axonn_tune.program.layers import EXPERTS, PARTS, POSITIONS, TABLE, WHOLE_BLOCK, Bucket, H, LayerInputs, X, Y
 from axonn_tune.program.operations import (
@@ -262,6 +262,7 @@ def build_step(
     tables = _table_buckets(given)
     buckets = [*chain.from_iterable(_block_buckets(one) for one, _ in kinds), *tables]
     times = ACCUMULATION if options.reduce_each_micro_batch else ONCE
+    unsent = (*_unsent(given, kinds), *chain.from_iterable(latent.summed(one) for one, _ in kinds))
     return StepProgram(
         recompute=recompute,
         given=given,
@@ -275,7 +276,7 @@ def build_step(
         head_bucket=_bucket_section("head_bucket", tables, ("head",), given, times=times),
         table_buckets=_bucket_section("table_buckets", tables, ("embedding", "position"), given, times=times),
         head_parameters=_parameter_section("head_parameters", tables, ("head",), given),
-        end=Section("end", ONCE, tuple(layers.step_end(given, buckets=tuple(buckets), unsent=_unsent(given, kinds)))),
+        end=Section("end", ONCE, tuple(layers.step_end(given, buckets=tuple(buckets), unsent=unsent))),
     )
 
 
@@ -411,12 +412,15 @@ def _attention_forward(given: LayerInputs, *, phase: Phase) -> Iterator[Operatio
     stream = given.stream
     saved = (
         stream("block input", "residual stream"),
-        stream("attention.norm output", "norm outputs", element=given.saved_element),
+        stream("attention.norm output", "norm outputs", element=given.attention_element),
     )
     yield from layers.norm_forward("attention.norm", given, tokens=given.part, calls=PARTS, makes=saved)
-    yield from _gather(given.qkv, given, phase=phase)
-    heads = stream("qkv", "qkv", given.N / X, inside=True, element=given.heads_element)
-    yield from layers.linear_forward(given.qkv, given, phase=phase, makes=(heads,))
+    if given.own.latent is None:
+        yield from _gather(given.qkv, given, phase=phase)
+        heads = stream("qkv", "qkv", given.N / X, inside=True, element=given.heads_element)
+        yield from layers.linear_forward(given.qkv, given, phase=phase, makes=(heads,))
+    else:
+        yield from latent.forward(given, lambda linear: _gather(linear, given, phase=phase), phase=phase)
     yield from layers.attention_core(given, phase=phase)
     yield from _gather(given.attention_output, given, phase=phase)
     yield from layers.linear_forward(given.attention_output, given, phase=phase)
@@ -526,14 +530,17 @@ def _attention_backward(given: LayerInputs, gather: Gathering, again: Repeating)
     yield from gather(given.attention_output)
     yield from again("attention.core", "attention.output")
     yield from layers.dropout_backward("attention.output", given)
-    made = given.stream("attention gradient", "backward temporaries", given.Q / X, inside=True)
+    made = given.stream("attention gradient", "backward temporaries", given.values / X, inside=True)
     yield from layers.linear_backward(given.attention_output, given, makes=made, frees=())
-    yield from again("attention.scores")
+    yield from again("attention.q_up", "attention.kv_up", "attention.scores")
     yield from layers.attention_core_backward(given)
-    yield from gather(given.qkv)
-    yield from again("attention.norm")
-    made = given.stream("attention.norm gradient", "residual gradients")
-    yield from layers.linear_backward(given.qkv, given, makes=made, frees=("attention.norm output", "qkv gradient"))
+    if given.own.latent is None:
+        yield from gather(given.qkv)
+        yield from again("attention.norm")
+        made = given.stream("attention.norm gradient", "residual gradients")
+        yield from layers.linear_backward(given.qkv, given, makes=made, frees=("attention.norm output", "qkv gradient"))
+    else:
+        yield from latent.backward(given, gather, again)
     yield from _norm_backward("attention.norm", given, frees=("attention.norm gradient",))
 
 
@@ -541,6 +548,8 @@ def _recompute_layer(layer: str, given: LayerInputs) -> Iterator[Operation]:
     """One layer's forward again. The gathered weight of fc1 stays for its backward pass, or is gathered once more."""
     if layer in experts.REPEATED:
         yield from experts.REPEATED[layer](given, phase="recompute")
+    elif layer in latent.UP:
+        yield from latent.repeated(layer, given)
     elif layer in (given.fc1.layer, given.fc2.layer):
         linear = given.fc1 if layer == given.fc1.layer else given.fc2
         up = given.stream("up projection", "up projection", given.G / X, inside=True)

@@ -480,6 +480,7 @@ _REPEATED = {
     "attention.core": "core attention",
     "attention.scores": "attention scores",
     "attention.output": "the output projection of attention",
+    **dict.fromkeys(("attention.q_up", "attention.kv_up"), "projections from latents"),
     "mlp.up": "the MLP's up projection",
     "mlp.fc1": "the MLP's first linear layer",
     "mlp.activation": "activation functions",

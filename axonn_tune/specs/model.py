@@ -230,10 +230,18 @@ class Layer:
             return h * (mamba.conv_width + mamba.heads * (2 * mamba.head_dim + 1))
         if latent is None:
             return h * (self.qkv_width + self.value_width)
-        q_rank, kv_rank = latent.query_rank, latent.kv_rank
-        queries = h * self.query_width if q_rank is None else q_rank * (h + self.query_width)
-        down = h * (kv_rank + latent.rope_dim)
-        return queries + down + kv_rank * self.heads * (latent.nope_dim + latent.value_dim) + self.value_width * h
+        queries = h * self.query_width if latent.query_rank is None else 0
+        return queries + sum(self.latent_weights) + self.value_width * h
+
+    @property
+    def latent_weights(self) -> tuple[int, int]:
+        """Those of the projections down to latents, and up from them."""
+        latent = self.latent
+        if latent is None:
+            return 0, 0
+        q_rank, kv_rank = latent.query_rank or 0, latent.kv_rank
+        up = kv_rank * self.heads * (latent.nope_dim + latent.value_dim)
+        return self.hidden * (q_rank + kv_rank + latent.rope_dim), q_rank * self.query_width + up
 
     @property
     def expert_weights(self) -> int:
@@ -593,6 +601,7 @@ PRICED = frozenset(
         "attention sinks",
         "layers without MLP",
         "layer types of different sizes",
+        "multi-head latent attention",
     }
 )
 RUN: frozenset[str] = frozenset()
