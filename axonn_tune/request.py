@@ -7,6 +7,7 @@ search reads their values: a new option is one field. Imports nothing but errors
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field, fields, replace
@@ -51,6 +52,8 @@ DEFAULT_TOP = 10
 """Rows of a ranking that are listed, with exact steps, unless more are asked for."""
 LARGEST_SIZE = 2**31 - 1
 """Largest size of models, batches and grids that documents and options may state."""
+MOST_TIMES = 1e4
+"""Largest token imbalance and capacity factor."""
 SEARCHING = ("search", "explain", "sweep", "compare", "validate", "regress")
 """Commands that search."""
 _RANKING = tuple(name for name in SEARCHING if name != "compare")
@@ -155,6 +158,18 @@ def _layout(text: str) -> str:
 
     parse_layout(text)
     return text
+
+
+def _imbalance(text: float | str) -> float:
+    """A token imbalance of 1 or more; UsageError for what is none, with the nearest."""
+    try:
+        number = float(text)
+    except ValueError:
+        number = math.nan
+    if not 1.0 <= number <= MOST_TIMES:
+        near = 1.0 if number < 1.0 or math.isnan(number) else MOST_TIMES
+        raise UsageError(f"--imbalance {text}: must be a number from 1 to {MOST_TIMES:g}; nearest valid: {near:g}")
+    return number
 
 
 def _names(order: str | Sequence[str]) -> tuple[str, ...]:
@@ -284,6 +299,15 @@ class Request:
         "choice",
         shown="NAME|auto",
         choices=("auto", *DISPATCHERS),
+        beside=True,
+    )
+    imbalance: float | str | None = _option(
+        _WORKLOAD,
+        "Tokens of the rank with most over the mean; 1: forced load balancing. Default: 1.4, that of natural routing, "
+        "whose spread is in the interval; memory must hold more.",
+        "text",
+        shown="F",
+        read=_imbalance,
         beside=True,
     )
     tokens_total: int | str | None = _option(

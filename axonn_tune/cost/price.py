@@ -18,9 +18,9 @@ import numpy as np
 from axonn_tune.cost.collectives import Line, lines, route, sending
 from axonn_tune.cost.compute import ComputeClock, ComputeRates, compute_rates, contended_s, exposed_s
 from axonn_tune.cost.replay import Batch, ChunkTimes, Recorder, Replay, StageWork, exposed_by_term, term_key
-from axonn_tune.cost.uncertainty import Floats, half_width, outside, slopes_of, spread, with_software
+from axonn_tune.cost.uncertainty import NUDGE, Floats, half_width, outside, slopes_of, spread, with_software
 from axonn_tune.frameworks import software_on, step_on
-from axonn_tune.frameworks.description import StepOptions
+from axonn_tune.frameworks.description import NATURAL_IMBALANCE, StepOptions
 from axonn_tune.grid import ALL_AXES, Grid
 from axonn_tune.job import Job, Layout
 from axonn_tune.program.dimensions import (
@@ -251,7 +251,15 @@ class PricedLayout(Layout):
         if known is not None:
             learned = spread(self.slopes("iteration"), known, ranks=self.grid.world)
         times = {"compute_s": self.compute_s + self.bubble_s, "iteration_s": self.iteration_s}
-        return half_width(self.job, self, learned=learned, **times)
+        return half_width(self.job, self, learned=learned, of_imbalance=self._of_imbalance(), **times)
+
+    def _of_imbalance(self) -> float:
+        """Slope of the step's logarithm over that of the token imbalance of natural routing; 0 where it is given."""
+        framework, step = self.job.framework, self.job.framework.step
+        if step.imbalance != NATURAL_IMBALANCE or step.capacity_factor or self.grid.expert == 1:
+            return 0.0
+        more = replace(self.job, framework=framework.with_step(imbalance=step.imbalance * math.exp(NUDGE)))
+        return math.log(price(more, self).iteration_s / self.iteration_s) / NUDGE
 
     def slopes(self, metric: str) -> Floats:
         """Slopes of the logarithm of a ranking criterion over those of the numbers that the profile has learned."""

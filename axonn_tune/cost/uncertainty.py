@@ -2,7 +2,8 @@
 
 The logarithm of a step has the standard deviation √(b² + h² + (d · log2(ranks / 8))² + (p · log2(stages))²): b from the
 half-widths of the profile, each on its part of the step; h from the host, for steps of which it can decide the time;
-d and p for each doubling of ranks and of pipeline stages, whose stragglers and jitter no profile has.
+d and p for each doubling of ranks and of pipeline stages, whose stragglers and jitter no profile has. With experts the
+spread of the token imbalance of natural routing is added, times the step's slope over it.
 
 What a profile has learned is a covariance of its numbers. A prediction's logarithm then has the variance
 
@@ -22,7 +23,7 @@ from numpy.typing import NDArray
 
 from axonn_tune.cost.compute import exposed_s
 from axonn_tune.frameworks import SOFTWARE_SPREADS, base_software, software_key
-from axonn_tune.frameworks.description import Framework
+from axonn_tune.frameworks.description import IMBALANCE_SPREAD, Framework
 from axonn_tune.job import Job, Layout
 from axonn_tune.program.operations import Value
 from axonn_tune.specs.machine import Learned, LearnedNumber, Machine
@@ -57,14 +58,22 @@ NUDGE = 0.02
 
 
 def half_width(
-    job: Job, layout: Layout, *, compute_s: float, iteration_s: float, learned: float | None = None
+    job: Job,
+    layout: Layout,
+    *,
+    compute_s: float,
+    iteration_s: float,
+    learned: float | None = None,
+    of_imbalance: float = 0.0,
 ) -> float:
     """Half of the 80% interval of a step's logarithm.
 
-    compute_s: with waiting for other stages; learned: standard deviation by a profile that has learned.
+    compute_s: with waiting for other stages; learned: standard deviation by a profile that has learned; of_imbalance:
+    slope over the logarithm of the token imbalance, where that is natural.
     """
     grid, machine = layout.grid, job.machine
     jitter = DEVIATIONS * PER_STAGE_DOUBLING * math.log2(grid.pipeline)
+    jitter = math.hypot(jitter, DEVIATIONS * IMBALANCE_SPREAD * of_imbalance) if of_imbalance else jitter
     if learned is not None:
         return math.hypot(DEVIATIONS * learned, jitter)
     scale = DEVIATIONS * PER_DOUBLING * max(0.0, math.log2(grid.world / NODE))

@@ -20,7 +20,7 @@ from math import prod
 import numpy as np
 from numpy.typing import NDArray
 
-from axonn_tune.frameworks.description import FlopCount, Framework, StepOptions
+from axonn_tune.frameworks.description import MOST_IMBALANCE, FlopCount, Framework, StepOptions
 from axonn_tune.grid import ALL_AXES, BATCH_AXES, EXPERT_AXES, Grid, divisors
 from axonn_tune.program.operations import MATRIX_ALIGNMENT, PLAIN, Arithmetic, Attention, MatMul, Value
 from axonn_tune.program.step import BUNDLED, ONLY, Stage, StepProgram, suffixes
@@ -366,6 +366,7 @@ def dimensions(
         **buckets,
         **({"expert_parameters": _sum(routed)} if routed else {}),
         **({"expert_z": expert_z, "expert_data": expert_data} if routed else {}),
+        **(_imbalances(axes["expert"], options, arithmetic) if routed else {}),
         "table_bucket": _rounded_up(table, share, arithmetic),
         "position_bucket": _rounded_up(position, share, arithmetic),
         "parameters": _sum(stored)
@@ -409,6 +410,14 @@ def _left_of_experts(axes: Mapping[str, Value], options: StepOptions, arithmetic
     taken = axes["expert_tensor"] * axes["expert"]
     inside = arithmetic.smaller(taken, inner)
     return inner / inside, outer / (taken / inside)
+
+
+def _imbalances(ranks: Value, options: StepOptions, arithmetic: Arithmetic) -> dict[str, Value]:
+    """Tokens of the rank with most over the mean, and at the upper end of that: no more than all, or than fit."""
+    capacity = math.inf if options.capacity_factor is None else float(options.capacity_factor)
+    high = options.imbalance * (MOST_IMBALANCE if options.imbalance > 1.0 else 1.0)
+    most = {"imbalance": float(options.imbalance), "fullest": high}
+    return {name: arithmetic.smaller(min(value, capacity), ranks) for name, value in most.items()}
 
 
 def _sum(values: Sequence[Value]) -> Value:

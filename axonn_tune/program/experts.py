@@ -15,7 +15,7 @@ from typing import TypeAlias
 
 from axonn_tune.frameworks.dispatchers import find_dispatcher
 from axonn_tune.program import layers
-from axonn_tune.program.layers import EXPERT, EXPERT_TENSOR, PARTS, H, LayerInputs, Linear, Y, moves
+from axonn_tune.program.layers import EXPERT, EXPERT_TENSOR, FULLEST, IMBALANCE, PARTS, H, LayerInputs, Linear, Y, moves
 from axonn_tune.program.operations import (
     Array,
     Arrays,
@@ -80,7 +80,7 @@ def backward(given: LayerInputs, gather: Gathering, again: Repeating) -> Iterato
     yield from _summed(given, "backward", FC2, given.expert_width)
     moved, freed = given.kernels.activation_back, ("expert up projection", "expert activation gradient")
     made = _rows_of(given, "expert up gradient", given.expert_up, "backward temporaries")
-    elements = given.options.imbalance * rows(given) * given.expert_width
+    elements = rows(given) * given.expert_width
     yield moves("backward", ACTIVATION, moved, elements, given, calls=PARTS, makes=(made,), frees=freed)
     freed = "dispatched tokens", made.name
     yield from _gemm_backward(given, FC1, n=given.expert_up, k=given.expert_row, frees=freed)
@@ -93,14 +93,14 @@ def backward(given: LayerInputs, gather: Gathering, again: Repeating) -> Iterato
     yield from _router_backward(given)
 
 
-def rows(given: LayerInputs) -> Size:
-    """R, rows of a rank after dispatch, in a half micro-batch."""
-    return given.routed * float(given.experts.per_token) * EXPERT_TENSOR
+def rows(given: LayerInputs, most: Size = IMBALANCE) -> Size:
+    """R, rows after dispatch of the rank with most tokens, for which all wait, in a half micro-batch."""
+    return most * given.routed * float(given.experts.per_token) * EXPERT_TENSOR
 
 
 def _rows_of(given: LayerInputs, name: str, width: Size, kind: str = "", *, element: float = 0) -> Array:
-    """`[R, width]` of the whole micro-batch."""
-    return Array(name, kind or name, (element or given.element) * PARTS * rows(given) * width)
+    """`[R, width]` of the whole micro-batch, of the fullest rank that is likely."""
+    return Array(name, kind or name, (element or given.element) * PARTS * rows(given, FULLEST) * width)
 
 
 def _gemm(
@@ -115,7 +115,7 @@ def _gemm(
     frees: tuple[str, ...] = (),
 ) -> MatMul:
     """`O[R, n] = I[R, k] · W[k, n]`, a group an expert of the rank; of a weight gradient (TN) R is contracted."""
-    each = given.options.imbalance * rows(given) / given.local_experts
+    each = rows(given) / given.local_experts
     sizes = (k, n, each) if layout == "TN" else (each, n, k)
     groups, padded = given.local_experts, given.format.alignment / 2.0 if given.format else 0.0
     return MatMul(
@@ -132,7 +132,7 @@ def _quantized(
     given: LayerInputs, phase: Phase, layer: str, width: Size, *, weight: Size | None = None
 ) -> Iterator[Operation]:
     """Quantization of `[R, width]` by one grouped kernel; weight: elements of an expert's, quantized too."""
-    yield from layers.quantized(phase, layer, given.options.imbalance * rows(given) * width, given)
+    yield from layers.quantized(phase, layer, rows(given) * width, given)
     if weight is not None:
         yield from layers.quantized_weight(phase, layer, given.local_experts * weight, given)
 
@@ -153,7 +153,7 @@ def activation(given: LayerInputs, *, phase: Phase) -> Iterator[Operation]:
     made = _rows_of(given, "expert activation", given.expert_width, element=element)
     elements = rows(given) * given.expert_width
     moved = given.kernels.activation
-    yield moves(phase, ACTIVATION, moved, given.options.imbalance * elements, given, calls=PARTS, makes=(made,))
+    yield moves(phase, ACTIVATION, moved, elements, given, calls=PARTS, makes=(made,))
 
 
 def _summed(given: LayerInputs, phase: Phase, layer: str, width: Size) -> Iterator[Operation]:
@@ -212,7 +212,7 @@ def _sent(
     """
     options, width = given.options, given.expert_row
     kind: OpKind = "all_gather" if there else "reduce_scatter"
-    routed = options.imbalance * given.routed
+    routed = IMBALANCE * given.routed
     copies = routed * float(given.experts.per_token)
     ordered = moves(phase, layer, Traffic(1, 2), copies * EXPERT_TENSOR * width, given, calls=PARTS)
     steps = _probabilities(given, phase, copies, there=there) if layer == DISPATCH else []

@@ -46,6 +46,7 @@ from axonn_tune.specs.workload import ElementSizes
 H, S = symbol("H"), symbol("S")
 X, Y, Z, CONTEXT = (symbol(name) for name in ("x", "y", "z", "context"))
 EXPERT, EXPERT_TENSOR, EXPERT_Z, EXPERT_DATA = map(symbol, ("expert", "expert_tensor", "expert_z", "expert_data"))
+IMBALANCE, FULLEST = symbol("imbalance"), symbol("fullest")
 V, P, CHUNKS = symbol("V"), symbol("P"), symbol("C")
 PARTS = symbol("parts")
 ALONE, SHARED, GROUPED, HALVED = (symbol(name) for name in ("alone", "shared", "grouped", "halved"))

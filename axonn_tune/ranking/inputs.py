@@ -14,10 +14,11 @@ from axonn_tune.errors import AxonnTuneError, UnknownNameError, UsageError, sugg
 from axonn_tune.frameworks import find_framework, registry
 from axonn_tune.frameworks.axonn_tune import AXONN_TUNE
 from axonn_tune.frameworks.description import Framework, StepOptions
+from axonn_tune.frameworks.dispatchers import find_dispatcher
 from axonn_tune.grid import EXPERT_AXES, RANK_AXES
 from axonn_tune.ranking.space import Problem
 from axonn_tune.recompute import needed_by
-from axonn_tune.request import MOMENT_BYTES, OVERLAPS, CudaGraphs, Request
+from axonn_tune.request import MOMENT_BYTES, MOST_TIMES, OVERLAPS, CudaGraphs, Request
 from axonn_tune.specs.catalog import Loaded, MachineLike, load_machine, load_model, route_overrides
 from axonn_tune.specs.document import known_keys
 from axonn_tune.specs.loading import DOCUMENT_BYTES, read_text
@@ -52,6 +53,7 @@ def load_inputs(request: Request) -> Inputs:
     framework = find_framework(named) if isinstance(named, str) else named
     if settings["step"]:
         framework = framework.with_step(**dict(map(_step_setting, settings["step"])))
+        _check_routing(framework.step)
     if request.grad_reduce_in_bf16 or request.use_precision_aware_optimizer:
         framework = _with_types(framework, request, workload)
     if request.cuda_graphs:
@@ -59,6 +61,10 @@ def load_inputs(request: Request) -> Inputs:
         request, framework = replace(request, cuda_graphs=scopes), framework.capturing(scopes)
     if request.dispatcher not in (None, "auto"):
         framework = _with_dispatcher(framework, request.dispatcher, model.document)
+    if request.imbalance is not None:
+        if not model.document.has_experts:
+            raise UsageError(f"--imbalance {request.imbalance}: {model.document.name} has no experts")
+        framework = framework.with_step(imbalance=request.imbalance)
     if request.order is not None:
         request = replace(request, order=parse_order(request.order, framework))
     assert not isinstance(request.tokens_total, str), "a request reads it"
@@ -178,6 +184,18 @@ def _with_types(framework: Framework, request: Request, workload: Workload) -> F
         return framework
     size, master = MOMENT_BYTES[moments], 2 if workload.base_precision == "bf16" else None
     return framework.with_step(master_bytes=master, exp_avg_bytes=size, exp_avg_sq_bytes=size)
+
+
+def _check_routing(step: StepOptions) -> None:
+    """UsageError for a dispatcher, token imbalance or capacity factor that cannot be, with the nearest."""
+    find_dispatcher(step.dispatcher)
+    for name, least in (("imbalance", 1.0), ("capacity_factor", 0.01)):
+        value = getattr(step, name)
+        if value is not None and not least <= value <= MOST_TIMES:
+            near = least if value < least else MOST_TIMES
+            raise UsageError(
+                f"--set step.{name}={value}: must be from {least:g} to {MOST_TIMES:g}; nearest valid: {near:g}"
+            )
 
 
 def _with_dispatcher(framework: Framework, name: str, model: Model) -> Framework:

@@ -10,10 +10,11 @@ from axonn_tune.cost.dispatch import copies_leaving, distinct_destinations
 from axonn_tune.cost.price import Detail, price
 from axonn_tune.errors import UnknownNameError
 from axonn_tune.frameworks import find_framework
+from axonn_tune.frameworks.description import Framework
 from axonn_tune.frameworks.dispatchers import default_dispatcher, find_dispatcher
 from axonn_tune.grid import Grid, GroupShape
 from axonn_tune.job import Job, Layout
-from axonn_tune.program.operations import Collective, Routing
+from axonn_tune.program.operations import Collective, MatMul, Routing
 from axonn_tune.report.explain import line_sentences
 from axonn_tune.specs.catalog import load_machine
 from axonn_tune.specs.workload import Workload
@@ -76,7 +77,7 @@ def test_slowest_level_and_the_fixed_time_count(monkeypatch: pytest.MonkeyPatch)
 
 def _priced(dispatcher: str, tensor: int = 1) -> Detail:
     """Two layers of experts, 2 of 8, width 4096."""
-    framework = find_framework("megatron-core").with_step(dispatcher=dispatcher)
+    framework = find_framework("megatron-core").with_step(dispatcher=dispatcher, imbalance=1.0)
     job = Job(model_of("moe*2"), MACHINE, Workload(global_batch=64, sequence_length=2048), framework)
     grid = Grid(x=tensor, data=16 // tensor, expert=4, expert_tensor=tensor, order=MEGATRON)
     return price(job, Layout(grid, 1, "none", 0))
@@ -131,6 +132,48 @@ def test_expert_tensor_parallelism_gathers_what_arrived() -> None:
             found["all_gather", "expert_tensor", phase, "moe.dispatch" if phase == "forward" else "moe.combine"] == size
         )
     assert found["reduce_scatter", "expert_tensor", "forward", "moe.combine"] == size
+
+
+@pytest.mark.parametrize(
+    ("ranks", "given", "imbalance", "fullest"),
+    [
+        (4, {}, 1.4, 1.4 * 1.29),
+        (1, {}, 1.0, 1.0),
+        (4, {"imbalance": 1.0}, 1.0, 1.0),
+        (4, {"capacity_factor": 1.0}, 1.0, 1.0),
+        (4, {"capacity_factor": 1.5}, 1.4, 1.5),
+        (2, {"imbalance": 3.0}, 2.0, 2.0),
+    ],
+)
+def test_token_imbalance(ranks: int, given: dict[str, float], imbalance: float, fullest: float) -> None:
+    """Natural routing has a factor on GEMMs and bytes, memory its upper end: no more than all tokens, or a capacity.
+
+    16 ranks of 2048 tokens, 2 of 8 experts: FC1 has 2·2048·ranks/8 rows of an expert, times the factor.
+    """
+    framework = find_framework("megatron-core").with_step(dispatcher="alltoall", **given)
+    job = Job(model_of("moe*2"), MACHINE, Workload(global_batch=64, sequence_length=2048), framework)
+    found = price(job, Layout(Grid(data=16, expert=ranks, order=MEGATRON), 1, "none", 0))
+    rows = next(
+        float(step.m.evaluate(found.values))
+        for step, _ in found.program.calls()
+        if isinstance(step, MatMul) and (step.layer, step.phase) == ("moe.fc1", "forward")
+    )
+    assert rows == pytest.approx(2 * 2048 * ranks / 8 * imbalance)
+    kept = {array.name: array.size_bytes for step, _ in found.program.calls() for array in step.makes}
+    assert float(kept["dispatched tokens"].evaluate(found.values)) == pytest.approx(2 * 2048 * 4096 * 2 * fullest)
+
+
+def test_intervals_hold_the_spread_of_natural_routing() -> None:
+    """A step of natural routing is less certain than one with forced load balancing; without EP they are one."""
+    core, workload = find_framework("megatron-core"), Workload(global_batch=64, sequence_length=2048)
+
+    def width(ranks: int, framework: Framework) -> float:
+        layout = Layout(Grid(data=16, expert=ranks, order=MEGATRON), 1, "none", 0)
+        return price(Job(model_of("moe*2"), MACHINE, workload, framework), layout).half_width
+
+    forced = core.with_step(imbalance=1.0)
+    assert width(8, core) > width(8, forced) + 1e-3
+    assert width(1, core) == width(1, forced)
 
 
 @pytest.mark.parametrize(

@@ -31,9 +31,9 @@ def model_of(layers: str, **changes: int) -> Model:
 
 
 def priced(framework: str, grid: Grid, *, layers: str = "dense moe*3", **changes: int) -> Detail:
-    """One layout of 64 sequences, a micro-batch of one."""
+    """One layout of 64 sequences, a micro-batch of one, with forced load balancing."""
     workload = Workload(global_batch=64, sequence_length=2048)
-    job = Job(model_of(layers, **changes), MACHINE, workload, find_framework(framework))
+    job = Job(model_of(layers, **changes), MACHINE, workload, find_framework(framework).with_step(imbalance=1.0))
     return price(job, Layout(grid, 1, "none", 0))
 
 
