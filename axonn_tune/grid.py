@@ -22,6 +22,9 @@ from axonn_tune.errors import UsageError
 AXES = ("x", "y", "z", "data")
 """Axes of the paper's 4D algorithm."""
 
+STAGE_AXES = (*AXES, "context")
+"""Axes of the ranks of one pipeline stage."""
+
 RANK_AXES = (*AXES, "context", "pipeline")
 """Every axis that ranks are numbered by."""
 

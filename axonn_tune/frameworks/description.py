@@ -272,6 +272,7 @@ class Framework:
     recompute_modules: those that a recompute set can name; recompute_some: whether a set can be on the first layers of
     each chunk alone: no, whole blocks, or any set. formats: number formats below 16 bits that it is priced in;
     format_options: step options of theirs that it can be told.
+    asked_axes: axes that it has on demand alone.
     precision_aware: it reduces gradients in BF16 on demand, and keeps optimizer states in types of their own.
     cuda_graphs: scopes that it captures, its default first, each with the layouts that it then cannot run. exchanges:
     of context parallelism, those that a search compares; without any, that of its step alone. dispatchers: those it
@@ -297,6 +298,7 @@ class Framework:
     refused: tuple[Refusal, ...] = ()
     keeps_layers: bool = True
     expert_axes: tuple[str, ...] = ()
+    asked_axes: tuple[str, ...] = ()
     tensor_without_expert: bool = False
     recompute_modules: tuple[str, ...] = ()
     recompute_some: Literal["no", "full", "any"] = "no"
@@ -328,6 +330,11 @@ class Framework:
         if not model.has_experts or {*self.expert_axes} <= {*self.axes}:
             return self
         return replace(self, axes=(*self.axes, *self.expert_axes))
+
+    def having(self, *axes: str) -> Framework:
+        """The same framework with those of these axes that it has on demand."""
+        added = tuple(axis for axis in axes if axis in self.asked_axes and axis not in self.axes)
+        return replace(self, axes=(*self.axes, *added)) if added else self
 
     def capturing(self, scopes: tuple[CudaGraphs, ...]) -> Framework:
         """The same framework with these scopes in CUDA graphs, and without what that excludes."""

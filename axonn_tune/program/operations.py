@@ -165,7 +165,7 @@ MATRIX_ALIGNMENT = 16
 
 ONCE = as_size(1)
 
-GROUP_AXES = ("x", "y", "z", "data", "xy", WORLD)
+GROUP_AXES = ("x", "y", "z", "data", "xy", "context", "contextdata", WORLD)
 """Every group of axes that the bundled runtime communicates over."""
 
 Role: TypeAlias = Literal[

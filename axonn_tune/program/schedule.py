@@ -571,7 +571,9 @@ class _Emitter:
         elif step.role == "weight_gradient" and self.deferred:
             self._finish_pending()
             self.output.append(Emitted(ISSUE, step, "weight_gradient"))
-        elif step.role == "keys" or (step.role == "input_gather" and "input_gradient" in self.overlaps):
+        elif step.role == "keys" and self.overlaps:
+            self._issue(step, "keys")
+        elif step.role == "input_gather" and "input_gradient" in self.overlaps:
             self._issue(step, step.role)
         elif step.role == "output" and self.options.pipelined_tensor:
             self._pipeline(step)

@@ -65,6 +65,8 @@ def load_inputs(request: Request) -> Inputs:
         if not model.document.has_experts:
             raise UsageError(f"--imbalance {request.imbalance}: {model.document.name} has no experts")
         framework = framework.with_step(imbalance=request.imbalance)
+    if request.context is not None and request.context > 1:
+        framework = framework.having("context")
     if request.order is not None:
         request = replace(request, order=parse_order(request.order, framework))
     assert not isinstance(request.tokens_total, str), "a request reads it"
@@ -325,7 +327,8 @@ def launch_inputs(path: str | Path, *, machine: MachineLike | None = None) -> tu
     if why := unpriced(launch.model):
         raise UsageError(f"{path}: {why}")
     job, piped = (launch.model, profile.document, launch.workload), grid.pipeline > 1
-    problem = Problem(*job, gpus=grid.world, request=request, pipeline=piped)
+    framework = AXONN_TUNE.having(*grid.sizes)
+    problem = Problem(*job, framework, gpus=grid.world, request=request, pipeline=piped)
     model = Loaded(launch.model, loaded.path, launch.provenance.model_sha256)
     return Inputs(problem, model, profile), profile.sha256 != launch.provenance.machine_sha256
 

@@ -159,11 +159,18 @@ class Problem(Job):
             named = self.request.order
             return ((*named, *(axis for axis in self.axes if axis in RANK_AXES and axis not in named)),)
         if self.framework.permuted:
-            outer = tuple(axis for axis in self.axes if axis in RANK_AXES and axis not in AXES)
-            return tuple((*inner, *outer) for inner in itertools.permutations(AXES))
+            inner, outer = permuted_axes(self.axes)
+            return tuple((*order, *outer) for order in itertools.permutations(inner))
         axes = [axis for axis in self.axes if axis in RANK_AXES]
         order = tuple(axis for axis in self.framework.axes if axis in axes)
         return ((*order, *(axis for axis in axes if axis not in order)),)
+
+
+def permuted_axes(axes: Sequence[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Axes whose ranks may be in any order, and those outside them: pipeline stages."""
+    ranked = [axis for axis in axes if axis in RANK_AXES]
+    outer = tuple(axis for axis in ranked if axis == "pipeline")
+    return tuple(axis for axis in ranked if axis not in outer), outer
 
 
 @dataclass(frozen=True)
@@ -826,10 +833,11 @@ def _orders_by_width(problem: Problem) -> Mapping[int, tuple[int, ...]]:
     masks = range(1 << len(axes))
     if len(orders) == 1:
         return dict.fromkeys(masks, (0,))
-    found, outer = {}, tuple(axis for axis in axes if axis not in AXES)
+    inner, outer = permuted_axes(axes)
+    found, number = {}, {order: place for place, order in enumerate(orders)}
     for mask in masks:
-        sizes = tuple(2 if mask >> position & 1 else 1 for position in range(len(AXES)))
-        found[mask] = tuple(orders.index((*order, *outer)) for order in distinct_orders(sizes))
+        sizes = tuple(2 if mask >> position & 1 else 1 for position in range(len(inner)))
+        found[mask] = tuple(number[*order, *outer] for order in distinct_orders(sizes, axes=inner))
     return found
 
 

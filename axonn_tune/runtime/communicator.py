@@ -123,6 +123,24 @@ class Communicator:
         work = _newest("reduce_scatter_single", "reduce_scatter_tensor")(result, tensor, group=group, async_op=True)
         return CollectiveHandle(result, work, sent=tensor, call=call)
 
+    def pass_on(
+        self, tensor: torch.Tensor, axis: str, phase: Phase, layer: str, *, whole_bytes: int, first: bool
+    ) -> CollectiveHandle:
+        """A contiguous tensor to the next rank of a ring; the previous rank's comes back.
+
+        All passes of a ring together are one all-gather of the program, of so many bytes: `first` counts it.
+        """
+        group, place, size = self.mesh.groups[axis], self.mesh.place(axis), self.mesh.size(axis)
+        assert group is not None, "a rank alone has no ring"
+        entry, result = LedgerEntry("all_gather", axis, phase, layer, whole_bytes), torch.empty_like(tensor)
+        call = self._record(entry, group) if first else self.timer.issue(entry, group, counted=False)
+        sent, received = [0] * size, [0] * size
+        sent[(place + 1) % size] = received[(place - 1) % size] = tensor.numel()
+        # Of an all-to-all the only part that is not empty.
+        flat = result.view(-1), tensor.view(-1)
+        work = dist.all_to_all_single(*flat, received, sent, group=group, async_op=True)
+        return CollectiveHandle(result, work, sent=tensor, call=call)
+
     def send(self, tensor: torch.Tensor, kind: Kind) -> CollectiveHandle:
         """Send an activation (F) or a gradient (B) to the stage that needs it next."""
         edge, tensor = self.mesh.sends[kind], tensor.contiguous()
@@ -239,7 +257,7 @@ class DataBuckets:
 
     def _reduce(self, bucket: Bucket, phase: Phase) -> CollectiveHandle:
         reduce = self.communicator.reduce_scatter if bucket.split else self.communicator.all_reduce
-        return reduce(bucket.gradient, "data", phase, bucket.layer)
+        return reduce(bucket.gradient, self.communicator.mesh.data_axes, phase, bucket.layer)
 
     def finish(self) -> None:
         """Wait for every bucket."""
@@ -258,5 +276,5 @@ class DataBuckets:
 
     def reduce_vectors(self, bucket: Bucket) -> None:
         """Sum the gradients of the replicated vectors over z, then data, in place, and wait."""
-        for axis in ("z", "data"):
+        for axis in ("z", self.communicator.mesh.data_axes):
             self.communicator.all_reduce(bucket.gradient, axis, "step", bucket.layer).wait()

@@ -24,6 +24,7 @@ from torch.utils._pytree import tree_leaves
 
 from axonn_tune.errors import AxonnTuneError, CheckFailedError, NothingFeasibleError
 from axonn_tune.program.pipeline import group_size, model_parts
+from axonn_tune.runtime.context import AttentionKernel, RingAttention
 from axonn_tune.runtime.devices import settings_of
 from axonn_tune.runtime.ledger import Ledger, LedgerEntry, compare, program_of
 from axonn_tune.runtime.mesh import Mesh, build_mesh
@@ -99,18 +100,34 @@ class FlashShapes(torch.autograd.Function):
     @staticmethod
     def backward(context: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, ...]:  # noqa: ANN401
         """Gradients of queries, keys and values."""
-        queries, keys, values = context.saved_tensors[:3]
-        # Flash attention makes gradients of keys for every query, then sums them.
-        expanded = [torch.empty_like(queries) for _ in range(2)] if keys.shape[1] < queries.shape[1] else []
-        found = tuple(torch.empty_like(one) for one in (queries, keys, values))
-        del expanded
-        return found
+        return _gradient_shapes(*context.saved_tensors[:3])
+
+
+def _gradient_shapes(queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """Gradients of queries, keys and values; flash attention makes those of keys for every query, then sums them."""
+    wide = keys.shape[0], queries.shape[1], *keys.shape[2:]
+    expanded = [one.new_empty(wide) for one in (keys, values) if queries.shape[1] > keys.shape[1]]
+    found = tuple(torch.empty_like(one) for one in (queries, keys, values))
+    del expanded
+    return found
 
 
 def flash_shapes(queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, **how: bool) -> torch.Tensor:
     """Stands in for `scaled_dot_product_attention`."""
     output: torch.Tensor = FlashShapes.apply(queries, keys, values)  # type: ignore[no-untyped-call]
     return output
+
+
+def ring_shapes(queries: torch.Tensor, *keys: torch.Tensor | bool) -> tuple[torch.Tensor, ...]:
+    """Stands in for the kernel of attention on a part of the keys: output, and one number per row."""
+    return torch.empty_like(queries), queries.new_empty(queries.shape[:-1], dtype=torch.float32)
+
+
+def ring_gradient_shapes(
+    gradient: torch.Tensor, queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, *rest: torch.Tensor | bool
+) -> tuple[torch.Tensor, ...]:
+    """Stands in for its backward pass."""
+    return _gradient_shapes(queries, keys, values)
 
 
 def build(launch: Launch, mesh: Mesh, meter: MetaBytes) -> Trainer:
@@ -126,6 +143,9 @@ def build(launch: Launch, mesh: Mesh, meter: MetaBytes) -> Trainer:
     trainer = Trainer(launch, mesh, device=meta, source=source, settings=settings)
     for block in trainer.model.blocks:
         attention = block.attention.local
+        if isinstance(attention, RingAttention):
+            attention.kernel = AttentionKernel(ring_shapes, ring_gradient_shapes)
+            continue
         assert isinstance(attention, CausalAttention), "what the branch is named after"
         attention.core = flash_shapes
     return trainer

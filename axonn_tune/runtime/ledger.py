@@ -97,6 +97,7 @@ def program_of(launch: Launch, *, stage: int = 0) -> RankProgram:
         recompute=launch.recompute,
         options=bundled(compiled=launch.compile),
         some=some is not None,
+        context=grid.context > 1,
     )
     values |= blocks_of(program, chunks, kept=launch.kept_layers, repeated=some or 0)
     return RankProgram(program, values, place, sent)

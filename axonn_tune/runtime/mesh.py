@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 
 from axonn_tune.errors import UsageError
-from axonn_tune.grid import AXES, ENDS, Grid, split_axes
+from axonn_tune.grid import AXES, ENDS, RANK_AXES, Grid, split_axes
 from axonn_tune.program.operations import GROUP_AXES
 from axonn_tune.program.pipeline import Kind
 
@@ -52,7 +52,12 @@ class Mesh:
     @property
     def stage(self) -> int:
         """This rank's pipeline stage."""
-        return self.coordinate("pipeline") if self.grid.pipeline > 1 else 0
+        return self.coordinate("pipeline")
+
+    @property
+    def data_axes(self) -> str:
+        """The group that holds the same shards of weights: ranks of context have other tokens, as those of data."""
+        return "contextdata" if self.grid.context > 1 else "data"
 
     def process_groups(self) -> Iterator[dist.ProcessGroup]:
         """Yield each process group once."""
@@ -65,13 +70,17 @@ class Mesh:
 
     def coordinate(self, axis: str) -> int:
         """This rank's coordinate along an axis."""
-        return self.grid.coordinates(self.rank)[axis]
+        return self.grid.coordinates(self.rank).get(axis, 0)
+
+    def place(self, axes: str) -> int:
+        """Its number in this rank's group over `axes`."""
+        return self.grid.members(self.rank, axes).index(self.rank)
 
 
 def require_world(grid: Grid, world: int) -> None:
     """UsageError, with the arithmetic, unless there are as many ranks as the grid has."""
     if grid.world != world:
-        axes = [axis for axis in grid.by_axis if axis in AXES or grid.axis_size(axis) > 1]
+        axes = [axis for axis in grid.by_axis if axis in AXES or (axis in RANK_AXES and grid.axis_size(axis) > 1)]
         product = "·".join(str(grid.axis_size(axis)) for axis in axes)
         ranks = "1 rank was" if world == 1 else f"{world} ranks were"
         raise UsageError(f"the grid {'·'.join(axes)} = {product} needs {grid.world} ranks, but {ranks} started")

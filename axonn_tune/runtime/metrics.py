@@ -128,13 +128,17 @@ class DeviceClock(HostClock):
 
 @dataclass(slots=True)
 class Call:
-    """One collective in flight, with its marks; the computation waits for it from `halted` to `resumed`."""
+    """One collective in flight, with its marks; the computation waits for it from `halted` to `resumed`.
+
+    counted: False for parts of a collective but the first.
+    """
 
     entry: LedgerEntry
     group: dist.ProcessGroup
     clock: HostClock
     issued: Mark
     edge: Edge | None = None
+    counted: bool = True
     done: Mark = None
     halted: Mark = None
     resumed: Mark = None
@@ -150,6 +154,7 @@ class TimedCall:
     halted_s: float
     resumed_s: float
     edge: Edge | None = None
+    counted: bool = True
 
     @property
     def seconds(self) -> float:
@@ -194,7 +199,7 @@ class StepTimes:
                 "axis": entry.axis,
                 "phase": entry.phase,
                 "layer": entry.layer,
-                "count": len(calls),
+                "count": sum(call.counted for call in calls),
                 "bytes": entry.size_bytes,
                 "seconds": sum(one.seconds for one in calls),
                 "exposed_s": sum(one.exposed_s for one in calls),
@@ -248,7 +253,7 @@ class Timer:
             issued_s, done_s, halted_s, resumed_s = map(since, (call.issued, call.done, call.halted, call.resumed))
             began_s = max(issued_s, free_s.get(id(call.group), issued_s))
             free_s[id(call.group)] = max(began_s, done_s)
-            timed.append(TimedCall(call.entry, began_s, done_s, halted_s, resumed_s, call.edge))
+            timed.append(TimedCall(call.entry, began_s, done_s, halted_s, resumed_s, call.edge, call.counted))
         spans = [
             Span(COMPUTE_LANE, name, since(start), since(end)) for (name, start), (_, end) in pairwise(parts) if name
         ]
@@ -259,11 +264,13 @@ class Timer:
         if self.clock is not None and self._traced:
             self._parts.append((name, self.clock.mark()))
 
-    def issue(self, entry: LedgerEntry, group: dist.ProcessGroup, *, edge: Edge | None = None) -> Call | None:
+    def issue(
+        self, entry: LedgerEntry, group: dist.ProcessGroup, *, edge: Edge | None = None, counted: bool = True
+    ) -> Call | None:
         """A collective, or a message on an edge, is about to be issued; None if it is not timed."""
         if self.clock is None or not self._on:
             return None
-        call = Call(entry, group, self.clock, self.clock.mark(), edge)
+        call = Call(entry, group, self.clock, self.clock.mark(), edge, counted)
         self._calls.append(call)
         return call
 
@@ -396,12 +403,13 @@ class RunMeasurements:
         received = torch.tensor(
             [call.edge is not None and call.edge.sender != self.mesh.rank for call in calls], dtype=torch.bool
         )
+        counted = torch.tensor([call.counted for call in calls], dtype=torch.bool)
         sent = [seconds.masked_fill(received, 0.0), elapsed_s.masked_fill(received, 0.0), exposed_s]
         means = torch.stack(sent).mean(1)
         mine, sums = list[tuple[LedgerEntry, int]](), list[torch.Tensor]()
         for entry in dict.fromkeys(call.entry for call in calls):
             its = torch.tensor([call.entry == entry for call in calls], dtype=torch.bool)
-            mine.append((entry, int((its & ~received).sum())))
+            mine.append((entry, int((its & counted & ~received).sum())))
             sums.append(means[:, its].sum(1))
         rows = self._mean_of_stage(torch.stack(sums) if sums else torch.zeros(0, 3)).tolist()
         found = list[CollectiveTerm]()

@@ -36,8 +36,10 @@ def compiled(function: Compiled, settings: RuntimeSettings) -> Compiled:
     return cast(Compiled, settings.compiler(function)) if settings.compile else function
 
 
-LocalFunction: TypeAlias = Callable[[torch.Tensor], tuple[torch.Tensor, TensorFunction]]
-"""A function of one local tensor: its output, and its backward pass from the output's gradient, to be called once."""
+LocalFunction: TypeAlias = Callable[[torch.Tensor, Phase], tuple[torch.Tensor, TensorFunction]]
+"""A function of one local tensor: its output, and its backward pass from the output's gradient, to be called once.
+
+Attention that communicates says in which phase."""
 
 
 @dataclass
@@ -57,12 +59,15 @@ class CausalAttention:
     separate: Callable[..., Heads]
     join: Callable[..., torch.Tensor]
 
-    def __call__(self, qkv: torch.Tensor) -> tuple[torch.Tensor, TensorFunction]:
-        """`[M, N_x] → [M, Q_x]`, causal within each sequence."""
+    def heads_of(self, qkv: torch.Tensor) -> Heads:
+        """Heads of `[M, N_x]`."""
         shape = self.sequence, self.kv_heads, self.heads // self.kv_heads, self.model.head_dim
-        heads = self.separate(qkv, shape, *self.turns)
+        return self.separate(qkv, shape, *self.turns)
+
+    def __call__(self, qkv: torch.Tensor, phase: Phase = "forward") -> tuple[torch.Tensor, TensorFunction]:
+        """`[M, N_x] → [M, Q_x]`, causal within each sequence."""
         with torch.enable_grad():
-            queries, keys, values = (one.detach().requires_grad_() for one in heads)
+            queries, keys, values = (one.detach().requires_grad_() for one in self.heads_of(qkv))
             output = self.core(queries, keys, values, is_causal=True, enable_gqa=self.heads > self.kv_heads)
         value = output.detach().transpose(1, 2).reshape(len(qkv), -1)
         return value, partial(attention_gradient, output, (queries, keys, values), partial(self.join, turns=self.turns))
@@ -111,16 +116,14 @@ def join_heads(
     return torch.cat([grouped, keys, values], dim=3).view(batch * sequence, -1)
 
 
-def rotary_table(
-    sequence: int, dim: int, dtype: torch.dtype, device: torch.device
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Cosine `[S, 1, head_dim / 2]` and, for both halves, sine `[S, 2, head_dim / 2]` of rotary positions.
+def rotary_table(positions: torch.Tensor, dim: int, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+    """Of rotary positions `[S]` cosine `[S, 1, head_dim / 2]` and, for both halves, sine `[S, 2, head_dim / 2]`.
 
     Base 10,000 (Su et al. 2021, arXiv 2104.09864). In the type of the rotated tensor, at least FP32: lower precision
     cannot resolve late positions.
     """
-    frequency = 10000.0 ** (-torch.arange(0, dim, 2, device=device, dtype=torch.float64) / dim)
-    angle = torch.arange(sequence, device=device, dtype=torch.float64)[:, None] * frequency
+    frequency = 10000.0 ** (-torch.arange(0, dim, 2, device=positions.device, dtype=torch.float64) / dim)
+    angle = positions.to(torch.float64)[:, None] * frequency
     wide = torch.promote_types(dtype, torch.float32)
     sine = angle.sin().to(wide)
     return angle.cos().to(wide)[:, None], torch.stack([-sine, sine], dim=1)
@@ -144,11 +147,9 @@ def attention_on(
     )
 
 
-def rotary_positions(model: Model, settings: RuntimeSettings, *, sequence: int) -> tuple[torch.Tensor, ...]:
-    """The `rotary_table` that all blocks of a model share; nothing where positions are learned."""
-    if model.learned_positions:
-        return ()
-    return rotary_table(sequence, model.head_dim, settings.compute, settings.device)
+def rotary_positions(model: Model, settings: RuntimeSettings, positions: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """The `rotary_table` that all blocks of a model share, of a rank's positions; nothing where they are learned."""
+    return () if model.learned_positions else rotary_table(positions, model.head_dim, settings.compute)
 
 
 def attention_core(settings: RuntimeSettings) -> Callable[..., torch.Tensor]:
@@ -215,7 +216,7 @@ def activation(settings: RuntimeSettings, *, gated: bool) -> LocalFunction:
     """
     forward, backward = (swiglu, swiglu_gradient) if gated else (functional.gelu, gelu_gradient)
     forward, backward = compiled(forward, settings), compiled(backward, settings)
-    return lambda x: (forward(x), partial(backward, x))
+    return lambda x, phase: (forward(x), partial(backward, x))
 
 
 def gelu_gradient(x: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:
@@ -523,11 +524,11 @@ def gather_hidden(x: torch.Tensor, communicator: Communicator, phase: Phase, lay
 
 @dataclass
 class Embedding:
-    """Token embedding, and learned positions for GPT."""
+    """Token embedding, and learned positions for GPT; places: positions of a rank's tokens in their sequence `[S]`."""
 
     table: Matrix
     positions: Matrix | None
-    sequence: int
+    places: torch.Tensor
     communicator: Communicator
 
     def forward(self, tokens: torch.Tensor, gathers: WeightGathers) -> torch.Tensor:
@@ -537,15 +538,20 @@ class Embedding:
         looked_up = block[local] * mine[:, None].to(block.dtype)
         x = scatter_hidden(looked_up, self.communicator, "forward", "embedding")
         if self.positions is not None:
-            positions = gathers.take(self.positions)[: self.sequence]
-            x = (x.view(-1, self.sequence, x.shape[-1]) + positions).view(x.shape)
+            positions = gathers.take(self.positions)[self._rows]
+            x = (x.view(-1, len(self.places), x.shape[-1]) + positions).view(x.shape)
         return x
+
+    @property
+    def _rows(self) -> torch.Tensor | slice:
+        """Rows of these positions: without context parallelism the first ones, of which there is a view."""
+        return self.places if self.communicator.mesh.grid.context > 1 else slice(len(self.places))
 
     def backward(self, tokens: torch.Tensor, gradient: torch.Tensor, gradients: WeightGradients) -> None:
         """Gradients of both tables from `[M, H_y]`."""
         if self.positions is not None:
             rows = gradient.new_zeros(len(self.positions.gathered_rows), gradient.shape[1])
-            rows[: self.sequence] = gradient.view(-1, self.sequence, gradient.shape[1]).sum(0)
+            rows[self._rows] = gradient.view(-1, len(self.places), gradient.shape[1]).sum(0)
             gradients.reduce(self.positions, rows, "position")
         whole = gather_hidden(gradient, self.communicator, "backward", "embedding")
         mine, local = local_rows(tokens, self.table)

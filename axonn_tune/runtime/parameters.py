@@ -85,7 +85,7 @@ class Bucket:
 
     def split_axes(self, parameter: Parameter) -> frozenset[str]:
         """Axes over which ranks update different elements of a parameter."""
-        return parameter.split_axes | ({"data"} if self.split else set())
+        return parameter.split_axes | ({"data", "context"} if self.split else set())
 
     def slices(self, parameter: Parameter, flat: torch.Tensor) -> list[tuple[int, int, torch.Tensor]]:
         """Slices of a parameter in `flat`, which has the layout of `master`: `(first row, first column, values)`,
@@ -170,12 +170,12 @@ class ParameterStore:
     def bucket(self, layer: str, parameters: Sequence[Parameter], *, compute: torch.dtype | None = None) -> Bucket:
         """Make parameters contiguous; `compute`: keep values in this type, and shard the master weights over data."""
         count = sum(one.value.numel() for one in parameters)
-        shares = self.mesh.size("data") if compute is not None else 1
+        shares = self.mesh.size(self.mesh.data_axes) if compute is not None else 1
         share = -(-count // shares)
         whole, gradient = (torch.zeros(share * shares, dtype=self.dtype, device=self.device) for _ in range(2))
         for one, part in zip(parameters, _views(whole, parameters), strict=True):
             part.copy_(one.value)
-        place = self.mesh.coordinate("data") if shares > 1 else 0
+        place = self.mesh.place(self.mesh.data_axes) if shares > 1 else 0
         own = range(place * share, (place + 1) * share)
         value, master = whole, whole
         if compute is not None:

@@ -24,7 +24,7 @@ from typing import Any, TypeAlias
 import torch
 
 from axonn_tune.files import read_regular
-from axonn_tune.grid import AXES
+from axonn_tune.grid import STAGE_AXES
 from axonn_tune.program.layers import COPY
 from axonn_tune.runtime.mesh import Mesh
 from axonn_tune.runtime.parameters import Bucket, Parameter, Vector
@@ -98,8 +98,8 @@ def names_to_write(buckets: Sequence[Bucket], mesh: Mesh) -> set[str]:
     loads_of: dict[frozenset[str], list[int]] = {}
     for parameter, bucket in sorted(owned, key=lambda one: -one[0].value.numel()):
         # Which replica of the elements this rank holds, and of how many.
-        axes, place, copies = frozenset(AXES) - bucket.split_axes(parameter), 0, 1
-        for axis in (one for one in AXES if one in axes):
+        axes, place, copies = frozenset(STAGE_AXES) - bucket.split_axes(parameter), 0, 1
+        for axis in (one for one in STAGE_AXES if one in axes):
             place, copies = place * mesh.size(axis) + mesh.coordinate(axis), copies * mesh.size(axis)
         loads = loads_of.setdefault(axes, [0] * copies)
         lightest = loads.index(min(loads))

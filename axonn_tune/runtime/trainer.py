@@ -65,7 +65,8 @@ def require_runnable(launch: Launch) -> None:
             f"workload.sequence_length ({workload.sequence_length}) is more than "
             f"model.max_sequence_length ({model.max_sequence_length})"
         )
-    broken = broken_constraints(grid, model, workload, AXONN_TUNE, micro_batch=launch.micro_batch)
+    framework = AXONN_TUNE.having(*launch.grid.sizes)
+    broken = broken_constraints(grid, model, workload, framework, micro_batch=launch.micro_batch)
     found += [f"grid: {line}" for line in broken]
     if found:
         raise UsageError("this launch config cannot run:\n" + "\n".join(f"  {line}" for line in found))
@@ -138,7 +139,8 @@ class PipelineStage:
         stages, chunks = mesh.grid.pipeline, len(model.chunks)
         order = stage_order(mesh.stage, stages=stages, chunks=chunks, micro_batches=count)
         expected = Counter(kind for kind, chunk, _ in order if self._receives(kind, chunk))
-        settings, shape = model.settings, (self.micro_batch * model.sequence, model.model.hidden // mesh.size("y"))
+        tokens, settings = self.micro_batch * len(model.places), model.settings
+        shape = tokens, model.model.hidden // mesh.size("y")
         buffer = partial(torch.empty, shape, dtype=settings.compute, device=settings.device)
         inboxes = {kind: Inbox(model.communicator, kind, buffer, left) for kind, left in expected.items()}
         outbox = Outbox(model.communicator)

@@ -17,8 +17,10 @@ import torch
 from axonn_tune.program.layers import COPY
 from axonn_tune.program.step import BUNDLED
 from axonn_tune.runtime.communicator import Communicator, DataBuckets, WeightGather, WeightGathers, WeightGradients
+from axonn_tune.runtime.context import RingAttention, kernel_on, own_positions
 from axonn_tune.runtime.devices import RuntimeSettings
 from axonn_tune.runtime.modules import (
+    CausalAttention,
     Dropout,
     Embedding,
     LMHead,
@@ -120,12 +122,12 @@ class ResidualBranch:
         if saved.normal is None:
             saved.normal = self.norm.apply(_present(saved.x), saved.statistics)
         hidden = yield from self.input.forward(saved.normal, weights.take(self.input, last=False), "recompute")
-        saved.local = self.local(hidden)
+        saved.local = self.local(hidden, "recompute")
         return saved.local[0]
 
     def _take_local(self, saved: SavedActivations) -> LocalOutput:
         """The local function's output and backward pass, saved or made now; no longer saved afterwards."""
-        found = saved.local or self.local(_present(saved.hidden))
+        found = saved.local or self.local(_present(saved.hidden), "recompute")
         saved.local = saved.hidden = None
         return found
 
@@ -220,13 +222,13 @@ class TransformerBlock:
         _, normal, statistics = first.norm.forward(x)
         attention = SavedActivations(tokens, statistics, x)
         qkv = yield from first.input.forward(normal, weights.take(first.input, last=last), "forward")
-        core, core_backward = first.local(qkv)
+        core, core_backward = first.local(qkv, "forward")
         output = yield from first.output.forward(core, weights.take(first.output, last=last), "forward")
         middle, mlp_normal, statistics = second.norm.forward(first.dropout(output, tokens), x)
         del output  # The norm may have returned the sum in another tensor.
         mlp = SavedActivations(tokens, statistics)
         up = yield from second.input.forward(mlp_normal, weights.take(second.input, last=last), "forward")
-        active, active_backward = second.local(up)
+        active, active_backward = second.local(up, "forward")
         down = yield from second.output.forward(active, weights.take(second.output, last=last), "forward")
         if not self.full:
             mlp.x = middle
@@ -270,8 +272,8 @@ def _present(saved: Result | None) -> Result:
 
 @dataclass(frozen=True)
 class MicroBatch:
-    """Tokens and targets `[b, S]`, and the numbers `[b]` of the sequences, counted through the whole run, which dropout
-    goes by; absent: from 0."""
+    """Tokens and targets `[b, S]` of whole sequences, and the numbers `[b]` of these, counted through the whole run,
+    which dropout goes by; absent: from 0."""
 
     tokens: torch.Tensor
     targets: torch.Tensor
@@ -301,7 +303,7 @@ class Transformer:
     """Parameters of one rank's pipeline stage, and forward and backward through its chunks.
 
     Every rank makes its own shards from the seed; no rank ever holds the whole model. `parts`: layers of each model
-    part, chunk c of stage s at c·p + s; absent: one part.
+    part, chunk c of stage s at c·p + s; absent: one part. `places`: positions of this rank's tokens in each sequence.
     """
 
     def __init__(
@@ -317,6 +319,7 @@ class Transformer:
         self.model, self.communicator, self.settings, self.sequence = model, communicator, settings, sequence
         self.store = ParameterStore(communicator.mesh, seed, settings.master, settings.device)
         self.buckets = DataBuckets(communicator, settings)
+        self.places = own_positions(communicator.mesh, sequence, settings.device)
         mesh, stages = communicator.mesh, communicator.mesh.grid.pipeline
         self.embedding, self.head = None, None
         if mesh.stage == 0:
@@ -331,8 +334,8 @@ class Transformer:
                     real_rows=length,
                     deviation=DEVIATION,
                 )
-            self.embedding = Embedding(table, positions, sequence, communicator)
-        self._turns = rotary_positions(model, settings, sequence=sequence)
+            self.embedding = Embedding(table, positions, self.places, communicator)
+        self._turns = rotary_positions(model, settings, self.places)
         parts = parts or (model.layers,)
         numbers = [range(sum(parts[:part]), sum(parts[: part + 1])) for part in range(mesh.stage, len(parts), stages)]
         some = settings.recompute_layers or model.layers
@@ -373,8 +376,8 @@ class Transformer:
         sequences, device = batch.sequences, batch.tokens.device
         if sequences is None:
             sequences = torch.arange(batch.tokens.shape[0], device=device)
-        numbers = (sequences[:, None] * self.sequence + torch.arange(self.sequence, device=device)).flatten()
-        context = ChunkContext(batch.tokens.flatten(), numbers, gathers if whole else None)
+        numbers = (sequences[:, None] * self.sequence + self.places).flatten()
+        context = ChunkContext(self._own(batch.tokens), numbers, gathers if whole else None)
         if x is None:
             assert self.embedding is not None, "other chunks are given their input"
             x = self.dropout(self.embedding.forward(context.tokens, gathers), numbers)
@@ -393,7 +396,7 @@ class Transformer:
         assert self.head is not None, "the last part has it"
         gradients = WeightGradients(self.communicator, self.settings)
         loss, context.gradient = self.head.forward_backward(
-            result, batch.targets.flatten(), gathers, gradients, scale=scale
+            result, self._own(batch.targets), gathers, gradients, scale=scale
         )
         return loss, context
 
@@ -439,6 +442,20 @@ class Transformer:
         self.buckets.reduce_vectors(self.vectors)
         if self._copies is not None:
             self.buckets.reduce_copies(self._copies)
+
+    def _own(self, tokens: torch.Tensor) -> torch.Tensor:
+        """This rank's of whole sequences `[b, S]`, `[M]`."""
+        return (tokens[:, self.places] if self.communicator.mesh.grid.context > 1 else tokens).flatten()
+
+    def _attention(self) -> CausalAttention | RingAttention:
+        """Attention on this rank's heads and tokens."""
+        communicator, settings = self.communicator, self.settings
+        shares, own = communicator.mesh.size("x"), len(self.places)
+        attention = attention_on(self.model, settings, sequence=own, shares=shares, turns=self._turns)
+        if communicator.mesh.grid.context == 1:
+            return attention
+        overlaps = bool(settings.overlaps)
+        return RingAttention(attention, communicator, kernel_on(settings), overlaps, settings.statistics)
 
     def _forward_gathers(self, chunk: int) -> Iterator[WeightGather]:
         """Weight gathers of a forward pass through a chunk, in order."""
@@ -501,7 +518,7 @@ class Transformer:
     def _block(self, number: int, *, repeats: bool) -> TransformerBlock:
         recompute = self.settings.recompute if repeats else "none"
         repeated = frozenset(BUNDLED.repeated_layers(recompute))
-        model, shares, name = self.model, self.communicator.mesh.size("x"), f"blocks.{number}"
+        model, name = self.model, f"blocks.{number}"
         attention_norm = self._norm(f"{name}.attention.norm", layer="attention.norm")
         mlp_norm = self._norm(f"{name}.mlp.norm", layer="mlp.norm")
         return TransformerBlock(
@@ -509,7 +526,7 @@ class Transformer:
             attention=ResidualBranch(
                 norm=attention_norm,
                 input=self._linear(name, "attention.qkv", (model.hidden, model.qkv_width)),
-                local=attention_on(model, self.settings, sequence=self.sequence, shares=shares, turns=self._turns),
+                local=self._attention(),
                 output=self._linear(name, "attention.output", (model.query_width, model.hidden), transposed=True),
                 dropout=self._dropout(f"{name}.attention.output"),
                 repeated=repeated,

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Literal, TypeAlias, get_args
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, TypeAlias, get_args
 
 from pydantic import AfterValidator, Field, model_validator
 
-from axonn_tune.grid import AXES, Grid, split_axes
+from axonn_tune.grid import AXES, RANK_AXES, Grid, split_axes
 from axonn_tune.specs.document import LARGEST_COUNT, Document, NonNegativeFloat, PositiveFloat, PositiveInt, Share, Size
 from axonn_tune.specs.machine import Backend, EnvironmentVariable
 from axonn_tune.specs.model import Model, unrun
@@ -15,7 +15,7 @@ from axonn_tune.specs.workload import RECOMPUTE_WORDS, Recompute, Workload
 if TYPE_CHECKING:
     from axonn_tune.specs.results import ComparedConfiguration
 
-Axis = Literal["x", "y", "z", "data", "pipeline"]
+Axis = Literal["x", "y", "z", "data", "context", "pipeline"]
 Purpose = Literal["overlap", "memory", "compute", "site", "debug"]
 PURPOSES: tuple[Purpose, ...] = get_args(Purpose)
 NonNegativeInt = Annotated[int, Field(ge=0, le=LARGEST_COUNT)]
@@ -24,13 +24,16 @@ NonNegativeInt = Annotated[int, Field(ge=0, le=LARGEST_COUNT)]
 class LaunchGrid(Document):
     """Axis sizes, and the axes from the fastest-varying rank outwards."""
 
+    left_out_at_default: ClassVar[tuple[str, ...]] = ("context",)
+
     x: Size = Field(description="Ranks that split the output of a normal layer.")
     y: Size = Field(description="Ranks that split its input.")
     z: Size = Field(description="Ranks that split the stored weights, and the batch.")
     data: Size = Field(description="Replicas, which split the batch alone.")
+    context: Size = Field(default=1, description="Ranks that split each sequence.")
     pipeline: Size = Field(default=1, description="Pipeline stages, which split the layers.")
     order: tuple[Axis, ...] = Field(
-        min_length=4, max_length=5, description="Rank order: axes, fastest-varying rank first."
+        min_length=4, max_length=6, description="Rank order: axes, fastest-varying rank first."
     )
 
     @model_validator(mode="after")
@@ -40,11 +43,12 @@ class LaunchGrid(Document):
 
     def grid(self) -> Grid:
         """The same as the value that cost model and runtime work with."""
-        return Grid(x=self.x, y=self.y, z=self.z, data=self.data, pipeline=self.pipeline, order=self.order)
+        sizes = {axis: getattr(self, axis) for axis in RANK_AXES}
+        return Grid(**sizes, order=self.order)
 
     @property
     def sizes(self) -> dict[str, int]:
-        """Size of each axis by name; stages only where there are several."""
+        """Size of each axis by name; of stages and context only where there are several."""
         return {axis: size for axis, size in self.grid().by_axis.items() if axis in AXES or size > 1}
 
     @property

@@ -15,7 +15,7 @@ from typing import Any, Literal, TypeAlias
 
 from axonn_tune.cost.price import Detail
 from axonn_tune.cost.price import price as price_layout
-from axonn_tune.grid import AXES, split_axes
+from axonn_tune.grid import STAGE_AXES, split_axes
 from axonn_tune.job import Job, Layout
 from axonn_tune.specs.launch import OF_RUNS
 from axonn_tune.specs.machine import COLLECTIVE_KINDS, Machine, Tier
@@ -94,8 +94,8 @@ def blame(verdicts: Sequence[tuple[ComparedConfiguration, Verdict]]) -> str | No
     right = [axes for axes, verdict in split if verdict.agreement in ("equal", "within rounding")]
     if not wrong:
         return None
-    for count in range(1, len(AXES) + 1):
-        for axes in combinations(AXES, count):
+    for count in range(1, len(STAGE_AXES) + 1):
+        for axes in combinations(STAGE_AXES, count):
             if all(set(axes) <= one for one in wrong) and not any(set(axes) <= one for one in right):
                 named = axes[0] if count == 1 else f"{', '.join(axes[:-1])} and {axes[-1]} together"
                 if not right:
@@ -135,8 +135,8 @@ class RunComparison:
     def shares(self, field: Literal["axis", "op"]) -> list[dict[str, Any]]:
         """Collectives over each axis, or of each kind: means per configuration that has any, s."""
         every = dict.fromkeys(getattr(term, field) for one in self.configurations for term in one.terms)
-        order = {axis: place for place, axis in enumerate(AXES)}
-        names = sorted(every, key=lambda name: (order.get(name, len(AXES)), name)) if field == "axis" else every
+        order = {axis: place for place, axis in enumerate(STAGE_AXES)}
+        names = sorted(every, key=lambda name: (order.get(name, len(STAGE_AXES)), name)) if field == "axis" else every
         return [self._share(field, name) for name in names]
 
     def _share(self, field: str, name: str) -> dict[str, Any]:

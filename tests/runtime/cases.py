@@ -36,6 +36,7 @@ class Training:
     clipping: bool
     dropout: float = 0.0
     deep: bool = False
+    sequence: int = SEQUENCE
 
     @cached_property
     def model(self) -> Model:
@@ -43,6 +44,7 @@ class Training:
         document = load_model({"gpt": "nano", "llama": "nano-llama"}[self.family]).document
         change = {"tied_embeddings": self.tied, "biases": self.biases, "kv_heads": self.kv_heads}
         deep = {name: getattr(DEEP, name) for name in ("layers", "hidden", "head_dim", "ffn")}
+        change["max_sequence_length"] = max(document.max_sequence_length, self.sequence)
         return document.model_copy(update=change | (deep if self.deep else {}))
 
     @property
@@ -94,7 +96,7 @@ class Case:
     def workload(self) -> Workload:
         """What a step processes."""
         change = {"split_micro_batch": self.split, "shard_optimizer_over_data": self.sharded}
-        return WORKLOAD.model_copy(update=change)
+        return WORKLOAD.model_copy(update=change | {"sequence_length": self.training.sequence})
 
     @property
     def accumulation(self) -> int:
@@ -103,6 +105,7 @@ class Case:
 
     def __str__(self) -> str:
         sizes, training = "x".join(map(str, self.grid.sizes[:4])), self.training
+        sizes += f"x{self.grid.context}c" * (self.grid.context > 1)
         stages = f"-{self.grid.pipeline}p{self.chunks}v" + "-uneven" * bool(self.parts)
         wide = "".join(axis[0] for axis in self.grid.order if self.grid.axis_size(axis) > 1)
         tables = f"{'tied' if training.tied else 'untied'}-kv{training.kv_heads}" + "-biased" * training.biases
@@ -153,6 +156,42 @@ def daily(every: list[Case]) -> list[Case]:
         left = [case for case in every if case.grid.world == 8 and case not in chosen]
         chosen.append(max(left, key=lambda case: len(case.pairs() - covered)))
     return chosen
+
+
+CONTEXT_TRAININGS = (
+    Training("gpt", True, True, 24, True, 0.1, sequence=64),
+    Training("llama", False, True, 12, True, 0.1, sequence=64),
+    Training("llama", True, False, 24, False, sequence=96),
+)
+CONTEXT_DAILY = ((1, 1, 1, 1, 2), (1, 1, 2, 1, 2), (2, 1, 1, 1, 2), (1, 2, 1, 1, 2), (1, 1, 1, 1, 4), (1, 1, 1, 1, 3))
+
+
+def context_cases() -> dict[Case, bool]:
+    """A case for every grid of up to 8 ranks with context parallelism, and for some with stages; whether it is daily.
+
+    Sequences of 96 tokens where 64 have not as many chunks.
+    """
+    worlds = [one for one in WORLDS if one > 1]
+    rows = [tuple(map(int, row)) for one in worlds for row in factorizations(one, axes=5)]
+    rows = [(*row, 1) for row in rows if row[-1] > 1]
+    chance, found = random.Random(CHANCE), dict[Case, bool]()
+    staged = [(1, 1, 1, 1, 2, 2), (1, 1, 2, 1, 2, 2), (2, 1, 1, 1, 2, 2), (1, 1, 1, 2, 2, 2)]
+    for *sizes, context, stages in [*rows, *staged]:
+        order = list(chance.sample((*AXES, "context"), 5))
+        share = BATCH // (sizes[2] * sizes[3])
+        micro_batch = share // chance.choice([1, 2])
+        training = CONTEXT_TRAININGS[2] if context % 3 == 0 else chance.choice(CONTEXT_TRAININGS[:2])
+        case = Case(
+            training=training,
+            grid=Grid(*sizes, context=context, pipeline=stages, order=(*order, *["pipeline"] * (stages > 1))),
+            micro_batch=micro_batch,
+            recompute=chance.choice((*RECOMPUTES, "core_attn,mlp_act")),
+            kept_layers=chance.choice([0, 1]),
+            split=micro_batch % 2 == 0 and chance.random() < 0.5,
+            sharded=chance.random() < 0.5,
+        )
+        found[case] = (*sizes, context) in CONTEXT_DAILY and stages == 1
+    return found
 
 
 _STAGES = Grid(1, 1, 2, 1, pipeline=2, order=(*AXES, "pipeline"))

@@ -27,6 +27,9 @@ class Noting(Communicator):
     def reduce_scatter(self, *given: Any) -> CollectiveHandle:
         return self._noted(super().reduce_scatter(*given), f"reduce_scatter {given[1]}")
 
+    def pass_on(self, *given: Any, **more: Any) -> CollectiveHandle:
+        return self._noted(super().pass_on(*given, **more), f"pass_on {given[1]}")
+
     def _noted(self, pending: CollectiveHandle, name: str) -> CollectiveHandle:
         number = len(self.names)
         self.names.append(name)
@@ -62,6 +65,9 @@ class Late(Communicator):
 
     def reduce_scatter(self, *given: Any) -> CollectiveHandle:
         return self._later(lambda: super(Late, self).reduce_scatter(*given))
+
+    def pass_on(self, *given: Any, **more: Any) -> CollectiveHandle:
+        return self._later(lambda: super(Late, self).pass_on(*given, **more))
 
     def _later(self, send: Callable[[], CollectiveHandle]) -> CollectiveHandle:
         return CollectiveHandle(torch.empty(0), None, lambda: send().wait()) if self.late else send()

@@ -25,7 +25,7 @@ from axonn_tune.runtime.philox import key_of
 from axonn_tune.runtime.trainer import PipelineStage
 from axonn_tune.runtime.transformer import MicroBatch, Transformer
 from axonn_tune.specs.workload import OVERLAPS, Overlap
-from tests.runtime.cases import BATCH, SEQUENCE, STEPS, Case, Training
+from tests.runtime.cases import BATCH, STEPS, Case, Training
 from tests.runtime.lateness import Late
 from tests.runtime.reference import Batch, Record, Tensors, train
 
@@ -36,9 +36,10 @@ COMPARED_GRADIENTS = (0, STEPS - 1)
 """Steps whose gradients are held against the serial run's."""
 
 
-def batches(vocab: int) -> list[Batch]:
+def batches(training: Training) -> list[Batch]:
     """Each step's, over all ranks."""
-    tokens = torch.randint(0, vocab, (STEPS, BATCH, SEQUENCE + 1), generator=torch.Generator().manual_seed(1))
+    shape, vocab = (STEPS, BATCH, training.sequence + 1), training.model.vocab
+    tokens = torch.randint(0, vocab, shape, generator=torch.Generator().manual_seed(1))
     numbers = torch.arange(STEPS * BATCH).view(STEPS, BATCH)
     return [(step[:, :-1], step[:, 1:], named) for step, named in zip(tokens, numbers, strict=True)]
 
@@ -60,7 +61,8 @@ def transformer(case: Case, communicator: Communicator, overlaps: Collection[Ove
         dropout=case.training.dropout,
     )
     parts = layers_of_parts(case)
-    return Transformer(case.training.model, communicator, settings, sequence=SEQUENCE, seed=SEED, parts=parts)
+    sequence = case.training.sequence
+    return Transformer(case.training.model, communicator, settings, sequence=sequence, seed=SEED, parts=parts)
 
 
 def forward_backward(
@@ -78,7 +80,7 @@ def accumulate(model: Transformer, case: Case, batch: Batch) -> torch.Tensor:
     place = mesh.coordinate("data") * mesh.grid.z + mesh.coordinate("z")
     mine = (whole.chunk(mesh.grid.z * mesh.grid.data)[place] for whole in batch)
     parts = [MicroBatch(*part) for part in zip(*(whole.split(case.micro_batch) for whole in mine), strict=True)]
-    stage = PipelineStage(model, case.micro_batch, 1 / (BATCH * SEQUENCE))
+    stage = PipelineStage(model, case.micro_batch, 1 / (BATCH * model.sequence))
     return stage.gradients(parts.__getitem__, count=len(parts))
 
 
@@ -89,16 +91,16 @@ def serial(training: Training) -> Record:
     weights = {parameter.name: parameter.value for parameter in parameters(model)}
     rates = [learning_rate(training.optimizer, step) for step in range(STEPS)]
     masks = partial(dropout_mask, training)
-    return train(training.model, weights, batches(training.model.vocab), training.optimizer, rates=rates, masks=masks)
+    return train(training.model, weights, batches(training), training.optimizer, rates=rates, masks=masks)
 
 
 def dropout_mask(training: Training, sequences: torch.Tensor, layer: str) -> torch.Tensor:
     """What the runtime's dropout does to ones `[b, S, H]`, on one rank."""
-    hidden = training.model.hidden
-    tokens = (sequences[:, None] * SEQUENCE + torch.arange(SEQUENCE)).flatten()
+    hidden, sequence = training.model.hidden, training.sequence
+    tokens = (sequences[:, None] * sequence + torch.arange(sequence)).flatten()
     ones = torch.ones(len(tokens), hidden, dtype=torch.float64)
     dropout = Dropout(training.dropout, torch.tensor(key_of(SEED, f"dropout.{layer}")), range(hidden), hidden, dropped)
-    return dropout(ones, tokens).view(-1, SEQUENCE, hidden)
+    return dropout(ones, tokens).view(-1, sequence, hidden)
 
 
 def check(case: Case, record_path: Path) -> list[str]:
@@ -118,7 +120,7 @@ def check(case: Case, record_path: Path) -> list[str]:
         model = transformer(case, communicator, OVERLAPS)
         optimizer = AdamW(model.store, communicator, case.training.optimizer)
         twin = without_overlap(model, case)
-        for step, batch in enumerate(batches(case.training.model.vocab)):
+        for step, batch in enumerate(batches(case.training)):
             object.__setattr__(communicator, "late", step == 0)
             loss, norm = accumulate(model, case, batch), record.norms[step]
             if step == 0:
@@ -144,7 +146,7 @@ def check(case: Case, record_path: Path) -> list[str]:
 
 def repeats_to_the_bit(case: Case) -> list[str]:
     """Loss and gradients of a first step that are not those of the same step without recompute, in words."""
-    mesh, batch, found = build_mesh(case.grid, chunks=case.chunks), batches(case.training.model.vocab)[0], []
+    mesh, batch, found = build_mesh(case.grid, chunks=case.chunks), batches(case.training)[0], []
     try:
         for one in (case, replace(case, recompute="none", recompute_layers=None)):
             model = transformer(one, Communicator(mesh, Ledger()), OVERLAPS)
@@ -160,7 +162,7 @@ def without_overlap(model: Transformer, case: Case) -> Tensors:
     """Loss and gradients of the first step with every wait directly after its issue; leaves the model as it was."""
     # The same model with the same settings, so that weights are made once.
     object.__setattr__(model.settings, "overlaps", frozenset())
-    loss = accumulate(model, case, batches(case.training.model.vocab)[0])
+    loss = accumulate(model, case, batches(case.training)[0])
     object.__setattr__(model.settings, "overlaps", frozenset(OVERLAPS))
     model.communicator.ledger.counts.clear()
     found = {parameter.name: parameter.gradient.clone() for parameter in parameters(model)}
@@ -180,7 +182,9 @@ def whole_gradients(model: Transformer) -> list[tuple[Parameter, torch.Tensor]]:
     for bucket in model.store.buckets:
         gradient, begin = bucket.gradient, 0
         if bucket.split:
-            gradient = Communicator(mesh, Ledger()).all_gather(bucket.own_gradient, "data", "step", "test").wait()
+            gradient = (
+                Communicator(mesh, Ledger()).all_gather(bucket.own_gradient, mesh.data_axes, "step", "test").wait()
+            )
         for one in bucket.parameters:
             found.append((one, gradient[begin : begin + one.value.numel()].view_as(one.value)))
             begin += one.value.numel()
@@ -221,7 +225,8 @@ def sent_otherwise(case: Case, ledger: Ledger, *, stage: int) -> list[str]:
     how = {"micro_batch": case.micro_batch, "stage": place, "layers": (sum(chunks),)}
     values = symbol_values(training.model, case.workload, case.grid, **how)
     assert values["A"] == case.accumulation, "the test's own arithmetic"
-    program = build_step(training.model, case.workload, recompute=case.recompute, some=some is not None)
+    how = {"recompute": case.recompute, "some": some is not None, "context": case.grid.context > 1}
+    program = build_step(training.model, case.workload, **how)
     values |= blocks_of(program, chunks, kept=case.kept_layers, repeated=some or 0)
     sent = messages(stage, stages=stages, chunks=case.chunks, micro_batches=case.accumulation)
     return compare(ledger, RankProgram(program, values, place, sent), steps=STEPS)

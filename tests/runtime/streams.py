@@ -176,6 +176,11 @@ class FakeNccl:
     def reduce_scatter_single(self, result: torch.Tensor, tensor: torch.Tensor, *, group: Any, **rest: Any) -> Work:
         return self._issue("reduce_scatter", [tensor], [result], group)
 
+    def all_to_all_single(
+        self, result: torch.Tensor, tensor: torch.Tensor, *sizes: Any, group: Any, **rest: Any
+    ) -> Work:
+        return self._issue("all_to_all", [tensor], [result], group)
+
     def broadcast(self, tensor: torch.Tensor, src: int, *, group: Any, **rest: Any) -> Work:
         sends = dist.get_rank() == src
         return self._issue(f"broadcast from {src}", [tensor] * sends, [tensor] * (not sends), group)
@@ -194,7 +199,7 @@ class FakeNccl:
         return Work(streams, stream, place, [*reads, *writes])
 
     def namespace(self) -> SimpleNamespace:
-        names = "all_reduce", "all_gather_single", "reduce_scatter_single", "broadcast"
+        names = "all_reduce", "all_gather_single", "reduce_scatter_single", "all_to_all_single", "broadcast"
         calls = {name: getattr(self, name) for name in names}
         return SimpleNamespace(**calls, ReduceOp=dist.ReduceOp, get_backend=lambda group: "nccl")
 

@@ -35,10 +35,12 @@ SAVED_ON = [
     Grid(2, 1, 2, 1),
     Grid(1, 2, 1, 2, order=("data", "z", "y", "x")),
     Grid(1, 1, 1, 2, pipeline=2, order=STAGES),
+    Grid(1, 1, 2, 1, context=2, order=("context", *AXES)),
 ]
 LOADED_ON = [
     *(SERIAL, Grid(1, 1, 2, 1), Grid(1, 1, 3, 1), Grid(2, 2, 1, 1), Grid(1, 1, 2, 2), Grid(2, 1, 1, 2)),
-    *(Grid(pipeline=3, order=STAGES), Grid(2, 1, 1, 1, pipeline=2, order=("pipeline", *AXES))),
+    *(Grid(2, 1, 1, 1, context=2, order=(*AXES, "context")), Grid(pipeline=3, order=STAGES)),
+    Grid(2, 1, 1, 1, pipeline=2, order=("pipeline", *AXES)),
 ]
 
 DAILY = [SERIAL, LOADED_ON[1], LOADED_ON[3], LOADED_ON[-1]]
@@ -51,7 +53,8 @@ def listed(folder: Path) -> list[str]:
 
 def name(grid: Grid) -> str:
     """Axis sizes."""
-    return "x".join(map(str, grid.sizes[:4])) + f"x{grid.pipeline}p" * (grid.pipeline > 1)
+    context, stages = (f"x{size}{word}" * (size > 1) for size, word in ((grid.context, "c"), (grid.pipeline, "p")))
+    return "x".join(map(str, grid.sizes[:4])) + context + stages
 
 
 @pytest.fixture(scope="module")
@@ -81,6 +84,7 @@ def test_any_grid_loads_what_any_other_saved(grid: Grid, saved: dict[str, Path],
     ("grid", "other"),
     [
         (Grid(1, 1, 2, 2), Grid(2, 1, 1, 2)),
+        (Grid(1, 1, 1, 2, context=2, order=(*AXES, "context")), Grid(1, 1, 1, 4)),
         pytest.param(Grid(1, 1, 1, 3), Grid(1, 1, 1, 4), marks=pytest.mark.nightly),
     ],
 )
@@ -94,7 +98,13 @@ def test_stretches_of_optimizer_state_load_anywhere(grid: Grid, other: Grid, tmp
 
 @pytest.mark.parametrize("split", [False, True], ids=["whole", "split"])
 @pytest.mark.parametrize(
-    "grid", [Grid(2, 1, 2, 2), Grid(1, 1, 1, 4), Grid(1, 3, 1, 2, order=("data", "z", "y", "x"))], ids=name
+    "grid",
+    [
+        Grid(2, 1, 2, 2),
+        Grid(1, 1, 2, 2, context=2, order=(*AXES, "context")),
+        Grid(1, 3, 1, 2, order=("data", "z", "y", "x")),
+    ],
+    ids=name,
 )
 def test_copies_share_the_writing(grid: Grid, split: bool) -> None:
     """Guards that each element is written by exactly one rank, and none by much more of them than another."""

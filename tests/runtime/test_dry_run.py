@@ -81,3 +81,19 @@ def test_memory_is_that_of_the_program(
     _, peak_bytes = dry_run(launch)
     predicted = price(found.inputs.problem, Layout.of(launch))
     assert peak_bytes == pytest.approx(predicted.memory_bytes, rel=WITHIN_SMALL)
+
+
+@pytest.mark.parametrize(
+    ("model", "context", "z", "recompute"),
+    [
+        ("llama3-8b", 4, 2, "selective"),
+        *(pytest.param("5b", 2, 4, one, marks=pytest.mark.nightly) for one in RECOMPUTES),
+    ],
+)
+def test_memory_with_context_parallelism(model: str, context: int, z: int, recompute: str) -> None:
+    """Guards the memory of a rank that has a part of each sequence, and what it sends."""
+    given = {"z": z, "context": context, "gpus": z * context, "machine": "dgx-h100", "recompute": recompute}
+    found = axonn_tune.search(model, **given, x=1, y=1, micro_batch=1, kept_layers=0, set={"model.layers": 6})
+    launch = found.launch_config()
+    _, peak_bytes = dry_run(launch)
+    assert peak_bytes == pytest.approx(launch.predicted.memory_bytes, rel=WITHIN)

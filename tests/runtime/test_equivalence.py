@@ -1,7 +1,8 @@
 """Training on a grid is training on one rank: the same numbers, from the collectives the program lists.
 
-Thirty grids of 1 to 8 ranks run each time, all 89 nightly. Each trains three steps in fp64 with every overlap, and
-one without. `steps.check` runs on every rank and returns what it finds wrong; the tests here only ask for it.
+Thirty grids of 1 to 8 ranks run each time, all 89 nightly; with context parallelism six and 35. Each trains three steps
+in fp64 with every overlap, and one without. `steps.check` runs on every rank and returns what it finds wrong; the tests
+here only ask for it.
 """
 
 from __future__ import annotations
@@ -15,18 +16,30 @@ import pytest
 import torch
 
 from tests.runtime import steps
-from tests.runtime.cases import DEEP_TRAININGS, INNERMOST, SETS, TRAININGS, Case, Training, cases, daily
+from tests.runtime.cases import (
+    CONTEXT_TRAININGS,
+    DEEP_TRAININGS,
+    INNERMOST,
+    SETS,
+    TRAININGS,
+    Case,
+    Training,
+    cases,
+    context_cases,
+    daily,
+)
 from tests.runtime.pool import Pools
 
 Serial = Callable[[Training], Path]
 EVERY = cases()
-DAILY = set(daily(EVERY))
+CONTEXT = context_cases()
+DAILY = {*daily(EVERY), *(case for case, each_time in CONTEXT.items() if each_time)}
 
 
 @pytest.fixture(scope="session")
 def serial(tmp_path_factory: pytest.TempPathFactory) -> Serial:
     """Path of the serial run's record, which is made when it is first asked for, by whichever worker that is."""
-    folder, known = tmp_path_factory.getbasetemp(), [*TRAININGS, *DEEP_TRAININGS]
+    folder, known = tmp_path_factory.getbasetemp(), [*TRAININGS, *DEEP_TRAININGS, *CONTEXT_TRAININGS]
     if "PYTEST_XDIST_WORKER" in os.environ:
         folder = folder.parent
 
@@ -45,7 +58,7 @@ def serial(tmp_path_factory: pytest.TempPathFactory) -> Serial:
     "case",
     [
         pytest.param(case, id=str(case), marks=[] if case in DAILY else pytest.mark.nightly)
-        for case in sorted(EVERY, key=lambda case: case.grid.world)
+        for case in sorted([*EVERY, *CONTEXT], key=lambda case: case.grid.world)
     ],
 )
 def test_grid_trains_as_one_rank_does(case: Case, pools: Pools, serial: Serial) -> None:
@@ -71,7 +84,7 @@ def test_every_two_values_meet() -> None:
     """Guards the covering: of grids without stages every two values of two dimensions; nine in ten of them daily."""
     chosen = [case for case in EVERY if case.grid.world > 1 and case.grid.pipeline == 1]
     values = [set(dimension) for dimension in zip(*(case.values() for case in chosen), strict=True)]
-    assert [len(dimension) for dimension in values] == [2, 2, 2, 2, 2, 2, 1, 3, 3, 3, 2, 2, 3, 3, 3, 3]
+    assert [len(dimension) for dimension in values] == [2, 2, 2, 2, 2, 2, 1, 1, 3, 3, 3, 2, 2, 3, 3, 3, 3]
     met = set().union(*(case.pairs() for case in chosen))
     for (one, first), (other, second) in itertools.combinations(enumerate(values), 2):
         for mine, theirs in itertools.product(first, second):

@@ -21,7 +21,14 @@ from tests.runtime.steps import forward_backward
 from tests.runtime.test_mesh import world
 
 WORLD = 1024
-GRIDS = [Grid(4, 4, 8, 8), Grid(2, 8, 4, 16, order=("z", "data", "y", "x")), Grid(1, 1, 64, 16), Grid(8, 1, 1, 128)]
+RING = Grid(2, 2, 8, 8, context=4, order=("x", "context", "y", "z", "data"))
+GRIDS = [
+    RING,
+    Grid(4, 4, 8, 8),
+    Grid(2, 8, 4, 16, order=("z", "data", "y", "x")),
+    Grid(1, 1, 64, 16),
+    Grid(8, 1, 1, 128),
+]
 
 
 @pytest.mark.parametrize("split", [False, True], ids=["plain", "split"])
@@ -60,7 +67,7 @@ def test_a_step_on_1024_ranks_sends_what_the_program_says(grid: Grid, rank: int,
         optimizer.step(loss)
     kept = {"kept": 1.0, "unkept": model.layers - 1}
     values = symbol_values(model, workload, grid, micro_batch=micro_batch) | kept
-    program = build_step(model, workload, recompute="full")
+    program = build_step(model, workload, recompute="full", context=grid.context > 1)
     assert compare(transformer.communicator.ledger, RankProgram(program, values)) == []
 
 

@@ -104,6 +104,17 @@ def test_every_two_accesses_are_ordered(options: Options) -> None:
     assert streams.hazards == {}
 
 
+@pytest.mark.parametrize("recompute", ["none", "full"])
+def test_a_ring_is_ordered(recompute: str) -> None:
+    """Guards keys and values on their way around ranks of context, and their gradients."""
+    grid = Grid(2, 1, 1, 1, context=4, order=(*AXES, "context"))
+    streams = simulate(BRIEF | {"recompute": recompute, "stage": None, "parts": 2}, grid=grid)
+    sent = [event for event in streams.events if (event.what or "").startswith("all_to_all")]
+    # Two steps of two micro-batches in halves, 4 layers: three sends forward, six backward.
+    assert len(sent) == 2 * 2 * 2 * 4 * (12 if recompute == "full" else 9)
+    assert streams.hazards == {}
+
+
 @pytest.mark.parametrize(
     ("operation", "over"),
     [
