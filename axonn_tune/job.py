@@ -11,7 +11,7 @@ from axonn_tune.frameworks.description import Framework
 from axonn_tune.grid import Grid
 from axonn_tune.specs.machine import Machine
 from axonn_tune.specs.model import Model
-from axonn_tune.specs.workload import Recompute, Workload
+from axonn_tune.specs.workload import Precision, Recompute, Workload
 
 if TYPE_CHECKING:
     from axonn_tune.specs.launch import Launch
@@ -35,11 +35,17 @@ class Job:
         """Give the framework the axes of experts, if the model has them, and the model its layers in BF16."""
         object.__setattr__(self, "framework", self.framework.training(self.model))
         ends = self.framework.step.first_layers_bf16, self.framework.step.last_layers_bf16
-        if any(ends) and self.workload.format and not any(layer.in_bf16 for layer in self.model.types):
+        asked = any(ends) and (self.workload.format or self.formats)
+        if asked and not any(layer.in_bf16 for layer in self.model.types):
             try:
                 object.__setattr__(self, "model", self.model.with_bf16_ends(*ends))
             except ValueError as error:
                 raise UsageError(str(error)) from None
+
+    @property
+    def formats(self) -> tuple[Precision, ...]:
+        """Number formats that are compared, where several are."""
+        return ()
 
 
 @dataclass(frozen=True)

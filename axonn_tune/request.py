@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 Precision = Literal["bf16", "fp16", "fp32", "fp64", "fp8-delayed", "fp8-current", "fp8-blockwise", "mxfp8", "nvfp4"]
 PRECISIONS: tuple[Precision, ...] = get_args(Precision)
+AUTO: Literal["auto"] = "auto"
+"""In place of a number format: BF16 and every one that framework and accelerator have."""
 Overlap = Literal["gather_prefetch", "input_gradient", "weight_gradient", "data_parallel", "output"]
 OVERLAPS: tuple[Overlap, ...] = get_args(Overlap)
 """gather_prefetch: weight gathers over z, one ahead; input_gradient: dI all-reduce behind the weight gradient;
@@ -228,11 +230,12 @@ class Request:
     seq: int | None = _count(
         _WORKLOAD, "Tokens in a sequence. Default: the model's.", also=("seq_len", "seq_length"), beside=True
     )
-    precision: Precision | None = _option(
+    precision: Precision | Literal["auto"] | None = _option(
         _WORKLOAD,
-        "Number format; below 16 bits that of linear layers and experts, beside BF16. Default: bf16.",
+        "Number format; below 16 bits that of linear layers and experts, beside BF16. auto: bf16 and each that "
+        "framework and accelerator have, in one ranking. Default: bf16.",
         "choice",
-        choices=PRECISIONS,
+        choices=(*PRECISIONS, AUTO),
         beside=True,
     )
     framework: str | Framework | None = _option(

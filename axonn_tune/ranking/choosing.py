@@ -70,6 +70,9 @@ from axonn_tune.units import seconds
 if TYPE_CHECKING:
     from axonn_tune.cost.pipeline import Pipelines, StageKind
 
+LEAST_IN_A_FORMAT = 0.7
+"""Share of the step in the first number format from which another is tried: a layout that takes longer than the best by
+more does not come first in another format either. No bound: held against whole searches in a test."""
 LARGEST_COUNT = 2**40
 """Counts from here on do not fit the columns, whose arithmetic must stay exact."""
 
@@ -94,26 +97,30 @@ def search(problem: Problem, *, variants: bool = False, exact: int = DEFAULT_TOP
     groups = tuple(dict.fromkeys(axes for program in every for axes in program.groups))
     placed = distinct(np.concatenate([shapes.grid[uneven], *(shapes.grid[one.rows] for one in fittings.values())]))[0]
     placements = list_placements(grids, placed, problem, groups)
-    table = _routes(problem, placements, every)
+    table, formats = _routes(problem, placements, every), problem.formats or (None,)
 
     def priced(shapes: Shapes, fittings: dict[Variant, Fitting]) -> Columns:
         some = fittings if variants else _undominated(problem, options, fittings)
         return _joined(
             [
-                replace(found, exchange=np.full(len(found.shape), number))
+                found.numbered(recompute=place, exchange=number, precision=formats.index(kind.precision))
                 for number, one in enumerate(exchanges)
                 for place, (kind, program) in enumerate(one.programs.items())
                 if kind in some
-                for aligned, part in _by_alignment(shapes, program, one.taken(shapes, some[kind]))
-                for found in [_price(one.problem, shapes, placements, table, aligned, part, number=place)]
+                for aligned, part in _by_alignment(shapes, kind, program, one.taken(shapes, some[kind]))
+                for found in [_price(one.problem.within(kind.precision), shapes, placements, table, aligned, part)]
             ]
         )
 
     columns = priced(shapes, fittings)
     if others := [one for one in programs if one not in fittings]:
         near = _near(columns, shapes, problem, count=exact)
-        columns = _joined([columns, priced(shapes, fit_others(shapes, programs, fittings, near))])
-        candidates += count_candidates(shapes.taken(near, chunks=shapes.chunks[near]), grids, others)
+        columns = _joined([columns, priced(shapes, fit_others(shapes, programs, fittings, *near))])
+        candidates += sum(
+            count_candidates(shapes.taken(rows, chunks=shapes.chunks[rows]), grids, tried)
+            for rows, among in zip(near, (formats[:1], formats[1:]), strict=True)
+            if (tried := [one for one in others if one.precision in among])
+        )
     if len(shapes.piped):
         columns = _refined(columns, shapes, problem, count=exact, variants=variants)
     if len(uneven):
@@ -135,7 +142,7 @@ def search(problem: Problem, *, variants: bool = False, exact: int = DEFAULT_TOP
         rejected=_count_rejected(grids, shapes, used),
         seconds=time.perf_counter() - started,
     )
-    chosen = rows if variants else rows[np.sort(distinct(shapes.grid[columns.shape[rows]])[1])]
+    chosen = rows if variants else rows[np.sort(distinct(columns.places(shapes)[rows])[1])]
     searches = tuple(one.problem for one in exchanges)
     return Priced(problem, searched, grids, shapes, placements, fittings, columns, chosen, programs, searches)
 
@@ -214,10 +221,10 @@ def _programs(problem: Problem) -> dict[Variant, StepProgram]:
 def step_program(
     problem: Problem, options: StepOptions, kind: Variant, *, alignment: int = MATRIX_ALIGNMENT
 ) -> StepProgram:
-    """The program of a recompute set; alignment: of rows of logits, bytes."""
+    """The program of a variant; alignment: of rows of logits, bytes."""
     return build_step(
         problem.model,
-        problem.workload,
+        problem.within(kind.precision).workload,
         recompute=kind.recompute,
         some=kind.some,
         options=options,
@@ -226,7 +233,9 @@ def step_program(
     )
 
 
-def _by_alignment(shapes: Shapes, program: StepProgram, fitting: Fitting) -> Iterator[tuple[StepProgram, Fitting]]:
+def _by_alignment(
+    shapes: Shapes, kind: Variant, program: StepProgram, fitting: Fitting
+) -> Iterator[tuple[StepProgram, Fitting]]:
     """Programs and fittings by the alignment of rows of logits, which differs where the vocabulary is not padded."""
     options = program.given.options
     if options.vocabulary_multiple != 0:
@@ -239,7 +248,6 @@ def _by_alignment(shapes: Shapes, program: StepProgram, fitting: Fitting) -> Ite
     found = np.array([aligned[pair] for pair in pairs], dtype=np.int64)
     for alignment in distinct(found)[0].tolist():
         rows = fitting.rows[found[fitting.rows] == alignment]
-        kind = Variant(program.recompute, program.some)
         yield step_program(problem, options, kind, alignment=alignment), replace(fitting, rows=rows)
 
 
@@ -254,7 +262,8 @@ def _undominated(problem: Problem, options: StepOptions, fittings: dict[Variant,
         return fittings
     found, fit = dict[Variant, Fitting](), dict[Variant, Integers]()
     for kind, fitting in fittings.items():
-        less = [rows for one, rows in fit.items() if not one.some or one.recompute == kind.recompute]
+        alike = {one: rows for one, rows in fit.items() if one.precision == kind.precision}
+        less = [rows for one, rows in alike.items() if not one.some or one.recompute == kind.recompute]
         taken = np.setdiff1d(fitting.rows, np.concatenate([fitting.rows[:0], *less]))
         found[kind], fit[kind] = replace(fitting, rows=taken), fitting.rows
     return found
@@ -330,10 +339,8 @@ def _price(
     table: RouteTable,
     program: StepProgram,
     fitting: Fitting,
-    *,
-    number: int,
 ) -> Columns:
-    """Price all candidates of one recompute set, by its number, that fit into memory."""
+    """Price all candidates of one variant that fit into memory."""
     workload = problem.workload
     rates = compute_rates(
         problem.machine.accelerator, workload.precision, software_on(problem.framework, problem.machine)
@@ -357,7 +364,7 @@ def _price(
     found = Columns(
         shape=candidates.shape,
         placement=placement,
-        recompute=np.full(len(candidates), number, dtype=np.int64),
+        recompute=np.zeros(len(candidates), dtype=np.int64),
         communication_s=communication,
         compute_s=compute,
         iteration_s=iteration,
@@ -378,7 +385,7 @@ def _price(
             Columns(
                 shape=candidates.shape[rows],
                 placement=placement[rows],
-                recompute=np.full(len(rows), number, dtype=np.int64),
+                recompute=np.zeros(len(rows), dtype=np.int64),
                 communication_s=group.communication_s,
                 compute_s=group.alone_s + lost_s,
                 iteration_s=step_s,
@@ -648,17 +655,24 @@ def _refined(columns: Columns, shapes: Shapes, problem: Problem, *, count: int, 
     Bounds are never above the exact value, so a candidate whose exact value is the lowest of all that are left is the
     next place; candidates whose bound is above it need no exact value. Ties go to the shorter step.
     """
-    groups = None if variants else shapes.grid[columns.shape]
+    groups = None if variants else columns.places(shapes)
     columns = _refined_by(columns, groups, rank_by=problem.rank_by, count=count)
+    for number in range(1, len(problem.formats) + 1):
+        # The best of each number format is shown, whatever its place.
+        mine = np.flatnonzero(columns.precision == number - 1)
+        columns = _refined_by(columns, groups, rank_by=problem.rank_by, count=1, among=mine)
     return columns if problem.rank_by == "iteration" else _refined_by(columns, None, rank_by="iteration", count=1)
 
 
-def _refined_by(columns: Columns, groups: Integers | None, *, rank_by: RankBy, count: int) -> Columns:
-    """The same for one measure; groups: of rows that share a place, None where each has its own."""
+def _refined_by(
+    columns: Columns, groups: Integers | None, *, rank_by: RankBy, count: int, among: Integers | None = None
+) -> Columns:
+    """The same for one measure; groups: of rows that share a place, None where each has its own; among: rows."""
     iteration, compute, bubble = columns.iteration_s.copy(), columns.compute_s.copy(), columns.bubble_s.copy()
     metric, bounded = ranking_metric(columns, rank_by=rank_by), columns.bounded.copy()
-    rows = np.arange(len(metric)).tolist()
-    queue = list(zip(metric.tolist(), iteration.tolist(), rows, (~bounded).tolist(), strict=True))
+    rows = np.arange(len(metric)) if among is None else among
+    known_of = (~bounded)[rows].tolist()
+    queue = list(zip(metric[rows].tolist(), iteration[rows].tolist(), rows.tolist(), known_of, strict=True))
     heapq.heapify(queue)
     ranked: set[int] = set()
     while queue and len(ranked) < count:
@@ -681,18 +695,20 @@ def _refined_by(columns: Columns, groups: Integers | None, *, rank_by: RankBy, c
 
 
 def _promising(columns: Columns, shapes: Shapes, problem: Problem, *, count: int) -> NDArray[np.bool_]:
-    """Shapes of one chunk a stage that may be among the first `count` grids, or be the fastest, cut into several.
+    """Shapes of one chunk a stage that may be among the first `count` grids, or be the fastest, cut into several; of
+    each number format.
 
     What a stage of one chunk is busy with takes as long in several, and their sends are as many at least; with more
     recompute it takes longer.
     """
     last_s = _last_place_s(columns, shapes, problem, count=count)
-    found = np.zeros(len(shapes), dtype=np.bool_)
+    found, shortest_s = np.zeros(len(shapes), dtype=np.bool_), np.full(max(len(problem.formats), 1), np.inf)
+    np.minimum.at(shortest_s, columns.precision, columns.iteration_s)
     for start, group in columns.starts:
         rows = np.arange(start, start + len(group))
         step_s, exposed = group.floor_s()
         least = {"iteration": step_s, "exposed": exposed, "communication": columns.communication_s[rows]}
-        kept = (least[problem.rank_by] <= last_s) | (step_s <= columns.iteration_s.min(initial=np.inf))
+        kept = (least[problem.rank_by] <= last_s) | (step_s <= shortest_s[columns.precision[rows]])
         found[columns.shape[rows[kept]]] = True
     return found
 
@@ -704,20 +720,23 @@ def _last_place_s(columns: Columns, shapes: Shapes, problem: Problem, *, count: 
     return float(np.sort(places)[count - 1]) if 0 < count <= len(places) else np.inf
 
 
-def _near(columns: Columns, shapes: Shapes, problem: Problem, *, count: int) -> Integers:
-    """Shapes that may be among the first `count` grids, or be the fastest, with less recompute.
+def _near(columns: Columns, shapes: Shapes, problem: Problem, *, count: int) -> tuple[Integers, Integers]:
+    """Shapes that may be among the first `count` grids, or be the fastest, with less recompute; and in other formats.
 
-    Recompute repeats no more than the forward pass, so without it a step and its communication are at least half.
+    Recompute repeats no more than the forward pass, so without it a step and its communication are at least half. In
+    other formats those are tried, too, that do not fit in the first.
     """
-    found = np.zeros(len(shapes), dtype=np.bool_)
+    found = np.zeros((2, len(shapes)), dtype=np.bool_)
+    found[1, np.setdiff1d(np.arange(len(shapes)), columns.shape)] = True
     for metric, limit_s in (
         (ranking_metric(columns, rank_by=problem.rank_by), _last_place_s(columns, shapes, problem, count=count)),
         (columns.iteration_s, float(columns.iteration_s.min(initial=np.inf))),
     ):
         least = np.full(len(shapes), np.inf)
         np.minimum.at(least, columns.shape, metric)
-        found |= np.isfinite(least) & (0.5 * least <= limit_s)
-    return np.flatnonzero(found)
+        for rows, share in zip(found, (0.5, LEAST_IN_A_FORMAT), strict=True):
+            rows |= np.isfinite(least) & (share * least <= limit_s)
+    return np.flatnonzero(found[0]), np.flatnonzero(found[1])
 
 
 def _joined(parts: list[Columns]) -> Columns:
@@ -732,8 +751,8 @@ def _joined(parts: list[Columns]) -> Columns:
 
 
 def _best_of_each(columns: Columns, shapes: Shapes, *, rank_by: RankBy) -> Integers:
-    """Rows that reach their grid's lowest value: several where a grid has ties."""
-    metric, grid = ranking_metric(columns, rank_by=rank_by), shapes.grid[columns.shape]
+    """Rows that reach the lowest value of their grid in their number format: several where there are ties."""
+    metric, grid = ranking_metric(columns, rank_by=rank_by), columns.places(shapes)
     lowest = np.full(int(grid.max(initial=-1)) + 1, np.inf)
     np.minimum.at(lowest, grid, metric)
     return np.flatnonzero(metric == lowest[grid])

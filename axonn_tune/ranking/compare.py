@@ -232,8 +232,12 @@ def compare(problem: Problem) -> Comparison:
     rankings: dict[str, tuple[Priced, Priced]] = {}
     contenders = []
     for key, name, framework, wanted in strategies:
+        asked = _problem_of(problem, find_framework(framework))
+        if asked.workload.format and asked.workload.precision not in asked.framework.formats:
+            why = f"priced in {', '.join(('bf16', *asked.framework.formats))} only"
+            contenders.append(Contender(key, name, asked.framework.name, None, infeasible=why))
+            continue
         if framework not in rankings:
-            asked = _problem_of(problem, find_framework(framework))
             unlimited = replace(asked, machine=with_unlimited_memory(asked.machine))
             rankings[framework] = search(asked, exact=1), search(unlimited, exact=1)
         ranking, roomy = rankings[framework]
@@ -243,12 +247,12 @@ def compare(problem: Problem) -> Comparison:
         contenders.append(Contender(key, name, named, best, infeasible=why, unlimited_memory=_first(roomy, wanted)))
     if all(contender.prediction is None for contender in contenders):
         raise NothingFeasibleError("; ".join(f"{each.name}: {each.infeasible}" for each in contenders))
-    full = rankings[AXONN_TUNE.name][0]
+    full = rankings[AXONN_TUNE.name][0] if AXONN_TUNE.name in rankings else ()
     return Comparison(
         problem=problem,
         limit_bytes=memory_limit_bytes(problem.machine.accelerator),
         contenders=tuple(sorted(contenders, key=_step_s)),
-        overlap=_overlap_gain(full) if len(full) else None,
+        overlap=_overlap_gain(full) if full else None,
         claims=stated,
     )
 

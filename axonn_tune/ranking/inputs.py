@@ -18,7 +18,7 @@ from axonn_tune.frameworks.dispatchers import find_dispatcher
 from axonn_tune.grid import EXPERT_AXES, RANK_AXES
 from axonn_tune.ranking.space import Problem
 from axonn_tune.recompute import needed_by
-from axonn_tune.request import MOMENT_BYTES, MOST_TIMES, OVERLAPS, CudaGraphs, Request
+from axonn_tune.request import AUTO, MOMENT_BYTES, MOST_TIMES, OVERLAPS, CudaGraphs, Request
 from axonn_tune.specs.catalog import Loaded, MachineLike, load_machine, load_model, route_overrides
 from axonn_tune.specs.document import known_keys
 from axonn_tune.specs.loading import DOCUMENT_BYTES, read_text
@@ -145,7 +145,7 @@ def _check_formats(problem: Problem) -> None:
             raise UsageError(
                 f"step.{name} = {value}: {framework.title} has no such option; frameworks that do: {others}"
             )
-        if problem.workload.format is None:
+        if problem.workload.format is None and not problem.formats:
             raise UsageError(f"step.{name} = {value} needs a --precision of {', '.join(framework.formats)}")
         if name.endswith("_bf16") and problem.workload.precision == "fp8-delayed":
             raise UsageError(f"step.{name} = {value}: delayed scaling has no layers in BF16; try fp8-current")
@@ -289,7 +289,8 @@ def make_workload(model: Model, request: Request, *, settings: Sequence[str] = (
     """The model's default workload with what was asked, then `key=value` settings, on top."""
     off = request.no_overlap if isinstance(request.no_overlap, tuple) else ()
     wanted = () if "all" in off else request.overlap or OVERLAPS
-    chosen = {"precision": request.precision, "shard_optimizer_over_data": request.shard_optimizer}
+    precision = None if request.precision == AUTO else request.precision
+    chosen = {"precision": precision, "shard_optimizer_over_data": request.shard_optimizer}
     workload = Workload(
         global_batch=request.batch or model.defaults.global_batch,
         sequence_length=request.seq or model.defaults.sequence_length,

@@ -7,7 +7,7 @@ from bisect import bisect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,7 +24,7 @@ from axonn_tune.program.operations import PLAIN
 from axonn_tune.program.schedule import blocks_by_kind, kept_by_kind
 from axonn_tune.program.step import StepProgram, as_runs, contents_of
 from axonn_tune.ranking.space import Fitting, Grids, Placements, Problem, Shapes, Variant
-from axonn_tune.request import ALPHA_BETA, RankBy
+from axonn_tune.request import ALPHA_BETA, Precision, RankBy
 from axonn_tune.units import GIB, counted
 
 if TYPE_CHECKING:
@@ -78,7 +78,7 @@ class Columns:
     """Priced candidates of all kinds of recompute: indices and seconds, one row each.
 
     bounded: steps that are bounds until they are refined. starts: groups with pipeline stages, each with its first row.
-    exchange: of context parallelism, by their number in the search.
+    exchange: of context parallelism, by their number in the search; precision: of the number formats compared.
     """
 
     shape: Integers
@@ -91,6 +91,16 @@ class Columns:
     bounded: NDArray[np.bool_]
     starts: tuple[tuple[int, Pipelines], ...] = ()
     exchange: Integers = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
+    precision: Integers = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
+
+    def numbered(self, **numbers: int) -> Columns:
+        """The same with these columns of one number each."""
+        columns: dict[str, Any] = {name: np.full(len(self.shape), number) for name, number in numbers.items()}
+        return replace(self, **columns)
+
+    def places(self, shapes: Shapes) -> Integers:
+        """What a row is the best of: its grid, in its number format."""
+        return shapes.grid[self.shape] + (int(shapes.grid.max(initial=-1)) + 1) * self.precision
 
     def exact_s(self, row: int) -> tuple[float, float, float]:
         """Step of one candidate, with pipeline stages by the exact recurrence; its computation and bubble, s."""
@@ -136,7 +146,7 @@ class Priced:
             price(self._problem_of(row), self.layout(position)),
             rank=position + 1,
             tie=position < self.ties,
-            shortest_step_s=float(self._shortest_steps_s[self._grid_of(row)]),
+            shortest_step_s=float(self._shortest_steps_s[self._places[row]]),
         )
 
     def with_terms(self, position: int) -> PricedLayout:
@@ -168,8 +178,9 @@ class Priced:
         return list(self.fittings)[int(self.columns.recompute[row])]
 
     def _problem_of(self, row: int) -> Problem:
-        """The problem with the exchange of a candidate."""
-        return self.problems[self.columns.exchange[row]] if self.problems else self.problem
+        """The problem with the exchange and in the number format of a candidate."""
+        found = self.problems[self.columns.exchange[row]] if self.problems else self.problem
+        return found.within(self._variant(row).precision) if found.formats else found
 
     def _grid_of(self, row: int) -> int:
         return int(self.shapes.grid[self.columns.shape[row]])
@@ -202,15 +213,25 @@ class Priced:
             bubble_s=bubble_s,
             memory_bytes=float(self.fittings[kind].total_bytes[shape]),
             executed_flops=float(executed_flops(self.programs[kind], values) / self.shapes.stages[shape]),
-            shortest_step_s=float(self._shortest_steps_s[self._grid_of(row)]),
+            shortest_step_s=float(self._shortest_steps_s[self._places[row]]),
         )
 
     @cached_property
+    def _places(self) -> Integers:
+        return self.columns.places(self.shapes)
+
+    @cached_property
     def _shortest_steps_s(self) -> Floats:
-        """Shortest step of all candidates of each grid, s."""
-        shortest = np.full(len(self.grids.sizes), np.inf)
-        np.minimum.at(shortest, self.shapes.grid[self.columns.shape], self.columns.iteration_s)
+        """Shortest step of all candidates of each grid in each number format, s."""
+        shortest = np.full(int(self._places.max(initial=-1)) + 1, np.inf)
+        np.minimum.at(shortest, self._places, self.columns.iteration_s)
         return shortest
+
+    @property
+    def best_by_format(self) -> dict[Precision, int]:
+        """Place of the first row of each number format that is compared and fits, in their order."""
+        formats = self.columns.precision[self.rows].tolist()
+        return {name: formats.index(at) for at, name in enumerate(self.problem.formats) if at in formats}
 
     @cached_property
     def ties(self) -> int:
@@ -272,7 +293,11 @@ class Priced:
                 same.append(found[-1])
             else:
                 mine.append(place)
-        return found
+        return [*found, *([place] for place in self._best_below(top))]
+
+    def _best_below(self, top: int) -> list[int]:
+        """Places of the first rows of number formats that are below the first `top` (0: none)."""
+        return [place for place in sorted(self.best_by_format.values()) if 0 < top <= place]
 
     def _family(self, place: int) -> tuple[object, ...]:
         """What rows have in common that only exchange context, micro-batch and replicas."""
@@ -282,7 +307,8 @@ class Priced:
             shards *= grid.context
         order = tuple(axis for axis in grid.order if axis in ("x", "y") and grid.axis_size(axis) > 1)
         tokens = layout.micro_batch / grid.context
-        sizes = (grid.x, grid.y, shards, grid.pipeline, layout.chunks, layout.kept_layers, tokens)
+        precision = self._variant(int(self.rows[place])).precision
+        sizes = (precision, grid.x, grid.y, shards, grid.pipeline, layout.chunks, layout.kept_layers, tokens)
         return (*sizes, layout.recompute, order)
 
     def _tied(self, first: int, other: int) -> bool:
@@ -324,7 +350,7 @@ class Priced:
     def listed(self, *, top: int, terms: bool = False, rejected: bool = False) -> tuple[PricedLayout | Rejected, ...]:
         """The first `top` rows (0: all), with every collective if asked for; then the rejected grids if asked for."""
         row_at = self.with_terms if terms else self.__getitem__
-        rows = map(row_at, range(min(top or len(self), len(self))))
+        rows = map(row_at, (*range(min(top or len(self), len(self))), *self._best_below(top)))
         return (*rows, *(self.rejected() if rejected else ()))
 
     def require_row(self, pick: int) -> None:

@@ -54,7 +54,7 @@ from axonn_tune.program.step import (
     contents_of,
 )
 from axonn_tune.recompute import modules_of, needed_by
-from axonn_tune.request import NO_REQUEST, RECOMPUTES, RankBy, Recompute, Request
+from axonn_tune.request import AUTO, NO_REQUEST, RECOMPUTES, Precision, RankBy, Recompute, Request
 from axonn_tune.specs.model import Model
 from axonn_tune.specs.workload import Workload
 
@@ -82,17 +82,32 @@ class Problem(Job):
         request, found = self.request, list[Variant]()
         asked = request.recompute_layers
         sets = [one for one in self.framework.recompute_sets if {*needed_by(one)} <= {*self.model.parts}]
-        for recompute in sets if request.recompute is None else (request.recompute,):
+        named = sets if request.recompute is None else (request.recompute,)
+        for precision, recompute in itertools.product(self.formats or (None,), named):
             if request.recompute is None and recompute == "full" and request.graphed_layers:
                 continue
             costly = recompute == "full" or "mlp" in modules_of(recompute)
             costly = costly and self.framework.searches_some
             tried = recompute != "none" if asked else costly and request.recompute is None
             if tried and not self.framework.cannot_recompute(recompute, 1):
-                found.append(Variant(recompute, some=True))
+                found.append(Variant(recompute, some=True, precision=precision))
             if asked is None or recompute == "none":
-                found.append(Variant(recompute))
+                found.append(Variant(recompute, precision=precision))
         return tuple(found)
+
+    @cached_property
+    def formats(self) -> tuple[Precision, ...]:
+        """Number formats that the search compares, the one that is searched in full first; none where one is given."""
+        if self.request.precision != AUTO:
+            return ()
+        peaks = self.machine.accelerator.peak_tflops
+        return ("bf16", *(name for name in self.framework.formats if name in peaks))
+
+    def within(self, precision: Precision | None) -> Problem:
+        """The problem in one of them."""
+        if precision in (None, self.workload.precision):
+            return self
+        return replace(self, workload=self.workload.model_copy(update={"precision": precision}))
 
     def tried(self, *, every: bool) -> list[Variant]:
         """Recompute sets that are tried on every shape; every: of a search that lists all candidates."""
@@ -101,7 +116,8 @@ class Problem(Job):
     def tries_always(self, variant: Variant) -> bool:
         """Whether a recompute set is tried on every shape, and not only where it may be among the first."""
         asked = self.request.recompute is not None or self.request.graphed_layers
-        return not variant.some and (asked or variant.recompute in RECOMPUTES)
+        first = variant.precision in (None, *self.formats[:1])
+        return first and not variant.some and (asked or variant.recompute in RECOMPUTES)
 
     @cached_property
     def axes(self) -> tuple[str, ...]:
@@ -288,10 +304,12 @@ def _with_experts(problem: Problem, sizes: Integers) -> Integers:
 
 
 class Variant(NamedTuple):
-    """A recompute set on all blocks, or on as few of the first blocks of each chunk as memory needs."""
+    """A recompute set on all blocks, or on as few of the first blocks of each chunk as memory needs; and the number
+    format, where several are compared."""
 
     recompute: Recompute
     some: bool = False
+    precision: Precision | None = None
 
 
 InFlight: TypeAlias = tuple[tuple[Contents, int], ...]
@@ -660,7 +678,7 @@ class Fitting:
 def fit_all(shapes: Shapes, programs: Mapping[Variant, StepProgram]) -> dict[Variant, Fitting]:
     """Memory of each shape under each variant."""
     fittings = fit_always(shapes, programs)
-    fit_others(shapes, programs, fittings, np.arange(len(shapes)))
+    fit_others(shapes, programs, fittings, *[np.arange(len(shapes))] * 2)
     return fittings
 
 
@@ -671,14 +689,23 @@ def fit_always(shapes: Shapes, programs: Mapping[Variant, StepProgram]) -> dict[
 
 
 def fit_others(
-    shapes: Shapes, programs: Mapping[Variant, StepProgram], fittings: dict[Variant, Fitting], among: Integers
+    shapes: Shapes,
+    programs: Mapping[Variant, StepProgram],
+    fittings: dict[Variant, Fitting],
+    among: Integers,
+    in_formats: Integers,
 ) -> dict[Variant, Fitting]:
-    """Memory of some shapes under the other variants, which are added; not of those that fit without recompute."""
-    found, without = dict[Variant, Fitting](), fittings.get(Variant("none"))
-    rows = among if without is None else np.setdiff1d(among, without.rows)
+    """Memory of some shapes under the other variants, which are added; not of those that fit without recompute.
+
+    in_formats: the shapes for number formats after the first.
+    """
+    found = dict[Variant, Fitting]()
     for one, program in programs.items():
         if one in fittings:
             continue
+        without = (fittings | found).get(Variant("none", precision=one.precision))
+        rows = among if one.precision in (None, *shapes.problem.formats[:1]) else in_formats
+        rows = rows if without is None else np.setdiff1d(rows, without.rows)
         asked = shapes.problem.request.recompute_layers
         if one.some and asked:
             found[one] = fit_memory(shapes, program, np.full(len(shapes), asked, dtype=np.int64)).among(rows)

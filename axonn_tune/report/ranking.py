@@ -134,6 +134,7 @@ def ranking_table(
         names or default_columns(ranked, entries, wide=wide, folded=bool(notes)),
         (
             *(*CONFIG_FIELDS, "memory_limit_bytes", *others, "rejected_because", *training_names(problem)),
+            *(["precision"] if problem.formats else []),
             *framework.layout(dict.fromkeys((*problem.axes, "chunks"), 1) if framework.names else {}),
         ),
         best=0 if entries and isinstance(entries[0], PricedLayout) else None,
@@ -224,6 +225,7 @@ def default_columns(ranked: Priced, entries: Sequence[Row], *, wide: bool = Fals
         **dict.fromkeys(("micro_batch", "recompute"), True),
         "recompute_layers": any(getattr(one, "recompute_layers", None) for one in entries),
         "kept_layers": True,
+        "precision": bool(problem.formats),
         "context_exchange": any(getattr(one, "context_exchange", None) not in (None, own) for one in entries),
         "dispatcher": any(getattr(one, "dispatcher", None) for one in entries),
         **dict.fromkeys(("tokens_per_s_per_gpu", "mfu"), True),
@@ -443,6 +445,7 @@ _COLUMNS = (
         "Layers not resharded after forward (FSDP2).",
         title="not re\u00adsharded",
     ),
+    words("precision", "format", "Number format of linear layers and experts.", 13),
     words("context_exchange", "exchange", "How attention gets keys and values of other ranks of context.", 14),
     words("dispatcher", "dispatcher", "How tokens reach their experts.", 14, title="dis\u00adpatcher"),
     Column(
@@ -650,6 +653,8 @@ def entry_fields(entry: PricedLayout) -> Json:
         found["context_exchange"] = entry.context_exchange
     if entry.dispatcher:
         found["dispatcher"] = entry.dispatcher
+    if job.formats:
+        found["precision"] = job.workload.precision
     return found | training_fields(job, entry)
 
 
@@ -708,6 +713,7 @@ def ranking_remarks(ranked: Priced, *, listed: int) -> list[str]:
         context_remark(ranked.problem),
         training_remark(ranked),
         why_first(ranked),
+        *formats_remarks(ranked),
         interval_remark(ranked),
         ties_remark(ranked),
         outside_remark(ranked, listed),
@@ -741,14 +747,34 @@ def priced_remark(ranked: Priced) -> str:
     problem, cost = ranked.problem, ranked.cost
     workload, machine = problem.workload, problem.machine
     sequences, tokens = counted(workload.global_batch, "sequence"), counted(workload.sequence_length, "token")
+    formats = ", ".join(problem.formats or (workload.precision,))
     said = (
         f"{problem.model.name} on {problem.gpus:,} × {machine.name} ({machine.accelerator.name})"
         f"{with_framework(problem.framework) or ' with the bundled 4D runtime'}, "
-        f"{sequences} of {tokens} in {workload.precision}; ranked by {RANKED_BY[problem.rank_by]}"
+        f"{sequences} of {tokens} in {formats}; ranked by {RANKED_BY[problem.rank_by]}"
     )
     if cost == ALPHA_BETA:
         return f"{said}."
     return f"{said}, by --cost {cost}. Exposed communication, step and memory: by {ALPHA_BETA}, {_SAME_GRID}."
+
+
+def formats_remarks(ranked: Priced) -> list[str]:
+    """What the best layout of each number format saves, of time and memory, over that of the first that fits."""
+    best = {name: (place, ranked[place]) for name, place in ranked.best_by_format.items()}
+    if len(best) < 2:
+        others = ", ".join(name for name, one in registry().items() if len(one.formats) > 1)
+        alone = ranked.problem.formats and not ranked.problem.framework.formats
+        return [f"{ranked.problem.framework.title} is priced in bf16 alone; with formats: {others}."] if alone else []
+    (first, (at, base)), *others_best = best.items()
+    said = [f"{first} at best: {show_seconds(base.iteration_s)} a step, {show_bytes(base.memory_bytes)} (#{at + 1})."]
+    for name, (place, one) in others_best:
+        saved_s, saved_bytes = base.iteration_s - one.iteration_s, base.memory_bytes - one.memory_bytes
+        said.append(
+            f"{name} at best: {show_seconds(one.iteration_s)}, {abs(saved_s) / base.iteration_s:.1%} "
+            f"{'less' if saved_s >= 0 else 'more'}; {show_bytes(one.memory_bytes)}, {show_bytes(abs(saved_bytes))} "
+            f"{'less' if saved_bytes >= 0 else 'more'} (#{place + 1})."
+        )
+    return said
 
 
 def training_remark(ranked: Priced) -> str:

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+import axonn_tune
 from axonn_tune.cost.compute import ComputeClock, compute_rates
 from axonn_tune.cost.price import Detail, price
 from axonn_tune.errors import UsageError
@@ -18,6 +19,7 @@ from axonn_tune.program.layers import LayerInputs, linear_backward, linear_forwa
 from axonn_tune.program.operations import PLAIN, Array, Collective, Kernel, MatMul, Size, as_size
 from axonn_tune.program.step import build_step
 from axonn_tune.ranking.choosing import search
+from axonn_tune.ranking.compare import compare
 from axonn_tune.ranking.inputs import load_inputs
 from axonn_tune.request import Precision, Request
 from axonn_tune.specs.catalog import load_machine, load_model
@@ -205,6 +207,34 @@ def test_candidates_cost_what_each_does_alone(framework: str) -> None:
         row, alone = ranked[place], ranked.detail(place)
         assert (row.iteration_s, row.compute_s) == (alone.iteration_s, alone.compute_s), row.layout
         assert row.memory_bytes == pytest.approx(alone.memory_bytes, rel=1e-12)
+
+
+def test_auto_finds_the_best_of_each_format() -> None:
+    """Guards one ranking of all formats, of which those after BF16 are tried in part: each has its best of all."""
+    asked: dict[str, Any] = {"machine": "dgx-b200", "framework": "megatron-core", "batch": 32, "seq": 4096}
+    asked |= {"micro_batch": 1, "recompute": "none", "x": 2}
+    found = axonn_tune.search("llama3-70b", 32, precision="auto", **asked)
+    formats = ("bf16", "fp8-delayed", "fp8-current", "mxfp8", "nvfp4")
+    assert tuple(found.ranked.best_by_format) == tuple(sorted(formats, key=formats.index))
+    for name, place in found.ranked.best_by_format.items():
+        alone = search(load_inputs(Request("llama3-70b", 32, precision=name, **asked)).problem)[0]
+        row = found.ranked[place]
+        assert (row.layout, row.iteration_s, row.memory_bytes) == (alone.layout, alone.iteration_s, alone.memory_bytes)
+        assert row.job.workload.precision == name
+    listed = found.to_dict(top=2)["configs"]
+    assert {one["precision"] for one in listed} == {*formats}
+    assert found.frame["precision"].iloc[0] == found.best.job.workload.precision
+    assert any(one.startswith("nvfp4 at best:") and "less; " in one for one in found.remarks)
+    alone = axonn_tune.search("llama3-70b", 32, **{**asked, "machine": "perlmutter"}, precision="auto")
+    assert {*alone.ranked.best_by_format} <= {"bf16"}
+
+
+def test_compare_ranks_those_that_have_the_format() -> None:
+    """Guards a comparison in a format: who lacks it says what it has."""
+    found = compare(load_inputs(Request("llama3-8b", 8, machine="dgx-b200", precision="mxfp8", batch=8)).problem)
+    priced = {one.key for one in found.contenders if one.prediction}
+    assert priced == {"megatron-core", "torchtitan"}
+    assert next(one.infeasible for one in found.contenders if one.key == "fsdp") == "priced in bf16 only"
 
 
 def test_what_has_no_format_says_which_it_has() -> None:
