@@ -157,6 +157,11 @@ class LayerInputs:
         return symbol(f"held{self.counted}")
 
     @cached_property
+    def freed(self) -> Size:
+        """Blocks of this kind, which does not repeat, in a chunk whose repeating blocks are in their backward pass."""
+        return symbol(f"freed{self.counted}")
+
+    @cached_property
     def unkept_share(self) -> Size:
         """Share of them that are resharded after forward, so gathered again for the backward pass."""
         return symbol(f"unkept{self.counted}") / self.blocks

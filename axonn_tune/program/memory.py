@@ -13,7 +13,19 @@ from functools import lru_cache
 from typing import TypeAlias
 
 from axonn_tune.program.layers import EXPERT_DATA, EXPERTS, WHOLE_BLOCK, LayerInputs
-from axonn_tune.program.operations import PLAIN, Arithmetic, Array, Collective, Operation, Role, Size, Value, symbol
+from axonn_tune.program.operations import (
+    PLAIN,
+    PLAIN_BLOCKS,
+    REPEATING,
+    Arithmetic,
+    Array,
+    Collective,
+    Operation,
+    Role,
+    Size,
+    Value,
+    symbol,
+)
 from axonn_tune.program.step import ONLY, Block, Stage, StepProgram
 from axonn_tune.specs.machine import Accelerator
 from axonn_tune.units import GIB
@@ -201,11 +213,23 @@ def _backward_peak(program: StepProgram, block: Block, stage: Stage) -> Peak:
     behind = () if given.options.chunked_loss or not stage.last else program.head.operations
     head = _sizes(given, behind, "weight_gradient")
     gradient = given.stream("residual gradient", "residual gradients")
+    freed = _freed(program) if given.repeating == REPEATING else ()
+    points = temporaries(operations, first=(gradient,), saved=saved_arrays(block))
     return Peak(
-        points=temporaries(operations, first=(gradient,), saved=saved_arrays(block)),
+        points=tuple((*point, *freed) for point in points),
         gathers=((*gathers, *gathers[:1]),) if whole else (*_pairs(gathers), *([gathers[:3]] if again else [])),
         kept_gathers=(gathers[:1],),
         reductions=(*_pairs(reductions), (*head, *reductions[:1])),
+    )
+
+
+def _freed(program: StepProgram) -> Held:
+    """Activations of a chunk's blocks that do not repeat, which come after those that do: theirs are freed before."""
+    plain = (block for block in program.blocks if block.given.repeating == PLAIN_BLOCKS)
+    return tuple(
+        (f"saved {kind}", -count * block.given.freed * size)
+        for block in plain
+        for (kind, size), count in _by_kind(saved_arrays(block)).items()
     )
 
 

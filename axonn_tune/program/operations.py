@@ -55,7 +55,7 @@ CANDIDATE_SYMBOLS = (
     *("block_bucket", "table_bucket", "position_bucket", "parameters", "vectors"),
     *(axis for axis in ALL_AXES if axis not in AXES),
     *("scores", "scores_back", "softmax", "softmax_back", "alone", "shared", "held"),
-    *("expert_z", "expert_data", "expert_parameters", "expert_bucket", "imbalance", "fullest"),
+    *("expert_z", "expert_data", "expert_parameters", "expert_bucket", "imbalance", "fullest", "freed"),
 )
 """What differs between candidates.
 
@@ -65,7 +65,8 @@ of the vocabulary and position tables; *_bucket: elements of one data-parallel b
 of split and of replicated parameters one rank stores; alone, shared: 1 where a rank has the whole hidden dim and where
 y splits it, else 0. expert_z, expert_data: ranks that shard and that replicate the weights of an expert;
 expert_parameters, expert_bucket: as parameters and *_bucket, of routed experts. imbalance: tokens of the rank with most
-over the mean; fullest: that at the upper end of its 80% interval, which memory must hold.
+over the mean; fullest: that at the upper end of its 80% interval, which memory must hold. freed: blocks of a chunk that
+do not repeat, whose backward passes are over when those of blocks that repeat begin.
 """
 
 _ORDER = {name: position for position, name in enumerate((*MODEL_SYMBOLS, *CANDIDATE_SYMBOLS))}

@@ -31,6 +31,7 @@ from axonn_tune.program.context import CORE
 from axonn_tune.program.layers import PARTS
 from axonn_tune.program.operations import (
     ONCE,
+    PLAIN_BLOCKS,
     Arithmetic,
     Collective,
     Computation,
@@ -122,15 +123,22 @@ def blocks_by_kind(
 ) -> dict[str, Value]:
     """Symbols of each kind of block: `L`, how many a stage has, and `held`, those with activations alive together.
 
-    repeated: blocks of each chunk that repeat, where only some do.
+    repeated: blocks of each chunk that repeat, where only some do; then with `freed` of kinds that do not: blocks of
+    the chunk that has fewest of them.
     """
     kinds = [block.given.counted for block in program.blocks]
     found: dict[str, Value] = {f"{symbol}{of}": 0.0 for symbol in ("L", "held") for of in kinds}
-    for runs, in_flight in chunks:
+    for number, (runs, in_flight) in enumerate(chunks):
+        here: dict[str, Value] = dict.fromkeys(kinds, 0.0)
         for one in segments(program, runs, kept=0.0, repeated=repeated, arithmetic=arithmetic):
             of = program.blocks[one.block.kind].given.counted
+            here[of] = here[of] + one.blocks
             for name, count in ((f"L{of}", one.blocks), (f"held{of}", in_flight * one.blocks)):
                 found[name] = found[name] + count
+        for of, count in here.items():
+            if of.endswith(PLAIN_BLOCKS):
+                name = f"freed{of}"
+                found[name] = arithmetic.smaller(found[name], count) if number else count
     return found
 
 

@@ -334,19 +334,22 @@ class StageRows:
         return np.array([max(blocks_in(one) for one, _ in chunks) for chunks in self.chunks], dtype=np.int64)
 
     @cached_property
-    def _first(self) -> tuple[Floats, Floats]:
-        """Of the first k blocks of each chunk, k from 0: how many there are of each layer type, and how many with
-        activations held together, `[shapes of pipelines, k, layer types]`."""
-        found = np.zeros((2, len(self.chunks), int(self.most.max(initial=0)) + 1, self.types))
+    def _first(self) -> tuple[Floats, Floats, Floats]:
+        """Of the first k blocks of each chunk, k from 0: how many there are of each layer type, how many with
+        activations held together, and how many others the chunk has that has fewest of them, `[shapes of pipelines, k,
+        layer types]`."""
+        blocks, together = np.zeros((2, len(self.chunks), int(self.most.max(initial=0)) + 1, self.types))
+        others = np.full_like(blocks, np.inf)
         for number, chunks in enumerate(self.chunks):
             for contents, held in chunks:
                 of_type = np.repeat(*np.array(contents, dtype=np.int64).reshape(-1, 2).T)
-                counts = (of_type[:, None] == np.arange(self.types)).cumsum(axis=0)
-                reached = np.minimum(np.arange(1, found.shape[2]), len(of_type))
-                if len(of_type):
-                    found[0, number, 1:] += counts[reached - 1]
-                    found[1, number, 1:] += held * counts[reached - 1]
-        return found[0], found[1]
+                counts = np.zeros((len(of_type) + 1, self.types))
+                counts[1:] = (of_type[:, None] == np.arange(self.types)).cumsum(axis=0)
+                first = counts[np.minimum(np.arange(blocks.shape[1]), len(of_type))]
+                blocks[number] += first
+                together[number] += held * first
+                others[number] = np.minimum(others[number], counts[-1] - first)
+        return blocks, together, others
 
     def blocks(self, repeated: Integers | None = None) -> tuple[Floats, ...]:
         """Blocks of each layer type: all, or only those that are among the first `repeated` of their chunk."""
@@ -372,6 +375,10 @@ class StageRows:
                 own, again = every[block.type], first[block.type]
                 kind = {"": own, REPEATING: again, PLAIN_BLOCKS: own - again}[block.given.repeating]
                 found[f"{symbol}{block.given.counted}"] = kind
+        if program.some:
+            others = self._taken(self._first[2], repeated)
+            plain = (block for block in program.blocks if block.given.repeating == PLAIN_BLOCKS)
+            found |= {f"freed{block.given.counted}": others[block.type] for block in plain}
         return found
 
 

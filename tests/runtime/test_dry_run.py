@@ -97,3 +97,21 @@ def test_memory_with_context_parallelism(model: str, context: int, z: int, recom
     launch = found.launch_config()
     _, peak_bytes = dry_run(launch)
     assert peak_bytes == pytest.approx(launch.predicted.memory_bytes, rel=WITHIN)
+
+
+@pytest.mark.parametrize(
+    ("stages", "chunks", "recompute", "some"),
+    [
+        *((2, 1, "full", 2), (2, 2, "full", 1)),
+        *(pytest.param(*one, marks=pytest.mark.nightly) for one in ((2, 1, "mlp", 2), (4, 1, "full", 1))),
+    ],
+)
+def test_memory_of_stages_that_recompute_in_some_layers(stages: int, chunks: int, recompute: str, some: int) -> None:
+    """Guards what a stage holds where its first blocks repeat: those behind them have freed their activations."""
+    split = {"x": 1, "y": 1, "z": 2, "data": 1, "pipeline": stages, "chunks": chunks, "gpus": 2 * stages}
+    given = split | {"recompute": recompute, "micro_batch": 1, "kept_layers": 0, "set": {"model.layers": 8}}
+    found = axonn_tune.search("llama3-8b", machine="dgx-h100", rank_by="step", **given)
+    launch = found.launch_config().model_copy(update={"recompute_layers": some})
+    _, peak_bytes = dry_run(launch)
+    predicted = price(found.inputs.problem, Layout.of(launch))
+    assert peak_bytes == pytest.approx(predicted.memory_bytes, rel=WITHIN)
