@@ -200,7 +200,7 @@ class ComputeClock:
         if step.size_bytes.coefficient == 0.0:
             return 0.0
         traffic = 1.0 if step.phase == "step" else rates.kernel_traffic
-        traffic = 1.0 / QUANTIZATION_EFFICIENCY if step.quantizes else traffic
+        traffic = 1.0 / QUANTIZATION_EFFICIENCY[step.quantizes] if step.quantizes else traffic
         return kernel_time_s(step.size_bytes.evaluate(self.values), rates, traffic=traffic)
 
     def _rate(self, step: MatMul) -> float:

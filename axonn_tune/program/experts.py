@@ -142,6 +142,7 @@ def _gemm_backward(given: LayerInputs, layer: str, *, n: Size, k: Size, frees: t
     name = "expert activation gradient" if layer == FC2 else f"{layer} gradient"
     made = _rows_of(given, name, k, "backward temporaries")
     yield from _quantized(given, "backward", layer, n)
+    yield from layers.quantized_again(layer, rows(given) * k, given.local_experts * n * k, given)
     yield _gemm(given, "backward", layer, n=k, k=n, layout="NT", makes=(made,))
     yield _gemm(given, "backward", layer, n=n, k=k, layout="TN", frees=frees)
 

@@ -38,7 +38,7 @@ from axonn_tune.program.operations import (
     kernel_set,
     symbol,
 )
-from axonn_tune.specs.formats import NumberFormat
+from axonn_tune.specs.formats import Copies, NumberFormat
 from axonn_tune.specs.machine import MatmulLayout
 from axonn_tune.specs.model import Experts, Layer, Model
 from axonn_tune.specs.workload import ElementSizes
@@ -300,6 +300,11 @@ class LayerInputs:
         return self.format.operand_bytes if self.format and not self.options.saves_original else self.element
 
     @property
+    def quantizes_twice(self) -> bool:
+        """Whether inputs and weights are quantized by rows in the forward pass, and by columns in the backward pass."""
+        return self.format is not None and self.options.saves_original and not self.format.transposes
+
+    @property
     def gathers_narrow(self) -> bool:
         """Whether sequence parallelism gathers inputs and output gradients of linear layers in their format."""
         return self.narrow and self.options.narrow_gathers and self.options.sequence_parallel
@@ -559,9 +564,29 @@ def quantized(phase: Phase, layer: str, elements: Size, given: LayerInputs, *, c
     """
     if given.format is None:
         return []
+    if given.quantizes_twice:
+        kinds: tuple[Copies, ...] = ("rows", "columns") if phase == "backward" else ("rows",)
+        return [_one_copy(phase, layer, elements, given, kind, calls=calls) for kind in kinds]
     launches = float(given.format.launches)
     moved = given.format.quantization_bytes(one_layout=given.options.one_layout)
-    return [Kernel(phase, layer, moved / launches * elements, launches * calls, quantizes=True)]
+    return [Kernel(phase, layer, moved / launches * elements, launches * calls, quantizes="all")]
+
+
+def _one_copy(phase: Phase, layer: str, elements: Size, given: LayerInputs, kind: Copies, *, calls: Size) -> Kernel:
+    assert given.format is not None, "asked before"
+    launches, moved = float(given.format.launches), 2.0 * (1 + given.format.passes) + given.format.operand_bytes
+    return Kernel(phase, layer, moved / launches * elements, launches * calls, quantizes=kind)
+
+
+def quantized_again(layer: str, operand: Size, weight: Size, given: LayerInputs) -> list[Operation]:
+    """The other copies of a linear layer's input and weight, which the backward pass makes where originals are saved.
+
+    Source: pytorch/ao@36027d82, torchao/prototype/moe_training/mxfp8_linear.py, mxfp8_grouped_mm.py.
+    """
+    if not given.quantizes_twice:
+        return []
+    sizes = ((operand, PARTS), (weight, ONCE))
+    return [_one_copy("backward", layer, size, given, "columns", calls=calls) for size, calls in sizes]
 
 
 def gathered_operand(phase: Phase, layer: str, elements: Size, given: LayerInputs) -> list[Operation]:
@@ -576,11 +601,11 @@ def gathered_operand(phase: Phase, layer: str, elements: Size, given: LayerInput
     copies = 1 if one.transposes else 2
     moved = 2.0 * (1 + one.passes) + copies * one.operand_bytes
     transposed = one.copies(one_layout=given.options.one_layout) > copies
-    turned = [Kernel(phase, layer, 2.0 * one.operand_bytes * elements, PARTS, quantizes=True)] if transposed else []
+    turned = [Kernel(phase, layer, 2.0 * one.operand_bytes * elements, PARTS, quantizes="all")] if transposed else []
     maximum = [Collective("all_reduce", "x", phase, layer, ONCE * 4.0, calls=PARTS)] if one.maxima == "each" else []
     return [
         *maximum,
-        Kernel(phase, layer, moved / launches * given.outside(elements), launches * PARTS, quantizes=True),
+        Kernel(phase, layer, moved / launches * given.outside(elements), launches * PARTS, quantizes="all"),
         *turned,
     ]
 
@@ -601,7 +626,7 @@ def quantized_weight(phase: Phase, layer: str, elements: Size, given: LayerInput
     """The same of a weight: in each forward pass, or in that of the first micro-batch, whose copies serve all."""
     if given.format and given.options.primary_weights and given.options.keeps_quantized:
         moved = given.format.primary_bytes(one_layout=given.options.one_layout)
-        once = Kernel(phase, layer, moved * elements, ONCE / symbol("A"), quantizes=True)
+        once = Kernel(phase, layer, moved * elements, ONCE / symbol("A"), quantizes="all")
         return [once] if moved and phase == "forward" else []
     if given.options.keeps_quantized:
         return quantized(phase, layer, elements, given, calls=ONCE / symbol("A")) if phase == "forward" else []
@@ -756,7 +781,7 @@ def attention_core(given: LayerInputs, *, phase: Phase) -> list[Operation]:
         *before_core(given, phase=phase),
         *_turned(given, given.kernels.turned, phase),
         moves(phase, CORE, Traffic(1, 2), given.part * given.N / X, given, calls=separated),
-        *([Kernel(phase, CORE, 3.0 * given.part * given.N / X, PARTS, quantizes=True)] if narrow else []),
+        *([Kernel(phase, CORE, 3.0 * given.part * given.N / X, PARTS, quantizes="all")] if narrow else []),
         *core,
         *after_core(given, phase=phase),
     ]

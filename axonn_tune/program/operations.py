@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from axonn_tune.frameworks.description import KernelKind
 from axonn_tune.grid import ALL_AXES, AXES, WORLD
+from axonn_tune.specs.formats import Copies
 from axonn_tune.specs.machine import COLLECTIVE_KINDS, CollectiveKind, MatmulLayout
 from axonn_tune.specs.workload import ElementSizes
 
@@ -291,7 +292,8 @@ class Kernel:
     """An element-wise or reduction kernel; `size_bytes`: bytes read and written (0: not launched).
 
     A kernel that `prepares_gather` goes with the weight gather after it, one that `accumulates` with
-    the reduce-scatter before it, wherever overlap moves those; one that `quantizes` makes operands of GEMMs.
+    the reduce-scatter before it, wherever overlap moves those; one that `quantizes` makes operands of GEMMs: which
+    copies.
     """
 
     phase: Phase
@@ -300,7 +302,7 @@ class Kernel:
     calls: Size = ONCE
     prepares_gather: bool = False
     accumulates: bool = False
-    quantizes: bool = False
+    quantizes: Copies | None = None
     makes: Arrays = field(default=(), compare=False, repr=False)
     frees: tuple[str, ...] = field(default=(), compare=False, repr=False)
 

@@ -16,9 +16,13 @@ from typing import Literal
 
 from axonn_tune.request import Precision
 
-QUANTIZATION_EFFICIENCY = 0.4
-"""Bandwidth that quantization kernels reach, over that of element-wise kernels: one number fitted to the seven rates
-with quantization of [TE] gemm_profiling.rst (B300, H200 NVL; 8 and 4 bits)."""
+Copies = Literal["all", "rows", "columns"]
+"""What a quantization kernel writes: every copy that GEMMs take, or one, whose scales run along rows or columns."""
+QUANTIZATION_EFFICIENCY: dict[Copies, float] = {"all": 0.4, "rows": 0.79, "columns": 0.56}
+"""Bandwidth that quantization kernels reach, over that of element-wise kernels. all: fitted to the seven rates with
+quantization of [TE] gemm_profiling.rst (B300, H200 NVL; 8 and 4 bits). rows, columns: those of an MXFP8 step of
+pytorch/ao@36027d82, torchao/prototype/moe_training/README.md (B200), scales put in order: across rows accesses are
+strided."""
 
 
 @dataclass(frozen=True, kw_only=True)
