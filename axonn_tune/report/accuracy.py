@@ -30,6 +30,7 @@ from axonn_tune.report.pairs import (
 )
 from axonn_tune.report.ranking_section import MOST_ROWS
 from axonn_tune.units import GIB, show_seconds
+from axonn_tune.validation.published import groups
 from axonn_tune.validation.published.accuracy import SUMS, Accuracy, PredictedRow, StepSummary
 from axonn_tune.validation.published.cases import framework_of, nearest_framework
 from axonn_tune.validation.published.rows import SHIPPED, known_errata
@@ -90,6 +91,22 @@ _OPEN = (
 )
 """Rows that leave part of their layout open, with the range over the layouts that fit."""
 
+_GROUPED = ("rows", "mape", "median", "bias", "coverage", "width")
+_PAIRS = (
+    words("name", "pairs that differ in one thing", "", 60),
+    Column("what", "what", show=str),
+    Column("measured", "ratio,\nmeasured", decimals=3),
+    Column("predicted", "predicted", decimals=3),
+    Column("right", "faster one\nnamed", show=str),
+)
+_MEMORY = (
+    words("id", "rows that print memory"),
+    Column("kind", "which", show=str),
+    Column("measured", "printed, GiB", decimals=1),
+    Column("predicted", "predicted, GiB", per=GIB, decimals=1),
+    ERROR,
+)
+
 _STEP = ("id", "predicted_s", "low_s", "high_s", "why_not", "measured_s", "error", "memory_bytes")
 
 
@@ -98,8 +115,40 @@ def accuracy_document(found: Accuracy) -> Json:
     without = {f"without_{kind}": _step_summary(summary) for kind, summary in found.without.items()}
     if found.apart is not None:
         without["without_source_and_sums"] = _step_summary(found.apart)
+    return {
+        "schema": ACCURACY_SCHEMA,
+        "machine": None if found.machine is None else found.machine.document.name,
+        "summary": {**_step_summary(found.summary), **without},
+        "rows": _rows_json(found.steps),
+        **({} if found.more is None else {"more": _more_json(found, found.more)}),
+    }
+
+
+def _more_json(found: Accuracy, more: StepSummary) -> Json:
+    """Rows that name their model: in groups, in pairs, and their memory."""
+    pairs = [
+        {
+            **fields_of(one, ("what", "measured", "predicted", "right")),
+            "first": one.first.row.id,
+            "second": one.second.row.id,
+        }
+        for one in groups.pairs(more.rows)
+    ]
+    memory = [
+        {"id": one.row.id, "kind": _kind(one), "error": error, "predicted_bytes": one.memory_bytes}
+        for one, error in groups.memory(more.rows)
+    ]
+    return {
+        "groups": {name: _step_summary(one) for name, one in groups.groups(more.rows).items()},
+        "pairs": pairs,
+        "memory": memory,
+        "rows": [] if more.rows == found.steps else _rows_json(more.rows),
+    }
+
+
+def _rows_json(steps: Sequence[PredictedRow]) -> list[Json]:
     rows = []
-    for one in found.steps:
+    for one in steps:
         cells = {f"{key}_s" if key != "choices" else key: value for key, value in _open_cells(one).items()}
         rows.append(
             {
@@ -109,12 +158,7 @@ def accuracy_document(found: Accuracy) -> Json:
                 "warnings": [*one.warnings, *_unknown_software(one)],
             }
         )
-    return {
-        "schema": ACCURACY_SCHEMA,
-        "machine": None if found.machine is None else found.machine.document.name,
-        "summary": {**_step_summary(found.summary), **without},
-        "rows": rows,
-    }
+    return rows
 
 
 def _step_summary(summary: StepSummary) -> Json:
@@ -166,6 +210,8 @@ def accuracy_text(found: Accuracy) -> str:
     parts.append("".join(f"{sentence}\n" for sentence in headline(found)))
     if summary.quality.rows:
         parts += [_by_source_text(found), _ranked_text(found), _steps_text("worst rows", summary.worst(found.listed))]
+    if found.more is not None:
+        parts += _more_text(found, found.more)
     parts.append(text_of(_OPEN, [{**_step_row(one), **_open_cells(one)} for one in summary.open]))
     parts.append(
         _steps_text("rows without a time", [one for one in found.steps if one.predicted_s and not one.row.step_s])
@@ -175,6 +221,43 @@ def accuracy_text(found: Accuracy) -> str:
     parts += [f"warning: {one.row.id}: {said}" for one in found.steps for said in one.warnings]
     parts += [f"not predicted: {one.row.id}: {one.why_not}" for one in summary.not_predicted]
     return "\n".join(part for part in parts if part) + "\n" if found.steps else ""
+
+
+def _more_text(found: Accuracy, more: StepSummary) -> Iterable[str]:
+    """Rows that name their model: errors by group and source, the worst, pairs and memory."""
+    named = groups.groups(more.rows)
+    yield text_of(quality_columns("rows that name their model", _GROUPED), quality_rows(_qualities(named)))
+    for name, one in named.items():
+        yield text_of(quality_columns(name, _GROUPED), quality_rows(one.by_source))
+    if more.rows != found.steps:
+        yield _steps_text("worst rows that name their model", more.worst(min(10, found.listed)))
+    rows = [
+        {"name": f"{one.first.row.id}, {one.second.row.id}", **fields_of(one, ("what", "measured", "predicted"))}
+        | {"right": {None: "≈", True: "yes", False: "no"}[one.right]}
+        for one in groups.pairs(more.rows)
+    ]
+    yield text_of(_PAIRS, rows)
+    yield text_of(
+        _MEMORY,
+        [
+            {
+                "id": one.row.id,
+                "kind": _kind(one),
+                "error": error,
+                "measured": one.row.memory_gib,
+                "predicted": one.memory_bytes,
+            }
+            for one, error in groups.memory(more.rows)
+        ],
+    )
+
+
+def _qualities(named: Mapping[str, StepSummary]) -> dict[str, Quality]:
+    return {name: one.quality for name, one in named.items()}
+
+
+def _kind(one: PredictedRow) -> str:
+    return "unstated" if one.row.more is None else one.row.more.memory_kind
 
 
 def _open_cells(one: PredictedRow) -> Json:

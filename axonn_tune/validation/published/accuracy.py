@@ -68,8 +68,13 @@ class PredictedRow:
 
     @property
     def error(self) -> float | None:
-        """predicted / measured - 1; None where either is missing."""
-        return relative_error(self.predicted_s, self.row.step_s)
+        """predicted / measured - 1; None where either is missing, or the row is for ratios only."""
+        return relative_error(self.predicted_s, self.row.step_s) if self.scored else None
+
+    @property
+    def scored(self) -> bool:
+        """Whether its step counts, and not only its ratio to those of others."""
+        return self.row.more is None or not self.row.more.ratios_only
 
     @property
     def outside(self) -> tuple[str, ...]:
@@ -137,7 +142,7 @@ def _predict(row: StepRow, machine: Machine | None) -> PredictedRow:
     if not choices:
         there = memory_limit_bytes(case.machine.accelerator) / GIB
         why_not = f"does not fit: needs {least / GIB:.1f} GiB of {there:.1f} GiB"
-        return PredictedRow(row, case, why_not=why_not, fits=False)
+        return PredictedRow(row, case, memory_bytes=least, why_not=why_not, fits=False)
     times = tuple(one.iteration_s for one in choices)
     if len(choices) > 1:
         names = {"micro_batch": "micro-batch", "recompute": "recompute", "chunks": "interleaving"}
@@ -185,7 +190,7 @@ class StepSummary:
             predicted={one.key: one.predicted_s for one in self.rows if one.predicted_s is not None},
             low={one.key: one.low_s for one in self.rows if one.low_s is not None},
             high={one.key: one.high_s for one in self.rows if one.high_s is not None},
-            measured={one.key: one.row.step_s for one in self.rows if one.row.step_s is not None},
+            measured={one.key: one.row.step_s for one in self.rows if one.row.step_s is not None and one.scored},
         )
 
     @cached_property
@@ -254,7 +259,8 @@ class Accuracy:
     """What was predicted of each row, in the order of the rows.
 
     path: file of the rows. without: steps with a row's family or source held out; only for the shipped rows. apart: of
-    them those by fits without the source, and without the rows of `SUMS`. machine: the profile that all steps were
+    them those by fits without the source, and without the rows of `SUMS`. more: of rows that name their model, those of
+    a file of their own where the shipped ones are asked for. machine: the profile that all steps were
     priced on; None: each on the nearest. listed: how many of the worst rows to list.
     """
 
@@ -262,6 +268,7 @@ class Accuracy:
     summary: StepSummary
     without: Mapping[LeftOut, StepSummary] = field(default_factory=dict)
     apart: StepSummary | None = None
+    more: StepSummary | None = None
     machine: Loaded[Machine] | None = None
     listed: int = 20
 
@@ -286,7 +293,9 @@ def evaluate(rows: Path | None = None, *, machine: Loaded[Machine] | None = None
     steps = predict_steps(read_steps(path), machine=None if machine is None else machine.document)
     found = Accuracy(path, StepSummary(steps), machine=machine, listed=listed)
     if rows is not None:
-        return found
+        named = tuple(one for one in steps if one.row.more is not None)
+        return replace(found, more=StepSummary(named)) if named else found
+    more = StepSummary(predict_steps(read_steps(SHIPPED / "moe_steps.csv")))
     held_out = {kind: StepSummary(without(steps, kind)) for kind in LEFT_OUT}
     apart = StepSummary(tuple(one for one in held_out["source"].rows if one.row.dataset != SUMS))
-    return replace(found, without=held_out, apart=apart)
+    return replace(found, without=held_out, apart=apart, more=more)

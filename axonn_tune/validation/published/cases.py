@@ -10,7 +10,7 @@ from functools import lru_cache
 from typing import Any
 
 from axonn_tune.frameworks import UNKNOWN, find_framework, registry
-from axonn_tune.frameworks.description import Framework
+from axonn_tune.frameworks.description import NATURAL_IMBALANCE, Framework
 from axonn_tune.frameworks.others import AUTOMODEL
 from axonn_tune.grid import RANK_AXES, Grid, divisors
 from axonn_tune.job import Job, Layout
@@ -204,21 +204,31 @@ _WITH_BIASES = ("megatron-2021", "megatron-2022", "megatron-deepspeed", "deepspe
 """Frameworks whose GPT layers have biases, as their published models do."""
 
 
-def framework_of(row: StepRow) -> Framework:
-    """The framework of a row, with the row's attention, overlap, ZeRO and compilation."""
-    words, attention = row.framework.lower(), row.attention.lower()
+def _software_of(row: StepRow) -> Framework:
+    """The framework that a row's words mean, as it is."""
+    words = row.framework.lower()
     found = registry().get(row.framework)
     if found is None:
         name = next((known for word, known in FRAMEWORK_WORDS if word in words), UNKNOWN)
         said = f"{row.framework} {row.overlap} {row.notes}".lower()
-        if name == "torchtitan" and ("compile" not in said or "eager" in row.overlap.lower()):
+        if name == "torchtitan" and row.more is None and ("compile" not in said or "eager" in row.overlap.lower()):
             name = "torchtitan-eager"
-        if name == "nemo" and attention in {"", "nan"} and any(chip in row.gpu.lower() for chip in ("a100", "v100")):
+        if (
+            name == "nemo"
+            and row.attention.lower() in {"", "nan"}
+            and any(chip in row.gpu.lower() for chip in ("a100", "v100"))
+        ):
             # Unstated, the software on these is NeMo before FlashAttention and fused layers.
             name = "nemo-2022"
         found = AUTOMODEL if name == AUTOMODEL.name else find_framework(name)
-        if "bridge" in words:
-            found = replace(found, logged=find_framework("megatron-core").logged)
+    if found.name == "torchtitan" and row.more is not None and "eager" in row.notes:
+        return find_framework("torchtitan-eager")
+    return replace(found, logged=find_framework("megatron-core").logged) if "bridge" in words else found
+
+
+def framework_of(row: StepRow) -> Framework:
+    """The framework of a row, with the row's attention, overlap, ZeRO and compilation."""
+    found, attention = _software_of(row), row.attention.lower()
     step, changes = found.step, dict[str, object]()
     if attention not in {"", "nan"}:
         fused = any(word in attention for word in ("flash", "sdpa", "cudnn")) and "no flash" not in attention
@@ -249,6 +259,8 @@ def _further(row: StepRow, more: Named, framework: Framework) -> dict[str, objec
     if more.model is not None and more.model.has_experts:
         near = "hybridep" if "nvl72" in (profile_of(row) or "") else "alltoall" if more.expert <= NODE else "deepep"
         changes["dispatcher"] = more.dispatcher or near
+        # Benchmarks force the balance of tokens, or have them dropped, unless they say otherwise.
+        changes["imbalance"] = NATURAL_IMBALANCE if more.routing == "natural" else 1.0
     if more.async_tp is not None:
         changes["pipelined_tensor"] = more.async_tp
     if more.sharded and "z" in framework.axes and framework.step.gather_unit != "block":
