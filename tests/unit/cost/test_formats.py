@@ -254,3 +254,25 @@ def test_what_has_no_format_says_which_it_has() -> None:
         kept: dict[str, Any] = {"framework": framework, "precision": precision, "set": ["step.last_layers_bf16=1"]}
         with pytest.raises(UsageError, match=why):
             load_inputs(Request("llama3-8b", machine="dgx-b200", gpus=8, **kept))
+
+
+ON_HOPPER = ("fp8-delayed", "fp8-current", "fp8-blockwise")
+SUPPORT: dict[str, tuple[str, ...]] = {
+    **dict.fromkeys(("dgx-a100", "perlmutter", "frontier"), ()),
+    **dict.fromkeys(("dgx-h100", "dgx-h200", "aws-p5", "alps"), ON_HOPPER),
+    **dict.fromkeys(("dgx-b200", "dgx-b300", "gb200-nvl72", "gb300-nvl72"), tuple(FORMATS)),
+    "mi300x": ("fp8-current",),
+    "mi355x": ("fp8-current", "mxfp8"),
+}
+"""NVIDIA's by compute capability: NVIDIA/TransformerEngine@d0067d0d, pytorch/quantization.py, check_recipe_support: from
+9.0 on FP8 and its blocks (which MXFP8 emulates from 10.0 on), from 10.0 on MXFP8 and NVFP4. AMD's: pytorch/ao@36027d82,
+torchao/float8/config.py (MI300), torchao/prototype/moe_training/kernels/mxfp8/quant.py (gfx950)."""
+
+
+@pytest.mark.parametrize("machine", SUPPORT)
+def test_accelerators_have_the_formats_that_libraries_support(machine: str) -> None:
+    """Guards which accelerator has which format, and that 8 bits go at twice the peak of BF16."""
+    peaks = load_machine(machine).document.accelerator.peak_tflops
+    assert {*peaks} & {*FORMATS} == {*SUPPORT[machine]}
+    for name in (one for one in ON_HOPPER if one in peaks):
+        assert peaks[name] == pytest.approx(2.0 * peaks["bf16"], rel=0.001)
