@@ -6,14 +6,14 @@ cannot express is a UsageError, what it expresses differently is a note.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from typing import NamedTuple, TypeAlias
 
 from axonn_tune.errors import UsageError
 from axonn_tune.frameworks.description import Framework, StepOptions
 from axonn_tune.frameworks.keys import named, tables_of
-from axonn_tune.grid import ALL_AXES, Grid
+from axonn_tune.grid import RANK_AXES, Grid
 from axonn_tune.specs.machine import EnvironmentVariable, Machine
 from axonn_tune.specs.model import Model
 from axonn_tune.specs.workload import Overlap, Recompute, Workload
@@ -70,7 +70,7 @@ class Run:
         model, full, some = self.model, self.recompute == "full", self.recompute_layers
         sizes = ("layers", "hidden", "ffn", "heads", "kv_heads", "head_dim", "vocab")
         return {
-            **{axis: self.size(axis) for axis in ALL_AXES},
+            **{axis: self.size(axis) for axis in RANK_AXES},
             **{name: getattr(model, name) for name in sizes},
             "chunks": self.chunks,
             "seq": self.workload.sequence_length,
@@ -108,26 +108,30 @@ class Run:
         """The error of a configuration that the framework has no arguments for, with what to ask for instead."""
         return UsageError(f"{self.framework.title} cannot express {what}{f'; {instead}' if instead else ''}")
 
-    def check(self, *, settable: tuple[str, ...] = (), precisions: tuple[str, ...]) -> None:
+    def check(
+        self, *, settable: tuple[str, ...] = (), precisions: tuple[str, ...], parts: Collection[str] = ()
+    ) -> None:
         """UsageError for what no argument expresses: another rank order than the framework's, and as `check_step`."""
         wide = [axis for axis in self.grid.order if self.size(axis) > 1]
         own = [axis for axis in self.framework.axes if axis in wide]
         if wide != own:
             raise self.cannot(f"the rank order {self.named(wide)}", f"it has {self.named(own)}")
-        self.check_step(settable=settable, precisions=precisions)
+        self.check_step(settable=settable, precisions=precisions, parts=parts)
 
     def named(self, order: Iterable[str]) -> str:
         """A rank order by the framework's names."""
         return ",".join(self.framework.names.get(axis, axis) for axis in order)
 
-    def check_step(self, *, settable: tuple[str, ...] = (), precisions: tuple[str, ...]) -> None:
+    def check_step(
+        self, *, settable: tuple[str, ...] = (), precisions: tuple[str, ...], parts: Collection[str] = ()
+    ) -> None:
         """UsageError for another step or number format than the framework's, and overlaps that are switched off.
 
-        settable: options of its step, and overlaps, that it has arguments for.
+        settable: options of its step, and overlaps, that it has arguments for. parts: those of `Model.parts`.
         """
         workload, own = self.workload, self.framework.step
-        if self.model.has_experts:
-            raise self.cannot("experts yet", "ask for a dense model")
+        if lacking := [part for part in self.model.parts if part not in parts]:
+            raise self.cannot(f"{', '.join(lacking)} of {self.model.name}", "--framework megatron-core does")
         if workload.precision not in precisions:
             raise self.cannot(f"--precision {workload.precision}", f"it has {', '.join(precisions)}")
         if workload.split_micro_batch:

@@ -10,6 +10,7 @@ which it reduces after its schedule (core/distributed/finalize_model_grads.py) a
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
@@ -33,6 +34,9 @@ from axonn_tune.frameworks.description import (
     PipelineSchedule,
     StepOptions,
 )
+from axonn_tune.frameworks.megatron_layers import DISPATCHERS, PARTS, is_hybrid
+from axonn_tune.frameworks.megatron_layers import WRITTEN as OF_LAYERS
+from axonn_tune.frameworks.megatron_layers import values as layer_values
 from axonn_tune.recompute import MODULES, RECOMPUTES
 from axonn_tune.request import CUDA_GRAPHS, MOMENT_BYTES
 from axonn_tune.specs.machine import EnvironmentVariable
@@ -88,10 +92,22 @@ _SETTABLE = (
     *("sequence_parallel", "pipelined_tensor", "gradient_bytes", "shard_gradient_bytes", "distributed_optimizer"),
     *("parameter_overlap", "context_exchange", "context_inside", "vocabulary_multiple", "dropout", "data_parallel"),
     *("cuda_graphs", "master_bytes", "exp_avg_bytes", "exp_avg_sq_bytes"),
-    *("selective", "fused_accumulation", "first_less", "last_less"),
+    *("selective", "fused_accumulation", "first_less", "last_less", "dispatcher", "imbalance", "capacity_factor"),
+    *("primary_weights", "first_layers_bf16", "last_layers_bf16", "narrow_attention"),
 )
 """Options of a step, and overlaps, that arguments below switch."""
-_PRECISIONS = {"bf16": "--bf16", "fp16": "--fp16", "fp32": ""}
+_PRECISIONS = ("bf16", "fp16", "fp32")
+FORMATS: Mapping[str, Mapping[str, Value]] = {
+    "fp8-delayed": {
+        **{"fp8_format": "hybrid", "fp8_recipe": "delayed"},
+        **{"fp8_amax_history_len": 1024, "fp8_amax_compute_algo": "max"},
+    },
+    "fp8-current": {"fp8_format": "hybrid", "fp8_recipe": "tensorwise"},
+    "fp8-blockwise": {"fp8_format": "e4m3", "fp8_recipe": "blockwise"},
+    "mxfp8": {"fp8_format": "e4m3", "fp8_recipe": "mxfp8"},
+    "nvfp4": {"fp4_format": "e2m1", "fp4_recipe": "nvfp4"},
+}
+"""Arguments of formats below 16 bits, by `--precision`; Transformer Engine's defaults of delayed scaling."""
 
 
 _WRITTEN = {
@@ -100,8 +116,9 @@ _WRITTEN = {
         model.num_query_groups model.kv_channels dataset.seq_length max_position_embeddings
         model.position_embedding_type model.normalization swiglu disable_bias_linear model.rotary_base norm_epsilon
         model.add_qkv_bias untie_embeddings_and_output_weights tokenizer.vocab_size
-        model.make_vocab_size_divisible_by model.hidden_dropout model.attention_dropout
+        model.make_vocab_size_divisible_by model.hidden_dropout model.attention_dropout squared_relu
     """,
+    **OF_LAYERS,
     "batch": "train.micro_batch_size train.global_batch_size",
     "parallelism": """
         model.tensor_model_parallel_size model.sequence_parallel model.tensor_parallel_num_weight_shards
@@ -115,7 +132,9 @@ _WRITTEN = {
     "precision": """
         bf16 fp16 accumulate_allreduce_grads_in_fp32 no_gradient_accumulation_fusion grad_reduce_in_bf16
         optimizer.use_precision_aware_optimizer optimizer.main_params_dtype optimizer.exp_avg_dtype
-        optimizer.exp_avg_sq_dtype
+        optimizer.exp_avg_sq_dtype fp8_format fp8_recipe fp8_amax_history_len fp8_amax_compute_algo fp8_param_gather
+        reuse_grad_buf_for_mxfp8_param_ag fp4_format fp4_recipe fp4_param_gather first_last_layers_bf16
+        num_layers_at_start_in_bf16 num_layers_at_end_in_bf16 fp8_dot_product_attention
     """,
     "graphs": "cuda_graph_impl cuda_graph_modules no_check_for_nan_in_loss_and_grad",
     "trial": """
@@ -124,6 +143,9 @@ _WRITTEN = {
     """,
 }
 """Arguments by section, each by its name in Megatron-Bridge, whose last part is that of `pretrain_gpt.py`."""
+
+_PATTERNS = ("moe_layer_freq", "window_attn_skip_freq", "no_rope_freq")
+"""Arguments with a mark for each layer, which Megatron-Bridge has as lists."""
 
 _BRIDGE: Mapping[str, tuple[str, ...]] = {
     "swiglu": ("model.gated_linear_unit=true", "model.activation_func=silu"),
@@ -138,6 +160,9 @@ _BRIDGE: Mapping[str, tuple[str, ...]] = {
     "no_gradient_accumulation_fusion": ("model.gradient_accumulation_fusion=false",),
     "hierarchical_context_parallel_sizes": ("model.hierarchical_context_parallel_sizes=[{}]",),
     "recompute_modules": ("model.recompute_modules=[{}]",),
+    "num_experts": ("model.num_moe_experts={}",),
+    "window_size": ("model.window_size=[{}]",),
+    **{name: (f"model.{name}=[{{}}]",) for name in _PATTERNS},
 }
 """What Megatron-Bridge has instead of arguments without a section, of which it does not have the others."""
 
@@ -147,13 +172,13 @@ def launch(run: Run) -> Command:
 
     Flags by their sources: megatron/training/arguments.py and the config dataclasses it is made from.
     """
-    run.check_step(settable=_SETTABLE, precisions=tuple(_PRECISIONS))
-    values = _values(run)
+    run.check_step(settable=_SETTABLE, precisions=(*_PRECISIONS, *FORMATS), parts=PARTS)
+    values, program = _values(run), "pretrain_mamba.py" if is_hybrid(run) else "pretrain_gpt.py"
     written = {title: tuple(flags(names, values, run.framework.name)) for title, names in _WRITTEN.items()}
     older = not any(name in run.machine.accelerator.name.upper() for name in _BLACKWELL)
     command = Command(
         release=RELEASE,
-        program=("pretrain_gpt.py",),
+        program=(program,),
         sections=sections_of(written),
         environment=(
             *([_ONE_CONNECTION] if older and max(run.size("x"), run.size("context")) > 1 else []),
@@ -162,19 +187,19 @@ def launch(run: Run) -> Command:
             *([_UNREGISTERED] if run.step.cuda_graphs else []),
         ),
         needs=(
-            "Start it in a checkout of NVIDIA/Megatron-LM at core_v0.19.2, which has pretrain_gpt.py.",
+            f"Start it in a checkout of NVIDIA/Megatron-LM at core_v0.19.2, which has {program}.",
             *_needs(run, unstated="--rotary-base and --norm-epsilon"),
             "For real training replace --mock-data and NullTokenizer, and add --save.",
         ),
-        notes=(LITTLE_TO_REPEAT,)
-        if "attention.scores" in run.step.repeated_layers(run.recompute) and run.step.fused_attention
-        else (),
+        notes=tuple(_notes(run)),
     )
     # Its precision presets set the type of gradients, and its recipe the distributed optimizer, over what is asked;
     # CUDA graphs have other names there (0.6.0, docs/training/cuda-graphs.md), and FP8 moments none that its optimizer
     # takes (0.6.0, utils/activation_map.py; TransformerEngine@d0067d0d, pytorch/optimizers/fused_adam.py).
     as_preset = run.step.distributed_optimizer and run.step.gradient_bytes != 2 and run.workload.precision == "bf16"
     as_preset = as_preset and not run.step.cuda_graphs and 1 not in (run.step.exp_avg_bytes, run.step.exp_avg_sq_bytes)
+    # Its plain recipe builds the layers of `pretrain_gpt.py` without latent attention.
+    as_preset = as_preset and not {"Mamba-2", "multi-head latent attention"} & {*run.model.parts}
     return replace(command, forms={"bridge": _bridge(command, run)} if as_preset else {})
 
 
@@ -190,7 +215,12 @@ def _bridge(command: Command, run: Run) -> Command:
     for section in command.sections:
         for one in section.arguments:
             value = ",".join(one.value) if isinstance(one.value, tuple) else "true" if one.value is None else one.value
-            made = forms.get(one.name.removeprefix("--").replace("-", "_"), ())
+            name = one.name.removeprefix("--").replace("-", "_")
+            made = forms.get(name, ())
+            if name in _PATTERNS:
+                value = ",".join(
+                    mark for mark, times in re.findall(r"\[(\d)\]\*(\d+)", str(value)) for _ in range(int(times))
+                )
             keys.setdefault(section.title, []).extend(Argument(form.format(value), why=one.why) for form in made)
     return replace(
         command,
@@ -233,10 +263,12 @@ def _values(run: Run) -> dict[str, Value]:
         "overlap_param_gather": reduces and step.distributed_optimizer and step.parameter_overlap,
         "tp_comm_overlap": step.pipelined_tensor and tensor > 1,
         "recompute_modules": _recompute_modules(run),
+        **layer_values(run),
         **_gradients(run),
         **_optimizer(run),
         **_graphs(run),
-        precision: precision != "fp32",
+        run.workload.base_precision: precision != "fp32",
+        **_format(run),
         "mock_data": True,
         "tokenizer_type": "NullTokenizer",
         **TRIAL,
@@ -299,6 +331,8 @@ def _order(run: Run) -> dict[str, Value]:
         raise run.cannot(f"the rank order {run.named(wide)}", f"it has {has}")
     if "context" in wide:
         raise run.cannot("CP with pipeline stages inside DP", f"ask for --order {','.join(_ORDER)}")
+    if run.model.has_experts:
+        raise run.cannot("experts with pipeline stages inside DP", f"ask for --order {','.join(_ORDER)}")
     shards = Because(run.size("x") * run.size("z"), "as the others, although there are no experts")
     switch: dict[str, Value] = {"use_tp_pp_dp_mapping": True}
     return switch | {"expert_tensor_parallel_num_weight_shards": shards if "z" in wide else None}
@@ -306,7 +340,7 @@ def _order(run: Run) -> dict[str, Value]:
 
 def _gradients(run: Run) -> dict[str, Value]:
     """Number formats of gradients; UsageError where only some are reduced in 2 bytes."""
-    precision = run.workload.precision
+    precision = run.workload.base_precision
     reduced = {run.step.gradient_bytes, *([run.step.shard_gradient_bytes] if run.size("z") > 1 else [])}
     if 2 in reduced and (len(reduced) > 1 or precision == "fp32"):
         what = "gradients of which some are reduced in 2 bytes" if precision != "fp32" else "BF16 gradients in fp32"
@@ -318,13 +352,43 @@ def _gradients(run: Run) -> dict[str, Value]:
     }
 
 
+def _format(run: Run) -> dict[str, Value]:
+    """The format below 16 bits and its options; UsageError for those that exclude each other.
+
+    Source: checks of megatron/training/arguments.py and core/transformer/transformer_config.py.
+    """
+    step, name = run.step, run.workload.precision
+    if name not in FORMATS:
+        return {}
+    repeated = {"moe.activation", "attention.norm", "mlp.norm"} & {*step.repeated_layers(run.recompute)}
+    if name == "fp8-delayed" and repeated and run.recompute != "full":
+        raise run.cannot("recompute of norms or experts' activation in fp8-delayed", "ask for --precision fp8-current")
+    if run.size("z") > 1 and name in ("mxfp8", "nvfp4") and not step.primary_weights:
+        raise run.cannot(f"GTP in {name} with weights in BF16", "ask for --set step.primary_weights=true")
+    if name == "mxfp8" and step.primary_weights and not step.distributed_optimizer:
+        raise run.cannot("primary weights in mxfp8 without the distributed optimizer", "leave out --set step.")
+    ends = step.first_layers_bf16, step.last_layers_bf16
+    return {
+        **FORMATS[name],
+        "fp4_param_gather" if name == "nvfp4" else "fp8_param_gather": step.primary_weights,
+        "reuse_grad_buf_for_mxfp8_param_ag": step.primary_weights and name == "mxfp8",
+        "first_last_layers_bf16": any(ends),
+        **(
+            dict(zip(("num_layers_at_start_in_bf16", "num_layers_at_end_in_bf16"), ends, strict=True))
+            if any(ends)
+            else {}
+        ),
+        "fp8_dot_product_attention": step.narrow_attention,
+    }
+
+
 def _optimizer(run: Run) -> dict[str, Value]:
     """Types of optimizer states; UsageError where the precision-aware optimizer is not to be had.
 
     BF16's master weights are remainders beside their weights, which no argument changes (core/optimizer/
     optimizer_config.py, store_param_remainders; checks of __post_init__ and of core/optimizer/__init__.py).
     """
-    step, precision = run.step, run.workload.precision
+    step, precision = run.step, run.workload.base_precision
     if not step.precision_aware:
         return {}
     if not step.distributed_optimizer or precision == "fp32" or (precision == "bf16" and step.master_bytes != 2):
@@ -353,9 +417,18 @@ def _graphs(run: Run) -> dict[str, Value]:
     return {"cuda_graph_impl": "transformer_engine", "cuda_graph_modules": None if "full" in scopes else scopes}
 
 
+def _notes(run: Run) -> Iterator[str]:
+    if "attention.scores" in run.step.repeated_layers(run.recompute) and run.step.fused_attention:
+        yield LITTLE_TO_REPEAT
+    if run.model.has_experts and run.step.imbalance == 1.0:
+        yield "Tokens are spread evenly, as priced; without --moe-router-force-load-balancing the router decides."
+
+
 def _needs(run: Run, *, unstated: str) -> Iterator[str]:
     if run.size("z") > 1:
         yield "GTP needs Transformer Engine 2.19 or later."
+    if run.model.has_experts and (port := DISPATCHERS[run.step.dispatcher].port):
+        yield f"Its deep_ep is {port}."
     if run.model.norm_epsilon is None:
         yield f"Speed does not depend on {unstated}: set them as {run.model.name} has them."
 

@@ -8,16 +8,17 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from axonn_tune import __version__
 from axonn_tune.cost.pipeline import parts_of
-from axonn_tune.cost.price import Detail
+from axonn_tune.cost.price import Detail, dispatcher_on
 from axonn_tune.errors import UsageError, suggest
 from axonn_tune.files import require_own, write_text_atomically
 from axonn_tune.frameworks import find_framework, step_on
 from axonn_tune.frameworks.command import Argument, Command, Run
+from axonn_tune.grid import RANK_AXES
 from axonn_tune.launch.config import predict, run_name, variable_lines
 from axonn_tune.launch.scripts import (
     FOLDERS,
@@ -65,8 +66,9 @@ def command_of(priced: Detail, *, form: str = "") -> Command:
     job, framework = priced.job, priced.job.framework
     if framework.launch is None:
         raise UsageError(f"{framework.title} is priced only: there is no command for it")
-    if parts := job.model.parts:
-        raise UsageError(f"{job.model.name}: commands of {framework.title} do not state {', '.join(parts)} yet")
+    step = step_on(framework, job.machine)
+    if job.model.has_experts:
+        step = replace(step, dispatcher=dispatcher_on(job, priced.grid))
     run = Run(
         framework=find_framework(framework.name),
         model=job.model,
@@ -80,7 +82,7 @@ def command_of(priced: Detail, *, form: str = "") -> Command:
         chunks=priced.chunks,
         parts=parts_of(job, priced.grid.pipeline, priced.chunks, priced.parts),
         mtp_part=priced.mtp_part,
-        step=step_on(framework, job.machine),
+        step=step,
         recompute_layers=priced.recompute_layers,
     )
     if why := framework.cannot_recompute(priced.recompute, priced.recompute_layers):
@@ -119,7 +121,7 @@ def emission(
         name=run_name(priced.job.model.name, grid.world),
         about=tuple(_about(priced, command, call=call)),
         predicted=predict(priced),
-        factors=_factors(priced),
+        factors={framework.called(axis): grid.axis_size(axis) for axis in framework.axes if axis in RANK_AXES},
         inner=next((framework.called(axis) for axis in grid.order if grid.axis_size(axis) > 1), None),
         fixed="" if framework.permuted else framework.title,
         per_node=min(machine.launcher.ranks_per_node, grid.world),
@@ -139,19 +141,13 @@ def _about(priced: Detail, command: Command, *, call: str) -> Iterator[str]:
     yield f"{command.release}: {model.name} on {priced.grid.world:,} × {machine.name}."
     if model.description:
         yield f"{model.name}: {model.description}."
-    sizes = [f"{name} {size}" for name, size in _factors(priced).items() if size > 1]
-    sizes += [f"{priced.job.framework.called('chunks')} {priced.chunks}"] if priced.chunks > 1 else []
+    framework, layout = priced.job.framework, {**priced.grid.by_axis, "chunks": priced.chunks}
+    sizes = [f"{framework.called(one)} {layout[one]}" for one in (*framework.axes, "chunks") if layout[one] > 1]
     steps = counted(priced.accumulation, "gradient accumulation step")
     yield f"{', '.join(sizes) or 'one GPU'}; micro-batch {priced.micro_batch}, {steps}, recompute {priced.recomputed}."
     yield from command.needs
     yield from command.notes
     yield f"Written by axonn-tune {__version__}: {call}"
-
-
-def _factors(priced: Detail) -> dict[str, int]:
-    """Sizes of the framework's axes, by its own names."""
-    framework = priced.job.framework
-    return {framework.called(axis): priced.grid.axis_size(axis) for axis in framework.axes}
 
 
 def _settings(command: Command, kind: ScriptKind, names: dict[str, str]) -> Iterator[str]:

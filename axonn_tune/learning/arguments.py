@@ -35,7 +35,7 @@ class Stated:
 Arguments = Mapping[str, Stated]
 
 _COLUMNS = {"gpus": "n_gpus", "x": "tp", "pipeline": "pp", "chunks": "vpp", "context": "cp", "data": "dp"}
-_COLUMNS |= {"batch": "gbs", "micro_batch": "mbs"}
+_COLUMNS |= {"batch": "gbs", "micro_batch": "mbs", "expert": "ep", "expert_tensor": "etp"}
 """Columns of fields of arguments (`frameworks.keys`) that have another name there."""
 _WHOLE = (
     *_COLUMNS,
@@ -50,11 +50,13 @@ _WHOLE = (
     "vocab",
     "vocab_multiple",
     "experts",
+    "expert",
+    "expert_tensor",
 )
 """Fields that are whole numbers.
 
 DeepSpeed's world size is that of the ranks that share a batch (runtime/config.py uses the data-parallel world size with
-model parallelism). `experts` is no column of the CSV: a record with more than one is refused.
+model parallelism). `experts` is no column of the CSV, nor are degrees of experts.
 """
 
 _ON_OR_OFF = ("True", "False", "off")
@@ -202,9 +204,13 @@ def columns_of(arguments: Arguments, given: Mapping[str, Stated] | None = None) 
     fixed = given or {}
     found: dict[str, Stated] = {**fixed}
     for field_ in _WHOLE:
-        column, number = _COLUMNS.get(field_, field_), _count(arguments, *names_of(field_))
+        column, number = _COLUMNS.get(field_, field_), stated_count(arguments, *names_of(field_))
         if number is not None and column not in fixed:
             found[column] = number
+    hybrid = arguments.get("hybrid_layer_pattern")
+    if hybrid is not None and not is_off(hybrid) and "layers" not in fixed:
+        # It replaces the number of layers.
+        found["layers"] = Stated(len(re.sub(r"\||/.*", "", hybrid.value)), hybrid.line)
     if (mapping := _true(arguments, "use_tp_pp_dp_mapping")) and "order" not in fixed:
         found["order"] = Stated(("x", "z", "context", "pipeline", "data"), mapping.line)
     if {"model.name", "model.flavor"} <= arguments.keys() and "model" not in fixed:
@@ -222,7 +228,7 @@ def columns_of(arguments: Arguments, given: Mapping[str, Stated] | None = None) 
     return found
 
 
-def _count(arguments: Arguments, *names: str) -> Stated | None:
+def stated_count(arguments: Arguments, *names: str) -> Stated | None:
     """The first of these that is a whole number from 1 up; not `None`, -1, `auto` or words."""
     for name in names:
         stated = arguments.get(name)
@@ -234,7 +240,7 @@ def _count(arguments: Arguments, *names: str) -> Stated | None:
 
 def is_miscounted(field: str, value: str) -> bool:
     """Whether a value of a field is no whole number though it must be one: neither unset nor -1, which is filled in."""
-    return field in _WHOLE and value.lower() not in (*OFF, "-1") and _count({"": Stated(value, 0)}, "") is None
+    return field in _WHOLE and value.lower() not in (*OFF, "-1") and stated_count({"": Stated(value, 0)}, "") is None
 
 
 _OF_EXPERTS = ("expert_model_parallel_size", "expert_parallel_degree")
@@ -243,7 +249,7 @@ _OF_EXPERTS = ("expert_model_parallel_size", "expert_parallel_degree")
 def experts_proof(arguments: Arguments) -> str:
     """What shows that a model has experts where their number is not stated, with its line; "" if nothing does."""
     for name in _OF_EXPERTS:
-        size = _count(arguments, name)
+        size = stated_count(arguments, name)
         if size is not None and size.value != 1:
             return f"{name} {size.value} (line {size.line})"
     balanced = arguments.get("load_balancing_loss")
@@ -265,8 +271,8 @@ def _add_shards(arguments: Arguments, found: dict[str, Stated], *, fixed: bool) 
 
     fixed: the micro-batch is given.
     """
-    weights = _count(arguments, "tensor_parallel_num_weight_shards")
-    depth = _count(arguments, "depth_tensor_model_parallel_size")
+    weights = stated_count(arguments, "tensor_parallel_num_weight_shards")
+    depth = stated_count(arguments, "depth_tensor_model_parallel_size")
     if weights is not None:
         shards, rest = divmod(weights.value, found.get("tp", _ONE).value)
         found["z"] = Stated(weights.value / found["tp"].value if rest else shards, weights.line)
@@ -282,8 +288,8 @@ _MODEL_AXES = ("tp", "y", "pp", "cp")
 
 
 def _add_ranks(arguments: Arguments, found: dict[str, Stated]) -> None:
-    _product(found, "n_gpus", _count(arguments, "num_nodes"), _count(arguments, "devices"))
-    replicas = _count(arguments, "data_parallel_replicate_degree", "parallelism_config_dp_replicate_size")
+    _product(found, "n_gpus", stated_count(arguments, "num_nodes"), stated_count(arguments, "devices"))
+    replicas = stated_count(arguments, "data_parallel_replicate_degree", "parallelism_config_dp_replicate_size")
     if "data_parallel_shard_degree" in arguments or "parallelism_config_dp_shard_size" in arguments:
         _product(found, "dp", found.get("z"), replicas or _ONE)
     if "tp" not in found:
@@ -300,19 +306,19 @@ def _add_ranks(arguments: Arguments, found: dict[str, Stated]) -> None:
 
 def _add_batch(arguments: Arguments, found: dict[str, Stated], *, fixed: bool) -> None:
     """The global batch; fixed: the micro-batch is given."""
-    steps = _count(arguments, "gradient_accumulation_steps")
+    steps = stated_count(arguments, "gradient_accumulation_steps")
     _product(found, "gbs", found.get("mbs"), found.get("dp"), steps)
     if "global_batch_size" in arguments:
         # torchtitan's -1 means no accumulation.
-        _product(found, "gbs", _count(arguments, "local_batch_size"), found.get("dp"))
+        _product(found, "gbs", stated_count(arguments, "local_batch_size"), found.get("dp"))
     if "local_batch_size" in arguments and not fixed and found.get("pp", _ONE).value != 1:
         # Its local batch is split into micro-batches where there are pipeline stages.
         found.pop("mbs", None)
-        _product(found, "mbs", _count(arguments, "pipeline_parallel_microbatch_size"))
+        _product(found, "mbs", stated_count(arguments, "pipeline_parallel_microbatch_size"))
 
 
 def _add_chunks(arguments: Arguments, found: dict[str, Stated]) -> None:
-    each = _count(arguments, "num_layers_per_virtual_pipeline_stage", "pipeline_parallel_layers_per_stage")
+    each = stated_count(arguments, "num_layers_per_virtual_pipeline_stage", "pipeline_parallel_layers_per_stage")
     looped = arguments.get("pipeline_parallel_schedule")
     if each and "vpp" not in found and {"layers", "pp"} <= found.keys():
         counted = [_true(arguments, f"account_for_{what}_in_pipeline_split") for what in ("embedding", "loss")]
@@ -330,13 +336,16 @@ def _add_chunks(arguments: Arguments, found: dict[str, Stated]) -> None:
 
 def _add_parts(arguments: Arguments, found: dict[str, Stated]) -> None:
     """Layers of each model part: of a layout, of lists of modules, or where first and last part differ."""
-    layout, modules = arguments.get("pipeline_model_parallel_layout"), arguments.get("module_fqns_per_model_part")
+    names = ("pipeline_model_parallel_layout", "module_fqns_per_model_part", "hybrid_layer_pattern")
+    layout, modules, hybrid = map(arguments.get, names)
     stages, parts, line = found.get("pp", _ONE).value, list[int](), 0
     if layout is not None and not is_off(layout):
         # As it is written: a row, which knows the layers, takes it or refuses it.
         found["parts"], line = layout, layout.line
         with contextlib.suppress(UsageError):
             parts = [*parse_layout(layout.value).parts]
+    elif hybrid is not None and "|" in hybrid.value:
+        parts, line = [len(part) for part in hybrid.value.partition("/")[0].split("|")], hybrid.line
     elif modules is not None and not is_off(modules):
         rows, line = re.findall(r"\[([^][]*)\]", modules.value), modules.line
         parts = [len(re.findall(r"\blayers\.\d", row)) for row in rows]
@@ -362,7 +371,7 @@ def _add_parts(arguments: Arguments, found: dict[str, Stated]) -> None:
 
 def _uneven_ends(arguments: Arguments, layers: int, *, stages: int, chunks: int) -> tuple[list[int], int]:
     """Blocks of each part by the layers of the first and last stage, or with embedding and loss in place of one."""
-    ends = [_count(arguments, f"decoder_{end}_pipeline_num_layers") for end in ("first", "last")]
+    ends = [stated_count(arguments, f"decoder_{end}_pipeline_num_layers") for end in ("first", "last")]
     counted = [_true(arguments, f"account_for_{what}_in_pipeline_split") for what in ("embedding", "loss")]
     if (method := arguments.get("pp_partition_method")) is not None and "embedding" in method.value:
         # DeepSpeed's partition counts the embedding where it is used first and last.
@@ -410,8 +419,8 @@ def _switch(arguments: Arguments, *names: str, opposite: str = "") -> Stated | N
 def _kv_heads(arguments: Arguments) -> Stated | None:
     grouped = arguments.get("group_query_attention")
     if grouped is not None and not is_on(grouped):
-        return _count(arguments, "num_attention_heads")
-    return _count(arguments, "num_query_groups", "num_key_value_heads")
+        return stated_count(arguments, "num_attention_heads")
+    return stated_count(arguments, "num_query_groups", "num_key_value_heads")
 
 
 def _gated(arguments: Arguments) -> Stated | None:
@@ -427,7 +436,7 @@ _CHECKPOINTED = ("checkpoint_activations", "gradient_checkpointing", "activation
 
 def _recompute(arguments: Arguments) -> Stated | None:
     """Recompute set: `full on 3` where it is on so many layers of each chunk alone, `full every 2` on every other."""
-    some, method = _count(arguments, "recompute_num_layers"), _first(arguments, *_METHODS)
+    some, method = stated_count(arguments, "recompute_num_layers"), _first(arguments, *_METHODS)
     full = f"full on {some.value}" if some and method and method.value == "block" else "full"
     kind, switch = _first(arguments, *_GRANULARITY), _first(arguments, *_CHECKPOINTED, "fsdp_activation_checkpointing")
     if kind is not None and not is_off(kind):
@@ -451,23 +460,52 @@ def _selective(arguments: Arguments) -> str:
 
 
 _PRECISIONS = (
-    ("fp8", ("fp8_format", "float8")),
     ("bf16", ("bf16", "bf16.enabled", "bfloat16_enabled")),
     ("fp16", ("fp16", "fp16.enabled", "fp16_enabled")),
 )
-_FORMATS = {"bf16": "bf16", "bfloat16": "bf16", "fp8": "fp8", "no": "fp32"}
-_FORMATS |= {word: f"fp{size}" for size in (16, 32) for word in (f"fp{size}", f"f{size}", str(size))}
+_NAMED = {"bf16": "bf16", "bfloat16": "bf16", "no": "fp32"}
+_NAMED |= {word: f"fp{size}" for size in (16, 32) for word in (f"fp{size}", f"f{size}", str(size))}
+_RECIPES = (
+    ("nvfp4", "nvfp4"),
+    ("mxfp8|mx", "mxfp8"),
+    ("blockwise|subchannel", "fp8-blockwise"),
+    ("tensorwise|rowwise|current|float8", "fp8-current"),
+    ("fp8|delayed", "fp8-delayed"),
+)
+"""Words of recipes of formats below 16 bits, of Megatron-LM, Bridge and torchtitan; the first found counts."""
+
+
+def _below_16_bits(arguments: Arguments) -> Stated | None:
+    """The number format that a recipe names, or is by default."""
+    for name, also, default in (
+        ("fp4_format", "fp4_format", "nvfp4"),
+        ("fp8_format", "fp8_recipe", "delayed"),
+        ("float8", "float8.recipe_name", "rowwise"),
+        ("converters", "converters", ""),
+        ("mixed_precision", "mixed_precision", ""),
+        ("precision", "precision", ""),
+    ):
+        stated = arguments.get(name)
+        if stated is None or is_off(stated):
+            continue
+        words = arguments.get(also, stated).value.lower() if default != "nvfp4" else default
+        words = words if default == "" or any(re.search(pattern, words) for pattern, _ in _RECIPES) else default
+        found = next((recipe for pattern, recipe in _RECIPES if re.search(pattern, words)), None)
+        if found:
+            return Stated(found, stated.line)
+    return None
 
 
 def _precision(arguments: Arguments) -> Stated | None:
+    if narrow := _below_16_bits(arguments):
+        return narrow
     for precision, names in _PRECISIONS:
-        stated = next((arguments[name] for name in names if name in arguments and not is_off(arguments[name])), None)
-        if stated is not None and (precision == "fp8" or is_on(stated)):
+        if stated := _true(arguments, *names):
             return Stated(precision, stated.line)
     words = _first(arguments, "precision", "mixed_precision_param", "mixed_precision")
     if words is not None:
-        found = re.search(r"bf16|bfloat16|fp?16|fp?32|fp8", words.value.lower())
-        named = _FORMATS.get(found[0] if found else words.value.lower().split("-")[0])
+        found = re.search(r"bf16|bfloat16|fp?16|fp?32", words.value.lower())
+        named = _NAMED.get(found[0] if found else words.value.lower().split("-")[0])
         return Stated(named, words.line) if named else None
     stated = _first(arguments, "bf16", "bf16.enabled", "fp16", "fp16.enabled")
     return None if stated is None else Stated("fp32", stated.line)
@@ -584,7 +622,7 @@ NEEDED = ("gpu", "n_gpus", "layers", "hidden", "heads", "ffn", "vocab", "seq", "
 
 _RANKS = {"n_gpus", "tp", "y", "pp", "vpp", "cp", "dp", "z", "gbs", "mbs", "seq"}
 _SIZES = {"layers", "hidden", "heads", "kv_heads", "ffn", "vocab", "gated_mlp"}
-COMPARED = _RANKS | _SIZES | {"seq_parallel", "zero_stage", "recompute", "precision"}
+COMPARED = _RANKS | _SIZES | {"ep", "etp"} | {"seq_parallel", "zero_stage", "recompute", "precision"}
 """Columns in which a file and the user's options must agree; the rest are words."""
 
 
@@ -625,8 +663,7 @@ class StatedRun:
             raise UsageError(f"{self.path}:{experts.line}: {experts.value} experts: only dense models are described")
 
     def check_layout(self) -> None:
-        """UsageError for experts, and for a layout that does not fill its GPUs."""
-        self.check_experts()
+        """UsageError for a layout that does not fill its GPUs."""
         sizes = {name: self.columns[name] for name in (*_MODEL_AXES, "dp") if name in self.columns}
         ranks, gpus = math.prod(size.value for size in sizes.values()), self.columns["n_gpus"]
         if gpus.value % ranks or ("dp" in sizes and ranks != gpus.value):
@@ -637,7 +674,7 @@ class StatedRun:
     def row(self) -> dict[str, Cell]:
         """The record of the step CSV, without a time."""
         place = f"{Path(self.path).name}:{self.lines[0]}-{self.lines[1]}"
-        stated = {name: stated.value for name, stated in self.columns.items() if name != "experts"}
+        stated = {name: one.value for name, one in self.columns.items() if name not in ("experts", "ep", "etp")}
         return {"id": place, "framework": self.software} | stated
 
 

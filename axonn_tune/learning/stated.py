@@ -14,6 +14,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from pydantic import ValidationError
+
 from axonn_tune.errors import CONTROL, DocumentError, Problem, UsageError
 from axonn_tune.frameworks import find_framework, registry
 from axonn_tune.frameworks.description import ContextExchange
@@ -31,7 +33,9 @@ from axonn_tune.frameworks.keys import (
     tables_of,
 )
 from axonn_tune.frameworks.megatron_core import CP_COMM_TYPES
+from axonn_tune.frameworks.megatron_layers import DISPATCHERS
 from axonn_tune.frameworks.torchtitan import FLAVORS
+from axonn_tune.grid import Grid
 from axonn_tune.job import Layout
 from axonn_tune.learning.arguments import (
     COMPARED,
@@ -49,13 +53,17 @@ from axonn_tune.learning.arguments import (
     named_values,
     refused_together,
 )
+from axonn_tune.learning.layer_types import with_layer_types
 from axonn_tune.learning.shell import OUTPUT, Script, read_script, slurm_sizes
+from axonn_tune.program.dimensions import broken_constraints
+from axonn_tune.ranking.inputs import unpriced_experts
 from axonn_tune.request import CUDA_GRAPHS, MOMENT_BYTES, CudaGraphs
 from axonn_tune.specs.catalog import ModelLike, available, load_model
 from axonn_tune.specs.document import Node, read_yaml
+from axonn_tune.specs.formats import FORMATS
 from axonn_tune.specs.loading import DOCUMENT_BYTES, read_text
 from axonn_tune.specs.machine import Machine
-from axonn_tune.specs.model import Model
+from axonn_tune.specs.model import Layer, Model, unpriced
 from axonn_tune.specs.workload import Overlap
 from axonn_tune.validation.published.cases import Case, case_of, model_of
 from axonn_tune.validation.published.rows import Cell, Record, StepRow, cell_text, meaning, step_row
@@ -330,6 +338,10 @@ class CommandRun(StatedRun):
             return self.given
         row = {"n_gpus": 1, "gbs": 1, "seq": 1, **self.row(), "dp": 1, "z": "", "parts": "", "gpu": ""}
         made = model_of(self._row(row), find_framework(self.software))
+        try:
+            made = with_layer_types(made, self.arguments)
+        except ValueError as error:
+            raise self._wrong(_plainly(error)) from None
         name = f"{'llama' if made.gated else 'gpt'}-{made.parameters / 1e9:.3g}b"
         return shipped_twin(made) or made.model_copy(update={"name": name, "source": f"arguments of {self.path}"})
 
@@ -343,11 +355,54 @@ class CommandRun(StatedRun):
         found = case_of(self._row(self.row() | {"gpu": machine.accelerator.name}), machine=machine)
         if isinstance(found, str):
             raise self._wrong(found)
-        return _with_flags(replace(found, model=self.model()), self.arguments)
+        case = self._with_format(replace(found, model=self.model()))
+        return self._with_experts(_with_flags(case, self.arguments))
+
+    def _with_format(self, case: Case) -> Case:
+        """The case in a format below 16 bits, if one is stated; DocumentError where the accelerator has none."""
+        name = self.columns.get("precision", _NOTHING).value
+        if name not in FORMATS:
+            return case
+        if name not in (known := case.machine.accelerator.peak_tflops):
+            has = ", ".join(known)
+            raise self._wrong(f"precision: {case.machine.accelerator.name} has no {name}; it has {has}")
+        return replace(case, workload=case.workload.model_copy(update={"precision": name}))
+
+    def _with_experts(self, case: Case) -> Case:
+        """The case with the degrees of experts; DocumentError where they are impossible."""
+        ep, etp = (self.columns.get(name) for name in ("ep", "etp"))
+        if not case.model.has_experts:
+            wide = next((one for one in (ep, etp) if one is not None and one.value > 1 and one.line), None)
+            if wide is ep and ep is not None:
+                raise self._wrong(f"ep: is {ep.value}, but the model has no experts")
+            return case
+        framework, expert = case.framework.training(case.model), 1 if ep is None else ep.value
+        if why := unpriced(case.model) or unpriced_experts(framework, case.model):
+            raise UsageError(f"{self.path}: {why}")
+
+        def folded(one: Layout) -> Layout:
+            # Megatron-Core splits experts as it splits the rest; torchtitan where there is no expert parallelism.
+            alone = framework.tensor_without_expert and expert > 1
+            tensor = one.grid.x if etp is None and not alone else 1 if etp is None else etp.value
+            sizes = {**one.grid.by_axis, "expert": expert, "expert_tensor": tensor}
+            return replace(one, grid=Grid(**sizes, order=one.grid.order))
+
+        layouts = tuple(map(folded, case.configurations))
+        shards, own = self.arguments.get("expert_tensor_parallel_num_weight_shards"), layouts[0].grid.expert_tensor
+        if shards is not None and shards.value not in (str(own), "None"):
+            words = f"weights of experts sharded by GTP are not priced: give {own}, which is ETP"
+            raise self._wrong(f"expert_tensor_parallel_num_weight_shards: {words}")
+        one = layouts[0]
+        if wrong := broken_constraints(
+            one.grid, case.model, case.workload, framework, micro_batch=one.micro_batch, chunks=one.chunks
+        ):
+            raise self._wrong(f"ep: {'; '.join(wrong)}" if ep is not None else "; ".join(wrong))
+        return replace(case, framework=replace(framework, dispatchers=()), configurations=layouts)
 
     def _row(self, record: Record) -> StepRow:
+        narrow = record.get("precision") in FORMATS
         try:
-            return step_row(record, self.lines[0])
+            return step_row({**record, "precision": "bf16"} if narrow else record, self.lines[0])
         except ValueError as error:
             counted = [name for name in self.arguments if name.startswith("account_for_")]
             uneven = f"; pp x vpp must divide the layers and what {' and '.join(counted)} counts as one"
@@ -357,7 +412,8 @@ class CommandRun(StatedRun):
         """The error of a value, with the line of the first column that it names."""
         other = {"global_batch": "gbs", "pipeline": "pp", "context": "cp", "x": "tp", "tensor": "tp"}
         named = [other.get(word, word) for word in re.findall(r"[a-z_]+", words)]
-        line = next((self.columns[name].line for name in named if name in self.columns), 0)
+        known = ((name, one) for name in named for one in (self.columns, self.arguments))
+        line = next((one[name].line for name, one in known if name in one and one[name].line), 0)
         return DocumentError(self.path, [Problem("", words, line or self.lines[0])])
 
 
@@ -389,7 +445,8 @@ def read_run(
     implied = _implied(source, name, stated, facts)
     arguments = {**{one: Stated(value, 0) for one, value in implied.items()}, **stated}
     columns = columns_of(arguments, {column: Stated(value, 0) for column, value in facts.items()})
-    if columns.get("precision", _NOTHING).value == "fp8":
+    narrow, formats = columns.get("precision", _NOTHING).value, find_framework(name).formats
+    if narrow in FORMATS and narrow not in formats and "precision" not in facts:
         columns["precision"] = replace(columns["precision"], value="bf16")
     together = [*refused_together(name, {**source.named, **arguments})]
     if together:
@@ -409,7 +466,6 @@ def read_run(
     unset = [f"--{name} is {source.name(name)}" for name in ("nnodes", "nproc_per_node") if "$" in source.name(name)]
     added = ", ".join(dict.fromkeys(options.get(name, "--model NAME|FILE") for name in missing))
     settled.require(missing, f"add {added}" + (f" ({', '.join(unset)})" if unset else ""))
-    settled.check_experts()
     if "n_gpus" in needed:
         settled.check_layout()
     return settled
@@ -546,13 +602,25 @@ def model_columns(model: Model) -> dict[str, Cell]:
 
 def shipped_twin(model: Model) -> Model | None:
     """The model that ships with the same sizes."""
-    own = model_columns(model) | {"model": ""}
-    for name in available("model"):
-        other = load_model(name).document
-        same_layers = (other.pattern, other.layer_types) == (model.pattern, model.layer_types)
-        if same_layers and model_columns(other) | {"model": ""} == own:
-            return other
-    return None
+    own = model_columns(model) | {"model": ""}, _layers(model), model.mtp_layers
+    others = (load_model(name).document for name in available("model"))
+    return next(
+        (one for one in others if (model_columns(one) | {"model": ""}, _layers(one), one.mtp_layers) == own), None
+    )
+
+
+def _layers(model: Model) -> list[Layer]:
+    """Every layer, without the name of its type and norms of queries and keys, which no cost depends on."""
+    types = [replace(one, name="", qk_norms=False) for one in model.types]
+    return [types[index] for index, count in model.runs for _ in range(count)]
+
+
+def _plainly(error: ValueError) -> str:
+    """An error, or the first of a document."""
+    if isinstance(error, ValidationError):
+        first = error.errors()[0]
+        return f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
+    return str(error)
 
 
 def _settled(run: CommandRun, source: _Source, implied: Mapping[str, str]) -> CommandRun:
@@ -682,6 +750,8 @@ def _with_flags(case: Case, stated: Arguments) -> Case:
     if in_bf16 or halves or stated.get("grad_reduce_in_fp32", _NOTHING).value.lower() == "false":
         changes |= {"gradient_bytes": 2, "shard_gradient_bytes": 2}
     changes.update(_exchange(stated))
+    changes.update(_dispatch(stated) if case.model.has_experts else ())
+    changes.update(_format_options(stated) if case.workload.format else ())
     wanted = {name: value for name, value in changes.items() if getattr(options, name) != value}
     off = [name for name, flags in _OVERLAPS.items() if any(flag in stated and is_off(stated[flag]) for flag in flags)]
     kept = tuple(one for one in case.workload.overlaps if one not in off)
@@ -741,6 +811,33 @@ def _exchange(stated: Arguments) -> Iterator[tuple[str, object]]:
         yield "context_exchange", _EXCHANGES[named]
     if inner := re.search(r"\d+", stated.get("hierarchical_context_parallel_sizes", _NOTHING).value):
         yield "context_inside", int(inner[0])
+
+
+def _format_options(stated: Arguments) -> Iterator[tuple[str, object]]:
+    """Options of a format below 16 bits."""
+    yield "primary_weights", any(is_on(stated.get(f"{name}_param_gather", _NOTHING)) for name in ("fp8", "fp4"))
+    yield "narrow_attention", is_on(stated.get("fp8_dot_product_attention", _NOTHING))
+    if is_on(stated.get("first_last_layers_bf16", _NOTHING)):
+        for option, end in (("first_layers_bf16", "start"), ("last_layers_bf16", "end")):
+            count = stated.get(f"num_layers_at_{end}_in_bf16", Stated("1", 0)).value
+            yield option, int(count) if re.fullmatch(r"\d{1,4}", count) else 1
+
+
+def _dispatch(stated: Arguments) -> Iterator[tuple[str, object]]:
+    """How tokens reach experts, and whether they are spread evenly."""
+    kind = stated.get("moe_token_dispatcher_type", _NOTHING).value
+    backend = stated.get("moe_flex_dispatcher_backend", _NOTHING).value
+    if is_on(stated.get("moe_enable_deepep", _NOTHING)) or kind == "flex":
+        yield "dispatcher", backend if backend in DISPATCHERS else "deepep"
+    elif kind:
+        yield "dispatcher", kind if kind in DISPATCHERS else "alltoall"
+    elif "num_experts" in stated:
+        yield "dispatcher", "allgather"
+    if is_on(stated.get("moe_router_force_load_balancing", _NOTHING)):
+        yield "imbalance", 1.0
+    factor = stated.get("moe_expert_capacity_factor", _NOTHING).value
+    if re.fullmatch(r"\d{1,3}(\.\d{1,6})?", factor) and float(factor):
+        yield "capacity_factor", float(factor)
 
 
 def _kept(case: Case, one: Layout, stated: Arguments) -> int | None:

@@ -101,6 +101,7 @@ class LoggedRun(StatedRun):
         options = [flag for flag, names in (("--model", _OF_MODEL), ("--machine", {"gpu"})) if missing & names]
         more = f", or by {' and '.join(options)}" if options else ""
         run.require(NEEDED, f"give it as --fact NAME=VALUE, in {Path(self.path).stem}.yaml beside the log{more}")
+        run.check_experts()
         run.check_layout()
         rate = run.flops / statistics.median(run.times_s) / TERA
         return run.row() | {"step_s": f"{run.step_s:.9g}"} | ({"tflops_per_gpu": f"{rate:.6g}"} if rate else {})

@@ -151,14 +151,19 @@ def _check_formats(problem: Problem) -> None:
             raise UsageError(f"step.{name} = {value}: delayed scaling has no layers in BF16; try fp8-current")
 
 
+def unpriced_experts(framework: Framework, model: Model) -> str:
+    """Why a framework's layouts of a model with experts are not priced, "" where they are."""
+    having = [name for name, one in registry().items() if any(one.step.folding)]
+    if not model.has_experts or any(framework.step.folding):
+        return ""
+    return f"{model.name}: experts are not priced for {framework.title}; they are for {', '.join(having)}"
+
+
 def _check_axes(problem: Problem, pins: dict[str, int]) -> None:
     """Refuse axes that the framework does not have, and experts where it or the model has none."""
     framework, experts = problem.framework, problem.model.has_experts
-    having = [name for name, one in registry().items() if any(one.step.folding)]
-    if experts and not any(framework.step.folding):
-        raise UsageError(
-            f"{problem.model.name}: experts are not priced for {framework.title}; they are for {', '.join(having)}"
-        )
+    if why := unpriced_experts(framework, problem.model):
+        raise UsageError(why)
     missing = [axis for axis, size in pins.items() if size > 1 and axis not in framework.columns]
     if not missing:
         return

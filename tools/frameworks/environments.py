@@ -99,10 +99,10 @@ def _pythons(oldest: int) -> Iterator[Path]:
         yield from sorted(pyenv.glob(f"3.{minor}.*/bin/python"))
 
 
-TORCH, CPU_TORCH = "torch==2.15.0", "torch==2.13.0"
+CPU_TORCH = "torch==2.13.0"
 ENVIRONMENTS = (
-    Environment("megatron-core", ("megatron-core",), (TORCH, "numpy", "megatron-core==0.19.2"), python=12),
-    Environment("torchtitan", ("torchtitan", "torchtitan-eager"), (TORCH, "torchtitan==0.3.0")),
+    Environment("megatron-core", ("megatron-core",), (CPU_TORCH, "numpy", "megatron-core==0.19.2"), python=12),
+    Environment("torchtitan", ("torchtitan", "torchtitan-eager"), (CPU_TORCH, "torchtitan==0.3.0")),
     # Its imports need Triton, which torch for CPUs does not bring.
     Environment("torchtitan-toml", ("torchtitan",), (CPU_TORCH, "triton", "torchtitan==0.2.2"), ("toml",)),
     Environment(

@@ -1,7 +1,8 @@
 """Megatron-Core's own argument parser, validation and process groups, without a GPU: megatron-core 0.19.2.
 
-What looks at the GPU is told its compute capability. Transformer Engine is not there, so its fused rotary positions are
-off in the config that is built; everything else is as `pretrain_gpt.py` does it.
+What looks at the GPU is told its compute capability. Transformer Engine is not there, so its fused rotary positions and
+permutation are off in the config that is built, which takes its release to be a recent one; everything else is as
+`pretrain_gpt.py` does it.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from megatron.core.num_microbatches_calculator import (
     unset_num_microbatches_calculator,
 )
 from megatron.core.tokenizers.utils.build_tokenizer import build_tokenizer
+from megatron.core.transformer import transformer_config
 from megatron.core.transformer.enums import LayerType
 from megatron.core.transformer.transformer_block import get_num_layers_to_build
 from megatron.training import arguments
@@ -34,12 +36,15 @@ def accept(request: Request, folder: Path) -> Answer:
     sys.argv = ["pretrain_gpt.py", *request.words(folder)]
     arguments.get_device_arch_version = lambda: request.capability
     torch.cuda.get_device_capability = lambda *_device: (request.capability, 0)
+    for module in (arguments, transformer_config):
+        module.is_te_min_version = lambda *_release, **_options: True
     args = arguments.parse_args()
     arguments.validate_args(args)
     build_tokenizer(args)
-    args.apply_rope_fusion = False
+    args.apply_rope_fusion = args.moe_permute_fusion = False
     config = core_transformer_config_from_args(args)
-    return _parallelism(args) | _batch(args) | _step(args, config) | _model(args) | {"layers": _layers(args, config)}
+    layers = {"layers": _layers(args, config)}
+    return _parallelism(args) | _batch(args) | _step(args, config) | _model(args) | _beyond_dense(config) | layers
 
 
 def _parallelism(args: Any) -> Answer:
@@ -49,6 +54,8 @@ def _parallelism(args: Any) -> Answer:
         "weight_shards": args.tensor_parallel_num_weight_shards,
         "gtp": args.gtp_weight_remat_size,
         "expert_gtp": args.expert_gtp_weight_remat_size,
+        "ep": args.expert_model_parallel_size,
+        "etp": args.expert_tensor_parallel_size,
         "pp": args.pipeline_model_parallel_size,
         "vpp": args.virtual_pipeline_model_parallel_size,
         "cp": args.context_parallel_size,
@@ -115,9 +122,29 @@ def _model(args: Any) -> Answer:
     }
 
 
+def _beyond_dense(config: Any) -> Answer:
+    """Experts with their dispatcher, number format, windows, sinks, latents and MTP; None of each that is not there."""
+    flex = config.moe_token_dispatcher_type == "flex"
+    experts = ("num_moe_experts", "moe_router_topk", "moe_ffn_hidden_size", "moe_shared_expert_intermediate_size")
+    latent = ("q_lora_rank", "kv_lora_rank", "qk_head_dim", "qk_pos_emb_head_dim", "v_head_dim")
+    return {
+        "experts": [getattr(config, name) for name in experts] if config.num_moe_experts else None,
+        "dispatcher": config.moe_flex_dispatcher_backend if flex else config.moe_token_dispatcher_type,
+        "format": config.fp4 or (config.fp8 and f"{config.fp8} {config.fp8_recipe}"),
+        "window": config.window_size and config.window_size[0] + 1,
+        "sinks": config.softmax_type == "learnable",
+        "latent": [getattr(config, name) for name in latent] if config.multi_latent_attention else None,
+        "mtp": config.mtp_num_layers,
+    }
+
+
 def _layers(args: Any, config: Any) -> list[list[int]]:
     """Layers of each chunk of each stage."""
     stages, chunks = args.pipeline_model_parallel_size, args.virtual_pipeline_model_parallel_size
+    if args.hybrid_layer_pattern:
+        # Its bars are those of the parts.
+        counts = [len(part) for part in args.hybrid_layer_pattern.partition("/")[0].split("|")]
+        return [counts[stage::stages] for stage in range(stages)]
     if config.pipeline_model_parallel_layout is not None:
         parts = config.pipeline_model_parallel_layout.layout
         return [[chunk.count(LayerType.decoder) for chunk in stage] for stage in parts]
@@ -138,6 +165,8 @@ def groups(request: Request, sizes: Answer, rank: int, _folder: Path) -> Groups:
                 sizes["pp"],
                 sizes["vpp"],
                 context_parallel_size=sizes["cp"],
+                expert_model_parallel_size=sizes["ep"],
+                expert_tensor_parallel_size=sizes["etp"],
                 gtp_remat_size=sizes["gtp"],
                 expert_gtp_remat_size=sizes["expert_gtp"],
                 num_distributed_optimizer_instances=sizes["optimizer_instances"],
@@ -151,6 +180,12 @@ def groups(request: Request, sizes: Answer, rank: int, _folder: Path) -> Groups:
                 "dp": parallel_state.get_data_parallel_group(with_gtp_remat=False),
                 "pp": parallel_state.get_pipeline_model_parallel_group(),
             }
+            if sizes["experts"]:
+                found |= {
+                    "ep": parallel_state.get_expert_model_parallel_group(),
+                    "etp": parallel_state.get_expert_tensor_parallel_group(),
+                    "edp": parallel_state.get_expert_data_parallel_group(),
+                }
             return {name: torch.distributed.get_process_group_ranks(group) for name, group in found.items()}
         finally:
             parallel_state.destroy_model_parallel()

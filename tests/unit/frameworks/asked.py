@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from axonn_tune.frameworks import find_framework, step_on
 from axonn_tune.frameworks.command import Command, Run
@@ -20,13 +20,13 @@ from axonn_tune.grid import ALL_AXES, Grid
 from axonn_tune.program.dimensions import broken_constraints
 from axonn_tune.program.pipeline import model_parts
 from axonn_tune.ranking.inputs import load_inputs
-from axonn_tune.request import Request
+from axonn_tune.request import Precision, Request
 from axonn_tune.stages import parse_layout
 
 RECORDINGS = Path(__file__).parents[2] / "fixtures" / "frameworks"
 ARGUMENT_NAMES = Path(__file__).parents[2] / "fixtures" / "arguments"
 
-CAPABILITIES = {"A100": 8, "GB200": 10, "H100": 9, "MI250X": 9}
+CAPABILITIES = {"A100": 8, "B200": 10, "H100": 9, "MI250X": 9}
 """First number of the compute capability that NVIDIA's GPUs report."""
 
 
@@ -35,8 +35,9 @@ class Case:
     """One configuration of a framework, a line of `cases.txt`.
 
     options: sizes of axes, chunks, layout, micro_batch, recompute, recompute_layers, kept_layers, batch, seq, order,
-    exchange of context with the ranks inside. Without them: sizes of 1, an even split, no recompute, all layers
-    resharded after forward, the model's sequence length, the framework's rank order and exchange.
+    precision, dispatcher, imbalance, capacity_factor, exchange of context with the ranks inside. Without them: sizes of
+    1, an even split, no recompute, all layers resharded after forward, the model's sequence length, the framework's
+    rank order and exchange.
     """
 
     framework: str
@@ -81,7 +82,13 @@ def run_of(case: Case) -> Run:
     """A case as its framework's `launch` gets it; AssertionError where it breaks one of its constraints."""
     framework, seq = find_framework(case.framework), case.number("seq", 0) or None
     asked_for = Request(
-        case.model, gpus=case.gpus, machine=case.machine, batch=case.number("batch"), seq=seq, framework=case.framework
+        case.model,
+        gpus=case.gpus,
+        machine=case.machine,
+        batch=case.number("batch"),
+        seq=seq,
+        framework=case.framework,
+        precision=cast("Precision | None", case.options.get("precision")),
     )
     problem = load_inputs(asked_for).problem
     model, workload, recompute = problem.model, problem.workload, case.options.get("recompute", "none")
@@ -89,7 +96,11 @@ def run_of(case: Case) -> Run:
     sizes = {axis: case.number(axis) for axis in ALL_AXES}
     if exchange := case.options.get("exchange"):
         framework = framework.with_step(context_exchange=exchange, context_inside=case.number("inside"))
+    routing = {"dispatcher": str, "imbalance": float, "capacity_factor": float}
+    if stated := {name: kind(case.options[name]) for name, kind in routing.items() if name in case.options}:
+        framework = framework.with_step(**stated)
     own, order = (Grid(order=axes, **sizes) for axes in (framework.axes, _order(case)))
+    framework = framework.training(model)
     broken = broken_constraints(own, model, workload, framework, micro_batch=micro_batch, chunks=chunks)
     assert not broken, f"{case}: {broken}"
     assert own.world == case.gpus, f"{case}: {own.world} ranks"

@@ -98,9 +98,13 @@ def stated(folder: Path, text: str, *, name: str = "run.sh", model: str | None =
     [
         ("--optimizer-cpu-offload", "--optimizer-cpu-offload: priced on the GPU, so memory is overestimated"),
         ("--cpu-offloading-num-layers 4", "--cpu-offloading-num-layers 4: priced on the GPU"),
-        ("--recompute-granularity selective --recompute-modules moe layernorm", "--recompute-modules moe layernorm: "),
+        ("--recompute-granularity selective --recompute-modules mlp gdn_norm_out", "--recompute-modules mlp gdn_"),
         ("--megatron-fsdp-grad-comm-dtype bf16", "--megatron-fsdp-grad-comm-dtype bf16: gradients are reduced"),
-        ("--fp8-format hybrid --fp8-param-gather", "--fp8-format hybrid, --fp8-param-gather: FP8 and FP4 are priced"),
+        ("--fp8-format hybrid --fp8-recipe tensorwise", None),
+        ("--fp8-format hybrid --fp8-param-gather", None),
+        ("--fp8-format e4m3 --fp8-recipe mxfp8 --fp8-output-proj", "--fp8-output-proj: the LM head, and inputs"),
+        ("--num-experts 8 --moe-pad-expert-input-to-capacity", "--moe-pad-expert-input-to-capacity: tokens are not"),
+        ("--num-experts 8 --moe-router-topk 2 --moe-layer-freq [1]*32", None),
         ("--no-rope-fusion", "--no-rope-fusion: kernels are priced with the default fusions"),
         ("--optimizer muon", "--optimizer muon: priced as Adam"),
         ("--num-distributed-optimizer-instances 2", "--num-distributed-optimizer-instances 2: "),
@@ -116,7 +120,8 @@ def test_megatron_arguments_that_are_not_priced_are_named(flags: str, ignored: s
     assert run.unknown == ()
     assert len(run.ignored) == (ignored is not None)
     assert (ignored or "") in "".join(run.ignored)
-    assert run.columns["precision"].value == "bf16"
+    recipe = "mxfp8" if "mxfp8" in flags else "fp8-current" if "tensorwise" in flags else "fp8-delayed"
+    assert run.columns["precision"].value == (recipe if "fp8-format" in flags else "bf16")
 
 
 ZEROS = {"n_gpus": "16", "seq": "8192"}
@@ -127,7 +132,7 @@ def test_torchtitan_and_deepspeed_arguments_that_are_not_priced_are_named(tmp_pa
     """Guards the same for float8 of torchtitan's TOML, and for ZeRO's offload, whose batch is a product."""
     text = TITAN.format('converters = ["float8"]\n[float8]\nenable_fsdp_float8_all_gather = true')
     (found,) = stated(tmp_path, text, name="run.toml", n_gpus="8").ignored
-    assert found.startswith("model.converters ['float8'], float8.enable_fsdp_float8_all_gather True: FP8 and FP4 are")
+    assert found.startswith("float8.enable_fsdp_float8_all_gather True: weights are priced as gathered in BF16")
     for words, ignored in (
         (OFFLOADED, ["offload_optimizer.device cpu", "offload_param.device nvme"]),
         (', "offload_optimizer": {"device": "none"}', []),
@@ -146,8 +151,8 @@ def test_what_no_table_has_is_listed(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("flags", "why"),
     [
-        ("--multi-latent-attention", "multi-head latent attention (MLA) is not modelled"),
-        ("--hybrid-layer-pattern M*M*", "state-space layers are not modelled"),
+        ("--experimental-attention-variant dsa", "attention other than softmax over keys is not modelled"),
+        ("--decoder-num-layers 4", "encoder-decoder models are not modelled"),
         ("--heterogeneous-layers-config-path x.json", "layers of several sizes are not modelled"),
     ],
 )

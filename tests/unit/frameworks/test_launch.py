@@ -60,6 +60,9 @@ def model(**changes: object) -> Change:
 MIXED = changed(grid=Grid(z=8, data=8, order=("data", "z", "x", "y", "context", "pipeline")))
 """A rank order that no framework has."""
 TWO = Grid(x=4, z=4, pipeline=2, data=24, order=find_framework("megatron-axonn").axes)
+ORDER = ("x", "z", "context", "pipeline", "data")
+FOLDED = Grid(x=2, pipeline=8, data=8, expert=8, order=ORDER)
+GATHERED = Grid(z=4, data=2, pipeline=2, expert=8, order=find_framework("megatron-core").axes)
 STATED = model(rotary_base=1_000_000.0, norm_epsilon=1e-6, qkv_biases=True)
 
 
@@ -106,6 +109,10 @@ REFUSED: list[tuple[str, Change, str]] = [
     ("megatron-core 8b-gtp", step(exp_avg_bytes=2), "these types of optimizer states; ask for --use-precision"),
     ("megatron-core 70b-chunks", step(cuda_graphs=("attn",)), "full recompute inside CUDA graphs of layers; ask for"),
     ("megatron-core 8b-context", step(selective=("mlp.up",)), "recompute of mlp.up; leave out --set step.selective"),
+    ("megatron-core mixtral-22b", changed(grid=FOLDED), "experts with pipeline stages inside DP; ask for --order"),
+    ("megatron-core mixtral-tensor", model(biases=True), "biases of experts with ETP above 1; ask for --etp 1"),
+    ("megatron-core gpt-oss", changed(grid=GATHERED), "GTP in mxfp8 with weights in BF16; ask for --set step.primary"),
+    ("megatron-core mixtral-tensor", workload(precision="fp8-delayed"), "in fp8-delayed; ask for --precision fp8-cur"),
 ]
 
 
@@ -128,6 +135,13 @@ SAID: list[tuple[str, Change, str]] = [
     ("torchtitan 8b-fsdp", STATED, "theta=1000000"),
     ("fsdp 8b-one-node", STATED, "with rotary base 1e+06, norm epsilon 1e-06, biases of queries, keys and values"),
     ("deepspeed 8b-zero3", STATED, "with rotary base 1e+06, norm epsilon 1e-06, biases of queries, keys and values"),
+    # Dispatchers and their ports, and tokens that are not spread evenly.
+    ("megatron-core gpt-oss", changed(), "--moe-token-dispatcher-type flex --moe-flex-dispatcher-backend deepep"),
+    ("megatron-core gpt-oss", step(dispatcher="deepep-uccl"), "Its deep_ep is UCCL's DeepEP."),
+    ("megatron-core gpt-oss", changed(), "--window-size 127,0 --window-attn-skip-freq ([1]*1+[0]*1+"),
+    ("megatron-core deepseek-v2", changed(), "--moe-layer-freq ([0]*1+[1]*59)"),
+    ("megatron-core mixtral-22b", changed(), "--moe-router-dtype fp32 --moe-expert-capacity-factor 1.5 --moe-token"),
+    ("megatron-core mixtral-22b", step(imbalance=1.0), "--moe-router-dtype fp32 --moe-router-force-load-balancing"),
     # The part with MTP layers.
     ("megatron-core 70b-all", predicting, "--pipeline-model-parallel-layout Et*20|t*20|t*20m|t*20L"),
     # Stage 3's buckets: kept weights where all are, nothing ahead where that is off.

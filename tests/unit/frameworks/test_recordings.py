@@ -14,7 +14,7 @@ import pytest
 from axonn_tune.frameworks import find_framework
 from axonn_tune.frameworks.command import Run
 from axonn_tune.frameworks.megatron_core import CP_COMM_TYPES
-from axonn_tune.grid import ALL_AXES
+from axonn_tune.grid import EXPERT_GROUPS, RANK_AXES, GroupShape
 from axonn_tune.program.dimensions import table_rows
 from axonn_tune.program.operations import PLAIN
 from axonn_tune.recompute import modules_of
@@ -89,15 +89,29 @@ def test_the_framework_reads_what_was_asked(environment: Environment, entry: Ent
 @_each("case", "layout")
 def test_rank_groups_are_those_of_our_grid(environment: Environment, entry: Entry) -> None:
     """In every rank order that the framework has: all groups of a small world, those of one rank in a large one."""
-    grid = _today(environment)[_key(entry)].run.grid
+    run = _today(environment)[_key(entry)].run
+    grid, ours = run.grid, dict[str, list[list[int]]]()
     assert grid.world == entry["world"]
-    ours = dict[str, list[list[int]]]()
+    starts = range(grid.world) if entry["kind"] == "layout" else [grid.world // 3]
+    for name, axis in run.framework.names.items() if run.model.has_experts else ():
+        if name in EXPERT_GROUPS:
+            shape = grid.group_shape(name, run.step.folding)
+            if shape.size > 1:
+                ours[axis.lower()] = sorted(map(list, {_members(shape, rank) for rank in starts}))
     for name, axes in _group_axes(environment, entry["framework"]).items():
         if prod(grid.axis_size(axis) for axis in axes) > 1:
             over = "".join(axes)
             groups = grid.groups(over) if entry["kind"] == "layout" else [grid.members(grid.world // 3, over)]
             ours[name] = sorted(list(ranks) for ranks in groups)
     assert {name: sorted(groups) for name, groups in entry["groups"].items()} == ours
+
+
+def _members(shape: GroupShape, rank: int) -> tuple[int, ...]:
+    """The group of a rank: all that differ from it in the levels of a shape alone."""
+    found = [rank - sum(rank // stride % size * stride for size, stride in shape.levels)]
+    for size, stride in shape.levels:
+        found = [start + place * stride for start in found for place in range(size)]
+    return tuple(sorted(found))
 
 
 def _group_axes(environment: Environment, framework: str) -> dict[str, tuple[str, ...]]:
@@ -111,7 +125,7 @@ def _group_axes(environment: Environment, framework: str) -> dict[str, tuple[str
             "pp": ("pipeline",),
         }
     called = "axonn" if framework == "megatron-axonn" else framework
-    names = {name.lower(): axis for axis, name in find_framework(called).names.items() if axis in ALL_AXES}
+    names = {name.lower(): axis for axis, name in find_framework(called).names.items() if axis in RANK_AXES}
     return {name: (axis,) for name, axis in names.items() if name != "g_inter"}
 
 
@@ -188,14 +202,20 @@ def _megatron_core(run: Run) -> dict[str, Any]:
     model, order, full = run.model, run.grid.order, run.recompute == "full"
     stages_inside = run.size("pipeline") > 1 and order.index("pipeline") < order.index("data")
     hierarchy = run.step.context_exchange == "hierarchical"
+    unrotated = all(one.rotary_share == 0 for one in model.types if one.attention)
+    # Latent attention has heads of its own, so that --kv-channels is left to its default.
+    head_dim = {"head_dim": model.hidden // model.heads} if any(one.latent for one in model.types) else {}
     shared = "world tp pp cp micro_batch global_batch micro_batches dtype blocks hidden ffn heads kv_heads head_dim"
     return {
         **_of(run, f"{shared} sequence layers"),
+        **head_dim,
         "weight_shards": run.size("x") * run.size("z"),
         "gtp": run.size("z"),
         "expert_gtp": run.size("z") if stages_inside else 1,
         "vpp": run.chunks if run.chunks > 1 else None,
         "dp": run.size("data"),
+        **{"ep": run.size("expert"), "etp": run.size("expert_tensor") if model.has_experts else run.size("x")},
+        **_beyond_dense(run),
         "order": "tp-cp-ep-pp-dp" if stages_inside else "tp-cp-ep-dp-pp",
         "optimizer_instances": 1,
         "sequence_parallel": run.size("x") > 1,
@@ -209,12 +229,33 @@ def _megatron_core(run: Run) -> dict[str, Any]:
         "overlap_tensor": False,
         "overlap_p2p": run.chunks > 1,
         "padded_vocab": table_rows(model, run.size("x"), 1, options=run.step, arithmetic=PLAIN),
-        "gated": model.gated,
+        "gated": next(one.gated for one in model.types if one.ffn or one.experts),
         "normalization": "RMSNorm" if model.gated else "LayerNorm",
-        "positions": "learned_absolute" if model.learned_positions else "rope",
+        "positions": "learned_absolute" if model.learned_positions else "none" if unrotated else "rope",
         "biases": model.biases,
         "tied": model.tied_embeddings,
         "dropout": [0.0, 0.0],
+    }
+
+
+def _beyond_dense(run: Run) -> dict[str, Any]:
+    """Experts, dispatcher, format, window, sinks, latents and MTP of all layers together."""
+    experts = next((one.experts for one in run.model.types if one.experts is not None), None)
+    latent = next((one.latent for one in run.model.types if one.latent is not None), None)
+    narrow = {
+        **{"fp8-delayed": "hybrid delayed", "fp8-current": "hybrid tensorwise", "fp8-blockwise": "e4m3 blockwise"},
+        **{"mxfp8": "e4m3 mxfp8", "nvfp4": "e2m1"},
+    }
+    ranks = latent and [latent.query_rank, latent.kv_rank, latent.nope_dim, latent.rope_dim, latent.value_dim]
+    routed = experts and [experts.count, experts.per_token, experts.width, experts.shared_width or None]
+    return {
+        "experts": routed,
+        "dispatcher": run.step.dispatcher.split("-")[0] if experts else "allgather",
+        "format": narrow.get(run.workload.precision),
+        "window": next((one.window for one in run.model.types if one.window), None),
+        "sinks": any(one.sinks for one in run.model.types),
+        "latent": ranks,
+        "mtp": run.model.mtp_layers or None,
     }
 
 

@@ -44,7 +44,9 @@ def script(command: Command, folder: Path) -> Path:
 def plain(model: Model) -> tuple[object, ...]:
     """Sizes of a model, and what its blocks have."""
     sizes = (model.layers, model.hidden, model.heads, model.kv_heads, model.head_dim, model.ffn, model.vocab)
-    return (*sizes, model.gated, model.biases, model.tied_embeddings)
+    types = [replace(one, name="", qk_norms=False) for one in model.types]
+    layers = [types[index] for index, count in model.runs for _ in range(count)]
+    return (*sizes, model.gated, model.biases, model.tied_embeddings, model.mtp_layers, layers)
 
 
 @pytest.mark.parametrize("case", WRITTEN, ids=str)
@@ -80,7 +82,8 @@ def test_what_is_written_is_read(case: Case, tmp_path: Path) -> None:
         some = run.recompute_layers
         assert settled.recompute_layers == some
         asked = Layout(run.grid, run.micro_batch, run.recompute, run.kept_layers, run.chunks, run.parts, some)
-        ours = price(Job(run.model, run.machine, run.workload, replace(run.framework, step=run.step)), asked)
+        asked_of = replace(run.framework, step=run.step, dispatchers=())
+        ours = price(Job(run.model, run.machine, run.workload, asked_of), asked)
         settled = replace(settled, kept_layers=kept)
         theirs = price(Job(found.model, run.machine, found.workload, framework), settled)
         assert ours.iteration_s == pytest.approx(theirs.iteration_s, rel=1e-9)
@@ -95,6 +98,9 @@ OPTIONS: list[tuple[str, dict[str, Any]]] = [
     ("megatron-core 8b-gtp", {"master_bytes": 2, "exp_avg_bytes": 4, "exp_avg_sq_bytes": 4}),
     ("megatron-core 8b-gtp", {"master_bytes": 2, "exp_avg_bytes": 2, "exp_avg_sq_bytes": 1}),
     ("megatron-core 70b-chunks", {"gradient_bytes": 2, "master_bytes": 2, "exp_avg_bytes": 2, "exp_avg_sq_bytes": 2}),
+    ("megatron-core scout", {"primary_weights": True}),
+    ("megatron-core gpt-oss", {"primary_weights": True, "first_layers_bf16": 1, "last_layers_bf16": 2}),
+    ("megatron-core mixtral-tensor", {"narrow_attention": True, "first_layers_bf16": 0, "last_layers_bf16": 1}),
     ("torchtitan 8b-fsdp", {"cuda_graphs": ("full_iteration",)}),
 ]
 """A case, and options of its step that are not its framework's."""

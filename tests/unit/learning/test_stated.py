@@ -53,6 +53,9 @@ def sizes(run: CommandRun) -> dict[str, int]:
     return {name: size for name, size in layout.items() if size > 1}
 
 
+EP = "--expert-model-parallel-size"
+
+
 @pytest.mark.parametrize(
     ("name", "given", "framework", "layout", "words"),
     [
@@ -307,7 +310,14 @@ TP, BATCH = "--tensor-model-parallel-size", "run.sh:2: gbs: the global batch, 60
         (f"{CORE} {TP} $(cat n)", DocumentError, "is what a command prints: write its value"),
         (f"A=1\n{CORE.replace('size 64', 'size 60')}", DocumentError, BATCH),
         (f"A=1\n{CORE} --seq-length 2k", DocumentError, "run.sh:2: --seq-length: is '2k', not a whole number from 1"),
-        (f"{CORE} --num-experts 8", UsageError, "run.sh:1: 8 experts: only dense models"),
+        (f"T=1\n{CORE} --num-experts 8 --moe-router-topk 9", DocumentError, "run.sh:2: moe_router_topk: is 9, but"),
+        (f"{CORE} --num-experts 8 {EP} 3", DocumentError, "experts (8) is not divisible by EP = 3"),
+        (f"{CORE} {EP} 8", DocumentError, "ep: is 8, but the model has no experts"),
+        (f"{CORE} --num-experts 8 --moe-layer-freq [1]*3", DocumentError, "has 3 marks, but there are 32 layers"),
+        (f"{CORE} --num-experts 8 --moe-layer-freq __import__", DocumentError, "not a list of 0 and 1"),
+        (f"{CORE} --hybrid-layer-pattern MG", DocumentError, "layers 'G' are not modelled, only M, *, -, E"),
+        (f"{CORE} --window-size x", DocumentError, "window_size: is 'x', not two whole numbers such as 127,0"),
+        (f"{CORE} --bf16 --fp8-format e4m3 --fp8-recipe mxfp8", DocumentError, "has no mxfp8; it has"),
         (CORE.replace("--num-attention-heads 32", "--num-attention-heads 31"), None, ""),
         (f"{CORE} {TP} 32 --num-attention-heads 48", DocumentError, "heads (48) is not divisible by TP = 32"),
         (f'{CORE} --name "x', DocumentError, "run.sh:1: a quote \" is not closed"),
@@ -344,8 +354,7 @@ def test_what_is_given_holds(tmp_path: Path) -> None:
     assert case(stated(tmp_path, CORE, precision="bf16")).workload.precision == "bf16"
     assert case(stated(tmp_path, CORE)).workload.precision == "fp32"
     run = stated(tmp_path, f"{CORE} --bf16 --fp8-format hybrid")
-    assert case(run).workload.precision == "bf16"
-    assert "--fp8-format hybrid: FP8 and FP4 are priced as BF16" in run.ignored[0]
+    assert case(run).workload.precision == "fp8-delayed"
     assert one(stated(tmp_path, f"{CORE} --micro-batch-size {{{{N}}}}", mbs="2")).micro_batch == 2
     with pytest.raises(UsageError, match="the sizes of 3B are not known, only those of llama3 405b, 70b, 8b"):
         stated(tmp_path, '[model]\nname = "llama3"\nflavor = "3B"\n', name="run.toml", n_gpus="8")

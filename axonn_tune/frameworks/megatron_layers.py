@@ -1,0 +1,224 @@
+"""Arguments of Megatron-Core for what layers have beyond a dense block of a GPT or Llama.
+
+Experts with their router and dispatcher, latent attention, windows, sinks, state spaces, multi-token prediction.
+Sources: NVIDIA/Megatron-LM@d98e8a64, megatron/training/arguments.py and core/transformer/transformer_config.py, whose
+checks it keeps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from itertools import accumulate, groupby
+from typing import Any, NamedTuple
+
+from axonn_tune.frameworks.command import Because, Run, Value
+from axonn_tune.specs.model import Layer
+
+WRITTEN = {
+    "attention": """
+        model.multi_latent_attention model.q_lora_rank model.kv_lora_rank model.qk_head_dim model.qk_pos_emb_head_dim
+        model.v_head_dim model.qk_layernorm model.window_size model.window_attn_skip_freq model.softmax_type
+        model.no_rope_freq rotary_percent
+    """,
+    "mamba": """
+        hybrid_layer_pattern model.mamba_num_heads model.mamba_head_dim model.mamba_state_dim model.mamba_num_groups
+    """,
+    "experts": """
+        num_experts model.moe_layer_freq model.moe_ffn_hidden_size model.moe_shared_expert_intermediate_size
+        model.moe_latent_size model.moe_router_topk model.moe_router_score_function model.moe_router_pre_softmax
+        model.moe_router_num_groups model.moe_router_group_topk model.moe_router_topk_scaling_factor
+        model.moe_router_enable_expert_bias model.moe_router_load_balancing_type model.moe_aux_loss_coeff
+        model.moe_router_dtype model.moe_router_force_load_balancing model.moe_expert_capacity_factor
+        model.moe_token_dispatcher_type
+        model.moe_flex_dispatcher_backend model.moe_grouped_gemm model.moe_permute_fusion
+        model.expert_model_parallel_size model.expert_tensor_parallel_size
+    """,
+    "prediction": "model.mtp_num_layers",
+}
+"""Arguments by section, each by its name in Megatron-Bridge, whose last part is that of `pretrain_gpt.py`."""
+
+PARTS = frozenset(
+    {
+        "experts",
+        "shared experts",
+        "multi-head latent attention",
+        "sliding-window attention",
+        "attention sinks",
+        "multi-token prediction",
+        "Mamba-2",
+        "layers without attention",
+        "layers without MLP",
+        "layer types of different sizes",
+    }
+)
+"""Of `Model.parts`, those that it has arguments for."""
+
+
+class Backend(NamedTuple):
+    """What makes a dispatcher: its type, and the backend of `flex`; port: a library that takes the backend's place."""
+
+    kind: str
+    backend: str | None = None
+    port: str = ""
+
+
+DISPATCHERS = {
+    "allgather": Backend("allgather"),
+    "alltoall": Backend("alltoall"),
+    "deepep": Backend("flex", "deepep"),
+    "hybridep": Backend("flex", "hybridep"),
+    "deepep-uccl": Backend("flex", "deepep", "UCCL's DeepEP"),
+    "deepep-nvshmem": Backend("flex", "deepep", "DeepEP over NVSHMEM"),
+}
+"""By the name of a dispatcher here."""
+
+
+def layers_of(run: Run) -> list[Layer]:
+    """Every layer in order."""
+    model = run.model
+    return [model.types[index] for index, count in model.runs for _ in range(count)]
+
+
+def is_hybrid(run: Run) -> bool:
+    """Whether layers are Mamba-2, attention, MLP or experts alone, which another program trains."""
+    return any(layer.mamba is not None or not layer.attention for layer in run.model.types)
+
+
+def values(run: Run) -> dict[str, Value]:
+    """Values by name; UsageError for layers that differ in what one argument states for all."""
+    layers = layers_of(run)
+    return {
+        **_attention(run, layers),
+        **_mlp(run, layers),
+        **(_hybrid(run, layers) if is_hybrid(run) else {}),
+        "mtp_num_layers": run.model.mtp_layers or None,
+    }
+
+
+def _common(run: Run, layers: Iterable[Layer], what: str, read: Callable[[Layer], Any]) -> Any:  # noqa: ANN401
+    """What `read` finds in each of the layers, None of none; UsageError where they differ."""
+    found = list(dict.fromkeys(map(read, layers)))
+    if len(found) > 1:
+        raise run.cannot(f"layers that differ in {what}")
+    return found[0] if found else None
+
+
+def pattern(marks: Iterable[bool]) -> str:
+    """Marks of all layers as Megatron-LM reads them: `([0]*3+[1]*58)`."""
+    return f"({'+'.join(f'[{int(mark)}]*{len(list(run))}' for mark, run in groupby(marks))})"
+
+
+def _attention(run: Run, layers: list[Layer]) -> dict[str, Value]:
+    attending = [layer for layer in layers if layer.attention]
+    latent = _common(run, attending, "latents of attention", lambda one: one.latent)
+    heads = _common(run, attending, "heads", lambda one: (one.heads, one.kv_heads, one.head_dim))
+    windowed, found = [layer for layer in attending if layer.window], dict[str, Value]()
+    if windowed:
+        window = _common(run, windowed, "windows", lambda one: one.window)
+        found["window_size"] = Because(f"{window - 1},0", f"a token and {window - 1} before it")
+        partly = len(windowed) < len(layers)
+        found["window_attn_skip_freq"] = pattern(layer.window is not None for layer in layers) if partly else None
+    if latent is None and heads is not None:
+        grouped = heads[0] != heads[1]
+        found |= {"heads": heads[0], "head_dim": heads[2], "num_query_groups": heads[1] if grouped else None}
+        found["group_query_attention"] = grouped
+    elif latent is not None:
+        found |= {
+            **{"multi_latent_attention": True, "q_lora_rank": latent.query_rank, "kv_lora_rank": latent.kv_rank},
+            **{"qk_head_dim": latent.nope_dim, "qk_pos_emb_head_dim": latent.rope_dim, "v_head_dim": latent.value_dim},
+            **{"head_dim": None, "num_query_groups": None, "group_query_attention": False},
+        }
+    unrotated = [layer.rotary_share == 0 for layer in layers]
+    if attending and all(layer.rotary_share == 0 for layer in attending):
+        found["position_embedding_type"], unrotated = "none", []
+    shares = {layer.rotary_share for layer in attending if layer.rotary_share}
+    sinks = _common(run, attending, "attention sinks", lambda one: one.sinks)
+    return found | {
+        "no_rope_freq": pattern(unrotated) if any(unrotated) else None,
+        "qk_layernorm": bool(attending) and all(layer.qk_norms for layer in attending),
+        "softmax_type": "learnable" if sinks else None,
+        "rotary_percent": shares.pop() if len(shares) == 1 else None,
+    }
+
+
+def _mlp(run: Run, layers: list[Layer]) -> dict[str, Value]:
+    computing = [layer for layer in layers if layer.ffn or layer.experts is not None]
+    dense, routed = ([one for one in computing if (one.experts is None) == plain] for plain in (True, False))
+    gated = _common(run, computing, "the gate of MLP and experts", lambda one: one.gated)
+    found: dict[str, Value] = {
+        "ffn": _common(run, dense, "the width of the MLP", lambda one: one.ffn) or run.model.ffn,
+        "gated_mlp": gated,
+        "squared_relu": run.model.gated and gated is False,
+    }
+    if not routed:
+        return found
+    freq = pattern(one.experts is not None for one in layers)
+    freq_needed = len(computing) == len(layers) and bool(dense)
+    return found | _experts(run, routed) | {"moe_layer_freq": freq if freq_needed else None}
+
+
+def _experts(run: Run, routed: list[Layer]) -> dict[str, Value]:
+    """Sizes, router, dispatcher and degrees."""
+    experts = _common(run, routed, "experts", lambda one: one.experts)
+    tensor, biased, sigmoid = run.size("expert_tensor"), bool(experts.score_bias), experts.score == "sigmoid"
+    if biased and not sigmoid:
+        raise run.cannot("a bias of scores by softmax", "it has one with sigmoid")
+    if run.model.biases and tensor > 1:
+        raise run.cannot("biases of experts with ETP above 1", "ask for --etp 1")
+    dispatcher = DISPATCHERS[run.step.dispatcher]
+    grouped = experts.groups > 1
+    return {
+        "num_experts": experts.count,
+        "moe_ffn_hidden_size": experts.width,
+        "moe_shared_expert_intermediate_size": experts.shared_width or None,
+        "moe_latent_size": experts.latent_width,
+        "moe_router_topk": experts.per_token,
+        "moe_router_score_function": "sigmoid" if sigmoid else None,
+        "moe_router_pre_softmax": not sigmoid and (not experts.normalized or experts.per_token == 1),
+        "moe_router_num_groups": experts.groups if grouped else None,
+        "moe_router_group_topk": experts.chosen_groups if grouped else None,
+        "moe_router_topk_scaling_factor": experts.scaling,
+        "moe_router_enable_expert_bias": biased,
+        "moe_router_load_balancing_type": "seq_aux_loss" if biased else "aux_loss",
+        "moe_aux_loss_coeff": 1e-4 if biased else 1e-2,
+        "moe_router_dtype": "fp32",
+        "moe_router_force_load_balancing": Because(True, "as priced") if run.step.imbalance == 1.0 else False,
+        "moe_expert_capacity_factor": run.step.capacity_factor,
+        "moe_token_dispatcher_type": dispatcher.kind,
+        "moe_flex_dispatcher_backend": dispatcher.backend,
+        "moe_grouped_gemm": True,
+        "moe_permute_fusion": True,
+        "expert_model_parallel_size": Because(run.size("expert"), "EP"),
+        "expert_tensor_parallel_size": Because(tensor, "ETP"),
+    }
+
+
+LETTERS: Mapping[str, str] = {"M": "mamba", "*": "attention", "-": "mlp", "E": "moe"}
+"""Layers of a hybrid's pattern (core/models/hybrid/hybrid_layer_allocation.py)."""
+
+
+def _letter(run: Run, layer: Layer) -> str:
+    has = {"M": layer.mamba is not None, "*": layer.attention, "-": layer.ffn > 0, "E": layer.experts is not None}
+    letters = [letter for letter, present in has.items() if present]
+    if len(letters) != 1:
+        raise run.cannot("layers without attention or MLP beside others that have both")
+    return letters[0]
+
+
+def _hybrid(run: Run, layers: list[Layer]) -> dict[str, Value]:
+    """The pattern of letters, cut into parts of stages and chunks, which replaces every other split of layers."""
+    mamba = _common(run, (one for one in layers if one.mamba), "Mamba-2", lambda one: one.mamba)
+    letters = "".join(_letter(run, layer) for layer in layers)
+    ends = [*accumulate(run.parts)]
+    text = "|".join(letters[end - count : end] for end, count in zip(ends, run.parts, strict=True))
+    predicted = "".join(_letter(run, run.model.types[index]) for index in run.model.mtp_types)
+    text += f"/{predicted}" * run.model.mtp_layers
+    counted = (f"account_for_{what}_in_pipeline_split" for what in ("embedding", "loss"))
+    split = dict.fromkeys(("pipeline_model_parallel_layout", "chunks", "layers", *counted))
+    found: dict[str, Value] = {**split, "hybrid_layer_pattern": Because(text, "layers of each part")}
+    if mamba is None:
+        return found
+    return found | {
+        **{"mamba_num_heads": mamba.heads, "mamba_head_dim": mamba.head_dim},
+        **{"mamba_state_dim": mamba.state, "mamba_num_groups": mamba.groups},
+    }

@@ -1,0 +1,213 @@
+"""Layer types of a model from arguments of Megatron-LM: experts, latent attention, windows, hybrids, MTP."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Callable, Iterator, Sequence
+from itertools import groupby
+from typing import Any
+
+from axonn_tune.frameworks.megatron_layers import LETTERS
+from axonn_tune.learning.arguments import Arguments, Stated, is_off, is_on, stated_count
+from axonn_tune.specs.model import MOST_LAYERS, Experts, LatentAttention, LayerType, Mamba, Model
+
+_NOTHING = Stated("", 0)
+
+
+def with_layer_types(model: Model, arguments: Arguments) -> Model:
+    """The model with what arguments say beyond one dense block; ValueError, with the argument, for what is impossible.
+
+    Unstated sizes are the parser's defaults (NVIDIA/Megatron-LM@d98e8a64, megatron/training/arguments.py).
+    """
+    reading = _Reading(model, arguments)
+    hybrid = reading.text("hybrid_layer_pattern")
+    layers = [*(reading.hybrid_layers(hybrid) if hybrid else reading.layers())]
+    family = "llama" if reading.squared else model.family
+    mtp = hybrid.count("/") if hybrid else reading.number("mtp_num_layers", 0)
+    if family == model.family and not mtp and all(one == LayerType() for one in layers):
+        return model
+    types: dict[str, LayerType] = {}
+    names = []
+    for one in layers:
+        name = next((known for known, kind in types.items() if kind == one), "")
+        if not name:
+            plain = _name(one)
+            name = plain if plain not in types else f"{plain}-{len(types)}"
+            types[name] = one
+        names.append(name)
+    latent = next((one.latent for one in layers if one.latent is not None), None)
+    heads = {} if latent is None else {"kv_heads": model.heads, "head_dim": latent.nope_dim + latent.rope_dim}
+    runs = ((name, len([*same])) for name, same in groupby(names))
+    return Model.model_validate(
+        {
+            **model.model_dump(by_alias=True),
+            **heads,
+            "layers": " ".join(f"{name}*{count}" if count > 1 else name for name, count in runs),
+            **{"pattern": None, "layer_types": types, "mtp_layers": mtp, "family": family},
+        }
+    )
+
+
+def hybrid_parts(pattern: str) -> list[int]:
+    """Layers of each part of a hybrid's pattern; those of MTP come after a slash."""
+    return [len(part) for part in pattern.partition("/")[0].split("|")]
+
+
+def _name(kind: LayerType) -> str:
+    """A name of a layer type by what it has."""
+    if kind.mamba is not None:
+        return "mamba"
+    own = ("moe" if kind.experts else "dense") if kind.mlp else "attention"
+    return own + ("-local" if kind.window else "") + ("-unrotated" if kind.attention and kind.rotary_share == 0 else "")
+
+
+class _Reading:
+    """Layer types as arguments state them."""
+
+    def __init__(self, model: Model, arguments: Arguments) -> None:
+        self._model, self._arguments = model, arguments
+        self.squared = is_on(arguments.get("squared_relu", _NOTHING))
+
+    def text(self, name: str) -> str:
+        """The value of an argument, "" where it is off."""
+        stated = self._arguments.get(name, _NOTHING)
+        return "" if is_off(stated) else str(stated.value)
+
+    def number(self, name: str, default: int) -> int:
+        """A whole number from 0."""
+        stated = stated_count(self._arguments, name)
+        return default if stated is None else int(stated.value)
+
+    def layers(self) -> Iterator[LayerType]:
+        """Each layer of a GPT: attention, and an MLP or experts."""
+        count = self._model.layers
+        experts, attention = self._experts(), self._attention()
+        windows = self._marks("window_attn_skip_freq", lambda layer, each: (layer + 1) % each != 0)
+        unrotated = self._marks("no_rope_freq", lambda layer, each: (layer + 1) % each == 0)
+        routed = self._marks("moe_layer_freq", lambda layer, each: layer % each == 0)
+        window = self._window()
+        for layer in range(count):
+            own: dict[str, Any] = dict(attention)
+            if window is not None and windows[layer] is not False:
+                own["window"] = window
+            if unrotated[layer]:
+                own["rotary_share"] = 0
+            if experts is not None and routed[layer] is not False:
+                own["experts"] = experts
+            yield LayerType(**own, **self._gate())
+
+    def hybrid_layers(self, pattern: str) -> Iterator[LayerType]:
+        """Each layer of a hybrid: one letter of its pattern."""
+        letters = pattern.partition("/")[0].replace("|", "")
+        if unknown := sorted({*letters} - {*LETTERS}):
+            raise ValueError(f"hybrid_layer_pattern: layers {unknown[0]!r} are not modelled, only {', '.join(LETTERS)}")
+        mamba, experts = self._mamba(), self._experts()
+        if "E" in letters and experts is None:
+            raise ValueError("hybrid_layer_pattern: has layers E, but num_experts is not stated")
+        kinds = {
+            "M": LayerType(attention=False, mlp=False, mamba=mamba),
+            "*": LayerType(mlp=False, **self._attention()),
+            "-": LayerType(attention=False, **self._gate()),
+            "E": LayerType(attention=False, experts=experts, **self._gate()),
+        }
+        yield from (kinds[letter] for letter in letters)
+
+    def _gate(self) -> dict[str, Any]:
+        return {"gated": False} if self.squared else {}
+
+    def _attention(self) -> dict[str, Any]:
+        found: dict[str, Any] = {}
+        if is_on(self._arguments.get("multi_latent_attention", _NOTHING)):
+            found["latent"] = LatentAttention(
+                query_rank=self.number("q_lora_rank", 0) or None,
+                kv_rank=self.number("kv_lora_rank", 32),
+                nope_dim=self.number("qk_head_dim", 128),
+                rope_dim=self.number("qk_pos_emb_head_dim", 64),
+                value_dim=self.number("v_head_dim", 128),
+            )
+        if self.text("softmax_type") not in ("", "vanilla"):
+            found["sinks"] = True
+        if is_on(self._arguments.get("qk_layernorm", _NOTHING)):
+            found["qk_norms"] = True
+        share = self.text("rotary_percent")
+        if share and re.fullmatch(r"0?\.\d+|[01](\.0*)?", share) and float(share) < 1:
+            found["rotary_share"] = float(share)
+        if self._arguments.get("position_embedding_type", _NOTHING).value == "none":
+            found["rotary_share"] = 0
+        return found
+
+    def _window(self) -> int | None:
+        """Tokens that attention sees, its own among them; the left end of the stated window."""
+        text = self.text("window_size")
+        if not text:
+            return None
+        left = re.match(r"[(\[]?\s*(\d{1,9})\b", text)
+        if left is None:
+            raise ValueError(f"window_size: is {text!r}, not two whole numbers such as 127,0")
+        return int(left[1]) + 1
+
+    def _experts(self) -> Experts | None:
+        count = self.number("num_experts", 0)
+        if count <= 1:
+            return None
+        topk, groups = self.number("moe_router_topk", 2), self.number("moe_router_num_groups", 1)
+        if topk > count:
+            raise ValueError(f"moe_router_topk: is {topk}, but there are {count} experts: at most {count}")
+        scaling, softmax = self.text("moe_router_topk_scaling_factor"), self.text("moe_router_score_function")
+        pre = is_on(self._arguments.get("moe_router_pre_softmax", _NOTHING))
+        return Experts(
+            count=count,
+            per_token=topk,
+            width=self.number("moe_ffn_hidden_size", self._model.ffn),
+            shared_width=self.number("moe_shared_expert_intermediate_size", 0),
+            latent_width=self.number("moe_latent_size", 0) or None,
+            score="softmax" if softmax in ("", "softmax") else "sigmoid",
+            normalized=not (pre and topk > 1),
+            scaling=float(scaling) if re.fullmatch(r"\d{1,6}(\.\d{1,9})?", scaling) and float(scaling) else None,
+            score_bias=is_on(self._arguments.get("moe_router_enable_expert_bias", _NOTHING)) or None,
+            groups=groups,
+            chosen_groups=self.number("moe_router_group_topk", 1) if groups > 1 else 1,
+        )
+
+    def _mamba(self) -> Mamba:
+        head = self.number("mamba_head_dim", 64)
+        return Mamba(
+            heads=self.number("mamba_num_heads", 2 * self._model.hidden // head),
+            head_dim=head,
+            state=self.number("mamba_state_dim", 128),
+            groups=self.number("mamba_num_groups", 8),
+        )
+
+    def _marks(self, name: str, marked: Callable[[int, int], bool]) -> Sequence[bool | None]:
+        """Marks of all layers: of a list, or of every so-manieth layer; None of each where nothing is stated."""
+        text, count = self.text(name), self._model.layers
+        if not text:
+            return [None] * count
+        if text.isdecimal() and len(text) < 6 and "[" not in text:
+            return [marked(layer, int(text)) for layer in range(count)]
+        try:
+            found = _evaluated(ast.parse(text if "[" in text else f"[{','.join(text.split())}]", mode="eval").body)
+        except (SyntaxError, ValueError, RecursionError, MemoryError):
+            raise ValueError(f"{name}: is {text[:60]!r}, not a list of 0 and 1 such as ([0]*3+[1]*58)") from None
+        if len(found) != count:
+            raise ValueError(f"{name}: has {len(found)} marks, but there are {count} layers")
+        return found
+
+
+def _evaluated(node: ast.expr) -> list[bool]:
+    """A list of marks that is written as lists, their sums and multiples."""
+    if isinstance(node, ast.List) and all(isinstance(one, ast.Constant) and one.value in (0, 1) for one in node.elts):
+        return [bool(ast.literal_eval(one)) for one in node.elts]
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
+        found = _evaluated(node.left) + _evaluated(node.right)
+    elif isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mult) and isinstance(node.right, ast.Constant):
+        times = node.right.value
+        if not isinstance(times, int) or not 0 <= times <= MOST_LAYERS:
+            raise ValueError("no number of times")
+        found = (part := _evaluated(node.left)) * min(times, MOST_LAYERS // max(len(part), 1) + 1)
+    else:
+        raise ValueError("no list of marks")
+    if len(found) > MOST_LAYERS:
+        raise ValueError("too long")
+    return found
