@@ -403,6 +403,14 @@ class Request:
         several=True,
         alone="all",
     )
+    expert_overlap: bool = _option(
+        _OVERLAP,
+        "Run a forward beside a backward pass of another micro-batch, dispatch and combine of each behind computation "
+        "of the other, where EP is above 1 and stages are interleaved or there is one.",
+        "flag",
+        default=False,
+        beside=True,
+    )
     split_micro_batch: bool = _option(
         _OVERLAP,
         "Two-batch overlap: interleave two half micro-batches, one's all-reduce behind the other's GEMMs.",

@@ -170,7 +170,7 @@ class ColumnPricer:
 
     def chunk(self, candidates: Candidates, work: StageWork, part: Stage, *, runs: Runs) -> ChunkTimes:
         """One micro-batch through a chunk of a stage; part: its embedding or LM head; runs: its blocks, by shape."""
-        found = ChunkTimes(*(np.empty(len(candidates)) for _ in range(6)))
+        found = ChunkTimes(*(np.empty(len(candidates)) for _ in range(7)))
         for rows, streams in self._blocks(candidates, work, runs):
             times = self._replay(candidates.taken(rows), work, streams).chunk(part, runs)
             for column, value in zip(found, times, strict=True):

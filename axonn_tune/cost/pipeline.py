@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from typing import Any, NamedTuple, TypeAlias
 
@@ -57,6 +57,18 @@ class StageKind:
     compute_s: Floats
     times: tuple[ChunkTimes, ...]
 
+    def merged(self, micro_batches: Integers, *, stages: int) -> StageKind:
+        """The same where forward and backward passes of two micro-batches run beside each other; those of warm-up and
+        cool-down do not, as many as a micro-batch for each stage, which the end of the step has with it."""
+        found, lone_s = list[ChunkTimes](), np.zeros(len(micro_batches))
+        for one in self.times:
+            share = 1.0 - one.saved_s / np.maximum(one.forward_s + one.backward_s, 1e-30)
+            forward_s, backward_s, last_s = (share * each for each in one[:3])
+            merged = one._replace(forward_s=forward_s, backward_s=backward_s, last_backward_s=last_s)
+            found.append(merged._replace(saved_s=0.0 * one.saved_s))
+            lone_s = lone_s + one.saved_s * np.minimum(micro_batches, stages)
+        return replace(self, times=(found[0]._replace(end_s=found[0].end_s + lone_s), *found[1:]))
+
     def busy_s(self, micro_batches: Integers, *, stages: int) -> Floats:
         """All passes and the end of the step, without sends, s."""
         passes = sum(one.forward_s + one.backward_s for one in self.times) * (micro_batches - 1.0)
@@ -66,7 +78,7 @@ class StageKind:
     def floor_s(self, micro_batches: Integers) -> Floats:
         """The same cut into any number of chunks, without waiting for gradients, which may be reduced behind another
         chunk, s."""
-        passes = [one.forward_s + np.minimum(one.backward_s, one.last_backward_s) for one in self.times]
+        passes = [one.forward_s + np.minimum(one.backward_s, one.last_backward_s) - one.saved_s for one in self.times]
         return np.asarray(sum(one * micro_batches for one in passes) + self.times[0].end_s - self.times[0].data_s)
 
 
@@ -98,6 +110,12 @@ class Pipelines:
     send_s: Floats
     overlapped: bool
     contention: float
+
+    def __post_init__(self) -> None:
+        """Merge passes where chunks are interleaved: without, no backward pass follows a forward of another one."""
+        if self.chunks > 1 and any(np.any(one.saved_s) for kind in self.kinds for one in kind.times):
+            kinds = tuple(kind.merged(self.micro_batches, stages=self.stages) for kind in self.kinds)
+            object.__setattr__(self, "kinds", kinds)
 
     def __len__(self) -> int:
         return len(self.micro_batches)

@@ -57,6 +57,7 @@ from axonn_tune.program.step import (
     contents_of,
     stages_alike,
 )
+from axonn_tune.recompute import modules_of
 from axonn_tune.specs.machine import Machine, Software
 from axonn_tune.specs.model import Model
 from axonn_tune.specs.workload import Overlap, Recompute, Workload
@@ -200,6 +201,13 @@ class PricedLayout(Layout):
         """How tokens reach their experts; None where a rank has them all."""
         several = self.grid.expert * self.grid.expert_tensor > 1
         return dispatcher_on(self.job, self.grid) if several else None
+
+    @property
+    def expert_overlap(self) -> bool:
+        """Whether passes of two micro-batches run beside each other, dispatch and combine behind computation."""
+        merged = self.job.framework.step.expert_overlap and self.grid.expert > 1 and self.dispatcher != "allgather"
+        repeats = self.recompute == "full" or "moe" in modules_of(self.recompute)
+        return merged and not repeats and (self.pipeline == 1 or self.chunks > 1)
 
     @property
     def axes(self) -> tuple[str, ...]:
@@ -520,7 +528,8 @@ class Pricer:
             from axonn_tune.program.pipeline import held_of_chunks
 
             blocks, batches = tuple(map(blocks_in, contents)), int(values["A"])
-            held = [*held_of_chunks(number, stages=stages, micro_batches=batches, weights=blocks)]
+            more = int(self.options.expert_overlap and len(blocks) > 1)
+            held = [*held_of_chunks(number, stages=stages, micro_batches=batches, weights=blocks, more=more)]
         chunks = [(as_runs(one), float(count)) for one, count in zip(contents, held, strict=True)]
         repeated = float(self.repeated or 0.0)
         alive = sum(blocks_in(one) * count for one, count in zip(contents, held, strict=True))
@@ -576,6 +585,10 @@ class Pricer:
     def _terms(self, shown: Kind) -> tuple[Term, ...]:
         """Every collective with more than one rank, in program order, with the waits for it."""
         found, replay, exposed = [], shown.replay, exposed_by_term(shown.recorders)
+        hidden = {term_key(one) for one, _ in replay.work.terms if one.routing is not None}
+        waited_s = sum(exposed.get(key, 0.0) for key in hidden)
+        left = 1.0 - min(shown.saved_s / waited_s, 1.0) if waited_s and shown.saved_s else 1.0
+        exposed = {key: spent_s * left if key in hidden else spent_s for key, spent_s in exposed.items()}
         for one, times in replay.work.terms:
             path, calls = self.routes[one.axis], float(replay.value(times))
             if path.outermost < 0 or not calls:
@@ -606,7 +619,7 @@ class _Joined:
 class Kind:
     """Stages of one candidate that are alike, replayed; each chunk once, of those with equal blocks and ends.
 
-    scheduled_s: end of the step, where this is its only stage.
+    scheduled_s: end of the step, where this is its only stage. saved_s: by passes that run beside each other.
     """
 
     def __init__(
@@ -616,6 +629,10 @@ class Kind:
         self.replay = pricer.replay(values, stage)
         self.chunks, self.recorders, self.scheduled_s, self.host_s = self._replay(intervals=False)
         self.communication_s = float(self.replay.communication_s())
+        self.saved_s = float(self.replay.saved_s)
+        if len(self.chunks) > 1:
+            batches, stages = values["A"], values["pipeline"]
+            self.saved_s = max(batches - stages, 0.0) * sum(float(one.saved_s) for one in self.chunks)
         self.compute_s = float(self.replay.work.compute_s) + self.host_s
         self.flops = float(executed_flops(pricer.program, values, stage))
 

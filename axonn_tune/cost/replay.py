@@ -215,7 +215,8 @@ class ChunkTimes(NamedTuple):
     """One micro-batch through a chunk of a pipeline stage, s: numbers, or columns.
 
     last_backward_s: of the step's last one; end_s: after it, the step's end; data_s: of that, waiting for the chunk's
-    gradient buckets; host_s: waits for the host, all micro-batches.
+    gradient buckets; host_s: waits for the host, all micro-batches; saved_s: by a forward and a backward pass of two
+    micro-batches that run beside each other.
     """
 
     forward_s: Any
@@ -224,6 +225,7 @@ class ChunkTimes(NamedTuple):
     end_s: Any
     data_s: Any
     host_s: Any
+    saved_s: Any = 0.0
 
     def taken(self, rows: NDArray[np.int64]) -> ChunkTimes:
         """The rows of some candidates."""
@@ -323,6 +325,7 @@ class Replay:
     """
 
     recorder: Recorder | None = None
+    saved_s: Value = 0.0
 
     def __init__(
         self,
@@ -444,7 +447,9 @@ class Replay:
             state, others_waited_s = self._micro_batch(ordinary, blocks)
             others_s = state[0] + others_waited_s
             self._end_batch(others_s, before=True)
-        result: Value = times * others_s + last_s
+        saved_s = self._saved_s(schedule.micro_batch, blocks)
+        self.saved_s = times * saved_s
+        result: Value = times * (others_s - saved_s) + last_s
         return result, times * others_waited_s + waited_s
 
     def chunk(self, part: Stage, runs: Runs) -> ChunkTimes:
@@ -467,7 +472,26 @@ class Replay:
         ahead_s = waited_s * blocks.ahead
         behind_s = waited_s - ahead_s
         passes_s = forward[0][0] + ahead_s, backward[0][0] + behind_s, last[0] + behind_s
-        return ChunkTimes(*passes_s, end_s, data_s, times * waited_s)
+        saved_s = self._saved_s(schedule.micro_batch, blocks)
+        return ChunkTimes(*passes_s, end_s, data_s, times * waited_s, saved_s)
+
+    def _saved_s(self, batch: MicroBatch, blocks: Blocks) -> Value:
+        """What layers save of a forward and a backward pass that run beside each other, with dispatch and combine of
+        each behind computation of the other; first and last ones of a step run alone, s."""
+        saved_s: Value = 0.0
+        for one in blocks.backward if self.work.program.merges else ():
+            if self.work.program.blocks[one.block.kind].given.own.experts is not None:
+                alone = batch.forward(one.of_type, one.of_type), batch.backward(one.of_type, one.block, one.block.kind)
+                apart_s = self._pace_s(alone[0]) + self._pace_s(alone[1])
+                both_s = self._pace_s(batch.merged(one.of_type, one.block))
+                saved_s = saved_s + one.blocks * self._larger(0.0, apart_s - both_s)
+        return saved_s
+
+    def _pace_s(self, part: Instructions) -> Value:
+        """Time of a part in steady state."""
+        once = self._run(self._free(), part, None)
+        pace_s: Value = self._run(once, part, None)[0] - once[0]
+        return pace_s
 
     def _begin_batch(self, times: Value) -> None:
         if self.recorder is not None:

@@ -82,7 +82,10 @@ class StepOptions:
         expert_shards, expert_replicas: rank axes that experts fold over, as `grid.Folding` has them; without any, the
         framework has no experts. dispatcher: how tokens reach their experts. imbalance: rows of the rank with most
         tokens over the mean, 1 with forced load balancing. capacity_factor: tokens that an expert takes at most, over
-        the mean; None: all (dropless).
+        the mean; None: all (dropless). expert_overlap: where stages are interleaved or there is one, a forward and a
+        backward pass of two micro-batches run beside each other, layer by layer, dispatch and combine of each behind
+        computation of the other. delayed_weight_gradients: those of experts then run beside the combine of gradients.
+        shared_expert_overlap: GEMMs of shared experts run beside dispatch and combine.
 
     Recompute, loss, fusion
         recompute_whole_block: full recompute repeats the block to its last operation, and that of a module the module.
@@ -150,6 +153,9 @@ class StepOptions:
     dispatcher: str = "alltoall"
     imbalance: float = NATURAL_IMBALANCE
     capacity_factor: float | None = None
+    expert_overlap: bool = False
+    delayed_weight_gradients: bool = False
+    shared_expert_overlap: bool = False
     recompute_whole_block: bool = False
     selective: tuple[str, ...] = ("attention.core", "attention.norm", "mlp.norm", "mlp.activation")
     chunked_loss: bool = True
@@ -276,7 +282,8 @@ class Framework:
     precision_aware: it reduces gradients in BF16 on demand, and keeps optimizer states in types of their own.
     cuda_graphs: scopes that it captures, its default first, each with the layouts that it then cannot run. exchanges:
     of context parallelism, those that a search compares; without any, that of its step alone. dispatchers: those it
-    has, of which each layout takes its default; without any, it has that of its step alone.
+    has, of which each layout takes its default; without any, it has that of its step alone. overlaps_experts: it can
+    run passes of two micro-batches, or shared experts, beside dispatch and combine.
     names: its names of axes and `chunks`, in the order of its columns; an axis without a name has ours. As options they
     are written in lower case, with hyphens (`--dp-shard`). logged: how its log counts FLOPs; None if it prints none.
     launch: the command of a configuration; None if it is priced only. keys: its table of arguments as CSV, if it is
@@ -295,6 +302,7 @@ class Framework:
     hopper_attention: bool = False
     exchanges: tuple[ContextExchange, ...] = ()
     dispatchers: tuple[str, ...] = ()
+    overlaps_experts: bool = False
     refused: tuple[Refusal, ...] = ()
     keeps_layers: bool = True
     expert_axes: tuple[str, ...] = ()

@@ -29,7 +29,7 @@ class Dispatcher:
     """A row of dispatchers.csv.
 
     reached_node, reached_network: of the bandwidth that the machine has inside and between its innermost domains; *_s:
-    fixed time of a call; sms: multiprocessors that its kernels take.
+    fixed time of a call. SMs that its kernels take are in the accelerator's contention.
     """
 
     name: str
@@ -38,7 +38,6 @@ class Dispatcher:
     reached_network: float
     dispatch_s: float
     combine_s: float
-    sms: int
 
 
 def default_dispatcher(had: Sequence[str], *, ranks: int, domain: int | None) -> str:
@@ -75,5 +74,4 @@ def _dispatcher(row: Mapping[str, str]) -> Dispatcher:
         reached_network=float(row["reached_network"]),
         dispatch_s=1e-6 * float(row["dispatch_us"]),
         combine_s=1e-6 * float(row["combine_us"]),
-        sms=int(row["sms"]),
     )

@@ -458,6 +458,7 @@ MEGATRON_CORE = Framework(
     hopper_attention=True,
     exchanges=tuple(CP_COMM_TYPES),
     dispatchers=("alltoall", "deepep", "hybridep", "allgather", "deepep-uccl", "deepep-nvshmem"),
+    overlaps_experts=True,
     keeps_layers=False,
     expert_axes=("expert", "expert_tensor"),
     precision_aware=True,

@@ -9,7 +9,7 @@ megatron/core/transformer/moe, token_dispatcher.py and experts.py; arXiv 2603.07
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from typing import TypeAlias
 
@@ -50,10 +50,11 @@ Repeating: TypeAlias = Callable[..., Iterator[Operation]]
 def forward(given: LayerInputs, *, phase: Phase) -> Iterator[Operation]:
     """From the norm's output `[T, H_y]` to that of the layer, before its addition to the residual stream."""
     yield from _router(given, phase)
-    yield from shared_forward(given, phase=phase)
+    before, first, second = _shared_parts(given, shared_forward(given, phase=phase), SHARED_FC2)
+    yield from before
     yield from _latent(given, phase, DISPATCH)
     made = _rows_of(given, "dispatched tokens", given.expert_row, element=given.saved_element)
-    yield from _sent(given, phase, DISPATCH, there=True, makes=(made,))
+    yield from _beside(_sent(given, phase, DISPATCH, there=True, makes=(made,)), first)
     yield from layers.gather_experts(given, phase=phase, unit="weight")
     up = _rows_of(given, "expert up projection", given.expert_up)
     yield from _quantized(given, phase, FC1, given.expert_row, weight=given.expert_row * given.expert_up)
@@ -62,7 +63,7 @@ def forward(given: LayerInputs, *, phase: Phase) -> Iterator[Operation]:
     yield from activation(given, phase=phase)
     yield from _quantized(given, phase, FC2, given.expert_width, weight=given.expert_row * given.expert_width)
     yield _gemm(given, phase, FC2, n=given.expert_row, k=given.expert_width)
-    yield from _sent(given, phase, COMBINE, there=False)
+    yield from _beside(_sent(given, phase, COMBINE, there=False), second)
     yield from _latent(given, phase, COMBINE)
     yield from _over_x(given, phase, COMBINE)
 
@@ -72,7 +73,8 @@ def backward(given: LayerInputs, gather: Gathering, again: Repeating) -> Iterato
     yield from again("moe")
     yield from _latent(given, "backward", COMBINE)
     made = _rows_of(given, "expert output gradient", given.expert_row, "backward temporaries")
-    yield from _sent(given, "backward", COMBINE, there=True, makes=(made,))
+    after, second, first = _shared_parts(given, shared_backward(given, gather, again), SHARED_FC1)
+    yield from _beside(_sent(given, "backward", COMBINE, there=True, makes=(made,)), second)
     yield from layers.gather_experts(given, phase="backward", unit="weight", calls=given.unkept_share)
     yield from again(ACTIVATION)
     freed = "expert activation", made.name
@@ -85,11 +87,11 @@ def backward(given: LayerInputs, gather: Gathering, again: Repeating) -> Iterato
     freed = "dispatched tokens", made.name
     yield from _gemm_backward(given, FC1, n=given.expert_up, k=given.expert_row, frees=freed)
     yield from layers.reduce_experts(given, unit="weight")
-    yield from _sent(given, "backward", DISPATCH, there=False, frees=(f"{FC1} gradient",))
+    yield from _beside(_sent(given, "backward", DISPATCH, there=False, frees=(f"{FC1} gradient",)), first)
     yield from _latent(given, "backward", DISPATCH)
     yield from _over_x(given, "backward", DISPATCH)
     yield from again("mlp.norm")
-    yield from shared_backward(given, gather, again)
+    yield from after
     yield from _router_backward(given)
 
 
@@ -237,6 +239,26 @@ def _sent(
         ]
     steps = steps if there else steps[::-1]
     return [*steps[:-1], replace(steps[-1], makes=makes, frees=frees)]
+
+
+def _shared_parts(
+    given: LayerInputs, steps: Iterator[Operation], then: str
+) -> tuple[Iterable[Operation], list[Operation], list[Operation]]:
+    """Operations of shared experts by themselves; or those beside the first exchange of tokens and, from the layer
+    `then` on, beside the second."""
+    if not given.options.shared_expert_overlap:
+        return steps, [], []
+    every = list(steps)
+    place = next((number for number, step in enumerate(every) if step.layer == then), 0)
+    return (), every[:place], every[place:]
+
+
+def _beside(steps: list[Operation], others: list[Operation]) -> Iterator[Operation]:
+    """Operations of an exchange, and behind its dispatch or combine those that run beside it."""
+    for step in steps:
+        yield step
+        if isinstance(step, Collective) and step.routing is not None:
+            yield from others
 
 
 def _probabilities(given: LayerInputs, phase: Phase, copies: Size, *, there: bool) -> list[Operation]:

@@ -105,21 +105,24 @@ def in_flight(stage: int, *, stages: int, micro_batches: int, weights: tuple[flo
 
 
 @lru_cache(maxsize=4096)
-def held_of_chunks(stage: int, *, stages: int, micro_batches: int, weights: tuple[float, ...]) -> tuple[int, ...]:
+def held_of_chunks(
+    stage: int, *, stages: int, micro_batches: int, weights: tuple[float, ...], more: int = 0
+) -> tuple[int, ...]:
     """How many micro-batches of each chunk are between forward and backward where the sum of their weights is largest.
 
-    weights: of each chunk, its layers for instance; they may differ. After the k-th forward of `stage_order` all but
+    weights: of each chunk, its layers for instance; they may differ. more: forwards beyond the warm-up before the first
+    backward. After the k-th forward of `stage_order` all but
     the warm-up's forwards before it have their backward behind them. The order is periodic: no more micro-batches
     matter than the warm-up and two rounds. ValueError for a shape that is no pipeline's.
     """
     chunks = len(weights)
     check_shape(stages, chunks, micro_batches)
-    group, longest = group_size(stages, chunks), int(warm_up(0, stages=stages, chunks=chunks))
+    group, longest = group_size(stages, chunks), int(warm_up(0, stages=stages, chunks=chunks)) + more
     enough = (longest // (chunks * group) + 2) * group
     forward, _ = forward_sequence(stages, chunks, min(micro_batches, enough))
     each = np.asarray(weights)
     done, freed = np.cumsum(each[forward]), np.cumsum(each[chunks - 1 - forward])
-    held, warm = done.copy(), int(warm_up(stage, stages=stages, chunks=chunks))
+    held, warm = done.copy(), int(warm_up(stage, stages=stages, chunks=chunks)) + more
     held[warm + 1 :] -= freed[: max(len(held) - warm - 1, 0)]
     most = int(held.argmax())
     counts = np.bincount(forward[: most + 1], minlength=chunks)

@@ -11,6 +11,8 @@ stops the compute stream until the collective behind a handle has ended; `SYNC` 
 - a weight gradient's reduce-scatter is waited for one layer later, then its data-parallel bucket may go;
 - buckets are waited for before the optimizer; new weights are gathered behind the next forward pass;
 - keys and values of other context ranks overlap with attention;
+- GEMMs of shared experts run beside dispatch and combine, on demand;
+- on demand a layer forward runs beside one backward, of another micro-batch (`MicroBatch.merged`);
 - with the micro-batch split in two, one half's output reduction runs behind the other half's work,
   and each block ends with both halves done; pipelined with its GEMM, it runs beside that.
 
@@ -48,6 +50,10 @@ RUN, WAIT, SYNC, ISSUE = range(4)
 
 Instructions: TypeAlias = tuple[tuple[int, int, int], ...]
 """`(code, number, handle)`: number of a run, of a handle to wait for, or of a collective and its handle if issued."""
+
+
+SHARED = "moe.shared_"
+"""In the layers of shared experts."""
 
 
 class Emitted(NamedTuple):
@@ -252,6 +258,22 @@ class MicroBatch:
 
         return self._made(("backward", before, block, following), made)
 
+    def merged(self, of_type: int, block: Behind) -> Instructions:
+        """A block forward beside one of its type backward, of another micro-batch: dispatch and combine of each run
+        behind the computation of the other (`--overlap-moe-expert-parallel-comm`)."""
+
+        def made() -> list[Emitted]:
+            compiler, one = self._compiler, self._compiler.program.blocks[block.kind]
+            back = _without_gathers(one.backward.operations) if block.kept else one.backward.operations
+            forward = compiler.program.blocks[compiler.kind(of_type)].forward.operations
+            steps = _beside(forward, back, delayed=compiler.options.delayed_weight_gradients)
+            bucket = self._bucket(one.bucket, "block")
+            return compiler.section(
+                steps, following=_first(_gathers(steps)), pending=self._pending(of_type), bucket=bucket
+            )
+
+        return self._made(("merged", of_type, block), made)
+
     def flush(self, before: int | None) -> Instructions:
         """Backward pass of the embedding, after a block of the type `before`."""
         program = self._compiler.program
@@ -293,7 +315,7 @@ class MicroBatch:
 
 HANDLES = (
     *("gather", "output0", "output1", "input_gradient", "input_gather", "keys", "pipelined", "pipelined output"),
-    *("weight_gradient", "data", "parameters"),
+    *("weight_gradient", "data", "parameters", "experts", "experts back"),
 )
 """What a collective is waited for by, each with its number in instructions."""
 
@@ -366,7 +388,39 @@ def _issued(operations: Iterable[Operation], options: StepOptions) -> dict[str, 
     return found
 
 
-def _gathers(operations: Iterable[Operation]) -> list[Gather]:
+_Cut: TypeAlias = tuple[list[Operation], Collective, list[Operation], Collective, list[Operation]]
+
+
+def _beside(
+    forward: Iterable[Operation], backward: Iterable[Operation], *, delayed: bool
+) -> tuple[Operation | Emitted, ...]:
+    """Operations of both passes of a layer with experts, in the order of Megatron-Core's combined 1F1B.
+
+    Forward's attention runs beside the dispatch of gradients, backward's experts beside forward's dispatch, and so on.
+    delayed: weight gradients of experts run beside the combine of gradients. Source: NVIDIA/Megatron-LM@d98e8a64,
+    megatron/core/models/common/model_chunk_schedule_plan.py.
+    """
+    (ahead, sent, inside, home, after), (before, sent_back, within, home_back, rest) = map(_cut, (forward, backward))
+    late = [step for step in within if delayed and isinstance(step, MatMul) and step.layout == "TN"]
+    own, other = "experts", "experts back"
+    return (
+        *(*before, Emitted(ISSUE, sent_back, other)),
+        *(*ahead, Emitted(ISSUE, sent, own), Emitted(WAIT, slot=other)),
+        *(*(step for step in within if step not in late), Emitted(ISSUE, home_back, other), *late),
+        *(Emitted(WAIT, slot=own), *inside, Emitted(ISSUE, home, own)),
+        *(Emitted(WAIT, slot=other), *rest, Emitted(WAIT, slot=own), *after),
+    )
+
+
+def _cut(operations: Iterable[Operation]) -> _Cut:
+    """Operations before, between and after a dispatch and a combine, with those."""
+    every = list(operations)
+    first, second = (place for place, step in enumerate(every) if getattr(step, "routing", None))
+    sent, home = (one for one in (every[first], every[second]) if isinstance(one, Collective))
+    return every[:first], sent, every[first + 1 : second], home, every[second + 1 :]
+
+
+def _gathers(operations: Iterable[Operation | Emitted]) -> list[Gather]:
     """The gather chain through a section."""
     chain, prepare = list[Gather](), None
     for step in operations:
@@ -452,7 +506,7 @@ class _Compiler:
 
     def section(
         self,
-        operations: tuple[Operation, ...],
+        operations: Sequence[Operation | Emitted],
         *,
         following: Gather | None = None,
         pending: Pending | None = None,
@@ -469,8 +523,9 @@ class _Compiler:
         emitter = _Emitter(self.overlaps, self.options, chain, pending, bucket)
         if len(chain) == 1:
             emitter.output += self.start(following)
-        halved = self.split and operations and operations[0].phase != "backward"
-        for step in _halves(operations) if halved else operations:
+        plain = [step for step in operations if not isinstance(step, Emitted)]
+        halved = self.split and len(plain) == len(operations) and plain and plain[0].phase != "backward"
+        for step in _halves(plain) if halved else operations:
             emitter.add(step)
         return emitter.finish(flush=flush)
 
@@ -548,6 +603,8 @@ class _Emitter:
             self._settle_input_gradient()
         if "keys" in self.owed and (not step.layer.endswith(CORE) or isinstance(step, Collective)):
             self._settle("keys")
+        if "experts" in self.owed and SHARED not in step.layer:
+            self._settle("experts")
         if isinstance(step, MatMul) and step.layout == "TN":
             self._settle("input_gather")
         if isinstance(step, Collective):
@@ -583,6 +640,8 @@ class _Emitter:
             self._issue(step, "keys")
         elif step.role == "input_gather" and "input_gradient" in self.overlaps:
             self._issue(step, step.role)
+        elif step.routing is not None and self.options.shared_expert_overlap:
+            self._issue(step, "experts")
         elif step.role == "output" and self.options.pipelined_tensor:
             self._pipeline(step)
         else:

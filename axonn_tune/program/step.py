@@ -31,6 +31,7 @@ from axonn_tune.program.operations import (
     Size,
     symbol,
 )
+from axonn_tune.recompute import modules_of
 from axonn_tune.specs.model import Model
 from axonn_tune.specs.workload import Recompute, Workload
 
@@ -176,6 +177,12 @@ class StepProgram:
     def some(self) -> bool:
         """Whether only some blocks repeat."""
         return any(block.given.repeating for block in self.blocks)
+
+    @property
+    def merges(self) -> bool:
+        """Whether passes of two micro-batches run beside each other: not where dispatch and combine are repeated."""
+        asked = self.given.options.expert_overlap and self.given.options.dispatcher != "allgather"
+        return asked and self.recompute != "full" and "moe" not in modules_of(self.recompute)
 
     def kind(self, of_type: int, *, repeats: bool) -> int:
         """Number of a kind of block."""

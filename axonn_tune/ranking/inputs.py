@@ -17,7 +17,7 @@ from axonn_tune.frameworks.description import Framework, StepOptions
 from axonn_tune.frameworks.dispatchers import find_dispatcher
 from axonn_tune.grid import EXPERT_AXES, RANK_AXES
 from axonn_tune.ranking.space import Problem
-from axonn_tune.recompute import needed_by
+from axonn_tune.recompute import modules_of, needed_by
 from axonn_tune.request import AUTO, MOMENT_BYTES, MOST_TIMES, OVERLAPS, CudaGraphs, Request
 from axonn_tune.specs.catalog import Loaded, MachineLike, load_machine, load_model, route_overrides
 from axonn_tune.specs.document import known_keys
@@ -59,12 +59,7 @@ def load_inputs(request: Request) -> Inputs:
     if request.cuda_graphs:
         scopes = _captured(framework, request)
         request, framework = replace(request, cuda_graphs=scopes), framework.capturing(scopes)
-    if request.dispatcher not in (None, "auto"):
-        framework = _with_dispatcher(framework, request.dispatcher, model.document)
-    if request.imbalance is not None:
-        if not model.document.has_experts:
-            raise UsageError(f"--imbalance {request.imbalance}: {model.document.name} has no experts")
-        framework = framework.with_step(imbalance=request.imbalance)
+    framework = _with_experts(framework, request, model.document)
     if request.context is not None and request.context > 1:
         framework = framework.having("context")
     if request.order is not None:
@@ -114,6 +109,7 @@ def _check(problem: Problem) -> None:
         raise UsageError(f"{problem.gpus} GPUs cannot be arranged with {shown}: {product} does not divide them")
     _check_layout(problem)
     _check_formats(problem)
+    _check_expert_overlap(problem)
     pins = {**request.axes, "chunks": request.chunks or 1}
     _check_axes(problem, pins)
     if pins["chunks"] > 1 and (pins.get("pipeline") == 1 or "pipeline" not in problem.axes):
@@ -205,11 +201,55 @@ def _check_routing(step: StepOptions) -> None:
             )
 
 
-def _with_dispatcher(framework: Framework, name: str, model: Model) -> Framework:
-    """The framework with a dispatcher of tokens; UsageError if it has none, or other ones."""
+def _check_expert_overlap(problem: Problem) -> None:
+    """UsageError where nothing can run beside dispatch and combine as it is asked for, as Megatron-Core checks it.
+
+    Source: NVIDIA/Megatron-LM@d98e8a64, megatron/core/transformer/transformer_config.py, 3002 to 3100.
+    """
+    step, request, model = problem.framework.step, problem.request, problem.model
+    shared, delayed = step.shared_expert_overlap, step.delayed_weight_gradients
+    if not (step.expert_overlap or shared or delayed):
+        return
+    alone = "--set step.shared_expert_overlap" if shared else "--set step.delayed_weight_gradients"
+    asked = "--expert-overlap" if step.expert_overlap else alone
+    others = ", ".join(name for name, one in registry().items() if one.overlaps_experts)
+    repeats, pins = request.recompute or "none", request.axes
+    stages, scopes = pins.get("pipeline", 1), {*request.cuda_graphs} & {"mlp", "full"}
+    rules = (
+        (not model.has_experts, f"{model.name} has no experts"),
+        (not problem.framework.overlaps_experts, f"{problem.framework.title} has no such overlap; it is in {others}"),
+        (delayed and not step.expert_overlap, "needs --expert-overlap"),
+        (step.dispatcher == "allgather", "all-gathers cannot overlap; alltoall, deepep and hybridep can"),
+        (shared and step.expert_overlap, "step.shared_expert_overlap excludes it"),
+        (shared and "shared_experts" in modules_of(repeats), "excludes recompute of shared_experts"),
+    )
+    merged = (
+        (pins.get("expert", 2) == 1, "needs EP above 1"),
+        (stages > 1 and request.chunks == 1, "needs interleaved stages (VPP above 1) where there are several"),
+        (problem.workload.element_sizes.compute > 2, "needs --precision bf16 or fp16"),
+        (repeats == "full" or "moe" in modules_of(repeats), f"excludes --recompute {repeats}"),
+        (model.mtp_layers > 1, f"excludes more than 1 MTP layer, of which {model.name} has {model.mtp_layers}"),
+        (bool(scopes), f"excludes CUDA graphs of {', '.join(sorted(scopes))}"),
+    )
+    every = (*rules, *(merged if step.expert_overlap else ()))
+    for broken, why in every:
+        if broken:
+            raise UsageError(f"{asked}: {why}")
+
+
+def _with_experts(framework: Framework, request: Request, model: Model) -> Framework:
+    """The framework with what is asked of experts; UsageError if it or the model has no such thing."""
+    name, imbalance = None if request.dispatcher == "auto" else request.dispatcher, request.imbalance
+    if request.expert_overlap:
+        framework = framework.with_step(expert_overlap=True)
+    for option, value in (("--dispatcher", name), ("--imbalance", imbalance)):
+        if value is not None and not model.has_experts:
+            raise UsageError(f"{option} {value}: {model.name} has no experts")
+    if imbalance is not None:
+        framework = framework.with_step(imbalance=imbalance)
+    if name is None:
+        return framework
     known = framework.dispatchers or (framework.step.dispatcher,)
-    if not model.has_experts:
-        raise UsageError(f"--dispatcher {name}: {model.name} has no experts")
     if "expert" not in framework.expert_axes:
         raise UsageError(f"--dispatcher {name}: {framework.title} has no expert parallelism")
     if name not in known:

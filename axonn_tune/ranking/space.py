@@ -436,7 +436,8 @@ class Shapes:
         def stages_of(row: int) -> tuple[InFlight, ...]:
             count = int(stages[row])
             parts = contents_of(self.problem.model, parts_of(self.problem, count, int(chunks[row]), given))
-            return _stage_chunks(parts, count, int(counted[row]), most if every else 0)
+            ahead = int(self.problem.framework.step.expert_overlap and chunks[row] > 1)
+            return _stage_chunks(parts, count, int(counted[row]), most if every else 0, ahead)
 
         several = any(less) or bool((layers % (stages * chunks))[chunks > 1].any())
         shown = (FIRST, MIDDLE, LAST, *[MIDDLE] * (max(most - 3, 0) if every else several))
@@ -632,11 +633,14 @@ def with_uneven_chunks(shapes: Shapes, rows: Integers) -> Shapes:
 
 
 @lru_cache(maxsize=4096)
-def _stage_chunks(parts: tuple[Contents, ...], stages: int, micro_batches: int, every: int = 0) -> tuple[InFlight, ...]:
+def _stage_chunks(
+    parts: tuple[Contents, ...], stages: int, micro_batches: int, every: int = 0, ahead: int = 0
+) -> tuple[InFlight, ...]:
     """A first stage, the one after it, the last, and the first one between that has more layers than that.
 
     Later ones of as many layers hold no more. every: where stages are not that alike, the most stages that a shape has:
-    instead of the last of these all others between, the last of them again where there are fewer.
+    instead of the last of these all others between, the last of them again where there are fewer. ahead:
+    forwards beyond the warm-up.
     """
     from axonn_tune.program.pipeline import held_of_chunks
 
@@ -647,7 +651,7 @@ def _stage_chunks(parts: tuple[Contents, ...], stages: int, micro_batches: int, 
     others = [min(stage, max(stages - 2, after)) for stage in range(2, every - 1)] if every else [more]
 
     def chunks_of(stage: int) -> InFlight:
-        held = held_of_chunks(stage, stages=stages, micro_batches=micro_batches, weights=counts[stage])
+        held = held_of_chunks(stage, stages=stages, micro_batches=micro_batches, weights=counts[stage], more=ahead)
         return tuple(zip(each[stage], held, strict=True))
 
     return tuple(map(chunks_of, (0, after, stages - 1, *others)))

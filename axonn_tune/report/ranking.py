@@ -655,6 +655,8 @@ def entry_fields(entry: PricedLayout) -> Json:
         found["dispatcher"] = entry.dispatcher
     if job.formats:
         found["precision"] = job.workload.precision
+    if job.framework.step.expert_overlap:
+        found["expert_overlap"] = entry.expert_overlap
     return found | training_fields(job, entry)
 
 
@@ -751,7 +753,7 @@ def priced_remark(ranked: Priced) -> str:
     said = (
         f"{problem.model.name} on {problem.gpus:,} × {machine.name} ({machine.accelerator.name})"
         f"{with_framework(problem.framework) or ' with the bundled 4D runtime'}, "
-        f"{sequences} of {tokens} in {formats}; ranked by {RANKED_BY[problem.rank_by]}"
+        f"{sequences} of {tokens} in {formats}{_overlap_words(problem)}; ranked by {RANKED_BY[problem.rank_by]}"
     )
     if cost == ALPHA_BETA:
         return f"{said}."
@@ -775,6 +777,13 @@ def formats_remarks(ranked: Priced) -> list[str]:
             f"{'less' if saved_bytes >= 0 else 'more'} (#{place + 1})."
         )
     return said
+
+
+def _overlap_words(problem: Problem) -> str:
+    """What of experts overlaps as asked."""
+    step = problem.framework.step
+    where = ", expert overlap where EP is above 1 and stages are interleaved or one"
+    return where if step.expert_overlap else ", shared experts beside dispatch" if step.shared_expert_overlap else ""
 
 
 def training_remark(ranked: Priced) -> str:

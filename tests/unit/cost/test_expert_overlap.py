@@ -1,0 +1,130 @@
+"""Computation beside dispatch and combine: merged passes of two micro-batches, shared experts, what excludes them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from axonn_tune.cost.price import Detail, price
+from axonn_tune.errors import UsageError
+from axonn_tune.frameworks import find_framework
+from axonn_tune.grid import Grid
+from axonn_tune.job import Job, Layout
+from axonn_tune.program.pipeline import held_of_chunks
+from axonn_tune.ranking.choosing import search
+from axonn_tune.ranking.inputs import load_inputs
+from axonn_tune.request import Request
+from axonn_tune.specs.catalog import load_machine
+from axonn_tune.specs.workload import Workload
+from tests.unit.cost.test_experts import MEGATRON, model_of
+from tests.unit.small import small_problem
+
+MACHINE = load_machine("dgx-h100").document.model_copy(
+    update={
+        "accelerator": load_machine("dgx-h100").document.accelerator.model_copy(
+            update={"contention": 0.0, "memory_gib": 400.0}
+        )
+    }
+)
+CORE = find_framework("megatron-core")
+
+
+def _priced(chunks: int = 1, recompute: str = "none", batch: int = 64, pipeline: int = 1, **step: Any) -> Detail:
+    """EP 16 over two nodes, forced load balancing, no slowdown of computation."""
+    framework = CORE.with_step(imbalance=1.0, **step)
+    job = Job(model_of("moe*8"), MACHINE, Workload(global_batch=batch, sequence_length=2048), framework)
+    grid = Grid(data=16, expert=8, pipeline=pipeline, order=MEGATRON)
+    return price(job, Layout(grid, 1, recompute, 0, chunks=chunks))  # type: ignore[arg-type]
+
+
+def _sent_s(priced: Detail) -> float:
+    return sum(term.seconds for term in priced.terms if term.collective.routing is not None)
+
+
+@pytest.mark.parametrize("dispatcher", ["alltoall", "deepep", "hybridep"])
+@pytest.mark.parametrize(("pipeline", "chunks"), [(1, 1), (2, 2), (4, 2)])
+def test_overlap_is_bounded_by_both_streams(dispatcher: str, pipeline: int, chunks: int) -> None:
+    """Never slower than without; never faster than computation alone, nor than tokens alone take.
+
+    On the last of p stages with v chunks, (v - 1)·p + 1 of v·m forwards (m = 32) are before the first backward pass.
+    """
+    given: dict[str, Any] = {"pipeline": pipeline, "chunks": chunks, "dispatcher": dispatcher, "batch": 16 * 32}
+    without, merged = _priced(**given), _priced(**given, expert_overlap=True)
+    assert merged.iteration_s < without.iteration_s
+    assert merged.iteration_s >= merged.compute_s
+    assert merged.iteration_s >= _sent_s(merged)
+    hidden = without.iteration_s - merged.iteration_s
+    assert hidden <= _sent_s(without) * (1 - ((chunks - 1) * pipeline + 1) / (chunks * 32)) * (1 + 1e-9)
+    exposed = sum(term.exposed_s for term in merged.terms if term.collective.routing is not None)
+    assert exposed < _sent_s(merged) == pytest.approx(_sent_s(without))
+
+
+def test_delayed_weight_gradients_never_lose() -> None:
+    """They fill the combine of gradients."""
+    delayed = _priced(dispatcher="alltoall", expert_overlap=True, delayed_weight_gradients=True)
+    assert delayed.iteration_s <= _priced(dispatcher="alltoall", expert_overlap=True).iteration_s
+
+
+def test_one_micro_batch_has_nothing_beside_it() -> None:
+    """The first forward and the last backward pass are all there are."""
+    assert _priced(batch=16, expert_overlap=True).iteration_s == _priced(batch=16).iteration_s
+
+
+@pytest.mark.parametrize("given", [{"recompute": "full"}, {"recompute": "moe"}, {"pipeline": 2, "chunks": 1}])
+def test_layouts_that_cannot_overlap_are_as_without(given: dict[str, Any]) -> None:
+    """Repeated dispatch, and stages that are not interleaved."""
+    merged = _priced(**given, expert_overlap=True)
+    assert merged.iteration_s == _priced(**given).iteration_s
+    assert not merged.expert_overlap
+
+
+def test_one_more_micro_batch_is_held() -> None:
+    """First of two stages of two chunks: 2·1 + 2 warm-up forwards, the one before the first backward, and one more."""
+    held = [sum(held_of_chunks(0, stages=2, micro_batches=8, weights=(1, 1), more=more)) for more in (0, 1)]
+    assert held == [5, 6]
+    given: dict[str, Any] = {"pipeline": 2, "chunks": 2, "batch": 16 * 32}
+    assert _priced(**given, expert_overlap=True).memory_bytes > _priced(**given).memory_bytes
+
+
+def test_shared_experts_run_beside_tokens() -> None:
+    """Some of dispatch is hidden, at most what shared experts compute; their GEMMs are the same."""
+    without, beside = (_priced(dispatcher="alltoall", shared_expert_overlap=one) for one in (False, True))
+    assert without.iteration_s > beside.iteration_s
+    assert beside.compute_s == pytest.approx(without.compute_s)
+    assert beside.communication_s == pytest.approx(without.communication_s)
+
+
+def test_candidates_that_overlap_cost_what_each_does_alone() -> None:
+    """Guards the columns: the same to the last bit, with stages and without."""
+    step = CORE.with_step(expert_overlap=True, shared_expert_overlap=False)
+    ranked = search(small_problem(model_of("moe*4"), MACHINE, step, gpus=16, batch=16, sequence_length=2048))
+    assert any(ranked[place].expert_overlap for place in range(len(ranked)))
+    for place in range(0, len(ranked), max(len(ranked) // 12, 1)):
+        row, alone = ranked[place], ranked.detail(place)
+        assert row.iteration_s == alone.iteration_s, row.layout
+        assert row.memory_bytes == pytest.approx(alone.memory_bytes, rel=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("given", "why"),
+    [
+        ({"model": "5b"}, "5b has no experts"),
+        ({"framework": "torchtitan"}, "torchtitan has no such overlap; it is in megatron-core"),
+        ({"ep": 1}, "needs EP above 1"),
+        ({"pp": 2, "vpp": 1}, "needs interleaved stages"),
+        ({"recompute": "full"}, "excludes --recompute full"),
+        ({"recompute": "moe"}, "excludes --recompute moe"),
+        ({"dispatcher": "allgather"}, "all-gathers cannot overlap"),
+        ({"cuda_graphs": "mlp"}, "excludes CUDA graphs of mlp"),
+        ({"set": {"step.shared_expert_overlap": True}}, "step.shared_expert_overlap excludes it"),
+        ({"expert_overlap": False, "set": {"step.delayed_weight_gradients": True}}, "needs --expert-overlap"),
+    ],
+)
+def test_what_excludes_overlap_is_named(given: dict[str, Any], why: str) -> None:
+    """As Megatron-Core refuses it."""
+    names = {"ep": "expert", "pp": "pipeline", "vpp": "chunks"}
+    asked = {"model": "mixtral-8x7b", "framework": "megatron-core", "expert_overlap": True} | given
+    request = Request(gpus=64, machine="dgx-h100", **{names.get(name, name): one for name, one in asked.items()})
+    with pytest.raises(UsageError, match=why):
+        load_inputs(request)
