@@ -40,6 +40,7 @@ PRIORS: Mapping[str, float] = {
     "oversubscribed": 60.0,
     "recompute": 5.0,
     "micro_batch": 4.0,
+    "precision": 8.0,
     "overlaps": 3.0,
     "overlap": 3.0,
     "interleaving": 2.0,

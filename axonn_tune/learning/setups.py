@@ -71,8 +71,16 @@ def alternatives(setup: Setup) -> _Alternatives:
             )
             for order in _orders(one.grid)
         ],
+        ("precision", "the number format is not in effect"): [
+            (f"this looks like BF16: the recipe {setup.workload.precision} is not active", _in_bf16(setup))
+            for _ in ([setup.workload.format] if setup.workload.format else [])
+        ],
         **_other_steps(setup),
     }
+
+
+def _in_bf16(setup: Setup) -> Setup:
+    return replace(setup, workload=setup.workload.model_copy(update={"precision": "bf16"}))
 
 
 def _other_steps(setup: Setup) -> _Alternatives:

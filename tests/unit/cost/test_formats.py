@@ -264,8 +264,8 @@ SUPPORT: dict[str, tuple[str, ...]] = {
     "mi300x": ("fp8-current",),
     "mi355x": ("fp8-current", "mxfp8"),
 }
-"""NVIDIA's by compute capability: NVIDIA/TransformerEngine@d0067d0d, pytorch/quantization.py, check_recipe_support: from
-9.0 on FP8 and its blocks (which MXFP8 emulates from 10.0 on), from 10.0 on MXFP8 and NVFP4. AMD's: pytorch/ao@36027d82,
+"""NVIDIA's by compute capability: NVIDIA/TransformerEngine@d0067d0d, pytorch/quantization.py, check_recipe_support:
+from 9.0 FP8 and its blocks, which MXFP8 emulates from 10.0 on; from 10.0 MXFP8 and NVFP4. AMD's: pytorch/ao@36027d82,
 torchao/float8/config.py (MI300), torchao/prototype/moe_training/kernels/mxfp8/quant.py (gfx950)."""
 
 

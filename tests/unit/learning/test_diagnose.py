@@ -130,6 +130,15 @@ def test_a_planted_fault_is_flagged_and_among_the_first_two(name: str) -> None:
         assert found.causes[0].explains_s == pytest.approx(found.measured_s - found.predicted_s, rel=0.4)
 
 
+@pytest.mark.parametrize(("dataset", "row"), [("torchtitan", "torchtitan-0041"), ("dgxc", "dgxc-0003")])
+def test_a_recipe_that_is_not_active_is_named_first(dataset: str, row: str, tmp_path: Path) -> None:
+    """Guards the first thing to check of a run in FP8 whose step is that of BF16: a published one, said to be FP8."""
+    (one,) = (each for each in published()[dataset] if each["id"] == row)
+    cause = of_row({**one, "precision": "fp8-current"}, tmp_path).causes[0]
+    assert (cause.kind, cause.words) == ("precision", "this looks like BF16: the recipe fp8-current is not active")
+    assert all(each.kind != "precision" for each in of_row(one, tmp_path).causes)
+
+
 def test_healthy_runs_are_reasonable(tmp_path: Path) -> None:
     """Guards against alarms: a run in the lab and a published row are within their 80% intervals."""
     rows = published()["torchtitan"]
