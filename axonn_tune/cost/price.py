@@ -777,6 +777,8 @@ def hidden_behind(term: Term, workload: Workload) -> str:
     """What a collective overlaps with under the active overlaps; empty if it is not overlappable."""
     if term.op == "send" and hidden_s(term):
         return "other passes"
+    if term.collective.routing is not None and hidden_s(term) > 1e-6 * term.seconds:
+        return "another micro-batch, or shared experts"
     overlap, behind = _BEHIND.get(term.collective.role, (None, ""))
     if overlap not in workload.overlaps or (overlap == "output" and not workload.split_micro_batch):
         return ""

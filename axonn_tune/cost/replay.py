@@ -441,13 +441,13 @@ class Replay:
         last_s = self._play(state, schedule.ends[ONLY], END)[0] + waited_s
         self._end_batch(last_s)
         others_s, others_waited_s = state[0] + waited_s, waited_s
+        saved_s = self._saved_s(schedule.micro_batch, blocks)
         if buckets or self.recorder is not None:
             self._begin_batch(times)
             ordinary = schedule.micro_batch if buckets else schedule.last_micro_batch
             state, others_waited_s = self._micro_batch(ordinary, blocks)
             others_s = state[0] + others_waited_s
-            self._end_batch(others_s, before=True)
-        saved_s = self._saved_s(schedule.micro_batch, blocks)
+            self._end_batch(others_s - saved_s, before=True)
         self.saved_s = times * saved_s
         result: Value = times * (others_s - saved_s) + last_s
         return result, times * others_waited_s + waited_s

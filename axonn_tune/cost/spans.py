@@ -20,6 +20,7 @@ from axonn_tune.specs.traces import COMPUTE_LANE, END, Span, communication_lane,
 
 STEP = "step"
 LIKE_BEFORE = "micro-batch, as the one before"
+MERGED = "forward and backward of two micro-batches"
 HOST = "wait for the host that issues the kernels"
 
 
@@ -41,27 +42,34 @@ def predicted_spans(pricing: Detail, *, operations: bool = True, alike: int | No
     exposed time; one span holds all calls in a row. `alike` is the number of equal micro-batches with all their
     operations; each other one is a single span, and of thousands the last share one. Waits for the host are at the end
     of their micro-batch, the compute slowdown from overlap at the end of the step: their positions are not predicted.
+    Passes that run beside each other (`--expert-overlap`) are one span a micro-batch; the first and the last are alone.
     """
     spans = [Span(COMPUTE_LANE, STEP, 0.0, pricing.iteration_s)]
     start_s, number = 0.0, 0
     for batch in pricing.batches:
         spelled = batch.times if alike is None else min(batch.times, alike)
+        spelled, whole = (0, MERGED) if _merged(batch) else (spelled, LIKE_BEFORE)
         single = min(batch.times, spelled + _MOST_ALIKE)
         for time in range(single):
             at_s = start_s + time * batch.every_s
             if time >= spelled:
                 details = {"micro_batch": number + time + 1}
-                spans.append(Span(COMPUTE_LANE, LIKE_BEFORE, at_s, at_s + batch.every_s, details))
+                spans.append(Span(COMPUTE_LANE, whole, at_s, at_s + batch.every_s, details))
             else:
                 spans += _batch(pricing, batch, at_s, number=number + time + 1, operations=operations)
         number, end_s = number + batch.times, start_s + batch.times * batch.every_s
         if single < batch.times:
             left = {"micro_batches": batch.times - single}
-            spans.append(Span(COMPUTE_LANE, LIKE_BEFORE, start_s + single * batch.every_s, end_s, left))
+            spans.append(Span(COMPUTE_LANE, whole, start_s + single * batch.every_s, end_s, left))
         start_s = end_s
     if pricing.contended_s:
         spans.append(Span(COMPUTE_LANE, CONTENDED, pricing.iteration_s - pricing.contended_s, pricing.iteration_s))
     return spans
+
+
+def _merged(batch: Batch) -> bool:
+    """Whether it takes less time than its passes do one after the other."""
+    return batch.stretches[-1].end_s > batch.every_s * (1.0 + 1e-9)
 
 
 def _batch(pricing: Detail, batch: Batch, start_s: float, *, number: int, operations: bool) -> Iterator[Span]:
@@ -94,6 +102,8 @@ def _span(pricing: Detail, interval: Interval, by_s: float) -> Span:
     }
     if calls > 1:
         details["calls"] = round(calls)
+    if step.routing is not None:
+        details["dispatcher"] = step.routing.dispatcher
     return Span(communication_lane(step.axis), name, start_s, end_s, details)
 
 
@@ -143,6 +153,11 @@ def step_spans(pricing: Detail, *, finest_s: float) -> list[Span]:
     found: list[Span] = []
     start_s = 0.0
     for batch in pricing.batches:
+        if _merged(batch):
+            end_s = start_s + batch.times * batch.every_s
+            found.append(Span(COMPUTE_LANE, MERGED, start_s, end_s))
+            start_s = end_s
+            continue
         spans = _batch(pricing, batch, 0.0, number=1, operations=False)
         whole = (one for one in spans if one.lane != COMPUTE_LANE or _is_part(one))
         once = joined(whole, finest_s=finest_s, name=_phase)

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from axonn_tune.cost.price import Detail, price
+from axonn_tune.cost.price import Detail, hidden_behind, price
+from axonn_tune.cost.spans import MERGED, predicted_spans
 from axonn_tune.errors import UsageError
 from axonn_tune.frameworks import find_framework
 from axonn_tune.grid import Grid
@@ -58,6 +59,17 @@ def test_overlap_is_bounded_by_both_streams(dispatcher: str, pipeline: int, chun
     assert hidden <= _sent_s(without) * (1 - ((chunks - 1) * pipeline + 1) / (chunks * 32)) * (1 + 1e-9)
     exposed = sum(term.exposed_s for term in merged.terms if term.collective.routing is not None)
     assert exposed < _sent_s(merged) == pytest.approx(_sent_s(without))
+
+
+def test_traces_end_with_the_step_and_name_the_dispatcher() -> None:
+    """Merged micro-batches are one span each, on the compute stream; the first and the last pass are spelled out."""
+    priced = _priced(dispatcher="deepep", batch=16 * 4, expert_overlap=True)
+    spans = predicted_spans(priced)
+    assert max(span.end_s for span in spans) == pytest.approx(priced.iteration_s)
+    assert sum(span.name == MERGED for span in spans) == 3
+    assert {span.details["dispatcher"] for span in spans if span.name.startswith("dispatch ")} == {"deepep"}
+    sent = next(term for term in priced.terms if term.op == "dispatch")
+    assert hidden_behind(sent, priced.job.workload) == "another micro-batch, or shared experts"
 
 
 def test_delayed_weight_gradients_never_lose() -> None:
