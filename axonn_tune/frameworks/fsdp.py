@@ -45,13 +45,17 @@ _BLOCKS = {"llama": "LlamaDecoderLayer", "gpt": "GPT2Block"}
 def launch(run: Run) -> Command:
     """`accelerate launch` with its config, where that can say it; otherwise a `fully_shard` mesh under torchrun.
 
-    UsageError for selective recompute, other number formats than BF16, and another rank order.
+    UsageError for selective recompute, formats other than BF16 and torchao's FP8, which Accelerate alone can say, and
+    another rank order.
     """
-    run.check(precisions=("bf16",))
+    run.check(settable=("primary_weights",), precisions=("bf16", "fp8-current"))
     if run.recompute == "selective":
         raise run.cannot("selective recompute", "ask for --recompute full or none")
     mesh = _mesh(run)
+    narrow = run.workload.format is not None
     if run.size("z") == 1 or run.kept_layers not in (0, run.model.layers) or run.recompute_layers is not None:
+        if narrow:
+            raise run.cannot("FP8 without Accelerate", "shard over all ranks, every layer alike")
         return replace(mesh, forms={"fully-shard": mesh})
     return Command(
         release="accelerate 1.15.0",
@@ -68,7 +72,7 @@ def launch(run: Run) -> Command:
             "gradients and reduce them once a step.",
         ),
         notes=("Accelerate keeps the last norm and the LM head gathered; the prediction gathers them again.",),
-        forms={"fully-shard": mesh},
+        forms={} if narrow else {"fully-shard": mesh},
     )
 
 
@@ -111,7 +115,14 @@ def _config(run: Run) -> Iterator[str]:
     world = run.grid.world
     yield "compute_environment: LOCAL_MACHINE"
     yield "distributed_type: FSDP"
-    yield "mixed_precision: bf16  # gathers and reductions"
+    if run.workload.format is None:
+        yield "mixed_precision: bf16  # gathers and reductions"
+    else:
+        yield "mixed_precision: fp8  # GEMMs of linear layers; reductions in BF16"
+        yield "fp8_config:"
+        yield "  backend: AO"
+        yield f"  enable_fsdp_float8_all_gather: {json.dumps(run.step.primary_weights)}"
+        yield "  pad_inner_dim: true"
     yield f"num_machines: {-(-world // min(run.machine.launcher.ranks_per_node, world))}"
     yield f"num_processes: {world}"
     yield "fsdp_config:"
@@ -164,8 +175,10 @@ FSDP = Framework(
     title="PyTorch FSDP",
     axes=("z", "data"),
     source="torch 2.15, torch/distributed/fsdp/_fully_shard; mosaicml/llm-foundry",
-    step=replace(STEP, reduced_bytes=2),
+    step=replace(STEP, reduced_bytes=2, saves_original=True),
     software="eager",
+    formats=("fp8-current",),
+    format_options=("primary_weights",),
     recompute_some="full",
     names={"z": "shard", "data": "replicate"},
     logged=FlopCount(

@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 from statistics import median
+from typing import Any
 
 import pytest
 
 from axonn_tune.cost.compute import ComputeClock, compute_rates
+from axonn_tune.cost.price import price
 from axonn_tune.frameworks.description import StepOptions
+from axonn_tune.grid import Grid
+from axonn_tune.job import Layout
 from axonn_tune.program import experts
 from axonn_tune.program.layers import LayerInputs, linear_backward, linear_forward
 from axonn_tune.program.operations import PLAIN, Array, Kernel, MatMul, Operation, Size
-from axonn_tune.request import Precision
+from axonn_tune.ranking.inputs import load_inputs
+from axonn_tune.request import Precision, Request
 from axonn_tune.specs.catalog import load_machine
 from axonn_tune.specs.workload import Workload
+from axonn_tune.units import GIB
 from tests.unit.small import small_model
 
 RATES: dict[tuple[str, Precision, bool], float] = {
@@ -133,3 +139,21 @@ def test_grouped_gemm_gains(n: int, k: int, groups: int, bf16: float, mxfp8: flo
     }
     print(f"{found['bf16']:,.0f} (measured {bf16}), {found['mxfp8']:,.0f} ({mxfp8})")
     assert found["mxfp8"] / found["bf16"] == pytest.approx(mxfp8 / bf16, rel=0.25)
+
+
+def saved_gib(precision: Precision) -> float:
+    """Activations that a stage of 16 MoE layers of DeepSeek-V3 saves (arXiv 2603.07685, table 4): PP 4, VPP 4, EP 64
+    on 256 GPUs, forced load balancing, nothing recomputed."""
+    given: dict[str, Any] = {"framework": "megatron-core", "batch": 8192, "seq": 4096, "imbalance": 1}
+    asked = Request("deepseek-v3", 256, machine="gb200-nvl72", precision=precision, set=["model.mtp_layers=0"], **given)
+    order = ("x", "context", "z", "data", "pipeline", "y")
+    grid = Grid(1, 1, 1, 64, pipeline=4, expert=64, expert_tensor=1, order=order)
+    stage = price(load_inputs(asked).problem, Layout(grid, 1, "none", chunks=4)).stages[1]
+    return sum(size for name, size in stage.memory.items if name.startswith("saved")) / GIB
+
+
+def test_fp8_saves_activations_of_deepseek_v3() -> None:
+    """Guards 16 GiB of FP8, which halves inputs of linear layers, and no more."""
+    saving = saved_gib("bf16") - saved_gib("mxfp8")
+    print(f"{saving:.1f} GiB, published 16")
+    assert saving == pytest.approx(16.0, rel=0.15)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -234,7 +235,22 @@ def test_compare_ranks_those_that_have_the_format() -> None:
     found = compare(load_inputs(Request("llama3-8b", 8, machine="dgx-b200", precision="mxfp8", batch=8)).problem)
     priced = {one.key for one in found.contenders if one.prediction}
     assert priced == {"megatron-core", "torchtitan"}
-    assert next(one.infeasible for one in found.contenders if one.key == "fsdp") == "priced in bf16 only"
+    assert next(one.infeasible for one in found.contenders if one.key == "fsdp") == "priced in bf16, fp8-current only"
+
+
+def test_accelerate_is_told_of_fp8(tmp_path: Path) -> None:
+    """Guards FSDP in torchao's FP8: its config, with or without gathers in FP8, which take less time."""
+    asked: dict[str, Any] = {"machine": "dgx-h100", "framework": "fsdp", "batch": 16, "recompute": "full"}
+    asked |= {"precision": "fp8-current", "micro_batch": 2, "z": 8, "kept_layers": 0}
+    steps = []
+    for gathers in ("false", "true"):
+        found = axonn_tune.search("llama3-8b", 8, **asked, set={"step.primary_weights": gathers == "true"})
+        found.write_launch_config(tmp_path / f"{gathers}.sh")
+        config = (tmp_path / f"{gathers}.yaml").read_text(encoding="utf-8")
+        assert "mixed_precision: fp8" in config
+        assert f"  backend: AO\n  enable_fsdp_float8_all_gather: {gathers}\n" in config
+        steps.append(found.best.communication_s)
+    assert steps[1] < steps[0]
 
 
 def test_what_has_no_format_says_which_it_has() -> None:
