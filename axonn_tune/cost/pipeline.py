@@ -100,7 +100,8 @@ def stage_end_s(chunks: Sequence[ChunkTimes], *, stages: int) -> Any:  # noqa: A
 class Pipelines:
     """Candidates with as many stages and chunks: all columns have one row each.
 
-    send_s: of one message; alone_s: computation of the stage that computes longest.
+    send_s: of one message; alone_s: computation of the stage that computes longest; mixed: there are several layer
+    types.
     """
 
     stages: int
@@ -110,6 +111,7 @@ class Pipelines:
     send_s: Floats
     overlapped: bool
     contention: float
+    mixed: bool = False
 
     def __post_init__(self) -> None:
         """Merge passes where chunks are interleaved: without, no backward pass follows a forward of another one."""
@@ -176,8 +178,15 @@ class Pipelines:
 
     def floor_s(self) -> tuple[Floats, Floats]:
         """Least step of the same stages cut into any number of chunks, and its least exposed communication, s: the
-        passes of the stage with the most computation, back to back, and the end of its step."""
-        found = self._of_slowest([kind.floor_s(self.micro_batches) for kind in self.kinds])
+        passes of the stage with the most computation, back to back, and the end of its step.
+
+        Where stages have other layer types once they are cut, it is the mean stage's, which no split is below.
+        """
+        each = [kind.floor_s(self.micro_batches) for kind in self.kinds]
+        found = self._of_slowest(each)
+        if self.mixed:
+            shares = (len(kind.numbers) * one for kind, one in zip(self.kinds, each, strict=True))
+            found = np.asarray(sum(shares) / self.stages)
         return found, np.maximum(found - self.alone_s, 0.0)
 
     def price(self, position: int) -> tuple[PipelineTime, int, float]:

@@ -208,7 +208,7 @@ DEEPSPEED = Framework(
     axes=("x", "z", "data", "pipeline"),
     source="deepspeed 0.19.8, runtime/zero",
     step=_STEP,
-    schedule=PipelineSchedule(interleaved=False, uneven=True),
+    schedule=PipelineSchedule(interleaved=False, uneven=True, layouts=False),
     software="unknown",
     recompute_some="full",
     searches_some=False,

@@ -219,8 +219,8 @@ class PipelineSchedule:
 
     interleaved: several chunks a stage are possible. overlapped: sends overlap with computation, of plain 1F1B and of
     interleaved stages. uneven: stages may differ in layers. equal_chunks: the rule by which all chunks of interleaved
-    stages have as many layers; empty where they may differ. scattered: each rank of x sends its share of an activation,
-    which the receiver gathers.
+    stages have as many layers; empty where they may differ. layouts: the layers of each part can be told. scattered:
+    each rank of x sends its share of an activation, which the receiver gathers.
     """
 
     interleaved: bool = True
@@ -228,6 +228,7 @@ class PipelineSchedule:
     overlapped_interleaved: bool = True
     uneven: bool = True
     equal_chunks: str = ""
+    layouts: bool = True
     scattered: bool = True
 
 

@@ -80,8 +80,8 @@ LARGEST_COUNT = 2**40
 def search(problem: Problem, *, variants: bool = False, exact: int = DEFAULT_TOP) -> Priced:
     """Rank every grid of a GPU count; with `variants` every candidate of it. Nothing feasible: an empty ranking.
 
-    exact: number of ranks in the order of exact steps; with pipeline stages, the rest is ranked by a bound. Displayed
-    candidates are always exact.
+    exact: number of ranks in the order of exact steps; with pipeline stages, the rest is ranked by a bound, and none of
+    it is balanced by time. Displayed candidates are always exact.
     """
     started = time.perf_counter()
     _check(problem)
@@ -132,19 +132,75 @@ def search(problem: Problem, *, variants: bool = False, exact: int = DEFAULT_TOP
         columns = _joined([columns, replace(found, shape=found.shape + before)])
         shapes, fittings = shapes.with_more(more), {kind: fittings[kind].with_more(fitted[kind]) for kind in fitted}
         columns = _refined(columns, shapes, problem, count=exact, variants=variants)
+    whole = Priced(
+        *(
+            problem,
+            SearchCounts(len(grids.sizes), candidates, 0, {}, 0.0),
+            grids,
+            shapes,
+            placements,
+            fittings,
+            columns,
+        ),
+        *(np.arange(0), programs, tuple(one.problem for one in exchanges)),
+    )
+    whole = _balanced(whole, count=exact) if problem.splits and not variants else whole
+    return _ranked(whole, started, variants=variants)
+
+
+def _ranked(found: Priced, started: float, *, variants: bool) -> Priced:
+    """Priced candidates in order, each grid once or all of them, with their numbers; started: when the search was."""
+    problem, shapes, columns, fittings = found.problem, found.shapes, found.columns, found.fittings
     used = distinct(np.concatenate([shapes.grid[fitting.rows] for fitting in fittings.values()]))[0]
     rows = np.arange(len(columns.shape)) if variants else _best_of_each(columns, shapes, rank_by=problem.rank_by)
-    rows = order_of(columns, rows, shapes, placements, rank_by=problem.rank_by, fittings=fittings)
-    searched = SearchCounts(
-        grids=len(grids.sizes),
-        candidates=candidates,
-        feasible=_count_fitting(shapes, placements, fittings),
-        rejected=_count_rejected(grids, shapes, used),
+    rows = order_of(columns, rows, shapes, found.placements, rank_by=problem.rank_by, fittings=fittings)
+    searched = replace(
+        found.searched,
+        feasible=_count_fitting(shapes, found.placements, fittings),
+        rejected=_count_rejected(found.grids, shapes, used),
         seconds=time.perf_counter() - started,
     )
     chosen = rows if variants else rows[np.sort(distinct(columns.places(shapes)[rows])[1])]
-    searches = tuple(one.problem for one in exchanges)
-    return Priced(problem, searched, grids, shapes, placements, fittings, columns, chosen, programs, searches)
+    return replace(found, searched=searched, rows=chosen)
+
+
+def _balanced(priced: Priced, *, count: int) -> Priced:
+    """The best row of each of the first grids, balanced by time: those that are faster so come behind the others, each
+    of a shape of its own."""
+    # Imported here: most searches have no pipeline, and start-up time is theirs.
+    from axonn_tune.ranking.balance import balanced
+
+    columns, shapes, fittings, splits = priced.columns, priced.shapes, priced.fittings, dict[int, tuple[int, ...]]()
+    rows = np.argsort(columns.iteration_s, kind="stable")
+    first = replace(priced, rows=rows[np.sort(distinct(columns.places(shapes)[rows])[1])[:count]])
+    for place, row in enumerate(first.rows.tolist()):
+        shape, kind = columns.shape[[row]], list(fittings)[columns.recompute[row]]
+        step_s, limit_bytes = float(columns.iteration_s[row]), fittings[kind].limit_bytes
+        if shapes.stages[shape[0]] == 1:
+            continue
+        found = balanced(first.problem_of(row), first.layout(place), step_s=step_s, limit_bytes=limit_bytes)
+        if found is None or found.parts is None:
+            continue
+        splits[len(shapes)] = found.parts
+        own, rows = fittings[kind], np.arange(1)
+        more = Fitting(np.array([found.memory_bytes]), own.kept_layers[shape], own.repeated[shape], rows, limit_bytes)
+        less = replace(more, total_bytes=np.array([np.inf]), rows=rows[:0])
+        fittings = {one: known.with_more(more if one == kind else less) for one, known in fittings.items()}
+        one = Columns(
+            shape=np.array([len(shapes)]),
+            placement=columns.placement[[row]],
+            recompute=columns.recompute[[row]],
+            communication_s=np.array([found.communication_s]),
+            compute_s=np.array([found.compute_s]),
+            iteration_s=np.array([found.iteration_s]),
+            bubble_s=np.array([found.bubble_s]),
+            bounded=np.zeros(1, dtype=np.bool_),
+            exchange=columns.exchange[[row]],
+            precision=columns.precision[[row]],
+        )
+        columns, shapes = _joined([columns, one]), shapes.with_more(shapes.taken(shape, chunks=shapes.chunks[shape]))
+    searched = replace(priced.searched, candidates=priced.searched.candidates + len(splits))
+    return replace(priced, searched=searched, shapes=shapes, fittings=fittings, columns=columns, splits=splits)
 
 
 @dataclass(frozen=True)
@@ -445,6 +501,7 @@ def _price_pipelines(
                 send_s=sends[rows],
                 overlapped=overlapped(shapes.problem.framework.schedule, several),
                 contention=contention,
+                mixed=len(shapes.problem.model.types) > 1,
             ),
         )
 

@@ -115,7 +115,8 @@ class Priced:
     """Layouts of a job, priced and ranked; empty if nothing is feasible.
 
     `rows` indexes the columns, best first, each grid once (or every candidate). problems: the problem with each
-    exchange of context parallelism that was compared. others: rank of each grid by other cost models.
+    exchange of context parallelism that was compared. splits: layers of each part of the shapes whose stages are
+    balanced by time. others: rank of each grid by other cost models.
     """
 
     problem: Problem
@@ -129,6 +130,7 @@ class Priced:
     programs: dict[Variant, StepProgram]
     problems: tuple[Problem, ...] = ()
     cost: str = ALPHA_BETA
+    splits: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
     others: Mapping[str, Mapping[Sizes, int]] = field(default_factory=dict)
 
     def __len__(self) -> int:
@@ -143,7 +145,7 @@ class Priced:
         """Everything that the alpha-beta model predicts of the layout at a place of the ranking, from 0."""
         row = int(self.rows[position])
         return replace(
-            price(self._problem_of(row), self.layout(position)),
+            price(self.problem_of(row), self.layout(position)),
             rank=position + 1,
             tie=position < self.ties,
             shortest_step_s=float(self._shortest_steps_s[self._places[row]]),
@@ -151,7 +153,7 @@ class Priced:
 
     def with_terms(self, position: int) -> PricedLayout:
         """The layout at a place of the ranking, with every collective by the ranking's cost model."""
-        detail = price(self._problem_of(int(self.rows[position])), self.layout(position))
+        detail = price(self.problem_of(int(self.rows[position])), self.layout(position))
         return replace(self[position], terms=detail.terms, stages=detail.stages)
 
     def layout(self, position: int) -> Layout:
@@ -169,7 +171,7 @@ class Priced:
             kind.recompute,
             int(fitting.kept_layers[shape]),
             int(self.shapes.chunks[shape]),
-            self.problem.parts,
+            self.splits.get(shape, self.problem.parts),
             int(fitting.repeated[shape]) or None,
             mtp_part=self.problem.pipeline_layout and self.problem.pipeline_layout.mtp_part,
         )
@@ -177,7 +179,7 @@ class Priced:
     def _variant(self, row: int) -> Variant:
         return list(self.fittings)[int(self.columns.recompute[row])]
 
-    def _problem_of(self, row: int) -> Problem:
+    def problem_of(self, row: int) -> Problem:
         """The problem with the exchange and in the number format of a candidate."""
         found = self.problems[self.columns.exchange[row]] if self.problems else self.problem
         return found.within(self._variant(row).precision) if found.formats else found
@@ -206,7 +208,7 @@ class Priced:
             values |= kept_by_kind(self.programs[kind], chunks, values, kept, arithmetic=PLAIN)
         return PricedLayout(
             **vars(layout),
-            job=self._problem_of(row),
+            job=self.problem_of(row),
             communication_s=float(columns.communication_s[row]),
             compute_s=compute_s,
             iteration_s=step_s,
@@ -308,7 +310,8 @@ class Priced:
         order = tuple(axis for axis in grid.order if axis in ("x", "y") and grid.axis_size(axis) > 1)
         tokens = layout.micro_batch / grid.context
         precision = self._variant(int(self.rows[place])).precision
-        sizes = (precision, grid.x, grid.y, shards, grid.pipeline, layout.chunks, layout.kept_layers, tokens)
+        stages = (grid.pipeline, layout.chunks, layout.parts)
+        sizes = (precision, grid.x, grid.y, shards, *stages, layout.kept_layers, tokens)
         return (*sizes, layout.recompute, order)
 
     def _tied(self, first: int, other: int) -> bool:

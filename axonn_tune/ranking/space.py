@@ -140,6 +140,13 @@ class Problem(Job):
         """Layers of each model part of the layout that is asked for."""
         return self.pipeline_layout and self.pipeline_layout.parts
 
+    @property
+    def splits(self) -> bool:
+        """Whether stages are balanced by time: the framework can be told the layers of each part, and is not yet."""
+        schedule, searched = self.framework.schedule, self.pipeline and self.rank_by == "iteration"
+        free = schedule.layouts and schedule.uneven and not schedule.equal_chunks
+        return searched and free and self.parts is None
+
     @cached_property
     def by_exchange(self) -> tuple[Problem, ...]:
         """The problem with each exchange of context parallelism that the search compares, the framework's own first.
@@ -555,9 +562,8 @@ def _with_chunks(
     counts = [np.ones(len(kept[0]), dtype=np.int64)]
     if problem.framework.schedule.interleaved:
         several = len(problem.model.types) > 1 and not problem.framework.schedule.equal_chunks
-        tried = range(2, _MOST_CHUNKS + 1) if several else divisors(counted)[1:]
-        for chunks in tried if asked is None else [asked] * (asked > 1):
-            equal = (asked is None and not several) or bool(problem.framework.schedule.equal_chunks)
+        for chunks in divisors(counted)[1:] * (not several) if asked is None else [asked] * (asked > 1):
+            equal = asked is None or bool(problem.framework.schedule.equal_chunks)
             cut = (counted % (stages * chunks) == 0) | (not equal)
             fits = (stages > 1) & cut & (stages * chunks <= step.most_parts(layers)) & (batches % stages == 0)
             kept.append(np.flatnonzero(fits))
@@ -595,11 +601,11 @@ def uneven_chunks(
     given = problem.request.chunks is not None or problem.parts is not None
     if given or not schedule.interleaved or schedule.equal_chunks or not len(shapes.piped):
         return none, none
-    if len(problem.model.types) > 1:
-        # All numbers of chunks are among the shapes: how much a chunk holds is not told by its number of layers.
-        return none, none
     stages, batches = shapes.stages[shapes.piped], np.asarray(shapes.values["A"])[shapes.piped]
     possible = (shapes.chunks[shapes.piped] == 1) & (layers // stages > 1) & (batches % stages == 0)
+    if len(problem.model.types) > 1:
+        # How much a chunk holds is not told by its number of layers.
+        return shapes.piped[possible], none
     ahead = {FIRST: np.where(batches >= 2 * stages, stages - 1.0, 0.0), LAST: np.zeros(len(stages))}
     fits, gains = np.zeros(len(stages), dtype=np.bool_), np.zeros(len(stages), dtype=np.bool_)
     for kind, program in programs.items():
@@ -624,11 +630,12 @@ def uneven_chunks(
 
 
 def with_uneven_chunks(shapes: Shapes, rows: Integers) -> Shapes:
-    """Shapes of one chunk a stage with every number of chunks that differ in layers."""
+    """Shapes of one chunk a stage with every number of chunks that differ in layers, of several layer types all."""
     layers, stages, step = shapes.problem.model.layers, shapes.stages[rows], shapes.problem.framework.step
-    counts = np.maximum(step.most_parts(layers) // stages - 1, 0)
+    counts, several = np.maximum(step.most_parts(layers) // stages - 1, 0), len(shapes.problem.model.types) > 1
+    counts = np.minimum(counts, _MOST_CHUNKS - 1) if several else counts
     chunks = 2 + np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
-    uneven = np.flatnonzero((layers + sum(step.less)) % (np.repeat(stages, counts) * chunks))
+    uneven = np.flatnonzero((layers + sum(step.less)) % (np.repeat(stages, counts) * chunks) + several)
     return shapes.taken(np.repeat(rows, counts)[uneven], chunks=chunks[uneven])
 
 

@@ -1,0 +1,107 @@
+"""Pipeline stages balanced by time: the contiguous split of layers whose slowest stage takes least.
+
+A block of each layer type, the embedding and the LM head of a layout are replayed alone; passes of a stage are sums of
+them. One chunk a stage has an exact split, by a dynamic program. Several start from the exact split over parts and from
+that by layers, and single layers leave the slowest stage for as long as that helps.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from axonn_tune.cost.columns import Floats
+from axonn_tune.cost.price import Detail, Pricer
+from axonn_tune.job import Job, Layout
+from axonn_tune.program.schedule import Runs
+from axonn_tune.program.step import FIRST, LAST, MIDDLE, Stage
+
+WORTH = 1e-3
+"""Share of a step that a split must save."""
+
+
+def balanced(job: Job, layout: Layout, *, step_s: float, limit_bytes: float) -> Detail | None:
+    """A layout with its stages balanced by time, where that fits and is notably shorter than its step so far."""
+    pricer, stages = Pricer(job, layout), layout.pipeline
+    layer_s, ends_s = _seconds(pricer)
+    split = balanced_parts(layer_s, ends_s, pricer.parts, stages=stages)
+    before_s, after_s = (stage_s(parts, layer_s, ends_s, stages).max() for parts in (pricer.parts, split))
+    batches = job.workload.global_batch / (layout.grid.batch_shares * layout.micro_batch)
+    if (before_s - after_s) * batches < WORTH * step_s or (layout.recompute_layers or 0) >= max(split):
+        return None
+    found = Pricer(job, replace(layout, parts=split)).price()
+    return found if found.memory_bytes <= limit_bytes and found.iteration_s <= (1.0 - WORTH) * step_s else None
+
+
+def _seconds(pricer: Pricer) -> tuple[Floats, tuple[float, float]]:
+    """Both passes of each layer, and what embedding and LM head add, s; recompute in some layers is left out."""
+    values, _ = pricer.settled_stage(0)
+    for of in {"", *(block.given.counted for block in pricer.program.blocks)}:
+        values |= {f"L{of}": 1.0, f"kept{of}": 0.0, f"unkept{of}": 1.0}
+    replay, types = pricer.replay(values | {"repeated": 0.0}, MIDDLE), [one for one, _ in pricer.model.runs]
+
+    def passes_s(part: Stage, runs: Runs) -> float:
+        times = replay.chunk(part, runs)
+        return float(times.forward_s + times.backward_s)
+
+    one_s = {one: passes_s(MIDDLE, ((one, 1.0),)) for one in types}
+    each_s = {one: passes_s(MIDDLE, ((one, 2.0),)) - one_s[one] for one in types}
+    first, last = (passes_s(part, ((one, 1.0),)) - one_s[one] for part, one in ((FIRST, types[0]), (LAST, types[-1])))
+    return np.repeat([each_s[one] for one in types], [count for _, count in pricer.model.runs]), (first, last)
+
+
+def stage_s(parts: tuple[int, ...], layer_s: Floats, ends_s: tuple[float, float], stages: int) -> Floats:
+    """Passes of each stage over one micro-batch, s; part c·p + s is chunk c of stage s."""
+    reached = np.concatenate([[0.0], np.cumsum(layer_s)])[np.cumsum((0, *parts))]
+    part_s = np.diff(reached)
+    part_s[[0, -1]] += ends_s
+    found: Floats = part_s.reshape(-1, stages).sum(axis=0)
+    return found
+
+
+def balanced_parts(
+    layer_s: Floats, ends_s: tuple[float, float], today: tuple[int, ...], *, stages: int
+) -> tuple[int, ...]:
+    """Layers of each part, at least one, with the least of the slowest stage, then of the sum of squares.
+
+    layer_s: of each layer in order; ends_s: of the embedding and the LM head; today: the split by layers.
+    """
+    exact = _exact_parts(layer_s, ends_s, len(today))
+    if len(today) == stages:
+        return exact
+
+    def key(parts: tuple[int, ...]) -> tuple[float, float]:
+        found = stage_s(parts, layer_s, ends_s, stages)
+        return float(found.max()), float((found**2).sum())
+
+    def improved(parts: tuple[int, ...]) -> tuple[int, ...]:
+        slowest, counts = int(stage_s(parts, layer_s, ends_s, stages).argmax()), np.array(parts)
+        moves = np.eye(len(parts), dtype=np.int64)
+        sources = [one for one in range(slowest, len(parts), stages) if parts[one] > 1]
+        targets = [one for one in range(len(parts)) if one % stages != slowest]
+        moved = [tuple((counts - moves[a] + moves[b]).tolist()) for a in sources for b in targets]
+        best = min(moved, key=key, default=parts)
+        return improved(best) if key(best) < key(parts) else parts
+
+    return min(map(improved, (today, exact)), key=key)
+
+
+def _exact_parts(layer_s: Floats, ends_s: tuple[float, float], parts: int) -> tuple[int, ...]:
+    """The split over so many parts with the least longest part, by a dynamic program, and of those the most even."""
+    layers, reached = len(layer_s), np.concatenate([[0.0], np.cumsum(layer_s)])
+    taken = reached[None, :] - reached[:, None]
+    taken[np.tri(layers + 1, dtype=np.bool_)] = np.inf
+    costs = [taken + ends_s[0] * (part == 0) + ends_s[1] * (part == parts - 1) for part in range(parts)]
+    longest = np.where(np.arange(layers + 1), np.inf, 0.0)
+    for cost in costs:
+        longest = np.maximum(longest[:, None], cost).min(axis=0)
+    squares, starts = np.where(np.arange(layers + 1), np.inf, 0.0), []
+    for cost in costs:
+        total = squares[:, None] + np.where(cost <= longest[-1] * (1.0 + 1e-12), cost, np.inf) ** 2
+        starts.append(total.argmin(axis=0))
+        squares = total.min(axis=0)
+    ends = [layers]
+    for start in reversed(starts):
+        ends.append(int(start[ends[-1]]))
+    return tuple(np.diff(ends[::-1]).tolist())
