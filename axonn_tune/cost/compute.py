@@ -52,6 +52,7 @@ class ComputeRates:
     tile: float
     attention_forward_flops_per_s: float
     attention_backward_flops_per_s: float
+    attention_ramp: float
     memory_bytes_per_s: float
     kernel_launch_s: float
     kernel_traffic: float
@@ -82,6 +83,7 @@ def compute_rates(accelerator: Accelerator, precision: Precision, software: Soft
         tile=float(accelerator.matmul_tile),
         attention_forward_flops_per_s=lasting * accelerator.attention_forward_efficiency / software.attention,
         attention_backward_flops_per_s=lasting * accelerator.attention_backward_efficiency / software.attention,
+        attention_ramp=accelerator.attention_ramp_tokens,
         memory_bytes_per_s=bytes_per_s(accelerator.memory_bandwidth_gb_per_s) * accelerator.memory_efficiency,
         kernel_launch_s=seconds(accelerator.kernel_launch_us + software.operation_us),
         kernel_traffic=software.traffic,
@@ -154,11 +156,25 @@ def kernel_time_s(size_bytes: Value, rates: ComputeRates, *, traffic: float = 1.
     return rates.kernel_launch_s + size_bytes * traffic / rates.memory_bytes_per_s
 
 
-def attention_time_s(flops: Value, rates: ComputeRates, *, backward: bool) -> Value:
+REFERENCE_KEYS = 8192.0
+"""Keys up to which an accelerator's shares of attention hold."""
+
+
+def attention_time_s(
+    flops: Value, rates: ComputeRates, *, backward: bool, keys: Value, arithmetic: Arithmetic
+) -> Value:
     """Time of fused attention, s; `flops` counts the masked half too: forward 4 · tokens · S · Q, backward five GEMMs
-    for the forward's two."""
+    for the forward's two.
+
+    keys: of a query, the masked half included. A kernel fills and drains once a query tile, and computes tiles on the
+    diagonal whole: with n keys it reaches n / (n + ramp) of what it does with endless ones.
+    """
     reached = rates.attention_backward_flops_per_s if backward else rates.attention_forward_flops_per_s
-    return rates.kernel_launch_s + flops / reached
+    gain: Value = 1.0
+    if rates.attention_ramp:
+        longer = (1.0 + rates.attention_ramp / REFERENCE_KEYS) / (1.0 + rates.attention_ramp / keys)
+        gain = arithmetic.larger(longer, 1.0)
+    return rates.kernel_launch_s + flops / (reached * gain)
 
 
 @dataclass(frozen=True)
@@ -196,7 +212,13 @@ class ComputeClock:
             return launch_s + step.groups.evaluate(self.values) * (one_s - launch_s)
         if isinstance(step, Attention):
             flops = step.flops / NARROW_ATTENTION if step.narrow else step.flops
-            return attention_time_s(flops.evaluate(self.values), rates, backward=step.backward)
+            return attention_time_s(
+                flops.evaluate(self.values),
+                rates,
+                backward=step.backward,
+                keys=step.keys.evaluate(self.values),
+                arithmetic=self.arithmetic,
+            )
         if step.size_bytes.coefficient == 0.0:
             return 0.0
         traffic = 1.0 if step.phase == "step" else rates.kernel_traffic

@@ -37,8 +37,10 @@ PROBABILITIES = "moe.probabilities"
 FC1, ACTIVATION, FC2 = "moe.fc1", "moe.activation", "moe.fc2"
 SHARED_FC1, SHARED_ACTIVATION, SHARED_FC2 = "moe.shared_fc1", "moe.shared_activation", "moe.shared_fc2"
 
-_SCORED = Traffic(12, 0, 24)
-"""Kernels of scores, top-k, probabilities and the balancing loss, by logit, in FP32; as many backward."""
+_SCORED, _SCORED_AT_ONCE = Traffic(12, 0, 24), Traffic(2, 0, 6)
+"""Kernels of scores, top-k, probabilities and the balancing loss, by logit, in FP32, as many backward: operator by
+operator, or fused into one for the scores of the best and one for the loss (NVIDIA/TransformerEngine@d0067d0d,
+transformer_engine/pytorch/router.py; `moe_router_fusion`, which recipes of Megatron-Bridge set)."""
 
 _ROUTED = 8.0
 """Bytes of what is kept of the routing of a token to one expert."""
@@ -191,14 +193,18 @@ def _router(given: LayerInputs, phase: Phase) -> Iterator[Operation]:
     kept = Array("routing", "routing maps", _ROUTED * given.experts.per_token * PARTS * tokens)
     yield MatMul(phase, ROUTER, tokens, as_size(count), H / Y, "NN", PARTS, makes=(kept,))
     yield Collective("all_reduce", "y", phase, ROUTER, 4.0 * count * tokens, calls=PARTS)
-    yield moves(phase, ROUTER, _SCORED, count * tokens, given, calls=PARTS)
+    yield moves(phase, ROUTER, _scored(given), count * tokens, given, calls=PARTS)
+
+
+def _scored(given: LayerInputs) -> Traffic:
+    return _SCORED_AT_ONCE if given.options.kernels == "ideal" else _SCORED
 
 
 def _router_backward(given: LayerInputs) -> Iterator[Operation]:
     """Gradients of scores, of the router's input, to which those of the experts are added, and of its weight."""
     count, tokens, layer = float(given.experts.count), given.routed, ROUTER
     made = given.stream("mlp.norm gradient", "residual gradients")
-    yield moves("backward", layer, _SCORED, count * tokens, given, calls=PARTS)
+    yield moves("backward", layer, _scored(given), count * tokens, given, calls=PARTS)
     yield MatMul("backward", layer, tokens, H / Y, as_size(count), "NT", PARTS, makes=(made,))
     yield moves("backward", layer, Traffic(1, 3), tokens * H / Y, given, calls=PARTS)
     yield MatMul("backward", layer, H / Y, as_size(count), tokens, "TN", PARTS, frees=("mlp.norm output", "routing"))

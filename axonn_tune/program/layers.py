@@ -773,7 +773,7 @@ def attention_core(given: LayerInputs, *, phase: Phase) -> list[Operation]:
         statistics = Array("softmax statistics", "softmax statistics", given.elements.statistics * rows)
         flops = _core_flops(given, queries=1, values=1)
         core: list[Computation] = [
-            Attention(phase, CORE, flops, narrow=narrow, calls=PARTS, makes=(output, statistics))
+            Attention(phase, CORE, flops, given.span, narrow=narrow, calls=PARTS, makes=(output, statistics))
         ]
     else:
         core = _unfused_core(given, phase=phase, output=output)
@@ -853,7 +853,7 @@ def attention_core_backward(given: LayerInputs) -> list[Operation]:
     if given.options.fused_attention:
         flops = _core_flops(given, queries=3, values=2)
         narrow = given.narrow and given.options.narrow_attention
-        core = Attention("backward", CORE, flops, True, narrow, calls=PARTS, makes=(gradient,), frees=dead)
+        core = Attention("backward", CORE, flops, given.span, True, narrow, calls=PARTS, makes=(gradient,), frees=dead)
         return [*exchanged, core, *joined, *returned]
     scores, values = (_scores_matmul(given, "backward", "NN", forward=one, values=True) for one in (True, False))
     keys = _scores_matmul(given, "backward", "NN", forward=False)

@@ -275,11 +275,13 @@ class MatMul:
 
 @dataclass(frozen=True)
 class Attention:
-    """Fused attention core; `flops` with the masked half counted as work; narrow: in 8 bits."""
+    """Fused attention core; `flops` with the masked half counted as work; keys: of a query, as flops counts them;
+    narrow: in 8 bits."""
 
     phase: Phase
     layer: str
     flops: Size
+    keys: Size
     backward: bool = False
     narrow: bool = False
     calls: Size = ONCE

@@ -87,6 +87,11 @@ class Accelerator(SourcedSection):
         description="Fused attention, forward: share of the peak, the causal half counted as full work."
     )
     attention_backward_efficiency: PositiveValue = Field(description="The same, backward.")
+    attention_ramp_tokens: NonNegativeValue = Field(
+        default=0.0,
+        description="Fused attention of long sequences: keys at which a call reaches half of what endless ones do. The "
+        "shares hold up to 8,192 keys; 0: for all.",
+    )
     kernel_launch_us: NonNegativeValue = Field(description="Fixed time of one element-wise kernel, µs.")
     contention: NonNegativeValue = Field(
         default=0.0,

@@ -5,10 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from axonn_tune.cost.compute import compute_rates, contended_s, rate_of_matmul
+from axonn_tune.cost.compute import attention_time_s, compute_rates, contended_s, rate_of_matmul
 from axonn_tune.cost.price import price
 from axonn_tune.grid import Grid
 from axonn_tune.job import Job, Layout
+from axonn_tune.program.operations import COLUMNS, PLAIN
 from axonn_tune.specs.catalog import load_machine, load_model
 from axonn_tune.specs.machine import Machine
 from axonn_tune.specs.workload import Workload
@@ -64,3 +65,30 @@ def test_a_step_is_longer_by_what_it_loses(contention: float) -> None:
     assert slowed.iteration_s == pytest.approx(alone.iteration_s + slowed.contended_s)
     assert slowed.compute_s == pytest.approx(alone.compute_s + slowed.contended_s)
     assert slowed.exposed_communication_s == pytest.approx(alone.exposed_communication_s)
+
+
+def test_attention_of_long_sequences_comes_nearer_to_what_its_kernels_do() -> None:
+    """Guards rates by keys: as stated up to 8,192, then n / (n + ramp), in columns to the same bits.
+
+    Between 4,096 and 16,384 tokens arXiv 2603.07685 (table 9) has 638 over 553 TFLOP/s forward and 523 over 422
+    backward on Hopper, so 1.19 together; the reference lies between them.
+    """
+    rates = compute_rates(load_machine("dgx-h100").document.accelerator, "bf16")
+
+    def taken(keys: float) -> float:
+        flops, numbers = 1e13, PLAIN
+        return (
+            float(attention_time_s(flops, rates, backward=True, keys=keys, arithmetic=numbers)) - rates.kernel_launch_s
+        )
+
+    assert taken(512.0) == taken(8192.0)
+    assert taken(8192.0) / taken(16384.0) == pytest.approx((1 + 1300 / 8192) / (1 + 1300 / 16384))
+    assert taken(8192.0) / taken(1e12) == pytest.approx(1 + 1300 / 8192)
+    keys = np.array([512.0, 16384.0, 131072.0])
+    columns = attention_time_s(1e13, rates, backward=True, keys=keys, arithmetic=COLUMNS) - rates.kernel_launch_s
+    assert [*columns] == [taken(one) for one in keys]
+    flat = compute_rates(a100().accelerator, "bf16")
+    assert flat.attention_ramp == 0
+    assert attention_time_s(1e13, flat, backward=False, keys=131072.0, arithmetic=PLAIN) == attention_time_s(
+        1e13, flat, backward=False, keys=512.0, arithmetic=PLAIN
+    )
