@@ -711,6 +711,7 @@ def ranking_remarks(ranked: Priced, *, listed: int) -> list[str]:
     """Sentences to print below a table, one each; listed: number of rows that the marks of the table are of."""
     said = [
         shortest_step_remark(ranked),
+        stages_remark(ranked, listed),
         nodes_remark(ranked.problem),
         context_remark(ranked.problem),
         training_remark(ranked),
@@ -723,6 +724,20 @@ def ranking_remarks(ranked: Priced, *, listed: int) -> list[str]:
         searched_remark(ranked),
     ]
     return [sentence for sentence in said if sentence]
+
+
+def stages_remark(ranked: Priced, listed: int) -> str:
+    """Pipeline layouts of the first rows whose stages are balanced by time; empty without any."""
+    splits = {place: ranked.layout(place).parts for place in range(min(len(ranked), listed) if ranked.splits else 0)}
+    named = [(place, parts) for place, parts in splits.items() if parts][:_MOST_NAMED]
+    if not named:
+        return ""
+    # Imported here: most searches balance no stages, and start-up time is theirs.
+    from axonn_tune.stages import layout_text
+
+    mtp = ranked.problem.model.mtp_layers
+    said = "; ".join(f"#{place + 1} {layout_text(parts, mtp=mtp)}" for place, parts in named)
+    return f"Stages balanced by time, with other numbers of layers: {said}."
 
 
 def nodes_remark(problem: Problem) -> str:

@@ -13,6 +13,7 @@ from axonn_tune.cost.price import price
 from axonn_tune.frameworks import find_framework
 from axonn_tune.ranking.balance import balanced_parts, stage_s
 from axonn_tune.ranking.choosing import search
+from axonn_tune.report.ranking import stages_remark
 from axonn_tune.request import Request
 from axonn_tune.specs.catalog import load_machine
 from axonn_tune.specs.model import Model
@@ -80,6 +81,7 @@ def test_searched_stages_are_the_best_of_all_contiguous_splits(
     best = min(one.iteration_s - one.contended_s for one in each if one.memory_bytes <= limit)
     assert alone.iteration_s - alone.contended_s <= 1.015 * best
     assert first.parts is not None
+    assert f"#1 {layout_text(first.parts)}" in stages_remark(ranked, 10)
     assert parse_layout(layout_text(first.parts), stages=stages, layers=model.layers).parts == first.parts
 
 
