@@ -243,6 +243,8 @@ def compare(problem: Problem) -> Comparison:
         ranking, roomy = rankings[framework]
         best = _first(ranking, wanted)
         why = "" if best is not None else _why_not(ranking, wanted)
+        if best is not None and asked.formats:
+            name = f"{name} in {best.job.workload.precision}"
         named = ranking.problem.framework.name
         contenders.append(Contender(key, name, named, best, infeasible=why, unlimited_memory=_first(roomy, wanted)))
     if all(contender.prediction is None for contender in contenders):

@@ -235,6 +235,9 @@ def test_compare_ranks_those_that_have_the_format() -> None:
     found = compare(load_inputs(Request("llama3-8b", 8, machine="dgx-b200", precision="mxfp8", batch=8)).problem)
     priced = {one.key for one in found.contenders if one.prediction}
     assert priced == {"megatron-core", "torchtitan"}
+    asked = Request("llama3-8b", 8, machine="dgx-h100", precision="auto", batch=8, micro_batch=1, recompute="none")
+    names = {one.key: one.name for one in compare(load_inputs(asked).problem).contenders if one.prediction}
+    assert (names["torchtitan"], names["deepspeed"]) == ("torchtitan in fp8-current", "DeepSpeed in bf16")
     assert next(one.infeasible for one in found.contenders if one.key == "fsdp") == "priced in bf16, fp8-current only"
 
 
