@@ -79,6 +79,11 @@ _ONE_CONNECTION = EnvironmentVariable(
     value="1",
     why="required before Blackwell where TP or CP is above 1: kernels start in the order of their launch",
 )
+_MANY_CONNECTIONS = EnvironmentVariable(
+    name="CUDA_DEVICE_MAX_CONNECTIONS",
+    value="32",
+    why="before Blackwell, so that dispatch runs beside computation, which TP and CP alone would rather have in order",
+)
 _UNREGISTERED = EnvironmentVariable(
     name="NCCL_GRAPH_REGISTER", value="0", why="required by CUDA graphs beside expandable segments"
 )
@@ -94,6 +99,7 @@ _SETTABLE = (
     *("cuda_graphs", "master_bytes", "exp_avg_bytes", "exp_avg_sq_bytes"),
     *("selective", "fused_accumulation", "first_less", "last_less", "dispatcher", "imbalance", "capacity_factor"),
     *("primary_weights", "first_layers_bf16", "last_layers_bf16", "narrow_attention"),
+    *("expert_overlap", "delayed_weight_gradients", "shared_expert_overlap"),
 )
 """Options of a step, and overlaps, that arguments below switch."""
 _PRECISIONS = ("bf16", "fp16", "fp32")
@@ -176,12 +182,14 @@ def launch(run: Run) -> Command:
     values, program = _values(run), "pretrain_mamba.py" if is_hybrid(run) else "pretrain_gpt.py"
     written = {title: tuple(flags(names, values, run.framework.name)) for title, names in _WRITTEN.items()}
     older = not any(name in run.machine.accelerator.name.upper() for name in _BLACKWELL)
+    one_connection = older and max(run.size("x"), run.size("context")) > 1
     command = Command(
         release=RELEASE,
         program=(program,),
         sections=sections_of(written),
         environment=(
-            *([_ONE_CONNECTION] if older and max(run.size("x"), run.size("context")) > 1 else []),
+            *([_ONE_CONNECTION] if one_connection and not run.step.expert_overlap else []),
+            *([_MANY_CONNECTIONS] if older and run.step.expert_overlap else []),
             # By its older name.
             EXPANDABLE_SEGMENTS.model_copy(update={"name": "PYTORCH_CUDA_ALLOC_CONF"}),
             *([_UNREGISTERED] if run.step.cuda_graphs else []),

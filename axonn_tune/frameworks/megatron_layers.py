@@ -31,7 +31,8 @@ WRITTEN = {
         model.moe_router_dtype model.moe_router_force_load_balancing model.moe_expert_capacity_factor
         model.moe_token_dispatcher_type
         model.moe_flex_dispatcher_backend model.moe_grouped_gemm model.moe_permute_fusion
-        model.expert_model_parallel_size model.expert_tensor_parallel_size
+        model.expert_model_parallel_size model.expert_tensor_parallel_size model.overlap_moe_expert_parallel_comm
+        model.delay_wgrad_compute model.moe_shared_expert_overlap
     """,
     "prediction": "model.mtp_num_layers",
 }
@@ -190,6 +191,9 @@ def _experts(run: Run, routed: list[Layer]) -> dict[str, Value]:
         "moe_permute_fusion": True,
         "expert_model_parallel_size": Because(run.size("expert"), "EP"),
         "expert_tensor_parallel_size": Because(tensor, "ETP"),
+        "overlap_moe_expert_parallel_comm": run.step.expert_overlap,
+        "delay_wgrad_compute": run.step.delayed_weight_gradients,
+        "moe_shared_expert_overlap": run.step.shared_expert_overlap,
     }
 
 

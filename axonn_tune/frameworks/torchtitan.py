@@ -28,6 +28,7 @@ from axonn_tune.frameworks.command import (
 )
 from axonn_tune.frameworks.description import FlopCount, Framework, PipelineSchedule, Refusal
 from axonn_tune.frameworks.fsdp import STEP
+from axonn_tune.specs.catalog import load_model
 from axonn_tune.specs.model import Model
 
 _CONFIGS = {
@@ -43,6 +44,34 @@ FLAVORS = {
     "405B": (126, 16384, 128, 8, 128, 53248, 128256, False),
 }
 """Sizes of the flavors of 0.2.2."""
+
+MIXTURES = {
+    "qwen3-30b-a3b": ("qwen3", "30B-A3B", "qwen3_30b_a3b"),
+    "qwen3-235b-a22b": ("qwen3", "235B-A22B", ""),
+    "gpt-oss-20b": ("gpt_oss", "20b", "gpt_oss_20b"),
+    "gpt-oss-120b": ("gpt_oss", "120b", "gpt_oss_120b"),
+    "deepseek-v2": ("deepseek_v3", "236B", ""),
+    "deepseek-v3": ("deepseek_v3", "671B", "deepseek_v3_671b"),
+}
+"""Models with experts that 0.3.0 has: module, flavor, and the config that has it, if there is one."""
+
+_BACKENDS = {"alltoall": "standard", "deepep": "deepep", "hybridep": "hybridep"}
+_PARTS = (
+    *("experts", "shared experts", "multi-head latent attention", "sliding-window attention", "attention sinks"),
+    *("layer types of different sizes", "multi-token prediction"),
+)
+_CONVERTERS = {
+    "fp8-current": (
+        'Float8LinearConverter.Config(filter_fqns=["lm_head", "router.gate"], model_compile_enabled=COMPILED)',
+        "Float8GroupedExpertsConverter.Config(model_compile_enabled=COMPILED)",
+    ),
+    "mxfp8": (
+        'MXFP8LinearConverter.Config(fqns=["attention", "shared_experts", "feed_forward"], '
+        "model_compile_enabled=COMPILED)",
+        "MXFP8GroupedExpertsConverter.Config(model_compile_enabled=COMPILED, pad_multiple=128)",
+    ),
+}
+"""Of linear layers and of experts, by number format; 128 is what its kernels on Blackwell need."""
 
 _ROTARY_BASE, _NORM_EPSILON = 500_000, 1e-5
 """Of every shipped config."""
@@ -62,13 +91,14 @@ _WRITTEN = {
     "parallelism": """
         parallelism.data_parallel_shard_degree parallelism.data_parallel_replicate_degree
         parallelism.tensor_parallel_degree parallelism.context_parallel_degree parallelism.pipeline_parallel_degree
-        parallelism.enable_sequence_parallel parallelism.fsdp_reshard_after_forward
+        parallelism.expert_parallel_degree parallelism.enable_sequence_parallel parallelism.fsdp_reshard_after_forward
         parallelism.pipeline_parallel_schedule parallelism.pipeline_parallel_first_stage_less_layers
         parallelism.pipeline_parallel_last_stage_less_layers parallelism.pipeline_parallel_layers_per_stage
     """,
     "execution": """
         training.mixed_precision_param training.mixed_precision_reduce compile.enable training.disable_cuda_graphs
-        training.steps metrics.log_freq profiler.enable_profiling dataloader.dataset hf_assets_path
+        debug.moe_force_load_balance training.steps metrics.log_freq profiler.enable_profiling dataloader.dataset
+        hf_assets_path
     """,
 }
 """Keys of 0.3.0's config by the section of the script."""
@@ -89,6 +119,8 @@ def launch(run: Run) -> Command:
     A model of other sizes than a shipped config's, or stages that no key describes, come with a module of their own.
     """
     _check(run)
+    if (mixture := _mixture(run)) or run.workload.format:
+        return _with_flavor(run, *(mixture or ("llama3", _dense_flavor(run), "")))
     config = _shipped(run)
     sizes = f"The sizes of {run.model.name} are in the Python file beside the script, which starts torchtitan.train."
     values = _values(run)
@@ -116,6 +148,79 @@ def launch(run: Run) -> Command:
     keys = [one for made in written.values() for one in made]
     older = {"toml": _older(command, run, flavor, keys)} if flavor and older_has else {}
     return replace(command, forms=older)
+
+
+def _mixture(run: Run) -> tuple[str, str, str] | None:
+    """Module, flavor and config of a model with experts, None for another; UsageError where 0.3.0 has none such."""
+    if not run.model.has_experts:
+        return None
+    own = _layers(run.model)
+    for name, found in MIXTURES.items():
+        if _layers(load_model(name).document) == own:
+            return found
+    has = f"it has {', '.join(MIXTURES)}"
+    raise run.cannot(f"the sizes of {run.model.name}", f"{has}: ask for one of them, or for --framework megatron-core")
+
+
+def _layers(model: Model) -> tuple[object, ...]:
+    """What makes the layers of a model; norms of queries and keys are told by its flavor."""
+    types = [replace(one, name="", qk_norms=False, in_bf16=False) for one in model.types]
+    return model.hidden, model.vocab, tuple((types[index], count) for index, count in model.runs)
+
+
+def _dense_flavor(run: Run) -> str:
+    """The flavor of llama3 with the model's sizes; UsageError without one, whose linear layers could be converted."""
+    found = next((name for name, sizes in FLAVORS.items() if sizes == _sizes(run.model)), "")
+    if not found:
+        what = f"{run.workload.precision} of a model of other sizes than llama3's"
+        raise run.cannot(what, "ask for --precision bf16")
+    return found
+
+
+def _with_flavor(run: Run, module: str, flavor: str, config: str) -> Command:
+    """A model that 0.3.0 has, by its config, or by a module that gives it a dispatcher or a number format."""
+    experts = run.model.has_experts
+    backend = _BACKENDS.get(run.step.dispatcher, "")
+    if experts and not backend:
+        raise run.cannot(f"the dispatcher {run.step.dispatcher}", f"it has {', '.join(_BACKENDS)}")
+    if experts and run.size("expert_tensor") != (run.size("x") if run.size("expert") == 1 else 1):
+        raise run.cannot("experts split over tp beside ep", "leave out --etp")
+    if run.size("pipeline") > 1 and _split_keys(run) is None:
+        raise run.cannot(f"stages of {'-'.join(map(str, run.parts))} layers", "leave out --pipeline-layout")
+    converters = _CONVERTERS.get(run.workload.precision, ())[: 1 + experts]
+    plain = config and backend == "standard" and not converters and not run.model.mtp_layers
+    given = {"moe_comm_backend": json.dumps(backend)} if experts else {}
+    given |= {"num_mtp_layers": str(run.model.mtp_layers)} if run.model.mtp_layers else {}
+    given |= {"converters": f"[{', '.join(converters)}]"} if converters else {}
+    own = Template(_FLAVORED).substitute(
+        module=module,
+        flavor=json.dumps(flavor),
+        given="".join(f", {name}={value}" for name, value in given.items()),
+        converters="".join(f", {one.partition('.')[0]}" for one in converters).lstrip(", "),
+        compiled=run.framework.software == "compiled",
+    )
+    if not converters:
+        own = own.replace("from torchtitan.components.quantization import \n", "")
+    written = {title: [*settings(names, _values(run), run.framework.name)] for title, names in _WRITTEN.items()}
+    named = (Argument("--module", module), Argument("--config", config))
+    own_named = (Argument("--module", "__main__"), Argument("--config", "own"))
+    return Command(
+        release="torchtitan 0.3.0",
+        program=("-m", "torchtitan.train") if plain else ("{file:_model.py}",),
+        sections=(
+            Section("model", named if plain else own_named),
+            *(Section(title, tuple(starmap(_argument, made))) for title, made in written.items()),
+            Section("recompute", (Argument(f"activation-checkpoint:{run.recompute}"),), last=True),
+        ),
+        environment=(EXPANDABLE_SEGMENTS,),
+        files={} if plain else {"_model.py": own},
+        needs=(
+            "Start it in a checkout of pytorch/torchtitan, release 0.3.0, whose tests/assets has tokenizer and text.",
+            *(["Its converters need torchao."] if converters else []),
+            "For real training replace c4_test and its tokenizer, and add --checkpoint.enable.",
+        ),
+        notes=tuple(_notes(run)),
+    )
 
 
 def _argument(path: str, value: Plain, why: str) -> Argument:
@@ -149,12 +254,13 @@ def _older(command: Command, run: Run, flavor: str, keys: Sequence[tuple[str, Pl
 
 def _check(run: Run) -> None:
     """UsageError for what torchtitan's own checks would stop at, and for what none of its keys says."""
-    run.check(settable=("sequence_parallel", "cuda_graphs"), precisions=tuple(_PRECISIONS))
+    settable = ("sequence_parallel", "cuda_graphs", "dispatcher", "imbalance")
+    run.check(settable=settable, precisions=(*_PRECISIONS, *run.framework.formats), parts=_PARTS)
     scopes = run.step.cuda_graphs
     if scopes and (scopes != ("full_iteration",) or run.size("pipeline") > 1):
         raise run.cannot(f"CUDA graphs of {', '.join(scopes)}", "it captures full_iteration, without stages")
     model, stages, tensor, context = run.model, run.size("pipeline"), run.size("x"), run.size("context")
-    if not model.gated or model.biases:
+    if (not model.gated or model.biases) and not model.has_experts:
         what = "biases" if model.gated else "a GPT's LayerNorm, GELU and learned positions"
         raise run.cannot(what, "ask for a Llama-shaped model without biases, or for --framework megatron-core")
     if model.tied_embeddings and stages > 1:
@@ -195,7 +301,9 @@ def _values(run: Run) -> dict[str, Value]:
         "pipeline_parallel_microbatch_size": micro_batch if staged else None,
         "enable_sequence_parallel": None if run.step.sequence_parallel else False,
         "fsdp_reshard_after_forward": _resharding(run),
-        "mixed_precision_param": _PRECISIONS[run.workload.precision],
+        "expert_parallel_degree": run.size("expert") if run.model.has_experts else None,
+        "moe_force_load_balance": True if run.model.has_experts and run.step.imbalance == 1.0 else None,
+        "mixed_precision_param": _PRECISIONS[run.workload.base_precision],
         "mixed_precision_reduce": "float32",
         "compile.enable": run.framework.software == "compiled",
         "disable_cuda_graphs": False if captured else Because(True, graphs),
@@ -270,6 +378,35 @@ def _module(run: Run) -> str:
         split="None" if split is None else "[\n" + "".join(f"    {json.dumps(part)},\n" for part in split) + "]",
     )
 
+
+_FLAVORED = '''"""A model of torchtitan 0.3.0 with a dispatcher and a number format of its own."""
+
+from torchtitan.components.loss import ChunkedLossWrapper, CrossEntropyLoss
+from torchtitan.components.optimizer import default_adamw
+from torchtitan.components.quantization import $converters
+from torchtitan.hf_datasets.text_datasets import HuggingFaceTextDataLoader
+from torchtitan.models.$module import model_registry
+from torchtitan.train import main
+from torchtitan.trainer import Trainer
+
+COMPILED = $compiled
+
+
+def own():
+    """What --config names."""
+    spec = model_registry($flavor$given)
+    loss = CrossEntropyLoss.Config(global_vocab_size=spec.model.vocab_size)
+    return Trainer.Config(
+        model_spec=spec,
+        loss=ChunkedLossWrapper.Config(loss_fn=loss),
+        optimizer=default_adamw(lr=3e-4),
+        dataloader=HuggingFaceTextDataLoader.Config(dataset="c4_test"),
+    )
+
+
+if __name__ == "__main__":
+    main()
+'''
 
 _MODULE = '''"""A model of its own sizes for torchtitan 0.3.0, and its blocks by pipeline stage."""
 

@@ -34,7 +34,7 @@ from axonn_tune.frameworks.keys import (
 )
 from axonn_tune.frameworks.megatron_core import CP_COMM_TYPES
 from axonn_tune.frameworks.megatron_layers import DISPATCHERS
-from axonn_tune.frameworks.torchtitan import FLAVORS
+from axonn_tune.frameworks.torchtitan import FLAVORS, MIXTURES
 from axonn_tune.grid import Grid
 from axonn_tune.job import Layout
 from axonn_tune.learning.arguments import (
@@ -238,7 +238,10 @@ def _configs(source: _Source, script: Script, path: Path) -> Iterator[_Source]:
 # Frameworks and defaults of their arguments.
 
 _FLAVORS = {flavor.lower(): f"llama3-{flavor.lower()}" for flavor in FLAVORS}
-"""torchtitan's flavors of llama3 that ship as models."""
+_FLAVORS |= {flavor.lower(): name for name, (_, flavor, _) in MIXTURES.items()}
+_CONFIGS_OF = {config: flavor.lower() for _, flavor, config in MIXTURES.values() if config}
+_FAMILIES = {"", "llama3", *(module for module, _, _ in MIXTURES.values())}
+"""torchtitan's flavors that ship as models, configs that have them, and the families whose they are."""
 
 _OF_GPT2 = 50_257
 _TOKENIZERS = "tokenizer(?!_type)|vocab_file|merge_file"
@@ -575,12 +578,12 @@ def _model_given(source: _Source, model: ModelLike | None) -> Model | None:
     if model is not None:
         return load_model(model).document
     flavor, stated = _flavor(source)
-    if flavor in _FLAVORS and source.name("model.name") in ("", "llama3"):
+    if flavor in _FLAVORS and source.name("model.name") in _FAMILIES:
         return load_model(_FLAVORS[flavor]).document
     if stated is not None:
         known = ", ".join(sorted(_FLAVORS))
         raise UsageError(
-            f"{source.path}:{stated.line}: the sizes of {stated.value} are not known, only those of llama3 {known}: "
+            f"{source.path}:{stated.line}: the sizes of {stated.value} are not known, only those of {known}: "
             "give them with --model NAME|FILE"
         )
     return None
@@ -588,9 +591,11 @@ def _model_given(source: _Source, model: ModelLike | None) -> Model | None:
 
 def _flavor(source: _Source) -> tuple[str, Stated | None]:
     """The flavor of torchtitan in small letters, "" for none, and where it is stated."""
-    function = re.fullmatch(r"llama3_(\d+b)(?:_\w+)?", source.name("config").lower())
+    config = source.name("config").lower()
+    function = re.fullmatch(r"llama3_(\d+b)(?:_\w+)?", config)
     stated = source.arguments.get("model.flavor") or (source.named.get("config") if source.name("module") else None)
-    return function[1] if function else (stated.value.lower() if stated else ""), stated
+    named = function[1] if function else _CONFIGS_OF.get(config, stated.value.lower() if stated else "")
+    return named, stated
 
 
 def model_columns(model: Model) -> dict[str, Cell]:
@@ -829,15 +834,31 @@ def _dispatch(stated: Arguments) -> Iterator[tuple[str, object]]:
     backend = stated.get("moe_flex_dispatcher_backend", _NOTHING).value
     if is_on(stated.get("moe_enable_deepep", _NOTHING)) or kind == "flex":
         yield "dispatcher", backend if backend in DISPATCHERS else "deepep"
+    elif backend:
+        yield "dispatcher", backend if backend in DISPATCHERS else "alltoall"
     elif kind:
         yield "dispatcher", kind if kind in DISPATCHERS else "alltoall"
     elif "num_experts" in stated:
         yield "dispatcher", "allgather"
-    if is_on(stated.get("moe_router_force_load_balancing", _NOTHING)):
+    if any(
+        is_on(stated.get(name, _NOTHING))
+        for name in ("moe_router_force_load_balancing", "debug.moe_force_load_balance")
+    ):
         yield "imbalance", 1.0
+    for option, name in _BESIDE.items():
+        if is_on(stated.get(name, _NOTHING)):
+            yield option, True
     factor = stated.get("moe_expert_capacity_factor", _NOTHING).value
     if re.fullmatch(r"\d{1,3}(\.\d{1,6})?", factor) and float(factor):
         yield "capacity_factor", float(factor)
+
+
+_BESIDE = {
+    "expert_overlap": "overlap_moe_expert_parallel_comm",
+    "delayed_weight_gradients": "delay_wgrad_compute",
+    "shared_expert_overlap": "moe_shared_expert_overlap",
+}
+"""What runs beside the dispatch of tokens, and the arguments for it."""
 
 
 def _kept(case: Case, one: Layout, stated: Arguments) -> int | None:

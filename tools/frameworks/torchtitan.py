@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 from torch.distributed.pipelining import PipelineStage
+from torchtitan.components.quantization import float8, mx
 from torchtitan.config import ConfigManager
 from torchtitan.distributed import ParallelDims
 from torchtitan.distributed.pipeline_parallel import (
@@ -27,12 +28,14 @@ from torchtitan.distributed.pipeline_parallel import (
 
 from tools.frameworks.answering import Answer, Check, Groups, Request, fake_world, main
 
-AXES = ("tp", "cp", "dp_shard", "dp_replicate", "pp")
+AXES = ("tp", "cp", "dp_shard", "dp_replicate", "pp", "ep")
 
 
 def accept(request: Request, folder: Path) -> Answer:
     """Sizes as torchtitan reads them."""
     logging.disable(logging.CRITICAL)
+    for module in (float8, mx):
+        module.has_cuda_capability = lambda *needed: (request.capability, 0) >= needed
     with _started_as(request.resolved(request.program[0], folder)):
         config = ConfigManager().parse_args(request.words(folder))
     dims = ParallelDims.from_config(config.parallelism, request.world)
@@ -104,17 +107,33 @@ def _model(config: Any) -> Answer:
     """Shape of the model; parameters are counted on one that holds no numbers."""
     model = config.model_spec.model
     block = model.layers[0]
+    for layer in model.layers:
+        if (moe := getattr(layer, "moe", None)) is not None and hasattr(
+            dispatcher := moe.routed_experts.token_dispatcher, "num_max_tokens_per_rank"
+        ):
+            # As its trainer does from the shape of a batch.
+            dispatcher.num_max_tokens_per_rank = config.training.local_batch_size * config.training.seq_len
     with torch.device("meta"):
         parameters = sum(one.numel() for one in model.build().parameters())
     return {
         "blocks": len(model.layers),
         "hidden": model.dim,
-        "ffn": block.feed_forward.w1.out_features,
+        "ffn": block.feed_forward.w1.out_features if block.feed_forward is not None else None,
         "heads": block.attention.n_heads,
-        "kv_heads": block.attention.n_kv_heads,
+        "kv_heads": getattr(block.attention, "n_kv_heads", block.attention.n_heads),
+        "experts": _experts(model),
         "vocab": model.vocab_size,
         "parameters": parameters,
     }
+
+
+def _experts(model: Any) -> list[Any] | None:
+    """Experts of a layer, those of a token, and the dispatcher."""
+    mixtures = [layer.moe for layer in model.layers if getattr(layer, "moe", None) is not None]
+    if not mixtures:
+        return None
+    one = mixtures[0]
+    return [one.num_experts, one.router.top_k, type(one.routed_experts.token_dispatcher).__qualname__.split(".")[0]]
 
 
 def _parts(config: Any, dims: ParallelDims) -> list[list[int]]:
@@ -150,10 +169,11 @@ def groups(request: Request, sizes: Answer, rank: int, _folder: Path) -> Groups:
     """Groups of a rank in torchtitan's mesh."""
     with fake_world(request.world, rank=rank):
         dims = ParallelDims(
-            **{axis: sizes[axis] for axis in AXES}, ep=1, world_size=request.world, spmd_backend=sizes["spmd_backend"]
+            **{axis: sizes[axis] for axis in AXES}, world_size=request.world, spmd_backend=sizes["spmd_backend"]
         )
         dims.build_mesh()
-        return {axis: dims._single_axis_meshes[axis].mesh.flatten().tolist() for axis in AXES}
+        sparse = ("efsdp",) if sizes["ep"] > 1 else ()
+        return {axis: dims._single_axis_meshes[axis].mesh.flatten().tolist() for axis in (*AXES, *sparse)}
 
 
 if __name__ == "__main__":

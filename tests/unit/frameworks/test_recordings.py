@@ -93,7 +93,9 @@ def test_rank_groups_are_those_of_our_grid(environment: Environment, entry: Entr
     grid, ours = run.grid, dict[str, list[list[int]]]()
     assert grid.world == entry["world"]
     starts = range(grid.world) if entry["kind"] == "layout" else [grid.world // 3]
-    for name, axis in run.framework.names.items() if run.model.has_experts else ():
+    # torchtitan has no groups of experts without expert parallelism.
+    grouped = run.model.has_experts and not (run.framework.tensor_without_expert and run.size("expert") == 1)
+    for name, axis in run.framework.names.items() if grouped else ():
         if name in EXPERT_GROUPS:
             shape = grid.group_shape(name, run.step.folding)
             if shape.size > 1:
@@ -260,6 +262,13 @@ def _beyond_dense(run: Run) -> dict[str, Any]:
 
 
 def _torchtitan(run: Run) -> dict[str, Any]:
+    experts = next((one.experts for one in run.model.types if one.experts is not None), None)
+    first = run.model.types[run.model.runs[0][0]]
+    beyond = {
+        "ep": run.size("expert"),
+        "ffn": first.ffn or None,
+        "experts": experts and [experts.count, experts.per_token, "AllToAllTokenDispatcher"],
+    }
     staged = run.size("pipeline") > 1
     shared = "world tp cp dp_shard dp_replicate pp global_batch micro_batch micro_batches sequence blocks hidden ffn"
     return {
@@ -273,12 +282,24 @@ def _torchtitan(run: Run) -> dict[str, Any]:
         "compile": run.framework.name == "torchtitan",
         "reduced": "float32",
         "cuda_graphs": False,
+        **beyond,
     }
 
 
 def _torchtitan_toml(run: Run) -> dict[str, Any]:
     """What 0.2.2 is told by the same names, without what it does not have."""
-    left_out = {"spmd_backend", "sequence_parallel", "cuda_graphs", "hidden", "ffn", "heads", "kv_heads", "vocab"}
+    left_out = {
+        "ep",
+        "experts",
+        "spmd_backend",
+        "sequence_parallel",
+        "cuda_graphs",
+        "hidden",
+        "ffn",
+        "heads",
+        "kv_heads",
+        "vocab",
+    }
     found = {name: value for name, value in _torchtitan(run).items() if name not in left_out}
     return found | {"recompute": run.recompute}
 

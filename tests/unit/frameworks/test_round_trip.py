@@ -101,6 +101,8 @@ OPTIONS: list[tuple[str, dict[str, Any]]] = [
     ("megatron-core scout", {"primary_weights": True}),
     ("megatron-core gpt-oss", {"primary_weights": True, "first_layers_bf16": 1, "last_layers_bf16": 2}),
     ("megatron-core mixtral-tensor", {"narrow_attention": True, "first_layers_bf16": 0, "last_layers_bf16": 1}),
+    ("megatron-core qwen3-235b", {"expert_overlap": True, "delayed_weight_gradients": True}),
+    ("megatron-core deepseek-v2", {"shared_expert_overlap": True}),
     ("torchtitan 8b-fsdp", {"cuda_graphs": ("full_iteration",)}),
 ]
 """A case, and options of its step that are not its framework's."""

@@ -356,7 +356,7 @@ def test_what_is_given_holds(tmp_path: Path) -> None:
     run = stated(tmp_path, f"{CORE} --bf16 --fp8-format hybrid")
     assert case(run).workload.precision == "fp8-delayed"
     assert one(stated(tmp_path, f"{CORE} --micro-batch-size {{{{N}}}}", mbs="2")).micro_batch == 2
-    with pytest.raises(UsageError, match="the sizes of 3B are not known, only those of llama3 405b, 70b, 8b"):
+    with pytest.raises(UsageError, match="the sizes of 3B are not known, only those of 120b, 20b, 235b-a22b"):
         stated(tmp_path, '[model]\nname = "llama3"\nflavor = "3B"\n', name="run.toml", n_gpus="8")
 
 
