@@ -384,14 +384,14 @@ class Pricer:
             from axonn_tune.cost.pipeline import parts_of
 
             self.parts = parts_of(job, self.grid.pipeline, layout.chunks, layout.parts)
-        self.contents = contents_of(self.model, self.parts)
-        self.repeated = layout.recompute_layers
+        self.contents = contents_of(self.model, self.parts, layout.mtp_part)
+        self.repeated, most = layout.recompute_layers, max(map(blocks_in, self.contents))
         self.program, self.schedule = _program(
             self.model if self.model.mixed else self.model.model_copy(update=_SYMBOLIC_MODEL),
             self.workload.model_copy(update=_SYMBOLIC_WORKLOAD),
             layout.recompute,
             self.options,
-            some=layout.recompute != "none" and self.repeated is not None and self.repeated < max(self.parts),
+            some=layout.recompute != "none" and self.repeated is not None and self.repeated < most,
             context=self.grid.context > 1,
             lone_context="context" in self.framework.axes and self.grid.context == 1,
             alignment=alignment,
@@ -555,7 +555,7 @@ class Pricer:
         """Every stage, with as many layers not resharded as all have memory for; of those alike the first has least."""
         stages, kept = self.grid.pipeline, self.layout.kept_layers
         if stages > 1 and kept is None:
-            blocks = [sum(self.parts[number::stages]) for number in range(stages)]
+            blocks = [sum(map(blocks_in, self.contents[number::stages])) for number in range(stages)]
             firsts = [numbers[0] for numbers in stages_alike(self.contents, stages).values()]
             alone = {number: self.settled_stage(number)[1].kept_layers for number in firsts}
             fewer = [float(found) for number, found in alone.items() if found < blocks[number]]

@@ -77,7 +77,7 @@ DISPATCHERS = {
 def layers_of(run: Run) -> list[Layer]:
     """Every layer in order."""
     model = run.model
-    return [model.types[index] for index, count in model.runs for _ in range(count)]
+    return [model.types[index] for index, count in model.decoder_runs for _ in range(count)]
 
 
 def is_hybrid(run: Run) -> bool:

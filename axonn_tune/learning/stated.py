@@ -63,7 +63,7 @@ from axonn_tune.specs.document import Node, read_yaml
 from axonn_tune.specs.formats import FORMATS
 from axonn_tune.specs.loading import DOCUMENT_BYTES, read_text
 from axonn_tune.specs.machine import Machine
-from axonn_tune.specs.model import Layer, Model, unpriced
+from axonn_tune.specs.model import Layer, Model
 from axonn_tune.specs.workload import Overlap
 from axonn_tune.validation.published.cases import Case, case_of, model_of
 from axonn_tune.validation.published.rows import Cell, Record, StepRow, cell_text, meaning, step_row
@@ -380,7 +380,7 @@ class CommandRun(StatedRun):
                 raise self._wrong(f"ep: is {ep.value}, but the model has no experts")
             return case
         framework, expert = case.framework.training(case.model), 1 if ep is None else ep.value
-        if why := unpriced(case.model) or unpriced_experts(framework, case.model):
+        if why := unpriced_experts(framework, case.model):
             raise UsageError(f"{self.path}: {why}")
 
         def folded(one: Layout) -> Layout:
@@ -617,7 +617,7 @@ def shipped_twin(model: Model) -> Model | None:
 def _layers(model: Model) -> list[Layer]:
     """Every layer, without the name of its type and norms of queries and keys, which no cost depends on."""
     types = [replace(one, name="", qk_norms=False) for one in model.types]
-    return [types[index] for index, count in model.runs for _ in range(count)]
+    return [types[index] for index, count in model.decoder_runs for _ in range(count)]
 
 
 def _plainly(error: ValueError) -> str:

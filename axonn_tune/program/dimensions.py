@@ -325,7 +325,8 @@ def dimensions(
     batch_shares: Value = 1.0
     for axis in BATCH_AXES:
         batch_shares = batch_shares * axes[axis]
-    counts: Sequence[Value] = tuple(map(float, model.counts)) if model.pattern else (float(model.layers),)
+    several = model.pattern is not None or model.mtp_layers > 0
+    counts: Sequence[Value] = tuple(map(float, model.counts)) if several else (float(model.layers),)
     counts = counts if layers is None else layers
     hidden = float(model.hidden)
     shards, replicas = (z * context, data) if options.context_shards else (z, data * context)
@@ -372,7 +373,8 @@ def dimensions(
         "parameters": _sum(stored)
         + _tables(model, stage) * table
         + (position if stage.first else 0.0 * position)
-        + _replicated(model, stage, options, table=table, position=position) * (shards - 1.0),
+        + _replicated(model, stage, options, table=table, position=position) * (shards - 1.0)
+        + _looked_up(model, counts, stage, table=table, arithmetic=arithmetic),
         "vectors": _vectors(model, counts, stage, x=x, y=y),
         **_softmax_bytes(model, workload, axes, arithmetic=arithmetic),
         "shared": arithmetic.smaller(y - 1.0, 1.0),
@@ -431,7 +433,8 @@ def _vectors(model: Model, counts: Sequence[Value], stage: Stage, *, x: Value, y
     biases, found, latents = 1.0 if model.biases else 0.0, list[Value](), list[Value]()
     for layer, count in zip(model.types, counts, strict=True):
         computes = layer.ffn > 0 or layer.experts is not None
-        norms, mlp, mixer = float(layer.attention) + float(computes), float(layer.ffn > 0), 0.0
+        norms = float(layer.attention) + float(computes) + 3.0 * float(layer.predicts)
+        mlp, mixer = float(layer.ffn > 0), 0.0
         if (mamba := layer.mamba) is not None:
             # The convolution with its bias, three vectors of the scan, and its norm.
             norms += 1.0
@@ -459,6 +462,14 @@ def _tables(model: Model, stage: Stage) -> float:
     """Tables of a stage; with tied embeddings the last stage has a copy."""
     held = float(stage.first) + float(stage.last)
     return 1.0 if model.tied_embeddings and stage.first and stage.last else held
+
+
+def _looked_up(model: Model, counts: Sequence[Value], stage: Stage, *, table: Value, arithmetic: Arithmetic) -> Value:
+    """Copy of the embedding that a stage has for its MTP layers alone."""
+    if stage.first or (model.tied_embeddings and stage.last) or not model.mtp_layers:
+        return 0.0
+    copies: Value = arithmetic.smaller(counts[-1], 1.0) * table
+    return copies
 
 
 def _replicated(model: Model, stage: Stage, options: StepOptions, *, table: Value, position: Value) -> Value:
@@ -556,7 +567,7 @@ def model_flops(model: Model, workload: Workload) -> float:
     W: of each layer type what a token meets; 4·Q: 2·heads·(query and value width); V·H again for each MTP layer.
     """
     weights = sum(count * layer.active_weights for layer, count in model.by_type)
-    weights += model.vocab * model.hidden * (1 + model.mtp_layers) + 2 * model.mtp_layers * model.hidden**2
+    weights += model.vocab * model.hidden * (1 + model.mtp_layers)
     attention = sum(2 * count * (layer.query_width + layer.value_width) for layer, count in model.by_type)
     forward = 2.0 * weights + float(workload.sequence_length * attention)
     return _FORWARD_AND_BACKWARD * forward * float(step_tokens(workload))
@@ -603,7 +614,7 @@ def _counted_weights(count: FlopCount, model: Model) -> float:
         if (mamba := layer.mamba) is not None:
             blocks += number * 3 * layer.hidden * (2 * layer.hidden - mamba.heads * mamba.head_dim)
             blocks += number * 7 * layer.hidden * mamba.state
-    return float(blocks + 2 * model.mtp_layers * model.hidden**2)
+    return float(blocks)
 
 
 def _counted_keys(count: FlopCount, layer: Layer, workload: Workload) -> float:

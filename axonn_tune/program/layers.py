@@ -277,11 +277,17 @@ class LayerInputs:
         """Positions that a token attends to, the masked half included."""
         return symbol(f"span{self.of}") if self.own.window else S
 
+    @cached_property
+    def prediction(self) -> Linear:
+        """Projection of an MTP layer: from the hidden state and the next token's embedding."""
+        return Linear("mtp.projection", 2.0 * H / Y, H / X, "y", "x")
+
     @property
     def linears(self) -> tuple[Linear, ...]:
         """Every linear layer of a block."""
         attention = (*self.projections, self.attention_output) if self.own.attention else ()
         shared = self.shared_experts if self.own.experts and self.own.experts.shared_width else ()
+        attention = (self.prediction, *attention) if self.own.predicts else attention
         return (*attention, *((self.fc1, self.fc2) if self.own.ffn else ()), *shared)
 
     @property
@@ -1044,7 +1050,7 @@ def step_end(given: LayerInputs, *, buckets: tuple[Bucket, ...], unsent: tuple[C
         for layer, elements, count in buckets:
             if layer not in ahead:
                 yield parameter_gather(layer, elements, given, phase="step", calls=count)
-        if given.model.tied_embeddings:
+        if given.model.tied_embeddings or given.model.mtp_layers:
             yield parameter_gather(COPY, symbol("table_bucket"), given, phase="step")
 
 
@@ -1054,7 +1060,7 @@ def _tables_end(given: LayerInputs) -> Iterator[Operation]:
         for table, elements in tables(given):
             if given.replicated(table):
                 yield Collective("all_reduce", given.shard_axes, "step", table, given.gradient_bytes * elements)
-    if given.model.tied_embeddings:
+    if given.model.tied_embeddings or given.model.mtp_layers:
         shard = TABLE / given.table_shards("embedding")
         bucket = shard if given.replicated("embedding") else symbol("table_bucket")
         if given.options.reduction != "whole":

@@ -30,7 +30,7 @@ from typing import NamedTuple, TypeAlias
 
 from axonn_tune.frameworks.description import StepOptions
 from axonn_tune.program.context import CORE
-from axonn_tune.program.layers import PARTS
+from axonn_tune.program.layers import EXPERTS, PARTS
 from axonn_tune.program.operations import (
     ONCE,
     PLAIN_BLOCKS,
@@ -295,12 +295,13 @@ class MicroBatch:
         return tuple(step for step in found if isinstance(step, Collective))
 
     def _pending(self, before: int | None) -> Pending | None:
-        """What the last block leaves to be done once its reduce-scatter has ended."""
+        """What the last block leaves to be done once its reduce-scatter has ended, which experts alone have not."""
         if before is None:
             return None
         block = self._compiler.program.blocks[self._compiler.kind(before)]
         added = [step for step in block.backward.operations if isinstance(step, Kernel) and step.accumulates]
-        return added[-1], self._bucket(block.bucket, "block")
+        nothing = Kernel("backward", EXPERTS, ONCE * 0.0, accumulates=True)
+        return (added or [nothing])[-1], self._bucket(block.bucket, "block")
 
     def _new_weights(self, of_type: int | None, *, head: bool = False) -> tuple[Emitted, ...]:
         """Gathers of new weights, a block ahead: of a block, or of the LM head."""

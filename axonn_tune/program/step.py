@@ -16,7 +16,7 @@ from typing import TypeAlias
 
 from axonn_tune.frameworks.axonn_tune import AXONN_TUNE
 from axonn_tune.frameworks.description import StepOptions
-from axonn_tune.program import experts, latent, layers, mamba
+from axonn_tune.program import experts, latent, layers, mamba, prediction
 from axonn_tune.program.experts import Gathering, Repeating
 from axonn_tune.program.layers import EXPERTS, PARTS, POSITIONS, TABLE, WHOLE_BLOCK, Bucket, H, LayerInputs, X, Y
 from axonn_tune.program.operations import (
@@ -77,9 +77,9 @@ Contents: TypeAlias = tuple[tuple[int, int], ...]
 """Blocks of a chunk in forward order: numbers of layer types, and how many in a row."""
 
 
-def contents_of(model: Model, parts: Sequence[int]) -> tuple[Contents, ...]:
-    """What is in each model part, given the number of its blocks."""
-    runs = [[of_type, count] for of_type, count in (model.runs if model.pattern else [(0, sum(parts))])]
+def contents_of(model: Model, parts: Sequence[int], mtp_part: int | None = None) -> tuple[Contents, ...]:
+    """What is in each model part, given the number of its blocks, and the one with the MTP layers: None, the last."""
+    runs = [[of_type, count] for of_type, count in (model.decoder_runs if model.pattern else [(0, sum(parts))])]
     found = list[Contents]()
     for count in parts:
         here = list[tuple[int, int]]()
@@ -89,6 +89,8 @@ def contents_of(model: Model, parts: Sequence[int]) -> tuple[Contents, ...]:
             count, runs[0][1] = count - taken, runs[0][1] - taken
             runs = runs if runs[0][1] else runs[1:]
         found.append(tuple(here))
+    if model.mtp_layers:
+        found[len(found) - 1 if mtp_part is None else mtp_part] += model.predicting_runs
     return tuple(found)
 
 
@@ -278,7 +280,7 @@ def build_step(
             _block(one, number, recompute="none" if one.repeating == PLAIN_BLOCKS else recompute, times=times)
             for one, number in kinds
         ),
-        head=Section("head", ACCUMULATION, tuple(layers.head(given))),
+        head=Section("head", ACCUMULATION, (*prediction.heads(given), *layers.head(given))),
         embedding_backward=Section("embedding_backward", ACCUMULATION, tuple(layers.embedding_backward(given))),
         head_bucket=_bucket_section("head_bucket", tables, ("head",), given, times=times),
         table_buckets=_bucket_section("table_buckets", tables, ("embedding", "position"), given, times=times),
@@ -404,6 +406,8 @@ def _block_forward(given: LayerInputs, *, phase: Phase = "forward") -> Iterator[
     Mamba-2 stands in place of attention.
     """
     yield from _gather_block(given, phase=phase)
+    if given.own.predicts:
+        yield from prediction.forward(given, lambda linear: _gather(linear, given, phase=phase), phase=phase)
     if given.own.mamba:
         yield from mamba.forward(given, partial(_gather, given=given, phase=phase), phase=phase)
         if not given.computes:
@@ -506,6 +510,7 @@ def _block_backward(given: LayerInputs, *, recompute: Recompute) -> Iterator[Ope
         yield from _mlp_backward(given, gather, again)
     if given.own.attention or given.own.mamba:
         yield from mamba.backward(given, gather) if given.own.mamba else _attention_backward(given, gather, again)
+    yield from prediction.backward(given, gather) if given.own.predicts else ()
     if options.gather_unit == "block":
         yield from layers.reduce_weight_gradient(WHOLE_BLOCK, given.block, given)
         yield from layers.reduce_experts(given, unit="block")

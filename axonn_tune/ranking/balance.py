@@ -35,7 +35,7 @@ def balanced(job: Job, layout: Layout, *, step_s: float, limit_bytes: float) -> 
 
 
 def _seconds(pricer: Pricer) -> tuple[Floats, tuple[float, float]]:
-    """Both passes of each layer, and what embedding and LM head add, s; recompute in some layers is left out."""
+    """Both passes of each layer, and what embedding and LM head with MTP add, s; recompute in some is left out."""
     values, _ = pricer.settled_stage(0)
     for of in {"", *(block.given.counted for block in pricer.program.blocks)}:
         values |= {f"L{of}": 1.0, f"kept{of}": 0.0, f"unkept{of}": 1.0}
@@ -48,7 +48,9 @@ def _seconds(pricer: Pricer) -> tuple[Floats, tuple[float, float]]:
     one_s = {one: passes_s(MIDDLE, ((one, 1.0),)) for one in types}
     each_s = {one: passes_s(MIDDLE, ((one, 2.0),)) - one_s[one] for one in types}
     first, last = (passes_s(part, ((one, 1.0),)) - one_s[one] for part, one in ((FIRST, types[0]), (LAST, types[-1])))
-    return np.repeat([each_s[one] for one in types], [count for _, count in pricer.model.runs]), (first, last)
+    last += sum(count * each_s[one] for one, count in pricer.model.predicting_runs)
+    decoder = pricer.model.decoder_runs
+    return np.repeat([each_s[one] for one, _ in decoder], [count for _, count in decoder]), (first, last)
 
 
 def stage_s(parts: tuple[int, ...], layer_s: Floats, ends_s: tuple[float, float], stages: int) -> Floats:

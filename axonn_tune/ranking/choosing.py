@@ -573,7 +573,10 @@ class _Parts:
         problem = self.shapes.problem
         split = parts_of(problem, stages, chunks, problem.parts)
         exactly = problem.parts is not None or len(problem.model.types) > 1
-        uneven, alike = chunks > 1 and len(set(split)) > 1, stages_alike(contents_of(problem.model, split), stages)
+        uneven, alike = (
+            chunks > 1 and len(set(split)) > 1,
+            stages_alike(contents_of(problem.model, split, problem.mtp_part), stages),
+        )
         blocks = {key: sum(map(blocks_in, key[1])) for key in alike}
         most = max((count for (stage, _), count in blocks.items() if stage == MIDDLE), default=0)
         for (stage, contents), numbers in alike.items():

@@ -23,7 +23,7 @@ from axonn_tune.specs.catalog import Loaded, MachineLike, load_machine, load_mod
 from axonn_tune.specs.document import known_keys
 from axonn_tune.specs.loading import DOCUMENT_BYTES, read_text
 from axonn_tune.specs.machine import Machine
-from axonn_tune.specs.model import Model, unpriced
+from axonn_tune.specs.model import Model
 from axonn_tune.specs.workload import Workload
 
 if TYPE_CHECKING:
@@ -99,10 +99,8 @@ def parse_order(order: str | Sequence[str], framework: Framework = AXONN_TUNE) -
 
 
 def _check(problem: Problem) -> None:
-    """Refuse models that are not priced, what the framework does not have, and pins that do not divide the GPUs."""
+    """Refuse what the framework does not have, and pins that do not divide the GPUs."""
     framework, request = problem.framework, problem.request
-    if why := unpriced(problem.model):
-        raise UsageError(why)
     numbered = {axis: size for axis, size in request.axes.items() if axis in RANK_AXES}
     if problem.gpus % (product := prod(numbered.values())):
         shown = ", ".join(f"{framework.called(axis)} = {size}" for axis, size in numbered.items())
@@ -370,8 +368,6 @@ def launch_inputs(path: str | Path, *, machine: MachineLike | None = None) -> tu
     pins: dict[str, Any] = {name: getattr(launch, name) for name in _PINNED} | grid.sizes
     pins |= {"pipeline_layout": layout_text(launch.parts)} if launch.parts else {}
     request = Request(launch.model, gpus=grid.world, order=grid.order, **pins)
-    if why := unpriced(launch.model):
-        raise UsageError(f"{path}: {why}")
     job, piped = (launch.model, profile.document, launch.workload), grid.pipeline > 1
     framework = AXONN_TUNE.having(*grid.sizes)
     problem = Problem(*job, framework, gpus=grid.world, request=request, pipeline=piped)

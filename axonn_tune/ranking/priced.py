@@ -173,7 +173,7 @@ class Priced:
             int(self.shapes.chunks[shape]),
             self.splits.get(shape, self.problem.parts),
             int(fitting.repeated[shape]) or None,
-            mtp_part=self.problem.pipeline_layout and self.problem.pipeline_layout.mtp_part,
+            mtp_part=self.problem.mtp_part,
         )
 
     def _variant(self, row: int) -> Variant:
@@ -201,7 +201,7 @@ class Priced:
             parts: tuple[int, ...] = (model.layers,)
             if layout.pipeline > 1:
                 parts = parts_of(self.problem, layout.pipeline, layout.chunks, layout.parts)
-            chunks = [(as_runs(one), 1.0) for one in contents_of(model, parts)]
+            chunks = [(as_runs(one), 1.0) for one in contents_of(model, parts, layout.mtp_part)]
             values["repeated"] = float(layout.recompute_layers or 0)
             again = values["repeated"]
             values |= blocks_by_kind(self.programs[kind], chunks, repeated=again, arithmetic=PLAIN)

@@ -147,6 +147,11 @@ class Problem(Job):
         free = schedule.layouts and schedule.uneven and not schedule.equal_chunks
         return searched and free and self.parts is None
 
+    @property
+    def mtp_part(self) -> int | None:
+        """Its part with the MTP layers; None: the last."""
+        return self.pipeline_layout and self.pipeline_layout.mtp_part
+
     @cached_property
     def by_exchange(self) -> tuple[Problem, ...]:
         """The problem with each exchange of context parallelism that the search compares, the framework's own first.
@@ -442,7 +447,8 @@ class Shapes:
 
         def stages_of(row: int) -> tuple[InFlight, ...]:
             count = int(stages[row])
-            parts = contents_of(self.problem.model, parts_of(self.problem, count, int(chunks[row]), given))
+            split = parts_of(self.problem, count, int(chunks[row]), given)
+            parts = contents_of(self.problem.model, split, self.problem.mtp_part)
             ahead = int(self.problem.framework.step.expert_overlap and chunks[row] > 1)
             return _stage_chunks(parts, count, int(counted[row]), most if every else 0, ahead)
 
@@ -779,7 +785,7 @@ def values_of_all(
 
 def most_blocks(shapes: Shapes) -> Integers:
     """Blocks of the largest chunk of each shape."""
-    found = np.full(len(shapes), shapes.problem.model.layers)
+    found = np.full(len(shapes), sum(shapes.problem.model.counts))
     if len(shapes.piped):
         found[shapes.piped] = np.maximum.reduce([one.most[one.which] for one in shapes.stage_rows])
     return found

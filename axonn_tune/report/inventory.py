@@ -97,7 +97,7 @@ def _model_lines(model: Model) -> Iterator[str]:
     total, active = model.parameters, model.active_parameters
     met = f", {active:,} of a token ({show_count(active)})" if active != total else ""
     yield f"{total:,} parameters ({show_count(total)}){met}"
-    for layer, count in zip(model.types, model.counts, strict=True) if model.layer_types else ():
+    for layer, count in model.by_type if model.layer_types else ():
         yield f"{counted(count, 'layer')} {layer.name}: {layer.words}"
     if model.mtp_layers:
         each = " and ".join(model.types[at].name or "the others" for at in model.mtp_types)

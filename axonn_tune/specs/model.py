@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import groupby
@@ -139,6 +139,7 @@ class LayerType(Document):
 class Layer:
     """A layer type with every value in place; widths of what it lacks are 0.
 
+    predicts: the first of a multi-token prediction layer, with its projection and its three norms.
     heads, kv_heads, head_dim: of queries and keys (of latent attention nope_dim + rope_dim, and as many key as query
     heads); value_dim: of a value head. ffn: of a dense MLP, 0 for experts. hidden, biases, rms: the model's.
     """
@@ -162,6 +163,7 @@ class Layer:
     experts: Experts | None
     mamba: Mamba | None
     in_bf16: bool = False
+    predicts: bool = False
 
     @property
     def parts(self) -> tuple[str, ...]:
@@ -268,6 +270,7 @@ class Layer:
         """Elements of its matrices, with so many of its routed experts."""
         h, experts = self.hidden, self.experts
         total = self.mixer_weights + (self.ups + 1) * self.ffn * h + routed * self.expert_weights
+        total += self.predicts * 2 * h * h
         if experts is None:
             return total
         return (
@@ -286,7 +289,8 @@ class Layer:
 
     def _vectors(self, routed: int) -> int:
         h, norm, mlp, experts = self.hidden, 1 if self.rms else 2, self.ffn > 0, self.experts
-        total = norm * h * (self.attention + (self.mamba is not None) + (mlp or experts is not None))
+        norms = self.attention + (self.mamba is not None) + (mlp or experts is not None) + 3 * self.predicts
+        total = norm * h * norms
         if (mamba := self.mamba) is not None:
             # The convolution with its bias, three vectors of the scan, and its norm.
             total += mamba.conv_width * (mamba.conv + 1) + mamba.heads * (3 + mamba.head_dim)
@@ -406,13 +410,31 @@ class Model(Document):
 
     @property
     def types(self) -> tuple[Layer, ...]:
-        """Its layer types, resolved, in order of first use; the one of a model without layer_types has no name."""
+        """Its layer types, resolved, in order of first use; the one of a model without layer_types has no name.
+
+        The last is that of multi-token prediction, if there is any: as `mtp_types` says, with a projection.
+        """
         return _resolved(self)
 
     @property
     def runs(self) -> tuple[tuple[int, int], ...]:
-        """Consecutive equal layers in order: (index into `types`, how many)."""
+        """Consecutive equal layers in order: (index into `types`, how many), those of multi-token prediction last."""
+        return (*_runs(self), *self.predicting_runs)
+
+    @property
+    def decoder_runs(self) -> tuple[tuple[int, int], ...]:
+        """The same of the layers that `layers` counts."""
         return _runs(self)
+
+    @property
+    def predicting_runs(self) -> tuple[tuple[int, int], ...]:
+        """The same of layers of multi-token prediction."""
+        first, others = len(self.types) - 1, self.mtp_types[1:]
+        return (
+            ((first, self.mtp_layers),)[: self.mtp_layers]
+            if not others
+            else ((first, 1), *((at, 1) for at in others)) * self.mtp_layers
+        )
 
     def with_bf16_ends(self, first: int, last: int) -> Model:
         """The same model whose first and last layers keep BF16; ValueError if it has fewer layers."""
@@ -447,7 +469,7 @@ class Model(Document):
         """In words, what makes it `mixed`."""
         found = [part for layer in self.types for part in layer.parts]
         found += ["multi-token prediction"] * (self.mtp_layers > 0)
-        found += ["layer types of different sizes"] * (len(self.types) > 1 or (self.mixed and not found))
+        found += ["layer types of different sizes"] * (len(self.layer_types) > 1 or (self.mixed and not found))
         return tuple(dict.fromkeys(found))
 
     @property
@@ -488,25 +510,20 @@ class Model(Document):
     @property
     def by_type(self) -> tuple[tuple[Layer, int], ...]:
         """Layer types and how many layers each has, those of multi-token prediction included."""
-        more, counts = dict.fromkeys(self.mtp_types, self.mtp_layers), self.counts
-        return tuple((layer, counts[at] + more.get(at, 0)) for at, layer in enumerate(self.types))
+        return tuple(zip(self.types, self.counts, strict=True))
 
     @property
     def mtp_types(self) -> tuple[int, ...]:
         """Types of one multi-token prediction layer, as indices into `types`: the last, after one with attention."""
-        used = [index for index, _ in reversed(self.runs)]
-        attends = [index for index in used if self.types[index].attention][:1]
-        return tuple(dict.fromkeys([*attends, used[0]]))
+        return _predicting(self, _typed(self))
 
     @property
     def parameters(self) -> int:
         """All trainable elements, vocabulary unpadded."""
         h, norm = self.hidden, (1 if self.family == "llama" else 2) * self.hidden
         blocks = sum(count * (layer.weights + layer.vectors) for layer, count in self.by_type)
-        # Each has norms of the hidden state, of the next token's embedding, and of its output.
-        predicting = self.mtp_layers * (2 * h * h + 3 * norm)
         positions = self.max_sequence_length * h if self.learned_positions else 0
-        return blocks + predicting + self.vocab * h * (1 if self.tied_embeddings else 2) + positions + norm
+        return blocks + self.vocab * h * (1 if self.tied_embeddings else 2) + positions + norm
 
     @property
     def active_parameters(self) -> int:
@@ -548,6 +565,20 @@ def expand(pattern: str) -> list[str]:
 
 @lru_cache(maxsize=64)
 def _resolved(model: Model) -> tuple[Layer, ...]:
+    types = _typed(model)
+    if not model.mtp_layers:
+        return types
+    first = types[_predicting(model, types)[0]]
+    return (*types, replace(first, name=f"{first.name}-mtp" if first.name else "mtp", predicts=True))
+
+
+def _predicting(model: Model, types: Sequence[Layer]) -> tuple[int, ...]:
+    used = [index for index, _ in reversed(_runs(model))]
+    attends = [index for index in used if types[index].attention][:1]
+    return tuple(dict.fromkeys([*attends, used[0]]))
+
+
+def _typed(model: Model) -> tuple[Layer, ...]:
     if model.pattern is None:
         (name, only), *_ = model.layer_types.items() or [("", LayerType())]
         return (_resolve(model, name, only),)
@@ -591,27 +622,8 @@ def _resolve(model: Model, name: str, given: LayerType) -> Layer:
     )
 
 
-PRICED = frozenset(
-    {
-        "layers without attention",
-        "Mamba-2",
-        "experts",
-        "shared experts",
-        "sliding-window attention",
-        "attention sinks",
-        "layers without MLP",
-        "layer types of different sizes",
-        "multi-head latent attention",
-    }
-)
 RUN: frozenset[str] = frozenset()
-"""Of `Model.parts`: those of models whose layouts are priced, and which the bundled runtime trains."""
-
-
-def unpriced(model: Model) -> str | None:
-    """Why no layout of a model is priced, if that is so."""
-    lacking = [part for part in model.parts if part not in PRICED]
-    return f"{model.name}: layouts of models with {', '.join(lacking)} are not priced yet" if lacking else None
+"""Of `Model.parts`: those of models which the bundled runtime trains."""
 
 
 def unrun(model: Model) -> str | None:

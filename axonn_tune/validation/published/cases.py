@@ -20,7 +20,7 @@ from axonn_tune.recompute import parse_recompute
 from axonn_tune.request import CUDA_GRAPHS, PRECISIONS, Request
 from axonn_tune.specs.catalog import load_machine
 from axonn_tune.specs.machine import Machine
-from axonn_tune.specs.model import Model, ModelDefaults, unpriced
+from axonn_tune.specs.model import Model, ModelDefaults
 from axonn_tune.specs.workload import RECOMPUTES, Precision, Recompute, Workload
 from axonn_tune.stages import parse_layout
 from axonn_tune.validation.published.cells import Named
@@ -311,8 +311,6 @@ def case_of(row: StepRow, *, machine: Machine | None = None) -> Case | str:
         parts = f"{tensor} x pipeline {row.pipeline} x context {row.context} x data {row.data}"
         return f"{parts} = {ranks}, not {row.gpus} GPUs"
     model = model_of(row, framework)
-    if why := unpriced(model):
-        return why
     if unable := [one for one in [framework.cannot_recompute(kind) for kind, _ in _recomputes(row.recompute)] if one]:
         return unable[0]
     framework = framework.training(model)

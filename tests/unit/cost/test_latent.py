@@ -22,6 +22,7 @@ MACHINE = load_machine("perlmutter-80gb").document
 LATENT = {"query_rank": 512, "kv_rank": 256, "nope_dim": 64, "rope_dim": 32, "value_dim": 64}
 EXPERTS = {"count": 8, "per_token": 2, "width": 1024, "shared_width": 1024}
 MEGATRON = ("x", "z", "context", "data", "pipeline")
+BALANCED = find_framework("megatron-core").with_step(imbalance=1.0)
 
 
 def model_of(layers: str, **changes: Any) -> Model:
@@ -141,7 +142,7 @@ def stage_of(precision: str, recompute: str) -> dict[str, float]:
     workload = Workload(global_batch=2048, sequence_length=4096, precision=precision)
     machine, model = load_machine("dgx-b200").document, deepseek(name="deepseek-v3", layers="moe*64")
     grid = Grid(data=64, pipeline=4, expert=64, order=MEGATRON)
-    found = price(Job(model, machine, workload, find_framework("megatron-core")), Layout(grid, 1, recompute, 0, 4))
+    found = price(Job(model, machine, workload, BALANCED), Layout(grid, 1, recompute, 0, 4))
     memory = found.stages[2].memory
     return {name: float(size) / GIB for name, size in memory.items} | {"": float(memory.total_bytes) / GIB}
 
@@ -182,6 +183,6 @@ def test_measured_memory_of_four_layers(name: str, stages: int, memory_gib: floa
     model, machine = deepseek(name=name, layers="dense moe*3"), load_machine("dgx-b200").document
     grid = Grid(data=8 // stages, pipeline=stages, expert=8 // stages, order=MEGATRON)
     workload = Workload(global_batch=32 // stages, sequence_length=4096)
-    found = price(Job(model, machine, workload, find_framework("megatron-core")), Layout(grid, 1, "none", 0))
+    found = price(Job(model, machine, workload, BALANCED), Layout(grid, 1, "none", 0))
     assert found.memory_bytes / GIB == pytest.approx(memory_gib, rel=0.05)
     assert found.iteration_s < step_s

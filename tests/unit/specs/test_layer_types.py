@@ -10,7 +10,7 @@ from axonn_tune.errors import DocumentError
 from axonn_tune.specs.document import to_yaml
 from axonn_tune.specs.launch import Launch
 from axonn_tune.specs.loading import parse_document
-from axonn_tune.specs.model import MOST_LAYERS, PRICED, Model, expand, unpriced, unrun
+from axonn_tune.specs.model import MOST_LAYERS, Model, expand, unrun
 from tests.unit.small import small_model
 from tests.unit.specs.launches import example_launch
 
@@ -114,7 +114,9 @@ def test_a_mamba_layer_by_hand() -> None:
 def test_mtp_layers_add_a_layer_and_a_projection() -> None:
     """Each has the weights of the last type, a projection from twice the hidden size, and three norms."""
     without, model = typed(), typed(mtp_layers=2)
-    last = model.types[-1]
+    last, predicting = without.types[-1], model.types[-1]
+    assert predicting.predicts
+    assert predicting.weights == last.weights + 2 * 64 * 64
     assert model.parameters - without.parameters == 2 * (last.weights + last.vectors + 2 * 64 * 64 + 3 * 64)
     assert model.mixed
 
@@ -124,15 +126,16 @@ def test_an_mtp_layer_after_experts_alone_has_attention_too() -> None:
     alone = {"attention": False, "experts": EXPERTS}
     hybrid = typed("(full moe)*4", mtp_layers=2, layer_types={"full": {"mlp": False}, "moe": alone})
     assert hybrid.mtp_types == (0, 1)
-    assert [count for _, count in hybrid.by_type] == [6, 6]
-    assert [count for _, count in typed(mtp_layers=2).by_type] == [2, 8]
+    assert [(layer.name, count) for layer, count in hybrid.by_type] == [("full", 4), ("moe", 6), ("full-mtp", 2)]
+    assert hybrid.runs[-4:] == ((2, 1), (1, 1)) * 2
+    assert [count for _, count in typed(mtp_layers=2).by_type] == [2, 6, 2]
 
 
-def test_parts_name_what_is_not_priced_or_run() -> None:
-    """Guards one sentence for searches and one for the runtime; a plain model, and norms of queries, have neither."""
+def test_parts_name_what_is_not_run() -> None:
+    """Guards one sentence for the runtime; a plain model, and norms of queries, have none."""
     normed = small_model(family="llama", layer_types={"dense": {"qk_norms": True}})
     for plain in (small_model(), normed):
-        assert (plain.parts, unpriced(plain), unrun(plain)) == ((), None, None)
+        assert (plain.parts, unrun(plain)) == ((), None)
     types = {"local": {"window": 8, "sinks": True, "latent": LATENT}, "moe": {"experts": EXPERTS}}
     model = typed("(local moe)*4", layer_types=types, mtp_layers=1)
     assert model.parts == (
@@ -146,11 +149,6 @@ def test_parts_name_what_is_not_priced_or_run() -> None:
     )
     words = "multi-head latent attention, no sliding-window attention, no attention sinks"
     assert words in (unrun(model) or "")
-    assert unpriced(typed("dense", layer_types={"dense": {"ffn": 8}})) == (
-        None
-        if {"layer types of different sizes"} <= PRICED
-        else "small: layouts of models with layer types of different sizes are not priced yet"
-    )
 
 
 def test_launch_configs_of_what_the_runtime_lacks_are_refused() -> None:
