@@ -31,9 +31,10 @@ OVERLAPS: tuple[Overlap, ...] = get_args(Overlap)
 """gather_prefetch: weight gathers over z, one ahead; input_gradient: dI all-reduce behind the weight gradient;
 weight_gradient: dW reduce-scatter behind the next layer; data_parallel: buckets behind the backward pass; output:
 forward all-reduce of one half behind the other half's work (only with a split micro-batch)."""
-CudaGraphs = Literal["full", "attn", "mlp", "full_iteration"]
+CudaGraphs = Literal["full", "attn", "mlp", "mamba", "moe_router", "moe_preprocess", "full_iteration"]
 CUDA_GRAPHS: tuple[CudaGraphs, ...] = get_args(CudaGraphs)
-"""Scopes of CUDA graphs: whole layers, attention or MLP with its norm, forward and backward pass of a step."""
+"""Scopes of CUDA graphs: whole layers; attention, MLP or Mamba-2 with its norm; the norm before experts, router and
+shared experts; what a dispatcher prepares; forward and backward pass of a step."""
 DISPATCHERS = ("alltoall", "deepep", "hybridep", "allgather", "deepep-uccl", "deepep-nvshmem")
 """Dispatchers of tokens to experts; `frameworks/dispatchers.csv` says what each sends."""
 RankBy: TypeAlias = Literal["communication", "exposed", "iteration"]

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 import numpy as np
 
@@ -22,8 +23,11 @@ from axonn_tune.program.operations import (
     Kernel,
     MatMul,
     Value,
+    captured_layers,
+    is_captured,
 )
 from axonn_tune.program.step import ONLY, Stage, StepProgram
+from axonn_tune.request import CudaGraphs
 from axonn_tune.specs.formats import FORMATS, QUANTIZATION_EFFICIENCY
 from axonn_tune.specs.machine import Accelerator, MatmulLayout, Software
 from axonn_tune.specs.workload import ELEMENT_SIZES, Precision
@@ -38,6 +42,7 @@ other accelerators has not been published."""
 class ComputeRates:
     """Rates of one rank's accelerator, in SI units, for one precision.
 
+    operation_s: what the software adds to a launch, but in the layers that are captured in CUDA graphs.
     format_flops_per_s, format_bytes: rates of GEMMs in the number format of linear layers, and an element of their
     operands; those of all others where there is none.
     """
@@ -58,10 +63,21 @@ class ComputeRates:
     kernel_traffic: float
     dispatch_s: float
     contention: float
+    operation_s: float
+    captured: tuple[str, ...]
 
 
-def compute_rates(accelerator: Accelerator, precision: Precision, software: Software = FUSED) -> ComputeRates:
-    """Rates of an accelerator under some software; KeyError if it does not state a peak for this precision."""
+def compute_rates(
+    accelerator: Accelerator,
+    precision: Precision,
+    software: Software = FUSED,
+    *,
+    cuda_graphs: tuple[CudaGraphs, ...] = (),
+) -> ComputeRates:
+    """Rates of an accelerator under some software; KeyError if it does not state a peak for this precision.
+
+    cuda_graphs: scopes of what is captured, which the software's time per operation does not delay.
+    """
 
     def by_layout(peak: float) -> dict[MatmulLayout, float]:
         """Sustained FLOP/s of large GEMMs, from a peak in FLOP/s."""
@@ -71,10 +87,11 @@ def compute_rates(accelerator: Accelerator, precision: Precision, software: Soft
     narrow, own = FORMATS.get(precision), accelerator.peak_flops_per_s(precision)
     precision = "bf16" if narrow else precision
     lasting = accelerator.peak_flops_per_s(precision) * accelerator.training_share
-    share, element = (narrow.efficiency, narrow.operand_bytes) if narrow else (1.0, ELEMENT_SIZES[precision].compute)
+    element = narrow.operand_bytes if narrow else ELEMENT_SIZES[precision].compute
+    reached = min(own, narrow.most_over_bf16 * accelerator.peak_flops_per_s(precision)) if narrow else own
     return ComputeRates(
         matmul_flops_per_s=by_layout(accelerator.peak_flops_per_s(precision) / software.gemm),
-        format_flops_per_s=by_layout(own * share / software.gemm),
+        format_flops_per_s=by_layout(reached / software.gemm),
         format_bytes=float(element),
         vector_flops_per_s=by_layout(accelerator.vector_flops_per_s(precision)),
         vector_fp32_flops_per_s=by_layout(accelerator.vector_flops_per_s("fp32")),
@@ -89,6 +106,8 @@ def compute_rates(accelerator: Accelerator, precision: Precision, software: Soft
         kernel_traffic=software.traffic,
         dispatch_s=seconds(software.dispatch_us),
         contention=accelerator.contention,
+        operation_s=seconds(software.operation_us),
+        captured=captured_layers(cuda_graphs),
     )
 
 
@@ -198,8 +217,17 @@ class ComputeClock:
             found = self.known[id(step)] = step, self._call_s(step)
         return found[1]
 
+    @cached_property
+    def _captured_rates(self) -> ComputeRates:
+        """Rates without the software's time per operation."""
+        rates = self.rates
+        launches = (rates.matmul_launch_s - rates.operation_s, rates.kernel_launch_s - rates.operation_s)
+        return replace(rates, matmul_launch_s=launches[0], kernel_launch_s=launches[1])
+
     def _call_s(self, step: Computation) -> Value:
         rates, element = self.rates, self.element_bytes
+        if step.phase != "step" and is_captured(step.layer, rates.captured):
+            rates = self._captured_rates
         if isinstance(step, MatMul):
             m, n, k = (size.evaluate(self.values) for size in (step.m, step.n, step.k))
             rate, numbers = self._rate(step), self.arithmetic

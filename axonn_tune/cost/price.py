@@ -371,7 +371,9 @@ class Pricer:
         if self.model.has_experts:
             options = replace(options, dispatcher=dispatcher_on(job, self.grid))
         self.options = options.staged if self.grid.pipeline > 1 else options
-        self.rates = compute_rates(self.machine.accelerator, self.workload.precision, software)
+        self.rates = compute_rates(
+            self.machine.accelerator, self.workload.precision, software, cuda_graphs=options.cuda_graphs
+        )
         self.call_s = seconds(software.collective_us)
         self.element = self.workload.element_sizes.compute
         alignment = MATRIX_ALIGNMENT

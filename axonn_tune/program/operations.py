@@ -8,7 +8,7 @@ products stay below 2^53, with numpy columns it gives one value per candidate.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import astuple, dataclass, field
 from functools import cached_property, lru_cache
 from typing import Any, Literal, TypeAlias
@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from axonn_tune.frameworks.description import KernelKind
 from axonn_tune.grid import ALL_AXES, AXES, WORLD
+from axonn_tune.request import CudaGraphs
 from axonn_tune.specs.formats import Copies
 from axonn_tune.specs.machine import COLLECTIVE_KINDS, CollectiveKind, MatmulLayout
 from axonn_tune.specs.workload import ElementSizes
@@ -420,6 +421,27 @@ def _eager(*, rms: bool, gated: bool) -> KernelSet:
         activation_back=Traffic(5, 15) if gated else Traffic(1, 3),
         loss=Traffic(164, 4, 6),
     )
+
+
+_CAPTURED: Mapping[CudaGraphs, tuple[str, ...]] = {
+    "full": ("attention.", "mlp.", "moe.", "mamba.", "block", "experts"),
+    "attn": ("attention.",),
+    "mlp": ("mlp.",),
+    "mamba": ("mamba.",),
+    "moe_router": ("mlp.norm", "moe.router", "moe.shared"),
+    "moe_preprocess": (),
+    "full_iteration": ("",),
+}
+
+
+def captured_layers(scopes: Iterable[CudaGraphs]) -> tuple[str, ...]:
+    """How names of layers begin that CUDA graphs of some scopes capture; what a dispatcher prepares is not priced."""
+    return tuple(start for scope in scopes for start in _CAPTURED[scope])
+
+
+def is_captured(layer: str, captured: tuple[str, ...]) -> bool:
+    """Whether a layer begins with one of these, behind the name of its layer type."""
+    return bool(captured) and ".".join(layer.split(".")[-2:]).startswith(captured)
 
 
 Computation: TypeAlias = MatMul | Attention | Kernel

@@ -41,9 +41,10 @@ from axonn_tune.program.operations import (
     MatMul,
     Operation,
     Value,
+    captured_layers,
+    is_captured,
 )
 from axonn_tune.program.step import ONLY, Section, Stage, StepProgram
-from axonn_tune.request import CudaGraphs
 from axonn_tune.specs.workload import Overlap
 
 RUN, WAIT, SYNC, ISSUE = range(4)
@@ -367,17 +368,12 @@ def build_schedule(
     )
 
 
-_CAPTURED: Mapping[CudaGraphs, str] = {"attn": "attention.", "mlp": "mlp.", "full": "", "full_iteration": ""}
-"""How the layers of a block begin that a scope of CUDA graphs captures."""
-
-
 def _issued(operations: Iterable[Operation], options: StepOptions) -> dict[str, float]:
     """Operations that the host launches, by the symbol that counts them: none of what CUDA graphs capture."""
-    captured = tuple(_CAPTURED[scope] for scope in options.cuda_graphs)
+    captured = captured_layers(options.cuda_graphs)
     found = dict[str, float]()
     for step in operations:
-        # Names of layer types stand before those of layers.
-        if ".".join(step.layer.split(".")[-2:]).startswith(captured):
+        if is_captured(step.layer, captured):
             continue
         if isinstance(step, Collective):
             found[step.axis] = found.get(step.axis, 0.0) + 1.0

@@ -399,7 +399,10 @@ def _price(
     """Price all candidates of one variant that fit into memory."""
     workload = problem.workload
     rates = compute_rates(
-        problem.machine.accelerator, workload.precision, software_on(problem.framework, problem.machine)
+        problem.machine.accelerator,
+        workload.precision,
+        software_on(problem.framework, problem.machine),
+        cuda_graphs=problem.framework.step.cuda_graphs,
     )
 
     def pricer_of(program: StepProgram, *stages: Stage) -> ColumnPricer:

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
-from axonn_tune.cost.compute import attention_time_s, compute_rates, contended_s, rate_of_matmul
+from axonn_tune.cost.compute import ComputeClock, attention_time_s, compute_rates, contended_s, rate_of_matmul
 from axonn_tune.cost.price import price
 from axonn_tune.grid import Grid
 from axonn_tune.job import Job, Layout
-from axonn_tune.program.operations import COLUMNS, PLAIN
+from axonn_tune.program.operations import COLUMNS, PLAIN, Kernel, Phase, Size, captured_layers
 from axonn_tune.specs.catalog import load_machine, load_model
-from axonn_tune.specs.machine import Machine
+from axonn_tune.specs.machine import Machine, Software
 from axonn_tune.specs.workload import Workload
 
 
@@ -92,3 +94,24 @@ def test_attention_of_long_sequences_comes_nearer_to_what_its_kernels_do() -> No
     assert attention_time_s(1e13, flat, backward=False, keys=131072.0, arithmetic=PLAIN) == attention_time_s(
         1e13, flat, backward=False, keys=512.0, arithmetic=PLAIN
     )
+
+
+def test_what_cuda_graphs_capture_has_no_time_per_operation() -> None:
+    """Guards scopes of CUDA graphs: layers that they capture launch at the accelerator's own time, others do not."""
+    accelerator = load_machine("gb200-nvl72").document.accelerator
+    software = Software(operation_us=40.0)
+    rates = compute_rates(accelerator, "bf16", software, cuda_graphs=("attn", "moe_router"))
+    clock = ComputeClock(rates, 2.0, {}, PLAIN)
+
+    def launch_us(layer: str, phase: Phase = "forward") -> float:
+        return 1e6 * float(clock.call_s(Kernel(phase, layer, Size(1e-9))))
+
+    for layer in ("attention.norm", "global.attention.core", "moe.router", "mlp.norm", "moe.shared_activation"):
+        assert launch_us(layer) == pytest.approx(accelerator.kernel_launch_us)
+    for layer in ("moe.activation", "mlp.activation", "moe.dispatch", "loss"):
+        assert launch_us(layer) == pytest.approx(accelerator.kernel_launch_us + 40.0)
+    assert launch_us("optimizer", "step") == pytest.approx(accelerator.kernel_launch_us + 40.0)
+    every = replace(rates, captured=captured_layers(("full_iteration",)))
+    clock = ComputeClock(every, 2.0, {}, PLAIN)
+    assert launch_us("loss") == pytest.approx(accelerator.kernel_launch_us)
+    assert launch_us("optimizer", "step") == pytest.approx(accelerator.kernel_launch_us + 40.0)

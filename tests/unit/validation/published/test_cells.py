@@ -92,7 +92,7 @@ def test_layout_and_options(tmp_path: Path) -> None:
     noted = read(
         tmp_path, notes="CUDA graphs attn, moe_router; layout string Et*2|(t*3|)*30t*2L, no MTP; 2 micro-batches"
     )
-    assert framework_of(noted).step.cuda_graphs == ("attn",)
+    assert framework_of(noted).step.cuda_graphs == ("attn", "moe_router")
     found = case_of(noted)
     assert isinstance(found, Case)
     assert found.configurations[0].parts == (2, *[3] * 30, 2)
