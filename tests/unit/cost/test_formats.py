@@ -213,9 +213,9 @@ def test_candidates_cost_what_each_does_alone(framework: str) -> None:
 def test_auto_finds_the_best_of_each_format() -> None:
     """Guards one ranking of all formats, of which those after BF16 are tried in part: each has its best of all."""
     asked: dict[str, Any] = {"machine": "dgx-b200", "framework": "megatron-core", "batch": 32, "seq": 4096}
-    asked |= {"micro_batch": 1, "recompute": "none", "x": 2}
+    asked |= {"micro_batch": 1, "x": 4, "pipeline": 1}
     found = axonn_tune.search("llama3-70b", 32, precision="auto", **asked)
-    formats = ("bf16", "fp8-delayed", "fp8-current", "mxfp8", "nvfp4")
+    formats = ("bf16", "fp8-delayed", "fp8-current", "fp8-blockwise", "mxfp8", "nvfp4")
     assert tuple(found.ranked.best_by_format) == tuple(sorted(formats, key=formats.index))
     for name, place in found.ranked.best_by_format.items():
         alone = search(load_inputs(Request("llama3-70b", 32, precision=name, **asked)).problem)[0]
