@@ -801,8 +801,8 @@ def _near(columns: Columns, shapes: Shapes, problem: Problem, *, count: int) -> 
             rows |= np.isfinite(least) & (share * least <= limit_s)
     for start, group in columns.starts if problem.formats else ():
         # Cut into several chunks, they may be the fastest.
-        rows = np.arange(start, start + len(group))
-        found[1, columns.shape[rows[group.floor_s()[0] <= columns.iteration_s.min()]]] = True
+        cut = np.arange(start, start + len(group))
+        found[1, columns.shape[cut[group.floor_s()[0] <= columns.iteration_s.min()]]] = True
     return np.flatnonzero(found[0]), np.flatnonzero(found[1])
 
 
