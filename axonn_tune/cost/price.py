@@ -392,7 +392,8 @@ class Pricer:
             self.model if self.model.mixed else self.model.model_copy(update=_SYMBOLIC_MODEL),
             self.workload.model_copy(update=_SYMBOLIC_WORKLOAD),
             layout.recompute,
-            self.options,
+            # The token imbalance is a symbol, too.
+            replace(self.options, imbalance=1.0),
             some=layout.recompute != "none" and self.repeated is not None and self.repeated < most,
             context=self.grid.context > 1,
             lone_context="context" in self.framework.axes and self.grid.context == 1,

@@ -25,15 +25,16 @@ import numpy as np
 
 from axonn_tune.cost.uncertainty import DEVIATIONS, NUDGE, Floats
 from axonn_tune.errors import UsageError
+from axonn_tune.frameworks.description import NATURAL_IMBALANCE
 from axonn_tune.learning.evidence import OF_MODEL, WHOLE, Adjust, Sample, Setup, named_times, noise_of
 from axonn_tune.learning.learn import Prior, prior_of
-from axonn_tune.learning.setups import Change, alternatives, changes_of, most_bytes, possible
+from axonn_tune.learning.setups import Change, alternatives, captures, changes_of, most_bytes, possible, with_step
 from axonn_tune.program.dimensions import logged_flops
 from axonn_tune.specs.loading import read_text
 from axonn_tune.specs.machine import Machine
-from axonn_tune.specs.numbers import scaled
+from axonn_tune.specs.numbers import number_at, scaled, with_numbers
 from axonn_tune.specs.workload import RECOMPUTES
-from axonn_tune.units import read_number
+from axonn_tune.units import read_number, show_seconds
 
 PRIORS: Mapping[str, float] = {
     "nothing": 60.0,
@@ -43,6 +44,10 @@ PRIORS: Mapping[str, float] = {
     "precision": 8.0,
     "overlaps": 3.0,
     "overlap": 3.0,
+    "imbalance": 6.0,
+    "dispatcher": 10.0,
+    "routing": 3.0,
+    "cuda_graphs": 3.0,
     "interleaving": 2.0,
     "rank_order": 2.0,
     "kernels": 2.0,
@@ -62,10 +67,16 @@ PRIORS: Mapping[str, float] = {
 }
 """Relative prior probabilities of faults, estimated, not measured. Most runs are as stated. Flags that are not in
 effect and the inter-node network are the most frequent faults. `slow_network` is of the outermost network level,
-`slow_link` of each other one, `latency` of each."""
+`slow_link` of each other one, `latency` of each. `dispatcher` and `imbalance` are of models with experts."""
 
 UNSTATED = 4.0
-"""How many times as often an option differs from what was assumed of it as from what was stated: judgement, too."""
+"""How many times as often an option differs from what was assumed of it as from what was stated: judgement, too. No run
+states its token imbalance unless it forces the load balance."""
+
+LATE_HOST, DISPATCH_US = 4.0, 74.7
+"""How many times as often the host is late with experts and without CUDA graphs: the steps of one layout of DeepSeek-V3
+halved as launches and Python were removed (NVIDIA/Megatron-LM@1d9edcf8, docs/discussions). Host time of an operation
+where the software has none (as of `unknown` in frameworks/software.csv), µs."""
 
 SLOWER = np.geomspace(1.1, 10.0, 10)
 BETWEEN = np.geomspace(1.1, 10.0, 46)
@@ -255,6 +266,8 @@ _KINDS = {
     "recompute": "recompute",
     "seq_parallel": "sequence_parallel",
     "zero_stage": "distributed_optimizer",
+    "routing": "routing",
+    "dispatcher": "dispatcher",
 }
 """Columns that a row may leave blank, and the hypothesis of another value. Attention has none: frameworks that have it
 fused seldom run without."""
@@ -273,6 +286,8 @@ def _assumptions(observed: _Observed, hypotheses: Sequence[Hypothesis]) -> Itera
         "seq_parallel": str(int(step.sequence_parallel)),
         "zero_stage": str(3 if one.z > 1 else 2 if step.shard_gradients else int(step.distributed_optimizer)),
         "attn": "flash" if step.fused_attention else "unfused",
+        "routing": "natural" if step.imbalance == NATURAL_IMBALANCE else "forced",
+        "dispatcher": step.dispatcher,
     }
     for column in observed.sample.unstated:
         others = (
@@ -335,13 +350,28 @@ class _Observed:
             return dict(zip(self.sample.what, self.sample.price(adjust), strict=True))
         return named_times(used.price(adjust))
 
-    def slower(self, factors: Mapping[str, float]) -> Adjust:
-        """The profile with some numbers multiplied."""
-        return lambda machine: scaled(self.known(machine), factors)
+    def slower(self, factors: Mapping[str, float], *, stated: Mapping[str, float] | None = None) -> Adjust:
+        """The profile with some numbers multiplied, after others were stated."""
+        return lambda machine: scaled(with_numbers(self.known(machine), stated or {}), factors)
+
+    @cached_property
+    def late_host(self) -> dict[str, float]:
+        """Host times of an operation that the software does not have, by path, where experts have kernels to launch."""
+        setup = self.setup
+        if (
+            setup is None
+            or not setup.model.has_experts
+            or {"full", "full_iteration"} & {*setup.framework.step.cuda_graphs}
+        ):
+            return {}
+        paths = (f"software.{key}.dispatch_us" for key in self.prior.machine.software)
+        return {path: DISPATCH_US for path in paths if not number_at(self.prior.machine, path)}
 
     def guess(self, words: str, setup: Setup | None = None) -> Guess:
         """Prediction and slopes of a step configuration."""
         times = self.price(self.known, setup)
+        if setup is not None and times == self.stated.times:
+            return replace(self.stated, words=words)
         base, nudges = self.logs(times), NUDGE * np.eye(len(self.prior.paths))
         moved = [self.logs(self.price(self.prior.adjust(nudge), setup)) for nudge in nudges]
         slopes = np.nan_to_num((np.array(moved).reshape(len(nudges), len(base)) - base).T / NUDGE)
@@ -447,7 +477,11 @@ def _hypotheses(observed: _Observed) -> Iterator[Hypothesis]:
     """All explanations that change the prediction."""
     found = [*_worse_numbers(observed)]
     if observed.setup is not None:
-        found += [*_other_setups(observed, observed.setup), _straggler(observed)]
+        found += [
+            *_other_setups(observed, observed.setup),
+            _straggler(observed),
+            *_imbalanced(observed, observed.setup),
+        ]
     if observed.sample.ranks_per_core > 1.0:
         found.append(_oversubscribed(observed, observed.sample.ranks_per_core))
     stated = observed.logs(observed.stated.times)
@@ -462,25 +496,51 @@ def _worse_numbers(observed: _Observed) -> Iterator[Hypothesis]:
     gloo = observed.prior.machine.launcher.backend == "gloo"
     for kind, title, signs, advised in _numbers(observed.prior.machine):
         advice = _OF_GLOO.get(advised, advised) if gloo else advised
-        priced = np.array(
-            [
-                observed.logs(observed.price(observed.slower({path: factor**sign for path, sign in signs.items()})))
-                for factor in SLOWER
-            ]
+        late = observed.late_host if kind == "host" else {}
+        worse = [{path: factor**sign for path, sign in signs.items()} for factor in SLOWER]
+        priced = [observed.price(observed.slower(factors, stated=late)) for factors in worse]
+        if late:
+            nearest = min(range(len(SLOWER)), key=lambda at: abs(priced[at]["step"] - observed.measured_s))
+            advice += _captured(observed, observed.slower(worse[nearest], stated=late))
+        guesses = _between(
+            observed, priced, f"{{:.2g}} × {DISPATCH_US:g} µs an operation" if late else "{:.2g} times slower"
         )
-        between = np.array([np.interp(np.log(BETWEEN), np.log(SLOWER), column) for column in priced.T]).T
-        guesses = tuple(
-            replace(
-                observed.stated,
-                words=f"{factor:.2g} times slower",
-                times={
-                    **observed.stated.times,
-                    **dict(zip(observed.rows, np.nan_to_num(np.exp(logs)).tolist(), strict=True)),
-                },
-            )
-            for factor, logs in zip(BETWEEN, between, strict=True)
-        )
-        yield Hypothesis(kind, title, guesses, advice)
+        yield Hypothesis(kind, title, guesses, advice, LATE_HOST if late else 1.0)
+
+
+def _captured(observed: _Observed, late: Adjust) -> str:
+    """What CUDA graphs would save of a step whose host is late."""
+    setup = observed.setup
+    graphs = {} if setup is None else captures(setup)
+    steps = {scope: observed.price(late, one)["step"] for scope, one in graphs.items() if scope}
+    if not steps:
+        return ""
+    scope = min(steps, key=steps.__getitem__)
+    return f" With --cuda-graphs {scope} the step is predicted to take {show_seconds(steps[scope])}."
+
+
+def _between(observed: _Observed, priced: Sequence[Mapping[str, float]], words: str) -> tuple[Guess, ...]:
+    """Guesses at the factors `BETWEEN` from what is predicted at those of `SLOWER`; words: of a factor."""
+    columns = np.array([observed.logs(times) for times in priced]).T
+    between = np.array([np.interp(np.log(BETWEEN), np.log(SLOWER), column) for column in columns]).T
+    found = (dict(zip(observed.rows, np.nan_to_num(np.exp(logs)).tolist(), strict=True)) for logs in between)
+    return tuple(
+        replace(observed.stated, words=words.format(factor), times={**observed.stated.times, **times})
+        for factor, times in zip(BETWEEN, found, strict=True)
+    )
+
+
+def _imbalanced(observed: _Observed, setup: Setup) -> Iterator[Hypothesis]:
+    """More tokens on one rank of experts than predicted, for which all others wait."""
+    step = setup.framework.step
+    if setup.layout.grid.expert == 1:
+        return
+    priced = [observed.price(observed.known, with_step(setup, imbalance=step.imbalance * factor)) for factor in SLOWER]
+    guesses = _between(observed, priced, f"{{:.2g}} times that of {step.imbalance:g}")
+    balanced_s = observed.price(observed.known, with_step(setup, imbalance=1.0))["step"]
+    natural = step.imbalance == NATURAL_IMBALANCE
+    advice = f"{_BALANCE} Balanced, the step is predicted to take {show_seconds(balanced_s)}."
+    yield Hypothesis("imbalance", "token imbalance of experts", guesses, advice, UNSTATED if natural else 1.0)
 
 
 _Number = tuple[str, str, Mapping[str, float], str]
@@ -526,6 +586,14 @@ _OF_GLOO = {
 _SHARED = "Check for other processes on the accelerators and cores, and that each rank has its own cores."
 _HOST = "Bind each rank to cores next to its GPU (numactl, --cpu-bind), compile, or use CUDA graphs."
 _QUEUES = "Check that the flags reached every rank, and CUDA_DEVICE_MAX_CONNECTIONS=1 where the framework needs it."
+_BALANCE = (
+    "Log the tokens of each expert. A balancing loss or a bias of the router evens them out (--moe-aux-loss-coeff, "
+    "--moe-router-enable-expert-bias); a capacity factor bounds them, and drops tokens."
+)
+_DISPATCH = (
+    "Look for the dispatcher's kernels in a profiler trace, and compare --moe-token-dispatcher-type and the backend of "
+    "flex with the arguments that the run printed."
+)
 _FLAGS = "Compare the arguments that the run printed with those stated here."
 _STATE = "State the settings that ran, as columns of the CSV or with --fact COLUMN=VALUE."
 
@@ -575,7 +643,7 @@ def _other_setups(observed: _Observed, setup: Setup) -> Iterator[Hypothesis]:
         guesses = tuple(
             observed.guess(words, changed) for words, changed in others if possible(changed, within_bytes=within)
         )
-        advice = _QUEUES if kind in ("overlap", "overlaps") else _FLAGS
+        advice = {"overlap": _QUEUES, "overlaps": _QUEUES, "dispatcher": _DISPATCH}.get(kind, _FLAGS)
         if guesses and kind in open_:
             yield Hypothesis(kind, title.replace("than stated", "than assumed"), guesses, _STATE, UNSTATED)
         elif guesses:

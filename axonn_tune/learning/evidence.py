@@ -118,7 +118,8 @@ def step_sample(case: Case, *, name: str = "", spread: float = 0.0) -> Sample:
 
     settled, grid = configurations[0] if len(configurations) == 1 else None, case.configurations[0].grid
     job = (case.model, case.machine, case.workload, case.framework)
-    replicas = grid.data > 1 and case.framework.step.gather_unit != "block"
+    replicas, more = grid.data > 1 and case.framework.step.gather_unit != "block", case.row.more
+    of_experts = {"routing": more.routing, "dispatcher": more.dispatcher} if more and grid.expert > 1 else {}
     matters = {"vpp": grid.pipeline > 1, "seq_parallel": grid.x > 1, "zero_stage": replicas}
     return Sample(
         name=name or f"{case.row.id} (line {case.row.line})",
@@ -131,7 +132,10 @@ def step_sample(case: Case, *, name: str = "", spread: float = 0.0) -> Sample:
         narrow=narrow if settled is None else None,
         setup=None if settled is None else Setup(*job, layout=settled),
         seen={"step": case.row.step_s},
-        unstated=tuple(name for name in case.row.unstated if matters.get(name, True)),
+        unstated=(
+            *(name for name in case.row.unstated if matters.get(name, True)),
+            *(name for name, stated in of_experts.items() if not stated),
+        ),
         flops=(case.row.tflops_per_gpu or 0.0) * TERA * case.row.step_s * case.row.gpus,
     )
 

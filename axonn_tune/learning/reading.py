@@ -31,7 +31,8 @@ from axonn_tune.specs.machine import Machine, Source, Tier
 from axonn_tune.specs.points import MatmulProbe, Probe
 from axonn_tune.specs.results import LAUNCH_NAME, SUMMARY_NAME, Measurements, Summary
 from axonn_tune.units import counted
-from axonn_tune.validation.published.cases import case_of, differences, profile_of
+from axonn_tune.validation.published.cases import case_of, differences, measured_s, profile_of
+from axonn_tune.validation.published.cells import names_model
 from axonn_tune.validation.published.rows import (
     COLUMNS,
     NEEDED,
@@ -40,6 +41,7 @@ from axonn_tune.validation.published.rows import (
     StepRow,
     cell_text,
     each_record,
+    needed_columns,
     step_row,
 )
 
@@ -256,12 +258,15 @@ def _rows(path: Path, request: EvidenceRequest) -> _Found:
         run = StatedRun(str(path), record.get("framework", ""), (line, line), stated).with_given(asked)
         if not run.row()["framework"]:
             raise ValueError("framework is blank: name the software there, or with --framework")
-        if blank := [words for name, words in _PLAIN_MODEL.items() if name not in run.columns]:
+        blank = [words for name, words in _PLAIN_MODEL.items() if name not in run.columns]
+        if blank and not names_model(record):
             plain.setdefault(" and ".join(blank), []).append(line)
         return step_row({**record, **run.row(), "id": record["id"]}, line)
 
-    rows = each_record(path, tuple(name for name in NEEDED if name not in given), row, known=COLUMNS)
-    timed = tuple(row for row in rows if row.step_s is not None)
+    needed = tuple(name for name in needed_columns(path) if name not in given)
+    rows = each_record(path, needed, row, known=COLUMNS)
+    # Rows that name their model may have tokens, TFLOP/s or MFU in place of a time.
+    timed = tuple(row for row in rows if row.step_s is not None or row.more is not None)
     if not timed:
         raise UsageError(f"{str(path)!r} has no row with a time (column step_s)")
     said = []
@@ -283,6 +288,10 @@ def _of_rows(path: Path, rows: Sequence[StepRow], errors: Sequence[float], own: 
             if isinstance(case, str):
                 notes.left_out.append(f"{place}: {case}")
                 continue
+            if (measured := measured_s(case)) is None:
+                notes.left_out.append(f"{place}: no time is stated (column step_s)")
+                continue
+            case = replace(case, row=replace(row, step_s=measured))
             notes.assumed.extend(f"{place}: {words}" for words in differences(row, machine))
             found.append(step_sample(case, name=place, spread=spread))
         return found, f"{path.name}: {_counted(found, 'step')}"

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from axonn_tune.cost.price import dispatcher_on
 from axonn_tune.frameworks import find_framework, registry
 from axonn_tune.frameworks.axonn_tune import AXONN_TUNE
-from axonn_tune.frameworks.description import Framework
+from axonn_tune.frameworks.description import NATURAL_IMBALANCE, Framework
 from axonn_tune.grid import AXES, Grid, distinct_orders
 from axonn_tune.job import Layout
 from axonn_tune.learning.evidence import Setup
@@ -100,7 +101,7 @@ def _other_steps(setup: Setup) -> _Alternatives:
         if own
         else [_flipped(setup, "fused_attention")],
         ("sequence_parallel", "sequence parallelism other than stated"): [_flipped(setup, "sequence_parallel")]
-        if grid.x > 1 and not own
+        if grid.x > 1 and not own and not setup.model.has_experts
         else [],
         ("distributed_optimizer", "distributed optimizer other than stated"): [
             (f"shard_optimizer {'on' if sharded else 'off'}", replace(setup, workload=workload))
@@ -109,15 +110,51 @@ def _other_steps(setup: Setup) -> _Alternatives:
         ]
         if grid.data > 1 and not (step.shard_gradients and step.distributed_optimizer)
         else [],
+        **(_of_experts(setup) if grid.expert > 1 else {}),
     }
+
+
+def _of_experts(setup: Setup) -> _Alternatives:
+    """Another dispatcher, routing as it is without or with a forced balance, and CUDA graphs or none."""
+    framework, step = setup.framework, setup.framework.step
+    now = dispatcher_on(setup, setup.layout.grid)
+    # Ports of a dispatcher are other software, not a flag.
+    others = [name for name in find_framework(framework.name).dispatchers if name != now and "-" not in name]
+    routings = {"natural": NATURAL_IMBALANCE, "forced load balancing": 1.0}
+    return {
+        ("dispatcher", "dispatcher other than stated"): [
+            (f"dispatcher {name}, not {now}", with_step(setup, dispatcher=name)) for name in others
+        ],
+        ("routing", "routing other than stated"): [
+            (f"routing: {name}", with_step(setup, imbalance=imbalance))
+            for name, imbalance in routings.items()
+            if imbalance != step.imbalance
+        ],
+        ("cuda_graphs", "CUDA graphs other than stated"): [
+            (f"CUDA graphs: {scope or 'none'}", changed) for scope, changed in captures(setup).items()
+        ],
+    }
+
+
+def captures(setup: Setup) -> dict[str, Setup]:
+    """The run with CUDA graphs of another scope, "" for none: of experts without capacity those of attention alone,
+    since shapes change from step to step (NVIDIA/Megatron-LM@d98e8a64, core/transformer/transformer_config.py)."""
+    step, scopes = setup.framework.step, find_framework(setup.framework.name).cuda_graphs
+    fixed = step.capacity_factor is not None
+    found = [(one,) for one in scopes if (fixed or one == "attn") and one not in step.cuda_graphs]
+    several = [*found, *([()] if step.cuda_graphs else [])]
+    return {" ".join(one): replace(setup, framework=setup.framework.capturing(one)) for one in several}
+
+
+def with_step(setup: Setup, **changes: object) -> Setup:
+    """The run with other options of its framework's step."""
+    return replace(setup, framework=setup.framework.with_step(**changes))
 
 
 def _flipped(setup: Setup, option: str) -> tuple[str, Setup]:
     """The step with another value of a framework option."""
     value = not getattr(setup.framework.step, option)
-    return f"{option} {'on' if value else 'off'}", replace(
-        setup, framework=setup.framework.with_step(**{option: value})
-    )
+    return f"{option} {'on' if value else 'off'}", with_step(setup, **{option: value})
 
 
 def _run_as(setup: Setup, **changes: object) -> Setup:

@@ -231,7 +231,7 @@ def _model_words(model: Model, named: NamedModel) -> list[str]:
     stated, content = named if isinstance(named, tuple) else (named, None)
     for name in [stated] if stated else available("model"):
         other = content or load_model(name).document
-        if stated or (other.gated == model.gated and not other.mixed):
+        if stated or (other.gated == model.gated and other.mixed == model.mixed):
             changed[name] = list(_changed(model, other))
     name = min(changed, key=lambda one: (len(changed[one]), one != model.name))
     return ["--model", name, *(word for change in changed[name] for word in ("--set", change))]

@@ -22,7 +22,7 @@ import json
 import shlex
 import shutil
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 
@@ -30,10 +30,15 @@ import pytest
 
 import axonn_tune
 from axonn_tune.errors import UsageError
+from axonn_tune.frameworks import base_software
+from axonn_tune.frameworks.description import NATURAL_IMBALANCE
 from axonn_tune.learning.diagnose import Diagnosis
+from axonn_tune.learning.evidence import Setup
+from axonn_tune.learning.setups import with_step
 from axonn_tune.report.learning import command_of
 from axonn_tune.report.output import csv_table
-from axonn_tune.validation.published.rows import SHIPPED
+from axonn_tune.validation.published.cases import Case, case_of
+from axonn_tune.validation.published.rows import SHIPPED, step_row
 from tests.cli.running import good
 
 FIXTURES = Path(__file__).parents[2] / "fixtures" / "diagnose"
@@ -137,6 +142,43 @@ def test_a_recipe_that_is_not_active_is_named_first(dataset: str, row: str, tmp_
     cause = of_row({**one, "precision": "fp8-current"}, tmp_path).causes[0]
     assert (cause.kind, cause.words) == ("precision", "this looks like BF16: the recipe fp8-current is not active")
     assert all(each.kind != "precision" for each in of_row(one, tmp_path).causes)
+
+
+def with_late_host(run: Setup) -> Setup:
+    """The run on a host that takes 450 µs an operation."""
+    software = base_software(run.framework, run.machine).model_copy(update={"dispatch_us": 450.0})
+    return replace(run, machine=run.machine.model_copy(update={"software": {run.framework.software: software}}))
+
+
+OF_EXPERTS: dict[str, tuple[str, Callable[[Setup], Setup]]] = {
+    "imbalance": ("natural", lambda run: with_step(run, imbalance=2.0 * NATURAL_IMBALANCE)),
+    "dispatcher": ("forced", lambda run: with_step(run, dispatcher="alltoall")),
+    "host": ("forced", with_late_host),
+}
+"""What is planted in a run with experts, stated with this routing and DeepEP."""
+
+
+@pytest.mark.parametrize("kind", OF_EXPERTS)
+def test_a_fault_of_experts_is_among_the_first_two(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards causes of runs with experts, on a published layout of qwen3-235b-a22b on 256 H100 (TP2 PP8 VPP4 EP32):
+    tokens twice as imbalanced as natural routing has them, all-to-all where DeepEP is stated, and a late host, with
+    what balance and CUDA graphs would gain."""
+    rows = csv.DictReader((SHIPPED / "moe_steps.csv").read_text("utf-8").splitlines())
+    row = next(row for row in rows if row["id"] == "zoo-q235-h100-1")
+    routing, plant = OF_EXPERTS[kind]
+    row |= {"routing": routing, "tflops_per_gpu": ""}
+    case = case_of(step_row(row, 2))
+    assert isinstance(case, Case)
+    stated = Setup(case.model, case.machine, case.workload, case.framework, layout=case.configurations[0])
+    seconds = plant(stated).price(lambda machine: machine).iteration_s
+    # The search for a better layout takes longer than all else.
+    monkeypatch.setattr("axonn_tune.learning.diagnose.changes_of", lambda *_: ())
+    found = of_row({**row, "step_time_s": str(seconds)}, tmp_path)
+    assert not found.reasonable
+    assert is_among_first(found, kind)
+    cause = next(cause for cause in found.causes if cause.kind == kind)
+    assert cause.explains_s == pytest.approx(found.measured_s - found.predicted_s, rel=0.2)
+    assert {"host": "--cuda-graphs attn", "imbalance": "Balanced, the step", "dispatcher": "flex"}[kind] in cause.advice
 
 
 def test_healthy_runs_are_reasonable(tmp_path: Path) -> None:
