@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import comb, prod
 from typing import Any, NamedTuple, TypeAlias
@@ -88,6 +88,15 @@ EXPERT_GROUPS = {
     "expert_data": ("expert_data",),
 }
 """Groups of ranks that only experts have, with their axes."""
+
+
+EXPERT_STAGE_AXES = ("x", "y", "expert", "expert_z", "expert_data")
+"""What `STAGE_AXES` are to experts, without context."""
+
+
+def axes_of_ranks(split: Iterable[str]) -> tuple[str, ...]:
+    """Axes of the ranks of a pipeline stage, to parameters that are split over some: of experts, or of others."""
+    return EXPERT_STAGE_AXES if "expert" in split else STAGE_AXES
 
 
 @dataclass(frozen=True, init=False)

@@ -14,7 +14,7 @@ import torch.nn.functional as functional
 from torch import nn
 
 from axonn_tune.program.pipeline import split_layers
-from axonn_tune.specs.model import Model
+from axonn_tune.specs.model import Experts, Layer, Model
 
 EPSILON = 1e-5
 
@@ -65,13 +65,39 @@ class Perceptron(nn.Module):
         return found
 
 
+class Mixture(nn.Module):
+    """Experts in place of a perceptron: each token goes to the best of its scores; shared ones see all tokens."""
+
+    def __init__(self, model: Model, given: Experts) -> None:
+        super().__init__()
+        self.given = given
+        self.router = nn.Linear(model.hidden, given.count, bias=False)
+        one = model.model_copy(update={"ffn": given.width})
+        self.experts = nn.ModuleList(Perceptron(one) for _ in range(given.count))
+        wide = model.model_copy(update={"ffn": given.shared_width})
+        self.shared = Perceptron(wide) if given.shared_width else None
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """`[b, S, H] → [b, S, H]`."""
+        logits = self.router(x)
+        scores = logits.softmax(-1) if self.given.score == "softmax" else logits.sigmoid()
+        shares, best = scores.topk(self.given.per_token)
+        shares = shares / shares.sum(-1, keepdim=True) if self.given.normalized else shares
+        total = torch.zeros_like(x) if self.shared is None else self.shared(x)
+        for number, expert in enumerate(self.experts):
+            share = torch.where(best == number, shares, 0.0).sum(-1, keepdim=True)
+            total = total + share * (self.given.scaling or 1.0) * expert(x)
+        return total
+
+
 class Block(nn.Module):
     """Attention and perceptron, each behind a norm and beside a residual."""
 
-    def __init__(self, model: Model) -> None:
+    def __init__(self, model: Model, layer: Layer) -> None:
         super().__init__()
         self.attention_norm, self.mlp_norm = _norm(model), _norm(model)
-        self.attention, self.mlp = Attention(model), Perceptron(model)
+        self.attention = Attention(model)
+        self.mlp = Perceptron(model) if layer.experts is None else Mixture(model, layer.experts)
 
     def forward(self, x: torch.Tensor, turn: torch.Tensor | None) -> torch.Tensor:
         """`[b, S, H] → [b, S, H]`."""
@@ -89,7 +115,8 @@ class Reference(nn.Module):
         self.embedding = nn.Embedding(model.vocab, model.hidden)
         learned = model.learned_positions
         self.position = nn.Embedding(model.max_sequence_length, model.hidden) if learned else None
-        self.blocks = nn.ModuleList(Block(model) for _ in range(model.layers))
+        layers = (model.types[number] for number, count in model.runs for _ in range(count))
+        self.blocks = nn.ModuleList(Block(model, layer) for layer in layers)
         self.norm = _norm(model)
         self.head = nn.Linear(model.hidden, model.vocab, bias=False)
         self.tie()
@@ -165,6 +192,8 @@ def runtime_name(name: str) -> str:
         return name.removesuffix(".weight")
     if name.startswith("norm."):
         return f"head.{name}"
+    for experts, stored in (("router", "router"), ("experts.", "experts."), ("shared.fc", "shared_fc")):
+        name = name.replace(f"mlp.{experts}", f"moe.{stored}")
     return name.replace("attention_norm", "attention.norm").replace("mlp_norm", "mlp.norm")
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -51,7 +52,9 @@ def build_launch(
     job, grid, launcher = priced.job, priced.grid, machine.document.launcher
     if job.framework.software:
         raise UsageError(f"a launch config is for the bundled runtime, not for {job.framework.name}")
-    if job.framework.step != AXONN_TUNE.step:
+    forced = model.document.has_experts and job.framework.step.imbalance == 1.0
+    own = replace(AXONN_TUNE.step, imbalance=1.0) if forced else AXONN_TUNE.step
+    if job.framework.step != own:
         raise UsageError("a launch config runs the bundled runtime's own step: leave out --set step.KEY")
     if why := unrun(model.document):
         raise UsageError(why)
@@ -68,6 +71,7 @@ def build_launch(
         ),
         grad_accumulation=priced.accumulation,
         kept_layers=int(priced.memory.kept_layers),
+        force_load_balancing=forced,
         compile=compiles(launcher.backend),
         backend=launcher.backend,
         ranks_per_node=min(launcher.ranks_per_node, grid.world),

@@ -79,7 +79,7 @@ class Constraint:
         if self.of:
             whole = reduce(lambda size, axis: size * sizes[axis], self.of, np.ones_like(next(iter(sizes.values()))))
             taken = reduce(lambda size, axis: size * sizes[axis], self.axes, np.ones_like(whole))
-            return np.asarray(whole % taken != 0)
+            return np.asarray((whole % taken != 0) & ((taken % whole != 0) | (not self.or_divides)))
         product = np.full_like(next(iter(sizes.values())), self.times)
         for axis in self.axes:
             product = product * sizes[axis]
@@ -178,11 +178,18 @@ def _expert_constraints(model: Model, framework: Framework) -> list[Constraint]:
     """Whole experts on each rank, and ranks for all of them (NVIDIA/Megatron-LM@d98e8a64, core/parallel_state.py)."""
     experts = [layer.experts for layer in model.types if layer.experts is not None]
     folding, width = framework.step.folding, math.gcd(*(one.width for one in experts))
+    shared = math.gcd(*(one.shared_width for one in experts))
     over, tensor = (*folding.shards, *folding.replicas), framework.step.sequence_parallel
+    whole, count = framework.step.whole_rows and not tensor, math.gcd(*(one.count for one in experts))
+    over_x = ("x", "z") if whole else ("x",)
     return [
-        Constraint("experts-by-expert", "experts", math.gcd(*(one.count for one in experts)), ("expert",)),
-        Constraint("expert-width-by-tensor", "expert width", width, ("expert_tensor",) if tensor else ("x",)),
+        Constraint("experts-by-expert", "experts", count, ("expert",)),
+        Constraint("expert-width-by-tensor", "expert width", width, ("expert_tensor",) if tensor else over_x),
         Constraint("ranks-by-expert", "ranks", 1, EXPERT_AXES, of=over),
+        # Those of the inner axes first: all of them, or equal parts.
+        *([Constraint("folding-by-expert", "ranks", 1, EXPERT_AXES, of=folding.shards, or_divides=True)] * whole),
+        *([Constraint("shared-width-by-xz", "shared width", shared, over_x)] * (whole and shared > 0)),
+        *([Constraint("router-by-x", "experts", count, ("x",))] * whole),
     ]
 
 

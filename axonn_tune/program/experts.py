@@ -28,7 +28,6 @@ from axonn_tune.program.operations import (
     Routing,
     Size,
     Traffic,
-    as_size,
 )
 from axonn_tune.specs.machine import MatmulLayout
 
@@ -70,14 +69,16 @@ def forward(given: LayerInputs, *, phase: Phase) -> Iterator[Operation]:
     yield from _over_x(given, phase, COMBINE)
 
 
-def backward(given: LayerInputs, gather: Gathering, again: Repeating) -> Iterator[Operation]:
-    """Gradients in the reverse order; gather: of a weight; again: what is repeated here, if it is."""
+def backward(given: LayerInputs, gather: Gathering, again: Repeating, *, held: bool = False) -> Iterator[Operation]:
+    """Gradients in the reverse order; gather: of a weight; again: what is repeated here, if it is; held: the weights
+    of experts are there, gathered for recompute."""
     yield from again("moe")
     yield from _latent(given, "backward", COMBINE)
     made = _rows_of(given, "expert output gradient", given.expert_row, "backward temporaries")
     after, second, first = _shared_parts(given, shared_backward(given, gather, again), SHARED_FC1)
     yield from _beside(_sent(given, "backward", COMBINE, there=True, makes=(made,)), second)
-    yield from layers.gather_experts(given, phase="backward", unit="weight", calls=given.unkept_share)
+    if not held:
+        yield from layers.gather_experts(given, phase="backward", unit="weight", calls=given.unkept_share)
     yield from again(ACTIVATION)
     freed = "expert activation", made.name
     yield from _gemm_backward(given, FC2, n=given.expert_row, k=given.expert_width, frees=freed)
@@ -94,7 +95,7 @@ def backward(given: LayerInputs, gather: Gathering, again: Repeating) -> Iterato
     yield from _over_x(given, "backward", DISPATCH)
     yield from again("mlp.norm")
     yield from after
-    yield from _router_backward(given)
+    yield from _router_backward(given, gather)
 
 
 def rows(given: LayerInputs, most: Size = IMBALANCE) -> Size:
@@ -188,11 +189,20 @@ def _latent(given: LayerInputs, phase: Phase, layer: str) -> Iterator[Operation]
 
 
 def _router(given: LayerInputs, phase: Phase) -> Iterator[Operation]:
-    """Logits of all experts `[T, E]`, summed over y, their scores, and the K best; they compute in FP32."""
-    count, tokens = float(given.experts.count), given.routed
+    """Logits of all experts `[T, E]`, summed over y, their scores, and the K best; they compute in FP32.
+
+    Without sequence parallelism the router is a linear layer as others, of which x has shares: gathered, as scores need
+    all logits of a token.
+    """
+    count, tokens, element = float(given.experts.count), given.routed, float(given.elements.statistics)
     kept = Array("routing", "routing maps", _ROUTED * given.experts.per_token * PARTS * tokens)
-    yield MatMul(phase, ROUTER, tokens, as_size(count), H / Y, "NN", PARTS, makes=(kept,))
-    yield Collective("all_reduce", "y", phase, ROUTER, 4.0 * count * tokens, calls=PARTS)
+    linear = given.router
+    if not given.options.sequence_parallel:
+        yield from _gathered(linear, given, phase)
+    yield MatMul(phase, ROUTER, tokens, linear.n, linear.k, "NN", PARTS, makes=(kept,))
+    yield Collective("all_reduce", "y", phase, ROUTER, element * linear.n * tokens, calls=PARTS)
+    if not given.options.sequence_parallel:
+        yield Collective("all_gather", "x", phase, ROUTER, element * count * tokens, calls=PARTS)
     yield moves(phase, ROUTER, _scored(given), count * tokens, given, calls=PARTS)
 
 
@@ -200,14 +210,27 @@ def _scored(given: LayerInputs) -> Traffic:
     return _SCORED_AT_ONCE if given.options.kernels == "ideal" else _SCORED
 
 
-def _router_backward(given: LayerInputs) -> Iterator[Operation]:
+def _gathered(linear: Linear, given: LayerInputs, phase: Phase) -> list[Operation]:
+    """Gather of a weight for the forward pass, where weights are gathered one by one."""
+    if given.options.gather_unit == "block":
+        return []
+    return layers.gather_weight(linear.layer, linear.weight, given, phase=phase)
+
+
+def _router_backward(given: LayerInputs, gather: Gathering) -> Iterator[Operation]:
     """Gradients of scores, of the router's input, to which those of the experts are added, and of its weight."""
-    count, tokens, layer = float(given.experts.count), given.routed, ROUTER
+    count, tokens, layer, linear = float(given.experts.count), given.routed, ROUTER, given.router
     made = given.stream("mlp.norm gradient", "residual gradients")
     yield moves("backward", layer, _scored(given), count * tokens, given, calls=PARTS)
-    yield MatMul("backward", layer, tokens, H / Y, as_size(count), "NT", PARTS, makes=(made,))
+    apart = not given.options.sequence_parallel
+    if apart:
+        yield from gather(linear)
+    yield MatMul("backward", layer, tokens, linear.k, linear.n, "NT", PARTS, makes=(made,))
     yield moves("backward", layer, Traffic(1, 3), tokens * H / Y, given, calls=PARTS)
-    yield MatMul("backward", layer, H / Y, as_size(count), tokens, "TN", PARTS, frees=("mlp.norm output", "routing"))
+    freed = "mlp.norm output", "routing"
+    yield MatMul("backward", layer, linear.k, linear.n, tokens, "TN", PARTS, frees=freed)
+    if apart and given.options.gather_unit == "weight":
+        yield from layers.reduce_weight_gradient(layer, linear.weight, given)
 
 
 def _sent(
@@ -278,8 +301,13 @@ def _probabilities(given: LayerInputs, phase: Phase, copies: Size, *, there: boo
     if find_dispatcher(given.options.dispatcher).counting != "copy":
         return []
     counted = Collective("all_gather", "expert_tensorexpert", phase, PROBABILITIES, 8.0 * experts * every, calls=PARTS)
-    sent = Collective("all_to_all", "expert", phase, PROBABILITIES, 4.0 * copies, calls=PARTS)
-    return [counted, sent] if there else [sent]
+    element = float(given.elements.statistics)
+    sent = Collective("all_to_all", "expert", phase, PROBABILITIES, element * copies, calls=PARTS)
+    if there or given.options.sequence_parallel:
+        return [counted, sent] if there else [sent]
+    # Each rank of x has a share of the width of an expert, and so of a probability's gradient.
+    size = element * given.routed * float(given.experts.per_token)
+    return [sent, Collective("all_reduce", "x", phase, PROBABILITIES, size, calls=PARTS)]
 
 
 def shared_forward(given: LayerInputs, *, phase: Phase) -> Iterator[Operation]:
@@ -288,10 +316,12 @@ def shared_forward(given: LayerInputs, *, phase: Phase) -> Iterator[Operation]:
         return
     first, second = given.shared_experts
     up = given.stream("shared up projection", "up projection", first.n, inside=True)
+    yield from _gathered(first, given, phase)
     yield from layers.linear_forward(first, given, phase=phase, makes=(up,))
     made = given.stream("shared activation", "activation", second.k, inside=True, element=given.saved_element)
     moved = given.kernels.activation
     yield moves(phase, SHARED_ACTIVATION, moved, given.part * second.k, given, calls=PARTS, makes=(made,))
+    yield from _gathered(second, given, phase)
     yield from layers.linear_forward(second, given, phase=phase)
 
 

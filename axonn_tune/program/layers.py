@@ -261,6 +261,12 @@ class LayerInputs:
         return float(self.own.expert_weights) * self.local_experts / (self.expert_split * Y)
 
     @cached_property
+    def router(self) -> Linear:
+        """Logits of experts; where tokens are split over x, each rank has all experts."""
+        share = as_size(float(self.experts.count))
+        return Linear("moe.router", H / Y, share if self.options.sequence_parallel else share / X, "y", "x")
+
+    @cached_property
     def shared_experts(self) -> tuple[Linear, Linear]:
         """Both GEMMs of the shared experts."""
         width = as_size(float(self.experts.shared_width)) / X
@@ -270,7 +276,7 @@ class LayerInputs:
     @property
     def last_layers(self) -> tuple[str, ...]:
         """Layers of the last operations of a block, whose output its backward pass does not need."""
-        return (self.linears[-1].layer,) if self.own.experts is None else ("moe.fc2", "moe.combine")
+        return (self.linears[-1].layer,) if self.own.experts is None else ("moe.fc2", "moe.combine", "moe.shared_fc2")
 
     @cached_property
     def span(self) -> Size:

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from axonn_tune.frameworks.description import KernelKind
-from axonn_tune.grid import ALL_AXES, AXES, WORLD
+from axonn_tune.grid import ALL_AXES, AXES, EXPERT_GROUPS, WORLD
 from axonn_tune.request import CudaGraphs
 from axonn_tune.specs.formats import Copies
 from axonn_tune.specs.machine import COLLECTIVE_KINDS, CollectiveKind, MatmulLayout
@@ -168,7 +168,7 @@ MATRIX_ALIGNMENT = 16
 
 ONCE = as_size(1)
 
-GROUP_AXES = ("x", "y", "z", "data", "xy", "context", "contextdata", WORLD)
+GROUP_AXES = ("x", "y", "z", "data", "xy", "context", "contextdata", *EXPERT_GROUPS, WORLD)
 """Every group of axes that the bundled runtime communicates over."""
 
 Role: TypeAlias = Literal[

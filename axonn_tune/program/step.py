@@ -489,7 +489,8 @@ def _recompute_full(given: LayerInputs) -> Iterator[Operation]:
 def _block_backward(given: LayerInputs, *, recompute: Recompute) -> Iterator[Operation]:
     """Recompute, then the gradients of the block, last layer first; an MLP that is repeated is so before them."""
     left, options = list(given.options.repeated_layers(recompute)), given.options
-    gathers, repeats_mlp = recompute != "full" or options.gather_after_recompute, given.fc1.layer in left
+    gathers = recompute != "full" or options.gather_after_recompute
+    repeats_mlp = given.own.ffn > 0 and given.fc1.layer in left
 
     def gather(linear: layers.Linear) -> list[Operation]:
         held = linear.layer == given.fc1.layer and repeats_mlp and not options.gather_after_recompute
@@ -507,7 +508,7 @@ def _block_backward(given: LayerInputs, *, recompute: Recompute) -> Iterator[Ope
     if given.computes:
         if repeats_mlp:
             yield from again("mlp.norm", given.fc1.layer, "mlp.activation", given.fc2.layer)
-        yield from _mlp_backward(given, gather, again)
+        yield from _mlp_backward(given, gather, again, held=not gathers)
     if given.own.attention or given.own.mamba:
         yield from mamba.backward(given, gather) if given.own.mamba else _attention_backward(given, gather, again)
     yield from prediction.backward(given, gather) if given.own.predicts else ()
@@ -516,12 +517,13 @@ def _block_backward(given: LayerInputs, *, recompute: Recompute) -> Iterator[Ope
         yield from layers.reduce_experts(given, unit="block")
 
 
-def _mlp_backward(given: LayerInputs, gather: Gathering, again: Repeating) -> Iterator[Operation]:
-    """Gradients of norm and MLP; gather: of a weight; again: layers that are repeated here, if they are."""
+def _mlp_backward(given: LayerInputs, gather: Gathering, again: Repeating, *, held: bool) -> Iterator[Operation]:
+    """Gradients of norm and MLP; gather: of a weight; again: layers that are repeated here, if they are; held: weights
+    are there, gathered for recompute."""
     behind = ("middle of block", "mlp.norm gradient", "mlp.norm statistics")
     if given.own.experts:
         yield from layers.dropout_backward("mlp.fc2", given)
-        yield from experts.backward(given, gather, again)
+        yield from experts.backward(given, gather, again, held=held)
         yield from _norm_backward("mlp.norm", given, frees=(*behind, "shared gradient"))
         return
     yield from gather(given.fc2)

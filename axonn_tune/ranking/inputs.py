@@ -23,7 +23,7 @@ from axonn_tune.specs.catalog import Loaded, MachineLike, load_machine, load_mod
 from axonn_tune.specs.document import known_keys
 from axonn_tune.specs.loading import DOCUMENT_BYTES, read_text
 from axonn_tune.specs.machine import Machine
-from axonn_tune.specs.model import Model
+from axonn_tune.specs.model import Model, unrun
 from axonn_tune.specs.workload import Workload
 
 if TYPE_CHECKING:
@@ -62,6 +62,8 @@ def load_inputs(request: Request) -> Inputs:
     framework = _with_experts(framework, request, model.document)
     if request.context is not None and request.context > 1:
         framework = framework.having("context")
+        if framework.name == AXONN_TUNE.name and (why := unrun(model.document, context=request.context)):
+            raise UsageError(why)
     if request.order is not None:
         request = replace(request, order=parse_order(request.order, framework))
     assert not isinstance(request.tokens_total, str), "a request reads it"
@@ -370,6 +372,7 @@ def launch_inputs(path: str | Path, *, machine: MachineLike | None = None) -> tu
     request = Request(launch.model, gpus=grid.world, order=grid.order, **pins)
     job, piped = (launch.model, profile.document, launch.workload), grid.pipeline > 1
     framework = AXONN_TUNE.having(*grid.sizes)
+    framework = framework.with_step(imbalance=1.0) if launch.force_load_balancing else framework
     problem = Problem(*job, framework, gpus=grid.world, request=request, pipeline=piped)
     model = Loaded(launch.model, loaded.path, launch.provenance.model_sha256)
     return Inputs(problem, model, profile), profile.sha256 != launch.provenance.machine_sha256

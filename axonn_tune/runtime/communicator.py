@@ -20,20 +20,20 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TypeAlias
+from typing import Protocol, TypeAlias
 
 import torch
 import torch.distributed as dist
 
 from axonn_tune.grid import ENDS
 from axonn_tune.program.layers import COPY
-from axonn_tune.program.operations import Phase
+from axonn_tune.program.operations import OpKind, Phase
 from axonn_tune.program.pipeline import Kind
 from axonn_tune.runtime.devices import RuntimeSettings
 from axonn_tune.runtime.ledger import Ledger, LedgerEntry
 from axonn_tune.runtime.mesh import Edge, Mesh
 from axonn_tune.runtime.metrics import Call, Timer
-from axonn_tune.runtime.parameters import Bucket, Matrix
+from axonn_tune.runtime.parameters import Bucket
 
 
 @dataclass(eq=False, repr=False)
@@ -141,6 +141,19 @@ class Communicator:
         work = dist.all_to_all_single(*flat, received, sent, group=group, async_op=True)
         return CollectiveHandle(result, work, sent=tensor, call=call)
 
+    def exchange(
+        self, rows: torch.Tensor, counts: tuple[list[int], list[int]], op: OpKind, phase: Phase, layer: str
+    ) -> CollectiveHandle:
+        """Rows to ranks of `expert`, as many to each and from each as `counts` say; those that come, in rank order."""
+        group, (sent, received) = self.mesh.groups["expert"], counts
+        rows = rows.contiguous()
+        if group is None:
+            return CollectiveHandle(rows, None)
+        call = self._record(LedgerEntry(op, "expert", phase, layer, rows.nbytes), group)
+        result = rows.new_empty((sum(received), *rows.shape[1:]))
+        work = dist.all_to_all_single(result, rows, received, sent, group=group, async_op=True)
+        return CollectiveHandle(result, work, sent=rows, call=call)
+
     def send(self, tensor: torch.Tensor, kind: Kind) -> CollectiveHandle:
         """Send an activation (F) or a gradient (B) to the stage that needs it next."""
         edge, tensor = self.mesh.sends[kind], tensor.contiguous()
@@ -181,7 +194,22 @@ def _newest(name: str, older: str) -> Callable[..., dist.Work]:
     return found
 
 
-WeightGather: TypeAlias = tuple[Matrix, Phase, str]
+class Gathered(Protocol):
+    """A weight as it is gathered and its gradient reduced: a matrix, or those of all experts of a rank in one."""
+
+    name: str
+    shard_axis: str
+
+    @property
+    def value(self) -> torch.Tensor:
+        """This rank's shard."""
+
+    @property
+    def gradient(self) -> torch.Tensor:
+        """Of its shard."""
+
+
+WeightGather: TypeAlias = tuple[Gathered, Phase, str]
 """A weight to gather, in which phase, and what the program calls it."""
 
 
@@ -195,7 +223,7 @@ class WeightGathers:
         self._prefetch = "gather_prefetch" in settings.overlaps
         self._issued = self._issue(chain[0]) if self._prefetch and chain else None
 
-    def take(self, matrix: Matrix) -> torch.Tensor:
+    def take(self, matrix: Gathered) -> torch.Tensor:
         """The gathered weight that is next in the chain, which must be `matrix`."""
         expected, *rest = self._chain
         assert expected[0] is matrix, f"the chain has {expected[0].name} next, not {matrix.name}"
@@ -207,7 +235,7 @@ class WeightGathers:
 
     def _issue(self, link: WeightGather) -> CollectiveHandle:
         matrix, phase, layer = link
-        return self._communicator.all_gather(matrix.value.to(self._settings.compute), "z", phase, layer)
+        return self._communicator.all_gather(matrix.value.to(self._settings.compute), matrix.shard_axis, phase, layer)
 
 
 class WeightGradients:
@@ -216,14 +244,15 @@ class WeightGradients:
     def __init__(self, communicator: Communicator, settings: RuntimeSettings) -> None:
         self._communicator = communicator
         self._deferred = "weight_gradient" in settings.overlaps
-        self._pending: tuple[Matrix, CollectiveHandle, Callable[[], None] | None] | None = None
+        self._pending: tuple[Gathered, CollectiveHandle, Callable[[], None] | None] | None = None
 
     def reduce(
-        self, matrix: Matrix, gradient: torch.Tensor, layer: str, after: Callable[[], None] | None = None
+        self, matrix: Gathered, gradient: torch.Tensor, layer: str, after: Callable[[], None] | None = None
     ) -> None:
         """Reduce-scatter a gathered weight's gradient over z and add it to the shard; `after` runs once it is added."""
         self.finish()
-        self._pending = (matrix, self._communicator.reduce_scatter(gradient, "z", "backward", layer), after)
+        pending = self._communicator.reduce_scatter(gradient, matrix.shard_axis, "backward", layer)
+        self._pending = (matrix, pending, after)
         if not self._deferred:
             self.finish()
 
@@ -232,7 +261,7 @@ class WeightGradients:
         if self._pending is not None:
             matrix, pending, after = self._pending
             self._pending = None
-            matrix.gradient += pending.wait()
+            matrix.gradient.add_(pending.wait())
             if after is not None:
                 after()
 
@@ -257,7 +286,7 @@ class DataBuckets:
 
     def _reduce(self, bucket: Bucket, phase: Phase) -> CollectiveHandle:
         reduce = self.communicator.reduce_scatter if bucket.split else self.communicator.all_reduce
-        return reduce(bucket.gradient, self.communicator.mesh.data_axes, phase, bucket.layer)
+        return reduce(bucket.gradient, bucket.axes, phase, bucket.layer)
 
     def finish(self) -> None:
         """Wait for every bucket."""

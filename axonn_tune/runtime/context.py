@@ -164,7 +164,8 @@ class Seen(NamedTuple):
 class RingAttention:
     """`CausalAttention` of which this rank has the queries `[b, heads, S / context, head_dim]` of its own tokens.
 
-    local: separates and joins the heads of these tokens. overlaps: each send goes on beside attention.
+    local: separates and joins the heads of these tokens. overlaps: each send goes on beside attention. name: in the
+    program.
     """
 
     local: CausalAttention
@@ -172,6 +173,7 @@ class RingAttention:
     kernel: AttentionKernel
     overlaps: bool
     statistics: torch.dtype
+    name: str = CORE
 
     def __call__(self, qkv: torch.Tensor, phase: Phase = "forward") -> tuple[torch.Tensor, TensorFunction]:
         """`[M, N_x] → [M, Q_x]`, causal within each sequence."""
@@ -193,7 +195,7 @@ class RingAttention:
     def _send(self, tensor: torch.Tensor, phase: Phase, *, first: bool) -> CollectiveHandle:
         """A tensor to the next rank; keys and values, and backward their gradients, are one call of the program."""
         whole = tensor.nbytes * self.communicator.mesh.size("context") * (2 if phase == "backward" else 1)
-        pending = self.communicator.pass_on(tensor, "context", phase, CORE, whole_bytes=whole, first=first)
+        pending = self.communicator.pass_on(tensor, "context", phase, self.name, whole_bytes=whole, first=first)
         if not self.overlaps:
             pending.wait()
         return pending

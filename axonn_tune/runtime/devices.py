@@ -133,7 +133,8 @@ class RuntimeSettings:
 
     recompute_layers: blocks of each chunk, from its first, that repeat the recompute set; None: all. parts: 2 splits
     each micro-batch for two-batch overlap; shard_master: master weights and moments are sharded over data; dropout:
-    share of a block's outputs and of the embedding set to zero; compile: elementwise work between GEMMs, attention and
+    share of a block's outputs and of the embedding set to zero; forced_balance: every expert gets as many tokens,
+    whatever the router says; compile: elementwise work between GEMMs, attention and
     collectives becomes kernels of `compiler`, which recompiles for each new set of shapes.
     """
 
@@ -149,6 +150,7 @@ class RuntimeSettings:
     shard_master: bool = False
     dropout: float = 0.0
     compile: bool = False
+    forced_balance: bool = False
     compiler: Callable[[Callable[..., Any]], Callable[..., Any]] = COMPILE_STATIC
 
 
@@ -168,6 +170,7 @@ def settings_of(launch: Launch, device: torch.device) -> RuntimeSettings:
         shard_master=launch.workload.shard_optimizer_over_data,
         dropout=launch.dropout,
         compile=launch.compile,
+        forced_balance=launch.force_load_balancing,
     )
 
 

@@ -131,9 +131,9 @@ def ring_gradient_shapes(
 
 
 def build(launch: Launch, mesh: Mesh, meter: MetaBytes) -> Trainer:
-    """The trainer of a rank on the meta device, with batches that have a shape and no data."""
+    """The trainer of a rank on the meta device: batches have a shape and no data, and all experts as many tokens."""
     meta = torch.device("meta")
-    settings = replace(settings_of(launch, meta), compiler=meter.compiler)
+    settings = replace(settings_of(launch, meta), compiler=meter.compiler, forced_balance=True)
     shape = launch.micro_batch, launch.workload.sequence_length
 
     def source(step: int, number: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -207,7 +207,7 @@ def _dry_run_of(launch: Launch, stage: int) -> tuple[list[str], int]:
     finally:
         if grid.world > 1:
             dist.destroy_process_group()
-    if different := compare(ledger, program_of(launch, stage=stage)):
+    if different := compare(ledger, replace(program_of(launch, stage=stage), natural=False)):
         raise CheckFailedError("\n".join([f"the collectives of rank {rank} differ from the program:", *different]))
     name = f"rank {rank} of {grid.world}" + (f" (pipeline stage {stage})" if grid.pipeline > 1 else "")
     vectors = trainer.model.vectors

@@ -16,9 +16,10 @@ import torch
 import torch.distributed as dist
 
 from axonn_tune.errors import UsageError
-from axonn_tune.grid import AXES, ENDS, RANK_AXES, Grid, split_axes
+from axonn_tune.grid import AXES, ENDS, EXPERT_GROUPS, RANK_AXES, Grid
 from axonn_tune.program.operations import GROUP_AXES
 from axonn_tune.program.pipeline import Kind
+from axonn_tune.program.step import BUNDLED
 
 
 @dataclass(frozen=True)
@@ -66,15 +67,42 @@ class Mesh:
 
     def size(self, axes: str) -> int:
         """Ranks in this rank's group over `axes`."""
-        return self.grid.group_shape(axes).size
+        return self.grid.group_shape(axes, BUNDLED.folding).size
 
     def coordinate(self, axis: str) -> int:
         """This rank's coordinate along an axis."""
-        return self.grid.coordinates(self.rank).get(axis, 0)
+        return place_of(self.grid, self.rank).get(axis, 0)
 
     def place(self, axes: str) -> int:
         """Its number in this rank's group over `axes`."""
+        if axes in EXPERT_GROUPS:
+            return self.coordinate(axes)
         return self.grid.members(self.rank, axes).index(self.rank)
+
+
+def place_of(grid: Grid, rank: int) -> dict[str, int]:
+    """Coordinates of a rank, among experts, too: these take ranks of z first, then of data, numbered as ranks are."""
+    found = grid.coordinates(rank)
+    z, data, inner = found["z"], found["data"], min(grid.expert, grid.z)
+    outer = grid.expert // inner
+    own = z % inner + inner * (data % outer)
+    if grid.stride("data") < grid.stride("z"):
+        own = data % outer + outer * (z % inner)
+    found["expert"] = found["expert_tensorexpert"] = own
+    return found | {"expert_z": z // inner, "expert_data": data // outer}
+
+
+def groups_of(grid: Grid, axes: str) -> tuple[tuple[int, ...], ...]:
+    """Every group over `axes`; those of experts in the order of their coordinates, which is that of ranks."""
+    if axes not in EXPERT_GROUPS:
+        return tuple(grid.groups(axes))
+    found = dict[tuple[object, ...], list[tuple[int, int]]]()
+    for rank in range(grid.world):
+        place = place_of(grid, rank)
+        apart = {"z", "data", axes, "expert" if axes == "expert_tensorexpert" else "", "expert_tensorexpert"}
+        key = tuple((axis, place[axis]) for axis in sorted(place.keys() - apart))
+        found.setdefault(key, []).append((place.get(axes, 0), rank))
+    return tuple(tuple(rank for _, rank in sorted(members)) for members in found.values())
 
 
 def require_world(grid: Grid, world: int) -> None:
@@ -106,22 +134,22 @@ def build_mesh(
     require_world(grid, world)
     rank = dist.get_rank() if dist.is_initialized() else 0
     groups: dict[str, dist.ProcessGroup | None] = {}
-    made: dict[frozenset[str], dist.ProcessGroup | None] = {}
+    made: dict[tuple[tuple[int, ...], ...], dist.ProcessGroup | None] = {}
     for axes in GROUP_AXES:
         groups[axes] = None
-        size = grid.group_shape(axes).size
+        size = grid.group_shape(axes, BUNDLED.folding).size
         if size == 1 and not keep_single:
             continue
         if size == world > 1:
             groups[axes] = dist.group.WORLD
             continue
-        wide = frozenset(axis for axis in split_axes(axes) if grid.axis_size(axis) > 1)
-        if wide not in made or not wide:
-            for members in grid.groups(axes):
+        every = groups_of(grid, axes)
+        if every not in made or size == 1:
+            for members in every:
                 group = _new_group(members, rank, timeout=timeout, device=device)
                 if rank in members:
-                    made[wide] = group
-        groups[axes] = made[wide]
+                    made[every] = group
+        groups[axes] = made[every]
     mesh = Mesh(grid, rank, groups)
     if grid.pipeline > 1:
         _connect_stages(mesh, chunks=chunks, timeout=timeout, device=device)

@@ -25,7 +25,7 @@ from axonn_tune.runtime import philox
 from axonn_tune.runtime.communicator import Communicator, WeightGathers, WeightGradients
 from axonn_tune.runtime.devices import RuntimeSettings
 from axonn_tune.runtime.parameters import Matrix, Vector
-from axonn_tune.specs.model import Model
+from axonn_tune.specs.model import Layer, Model
 
 TensorFunction: TypeAlias = Callable[[torch.Tensor], torch.Tensor]
 Compiled = TypeVar("Compiled", bound=Callable[..., object])
@@ -50,7 +50,7 @@ class CausalAttention:
     values `[b, kv_heads, S, head_dim]`; separate, join: `separate_heads` and `join_heads`, perhaps compiled.
     """
 
-    model: Model
+    head_dim: int
     heads: int
     kv_heads: int
     sequence: int
@@ -61,7 +61,7 @@ class CausalAttention:
 
     def heads_of(self, qkv: torch.Tensor) -> Heads:
         """Heads of `[M, N_x]`."""
-        shape = self.sequence, self.kv_heads, self.heads // self.kv_heads, self.model.head_dim
+        shape = self.sequence, self.kv_heads, self.heads // self.kv_heads, self.head_dim
         return self.separate(qkv, shape, *self.turns)
 
     def __call__(self, qkv: torch.Tensor, phase: Phase = "forward") -> tuple[torch.Tensor, TensorFunction]:
@@ -136,20 +136,27 @@ def rotate(x: torch.Tensor, cosine: torch.Tensor, sine: torch.Tensor) -> torch.T
 
 
 def attention_on(
-    model: Model, settings: RuntimeSettings, *, sequence: int, shares: int, turns: tuple[torch.Tensor, ...] = ()
+    layer: Model | Layer,
+    settings: RuntimeSettings,
+    *,
+    sequence: int,
+    shares: int,
+    turns: tuple[torch.Tensor, ...] = (),
 ) -> CausalAttention:
     """Attention on the heads of one of `shares` tensor-parallel ranks, as in training; turns: `rotary_positions`."""
     return CausalAttention(
-        *(model, model.heads // shares, model.kv_heads // shares, sequence, turns),
+        *(layer.head_dim, layer.heads // shares, layer.kv_heads // shares, sequence, turns),
         core=attention_core(settings),
         separate=compiled(separate_heads, settings),
         join=compiled(join_heads, settings),
     )
 
 
-def rotary_positions(model: Model, settings: RuntimeSettings, positions: torch.Tensor) -> tuple[torch.Tensor, ...]:
+def rotary_positions(
+    model: Model, settings: RuntimeSettings, positions: torch.Tensor, head_dim: int
+) -> tuple[torch.Tensor, ...]:
     """The `rotary_table` that all blocks of a model share, of a rank's positions; nothing where they are learned."""
-    return () if model.learned_positions else rotary_table(positions, model.head_dim, settings.compute)
+    return () if model.learned_positions else rotary_table(positions, head_dim, settings.compute)
 
 
 def attention_core(settings: RuntimeSettings) -> Callable[..., torch.Tensor]:

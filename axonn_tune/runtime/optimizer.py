@@ -16,8 +16,8 @@ from torch.nn.utils import get_total_norm
 from torch.optim.adamw import adamw
 
 from axonn_tune.errors import TrainingFailedError
-from axonn_tune.grid import STAGE_AXES
 from axonn_tune.grid import WORLD as WORLD_AXES
+from axonn_tune.grid import axes_of_ranks
 from axonn_tune.runtime.communicator import Communicator
 from axonn_tune.runtime.ledger import Ledger
 from axonn_tune.runtime.mesh import Mesh
@@ -46,7 +46,8 @@ def learning_rate(options: launch.Optimizer, step: int) -> float:
 
 def replicas(parameter: Parameter, bucket: Bucket, mesh: Mesh) -> int:
     """How many ranks of the world update the same elements of a parameter."""
-    return bucket.copies * prod(mesh.size(axis) for axis in STAGE_AXES if axis not in bucket.split_axes(parameter))
+    split = bucket.split_axes(parameter)
+    return bucket.copies * prod(mesh.size(axis) for axis in axes_of_ranks(split) if axis not in split)
 
 
 class AdamW:
@@ -144,5 +145,5 @@ class AdamW:
         communicator = self._communicator if in_step else replace(self._communicator, ledger=Ledger())
         for bucket in self.buckets:
             if bucket.split:
-                mine, axes = bucket.master.to(bucket.value.dtype), communicator.mesh.data_axes
+                mine, axes = bucket.master.to(bucket.value.dtype), bucket.axes
                 bucket.value.copy_(communicator.all_gather(mine, axes, "step", bucket.layer).wait())

@@ -13,6 +13,7 @@ from typing import TypeAlias
 
 import torch
 
+from axonn_tune.grid import split_axes
 from axonn_tune.runtime import philox
 from axonn_tune.runtime.mesh import Mesh
 
@@ -25,15 +26,16 @@ class Matrix:
     """One rank's shard of a matrix `W[real_rows, columns]`, with its accumulated gradient in the master type.
 
     name: the same on every grid; rows beyond `real_rows` are padding and stay zero; split_axes: axes over which ranks
-    hold different elements; gathered_rows: rows of the weight gathered over z; row_range, column_range: those of the
-    shard itself; value: the shard in the master type, or in the compute type where master weights are sharded over
-    data.
+    hold different elements; shard_axis: that of them over which the weight is gathered; gathered_rows: its rows then;
+    row_range, column_range: those of the shard itself; value: the shard in the master type, or in the compute type if
+    master weights are sharded over data.
     """
 
     name: str
     real_rows: int
     columns: int
     split_axes: frozenset[str]
+    shard_axis: str
     gathered_rows: range
     row_range: range
     column_range: range
@@ -61,9 +63,10 @@ class Bucket:
     """Parameters whose values are contiguous in memory, and so are their gradients.
 
     layer: what the program calls the reduction of their gradients; value, gradient: flat, padded to divide over data
-    where master weights are; own: elements that this rank's optimizer updates; master: these in the master type, a view
-    of `value` unless they are split; first, second: AdamW's running means of their gradient and of its square; count:
-    steps of that, on the device, as torch's fused kernel needs it; copies: pipeline stages that hold these parameters.
+    where master weights are; axes: the group that holds the same shards; own: elements that this rank's optimizer
+    updates; master: these in the master type, a view of `value` unless they are split; first, second: AdamW's running
+    means of their gradient and of its square; count: steps of that, on the device, as torch's fused kernel needs it;
+    copies: pipeline stages that hold these parameters.
     """
 
     layer: str
@@ -76,6 +79,7 @@ class Bucket:
     second: torch.Tensor
     count: torch.Tensor
     split: bool
+    axes: str
     copies: int = 1
 
     @property
@@ -85,7 +89,7 @@ class Bucket:
 
     def split_axes(self, parameter: Parameter) -> frozenset[str]:
         """Axes over which ranks update different elements of a parameter."""
-        return parameter.split_axes | ({"data", "context"} if self.split else set())
+        return parameter.split_axes | (set(split_axes(self.axes)) if self.split else set())
 
     def slices(self, parameter: Parameter, flat: torch.Tensor) -> list[tuple[int, int, torch.Tensor]]:
         """Slices of a parameter in `flat`, which has the layout of `master`: `(first row, first column, values)`,
@@ -135,14 +139,15 @@ class ParameterStore:
         column_axes: tuple[str, ...],
         real_rows: int,
         deviation: float,
+        shard_axis: str = "z",
     ) -> Matrix:
         """This rank's shard, initialised from counters: the same elements on every grid.
 
-        rows: with padding; row_axes, column_axes: what they are split over, rows then also over z; deviation: standard
-        deviation of the initial values.
+        rows: with padding; row_axes, column_axes: what they are split over, rows then also over `shard_axis`, z or for
+        an expert what is left of it; deviation: standard deviation of the initial values.
         """
         gathered = part_of(range(rows), row_axes, self.mesh)
-        own = part_of(gathered, ("z",), self.mesh)
+        own = part_of(gathered, (shard_axis,), self.mesh)
         across = part_of(range(columns), column_axes, self.mesh)
         value = torch.zeros(len(own), len(across), dtype=self.dtype, device=self.device)
         real = range(own.start, max(own.start, min(own.stop, real_rows)))
@@ -154,8 +159,9 @@ class ParameterStore:
                 # Index of each element in the whole tensor, row by row.
                 counters = down[:, None] * columns + right
                 value[start - own.start : some.stop - own.start] = deviation * philox.normal(counters, key)
-        split_axes = frozenset({"z", *row_axes, *column_axes})
-        made = Matrix(name, real_rows, columns, split_axes, gathered, own, across, value, torch.zeros_like(value))
+        split = frozenset({shard_axis, *row_axes, *column_axes, *(["expert"] if shard_axis != "z" else [])})
+        places, zeros = (gathered, own, across), torch.zeros_like(value)
+        made = Matrix(name, real_rows, columns, split, shard_axis, *places, value, zeros)
         self.matrices.append(made)
         return made
 
@@ -169,13 +175,15 @@ class ParameterStore:
 
     def bucket(self, layer: str, parameters: Sequence[Parameter], *, compute: torch.dtype | None = None) -> Bucket:
         """Make parameters contiguous; `compute`: keep values in this type, and shard the master weights over data."""
+        experts = isinstance(parameters[0], Matrix) and parameters[0].shard_axis != "z"
+        axes = "expert_data" if experts else self.mesh.data_axes
         count = sum(one.value.numel() for one in parameters)
-        shares = self.mesh.size(self.mesh.data_axes) if compute is not None else 1
+        shares = self.mesh.size(axes) if compute is not None else 1
         share = -(-count // shares)
         whole, gradient = (torch.zeros(share * shares, dtype=self.dtype, device=self.device) for _ in range(2))
         for one, part in zip(parameters, _views(whole, parameters), strict=True):
             part.copy_(one.value)
-        place = self.mesh.place(self.mesh.data_axes) if shares > 1 else 0
+        place = self.mesh.place(axes) if shares > 1 else 0
         own = range(place * share, (place + 1) * share)
         value, master = whole, whole
         if compute is not None:
@@ -183,7 +191,7 @@ class ParameterStore:
         for one, part, its in zip(parameters, _views(value, parameters), _views(gradient, parameters), strict=True):
             one.value, one.gradient = part, its
         state = torch.zeros_like(master), torch.zeros_like(master), torch.zeros((), device=self.device)
-        made = Bucket(layer, list(parameters), value, gradient, own, master, *state, split=compute is not None)
+        made = Bucket(layer, list(parameters), value, gradient, own, master, *state, compute is not None, axes)
         self.buckets.append(made)
         return made
 
@@ -200,7 +208,7 @@ def _views(flat: torch.Tensor, parameters: Sequence[Parameter]) -> list[torch.Te
 def part_of(whole: range, axes: tuple[str, ...], mesh: Mesh) -> range:
     """The part of a range that belongs to this rank, split over axes one after the other."""
     for axis in axes:
-        size, place = mesh.grid.axis_size(axis), mesh.coordinate(axis)
+        size, place = mesh.size(axis), mesh.coordinate(axis)
         length = len(whole) // size
         whole = range(whole.start + place * length, whole.start + (place + 1) * length)
     return whole

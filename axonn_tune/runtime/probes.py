@@ -127,7 +127,7 @@ class Bench:
         launch = self._plan.launches[0]
         model, sequence = launch.model, launch.workload.sequence_length
         settings = settings_of(launch, self._device)
-        turns = rotary_positions(model, settings, torch.arange(sequence, device=self._device))
+        turns = rotary_positions(model, settings, torch.arange(sequence, device=self._device), model.head_dim)
         attention = attention_on(model, settings, sequence=sequence, shares=1, turns=turns)
         qkv = self._normal(probe.sequences * sequence, model.qkv_width)
         if not probe.backward:

@@ -24,7 +24,7 @@ from typing import Any, TypeAlias
 import torch
 
 from axonn_tune.files import read_regular
-from axonn_tune.grid import STAGE_AXES
+from axonn_tune.grid import axes_of_ranks
 from axonn_tune.program.layers import COPY
 from axonn_tune.runtime.mesh import Mesh
 from axonn_tune.runtime.parameters import Bucket, Parameter, Vector
@@ -95,13 +95,14 @@ def names_to_write(buckets: Sequence[Bucket], mesh: Mesh) -> set[str]:
     owned = [(parameter, bucket) for bucket in buckets for parameter in bucket.parameters if bucket.layer != COPY]
     written: set[str] = set()
     # Elements that each replica saves, for every set of axes they repeat over.
-    loads_of: dict[frozenset[str], list[int]] = {}
+    loads_of: dict[tuple[str, ...], list[int]] = {}
     for parameter, bucket in sorted(owned, key=lambda one: -one[0].value.numel()):
         # Which replica of the elements this rank holds, and of how many.
-        axes, place, copies = frozenset(STAGE_AXES) - bucket.split_axes(parameter), 0, 1
-        for axis in (one for one in STAGE_AXES if one in axes):
+        split, place, copies = bucket.split_axes(parameter), 0, 1
+        alike = tuple(axis for axis in axes_of_ranks(split) if axis not in split)
+        for axis in alike:
             place, copies = place * mesh.size(axis) + mesh.coordinate(axis), copies * mesh.size(axis)
-        loads = loads_of.setdefault(axes, [0] * copies)
+        loads = loads_of.setdefault(alike, [0] * copies)
         lightest = loads.index(min(loads))
         loads[lightest] += parameter.value.numel()
         if lightest == place:

@@ -65,7 +65,7 @@ def require_runnable(launch: Launch) -> None:
             f"workload.sequence_length ({workload.sequence_length}) is more than "
             f"model.max_sequence_length ({model.max_sequence_length})"
         )
-    framework = AXONN_TUNE.having(*launch.grid.sizes)
+    framework = AXONN_TUNE.training(model).having(*launch.grid.sizes)
     broken = broken_constraints(grid, model, workload, framework, micro_batch=launch.micro_batch)
     found += [f"grid: {line}" for line in broken]
     if found:

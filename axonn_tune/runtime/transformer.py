@@ -11,14 +11,16 @@ import math
 from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from typing import TypeAlias
 
 import torch
 
-from axonn_tune.program.layers import COPY
+from axonn_tune.program.layers import COPY, EXPERTS
 from axonn_tune.program.step import BUNDLED
 from axonn_tune.runtime.communicator import Communicator, DataBuckets, WeightGather, WeightGathers, WeightGradients
 from axonn_tune.runtime.context import RingAttention, kernel_on, own_positions
 from axonn_tune.runtime.devices import RuntimeSettings
+from axonn_tune.runtime.experts import ExpertBranch, ExpertWeights, Router, SavedExperts
 from axonn_tune.runtime.modules import (
     CausalAttention,
     Dropout,
@@ -39,7 +41,7 @@ from axonn_tune.runtime.modules import (
 )
 from axonn_tune.runtime.parameters import Bucket, Matrix, ParameterStore, part_of
 from axonn_tune.runtime.philox import key_of
-from axonn_tune.specs.model import Model
+from axonn_tune.specs.model import Layer, Model
 from axonn_tune.specs.traces import EMBEDDING_BACKWARD, EMBEDDING_FORWARD, END, HEAD, block_backward, block_forward
 
 
@@ -54,13 +56,15 @@ class GatheredWeights:
     held: dict[str, torch.Tensor] = field(default_factory=dict)
     users: int = 1
 
-    def take(self, linear: ParallelLinear, *, last: bool) -> torch.Tensor:
+    def take(self, linear: Linear, *, last: bool) -> torch.Tensor:
         """A layer's gathered weight."""
         if linear.layer not in self.held:
             self.held[linear.layer] = self.gathers.take(linear.weight)
         return self.held.pop(linear.layer) if last and self.users == 1 else self.held[linear.layer]
 
 
+Linear: TypeAlias = ParallelLinear | Router | ExpertWeights
+"""A layer of which weights are gathered."""
 LocalOutput = tuple[torch.Tensor, TensorFunction]
 """Output and backward pass of attention or of the activation."""
 
@@ -71,7 +75,7 @@ class SavedActivations:
 
     tokens: their numbers `[M]`, for dropout; statistics: of the norm; x: residual stream `[M, H_y]` that the branch
     reads; hidden: first linear layer's output `[M, N_x]`; local: attention's or activation's output and backward pass;
-    normal: the norm's output.
+    normal: the norm's output; experts: of them.
     """
 
     tokens: torch.Tensor
@@ -80,6 +84,7 @@ class SavedActivations:
     hidden: torch.Tensor | None = None
     local: LocalOutput | None = None
     normal: torch.Tensor | None = None
+    experts: SavedExperts | None = None
 
 
 @dataclass
@@ -108,14 +113,30 @@ class ResidualBranch:
     repeated: frozenset[str]
     name: str
 
-    def save(self, saved: SavedActivations, normal: torch.Tensor, hidden: torch.Tensor, local: LocalOutput) -> None:
-        """Save of a part what the backward pass does not repeat."""
+    @property
+    def linears(self) -> tuple[Linear, ...]:
+        """In forward order."""
+        return self.input, self.output
+
+    def forward(
+        self, saved: SavedActivations, normal: torch.Tensor, weights: GatheredWeights, *, last: bool, save: bool
+    ) -> Generator[None, None, torch.Tensor]:
+        """From the norm's output to the branch's, before dropout; `last`: of those that use the weights.
+
+        save: of a part what the backward pass does not repeat.
+        """
+        hidden = yield from self.input.forward(normal, weights.take(self.input, last=last), "forward")
+        local = self.local(hidden, "forward")
+        output = yield from self.output.forward(local[0], weights.take(self.output, last=last), "forward")
+        if not save:
+            return output
         if self.norm.name not in self.repeated:
             saved.normal = normal
         if self.name not in self.repeated:
             saved.local = local
         elif self.input.layer not in self.repeated:
             saved.hidden = hidden
+        return output
 
     def recompute(self, saved: SavedActivations, weights: GatheredWeights) -> Generator[None, None, torch.Tensor]:
         """Recompute the forward pass of one part, from its input up to the local function, whose output it returns."""
@@ -168,23 +189,24 @@ class TransformerBlock:
 
     number: int
     attention: ResidualBranch
-    mlp: ResidualBranch
+    mlp: ResidualBranch | ExpertBranch
     full: bool
     kept: GatheredWeights | None = None
 
     @property
-    def linears(self) -> tuple[ParallelLinear, ParallelLinear, ParallelLinear, ParallelLinear]:
+    def linears(self) -> tuple[Linear, ...]:
         """In forward order."""
-        return self.attention.input, self.attention.output, self.mlp.input, self.mlp.output
+        return *self.attention.linears, *self.mlp.linears
 
     @property
     def repeats_mlp(self) -> bool:
         """Whether the backward pass begins with the MLP, whose first gathered weight stays."""
-        return self.mlp.input.layer in self.mlp.repeated
+        return isinstance(self.mlp, ResidualBranch) and self.mlp.input.layer in self.mlp.repeated
 
     def backward_gathers(self) -> Iterator[WeightGather]:
         """Weight gathers of the backward pass, in order."""
-        again = [one for one in self.linears if self.full or (self.repeats_mlp and one is self.mlp.input)]
+        first = self.mlp.linears[0]
+        again = [one for one in self.linears if self.full or (self.repeats_mlp and one is first)]
         yield from ((one.weight, "recompute", one.layer) for one in again)
         held = {one.layer for one in again}
         yield from ((one.weight, "backward", one.layer) for one in self.linears[::-1] if one.layer not in held)
@@ -221,19 +243,12 @@ class TransformerBlock:
         first, second = self.attention, self.mlp
         _, normal, statistics = first.norm.forward(x)
         attention = SavedActivations(tokens, statistics, x)
-        qkv = yield from first.input.forward(normal, weights.take(first.input, last=last), "forward")
-        core, core_backward = first.local(qkv, "forward")
-        output = yield from first.output.forward(core, weights.take(first.output, last=last), "forward")
+        output = yield from first.forward(attention, normal, weights, last=last, save=not self.full)
         middle, mlp_normal, statistics = second.norm.forward(first.dropout(output, tokens), x)
         del output  # The norm may have returned the sum in another tensor.
         mlp = SavedActivations(tokens, statistics)
-        up = yield from second.input.forward(mlp_normal, weights.take(second.input, last=last), "forward")
-        active, active_backward = second.local(up, "forward")
-        down = yield from second.output.forward(active, weights.take(second.output, last=last), "forward")
-        if not self.full:
-            mlp.x = middle
-            first.save(attention, normal, qkv, (core, core_backward))
-            second.save(mlp, mlp_normal, up, (active, active_backward))
+        mlp.x = None if self.full else middle
+        down = yield from second.forward(mlp, mlp_normal, weights, last=last, save=not self.full)
         return second.dropout(down, tokens).add_(middle), (attention, mlp)
 
     def _recompute(
@@ -246,7 +261,7 @@ class TransformerBlock:
         output = yield from self.attention.output.forward(core, weight, "recompute")
         mlp.x = self.attention.dropout(output, attention.tokens).add_(_present(attention.x))
         yield from self.mlp.recompute(mlp, weights)
-        weights.take(self.mlp.output, last=False)
+        weights.take(self.mlp.linears[-1], last=False)
 
     def backward(
         self, context: BlockContext, output_gradients: Sequence[torch.Tensor], gradients: WeightGradients
@@ -335,7 +350,9 @@ class Transformer:
                     deviation=DEVIATION,
                 )
             self.embedding = Embedding(table, positions, self.places, communicator)
-        self._turns = rotary_positions(model, settings, self.places)
+        dims = {layer.head_dim for layer in model.types}
+        self._turns = {dim: rotary_positions(model, settings, self.places, dim) for dim in dims}
+        self._layers = [model.types[number] for number, count in model.runs for _ in range(count)]
         parts = parts or (model.layers,)
         numbers = [range(sum(parts[:part]), sum(parts[: part + 1])) for part in range(mesh.stage, len(parts), stages)]
         some = settings.recompute_layers or model.layers
@@ -447,15 +464,16 @@ class Transformer:
         """This rank's of whole sequences `[b, S]`, `[M]`."""
         return (tokens[:, self.places] if self.communicator.mesh.grid.context > 1 else tokens).flatten()
 
-    def _attention(self) -> CausalAttention | RingAttention:
+    def _attention(self, layer: Layer, prefix: str) -> CausalAttention | RingAttention:
         """Attention on this rank's heads and tokens."""
         communicator, settings = self.communicator, self.settings
         shares, own = communicator.mesh.size("x"), len(self.places)
-        attention = attention_on(self.model, settings, sequence=own, shares=shares, turns=self._turns)
+        attention = attention_on(layer, settings, sequence=own, shares=shares, turns=self._turns[layer.head_dim])
         if communicator.mesh.grid.context == 1:
             return attention
         overlaps = bool(settings.overlaps)
-        return RingAttention(attention, communicator, kernel_on(settings), overlaps, settings.statistics)
+        name = f"{prefix}attention.core"
+        return RingAttention(attention, communicator, kernel_on(settings), overlaps, settings.statistics, name)
 
     def _forward_gathers(self, chunk: int) -> Iterator[WeightGather]:
         """Weight gathers of a forward pass through a chunk, in order."""
@@ -487,8 +505,13 @@ class Transformer:
             if self.embedding.positions is not None:
                 self._tables.append(self._bucket("position", [self.embedding.positions]))
         for block in self.blocks:
-            bucket = self._bucket("block", [linear.weight for linear in block.linears])
+            dense = [linear.weight for linear in block.linears if not isinstance(linear, ExpertWeights)]
+            bucket = self._bucket("block", dense)
             block.attention.input.after = partial(self.buckets.send, bucket)
+            if isinstance(block.mlp, ExpertBranch):
+                experts = block.mlp.experts
+                experts.bucket = self._bucket(EXPERTS, [*experts.first, *experts.second])
+                block.mlp.after = partial(self.buckets.send, experts.bucket)
         tied = self.model.tied_embeddings
         if self.head is not None and not tied:
             self.head.after = partial(self.buckets.send, self._bucket("head", [self.head.table]))
@@ -517,31 +540,66 @@ class Transformer:
 
     def _block(self, number: int, *, repeats: bool) -> TransformerBlock:
         recompute = self.settings.recompute if repeats else "none"
-        repeated = frozenset(BUNDLED.repeated_layers(recompute))
-        model, name = self.model, f"blocks.{number}"
-        attention_norm = self._norm(f"{name}.attention.norm", layer="attention.norm")
-        mlp_norm = self._norm(f"{name}.mlp.norm", layer="mlp.norm")
-        return TransformerBlock(
-            number=number,
-            attention=ResidualBranch(
-                norm=attention_norm,
-                input=self._linear(name, "attention.qkv", (model.hidden, model.qkv_width)),
-                local=self._attention(),
-                output=self._linear(name, "attention.output", (model.query_width, model.hidden), transposed=True),
-                dropout=self._dropout(f"{name}.attention.output"),
-                repeated=repeated,
-                name="attention.core",
-            ),
-            mlp=ResidualBranch(
+        layer, model, name = self._layers[number], self.model, f"blocks.{number}"
+        prefix = f"{layer.name}." if len(model.types) > 1 else ""
+        repeated = frozenset(prefix + one for one in BUNDLED.repeated_layers(recompute))
+        attention_norm = self._norm(f"{name}.attention.norm", layer=f"{prefix}attention.norm")
+        mlp_norm = self._norm(f"{name}.mlp.norm", layer=f"{prefix}mlp.norm")
+        sides = (model.hidden, layer.qkv_width), (layer.query_width, model.hidden)
+        attention = ResidualBranch(
+            norm=attention_norm,
+            input=self._linear(name, prefix, "attention.qkv", sides[0]),
+            local=self._attention(layer, prefix),
+            output=self._linear(name, prefix, "attention.output", sides[1], transposed=True),
+            dropout=self._dropout(f"{name}.attention.output"),
+            repeated=repeated,
+            name=f"{prefix}attention.core",
+        )
+        if layer.experts is not None:
+            mlp: ResidualBranch | ExpertBranch = self._experts(name, prefix, layer, mlp_norm, repeated)
+        else:
+            mlp = ResidualBranch(
                 norm=mlp_norm,
-                input=self._linear(name, "mlp.fc1", (model.hidden, model.up_width)),
-                local=activation(self.settings, gated=model.gated),
-                output=self._linear(name, "mlp.fc2", (model.ffn, model.hidden), transposed=True),
+                input=self._linear(name, prefix, "mlp.fc1", (model.hidden, layer.up_width)),
+                local=activation(self.settings, gated=layer.gated),
+                output=self._linear(name, prefix, "mlp.fc2", (layer.ffn, model.hidden), transposed=True),
                 dropout=self._dropout(f"{name}.mlp.fc2"),
                 repeated=repeated,
-                name="mlp.activation",
-            ),
-            full=recompute == "full",
+                name=f"{prefix}mlp.activation",
+            )
+        return TransformerBlock(number, attention, mlp, recompute == "full")
+
+    def _experts(self, name: str, prefix: str, layer: Layer, norm: Norm, repeated: frozenset[str]) -> ExpertBranch:
+        """This rank's experts of a block, with its router and shared experts."""
+        hidden, given, mesh = self.model.hidden, layer.experts, self.communicator.mesh
+        assert given is not None, "asked before"
+        mine = part_of(range(given.count), ("expert",), mesh)
+        up, down = (hidden, layer.ups * given.width), (given.width, hidden)
+        shared = None
+        if given.shared_width:
+            width = given.shared_width
+            shared = (
+                self._linear(name, prefix, "moe.shared_fc1", (hidden, layer.ups * width)),
+                self._linear(name, prefix, "moe.shared_fc2", (width, hidden), transposed=True),
+            )
+
+        def each(of: str, shape: tuple[int, int], *, transposed: bool) -> list[Matrix]:
+            names = (f"{name}.moe.experts.{expert}.{of}" for expert in mine)
+            return [self._matrix(one, shape, transposed=transposed, shard_axis="expert_z") for one in names]
+
+        weights = each("fc1", up, transposed=False), each("fc2", down, transposed=True)
+        return ExpertBranch(
+            norm=norm,
+            given=given,
+            router=Router(f"{prefix}moe.router", self._matrix(f"{name}.moe.router", (hidden, given.count))),
+            experts=ExpertWeights(f"{prefix}{EXPERTS}", *weights),
+            shared=shared,
+            local=activation(self.settings, gated=layer.gated),
+            dropout=self._dropout(f"{name}.mlp.fc2"),
+            communicator=self.communicator,
+            settings=self.settings,
+            repeated=repeated,
+            prefix=prefix,
         )
 
     def _dropout(self, name: str) -> Dropout:
@@ -557,23 +615,27 @@ class Transformer:
         bias = self.store.vector(f"{name}.bias", hidden, "y", value=0.0) if self.model.family == "gpt" else None
         return Norm(layer, hidden, weight, bias, self.communicator, self.settings)
 
-    def _linear(self, block: str, layer: str, shape: tuple[int, int], *, transposed: bool = False) -> ParallelLinear:
-        """A normal layer has W[K_y, N_x]; a transposed one, which writes to the residual stream, W[K_x, N_y]."""
-        rows, columns = shape
+    def _linear(
+        self, block: str, prefix: str, layer: str, shape: tuple[int, int], *, transposed: bool = False
+    ) -> ParallelLinear:
+        """A linear layer; prefix: before its name in the program."""
         row_axis, column_axis = ("x", "y") if transposed else ("y", "x")
-        deviation = DEVIATION / math.sqrt(2 * self.model.layers) if transposed else DEVIATION
-        name = f"{block}.{layer}"
-        weight = self.store.matrix(
+        weight, name = self._matrix(f"{block}.{layer}", shape, transposed=transposed), f"{block}.{layer}.bias"
+        bias = self.store.vector(name, shape[1], column_axis, value=0.0) if self.model.biases else None
+        return ParallelLinear(prefix + layer, row_axis, column_axis, weight, bias, self.communicator, self.settings)
+
+    def _matrix(self, name: str, shape: tuple[int, int], *, transposed: bool = False, shard_axis: str = "z") -> Matrix:
+        """A normal layer has W[K_y, N_x]; a transposed one, which writes to the residual stream, W[K_x, N_y]."""
+        row_axis, column_axis = ("x", "y") if transposed else ("y", "x")
+        return self.store.matrix(
             f"{name}.weight",
-            rows,
-            columns,
+            *shape,
             row_axes=(row_axis,),
             column_axes=(column_axis,),
-            real_rows=rows,
-            deviation=deviation,
+            real_rows=shape[0],
+            deviation=DEVIATION / math.sqrt(2 * self.model.layers) if transposed else DEVIATION,
+            shard_axis=shard_axis,
         )
-        bias = self.store.vector(f"{name}.bias", columns, column_axis, value=0.0) if self.model.biases else None
-        return ParallelLinear(layer, row_axis, column_axis, weight, bias, self.communicator, self.settings)
 
 
 def _joined(parts: Sequence[torch.Tensor]) -> torch.Tensor:

@@ -24,13 +24,14 @@ NonNegativeInt = Annotated[int, Field(ge=0, le=LARGEST_COUNT)]
 class LaunchGrid(Document):
     """Axis sizes, and the axes from the fastest-varying rank outwards."""
 
-    left_out_at_default: ClassVar[tuple[str, ...]] = ("context",)
+    left_out_at_default: ClassVar[tuple[str, ...]] = ("context", "expert")
 
     x: Size = Field(description="Ranks that split the output of a normal layer.")
     y: Size = Field(description="Ranks that split its input.")
     z: Size = Field(description="Ranks that split the stored weights, and the batch.")
     data: Size = Field(description="Replicas, which split the batch alone.")
     context: Size = Field(default=1, description="Ranks that split each sequence.")
+    expert: Size = Field(default=1, description="Ranks of z, then of data, that have experts of their own.")
     pipeline: Size = Field(default=1, description="Pipeline stages, which split the layers.")
     order: tuple[Axis, ...] = Field(
         min_length=4, max_length=6, description="Rank order: axes, fastest-varying rank first."
@@ -43,7 +44,7 @@ class LaunchGrid(Document):
 
     def grid(self) -> Grid:
         """The same as the value that cost model and runtime work with."""
-        sizes = {axis: getattr(self, axis) for axis in RANK_AXES}
+        sizes = {axis: getattr(self, axis) for axis in (*RANK_AXES, "expert")}
         return Grid(**sizes, order=self.order)
 
     @property
@@ -54,7 +55,8 @@ class LaunchGrid(Document):
     @property
     def product(self) -> tuple[str, str]:
         """`x·y·z·data` and `2·1·2·2`."""
-        return "·".join(self.sizes), "·".join(map(str, self.sizes.values()))
+        ranked = {axis: size for axis, size in self.sizes.items() if axis in RANK_AXES}
+        return "·".join(ranked), "·".join(map(str, ranked.values()))
 
     @property
     def world(self) -> int:
@@ -214,6 +216,8 @@ class Provenance(Document):
 class Launch(Document):
     """A launch config."""
 
+    left_out_at_default: ClassVar[tuple[str, ...]] = ("force_load_balancing",)
+
     schema_: Literal["axonn-tune/launch/1"] = Field(
         alias="schema", description="Kind and version of this document: axonn-tune/launch/1."
     )
@@ -239,6 +243,9 @@ class Launch(Document):
     dropout: Annotated[float, Field(ge=0, lt=1)] = Field(
         default=0.0,
         description="Dropout probability, after the embedding and both outputs of a block; its time is not predicted.",
+    )
+    force_load_balancing: bool = Field(
+        default=False, description="Every expert gets as many tokens, whatever the router says: for measuring."
     )
     compile: bool = Field(
         default=False,
@@ -270,7 +277,7 @@ class Launch(Document):
             found.append("device is cpu, but backend nccl needs GPUs: use backend gloo")
         if self.kept_layers > self.model.layers:
             found.append(f"kept_layers is {self.kept_layers}, but the model has {self.model.layers} layers")
-        if why := unrun(self.model):
+        if why := unrun(self.model, context=self.grid.context):
             found.append(why)
         if found:
             raise ValueError("; ".join(found))

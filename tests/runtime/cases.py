@@ -41,10 +41,15 @@ class Training:
     @cached_property
     def model(self) -> Model:
         """The model document."""
-        document = load_model({"gpt": "nano", "llama": "nano-llama"}[self.family]).document
+        name = {"gpt": "nano", "llama": "nano-llama", "moe": "nano-moe", "sigmoid": "nano-moe"}[self.family]
+        document = load_model(name).document
         change = {"tied_embeddings": self.tied, "biases": self.biases, "kv_heads": self.kv_heads}
         deep = {name: getattr(DEEP, name) for name in ("layers", "hidden", "head_dim", "ffn")}
         change["max_sequence_length"] = max(document.max_sequence_length, self.sequence)
+        if self.family == "sigmoid":
+            (moe,) = (one for one in document.layer_types.values() if one.experts is not None)
+            experts = moe.experts.model_copy(update={"score": "sigmoid", "normalized": False, "shared_width": 0})
+            change["layer_types"] = document.layer_types | {"moe": moe.model_copy(update={"experts": experts})}
         return document.model_copy(update=change | (deep if self.deep else {}))
 
     @property
@@ -105,7 +110,9 @@ class Case:
 
     def __str__(self) -> str:
         sizes, training = "x".join(map(str, self.grid.sizes[:4])), self.training
-        sizes += f"x{self.grid.context}c" * (self.grid.context > 1)
+        sizes += (
+            f"x{self.grid.context}c" * (self.grid.context > 1) + f"-ep{self.grid.expert}" * training.model.has_experts
+        )
         stages = f"-{self.grid.pipeline}p{self.chunks}v" + "-uneven" * bool(self.parts)
         wide = "".join(axis[0] for axis in self.grid.order if self.grid.axis_size(axis) > 1)
         tables = f"{'tied' if training.tied else 'untied'}-kv{training.kv_heads}" + "-biased" * training.biases
@@ -156,6 +163,43 @@ def daily(every: list[Case]) -> list[Case]:
         left = [case for case in every if case.grid.world == 8 and case not in chosen]
         chosen.append(max(left, key=lambda case: len(case.pairs() - covered)))
     return chosen
+
+
+MOE_TRAININGS = (
+    Training("moe", False, False, 12, True, 0.1),
+    Training("sigmoid", True, False, 24, False),
+)
+MOE_DAILY = ((1, 1, 2, 1, 2), (2, 1, 1, 1, 1), (1, 2, 2, 1, 2), (1, 1, 1, 2, 2), (1, 1, 4, 1, 2), (1, 1, 2, 2, 4))
+
+
+def expert_cases() -> dict[Case, bool]:
+    """A case for every grid of up to 8 ranks with every size of its expert axis, and for two with stages; whether it is
+    daily."""
+    rows = [(*map(int, row), 1) for world in WORLDS for row in factorizations(world)]
+    rows += [(1, 1, 2, 1, 2), (1, 2, 1, 2, 2)]
+    chance, found = random.Random(CHANCE), dict[Case, bool]()
+    for *sizes, stages in rows:
+        z, data = sizes[2:]
+        folds = [one for one in divisors(z * data) if z % one == 0 or (one % z == 0 and data % (one // z) == 0)]
+        for expert in folds:
+            share = BATCH // (z * data)
+            micro_batch = share // chance.choice([1, 2])
+            case = Case(
+                training=chance.choice(MOE_TRAININGS),
+                grid=Grid(
+                    *sizes,
+                    pipeline=stages,
+                    expert=expert,
+                    order=(*chance.sample(AXES, 4), *["pipeline"] * (stages > 1)),
+                ),
+                micro_batch=micro_batch,
+                recompute=chance.choice(("none", "selective", "full", "layernorm,mlp")),
+                kept_layers=chance.choice([0, 1, 2]),
+                split=micro_batch % 2 == 0 and chance.random() < 0.5,
+                sharded=chance.random() < 0.5,
+            )
+            found[case] = (*sizes, expert) in MOE_DAILY and stages == 1
+    return found
 
 
 CONTEXT_TRAININGS = (

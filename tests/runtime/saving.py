@@ -35,6 +35,21 @@ SMALL = {"layers": 3, "hidden": 48, "heads": 12, "kv_heads": 12, "head_dim": 4, 
 MODEL = load_model("nano").document.model_copy(update={**SMALL, "vocab": 61, "max_sequence_length": 19})
 
 
+_MOE = load_model("nano-moe").document
+EXPERTS = {"count": 12, "width": 48, "shared_width": 24}
+MIXED = _MOE.model_copy(
+    update={
+        **SMALL,
+        **{"layers": 2, "vocab": 61, "max_sequence_length": 19},
+        "layer_types": {
+            name: one.model_copy(update={"experts": one.experts.model_copy(update=EXPERTS)} if one.experts else {})
+            for name, one in _MOE.layer_types.items()
+        },
+    }
+)
+"""One of its layers with experts."""
+
+
 @dataclass
 class Trainee:
     """A model in training on this rank."""
@@ -77,9 +92,9 @@ def trainee(grid: Grid, *, seed: int = RUN["seed"], model: Model = MODEL, split:
     return Trainee(mesh, transformer, AdamW(transformer.store, communicator, options), source)
 
 
-def marked(grid: Grid, *, split: bool = False) -> Trainee:
+def marked(grid: Grid, *, split: bool = False, model: Model = MODEL) -> Trainee:
     """One whose every element tells the tensor and the place it belongs to, on any grid; padding stays zero."""
-    found = trainee(grid, split=split)
+    found = trainee(grid, split=split, model=model)
     numbers = {name: 3 * (zlib.crc32(name.encode()) % 10_000) for name in found.names()}
     for kind, (bucket, tensor) in zip(cycle(range(3)), found.tensors(), strict=False):
         tensor.zero_()
@@ -94,9 +109,9 @@ def marked(grid: Grid, *, split: bool = False) -> Trainee:
     return found
 
 
-def save_marked(grid: Grid, folder: Path, steps: int, split: bool = False) -> None:
+def save_marked(grid: Grid, folder: Path, steps: int, split: bool = False, model: Model = MODEL) -> None:
     """Save a marked model; what changes while it is being written must not be in it."""
-    found = marked(grid, split=split)
+    found = marked(grid, split=split, model=model)
     found.optimizer.steps_done = steps
     saver = found.checkpoints(folder)
     saver.save()
@@ -105,9 +120,10 @@ def save_marked(grid: Grid, folder: Path, steps: int, split: bool = False) -> No
     saver.close()
 
 
-def differs_after_loading(grid: Grid, folder: Path, split: bool = False) -> list[str]:
+def differs_after_loading(grid: Grid, folder: Path, split: bool = False, model: Model = MODEL) -> list[str]:
     """Tensors of this rank that a loaded checkpoint of a marked model gets wrong; padding counts."""
-    expected, found = marked(grid, split=split), trainee(grid, seed=RUN["seed"] + 1, split=split)
+    expected = marked(grid, split=split, model=model)
+    found = trainee(grid, seed=RUN["seed"] + 1, split=split, model=model)
     saver = found.checkpoints(folder)
     step = saver.load()
     saver.close()

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from axonn_tune.grid import Grid
 from axonn_tune.program.dimensions import symbol_values
 from axonn_tune.program.pipeline import messages, model_parts
-from axonn_tune.program.step import Stage, build_step
+from axonn_tune.program.step import Stage, blocks_by_type, build_step, contents_of
 from axonn_tune.runtime.communicator import Communicator
 from axonn_tune.runtime.devices import RuntimeSettings
 from axonn_tune.runtime.ledger import Ledger, RankProgram, blocks_of, compare
@@ -182,9 +182,7 @@ def whole_gradients(model: Transformer) -> list[tuple[Parameter, torch.Tensor]]:
     for bucket in model.store.buckets:
         gradient, begin = bucket.gradient, 0
         if bucket.split:
-            gradient = (
-                Communicator(mesh, Ledger()).all_gather(bucket.own_gradient, mesh.data_axes, "step", "test").wait()
-            )
+            gradient = Communicator(mesh, Ledger()).all_gather(bucket.own_gradient, bucket.axes, "step", "test").wait()
         for one in bucket.parameters:
             found.append((one, gradient[begin : begin + one.value.numel()].view_as(one.value)))
             begin += one.value.numel()
@@ -221,15 +219,15 @@ def sent_otherwise(case: Case, ledger: Ledger, *, stage: int) -> list[str]:
     """Where the ledger of a run differs from the program."""
     training, stages = case.training, case.grid.pipeline
     place = Stage(first=stage == 0, last=stage == stages - 1)
-    chunks, some = layers_of_parts(case)[stage::stages], case.recompute_layers
-    how = {"micro_batch": case.micro_batch, "stage": place, "layers": (sum(chunks),)}
+    chunks, some = contents_of(training.model, layers_of_parts(case))[stage::stages], case.recompute_layers
+    how = {"micro_batch": case.micro_batch, "stage": place, "layers": blocks_by_type(training.model, chunks)}
     values = symbol_values(training.model, case.workload, case.grid, **how)
     assert values["A"] == case.accumulation, "the test's own arithmetic"
     how = {"recompute": case.recompute, "some": some is not None, "context": case.grid.context > 1}
     program = build_step(training.model, case.workload, **how)
     values |= blocks_of(program, chunks, kept=case.kept_layers, repeated=some or 0)
     sent = messages(stage, stages=stages, chunks=case.chunks, micro_batches=case.accumulation)
-    return compare(ledger, RankProgram(program, values, place, sent), steps=STEPS)
+    return compare(ledger, RankProgram(program, values, place, sent, training.model.has_experts), steps=STEPS)
 
 
 def leave(mesh: Mesh) -> None:

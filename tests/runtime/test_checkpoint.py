@@ -96,6 +96,22 @@ def test_stretches_of_optimizer_state_load_anywhere(grid: Grid, other: Grid, tmp
         assert pools(other.world).run(saving.differs_after_loading, other, tmp_path, split) == [[]] * other.world
 
 
+@pytest.mark.parametrize(
+    ("grid", "other", "split"),
+    [
+        (Grid(1, 1, 2, 1, expert=2), Grid(1, 2, 1, 1), False),
+        (Grid(1, 1, 2, 2, expert=2), Grid(2, 1, 1, 2, expert=2, order=("data", "x", "y", "z")), True),
+        pytest.param(Grid(1, 1, 4, 1, expert=2), Grid(1, 1, 1, 4, expert=2), True, marks=pytest.mark.nightly),
+    ],
+)
+def test_experts_load_on_any_grid(grid: Grid, other: Grid, split: bool, tmp_path: Path, pools: Pools) -> None:
+    """Guards every element of each expert, wherever it lies, and that of its moments."""
+    pools(grid.world).run(saving.save_marked, grid, tmp_path, 1, split, saving.MIXED)
+    assert saving.differs_after_loading(SERIAL, tmp_path, False, saving.MIXED) == []
+    found = pools(other.world).run(saving.differs_after_loading, other, tmp_path, split, saving.MIXED)
+    assert found == [[]] * other.world
+
+
 @pytest.mark.parametrize("split", [False, True], ids=["whole", "split"])
 @pytest.mark.parametrize(
     "grid",

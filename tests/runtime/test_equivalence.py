@@ -20,6 +20,7 @@ from tests.runtime.cases import (
     CONTEXT_TRAININGS,
     DEEP_TRAININGS,
     INNERMOST,
+    MOE_TRAININGS,
     SETS,
     TRAININGS,
     Case,
@@ -27,19 +28,20 @@ from tests.runtime.cases import (
     cases,
     context_cases,
     daily,
+    expert_cases,
 )
 from tests.runtime.pool import Pools
 
 Serial = Callable[[Training], Path]
 EVERY = cases()
-CONTEXT = context_cases()
-DAILY = {*daily(EVERY), *(case for case, each_time in CONTEXT.items() if each_time)}
+MORE = context_cases() | expert_cases()
+DAILY = {*daily(EVERY), *(case for case, each_time in MORE.items() if each_time)}
 
 
 @pytest.fixture(scope="session")
 def serial(tmp_path_factory: pytest.TempPathFactory) -> Serial:
     """Path of the serial run's record, which is made when it is first asked for, by whichever worker that is."""
-    folder, known = tmp_path_factory.getbasetemp(), [*TRAININGS, *DEEP_TRAININGS, *CONTEXT_TRAININGS]
+    folder, known = tmp_path_factory.getbasetemp(), [*TRAININGS, *DEEP_TRAININGS, *CONTEXT_TRAININGS, *MOE_TRAININGS]
     if "PYTEST_XDIST_WORKER" in os.environ:
         folder = folder.parent
 
@@ -58,7 +60,7 @@ def serial(tmp_path_factory: pytest.TempPathFactory) -> Serial:
     "case",
     [
         pytest.param(case, id=str(case), marks=[] if case in DAILY else pytest.mark.nightly)
-        for case in sorted([*EVERY, *CONTEXT], key=lambda case: case.grid.world)
+        for case in sorted([*EVERY, *MORE], key=lambda case: case.grid.world)
     ],
 )
 def test_grid_trains_as_one_rank_does(case: Case, pools: Pools, serial: Serial) -> None:

@@ -7,10 +7,10 @@ import torch
 
 from axonn_tune.grid import Grid
 from axonn_tune.program.dimensions import symbol_values
-from axonn_tune.program.step import build_step
+from axonn_tune.program.step import build_step, contents_of
 from axonn_tune.runtime.communicator import Communicator
 from axonn_tune.runtime.devices import RuntimeSettings
-from axonn_tune.runtime.ledger import Ledger, LedgerEntry, RankProgram, compare
+from axonn_tune.runtime.ledger import Ledger, LedgerEntry, RankProgram, blocks_of, compare
 from axonn_tune.runtime.mesh import build_mesh
 from axonn_tune.runtime.optimizer import AdamW
 from axonn_tune.runtime.transformer import Transformer
@@ -31,15 +31,25 @@ GRIDS = [
 ]
 
 
+OF_EXPERTS = Grid(2, 4, 4, 32, expert=8, order=("z", "x", "data", "y")), Grid(2, 2, 8, 32, expert=4)
+
+
 @pytest.mark.parametrize("split", [False, True], ids=["plain", "split"])
-@pytest.mark.parametrize(("name", "rank"), [("nano", 0), ("nano-llama", WORLD - 3)])
-@pytest.mark.parametrize("grid", GRIDS, ids=str)
+@pytest.mark.parametrize(
+    ("grid", "name", "rank"),
+    [
+        *((grid, name, rank) for grid in GRIDS for name, rank in (("nano", 0), ("nano-llama", WORLD - 3))),
+        *((grid, "nano-moe", 77) for grid in OF_EXPERTS),
+    ],
+    ids=str,
+)
 def test_a_step_on_1024_ranks_sends_what_the_program_says(grid: Grid, rank: int, name: str, split: bool) -> None:
     """Guards every collective of a step with real tensors, the optimizer's included, and the values that were priced.
 
     `split`: micro-batches in halves, optimizer state over data, and bf16, whose weights are sent in another type.
     """
-    model, sequence, micro_batch = load_model(name).document, 16, 2 if split else 1
+    # As many tokens for each of 24 experts.
+    model, sequence, micro_batch = load_model(name).document, 24, 2 if split else 1
     workload = Workload(
         global_batch=2 * grid.z * grid.data * micro_batch,
         sequence_length=sequence,
@@ -52,6 +62,7 @@ def test_a_step_on_1024_ranks_sends_what_the_program_says(grid: Grid, rank: int,
         *(compute, wide, wide, frozenset(OVERLAPS), "full", 1, torch.device("cpu")),
         parts=micro_batch,
         shard_master=split,
+        forced_balance=True,
     )
     tokens = torch.zeros(micro_batch, sequence, dtype=torch.int64)
     with world(WORLD, rank):
@@ -65,9 +76,9 @@ def test_a_step_on_1024_ranks_sends_what_the_program_says(grid: Grid, rank: int,
             loss = forward_backward(transformer, tokens, tokens, scale=0.01, last=last)
         transformer.finish_gradients()
         optimizer.step(loss)
-    kept = {"kept": 1.0, "unkept": model.layers - 1}
-    values = symbol_values(model, workload, grid, micro_batch=micro_batch) | kept
+    values = symbol_values(model, workload, grid, micro_batch=micro_batch)
     program = build_step(model, workload, recompute="full", context=grid.context > 1)
+    values |= blocks_of(program, contents_of(model, (model.layers,)), kept=1, repeated=0)
     assert compare(transformer.communicator.ledger, RankProgram(program, values)) == []
 
 

@@ -76,8 +76,11 @@ def simulate(options: Options, rank: int = RANK, *, steps: int = 2, grid: Grid =
         parts=options["parts"],
         shard_master=options["sharded"],
         dropout=options["dropout"],
+        forced_balance=True,
     )
-    model = load_model(options["family"]).document.model_copy(update={**SMALL, "tied_embeddings": options["tied"]})
+    model = load_model(options["family"]).document
+    small = SMALL | ({"layers": model.layers} if model.has_experts else {})
+    model = model.model_copy(update={**small, "tied_embeddings": options["tied"]})
     stage, chunks = options["stage"], 1 if options["stage"] is None else options["chunks"]
     staged = grid if stage is None else Grid(*grid.sizes[:4], pipeline=options.get("stages", 2), order=STAGES)
     chosen = Run(model, settings, options["micro_batches"], options["timed"], chunks)
@@ -101,6 +104,18 @@ def test_every_two_accesses_are_ordered(options: Options) -> None:
     streams = simulate(options)
     assert streams.kernels > 1000
     assert len(streams.events) > 100
+    assert streams.hazards == {}
+
+
+@pytest.mark.parametrize("recompute", ["none", "full"])
+def test_dispatch_and_combine_are_ordered(recompute: str) -> None:
+    """Guards tokens on their way to experts and back, and what is gathered and reduced of experts."""
+    grid = Grid(2, 1, 4, 1, expert=2)
+    options = BRIEF | {"recompute": recompute, "stage": None, "parts": 2, "family": "nano-moe", "sharded": True}
+    streams = simulate(options, grid=grid)
+    sent = [event for event in streams.events if (event.what or "").startswith("all_to_all")]
+    # Two steps of two micro-batches in halves, one layer: rows and probabilities there, rows back; the same backward.
+    assert len(sent) == 2 * 2 * 2 * (8 if recompute == "full" else 6)
     assert streams.hazards == {}
 
 

@@ -147,8 +147,10 @@ def test_parts_name_what_is_not_run() -> None:
         "multi-token prediction",
         "layer types of different sizes",
     )
-    words = "multi-head latent attention, no sliding-window attention, no attention sinks"
+    words = "multi-head latent attention, no sliding-window attention, no attention sinks, no multi-token prediction"
     assert words in (unrun(model) or "")
+    biased = model.model_copy(update={"biases": True})
+    assert (unrun(biased) or "").endswith("no biases of experts")
 
 
 def test_launch_configs_of_what_the_runtime_lacks_are_refused() -> None:

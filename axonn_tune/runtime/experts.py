@@ -1,0 +1,414 @@
+"""A mixture of experts on one rank: router, dispatch, grouped linear layers, combine, shared experts.
+
+Letters as in `axonn_tune.program.experts`: T tokens of this rank's micro-batch or half of it, E experts, K experts a
+token, R rows after dispatch. x and y split each expert as any linear layer: a row is `[H_y]`, so logits, the output of
+FC1 and the input gradient of FC2 are summed over y, a token's output over x. Ranks of `expert` have whole experts, what
+is left of z shards these, what is left of data replicates them. No token is dropped. Sums are in the order of ranks,
+then of tokens; of a token in the order of its experts, best first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeAlias
+
+import numpy as np
+import torch
+
+from axonn_tune.program.experts import COMBINE, DISPATCH, FC1, FC2, PROBABILITIES
+from axonn_tune.program.operations import Phase
+from axonn_tune.runtime.communicator import CollectiveHandle, Communicator, WeightGradients
+from axonn_tune.runtime.devices import RuntimeSettings
+from axonn_tune.runtime.modules import Dropout, LocalFunction, Norm, ParallelLinear, TensorFunction
+from axonn_tune.runtime.parameters import Bucket, Matrix
+from axonn_tune.specs.model import Experts
+
+if TYPE_CHECKING:
+    from axonn_tune.runtime.transformer import GatheredWeights, SavedActivations
+
+
+@dataclass
+class Router:
+    """The router's weight `W[H_y, E_x]`, as a layer of which weights are gathered."""
+
+    layer: str
+    weight: Matrix
+
+
+@dataclass
+class ExpertWeights:
+    """Weights of this rank's experts, gathered in one call: those of FC1, then of FC2, expert by expert."""
+
+    layer: str
+    first: list[Matrix]
+    second: list[Matrix]
+    bucket: Bucket | None = None
+    name: str = "experts"
+    shard_axis: str = "expert_z"
+
+    @property
+    def weight(self) -> ExpertWeights:
+        """What is gathered."""
+        return self
+
+    @property
+    def value(self) -> torch.Tensor:
+        """Shards of all, flat."""
+        assert self.bucket is not None, "made with the model"
+        return self.bucket.value[: self._count]
+
+    @property
+    def gradient(self) -> torch.Tensor:
+        """Of the same."""
+        assert self.bucket is not None, "made with the model"
+        return self.bucket.gradient[: self._count]
+
+    @property
+    def _count(self) -> int:
+        return sum(one.value.numel() for one in (*self.first, *self.second))
+
+    def views(self, gathered: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Of all shards, flat, those of each expert: `[experts, shards, rows, columns]` of FC1 and of FC2."""
+        shards, found, begin = gathered.view(-1, self._count), list[torch.Tensor](), 0
+        for matrices in (self.first, self.second):
+            rows, columns = matrices[0].value.shape
+            end = begin + len(matrices) * rows * columns
+            found.append(shards[:, begin:end].view(len(shards), len(matrices), rows, columns).transpose(0, 1))
+            begin = end
+        return found[0], found[1]
+
+    def new_gradient(self, like: torch.Tensor) -> torch.Tensor:
+        """Room for the gradients of all shards, flat."""
+        shards = len(self.first[0].gathered_rows) // len(self.first[0].row_range)
+        return like.new_empty(shards * self._count)
+
+
+@dataclass(frozen=True)
+class Routing:
+    """Where the tokens of a part go.
+
+    order: of (token, choice) by expert, `[T·K]`; counts: how many go to each rank, and come from it; places: of what
+    comes, in the order of this rank's experts, `[R]`; sizes: how many each of these has.
+    """
+
+    order: torch.Tensor
+    counts: tuple[list[int], list[int]]
+    places: torch.Tensor
+    sizes: list[int]
+
+
+Local: TypeAlias = tuple[torch.Tensor, TensorFunction]
+
+
+@dataclass
+class SavedExperts:
+    """What is saved of a part from forward to backward.
+
+    logits, chosen: of a graph from all logits `[T, E]` to the probabilities `[T, K]`; rows, probabilities: dispatched,
+    `[R, H_y]` and `[R]`; local: activation `[R, F_x]` and its backward pass; shared: the same of shared experts.
+    """
+
+    logits: torch.Tensor
+    chosen: torch.Tensor
+    routing: Routing
+    rows: torch.Tensor
+    probabilities: torch.Tensor
+    local: Local
+    shared: Local | None
+
+
+@dataclass
+class ExpertBranch:
+    """`x + dropout(experts(norm(x)))`, in place of an MLP's residual branch.
+
+    prefix: of layers' names in the program; after: run once the gradients of experts are added.
+    """
+
+    norm: Norm
+    given: Experts
+    router: Router
+    experts: ExpertWeights
+    shared: tuple[ParallelLinear, ParallelLinear] | None
+    local: LocalFunction
+    dropout: Dropout
+    communicator: Communicator
+    settings: RuntimeSettings
+    repeated: frozenset[str]
+    prefix: str
+    after: Callable[[], None] | None = None
+
+    @property
+    def linears(self) -> tuple[Router | ExpertWeights | ParallelLinear, ...]:
+        """Layers of which weights are gathered, in forward order."""
+        return self.router, *(self.shared or ()), self.experts
+
+    def forward(
+        self, saved: SavedActivations, normal: torch.Tensor, weights: GatheredWeights, *, last: bool, save: bool
+    ) -> Generator[None, None, torch.Tensor]:
+        """`[T, H_y] → [T, H_y]`, before dropout; `last`: of those that use the weights."""
+        kept = yield from self._up(normal, weights, "forward", last=last)
+        shared = None
+        if self.shared is not None:
+            assert kept.shared is not None, "with shared experts"
+            second = self.shared[1]
+            shared = yield from second.forward(kept.shared[0], weights.take(second, last=last), "forward")
+        _, weight = self.experts.views(weights.take(self.experts, last=last))
+        down = self._grouped(self._scaled(kept), weight, kept.routing)
+        del weight
+        output = self._from_experts(down, kept.routing, "forward", COMBINE)
+        pending = self.communicator.all_reduce(output, "x", "forward", self.prefix + COMBINE)
+        if "output" not in self.settings.overlaps:
+            pending.wait()
+        yield
+        output = pending.wait()
+        if save:
+            saved.normal = None if self.norm.name in self.repeated else normal
+            saved.experts = kept
+        return output if shared is None else output.add_(shared)
+
+    def recompute(self, saved: SavedActivations, weights: GatheredWeights) -> Generator[None, None, torch.Tensor]:
+        """Recompute the forward pass of one part, up to the activation."""
+        assert saved.x is not None, "recomputed before"
+        saved.normal = self.norm.apply(saved.x, saved.statistics)
+        saved.experts = yield from self._up(saved.normal, weights, "recompute", last=False)
+        if self.shared is not None:
+            weights.take(self.shared[1], last=False)
+        weights.take(self.experts, last=False)
+        return saved.experts.local[0]
+
+    def _up(
+        self, normal: torch.Tensor, weights: GatheredWeights, phase: Phase, *, last: bool
+    ) -> Generator[None, None, SavedExperts]:
+        """From the norm's output to the activation of all experts."""
+        logits = self._logits(normal, weights.take(self.router, last=last), phase)
+        chosen, routing = self._routed(logits, phase)
+        shared: Local | None = None
+        if self.shared is not None:
+            first, second = self.shared
+            up = yield from first.forward(normal, weights.take(first, last=last), phase)
+            shared = self.local(up, phase)
+            # In the order in which weights are gathered; the layer itself is last.
+            weights.take(second, last=False)
+        rows = self._to_experts(normal[routing.order // self.given.per_token], routing, phase, DISPATCH)
+        sent = chosen.detach().flatten()[routing.order]
+        name = self.prefix + PROBABILITIES
+        arrived = self.communicator.exchange(sent, routing.counts, "all_to_all", phase, name)
+        probabilities = arrived.wait()[routing.places]
+        weight, _ = self.experts.views(weights.take(self.experts, last=False))
+        up = self._grouped(rows, weight, routing)
+        del weight
+        up = self.communicator.all_reduce(up, "y", phase, self.prefix + FC1).wait()
+        return SavedExperts(logits, chosen, routing, rows, probabilities, self.local(up, phase), shared)
+
+    def _logits(self, normal: torch.Tensor, weight: torch.Tensor, phase: Phase) -> torch.Tensor:
+        """`[T, E]` in the statistics type."""
+        wide, layer = self.settings.statistics, self.router.layer
+        own = normal.to(wide) @ weight.to(wide)
+        own = self.communicator.all_reduce(own, "y", phase, layer).wait()
+        return self.communicator.all_gather(own.t(), "x", phase, layer).wait().t().contiguous()
+
+    def _routed(self, logits: torch.Tensor, phase: Phase) -> tuple[torch.Tensor, Routing]:
+        """Probabilities `[T, K]` of a token's experts, of which the graph is kept, and where its copies go."""
+        given, forced = self.given, self.settings.forced_balance
+        logits.requires_grad_()
+        with torch.enable_grad():
+            scores = logits.softmax(-1) if given.score == "softmax" else logits.sigmoid()
+            if forced:
+                places = torch.arange(len(logits) * given.per_token, device=logits.device)
+                best = (places % given.count).view(-1, given.per_token)
+            else:
+                # Stable, so that of equal scores the lowest expert's is first.
+                best = scores.detach().sort(dim=-1, descending=True, stable=True).indices[:, : given.per_token]
+            chosen = scores.gather(1, best)
+            if given.normalized:
+                chosen = chosen / chosen.sum(-1, keepdim=True)
+            chosen = chosen * (given.scaling or 1.0)
+        experts = best.flatten()
+        order = experts.argsort(stable=True)
+        axis = "expert_tensorexpert"
+        ranks, here = self.communicator.mesh.size("expert"), self.communicator.mesh.coordinate("expert")
+        mine = torch.zeros(given.count, dtype=torch.int64, device=experts.device)
+        if forced:
+            counts = np.arange(len(experts)) % given.count
+            every = np.tile(np.bincount(counts, minlength=given.count), (ranks, 1))
+            self.communicator.all_gather(mine[None], axis, phase, self.prefix + PROBABILITIES).wait()
+        else:
+            mine = torch.bincount(experts, minlength=given.count)
+            found = self.communicator.all_gather(mine[None], axis, phase, self.prefix + PROBABILITIES).wait()
+            every = found.cpu().numpy()
+        each = given.count // ranks
+        arrives = every[:, here * each : (here + 1) * each]
+        sent = every[here].reshape(ranks, each).sum(1).tolist()
+        of_rows = np.repeat(np.tile(np.arange(each), ranks), arrives.flatten())
+        places = torch.from_numpy(np.argsort(of_rows, kind="stable")).to(experts.device)
+        return chosen, Routing(order, (sent, arrives.sum(1).tolist()), places, arrives.sum(0).tolist())
+
+    def _to_experts(self, rows: torch.Tensor, routing: Routing, phase: Phase, layer: str) -> torch.Tensor:
+        """Copies of tokens, `[T·K, H_y]` by expert, to the rows of this rank's experts, `[R, H_y]`."""
+        pending = self.communicator.exchange(rows, routing.counts, "dispatch", phase, self.prefix + layer)
+        return pending.wait()[routing.places]
+
+    def _from_experts(self, rows: torch.Tensor, routing: Routing, phase: Phase, layer: str) -> torch.Tensor:
+        """Rows of this rank's experts `[R, H_y]` back to their tokens, of each the sum over its experts, `[T, H_y]`."""
+        sent = torch.empty_like(rows)
+        sent[routing.places] = rows
+        back = self.communicator.exchange(sent, routing.counts[::-1], "combine", phase, self.prefix + layer).wait()
+        found = torch.empty_like(back)
+        found[routing.order] = back
+        return found.view(-1, self.given.per_token, rows.shape[1]).sum(1)
+
+    def _scaled(self, kept: SavedExperts) -> torch.Tensor:
+        """Activation times probability."""
+        active, _ = kept.local
+        return (active * kept.probabilities[:, None]).to(active.dtype)
+
+    @staticmethod
+    def _grouped(
+        rows: torch.Tensor, weight: torch.Tensor, routing: Routing, *, transposed: bool = False
+    ) -> torch.Tensor:
+        """`O[R, n]`, each expert's rows `I[R_e, k]` times its weight `[k, n]`, or its transpose."""
+        shape = weight.shape[1] * weight.shape[2], weight.shape[3]
+        output = rows.new_empty(len(rows), shape[0 if transposed else 1])
+        parts = zip(torch.split(rows, routing.sizes), weight, torch.split(output, routing.sizes), strict=True)
+        for some, shards, into in parts:
+            # Of several shards a copy, one expert at a time.
+            one = shards.reshape(shape)
+            torch.mm(some, one.t() if transposed else one, out=into)
+        return output
+
+    @staticmethod
+    def _grouped_gradient(parts: Sequence[tuple[torch.Tensor, torch.Tensor, Routing]], into: torch.Tensor) -> None:
+        """`dW[k, n] = Σ_parts I[R_e, k]ᵀ · dO[R_e, n]` of each expert, as shards."""
+        split = [
+            (torch.split(rows, routing.sizes), torch.split(gradient, routing.sizes))
+            for rows, gradient, routing in parts
+        ]
+        for number, shards in enumerate(into):
+            (rows, gradients), *rest = split
+            found = rows[number].t() @ gradients[number]
+            for rows, gradients in rest:
+                found.addmm_(rows[number].t(), gradients[number])
+            shards.copy_(found.view(shards.shape))
+
+    def backward(
+        self,
+        parts: Sequence[SavedActivations],
+        output_gradients: Sequence[torch.Tensor],
+        weights: GatheredWeights,
+        gradients: WeightGradients,
+    ) -> list[torch.Tensor]:
+        """Gradient of the residual stream that the branch reads, of each part."""
+        kept = [_kept(part) for part in parts]
+        before = [self.dropout(one, part.tokens) for one, part in zip(output_gradients, parts, strict=True)]
+        routed, of_logits = self._experts_backward(kept, before, weights, gradients)
+        inputs = [(_there(part.x), part.statistics) for part in parts]
+        normals = [
+            self.norm.apply(*read) if part.normal is None else part.normal
+            for part, read in zip(parts, inputs, strict=True)
+        ]
+        shared: list[torch.Tensor] = []
+        if self.shared is not None:
+            shared = self._shared_backward(kept, normals, before, weights, gradients)
+        waiting = self._router_backward(normals, routed, of_logits, weights, gradients)
+        for part in parts:
+            part.experts = part.normal = None
+        result = []
+        for number, pending in enumerate(waiting):
+            gradient = pending.wait()
+            if shared:
+                gradient = gradient.add_(shared[number])
+            result.append(self.norm.backward(*inputs[number], gradient, output_gradients[number]))
+        return result
+
+    def _experts_backward(
+        self,
+        kept: Sequence[SavedExperts],
+        output_gradients: Sequence[torch.Tensor],
+        weights: GatheredWeights,
+        gradients: WeightGradients,
+    ) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+        """Gradients of the experts' input `[T, H_y]`, a share over x, and of the logits `[T, E]`, of each part."""
+        gathered = weights.take(self.experts, last=True)
+        first, second = self.experts.views(gathered)
+        of_second, of_first = list[tuple[torch.Tensor, torch.Tensor, Routing]](), []
+        routed, of_logits = list[torch.Tensor](), list[torch.Tensor]()
+        for part, gradient in zip(kept, output_gradients, strict=True):
+            routing, (active, activation_backward) = part.routing, part.local
+            copies = gradient[routing.order // self.given.per_token]
+            down = self._to_experts(copies, routing, "backward", COMBINE)
+            of_second.append((self._scaled(part), down, routing))
+            scaled = self._grouped(down, second, routing, transposed=True)
+            scaled = self.communicator.all_reduce(scaled, "y", "backward", self.prefix + FC2).wait()
+            shares = (scaled * active).sum(-1, dtype=self.settings.statistics)
+            up = activation_backward((scaled * part.probabilities[:, None]).to(active.dtype))
+            of_first.append((part.rows, up, routing))
+            rows = self._grouped(up, first, routing, transposed=True)
+            routed.append(self._from_experts(rows, routing, "backward", DISPATCH))
+            of_logits.append(self._probability_gradient(part, shares))
+        del first, second
+        found = self.experts.new_gradient(gathered)
+        del gathered
+        for one, into in zip((of_first, of_second), self.experts.views(found), strict=True):
+            self._grouped_gradient(one, into)
+        gradients.reduce(self.experts, found, self.experts.layer, self.after)
+        return routed, of_logits
+
+    def _probability_gradient(self, part: SavedExperts, shares: torch.Tensor) -> torch.Tensor:
+        """Gradient of all logits, from those of rows' probabilities, to which each rank of x has a share."""
+        routing, name = part.routing, self.prefix + PROBABILITIES
+        sent = torch.empty_like(shares)
+        sent[routing.places] = shares
+        exchange = self.communicator.exchange(sent, routing.counts[::-1], "all_to_all", "backward", name)
+        found = torch.empty_like(part.chosen).flatten()
+        found[routing.order] = exchange.wait()
+        whole = self.communicator.all_reduce(found.view_as(part.chosen), "x", "backward", name).wait()
+        (gradient,) = torch.autograd.grad(part.chosen, part.logits, whole)
+        return gradient
+
+    def _shared_backward(
+        self,
+        kept: Sequence[SavedExperts],
+        normals: Sequence[torch.Tensor],
+        output_gradients: Sequence[torch.Tensor],
+        weights: GatheredWeights,
+        gradients: WeightGradients,
+    ) -> list[torch.Tensor]:
+        """Gradient of the shared experts' input, of each part."""
+        assert self.shared is not None, "asked before"
+        first, second = self.shared
+        local = [part.shared for part in kept if part.shared is not None]
+        weight = weights.take(second, last=True)
+        found = second.backward([value for value, _ in local], weight, list(output_gradients), gradients)
+        found = [backward(one) for (_, backward), one in zip(local, found, strict=True)]
+        return first.backward(normals, weights.take(first, last=True), found, gradients)
+
+    def _router_backward(
+        self,
+        normals: Sequence[torch.Tensor],
+        routed: Sequence[torch.Tensor],
+        of_logits: Sequence[torch.Tensor],
+        weights: GatheredWeights,
+        gradients: WeightGradients,
+    ) -> list[CollectiveHandle]:
+        """Gradient of the norm's output, through router and experts, being summed over x, of each part."""
+        weight, wide = weights.take(self.router, last=True), self.settings.statistics
+        columns, found = self.router.weight.column_range, list[CollectiveHandle]()
+        of_weight = torch.zeros(weight.shape, dtype=wide, device=weight.device)
+        for normal, rows, all_logits in zip(normals, routed, of_logits, strict=True):
+            own = all_logits[:, columns.start : columns.stop]
+            total = (rows + own @ weight.to(wide).t()).to(rows.dtype)
+            found.append(self.communicator.all_reduce(total, "x", "backward", self.prefix + DISPATCH))
+            of_weight.addmm_(normal.to(wide).t(), own)
+        gradients.reduce(self.router.weight, of_weight.to(weight.dtype), self.router.layer)
+        return found
+
+
+def _kept(saved: SavedActivations) -> SavedExperts:
+    assert saved.experts is not None, "saved in forward, or just recomputed"
+    return saved.experts
+
+
+def _there(saved: torch.Tensor | None) -> torch.Tensor:
+    assert saved is not None, "saved in forward, or just recomputed"
+    return saved
