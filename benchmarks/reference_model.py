@@ -82,6 +82,10 @@ class Mixture(nn.Module):
         logits = self.router(x)
         scores = logits.softmax(-1) if self.given.score == "softmax" else logits.sigmoid()
         shares, best = scores.topk(self.given.per_token)
+        means = (scores / scores.sum(-1, keepdim=True)).mean(1)
+        counts = torch.nn.functional.one_hot(best, self.given.count).sum((1, 2))
+        # Of each sequence; added to the loss by who wants it.
+        self.balance = (counts * means).sum(-1) * (self.given.count / (self.given.per_token * x.shape[1]))
         shares = shares / shares.sum(-1, keepdim=True) if self.given.normalized else shares
         total = torch.zeros_like(x) if self.shared is None else self.shared(x)
         for number, expert in enumerate(self.experts):

@@ -134,8 +134,8 @@ class RuntimeSettings:
     recompute_layers: blocks of each chunk, from its first, that repeat the recompute set; None: all. parts: 2 splits
     each micro-batch for two-batch overlap; shard_master: master weights and moments are sharded over data; dropout:
     share of a block's outputs and of the embedding set to zero; forced_balance: every expert gets as many tokens,
-    whatever the router says; compile: elementwise work between GEMMs, attention and
-    collectives becomes kernels of `compiler`, which recompiles for each new set of shapes.
+    whatever the router says; balance: factor of the load-balancing loss of a sequence; compile: elementwise work
+    between GEMMs, attention and collectives becomes kernels of `compiler`, which recompiles for new shapes.
     """
 
     compute: torch.dtype
@@ -151,6 +151,7 @@ class RuntimeSettings:
     dropout: float = 0.0
     compile: bool = False
     forced_balance: bool = False
+    balance: float = 0.0
     compiler: Callable[[Callable[..., Any]], Callable[..., Any]] = COMPILE_STATIC
 
 
@@ -171,6 +172,7 @@ def settings_of(launch: Launch, device: torch.device) -> RuntimeSettings:
         dropout=launch.dropout,
         compile=launch.compile,
         forced_balance=launch.force_load_balancing,
+        balance=launch.load_balancing_loss / launch.workload.global_batch,
     )
 
 

@@ -105,12 +105,14 @@ Local: TypeAlias = tuple[torch.Tensor, TensorFunction]
 class SavedExperts:
     """What is saved of a part from forward to backward.
 
-    logits, chosen: of a graph from all logits `[T, E]` to the probabilities `[T, K]`; rows, probabilities: dispatched,
+    logits, chosen, balance: of a graph from all logits `[T, E]` to the probabilities `[T, K]` and to the load-balancing
+    loss, if there is one; rows, probabilities: dispatched,
     `[R, H_y]` and `[R]`; local: activation `[R, F_x]` and its backward pass; shared: the same of shared experts.
     """
 
     logits: torch.Tensor
     chosen: torch.Tensor
+    balance: torch.Tensor | None
     routing: Routing
     rows: torch.Tensor
     probabilities: torch.Tensor
@@ -122,7 +124,8 @@ class SavedExperts:
 class ExpertBranch:
     """`x + dropout(experts(norm(x)))`, in place of an MLP's residual branch.
 
-    prefix: of layers' names in the program; after: run once the gradients of experts are added.
+    prefix: of layers' names in the program; sequence: tokens of one; after: run once experts have their
+    gradients.
     """
 
     norm: Norm
@@ -136,6 +139,7 @@ class ExpertBranch:
     settings: RuntimeSettings
     repeated: frozenset[str]
     prefix: str
+    sequence: int
     after: Callable[[], None] | None = None
 
     @property
@@ -182,7 +186,7 @@ class ExpertBranch:
     ) -> Generator[None, None, SavedExperts]:
         """From the norm's output to the activation of all experts."""
         logits = self._logits(normal, weights.take(self.router, last=last), phase)
-        chosen, routing = self._routed(logits, phase)
+        chosen, balance, routing = self._routed(logits, phase)
         shared: Local | None = None
         if self.shared is not None:
             first, second = self.shared
@@ -199,7 +203,7 @@ class ExpertBranch:
         up = self._grouped(rows, weight, routing)
         del weight
         up = self.communicator.all_reduce(up, "y", phase, self.prefix + FC1).wait()
-        return SavedExperts(logits, chosen, routing, rows, probabilities, self.local(up, phase), shared)
+        return SavedExperts(logits, chosen, balance, routing, rows, probabilities, self.local(up, phase), shared)
 
     def _logits(self, normal: torch.Tensor, weight: torch.Tensor, phase: Phase) -> torch.Tensor:
         """`[T, E]` in the statistics type."""
@@ -208,8 +212,24 @@ class ExpertBranch:
         own = self.communicator.all_reduce(own, "y", phase, layer).wait()
         return self.communicator.all_gather(own.t(), "x", phase, layer).wait().t().contiguous()
 
-    def _routed(self, logits: torch.Tensor, phase: Phase) -> tuple[torch.Tensor, Routing]:
-        """Probabilities `[T, K]` of a token's experts, of which the graph is kept, and where its copies go."""
+    def _balance(self, scores: torch.Tensor, best: torch.Tensor) -> torch.Tensor | None:
+        """The load-balancing loss: of each sequence `E / (K·S) · Σ_e (tokens of e) · (mean score of e)`.
+
+        By sequence, so that it does not depend on the layout (arXiv 2412.19437, section 2.1.2).
+        """
+        if not self.settings.balance:
+            return None
+        count, length = self.given.count, self.sequence
+        shares = (scores / scores.sum(-1, keepdim=True)).view(-1, length, count).mean(1)
+        chosen = best.reshape(len(shares), -1)
+        tokens = torch.zeros_like(shares).scatter_add_(1, chosen, torch.ones_like(chosen, dtype=shares.dtype))
+        total: torch.Tensor = (tokens * shares).sum() * (
+            self.settings.balance * count / (self.given.per_token * length)
+        )
+        return total
+
+    def _routed(self, logits: torch.Tensor, phase: Phase) -> tuple[torch.Tensor, torch.Tensor | None, Routing]:
+        """Probabilities `[T, K]` of a token's experts and the load-balancing loss, with their graph; where they go."""
         given, forced = self.given, self.settings.forced_balance
         logits.requires_grad_()
         with torch.enable_grad():
@@ -224,6 +244,7 @@ class ExpertBranch:
             if given.normalized:
                 chosen = chosen / chosen.sum(-1, keepdim=True)
             chosen = chosen * (given.scaling or 1.0)
+            balance = self._balance(scores, best)
         experts = best.flatten()
         order = experts.argsort(stable=True)
         axis = "expert_tensorexpert"
@@ -242,7 +263,7 @@ class ExpertBranch:
         sent = every[here].reshape(ranks, each).sum(1).tolist()
         of_rows = np.repeat(np.tile(np.arange(each), ranks), arrives.flatten())
         places = torch.from_numpy(np.argsort(of_rows, kind="stable")).to(experts.device)
-        return chosen, Routing(order, (sent, arrives.sum(1).tolist()), places, arrives.sum(0).tolist())
+        return chosen, balance, Routing(order, (sent, arrives.sum(1).tolist()), places, arrives.sum(0).tolist())
 
     def _to_experts(self, rows: torch.Tensor, routing: Routing, phase: Phase, layer: str) -> torch.Tensor:
         """Copies of tokens, `[T·K, H_y]` by expert, to the rows of this rank's experts, `[R, H_y]`."""
@@ -363,7 +384,10 @@ class ExpertBranch:
         found = torch.empty_like(part.chosen).flatten()
         found[routing.order] = exchange.wait()
         whole = self.communicator.all_reduce(found.view_as(part.chosen), "x", "backward", name).wait()
-        (gradient,) = torch.autograd.grad(part.chosen, part.logits, whole)
+        ends, of_ends = [part.chosen], [whole]
+        if part.balance is not None:
+            ends, of_ends = [*ends, part.balance], [*of_ends, torch.ones_like(part.balance)]
+        (gradient,) = torch.autograd.grad(ends, part.logits, of_ends)
         return gradient
 
     def _shared_backward(

@@ -6,7 +6,7 @@ axis, phase, layer, bytes and count. If they differ, the prediction is of anothe
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
@@ -127,7 +127,10 @@ def blocks_of(program: StepProgram, chunks: Sequence[Contents], *, kept: int, re
 
     chunks: blocks of each; kept: of the stage's last blocks; repeated: of the first of each chunk, where only some do.
     """
-    found, left = defaultdict[str, float](float, imbalance=1.0), float(kept)
+    kinds = [block.given.counted for block in program.blocks]
+    # A stage may lack a layer type.
+    found = dict.fromkeys((f"{name}{of}" for of in kinds for name in ("L", "kept", "unkept")), 0.0) | {"imbalance": 1.0}
+    left = float(kept)
     for contents in reversed(chunks):
         held = min(left, float(blocks_in(contents)))
         left -= held

@@ -216,7 +216,7 @@ class Provenance(Document):
 class Launch(Document):
     """A launch config."""
 
-    left_out_at_default: ClassVar[tuple[str, ...]] = ("force_load_balancing",)
+    left_out_at_default: ClassVar[tuple[str, ...]] = ("force_load_balancing", "load_balancing_loss")
 
     schema_: Literal["axonn-tune/launch/1"] = Field(
         alias="schema", description="Kind and version of this document: axonn-tune/launch/1."
@@ -246,6 +246,9 @@ class Launch(Document):
     )
     force_load_balancing: bool = Field(
         default=False, description="Every expert gets as many tokens, whatever the router says: for measuring."
+    )
+    load_balancing_loss: NonNegativeFloat = Field(
+        default=0.0, description="Coefficient of the auxiliary loss that balances experts, sequence by sequence."
     )
     compile: bool = Field(
         default=False,

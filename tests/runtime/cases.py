@@ -37,6 +37,7 @@ class Training:
     dropout: float = 0.0
     deep: bool = False
     sequence: int = SEQUENCE
+    balance: float = 0.0
 
     @cached_property
     def model(self) -> Model:
@@ -166,8 +167,8 @@ def daily(every: list[Case]) -> list[Case]:
 
 
 MOE_TRAININGS = (
-    Training("moe", False, False, 12, True, 0.1),
-    Training("sigmoid", True, False, 24, False),
+    Training("moe", False, False, 12, True, 0.1, balance=0.1),
+    Training("sigmoid", True, False, 24, False, balance=0.01),
 )
 MOE_DAILY = ((1, 1, 2, 1, 2), (2, 1, 1, 1, 1), (1, 2, 2, 1, 2), (1, 1, 1, 2, 2), (1, 1, 4, 1, 2), (1, 1, 2, 2, 4))
 

@@ -15,7 +15,7 @@ import torch
 
 from axonn_tune.specs.launch import Optimizer
 from axonn_tune.specs.model import Model
-from benchmarks.reference_model import Reference, runtime_name
+from benchmarks.reference_model import Mixture, Reference, runtime_name
 
 Tensors = dict[str, torch.Tensor]
 Batch = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
@@ -35,9 +35,16 @@ class Record:
 
 
 def train(
-    model: Model, weights: Tensors, batches: list[Batch], optimizer: Optimizer, *, rates: list[float], masks: Masks
+    model: Model,
+    weights: Tensors,
+    batches: list[Batch],
+    optimizer: Optimizer,
+    *,
+    rates: list[float],
+    masks: Masks,
+    balance: float = 0.0,
 ) -> Record:
-    """Train on batches, one step each, at the given learning rates.
+    """Train on batches, one step each, at the given learning rates; balance: coefficient of the load-balancing loss.
 
     Gradients are recorded before clipping. Decay is for matrices alone.
     """
@@ -55,7 +62,8 @@ def train(
         loss = module(tokens, targets)
         for hook in hooks:
             hook.remove()
-        loss.backward()
+        mixtures = [block.mlp for block in module.blocks if isinstance(block.mlp, Mixture)]
+        (loss + balance * sum(one.balance.mean() for one in mixtures)).backward()
         record.losses.append(loss.item())
         record.gradients.append({name: as_stored(name, one.grad).clone() for name, one in own.items()})
         record.norms.append(math.sqrt(sum(float((one**2).sum()) for one in record.gradients[-1].values())))

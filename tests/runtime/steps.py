@@ -59,6 +59,7 @@ def transformer(case: Case, communicator: Communicator, overlaps: Collection[Ove
         parts=2 if case.split else 1,
         shard_master=case.sharded,
         dropout=case.training.dropout,
+        balance=case.training.balance / BATCH,
     )
     parts = layers_of_parts(case)
     sequence = case.training.sequence
@@ -91,7 +92,15 @@ def serial(training: Training) -> Record:
     weights = {parameter.name: parameter.value for parameter in parameters(model)}
     rates = [learning_rate(training.optimizer, step) for step in range(STEPS)]
     masks = partial(dropout_mask, training)
-    return train(training.model, weights, batches(training), training.optimizer, rates=rates, masks=masks)
+    return train(
+        training.model,
+        weights,
+        batches(training),
+        training.optimizer,
+        rates=rates,
+        masks=masks,
+        balance=training.balance,
+    )
 
 
 def dropout_mask(training: Training, sequences: torch.Tensor, layer: str) -> torch.Tensor:
