@@ -254,6 +254,13 @@ class Request:
         default=False,
         commands=("sweep",),
     )
+    over: str | None = _option(
+        _CONSTRAINTS,
+        "Sizes of an axis too, by the framework's name: ep for all that divide the experts, or tp=1..8x2.",
+        "text",
+        shown="AXIS[=LIST]",
+        commands=("sweep",),
+    )
     set: Settings = _option(
         _WORKLOAD,
         "Change one value of the model, machine or workload, as in machine.accelerator.memory_gib=80, or of the "

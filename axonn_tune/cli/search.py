@@ -314,6 +314,7 @@ def sweep_command(
     Examples:
       axonn-tune sweep --gpus 64..1024x2 --model 20b
       axonn-tune sweep --gpus 64,128 --model 10b,20b --weak --batch 1024
+      axonn-tune sweep --gpus 128 --model mixtral-8x22b --machine dgx-h100 --framework megatron-core --over ep
     """
     from axonn_tune.api.analysis import sweep
 

@@ -1,13 +1,15 @@
-"""The best configuration over a range of GPU counts, batches or models: strong and weak scaling."""
+"""The best configuration over a range of GPU counts, batches, models or sizes of one axis: strong and weak scaling."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from axonn_tune.cost.price import PricedLayout
-from axonn_tune.errors import UsageError
+from axonn_tune.errors import UsageError, suggest
+from axonn_tune.grid import divisors
 from axonn_tune.ranking.choosing import run_search
 from axonn_tune.ranking.inputs import Inputs, load_inputs
 from axonn_tune.request import LARGEST_SIZE, Request
@@ -23,7 +25,9 @@ class Point:
     """One point of a sweep: its inputs, its best layout (None: nothing is feasible, for `reason`).
 
     fastest: the candidate with the shortest step of all, if another criterion has a notably longer one first.
-    efficiency: tokens/s of one GPU, relative to the first feasible point of the same model and batch.
+    efficiency: tokens/s of one GPU, relative to the first feasible point of the same model and batch. over: the
+    framework's name of the axis that is swept, and its size here; dispatch_s: dispatch and combine of the best in a
+    step, None without experts.
     """
 
     inputs: Inputs
@@ -31,6 +35,8 @@ class Point:
     reason: str
     efficiency: float | None = None
     fastest: PricedLayout | None = None
+    over: tuple[str, int] | None = None
+    dispatch_s: float | None = None
 
 
 def parse_numbers(text: str, *, option: str) -> tuple[int, ...]:
@@ -66,7 +72,7 @@ def _part(part: str, *, option: str) -> Iterator[int]:
 def sweep(
     request: Request, *, models: Sequence[ModelLike], gpus: Sequence[int], batches: Sequence[int | None]
 ) -> tuple[Point, ...]:
-    """The best layout at every point: models, then batches, then GPU counts.
+    """The best layout at every point: models, then batches, then GPU counts, then sizes of an axis.
 
     A batch of None is the model's. With weak scaling a batch belongs to the first GPU count and grows with
     the others; UsageError if it would not stay whole.
@@ -77,12 +83,40 @@ def sweep(
             first: Point | None = None
             for count in gpus:
                 asked = replace(request, model=model, batch=batch, gpus=count)
-                point = _point(_at(asked, base=gpus[0] if request.weak else count))
-                first = first or (point if point.entry else None)
-                base = first.entry if first else None
-                share = _per_gpu(point.entry) / _per_gpu(base) if point.entry and base else None
-                points.append(replace(point, efficiency=share))
+                for named, sized in _over(asked):
+                    point = _point(_at(sized, base=gpus[0] if request.weak else count), over=named)
+                    first = first or (point if point.entry else None)
+                    base = first.entry if first else None
+                    share = _per_gpu(point.entry) / _per_gpu(base) if point.entry and base else None
+                    points.append(replace(point, efficiency=share))
     return tuple(points)
+
+
+def _over(request: Request) -> Iterator[tuple[tuple[str, int] | None, Request]]:
+    """The request with each size of the axis that is swept, and that size by its name; without such an axis as it is.
+
+    UsageError where the framework has no such axis, or sizes are missing of another than that of experts.
+    """
+    over = request.over
+    if over is None:
+        yield None, request
+        return
+    problem = load_inputs(request).problem
+    name, given, sizes = over.partition("=")
+    framework, experts = problem.framework, [each.experts for each in problem.model.types if each.experts]
+    axis = framework.axis(name.strip())
+    if axis is None or axis not in framework.axes:
+        known = [framework.called(one).lower() for one in framework.axes]
+        words = f"--over {over}: {framework.title} has no such axis for {problem.model.name}"
+        raise UsageError(f"{words}{suggest(name, known)}; it has {', '.join(known)}")
+    called = framework.called(axis)
+    if axis in request.axes:
+        raise UsageError(f"--over {over}: {framework.option(axis)} pins it")
+    if not given and axis != "expert":
+        raise UsageError(f"--over {over}: write its sizes, as in {name}=1..8x2")
+    several = parse_numbers(sizes, option=f"--over {name}") if given else divisors(experts[0].count)
+    for size in (size for size in several if given or size <= problem.gpus):
+        yield (called, size), replace(request, **dict[str, Any]({axis: size}))
 
 
 def _at(request: Request, *, base: int) -> Inputs:
@@ -97,14 +131,18 @@ def _at(request: Request, *, base: int) -> Inputs:
     return replace(inputs, problem=replace(inputs.problem, workload=scaled))
 
 
-def _point(inputs: Inputs) -> Point:
+def _point(inputs: Inputs, *, over: tuple[str, int] | None = None) -> Point:
     found = run_search(inputs.problem)
     if len(found):
-        return Point(inputs, found[0], "", fastest=found.fastest_elsewhere())
+        terms = found.detail(0).terms if over and inputs.problem.model.has_experts else ()
+        sent = [term.seconds for term in terms if term.collective.routing is not None]
+        dispatch_s = sum(sent) if terms else None
+        fastest = found.fastest_elsewhere()
+        return Point(inputs, found[0], "", fastest=fastest, over=over, dispatch_s=dispatch_s)
     # Imported here: most sweeps find something everywhere.
     from axonn_tune.ranking.nearest import nearest_change
 
-    return Point(inputs, None, nearest_change(inputs.problem))
+    return Point(inputs, None, nearest_change(inputs.problem), over=over)
 
 
 def _per_gpu(entry: PricedLayout) -> float:

@@ -80,6 +80,13 @@ _POINT = {
     "gpus": count("gpus", "GPUs", "How many there are."),
     "batch": count("global_batch", "batch", "Sequences in a step."),
 }
+_DISPATCH = replace(
+    COLUMNS["communication_s"],
+    key="dispatch_s",
+    label="dispatch, s",
+    title="dispatch,\ns",
+    meaning="Dispatch and combine of its experts in a step, overlapped or not.",
+)
 _EFFICIENCY = Column(
     "efficiency",
     "efficiency, %",
@@ -102,6 +109,7 @@ _SWEEP_COLUMNS = {
 """Columns of a sweep by name, in the order of a wide table."""
 _MAIN_SWEEP_COLUMNS = ("model", "gpus", "batch", "grid", "order", "step", "tokens_per_s", "mfu", "efficiency")
 _POINT_FIELDS = ("model", "gpus", "global_batch", "feasible", "reason", "efficiency")
+_OVER_FIELDS = ("over", "dispatch_s")
 _CSV = (*_POINT_FIELDS, *(name for name in CONFIG_FIELDS if name not in {"rank", "feasible", "tie"}))
 _OF_CONFIG = (
     *("iteration_s", "low_s", "high_s", "communication_s", "exposed_communication_s", "compute_s", "tokens_per_s"),
@@ -129,19 +137,32 @@ def sweep_table(
     shown = [row for point in points for row in (_point_json(point), *(_fastest_json(point) if shortest else ()))]
     label, rows = _sweep_rows(shown, problem.framework, shown_axes(problem))
     infeasible = [row for row in rows if not row["feasible"]]
+    over = points[0].over and points[0].over[0]
     reasons = [
-        f"{row['model']} on {row['gpus']} GPUs, batch {row['global_batch']}: {row['reason']}" for row in infeasible
+        f"{row['model']} on {row['gpus']} GPUs, batch {row['global_batch']}"
+        + (f", {over} {row['over']}: {row['reason']}" if over else f": {row['reason']}")
+        for row in infeasible
     ]
     grid = replace(_SWEEP_COLUMNS["grid"], label=label)
-    columns = {**_SWEEP_COLUMNS, **_TRAINING, "grid": grid, "layout": grid}
+    swept = {"over": _over_column(over), "dispatch_s": _DISPATCH} if over else {}
+    columns = {**_SWEEP_COLUMNS, **_TRAINING, "grid": grid, "layout": grid, **swept}
     main = [name for name in _MAIN_SWEEP_COLUMNS if name != "order" or problem.framework.permuted]
     if problem.rank_by != "iteration":
         main.insert(main.index("step") + 1, "shortest_step_s")
+    if over:
+        several = len({point.inputs.problem.gpus for point in points}) > 1
+        main = ["over" if name == "batch" else name for name in main if name != "gpus" or several]
+        main[main.index("step") + 1 :] = ["dispatch_s", "memory", "tokens_per_s", "mfu", "efficiency"]
     training = TRAINING if problem.tokens_total else ()
     chosen = names or (*(_SWEEP_COLUMNS if wide else main), *training)
     notes = [*([_LONGER] if len(shown) > len(points) else []), *_above_100(rows), *reasons]
-    fields = (*_CSV, *training_names(problem))
+    fields = (*_CSV, *(_OVER_FIELDS if over else ()), *training_names(problem))
     return Table(columns, rows, chosen, fields, notes, apart=True, title=_ranked(points))
+
+
+def _over_column(name: str) -> Column:
+    """Sizes of the axis that is swept, under its name."""
+    return count("over", name, f"Size of {name}.")
 
 
 def _ranked(points: Sequence[Point]) -> str:
@@ -191,7 +212,8 @@ def _sweep_rows(points: Sequence[Json], framework: Framework, axes: Sequence[str
     """Points of the contract, each with its best configuration; the label of layouts."""
     label, configs = shown_rows([point["config"] or {} for point in points], framework, axes)
     return label, [
-        {**config, **{key: point[key] for key in _POINT_FIELDS}} for config, point in zip(configs, points, strict=True)
+        {**config, **{key: point[key] for key in (*_POINT_FIELDS, *_OVER_FIELDS) if key in point}}
+        for config, point in zip(configs, points, strict=True)
     ]
 
 
@@ -206,6 +228,7 @@ def sweep_document(points: Sequence[Point], *, weak: bool) -> Json:
         "framework": points[0].inputs.problem.framework.name if points else None,
         "models": list(models.values()),
         "machine": origin(points[0].inputs.machine) if points else None,
+        **({"over": points[0].over[0]} if points and points[0].over else {}),
         "points": [_point_json(point) for point in points],
     }
 
@@ -223,6 +246,7 @@ def _point_json(point: Point) -> Json:
         "workload": problem.workload.model_dump(mode="json", by_alias=True),
         "config": None if point.entry is None else entry_fields(point.entry),
         "shortest_step": None if point.fastest is None else entry_fields(point.fastest),
+        **({"over": point.over[1], "dispatch_s": point.dispatch_s} if point.over else {}),
     }
 
 
@@ -248,23 +272,36 @@ def sweep_section(document: Json, *, identity: str, source: str) -> Json:
     layouts = LayoutWords.of(document, [point["config"] or {} for point in points])
     rows, tall = _sweep_rows(points, framework, layouts.axes)[1], len(points) > _MANY
     feasible = [row for row in rows if row["feasible"]]
-    lines = _rows_by_line(feasible, weak=document["scaling"] == "weak")
+    over = document.get("over")
+    lines = _rows_by_line(feasible, weak=document["scaling"] == "weak", over=over is not None)
     named = axis_columns(framework, layouts.axes)
-    columns = [*_POINT.values(), _EFFICIENCY, *named, *(COLUMNS[key] for key in _OF_CONFIG)]
+    swept = [_over_column(over), _DISPATCH] if over else []
+    columns = [*_POINT.values(), *swept, _EFFICIENCY, *named, *(COLUMNS[key] for key in _OF_CONFIG)]
     if len(feasible) < len(rows):
         said.append(f"at {len(rows) - len(feasible)} of them nothing is feasible; the table says why")
         columns.append(_REASON)
     note = f"{scaling} scaling. {page.SORTS}"
     blocks = [
-        *([_curves(lines, layouts=layouts)] if lines else []),
+        *([_curves(lines, layouts=layouts, over=over)] if lines else []),
         page.table(f"{identity}-table", "Every point", columns, rows, note=note, tall=tall),
         page.machine_fold(document["machine"]),
         *(page.model_fold(model) for model in document["models"]),
         page.workload_fold(points[0]["workload"]),
         page.origin_fold(page.origin_rows(document, source)),
     ]
-    title = f"{names} on {document['machine']['name']}{with_framework(framework)}: scaling"
-    return page.section(identity, title, subtitle=" · ".join(said), verdict=_reached(lines), blocks=blocks)
+    title = f"{names} on {document['machine']['name']}{with_framework(framework)}: {over or 'scaling'}"
+    reached = _best_of(lines, over) if over else _reached(lines)
+    return page.section(identity, title, subtitle=" · ".join(said), verdict=reached, blocks=blocks)
+
+
+def _best_of(lines: Mapping[str, Sequence[Json]], over: str) -> list[str]:
+    """The size of an axis with the shortest step of each line."""
+    best = ((name, min(line, key=lambda row: float(row["iteration_s"]))) for name, line in lines.items())
+    return [
+        f"{name}: {over} {row['over']} has the shortest step, {show_seconds(row['iteration_s'])} "
+        f"({page.interval_words(row)})."
+        for name, row in best
+    ]
 
 
 def _reached(lines: Mapping[str, Sequence[Json]]) -> list[str]:
@@ -278,7 +315,7 @@ def _reached(lines: Mapping[str, Sequence[Json]]) -> list[str]:
     ]
 
 
-def _curves(lines: Mapping[str, Sequence[Json]], *, layouts: LayoutWords) -> Json:
+def _curves(lines: Mapping[str, Sequence[Json]], *, layouts: LayoutWords, over: str | None) -> Json:
     """One line per model and batch (of weak scaling: of its first batch), and what is ideal for each."""
     rows = [row for line in lines.values() for row in line]
     metrics = [metric for metric in _SWEEP_METRICS if all(row[metric[1]] is not None for row in rows)]
@@ -286,7 +323,7 @@ def _curves(lines: Mapping[str, Sequence[Json]], *, layouts: LayoutWords) -> Jso
     drawn = [
         {
             "name": name,
-            "x": [row["gpus"] for row in line],
+            "x": [row["over" if over else "gpus"] for row in line],
             "words": [f"{name}: {row['gpus']:,} GPUs<br>{layouts.sizes(row)}" for row in line],
             "values": [_curve_values(line, key, per, ideal=False) for key, per in keys],
             "ideal": [_curve_values(line, key, per, ideal=True) for key, per in keys],
@@ -295,13 +332,14 @@ def _curves(lines: Mapping[str, Sequence[Json]], *, layouts: LayoutWords) -> Jso
         for name, line in lines.items()
     ]
     note = (
-        "Dashed: every GPU as fast as at the first feasible count. Whiskers: the 80% interval; most of it is common to "
-        "all points, so efficiency, their ratio, has none."
+        f"Dashed: every GPU as fast as at the first feasible {over or 'count'}. Whiskers: the 80% interval; most of it "
+        "is common to all points, so efficiency, their ratio, has none."
     )
     return {
         "kind": "lines",
-        "title": "Scaling",
+        "title": f"Steps by {over}" if over else "Scaling",
         "note": note,
+        **({"axis": over} if over else {}),
         "choices": [label for label, *_ in metrics],
         "metrics": [{"label": label, "log": scale == "log"} for label, _, scale, _ in metrics],
         "lines": drawn,
@@ -320,15 +358,16 @@ def _ends(line: Sequence[Json], key: str, per: float) -> tuple[list[float], list
     return up, down
 
 
-def _rows_by_line(rows: Sequence[Json], *, weak: bool) -> dict[str, list[Json]]:
-    """Rows of each line in the order of GPUs."""
+def _rows_by_line(rows: Sequence[Json], *, weak: bool, over: bool) -> dict[str, list[Json]]:
+    """Rows of each line in the order of GPUs, or of sizes of the axis that is swept."""
     found: dict[str, list[Json]] = {}
     several = weak or len({row["global_batch"] for row in rows}) > 1
     for row in rows:
         per_gpu = row["global_batch"] / row["gpus"]
         batch = f"{per_gpu:g} sequences a GPU" if weak else f"batch {row['global_batch']:,}"
-        found.setdefault(f"{row['model']}, {batch}" if several else row["model"], []).append(row)
-    return {name: sorted(line, key=lambda row: int(row["gpus"])) for name, line in found.items()}
+        name = f"{row['model']}, {batch}" if several else row["model"]
+        found.setdefault(f"{name} on {row['gpus']:,} GPUs" if over else name, []).append(row)
+    return {name: sorted(line, key=lambda row: int(row["over" if over else "gpus"])) for name, line in found.items()}
 
 
 def _curve_values(line: Sequence[Json], key: str, per: float, *, ideal: bool) -> list[float]:

@@ -311,3 +311,24 @@ def test_an_option_is_a_field(command: str) -> None:
         assert next(iter(parameters)) == "model"
         assert parameters.keys() == options.keys()
         assert all(name in function.__doc__ for name in options)
+
+
+def test_a_sweep_over_ep_has_the_best_layout_of_each_size() -> None:
+    """Guards `--over`: each divisor of the experts, with the step that a search with it pinned has, and dispatch."""
+    asked = {"gpus": 16, "batch": 32, "machine": "dgx-h100", "framework": "megatron-core", "recompute": "full"}
+    found = axonn_tune.sweep("mixtral-8x7b", over="ep", **asked)
+    assert [point.over for point in found] == [("EP", 1), ("EP", 2), ("EP", 4), ("EP", 8)]
+    last = found[-1]
+    assert last.entry is not None
+    assert last.entry.iteration_s == axonn_tune.search("mixtral-8x7b", ep=8, **asked)[0].iteration_s
+    terms = axonn_tune.explain("mixtral-8x7b", ep=8, **asked).priced.terms
+    sent = [term.seconds for term in terms if term.op in ("dispatch", "combine")]
+    assert sent
+    assert last.dispatch_s == pytest.approx(sum(sent))
+    assert found.to_dict()["over"] == "EP"
+    assert found.render("csv").splitlines()[0].endswith(",over,dispatch_s")
+    for over, words in (("zz", "it has tp, gtp"), ("tp", "write its sizes"), ("ep=0", "no positive number")):
+        with pytest.raises(UsageError, match=words):
+            axonn_tune.sweep("mixtral-8x7b", over=over, **asked)
+    with pytest.raises(UsageError, match="--ep pins it"):
+        axonn_tune.sweep("mixtral-8x7b", over="ep", ep=2, **asked)

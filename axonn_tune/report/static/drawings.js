@@ -158,7 +158,7 @@ const drawings = {
     const ticks = roundTicks(Math.min(...values), Math.max(...values), 1);
     const ticktext = ticks.map((tick) => (tick < 1000 ? String(Number(tick.toPrecision(4))) : shownNumber(tick, 0)));
     const yaxis = { title: { text: label }, ...(log ? { type: "log", tickvals: ticks, ticktext } : { rangemode: "tozero" }) };
-    return { data, layout: { xaxis: { title: { text: "GPUs" }, type: "log", tickvals: gpus, ticktext: gpus.map((one) => shownNumber(one, 0)) }, yaxis }, height: 420 };
+    return { data, layout: { xaxis: { title: { text: block.axis || "GPUs" }, type: "log", tickvals: gpus, ticktext: gpus.map((one) => shownNumber(one, 0)) }, yaxis }, height: 420 };
   },
 };
 
