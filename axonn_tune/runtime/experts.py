@@ -299,18 +299,17 @@ class ExpertBranch:
         return output
 
     @staticmethod
-    def _grouped_gradient(parts: Sequence[tuple[torch.Tensor, torch.Tensor, Routing]], into: torch.Tensor) -> None:
-        """`dW[k, n] = Σ_parts I[R_e, k]ᵀ · dO[R_e, n]` of each expert, as shards."""
-        split = [
-            (torch.split(rows, routing.sizes), torch.split(gradient, routing.sizes))
-            for rows, gradient, routing in parts
-        ]
-        for number, shards in enumerate(into):
-            (rows, gradients), *rest = split
-            found = rows[number].t() @ gradients[number]
-            for rows, gradients in rest:
-                found.addmm_(rows[number].t(), gradients[number])
-            shards.copy_(found.view(shards.shape))
+    def _add_gradient(
+        rows: torch.Tensor, gradient: torch.Tensor, routing: Routing, into: torch.Tensor, *, first: bool
+    ) -> None:
+        """Add `dW[k, n] = I[R_e, k]ᵀ · dO[R_e, n]` of each expert to what other parts have added, as shards."""
+        parts = zip(torch.split(rows, routing.sizes), torch.split(gradient, routing.sizes), into, strict=True)
+        for some, its, shards in parts:
+            found = (some.t() @ its).view(shards.shape)
+            if first:
+                shards.copy_(found)
+            else:
+                shards.add_(found)
 
     def backward(
         self,
@@ -351,27 +350,28 @@ class ExpertBranch:
     ) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
         """Gradients of the experts' input `[T, H_y]`, a share over x, and of the logits `[T, E]`, of each part."""
         gathered = weights.take(self.experts, last=True)
+        found = self.experts.new_gradient(gathered)
         first, second = self.experts.views(gathered)
-        of_second, of_first = list[tuple[torch.Tensor, torch.Tensor, Routing]](), []
+        del gathered
+        of_first, of_second = self.experts.views(found)
         routed, of_logits = list[torch.Tensor](), list[torch.Tensor]()
-        for part, gradient in zip(kept, output_gradients, strict=True):
+        for number, (part, gradient) in enumerate(zip(kept, output_gradients, strict=True)):
             routing, (active, activation_backward) = part.routing, part.local
             copies = gradient[routing.order // self.given.per_token]
             down = self._to_experts(copies, routing, "backward", COMBINE)
-            of_second.append((self._scaled(part), down, routing))
             scaled = self._grouped(down, second, routing, transposed=True)
+            self._add_gradient(self._scaled(part), down, routing, of_second, first=number == 0)
+            del copies, down
             scaled = self.communicator.all_reduce(scaled, "y", "backward", self.prefix + FC2).wait()
             shares = (scaled * active).sum(-1, dtype=self.settings.statistics)
             up = activation_backward((scaled * part.probabilities[:, None]).to(active.dtype))
-            of_first.append((part.rows, up, routing))
+            del scaled
             rows = self._grouped(up, first, routing, transposed=True)
+            self._add_gradient(part.rows, up, routing, of_first, first=number == 0)
+            del up
             routed.append(self._from_experts(rows, routing, "backward", DISPATCH))
             of_logits.append(self._probability_gradient(part, shares))
         del first, second
-        found = self.experts.new_gradient(gathered)
-        del gathered
-        for one, into in zip((of_first, of_second), self.experts.views(found), strict=True):
-            self._grouped_gradient(one, into)
         gradients.reduce(self.experts, found, self.experts.layer, self.after)
         return routed, of_logits
 
