@@ -9,6 +9,7 @@ import math
 import textwrap
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import product
 from typing import get_args
 
 from axonn_tune.cost.collectives import (
@@ -31,6 +32,7 @@ from axonn_tune.cost.price import (
     StagePrediction,
     Term,
     Work,
+    dispatcher_on,
     hidden_behind,
     hidden_s,
     work_by_kind,
@@ -573,20 +575,29 @@ _SPLITS: tuple[tuple[str, Callable[[Detail], object], str], ...] = (
         "the batch; gradients averaged each micro-batch",
     ),
     ("data", bool, "the batch; gradients averaged once per step"),
+    ("expert", bool, "experts of a layer, over the same ranks: tokens are dispatched to them by {dispatcher}"),
+    ("expert_tensor", bool, "each expert's weight matrices"),
+    ("expert_data", bool, "copies of experts; their gradients are averaged once per step"),
 )
 """What an axis splits: the first of its rows whose condition holds."""
 
 
 def axis_rows(priced: Detail) -> list[Json]:
-    """Axes above 1, in the rank order, and what they split."""
+    """Axes above 1, in the rank order, those of experts after them, and what they split."""
     grid, framework, tiers = priced.grid, priced.job.framework, priced.job.machine.placing(priced.grid.world).tiers
     named = {axis: framework.called(axis) for axis in grid.order} | {"chunks": f"{priced.chunks}"}
+    named["dispatcher"] = dispatcher_on(priced.job, grid)
+    folded = grid.expert * grid.expert_tensor > 1
     rows = []
-    for axis in (one for one in grid.order if grid.axis_size(one) > 1):
-        group = grid.members(0, axis)
+    for axis in (*grid.order, *(("expert_tensor", "expert", "expert_data") if folded else ())):
+        shape = grid.group_shape(axis, framework.step.folding)
+        if shape.size == 1:
+            continue
+        places = (range(0, size * stride, stride) for size, stride in shape.levels)
+        group = sorted(map(sum, product(*places)))
         splits = next((said for one, holds, said in _SPLITS if one == axis and holds(priced)), "")
-        network = tiers[route(grid.group_shape(axis), tiers, grid.world).outermost].name
-        row = {"axis": named[axis], "size": len(group), "ranks": _listed(group), "network": network}
+        network = tiers[route(shape, tiers, grid.world).outermost].name
+        row = {"axis": framework.called(axis), "size": len(group), "ranks": _listed(group), "network": network}
         rows.append({**row, "splits": splits.format(**named)})
     return rows
 

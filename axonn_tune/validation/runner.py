@@ -22,6 +22,7 @@ from typing import Any, TypeAlias
 from axonn_tune import __version__
 from axonn_tune.cost.price import price
 from axonn_tune.errors import EnvironmentProblem, TrainingFailedError, UsageError, error_of
+from axonn_tune.frameworks.axonn_tune import AXONN_TUNE
 from axonn_tune.grid import Grid
 from axonn_tune.job import Job, Layout
 from axonn_tune.lab.lab import TRAIN, Lab, exit_codes, require_world
@@ -76,7 +77,12 @@ class Selection:
 
 
 def plan_from_ranking(inputs: Inputs, selection: Selection, *, command: str) -> ValidationPlan:
-    """The configurations of a ranking; NothingFeasibleError if there is none."""
+    """The configurations of a ranking; NothingFeasibleError if there is none.
+
+    UsageError for another framework than the bundled runtime, of which launch configs are.
+    """
+    if (framework := inputs.problem.framework).name != AXONN_TUNE.name:
+        raise UsageError(f"--framework {framework.name}: only layouts of {AXONN_TUNE.title} are recorded and run")
     ranked = run_search(inputs.problem)
     ranked.require_any()
     best = [ranked.layout(place) for place in range(min(selection.top or len(ranked), len(ranked)))]

@@ -146,6 +146,11 @@ CALLS = [
     ("learn nothing.csv -o x.yaml", 2, "no file 'nothing.csv'"),
     ("diagnose nothing.log", 2, "nothing.log"),
     ("regress empty.yaml", 2, "the file is empty"),
+    (
+        "regress base.yaml --record --gpus 16 --model 5b --framework megatron-core --reason first",
+        2,
+        "--framework megatron-core: only layouts of axonn-tune (4D) are recorded and run",
+    ),
     ("regress base.yaml --tolerance steps=1", 2, "no 'steps', did you mean 'step'?"),
     ("validate base.yaml", 2, "this is a baseline document"),
     ("validate --gpus 1 --model nano --machine localhost --update", 2, "comes with the tool"),

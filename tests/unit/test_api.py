@@ -23,6 +23,7 @@ from axonn_tune.cli.main import cli
 from axonn_tune.errors import NothingFeasibleError, UnknownNameError, UsageError
 from axonn_tune.frameworks import registry
 from axonn_tune.ranking.inputs import load_inputs
+from axonn_tune.report.explain import axis_rows
 from axonn_tune.request import SEARCHING, options_of
 from tests.cli.running import run
 
@@ -332,3 +333,13 @@ def test_a_sweep_over_ep_has_the_best_layout_of_each_size() -> None:
             axonn_tune.sweep("mixtral-8x7b", over=over, **asked)
     with pytest.raises(UsageError, match="--ep pins it"):
         axonn_tune.sweep("mixtral-8x7b", over="ep", ep=2, **asked)
+
+
+def test_an_explanation_maps_ranks_of_experts() -> None:
+    """Guards the layout of a run with experts: their axes over the same ranks as all others, by hand."""
+    asked = {"gpus": 64, "machine": "dgx-h100", "framework": "megatron-core", "tp": 2, "pp": 1, "ep": 16, "etp": 1}
+    priced = axonn_tune.explain("qwen3-30b-a3b", micro_batch=1, **asked).priced
+    rows = {row["axis"]: (row["size"], row["ranks"], row["network"]) for row in axis_rows(priced)}
+    assert rows["EP"] == (16, "0–15", "network")
+    assert rows["EDP"] == (4, "0, 16, 32, 48", "network")
+    assert rows["TP"] == (2, "0, 1", "nvlink")
