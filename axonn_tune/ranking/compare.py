@@ -73,7 +73,10 @@ def by_axis(priced: Detail) -> dict[str, tuple[float, float]]:
     return found
 
 
-EXPOSED = {"x": "TP", "y": "TP", "z": "FSDP", "data": "DP", "context": "CP", "pipeline": "PP"}
+EXPOSED = {
+    **{"x": "TP", "y": "TP", "z": "FSDP", "data": "DP", "context": "CP", "pipeline": "PP"},
+    **{"expert": "EP", "expert_tensor": "EP", "expert_z": "FSDP"},
+}
 """What splits over an axis is called, whatever the framework: the first of several that a collective is over counts."""
 OTHER_KERNELS, RECOMPUTE, BUBBLE, REST = "attention and element-wise", "recompute", "pipeline bubble", "the rest"
 CAUSES = (
@@ -86,7 +89,8 @@ CAUSES = (
 
 def causes(priced: Detail) -> dict[str, float]:
     """Seconds of a step by cause, which add up to it; with stages, of those with most computation and communication."""
-    sums = dict.fromkeys(CAUSES, 0.0)
+    had = [name for name in CAUSES if name != f"exposed {EXPOSED['expert']}" or priced.job.model.has_experts]
+    sums = dict.fromkeys(had, 0.0)
     named = {GEMMS: GEMMS, "recompute": RECOMPUTE, "bubble": BUBBLE, CONTENDED: CONTENDED}
     for key, (_, spent_s) in step_parts(priced).items():
         over = str(key).removeprefix("over ")

@@ -435,6 +435,7 @@ _COLORS = {
     **{"computation": page.COMPUTATION, GEMMS: page.BY_KIND[GEMMS], OTHER_KERNELS: page.BY_KIND[ATTENTION]},
     **{RECOMPUTE: page.BY_KIND[ELEMENT_WISE], "exposed communication": page.EXPOSED},
     **{"exposed TP": "--axis-x", "exposed FSDP": "--axis-z", "exposed DP": "--axis-data", "exposed CP": page.WAIT},
+    "exposed EP": "--axis-several",
     **{
         "exposed PP": f"{page.EXPOSED}/0.6",
         BUBBLE: page.BUBBLE,

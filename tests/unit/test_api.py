@@ -22,6 +22,7 @@ import axonn_tune
 from axonn_tune.cli.main import cli
 from axonn_tune.errors import NothingFeasibleError, UnknownNameError, UsageError
 from axonn_tune.frameworks import registry
+from axonn_tune.ranking.compare import causes
 from axonn_tune.ranking.inputs import load_inputs
 from axonn_tune.report.explain import axis_rows
 from axonn_tune.request import SEARCHING, options_of
@@ -343,3 +344,7 @@ def test_an_explanation_maps_ranks_of_experts() -> None:
     assert rows["EP"] == (16, "0–15", "network")
     assert rows["EDP"] == (4, "0, 16, 32, 48", "network")
     assert rows["TP"] == (2, "0, 1", "nvlink")
+    sent = sum(term.exposed_s for term in priced.terms if term.op in ("dispatch", "combine"))
+    found = causes(priced)
+    assert found["exposed EP"] >= sent > 0.0
+    assert sum(found.values()) == pytest.approx(priced.iteration_s)
