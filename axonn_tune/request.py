@@ -22,7 +22,9 @@ if TYPE_CHECKING:
     from axonn_tune.frameworks.description import Framework
     from axonn_tune.specs.catalog import MachineLike, ModelLike
 
-Precision = Literal["bf16", "fp16", "fp32", "fp64", "fp8-delayed", "fp8-current", "fp8-blockwise", "mxfp8", "nvfp4"]
+Precision = Literal[
+    "bf16", "fp16", "fp32", "fp64", "fp8-delayed", "fp8-current", "fp8-rowwise", "fp8-blockwise", "mxfp8", "nvfp4"
+]
 PRECISIONS: tuple[Precision, ...] = get_args(Precision)
 AUTO: Literal["auto"] = "auto"
 """In place of a number format: BF16 and every one that framework and accelerator have."""

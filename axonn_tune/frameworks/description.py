@@ -278,6 +278,7 @@ class Framework:
     of them or some.
     recompute_modules: those that a recompute set can name; recompute_some: whether a set can be on the first layers of
     each chunk alone: no, whole blocks, or any set. formats: number formats below 16 bits that it is priced in;
+    older_formats: those of them that only releases before the one of its commands have;
     format_options: step options of theirs that it can be told.
     asked_axes: axes that it has on demand alone.
     precision_aware: it reduces gradients in BF16 on demand, and keeps optimizer states in types of their own.
@@ -315,6 +316,7 @@ class Framework:
     searches_some: bool = True
     precision_aware: bool = False
     formats: tuple[Precision, ...] = ()
+    older_formats: tuple[Precision, ...] = ()
     format_options: tuple[str, ...] = ()
     cuda_graphs: Mapping[CudaGraphs, tuple[Refusal, ...]] = field(default_factory=dict, compare=False)
     names: Mapping[str, str] = field(default_factory=dict, compare=False)

@@ -61,7 +61,7 @@ _PARTS = (
     *("layer types of different sizes", "multi-token prediction"),
 )
 _CONVERTERS = {
-    "fp8-current": (
+    "fp8-rowwise": (
         'Float8LinearConverter.Config(filter_fqns=["lm_head", "router.gate"], model_compile_enabled=COMPILED)',
         "Float8GroupedExpertsConverter.Config(model_compile_enabled=COMPILED)",
     ),
@@ -256,6 +256,8 @@ def _check(run: Run) -> None:
     """UsageError for what torchtitan's own checks would stop at, and for what none of its keys says."""
     settable = ("sequence_parallel", "cuda_graphs", "dispatcher", "imbalance")
     run.check(settable=settable, precisions=(*_PRECISIONS, *run.framework.formats), parts=_PARTS)
+    if run.workload.precision in run.framework.older_formats:
+        raise run.cannot(f"{run.workload.precision} (of 0.2 and before)", "ask for --precision fp8-rowwise")
     scopes = run.step.cuda_graphs
     if scopes and (scopes != ("full_iteration",) or run.size("pipeline") > 1):
         raise run.cannot(f"CUDA graphs of {', '.join(scopes)}", "it captures full_iteration, without stages")
@@ -520,7 +522,8 @@ TORCHTITAN = Framework(
     expert_axes=("expert", "expert_tensor"),
     tensor_without_expert=True,
     dispatchers=("alltoall", "deepep", "hybridep"),
-    formats=("fp8-current", "mxfp8"),
+    formats=("fp8-rowwise", "fp8-current", "mxfp8"),
+    older_formats=("fp8-current",),
     cuda_graphs={"full_iteration": (Refusal(("pipeline",), "torchtitan's CUDA graphs exclude pipeline stages"),)},
     names={
         "z": "dp_shard",

@@ -469,7 +469,8 @@ _RECIPES = (
     ("nvfp4", "nvfp4"),
     ("mxfp8|mx", "mxfp8"),
     ("blockwise|subchannel", "fp8-blockwise"),
-    ("tensorwise|rowwise|current|float8", "fp8-current"),
+    ("rowwise|float8", "fp8-rowwise"),
+    ("tensorwise|current", "fp8-current"),
     ("fp8|delayed", "fp8-delayed"),
 )
 """Words of recipes of formats below 16 bits, of Megatron-LM, Bridge and torchtitan; the first found counts."""

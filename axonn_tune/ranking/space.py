@@ -101,7 +101,8 @@ class Problem(Job):
         if self.request.precision != AUTO:
             return ()
         peaks = self.machine.accelerator.peak_tflops
-        return ("bf16", *(name for name in self.framework.formats if name in peaks))
+        left_out = self.framework.older_formats
+        return ("bf16", *(name for name in self.framework.formats if name in peaks and name not in left_out))
 
     def within(self, precision: Precision | None) -> Problem:
         """The problem in one of them."""

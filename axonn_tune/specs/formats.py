@@ -96,6 +96,14 @@ FORMATS: dict[str, NumberFormat] = {
             source="[TE] Float8CurrentScaling: one scale a tensor, whose maximum is found in a pass of its own",
         ),
         NumberFormat(
+            name="fp8-rowwise",
+            bits=8,
+            passes=1,
+            launches=2,
+            source="pytorch/ao@36027d82, torchao/float8/README.md: one scale a row of each operand of each GEMM, whose "
+            "maxima are found in a pass of their own",
+        ),
+        NumberFormat(
             name="fp8-blockwise",
             bits=8,
             block=128,

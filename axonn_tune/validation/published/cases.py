@@ -332,7 +332,8 @@ _FORMATS: tuple[tuple[str, Precision], ...] = (
     (r"fp4", "nvfp4"),
     (r"mx|fp8[-_ ]?mx", "mxfp8"),
     (r"block|1x128|sub-?channel|fp8[-_ ]?sc", "fp8-blockwise"),
-    (r"current|tensor-?wise|row-?wise|dynamic|fp8[-_ ]?cs", "fp8-current"),
+    (r"row-?wise", "fp8-rowwise"),
+    (r"current|tensor-?wise|dynamic|fp8[-_ ]?cs", "fp8-current"),
     (r"fp8", "fp8-delayed"),
 )
 """Words of formats below 16 bits; the first found counts."""
@@ -344,8 +345,8 @@ def _precision(words: str, framework: Framework, machine: Machine) -> Precision 
         return None
     if "fp8" in text or "fp4" in text:
         named = next(name for pattern, name in _FORMATS if re.search(pattern, text))
-        if named == "fp8-delayed" and "delayed" not in text and "fp8-current" in framework.formats[:1]:
-            return "fp8-current"
+        if named == "fp8-delayed" and "delayed" not in text and framework.formats and named not in framework.formats:
+            return framework.formats[0]
         # Transformer Engine runs 128-blocks as MXFP8 where GEMMs have no such scales (common/recipe/__init__.py).
         emulated = named == "fp8-blockwise" and named not in machine.accelerator.peak_tflops
         return "mxfp8" if emulated and "mxfp8" in machine.accelerator.peak_tflops else named

@@ -237,7 +237,7 @@ def test_compare_ranks_those_that_have_the_format() -> None:
     assert priced == {"megatron-core", "torchtitan"}
     asked = Request("llama3-8b", 8, machine="dgx-h100", precision="auto", batch=8, micro_batch=1, recompute="none")
     names = {one.key: one.name for one in compare(load_inputs(asked).problem).contenders if one.prediction}
-    assert (names["torchtitan"], names["deepspeed"]) == ("torchtitan in fp8-current", "DeepSpeed in bf16")
+    assert (names["torchtitan"], names["deepspeed"]) == ("torchtitan in fp8-rowwise", "DeepSpeed in bf16")
     assert next(one.infeasible for one in found.contenders if one.key == "fsdp") == "priced in bf16, fp8-current only"
 
 
@@ -275,13 +275,13 @@ def test_what_has_no_format_says_which_it_has() -> None:
             load_inputs(Request("llama3-8b", machine="dgx-b200", gpus=8, **kept))
 
 
-ON_HOPPER = ("fp8-delayed", "fp8-current", "fp8-blockwise")
+ON_HOPPER = ("fp8-delayed", "fp8-current", "fp8-rowwise", "fp8-blockwise")
 SUPPORT: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("dgx-a100", "perlmutter", "frontier"), ()),
     **dict.fromkeys(("dgx-h100", "dgx-h200", "aws-p5", "alps"), ON_HOPPER),
     **dict.fromkeys(("dgx-b200", "dgx-b300", "gb200-nvl72", "gb300-nvl72"), tuple(FORMATS)),
-    "mi300x": ("fp8-current",),
-    "mi355x": ("fp8-current", "mxfp8"),
+    "mi300x": ("fp8-current", "fp8-rowwise"),
+    "mi355x": ("fp8-current", "fp8-rowwise", "mxfp8"),
 }
 """NVIDIA's by compute capability: NVIDIA/TransformerEngine@d0067d0d, pytorch/quantization.py, check_recipe_support:
 from 9.0 FP8 and its blocks, which MXFP8 emulates from 10.0 on; from 10.0 MXFP8 and NVFP4. AMD's: pytorch/ao@36027d82,

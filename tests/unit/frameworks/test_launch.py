@@ -91,7 +91,7 @@ REFUSED: list[tuple[str, Change, str]] = [
         "the dispatcher allgather; it has alltoall, deepep, hybridep",
     ),
     ("torchtitan qwen3-30b", model(hidden=4096), "the sizes of qwen3-30b-a3b; it has qwen3-30b-a3b, qwen3-235b-a22b"),
-    ("torchtitan 8b-float8", model(ffn=8192), "fp8-current of a model of other sizes than llama3's; ask for --precis"),
+    ("torchtitan 8b-float8", model(ffn=8192), "fp8-rowwise of a model of other sizes than llama3's; ask for --precis"),
     ("fsdp 8b-hsdp", changed(recompute="selective"), "selective recompute; ask for --recompute full or none"),
     ("fsdp 8b-hsdp", workload(precision="fp32"), "--precision fp32; it has bf16"),
     ("fsdp 8b-hsdp", workload(split_micro_batch=True), "a split micro-batch; leave out --split-micro-batch"),

@@ -62,13 +62,14 @@ def test_recompute_lists(tmp_path: Path, cell: str, recompute: str) -> None:
         ({"precision": "FP8", "recipe": ""}, "fp8-delayed"),
         ({"precision": "FP8-CS"}, "fp8-current"),
         ({"precision": "fp8", "recipe": "blockwise 1x128, 128x128"}, "fp8-blockwise"),
-        ({"precision": "fp8", "recipe": "blockwise", "system": "gb200-nvl72"}, "mxfp8"),
+        ({"precision": "fp8", "recipe": "blockwise", "system": "gb200-nvl72"}, "fp8-blockwise"),
         ({"precision": "MXFP8", "system": "DGX-GB300"}, "mxfp8"),
         ({"precision": "NVFP4", "system": "gb300"}, "nvfp4"),
         (
             {"precision": "fp8", "framework": "torchtitan (compile)", "model": "llama3-8b", "pp": "1", "vp": ""},
-            "fp8-current",
+            "fp8-rowwise",
         ),
+        ({"precision": "fp8", "recipe": "rowwise", "framework": "torchtitan", "pp": "1", "vp": ""}, "fp8-rowwise"),
     ],
 )
 def test_formats(tmp_path: Path, cells: dict[str, str], precision: str) -> None:
