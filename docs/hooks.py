@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import importlib
 import inspect
+import pkgutil
 import re
 import textwrap
 from pathlib import Path
@@ -52,8 +52,7 @@ def on_page_markdown(markdown: str, *, page: Page, config: MkDocsConfig, files: 
 
 def folded_source(name: str) -> str:
     """The source of a function of the package, `cost.collectives.ring`, as a block that is folded up."""
-    module, _, attribute = name.rpartition(".")
-    function = getattr(importlib.import_module(f"axonn_tune.{module}"), attribute)
+    function = pkgutil.resolve_name(f"axonn_tune.{name}")
     code = textwrap.indent(inspect.getsource(inspect.unwrap(function)), "    ")
-    path = f"axonn_tune/{module.replace('.', '/')}.py"
-    return f'\n??? quote "{attribute}, {path}"\n\n    ```python\n{code}    ```\n'
+    path = f"{function.__module__.replace('.', '/')}.py"
+    return f'\n??? quote "{name.rpartition(".")[2]}, {path}"\n\n    ```python\n{code}    ```\n'

@@ -102,7 +102,7 @@ def _elsewhere(name: str, value: object, framework: Framework, *, asked: bool) -
     titles = [f"{one.title}'s" for one in owners]
     whose = " and ".join(filter(None, (", ".join(titles[:-1]), titles[-1])))
     what, elsewhere = "chunks a stage" if axis == "chunks" else f"axis {axis}", f"--framework {owners[0].name}"
-    if axis not in framework.columns:
+    if axis not in (*framework.columns, *framework.expert_axes):
         has = ", ".join(map(framework.called, framework.columns))
         advice = "" if asked else f"; give {elsewhere}"
         return f"{flag(name)} is {whose} name of {what}, which {framework.title} does not have; it has {has}{advice}"

@@ -14,8 +14,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from pydantic import ValidationError
-
 from axonn_tune.errors import CONTROL, DocumentError, Problem, UsageError
 from axonn_tune.frameworks import find_framework, registry
 from axonn_tune.frameworks.description import ContextExchange
@@ -59,7 +57,7 @@ from axonn_tune.program.dimensions import broken_constraints
 from axonn_tune.ranking.inputs import unpriced_experts
 from axonn_tune.request import CUDA_GRAPHS, MOMENT_BYTES, CudaGraphs
 from axonn_tune.specs.catalog import ModelLike, available, load_model
-from axonn_tune.specs.document import Node, read_yaml
+from axonn_tune.specs.document import Node, first_problem, read_yaml
 from axonn_tune.specs.formats import FORMATS
 from axonn_tune.specs.loading import DOCUMENT_BYTES, read_text
 from axonn_tune.specs.machine import Machine
@@ -344,7 +342,7 @@ class CommandRun(StatedRun):
         try:
             made = with_layer_types(made, self.arguments)
         except ValueError as error:
-            raise self._wrong(_plainly(error)) from None
+            raise self._wrong(first_problem(error)) from None
         name = f"{'llama' if made.gated else 'gpt'}-{made.parameters / 1e9:.3g}b"
         return shipped_twin(made) or made.model_copy(update={"name": name, "source": f"arguments of {self.path}"})
 
@@ -618,14 +616,6 @@ def _layers(model: Model) -> list[Layer]:
     """Every layer, without the name of its type and norms of queries and keys, which no cost depends on."""
     types = [replace(one, name="", qk_norms=False) for one in model.types]
     return [types[index] for index, count in model.decoder_runs for _ in range(count)]
-
-
-def _plainly(error: ValueError) -> str:
-    """An error, or the first of a document."""
-    if isinstance(error, ValidationError):
-        first = error.errors()[0]
-        return f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
-    return str(error)
 
 
 def _settled(run: CommandRun, source: _Source, implied: Mapping[str, str]) -> CommandRun:

@@ -630,9 +630,10 @@ MEMORY_GROUPS = {
     "logits": "--axis-several",
     "temporaries": "--axis-x",
 }
-"""Groups of memory items, with their colors."""
+"""Groups of memory items, those of experts among them, with their colors."""
 _GROUPED = {
-    **dict.fromkeys(("compute weights", "gathered weights", "gathered weights of whole blocks"), "weights"),
+    **dict.fromkeys(("compute weights", "quantized weights"), "weights"),
+    **dict.fromkeys(("gathered weights", "gathered weights of whole blocks"), "weights"),
     **dict.fromkeys(("gradients", "unreduced weight gradients"), "gradients"),
     **dict.fromkeys(("master weights", "optimizer moments", "replicated vectors"), "optimizer states"),
     "logits of one chunk": "logits",
@@ -669,7 +670,8 @@ def stage_rows(priced: Detail) -> list[Json]:
         after = ["LM head"] if number == len(stages) - 1 else []
         sums = dict.fromkeys(MEMORY_GROUPS, 0.0)
         for name, size in one.memory.items:
-            sums[_GROUPED.get(name, ACTIVATIONS if name.startswith("saved ") else "temporaries")] += float(size)
+            other = ACTIVATIONS if name.startswith("saved ") else "temporaries"
+            sums[_GROUPED.get(name.removesuffix(" of experts"), other)] += float(size)
         held = one.held if one.parts else priced.values["held"]
         rows.append(
             {

@@ -380,6 +380,14 @@ def _bare(annotation: object) -> object:
 _MOST_PROBLEMS = 200
 
 
+def first_problem(error: ValueError) -> str:
+    """An error in words, or the first of a document that is built in Python."""
+    if isinstance(error, ValidationError):
+        first = error.errors()[0]
+        return f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
+    return str(error)
+
+
 def _problems(error: ValidationError, *, root: Node, schema: type[Document], source: str) -> Iterator[Problem]:
     found = error.errors(include_url=False)
     # "Too few items" says nothing where items are there and each has its own problem.

@@ -65,7 +65,7 @@ CALLS = [
     (f"{SMALL} --tp 8", 2, "--tp is Megatron-Core's, torchtitan's and DeepSpeed ZeRO's name of axis x: --x 8"),
     (f"{SMALL} --zero=3", 2, "there is no option --zero: ZeRO-1 is --shard-optimizer"),
     (f"{SMALL} --nodes 2", 2, "--gpus N is the number of GPUs of all nodes"),
-    (f"{SMALL} --ep 4", 2, "name of axis expert, which axonn-tune (4D) does not have"),
+    (f"{SMALL} --ep 4", 2, "name of axis expert: --expert 4, or --framework megatron-core"),
     (f"{H100} --pp 8", 2, "name of axis pipeline: --pipeline 8, or --framework megatron-core"),
     (f"{CORE} --dp-shard 8", 2, "--dp-shard is torchtitan's name of what Megatron-Core calls GTP: --gtp N"),
     (f"{H100} --training.local_batch_size 2", 2, "is the micro-batch of a layout without stages: --micro-batch N"),
@@ -102,7 +102,7 @@ CALLS = [
     # What a framework or a cost model does not have.
     (f"{CORE} --cost paper", 2, "--cost paper knows the grids of axonn-tune alone: leave out --framework"),
     (f"{CORE} --y 2", 2, "--y 2: Megatron-Core has no axis y; it has TP, GTP, PP, VPP, CP, DP"),
-    (f"{H100} --context 2", 2, "has no axis context; it has x, y, z, data, pipeline, chunks; frameworks that do: "),
+    (f"{H100} --framework fsdp --context 2", 2, "has no axis context; it has shard, replicate; frameworks that do: "),
     (f"{CORE} --kept-layers 4", 2, "--kept-layers 4: Megatron-Core reshards every layer after forward"),
     ("--gpus 64 --model 20b --cost paper --rank-by iteration", 2, "cannot rank by iteration"),
     ("--gpus 8 --model nano --framework nemo -o run.sh", 2, "NeMo is priced only: there is no command for it"),
