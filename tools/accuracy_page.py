@@ -9,6 +9,7 @@ import sys
 import textwrap
 from collections.abc import Sequence
 from pathlib import Path
+from statistics import fmean
 
 import numpy as np
 
@@ -19,6 +20,7 @@ from axonn_tune.report.output import Column, markdown_table, words
 from axonn_tune.specs.catalog import load_machine
 from axonn_tune.validation.published.accuracy import SUMS, Accuracy, PredictedRow, StepSummary, evaluate
 from axonn_tune.validation.published.cases import FRAMEWORK_WORDS
+from axonn_tune.validation.published.groups import groups
 from axonn_tune.validation.published.rows import known_errata
 from axonn_tune.validation.quality import Quality
 from tools import vtrain_sums
@@ -54,6 +56,7 @@ def tables() -> dict[str, str]:
             ],
         ),
         "layers": str(found.sums[1]),
+        "more": _more(found),
         "open": _open(found.summary.open),
         "widths": f"±{load_machine('dgx-h100').document.uncertainty.compute:.0%}",
         "per_gpus": f"{PER_DOUBLING:.1%}",
@@ -73,6 +76,19 @@ def tables() -> dict[str, str]:
         "vtrain": _indented(vtrain_sums.residuals(groups) + "\n\n" + vtrain_sums.layer_times(groups)),
         "cuts": _indented(vtrain_sums.cuts(single)),
     }
+
+
+def _more(found: Accuracy) -> str:
+    """Rows that name their model: errors by group and source."""
+    assert found.more is not None, "of the shipped rows"
+    rows = []
+    for name, one in groups(found.more.rows).items():
+        sources = one.by_source
+        over = fmean(each.mape for each in sources.values())
+        for what, each in (*sources.items(), (f"**all**, mean over sources {over:.1%}", one.quality)):
+            held = [f"{value:.0%}" for value in (each.coverage, each.width)]
+            rows.append([name, what, f"{each.rows:,}", f"{each.mape:.1%}", f"{each.median:.1%}", *held])
+    return table(["rows", "source"], ["rows", "mean", "median", "hold", "width"], rows)
 
 
 def _indented(text: str) -> str:

@@ -408,12 +408,28 @@ class Replay:
         issue_s: Value = 0.0
         for ahead, behind_it, count in issued:
             issue_s = issue_s + dispatch_s * (ahead + behind_it) * count
+        for kind, count in counted:
+            if (sent_s := self._sent_tokens_s(kind)) is not None:
+                issue_s = issue_s + sent_s * count
         if len(issued) == 1:
             return Blocks(forward, backward, issue_s, issued[0][0] / self._larger(issued[0][0] + issued[0][1], 1.0))
         share = sum(ahead * count for ahead, _, count in issued) / self._larger(
             sum((one + two) * count for one, two, count in issued), 1.0
         )
         return Blocks(forward, backward, issue_s, share)
+
+    def _sent_tokens_s(self, kind: int) -> Value | None:
+        """Time in which the host issues nothing, since it waits for the counts of tokens that a dispatch brings, or
+        drives the transfer; None for blocks without experts, and where the accelerator counts (HybridEP)."""
+        block, options = self.work.program.blocks[kind], self.work.program.given.options
+        if options.dispatcher in ("hybridep", "allgather") or options.expert_overlap:
+            return None
+        total: Value | None = None
+        for step in (*block.forward.operations, *block.backward.operations):
+            if isinstance(step, Collective) and step.kind in ("dispatch", "combine"):
+                sent_s = self._calls_s(step) * self._multiplicity(step.axis)
+                total = sent_s if total is None else total + sent_s
+        return total
 
     def _issued(self, kind: int) -> tuple[Value, Value]:
         """Operations of a block's forward and backward pass that the host issues."""

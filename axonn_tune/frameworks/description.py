@@ -273,7 +273,8 @@ class Framework:
     the search may reorder the paper's four. ranked_by: default ranking criterion; where that is communication, pipeline
     stages are searched on demand. software: whose numbers in the file of fitted numbers it uses, "" for ideal kernels;
     the half-widths of its intervals go by the same name. hopper_attention: attention uses what Hopper adds. refused:
-    combinations it cannot run. expert_axes: of experts, those it has; tensor_without_expert: x splits experts where
+    combinations it cannot run. expert_axes: of experts, those it has; expert_software: whose
+    numbers it uses for models with them; tensor_without_expert: x splits experts where
     there is no expert parallelism, and only there. keeps_layers: layers can be told not to reshard after forward, all
     of them or some.
     recompute_modules: those that a recompute set can name; recompute_some: whether a set can be on the first layers of
@@ -308,6 +309,7 @@ class Framework:
     refused: tuple[Refusal, ...] = ()
     keeps_layers: bool = True
     expert_axes: tuple[str, ...] = ()
+    expert_software: str = ""
     asked_axes: tuple[str, ...] = ()
     tensor_without_expert: bool = False
     recompute_modules: tuple[str, ...] = ()
@@ -337,10 +339,10 @@ class Framework:
         return default_dispatcher(self.dispatchers, ranks=ranks, domain=domain) or self.step.dispatcher
 
     def training(self, model: Model) -> Framework:
-        """The same framework with the axes of experts, if a model has them and it does."""
+        """The same framework with the axes of experts, if a model has them and it does, and its software for them."""
         if not model.has_experts or {*self.expert_axes} <= {*self.axes}:
             return self
-        return replace(self, axes=(*self.axes, *self.expert_axes))
+        return replace(self, axes=(*self.axes, *self.expert_axes), software=self.expert_software or self.software)
 
     def having(self, *axes: str) -> Framework:
         """The same framework with those of these axes that it has on demand."""

@@ -469,6 +469,7 @@ MEGATRON_CORE = Framework(
     overlaps_experts=True,
     keeps_layers=False,
     expert_axes=("expert", "expert_tensor"),
+    expert_software="core-experts",
     precision_aware=True,
     formats=("fp8-delayed", "fp8-current", "fp8-blockwise", "mxfp8", "nvfp4"),
     format_options=("primary_weights", "first_layers_bf16", "last_layers_bf16", "narrow_attention"),

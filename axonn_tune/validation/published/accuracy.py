@@ -30,6 +30,8 @@ from axonn_tune.validation.quality import Quality, by_group, quality, relative_e
 
 FAMILY_ROWS = 5
 """Families with fewer rows are not ranked."""
+NEARLY = 1.07
+"""Of the memory that there is: rows that print it are predicted about as well."""
 SUMS = "vtrain_single"
 """The source whose rows are sums of few layer times: tools/vtrain_sums.py."""
 
@@ -75,6 +77,13 @@ class PredictedRow:
     def scored(self) -> bool:
         """Whether its step counts, and not only its ratio to those of others."""
         return self.row.more is None or not self.row.more.ratios_only
+
+    @property
+    def nearly_fits(self) -> bool:
+        """Whether it fits, by an error of memory that is not unusual."""
+        if self.fits or self.case is None or self.memory_bytes is None:
+            return self.fits
+        return self.memory_bytes <= NEARLY * memory_limit_bytes(self.case.machine.accelerator)
 
     @property
     def outside(self) -> tuple[str, ...]:
@@ -131,7 +140,7 @@ def _predict(row: StepRow, machine: Machine | None) -> PredictedRow:
         closed = replace(row.more, open_recompute=False)
         for kind in RECOMPUTES:
             found = _predict(replace(row, recompute=kind, more=closed), machine)
-            if found.fits:
+            if found.fits or found.nearly_fits:
                 break
         return found
     case = case_of(row, machine=machine)
@@ -142,7 +151,12 @@ def _predict(row: StepRow, machine: Machine | None) -> PredictedRow:
     if not choices:
         there = memory_limit_bytes(case.machine.accelerator) / GIB
         why_not = f"does not fit: needs {least / GIB:.1f} GiB of {there:.1f} GiB"
-        return PredictedRow(row, case, memory_bytes=least, why_not=why_not, fits=False)
+        if row.more is None or len(case.configurations) > 1:
+            return PredictedRow(row, case, memory_bytes=least, why_not=why_not, fits=False)
+        # It ran: its step counts, and its memory is listed.
+        tight = best_pricing(case, case.configurations)
+        ends = tight.low_s, tight.high_s
+        return PredictedRow(row, case, tight.layout, tight.iteration_s, tight.memory_bytes, *ends, fits=False)
     times = tuple(one.iteration_s for one in choices)
     if len(choices) > 1:
         names = {"micro_batch": "micro-batch", "recompute": "recompute", "chunks": "interleaving"}

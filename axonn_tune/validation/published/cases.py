@@ -249,7 +249,11 @@ def framework_of(row: StepRow) -> Framework:
     wanted = {name: value for name, value in changes.items() if getattr(step, name) != value}
     # A row is of one run: nothing of it is searched that is not open.
     found = replace(found.with_step(**wanted) if wanted else found, exchanges=())
-    scopes = tuple(one for one in CUDA_GRAPHS if row.more and one in row.more.cuda_graphs and one in found.cuda_graphs)
+    captured = () if row.more is None else row.more.cuda_graphs
+    if row.more is not None and row.more.open_graphs and "nvl72" in (profile_of(row) or "") and found.expert_software:
+        # As every recipe for these systems has it (NVIDIA-NeMo/Megatron-Bridge@067f987d, perf_recipes).
+        captured = ("attn", "moe_router", "mamba")
+    scopes = tuple(one for one in CUDA_GRAPHS if one in captured and one in found.cuda_graphs)
     return found.capturing(scopes) if scopes else found
 
 
@@ -259,6 +263,8 @@ def _further(row: StepRow, more: Named, framework: Framework) -> dict[str, objec
     if more.model is not None and more.model.has_experts:
         near = "hybridep" if "nvl72" in (profile_of(row) or "") else "alltoall" if more.expert <= NODE else "deepep"
         changes["dispatcher"] = more.dispatcher or near
+        changes["expert_overlap"] = bool(more.expert_overlap)
+        changes["delayed_weight_gradients"] = bool(more.expert_overlap) and more.delayed
         # Benchmarks force the balance of tokens, or have them dropped, unless they say otherwise.
         changes["imbalance"] = NATURAL_IMBALANCE if more.routing == "natural" else 1.0
     if more.async_tp is not None:

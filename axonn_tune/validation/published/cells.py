@@ -104,6 +104,7 @@ class Named:
     mfu: float | None = None
     mfu_of: float | None = None
     open_recompute: bool = False
+    open_graphs: bool = False
     ratios_only: str = ""
     lacking: str = ""
     blind: bool = False
@@ -293,6 +294,7 @@ class _Reader:
             mfu=None if mfu is None else mfu / 100.0,
             mfu_of=None if peak is None else 1e12 * peak,
             open_recompute=not self.text("recompute"),
+            open_graphs=not graphs and self.model is not None and self.model.has_experts,
             ratios_only="the GPU is not named, or slower than its kind" if re.search(_RATIOS_ONLY, system) else "",
             blind=self.text("blind_family") in ("yes", "1", "true"),
         )

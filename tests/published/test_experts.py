@@ -1,0 +1,57 @@
+"""How far predictions of steps with experts, formats and context are from published ones: floors, which may only get
+better, and rows that no fit has seen."""
+
+from __future__ import annotations
+
+from statistics import fmean
+
+import pytest
+
+from axonn_tune.validation.published.accuracy import Accuracy, StepSummary
+from axonn_tune.validation.published.groups import groups, memory, pairs
+
+FLOORS = {"experts, BF16": (0.19, 0.13), "formats": (0.20, 0.18), "context": (0.12, 0.09), "dense, BF16": (0.08, 0.06)}
+"""Mean and median error of each group."""
+
+
+@pytest.fixture(scope="module", name="found")
+def _found(accuracy: Accuracy) -> StepSummary:
+    assert accuracy.more is not None
+    return accuracy.more
+
+
+@pytest.mark.parametrize("name", FLOORS)
+def test_steps_are_met(found: StepSummary, name: str) -> None:
+    """Guards steps by group; intervals of experts in BF16 hold what they say."""
+    one = groups(found.rows)[name].quality
+    mean, median = FLOORS[name]
+    assert one.mape <= mean
+    assert one.median <= median
+    assert name != "experts, BF16" or 0.7 <= one.coverage <= 0.92
+
+
+def test_most_rows_are_scored(found: StepSummary) -> None:
+    """Guards rows: few are left out, each for a reason that is said."""
+    assert found.predicted >= 180
+    assert all(one.why_not for one in found.not_predicted)
+
+
+def test_rows_that_no_fit_has_seen(found: StepSummary) -> None:
+    """Guards the fit of what experts add: rows of systems and models that are kept for evaluation are met as well."""
+    blind = [abs(one.error) for one in found.rows if one.error is not None and one.row.more and one.row.more.blind]
+    assert len(blind) >= 20
+    assert sorted(blind)[len(blind) // 2] <= 0.13
+
+
+def test_the_faster_of_two_is_named(found: StepSummary) -> None:
+    """Guards directions, of everything but ports of dispatchers."""
+    told = [one.right for one in pairs(found.rows) if one.right is not None and one.what != "dispatcher, ports"]
+    assert len(told) >= 85
+    assert fmean(told) >= 0.85
+
+
+def test_memory_of_stages_with_experts(found: StepSummary) -> None:
+    """Guards memory as SimuMax measured it."""
+    errors = [abs(error) for one, error in memory(found.rows) if one.row.id.startswith("simumax-deepseek")]
+    assert len(errors) == 12
+    assert max(errors) <= 0.05
