@@ -453,15 +453,17 @@ class Replay:
         blocks, times = self._blocks(self.work.runs), self._picked(values["A"]) - 1.0
         buckets = any(self.streams.get(axes, -1) >= 0 for axes in schedule.replicas)
         self._begin_batch(1.0)
-        state, waited_s = self._micro_batch(schedule.last_micro_batch, blocks)
+        state, blocks_s = self._micro_batch(schedule.last_micro_batch, blocks)
+        waited_s = self._waited_s(blocks, blocks_s)
         last_s = self._play(state, schedule.ends[ONLY], END)[0] + waited_s
         self._end_batch(last_s)
         others_s, others_waited_s = state[0] + waited_s, waited_s
-        saved_s = self._saved_s(schedule.micro_batch, blocks)
+        saved_s = self._saved_s(schedule.micro_batch, blocks, blocks_s)
         if buckets or self.recorder is not None:
             self._begin_batch(times)
             ordinary = schedule.micro_batch if buckets else schedule.last_micro_batch
-            state, others_waited_s = self._micro_batch(ordinary, blocks)
+            state, blocks_s = self._micro_batch(ordinary, blocks)
+            others_waited_s = self._waited_s(blocks, blocks_s)
             others_s = state[0] + others_waited_s
             self._end_batch(others_s - saved_s, before=True)
         self.saved_s = times * saved_s
@@ -488,12 +490,12 @@ class Replay:
         ahead_s = waited_s * blocks.ahead
         behind_s = waited_s - ahead_s
         passes_s = forward[0][0] + ahead_s, backward[0][0] + behind_s, last[0] + behind_s
-        saved_s = self._saved_s(schedule.micro_batch, blocks)
+        saved_s = self._saved_s(schedule.micro_batch, blocks, forward[1] + backward[1])
         return ChunkTimes(*passes_s, end_s, data_s, times * waited_s, saved_s)
 
-    def _saved_s(self, batch: MicroBatch, blocks: Blocks) -> Value:
+    def _saved_s(self, batch: MicroBatch, blocks: Blocks, blocks_s: Value) -> Value:
         """What layers save of a forward and a backward pass that run beside each other, with dispatch and combine of
-        each behind computation of the other; first and last ones of a step run alone, s."""
+        each behind computation of the other; first and last ones of a step run alone, s. The host takes as long."""
         saved_s: Value = 0.0
         for one in blocks.backward if self.work.program.merges else ():
             if self.work.program.blocks[one.block.kind].given.own.experts is not None:
@@ -501,7 +503,11 @@ class Replay:
                 apart_s = self._pace_s(alone[0]) + self._pace_s(alone[1])
                 both_s = self._pace_s(batch.merged(one.of_type, one.block))
                 saved_s = saved_s + one.blocks * self._larger(0.0, apart_s - both_s)
-        return saved_s
+        if isinstance(saved_s, float) and saved_s == 0.0:
+            return saved_s
+        room_s = self._larger(0.0, blocks_s - blocks.issue_s)
+        kept_s: Value = saved_s - self._larger(0.0, saved_s - room_s)
+        return kept_s
 
     def _pace_s(self, part: Instructions) -> Value:
         """Time of a part in steady state."""
@@ -518,13 +524,13 @@ class Replay:
             self.recorder.end_batch(float(every_s), before=before)
 
     def _micro_batch(self, batch: MicroBatch, blocks: Blocks) -> tuple[State, Value]:
-        """One micro-batch from idle streams, and how long its blocks wait for the host."""
+        """One micro-batch from idle streams, and what its blocks take where they do not wait for the host."""
         state = self._play(self._free(), batch.embedding(blocks.first), EMBEDDING_FORWARD)
         state, forward_s = self._forward(batch, state, blocks, head=True)
         state = self._play(state, batch.head(blocks.resharded), HEAD)
         state, backward_s = self._backward(batch, state, blocks)
         state = self._play(state, batch.flush(blocks.first), EMBEDDING_BACKWARD)
-        return state, self._waited_s(blocks, forward_s + backward_s)
+        return state, forward_s + backward_s
 
     def _passes(
         self, batch: MicroBatch, blocks: Blocks, part: Stage

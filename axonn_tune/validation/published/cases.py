@@ -306,7 +306,7 @@ def case_of(row: StepRow, *, machine: Machine | None = None) -> Case | str:
         known = ", ".join(sorted({word.upper() for word, _ in ACCELERATORS}))
         return f"no machine profile has the accelerator {row.gpu!r}: known are {known}"
     framework = framework_of(row)
-    precision = _precision(row.precision, framework, priced_on)
+    precision = _precision(row.precision, framework)
     if precision is None:
         return f"number format {row.precision!r} is not modelled: {', '.join(PRECISIONS)} are"
     if precision not in priced_on.accelerator.peak_tflops:
@@ -345,7 +345,7 @@ _FORMATS: tuple[tuple[str, Precision], ...] = (
 """Words of formats below 16 bits; the first found counts."""
 
 
-def _precision(words: str, framework: Framework, machine: Machine) -> Precision | None:
+def _precision(words: str, framework: Framework) -> Precision | None:
     text = words.lower()
     if "int8" in text:
         return None
@@ -353,9 +353,7 @@ def _precision(words: str, framework: Framework, machine: Machine) -> Precision 
         named = next(name for pattern, name in _FORMATS if re.search(pattern, text))
         if named == "fp8-delayed" and "delayed" not in text and framework.formats and named not in framework.formats:
             return framework.formats[0]
-        # Transformer Engine runs 128-blocks as MXFP8 where GEMMs have no such scales (common/recipe/__init__.py).
-        emulated = named == "fp8-blockwise" and named not in machine.accelerator.peak_tflops
-        return "mxfp8" if emulated and "mxfp8" in machine.accelerator.peak_tflops else named
+        return named
     if "fp16" in text or "half" in text or "mixed" in text:
         return "bf16" if text.startswith("bf16") else "fp16"
     if text in SILENT:
