@@ -109,7 +109,7 @@ def _check(problem: Problem) -> None:
         raise UsageError(f"{problem.gpus} GPUs cannot be arranged with {shown}: {product} does not divide them")
     _check_layout(problem)
     _check_formats(problem)
-    _check_expert_overlap(problem)
+    check_expert_overlap(problem)
     pins = {**request.axes, "chunks": request.chunks or 1}
     _check_axes(problem, pins)
     if pins["chunks"] > 1 and (pins.get("pipeline") == 1 or "pipeline" not in problem.axes):
@@ -201,7 +201,7 @@ def _check_routing(step: StepOptions) -> None:
             )
 
 
-def _check_expert_overlap(problem: Problem) -> None:
+def check_expert_overlap(problem: Problem) -> None:
     """UsageError where nothing can run beside dispatch and combine as it is asked for, as Megatron-Core checks it.
 
     Source: NVIDIA/Megatron-LM@d98e8a64, megatron/core/transformer/transformer_config.py, 3002 to 3100.

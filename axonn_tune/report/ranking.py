@@ -14,9 +14,9 @@ from typing import Any, TypeAlias
 from axonn_tune import __version__
 from axonn_tune.cost.collectives import bus_bytes
 from axonn_tune.cost.price import METRICS as PRICES
-from axonn_tune.cost.price import Parts, PricedLayout, Term, separated, step_parts
+from axonn_tune.cost.price import Parts, PricedLayout, Term, price, separated, step_parts
 from axonn_tune.cost.uncertainty import ACCELERATOR, ACCELERATORS, DEVIATIONS, LARGEST, OF_LAYOUT, outside, own_bound_s
-from axonn_tune.errors import BLUE, YELLOW
+from axonn_tune.errors import BLUE, YELLOW, UsageError
 from axonn_tune.frameworks import find_framework, registry
 from axonn_tune.frameworks.axonn_tune import AXONN_TUNE
 from axonn_tune.frameworks.description import Framework
@@ -24,7 +24,7 @@ from axonn_tune.grid import ALL_AXES, AXES, EXPERT_AXES, RANK_AXES
 from axonn_tune.job import Job
 from axonn_tune.program.dimensions import MEMORY, MFU_CONVENTION, MICRO_BATCH, PINNED, step_tokens
 from axonn_tune.program.memory import memory_limit_bytes
-from axonn_tune.ranking.inputs import Inputs
+from axonn_tune.ranking.inputs import Inputs, check_expert_overlap
 from axonn_tune.ranking.priced import WORTH_SAYING, Priced, Rejected
 from axonn_tune.ranking.space import Problem
 from axonn_tune.report.output import (
@@ -58,6 +58,8 @@ _TELLING = 0.02
 """Differences below this share of the total are summed as the rest."""
 _MOST_NAMED = 3
 """Number of configurations within model error that a remark names."""
+_WORTH_OVERLAPPING = 0.01
+"""Share of a step from which overlap of dispatch is worth a sentence."""
 _OF_LAYOUT = f"±{DEVIATIONS * OF_LAYOUT:.0%}"
 """Half of the 80% interval of the residual of each layout's step."""
 _LONG_CONTEXT = 32_768
@@ -717,6 +719,7 @@ def ranking_remarks(ranked: Priced, *, listed: int) -> list[str]:
         training_remark(ranked),
         why_first(ranked),
         *formats_remarks(ranked),
+        expert_overlap_remark(ranked),
         interval_remark(ranked),
         ties_remark(ranked),
         outside_remark(ranked, listed),
@@ -792,6 +795,41 @@ def formats_remarks(ranked: Priced) -> list[str]:
             f"{'less' if saved_bytes >= 0 else 'more'} (#{place + 1})."
         )
     return said
+
+
+def expert_overlap_remark(ranked: Priced) -> str:
+    """What the first would take with dispatch and combine behind computation, which the search does not try by itself;
+    what it exposes of them, if it cannot have that or would not fit. Empty where either is little.
+    """
+    problem = ranked.problem
+    if not len(ranked) or not problem.model.has_experts or ranked.cost != ALPHA_BETA or ranked[0].grid.expert == 1:
+        return ""
+    step = problem.framework.step
+    if step.expert_overlap or step.shared_expert_overlap:
+        return ""
+    try:
+        check_expert_overlap(replace(problem, framework=problem.framework.with_step(expert_overlap=True)))
+    except UsageError:
+        return ""
+    first, job = ranked.detail(0), ranked.problem_of(int(ranked.rows[0]))
+    asked = replace(job, framework=job.framework.with_step(expert_overlap=True, dispatcher=first.dispatcher))
+    merged = price(asked, ranked.layout(0))
+    saved = 1.0 - merged.iteration_s / first.iteration_s
+    if merged.expert_overlap and saved > _WORTH_OVERLAPPING and merged.memory_bytes <= merged.memory_limit_bytes:
+        return (
+            f"#1 with --expert-overlap: {show_seconds(merged.iteration_s)} a step, {saved:.1%} less; "
+            f"{show_bytes(merged.memory_bytes)}. It is off by default; --expert-overlap ranks all layouts with it."
+        )
+    exposed_s = sum(term.exposed_s for term in first.terms if term.collective.routing is not None)
+    # Terms are of the stage that communicates most, the step of the one that computes longest.
+    exposed_s = min(exposed_s, first.exposed_communication_s)
+    if exposed_s < _WORTH_OVERLAPPING * first.iteration_s:
+        return ""
+    why = "with its recompute or stages" if not merged.expert_overlap else "in memory or for its micro-batches"
+    return (
+        f"#1 exposes {show_seconds(exposed_s)} of dispatch and combine and cannot overlap them {why}: "
+        "--expert-overlap, off by default, ranks layouts that can."
+    )
 
 
 def _overlap_words(problem: Problem) -> str:

@@ -16,6 +16,7 @@ from axonn_tune.job import Job, Layout
 from axonn_tune.program.pipeline import held_of_chunks
 from axonn_tune.ranking.choosing import search
 from axonn_tune.ranking.inputs import load_inputs
+from axonn_tune.report.ranking import expert_overlap_remark
 from axonn_tune.request import Request
 from axonn_tune.specs.catalog import load_machine
 from axonn_tune.specs.workload import Workload
@@ -142,3 +143,28 @@ def test_what_excludes_overlap_is_named(given: dict[str, Any], why: str) -> None
     request = Request(gpus=64, machine="dgx-h100", **{names.get(name, name): one for name, one in asked.items()})
     with pytest.raises(UsageError, match=why):
         load_inputs(request)
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({}, "% less; "),
+        ({"recompute": "full"}, ""),
+        ({"expert": 1}, ""),
+        ({"expert_overlap": True}, ""),
+        ({"framework": "torchtitan"}, ""),
+        ({"pipeline": 4, "chunks": 1}, ""),
+        ({"set": {"step.shared_expert_overlap": True}}, ""),
+    ],
+)
+def test_a_ranking_says_what_the_overlap_would_save(given: dict[str, Any], says: str) -> None:
+    """The saving is that of the same layout priced with it; nothing where it is asked for, pinned away or not there."""
+    asked: dict[str, Any] = {"framework": "megatron-core", "x": 1, "pipeline": 1, "context": 1, "expert": 16} | given
+    ranked = search(load_inputs(Request("qwen3-30b-a3b", gpus=16, machine="dgx-h200", batch=128, **asked)).problem)
+    said = expert_overlap_remark(ranked)
+    assert (says in said) if says else (said == "")
+    if says:
+        first = ranked.detail(0)
+        framework = first.job.framework.with_step(expert_overlap=True, dispatcher=first.dispatcher)
+        merged = price(Job(first.job.model, first.job.machine, first.job.workload, framework), ranked.layout(0))
+        assert f"{1 - merged.iteration_s / first.iteration_s:.1%} less" in said
