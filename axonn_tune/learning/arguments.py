@@ -478,6 +478,10 @@ _RECIPES = (
 
 def _below_16_bits(arguments: Arguments) -> Stated | None:
     """The number format that a recipe names, or is by default."""
+    mixed, backend = (arguments.get(name, Stated("", 0)) for name in ("mixed_precision", "fp8_config.backend"))
+    if (mixed.value.lower(), backend.value.lower()) == ("fp8", "ao"):
+        # Accelerate's torchao converts linear layers with a scale a tensor.
+        return Stated("fp8-current", mixed.line)
     for name, also, default in (
         ("fp4_format", "fp4_format", "nvfp4"),
         ("fp8_format", "fp8_recipe", "delayed"),

@@ -447,12 +447,15 @@ def read_run(
     arguments = {**{one: Stated(value, 0) for one, value in implied.items()}, **stated}
     columns = columns_of(arguments, {column: Stated(value, 0) for column, value in facts.items()})
     narrow, formats = columns.get("precision", _NOTHING).value, find_framework(name).formats
-    if narrow in FORMATS and narrow not in formats and "precision" not in facts:
+    wider = narrow in FORMATS and narrow not in formats and "precision" not in facts
+    if wider:
         columns["precision"] = replace(columns["precision"], value="bf16")
     together = [*refused_together(name, {**source.named, **arguments})]
     if together:
         raise DocumentError(str(path), together)
     ignored, unknown = _unpriced(source, name, implied, facts)
+    if wider and not any("BF16" in words for words in ignored):
+        ignored = (*ignored, f"{narrow}: priced as BF16, so time is overestimated, and memory may be")
     said = [*_replaced(columns_of(stated), facts)]
     flavor, named = _flavor(source)
     if document is not None and named is not None and document.name != _FLAVORS.get(flavor, document.name):
@@ -810,7 +813,8 @@ def _exchange(stated: Arguments) -> Iterator[tuple[str, object]]:
 
 def _format_options(stated: Arguments) -> Iterator[tuple[str, object]]:
     """Options of a format below 16 bits."""
-    yield "primary_weights", any(is_on(stated.get(f"{name}_param_gather", _NOTHING)) for name in ("fp8", "fp4"))
+    primary = ("fp8_param_gather", "fp4_param_gather", "fp8_config.enable_fsdp_float8_all_gather")
+    yield "primary_weights", any(is_on(stated.get(name, _NOTHING)) for name in primary)
     yield "narrow_attention", is_on(stated.get("fp8_dot_product_attention", _NOTHING))
     if is_on(stated.get("first_last_layers_bf16", _NOTHING)):
         for option, end in (("first_layers_bf16", "start"), ("last_layers_bf16", "end")):

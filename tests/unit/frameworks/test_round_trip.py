@@ -119,3 +119,23 @@ def test_options_of_a_step_are_read_as_they_are_written(name: str, options: dict
         assert {option: getattr(found, option) for option in options} == options
         assert not read.unknown
         assert not [words for words in read.ignored if "graph" in words]
+
+
+@pytest.mark.parametrize("name", ["8b-one-node", "8b-hsdp"])
+def test_fp8_of_accelerate_is_read_as_it_is_written(name: str, tmp_path: Path) -> None:
+    """Guards torchao's FP8 in Accelerate's config; other backends are priced as BF16, and said so."""
+    case = case_of("fsdp", name)
+    case = replace(case, options=case.options | {"precision": "fp8-current"})
+    test_what_is_written_is_read(case, tmp_path)
+    run = run_of(case)
+    path = script(launched(replace(run, step=replace(run.step, primary_weights=True))), tmp_path / "primary")
+    read = read_run(path, given={}, model=run.model)
+    assert read.case(run.machine).framework.step.primary_weights
+    assert not read.unknown
+    assert "BF16" not in " ".join(read.ignored)
+    config = path.with_suffix(".yaml")
+    for old, new, said in (("backend: AO", "backend: TE", True), ("precision: fp8", "precision: bf16", False)):
+        config.write_text(config.read_text("utf-8").replace(old, new), "utf-8")
+        read = read_run(path, given={}, model=run.model)
+        assert read.case(run.machine).workload.precision == "bf16"
+        assert any("priced as BF16" in words for words in read.ignored) or not said
