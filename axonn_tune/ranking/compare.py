@@ -19,6 +19,7 @@ from axonn_tune.grid import Grid, split_axes
 from axonn_tune.job import Layout
 from axonn_tune.program.memory import memory_limit_bytes
 from axonn_tune.ranking.choosing import search
+from axonn_tune.ranking.inputs import unpriced_experts
 from axonn_tune.ranking.nearest import nearest_change
 from axonn_tune.ranking.priced import Priced
 from axonn_tune.ranking.space import Problem
@@ -216,7 +217,7 @@ class Comparison:
         if mine is None:
             return ""
         grid = mine.grid
-        if grid.x * grid.y * grid.pipeline > 1 or grid.world == 1:
+        if grid.x * grid.y * grid.pipeline * grid.expert > 1 or grid.world == 1:
             return ""
         return next(
             name for key, name, _, wanted in STRATEGIES if key in ("fsdp", "hsdp", "data-parallel") and wanted(grid)
@@ -239,6 +240,9 @@ def compare(problem: Problem) -> Comparison:
         asked = _problem_of(problem, find_framework(framework))
         if asked.workload.format and asked.workload.precision not in asked.framework.formats:
             why = f"priced in {', '.join(('bf16', *asked.framework.formats))} only"
+        else:
+            why = "experts are not priced for it" if unpriced_experts(asked.framework, asked.model) else ""
+        if why:
             contenders.append(Contender(key, name, asked.framework.name, None, infeasible=why))
             continue
         if framework not in rankings:

@@ -203,6 +203,8 @@ def gap_to_peak(priced: Detail) -> list[tuple[str, float]]:
     replicated_s = _FORWARD_AND_BACKWARD * scores * (1.0 - 1.0 / y) / peak
     beyond_s = at_peak_s - mean_s - replicated_s
     beyond = "uneven pipeline stages" if priced.computing else "padded or replicated weights"
+    if priced.grid.expert > 1 and job.framework.step.imbalance > 1.0:
+        beyond = f"token imbalance, {beyond}"
     costs = [
         (replicated_s, f"attention replicated over {priced.job.framework.called('y')}"),
         (beyond_s if abs(beyond_s) > _ROUNDING * mean_s else 0.0, beyond),
@@ -282,7 +284,13 @@ def _every_collective(priced: Detail) -> list[ExplainSection]:
     columns = [COLLECTIVE[key] for key in _SENT]
     columns[_SENT.index("bytes")] = replace(COLLECTIVE["bytes"], title="one\ncall")
     used = {name for term in priced.terms for name, _ in term.collective.size_bytes.powers}
-    letters = [f"{name} = {priced.values[name]:,.0f} ({what})" for name, what in _MEANINGS.items() if name in used]
+    letters = [
+        # Of a layer type: `block_bucket.moe`.
+        f"{name} = {priced.values[name]:,.10g} ({', '.join((what, *name.split('.')[1:]))})"
+        for letter, what in _MEANINGS.items()
+        for name in sorted(used)
+        if name.partition(".")[0] == letter
+    ]
     rows = _term_rows(priced)
     costs = [*rows, {**dict.fromkeys(_COSTS, ""), **_all_collectives(priced)}]
     sent = [f"Letters: {', '.join(letters)}."]
@@ -330,10 +338,13 @@ _MEANINGS = {
     "S": "sequence length",
     "b": "micro-batch",
     "C": "chunks of the loss",
+    "L": "layers",
+    "imbalance": "tokens of the fullest rank over the mean",
     "V": "padded vocabulary",
     "P": "padded positions",
     "parts": "interleaved half micro-batches",
     "block_bucket": "elements of one block's gradient",
+    "expert_bucket": "elements of the gradient of one layer's experts",
     "table_bucket": "elements of an embedding's gradient",
     "position_bucket": "elements of the position embedding's gradient",
     "vectors": "elements of replicated vectors",

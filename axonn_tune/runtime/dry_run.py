@@ -226,8 +226,9 @@ def _dry_run_of(launch: Launch, stage: int) -> tuple[list[str], int]:
     memory_of = [f"Memory of {name}:", *(f"  {item:<44}{show_bytes(size):>10}" for item, size in items.items())]
     # Largest first.
     rows = sorted(ledger.counts.items(), key=lambda row: -row[0].size_bytes * row[1])
+    wide = max((8, *(len(one.axis) + 1 for one, _ in rows)))
     calls = [
-        f"  {one.op:<15}{one.axis:<8}{one.phase:<10}{one.layer:<18}{count:>8,} × {show_bytes(one.size_bytes):>9}"
+        f"  {one.op:<15}{one.axis:<{wide}}{one.phase:<10}{one.layer:<18}{count:>8,} × {show_bytes(one.size_bytes):>9}"
         for one, count in rows
     ] or ["  none: every group is this rank alone"]
     sent = ["Collectives of one step and rank (full buffer of one call):", *calls]
