@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import lru_cache
+from itertools import chain
 from math import prod
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -62,6 +63,7 @@ from axonn_tune.ranking.space import (
     uneven_chunks,
     values_of_all,
     with_uneven_chunks,
+    without_larger,
 )
 from axonn_tune.request import ALPHA_BETA, DEFAULT_TOP, RankBy
 from axonn_tune.specs.formats import nearest_format
@@ -85,37 +87,43 @@ def search(problem: Problem, *, variants: bool = False, exact: int = DEFAULT_TOP
     """
     started = time.perf_counter()
     _check(problem)
-    options = step_on(problem.framework, problem.machine)
     shapes = list_shapes(grids := list_grids(problem), problem)
     candidates = count_candidates(shapes, grids, problem.tried(every=variants))
     require_searchable(candidates)
     programs = _programs(problem.by_dispatcher[0])
-    exchanges = _exchanges(problem, grids, shapes, programs)
+    exchanges = _exchanges(problem, grids, shapes := without_larger(shapes, programs), programs)
     every = [program for one in exchanges for program in one.programs.values()]
     fittings = (fit_all if variants or problem.request.recompute_layers else fit_always)(shapes, programs)
     uneven, unpriced = uneven_chunks(shapes, programs, fittings)
-    groups = tuple(dict.fromkeys(axes for program in every for axes in program.groups))
     placed = distinct(np.concatenate([shapes.grid[uneven], *(shapes.grid[one.rows] for one in fittings.values())]))[0]
-    placements = list_placements(grids, placed, problem, groups)
+    placements = list_placements(
+        grids, placed, problem, tuple(dict.fromkeys(chain.from_iterable(one.groups for one in every)))
+    )
     table, formats = _routes(problem, placements, every), problem.formats or (None,)
 
-    def priced(shapes: Shapes, fittings: dict[Variant, Fitting]) -> Columns:
-        some = fittings if variants else _undominated(problem, options, fittings)
-        return _joined(
-            [
+    def priced(shapes: Shapes, fittings: dict[Variant, Fitting], *, last_s: float = np.inf) -> Columns:
+        some, columns = fittings if variants else _undominated(problem, fittings), list[Columns]()
+        for number, one in enumerate(exchanges):
+            if one.other and not variants and problem.rank_by == "iteration":
+                near = _with_other_exchange(_joined(columns), shapes, problem, count=exact, last_s=last_s)
+                some = {kind: fitting.among(near) for kind, fitting in some.items()}
+            columns += [
                 found.numbered(recompute=place, exchange=number, precision=formats.index(kind.precision))
-                for number, one in enumerate(exchanges)
                 for place, (kind, program) in enumerate(one.programs.items())
                 if kind in some
                 for aligned, part in _by_alignment(shapes, kind, program, one.taken(shapes, some[kind]))
                 for found in [_price(one.problem.within(kind.precision), shapes, placements, table, aligned, part)]
             ]
-        )
+        return _joined(columns)
 
     columns = priced(shapes, fittings)
     if others := [one for one in programs if one not in fittings]:
         near = _near(columns, shapes, problem, count=exact)
-        columns = _joined([columns, priced(shapes, fit_others(shapes, programs, fittings, *near))])
+        fitted, last_s = (
+            fit_others(shapes, programs, fittings, *near),
+            _last_place_s(columns, shapes, problem, count=exact),
+        )
+        columns = _joined([columns, priced(shapes, fitted, last_s=last_s)])
         candidates += sum(
             count_candidates(shapes.taken(rows, chunks=shapes.chunks[rows]), grids, tried)
             for rows, among in zip(near, (formats[:1], formats[1:]), strict=True)
@@ -128,7 +136,8 @@ def search(problem: Problem, *, variants: bool = False, exact: int = DEFAULT_TOP
         promising[unpriced] = True
         more, before = with_uneven_chunks(shapes, uneven if variants else uneven[promising[uneven]]), len(shapes)
         candidates += count_candidates(more, grids, problem.variants)
-        found = priced(more, fitted := fit_all(more, programs))
+        fitted, last_s = fit_all(more, programs), _last_place_s(columns, shapes, problem, count=exact)
+        found = priced(more, fitted, last_s=last_s)
         columns = _joined([columns, replace(found, shape=found.shape + before)])
         shapes, fittings = shapes.with_more(more), {kind: fittings[kind].with_more(fitted[kind]) for kind in fitted}
         columns = _refined(columns, shapes, problem, count=exact, variants=variants)
@@ -206,11 +215,12 @@ def _balanced(priced: Priced, *, count: int) -> Priced:
 @dataclass(frozen=True)
 class _Exchange:
     """The search with one exchange of context parallelism and one dispatcher: for which grids, all if None, and its
-    programs."""
+    programs; other: with another exchange than the framework's own."""
 
     problem: Problem
     grids: NDArray[np.bool_] | None
     programs: dict[Variant, StepProgram]
+    other: bool = False
 
     def taken(self, shapes: Shapes, fitting: Fitting) -> Fitting:
         """The shapes that have it."""
@@ -243,7 +253,7 @@ def _exchanges(problem: Problem, grids: Grids, shapes: Shapes, programs: dict[Va
             if found:
                 of = _programs(two) if having.any() else {}
             if of:
-                found.append(_Exchange(two, having, of))
+                found.append(_Exchange(two, having, of, other=one is not by_exchange[0]))
     return found
 
 
@@ -307,14 +317,14 @@ def _by_alignment(
         yield step_program(problem, options, kind, alignment=alignment), replace(fitting, rows=rows)
 
 
-def _undominated(problem: Problem, options: StepOptions, fittings: dict[Variant, Fitting]) -> dict[Variant, Fitting]:
+def _undominated(problem: Problem, fittings: dict[Variant, Fitting]) -> dict[Variant, Fitting]:
     """Fittings without the shapes that also fit with less recompute, which is as good by every criterion.
 
     Less recompute is less computation and no more collectives, unless it leaves room for fewer layers that are not
     resharded. What is exposed may shrink behind more computation. Of a set on some blocks only the same set on all is
     more: another may repeat less on all than it on some.
     """
-    if options.reshard == "fit" or problem.rank_by == "exposed":
+    if step_on(problem.framework, problem.machine).reshard == "fit" or problem.rank_by == "exposed":
         return fittings
     found, fit = dict[Variant, Fitting](), dict[Variant, Integers]()
     for kind, fitting in fittings.items():
@@ -396,8 +406,9 @@ def _price(
     program: StepProgram,
     fitting: Fitting,
 ) -> Columns:
-    """Price all candidates of one variant that fit into memory."""
-    workload = problem.workload
+    """Price all candidates of one variant that fit into memory; sizes are worked out of their shapes alone."""
+    workload, own = problem.workload, fitting.rows
+    shapes, fitting = shapes.taken(own, chunks=shapes.chunks[own]), fitting.taken(own)
     rates = compute_rates(
         problem.machine.accelerator,
         workload.precision,
@@ -431,7 +442,7 @@ def _price(
         bounded=np.zeros(len(candidates), dtype=np.bool_),
     )
     if len(whole) == len(fitting.rows):
-        return found
+        return replace(found, shape=own[found.shape])
     candidates, placement = list_candidates(shapes, fitting.rows[shapes.stages[fitting.rows] > 1], placements)
     given = program.given
     kind = Variant(program.recompute, program.some)
@@ -453,7 +464,8 @@ def _price(
                 starts=((0, group),),
             )
         )
-    return _joined(parts)
+    found = _joined(parts)
+    return replace(found, shape=own[found.shape])
 
 
 # Candidates with pipeline stages: each kind of stage replayed once for all that have it.
@@ -521,124 +533,157 @@ class _Blocks(NamedTuple):
 
 
 class _Chunk(NamedTuple):
-    """A chunk of a kind of stage: what else it has than blocks, and how many those are, 0 for an equal share.
+    """A chunk of a kind of stage: what else it has than blocks, and of those their number where all have no equal
+    share, and their layer types in order.
 
-    contents: its blocks, where their number does not say what they are.
+    stages: of which the chunk is; number: of those chunks with the same types in a stage.
     """
 
     part: Stage
-    some: _Blocks
-    blocks: int
-    contents: Contents = ()
+    stages: _Blocks
+    types: tuple[int, ...] | None = None
+    number: int = 0
 
 
 class _Worked(NamedTuple):
-    """A kind of stage: the candidates that have it, by their rows and with shapes numbered as in its work."""
+    """Stages that are worked out together: the candidates that have them, and sizes of their shapes.
 
-    rows: Integers
+    places, shapes: of each kind, the rows of its candidates with the place of the first, and its places among shapes.
+    """
+
     candidates: Candidates
     work: StageWork
+    places: dict[_Blocks, tuple[Integers, int]]
+    shapes: dict[_Blocks, slice]
 
 
 @dataclass(frozen=True)
 class _Parts:
-    """Stages and chunks of all candidates, each replayed once; `candidates` number the shapes with stages."""
+    """Stages and chunks of all candidates, each replayed once; `candidates` number the shapes with stages.
+
+    Stages of one place whose chunks have given blocks are worked out together, and of their chunks those with the same
+    layer types, whatever the number of each.
+    """
 
     shapes: Shapes
     fitting: Fitting
     pricer: ColumnPricer
     candidates: Candidates
     _rows: dict[_Blocks, list[Integers]] = field(default_factory=dict)
+    _counts: dict[_Chunk, dict[_Blocks, Contents]] = field(default_factory=dict)
     _worked: dict[_Blocks, _Worked] = field(default_factory=dict)
     _sums: dict[_Blocks, tuple[Floats, Floats]] = field(default_factory=dict)
-    _chunks: dict[_Chunk, ChunkTimes] = field(default_factory=dict)
+    _chunks: dict[_Chunk, dict[_Blocks, ChunkTimes]] = field(default_factory=dict)
 
     def expect(self, rows: Integers, stages: int, chunks: int) -> None:
         """Collect the candidates of each kind of stage, before any is replayed."""
-        for some, _, _ in self._alike(stages, chunks):
+        for some, of_stage, _ in self._alike(stages, chunks):
             self._rows.setdefault(some, []).append(rows)
+            for part, contents in of_stage:
+                self._numbered(some, part, contents)
 
     def kinds(self, rows: Integers, stages: int, chunks: int) -> Iterator[StageKind]:
         """Every kind of stage of the candidates in `rows`, all with as many stages and chunks."""
         from axonn_tune.cost.pipeline import StageKind
 
         for some, of_stage, numbers in self._alike(stages, chunks):
-            at = np.searchsorted(self._work(some).rows, rows)
-            communication, compute = self._stage(some)
-            times = tuple(self._chunk(chunk).taken(at) for chunk in of_stage)
+            mine, start = self._work(_together(some)).places[some]
+            at = np.searchsorted(mine, rows)
+            communication, compute = (column[start + at] for column in self._stage(_together(some)))
+            each = (self._chunk(self._numbered(some, part, contents))[some] for part, contents in of_stage)
+            times = tuple(one.taken(at) for one in each)
             host = sum(one.host_s for one in times)
-            yield StageKind(numbers, communication[at], compute[at] + host, times)
+            yield StageKind(numbers, communication, compute + host, times)
 
-    def _alike(self, stages: int, chunks: int) -> Iterator[tuple[_Blocks, list[_Chunk], list[int]]]:
+    def _numbered(self, some: _Blocks, part: Stage, contents: Contents) -> _Chunk:
+        """What a chunk is replayed with: in one kind of stage no two that differ in numbers of blocks."""
+        types = tuple(of_type for of_type, _ in contents) if some.contents else None
+        number = 0
+        while True:
+            chunk = _Chunk(part, _together(some), types, number)
+            if self._counts.setdefault(chunk, {}).setdefault(some, contents) == contents:
+                return chunk
+            number += 1
+
+    def _alike(self, stages: int, chunks: int) -> Iterator[tuple[_Blocks, list[tuple[Stage, Contents]], list[int]]]:
         """Each kind of stage with its chunks in their order, and the numbers of its stages."""
         from axonn_tune.cost.pipeline import parts_of
 
         problem = self.shapes.problem
         split = parts_of(problem, stages, chunks, problem.parts)
-        exactly = problem.parts is not None or len(problem.model.types) > 1
-        uneven, alike = (
-            chunks > 1 and len(set(split)) > 1,
-            stages_alike(contents_of(problem.model, split, problem.mtp_part), stages),
-        )
+        exactly = problem.parts is not None or len(problem.model.types) > 1 or (chunks > 1 and len(set(split)) > 1)
+        alike = stages_alike(contents_of(problem.model, split, problem.mtp_part), stages)
         blocks = {key: sum(map(blocks_in, key[1])) for key in alike}
         most = max((count for (stage, _), count in blocks.items() if stage == MIDDLE), default=0)
         for (stage, contents), numbers in alike.items():
             some = _Blocks(stage, int(most > blocks[stage, contents]) if stage == MIDDLE else 0)
             some = _Blocks(stage, 0, contents) if exactly else some
-            yield (
-                some,
-                [
-                    _Chunk(part, some, blocks_in(one) if uneven else 0, one if exactly else ())
-                    for part, one in chunks_of(stage, contents)
-                ],
-                numbers,
-            )
+            yield some, [(part, one if exactly else ()) for part, one in chunks_of(stage, contents)], numbers
 
-    def _stage(self, some: _Blocks) -> tuple[Floats, Floats]:
-        """Communication and computation of a kind of stage, of the candidates that are expected to have it."""
-        if some not in self._sums:
-            _, candidates, work = self._work(some)
-            self._sums[some] = self.pricer.sums(candidates, work)
-        return self._sums[some]
+    def _stage(self, together: _Blocks) -> tuple[Floats, Floats]:
+        """Communication and computation of kinds of stage, of the candidates that are expected to have them."""
+        if together not in self._sums:
+            worked = self._work(together)
+            self._sums[together] = self.pricer.sums(worked.candidates, worked.work)
+        return self._sums[together]
 
-    def _chunk(self, chunk: _Chunk) -> ChunkTimes:
-        """A chunk, of the candidates that are expected to have its stage."""
+    def _chunk(self, chunk: _Chunk) -> dict[_Blocks, ChunkTimes]:
+        """A chunk, of the candidates that are expected to have its stages, by kind of stage."""
         if chunk not in self._chunks:
-            _, candidates, work = self._work(chunk.some)
-            runs: Runs = as_runs(chunk.contents)
-            if not chunk.some.contents:
+            worked, counts = self._work(chunk.stages), self._counts[chunk]
+            if chunk.types is None:
                 chunks = self.shapes.chunks[self.shapes.piped]
-                each = np.floor(np.asarray(work.values["L"]) / chunks)
-                layers = np.full(len(chunks), float(chunk.blocks)) if chunk.blocks else each
-                runs = ((0, np.maximum(layers, 1.0)),)
-            self._chunks[chunk] = self.pricer.chunk(candidates, work, chunk.part, runs=runs)
+                each = np.floor(np.asarray(worked.work.values["L"]) / chunks)
+                runs: Runs = ((0, np.maximum(each, 1.0)),)
+            else:
+                columns = np.zeros((len(chunk.types), sum(one.stop - one.start for one in worked.shapes.values())))
+                for some, contents in counts.items():
+                    columns[:, worked.shapes[some]] = np.array([count for _, count in contents])[:, None]
+                same = len(set(counts.values())) == 1
+                numbers = [float(count) for _, count in next(iter(counts.values()))] if same else list(columns)
+                runs = tuple(zip(chunk.types, numbers, strict=True))
+            lengths = [(some, *worked.places[some]) for some in counts]
+            rows = np.concatenate([np.arange(start, start + len(mine)) for _, mine, start in lengths])
+            times = self.pricer.chunk(worked.candidates.taken(rows), worked.work, chunk.part, runs=runs)
+            ends = np.cumsum([len(mine) for _, mine, _ in lengths]).tolist()
+            self._chunks[chunk] = {
+                some: times.taken(np.arange(end - len(mine), end))
+                for (some, mine, _), end in zip(lengths, ends, strict=True)
+            }
         return self._chunks[chunk]
 
-    def _work(self, some: _Blocks) -> _Worked:
-        """A kind of stage, of the candidates that are expected to have it."""
-        if some not in self._worked:
-            rows = distinct(np.concatenate(self._rows[some]))[0]
-            candidates = self.candidates.taken(rows)
-            among, work = self._sized(some, candidates)
-            shape = np.searchsorted(among, candidates.shape)
-            self._worked[some] = _Worked(rows, Candidates(shape, candidates.routes), work)
-        return self._worked[some]
+    def _work(self, together: _Blocks) -> _Worked:
+        """Kinds of stage, of the candidates that are expected to have them."""
+        if together not in self._worked:
+            places, shapes = dict[_Blocks, tuple[Integers, int]](), dict[_Blocks, slice]()
+            sizes, found, start, first = list[tuple[dict[str, Value], int]](), list[Candidates](), 0, 0
+            for some in [one for one in self._rows if _together(one) == together]:
+                rows = distinct(np.concatenate(self._rows[some]))[0]
+                candidates = self.candidates.taken(rows)
+                among, values = self._sized(some, candidates)
+                places[some], shapes[some] = (rows, start), slice(first, first + len(among))
+                found.append(replace(candidates, shape=first + np.searchsorted(among, candidates.shape)))
+                sizes.append((values, len(among)))
+                start, first = start + len(rows), first + len(among)
+            routes = {axes: np.concatenate([one.routes[axes] for one in found]) for axes in found[0].routes}
+            every = Candidates(np.concatenate([one.shape for one in found]), routes)
+            work = self.pricer.work(_stacked(sizes), together.stage)
+            self._worked[together] = _Worked(every, work, places, shapes)
+        return self._worked[together]
 
-    def _sized(self, some: _Blocks, candidates: Candidates) -> tuple[Integers, StageWork]:
-        """Sizes and computation of a kind of stage, and the shapes with stages that they are of.
-
-        Of exact chunks only of the shapes that have them: there may be as many kinds as stages of all shapes.
-        """
+    def _sized(self, some: _Blocks, candidates: Candidates) -> tuple[Integers, dict[str, Value]]:
+        """Symbols of a kind of stage, and the shapes with stages that they are of: of exact chunks only of those that
+        have them."""
         alike = [one for one in self.shapes.stage_rows if one.stage == some.stage]
         if some.contents:
             among = distinct(candidates.shape)[0]
-            return among, self.pricer.work(self._values_of(some, among), some.stage)
+            return among, self._values_of(some, among)
         layers = np.maximum.reduce([one.blocks()[0] for one in alike]) - float(some.fewer)
         layers = np.maximum(layers, 1.0)
         every = np.arange(len(layers))
         values = self.shapes.stage_values(some.stage, (layers,), every)
         kept = np.minimum(self.fitting.kept_layers[self.shapes.piped], layers)
-        return every, self.pricer.work(values | self._counts(some, alike, layers, kept), some.stage)
+        return every, values | self._counts_of(some, alike, layers, kept)
 
     def _values_of(self, some: _Blocks, among: Integers) -> dict[str, Value]:
         """Symbols of a stage with exactly these chunks, of some shapes with stages."""
@@ -654,7 +699,7 @@ class _Parts:
         kept = np.minimum(self.fitting.kept_layers[rows], values["L"])
         return values | kept_by_kind(program, chunks, values, kept, arithmetic=COLUMNS)
 
-    def _counts(self, some: _Blocks, alike: list[StageRows], layers: Floats, kept: Floats) -> dict[str, Value]:
+    def _counts_of(self, some: _Blocks, alike: list[StageRows], layers: Floats, kept: Floats) -> dict[str, Value]:
         """Symbols that count the blocks of a kind of stage."""
         program, found = self.pricer.program, dict[str, Value]({"kept": kept, "unkept": layers - kept})
         if not program.some:
@@ -671,6 +716,25 @@ class _Parts:
             share = kept if end == PLAIN_BLOCKS else 0.0 * kept
             found |= {f"L{end}": blocks, f"kept{end}": share, f"unkept{end}": blocks - share}
         return found | {"repeated": repeated.astype(np.float64)}
+
+
+def _together(some: _Blocks) -> _Blocks:
+    """What a kind of stage is worked out with: others in its place whose chunks have given blocks, or itself."""
+    return _Blocks(some.stage, -1) if some.contents else some
+
+
+def _stacked(sizes: Sequence[tuple[dict[str, Value], int]]) -> dict[str, Value]:
+    """Symbols of some shapes and then of others, given how many each are."""
+    if len(sizes) == 1:
+        return sizes[0][0]
+
+    def joined(name: str) -> Value:
+        columns = [values[name] for values, _ in sizes]
+        if all(isinstance(one, float) and one == columns[0] for one in columns):
+            return columns[0]
+        return np.concatenate([np.broadcast_to(np.asarray(values[name]), count) for values, count in sizes])
+
+    return {name: joined(name) for name in sizes[0][0]}
 
 
 def _sends_s(shapes: Shapes, program: StepProgram, candidates: Candidates, routes: Sequence[GroupShape]) -> Floats:
@@ -786,8 +850,8 @@ def _last_place_s(columns: Columns, shapes: Shapes, problem: Problem, *, count: 
 def _near(columns: Columns, shapes: Shapes, problem: Problem, *, count: int) -> tuple[Integers, Integers]:
     """Shapes that may be among the first `count` grids, or be the fastest, with less recompute; and in other formats.
 
-    Recompute repeats no more than the forward pass, so without it a step and its communication are at least half. In
-    other formats those are tried, too, that do not fit in the first.
+    Recompute repeats no more than the forward pass, and a backward pass takes no less, so without it a step and its
+    communication are at least two thirds. In other formats those are tried, too, that do not fit in the first.
     """
     found = np.zeros((2, len(shapes)), dtype=np.bool_)
     found[1, np.setdiff1d(np.arange(len(shapes)), columns.shape)] = True
@@ -797,13 +861,25 @@ def _near(columns: Columns, shapes: Shapes, problem: Problem, *, count: int) -> 
     ):
         least = np.full(len(shapes), np.inf)
         np.minimum.at(least, columns.shape, metric)
-        for rows, share in zip(found, (0.5, LEAST_IN_A_FORMAT), strict=True):
+        for rows, share in zip(found, (2.0 / 3.0, LEAST_IN_A_FORMAT), strict=True):
             rows |= np.isfinite(least) & (share * least <= limit_s)
     for start, group in columns.starts if problem.formats else ():
         # Cut into several chunks, they may be the fastest.
         cut = np.arange(start, start + len(group))
         found[1, columns.shape[cut[group.floor_s()[0] <= columns.iteration_s.min()]]] = True
     return np.flatnonzero(found[0]), np.flatnonzero(found[1])
+
+
+def _with_other_exchange(columns: Columns, shapes: Shapes, problem: Problem, *, count: int, last_s: float) -> Integers:
+    """Shapes that may be among the first `count` grids with another exchange of context parallelism, which changes no
+    more of a step than its exposed communication; and those not priced with the framework's own.
+
+    last_s: what the last of them takes so far, s.
+    """
+    last_s = min(last_s, _last_place_s(columns, shapes, problem, count=count))
+    least = np.full(len(shapes), np.inf)
+    np.minimum.at(least, columns.shape, columns.compute_s + columns.bubble_s)
+    return np.flatnonzero((least <= last_s) | ~np.isfinite(least))
 
 
 def _joined(parts: list[Columns]) -> Columns:

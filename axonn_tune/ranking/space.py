@@ -443,7 +443,7 @@ class Shapes:
         counted = np.minimum(batches, 4 * stages)
         _, _, which = distinct((stages * (layers + 1) + chunks) * (4 * layers + 1) + counted)
         _, first, _ = distinct(which)
-        given, most = self.problem.parts, int(stages.max(initial=0))
+        given = self.problem.parts
         every = given is not None or len(self.problem.model.types) > 1
 
         def stages_of(row: int) -> tuple[InFlight, ...]:
@@ -451,11 +451,14 @@ class Shapes:
             split = parts_of(self.problem, count, int(chunks[row]), given)
             parts = contents_of(self.problem.model, split, self.problem.mtp_part)
             ahead = int(self.problem.framework.step.expert_overlap and chunks[row] > 1)
-            return _stage_chunks(parts, count, int(counted[row]), most if every else 0, ahead)
+            return _stage_chunks(parts, count, int(counted[row]), ahead, every=every)
 
         several = any(less) or bool((layers % (stages * chunks))[chunks > 1].any())
-        shown = (FIRST, MIDDLE, LAST, *[MIDDLE] * (max(most - 3, 0) if every else several))
-        found = list(zip(*(stages_of(row)[: len(shown)] for row in first.tolist()), strict=True)) or [()] * len(shown)
+        listed = [stages_of(row) for row in first.tolist()]
+        wide = max(map(len, listed), default=3) if every else 3 + several
+        shown = (FIRST, MIDDLE, LAST, *[MIDDLE] * (wide - 3))
+        # Where there are fewer, the last of them again.
+        found = list(zip(*((*one, *one[-1:] * wide)[:wide] for one in listed), strict=True)) or [()] * len(shown)
         types = len(self.problem.model.types)
         return tuple(StageRows(stage, found[place], which, types) for place, stage in enumerate(shown))
 
@@ -648,13 +651,12 @@ def with_uneven_chunks(shapes: Shapes, rows: Integers) -> Shapes:
 
 @lru_cache(maxsize=4096)
 def _stage_chunks(
-    parts: tuple[Contents, ...], stages: int, micro_batches: int, every: int = 0, ahead: int = 0
+    parts: tuple[Contents, ...], stages: int, micro_batches: int, ahead: int = 0, *, every: bool = False
 ) -> tuple[InFlight, ...]:
     """A first stage, the one after it, the last, and the first one between that has more layers than that.
 
-    Later ones of as many layers hold no more. every: where stages are not that alike, the most stages that a shape has:
-    instead of the last of these all others between, the last of them again where there are fewer. ahead:
-    forwards beyond the warm-up.
+    Later ones of as many layers hold no more. every: where stages are not that alike, instead of the last of these the
+    first between with each contents: later ones of the same hold no more. ahead: forwards beyond the warm-up.
     """
     from axonn_tune.program.pipeline import held_of_chunks
 
@@ -662,13 +664,13 @@ def _stage_chunks(
     counts = [tuple(map(blocks_in, chunks)) for chunks in each]
     after = min(1, stages - 1)
     more = next((stage for stage in range(1, stages - 1) if sum(counts[stage]) > sum(counts[after])), after)
-    others = [min(stage, max(stages - 2, after)) for stage in range(2, every - 1)] if every else [more]
+    others = [stage for stage in range(2, stages - 1) if each[stage] not in each[1:stage]] if every else [more]
 
     def chunks_of(stage: int) -> InFlight:
         held = held_of_chunks(stage, stages=stages, micro_batches=micro_batches, weights=counts[stage], more=ahead)
         return tuple(zip(each[stage], held, strict=True))
 
-    return tuple(map(chunks_of, (0, after, stages - 1, *others)))
+    return tuple(map(chunks_of, (0, after, stages - 1, *(others or [after]))))
 
 
 def _taken(value: Value, rows: Integers) -> Value:
@@ -692,12 +694,45 @@ class Fitting:
         """The same of which only some rows are tried."""
         return replace(self, rows=np.intersect1d(self.rows, rows))
 
+    def taken(self, rows: Integers) -> Fitting:
+        """Of some shapes that fit."""
+        total, kept, repeated = self.total_bytes[rows], self.kept_layers[rows], self.repeated[rows]
+        return Fitting(total, kept, repeated, np.arange(len(rows)), self.limit_bytes)
+
     def with_more(self, more: Fitting) -> Fitting:
         """Of these shapes and then others."""
         names = ("total_bytes", "kept_layers", "repeated")
         columns = {name: np.concatenate((getattr(self, name), getattr(more, name))) for name in names}
         rows = np.concatenate((self.rows, more.rows + len(self.total_bytes)))
         return Fitting(**columns, rows=rows, limit_bytes=self.limit_bytes)
+
+
+def without_larger(shapes: Shapes, programs: Mapping[Variant, StepProgram]) -> Shapes:
+    """Shapes without those with a larger micro-batch than one that does not fit however much is recomputed: memory
+    grows with it. The smallest ones stay, whether they fit or not."""
+    if shapes.problem.request.recompute_layers or not len(shapes):
+        return shapes
+    most = {kind.precision: program for kind, program in programs.items() if not kind.some}.values()
+    same = shapes.grid * (int(shapes.chunks.max()) + 1) + shapes.chunks
+    order = np.lexsort((shapes.micro_batch, same))
+    first = np.flatnonzero(np.diff(same[order], prepend=-1))
+    counts = np.diff(first, append=len(order))
+
+    def fits(places: Integers) -> NDArray[np.bool_]:
+        some = shapes.taken(order[places], chunks=shapes.chunks[order[places]])
+        totals = [fit_memory(some, program, keeps=False).total_bytes for program in most]
+        found: NDArray[np.bool_] = np.min(totals, axis=0) <= memory_limit_bytes(shapes.problem.machine.accelerator)
+        return found
+
+    fitting, high = fits(first).astype(np.int64), counts.copy()
+    high[fitting == 0] = 0
+    while len(open_ := np.flatnonzero(fitting < high)):
+        middle = (fitting[open_] + high[open_] + 1) // 2
+        fit = fits(first[open_] + middle - 1)
+        fitting[open_[fit]], high[open_[~fit]] = middle[fit], middle[~fit] - 1
+    kept = np.arange(len(order)) - np.repeat(first, counts) < np.repeat(np.maximum(fitting, 1), counts)
+    rows = np.sort(order[kept])
+    return shapes.taken(rows, chunks=shapes.chunks[rows])
 
 
 def fit_all(shapes: Shapes, programs: Mapping[Variant, StepProgram]) -> dict[Variant, Fitting]:
