@@ -155,7 +155,7 @@ def sweep_table(
         main[main.index("step") + 1 :] = ["dispatch_s", "memory", "tokens_per_s", "mfu", "efficiency"]
     training = TRAINING if problem.tokens_total else ()
     chosen = names or (*(_SWEEP_COLUMNS if wide else main), *training)
-    notes = [*([_LONGER] if len(shown) > len(points) else []), *_above_100(rows), *reasons]
+    notes = [*([_LONGER] if len(shown) > len(points) else []), *_above_100(rows, over), *reasons]
     fields = (*_CSV, *(_OVER_FIELDS if over else ()), *training_names(problem))
     return Table(columns, rows, chosen, fields, notes, apart=True, title=_ranked(points))
 
@@ -180,8 +180,8 @@ def _ranked(points: Sequence[Point]) -> str:
 _LONGER = f"{SHORTEST} The shortest step of all, where that of the best is longer: --rank-by step ranks by it."
 
 
-def _above_100(rows: Sequence[Json]) -> list[str]:
-    """Why GPUs are used better than at the baseline, if they are: of the point where that is most."""
+def _above_100(rows: Sequence[Json], over: str | None) -> list[str]:
+    """Why GPUs are used better than at the baseline, if they are: where that is most; over: the axis that is swept."""
     base: Json = {}
     above: list[tuple[Json, Json]] = []
     for row in rows:
@@ -192,16 +192,16 @@ def _above_100(rows: Sequence[Json]) -> list[str]:
     if not above:
         return []
     few, many = max(above, key=lambda pair: float(pair[1]["efficiency"]))
-    named = f"{many['gpus']:,} GPUs"
+    least, named = (f"{over} {row['over']}" if over else f"{row['gpus']:,} GPUs" for row in (few, many))
     why = _limit_of_baseline(few, many, named)
-    return [f"Efficiency above 100% at {named}: the baseline, {few['gpus']:,} GPUs, {why}."]
+    return [f"Efficiency above 100% at {named}: the baseline, {least}, {why}."]
 
 
 def _limit_of_baseline(few: Json, many: Json, named: str) -> str:
     """What keeps the baseline from what more GPUs reach: memory, exposed communication or slower kernels."""
     kinds = few["recompute"], many["recompute"]
     if {*kinds} <= {*RECOMPUTES} and RECOMPUTES.index(kinds[0]) > RECOMPUTES.index(kinds[1]):
-        return f"is bound by memory and needs recompute {few['recompute']}, where {named} have {many['recompute']}"
+        return f"is bound by memory and needs recompute {few['recompute']}; {named}: {many['recompute']}"
     waits = [row["exposed_communication_s"] / row["iteration_s"] for row in (few, many)]
     if waits[0] - waits[1] > NOTABLE:
         return f"has {waits[0]:.1%} of its step in exposed communication, {named} {waits[1]:.1%}"
