@@ -10,7 +10,7 @@ import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, lru_cache
+from functools import cached_property, lru_cache, reduce
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -779,11 +779,27 @@ def fit_others(
     return found
 
 
+_SLAB = 16384
+"""Shapes whose memory is worked out at once: their columns stay in the second-level cache."""
+
+
 def fit_memory(
     shapes: Shapes, program: StepProgram, repeated: Integers | None = None, *, keeps: bool = True
 ) -> Fitting:
     """Memory of each shape, and its number of layers that are not resharded: none, unless asked for, without `keeps`,
     and of pipeline stages where only some blocks repeat."""
+    if len(shapes) > _SLAB:
+        slabs = np.array_split(np.arange(len(shapes)), -(-len(shapes) // _SLAB))
+        parts = [
+            fit_memory(
+                shapes.taken(rows, chunks=shapes.chunks[rows]),
+                program,
+                None if repeated is None else repeated[rows],
+                keeps=keeps,
+            )
+            for rows in slabs
+        ]
+        return reduce(Fitting.with_more, parts)
     limit_bytes = memory_limit_bytes(shapes.problem.machine.accelerator)
     asked = shapes.problem.request.kept_layers
     kept_layers = (None if keeps else 0.0) if asked is None else float(asked)

@@ -17,6 +17,7 @@ from axonn_tune.request import Request
 from axonn_tune.specs.catalog import load_machine
 from axonn_tune.units import GIB
 from tests.unit.small import small_model, small_problem
+from tests.unit.specs.test_layer_types import typed
 
 FRAMEWORKS = ("axonn-tune", "megatron-core", "torchtitan", "megatron-2021", "deepspeed", "xla", "megatron-axonn")
 
@@ -112,3 +113,22 @@ def test_no_number_of_chunks_is_lost(seed: int) -> None:
     first = search(problem, exact=1)
     assert first[0].iteration_s == pytest.approx(best, rel=1e-12)
     assert first.fastest().iteration_s == pytest.approx(best, rel=1e-12)
+
+
+@pytest.mark.parametrize("layers", ["dense*3 moe*5", "(dense moe)*3 moe*2"])
+def test_of_several_layer_types_nothing_is_lost(layers: str) -> None:
+    """Guards stages and chunks that are worked out together, and what is left out before pricing: every candidate's
+    bound is below its step alone, and the fastest of all numbers of chunks is found or beaten by balanced stages."""
+    request, machine = Request(recompute="full", micro_batch=1), load_machine("dgx-h100").document
+    problem = small_problem(typed(layers), machine, find_framework("megatron-core"), gpus=8, batch=8, request=request)
+    best = math.inf
+    for chunks in (1, 2):
+        every = search(replace(problem, request=replace(request, chunks=chunks)), variants=True, exact=0)
+        listed = [every[position] for position in range(len(every))]
+        assert any(one.pipeline > 1 for one in listed)
+        for position in range(0, len(every), 9):
+            alone = every.detail(position)
+            assert listed[position].iteration_s == pytest.approx(alone.iteration_s, rel=1e-12)
+            assert every.columns.iteration_s[every.rows[position]] <= alone.iteration_s * (1 + 1e-9)
+        best = min([best, *(one.iteration_s for one in listed)])
+    assert search(problem, exact=1).fastest().iteration_s <= best * (1 + 1e-12)
