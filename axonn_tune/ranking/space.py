@@ -143,10 +143,14 @@ class Problem(Job):
 
     @property
     def splits(self) -> bool:
-        """Whether stages are balanced by time: the framework can be told the layers of each part, and is not yet."""
+        """Whether stages are balanced by time: the framework can be told the layers of each part, and is not yet.
+
+        A layout whose axes are all pinned is one run's, with the framework's own split.
+        """
         schedule, searched = self.framework.schedule, self.pipeline and self.rank_by == "iteration"
         free = schedule.layouts and schedule.uneven and not schedule.equal_chunks
-        return searched and free and self.parts is None
+        whole = {*self.framework.axes} <= {*self.request.axes}
+        return searched and free and self.parts is None and not whole
 
     @property
     def mtp_part(self) -> int | None:
