@@ -139,10 +139,10 @@ def test_what_contradicts_the_rest_is_named(tmp_path: Path) -> None:
 
 def test_rows_that_are_not_modelled_leave_nothing_to_learn_from(tmp_path: Path) -> None:
     """Guards evidence that holds nothing: the reason is said, and no profile is written."""
-    text = (tmp_path / "steps.csv").read_text("utf-8").replace(",bf16,", ",fp8,")
+    text = (tmp_path / "steps.csv").read_text("utf-8").replace(",bf16,", ",int8,")
     (tmp_path / "steps.csv").write_text(text, "utf-8")
     done = run("learn steps.csv -o x.yaml")
     assert done.code == 2
     assert "nothing to learn from" in done.err
-    assert "number format 'fp8' is not modelled" in done.err
+    assert "number format 'int8' is not modelled" in done.err
     assert not (tmp_path / "x.yaml").exists()
