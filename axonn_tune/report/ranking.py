@@ -50,7 +50,7 @@ _SETTINGS = (
     *("bubble_s", "shortest_step_s"),
 )
 """Columns that a narrow table leaves out where all rows have one value."""
-_MULTIPLES = ("node_hours", "logged_tflops_per_gpu", "mfu", "tokens_per_s_per_gpu", "gpu_hours")
+_MULTIPLES = ("node_hours", "logged_tflops_per_gpu", "mfu", "tokens_per_s_per_gpu", "gpu_hours", "shortest_step_s")
 """Multiples of the step or of its inverse, left out of what is wider than a line all the same."""
 _BROKEN = {"pipeline": "pipe-\nline", "context": "con-\ntext"}
 """Where names of axes are broken that have no underscore."""
