@@ -355,17 +355,18 @@ class _Observed:
         return lambda machine: scaled(with_numbers(self.known(machine), stated or {}), factors)
 
     @cached_property
+    def launches_experts(self) -> bool:
+        """Whether the host launches the many kernels of experts one by one."""
+        graphs = () if self.setup is None else self.setup.framework.step.cuda_graphs
+        return self.setup is not None and self.setup.model.has_experts and not {"full", "full_iteration"} & {*graphs}
+
+    @cached_property
     def late_host(self) -> dict[str, float]:
         """Host times of an operation that the software does not have, by path, where experts have kernels to launch."""
-        setup = self.setup
-        if (
-            setup is None
-            or not setup.model.has_experts
-            or {"full", "full_iteration"} & {*setup.framework.step.cuda_graphs}
-        ):
-            return {}
         paths = (f"software.{key}.dispatch_us" for key in self.prior.machine.software)
-        return {path: DISPATCH_US for path in paths if not number_at(self.prior.machine, path)}
+        return {
+            path: DISPATCH_US for path in paths if self.launches_experts and not number_at(self.prior.machine, path)
+        }
 
     def guess(self, words: str, setup: Setup | None = None) -> Guess:
         """Prediction and slopes of a step configuration."""
@@ -496,16 +497,16 @@ def _worse_numbers(observed: _Observed) -> Iterator[Hypothesis]:
     gloo = observed.prior.machine.launcher.backend == "gloo"
     for kind, title, signs, advised in _numbers(observed.prior.machine):
         advice = _OF_GLOO.get(advised, advised) if gloo else advised
-        late = observed.late_host if kind == "host" else {}
+        late, launches = observed.late_host if kind == "host" else {}, kind == "host" and observed.launches_experts
         worse = [{path: factor**sign for path, sign in signs.items()} for factor in SLOWER]
         priced = [observed.price(observed.slower(factors, stated=late)) for factors in worse]
-        if late:
+        if launches:
             nearest = min(range(len(SLOWER)), key=lambda at: abs(priced[at]["step"] - observed.measured_s))
             advice += _captured(observed, observed.slower(worse[nearest], stated=late))
         guesses = _between(
             observed, priced, f"{{:.2g}} × {DISPATCH_US:g} µs an operation" if late else "{:.2g} times slower"
         )
-        yield Hypothesis(kind, title, guesses, advice, LATE_HOST if late else 1.0)
+        yield Hypothesis(kind, title, guesses, advice, LATE_HOST if launches else 1.0)
 
 
 def _captured(observed: _Observed, late: Adjust) -> str:
