@@ -86,12 +86,14 @@ EXPERT_GROUPS = {
     "expert_tensorexpert": EXPERT_AXES,
     "expert_z": ("expert_z",),
     "expert_data": ("expert_data",),
+    "contextexpert_data": ("context", "expert_data"),
 }
-"""Groups of ranks that only experts have, with their axes."""
+"""Groups of ranks that only experts have, with their axes; the last: copies of an expert where it is not folded over
+context."""
 
 
-EXPERT_STAGE_AXES = ("x", "y", "expert", "expert_z", "expert_data")
-"""What `STAGE_AXES` are to experts, without context."""
+EXPERT_STAGE_AXES = ("x", "y", "context", "expert", "expert_z", "expert_data")
+"""What `STAGE_AXES` are to experts that are not folded over context."""
 
 
 def axes_of_ranks(split: Iterable[str]) -> tuple[str, ...]:
@@ -295,7 +297,8 @@ def expert_levels(group: str, axes: Levels, folding: Folding) -> list[tuple[Any,
         found.setdefault("expert", []).append((experts, stride * tensors))
         found.setdefault("expert_tensorexpert", []).append((tensors * experts, stride))
         left.append((size // (tensors * experts), stride * tensors * experts))
-    return (found | {"expert_z": left[:1], "expert_data": left[1:]})[group]
+    apart = {"expert_z": left[:1], "expert_data": left[1:], "contextexpert_data": [axes["context"], *left[1:]]}
+    return (found | apart)[group]
 
 
 def _joined_level(axes: Levels, names: tuple[str, ...]) -> tuple[Any, Any]:

@@ -194,6 +194,11 @@ class StepOptions:
         return Folding(self.expert_shards, self.expert_replicas)
 
     @property
+    def copies_over_context(self) -> bool:
+        """Whether ranks of context have copies of the same experts: these are not folded over it."""
+        return "context" not in (*self.expert_shards, *self.expert_replicas)
+
+    @property
     def less(self) -> tuple[int, int]:
         """Layers that the embedding and the LM head count as."""
         return self.first_less, self.last_less

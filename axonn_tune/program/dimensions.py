@@ -356,7 +356,8 @@ def dimensions(
         stored.append(count * block)
         if layer.experts is not None:
             rank = _expert_weights(layer, axes, options) / expert_z
-            buckets[f"expert_bucket{of}"] = _rounded_up(rank, expert_data if sharded else 1.0, arithmetic)
+            copies = expert_data * axes["context"] if options.copies_over_context else expert_data
+            buckets[f"expert_bucket{of}"] = _rounded_up(rank, copies if sharded else 1.0, arithmetic)
             routed.append(count * rank)
     total = counts[0]
     for count in counts[1:]:

@@ -405,7 +405,10 @@ class LayerInputs:
 
     def replication(self, layer: str) -> tuple[str, Size]:
         """Group that holds the same shard of a layer, and its size."""
-        return ("expert_data", EXPERT_DATA) if layer == EXPERTS else (self.data_axes, self.replicas)
+        if layer != EXPERTS:
+            return self.data_axes, self.replicas
+        apart = self.context and self.options.copies_over_context
+        return ("contextexpert_data", CONTEXT * EXPERT_DATA) if apart else ("expert_data", EXPERT_DATA)
 
     @property
     def replicas(self) -> Size:
@@ -1043,7 +1046,7 @@ def step_end(given: LayerInputs, *, buckets: tuple[Bucket, ...], unsent: tuple[C
     yield Collective("all_reduce", given.data_axes, "step", "vectors", main * vectors)
     yield from _tables_end(given)
     yield Kernel("step", "gradient_norm", given.main_gradient_bytes * parameters / share)
-    experts = symbol("expert_parameters") / (EXPERT_DATA if given.sharded else ONCE)
+    experts = symbol("expert_parameters") / (given.replication(EXPERTS)[1] if given.sharded else ONCE)
     if given.model.has_experts:
         yield Kernel("step", "gradient_norm", given.main_gradient_bytes * experts)
     yield Collective("all_reduce", WORLD, "step", "gradient_norm", ONCE * 16.0)

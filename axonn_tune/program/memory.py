@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import TypeAlias
 
-from axonn_tune.program.layers import EXPERT_DATA, EXPERTS, WHOLE_BLOCK, LayerInputs
+from axonn_tune.program.layers import EXPERTS, WHOLE_BLOCK, LayerInputs
 from axonn_tune.program.operations import (
     PLAIN,
     PLAIN_BLOCKS,
@@ -51,7 +51,7 @@ def persistent_items(given: LayerInputs) -> Held:
     held = list[tuple[str, Size]]()
     for of, elements, replicas in (
         ("", _PARAMETERS, given.replicas),
-        *([(" of experts", _EXPERTS, EXPERT_DATA)] if given.model.has_experts else []),
+        *([(" of experts", _EXPERTS, given.replication(EXPERTS)[1])] if given.model.has_experts else []),
     ):
         share = replicas if given.sharded else Size(1.0)
         held += [(f"master weights{of}", given.master_bytes * elements / share)] if master else []

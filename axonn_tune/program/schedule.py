@@ -364,7 +364,7 @@ def build_schedule(
             (_issued(one.forward.operations, options), _issued(one.backward.operations, options))
             for one in program.blocks
         ),
-        replicas=(program.given.data_axes, "expert_data"),
+        replicas=(program.given.data_axes, program.given.replication(EXPERTS)[0]),
     )
 
 

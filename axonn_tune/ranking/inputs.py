@@ -62,7 +62,7 @@ def load_inputs(request: Request) -> Inputs:
     framework = _with_experts(framework, request, model.document)
     if request.context is not None and request.context > 1:
         framework = framework.having("context")
-        if framework.name == AXONN_TUNE.name and (why := unrun(model.document, context=request.context)):
+        if framework.name == AXONN_TUNE.name and (why := unrun(model.document)):
             raise UsageError(why)
     if request.order is not None:
         request = replace(request, order=parse_order(request.order, framework))

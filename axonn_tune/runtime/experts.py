@@ -124,7 +124,7 @@ class SavedExperts:
 class ExpertBranch:
     """`x + dropout(experts(norm(x)))`, in place of an MLP's residual branch.
 
-    prefix: of layers' names in the program; sequence: tokens of one; after: run once experts have their
+    prefix: of layers' names in the program; sequence: this rank's tokens of one; after: run once experts have their
     gradients.
     """
 
@@ -212,20 +212,22 @@ class ExpertBranch:
         own = self.communicator.all_reduce(own, "y", phase, layer).wait()
         return self.communicator.all_gather(own.t(), "x", phase, layer).wait().t().contiguous()
 
-    def _balance(self, scores: torch.Tensor, best: torch.Tensor) -> torch.Tensor | None:
-        """The load-balancing loss: of each sequence `E / (K·S) · Σ_e (tokens of e) · (mean score of e)`.
+    def _balance(self, scores: torch.Tensor, best: torch.Tensor, phase: Phase) -> torch.Tensor | None:
+        """The load-balancing loss: of each sequence `E / (K·S) · Σ_e (tokens of e) · (mean score of e)`, or of this
+        rank's tokens of it their part.
 
         By sequence, so that it does not depend on the layout (arXiv 2412.19437, section 2.1.2).
         """
-        if not self.settings.balance:
+        ranks = self.communicator.mesh.grid.context
+        if ranks == 1 and not self.settings.balance:
             return None
-        count, length = self.given.count, self.sequence
-        shares = (scores / scores.sum(-1, keepdim=True)).view(-1, length, count).mean(1)
-        chosen = best.reshape(len(shares), -1)
-        tokens = torch.zeros_like(shares).scatter_add_(1, chosen, torch.ones_like(chosen, dtype=shares.dtype))
-        total: torch.Tensor = (tokens * shares).sum() * (
-            self.settings.balance * count / (self.given.per_token * length)
-        )
+        count, length = self.given.count, self.sequence * ranks
+        chosen = best.reshape(len(best) // self.sequence, -1)
+        ones = torch.ones_like(chosen, dtype=scores.dtype)
+        tokens = torch.zeros(len(chosen), count, dtype=scores.dtype, device=scores.device).scatter_add_(1, chosen, ones)
+        tokens = self.communicator.all_reduce(tokens, "context", phase, self.router.layer).wait()
+        means = (scores / scores.sum(-1, keepdim=True)).view(-1, self.sequence, count).sum(1) / length
+        total: torch.Tensor = (tokens * means).sum() * (self.settings.balance * count / (self.given.per_token * length))
         return total
 
     def _routed(self, logits: torch.Tensor, phase: Phase) -> tuple[torch.Tensor, torch.Tensor | None, Routing]:
@@ -244,7 +246,7 @@ class ExpertBranch:
             if given.normalized:
                 chosen = chosen / chosen.sum(-1, keepdim=True)
             chosen = chosen * (given.scaling or 1.0)
-            balance = self._balance(scores, best)
+            balance = self._balance(scores, best, phase)
         experts = best.flatten()
         order = experts.argsort(stable=True)
         axis = "expert_tensorexpert"

@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 
 from axonn_tune.errors import UsageError
-from axonn_tune.grid import AXES, ENDS, EXPERT_GROUPS, RANK_AXES, Grid
+from axonn_tune.grid import AXES, ENDS, EXPERT_GROUPS, EXPERT_STAGE_AXES, RANK_AXES, Grid, split_axes
 from axonn_tune.program.operations import GROUP_AXES
 from axonn_tune.program.pipeline import Kind
 from axonn_tune.program.step import BUNDLED
@@ -58,7 +58,11 @@ class Mesh:
     @property
     def data_axes(self) -> str:
         """The group that holds the same shards of weights: ranks of context have other tokens, as those of data."""
-        return "contextdata" if self.grid.context > 1 else "data"
+        return self.replicas("data")
+
+    def replicas(self, axis: str) -> str:
+        """The group over an axis that replicates weights, and over context."""
+        return f"context{axis}" if self.grid.context > 1 else axis
 
     def process_groups(self) -> Iterator[dist.ProcessGroup]:
         """Yield each process group once."""
@@ -89,19 +93,21 @@ def place_of(grid: Grid, rank: int) -> dict[str, int]:
     if grid.stride("data") < grid.stride("z"):
         own = data % outer + outer * (z % inner)
     found["expert"] = found["expert_tensorexpert"] = own
-    return found | {"expert_z": z // inner, "expert_data": data // outer}
+    copy, copies = data // outer, grid.data // outer
+    place = found.get("context", 0)
+    every = place * copies + copy if grid.stride("data") < grid.stride("context") else copy * grid.context + place
+    return found | {"expert_z": z // inner, "expert_data": copy, "contextexpert_data": every}
 
 
 def groups_of(grid: Grid, axes: str) -> tuple[tuple[int, ...], ...]:
     """Every group over `axes`; those of experts in the order of their coordinates, which is that of ranks."""
     if axes not in EXPERT_GROUPS:
         return tuple(grid.groups(axes))
-    found = dict[tuple[object, ...], list[tuple[int, int]]]()
+    apart = [axis for axis in (*EXPERT_STAGE_AXES, "pipeline") if axis not in split_axes(axes)]
+    found = dict[tuple[int, ...], list[tuple[int, int]]]()
     for rank in range(grid.world):
         place = place_of(grid, rank)
-        apart = {"z", "data", axes, "expert" if axes == "expert_tensorexpert" else "", "expert_tensorexpert"}
-        key = tuple((axis, place[axis]) for axis in sorted(place.keys() - apart))
-        found.setdefault(key, []).append((place.get(axes, 0), rank))
+        found.setdefault(tuple(place.get(axis, 0) for axis in apart), []).append((place.get(axes, 0), rank))
     return tuple(tuple(rank for _, rank in sorted(members)) for members in found.values())
 
 

@@ -176,7 +176,7 @@ class ParameterStore:
     def bucket(self, layer: str, parameters: Sequence[Parameter], *, compute: torch.dtype | None = None) -> Bucket:
         """Make parameters contiguous; `compute`: keep values in this type, and shard the master weights over data."""
         experts = isinstance(parameters[0], Matrix) and parameters[0].shard_axis != "z"
-        axes = "expert_data" if experts else self.mesh.data_axes
+        axes = self.mesh.replicas("expert_data" if experts else "data")
         count = sum(one.value.numel() for one in parameters)
         shares = self.mesh.size(axes) if compute is not None else 1
         share = -(-count // shares)

@@ -280,7 +280,7 @@ class Launch(Document):
             found.append("device is cpu, but backend nccl needs GPUs: use backend gloo")
         if self.kept_layers > self.model.layers:
             found.append(f"kept_layers is {self.kept_layers}, but the model has {self.model.layers} layers")
-        if why := unrun(self.model, context=self.grid.context):
+        if why := unrun(self.model):
             found.append(why)
         if found:
             raise ValueError("; ".join(found))

@@ -626,8 +626,8 @@ RUN = frozenset({"experts", "shared experts", "layer types of different sizes"})
 """Of `Model.parts`: those of models which the bundled runtime trains."""
 
 
-def unrun(model: Model, *, context: int = 1) -> str | None:
-    """Why the bundled runtime does not train a model, if that is so; context: ranks that share a sequence."""
+def unrun(model: Model) -> str | None:
+    """Why the bundled runtime does not train a model, if that is so."""
     lacking = [part for part in model.parts if part not in RUN]
     experts = [layer.experts for layer in model.types if layer.experts is not None]
     finer = {
@@ -635,7 +635,6 @@ def unrun(model: Model, *, context: int = 1) -> str | None:
         "node-limited routing": any(one.groups > 1 for one in experts),
         "router biases": any(one.score_bias for one in experts),
         "biases of experts": bool(experts) and model.biases,
-        "context parallelism with experts": bool(experts) and context > 1,
     }
     lacking += [words for words, has in finer.items() if has]
     return f"{model.name}: the bundled runtime has no {', no '.join(lacking)}" if lacking else None

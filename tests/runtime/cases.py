@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
-from dataclasses import astuple, dataclass
+from dataclasses import astuple, dataclass, replace
 from functools import cached_property
 
 from axonn_tune.grid import AXES, PAPER_ORDER, Grid, distinct_orders, divisors, factorizations
@@ -170,28 +170,35 @@ MOE_TRAININGS = (
     Training("moe", False, False, 12, True, 0.1, balance=0.1),
     Training("sigmoid", True, False, 24, False, balance=0.01),
 )
-MOE_DAILY = ((1, 1, 2, 1, 2), (2, 1, 1, 1, 1), (1, 2, 2, 1, 2), (1, 1, 1, 2, 2), (1, 1, 4, 1, 2), (1, 1, 2, 2, 4))
+LONG_MOE_TRAININGS = tuple(replace(one, sequence=48) for one in MOE_TRAININGS)
+MOE_DAILY = (
+    *((1, 1, 2, 1, 1, 2), (2, 1, 1, 1, 1, 1), (1, 2, 2, 1, 1, 2), (1, 1, 1, 2, 1, 2), (1, 1, 4, 1, 1, 2)),
+    *((1, 1, 2, 2, 1, 4), (1, 1, 2, 1, 2, 2), (1, 1, 1, 2, 2, 1)),
+)
 
 
 def expert_cases() -> dict[Case, bool]:
-    """A case for every grid of up to 8 ranks with every size of its expert axis, and for two with stages; whether it is
-    daily."""
-    rows = [(*map(int, row), 1) for world in WORLDS for row in factorizations(world)]
-    rows += [(1, 1, 2, 1, 2), (1, 2, 1, 2, 2)]
+    """A case for every grid of up to 8 ranks, context included, with every size of its expert axis, and for some with
+    stages; whether it is daily."""
+    rows = [(*map(int, row), 1, 1) for world in WORLDS for row in factorizations(world)]
+    rows += [(1, 1, 2, 1, 1, 2), (1, 2, 1, 2, 1, 2)]
+    rows += [(*map(int, row), 1) for world in WORLDS for row in factorizations(world, axes=5) if row[-1] > 1]
+    rows += [(1, 1, 2, 1, 2, 2)]
     chance, found = random.Random(CHANCE), dict[Case, bool]()
-    for *sizes, stages in rows:
+    for *sizes, context, stages in rows:
         z, data = sizes[2:]
         folds = [one for one in divisors(z * data) if z % one == 0 or (one % z == 0 and data % (one // z) == 0)]
         for expert in folds:
-            share = BATCH // (z * data)
+            share, axes = BATCH // (z * data), (*AXES, *["context"] * (context > 1))
             micro_batch = share // chance.choice([1, 2])
             case = Case(
-                training=chance.choice(MOE_TRAININGS),
+                training=chance.choice(MOE_TRAININGS if context == 1 else LONG_MOE_TRAININGS),
                 grid=Grid(
                     *sizes,
+                    context=context,
                     pipeline=stages,
                     expert=expert,
-                    order=(*chance.sample(AXES, 4), *["pipeline"] * (stages > 1)),
+                    order=(*chance.sample(axes, len(axes)), *["pipeline"] * (stages > 1)),
                 ),
                 micro_batch=micro_batch,
                 recompute=chance.choice(("none", "selective", "full", "layernorm,mlp")),
@@ -199,7 +206,7 @@ def expert_cases() -> dict[Case, bool]:
                 split=micro_batch % 2 == 0 and chance.random() < 0.5,
                 sharded=chance.random() < 0.5,
             )
-            found[case] = (*sizes, expert) in MOE_DAILY and stages == 1
+            found[case] = (*sizes, context, expert) in MOE_DAILY and stages == 1
     return found
 
 
@@ -208,7 +215,7 @@ CONTEXT_TRAININGS = (
     Training("llama", False, True, 12, True, 0.1, sequence=64),
     Training("llama", True, False, 24, False, sequence=96),
 )
-CONTEXT_DAILY = ((1, 1, 1, 1, 2), (1, 1, 2, 1, 2), (2, 1, 1, 1, 2), (1, 2, 1, 1, 2), (1, 1, 1, 1, 4), (1, 1, 1, 1, 3))
+CONTEXT_DAILY = ((2, 1, 1, 1, 2), (1, 2, 1, 1, 2), (1, 1, 1, 1, 4), (1, 1, 1, 1, 3))
 
 
 def context_cases() -> dict[Case, bool]:

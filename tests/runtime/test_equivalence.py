@@ -20,6 +20,7 @@ from tests.runtime.cases import (
     CONTEXT_TRAININGS,
     DEEP_TRAININGS,
     INNERMOST,
+    LONG_MOE_TRAININGS,
     MOE_TRAININGS,
     SETS,
     TRAININGS,
@@ -41,7 +42,8 @@ DAILY = {*daily(EVERY), *(case for case, each_time in MORE.items() if each_time)
 @pytest.fixture(scope="session")
 def serial(tmp_path_factory: pytest.TempPathFactory) -> Serial:
     """Path of the serial run's record, which is made when it is first asked for, by whichever worker that is."""
-    folder, known = tmp_path_factory.getbasetemp(), [*TRAININGS, *DEEP_TRAININGS, *CONTEXT_TRAININGS, *MOE_TRAININGS]
+    known = [*TRAININGS, *DEEP_TRAININGS, *CONTEXT_TRAININGS, *MOE_TRAININGS, *LONG_MOE_TRAININGS]
+    folder = tmp_path_factory.getbasetemp()
     if "PYTEST_XDIST_WORKER" in os.environ:
         folder = folder.parent
 

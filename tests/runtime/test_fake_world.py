@@ -31,7 +31,11 @@ GRIDS = [
 ]
 
 
-OF_EXPERTS = Grid(2, 4, 4, 32, expert=8, order=("z", "x", "data", "y")), Grid(2, 2, 8, 32, expert=4)
+OF_EXPERTS = (
+    Grid(2, 4, 4, 32, expert=8, order=("z", "x", "data", "y")),
+    Grid(2, 2, 8, 32, expert=4),
+    Grid(2, 2, 4, 16, context=4, expert=8, order=("x", "z", "context", "data", "y")),
+)
 
 
 @pytest.mark.parametrize("split", [False, True], ids=["plain", "split"])
@@ -49,7 +53,7 @@ def test_a_step_on_1024_ranks_sends_what_the_program_says(grid: Grid, rank: int,
     `split`: micro-batches in halves, optimizer state over data, and bf16, whose weights are sent in another type.
     """
     # As many tokens for each of 24 experts.
-    model, sequence, micro_batch = load_model(name).document, 24, 2 if split else 1
+    model, sequence, micro_batch = load_model(name).document, 96 if name == "nano-moe" else 24, 2 if split else 1
     workload = Workload(
         global_batch=2 * grid.z * grid.data * micro_batch,
         sequence_length=sequence,
