@@ -188,16 +188,16 @@ def completion_command(ctx: click.Context, /, *, shell: str) -> None:
 def cli(*, debug: bool) -> None:
     """Rank the layouts in which N GPUs can train a transformer, by predicted time.
 
-    A layout is a 4D grid x * y * z * data: tensor parallelism over x and y, FSDP over z, replicas over
-    data. An analytical model prices communication, computation and memory, with an 80% interval; it
-    needs no GPU. The ranking is by communication time per step, as in AxoNN's paper, or by the step
-    (--rank-by step). -o writes a launch config for the bundled runtime.
-
     --framework ranks the layouts of Megatron-Core, torchtitan, FSDP, DeepSpeed or AxoNN by their step
-    time, and -o writes the framework's own arguments.
+    time, and -o writes the framework's own arguments. Models are dense or have experts (MoE), in BF16,
+    FP8, MXFP8 or NVFP4. An analytical model prices communication, computation and memory, with an 80%
+    interval; it needs no GPU. `explain --from-command FILE` reads the script or config of a run.
 
-    Models are dense (GPT, Llama): no experts, no FP8. `axonn-tune accuracy` compares predictions
-    with published measurements: without their source, over sources and without vtrain_single, first.
+    Without it a layout is a 4D grid x * y * z * data: tensor parallelism over x and y, FSDP over z,
+    replicas over data. The ranking is by communication time per step, as in AxoNN's paper, or by the
+    step (--rank-by step), and -o writes a launch config for the bundled runtime.
+
+    `axonn-tune accuracy` compares predictions with published measurements, each without its source.
     """
     if debug:
         os.environ["AXONN_TUNE_DEBUG"] = "1"

@@ -101,7 +101,7 @@ class PredictedRow:
         words = [f"tp={grid.x} pp={grid.pipeline} dp={grid.data * grid.z}"]
         words += [f"cp={grid.context}"] if grid.context > 1 else []
         words += [f"interleaved {self.configuration.chunks}"] if self.configuration.chunks > 1 else []
-        words += ["sequence parallel"] if options.sequence_parallel else []
+        words += ["sequence parallel"] if options.sequence_parallel and grid.x > 1 else []
         words += ["sharded weights"] if grid.z > 1 else []
         words += ["distributed optimizer"] if options.distributed_optimizer and grid.z == 1 else []
         return ", ".join(words)

@@ -244,8 +244,9 @@ def framework_of(row: StepRow) -> Framework:
         worded = 2 if "shard" in row.zero.lower() or "fsdp" in row.zero.lower() else 0
         stage = int(row.zero[0]) if row.zero[:1].isdecimal() else worded
         changes |= {"distributed_optimizer": stage >= 1, "shard_gradients": stage >= 2}
-    asked = step.sequence_parallel if row.sequence_parallel is None else row.sequence_parallel
-    changes["sequence_parallel"] = asked and row.tensor > 1
+    if row.tensor > 1 and row.sequence_parallel is not None:
+        # Of one rank it says nothing.
+        changes["sequence_parallel"] = row.sequence_parallel
     wanted = {name: value for name, value in changes.items() if getattr(step, name) != value}
     # A row is of one run: nothing of it is searched that is not open.
     found = replace(found.with_step(**wanted) if wanted else found, exchanges=())

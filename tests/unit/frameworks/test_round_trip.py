@@ -91,6 +91,13 @@ def test_what_is_written_is_read(case: Case, tmp_path: Path) -> None:
     assert number or case.framework in ("torchtitan", "fsdp")
 
 
+def test_one_rank_of_tensor_parallelism_says_nothing_of_sequence_parallelism(tmp_path: Path) -> None:
+    """Guards experts with shards of weights and without tensor parallelism: scripts have no --sequence-parallel, which
+    took the router's weights for gathered."""
+    case = case_of("megatron-core", "deepseek-v2")
+    test_what_is_written_is_read(replace(case, options=case.options | {"z": "8", "data": "4"}), tmp_path)
+
+
 OPTIONS: list[tuple[str, dict[str, Any]]] = [
     ("megatron-core 8b-gtp", {"cuda_graphs": ("full",)}),
     ("megatron-core 8b-gtp", {"cuda_graphs": ("attn", "mlp")}),
