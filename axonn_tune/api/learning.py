@@ -34,7 +34,6 @@ from axonn_tune.specs.hugging_face import (
 )
 from axonn_tune.specs.model import Model, ModelDefaults
 from axonn_tune.validation.published.accuracy import best_pricing
-from axonn_tune.validation.published.rows import COLUMNS
 
 if TYPE_CHECKING:
     from axonn_tune.learning.diagnose import Diagnosis
@@ -46,13 +45,15 @@ class EvidenceOptions(TypedDict, total=False):
     """Facts that evidence does not state, as options of `axonn-tune learn`; all are optional.
 
     machine: base profile. framework, model: what logs ran. facts: columns of the step CSV, as a mapping or as
-    `"tp=8"`. ranks, nodes: of a collective log. ranks_per_node: gives a profile of one network level nodes.
+    `"tp=8"`. from_command: the script or config that started them, as of `explain_command`, for what logs lack. ranks,
+    nodes: of a collective log. ranks_per_node: gives a profile of one network level nodes.
     """
 
     machine: MachineLike | None
     framework: str | None
     model: ModelLike | None
     facts: Mapping[str, object] | Sequence[str]
+    from_command: str | Path | None
     ranks: int | None
     nodes: int | None
     ranks_per_node: int | None
@@ -92,30 +93,21 @@ def learn(
     return found, evidence
 
 
-def diagnose(
-    path: str | Path, *, from_command: str | Path | None = None, **options: Unpack[EvidenceOptions]
-) -> tuple[tuple[Diagnosis, ...], Evidence]:
+def diagnose(path: str | Path, **options: Unpack[EvidenceOptions]) -> tuple[tuple[Diagnosis, ...], Evidence]:
     """Compare runs with their predictions, as `axonn-tune diagnose` does: one diagnosis for each run of a file.
 
     path: a training log, steps as CSV, a trace, a log of collectives, a measurement file or the folder of a run.
-    from_command: the script or config that started it, as of `explain_command`, for facts that a log lacks. Each
-    diagnosis has `reasonable`, the predicted step with its interval, `causes` with their probabilities, the most
-    probable first, and `changes` that would make the run faster. The second result says what was assumed. UsageError
-    or DocumentError for what cannot be read.
+    A number format of `from_command` holds though the log states another: it is what was asked for. Each diagnosis has
+    `reasonable`, the predicted step with its interval, `causes` with their probabilities, the most probable first, and
+    `changes` that would make the run faster. The second result says what was assumed. UsageError or DocumentError for
+    what cannot be read.
     """
     from axonn_tune.learning.diagnose import diagnose as diagnose_one
     from axonn_tune.learning.diagnose import read_rank_times
     from axonn_tune.learning.evidence import joined
     from axonn_tune.learning.reading import EvidenceRequest, read_evidence
 
-    request = EvidenceRequest(paths=[path], **options)
-    if from_command is not None:
-        run = read_run(from_command, given=request.stated, model=request.model, framework=request.framework, needed=())
-        said = {column: stated.value for column, stated in run.columns.items() if column in COLUMNS}
-        request = replace(request, facts={**said, **request.stated})
-    evidence = read_evidence(request)
-    if from_command is not None:
-        evidence = replace(evidence, assumed=(*(f"{run.path}: {words}" for words in run.assumed), *evidence.assumed))
+    evidence = read_evidence(EvidenceRequest(paths=[path], asked=("precision",), **options))
     if known := list(evidence.known):
         own = f"{evidence.machine.name} has learned from {known[0]}, so its prediction has seen this run"
         evidence = replace(evidence, assumed=(own, *evidence.assumed))

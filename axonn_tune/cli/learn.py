@@ -46,6 +46,9 @@ evidence_options = added(
             help="Fact that a log or row does not state, as a column of the step CSV: tp=8. May be repeated.",
         ),
         click.option(
+            "--from-command", metavar="FILE", help="Script or config that started the run, for facts the log lacks."
+        ),
+        click.option(
             "--ranks", type=Count(2), metavar="N", help="Ranks, for a collective log that does not state them."
         ),
         click.option("--nodes", type=Count(), metavar="N", help="Its nodes."),
@@ -75,7 +78,7 @@ def learn_command(*, output: str, output_format: str, **options: Any) -> None:
 
     \b
     Examples:
-      axonn-tune learn slurm-1234.out --machine dgx-h100 -o ours.yaml
+      axonn-tune learn slurm-1234.out --from-command train.sh --machine dgx-h100 -o ours.yaml
       axonn-tune learn steps.csv all_reduce.txt --machine dgx-h100 -o ours.yaml
       axonn-tune learn measured.yaml -o here.yaml
     """
@@ -92,7 +95,6 @@ def learn_command(*, output: str, output_format: str, **options: Any) -> None:
 
 @click.command("diagnose", short_help="Compare a run with its prediction and explain the gap.")
 @click.argument("path", metavar="LOG|TRACE|RUN")
-@click.option("--from-command", metavar="FILE", help="Script or config that started the run, for facts the log lacks.")
 @evidence_options
 @format_option(("table", "json"))
 @html_option

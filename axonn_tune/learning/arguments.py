@@ -147,6 +147,8 @@ _MESH_NAMES = {
     "dp": "data_parallel_shard_degree",
     "cp": "context_parallel_degree",
     "tp": "tensor_parallel_degree",
+    "ep": "expert_parallel_degree",
+    "etp": "expert_tensor_parallel_degree",
 }
 
 
@@ -244,6 +246,8 @@ def is_miscounted(field: str, value: str) -> bool:
 
 
 _OF_EXPERTS = ("expert_model_parallel_size", "expert_parallel_degree")
+OF_EXPERTS = ("experts", "ep", "etp", "dispatcher", "routing")
+"""Columns that a row has only if it names its model."""
 
 
 def experts_proof(arguments: Arguments) -> str:
@@ -661,12 +665,6 @@ class StatedRun:
                 raise UsageError(f"{place}: the {self.noun} {said}")
         return replace(self, columns=columns)
 
-    def check_experts(self) -> None:
-        """UsageError for experts."""
-        experts = self.columns.get("experts")
-        if experts is not None and experts.value > 1:
-            raise UsageError(f"{self.path}:{experts.line}: {experts.value} experts: only dense models are described")
-
     def check_layout(self) -> None:
         """UsageError for a layout that does not fill its GPUs."""
         sizes = {name: self.columns[name] for name in (*_MODEL_AXES, "dp") if name in self.columns}
@@ -679,7 +677,7 @@ class StatedRun:
     def row(self) -> dict[str, Cell]:
         """The record of the step CSV, without a time."""
         place = f"{Path(self.path).name}:{self.lines[0]}-{self.lines[1]}"
-        stated = {name: one.value for name, one in self.columns.items() if name not in ("experts", "ep", "etp")}
+        stated = {name: one.value for name, one in self.columns.items() if name not in OF_EXPERTS}
         return {"id": place, "framework": self.software} | stated
 
 

@@ -73,6 +73,9 @@ UNSTATED = 4.0
 """How many times as often an option differs from what was assumed of it as from what was stated: judgement, too. No run
 states its token imbalance unless it forces the load balance."""
 
+CONTRADICTED = 40.0
+"""The same of a number format that was asked for where the log itself states another."""
+
 LATE_HOST, DISPATCH_US = 4.0, 74.7
 """How many times as often the host is late with experts and without CUDA graphs: the steps of one layout of DeepSeek-V3
 halved as launches and Python were removed (NVIDIA/Megatron-LM@1d9edcf8, docs/discussions). Host time of an operation
@@ -268,6 +271,7 @@ _KINDS = {
     "zero_stage": "distributed_optimizer",
     "routing": "routing",
     "dispatcher": "dispatcher",
+    "precision": "precision",
 }
 """Columns that a row may leave blank, and the hypothesis of another value. Attention has none: frameworks that have it
 fused seldom run without."""
@@ -289,7 +293,7 @@ def _assumptions(observed: _Observed, hypotheses: Sequence[Hypothesis]) -> Itera
         "routing": "natural" if step.imbalance == NATURAL_IMBALANCE else "forced",
         "dispatcher": step.dispatcher,
     }
-    for column in observed.sample.unstated:
+    for column in filter(taken.__contains__, observed.sample.unstated):
         others = (
             Alternative(re.sub(", not [^,]+", "", guess.words), step_s, least <= observed.measured_s / step_s <= most)
             for hypothesis in hypotheses
@@ -645,7 +649,9 @@ def _other_setups(observed: _Observed, setup: Setup) -> Iterator[Hypothesis]:
             observed.guess(words, changed) for words, changed in others if possible(changed, within_bytes=within)
         )
         advice = {"overlap": _QUEUES, "overlaps": _QUEUES, "dispatcher": _DISPATCH}.get(kind, _FLAGS)
-        if guesses and kind in open_:
+        if guesses and kind == "precision":
+            yield Hypothesis(kind, title, guesses, advice, CONTRADICTED if kind in open_ else 1.0)
+        elif guesses and kind in open_:
             yield Hypothesis(kind, title.replace("than stated", "than assumed"), guesses, _STATE, UNSTATED)
         elif guesses:
             yield Hypothesis(kind, title, guesses, advice)

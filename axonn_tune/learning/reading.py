@@ -14,15 +14,15 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from axonn_tune.errors import DocumentError, Problem, UnknownNameError, UsageError, suggest
 from axonn_tune.frameworks import find_framework
 from axonn_tune.frameworks.axonn_tune import AXONN_TUNE
 from axonn_tune.frameworks.description import Framework
-from axonn_tune.learning.arguments import Stated, StatedRun
+from axonn_tune.learning.arguments import OF_EXPERTS, Stated, StatedRun, experts_proof, is_same
 from axonn_tune.learning.evidence import Sample, measured_samples, probe_samples, run_sample, step_sample
-from axonn_tune.learning.stated import model_columns
+from axonn_tune.learning.stated import CommandRun, model_columns, read_run
 from axonn_tune.specs.catalog import MachineLike, ModelLike, load_machine, load_model, machines_with
 from axonn_tune.specs.document import read_yaml
 from axonn_tune.specs.launch import Launch
@@ -31,7 +31,7 @@ from axonn_tune.specs.machine import Machine, Source, Tier
 from axonn_tune.specs.points import MatmulProbe, Probe
 from axonn_tune.specs.results import LAUNCH_NAME, SUMMARY_NAME, Measurements, Summary
 from axonn_tune.units import counted
-from axonn_tune.validation.published.cases import case_of, differences, measured_s, profile_of
+from axonn_tune.validation.published.cases import case_of, differences, framework_of, measured_s, profile_of
 from axonn_tune.validation.published.cells import names_model
 from axonn_tune.validation.published.rows import (
     COLUMNS,
@@ -45,6 +45,9 @@ from axonn_tune.validation.published.rows import (
     step_row,
 )
 
+if TYPE_CHECKING:
+    from axonn_tune.learning.training_logs import LoggedRun
+
 
 @dataclass(frozen=True, kw_only=True)
 class EvidenceRequest:
@@ -52,7 +55,8 @@ class EvidenceRequest:
 
     machine: base profile; without one, that of measurement files, or the shipped one nearest to what rows say.
     framework: software of logs and rows that do not name it. model, facts: what logs and rows do not state; facts are
-    columns of the step CSV, by name or as in `tp=8`.
+    columns of the step CSV, by name or as in `tp=8`. from_command: script or config that started the runs of logs;
+    asked: columns in which it holds though a log states another value.
     ranks, nodes: of a collective log that does not state them. ranks_per_node: splits a base profile of one network
     level.
     """
@@ -62,6 +66,8 @@ class EvidenceRequest:
     framework: str | None = None
     model: ModelLike | None = None
     facts: Mapping[str, object] | Sequence[str] = ()
+    from_command: str | Path | None = None
+    asked: Sequence[str] = ()
     ranks: int | None = None
     nodes: int | None = None
     ranks_per_node: int | None = None
@@ -79,6 +85,17 @@ class EvidenceRequest:
         if unknown := [name for name in found if name not in COLUMNS]:
             raise UsageError(f"--fact {unknown[0]}: no such column{suggest(unknown[0], COLUMNS)}")
         return found
+
+    def script(self, *, gpus: int | None = None) -> CommandRun | None:
+        """The run of the script or config, on as many GPUs as a log states.
+
+        UsageError or DocumentError where it cannot be read.
+        """
+        if self.from_command is None:
+            return None
+        given: dict[str, Cell] = {} if gpus is None else {"n_gpus": gpus}
+        given |= {name: value for name, value in self.stated.items() if name not in OF_EXPERTS}
+        return read_run(self.from_command, given=given, model=self.model, framework=self.framework, needed=())
 
 
 @dataclass(frozen=True)
@@ -155,6 +172,7 @@ def _require_use(found: Sequence[_Found], request: EvidenceRequest) -> None:
     rows, probes = (any(one.kind == kind for one in found) for kind in ("rows", "probes"))
     unused = {
         "--fact": bool(request.facts) and not rows,
+        "--from-command": request.from_command is not None and not rows,
         "--model": request.model is not None and not rows,
         "--framework": request.framework is not None and not (rows or probes),
         "--ranks": request.ranks is not None and not probes,
@@ -241,7 +259,7 @@ def _reader(text: str) -> Callable[[Path, EvidenceRequest], _Found] | None:
 
 def _rows(path: Path, request: EvidenceRequest) -> _Found:
     """A CSV of steps, whose blank cells and missing columns are what was given."""
-    given, own_gpu = _given(request), "gpu" not in request.stated
+    given, own_gpu = _given(request, request.script()), "gpu" not in request.stated
     plain: dict[str, list[int]] = {}
 
     def row(record: Mapping[str, str], line: int) -> StepRow:
@@ -276,15 +294,24 @@ def _rows(path: Path, request: EvidenceRequest) -> _Found:
     return _of_rows(path, timed, (0.0,) * len(timed), _Notes(said, []))
 
 
-def _of_rows(path: Path, rows: Sequence[StepRow], errors: Sequence[float], own: _Notes) -> _Found:
-    """Steps of a CSV file, or of a training log; errors: relative standard error of each time."""
+def _of_rows(
+    path: Path,
+    rows: Sequence[StepRow],
+    errors: Sequence[float],
+    own: _Notes,
+    runs: Sequence[CommandRun | None] = (),
+) -> _Found:
+    """Steps of a CSV file, or of a training log; errors: relative standard error of each time.
+
+    runs: those that arguments state, which say more than their rows.
+    """
 
     def samples(machine: Machine, notes: _Notes) -> tuple[list[Sample], str]:
         found = []
         notes.assumed.extend(own.assumed)
         notes.left_out.extend(own.left_out)
-        for row, spread in zip(rows, errors, strict=True):
-            place, case = f"{path.name}:{row.line}", case_of(row, machine=machine)
+        for row, spread, run in zip(rows, errors, runs or (None,) * len(rows), strict=True):
+            place, case = f"{path.name}:{row.line}", run.case(machine) if run else case_of(row, machine=machine)
             if isinstance(case, str):
                 notes.left_out.append(f"{place}: {case}")
                 continue
@@ -348,28 +375,58 @@ def _of_probes(
 def _training_log(path: Path, request: EvidenceRequest) -> _Found:
     from axonn_tune.learning.training_logs import read_training_log
 
-    given = _given(request, _beside(path))
-    runs = read_training_log(path)
-    rows = []
+    runs, rows, said = read_training_log(path), list[StepRow](), list[str]()
+    stated: list[CommandRun | None] = []
     for run in runs:
+        gpus = run.columns.get("n_gpus")
+        script = request.script(gpus=None if gpus is None else gpus.value)
+        said += [] if script is None else [f"{script.path}: {words}" for words in script.assumed]
+        given = _given(request, script, _beside(path))
+        asked = {name: given.pop(name) for name in request.asked if name in given.keys() & run.columns.keys()}
+        log, place = run.completed(given), f"{path.name}:{run.lines[0]}"
+        doubted = [name for name, value in asked.items() if not is_same(log.columns[name].value, value, name)]
+        for name in doubted:
+            states = f"the log states {name} {cell_text(log.columns[name].value)}"
+            said.append(f"{place}: {states}, and {script.path if script else 'an option'} {cell_text(asked[name])}")
+        log = replace(log, columns={**log.columns, **{name: Stated(value, 0) for name, value in asked.items()}})
         try:
-            row = step_row(run.record(given), run.lines[0])
+            row = step_row(log.row(), run.lines[0])
         except ValueError as error:
             raise DocumentError(run.path, [Problem("", str(error), run.lines[0])]) from None
         # A log that prints its arguments prints no interleaving and default kernels as nothing.
         printed = ("vpp", "attn") if "recompute" in run.columns else ()
-        rows.append(replace(row, unstated=tuple(name for name in row.unstated if name not in printed)))
+        rows.append(replace(row, unstated=(*(name for name in row.unstated if name not in printed), *doubted)))
+        stated.append(_stated(log, row, request, script))
+        said += [f"{place}: {words}" for words in run.assumed]
+        if stated[-1] is None and (proof := experts_proof(run.arguments)):
+            said.append(
+                f"{place}: the model has no experts, but the log has {proof}, which only mixtures of experts have"
+            )
     errors = tuple(run.spread / math.sqrt(len(run.times_s)) for run in runs)
-    said = [f"{path.name}:{run.lines[0]}: {words}" for run in runs for words in run.assumed]
     left_out = [f"{path.name}:{line}: {words}" for run in runs for line, words in run.left_out]
     more = [f"{path.name}: {len(left_out) - MOST_LEFT_OUT} lines more"] if len(left_out) > MOST_LEFT_OUT else []
-    return _of_rows(path, rows, errors, _Notes(said, [*left_out[:MOST_LEFT_OUT], *more]))
+    return _of_rows(path, rows, errors, _Notes(said, [*left_out[:MOST_LEFT_OUT], *more]), stated)
 
 
-def _given(request: EvidenceRequest, beside: Mapping[str, str] | None = None) -> dict[str, Cell]:
-    """Columns that options give, over those of the file beside a log."""
+def _stated(log: LoggedRun, row: StepRow, request: EvidenceRequest, script: CommandRun | None) -> CommandRun | None:
+    """The run by its arguments, where a script or the log itself states experts or a script more than a row holds."""
+    document = None if request.model is None else load_model(request.model).document
+    experts = log.columns.get("experts")
+    if script is not None:
+        return script.of_log(log, log.arguments)
+    if (document and document.has_experts) or (experts is not None and experts.value > 1):
+        name = framework_of(row).name
+        return CommandRun(log.path, name, log.lines, log.columns, log.arguments, given=document)
+    return None
+
+
+def _given(
+    request: EvidenceRequest, script: CommandRun | None, beside: Mapping[str, str] | None = None
+) -> dict[str, Cell]:
+    """Columns that options give, over those of the file beside a log, and of the script that started it."""
     model = {} if request.model is None else model_columns(load_model(request.model).document)
-    given: dict[str, Cell] = {**model, **(beside or {}), **request.stated}
+    said = {} if script is None else {name: one.value for name, one in script.columns.items() if name in COLUMNS}
+    given: dict[str, Cell] = {**model, **said, **(beside or {}), **request.stated}
     if request.framework:
         given.setdefault("framework", request.framework)
     if request.machine is not None and "gpu" not in given:

@@ -13,10 +13,12 @@ import tomllib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Self
 
 from axonn_tune.errors import CONTROL, DocumentError, Problem, UsageError
 from axonn_tune.frameworks import find_framework, registry
-from axonn_tune.frameworks.description import ContextExchange
+from axonn_tune.frameworks.description import NATURAL_IMBALANCE, ContextExchange
+from axonn_tune.frameworks.dispatchers import find_dispatcher
 from axonn_tune.frameworks.keys import (
     OFF,
     SHIPPED,
@@ -333,6 +335,11 @@ class CommandRun(StatedRun):
     unknown: tuple[str, ...] = ()
     given: Model | None = None
 
+    def of_log(self, log: StatedRun, arguments: Arguments) -> Self:
+        """The same run as a log has it, whose arguments and columns count before those of a file."""
+        said = {name: replace(one, line=0) for name, one in self.arguments.items()}
+        return replace(self, path=log.path, lines=log.lines, columns=log.columns, arguments={**said, **arguments})
+
     def model(self) -> Model:
         """The model: the user's, a shipped one with the same sizes, or one from the stated sizes."""
         if self.given is not None:
@@ -398,6 +405,11 @@ class CommandRun(StatedRun):
             one.grid, case.model, case.workload, framework, micro_batch=one.micro_batch, chunks=one.chunks
         ):
             raise self._wrong(f"ep: {'; '.join(wrong)}" if ep is not None else "; ".join(wrong))
+        named = {name: str(self.columns.get(name, _NOTHING).value) for name in ("dispatcher", "routing")}
+        if named["dispatcher"]:
+            framework = framework.with_step(dispatcher=find_dispatcher(named["dispatcher"]).name)
+        if named["routing"]:
+            framework = framework.with_step(imbalance=NATURAL_IMBALANCE if named["routing"] == "natural" else 1.0)
         return replace(case, framework=replace(framework, dispatchers=()), configurations=layouts)
 
     def _row(self, record: Record) -> StepRow:

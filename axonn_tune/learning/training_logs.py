@@ -24,18 +24,10 @@ from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, ClassVar, Literal, TypeAlias
+from typing import Any, ClassVar, Literal, Self, TypeAlias
 
 from axonn_tune.errors import CONTROL, DocumentError, Problem
-from axonn_tune.learning.arguments import (
-    NEEDED,
-    Arguments,
-    PrintedArguments,
-    Stated,
-    StatedRun,
-    columns_of,
-    experts_proof,
-)
+from axonn_tune.learning.arguments import NEEDED, Arguments, PrintedArguments, Stated, StatedRun, columns_of
 from axonn_tune.specs.loading import json_of, read_bytes
 from axonn_tune.units import TERA, read_count, read_number
 from axonn_tune.validation.published.rows import Cell
@@ -63,7 +55,7 @@ class LoggedRun(StatedRun):
 
     lines: first and last line of its steps. times_s: seconds per `per`, after warm-up and without outliers. left_out:
     excluded lines, outliers first. assumed: assumptions, in words. flops: of a GPU per `per`, by the log's own TFLOP/s
-    times its time; 0 without.
+    times its time; 0 without. arguments: those that it prints.
     """
 
     noun: ClassVar[str] = "log"
@@ -73,6 +65,7 @@ class LoggedRun(StatedRun):
     left_out: tuple[LeftOut, ...] = ()
     assumed: tuple[str, ...] = ()
     flops: float = 0.0
+    arguments: Arguments = field(default_factory=dict)
 
     @property
     def step_s(self) -> float:
@@ -90,21 +83,21 @@ class LoggedRun(StatedRun):
         middle = statistics.median(self.times_s)
         return _deviation(self.times_s) / middle
 
-    def record(self, given: Mapping[str, Cell]) -> dict[str, Cell]:
-        """A record of the step CSV. `given`: columns from options or a file beside the log.
+    def completed(self, given: Mapping[str, Cell]) -> Self:
+        """The same with its time among the columns of a row. `given`: columns from options or a file beside the log.
 
-        UsageError for a contradiction, a column that neither states, a layout that does not fill its GPUs, and for
-        a mixture of experts, which no row describes.
+        UsageError for a contradiction, a column that neither states, and a layout that does not fill its GPUs.
         """
         run = self.with_given(given)
         missing = {*NEEDED} - run.columns.keys()
         options = [flag for flag, names in (("--model", _OF_MODEL), ("--machine", {"gpu"})) if missing & names]
         more = f", or by {' and '.join(options)}" if options else ""
         run.require(NEEDED, f"give it as --fact NAME=VALUE, in {Path(self.path).stem}.yaml beside the log{more}")
-        run.check_experts()
         run.check_layout()
-        rate = run.flops / statistics.median(run.times_s) / TERA
-        return run.row() | {"step_s": f"{run.step_s:.9g}"} | ({"tflops_per_gpu": f"{rate:.6g}"} if rate else {})
+        times = {"step_s": f"{run.step_s:.9g}"}
+        if rate := run.flops / statistics.median(run.times_s) / TERA:
+            times["tflops_per_gpu"] = f"{rate:.6g}"
+        return replace(run, columns={**run.columns, **{name: Stated(one, 0) for name, one in times.items()}})
 
 
 def read_training_log(path: Path) -> tuple[LoggedRun, ...]:
@@ -486,9 +479,6 @@ def _run(path: str, segment: _Segment) -> LoggedRun | None:
     assumed = [f"step times are those of {kind!r} lines; {', '.join(sorted(others))} is not used"] if others else []
     readings, words = _steps(kind, segment)
     software, more = _software(found, kinds, segment.arguments)
-    columns = columns_of(segment.arguments)
-    if proof := experts_proof(segment.arguments):
-        more.append(f"the model has no experts, but the log has {proof}, which only mixtures of experts have")
     kept, outliers, wrong = _level(readings, mean=bool(found.mean))
     if wrong:
         segment.left_out.append((readings[-1].line, wrong))
@@ -497,12 +487,13 @@ def _run(path: str, segment: _Segment) -> LoggedRun | None:
         path=path,
         software=software,
         lines=(min(one.line for one in readings), max(one.line for one in readings)),
-        columns=columns,
+        columns=columns_of(segment.arguments),
         times_s=tuple(one.time_s for one in kept),
         per=readings[0].per,
         left_out=(*outliers, *segment.left_out),
         assumed=(*assumed, *words, *more),
         flops=statistics.median(one.flops for one in kept),
+        arguments=segment.arguments,
     )
 
 
@@ -594,4 +585,6 @@ def _software(kind: _Kind, kinds: Set[str], arguments: Arguments) -> tuple[str, 
     engine = arguments.get("transformer_impl")
     if "tflops_per_gpu" in arguments or (engine is not None and engine.value == "transformer_engine"):
         return "Megatron-Core", ["Megatron-Core, since the log has its TFLOP/s or Transformer Engine"]
+    if columns_of(arguments).get("experts", Stated(1, 0)).value > 1:
+        return "Megatron-Core", ["Megatron-Core, since the log has experts"]
     return "Megatron-LM", ["Megatron-LM, since the log names neither Megatron-Core, NeMo, torchtitan nor DeepSpeed"]

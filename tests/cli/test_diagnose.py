@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from axonn_tune.learning.stated import read_run
 from tests.cli.running import good, run
 
 FIXTURES = Path(__file__).parents[1] / "fixtures" / "diagnose"
@@ -116,8 +117,83 @@ def test_a_log_takes_what_it_lacks_from_the_script(tmp_path: Path) -> None:
     assert found["flops_ratio"] == pytest.approx(1.0, rel=1e-3)
     assert found["verdict"].endswith("which is reasonable.")
     assert any("the vocabulary is not stated: 128,256" in remark for remark in found["remarks"])
-    assert not any("experts" in remark for remark in found["remarks"])
+    assert not any("no experts" in remark for remark in found["remarks"])
     said = {cause["kind"]: cause["words"] for cause in found["causes"]}
     assert said["interleaving"].startswith("VPP ")
     assert re.fullmatch(r"rank order [A-Z]+(,[A-Z]+)*", said["rank_order"])
     assert found["unexplained"] is None
+
+
+# Runs with experts, or in a format below 16 bits, from one log beside the script.
+
+SIZES = (
+    "--num-layers 16 --hidden-size 4096 --ffn-hidden-size 14336 --num-attention-heads 32 --group-query-attention "
+    "--num-query-groups 8 --swiglu --disable-bias-linear --untie-embeddings-and-output-weights --normalization RMSNorm "
+    "--position-embedding-type rope --vocab-size 32000 --seq-length 4096 --max-position-embeddings 4096 "
+    "--micro-batch-size 1 --use-distributed-optimizer --overlap-grad-reduce --overlap-param-gather --bf16 "
+    "--global-batch-size"
+)
+MIXTURE = f"{SIZES} 128 --num-experts 8 --moe-router-topk 2 --moe-grouped-gemm --moe-token-dispatcher-type alltoall"
+MIXTURE = f"{MIXTURE} --expert-model-parallel-size 8 --pipeline-model-parallel-size 2"
+
+
+def core_run(folder: Path, arguments: str, *, asked: str = "", machine: str = "dgx-h100", prints: bool = True) -> str:
+    """Options for the log of a run of Megatron-Core on 64 GPUs, with the script that asks for more than that ran.
+
+    The steps take what is predicted of them; prints: the log has its arguments.
+    """
+    script, log = folder / "run.sh", folder / "run.log"
+    script.write_text(f"torchrun --nproc_per_node 8 --nnodes 8 pretrain_gpt.py {arguments}", "utf-8")
+    step_s = good(f"explain --from-command {script} --machine {machine} --format json").document["config"][
+        "iteration_s"
+    ]
+    lines = [f"  {name} {'.' * 20} {one.value}" for name, one in read_run(script, given={}).arguments.items()]
+    steps = [f" iteration {step:8d}/ 500 | elapsed time per iteration (ms): {1e3 * step_s} |" for step in range(1, 9)]
+    log.write_text("\n".join([*(lines if prints else ["using world size: 64,"]), *steps]), "utf-8")
+    nodes = "8" if prints else "${SLURM_NNODES:-1}"
+    script.write_text(f"torchrun --nproc_per_node 8 --nnodes {nodes} pretrain_gpt.py {arguments} {asked}", "utf-8")
+    return f"{log} --machine {machine}"
+
+
+@pytest.mark.parametrize("prints", [True, False])
+def test_a_log_with_experts_is_priced_as_its_script(
+    prints: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Guards EP, dispatcher and experts of a log: of the script beside it, and of what it prints itself."""
+    monkeypatch.setattr("axonn_tune.learning.diagnose.changes_of", lambda *_: ())
+    monkeypatch.setattr("axonn_tune.api.learning.changes_of", lambda *_, **__: ())
+    words, beside = core_run(tmp_path, MIXTURE, prints=prints), f"--from-command {tmp_path / 'run.sh'}"
+    for more in (beside, "") if prints else (beside,):
+        found = good(f"diagnose {words} {more} --format json").document
+        assert found["predicted_s"] == pytest.approx(found["measured_s"], rel=1e-4), more
+        assert not any("no experts" in remark for remark in found["remarks"])
+    if not prints:
+        failed = run(f"diagnose {words} {beside} --fact ep=16")
+        assert (failed.code, "experts (8) is not divisible by EP = 16" in failed.err) == (2, True)
+
+
+@pytest.mark.parametrize("prints", [True, False])
+@pytest.mark.parametrize(
+    ("machine", "recipe", "name"),
+    [
+        ("gb200-nvl72", "e4m3 --fp8-recipe mxfp8", "mxfp8"),
+        ("dgx-h100", "hybrid --fp8-recipe tensorwise", "fp8-current"),
+    ],
+)
+def test_a_log_in_bf16_beside_a_script_in_8_bits_is_named_first(
+    machine: str, recipe: str, name: str, prints: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Guards a recipe that is not active: steps are BF16's, whether or not the log says so; `learn` refuses those."""
+    monkeypatch.setattr("axonn_tune.learning.diagnose.changes_of", lambda *_: ())
+    monkeypatch.setattr("axonn_tune.api.learning.changes_of", lambda *_, **__: ())
+    words = core_run(tmp_path, f"{SIZES} 256", asked=f"--fp8-format {recipe}", machine=machine, prints=prints)
+    words = f"{words} --from-command {tmp_path / 'run.sh'}"
+    found = run(f"diagnose {words} --format json").document
+    assert found["causes"][0]["kind"] == "precision"
+    assert found["causes"][0]["words"] == f"this looks like BF16: the recipe {name} is not active"
+    assert (
+        any(f"the log states precision bf16, and {tmp_path / 'run.sh'} {name}" in one for one in found["remarks"])
+        == prints
+    )
+    if prints:
+        assert f"states precision bf16, but {name} is given" in run(f"learn {words} -o {tmp_path / 'ours.yaml'}").err

@@ -257,7 +257,7 @@ def step_row(stated: Record, line: int) -> StepRow:
 
 
 _SIZES = ("n_gpus", "layers", "hidden", "heads", "kv_heads", "ffn", "vocab", "seq", "gbs", "mbs", "zero_stage")
-_DEGREES = ("tp", "y", "z", "pp", "vpp", "cp", "dp", "head_dim", "vocab_multiple")
+_DEGREES = ("tp", "y", "z", "pp", "vpp", "cp", "dp", "ep", "etp", "head_dim", "vocab_multiple")
 
 
 def meaning(name: str, value: Cell) -> Cell:

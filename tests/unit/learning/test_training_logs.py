@@ -12,6 +12,7 @@ import pytest
 import yaml
 
 from axonn_tune.errors import AxonnTuneError, DocumentError, UsageError
+from axonn_tune.learning.reading import EvidenceRequest, read_evidence
 from axonn_tune.learning.training_logs import LoggedRun, decoded, looks_like_training_log, read_training_log
 from axonn_tune.validation.published.rows import cell_text
 
@@ -69,27 +70,28 @@ def test_a_contradiction_names_file_line_and_both_values(tmp_path: Path) -> None
     """What is given may repeat what the log states, and not differ from it."""
     run = only(tmp_path, CORE)
     with pytest.raises(UsageError, match=r"train\.log:2: the log states tp 8, but 4 is given"):
-        run.record(FULL | {"tp": "4", "seq": "4096"})
-    assert run.record(FULL | {"tp": "8.0", "seq": "4096"})["tp"] == 8
+        run.completed(FULL | {"tp": "4", "seq": "4096"})
+    assert run.completed(FULL | {"tp": "8.0", "seq": "4096"}).columns["tp"].value == 8
 
 
 def test_missing_columns_are_named(tmp_path: Path) -> None:
     """Nothing is guessed: what neither log nor options state is asked for."""
     with pytest.raises(UsageError, match="does not state gpu, layers, hidden"):
-        only(tmp_path, CORE).record({})
+        only(tmp_path, CORE).completed({})
 
 
 def test_a_layout_that_does_not_fill_its_gpus_is_refused(tmp_path: Path) -> None:
     """Degrees that do not multiply to the GPUs are a damaged dump."""
     lines = [line.replace(".. 1536", ".. 1540") for line in CORE]
     with pytest.raises(UsageError, match="tp 8 x pp 4 x cp 1 = 32 ranks, but n_gpus is 1540"):
-        only(tmp_path, lines).record(FULL | {"seq": "4096"})
+        only(tmp_path, lines).completed(FULL | {"seq": "4096"})
 
 
 def test_expert_parallelism_of_a_log_is_said(tmp_path: Path) -> None:
     """Guards a log that shows experts without stating how many; one rank of them shows none."""
     for ranks in (1, 8):
-        (*assumed,) = only(tmp_path, [f"  expert_model_parallel_size {25 * '.'} {ranks}", *CORE]).assumed
+        path = written(tmp_path, [f"  expert_model_parallel_size {25 * '.'} {ranks}", *CORE])
+        (*assumed,) = read_evidence(EvidenceRequest(paths=[path], facts={**FULL, "seq": "4096"})).assumed
         said = "the log has expert_model_parallel_size 8 (line 1)"
         assert sum(said in words for words in assumed) == (ranks == 8)
 
