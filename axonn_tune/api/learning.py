@@ -15,9 +15,8 @@ from axonn_tune.frameworks import find_framework
 from axonn_tune.frameworks.axonn_tune import AXONN_TUNE
 from axonn_tune.job import Job
 from axonn_tune.learning.evidence import Setup
-from axonn_tune.learning.setups import changes_of, problem_of
+from axonn_tune.learning.setups import changes_of, searched
 from axonn_tune.learning.stated import OF_MODEL, CommandRun, read_run, shipped_twin
-from axonn_tune.ranking.choosing import search
 from axonn_tune.ranking.compare import compare, with_layout
 from axonn_tune.ranking.inputs import Inputs, load_inputs
 from axonn_tune.report.explain import ExplainSection
@@ -152,16 +151,14 @@ def explain_command(path: str | Path, *, machine: MachineLike | None = None, **o
     impossible values.
     """
     run, setup, inputs = _stated(path, machine, options)
-    priced, ranking = setup.price(lambda same: same), search(problem_of(setup), exact=_EXACT)
-    ranks, named, own = ranking.ranks(), options.get("model"), run.model()
+    priced, ranking = setup.price(lambda same: same), searched(setup, exact=_EXACT)
+    named, own = options.get("model"), run.model()
     ours = None if named is not None or shipped_twin(own) else (f"{own.name}.yaml", own)
     stated = StatedCommand(
         run=run,
         setup=setup,
         changes=changes_of(setup, lambda changed: changed.price(lambda same: same).iteration_s, ranking=ranking),
-        rank=ranks.get(tuple(setup.layout.grid.axis_size(axis) for axis in ranking.grids.axes)),
-        layouts=len(ranking),
-        best_s=ranking[0].iteration_s if len(ranking) else None,
+        ranking=ranking,
         machine=str(machine) if isinstance(machine, str | Path) else inputs.machine.document.name,
         model=str(named) if isinstance(named, str | Path) else ours,
     )

@@ -28,7 +28,16 @@ from axonn_tune.errors import UsageError
 from axonn_tune.frameworks.description import NATURAL_IMBALANCE
 from axonn_tune.learning.evidence import OF_MODEL, WHOLE, Adjust, Sample, Setup, named_times, noise_of
 from axonn_tune.learning.learn import Prior, prior_of
-from axonn_tune.learning.setups import Change, alternatives, captures, changes_of, most_bytes, possible, with_step
+from axonn_tune.learning.setups import (
+    Change,
+    alternatives,
+    captures,
+    changes_of,
+    most_bytes,
+    possible,
+    searched,
+    with_step,
+)
 from axonn_tune.program.dimensions import logged_flops
 from axonn_tune.specs.loading import read_text
 from axonn_tune.specs.machine import Machine
@@ -255,7 +264,9 @@ def diagnose(sample: Sample, machine: Machine, *, ranks: RankTimes | None = None
         healthy=healthy,
         misfit=misfit,
         causes=causes,
-        changes=() if setup is None else changes_of(setup, lambda one: observed.price(observed.known, one)["step"]),
+        changes=()
+        if setup is None
+        else changes_of(setup, lambda one: observed.price(observed.known, one)["step"], ranking=searched(setup)),
         assumed=tuple(_assumptions(observed, hypotheses)),
         learned=machine.learned is not None,
         flops_ratio=min(ratios, key=lambda ratio: abs(math.log(ratio)), default=None),

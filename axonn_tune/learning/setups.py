@@ -201,17 +201,24 @@ def _same(machine: Machine) -> Machine:
     return machine
 
 
-def changes_of(setup: Setup, price: Callable[[Setup], float], *, ranking: Priced | None = None) -> tuple[Change, ...]:
-    """Single changes of a layout, and the best layout that fits, by the steps of `price`, largest gain first.
+def searched(setup: Setup, *, exact: int = 1) -> Priced | None:
+    """The search for better layouts; None for models with experts or other layers than one repeated block.
 
-    ranking: of a search, if there was one.
+    There it takes a hundred times as long as the price of the one that is asked for. exact: layouts priced in full.
     """
+    return None if setup.model.mixed else search(problem_of(setup), exact=exact)
+
+
+def changes_of(setup: Setup, price: Callable[[Setup], float], *, ranking: Priced | None) -> tuple[Change, ...]:
+    """Single changes of a layout, and the best layout of a search, by the steps of `price`, largest gain first."""
     stated_s, found, limit = price(setup), [], setup.price(_same).memory_limit_bytes
-    tried = [(words, changed) for several in alternatives(setup).values() for words, changed in several]
+    # What a router or a recipe does is no choice of a layout.
+    others = (several for (kind, _), several in alternatives(setup).items() if kind not in ("routing", "precision"))
+    tried = [(words, changed) for several in others for words, changed in several]
     if (flagged := with_own_flags(setup)) != setup:
         tried.append(("the framework's default overlaps and sharding", flagged))
-    if len(best := ranking or search(problem_of(setup), exact=1)):
-        fastest = best.layout(0)
+    if ranking is not None and len(ranking):
+        fastest = ranking.layout(0)
         words = f"the best layout of a search: {layout_words(fastest, flagged.framework)}"
         tried.append((words, replace(flagged, layout=fastest)))
     for words, changed in tried:

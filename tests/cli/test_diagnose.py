@@ -160,7 +160,7 @@ def test_a_log_with_experts_is_priced_as_its_script(
     prints: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Guards EP, dispatcher and experts of a log: of the script beside it, and of what it prints itself."""
-    monkeypatch.setattr("axonn_tune.learning.diagnose.changes_of", lambda *_: ())
+    monkeypatch.setattr("axonn_tune.learning.diagnose.changes_of", lambda *_, **__: ())
     monkeypatch.setattr("axonn_tune.api.learning.changes_of", lambda *_, **__: ())
     words, beside = core_run(tmp_path, MIXTURE, prints=prints), f"--from-command {tmp_path / 'run.sh'}"
     for more in (beside, "") if prints else (beside,):
@@ -184,7 +184,7 @@ def test_a_log_in_bf16_beside_a_script_in_8_bits_is_named_first(
     machine: str, recipe: str, name: str, prints: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Guards a recipe that is not active: steps are BF16's, whether or not the log says so; `learn` refuses those."""
-    monkeypatch.setattr("axonn_tune.learning.diagnose.changes_of", lambda *_: ())
+    monkeypatch.setattr("axonn_tune.learning.diagnose.changes_of", lambda *_, **__: ())
     monkeypatch.setattr("axonn_tune.api.learning.changes_of", lambda *_, **__: ())
     words = core_run(tmp_path, f"{SIZES} 256", asked=f"--fp8-format {recipe}", machine=machine, prints=prints)
     words = f"{words} --from-command {tmp_path / 'run.sh'}"
@@ -197,3 +197,12 @@ def test_a_log_in_bf16_beside_a_script_in_8_bits_is_named_first(
     )
     if prints:
         assert f"states precision bf16, but {name} is given" in run(f"learn {words} -o {tmp_path / 'ours.yaml'}").err
+
+
+def test_a_run_with_experts_is_priced_without_a_search(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards the time of `explain --from-command`: one layout and its single changes, and the search as a command."""
+    monkeypatch.setattr("axonn_tune.learning.setups.search", pytest.fail)
+    words = core_run(tmp_path, MIXTURE)
+    out = good(f"explain --from-command {tmp_path / 'run.sh'} {words.partition(' ')[2]}").out
+    assert "are not searched here: `axonn-tune --gpus 64 --model" in " ".join(out.split())
+    assert "routing: forced" not in out, "no layout"
