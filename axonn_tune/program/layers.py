@@ -779,6 +779,31 @@ def _norm_kernels(
     ]
 
 
+def head_norms(given: LayerInputs, *, phase: Phase) -> list[Operation]:
+    """Norms of queries and keys over each head, which save their inputs, `[M, Q_x]` and `[M, K_x]`; the bundled runtime
+    has none."""
+    if not given.own.qk_norms or given.own.latent is not None or given.launched:
+        return []
+    back = phase == "backward"
+    moved, widths = (given.kernels.back if back else given.kernels.norm)[0], _head_widths(given)
+    names = [f"{one} before norm" for one in ("queries", "keys")]
+    saved = [given.stream(name, "qkv", width, inside=True) for name, width in zip(names, widths, strict=True)]
+    return [
+        moves(
+            *(phase, CORE, moved, given.part * width, given),
+            calls=PARTS,
+            makes=() if back else (array,),
+            frees=(array.name,) if back else (),
+        )
+        for width, array in zip(widths, saved, strict=True)
+    ]
+
+
+def _head_widths(given: LayerInputs) -> tuple[Size, Size]:
+    """Widths of queries and of keys on a rank."""
+    return given.Q / X, as_size(float(given.own.kv_heads * given.own.head_dim)) / X
+
+
 def attention_core(given: LayerInputs, *, phase: Phase) -> list[Operation]:
     """Biases or rotary positions, then softmax(QKᵀ)V on heads_x: `[M, N_x] → [M, Q_x]`, replicated over y."""
     # Heads of `[M, N_x]` are rotated by their positions, or copied under grouped-query attention, else views.
@@ -824,8 +849,7 @@ def _turned(given: LayerInputs, moved: Traffic, phase: Phase) -> list[Operation]
     """Rotary positions of queries and keys, where they have kernels of their own."""
     if not moved.kernels or given.model.learned_positions:
         return []
-    keys = as_size(float(given.own.kv_heads * given.own.head_dim)) / X
-    return [moves(phase, CORE, moved, given.part * width, given, calls=PARTS) for width in (given.Q / X, keys)]
+    return [moves(phase, CORE, moved, given.part * width, given, calls=PARTS) for width in _head_widths(given)]
 
 
 def _unfused_core(given: LayerInputs, *, phase: Phase, output: Array) -> list[Computation]:

@@ -430,6 +430,7 @@ def _attention_forward(given: LayerInputs, *, phase: Phase) -> Iterator[Operatio
         yield from _gather(given.qkv, given, phase=phase)
         heads = stream("qkv", "qkv", given.N / X, inside=True, element=given.heads_element)
         yield from layers.linear_forward(given.qkv, given, phase=phase, makes=(heads,))
+        yield from layers.head_norms(given, phase=phase)
     else:
         yield from latent.forward(given, lambda linear: _gather(linear, given, phase=phase), phase=phase)
     yield from layers.attention_core(given, phase=phase)
@@ -548,6 +549,7 @@ def _attention_backward(given: LayerInputs, gather: Gathering, again: Repeating)
     yield from layers.linear_backward(given.attention_output, given, makes=made, frees=())
     yield from again("attention.q_up", "attention.kv_up", "attention.scores")
     yield from layers.attention_core_backward(given)
+    yield from layers.head_norms(given, phase="backward")
     if given.own.latent is None:
         yield from gather(given.qkv)
         yield from again("attention.norm")

@@ -113,7 +113,8 @@ def test_what_only_the_shell_knows_is_empty_after_a_switch_and_asked_for_elsewhe
 
 def test_flags_of_the_step_are_taken(tmp_path: Path) -> None:
     """Guards overlap, distributed optimizer, gradients' format, dropout, exchange of keys and values."""
-    plain, recipe = case(stated(tmp_path, CORE)), case(stated(tmp_path, f"{CORE} {' '.join(_RECIPE)}"))
+    plain = case(stated(tmp_path, f"{CORE} --tensor-model-parallel-size 2"))
+    recipe = case(stated(tmp_path, f"{CORE} {' '.join(_RECIPE)}"))
     assert "data_parallel" not in plain.workload.overlaps
     assert "data_parallel" in recipe.workload.overlaps
     before, after = plain.framework.step, recipe.framework.step
