@@ -249,7 +249,7 @@ def framework_of(row: StepRow) -> Framework:
         changes["sequence_parallel"] = row.sequence_parallel
     wanted = {name: value for name, value in changes.items() if getattr(step, name) != value}
     # A row is of one run: nothing of it is searched that is not open.
-    found = replace(found.with_step(**wanted) if wanted else found, exchanges=())
+    found = replace(found.with_step(**wanted) if wanted else found, exchanges=(), dispatchers=())
     captured = () if row.more is None else row.more.cuda_graphs
     if row.more is not None and row.more.open_graphs and "nvl72" in (profile_of(row) or "") and found.expert_software:
         # As every recipe for these systems has it (NVIDIA-NeMo/Megatron-Bridge@067f987d, perf_recipes).

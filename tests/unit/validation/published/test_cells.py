@@ -87,7 +87,7 @@ def test_layout_and_options(tmp_path: Path) -> None:
     grid = case.configurations[0].grid
     assert (grid.x, grid.pipeline, grid.data, grid.expert, grid.expert_tensor) == (2, 8, 16, 32, 1)
     assert (case.workload.global_batch, case.workload.sequence_length) == (2048, 4096)
-    assert case.framework.step.dispatcher == "alltoall"
+    assert case.framework.dispatcher_over(case.configurations[0].grid.expert, 8) == "alltoall", "not the default"
     assert row.more is not None
     assert row.more.routing == "forced"
     noted = read(
