@@ -31,7 +31,7 @@ from axonn_tune.specs.catalog import MachineLike, ModelLike, load_machine, load_
 from axonn_tune.specs.document import to_yaml
 from axonn_tune.specs.launch import Launch
 from axonn_tune.specs.loading import Loaded
-from axonn_tune.specs.machine import COLLECTIVE_KINDS, Backend, Machine, MatmulLayout
+from axonn_tune.specs.machine import MEASURED_KINDS, Backend, Machine, MatmulLayout
 from axonn_tune.specs.model import Model
 from axonn_tune.specs.points import (
     AttentionProbe,
@@ -310,7 +310,7 @@ def _messages(world: int, sizes: Sequence[int], element: int) -> list[Probe]:
         CollectiveProbe(op=op, group=group, stride=stride, size_bytes=_whole(size, group * element))
         for size in sizes
         for group, stride in group_shapes(world)
-        for op in COLLECTIVE_KINDS
+        for op in MEASURED_KINDS
     ]
 
 
@@ -331,7 +331,9 @@ def _single_rank(
     tables = 1 if whole.tied_embeddings else 2
     vocab = min(whole.vocab, most // _TABLES_SHARE // (tables * whole.hidden))
     layers = (most - tables * vocab * whole.hidden) // whole.block_weights
-    cut = whole.model_copy(update={"vocab": vocab, "layers": max(1, min(whole.layers, layers))})
+    # Of several layer types all are kept.
+    layers = whole.layers if whole.pattern else max(1, min(whole.layers, layers))
+    cut = whole.model_copy(update={"vocab": vocab, "layers": layers})
     pricing = price(Job(cut, machine.document, small), Layout(Grid(), batch, "none"))
     loaded = Loaded(cut, model.path, model.sha256)
     launch = build_launch(pricing, model=loaded, machine=machine, command="axonn-tune calibrate")

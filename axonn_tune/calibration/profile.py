@@ -28,9 +28,10 @@ from axonn_tune.learning.evidence import Adjust, Sample, probe_samples
 from axonn_tune.learning.learn import FACTORS, Prior, posterior_of
 from axonn_tune.program.dimensions import symbol_values
 from axonn_tune.program.operations import PLAIN, Attention, Kernel, MatMul
-from axonn_tune.program.step import build_step, bundled
+from axonn_tune.program.schedule import blocks_of
+from axonn_tune.program.step import build_step, bundled, contents_of
 from axonn_tune.specs.machine import (
-    COLLECTIVE_KINDS,
+    MEASURED_KINDS,
     Accelerator,
     CollectiveFactors,
     CollectiveKind,
@@ -64,8 +65,8 @@ _LEAST_UNCERTAINTY = 0.02
 _OUTLIER, _OUTLIER_IN_DEVIATIONS = 0.3, 5.0
 _NOISE, _UNSEEN, _UNKNOWN = 0.04, 1e6, 2.0
 """Of logarithms: noise of a point, beyond twice which its influence is limited; of one held out; prior spread."""
-_HELD_OUT = 4
-"""Every fourth collective is held out to evaluate the fit of the others, among which its shape and size occur again."""
+_HELD_OUT = 5
+"""Every fifth collective is held out to evaluate the fit of the others, among which its shape and size occur again."""
 _TILES = (1, 8, 16, 32, 64, 128)
 _LATENCY_US, _LAUNCH_US, _RAMP, _SHARE = 300.0, 20.0, 10.0, 0.5
 """Where the search for the numbers begins: orders of magnitude."""
@@ -76,7 +77,7 @@ _OF_GEMMS = (
     *("accelerator.matmul_launch_us", "accelerator.matmul_ramp"),
 )
 _OF_THE_REST = tuple(f"accelerator.{name}" for name in (*_SHARES, "kernel_launch_us"))
-_PLAIN = dict.fromkeys(COLLECTIVE_KINDS, CollectiveFactors(latency_factor=1.0, bandwidth_factor=1.0))
+_PLAIN = dict.fromkeys(MEASURED_KINDS, CollectiveFactors(latency_factor=1.0, bandwidth_factor=1.0))
 
 
 @dataclass(frozen=True)
@@ -160,7 +161,7 @@ def measured_kinds(
         (route(GroupShape(((one.group, one.stride),)), outline.tiers, world).outermost, one.op) for one in probes
     }
     return {
-        tier.name: tuple(kind for kind in COLLECTIVE_KINDS if (number, kind) in reached)
+        tier.name: tuple(kind for kind in MEASURED_KINDS if (number, kind) in reached)
         for number, tier in enumerate(outline.tiers)
     }
 
@@ -202,13 +203,14 @@ def program_sample(probe: AttentionProbe | StepProbe, measured_s: float, machine
     launch = setting.launches[probe.launch if isinstance(probe, StepProbe) else 0]
     batch = probe.sequences if isinstance(probe, AttentionProbe) else launch.micro_batch
     values = symbol_values(launch.model, launch.workload, Grid(), micro_batch=batch)
-    values |= {"kept": float(launch.kept_layers), "unkept": float(launch.model.layers - launch.kept_layers)}
     program = build_step(launch.model, launch.workload, recompute="none", options=bundled(compiled=launch.compile))
+    values |= blocks_of(program, contents_of(launch.model, (launch.model.layers,)), kept=launch.kept_layers, repeated=0)
+    first = program.blocks[0]
     core = [
         step
-        for step, _ in program.calls()
+        for step in (*first.forward.operations, *first.backward.operations)
         if isinstance(step, MatMul | Attention | Kernel)
-        and step.layer == "attention.core"
+        and step.layer.endswith("attention.core")
         and (step.phase == "forward" or isinstance(probe, StepProbe) or probe.backward)
     ]
     element_bytes = float(ELEMENT_SIZES[launch.workload.precision].compute)
@@ -253,11 +255,12 @@ def calibrate(measured: PointFile, base: Machine, *, name: str, ranks_per_node: 
     """Learn a profile from points; numbers without measurement are `base`'s. UsageError if there is too little."""
     setting, found = measured.setting, medians(measured.points)
     per_node, device = ranks_per_node or _ranks_per_node(setting), setting.ranks[0].device
+    swaps = any(isinstance(probe, CollectiveProbe) and probe.op == "all_to_all" for probe in found)
     outline = base.model_copy(
         update={
             "name": name,
             "description": f"Measured: {_counted_ranks(setting)} of {device}; {_network_words(setting)}",
-            "library": _library(setting, base.library.launch_us),
+            "library": _library(setting, base.library.launch_us, swaps=swaps),
             "launcher": base.launcher.model_copy(update={"backend": setting.backend, "ranks_per_node": per_node}),
             "tiers": _tiers(setting, per_node),
             "paper": None,
@@ -368,8 +371,8 @@ def _unfitted(name: str, *, ranks: int | None = None) -> Tier:
     return Tier(name=name, ranks=ranks, latency_us=1.0, bandwidth_gb_per_s=1.0, sources=sources)
 
 
-def _library(setting: Setting, launch_us: float) -> Library:
-    """How the runtime's collectives go over this backend, as lines of one protocol."""
+def _library(setting: Setting, launch_us: float, *, swaps: bool) -> Library:
+    """How the runtime's collectives go over this backend, as lines of one protocol; swaps: with all-to-alls."""
     gloo = setting.backend == "gloo"
     source = "the runtime's reduce-scatter over Gloo is an all-to-all and a sum" if gloo else "fitted as rings"
     return Library(
@@ -380,6 +383,7 @@ def _library(setting: Setting, launch_us: float) -> Library:
             "all_gather": ("ring",),
             "reduce_scatter": ("direct",) if gloo else ("ring",),
             "all_reduce": ("ring",),
+            **({"all_to_all": ("direct",)} if swaps else {}),
         },
         protocols=(Protocol(name="tcp" if gloo else "fitted", latency_factor=1.0, bandwidth_factor=1.0),),
         sources={
@@ -392,7 +396,8 @@ def _library(setting: Setting, launch_us: float) -> Library:
 def _fitted_tier(tier: Tier, kinds: Sequence[CollectiveKind], source: Source) -> Tier:
     """A tier with the all-gather's β, the largest α, and the factors of each collective that was measured."""
     used = {kind: tier.used_by(kind) for kind in kinds}
-    latency_us = max(one.latency_us for one in used.values())
+    # Sends have it, too: not that of several messages at once.
+    latency_us = max(one.latency_us for kind, one in used.items() if kind != "all_to_all" or len(used) == 1)
     bandwidth = used.get("all_gather", max(used.values(), key=lambda one: one.bandwidth_gb_per_s)).bandwidth_gb_per_s
     factors = {
         kind: CollectiveFactors(

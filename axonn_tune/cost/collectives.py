@@ -24,8 +24,8 @@ from functools import lru_cache
 from math import gcd
 
 from axonn_tune.grid import GroupShape
-from axonn_tune.program.operations import Arithmetic, Sent, Value, priced_kind
-from axonn_tune.specs.machine import Algorithm, CollectiveKind, Machine, Protocol, Tier
+from axonn_tune.program.operations import Arithmetic, Sent, Value
+from axonn_tune.specs.machine import COLLECTIVE_KINDS, Algorithm, CollectiveKind, Machine, Protocol, Tier
 
 TREE_BANDWIDTH_SHARE = 0.92
 """A tree reaches this share of the ring's bandwidth (NCCL tuning.cc)."""
@@ -36,7 +36,7 @@ IN_SWITCH_SHARE = 0.76
 IN_SWITCH_LATENCY_S = 50e-6
 """Fixed latency of an in-network reduction: fits H100, H200, B200 and B300 (NCCL tuning.cc: 18 to 25 µs)."""
 
-_PASSES: dict[CollectiveKind, int] = {"all_gather": 1, "reduce_scatter": 1, "all_reduce": 2}
+_PASSES: dict[CollectiveKind, int] = {"all_gather": 1, "reduce_scatter": 1, "all_reduce": 2, "all_to_all": 1}
 """Passes around the ring: an all-reduce is a reduce-scatter and an all-gather."""
 
 
@@ -240,17 +240,27 @@ _ALGORITHMS: dict[Algorithm, Callable[..., tuple[float, float] | None]] = {
 }
 
 
+def priced_kind(sent: Sent, machine: Machine) -> CollectiveKind:
+    """The collective of a profile by which one is priced."""
+    kind, routing = (sent, None) if isinstance(sent, str) else sent
+    if kind in COLLECTIVE_KINDS:
+        return kind
+    copies = kind == "all_to_all" or (routing is not None and routing.dispatcher == "alltoall")
+    return "all_to_all" if copies and "all_to_all" in machine.library.algorithms else "all_gather"
+
+
 def lines(sent: Sent, path: Route, machine: Machine, *, call_s: float = 0.0) -> tuple[Line, ...]:
     """A line for every algorithm and protocol of the library over this route; none for a group of one.
 
-    call_s: software overhead per call. An all-to-all is priced as the all-gather of its buffer: in both, a rank sends
-    (p-1)/p of it over its own link. Across domains it is direct: what leaves one is not passed on from rank to rank.
-    Of a dispatch or combine there is one line, by its routing.
+    call_s: software overhead per call. An all-to-all that was not measured is priced as the all-gather of its buffer:
+    in both, a rank sends (p-1)/p of it over its own link. Across domains it is direct: what leaves one is not passed on
+    from rank to rank. Of a dispatch or combine there is one line, by its routing; a measured all-to-all is both.
     """
     if path.size == 1:
         return ()
     kind, routing = (sent, None) if isinstance(sent, str) else sent
-    priced_as = priced_kind(kind)
+    priced_as = priced_kind(sent, machine)
+    routing = None if priced_as == "all_to_all" else routing
     tiers = machine.tiers_of(priced_as)
     if tiers is not machine.tiers and not path.measured:
         path = replace(path, bandwidth_bytes_per_s=_bandwidth(path.sharing, tiers))

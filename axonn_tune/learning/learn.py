@@ -139,7 +139,7 @@ def prior_of(machine: Machine, frameworks: Sequence[Framework], *, collectives: 
 def _with_factors(tier: Tier) -> Tier:
     """A tier that states the factors of each collective."""
     plain = CollectiveFactors(latency_factor=1.0, bandwidth_factor=1.0)
-    stated = {kind: (tier.collectives or {}).get(kind, plain) for kind in COLLECTIVE_KINDS}
+    stated = dict.fromkeys(COLLECTIVE_KINDS, plain) | (tier.collectives or {})
     return tier.model_copy(update={"collectives": stated})
 
 

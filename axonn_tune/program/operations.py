@@ -20,7 +20,7 @@ from axonn_tune.frameworks.description import KernelKind
 from axonn_tune.grid import ALL_AXES, AXES, EXPERT_GROUPS, WORLD
 from axonn_tune.request import CudaGraphs
 from axonn_tune.specs.formats import Copies
-from axonn_tune.specs.machine import COLLECTIVE_KINDS, CollectiveKind, MatmulLayout
+from axonn_tune.specs.machine import CollectiveKind, MatmulLayout
 from axonn_tune.specs.workload import ElementSizes
 
 Value: TypeAlias = float | NDArray[np.float64]
@@ -184,14 +184,9 @@ backward pass; parameters: new weights over data, overlapped with the next forwa
 context ranks, overlapped with attention; other: not overlappable.
 """
 
-OpKind: TypeAlias = CollectiveKind | Literal["all_to_all", "send", "dispatch", "combine"]
-"""Collectives of a profile, two that are priced as one of them (`priced_kind`), and tokens on their way to experts and
-back, which are priced by their routing (`cost.dispatch`)."""
-
-
-def priced_kind(kind: OpKind) -> CollectiveKind:
-    """The collective of a profile that one is priced by: an all-to-all by the all-gather of its buffer."""
-    return kind if kind in COLLECTIVE_KINDS else "all_gather"
+OpKind: TypeAlias = CollectiveKind | Literal["send", "dispatch", "combine"]
+"""Collectives of a profile, sends, and tokens on their way to experts and back, which are priced by their routing
+(`cost.dispatch`) where all-to-alls were not measured."""
 
 
 @dataclass(frozen=True)

@@ -33,6 +33,7 @@ from axonn_tune.program.context import CORE
 from axonn_tune.program.layers import EXPERTS, PARTS
 from axonn_tune.program.operations import (
     ONCE,
+    PLAIN,
     PLAIN_BLOCKS,
     Arithmetic,
     Collective,
@@ -44,7 +45,7 @@ from axonn_tune.program.operations import (
     captured_layers,
     is_captured,
 )
-from axonn_tune.program.step import ONLY, Section, Stage, StepProgram
+from axonn_tune.program.step import ONLY, Contents, Section, Stage, StepProgram, as_runs, blocks_in
 from axonn_tune.specs.workload import Overlap
 
 RUN, WAIT, SYNC, ISSUE = range(4)
@@ -118,6 +119,26 @@ def segments(
                 Segment(Behind(repeats, kept=True), of_type, both),
                 Segment(Behind(repeats), of_type, again - both),
             ]
+    return found
+
+
+def blocks_of(program: StepProgram, chunks: Sequence[Contents], *, kept: int, repeated: int) -> dict[str, float]:
+    """Symbols that count a stage's blocks: of each kind, and those of it that are not resharded after forward. And that
+    of the imbalance, which forced load balancing has not.
+
+    chunks: blocks of each; kept: of the stage's last blocks; repeated: of the first of each chunk, where only some do.
+    """
+    kinds = [block.given.counted for block in program.blocks]
+    # A stage may lack a layer type.
+    found = dict.fromkeys((f"{name}{of}" for of in kinds for name in ("L", "kept", "unkept")), 0.0) | {"imbalance": 1.0}
+    left = float(kept)
+    for contents in reversed(chunks):
+        held = min(left, float(blocks_in(contents)))
+        left -= held
+        for one in segments(program, as_runs(contents), kept=held, repeated=float(repeated), arithmetic=PLAIN):
+            of = program.blocks[one.block.kind].given.counted
+            for name in ("L", "kept" if one.block.kept else "unkept"):
+                found[f"{name}{of}"] += float(one.blocks)
     return found
 
 

@@ -18,6 +18,7 @@ from axonn_tune.cost.collectives import (
     TREE_BANDWIDTH_SHARE,
     Line,
     Route,
+    priced_kind,
     route,
     sending,
 )
@@ -42,7 +43,7 @@ from axonn_tune.frameworks.axonn_tune import AXONN_TUNE
 from axonn_tune.frameworks.dispatchers import find_dispatcher
 from axonn_tune.grid import ALL_AXES
 from axonn_tune.program.dimensions import model_flops
-from axonn_tune.program.operations import Phase, Size, priced_kind
+from axonn_tune.program.operations import Phase, Size
 from axonn_tune.ranking.inputs import Inputs
 from axonn_tune.ranking.space import Problem
 from axonn_tune.report.output import (
@@ -739,10 +740,10 @@ def line_sentences(priced: Detail) -> list[str]:
         key = (term.op, term.axis, term.line)
         if term.op == "send":
             found[key] = _send_sentence(term, priced, own)
-        elif term.collective.routing is not None:
+        elif term.collective.routing is not None and priced_kind(term.collective.sent, own) != "all_to_all":
             found[key] = _dispatch_sentence(term, priced)
         elif key not in found:
-            kind = priced_kind(term.collective.kind)
+            kind = priced_kind(term.collective.sent, own)
             machine = own.model_copy(update={"tiers": own.tiers_of(kind)})
             shape = priced.grid.group_shape(term.axis, priced.job.framework.step.folding)
             path = route(shape, machine.tiers, priced.grid.world)

@@ -17,8 +17,9 @@ reduce-scatters of weight gradients finish one layer later, and data-parallel bu
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Protocol, TypeAlias
 
@@ -83,13 +84,20 @@ class Communicator:
     timer: Timer = field(default_factory=Timer)
 
     def all_reduce(
-        self, tensor: torch.Tensor, axis: str, phase: Phase, layer: str, *, largest: bool = False
+        self,
+        tensor: torch.Tensor,
+        axis: str,
+        phase: Phase,
+        layer: str,
+        *,
+        largest: bool = False,
+        planned: int | None = None,
     ) -> CollectiveHandle:
-        """Sum (or maximum) over the group, in place."""
+        """Sum (or maximum) over the group, in place; planned: as of `exchange`."""
         group = self.mesh.groups[axis]
         if group is None:
             return CollectiveHandle(tensor, None)
-        call = self._record(LedgerEntry("all_reduce", axis, phase, layer, tensor.nbytes), group)
+        call = self._record(LedgerEntry("all_reduce", axis, phase, layer, tensor.nbytes), group, tensor, planned)
         operation = dist.ReduceOp.MAX if largest else dist.ReduceOp.SUM
         work = dist.all_reduce(tensor, op=operation, group=group, async_op=True)
         return CollectiveHandle(tensor, work, call=call)
@@ -142,14 +150,25 @@ class Communicator:
         return CollectiveHandle(result, work, sent=tensor, call=call)
 
     def exchange(
-        self, rows: torch.Tensor, counts: tuple[list[int], list[int]], op: OpKind, phase: Phase, layer: str
+        self,
+        rows: torch.Tensor,
+        counts: tuple[list[int], list[int]],
+        op: OpKind,
+        phase: Phase,
+        layer: str,
+        *,
+        planned: int | None = None,
     ) -> CollectiveHandle:
-        """Rows to ranks of `expert`, as many to each and from each as `counts` say; those that come, in rank order."""
+        """Rows to ranks of `expert`, as many to each and from each as `counts` say; those that come, in rank order.
+
+        planned: rows of balanced experts, where a router decides how many there are: it is timed as one of so many, so
+        that all ranks and steps have the same terms. The ledger has those that really go.
+        """
         group, (sent, received) = self.mesh.groups["expert"], counts
         rows = rows.contiguous()
         if group is None:
             return CollectiveHandle(rows, None)
-        call = self._record(LedgerEntry(op, "expert", phase, layer, rows.nbytes), group)
+        call = self._record(LedgerEntry(op, "expert", phase, layer, rows.nbytes), group, rows, planned)
         result = rows.new_empty((sum(received), *rows.shape[1:]))
         work = dist.all_to_all_single(result, rows, received, sent, group=group, async_op=True)
         return CollectiveHandle(result, work, sent=rows, call=call)
@@ -169,9 +188,17 @@ class Communicator:
         work = dist.broadcast(tensor, edge.sender, group=edge.group, async_op=True)
         return CollectiveHandle(tensor, work, sent=tensor if sent else None, call=call)
 
-    def _record(self, entry: LedgerEntry, group: dist.ProcessGroup) -> Call | None:
-        """Count a call before its issue, and time it if this step is timed."""
+    def _record(
+        self,
+        entry: LedgerEntry,
+        group: dist.ProcessGroup,
+        sent: torch.Tensor | None = None,
+        planned: int | None = None,
+    ) -> Call | None:
+        """Count a call before its issue, and time it if this step is timed; planned: rows of what is sent."""
         self.ledger.record(entry)
+        if sent is not None and planned is not None:
+            entry = replace(entry, size_bytes=planned * math.prod(sent.shape[1:]) * sent.itemsize)
         return self.timer.issue(entry, group)
 
 

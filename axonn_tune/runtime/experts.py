@@ -11,14 +11,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from axonn_tune.program.experts import COMBINE, DISPATCH, FC1, FC2, PROBABILITIES
-from axonn_tune.program.operations import Phase
+from axonn_tune.program.operations import OpKind, Phase
 from axonn_tune.runtime.communicator import CollectiveHandle, Communicator, WeightGradients
+from axonn_tune.runtime.context import own_positions
 from axonn_tune.runtime.devices import RuntimeSettings
 from axonn_tune.runtime.modules import Dropout, LocalFunction, Norm, ParallelLinear, TensorFunction
 from axonn_tune.runtime.parameters import Bucket, Matrix
@@ -124,8 +127,8 @@ class SavedExperts:
 class ExpertBranch:
     """`x + dropout(experts(norm(x)))`, in place of an MLP's residual branch.
 
-    prefix: of layers' names in the program; sequence: this rank's tokens of one; after: run once experts have their
-    gradients.
+    prefix: of layers' names in the program; places: positions of this rank's tokens in each sequence; after: run once
+    experts have their gradients.
     """
 
     norm: Norm
@@ -139,8 +142,13 @@ class ExpertBranch:
     settings: RuntimeSettings
     repeated: frozenset[str]
     prefix: str
-    sequence: int
+    places: torch.Tensor
     after: Callable[[], None] | None = None
+
+    @property
+    def sequence(self) -> int:
+        """This rank's tokens of one."""
+        return len(self.places)
 
     @property
     def linears(self) -> tuple[Router | ExpertWeights | ParallelLinear, ...]:
@@ -197,12 +205,11 @@ class ExpertBranch:
         rows = self._to_experts(normal[routing.order // self.given.per_token], routing, phase, DISPATCH)
         sent = chosen.detach().flatten()[routing.order]
         name = self.prefix + PROBABILITIES
-        arrived = self.communicator.exchange(sent, routing.counts, "all_to_all", phase, name)
-        probabilities = arrived.wait()[routing.places]
+        probabilities = self._exchanged(sent, routing, "all_to_all", phase, name)[routing.places]
         weight, _ = self.experts.views(weights.take(self.experts, last=False))
         up = self._grouped(rows, weight, routing)
         del weight
-        up = self.communicator.all_reduce(up, "y", phase, self.prefix + FC1).wait()
+        up = self.communicator.all_reduce(up, "y", phase, self.prefix + FC1, planned=len(routing.order)).wait()
         return SavedExperts(logits, chosen, balance, routing, rows, probabilities, self.local(up, phase), shared)
 
     def _logits(self, normal: torch.Tensor, weight: torch.Tensor, phase: Phase) -> torch.Tensor:
@@ -237,8 +244,7 @@ class ExpertBranch:
         with torch.enable_grad():
             scores = logits.softmax(-1) if given.score == "softmax" else logits.sigmoid()
             if forced:
-                places = torch.arange(len(logits) * given.per_token, device=logits.device)
-                best = (places % given.count).view(-1, given.per_token)
+                best = balanced(self.places, given).repeat(len(logits) // self.sequence, 1)
             else:
                 # Stable, so that of equal scores the lowest expert's is first.
                 best = scores.detach().sort(dim=-1, descending=True, stable=True).indices[:, : given.per_token]
@@ -253,8 +259,8 @@ class ExpertBranch:
         ranks, here = self.communicator.mesh.size("expert"), self.communicator.mesh.coordinate("expert")
         mine = torch.zeros(given.count, dtype=torch.int64, device=experts.device)
         if forced:
-            counts = np.arange(len(experts)) % given.count
-            every = np.tile(np.bincount(counts, minlength=given.count), (ranks, 1))
+            # All ranks have the same positions.
+            every = np.tile(self._forced_counts * (len(logits) // self.sequence), (ranks, 1))
             self.communicator.all_gather(mine[None], axis, phase, self.prefix + PROBABILITIES).wait()
         else:
             mine = torch.bincount(experts, minlength=given.count)
@@ -267,16 +273,30 @@ class ExpertBranch:
         places = torch.from_numpy(np.argsort(of_rows, kind="stable")).to(experts.device)
         return chosen, balance, Routing(order, (sent, arrives.sum(1).tolist()), places, arrives.sum(0).tolist())
 
+    @cached_property
+    def _forced_counts(self) -> NDArray[np.int64]:
+        """Tokens of a sequence on this rank that each expert gets under forced load balancing."""
+        mesh = self.communicator.mesh
+        places = own_positions(mesh, self.sequence * mesh.grid.context, torch.device("cpu"))
+        return np.bincount(balanced(places, self.given).flatten().numpy(), minlength=self.given.count)
+
     def _to_experts(self, rows: torch.Tensor, routing: Routing, phase: Phase, layer: str) -> torch.Tensor:
         """Copies of tokens, `[T·K, H_y]` by expert, to the rows of this rank's experts, `[R, H_y]`."""
-        pending = self.communicator.exchange(rows, routing.counts, "dispatch", phase, self.prefix + layer)
-        return pending.wait()[routing.places]
+        arrived = self._exchanged(rows, routing, "dispatch", phase, self.prefix + layer)
+        return arrived[routing.places]
+
+    def _exchanged(
+        self, rows: torch.Tensor, routing: Routing, op: OpKind, phase: Phase, layer: str, *, back: bool = False
+    ) -> torch.Tensor:
+        """What ranks send each other of these rows; back: from experts to tokens."""
+        counts, planned = routing.counts[::-1] if back else routing.counts, len(routing.order)
+        return self.communicator.exchange(rows, counts, op, phase, layer, planned=planned).wait()
 
     def _from_experts(self, rows: torch.Tensor, routing: Routing, phase: Phase, layer: str) -> torch.Tensor:
         """Rows of this rank's experts `[R, H_y]` back to their tokens, of each the sum over its experts, `[T, H_y]`."""
         sent = torch.empty_like(rows)
         sent[routing.places] = rows
-        back = self.communicator.exchange(sent, routing.counts[::-1], "combine", phase, self.prefix + layer).wait()
+        back = self._exchanged(sent, routing, "combine", phase, self.prefix + layer, back=True)
         found = torch.empty_like(back)
         found[routing.order] = back
         return found.view(-1, self.given.per_token, rows.shape[1]).sum(1)
@@ -364,7 +384,10 @@ class ExpertBranch:
             scaled = self._grouped(down, second, routing, transposed=True)
             self._add_gradient(self._scaled(part), down, routing, of_second, first=number == 0)
             del copies, down
-            scaled = self.communicator.all_reduce(scaled, "y", "backward", self.prefix + FC2).wait()
+            pending = self.communicator.all_reduce(
+                scaled, "y", "backward", self.prefix + FC2, planned=len(routing.order)
+            )
+            scaled = pending.wait()
             shares = (scaled * active).sum(-1, dtype=self.settings.statistics)
             up = activation_backward((scaled * part.probabilities[:, None]).to(active.dtype))
             del scaled
@@ -382,9 +405,8 @@ class ExpertBranch:
         routing, name = part.routing, self.prefix + PROBABILITIES
         sent = torch.empty_like(shares)
         sent[routing.places] = shares
-        exchange = self.communicator.exchange(sent, routing.counts[::-1], "all_to_all", "backward", name)
         found = torch.empty_like(part.chosen).flatten()
-        found[routing.order] = exchange.wait()
+        found[routing.order] = self._exchanged(sent, routing, "all_to_all", "backward", name, back=True)
         whole = self.communicator.all_reduce(found.view_as(part.chosen), "x", "backward", name).wait()
         ends, of_ends = [part.chosen], [whole]
         if part.balance is not None:
@@ -428,6 +450,17 @@ class ExpertBranch:
             of_weight.addmm_(normal.to(wide).t(), own)
         gradients.reduce(self.router.weight, of_weight.to(weight.dtype), self.router.layer)
         return found
+
+
+def balanced(places: torch.Tensor, given: Experts) -> torch.Tensor:
+    """Experts `[places, K]` of tokens at some positions under forced load balancing: the same on every layout.
+
+    Experts take turns, from one equal block of them to the next, as many blocks as their number has factors of 2: so
+    ranks that hold a power of two of the blocks get as many tokens even where single experts do not.
+    """
+    blocks = given.count & -given.count
+    turn = places[:, None] * given.per_token + torch.arange(given.per_token, device=places.device)
+    return turn % blocks * (given.count // blocks) + turn // blocks % (given.count // blocks)
 
 
 def _kept(saved: SavedActivations) -> SavedExperts:

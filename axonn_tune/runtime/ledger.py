@@ -7,7 +7,7 @@ axis, phase, layer, bytes and count. If they differ, the prediction is of anothe
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from math import prod
 from typing import TypeAlias
@@ -15,17 +15,14 @@ from typing import TypeAlias
 from axonn_tune.grid import split_axes
 from axonn_tune.program.dimensions import executed_flops, symbol_values
 from axonn_tune.program.experts import FC1, FC2
-from axonn_tune.program.operations import PLAIN, OpKind, Phase, as_size
+from axonn_tune.program.operations import OpKind, Phase, as_size
 from axonn_tune.program.pipeline import messages, model_parts
-from axonn_tune.program.schedule import segments
+from axonn_tune.program.schedule import blocks_of
 from axonn_tune.program.step import (
     ONLY,
-    Contents,
     Stage,
     StepProgram,
-    as_runs,
     blocks_by_type,
-    blocks_in,
     build_step,
     bundled,
     contents_of,
@@ -117,28 +114,20 @@ def program_of(launch: Launch, *, stage: int = 0) -> RankProgram:
         context=grid.context > 1,
     )
     values |= blocks_of(program, chunks, kept=launch.kept_layers, repeated=some or 0)
-    natural = launch.model.has_experts and not launch.force_load_balancing
+    natural = launch.model.has_experts and not (launch.force_load_balancing and _even(launch))
     return RankProgram(program, values, place, sent, natural)
 
 
-def blocks_of(program: StepProgram, chunks: Sequence[Contents], *, kept: int, repeated: int) -> dict[str, float]:
-    """Symbols that count a stage's blocks: of each kind, and those of it that are not resharded after forward. And that
-    of the imbalance, which forced load balancing has not.
-
-    chunks: blocks of each; kept: of the stage's last blocks; repeated: of the first of each chunk, where only some do.
-    """
-    kinds = [block.given.counted for block in program.blocks]
-    # A stage may lack a layer type.
-    found = dict.fromkeys((f"{name}{of}" for of in kinds for name in ("L", "kept", "unkept")), 0.0) | {"imbalance": 1.0}
-    left = float(kept)
-    for contents in reversed(chunks):
-        held = min(left, float(blocks_in(contents)))
-        left -= held
-        for one in segments(program, as_runs(contents), kept=held, repeated=float(repeated), arithmetic=PLAIN):
-            of = program.blocks[one.block.kind].given.counted
-            for name in ("L", "kept" if one.block.kept else "unkept"):
-                found[f"{name}{of}"] += float(one.blocks)
-    return found
+def _even(launch: Launch) -> bool:
+    """Whether forced load balancing gives each rank as many tokens of every chunk of a sequence."""
+    chunks, ranks = 2 * launch.grid.context if launch.grid.context > 1 else 1, launch.grid.expert
+    for layer in launch.model.types:
+        if (given := layer.experts) is not None:
+            copies = launch.workload.sequence_length // chunks * given.per_token
+            blocks = given.count & -given.count
+            if copies % given.count and (blocks % ranks or copies % ranks):
+                return False
+    return True
 
 
 def compare(ledger: Ledger, program: RankProgram, *, steps: int = 1, least: int = 2) -> list[str]:
@@ -156,7 +145,7 @@ def compare(ledger: Ledger, program: RankProgram, *, steps: int = 1, least: int 
         f"{term_name(*term)}: expected {_calls(planned.get(term, {}))}, got {_calls(issued.get(term, {}))}"
         for term in [*planned, *(term for term in issued if term not in planned)]
         if planned.get(term) != issued.get(term)
-        and not (program.natural and _of_router(term) and _number(planned, term) == _number(issued, term))
+        and not (program.natural and of_router(term) and _number(planned, term) == _number(issued, term))
     ]
 
 
@@ -164,7 +153,7 @@ def _number(calls: Mapping[TermName, Mapping[int, int]], term: TermName) -> int:
     return sum(calls.get(term, {}).values())
 
 
-def _of_router(term: TermName) -> bool:
+def of_router(term: TermName) -> bool:
     """Whether the size of a collective depends on where tokens go."""
     op, _, _, layer = term
     return op in ("combine", "all_to_all") or layer.endswith((FC1, FC2))

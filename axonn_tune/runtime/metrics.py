@@ -43,7 +43,7 @@ from axonn_tune.errors import count_in
 from axonn_tune.files import write_text_atomically
 from axonn_tune.program.dimensions import MFU_CONVENTION, model_flops, step_tokens
 from axonn_tune.runtime.devices import peak_memory_bytes
-from axonn_tune.runtime.ledger import LedgerEntry, program_of
+from axonn_tune.runtime.ledger import LedgerEntry, of_router, program_of
 from axonn_tune.runtime.mesh import Edge, Mesh
 from axonn_tune.specs.launch import CollectiveTerm, Launch
 from axonn_tune.specs.results import SHORTEST, SUMMARY_NAME, PredictionTarget, Site, Summary, launch_pairs
@@ -434,11 +434,10 @@ class RunMeasurements:
         return found
 
     def _predicted(self, entry: LedgerEntry) -> CollectiveTerm | None:
-        """The launch config's term of the same name and size."""
-        for term in self.launch.predicted.terms:
-            if term.key == (*entry.term, entry.size_bytes):
-                return term
-        return None
+        """The launch config's term of the same name and size; where a router decides the size, of the same name."""
+        named = [term for term in self.launch.predicted.terms if term.key[:-1] == entry.term]
+        routed = entry.op == "dispatch" or of_router(entry.term)
+        return next((term for term in named if routed or round(term.bytes) == entry.size_bytes), None)
 
     def _in_flight_s(self, steps: Sequence[StepTimes]) -> torch.Tensor:
         """Seconds of each call of each step, by the clock that all ranks share. Shape (steps, calls)."""

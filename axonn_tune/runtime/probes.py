@@ -101,6 +101,9 @@ class Bench:
                 return communicator.all_gather(shard, _AXIS, "forward", "probe")
             if probe.op == "reduce_scatter":
                 return communicator.reduce_scatter(full, _AXIS, "forward", "probe")
+            if probe.op == "all_to_all":
+                each = [len(shard)] * probe.group
+                return communicator.exchange(full, (each, each), "all_to_all", "forward", "probe")
             return communicator.all_reduce(full, _AXIS, "forward", "probe")
 
         return lambda: run().wait()
@@ -160,6 +163,7 @@ class Bench:
                 made = dist.new_group(list(members))
                 if self._rank in members:
                     groups[_AXIS] = made
+            groups["expert"] = groups[_AXIS]
             self._communicators[group, stride] = Communicator(Mesh(grid, self._rank, groups), Ledger())
         return self._communicators[group, stride]
 

@@ -600,7 +600,7 @@ class Transformer:
             settings=self.settings,
             repeated=repeated,
             prefix=prefix,
-            sequence=len(self.places),
+            places=self.places,
         )
 
     def _dropout(self, name: str) -> Dropout:

@@ -16,10 +16,12 @@ from axonn_tune.specs.document import Document, NonNegativeValue, PositiveInt, P
 from axonn_tune.specs.workload import Precision
 from axonn_tune.units import GIB, bytes_per_s, flops_per_s, seconds
 
-CollectiveKind = Literal["all_gather", "reduce_scatter", "all_reduce"]
+CollectiveKind = Literal["all_gather", "reduce_scatter", "all_reduce", "all_to_all"]
 LARGEST_NODE = 16
 """Ranks of the largest NVLink domain that is a node; more are a rack."""
-COLLECTIVE_KINDS: tuple[CollectiveKind, ...] = get_args(CollectiveKind)
+MEASURED_KINDS: tuple[CollectiveKind, ...] = get_args(CollectiveKind)
+COLLECTIVE_KINDS = MEASURED_KINDS[:3]
+"""Those that every profile has; all-to-alls one that was calibrated."""
 Algorithm = Literal["ring", "recursive", "tree", "hierarchical", "in_switch", "direct"]
 MatmulLayout = Literal["NN", "NT", "TN"]
 Backend = Literal["nccl", "gloo"]

@@ -15,8 +15,9 @@ from typing import Any, Literal, TypeAlias
 
 from axonn_tune.cost.price import Detail
 from axonn_tune.cost.price import price as price_layout
-from axonn_tune.grid import STAGE_AXES, split_axes
+from axonn_tune.grid import STAGE_AXES
 from axonn_tune.job import Job, Layout
+from axonn_tune.program.step import BUNDLED
 from axonn_tune.specs.launch import OF_RUNS
 from axonn_tune.specs.machine import COLLECTIVE_KINDS, Machine, Tier
 from axonn_tune.specs.model import Model
@@ -41,8 +42,9 @@ _COMPARED: tuple[tuple[str, str, dict[Precision, float]], ...] = (
     ("gradient norm", "the gradients", {"fp64": 1e-8, "fp32": 1e-3, "bf16": 5e-2, "fp16": 5e-2}),
 )
 """Quantities, the part of the first step that makes each, and relative differences that are rounding."""
-_PASSES: dict[str, int] = {"all_gather": 1, "reduce_scatter": 1, "all_reduce": 2, "send": 2}
-"""Times that a ring sends a buffer, but for one rank's share; of the two ranks of a message, one sends all of it."""
+_PASSES: dict[str, int] = {"all_reduce": 2, "send": 2}
+"""Times that a ring sends a buffer, but for one rank's share, where that is not once; of the two ranks of a message,
+one sends all of it."""
 
 
 @dataclass(frozen=True)
@@ -282,12 +284,11 @@ def paper_communication_s(configuration: ComparedConfiguration, machine: Machine
     """
     grid, total_s = configuration.grid.grid(), 0.0
     tiers_of: dict[str, tuple[Tier, ...]] = {kind: machine.tiers_of(kind) for kind in COLLECTIVE_KINDS}
-    tiers_of["send"] = tiers_of["all_gather"]
     node_ranks = (machine.tiers[0].ranks or world) if len(machine.tiers) > 1 else world
     for term in configuration.terms:
-        inner = min(grid.stride(axis) for axis in split_axes(term.axis) if grid.axis_size(axis) > 1)
-        sent = term.count * _PASSES[term.op] * (term.group - 1) / term.group * term.bytes
-        tiers = tiers_of[term.op]
+        inner = grid.group_shape(term.axis, BUNDLED.folding).levels[0][1]
+        sent = term.count * _PASSES.get(term.op, 1) * (term.group - 1) / term.group * term.bytes
+        tiers = tiers_of.get(term.op, tiers_of["all_gather"])
         if inner * term.group <= node_ranks:
             total_s += sent / tiers[0].bandwidth_bytes_per_s
         else:

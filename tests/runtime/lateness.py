@@ -30,8 +30,8 @@ class Noting(Communicator):
     def pass_on(self, *given: Any, **more: Any) -> CollectiveHandle:
         return self._noted(super().pass_on(*given, **more), f"pass_on {given[1]}")
 
-    def exchange(self, *given: Any) -> CollectiveHandle:
-        return self._noted(super().exchange(*given), f"{given[2]} expert")
+    def exchange(self, *given: Any, **more: Any) -> CollectiveHandle:
+        return self._noted(super().exchange(*given, **more), f"{given[2]} expert")
 
     def _noted(self, pending: CollectiveHandle, name: str) -> CollectiveHandle:
         number = len(self.names)
@@ -72,8 +72,8 @@ class Late(Communicator):
     def pass_on(self, *given: Any, **more: Any) -> CollectiveHandle:
         return self._later(lambda: super(Late, self).pass_on(*given, **more))
 
-    def exchange(self, *given: Any) -> CollectiveHandle:
-        return self._later(lambda: super(Late, self).exchange(*given))
+    def exchange(self, *given: Any, **more: Any) -> CollectiveHandle:
+        return self._later(lambda: super(Late, self).exchange(*given, **more))
 
     def _later(self, send: Callable[[], CollectiveHandle]) -> CollectiveHandle:
         return CollectiveHandle(torch.empty(0), None, lambda: send().wait()) if self.late else send()

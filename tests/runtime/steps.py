@@ -13,10 +13,11 @@ import torch.distributed as dist
 from axonn_tune.grid import Grid
 from axonn_tune.program.dimensions import symbol_values
 from axonn_tune.program.pipeline import messages, model_parts
+from axonn_tune.program.schedule import blocks_of
 from axonn_tune.program.step import Stage, blocks_by_type, build_step, contents_of
 from axonn_tune.runtime.communicator import Communicator
 from axonn_tune.runtime.devices import RuntimeSettings
-from axonn_tune.runtime.ledger import Ledger, RankProgram, blocks_of, compare
+from axonn_tune.runtime.ledger import Ledger, RankProgram, compare
 from axonn_tune.runtime.mesh import Mesh, build_mesh
 from axonn_tune.runtime.modules import Dropout, dropped
 from axonn_tune.runtime.optimizer import AdamW, learning_rate

@@ -7,10 +7,11 @@ import torch
 
 from axonn_tune.grid import Grid
 from axonn_tune.program.dimensions import symbol_values
+from axonn_tune.program.schedule import blocks_of
 from axonn_tune.program.step import build_step, contents_of
 from axonn_tune.runtime.communicator import Communicator
 from axonn_tune.runtime.devices import RuntimeSettings
-from axonn_tune.runtime.ledger import Ledger, LedgerEntry, RankProgram, blocks_of, compare
+from axonn_tune.runtime.ledger import Ledger, LedgerEntry, RankProgram, compare
 from axonn_tune.runtime.mesh import build_mesh
 from axonn_tune.runtime.optimizer import AdamW
 from axonn_tune.runtime.transformer import Transformer

@@ -13,6 +13,7 @@ from axonn_tune.grid import Grid
 from axonn_tune.runtime import modules
 from axonn_tune.runtime.communicator import Communicator, WeightGathers, WeightGradients
 from axonn_tune.runtime.devices import COMPILE_STATIC, RuntimeSettings
+from axonn_tune.runtime.experts import balanced
 from axonn_tune.runtime.ledger import Ledger
 from axonn_tune.runtime.mesh import build_mesh
 from axonn_tune.runtime.modules import Dropout, Norm, attention_core, compiled
@@ -153,3 +154,15 @@ def test_dropout_drops_a_share_and_keeps_the_mean() -> None:
     alike = SHARE**2 + (1 - SHARE) ** 2
     for other in (kept("blocks.0.mlp.fc2", range(4096)), kept("embedding", range(4096, 8192))):
         assert float(((first == 0) == (other == 0)).double().mean()) == pytest.approx(alike, abs=0.01)
+
+
+def test_forced_load_balancing_gives_ranks_as_many_tokens() -> None:
+    """Guards measured layouts: of any eight tokens in a row each of 2, 4 and 8 ranks gets as many, of a token's experts
+    none twice, and of a whole turn each expert has as many."""
+    (given,) = (layer.experts for layer in load_model("nano-moe").document.types if layer.experts is not None)
+    found = balanced(torch.arange(96), given)
+    for ranks in (2, 4, 8):
+        held = found.view(12, -1) // (given.count // ranks)
+        assert {tuple(torch.bincount(chunk).tolist()) for chunk in held} == {(16 // ranks,) * ranks}
+    assert (found[:, 0] != found[:, 1]).all()
+    assert set(torch.bincount(found.flatten()).tolist()) == {96 * 2 // given.count}

@@ -21,6 +21,7 @@ FACTORS = {
     "all_gather": CollectiveFactors(latency_factor=1.0, bandwidth_factor=1.0),
     "reduce_scatter": CollectiveFactors(latency_factor=0.8, bandwidth_factor=0.7),
     "all_reduce": CollectiveFactors(latency_factor=0.6, bandwidth_factor=0.9),
+    "all_to_all": CollectiveFactors(latency_factor=0.5, bandwidth_factor=0.8),
 }
 COMPUTE: dict[str, Any] = {
     "peak_tflops": {"fp32": 0.05},
@@ -74,7 +75,7 @@ def cluster() -> Machine:
         numbers = {"latency_us": latency_us, "bandwidth_gb_per_s": bandwidth, "collectives": FACTORS}
         return base.tiers[0].model_copy(update={"name": name, "ranks": ranks, **numbers})
 
-    algorithms = base.library.algorithms | {"reduce_scatter": ("direct",)}
+    algorithms = base.library.algorithms | {"reduce_scatter": ("direct",), "all_to_all": ("direct",)}
     library = base.library.model_copy(update={"algorithms": algorithms, "launch_us": LAUNCH_S * 1e6})
     tiers = (tier("node", 200.0, 1.0, ranks=2), tier("network", 1000.0, 0.025))
     accelerator = base.accelerator.model_copy(update=COMPUTE)

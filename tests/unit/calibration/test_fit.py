@@ -11,7 +11,7 @@ from axonn_tune.job import Job, Layout
 from axonn_tune.specs.catalog import load_machine
 from axonn_tune.specs.document import to_yaml
 from axonn_tune.specs.loading import parse_document
-from axonn_tune.specs.machine import COLLECTIVE_KINDS, Machine
+from axonn_tune.specs.machine import MEASURED_KINDS, Machine
 from axonn_tune.specs.points import Point, PointFile, StepProbe
 from tests.unit.calibration import synthetic
 
@@ -37,12 +37,12 @@ def noisy() -> Calibration:
 
 
 def test_latency_and_bandwidth_of_each_collective_and_tier_are_found(clean: Calibration, noisy: Calibration) -> None:
-    """Guards the whole way from points to a profile: α and β of three collectives on two tiers, sharing included."""
+    """Guards the whole way from points to a profile: α and β of each collective on two tiers, sharing included."""
     truth = synthetic.cluster()
     for done, tolerance in ((clean, 0.03), (noisy, 0.15)):
         found = done.machine
         assert [(tier.name, tier.ranks) for tier in found.tiers] == [("node", 2), ("network", None)]
-        for kind in COLLECTIVE_KINDS:
+        for kind in MEASURED_KINDS:
             for own, expected in zip(found.tiers, truth.tiers, strict=True):
                 known = expected.used_by(kind).bandwidth_gb_per_s
                 assert own.used_by(kind).bandwidth_gb_per_s == pytest.approx(known, rel=tolerance)
@@ -97,7 +97,7 @@ def test_outliers_are_named_and_pull_little() -> None:
     assert len(done.machine.measured.outliers) == 1
     assert done.communication is not None
     assert done.communication.outliers == (odd,)
-    for kind in COLLECTIVE_KINDS:
+    for kind in MEASURED_KINDS:
         assert done.machine.tiers[1].used_by(kind).bandwidth_gb_per_s == pytest.approx(
             truth.tiers[1].used_by(kind).bandwidth_gb_per_s, rel=0.05
         )
@@ -136,7 +136,7 @@ def test_too_little_is_refused() -> None:
         calibrated(inside)
     reduced = [one for one in whole if one.probe.what != "collective" or one.probe.op != "all_gather"]
     found = calibrated(reduced).machine
-    assert [set(tier.collectives or ()) for tier in found.tiers] == [{"reduce_scatter", "all_reduce"}] * 2
+    assert [set(tier.collectives or ()) for tier in found.tiers] == [{"reduce_scatter", "all_reduce", "all_to_all"}] * 2
 
 
 def test_nodes_of_one_host_are_told_apart() -> None:
@@ -166,4 +166,4 @@ def test_a_tier_that_is_never_the_tightest_still_has_rates() -> None:
     slow_inside = truth.tiers[0].model_copy(update={"bandwidth_gb_per_s": 1e-3})
     machine = truth.model_copy(update={"tiers": (slow_inside, truth.tiers[1])})
     found = calibrated(synthetic.points(WORLD, machine, noise=0.0)).machine
-    assert all(set(tier.collectives or ()) == set(COLLECTIVE_KINDS) for tier in found.tiers)
+    assert all(set(tier.collectives or ()) == set(MEASURED_KINDS) for tier in found.tiers)

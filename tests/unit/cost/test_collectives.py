@@ -7,7 +7,7 @@ import pytest
 
 from axonn_tune.cost.collectives import collective_time_s, crossing, lines, route
 from axonn_tune.grid import AXES, Grid, GroupShape, distinct_orders, factorizations
-from axonn_tune.program.operations import PLAIN
+from axonn_tune.program.operations import PLAIN, Routing
 from axonn_tune.specs.machine import CollectiveFactors, Machine
 from tests.unit.cost.machines import two_tier_machine
 
@@ -157,3 +157,19 @@ def test_an_all_to_all_by_hand(shape: GroupShape, algorithm: str, bandwidth: flo
     found = lines("all_to_all", route(shape, machine.tiers, WORLD), machine)
     assert {line.algorithm for line in found} == {algorithm}
     assert found[0].bandwidth_bytes_per_s == pytest.approx(bandwidth)
+
+
+def test_a_measured_all_to_all_prices_tokens_on_their_way_to_experts() -> None:
+    """Guards calibrated profiles: α and β are those of the all-to-all, and of a dispatcher that sends a copy each."""
+    machine = two_tier_machine(algorithms=("ring",))
+    library = machine.library.model_copy(
+        update={"algorithms": machine.library.algorithms | {"all_to_all": ("direct",)}}
+    )
+    factors = {"all_to_all": CollectiveFactors(latency_factor=3.0, bandwidth_factor=0.5)}
+    tiers = tuple(tier.model_copy(update={"collectives": factors}) for tier in machine.tiers)
+    measured, path = machine.model_copy(update={"library": library, "tiers": tiers}), route(NODE, tiers, WORLD)
+    (line,) = lines("all_to_all", path, measured)
+    assert (line.latency_s, line.bandwidth_bytes_per_s) == pytest.approx((5e-6 + 3 * 2e-6, 0.5 * 200e9 * 4 / 3))
+    copies, once = (("dispatch", Routing(8, 2, 1, 1, name)) for name in ("alltoall", "deepep"))
+    assert lines(copies, path, measured) == (line,)
+    assert lines(once, path, measured) == lines(once, path, machine)
