@@ -123,7 +123,7 @@ def best_pricing(job: Job, configurations: Iterable[Layout]) -> Detail:
 
 def choices_of(case: Case) -> tuple[tuple[PricedLayout, ...], float]:
     """What a search finds with a row's layout pinned, the shortest step first; the least memory of all, bytes."""
-    if case.row.parts:
+    if any(one.parts for one in case.configurations):
         # A search has no pin for the blocks of each part.
         priced = [best_pricing(case, [one]) for one in case.configurations]
         least = min(one.memory_bytes for one in priced)
