@@ -241,9 +241,16 @@ def _exchange_constraints(model: Model, step: StepOptions) -> list[Constraint]:
 
 
 def broken_constraints(
-    grid: Grid, model: Model, workload: Workload, framework: Framework, *, micro_batch: int, chunks: int = 1
+    grid: Grid,
+    model: Model,
+    workload: Workload,
+    framework: Framework,
+    *,
+    micro_batch: int,
+    chunks: int = 1,
+    given: bool = False,
 ) -> list[str]:
-    """Reasons for which a framework would refuse one configuration, with their numbers."""
+    """Reasons for which a framework would refuse one configuration, with their numbers; given: layers of each part."""
     sizes = dict(grid.by_axis)
     columns = {axis: np.array([size]) for axis, size in sizes.items()}
     checks = constraints(model, workload, framework)
@@ -255,18 +262,22 @@ def broken_constraints(
         shares = "·".join(framework.called(axis) for axis in BATCH_AXES if axis in framework.axes)
         found.append(f"global_batch ({workload.global_batch}) is not divisible by {shares}·micro-batch = {product}")
     if chunks > 1:
-        found += _interleaving(grid.pipeline, chunks, workload.global_batch // product, model, framework)
+        found += _interleaving(grid.pipeline, chunks, workload.global_batch // product, model, framework, given=given)
     return found
 
 
-def _interleaving(stages: int, chunks: int, micro_batches: int, model: Model, framework: Framework) -> list[str]:
-    """Constraints of interleaving: several stages, micro-batches in groups, at least one block per chunk."""
+def _interleaving(
+    stages: int, chunks: int, micro_batches: int, model: Model, framework: Framework, *, given: bool
+) -> list[str]:
+    """Constraints of interleaving: several stages, micro-batches in groups, at least one block per chunk if not given."""
     found = ["interleaving needs more than one stage"] if stages == 1 else []
     pipeline, both = framework.called("pipeline"), f"{framework.called('pipeline')}·{framework.called('chunks')}"
     if micro_batches % stages:
         found.append(
             f"micro-batches of an interleaved pipeline ({micro_batches}) are not divisible by {pipeline} = {stages}"
         )
+    if given:
+        return found
     if framework.step.most_parts(model.layers) < stages * chunks:
         found.append(f"layers ({model.layers}) is less than {both} = {stages * chunks}")
     elif framework.schedule.equal_chunks and (model.layers + sum(framework.step.less)) % (stages * chunks):

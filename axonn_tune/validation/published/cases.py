@@ -15,6 +15,7 @@ from axonn_tune.frameworks.others import AUTOMODEL
 from axonn_tune.grid import RANK_AXES, Grid, divisors
 from axonn_tune.job import Job, Layout
 from axonn_tune.program.dimensions import broken_constraints, logged_flops, step_tokens
+from axonn_tune.program.pipeline import split_layers
 from axonn_tune.ranking.space import Problem
 from axonn_tune.recompute import parse_recompute
 from axonn_tune.request import CUDA_GRAPHS, PRECISIONS, Request
@@ -268,6 +269,9 @@ def _further(row: StepRow, more: Named, framework: Framework) -> dict[str, objec
         changes["delayed_weight_gradients"] = bool(more.expert_overlap) and more.delayed
         # Benchmarks force the balance of tokens, or have them dropped, unless they say otherwise.
         changes["imbalance"] = NATURAL_IMBALANCE if more.routing == "natural" else 1.0
+    if row.context > 1 and more.model and any(layer.window for layer in more.model.types):
+        # Rings know no window.
+        changes["context_exchange"] = "all_to_all"
     if more.async_tp is not None:
         changes["pipelined_tensor"] = more.async_tp
     if more.sharded and "z" in framework.axes and framework.step.gather_unit != "block":
@@ -397,7 +401,8 @@ def measured_s(case: Case) -> float | None:
 
 
 def _wrong(one: Layout, model: Model, workload: Workload, framework: Framework) -> list[str]:
-    return broken_constraints(one.grid, model, workload, framework, micro_batch=one.micro_batch, chunks=one.chunks)
+    sizes = {"micro_batch": one.micro_batch, "chunks": one.chunks, "given": one.parts is not None}
+    return broken_constraints(one.grid, model, workload, framework, **sizes)
 
 
 def interleavings(case: Case) -> Iterator[Layout]:
@@ -431,15 +436,22 @@ def _open(row: StepRow, framework: Framework) -> Iterator[Layout]:
     parts, mtp_part = row.parts or None, None
     if more.layout:
         parts, _, mtp_part = parse_layout(more.layout, stages=row.pipeline, layers=row.layers)
+    elif (count := row.pipeline * row.interleave) > 1 and row.more and row.layers % count and framework.name == "nemo":
+        if not (row.layers + 2) % count:
+            # As recipes of Megatron-Bridge then have it: embedding and loss account for a layer.
+            parts = split_layers(row.layers, parts=count, first_less=1, last_less=1)
     kept = None if framework.step.reshard == "fit" else 0
     for recompute, some in _recomputes(row.recompute):
-        chunks = len(parts) // row.pipeline if more.layout and parts else row.interleave
+        chunks = len(parts) // row.pipeline if parts else row.interleave
         yield Layout(grid, row.micro_batch or 1, recompute, kept, chunks, parts, some, mtp_part)
 
 
 def _expert_tensor(row: StepRow, framework: Framework) -> int:
-    """Ranks that split an expert: as stated, else as Megatron-Core has it (core/parallel_state.py), that of all."""
+    """Ranks that split an expert: as stated, else as Megatron-Core has it (core/parallel_state.py), that of all, and
+    as recipes of Megatron-Bridge do, 1."""
     stated = None if row.more is None else row.more.expert_tensor
+    if stated is None and framework.name == "nemo":
+        return 1
     if stated is not None or framework.tensor_without_expert or row.more is None:
         return stated or (row.tensor if row.more is not None and row.more.expert == 1 else 1)
     return row.tensor
