@@ -12,7 +12,7 @@ from math import comb
 from axonn_tune.cost.collectives import Line, Route
 from axonn_tune.frameworks.dispatchers import Dispatcher, find_dispatcher
 from axonn_tune.program.operations import OpKind, Routing
-from axonn_tune.specs.machine import Tier
+from axonn_tune.specs.machine import LARGEST_NODE, Tier
 
 
 @lru_cache(maxsize=1024)
@@ -50,13 +50,18 @@ def dispatch_line(kind: OpKind, routing: Routing, path: Route, tiers: tuple[Tier
     with each token once.
     """
     dispatcher, time_per_byte = find_dispatcher(routing.dispatcher), 0.0
+    back = kind == "combine"
+    most = dispatcher.rack_combine_bytes_per_s if back else dispatcher.rack_dispatch_bytes_per_s
     for position, tier in enumerate(tiers[: path.outermost + 1]):
         senders = 1 if position == 0 else tiers[position - 1].ranks or 1
         bandwidth, reached = tier.bandwidth_bytes_per_s, dispatcher.reached_network
         if position == 0:
             bandwidth, reached = path.bandwidth_bytes_per_s if path.measured else bandwidth, dispatcher.reached_node
+        reached_bytes_per_s = reached * bandwidth
+        if position == 0 and path.domains[0] > LARGEST_NODE:
+            reached_bytes_per_s = min(reached_bytes_per_s, most)
         leaving = senders * copies_leaving(path.domains[position], dispatcher, routing)
-        time_per_byte = max(time_per_byte, leaving / (reached * bandwidth))
+        time_per_byte = max(time_per_byte, leaving / reached_bytes_per_s)
     held = routing.per_token if dispatcher.counting == "copy" else 1
-    alpha = dispatcher.combine_s if kind == "combine" else dispatcher.dispatch_s
+    alpha = dispatcher.combine_s if back else dispatcher.dispatch_s
     return Line(dispatcher.name, "", alpha, held / time_per_byte)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -28,14 +29,16 @@ _MOST_ALL_TO_ALL = 8
 class Dispatcher:
     """A row of dispatchers.csv.
 
-    reached_node, reached_network: of the bandwidth that the machine has inside and between its innermost domains; *_s:
-    fixed time of a call. SMs that its kernels take are in the accelerator's contention.
+    reached_node, reached_network: of the bandwidth that the machine has inside and between its innermost domains;
+    rack_*: most bandwidth of a rank, bytes/s, among more ranks than those of a node; *_s: fixed time of a call. SMs that its kernels take are in the accelerator's contention.
     """
 
     name: str
     counting: Counting
     reached_node: float
     reached_network: float
+    rack_dispatch_bytes_per_s: float
+    rack_combine_bytes_per_s: float
     dispatch_s: float
     combine_s: float
 
@@ -72,6 +75,8 @@ def _dispatcher(row: Mapping[str, str]) -> Dispatcher:
         counting=cast(Counting, row["counting"]),
         reached_node=float(row["reached_node"]),
         reached_network=float(row["reached_network"]),
+        rack_dispatch_bytes_per_s=1e9 * float(row["rack_dispatch_gb_per_s"] or math.inf),
+        rack_combine_bytes_per_s=1e9 * float(row["rack_combine_gb_per_s"] or math.inf),
         dispatch_s=1e-6 * float(row["dispatch_us"]),
         combine_s=1e-6 * float(row["combine_us"]),
     )
