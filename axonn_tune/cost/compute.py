@@ -226,7 +226,8 @@ class ComputeClock:
 
     def _call_s(self, step: Computation) -> Value:
         rates, element = self.rates, self.element_bytes
-        if step.phase != "step" and is_captured(step.layer, rates.captured):
+        quantizes = isinstance(step, Kernel) and step.quantizes
+        if step.phase != "step" and (quantizes or is_captured(step.layer, rates.captured)):
             rates = self._captured_rates
         if isinstance(step, MatMul):
             m, n, k = (size.evaluate(self.values) for size in (step.m, step.n, step.k))
