@@ -15,7 +15,6 @@ from axonn_tune.frameworks.others import AUTOMODEL
 from axonn_tune.grid import RANK_AXES, Grid, divisors
 from axonn_tune.job import Job, Layout
 from axonn_tune.program.dimensions import broken_constraints, logged_flops, step_tokens
-from axonn_tune.program.pipeline import split_layers
 from axonn_tune.ranking.space import Problem
 from axonn_tune.recompute import parse_recompute
 from axonn_tune.request import CUDA_GRAPHS, PRECISIONS, Request
@@ -200,6 +199,9 @@ FRAMEWORK_WORDS: tuple[tuple[str, str], ...] = (
     ("xla", "xla"),
 )
 """Word in the name of a row's software, and the framework it means; the first found counts."""
+
+_TOLD_PARTS = ("nemo", "megatron-core")
+"""Frameworks whose parts can be told, and must be where layers do not divide evenly."""
 
 _WITH_BIASES = ("megatron-2021", "megatron-2022", "megatron-deepspeed", "deepspeed-2021", "megascale")
 """Frameworks whose GPT layers have biases, as their published models do."""
@@ -436,14 +438,25 @@ def _open(row: StepRow, framework: Framework) -> Iterator[Layout]:
     parts, mtp_part = row.parts or None, None
     if more.layout:
         parts, _, mtp_part = parse_layout(more.layout, stages=row.pipeline, layers=row.layers)
-    elif (count := row.pipeline * row.interleave) > 1 and row.more and row.layers % count and framework.name == "nemo":
-        if not (row.layers + 2) % count:
-            # As recipes of Megatron-Bridge then have it: embedding and loss account for a layer.
-            parts = split_layers(row.layers, parts=count, first_less=1, last_less=1)
+    elif row.more is not None and row.interleave_known and framework.name in _TOLD_PARTS:
+        parts = _told_parts(row, more.model.mtp_layers if more.model else 0)
     kept = None if framework.step.reshard == "fit" else 0
     for recompute, some in _recomputes(row.recompute):
         chunks = len(parts) // row.pipeline if parts else row.interleave
         yield Layout(grid, row.micro_batch or 1, recompute, kept, chunks, parts, some, mtp_part)
+
+
+def _told_parts(row: StepRow, predicting: int) -> tuple[int, ...] | None:
+    """Layers of each part where they do not divide evenly, so that a layout was told: parts alike but the ends, the last
+    with fewer for the loss and each MTP layer, as recipes of Megatron-Bridge have it (NVIDIA-NeMo/Megatron-Bridge@067f987d,
+    models/deepseek: `Et|(tt|)*30mL`; Llama-3 405B: embedding and loss account for a layer)."""
+    count = row.pipeline * row.interleave
+    if count == 1 or row.layers % count == 0:
+        return None
+    each = -(-(row.layers + predicting + 1) // count)
+    last = each - predicting - 1
+    first = row.layers - each * (count - 2) - last
+    return None if min(first, last) < 0 else (first, *(each,) * (count - 2), last)
 
 
 def _expert_tensor(row: StepRow, framework: Framework) -> int:
