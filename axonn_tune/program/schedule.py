@@ -30,7 +30,7 @@ from typing import NamedTuple, TypeAlias
 
 from axonn_tune.frameworks.description import StepOptions
 from axonn_tune.program.context import CORE
-from axonn_tune.program.layers import EXPERTS, PARTS
+from axonn_tune.program.layers import EXPERTS, PARTS, WHOLE_BLOCK
 from axonn_tune.program.operations import (
     ONCE,
     PLAIN,
@@ -66,8 +66,9 @@ class Emitted(NamedTuple):
     slot: str = ""
 
 
-Gather: TypeAlias = tuple[Kernel, Collective]
-"""One link of the gather chain: the kernel that prepares it, and the collective."""
+Gather: TypeAlias = tuple[tuple[Kernel, Collective], ...]
+"""One link of the gather chain: the kernel that prepares it, and the collective; those of a whole block and of its
+experts are one."""
 
 Pending: TypeAlias = tuple[Kernel, tuple[Collective, ...]]
 """What follows a running reduce-scatter: adding its result, then sending the completed bucket."""
@@ -338,7 +339,7 @@ class MicroBatch:
 
 HANDLES = (
     *("gather", "output0", "output1", "input_gradient", "input_gather", "keys", "pipelined", "pipelined output"),
-    *("weight_gradient", "data", "parameters", "experts", "experts back"),
+    *("weight_gradient", "data", "parameters", "experts", "experts back", "experts gather"),
 )
 """What a collective is waited for by, each with its number in instructions."""
 
@@ -450,8 +451,18 @@ def _gathers(operations: Iterable[Operation | Emitted]) -> list[Gather]:
             prepare = step
         elif isinstance(step, Collective) and step.role == "weight":
             assert prepare is not None, "every weight gather follows the kernel that prepares it"
-            chain.append((prepare, step))
+            if step.layer.endswith(EXPERTS) and chain and chain[-1][-1][1].layer.endswith(WHOLE_BLOCK):
+                chain[-1] = (*chain[-1], (prepare, step))
+            else:
+                chain.append(((prepare, step),))
     return chain
+
+
+def _issued_gather(gather: Gather) -> Iterator[Emitted]:
+    """A link of the gather chain, each of its collectives behind a handle of its own."""
+    for (prepare, step), slot in zip(gather, ("gather", "experts gather"), strict=False):
+        yield Emitted(RUN, prepare)
+        yield Emitted(ISSUE, step, slot)
 
 
 def _without_gathers(operations: Iterable[Operation]) -> tuple[Operation, ...]:
@@ -524,7 +535,7 @@ class _Compiler:
         """The first gather of a chain, which is exposed."""
         if gather is None or not _prefetched(gather, self.overlaps, self.options):
             return ()
-        return Emitted(RUN, gather[0]), Emitted(ISSUE, gather[1], "gather")
+        return tuple(_issued_gather(gather))
 
     def section(
         self,
@@ -560,7 +571,7 @@ def _first(chain: list[Gather]) -> Gather | None:
 def _prefetched(gather: Gather, overlaps: frozenset[Overlap], options: StepOptions) -> bool:
     """Whether a gather is issued one ahead in the chain."""
     phases = {"recompute": options.prefetch_recompute, "backward": options.prefetch_backward}
-    return "gather_prefetch" in overlaps and phases.get(gather[1].phase, True)
+    return "gather_prefetch" in overlaps and phases.get(gather[0][1].phase, True)
 
 
 def _halves(operations: Iterable[Operation]) -> Iterator[Operation | Emitted]:
@@ -651,7 +662,9 @@ class _Emitter:
 
     def _communicate(self, step: Collective) -> None:
         if step.role == "weight":
-            self._gather()
+            # Those of experts beside a whole block are in its link.
+            if not (step.layer.endswith(EXPERTS) and self.options.gather_unit == "block"):
+                self._gather()
         elif step.role == "input_gradient" and "input_gradient" in self.overlaps:
             self.output.append(Emitted(ISSUE, step, "input_gradient"))
             self.owed_input_gradient = step.layer
@@ -703,12 +716,13 @@ class _Emitter:
         here, following = self.chain[0], self.chain[1]
         del self.chain[0]
         assert here is not None, "the chain holds every gather of the section"
-        if _prefetched(here, self.overlaps, self.options):
-            self.output.append(Emitted(WAIT, slot="gather"))
-        else:
-            self.output += [Emitted(RUN, here[0]), Emitted(SYNC, here[1])]
+        prefetched = _prefetched(here, self.overlaps, self.options)
+        for (prepare, step), slot in zip(here, ("gather", "experts gather"), strict=False):
+            self.output += (
+                [Emitted(WAIT, slot=slot)] if prefetched else [Emitted(RUN, prepare), Emitted(SYNC, step)]
+            )
         if following is not None and _prefetched(following, self.overlaps, self.options):
-            self.output += [Emitted(RUN, following[0]), Emitted(ISSUE, following[1], "gather")]
+            self.output += _issued_gather(following)
 
     def _finish_pending(self) -> None:
         if self.pending is not None:

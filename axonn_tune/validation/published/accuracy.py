@@ -7,7 +7,7 @@ leaves micro-batch, recompute or chunks open, the search finds several, and the 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
 from pathlib import Path
@@ -19,12 +19,13 @@ from axonn_tune.cost.uncertainty import outside
 from axonn_tune.job import Job, Layout
 from axonn_tune.program.memory import memory_limit_bytes
 from axonn_tune.ranking.choosing import search
-from axonn_tune.recompute import RECOMPUTES
+from axonn_tune.recompute import needed_by
 from axonn_tune.specs.loading import Loaded
 from axonn_tune.specs.machine import Machine
+from axonn_tune.specs.model import Model
 from axonn_tune.specs.results import Pairs
 from axonn_tune.units import GIB
-from axonn_tune.validation.published.cases import Case, case_of, differences, measured_s
+from axonn_tune.validation.published.cases import Case, case_of, differences, framework_of, measured_s
 from axonn_tune.validation.published.rows import SHIPPED, StepRow, read_records, read_steps
 from axonn_tune.validation.quality import Quality, by_group, quality, relative_error
 
@@ -138,7 +139,7 @@ def _predict(row: StepRow, machine: Machine | None) -> PredictedRow:
     if row.more is not None and row.more.open_recompute and row.more.model is not None:
         # Without a word the least recompute that fits.
         closed = replace(row.more, open_recompute=False)
-        for kind in RECOMPUTES:
+        for kind in _recomputes(row, row.more.model):
             found = _predict(replace(row, recompute=kind, more=closed), machine)
             if found.fits or found.nearly_fits:
                 break
@@ -166,6 +167,17 @@ def _predict(row: StepRow, machine: Machine | None) -> PredictedRow:
         return PredictedRow(row, case, choices_s=times, open_words=open_words, why_not=why_not)
     one = choices[0]
     return PredictedRow(row, case, one.layout, one.iteration_s, one.memory_bytes, one.low_s, one.high_s)
+
+
+def _recomputes(row: StepRow, model: Model) -> Iterator[str]:
+    """Recompute sets of a row's software from least to most; whole layers first on an eighth of them, and so on. None
+    where activations are offloaded."""
+    framework, layers = framework_of(row), -(-row.layers // (row.pipeline * row.interleave))
+    for kind in ("none",) if row.more and row.more.offload else framework.recompute_sets:
+        if kind == "full" and not framework.cannot_recompute(kind, 1):
+            yield from (f"full on {some}" for some in range(-(-layers // 8), layers, -(-layers // 8)))
+        if {*needed_by(kind)} <= {*model.parts}:
+            yield kind
 
 
 def without(predictions: Iterable[PredictedRow], left_out: LeftOut) -> tuple[PredictedRow, ...]:

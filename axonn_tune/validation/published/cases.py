@@ -224,6 +224,9 @@ def _software_of(row: StepRow) -> Framework:
             # Unstated, the software on these is NeMo before FlashAttention and fused layers.
             name = "nemo-2022"
         found = AUTOMODEL if name == AUTOMODEL.name else find_framework(name)
+    if found.name == "nemo" and row.more is not None and row.more.sharded:
+        # Megatron-FSDP, which recipes of Megatron-Bridge turn on by themselves.
+        found = replace(found, axes=find_framework("megatron-core").axes)
     if found.name == "torchtitan" and row.more is not None and "eager" in row.notes:
         return find_framework("torchtitan-eager")
     return replace(found, logged=find_framework("megatron-core").logged) if "bridge" in words else found
@@ -277,8 +280,10 @@ def _further(row: StepRow, more: Named, framework: Framework) -> dict[str, objec
     if more.async_tp is not None:
         changes["pipelined_tensor"] = more.async_tp
     if more.sharded and "z" in framework.axes and framework.step.gather_unit != "block":
-        # Megatron-FSDP gathers and reduces whole blocks (core/distributed/fsdp).
+        # Megatron-FSDP gathers and reduces whole blocks, those of experts over ranks of their own (core/distributed/fsdp).
         changes |= {"gather_unit": "block", "reduce_each_micro_batch": True}
+        changes |= {"expert_shards": ("x", "z", "context"), "expert_replicas": ("data",)}
+        changes |= {"gather_after_recompute": False, "shard_gradient_bytes": framework.step.gradient_bytes or 4}
     if more.gradient_bytes is not None:
         changes["gradient_bytes"] = more.gradient_bytes
     if more.state_bytes in (6, 8):
