@@ -30,7 +30,8 @@ class Dispatcher:
     """A row of dispatchers.csv.
 
     reached_node, reached_network: of the bandwidth that the machine has inside and between its innermost domains;
-    rack_*: most bandwidth of a rank, bytes/s, among more ranks than those of a node; *_s: fixed time of a call. SMs that its kernels take are in the accelerator's contention.
+    rack_*: most bandwidth of a rank among more ranks than those of a node; *_s: fixed time of a call. SMs that its
+    kernels take are in the accelerator's contention.
     """
 
     name: str

@@ -269,7 +269,7 @@ def broken_constraints(
 def _interleaving(
     stages: int, chunks: int, micro_batches: int, model: Model, framework: Framework, *, given: bool
 ) -> list[str]:
-    """Constraints of interleaving: several stages, micro-batches in groups, at least one block per chunk if not given."""
+    """Constraints of interleaving: several stages, micro-batches in groups, a block per chunk that is not given."""
     found = ["interleaving needs more than one stage"] if stages == 1 else []
     pipeline, both = framework.called("pipeline"), f"{framework.called('pipeline')}·{framework.called('chunks')}"
     if micro_batches % stages:

@@ -718,9 +718,7 @@ class _Emitter:
         assert here is not None, "the chain holds every gather of the section"
         prefetched = _prefetched(here, self.overlaps, self.options)
         for (prepare, step), slot in zip(here, ("gather", "experts gather"), strict=False):
-            self.output += (
-                [Emitted(WAIT, slot=slot)] if prefetched else [Emitted(RUN, prepare), Emitted(SYNC, step)]
-            )
+            self.output += [Emitted(WAIT, slot=slot)] if prefetched else [Emitted(RUN, prepare), Emitted(SYNC, step)]
         if following is not None and _prefetched(following, self.overlaps, self.options):
             self.output += _issued_gather(following)
 

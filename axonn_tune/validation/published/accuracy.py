@@ -124,8 +124,8 @@ def best_pricing(job: Job, configurations: Iterable[Layout]) -> Detail:
 
 def choices_of(case: Case) -> tuple[tuple[PricedLayout, ...], float]:
     """What a search finds with a row's layout pinned, the shortest step first; the least memory of all, bytes."""
-    if any(one.parts for one in case.configurations):
-        # A search has no pin for the blocks of each part.
+    if len({one.grid for one in case.configurations}) > 1 or any(one.parts for one in case.configurations):
+        # A search has no pin for the blocks of each part, nor for several grids.
         priced = [best_pricing(case, [one]) for one in case.configurations]
         least = min(one.memory_bytes for one in priced)
         fitting = [one for one in priced if one.memory_bytes <= one.memory_limit_bytes]
@@ -141,7 +141,7 @@ def _predict(row: StepRow, machine: Machine | None) -> PredictedRow:
         closed = replace(row.more, open_recompute=False)
         for kind in _recomputes(row, row.more.model):
             found = _predict(replace(row, recompute=kind, more=closed), machine)
-            if found.fits or found.nearly_fits:
+            if found.fits or (found.nearly_fits and found.predicted_s):
                 break
         return found
     case = case_of(row, machine=machine)
@@ -160,9 +160,8 @@ def _predict(row: StepRow, machine: Machine | None) -> PredictedRow:
         return PredictedRow(row, case, tight.layout, tight.iteration_s, tight.memory_bytes, *ends, fits=False)
     times = tuple(one.iteration_s for one in choices)
     if len(choices) > 1:
-        names = {"micro_batch": "micro-batch", "recompute": "recompute", "chunks": "interleaving"}
-        differing = [key for key in names if len({getattr(one, key) for one in choices}) > 1]
-        open_words = ", ".join(names[key] for key in differing)
+        names = {"micro_batch": "micro-batch", "recompute": "recompute", "chunks": "interleaving", "grid": "EP"}
+        open_words = ", ".join(name for key, name in names.items() if len({getattr(one, key) for one in choices}) > 1)
         why_not = f"leaves {open_words} open: {len(choices)} layouts fit"
         return PredictedRow(row, case, choices_s=times, open_words=open_words, why_not=why_not)
     one = choices[0]

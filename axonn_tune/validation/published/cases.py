@@ -280,7 +280,7 @@ def _further(row: StepRow, more: Named, framework: Framework) -> dict[str, objec
     if more.async_tp is not None:
         changes["pipelined_tensor"] = more.async_tp
     if more.sharded and "z" in framework.axes and framework.step.gather_unit != "block":
-        # Megatron-FSDP gathers and reduces whole blocks, those of experts over ranks of their own (core/distributed/fsdp).
+        # Megatron-FSDP gathers and reduces whole blocks, and experts over their own ranks (core/distributed/fsdp).
         changes |= {"gather_unit": "block", "reduce_each_micro_batch": True}
         changes |= {"expert_shards": ("x", "z", "context"), "expert_replicas": ("data",)}
         changes |= {"gather_after_recompute": False, "shard_gradient_bytes": framework.step.gradient_bytes or 4}
@@ -408,8 +408,8 @@ def measured_s(case: Case) -> float | None:
 
 
 def _wrong(one: Layout, model: Model, workload: Workload, framework: Framework) -> list[str]:
-    sizes = {"micro_batch": one.micro_batch, "chunks": one.chunks, "given": one.parts is not None}
-    return broken_constraints(one.grid, model, workload, framework, **sizes)
+    batch, chunks, given = one.micro_batch, one.chunks, one.parts is not None
+    return broken_constraints(one.grid, model, workload, framework, micro_batch=batch, chunks=chunks, given=given)
 
 
 def interleavings(case: Case) -> Iterator[Layout]:
@@ -422,24 +422,19 @@ def interleavings(case: Case) -> Iterator[Layout]:
 
 
 def _open(row: StepRow, framework: Framework) -> Iterator[Layout]:
-    """The row's degrees, with each kind of recompute it may mean."""
+    """The row's degrees, with each kind of recompute, and of experts' ranks, that it may mean."""
     more = row.more or Named()
     shards = more.shards if more.shards and row.data % more.shards == 0 else row.data
     z = row.z or (shards if _sharded(framework, row) else 1)
-    experts = {"expert": more.expert, "expert_tensor": _expert_tensor(row, framework)}
-    if more.model is None or not more.model.has_experts:
-        experts = {}
+    experts: list[dict[str, int]] = [{}]
+    if more.model is not None and more.model.has_experts:
+        # Without a word of how FSDP has experts, every number of ranks.
+        sizes = divisors(row.tensor * row.context * row.data) if more.open_expert else (more.expert,)
+        experts = [{"expert": size, "expert_tensor": _expert_tensor(row, framework)} for size in sizes]
     order = row.order or tuple(axis for axis in framework.axes if axis in RANK_AXES)
-    grid = Grid(
-        x=row.tensor,
-        y=row.y,
-        z=z,
-        data=row.data // z,
-        context=row.context,
-        pipeline=row.pipeline,
-        order=(*order, *(axis for axis in RANK_AXES if axis not in order)),
-        **experts,
-    )
+    sizes_of_all = {"x": row.tensor, "y": row.y, "z": z, "context": row.context, "pipeline": row.pipeline}
+    order = (*order, *(axis for axis in RANK_AXES if axis not in order))
+    grids = [Grid(**sizes_of_all, data=row.data // z, order=order, **one) for one in experts]
     parts, mtp_part = row.parts or None, None
     if more.layout:
         parts, _, mtp_part = parse_layout(more.layout, stages=row.pipeline, layers=row.layers)
@@ -448,13 +443,17 @@ def _open(row: StepRow, framework: Framework) -> Iterator[Layout]:
     kept = None if framework.step.reshard == "fit" else 0
     for recompute, some in _recomputes(row.recompute):
         chunks = len(parts) // row.pipeline if parts else row.interleave
-        yield Layout(grid, row.micro_batch or 1, recompute, kept, chunks, parts, some, mtp_part)
+        for grid in grids:
+            yield Layout(grid, row.micro_batch or 1, recompute, kept, chunks, parts, some, mtp_part)
 
 
 def _told_parts(row: StepRow, predicting: int) -> tuple[int, ...] | None:
-    """Layers of each part where they do not divide evenly, so that a layout was told: parts alike but the ends, the last
-    with fewer for the loss and each MTP layer, as recipes of Megatron-Bridge have it (NVIDIA-NeMo/Megatron-Bridge@067f987d,
-    models/deepseek: `Et|(tt|)*30mL`; Llama-3 405B: embedding and loss account for a layer)."""
+    """Layers of each part where they do not divide evenly, so that a layout was told; None where they do.
+
+    Parts are alike but the ends, the last with fewer for the loss and each MTP layer, as recipes have it
+    (NVIDIA-NeMo/Megatron-Bridge@067f987d, perf_recipes: DeepSeek-V3's `Et|(tt|)*30mL`; embedding and loss account for
+    a layer of Llama-3 405B).
+    """
     count = row.pipeline * row.interleave
     if count == 1 or row.layers % count == 0:
         return None

@@ -105,6 +105,7 @@ class Named:
     mfu_of: float | None = None
     open_recompute: bool = False
     open_graphs: bool = False
+    open_expert: bool = False
     ratios_only: str = ""
     lacking: str = ""
     blind: bool = False
@@ -295,6 +296,7 @@ class _Reader:
             mfu_of=None if peak is None else 1e12 * peak,
             open_recompute=not self.text("recompute"),
             open_graphs=not graphs and self.model is not None and self.model.has_experts,
+            open_expert=bool(self.model and self.model.has_experts and fsdp and not self.text("ep")),
             ratios_only="the GPU is not named, or slower than its kind" if re.search(_RATIOS_ONLY, system) else "",
             blind=self.text("blind_family") in ("yes", "1", "true"),
         )
