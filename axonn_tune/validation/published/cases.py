@@ -287,8 +287,7 @@ def _further(row: StepRow, more: Named, framework: Framework) -> dict[str, objec
     if more.gradient_bytes is not None:
         changes["gradient_bytes"] = more.gradient_bytes
     if more.state_bytes in (6, 8):
-        moment = (more.state_bytes - 4) // 2
-        changes |= {"master_bytes": 2, "exp_avg_bytes": moment, "exp_avg_sq_bytes": moment}
+        changes |= {"master_bytes": more.state_bytes - 4, "exp_avg_bytes": 2, "exp_avg_sq_bytes": 2}
     return changes
 
 
