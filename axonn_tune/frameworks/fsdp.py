@@ -175,7 +175,7 @@ FSDP = Framework(
     title="PyTorch FSDP",
     axes=("z", "data"),
     source="torch 2.15, torch/distributed/fsdp/_fully_shard; mosaicml/llm-foundry",
-    step=replace(STEP, reduced_bytes=2, saves_original=True),
+    step=replace(STEP, reduced_bytes=2, saves_original=True, fused_quantization=True),
     software="eager",
     formats=("fp8-current",),
     format_options=("primary_weights",),

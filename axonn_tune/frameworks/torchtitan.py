@@ -509,6 +509,7 @@ TORCHTITAN = Framework(
         STEP,
         sequence_parallel=True,
         saves_original=True,
+        fused_quantization=True,
         shard_gradient_bytes=4,
         context_shards=True,
         context_exchange="all_gather",
@@ -547,7 +548,7 @@ TORCHTITAN = Framework(
 )
 
 TORCHTITAN_EAGER = replace(
-    TORCHTITAN.with_step(fused_norms=False),
+    TORCHTITAN.with_step(fused_norms=False, fused_quantization=False),
     name="torchtitan-eager",
     title="torchtitan (eager)",
     software="eager",

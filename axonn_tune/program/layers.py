@@ -585,8 +585,7 @@ def quantized(phase: Phase, layer: str, elements: Size, given: LayerInputs, *, c
         return [_one_copy(phase, layer, elements, given, kind, calls=calls) for kind in kinds]
     launches = float(given.format.launches)
     moved = given.format.quantization_bytes(one_layout=given.options.one_layout)
-    if given.format.transposes and given.options.saves_original:
-        # torchao leaves scales of whole tensors to the compiler, which finds their maxima in the kernels before.
+    if given.format.transposes and given.options.fused_quantization:
         return [Kernel(phase, layer, (moved - 2.0 * given.format.passes) * elements, calls)]
     return [Kernel(phase, layer, moved / launches * elements, launches * calls, quantizes="all")]
 
