@@ -174,14 +174,15 @@ def _ranked(found: Priced, started: float, *, variants: bool) -> Priced:
 
 
 def _balanced(priced: Priced, *, count: int) -> Priced:
-    """The best row of each of the first grids, balanced by time: those that are faster so come behind the others, each
-    of a shape of its own."""
+    """The best row of each of the first grids, and of each number format, balanced by time: those that are faster so
+    come behind the others, each of a shape of its own."""
     # Imported here: most searches have no pipeline, and start-up time is theirs.
     from axonn_tune.ranking.balance import balanced
 
     columns, shapes, fittings, splits = priced.columns, priced.shapes, priced.fittings, dict[int, tuple[int, ...]]()
     rows = np.argsort(columns.iteration_s, kind="stable")
-    first = replace(priced, rows=rows[np.sort(distinct(columns.places(shapes)[rows])[1])[:count]])
+    grids, formats = (np.sort(distinct(one[rows])[1]) for one in (columns.places(shapes), columns.precision))
+    first = replace(priced, rows=rows[np.union1d(grids[:count], formats)])
     for place, row in enumerate(first.rows.tolist()):
         shape, kind = columns.shape[[row]], list(fittings)[columns.recompute[row]]
         step_s, limit_bytes = float(columns.iteration_s[row]), fittings[kind].limit_bytes
