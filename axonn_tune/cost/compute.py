@@ -189,11 +189,8 @@ def attention_time_s(
     diagonal whole: with n keys it reaches n / (n + ramp) of what it does with endless ones.
     """
     reached = rates.attention_backward_flops_per_s if backward else rates.attention_forward_flops_per_s
-    gain: Value = 1.0
-    if rates.attention_ramp:
-        longer = (1.0 + rates.attention_ramp / REFERENCE_KEYS) / (1.0 + rates.attention_ramp / keys)
-        gain = arithmetic.larger(longer, 1.0)
-    return rates.kernel_launch_s + flops / (reached * gain)
+    longer = (1.0 + rates.attention_ramp / REFERENCE_KEYS) / (1.0 + rates.attention_ramp / keys)
+    return rates.kernel_launch_s + flops / (reached * arithmetic.larger(longer, 1.0))
 
 
 @dataclass(frozen=True)

@@ -88,7 +88,8 @@ class _Numbers:
             name: {key: own[cases] for key, own in value.items()} if isinstance(value, dict) else value[cases]
             for name, value in self._rates.items()
         }
-        return ComputeRates(**picked)  # type: ignore[arg-type]
+        # None of these steps captures layers in CUDA graphs.
+        return ComputeRates(**(picked | {"captured": ()}))  # type: ignore[arg-type]
 
 
 def _columns(values: list[list[Any]]) -> Any:  # noqa: ANN401 - arrays, by layout where there are layouts
