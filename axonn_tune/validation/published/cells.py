@@ -270,6 +270,8 @@ class _Reader:
         mfu, peak = self.measure("mfu_percent"), self.measure("mfu_of_tflops")
         states = self.measure("state_bytes")
         system = f"{self.text('system')} {self.text('gpu')}"
+        if (part := re.search(r"(linears|grouped gemms) only", self.text("notes"))) and self.model:
+            self.lacking.append(f"a format of {part[1]} alone is not modelled")
         kind = self.text("memory_kind")
         found = Named(
             model=self.model,
