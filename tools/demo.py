@@ -3,7 +3,8 @@
 1. All grids of an 80b model on 1,024 GPUs are ranked, which takes no machine at all.
 2. A small cluster is emulated here and calibrated. Where no network namespaces are to be had, four ranks communicate
    over loopback instead, which is CPU time and no network, so their communication is not compared.
-3. All grids of a small GPT are ranked for it; the first, the middle and the last of that ranking train on it.
+3. All grids of a small model with experts are ranked for it; the first and the last of that ranking train on it, and
+   one between them with experts on several ranks.
 4. The report of these runs is one HTML file.
 
 Everything written is in `build/demo`. Exit code 4 if a grid trained otherwise than one rank alone does or, on an
@@ -59,8 +60,8 @@ COMMAND = "python -m tools.demo"
 SHAPE = Shape(nodes=2, ranks_per_node=2, uplink_bits_per_s=50e6, port_bits_per_s=100e6)
 """Two cores carry this with ease: the links and not the cores decide how long communication takes."""
 RANKS = SHAPE.world
-MODEL = "nano"
-REQUEST = Request(MODEL, gpus=RANKS, batch=8, precision="fp32", recompute="none", rank_by="step")
+MODEL = "nano-moe"
+REQUEST = Request(MODEL, gpus=RANKS, batch=8, precision="fp32", recompute="none", rank_by="step", imbalance=1.0)
 BUDGET, LOOPBACK_BUDGET = "60s", "30s"
 REPEATS, STEPS = 2, 6
 HOLDS_WITHIN = 0.10
@@ -132,10 +133,11 @@ def rank_grids(place: Place, profile: Path) -> SearchResult:
 
 
 def best_middle_worst(results: SearchResult) -> ValidationPlan:
-    """The first, the middle and the last of a ranking."""
+    """The first and the last of a ranking, and the middle one of those with experts on several ranks."""
     plan = plan_from_ranking(results.inputs, Selection(0), command=COMMAND)
-    last = len(plan.launches) - 1
-    return replace(plan, launches=tuple(plan.launches[place] for place in (0, last // 2, last)))
+    first, *between, last = plan.launches
+    apart = [launch for launch in between if launch.grid.expert > 1]
+    return replace(plan, launches=(first, apart[len(apart) // 2], last))
 
 
 def train(plan: ValidationPlan, place: Place, folder: Path) -> RunComparison:
@@ -175,7 +177,7 @@ def ranked_sentence(results: SearchResult) -> str:
     low, high = (show_seconds(results.ranked[place].iteration_s) for place in (0, last))
     return (
         f"{counted(len(results.ranked), 'grid')} of {MODEL} on {counted(RANKS, 'rank')}, steps of {low} to {high} "
-        f"predicted. The first, the middle and the last train, {REPEATS} times {STEPS} steps each."
+        f"predicted. The first, one between and the last train, {REPEATS} times {STEPS} steps each."
     )
 
 

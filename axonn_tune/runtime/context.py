@@ -37,16 +37,24 @@ def own_positions(mesh: Mesh, sequence: int, device: torch.device) -> torch.Tens
     return torch.cat([each[place], each[chunks - 1 - place]])
 
 
+class Attended(NamedTuple):
+    """Queries `[b, heads, Q, head_dim]`, some of the keys and values `[b, kv_heads, K, head_dim]` that they attend to,
+    causally or not; over all keys that there are the output, and the log-sum-exp of each query's scores."""
+
+    queries: torch.Tensor
+    keys: torch.Tensor
+    values: torch.Tensor
+    causal: bool
+    output: torch.Tensor
+    sums: torch.Tensor
+
+
 class AttentionKernel(NamedTuple):
-    """Attention of queries `[b, heads, Q, head_dim]` on some keys and values `[b, kv_heads, K, head_dim]`, causal or
-    not.
+    """Attention of queries on keys and values, causal or not: output, and log-sum-exp of each query's scores
+    `[b, heads, Q]`; and gradients of queries, keys and values, from the output's."""
 
-    forward: output, and log-sum-exp of each query's scores `[b, heads, Q]`. backward: gradients of queries, keys and
-    values, from the output's gradient and, over all keys that there are, the output and the log-sum-exp.
-    """
-
-    forward: Callable[..., Tensors]
-    backward: Callable[..., Tensors]
+    forward: Callable[[torch.Tensor, torch.Tensor, torch.Tensor, bool], Tensors]
+    backward: Callable[[torch.Tensor, Attended], Tensors]
 
 
 def kernel_on(settings: RuntimeSettings) -> AttentionKernel:
@@ -78,20 +86,12 @@ def _cpu_forward(queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor
     return found
 
 
-def _cpu_backward(
-    gradient: torch.Tensor,
-    queries: torch.Tensor,
-    keys: torch.Tensor,
-    values: torch.Tensor,
-    output: torch.Tensor,
-    sums: torch.Tensor,
-    causal: bool,  # noqa: FBT001
-) -> Tensors:
-    repeated = _repeated(queries, keys, values)
-    gradient, queries, output = (one.to(repeated[0].dtype) for one in (gradient, queries, output))
+def _cpu_backward(gradient: torch.Tensor, of: Attended) -> Tensors:
+    repeated = _repeated(of.queries, of.keys, of.values)
+    gradient, queries, output = (one.to(repeated[0].dtype) for one in (gradient, of.queries, of.output))
     kernel = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
-    of_queries, *of_keys = kernel(gradient, queries, *repeated, output, sums, 0.0, causal)
-    return of_queries, *(_of_keys(one, keys) for one in of_keys)
+    of_queries, *of_keys = kernel(gradient, queries, *repeated, output, of.sums, 0.0, of.causal)
+    return of_queries, *(_of_keys(one, of.keys) for one in of_keys)
 
 
 def _flash_forward(queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, causal: bool) -> Tensors:  # noqa: FBT001
@@ -99,21 +99,13 @@ def _flash_forward(queries: torch.Tensor, keys: torch.Tensor, values: torch.Tens
     return output, sums
 
 
-def _flash_backward(
-    gradient: torch.Tensor,
-    queries: torch.Tensor,
-    keys: torch.Tensor,
-    values: torch.Tensor,
-    output: torch.Tensor,
-    sums: torch.Tensor,
-    causal: bool,  # noqa: FBT001
-) -> Tensors:
-    lengths = queries.shape[2], keys.shape[2]
+def _flash_backward(gradient: torch.Tensor, of: Attended) -> Tensors:
+    lengths = of.queries.shape[2], of.keys.shape[2]
     # Neither sequences of several lengths nor dropout, so that no counters are needed.
-    none, unused = queries.new_empty(0, dtype=torch.int32), queries.new_empty(2, dtype=torch.uint64)
+    none, unused = of.queries.new_empty(0, dtype=torch.int32), of.queries.new_empty(2, dtype=torch.uint64)
     kernel = torch.ops.aten._scaled_dot_product_flash_attention_backward
-    heads = gradient, queries, keys, values, output, sums.contiguous()
-    found: Tensors = kernel(*heads, none, none, *lengths, 0.0, causal, unused, unused[:0])
+    heads = gradient, of.queries, of.keys, of.values, of.output, of.sums.contiguous()
+    found: Tensors = kernel(*heads, none, none, *lengths, 0.0, of.causal, unused, unused[:0])
     return found
 
 
@@ -125,22 +117,14 @@ def plain(queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, causa
     return torch.exp(scores - sums[..., None]) @ values, sums
 
 
-def plain_gradients(
-    gradient: torch.Tensor,
-    queries: torch.Tensor,
-    keys: torch.Tensor,
-    values: torch.Tensor,
-    output: torch.Tensor,
-    sums: torch.Tensor,
-    causal: bool,  # noqa: FBT001
-) -> Tensors:
+def plain_gradients(gradient: torch.Tensor, of: Attended) -> Tensors:
     """`AttentionKernel.backward` of `plain`."""
-    wide, values_of = _repeated(queries, keys, values)
-    shares = torch.exp(_scores(queries, wide, causal=causal) - sums[..., None])
-    inner = gradient @ values_of.transpose(-1, -2) - (gradient * output).sum(-1, keepdim=True)
-    of_scores = shares * inner / math.sqrt(queries.shape[-1])
-    of_keys = of_scores.transpose(-1, -2) @ queries, shares.transpose(-1, -2) @ gradient
-    return of_scores @ wide, *(_of_keys(one, keys) for one in of_keys)
+    wide, values = _repeated(of.queries, of.keys, of.values)
+    shares = torch.exp(_scores(of.queries, wide, causal=of.causal) - of.sums[..., None])
+    inner = gradient @ values.transpose(-1, -2) - (gradient * of.output).sum(-1, keepdim=True)
+    of_scores = shares * inner / math.sqrt(of.queries.shape[-1])
+    of_keys = of_scores.transpose(-1, -2) @ of.queries, shares.transpose(-1, -2) @ gradient
+    return of_scores @ wide, *(_of_keys(one, of.keys) for one in of_keys)
 
 
 def _scores(queries: torch.Tensor, keys: torch.Tensor, *, causal: bool) -> torch.Tensor:
@@ -207,7 +191,8 @@ class RingAttention:
         for number in range(count):
             pending = self._send(block, phase, first=number == 0) if number < count - 1 else None
             seen = self._seen(number)
-            part, sums = self.kernel.forward(queries[:, :, seen.queries], *block[:, :, :, seen.keys], seen.causal)
+            keys, values = block[:, :, :, seen.keys]
+            part, sums = self.kernel.forward(queries[:, :, seen.queries], keys, values, seen.causal)
             if number == 0:
                 total, whole = part.to(self.statistics), sums
             else:
@@ -239,7 +224,8 @@ class RingAttention:
             pending = self._send(block, "backward", first=number == 0) if number < count - 1 else None
             seen = self._seen(number)
             grads, asked, made, its = (one[:, :, seen.queries] for one in (split, queries, output, sums))
-            of_rows, *of_keys = self.kernel.backward(grads, asked, *block[:, :, :, seen.keys], made, its, seen.causal)
+            keys, values = block[:, :, :, seen.keys]
+            of_rows, *of_keys = self.kernel.backward(grads, Attended(asked, keys, values, seen.causal, made, its))
             of_queries[:, :, seen.queries] += of_rows
             if number == 0:
                 own = of_keys

@@ -24,7 +24,7 @@ from torch.utils._pytree import tree_leaves
 
 from axonn_tune.errors import AxonnTuneError, CheckFailedError, NothingFeasibleError
 from axonn_tune.program.pipeline import group_size, model_parts
-from axonn_tune.runtime.context import AttentionKernel, RingAttention
+from axonn_tune.runtime.context import Attended, AttentionKernel, RingAttention
 from axonn_tune.runtime.devices import settings_of
 from axonn_tune.runtime.ledger import Ledger, LedgerEntry, compare, program_of
 from axonn_tune.runtime.mesh import Mesh, build_mesh
@@ -123,11 +123,9 @@ def ring_shapes(queries: torch.Tensor, *keys: torch.Tensor | bool) -> tuple[torc
     return torch.empty_like(queries), queries.new_empty(queries.shape[:-1], dtype=torch.float32)
 
 
-def ring_gradient_shapes(
-    gradient: torch.Tensor, queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, *rest: torch.Tensor | bool
-) -> tuple[torch.Tensor, ...]:
+def ring_gradient_shapes(gradient: torch.Tensor, of: Attended) -> tuple[torch.Tensor, ...]:
     """Stands in for its backward pass."""
-    return _gradient_shapes(queries, keys, values)
+    return _gradient_shapes(of.queries, of.keys, of.values)
 
 
 def build(launch: Launch, mesh: Mesh, meter: MetaBytes) -> Trainer:

@@ -89,7 +89,14 @@ def plan_from_ranking(inputs: Inputs, selection: Selection, *, command: str) -> 
     workload = inputs.problem.workload
     workloads = [workload, workload.model_copy(update={"overlaps": ()})] if selection.also_blocking else [workload]
     launches = [
-        _priced_launch(configuration, inputs.model, inputs.machine, one, command=command)
+        _priced_launch(
+            configuration,
+            inputs.model,
+            inputs.machine,
+            one,
+            balanced=framework.step.imbalance == 1.0,
+            command=command,
+        )
         for configuration in _in_orders(best, selection.orders)
         for one in workloads
     ]
@@ -117,16 +124,24 @@ def plan_from_files(paths: Sequence[str], *, machine: str | None, command: str) 
         if first_path := known.get(name := configuration_name(document)):
             raise UsageError(f"{path} repeats the configuration of {first_path}: {name}")
         known[name] = path
-        now = _priced_launch(Layout.of(document), model, profile, document.workload, command=command)
+        balanced = document.force_load_balancing
+        now = _priced_launch(Layout.of(document), model, profile, document.workload, balanced=balanced, command=command)
         launches.append(document.model_copy(update={"predicted": now.predicted}))
     return ValidationPlan(tuple(launches), model, profile, command)
 
 
 def _priced_launch(
-    configuration: Layout, model: Loaded[Model], machine: Loaded[Machine], workload: Workload, *, command: str
+    configuration: Layout,
+    model: Loaded[Model],
+    machine: Loaded[Machine],
+    workload: Workload,
+    *,
+    balanced: bool,
+    command: str,
 ) -> Launch:
-    """The launch config of a configuration, with its prediction."""
-    priced = price(Job(model.document, machine.document, workload), configuration)
+    """The launch config of a configuration, with its prediction; balanced: load balancing of experts is forced."""
+    framework = AXONN_TUNE.with_step(imbalance=1.0) if balanced else AXONN_TUNE
+    priced = price(Job(model.document, machine.document, workload, framework), configuration)
     return build_launch(priced, model=model, machine=machine, command=command)
 
 
@@ -307,7 +322,10 @@ def run_plan(
         # On a rank of this host, whatever the other runs use, with the first one's micro-batches.
         first = plan.launches[0]
         layout = Layout(Grid(), first.micro_batch, "none")
-        launch = _priced_launch(layout, plan.model, plan.machine, first.workload, command=plan.command)
+        balanced = first.force_load_balancing
+        launch = _priced_launch(
+            layout, plan.model, plan.machine, first.workload, balanced=balanced, command=plan.command
+        )
         alone = Serial.from_fields_of(_run(launch, ProcessRunner(), steps, folder / "serial").run)
     began, done = time.monotonic(), 0
     total = repeats * len(plan.launches)

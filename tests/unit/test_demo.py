@@ -34,11 +34,13 @@ def test_the_calibration_is_a_command_of_the_tool(place: demo.Place, tmp_path: P
 
 @pytest.mark.parametrize("place", [IN_LAB, LOOPBACK])
 def test_the_best_the_middle_and_the_worst_run(place: demo.Place) -> None:
-    """Guards what is shown: three grids whose predicted steps differ, which the place can run."""
+    """Guards what is shown: three grids whose predicted steps differ, one of them with experts on several ranks, which
+    the place can run."""
     results = demo.rank_grids(place, Path("localhost"))
     plan = demo.best_middle_worst(results)
     steps_s = [one.predicted.iteration_s or 0.0 for one in plan.launches]
-    assert len(results.ranked) == 10
+    assert len(results.ranked) == 20
+    assert any(launch.grid.expert > 1 and launch.force_load_balancing for launch in plan.launches)
     assert steps_s == sorted(steps_s)
     assert steps_s[-1] > steps_s[1] > steps_s[0]
     for launch in plan.launches:
