@@ -268,7 +268,7 @@ def lines(sent: Sent, path: Route, machine: Machine, *, call_s: float = 0.0) -> 
         # Imported here: most models have no experts, and start-up time is theirs.
         from axonn_tune.cost.dispatch import dispatch_line
 
-        dispatched = dispatch_line(kind, routing, path, tiers)
+        dispatched = dispatch_line(kind, routing, path, machine.model_copy(update={"tiers": tiers}))
         return (replace(dispatched, latency_s=dispatched.latency_s + call_s),)
     found = []
     apart = kind == "all_to_all" and path.outermost > 0

@@ -10,9 +10,9 @@ from functools import lru_cache
 from math import comb
 
 from axonn_tune.cost.collectives import Line, Route
-from axonn_tune.frameworks.dispatchers import Dispatcher, find_dispatcher
+from axonn_tune.frameworks.dispatchers import Dispatcher, dispatcher_on
 from axonn_tune.program.operations import OpKind, Routing
-from axonn_tune.specs.machine import LARGEST_NODE, Tier
+from axonn_tune.specs.machine import LARGEST_NODE, Machine
 
 
 @lru_cache(maxsize=1024)
@@ -42,14 +42,14 @@ def copies_leaving(domains: int, dispatcher: Dispatcher, routing: Routing) -> fl
     return copies * (1.0 - 1.0 / domains)
 
 
-def dispatch_line(kind: OpKind, routing: Routing, path: Route, tiers: tuple[Tier, ...]) -> Line:
+def dispatch_line(kind: OpKind, routing: Routing, path: Route, machine: Machine) -> Line:
     """Time of a dispatch, or of a combine: α + max over levels of (bytes that leave it / bandwidth reached there).
 
     All ranks of a domain send at once and share its link. Inside the innermost go copies to all ranks but the own:
     those for other domains are spread again over there. Bytes are those of a buffer with a copy for each expert, or
     with each token once.
     """
-    dispatcher, time_per_byte = find_dispatcher(routing.dispatcher), 0.0
+    dispatcher, tiers, time_per_byte = dispatcher_on(routing.dispatcher, machine), machine.tiers, 0.0
     back = kind == "combine"
     most = dispatcher.rack_combine_bytes_per_s if back else dispatcher.rack_dispatch_bytes_per_s
     for position, tier in enumerate(tiers[: path.outermost + 1]):

@@ -263,10 +263,12 @@ class PricedLayout(Layout):
 
     def _of_imbalance(self) -> float:
         """Slope of the step's logarithm over that of the token imbalance of natural routing; 0 where it is given."""
-        framework, step = self.job.framework, self.job.framework.step
-        if step.imbalance != NATURAL_IMBALANCE or step.capacity_factor or self.grid.expert == 1:
+        framework, step, learned = self.job.framework, self.job.framework.step, self.job.machine.learned
+        natural = step.imbalance == NATURAL_IMBALANCE and not step.capacity_factor and self.grid.expert > 1
+        if not natural or any(number.path == "imbalance" for number in (learned.numbers if learned else ())):
             return 0.0
-        more = replace(self.job, framework=framework.with_step(imbalance=step.imbalance * math.exp(NUDGE)))
+        own = step_on(framework, self.job.machine).imbalance
+        more = replace(self.job, framework=framework.with_step(imbalance=own * math.exp(NUDGE)))
         return math.log(price(more, self).iteration_s / self.iteration_s) / NUDGE
 
     def slopes(self, metric: str) -> Floats:

@@ -12,7 +12,7 @@ from pkgutil import iter_modules
 
 from axonn_tune.errors import UnknownNameError
 from axonn_tune.frameworks.axonn_tune import AXONN_TUNE, HOST
-from axonn_tune.frameworks.description import FUSED, Framework, StepOptions
+from axonn_tune.frameworks.description import FUSED, NATURAL_IMBALANCE, Framework, StepOptions
 from axonn_tune.specs.machine import Machine, Software
 
 UNKNOWN = "unknown"
@@ -68,11 +68,13 @@ def step_on(framework: Framework, machine: Machine) -> StepOptions:
     """A framework's options on a machine: the bundled runtime compiles its kernels under NCCL alone.
 
     From Blackwell on, which has MXFP8, GEMMs of 8-bit operands take them in any layout (NVIDIA/TransformerEngine, guide
-    on performance of low precision).
+    on performance of low precision). A profile may have a token imbalance of natural routing.
     """
     step = framework.step
     if framework.formats and "mxfp8" in machine.accelerator.peak_tflops:
         step = replace(step, one_layout=True)
+    if machine.imbalance is not None and step.imbalance == NATURAL_IMBALANCE:
+        step = replace(step, imbalance=machine.imbalance)
     return replace(step, kernels="eager") if step.kernels != "ideal" and machine.launcher.backend == "gloo" else step
 
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import csv
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from importlib.resources import files
 from typing import Literal, TypeAlias, cast
 
 from axonn_tune.errors import UnknownNameError
-from axonn_tune.specs.machine import LARGEST_NODE
+from axonn_tune.specs.machine import LARGEST_NODE, Dispatching, Machine
 
 Counting: TypeAlias = Literal["all", "copy", "rank"]
 """Which copies of a token leave a rank: to all ranks, one for each of its experts, or one for each distinct rank and
@@ -61,6 +61,23 @@ def find_dispatcher(name: str) -> Dispatcher:
     if name not in known:
         raise UnknownNameError("dispatcher", name, known)
     return known[name]
+
+
+def dispatching(name: str, machine: Machine) -> Dispatching:
+    """A dispatcher's numbers on a machine: the profile's own, else those that ship."""
+    return machine.dispatchers.get(name) or Dispatching(call_us=1e6 * find_dispatcher(name).dispatch_s)
+
+
+def dispatcher_on(name: str, machine: Machine) -> Dispatcher:
+    """The dispatcher of a name with what the machine's profile has of it."""
+    found, own = find_dispatcher(name), machine.dispatchers.get(name)
+    if own is None:
+        return found
+    rates = {name: own.bandwidth_share * getattr(found, name) for name in _RATES}
+    return replace(found, **rates, dispatch_s=1e-6 * own.call_us, combine_s=1e-6 * own.call_us)
+
+
+_RATES = ("reached_node", "reached_network", "rack_dispatch_bytes_per_s", "rack_combine_bytes_per_s")
 
 
 @cache

@@ -11,16 +11,16 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import median
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from axonn_tune.cost.collectives import bus_bytes, collective_time_s, lines, route
 from axonn_tune.cost.compute import compute_rates, matmul_time_s
-from axonn_tune.cost.price import Detail, Term, price
+from axonn_tune.cost.price import Detail, Term, dispatcher_on, price
 from axonn_tune.cost.uncertainty import OF_LAYOUT
 from axonn_tune.frameworks import software_on
 from axonn_tune.frameworks.axonn_tune import AXONN_TUNE
-from axonn_tune.frameworks.description import Framework
-from axonn_tune.grid import GroupShape
+from axonn_tune.frameworks.description import NATURAL_IMBALANCE, Framework
+from axonn_tune.grid import Grid, GroupShape
 from axonn_tune.job import Job, Layout
 from axonn_tune.program.operations import PLAIN
 from axonn_tune.specs.launch import CollectiveTerm, Launch, configuration_name
@@ -79,6 +79,7 @@ class Sample:
     with a fixed layout. seen: every measured time, also those that `price` does not have, s. unstated: blank columns
     of a row on which its step may depend. bus_bytes: bytes that the bus bandwidth of each collective counts.
     ranks_per_core: of a host without GPUs, 0 if unknown. flops: of all ranks, as its log counts; 0 if unknown.
+    dispatcher: of experts over several ranks, "" without; natural: whether their router spreads tokens by itself.
     """
 
     name: str
@@ -95,6 +96,8 @@ class Sample:
     bus_bytes: tuple[float, ...] = ()
     ranks_per_core: float = 0.0
     flops: float = 0.0
+    dispatcher: str = ""
+    natural: bool = False
 
     def narrowed(self, adjust: Adjust) -> Sample:
         """The same, with open configurations chosen by these numbers."""
@@ -137,7 +140,17 @@ def step_sample(case: Case, *, name: str = "", spread: float = 0.0) -> Sample:
             *(name for name, stated in of_experts.items() if not stated),
         ),
         flops=(case.row.tflops_per_gpu or 0.0) * TERA * case.row.step_s * case.row.gpus,
+        **_dispatched(case, grid),
     )
+
+
+def _dispatched(job: Job, grid: Grid) -> dict[str, Any]:
+    """Dispatcher and routing of experts over several ranks."""
+    if not job.model.has_experts or grid.expert == 1:
+        return {}
+    step = job.framework.step
+    natural = step.imbalance == NATURAL_IMBALANCE and not step.capacity_factor
+    return {"dispatcher": dispatcher_on(job, grid), "natural": natural}
 
 
 def measured_samples(measurements: Measurements, machine: Machine, *, name: str) -> list[Sample]:
@@ -182,6 +195,7 @@ def _run_sample(
         price=lambda adjust: tuple(map(named(adjust).__getitem__, kept)),
         setup=setup,
         seen={what: seconds for what, seconds in times.items() if seconds > 0.0},
+        **_dispatched(setup, setup.layout.grid),
     )
 
 

@@ -8,7 +8,7 @@ from). docs/accuracy.md has the errors of predictions from one to five runs with
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from functools import cached_property
 from statistics import fmean
@@ -19,13 +19,15 @@ import numpy as np
 from axonn_tune.cost.uncertainty import NUDGE, OF_LAYOUT, PER_DOUBLING, Floats, covariance_of
 from axonn_tune.errors import UsageError
 from axonn_tune.frameworks import SOFTWARE_SPREADS, base_software, software_key
-from axonn_tune.frameworks.description import Framework
+from axonn_tune.frameworks.description import IMBALANCE_SPREAD, NATURAL_IMBALANCE, Framework
+from axonn_tune.frameworks.dispatchers import dispatching, find_dispatcher
 from axonn_tune.learning.evidence import OF_MODEL, STEP_NOISE, WHOLE, Sample
 from axonn_tune.learning.posterior import Bounds, Posterior, maximize, robust_weights
 from axonn_tune.specs.machine import (
     COLLECTIVE_KINDS,
     Accelerator,
     CollectiveFactors,
+    Dispatching,
     Learned,
     LearnedNumber,
     Library,
@@ -62,11 +64,16 @@ one of slow links within nodes."""
 
 S = TypeVar("S", Accelerator, Library, Tier)
 
+OF_EXPERTS = {"call_us": 0.7, "bandwidth_share": 0.15, "imbalance": IMBALANCE_SPREAD}
+"""The same of experts over several ranks: the fixed time of a dispatcher's call is host and software (shipped ones lie
+between 50 and 1,000 µs), the bandwidth that it reaches within what tables of dispatchers scatter by."""
+
 FACTORS, FACTOR_SPREAD = ("latency_factor", "bandwidth_factor"), 0.2
 """Of latency and bandwidth of one collective over those of a tier, where collectives themselves were measured."""
 
-SHARES, UNBOUNDED = ("training_share", "memory_efficiency"), 20.0
-"""Numbers that are at most 1; and logarithms that nothing reaches."""
+SHARES, UNBOUNDED, LEAST_IMBALANCE = ("training_share", "memory_efficiency"), 20.0, 1.01
+"""Numbers that are at most 1; logarithms that nothing reaches; the least token imbalance of natural routing, since 1 is
+forced balance."""
 
 WORSE = 0.05
 """By how much more of its logarithm a row must be off than before to be called worse."""
@@ -94,7 +101,8 @@ class Prior:
         def adjusted(machine: Machine) -> Machine:
             if id(machine) not in known:
                 tiers = tuple(map(_with_factors, machine.tiers)) if factored else machine.tiers
-                whole = machine.model_copy(update={"software": self.machine.software, "tiers": tiers})
+                own = {name: getattr(self.machine, name) for name in ("software", "dispatchers", "imbalance")}
+                whole = machine.model_copy(update={**own, "tiers": tiers})
                 known[id(machine)] = machine, scaled(whole, factors)
             return known[id(machine)][1]
 
@@ -107,18 +115,34 @@ class Prior:
 
     @property
     def bounds(self) -> Bounds:
-        """Shares stay at most 1."""
+        """Shares stay at most 1, and the token imbalance above."""
         most = [-math.log(number_at(self.machine, path)) if path.endswith(SHARES) else UNBOUNDED for path in self.paths]
-        return Bounds(np.full(len(most), -UNBOUNDED), np.array(most))
+        least = [
+            math.log(LEAST_IMBALANCE / number_at(self.machine, path)) if path == "imbalance" else -UNBOUNDED
+            for path in self.paths
+        ]
+        return Bounds(np.array(least), np.array(most))
 
 
-def prior_of(machine: Machine, frameworks: Sequence[Framework], *, collectives: bool = False) -> Prior:
+def prior_of(
+    machine: Machine,
+    frameworks: Sequence[Framework],
+    *,
+    collectives: bool = False,
+    dispatchers: Iterable[str] = (),
+    natural: bool = False,
+) -> Prior:
     """Prior of a machine and some frameworks, or the posterior that the profile has learned before.
 
-    collectives: with factors of each kind of collective on each tier.
+    collectives: with factors of each kind of collective on each tier. dispatchers: with numbers of these, but for
+    all-gathers, which are collectives of the profile; natural: with the token imbalance of natural routing.
     """
     software = {software_key(one): base_software(one, machine) for one in frameworks}
-    whole = machine.model_copy(update={"software": {**machine.software, **software}})
+    routed = {one: dispatching(one, machine) for one in dispatchers if find_dispatcher(one).counting != "all"}
+    update: dict[str, object] = {"software": {**machine.software, **software}}
+    update |= {"dispatchers": {**machine.dispatchers, **routed}} if routed else {}
+    update |= {"imbalance": NATURAL_IMBALANCE} if natural and machine.imbalance is None else {}
+    whole = machine.model_copy(update=update)
     if collectives:
         whole = whole.model_copy(update={"tiers": tuple(map(_with_factors, whole.tiers))})
     spreads = dict(_spreads(whole))
@@ -150,6 +174,8 @@ def _spreads(machine: Machine) -> Iterator[tuple[str, float]]:
     paths += [f"accelerator.peak_tflops.{precision}" for precision in machine.accelerator.peak_tflops]
     rates = ("memory_bandwidth_gb_per_s", "kernel_launch_us", "matmul_launch_us")
     paths += [*(f"accelerator.{name}" for name in rates), "library.launch_us"]
+    paths += [f"dispatchers.{one}.{name}" for one in machine.dispatchers for name in Dispatching.model_fields]
+    paths += ["imbalance"] if machine.imbalance is not None else []
     for tier in machine.tiers:
         paths += [f"tiers.{tier.name}.{name}" for name in ("latency_us", "bandwidth_gb_per_s")]
         paths += [f"tiers.{tier.name}.collectives.{kind}.{name}" for kind in tier.collectives or {} for name in FACTORS]
@@ -161,6 +187,8 @@ def _spreads(machine: Machine) -> Iterator[tuple[str, float]]:
             yield path, SOFTWARE_SPREADS[name]
         elif name in FACTORS:
             yield path, FACTOR_SPREAD
+        elif name in OF_EXPERTS:
+            yield path, OF_EXPERTS[name]
         else:
             of_kind = SPREADS[path.split(".")[1] if path.startswith("accelerator.") else name]
             kind = kind_at(machine, path)
@@ -255,7 +283,13 @@ def learn(
         raise UsageError("nothing to learn from: no step, collective or term could be read")
     used = {software_key(one): one for one in (*frameworks, *(sample.framework for sample in samples))}
     timed = any(what not in WHOLE for sample in samples for what in sample.what)
-    prior = prior_of(machine, list(used.values()), collectives=timed)
+    prior = prior_of(
+        machine,
+        list(used.values()),
+        collectives=timed,
+        dispatchers=dict.fromkeys(sample.dispatcher for sample in samples if sample.dispatcher),
+        natural=any(sample.natural for sample in samples),
+    )
     measured = np.log([seconds for sample in samples for seconds in sample.measured_s])
     # Repeats of one model and layout share residual errors.
     names = [f"{sample.setup!r} {sample.what}" if sample.setup else sample.name for sample in samples]

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from axonn_tune.cost.columns import Candidates, Floats, Integers, distinct
 from axonn_tune.errors import UsageError
+from axonn_tune.frameworks import step_on
 from axonn_tune.frameworks.axonn_tune import AXONN_TUNE
 from axonn_tune.grid import (
     ALL_AXES,
@@ -501,7 +502,7 @@ class Shapes:
             axes,
             chunks=_taken(self.values["C"], rows),
             arithmetic=COLUMNS,
-            options=self.problem.framework.step,
+            options=step_on(self.problem.framework, self.problem.machine),
             stage=stage,
             layers=layers,
         )
@@ -556,7 +557,7 @@ def _values(grids: Grids, problem: Problem, grid: Integers, micro_batch: Integer
         tokens = micro_batch * problem.workload.sequence_length // np.asarray(axes["context"]).astype(np.int64)
         lengths, _, inverse = distinct(tokens)
         chunks = np.array([loss_chunks(int(length)) for length in lengths], dtype=np.float64)[inverse]
-    options = problem.framework.step
+    options = step_on(problem.framework, problem.machine)
     return dimensions(problem.model, problem.workload, axes, chunks=chunks, arithmetic=COLUMNS, options=options)
 
 

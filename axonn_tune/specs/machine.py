@@ -226,6 +226,13 @@ class Software(Document):
     dispatch_us: NonNegativeValue = Field(default=0.0, description="Host time to issue one operation, µs.")
 
 
+class Dispatching(Document):
+    """How tokens reach their experts by one dispatcher on this machine."""
+
+    call_us: NonNegativeValue = Field(description="Fixed time of a dispatch, and of a combine, µs.")
+    bandwidth_share: PositiveValue = Field(default=1.0, description="Bandwidth reached, relative to the shipped share.")
+
+
 class LearnedNumber(Document):
     """One number that evidence could update."""
 
@@ -349,6 +356,13 @@ class Machine(Document):
 
     software: dict[str, Software] = Field(
         default={}, description="Software numbers on this machine, by software; absent: the shipped ones."
+    )
+    dispatchers: dict[str, Dispatching] = Field(
+        default={}, description="Numbers of dispatchers of tokens here, by dispatcher; absent: the shipped ones."
+    )
+    imbalance: Annotated[float, Field(gt=1, le=1000)] | None = Field(
+        default=None,
+        description="Token imbalance of natural routing; absent: the shipped one.",
     )
     learned: Learned | None = Field(default=None, description="What was learned from runs; absent: nothing.")
     measured: Measurement | None = Field(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import math
 from dataclasses import replace
 from functools import cache
@@ -21,12 +22,12 @@ from axonn_tune.learning.learn import Learning, learn, prior_of
 from axonn_tune.learning.reading import measured_evidence, with_nodes
 from axonn_tune.specs.catalog import load_machine
 from axonn_tune.specs.loading import load_document
-from axonn_tune.specs.machine import Machine
+from axonn_tune.specs.machine import Dispatching, Machine
 from axonn_tune.specs.points import MatmulProbe
 from axonn_tune.specs.results import Measurements
 from axonn_tune.validation.comparison import RunComparison, repriced
 from axonn_tune.validation.published.cases import Case, case_of
-from axonn_tune.validation.published.rows import SHIPPED, read_steps
+from axonn_tune.validation.published.rows import SHIPPED, read_steps, step_row
 from axonn_tune.validation.quality import spearman
 from tests.unit.validation import made
 
@@ -204,3 +205,43 @@ def test_gemms_teach_sustained_rates() -> None:
     assert max(abs(row.after) for row in found.rows) < 0.05
     assert found.machine.accelerator.peak_tflops["fp32"] == pytest.approx(0.05, rel=0.1)
     assert "tiers.loopback.bandwidth_gb_per_s" in found.silent
+
+
+# Experts: one cluster of its own dispatcher and token imbalance.
+
+
+def of_experts(name: str, routing: str) -> Case:
+    """A published layout with experts, with this routing."""
+    records = csv.DictReader((SHIPPED / "moe_steps.csv").read_text("utf-8").splitlines())
+    record = next(record for record in records if record["id"] == name)
+    case = case_of(step_row({**record, "routing": routing, "tflops_per_gpu": "", "step_time_s": "1"}, 2))
+    assert isinstance(case, Case)
+    return case
+
+
+def test_a_dispatcher_and_the_token_imbalance_are_learned_from_one_cluster() -> None:
+    """Guards numbers of experts: planted ones are found from three steps of one model, and layouts of two others are
+    predicted with them. Forced routing says nothing of the imbalance, and all-gathers have no numbers of their own."""
+    truth = {"dispatchers": {"deepep-nvshmem": Dispatching(call_us=2100.0)}, "imbalance": 1.8}
+
+    def measured(name: str, routing: str) -> Sample:
+        sample = step_sample(of_experts(name, routing))
+        return replace(sample, measured_s=sample.price(lambda machine: machine.model_copy(update=truth)))
+
+    evidence = [measured(f"aws-q235-ep32-mb4-{one}", "forced") for one in ("alltoall", "deepep-nvshmem")]
+    base = of_experts("aws-q235-ep32-mb4-alltoall", "forced").machine
+    found = learn([*evidence, measured("aws-q235-ep32-mb4-alltoall", "natural")], base).machine
+    assert found.dispatchers["deepep-nvshmem"].call_us == pytest.approx(2100.0, rel=0.15)
+    assert found.imbalance == pytest.approx(1.8, rel=0.1)
+    for name, routing in (("aws-k2-mb4-off-deepep-nvshmem", "natural"), ("aws-q235-ep32-mb1-deepep-nvshmem", "forced")):
+        other = measured(name, routing)
+        before, after = (
+            abs(math.log(other.price(lambda _, to=to: to)[0] / other.measured_s[0])) for to in (base, found)
+        )
+        assert before > 0.25
+        assert after < 0.06
+    forced = learn(evidence, base).machine
+    assert forced.imbalance is None
+    assert {*forced.dispatchers} == {"alltoall", "deepep-nvshmem"}
+    gathered = [replace(one, dispatcher="allgather") for one in evidence[:1]]
+    assert not learn(gathered, base).machine.dispatchers
