@@ -551,7 +551,7 @@ TORCHTITAN_EAGER = replace(
     TORCHTITAN.with_step(fused_norms=False, fused_quantization=False),
     name="torchtitan-eager",
     title="torchtitan (eager)",
-    software="eager",
+    software="torchtitan-eager",
 )
 
 FRAMEWORKS = (TORCHTITAN, TORCHTITAN_EAGER)

@@ -67,6 +67,7 @@ _SYSTEMS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
     ("p6-b300", "aws-p6-b300", ("b300",)),
     ("efa", "aws-p6-b300", ("b300",)),
     ("grand-teton", "grand-teton-h100", ("h100",)),
+    ("grand teton", "grand-teton-h100", ("h100",)),
     ("dgx-2", "dgx2-v100", ("v100",)),
 )
 """Word in a system's name, the profile it means, and the accelerators that system has."""
