@@ -190,7 +190,8 @@ def attention_time_s(
     """
     reached = rates.attention_backward_flops_per_s if backward else rates.attention_forward_flops_per_s
     longer = (1.0 + rates.attention_ramp / REFERENCE_KEYS) / (1.0 + rates.attention_ramp / keys)
-    return rates.kernel_launch_s + flops / (reached * arithmetic.larger(longer, 1.0))
+    gain: Value = arithmetic.larger(longer, 1.0)
+    return rates.kernel_launch_s + flops / (reached * gain)
 
 
 @dataclass(frozen=True)
