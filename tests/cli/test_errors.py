@@ -271,7 +271,7 @@ def test_interrupts_and_our_own_mistakes(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_help_lists_examples_and_exit_codes() -> None:
-    """Guards --help: a first call to copy, and every exit code of the README."""
+    """Guards --help: a first call to copy, and every exit code."""
     out = good("--help").out
     assert "axonn-tune --gpus 1024 --model 80b" in out
     assert all(f"\n    {code:<3}  " in out for code in (0, 1, 2, 3, 4, 5, 6, 75, 130))
