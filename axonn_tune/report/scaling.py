@@ -145,7 +145,7 @@ def sweep_table(
     ]
     grid = replace(_SWEEP_COLUMNS["grid"], label=label)
     swept = {"over": _over_column(over), "dispatch_s": _DISPATCH} if over else {}
-    columns = {**_SWEEP_COLUMNS, **_TRAINING, "grid": grid, "layout": grid, **swept}
+    columns = {**_SWEEP_COLUMNS, **_TRAINING, "grid": grid, "layout": grid, "precision": COLUMNS["precision"], **swept}
     main = [name for name in _MAIN_SWEEP_COLUMNS if name != "order" or problem.framework.permuted]
     if problem.rank_by != "iteration":
         main.insert(main.index("step") + 1, "shortest_step_s")
@@ -153,10 +153,12 @@ def sweep_table(
         several = len({point.inputs.problem.gpus for point in points}) > 1
         main = ["over" if name == "batch" else name for name in main if name != "gpus" or several]
         main[main.index("step") + 1 :] = ["dispatch_s", "memory", "tokens_per_s", "mfu", "efficiency"]
+    formats = ("precision",) if any(point.inputs.problem.formats for point in points) else ()
+    main[main.index("grid") + 1 : main.index("grid") + 1] = formats
     training = TRAINING if problem.tokens_total else ()
     chosen = names or (*(_SWEEP_COLUMNS if wide else main), *training)
     notes = [*([_LONGER] if len(shown) > len(points) else []), *_above_100(rows, over), *reasons]
-    fields = (*_CSV, *(_OVER_FIELDS if over else ()), *training_names(problem))
+    fields = (*_CSV, *formats, *(_OVER_FIELDS if over else ()), *training_names(problem))
     return Table(columns, rows, chosen, fields, notes, apart=True, title=_ranked(points))
 
 
@@ -171,9 +173,10 @@ def _ranked(points: Sequence[Point]) -> str:
     lengths = dict.fromkeys(f"{point.inputs.problem.workload.sequence_length:,}" for point in points)
     names = ", ".join(dict.fromkeys(point.inputs.problem.model.name for point in points))
     where = f"{problem.machine.name} ({problem.machine.accelerator.name}){with_framework(problem.framework)}"
+    formats = ", ".join(problem.formats or (problem.workload.precision,))
     return (
-        f"{names} on {where}, sequences of {' or '.join(lengths)} tokens in {problem.workload.precision}: the best of "
-        f"each point, ranked by {RANKED_BY[problem.rank_by]}."
+        f"{names} on {where}, sequences of {' or '.join(lengths)} tokens in {formats}: the best of each point, ranked "
+        f"by {RANKED_BY[problem.rank_by]}."
     )
 
 
@@ -262,11 +265,13 @@ def sweep_section(document: Json, *, identity: str, source: str) -> Json:
     points, scaling, framework = document["points"], document["scaling"].capitalize(), framework_of(document)
     names = ", ".join(model["name"] for model in document["models"])
     lengths = sorted({point["workload"]["sequence_length"] for point in points})
+    own = [point["config"].get("precision") for point in points if point["config"]]
+    formats = {*filter(None, own)} or {points[0]["workload"]["precision"]}
     said = [
         f"{scaling} scaling",
         document["machine"]["accelerator"]["name"],
         f"sequences of {' and '.join(f'{length:,}' for length in lengths)} tokens",
-        points[0]["workload"]["precision"],
+        ", ".join(sorted(formats)),
         f"the best of each of {counted(len(points), 'point')} by {METRICS[document['rank_by']]}",
     ]
     layouts = LayoutWords.of(document, [point["config"] or {} for point in points])
@@ -276,6 +281,7 @@ def sweep_section(document: Json, *, identity: str, source: str) -> Json:
     lines = _rows_by_line(feasible, weak=document["scaling"] == "weak", over=over is not None)
     named = axis_columns(framework, layouts.axes)
     swept = [_over_column(over), _DISPATCH] if over else []
+    swept += [COLUMNS["precision"]] if any(own) else []
     columns = [*_POINT.values(), *swept, _EFFICIENCY, *named, *(COLUMNS[key] for key in _OF_CONFIG)]
     if len(feasible) < len(rows):
         said.append(f"at {len(rows) - len(feasible)} of them nothing is feasible; the table says why")
@@ -456,14 +462,15 @@ def comparison_tables(comparison: Comparison, *, wide: bool = False, remarks: bo
     training = TRAINING if problem.tokens_total else ()
     machine = f"{problem.machine.name} ({problem.machine.accelerator.name})"
     kernels = "with ideal kernels for all" if comparison.same_kernels else "each with its own software"
-    workload = problem.workload
+    workload, auto = problem.workload, problem.request.precision == "auto"
+    formats = "the number format of each" if auto else workload.precision
     title = (
         f"{problem.model.name} on {problem.gpus:,} × {machine}, {workload.global_batch:,} sequences of "
-        f"{workload.sequence_length:,} tokens in {workload.precision}: strategies at their best, {kernels}; baseline: "
+        f"{workload.sequence_length:,} tokens in {formats}: strategies at their best, {kernels}; baseline: "
         f"{base.name}."
     )
     names = [*(_STRATEGIES if wide else _NARROW), *training]
-    fields = (*_CONTENDER_FIELDS, *training_names(problem))
+    fields = (*_CONTENDER_FIELDS, *(("precision",) if auto else ()), *training_names(problem))
     best = Table({**_STRATEGIES, **_TRAINING}, rows, names, fields, title=title)
     shortest_s = min(row["iteration_s"] for row in rows if row["feasible"])
     decimals = max(0, 2 - math.floor(math.log10(shortest_s)))
@@ -613,6 +620,7 @@ def comparison_json(comparison: Comparison, inputs: Inputs) -> Json:
 
 def _contender_json(comparison: Comparison, contender: Contender) -> Json:
     found, best_unlimited = contender.prediction, contender.unlimited_memory
+    auto = comparison.problem.request.precision == "auto"
     return {
         **fields_of(contender, ("key", "name", "framework")),
         "relative_step": comparison.relative(contender),
@@ -621,8 +629,8 @@ def _contender_json(comparison: Comparison, contender: Contender) -> Json:
         "infeasible": contender.infeasible or None,
         "gain_of_4d": comparison.gain(contender),
         "separated_by": [{"what": what, "share": share} for what, share in comparison.separated_by(contender)],
-        "prediction": None if found is None else _prediction_json(found),
-        "endless_memory": None if best_unlimited is None else _prediction_json(best_unlimited),
+        "prediction": None if found is None else _prediction_json(found, auto=auto),
+        "endless_memory": None if best_unlimited is None else _prediction_json(best_unlimited, auto=auto),
     }
 
 
@@ -635,8 +643,8 @@ def _by_papers_count(priced: Detail) -> Json:
     return {"paper_share": counted / (priced.iteration_s * peak), "paper_flops_per_s": counted / priced.iteration_s}
 
 
-def _prediction_json(priced: Detail) -> Json:
-    """One priced layout."""
+def _prediction_json(priced: Detail, *, auto: bool) -> Json:
+    """One priced layout; auto: its number format is one of several."""
     sizes = sizes_of(priced)
     return {
         "layout": layout_words(sizes),
@@ -646,6 +654,7 @@ def _prediction_json(priced: Detail) -> Json:
         "tokens_per_s_per_gpu": priced.tokens_per_s / priced.grid.world,
         "causes": causes(priced),
         **fields_of(priced, _PREDICTED),
+        **({"precision": priced.job.workload.precision} if auto else {}),
         "traffic": [
             {"kind": axis, "seconds": seconds, "exposed_s": exposed_s}
             for axis, (seconds, exposed_s) in by_axis(priced).items()

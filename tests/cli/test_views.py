@@ -269,3 +269,17 @@ def test_a_run_is_compared_and_its_model_imported(tmp_path: Path) -> None:
     model = load_document(path, schema=Model)
     assert model.block_weights == load_model("llama3-70b").document.block_weights
     assert (model.defaults.global_batch, model.defaults.sequence_length) == (8, 128)
+
+
+def test_formats_that_differ_are_a_column(tmp_path: Path) -> None:
+    """Guards `--precision auto`: the format of each best is said, in text, CSV, JSON and pages."""
+    asked = "--model llama3-8b --machine dgx-h100 --framework megatron-core --precision auto"
+    (point,) = good(f"sweep --gpus 64 {asked} --format json").document["points"]
+    name = point["config"]["precision"]
+    assert name.startswith("fp8")
+    out = good(f"sweep --gpus 64 {asked} --html {tmp_path / 'page.html'}").out
+    assert "bf16, fp8-delayed" in " ".join(out.split())
+    assert re.search(rf"64 +512 .*{name}", out)
+    assert f'"words":["{name}"]' in (tmp_path / "page.html").read_text("utf-8")
+    rows = list(csv.DictReader(good(f"compare --gpus 64 {asked} --format csv").out.splitlines()))
+    assert {row["precision"] for row in rows if row["key"] in ("megatron-core", "deepspeed")} == {name, "bf16"}
