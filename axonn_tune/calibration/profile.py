@@ -255,12 +255,12 @@ def calibrate(measured: PointFile, base: Machine, *, name: str, ranks_per_node: 
     """Learn a profile from points; numbers without measurement are `base`'s. UsageError if there is too little."""
     setting, found = measured.setting, medians(measured.points)
     per_node, device = ranks_per_node or _ranks_per_node(setting), setting.ranks[0].device
-    swaps = any(isinstance(probe, CollectiveProbe) and probe.op == "all_to_all" for probe in found)
+    all_to_alls = any(isinstance(probe, CollectiveProbe) and probe.op == "all_to_all" for probe in found)
     outline = base.model_copy(
         update={
             "name": name,
             "description": f"Measured: {_counted_ranks(setting)} of {device}; {_network_words(setting)}",
-            "library": _library(setting, base.library.launch_us, swaps=swaps),
+            "library": _library(setting, base.library.launch_us, all_to_alls=all_to_alls),
             "launcher": base.launcher.model_copy(update={"backend": setting.backend, "ranks_per_node": per_node}),
             "tiers": _tiers(setting, per_node),
             "paper": None,
@@ -371,8 +371,8 @@ def _unfitted(name: str, *, ranks: int | None = None) -> Tier:
     return Tier(name=name, ranks=ranks, latency_us=1.0, bandwidth_gb_per_s=1.0, sources=sources)
 
 
-def _library(setting: Setting, launch_us: float, *, swaps: bool) -> Library:
-    """How the runtime's collectives go over this backend, as lines of one protocol; swaps: with all-to-alls."""
+def _library(setting: Setting, launch_us: float, *, all_to_alls: bool) -> Library:
+    """How the runtime's collectives go over this backend, as lines of one protocol; all_to_alls: they were measured."""
     gloo = setting.backend == "gloo"
     source = "the runtime's reduce-scatter over Gloo is an all-to-all and a sum" if gloo else "fitted as rings"
     return Library(
@@ -383,7 +383,7 @@ def _library(setting: Setting, launch_us: float, *, swaps: bool) -> Library:
             "all_gather": ("ring",),
             "reduce_scatter": ("direct",) if gloo else ("ring",),
             "all_reduce": ("ring",),
-            **({"all_to_all": ("direct",)} if swaps else {}),
+            **({"all_to_all": ("direct",)} if all_to_alls else {}),
         },
         protocols=(Protocol(name="tcp" if gloo else "fitted", latency_factor=1.0, bandwidth_factor=1.0),),
         sources={
@@ -396,7 +396,7 @@ def _library(setting: Setting, launch_us: float, *, swaps: bool) -> Library:
 def _fitted_tier(tier: Tier, kinds: Sequence[CollectiveKind], source: Source) -> Tier:
     """A tier with the all-gather's β, the largest α, and the factors of each collective that was measured."""
     used = {kind: tier.used_by(kind) for kind in kinds}
-    # Sends have it, too: not that of several messages at once.
+    # Sends are priced by this latency too, and an all-to-all is several messages at once.
     latency_us = max(one.latency_us for kind, one in used.items() if kind != "all_to_all" or len(used) == 1)
     bandwidth = used.get("all_gather", max(used.values(), key=lambda one: one.bandwidth_gb_per_s)).bandwidth_gb_per_s
     factors = {

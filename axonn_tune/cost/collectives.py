@@ -241,7 +241,7 @@ _ALGORITHMS: dict[Algorithm, Callable[..., tuple[float, float] | None]] = {
 
 
 def priced_kind(sent: Sent, machine: Machine) -> CollectiveKind:
-    """The collective of a profile by which one is priced."""
+    """The collective of a profile by which one is priced: of an all-to-all its own where it was measured."""
     kind, routing = (sent, None) if isinstance(sent, str) else sent
     if kind in COLLECTIVE_KINDS:
         return kind
@@ -254,7 +254,8 @@ def lines(sent: Sent, path: Route, machine: Machine, *, call_s: float = 0.0) -> 
 
     call_s: software overhead per call. An all-to-all that was not measured is priced as the all-gather of its buffer:
     in both, a rank sends (p-1)/p of it over its own link. Across domains it is direct: what leaves one is not passed on
-    from rank to rank. Of a dispatch or combine there is one line, by its routing; a measured all-to-all is both.
+    from rank to rank. A dispatch or combine has one line, by its routing; one that sends a copy for each expert
+    is priced as an all-to-all where those were measured.
     """
     if path.size == 1:
         return ()

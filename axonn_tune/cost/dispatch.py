@@ -10,7 +10,7 @@ from functools import lru_cache
 from math import comb
 
 from axonn_tune.cost.collectives import Line, Route
-from axonn_tune.frameworks.dispatchers import Dispatcher, dispatcher_on
+from axonn_tune.frameworks.dispatchers import Dispatcher, profiled_dispatcher
 from axonn_tune.program.operations import OpKind, Routing
 from axonn_tune.specs.machine import LARGEST_NODE, Machine
 
@@ -46,10 +46,10 @@ def dispatch_line(kind: OpKind, routing: Routing, path: Route, machine: Machine)
     """Time of a dispatch, or of a combine: α + max over levels of (bytes that leave it / bandwidth reached there).
 
     All ranks of a domain send at once and share its link. Inside the innermost go copies to all ranks but the own:
-    those for other domains are spread again over there. Bytes are those of a buffer with a copy for each expert, or
-    with each token once.
+    those for other domains are spread again over there; in a rack a rank reaches no more than was measured there. Bytes
+    are those of a buffer with a copy for each expert, or with each token once.
     """
-    dispatcher, tiers, time_per_byte = dispatcher_on(routing.dispatcher, machine), machine.tiers, 0.0
+    dispatcher, tiers, time_per_byte = profiled_dispatcher(routing.dispatcher, machine), machine.tiers, 0.0
     back = kind == "combine"
     most = dispatcher.rack_combine_bytes_per_s if back else dispatcher.rack_dispatch_bytes_per_s
     for position, tier in enumerate(tiers[: path.outermost + 1]):

@@ -68,7 +68,7 @@ def dispatching(name: str, machine: Machine) -> Dispatching:
     return machine.dispatchers.get(name) or Dispatching(call_us=1e6 * find_dispatcher(name).dispatch_s)
 
 
-def dispatcher_on(name: str, machine: Machine) -> Dispatcher:
+def profiled_dispatcher(name: str, machine: Machine) -> Dispatcher:
     """The dispatcher of a name with what the machine's profile has of it."""
     found, own = find_dispatcher(name), machine.dispatchers.get(name)
     if own is None:

@@ -246,7 +246,7 @@ def is_miscounted(field: str, value: str) -> bool:
 
 
 _OF_EXPERTS = ("expert_model_parallel_size", "expert_parallel_degree")
-OF_EXPERTS = ("experts", "ep", "etp", "dispatcher", "routing")
+EXPERT_COLUMNS = ("experts", "ep", "etp", "dispatcher", "routing")
 """Columns that a row has only if it names its model."""
 
 
@@ -677,7 +677,7 @@ class StatedRun:
     def row(self) -> dict[str, Cell]:
         """The record of the step CSV, without a time."""
         place = f"{Path(self.path).name}:{self.lines[0]}-{self.lines[1]}"
-        stated = {name: one.value for name, one in self.columns.items() if name not in OF_EXPERTS}
+        stated = {name: one.value for name, one in self.columns.items() if name not in EXPERT_COLUMNS}
         return {"id": place, "framework": self.software} | stated
 
 

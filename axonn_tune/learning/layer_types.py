@@ -49,11 +49,6 @@ def with_layer_types(model: Model, arguments: Arguments) -> Model:
     )
 
 
-def hybrid_parts(pattern: str) -> list[int]:
-    """Layers of each part of a hybrid's pattern; those of MTP come after a slash."""
-    return [len(part) for part in pattern.partition("/")[0].split("|")]
-
-
 def _name(kind: LayerType) -> str:
     """A name of a layer type by what it has."""
     if kind.mamba is not None:

@@ -64,7 +64,7 @@ one of slow links within nodes."""
 
 S = TypeVar("S", Accelerator, Library, Tier)
 
-OF_EXPERTS = {"call_us": 0.7, "bandwidth_share": 0.15, "imbalance": IMBALANCE_SPREAD}
+EXPERT_SPREADS = {"call_us": 0.7, "bandwidth_share": 0.15, "imbalance": IMBALANCE_SPREAD}
 """The same of experts over several ranks: the fixed time of a dispatcher's call is host and software (shipped ones lie
 between 50 and 1,000 µs), the bandwidth that it reaches within what tables of dispatchers scatter by."""
 
@@ -115,7 +115,7 @@ class Prior:
 
     @property
     def bounds(self) -> Bounds:
-        """Shares stay at most 1, and the token imbalance above."""
+        """Shares stay at most 1, and the token imbalance above 1."""
         most = [-math.log(number_at(self.machine, path)) if path.endswith(SHARES) else UNBOUNDED for path in self.paths]
         least = [
             math.log(LEAST_IMBALANCE / number_at(self.machine, path)) if path == "imbalance" else -UNBOUNDED
@@ -187,8 +187,8 @@ def _spreads(machine: Machine) -> Iterator[tuple[str, float]]:
             yield path, SOFTWARE_SPREADS[name]
         elif name in FACTORS:
             yield path, FACTOR_SPREAD
-        elif name in OF_EXPERTS:
-            yield path, OF_EXPERTS[name]
+        elif name in EXPERT_SPREADS:
+            yield path, EXPERT_SPREADS[name]
         else:
             of_kind = SPREADS[path.split(".")[1] if path.startswith("accelerator.") else name]
             kind = kind_at(machine, path)

@@ -20,7 +20,7 @@ from axonn_tune.errors import DocumentError, Problem, UnknownNameError, UsageErr
 from axonn_tune.frameworks import find_framework
 from axonn_tune.frameworks.axonn_tune import AXONN_TUNE
 from axonn_tune.frameworks.description import Framework
-from axonn_tune.learning.arguments import OF_EXPERTS, Stated, StatedRun, experts_proof, is_same
+from axonn_tune.learning.arguments import EXPERT_COLUMNS, Stated, StatedRun, experts_proof, is_same
 from axonn_tune.learning.evidence import Sample, measured_samples, probe_samples, run_sample, step_sample
 from axonn_tune.learning.stated import CommandRun, model_columns, read_run
 from axonn_tune.specs.catalog import MachineLike, ModelLike, load_machine, load_model, machines_with
@@ -94,7 +94,7 @@ class EvidenceRequest:
         if self.from_command is None:
             return None
         given: dict[str, Cell] = {} if gpus is None else {"n_gpus": gpus}
-        given |= {name: value for name, value in self.stated.items() if name not in OF_EXPERTS}
+        given |= {name: value for name, value in self.stated.items() if name not in EXPERT_COLUMNS}
         return read_run(self.from_command, given=given, model=self.model, framework=self.framework, needed=())
 
 
@@ -409,7 +409,7 @@ def _training_log(path: Path, request: EvidenceRequest) -> _Found:
 
 
 def _stated(log: LoggedRun, row: StepRow, request: EvidenceRequest, script: CommandRun | None) -> CommandRun | None:
-    """The run by its arguments, where a script or the log itself states experts or a script more than a row holds."""
+    """The run by the arguments of its script, or of a log of a model with experts; None where a row holds all."""
     document = None if request.model is None else load_model(request.model).document
     experts = log.columns.get("experts")
     if script is not None:

@@ -336,7 +336,7 @@ class CommandRun(StatedRun):
     given: Model | None = None
 
     def of_log(self, log: StatedRun, arguments: Arguments) -> Self:
-        """The same run as a log has it, whose arguments and columns count before those of a file."""
+        """The same run as a log has it: with its columns, and its arguments over those of the file."""
         said = {name: replace(one, line=0) for name, one in self.arguments.items()}
         return replace(self, path=log.path, lines=log.lines, columns=log.columns, arguments={**said, **arguments})
 

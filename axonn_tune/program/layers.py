@@ -620,24 +620,12 @@ def gathered_operand(phase: Phase, layer: str, elements: Size, given: LayerInput
     moved = 2.0 * (1 + one.passes) + copies * one.operand_bytes
     transposed = one.copies(one_layout=given.options.one_layout) > copies
     turned = [Kernel(phase, layer, 2.0 * one.operand_bytes * elements, PARTS, quantizes="all")] if transposed else []
-    maximum = [Collective("all_reduce", "x", phase, layer, ONCE * 4.0, calls=PARTS)] if one.maxima == "each" else []
+    maximum = [Collective("all_reduce", "x", phase, layer, ONCE * 4.0, calls=PARTS)] if one.maxima else []
     return [
         *maximum,
         Kernel(phase, layer, moved / launches * given.outside(elements), launches * PARTS, quantizes="all"),
         *turned,
     ]
-
-
-def reduced_maxima(phase: Phase, given: LayerInputs) -> list[Operation]:
-    """All-reduce of the maxima of a stage's operands, for the scales of steps to come: once a pass and micro-batch.
-
-    Source: NVIDIA/TransformerEngine@d0067d0d, pytorch/quantization.py, reduce_and_update_fp8_tensors.
-    """
-    if given.format is None or given.format.maxima != "pass":
-        return []
-    numbers = (3.0 if phase == "forward" else 2.0) * len(given.linears)
-    group = f"x{given.data_axes}"
-    return [Collective("all_reduce", group, phase, "maxima", 4.0 * numbers * symbol("L"), calls=ONCE / symbol("L"))]
 
 
 def quantized_weight(phase: Phase, layer: str, elements: Size, given: LayerInputs) -> list[Operation]:

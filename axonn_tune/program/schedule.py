@@ -124,8 +124,8 @@ def segments(
 
 
 def blocks_of(program: StepProgram, chunks: Sequence[Contents], *, kept: int, repeated: int) -> dict[str, float]:
-    """Symbols that count a stage's blocks: of each kind, and those of it that are not resharded after forward. And that
-    of the imbalance, which forced load balancing has not.
+    """Symbols that count a stage's blocks: of each kind, and those of it that are not resharded after forward.
+    `imbalance` is that of balanced experts.
 
     chunks: blocks of each; kept: of the stage's last blocks; repeated: of the first of each chunk, where only some do.
     """
@@ -343,6 +343,9 @@ HANDLES = (
 )
 """What a collective is waited for by, each with its number in instructions."""
 
+_GATHER_HANDLES = "gather", "experts gather"
+"""Those of a link of the gather chain, in order."""
+
 
 @dataclass(frozen=True)
 class StepSchedule:
@@ -460,7 +463,7 @@ def _gathers(operations: Iterable[Operation | Emitted]) -> list[Gather]:
 
 def _issued_gather(gather: Gather) -> Iterator[Emitted]:
     """A link of the gather chain, each of its collectives behind a handle of its own."""
-    for (prepare, step), slot in zip(gather, ("gather", "experts gather"), strict=False):
+    for (prepare, step), slot in zip(gather, _GATHER_HANDLES, strict=False):
         yield Emitted(RUN, prepare)
         yield Emitted(ISSUE, step, slot)
 
@@ -717,7 +720,7 @@ class _Emitter:
         del self.chain[0]
         assert here is not None, "the chain holds every gather of the section"
         prefetched = _prefetched(here, self.overlaps, self.options)
-        for (prepare, step), slot in zip(here, ("gather", "experts gather"), strict=False):
+        for (prepare, step), slot in zip(here, _GATHER_HANDLES, strict=False):
             self.output += [Emitted(WAIT, slot=slot)] if prefetched else [Emitted(RUN, prepare), Emitted(SYNC, step)]
         if following is not None and _prefetched(following, self.overlaps, self.options):
             self.output += _issued_gather(following)

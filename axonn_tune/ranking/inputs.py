@@ -49,7 +49,7 @@ def load_inputs(request: Request) -> Inputs:
     model = load_model(request.model, overrides=for_model)
     machine = load_machine(request.machine, overrides=for_machine)
     for one in machine.document.dispatchers:
-        find_dispatcher(one)
+        find_dispatcher(one)  # refuses an unknown name
     workload = make_workload(model.document, request, settings=settings["workload"])
     named = AXONN_TUNE if request.framework is None else request.framework
     framework = find_framework(named) if isinstance(named, str) else named

@@ -161,8 +161,8 @@ class Communicator:
     ) -> CollectiveHandle:
         """Rows to ranks of `expert`, as many to each and from each as `counts` say; those that come, in rank order.
 
-        planned: rows of balanced experts, where a router decides how many there are: it is timed as one of so many, so
-        that all ranks and steps have the same terms. The ledger has those that really go.
+        planned: rows that balanced experts would have. The call is timed under that size, so that all ranks and steps
+        have the same terms; the ledger has the rows that really go.
         """
         group, (sent, received) = self.mesh.groups["expert"], counts
         rows = rows.contiguous()

@@ -38,8 +38,10 @@ def own_positions(mesh: Mesh, sequence: int, device: torch.device) -> torch.Tens
 
 
 class Attended(NamedTuple):
-    """Queries `[b, heads, Q, head_dim]`, some of the keys and values `[b, kv_heads, K, head_dim]` that they attend to,
-    causally or not; over all keys that there are the output, and the log-sum-exp of each query's scores."""
+    """Queries `[b, heads, Q, head_dim]`, and some of their keys and values `[b, kv_heads, K, head_dim]`.
+
+    output, sums: over all keys, the latter the log-sum-exp of each query's scores `[b, heads, Q]`.
+    """
 
     queries: torch.Tensor
     keys: torch.Tensor
@@ -50,8 +52,11 @@ class Attended(NamedTuple):
 
 
 class AttentionKernel(NamedTuple):
-    """Attention of queries on keys and values, causal or not: output, and log-sum-exp of each query's scores
-    `[b, heads, Q]`; and gradients of queries, keys and values, from the output's."""
+    """Attention of queries on some keys and values, causal or not.
+
+    forward: output, and log-sum-exp of each query's scores `[b, heads, Q]`. backward: gradients of queries, keys and
+    values, from the output's.
+    """
 
     forward: Callable[[torch.Tensor, torch.Tensor, torch.Tensor, bool], Tensors]
     backward: Callable[[torch.Tensor, Attended], Tensors]

@@ -147,7 +147,7 @@ class ExpertBranch:
 
     @property
     def sequence(self) -> int:
-        """This rank's tokens of one."""
+        """This rank's tokens of one sequence."""
         return len(self.places)
 
     @property
@@ -220,12 +220,13 @@ class ExpertBranch:
         return self.communicator.all_gather(own.t(), "x", phase, layer).wait().t().contiguous()
 
     def _balance(self, scores: torch.Tensor, best: torch.Tensor, phase: Phase) -> torch.Tensor | None:
-        """The load-balancing loss: of each sequence `E / (K·S) · Σ_e (tokens of e) · (mean score of e)`, or of this
-        rank's tokens of it their part.
+        """The load-balancing loss: of each sequence `E / (K·S) · Σ_e (tokens of e) · (mean score of e)`, of which
+        a rank of context has the part of its own tokens' scores.
 
         By sequence, so that it does not depend on the layout (arXiv 2412.19437, section 2.1.2).
         """
         ranks = self.communicator.mesh.grid.context
+        # Ranks of context count tokens even without a loss: the program has that all-reduce.
         if ranks == 1 and not self.settings.balance:
             return None
         count, length = self.given.count, self.sequence * ranks
@@ -259,7 +260,7 @@ class ExpertBranch:
         ranks, here = self.communicator.mesh.size("expert"), self.communicator.mesh.coordinate("expert")
         mine = torch.zeros(given.count, dtype=torch.int64, device=experts.device)
         if forced:
-            # All ranks have the same positions.
+            # All ranks of the group have the same positions.
             every = np.tile(self._forced_counts * (len(logits) // self.sequence), (ranks, 1))
             self.communicator.all_gather(mine[None], axis, phase, self.prefix + PROBABILITIES).wait()
         else:
@@ -455,8 +456,8 @@ class ExpertBranch:
 def balanced(places: torch.Tensor, given: Experts) -> torch.Tensor:
     """Experts `[places, K]` of tokens at some positions under forced load balancing: the same on every layout.
 
-    Experts take turns, from one equal block of them to the next, as many blocks as their number has factors of 2: so
-    ranks that hold a power of two of the blocks get as many tokens even where single experts do not.
+    Experts take turns, from one equal block of them to the next. Blocks are the largest power of two that divides the
+    number of experts, so that ranks with as many blocks get as many tokens even where single experts do not.
     """
     blocks = given.count & -given.count
     turn = places[:, None] * given.per_token + torch.arange(given.per_token, device=places.device)

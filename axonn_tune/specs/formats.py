@@ -35,9 +35,9 @@ class NumberFormat:
     kernels in all. transposes: accelerators whose GEMMs take one layout of operands alone need a second copy, others
     none; without it each operand is quantized by rows and by columns everywhere. most_over_bf16: rate of large GEMMs
     over that of BF16 that none exceeds, whatever the peak. gathered_bytes: of an element of a primary weight, as ranks
-    gather it. alignment: rows of a group of a grouped GEMM are padded to its multiples. maxima: reduced over ranks that
-    gather a tensor, before it is quantized (each), those of a pass together (pass), or of none. keeps_original:
-    attention's output is not saved once more for its projection.
+    gather it. alignment: rows of a group of a grouped GEMM are padded to its multiples. maxima: whether they are
+    reduced over ranks that gather a tensor, before it is quantized. keeps_original: attention's output is not saved
+    once more for its projection.
     """
 
     name: Precision
@@ -50,7 +50,7 @@ class NumberFormat:
     most_over_bf16: float = math.inf
     gathered_bytes: float = 1.0
     alignment: int = 16
-    maxima: Literal["each", "pass", "none"] = "none"
+    maxima: bool = False
     keeps_original: bool = True
     source: str
 
@@ -82,7 +82,6 @@ FORMATS: dict[str, NumberFormat] = {
             name="fp8-delayed",
             bits=8,
             transposes=True,
-            maxima="pass",
             keeps_original=False,
             source="[TE] DelayedScaling: one scale a tensor, from the maxima of steps before; E4M3, gradients E5M2",
         ),
@@ -92,7 +91,7 @@ FORMATS: dict[str, NumberFormat] = {
             passes=1,
             launches=2,
             transposes=True,
-            maxima="each",
+            maxima=True,
             source="[TE] Float8CurrentScaling: one scale a tensor, whose maximum is found in a pass of its own",
         ),
         NumberFormat(
@@ -129,7 +128,7 @@ FORMATS: dict[str, NumberFormat] = {
             launches=2,
             most_over_bf16=5094 / 1463,
             alignment=128,
-            maxima="each",
+            maxima=True,
             source="[TE] NVFP4BlockScaling: E4M3 scales, 1x16; most_over_bf16: its gemm_profiling.rst, GEMM "
             "alone, on B300, whose peak is 6.2 times that of BF16",
         ),

@@ -21,7 +21,7 @@ LARGEST_NODE = 16
 """Ranks of the largest NVLink domain that is a node; more are a rack."""
 MEASURED_KINDS: tuple[CollectiveKind, ...] = get_args(CollectiveKind)
 COLLECTIVE_KINDS = MEASURED_KINDS[:3]
-"""Those that every profile has; all-to-alls one that was calibrated."""
+"""Those that every profile has; a calibrated one has all-to-alls too."""
 Algorithm = Literal["ring", "recursive", "tree", "hierarchical", "in_switch", "direct"]
 MatmulLayout = Literal["NN", "NT", "TN"]
 Backend = Literal["nccl", "gloo"]
@@ -358,7 +358,7 @@ class Machine(Document):
         default={}, description="Software numbers on this machine, by software; absent: the shipped ones."
     )
     dispatchers: dict[str, Dispatching] = Field(
-        default={}, description="Numbers of dispatchers of tokens here, by dispatcher; absent: the shipped ones."
+        default={}, description="Numbers of token dispatchers on this machine; absent: the shipped ones."
     )
     imbalance: Annotated[float, Field(gt=1, le=1000)] | None = Field(
         default=None,

@@ -202,7 +202,7 @@ FRAMEWORK_WORDS: tuple[tuple[str, str], ...] = (
 """Word in the name of a row's software, and the framework it means; the first found counts."""
 
 _TOLD_PARTS = ("nemo", "megatron-core")
-"""Frameworks whose parts can be told, and must be where layers do not divide evenly."""
+"""Frameworks that take the layers of each part, and need them where layers do not divide evenly."""
 
 _WITH_BIASES = ("megatron-2021", "megatron-2022", "megatron-deepspeed", "deepspeed-2021", "megascale")
 """Frameworks whose GPT layers have biases, as their published models do."""
@@ -252,7 +252,7 @@ def framework_of(row: StepRow) -> Framework:
         stage = int(row.zero[0]) if row.zero[:1].isdecimal() else worded
         changes |= {"distributed_optimizer": stage >= 1, "shard_gradients": stage >= 2}
     if row.tensor > 1 and row.sequence_parallel is not None:
-        # Of one rank it says nothing.
+        # With one rank it has no effect.
         changes["sequence_parallel"] = row.sequence_parallel
     wanted = {name: value for name, value in changes.items() if getattr(step, name) != value}
     # A row is of one run: nothing of it is searched that is not open.
@@ -432,9 +432,9 @@ def _open(row: StepRow, framework: Framework) -> Iterator[Layout]:
         sizes = divisors(row.tensor * row.context * row.data) if more.open_expert else (more.expert,)
         experts = [{"expert": size, "expert_tensor": _expert_tensor(row, framework)} for size in sizes]
     order = row.order or tuple(axis for axis in framework.axes if axis in RANK_AXES)
-    sizes_of_all = {"x": row.tensor, "y": row.y, "z": z, "context": row.context, "pipeline": row.pipeline}
+    degrees = {"x": row.tensor, "y": row.y, "z": z, "context": row.context, "pipeline": row.pipeline}
     order = (*order, *(axis for axis in RANK_AXES if axis not in order))
-    grids = [Grid(**sizes_of_all, data=row.data // z, order=order, **one) for one in experts]
+    grids = [Grid(**degrees, data=row.data // z, order=order, **one) for one in experts]
     parts, mtp_part = row.parts or None, None
     if more.layout:
         parts, _, mtp_part = parse_layout(more.layout, stages=row.pipeline, layers=row.layers)
@@ -448,7 +448,7 @@ def _open(row: StepRow, framework: Framework) -> Iterator[Layout]:
 
 
 def _told_parts(row: StepRow, predicting: int) -> tuple[int, ...] | None:
-    """Layers of each part where they do not divide evenly, so that a layout was told; None where they do.
+    """Layers of each part where they do not divide evenly, so that the run was given them; None where they do.
 
     Parts are alike but the ends, the last with fewer for the loss and each MTP layer, as recipes have it
     (NVIDIA-NeMo/Megatron-Bridge@067f987d, perf_recipes: DeepSeek-V3's `Et|(tt|)*30mL`; embedding and loss account for
@@ -464,8 +464,7 @@ def _told_parts(row: StepRow, predicting: int) -> tuple[int, ...] | None:
 
 
 def _expert_tensor(row: StepRow, framework: Framework) -> int:
-    """Ranks that split an expert: as stated, else as Megatron-Core has it (core/parallel_state.py), that of all, and
-    as recipes of Megatron-Bridge do, 1."""
+    """ETP: as stated, else 1 in recipes of Megatron-Bridge and TP in Megatron-Core (core/parallel_state.py)."""
     stated = None if row.more is None else row.more.expert_tensor
     if stated is None and framework.name == "nemo":
         return 1

@@ -70,7 +70,7 @@ def test_slowest_level_and_the_fixed_time_count(monkeypatch: pytest.MonkeyPatch)
     distinct = replace(copies, counting="rank")
     assert [copies_leaving(n, distinct, routing) for n in (4, 2)] == pytest.approx([1.5, 5 / 6])
     for dispatcher, kind, size, seconds in ((copies, "dispatch", 120, 7.0), (distinct, "combine", 60, 7.0)):
-        monkeypatch.setattr(dispatch, "dispatcher_on", lambda *_, one=dispatcher: one)
+        monkeypatch.setattr(dispatch, "profiled_dispatcher", lambda *_, one=dispatcher: one)
         (line,) = lines((kind, routing), path, machine)
         assert line.latency_s + size / line.bandwidth_bytes_per_s == pytest.approx(seconds)
 
