@@ -71,7 +71,10 @@ class Mixture(nn.Module):
     def __init__(self, model: Model, given: Experts) -> None:
         super().__init__()
         self.given = given
-        self.router = nn.Linear(model.hidden, given.count, bias=False)
+        # The bias is for the choice alone, and moved by who counts tokens.
+        self.router = nn.Linear(model.hidden, given.count, bias=bool(given.score_bias))
+        for parameter in self.router.parameters():
+            parameter.requires_grad_(parameter.dim() == 2)
         one = model.model_copy(update={"ffn": given.width})
         self.experts = nn.ModuleList(Perceptron(one) for _ in range(given.count))
         wide = model.model_copy(update={"ffn": given.shared_width})
@@ -79,11 +82,14 @@ class Mixture(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """`[b, S, H] → [b, S, H]`."""
-        logits = self.router(x)
+        logits = functional.linear(x, self.router.weight)
         scores = logits.softmax(-1) if self.given.score == "softmax" else logits.sigmoid()
-        shares, best = scores.topk(self.given.per_token)
+        ranked = scores + self.router.bias if self.given.score_bias else scores
+        best = ranked.topk(self.given.per_token).indices
+        shares = scores.gather(-1, best)
         means = (scores / scores.sum(-1, keepdim=True)).mean(1)
         counts = torch.nn.functional.one_hot(best, self.given.count).sum((1, 2))
+        self.counts = counts.sum(0).to(x.dtype)
         # Of each sequence; added to the loss by who wants it.
         self.balance = (counts * means).sum(-1) * (self.given.count / (self.given.per_token * x.shape[1]))
         shares = shares / shares.sum(-1, keepdim=True) if self.given.normalized else shares

@@ -394,7 +394,7 @@ def dimensions(
         + (position if stage.first else 0.0 * position)
         + _replicated(model, stage, options, table=table, position=position) * (shards - 1.0)
         + _looked_up(model, counts, stage, table=table, arithmetic=arithmetic),
-        "vectors": _vectors(model, counts, stage, x=x, y=y),
+        "vectors": _vectors(model, counts, stage, x=x, y=y, router_biases=options.kernels != "ideal"),
         **_softmax_bytes(model, workload, axes, arithmetic=arithmetic),
         "shared": arithmetic.smaller(y - 1.0, 1.0),
         "alone": 1.0 - arithmetic.smaller(y - 1.0, 1.0),
@@ -446,8 +446,8 @@ def _sum(values: Sequence[Value]) -> Value:
     return reduce(lambda total, value: total + value, values)
 
 
-def _vectors(model: Model, counts: Sequence[Value], stage: Stage, *, x: Value, y: Value) -> Value:
-    """Elements of a rank's norms and biases."""
+def _vectors(model: Model, counts: Sequence[Value], stage: Stage, *, x: Value, y: Value, router_biases: bool) -> Value:
+    """Elements of a rank's norms and biases; router_biases: of the bundled runtime, which reduces counts in them."""
     hidden, norm = float(model.hidden), 1.0 if model.family == "llama" else 2.0
     biases, found, latents = 1.0 if model.biases else 0.0, list[Value](), list[Value]()
     for layer, count in zip(model.types, counts, strict=True):
@@ -474,6 +474,8 @@ def _vectors(model: Model, counts: Sequence[Value], stage: Stage, *, x: Value, y
         )
         if layer.latent is not None:
             latents.append(count * (norm * float((layer.latent.query_rank or 0) + layer.latent.kv_rank)))
+        if router_biases and layer.experts is not None and layer.experts.score_bias:
+            latents.append(count * float(layer.experts.count))
     return _sum([*found, *latents]) + (norm * hidden / y if stage.last else 0.0 * y)
 
 

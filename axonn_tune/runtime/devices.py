@@ -134,7 +134,8 @@ class RuntimeSettings:
     recompute_layers: blocks of each chunk, from its first, that repeat the recompute set; None: all. parts: 2 splits
     each micro-batch for two-batch overlap; shard_master: master weights and moments are sharded over data; dropout:
     share of a block's outputs and of the embedding set to zero; forced_balance: every expert gets as many tokens,
-    whatever the router says; balance: factor of the load-balancing loss of a sequence; compile: elementwise work
+    whatever the router says; balance: factor of the load-balancing loss of a sequence; bias_rate: of routers'
+    biases, a step; compile: elementwise work
     between GEMMs, attention and collectives becomes kernels of `compiler`, which recompiles for new shapes.
     """
 
@@ -152,6 +153,7 @@ class RuntimeSettings:
     compile: bool = False
     forced_balance: bool = False
     balance: float = 0.0
+    bias_rate: float = 0.0
     compiler: Callable[[Callable[..., Any]], Callable[..., Any]] = COMPILE_STATIC
 
 
@@ -173,6 +175,7 @@ def settings_of(launch: Launch, device: torch.device) -> RuntimeSettings:
         compile=launch.compile,
         forced_balance=launch.force_load_balancing,
         balance=launch.load_balancing_loss / launch.workload.global_batch,
+        bias_rate=launch.router_bias_rate,
     )
 
 

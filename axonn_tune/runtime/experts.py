@@ -24,7 +24,7 @@ from axonn_tune.runtime.communicator import CollectiveHandle, Communicator, Weig
 from axonn_tune.runtime.context import own_positions
 from axonn_tune.runtime.devices import RuntimeSettings
 from axonn_tune.runtime.modules import Dropout, LocalFunction, Norm, ParallelLinear, TensorFunction
-from axonn_tune.runtime.parameters import Bucket, Matrix
+from axonn_tune.runtime.parameters import Bucket, Matrix, Vector
 from axonn_tune.specs.model import Experts
 
 if TYPE_CHECKING:
@@ -33,10 +33,12 @@ if TYPE_CHECKING:
 
 @dataclass
 class Router:
-    """The router's weight `W[H_y, E_x]`, as a layer of which weights are gathered."""
+    """The router's weight `W[H_y, E_x]`, as a layer of which weights are gathered; bias: `[E]`, added to scores for the
+    choice of experts alone."""
 
     layer: str
     weight: Matrix
+    bias: Vector | None = None
 
 
 @dataclass
@@ -248,13 +250,17 @@ class ExpertBranch:
                 best = balanced(self.places, given).repeat(len(logits) // self.sequence, 1)
             else:
                 # Stable, so that of equal scores the lowest expert's is first.
-                best = scores.detach().sort(dim=-1, descending=True, stable=True).indices[:, : given.per_token]
+                ranked = scores.detach() if self.router.bias is None else scores.detach() + self.router.bias.value
+                best = ranked.sort(dim=-1, descending=True, stable=True).indices[:, : given.per_token]
             chosen = scores.gather(1, best)
             if given.normalized:
                 chosen = chosen / chosen.sum(-1, keepdim=True)
             chosen = chosen * (given.scaling or 1.0)
             balance = self._balance(scores, best, phase)
         experts = best.flatten()
+        if self.router.bias is not None and phase == "forward":
+            counts = self.router.bias.gradient
+            counts.scatter_add_(0, experts, torch.ones_like(experts, dtype=counts.dtype))
         order = experts.argsort(stable=True)
         axis = "expert_tensorexpert"
         ranks, here = self.communicator.mesh.size("expert"), self.communicator.mesh.coordinate("expert")

@@ -87,6 +87,7 @@ class AdamW:
             for bucket in self.buckets:
                 bucket.own_gradient.mul_(limit / norm)
         rate = learning_rate(self._options, step)
+        self._move_biases()
         for vectors in (False, True):
             same = [one for one in self.buckets if isinstance(one.parameters[0], Vector) is vectors]
             self._update(same, rate=rate, weight_decay=0.0 if vectors else self._options.weight_decay)
@@ -95,6 +96,14 @@ class AdamW:
             bucket.gradient.zero_()
         self.publish()
         return StepResult(mean_loss, norm, rate)
+
+    def _move_biases(self) -> None:
+        """Move routers' biases towards experts that got fewer tokens than the mean (arXiv 2408.15664, algorithm 1)."""
+        for one in (one for bucket in self.buckets for one in bucket.parameters):
+            if isinstance(one, Vector) and one.rate is not None:
+                one.value.add_((one.gradient.mean() - one.gradient).sign_(), alpha=one.rate)
+                # AdamW leaves it as it is.
+                one.gradient.zero_()
 
     @torch.no_grad()
     def _update(self, buckets: list[Bucket], *, rate: float, weight_decay: float) -> None:
@@ -130,7 +139,8 @@ class AdamW:
             if isinstance(bucket.parameters[0], Vector):
                 # Unlike matrices of a bucket, they are split over different axes.
                 for one in bucket.parameters:
-                    alike[replicas(one, bucket, mesh)].append(one.gradient)
+                    if not (isinstance(one, Vector) and one.rate is not None):
+                        alike[replicas(one, bucket, mesh)].append(one.gradient)
             else:
                 alike[replicas(bucket.parameters[0], bucket, mesh)].append(bucket.own_gradient)
         squares = [get_total_norm(gradients).double() ** 2 / count for count, gradients in alike.items()]

@@ -45,7 +45,10 @@ class Matrix:
 
 @dataclass
 class Vector:
-    """A vector in the master type, split over one axis; elements: those that this rank has."""
+    """A vector in the master type, split over one axis or none; elements: those that this rank has.
+
+    rate: of a router's bias, which moves by so much a step; its gradient is how many tokens each expert got.
+    """
 
     name: str
     width: int
@@ -53,6 +56,7 @@ class Vector:
     elements: range
     value: torch.Tensor
     gradient: torch.Tensor
+    rate: float | None = None
 
 
 Parameter: TypeAlias = Matrix | Vector
@@ -165,11 +169,11 @@ class ParameterStore:
         self.matrices.append(made)
         return made
 
-    def vector(self, name: str, width: int, axis: str, *, value: float) -> Vector:
+    def vector(self, name: str, width: int, *axes: str, value: float, rate: float | None = None) -> Vector:
         """This rank's shard of a vector that starts constant."""
-        elements = part_of(range(width), (axis,), self.mesh)
+        elements = part_of(range(width), axes, self.mesh)
         values = torch.full((len(elements),), value, dtype=self.dtype, device=self.device)
-        made = Vector(name, width, frozenset({axis}), elements, values, torch.zeros_like(values))
+        made = Vector(name, width, frozenset(axes), elements, values, torch.zeros_like(values), rate)
         self.vectors.append(made)
         return made
 

@@ -587,11 +587,14 @@ class Transformer:
             names = (f"{name}.moe.experts.{expert}.{of}" for expert in mine)
             return [self._matrix(one, shape, transposed=transposed, shard_axis="expert_z") for one in names]
 
-        weights = each("fc1", up, transposed=False), each("fc2", down, transposed=True)
+        weights, bias = (each("fc1", up, transposed=False), each("fc2", down, transposed=True)), None
+        if given.score_bias:
+            rate = self.settings.bias_rate
+            bias = self.store.vector(f"{name}.moe.router.bias", given.count, value=0.0, rate=rate)
         return ExpertBranch(
             norm=norm,
             given=given,
-            router=Router(f"{prefix}moe.router", self._matrix(f"{name}.moe.router", (hidden, given.count))),
+            router=Router(f"{prefix}moe.router", self._matrix(f"{name}.moe.router", (hidden, given.count)), bias),
             experts=ExpertWeights(f"{prefix}{EXPERTS}", *weights),
             shared=shared,
             local=activation(self.settings, gated=layer.gated),

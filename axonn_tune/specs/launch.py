@@ -216,7 +216,7 @@ class Provenance(Document):
 class Launch(Document):
     """A launch config."""
 
-    left_out_at_default: ClassVar[tuple[str, ...]] = ("force_load_balancing", "load_balancing_loss")
+    left_out_at_default: ClassVar[tuple[str, ...]] = ("force_load_balancing", "load_balancing_loss", "router_bias_rate")
 
     schema_: Literal["axonn-tune/launch/1"] = Field(
         alias="schema", description="Kind and version of this document: axonn-tune/launch/1."
@@ -249,6 +249,9 @@ class Launch(Document):
     )
     load_balancing_loss: NonNegativeFloat = Field(
         default=0.0, description="Coefficient of the auxiliary loss that balances experts, sequence by sequence."
+    )
+    router_bias_rate: NonNegativeFloat = Field(
+        default=1e-3, description="How much the bias of a router with one moves each step, towards as many tokens each."
     )
     compile: bool = Field(
         default=False,

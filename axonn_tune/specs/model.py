@@ -64,7 +64,7 @@ class Experts(Document):
     normalized: bool = Field(default=True, description="Scores of a token's experts sum to one, for scripts.")
     scaling: PositiveFloat | None = Field(default=None, description="Factor of the routed output, for scripts.")
     score_bias: bool | None = Field(
-        default=None, description="A bias without a gradient balances the load, for scripts."
+        default=None, description="A bias without a gradient, added to scores for the choice alone, balances the load."
     )
     groups: Size = Field(default=1, description="Groups of experts, for node-limited routing.")
     chosen_groups: Size = Field(default=1, description="Groups a token's experts are in.")
@@ -633,7 +633,6 @@ def unrun(model: Model) -> str | None:
     finer = {
         "latent projections of experts": any(one.latent_width for one in experts),
         "node-limited routing": any(one.groups > 1 for one in experts),
-        "router biases": any(one.score_bias for one in experts),
         "biases of experts": bool(experts) and model.biases,
     }
     lacking += [words for words, has in finer.items() if has]

@@ -21,6 +21,8 @@ WORKLOAD = Workload(global_batch=BATCH, sequence_length=SEQUENCE, precision="fp6
 # Eight ranks on two cores wait for each other most of the time.
 MOST_ACCUMULATION = {1: 3, 2: 3, 3: 3, 4: 3, 6: 2, 8: 2, 16: 2}
 CANDIDATES, CHANCE, DAILY_OF_8 = 40, 27, 4
+BIAS_RATE = 0.01
+"""Of routers' biases, a step."""
 DEEP = load_model("nano-16").document
 INNERMOST = "innermost"
 
@@ -49,7 +51,9 @@ class Training:
         change["max_sequence_length"] = max(document.max_sequence_length, self.sequence)
         if self.family == "sigmoid":
             (moe,) = (one for one in document.layer_types.values() if one.experts is not None)
-            experts = moe.experts.model_copy(update={"score": "sigmoid", "normalized": False, "shared_width": 0})
+            experts = moe.experts.model_copy(
+                update={"score": "sigmoid", "normalized": False, "shared_width": 0, "score_bias": True}
+            )
             change["layer_types"] = document.layer_types | {"moe": moe.model_copy(update={"experts": experts})}
         return document.model_copy(update=change | (deep if self.deep else {}))
 

@@ -43,10 +43,11 @@ def train(
     rates: list[float],
     masks: Masks,
     balance: float = 0.0,
+    bias_rate: float = 0.0,
 ) -> Record:
     """Train on batches, one step each, at the given learning rates; balance: coefficient of the load-balancing loss.
 
-    Gradients are recorded before clipping. Decay is for matrices alone.
+    Gradients are recorded before clipping, those of routers' biases as counts of tokens. Decay is for matrices alone.
     """
     module, record = Reference(model).double(), Record([], [], [], {})
     module.load(weights)
@@ -64,11 +65,18 @@ def train(
             hook.remove()
         mixtures = [block.mlp for block in module.blocks if isinstance(block.mlp, Mixture)]
         (loss + balance * sum(one.balance.mean() for one in mixtures)).backward()
+        biases = {id(one.router.bias): one for one in mixtures if one.router.bias is not None}
+        trained = {name: one for name, one in own.items() if id(one) not in biases}
         record.losses.append(loss.item())
-        record.gradients.append({name: as_stored(name, one.grad).clone() for name, one in own.items()})
-        record.norms.append(math.sqrt(sum(float((one**2).sum()) for one in record.gradients[-1].values())))
+        found = {name: as_stored(name, one.grad).clone() for name, one in trained.items()}
+        record.norms.append(math.sqrt(sum(float((one**2).sum()) for one in found.values())))
+        record.gradients.append(
+            found | {name: biases[id(one)].counts for name, one in own.items() if id(one) in biases}
+        )
+        for one in biases.values():
+            one.router.bias += bias_rate * torch.sign(one.counts.mean() - one.counts)
         most = optimizer.gradient_clip_norm
-        for one in own.values() if most is not None and record.norms[-1] > most else ():
+        for one in trained.values() if most is not None and record.norms[-1] > most else ():
             one.grad *= most / record.norms[-1]
         for group in adam.param_groups:
             group["lr"] = rate

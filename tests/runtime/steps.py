@@ -26,7 +26,7 @@ from axonn_tune.runtime.philox import key_of
 from axonn_tune.runtime.trainer import PipelineStage
 from axonn_tune.runtime.transformer import MicroBatch, Transformer
 from axonn_tune.specs.workload import OVERLAPS, Overlap
-from tests.runtime.cases import BATCH, STEPS, Case, Training
+from tests.runtime.cases import BATCH, BIAS_RATE, STEPS, Case, Training
 from tests.runtime.lateness import Late
 from tests.runtime.reference import Batch, Record, Tensors, train
 
@@ -61,6 +61,7 @@ def transformer(case: Case, communicator: Communicator, overlaps: Collection[Ove
         shard_master=case.sharded,
         dropout=case.training.dropout,
         balance=case.training.balance / BATCH,
+        bias_rate=BIAS_RATE,
     )
     parts = layers_of_parts(case)
     sequence = case.training.sequence
@@ -101,6 +102,7 @@ def serial(training: Training) -> Record:
         rates=rates,
         masks=masks,
         balance=training.balance,
+        bias_rate=BIAS_RATE,
     )
 
 
