@@ -15,6 +15,7 @@ from axonn_tune.specs.catalog import load_model
 from axonn_tune.specs.loading import load_document
 from axonn_tune.specs.model import Model
 from tests.cli.running import good, run
+from tests.unit.specs.test_hugging_face import GLM
 
 COMMANDS = Path(__file__).parents[1] / "fixtures" / "commands"
 TITAN = f"--from-command {COMMANDS / 'torchtitan-8b.sh'} --machine dgx-h100"
@@ -283,3 +284,17 @@ def test_formats_that_differ_are_a_column(tmp_path: Path) -> None:
     assert f'"words":["{name}"]' in (tmp_path / "page.html").read_text("utf-8")
     rows = list(csv.DictReader(good(f"compare --gpus 64 {asked} --format csv").out.splitlines()))
     assert {row["precision"] for row in rows if row["key"] in ("megatron-core", "deepspeed")} == {name, "bf16"}
+
+
+def test_a_config_of_glm_comes_back_from_its_script(tmp_path: Path) -> None:
+    """Guards the way from `config.json` to a script of Megatron-Core and back: the same layout, step and memory."""
+    (tmp_path / "config.json").write_text(json.dumps(GLM | {"architectures": ["Glm4MoeForCausalLM"]}), "utf-8")
+    model, script = tmp_path / "glm.yaml", tmp_path / "run.sh"
+    good(f"models import {tmp_path / 'config.json'} -o {model}")
+    pins = "--tp 2 --pp 8 --ep 16 --etp 1 --cp 1 --gtp 1 --vpp 2 --micro-batch 1 --recompute full"
+    asked = f"--gpus 256 --model {model} --machine dgx-h200 --framework megatron-core {pins} --batch 1024 --seq 4096"
+    ranked = good(f"{asked} -q -o {script} --format json").document["configs"][0]
+    read = good(f"explain --from-command {script} --machine dgx-h200 --format json").document
+    keys = ("layout", "iteration_s", "memory_bytes", "dispatcher", "pipeline_layout", "recompute", "micro_batch")
+    assert {key: read["config"][key] for key in keys} == {key: ranked[key] for key in keys}
+    assert read["run"]["unknown"] == []
