@@ -149,6 +149,22 @@ def compare(ledger: Ledger, program: RankProgram, *, steps: int = 1, least: int 
     ]
 
 
+def routed(ledger: Ledger, program: RankProgram, *, steps: int) -> list[dict[str, str | float]]:
+    """Of each term whose size a router decides: calls, expected bytes of each, and those that really were sent."""
+    found: dict[TermName, Counter[int]] = {}
+    for entry, count in ledger.counts.items():
+        if of_router(entry.term):
+            found.setdefault(entry.term, Counter())[entry.size_bytes] += count
+    expected = {entry.term: entry.size_bytes for entry in program.collectives()}
+    rows = list[dict[str, str | float]]()
+    for term, calls in found.items():
+        name = dict(zip(("op", "axis", "phase", "layer"), term, strict=True))
+        sent = sum(size * count for size, count in calls.items()) / calls.total()
+        bytes_of = {"expected_bytes": expected.get(term, 0), "mean_bytes": sent, "most_bytes": max(calls)}
+        rows.append({**name, "count": calls.total() / steps, **bytes_of})
+    return rows
+
+
 def _number(calls: Mapping[TermName, Mapping[int, int]], term: TermName) -> int:
     return sum(calls.get(term, {}).values())
 

@@ -36,7 +36,7 @@ from axonn_tune.files import write_text_atomically
 from axonn_tune.processes import end_process, exit_code_of, fork_ranks
 from axonn_tune.runtime.checkpoint import Checkpointer
 from axonn_tune.runtime.devices import device_of, require_free_memory, require_gpus, resident_bytes, use_device
-from axonn_tune.runtime.ledger import compare, program_of
+from axonn_tune.runtime.ledger import compare, program_of, routed
 from axonn_tune.runtime.mesh import (
     FlightRecorder,
     Mesh,
@@ -53,7 +53,14 @@ from axonn_tune.runtime.watch import LOST_CODE, RankFailure, Watch
 from axonn_tune.specs.document import to_yaml
 from axonn_tune.specs.launch import Launch
 from axonn_tune.specs.loading import load_document
-from axonn_tune.specs.results import LAUNCH_HEADER, LAUNCH_NAME, differences_name, remove_outcome, run_directory
+from axonn_tune.specs.results import (
+    LAUNCH_HEADER,
+    LAUNCH_NAME,
+    differences_name,
+    remove_outcome,
+    routed_name,
+    run_directory,
+)
 from axonn_tune.units import show_bytes
 
 SAVED_ON_A_SIGNAL, INTERRUPTED = 75, 130
@@ -337,6 +344,9 @@ class Rank:
         """Report collectives that differ from the program: an internal error in one of the two."""
         program = program_of(self.launch, stage=trainer.mesh.stage)
         different = compare(trainer.ledger, program, steps=steps) if steps else []
+        if program.natural and steps and self.directory is not None:
+            sent = {"rank": self.place.rank, "routed": routed(trainer.ledger, program, steps=steps)}
+            write_text_atomically(self.directory / routed_name(self.place.rank), json.dumps(sent) + "\n")
         if different and self.directory is not None:
             text = json.dumps({"rank": self.place.rank, "differs": different}, ensure_ascii=False)
             write_text_atomically(self.directory / differences_name(self.place.rank), text + "\n")

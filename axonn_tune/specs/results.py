@@ -185,9 +185,14 @@ def differences_name(rank: int | str) -> str:
     return f"differs-rank{rank}.json"
 
 
+def routed_name(rank: int | str) -> str:
+    """File of what a rank's router really sent, beside what was expected; `*` for all ranks'."""
+    return f"routed-rank{rank}.json"
+
+
 def remove_outcome(directory: Path) -> None:
     """Delete the final files of an earlier run in the same folder; metrics are appended."""
-    for path in (directory / SUMMARY_NAME, *directory.glob(differences_name("*"))):
+    for path in (directory / SUMMARY_NAME, *directory.glob(differences_name("*")), *directory.glob(routed_name("*"))):
         path.unlink(missing_ok=True)
 
 

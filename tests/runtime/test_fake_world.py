@@ -11,7 +11,7 @@ from axonn_tune.program.schedule import blocks_of
 from axonn_tune.program.step import build_step, contents_of
 from axonn_tune.runtime.communicator import Communicator
 from axonn_tune.runtime.devices import RuntimeSettings
-from axonn_tune.runtime.ledger import Ledger, LedgerEntry, RankProgram, compare
+from axonn_tune.runtime.ledger import Ledger, LedgerEntry, RankProgram, compare, routed
 from axonn_tune.runtime.mesh import build_mesh
 from axonn_tune.runtime.optimizer import AdamW
 from axonn_tune.runtime.transformer import Transformer
@@ -108,3 +108,21 @@ def test_each_term_that_differs_is_one_line() -> None:
     }
     alone = symbol_values(model, workload, Grid(), micro_batch=3) | kept
     assert compare(Ledger(), RankProgram(program.program, alone)) == [], "groups of one leave no trace"
+
+
+def test_what_a_router_sent_stands_beside_what_was_expected() -> None:
+    """Guards natural routing: bytes of balanced experts, the mean and the most of what went, and nothing else."""
+    model, workload = load_model("nano-moe").document, Workload(global_batch=4, sequence_length=24, precision="fp32")
+    values = symbol_values(model, workload, Grid(1, 1, 2, 1, expert=2), micro_batch=2)
+    program = build_step(model, workload, recompute="none")
+    values |= blocks_of(program, contents_of(model, (model.layers,)), kept=0, repeated=0)
+    plan = RankProgram(program, values, natural=True)
+    name = ("combine", "expert", "forward", "moe.moe.combine")
+    whole = 2 * 24 * 2 * model.hidden * 4
+    ledger = Ledger(plan.collectives() + plan.collectives())
+    ledger.counts[LedgerEntry(*name, whole)] -= 1
+    ledger.record(LedgerEntry(*name, 3 * whole))
+    assert compare(ledger, plan, steps=2) == []
+    (found,) = (one for one in routed(ledger, plan, steps=2) if tuple(one.values())[:4] == name)
+    assert found["count"] == 1
+    assert (found["expected_bytes"], found["mean_bytes"], found["most_bytes"]) == (whole, 2 * whole, 3 * whole)
