@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from axonn_tune.cost.collectives import lines, route
 from axonn_tune.cost.compute import ComputeClock, ComputeRates, contended_s
-from axonn_tune.cost.replay import ChunkTimes, Lines, Replay, StageWork
+from axonn_tune.cost.replay import ChunkTimes, LeastTimes, Lines, Replay, StageWork
 from axonn_tune.grid import GroupShape
 from axonn_tune.program.operations import COLUMNS, Sent, Value
 from axonn_tune.program.schedule import Runs, StepSchedule
@@ -177,7 +177,14 @@ class ColumnPricer:
                 column[rows] = value
         return found
 
-    def _replay(self, block: Candidates, work: StageWork, streams: Mapping[str, int]) -> Replay:
+    def least(self, candidates: Candidates, work: StageWork, *, exchanged: bool) -> LeastTimes:
+        """Least times of the parts of each candidate's micro-batch: every group has a stream of its own."""
+        streams = {axes: number for number, axes in enumerate(self.program.groups)}
+        return self._replay(candidates, work, streams, tiers=len(streams)).least(exchanged=exchanged)
+
+    def _replay(
+        self, block: Candidates, work: StageWork, streams: Mapping[str, int], *, tiers: int | None = None
+    ) -> Replay:
         """The replay of a block of candidates: columns of shapes and routes are picked at most once each."""
         table, known = self._table, dict[int, Value]()
 
@@ -200,7 +207,7 @@ class ColumnPricer:
             streams=streams,
             lines=lines,
             several=lambda axes: (table.tier.take(block.routes[axes]) >= 0).astype(np.float64),
-            tiers=int(table.tier.max(initial=0)) + 1,
+            tiers=int(table.tier.max(initial=0)) + 1 if tiers is None else tiers,
             picked=picked,
         )
 

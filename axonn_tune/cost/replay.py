@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from axonn_tune.cost.collectives import collective_time_s
 from axonn_tune.cost.compute import ComputeClock, compute_s
+from axonn_tune.program.context import CORE
 from axonn_tune.program.operations import ONCE, Collective, Computation, Sent, Size, Value
 from axonn_tune.program.schedule import (
     HANDLES,
@@ -26,6 +27,7 @@ from axonn_tune.program.schedule import (
     RUN,
     SYNC,
     WAIT,
+    Behind,
     Instructions,
     MicroBatch,
     Runs,
@@ -230,6 +232,20 @@ class ChunkTimes(NamedTuple):
     def taken(self, rows: NDArray[np.int64]) -> ChunkTimes:
         """The rows of some candidates."""
         return ChunkTimes(*(column[rows] for column in self))
+
+
+class LeastTimes(NamedTuple):
+    """What parts of a micro-batch take that start with idle streams, s: no more than behind others.
+
+    blocks: a block of each kind, both passes; issued: the host's time to issue them; first, last: both passes of the
+    embedding and of the LM head; end: of the step.
+    """
+
+    blocks: list[Value]
+    issued: list[Value]
+    first: Value
+    last: Value
+    end: Value
 
 
 Lines: TypeAlias = tuple[tuple[Value, Value], ...]
@@ -481,7 +497,7 @@ class Replay:
         forward, backward = self._passes(schedule.micro_batch, blocks, part)
         self._end_batch(forward[0][0] + backward[0][0])
         self._begin_batch(1.0)
-        _, (last, _) = self._passes(schedule.last_micro_batch, blocks, part)
+        last = self._passes(schedule.last_micro_batch, blocks, part, last=True)[1][0]
         ended_s = self._play(last, end, END)[0]
         self._end_batch(forward[0][0] + ended_s)
         end_s = ended_s - last[0]
@@ -492,6 +508,33 @@ class Replay:
         passes_s = forward[0][0] + ahead_s, backward[0][0] + behind_s, last[0] + behind_s
         saved_s = self._saved_s(schedule.micro_batch, blocks, forward[1] + backward[1])
         return ChunkTimes(*passes_s, end_s, data_s, times * waited_s, saved_s)
+
+    def least(self, *, exchanged: bool) -> LeastTimes:
+        """Least times of all parts, without gathers for a backward pass; exchanged: with exchanges of context."""
+        batch, program, dispatch_s = self.schedule.micro_batch, self.work.program, self.work.clock.rates.dispatch_s
+
+        def alone_s(part: Instructions) -> Value:
+            if program.merges:
+                # Passes beside each other hide what they send.
+                part = tuple(one for one in part if one[0] == RUN)
+            elif not exchanged:
+                sent = self.schedule.collectives
+                part = tuple(one for one in part if one[0] in (RUN, WAIT) or not sent[one[1]].layer.endswith(CORE))
+            alone: Value = self._run(self._free(), part, None)[0]
+            return alone
+
+        blocks, issued = list[Value](), list[Value]()
+        for kind, block in enumerate(program.blocks):
+            ahead_s = alone_s(batch.forward(block.type, None))
+            blocks.append(ahead_s + alone_s(batch.backward(block.type, Behind(kind, kept=True), None)))
+            issue_s: Value = 0.0
+            if dispatch_s:
+                issue_s, sent_s = dispatch_s * sum(self._issued(kind)), self._sent_tokens_s(kind)
+                issue_s = issue_s if sent_s is None else issue_s + sent_s
+            issued.append(issue_s)
+        first_s = alone_s(batch.embedding(None)) + alone_s(batch.flush(None))
+        end_s = alone_s(self.schedule.ends[self.work.stage])
+        return LeastTimes(blocks, issued, first_s, alone_s(batch.head(None)), end_s)
 
     def _saved_s(self, batch: MicroBatch, blocks: Blocks, blocks_s: Value) -> Value:
         """What layers save of a forward and a backward pass that run beside each other, with dispatch and combine of
@@ -533,15 +576,17 @@ class Replay:
         return state, forward_s + backward_s
 
     def _passes(
-        self, batch: MicroBatch, blocks: Blocks, part: Stage
+        self, batch: MicroBatch, blocks: Blocks, part: Stage, *, last: bool = False
     ) -> tuple[tuple[State, Value], tuple[State, Value]]:
-        """Clocks after the forward and after the backward pass of a chunk, each with what its blocks took."""
-        head = part.last and blocks.first is None
-        enter = batch.embedding(blocks.first) if part.first else batch.enter(blocks.first, head=head)
-        state = self._play(self._free(), enter, EMBEDDING_FORWARD)
-        state, blocks_s = self._forward(batch, state, blocks, head=part.last)
-        if part.last:
-            state = self._play(state, batch.head(None), HEAD)
+        """Clocks after the forward and after the backward pass of a chunk, each with what its blocks took; last: the
+        forward pass is only recorded."""
+        head, state = part.last and blocks.first is None, self._free()
+        blocks_s: Value = 0.0
+        if self.recorder is not None or not last:
+            enter = batch.embedding(blocks.first) if part.first else batch.enter(blocks.first, head=head)
+            state = self._play(state, enter, EMBEDDING_FORWARD)
+            state, blocks_s = self._forward(batch, state, blocks, head=part.last)
+            state = self._play(state, batch.head(None), HEAD) if part.last else state
         back = self._play(self._free(), () if blocks.kept else batch.enter_backward(blocks.resharded), HEAD)
         back, backward_s = self._backward(batch, back, blocks)
         back = self._play(back, (batch.flush if part.first else batch.leave)(blocks.first), EMBEDDING_BACKWARD)

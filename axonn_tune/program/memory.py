@@ -8,9 +8,10 @@ blocks in flight are alive. Persistent state and communication buffers add to it
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
-from functools import lru_cache
-from typing import TypeAlias
+from dataclasses import dataclass, field
+from functools import cached_property, lru_cache, reduce
+from operator import add
+from typing import NamedTuple, TypeAlias
 
 from axonn_tune.program.layers import EXPERTS, WHOLE_BLOCK, LayerInputs
 from axonn_tune.program.operations import (
@@ -150,6 +151,50 @@ class MemoryPlan:
     saved: Held
     peaks: tuple[Peak, ...]
 
+    @cached_property
+    def sums(self) -> Sums:
+        """Everything that is summed up for a total."""
+        sizes, links = dict[Size, int](), dict[tuple[int, int], int]()
+
+        def summed(several: Iterable[Size]) -> int:
+            found = 0
+            for size in several:
+                link = found, sizes.setdefault(size, len(sizes))
+                found = links.setdefault(link, len(links) + 1)
+            return found
+
+        lasting = summed(size for _, size in (*self.persistent, *self.saved))
+        kept_layers = tuple(map(summed, self.kept_layers))
+        peaks = [
+            (
+                tuple(summed(size for _, size in point) for point in peak.points),
+                *(tuple(map(summed, several)) for several in (peak.gathers, peak.kept_gathers, peak.reductions)),
+            )
+            for peak in self.peaks
+        ]
+        return Sums(tuple(sizes), tuple(links), lasting, kept_layers, peaks)
+
+
+class Sums(NamedTuple):
+    """Left folds of sizes: each size once, and each fold as the one without its last size, and that size; 0 is nothing.
+
+    lasting, kept_layers: folds of what is alive throughout and of the weights of a block; peaks: of each its points,
+    gathers, gathers beside kept layers, and reductions.
+    """
+
+    sizes: tuple[Size, ...]
+    folds: tuple[tuple[int, int], ...]
+    lasting: int
+    kept_layers: tuple[int, ...]
+    peaks: list[tuple[tuple[int, ...], ...]]
+
+    def evaluate(self, values: Mapping[str, Value]) -> list[Value]:
+        """Bytes of every fold."""
+        sizes, found = [size.evaluate(values) for size in self.sizes], list[Value]([0.0])
+        for before, size in self.folds:
+            found.append(found[before] + sizes[size])
+        return found
+
 
 @lru_cache(maxsize=256)
 def memory_plan(program: StepProgram, stage: Stage = ONLY) -> MemoryPlan:
@@ -174,7 +219,10 @@ def memory_plan(program: StepProgram, stage: Stage = ONLY) -> MemoryPlan:
         kept_layers=tuple(dict.fromkeys(_weights(block.given) for block in program.blocks)),
         persistent=(*persistent_items(given), *_quantized_weights(program), *messages),
         saved=tuple(saved),
-        peaks=(*([head] if stage.last else []), *(_backward_peak(program, block, stage) for block in program.blocks)),
+        peaks=(
+            *([head] if stage.last else []),
+            *(_backward_peak(program, block, last=stage.last) for block in program.blocks),
+        ),
     )
 
 
@@ -199,8 +247,10 @@ def _weights(given: LayerInputs) -> tuple[Size, ...]:
     return tuple((given.options.gather_bytes or given.weight_element(WHOLE_BLOCK, copies=1)) * one for one in elements)
 
 
-def _backward_peak(program: StepProgram, block: Block, stage: Stage) -> Peak:
-    """A block's backward pass: one gather ahead and one reduction behind, of the block, its neighbours and the LM head.
+@lru_cache(maxsize=512)
+def _backward_peak(program: StepProgram, block: Block, *, last: bool) -> Peak:
+    """A block's backward pass: one gather ahead and one reduction behind, of the block, its neighbours and the LM head,
+    where the stage is the last.
 
     With full recompute the gathered weights of a block live through its backward pass; that of fc1, the first to be
     gathered where the MLP is repeated, until its own. An LM head with a chunked loss waits for its own reduction.
@@ -210,7 +260,7 @@ def _backward_peak(program: StepProgram, block: Block, stage: Stage) -> Peak:
     held = not given.options.gather_after_recompute
     whole = block.recompute == "full" and held
     again = held and "mlp.fc1" in given.options.repeated_layers(block.recompute)
-    behind = () if given.options.chunked_loss or not stage.last else program.head.operations
+    behind = () if given.options.chunked_loss or not last else program.head.operations
     head = _sizes(given, behind, "weight_gradient")
     gradient = given.stream("residual gradient", "residual gradients")
     freed = _freed(program) if given.repeating == REPEATING else ()
@@ -251,24 +301,36 @@ def _pairs(sizes: tuple[Size, ...]) -> tuple[tuple[Size, ...], ...]:
 
 @dataclass(frozen=True)
 class Memory:
-    """Memory of one rank, for one candidate or a column of them, in bytes by name.
+    """Memory of one rank, for one candidate or a column of them, in bytes.
 
-    lasting: persistent state and saved activations; peaks: temporaries at each point that may be the peak; total_bytes:
-    with the largest of them; kept_layers: blocks whose gathered weights are not resharded after forward.
+    total_bytes: of persistent state and saved activations, with the largest of the temporaries at each point that may
+    be the peak; kept_layers: blocks whose gathered weights are not resharded after forward, of `held_bytes`. values: of
+    the symbols; buffers: of each peak, gathered weights and unreduced gradients.
     """
 
-    lasting: Items
-    peaks: tuple[Items, ...]
+    plan: MemoryPlan = field(repr=False)
+    values: Mapping[str, Value] = field(repr=False)
+    buffers: list[tuple[Value, Value]] = field(repr=False)
+    held_bytes: Value
     total_bytes: Value
     kept_layers: Value
 
     @property
     def items(self) -> Items:
         """Items at the peak of a single candidate, without empty ones."""
-        found: dict[str, Value] = {}
-        for name, size_bytes in (*self.lasting, *max(self.peaks, key=_sum)):
+        points = list[Items]()
+        for peak, (gathered, reduced) in zip(self.plan.peaks, self.buffers, strict=True):
+            buffers = ("gathered weights", gathered), ("unreduced weight gradients", reduced)
+            points += [(*self._priced(point), *buffers) for point in peak.points]
+        found, held = dict[str, Value](), ("gathered weights of whole blocks", self.held_bytes)
+        lasting = (*self._priced(self.plan.persistent), *self._priced(self.plan.saved))
+        largest = max(points, key=lambda items: reduce(add, (size_bytes for _, size_bytes in items), 0.0))
+        for name, size_bytes in (*lasting, *([held] if self.held_bytes else []), *largest):
             found[name] = found.get(name, 0.0) + size_bytes
         return tuple(found.items())
+
+    def _priced(self, items: Held) -> Items:
+        return tuple((name, size.evaluate(self.values)) for name, size in items)
 
 
 def price_memory(
@@ -286,12 +348,20 @@ def price_memory(
     that reshards all has `total_bytes` above `limit_bytes` and keeps none.
     """
     plan = memory_plan(program, stage)
-    lasting = _priced((*plan.persistent, *plan.saved), values)
-    every = _points(plan, values, arithmetic=arithmetic)
-    none_kept, some_kept = (_largest_of(map(_sum, points), arithmetic) for points in every)
-    lasting_bytes = _sum(lasting)
-    weights = (_sum(_priced([("", size) for size in sizes], values)) for sizes in plan.kept_layers)
-    per_layer = _largest_of(weights, arithmetic)
+    sums, needed = plan.sums, _gathers(plan.given, values, arithmetic=arithmetic)
+    found = sums.evaluate(values)
+    none_kept: Value = 0.0
+    some_kept: Value = 0.0
+    buffers = list[tuple[Value, Value, Value]]()
+    for points, *several in sums.peaks:
+        gathers, kept_gathers, reductions = (
+            needed * _largest_of((found[fold] for fold in one), arithmetic) for one in several
+        )
+        buffers.append((gathers, kept_gathers, reductions))
+        for point in points:
+            none_kept = arithmetic.larger(none_kept, found[point] + gathers + reductions)
+            some_kept = arithmetic.larger(some_kept, found[point] + kept_gathers + reductions)
+    lasting_bytes, per_layer = found[sums.lasting], _largest_of((found[one] for one in sums.kept_layers), arithmetic)
     room = (limit_bytes - lasting_bytes - some_kept) / per_layer
     kept: Value = 0.0 * room
     if kept_layers is not None:
@@ -300,12 +370,11 @@ def price_memory(
         kept = kept + values["L"]
     elif plan.given.options.reshard == "fit":
         kept = arithmetic.smaller(arithmetic.larger(arithmetic.floor(room), 0.0), values["L"])
-    held: Value = kept * (per_layer * _gathers(plan.given, values, arithmetic=arithmetic))
-    peaks = every[0]
-    if arithmetic is PLAIN and some_kept + held > none_kept:
-        peaks, lasting = every[1], (*lasting, ("gathered weights of whole blocks", held))
+    held: Value = kept * (per_layer * needed)
+    more = arithmetic is PLAIN and bool(some_kept + held > none_kept)
     total: Value = lasting_bytes + arithmetic.larger(none_kept, some_kept + held)
-    return Memory(lasting, peaks, total, kept)
+    chosen = [(one[more], one[2]) for one in buffers]
+    return Memory(plan, values, chosen, held if more else 0.0, total, kept)
 
 
 def _gathers(given: LayerInputs, values: Mapping[str, Value], *, arithmetic: Arithmetic) -> Value:
@@ -316,38 +385,8 @@ def _gathers(given: LayerInputs, values: Mapping[str, Value], *, arithmetic: Ari
     return split
 
 
-def _points(
-    plan: MemoryPlan, values: Mapping[str, Value], *, arithmetic: Arithmetic
-) -> tuple[tuple[Items, ...], tuple[Items, ...]]:
-    """Each point that may be the peak, with the largest buffers of its part: with all blocks resharded, and with some
-    that are not."""
-    needed, resharded, kept = _gathers(plan.given, values, arithmetic=arithmetic), list[Items](), list[Items]()
-    for peak in plan.peaks:
-        points = [_priced(point, values) for point in peak.points]
-        gathers, kept_gathers, reductions = (
-            needed * _largest_of((_sum(_priced([("", one) for one in sizes], values)) for sizes in several), arithmetic)
-            for several in (peak.gathers, peak.kept_gathers, peak.reductions)
-        )
-        for found, gathered in ((resharded, gathers), (kept, kept_gathers)):
-            buffers = ("gathered weights", gathered), ("unreduced weight gradients", reductions)
-            found += [(*point, *buffers) for point in points]
-    return tuple(resharded), tuple(kept)
-
-
 def _largest_of(values: Iterable[Value], arithmetic: Arithmetic) -> Value:
     largest: Value = 0.0
     for value in values:
         largest = arithmetic.larger(largest, value)
     return largest
-
-
-def _priced(items: Iterable[tuple[str, Size]], values: Mapping[str, Value]) -> Items:
-    return tuple((name, size.evaluate(values)) for name, size in items)
-
-
-def _sum(items: Items) -> Value:
-    """Left fold of the bytes."""
-    total: Value = 0.0
-    for _, size_bytes in items:
-        total = total + size_bytes
-    return total

@@ -4,50 +4,33 @@ from __future__ import annotations
 
 import heapq
 import time
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, fields, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
 from functools import lru_cache
-from itertools import chain
 from math import prod
-from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from axonn_tune.cost.columns import Candidates, ColumnPricer, Floats, Integers, RouteTable, distinct, route_table
+from axonn_tune.cost.columns import ColumnPricer, Floats, Integers, RouteTable, distinct, route_table
 from axonn_tune.cost.compute import compute_rates
-from axonn_tune.cost.replay import ChunkTimes, StageWork
 from axonn_tune.errors import UsageError
 from axonn_tune.frameworks import registry, software_on, step_on
 from axonn_tune.frameworks.description import Framework, StepOptions
-from axonn_tune.grid import RANK_AXES, GroupShape
+from axonn_tune.grid import RANK_AXES
 from axonn_tune.program.dimensions import MEMORY, MICRO_BATCH, PINNED, table_alignment
-from axonn_tune.program.operations import COLUMNS, MATRIX_ALIGNMENT, PLAIN_BLOCKS, REPEATING, Value
-from axonn_tune.program.schedule import Runs, blocks_by_kind, build_schedule, kept_by_kind
-from axonn_tune.program.step import (
-    FIRST,
-    LAST,
-    MIDDLE,
-    ONLY,
-    Contents,
-    Stage,
-    StepProgram,
-    as_runs,
-    blocks_by_type,
-    blocks_in,
-    build_step,
-    chunks_of,
-    contents_of,
-    stages_alike,
-)
+from axonn_tune.program.operations import MATRIX_ALIGNMENT
+from axonn_tune.program.schedule import build_schedule
+from axonn_tune.program.step import FIRST, LAST, MIDDLE, ONLY, Stage, StepProgram, build_step
+from axonn_tune.ranking.pools import Pool
 from axonn_tune.ranking.priced import Columns, Priced, SearchCounts, order_of, ranking_metric
 from axonn_tune.ranking.space import (
+    Among,
     Fitting,
     Grids,
     Placements,
     Problem,
     Shapes,
-    StageRows,
     Variant,
     count_candidates,
     dispatcher_grids,
@@ -61,20 +44,20 @@ from axonn_tune.ranking.space import (
     list_shapes,
     require_searchable,
     uneven_chunks,
-    values_of_all,
     with_uneven_chunks,
     without_larger,
 )
-from axonn_tune.request import ALPHA_BETA, DEFAULT_TOP, RankBy
+from axonn_tune.request import ALPHA_BETA, DEFAULT_TOP, Precision, RankBy
 from axonn_tune.specs.formats import nearest_format
 from axonn_tune.units import seconds
-
-if TYPE_CHECKING:
-    from axonn_tune.cost.pipeline import Pipelines, StageKind
 
 LEAST_IN_A_FORMAT = 0.7
 """Share of the step in the first number format from which another is tried: a layout that takes longer than the best by
 more does not come first in another format either. No bound: held against whole searches in a test."""
+_FEW, _FIRST = 256, 3
+"""Rows that are priced at once; of more, the first ones of each number format are priced first."""
+_WORTH_BOUNDING = 4096
+"""Shapes whose memory takes longer to work out than their least steps."""
 LARGEST_COUNT = 2**40
 """Counts from here on do not fit the columns, whose arithmetic must stay exact."""
 
@@ -82,64 +65,40 @@ LARGEST_COUNT = 2**40
 def search(problem: Problem, *, variants: bool = False, exact: int = DEFAULT_TOP) -> Priced:
     """Rank every grid of a GPU count; with `variants` every candidate of it. Nothing feasible: an empty ranking.
 
-    exact: number of ranks in the order of exact steps; with pipeline stages, the rest is ranked by a bound, and none of
-    it is balanced by time. Displayed candidates are always exact.
+    exact: number of ranks in the order of exact steps; the rest is ranked by a bound with pipeline stages, by least
+    steps with experts or several layer types, and is not balanced by time. Displayed candidates are always exact.
     """
     started = time.perf_counter()
     _check(problem)
     shapes = list_shapes(grids := list_grids(problem), problem)
     candidates = count_candidates(shapes, grids, problem.tried(every=variants))
     require_searchable(candidates)
-    programs = _programs(problem.by_dispatcher[0])
+    programs = Programs(problem.by_dispatcher[0])
     exchanges = _exchanges(problem, grids, shapes := without_larger(shapes, programs), programs)
-    every = [program for one in exchanges for program in one.programs.values()]
     fittings = (fit_all if variants or problem.request.recompute_layers else fit_always)(shapes, programs)
     uneven, unpriced = uneven_chunks(shapes, programs, fittings)
-    placed = distinct(np.concatenate([shapes.grid[uneven], *(shapes.grid[one.rows] for one in fittings.values())]))[0]
-    placements = list_placements(
-        grids, placed, problem, tuple(dict.fromkeys(chain.from_iterable(one.groups for one in every)))
-    )
-    table, formats = _routes(problem, placements, every), problem.formats or (None,)
-
-    def priced(shapes: Shapes, fittings: dict[Variant, Fitting], *, last_s: float = np.inf) -> Columns:
-        some, columns = fittings if variants else _undominated(problem, fittings), list[Columns]()
-        for number, one in enumerate(exchanges):
-            if one.other and not variants and problem.rank_by == "iteration":
-                near = _with_other_exchange(_joined(columns), shapes, problem, count=exact, last_s=last_s)
-                some = {kind: fitting.among(near) for kind, fitting in some.items()}
-            columns += [
-                found.numbered(recompute=place, exchange=number, precision=formats.index(kind.precision))
-                for place, (kind, program) in enumerate(one.programs.items())
-                if kind in some
-                for aligned, part in _by_alignment(shapes, kind, program, one.taken(shapes, some[kind]))
-                for found in [_price(one.problem.within(kind.precision), shapes, placements, table, aligned, part)]
-            ]
-        return _joined(columns)
-
-    columns = priced(shapes, fittings)
+    # What does not fit in the first number format may fit in another.
+    fit = [shapes.grid] if problem.formats else [shapes.grid[one.rows] for one in fittings.values()]
+    placed = distinct(np.concatenate([shapes.grid[uneven], *fit]))[0]
+    tried = _Tried(problem, exchanges, list_placements(grids, placed, problem), every=variants, count=exact)
+    columns = tried.with_more(_joined([]), shapes, fittings)
     if others := [one for one in programs if one not in fittings]:
         near = _near(columns, shapes, problem, count=exact)
-        fitted, last_s = (
-            fit_others(shapes, programs, fittings, *near),
-            _last_place_s(columns, shapes, problem, count=exact),
-        )
-        columns = _joined([columns, priced(shapes, fitted, last_s=last_s)])
-        candidates += sum(
-            count_candidates(shapes.taken(rows, chunks=shapes.chunks[rows]), grids, tried)
-            for rows, among in zip(near, (formats[:1], formats[1:]), strict=True)
-            if (tried := [one for one in others if one.precision in among])
-        )
-    if len(shapes.piped):
-        columns = _refined(columns, shapes, problem, count=exact, variants=variants)
+        among = tried.promising(columns, shapes, {one: near[one.precision] for one in others})
+        candidates += count_candidates(shapes, grids, others, among)
+        columns = tried.with_more(columns, shapes, fit_others(shapes, programs, fittings, among))
+    columns = _refined(columns, shapes, problem, count=exact, variants=variants)
     if len(uneven):
         promising = _promising(columns, shapes, problem, count=exact)
         promising[unpriced] = True
-        more, before = with_uneven_chunks(shapes, uneven if variants else uneven[promising[uneven]]), len(shapes)
-        candidates += count_candidates(more, grids, problem.variants)
-        fitted, last_s = fit_all(more, programs), _last_place_s(columns, shapes, problem, count=exact)
-        found = priced(more, fitted, last_s=last_s)
-        columns = _joined([columns, replace(found, shape=found.shape + before)])
-        shapes, fittings = shapes.with_more(more), {kind: fittings[kind].with_more(fitted[kind]) for kind in fitted}
+        more = with_uneven_chunks(shapes, uneven if variants else uneven[promising[uneven]])
+        among, before = dict.fromkeys(programs, np.arange(len(more))), len(shapes)
+        among = tried.promising(columns, more, among, every=shapes)
+        candidates += count_candidates(more, grids, problem.variants, among)
+        fitted, shapes = fit_all(more, programs, among), shapes.with_more(more)
+        fittings = {kind: fittings[kind].with_more(fitted[kind]) for kind in fitted}
+        cut = {kind: fitting.among(np.arange(before, len(shapes))) for kind, fitting in fittings.items()}
+        columns = tried.with_more(columns, shapes, cut)
         columns = _refined(columns, shapes, problem, count=exact, variants=variants)
     whole = Priced(
         *(
@@ -147,7 +106,7 @@ def search(problem: Problem, *, variants: bool = False, exact: int = DEFAULT_TOP
             SearchCounts(len(grids.sizes), candidates, 0, {}, 0.0),
             grids,
             shapes,
-            placements,
+            tried.placements,
             fittings,
             columns,
         ),
@@ -155,6 +114,99 @@ def search(problem: Problem, *, variants: bool = False, exact: int = DEFAULT_TOP
     )
     whole = _balanced(whole, count=exact) if problem.splits and not variants else whole
     return _ranked(whole, started, variants=variants)
+
+
+@dataclass(frozen=True)
+class _Tried:
+    """How candidates are priced: with which exchanges, at which placements; every: all are, not only those that may be
+    among the first `count` grids."""
+
+    problem: Problem
+    exchanges: list[_Exchange]
+    placements: Placements
+    every: bool
+    count: int
+
+    @property
+    def ranks_steps(self) -> bool:
+        """Whether only what may have one of the shortest steps is of interest."""
+        return self.problem.rank_by == "iteration" and not self.every
+
+    @property
+    def bounds(self) -> bool:
+        """Whether least steps decide which candidates are priced: dense models have few kinds of stages and chunks."""
+        return self.ranks_steps and (self.problem.model.has_experts or len(self.problem.model.types) > 1)
+
+    def with_more(self, columns: Columns, shapes: Shapes, fittings: dict[Variant, Fitting]) -> Columns:
+        """Columns with candidates of more recompute sets or shapes, and exact steps at the first ranks."""
+        fittings = fittings if self.every else _undominated(self.problem, fittings)
+        own, others = ([one for one in self.exchanges if one.other == other] for other in (False, True))
+        found = [self._priced(one, shapes, kind, fitting) for one in own for kind, fitting in fittings.items()]
+        columns = _joined([columns, *found])
+        if not others:
+            return self._refined(columns, shapes)
+        if self.ranks_steps and _last_place_s(columns, shapes, self.problem, count=self.count) == np.inf:
+            columns = self._refined(columns, shapes)
+        found = [columns]
+        for kind, fitting in fittings.items():
+            fitting = self._exchanging(columns, shapes, kind, fitting, others) if self.ranks_steps else fitting
+            found += [self._priced(one, shapes, kind, fitting) for one in others]
+        return self._refined(_joined(found), shapes)
+
+    def _exchanging(
+        self, columns: Columns, shapes: Shapes, kind: Variant, fitting: Fitting, others: list[_Exchange]
+    ) -> Fitting:
+        """The shapes that may be among the first grids with some of the other exchanges."""
+        limit_s, near = _limits_s(columns, shapes, self.problem, count=self.count)[kind.precision], list[Integers]()
+        for base in self.exchanges:
+            alike = [fitting.rows[:0], *(one.taken(shapes, fitting).rows for one in others if base.alike(one))]
+            rows = distinct(np.concatenate(alike))[0]
+            if len(rows):
+                near.append(np.flatnonzero(self._least_s(base, shapes, kind, fitting.among(rows)) <= limit_s))
+        return fitting.among(np.concatenate([fitting.rows[:0], *near]))
+
+    def _refined(self, columns: Columns, shapes: Shapes) -> Columns:
+        """The columns with what least steps need to decide."""
+        if not self.bounds:
+            return columns
+        return _refined(columns, shapes, self.problem, count=self.count, variants=False)
+
+    def promising(self, columns: Columns, shapes: Shapes, among: Among, *, every: Shapes | None = None) -> Among:
+        """Those of some shapes that may be among the first grids; every: the shapes of the columns, where they are
+        others. Where some blocks repeat, as if none did."""
+        limits_s = _limits_s(columns, shapes if every is None else every, self.problem, count=self.count)
+        found, none = dict(among), np.zeros(len(shapes))
+        for kind, rows in among.items() if self.bounds else ():
+            plain = kind._replace(recompute="none", some=False)
+            found[kind] = rows = np.intersect1d(found.get(plain, rows), rows)
+            if kind != plain and (kind.some or len(rows) < _WORTH_BOUNDING):
+                continue
+            anything, own = Fitting(none, none, none.astype(np.int64), rows, np.inf), list[Floats]()
+            for one in self.exchanges:
+                own += [] if one.other else [self._least_s(one, shapes, kind, one.taken(shapes, anything))]
+            found[kind] = np.flatnonzero(np.min(own, axis=0) <= limits_s[kind.precision])
+        return found
+
+    def _least_s(self, one: _Exchange, shapes: Shapes, kind: Variant, fitting: Fitting) -> Floats:
+        """Least step of some shapes with any exchange of context parallelism, s; infinite for all others."""
+        found, problem = np.full(len(shapes), np.inf), one.problem.within(kind.precision)
+        for program, part in _by_alignment(shapes, kind, one.programs, fitting):
+            for pool, shape, _ in _pooled(problem, shapes, self.placements, program, part):
+                np.minimum.at(found, shape, pool.least_s(exchanged=False)[0])
+        return found
+
+    def _priced(self, one: _Exchange, shapes: Shapes, kind: Variant, fitting: Fitting) -> Columns:
+        """Candidates of a recompute set and an exchange: least steps, or prices where these do not decide."""
+        fitting = one.taken(shapes, fitting)
+        problem, numbers = one.problem.within(kind.precision), self.problem.formats or (None,)
+        found = _joined(
+            [
+                _priced(problem, shapes, self.placements, program, part, bounds=self.bounds)
+                for program, part in _by_alignment(shapes, kind, one.programs, fitting)
+            ]
+        )
+        place, precision = self.problem.variants.index(kind), numbers.index(kind.precision)
+        return found.numbered(recompute=place, exchange=self.exchanges.index(one), precision=precision)
 
 
 def _ranked(found: Priced, started: float, *, variants: bool) -> Priced:
@@ -205,6 +257,8 @@ def _balanced(priced: Priced, *, count: int) -> Priced:
             iteration_s=np.array([found.iteration_s]),
             bubble_s=np.array([found.bubble_s]),
             bounded=np.zeros(1, dtype=np.bool_),
+            pending=np.zeros(1, dtype=np.bool_),
+            least_cut_s=np.array([found.iteration_s]),
             exchange=columns.exchange[[row]],
             precision=columns.precision[[row]],
         )
@@ -213,14 +267,33 @@ def _balanced(priced: Priced, *, count: int) -> Priced:
     return replace(priced, searched=searched, shapes=shapes, fittings=fittings, columns=columns, splits=splits)
 
 
-@dataclass(frozen=True)
+class Programs(Mapping[Variant, StepProgram]):
+    """Programs of all recompute sets that may be tried, each made when it is first asked for."""
+
+    def __init__(self, problem: Problem) -> None:
+        self._problem, self._known = problem, dict[Variant, StepProgram]()
+
+    def __getitem__(self, kind: Variant) -> StepProgram:
+        if kind not in self._known:
+            problem = self._problem
+            self._known[kind] = step_program(problem, step_on(problem.framework, problem.machine), kind)
+        return self._known[kind]
+
+    def __iter__(self) -> Iterator[Variant]:
+        return iter(self._problem.variants)
+
+    def __len__(self) -> int:
+        return len(self._problem.variants)
+
+
+@dataclass(frozen=True, eq=False)
 class _Exchange:
     """The search with one exchange of context parallelism and one dispatcher: for which grids, all if None, and its
     programs; other: with another exchange than the framework's own."""
 
     problem: Problem
     grids: NDArray[np.bool_] | None
-    programs: dict[Variant, StepProgram]
+    programs: Programs
     other: bool = False
 
     def taken(self, shapes: Shapes, fitting: Fitting) -> Fitting:
@@ -229,8 +302,17 @@ class _Exchange:
             return fitting
         return replace(fitting, rows=fitting.rows[self.grids[shapes.grid[fitting.rows]]])
 
+    def alike(self, other: _Exchange) -> bool:
+        """Whether it has the framework's own exchange and the dispatcher of another."""
+        return not self.other and self.dispatcher == other.dispatcher
 
-def _exchanges(problem: Problem, grids: Grids, shapes: Shapes, programs: dict[Variant, StepProgram]) -> list[_Exchange]:
+    @property
+    def dispatcher(self) -> str:
+        """Its dispatcher."""
+        return self.problem.framework.step.dispatcher
+
+
+def _exchanges(problem: Problem, grids: Grids, shapes: Shapes, programs: Programs) -> list[_Exchange]:
     """The exchanges that are compared, each with the grids that it can have; the first has those without context, too;
     and the dispatchers that layouts have by default.
 
@@ -250,11 +332,9 @@ def _exchanges(problem: Problem, grids: Grids, shapes: Shapes, programs: dict[Va
             having = with_exchange if one is not by_exchange[0] or not several else with_exchange | ~wide
             if len(one.by_dispatcher) > 1:
                 having = having & dispatcher_grids(one, grids, two.framework.step.dispatcher)
-            of = programs
-            if found:
-                of = _programs(two) if having.any() else {}
-            if of:
-                found.append(_Exchange(two, having, of, other=one is not by_exchange[0]))
+            if not found or having.any():
+                other = one is not by_exchange[0]
+                found.append(_Exchange(two, having, Programs(two) if found else programs, other=other))
     return found
 
 
@@ -279,12 +359,6 @@ def run_search(problem: Problem, *, costs: Sequence[str] = (ALPHA_BETA,), varian
     return replace(found, others={cost: ranked(cost, variants=False).ranks() for cost in others})
 
 
-def _programs(problem: Problem) -> dict[Variant, StepProgram]:
-    """Programs of all recompute sets that may be tried."""
-    options = step_on(problem.framework, problem.machine)
-    return {kind: step_program(problem, options, kind) for kind in problem.variants}
-
-
 def step_program(
     problem: Problem, options: StepOptions, kind: Variant, *, alignment: int = MATRIX_ALIGNMENT
 ) -> StepProgram:
@@ -301,12 +375,14 @@ def step_program(
 
 
 def _by_alignment(
-    shapes: Shapes, kind: Variant, program: StepProgram, fitting: Fitting
+    shapes: Shapes, kind: Variant, programs: Programs, fitting: Fitting
 ) -> Iterator[tuple[StepProgram, Fitting]]:
     """Programs and fittings by the alignment of rows of logits, which differs where the vocabulary is not padded."""
-    options = program.given.options
+    if not len(fitting.rows):
+        return
+    options = programs[kind].given.options
     if options.vocabulary_multiple != 0:
-        yield program, fitting
+        yield programs[kind], fitting
         return
     problem, splits = shapes.problem, shapes.sizes("x") * shapes.sizes("y")
     element = problem.workload.element_sizes.compute
@@ -342,19 +418,14 @@ def _count_fitting(shapes: Shapes, placements: Placements, fittings: dict[Varian
     return int(sum(placed[shapes.grid[fitting.rows]].sum() for fitting in fittings.values()))
 
 
-def _routes(problem: Problem, placements: Placements, programs: Sequence[StepProgram]) -> RouteTable:
-    """Price every route for all collectives of the programs."""
-    sent = {(step.sent, step.axis) for program in programs for step, _ in program.collectives()}
-    sent |= {(step.sent, step.axis) for program in programs for step, _ in program.collectives(FIRST)}
-    software = software_on(problem.framework, problem.machine)
-    return route_table(
-        placements.shapes,
-        placements.routes,
-        problem.machine.placing(problem.gpus),
-        problem.gpus,
-        sent=sent,
-        call_s=seconds(software.collective_us),
-    )
+def _routes(problem: Problem, placements: Placements, program: StepProgram) -> RouteTable:
+    """Price every route for all collectives of a program."""
+    steps = (step for stage in (ONLY, FIRST) for step, _ in program.collectives(stage))
+    sent = {(step.sent, step.axis) for step in steps}
+    used = {axes: placements.routes[axes] for axes in program.groups}
+    software, machine = software_on(problem.framework, problem.machine), problem.machine.placing(problem.gpus)
+    call_s = seconds(software.collective_us)
+    return route_table(placements.shapes, used, machine, problem.gpus, sent=sent, call_s=call_s)
 
 
 def _check(problem: Problem) -> None:
@@ -399,379 +470,63 @@ _schedule = lru_cache(maxsize=16)(build_schedule)
 """Schedules of the kinds of recompute, which shapes with equal and with uneven chunks share."""
 
 
-def _price(
-    problem: Problem,
-    shapes: Shapes,
-    placements: Placements,
-    table: RouteTable,
-    program: StepProgram,
-    fitting: Fitting,
-) -> Columns:
-    """Price all candidates of one variant that fit into memory; sizes are worked out of their shapes alone."""
-    workload, own = problem.workload, fitting.rows
-    shapes, fitting = shapes.taken(own, chunks=shapes.chunks[own]), fitting.taken(own)
+def _pooled(
+    problem: Problem, shapes: Shapes, placements: Placements, program: StepProgram, fitting: Fitting
+) -> Iterator[tuple[Pool, Integers, Integers]]:
+    """All candidates of one variant that fit into memory, without and with pipeline stages; each with the shape and the
+    placement of its candidates."""
+    workload, options = problem.workload, program.given.options
     rates = compute_rates(
         problem.machine.accelerator,
         workload.precision,
         software_on(problem.framework, problem.machine),
         cuda_graphs=problem.framework.step.cuda_graphs,
     )
-
-    def pricer_of(program: StepProgram, *stages: Stage) -> ColumnPricer:
+    several = shapes.stages[fitting.rows] > 1
+    for staged, rows in ((False, fitting.rows[~several]), (True, fitting.rows[several])):
+        if not len(rows):
+            continue
+        stages: tuple[Stage, ...] = (ONLY,)
+        if staged:
+            kind, stages = Variant(program.recompute, program.some), (FIRST, MIDDLE, LAST)
+            if options.staged != options:
+                program = step_program(problem, options.staged, kind, alignment=program.given.table_alignment)
         schedule = _schedule(program, overlaps=workload.overlaps, split=workload.split_micro_batch, stages=stages)
         element_bytes = float(workload.element_sizes.compute)
-        return ColumnPricer(program, schedule, rates=rates, element_bytes=element_bytes, table=table)
-
-    whole = fitting.rows[shapes.stages[fitting.rows] == 1] if len(shapes.piped) else fitting.rows
-    candidates, placement = list_candidates(shapes, whole, placements)
-    communication, compute, iteration = np.empty((3, 0))
-    if len(candidates):
-        pricer = pricer_of(program, ONLY)
-        first, representative = pricer.distinct(candidates)
-        values = values_of_all(shapes, program, fitting.repeated, fitting.kept_layers)
-        runs = as_runs(problem.model.runs) if problem.model.mixed else ((0, values["L"]),)
-        prices = pricer.price(candidates.taken(first), values, runs)
-        communication, compute, iteration = prices[:, representative]
-    found = Columns(
-        shape=candidates.shape,
-        placement=placement,
-        recompute=np.zeros(len(candidates), dtype=np.int64),
-        communication_s=communication,
-        compute_s=compute,
-        iteration_s=iteration,
-        bubble_s=np.zeros(len(candidates)),
-        bounded=np.zeros(len(candidates), dtype=np.bool_),
-    )
-    if len(whole) == len(fitting.rows):
-        return replace(found, shape=own[found.shape])
-    candidates, placement = list_candidates(shapes, fitting.rows[shapes.stages[fitting.rows] > 1], placements)
-    given = program.given
-    kind = Variant(program.recompute, program.some)
-    staged = step_program(problem, given.options.staged, kind, alignment=given.table_alignment)
-    pricer = pricer_of(staged, FIRST, MIDDLE, LAST)
-    contention, routes, parts = rates.contention, placements.shapes, [found]
-    for rows, group in _price_pipelines(shapes, fitting, pricer, candidates, routes=routes, contention=contention):
-        step_s, lost_s, bubble_s = group.bound_s()
-        parts.append(
-            Columns(
-                shape=candidates.shape[rows],
-                placement=placement[rows],
-                recompute=np.zeros(len(rows), dtype=np.int64),
-                communication_s=group.communication_s,
-                compute_s=group.alone_s + lost_s,
-                iteration_s=step_s,
-                bubble_s=bubble_s,
-                bounded=np.ones(len(rows), dtype=np.bool_),
-                starts=((0, group),),
-            )
-        )
-    found = _joined(parts)
-    return replace(found, shape=own[found.shape])
-
-
-# Candidates with pipeline stages: each kind of stage replayed once for all that have it.
-
-
-def _price_pipelines(
-    shapes: Shapes,
-    fitting: Fitting,
-    pricer: ColumnPricer,
-    candidates: Candidates,
-    *,
-    routes: Sequence[GroupShape],
-    contention: float,
-) -> Iterator[tuple[Integers, Pipelines]]:
-    """Price candidates whose shapes have several stages; those with as many stages and chunks go together, with their
-    rows.
-
-    routes: the group shapes that routes of candidates number.
-    """
-    # Imported here: most searches have no pipeline, and start-up time is theirs.
-    from axonn_tune.cost.pipeline import Pipelines, overlapped
-
-    if not len(candidates):
-        return
-    piped = np.full(len(shapes), -1)
-    piped[shapes.piped] = np.arange(len(shapes.piped))
-    stages, chunks = shapes.stages[candidates.shape], shapes.chunks[candidates.shape]
-    batches = np.asarray(shapes.values["A"])[candidates.shape].astype(np.int64)
-    sends = _sends_s(shapes, pricer.program, candidates, routes)
-    first, representative = pricer.distinct(candidates)
-    alike = candidates.taken(first)
-    parts = _Parts(shapes, fitting, pricer, Candidates(piped[alike.shape], alike.routes))
-    groups = [
-        (np.flatnonzero((stages == count) & (chunks == several)), count, several)
-        for count in distinct(stages)[0].tolist()
-        for several in distinct(chunks[stages == count])[0].tolist()
-    ]
-    for rows, count, several in groups:
-        parts.expect(distinct(representative[rows])[0], count, several)
-    for rows, count, several in groups:
+        some, own = shapes.taken(rows, chunks=shapes.chunks[rows]), fitting.taken(rows)
+        candidates, placement = list_candidates(some, np.arange(len(rows)), placements, program.groups)
+        table = _routes(problem, placements, program)
+        pricer = ColumnPricer(program, schedule, rates=rates, element_bytes=element_bytes, table=table)
         yield (
-            rows,
-            Pipelines(
-                stages=count,
-                chunks=several,
-                micro_batches=batches[rows],
-                kinds=tuple(parts.kinds(representative[rows], count, several)),
-                send_s=sends[rows],
-                overlapped=overlapped(shapes.problem.framework.schedule, several),
-                contention=contention,
-                mixed=len(shapes.problem.model.types) > 1,
-            ),
+            Pool(some, own, pricer, candidates, placements.shapes, rates.contention, staged),
+            rows[candidates.shape],
+            placement,
         )
 
 
-class _Blocks(NamedTuple):
-    """Kind of stage by its blocks; fewer: of those between the ends, how many fewer than the most.
-
-    contents: the blocks of each chunk, where their number does not say what they are.
-    """
-
-    stage: Stage
-    fewer: int
-    contents: tuple[Contents, ...] = ()
-
-
-class _Chunk(NamedTuple):
-    """A chunk of a kind of stage: what else it has than blocks, and of those their number where all have no equal
-    share, and their layer types in order.
-
-    stages: of which the chunk is; number: of those chunks with the same types in a stage.
-    """
-
-    part: Stage
-    stages: _Blocks
-    types: tuple[int, ...] | None = None
-    number: int = 0
-
-
-class _Worked(NamedTuple):
-    """Stages that are worked out together: the candidates that have them, and sizes of their shapes.
-
-    places, shapes: of each kind, the rows of its candidates with the place of the first, and its places among shapes.
-    """
-
-    candidates: Candidates
-    work: StageWork
-    places: dict[_Blocks, tuple[Integers, int]]
-    shapes: dict[_Blocks, slice]
-
-
-@dataclass(frozen=True)
-class _Parts:
-    """Stages and chunks of all candidates, each replayed once; `candidates` number the shapes with stages.
-
-    Stages of one place whose chunks have given blocks are worked out together, and of their chunks those with the same
-    layer types, whatever the number of each.
-    """
-
-    shapes: Shapes
-    fitting: Fitting
-    pricer: ColumnPricer
-    candidates: Candidates
-    _rows: dict[_Blocks, list[Integers]] = field(default_factory=dict)
-    _counts: dict[_Chunk, dict[_Blocks, Contents]] = field(default_factory=dict)
-    _worked: dict[_Blocks, _Worked] = field(default_factory=dict)
-    _sums: dict[_Blocks, tuple[Floats, Floats]] = field(default_factory=dict)
-    _chunks: dict[_Chunk, dict[_Blocks, ChunkTimes]] = field(default_factory=dict)
-
-    def expect(self, rows: Integers, stages: int, chunks: int) -> None:
-        """Collect the candidates of each kind of stage, before any is replayed."""
-        for some, of_stage, _ in self._alike(stages, chunks):
-            self._rows.setdefault(some, []).append(rows)
-            for part, contents in of_stage:
-                self._numbered(some, part, contents)
-
-    def kinds(self, rows: Integers, stages: int, chunks: int) -> Iterator[StageKind]:
-        """Every kind of stage of the candidates in `rows`, all with as many stages and chunks."""
-        from axonn_tune.cost.pipeline import StageKind
-
-        for some, of_stage, numbers in self._alike(stages, chunks):
-            mine, start = self._work(_together(some)).places[some]
-            at = np.searchsorted(mine, rows)
-            communication, compute = (column[start + at] for column in self._stage(_together(some)))
-            each = (self._chunk(self._numbered(some, part, contents))[some] for part, contents in of_stage)
-            times = tuple(one.taken(at) for one in each)
-            host = sum(one.host_s for one in times)
-            yield StageKind(numbers, communication, compute + host, times)
-
-    def _numbered(self, some: _Blocks, part: Stage, contents: Contents) -> _Chunk:
-        """What a chunk is replayed with: in one kind of stage no two that differ in numbers of blocks."""
-        types = tuple(of_type for of_type, _ in contents) if some.contents else None
-        number = 0
-        while True:
-            chunk = _Chunk(part, _together(some), types, number)
-            if self._counts.setdefault(chunk, {}).setdefault(some, contents) == contents:
-                return chunk
-            number += 1
-
-    def _alike(self, stages: int, chunks: int) -> Iterator[tuple[_Blocks, list[tuple[Stage, Contents]], list[int]]]:
-        """Each kind of stage with its chunks in their order, and the numbers of its stages."""
-        from axonn_tune.cost.pipeline import parts_of
-
-        problem = self.shapes.problem
-        split = parts_of(problem, stages, chunks, problem.parts)
-        exactly = problem.parts is not None or len(problem.model.types) > 1 or (chunks > 1 and len(set(split)) > 1)
-        alike = stages_alike(contents_of(problem.model, split, problem.mtp_part), stages)
-        blocks = {key: sum(map(blocks_in, key[1])) for key in alike}
-        most = max((count for (stage, _), count in blocks.items() if stage == MIDDLE), default=0)
-        for (stage, contents), numbers in alike.items():
-            some = _Blocks(stage, int(most > blocks[stage, contents]) if stage == MIDDLE else 0)
-            some = _Blocks(stage, 0, contents) if exactly else some
-            yield some, [(part, one if exactly else ()) for part, one in chunks_of(stage, contents)], numbers
-
-    def _stage(self, together: _Blocks) -> tuple[Floats, Floats]:
-        """Communication and computation of kinds of stage, of the candidates that are expected to have them."""
-        if together not in self._sums:
-            worked = self._work(together)
-            self._sums[together] = self.pricer.sums(worked.candidates, worked.work)
-        return self._sums[together]
-
-    def _chunk(self, chunk: _Chunk) -> dict[_Blocks, ChunkTimes]:
-        """A chunk, of the candidates that are expected to have its stages, by kind of stage."""
-        if chunk not in self._chunks:
-            worked, counts = self._work(chunk.stages), self._counts[chunk]
-            if chunk.types is None:
-                chunks = self.shapes.chunks[self.shapes.piped]
-                each = np.floor(np.asarray(worked.work.values["L"]) / chunks)
-                runs: Runs = ((0, np.maximum(each, 1.0)),)
-            else:
-                columns = np.zeros((len(chunk.types), sum(one.stop - one.start for one in worked.shapes.values())))
-                for some, contents in counts.items():
-                    columns[:, worked.shapes[some]] = np.array([count for _, count in contents])[:, None]
-                same = len(set(counts.values())) == 1
-                numbers = [float(count) for _, count in next(iter(counts.values()))] if same else list(columns)
-                runs = tuple(zip(chunk.types, numbers, strict=True))
-            lengths = [(some, *worked.places[some]) for some in counts]
-            rows = np.concatenate([np.arange(start, start + len(mine)) for _, mine, start in lengths])
-            times = self.pricer.chunk(worked.candidates.taken(rows), worked.work, chunk.part, runs=runs)
-            ends = np.cumsum([len(mine) for _, mine, _ in lengths]).tolist()
-            self._chunks[chunk] = {
-                some: times.taken(np.arange(end - len(mine), end))
-                for (some, mine, _), end in zip(lengths, ends, strict=True)
-            }
-        return self._chunks[chunk]
-
-    def _work(self, together: _Blocks) -> _Worked:
-        """Kinds of stage, of the candidates that are expected to have them."""
-        if together not in self._worked:
-            places, shapes = dict[_Blocks, tuple[Integers, int]](), dict[_Blocks, slice]()
-            sizes, found, start, first = list[tuple[dict[str, Value], int]](), list[Candidates](), 0, 0
-            for some in [one for one in self._rows if _together(one) == together]:
-                rows = distinct(np.concatenate(self._rows[some]))[0]
-                candidates = self.candidates.taken(rows)
-                among, values = self._sized(some, candidates)
-                places[some], shapes[some] = (rows, start), slice(first, first + len(among))
-                found.append(replace(candidates, shape=first + np.searchsorted(among, candidates.shape)))
-                sizes.append((values, len(among)))
-                start, first = start + len(rows), first + len(among)
-            routes = {axes: np.concatenate([one.routes[axes] for one in found]) for axes in found[0].routes}
-            every = Candidates(np.concatenate([one.shape for one in found]), routes)
-            work = self.pricer.work(_stacked(sizes), together.stage)
-            self._worked[together] = _Worked(every, work, places, shapes)
-        return self._worked[together]
-
-    def _sized(self, some: _Blocks, candidates: Candidates) -> tuple[Integers, dict[str, Value]]:
-        """Symbols of a kind of stage, and the shapes with stages that they are of: of exact chunks only of those that
-        have them."""
-        alike = [one for one in self.shapes.stage_rows if one.stage == some.stage]
-        if some.contents:
-            among = distinct(candidates.shape)[0]
-            return among, self._values_of(some, among)
-        layers = np.maximum.reduce([one.blocks()[0] for one in alike]) - float(some.fewer)
-        layers = np.maximum(layers, 1.0)
-        every = np.arange(len(layers))
-        values = self.shapes.stage_values(some.stage, (layers,), every)
-        kept = np.minimum(self.fitting.kept_layers[self.shapes.piped], layers)
-        return every, values | self._counts_of(some, alike, layers, kept)
-
-    def _values_of(self, some: _Blocks, among: Integers) -> dict[str, Value]:
-        """Symbols of a stage with exactly these chunks, of some shapes with stages."""
-        program, rows = self.pricer.program, self.shapes.piped[among]
-        counts = blocks_by_type(self.shapes.problem.model, some.contents)
-        columns = tuple(np.full(len(rows), float(count)) for count in counts)
-        values, chunks = (
-            self.shapes.stage_values(some.stage, columns, among),
-            [(as_runs(one), 1.0) for one in some.contents],
+def _priced(
+    problem: Problem, shapes: Shapes, placements: Placements, program: StepProgram, fitting: Fitting, *, bounds: bool
+) -> Columns:
+    """Candidates of one variant that fit into memory: with `bounds` their least steps, else prices."""
+    found = list[Columns]()
+    for pool, shape, placement in _pooled(problem, shapes, placements, program, fitting):
+        none = np.zeros(len(pool))
+        least_s, least_cut_s = pool.least_s() if bounds else (none, none)
+        columns = Columns(
+            shape=shape,
+            placement=placement,
+            recompute=np.zeros(len(pool), dtype=np.int64),
+            communication_s=none,
+            compute_s=least_s,
+            iteration_s=least_s,
+            bubble_s=none,
+            bounded=np.zeros(len(pool), dtype=np.bool_),
+            pending=np.ones(len(pool), dtype=np.bool_),
+            least_cut_s=least_cut_s,
+            pools=((0, pool),),
         )
-        again = values["repeated"] = self.fitting.repeated[rows].astype(np.float64)
-        values |= blocks_by_kind(program, chunks, repeated=again, arithmetic=COLUMNS)
-        kept = np.minimum(self.fitting.kept_layers[rows], values["L"])
-        return values | kept_by_kind(program, chunks, values, kept, arithmetic=COLUMNS)
-
-    def _counts_of(self, some: _Blocks, alike: list[StageRows], layers: Floats, kept: Floats) -> dict[str, Value]:
-        """Symbols that count the blocks of a kind of stage."""
-        program, found = self.pricer.program, dict[str, Value]({"kept": kept, "unkept": layers - kept})
-        if not program.some:
-            return found
-        repeated = self.fitting.repeated[self.shapes.piped]
-        again = alike[0].blocks(repeated)[0]
-        if some.stage == MIDDLE:
-            # Chunks of stages in between differ by one block at most.
-            chunks = self.shapes.chunks[self.shapes.piped].astype(np.float64)
-            each, left = layers // chunks, layers % chunks
-            again = chunks * np.minimum(repeated, each) + np.where(repeated > each, left, 0.0)
-        counts: dict[str, Floats] = {REPEATING: again, PLAIN_BLOCKS: layers - again}
-        for end, blocks in counts.items():
-            share = kept if end == PLAIN_BLOCKS else 0.0 * kept
-            found |= {f"L{end}": blocks, f"kept{end}": share, f"unkept{end}": blocks - share}
-        return found | {"repeated": repeated.astype(np.float64)}
-
-
-def _together(some: _Blocks) -> _Blocks:
-    """What a kind of stage is worked out with: others in its place whose chunks have given blocks, or itself."""
-    return _Blocks(some.stage, -1) if some.contents else some
-
-
-def _stacked(sizes: Sequence[tuple[dict[str, Value], int]]) -> dict[str, Value]:
-    """Symbols of some shapes and then of others, given how many each are."""
-    if len(sizes) == 1:
-        return sizes[0][0]
-
-    def joined(name: str) -> Value:
-        columns = [values[name] for values, _ in sizes]
-        if all(isinstance(one, float) and one == columns[0] for one in columns):
-            return columns[0]
-        return np.concatenate([np.broadcast_to(np.asarray(values[name]), count) for values, count in sizes])
-
-    return {name: joined(name) for name in sizes[0][0]}
-
-
-def _sends_s(shapes: Shapes, program: StepProgram, candidates: Candidates, routes: Sequence[GroupShape]) -> Floats:
-    """Time of one message between stages of every candidate, s."""
-    from axonn_tune.cost.pipeline import gathers_messages, message_s
-
-    problem, over_x, orders = shapes.problem, candidates.routes["x"], shapes.problem.orders
-    inside = [order[: order.index("pipeline")] == order[:-1] for order in orders]
-    assert all(inside) or len(orders) == 1, "orders that are tried have the pipeline outermost"
-    strides = np.ones(len(candidates), dtype=np.int64)
-    for axis in orders[0][: orders[0].index("pipeline")]:
-        strides *= shapes.sizes(axis)[candidates.shape]
-    whole, size = (
-        np.broadcast_to(np.asarray(program.send(scattered=one).size_bytes.evaluate(shapes.values)), len(shapes))
-        for one in (False, problem.framework.schedule.scattered)
-    )
-    gathered, call_s = (
-        gathers_messages(problem.framework),
-        seconds(software_on(problem.framework, problem.machine).collective_us),
-    )
-    ways, firsts, way = distinct(strides * len(routes) + over_x if gathered else strides)
-    found = np.empty(len(candidates))
-    for number, first in zip(range(len(ways)), firsts.tolist(), strict=True):
-        mine = way == number
-        shape = candidates.shape[mine]
-        found[mine] = message_s(
-            size[shape],
-            whole[shape],
-            stride=int(strides[first]),
-            over_x=routes[over_x[first]] if gathered else None,
-            machine=problem.machine.placing(problem.gpus),
-            world=problem.gpus,
-            call_s=call_s,
-            arithmetic=COLUMNS,
-        )
-    return found
+        found.append(columns if bounds else columns.replayed(np.arange(len(pool))))
+    return _joined(found)
 
 
 # Ranks.
@@ -780,27 +535,47 @@ def _sends_s(shapes: Shapes, program: StepProgram, candidates: Candidates, route
 def _refined(columns: Columns, shapes: Shapes, problem: Problem, *, count: int, variants: bool) -> Columns:
     """Columns with exact steps at the first `count` ranks, and for the shortest step of all.
 
+    Rows whose least step is above that at the last of these ranks stay pending. First those are priced that have the
+    least of their grids, to know it.
+    """
+    groups = None if variants else columns.places(shapes)
+    for last in (False, False, True) if columns.pending.any() else ():
+        limits_s = np.array(list(_limits_s(columns, shapes, problem, count=count).values()))
+        rows = np.flatnonzero(columns.pending & (columns.iteration_s <= limits_s[columns.precision]))
+        if len(rows) > _FEW and not last:
+            # The most promising first: the limits come down by them.
+            rows = rows[np.argsort(columns.iteration_s[rows], kind="stable")]
+            rows = rows[np.sort(distinct(columns.places(shapes)[rows])[1])]
+            formats = [rows[columns.precision[rows] == number][:_FIRST] for number in range(len(limits_s))]
+            rows = distinct(np.concatenate([rows[:count], *formats]))[0]
+        if len(rows):
+            columns = _refined_rows(columns.replayed(rows), groups, problem, count=count)
+    return _refined_rows(columns, groups, problem, count=count)
+
+
+def _refined_rows(columns: Columns, groups: Integers | None, problem: Problem, *, count: int) -> Columns:
+    """The same of rows that are priced; groups: of rows that share a place, None where each has its own.
+
     Bounds are never above the exact value, so a candidate whose exact value is the lowest of all that are left is the
     next place; candidates whose bound is above it need no exact value. Ties go to the shorter step.
     """
-    groups = None if variants else columns.places(shapes)
-    columns = _refined_by(columns, groups, rank_by=problem.rank_by, count=count)
-    for number in range(1, len(problem.formats) + 1):
+    known = np.flatnonzero(~columns.pending)
+    columns = _refined_by(columns, groups, rank_by=problem.rank_by, count=count, among=known)
+    for number in range(len(problem.formats)):
         # The best of each number format is shown, whatever its place.
-        mine = np.flatnonzero(columns.precision == number - 1)
+        mine = known[columns.precision[known] == number]
         columns = _refined_by(columns, groups, rank_by=problem.rank_by, count=1, among=mine)
-    return columns if problem.rank_by == "iteration" else _refined_by(columns, None, rank_by="iteration", count=1)
+    if problem.rank_by == "iteration":
+        return columns
+    return _refined_by(columns, None, rank_by="iteration", count=1, among=known)
 
 
-def _refined_by(
-    columns: Columns, groups: Integers | None, *, rank_by: RankBy, count: int, among: Integers | None = None
-) -> Columns:
-    """The same for one measure; groups: of rows that share a place, None where each has its own; among: rows."""
+def _refined_by(columns: Columns, groups: Integers | None, *, rank_by: RankBy, count: int, among: Integers) -> Columns:
+    """The same for one measure; among: rows."""
     iteration, compute, bubble = columns.iteration_s.copy(), columns.compute_s.copy(), columns.bubble_s.copy()
     metric, bounded = ranking_metric(columns, rank_by=rank_by), columns.bounded.copy()
-    rows = np.arange(len(metric)) if among is None else among
-    known_of = (~bounded)[rows].tolist()
-    queue = list(zip(metric[rows].tolist(), iteration[rows].tolist(), rows.tolist(), known_of, strict=True))
+    known_of = (~bounded)[among].tolist()
+    queue = list(zip(metric[among].tolist(), iteration[among].tolist(), among.tolist(), known_of, strict=True))
     heapq.heapify(queue)
     ranked: set[int] = set()
     while queue and len(ranked) < count:
@@ -832,8 +607,9 @@ def _promising(columns: Columns, shapes: Shapes, problem: Problem, *, count: int
     last_s = _last_place_s(columns, shapes, problem, count=count)
     found, shortest_s = np.zeros(len(shapes), dtype=np.bool_), np.full(max(len(problem.formats), 1), np.inf)
     np.minimum.at(shortest_s, columns.precision, columns.iteration_s)
-    for start, group in columns.starts:
-        rows = np.arange(start, start + len(group))
+    pending = columns.pending & (columns.least_cut_s <= np.maximum(last_s, shortest_s)[columns.precision])
+    found[columns.shape[pending]] = True
+    for rows, group in columns.groups:
         step_s, exposed = group.floor_s()
         least = {"iteration": step_s, "exposed": exposed, "communication": columns.communication_s[rows]}
         kept = (least[problem.rank_by] <= last_s) | (step_s <= shortest_s[columns.precision[rows]])
@@ -841,14 +617,27 @@ def _promising(columns: Columns, shapes: Shapes, problem: Problem, *, count: int
     return found
 
 
-def _last_place_s(columns: Columns, shapes: Shapes, problem: Problem, *, count: int) -> float:
-    """What the last of the first `count` grids is ranked by, s; infinite where there are fewer."""
-    places = np.full(int(shapes.grid.max(initial=-1)) + 1, np.inf)
-    np.minimum.at(places, shapes.grid[columns.shape], ranking_metric(columns, rank_by=problem.rank_by))
-    return float(np.sort(places)[count - 1]) if 0 < count <= len(places) else np.inf
+def _last_place_s(
+    columns: Columns, shapes: Shapes, problem: Problem, *, count: int, places: Integers | None = None
+) -> float:
+    """What the last of the first `count` grids, or places, is ranked by, s; infinite where there are fewer."""
+    places = shapes.grid[columns.shape] if places is None else places
+    best, metric = np.full(int(places.max(initial=-1)) + 1, np.inf), ranking_metric(columns, rank_by=problem.rank_by)
+    np.minimum.at(best, places, np.where(columns.pending, np.inf, metric))
+    return float(np.sort(best)[count - 1]) if 0 < count <= len(best) else np.inf
 
 
-def _near(columns: Columns, shapes: Shapes, problem: Problem, *, count: int) -> tuple[Integers, Integers]:
+def _limits_s(columns: Columns, shapes: Shapes, problem: Problem, *, count: int) -> dict[Precision | None, float]:
+    """Longest steps that can still be among the first grids, or the best of their number format, by format, s."""
+    last_s = _last_place_s(columns, shapes, problem, count=count, places=columns.places(shapes))
+    known = np.where(columns.pending, np.inf, columns.iteration_s)
+    return {
+        name: max(last_s, float(known[columns.precision == number].min(initial=np.inf)))
+        for number, name in enumerate(problem.formats or (None,))
+    }
+
+
+def _near(columns: Columns, shapes: Shapes, problem: Problem, *, count: int) -> dict[Precision | None, Integers]:
     """Shapes that may be among the first `count` grids, or be the fastest, with less recompute; and in other formats.
 
     Recompute repeats no more than the forward pass, and a backward pass takes no less, so without it a step and its
@@ -864,34 +653,29 @@ def _near(columns: Columns, shapes: Shapes, problem: Problem, *, count: int) -> 
         np.minimum.at(least, columns.shape, metric)
         for rows, share in zip(found, (2.0 / 3.0, LEAST_IN_A_FORMAT), strict=True):
             rows |= np.isfinite(least) & (share * least <= limit_s)
-    for start, group in columns.starts if problem.formats else ():
-        # Cut into several chunks, they may be the fastest.
-        cut = np.arange(start, start + len(group))
-        found[1, columns.shape[cut[group.floor_s()[0] <= columns.iteration_s.min()]]] = True
-    return np.flatnonzero(found[0]), np.flatnonzero(found[1])
+    # Cut into several chunks, they may be the fastest.
+    shortest_s = columns.iteration_s.min(initial=np.inf)
+    found[1, columns.shape[columns.pending & (columns.least_cut_s <= shortest_s)]] = True
+    for own, group in columns.groups if problem.formats else ():
+        found[1, columns.shape[own[group.floor_s()[0] <= shortest_s]]] = True
+    near, in_formats = map(np.flatnonzero, found)
+    return {one: in_formats if number else near for number, one in enumerate(problem.formats or (None,))}
 
 
-def _with_other_exchange(columns: Columns, shapes: Shapes, problem: Problem, *, count: int, last_s: float) -> Integers:
-    """Shapes that may be among the first `count` grids with another exchange of context parallelism, which changes no
-    more of a step than its exposed communication; and those not priced with the framework's own.
-
-    last_s: what the last of them takes so far, s.
-    """
-    last_s = min(last_s, _last_place_s(columns, shapes, problem, count=count))
-    least = np.full(len(shapes), np.inf)
-    np.minimum.at(least, columns.shape, columns.compute_s + columns.bubble_s)
-    return np.flatnonzero((least <= last_s) | ~np.isfinite(least))
-
-
-def _joined(parts: list[Columns]) -> Columns:
-    """Columns one after the other."""
-    names = [field.name for field in fields(Columns) if field.name != "starts"]
-    joined = {name: np.concatenate([getattr(part, name) for part in parts]) for name in names}
-    starts, before = [], 0
-    for part in parts:
-        starts += [(before + start, group) for start, group in part.starts]
-        before += len(part.shape)
-    return Columns(**joined, starts=tuple(starts))
+def _joined(parts: Sequence[Columns]) -> Columns:
+    """Columns one after the other; without any, none."""
+    if not parts:
+        counts, none, no = np.zeros(0, dtype=np.int64), np.zeros(0), np.zeros(0, dtype=np.bool_)
+        return Columns(counts, counts, counts, none, none, none, none, no, no, none)
+    every = [field.name for field in fields(Columns) if field.name not in ("groups", "pools")]
+    joined = {name: np.concatenate([getattr(part, name) for part in parts]) for name in every}
+    before = np.cumsum([0, *(len(part.shape) for part in parts)]).tolist()
+    pairs = list(zip(parts, before, strict=False))
+    return Columns(
+        **joined,
+        groups=tuple((start + rows, group) for part, start in pairs for rows, group in part.groups),
+        pools=tuple((start + first, pool) for part, start in pairs for first, pool in part.pools),
+    )
 
 
 def _best_of_each(columns: Columns, shapes: Shapes, *, rank_by: RankBy) -> Integers:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from bisect import bisect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -29,9 +28,13 @@ from axonn_tune.units import GIB, counted
 
 if TYPE_CHECKING:
     from axonn_tune.cost.pipeline import Pipelines
+    from axonn_tune.ranking.pools import Pool
 
 WORTH_SAYING = 0.01
 """Share of a step that another layout must save to be named."""
+
+_SETTLED = 256
+"""Rows that are priced with the first one that is asked for beyond those that are exact."""
 
 Sizes: TypeAlias = tuple[int, ...]
 """Axis sizes in the order of the axes that were searched."""
@@ -77,8 +80,10 @@ class Rejected:
 class Columns:
     """Priced candidates of all kinds of recompute: indices and seconds, one row each.
 
-    bounded: steps that are bounds until they are refined. starts: groups with pipeline stages, each with its first row.
-    exchange: of context parallelism, by their number in the search; precision: of the number formats compared.
+    bounded: steps that are bounds until they are refined. pending: only their least steps are known, s, which are also
+    their computation. least_cut_s: least step if cut into several chunks. groups: with pipeline stages, each with its
+    rows; pools: what prices rows, each with its first one. exchange: of context parallelism, by their number in the
+    search; precision: of the number formats compared.
     """
 
     shape: Integers
@@ -89,7 +94,10 @@ class Columns:
     iteration_s: Floats
     bubble_s: Floats
     bounded: NDArray[np.bool_]
-    starts: tuple[tuple[int, Pipelines], ...] = ()
+    pending: NDArray[np.bool_]
+    least_cut_s: Floats
+    groups: tuple[tuple[Integers, Pipelines], ...] = ()
+    pools: tuple[tuple[int, Pool], ...] = ()
     exchange: Integers = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
     precision: Integers = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
 
@@ -102,11 +110,37 @@ class Columns:
         """What a row is the best of: its grid, in its number format."""
         return shapes.grid[self.shape] + (int(shapes.grid.max(initial=-1)) + 1) * self.precision
 
+    def replayed(self, rows: Integers) -> Columns:
+        """The same with prices of some more rows."""
+        rows, groups = np.sort(rows[self.pending[rows]]), list(self.groups)
+        if not len(rows):
+            return self
+        names = ("communication_s", "compute_s", "iteration_s", "bubble_s")
+        found: dict[str, Any] = {name: getattr(self, name).copy() for name in (*names, "bounded", "pending")}
+        found["pending"][rows] = False
+        for start, pool in self.pools:
+            first, end = np.searchsorted(rows, (start, start + len(pool))).tolist()
+            for one in pool.priced(rows[first:end] - start) if end > first else ():
+                places = start + one.places
+                for name in names:
+                    found[name][places] = getattr(one, name)
+                found["bounded"][places] = one.group is not None
+                if one.group is not None:
+                    groups.append((places, one.group))
+        return replace(self, **found, groups=tuple(groups))
+
+    @cached_property
+    def _of_groups(self) -> dict[int, tuple[Pipelines, int]]:
+        """Group and place in it of each row that has one."""
+        return {row: (group, place) for rows, group in self.groups for place, row in enumerate(rows.tolist())}
+
     def exact_s(self, row: int) -> tuple[float, float, float]:
-        """Step of one candidate, with pipeline stages by the exact recurrence; its computation and bubble, s."""
+        """Step of one candidate that is not pending, with pipeline stages by the exact recurrence; its computation and
+        bubble, s."""
+        assert not self.pending[row], "rows are priced before they are shown"
         if self.bounded[row]:
-            start, group = self.starts[bisect([start for start, _ in self.starts], row) - 1]
-            return group.exact_s(row - start)
+            group, place = self._of_groups[row]
+            return group.exact_s(place)
         return float(self.iteration_s[row]), float(self.compute_s[row]), float(self.bubble_s[row])
 
 
@@ -127,7 +161,7 @@ class Priced:
     fittings: dict[Variant, Fitting]
     columns: Columns
     rows: Integers
-    programs: dict[Variant, StepProgram]
+    programs: Mapping[Variant, StepProgram]
     problems: tuple[Problem, ...] = ()
     cost: str = ALPHA_BETA
     splits: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
@@ -189,7 +223,7 @@ class Priced:
 
     def _priced(self, row: int) -> PricedLayout:
         """A candidate as priced by the alpha-beta model, without rank."""
-        columns, shape, layout = self.columns, int(self.columns.shape[row]), self._layout(row)
+        columns, shape, layout = self._settled(row), int(self.columns.shape[row]), self._layout(row)
         step_s, compute_s, bubble_s = columns.exact_s(row)
         kind, model = self._variant(row), self.problem.model
         kept, every = self.fittings[kind].kept_layers[shape], self.shapes.values.items()
@@ -217,6 +251,18 @@ class Priced:
             executed_flops=float(executed_flops(self.programs[kind], values) / self.shapes.stages[shape]),
             shortest_step_s=float(self._shortest_steps_s[self._places[row]]),
         )
+
+    def _settled(self, row: int) -> Columns:
+        """Columns in which a row is priced, with those that follow it in the ranking."""
+        if self._later[-1].pending[row]:
+            place = int(np.flatnonzero(np.append(self.rows, row) == row)[0])
+            self._later.append(self._later[-1].replayed(np.append(self.rows, row)[place : place + _SETTLED]))
+        return self._later[-1]
+
+    @cached_property
+    def _later(self) -> list[Columns]:
+        """The columns, and those with prices of more rows."""
+        return [self.columns]
 
     @cached_property
     def _places(self) -> Integers:

@@ -623,13 +623,13 @@ def uneven_chunks(
         return shapes.piped[possible], none
     ahead = {FIRST: np.where(batches >= 2 * stages, stages - 1.0, 0.0), LAST: np.zeros(len(stages))}
     fits, gains = np.zeros(len(stages), dtype=np.bool_), np.zeros(len(stages), dtype=np.bool_)
-    for kind, program in programs.items():
-        if kind not in fittings or kind.some:
+    for kind in fittings:
+        if kind.some:
             continue
         limit_bytes, as_one = fittings[kind].limit_bytes, fittings[kind].total_bytes[shapes.piped]
         ends = [
             price_memory(
-                program,
+                programs[kind],
                 {**values, "held": _sum(one.held()) + ahead[one.stage]},
                 limit_bytes=limit_bytes,
                 arithmetic=COLUMNS,
@@ -704,6 +704,13 @@ class Fitting:
         total, kept, repeated = self.total_bytes[rows], self.kept_layers[rows], self.repeated[rows]
         return Fitting(total, kept, repeated, np.arange(len(rows)), self.limit_bytes)
 
+    def spread(self, rows: Integers, count: int) -> Fitting:
+        """Of so many shapes, of which these are some; no other one fits."""
+        columns = np.full(count, np.inf), np.zeros(count), np.zeros(count, dtype=np.int64)
+        for column, own in zip(columns, (self.total_bytes, self.kept_layers, self.repeated), strict=True):
+            column[rows] = own
+        return Fitting(*columns, rows[self.rows], self.limit_bytes)
+
     def with_more(self, more: Fitting) -> Fitting:
         """Of these shapes and then others."""
         names = ("total_bytes", "kept_layers", "repeated")
@@ -717,7 +724,7 @@ def without_larger(shapes: Shapes, programs: Mapping[Variant, StepProgram]) -> S
     grows with it. The smallest ones stay, whether they fit or not."""
     if shapes.problem.request.recompute_layers or not len(shapes):
         return shapes
-    most = {kind.precision: program for kind, program in programs.items() if not kind.some}.values()
+    most = [programs[kind] for kind in {kind.precision: kind for kind in programs if not kind.some}.values()]
     same = shapes.grid * (int(shapes.chunks.max()) + 1) + shapes.chunks
     order = np.lexsort((shapes.micro_batch, same))
     first = np.flatnonzero(np.diff(same[order], prepend=-1))
@@ -740,44 +747,50 @@ def without_larger(shapes: Shapes, programs: Mapping[Variant, StepProgram]) -> S
     return shapes.taken(rows, chunks=shapes.chunks[rows])
 
 
-def fit_all(shapes: Shapes, programs: Mapping[Variant, StepProgram]) -> dict[Variant, Fitting]:
-    """Memory of each shape under each variant."""
-    fittings = fit_always(shapes, programs)
-    fit_others(shapes, programs, fittings, *[np.arange(len(shapes))] * 2)
+Among: TypeAlias = Mapping[Variant, Integers]
+"""Shapes that are tried under each variant."""
+
+
+def fit_all(
+    shapes: Shapes, programs: Mapping[Variant, StepProgram], among: Among | None = None
+) -> dict[Variant, Fitting]:
+    """Memory of each shape under each variant, or of those among which it is tried."""
+    every = np.arange(len(shapes))
+    among = dict.fromkeys(programs, every) if among is None else among
+    fittings = fit_always(shapes, programs, among)
+    fit_others(shapes, programs, fittings, among)
     return fittings
 
 
-def fit_always(shapes: Shapes, programs: Mapping[Variant, StepProgram]) -> dict[Variant, Fitting]:
-    """Memory of each shape under the variants that are tried on every one."""
-    always = shapes.problem.tries_always
-    return {one: fit_memory(shapes, program) for one, program in programs.items() if always(one)}
+def fit_always(
+    shapes: Shapes, programs: Mapping[Variant, StepProgram], among: Among | None = None
+) -> dict[Variant, Fitting]:
+    """Memory of each shape, or of some, under the variants that are tried on every one."""
+    always, found = (one for one in programs if shapes.problem.tries_always(one)), dict[Variant, Fitting]()
+    for one in always:
+        rows = np.arange(len(shapes)) if among is None else among[one]
+        found[one] = fit_memory(shapes.taken(rows, chunks=shapes.chunks[rows]), programs[one])
+        found[one] = found[one] if len(rows) == len(shapes) else found[one].spread(rows, len(shapes))
+    return found
 
 
 def fit_others(
-    shapes: Shapes,
-    programs: Mapping[Variant, StepProgram],
-    fittings: dict[Variant, Fitting],
-    among: Integers,
-    in_formats: Integers,
+    shapes: Shapes, programs: Mapping[Variant, StepProgram], fittings: dict[Variant, Fitting], among: Among
 ) -> dict[Variant, Fitting]:
-    """Memory of some shapes under the other variants, which are added; not of those that fit without recompute.
-
-    in_formats: the shapes for number formats after the first.
-    """
+    """Memory of some shapes under the other variants, which are added; not of those that fit without recompute."""
     found = dict[Variant, Fitting]()
-    for one, program in programs.items():
+    for one in programs:
         if one in fittings:
             continue
         without = (fittings | found).get(Variant("none", precision=one.precision))
-        rows = among if one.precision in (None, *shapes.problem.formats[:1]) else in_formats
-        rows = rows if without is None else np.setdiff1d(rows, without.rows)
+        rows = among[one] if without is None else np.setdiff1d(among[one], without.rows)
         asked = shapes.problem.request.recompute_layers
-        if one.some and asked:
-            found[one] = fit_memory(shapes, program, np.full(len(shapes), asked, dtype=np.int64)).among(rows)
-        elif one.some:
-            found[one] = _fewest_repeated(shapes, program, rows)
+        some = shapes.taken(rows, chunks=shapes.chunks[rows])
+        if one.some and not asked:
+            fitting = _fewest_repeated(some, programs[one])
         else:
-            found[one] = fit_memory(shapes, program).among(rows)
+            fitting = fit_memory(some, programs[one], np.full(len(rows), asked) if one.some else None)
+        found[one] = fitting.spread(rows, len(shapes))
     every = fittings | found
     fittings.clear()
     fittings.update((one, every[one]) for one in programs)
@@ -808,16 +821,18 @@ def fit_memory(
     limit_bytes = memory_limit_bytes(shapes.problem.machine.accelerator)
     asked = shapes.problem.request.kept_layers
     kept_layers = (None if keeps else 0.0) if asked is None else float(asked)
-    memory = price_memory(
-        program,
-        values_of_all(shapes, program, repeated),
-        limit_bytes=limit_bytes,
-        arithmetic=COLUMNS,
-        kept_layers=kept_layers,
-    )
-    total, kept = (np.broadcast_to(np.asarray(one), len(shapes)) for one in (memory.total_bytes, memory.kept_layers))
+    total, kept = np.empty((2, len(shapes)))
+    if len(whole := np.flatnonzero(shapes.stages == 1)):
+        some = shapes.taken(whole, chunks=shapes.chunks[whole])
+        memory = price_memory(
+            program,
+            values_of_all(some, program, None if repeated is None else repeated[whole]),
+            limit_bytes=limit_bytes,
+            arithmetic=COLUMNS,
+            kept_layers=kept_layers,
+        )
+        total[whole], kept[whole] = memory.total_bytes, memory.kept_layers
     if len(shapes.piped):
-        total, kept = total.copy(), kept.copy()
         staged = None if repeated is None else repeated[shapes.piped]
         own = 0.0 if program.some and asked is None else kept_layers
         total[shapes.piped], kept[shapes.piped] = _fit_stages(shapes, program, limit_bytes, own, staged)
@@ -848,20 +863,16 @@ def most_blocks(shapes: Shapes) -> Integers:
     return found
 
 
-def _fewest_repeated(shapes: Shapes, program: StepProgram, rows: Integers) -> Fitting:
-    """The fewest blocks that must repeat, of the shapes in `rows`, by bisection: more never need more memory."""
-    some = shapes.taken(rows, chunks=shapes.chunks[rows])
-    high = most_blocks(some)
+def _fewest_repeated(shapes: Shapes, program: StepProgram) -> Fitting:
+    """The fewest blocks that must repeat, fewer than all, by bisection: more never need more memory."""
+    high = most_blocks(shapes)
     low, limit_bytes = np.zeros_like(high), memory_limit_bytes(shapes.problem.machine.accelerator)
     for _ in range(int(high.max(initial=1)).bit_length()):
         middle = np.maximum((low + high) // 2, 1)
-        fits = fit_memory(some, program, middle, keeps=False).total_bytes <= limit_bytes
+        fits = fit_memory(shapes, program, middle, keeps=False).total_bytes <= limit_bytes
         high, low = np.where(fits, middle, high), np.where(fits, low, middle)
-    found, fewer = fit_memory(some, program, high), high < most_blocks(some)
-    columns = np.full(len(shapes), np.inf), np.zeros(len(shapes)), np.zeros(len(shapes), dtype=np.int64)
-    for column, own in zip(columns, (found.total_bytes, found.kept_layers, high), strict=True):
-        column[rows] = own
-    return Fitting(*columns, rows[fewer & (found.total_bytes <= limit_bytes)], limit_bytes)
+    found = fit_memory(shapes, program, high)
+    return found.among(np.flatnonzero(high < most_blocks(shapes)))
 
 
 def _fit_stages(
@@ -893,6 +904,23 @@ def _fit_stages(
     return largest, kept
 
 
+class Routes(dict[str, Integers]):
+    """Numbers of the group shapes of some placements, by group of axes: worked out when first asked for.
+
+    shapes: what they number, more with every group.
+    """
+
+    def __init__(self, levels: Mapping[str, tuple[Integers, Integers]], problem: Problem, rows: int) -> None:
+        super().__init__()
+        self._levels, self._problem, self._rows = levels, problem, rows
+        self.shapes = dict[GroupShape, int]()
+
+    def __missing__(self, axes: str) -> Integers:
+        folding, world = self._problem.framework.step.folding, self._problem.gpus
+        self[axes] = _routes(axes, self._levels, self.shapes, folding, rows=self._rows, world=world)
+        return self[axes]
+
+
 @dataclass(frozen=True)
 class Placements:
     """Distinct rank orders of the grids in use: for each placement its grid, number of its order, and routes."""
@@ -900,13 +928,17 @@ class Placements:
     grid: Integers
     order: Integers
     orders: tuple[tuple[str, ...], ...]
-    routes: dict[str, Integers]
-    shapes: tuple[GroupShape, ...]
+    routes: Routes
     of_grid: dict[int, Integers]
 
+    @property
+    def shapes(self) -> tuple[GroupShape, ...]:
+        """What the routes number so far."""
+        return tuple(self.routes.shapes)
 
-def list_placements(grids: Grids, used: Integers, problem: Problem, groups: tuple[str, ...]) -> Placements:
-    """Every distinct rank order of each grid in `used`, with the shapes of all its groups."""
+
+def list_placements(grids: Grids, used: Integers, problem: Problem) -> Placements:
+    """Every distinct rank order of each grid in `used`."""
     order_numbers = _orders_by_width(problem)
     wide = _width(grids, used)
     counts = np.array([len(order_numbers[int(mask)]) for mask in wide], dtype=np.int64)
@@ -914,18 +946,15 @@ def list_placements(grids: Grids, used: Integers, problem: Problem, groups: tupl
     order = np.array([number for mask in wide for number in order_numbers[int(mask)]], dtype=np.int64)
     starts = np.concatenate(([0], np.cumsum(counts)))
     of_grid = {int(number): np.arange(starts[i], starts[i + 1]) for i, number in enumerate(used)}
-    known: dict[GroupShape, int] = {}
-    level = {axis: _level(axis, grids, grid, order, problem.orders) for axis in problem.axes}
-    folding, rows = problem.framework.step.folding, len(grid)
-    routes = {axes: _routes(axes, level, known, folding, rows=rows, world=problem.gpus) for axes in groups}
-    return Placements(grid, order, problem.orders, routes, tuple(known), of_grid)
+    levels = {axis: _level(axis, grids, grid, order, problem.orders) for axis in problem.axes}
+    return Placements(grid, order, problem.orders, Routes(levels, problem, len(grid)), of_grid)
 
 
-def count_candidates(shapes: Shapes, grids: Grids, variants: Sequence[Variant]) -> int:
-    """Candidates before the memory check: shapes times distinct rank orders times recompute sets."""
+def count_candidates(shapes: Shapes, grids: Grids, kinds: Sequence[Variant], among: Among | None = None) -> int:
+    """Candidates before the memory check: shapes, or some of them, times distinct rank orders, each recompute set."""
     numbers = _orders_by_width(shapes.problem)
-    orders = np.array([len(numbers[mask]) for mask in range(len(numbers))])
-    return int(orders[_width(grids, shapes.grid)].sum()) * len(variants)
+    orders = np.array([len(numbers[mask]) for mask in range(len(numbers))])[_width(grids, shapes.grid)]
+    return int(sum((orders if among is None else orders[among[one]]).sum() for one in kinds))
 
 
 def _width(grids: Grids, rows: Integers) -> Integers:
@@ -996,10 +1025,12 @@ def _routes(
     return np.array(numbers, dtype=np.int64)[inverse]
 
 
-def list_candidates(shapes: Shapes, rows: Integers, placements: Placements) -> tuple[Candidates, Integers]:
-    """Every placement of every shape in `rows`; also the placement of each candidate."""
+def list_candidates(
+    shapes: Shapes, rows: Integers, placements: Placements, groups: Sequence[str]
+) -> tuple[Candidates, Integers]:
+    """Every placement of every shape in `rows`, with its routes over some groups; also the placement of each."""
     chosen = [placements.of_grid[int(grid)] for grid in shapes.grid[rows]]
     placement = np.concatenate(chosen) if chosen else np.empty(0, dtype=np.int64)
     shape = np.repeat(rows, [len(found) for found in chosen])
-    routes = {axes: numbers[placement] for axes, numbers in placements.routes.items()}
+    routes = {axes: placements.routes[axes][placement] for axes in (*groups, "x")}
     return Candidates(shape, routes), placement
