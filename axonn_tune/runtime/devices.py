@@ -134,9 +134,9 @@ class RuntimeSettings:
     recompute_layers: blocks of each chunk, from its first, that repeat the recompute set; None: all. parts: 2 splits
     each micro-batch for two-batch overlap; shard_master: master weights and moments are sharded over data; dropout:
     share of a block's outputs and of the embedding set to zero; forced_balance: every expert gets as many tokens,
-    whatever the router says; balance: factor of the load-balancing loss of a sequence; bias_rate: of routers'
-    biases, a step; compile: elementwise work
-    between GEMMs, attention and collectives becomes kernels of `compiler`, which recompiles for new shapes.
+    whatever the router says; balance: factor of the load-balancing loss of a sequence; bias_rate: how far
+    routers' biases move each step; compile: elementwise work between GEMMs, attention and collectives becomes kernels
+    of `compiler`, which recompiles for new shapes.
     """
 
     compute: torch.dtype

@@ -245,13 +245,13 @@ class Launch(Document):
         description="Dropout probability, after the embedding and both outputs of a block; its time is not predicted.",
     )
     force_load_balancing: bool = Field(
-        default=False, description="Every expert gets as many tokens, whatever the router says: for measuring."
+        default=False, description="Every expert gets the same number of tokens, whatever the router says: for measuring."
     )
     load_balancing_loss: NonNegativeFloat = Field(
         default=0.0, description="Coefficient of the auxiliary loss that balances experts, sequence by sequence."
     )
     router_bias_rate: NonNegativeFloat = Field(
-        default=1e-3, description="How much the bias of a router with one moves each step, towards as many tokens each."
+        default=1e-3, description="How far routers' biases move each step, towards equal numbers of tokens."
     )
     compile: bool = Field(
         default=False,
