@@ -245,7 +245,7 @@ class Launch(Document):
         description="Dropout probability, after the embedding and both outputs of a block; its time is not predicted.",
     )
     force_load_balancing: bool = Field(
-        default=False, description="Every expert gets the same number of tokens, whatever the router says: for measuring."
+        default=False, description="Every expert gets equally many tokens, whatever the router says: for measuring."
     )
     load_balancing_loss: NonNegativeFloat = Field(
         default=0.0, description="Coefficient of the auxiliary loss that balances experts, sequence by sequence."
