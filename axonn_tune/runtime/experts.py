@@ -304,6 +304,8 @@ class ExpertBranch:
         sent = torch.empty_like(rows)
         sent[routing.places] = rows
         back = self._exchanged(sent, routing, "combine", phase, self.prefix + layer, back=True)
+        # Copies of all dispatched tokens are the largest arrays of a block.
+        del sent
         found = torch.empty_like(back)
         found[routing.order] = back
         return found.view(-1, self.given.per_token, rows.shape[1]).sum(1)
@@ -400,6 +402,8 @@ class ExpertBranch:
             del scaled
             rows = self._grouped(up, first, routing, transposed=True)
             self._add_gradient(part.rows, up, routing, of_first, first=number == 0)
+            # Read for the last time.
+            part.rows = up[:0].clone()
             del up
             routed.append(self._from_experts(rows, routing, "backward", DISPATCH))
             of_logits.append(self._probability_gradient(part, shares))

@@ -118,16 +118,17 @@ def test_memory_of_stages_that_recompute_in_some_layers(stages: int, chunks: int
 
 
 @pytest.mark.parametrize(
-    ("y", "z", "expert", "recompute"),
+    ("x", "y", "z", "expert", "recompute"),
     [
-        (2, 2, 4, "none"),
-        *(pytest.param(1, 8, 8, one, marks=pytest.mark.nightly) for one in RECOMPUTES),
+        (1, 2, 2, 4, "none"),
+        *(pytest.param(1, 1, 8, 8, one, marks=pytest.mark.nightly) for one in RECOMPUTES),
+        *(pytest.param(2, 1, 4, 2, one, marks=pytest.mark.nightly) for one in RECOMPUTES),
     ],
 )
-def test_memory_with_experts(y: int, z: int, expert: int, recompute: str) -> None:
+def test_memory_with_experts(x: int, y: int, z: int, expert: int, recompute: str) -> None:
     """Guards the memory of a rank's experts at forced load balancing, and what it sends."""
     given = {"y": y, "z": z, "expert": expert, "gpus": 8, "machine": "dgx-h100", "recompute": recompute, "batch": 16}
-    given |= {"x": 1, "micro_batch": 1, "kept_layers": 0, "imbalance": 1, "set": {"model.layers": 2}}
+    given |= {"x": x, "micro_batch": 1, "kept_layers": 0, "imbalance": 1, "set": {"model.layers": 2}}
     launch = axonn_tune.search("qwen3-30b-a3b", **given).launch_config()
     assert launch.force_load_balancing
     _, peak_bytes = dry_run(launch)
