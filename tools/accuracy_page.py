@@ -15,6 +15,7 @@ import numpy as np
 
 from axonn_tune.cost.uncertainty import ACCELERATORS, LARGEST, PER_DOUBLING, PER_STAGE_DOUBLING
 from axonn_tune.frameworks import find_framework
+from axonn_tune.frameworks.others import AUTOMODEL
 from axonn_tune.report.accuracy import headline
 from axonn_tune.report.output import Column, markdown_table, words
 from axonn_tune.specs.catalog import load_machine
@@ -237,7 +238,7 @@ def _ranking(found: Accuracy) -> str:
 def _frameworks() -> str:
     rows = []
     for word, name in FRAMEWORK_WORDS:
-        one = find_framework(name)
+        one = AUTOMODEL if name == AUTOMODEL.name else find_framework(name)
         rows.append([word, one.title, one.software, "fused" if one.step.fused_attention else "unfused"])
     return table(["word", "framework", "software numbers", "attention"], [], rows)
 
