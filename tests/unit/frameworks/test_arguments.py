@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,8 @@ from axonn_tune.errors import DocumentError
 from axonn_tune.frameworks.keys import TABLES, all_tables, defaults_of, find, switched_on, table, tables_of
 from axonn_tune.learning.arguments import Stated, columns_of
 from axonn_tune.learning.stated import CommandRun, read_run
-from tests.unit.frameworks.asked import ARGUMENT_NAMES, Refusal, asked, refusals
+from axonn_tune.specs.catalog import load_machine
+from tests.unit.frameworks.asked import ARGUMENT_NAMES, Refusal, asked, case_of, refusals
 
 RECORDED = {
     "megatron_core-0.19.2": "megatron-core",
@@ -196,6 +198,17 @@ def test_recorded_refusals_of_recompute_are_refused(refusal: Refusal, tmp_path: 
     (question,) = (one for one in asked(refusal.framework) if one.id == refusal.id)
     with pytest.raises(DocumentError, match=refusal.says):
         stated(tmp_path, " ".join(["torchrun", "--nproc-per-node", "8", "pretrain_gpt.py", *question.words]))
+
+
+@pytest.mark.parametrize("refusal", [one for one in refusals() if one.id.startswith(("experts", "format"))], ids=str)
+def test_recorded_refusals_of_experts_and_formats_are_refused(refusal: Refusal, tmp_path: Path) -> None:
+    """Guards the same of expert rank grids, dispatchers, their overlap, and number formats."""
+    (question,) = (one for one in asked(refusal.framework) if one.id == refusal.id)
+    case, script = case_of(refusal.framework, refusal.case), tmp_path / "run.sh"
+    program = "pretrain_gpt.py" if refusal.framework == "megatron-core" else "torchtitan.train"
+    script.write_text(shlex.join(["torchrun", program, *question.words]), "utf-8")
+    with pytest.raises(DocumentError, match=refusal.says):
+        read_run(script, given={"n_gpus": case.gpus}).case(load_machine(case.machine).document)
 
 
 def test_given_columns_hold_over_arguments() -> None:
