@@ -201,15 +201,12 @@ def _same(machine: Machine) -> Machine:
     return machine
 
 
-def searched(setup: Setup, *, exact: int = 1) -> Priced | None:
-    """The search for better layouts; None for models with experts or other layers than one repeated block.
-
-    There it takes a hundred times as long as the price of the one that is asked for. exact: layouts priced in full.
-    """
-    return None if setup.model.mixed else search(problem_of(setup), exact=exact)
+def searched(setup: Setup, *, exact: int = 1) -> Priced:
+    """The search for better layouts; exact: layouts priced in full."""
+    return search(problem_of(setup), exact=exact)
 
 
-def changes_of(setup: Setup, price: Callable[[Setup], float], *, ranking: Priced | None) -> tuple[Change, ...]:
+def changes_of(setup: Setup, price: Callable[[Setup], float], *, ranking: Priced) -> tuple[Change, ...]:
     """Single changes of a layout, and the best layout of a search, by the steps of `price`, largest gain first."""
     stated_s, found, limit = price(setup), [], setup.price(_same).memory_limit_bytes
     # What a router or a recipe does is no choice of a layout.
@@ -217,7 +214,7 @@ def changes_of(setup: Setup, price: Callable[[Setup], float], *, ranking: Priced
     tried = [(words, changed) for several in others for words, changed in several]
     if (flagged := with_own_flags(setup)) != setup:
         tried.append(("the framework's default overlaps and sharding", flagged))
-    if ranking is not None and len(ranking):
+    if len(ranking):
         fastest = ranking.layout(0)
         words = f"the best layout of a search: {layout_words(fastest, flagged.framework)}"
         tried.append((words, replace(flagged, layout=fastest)))

@@ -199,19 +199,14 @@ def command_of(change: Change, *, machine: str, model: NamedModel = None) -> str
     return shlex.join(["axonn-tune", *words, "-o", "run.sh"])
 
 
-def _asked(setup: Setup, *, machine: str, model: NamedModel) -> list[str]:
-    """Options of a search for this model, batch, framework and number of GPUs."""
-    found = ["--gpus", str(setup.layout.grid.world), *_model_words(setup.model, model), "--machine", machine]
-    if setup.framework.name != AXONN_TUNE.name:
-        found += ["--framework", setup.framework.name]
-    found += ["--batch", str(setup.workload.global_batch), "--seq", str(setup.workload.sequence_length)]
-    return [*found, "--precision", setup.workload.precision]
-
-
 def pins(setup: Setup, *, machine: str, model: NamedModel = None) -> list[str]:
     """Options that pin this step configuration."""
     one, workload, framework = setup.layout, setup.workload, setup.framework
-    found = _asked(setup, machine=machine, model=model)
+    found = ["--gpus", str(one.grid.world), *_model_words(setup.model, model), "--machine", machine]
+    if framework.name != AXONN_TUNE.name:
+        found += ["--framework", framework.name]
+    found += ["--batch", str(workload.global_batch), "--seq", str(workload.sequence_length)]
+    found += ["--precision", workload.precision]
     found += [
         word
         for axis, size in one.grid.by_axis.items()
@@ -341,27 +336,26 @@ def _figures(found: Diagnosis, likely: Sequence[Cause]) -> Iterator[Json]:
 class StatedCommand:
     """Facts about a command besides its prediction.
 
-    setup: what it runs. ranking: a search of its layouts, None where there was none. machine, model: as named; a model
-    in a file that `model_command` writes with its content.
+    setup: what it runs. ranking: a search of its layouts. machine, model: as named; a model in a file that
+    `model_command` writes with its content.
     """
 
     run: CommandRun
     setup: Setup
     changes: tuple[Change, ...]
-    ranking: Priced | None
+    ranking: Priced
     machine: str
     model: NamedModel = None
 
     @property
     def rank(self) -> int | None:
         """Rank of its grid in the search; None if it is rejected there."""
-        grid, found = self.setup.layout.grid, self.ranking
-        return None if found is None else found.ranks().get(tuple(map(grid.axis_size, found.grids.axes)))
+        return self.ranking.ranks().get(tuple(map(self.setup.layout.grid.axis_size, self.ranking.grids.axes)))
 
     @property
     def best_s(self) -> float | None:
         """Step of the first layout of the search, s."""
-        return self.ranking[0].iteration_s if self.ranking is not None and len(self.ranking) else None
+        return self.ranking[0].iteration_s if len(self.ranking) else None
 
     @property
     def model_command(self) -> str | None:
@@ -416,10 +410,7 @@ def better_section(command: StatedCommand, step_s: float) -> ExplainSection:
     """Rank of its layout in a search, and faster layouts."""
     title, framework = "Faster layouts", command.setup.framework.title
     sentences = []
-    if command.ranking is None:
-        asked = shlex.join(["axonn-tune", *_asked(command.setup, machine=command.machine, model=command.model)])
-        sentences.append(f"Other layouts of {command.setup.model.name} are not searched here: `{asked}` ranks them.")
-    elif command.best_s is None:
+    if command.best_s is None:
         sentences.append(f"A search finds no layout of {framework} that fits.")
     else:
         rank = f"{command.rank} of {len(command.ranking)}"
@@ -460,7 +451,7 @@ def command_json(command: StatedCommand) -> Json:
             "unknown": list(command.run.unknown),
             "model_command": command.model_command,
             "rank": command.rank,
-            "layouts": None if command.ranking is None else len(command.ranking),
+            "layouts": len(command.ranking),
             "best_step_s": command.best_s,
         },
         "changes": [_change_json(change, machine=command.machine, model=command.model) for change in command.changes],

@@ -199,10 +199,11 @@ def test_a_log_in_bf16_beside_a_script_in_8_bits_is_named_first(
         assert f"states precision bf16, but {name} is given" in run(f"learn {words} -o {tmp_path / 'ours.yaml'}").err
 
 
-def test_a_run_with_experts_is_priced_without_a_search(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Guards the time of `explain --from-command`: one layout and its single changes, and the search as a command."""
-    monkeypatch.setattr("axonn_tune.learning.setups.search", pytest.fail)
-    words = core_run(tmp_path, MIXTURE)
-    out = good(f"explain --from-command {tmp_path / 'run.sh'} {words.partition(' ')[2]}").out
-    assert "are not searched here: `axonn-tune --gpus 64 --model" in " ".join(out.split())
+def test_a_run_with_experts_has_the_best_layout_of_a_search(tmp_path: Path) -> None:
+    """Guards `explain --from-command` of experts: the rank of its grid, and flags to try next; routing is none."""
+    script = tmp_path / "run.sh"
+    script.write_text(f"torchrun --nproc_per_node 8 --nnodes 8 pretrain_gpt.py {MIXTURE}", "utf-8")
+    out = " ".join(good(f"explain --from-command {script} --machine dgx-h100").out.split())
+    assert "A search of Megatron-Core's layouts for this model, batch and number of GPUs ranks its grid" in out
+    assert "the best layout of a search" in out
     assert "routing: forced" not in out, "no layout"
