@@ -43,7 +43,7 @@ def test_the_profile_is_one_to_search_with(calibrated: Path) -> None:
     assert machine.name == "here"
     assert machine.measured is not None
     assert (machine.measured.ranks, machine.measured.cores) == (2, len(os.sched_getaffinity(0)))
-    assert set(machine.tiers[0].collectives or ()) == {"all_gather", "reduce_scatter", "all_reduce"}
+    assert set(machine.tiers[0].collectives or ()) == {"all_gather", "reduce_scatter", "all_reduce", "all_to_all"}
     found = good(f"--gpus 2 --model nano --machine {path} --precision fp32 --format json").document
     assert found["configs"][0]["iteration_s"] > 0
 

@@ -38,10 +38,10 @@ def test_rows() -> None:
     done = good("learn steps.csv -o ours.yaml")
     assert done.out.startswith("ours, learned from steps.csv: 1 step on 8 ranks\n")
     assert "Wrote ours.yaml." in done.err
-    assert re.search(r"software\.eager\.\w+ +\S+ +\S+ +\d+% +\d+% +steps\.csv:2, step: \+", done.out)
+    assert re.search(r"software\.torchtitan-eager\.\w+ +\S+ +\S+ +\d+% +\d+% +steps\.csv:2, step: \+", done.out)
     assert re.search(r"steps\.csv:2 +step +8 +3\.60? s +-\d+\.\d% +-?\+?\d+\.\d%", done.out)
     assert "This evidence says little or nothing about" in done.out
-    assert "Assumed: base profile dgx-h100" in " ".join(done.out.split())
+    assert "Assumed: base profile grand-teton-h100" in " ".join(done.out.split())
     found = load_document("ours.yaml", schema=Machine)
     assert found.name == "ours"
     assert known("ours.yaml").evidence[0].startswith("steps.csv: 1 step on 8 ranks (sha256 ")
@@ -64,7 +64,7 @@ def test_json_has_what_the_text_has() -> None:
     (row,) = document["rows"]
     assert abs(row["after"]["error"]) < abs(row["before"]["error"])
     assert set(document["silent"]) <= set(learned)
-    assert any(words.startswith("base profile dgx-h100") for words in document["assumed"])
+    assert any(words.startswith("base profile grand-teton-h100") for words in document["assumed"])
 
 
 def test_collectives_move_the_network_alone() -> None:
@@ -119,7 +119,7 @@ def test_the_second_time_goes_on_from_the_first() -> None:
     for path, one in before.items():
         assert after[path].prior == one.prior
         assert after[path].spread <= 1.01 * one.spread
-    moved = next(path for path in before if path.startswith("software.eager.") and before[path].moved_by)
+    moved = next(path for path in before if path.startswith("software.torchtitan-eager.") and before[path].moved_by)
     assert after[moved].value == pytest.approx(before[moved].value, rel=0.02)
     good("machines check twice.yaml")
 
