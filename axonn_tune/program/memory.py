@@ -308,7 +308,7 @@ class Memory:
     the symbols; buffers: of each peak, gathered weights and unreduced gradients.
     """
 
-    plan: MemoryPlan = field(repr=False)
+    plan: MemoryPlan = field(repr=False, compare=False)
     values: Mapping[str, Value] = field(repr=False)
     buffers: list[tuple[Value, Value]] = field(repr=False)
     held_bytes: Value

@@ -196,10 +196,10 @@ def test_blank_cells_are_what_is_given(tmp_path: Path) -> None:
 def test_the_base_profile_is_the_nearest(tmp_path: Path) -> None:
     """Guards the choice, which is said; rows of two machines, or a log of collectives, ask for --machine."""
     found = evidence(rows(tmp_path))
-    assert found.machine.name == "dgx-h100"
-    assert "base profile dgx-h100, the nearest to what the rows say; --machine names another" in found.assumed
+    assert found.machine.name == "grand-teton-h100"
+    assert "base profile grand-teton-h100, the nearest to what the rows say; --machine names another" in found.assumed
     more = rows(tmp_path, name="more.csv", gpu="A100-SXM", system="DGX")
-    with pytest.raises(UsageError, match="its rows are of dgx-a100, dgx-h100; name the nearest with --machine"):
+    with pytest.raises(UsageError, match="its rows are of dgx-a100, grand-teton-h100; name the nearest with --machine"):
         evidence(tmp_path / "steps.csv", more)
     with pytest.raises(UsageError, match="does not say on which machine it ran; name the nearest with --machine"):
         evidence(written(tmp_path, EIGHT, "all_gather.txt"))
