@@ -42,7 +42,8 @@ other accelerators has not been published."""
 class ComputeRates:
     """Rates of one rank's accelerator, in SI units, for one precision.
 
-    operation_s: what the software adds to a launch, but in the layers that are captured in CUDA graphs.
+    operation_s: what the software adds to a launch, but in the layers that are captured in CUDA graphs, and to
+    quantization that is issued with its GEMM (`quantizes_in_gemm`).
     format_flops_per_s, format_bytes: rates of GEMMs in the number format of linear layers, and an element of their
     operands; those of all others where there is none.
     """
@@ -65,6 +66,7 @@ class ComputeRates:
     contention: float
     operation_s: float
     captured: tuple[str, ...]
+    quantizes_in_gemm: bool
 
 
 def compute_rates(
@@ -73,10 +75,12 @@ def compute_rates(
     software: Software = FUSED,
     *,
     cuda_graphs: tuple[CudaGraphs, ...] = (),
+    quantizes_in_gemm: bool = False,
 ) -> ComputeRates:
     """Rates of an accelerator under some software; KeyError if it does not state a peak for this precision.
 
-    cuda_graphs: scopes of what is captured, which the software's time per operation does not delay.
+    cuda_graphs: scopes of what is captured, which the software's time per operation does not delay; nor quantization
+    with `quantizes_in_gemm`.
     """
 
     def by_layout(peak: float) -> dict[MatmulLayout, float]:
@@ -108,6 +112,7 @@ def compute_rates(
         contention=accelerator.contention,
         operation_s=seconds(software.operation_us),
         captured=captured_layers(cuda_graphs),
+        quantizes_in_gemm=quantizes_in_gemm,
     )
 
 
@@ -224,7 +229,7 @@ class ComputeClock:
 
     def _call_s(self, step: Computation) -> Value:
         rates, element = self.rates, self.element_bytes
-        quantizes = isinstance(step, Kernel) and step.quantizes
+        quantizes = rates.quantizes_in_gemm and isinstance(step, Kernel) and step.quantizes
         if step.phase != "step" and (quantizes or is_captured(step.layer, rates.captured)):
             rates = self._captured_rates
         if isinstance(step, MatMul):

@@ -374,7 +374,9 @@ class Pricer:
             options = replace(options, dispatcher=dispatcher_on(job, self.grid))
         self.options = options.staged if self.grid.pipeline > 1 else options
         self.rates = compute_rates(
-            self.machine.accelerator, self.workload.precision, software, cuda_graphs=options.cuda_graphs
+            *(self.machine.accelerator, self.workload.precision, software),
+            cuda_graphs=options.cuda_graphs,
+            quantizes_in_gemm=options.quantizes_in_gemm,
         )
         self.call_s = seconds(software.collective_us)
         self.element = self.workload.element_sizes.compute

@@ -116,6 +116,7 @@ class StepOptions:
         --fp8-dot-product-attention).
         narrow_gathers: gathers over x move inputs and output gradients of linear layers in the format.
         saves_original: linear layers save their input in BF16, and quantize it again in the backward pass.
+        quantizes_in_gemm: quantization is issued with its GEMM (Transformer Engine), not as operations of its own.
         fused_quantization: a compiler finds the maxima of scales of whole tensors in the kernels before (torchao).
     """
 
@@ -180,6 +181,7 @@ class StepOptions:
     narrow_attention: bool = False
     narrow_gathers: bool = False
     saves_original: bool = False
+    quantizes_in_gemm: bool = False
     fused_quantization: bool = False
 
     def repeated_layers(self, recompute: Recompute) -> tuple[str, ...]:

@@ -46,6 +46,7 @@ _STEP = StepOptions(
     keeps_quantized=True,
     narrow_gathers=True,
     sequence_parallel=True,
+    quantizes_in_gemm=True,
     repeated_kv_heads=True,
     shard_gradient_bytes=4,
     reshard="always",

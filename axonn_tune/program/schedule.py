@@ -405,7 +405,7 @@ def _issued(operations: Iterable[Operation], options: StepOptions) -> dict[str, 
             continue
         counts = ("softmax", "softmax_back", "alone", "shared", "grouped")
         symbol = next((name for name, _ in step.calls.powers if name in counts), "")
-        if isinstance(step, Kernel) and step.quantizes:
+        if options.quantizes_in_gemm and isinstance(step, Kernel) and step.quantizes:
             # Weights are quantized once a step; scheduling a linear layer in FP8 takes twice that in BF16, however many
             # kernels quantize its input (NVIDIA/TransformerEngine issue 761).
             found[""] = found.get("", 0.0) + float(("A", -1) not in step.calls.powers)

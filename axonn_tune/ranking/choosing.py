@@ -481,6 +481,7 @@ def _pooled(
         workload.precision,
         software_on(problem.framework, problem.machine),
         cuda_graphs=problem.framework.step.cuda_graphs,
+        quantizes_in_gemm=problem.framework.step.quantizes_in_gemm,
     )
     several = shapes.stages[fitting.rows] > 1
     for staged, rows in ((False, fitting.rows[~several]), (True, fitting.rows[several])):
