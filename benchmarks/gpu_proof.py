@@ -1,9 +1,9 @@
 """What the runtime does on a GPU, predicted vs. measured: `python -m benchmarks.gpu_proof`, or `make gpu`.
 
 Stages run one after the other, each in a process of its own and in less than ten minutes, and write one JSON document
-each. What is there already is not measured again, so a run that was cut off goes on where it was; `--again` measures
-everything anew. At the end all documents become one Markdown page. Without a GPU it says so, and runs what tensors on
-CPUs can show, with the smallest models.
+each, row by row. A stage that is there already, and whole, is not measured again, so a run that was cut off goes on
+where it was; `--again` measures everything anew. At the end all documents become one Markdown page. Without a GPU it
+says so, and runs what tensors on CPUs can show, with the smallest models.
 """
 
 from __future__ import annotations
@@ -28,10 +28,11 @@ import torch._dynamo  # so that no forked stage that compiles has to
 from axonn_tune.files import write_text_atomically
 from axonn_tune.specs.catalog import available, load_machine
 from axonn_tune.units import show_bytes, show_seconds
-from benchmarks.gpu_stages import STAGES, Site, Stage, run_stage
+from benchmarks.gpu_site import Site
+from benchmarks.gpu_stages import STAGES, Stage, run_stage
 
 LIMIT_S = 600.0
-"""A stage that takes longer is ended."""
+"""A stage that takes longer is ended, unless told otherwise."""
 FOLDER, PAGE = Path("build/gpu-proof"), Path("docs/gpu.md")
 PREFERRED = ("dgx-h100", "dgx-h200", "dgx-a100", "perlmutter", "dgx-b200", "dgx-b300", "dgx2-v100")
 """Profiles that come first where several have the GPU that is here."""
@@ -70,31 +71,31 @@ def machine_with(gpu: str) -> str | None:
     return max(found, key=lambda name: found[name], default=None)
 
 
-def measure(stage: Stage, site: Site, folder: Path) -> dict[str, Any]:
+def measure(stage: Stage, site: Site, folder: Path, limit_s: float) -> dict[str, Any]:
     """Run a stage in a process of its own and return its document."""
     path = folder / f"{stage.name}.json"
     process = multiprocessing.get_context("fork").Process(target=_write, args=(stage, site, folder, path))
     began_s = time.monotonic()
     process.start()
     try:
-        process.join(LIMIT_S)
+        process.join(limit_s)
     finally:
         if process.is_alive():
             # It leads a session of its own: with what it has started.
             os.killpg(process.pid or 0, signal.SIGKILL)
             process.join()
     document = _read(path)
+    why = f"ended with code {process.exitcode} after {time.monotonic() - began_s:.0f} s"
     if document is None:
-        why = f"ended with code {process.exitcode} after {time.monotonic() - began_s:.0f} s"
-        document = {"stage": stage.name, "site": asdict(site), "seconds": 0.0, "error": why, "rows": []}
-    return document
+        return {"stage": stage.name, "site": asdict(site), "seconds": 0.0, "error": why, "rows": []}
+    return document if process.exitcode == 0 else document | {"error": why}
 
 
 def _write(stage: Stage, site: Site, folder: Path, path: Path) -> None:
     os.setsid()
     torch.set_num_threads(1 if not site.cuda else torch.get_num_threads())
-    document = run_stage(stage, site, folder / stage.name)
-    write_text_atomically(path, json.dumps(document, indent=2) + "\n")
+    for document in run_stage(stage, site, folder / stage.name):
+        write_text_atomically(path, json.dumps(document, indent=2) + "\n")
 
 
 def _read(path: Path) -> dict[str, Any] | None:
@@ -105,14 +106,16 @@ def _read(path: Path) -> dict[str, Any] | None:
     return found
 
 
-def run(stages: Iterable[Stage], site: Site, folder: Path, *, again: bool) -> Iterator[dict[str, Any]]:
+def run(
+    stages: Iterable[Stage], site: Site, folder: Path, *, again: bool, limit_s: float = LIMIT_S
+) -> Iterator[dict[str, Any]]:
     """The document of each stage, measured unless it is there already, whole and of this device."""
     for stage in stages:
         path = folder / f"{stage.name}.json"
         found = _read(path)
         if again or found is None or found["error"] or found["site"] != asdict(site):
             path.unlink(missing_ok=True)
-            found = measure(stage, site, folder)
+            found = measure(stage, site, folder, limit_s)
         failed = [row["what"] for row in found["rows"] if row["ok"] is False]
         said = found["error"] or (f"failed: {'; '.join(failed)}" if failed else "passed")
         print(f"{stage.title} ({found['seconds']:.0f} s): {said}", file=sys.stderr, flush=True)
@@ -178,6 +181,7 @@ def main() -> int:
     parser.add_argument("--again", action="store_true", help="measure even what is there already")
     parser.add_argument("--machine", help="profile to predict with; default: one with this GPU, localhost without")
     parser.add_argument("--compiled", action=argparse.BooleanOptionalAction, help="torch.compile; default: on GPUs")
+    parser.add_argument("--limit", type=float, default=LIMIT_S, help=f"seconds of a stage; default: {LIMIT_S:.0f}")
     parser.add_argument("--folder", type=Path, default=FOLDER, help=f"for the JSON documents; default: {FOLDER}")
     parser.add_argument("--page", type=Path, default=PAGE, help=f"the Markdown page; default: {PAGE}")
     chosen = parser.parse_args()
@@ -187,7 +191,7 @@ def main() -> int:
     chosen.folder.mkdir(parents=True, exist_ok=True)
     wanted = [stage for stage in STAGES if stage.name in (chosen.stage or names)]
     possible = [stage for stage in wanted if site.cuda or not stage.cuda_only]
-    measured = list(run(possible, site, chosen.folder, again=chosen.again))
+    measured = list(run(possible, site, chosen.folder, again=chosen.again, limit_s=chosen.limit))
     documents = [found for stage in STAGES if (found := _read(chosen.folder / f"{stage.name}.json")) is not None]
     there = [one for one in documents if one["site"] == asdict(site)]
     skipped = [stage for stage in STAGES if not site.cuda and stage.cuda_only]

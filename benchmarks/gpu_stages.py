@@ -32,12 +32,13 @@ import torch.distributed as dist
 from torch.profiler import ProfilerActivity, profile
 
 from axonn_tune.cost.price import ATTENTION, ELEMENT_WISE, GEMMS, OPTIMIZER, Detail, price, work_by_kind
-from axonn_tune.grid import Grid
+from axonn_tune.frameworks.axonn_tune import AXONN_TUNE
+from axonn_tune.grid import RANK_AXES, STAGE_AXES, Grid
 from axonn_tune.job import Job as PricedJob
 from axonn_tune.job import Layout
 from axonn_tune.launch.config import build_launch, launch_text
 from axonn_tune.program.dimensions import model_flops
-from axonn_tune.runtime.devices import forget_peak, settings_of, synchronize, use_device
+from axonn_tune.runtime.devices import forget_peak, settings_of, synchronize
 from axonn_tune.runtime.dry_run import MetaBytes, dry_run
 from axonn_tune.runtime.ledger import compare, program_of
 from axonn_tune.runtime.mesh import Mesh, build_mesh
@@ -52,62 +53,20 @@ from axonn_tune.specs.launch import Checkpoint, Launch
 from axonn_tune.specs.model import Model
 from axonn_tune.specs.workload import RECOMPUTES, Precision, Recompute, Workload
 from axonn_tune.units import counted
+from benchmarks.gpu_matmuls import attention, grouped, matmuls, quantization
+from benchmarks.gpu_site import Row, Site
 from benchmarks.reference_model import Reference
 
-SMALL = (("nano", 64), ("nano-llama", 64))
+SMALL = (("nano", 64), ("nano-llama", 64), ("nano-moe", 64))
 """Models, and tokens of a sequence, that a CPU trains in a moment."""
+BALANCED = replace(AXONN_TUNE, step=replace(AXONN_TUNE.step, imbalance=1.0))
+"""With forced load balancing: which experts tokens go to does not depend on rounding, nor what is priced on data."""
 LIMITS: dict[Precision, float] = {"fp32": 1e-4, "bf16": 3e-2}
 """Largest distance of loss and of gradients from fp64, relative."""
 MOST_ROWS_ERROR = 0.01
 """Of a sum of 4,096 equal rows in bf16, whose elements have 8 bits."""
 OTHER = "copies and others"
 COLLECTIVES = "collectives"
-
-
-@dataclass(frozen=True)
-class Row:
-    """One line of a stage's table; ok: whether the check passed, None without a check."""
-
-    what: str
-    measured: float | None
-    unit: str = ""
-    predicted: float | None = None
-    ok: bool | None = None
-    note: str = ""
-
-
-@dataclass(frozen=True)
-class Site:
-    """Where it is measured: `cuda` or `cpu`, the device's name and the machine profile that predicts it.
-
-    compiled: also what torch.compile makes of it, which on a CPU takes minutes.
-    """
-
-    kind: str
-    name: str
-    machine: str
-    compiled: bool
-
-    @property
-    def cuda(self) -> bool:
-        """Whether it is a GPU."""
-        return self.kind == "cuda"
-
-    @property
-    def backend(self) -> str:
-        """What groups of one communicate over."""
-        return "nccl" if self.cuda else "gloo"
-
-    @property
-    def modes(self) -> dict[str, bool]:
-        """Values of `compile`, as the tables call them."""
-        return {"eager": False} | ({"compiled": True} if self.compiled else {})
-
-    def device(self) -> torch.device:
-        """The device, made this process' own."""
-        device = torch.device(self.kind, 0) if self.cuda else torch.device("cpu")
-        use_device(device)
-        return device
 
 
 @dataclass(frozen=True)
@@ -136,27 +95,33 @@ class Job:
             precision=precision,
         )
         layout = Layout(grid, self.sequences, recompute, kept_layers=0)
-        pricing = price(PricedJob(self.model, machine.document, workload), layout)
+        framework = BALANCED if self.model.has_experts else AXONN_TUNE
+        pricing = price(PricedJob(self.model, machine.document, workload, framework), layout)
         launch = build_launch(pricing, model=model, machine=machine, command="make gpu")
         changes = {"compile": compiled, "backend": site.backend, "ranks_per_node": 1}
         return launch.model_copy(update=changes), pricing
 
 
 def small_jobs(micro_batch: int = 2) -> list[Job]:
-    """Two models that train in a moment anywhere."""
+    """Models that train in a moment anywhere."""
     return [Job(load_model(name).document, sequence, micro_batch) for name, sequence in SMALL]
 
 
 def jobs(site: Site) -> list[Job]:
-    """On a GPU GPT 1.3B (GPT-3 XL, Brown et al. 2020, table 2.1) and Llama 3.2 1B; else the small ones."""
+    """On a GPU GPT 1.3B (GPT-3 XL, Brown et al. 2020, table 2.1), Llama 3.2 1B and half of its layers with 16 experts;
+    else the small ones."""
     if not site.cuda:
         return small_jobs()
     shape = {"hidden": 2048, "ffn": 8192}
     gpt = {"name": "gpt-1.3b", "layers": 24, "heads": 16, "kv_heads": 16, "head_dim": 128}
     llama = {"name": "llama3-1b", "layers": 16, "heads": 32, "kv_heads": 8, "head_dim": 64, "tied_embeddings": True}
+    one = load_model("llama3-8b").document.model_copy(update=shape | llama)
+    experts = {"experts": {"count": 16, "per_token": 2, "width": 2048}}
+    moe = {"name": "llama3-moe", "layers": "moe*8", "layer_types": {"moe": experts}}
     return [
         Job(load_model("gpt3-175b").document.model_copy(update=shape | gpt), 2048, 8),
-        Job(load_model("llama3-8b").document.model_copy(update=shape | llama), 4096, 4),
+        Job(one, 4096, 4),
+        Job(Model.model_validate(one.model_dump(mode="json", by_alias=True, exclude_none=True) | moe), 4096, 4),
     ]
 
 
@@ -434,7 +399,7 @@ def calibration(site: Site, folder: Path) -> Iterator[Row]:
     model.write_text(json.dumps(name.model_dump(mode="json", by_alias=True)), encoding="utf-8")
     command = [
         *(sys.executable, "-m", "axonn_tune", "calibrate", "--ranks", "1", "--backend", site.backend),
-        *("--machine", site.machine, "--model", str(model), "--budget", "240s" if site.cuda else "2s"),
+        *("--machine", site.machine, "--model", str(model), "--budget", "60s" if site.cuda else "2s"),
         *("-o", str(output)),
     ]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -515,13 +480,15 @@ def two_ranks(site: Site, folder: Path) -> Iterator[Row]:
         alone_launch, _ = replace(job, sequences=4).launch(site, "fp32")
         run_ranks(_on(alone_launch, site), folder / job.model.name, steps=3)
         right = losses(folder / job.model.name)
-        for grid in (Grid(x=2), Grid(y=2), Grid(z=2), Grid(data=2)):
+        for axis in (*STAGE_AXES, *(("expert",) if job.model.has_experts else ())):
+            sizes = {"data": 2, "expert": 2} if axis == "expert" else {axis: 2}
+            grid = Grid(order=RANK_AXES, **sizes)
             launch, _ = replace(job, sequences=4 // grid.z // grid.data).launch(site, "fp32", grid=grid)
-            its = folder / f"{job.model.name}-{grid.x}{grid.y}{grid.z}{grid.data}"
+            its = folder / f"{job.model.name}-{axis}"
             answers, found = run_ranks(_on(launch, site), its, steps=3), losses(its)
             apart = max((abs(a / b - 1.0) for a, b in zip(found, right, strict=False)), default=math.inf)
             fine = apart < LIMITS["fp32"] and all(code == 0 for code, _ in answers) and len(found) == len(right) == 3
-            name = f"{job.model.name}, {grid.x}·{grid.y}·{grid.z}·{grid.data}: losses against one rank"
+            name = f"{job.model.name}, {', '.join(f'{one} 2' for one in sizes)}: losses against one rank"
             yield Row(name, apart, "relative", ok=fine, note="" if fine else _last(answers[0][1]))
 
 
@@ -606,6 +573,10 @@ STAGES = (
         *("speed-alike", "Step time with kernels that no timing picks", speed_alike),
         cuda_only=True,
     ),
+    Stage("matmuls", "GEMMs in each number format", matmuls, cuda_only=True),
+    Stage("quantization", "Quantization", quantization, cuda_only=True),
+    Stage("grouped", "GEMMs of experts", grouped, cuda_only=True),
+    Stage("attention", "Attention", attention, cuda_only=True),
     Stage("plain", "The same models in plain PyTorch", plain),
     *(
         Stage(
@@ -621,21 +592,23 @@ STAGES = (
 )
 
 
-def run_stage(stage: Stage, site: Site, folder: Path) -> dict[str, Any]:
-    """What a stage finds, as its JSON document; a failure is recorded with what was found before it."""
+def run_stage(stage: Stage, site: Site, folder: Path) -> Iterator[dict[str, Any]]:
+    """What a stage has found after each row, as its JSON document, the whole last; a failure is recorded with it."""
     os.environ.update(stage.environment)
     # Checkpoints and metrics of an earlier time would be gone on with.
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
-    began_s, rows, error = time.monotonic(), list[Row](), ""
+    began_s, rows = time.monotonic(), list[dict[str, Any]]()
+
+    def document(error: str) -> dict[str, Any]:
+        passed_s = time.monotonic() - began_s
+        return {"stage": stage.name, "site": asdict(site), "seconds": passed_s, "error": error, "rows": rows}
+
     try:
-        rows.extend(stage.measure(site, folder))
+        for row in stage.measure(site, folder):
+            rows.append(asdict(row))
+            yield document(f"cut off after {counted(len(rows), 'row')}")
     except Exception as problem:
-        error = f"{type(problem).__name__}: {problem}"
-    return {
-        "stage": stage.name,
-        "site": asdict(site),
-        "seconds": time.monotonic() - began_s,
-        "error": error,
-        "rows": [asdict(row) for row in rows],
-    }
+        yield document(f"{type(problem).__name__}: {problem}")
+        return
+    yield document("")

@@ -88,6 +88,9 @@ class RankProgram:
         counts: Counter[LedgerEntry] = Counter()
         for one, count in planned:
             calls = round(float(count.evaluate(self.values)))
+            # Experts are split over x and y here: the runtime has no such group, not even of one rank.
+            if one.axis == "expert_tensor":
+                continue
             if calls and prod(self.values[axis] for axis in split_axes(one.axis)) >= least:
                 size = round(float(one.size_bytes.evaluate(self.values)))
                 counts[LedgerEntry(one.kind, one.axis, one.phase, one.layer, size)] += calls

@@ -73,7 +73,7 @@ def test_a_stage_that_ends_without_a_document_is_a_failure(tmp_path: Path, monke
     """Guards the page against a stage that crashes or takes too long: it says so, and the next one runs."""
     monkeypatch.setattr(gpu_proof, "_write", lambda *given: sys.exit(7))
     site = gpu_proof.Site("cpu", "CPU", "localhost", compiled=False)
-    found = gpu_proof.measure(STAGES[0], site, tmp_path)
+    found = gpu_proof.measure(STAGES[0], site, tmp_path, 60.0)
     assert found["error"].startswith("ended with code 7")
     assert "Failed: ended with code 7" in gpu_proof.page(site, [found], [])
 
