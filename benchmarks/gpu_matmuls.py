@@ -106,22 +106,15 @@ def _narrow(left: torch.Tensor, right: torch.Tensor) -> dict[tuple[str, Precisio
         options: dict[str, Any] = {"out_dtype": torch.bfloat16, "use_fast_accum": fast}
         return lambda: torch._scaled_mm(one, two.t(), scale_a, scale_b, **options)
 
-    found: dict[tuple[str, Precision], Callable[[], object]] = {
+    of_rows = torch.ones(left.shape[1] // 128, left.shape[0], device=left.device).t()
+    of_blocks = torch.ones(right.shape[1] // 128, left.shape[1] // 128, device=left.device).t()
+    return {
         ("a scale a tensor", "fp8-current"): scaled(whole, whole, fast=True),
         ("a scale a tensor, sums in FP32", "fp8-current"): scaled(whole, whole, fast=False),
         ("a scale a row", "fp8-rowwise"): scaled(rows, columns, fast=True),
         ("a scale a row, sums in FP32", "fp8-rowwise"): scaled(rows, columns, fast=False),
+        ("a scale a block", "fp8-blockwise"): scaled(of_rows, of_blocks, fast=False),
     }
-    kinds = getattr(functional, "ScalingType", None)
-    if kinds is not None:
-        m, k, n = *left.shape, right.shape[1]
-        of_rows = torch.ones(k // 128, m, device=left.device).t()
-        of_blocks = torch.ones(n // 128, k // 128, device=left.device).t()
-        recipes = (kinds.BlockWise1x128, kinds.BlockWise128x128)
-        found["a scale a block", "fp8-blockwise"] = lambda: functional.scaled_mm(
-            *(one, two.t(), of_rows, recipes[0], of_blocks, recipes[1]), output_dtype=torch.bfloat16
-        )
-    return found
 
 
 def _cast(rows: torch.Tensor) -> torch.Tensor:
