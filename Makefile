@@ -66,7 +66,7 @@ bench: .venv/installed-dev chromium ## speed of the tool, of its reports, and of
 	@$(BIN)/python -m benchmarks.runtime_steps $(ARGS)
 
 gpu: .venv/installed-runtime ## what the runtime does on the GPU here, predicted beside measured: docs/gpu.md; options in ARGS
-	@$(BIN)/python -m benchmarks.gpu_proof $(ARGS)
+	@PYTORCH_ALLOC_CONF=expandable_segments:True $(BIN)/python -m benchmarks.gpu_proof $(ARGS)
 
 fit: .venv/installed-dev ## fit machine profiles to measurements; options in ARGS
 	@$(BIN)/python -m tools.fit.profiles $(ARGS)

@@ -39,6 +39,8 @@ EXPERTS = (
 """Experts, rows of all together, columns and k."""
 LARGEST = 448.0
 """Of E4M3."""
+MOST_ERROR = 1e-2
+"""Of sums of products in BF16."""
 BATCH_S = 0.04
 """How long calls in a row are timed."""
 
@@ -165,6 +167,7 @@ def _narrowed(x: torch.Tensor, largest: torch.Tensor) -> torch.Tensor:
 def grouped(site: Site, folder: Path) -> Iterator[Row]:
     """GEMMs of experts with as many rows each: one launch of all, and one by one as the bundled runtime has them."""
     device = site.device()
+    yield from _uneven(device)
     for name, groups, rows, n, k in EXPERTS:
         given = torch.randn(rows, k, device=device, dtype=torch.bfloat16)
         weight = torch.randn(groups, k, n, device=device, dtype=torch.bfloat16)
@@ -185,6 +188,30 @@ def grouped(site: Site, folder: Path) -> Iterator[Row]:
             groups * _priced(site, "bf16", alone),
             flops,
         )
+
+
+def _uneven(device: torch.device) -> Iterator[Row]:
+    """Groups of any number of rows, none among them, in one launch: outputs and both gradients against one by one."""
+    sizes = [37, 0, 130, 1, 255, 64, 9, 16]
+    ends = torch.tensor(sizes, device=device).cumsum(0).to(torch.int32)
+    rows, gradient = (torch.randn(sum(sizes), width, device=device, dtype=torch.bfloat16) for width in (192, 384))
+    weight = torch.randn(len(sizes), 192, 384, device=device, dtype=torch.bfloat16)
+    apart = zip(torch.split(rows, sizes), torch.split(gradient, sizes), weight, strict=True)
+    right = [(a @ w, g @ w.t(), a.t() @ g) for a, g, w in apart]
+    found = {
+        "output": (functional.grouped_mm(rows, weight, offs=ends), torch.cat([one[0] for one in right])),
+        "gradient of rows": (
+            functional.grouped_mm(gradient, weight.transpose(1, 2), offs=ends),
+            torch.cat([one[1] for one in right]),
+        ),
+        "gradient of weights": (
+            functional.grouped_mm(rows.t(), gradient, offs=ends),
+            torch.stack([one[2] for one in right]),
+        ),
+    }
+    for name, (made, its) in found.items():
+        error = float((made.double() - its.double()).norm() / its.double().norm())
+        yield Row(f"uneven groups in one launch, {name}", error, "relative", ok=error < MOST_ERROR)
 
 
 def _one_by_one(rows: torch.Tensor, weight: torch.Tensor) -> list[torch.Tensor]:

@@ -6,6 +6,7 @@ touched the GPU, so it may fork ranks itself as long as it has not touched it ei
 
 from __future__ import annotations
 
+import faulthandler
 import gc
 import json
 import math
@@ -292,7 +293,7 @@ def speed(site: Site, folder: Path) -> Iterator[Row]:
             priced = dict[str, float]()
             for work in work_by_kind(pricing):
                 priced[work.kind] = priced.get(work.kind, 0.0) + work.seconds
-            for kind, seconds in kernel_seconds(trainer, device).items():
+            for kind, seconds in kernel_seconds(trainer, device, folder / f"{name}.json").items():
                 yield Row(f"{name}: {kind}", seconds, "s", priced.get(kind))
             del trainer
             gc.collect()
@@ -313,18 +314,25 @@ def kernel_kind(name: str) -> str:
     return next((kind for kind, names in KINDS if re.search(names, name, re.IGNORECASE)), ELEMENT_WISE)
 
 
-def kernel_seconds(trainer: Trainer, device: torch.device) -> dict[str, float]:
-    """Time of the kernels of one step by class, from torch's profiler; on a CPU of operators, without those inside."""
+def kernel_seconds(trainer: Trainer, device: torch.device, path: Path) -> dict[str, float]:
+    """Time of the kernels of one step by class, from torch's profiler; on a CPU of operators, without those inside.
+
+    path: where each kernel is written, with its time and number of calls, the longest first.
+    """
     cuda = device.type == "cuda"
     kinds = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if cuda else [])]
     with profile(activities=kinds) as found:
         trainer.step(WARM_UP + STEPS)
         synchronize(device)
+    every = list[tuple[float, int, str, str]]()
     sums = dict.fromkeys((GEMMS, ATTENTION, ELEMENT_WISE, OPTIMIZER, COLLECTIVES, OTHER), 0.0)
     for event in found.key_averages():
         if cuda and not str(event.device_type).endswith("CUDA"):
             continue
-        sums[kernel_kind(event.key)] += (event.self_device_time_total if cuda else event.self_cpu_time_total) / 1e6
+        seconds = (event.self_device_time_total if cuda else event.self_cpu_time_total) / 1e6
+        every.append((seconds, event.count, kernel_kind(event.key), event.key))
+        sums[kernel_kind(event.key)] += seconds
+    path.write_text(json.dumps(sorted(every, reverse=True), indent=1), encoding="utf-8")
     return sums
 
 
@@ -412,7 +420,15 @@ def calibration(site: Site, folder: Path) -> Iterator[Row]:
             yield Row(key, getattr(fitted, key), "share", getattr(shipped, key), note=f"{site.machine}'s as predicted")
         for layout, share in shipped.matmul_efficiency.items():
             yield Row(f"matmul_efficiency {layout}", fitted.matmul_efficiency[layout], "share", share)
-    yield _clocks(site.device())
+    device = site.device()
+    yield _clocks(device)
+    if not done.returncode:
+        own = replace(site, machine=str(output))
+        for job in jobs(site):
+            launch, pricing = job.launch(own, "bf16" if site.cuda else "fp32", compiled=site.compiled)
+            step_s = step_seconds(trainer_of(launch, device).step, device)
+            yield from _speed_rows(f"{job.model.name}, by the fitted profile", job, launch, step_s, pricing)
+            gc.collect()
 
 
 def _clocks(device: torch.device) -> Row:
@@ -432,6 +448,8 @@ def _clocks(device: torch.device) -> Row:
     return Row(f"100 GEMMs of {width:,}³ by the host's clock", host_s, "s", clock.between_s(start, end), note=note)
 
 
+RUN_LIMIT_S = 60.0
+"""How long ranks may run; where they are after half of it is in their logs."""
 Answer = tuple[int, str]
 """Exit code, and what was said on standard error."""
 
@@ -456,14 +474,21 @@ def run_ranks(launch: Launch, folder: Path, *, steps: int | None = None, stop_af
             time.sleep(0.01)
         for one in started:
             os.kill(one.pid or 0, signal.SIGUSR2)
+    ends_s = time.monotonic() + RUN_LIMIT_S
     for one in started:
-        one.join()
+        one.join(max(0.0, ends_s - time.monotonic()))
+    for one in started:
+        if one.is_alive():
+            one.kill()
+            one.join()
     return [(one.exitcode or 0, (folder / f"{rank}.log").read_text("utf-8")) for rank, one in enumerate(started)]
 
 
 def _be_rank(path: str, options: dict[str, Any], environment: dict[str, str], log: str) -> None:
     os.environ.update(environment)
-    train(path, options, log)
+    with Path(f"{log}.stack").open("w") as stack:
+        faulthandler.dump_traceback_later(RUN_LIMIT_S / 2, file=stack)
+        train(path, options, log)
 
 
 def losses(folder: Path) -> list[float]:

@@ -387,6 +387,8 @@ def dimensions(
         **({"expert_parameters": _sum(routed)} if routed else {}),
         **({"expert_z": expert_z, "expert_data": expert_data} if routed else {}),
         **(_imbalances(axes["expert"], options, arithmetic) if routed else {}),
+        **({"exchanged": arithmetic.smaller(axes["expert"] - 1.0, 1.0)} if routed else {}),
+        **({"joined": arithmetic.smaller(expert_z - 1.0, 1.0)} if routed else {}),
         "table_bucket": _rounded_up(table, share, arithmetic),
         "position_bucket": _rounded_up(position, share, arithmetic),
         "parameters": _sum(stored)

@@ -15,7 +15,20 @@ from typing import TypeAlias
 
 from axonn_tune.frameworks.dispatchers import find_dispatcher
 from axonn_tune.program import layers
-from axonn_tune.program.layers import EXPERT, EXPERT_TENSOR, FULLEST, IMBALANCE, PARTS, H, LayerInputs, Linear, Y, moves
+from axonn_tune.program.layers import (
+    EXCHANGED,
+    EXPERT,
+    EXPERT_TENSOR,
+    FULLEST,
+    IMBALANCE,
+    JOINED,
+    PARTS,
+    H,
+    LayerInputs,
+    Linear,
+    Y,
+    moves,
+)
 from axonn_tune.program.operations import (
     Array,
     Arrays,
@@ -60,10 +73,13 @@ def forward(given: LayerInputs, *, phase: Phase) -> Iterator[Operation]:
     yield from layers.gather_experts(given, phase=phase, unit="weight")
     up = _rows_of(given, "expert up projection", given.expert_up)
     yield from _quantized(given, phase, FC1, given.expert_row, weight=given.expert_row * given.expert_up)
+    yield from _joined(given, phase, FC1, n=given.expert_up, k=given.expert_row)
     yield _gemm(given, phase, FC1, n=given.expert_up, k=given.expert_row, makes=(up,))
     yield from _summed(given, phase, FC1, given.expert_up)
     yield from activation(given, phase=phase)
+    yield from _weighted(given, phase, given.kernels.weighted)
     yield from _quantized(given, phase, FC2, given.expert_width, weight=given.expert_row * given.expert_width)
+    yield from _joined(given, phase, FC2, n=given.expert_row, k=given.expert_width)
     yield _gemm(given, phase, FC2, n=given.expert_row, k=given.expert_width)
     yield from _beside(_sent(given, phase, COMBINE, there=False), second)
     yield from _latent(given, phase, COMBINE)
@@ -84,6 +100,7 @@ def backward(given: LayerInputs, gather: Gathering, again: Repeating, *, held: b
     freed = "expert activation", made.name
     yield from _gemm_backward(given, FC2, n=given.expert_row, k=given.expert_width, frees=freed)
     yield from _summed(given, "backward", FC2, given.expert_width)
+    yield from _weighted(given, "backward", given.kernels.weighted_back)
     moved, freed = given.kernels.activation_back, ("expert up projection", "expert activation gradient")
     made = _rows_of(given, "expert up gradient", given.expert_up, "backward temporaries")
     elements = rows(given) * given.expert_width
@@ -149,8 +166,12 @@ def _gemm_backward(given: LayerInputs, layer: str, *, n: Size, k: Size, frees: t
     made = _rows_of(given, name, k, "backward temporaries")
     yield from _quantized(given, "backward", layer, n)
     yield from layers.quantized_again(layer, rows(given) * k, given.local_experts * n * k, given)
+    yield from _joined(given, "backward", layer, n=n, k=k)
     yield _gemm(given, "backward", layer, n=k, k=n, layout="NT", makes=(made,))
     yield _gemm(given, "backward", layer, n=n, k=k, layout="TN", frees=frees)
+    if given.kernels.expert_gradient.kernels:
+        weight = given.local_experts * n * k
+        yield moves("backward", layer, given.kernels.expert_gradient, weight, given, calls=PARTS)
 
 
 def activation(given: LayerInputs, *, phase: Phase) -> Iterator[Operation]:
@@ -161,6 +182,19 @@ def activation(given: LayerInputs, *, phase: Phase) -> Iterator[Operation]:
     elements = rows(given) * given.expert_width
     moved = given.kernels.activation
     yield moves(phase, ACTIVATION, moved, elements, given, calls=PARTS, makes=(made,))
+
+
+def _joined(given: LayerInputs, phase: Phase, layer: str, *, n: Size, k: Size) -> Iterator[Operation]:
+    """Shards of the experts' weights `[k, n]` are copied into one, where the bundled runtime gathers several."""
+    if given.launched:
+        weight = given.local_experts * n * k
+        yield moves(phase, layer, Traffic(1, 2), weight, given, calls=PARTS * JOINED)
+
+
+def _weighted(given: LayerInputs, phase: Phase, moved: Traffic) -> Iterator[Operation]:
+    """Probabilities times activations `[R, F]`, or what comes back through both, where these are kernels apart."""
+    if moved.kernels:
+        yield moves(phase, ACTIVATION, moved, rows(given) * given.expert_width, given, calls=PARTS)
 
 
 def _summed(given: LayerInputs, phase: Phase, layer: str, width: Size) -> Iterator[Operation]:
@@ -200,6 +234,8 @@ def _router(given: LayerInputs, phase: Phase) -> Iterator[Operation]:
     linear = given.router
     if not given.options.sequence_parallel:
         yield from _gathered(linear, given, phase)
+    if given.kernels.routed.kernels:
+        yield moves(phase, ROUTER, given.kernels.routed, tokens * H / Y, given, calls=PARTS)
     yield MatMul(phase, ROUTER, tokens, linear.n, linear.k, "NN", PARTS, makes=(kept,))
     yield Collective("all_reduce", "y", phase, ROUTER, element * linear.n * tokens, calls=PARTS)
     if not given.options.sequence_parallel:
@@ -230,7 +266,7 @@ def _router_backward(given: LayerInputs, gather: Gathering) -> Iterator[Operatio
     if apart:
         yield from gather(linear)
     yield MatMul("backward", layer, tokens, linear.k, linear.n, "NT", PARTS, makes=(made,))
-    yield moves("backward", layer, Traffic(1, 3), tokens * H / Y, given, calls=PARTS)
+    yield moves("backward", layer, given.kernels.routed_back, tokens * H / Y, given, calls=PARTS)
     freed = "mlp.norm output", "routing"
     yield MatMul("backward", layer, linear.k, linear.n, tokens, "TN", PARTS, frees=freed)
     if apart and given.options.gather_unit == "weight":
@@ -250,7 +286,9 @@ def _sent(
     kind: OpKind = "all_gather" if there else "reduce_scatter"
     routed = IMBALANCE * given.routed
     copies = routed * float(given.experts.per_token)
-    ordered = moves(phase, layer, Traffic(1, 2), copies * EXPERT_TENSOR * width, given, calls=PARTS)
+    # The bundled runtime has the rows of a rank that exchanges none in the order of experts already.
+    exchanged = PARTS * EXCHANGED if given.launched else PARTS
+    ordered = moves(phase, layer, Traffic(1, 2), copies * EXPERT_TENSOR * width, given, calls=exchanged)
     steps = _probabilities(given, phase, copies, there=there) if layer == DISPATCH else []
     if options.dispatcher == "allgather":
         size = (4.0 if layer == COMBINE else given.element) * given.routed * EXPERT * EXPERT_TENSOR * width
@@ -258,7 +296,8 @@ def _sent(
     else:
         sent, copied = routed, find_dispatcher(options.dispatcher).counting == "copy"
         if copied:
-            moved, sent = Traffic(1, 1.0 + given.experts.per_token), copies
+            token, copy = given.kernels.dispatched if there else given.kernels.combined
+            moved, sent = token + copy * float(given.experts.per_token), copies
             steps.insert(0, moves(phase, layer, moved, given.routed * width, given, calls=PARTS))
         experts, over = given.experts, ("expert_tensor", EXPERT_TENSOR * copies)
         routing = Routing(
@@ -327,6 +366,7 @@ def shared_forward(given: LayerInputs, *, phase: Phase) -> Iterator[Operation]:
     yield moves(phase, SHARED_ACTIVATION, moved, given.part * second.k, given, calls=PARTS, makes=(made,))
     yield from _gathered(second, given, phase)
     yield from layers.linear_forward(second, given, phase=phase)
+    yield from _added(given, phase)
 
 
 def shared_backward(given: LayerInputs, gather: Gathering, again: Repeating) -> Iterator[Operation]:
@@ -345,6 +385,13 @@ def shared_backward(given: LayerInputs, gather: Gathering, again: Repeating) -> 
     yield from gather(first)
     kept = given.stream("shared gradient", "residual gradients")
     yield from layers.linear_backward(first, given, makes=kept, frees=(made.name,))
+    yield from _added(given, "backward")
+
+
+def _added(given: LayerInputs, phase: Phase) -> Iterator[Operation]:
+    """The shared experts' output, or their input's gradient, added to that of the others."""
+    if given.launched and phase != "recompute":
+        yield moves(phase, SHARED_FC2, Traffic(1, 3), given.routed * H / Y, given, calls=PARTS)
 
 
 REPEATED = {ACTIVATION: activation, "shared_experts": shared_forward, "moe": forward}

@@ -58,6 +58,7 @@ CANDIDATE_SYMBOLS = (
     *(axis for axis in ALL_AXES if axis not in AXES),
     *("scores", "scores_back", "softmax", "softmax_back", "alone", "shared", "held"),
     *("expert_z", "expert_data", "expert_parameters", "expert_bucket", "imbalance", "fullest", "freed"),
+    *("exchanged", "joined"),
 )
 """What differs between candidates.
 
@@ -68,7 +69,8 @@ of split and of replicated parameters one rank stores; alone, shared: 1 where a 
 y splits it, else 0. expert_z, expert_data: ranks that shard and that replicate the weights of an expert;
 expert_parameters, expert_bucket: as parameters and *_bucket, of routed experts. imbalance: tokens of the rank with most
 over the mean; fullest: that at the upper end of its 80% interval, which memory must hold. freed: blocks of a chunk that
-do not repeat, whose backward passes are over when those of blocks that repeat begin.
+do not repeat, whose backward passes are over when those of blocks that repeat begin. exchanged, joined: 1
+where ranks of `expert` exchange tokens, and where shards of experts' weights are gathered and joined, else 0.
 """
 
 _ORDER = {name: position for position, name in enumerate((*MODEL_SYMBOLS, *CANDIDATE_SYMBOLS))}
@@ -318,6 +320,9 @@ class Traffic:
     def __add__(self, other: Traffic) -> Traffic:
         return Traffic(*(one + another for one, another in zip(astuple(self), astuple(other), strict=True)))
 
+    def __mul__(self, times: float) -> Traffic:
+        return Traffic(*(one * times for one in astuple(self)))
+
     def size_bytes(self, sizes: ElementSizes) -> float:
         """Bytes an element, all kernels together."""
         cast = sizes.compute + sizes.statistics if sizes.compute != sizes.statistics else 0
@@ -332,7 +337,9 @@ class KernelSet:
     of the residual gradient, where a rank has the whole hidden dim and where y splits it. sum: the addition before the
     norm of the MLP, no kernel of its own where that has it inside. turned, turned_back: of queries and keys, beyond the
     copy of heads. activation, activation_back: of F. loss: of a logit. bias, bias_gradient: of a bias, and of what it
-    is added to. looked_up, scattered: of the embedding's output and its gradient.
+    is added to. looked_up, scattered: of the embedding's output and its gradient. Of experts: routed, routed_back, of
+    the router's input and its gradient; dispatched, combined, of a token that is copied and summed, and of each copy;
+    weighted, weighted_back, of an activation and its probability; expert_gradient, of a weight.
     """
 
     norm: tuple[Traffic, Traffic]
@@ -349,6 +356,13 @@ class KernelSet:
     bias_gradient: Traffic = Traffic(2, 1)
     looked_up: Traffic = Traffic(13, 4)
     scattered: Traffic = Traffic(9, 3)
+    routed: Traffic = Traffic(1, casts=1)
+    routed_back: Traffic = Traffic(2, 2, 1, 1)
+    dispatched: tuple[Traffic, Traffic] = (Traffic(1), Traffic(0, 2))
+    combined: tuple[Traffic, Traffic] = (Traffic(1, 1), Traffic(0, 1))
+    weighted: Traffic = Traffic(1, 2)
+    weighted_back: Traffic = Traffic(2, 5)
+    expert_gradient: Traffic = Traffic(1, 2)
 
 
 def kernel_set(kind: KernelKind, *, rms: bool, gated: bool, fused_norms: bool = True) -> KernelSet:
@@ -377,6 +391,12 @@ def _ideal(*, stepwise: bool, gated: bool) -> KernelSet:
         bias_gradient=Traffic(1, 1),
         looked_up=Traffic(1, 2),
         scattered=Traffic(1, 3),
+        routed=Traffic(),
+        routed_back=Traffic(1, 3),
+        dispatched=(Traffic(1, 1), Traffic(0, 1)),
+        weighted=Traffic(),
+        weighted_back=Traffic(),
+        expert_gradient=Traffic(),
     )
 
 
@@ -415,6 +435,10 @@ def _eager(*, rms: bool, gated: bool) -> KernelSet:
         activation=Traffic(2, 5) if gated else Traffic(1, 2),
         activation_back=Traffic(5, 15) if gated else Traffic(1, 3),
         loss=Traffic(164, 4, 6),
+        routed_back=Traffic(3, 2, 3, 1),
+        combined=(Traffic(2, 1), Traffic(0, 3)),
+        weighted=Traffic(2, 2, 2),
+        weighted_back=Traffic(7, 8, 4),
     )
 
 

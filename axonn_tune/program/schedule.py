@@ -403,7 +403,7 @@ def _issued(operations: Iterable[Operation], options: StepOptions) -> dict[str, 
         if isinstance(step, Collective):
             found[step.axis] = found.get(step.axis, 0.0) + 1.0
             continue
-        counts = ("softmax", "softmax_back", "alone", "shared", "grouped")
+        counts = ("softmax", "softmax_back", "alone", "shared", "grouped", "exchanged", "joined")
         symbol = next((name for name, _ in step.calls.powers if name in counts), "")
         if options.quantizes_in_gemm and isinstance(step, Kernel) and step.quantizes:
             # Weights are quantized once a step; scheduling a linear layer in FP8 takes twice that in BF16, however many

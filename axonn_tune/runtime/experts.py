@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 import torch
+import torch.nn.functional as functional
 from numpy.typing import NDArray
 
 from axonn_tune.program.experts import COMBINE, DISPATCH, FC1, FC2, PROBABILITIES
@@ -23,7 +24,7 @@ from axonn_tune.program.operations import OpKind, Phase
 from axonn_tune.runtime.communicator import CollectiveHandle, Communicator, WeightGradients
 from axonn_tune.runtime.context import own_positions
 from axonn_tune.runtime.devices import RuntimeSettings
-from axonn_tune.runtime.modules import Dropout, LocalFunction, Norm, ParallelLinear, TensorFunction
+from axonn_tune.runtime.modules import Dropout, LocalFunction, Norm, ParallelLinear, TensorFunction, compiled
 from axonn_tune.runtime.parameters import Bucket, Matrix, Vector
 from axonn_tune.specs.model import Experts
 
@@ -93,14 +94,39 @@ class ExpertWeights:
 class Routing:
     """Where the tokens of a part go.
 
-    order: of (token, choice) by expert, `[T·K]`; counts: how many go to each rank, and come from it; places: of what
-    comes, in the order of this rank's experts, `[R]`; sizes: how many each of these has.
+    order: of (token, choice) by expert, `[T·K]`; back: where each is in that order, `[T, K]`; counts: how many go to
+    each rank, and come from it; places: of what comes, in the order of this rank's experts, `[R]`; None: it comes so.
+    sizes: how many each of these has.
     """
 
     order: torch.Tensor
+    back: torch.Tensor
     counts: tuple[list[int], list[int]]
-    places: torch.Tensor
-    sizes: list[int]
+    places: torch.Tensor | None
+    sizes: torch.Tensor
+
+    @cached_property
+    def on_host(self) -> list[int]:
+        """How many rows each of this rank's experts has, as numbers."""
+        found: list[int] = self.sizes.tolist()
+        return found
+
+    @cached_property
+    def ends(self) -> torch.Tensor:
+        """Where the rows of each end, on the device."""
+        return self.sizes.cumsum(0).to(self.order.device, torch.int32)
+
+    def sorted(self, rows: torch.Tensor) -> torch.Tensor:
+        """Rows that came, in the order of this rank's experts."""
+        return rows if self.places is None else rows[self.places]
+
+    def unsorted(self, rows: torch.Tensor) -> torch.Tensor:
+        """Rows of this rank's experts in the order in which they came."""
+        if self.places is None:
+            return rows
+        found = torch.empty_like(rows)
+        found[self.places] = rows
+        return found
 
 
 Local: TypeAlias = tuple[torch.Tensor, TensorFunction]
@@ -126,6 +152,28 @@ class SavedExperts:
 
 
 @dataclass
+class ExpertFunctions:
+    """Functions of local tensors between GEMMs, compiled if the settings ask for it."""
+
+    scaled: Callable[..., torch.Tensor]
+    scaled_gradient: Callable[..., tuple[torch.Tensor, torch.Tensor]]
+    combined: Callable[..., torch.Tensor]
+    widened: Callable[..., torch.Tensor]
+    narrowed: Callable[..., torch.Tensor]
+
+    @classmethod
+    def of(cls, settings: RuntimeSettings, *, varying: bool) -> ExpertFunctions:
+        """Those of one rank; varying: whether other numbers of rows come to its experts each step."""
+        return cls(
+            scaled=compiled(scaled, settings, varying=varying),
+            scaled_gradient=compiled(scaled_gradient, settings, varying=varying),
+            combined=compiled(combined, settings),
+            widened=compiled(widened, settings),
+            narrowed=compiled(narrowed, settings),
+        )
+
+
+@dataclass
 class ExpertBranch:
     """`x + dropout(experts(norm(x)))`, in place of an MLP's residual branch.
 
@@ -139,6 +187,7 @@ class ExpertBranch:
     experts: ExpertWeights
     shared: tuple[ParallelLinear, ParallelLinear] | None
     local: LocalFunction
+    functions: ExpertFunctions
     dropout: Dropout
     communicator: Communicator
     settings: RuntimeSettings
@@ -168,7 +217,7 @@ class ExpertBranch:
             second = self.shared[1]
             shared = yield from second.forward(kept.shared[0], weights.take(second, last=last), "forward")
         _, weight = self.experts.views(weights.take(self.experts, last=last))
-        down = self._grouped(self._scaled(kept), weight, kept.routing)
+        down = self._grouped(self.functions.scaled(kept.local[0], kept.probabilities), weight, kept.routing)
         del weight
         output = self._from_experts(down, kept.routing, "forward", COMBINE)
         pending = self.communicator.all_reduce(output, "x", "forward", self.prefix + COMBINE)
@@ -207,7 +256,7 @@ class ExpertBranch:
         rows = self._to_experts(normal[routing.order // self.given.per_token], routing, phase, DISPATCH)
         sent = chosen.detach().flatten()[routing.order]
         name = self.prefix + PROBABILITIES
-        probabilities = self._exchanged(sent, routing, "all_to_all", phase, name)[routing.places]
+        probabilities = routing.sorted(self._exchanged(sent, routing, "all_to_all", phase, name))
         weight, _ = self.experts.views(weights.take(self.experts, last=False))
         up = self._grouped(rows, weight, routing)
         del weight
@@ -217,7 +266,7 @@ class ExpertBranch:
     def _logits(self, normal: torch.Tensor, weight: torch.Tensor, phase: Phase) -> torch.Tensor:
         """`[T, E]` in the statistics type."""
         wide, layer = self.settings.statistics, self.router.layer
-        own = normal.to(wide) @ weight.to(wide)
+        own = self.functions.widened(normal, wide) @ weight.to(wide)
         own = self.communicator.all_reduce(own, "y", phase, layer).wait()
         return self.communicator.all_gather(own.t(), "x", phase, layer).wait().t().contiguous()
 
@@ -262,23 +311,34 @@ class ExpertBranch:
             counts = self.router.bias.gradient
             counts.scatter_add_(0, experts, torch.ones_like(experts, dtype=counts.dtype))
         order = experts.argsort(stable=True)
-        axis = "expert_tensorexpert"
+        back = torch.empty_like(order)
+        back[order] = torch.arange(len(order), device=order.device)
+        return chosen, balance, self._routing(experts, order, back.view(best.shape), phase)
+
+    def _routing(self, experts: torch.Tensor, order: torch.Tensor, back: torch.Tensor, phase: Phase) -> Routing:
+        """Where each of (token, choice) goes, whose experts are given, `[T·K]`."""
+        count, axis = self.given.count, "expert_tensorexpert"
         ranks, here = self.communicator.mesh.size("expert"), self.communicator.mesh.coordinate("expert")
-        mine = torch.zeros(given.count, dtype=torch.int64, device=experts.device)
+        forced, device = self.settings.forced_balance, experts.device
+        mine = torch.zeros(count, dtype=torch.int64, device=device) if forced else experts.bincount(minlength=count)
+        found = self.communicator.all_gather(mine[None], axis, phase, self.prefix + PROBABILITIES).wait()
+        if ranks == 1 and not forced:
+            # All rows stay here, so that the host need not wait to learn how many are whose.
+            return Routing(order, back, ([len(order)], [len(order)]), None, found[0])
         if forced:
             # All ranks of the group have the same positions.
-            every = np.tile(self._forced_counts * (len(logits) // self.sequence), (ranks, 1))
-            self.communicator.all_gather(mine[None], axis, phase, self.prefix + PROBABILITIES).wait()
+            every = np.tile(self._forced_counts * (len(back) // self.sequence), (ranks, 1))
         else:
-            mine = torch.bincount(experts, minlength=given.count)
-            found = self.communicator.all_gather(mine[None], axis, phase, self.prefix + PROBABILITIES).wait()
             every = found.cpu().numpy()
-        each = given.count // ranks
+        each = count // ranks
         arrives = every[:, here * each : (here + 1) * each]
         sent = every[here].reshape(ranks, each).sum(1).tolist()
-        of_rows = np.repeat(np.tile(np.arange(each), ranks), arrives.flatten())
-        places = torch.from_numpy(np.argsort(of_rows, kind="stable")).to(experts.device)
-        return chosen, balance, Routing(order, (sent, arrives.sum(1).tolist()), places, arrives.sum(0).tolist())
+        places = None
+        if ranks > 1:
+            of_rows = np.repeat(np.tile(np.arange(each), ranks), arrives.flatten())
+            places = torch.from_numpy(np.argsort(of_rows, kind="stable")).to(device)
+        sizes = torch.from_numpy(arrives.sum(0))
+        return Routing(order, back, (sent, arrives.sum(1).tolist()), places, sizes)
 
     @cached_property
     def _forced_counts(self) -> NDArray[np.int64]:
@@ -289,8 +349,7 @@ class ExpertBranch:
 
     def _to_experts(self, rows: torch.Tensor, routing: Routing, phase: Phase, layer: str) -> torch.Tensor:
         """Copies of tokens, `[T·K, H_y]` by expert, to the rows of this rank's experts, `[R, H_y]`."""
-        arrived = self._exchanged(rows, routing, "dispatch", phase, self.prefix + layer)
-        return arrived[routing.places]
+        return routing.sorted(self._exchanged(rows, routing, "dispatch", phase, self.prefix + layer))
 
     def _exchanged(
         self, rows: torch.Tensor, routing: Routing, op: OpKind, phase: Phase, layer: str, *, back: bool = False
@@ -301,28 +360,22 @@ class ExpertBranch:
 
     def _from_experts(self, rows: torch.Tensor, routing: Routing, phase: Phase, layer: str) -> torch.Tensor:
         """Rows of this rank's experts `[R, H_y]` back to their tokens, of each the sum over its experts, `[T, H_y]`."""
-        sent = torch.empty_like(rows)
-        sent[routing.places] = rows
-        back = self._exchanged(sent, routing, "combine", phase, self.prefix + layer, back=True)
         # Copies of all dispatched tokens are the largest arrays of a block.
-        del sent
-        found = torch.empty_like(back)
-        found[routing.order] = back
-        return found.view(-1, self.given.per_token, rows.shape[1]).sum(1)
-
-    def _scaled(self, kept: SavedExperts) -> torch.Tensor:
-        """Activation times probability."""
-        active, _ = kept.local
-        return (active * kept.probabilities[:, None]).to(active.dtype)
+        rows = routing.unsorted(rows)
+        rows = self._exchanged(rows, routing, "combine", phase, self.prefix + layer, back=True)
+        return self.functions.combined(rows, routing.back)
 
     @staticmethod
     def _grouped(
         rows: torch.Tensor, weight: torch.Tensor, routing: Routing, *, transposed: bool = False
     ) -> torch.Tensor:
         """`O[R, n]`, each expert's rows `I[R_e, k]` times its weight `[k, n]`, or its transpose."""
+        if in_one_launch(rows, weight):
+            whole = weight[:, 0]
+            return functional.grouped_mm(rows, whole.transpose(1, 2) if transposed else whole, offs=routing.ends)
         shape = weight.shape[1] * weight.shape[2], weight.shape[3]
         output = rows.new_empty(len(rows), shape[0 if transposed else 1])
-        parts = zip(torch.split(rows, routing.sizes), weight, torch.split(output, routing.sizes), strict=True)
+        parts = zip(torch.split(rows, routing.on_host), weight, torch.split(output, routing.on_host), strict=True)
         for some, shards, into in parts:
             # Of several shards a copy, one expert at a time.
             one = shards.reshape(shape)
@@ -334,7 +387,14 @@ class ExpertBranch:
         rows: torch.Tensor, gradient: torch.Tensor, routing: Routing, into: torch.Tensor, *, first: bool
     ) -> None:
         """Add `dW[k, n] = I[R_e, k]ᵀ · dO[R_e, n]` of each expert to what other parts have added, as shards."""
-        parts = zip(torch.split(rows, routing.sizes), torch.split(gradient, routing.sizes), into, strict=True)
+        if in_one_launch(rows, into):
+            every = functional.grouped_mm(rows.t(), gradient, offs=routing.ends)[:, None]
+            if first:
+                into.copy_(every)
+            else:
+                into.add_(every)
+            return
+        parts = zip(torch.split(rows, routing.on_host), torch.split(gradient, routing.on_host), into, strict=True)
         for some, its, shards in parts:
             found = (some.t() @ its).view(shards.shape)
             if first:
@@ -391,14 +451,15 @@ class ExpertBranch:
             copies = gradient[routing.order // self.given.per_token]
             down = self._to_experts(copies, routing, "backward", COMBINE)
             scaled = self._grouped(down, second, routing, transposed=True)
-            self._add_gradient(self._scaled(part), down, routing, of_second, first=number == 0)
-            del copies, down
+            weighted = self.functions.scaled(active, part.probabilities)
+            self._add_gradient(weighted, down, routing, of_second, first=number == 0)
+            del copies, down, weighted
             pending = self.communicator.all_reduce(
                 scaled, "y", "backward", self.prefix + FC2, planned=len(routing.order)
             )
             scaled = pending.wait()
-            shares = (scaled * active).sum(-1, dtype=self.settings.statistics)
-            up = activation_backward((scaled * part.probabilities[:, None]).to(active.dtype))
+            shares, scaled = self.functions.scaled_gradient(scaled, active, part.probabilities)
+            up = activation_backward(scaled)
             del scaled
             rows = self._grouped(up, first, routing, transposed=True)
             self._add_gradient(part.rows, up, routing, of_first, first=number == 0)
@@ -414,11 +475,8 @@ class ExpertBranch:
     def _probability_gradient(self, part: SavedExperts, shares: torch.Tensor) -> torch.Tensor:
         """Gradient of all logits, from those of rows' probabilities, to which each rank of x has a share."""
         routing, name = part.routing, self.prefix + PROBABILITIES
-        sent = torch.empty_like(shares)
-        sent[routing.places] = shares
-        found = torch.empty_like(part.chosen).flatten()
-        found[routing.order] = self._exchanged(sent, routing, "all_to_all", "backward", name, back=True)
-        whole = self.communicator.all_reduce(found.view_as(part.chosen), "x", "backward", name).wait()
+        found = self._exchanged(routing.unsorted(shares), routing, "all_to_all", "backward", name, back=True)
+        whole = self.communicator.all_reduce(found[routing.back], "x", "backward", name).wait()
         ends, of_ends = [part.chosen], [whole]
         if part.balance is not None:
             ends, of_ends = [*ends, part.balance], [*of_ends, torch.ones_like(part.balance)]
@@ -456,11 +514,50 @@ class ExpertBranch:
         of_weight = torch.zeros(weight.shape, dtype=wide, device=weight.device)
         for normal, rows, all_logits in zip(normals, routed, of_logits, strict=True):
             own = all_logits[:, columns.start : columns.stop]
-            total = (rows + own @ weight.to(wide).t()).to(rows.dtype)
+            total = self.functions.narrowed(rows, own @ weight.to(wide).t())
             found.append(self.communicator.all_reduce(total, "x", "backward", self.prefix + DISPATCH))
-            of_weight.addmm_(normal.to(wide).t(), own)
+            of_weight.addmm_(self.functions.widened(normal, wide).t(), own)
         gradients.reduce(self.router.weight, of_weight.to(weight.dtype), self.router.layer)
         return found
+
+
+def in_one_launch(rows: torch.Tensor, weight: torch.Tensor) -> bool:
+    """Whether GEMMs of `rows[R, k]` and `weight[experts, shards, k, n]` are one kernel: in 16 bits on a GPU.
+
+    The weight must be of one shard, and rows of both be aligned to 16 bytes. Natural routing gives each expert any
+    number of rows. Source: torch.nn.functional.grouped_mm (torch 2.10).
+    """
+    aligned = all(size % 8 == 0 for size in (rows.shape[1], *weight.shape[2:]))
+    fits = rows.is_cuda and rows.dtype == torch.bfloat16 and weight.shape[1] == 1
+    return fits and aligned and hasattr(functional, "grouped_mm")
+
+
+def scaled(active: torch.Tensor, probabilities: torch.Tensor) -> torch.Tensor:
+    """Activations `[R, F]` times the probabilities `[R]` of their experts."""
+    return (active * probabilities[:, None]).to(active.dtype)
+
+
+def scaled_gradient(
+    gradient: torch.Tensor, active: torch.Tensor, probabilities: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Gradients of probabilities, a share over x, and of activations, of what `scaled` has made."""
+    shares = (gradient * active).sum(-1, dtype=probabilities.dtype)
+    return shares, (gradient * probabilities[:, None]).to(active.dtype)
+
+
+def combined(rows: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
+    """`[T, H_y]` of rows `[T·K, H_y]`: the sum over those at a token's places `[T, K]`, in their order."""
+    return rows[places].sum(1)
+
+
+def widened(rows: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """The same in a wider type."""
+    return rows.to(dtype)
+
+
+def narrowed(rows: torch.Tensor, wide: torch.Tensor) -> torch.Tensor:
+    """The sum in the type of the rows, rounded once."""
+    return (rows + wide).to(rows.dtype)
 
 
 def balanced(places: torch.Tensor, given: Experts) -> torch.Tensor:

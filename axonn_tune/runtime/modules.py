@@ -23,7 +23,7 @@ from axonn_tune.program.dimensions import loss_chunks
 from axonn_tune.program.operations import Phase
 from axonn_tune.runtime import philox
 from axonn_tune.runtime.communicator import Communicator, WeightGathers, WeightGradients
-from axonn_tune.runtime.devices import RuntimeSettings
+from axonn_tune.runtime.devices import COMPILE_STATIC, RuntimeSettings
 from axonn_tune.runtime.parameters import Matrix, Vector
 from axonn_tune.specs.model import Layer, Model
 
@@ -31,9 +31,23 @@ TensorFunction: TypeAlias = Callable[[torch.Tensor], torch.Tensor]
 Compiled = TypeVar("Compiled", bound=Callable[..., object])
 
 
-def compiled(function: Compiled, settings: RuntimeSettings) -> Compiled:
-    """The function, compiled if the settings ask for it: its elementwise operations become one kernel."""
-    return cast(Compiled, settings.compiler(function)) if settings.compile else function
+def compiled(function: Compiled, settings: RuntimeSettings, *, varying: bool = False) -> Compiled:
+    """The function, compiled if the settings ask for it: its elementwise operations become one kernel.
+
+    varying: its tensors have other numbers of rows at each call, for each of which it would be compiled anew.
+    """
+    if not settings.compile:
+        return function
+    made = settings.compiler(function)
+    if not varying or settings.compiler is not COMPILE_STATIC:
+        return cast(Compiled, made)
+
+    def run(*given: torch.Tensor) -> object:
+        for one in given:
+            torch._dynamo.maybe_mark_dynamic(one, 0)
+        return made(*given)
+
+    return cast(Compiled, run)
 
 
 LocalFunction: TypeAlias = Callable[[torch.Tensor, Phase], tuple[torch.Tensor, TensorFunction]]
@@ -216,14 +230,14 @@ def dropped(
     return x * keep / (1.0 - share)
 
 
-def activation(settings: RuntimeSettings, *, gated: bool) -> LocalFunction:
+def activation(settings: RuntimeSettings, *, gated: bool, varying: bool = False) -> LocalFunction:
     """The MLP's activation `[M, G_x] → [M, F_x]`: GELU, or SiLU(gate) · up with gate and up alternating.
 
     Its input is all that is saved.
     """
     forward, backward = (swiglu, swiglu_gradient) if gated else (functional.gelu, gelu_gradient)
-    forward, backward = compiled(forward, settings), compiled(backward, settings)
-    return lambda x, phase: (forward(x), partial(backward, x))
+    run, back = compiled(forward, settings, varying=varying), compiled(backward, settings, varying=varying)
+    return lambda x, phase: (run(x), partial(back, x))
 
 
 def gelu_gradient(x: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:

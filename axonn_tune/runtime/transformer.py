@@ -20,7 +20,7 @@ from axonn_tune.program.step import BUNDLED
 from axonn_tune.runtime.communicator import Communicator, DataBuckets, WeightGather, WeightGathers, WeightGradients
 from axonn_tune.runtime.context import RingAttention, kernel_on, own_positions
 from axonn_tune.runtime.devices import RuntimeSettings
-from axonn_tune.runtime.experts import ExpertBranch, ExpertWeights, Router, SavedExperts
+from axonn_tune.runtime.experts import ExpertBranch, ExpertFunctions, ExpertWeights, Router, SavedExperts
 from axonn_tune.runtime.modules import (
     CausalAttention,
     Dropout,
@@ -591,13 +591,15 @@ class Transformer:
         if given.score_bias:
             rate = self.settings.bias_rate
             bias = self.store.vector(f"{name}.moe.router.bias", given.count, value=0.0, rate=rate)
+        varying = self.communicator.mesh.size("expert") > 1 and not self.settings.forced_balance
         return ExpertBranch(
             norm=norm,
             given=given,
             router=Router(f"{prefix}moe.router", self._matrix(f"{name}.moe.router", (hidden, given.count)), bias),
             experts=ExpertWeights(f"{prefix}{EXPERTS}", *weights),
             shared=shared,
-            local=activation(self.settings, gated=layer.gated),
+            local=activation(self.settings, gated=layer.gated, varying=varying),
+            functions=ExpertFunctions.of(self.settings, varying=varying),
             dropout=self._dropout(f"{name}.mlp.fc2"),
             communicator=self.communicator,
             settings=self.settings,

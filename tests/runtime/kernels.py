@@ -145,7 +145,8 @@ class Fusion:
                 continue  # A view of an argument reads what it shows, no more.
             self._sources[id(one)] = found, summed
             self._alive.append(one)
-        for one in operator.written:
+        # What a look-up finds is read from memory, but written nowhere.
+        for one in operator.written if operator.name not in _LOOK_UPS else ():
             self._changed[id(one)] = one
 
     def kernels(self, results: list[torch.Tensor]) -> Iterator[int]:

@@ -152,6 +152,34 @@ def test_kernels_move_what_is_priced(options: dict[str, Any]) -> None:
         assert counted[name] == pytest.approx(kernels[name], rel=0.3 if "precision" in options else 0.1), name
 
 
+EXPERTS = {"count": 8, "per_token": 3, "width": 1280, "shared_width": 1024}
+
+
+@pytest.mark.parametrize(
+    ("split", "expert", "compiled", "recompute"),
+    [
+        ((1, 1, 1), 1, True, "none"),
+        ((1, 1, 2), 2, True, "selective"),
+        ((2, 1, 2), 2, False, "none"),
+        ((1, 2, 2), 1, False, "full"),
+        ((2, 2, 2), 2, True, "full"),
+    ],
+)
+def test_experts_move_what_is_priced(
+    split: tuple[int, int, int], expert: int, compiled: bool, recompute: Recompute
+) -> None:
+    """Guards the same of experts, whose loops over single ones launch more kernels than are counted."""
+    config = launch("llama", split, compiled=compiled, recompute=recompute)
+    moe = {"layers": f"moe*{LAYERS}", "layer_types": {"moe": {"experts": EXPERTS}}}
+    given = config.model.model_dump(mode="json", by_alias=True, exclude_none=True) | moe
+    changes = {"model": type(config.model).model_validate(given), "force_load_balancing": True}
+    changes |= {"grid": config.grid.model_copy(update={"expert": expert})}
+    config = config.model_copy(update=changes)
+    (moved, _), (expected, _) = launched(config), priced(config)
+    for name in SECTIONS:
+        assert expected[name] == pytest.approx(moved[name], rel=WITHIN), name
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 def test_overlap_moves_no_byte_more(family: str) -> None:
     """Guards the sum of all sections: overlap launches a gather's conversion and a gradient's addition elsewhere."""

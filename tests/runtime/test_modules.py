@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -13,10 +14,10 @@ from axonn_tune.grid import Grid
 from axonn_tune.runtime import modules
 from axonn_tune.runtime.communicator import Communicator, WeightGathers, WeightGradients
 from axonn_tune.runtime.devices import COMPILE_STATIC, RuntimeSettings
-from axonn_tune.runtime.experts import balanced
+from axonn_tune.runtime.experts import ExpertFunctions, balanced
 from axonn_tune.runtime.ledger import Ledger
 from axonn_tune.runtime.mesh import build_mesh
-from axonn_tune.runtime.modules import Dropout, Norm, attention_core, compiled
+from axonn_tune.runtime.modules import Dropout, Norm, activation, attention_core, compiled
 from axonn_tune.runtime.parameters import ParameterStore
 from axonn_tune.runtime.philox import key_of
 from axonn_tune.runtime.transformer import Transformer
@@ -166,3 +167,29 @@ def test_forced_load_balancing_gives_ranks_as_many_tokens() -> None:
         assert {tuple(torch.bincount(chunk).tolist()) for chunk in held} == {(16 // ranks,) * ranks}
     assert (found[:, 0] != found[:, 1]).all()
     assert set(torch.bincount(found.flatten()).tolist()) == {96 * 2 // given.count}
+
+
+def test_rows_of_experts_are_compiled_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards steps under natural routing, which sends a rank other numbers of rows each time: eight compilations of a
+    function, and torch runs it operator by operator from then on."""
+    built: list[torch.fx.GraphModule] = []
+
+    def build(graph: torch.fx.GraphModule, inputs: list[torch.Tensor]) -> Callable[..., Any]:
+        built.append(graph)
+        return graph.forward
+
+    compiler = partial(torch.compile, dynamic=False, backend=build)
+    monkeypatch.setattr(modules, "COMPILE_STATIC", compiler)
+    given = settings(torch.bfloat16, compiler=compiler)
+    local, functions = activation(given, gated=True, varying=True), ExpertFunctions.of(given, varying=True)
+    for rows in (100, 117, 256, 33):
+        up, probabilities = torch.randn(rows, 16, dtype=torch.bfloat16), torch.rand(rows)
+        active, backward = local(up, "forward")
+        right = modules.swiglu(up)
+        assert torch.equal(active, right)
+        weighted = functions.scaled(active, probabilities)
+        shares, gradient = functions.scaled_gradient(weighted, active, probabilities)
+        assert torch.equal(gradient, (weighted * probabilities[:, None]).to(torch.bfloat16))
+        assert shares.shape == (rows,)
+        assert torch.equal(backward(gradient), modules.swiglu_gradient(up, gradient))
+        assert len(built) == 4
