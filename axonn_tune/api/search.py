@@ -390,7 +390,8 @@ class SearchResult(ReportedResult, Sequence[PricedLayout]):
             entries += self.ranked.rejected()
         if "rank" in (shown.get("names") or ["rank"]):
             entries = list(with_shortest(self.ranked, entries))
-        return ranking_table(self.ranked, entries, families=families, **shown)
+        intervals = not {"low_s", "high_s"}.isdisjoint(shown.get("names", ()))
+        return ranking_table(self.ranked, entries, families=families, intervals=intervals, **shown)
 
     def __len__(self) -> int:
         return len(self.ranked)

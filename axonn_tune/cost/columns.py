@@ -130,9 +130,17 @@ class ColumnPricer:
         self.program, self._schedule = program, schedule
         self._rates, self._element_bytes, self._table = rates, element_bytes, table
 
-    def work(self, values: Mapping[str, Value], stage: Stage = ONLY, runs: Runs | None = None) -> StageWork:
-        """What depends on the shapes alone; `values` are columns over shapes, `kept` among them."""
-        clock = ComputeClock(self._rates, self._element_bytes, values, COLUMNS)
+    def clock(
+        self, values: Mapping[str, Value], others: tuple[ComputeClock, Integers | None] | None = None
+    ) -> ComputeClock:
+        """The clock of some shapes; others: of more of them."""
+        return ComputeClock(self._rates, self._element_bytes, values, COLUMNS, others=others)
+
+    def work(
+        self, clock: ComputeClock | Mapping[str, Value], stage: Stage = ONLY, runs: Runs | None = None
+    ) -> StageWork:
+        """What depends on the shapes alone; values of the clock are columns over shapes, `kept` among them."""
+        clock = clock if isinstance(clock, ComputeClock) else self.clock(clock)
         return StageWork(clock, self.program, self._schedule, stage, runs)
 
     def distinct(self, candidates: Candidates) -> tuple[Integers, Integers]:

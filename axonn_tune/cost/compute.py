@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import numpy as np
+from numpy.typing import NDArray
 
 from axonn_tune.frameworks.description import FUSED
 from axonn_tune.program.operations import (
@@ -22,6 +23,7 @@ from axonn_tune.program.operations import (
     Computation,
     Kernel,
     MatMul,
+    Size,
     Value,
     captured_layers,
     is_captured,
@@ -204,6 +206,8 @@ class ComputeClock:
     """Prices computations: rates, element size, the values of the symbols.
 
     known, stretched: times of a call and of its calls in a row, by identity of the operation, which is kept with it.
+    others: the clock of more candidates, with the rows that these are among them (None: the same): all but the end of
+    the step takes equally long on every pipeline stage.
     """
 
     rates: ComputeRates
@@ -212,6 +216,7 @@ class ComputeClock:
     arithmetic: Arithmetic
     known: dict[int, tuple[Computation, Value]] = field(default_factory=dict, compare=False, repr=False)
     stretched: dict[int, tuple[Computation, Value]] = field(default_factory=dict, compare=False, repr=False)
+    others: tuple[ComputeClock, NDArray[np.int64] | None] | None = field(default=None, compare=False, repr=False)
 
     def call_s(self, step: Computation) -> Value:
         """Time of one call, s; a kernel without bytes is not launched."""
@@ -219,6 +224,14 @@ class ComputeClock:
         if found is None:
             found = self.known[id(step)] = step, self._call_s(step)
         return found[1]
+
+    def _of_others(self, step: Computation) -> Value | None:
+        """Time of one call by the clock of more candidates, s; None where it is not the same."""
+        if self.others is None or step.phase == "step":
+            return None
+        clock, rows = self.others
+        call_s = clock.call_s(step)
+        return call_s if rows is None or isinstance(call_s, float) else call_s.take(rows)
 
     @cached_property
     def _captured_rates(self) -> ComputeRates:
@@ -228,6 +241,8 @@ class ComputeClock:
         return replace(rates, matmul_launch_s=launches[0], kernel_launch_s=launches[1])
 
     def _call_s(self, step: Computation) -> Value:
+        if (call_s := self._of_others(step)) is not None:
+            return call_s
         rates, element = self.rates, self.element_bytes
         quantizes = rates.quantizes_in_gemm and isinstance(step, Kernel) and step.quantizes
         if step.phase != "step" and (quantizes or is_captured(step.layer, rates.captured)):
@@ -276,9 +291,12 @@ class ComputeClock:
 def compute_s(program: StepProgram, clock: ComputeClock, stage: Stage = ONLY) -> Value:
     """All computation of one step and rank of a stage, s: the left fold over the program."""
     total: Value = 0.0
+    counts = dict[Size, Value]()
     for step, count in program.calls(stage):
         if isinstance(step, MatMul | Attention | Kernel):
-            total = total + count.evaluate(clock.values) * clock.call_s(step)
+            if count not in counts:
+                counts[count] = count.evaluate(clock.values)
+            total = total + counts[count] * clock.call_s(step)
     return total
 
 

@@ -361,7 +361,7 @@ class Pricer:
     """Prices one layout.
 
     call_s: software overhead per collective and message; parts: blocks of each model part, chunk c of stage s at
-    c·p + s.
+    c·p + s; clock: that of the first stage that is replayed, which the others share, as other splits of the layers do.
     """
 
     def __init__(self, job: Job, layout: Layout, software: Software | None = None) -> None:
@@ -408,6 +408,7 @@ class Pricer:
             axes: route(self.grid.group_shape(axes, self.options.folding), tiers, world) for axes in self.program.groups
         }
         self._lines: dict[tuple[Sent, str], tuple[Line, ...]] = {}
+        self.clock: ComputeClock | None = None
 
     def _symbols(self, stage: Stage, chunks: Sequence[Contents] | None = None) -> dict[str, float]:
         return symbol_values(
@@ -422,7 +423,9 @@ class Pricer:
 
     def replay(self, values: dict[str, float], stage: Stage) -> Replay:
         """The replay of a stage, for given symbols."""
-        clock = ComputeClock(self.rates, float(self.element), values, PLAIN)
+        others = None if self.clock is None else (self.clock, None)
+        clock = ComputeClock(self.rates, float(self.element), values, PLAIN, others=others)
+        self.clock = self.clock or clock
         runs = as_runs(self.contents[0]) if stage == ONLY else None
         return Replay(
             StageWork(clock, self.program, self.schedule, stage, runs),

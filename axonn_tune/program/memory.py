@@ -128,13 +128,15 @@ class Peak:
     """Live memory in one part of a step, besides persistent state and saved activations.
 
     points: sets of arrays alive together; gathers, reductions: sets of gathered weights and of unreduced gradients
-    alive together; kept_gathers: gathers beside the weights of layers that are not resharded.
+    alive together; kept_gathers: gathers beside the weights of layers that are not resharded. freed: what is freed
+    before any of the points, negative.
     """
 
     points: tuple[Held, ...]
     gathers: tuple[tuple[Size, ...], ...]
     kept_gathers: tuple[tuple[Size, ...], ...]
     reductions: tuple[tuple[Size, ...], ...]
+    freed: Held = ()
 
 
 @dataclass(frozen=True)
@@ -169,6 +171,7 @@ class MemoryPlan:
             (
                 tuple(summed(size for _, size in point) for point in peak.points),
                 *(tuple(map(summed, several)) for several in (peak.gathers, peak.kept_gathers, peak.reductions)),
+                tuple(summed([size]) for _, size in peak.freed),
             )
             for peak in self.peaks
         ]
@@ -179,7 +182,7 @@ class Sums(NamedTuple):
     """Left folds of sizes: each size once, and each fold as the one without its last size, and that size; 0 is nothing.
 
     lasting, kept_layers: folds of what is alive throughout and of the weights of a block; peaks: of each its points,
-    gathers, gathers beside kept layers, and reductions.
+    gathers, gathers beside kept layers, reductions, and each size that is freed.
     """
 
     sizes: tuple[Size, ...]
@@ -262,15 +265,20 @@ def _backward_peak(program: StepProgram, block: Block, *, last: bool) -> Peak:
     again = held and "mlp.fc1" in given.options.repeated_layers(block.recompute)
     behind = () if given.options.chunked_loss or not last else program.head.operations
     head = _sizes(given, behind, "weight_gradient")
-    gradient = given.stream("residual gradient", "residual gradients")
-    freed = _freed(program) if given.repeating == REPEATING else ()
-    points = temporaries(operations, first=(gradient,), saved=saved_arrays(block))
     return Peak(
-        points=tuple((*point, *freed) for point in points),
+        points=_backward_points(block),
         gathers=((*gathers, *gathers[:1]),) if whole else (*_pairs(gathers), *([gathers[:3]] if again else [])),
         kept_gathers=(gathers[:1],),
         reductions=(*_pairs(reductions), (*head, *reductions[:1])),
+        freed=_freed(program) if given.repeating == REPEATING else (),
     )
+
+
+@lru_cache(maxsize=512)
+def _backward_points(block: Block) -> tuple[Held, ...]:
+    """Temporaries of a block's backward pass."""
+    gradient = block.given.stream("residual gradient", "residual gradients")
+    return temporaries(block.backward.operations, first=(gradient,), saved=saved_arrays(block))
 
 
 def _freed(program: StepProgram) -> Held:
@@ -321,7 +329,7 @@ class Memory:
         points = list[Items]()
         for peak, (gathered, reduced) in zip(self.plan.peaks, self.buffers, strict=True):
             buffers = ("gathered weights", gathered), ("unreduced weight gradients", reduced)
-            points += [(*self._priced(point), *buffers) for point in peak.points]
+            points += [(*self._priced((*point, *peak.freed)), *buffers) for point in peak.points]
         found, held = dict[str, Value](), ("gathered weights of whole blocks", self.held_bytes)
         lasting = (*self._priced(self.plan.persistent), *self._priced(self.plan.saved))
         largest = max(points, key=lambda items: reduce(add, (size_bytes for _, size_bytes in items), 0.0))
@@ -353,14 +361,16 @@ def price_memory(
     none_kept: Value = 0.0
     some_kept: Value = 0.0
     buffers = list[tuple[Value, Value, Value]]()
-    for points, *several in sums.peaks:
+    for points, *several, freed in sums.peaks:
         gathers, kept_gathers, reductions = (
             needed * _largest_of((found[fold] for fold in one), arithmetic) for one in several
         )
         buffers.append((gathers, kept_gathers, reductions))
-        for point in points:
-            none_kept = arithmetic.larger(none_kept, found[point] + gathers + reductions)
-            some_kept = arithmetic.larger(some_kept, found[point] + kept_gathers + reductions)
+        # Sums never decrease with what is added to, so the largest point has the largest of them, to the last bit.
+        largest = reduce(arithmetic.larger, (found[point] for point in points))
+        largest = reduce(add, (found[one] for one in freed), largest)
+        none_kept = arithmetic.larger(none_kept, largest + gathers + reductions)
+        some_kept = arithmetic.larger(some_kept, largest + kept_gathers + reductions)
     lasting_bytes, per_layer = found[sums.lasting], _largest_of((found[one] for one in sums.kept_layers), arithmetic)
     room = (limit_bytes - lasting_bytes - some_kept) / per_layer
     kept: Value = 0.0 * room

@@ -85,6 +85,17 @@ def _place(name: str) -> tuple[int, str]:
     return _ORDER[name.partition(".")[0]], name
 
 
+@lru_cache(maxsize=4096)
+def _joined_powers(
+    powers: tuple[tuple[str, int], ...], others: tuple[tuple[str, int], ...], sign: int
+) -> tuple[tuple[str, int], ...]:
+    """Powers of a product or quotient."""
+    found = dict(powers)
+    for name, power in others:
+        found[name] = found.get(name, 0) + sign * power
+    return tuple(sorted(((name, power) for name, power in found.items() if power), key=lambda item: _place(item[0])))
+
+
 @dataclass(frozen=True)
 class Size:
     """`coefficient · Π symbol^power`; powers sorted by the canonical order of symbols, none zero."""
@@ -111,11 +122,7 @@ class Size:
         coefficient = self.coefficient * other.coefficient if sign > 0 else self.coefficient / other.coefficient
         if not other.powers:
             return Size(coefficient, self.powers)
-        powers = dict(self.powers)
-        for name, power in other.powers:
-            powers[name] = powers.get(name, 0) + sign * power
-        ordered = sorted(((name, power) for name, power in powers.items() if power), key=lambda item: _place(item[0]))
-        return Size(coefficient, tuple(ordered))
+        return Size(coefficient, _joined_powers(self.powers, other.powers, sign))
 
     @cached_property
     def _numerator(self) -> tuple[str, ...]:

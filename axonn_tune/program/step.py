@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import cached_property, lru_cache, partial
 from itertools import chain
 from typing import TypeAlias
 
@@ -305,11 +305,17 @@ def _block(given: LayerInputs, number: int, *, recompute: Recompute, times: Size
         type=number,
         given=given,
         recompute=recompute,
-        forward=Section("block", repeats, _named(given, _block_forward(given))),
+        forward=_forward(given),
         backward=Section("block_backward", repeats, _named(given, _block_backward(given, recompute=recompute))),
         bucket=_bucket_section("block_bucket", buckets, (WHOLE_BLOCK, EXPERTS), given, times=times),
         parameters=_parameter_section("parameters", buckets, (WHOLE_BLOCK, EXPERTS), given),
     )
+
+
+@lru_cache(maxsize=64)
+def _forward(given: LayerInputs) -> Section:
+    """The forward pass of one kind of block, of all kinds of recompute."""
+    return Section("block", given.blocks * ACCUMULATION, _named(given, _block_forward(given)))
 
 
 def _named(given: LayerInputs, operations: Iterable[Operation]) -> tuple[Operation, ...]:

@@ -30,7 +30,9 @@ def balanced(job: Job, layout: Layout, *, step_s: float, limit_bytes: float) -> 
     batches = job.workload.global_batch / (layout.grid.batch_shares * layout.micro_batch)
     if (before_s - after_s) * batches < WORTH * step_s or (layout.recompute_layers or 0) >= max(split):
         return None
-    found = Pricer(job, replace(layout, parts=split)).price()
+    again = Pricer(job, replace(layout, parts=split))
+    again.clock = pricer.clock
+    found = again.price()
     return found if found.memory_bytes <= limit_bytes and found.iteration_s <= (1.0 - WORTH) * step_s else None
 
 

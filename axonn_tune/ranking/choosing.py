@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from axonn_tune.cost.columns import ColumnPricer, Floats, Integers, RouteTable, distinct, route_table
 from axonn_tune.cost.compute import compute_rates
+from axonn_tune.cost.price import Detail
 from axonn_tune.errors import UsageError
 from axonn_tune.frameworks import registry, software_on, step_on
 from axonn_tune.frameworks.description import Framework, StepOptions
@@ -232,6 +233,7 @@ def _balanced(priced: Priced, *, count: int) -> Priced:
     from axonn_tune.ranking.balance import balanced
 
     columns, shapes, fittings, splits = priced.columns, priced.shapes, priced.fittings, dict[int, tuple[int, ...]]()
+    details = dict[int, Detail]()
     rows = np.argsort(columns.iteration_s, kind="stable")
     grids, formats = (np.sort(distinct(one[rows])[1]) for one in (columns.places(shapes), columns.precision))
     first = replace(priced, rows=rows[np.union1d(grids[:count], formats)])
@@ -243,7 +245,7 @@ def _balanced(priced: Priced, *, count: int) -> Priced:
         found = balanced(first.problem_of(row), first.layout(place), step_s=step_s, limit_bytes=limit_bytes)
         if found is None or found.parts is None:
             continue
-        splits[len(shapes)] = found.parts
+        splits[len(shapes)], details[len(columns.shape)] = found.parts, found
         own, rows = fittings[kind], np.arange(1)
         more = Fitting(np.array([found.memory_bytes]), own.kept_layers[shape], own.repeated[shape], rows, limit_bytes)
         less = replace(more, total_bytes=np.array([np.inf]), rows=rows[:0])
@@ -264,7 +266,8 @@ def _balanced(priced: Priced, *, count: int) -> Priced:
         )
         columns, shapes = _joined([columns, one]), shapes.with_more(shapes.taken(shape, chunks=shapes.chunks[shape]))
     searched = replace(priced.searched, candidates=priced.searched.candidates + len(splits))
-    return replace(priced, searched=searched, shapes=shapes, fittings=fittings, columns=columns, splits=splits)
+    whole = replace(priced, searched=searched, shapes=shapes, fittings=fittings, columns=columns, splits=splits)
+    return replace(whole, details=details)
 
 
 class Programs(Mapping[Variant, StepProgram]):
@@ -421,11 +424,15 @@ def _count_fitting(shapes: Shapes, placements: Placements, fittings: dict[Varian
 def _routes(problem: Problem, placements: Placements, program: StepProgram) -> RouteTable:
     """Price every route for all collectives of a program."""
     steps = (step for stage in (ONLY, FIRST) for step, _ in program.collectives(stage))
-    sent = {(step.sent, step.axis) for step in steps}
-    used = {axes: placements.routes[axes] for axes in program.groups}
+    sent = frozenset((step.sent, step.axis) for step in steps)
     software, machine = software_on(problem.framework, problem.machine), problem.machine.placing(problem.gpus)
     call_s = seconds(software.collective_us)
-    return route_table(placements.shapes, used, machine, problem.gpus, sent=sent, call_s=call_s)
+    key = program.groups, sent, call_s
+    if key not in placements.tables:
+        used = {axes: placements.routes[axes] for axes in program.groups}
+        table = route_table(placements.shapes, used, machine, problem.gpus, sent=sent, call_s=call_s)
+        placements.tables[key] = table
+    return placements.tables[key]
 
 
 def _check(problem: Problem) -> None:
@@ -542,7 +549,14 @@ def _refined(columns: Columns, shapes: Shapes, problem: Problem, *, count: int, 
     groups = None if variants else columns.places(shapes)
     for last in (False, False, True) if columns.pending.any() else ():
         limits_s = np.array(list(_limits_s(columns, shapes, problem, count=count).values()))
-        rows = np.flatnonzero(columns.pending & (columns.iteration_s <= limits_s[columns.precision]))
+        near = columns.pending & (columns.iteration_s <= limits_s[columns.precision])
+        if groups is not None:
+            # What is above an exact step of its grid is not the best of it.
+            exact_s = np.full(int(groups.max(initial=-1)) + 1, np.inf)
+            known = np.flatnonzero(~columns.pending & ~columns.bounded)
+            np.minimum.at(exact_s, groups[known], columns.iteration_s[known])
+            near &= columns.iteration_s <= exact_s[groups]
+        rows = np.flatnonzero(near)
         if len(rows) > _FEW and not last:
             # The most promising first: the limits come down by them.
             rows = rows[np.argsort(columns.iteration_s[rows], kind="stable")]

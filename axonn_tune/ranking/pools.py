@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from axonn_tune.cost.columns import Candidates, ColumnPricer, Floats, Integers, distinct
+from axonn_tune.cost.compute import ComputeClock
 from axonn_tune.cost.replay import ChunkTimes, StageWork
 from axonn_tune.frameworks import software_on
 from axonn_tune.grid import GroupShape
@@ -327,6 +328,7 @@ class _Parts:
         if stage not in self._worked:
             places, shapes = dict[_Blocks, tuple[Integers, int]](), dict[_Blocks, slice]()
             sizes, found, start, first = list[tuple[dict[str, Value], int]](), list[Candidates](), 0, 0
+            every_shape = list[Integers]()
             for some in [one for one in self._rows if one.stage == stage]:
                 rows = distinct(np.concatenate(self._rows[some]))[0]
                 candidates = self.candidates.taken(rows)
@@ -334,12 +336,19 @@ class _Parts:
                 places[some], shapes[some] = (rows, start), slice(first, first + len(among))
                 found.append(replace(candidates, shape=first + np.searchsorted(among, candidates.shape)))
                 sizes.append((self._values_of(some, among), len(among)))
+                every_shape.append(self.shapes.piped[among])
                 start, first = start + len(rows), first + len(among)
             routes = {axes: np.concatenate([one.routes[axes] for one in found]) for axes in found[0].routes}
             every = Candidates(np.concatenate([one.shape for one in found]), routes)
-            work = self.pricer.work(_stacked(sizes), stage)
+            clock = self.pricer.clock(_stacked(sizes), (self._clock, np.concatenate(every_shape)))
+            work = self.pricer.work(clock, stage)
             self._worked[stage] = _Worked(every, work, places, shapes)
         return self._worked[stage]
+
+    @cached_property
+    def _clock(self) -> ComputeClock:
+        """The clock of all shapes, whatever the stage."""
+        return self.pricer.clock(self.shapes.values)
 
     def _values_of(self, some: _Blocks, among: Integers) -> dict[str, Value]:
         """Symbols of a kind of stage, of some shapes."""

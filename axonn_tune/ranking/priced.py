@@ -150,7 +150,7 @@ class Priced:
 
     `rows` indexes the columns, best first, each grid once (or every candidate). problems: the problem with each
     exchange of context parallelism that was compared. splits: layers of each part of the shapes whose stages are
-    balanced by time. others: rank of each grid by other cost models.
+    balanced by time. others: rank of each grid by other cost models. details: everything of rows, where it is known.
     """
 
     problem: Problem
@@ -166,6 +166,7 @@ class Priced:
     cost: str = ALPHA_BETA
     splits: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
     others: Mapping[str, Mapping[Sizes, int]] = field(default_factory=dict)
+    details: dict[int, Detail] = field(default_factory=dict, repr=False)
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -179,7 +180,7 @@ class Priced:
         """Everything that the alpha-beta model predicts of the layout at a place of the ranking, from 0."""
         row = int(self.rows[position])
         return replace(
-            price(self.problem_of(row), self.layout(position)),
+            self._detailed(row),
             rank=position + 1,
             tie=position < self.ties,
             shortest_step_s=float(self._shortest_steps_s[self._places[row]]),
@@ -187,8 +188,13 @@ class Priced:
 
     def with_terms(self, position: int) -> PricedLayout:
         """The layout at a place of the ranking, with every collective by the ranking's cost model."""
-        detail = price(self.problem_of(int(self.rows[position])), self.layout(position))
+        detail = self._detailed(int(self.rows[position]))
         return replace(self[position], terms=detail.terms, stages=detail.stages)
+
+    def _detailed(self, row: int) -> Detail:
+        if row not in self.details:
+            self.details[row] = price(self.problem_of(row), self._layout(row))
+        return self.details[row]
 
     def layout(self, position: int) -> Layout:
         """The layout at a place of the ranking, from 0."""

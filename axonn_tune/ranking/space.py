@@ -9,14 +9,14 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache, reduce
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from axonn_tune.cost.columns import Candidates, Floats, Integers, distinct
+from axonn_tune.cost.columns import Candidates, Floats, Integers, RouteTable, distinct
 from axonn_tune.errors import UsageError
 from axonn_tune.frameworks import step_on
 from axonn_tune.frameworks.axonn_tune import AXONN_TUNE
@@ -41,7 +41,7 @@ from axonn_tune.grid import (
 from axonn_tune.job import Job
 from axonn_tune.program.dimensions import Constraint, constraints, dimensions, loss_chunks
 from axonn_tune.program.memory import Memory, memory_limit_bytes, price_memory
-from axonn_tune.program.operations import COLUMNS, PLAIN_BLOCKS, REPEATING, Value
+from axonn_tune.program.operations import COLUMNS, PLAIN_BLOCKS, REPEATING, Sent, Value
 from axonn_tune.program.schedule import blocks_by_kind, kept_by_kind
 from axonn_tune.program.step import (
     FIRST,
@@ -923,13 +923,15 @@ class Routes(dict[str, Integers]):
 
 @dataclass(frozen=True)
 class Placements:
-    """Distinct rank orders of the grids in use: for each placement its grid, number of its order, and routes."""
+    """Distinct rank orders of the grids in use: for each placement its grid, number of its order, and routes; tables of
+    these, by groups, what is sent over them and the time that a call takes the software."""
 
     grid: Integers
     order: Integers
     orders: tuple[tuple[str, ...], ...]
     routes: Routes
     of_grid: dict[int, Integers]
+    tables: dict[tuple[tuple[str, ...], frozenset[tuple[Sent, str]], float], RouteTable] = field(default_factory=dict)
 
     @property
     def shapes(self) -> tuple[GroupShape, ...]:

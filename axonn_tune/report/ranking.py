@@ -86,15 +86,17 @@ def ranking_table(
     names: Sequence[str] = (),
     wide: bool = False,
     terminal: int = 0,
+    intervals: bool = True,
 ) -> Table:
     """The entries with these columns, or those of a narrow or `wide` table; the shortest step is marked, if not #1's.
 
     families: places of rows that the entries stand for, too. terminal: characters of a line of the terminal, where bars
-    are drawn if they fit; 0 for none.
+    are drawn if they fit; 0 for none. intervals: whether the ends of each step's are known, for which it is priced
+    again.
     """
     problem, narrow = ranked.problem, not (names or wide)
     framework, limit_bytes = problem.framework, memory_limit_bytes(problem.machine.accelerator)
-    found = _rows(ranked, entries, families, limit_bytes)
+    found = _rows(ranked, entries, families, limit_bytes, intervals=intervals)
     axes, equal = shown_axes(problem), list[str]()
     if narrow and len(found) > 1:
         alone = [axis for axis in axes if framework.names or axis not in AXES]
@@ -154,14 +156,21 @@ def ranking_table(
     return _with_bars(table, terminal)
 
 
-def _rows(ranked: Priced, entries: Sequence[Row], families: Sequence[Sequence[int]], limit_bytes: float) -> list[Json]:
+def _rows(
+    ranked: Priced,
+    entries: Sequence[Row],
+    families: Sequence[Sequence[int]],
+    limit_bytes: float,
+    *,
+    intervals: bool,
+) -> list[Json]:
     """The entries as configurations of the contract, with what tables need beside."""
     best = ranked.fastest_elsewhere()
     folded = {one[0] + 1: ",".join(str(ranked.layout(place).grid.context) for place in one[1:]) for one in families}
     # In CSV with its fraction of a byte, as it always was.
     return [
         {
-            **entry_json(entry, ranked),
+            **entry_json(entry, ranked, **({} if intervals else {"low_s": None, "high_s": None})),
             "memory_bytes": entry.memory_bytes,
             "memory_limit_bytes": limit_bytes,
             "shortest": same_step(entry, best),
@@ -602,10 +611,10 @@ Row: TypeAlias = PricedLayout | Rejected
 """A row of a ranking."""
 
 
-def entry_json(entry: Row, ranked: Priced) -> Json:
-    """One config of the contract."""
+def entry_json(entry: Row, ranked: Priced, **own: None) -> Json:
+    """One config of the contract; own: what is left out."""
     problem = ranked.problem
-    found = entry_fields(entry) if isinstance(entry, PricedLayout) else _rejected_fields(entry, problem)
+    found = entry_fields(entry, **own) if isinstance(entry, PricedLayout) else _rejected_fields(entry, problem)
     if ranked.others:
         sizes = tuple(found[axis] for axis in problem.axes)
         found["ranks"] = {cost: ranks.get(sizes) for cost, ranks in ranked.others.items()}
@@ -625,13 +634,14 @@ _LOGGED = ("log", "label", "counts", "scores", "weights", "source")
 _LINE = ("algorithm", "protocol", "latency_s", "bandwidth_bytes_per_s")
 
 
-def entry_fields(entry: PricedLayout) -> Json:
-    """One config of the contract, without its terms."""
+def entry_fields(entry: PricedLayout, **own: None) -> Json:
+    """One config of the contract, without its terms; own: what is left out."""
     job, sizes = entry.job, _had(entry.job.framework, entry.grid.by_axis)
     found = fields_of(
         entry,
         (*_ENTRY, "layout"),
         **sizes,
+        **own,
         order=",".join(entry.order),
         feasible=True,
         rejected_because=[],
