@@ -11,6 +11,7 @@ from axonn_tune.cost import uncertainty
 from axonn_tune.report.accuracy import accuracy_document
 from axonn_tune.report.output import Json
 from axonn_tune.validation.published.accuracy import SUMS, Accuracy, left_out_s
+from tests.golden.golden import CLOSE, largest_change, moved, outputs, recorded
 from tools.fit import scale
 from tools.large_runs import RUNS, find
 from tools.measurements import errors_by_group, shipped
@@ -24,6 +25,15 @@ SPEARMAN, REGRET = 0.93, 0.037
 @pytest.fixture(scope="module", name="found")
 def _found(accuracy: Accuracy) -> Json:
     return accuracy_document(accuracy)
+
+
+def test_no_output_moves_unnoticed(accuracy: Accuracy, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards what `axonn-tune accuracy` prints, as tests/golden does what other commands print."""
+    monkeypatch.setattr("axonn_tune.validation.published.accuracy.evaluate", lambda *rows, **options: accuracy)
+    ((name, text),) = outputs("^accuracy$")
+    change = largest_change(held := recorded()[name], text)
+    assert change is not None, "\n".join(moved(held, text))
+    assert change <= CLOSE, "\n".join(moved(held, text))
 
 
 def test_nearly_every_row_is_predicted(found: Json) -> None:
