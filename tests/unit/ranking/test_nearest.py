@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import pytest
@@ -28,6 +29,7 @@ CASES: dict[str, dict[str, Any]] = {
 }
 
 
+@cache
 def said(case: str) -> str:
     """What is said of a case."""
     return nearest_change(load_inputs(asked(case)).problem)
