@@ -71,7 +71,8 @@ _TILES = (1, 8, 16, 32, 64, 128)
 _LATENCY_US, _LAUNCH_US, _RAMP, _SHARE = 300.0, 20.0, 10.0, 0.5
 """Where the search for the numbers begins: orders of magnitude."""
 LAYOUTS: tuple[MatmulLayout, ...] = get_args(MatmulLayout)
-_SHARES = ("attention_forward_efficiency", "attention_backward_efficiency", "memory_efficiency")
+_ATTENTION = "attention_forward_efficiency", "attention_backward_efficiency"
+_SHARES = (*_ATTENTION, "memory_efficiency")
 _OF_GEMMS = (
     *(f"accelerator.matmul_efficiency.{layout}" for layout in LAYOUTS),
     *("accelerator.matmul_launch_us", "accelerator.matmul_ramp"),
@@ -221,7 +222,7 @@ def program_sample(probe: AttentionProbe | StepProbe, measured_s: float, machine
         clock = ComputeClock(rates, element_bytes, values, PLAIN)
         if isinstance(probe, StepProbe):
             return (float(compute_s(program, clock)),)
-        return (sum(float(clock.call_s(step)) for step in core),)
+        return (sum(float(clock.run_s(step)) for step in core),)
 
     return Sample(
         name=probe_words(probe),
@@ -417,7 +418,8 @@ def _fitted_tier(tier: Tier, kinds: Sequence[CollectiveKind], source: Source) ->
 
 
 def _accelerator(fitted: Accelerator, setting: Setting) -> Accelerator:
-    """The device with its rates rounded, shares at most 1, and the source of each."""
+    """The device with its rates rounded, and the source of each; shares are at most 1, but of attention, of which the
+    masked half counts as work that is never done."""
     place, shared = setting.ranks[0], setting.backend == "gloo"
     on_host = [other.host for other in setting.ranks].count(place.host)
     measured = Source(kind="measured", source=f"{_origin(setting)}, all ranks busy")
@@ -428,7 +430,8 @@ def _accelerator(fitted: Accelerator, setting: Setting) -> Accelerator:
         "matmul_efficiency": {name: min(1.0, rounded(share)) for name, share in fitted.matmul_efficiency.items()},
         **{name: rounded(getattr(fitted, name)) for name in ("memory_bandwidth_gb_per_s", "matmul_ramp")},
         **{name: rounded(getattr(fitted, name)) for name in ("matmul_launch_us", "kernel_launch_us")},
-        **{name: min(1.0, rounded(getattr(fitted, name))) for name in _SHARES},
+        **{name: rounded(getattr(fitted, name)) for name in _ATTENTION},
+        "memory_efficiency": min(1.0, rounded(fitted.memory_efficiency)),
     }
     as_measured = ("memory_gib", "memory_bandwidth_gb_per_s", "peak_tflops")
     sources = {key: measured if key in as_measured else learned for key in (*numbers, "matmul_tile")}

@@ -17,6 +17,7 @@ AXONN_TUNE = Framework(
     step=StepOptions(kernels="compiled", expert_shards=("z",), expert_replicas=("data",)),
     schedule=PipelineSchedule(overlapped=True, scattered=False),
     permuted=True,
+    hopper_attention=True,
     expert_axes=("expert",),
     asked_axes=("context",),
     recompute_modules=tuple(name for name, one in MODULES.items() if not one.needs),
