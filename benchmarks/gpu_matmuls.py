@@ -14,6 +14,8 @@ import torch
 import torch.nn.functional as functional
 
 from axonn_tune.cost.compute import ComputeClock, ComputeRates, compute_rates
+from axonn_tune.frameworks import software_on
+from axonn_tune.frameworks.axonn_tune import AXONN_TUNE
 from axonn_tune.program.operations import PLAIN, Attention, Computation, Kernel, MatMul, Size
 from axonn_tune.specs.catalog import load_machine
 from axonn_tune.specs.formats import FORMATS
@@ -65,8 +67,9 @@ def seconds_of(call: Callable[[], object]) -> float:
 
 def clock_of(site: Site, precision: Precision) -> ComputeClock:
     """Prices single computations of a burst."""
-    accelerator = load_machine(site.machine).document.accelerator.model_copy(update={"training_share": 1.0})
-    rates: ComputeRates = compute_rates(accelerator, precision)
+    machine = load_machine(site.machine).document
+    accelerator = machine.accelerator.model_copy(update={"training_share": 1.0})
+    rates: ComputeRates = compute_rates(accelerator, precision, software_on(AXONN_TUNE, machine))
     return ComputeClock(rates, 2.0, {}, PLAIN)
 
 

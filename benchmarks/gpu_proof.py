@@ -87,7 +87,8 @@ def measure(stage: Stage, site: Site, folder: Path, limit_s: float) -> dict[str,
     document = _read(path)
     why = f"ended with code {process.exitcode} after {time.monotonic() - began_s:.0f} s"
     if document is None:
-        return {"stage": stage.name, "site": asdict(site), "seconds": 0.0, "error": why, "rows": []}
+        document = {"stage": stage.name, "site": asdict(site), "torch": str(torch.__version__)}
+        return {**document, "seconds": 0.0, "error": why, "rows": []}
     return document if process.exitcode == 0 else document | {"error": why}
 
 
@@ -125,19 +126,23 @@ def run(
 def page(site: Site, documents: list[dict[str, Any]], skipped: list[Stage]) -> str:
     """The Markdown page."""
     titles = {stage.name: stage.title for stage in STAGES}
-    lines = ["# The runtime on a GPU", "", *_heading(site, skipped)]
+    lines = ["# The runtime on a GPU", "", *_heading(site, documents, skipped)]
     for document in documents:
         lines += ["", f"## {titles[document['stage']]}", "", *_table(document)]
     return "\n".join(lines) + "\n"
 
 
-def _heading(site: Site, skipped: list[Stage]) -> Iterator[str]:
+def _heading(site: Site, documents: list[dict[str, Any]], skipped: list[Stage]) -> Iterator[str]:
     yield "`make gpu` (`python -m benchmarks.gpu_proof`) writes this page. It measures the runtime on one GPU, stage by"
     yield "stage, and compares it with the prediction."
     yield ""
-    where = f"torch {torch.__version__}, {site.name}; predicted with the profile `{site.machine}`"
+    versions = sorted({str(one["torch"]) for one in documents})
+    where = f"torch {', '.join(versions)}, {site.name}; predicted with the profile `{site.machine}`"
     if site.cuda:
         yield f"Measured with {where}."
+        measured = [one["stage"] for one in documents]
+        if missing := [f"`{stage.name}`" for stage in STAGES if stage.name not in measured]:
+            yield f"Not measured yet: {', '.join(missing)}."
         return
     yield f"**No GPU has run it yet.** These figures are from a host without one: {where}."
     yield "The stages ran on CPU tensors, with the smallest models, over Gloo instead of NCCL. They show that each"

@@ -427,7 +427,7 @@ def calibration(site: Site, folder: Path) -> Iterator[Row]:
         for job in jobs(site):
             launch, pricing = job.launch(own, "bf16" if site.cuda else "fp32", compiled=site.compiled)
             step_s = step_seconds(trainer_of(launch, device).step, device)
-            yield from _speed_rows(f"{job.model.name}, by the fitted profile", job, launch, step_s, pricing)
+            yield Row(f"{job.model.name}, by the fitted profile: step", step_s, "s", pricing.iteration_s)
             gc.collect()
 
 
@@ -627,7 +627,8 @@ def run_stage(stage: Stage, site: Site, folder: Path) -> Iterator[dict[str, Any]
 
     def document(error: str) -> dict[str, Any]:
         passed_s = time.monotonic() - began_s
-        return {"stage": stage.name, "site": asdict(site), "seconds": passed_s, "error": error, "rows": rows}
+        known = {"stage": stage.name, "site": asdict(site), "torch": str(torch.__version__)}
+        return {**known, "seconds": passed_s, "error": error, "rows": rows}
 
     try:
         for row in stage.measure(site, folder):

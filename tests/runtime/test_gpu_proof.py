@@ -43,7 +43,7 @@ def test_each_stage_is_as_it_must_be_on_cpu_tensors(tmp_path: Path) -> None:
 
 def document(stage: Any, site: gpu_proof.Site) -> dict[str, Any]:
     """What a stage may have found."""
-    return {"stage": stage.name, "site": vars(site), "seconds": 1.0, "error": "", "rows": []}
+    return {"stage": stage.name, "site": vars(site), "torch": "2.13.0", "seconds": 1.0, "error": "", "rows": []}
 
 
 @pytest.mark.parametrize(
