@@ -40,8 +40,12 @@ class Arithmetic:
     floor: Callable[[Any], Any]
 
 
+def _floor(value: float) -> float:
+    return float(math.floor(value))
+
+
 COLUMNS = Arithmetic(smaller=np.minimum, larger=np.maximum, floor=np.floor)
-PLAIN = Arithmetic(smaller=min, larger=max, floor=lambda value: float(math.floor(value)))
+PLAIN = Arithmetic(smaller=min, larger=max, floor=_floor)
 
 MODEL_SYMBOLS = ("L", "H", "Q", "N", "F", "G", "W", "S", "grouped", "halved", "span")
 """Constants of one search: layers, hidden, query, qkv, ffn and up widths, weights of a block, sequence length.
