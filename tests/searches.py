@@ -8,6 +8,7 @@ from __future__ import annotations
 import pickle
 import re
 import time
+from dataclasses import replace
 from functools import wraps
 from hashlib import sha256
 from os import getpid
@@ -39,7 +40,8 @@ def _search(problem: Problem, *, variants: bool = False, exact: int = DEFAULT_TO
     found = search(problem, variants=variants, exact=exact)
     if time.process_time() - began > LEAST_S:
         mine = path.with_suffix(f".{getpid()}")
-        mine.write_bytes(pickle.dumps(found))
+        # Details hold functions; they are worked out anew for whom they are asked.
+        mine.write_bytes(pickle.dumps(replace(found, details={})))
         mine.replace(path)
     return found
 
