@@ -11,7 +11,9 @@ from dataclasses import dataclass, replace
 
 import torch
 import torch.distributed as dist
+import torch.nn.functional as functional
 from torch import nn
+from torch.distributed._functional_collectives import all_to_all_single_autograd
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B
@@ -33,7 +35,7 @@ from axonn_tune.specs.launch import Launch, Optimizer
 from axonn_tune.specs.model import Model
 from axonn_tune.specs.workload import OVERLAPS, Overlap, Precision, Workload
 from benchmarks.launches import pinned_launch
-from benchmarks.reference_model import Reference, ReferenceStage
+from benchmarks.reference_model import Mixture, Reference, ReferenceStage
 
 CPU = torch.device("cpu")
 OPTIMIZER = Optimizer(warmup_steps=2)
@@ -81,7 +83,8 @@ class Ours:
         kept = ", kept" if self.kept and grid.z > 1 else ""
         overlap = "" if self.overlaps else ", no overlap"
         stages = f", {grid.pipeline} stages, {self.micro_batches} micro-batches" if grid.pipeline > 1 else ""
-        return f"runtime {grid.x}·{grid.y}·{grid.z}·{grid.data}{stages}{kept}{overlap}"
+        expert = f", EP {grid.expert}" if grid.expert > 1 else ""
+        return f"runtime {grid.x}·{grid.y}·{grid.z}·{grid.data}{expert}{stages}{kept}{overlap}"
 
     def without_overlap(self) -> Ours:
         """The same, waiting for each collective where it is issued."""
@@ -172,7 +175,59 @@ class PipelinePeer:
         return PipelineSteps(job, ReferenceStage(_module(job.model, weights), dist.get_rank(), job.world), self)
 
 
-Contender = Ours | Peer | PipelinePeer
+@dataclass(frozen=True)
+class ExpertPeer:
+    """FSDP2 of all but the experts, of which each rank has its share: tokens get there by torch's all-to-all."""
+
+    @property
+    def name(self) -> str:
+        """As the table calls it."""
+        return "FSDP2, experts by all-to-all"
+
+    def build(self, job: Job, weights: Mapping[str, torch.Tensor]) -> ExpertSteps:
+        """One rank of it."""
+        mesh = init_device_mesh("cpu", (job.world,))
+        module = _module(job.model, weights)
+        for block in module.blocks:
+            if isinstance(block.mlp, Mixture):
+                block.mlp = DispatchedMixture(block.mlp, mesh.get_group())
+        compute = COMPUTE[job.precision]
+        own = {one for name, one in module.named_parameters() if ".experts." in name}
+        policy = MixedPrecisionPolicy(param_dtype=compute, reduce_dtype=compute)
+        shard(module, mesh, policy=policy, keep=True, ignored=own)
+        return ExpertSteps(module, job.tokens(job.share(mesh.get_local_rank(), job.world)), own)
+
+
+class DispatchedMixture(nn.Module):
+    """The experts of a `Mixture`, a share of them on each rank of a group."""
+
+    def __init__(self, whole: Mixture, group: dist.ProcessGroup) -> None:
+        super().__init__()
+        self.given, self.group, self.router, self.shared = whole.given, group, whole.router, whole.shared
+        each = whole.given.count // group.size()
+        self.experts = whole.experts[group.rank() * each : (group.rank() + 1) * each]
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """`[b, S, H] → [b, S, H]`."""
+        rows, given = x.flatten(0, 1), self.given
+        shares, best = functional.linear(rows, self.router.weight).softmax(-1).topk(given.per_token)
+        shares = shares / shares.sum(-1, keepdim=True) if given.normalized else shares
+        order = best.flatten().argsort(stable=True)
+        sent = best.flatten().bincount(minlength=given.count).view(self.group.size(), -1)
+        comes = torch.empty_like(sent)
+        dist.all_to_all_single(comes, sent, group=self.group)
+        there, here = sent.sum(1).tolist(), comes.sum(1).tolist()
+        arrived = all_to_all_single_autograd(rows[order // given.per_token], here, there, self.group)
+        places = torch.arange(comes.shape[1]).repeat(len(comes)).repeat_interleave(comes.flatten()).argsort(stable=True)
+        parts = torch.split(arrived[places], comes.sum(0).tolist())
+        made = torch.cat([expert(part) for expert, part in zip(self.experts, parts, strict=True)])
+        back = all_to_all_single_autograd(made[places.argsort()], there, here, self.group)
+        weighted = back * shares.flatten()[order, None]
+        total = torch.zeros_like(rows) if self.shared is None else self.shared(rows)
+        return total.index_add(0, order // given.per_token, weighted).view(x.shape)
+
+
+Contender = Ours | Peer | PipelinePeer | ExpertPeer
 
 
 def _module(model: Model, weights: Mapping[str, torch.Tensor]) -> Reference:
@@ -199,11 +254,18 @@ def parallelize(module: Reference, mesh: DeviceMesh) -> None:
         parallelize_module(block, mesh, layers)
 
 
-def shard(module: Reference, mesh: DeviceMesh, *, policy: MixedPrecisionPolicy, keep: bool) -> None:
-    """FSDP2 on each block, then on what is left."""
+def shard(
+    module: Reference,
+    mesh: DeviceMesh,
+    *,
+    policy: MixedPrecisionPolicy,
+    keep: bool,
+    ignored: set[nn.Parameter] | None = None,
+) -> None:
+    """FSDP2 on each block, then on what is left; ignored: parameters that stay as they are."""
     for block in module.blocks:
-        fully_shard(block, mesh=mesh, mp_policy=policy, reshard_after_forward=not keep)
-    fully_shard(module, mesh=mesh, mp_policy=policy)
+        fully_shard(block, mesh=mesh, mp_policy=policy, reshard_after_forward=not keep, ignored_params=ignored)
+    fully_shard(module, mesh=mesh, mp_policy=policy, ignored_params=ignored)
 
 
 class Adam:
@@ -252,6 +314,30 @@ class PeerSteps:
         loss.backward()
         norms = [_norm([one.grad for one in found if one.grad is not None]) for found in self.lists]
         self.adam.step(step, torch.linalg.vector_norm(torch.stack(norms)))
+        return float(loss.item())
+
+
+class ExpertSteps:
+    """Trains a wrapped module beside the experts of this rank."""
+
+    def __init__(self, module: Reference, source: SyntheticTokens, own: set[nn.Parameter]) -> None:
+        self.module, self.source = module, source
+        self.own = [one for one in module.parameters() if one in own]
+        self.others = [one for one in module.parameters() if one not in own]
+        self.adam = Adam([self.own, self.others])
+
+    def step(self, step: int) -> float:
+        """One optimizer step; this rank's mean loss."""
+        tokens, targets = self.source.batch(step, 0)
+        loss = self.module(tokens, targets)
+        loss.backward()
+        gradients = [one.grad for one in self.own if one.grad is not None]
+        # Sums over the tokens of all ranks, each of which has the mean over its own for its loss.
+        torch._foreach_div_(gradients, float(dist.get_world_size()))
+        square = nn.utils.get_total_norm(gradients, foreach=True) ** 2
+        dist.all_reduce(square)
+        rest = _norm([one.grad for one in self.others if one.grad is not None])
+        self.adam.step(step, (square + rest**2).sqrt())
         return float(loss.item())
 
 

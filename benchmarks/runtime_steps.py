@@ -27,7 +27,7 @@ import torch._dynamo  # so that no forked rank has to: torch's AdamW asks for it
 from axonn_tune.grid import AXES, Grid, factorizations
 from axonn_tune.specs.catalog import load_model
 from benchmarks.console import stdout_console
-from benchmarks.contenders import Contender, Job, Ours, Peer, PipelinePeer, initial_weights
+from benchmarks.contenders import Contender, ExpertPeer, Job, Ours, Peer, PipelinePeer, initial_weights
 from benchmarks.ranks import Ranks, Step
 
 WARM_UP_STEPS = 3
@@ -66,9 +66,16 @@ def grids(world: int) -> list[Grid]:
     return [Grid(int(x), int(y), int(z), int(data)) for x, y, z, data in factorizations(world)]
 
 
-def candidates(world: int) -> list[Ours]:
-    """The runtime on every grid; where weights are split over z, gathered once a step and twice."""
-    return [Ours(grid, kept=kept) for grid in grids(world) for kept in (True, False) if kept or grid.z > 1]
+def candidates(job: Job) -> list[Ours]:
+    """The runtime on every grid; where weights are split over z, gathered once a step and twice.
+
+    Experts are whole on every rank of z and data, or each has its share of them.
+    """
+    every = grids(job.world)
+    if job.model.has_experts:
+        folded = (one for one in grids(job.world) if one.z * one.data > 1)
+        every += [Grid(one.x, one.y, one.z, one.data, expert=one.z * one.data) for one in folded]
+    return [Ours(grid, kept=kept) for grid in every for kept in (True, False) if kept or grid.z > 1]
 
 
 def peers(world: int) -> list[Contender]:
@@ -143,11 +150,17 @@ def compare(job: Job, *, rounds: int, grid: Grid | None = None) -> Comparison:
     search: list[Figures] = []
     best = Ours(grid or Grid(data=job.world))
     if grid is None:
-        every = candidates(job.world)
+        every = candidates(job)
         search, _ = measure(job, every, weights, rounds=SEARCH_ROUNDS)
         best = every[min(range(len(every)), key=lambda number: search[number].step_s)]
-    chosen = [best, best.without_overlap(), *(one for one in same_layouts(job.world) if one != best)]
-    figures, apart = measure(job, [*chosen, *peers(job.world), *pipelines(job)], weights, rounds=rounds)
+    chosen: list[Contender] = [best, best.without_overlap()]
+    if job.model.has_experts:
+        same = Ours(Grid(z=job.world, expert=job.world))
+        chosen += [*([same] if same != best else []), ExpertPeer()]
+    else:
+        chosen += [one for one in same_layouts(job.world) if one != best]
+        chosen += [*peers(job.world), *pipelines(job)]
+    figures, apart = measure(job, chosen, weights, rounds=rounds)
     return Comparison(job, search, figures, apart)
 
 
