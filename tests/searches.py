@@ -5,6 +5,7 @@ What is asked, to the last option, is the key; what was found comes back as a co
 
 from __future__ import annotations
 
+import copyreg
 import pickle
 import re
 import time
@@ -14,6 +15,7 @@ from hashlib import sha256
 from os import getpid
 from pathlib import Path
 
+from axonn_tune.program.operations import PLAIN, Arithmetic
 from axonn_tune.ranking import choosing
 from axonn_tune.ranking.choosing import search
 from axonn_tune.ranking.priced import Priced
@@ -24,6 +26,9 @@ LEAST_S = 0.3
 """CPU time of searches that are worth keeping."""
 folder: Path | None = None
 """Where searches are kept; None: all are made."""
+
+# There are two, which are told apart by identity.
+copyreg.pickle(Arithmetic, lambda one: "PLAIN" if one is PLAIN else "COLUMNS")
 
 
 @wraps(search)

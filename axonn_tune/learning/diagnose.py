@@ -15,8 +15,8 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from statistics import median
@@ -174,8 +174,8 @@ class Diagnosis:
     learned: the interval is the uncertainty left by the runs learned from, else the profile's half-widths. assumed:
     settings that the file does not state. healthy: probability of no fault. misfit: root mean square of the deviations
     that even the nearest explanation leaves, in standard deviations; 1 where it leaves less. causes: explanations, the
-    most probable first. flops_ratio: FLOPs of a step by the log's own TFLOP/s over those that its framework counts for
-    this model and batch, None if unknown; counts_recompute: whether these have recompute.
+    most probable first. find_changes: makes `changes`. flops_ratio: FLOPs of a step by the log's own TFLOP/s over those
+    that its framework counts for this model and batch, None if unknown; counts_recompute: whether these have recompute.
     """
 
     name: str
@@ -187,11 +187,16 @@ class Diagnosis:
     healthy: float
     misfit: float
     causes: tuple[Cause, ...]
-    changes: tuple[Change, ...]
+    find_changes: Callable[[], tuple[Change, ...]] = field(repr=False, compare=False)
     assumed: tuple[Assumption, ...] = ()
     learned: bool = False
     flops_ratio: float | None = None
     counts_recompute: bool = False
+
+    @cached_property
+    def changes(self) -> tuple[Change, ...]:
+        """Changes of the layout that save time, the best of a search among them, which takes place when first asked."""
+        return self.find_changes()
 
     @property
     def reasonable(self) -> bool:
@@ -264,9 +269,11 @@ def diagnose(sample: Sample, machine: Machine, *, ranks: RankTimes | None = None
         healthy=healthy,
         misfit=misfit,
         causes=causes,
-        changes=()
-        if setup is None
-        else changes_of(setup, lambda one: observed.price(observed.known, one)["step"], ranking=searched(setup)),
+        find_changes=lambda: (
+            changes_of(setup, lambda one: observed.price(observed.known, one)["step"], ranking=searched(setup))
+            if setup
+            else ()
+        ),
         assumed=tuple(_assumptions(observed, hypotheses)),
         learned=machine.learned is not None,
         flops_ratio=min(ratios, key=lambda ratio: abs(math.log(ratio)), default=None),

@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 
 from axonn_tune.learning.stated import read_run
+from axonn_tune.specs.catalog import load_machine
+from axonn_tune.validation.published.accuracy import best_pricing
 from tests.cli.running import good, run
 
 FIXTURES = Path(__file__).parents[1] / "fixtures" / "diagnose"
@@ -144,9 +146,8 @@ def core_run(folder: Path, arguments: str, *, asked: str = "", machine: str = "d
     """
     script, log = folder / "run.sh", folder / "run.log"
     script.write_text(f"torchrun --nproc_per_node 8 --nnodes 8 pretrain_gpt.py {arguments}", "utf-8")
-    step_s = good(f"explain --from-command {script} --machine {machine} --format json").document["config"][
-        "iteration_s"
-    ]
+    case = read_run(script, given={}).case(load_machine(machine).document)
+    step_s = best_pricing(case, case.configurations).iteration_s
     lines = [f"  {name} {'.' * 20} {one.value}" for name, one in read_run(script, given={}).arguments.items()]
     steps = [f" iteration {step:8d}/ 500 | elapsed time per iteration (ms): {1e3 * step_s} |" for step in range(1, 9)]
     log.write_text("\n".join([*(lines if prints else ["using world size: 64,"]), *steps]), "utf-8")

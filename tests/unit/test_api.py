@@ -32,6 +32,7 @@ ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "axonn_tune"
 MODULES = [f"axonn_tune.api.{path.stem}" for path in sorted((PACKAGE / "api").glob("*.py")) if path.stem != "__init__"]
 FLAGS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
+pytestmark = pytest.mark.usefixtures("shared_searches")
 SMALL: dict[str, Any] = {"gpus": 8, "machine": "localhost", "precision": "fp32"}
 
 
