@@ -47,12 +47,14 @@ class ComputeRates:
     operation_s: what the software adds to a launch, but in the layers that are captured in CUDA graphs, and to
     quantization that is issued with its GEMM (`quantizes_in_gemm`).
     format_flops_per_s, format_bytes: rates of GEMMs in the number format of linear layers, and an element of their
-    operands; those of all others where there is none.
+    operands; those of all others where there is none. format_ramp: as many more steps of k as take the time of
+    `matmul_ramp` in BF16, for latency and results are the same.
     """
 
     matmul_flops_per_s: dict[MatmulLayout, float]
     format_flops_per_s: dict[MatmulLayout, float]
     format_bytes: float
+    format_ramp: float
     vector_flops_per_s: dict[MatmulLayout, float]
     vector_fp32_flops_per_s: dict[MatmulLayout, float]
     matmul_launch_s: float
@@ -95,10 +97,13 @@ def compute_rates(
     lasting = accelerator.peak_flops_per_s(precision) * accelerator.training_share
     element = narrow.operand_bytes if narrow else ELEMENT_SIZES[precision].compute
     reached = min(own, narrow.most_over_bf16 * accelerator.peak_flops_per_s(precision)) if narrow else own
+    rates, promoted = by_layout(reached / software.gemm), narrow.promotes if narrow else ()
+    share = accelerator.promoted_share or 1.0
     return ComputeRates(
         matmul_flops_per_s=by_layout(accelerator.peak_flops_per_s(precision) / software.gemm),
-        format_flops_per_s=by_layout(reached / software.gemm),
+        format_flops_per_s={one: rate * share if one in promoted else rate for one, rate in rates.items()},
         format_bytes=float(element),
+        format_ramp=accelerator.matmul_ramp * reached / accelerator.peak_flops_per_s(precision),
         vector_flops_per_s=by_layout(accelerator.vector_flops_per_s(precision)),
         vector_fp32_flops_per_s=by_layout(accelerator.vector_flops_per_s("fp32")),
         matmul_launch_s=seconds(accelerator.matmul_launch_us + software.operation_us),
@@ -156,15 +161,16 @@ def matmul_time_s(
     Rows and columns of the output are rounded up to whole tiles, since a partial tile costs a whole one;
     each tile takes `matmul_ramp` more steps of k to fill its pipeline and to write its result.
     """
-    padded, operand_bytes = 0.0, element_bytes
+    padded, operand_bytes, ramp = 0.0, element_bytes, rates.matmul_ramp
     if step is not None:
-        padded, operand_bytes = step.padded, rates.format_bytes if step.narrow else element_bytes
+        padded = step.padded
+        operand_bytes, ramp = (rates.format_bytes, rates.format_ramp) if step.narrow else (operand_bytes, ramp)
     if step is not None and step.layout == "TN":
         k, padded = k + padded, 0.0
     tiled_m = arithmetic.floor((m + (rates.tile - 1.0)) / rates.tile) * rates.tile
     tiled_m = arithmetic.larger(tiled_m, m + padded) if padded else tiled_m
     tiled_n = arithmetic.floor((n + (rates.tile - 1.0)) / rates.tile) * rates.tile
-    arithmetic_s = 2.0 * tiled_m * tiled_n * (k + rates.matmul_ramp) / flops_per_s
+    arithmetic_s = 2.0 * tiled_m * tiled_n * (k + ramp) / flops_per_s
     if operand_bytes == element_bytes:
         moved_bytes = element_bytes * (m * k + k * n + m * n)
     else:
@@ -270,7 +276,10 @@ class ComputeClock:
             return 0.0
         traffic = 1.0 if step.phase == "step" else rates.kernel_traffic
         traffic = 1.0 / QUANTIZATION_EFFICIENCY[step.quantizes] if step.quantizes else traffic
-        return kernel_time_s(step.size_bytes.evaluate(self.values), rates, traffic=traffic)
+        size_bytes = step.size_bytes.evaluate(self.values)
+        if step.turns:
+            size_bytes = size_bytes * (1.0 + self.arithmetic.smaller(self.values["x"] - 1.0, 1.0)) / 2.0
+        return kernel_time_s(size_bytes, rates, traffic=traffic)
 
     def _rate(self, step: MatMul) -> float:
         if step.narrow:

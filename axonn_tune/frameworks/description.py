@@ -114,7 +114,8 @@ class StepOptions:
         --first-last-layers-bf16 with --num-layers-at-start-in-bf16 and --num-layers-at-end-in-bf16).
         narrow_attention: attention computes in 8 bits (Transformer Engine's fp8_dpa; Megatron-Core's
         --fp8-dot-product-attention).
-        narrow_gathers: gathers over x move inputs and output gradients of linear layers in the format.
+        narrow_gathers: gathers over x move inputs and output gradients of linear layers in the format; where originals
+        are saved, only with a scale a tensor (torchao's Float8ColwiseParallel and Float8RowwiseParallel).
         saves_original: linear layers save their input in BF16, and quantize it again in the backward pass.
         quantizes_in_gemm: quantization is issued with its GEMM (Transformer Engine), not as operations of its own.
         fused_quantization: a compiler finds the maxima of scales of whole tensors in the kernels before (torchao).

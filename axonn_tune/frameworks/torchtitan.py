@@ -509,6 +509,7 @@ TORCHTITAN = Framework(
         STEP,
         sequence_parallel=True,
         saves_original=True,
+        narrow_gathers=True,
         fused_quantization=True,
         shard_gradient_bytes=4,
         context_shards=True,

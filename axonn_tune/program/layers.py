@@ -320,7 +320,8 @@ class LayerInputs:
     @property
     def gathers_narrow(self) -> bool:
         """Whether sequence parallelism gathers inputs and output gradients of linear layers in their format."""
-        return self.narrow and self.options.narrow_gathers and self.options.sequence_parallel
+        narrow = self.narrow and self.options.narrow_gathers and not self.quantizes_twice
+        return narrow and self.options.sequence_parallel
 
     @property
     def normed_element(self) -> float:
@@ -608,6 +609,15 @@ def quantized_again(layer: str, operand: Size, weight: Size, given: LayerInputs)
     return [_one_copy("backward", layer, size, given, "columns", calls=calls) for size, calls in sizes]
 
 
+def rescaled(layer: str, gradient: Size, given: LayerInputs) -> list[Operation]:
+    """The kernel that multiplies a gradient of a GEMM without scales by them, read and written in BF16.
+
+    Source: pytorch/ao@36027d82, torchao/float8/float8_ops.py, addmm_float8_unwrapped, and issue 2184.
+    """
+    rescales = given.format is not None and given.format.rescales
+    return [Kernel("backward", layer, 2.0 * given.element * gradient, PARTS)] if rescales else []
+
+
 def gathered_operand(phase: Phase, layer: str, elements: Size, given: LayerInputs) -> list[Operation]:
     """The same of an operand that sequence parallelism gathers: each rank its shard, which is then gathered.
 
@@ -616,16 +626,17 @@ def gathered_operand(phase: Phase, layer: str, elements: Size, given: LayerInput
     """
     if given.format is None or not given.gathers_narrow:
         return quantized(phase, layer, elements, given)
-    one, launches = given.format, float(given.format.launches)
+    one = given.format
+    fused = one.transposes and given.options.fused_quantization
+    kind: Copies | None = None if fused else "all"
+    passes, launches = (0, 1.0) if fused else (one.passes, float(one.launches))
     copies = 1 if one.transposes else 2
-    moved = 2.0 * (1 + one.passes) + copies * one.operand_bytes
-    transposed = one.copies(one_layout=given.options.one_layout) > copies
-    turned = [Kernel(phase, layer, 2.0 * one.operand_bytes * elements, PARTS, quantizes="all")] if transposed else []
-    maximum = [Collective("all_reduce", "x", phase, layer, ONCE * 4.0, calls=PARTS)] if one.maxima else []
+    moved = 2.0 * (1 + passes) + copies * one.operand_bytes
+    turned = Kernel(phase, layer, 2.0 * one.operand_bytes * elements, PARTS, quantizes="all", turns=True)
     return [
-        *maximum,
-        Kernel(phase, layer, moved / launches * given.outside(elements), launches * PARTS, quantizes="all"),
-        *turned,
+        *([Collective("all_reduce", "x", phase, layer, ONCE * 4.0, calls=PARTS)] if one.maxima else []),
+        Kernel(phase, layer, moved / launches * given.outside(elements), launches * PARTS, quantizes=kind),
+        *([turned] if one.copies(one_layout=given.options.one_layout) > copies else []),
     ]
 
 
@@ -688,8 +699,10 @@ def linear_backward(linear: Linear, given: LayerInputs, *, makes: Array, frees: 
     return [
         *([*operand, *gathered] if early else [*gathered, *operand]),
         MatMul("backward", layer, part, linear.k, linear.n, "NT", PARTS, narrow=given.narrow, makes=(makes,)),
+        *rescaled(layer, part * linear.k, given),
         *([reduction(axis, "backward", layer, size, given, role="input_gradient", calls=PARTS)] if axis else []),
         MatMul("backward", layer, linear.k, linear.n, part, "TN", PARTS, narrow=given.narrow, frees=frees),
+        *rescaled(layer, linear.weight, given),
         *([moves("backward", layer, moved, part * linear.n, given, calls=PARTS)] if biased else []),
         *(reduce_weight_gradient(layer, linear.weight, given) if alone else []),
     ]

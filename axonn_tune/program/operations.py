@@ -304,7 +304,7 @@ class Kernel:
 
     A kernel that `prepares_gather` goes with the weight gather after it, one that `accumulates` with
     the reduce-scatter before it, wherever overlap moves those; one that `quantizes` makes operands of GEMMs: which
-    copies.
+    copies. One that `turns` transposes what x gathers; a lone rank writes both copies at once, half as many bytes more.
     """
 
     phase: Phase
@@ -314,6 +314,7 @@ class Kernel:
     prepares_gather: bool = False
     accumulates: bool = False
     quantizes: Copies | None = None
+    turns: bool = False
     makes: Arrays = field(default=(), compare=False, repr=False)
     frees: tuple[str, ...] = field(default=(), compare=False, repr=False)
 

@@ -5,7 +5,9 @@ attention products, norms, loss and optimizer stay in BF16. An accelerator has a
 
 Sources: [TE] NVIDIA/TransformerEngine@d0067d0d, common/recipe/__init__.py, and its guide on low precision, also for
 maxima; [MoE] arXiv 2603.07685, section 5, also for gathered_bytes. Alignments and keeps_original:
-NVIDIA/Megatron-LM@d98e8a64, core/fp8_utils.py, core/fp4_utils.py and core/transformer/attention.py.
+NVIDIA/Megatron-LM@d98e8a64, core/fp8_utils.py, core/fp4_utils.py and core/transformer/attention.py. promotes: [TE], of
+delayed scaling pytorch/module/base.py; pytorch/ao@36027d82, torchao/float8/config.py; pytorch/pytorch issue 147971.
+most_over_bf16: [TE] gemm_profiling.rst, GEMM alone, on B300, whose peaks are 2.0 and 6.2 times that of BF16.
 """
 
 from __future__ import annotations
@@ -19,6 +21,8 @@ from axonn_tune.request import Precision
 
 Copies = Literal["all", "rows", "columns"]
 """What a quantization kernel writes: every copy that GEMMs take, or one, whose scales run along rows or columns."""
+GRADIENTS, PASSES = ("NT", "TN"), ("NN", "NT", "TN")
+"""Layouts of the GEMMs of both gradients, and of all three passes: `MatmulLayout`."""
 QUANTIZATION_EFFICIENCY: dict[Copies, float] = {"all": 0.4, "rows": 0.79, "columns": 0.56}
 """Bandwidth that quantization kernels reach, over that of element-wise kernels. all: fitted to the seven rates with
 quantization of [TE] gemm_profiling.rst (B300, H200 NVL; 8 and 4 bits). rows, columns: those of an MXFP8 step of
@@ -34,10 +38,12 @@ class NumberFormat:
     counted. passes: kernels that read an operand in BF16 for its maximum before the one that quantizes it; launches:
     kernels in all. transposes: accelerators whose GEMMs take one layout of operands alone need a second copy, others
     none; without it each operand is quantized by rows and by columns everywhere. most_over_bf16: rate of large GEMMs
-    over that of BF16 that none exceeds, whatever the peak. gathered_bytes: of an element of a primary weight, as ranks
-    gather it. alignment: rows of a group of a grouped GEMM are padded to its multiples. maxima: whether they are
-    reduced over ranks that gather a tensor, before it is quantized. keeps_original: attention's output is not saved
-    once more for its projection.
+    over that of BF16 that none exceeds, whatever the peak. promotes: GEMMs whose sums are added to FP32 every 128
+    products where tensor cores have fewer bits, by the software's default (split accumulator; no fast accumulation).
+    rescales: a kernel after each GEMM of a gradient multiplies it by its scales. gathered_bytes: of an element of a
+    primary weight, as ranks gather it. alignment: rows of a group of a grouped GEMM are padded to its multiples.
+    maxima: whether they are reduced over ranks that gather a tensor, before it is quantized. keeps_original:
+    attention's output is not saved once more for its projection.
     """
 
     name: Precision
@@ -48,6 +54,8 @@ class NumberFormat:
     launches: int = 1
     transposes: bool = False
     most_over_bf16: float = math.inf
+    promotes: tuple[str, ...] = ()
+    rescales: bool = False
     gathered_bytes: float = 1.0
     alignment: int = 16
     maxima: bool = False
@@ -83,6 +91,7 @@ FORMATS: dict[str, NumberFormat] = {
             bits=8,
             transposes=True,
             keeps_original=False,
+            promotes=GRADIENTS,
             source="[TE] DelayedScaling: one scale a tensor, from the maxima of steps before; E4M3, gradients E5M2",
         ),
         NumberFormat(
@@ -92,6 +101,7 @@ FORMATS: dict[str, NumberFormat] = {
             launches=2,
             transposes=True,
             maxima=True,
+            promotes=GRADIENTS,
             source="[TE] Float8CurrentScaling: one scale a tensor, whose maximum is found in a pass of its own",
         ),
         NumberFormat(
@@ -99,6 +109,8 @@ FORMATS: dict[str, NumberFormat] = {
             bits=8,
             passes=1,
             launches=2,
+            promotes=GRADIENTS,
+            rescales=True,
             source="pytorch/ao@36027d82, torchao/float8/README.md: one scale a row of each operand of each GEMM, whose "
             "maxima are found in a pass of their own",
         ),
@@ -107,6 +119,8 @@ FORMATS: dict[str, NumberFormat] = {
             bits=8,
             block=128,
             scale_bytes=4,
+            promotes=PASSES,
+            most_over_bf16=2677 / 1463,
             source="[TE] Float8BlockScaling: FP32 scales, 1x128 of activations and gradients, 128x128 of weights",
         ),
         NumberFormat(
@@ -115,6 +129,7 @@ FORMATS: dict[str, NumberFormat] = {
             block=32,
             scale_bytes=1,
             launches=2,
+            most_over_bf16=2677 / 1463,
             gathered_bytes=2.0,
             alignment=32,
             source="[TE] MXFP8BlockScaling: E8M0 scales, 1x32, put in the order of the GEMM by a kernel of their own",
@@ -129,8 +144,7 @@ FORMATS: dict[str, NumberFormat] = {
             most_over_bf16=5094 / 1463,
             alignment=128,
             maxima=True,
-            source="[TE] NVFP4BlockScaling: E4M3 scales, 1x16; most_over_bf16: its gemm_profiling.rst, GEMM "
-            "alone, on B300, whose peak is 6.2 times that of BF16",
+            source="[TE] NVFP4BlockScaling: E4M3 scales, 1x16",
         ),
     )
 }

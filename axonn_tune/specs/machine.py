@@ -84,6 +84,11 @@ class Accelerator(SourcedSection):
         default=0.0,
         description="Steps of the contraction (K) dimension to fill and drain a GEMM's pipeline.",
     )
+    promoted_share: Share | None = Field(
+        default=None,
+        description="Rate of 8-bit GEMMs whose sums are promoted to FP32 every 128 products, over that of others; "
+        "absent: tensor cores sum in FP32.",
+    )
     matmul_tile: PositiveInt = Field(description="Rows and columns are rounded up to multiples of this.")
     attention_forward_efficiency: PositiveValue = Field(
         description="Fused attention, forward: share of the peak, the causal half counted as full work."

@@ -14,6 +14,9 @@ from axonn_tune.validation.quality import relative_error
 LEAST_DIFFERENCE = 0.05
 """Pairs whose measured steps differ by less say nothing of which is faster."""
 
+SLOWED = "rowwise with TP"
+"""Formats whose publication says that their steps are slower than they should be: pytorch/torchtitan issue 1207."""
+
 
 @dataclass(frozen=True)
 class Pair:
@@ -32,6 +35,12 @@ class Pair:
     def predicted(self) -> float:
         """Of the steps as predicted, the shortest of layouts where a row leaves some open."""
         return _step_s(self.second) / _step_s(self.first)
+
+    @property
+    def speed_up_error(self) -> float:
+        """Predicted less measured speed-up; of a format over BF16, whichever comes first."""
+        turned = self.second.row.precision == "bf16"
+        return self.predicted - self.measured if turned else 1.0 / self.predicted - 1.0 / self.measured
 
     @property
     def right(self) -> bool | None:
@@ -62,8 +71,10 @@ def pairs(rows: Sequence[PredictedRow]) -> Iterator[Pair]:
         ours, theirs = _varied(first.row), _varied(second.row)
         differing = [name for name, value in ours.items() if value != theirs[name]]
         if len(differing) == 1:
-            ports = differing[0] == "dispatcher" and "-" in f"{ours['dispatcher']}{theirs['dispatcher']}"
-            yield Pair("dispatcher, ports" if ports else differing[0], first, second)
+            what, both = differing[0], f"{ours[differing[0]]}{theirs[differing[0]]}"
+            ports = what == "dispatcher" and "-" in both
+            slowed = what == "format" and "rowwise" in both and first.row.tensor > 1
+            yield Pair(f"{what}, ports" if ports else f"{what}, {SLOWED}" if slowed else what, first, second)
 
 
 def memory(rows: Sequence[PredictedRow]) -> list[tuple[PredictedRow, float]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import pytest
@@ -104,6 +105,57 @@ def test_sequence_parallel_gathers_move_the_format(
         assert sum(isinstance(one, Collective) and one.size_bytes == Size(4.0) for one in steps) == reduced
 
 
+def test_what_torchao_adds() -> None:
+    """Guards its tensor parallelism, whose gathers move a scale a tensor's format and of others BF16; and the kernel
+    that multiplies gradients by scales of rows, which reads and writes them in BF16."""
+    options, model = step_on(find_framework("torchtitan"), load_machine("dgx-h100").document), small_model()
+    moved: dict[Precision, tuple[float, list[float]]] = {}
+    for name in ("bf16", "fp8-current", "fp8-rowwise"):
+        workload = Workload(global_batch=1, sequence_length=2048, precision=name)
+        given = LayerInputs(model, workload.element_sizes, options, format=workload.format)
+        back = linear_backward(given.attention_output, given, makes=Array("made", "made", Size(1.0)), frees=())
+        gathers = (
+            one.size_bytes.coefficient for one in back if isinstance(one, Collective) and one.kind == "all_gather"
+        )
+        plain = [one.size_bytes.coefficient for one in back if isinstance(one, Kernel) and not one.quantizes]
+        moved[name] = next(gathers), plain
+    assert moved == {"bf16": (2.0, []), "fp8-current": (1.0, [2 + 1.0]), "fp8-rowwise": (2.0, [4.0, 4.0])}
+
+
+@pytest.mark.parametrize(("ranks", "written"), [(1.0, 1.0), (2.0, 2.0), (8.0, 2.0)])
+def test_a_lone_rank_writes_both_copies_at_once(ranks: float, written: float) -> None:
+    """Guards the transposed copy of what x gathers: of one rank it is a second write of the kernel that quantizes."""
+    rates = compute_rates(load_machine("dgx-h100").document.accelerator, "fp8-current")
+    step = Kernel("forward", "mlp.fc1", Size(2e9), quantizes="all", turns=True)
+    found = ComputeClock(rates, 2.0, {"x": ranks}, PLAIN).call_s(step) - rates.kernel_launch_s
+    assert found == pytest.approx(written * 1e9 / 0.4 / rates.memory_bytes_per_s)
+
+
+@pytest.mark.parametrize(
+    ("precision", "layout", "h200", "b200"),
+    [
+        ("fp8-current", "NN", 1.95, 2.0),
+        ("fp8-current", "NT", 1.77, 2.0),
+        ("fp8-delayed", "TN", 1.77, 2.0),
+        ("fp8-blockwise", "NN", 1.62, 1.83),
+        ("fp8-blockwise", "NT", 1.62, 1.83),
+    ],
+)
+def test_sums_of_gemms(precision: Precision, layout: MatmulLayout, h200: float, b200: float) -> None:
+    """Guards GEMMs in 8 bits over BF16's, with fast accumulation forward and FP32 sums of gradients, by means over six
+    shapes of 8B and 70B models on one H200: docs/gpu.md. On Blackwell tensor cores sum in FP32: no difference."""
+    shapes = [(6144, 4096), (4096, 4096), (28672, 4096), (4096, 14336), (7168, 8192), (8192, 28672)]
+
+    def ratio(machine: str, n: int, k: int) -> float:
+        accelerator = load_machine(machine).document.accelerator
+        steps = [MatMul("forward", "mlp.fc1", *map(as_size, (8192, n, k)), layout, narrow=one) for one in (False, True)]
+        clock = ComputeClock(compute_rates(accelerator, precision), 2.0, {}, PLAIN)
+        return float(clock.call_s(steps[0]) / clock.call_s(steps[1]))
+
+    assert fmean(ratio("dgx-h200", *shape) for shape in shapes) == pytest.approx(h200, rel=0.02)
+    assert fmean(ratio("dgx-b200", *shape) for shape in shapes) == pytest.approx(b200, rel=0.02)
+
+
 def test_ends_in_bf16_are_layer_types() -> None:
     """Guards first and last layers in BF16: their GEMMs are in no format, the others' are."""
     model = small_model(family="llama").model_copy(update={"layers": 8}).with_bf16_ends(1, 2)
@@ -123,7 +175,7 @@ def test_rows_of_groups_are_padded(layout: MatmulLayout, rows: int, m: int, k: i
     rates = replace(compute_rates(load_machine("dgx-b200").document.accelerator, "nvfp4"), memory_bytes_per_s=1e18)
     sizes = (rows, 8192, 8192) if layout == "NN" else (8192, 8192, rows)
     step = MatMul("forward", "moe.fc1", *map(as_size, sizes), layout, narrow=True, padded=64.0)
-    expected = 2.0 * m * 8192 * (k + rates.matmul_ramp) / rates.format_flops_per_s[layout]
+    expected = 2.0 * m * 8192 * (k + rates.format_ramp) / rates.format_flops_per_s[layout]
     assert ComputeClock(rates, 2.0, {}, PLAIN).call_s(step) - rates.matmul_launch_s == pytest.approx(expected)
 
 
