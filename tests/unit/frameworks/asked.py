@@ -201,6 +201,7 @@ class Asked:
         }
 
 
+@cache
 def asked(framework: str, forms: Sequence[str] = ("",)) -> list[Asked]:
     """Everything that a framework is asked; forms: as other front ends or releases take the cases."""
     return list(_asked_in(framework, forms))
