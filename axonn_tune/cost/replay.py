@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from itertools import zip_longest
+from itertools import chain, zip_longest
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -36,7 +36,7 @@ from axonn_tune.program.schedule import (
     kept_share,
     segments,
 )
-from axonn_tune.program.step import ONLY, Stage, StepProgram
+from axonn_tune.program.step import ONLY, Block, Stage, StepProgram
 from axonn_tune.specs.traces import (
     COMPUTE_LANE,
     EMBEDDING_BACKWARD,
@@ -237,14 +237,17 @@ class ChunkTimes(NamedTuple):
 class LeastTimes(NamedTuple):
     """What parts of a micro-batch take that start with idle streams, s: no more than behind others.
 
-    blocks: a block of each kind, both passes; issued: the host's time to issue them; first, last: both passes of the
-    embedding and of the LM head; end: of the step.
+    blocks: a block of each kind, both passes; issued: the host's time to issue them; computed: their computation;
+    sent: their communication, in a step; first, last: both passes of the embedding and of the LM head, and of that the
+    computation; end: of the step.
     """
 
     blocks: list[Value]
     issued: list[Value]
-    first: Value
-    last: Value
+    computed: list[Value]
+    sent: list[Value]
+    first: tuple[Value, Value]
+    last: tuple[Value, Value]
     end: Value
 
 
@@ -509,8 +512,9 @@ class Replay:
         saved_s = self._saved_s(schedule.micro_batch, blocks, forward[1] + backward[1])
         return ChunkTimes(*passes_s, end_s, data_s, times * waited_s, saved_s)
 
-    def least(self, *, exchanged: bool) -> LeastTimes:
-        """Least times of all parts, without gathers for a backward pass; exchanged: with exchanges of context."""
+    def least(self, *, exchanged: bool, kept: bool) -> LeastTimes:
+        """Least times of all parts, without gathers for a backward pass; exchanged: with exchanges of context; kept:
+        whether some layers may not be resharded."""
         batch, program, dispatch_s = self.schedule.micro_batch, self.work.program, self.work.clock.rates.dispatch_s
 
         def alone_s(part: Instructions) -> Value:
@@ -518,23 +522,47 @@ class Replay:
                 # Passes beside each other hide what they send.
                 part = tuple(one for one in part if one[0] == RUN)
             elif not exchanged:
-                sent = self.schedule.collectives
-                part = tuple(one for one in part if one[0] in (RUN, WAIT) or not sent[one[1]].layer.endswith(CORE))
+                every = self.schedule.collectives
+                part = tuple(one for one in part if one[0] in (RUN, WAIT) or not every[one[1]].layer.endswith(CORE))
             alone: Value = self._run(self._free(), part, None)[0]
             return alone
 
-        blocks, issued = list[Value](), list[Value]()
+        def computed_s(*parts: Instructions) -> Value:
+            total: Value = 0.0
+            for code, number, _ in chain(*parts):
+                total = total + (self._run_s(number) if code == RUN else 0.0)
+            return total
+
+        blocks, issued, computed, sent = (list[Value]() for _ in range(4))
         for kind, block in enumerate(program.blocks):
-            ahead_s = alone_s(batch.forward(block.type, None))
-            blocks.append(ahead_s + alone_s(batch.backward(block.type, Behind(kind, kept=True), None)))
+            passes = batch.forward(block.type, None), batch.backward(block.type, Behind(kind, kept=True), None)
+            ahead_s, behind_s = map(alone_s, passes)
+            blocks.append(ahead_s + behind_s)
+            computed.append(computed_s(*passes))
+            sent.append(self._communicated_s(block, exchanged=exchanged, kept=kept))
             issue_s: Value = 0.0
             if dispatch_s:
                 issue_s, sent_s = dispatch_s * sum(self._issued(kind)), self._sent_tokens_s(kind)
                 issue_s = issue_s if sent_s is None else issue_s + sent_s
             issued.append(issue_s)
-        first_s = alone_s(batch.embedding(None)) + alone_s(batch.flush(None))
+        ends, head = (batch.embedding(None), batch.flush(None)), batch.head(None)
+        first = alone_s(ends[0]) + alone_s(ends[1]), computed_s(*ends)
         end_s = alone_s(self.schedule.ends[self.work.stage])
-        return LeastTimes(blocks, issued, first_s, alone_s(batch.head(None)), end_s)
+        return LeastTimes(blocks, issued, computed, sent, first, (alone_s(head), computed_s(head)), end_s)
+
+    def _communicated_s(self, block: Block, *, exchanged: bool, kept: bool) -> Value:
+        """Communication of a block in a step, s: as for `least`."""
+        total: Value = 0.0
+        for section in (block.forward, block.backward, block.bucket, block.parameters):
+            for step in section.operations:
+                again = isinstance(step, Collective) and step.role == "weight" and step.phase != "forward"
+                if (
+                    isinstance(step, Collective)
+                    and not (again and kept)
+                    and (exchanged or not step.layer.endswith(CORE))
+                ):
+                    total = total + self.value(section.repeats / block.given.blocks) * self._calls_s(step)
+        return total
 
     def _saved_s(self, batch: MicroBatch, blocks: Blocks, blocks_s: Value) -> Value:
         """What layers save of a forward and a backward pass that run beside each other, with dispatch and combine of

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from axonn_tune.cost.columns import Candidates, ColumnPricer, Floats, Integers, distinct
-from axonn_tune.cost.compute import ComputeClock
+from axonn_tune.cost.compute import ROUNDING, ComputeClock, contended_s
 from axonn_tune.cost.replay import ChunkTimes, StageWork
 from axonn_tune.frameworks import software_on
 from axonn_tune.grid import GroupShape
@@ -53,6 +53,10 @@ class Seconds(NamedTuple):
     group: Pipelines | None = None
 
 
+_SLAB = 16384
+"""Candidates whose least steps are worked out at once: their columns stay in the second-level cache."""
+
+
 @dataclass(frozen=True)
 class Pool:
     """Candidates of one program, of shapes that fit: all without pipeline stages, or all with several.
@@ -78,31 +82,47 @@ class Pool:
     def least_s(self, *, exchanged: bool = True) -> tuple[Floats, Floats]:
         """Least step of every candidate, and of the same stages cut into any number of chunks, s; exchanged: with
         exchanges of context parallelism."""
+        if len(self) > _SLAB:
+            slabs = np.array_split(np.arange(len(self)), -(-len(self) // _SLAB))
+            found = zip(*(self._among(rows).least_s(exchanged=exchanged) for rows in slabs), strict=True)
+            least_s, cut_s = map(np.concatenate, found)
+            return least_s, cut_s
         first, alike = self.pricer.distinct(self.candidates)
         work = self.pricer.work(self.shapes.values, MIDDLE if self.staged else ONLY)
-        parts = self.pricer.least(self.candidates.taken(first), work, exchanged=exchanged)
+        kept = bool(self.fitting.kept_layers.any())
+        parts = self.pricer.least(self.candidates.taken(first), work, exchanged=exchanged, kept=kept)
 
         def column(value: Value) -> Floats:
             found: Floats = np.broadcast_to(np.asarray(value, dtype=np.float64), len(first))[alike]
             return found
 
-        blocks, issued = (np.array([column(one) for one in each]) for each in (parts.blocks, parts.issued))
-        first_s, last_s, end_s = map(column, (parts.first, parts.last, parts.end))
+        kinds = np.array([[*map(column, each)] for each in parts[:4]])
+        ends = np.array([[*map(column, each)] for each in (parts.first, parts.last)])
         batches = np.asarray(self.shapes.values["A"])[self.candidates.shape]
         floor, cut = np.empty(len(self)), np.empty(len(self))
         for rows, stages, chunks in _groups(self.shapes, self.candidates):
-            part_s = np.maximum(*(self._of_parts(one, rows, stages, chunks) for one in (blocks, issued)))
-            part_s[:, 0] += first_s[rows]
-            part_s[:, -1] += last_s[rows]
-            part_s, times = part_s.reshape(len(rows), chunks, stages), batches[rows][:, None]
-            busy = part_s.sum(axis=1)
+            blocks, issued, computed, sent = self._of_parts(kinds, rows, stages, chunks)
+            part_s, times = np.array([np.maximum(blocks, issued), computed]), batches[rows][:, None]
+            part_s[..., 0] += ends[0, :, rows].T
+            part_s[..., -1] += ends[1, :, rows].T
+            part_s = part_s.reshape(2, len(rows), chunks, stages)
+            (busy, computed), sent = part_s.sum(axis=2), sent.reshape(len(rows), chunks, stages).sum(axis=1)
+            computed = times * computed
             if not self.staged:
-                floor[rows], cut[rows] = (times * busy)[:, 0] + end_s[rows], np.inf
-                continue
-            mixed = len(self.shapes.problem.model.types) > 1
-            cut[rows] = batches[rows] * (busy.mean(axis=1) if mixed else busy.max(axis=1))
-            floor[rows] = self._along_stages(part_s[:, 0], busy, times, self._sends_s[rows][:, None], chunks)
+                least_s, cut[rows] = (times * busy)[:, 0] + column(parts.end)[rows], np.inf
+            else:
+                mixed = len(self.shapes.problem.model.types) > 1
+                each = (one.mean(axis=1) if mixed else one.max(axis=1) for one in (times * busy, computed, sent))
+                cut[rows] = self._contended(*each)
+                least_s = self._along_stages(part_s[0, :, 0], busy, times, self._sends_s[rows][:, None], chunks)
+            floor[rows] = self._contended(least_s, computed.max(axis=1), sent.max(axis=1))
         return floor, cut
+
+    def _contended(self, least_s: Floats, computed_s: Floats, sent_s: Floats) -> Floats:
+        """Least steps with the least slowdown from overlap, s, of which each second more in a step takes less than one
+        back: contention is below 1."""
+        lost_s = contended_s(sent_s, computed_s, least_s, contention=min(self.contention, 1.0))
+        return np.asarray(least_s + (1.0 - ROUNDING) * lost_s)
 
     def _along_stages(self, first: Floats, busy: Floats, batches: Floats, send_s: Floats, chunks: int) -> Floats:
         """The longest chain of a step, s: to a stage and back, both passes of the first chunk of each before it, and
@@ -119,7 +139,7 @@ class Pool:
         return found
 
     def _of_parts(self, kinds: Floats, rows: Integers, stages: int, chunks: int) -> Floats:
-        """Sum over the blocks of each model part, `[candidates, parts]`; kinds: of a block of each kind."""
+        """Sums over the blocks of each part, `[quantities, candidates, parts]`; kinds: of a block of each kind."""
         problem, program = self.shapes.problem, self.pricer.program
         parts: tuple[Contents, ...] = (problem.model.runs,)
         if self.staged:
@@ -127,28 +147,29 @@ class Pool:
 
             parts = contents_of(problem.model, parts_of(problem, stages, chunks, problem.parts), problem.mtp_part)
         first = _first_blocks(parts, len(problem.model.types))
+        each = np.moveaxis(kinds[..., rows], 1, -1)
         if not program.some:
-            return np.asarray(kinds[:, rows].T @ first[-1].T)
-        again, once = kinds[0::2, rows].T, kinds[1::2, rows].T
+            return np.asarray(each @ first[-1].T)
+        again, once = each[..., 0::2], each[..., 1::2]
         repeated = np.minimum(self.fitting.repeated[self.candidates.shape[rows]], len(first) - 1)
-        return np.asarray(once @ first[-1].T + np.einsum("rpt,rt->rp", first[repeated], again - once))
+        return np.asarray(once @ first[-1].T + np.einsum("rpt,qrt->qrp", first[repeated], again - once))
 
     def priced(self, places: Integers) -> Iterator[Seconds]:
         """Prices of some candidates: exact without pipeline stages, with them bounds and what is exact on demand."""
-        used, _, shape = distinct(self.candidates.shape[places])
-        some = self.candidates.taken(places)
-        part = replace(
-            self,
-            shapes=self.shapes.taken(used, chunks=self.shapes.chunks[used]),
-            fitting=self.fitting.taken(used),
-            candidates=replace(some, shape=shape),
-        )
+        part = self._among(places)
         if not self.staged:
             yield Seconds(places, *part._whole())
             return
         for rows, group in part._pipelines():
             step_s, lost_s, bubble_s = group.bound_s()
             yield Seconds(places[rows], group.communication_s, group.alone_s + lost_s, step_s, bubble_s, group)
+
+    def _among(self, places: Integers) -> Pool:
+        """Some candidates, with only their shapes."""
+        used, _, shape = distinct(self.candidates.shape[places])
+        some = replace(self.candidates.taken(places), shape=shape)
+        shapes = self.shapes.taken(used, chunks=self.shapes.chunks[used])
+        return replace(self, shapes=shapes, fitting=self.fitting.taken(used), candidates=some)
 
     def _whole(self) -> tuple[Floats, Floats, Floats, Floats]:
         """Prices of all candidates without pipeline stages."""

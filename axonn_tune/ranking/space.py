@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache, reduce
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
@@ -766,30 +766,46 @@ def fit_always(
     shapes: Shapes, programs: Mapping[Variant, StepProgram], among: Among | None = None
 ) -> dict[Variant, Fitting]:
     """Memory of each shape, or of some, under the variants that are tried on every one."""
+    if among is None and len(shapes) > _SLAB:
+        # What is the same for all of them is worked out once a slab.
+        slabs = [fit_always(slab, programs) for slab in _slabs(shapes)]
+        return {one: reduce(Fitting.with_more, (slab[one] for slab in slabs)) for one in slabs[0]}
     always, found = (one for one in programs if shapes.problem.tries_always(one)), dict[Variant, Fitting]()
+    taken = _Taken(shapes)
     for one in always:
         rows = np.arange(len(shapes)) if among is None else among[one]
-        found[one] = fit_memory(shapes.taken(rows, chunks=shapes.chunks[rows]), programs[one])
+        found[one] = fit_memory(taken[rows], programs[one])
         found[one] = found[one] if len(rows) == len(shapes) else found[one].spread(rows, len(shapes))
     return found
+
+
+class _Taken:
+    """Some of several shapes; the last ones again where the same are asked for, with what is known of them."""
+
+    def __init__(self, shapes: Shapes) -> None:
+        self._shapes, self._rows, self._last = shapes, np.arange(len(shapes)), shapes
+
+    def __getitem__(self, rows: Integers) -> Shapes:
+        if not np.array_equal(rows, self._rows):
+            self._rows, self._last = rows, self._shapes.taken(rows, chunks=self._shapes.chunks[rows])
+        return self._last
 
 
 def fit_others(
     shapes: Shapes, programs: Mapping[Variant, StepProgram], fittings: dict[Variant, Fitting], among: Among
 ) -> dict[Variant, Fitting]:
     """Memory of some shapes under the other variants, which are added; not of those that fit without recompute."""
-    found = dict[Variant, Fitting]()
+    found, taken = dict[Variant, Fitting](), _Taken(shapes)
     for one in programs:
         if one in fittings:
             continue
         without = (fittings | found).get(Variant("none", precision=one.precision))
         rows = among[one] if without is None else np.setdiff1d(among[one], without.rows)
         asked = shapes.problem.request.recompute_layers
-        some = shapes.taken(rows, chunks=shapes.chunks[rows])
         if one.some and not asked:
-            fitting = _fewest_repeated(some, programs[one])
+            fitting = _fewest_repeated(taken[rows], programs[one])
         else:
-            fitting = fit_memory(some, programs[one], np.full(len(rows), asked) if one.some else None)
+            fitting = fit_memory(taken[rows], programs[one], np.full(len(rows), asked) if one.some else None)
         found[one] = fitting.spread(rows, len(shapes))
     every = fittings | found
     fittings.clear()
@@ -801,22 +817,22 @@ _SLAB = 16384
 """Shapes whose memory is worked out at once: their columns stay in the second-level cache."""
 
 
+def _slabs(shapes: Shapes) -> Iterator[Shapes]:
+    for rows in np.array_split(np.arange(len(shapes)), -(-len(shapes) // _SLAB)):
+        yield shapes.taken(rows, chunks=shapes.chunks[rows])
+
+
 def fit_memory(
     shapes: Shapes, program: StepProgram, repeated: Integers | None = None, *, keeps: bool = True
 ) -> Fitting:
     """Memory of each shape, and its number of layers that are not resharded: none, unless asked for, without `keeps`,
     and of pipeline stages where only some blocks repeat."""
     if len(shapes) > _SLAB:
-        slabs = np.array_split(np.arange(len(shapes)), -(-len(shapes) // _SLAB))
-        parts = [
-            fit_memory(
-                shapes.taken(rows, chunks=shapes.chunks[rows]),
-                program,
-                None if repeated is None else repeated[rows],
-                keeps=keeps,
-            )
-            for rows in slabs
-        ]
+        places, parts = 0, list[Fitting]()
+        for slab in _slabs(shapes):
+            mine = None if repeated is None else repeated[places : places + len(slab)]
+            parts.append(fit_memory(slab, program, mine, keeps=keeps))
+            places += len(slab)
         return reduce(Fitting.with_more, parts)
     limit_bytes = memory_limit_bytes(shapes.problem.machine.accelerator)
     asked = shapes.problem.request.kept_layers
