@@ -55,7 +55,7 @@ docs: .venv/installed-dev ## build the documentation site into build/site
 
 accuracy: .venv/installed-dev ## predictions against published measurements, and the tests of their floors; options in ARGS
 	@$(BIN)/axonn-tune accuracy $(ARGS)
-	@$(BIN)/python -m pytest tests/published
+	@$(PARALLEL) -n 2 tests/published
 
 golden: .venv/installed-dev ## what every command prints and writes, against its recording; ARGS=--write records, ARGS=NAME runs some
 	@$(BIN)/python -m tests.golden.golden $(ARGS)

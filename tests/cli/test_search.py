@@ -156,12 +156,13 @@ def test_paper_costs_are_the_papers(backend: PaperBackend, machine: str) -> None
     line = f"--gpus 256 --model 40b --machine {machine} --batch 1024 --cost {backend} --all --top 0 --format json"
     found = good(line).document
     assert len(found["configs"]) == len(factorizations(256))
+    model, profile = load_model("40b").document, load_machine(machine).document
     for config in found["configs"]:
         assert sum(term["seconds"] for term in config["terms"]) == pytest.approx(config["communication_s"] or 0.0)
         prices = price_paper(
             backend,
-            model=load_model("40b").document,
-            machine=load_machine(machine).document,
+            model=model,
+            machine=profile,
             workload=Workload(global_batch=1024, sequence_length=2048),
             **{axis: config[axis] for axis in AXES},
         )
