@@ -1,6 +1,6 @@
 """Searches that several tests ask for, each made once by whichever worker comes first, where a test asks for that.
 
-What is asked, to the last option, is the key; what was found comes back as a copy of its own.
+The key is all that a search reads of a problem; what was found comes back as a copy of its own.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from axonn_tune.ranking import choosing
 from axonn_tune.ranking.choosing import search
 from axonn_tune.ranking.priced import Priced
 from axonn_tune.ranking.space import Problem
-from axonn_tune.request import DEFAULT_TOP
+from axonn_tune.request import DEFAULT_TOP, NO_REQUEST
 
 LEAST_S = 0.3
 """CPU time of searches that are worth keeping."""
@@ -35,12 +35,15 @@ copyreg.pickle(Arithmetic, lambda one: "PLAIN" if one is PLAIN else "COLUMNS")
 def _search(problem: Problem, *, variants: bool = False, exact: int = DEFAULT_TOP) -> Priced:
     if folder is None:
         return search(problem, variants=variants, exact=exact)
+    request = problem.request
+    read = (replace(problem, request=NO_REQUEST), request.pins, request.precision, request.cuda_graphs)
     # Functions of frameworks lie elsewhere in every process.
-    asked = re.sub(r" at 0x[0-9a-f]+", "", repr((problem, variants, exact)))
+    asked = re.sub(r" at 0x[0-9a-f]+", "", repr((read, variants, exact)))
     path = folder / sha256(asked.encode()).hexdigest()
     if path.exists():
         found: Priced = pickle.loads(path.read_bytes())
-        return found
+        compared = tuple(replace(one, request=request) for one in found.problems)
+        return replace(found, problem=problem, problems=compared)
     began = time.process_time()
     found = search(problem, variants=variants, exact=exact)
     if time.process_time() - began > LEAST_S:
