@@ -189,13 +189,13 @@ class LayoutWords:
         return cls(framework, tuple(page_axes(framework, configs)))
 
     def sizes(self, config: Mapping[str, object]) -> str:
-        """`x 1 · y 1 · z 512 · data 2`, `TP 4 · GTP 1 · DP 16`."""
-        return " · ".join(f"{self.framework.called(axis)} {config[axis]}" for axis in self.axes)
+        """`x 1 · y 1 · z 512 · data 2`, `TP 4 · GTP 1 · EP 8 · DP 16`."""
+        return " · ".join(f"{self.framework.called(axis)} {config.get(axis, 1)}" for axis in self.axes)
 
     def short(self, config: Json, *, launch: bool = False) -> str:
         """`#1: TP 8 · PP 4`, `#2 ≈: TP 4 · PP 8` within model error of the first, or `launch: TP 8 · PP 4`."""
         rank = "launch" if launch else f"#{config['rank']}{f' {TIED}' if is_tied(config) else ''}"
-        wide = [f"{self.framework.called(axis)} {config[axis]}" for axis in self.axes if config[axis] > 1]
+        wide = [f"{self.framework.called(axis)} {config[axis]}" for axis in self.axes if config.get(axis, 1) > 1]
         return f"{rank}: {' · '.join(wide) or '1 GPU'}"
 
     def title(self, config: Json) -> str:
@@ -203,7 +203,8 @@ class LayoutWords:
         rank = "" if config["rank"] is None else f"#{config['rank']}: "
         some = f" on {config['recompute_layers']}" if config.get("recompute_layers") else ""
         batches = f"micro-batch {config['micro_batch']}, recompute {config['recompute']}{some}"
-        return f"{rank}{self.sizes(config)}, {batches}"
+        dispatcher = f", dispatcher {config['dispatcher']}" if config.get("dispatcher") else ""
+        return f"{rank}{self.sizes(config)}, {batches}{dispatcher}"
 
     def pins(self, config: Mapping[str, object]) -> list[str]:
         """Options that leave just this configuration."""

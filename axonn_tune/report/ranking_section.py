@@ -100,8 +100,10 @@ def _verdict(document: Json, first: Json | None, layouts: LayoutWords) -> list[s
 
 
 def _columns(layouts: LayoutWords) -> list[Column]:
-    """Columns of the table: the rank, the layout, the rest."""
-    return [PAGE_COLUMNS[0], *axis_columns(layouts.framework, layouts.axes), *PAGE_COLUMNS[1:], _RECOMPUTE_PINS]
+    """Columns of the table: the rank, the layout, the rest; with the dispatcher of experts."""
+    dispatcher = [COLUMNS["dispatcher"]] if "expert" in layouts.axes else []
+    named = axis_columns(layouts.framework, layouts.axes)
+    return [PAGE_COLUMNS[0], *named, *PAGE_COLUMNS[1:], *dispatcher, _RECOMPUTE_PINS]
 
 
 def _listed(configs: Sequence[Json]) -> list[Json]:

@@ -7,6 +7,7 @@ import re
 import sys
 from copy import deepcopy
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -22,11 +23,11 @@ FIXTURES = Path(__file__).parents[2] / "fixtures"
 LARGEST_BYTES = 6_000_000
 
 
-def data_of(text: str) -> dict[str, object]:
+def data_of(text: str) -> dict[str, Any]:
     """The data a page holds."""
     found = re.search(r'<script type="application/json" id="data">(.*?)</script>', text, flags=re.DOTALL)
     assert found
-    loaded: dict[str, object] = json.loads(found[1])
+    loaded: dict[str, Any] = json.loads(found[1])
     return loaded
 
 
@@ -51,6 +52,23 @@ def test_the_page_asks_for_nothing() -> None:
     assert "fetch(" not in own
     assert "@import" not in own
     assert "%" + "DATA%" not in text
+
+
+def test_headlines_have_the_axes_of_experts(tmp_path: Path) -> None:
+    """Guards models with experts: headline, names of bars, table and commands say EP, ETP and the dispatcher."""
+    asked = "--gpus 16 --model mixtral-8x7b --machine dgx-h200 --framework megatron-core --tp 2 --gtp 1 --pp 1 --cp 1"
+    done = good(f"{asked} --ep 4 --etp 2 --micro-batch 1 --format json --html {tmp_path}/r.html")
+    (first,) = done.document["configs"]
+    (shown,) = data_of((tmp_path / "r.html").read_text("utf-8"))["sections"]
+    said = "TP 2 · GTP 1 · PP 1 · CP 1 · EP 4 · ETP 2 · DP 8"
+    assert shown["verdict"][0].startswith(
+        f"#1: {said}, micro-batch 1, recompute {first['recompute']}, dispatcher alltoall"
+    )
+    (panel,) = (block for block in shown["blocks"] if block["kind"] == "configurations")
+    assert panel["items"][0]["short"] == "#1: TP 2 · EP 4 · ETP 2 · DP 8"
+    assert "--ep {expert} --etp {expert_tensor}" in panel["commands"]["Explain it"]
+    (table,) = (block for block in shown["blocks"] if block["kind"] == "table")
+    assert {"EP", "ETP", "dispatcher"} <= {column["label"].replace("\u00ad", "") for column in table["columns"]}
 
 
 def test_words_of_a_document_cannot_leave_their_element() -> None:
