@@ -136,7 +136,8 @@ def _attention(run: Run, layers: list[Layer]) -> dict[str, Value]:
     sinks = _common(run, attending, "attention sinks", lambda one: one.sinks)
     return found | {
         "no_rope_freq": pattern(unrotated) if any(unrotated) else None,
-        "qk_layernorm": bool(attending) and all(layer.qk_norms for layer in attending),
+        # Of latents Megatron-Core has the norms by the same switch.
+        "qk_layernorm": bool(attending) and all(layer.qk_norms or layer.latent is not None for layer in attending),
         "softmax_type": "learnable" if sinks else None,
         "rotary_percent": shares.pop() if len(shares) == 1 else None,
     }

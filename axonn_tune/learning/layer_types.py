@@ -123,7 +123,8 @@ class _Reading:
             )
         if self.text("softmax_type") not in ("", "vanilla"):
             found["sinks"] = True
-        if is_on(self._arguments.get("qk_layernorm", _NOTHING)):
+        # Of latents it means their own norms.
+        if "latent" not in found and is_on(self._arguments.get("qk_layernorm", _NOTHING)):
             found["qk_norms"] = True
         share = self.text("rotary_percent")
         if share and re.fullmatch(r"0?\.\d+|[01](\.0*)?", share) and float(share) < 1:

@@ -24,6 +24,7 @@ from axonn_tune.frameworks.keys import (
     SHIPPED,
     defaults_of,
     find,
+    misspelt,
     named,
     names_of,
     own_tables,
@@ -524,6 +525,10 @@ def _unpriced(
         if key is None:
             # What another framework's table has may have been read all the same.
             unknown += [] if known_name(name) else [written]
+            if (meant := misspelt(name, tables)) is not None:
+                meant = f"--{meant.replace('_', '-')}" if written.startswith("--") else meant
+                why = f"is no argument of {framework}: did you mean {meant}?"
+                refused.append(Problem(written, why, stated.line))
         elif key.status == "refused" and not key.is_silent(value):
             refused.append(Problem(written, key.why, stated.line))
         elif key.status == "modelled" and is_miscounted(key.field, value):

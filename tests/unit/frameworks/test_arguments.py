@@ -148,6 +148,23 @@ def test_what_no_table_has_is_listed(tmp_path: Path) -> None:
     """Guards the fifth case: a fork's own flags and a misspelled key are named; the launcher's options are not."""
     own = CORE.replace("--nnodes", "--rdzv-frob 3 --nnodes") + "--use-z-loss --tensor_model_paralell 2"
     assert stated(tmp_path, own).unknown == ("--use-z-loss", "--tensor_model_paralell")
+    own = CORE + "--num-experts 8 --moe-foo 3 --fp8-foo e4m3 --expert-foo 2 --cuda-graph-foo"
+    assert stated(tmp_path, own).unknown == ("--moe-foo", "--fp8-foo", "--expert-foo", "--cuda-graph-foo")
+
+
+@pytest.mark.parametrize(
+    ("written", "meant"),
+    [
+        ("--expert-model-paralel-size 8", "--expert-model-parallel-size"),
+        ("--context-paralel-size 4", "--context-parallel-size"),
+        ("--num-expertz 8", "--num-experts"),
+        ("--fp8-formt hybrid", "--fp8-format"),
+    ],
+)
+def test_misspelt_layouts_sizes_and_formats_are_refused(written: str, meant: str, tmp_path: Path) -> None:
+    """Guards predictions against a layout that nobody asked for: the framework would refuse the name, too."""
+    with pytest.raises(DocumentError, match=f"{written.split()[0]}: is no argument of .*: did you mean {meant}"):
+        stated(tmp_path, CORE + written)
 
 
 @pytest.mark.parametrize(
