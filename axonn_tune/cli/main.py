@@ -31,6 +31,7 @@ Examples:
   axonn-tune --gpus 1024 --model 80b
   axonn-tune --gpus 1024 --model 80b -o launch.yaml --emit slurm
   axonn-tune --gpus 64 --model llama3-70b --machine dgx-h100 --framework megatron-core
+  axonn-tune --framework megatron-core --gpus 256 --model deepseek-v3 --machine dgx-h100
   axonn-tune explain --gpus 1024 --model 80b --pick 1
   axonn-tune sweep --gpus 64..4096x2 --model 80b
 

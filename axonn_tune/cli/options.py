@@ -144,7 +144,7 @@ def _names_of_axes() -> list[tuple[str, str]]:
     alike: dict[str, list[str]] = {}
     for one in sorted(registry().values(), key=lambda one: (one.launch is None, "axonn" in one.name)):
         if one.names and one.name != UNKNOWN:
-            alike.setdefault(" ".join(map(one.option, one.columns)), []).append(one.name)
+            alike.setdefault(" ".join(map(one.option, one.expert_columns)), []).append(one.name)
     return [(", ".join(names), flags) for flags, names in alike.items()]
 
 

@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from axonn_tune.launch.scripts import Emit
 
 
-@click.command("search", cls=SearchCommand, short_help="Rank every grid of a number of GPUs.")
+@click.command("search", cls=SearchCommand, short_help="Rank every layout of a number of GPUs.")
 @search_options()
 @click.option("--top", type=Count(0), metavar="N", default=DEFAULT_TOP, show_default=True, help="Rows to list; 0: all.")
 @click.option("--all", "with_rejected", is_flag=True, help="List rejected grids too, with the reasons.")
@@ -94,7 +94,10 @@ def search_command(
     color: bool,
     **options: Any,
 ) -> None:
-    """Rank every grid of a number of GPUs, by predicted communication time.
+    """Rank every layout of a number of GPUs.
+
+    With --framework they are ranked by step time, 4D grids without it by communication time;
+    --rank-by asks for another.
 
     The ranking goes to standard output; why the first beats the second, ties, and what was rejected
     go to standard error.

@@ -383,6 +383,11 @@ class Framework:
         had = {*self.axes, *(["chunks"] if "pipeline" in self.axes and self.schedule.interleaved else [])}
         return tuple(axis for axis in dict.fromkeys((*self.names, *ALL_AXES, "chunks")) if axis in had)
 
+    @property
+    def expert_columns(self) -> tuple[str, ...]:
+        """Its columns with a model with experts."""
+        return replace(self, axes=tuple(dict.fromkeys((*self.axes, *self.expert_axes)))).columns
+
     def searched_axes(self, *, pipeline: bool) -> tuple[str, ...]:
         """Axes of a search, in the order of `ALL_AXES`: the paper's four, and its own, with pipeline stages or not."""
         has = {*AXES, *self.axes} - (set() if pipeline else {"pipeline"})
@@ -404,8 +409,7 @@ class Framework:
 
     def axis(self, name: str) -> str | None:
         """The axis, or `chunks`, of this name in any case; None if there is none."""
-        had = (*self.columns, *self.expert_axes)
-        return {self.called(axis).lower(): axis for axis in had}.get(name.lower())
+        return {self.called(axis).lower(): axis for axis in self.expert_columns}.get(name.lower())
 
     def layout(self, sizes: Mapping[str, int]) -> dict[str, int]:
         """Sizes of axes and `chunks` by its names of them, in the order of its columns."""

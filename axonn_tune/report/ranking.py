@@ -374,14 +374,13 @@ def shown_axes(problem: Problem) -> list[str]:
 
 def page_axes(framework: Framework, configs: Iterable[Json]) -> list[str]:
     """Axes that a page shows, and chunks: of those that not every search has, the ones used; of experts any."""
-    whole = replace(framework, axes=tuple(dict.fromkeys((*framework.axes, *framework.expert_axes))))
     used = {
         axis
         for one in configs
-        for axis in whole.columns
+        for axis in framework.expert_columns
         if (one.get(axis) or 1) > 1 or (axis in EXPERT_AXES and axis in one)
     }
-    return [axis for axis in whole.columns if axis in (*AXES, *used)]
+    return [axis for axis in framework.expert_columns if axis in (*AXES, *used)]
 
 
 def axis_columns(framework: Framework, axes: Sequence[str]) -> list[Column]:

@@ -93,7 +93,9 @@ def headings(line: str) -> dict[str, list[str]]:
 def test_options_are_in_groups(command: str) -> None:
     """Guards the help of commands that search: each option below one heading, --help as the last."""
     found = headings(f"{command} --help")
-    assert "Constraints by the names of a framework, each with a size:" in good(f"{command} --help").out
+    shown = good(f"{command} --help").out
+    assert "Constraints by the names of a framework, each with a size:" in shown
+    assert "--tp --gtp --pp --vpp --cp --ep --etp --dp\n" in shown
     listed = [option for options in found.values() for option in options]
     options = [param for param in cli.commands[command].params if isinstance(param, click.Option) and not param.hidden]
     assert sorted(listed) == sorted(max(param.opts, key=len) for param in options)
