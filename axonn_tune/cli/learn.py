@@ -135,7 +135,7 @@ def diagnose_command(*, path: str, output_format: str, html: str | None, **optio
         ]
         write_html(html, sections)
     if odd := [one for one in found if not one.reasonable]:
-        names = ", ".join(one.name for one in odd)
+        names = ", ".join(one.name + " (impossible)" * one.impossible for one in odd)
         raise CheckFailedError(f"{len(odd)} of {len(found)} outside the 80% interval: {names}")
 
 

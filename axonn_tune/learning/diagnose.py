@@ -38,7 +38,7 @@ from axonn_tune.learning.setups import (
     searched,
     with_step,
 )
-from axonn_tune.program.dimensions import logged_flops
+from axonn_tune.program.dimensions import logged_flops, model_flops
 from axonn_tune.specs.loading import read_text
 from axonn_tune.specs.machine import Machine
 from axonn_tune.specs.numbers import number_at, scaled, with_numbers
@@ -106,6 +106,10 @@ NOTICED = 0.01
 
 LAST_STEPS, FEWEST_RANKS = 32, 3
 """Steps of each rank's metrics that count, the last ones; ranks from which on one can be told from the others."""
+
+HIGHEST_SHARE = 0.9
+"""Share of the peak that no step reaches with the FLOPs that causal kernels compute: the highest MFU of
+published steps is 66%."""
 
 
 @dataclass(frozen=True)
@@ -176,6 +180,8 @@ class Diagnosis:
     that even the nearest explanation leaves, in standard deviations; 1 where it leaves less. causes: explanations, the
     most probable first. find_changes: makes `changes`. flops_ratio: FLOPs of a step by the log's own TFLOP/s over those
     that its framework counts for this model and batch, None if unknown; counts_recompute: whether these have recompute.
+    flops_s: what useful FLOPs of the step take at the peak of its number format, so that MFU is 1, s; None if unknown.
+    impossible: no run is as stated, since the step took less; it then has no causes, and `healthy` is 0.
     """
 
     name: str
@@ -192,6 +198,8 @@ class Diagnosis:
     learned: bool = False
     flops_ratio: float | None = None
     counts_recompute: bool = False
+    flops_s: float | None = None
+    impossible: bool = False
 
     @cached_property
     def changes(self) -> tuple[Change, ...]:
@@ -200,8 +208,8 @@ class Diagnosis:
 
     @property
     def reasonable(self) -> bool:
-        """Whether the measurement is inside the interval."""
-        return self.low_s <= self.measured_s <= self.high_s
+        """Whether the measurement is inside the interval, and possible."""
+        return not self.impossible and self.low_s <= self.measured_s <= self.high_s
 
     @property
     def faster(self) -> bool:
@@ -250,8 +258,9 @@ def diagnose(sample: Sample, machine: Machine, *, ranks: RankTimes | None = None
     setup = sample.setup
     staged = setup is not None and setup.layout.pipeline > 1
     observed = _Observed(sample, machine, None if staged else ranks)
-    hypotheses = list(_hypotheses(observed))
-    causes, healthy, misfit = _weighed(observed, hypotheses)
+    flops_s, impossible = _at_peak(observed)
+    hypotheses = [] if impossible else list(_hypotheses(observed))
+    causes, healthy, misfit = ((), 0.0, 1.0) if impossible else _weighed(observed, hypotheses)
     step, (least, most) = observed.total(observed.stated), observed.interval
     ratios = []
     if setup is not None and sample.flops:
@@ -271,14 +280,29 @@ def diagnose(sample: Sample, machine: Machine, *, ranks: RankTimes | None = None
         causes=causes,
         find_changes=lambda: (
             changes_of(setup, lambda one: observed.price(observed.known, one)["step"], ranking=searched(setup))
-            if setup
+            if setup and not impossible
             else ()
         ),
         assumed=tuple(_assumptions(observed, hypotheses)),
         learned=machine.learned is not None,
         flops_ratio=min(ratios, key=lambda ratio: abs(math.log(ratio)), default=None),
         counts_recompute=bool(sample.framework.logged and sample.framework.logged.repeated),
+        flops_s=flops_s,
+        impossible=impossible,
     )
+
+
+def _at_peak(observed: _Observed) -> tuple[float | None, bool]:
+    """What useful FLOPs of the step take at the peak, s, None without a step; whether none can take what was measured.
+
+    MFU counts keys that kernels may skip, so by itself it may be above 1 for long sequences.
+    """
+    setup = observed.setup
+    if setup is None or "step" not in observed.rows:
+        return None, False
+    peak = setup.layout.grid.world * setup.machine.accelerator.peak_flops_per_s(setup.workload.precision)
+    flops_s, seen_s = (model_flops(setup.model, setup.workload, masked=masked) / peak for masked in (True, False))
+    return flops_s, observed.measured_s < min(flops_s, seen_s / HIGHEST_SHARE)
 
 
 _KINDS = {

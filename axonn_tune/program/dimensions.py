@@ -584,15 +584,21 @@ def symbol_values(
     return {name: float(value) for name, value in found.items()}
 
 
-def model_flops(model: Model, workload: Workload) -> float:
+def model_flops(model: Model, workload: Workload, *, masked: bool = True) -> float:
     """FLOPs one step needs, all ranks: 3·(2·(L·W + V·H)·tokens + 4·S·Q·L·tokens), arXiv 2204.02311 appendix B.
 
     W: of each layer type what a token meets; 4·Q: 2·heads·(query and value width); V·H again for each MTP layer.
+    masked: False counts only keys that a causal query sees, in its window: (S + 1)/2 in place of S without one.
     """
+    length = workload.sequence_length
     weights = sum(count * layer.active_weights for layer, count in model.by_type)
     weights += model.vocab * model.hidden * (1 + model.mtp_layers)
-    attention = sum(2 * count * (layer.query_width + layer.value_width) for layer, count in model.by_type)
-    forward = 2.0 * weights + float(workload.sequence_length * attention)
+    attention = 0.0
+    for layer, count in model.by_type:
+        window = min(layer.window or length, length)
+        keys = length if masked else window - window * (window - 1) / (2.0 * length)
+        attention += 2 * count * (layer.query_width + layer.value_width) * keys
+    forward = 2.0 * weights + attention
     return _FORWARD_AND_BACKWARD * forward * float(step_tokens(workload))
 
 

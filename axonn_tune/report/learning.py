@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import shlex
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -48,8 +48,9 @@ LIKELY, LISTED = 0.01, 6
 SAME_FLOPS = 1.1
 """Ratio of two counts of FLOPs of a step from which on they are of different steps."""
 
-EXPLAINED = 0.1
-"""Share of the gap below which a cause explains nothing."""
+EXPLAINED, MOST = 0.1, 0.5
+"""Share of the gap below which a cause explains nothing; share that remains, where no explanation fits, from which on
+probabilities are not shown."""
 
 OVERSHOOT, CERTAIN = 1.4, 0.5
 """Share of the gap above which a cause explains too much; least probability of a cause at the end of its range."""
@@ -74,9 +75,11 @@ def diagnosis_text(found: Diagnosis, *, machine: str, model: str | None = None, 
 
     machine, model: as stated, for commands. remarks: assumptions about the evidence.
     """
-    said = "".join(f"{wrapped(words)}\n" for words in (*remarks, *_assumed(found)))
-    parts = [f"{found.name}\n{said}{wrapped(verdict(found))}\n"]
+    told = [*remarks, *_assumed(found)]
+    told.insert(0 if found.impossible else len(told), verdict(found))
+    parts = [f"{found.name}\n" + "".join(f"{wrapped(words)}\n" for words in told)]
     if rows := [*(likely := _likely(found)), *_unexplained(found, likely)]:
+        rows = [replace(row, probability=math.nan) for row in rows] if _far_off(found) else rows
         parts.append(text_of(_CAUSES, rows))
     parts += ["".join(f"{wrapped(note)}\n" for note in _notes(found))]
     if found.changes and not found.faster:
@@ -89,6 +92,13 @@ def diagnosis_text(found: Diagnosis, *, machine: str, model: str | None = None, 
 
 def verdict(found: Diagnosis) -> str:
     """Assessment of the run in two sentences."""
+    if found.impossible and found.flops_s is not None:
+        return (
+            f"The step took {show_seconds(found.measured_s)}, which is less than the {show_seconds(found.flops_s)} "
+            f"that its FLOPs take at peak (MFU {percent(found.flops_s / found.measured_s, decimals=0)}): batch, model, "
+            f"GPUs or number format are not as stated. Predicted {show_seconds(found.predicted_s)} "
+            f"({show_interval(found.low_s, found.high_s)}).{_of_flops(found)}"
+        )
     off = found.measured_s / found.predicted_s - 1.0
     said = (
         f"The {found.of} took {show_seconds(found.measured_s)}, predicted {show_seconds(found.predicted_s)} "
@@ -158,14 +168,24 @@ def _unexplained(found: Diagnosis, likely: Sequence[Cause]) -> Iterator[Cause]:
     """What the first cause leaves of the gap, as a row; its probability is that of none of the causes."""
     gap_s = found.measured_s - found.predicted_s
     left_s = gap_s - (likely[0].explains_s if likely else 0.0)
-    if left_s * gap_s >= EXPLAINED * gap_s**2 and (likely or not found.reasonable):
+    if left_s * gap_s >= EXPLAINED * gap_s**2 and (likely or not found.reasonable) and not found.impossible:
         words = "by the first cause" if likely else "by any cause that was tried"
         yield Cause("unexplained", "unexplained", words, found.healthy, left_s, "")
 
 
+def _far_off(found: Diagnosis) -> bool:
+    """Whether no explanation fits, and the first leaves most of the gap: how probable that is says nothing."""
+    most_s = MOST * abs(found.measured_s - found.predicted_s)
+    left = _unexplained(found, _likely(found))
+    return found.misfit > MISFIT and not found.reasonable and any(abs(one.explains_s) > most_s for one in left)
+
+
 def _notes(found: Diagnosis) -> Iterator[str]:
+    if found.impossible:
+        return
     nothing = "no fault" if found.reasonable else "none of these causes, and an error of the prediction itself"
-    yield f"Probability of {nothing}: {percent(found.healthy, decimals=0)}."
+    if not (far := _far_off(found)):
+        yield f"Probability of {nothing}: {percent(found.healthy, decimals=0)}."
     if found.of == "step" and not found.learned:
         yield (
             "The profile has learned from no step: `axonn-tune learn` with a run that is known to be good narrows the "
@@ -174,7 +194,8 @@ def _notes(found: Diagnosis) -> Iterator[str]:
     if found.misfit > MISFIT:
         yield (
             f"No explanation fits well: even the best leaves {found.misfit:.1f} standard deviations, so "
-            "the probabilities say little. Is the machine profile that of this machine?"
+            f"{'none has a probability' if far else 'the probabilities say little'}. Is the machine profile that of "
+            "this machine?"
         )
     yield from dict.fromkeys(cause.advice for cause in _likely(found)[:3] if cause.advice)
 
@@ -257,6 +278,8 @@ def diagnosis_json(found: Diagnosis, *, machine: str, model: str | None = None, 
         "verdict": verdict(found),
         "learned": found.learned,
         "flops_ratio": found.flops_ratio,
+        "flops_s": found.flops_s,
+        "impossible": found.impossible,
         "unexplained": next((asdict(one) for one in _unexplained(found, _likely(found))), None),
         "remarks": list(remarks),
         "assumed": [asdict(one) for one in found.assumed],
@@ -293,7 +316,9 @@ def diagnosis_section(
         cards=[
             page.card("measured", show_seconds(found.measured_s), note=found.of),
             page.card("predicted", show_seconds(found.predicted_s), note=interval),
-            page.card("no fault", percent(found.healthy), note="probability"),
+            page.card("useful FLOPs", show_seconds(found.flops_s), note="at peak")
+            if found.impossible and found.flops_s is not None
+            else page.card("no fault", percent(math.nan if _far_off(found) else found.healthy), note="probability"),
         ],
         blocks=[
             *_figures(found, likely),
@@ -322,6 +347,8 @@ def _figures(found: Diagnosis, likely: Sequence[Cause]) -> Iterator[Json]:
     causes = [(one.title, one.explains_s, show_seconds(one.explains_s), page.PREDICTED) for one in likely]
     gap = ("measured - predicted", gap_s, show_seconds(gap_s), page.MEASURED)
     yield page.bars("The gap, and the time of each explanation", "s", [gap, *causes])
+    if _far_off(found):
+        return
     shares = [
         (f"{one.title}: {one.words}", one.probability / PERCENT, percent(one.probability), page.ACCENT)
         for one in likely

@@ -94,6 +94,25 @@ def test_what_was_assumed_comes_first_and_the_verdict_depends_on_it() -> None:
     assert "recompute=" not in stated.out.partition("The step took")[0]
 
 
+@pytest.mark.usefixtures("minimal")
+def test_what_no_cause_explains_has_no_probabilities() -> None:
+    """Guards steps far below the prediction of 18 s: 7.5 s are less than FLOPs take at peak, which is said first; of
+    9.5 s (MFU 84%) no cause is "100.0%" likely."""
+    Path("steps.csv").write_text(MINIMAL.format(step_s=7.5), "utf-8")
+    done = run("diagnose steps.csv --machine dgx-h100 --html page.html")
+    assert done.code == 4
+    assert re.match(
+        r"steps.csv:2 The step took 7\.5 s, which is less than the 7\.98 s that its", " ".join(done.out.split())
+    )
+    assert not re.search(r"how likely|[Pp]robabilit", done.out)
+    Path("steps.csv").write_text(MINIMAL.format(step_s=9.5), "utf-8")
+    done = run("diagnose steps.csv --machine dgx-h100")
+    assert done.code == 4
+    assert "so none has a probability" in " ".join(done.out.split())
+    assert re.search(r"^ +-  unexplained ", done.out, re.MULTILINE)
+    assert not re.search(r"^ *\d+\.\d%  ", done.out, re.MULTILINE)
+
+
 COMMANDS = Path(__file__).parents[1] / "fixtures" / "commands"
 
 

@@ -138,8 +138,11 @@ def test_mfu_of_mixed_models_has_a_tokens_experts_and_full_attention() -> None:
     """By hand: GPT-OSS, whose windows and biases MFU does not see, and whose router it does."""
     model = load_model("gpt-oss-20b").document
     layer = 2880 * (64 + 8 + 8) * 64 + 64 * 64 * 2880 + 2880 * 32 + 4 * 3 * 2880 * 2880
-    expected = 3 * 4096 * (2 * (24 * layer + 201_088 * 2880) + 4 * 4096 * 24 * 64 * 64)
-    assert model_flops(model, Workload(global_batch=1, sequence_length=4096)) == expected
+    weights, workload = 2 * (24 * layer + 201_088 * 2880), Workload(global_batch=1, sequence_length=4096)
+    assert model_flops(model, workload) == 3 * 4096 * (weights + 4 * 4096 * 24 * 64 * 64)
+    # Unmasked: 1 to 4,096 keys of a query in half of the layers, 1 to 128 in the others.
+    keys = 12 * (sum(range(1, 4097)) + sum(min(query, 128) for query in range(1, 4097))) / 4096
+    assert model_flops(model, workload, masked=False) == pytest.approx(3 * 4096 * (weights + 4 * 64 * 64 * keys))
 
 
 def test_logs_without_layer_types_print_nothing_for_them() -> None:

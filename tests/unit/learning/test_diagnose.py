@@ -35,7 +35,7 @@ from axonn_tune.frameworks.description import NATURAL_IMBALANCE
 from axonn_tune.learning.diagnose import Diagnosis
 from axonn_tune.learning.evidence import Setup
 from axonn_tune.learning.setups import with_step
-from axonn_tune.report.learning import command_of
+from axonn_tune.report.learning import command_of, verdict
 from axonn_tune.report.output import csv_table
 from axonn_tune.validation.published.cases import Case, case_of
 from axonn_tune.validation.published.rows import SHIPPED, step_row
@@ -205,6 +205,40 @@ def test_a_run_that_is_too_fast_is_not_reasonable(tmp_path: Path) -> None:
     assert found.faster
     assert not found.reasonable
     assert found.misfit > 2.0
+
+
+LLAMA_70B: Record = {
+    **{
+        "id": "me",
+        "gpu": "H100",
+        "n_gpus": "512",
+        "framework": "Megatron-Core",
+        "model": "llama3-70b",
+        "vocab": "128256",
+    },
+    **{"layers": "80", "hidden": "8192", "heads": "64", "kv_heads": "8", "ffn": "28672", "gated_mlp": "1"},
+    **{"mbs": "1", "tp": "8", "pp": "4", "dp": "16", "vpp": "1", "recompute": "full"},
+}
+
+
+@pytest.mark.parametrize(
+    ("length", "batch", "share", "impossible"),
+    [(8192, 1024, 0.99, True), (8192, 1024, 1.01, False), (131072, 64, 0.75, False), (131072, 64, 0.7, True)],
+)
+def test_a_step_below_its_flops_at_peak_is_impossible(
+    length: int, batch: int, share: float, impossible: bool, tmp_path: Path
+) -> None:
+    """Guards the first thing to say of a step with an MFU above 1, by hand: weights and full attention of Llama 3 70B
+    at 989 TFLOP/s. At 131,072 tokens the masked half, which kernels skip, is 36% of these, so 75% stays possible."""
+    weights = 80 * (8192 * (8192 + 2 * 1024) + 8192 * 8192 + 3 * 8192 * 28672) + 128256 * 8192
+    flops = 3 * (2 * weights + 4 * length * 8192 * 80) * length * batch
+    row = {**LLAMA_70B, "seq": str(length), "gbs": str(batch), "step_s": str(share * flops / (512 * 989e12))}
+    found = of_row(row, tmp_path)
+    assert found.flops_s == pytest.approx(flops / (512 * 989e12), rel=1e-9)
+    assert found.impossible == impossible
+    assert not found.reasonable
+    assert bool(found.causes) != impossible
+    assert ("number format are not as stated" in verdict(found)) == impossible
 
 
 @pytest.mark.parametrize(
