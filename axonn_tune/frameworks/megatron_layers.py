@@ -168,6 +168,10 @@ def _experts(run: Run, routed: list[Layer]) -> dict[str, Value]:
     if run.model.biases and tensor > 1:
         raise run.cannot("biases of experts with ETP above 1", "ask for --etp 1")
     dispatcher = DISPATCHERS[run.step.dispatcher]
+    if dispatcher.kind == "flex" and run.size("expert") * tensor == 1:
+        # It refuses a rank that has all experts, which exchanges nothing by any dispatcher.
+        dispatcher = DISPATCHERS["alltoall"]
+    merged = run.step.expert_overlap and run.size("expert") > 1
     grouped = experts.groups > 1
     return {
         "num_experts": experts.count,
@@ -192,8 +196,8 @@ def _experts(run: Run, routed: list[Layer]) -> dict[str, Value]:
         "moe_permute_fusion": True,
         "expert_model_parallel_size": Because(run.size("expert"), "EP"),
         "expert_tensor_parallel_size": Because(tensor, "ETP"),
-        "overlap_moe_expert_parallel_comm": run.step.expert_overlap,
-        "delay_wgrad_compute": run.step.delayed_weight_gradients,
+        "overlap_moe_expert_parallel_comm": merged,
+        "delay_wgrad_compute": merged and run.step.delayed_weight_gradients,
         "moe_shared_expert_overlap": run.step.shared_expert_overlap,
     }
 

@@ -244,7 +244,11 @@ def pins(setup: Setup, *, machine: str, model: NamedModel = None) -> list[str]:
     found += [word for name in OVERLAPS if name not in workload.overlaps for word in ("--no-overlap", name)]
     found += ["--split-micro-batch"] if workload.split_micro_batch else []
     found += ["--shard-optimizer"] if workload.shard_optimizer_over_data else []
-    return [*found, *step_words(setup.framework)]
+    # A search with overlap of dispatch has layouts that cannot have it, too: asked for alone, they are refused.
+    step = framework.step
+    if (step.expert_overlap or step.delayed_weight_gradients) and not setup.price(lambda same: same).expert_overlap:
+        framework = framework.with_step(expert_overlap=False, delayed_weight_gradients=False)
+    return [*found, *step_words(framework)]
 
 
 def _model_words(model: Model, named: NamedModel) -> list[str]:

@@ -112,3 +112,20 @@ def test_the_options_of_a_run_pin_its_layout() -> None:
     again = json.loads(good(" ".join([*words, "--format", "json"])).out)
     assert again["configs"][0]["iteration_s"] == pytest.approx(ranked[0].iteration_s)
     assert again["configs"][0]["pipeline_layout"] == layout_text(*parse_layout(EIGHT))
+
+
+def test_options_of_a_layout_without_exchange_leave_its_overlap_out() -> None:
+    """Guards the same of searches with overlap of dispatch, which price layouts that exchange no tokens without it,
+    and what is written for them: Megatron-Core refuses both the overlap and a flex dispatcher there."""
+    asked = {"machine": "dgx-h100", "framework": "megatron-core", "batch": 32, "dispatcher": "deepep"}
+    problem = load_inputs(Request("mixtral-8x7b", 16, **asked, expert_overlap=True)).problem  # type: ignore[arg-type]
+    ranked = search(problem, variants=True)
+    row = next(row for row in range(len(ranked)) if ranked[row].grid.expert == 1)
+    setup = Setup(problem.model, problem.machine, problem.workload, problem.framework, layout=ranked.layout(row))
+    words = pins(setup, machine="dgx-h100", model="mixtral-8x7b")
+    assert "step.expert_overlap=true" not in words
+    again = json.loads(good(" ".join([*words, "--format", "json"])).out)
+    assert again["configs"][0]["iteration_s"] == pytest.approx(ranked[row].iteration_s)
+    written = " ".join(command_of(ranked.detail(row)).words)
+    assert "--moe-token-dispatcher-type alltoall" in written
+    assert "--overlap-moe-expert-parallel-comm" not in written
