@@ -120,7 +120,8 @@ def test_options_of_a_layout_without_exchange_leave_its_overlap_out() -> None:
     asked = {"machine": "dgx-h100", "framework": "megatron-core", "batch": 32, "dispatcher": "deepep"}
     problem = load_inputs(Request("mixtral-8x7b", 16, **asked, expert_overlap=True)).problem  # type: ignore[arg-type]
     ranked = search(problem, variants=True)
-    row = next(row for row in range(len(ranked)) if ranked[row].grid.expert == 1)
+    grids = (ranked[row].grid for row in range(len(ranked)))
+    row = next(row for row, grid in enumerate(grids) if grid.expert * grid.expert_tensor == 1)
     setup = Setup(problem.model, problem.machine, problem.workload, problem.framework, layout=ranked.layout(row))
     words = pins(setup, machine="dgx-h100", model="mixtral-8x7b")
     assert "step.expert_overlap=true" not in words
