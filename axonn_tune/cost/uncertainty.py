@@ -157,11 +157,12 @@ def difference_spread(one: Floats, other: Floats, learned: Learned) -> float:
     return math.sqrt(max(0.0, variance) + 2.0 * learned.of_layout**2)
 
 
-LARGEST: Mapping[str, int] = {"gpus": 8192, "pipeline": 64, "chunks": 12, "context": 2, "sequence": 65536}
-"""What published steps validate: the largest of each among the rows that are scored (tools/fit/scale.py)."""
+LARGEST: Mapping[str, int] = {"gpus": 8192, "pipeline": 64, "chunks": 12, "context": 8, "sequence": 262144}
+"""What published steps validate: the largest of each among the rows that are scored, dense, with experts, in formats
+below 16 bits or with context parallelism (tools/fit/scale.py)."""
 
 ACCELERATORS = ("A100", "GB200", "H100", "V100")
-"""Words in the names of their accelerators."""
+"""Words in the names of accelerators of dense rows, to which numbers of accelerators and software are fitted."""
 
 ACCELERATOR = "accelerator"
 

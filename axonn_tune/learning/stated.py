@@ -351,7 +351,8 @@ class CommandRun(StatedRun):
             made = with_layer_types(made, self.arguments)
         except ValueError as error:
             raise self._wrong(first_problem(error)) from None
-        name = f"{'llama' if made.gated else 'gpt'}-{made.parameters / 1e9:.3g}b"
+        billions = float(f"{made.parameters / 1e9:.3g}")
+        name = f"{'llama' if made.gated else 'gpt'}-{billions:g}b"
         return shipped_twin(made) or made.model_copy(update={"name": name, "source": f"arguments of {self.path}"})
 
     def case(self, machine: Machine) -> Case:

@@ -110,16 +110,16 @@ class Constraint:
         return f"{self.what} ({self.value}) {relation} {self._product(framework)} = {product}"
 
     def brief(self, framework: Framework) -> str:
-        """The constraint broken, without numbers: `heads not divisible by TP`, `zero3 with dp`."""
+        """The constraint broken, without numbers, after "with": `heads not divisible by TP`, `zero3 and dp`."""
         if self.both:
             names = [framework.called(axis) for axis in self.axes]
-            return " with ".join(names) if len(names) > 1 else f"{names[0]} above 1"
+            return " and ".join(names) if len(names) > 1 else f"{names[0]} above 1"
         if self.of:
             return f"{self._product(framework, self.of)} not divisible by {self._product(framework)}"
-        relation = "fewer than" if self.at_least else "not divisible by"
-        if self.multiple:
-            return f"{self._product(framework)} {relation} {self.what}"
-        return f"{self.what.replace('_', ' ')} {relation} {self._product(framework)}"
+        product, what = self._product(framework), self.what.replace("_", " ")
+        if self.at_least:
+            return f"fewer {what} than {product}"
+        return f"{product} not divisible by {self.what}" if self.multiple else f"{what} not divisible by {product}"
 
     def _product(self, framework: Framework, axes: tuple[str, ...] = ()) -> str:
         names = [framework.called(axis) for axis in axes or self.axes if axis in framework.axes]

@@ -453,7 +453,7 @@ _COLUMNS = (
         "recompute_layers",
         "recomputed\nlayers",
         "Layers of each chunk that recompute, the first ones; all of them without a number.",
-        title="in\nlayers",
+        title="recom\u00adputed\nlayers",
     ),
     count(
         "kept_layers",
@@ -1014,7 +1014,7 @@ def rejected_remark(ranked: Priced) -> str:
     if not left_out:
         return "The only grid is feasible." if found.grids == 1 else f"All {found.grids:,} grids are feasible."
     most_first = sorted(found.rejected.items(), key=lambda one: -one[1])
-    called = _CONSTRAINTS | {one.name: one.brief(problem.framework) for one in ranked.grids.constraints}
+    called = _CONSTRAINTS | {one.name: f"with {one.brief(problem.framework)}" for one in ranked.grids.constraints}
     reasons = ", ".join(f"{number:,} {called.get(name, name)}" for name, number in most_first)
     several = " (a grid can break several)" if sum(found.rejected.values()) > left_out else ""
     of, are, them = counted(found.grids, "grid"), *(("is", "it") if left_out == 1 else ("are", "them"))

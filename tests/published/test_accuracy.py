@@ -95,7 +95,8 @@ def test_intervals_grow_as_the_series_say(accuracy: Accuracy) -> None:
     """Guards the numbers of scale, and the largest sizes in evidence, against rows or a model that have moved since."""
     shipped = uncertainty.PER_DOUBLING, uncertainty.PER_STAGE_DOUBLING
     assert scale.numbers(accuracy.steps) == pytest.approx(shipped, rel=0.15)
-    assert scale.largest(accuracy.steps) == uncertainty.LARGEST
+    assert accuracy.more is not None
+    assert scale.largest((*accuracy.steps, *accuracy.more.rows)) == uncertainty.LARGEST
     scored = {one.row.gpu for one in accuracy.steps if one.error is not None}
     assert all(any(name in gpu for name in uncertainty.ACCELERATORS) for gpu in scored)
 

@@ -134,6 +134,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--write", action="store_true", help="write the numbers into cost/uncertainty.py")
     options = parser.parse_args(arguments)
     found = rows()
+    sizes = largest((*found, *predict_steps(read_steps(SHIPPED / "moe_steps.csv"))))
     for title, shared, size in (
         ("GPUs", of_gpus, lambda row: row.gpus),
         ("pipeline stages", of_stages, lambda row: row.pipeline),
@@ -142,11 +143,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for name, slope, count in slopes(found, shared, size):
             print(f"  {slope:+.4f} {count:>3} rows  {name}")
     per_gpus, per_stages = numbers(found)
-    print(f"per doubling: GPUs {per_gpus:.4f}, stages {per_stages:.4f}; largest: {largest(found)}, shipped {LARGEST}")
+    print(f"per doubling: GPUs {per_gpus:.4f}, stages {per_stages:.4f}; largest: {sizes}, shipped {LARGEST}")
     for name, count, held, width in intervals(found):
         print(f"  {name:<28}{count:>6} rows  80% intervals hold {held:.1%}, mean width {width:.1%}")
     if options.write:
-        write(per_gpus, per_stages, largest(found))
+        write(per_gpus, per_stages, sizes)
     return 0
 
 

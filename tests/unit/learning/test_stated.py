@@ -78,6 +78,12 @@ def test_files_of_each_kind_are_read(
     assert f"{case(run).workload.precision} {one(run).micro_batch} {one(run).recompute}" == words
 
 
+def test_a_model_of_a_trillion_parameters_has_a_plain_name(tmp_path: Path) -> None:
+    """Guards `gpt-1.01e+03b`: 128 layers of 12 · 25,600² are 1,007 billion, with an embedding 1,008: three digits."""
+    large = "--num-layers 128 --hidden-size 25600 --num-attention-heads 160 --ffn-hidden-size 102400"
+    assert stated(tmp_path, f"{CORE} {large}").model().name == "gpt-1010b"
+
+
 def test_what_deepspeed_does_not_say_is_left_open() -> None:
     """Guards ZeRO-3's JSON: the caller's recompute is unknown, and the model is named beside it."""
     run = fixture("zero3.json", n_gpus="64", seq="8192", model="llama3-8b")
