@@ -528,7 +528,7 @@ def in_one_launch(rows: torch.Tensor, weight: torch.Tensor) -> bool:
     number of rows. Source: torch.nn.functional.grouped_mm (torch 2.10).
     """
     aligned = all(size % 8 == 0 for size in (rows.shape[1], *weight.shape[2:]))
-    fits = rows.is_cuda and rows.dtype == torch.bfloat16 and weight.shape[1] == 1
+    fits = rows.is_cuda and len(rows) > 0 and rows.dtype == torch.bfloat16 and weight.shape[1] == 1
     return fits and aligned and hasattr(functional, "grouped_mm")
 
 

@@ -247,13 +247,13 @@ def gelu_gradient(x: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:
 
 def swiglu(x: torch.Tensor) -> torch.Tensor:
     """`SiLU(gate) · up` of `[M, G]` with gate and up alternating along the columns."""
-    gate, up = x.view(len(x), -1, 2).unbind(-1)
+    gate, up = x.view(len(x), x.shape[1] // 2, 2).unbind(-1)
     return functional.silu(gate) * up
 
 
 def swiglu_gradient(x: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:
     """`[M, F] → [M, G]` from the input of the forward pass."""
-    gate, up = x.view(len(x), -1, 2).unbind(-1)
+    gate, up = x.view(len(x), x.shape[1] // 2, 2).unbind(-1)
     of_gate = torch.ops.aten.silu_backward(gradient * up, gate)
     return torch.stack([of_gate, gradient * functional.silu(gate)], dim=-1).view(x.shape)
 

@@ -193,3 +193,13 @@ def test_rows_of_experts_are_compiled_once(monkeypatch: pytest.MonkeyPatch) -> N
         assert shares.shape == (rows,)
         assert torch.equal(backward(gradient), modules.swiglu_gradient(up, gradient))
         assert len(built) == 4
+
+
+def test_a_rank_that_no_token_reaches_computes_nothing() -> None:
+    """Guards natural routing at its worst: experts of a rank may get no row at all, and the step goes on."""
+    given = settings(torch.float32)
+    local, functions = activation(given, gated=True), ExpertFunctions.of(given, varying=True)
+    active, backward = local(torch.empty(0, 16), "forward")
+    weighted = functions.scaled(active, torch.empty(0))
+    shares, gradient = functions.scaled_gradient(weighted, active, torch.empty(0))
+    assert (active.shape, shares.shape, backward(gradient).shape) == ((0, 8), (0,), (0, 16))
