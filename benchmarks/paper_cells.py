@@ -113,12 +113,11 @@ def sent_tie(found: Cell, pick: Best) -> bool:
 
 def step_tie(found: Cell, pick: Best) -> bool:
     """The same of steps: errors of exposed communication and the residual of each layout count."""
-    width = found.case.problem.machine.uncertainty.communication
     step_s, exposed_s = (
         np.array([seconds(getattr(best.step, name)) for best in (found.ours, pick)])
         for name in ("iteration_s", "exposed_communication_s")
     )
-    return count_ties(step_s, np.asarray(own_half_s(step_s, exposed_s, width=width))) == 2
+    return count_ties(step_s, np.asarray(own_half_s(found.case.problem, step_s=step_s, waiting_s=exposed_s))) == 2
 
 
 def seconds(value_s: float | None) -> float:

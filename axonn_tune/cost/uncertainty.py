@@ -27,6 +27,7 @@ from axonn_tune.frameworks.description import IMBALANCE_SPREAD, Framework
 from axonn_tune.job import Job, Layout
 from axonn_tune.program.operations import Value
 from axonn_tune.specs.machine import Learned, LearnedNumber, Machine
+from axonn_tune.specs.model import Model
 from axonn_tune.specs.numbers import scaled
 
 Floats = NDArray[np.float64]
@@ -34,10 +35,11 @@ Floats = NDArray[np.float64]
 DEVIATIONS = 1.2816
 """Standard deviations either side of the middle that hold 80% of a normal distribution."""
 
-OF_LAYOUT = 0.04
-"""Standard deviation of what no number explains of the logarithm of a step, for each layout by itself. Residuals of
-published steps by fits without their family scatter by 1.3 to 12% within families (robust standard deviations, median
-3.7%)."""
+OF_LAYOUT, OF_LAYOUT_WITH_EXPERTS = 0.04, 0.09
+"""Standard deviations of what no number explains of the logarithm of a step, for each layout by itself, of a dense
+model and of one with experts. Errors of published steps scatter within families, rows of one source, model and number
+of GPUs, by 1.3 to 12% (robust standard deviations, median 3.7%, of fits without the family), with experts by 1.2 to 32%
+(median of 13 families 9.1%)."""
 
 PER_DOUBLING, PER_STAGE_DOUBLING = 0.013, 0.023
 """Standard deviation of the logarithm of a step for each doubling of ranks beyond a node of `NODE`, and of pipeline
@@ -85,16 +87,21 @@ def half_width(
     return math.hypot(of_parts, of_host, scale, jitter)
 
 
-def own_half_s(step_s: Value, waiting_s: Value, *, width: float) -> Value:
-    """Half of the 80% interval of steps that layouts do not share, s; width: half-width of communication."""
-    return np.hypot(waiting_s * width, DEVIATIONS * OF_LAYOUT * step_s)
+def of_layout(model: Model) -> float:
+    """Standard deviation of a step's logarithm by itself, of a layout of a model."""
+    return OF_LAYOUT_WITH_EXPERTS if model.has_experts else OF_LAYOUT
 
 
-def own_bound_s(machine: Machine, *, step_s: float, waiting_s: float) -> float:
-    """The same by a profile, s; with what it has learned of layouts if it has learned."""
-    if machine.learned is None:
-        return float(own_half_s(step_s, waiting_s, width=machine.uncertainty.communication))
-    return DEVIATIONS * machine.learned.of_layout * step_s
+def own_half_s(job: Job, *, step_s: Value, waiting_s: Value) -> Value:
+    """Half of the 80% interval of steps of a job that its layouts do not share, s; of communication by the profile."""
+    return np.hypot(waiting_s * job.machine.uncertainty.communication, DEVIATIONS * of_layout(job.model) * step_s)
+
+
+def own_bound_s(job: Job, *, step_s: float, waiting_s: float) -> float:
+    """The same, s; with what the profile has learned of layouts if it has learned."""
+    if job.machine.learned is None:
+        return float(own_half_s(job, step_s=step_s, waiting_s=waiting_s))
+    return DEVIATIONS * job.machine.learned.of_layout * step_s
 
 
 def with_software(machine: Machine, framework: Framework) -> Machine:

@@ -304,11 +304,10 @@ class Priced:
         Errors of computation are common to all grids, apart from the residual of each layout.
         """
         metric = ranking_metric(self.columns, rank_by=rank_by)[self.rows]
-        width = self.problem.machine.uncertainty.communication
         if rank_by != "iteration":
-            return count_ties(metric, metric * width)
+            return count_ties(metric, metric * self.problem.machine.uncertainty.communication)
         waiting_s = exposed_s(metric, self.columns.compute_s[self.rows])
-        return count_ties(metric, np.asarray(own_half_s(metric, waiting_s, width=width)))
+        return count_ties(metric, np.asarray(own_half_s(self.problem, step_s=metric, waiting_s=waiting_s)))
 
     def _alike_as_learned(self, rank_by: RankBy) -> int:
         """The same by what the profile has learned."""
@@ -362,14 +361,14 @@ class Priced:
         order = tuple(axis for axis in grid.order if axis in ("x", "y") and grid.axis_size(axis) > 1)
         tokens = layout.micro_batch / grid.context
         precision = self._variant(int(self.rows[place])).precision
-        stages = (grid.pipeline, layout.chunks, layout.parts)
-        sizes = (precision, grid.x, grid.y, shards, *stages, layout.kept_layers, tokens)
+        stages, experts = (grid.pipeline, layout.chunks, layout.parts), (grid.expert, grid.expert_tensor)
+        sizes = (precision, grid.x, grid.y, shards, *experts, *stages, layout.kept_layers, tokens)
         return (*sizes, layout.recompute, order)
 
     def _tied(self, first: int, other: int) -> bool:
         """Whether the steps of two rows are within model error of each other."""
-        rows, machine = (self[first], self[other]), self.problem.machine
-        halves = [own_bound_s(machine, step_s=one.iteration_s, waiting_s=one.exposed_communication_s) for one in rows]
+        rows, job = (self[first], self[other]), self.problem
+        halves = [own_bound_s(job, step_s=one.iteration_s, waiting_s=one.exposed_communication_s) for one in rows]
         return abs(rows[1].iteration_s - rows[0].iteration_s) <= math.hypot(*halves)
 
     @property

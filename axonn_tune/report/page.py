@@ -23,6 +23,7 @@ from axonn_tune.cost.price import ATTENTION, CONTENDED, ELEMENT_WISE, GEMMS, OPT
 from axonn_tune.cost.uncertainty import own_bound_s
 from axonn_tune.errors import EnvironmentProblem
 from axonn_tune.files import write_text_atomically
+from axonn_tune.job import Job
 from axonn_tune.report.output import Column, Json, json_text, known_value, seconds_cells, words
 from axonn_tune.specs.document import Document
 from axonn_tune.specs.launch import Launch
@@ -149,12 +150,12 @@ def stacks(
     return {"kind": "stacks", "title": title, "note": note, **drawn}
 
 
-def step_row(name: str, step: Json, parts: Mapping[str, float], *, machine: Machine) -> Json:
+def step_row(name: str, step: Json, parts: Mapping[str, float], *, job: Job) -> Json:
     """A row of `stacks` for a configuration of the contract: its step, 80% interval, and the half that no other has."""
     row = {"name": name, "parts": dict(parts), "words": show_seconds(step["iteration_s"]), "at": step["iteration_s"]}
     if step["low_s"] is None:
         return row
-    own_s = own_bound_s(machine, step_s=step["iteration_s"], waiting_s=step["exposed_communication_s"] or 0.0)
+    own_s = own_bound_s(job, step_s=step["iteration_s"], waiting_s=step["exposed_communication_s"] or 0.0)
     return {**row, "low": step["low_s"], "high": step["high_s"], "own": own_s}
 
 

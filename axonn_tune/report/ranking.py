@@ -15,7 +15,7 @@ from axonn_tune import __version__
 from axonn_tune.cost.collectives import bus_bytes
 from axonn_tune.cost.price import METRICS as PRICES
 from axonn_tune.cost.price import Parts, PricedLayout, Term, price, separated, step_parts
-from axonn_tune.cost.uncertainty import ACCELERATOR, ACCELERATORS, DEVIATIONS, LARGEST, OF_LAYOUT, outside, own_bound_s
+from axonn_tune.cost.uncertainty import ACCELERATOR, ACCELERATORS, DEVIATIONS, LARGEST, of_layout, outside, own_bound_s
 from axonn_tune.errors import BLUE, YELLOW, UsageError
 from axonn_tune.frameworks import find_framework, registry
 from axonn_tune.frameworks.axonn_tune import AXONN_TUNE
@@ -60,8 +60,6 @@ _MOST_NAMED = 3
 """Number of configurations within model error that a remark names."""
 _WORTH_OVERLAPPING = 0.01
 """Share of a step from which overlap of dispatch is worth a sentence."""
-_OF_LAYOUT = f"±{DEVIATIONS * OF_LAYOUT:.0%}"
-"""Half of the 80% interval of the residual of each layout's step."""
 _LONG_CONTEXT = 32_768
 """Tokens in a sequence from which context parallelism is mentioned."""
 _HOUR_S = 3600.0
@@ -926,7 +924,7 @@ def ties_remark(ranked: Priced) -> str:
     if machine.learned is not None:
         known = "by what the profile has learned"
     else:
-        own = f"each layout's step {_OF_LAYOUT}"
+        own = f"each layout's step ±{DEVIATIONS * of_layout(ranked.problem.model):.0%}"
         known = f"{own}, exposed {known}" if ranked.problem.rank_by == "iteration" else f"{known}, {own}"
     apart = [family[0] + 1 for family in ranked.families(DEFAULT_TOP)[:_MOST_NAMED] if family[0] < ties]
     listed = [f"#{rank}" for rank in apart]
@@ -945,7 +943,8 @@ def interval_remark(ranked: Priced) -> str:
     if first is None:
         return ""
     machine = ranked.problem.machine
-    own = f"±{show_seconds(own_bound_s(machine, step_s=first.iteration_s, waiting_s=first.exposed_communication_s))}"
+    own_s = own_bound_s(ranked.problem, step_s=first.iteration_s, waiting_s=first.exposed_communication_s)
+    own = f"±{show_seconds(own_s)}"
     if machine.learned is not None:
         apart = ranked.difference
         of = METRICS[ranked.problem.rank_by]

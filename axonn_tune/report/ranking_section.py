@@ -239,7 +239,7 @@ def shares_figure(found: Sequence[ConfigurationDetail], *, picked: Json | None, 
         parts = _work_sums(one) | ({BUBBLE: one.priced.bubble_s} if one.priced.bubble_s else {})
         parts |= {over_axis(key, framework): seconds for key, seconds in waits.items()}
         name = layouts.short(one.config, launch=one.config is picked)
-        row = page.step_row(name, one.config, parts, machine=one.inputs.problem.machine)
+        row = page.step_row(name, one.config, parts, job=one.inputs.problem)
         rows.append({**row, "under": {over_axis(key, framework): seconds for key, seconds in overlaps.items()}})
     keys = sorted({key for one in (*exposed, *hidden) for key in one}, key=lambda key: (key.rpartition(" ")[2], key))
     colors = {**page.BY_KIND, BUBBLE: page.MUTED, **{over_axis(key, framework): page.term_color(key) for key in keys}}

@@ -14,6 +14,7 @@ from axonn_tune.cost.price import ATTENTION, CONTENDED, ELEMENT_WISE, GEMMS, Det
 from axonn_tune.cost.uncertainty import own_bound_s
 from axonn_tune.frameworks.axonn_tune import AXONN_TUNE
 from axonn_tune.frameworks.description import Framework
+from axonn_tune.job import Job
 from axonn_tune.ranking.compare import (
     BUBBLE,
     CAUSES,
@@ -69,7 +70,6 @@ from axonn_tune.report.ranking import (
     training_names,
     with_framework,
 )
-from axonn_tune.specs.machine import Machine
 from axonn_tune.specs.workload import RECOMPUTES
 from axonn_tune.units import TERA, counted, show_count, show_interval, show_seconds
 
@@ -554,7 +554,7 @@ def fastest_words(comparison: Comparison) -> str:
 def _own_s(comparison: Comparison, found: Detail) -> float:
     """Half of the 80% interval of a step that no other strategy shares, s."""
     waiting_s = found.exposed_communication_s
-    return own_bound_s(comparison.problem.machine, step_s=found.iteration_s, waiting_s=waiting_s)
+    return own_bound_s(comparison.problem, step_s=found.iteration_s, waiting_s=waiting_s)
 
 
 def _claims(comparison: Comparison) -> list[str]:
@@ -674,7 +674,7 @@ _PREDICTED = (
 
 def comparison_section(document: Json, *, identity: str, source: str) -> Json:
     """The section of a comparison document."""
-    contenders, machine = document["contenders"], inputs_of(document, source=source).problem.machine
+    contenders, job = document["contenders"], inputs_of(document, source=source).problem
     rows = [_contender_row(one) for one in contenders]
     columns, causes = (
         [one for one in several if any(known_value(row, one.key) not in (None, 0.0) for row in rows)]
@@ -687,7 +687,7 @@ def comparison_section(document: Json, *, identity: str, source: str) -> Json:
         subtitle=page.subtitle(document, f"step time, {kernels}; baseline: {document.get('baseline', 'the first')}"),
         verdict=document.get("verdict", []),
         blocks=[
-            _step_bars([one for one in contenders if one["prediction"]], machine),
+            _step_bars([one for one in contenders if one["prediction"]], job),
             page.table(f"{identity}-table", "Each strategy at its best", columns, rows, note=page.SORTS),
             page.table("", "Where the step goes", causes, [row for row in rows if row["feasible"]], note=page.SORTS),
             page.text(document.get("remarks", []), title="In words"),
@@ -696,7 +696,7 @@ def comparison_section(document: Json, *, identity: str, source: str) -> Json:
     )
 
 
-def _step_bars(contenders: Sequence[Json], machine: Machine) -> Json:
+def _step_bars(contenders: Sequence[Json], job: Job) -> Json:
     """The parts of each one's step, and its interval."""
     longest_s = max(one["prediction"]["iteration_s"] for one in contenders)
 
@@ -704,9 +704,7 @@ def _step_bars(contenders: Sequence[Json], machine: Machine) -> Json:
         found = step.get("causes") or {name: step[key] for name, key in _STEP_PARTS.items()}
         return {name: seconds for name, seconds in found.items() if seconds >= _VISIBLE * longest_s}
 
-    rows = [
-        page.step_row(one["name"], one["prediction"], parts(one["prediction"]), machine=machine) for one in contenders
-    ]
+    rows = [page.step_row(one["name"], one["prediction"], parts(one["prediction"]), job=job) for one in contenders]
     note = (
         "Whiskers: the 80% interval; thick: the part that other strategies do not share. Differences within that part, "
         "of both, are within model error."

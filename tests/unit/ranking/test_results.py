@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -9,7 +10,7 @@ import numpy as np
 import pytest
 
 from axonn_tune.errors import DocumentError, NothingFeasibleError, UsageError
-from axonn_tune.ranking.choosing import run_search
+from axonn_tune.ranking.choosing import run_search, search
 from axonn_tune.ranking.inputs import load_inputs, make_workload
 from axonn_tune.ranking.priced import count_ties
 from axonn_tune.request import Request
@@ -30,6 +31,25 @@ def test_ties_end_at_the_first_that_differs(metric: list[float], half_width: flo
     """Guards ties: differences within the interval of the difference, counted from the top."""
     column = np.array(metric)
     assert count_ties(column, column * half_width) == count
+
+
+def test_layouts_with_experts_are_apart_by_more_than_their_own_scatter() -> None:
+    """Guards ties with experts: by hand from the scatter of published layouts, 9%; rows of one family have one EP."""
+    problem = inputs(32, "mixtral-8x7b", machine="dgx-h100", framework="megatron-core", z=1, chunks=1).problem
+    ranked = search(problem, exact=80)
+    width, rows = problem.machine.uncertainty.communication, [ranked[place] for place in range(len(ranked))]
+
+    def alike(spread: float) -> int:
+        halves_s = [math.hypot(1.2816 * spread * one.iteration_s, width * one.exposed_communication_s) for one in rows]
+        apart = [
+            one.iteration_s - rows[0].iteration_s > math.hypot(half_s, halves_s[0])
+            for one, half_s in zip(rows, halves_s, strict=True)
+        ]
+        return apart.index(True)
+
+    assert ranked.ties == alike(0.09) > alike(0.04)
+    for family in ranked.families(ranked.ties):
+        assert len({(ranked[place].grid.expert, ranked[place].grid.expert_tensor) for place in family}) == 1
 
 
 @pytest.mark.parametrize("rank_by", ["communication", "exposed", "iteration"])
