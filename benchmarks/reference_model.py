@@ -79,6 +79,7 @@ class Mixture(nn.Module):
         self.experts = nn.ModuleList(Perceptron(one) for _ in range(given.count))
         wide = model.model_copy(update={"ffn": given.shared_width})
         self.shared = Perceptron(wide) if given.shared_width else None
+        self.counts = torch.zeros(given.count)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """`[b, S, H] → [b, S, H]`."""
@@ -87,11 +88,10 @@ class Mixture(nn.Module):
         ranked = scores + self.router.bias if self.given.score_bias else scores
         best = ranked.topk(self.given.per_token).indices
         shares = scores.gather(-1, best)
-        means = (scores / scores.sum(-1, keepdim=True)).mean(1)
-        counts = torch.nn.functional.one_hot(best, self.given.count).sum((1, 2))
-        self.counts = counts.sum(0).to(x.dtype)
-        # Of each sequence; added to the loss by who wants it.
-        self.balance = (counts * means).sum(-1) * (self.given.count / (self.given.per_token * x.shape[1]))
+        means = (scores / scores.sum(-1, keepdim=True)).mean((0, 1))
+        # Until someone sets them to zero; the balance is added to the loss by who wants it.
+        self.counts = self.counts.to(x) + torch.nn.functional.one_hot(best, self.given.count).sum((0, 1, 2))
+        self.balance = (self.counts / self.counts.sum() * means).sum() * self.given.count
         shares = shares / shares.sum(-1, keepdim=True) if self.given.normalized else shares
         total = torch.zeros_like(x) if self.shared is None else self.shared(x)
         for number, expert in enumerate(self.experts):

@@ -696,6 +696,7 @@ _BEHIND: dict[Role, tuple[Overlap, str]] = {
     "data": ("data_parallel", "rest of backward"),
     "parameters": ("data_parallel", "the next forward pass"),
     "keys": ("data_parallel", "attention"),
+    "counts": ("data_parallel", "experts"),
 }
 
 

@@ -86,6 +86,8 @@ class StepOptions:
         backward pass of two micro-batches run beside each other, layer by layer, dispatch and combine of each behind
         computation of the other. delayed_weight_gradients: those of experts then run beside the combine of gradients.
         shared_expert_overlap: GEMMs of shared experts run beside dispatch and combine.
+        balancing_loss: a loss balances experts by the tokens of each in the batch, which all ranks count in each layer
+        and micro-batch (Megatron-Core's global_aux_loss).
 
     Recompute, loss, fusion
         recompute_whole_block: full recompute repeats the block to its last operation, and that of a module the module.
@@ -159,6 +161,7 @@ class StepOptions:
     expert_overlap: bool = False
     delayed_weight_gradients: bool = False
     shared_expert_overlap: bool = False
+    balancing_loss: bool = False
     recompute_whole_block: bool = False
     selective: tuple[str, ...] = ("attention.core", "attention.norm", "mlp.norm", "mlp.activation")
     chunked_loss: bool = True

@@ -34,6 +34,9 @@ from axonn_tune.specs.model import Model, unrun
 from axonn_tune.specs.workload import Workload
 from axonn_tune.units import show_bytes, show_interval, show_seconds
 
+LOAD_BALANCING = 1e-3
+"""Coefficient of the load-balancing loss, where it is asked for: that of Qwen3 (`router_aux_loss_coef`)."""
+
 
 def build_launch(
     priced: Detail,
@@ -53,8 +56,9 @@ def build_launch(
     if job.framework.software:
         raise UsageError(f"a launch config is for the bundled runtime, not for {job.framework.name}")
     forced = model.document.has_experts and job.framework.step.imbalance == 1.0
-    own = replace(AXONN_TUNE.step, imbalance=1.0) if forced else AXONN_TUNE.step
-    if job.framework.step != own:
+    balanced = job.framework.step.balancing_loss
+    own = replace(AXONN_TUNE.step, balancing_loss=balanced)
+    if job.framework.step != (replace(own, imbalance=1.0) if forced else own):
         raise UsageError("a launch config runs the bundled runtime's own step: leave out --set step.KEY")
     if why := unrun(model.document):
         raise UsageError(why)
@@ -72,6 +76,7 @@ def build_launch(
         grad_accumulation=priced.accumulation,
         kept_layers=int(priced.memory.kept_layers),
         force_load_balancing=forced,
+        load_balancing_loss=LOAD_BALANCING if balanced else 0.0,
         compile=compiles(launcher.backend),
         backend=launcher.backend,
         ranks_per_node=min(launcher.ranks_per_node, grid.world),

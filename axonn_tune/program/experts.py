@@ -41,7 +41,7 @@ from axonn_tune.program.operations import (
     Routing,
     Size,
     Traffic,
-    symbol,
+    as_size,
 )
 from axonn_tune.specs.machine import MatmulLayout
 
@@ -227,7 +227,7 @@ def _router(given: LayerInputs, phase: Phase) -> Iterator[Operation]:
     """Logits of all experts `[T, E]`, summed over y, their scores, and the K best; they compute in FP32.
 
     Without sequence parallelism the router is a linear layer as others, of which x has shares: gathered, as scores need
-    all logits of a token. Load is balanced by sequence, whose tokens of each expert are counted over context.
+    all logits of a token. For a load-balancing loss the tokens of each expert in the batch are counted over all ranks.
     """
     count, tokens, element = float(given.experts.count), given.routed, float(given.elements.statistics)
     kept = Array("routing", "routing maps", _ROUTED * given.experts.per_token * PARTS * tokens)
@@ -240,9 +240,8 @@ def _router(given: LayerInputs, phase: Phase) -> Iterator[Operation]:
     yield Collective("all_reduce", "y", phase, ROUTER, element * linear.n * tokens, calls=PARTS)
     if not given.options.sequence_parallel:
         yield Collective("all_gather", "x", phase, ROUTER, element * count * tokens, calls=PARTS)
-    if given.context and given.options.copies_over_context:
-        counted = element * count * symbol("b") / PARTS
-        yield Collective("all_reduce", "context", phase, ROUTER, counted, calls=PARTS)
+    if given.options.balancing_loss and phase == "forward":
+        yield Collective("all_reduce", f"z{given.data_axes}", phase, ROUTER, as_size(element * count), "counts")
     yield moves(phase, ROUTER, _scored(given), count * tokens, given, calls=PARTS)
 
 

@@ -181,12 +181,13 @@ MATRIX_ALIGNMENT = 16
 
 ONCE = as_size(1)
 
-GROUP_AXES = ("x", "y", "z", "data", "xy", "context", "contextdata", *EXPERT_GROUPS, WORLD)
+GROUP_AXES = ("x", "y", "z", "data", "xy", "context", "contextdata", "zdata", "zcontextdata", *EXPERT_GROUPS, WORLD)
 """Every group of axes that the bundled runtime communicates over."""
 
-Role: TypeAlias = Literal[
-    "weight", "output", "input_gather", "input_gradient", "weight_gradient", "data", "parameters", "keys", "other"
-]
+Role: TypeAlias = (
+    Literal["weight", "output", "input_gather", "input_gradient", "weight_gradient", "data", "parameters", "keys"]
+    | Literal["counts", "other"]
+)
 """Role of a collective, which decides what it may overlap with:
 
 weight: gather of a weight over z; output: forward reduction of a GEMM's output, exposed unless the micro-batch is split
@@ -194,7 +195,8 @@ or it is pipelined with its GEMM; input_gather: a column-parallel layer's input 
 input-gradient GEMM; input_gradient: dI reduction, overlapped with the weight-gradient GEMM; weight_gradient: dW
 reduce-scatter over z, finished one layer later; data: gradient bucket over data, overlapped with the rest of the
 backward pass; parameters: new weights over data, overlapped with the next forward pass; keys: keys and values of other
-context ranks, overlapped with attention; other: not overlappable.
+context ranks, overlapped with attention; counts: tokens of each expert, overlapped with the rest of their layer; other:
+not overlappable.
 """
 
 OpKind: TypeAlias = CollectiveKind | Literal["send", "dispatch", "combine"]

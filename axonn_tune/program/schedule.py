@@ -339,7 +339,7 @@ class MicroBatch:
 
 HANDLES = (
     *("gather", "output0", "output1", "input_gradient", "input_gather", "keys", "pipelined", "pipelined output"),
-    *("weight_gradient", "data", "parameters", "experts", "experts back", "experts gather"),
+    *("weight_gradient", "data", "parameters", "experts", "experts back", "experts gather", "counts"),
 )
 """What a collective is waited for by, each with its number in instructions."""
 
@@ -674,9 +674,9 @@ class _Emitter:
         elif step.role == "weight_gradient" and self.deferred:
             self._finish_pending()
             self.output.append(Emitted(ISSUE, step, "weight_gradient"))
-        elif step.role == "keys" and self.overlaps:
-            self._issue(step, "keys")
-        elif step.role == "input_gather" and "input_gradient" in self.overlaps:
+        elif (step.role in ("keys", "counts") and self.overlaps) or (
+            step.role == "input_gather" and "input_gradient" in self.overlaps
+        ):
             self._issue(step, step.role)
         elif step.routing is not None and self.options.shared_expert_overlap:
             self._issue(step, "experts")

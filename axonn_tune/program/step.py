@@ -39,9 +39,9 @@ BUNDLED = AXONN_TUNE.step
 """Options of the bundled runtime."""
 
 
-def bundled(*, compiled: bool) -> StepOptions:
-    """The same with or without compiled kernels."""
-    return BUNDLED if compiled else replace(BUNDLED, kernels="eager")
+def bundled(*, compiled: bool, balanced: bool = False) -> StepOptions:
+    """The same with or without compiled kernels, and a load-balancing loss."""
+    return replace(BUNDLED, kernels=BUNDLED.kernels if compiled else "eager", balancing_loss=balanced)
 
 
 ACCUMULATION = symbol("A")

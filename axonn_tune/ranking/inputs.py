@@ -373,7 +373,7 @@ def launch_inputs(path: str | Path, *, machine: MachineLike | None = None) -> tu
     pins |= {"pipeline_layout": layout_text(launch.parts)} if launch.parts else {}
     request = Request(launch.model, gpus=grid.world, order=grid.order, **pins)
     job, piped = (launch.model, profile.document, launch.workload), grid.pipeline > 1
-    framework = AXONN_TUNE.having(*grid.sizes)
+    framework = AXONN_TUNE.having(*grid.sizes).with_step(balancing_loss=launch.load_balancing_loss > 0)
     framework = framework.with_step(imbalance=1.0) if launch.force_load_balancing else framework
     problem = Problem(*job, framework, gpus=grid.world, request=request, pipeline=piped)
     model = Loaded(launch.model, loaded.path, launch.provenance.model_sha256)

@@ -134,7 +134,7 @@ class RuntimeSettings:
     recompute_layers: blocks of each chunk, from its first, that repeat the recompute set; None: all. parts: 2 splits
     each micro-batch for two-batch overlap; shard_master: master weights and moments are sharded over data; dropout:
     share of a block's outputs and of the embedding set to zero; forced_balance: every expert gets as many tokens,
-    whatever the router says; balance: factor of the load-balancing loss of a sequence; bias_rate: how far
+    whatever the router says; balance: factor of the load-balancing loss of a token; bias_rate: how far
     routers' biases move each step; compile: elementwise work between GEMMs, attention and collectives becomes kernels
     of `compiler`, which recompiles for new shapes.
     """
@@ -174,7 +174,7 @@ def settings_of(launch: Launch, device: torch.device) -> RuntimeSettings:
         dropout=launch.dropout,
         compile=launch.compile,
         forced_balance=launch.force_load_balancing,
-        balance=launch.load_balancing_loss / launch.workload.global_batch,
+        balance=launch.load_balancing_loss / (launch.workload.global_batch * launch.workload.sequence_length),
         bias_rate=launch.router_bias_rate,
     )
 

@@ -136,14 +136,14 @@ Local: TypeAlias = tuple[torch.Tensor, TensorFunction]
 class SavedExperts:
     """What is saved of a part from forward to backward.
 
-    logits, chosen, balance: of a graph from all logits `[T, E]` to the probabilities `[T, K]` and to the load-balancing
-    loss, if there is one; rows, probabilities: dispatched,
-    `[R, H_y]` and `[R]`; local: activation `[R, F_x]` and its backward pass; shared: the same of shared experts.
+    logits, chosen, shares: of a graph from all logits `[T, E]` to the probabilities `[T, K]` and, for a load-balancing
+    loss, to the sum over tokens of scores as shares of one `[E]`; rows, probabilities: dispatched, `[R, H_y]` and
+    `[R]`; local: activation `[R, F_x]` and its backward pass; shared: the same of shared experts.
     """
 
     logits: torch.Tensor
     chosen: torch.Tensor
-    balance: torch.Tensor | None
+    shares: torch.Tensor | None
     routing: Routing
     rows: torch.Tensor
     probabilities: torch.Tensor
@@ -177,8 +177,8 @@ class ExpertFunctions:
 class ExpertBranch:
     """`x + dropout(experts(norm(x)))`, in place of an MLP's residual branch.
 
-    prefix: of layers' names in the program; places: positions of this rank's tokens in each sequence; after: run once
-    experts have their gradients.
+    prefix: of layers' names in the program; places: positions of this rank's tokens in each sequence; tokens: of each
+    expert `[E]` that this rank has routed in the step so far; after: run once experts have their gradients.
     """
 
     norm: Norm
@@ -194,6 +194,7 @@ class ExpertBranch:
     repeated: frozenset[str]
     prefix: str
     places: torch.Tensor
+    tokens: torch.Tensor
     after: Callable[[], None] | None = None
 
     @property
@@ -245,7 +246,7 @@ class ExpertBranch:
     ) -> Generator[None, None, SavedExperts]:
         """From the norm's output to the activation of all experts."""
         logits = self._logits(normal, weights.take(self.router, last=last), phase)
-        chosen, balance, routing = self._routed(logits, phase)
+        chosen, shares, routing = self._routed(logits, phase)
         shared: Local | None = None
         if self.shared is not None:
             first, second = self.shared
@@ -261,7 +262,7 @@ class ExpertBranch:
         up = self._grouped(rows, weight, routing)
         del weight
         up = self.communicator.all_reduce(up, "y", phase, self.prefix + FC1, planned=len(routing.order)).wait()
-        return SavedExperts(logits, chosen, balance, routing, rows, probabilities, self.local(up, phase), shared)
+        return SavedExperts(logits, chosen, shares, routing, rows, probabilities, self.local(up, phase), shared)
 
     def _logits(self, normal: torch.Tensor, weight: torch.Tensor, phase: Phase) -> torch.Tensor:
         """`[T, E]` in the statistics type."""
@@ -270,27 +271,30 @@ class ExpertBranch:
         own = self.communicator.all_reduce(own, "y", phase, layer).wait()
         return self.communicator.all_gather(own.t(), "x", phase, layer).wait().t().contiguous()
 
-    def _balance(self, scores: torch.Tensor, best: torch.Tensor, phase: Phase) -> torch.Tensor | None:
-        """The load-balancing loss: of each sequence `E / (K·S) · Σ_e (tokens of e) · (mean score of e)`, of which
-        a rank of context has the part of its own tokens' scores.
+    def count(self, parts: Sequence[SavedActivations]) -> None:
+        """For the load-balancing loss, sum over ranks what each expert got in the step so far, this micro-batch
+        included; it is needed, and waited for, in the backward pass.
 
-        By sequence, so that it does not depend on the layout (arXiv 2412.19437, section 2.1.2).
+        Loss: `E · Σ_e (share of tokens of e) · (mean score of e)`, of scores as shares of one. Tokens are those of the
+        micro-batches so far, as in Megatron-Core's global_aux_loss (NVIDIA/Megatron-LM@d98e8a64,
+        megatron/core/transformer/moe/router.py; arXiv 2501.11873).
         """
-        ranks = self.communicator.mesh.grid.context
-        # Ranks of context count tokens even without a loss: the program has that all-reduce.
-        if ranks == 1 and not self.settings.balance:
-            return None
-        count, length = self.given.count, self.sequence * ranks
-        chosen = best.reshape(len(best) // self.sequence, -1)
-        ones = torch.ones_like(chosen, dtype=scores.dtype)
-        tokens = torch.zeros(len(chosen), count, dtype=scores.dtype, device=scores.device).scatter_add_(1, chosen, ones)
-        tokens = self.communicator.all_reduce(tokens, "context", phase, self.router.layer).wait()
-        means = (scores / scores.sum(-1, keepdim=True)).view(-1, self.sequence, count).sum(1) / length
-        total: torch.Tensor = (tokens * means).sum() * (self.settings.balance * count / (self.given.per_token * length))
-        return total
+        if self.settings.balance:
+            group = f"z{self.communicator.mesh.data_axes}"
+            pending = self.communicator.all_reduce(self.tokens.clone(), group, "forward", self.router.layer)
+            if not self.settings.overlaps:
+                pending.wait()
+            for part in parts:
+                part.counts = pending
+
+    def end_step(self) -> None:
+        """Hand the counts of a step to the router's bias."""
+        if self.router.bias is not None:
+            self.router.bias.gradient.copy_(self.tokens)
+        self.tokens.zero_()
 
     def _routed(self, logits: torch.Tensor, phase: Phase) -> tuple[torch.Tensor, torch.Tensor | None, Routing]:
-        """Probabilities `[T, K]` of a token's experts and the load-balancing loss, with their graph; where they go."""
+        """Probabilities `[T, K]` of a token's experts, and `SavedExperts.shares`, with their graph; where they go."""
         given, forced = self.given, self.settings.forced_balance
         logits.requires_grad_()
         with torch.enable_grad():
@@ -305,15 +309,14 @@ class ExpertBranch:
             if given.normalized:
                 chosen = chosen / chosen.sum(-1, keepdim=True)
             chosen = chosen * (given.scaling or 1.0)
-            balance = self._balance(scores, best, phase)
+            shares = (scores / scores.sum(-1, keepdim=True)).sum(0) if self.settings.balance else None
         experts = best.flatten()
-        if self.router.bias is not None and phase == "forward":
-            counts = self.router.bias.gradient
-            counts.scatter_add_(0, experts, torch.ones_like(experts, dtype=counts.dtype))
+        if phase == "forward" and (self.router.bias is not None or self.settings.balance):
+            self.tokens.scatter_add_(0, experts, torch.ones_like(experts, dtype=self.tokens.dtype))
         order = experts.argsort(stable=True)
         back = torch.empty_like(order)
         back[order] = torch.arange(len(order), device=order.device)
-        return chosen, balance, self._routing(experts, order, back.view(best.shape), phase)
+        return chosen, shares, self._routing(experts, order, back.view(best.shape), phase)
 
     def _routing(self, experts: torch.Tensor, order: torch.Tensor, back: torch.Tensor, phase: Phase) -> Routing:
         """Where each of (token, choice) goes, whose experts are given, `[T·K]`."""
@@ -412,7 +415,8 @@ class ExpertBranch:
         """Gradient of the residual stream that the branch reads, of each part."""
         kept = [_kept(part) for part in parts]
         before = [self.dropout(one, part.tokens) for one, part in zip(output_gradients, parts, strict=True)]
-        routed, of_logits = self._experts_backward(kept, before, weights, gradients)
+        counts = None if parts[0].counts is None else parts[0].counts.wait()
+        routed, of_logits = self._experts_backward(kept, before, counts, weights, gradients)
         inputs = [(_there(part.x), part.statistics) for part in parts]
         normals = [
             self.norm.apply(*read) if part.normal is None else part.normal
@@ -436,6 +440,7 @@ class ExpertBranch:
         self,
         kept: Sequence[SavedExperts],
         output_gradients: Sequence[torch.Tensor],
+        counts: torch.Tensor | None,
         weights: GatheredWeights,
         gradients: WeightGradients,
     ) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
@@ -467,19 +472,22 @@ class ExpertBranch:
             part.rows = up[:0].clone()
             del up
             routed.append(self._from_experts(rows, routing, "backward", DISPATCH))
-            of_logits.append(self._probability_gradient(part, shares))
+            of_logits.append(self._probability_gradient(part, shares, counts))
         del first, second
         gradients.reduce(self.experts, found, self.experts.layer, self.after)
         return routed, of_logits
 
-    def _probability_gradient(self, part: SavedExperts, shares: torch.Tensor) -> torch.Tensor:
-        """Gradient of all logits, from those of rows' probabilities, to which each rank of x has a share."""
+    def _probability_gradient(
+        self, part: SavedExperts, shares: torch.Tensor, counts: torch.Tensor | None
+    ) -> torch.Tensor:
+        """Gradient of all logits, from those of rows' probabilities, to which each rank of x has a share, and from
+        tokens of each expert by the load-balancing loss."""
         routing, name = part.routing, self.prefix + PROBABILITIES
         found = self._exchanged(routing.unsorted(shares), routing, "all_to_all", "backward", name, back=True)
         whole = self.communicator.all_reduce(found[routing.back], "x", "backward", name).wait()
         ends, of_ends = [part.chosen], [whole]
-        if part.balance is not None:
-            ends, of_ends = [*ends, part.balance], [*of_ends, torch.ones_like(part.balance)]
+        if part.shares is not None and counts is not None:
+            ends, of_ends = [*ends, part.shares], [*of_ends, counts / counts.mean() * self.settings.balance]
         (gradient,) = torch.autograd.grad(ends, part.logits, of_ends)
         return gradient
 

@@ -112,7 +112,7 @@ def program_of(launch: Launch, *, stage: int = 0) -> RankProgram:
         launch.model,
         launch.workload,
         recompute=launch.recompute,
-        options=bundled(compiled=launch.compile),
+        options=bundled(compiled=launch.compile, balanced=launch.load_balancing_loss > 0),
         some=some is not None,
         context=grid.context > 1,
     )

@@ -258,9 +258,11 @@ _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
 @dataclass(frozen=True)
 class BatchShard:
-    """Which sequences of a step are this rank's: the `place`th of as many parts as there are ranks over data and z.
+    """Which sequences of a step are this rank's: of each micro-batch the `place`th of as many parts as there are ranks
+    over data and z.
 
-    The step is split over data, then z, then micro-batches, each into consecutive parts.
+    The step is split over micro-batches, then data, then z, each into consecutive parts: all grids with as many
+    micro-batches have the same ones.
     """
 
     global_batch: int
@@ -271,7 +273,8 @@ class BatchShard:
     def sequences(self, step: int, micro_step: int) -> NDArray[np.int64]:
         """Numbers `[b]` of the sequences in one micro-batch of this rank."""
         assert 0 <= micro_step < self.accumulation, f"micro-step {micro_step} of {self.accumulation}"
-        first = step * self.global_batch + (self.place * self.accumulation + micro_step) * self.micro_batch
+        first = step * self.global_batch + micro_step * (self.global_batch // self.accumulation)
+        first += self.place * self.micro_batch
         return np.arange(first, first + self.micro_batch, dtype=np.int64)
 
 

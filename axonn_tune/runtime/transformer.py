@@ -17,7 +17,14 @@ import torch
 
 from axonn_tune.program.layers import COPY, EXPERTS
 from axonn_tune.program.step import BUNDLED
-from axonn_tune.runtime.communicator import Communicator, DataBuckets, WeightGather, WeightGathers, WeightGradients
+from axonn_tune.runtime.communicator import (
+    CollectiveHandle,
+    Communicator,
+    DataBuckets,
+    WeightGather,
+    WeightGathers,
+    WeightGradients,
+)
 from axonn_tune.runtime.context import RingAttention, kernel_on, own_positions
 from axonn_tune.runtime.devices import RuntimeSettings
 from axonn_tune.runtime.experts import ExpertBranch, ExpertFunctions, ExpertWeights, Router, SavedExperts
@@ -75,7 +82,7 @@ class SavedActivations:
 
     tokens: their numbers `[M]`, for dropout; statistics: of the norm; x: residual stream `[M, H_y]` that the branch
     reads; hidden: first linear layer's output `[M, N_x]`; local: attention's or activation's output and backward pass;
-    normal: the norm's output; experts: of them.
+    normal: the norm's output; experts: of them; counts: tokens of each of them, on all ranks, for a loss.
     """
 
     tokens: torch.Tensor
@@ -85,6 +92,7 @@ class SavedActivations:
     local: LocalOutput | None = None
     normal: torch.Tensor | None = None
     experts: SavedExperts | None = None
+    counts: CollectiveHandle | None = None
 
 
 @dataclass
@@ -226,6 +234,8 @@ class TransformerBlock:
             for number, (x, numbers) in enumerate(zip(parts, tokens, strict=True))
         ]
         outputs, saved = zip(*interleave(passes), strict=True)
+        if isinstance(self.mlp, ExpertBranch):
+            self.mlp.count([mlp for _, mlp in saved])
         if keep_weights:
             if self.kept is None or not self.kept.users:
                 self.kept = weights
@@ -455,6 +465,9 @@ class Transformer:
     def finish_gradients(self) -> None:
         """Complete the gradients of a step: wait for the buckets, reduce the vectors and a tied table's copies."""
         self.communicator.timer.part(END)
+        for block in self.blocks:
+            if isinstance(block.mlp, ExpertBranch):
+                block.mlp.end_step()
         self.buckets.finish()
         self.buckets.reduce_vectors(self.vectors)
         if self._copies is not None:
@@ -606,6 +619,7 @@ class Transformer:
             repeated=repeated,
             prefix=prefix,
             places=self.places,
+            tokens=torch.zeros(given.count, dtype=self.settings.statistics, device=self.settings.device),
         )
 
     def _dropout(self, name: str) -> Dropout:

@@ -248,7 +248,7 @@ class Launch(Document):
         default=False, description="Every expert gets equally many tokens, whatever the router says: for measuring."
     )
     load_balancing_loss: NonNegativeFloat = Field(
-        default=0.0, description="Coefficient of the auxiliary loss that balances experts, sequence by sequence."
+        default=0.0, description="Coefficient of the auxiliary loss that balances experts over the whole batch."
     )
     router_bias_rate: NonNegativeFloat = Field(
         default=1e-3, description="How far routers' biases move each step, towards equal numbers of tokens."

@@ -42,10 +42,12 @@ def train(
     *,
     rates: list[float],
     masks: Masks,
+    accumulation: int = 1,
     balance: float = 0.0,
     bias_rate: float = 0.0,
 ) -> Record:
-    """Train on batches, one step each, at the given learning rates; balance: coefficient of the load-balancing loss.
+    """Train on batches, one step each, in so many micro-batches, at the given learning rates; balance: coefficient of
+    the load-balancing loss.
 
     Gradients are recorded before clipping, those of routers' biases as counts of tokens. Decay is for matrices alone.
     """
@@ -57,17 +59,22 @@ def train(
         {"params": [one for one in own.values() if one.dim() == 1], "weight_decay": 0.0},
     ]
     adam = torch.optim.AdamW(groups, betas=optimizer.betas, eps=optimizer.eps)
-    for (tokens, targets, sequences), rate in zip(batches, rates, strict=True):
+    mixtures = [block.mlp for block in module.blocks if isinstance(block.mlp, Mixture)]
+    for batch, rate in zip(batches, rates, strict=True):
         adam.zero_grad()
-        hooks = drop(module, lambda layer, sequences=sequences: masks(sequences, layer))
-        loss = module(tokens, targets)
-        for hook in hooks:
-            hook.remove()
-        mixtures = [block.mlp for block in module.blocks if isinstance(block.mlp, Mixture)]
-        (loss + balance * sum(one.balance.mean() for one in mixtures)).backward()
+        total = 0.0
+        for one in mixtures:
+            one.counts = torch.zeros(one.given.count)
+        for tokens, targets, sequences in zip(*(part.chunk(accumulation) for part in batch), strict=True):
+            hooks = drop(module, lambda layer, sequences=sequences: masks(sequences, layer))
+            loss = module(tokens, targets)
+            for hook in hooks:
+                hook.remove()
+            ((loss + balance * sum(one.balance for one in mixtures)) / accumulation).backward()
+            total += loss.item() / accumulation
         biases = {id(one.router.bias): one for one in mixtures if one.router.bias is not None}
         trained = {name: one for name, one in own.items() if id(one) not in biases}
-        record.losses.append(loss.item())
+        record.losses.append(total)
         found = {name: as_stored(name, one.grad).clone() for name, one in trained.items()}
         record.norms.append(math.sqrt(sum(float((one**2).sum()) for one in found.values())))
         record.gradients.append(

@@ -14,7 +14,7 @@ from axonn_tune.grid import Grid
 from axonn_tune.program.dimensions import symbol_values
 from axonn_tune.program.pipeline import messages, model_parts
 from axonn_tune.program.schedule import blocks_of
-from axonn_tune.program.step import Stage, blocks_by_type, build_step, contents_of
+from axonn_tune.program.step import Stage, blocks_by_type, build_step, bundled, contents_of
 from axonn_tune.runtime.communicator import Communicator
 from axonn_tune.runtime.devices import RuntimeSettings
 from axonn_tune.runtime.ledger import Ledger, RankProgram, compare
@@ -60,7 +60,7 @@ def transformer(case: Case, communicator: Communicator, overlaps: Collection[Ove
         parts=2 if case.split else 1,
         shard_master=case.sharded,
         dropout=case.training.dropout,
-        balance=case.training.balance / BATCH,
+        balance=case.training.balance / (BATCH * case.training.sequence),
         bias_rate=BIAS_RATE,
     )
     parts = layers_of_parts(case)
@@ -81,14 +81,15 @@ def accumulate(model: Transformer, case: Case, batch: Batch) -> torch.Tensor:
     """Gradients of one step of this rank's part of a batch, complete; its share of the loss."""
     mesh = model.communicator.mesh
     place = mesh.coordinate("data") * mesh.grid.z + mesh.coordinate("z")
-    mine = (whole.chunk(mesh.grid.z * mesh.grid.data)[place] for whole in batch)
-    parts = [MicroBatch(*part) for part in zip(*(whole.split(case.micro_batch) for whole in mine), strict=True)]
+    shares = mesh.grid.z * mesh.grid.data
+    mine = (whole.split(case.micro_batch)[place::shares] for whole in batch)
+    parts = [MicroBatch(*part) for part in zip(*mine, strict=True)]
     stage = PipelineStage(model, case.micro_batch, 1 / (BATCH * model.sequence))
     return stage.gradients(parts.__getitem__, count=len(parts))
 
 
-def serial(training: Training) -> Record:
-    """The serial run, from the weights that the runtime begins with on one rank."""
+def serial(training: Training, accumulation: int = 1) -> Record:
+    """The serial run in so many micro-batches, from the weights that the runtime begins with on one rank."""
     one = Case(training, Grid(), micro_batch=BATCH, recompute="none", kept_layers=0)
     model = transformer(one, Communicator(build_mesh(Grid()), Ledger()), ())
     weights = {parameter.name: parameter.value for parameter in parameters(model)}
@@ -101,6 +102,7 @@ def serial(training: Training) -> Record:
         training.optimizer,
         rates=rates,
         masks=masks,
+        accumulation=accumulation,
         balance=training.balance,
         bias_rate=BIAS_RATE,
     )
@@ -236,7 +238,8 @@ def sent_otherwise(case: Case, ledger: Ledger, *, stage: int) -> list[str]:
     values = symbol_values(training.model, case.workload, case.grid, **how)
     assert values["A"] == case.accumulation, "the test's own arithmetic"
     how = {"recompute": case.recompute, "some": some is not None, "context": case.grid.context > 1}
-    program = build_step(training.model, case.workload, **how)
+    options = bundled(compiled=True, balanced=training.balance > 0)
+    program = build_step(training.model, case.workload, options=options, **how)
     values |= blocks_of(program, chunks, kept=case.kept_layers, repeated=some or 0)
     sent = messages(stage, stages=stages, chunks=case.chunks, micro_batches=case.accumulation)
     return compare(ledger, RankProgram(program, values, place, sent, training.model.has_experts), steps=STEPS)

@@ -126,10 +126,12 @@ def test_memory_of_stages_that_recompute_in_some_layers(stages: int, chunks: int
     ],
 )
 def test_memory_with_experts(x: int, y: int, z: int, expert: int, recompute: str) -> None:
-    """Guards the memory of a rank's experts at forced load balancing, and what it sends."""
+    """Guards the memory of a rank's experts at forced load balancing, and what it sends, for the loss included."""
     given = {"y": y, "z": z, "expert": expert, "gpus": 8, "machine": "dgx-h100", "recompute": recompute, "batch": 16}
-    given |= {"x": x, "micro_batch": 1, "kept_layers": 0, "imbalance": 1, "set": {"model.layers": 2}}
+    given |= {"x": x, "micro_batch": 1, "kept_layers": 0, "imbalance": 1}
+    given["set"] = {"model.layers": 2, "step.balancing_loss": True}
     launch = axonn_tune.search("qwen3-30b-a3b", **given).launch_config()
     assert launch.force_load_balancing
+    assert launch.load_balancing_loss > 0
     _, peak_bytes = dry_run(launch)
     assert peak_bytes == pytest.approx(launch.predicted.memory_bytes, rel=WITHIN)

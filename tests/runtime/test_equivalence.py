@@ -25,7 +25,6 @@ from tests.runtime.cases import (
     SETS,
     TRAININGS,
     Case,
-    Training,
     cases,
     context_cases,
     daily,
@@ -33,7 +32,7 @@ from tests.runtime.cases import (
 )
 from tests.runtime.pool import Pools
 
-Serial = Callable[[Training], Path]
+Serial = Callable[[Case], Path]
 EVERY = cases()
 MORE = context_cases() | expert_cases()
 DAILY = {*daily(EVERY), *(case for case, each_time in MORE.items() if each_time)}
@@ -47,11 +46,13 @@ def serial(tmp_path_factory: pytest.TempPathFactory) -> Serial:
     if "PYTEST_XDIST_WORKER" in os.environ:
         folder = folder.parent
 
-    def path(training: Training) -> Path:
-        found = folder / f"serial-{known.index(training)}.pt"
+    def path(case: Case) -> Path:
+        # Micro-batches change nothing but which tokens a load-balancing loss counts.
+        training, accumulation = case.training, case.accumulation if case.training.balance else 1
+        found = folder / f"serial-{known.index(training)}-{accumulation}.pt"
         if not found.exists():
             mine = found.with_suffix(f".{os.getpid()}")
-            torch.save(steps.serial(training), mine)
+            torch.save(steps.serial(training, accumulation), mine)
             mine.replace(found)
         return found
 
@@ -70,7 +71,7 @@ def test_grid_trains_as_one_rank_does(case: Case, pools: Pools, serial: Serial) 
 
     And with it that overlap changes no bit, on however slow a network, and that what was sent is what the program says.
     """
-    found = pools(case.grid.world).run(steps.check, case, serial(case.training))
+    found = pools(case.grid.world).run(steps.check, case, serial(case))
     problems = {problem: rank for rank, said in reversed(list(enumerate(found))) for problem in said}
     assert not problems, "\n".join(f"rank {rank}: {problem}" for problem, rank in problems.items())
 
@@ -79,7 +80,7 @@ def test_grid_trains_as_one_rank_does(case: Case, pools: Pools, serial: Serial) 
 def test_recompute_sets_train_as_one_rank_does(case: Case, pools: Pools, serial: Serial) -> None:
     """Guards recompute by modules, and of the first blocks of each chunk alone, as the test above; and that the first
     step's loss and gradients are those without recompute, to the bit."""
-    found = pools(case.grid.world).run(steps.check, case, serial(case.training))
+    found = pools(case.grid.world).run(steps.check, case, serial(case))
     found = [*found, *pools(case.grid.world).run(steps.repeats_to_the_bit, case)]
     assert not [problem for said in found for problem in said]
 

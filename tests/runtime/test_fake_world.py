@@ -8,7 +8,7 @@ import torch
 from axonn_tune.grid import Grid
 from axonn_tune.program.dimensions import symbol_values
 from axonn_tune.program.schedule import blocks_of
-from axonn_tune.program.step import build_step, contents_of
+from axonn_tune.program.step import build_step, bundled, contents_of
 from axonn_tune.runtime.communicator import Communicator
 from axonn_tune.runtime.devices import RuntimeSettings
 from axonn_tune.runtime.ledger import Ledger, LedgerEntry, RankProgram, compare, routed
@@ -68,6 +68,7 @@ def test_a_step_on_1024_ranks_sends_what_the_program_says(grid: Grid, rank: int,
         parts=micro_batch,
         shard_master=split,
         forced_balance=True,
+        balance=1e-3,
     )
     tokens = torch.zeros(micro_batch, sequence, dtype=torch.int64)
     with world(WORLD, rank):
@@ -82,7 +83,8 @@ def test_a_step_on_1024_ranks_sends_what_the_program_says(grid: Grid, rank: int,
         transformer.finish_gradients()
         optimizer.step(loss)
     values = symbol_values(model, workload, grid, micro_batch=micro_batch)
-    program = build_step(model, workload, recompute="full", context=grid.context > 1)
+    options = bundled(compiled=True, balanced=True)
+    program = build_step(model, workload, recompute="full", options=options, context=grid.context > 1)
     values |= blocks_of(program, contents_of(model, (model.layers,)), kept=1, repeated=0)
     assert compare(transformer.communicator.ledger, RankProgram(program, values)) == []
 

@@ -77,6 +77,7 @@ def simulate(options: Options, rank: int = RANK, *, steps: int = 2, grid: Grid =
         shard_master=options["sharded"],
         dropout=options["dropout"],
         forced_balance=True,
+        balance=1e-3,
     )
     model = load_model(options["family"]).document
     small = SMALL | ({"layers": model.layers} if model.has_experts else {})

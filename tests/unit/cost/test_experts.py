@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ from axonn_tune.program.operations import MatMul
 from axonn_tune.ranking.choosing import search
 from axonn_tune.specs.catalog import load_machine
 from axonn_tune.specs.model import Model
-from axonn_tune.specs.workload import Workload
+from axonn_tune.specs.workload import OVERLAPS, Workload
 from tests.unit.small import small_model, small_problem
 
 MACHINE = load_machine("perlmutter-80gb").document
@@ -140,3 +141,21 @@ def test_tokens_and_flops_do_not_depend_on_the_grid_of_experts(expert: int, tens
     assert float(experts["moe.fc1"].groups.evaluate(found.values)) == 8 / expert
     flops = sum(float(step.flops.evaluate(found.values)) for step in experts.values())
     assert flops == 2.0 * (2048 / 2) * 2 * 3 * 2048 * 4096
+
+
+def test_a_load_balancing_loss_counts_tokens_over_all_ranks() -> None:
+    """Guards an all-reduce of one number an expert, layer and micro-batch; the layer hides most."""
+    steps = dict[tuple[bool, bool], Detail]()
+    for balanced, overlapped in itertools.product((False, True), repeat=2):
+        overlaps = OVERLAPS if overlapped else ()
+        workload = Workload(global_batch=64, sequence_length=2048, overlaps=overlaps)
+        framework = find_framework("axonn-tune").with_step(imbalance=1.0, balancing_loss=balanced)
+        job = Job(model_of("dense moe*3"), MACHINE, workload, framework)
+        steps[balanced, overlapped] = price(job, Layout(Grid(2, 1, 2, 2, expert=4), 1, "none", 0))
+    (term,) = (one for one in steps[True, False].terms if one.axis == "zdata")
+    assert (term.op, term.phase, term.layer) == ("all_reduce", "forward", "moe.moe.router")
+    assert (term.bytes, term.count) == (4 * 8, 3 * 64 / (2 * 2))
+    assert len(steps[False, False].terms) == len(steps[True, False].terms) - 1
+    longer = [steps[True, one].iteration_s - steps[False, one].iteration_s for one in (False, True)]
+    assert longer[0] == pytest.approx(term.seconds)
+    assert longer[1] < 0.5 * term.seconds
