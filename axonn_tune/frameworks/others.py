@@ -56,11 +56,19 @@ UNKNOWN = Framework(
 )
 
 AUTOMODEL = replace(
-    TORCHTITAN.with_step(dispatcher="deepep", fused_norms=True),
+    TORCHTITAN.with_step(
+        dispatcher="deepep",
+        fused_norms=True,
+        recompute_whole_block=False,
+        master_bytes=2,
+        exp_avg_bytes=2,
+        exp_avg_sq_bytes=2,
+    ),
     name="automodel",
     title="NeMo Automodel",
     source="NVIDIA-NeMo/Automodel@36044ad3, docs/performance-summary.mdx: FSDP2 and expert parallelism in it, "
-    "kernels of Transformer Engine, DeepEP",
+    "kernels of Transformer Engine, DeepEP; components/moe/parallelizer.py, apply_ac: torch's checkpoint, which stops "
+    "at the last saved tensor; _transformers/auto_model.py: parameters in BF16, so Adam's moments, too",
     software="core",
     hopper_attention=True,
     logged=MEGATRON_CORE.logged,
