@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import gc
 import os
 import platform
 import signal
@@ -62,6 +63,8 @@ def fork_ranks(
     sent from here: once a rank fails, the others soon have to end. passed_on: signals that become SIGUSR2 of all ranks,
     also those that came while the ranks were forked, or before while they were blocked.
     """
+    # What the forks share they need not go through, nor copy, each time that garbage is collected.
+    gc.freeze()
     signal.pthread_sigmask(signal.SIG_BLOCK, passed_on)
     parent, running = os.getpid(), dict[int, int]()
     for rank in range(count):

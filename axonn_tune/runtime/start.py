@@ -24,6 +24,9 @@ from typing import Any, NoReturn
 import torch
 import torch.distributed as dist
 
+# What autograd imports, sympy with it, at the first gradient of an array: here it is once for all forks of a host.
+import torch.fx.experimental.symbolic_shapes
+
 from axonn_tune.errors import (
     AxonnTuneError,
     EnvironmentProblem,
