@@ -133,7 +133,16 @@ def count_in(environment: Mapping[str, str], name: str, default: str = "") -> in
     return int(text)
 
 
+def nearest(word: str, known: Iterable[str], *, cutoff: float = 0.6) -> str | None:
+    """The known word with which a word shares most letters, its first one among equals; cutoff: their least share."""
+
+    def alike(one: str) -> tuple[float, bool]:
+        return difflib.SequenceMatcher(None, one, word).ratio(), one[:1] == word[:1]
+
+    return max(difflib.get_close_matches(word, list(known), cutoff=cutoff), key=alike, default=None)
+
+
 def suggest(word: str, known: Iterable[str]) -> str:
     """Return `", did you mean 'x'?"` for the nearest known word, or an empty string."""
-    near = difflib.get_close_matches(word, list(known), n=1, cutoff=0.6)
-    return f", did you mean {near[0]!r}?" if near else ""
+    near = nearest(word, known)
+    return "" if near is None else f", did you mean {near!r}?"

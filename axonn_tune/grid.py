@@ -344,6 +344,11 @@ def divisors(number: int) -> tuple[int, ...]:
     return tuple(sorted(found))
 
 
+def nearest_sizes(ranks: int, size: int) -> list[int]:
+    """Other sizes that an axis can have on so many ranks, those nearest to one first."""
+    return sorted({*divisors(ranks)} - {size}, key=lambda other: (abs(other - size), other))
+
+
 MOST_GRIDS = 1_000_000
 """Grids of one search: twenty times those of any power of two that a number of GPUs can be."""
 

@@ -13,7 +13,6 @@ keywords, so that a command passes them on unchanged.
 
 from __future__ import annotations
 
-import difflib
 import os
 import shlex
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -22,6 +21,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import click
 
+from axonn_tune.errors import nearest
 from axonn_tune.request import BESIDE_COMMAND, GROUPS, LARGEST_SIZE, OPTIONS, Option, Request, flag, options_of
 
 if TYPE_CHECKING:
@@ -67,12 +67,12 @@ class SuggestingChoice(BaseChoice):
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
         """Return the chosen value; the error of an invalid one suggests the nearest."""
-        begun = [choice for choice in self.choices if choice.startswith(str(value))]
-        near = begun or difflib.get_close_matches(str(value), list(self.choices), n=1)
-        if value in self.choices or not near:
+        begun = (choice for choice in self.choices if choice.startswith(str(value)))
+        near = next(begun, None) or nearest(str(value), self.choices)
+        if value in self.choices or near is None:
             return str(super().convert(value, param, ctx))
         known = ", ".join(self.choices)
-        self.fail(f"{value!r} is none of {known}; did you mean {near[0]!r}?", param, ctx)
+        self.fail(f"{value!r} is none of {known}; did you mean {near!r}?", param, ctx)
 
 
 class AxisOrder(BaseOrder):
@@ -134,7 +134,14 @@ class SearchCommand(click.Command):
         known = {name for param in self.get_params(ctx) for name in (*param.opts, *param.secondary_opts)}
         if any(word.startswith("--") and word.partition("=")[0] not in known for word in args):
             args = _by_our_names(args, known)
-        return super().parse_args(ctx, args)
+        try:
+            return super().parse_args(ctx, args)
+        except click.NoSuchOption as error:
+            axes = dict.fromkeys(name for _, names in _names_of_axes() for name in names.split())
+            begun = [name for name in axes if error.option_name.startswith(f"{name}-")]
+            near = begun or filter(None, [nearest(error.option_name, axes)])
+            possibilities = [*near, *(error.possibilities or ())]
+            raise click.NoSuchOption(error.option_name, possibilities=possibilities, ctx=ctx) from None
 
 
 def _names_of_axes() -> list[tuple[str, str]]:

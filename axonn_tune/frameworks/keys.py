@@ -14,14 +14,11 @@ import csv
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from difflib import get_close_matches
 from functools import cache, lru_cache
 from importlib.resources import files
 
 from axonn_tune.frameworks import registry
 
-NEAR = 0.9
-"""Share of letters in common from which a name is another one misspelt: one letter of ten is off."""
 OFF = frozenset({"false", "0", "no", "off", "none", "null", "", "auto", "[]"})
 """Values that leave an argument to its framework."""
 
@@ -149,12 +146,10 @@ def lookup(name: str, tables: tuple[str, ...]) -> Key | None:
     return None
 
 
-def misspelt(name: str, tables: tuple[str, ...]) -> str | None:
-    """The argument that states a layout, a size or a format of which an unknown name is a letter or two off."""
-    stating = {one for table_name in tables for key in table(table_name) if key.field for one in (key.name, *key.also)}
-    known = sorted(one for one in stating if "*" not in one)
-    found = get_close_matches(name.rpartition(".")[2], known, n=1, cutoff=NEAR)
-    return found[0] if found else None
+def stating(tables: tuple[str, ...]) -> list[str]:
+    """Names of the arguments that state a layout, a size or a format."""
+    keys = {one for name in tables for key in table(name) if key.field for one in (key.name, *key.also)}
+    return sorted(one for one in keys if "*" not in one)
 
 
 def switched_on(name: str) -> str:

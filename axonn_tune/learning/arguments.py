@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
-from axonn_tune.errors import Problem, UsageError
+from axonn_tune.errors import Problem, UsageError, suggest
 from axonn_tune.frameworks.keys import OFF, find, named, names_of, records, table
 from axonn_tune.recompute import MODULES
 from axonn_tune.stages import parse_layout
@@ -598,23 +598,27 @@ def _less(arguments: Arguments) -> list[int]:
 _TERM = re.compile(r"(!?)([\w.]+)(?:(!?=)(\S+))?")
 
 
-def refused_together(framework: str, arguments: Arguments) -> Iterator[Problem]:
-    """Arguments that the checks of a framework refuse beside others, by `refused.csv`: the reason, at its line.
+def beside_others(kind: str, framework: str, arguments: Arguments, written: Mapping[str, str]) -> Iterator[Problem]:
+    """Arguments that a framework refuses, or that are idle, beside others, by the table KIND: the reason, at its line.
 
     A row holds where each of its terms does: `name` is on, `!name` is not, `name=a|b` has one of these words,
-    `name!=a|b` another one.
+    `name!=a|b` another one, to which the nearest is added. written: arguments as the file has them.
     """
     if switch := _true(arguments, "recompute_activations"):
         arguments = {**arguments, "recompute_granularity": Stated("selective", switch.line)}
-    for one in records("refused"):
+    for one in records(kind):
         if framework in one["frameworks"].split() and all(_holds(term, arguments) for term in one["when"].split()):
-            names = [found[2] for found in map(_TERM.fullmatch, one["when"].split()) if found]
-            line = next(arguments[name].line for name in names if name in arguments)
-            yield Problem(one["argument"], one["why"], line)
+            terms = [found for found in map(_TERM.fullmatch, one["when"].split()) if found]
+            line = next(arguments[found[2]].line for found in terms if found[2] in arguments)
+            name, value = one["argument"], arguments.get(one["argument"], Stated("True", 0)).value
+            choices = next((found[4].split("|") for found in terms if found[3] == "!=" and found[2] == name), [])
+            near = (suggest(word, choices) for word in re.findall(r"\w+", value.lower()) if word not in choices)
+            typed = f"{written.get(name, name)}{'' if value == 'True' else f' {value}'}"
+            yield Problem(typed, one["why"] + (next(filter(None, near), "") if choices else ""), line)
 
 
 def _holds(term: str, arguments: Arguments) -> bool:
-    """Whether a term of `refused.csv` does."""
+    """Whether a term does."""
     found = _TERM.fullmatch(term)
     assert found is not None, "the table is ours"
     stated = arguments.get(found[2])

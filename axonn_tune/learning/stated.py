@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Self
 
-from axonn_tune.errors import CONTROL, DocumentError, Problem, UsageError
+from axonn_tune.errors import CONTROL, DocumentError, Problem, UsageError, nearest
 from axonn_tune.frameworks import find_framework, registry
 from axonn_tune.frameworks.description import NATURAL_IMBALANCE, ContextExchange
 from axonn_tune.frameworks.dispatchers import find_dispatcher
@@ -24,11 +24,11 @@ from axonn_tune.frameworks.keys import (
     SHIPPED,
     defaults_of,
     find,
-    misspelt,
     named,
     names_of,
     own_tables,
     records,
+    stating,
     switched_on,
     table,
     tables_of,
@@ -36,7 +36,7 @@ from axonn_tune.frameworks.keys import (
 from axonn_tune.frameworks.megatron_core import CP_COMM_TYPES
 from axonn_tune.frameworks.megatron_layers import DISPATCHERS
 from axonn_tune.frameworks.torchtitan import FLAVORS, MIXTURES
-from axonn_tune.grid import Grid
+from axonn_tune.grid import Grid, nearest_sizes
 from axonn_tune.job import Layout
 from axonn_tune.learning.arguments import (
     COMPARED,
@@ -45,6 +45,7 @@ from axonn_tune.learning.arguments import (
     Arguments,
     Stated,
     StatedRun,
+    beside_others,
     columns_of,
     is_miscounted,
     is_off,
@@ -52,7 +53,6 @@ from axonn_tune.learning.arguments import (
     is_same,
     known_name,
     named_values,
-    refused_together,
 )
 from axonn_tune.learning.layer_types import with_layer_types
 from axonn_tune.learning.shell import OUTPUT, Script, read_script, slurm_sizes
@@ -403,10 +403,19 @@ class CommandRun(StatedRun):
             words = f"weights of experts sharded by GTP are not priced: give {own}, which is ETP"
             raise self._wrong(f"expert_tensor_parallel_num_weight_shards: {words}")
         one = layouts[0]
-        if wrong := broken_constraints(
-            one.grid, case.model, case.workload, framework, micro_batch=one.micro_batch, chunks=one.chunks
-        ):
-            raise self._wrong(f"ep: {'; '.join(wrong)}" if ep is not None else "; ".join(wrong))
+
+        def wrong(grid: Grid) -> list[str]:
+            model, workload = case.model, case.workload
+            return broken_constraints(grid, model, workload, framework, micro_batch=one.micro_batch, chunks=one.chunks)
+
+        if broken := wrong(one.grid):
+            near = (
+                f"; nearest that fits: {framework.called(axis)} = {size}"
+                for axis in ("expert", "expert_tensor")
+                for size in nearest_sizes(one.grid.world, one.grid.axis_size(axis))
+                if not wrong(Grid(**{**one.grid.by_axis, axis: size}, order=one.grid.order))
+            )
+            raise self._wrong(f"{'ep: ' * (ep is not None)}{'; '.join(broken)}{next(near, '')}")
         named = {name: str(self.columns.get(name, _NOTHING).value) for name in ("dispatcher", "routing")}
         if named["dispatcher"]:
             framework = framework.with_step(dispatcher=find_dispatcher(named["dispatcher"]).name)
@@ -464,12 +473,13 @@ def read_run(
     wider = narrow in FORMATS and narrow not in formats and "precision" not in facts
     if wider:
         columns["precision"] = replace(columns["precision"], value="bf16")
-    together = [*refused_together(name, {**source.named, **arguments})]
-    if together:
-        raise DocumentError(str(path), together)
+    every, written = {**source.named, **arguments}, {_plain(one): one for one in source.own}
+    if refused := [*beside_others("refused", name, every, written)]:
+        raise DocumentError(str(path), refused)
     ignored, unknown = _unpriced(source, name, implied, facts)
     if wider and not any("BF16" in words for words in ignored):
         ignored = (*ignored, f"{narrow}: priced as BF16, so time is overestimated, and memory may be")
+    ignored += tuple(f"{one.path}: {one.message}" for one in beside_others("idle", name, every, written))
     said = [*_replaced(columns_of(stated), facts)]
     flavor, named = _flavor(source)
     if document is not None and named is not None and document.name != _FLAVORS.get(flavor, document.name):
@@ -526,7 +536,7 @@ def _unpriced(
         if key is None:
             # What another framework's table has may have been read all the same.
             unknown += [] if known_name(name) else [written]
-            if (meant := misspelt(name, tables)) is not None:
+            if (meant := nearest(name.rpartition(".")[2], stating(tables), cutoff=_MISSPELT)) is not None:
                 meant = f"--{meant.replace('_', '-')}" if written.startswith("--") else meant
                 why = f"is no argument of {framework}: did you mean {meant}?"
                 refused.append(Problem(written, why, stated.line))
@@ -534,14 +544,19 @@ def _unpriced(
             refused.append(Problem(written, key.why, stated.line))
         elif key.status == "modelled" and is_miscounted(key.field, value):
             given = "$" in value or columns_of({key.name: Stated("1", 0)}).keys() & facts.keys()
-            wrong = Problem(written, f"is {value!r}, not a whole number from 1", stated.line)
-            refused += [] if given else [wrong]
+            bare = written.startswith("-") and value == "True"
+            why = "has no value: it is a whole number from 1" if bare else f"is {value!r}, not a whole number from 1"
+            refused += [] if given else [Problem(written, why, stated.line)]
         elif not key.is_silent(value):
             switch = written.startswith("-") and stated.value == "True"
             ignored.setdefault(key.why, []).append(written if switch else f"{written} {stated.value}")
     if refused:
         raise DocumentError(str(source.path), refused)
     return tuple(f"{', '.join(several)}: {why}" for why, several in ignored.items()), tuple(unknown)
+
+
+_MISSPELT = 0.9
+"""Share of letters in common from which a name is another one misspelt: one letter of ten is off."""
 
 
 def _known(source: _Source, facts: Mapping[str, Cell], needed: Sequence[str]) -> dict[str, Stated]:
@@ -766,7 +781,7 @@ def _with_flags(case: Case, stated: Arguments) -> Case:
     if in_bf16 or halves or stated.get("grad_reduce_in_fp32", _NOTHING).value.lower() == "false":
         changes |= {"gradient_bytes": 2, "shard_gradient_bytes": 2}
     changes.update(_exchange(stated))
-    changes.update(_dispatch(stated) if case.model.has_experts else ())
+    changes.update(_dispatch(stated, own=case.framework.name == "megatron-core") if case.model.has_experts else ())
     changes.update(_format_options(stated) if case.workload.format else ())
     wanted = {name: value for name, value in changes.items() if getattr(options, name) != value}
     off = [name for name, flags in _OVERLAPS.items() if any(flag in stated and is_off(stated[flag]) for flag in flags)]
@@ -840,13 +855,13 @@ def _format_options(stated: Arguments) -> Iterator[tuple[str, object]]:
             yield option, int(count) if re.fullmatch(r"\d{1,4}", count) else 1
 
 
-def _dispatch(stated: Arguments) -> Iterator[tuple[str, object]]:
-    """How tokens reach experts, and whether they are spread evenly."""
+def _dispatch(stated: Arguments, *, own: bool) -> Iterator[tuple[str, object]]:
+    """How tokens reach experts, and whether they are spread evenly; own: by Megatron's own arguments."""
     kind = stated.get("moe_token_dispatcher_type", _NOTHING).value
     backend = stated.get("moe_flex_dispatcher_backend", _NOTHING).value
     if is_on(stated.get("moe_enable_deepep", _NOTHING)) or kind == "flex":
         yield "dispatcher", backend if backend in DISPATCHERS else "deepep"
-    elif backend:
+    elif backend and not own:
         yield "dispatcher", backend if backend in DISPATCHERS else "alltoall"
     elif kind:
         yield "dispatcher", kind if kind in DISPATCHERS else "alltoall"

@@ -15,7 +15,7 @@ from axonn_tune.frameworks import find_framework, registry
 from axonn_tune.frameworks.axonn_tune import AXONN_TUNE
 from axonn_tune.frameworks.description import Framework, StepOptions
 from axonn_tune.frameworks.dispatchers import find_dispatcher
-from axonn_tune.grid import EXPERT_AXES, RANK_AXES
+from axonn_tune.grid import EXPERT_AXES, RANK_AXES, nearest_sizes
 from axonn_tune.ranking.space import Problem
 from axonn_tune.recompute import modules_of, needed_by
 from axonn_tune.request import AUTO, MOMENT_BYTES, MOST_TIMES, OVERLAPS, CudaGraphs, Request
@@ -108,7 +108,14 @@ def _check(problem: Problem) -> None:
     numbered = {axis: size for axis, size in request.axes.items() if axis in RANK_AXES}
     if problem.gpus % (product := prod(numbered.values())):
         shown = ", ".join(f"{framework.called(axis)} = {size}" for axis, size in numbered.items())
-        raise UsageError(f"{problem.gpus} GPUs cannot be arranged with {shown}: {product} does not divide them")
+        near = (
+            f"; nearest that does: {framework.option(axis)} {other}"
+            for axis, size in numbered.items()
+            for other in nearest_sizes(problem.gpus, size)
+            if problem.gpus % (product // size * other) == 0
+        )
+        words = f"{problem.gpus} GPUs cannot be arranged with {shown}: {product} does not divide them"
+        raise UsageError(words + next(near, ""))
     _check_layout(problem)
     _check_formats(problem)
     check_expert_overlap(problem)

@@ -5,18 +5,19 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
 from axonn_tune.frameworks import find_framework
 from axonn_tune.frameworks.axonn_tune import AXONN_TUNE
-from axonn_tune.grid import ALL_AXES
+from axonn_tune.grid import ALL_AXES, nearest_sizes
 from axonn_tune.program.dimensions import MEMORY, MICRO_BATCH
 from axonn_tune.ranking.choosing import search, step_program
 from axonn_tune.ranking.space import Fitting, Grids, Problem, Shapes, fit_all, list_grids, list_shapes
 from axonn_tune.request import flag
 from axonn_tune.specs.workload import Recompute
-from axonn_tune.units import GIB, show_seconds
+from axonn_tune.units import GIB, show_bytes, show_seconds
 
 
 def nearest_change(problem: Problem) -> str:
@@ -24,14 +25,14 @@ def nearest_change(problem: Problem) -> str:
     grids = list_grids(problem)
     shapes = list_shapes(grids, problem)
     binding = _binding_memory(problem, shapes) if len(shapes) else _binding_divisibility(problem, grids)
-    kinds = [_batches(problem)]
+    kinds = [*(_recomputed(problem) if len(shapes) else ()), *_near_sizes(problem), _batches(problem)]
     if not problem.workload.shard_optimizer_over_data:
         kinds.append(iter([("--shard-optimizer", _with_workload(problem, shard_optimizer_over_data=True))]))
     kinds += [*(_smaller(problem) if len(shapes) else ()), _gpus(problem), _without_pins(problem)]
-    found = [first for kind in kinds if (first := _first_feasible(kind))]
+    found = [first for kind in kinds if (first := _first_feasible(kind, shown=len(shapes) > 0))]
     # Other GPU counts, each with divisible batches.
     both = ((f"{text} {more}", twice) for text, changed in _gpus(problem) for more, twice in _batches(changed))
-    found = found or list(filter(None, [_first_feasible(both)]))
+    found = found or list(filter(None, [_first_feasible(both, shown=len(shapes) > 0)]))
     if not found:
         return f"{binding}; no single change tried makes it fit"
     return f"{binding}; nearest change{'s' * (len(found) > 1)} that fit{'s' * (len(found) == 1)}: {' or '.join(found)}"
@@ -67,16 +68,17 @@ def _shortest_step_s(problem: Problem) -> float:
     return math.inf if fastest is None else fastest.iteration_s
 
 
-def _first_feasible(changes: Iterator[tuple[str, Problem]]) -> str:
-    """The first change that makes something feasible; empty if none does."""
-    return next((text for text, changed in changes if feasible(changed)), "")
+def _first_feasible(changes: Iterator[tuple[str, Problem]], *, shown: bool) -> str:
+    """The first change that makes something feasible; empty if none does; shown: with the memory that it needs."""
+    found = ((text, least_bytes(changed)) for text, changed in changes)
+    return next((f"{text} ({show_bytes(needed)})" if shown else text for text, needed in found if needed), "")
 
 
-def feasible(problem: Problem) -> bool:
-    """Whether any candidate satisfies every constraint; nothing is priced."""
-    grids = list_grids(problem)
-    shapes = list_shapes(grids, problem)
-    return len(shapes) > 0 and any(len(fitting.rows) for _, fitting in _fittings(shapes))
+def least_bytes(problem: Problem) -> float:
+    """Memory of the leanest candidate that satisfies every constraint; 0 if there is none. Nothing is priced."""
+    shapes = list_shapes(list_grids(problem), problem)
+    fittings = (fitting for _, fitting in _fittings(shapes)) if len(shapes) else ()
+    return min((float(one.total_bytes[one.rows].min()) for one in fittings if len(one.rows)), default=0.0)
 
 
 def _fittings(shapes: Shapes) -> Iterator[tuple[Recompute, Fitting]]:
@@ -163,6 +165,27 @@ def _without_pins(problem: Problem) -> Iterator[tuple[str, Problem]]:
     if request.pins:
         flags = [framework.option(one) if one in (*request.axes, "chunks") else flag(one) for one in request.pins]
         yield f"leave out {' and '.join(flags)}", replace(problem, request=request.without_pins())
+
+
+def _recomputed(problem: Problem) -> Iterator[Iterator[tuple[str, Problem]]]:
+    """Full activation recomputation, where less is asked for."""
+    request = problem.request
+    if request.recompute not in (None, "full"):
+        yield iter([("--recompute full", replace(problem, request=replace(request, recompute="full")))])
+
+
+_NEAR = 4
+"""Other sizes of a pinned axis that are tried."""
+
+
+def _near_sizes(problem: Problem) -> Iterator[Iterator[tuple[str, Problem]]]:
+    """Each pinned axis with another size, the nearest first."""
+    request, framework = problem.request, problem.framework
+    for axis, size in request.axes.items():
+        others = nearest_sizes(problem.gpus, size)[:_NEAR]
+        requests = [replace(request, **dict[str, Any]({axis: other})) for other in others]
+        flags = [f"{framework.option(axis)} {other}" for other in others]
+        yield iter([(name, replace(problem, request=one)) for name, one in zip(flags, requests, strict=True)])
 
 
 def _smaller(problem: Problem) -> Iterator[Iterator[tuple[str, Problem]]]:

@@ -317,7 +317,8 @@ def _with_experts(problem: Problem, sizes: Integers) -> Integers:
                 rows[:, problem.axes.index(axis)] = column
         fits = rows[:, over].prod(axis=1) % np.maximum(count * tensor, 1) == 0
         possible = ((count > 1) != (tensor > 1)) | (np.repeat(x, len(each)) == 1) | (not alone)
-        found.append(rows[(tensor > 0) & possible & (fits | ("expert" in pins))])
+        asked = "expert" in pins or ("expert_tensor" in pins and not fits.any())
+        found.append(rows[(tensor > 0) & possible & (fits | asked)])
     return np.concatenate(found)
 
 

@@ -138,11 +138,12 @@ class Table:
 
     @cached_property
     def shown(self) -> list[Column]:
-        """The columns to show."""
+        """The columns to show, each by its name or its heading."""
+        known = {one.short.lower(): one for one in self.columns.values()} | {**self.columns}
         for name in self.names:
-            if name not in self.columns:
-                raise UsageError(f"no column {name!r}{suggest(name, self.columns)}; known: {', '.join(self.columns)}")
-        return [self.columns[name] for name in self.names]
+            if name not in known and name.lower() not in known:
+                raise UsageError(f"no column {name!r}{suggest(name, known)}; known: {', '.join(self.columns)}")
+        return [known.get(name) or known[name.lower()] for name in self.names]
 
     @cached_property
     def cells(self) -> list[list[str]]:

@@ -115,6 +115,7 @@ def ranking_table(
     grid, context = replace(COLUMNS["grid"], label=label), framework.called("context")
     columns = {
         **TEXT_COLUMNS,
+        **{one.key: one for one in axis_columns(framework, shown_axes(problem))},
         "rank": replace(COLUMNS["marked_rank"], title=COLUMNS["rank"].label),
         "grid": grid,
         "layout": grid,

@@ -14,6 +14,7 @@ from axonn_tune.ranking.inputs import load_inputs
 from axonn_tune.ranking.nearest import nearest_change
 from axonn_tune.request import Request
 
+MIXTRAL = {"gpus": 16, "model": "mixtral-8x7b", "machine": "dgx-h200", "framework": "megatron-core", "micro_batch": 1}
 CASES: dict[str, dict[str, Any]] = {
     "a prime count": {"gpus": 13},
     "a factor of three": {"gpus": 384},
@@ -25,6 +26,10 @@ CASES: dict[str, dict[str, Any]] = {
     "no halves": {"gpus": 64, "batch": 64, "split_micro_batch": True, "x": 1, "y": 1},
     "a batch of seven": {"gpus": 13, "batch": 7},
     "weights kept whole": {"gpus": 16, "model": "llama3-70b", "machine": "dgx-h100", "framework": "megatron-core"},
+    "no such EP": {**MIXTRAL, "x": 1, "expert": 7},
+    "too wide an EP": {**MIXTRAL, "x": 1, "expert": 32},
+    "no such ETP": {**MIXTRAL, "x": 2, "expert_tensor": 3},
+    "nothing recomputed": {"gpus": 8, "model": "llama3-8b", "framework": "fsdp", "seq": 16384, "recompute": "none"},
     "long sequences": {"gpus": 8, "model": "llama3-8b", "batch": 8, "seq": 262144},
 }
 
@@ -45,7 +50,11 @@ def changed(request: Request, change: str) -> Request:
     if change.startswith("leave out"):
         return request.without_pins()
     words = re.findall(r"--(\S+)(?: (\d+|[a-z]\S+))?", change)
-    given = {name.replace("-", "_"): int(value) if value.isdecimal() else value or True for name, value in words}
+    names = {"ep": "expert", "etp": "expert_tensor", "pp": "pipeline", "gtp": "z", "tp": "x"}
+    given = {
+        names.get(name, name.replace("-", "_")): int(value) if value.isdecimal() else value or True
+        for name, value in words
+    }
     return replace(request, **given)
 
 
@@ -68,8 +77,12 @@ def test_every_suggestion_fits(case: str) -> None:
         ("a batch of one", "--batch 64 or leave out --x and --y"),
         ("a micro-batch", "--batch 8064 or leave out --micro-batch"),
         ("no halves", "--batch 128"),
-        ("weights kept whole", "--framework torchtitan or --gpus 24"),
-        ("long sequences", "fit: --seq 131072 or "),
+        ("weights kept whole", "--framework torchtitan ("),
+        ("no such EP", "fit: --ep 8 or "),
+        ("too wide an EP", "fit: --ep 8 or "),
+        ("no such ETP", "fit: --etp 2 or "),
+        ("nothing recomputed", "fit: --recompute full ("),
+        ("long sequences", "fit: --seq 131072 ("),
     ],
 )
 def test_suggestions_are_useful(case: str, suggested: str) -> None:
