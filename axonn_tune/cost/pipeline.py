@@ -176,15 +176,16 @@ class Pipelines:
         lost = np.broadcast_to(np.asarray(lost_s), occupied.shape)
         return scheduled + lost, lost, np.maximum(scheduled - np.maximum(busy, self.alone_s), 0.0)
 
-    def floor_s(self) -> tuple[Floats, Floats]:
+    def floor_s(self, *, moved: bool = False) -> tuple[Floats, Floats]:
         """Least step of the same stages cut into any number of chunks, and its least exposed communication, s: the
         passes of the stage with the most computation, back to back, and the end of its step.
 
-        Where stages have other layer types once they are cut, it is the mean stage's, which no split is below.
+        Where stages have other layer types once they are cut, or layers are moved, it is the mean stage's, which no
+        split is below.
         """
         each = [kind.floor_s(self.micro_batches) for kind in self.kinds]
         found = self._of_slowest(each)
-        if self.mixed:
+        if self.mixed or moved:
             shares = (len(kind.numbers) * one for kind, one in zip(self.kinds, each, strict=True))
             found = np.asarray(sum(shares) / self.stages)
         return found, np.maximum(found - self.alone_s, 0.0)

@@ -7,6 +7,7 @@ that by layers, and single layers leave the slowest stage for as long as that he
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import numpy as np
@@ -21,14 +22,21 @@ WORTH = 1e-3
 """Share of a step that a split must save."""
 
 
-def balanced(job: Job, layout: Layout, *, step_s: float, limit_bytes: float) -> Detail | None:
-    """A layout with its stages balanced by time, where that fits and is notably shorter than its step so far."""
+def balanced(
+    job: Job, layout: Layout, *, step_s: float, limit_bytes: float, below_s: float = math.inf
+) -> Detail | None:
+    """A layout with its stages balanced by time, where that fits and is notably shorter than its step so far; below_s:
+    what its passes alone must be below."""
     pricer, stages = Pricer(job, layout), layout.pipeline
     layer_s, ends_s = _seconds(pricer)
     split = balanced_parts(layer_s, ends_s, pricer.parts, stages=stages)
     before_s, after_s = (stage_s(parts, layer_s, ends_s, stages).max() for parts in (pricer.parts, split))
     batches = job.workload.global_batch / (layout.grid.batch_shares * layout.micro_batch)
-    if (before_s - after_s) * batches < WORTH * step_s or (layout.recompute_layers or 0) >= max(split):
+    if (
+        after_s * batches >= below_s
+        or (before_s - after_s) * batches < WORTH * step_s
+        or (layout.recompute_layers or 0) >= max(split)
+    ):
         return None
     again = Pricer(job, replace(layout, parts=split))
     again.clock = pricer.clock

@@ -5,7 +5,7 @@ from __future__ import annotations
 import heapq
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import lru_cache
 from math import prod
 
@@ -38,6 +38,7 @@ from axonn_tune.ranking.space import (
     exchange_grids,
     fit_all,
     fit_always,
+    fit_memory,
     fit_others,
     list_candidates,
     list_grids,
@@ -85,6 +86,7 @@ def search(problem: Problem, *, variants: bool = False, exact: int = DEFAULT_TOP
     columns = tried.with_more(_joined([]), shapes, fittings)
     if others := [one for one in programs if one not in fittings]:
         near = _near(columns, shapes, problem, count=exact)
+        tried = replace(tried, reached_s=tried.in_formats(columns, shapes, programs))
         among = tried.promising(columns, shapes, {one: near[one.precision] for one in others})
         candidates += count_candidates(shapes, grids, others, among)
         columns = tried.with_more(columns, shapes, fit_others(shapes, programs, fittings, among))
@@ -120,13 +122,14 @@ def search(problem: Problem, *, variants: bool = False, exact: int = DEFAULT_TOP
 @dataclass(frozen=True)
 class _Tried:
     """How candidates are priced: with which exchanges, at which placements; every: all are, not only those that may be
-    among the first `count` grids."""
+    among the first `count` grids; reached_s: steps in number formats that others need not be above."""
 
     problem: Problem
     exchanges: list[_Exchange]
     placements: Placements
     every: bool
     count: int
+    reached_s: Mapping[Precision | None, float] = field(default_factory=dict)
 
     @property
     def ranks_steps(self) -> bool:
@@ -158,7 +161,7 @@ class _Tried:
         self, columns: Columns, shapes: Shapes, kind: Variant, fitting: Fitting, others: list[_Exchange]
     ) -> Fitting:
         """The shapes that may be among the first grids with some of the other exchanges."""
-        limit_s, near = _limits_s(columns, shapes, self.problem, count=self.count)[kind.precision], list[Integers]()
+        limit_s, near = self._limits_s(columns, shapes)[kind.precision], list[Integers]()
         for base in self.exchanges:
             alike = [fitting.rows[:0], *(one.taken(shapes, fitting).rows for one in others if base.alike(one))]
             rows = distinct(np.concatenate(alike))[0]
@@ -172,10 +175,33 @@ class _Tried:
             return columns
         return _refined(columns, shapes, self.problem, count=self.count, variants=False)
 
+    def _limits_s(self, columns: Columns, shapes: Shapes) -> dict[Precision | None, float]:
+        """Longest steps that can still be among the first grids, or the best of their number format, s."""
+        return _limits_s(columns, shapes, self.problem, count=self.count, reached_s=self.reached_s)
+
+    def in_formats(
+        self, columns: Columns, shapes: Shapes, programs: Mapping[Variant, StepProgram]
+    ) -> dict[Precision | None, float]:
+        """Steps in the other number formats of what comes first in the first, where it fits, s."""
+        found, kinds = dict[Precision | None, float](), list(programs)
+        first = np.argsort(columns.iteration_s, kind="stable")[:_FEW]
+        for precision in self.problem.formats[1:] if self.bounds else ():
+            priced = list[Columns]()
+            for number in distinct(columns.recompute[first])[0].tolist():
+                rows = distinct(columns.shape[first[columns.recompute[first] == number]])[0]
+                kind = kinds[number]._replace(precision=precision)
+                fitting = fit_memory(shapes.taken(rows, chunks=shapes.chunks[rows]), programs[kind])
+                fitting = fitting.spread(rows, len(shapes))
+                priced += [self._priced(one, shapes, kind, fitting) for one in self.exchanges if not one.other]
+            known = _refined(_joined(priced), shapes, self.problem, count=1, variants=False)
+            exact = ~known.pending & ~known.bounded
+            found[precision] = float(known.iteration_s[exact].min(initial=np.inf))
+        return found
+
     def promising(self, columns: Columns, shapes: Shapes, among: Among, *, every: Shapes | None = None) -> Among:
         """Those of some shapes that may be among the first grids; every: the shapes of the columns, where they are
         others. Where some blocks repeat, as if none did."""
-        limits_s = _limits_s(columns, shapes if every is None else every, self.problem, count=self.count)
+        limits_s = self._limits_s(columns, shapes if every is None else every)
         found, none = dict(among), np.zeros(len(shapes))
         for kind, rows in among.items() if self.bounds else ():
             plain = kind._replace(recompute="none", some=False)
@@ -227,24 +253,27 @@ def _ranked(found: Priced, started: float, *, variants: bool) -> Priced:
 
 
 def _balanced(priced: Priced, *, count: int) -> Priced:
-    """The best row of each of the first grids, and of each number format, balanced by time: those that are faster so
-    come behind the others, each of a shape of its own."""
+    """The best row of each of the first grids balanced by time, and those of the first of each number format that may
+    become its best: those that are faster so come behind the others, each of a shape of its own."""
     # Imported here: most searches have no pipeline, and start-up time is theirs.
     from axonn_tune.ranking.balance import balanced
 
-    columns, shapes, fittings, splits = priced.columns, priced.shapes, priced.fittings, dict[int, tuple[int, ...]]()
-    details = dict[int, Detail]()
-    rows = np.argsort(columns.iteration_s, kind="stable")
-    grids, formats = (np.sort(distinct(one[rows])[1]) for one in (columns.places(shapes), columns.precision))
-    first = replace(priced, rows=rows[np.union1d(grids[:count], formats)])
+    shapes, fittings, splits = priced.shapes, priced.fittings, dict[int, tuple[int, ...]]()
+    details, kinds = dict[int, Detail](), list(fittings)
+    first, least_s, best_s = _to_balance(priced, count=count)
+    columns, number = first.columns, len(np.flatnonzero(least_s == -np.inf))
     for place, row in enumerate(first.rows.tolist()):
-        shape, kind = columns.shape[[row]], list(fittings)[columns.recompute[row]]
-        step_s, limit_bytes = float(columns.iteration_s[row]), fittings[kind].limit_bytes
-        if shapes.stages[shape[0]] == 1:
+        shape, kind, precision = columns.shape[[row]], kinds[columns.recompute[row]], int(columns.precision[row])
+        if shapes.stages[shape[0]] == 1 or least_s[place] >= best_s[precision]:
             continue
-        found = balanced(first.problem_of(row), first.layout(place), step_s=step_s, limit_bytes=limit_bytes)
+        # What is not priced takes longer than the best of its format.
+        step_s = float(columns.iteration_s[row]) if first.columns.pending[row] else first.columns.exact_s(row)[0]
+        below_s, limit_bytes = np.inf if place < number else best_s[precision], fittings[kind].limit_bytes
+        job, layout = first.problem_of(row), first.layout(place)
+        found = balanced(job, layout, step_s=step_s, limit_bytes=limit_bytes, below_s=below_s)
         if found is None or found.parts is None:
             continue
+        best_s[precision] = min(best_s[precision], found.iteration_s)
         splits[len(shapes)], details[len(columns.shape)] = found.parts, found
         own, rows = fittings[kind], np.arange(1)
         more = Fitting(np.array([found.memory_bytes]), own.kept_layers[shape], own.repeated[shape], rows, limit_bytes)
@@ -268,6 +297,24 @@ def _balanced(priced: Priced, *, count: int) -> Priced:
     searched = replace(priced.searched, candidates=priced.searched.candidates + len(splits))
     whole = replace(priced, searched=searched, shapes=shapes, fittings=fittings, columns=columns, splits=splits)
     return replace(whole, details=details)
+
+
+def _to_balance(priced: Priced, *, count: int) -> tuple[Priced, Floats, list[float]]:
+    """The best rows of the first grids, then of the first of each number format, priced ones first; of each its least
+    step with layers on any stages, no limit to the first; and the shortest step of each format, s."""
+    columns, shapes, mixed = priced.columns, priced.shapes, len(priced.problem.model.types) > 1
+    rows = np.argsort(columns.iteration_s, kind="stable")
+    rows = rows[np.sort(distinct(columns.places(shapes)[rows])[1])]
+    of_formats = [rows[columns.precision[rows] == one] for one in range(max(len(priced.problem.formats), 1))]
+    exact = ~columns.pending & ~columns.bounded
+    best_s = [float(columns.iteration_s[one[exact[one]]].min(initial=np.inf)) for one in of_formats]
+    others = np.setdiff1d(np.concatenate([one[:count] for one in of_formats]), rows[:count])
+    least_s = np.where(columns.pending & mixed, columns.least_cut_s, 0.0)
+    for own, group in columns.groups:
+        least_s[own] = group.floor_s(moved=True)[0]
+    least_s[rows[:count]] = -np.inf
+    chosen = np.concatenate([rows[:count], others[np.lexsort((least_s[others], columns.pending[others]))]])
+    return replace(priced, rows=chosen), least_s[chosen], best_s
 
 
 class Programs(Mapping[Variant, StepProgram]):
@@ -642,12 +689,19 @@ def _last_place_s(
     return float(np.sort(best)[count - 1]) if 0 < count <= len(best) else np.inf
 
 
-def _limits_s(columns: Columns, shapes: Shapes, problem: Problem, *, count: int) -> dict[Precision | None, float]:
+def _limits_s(
+    columns: Columns,
+    shapes: Shapes,
+    problem: Problem,
+    *,
+    count: int,
+    reached_s: Mapping[Precision | None, float] | None = None,
+) -> dict[Precision | None, float]:
     """Longest steps that can still be among the first grids, or the best of their number format, by format, s."""
     last_s = _last_place_s(columns, shapes, problem, count=count, places=columns.places(shapes))
-    known = np.where(columns.pending, np.inf, columns.iteration_s)
+    known, reached_s = np.where(columns.pending, np.inf, columns.iteration_s), reached_s or {}
     return {
-        name: max(last_s, float(known[columns.precision == number].min(initial=np.inf)))
+        name: max(last_s, float(known[columns.precision == number].min(initial=reached_s.get(name, np.inf))))
         for number, name in enumerate(problem.formats or (None,))
     }
 
@@ -682,7 +736,7 @@ def _joined(parts: Sequence[Columns]) -> Columns:
     if not parts:
         counts, none, no = np.zeros(0, dtype=np.int64), np.zeros(0), np.zeros(0, dtype=np.bool_)
         return Columns(counts, counts, counts, none, none, none, none, no, no, none)
-    every = [field.name for field in fields(Columns) if field.name not in ("groups", "pools")]
+    every = [one.name for one in fields(Columns) if one.name not in ("groups", "pools")]
     joined = {name: np.concatenate([getattr(part, name) for part in parts]) for name in every}
     before = np.cumsum([0, *(len(part.shape) for part in parts)]).tolist()
     pairs = list(zip(parts, before, strict=False))

@@ -13,6 +13,7 @@ from axonn_tune.cost.price import price
 from axonn_tune.frameworks import find_framework
 from axonn_tune.ranking.balance import balanced_parts, stage_s
 from axonn_tune.ranking.choosing import search
+from axonn_tune.ranking.priced import Priced
 from axonn_tune.report.ranking import stages_remark
 from axonn_tune.request import Request
 from axonn_tune.specs.catalog import load_machine
@@ -54,6 +55,24 @@ def model_of(layers: str | int, vocab: int) -> Model:
     sizes = {"hidden": 4096, "heads": 32, "kv_heads": 8, "head_dim": 128, "ffn": 8192, "vocab": vocab}
     used = {name: value for name, value in TYPES.items() if isinstance(layers, str) and name in layers}
     return small_model(family="llama", max_sequence_length=2048, layers=layers, layer_types=used, **sizes)
+
+
+def test_each_number_format_has_its_best_balanced_stages() -> None:
+    """Guards a search of all formats: each has the first row of a search of its own, another grid than by layers."""
+    model, given = model_of("wide*5 narrow*4", 32000), {"gpus": 16, "batch": 64, "sequence_length": 2048}
+    pins: dict[str, Any] = {"data": 1, "x": 1, "micro_batch": 1, "chunks": 1, "recompute": "none"}
+
+    def searched(precision: Any) -> Priced:
+        asked = {"precision": precision} if precision != "auto" else {}
+        request = Request(precision=precision, **pins)
+        return search(small_problem(model, MACHINE, find_framework("megatron-core"), request=request, **asked, **given))
+
+    together = searched("auto")
+    assert len(together.best_by_format) == 4
+    for name, place in together.best_by_format.items():
+        row, alone = together[place], searched(name)[0]
+        assert (row.layout, row.parts, row.iteration_s) == (alone.layout, alone.parts, alone.iteration_s), name
+        assert alone.parts is not None, name
 
 
 @pytest.mark.parametrize("name", ["axonn-tune", "megatron-core", "torchtitan"])
