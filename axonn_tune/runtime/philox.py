@@ -28,10 +28,9 @@ def key_of(seed: int, name: str) -> tuple[int, int]:
 
 
 def _product(word: torch.Tensor, multiplier: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """High and low 32 bits of a product of 32-bit words held in int64."""
-    low = (word & 0xFFFF) * multiplier
-    high = (word >> 16) * multiplier + (low >> 16)
-    return high >> 16, ((high & 0xFFFF) << 16) | (low & 0xFFFF)
+    """High and low 32 bits of a product of 32-bit words held in int64, whose bits are right although its sign is not."""
+    product = word * multiplier
+    return (product >> 32) & _LOW, product & _LOW
 
 
 def philox(counter: torch.Tensor, key: PhiloxKey) -> tuple[torch.Tensor, torch.Tensor]:
