@@ -28,7 +28,7 @@ def key_of(seed: int, name: str) -> tuple[int, int]:
 
 
 def _product(word: torch.Tensor, multiplier: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """High and low 32 bits of a product of 32-bit words held in int64, whose bits are right although its sign is not."""
+    """High and low 32 bits of a product of 32-bit words held in int64, whose bits are right where its sign is not."""
     product = word * multiplier
     return (product >> 32) & _LOW, product & _LOW
 
