@@ -22,9 +22,11 @@ EPSILON = 1e-5
 class Attention(nn.Module):
     """Causal softmax attention."""
 
-    def __init__(self, model: Model) -> None:
+    def __init__(self, model: Model, layer: Layer) -> None:
         super().__init__()
         self.model = model
+        dim = model.head_dim
+        self.q_norm, self.k_norm = (nn.RMSNorm(dim, eps=EPSILON) if layer.qk_norms else None for _ in range(2))
         self.qkv = nn.Linear(model.hidden, model.qkv_width, bias=model.biases)
         self.output = nn.Linear(model.query_width, model.hidden, bias=model.biases)
 
@@ -34,6 +36,8 @@ class Attention(nn.Module):
         grouped = self.qkv(x).unflatten(-1, (-1, each + 2, dim)).transpose(1, 2)
         queries, keys, values = torch.split(grouped, [each, 1, 1], dim=-2)
         queries, keys, values = queries.transpose(2, 3).flatten(1, 2), keys.squeeze(-2), values.squeeze(-2)
+        if self.q_norm is not None and self.k_norm is not None:
+            queries, keys = self.q_norm(queries), self.k_norm(keys)
         if turn is not None:
             queries, keys = rotate(queries, turn), rotate(keys, turn)
         if x.device.type == "cpu" and x.dtype == torch.bfloat16:
@@ -106,7 +110,7 @@ class Block(nn.Module):
     def __init__(self, model: Model, layer: Layer) -> None:
         super().__init__()
         self.attention_norm, self.mlp_norm = _norm(model), _norm(model)
-        self.attention = Attention(model)
+        self.attention = Attention(model, layer)
         self.mlp = Perceptron(model) if layer.experts is None else Mixture(model, layer.experts)
 
     def forward(self, x: torch.Tensor, turn: torch.Tensor | None) -> torch.Tensor:

@@ -396,7 +396,8 @@ def dimensions(
         + (position if stage.first else 0.0 * position)
         + _replicated(model, stage, options, table=table, position=position) * (shards - 1.0)
         + _looked_up(model, counts, stage, table=table, arithmetic=arithmetic),
-        "vectors": _vectors(model, counts, stage, x=x, y=y, router_biases=options.kernels != "ideal"),
+        "vectors": _vectors(model, counts, stage, x=x, y=y, own=options.kernels != "ideal"),
+        **({"head_norms": _sum(_head_norms(model, counts))} if options.kernels != "ideal" else {}),
         **_softmax_bytes(model, workload, axes, arithmetic=arithmetic),
         "shared": arithmetic.smaller(y - 1.0, 1.0),
         "alone": 1.0 - arithmetic.smaller(y - 1.0, 1.0),
@@ -448,8 +449,8 @@ def _sum(values: Sequence[Value]) -> Value:
     return reduce(lambda total, value: total + value, values)
 
 
-def _vectors(model: Model, counts: Sequence[Value], stage: Stage, *, x: Value, y: Value, router_biases: bool) -> Value:
-    """Elements of a rank's norms and biases; router_biases: of the bundled runtime, which reduces counts in them."""
+def _vectors(model: Model, counts: Sequence[Value], stage: Stage, *, x: Value, y: Value, own: bool) -> Value:
+    """Elements of a rank's norms and biases; own: of the bundled runtime, with norms of heads and biases of routers."""
     hidden, norm = float(model.hidden), 1.0 if model.family == "llama" else 2.0
     biases, found, latents = 1.0 if model.biases else 0.0, list[Value](), list[Value]()
     for layer, count in zip(model.types, counts, strict=True):
@@ -476,9 +477,17 @@ def _vectors(model: Model, counts: Sequence[Value], stage: Stage, *, x: Value, y
         )
         if layer.latent is not None:
             latents.append(count * (norm * float((layer.latent.query_rank or 0) + layer.latent.kv_rank)))
-        if router_biases and layer.experts is not None and layer.experts.score_bias:
+        if own and layer.experts is not None and layer.experts.score_bias:
             latents.append(count * float(layer.experts.count))
+    latents += _head_norms(model, counts) if own else []
     return _sum([*found, *latents]) + (norm * hidden / y if stage.last else 0.0 * y)
+
+
+def _head_norms(model: Model, counts: Sequence[Value]) -> list[Value]:
+    """Elements of norms of queries and keys, of each layer type."""
+    return [
+        count * float(layer.qk_norms * 2 * layer.head_dim) for layer, count in zip(model.types, counts, strict=True)
+    ]
 
 
 def _tables(model: Model, stage: Stage) -> float:

@@ -781,14 +781,17 @@ def _norm_kernels(
 
 
 def head_norms(given: LayerInputs, *, phase: Phase) -> list[Operation]:
-    """Norms of queries and keys over each head, which save their inputs, `[M, Q_x]` and `[M, K_x]`; the bundled runtime
-    has none."""
-    if not given.own.qk_norms or given.own.latent is not None or given.launched:
+    """Norms of queries and keys over each head, which save their inputs, `[M, Q_x]` and `[M, K_x]`.
+
+    The bundled runtime has them where it separates heads, of which it saves `[M, N_x]`, values included, once more.
+    """
+    if not given.own.qk_norms or given.own.latent is not None:
         return []
     back = phase == "backward"
-    moved, widths = (given.kernels.back if back else given.kernels.norm)[0], _head_widths(given)
+    moved, widths = given.kernels.heads[back], _head_widths(given)
     names = [f"{one} before norm" for one in ("queries", "keys")]
-    saved = [given.stream(name, "qkv", width, inside=True) for name, width in zip(names, widths, strict=True)]
+    held = (given.N / X, ONCE * 0.0) if given.launched else widths
+    saved = [given.stream(name, "qkv", width, inside=True) for name, width in zip(names, held, strict=True)]
     return [
         moves(
             *(phase, CORE, moved, given.part * width, given),
@@ -824,6 +827,7 @@ def attention_core(given: LayerInputs, *, phase: Phase) -> list[Operation]:
         core = _unfused_core(given, phase=phase, output=output)
     return [
         *before_core(given, phase=phase),
+        *(head_norms(given, phase=phase) if given.launched else ()),
         *_turned(given, given.kernels.turned, phase),
         moves(phase, CORE, Traffic(1, 2), given.part * given.N / X, given, calls=separated),
         *([Kernel(phase, CORE, 3.0 * given.part * given.N / X, PARTS, quantizes="all")] if narrow else []),
@@ -843,7 +847,8 @@ def _core_flops(given: LayerInputs, *, queries: int, values: int) -> Size:
 def _joined(given: LayerInputs) -> list[Operation]:
     """Gradient of `[M, N_x]` from those of its heads."""
     joined = moves("backward", CORE, Traffic(1, 2), given.part * given.N / X, given, calls=PARTS)
-    return [*_turned(given, given.kernels.turned_back, "backward"), joined]
+    norms = head_norms(given, phase="backward") if given.launched else []
+    return [*_turned(given, given.kernels.turned_back, "backward"), *norms, joined]
 
 
 def _turned(given: LayerInputs, moved: Traffic, phase: Phase) -> list[Operation]:
@@ -1060,15 +1065,12 @@ def step_end(given: LayerInputs, *, buckets: tuple[Bucket, ...], unsent: tuple[C
 
     buckets: those of the data-parallel reduction; unsent: what of it is reduced only here.
     """
-    main, element = given.elements.main, given.element
+    element = given.element
     parameters, vectors = symbol("parameters"), symbol("vectors")
     share = given.replicas if given.sharded else ONCE
     copied = element if given.sharded else 0.0
     yield from unsent
-    if given.options.sequence_parallel:
-        yield Collective("all_reduce", "x", "step", "vectors", given.gradient_bytes * vectors)
-    yield Collective("all_reduce", given.shard_axes, "step", "vectors", main * vectors)
-    yield Collective("all_reduce", given.data_axes, "step", "vectors", main * vectors)
+    yield from _vectors_end(given)
     yield from _tables_end(given)
     yield Kernel("step", "gradient_norm", given.main_gradient_bytes * parameters / share)
     experts = symbol("expert_parameters") / (given.replication(EXPERTS)[1] if given.sharded else ONCE)
@@ -1090,6 +1092,17 @@ def step_end(given: LayerInputs, *, buckets: tuple[Bucket, ...], unsent: tuple[C
                 yield parameter_gather(layer, elements, given, phase="step", calls=count)
         if given.model.tied_embeddings or given.model.mtp_layers:
             yield parameter_gather(COPY, symbol("table_bucket"), given, phase="step")
+
+
+def _vectors_end(given: LayerInputs) -> Iterator[Operation]:
+    """Sums of the gradients of replicated vectors."""
+    vectors = given.elements.main * symbol("vectors")
+    if given.launched and any(layer.qk_norms for layer in given.model.types):
+        yield Collective("all_reduce", "x", "step", "vectors", given.elements.main * symbol("head_norms"))
+    if given.options.sequence_parallel:
+        yield Collective("all_reduce", "x", "step", "vectors", given.gradient_bytes * symbol("vectors"))
+    yield Collective("all_reduce", given.shard_axes, "step", "vectors", vectors)
+    yield Collective("all_reduce", given.data_axes, "step", "vectors", vectors)
 
 
 def _tables_end(given: LayerInputs) -> Iterator[Operation]:

@@ -62,7 +62,7 @@ CANDIDATE_SYMBOLS = (
     *(axis for axis in ALL_AXES if axis not in AXES),
     *("scores", "scores_back", "softmax", "softmax_back", "alone", "shared", "held"),
     *("expert_z", "expert_data", "expert_parameters", "expert_bucket", "imbalance", "fullest", "freed"),
-    *("exchanged", "joined"),
+    *("exchanged", "joined", "head_norms"),
 )
 """What differs between candidates.
 
@@ -75,6 +75,7 @@ expert_parameters, expert_bucket: as parameters and *_bucket, of routed experts.
 over the mean; fullest: that at the upper end of its 80% interval, which memory must hold. freed: blocks of a chunk that
 do not repeat, whose backward passes are over when those of blocks that repeat begin. exchanged, joined: 1
 where ranks of `expert` exchange tokens, and where shards of experts' weights are gathered and joined, else 0.
+head_norms: elements of norms of queries and keys, of which each rank of x has the gradients of its heads.
 """
 
 _ORDER = {name: position for position, name in enumerate((*MODEL_SYMBOLS, *CANDIDATE_SYMBOLS))}
@@ -348,12 +349,13 @@ class KernelSet:
     """Bytes per element of each function of a block and of the loss; kernels of vectors count too.
 
     norm, again, back, back_sum: of a norm's forward pass, its output once more, its backward pass and the addition
-    of the residual gradient, where a rank has the whole hidden dim and where y splits it. sum: the addition before the
-    norm of the MLP, no kernel of its own where that has it inside. turned, turned_back: of queries and keys, beyond the
-    copy of heads. activation, activation_back: of F. loss: of a logit. bias, bias_gradient: of a bias, and of what it
-    is added to. looked_up, scattered: of the embedding's output and its gradient. Of experts: routed, routed_back, of
-    the router's input and its gradient; dispatched, combined, of a token that is copied and summed, and of each copy;
-    weighted, weighted_back, of an activation and its probability; expert_gradient, of a weight.
+    of the residual gradient, where a rank has the whole hidden dim and where y splits it. sum: the addition before
+    the norm of the MLP, no kernel of its own where that has it inside. turned, turned_back: of queries and keys,
+    beyond the copy of heads. heads: norms of these, forward and backward. activation, activation_back: of F. loss:
+    of a logit. bias, bias_gradient: of a bias, and of what it is added to. looked_up, scattered: of the embedding's
+    output and its gradient. Of experts: routed, routed_back, of the router's input and its gradient; dispatched,
+    combined, of a token that is copied and summed, and of each copy; weighted, weighted_back, of an activation and
+    its probability; expert_gradient, of a weight.
     """
 
     norm: tuple[Traffic, Traffic]
@@ -363,6 +365,7 @@ class KernelSet:
     sum: Traffic = Traffic(1, 3)
     turned: Traffic = Traffic()
     turned_back: Traffic = Traffic()
+    heads: tuple[Traffic, Traffic]
     activation: Traffic
     activation_back: Traffic
     loss: Traffic
@@ -398,6 +401,7 @@ def _ideal(*, stepwise: bool, gated: bool) -> KernelSet:
         norm=(norm, norm),
         again=(again, again),
         back=(back, back),
+        heads=(norm, back),
         activation=Traffic(1, 3 if gated else 2),
         activation_back=Traffic(1, 5 if gated else 3),
         loss=Traffic(1, 5),
@@ -423,6 +427,8 @@ def _compiled(*, rms: bool, gated: bool) -> KernelSet:
         back=(Traffic(2 + vectors, 5), Traffic(4 + vectors, 7)),
         back_sum=(Traffic(0, 1), Traffic(0, 1)),
         sum=Traffic(0, 2),
+        # In the kernels that separate and join heads, but for sums over tokens.
+        heads=(Traffic(), Traffic(1, 3)),
         activation=Traffic(1, 3 if gated else 2),
         activation_back=Traffic(1, 5 if gated else 3),
         loss=Traffic(38, 3),
@@ -434,6 +440,7 @@ def _eager(*, rms: bool, gated: bool) -> KernelSet:
     added = Traffic(1, 1, 2)
     norm, again = (Traffic(8, 2, 3, 1), Traffic(10, 2, 3, 1)), (Traffic(3, 1, 3, 1), Traffic(3, 1, 3, 1))
     back, back_sum = (Traffic(13, 4, 14, 1), Traffic(14, 4, 14, 1)), (added, added)
+    heads = norm[0], back[0] + Traffic(6, 3)
     if not rms:
         norm = Traffic(3, 2), Traffic(18, 1, 6, 2)
         again = Traffic(3, 2), Traffic(4, 1, 5, 1)
@@ -446,6 +453,7 @@ def _eager(*, rms: bool, gated: bool) -> KernelSet:
         back_sum=back_sum,
         turned=Traffic(4, 2, 3, 1),
         turned_back=Traffic(5, 4, 3, 1),
+        heads=heads,
         activation=Traffic(2, 5) if gated else Traffic(1, 2),
         activation_back=Traffic(5, 15) if gated else Traffic(1, 3),
         loss=Traffic(164, 4, 6),

@@ -436,7 +436,7 @@ def _attention_forward(given: LayerInputs, *, phase: Phase) -> Iterator[Operatio
         yield from _gather(given.qkv, given, phase=phase)
         heads = stream("qkv", "qkv", given.N / X, inside=True, element=given.heads_element)
         yield from layers.linear_forward(given.qkv, given, phase=phase, makes=(heads,))
-        yield from layers.head_norms(given, phase=phase)
+        yield from () if given.launched else layers.head_norms(given, phase=phase)
     else:
         yield from latent.forward(given, lambda linear: _gather(linear, given, phase=phase), phase=phase)
     yield from layers.attention_core(given, phase=phase)
@@ -555,7 +555,7 @@ def _attention_backward(given: LayerInputs, gather: Gathering, again: Repeating)
     yield from layers.linear_backward(given.attention_output, given, makes=made, frees=())
     yield from again("attention.q_up", "attention.kv_up", "attention.scores")
     yield from layers.attention_core_backward(given)
-    yield from layers.head_norms(given, phase="backward")
+    yield from () if given.launched else layers.head_norms(given, phase="backward")
     if given.own.latent is None:
         yield from gather(given.qkv)
         yield from again("attention.norm")

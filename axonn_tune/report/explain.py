@@ -349,6 +349,7 @@ _MEANINGS = {
     "table_bucket": "elements of an embedding's gradient",
     "position_bucket": "elements of the position embedding's gradient",
     "vectors": "elements of replicated vectors",
+    "head_norms": "elements of norms of queries and keys",
 }
 
 

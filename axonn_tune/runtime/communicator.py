@@ -34,7 +34,7 @@ from axonn_tune.runtime.devices import RuntimeSettings
 from axonn_tune.runtime.ledger import Ledger, LedgerEntry
 from axonn_tune.runtime.mesh import Edge, Mesh
 from axonn_tune.runtime.metrics import Call, Timer
-from axonn_tune.runtime.parameters import Bucket
+from axonn_tune.runtime.parameters import Bucket, Vector
 
 
 @dataclass(eq=False, repr=False)
@@ -331,6 +331,11 @@ class DataBuckets:
         self.communicator.all_reduce(bucket.own_gradient, ENDS, "step", "embedding").wait()
 
     def reduce_vectors(self, bucket: Bucket) -> None:
-        """Sum the gradients of the replicated vectors over z, then data, in place, and wait."""
+        """Sum the gradients of the replicated vectors over z, then data, in place, and wait.
+
+        First those of norms of heads, which are the last of them, over x.
+        """
+        if own := sum(one.value.numel() for one in bucket.parameters if isinstance(one, Vector) and one.of_heads):
+            self.communicator.all_reduce(bucket.gradient[-own:], "x", "step", bucket.layer).wait()
         for axis in ("z", self.communicator.mesh.data_axes):
             self.communicator.all_reduce(bucket.gradient, axis, "step", bucket.layer).wait()

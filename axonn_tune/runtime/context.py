@@ -13,7 +13,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple
 
 import torch
 
@@ -22,9 +22,7 @@ from axonn_tune.program.operations import Phase
 from axonn_tune.runtime.communicator import CollectiveHandle, Communicator
 from axonn_tune.runtime.devices import RuntimeSettings
 from axonn_tune.runtime.mesh import Mesh
-from axonn_tune.runtime.modules import CausalAttention, TensorFunction
-
-Tensors: TypeAlias = tuple[torch.Tensor, ...]
+from axonn_tune.runtime.modules import CausalAttention, TensorFunction, Tensors
 
 
 def own_positions(mesh: Mesh, sequence: int, device: torch.device) -> torch.Tensor:
@@ -166,11 +164,11 @@ class RingAttention:
 
     def __call__(self, qkv: torch.Tensor, phase: Phase = "forward") -> tuple[torch.Tensor, TensorFunction]:
         """`[M, N_x] → [M, Q_x]`, causal within each sequence."""
-        queries, *own = self.local.heads_of(qkv)
+        (queries, *own), join = self.local.heads_of(qkv)
         block = torch.stack(own)
         output, sums = self._forward(queries, block, phase)
         value = output.transpose(1, 2).reshape(len(qkv), -1)
-        return value, partial(self._backward, queries, block, output, sums)
+        return value, partial(self._backward, queries, block, output, sums, join)
 
     def _seen(self, number: int) -> Seen:
         """Of the keys of the rank so many places before this one."""
@@ -216,9 +214,10 @@ class RingAttention:
         block: torch.Tensor,
         output: torch.Tensor,
         sums: torch.Tensor,
+        join: Callable[..., torch.Tensor],
         gradient: torch.Tensor,
     ) -> torch.Tensor:
-        """`[M, Q_x] → [M, N_x]`.
+        """`[M, Q_x] → [M, N_x]`, by `join` from gradients of heads.
 
         Gradients of keys begin at the rank behind theirs, take in each rank's share on their way and end at home.
         """
@@ -243,5 +242,4 @@ class RingAttention:
                 block = pending.wait()
         assert arriving is not None, "several ranks share a sequence"
         both = (one + mine for one, mine in zip(arriving.wait(), own, strict=True))
-        of_heads = (one.to(queries.dtype) for one in (of_queries, *both))
-        return self.local.join(*of_heads, turns=self.local.turns)
+        return join(*(one.to(queries.dtype) for one in (of_queries, *both)))

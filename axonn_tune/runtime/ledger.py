@@ -87,12 +87,11 @@ class RankProgram:
         planned = *self.program.collectives(self.stage), *([(send, as_size(self.messages))] if self.messages else [])
         counts: Counter[LedgerEntry] = Counter()
         for one, count in planned:
-            calls = round(float(count.evaluate(self.values)))
+            calls, size = (round(float(number.evaluate(self.values))) for number in (count, one.size_bytes))
             # Experts are split over x and y here: the runtime has no such group, not even of one rank.
             if one.axis == "expert_tensor":
                 continue
-            if calls and prod(self.values[axis] for axis in split_axes(one.axis)) >= least:
-                size = round(float(one.size_bytes.evaluate(self.values)))
+            if calls and size and prod(self.values[axis] for axis in split_axes(one.axis)) >= least:
                 counts[LedgerEntry(one.kind, one.axis, one.phase, one.layer, size)] += calls
         return counts
 

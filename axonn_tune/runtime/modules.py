@@ -28,6 +28,7 @@ from axonn_tune.runtime.parameters import Matrix, Vector
 from axonn_tune.specs.model import Layer, Model
 
 TensorFunction: TypeAlias = Callable[[torch.Tensor], torch.Tensor]
+Tensors: TypeAlias = tuple[torch.Tensor, ...]
 Compiled = TypeVar("Compiled", bound=Callable[..., object])
 
 
@@ -61,30 +62,41 @@ class CausalAttention:
     """Softmax attention on this rank's heads; qkv columns are grouped by key head: queries, key, value.
 
     turns: cosines and sines of rotary positions, if any; core: attention of queries `[b, heads, S, head_dim]`, keys and
-    values `[b, kv_heads, S, head_dim]`; separate, join: `separate_heads` and `join_heads`, perhaps compiled.
+    values `[b, kv_heads, S, head_dim]`; separate, join: `separate_heads` and `join_heads`, perhaps compiled; norms:
+    weights `[head_dim]` of RMSNorms of queries and of keys, if any.
     """
 
     head_dim: int
     heads: int
     kv_heads: int
     sequence: int
-    turns: tuple[torch.Tensor, ...]
+    turns: Tensors
     core: Callable[..., torch.Tensor]
     separate: Callable[..., Heads]
-    join: Callable[..., torch.Tensor]
+    join: Callable[..., tuple[torch.Tensor, ...]]
+    norms: tuple[Vector, ...] = ()
 
-    def heads_of(self, qkv: torch.Tensor) -> Heads:
-        """Heads of `[M, N_x]`."""
+    def heads_of(self, qkv: torch.Tensor) -> tuple[Heads, Callable[..., torch.Tensor]]:
+        """Heads of `[M, N_x]`, and a function from their gradients to its gradient, which adds those of norms, too."""
         shape = self.sequence, self.kv_heads, self.heads // self.kv_heads, self.head_dim
-        return self.separate(qkv, shape, *self.turns)
+        weights = tuple(one.value for one in self.norms)
+        before = (qkv,) if self.norms else ()
+        return self.separate(qkv, shape, self.turns, weights), partial(self._joined, before, weights)
+
+    def _joined(self, before: Tensors, weights: Tensors, *gradients: torch.Tensor) -> torch.Tensor:
+        found, *of_norms = self.join(*gradients, self.turns, weights, *before)
+        for norm, gradient in zip(self.norms, of_norms, strict=True):
+            norm.gradient += gradient
+        return found
 
     def __call__(self, qkv: torch.Tensor, phase: Phase = "forward") -> tuple[torch.Tensor, TensorFunction]:
         """`[M, N_x] → [M, Q_x]`, causal within each sequence."""
+        heads, join = self.heads_of(qkv)
         with torch.enable_grad():
-            queries, keys, values = (one.detach().requires_grad_() for one in self.heads_of(qkv))
+            queries, keys, values = (one.detach().requires_grad_() for one in heads)
             output = self.core(queries, keys, values, is_causal=True, enable_gqa=self.heads > self.kv_heads)
         value = output.detach().transpose(1, 2).reshape(len(qkv), -1)
-        return value, partial(attention_gradient, output, (queries, keys, values), partial(self.join, turns=self.turns))
+        return value, partial(attention_gradient, output, (queries, keys, values), join)
 
 
 Heads: TypeAlias = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
@@ -100,14 +112,22 @@ def attention_gradient(
     return join(*torch.autograd.grad(output, heads, split))
 
 
-def separate_heads(qkv: torch.Tensor, shape: tuple[int, int, int, int], *turns: torch.Tensor) -> Heads:
+def separate_heads(
+    qkv: torch.Tensor, shape: tuple[int, int, int, int], turns: Tensors = (), weights: Tensors = ()
+) -> Heads:
     """Heads of `[M, N_x]`, rotated by `rotary_table` if there is one; shape: `S, kv_heads, queries a key, head_dim`.
 
-    Copies, so that qkv can be freed; views with one query per key and without rotation.
+    weights: of RMSNorms of each query and key, before they are rotated. Copies, so that qkv can be freed; views with
+    one query per key and without rotation.
     """
     sequence, kv_heads, each, dim = shape
     grouped = qkv.view(-1, sequence, kv_heads, each + 2, dim)
     queries, keys, values = grouped[..., :each, :], grouped[..., each, :], grouped[..., each + 1, :]
+    if weights:
+        queries, keys = (
+            normalized(one, (head_scale(one, weight.dtype),), weight, None)
+            for one, weight in zip((queries, keys), weights, strict=True)
+        )
     if turns:
         cosine, sine = (one[:, None] for one in turns)
         queries, keys = rotate(queries, cosine[:, None], sine[:, None]), rotate(keys, cosine, sine)
@@ -117,17 +137,39 @@ def separate_heads(qkv: torch.Tensor, shape: tuple[int, int, int, int], *turns: 
     return queries.transpose(1, 2), keys.transpose(1, 2), values.transpose(1, 2)
 
 
+def head_scale(heads: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Reciprocal root mean square of each head `[.., head_dim]`, `[.., 1]`."""
+    squares = torch.linalg.vector_norm(heads, dim=-1, keepdim=True, dtype=dtype).square()
+    return torch.rsqrt(squares / heads.shape[-1] + EPSILON)
+
+
 def join_heads(
-    queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, turns: tuple[torch.Tensor, ...] = ()
-) -> torch.Tensor:
-    """`[M, N_x]` from gradients of its heads: the transpose of `separate_heads`."""
+    queries: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    turns: Tensors = (),
+    weights: Tensors = (),
+    qkv: torch.Tensor | None = None,
+) -> tuple[torch.Tensor, ...]:
+    """Gradients of `separate_heads`, `[M, N_x]` and those of the norms' weights, from gradients of its heads."""
     batch, kv_heads, sequence, dim = keys.shape
     grouped = queries.transpose(1, 2).reshape(batch, sequence, kv_heads, -1, dim)
     keys, values = keys.transpose(1, 2)[..., None, :], values.transpose(1, 2)[..., None, :]
     if turns:
         cosine, sine = (one[:, None, None] for one in turns)
         grouped, keys = rotate(grouped, cosine, -sine), rotate(keys, cosine, -sine)
-    return torch.cat([grouped, keys, values], dim=3).view(batch * sequence, -1)
+    of_weights = list[torch.Tensor]()
+    if qkv is not None:
+        each, found = grouped.shape[3], list[torch.Tensor]()
+        before = torch.split(qkv.view(batch, sequence, kv_heads, -1, dim), [each, 1, 1], dim=3)
+        for gradient, heads, weight in zip((grouped, keys), before, weights, strict=False):
+            rows = heads.reshape(-1, dim)
+            scale = head_scale(rows, weight.dtype)
+            of_heads, of_weight = whole_gradient(rows, (scale,), weight, gradient.reshape(-1, dim), None)
+            found.append(of_heads.view(gradient.shape))
+            of_weights.append(of_weight)
+        grouped, keys = found
+    return torch.cat([grouped, keys, values], dim=3).view(batch * sequence, -1), *of_weights
 
 
 def rotary_table(positions: torch.Tensor, dim: int, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
@@ -155,7 +197,8 @@ def attention_on(
     *,
     sequence: int,
     shares: int,
-    turns: tuple[torch.Tensor, ...] = (),
+    turns: Tensors = (),
+    norms: tuple[Vector, ...] = (),
 ) -> CausalAttention:
     """Attention on the heads of one of `shares` tensor-parallel ranks, as in training; turns: `rotary_positions`."""
     return CausalAttention(
@@ -163,6 +206,7 @@ def attention_on(
         core=attention_core(settings),
         separate=compiled(separate_heads, settings),
         join=compiled(join_heads, settings),
+        norms=norms,
     )
 
 

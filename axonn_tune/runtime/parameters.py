@@ -47,7 +47,8 @@ class Matrix:
 class Vector:
     """A vector in the master type, split over one axis or none; elements: those that this rank has.
 
-    rate: of a router's bias, which moves by so much a step; its gradient is how many tokens each expert got.
+    rate: of a router's bias, which moves by so much a step; its gradient is how many tokens each expert got. of_heads:
+    each rank of x has the gradient of its heads.
     """
 
     name: str
@@ -57,6 +58,7 @@ class Vector:
     value: torch.Tensor
     gradient: torch.Tensor
     rate: float | None = None
+    of_heads: bool = False
 
 
 Parameter: TypeAlias = Matrix | Vector
@@ -169,11 +171,13 @@ class ParameterStore:
         self.matrices.append(made)
         return made
 
-    def vector(self, name: str, width: int, *axes: str, value: float, rate: float | None = None) -> Vector:
+    def vector(
+        self, name: str, width: int, *axes: str, value: float, rate: float | None = None, of_heads: bool = False
+    ) -> Vector:
         """This rank's shard of a vector that starts constant."""
         elements = part_of(range(width), axes, self.mesh)
         values = torch.full((len(elements),), value, dtype=self.dtype, device=self.device)
-        made = Vector(name, width, frozenset(axes), elements, values, torch.zeros_like(values), rate)
+        made = Vector(name, width, frozenset(axes), elements, values, torch.zeros_like(values), rate, of_heads)
         self.vectors.append(made)
         return made
 

@@ -477,11 +477,14 @@ class Transformer:
         """This rank's of whole sequences `[b, S]`, `[M]`."""
         return (tokens[:, self.places] if self.communicator.mesh.grid.context > 1 else tokens).flatten()
 
-    def _attention(self, layer: Layer, prefix: str) -> CausalAttention | RingAttention:
+    def _attention(self, layer: Layer, block: str, prefix: str) -> CausalAttention | RingAttention:
         """Attention on this rank's heads and tokens."""
         communicator, settings = self.communicator, self.settings
         shares, own = communicator.mesh.size("x"), len(self.places)
-        attention = attention_on(layer, settings, sequence=own, shares=shares, turns=self._turns[layer.head_dim])
+        names = (f"{block}.attention.{one}_norm.weight" for one in (("q", "k") if layer.qk_norms else ()))
+        norms = tuple(self.store.vector(one, layer.head_dim, value=1.0, of_heads=True) for one in names)
+        turns = self._turns[layer.head_dim]
+        attention = attention_on(layer, settings, sequence=own, shares=shares, turns=turns, norms=norms)
         if communicator.mesh.grid.context == 1:
             return attention
         overlaps = bool(settings.overlaps)
@@ -533,6 +536,7 @@ class Transformer:
         if tied and self.communicator.mesh.grid.pipeline > 1 and (self.embedding is not None or self.head is not None):
             self._copies = self._tables[0] if self.head is None else self._bucket(COPY, [self.head.table])
             self._copies.copies = 2
+        self.store.vectors.sort(key=lambda one: one.of_heads)
         self.vectors = self.store.bucket("vectors", self.store.vectors)
 
     def _bucket(self, layer: str, matrices: list[Matrix]) -> Bucket:
@@ -562,7 +566,7 @@ class Transformer:
         attention = ResidualBranch(
             norm=attention_norm,
             input=self._linear(name, prefix, "attention.qkv", sides[0]),
-            local=self._attention(layer, prefix),
+            local=self._attention(layer, name, prefix),
             output=self._linear(name, prefix, "attention.output", sides[1], transposed=True),
             dropout=self._dropout(f"{name}.attention.output"),
             repeated=repeated,

@@ -634,6 +634,8 @@ def unrun(model: Model) -> str | None:
         "latent projections of experts": any(one.latent_width for one in experts),
         "node-limited routing": any(one.groups > 1 for one in experts),
         "biases of experts": bool(experts) and model.biases,
+        "norms of queries and keys without rotary positions": model.family == "gpt"
+        and any(layer.qk_norms for layer in model.types),
     }
     lacking += [words for words, has in finer.items() if has]
     return f"{model.name}: the bundled runtime has no {', no '.join(lacking)}" if lacking else None

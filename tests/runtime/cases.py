@@ -11,7 +11,7 @@ from axonn_tune.grid import AXES, PAPER_ORDER, Grid, distinct_orders, divisors, 
 from axonn_tune.program.pipeline import split_layers
 from axonn_tune.specs.catalog import load_model
 from axonn_tune.specs.launch import Optimizer
-from axonn_tune.specs.model import Model
+from axonn_tune.specs.model import LayerType, Model
 from axonn_tune.specs.workload import RECOMPUTES, Recompute, Workload
 
 WORLDS, ONLY_PIPELINES = (1, 2, 3, 4, 6, 8), (5, 7)
@@ -29,7 +29,7 @@ INNERMOST = "innermost"
 
 @dataclass(frozen=True)
 class Training:
-    """What the serial run depends on."""
+    """What the serial run depends on; normed: with norms of queries and keys."""
 
     family: str
     tied: bool
@@ -40,6 +40,7 @@ class Training:
     deep: bool = False
     sequence: int = SEQUENCE
     balance: float = 0.0
+    normed: bool = False
 
     @cached_property
     def model(self) -> Model:
@@ -55,6 +56,9 @@ class Training:
                 update={"score": "sigmoid", "normalized": False, "shared_width": 0, "score_bias": True}
             )
             change["layer_types"] = document.layer_types | {"moe": moe.model_copy(update={"experts": experts})}
+        if self.normed:
+            types = document.layer_types or {"dense": LayerType()}
+            change["layer_types"] = {name: one.model_copy(update={"qk_norms": True}) for name, one in types.items()}
         return document.model_copy(update=change | (deep if self.deep else {}))
 
     @property
@@ -83,7 +87,7 @@ DEEP_TRAININGS = (
     Training("gpt", True, True, 24, True, 0.1, deep=True),
     Training("gpt", False, True, 12, True, deep=True),
     Training("llama", True, False, 12, True, deep=True),
-    Training("llama", False, False, 24, False, 0.1, deep=True),
+    Training("llama", False, False, 24, False, 0.1, deep=True, normed=True),
 )
 
 
@@ -171,7 +175,7 @@ def daily(every: list[Case]) -> list[Case]:
 
 
 MOE_TRAININGS = (
-    Training("moe", False, False, 12, True, 0.1, balance=0.1),
+    Training("moe", False, False, 12, True, 0.1, balance=0.1, normed=True),
     Training("sigmoid", True, False, 24, False, balance=0.01),
 )
 LONG_MOE_TRAININGS = tuple(replace(one, sequence=48) for one in MOE_TRAININGS)
@@ -217,7 +221,7 @@ def expert_cases() -> dict[Case, bool]:
 CONTEXT_TRAININGS = (
     Training("gpt", True, True, 24, True, 0.1, sequence=64),
     Training("llama", False, True, 12, True, 0.1, sequence=64),
-    Training("llama", True, False, 24, False, sequence=96),
+    Training("llama", True, False, 24, False, sequence=96, normed=True),
 )
 CONTEXT_DAILY = ((2, 1, 1, 1, 2), (1, 2, 1, 1, 2), (1, 1, 1, 1, 4), (1, 1, 1, 1, 3))
 

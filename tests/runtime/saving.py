@@ -42,12 +42,14 @@ MIXED = _MOE.model_copy(
         **SMALL,
         **{"layers": 2, "vocab": 61, "max_sequence_length": 19},
         "layer_types": {
-            name: one.model_copy(update={"experts": one.experts.model_copy(update=EXPERTS)} if one.experts else {})
+            name: one.model_copy(
+                update={"qk_norms": True, "experts": one.experts and one.experts.model_copy(update=EXPERTS)}
+            )
             for name, one in _MOE.layer_types.items()
         },
     }
 )
-"""One of its layers with experts."""
+"""One of its layers with experts; norms of queries and keys."""
 
 
 @dataclass

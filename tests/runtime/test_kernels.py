@@ -23,6 +23,7 @@ from axonn_tune.runtime.ledger import program_of
 from axonn_tune.runtime.mesh import build_mesh
 from axonn_tune.specs.catalog import load_model
 from axonn_tune.specs.launch import Launch
+from axonn_tune.specs.model import LayerType
 from axonn_tune.specs.traces import EMBEDDING_BACKWARD, EMBEDDING_FORWARD, END, HEAD
 from axonn_tune.specs.workload import Recompute
 from tests.runtime.kernels import KernelMeter, kernels_of_step
@@ -62,15 +63,16 @@ def launch(
     precision: str = "bf16",
     halved: bool = False,
     kept_layers: int = 1,
+    normed: bool = False,
 ) -> Launch:
     """Three layers, two sequences of 1,536 tokens a rank; overlap moves kernels into the section beside theirs."""
-    sizes = LLAMA if family == "llama" else GPT
+    sizes = (LLAMA if family == "llama" else GPT) | {"head_dim": 128, "layers": LAYERS, "tied_embeddings": tied}
     x, y, z = split
     found = load_model("llama3-8b" if family == "llama" else "5b").document
     workload = {"global_batch": 2 * z, "sequence_length": 1536, "precision": precision, "split_micro_batch": halved}
     return base().model_copy(
         update={
-            "model": found.model_copy(update={**sizes, "head_dim": 128, "layers": LAYERS, "tied_embeddings": tied}),
+            "model": found.model_copy(update=sizes | {"layer_types": {"dense": LayerType(qk_norms=normed)}}),
             "workload": base().workload.model_copy(update=workload | ({} if overlaps else {"overlaps": ()})),
             "grid": base().grid.model_copy(update={"x": x, "y": y, "z": z, "data": 1}),
             "micro_batch": 2,
@@ -123,6 +125,8 @@ CONFIGURATIONS: list[dict[str, Any]] = [
     {"family": "gpt", "split": SPLITS[1], "recompute": "core_attn,mlp", "compiled": False},
     {"family": "llama", "split": (2, 2, 1), "recompute": "layernorm,mlp", "compiled": True},
     {"family": "gpt", "split": SPLITS[3], "recompute": "full", "recompute_layers": 2, "compiled": True},
+    {"family": "llama", "split": SPLITS[1], "recompute": "selective", "compiled": True, "normed": True},
+    {"family": "llama", "split": SPLITS[1], "recompute": "none", "compiled": False, "normed": True},
 ]
 """Those that run each time; nightly all kinds of recompute and splits, tied tables with halves, one type for all."""
 NIGHTLY: list[dict[str, Any]] = [
