@@ -92,10 +92,13 @@ def learn(
     return found, evidence
 
 
-def diagnose(path: str | Path, **options: Unpack[EvidenceOptions]) -> tuple[tuple[Diagnosis, ...], Evidence]:
+def diagnose(
+    path: str | Path | None = None, *, step_s: float | None = None, **options: Unpack[EvidenceOptions]
+) -> tuple[tuple[Diagnosis, ...], Evidence]:
     """Compare runs with their predictions, as `axonn-tune diagnose` does: one diagnosis for each run of a file.
 
-    path: a training log, steps as CSV, a trace, a log of collectives, a measurement file or the folder of a run.
+    path: a training log, steps as CSV, a trace, a log of collectives, a measurement file or the folder of a run; or
+    step_s: what a step took of `from_command`, or of the layout of `facts`.
     A number format of `from_command` holds though the log states another: it is what was asked for. Each diagnosis has
     `reasonable`, the predicted step with its interval, `causes` with their probabilities, the most probable first, and
     `changes` that would make the run faster. The second result says what was assumed. UsageError or DocumentError for
@@ -106,13 +109,16 @@ def diagnose(path: str | Path, **options: Unpack[EvidenceOptions]) -> tuple[tupl
     from axonn_tune.learning.evidence import joined
     from axonn_tune.learning.reading import EvidenceRequest, read_evidence
 
-    evidence = read_evidence(EvidenceRequest(paths=[path], asked=("precision",), **options))
+    if (path is None) == (step_s is None):
+        raise UsageError("diagnose needs a log, a trace, a run's folder or rows of steps, or else --step SECONDS")
+    paths = [] if path is None else [path]
+    evidence = read_evidence(EvidenceRequest(paths=paths, step_s=step_s, asked=("precision",), **options))
     if known := list(evidence.known):
         own = f"{evidence.machine.name} has learned from {known[0]}, so its prediction has seen this run"
         evidence = replace(evidence, assumed=(own, *evidence.assumed))
     samples = [sample for sample in evidence.samples if sample.seen]
-    folder = Path(path) if Path(path).is_dir() else Path(path).parent
-    ranks = read_rank_times(folder) if any(len(sample.seen) > 1 for sample in samples) else None
+    folder = next((Path(one) if Path(one).is_dir() else Path(one).parent for one in paths), None)
+    ranks = read_rank_times(folder) if folder and any(len(sample.seen) > 1 for sample in samples) else None
     found = samples or [joined(evidence.samples)]
     return tuple(diagnose_one(sample, evidence.machine, ranks=ranks) for sample in found), evidence
 

@@ -93,13 +93,30 @@ def learn_command(*, output: str, output_format: str, **options: Any) -> None:
     click.echo(f"Wrote {output}.", err=True)
 
 
+def _seconds(ctx: click.Context, param: click.Parameter, text: str | None) -> float | None:
+    """The time of a step."""
+    from axonn_tune.units import read_number
+
+    try:
+        return None if text is None else read_number(text, least=1e-9, most=1e9)
+    except ValueError as error:
+        raise click.BadParameter(str(error), ctx, param) from None
+
+
 @click.command("diagnose", short_help="Compare a run with its prediction and explain the gap.")
-@click.argument("path", metavar="LOG|TRACE|RUN")
+@click.argument("path", metavar="[LOG|TRACE|RUN]", required=False)
+@click.option(
+    "--step",
+    "step_s",
+    callback=_seconds,
+    metavar="SECONDS",
+    help="In place of a log: what a step took of the run of --from-command, or of --model and a layout by --fact.",
+)
 @evidence_options
 @format_option(("table", "json"))
 @html_option
 @help_option
-def diagnose_command(*, path: str, output_format: str, html: str | None, **options: Any) -> None:
+def diagnose_command(*, path: str | None, output_format: str, html: str | None, **options: Any) -> None:
     """Compare a run with what is predicted of it, and weigh what could explain the difference.
 
     Reads the same evidence as learn. Settings that it does not state are those of a search, and are listed
@@ -111,6 +128,7 @@ def diagnose_command(*, path: str, output_format: str, html: str | None, **optio
     Examples:
       axonn-tune diagnose slurm-1234.out --machine ours.yaml
       axonn-tune diagnose slurm-1234.out --from-command train.sh
+      axonn-tune diagnose --step 19.7 --from-command train.sh --machine dgx-h100
       axonn-tune diagnose runs/20260101-120000-nano --machine here.yaml --html diagnosis.html
       axonn-tune diagnose steps.csv --format json
     """
@@ -131,7 +149,8 @@ def diagnose_command(*, path: str, output_format: str, html: str | None, **optio
         click.echo("\n".join([diagnosis_text(found[0], **named), *texts]), nl=False)
     if html:
         sections = [
-            diagnosis_section(one, **named, identity=f"s{number}", source=path) for number, one in enumerate(found, 1)
+            diagnosis_section(one, **named, identity=f"s{number}", source=path or named["model"] or "")
+            for number, one in enumerate(found, 1)
         ]
         write_html(html, sections)
     if odd := [one for one in found if not one.reasonable]:

@@ -22,9 +22,9 @@ from axonn_tune.frameworks.axonn_tune import AXONN_TUNE
 from axonn_tune.frameworks.description import Framework
 from axonn_tune.learning.arguments import EXPERT_COLUMNS, Stated, StatedRun, experts_proof, is_same
 from axonn_tune.learning.evidence import Sample, measured_samples, probe_samples, run_sample, step_sample
-from axonn_tune.learning.stated import CommandRun, model_columns, read_run
+from axonn_tune.learning.stated import OF_RUN, CommandRun, model_columns, read_run
 from axonn_tune.specs.catalog import MachineLike, ModelLike, load_machine, load_model, machines_with
-from axonn_tune.specs.document import read_yaml
+from axonn_tune.specs.document import LARGEST_SIZE, read_yaml
 from axonn_tune.specs.launch import Launch
 from axonn_tune.specs.loading import load_document, read_bytes, read_text
 from axonn_tune.specs.machine import Machine, Source, Tier
@@ -35,18 +35,24 @@ from axonn_tune.validation.published.cases import case_of, differences, framewor
 from axonn_tune.validation.published.cells import names_model
 from axonn_tune.validation.published.rows import (
     COLUMNS,
+    COUNTS,
     NEEDED,
     SILENT,
     Cell,
+    Place,
     StepRow,
     cell_text,
     each_record,
+    meaning,
     needed_columns,
     step_row,
 )
 
 if TYPE_CHECKING:
     from axonn_tune.learning.training_logs import LoggedRun
+
+
+ROUTINGS = ("natural", "forced", "drop")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,12 +62,14 @@ class EvidenceRequest:
     machine: base profile; without one, that of measurement files, or the shipped one nearest to what rows say.
     framework: software of logs and rows that do not name it. model, facts: what logs and rows do not state; facts are
     columns of the step CSV, by name or as in `tp=8`. from_command: script or config that started the runs of logs;
-    asked: columns in which it holds though a log states another value.
+    asked: columns in which it holds though a log states another value. step_s: in place of files, the measured step of
+    that script, or of the layout that facts state.
     ranks, nodes: of a collective log that does not state them. ranks_per_node: splits a base profile of one network
     level.
     """
 
-    paths: Sequence[str | Path]
+    paths: Sequence[str | Path] = ()
+    step_s: float | None = None
     machine: MachineLike | None = None
     framework: str | None = None
     model: ModelLike | None = None
@@ -84,10 +92,16 @@ class EvidenceRequest:
         found = {column: cell_text(value) for column, value in pairs}
         if unknown := [name for name in found if name not in COLUMNS]:
             raise UsageError(f"--fact {unknown[0]}: no such column{suggest(unknown[0], COLUMNS)}")
+        for name, value in found.items():
+            count = meaning(name, value) if name in COUNTS and value.lower() not in SILENT else 1
+            if not (isinstance(count, int) and 1 <= count <= LARGEST_SIZE):
+                raise UsageError(f"--fact {name}={value}: not a whole number from 1 to {LARGEST_SIZE:,}")
+            if name == "routing" and not any(word in value.lower() for word in ROUTINGS):
+                raise UsageError(f"--fact routing={value}{suggest(value, ROUTINGS)}; known: {', '.join(ROUTINGS)}")
         return found
 
-    def script(self, *, gpus: int | None = None) -> CommandRun | None:
-        """The run of the script or config, on as many GPUs as a log states.
+    def script(self, *, gpus: int | None = None, needed: Sequence[str] = ()) -> CommandRun | None:
+        """The run of the script or config, on as many GPUs as a log states; needed: columns it must have.
 
         UsageError or DocumentError where it cannot be read.
         """
@@ -95,7 +109,7 @@ class EvidenceRequest:
             return None
         given: dict[str, Cell] = {} if gpus is None else {"n_gpus": gpus}
         given |= {name: value for name, value in self.stated.items() if name not in EXPERT_COLUMNS}
-        return read_run(self.from_command, given=given, model=self.model, framework=self.framework, needed=())
+        return read_run(self.from_command, given=given, model=self.model, framework=self.framework, needed=needed)
 
 
 @dataclass(frozen=True)
@@ -155,6 +169,7 @@ def read_evidence(request: EvidenceRequest) -> Evidence:
             raise UsageError(f"{str(path)!r} is the same evidence as {str(given[digest])!r}: give it once")
         given[digest] = path
     found = [_read(Path(path), request) for path in request.paths]
+    found += [] if request.step_s is None else [_told(request)]
     _require_use(found, request)
     notes = _Notes([], [])
     machine = _base(found, request, notes.assumed)
@@ -200,6 +215,32 @@ def _read(path: Path, request: EvidenceRequest) -> _Found:
         f"{str(path)!r} is no kind of evidence that can be read: steps as CSV (columns {', '.join(NEEDED)}), a "
         "training log, a log of nccl-tests, rccl-tests or OSU, a profiler trace, a measurement file or a run's folder"
     )
+
+
+def _told(request: EvidenceRequest) -> _Found:
+    """A step of which nothing but its time was measured; UsageError without a script or facts that state its layout."""
+    run = request.script(needed=OF_RUN)
+    if run is None:
+        software = find_framework(request.framework or AXONN_TUNE.name).name
+        stated = {name: Stated(meaning(name, value), 0) for name, value in _given(request, None).items()}
+        model = None if request.model is None else load_model(request.model).document
+        run = CommandRun("--fact", software, (0, 0), stated, given=model)
+        missing = [name for name in OF_RUN if name not in stated]
+        if missing or not {"tp", "pp", "cp", "dp", "z", "ep"} & stated.keys():
+            lacking = ", ".join(missing) if missing else "degrees of parallelism"
+            raise UsageError(
+                f"--step {request.step_s:g} is of a run that does not state {lacking}: give its script, --from-command "
+                "FILE, or --model NAME and columns, as in --fact n_gpus=256 --fact gbs=2048 --fact seq=4096 "
+                "--fact tp=8 --fact pp=4; axonn-tune explain --gpus N --model NAME --machine NAME predicts the best"
+            )
+
+    def samples(machine: Machine, notes: _Notes) -> tuple[list[Sample], str]:
+        notes.assumed.extend(run.assumed)
+        case, name = run.case(machine), "the stated step" if request.from_command is None else Path(run.path).name
+        return [step_sample(replace(case, row=replace(case.row, step_s=request.step_s)), name=name)], name
+
+    gpu = run.columns.get("gpu")
+    return _Found(samples, "rows", nearest=frozenset() if gpu is None else frozenset([profile_of(Place(gpu.value))]))
 
 
 def _run_folder(path: Path) -> _Found:

@@ -438,7 +438,7 @@ class CommandRun(StatedRun):
         named = [other.get(word, word) for word in re.findall(r"[a-z_]+", words)]
         known = ((name, one) for name in named for one in (self.columns, self.arguments))
         line = next((one[name].line for name, one in known if name in one and one[name].line), 0)
-        return DocumentError(self.path, [Problem("", words, line or self.lines[0])])
+        return DocumentError(self.path, [Problem("", words, line or self.lines[0] or None)])
 
 
 OF_RUN = tuple(name for name in NEEDED if name != "gpu")

@@ -227,3 +227,29 @@ def test_a_run_with_experts_has_the_best_layout_of_a_search(tmp_path: Path) -> N
     assert "A search of Megatron-Core's layouts for this model, batch and number of GPUs ranks its grid" in out
     assert "the best layout of a search" in out
     assert "routing: forced" not in out, "no layout"
+
+
+LAYOUT = "--model llama3-8b --machine dgx-h100 --framework megatron-core --fact n_gpus=8 --fact gbs=64 --fact seq=8192"
+
+
+def test_a_step_alone_is_compared_with_its_script_or_layout(tmp_path: Path) -> None:
+    """Guards "is 9 s a step reasonable": the prediction, interval and causes without a log, of a script as `explain`
+    predicts it, or of facts; without a layout, what to state and what to run."""
+    script = COMMANDS / "apertus-70b.sh"
+    explained = good(f"explain --from-command {script} --machine alps --format json").document["config"]
+    found = json.loads(run(f"diagnose --step 60 --from-command {script} --machine alps --format json").out)
+    for name, own in (("predicted_s", "iteration_s"), ("low_s", "low_s"), ("high_s", "high_s")):
+        assert found[name] == pytest.approx(explained[own], rel=1e-6)
+    assert found["measured_s"] == pytest.approx(60.0)
+    assert found["causes"]
+    stated = run(f"diagnose --step 9 {LAYOUT} --fact tp=2")
+    assert (stated.code, stated.out.partition("\n")[0]) == (4, "the stated step")
+    assert "The step took 9 s, predicted" in stated.out
+    lacking = run(f"diagnose --step 9 {LAYOUT}")
+    assert lacking.code == 2
+    assert "does not state degrees of parallelism" in lacking.err
+    assert "axonn-tune explain --gpus N" in lacking.err
+    for odd, why in (("ep=0", "ep=0: not a whole number"), ("tp=x", "tp=x: not"), ("routing=foced", "mean 'forced'?")):
+        refused = run(f"diagnose --step 9 {LAYOUT} --fact {odd}")
+        assert (refused.code, why in refused.err) == (2, True), refused.err
+    assert run(f"diagnose {tmp_path} --step 9").code == run("diagnose").code == run("diagnose --step nan").code == 2

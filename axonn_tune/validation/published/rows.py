@@ -258,6 +258,8 @@ def step_row(stated: Record, line: int) -> StepRow:
 
 _SIZES = ("n_gpus", "layers", "hidden", "heads", "kv_heads", "ffn", "vocab", "seq", "gbs", "mbs", "zero_stage")
 _DEGREES = ("tp", "y", "z", "pp", "vpp", "cp", "dp", "ep", "etp", "head_dim", "vocab_multiple")
+COUNTS = (*({*_SIZES} - {"zero_stage"}), *_DEGREES[:-1])
+"""Columns of whole numbers from 1."""
 
 
 def meaning(name: str, value: Cell) -> Cell:
