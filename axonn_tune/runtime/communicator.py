@@ -72,6 +72,7 @@ class CollectiveHandle:
             self.buffer, self.finish = self.finish(), None
         if call is not None:
             call.resumed = call.clock.mark()
+            call.done = call.resumed if call.done is None else call.done
         return self.buffer
 
 

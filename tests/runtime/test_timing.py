@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 
 from axonn_tune.grid import Grid
+from axonn_tune.runtime.communicator import CollectiveHandle
 from axonn_tune.runtime.ledger import LedgerEntry
 from axonn_tune.runtime.mesh import build_mesh
 from axonn_tune.runtime.metrics import (
+    DeviceClock,
     HostClock,
     Metrics,
     StepTimes,
@@ -57,6 +61,22 @@ def test_a_collective_behind_another_of_its_group_is_charged_from_its_turn() -> 
     assert [call.seconds for call in times.calls] == [3.0, 2.0]
     assert [call.exposed_s for call in times.calls] == [0.0, 0.5]
     assert times.exposed_s == 0.5
+
+
+def test_gloo_on_gpus_is_not_waited_for_as_it_is_issued(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards timed steps of stages on GPUs over Gloo, whose receives are issued before what they wait for is sent."""
+    monkeypatch.setattr(dist, "get_backend", lambda group: "gloo")
+    clock, waits = DeviceClock(torch.device("cuda")), list[str]()
+    monkeypatch.setattr(clock, "mark", lambda: float(len(waits)))
+    work = SimpleNamespace(wait=lambda: waits.append("waited"))
+    timer = Timer(clock)
+    timer.begin_step(0)
+    call = timer.issue(GATHER, object())  # type: ignore[arg-type]
+    pending = CollectiveHandle(torch.zeros(1), work, call=call)  # type: ignore[arg-type]
+    assert waits == []
+    pending.wait()
+    assert call is not None
+    assert (call.halted, call.resumed, call.done) == (0.0, 1.0, 1.0)
 
 
 def test_calls_of_one_name_and_size_are_one_term() -> None:
