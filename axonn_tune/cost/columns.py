@@ -185,10 +185,14 @@ class ColumnPricer:
                 column[rows] = value
         return found
 
-    def least(self, candidates: Candidates, work: StageWork, *, exchanged: bool, kept: bool) -> LeastTimes:
-        """Least times of the parts of each candidate's micro-batch: every group has a stream of its own."""
+    def least(
+        self, candidates: Candidates, work: StageWork, *, exchanged: tuple[bool, ...], kept: bool
+    ) -> list[LeastTimes]:
+        """Least times of the parts of each candidate's micro-batch, with exchanges of context parallelism and without:
+        every group has a stream of its own."""
         streams = {axes: number for number, axes in enumerate(self.program.groups)}
-        return self._replay(candidates, work, streams, tiers=len(streams)).least(exchanged=exchanged, kept=kept)
+        replay = self._replay(candidates, work, streams, tiers=len(streams))
+        return [replay.least(exchanged=one, kept=kept) for one in exchanged]
 
     def _replay(
         self, block: Candidates, work: StageWork, streams: Mapping[str, int], *, tiers: int | None = None

@@ -162,6 +162,9 @@ class _Tried:
     ) -> Fitting:
         """The shapes that may be among the first grids with some of the other exchanges."""
         limit_s, near = self._limits_s(columns, shapes)[kind.precision], list[Integers]()
+        if self.bounds:
+            mine = columns.recompute == self.problem.variants.index(kind)
+            return fitting.among(columns.shape[mine & (columns.bare_s <= limit_s)])
         for base in self.exchanges:
             alike = [fitting.rows[:0], *(one.taken(shapes, fitting).rows for one in others if base.alike(one))]
             rows = distinct(np.concatenate(alike))[0]
@@ -219,7 +222,7 @@ class _Tried:
         found, problem = np.full(len(shapes), np.inf), one.problem.within(kind.precision)
         for program, part in _by_alignment(shapes, kind, one.programs, fitting):
             for pool, shape, _ in _pooled(problem, shapes, self.placements, program, part):
-                np.minimum.at(found, shape, pool.least_s(exchanged=False)[0])
+                np.minimum.at(found, shape, pool.least_s(exchanged=(False,))[0, 0])
         return found
 
     def _priced(self, one: _Exchange, shapes: Shapes, kind: Variant, fitting: Fitting) -> Columns:
@@ -290,6 +293,7 @@ def _balanced(priced: Priced, *, count: int) -> Priced:
             bounded=np.zeros(1, dtype=np.bool_),
             pending=np.zeros(1, dtype=np.bool_),
             least_cut_s=np.array([found.iteration_s]),
+            bare_s=np.zeros(1),
             exchange=columns.exchange[[row]],
             precision=columns.precision[[row]],
         )
@@ -566,7 +570,9 @@ def _priced(
     found = list[Columns]()
     for pool, shape, placement in _pooled(problem, shapes, placements, program, fitting):
         none = np.zeros(len(pool))
-        least_s, least_cut_s = pool.least_s() if bounds else (none, none)
+        (least_s, least_cut_s), (bare_s, _) = (
+            pool.least_s(exchanged=(True, False)) if bounds else np.zeros((2, 2, len(pool)))
+        )
         columns = Columns(
             shape=shape,
             placement=placement,
@@ -578,6 +584,7 @@ def _priced(
             bounded=np.zeros(len(pool), dtype=np.bool_),
             pending=np.ones(len(pool), dtype=np.bool_),
             least_cut_s=least_cut_s,
+            bare_s=bare_s,
             pools=((0, pool),),
         )
         found.append(columns if bounds else columns.replayed(np.arange(len(pool))))
@@ -735,7 +742,7 @@ def _joined(parts: Sequence[Columns]) -> Columns:
     """Columns one after the other; without any, none."""
     if not parts:
         counts, none, no = np.zeros(0, dtype=np.int64), np.zeros(0), np.zeros(0, dtype=np.bool_)
-        return Columns(counts, counts, counts, none, none, none, none, no, no, none)
+        return Columns(counts, counts, counts, none, none, none, none, no, no, none, none)
     every = [one.name for one in fields(Columns) if one.name not in ("groups", "pools")]
     joined = {name: np.concatenate([getattr(part, name) for part in parts]) for name in every}
     before = np.cumsum([0, *(len(part.shape) for part in parts)]).tolist()

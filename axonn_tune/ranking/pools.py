@@ -16,7 +16,7 @@ import numpy as np
 
 from axonn_tune.cost.columns import Candidates, ColumnPricer, Floats, Integers, distinct
 from axonn_tune.cost.compute import ROUNDING, ComputeClock, contended_s
-from axonn_tune.cost.replay import ChunkTimes, StageWork
+from axonn_tune.cost.replay import ChunkTimes, LeastTimes, StageWork
 from axonn_tune.frameworks import software_on
 from axonn_tune.grid import GroupShape
 from axonn_tune.program.operations import COLUMNS, Value
@@ -79,28 +79,32 @@ class Pool:
     def _sends_s(self) -> Floats:
         return _sends_s(self.shapes, self.pricer.program, self.candidates, self.routes)
 
-    def least_s(self, *, exchanged: bool = True) -> tuple[Floats, Floats]:
-        """Least step of every candidate, and of the same stages cut into any number of chunks, s; exchanged: with
-        exchanges of context parallelism."""
+    def least_s(self, *, exchanged: tuple[bool, ...] = (True,)) -> Floats:
+        """Least step of every candidate, and of the same stages cut into any number of chunks, s, `[exchanged, 2,
+        candidates]`; exchanged: with exchanges of context parallelism, and without."""
         if len(self) > _SLAB:
             slabs = np.array_split(np.arange(len(self)), -(-len(self) // _SLAB))
-            found = zip(*(self._among(rows).least_s(exchanged=exchanged) for rows in slabs), strict=True)
-            least_s, cut_s = map(np.concatenate, found)
-            return least_s, cut_s
+            return np.concatenate([self._among(rows).least_s(exchanged=exchanged) for rows in slabs], axis=2)
         first, alike = self.pricer.distinct(self.candidates)
         work = self.pricer.work(self.shapes.values, MIDDLE if self.staged else ONLY)
         kept = bool(self.fitting.kept_layers.any())
-        parts = self.pricer.least(self.candidates.taken(first), work, exchanged=exchanged, kept=kept)
+        each = self.pricer.least(self.candidates.taken(first), work, exchanged=exchanged, kept=kept)
+        groups = list(_groups(self.shapes, self.candidates))
+        return np.array([self._least_of(parts, groups, alike) for parts in each])
+
+    def _least_of(self, parts: LeastTimes, groups: list[tuple[Integers, int, int]], alike: Integers) -> Floats:
+        """Least steps by the parts of those candidates that differ; alike: which of these each one is."""
+        distinct_rows = int(alike.max()) + 1
 
         def column(value: Value) -> Floats:
-            found: Floats = np.broadcast_to(np.asarray(value, dtype=np.float64), len(first))[alike]
+            found: Floats = np.broadcast_to(np.asarray(value, dtype=np.float64), distinct_rows)[alike]
             return found
 
         kinds = np.array([[*map(column, each)] for each in parts[:4]])
         ends = np.array([[*map(column, each)] for each in (parts.first, parts.last)])
         batches = np.asarray(self.shapes.values["A"])[self.candidates.shape]
         floor, cut = np.empty(len(self)), np.empty(len(self))
-        for rows, stages, chunks in _groups(self.shapes, self.candidates):
+        for rows, stages, chunks in groups:
             blocks, issued, computed, sent = self._of_parts(kinds, rows, stages, chunks)
             part_s, times = np.array([np.maximum(blocks, issued), computed]), batches[rows][:, None]
             part_s[..., 0] += ends[0, :, rows].T
@@ -116,7 +120,7 @@ class Pool:
                 cut[rows] = self._contended(*each)
                 least_s = self._along_stages(part_s[0, :, 0], busy, times, self._sends_s[rows][:, None], chunks)
             floor[rows] = self._contended(least_s, computed.max(axis=1), sent.max(axis=1))
-        return floor, cut
+        return np.array([floor, cut])
 
     def _contended(self, least_s: Floats, computed_s: Floats, sent_s: Floats) -> Floats:
         """Least steps with the least slowdown from overlap, s, of which each second more in a step takes less than one

@@ -81,7 +81,8 @@ class Columns:
     """Priced candidates of all kinds of recompute: indices and seconds, one row each.
 
     bounded: steps that are bounds until they are refined. pending: only their least steps are known, s, which are also
-    their computation. least_cut_s: least step if cut into several chunks. groups: with pipeline stages, each with its
+    their computation. least_cut_s: least step if cut into several chunks; bare_s: without exchanges of context
+    parallelism. groups: with pipeline stages, each with its
     rows; pools: what prices rows, each with its first one. exchange: of context parallelism, by their number in the
     search; precision: of the number formats compared.
     """
@@ -96,6 +97,7 @@ class Columns:
     bounded: NDArray[np.bool_]
     pending: NDArray[np.bool_]
     least_cut_s: Floats
+    bare_s: Floats
     groups: tuple[tuple[Integers, Pipelines], ...] = ()
     pools: tuple[tuple[int, Pool], ...] = ()
     exchange: Integers = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
