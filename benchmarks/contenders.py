@@ -6,7 +6,9 @@ AdamW, clipping over lists of tensors, and torch's scaled dot-product attention 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import importlib
+import os
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 import torch
@@ -177,20 +179,30 @@ class PipelinePeer:
 
 @dataclass(frozen=True)
 class ExpertPeer:
-    """FSDP2 of all but the experts, of which each rank has its share: tokens get there by torch's all-to-all."""
+    """FSDP2 of all but the experts, of which each rank has its share: tokens get there by torch's all-to-all, or as
+    DeepSpeed-MoE's layer sends them."""
+
+    deepspeed: bool = False
 
     @property
     def name(self) -> str:
         """As the table calls it."""
-        return "FSDP2, experts by all-to-all"
+        return f"FSDP2, experts by {'DeepSpeed-MoE' if self.deepspeed else 'all-to-all'}"
 
     def build(self, job: Job, weights: Mapping[str, torch.Tensor]) -> ExpertSteps:
         """One rank of it."""
         mesh = init_device_mesh("cpu", (job.world,))
         module = _module(job.model, weights)
+        dispatched: Callable[[Mixture, dist.ProcessGroup], nn.Module] = DispatchedMixture
+        if self.deepspeed:
+            # It asks for what a launcher sets, although the process group exists.
+            os.environ |= {"RANK": str(dist.get_rank()), "LOCAL_RANK": str(dist.get_rank()), "MASTER_PORT": "29500"}
+            os.environ |= {"WORLD_SIZE": str(job.world), "MASTER_ADDR": "127.0.0.1"}
+            importlib.import_module("deepspeed").init_distributed(dist_backend="gloo", auto_mpi_discovery=False)
+            dispatched = DeepSpeedMixture
         for block in module.blocks:
             if isinstance(block.mlp, Mixture):
-                block.mlp = DispatchedMixture(block.mlp, mesh.get_group())
+                block.mlp = dispatched(block.mlp, mesh.get_group())
         compute = COMPUTE[job.precision]
         own = {one for name, one in module.named_parameters() if ".experts." in name}
         policy = MixedPrecisionPolicy(param_dtype=compute, reduce_dtype=compute)
@@ -225,6 +237,30 @@ class DispatchedMixture(nn.Module):
         weighted = back * shares.flatten()[order, None]
         total = torch.zeros_like(rows) if self.shared is None else self.shared(rows)
         return total.index_add(0, order // given.per_token, weighted).view(x.shape)
+
+
+class DeepSpeedMixture(nn.Module):
+    """The same by DeepSpeed's layer, dropless, without noise in its choice of two experts."""
+
+    def __init__(self, whole: Mixture, group: dist.ProcessGroup) -> None:
+        super().__init__()
+        layer = importlib.import_module("deepspeed.moe.layer")
+        ranks, count = group.size(), whole.given.count
+        chosen = {"k": whole.given.per_token, "drop_tokens": False, "use_rts": False, "top2_2nd_expert_sampling": False}
+        self.layer = layer.MoE(whole.router.in_features, whole.experts[0], count, ranks, **chosen)
+        self.layer.set_deepspeed_parallelism()
+        own = self.layer.deepspeed_moe
+        with torch.no_grad():
+            own.gate.wg.weight.copy_(whole.router.weight)
+        first = group.rank() * (count // ranks)
+        # Last, so that its parameters have the names that tell those of experts.
+        for number, expert in enumerate(own.experts.deepspeed_experts):
+            expert.load_state_dict(whole.experts[first + number].state_dict())
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """`[b, S, H] → [b, S, H]`."""
+        made: torch.Tensor = self.layer(x)[0]
+        return made
 
 
 Contender = Ours | Peer | PipelinePeer | ExpertPeer

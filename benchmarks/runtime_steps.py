@@ -19,6 +19,7 @@ import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
+from importlib.util import find_spec
 from pathlib import Path
 
 import torch
@@ -157,6 +158,7 @@ def compare(job: Job, *, rounds: int, grid: Grid | None = None) -> Comparison:
     if job.model.has_experts:
         same = Ours(Grid(z=job.world, expert=job.world))
         chosen += [*([same] if same != best else []), ExpertPeer()]
+        chosen += [ExpertPeer(deepspeed=True)] if find_spec("deepspeed") else []
     else:
         chosen += [one for one in same_layouts(job.world) if one != best]
         chosen += [*peers(job.world), *pipelines(job)]
