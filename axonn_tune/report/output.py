@@ -15,6 +15,7 @@ import shutil
 import sys
 import textwrap
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 Json: TypeAlias = dict[str, Any]
 WIDTH = 100
 """Characters of a line of prose, and at most of a table unless all its columns are asked for."""
+_NARROWEST = 80
 NOTHING = "-"
 """A cell without a value."""
 PERCENT = 0.01
@@ -187,17 +189,21 @@ class Table:
     def _column(self, name: str) -> list[str]:
         return self.columns[name].cells(self.rows)
 
-    def fitted(self, spare: Sequence[str], *, aside: str = "") -> Table:
+    def most_alike(self, name: str) -> int:
+        """Rows that have the most frequent cell of a column."""
+        return max(Counter(self._column(name)).values(), default=0)
+
+    def fitted(self, spare: Sequence[str], *, aside: str = "", width: int = 0) -> Table:
         """Within a line, if it can be: with less space between columns, then without the spare ones, in their order.
 
-        aside: a column that comes last and is long, and does not count.
+        aside: a column that comes last and is long, and does not count. width: of the terminal, 0 for none.
         """
         table = self
         for name in ("", *spare):
             table = replace(table, names=[one for one in table.names if one != name])
             counted = replace(table, names=[one for one in table.names if one != aside])
             for gap in (2, 1):
-                if replace(counted, gap=gap).width <= WIDTH:
+                if replace(counted, gap=gap).width <= (max(width, _NARROWEST) if width else WIDTH):
                     return replace(table, gap=gap)
         return replace(table, gap=1)
 

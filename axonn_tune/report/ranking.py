@@ -45,13 +45,16 @@ from axonn_tune.units import GB, GIB, MICRO, counted, show_bytes, show_count, sh
 
 RANKING_SCHEMA = "axonn-tune/ranking/1"
 
-_SETTINGS = (
-    *("order", "micro_batch", "recompute", "recompute_layers", "kept_layers", "context_exchange", "dispatcher"),
-    *("bubble_s", "shortest_step_s"),
-)
+_OPTIONS = ("recompute_layers", "kept_layers", "context_exchange", "dispatcher")
+"""Settings that most layouts have by default."""
+_SETTINGS = ("order", "micro_batch", "recompute", *_OPTIONS, "bubble_s", "shortest_step_s")
 """Columns that a narrow table leaves out where all rows have one value."""
-_MULTIPLES = ("node_hours", "logged_tflops_per_gpu", "mfu", "tokens_per_s_per_gpu", "gpu_hours", "shortest_step_s")
-"""Multiples of the step or of its inverse, left out of what is wider than a line all the same."""
+_SPARE = (
+    ("node_hours", "logged_tflops_per_gpu"),
+    ("gpu_hours", "shortest_step_s", "tokens_per_s_per_gpu", "bubble_s"),
+)
+"""Multiples of the step or of its inverse, left out of what is wider than a line all the same; between them all
+communication, of which the exposed is shown, and options that most rows have alike; then other options, MFU last."""
 _BROKEN = {"pipeline": "pipe-\nline", "context": "con-\ntext"}
 """Where names of axes are broken that have no underscore."""
 _TELLING = 0.02
@@ -149,7 +152,11 @@ def ranking_table(
             # A repetition of the step, which a remark says.
             table = replace(table, names=[name for name in table.names if name != "shortest_step_s"])
         whole = table.without_equal(_SETTINGS, said)
-        table = whole.fitted(_MULTIPLES, aside="rejected_because")
+        options = [name for name in _OPTIONS if name in whole.names]
+        alike = [name for name in options if whole.most_alike(name) > len(rows) / 2]
+        total = ["communication_s"] * (problem.rank_by != "communication")
+        spare = (*_SPARE[0], *total, *alike, *_SPARE[1], *options, "mfu")
+        table = whole.fitted(spare, aside="rejected_because", width=terminal)
         if gone := [columns[name].short for name in whole.names if name not in table.names]:
             table = replace(table, notes=[*notes, f"No room for {', '.join(gone)}: --wide shows all."])
     return _with_bars(table, terminal)
@@ -478,7 +485,7 @@ _COLUMNS = (
     Column("compute_s", "compute, s", "Computation of a step and rank."),
     count("chunks", "chunks", "Chunks of a pipeline stage (interleaving)."),
     Column("bubble_s", "bubble, s", "Time a pipeline stage is idle."),
-    Column("shortest_step_s", "step, s", "Of all candidates of this grid.", title="best of\ngrid, s"),
+    Column("shortest_step_s", "best of grid, s", "Shortest step of its candidates.", title="best of\ngrid, s"),
     Column("iteration_s", "step, s", "One step, from start to end."),
     Column("low_s", "80% from, s", "Lower end of the 80% interval of the step."),
     Column("high_s", "80% to, s", "Upper end of the 80% interval of the step."),

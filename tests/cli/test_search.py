@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import math
+import re
 from itertools import pairwise
 from math import ceil, prod
 from typing import Any, get_args
@@ -12,6 +13,7 @@ from typing import Any, get_args
 import pytest
 from click.shell_completion import ShellComplete
 
+import axonn_tune
 from axonn_tune.cli.main import cli
 from axonn_tune.cost.paper import PaperBackend, price_paper
 from axonn_tune.grid import AXES, factorizations
@@ -292,3 +294,15 @@ def test_completion(shell: str) -> None:
         (["machines", "show"], "front", "frontier"),
     ):
         assert found in [item.value for item in asked.get_completions(before, start)]
+
+
+def test_mfu_stays_where_a_terminal_is_narrow() -> None:
+    """Guards terminals of 80, 100 and 120 characters: lines fit, MFU is there in each; what has no room is named."""
+    found = axonn_tune.search("20b", 64, pipeline=True)
+    shown = {width: found.render("table", top=5, terminal=width, color=True) for width in (80, 100, 120)}
+    for width, text in shown.items():
+        lines = re.sub("\x1b\\[[0-9;]*m", "", text).splitlines()
+        assert max(map(len, lines[2 : lines.index("")] if "" in lines else lines[2:])) <= width
+        assert "MFU" in text
+    gone = [re.findall(r"No room for (.*):", text) for text in shown.values()]
+    assert gone == [["recomputed layers, tokens/s/GPU, comm., bubble"], ["tokens/s/GPU, comm."], []]
