@@ -500,6 +500,14 @@ def say_assumed(*searched: Inputs) -> None:
             ("batch", "batch", f"a batch of {workload.global_batch:,} sequences (--batch)"),
             ("seq", "sequence length", of_length),
         )
+        own = model.defaults.sequence_length
+        if given("seq") and not given("batch") and workload.sequence_length != own:
+            click.echo(
+                f"--seq {workload.sequence_length:,} without --batch keeps {workload.global_batch:,} sequences: "
+                f"{workload.global_batch * workload.sequence_length / 1e6:,.3g} million tokens a step, "
+                f"{workload.sequence_length / own:.3g} times the model's default.",
+                err=True,
+            )
         guessed = model.source.partition("assumed:")[2]
         if taken := [words for option, name, words in options if name in guessed and not given(option)]:
             click.echo(f"Assumed when the model was imported: {' and '.join(taken)}.", err=True)

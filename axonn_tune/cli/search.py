@@ -223,7 +223,9 @@ def _write(
     help="Explain the run that a script or config file starts (Megatron-LM, NeMo, torchtitan, DeepSpeed).",
 )
 @click.option("--trace", metavar="FILE", help="Also write the predicted step as a trace for Perfetto.")
-@click.option("--terms", is_flag=True, help="In tables, one row for each collective of each layer, with its formula.")
+@click.option(
+    "--terms", is_flag=True, help="In tables, one row for each collective and GEMM of each layer, with its formula."
+)
 @format_option(("table", "json", "md"))
 @html_option
 def explain_command(

@@ -255,7 +255,7 @@ class ComputeClock:
             rates = self._captured_rates
         if isinstance(step, MatMul):
             m, n, k = (size.evaluate(self.values) for size in (step.m, step.n, step.k))
-            rate, numbers = self._rate(step), self.arithmetic
+            rate, numbers = self.rate_of(step), self.arithmetic
             one_s = matmul_time_s(
                 *(m, n, k), flops_per_s=rate, element_bytes=element, rates=rates, arithmetic=numbers, step=step
             )
@@ -281,7 +281,8 @@ class ComputeClock:
             size_bytes = size_bytes * (1.0 + self.arithmetic.smaller(self.values["x"] - 1.0, 1.0)) / 2.0
         return kernel_time_s(size_bytes, rates, traffic=traffic)
 
-    def _rate(self, step: MatMul) -> float:
+    def rate_of(self, step: MatMul) -> float:
+        """Rate of a large GEMM of its kind, FLOP/s."""
         if step.narrow:
             return self.rates.format_flops_per_s[step.layout]
         element, aligned, batched = self.element_bytes, step.alignment, step.batched

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property, lru_cache, reduce
 from typing import TYPE_CHECKING, TypeAlias
@@ -714,21 +714,70 @@ class Work:
     flops: float
 
 
+def _computed(priced: Detail) -> tuple[ComputeClock, Iterator[tuple[Computation, float]]]:
+    """The clock of a step's computations, and each with its calls; for a pipeline of the stage that computes most."""
+    stage, values = priced.computing or (ONLY, priced.values)
+    clock = ComputeClock(priced.rates, float(priced.job.workload.element_sizes.compute), values, PLAIN)
+    every = ((step, count) for step, count in priced.program.calls(stage) if not isinstance(step, Collective))
+    return clock, ((step, float(count.evaluate(values))) for step, count in every)
+
+
+def quantization(priced: Detail) -> tuple[float, float]:
+    """GEMMs of a step, and the kernels that quantize their operands, s."""
+    clock, steps = _computed(priced)
+    sums = [0.0, 0.0]
+    for step, calls in steps:
+        if isinstance(step, MatMul) or (isinstance(step, Kernel) and step.quantizes):
+            sums[isinstance(step, Kernel)] += calls * float(clock.call_s(step))
+    return sums[0], sums[1]
+
+
+@dataclass(frozen=True)
+class TimedGemm:
+    """A GEMM, or fused attention, of a step: its shape, what one call takes, and the rate of a large one.
+
+    shape: m × n × k and the groups of one launch; of attention, the keys of a query.
+    """
+
+    phase: str
+    layer: str
+    shape: str
+    flops: float
+    rate: float
+    call_s: float
+
+
+def timed_gemms(priced: Detail) -> dict[TimedGemm, float]:
+    """Every GEMM and attention of a step with its calls, in program order; of a pipeline as `work_by_kind`."""
+    clock, steps = _computed(priced)
+    found: dict[TimedGemm, float] = {}
+    for step, calls in steps:
+        if isinstance(step, Kernel):
+            continue
+        call_s, flops = float(clock.call_s(step)), float(step.flops.evaluate(clock.values))
+        if isinstance(step, MatMul):
+            sizes = [f"{float(one.evaluate(clock.values)):,.6g}" for one in (step.m, step.n, step.k)]
+            groups = float(step.groups.evaluate(clock.values))
+            shape, rate = " × ".join(sizes) + (f", {groups:,.6g} groups" if groups != 1.0 else ""), clock.rate_of(step)
+        else:
+            shape = f"{float(step.keys.evaluate(clock.values)):,.6g} keys"
+            rate = flops / (call_s - priced.rates.kernel_launch_s)
+        row = TimedGemm(step.phase, step.layer, shape, flops, rate, call_s)
+        found[row] = found.get(row, 0.0) + calls
+    return found
+
+
 def work_by_kind(priced: Detail) -> tuple[Work, ...]:
     """All computation of a step, by kind and phase, in program order; last the compute slowdown from overlap.
 
     For a pipeline, that of the stage with the most computation.
     """
-    stage, values = priced.computing or (ONLY, priced.values)
-    clock = ComputeClock(priced.rates, float(priced.job.workload.element_sizes.compute), values, PLAIN)
+    clock, steps = _computed(priced)
     sums: dict[tuple[str, str], tuple[float, float]] = {}
-    for step, count in priced.program.calls(stage):
-        if not isinstance(step, MatMul | Attention | Kernel):
-            continue
+    for step, calls in steps:
         key = (kind_of(step), step.phase)
         seconds, flops = sums.get(key, (0.0, 0.0))
-        calls = float(count.evaluate(values))
-        own = 0.0 if isinstance(step, Kernel) else float(step.flops.evaluate(values))
+        own = 0.0 if isinstance(step, Kernel) else float(step.flops.evaluate(clock.values))
         sums[key] = (seconds + calls * float(clock.call_s(step)), flops + calls * own)
     found = [Work(kind, phase, *sums[kind, phase]) for kind, phase in sums if sums[kind, phase][0]]
     return (*found, *([Work(CONTENDED, "", priced.contended_s, 0.0)] if priced.contended_s else []))

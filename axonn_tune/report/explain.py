@@ -36,6 +36,7 @@ from axonn_tune.cost.price import (
     dispatcher_on,
     hidden_behind,
     hidden_s,
+    timed_gemms,
     work_by_kind,
 )
 from axonn_tune.cost.spans import first_passes
@@ -62,6 +63,7 @@ from axonn_tune.report.ranking import (
     COLLECTIVE,
     document_head,
     entry_fields,
+    format_words,
     layout_words,
     logged_words,
     term_json,
@@ -131,7 +133,7 @@ def sections(priced: Detail, *, terms: bool = False) -> list[ExplainSection]:
         ExplainSection("The step", facts=step_facts(priced)),
         ExplainSection("Layout", columns=AXIS_COLUMNS, rows=axis_rows(priced), notes=[node_words(priced)]),
         *(_stages(priced) if priced.stages else []),
-        *(_every_collective(priced) if terms else [_collectives(priced)]),
+        *([*_every_collective(priced), _every_gemm(priced)] if terms else [_collectives(priced)]),
         ExplainSection(
             f"Computation per rank and step{longest}", columns=WORK_COLUMNS, rows=work_rows(priced), notes=[masked]
         ),
@@ -307,6 +309,42 @@ def _every_collective(priced: Detail) -> list[ExplainSection]:
     ]
 
 
+_GEMM_COLUMNS = (
+    words("phase", "phase"),
+    words("layer", "layer"),
+    words("shape", "m × n × k"),
+    Column("flops", "GFLOP", per=1e9, decimals=1),
+    Column("rate", "rate,\nTFLOP/s", per=TERA, decimals=1),
+    Column("of_peak", "rate of\npeak, %", per=PERCENT, decimals=1),
+    Column("call_s", "one\ncall", show=show_seconds),
+    Column("calls", "calls", decimals=0),
+)
+
+
+def _every_gemm(priced: Detail) -> ExplainSection:
+    """Each GEMM and attention with what its time follows from."""
+    rates, workload = priced.rates, priced.job.workload
+    peak = priced.job.machine.accelerator.peak_flops_per_s(workload.precision)
+    rows = [
+        {
+            **fields_of(one, ("phase", "layer", "shape", "flops", "rate", "call_s")),
+            "of_peak": one.rate / peak,
+            "calls": calls,
+        }
+        for one, calls in timed_gemms(priced).items()
+    ]
+    ramps = dict.fromkeys((f"{rates.matmul_ramp:g}", f"{rates.format_ramp:.4g} in {workload.precision}"))
+    ramp = " or ".join(ramps if workload.format else list(ramps)[:1])
+    launch, attention = show_seconds(rates.matmul_launch_s), show_seconds(rates.kernel_launch_s)
+    said = (
+        f"One call of a GEMM takes launch + the longer of 2·m·n·(k + ramp) / rate, m, n rounded up to {rates.tile:g}, "
+        f"and the bytes of its operands and output / {rates.memory_bytes_per_s / GB:,.0f} GB/s; several groups, in one "
+        f"launch, as many times that. Launch {launch}, of attention {attention}, whose time is launch + FLOPs / rate; "
+        f"ramp {ramp}. Rate: that of a large one, peak × efficiency; of attention with the masked half."
+    )
+    return ExplainSection("GEMMs and attention per rank and step", columns=_GEMM_COLUMNS, rows=rows, notes=[said])
+
+
 def _term_rows(priced: Detail) -> list[Json]:
     """Every collective, numbered, its size with the framework's names of axes, and what it is overlapped with."""
     framework, rows = priced.job.framework, []
@@ -478,6 +516,7 @@ _FACTS = (
     ("not resharded", "kept", "{kept} after forward (reshard_after_forward=False), for which memory is left"),
     ("throughput", "tokens", "{tokens} tokens/s, {own_tokens} per GPU"),
     ("MFU", "mfu", "{mfu} of {peak} TFLOP/s; HFU, which counts recompute: {hfu}. Both count attention's masked half."),
+    ("number format", "format", "{format}"),
     ("framework's log", "logged", "{logged}"),
     ("training", "training", "{training}"),
     ("memory", "memory", "{memory} of {limit} usable, per GPU"),
@@ -547,6 +586,7 @@ def step_facts(priced: Detail) -> list[tuple[str, str]]:
         "mfu": f"{priced.mfu:.1%}",
         "hfu": f"{priced.hfu:.1%}",
         "peak": f"{accelerator.peak_tflops[workload.precision]:g}",
+        "format": format_words(priced),
         "logged": logged_words(priced),
         "training": training_words(job, entry_fields(priced)) if job.tokens_total else "",
         "memory": show_bytes(priced.memory_bytes),

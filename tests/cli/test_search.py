@@ -306,3 +306,14 @@ def test_mfu_stays_where_a_terminal_is_narrow() -> None:
         assert "MFU" in text
     gone = [re.findall(r"No room for (.*):", text) for text in shown.values()]
     assert gone == [["recomputed layers, tokens/s/GPU, comm., bubble"], ["tokens/s/GPU, comm."], []]
+
+
+@pytest.mark.parametrize(
+    ("more", "said"), [("--seq 1024", True), ("--seq 2048", False), ("--seq 1024 --batch 8", False)]
+)
+def test_another_length_without_a_batch_is_said(more: str, said: bool) -> None:
+    """Guards `--seq` alone, which changes the tokens of a step: 5b has 8,192 sequences of 2,048 by default."""
+    words = (
+        "--seq 1,024 without --batch keeps 8,192 sequences: 8.39 million tokens a step, 0.5 times the model's default."
+    )
+    assert (words in good(f"--gpus 8 --model 5b {more}").err) == said

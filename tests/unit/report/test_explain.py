@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import math
+import re
 from dataclasses import replace
 
 import pytest
 
-from axonn_tune.cost.price import Detail
+from axonn_tune.cost.price import ELEMENT_WISE, GEMMS, Detail, price, work_by_kind
 from axonn_tune.grid import ALL_AXES
 from axonn_tune.ranking.choosing import run_search
 from axonn_tune.ranking.compare import compare
 from axonn_tune.ranking.inputs import load_inputs
 from axonn_tune.report.explain import MEMORY_GROUPS, gap_to_peak, sections, stage_rows
+from axonn_tune.report.ranking import format_words
 from axonn_tune.request import Request
 
 
@@ -55,3 +58,51 @@ def test_a_comparison_has_only_strategies_whose_experts_are_priced() -> None:
     for name in ("deepspeed", "axonn", "megatron-axonn"):
         assert found[name].prediction is None
         assert found[name].infeasible == "experts are not priced for it"
+
+
+@pytest.mark.parametrize("precision", [None, "fp8-current"])
+def test_a_gemm_can_be_recomputed_by_hand(precision: str | None) -> None:
+    """Guards `--terms`: shape, rate and the note below give each call's time; all calls those by kind."""
+    priced = _explained(precision)
+    every = {section.title: section for section in sections(priced, terms=True)}
+    found = every["GEMMs and attention per rank and step"]
+    said = found.notes[0]
+    launch_us, flash_us = map(float, re.findall(r"([\d.]+) µs", said))
+    (memory,), ramps = re.findall(r"/ ([\d,]+) GB/s", said), re.search(r"ramp ([\d.]+)(?: or ([\d.]+))?", said)
+    assert ramps is not None
+    bytes_per_s = 1e9 * float(memory.replace(",", ""))
+    for row in found.rows:
+        if "keys" in row["shape"]:
+            assert row["call_s"] == pytest.approx(1e-6 * flash_us + row["flops"] / row["rate"], rel=1e-3)
+            continue
+        m, n, k = (float(one.replace(",", "")) for one in row["shape"].partition(", ")[0].split(" × "))
+        groups = float((re.search(r"(\S+) groups", row["shape"]) or ["", "1"])[1])
+        narrow = precision is not None and row["layer"] not in ("head", "moe.router")
+        ramp, element = float(ramps[2 if narrow else 1]), 1.0 if narrow else 2.0
+        tiled = math.ceil(m / 128) * math.ceil(n / 128) * 128**2
+        busy_s = max(2.0 * tiled * (k + ramp) / row["rate"], (element * (m * k + k * n) + 2.0 * m * n) / bytes_per_s)
+        assert row["call_s"] == pytest.approx(1e-6 * launch_us + groups * busy_s, rel=0.02), row
+        assert row["flops"] == pytest.approx(2.0 * m * n * k * groups, rel=1e-4)
+    of_kinds = every["Computation per rank and step"].rows
+    for kind, keys in (("GEMMs", False), ("attention", True)):
+        whole_s = sum(row["calls"] * row["call_s"] for row in found.rows if ("keys" in row["shape"]) == keys)
+        assert whole_s == pytest.approx(sum(row["seconds"] for row in of_kinds if row["kind"] == kind))
+
+
+def test_what_a_format_saves_is_said() -> None:
+    """Guards the sentence on FP8: GEMMs as tables of both formats have them, and more element-wise kernels."""
+    priced = _explained("fp8-current")
+    assert format_words(_explained()) == ""
+    workload = priced.job.workload.model_copy(update={"precision": "bf16"})
+    plain = price(replace(priced.job, workload=workload), priced.layout)
+    sums = [
+        {kind: sum(one.seconds for one in work_by_kind(each) if one.kind == kind) for kind in (GEMMS, ELEMENT_WISE)}
+        for each in (priced, plain)
+    ]
+    more_s = sums[0][ELEMENT_WISE] - sums[1][ELEMENT_WISE]
+    found = re.findall(r"([\d.]+) (m?s)\b", format_words(priced))
+    said = [float(number) * {"s": 1.0, "ms": 1e-3}[unit] for number, unit in found]
+    assert said == pytest.approx(
+        [priced.iteration_s, plain.iteration_s, sums[0][GEMMS], sums[1][GEMMS], more_s], rel=0.01
+    )
+    assert ("no less than GEMMs save" in format_words(priced)) == (more_s >= sums[1][GEMMS] - sums[0][GEMMS])
