@@ -182,7 +182,7 @@ class Sums(NamedTuple):
     """Left folds of sizes: each size once, and each fold as the one without its last size, and that size; 0 is nothing.
 
     lasting, kept_layers: folds of what is alive throughout and of the weights of a block; peaks: of each its points,
-    gathers, gathers beside kept layers, reductions, and each size that is freed.
+    gathers, gathers beside layers not resharded, reductions, and each size that is freed.
     """
 
     sizes: tuple[Size, ...]

@@ -368,7 +368,7 @@ class StatedCommand:
     """Facts about a command besides its prediction.
 
     setup: what it runs. ranking: a search of its layouts. machine, model: as named; a model in a file that
-    `model_command` writes with its content.
+    `model_command` writes with its content. fits: what else it needs where its memory does not suffice, in words.
     """
 
     run: CommandRun
@@ -377,6 +377,7 @@ class StatedCommand:
     ranking: Priced
     machine: str
     model: NamedModel = None
+    fits: str = ""
 
     @property
     def rank(self) -> int | None:
@@ -416,7 +417,7 @@ def command_section(command: StatedCommand, priced: Detail) -> ExplainSection:
     ]
     needed, limit = priced.memory_bytes, priced.memory_limit_bytes
     if needed > limit:
-        facts.append(("out of memory", f"{show_bytes(needed)} predicted, {show_bytes(limit)} usable"))
+        facts.append(("out of memory", f"{show_bytes(needed)} predicted, {show_bytes(limit)} usable{command.fits}"))
     return ExplainSection("The run", facts=facts)
 
 

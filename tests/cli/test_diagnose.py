@@ -253,3 +253,21 @@ def test_a_step_alone_is_compared_with_its_script_or_layout(tmp_path: Path) -> N
         refused = run(f"diagnose --step 9 {LAYOUT} --fact {odd}")
         assert (refused.code, why in refused.err) == (2, True), refused.err
     assert run(f"diagnose {tmp_path} --step 9").code == run("diagnose").code == run("diagnose --step nan").code == 2
+
+
+def test_a_script_out_of_memory_is_told_one_change(tmp_path: Path) -> None:
+    """Guards `explain --from-command` of a run that does not fit: what full recompute needs, as the script with it."""
+    script, full = (
+        tmp_path / "run.sh",
+        "--recompute-granularity full --recompute-method uniform --recompute-num-layers 1",
+    )
+    long = SIZES.replace("4096 --m", "65536 --m")
+    script.write_text(f"torchrun --nproc-per-node 8 pretrain_gpt.py {long} 64", "utf-8")
+    said = " ".join(good(f"explain --from-command {script} --machine dgx-h100").out.split())
+    found = re.search(r"out of memory [^;]* usable; with full activation recomputation (it[^:]*): ([\d.]+) GiB", said)
+    assert found is not None
+    script.write_text(f"{script.read_text('utf-8')} {full}", "utf-8")
+    document = good(f"explain --from-command {script} --machine dgx-h100 --format json").document
+    assert document["memory"]["total_bytes"] / 2**30 == pytest.approx(float(found[2]), rel=0.01)
+    fits = document["memory"]["total_bytes"] <= document["memory"]["limit_bytes"]
+    assert found[1] == ("it fits" if fits else "it does not fit either")
