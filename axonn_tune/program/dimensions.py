@@ -398,6 +398,7 @@ def dimensions(
         + _looked_up(model, counts, stage, table=table, arithmetic=arithmetic),
         "vectors": _vectors(model, counts, stage, x=x, y=y, own=options.kernels != "ideal"),
         **({"head_norms": _sum(_head_norms(model, counts))} if options.kernels != "ideal" else {}),
+        **({"scattered": arithmetic.smaller(axes["z"] - 1.0, 1.0)} if options.kernels != "ideal" else {}),
         **_softmax_bytes(model, workload, axes, arithmetic=arithmetic),
         "shared": arithmetic.smaller(y - 1.0, 1.0),
         "alone": 1.0 - arithmetic.smaller(y - 1.0, 1.0),

@@ -47,7 +47,7 @@ H, S = symbol("H"), symbol("S")
 X, Y, Z, CONTEXT = (symbol(name) for name in ("x", "y", "z", "context"))
 EXPERT, EXPERT_TENSOR, EXPERT_Z, EXPERT_DATA = map(symbol, ("expert", "expert_tensor", "expert_z", "expert_data"))
 IMBALANCE, FULLEST = symbol("imbalance"), symbol("fullest")
-EXCHANGED, JOINED = symbol("exchanged"), symbol("joined")
+EXCHANGED, JOINED, SCATTERED = symbol("exchanged"), symbol("joined"), symbol("scattered")
 V, P, CHUNKS = symbol("V"), symbol("P"), symbol("C")
 PARTS = symbol("parts")
 ALONE, SHARED, GROUPED, HALVED = (symbol(name) for name in ("alone", "shared", "grouped", "halved"))
@@ -510,14 +510,17 @@ def gather_weight(
     ]
 
 
-def reduce_weight_gradient(layer: str, elements: Size, given: LayerInputs) -> list[Operation]:
-    """Reduce-scatter of one weight gradient over z, then its addition to the accumulated shard."""
+def reduce_weight_gradient(layer: str, elements: Size, given: LayerInputs, *, apart: Size = ONCE) -> list[Operation]:
+    """Reduce-scatter of one weight gradient over z, then its addition to the accumulated shard.
+
+    apart: 0 where its GEMM adds it.
+    """
     element = given.options.shard_gradient_bytes or given.elements.compute
     axes, shards = given.sharding(layer)
     added = (element + 2 * given.gradient_bytes) * elements / shards
     return [
         Collective("reduce_scatter", axes, "backward", layer, element * elements, "weight_gradient"),
-        Kernel("backward", layer, ONCE * 0.0 if given.options.fused_accumulation else added, accumulates=True),
+        Kernel("backward", layer, ONCE * 0.0 if given.options.fused_accumulation else added, apart, accumulates=True),
     ]
 
 
@@ -694,6 +697,8 @@ def linear_backward(linear: Linear, given: LayerInputs, *, makes: Array, frees: 
         # The input was saved quantized; an output gradient is gathered by rows and columns.
         element = given.format.operand_bytes * (1 if axis == "x" or given.format.transposes else 2)
         operand = operand if axis == "x" else gathered_operand("backward", layer, part * linear.n, given)
+    # The bundled runtime adds a gradient in its GEMM where it needs neither another type nor other ranks.
+    apart = SCATTERED if given.launched and given.element == given.gradient_bytes else ONCE
     sizes = {"tokens": part, "calls": PARTS, "width": width}
     gathered = [] if linear.outside else sequence_gather("backward", layer, given, role=role, element=element, **sizes)
     return [
@@ -704,7 +709,7 @@ def linear_backward(linear: Linear, given: LayerInputs, *, makes: Array, frees: 
         MatMul("backward", layer, linear.k, linear.n, part, "TN", PARTS, narrow=given.narrow, frees=frees),
         *rescaled(layer, linear.weight, given),
         *([moves("backward", layer, moved, part * linear.n, given, calls=PARTS)] if biased else []),
-        *(reduce_weight_gradient(layer, linear.weight, given) if alone else []),
+        *(reduce_weight_gradient(layer, linear.weight, given, apart=apart) if alone else []),
     ]
 
 

@@ -18,7 +18,7 @@ reduce-scatters of weight gradients finish one layer later, and data-parallel bu
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Protocol, TypeAlias
@@ -273,6 +273,28 @@ class WeightGradients:
         self._communicator = communicator
         self._deferred = "weight_gradient" in settings.overlaps
         self._pending: tuple[Gathered, CollectiveHandle, Callable[[], None] | None] | None = None
+
+    def add(
+        self,
+        matrix: Gathered,
+        inputs: Sequence[torch.Tensor],
+        output_gradients: Sequence[torch.Tensor],
+        layer: str,
+        after: Callable[[], None] | None,
+    ) -> None:
+        """Add `dW[k, n] = Iᵀ · dO` of all parts: in the GEMM itself where no other rank has shards, and in one type."""
+        into, direct = matrix.gradient, self._communicator.mesh.groups[matrix.shard_axis] is None
+        if not (direct and into.dtype == inputs[0].dtype):
+            into, direct = inputs[0].t() @ output_gradients[0], False
+            inputs, output_gradients = inputs[1:], output_gradients[1:]
+        for x, gradient in zip(inputs, output_gradients, strict=True):
+            into.addmm_(x.t(), gradient)
+        if not direct:
+            self.reduce(matrix, into, layer, after)
+            return
+        self.finish()
+        if after is not None:
+            after()
 
     def reduce(
         self, matrix: Gathered, gradient: torch.Tensor, layer: str, after: Callable[[], None] | None = None

@@ -354,13 +354,10 @@ class ParallelLinear:
             if "input_gradient" not in self.settings.overlaps:
                 pending.wait()
             before.append(pending)
-        weight_gradient = inputs[0].t() @ output_gradients[0]
-        for x, gradient in zip(inputs[1:], output_gradients[1:], strict=True):
-            weight_gradient.addmm_(x.t(), gradient)
         if self.bias is not None:
             for gradient in output_gradients:
                 self.bias.gradient += gradient.sum(0, dtype=self.bias.gradient.dtype)
-        gradients.reduce(self.weight, weight_gradient, self.layer, self.after)
+        gradients.add(self.weight, inputs, output_gradients, self.layer, self.after)
         return [pending.wait() for pending in before]
 
 
