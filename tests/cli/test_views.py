@@ -56,7 +56,8 @@ def test_what_separates_strategies_adds_up() -> None:
 def test_the_step_asked_for_is_the_frameworks() -> None:
     """Guards --set step.KEY and the baseline: both are of the framework named, whatever the kernels."""
     for kernels in ("", " --same-kernels"):
-        line = f"compare --gpus 64 --model 5b --batch 256 --framework megatron-2022 --format json{kernels}"
+        asked = "--gpus 64 --model 5b --batch 256 --framework megatron-2022 --recompute full --micro-batch 1"
+        line = f"compare {asked} --format json{kernels}"
         then, changed = (good(line + more).document for more in ("", " --set step.fused_attention=true"))
         steps = [{each["key"]: each["prediction"] for each in one["contenders"]} for one in (then, changed)]
         assert then["baseline"] == "megatron-2022"
@@ -64,12 +65,12 @@ def test_the_step_asked_for_is_the_frameworks() -> None:
         for key in ("iteration_s", "own_software_s"):
             assert steps[1]["megatron-2022"][key] < steps[0]["megatron-2022"][key]
             assert steps[1]["megatron-core"][key] == steps[0]["megatron-core"][key]
-        searched = good("--gpus 64 --model 5b --batch 256 --framework megatron-2022 --top 1 --format json").document
+        searched = good(f"{asked} --top 1 --format json").document
         own = steps[0]["megatron-2022"]["iteration_s"] == pytest.approx(searched["configs"][0]["iteration_s"])
         assert own == (not kernels), "the step of compare is the one of search"
 
 
-@pytest.mark.parametrize("case", ["--gpus 1024 --model 80b", "--gpus 64 --model 5b"])
+@pytest.mark.parametrize("case", ["--gpus 1024 --model 80b", "--gpus 64 --model 20b"])
 def test_the_comparison_fits_100_columns(case: str) -> None:
     """Guards terminals; the rest with --wide, as standard error says. CSV has every strategy."""
     narrow, wide = good(f"compare {case}"), good(f"compare {case} --wide")
@@ -274,7 +275,7 @@ def test_a_run_is_compared_and_its_model_imported(tmp_path: Path) -> None:
 
 def test_formats_that_differ_are_a_column(tmp_path: Path) -> None:
     """Guards `--precision auto`: the format of each best is said, in text, CSV, JSON and pages."""
-    asked = "--model llama3-8b --machine dgx-h100 --framework megatron-core --precision auto"
+    asked = "--model llama3-8b --machine dgx-h100 --framework megatron-core --precision auto --recompute full"
     (point,) = good(f"sweep --gpus 64 {asked} --format json").document["points"]
     name = point["config"]["precision"]
     assert name.startswith("fp8")

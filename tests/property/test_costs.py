@@ -84,7 +84,7 @@ def priced(model: Model, machine: Machine, workload: Workload, configuration: La
     return price(Job(model, machine, workload), configuration)
 
 
-@settings(max_examples=40)
+@settings(max_examples=20)
 @given(strategies.models(), strategies.machines(), strategies.workloads(), COUNTS)
 def test_rankings_are_sorted_and_complete(model: Model, machine: Machine, workload: Workload, gpus: int) -> None:
     """Guards the answer itself: best first, every grid once, ranked and rejected together all of them."""

@@ -269,7 +269,7 @@ def test_launch_configs_name_the_call(tmp_path: Path) -> None:
     "result",
     [
         lambda: axonn_tune.search("5b", gpus=8),
-        lambda: axonn_tune.compare("5b", gpus=8),
+        lambda: axonn_tune.compare("5b", gpus=16, batch=64),
         lambda: axonn_tune.sweep("5b", gpus=[8, 16]),
         axonn_tune.machines,
     ],
