@@ -46,6 +46,7 @@ from axonn_tune.report.ranking import (
     days_interval,
     framework_of,
     is_tied,
+    layout_pins,
     page_axes,
     show_days,
     step_words,
@@ -208,12 +209,7 @@ class LayoutWords:
 
     def pins(self, config: Mapping[str, object]) -> list[str]:
         """Options that leave just this configuration."""
-        found = [word for axis in self.axes for word in (self.framework.option(axis), str(config[axis]))]
-        found += ["--order", str(config["order"])] if self.framework.permuted else []
-        found += ["--micro-batch", str(config["micro_batch"]), "--recompute", str(config["recompute"])]
-        found += ["--recompute-layers", str(config["recompute_layers"])] if config.get("recompute_layers") else []
-        found += ["--pipeline-layout", str(config["pipeline_layout"])] if config.get("pipeline_layout") else []
-        return [*found, "--kept-layers", str(config["kept_layers"])]
+        return layout_pins(self.framework, self.axes, config)
 
 
 def detail_blocks(

@@ -27,7 +27,7 @@ from axonn_tune.learning.stated import CommandRun
 from axonn_tune.report import page
 from axonn_tune.report.explain import ExplainSection
 from axonn_tune.report.output import PERCENT, Column, Json, fields_of, percent, signed_percent, text_of, words, wrapped
-from axonn_tune.report.ranking import setting_word, step_words
+from axonn_tune.report.ranking import layout_pins, setting_word, step_words
 from axonn_tune.specs.catalog import available, load_model
 from axonn_tune.specs.model import Model
 from axonn_tune.specs.results import Pairs
@@ -228,19 +228,11 @@ def pins(setup: Setup, *, machine: str, model: NamedModel = None) -> list[str]:
         found += ["--framework", framework.name]
     found += ["--batch", str(workload.global_batch), "--seq", str(workload.sequence_length)]
     found += ["--precision", workload.precision]
-    found += [
-        word
-        for axis, size in one.grid.by_axis.items()
-        if axis in framework.axes
-        for word in (framework.option(axis), str(size))
-    ]
-    if framework.permuted:
-        found += ["--order", ",".join(axis for axis in one.grid.order if axis in framework.axes and axis != "pipeline")]
-    found += ["--micro-batch", str(one.micro_batch), "--recompute", one.recompute]
-    found += ["--recompute-layers", str(one.recompute_layers)] if one.recompute_layers else []
-    found += ["--kept-layers", str(one.kept_layers)] if one.kept_layers is not None else []
-    found += [framework.option("chunks"), str(one.chunks)] if one.chunks > 1 else []
-    found += ["--pipeline-layout", layout_text(one.parts, mtp=setup.model.mtp_layers)] if one.parts else []
+    axes = {axis: size for axis, size in one.grid.by_axis.items() if axis in framework.axes}
+    axes |= {"chunks": one.chunks} if one.chunks > 1 else {}
+    order = ",".join(axis for axis in one.grid.order if axis in framework.axes and axis != "pipeline")
+    layout = layout_text(one.parts, mtp=setup.model.mtp_layers) if one.parts else None
+    found += layout_pins(framework, axes, {**vars(one), **axes, "order": order, "pipeline_layout": layout})
     found += [word for name in OVERLAPS if name not in workload.overlaps for word in ("--no-overlap", name)]
     found += ["--split-micro-batch"] if workload.split_micro_batch else []
     found += ["--shard-optimizer"] if workload.shard_optimizer_over_data else []

@@ -39,7 +39,7 @@ from axonn_tune.report.output import (
     fields_of,
     words,
 )
-from axonn_tune.request import ALPHA_BETA, DEFAULT_TOP
+from axonn_tune.request import ALPHA_BETA, DEFAULT_TOP, flag
 from axonn_tune.specs.catalog import Loaded
 from axonn_tune.units import GB, GIB, MICRO, counted, show_bytes, show_count, show_seconds
 
@@ -418,6 +418,15 @@ def setting_word(value: object) -> str:
     if isinstance(value, tuple):
         return ",".join(map(str, value))
     return {True: "true", False: "false", None: "null"}[value] if isinstance(value, bool | None) else str(value)
+
+
+def layout_pins(framework: Framework, axes: Iterable[str], config: Mapping[str, object]) -> list[str]:
+    """Options that leave just this layout, by its fields in a document; those without a value have none."""
+    named = {framework.option(axis): config[axis] for axis in axes}
+    order = {"order": config["order"]} if framework.permuted else {}
+    kept = ("micro_batch", "recompute", "recompute_layers", "pipeline_layout", "kept_layers")
+    named |= {flag(name): value for name, value in (order | {name: config.get(name) for name in kept}).items()}
+    return [word for name, value in named.items() if value not in (None, "") for word in (name, str(value))]
 
 
 def with_framework(framework: Framework) -> str:
