@@ -38,13 +38,17 @@ def priced(framework: str, grid: Grid, *, layers: str = "dense moe*3", **changes
     return price(job, Layout(grid, 1, "none", 0))
 
 
-@pytest.mark.parametrize(("layers", "gpus"), [("moe*6", 8), ("dense*2 moe*6", 8), ("(dense moe)*4", 4)])
+@pytest.mark.parametrize(
+    ("layers", "gpus", "room"), [("moe*6", 4, 1.0), ("dense*2 moe*6", 8, 1.0), ("(dense moe)*4", 4, 1.5)]
+)
 @pytest.mark.parametrize(
     ("name", "memory_gib"), [("axonn-tune", 24.0), ("megatron-core", 20.0), ("torchtitan", 80.0), ("fsdp", 80.0)]
 )
-def test_candidates_cost_what_each_does_alone(layers: str, gpus: int, name: str, memory_gib: float) -> None:
+def test_candidates_cost_what_each_does_alone(
+    layers: str, gpus: int, room: float, name: str, memory_gib: float
+) -> None:
     """Guards the columns of experts, with stages, chunks and recompute in some layers: the same to the last bit."""
-    small = MACHINE.accelerator.model_copy(update={"memory_gib": memory_gib * (1.5 if gpus == 4 else 1.0)})
+    small = MACHINE.accelerator.model_copy(update={"memory_gib": memory_gib * room})
     machine = MACHINE.model_copy(update={"accelerator": small})
     given = {"gpus": gpus, "batch": 8 if gpus == 8 else 12, "sequence_length": 2048}
     ranked = search(small_problem(model_of(layers), machine, find_framework(name), **given), variants=True)
