@@ -199,8 +199,10 @@ def expert_cases() -> dict[Case, bool]:
         for expert in folds:
             share, axes = BATCH // (z * data), (*AXES, *["context"] * (context > 1))
             micro_batch = share // chance.choice([1, 2])
+            trainings = MOE_TRAININGS if context == 1 else LONG_MOE_TRAININGS
+            training = chance.choice(trainings)
             case = Case(
-                training=chance.choice(MOE_TRAININGS if context == 1 else LONG_MOE_TRAININGS),
+                training=training if training.kv_heads % sizes[0] == 0 else trainings[1],
                 grid=Grid(
                     *sizes,
                     context=context,
