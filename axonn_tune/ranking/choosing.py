@@ -34,6 +34,7 @@ from axonn_tune.ranking.space import (
     Shapes,
     Variant,
     count_candidates,
+    cut_may_fit,
     dispatcher_grids,
     exchange_grids,
     fit_all,
@@ -56,8 +57,10 @@ from axonn_tune.units import seconds
 LEAST_IN_A_FORMAT = 0.7
 """Share of the step in the first number format from which another is tried: a layout that takes longer than the best by
 more does not come first in another format either. No bound: held against whole searches in a test."""
-_FEW, _FIRST = 256, 3
+_FEW, _FIRST = 64, 3
 """Rows that are priced at once; of more, the first ones of each number format are priced first."""
+_SEEN = 256
+"""Candidates that are tried in another number format to know what it reaches."""
 _WORTH_BOUNDING = 4096
 """Shapes whose memory takes longer to work out than their least steps."""
 LARGEST_COUNT = 2**40
@@ -94,10 +97,14 @@ def search(problem: Problem, *, variants: bool = False, exact: int = DEFAULT_TOP
     if len(uneven):
         promising = _promising(columns, shapes, problem, count=exact)
         promising[unpriced] = True
-        more = with_uneven_chunks(shapes, uneven if variants else uneven[promising[uneven]])
-        among, before = dict.fromkeys(programs, np.arange(len(more))), len(shapes)
+        uneven = uneven if variants else uneven[promising[uneven]]
+        (more, source), before = with_uneven_chunks(shapes, uneven), len(shapes)
+        ones = shapes.taken(uneven, chunks=shapes.chunks[uneven])
+        # What repeats in some blocks holds no less than what repeats in all.
+        fits = {kind: cut_may_fit(ones, programs[kind._replace(some=False)]) for kind in programs}
+        among = {kind: np.flatnonzero(fits[kind][source]) for kind in programs}
         among = tried.promising(columns, more, among, every=shapes)
-        candidates += count_candidates(more, grids, problem.variants, among)
+        candidates += count_candidates(more, grids, problem.variants, among if tried.bounds else None)
         fitted, shapes = fit_all(more, programs, among), shapes.with_more(more)
         fittings = {kind: fittings[kind].with_more(fitted[kind]) for kind in fitted}
         cut = {kind: fitting.among(np.arange(before, len(shapes))) for kind, fitting in fittings.items()}
@@ -161,16 +168,16 @@ class _Tried:
         self, columns: Columns, shapes: Shapes, kind: Variant, fitting: Fitting, others: list[_Exchange]
     ) -> Fitting:
         """The shapes that may be among the first grids with some of the other exchanges."""
-        limit_s, near = self._limits_s(columns, shapes)[kind.precision], list[Integers]()
-        if self.bounds:
-            mine = columns.recompute == self.problem.variants.index(kind)
-            return fitting.among(columns.shape[mine & (columns.bare_s <= limit_s)])
+        limit_s = self._limits_s(columns, shapes)[kind.precision]
+        mine = (columns.recompute == self.problem.variants.index(kind)) & self.bounds
+        near, known = [columns.shape[mine & (columns.bare_s <= limit_s)]], columns.shape[mine]
         for base in self.exchanges:
+            # What cannot have the framework's own exchange has no least step yet.
             alike = [fitting.rows[:0], *(one.taken(shapes, fitting).rows for one in others if base.alike(one))]
-            rows = distinct(np.concatenate(alike))[0]
+            rows = np.setdiff1d(np.concatenate(alike), known)
             if len(rows):
                 near.append(np.flatnonzero(self._least_s(base, shapes, kind, fitting.among(rows)) <= limit_s))
-        return fitting.among(np.concatenate([fitting.rows[:0], *near]))
+        return fitting.among(np.concatenate(near))
 
     def _refined(self, columns: Columns, shapes: Shapes) -> Columns:
         """The columns with what least steps need to decide."""
@@ -187,7 +194,7 @@ class _Tried:
     ) -> dict[Precision | None, float]:
         """Steps in the other number formats of what comes first in the first, where it fits, s."""
         found, kinds = dict[Precision | None, float](), list(programs)
-        first = np.argsort(columns.iteration_s, kind="stable")[:_FEW]
+        first = np.argsort(columns.iteration_s, kind="stable")[:_SEEN]
         for precision in self.problem.formats[1:] if self.bounds else ():
             priced = list[Columns]()
             for number in distinct(columns.recompute[first])[0].tolist():
@@ -206,15 +213,22 @@ class _Tried:
         others. Where some blocks repeat, as if none did."""
         limits_s = self._limits_s(columns, shapes if every is None else every)
         found, none = dict(among), np.zeros(len(shapes))
-        for kind, rows in among.items() if self.bounds else ():
-            plain = kind._replace(recompute="none", some=False)
-            found[kind] = rows = np.intersect1d(found.get(plain, rows), rows)
-            if kind != plain and (kind.some or len(rows) < _WORTH_BOUNDING):
-                continue
+
+        def bounded(kind: Variant, rows: Integers) -> Integers:
             anything, own = Fitting(none, none, none.astype(np.int64), rows, np.inf), list[Floats]()
             for one in self.exchanges:
                 own += [] if one.other else [self._least_s(one, shapes, kind, one.taken(shapes, anything))]
-            found[kind] = np.flatnonzero(np.min(own, axis=0) <= limits_s[kind.precision])
+            return np.flatnonzero(np.min(own, axis=0) <= limits_s[kind.precision])
+
+        for precision in {kind.precision: None for kind in among} if self.bounds else ():
+            kinds = [kind for kind in among if kind.precision == precision]
+            plain = Variant("none", precision=precision)
+            near = distinct(np.concatenate([among[kind] for kind in kinds]))[0]
+            near = bounded(plain, near) if plain in among else near
+            for kind in kinds:
+                found[kind] = rows = np.intersect1d(near, among[kind])
+                if kind != plain and not kind.some and len(rows) >= _WORTH_BOUNDING:
+                    found[kind] = bounded(kind, rows)
         return found
 
     def _least_s(self, one: _Exchange, shapes: Shapes, kind: Variant, fitting: Fitting) -> Floats:
@@ -612,11 +626,12 @@ def _refined(columns: Columns, shapes: Shapes, problem: Problem, *, count: int, 
             near &= columns.iteration_s <= exact_s[groups]
         rows = np.flatnonzero(near)
         if len(rows) > _FEW and not last:
-            # The most promising first: the limits come down by them.
-            rows = rows[np.argsort(columns.iteration_s[rows], kind="stable")]
-            rows = rows[np.sort(distinct(columns.places(shapes)[rows])[1])]
-            formats = [rows[columns.precision[rows] == number][:_FIRST] for number in range(len(limits_s))]
-            rows = distinct(np.concatenate([rows[:count], *formats]))[0]
+            # The most promising first: the limits come down by them, and where a grid has several, theirs.
+            best = rows[np.argsort(columns.iteration_s[rows], kind="stable")]
+            best = best[np.sort(distinct(columns.places(shapes)[best])[1])]
+            formats = [best[columns.precision[best] == number][:_FIRST] for number in range(len(limits_s))]
+            most = count if len(rows) > 3 * len(best) else 4 * count
+            rows = distinct(np.concatenate([best[:most], *formats]))[0]
         if len(rows):
             columns = _refined_rows(columns.replayed(rows), groups, problem, count=count)
     return _refined_rows(columns, groups, problem, count=count)

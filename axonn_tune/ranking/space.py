@@ -620,39 +620,54 @@ def uneven_chunks(
     stages, batches = shapes.stages[shapes.piped], np.asarray(shapes.values["A"])[shapes.piped]
     possible = (shapes.chunks[shapes.piped] == 1) & (layers // stages > 1) & (batches % stages == 0)
     if len(problem.model.types) > 1:
-        # How much a chunk holds is not told by its number of layers.
         return shapes.piped[possible], none
-    ahead = {FIRST: np.where(batches >= 2 * stages, stages - 1.0, 0.0), LAST: np.zeros(len(stages))}
     fits, gains = np.zeros(len(stages), dtype=np.bool_), np.zeros(len(stages), dtype=np.bool_)
     for kind in fittings:
         if kind.some:
             continue
-        limit_bytes, as_one = fittings[kind].limit_bytes, fittings[kind].total_bytes[shapes.piped]
-        ends = [
-            price_memory(
-                programs[kind],
-                {**values, "held": _sum(one.held()) + ahead[one.stage]},
-                limit_bytes=limit_bytes,
-                arithmetic=COLUMNS,
-                kept_layers=0.0,
-                stage=one.stage,
-            ).total_bytes
-            for one, values in shapes.priced_stages
-            if one.stage in ahead
-        ]
-        may_fit = np.max(np.broadcast_arrays(*ends), axis=0) <= limit_bytes
-        fits, gains = fits | may_fit, gains | (may_fit & (as_one > limit_bytes))
+        may_fit = cut_may_fit(shapes, programs[kind])[shapes.piped]
+        fits, gains = (
+            fits | may_fit,
+            gains | (may_fit & (fittings[kind].total_bytes[shapes.piped] > fittings[kind].limit_bytes)),
+        )
     return shapes.piped[possible & fits], shapes.piped[possible & gains]
 
 
-def with_uneven_chunks(shapes: Shapes, rows: Integers) -> Shapes:
-    """Shapes of one chunk a stage with every number of chunks that differ in layers, of several layer types all."""
+def cut_may_fit(shapes: Shapes, program: StepProgram) -> NDArray[np.bool_]:
+    """Shapes of one chunk a stage that may fit if they are cut into several: their ends, as of `uneven_chunks`. Of
+    several layer types all: how much a chunk holds is not told by its number of layers."""
+    found, problem = np.ones(len(shapes), dtype=np.bool_), shapes.problem
+    if len(problem.model.types) > 1 or not len(shapes.piped):
+        return found
+    stages, batches = shapes.stages[shapes.piped], np.asarray(shapes.values["A"])[shapes.piped]
+    ahead = {FIRST: np.where(batches >= 2 * stages, stages - 1.0, 0.0), LAST: np.zeros(len(stages))}
+    limit_bytes = memory_limit_bytes(problem.machine.accelerator)
+    ends = [
+        price_memory(
+            program,
+            {**values, "held": _sum(one.held()) + ahead[one.stage]},
+            limit_bytes=limit_bytes,
+            arithmetic=COLUMNS,
+            kept_layers=0.0,
+            stage=one.stage,
+        ).total_bytes
+        for one, values in shapes.priced_stages
+        if one.stage in ahead
+    ]
+    found[shapes.piped] = np.max(np.broadcast_arrays(*ends), axis=0) <= limit_bytes
+    return found
+
+
+def with_uneven_chunks(shapes: Shapes, rows: Integers) -> tuple[Shapes, Integers]:
+    """Shapes of one chunk a stage with every number of chunks that differ in layers, of several layer types all; and
+    which of `rows` each was."""
     layers, stages, step = shapes.problem.model.layers, shapes.stages[rows], shapes.problem.framework.step
     counts, several = np.maximum(step.most_parts(layers) // stages - 1, 0), len(shapes.problem.model.types) > 1
     counts = np.minimum(counts, _MOST_CHUNKS - 1) if several else counts
     chunks = 2 + np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
     uneven = np.flatnonzero((layers + sum(step.less)) % (np.repeat(stages, counts) * chunks) + several)
-    return shapes.taken(np.repeat(rows, counts)[uneven], chunks=chunks[uneven])
+    whole = np.repeat(np.arange(len(rows)), counts)[uneven]
+    return shapes.taken(rows[whole], chunks=chunks[uneven]), whole
 
 
 @lru_cache(maxsize=4096)

@@ -20,6 +20,7 @@ SPACES: dict[str, tuple[str, str, str, float, dict[str, Any], dict[str, Any]]] =
     "one layer type": ("megatron-core", "perlmutter-80gb", "moe*6", 24.0, {"y": 1}, {}),
     "two layer types, tight": ("megatron-core", "perlmutter-80gb", "dense*2 moe*6", 14.0, {}, {}),
     "merged passes": ("megatron-core", "dgx-h100", "moe*8", 40.0, {"recompute": "none"}, {"expert_overlap": True}),
+    "windows": ("megatron-core", "dgx-h100", "near*2 moe*2", 20.0, {"context": 2, "recompute": "none"}, {}),
     "hybrid": ("megatron-core", "dgx-h100", "(mamba moe)*2 attention both*2", 8.0, {"micro_batch": 1}, {}),
     "number formats": ("megatron-core", "dgx-h100", "dense moe*3", 40.0, {"precision": AUTO, "recompute": "full"}, {}),
     "weights gathered": ("torchtitan", "dgx-h100", "dense*2 moe*4", 40.0, {"recompute": "none"}, {}),

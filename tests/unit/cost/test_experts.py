@@ -26,7 +26,8 @@ MEGATRON = ("x", "z", "context", "data", "pipeline")
 
 def model_of(layers: str, **changes: int) -> Model:
     """A model with dense layers and some of experts."""
-    used = {"dense": {}, "moe": {"experts": MOE["experts"] | changes}}
+    experts = MOE["experts"] | changes
+    used = {"dense": {}, "moe": {"experts": experts}, "near": {"experts": experts, "window": 512}}
     types = {name: value for name, value in used.items() if name in layers}
     return small_model(family="llama", max_sequence_length=2048, layers=layers, layer_types=types, **SIZES)
 
