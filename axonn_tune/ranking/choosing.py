@@ -61,6 +61,8 @@ _FEW, _FIRST = 64, 3
 """Rows that are priced at once; of more, the first ones of each number format are priced first."""
 _SEEN = 256
 """Candidates that are tried in another number format to know what it reaches."""
+_MOST_MOVED = 64
+"""Grids beyond the first whose stages are balanced by time: more than any search of the models at hand needs."""
 _WORTH_BOUNDING = 4096
 """Shapes whose memory takes longer to work out than their least steps."""
 LARGEST_COUNT = 2**40
@@ -270,8 +272,8 @@ def _ranked(found: Priced, started: float, *, variants: bool) -> Priced:
 
 
 def _balanced(priced: Priced, *, count: int) -> Priced:
-    """The best row of each of the first grids balanced by time, and those of the first of each number format that may
-    become its best: those that are faster so come behind the others, each of a shape of its own."""
+    """The best row of each of the first grids balanced by time, and those of other grids that may then be the best of
+    their number format: those that are faster so come behind the others, each of a shape of its own."""
     # Imported here: most searches have no pipeline, and start-up time is theirs.
     from axonn_tune.ranking.balance import balanced
 
@@ -318,20 +320,28 @@ def _balanced(priced: Priced, *, count: int) -> Priced:
 
 
 def _to_balance(priced: Priced, *, count: int) -> tuple[Priced, Floats, list[float]]:
-    """The best rows of the first grids, then of the first of each number format, priced ones first; of each its least
-    step with layers on any stages, no limit to the first; and the shortest step of each format, s."""
+    """The best rows of the first grids, then of others that may be the best of their number format, priced ones first;
+    of each its least step with layers on any stages, no limit to the first; and the shortest step of each format, s.
+
+    Others are those with the least of these steps: of all grids where layer types differ, else of the first of each
+    format, since layers of one type are spread evenly as it is.
+    """
     columns, shapes, mixed = priced.columns, priced.shapes, len(priced.problem.model.types) > 1
     rows = np.argsort(columns.iteration_s, kind="stable")
     rows = rows[np.sort(distinct(columns.places(shapes)[rows])[1])]
     of_formats = [rows[columns.precision[rows] == one] for one in range(max(len(priced.problem.formats), 1))]
     exact = ~columns.pending & ~columns.bounded
     best_s = [float(columns.iteration_s[one[exact[one]]].min(initial=np.inf)) for one in of_formats]
-    others = np.setdiff1d(np.concatenate([one[:count] for one in of_formats]), rows[:count])
+    # Layers of one type are spread evenly as it is.
+    others = rows if mixed else np.concatenate([one[:count] for one in of_formats])
+    others = np.setdiff1d(others, rows[:count])
     least_s = np.where(columns.pending & mixed, columns.least_cut_s, 0.0)
     for own, group in columns.groups:
         least_s[own] = group.floor_s(moved=True)[0]
     least_s[rows[:count]] = -np.inf
-    chosen = np.concatenate([rows[:count], others[np.lexsort((least_s[others], columns.pending[others]))]])
+    others = others[least_s[others] < np.array(best_s)[columns.precision[others]]]
+    others = others[np.lexsort((least_s[others], columns.pending[others]))][:_MOST_MOVED]
+    chosen = np.concatenate([rows[:count], others])
     return replace(priced, rows=chosen), least_s[chosen], best_s
 
 

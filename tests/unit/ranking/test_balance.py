@@ -13,6 +13,7 @@ from axonn_tune.cost.price import price
 from axonn_tune.frameworks import find_framework
 from axonn_tune.ranking.balance import balanced_parts, stage_s
 from axonn_tune.ranking.choosing import search
+from axonn_tune.ranking.inputs import load_inputs
 from axonn_tune.ranking.priced import Priced
 from axonn_tune.report.ranking import stages_remark
 from axonn_tune.request import Request
@@ -73,6 +74,14 @@ def test_each_number_format_has_its_best_balanced_stages() -> None:
         row, alone = together[place], searched(name)[0]
         assert (row.layout, row.parts, row.iteration_s) == (alone.layout, alone.parts, alone.iteration_s), name
         assert alone.parts is not None, name
+
+
+def test_balanced_stages_are_found_beyond_the_first_grids() -> None:
+    """Guards the first row: a grid is first that only balanced stages make so, however few ranks are exact."""
+    problem = load_inputs(Request("moonlight-16b-a3b", gpus=32, framework="megatron-core", machine="dgx-h100")).problem
+    few, many = search(problem, exact=1)[0], search(problem, exact=20)[0]
+    assert (few.layout, few.parts, few.iteration_s) == (many.layout, many.parts, many.iteration_s)
+    assert few.parts is not None
 
 
 @pytest.mark.parametrize("name", ["axonn-tune", "megatron-core", "torchtitan"])
