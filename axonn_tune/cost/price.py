@@ -17,7 +17,7 @@ import numpy as np
 
 from axonn_tune.cost.collectives import Line, lines, route, sending
 from axonn_tune.cost.compute import ComputeClock, ComputeRates, compute_rates, contended_s, exposed_s
-from axonn_tune.cost.replay import Batch, ChunkTimes, Recorder, Replay, StageWork, exposed_by_term, term_key
+from axonn_tune.cost.replay import Batch, ChunkTimes, Recorder, Replay, StageWork, TermKey, exposed_by_term, term_key
 from axonn_tune.cost.uncertainty import NUDGE, Floats, half_width, outside, slopes_of, spread, with_software
 from axonn_tune.frameworks import software_on, step_on
 from axonn_tune.frameworks.description import NATURAL_IMBALANCE, StepOptions
@@ -599,15 +599,19 @@ class Pricer:
         waited_s = sum(exposed.get(key, 0.0) for key in hidden)
         left = 1.0 - min(shown.saved_s / waited_s, 1.0) if waited_s and shown.saved_s else 1.0
         exposed = {key: spent_s * left if key in hidden else spent_s for key, spent_s in exposed.items()}
-        for one, times in replay.work.terms:
-            path, calls = self.routes[one.axis], float(replay.value(times))
-            if path.outermost < 0 or not calls:
-                continue
-            size_bytes, spent_s = float(replay.value(one.size_bytes)), calls * float(replay.call_s(one))
+        terms = [(one, float(replay.value(times))) for one, times in replay.work.terms]
+        terms = [(one, calls) for one, calls in terms if calls and self.routes[one.axis].outermost >= 0]
+        # Layers of several runs share a key: each waits in proportion to its time.
+        whole_s: dict[TermKey, float] = defaultdict(float)
+        for one, calls in terms:
+            whole_s[term_key(one)] += calls * float(replay.call_s(one))
+        for one, calls in terms:
+            path, size_bytes = self.routes[one.axis], float(replay.value(one.size_bytes))
+            spent_s = calls * float(replay.call_s(one))
             lines, tier = self.lines(one.sent, one.axis), self.machine.tiers[path.outermost].name
             line = min(lines, key=lambda line: line.latency_s + size_bytes / line.bandwidth_bytes_per_s)
             key, formula = term_key(one), str(one.size_bytes)
-            waited_s = exposed.pop(key, 0.0)
+            waited_s = exposed.get(key, 0.0) * (spent_s / whole_s[key] if whole_s[key] else 1.0)
             found.append(Term(*key, int(calls), size_bytes, path.size, tier, spent_s, waited_s, formula, line, one))
         return tuple(found)
 
