@@ -411,11 +411,13 @@ class CommandRun(StatedRun):
         if broken := wrong(one.grid):
             near = (
                 f"; nearest that fits: {framework.called(axis)} = {size}"
-                for axis in ("expert", "expert_tensor")
+                for axis in ("expert_tensor", "expert")[:: -1 if etp else 1]
                 for size in nearest_sizes(one.grid.world, one.grid.axis_size(axis))
                 if not wrong(Grid(**{**one.grid.by_axis, axis: size}, order=one.grid.order))
             )
-            raise self._wrong(f"{'ep: ' * (ep is not None)}{'; '.join(broken)}{next(near, '')}")
+            tensor = one.grid.expert_tensor
+            taken = f"; ETP is not stated: TP, {tensor}, is taken" if tensor > 1 and etp is None else ""
+            raise self._wrong(f"{'ep: ' * (ep is not None)}{'; '.join(broken)}{taken}{next(near, '')}")
         named = {name: str(self.columns.get(name, _NOTHING).value) for name in ("dispatcher", "routing")}
         if named["dispatcher"]:
             framework = framework.with_step(dispatcher=find_dispatcher(named["dispatcher"]).name)
