@@ -370,11 +370,8 @@ def dimensions(
             copies = expert_data * axes["context"] if options.copies_over_context else expert_data
             buckets[f"expert_bucket{of}"] = _rounded_up(rank, copies if sharded else 1.0, arithmetic)
             routed.append(count * rank)
-    total = counts[0]
-    for count in counts[1:]:
-        total = total + count
     return {
-        "L": total,
+        "L": _sum(counts),
         "H": hidden,
         **of_types,
         **constants(model, workload),

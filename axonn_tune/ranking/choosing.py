@@ -332,7 +332,6 @@ def _to_balance(priced: Priced, *, count: int) -> tuple[Priced, Floats, list[flo
     of_formats = [rows[columns.precision[rows] == one] for one in range(max(len(priced.problem.formats), 1))]
     exact = ~columns.pending & ~columns.bounded
     best_s = [float(columns.iteration_s[one[exact[one]]].min(initial=np.inf)) for one in of_formats]
-    # Layers of one type are spread evenly as it is.
     others = rows if mixed else np.concatenate([one[:count] for one in of_formats])
     others = np.setdiff1d(others, rows[:count])
     least_s = np.where(columns.pending & mixed, columns.least_cut_s, 0.0)

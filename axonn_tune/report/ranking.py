@@ -39,7 +39,7 @@ from axonn_tune.report.output import (
     fields_of,
     words,
 )
-from axonn_tune.request import ALPHA_BETA, DEFAULT_TOP, flag
+from axonn_tune.request import ALPHA_BETA, DEFAULT_TOP, RankBy, flag
 from axonn_tune.specs.catalog import Loaded
 from axonn_tune.units import GB, GIB, MICRO, counted, show_bytes, show_count, show_seconds
 
@@ -147,19 +147,24 @@ def ranking_table(
         title=priced_remark(ranked),
         notes=notes,
     )
-    if narrow:
-        if all(row.get("shortest_step_s") == row.get("iteration_s") for row in rows):
-            # A repetition of the step, which a remark says.
-            table = replace(table, names=[name for name in table.names if name != "shortest_step_s"])
-        whole = table.without_equal(_SETTINGS, said)
-        options = [name for name in _OPTIONS if name in whole.names]
-        alike = [name for name in options if whole.most_alike(name) > len(rows) / 2]
-        total = ["communication_s"] * (problem.rank_by != "communication")
-        spare = (*_SPARE[0], *total, *alike, *_SPARE[1], *options, "mfu")
-        table = whole.fitted(spare, aside="rejected_because", width=terminal)
-        if gone := [columns[name].short for name in whole.names if name not in table.names]:
-            table = replace(table, notes=[*notes, f"No room for {', '.join(gone)}: --wide shows all."])
-    return _with_bars(table, terminal)
+    return _with_bars(_narrowed(table, said, rank_by=problem.rank_by, width=terminal) if narrow else table, terminal)
+
+
+def _narrowed(table: Table, said: Sequence[str], *, rank_by: RankBy, width: int) -> Table:
+    """The columns that fit, without those that all rows have alike, which the title says with what is said already."""
+    if all(row.get("shortest_step_s") == row.get("iteration_s") for row in table.rows):
+        # A repetition of the step, which a remark says.
+        table = replace(table, names=[name for name in table.names if name != "shortest_step_s"])
+    whole = table.without_equal(_SETTINGS, said)
+    options = [name for name in _OPTIONS if name in whole.names]
+    alike = [name for name in options if whole.most_alike(name) > len(table.rows) / 2]
+    total = ["communication_s"] * (rank_by != "communication")
+    spare = (*_SPARE[0], *total, *alike, *_SPARE[1], *options, "mfu")
+    found = whole.fitted(spare, aside="rejected_because", width=width)
+    gone = [table.columns[name].short for name in whole.names if name not in found.names]
+    if not gone:
+        return found
+    return replace(found, notes=[*table.notes, f"No room for {', '.join(gone)}: --wide shows all."])
 
 
 def _rows(
