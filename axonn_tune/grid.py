@@ -28,10 +28,10 @@ STAGE_AXES = (*AXES, "context")
 RANK_AXES = (*AXES, "context", "pipeline")
 """Every axis that ranks are numbered by."""
 
-EXPERT_AXES = ("expert_tensor", "expert")
+EXPERT_AXES = ("expert_tensor", "expert", "expert_z")
 """Axes of experts, over the same ranks as the others (parallel folding, arXiv 2504.14960), the inner one first."""
 
-ALL_AXES = (*RANK_AXES, "expert", "expert_tensor")
+ALL_AXES = (*RANK_AXES, "expert", "expert_tensor", "expert_z")
 """Every axis a framework can have."""
 
 BATCH_AXES = ("data", "z")
@@ -73,7 +73,8 @@ class Folding(NamedTuple):
     """Rank axes that experts fold over, from the inside: first those that shard weights, then those that replicate.
 
     Several axes of a kind adjoin, from the innermost rank on. What experts leave of the first shards their weights
-    (`expert_z`), what they leave of the others replicates them (`expert_data`).
+    (`expert_z`), what they leave of the others replicates them (`expert_data`), but for the inner ranks of these that
+    an axis `expert_z` of the grid takes, which shard them, too.
     """
 
     shards: tuple[str, ...] = ()
@@ -83,7 +84,7 @@ class Folding(NamedTuple):
 EXPERT_GROUPS = {
     "expert_tensor": ("expert_tensor",),
     "expert": ("expert",),
-    "expert_tensorexpert": EXPERT_AXES,
+    "expert_tensorexpert": EXPERT_AXES[:2],
     "expert_z": ("expert_z",),
     "expert_data": ("expert_data",),
     "contextexpert_data": ("context", "expert_data"),
@@ -282,7 +283,7 @@ def expert_levels(group: str, axes: Levels, folding: Folding) -> list[tuple[Any,
     """`(size, stride)` levels of a group of experts.
 
     Experts take ranks of the axes that shard weights first, then of those that replicate: `expert_tensor` the inner
-    ones, `expert` the next.
+    ones, `expert` the next, and of those left that replicate `expert_z`.
     """
     inner, outer = (_joined_level(axes, names) for names in folding)
     tensor, expert = axes["expert_tensor"][0], axes["expert"][0]
@@ -297,7 +298,10 @@ def expert_levels(group: str, axes: Levels, folding: Folding) -> list[tuple[Any,
         found.setdefault("expert", []).append((experts, stride * tensors))
         found.setdefault("expert_tensorexpert", []).append((tensors * experts, stride))
         left.append((size // (tensors * experts), stride * tensors * experts))
-    apart = {"expert_z": left[:1], "expert_data": left[1:], "contextexpert_data": [axes["context"], *left[1:]]}
+    shards, (size, stride) = axes["expert_z"][0], left[1]
+    copies = size // shards, stride * shards
+    sharded = [left[0], (shards, stride)]
+    apart = {"expert_z": sharded, "expert_data": [copies], "contextexpert_data": [axes["context"], copies]}
     return (found | apart)[group]
 
 

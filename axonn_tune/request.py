@@ -347,6 +347,7 @@ class Request:
     context: int | None = _axis("context")
     expert: int | None = _axis("expert")
     expert_tensor: int | None = _axis("expert_tensor")
+    expert_z: int | None = _axis("expert_z")
     pipeline: int | bool | None = _count(
         _CONSTRAINTS,
         "Search pipeline stages too, or only N stages. Default for other frameworks; N = 1: no stages.",
@@ -485,7 +486,7 @@ class Request:
 
 OPTIONS: dict[str, Option] = {one.name: one.metadata["option"] for one in fields(Request)}
 """Every option by its name."""
-_AXES = ("x", "y", "z", "data", "context", "pipeline", "expert", "expert_tensor")
+_AXES = ("x", "y", "z", "data", "context", "pipeline", "expert", "expert_tensor", "expert_z")
 
 
 def options_of(command: str) -> dict[str, Option]:

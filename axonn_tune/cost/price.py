@@ -693,6 +693,7 @@ CONTENDED = "compute slowdown from overlap"
 
 _BEHIND: dict[Role, tuple[Overlap, str]] = {
     "weight": ("gather_prefetch", "preceding layer's GEMMs"),
+    "ahead": ("gather_prefetch", "the preceding block"),
     "output": ("output", "the other half"),
     "input_gather": ("input_gradient", "its input gradient"),
     "input_gradient": ("input_gradient", "its weight gradient"),

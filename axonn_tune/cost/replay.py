@@ -402,7 +402,7 @@ class Replay:
         return self._sent[number]
 
     def _calls_s(self, one: Collective) -> Value:
-        calls = ONCE if one.role == "weight" else one.calls
+        calls = ONCE if one.role in ("weight", "ahead") else one.calls
         key = one.sent, one.axis, one.size_bytes, calls
         if key not in self._in_a_row:
             self._in_a_row[key] = self.call_s(one) if calls == ONCE else self.value(calls) * self.call_s(one)

@@ -95,7 +95,7 @@ def _span(pricing: Detail, interval: Interval, by_s: float) -> Span:
     name = term_name(step.kind, step.axis, step.phase, step.layer)
     if interval.pause:
         return Span(COMPUTE_LANE, wait_name(name), start_s, end_s)
-    calls = 1.0 if step.role == "weight" else float(step.calls.evaluate(pricing.values))
+    calls = 1.0 if step.role in ("weight", "ahead") else float(step.calls.evaluate(pricing.values))
     details: dict[str, object] = {
         "bytes": round(float(step.size_bytes.evaluate(pricing.values))),
         "tier": interval.lane,

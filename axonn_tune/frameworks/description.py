@@ -85,7 +85,8 @@ class StepOptions:
         the mean; None: all (dropless). expert_overlap: where stages are interleaved or there is one, a forward and a
         backward pass of two micro-batches run beside each other, layer by layer, dispatch and combine of each behind
         computation of the other. delayed_weight_gradients: those of experts then run beside the combine of gradients.
-        shared_expert_overlap: GEMMs of shared experts run beside dispatch and combine.
+        shared_expert_overlap: GEMMs of shared experts run beside dispatch and combine. gathers_experts: an axis of its
+        own, `expert_z`, shards weights of experts, which are gathered a block ahead into buffers that stay.
         balancing_loss: a loss balances experts by the tokens of each in the batch, which all ranks count in each layer
         and micro-batch (Megatron-Core's global_aux_loss).
 
@@ -161,6 +162,7 @@ class StepOptions:
     expert_overlap: bool = False
     delayed_weight_gradients: bool = False
     shared_expert_overlap: bool = False
+    gathers_experts: bool = False
     balancing_loss: bool = False
     recompute_whole_block: bool = False
     selective: tuple[str, ...] = ("attention.core", "attention.norm", "mlp.norm", "mlp.activation")
@@ -353,9 +355,11 @@ class Framework:
 
     def training(self, model: Model) -> Framework:
         """The same framework with the axes of experts, if a model has them and it does, and its software for them."""
-        if not model.has_experts or {*self.expert_axes} <= {*self.axes}:
-            return self
-        return replace(self, axes=(*self.axes, *self.expert_axes), software=self.expert_software or self.software)
+        had = (axis for axis in self.expert_axes if axis != "expert_z" or self.step.gathers_experts)
+        added = tuple(axis for axis in had if axis not in self.axes) if model.has_experts else ()
+        return (
+            replace(self, axes=(*self.axes, *added), software=self.expert_software or self.software) if added else self
+        )
 
     def having(self, *axes: str) -> Framework:
         """The same framework with those of these axes that it has on demand."""

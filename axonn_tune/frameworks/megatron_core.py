@@ -100,7 +100,7 @@ _SETTABLE = (
     *("cuda_graphs", "master_bytes", "exp_avg_bytes", "exp_avg_sq_bytes"),
     *("selective", "fused_accumulation", "first_less", "last_less", "dispatcher", "imbalance", "capacity_factor"),
     *("primary_weights", "first_layers_bf16", "last_layers_bf16", "narrow_attention"),
-    *("expert_overlap", "delayed_weight_gradients", "shared_expert_overlap"),
+    *("expert_overlap", "delayed_weight_gradients", "shared_expert_overlap", "gathers_experts"),
 )
 """Options of a step, and overlaps, that arguments below switch."""
 _PRECISIONS = ("bf16", "fp16", "fp32")
@@ -344,7 +344,7 @@ def _order(run: Run) -> dict[str, Value]:
         raise run.cannot("experts with pipeline stages inside DP", f"ask for --order {','.join(_ORDER)}")
     shards = Because(run.size("x") * run.size("z"), "as the others, although there are no experts")
     switch: dict[str, Value] = {"use_tp_pp_dp_mapping": True}
-    return switch | {"expert_tensor_parallel_num_weight_shards": shards if "z" in wide else None}
+    return switch | {"expert_z": shards if "z" in wide else None}
 
 
 def _gradients(run: Run) -> dict[str, Value]:
@@ -372,7 +372,7 @@ def _format(run: Run) -> dict[str, Value]:
     repeated = {"moe.activation", "attention.norm", "mlp.norm"} & {*step.repeated_layers(run.recompute)}
     if name == "fp8-delayed" and repeated and run.recompute != "full":
         raise run.cannot("recompute of norms or experts' activation in fp8-delayed", "ask for --precision fp8-current")
-    if run.size("z") > 1 and name in ("mxfp8", "nvfp4") and not step.primary_weights:
+    if max(run.size("z"), run.size("expert_z")) > 1 and name in ("mxfp8", "nvfp4") and not step.primary_weights:
         raise run.cannot(f"GTP in {name} with weights in BF16", "ask for --set step.primary_weights=true")
     if name == "mxfp8" and step.primary_weights and not step.distributed_optimizer:
         raise run.cannot("primary weights in mxfp8 without the distributed optimizer", "leave out --set step.")
@@ -434,7 +434,7 @@ def _notes(run: Run) -> Iterator[str]:
 
 
 def _needs(run: Run, *, unstated: str) -> Iterator[str]:
-    if run.size("z") > 1:
+    if max(run.size("z"), run.size("expert_z")) > 1:
         yield "GTP needs Transformer Engine 2.19 or later."
     if run.model.has_experts and (port := DISPATCHERS[run.step.dispatcher].port):
         yield f"Its deep_ep is {port}."
@@ -451,10 +451,12 @@ NAMES = {
         "context": "CP",
         "expert": "EP",
         "expert_tensor": "ETP",
+        "expert_z": "EGTP",
     },
     **{"data": "DP", "expert_data": "EDP"},
 }
-"""What Megatron-LM and what is built on it call the axes; GTP is our z, so its flag of weight shards is TP times it."""
+"""What Megatron-LM and what is built on it call the axes; GTP is our z, so its flag of weight shards is TP times it,
+and that of experts is ETP times EGTP."""
 
 MEGATRON_CORE = Framework(
     name="megatron-core",
@@ -469,7 +471,7 @@ MEGATRON_CORE = Framework(
     dispatchers=("alltoall", "deepep", "hybridep", "allgather", "deepep-uccl", "deepep-nvshmem"),
     overlaps_experts=True,
     keeps_layers=False,
-    expert_axes=("expert", "expert_tensor"),
+    expert_axes=("expert", "expert_tensor", "expert_z"),
     expert_software="core-experts",
     precision_aware=True,
     formats=("fp8-delayed", "fp8-current", "fp8-blockwise", "mxfp8", "nvfp4"),
@@ -497,6 +499,7 @@ NEMO = replace(
     name="nemo",
     title="NeMo",
     axes=("x", "context", "data", "pipeline"),
+    expert_axes=("expert", "expert_tensor"),
     source="defaults of NeMo's recipes: gradients reduced in BF16, --tp-comm-overlap where a row says so",
     logged=FlopCount(
         log="NeMo",

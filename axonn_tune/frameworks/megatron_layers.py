@@ -162,7 +162,8 @@ def _mlp(run: Run, layers: list[Layer]) -> dict[str, Value]:
 def _experts(run: Run, routed: list[Layer]) -> dict[str, Value]:
     """Sizes, router, dispatcher and degrees."""
     experts = _common(run, routed, "experts", lambda one: one.experts)
-    tensor, biased, sigmoid = run.size("expert_tensor"), bool(experts.score_bias), experts.score == "sigmoid"
+    tensor, shards = run.size("expert_tensor"), run.size("expert_z")
+    biased, sigmoid = bool(experts.score_bias), experts.score == "sigmoid"
     if biased and not sigmoid:
         raise run.cannot("a bias of scores by softmax", "it has one with sigmoid")
     if run.model.biases and tensor > 1:
@@ -196,6 +197,7 @@ def _experts(run: Run, routed: list[Layer]) -> dict[str, Value]:
         "moe_permute_fusion": True,
         "expert_model_parallel_size": Because(run.size("expert"), "EP"),
         "expert_tensor_parallel_size": Because(tensor, "ETP"),
+        "expert_z": Because(tensor * shards, f"ETP * EGTP = {tensor} * {shards}") if shards > 1 else None,
         "overlap_moe_expert_parallel_comm": merged,
         "delay_wgrad_compute": merged and run.step.delayed_weight_gradients,
         "moe_shared_expert_overlap": run.step.shared_expert_overlap,

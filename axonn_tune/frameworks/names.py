@@ -20,8 +20,11 @@ from axonn_tune.request import LARGEST_SIZE, OPTIONS, flag
 SHARED = {name: ours for ours, option in OPTIONS.items() for name in option.also}
 """Common names of options that are not axes, and ours."""
 
-WEIGHT_SHARDS = "tensor_parallel_num_weight_shards"
-"""Megatron-Core's option of GTP, whose value is TP times GTP."""
+WEIGHT_SHARDS = {
+    "z": ("tensor_parallel_num_weight_shards", "x"),
+    "expert_z": ("expert_tensor_parallel_num_weight_shards", "expert_tensor"),
+}
+"""Megatron-Core's options of GTP and of EGTP, whose value is that of another axis times it."""
 
 ADVICE = {name: key.why for key in table("options") for name in (key.name, *key.also)}
 """Answers to options of other tools that have no axis here."""
@@ -68,13 +71,17 @@ def our_options(given: Mapping[str, Any], others: Mapping[str, Any]) -> dict[str
             raise UsageError(f"{flag(name)} and {flag(other)} are two names of one option: give one")
         called[ours] = name
         found[ours] = value if name in SHARED else _size(name, value)
-    if called.get("z") == WEIGHT_SHARDS:
-        shards, tensor = found["z"], _size("tp", found.get("x", others.get("x")))
+    for axis, (option, split) in WEIGHT_SHARDS.items():
+        if called.get(axis) != option:
+            continue
+        first, second = framework.called(split), framework.called(axis)
+        shards, tensor = found[axis], _size(first.lower(), found.get(split, others.get(split)))
+        product = f"{flag(option)} {shards} is {first} times {second}"
         if tensor is None:
-            raise UsageError(f"{flag(WEIGHT_SHARDS)} {shards} is TP times GTP: give --tp too, or --gtp N instead")
+            raise UsageError(f"{product}: give {framework.option(split)} too, or {framework.option(axis)} N instead")
         if shards % tensor:
-            raise UsageError(f"{flag(WEIGHT_SHARDS)} {shards} is TP times GTP, and not divisible by TP = {tensor}")
-        found["z"] = shards // tensor
+            raise UsageError(f"{product}, and not divisible by {first} = {tensor}")
+        found[axis] = shards // tensor
     return found
 
 

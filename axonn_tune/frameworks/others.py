@@ -27,6 +27,7 @@ META_4D = replace(
     format_options=(),
     title="Meta (Llama 3)",
     axes=("x", "context", "data", "pipeline"),
+    expert_axes=("expert", "expert_tensor"),
     source="arXiv 2407.21783, section 3.3: weights not resharded after forward, context ranks share gradients' shards",
     keeps_layers=True,
     logged=None,

@@ -35,7 +35,7 @@ class Stated:
 Arguments = Mapping[str, Stated]
 
 _COLUMNS = {"gpus": "n_gpus", "x": "tp", "pipeline": "pp", "chunks": "vpp", "context": "cp", "data": "dp"}
-_COLUMNS |= {"batch": "gbs", "micro_batch": "mbs", "expert": "ep", "expert_tensor": "etp"}
+_COLUMNS |= {"batch": "gbs", "micro_batch": "mbs", "expert": "ep", "expert_tensor": "etp", "expert_z": "expert_shards"}
 """Columns of fields of arguments (`frameworks.keys`) that have another name there."""
 _WHOLE = (
     *_COLUMNS,
@@ -52,6 +52,7 @@ _WHOLE = (
     "experts",
     "expert",
     "expert_tensor",
+    "expert_z",
 )
 """Fields that are whole numbers.
 
@@ -246,7 +247,7 @@ def is_miscounted(field: str, value: str) -> bool:
 
 
 _OF_EXPERTS = ("expert_model_parallel_size", "expert_parallel_degree")
-EXPERT_COLUMNS = ("experts", "ep", "etp", "dispatcher", "routing")
+EXPERT_COLUMNS = ("experts", "ep", "etp", "expert_shards", "dispatcher", "routing")
 """Columns that a row has only if it names its model."""
 
 

@@ -380,7 +380,7 @@ class CommandRun(StatedRun):
 
     def _with_experts(self, case: Case) -> Case:
         """The case with the degrees of experts; DocumentError where they are impossible."""
-        ep, etp = (self.columns.get(name) for name in ("ep", "etp"))
+        ep, etp, shards = (self.columns.get(name) for name in ("ep", "etp", "expert_shards"))
         if not case.model.has_experts:
             wide = next((one for one in (ep, etp) if one is not None and one.value > 1 and one.line), None)
             if wide is ep and ep is not None:
@@ -394,15 +394,17 @@ class CommandRun(StatedRun):
             # Megatron-Core splits experts as it splits the rest; torchtitan where there is no expert parallelism.
             alone = framework.tensor_without_expert and expert > 1
             tensor = one.grid.x if etp is None and not alone else 1 if etp is None else etp.value
-            sizes = {**one.grid.by_axis, "expert": expert, "expert_tensor": tensor}
+            each, rest = divmod(shards.value if shards else tensor, tensor)
+            if rest:
+                name, near = "expert_tensor_parallel_num_weight_shards", tensor * max(each, 1)
+                raise self._wrong(f"{name}: is ETP times EGTP, and not divisible by ETP = {tensor}; nearest: {near}")
+            sizes = {**one.grid.by_axis, "expert": expert, "expert_tensor": tensor, "expert_z": each}
             return replace(one, grid=Grid(**sizes, order=one.grid.order))
 
         layouts = tuple(map(folded, case.configurations))
-        shards, own = self.arguments.get("expert_tensor_parallel_num_weight_shards"), layouts[0].grid.expert_tensor
-        if shards is not None and shards.value not in (str(own), "None"):
-            words = f"weights of experts sharded by GTP are not priced: give {own}, which is ETP"
-            raise self._wrong(f"expert_tensor_parallel_num_weight_shards: {words}")
         one = layouts[0]
+        sharded = one.grid.axis_size("expert_z") > 1
+        framework = framework.with_step(gathers_experts=sharded).training(case.model)
 
         def wrong(grid: Grid) -> list[str]:
             model, workload = case.model, case.workload
@@ -411,7 +413,7 @@ class CommandRun(StatedRun):
         if broken := wrong(one.grid):
             near = (
                 f"; nearest that fits: {framework.called(axis)} = {size}"
-                for axis in ("expert_tensor", "expert")[:: -1 if etp else 1]
+                for axis in ("expert_z", *("expert_tensor", "expert")[:: -1 if etp else 1])
                 for size in nearest_sizes(one.grid.world, one.grid.axis_size(axis))
                 if not wrong(Grid(**{**one.grid.by_axis, axis: size}, order=one.grid.order))
             )

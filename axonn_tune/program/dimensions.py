@@ -429,9 +429,9 @@ def _left_of_experts(axes: Mapping[str, Value], options: StepOptions, arithmetic
         reduce(lambda size, axis: size * axes[axis], names, _ONE_RANK)
         for names in (options.folding.shards, options.folding.replicas)
     )
-    taken = axes["expert_tensor"] * axes["expert"]
+    taken, shards = axes["expert_tensor"] * axes["expert"], axes["expert_z"]
     inside = arithmetic.smaller(taken, inner)
-    return inner / inside, outer / (taken / inside)
+    return inner / inside * shards, outer / (taken / inside * shards)
 
 
 def _imbalances(ranks: Value, options: StepOptions, arithmetic: Arithmetic) -> dict[str, Value]:

@@ -405,6 +405,11 @@ class LayerInputs:
         """Group that weights of a layer are gathered over, and its size."""
         return ("expert_z", EXPERT_Z) if layer == EXPERTS else (self.shard_axes, self.shards)
 
+    @property
+    def shards_experts(self) -> bool:
+        """Whether weights of its routed experts, if it has any, may be sharded over a group of their own."""
+        return self.own.experts is not None and (self.options.gathers_experts or bool(self.options.expert_shards))
+
     def replication(self, layer: str) -> tuple[str, Size]:
         """Group that holds the same shard of a layer, and its size."""
         if layer != EXPERTS:
@@ -525,15 +530,23 @@ def reduce_weight_gradient(layer: str, elements: Size, given: LayerInputs, *, ap
 
 
 def gather_experts(given: LayerInputs, *, phase: Phase, unit: GatherUnit, calls: Size = ONCE) -> list[Operation]:
-    """Gather of the experts of a block over what shards them, where weights are gathered by this unit."""
-    if given.own.experts is None or not given.options.expert_shards or given.options.gather_unit != unit:
+    """Gather of the experts of a block over what shards them, where weights are gathered by this unit.
+
+    Recompute gathers them as other weights, and so does what CUDA graphs of whole layers or passes capture
+    (NVIDIA/Megatron-LM@d98e8a64, docs/api-guide/core/generalized_tensor_parallel.md, section 3.4).
+    """
+    if not given.shards_experts or given.options.gather_unit != unit:
         return []
-    return gather_weight(EXPERTS, given.expert_block, given, phase=phase, calls=calls)
+    gathers = gather_weight(EXPERTS, given.expert_block, given, phase=phase, calls=calls)
+    ahead = given.options.gathers_experts and phase != "recompute"
+    if ahead and not {"full", "full_iteration"} & {*given.options.cuda_graphs}:
+        return [replace(one, role="ahead") for one in gathers if isinstance(one, Collective)]
+    return gathers
 
 
 def reduce_experts(given: LayerInputs, *, unit: GatherUnit) -> list[Operation]:
     """Reduce-scatter of their gradients."""
-    if given.own.experts is None or not given.options.expert_shards or given.options.gather_unit != unit:
+    if not given.shards_experts or given.options.gather_unit != unit:
         return []
     return reduce_weight_gradient(EXPERTS, given.expert_block, given)
 

@@ -13,7 +13,7 @@ from functools import cached_property, lru_cache, reduce
 from operator import add
 from typing import NamedTuple, TypeAlias
 
-from axonn_tune.program.layers import EXPERTS, WHOLE_BLOCK, LayerInputs
+from axonn_tune.program.layers import EXPERTS, JOINED, WHOLE_BLOCK, LayerInputs
 from axonn_tune.program.operations import (
     PLAIN,
     PLAIN_BLOCKS,
@@ -220,7 +220,7 @@ def memory_plan(program: StepProgram, stage: Stage = ONLY) -> MemoryPlan:
     return MemoryPlan(
         given=given,
         kept_layers=tuple(dict.fromkeys(_weights(block.given) for block in program.blocks)),
-        persistent=(*persistent_items(given), *_quantized_weights(program), *messages),
+        persistent=(*persistent_items(given), *_quantized_weights(program), *_expert_buffers(program), *messages),
         saved=tuple(saved),
         peaks=(
             *([head] if stage.last else []),
@@ -241,6 +241,24 @@ def _quantized_weights(program: StepProgram) -> Held:
             found.append(("quantized weights", given.weight_copies_bytes * held))
             # They are all that there is of these.
             found += [(f"compute weights{of}", -1.0 * given.element * held)] if primary else []
+    return tuple(found)
+
+
+def _expert_buffers(program: StepProgram) -> Held:
+    """Buffers of gathered experts and of their unreduced gradients, which stay: those of two blocks in turn.
+
+    Both passes gather into the same ones, but for quantized weights, of which each has its own layout. Source:
+    NVIDIA/Megatron-LM@d98e8a64, megatron/core/tensor_parallel/generalized_tensor_parallelism.py, _get_cache_key.
+    """
+    found = dict[tuple[str, Size], None]()
+    for block in program.blocks if program.given.options.gathers_experts else ():
+        given = block.given
+        if given.own.experts is not None:
+            element, gradient = given.weight_element(EXPERTS, copies=1), given.options.shard_gradient_bytes
+            passes = 2.0 if given.narrow and given.options.primary_weights else 1.0
+            held = 2.0 * JOINED * given.expert_block
+            found["gathered weights of experts", passes * element * held] = None
+            found["unreduced weight gradients of experts", (gradient or given.element) * held] = None
     return tuple(found)
 
 
@@ -296,8 +314,8 @@ def _backward_gathers(block: Block) -> tuple[Size, ...]:
 
 
 def _sizes(given: LayerInputs, operations: Iterable[Operation], role: Role) -> tuple[Size, ...]:
-    """Of the collectives over shards with a role, in order."""
-    axes = given.shard_axes, "expert_z"
+    """Of the collectives over shards with a role, in order; buffers of experts that stay are none of them."""
+    axes = given.shard_axes, *(() if given.options.gathers_experts else ("expert_z",))
     sent = (one for one in operations if isinstance(one, Collective) and one.axis in axes and one.role == role)
     return tuple(one.size_bytes for one in sent)
 

@@ -61,7 +61,7 @@ CANDIDATE_SYMBOLS = (
     *("block_bucket", "table_bucket", "position_bucket", "parameters", "vectors"),
     *(axis for axis in ALL_AXES if axis not in AXES),
     *("scores", "scores_back", "softmax", "softmax_back", "alone", "shared", "held"),
-    *("expert_z", "expert_data", "expert_parameters", "expert_bucket", "imbalance", "fullest", "freed"),
+    *("expert_data", "expert_parameters", "expert_bucket", "imbalance", "fullest", "freed"),
     *("exchanged", "joined", "head_norms", "scattered"),
 )
 """What differs between candidates.
@@ -188,7 +188,7 @@ GROUP_AXES = ("x", "y", "z", "data", "xy", "context", "contextdata", "zdata", "z
 
 Role: TypeAlias = (
     Literal["weight", "output", "input_gather", "input_gradient", "weight_gradient", "data", "parameters", "keys"]
-    | Literal["counts", "other"]
+    | Literal["counts", "ahead", "other"]
 )
 """Role of a collective, which decides what it may overlap with:
 
@@ -197,8 +197,8 @@ or it is pipelined with its GEMM; input_gather: a column-parallel layer's input 
 input-gradient GEMM; input_gradient: dI reduction, overlapped with the weight-gradient GEMM; weight_gradient: dW
 reduce-scatter over z, finished one layer later; data: gradient bucket over data, overlapped with the rest of the
 backward pass; parameters: new weights over data, overlapped with the next forward pass; keys: keys and values of other
-context ranks, overlapped with attention; counts: tokens of each expert, overlapped with the rest of their layer; other:
-not overlappable.
+context ranks, overlapped with attention; counts: tokens of each expert, overlapped with the rest of their layer; ahead:
+gather of weights of experts, issued a block before theirs; other: not overlappable.
 """
 
 OpKind: TypeAlias = CollectiveKind | Literal["send", "dispatch", "combine"]

@@ -70,6 +70,17 @@ Gather: TypeAlias = tuple[tuple[Kernel, Collective], ...]
 """One link of the gather chain: the kernel that prepares it, and the collective; those of a whole block and of its
 experts are one."""
 
+
+class Following(NamedTuple):
+    """What a section issues for the next: the first gather of its chain, and those of its experts, a block ahead."""
+
+    gather: Gather | None = None
+    experts: tuple[Collective, ...] = ()
+
+
+_NOTHING = Following()
+
+
 Pending: TypeAlias = tuple[Kernel, tuple[Collective, ...]]
 """What follows a running reduce-scatter: adding its result, then sending the completed bucket."""
 
@@ -224,17 +235,19 @@ class MicroBatch:
 
         def made() -> list[Emitted]:
             after = self._compiler.forward_gather(following)
-            looked_up = self._compiler.section(operations, following=after)
-            return [*self._compiler.start(_first(_gathers(operations))), *looked_up, *self._new_weights(following)]
+            looked_up = self._compiler.section(operations, following=after, opens=True)
+            return [*self._compiler.start(_following(operations).gather), *looked_up, *self._new_weights(following)]
 
         return self._made(("embedding", following), made)
 
     def enter(self, following: int | None, *, head: bool = False) -> Instructions:
         """Begin of a chunk's forward pass without an embedding, with a block of this type, or with the LM head."""
-        gather = self._compiler.forward_gather(following, head=head)
-        return self._made(
-            ("enter", following, head), lambda: [*self._compiler.start(gather), *self._new_weights(following)]
-        )
+        after = self._compiler.forward_gather(following, head=head)
+
+        def made() -> list[Emitted]:
+            return [*self._compiler.section((), following=after, opens=True), *self._new_weights(following)]
+
+        return self._made(("enter", following, head), made)
 
     def forward(self, of_type: int, following: int | None, *, head: bool = False) -> Instructions:
         """A block forward, before one of the type `following`, or before the LM head."""
@@ -256,14 +269,14 @@ class MicroBatch:
             waited = [Emitted(WAIT, slot="parameters")] if self._new_weights(None, head=True) else []
             operations, bucket = compiler.program.head.operations, self._bucket(compiler.program.head_bucket, "head")
             after = compiler.backward_gather(following)
-            return [*waited, *compiler.section(operations, following=after, bucket=bucket, flush=True)]
+            return [*waited, *compiler.section(operations, following=after, bucket=bucket, flush=True, opens=True)]
 
         return self._made(("head", following), made)
 
     def enter_backward(self, following: int | None) -> Instructions:
         """Begin of a chunk's backward pass without an LM head before it."""
-        gather = self._compiler.backward_gather
-        return self._made(("enter backward", following), lambda: self._compiler.start(gather(following)))
+        gather, section = self._compiler.backward_gather, self._compiler.section
+        return self._made(("enter backward", following), lambda: section((), following=gather(following), opens=True))
 
     def backward(self, before: int | None, block: Behind, following: int | None) -> Instructions:
         """A block backward, after one of the type `before`, and before the kind `following` that gathers next."""
@@ -291,9 +304,7 @@ class MicroBatch:
             forward = compiler.program.blocks[compiler.kind(of_type)].forward.operations
             steps = _beside(forward, back, delayed=compiler.options.delayed_weight_gradients)
             bucket = self._bucket(one.bucket, "block")
-            return compiler.section(
-                steps, following=_first(_gathers(steps)), pending=self._pending(of_type), bucket=bucket
-            )
+            return compiler.section(steps, following=_following(steps), pending=self._pending(of_type), bucket=bucket)
 
         return self._made(("merged", of_type, block), made)
 
@@ -497,15 +508,15 @@ class _Compiler:
         """A kind of block of a layer type: all have one forward pass, one bucket and one accumulation."""
         return self.program.kind(of_type, repeats=True)
 
-    def forward_gather(self, of_type: int | None, *, head: bool = False) -> Gather | None:
-        """The first gather of a type's forward pass, or of the LM head."""
+    def forward_gather(self, of_type: int | None, *, head: bool = False) -> Following:
+        """The first gathers of a type's forward pass, or of the LM head."""
         if of_type is not None:
-            return _first(_gathers(self.program.blocks[self.kind(of_type)].forward.operations))
-        return _first(_gathers(self.program.head.operations)) if head else None
+            return _following(self.program.blocks[self.kind(of_type)].forward.operations)
+        return _following(self.program.head.operations if head else ())
 
-    def backward_gather(self, kind: int | None) -> Gather | None:
-        """The first gather of a kind's backward pass."""
-        return None if kind is None else _first(_gathers(self.program.blocks[kind].backward.operations))
+    def backward_gather(self, kind: int | None) -> Following:
+        """The first gathers of a kind's backward pass."""
+        return _following(() if kind is None else self.program.blocks[kind].backward.operations)
 
     def numbered(self, instructions: Iterable[Emitted]) -> Instructions:
         """Instructions in numbers, neighbouring runs joined; a run's number is by the identities of its operations."""
@@ -544,21 +555,30 @@ class _Compiler:
         self,
         operations: Sequence[Operation | Emitted],
         *,
-        following: Gather | None = None,
+        following: Following = _NOTHING,
         pending: Pending | None = None,
         bucket: tuple[Collective, ...] = (),
         flush: bool = False,
+        opens: bool = False,
     ) -> list[Emitted]:
         """Instructions of one section.
 
-        following: the gather after the section's last in the chain, issued at its start if it has none; pending: what
+        following: the gathers after the section's last, issued at its start if it has none; pending: what
         follows a reduce-scatter that the section before left running; bucket: collectives to issue after this section's
-        last gradient; flush: issue them inside the section.
+        last gradient; flush: issue them inside the section; opens: a pass begins after it, whose first experts are
+        gathered when they are needed.
         """
-        chain = [*_gathers(operations), following]
+        chain = [*_gathers(operations), following.gather]
+        ahead = following.experts if "gather_prefetch" in self.overlaps else ()
         emitter = _Emitter(self.overlaps, self.options, chain, pending, bucket)
         if len(chain) == 1:
-            emitter.output += self.start(following)
+            emitter.output += self.start(following.gather)
+        if opens:
+            emitter.output += [Emitted(SYNC, step) for step in ahead]
+        elif any(getattr(step, "role", "") == "ahead" for step in operations):
+            emitter.experts = ahead
+        else:
+            emitter.output += [Emitted(ISSUE, step, "experts gather") for step in ahead]
         plain = [step for step in operations if not isinstance(step, Emitted)]
         halved = self.split and len(plain) == len(operations) and plain and plain[0].phase != "backward"
         for step in _halves(plain) if halved else operations:
@@ -566,9 +586,11 @@ class _Compiler:
         return emitter.finish(flush=flush)
 
 
-def _first(chain: list[Gather]) -> Gather | None:
-    """The first gather of a section, None where it gathers nothing."""
-    return chain[0] if chain else None
+def _following(operations: Iterable[Operation | Emitted]) -> Following:
+    """The first gathers of a section."""
+    steps = list(operations)
+    experts = tuple(step for step in steps if isinstance(step, Collective) and step.role == "ahead")
+    return Following(next(iter(_gathers(steps)), None), experts)
 
 
 def _prefetched(gather: Gather, overlaps: frozenset[Overlap], options: StepOptions) -> bool:
@@ -626,6 +648,7 @@ class _Emitter:
         self.deferred = "weight_gradient" in overlaps
         self.pending = pending if self.deferred else None
         self.bucket = bucket
+        self.experts: tuple[Collective, ...] = ()
         self.output: list[Emitted] = []
         self.owed_input_gradient: str | None = None
         self.owed: list[str] = []
@@ -664,7 +687,10 @@ class _Emitter:
         return self.output
 
     def _communicate(self, step: Collective) -> None:
-        if step.role == "weight":
+        if step.role == "ahead" and "gather_prefetch" in self.overlaps:
+            following = [Emitted(ISSUE, one, "experts gather") for one in self.experts if one.phase == step.phase]
+            self.output += [Emitted(WAIT, slot="experts gather"), *following]
+        elif step.role == "weight":
             # Those of experts beside a whole block are in its link.
             if not (step.layer.endswith(EXPERTS) and self.options.gather_unit == "block"):
                 self._gather()

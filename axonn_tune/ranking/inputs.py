@@ -251,6 +251,8 @@ def _with_experts(framework: Framework, request: Request, model: Model) -> Frame
     name, imbalance = None if request.dispatcher == "auto" else request.dispatcher, request.imbalance
     if request.expert_overlap:
         framework = framework.with_step(expert_overlap=True)
+    if request.expert_z is not None and "expert_z" in framework.expert_axes:
+        framework = framework.with_step(gathers_experts=True)
     for option, value in (("--dispatcher", name), ("--imbalance", imbalance)):
         if value is not None and not model.has_experts:
             raise UsageError(f"{option} {value}: {model.name} has no experts")

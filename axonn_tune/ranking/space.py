@@ -315,9 +315,12 @@ def _with_experts(problem: Problem, sizes: Integers) -> Integers:
         for axis, column in (("expert", count), ("expert_tensor", tensor)):
             if axis in problem.axes:
                 rows[:, problem.axes.index(axis)] = column
-        fits = rows[:, over].prod(axis=1) % np.maximum(count * tensor, 1) == 0
+        shards = pins.get("expert_z", 1)
+        if "expert_z" in problem.axes:
+            rows[:, problem.axes.index("expert_z")] = shards
+        fits = rows[:, over].prod(axis=1) % np.maximum(count * tensor * shards, 1) == 0
         possible = ((count > 1) != (tensor > 1)) | (np.repeat(x, len(each)) == 1) | (not alone)
-        asked = "expert" in pins or ("expert_tensor" in pins and not fits.any())
+        asked = "expert" in pins or (not fits.any() and not pins.keys().isdisjoint(EXPERT_AXES))
         found.append(rows[(tensor > 0) & possible & (fits | asked)])
     return np.concatenate(found)
 
@@ -497,6 +500,8 @@ class Shapes:
         """Symbols of one stage of shapes with several, given its blocks of each type; among: which of those shapes."""
         rows = self.piped[among]
         axes = {axis: _taken(self.values[axis], rows) for axis in (*ALL_AXES, "b")}
+        # That symbol is of all ranks that shard experts, those of the folding, too; the axis itself is never searched.
+        axes["expert_z"] = float(self.problem.request.axes.get("expert_z", 1))
         return dimensions(
             self.problem.model,
             self.problem.workload,

@@ -42,7 +42,7 @@ from axonn_tune.cost.price import (
 from axonn_tune.cost.spans import first_passes
 from axonn_tune.frameworks.axonn_tune import AXONN_TUNE
 from axonn_tune.frameworks.dispatchers import find_dispatcher
-from axonn_tune.grid import ALL_AXES
+from axonn_tune.grid import ALL_AXES, EXPERT_AXES
 from axonn_tune.program.dimensions import model_flops
 from axonn_tune.program.operations import Phase, Size
 from axonn_tune.ranking.inputs import Inputs
@@ -630,6 +630,7 @@ _SPLITS: tuple[tuple[str, Callable[[Detail], object], str], ...] = (
     ("data", bool, "the batch; gradients averaged once per step"),
     ("expert", bool, "experts of a layer, over the same ranks: tokens are dispatched to them by {dispatcher}"),
     ("expert_tensor", bool, "each expert's weight matrices"),
+    ("expert_z", bool, "the storage of experts' weights: all-gathered before use"),
     ("expert_data", bool, "copies of experts; their gradients are averaged once per step"),
 )
 """What an axis splits: the first of its rows whose condition holds."""
@@ -640,9 +641,9 @@ def axis_rows(priced: Detail) -> list[Json]:
     grid, framework, tiers = priced.grid, priced.job.framework, priced.job.machine.placing(priced.grid.world).tiers
     named = {axis: framework.called(axis) for axis in grid.order} | {"chunks": f"{priced.chunks}"}
     named["dispatcher"] = dispatcher_on(priced.job, grid)
-    folded = grid.expert * grid.expert_tensor > 1
+    folded = any(grid.axis_size(axis) > 1 for axis in EXPERT_AXES)
     rows = []
-    for axis in (*grid.order, *(("expert_tensor", "expert", "expert_data") if folded else ())):
+    for axis in (*grid.order, *((*EXPERT_AXES, "expert_data") if folded else ())):
         shape = grid.group_shape(axis, framework.step.folding)
         if shape.size == 1:
             continue

@@ -413,8 +413,8 @@ def step_changes(framework: Framework) -> dict[str, Any]:
 
 
 def step_words(framework: Framework) -> list[str]:
-    """The same as `--set` takes them."""
-    changed = step_changes(framework)
+    """The same as `--set` takes them, but for what `--egtp` turns on."""
+    changed = {name: value for name, value in step_changes(framework).items() if name != "gathers_experts"}
     return [word for name in changed for word in ("--set", f"step.{name}={setting_word(changed[name])}")]
 
 
@@ -463,6 +463,7 @@ _COLUMNS = (
     count("pipeline", "pipeline", "Pipeline stages."),
     count("expert", "expert", "Ranks that share the experts of a layer."),
     count("expert_tensor", "expert\ntensor", "Ranks that split each expert."),
+    count("expert_z", "expert\nz", "Ranks that shard the stored weights of each expert."),
     Column("grid", "grid\nx y z data", show=str),
     words("wide_order", "rank\norder", "Axes from the fastest-varying rank outwards.", 12),
     words("order", "rank order", "Every axis, as a command needs it.", hidden=True),

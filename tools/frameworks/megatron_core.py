@@ -157,7 +157,7 @@ def _layers(args: Any, config: Any) -> list[list[int]]:
 
 
 def groups(request: Request, sizes: Answer, rank: int, _folder: Path) -> Groups:
-    """Groups of a rank, after the initialisation that training does; `dp` is the replicas, without GTP."""
+    """Groups of a rank, after the initialisation that training does; `dp` and `edp` are the replicas, without GTP."""
     with fake_world(request.world, rank=rank):
         try:
             parallel_state.initialize_model_parallel(
@@ -184,7 +184,8 @@ def groups(request: Request, sizes: Answer, rank: int, _folder: Path) -> Groups:
                 found |= {
                     "ep": parallel_state.get_expert_model_parallel_group(),
                     "etp": parallel_state.get_expert_tensor_parallel_group(),
-                    "edp": parallel_state.get_expert_data_parallel_group(),
+                    "egtp": parallel_state.get_expert_gtp_weight_remat_group(),
+                    "edp": parallel_state.get_expert_data_parallel_group(with_gtp_remat=False),
                 }
             return {name: torch.distributed.get_process_group_ranks(group) for name, group in found.items()}
         finally:

@@ -13,9 +13,11 @@ from axonn_tune.grid import Grid
 from axonn_tune.job import Job, Layout
 from axonn_tune.program.operations import MatMul
 from axonn_tune.ranking.choosing import search
+from axonn_tune.ranking.priced import Priced
+from axonn_tune.request import Request
 from axonn_tune.specs.catalog import load_machine
 from axonn_tune.specs.model import Model
-from axonn_tune.specs.workload import OVERLAPS, Workload
+from axonn_tune.specs.workload import OVERLAPS, Overlap, Workload
 from tests.unit.small import small_model, small_problem
 
 MACHINE = load_machine("perlmutter-80gb").document
@@ -53,9 +55,32 @@ def test_candidates_cost_what_each_does_alone(
     machine = MACHINE.model_copy(update={"accelerator": small})
     given = {"gpus": gpus, "batch": 8 if gpus == 8 else 12, "sequence_length": 2048}
     ranked = search(small_problem(model_of(layers), machine, find_framework(name), **given), variants=True)
-    assert len(ranked)
     assert name == "fsdp" or {row.grid.expert for row in ranked} >= {1, 2, gpus}
     assert memory_gib == 80.0 or any(ranked.layout(place).recompute_layers for place in range(len(ranked)))
+    _check_alone(ranked)
+
+
+@pytest.mark.parametrize("overlaps", [OVERLAPS, ()])
+def test_candidates_with_sharded_experts_cost_what_each_does_alone(overlaps: tuple[Overlap, ...]) -> None:
+    """Guards the same where an axis of its own shards experts, beside GTP, EP, stages, chunks and recompute."""
+    machine = load_machine("dgx-h100").document
+    request, framework = Request(expert_z=2), find_framework("megatron-core").with_step(gathers_experts=True)
+    problem = small_problem(
+        model_of("dense moe*7"),
+        *(machine, framework),
+        **{"gpus": 8, "batch": 16, "sequence_length": 2048, "request": request, "overlaps": overlaps},
+    )
+    ranked = search(problem, variants=True)
+    grids = [row.grid for row in ranked]
+    assert {grid.axis_size("expert_z") for grid in grids} == {2}
+    assert {grid.z for grid in grids} >= {1, 2, 8}
+    assert {grid.expert for grid in grids} >= {1, 4}
+    _check_alone(ranked)
+
+
+def _check_alone(ranked: Priced) -> None:
+    """Some 20 candidates of a search, each priced by itself."""
+    assert len(ranked)
     for place in range(0, len(ranked), max(len(ranked) // 20, 1)):
         row, alone = ranked[place], ranked.detail(place)
         assert (row.iteration_s, row.communication_s, row.compute_s) == (
@@ -78,37 +103,38 @@ def group_of_first(sizes: list[int], wide: set[int]) -> set[int]:
 
 
 @pytest.mark.parametrize(
-    ("x", "context", "data", "pipeline", "expert", "tensor"),
+    ("x", "context", "data", "pipeline", "expert", "tensor", "shards"),
     [
-        (1, 1, 16, 1, 8, 1),
-        (2, 1, 8, 2, 8, 1),
-        (2, 1, 8, 2, 8, 2),
-        (2, 2, 8, 1, 4, 1),
-        (4, 1, 4, 4, 2, 4),
-        (1, 4, 4, 2, 16, 1),
-        (8, 2, 4, 1, 16, 2),
-        (2, 1, 16, 8, 32, 1),
+        (1, 1, 16, 1, 8, 1, 1),
+        (2, 1, 8, 2, 8, 1, 2),
+        (2, 1, 8, 2, 8, 2, 1),
+        (2, 2, 8, 1, 4, 1, 4),
+        (4, 1, 4, 4, 2, 4, 1),
+        (1, 4, 4, 2, 16, 1, 1),
+        (8, 2, 4, 1, 16, 2, 2),
+        (2, 1, 16, 8, 32, 1, 1),
     ],
 )
 def test_groups_are_those_of_two_rank_grids(
-    x: int, context: int, data: int, pipeline: int, expert: int, tensor: int
+    x: int, context: int, data: int, pipeline: int, expert: int, tensor: int, shards: int
 ) -> None:
-    """Guards parallel folding: ranks of EP are blocks of ETP, over TP, CP and DP, and EDP is what is left."""
+    """Guards parallel folding: ranks of EP are blocks of ETP, over TP, CP and DP, EGTP is after them, and EDP what is
+    left."""
     sizes = {"x": x, "context": context, "data": data, "pipeline": pipeline}
-    grid = Grid(**sizes, expert=expert, expert_tensor=tensor, order=MEGATRON)
-    left = x * context * data // (expert * tensor)
-    folding, generated = find_framework("megatron-core").step.folding, [tensor, expert, left, pipeline]
+    grid = Grid(**sizes, expert=expert, expert_tensor=tensor, expert_z=shards, order=MEGATRON)
+    left = x * context * data // (expert * tensor * shards)
+    folding, generated = find_framework("megatron-core").step.folding, [tensor, expert, shards, left, pipeline]
     for name, wide in (
         ("expert_tensor", {0}),
         ("expert", {1}),
         ("expert_tensorexpert", {0, 1}),
-        ("expert_data", {2}),
+        ("expert_z", {2}),
+        ("expert_data", {3}),
     ):
         ranks = {0}
         for size, stride in grid.group_shape(name, folding).levels:
             ranks = {rank + step * stride for rank in ranks for step in range(size)}
         assert ranks == group_of_first(generated, wide), name
-    assert grid.group_shape("expert_z", folding).size == 1
 
 
 def test_experts_shard_what_torchtitan_leaves_them() -> None:
@@ -133,6 +159,49 @@ def test_a_rank_holds_its_experts() -> None:
     items = dict(found.memory.items)
     assert items["compute weights of experts"] == 2 * found.values["expert_parameters"]
     assert items["optimizer moments of experts"] == 8 * found.values["expert_parameters"] / 2
+
+
+def sharded(layers: str, *, overlaps: tuple[Overlap, ...] = OVERLAPS, gradient_bytes: int = 4) -> Detail:
+    """Experts of 512 columns on 16 ranks, EP 4 and EGTP 2, with micro-batches of four."""
+    workload = Workload(global_batch=64, sequence_length=2048, overlaps=overlaps)
+    framework = find_framework("megatron-core").with_step(gathers_experts=True, shard_gradient_bytes=gradient_bytes)
+    job = Job(model_of(layers, width=512), load_machine("gb200-nvl72").document, workload, framework)
+    return price(job, Layout(Grid(data=16, expert=4, expert_z=2, order=MEGATRON), 4, "none", 0))
+
+
+@pytest.mark.parametrize("gradient_bytes", [2, 4])
+def test_a_rank_gathers_the_experts_that_egtp_shards(gradient_bytes: int) -> None:
+    """Guards two gathers in BF16 and a reduce-scatter of each block's experts in each micro-batch, what EDP still
+    reduces, and what a rank holds: half of everything at rest, and buffers for two blocks."""
+    found = sharded("dense moe*3", gradient_bytes=gradient_bytes)
+    block = (8 // 4) * 3 * 512 * 4096
+    assert found.values["expert_parameters"] == 3 * block / 2
+    terms = {(one.op, one.phase): one for one in found.terms if one.axis == "expert_z"}
+    assert {key: (one.bytes, one.count) for key, one in terms.items()} == {
+        ("all_gather", "forward"): (2 * block, 3),
+        ("all_gather", "backward"): (2 * block, 3),
+        ("reduce_scatter", "backward"): (gradient_bytes * block, 3),
+    }
+    assert {one.bytes for one in found.terms if one.axis == "expert_data"} == {4 * block / 2, 2 * block / 2}
+    items = {name: size / block for name, size in found.memory.items if name.endswith("of experts")}
+    assert items == {
+        "compute weights of experts": 2 * 3 / 2,
+        "gradients of experts": 4 * 3 / 2,
+        "master weights of experts": 4 * 3 / 2 / 2,
+        "optimizer moments of experts": 8 * 3 / 2 / 2,
+        "gathered weights of experts": 2 * 2,
+        "unreduced weight gradients of experts": 2 * gradient_bytes,
+    }
+
+
+@pytest.mark.parametrize("overlaps", [OVERLAPS, ()])
+def test_experts_are_gathered_a_block_ahead(overlaps: tuple[Overlap, ...]) -> None:
+    """Guards what is exposed: the first gather of each pass, which nothing runs ahead of; all of them without overlap
+    (NVIDIA/Megatron-LM@d98e8a64, docs/api-guide/core/generalized_tensor_parallel.md, section 3.4)."""
+    for one in sharded("moe*4", overlaps=overlaps).terms:
+        if one.axis == "expert_z":
+            share = 1.0 if not overlaps else {"all_gather": 1 / 4, "reduce_scatter": 0.0}[one.op]
+            assert one.exposed_s == pytest.approx(share * one.seconds), one.op
 
 
 @pytest.mark.parametrize(("expert", "tensor"), [(1, 1), (4, 1), (8, 1), (2, 2)])

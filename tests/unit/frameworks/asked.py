@@ -100,7 +100,7 @@ def run_of(case: Case) -> Run:
     if stated := {name: kind(case.options[name]) for name, kind in routing.items() if name in case.options}:
         framework = framework.with_step(**stated)
     own, order = (Grid(order=axes, **sizes) for axes in (framework.axes, _order(case)))
-    framework = framework.training(model)
+    framework = framework.with_step(gathers_experts=sizes["expert_z"] > 1).training(model)
     broken = broken_constraints(own, model, workload, framework, micro_batch=micro_batch, chunks=chunks)
     assert not broken, f"{case}: {broken}"
     assert own.world == case.gpus, f"{case}: {own.world} ranks"

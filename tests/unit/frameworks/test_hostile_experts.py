@@ -15,8 +15,14 @@ REFUSED: list[tuple[str, str, str]] = [
     *((MIXTRAL, f"--ep {size}", "whole number") for size in ("0", "-1", "1.5", "x", "nan", "1e9", str(2**31))),
     *((MIXTRAL, f"--etp {size}", "whole number") for size in ("0", "-8", "2.0", "inf", "''")),
     *((MIXTRAL, f"--ep 8 --etp {size}", "ETP") for size in (3, 5, 16, 64, 100)),
+    *((MIXTRAL, f"--ep 8 --egtp {size}", "EGTP") for size in (3, 16, 64)),
+    (f"{MIXTRAL} --ep 8 --etp 2", "--expert-tensor-parallel-num-weight-shards 3", "not divisible by ETP = 2"),
+    (f"{MIXTRAL} --ep 8", "--expert-tensor-parallel-num-weight-shards 2", "give --etp too, or --egtp N instead"),
     *((MIXTRAL, f"--tp 8 --ep 8 --etp {size}", "ETP") for size in (16, 32)),
-    *((DENSE, option, "has no experts") for option in ("--ep 2", "--etp 2", "--ep 8 --etp 2", "--imbalance 2")),
+    *(
+        (DENSE, option, "has no experts")
+        for option in ("--ep 2", "--etp 2", "--egtp 2", "--ep 8 --etp 2", "--imbalance 2")
+    ),
     *((MIXTRAL, f"--imbalance {value}", "nearest valid") for value in ("0", "-1", "nan", "1e9", "inf", "x", "0.99")),
     *((MIXTRAL, f"--set step.imbalance={value}", "") for value in ("0", "-3", "1e9", "x", "[]", "null")),
     *((MIXTRAL, f"--set step.capacity_factor={value}", "") for value in ("0", "-1", "1e9", "x", "{}")),

@@ -63,6 +63,7 @@ TWO = Grid(x=4, z=4, pipeline=2, data=24, order=find_framework("megatron-axonn")
 ORDER = ("x", "z", "context", "pipeline", "data")
 FOLDED = Grid(x=2, pipeline=8, data=8, expert=8, order=ORDER)
 GATHERED = Grid(z=4, data=2, pipeline=2, expert=8, order=find_framework("megatron-core").axes)
+SHARDED = Grid(data=8, pipeline=2, expert=4, expert_z=2, order=find_framework("megatron-core").axes)
 STATED = model(rotary_base=1_000_000.0, norm_epsilon=1e-6, qkv_biases=True)
 
 
@@ -119,6 +120,7 @@ REFUSED: list[tuple[str, Change, str]] = [
     ("megatron-core mixtral-22b", changed(grid=FOLDED), "experts with pipeline stages inside DP; ask for --order"),
     ("megatron-core mixtral-tensor", model(biases=True), "biases of experts with ETP above 1; ask for --etp 1"),
     ("megatron-core gpt-oss", changed(grid=GATHERED), "GTP in mxfp8 with weights in BF16; ask for --set step.primary"),
+    ("megatron-core gpt-oss", changed(grid=SHARDED), "GTP in mxfp8 with weights in BF16; ask for --set step.primary"),
     ("megatron-core mixtral-tensor", workload(precision="fp8-delayed"), "in fp8-delayed; ask for --precision fp8-cur"),
 ]
 

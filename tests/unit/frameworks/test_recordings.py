@@ -213,7 +213,7 @@ def _megatron_core(run: Run) -> dict[str, Any]:
         **head_dim,
         "weight_shards": run.size("x") * run.size("z"),
         "gtp": run.size("z"),
-        "expert_gtp": run.size("z") if stages_inside else 1,
+        "expert_gtp": run.size("z") if stages_inside else run.size("expert_z"),
         "vpp": run.chunks if run.chunks > 1 else None,
         "dp": run.size("data"),
         **{"ep": run.size("expert"), "etp": run.size("expert_tensor") if model.has_experts else run.size("x")},
