@@ -191,8 +191,7 @@ class ColumnPricer:
         """Least times of the parts of each candidate's micro-batch, with exchanges of context parallelism and without:
         every group has a stream of its own."""
         streams = {axes: number for number, axes in enumerate(self.program.groups)}
-        replay = self._replay(candidates, work, streams, tiers=len(streams))
-        return [replay.least(exchanged=one, kept=kept) for one in exchanged]
+        return self._replay(candidates, work, streams, tiers=len(streams)).least(exchanged=exchanged, kept=kept)
 
     def _replay(
         self, block: Candidates, work: StageWork, streams: Mapping[str, int], *, tiers: int | None = None

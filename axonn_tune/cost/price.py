@@ -31,7 +31,7 @@ from axonn_tune.program.dimensions import (
     symbol_values,
     table_alignment,
 )
-from axonn_tune.program.memory import Memory, memory_limit_bytes, price_memory
+from axonn_tune.program.memory import KnownSizes, Memory, memory_limit_bytes, price_memory
 from axonn_tune.program.operations import (
     MATRIX_ALIGNMENT,
     PLAIN,
@@ -361,7 +361,8 @@ class Pricer:
     """Prices one layout.
 
     call_s: software overhead per collective and message; parts: blocks of each model part, chunk c of stage s at
-    c·p + s; clock: that of the first stage that is replayed, which the others share, as other splits of the layers do.
+    c·p + s; clock: that of the first stage that is replayed, which the others share, as other splits of the layers do;
+    known: sizes in memory that all stages of all splits have in common.
     """
 
     def __init__(self, job: Job, layout: Layout, software: Software | None = None) -> None:
@@ -409,6 +410,7 @@ class Pricer:
         }
         self._lines: dict[tuple[Sent, str], tuple[Line, ...]] = {}
         self.clock: ComputeClock | None = None
+        self.known = KnownSizes()
 
     def _symbols(self, stage: Stage, chunks: Sequence[Contents] | None = None) -> dict[str, float]:
         return symbol_values(
@@ -453,7 +455,6 @@ class Pricer:
         communication_s = reduce(lambda total, term: total + term.seconds, terms, 0.0)
         busy_s = joined.step_s - joined.bubble_s
         lost_s = float(contended_s(communication_s, busiest.compute_s, busy_s, contention=self.rates.contention))
-        memory = max((memory for _, memory in settled), key=lambda memory: float(memory.total_bytes))
         return Detail(
             **{each.name: getattr(self.layout, each.name) for each in fields(Layout)},
             job=self.job,
@@ -462,8 +463,8 @@ class Pricer:
             iteration_s=joined.step_s + lost_s,
             bubble_s=joined.bubble_s,
             contended_s=lost_s,
-            memory_bytes=float(memory.total_bytes),
-            memory=memory,
+            memory_bytes=float(self.memory.total_bytes),
+            memory=self.memory,
             terms=terms,
             executed_flops=sum(of[number].flops for number in range(stages)) / stages,
             values=settled[joined.most][0],
@@ -556,6 +557,7 @@ class Pricer:
             arithmetic=PLAIN,
             kept_layers=None if asked is None else min(float(asked), values["L"]),
             stage=stage,
+            known=self.known,
         )
         found = kept_by_kind(self.program, chunks, values, float(memory.kept_layers), arithmetic=PLAIN)
         return values | {name: float(count) for name, count in found.items()}, memory
@@ -571,6 +573,11 @@ class Pricer:
             fewer = [float(found) for number, found in alone.items() if found < blocks[number]]
             return [self.settled_stage(number, kept=min([float(max(blocks)), *fewer])) for number in range(stages)]
         return [self.settled_stage(number) for number in range(stages)]
+
+    @property
+    def memory(self) -> Memory:
+        """Memory of the stage that needs most."""
+        return max((memory for _, memory in self._settled), key=lambda memory: float(memory.total_bytes))
 
     @cached_property
     def send(self) -> tuple[Collective, float, float]:

@@ -512,20 +512,21 @@ class Replay:
         saved_s = self._saved_s(schedule.micro_batch, blocks, forward[1] + backward[1])
         return ChunkTimes(*passes_s, end_s, data_s, times * waited_s, saved_s)
 
-    def least(self, *, exchanged: bool, kept: bool) -> LeastTimes:
-        """Least times of all parts, without gathers for a backward pass; exchanged: with exchanges of context; kept:
-        whether some layers may not be resharded."""
+    def least(self, *, exchanged: tuple[bool, ...], kept: bool) -> list[LeastTimes]:
+        """Least times of all parts, without gathers for a backward pass; exchanged: with exchanges of context, and
+        without; kept: whether some layers may not be resharded."""
         batch, program, dispatch_s = self.schedule.micro_batch, self.work.program, self.work.clock.rates.dispatch_s
+        known, every = dict[Instructions, Value](), self.schedule.collectives
 
-        def alone_s(part: Instructions) -> Value:
+        def alone_s(part: Instructions, *, whole: bool) -> Value:
             if program.merges:
                 # Passes beside each other hide what they send.
                 part = tuple(one for one in part if one[0] == RUN)
-            elif not exchanged:
-                every = self.schedule.collectives
+            elif not whole:
                 part = tuple(one for one in part if one[0] in (RUN, WAIT) or not every[one[1]].layer.endswith(CORE))
-            alone: Value = self._run(self._free(), part, None)[0]
-            return alone
+            if part not in known:
+                known[part] = self._run(self._free(), part, None)[0]
+            return known[part]
 
         def computed_s(*parts: Instructions) -> Value:
             total: Value = 0.0
@@ -533,22 +534,32 @@ class Replay:
                 total = total + (self._run_s(number) if code == RUN else 0.0)
             return total
 
-        blocks, issued, computed, sent = (list[Value]() for _ in range(4))
-        for kind, block in enumerate(program.blocks):
-            passes = batch.forward(block.type, None), batch.backward(block.type, Behind(kind, kept=True), None)
-            ahead_s, behind_s = map(alone_s, passes)
-            blocks.append(ahead_s + behind_s)
-            computed.append(computed_s(*passes))
-            sent.append(self._communicated_s(block, exchanged=exchanged, kept=kept))
-            issue_s: Value = 0.0
-            if dispatch_s:
-                issue_s, sent_s = dispatch_s * sum(self._issued(kind)), self._sent_tokens_s(kind)
-                issue_s = issue_s if sent_s is None else issue_s + sent_s
-            issued.append(issue_s)
-        ends, head = (batch.embedding(None), batch.flush(None)), batch.head(None)
-        first = alone_s(ends[0]) + alone_s(ends[1]), computed_s(*ends)
-        end_s = alone_s(self.schedule.ends[self.work.stage])
-        return LeastTimes(blocks, issued, computed, sent, first, (alone_s(head), computed_s(head)), end_s)
+        def issued_s(kind: int) -> Value:
+            if not dispatch_s:
+                return 0.0
+            sent_s, issue_s = self._sent_tokens_s(kind), dispatch_s * sum(self._issued(kind))
+            return issue_s if sent_s is None else issue_s + sent_s
+
+        passes = [
+            (batch.forward(block.type, None), batch.backward(block.type, Behind(kind, kept=True), None))
+            for kind, block in enumerate(program.blocks)
+        ]
+        issued = [issued_s(kind) for kind in range(len(passes))]
+        computed = [computed_s(*both) for both in passes]
+        head, (before, after) = batch.head(None), (batch.embedding(None), batch.flush(None))
+        ends_s = computed_s(before, after), computed_s(head)
+        return [
+            LeastTimes(
+                [alone_s(forward, whole=whole) + alone_s(backward, whole=whole) for forward, backward in passes],
+                issued,
+                computed,
+                [self._communicated_s(block, exchanged=whole, kept=kept) for block in program.blocks],
+                (alone_s(before, whole=whole) + alone_s(after, whole=whole), ends_s[0]),
+                (alone_s(head, whole=whole), ends_s[1]),
+                alone_s(self.schedule.ends[self.work.stage], whole=whole),
+            )
+            for whole in exchanged
+        ]
 
     def _communicated_s(self, block: Block, *, exchanged: bool, kept: bool) -> Value:
         """Communication of a block in a step, s: as for `least`."""

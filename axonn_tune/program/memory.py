@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache, reduce
 from operator import add
-from typing import NamedTuple, TypeAlias
+from typing import TypeAlias
 
 from axonn_tune.program.layers import EXPERTS, JOINED, WHOLE_BLOCK, LayerInputs
 from axonn_tune.program.operations import (
@@ -175,14 +175,38 @@ class MemoryPlan:
             )
             for peak in self.peaks
         ]
-        return Sums(tuple(sizes), tuple(links), lasting, kept_layers, peaks)
+        apart = [any(name.partition(".")[0] in _OF_STAGE for name, _ in size.powers) for size in sizes]
+        apart_folds = [False]
+        for before, size in links:
+            apart_folds.append(apart_folds[before] or apart[size])
+        return Sums(tuple(sizes), tuple(links), lasting, kept_layers, peaks, apart, apart_folds[1:])
 
 
-class Sums(NamedTuple):
+_OF_STAGE = {"L", "held", "freed", "repeated", "kept", "unkept"} | {
+    name.powers[0][0] for name in (_PARAMETERS, _VECTORS, _EXPERTS, symbol("head_norms"))
+}
+"""Symbols that differ between the stages of one layout."""
+
+
+@dataclass(frozen=True)
+class KnownSizes:
+    """Bytes of sizes, and of folds of some sums by their numbers: what all stages of the same layouts have alike."""
+
+    sizes: dict[Size, Value] = field(default_factory=dict)
+    folds: dict[Sums, dict[int, Value]] = field(default_factory=dict)
+
+    def __reduce__(self) -> tuple[type[KnownSizes], tuple[()]]:
+        # Worked out anew, columns are there sooner than read.
+        return KnownSizes, ()
+
+
+@dataclass(frozen=True, eq=False)
+class Sums:
     """Left folds of sizes: each size once, and each fold as the one without its last size, and that size; 0 is nothing.
 
     lasting, kept_layers: folds of what is alive throughout and of the weights of a block; peaks: of each its points,
-    gathers, gathers beside layers not resharded, reductions, and each size that is freed.
+    gathers, gathers beside layers not resharded, reductions, and each size that is freed; apart, apart_folds: which
+    sizes and folds differ between stages.
     """
 
     sizes: tuple[Size, ...]
@@ -190,12 +214,27 @@ class Sums(NamedTuple):
     lasting: int
     kept_layers: tuple[int, ...]
     peaks: list[tuple[tuple[int, ...], ...]]
+    apart: list[bool]
+    apart_folds: list[bool]
 
-    def evaluate(self, values: Mapping[str, Value]) -> list[Value]:
-        """Bytes of every fold."""
-        sizes, found = [size.evaluate(values) for size in self.sizes], list[Value]([0.0])
-        for before, size in self.folds:
-            found.append(found[before] + sizes[size])
+    def evaluate(self, values: Mapping[str, Value], known: KnownSizes) -> list[Value]:
+        """Bytes of every fold; known: what was worked out of other stages, and now of this one."""
+        sizes, found = list[Value](), list[Value]([0.0])
+        for size, apart in zip(self.sizes, self.apart, strict=True):
+            value = None if apart else known.sizes.get(size)
+            if value is None:
+                value = size.evaluate(values)
+                if not apart:
+                    known.sizes[size] = value
+            sizes.append(value)
+        folds = known.folds.setdefault(self, {})
+        for number, ((before, place), apart) in enumerate(zip(self.folds, self.apart_folds, strict=True)):
+            folded = None if apart else folds.get(number)
+            if folded is None:
+                folded = found[before] + sizes[place]
+                if not apart:
+                    folds[number] = folded
+            found.append(folded)
         return found
 
 
@@ -367,15 +406,16 @@ def price_memory(
     arithmetic: Arithmetic,
     kept_layers: Value | None = None,
     stage: Stage = ONLY,
+    known: KnownSizes | None = None,
 ) -> Memory:
     """Memory with as many layers not resharded as fit (or with just `kept_layers`).
 
-    values: with `held`, the blocks whose saved activations are alive together. A candidate that does not fit even
-    that reshards all has `total_bytes` above `limit_bytes` and keeps none.
+    values: with `held`, the blocks whose saved activations are alive together; known: of other stages. A candidate
+    that does not fit even that reshards all has `total_bytes` above `limit_bytes` and keeps none.
     """
     plan = memory_plan(program, stage)
     sums, needed = plan.sums, _gathers(plan.given, values, arithmetic=arithmetic)
-    found = sums.evaluate(values)
+    found = sums.evaluate(values, known or KnownSizes())
     none_kept: Value = 0.0
     some_kept: Value = 0.0
     buffers = list[tuple[Value, Value, Value]]()

@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import astuple, dataclass, field
 from functools import cached_property, lru_cache
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -102,24 +102,24 @@ def _joined_powers(
     return tuple(sorted(((name, power) for name, power in found.items() if power), key=lambda item: _place(item[0])))
 
 
-@dataclass(frozen=True)
-class Size:
+@lru_cache(maxsize=4096)
+def _folds(powers: tuple[tuple[str, int], ...]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Factors of the numerator and of the denominator."""
+    numerator, denominator = (tuple(name for name, power in powers for _ in range(sign * power)) for sign in (1, -1))
+    return numerator, denominator
+
+
+class Size(NamedTuple):
     """`coefficient · Π symbol^power`; powers sorted by the canonical order of symbols, none zero."""
 
     coefficient: float
     powers: tuple[tuple[str, int], ...] = ()
 
-    def __hash__(self) -> int:
-        return self._hash
-
-    @cached_property
-    def _hash(self) -> int:
-        return hash((self.coefficient, self.powers))
-
-    def __mul__(self, other: Size | float) -> Size:
+    def __mul__(self, other: Size | float) -> Size:  # type: ignore[override]
         return self._combine(as_size(other), sign=1)
 
-    __rmul__ = __mul__
+    def __rmul__(self, other: float) -> Size:  # type: ignore[override]
+        return self._combine(as_size(other), sign=1)
 
     def __truediv__(self, other: Size | float) -> Size:
         return self._combine(as_size(other), sign=-1)
@@ -130,26 +130,19 @@ class Size:
             return Size(coefficient, self.powers)
         return Size(coefficient, _joined_powers(self.powers, other.powers, sign))
 
-    @cached_property
-    def _numerator(self) -> tuple[str, ...]:
-        return tuple(name for name, power in self.powers for _ in range(power))
-
-    @cached_property
-    def _denominator(self) -> tuple[str, ...]:
-        return tuple(name for name, power in self.powers for _ in range(-power))
-
     def evaluate(self, values: Mapping[str, Value]) -> Value:
         """Value for given symbols: the left fold of the numerator, then of the denominator.
 
         Both folds run in the canonical order, so numbers and columns give the same bits.
         """
+        numerator, denominator = _folds(self.powers)
         result: Value = self.coefficient
-        for name in self._numerator:
+        for name in numerator:
             result = result * values[name]
-        if not self._denominator:
+        if not denominator:
             return result
         divisor: Value = 1.0
-        for name in self._denominator:
+        for name in denominator:
             divisor = divisor * values[name]
         return result / divisor
 

@@ -39,9 +39,12 @@ def balanced(
     ):
         return None
     again = Pricer(job, replace(layout, parts=split))
-    again.clock = pricer.clock
+    again.clock, again.known = pricer.clock, pricer.known
+    # What does not fit is not replayed.
+    if float(again.memory.total_bytes) > limit_bytes:
+        return None
     found = again.price()
-    return found if found.memory_bytes <= limit_bytes and found.iteration_s <= (1.0 - WORTH) * step_s else None
+    return found if found.iteration_s <= (1.0 - WORTH) * step_s else None
 
 
 def _seconds(pricer: Pricer) -> tuple[Floats, tuple[float, float]]:

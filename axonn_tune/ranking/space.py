@@ -40,7 +40,7 @@ from axonn_tune.grid import (
 )
 from axonn_tune.job import Job
 from axonn_tune.program.dimensions import Constraint, constraints, dimensions, loss_chunks
-from axonn_tune.program.memory import Memory, memory_limit_bytes, price_memory
+from axonn_tune.program.memory import KnownSizes, Memory, memory_limit_bytes, price_memory
 from axonn_tune.program.operations import COLUMNS, PLAIN_BLOCKS, REPEATING, Sent, Value
 from axonn_tune.program.schedule import blocks_by_kind, kept_by_kind
 from axonn_tune.program.step import (
@@ -362,15 +362,21 @@ class StageRows:
         layer types]`."""
         blocks, together = np.zeros((2, len(self.chunks), int(self.most.max(initial=0)) + 1, self.types))
         others = np.full_like(blocks, np.inf)
+        firsts = dict[Contents, Floats]()
         for number, chunks in enumerate(self.chunks):
+            alike = dict[Contents, list[int]]()
             for contents, held in chunks:
-                of_type = np.repeat(*np.array(contents, dtype=np.int64).reshape(-1, 2).T)
-                counts = np.zeros((len(of_type) + 1, self.types))
-                counts[1:] = (of_type[:, None] == np.arange(self.types)).cumsum(axis=0)
-                first = counts[np.minimum(np.arange(blocks.shape[1]), len(of_type))]
-                blocks[number] += first
-                together[number] += held * first
-                others[number] = np.minimum(others[number], counts[-1] - first)
+                alike.setdefault(contents, []).append(held)
+            for contents, each in alike.items():
+                if contents not in firsts:
+                    of_type = np.repeat(*np.array(contents, dtype=np.int64).reshape(-1, 2).T)
+                    counts = np.zeros((blocks.shape[1], self.types))
+                    counts[1 : len(of_type) + 1] = of_type[:, None] == np.arange(self.types)
+                    firsts[contents] = counts.cumsum(axis=0)
+                first = firsts[contents]
+                blocks[number] += len(each) * first
+                together[number] += sum(each) * first
+                others[number] = np.minimum(others[number], first[-1] - first)
         return blocks, together, others
 
     def blocks(self, repeated: Integers | None = None) -> tuple[Floats, ...]:
@@ -437,6 +443,11 @@ class Shapes:
     def piped(self) -> Integers:
         """Rows with more than one stage."""
         return np.flatnonzero(self.stages > 1)
+
+    @cached_property
+    def known(self) -> KnownSizes:
+        """Sizes in memory that all stages of those rows have in common, as far as they were worked out."""
+        return KnownSizes()
 
     @cached_property
     def stage_rows(self) -> tuple[StageRows, ...]:
@@ -655,6 +666,7 @@ def cut_may_fit(shapes: Shapes, program: StepProgram) -> NDArray[np.bool_]:
             arithmetic=COLUMNS,
             kept_layers=0.0,
             stage=one.stage,
+            known=shapes.known,
         ).total_bytes
         for one, values in shapes.priced_stages
         if one.stage in ahead
@@ -834,7 +846,7 @@ def fit_others(
     return found
 
 
-_SLAB = 16384
+_SLAB = 8192
 """Shapes whose memory is worked out at once: their columns stay in the second-level cache."""
 
 
@@ -920,7 +932,12 @@ def _fit_stages(
 
     def priced(one: StageRows, values: dict[str, Value], kept: Floats | float | None) -> Memory:
         return price_memory(
-            program, values, limit_bytes=limit_bytes, arithmetic=COLUMNS, kept_layers=kept, stage=one.stage
+            *(program, values),
+            limit_bytes=limit_bytes,
+            arithmetic=COLUMNS,
+            kept_layers=kept,
+            stage=one.stage,
+            known=shapes.known,
         )
 
     alone = [priced(one, values, asked) for one, values in stages]

@@ -6,10 +6,11 @@ from typing import Any
 
 import pytest
 
-from axonn_tune.cost.price import price
+from axonn_tune.cost.price import Pricer, price
 from axonn_tune.frameworks import find_framework
 from axonn_tune.grid import Grid
 from axonn_tune.job import Job, Layout
+from axonn_tune.program.memory import KnownSizes
 from axonn_tune.program.operations import Attention
 from axonn_tune.ranking.choosing import search
 from axonn_tune.specs.catalog import load_machine
@@ -37,7 +38,8 @@ def model_of(layers: str, **types: dict[str, Any]) -> Model:
 @pytest.mark.parametrize("layers", ["(local*2 global)*3 local", "wide*2 (mixer mlp)*3 global*4"])
 @pytest.mark.parametrize(("name", "memory_gib"), [("axonn-tune", 16.0), ("megatron-core", 16.0), ("torchtitan", 80.0)])
 def test_candidates_cost_what_each_does_alone(layers: str, name: str, memory_gib: float) -> None:
-    """Guards the columns of layer types, with stages, chunks and recompute in some layers: the same to the last bit."""
+    """Guards the columns of layer types, with stages, chunks and recompute in some layers: the same to the bit, and
+    stages have the memory together that each has by itself."""
     small = MACHINE.accelerator.model_copy(update={"memory_gib": memory_gib})
     machine = MACHINE.model_copy(update={"accelerator": small})
     given = {"gpus": 8, "batch": 24, "sequence_length": 2048}
@@ -51,6 +53,11 @@ def test_candidates_cost_what_each_does_alone(layers: str, name: str, memory_gib
             alone.compute_s,
         ), row.layout
         assert row.memory_bytes == pytest.approx(alone.memory_bytes, rel=1e-12)
+        pricer, needed = Pricer(alone.job, alone), list[float]()
+        for number in range(alone.pipeline):
+            pricer.known = KnownSizes()
+            needed.append(float(pricer.settled_stage(number)[1].total_bytes))
+        assert max(needed) == alone.memory_bytes
 
 
 @pytest.mark.parametrize("recompute", ["none", "selective", "full"])
