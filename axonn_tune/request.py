@@ -414,12 +414,12 @@ class Request:
         several=True,
         alone="all",
     )
-    expert_overlap: bool = _option(
+    expert_overlap: bool | None = _option(
         _OVERLAP,
         "Run a forward beside a backward pass of another micro-batch, dispatch and combine of each behind computation "
-        "of the other, where EP is above 1 and stages are interleaved or there is one.",
-        "flag",
-        default=False,
+        "of the other, where EP is above 1 and stages are interleaved or there is one. Default: where the step is "
+        "shorter so.",
+        "switch",
         beside=True,
     )
     split_micro_batch: bool = _option(

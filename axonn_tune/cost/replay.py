@@ -234,6 +234,10 @@ class ChunkTimes(NamedTuple):
         return ChunkTimes(*(column[rows] for column in self))
 
 
+_WAITED_FOR = ("output", "input_gather", "input_gradient", "other")
+"""Roles of collectives that end in the operations of their pass between dispatch and combine, or before or after."""
+
+
 class LeastTimes(NamedTuple):
     """What parts of a micro-batch take that start with idle streams, s: no more than behind others.
 
@@ -518,12 +522,14 @@ class Replay:
         batch, program, dispatch_s = self.schedule.micro_batch, self.work.program, self.work.clock.rates.dispatch_s
         known, every = dict[Instructions, Value](), self.schedule.collectives
 
+        def sent(step: Collective, *, whole: bool) -> bool:
+            # Passes beside each other hide what they need not wait for at once.
+            hidden = program.merges and (step.routing is not None or step.role not in _WAITED_FOR)
+            return not hidden and (whole or not step.layer.endswith(CORE))
+
         def alone_s(part: Instructions, *, whole: bool) -> Value:
-            if program.merges:
-                # Passes beside each other hide what they send.
-                part = tuple(one for one in part if one[0] == RUN)
-            elif not whole:
-                part = tuple(one for one in part if one[0] in (RUN, WAIT) or not every[one[1]].layer.endswith(CORE))
+            if program.merges or not whole:
+                part = tuple(one for one in part if one[0] in (RUN, WAIT) or sent(every[one[1]], whole=whole))
             if part not in known:
                 known[part] = self._run(self._free(), part, None)[0]
             return known[part]

@@ -82,6 +82,9 @@ def search(problem: Problem, *, variants: bool = False, exact: int = DEFAULT_TOP
     require_searchable(candidates)
     programs = Programs(problem.by_dispatcher[0])
     exchanges = _exchanges(problem, grids, shapes := without_larger(shapes, programs), programs)
+    if problem.overlaps_some:
+        experts = grids.column("expert") > 1
+        exchanges += [one.merging(experts) for one in exchanges if one.dispatcher != "allgather"]
     fittings = (fit_all if variants or problem.request.recompute_layers else fit_always)(shapes, programs)
     uneven, unpriced = uneven_chunks(shapes, programs, fittings)
     # What does not fit in the first number format may fit in another.
@@ -90,27 +93,25 @@ def search(problem: Problem, *, variants: bool = False, exact: int = DEFAULT_TOP
     tried = _Tried(problem, exchanges, list_placements(grids, placed, problem), every=variants, count=exact)
     columns = tried.with_more(_joined([]), shapes, fittings)
     if others := [one for one in programs if one not in fittings]:
-        near = _near(columns, shapes, problem, count=exact)
+        near = _near(columns, shapes, problem, fittings, count=exact)
         tried = replace(tried, reached_s=tried.in_formats(columns, shapes, programs))
         among = tried.promising(columns, shapes, {one: near[one.precision] for one in others})
         candidates += count_candidates(shapes, grids, others, among)
         columns = tried.with_more(columns, shapes, fit_others(shapes, programs, fittings, among))
     columns = _refined(columns, shapes, problem, count=exact, variants=variants)
-    if len(uneven):
-        promising = _promising(columns, shapes, problem, count=exact)
+    each = [(tried, uneven)] if len(uneven) else []
+    each += [(tried.merging(), uneven)] if tried.bounds and problem.overlaps_some else []
+    base = shapes
+    for one, cut in each:
+        promising = one.may_be_cut(columns, shapes, fittings)[: len(base)]
         promising[unpriced] = True
-        uneven = uneven if variants else uneven[promising[uneven]]
-        (more, source), before = with_uneven_chunks(shapes, uneven), len(shapes)
-        ones = shapes.taken(uneven, chunks=shapes.chunks[uneven])
-        # What repeats in some blocks holds no less than what repeats in all.
-        fits = {kind: cut_may_fit(ones, programs[kind._replace(some=False)]) for kind in programs}
-        among = {kind: np.flatnonzero(fits[kind][source]) for kind in programs}
-        among = tried.promising(columns, more, among, every=shapes)
-        candidates += count_candidates(more, grids, problem.variants, among if tried.bounds else None)
-        fitted, shapes = fit_all(more, programs, among), shapes.with_more(more)
+        more, within = one.cut(base, cut if variants else cut[promising[cut]], promising, programs)
+        among = one.promising(columns, more, within, every=shapes)
+        candidates += count_candidates(more, grids, problem.variants, among if one.bounds else None)
+        fitted, before, shapes = fit_all(more, programs, among), len(shapes), shapes.with_more(more)
         fittings = {kind: fittings[kind].with_more(fitted[kind]) for kind in fitted}
-        cut = {kind: fitting.among(np.arange(before, len(shapes))) for kind, fitting in fittings.items()}
-        columns = tried.with_more(columns, shapes, cut)
+        found = {kind: fitting.among(np.arange(before, len(shapes))) for kind, fitting in fittings.items()}
+        columns = one.with_more(columns, shapes, found)
         columns = _refined(columns, shapes, problem, count=exact, variants=variants)
     whole = Priced(
         *(
@@ -131,7 +132,8 @@ def search(problem: Problem, *, variants: bool = False, exact: int = DEFAULT_TOP
 @dataclass(frozen=True)
 class _Tried:
     """How candidates are priced: with which exchanges, at which placements; every: all are, not only those that may be
-    among the first `count` grids; reached_s: steps in number formats that others need not be above."""
+    among the first `count` grids; reached_s: steps in number formats that others need not be above; merges: those with
+    expert overlap."""
 
     problem: Problem
     exchanges: list[_Exchange]
@@ -139,6 +141,16 @@ class _Tried:
     every: bool
     count: int
     reached_s: Mapping[Precision | None, float] = field(default_factory=dict)
+    merges: bool = False
+
+    @property
+    def own(self) -> list[_Exchange]:
+        """The exchanges without expert overlap, or those with it."""
+        return [one for one in self.exchanges if one.merged == self.merges]
+
+    def merging(self) -> _Tried:
+        """The same with expert overlap."""
+        return replace(self, merges=True)
 
     @property
     def ranks_steps(self) -> bool:
@@ -153,7 +165,7 @@ class _Tried:
     def with_more(self, columns: Columns, shapes: Shapes, fittings: dict[Variant, Fitting]) -> Columns:
         """Columns with candidates of more recompute sets or shapes, and exact steps at the first ranks."""
         fittings = fittings if self.every else _undominated(self.problem, fittings)
-        own, others = ([one for one in self.exchanges if one.other == other] for other in (False, True))
+        own, others = ([one for one in self.own if one.other == other] for other in (False, True))
         found = [self._priced(one, shapes, kind, fitting) for one in own for kind, fitting in fittings.items()]
         columns = _joined([columns, *found])
         if not others:
@@ -173,7 +185,7 @@ class _Tried:
         limit_s = self._limits_s(columns, shapes)[kind.precision]
         mine = (columns.recompute == self.problem.variants.index(kind)) & self.bounds
         near, known = [columns.shape[mine & (columns.bare_s <= limit_s)]], columns.shape[mine]
-        for base in self.exchanges:
+        for base in self.own:
             # What cannot have the framework's own exchange has no least step yet.
             alike = [fitting.rows[:0], *(one.taken(shapes, fitting).rows for one in others if base.alike(one))]
             rows = np.setdiff1d(np.concatenate(alike), known)
@@ -204,7 +216,7 @@ class _Tried:
                 kind = kinds[number]._replace(precision=precision)
                 fitting = fit_memory(shapes.taken(rows, chunks=shapes.chunks[rows]), programs[kind])
                 fitting = fitting.spread(rows, len(shapes))
-                priced += [self._priced(one, shapes, kind, fitting) for one in self.exchanges if not one.other]
+                priced += [self._priced(one, shapes, kind, fitting) for one in self.own if not one.other]
             known = _refined(_joined(priced), shapes, self.problem, count=1, variants=False)
             exact = ~known.pending & ~known.bounded
             found[precision] = float(known.iteration_s[exact].min(initial=np.inf))
@@ -213,14 +225,10 @@ class _Tried:
     def promising(self, columns: Columns, shapes: Shapes, among: Among, *, every: Shapes | None = None) -> Among:
         """Those of some shapes that may be among the first grids; every: the shapes of the columns, where they are
         others. Where some blocks repeat, as if none did."""
-        limits_s = self._limits_s(columns, shapes if every is None else every)
-        found, none = dict(among), np.zeros(len(shapes))
+        limits_s, found = self._limits_s(columns, shapes if every is None else every), dict(among)
 
         def bounded(kind: Variant, rows: Integers) -> Integers:
-            anything, own = Fitting(none, none, none.astype(np.int64), rows, np.inf), list[Floats]()
-            for one in self.exchanges:
-                own += [] if one.other else [self._least_s(one, shapes, kind, one.taken(shapes, anything))]
-            return np.flatnonzero(np.min(own, axis=0) <= limits_s[kind.precision])
+            return np.flatnonzero(self._least_own_s(shapes, kind, rows) <= limits_s[kind.precision])
 
         for precision in {kind.precision: None for kind in among} if self.bounds else ():
             kinds = [kind for kind in among if kind.precision == precision]
@@ -233,12 +241,64 @@ class _Tried:
                     found[kind] = bounded(kind, rows)
         return found
 
-    def _least_s(self, one: _Exchange, shapes: Shapes, kind: Variant, fitting: Fitting) -> Floats:
-        """Least step of some shapes with any exchange of context parallelism, s; infinite for all others."""
+    def may_be_cut(self, columns: Columns, shapes: Shapes, fittings: Mapping[Variant, Fitting]) -> NDArray[np.bool_]:
+        """Shapes of one chunk a stage that may be among the first `count` grids cut into several; with expert overlap
+        those of one stage or several chunks as they are, too."""
+        if not self.merges:
+            return _promising(columns, shapes, self.problem, count=self.count)
+        found = np.zeros(len(shapes), dtype=np.bool_)
+        for precision, limit_s in self._limits_s(columns, shapes).items():
+            number = 0 if precision is None else self.problem.formats.index(precision)
+            plain, least_s = Variant("none", precision=precision), np.full(len(shapes), np.inf)
+            mine = columns.precision == number
+            np.minimum.at(least_s, columns.shape[mine], columns.least_merged_s[mine])
+            fitting = [own.rows for kind, own in fittings.items() if kind.precision == precision]
+            near = distinct(np.concatenate(fitting))[0]
+            # What is only to be had with another exchange may have no price yet.
+            near = near[(least_s[near] <= limit_s) | np.isinf(least_s[near])]
+            found[near] |= self._least_own_s(shapes, plain, near, cut=True)[near] <= limit_s
+        return found
+
+    def cut(
+        self, shapes: Shapes, ones: Integers, near: NDArray[np.bool_], programs: Programs
+    ) -> tuple[Shapes, dict[Variant, Integers]]:
+        """Some shapes of one chunk a stage cut into several, and those under each variant that may fit; with expert
+        overlap what can have it, also as it is."""
+        able, own = np.ones(len(shapes), dtype=np.bool_), self.own
+        if self.merges:
+            able = np.any([one.grids for one in own if one.grids is not None], axis=0)[shapes.grid]
+        ones = ones[able[ones]]
+        cut, source = with_uneven_chunks(shapes, ones)
+        some = shapes.taken(ones, chunks=shapes.chunks[ones])
+        # What repeats in some blocks holds no less than what repeats in all.
+        fits = {kind: cut_may_fit(some, programs[kind._replace(some=False)]) for kind in programs}
+        among = {kind: np.flatnonzero(fits[kind][source]) for kind in programs}
+        if not self.merges:
+            return cut, among
+        as_they_are = np.flatnonzero(near & able & ((shapes.stages == 1) | (shapes.chunks > 1)))
+        whole = shapes.taken(as_they_are, chunks=shapes.chunks[as_they_are])
+        for kind, rows in among.items():
+            rows = np.concatenate((np.arange(len(whole)), len(whole) + rows))
+            among[kind] = rows if own[0].programs[kind].merges else rows[:0]
+        return replace(whole.with_more(cut), problem=shapes.problem.overlapping), among
+
+    def _least_own_s(self, shapes: Shapes, kind: Variant, rows: Integers, *, cut: bool = False) -> Floats:
+        """Least step of some shapes with any of the exchanges, s; cut: with stages cut into any number of chunks."""
+        none, found = np.zeros(len(shapes)), np.full(len(shapes), np.inf)
+        anything = Fitting(none, none, none.astype(np.int64), rows, np.inf)
+        for base in [one for one in self.own if not one.other]:
+            # Some grids cannot have the framework's own exchange of context parallelism, of which this is free.
+            each = [one.taken(shapes, anything).rows for one in self.own if base.alike(one)]
+            some = anything.among(distinct(np.concatenate(each))[0])
+            np.minimum(found, self._least_s(base, shapes, kind, some, cut=cut), out=found)
+        return found
+
+    def _least_s(self, one: _Exchange, shapes: Shapes, kind: Variant, fitting: Fitting, *, cut: bool = False) -> Floats:
+        """The same with one of them, of its grids; infinite for all others."""
         found, problem = np.full(len(shapes), np.inf), one.problem.within(kind.precision)
         for program, part in _by_alignment(shapes, kind, one.programs, fitting):
             for pool, shape, _ in _pooled(problem, shapes, self.placements, program, part):
-                np.minimum.at(found, shape, pool.least_s(exchanged=(False,))[0, 0])
+                np.minimum.at(found, shape, pool.least_s(exchanged=(False,))[0, int(cut and pool.staged)])
         return found
 
     def _priced(self, one: _Exchange, shapes: Shapes, kind: Variant, fitting: Fitting) -> Columns:
@@ -310,6 +370,7 @@ def _balanced(priced: Priced, *, count: int) -> Priced:
             pending=np.zeros(1, dtype=np.bool_),
             least_cut_s=np.array([found.iteration_s]),
             bare_s=np.zeros(1),
+            least_merged_s=np.zeros(1),
             exchange=columns.exchange[[row]],
             precision=columns.precision[[row]],
         )
@@ -366,12 +427,13 @@ class Programs(Mapping[Variant, StepProgram]):
 @dataclass(frozen=True, eq=False)
 class _Exchange:
     """The search with one exchange of context parallelism and one dispatcher: for which grids, all if None, and its
-    programs; other: with another exchange than the framework's own."""
+    programs; other: with another exchange than the framework's own; merged: with expert overlap."""
 
     problem: Problem
     grids: NDArray[np.bool_] | None
     programs: Programs
     other: bool = False
+    merged: bool = False
 
     def taken(self, shapes: Shapes, fitting: Fitting) -> Fitting:
         """The shapes that have it."""
@@ -382,6 +444,11 @@ class _Exchange:
     def alike(self, other: _Exchange) -> bool:
         """Whether it has the framework's own exchange and the dispatcher of another."""
         return not self.other and self.dispatcher == other.dispatcher
+
+    def merging(self, experts: NDArray[np.bool_]) -> _Exchange:
+        """The same with expert overlap; experts: grids with expert parallelism."""
+        problem, grids = self.problem.overlapping, experts if self.grids is None else experts & self.grids
+        return replace(self, problem=problem, grids=grids, programs=Programs(problem), merged=True)
 
     @property
     def dispatcher(self) -> str:
@@ -593,8 +660,8 @@ def _priced(
     found = list[Columns]()
     for pool, shape, placement in _pooled(problem, shapes, placements, program, fitting):
         none = np.zeros(len(pool))
-        (least_s, least_cut_s), (bare_s, _) = (
-            pool.least_s(exchanged=(True, False)) if bounds else np.zeros((2, 2, len(pool)))
+        (least_s, least_cut_s, merged_s), (bare_s, *_) = (
+            pool.least_s(exchanged=(True, False)) if bounds else np.zeros((2, 3, len(pool)))
         )
         columns = Columns(
             shape=shape,
@@ -608,6 +675,7 @@ def _priced(
             pending=np.ones(len(pool), dtype=np.bool_),
             least_cut_s=least_cut_s,
             bare_s=bare_s,
+            least_merged_s=merged_s,
             pools=((0, pool),),
         )
         found.append(columns if bounds else columns.replayed(np.arange(len(pool))))
@@ -737,7 +805,9 @@ def _limits_s(
     }
 
 
-def _near(columns: Columns, shapes: Shapes, problem: Problem, *, count: int) -> dict[Precision | None, Integers]:
+def _near(
+    columns: Columns, shapes: Shapes, problem: Problem, fittings: Mapping[Variant, Fitting], *, count: int
+) -> dict[Precision | None, Integers]:
     """Shapes that may be among the first `count` grids, or be the fastest, with less recompute; and in other formats.
 
     Recompute repeats no more than the forward pass, and a backward pass takes no less, so without it a step and its
@@ -745,6 +815,8 @@ def _near(columns: Columns, shapes: Shapes, problem: Problem, *, count: int) -> 
     """
     found = np.zeros((2, len(shapes)), dtype=np.bool_)
     found[1, np.setdiff1d(np.arange(len(shapes)), columns.shape)] = True
+    # What can only have another exchange than the framework's own is not priced where it takes longer with more.
+    found[0, np.setdiff1d(np.concatenate([one.rows for one in fittings.values()]), columns.shape)] = True
     for metric, limit_s in (
         (ranking_metric(columns, rank_by=problem.rank_by), _last_place_s(columns, shapes, problem, count=count)),
         (columns.iteration_s, float(columns.iteration_s.min(initial=np.inf))),
@@ -766,7 +838,7 @@ def _joined(parts: Sequence[Columns]) -> Columns:
     """Columns one after the other; without any, none."""
     if not parts:
         counts, none, no = np.zeros(0, dtype=np.int64), np.zeros(0), np.zeros(0, dtype=np.bool_)
-        return Columns(counts, counts, counts, none, none, none, none, no, no, none, none)
+        return Columns(counts, counts, counts, none, none, none, none, no, no, none, none, none)
     every = [one.name for one in fields(Columns) if one.name not in ("groups", "pools")]
     joined = {name: np.concatenate([getattr(part, name) for part in parts]) for name in every}
     before = np.cumsum([0, *(len(part.shape) for part in parts)]).tolist()

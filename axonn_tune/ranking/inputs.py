@@ -84,7 +84,7 @@ def load_inputs(request: Request) -> Inputs:
         tokens_total=request.tokens_total,
     )
     _check(problem)
-    return Inputs(problem, model, machine)
+    return Inputs(replace(problem, overlaps_some=_overlaps_some(problem)), model, machine)
 
 
 def parse_order(order: str | Sequence[str], framework: Framework = AXONN_TUNE) -> tuple[str, ...]:
@@ -210,6 +210,18 @@ def _check_routing(step: StepOptions) -> None:
             )
 
 
+def _overlaps_some(problem: Problem) -> bool:
+    """Whether the search compares layouts with expert overlap: where they can have it and nobody says whether."""
+    step, asked = problem.framework.step, problem.request.expert_overlap
+    if asked is not None or step.expert_overlap or step.shared_expert_overlap or problem.whole:
+        return False
+    try:
+        check_expert_overlap(problem.overlapping)
+    except UsageError:
+        return False
+    return True
+
+
 def check_expert_overlap(problem: Problem) -> None:
     """UsageError where nothing can run beside dispatch and combine as it is asked for, as Megatron-Core checks it.
 
@@ -240,8 +252,7 @@ def check_expert_overlap(problem: Problem) -> None:
         (model.mtp_layers > 1, f"excludes more than 1 MTP layer, of which {model.name} has {model.mtp_layers}"),
         (bool(scopes), f"excludes CUDA graphs of {', '.join(sorted(scopes))}"),
     )
-    every = (*rules, *(merged if step.expert_overlap else ()))
-    for broken, why in every:
+    for broken, why in (*rules, *(merged if step.expert_overlap else ())):
         if broken:
             raise UsageError(f"{asked}: {why}")
 
@@ -249,8 +260,8 @@ def check_expert_overlap(problem: Problem) -> None:
 def _with_experts(framework: Framework, request: Request, model: Model) -> Framework:
     """The framework with what is asked of experts; UsageError if it or the model has no such thing."""
     name, imbalance = None if request.dispatcher == "auto" else request.dispatcher, request.imbalance
-    if request.expert_overlap:
-        framework = framework.with_step(expert_overlap=True)
+    if request.expert_overlap is not None:
+        framework = framework.with_step(expert_overlap=request.expert_overlap)
     if request.expert_z is not None and "expert_z" in framework.expert_axes:
         framework = framework.with_step(gathers_experts=True)
     for option, value in (("--dispatcher", name), ("--imbalance", imbalance)):

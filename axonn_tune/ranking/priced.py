@@ -82,9 +82,9 @@ class Columns:
 
     bounded: steps that are bounds until they are refined. pending: only their least steps are known, s, which are also
     their computation. least_cut_s: least step if cut into several chunks; bare_s: without exchanges of context
-    parallelism. groups: with pipeline stages, each with its
-    rows; pools: what prices rows, each with its first one. exchange: of context parallelism, by their number in the
-    search; precision: of the number formats compared.
+    parallelism; least_merged_s: with expert overlap. groups: with pipeline stages, each with its rows; pools: what
+    prices rows, each with its first one. exchange: of context parallelism, by their number in the search; precision: of
+    the number formats compared.
     """
 
     shape: Integers
@@ -98,6 +98,7 @@ class Columns:
     pending: NDArray[np.bool_]
     least_cut_s: Floats
     bare_s: Floats
+    least_merged_s: Floats
     groups: tuple[tuple[Integers, Pipelines], ...] = ()
     pools: tuple[tuple[int, Pool], ...] = ()
     exchange: Integers = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
@@ -365,7 +366,7 @@ class Priced:
         precision = self._variant(int(self.rows[place])).precision
         stages, experts = (grid.pipeline, layout.chunks, layout.parts), (grid.expert, grid.expert_tensor)
         sizes = (precision, grid.x, grid.y, shards, *experts, *stages, layout.kept_layers, tokens)
-        return (*sizes, layout.recompute, order)
+        return (*sizes, layout.recompute, order, self.problem_of(int(self.rows[place])).framework.step.expert_overlap)
 
     def _tied(self, first: int, other: int) -> bool:
         """Whether the steps of two rows are within model error of each other."""

@@ -69,12 +69,14 @@ class Problem(Job):
 
     request: its pins restrict the layouts. rank_by, pipeline: the criterion, and whether pipeline stages are part of
     the search, as decided where the request leaves them to the framework, or another search is made of the same.
+    overlaps_some: whether layouts with expert overlap are compared with those without.
     """
 
     gpus: int
     request: Request = NO_REQUEST
     rank_by: RankBy = "communication"
     pipeline: bool = False
+    overlaps_some: bool = False
 
     @cached_property
     def variants(self) -> tuple[Variant, ...]:
@@ -146,12 +148,16 @@ class Problem(Job):
     def splits(self) -> bool:
         """Whether stages are balanced by time: the framework can be told the layers of each part, and is not yet.
 
-        A layout whose axes are all pinned is one run's, with the framework's own split.
+        One run's layout has the framework's own split.
         """
         schedule, searched = self.framework.schedule, self.pipeline and self.rank_by == "iteration"
         free = schedule.layouts and schedule.uneven and not schedule.equal_chunks
-        whole = {*self.framework.axes} <= {*self.request.axes}
-        return searched and free and self.parts is None and not whole
+        return searched and free and self.parts is None and not self.whole
+
+    @property
+    def whole(self) -> bool:
+        """Whether all axes are pinned: one run's layout, of which only what is asked for differs from the default."""
+        return {*self.framework.axes} <= {*self.request.axes}
 
     @property
     def mtp_part(self) -> int | None:
@@ -185,6 +191,11 @@ class Problem(Job):
         domain = self.machine.tiers[0].ranks
         names = dict.fromkeys(self.framework.dispatcher_over(ranks, domain) for ranks in (1, self.gpus))
         return tuple(replace(self, framework=self.framework.with_step(dispatcher=name)) for name in names)
+
+    @property
+    def overlapping(self) -> Problem:
+        """The problem with expert overlap."""
+        return replace(self, framework=self.framework.with_step(expert_overlap=True))
 
     @cached_property
     def orders(self) -> tuple[tuple[str, ...], ...]:

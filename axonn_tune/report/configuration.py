@@ -173,6 +173,8 @@ def detailed(config: Json, inputs: Inputs) -> ConfigurationDetail | None:
         name, _, count = exchange.partition(" ")
         framework = problem.framework.with_step(context_exchange=name, context_inside=int(count or 1))
         problem = replace(problem, framework=framework)
+    if config.get("expert_overlap"):
+        problem = problem.overlapping
     return ConfigurationDetail(config, inputs, price(problem, settled))
 
 
@@ -205,7 +207,8 @@ class LayoutWords:
         some = f" on {config['recompute_layers']}" if config.get("recompute_layers") else ""
         batches = f"micro-batch {config['micro_batch']}, recompute {config['recompute']}{some}"
         dispatcher = f", dispatcher {config['dispatcher']}" if config.get("dispatcher") else ""
-        return f"{rank}{self.sizes(config)}, {batches}{dispatcher}"
+        overlap = ", EP overlap" * bool(config.get("expert_overlap"))
+        return f"{rank}{self.sizes(config)}, {batches}{dispatcher}{overlap}"
 
     def pins(self, config: Mapping[str, object]) -> list[str]:
         """Options that leave just this configuration."""

@@ -16,7 +16,7 @@ from axonn_tune.cost.collectives import bus_bytes
 from axonn_tune.cost.price import METRICS as PRICES
 from axonn_tune.cost.price import Detail, Parts, PricedLayout, Term, price, quantization, separated, step_parts
 from axonn_tune.cost.uncertainty import ACCELERATOR, ACCELERATORS, DEVIATIONS, LARGEST, of_layout, outside, own_bound_s
-from axonn_tune.errors import BLUE, YELLOW, UsageError
+from axonn_tune.errors import BLUE, YELLOW
 from axonn_tune.frameworks import find_framework, registry
 from axonn_tune.frameworks.axonn_tune import AXONN_TUNE
 from axonn_tune.frameworks.description import Framework
@@ -24,7 +24,7 @@ from axonn_tune.grid import ALL_AXES, AXES, EXPERT_AXES, RANK_AXES
 from axonn_tune.job import Job
 from axonn_tune.program.dimensions import MEMORY, MFU_CONVENTION, MICRO_BATCH, PINNED, step_tokens
 from axonn_tune.program.memory import memory_limit_bytes
-from axonn_tune.ranking.inputs import Inputs, check_expert_overlap
+from axonn_tune.ranking.inputs import Inputs
 from axonn_tune.ranking.priced import WORTH_SAYING, Priced, Rejected
 from axonn_tune.ranking.space import Problem
 from axonn_tune.report.output import (
@@ -45,7 +45,7 @@ from axonn_tune.units import GB, GIB, MICRO, counted, show_bytes, show_count, sh
 
 RANKING_SCHEMA = "axonn-tune/ranking/1"
 
-_OPTIONS = ("recompute_layers", "kept_layers", "context_exchange", "dispatcher")
+_OPTIONS = ("recompute_layers", "kept_layers", "context_exchange", "dispatcher", "expert_overlap")
 """Settings that most layouts have by default."""
 _SETTINGS = ("order", "micro_batch", "recompute", *_OPTIONS, "bubble_s", "shortest_step_s")
 """Columns that a narrow table leaves out where all rows have one value."""
@@ -61,8 +61,6 @@ _TELLING = 0.02
 """Differences below this share of the total are summed as the rest."""
 _MOST_NAMED = 3
 """Number of configurations within model error that a remark names."""
-_WORTH_OVERLAPPING = 0.01
-"""Share of a step from which overlap of dispatch is worth a sentence."""
 _LONG_CONTEXT = 32_768
 """Tokens in a sequence from which context parallelism is mentioned."""
 _HOUR_S = 3600.0
@@ -188,6 +186,7 @@ def _rows(
             "alike": folded.get(entry.rank or 0, "") if isinstance(entry, PricedLayout) else "",
             "context_exchange": None if isinstance(entry, Rejected) else entry.context_exchange,
             "dispatcher": None if isinstance(entry, Rejected) else entry.dispatcher,
+            "expert_overlap": None if isinstance(entry, Rejected) else entry.expert_overlap,
             "recompute_layers": None if isinstance(entry, Rejected) else entry.recompute_layers,
         }
         for entry in entries
@@ -250,6 +249,7 @@ def default_columns(ranked: Priced, entries: Sequence[Row], *, wide: bool = Fals
         "precision": bool(problem.formats),
         "context_exchange": any(getattr(one, "context_exchange", None) not in (None, own) for one in entries),
         "dispatcher": any(getattr(one, "dispatcher", None) for one in entries),
+        "expert_overlap": any(getattr(one, "expert_overlap", False) for one in entries),
         **dict.fromkeys(("tokens_per_s_per_gpu", "mfu"), True),
         "hfu": wide,
         "logged_tflops_per_gpu": framework.logged is not None,
@@ -340,6 +340,7 @@ def shown_row(config: Json, framework: Framework) -> Json:
         **(config.get("layout") or {} if framework.names else {}),
         **{f"rank_{cost}": rank for cost, rank in (config.get("ranks") or {}).items()},
         "layout": layout_words(config.get("layout") or {}),
+        "expert_overlap": {True: "yes"}.get(config.get("expert_overlap", False)),
         "wide_order": ",".join(map(framework.called, order)) or None,
         "days_interval": days_interval(config),
         "rejected_because": "; ".join(config.get("rejected_because", [])),
@@ -431,7 +432,8 @@ def layout_pins(framework: Framework, axes: Iterable[str], config: Mapping[str, 
     order = {"order": config["order"]} if framework.permuted else {}
     kept = ("micro_batch", "recompute", "recompute_layers", "pipeline_layout", "kept_layers")
     named |= {flag(name): value for name, value in (order | {name: config.get(name) for name in kept}).items()}
-    return [word for name, value in named.items() if value not in (None, "") for word in (name, str(value))]
+    found = [word for name, value in named.items() if value not in (None, "") for word in (name, str(value))]
+    return [*found, *(["--expert-overlap"] if config.get("expert_overlap") else [])]
 
 
 def with_framework(framework: Framework) -> str:
@@ -449,7 +451,8 @@ CONFIG_FIELDS = (
     *("rank", *AXES, "order", "feasible", "tie", "micro_batch", "grad_accumulation", "recompute", "kept_layers"),
     *("communication_s", "exposed_communication_s", "compute_s", "iteration_s", "low_s", "high_s", "tokens_per_s"),
     *("mfu", "hfu", "memory_bytes", "framework", *_MORE_AXES, "pipeline", "chunks", "bubble_s", "shortest_step_s"),
-    *("layout", "tokens_per_s_per_gpu", "logged_tflops_per_gpu", "recompute_layers", *EXPERT_AXES),
+    *("layout", "tokens_per_s_per_gpu", "logged_tflops_per_gpu", "recompute_layers", *EXPERT_AXES, "dispatcher"),
+    "expert_overlap",
 )
 """CSV fields of a configuration."""
 _COLUMNS = (
@@ -485,6 +488,12 @@ _COLUMNS = (
     words("precision", "format", "Number format of linear layers and experts.", 13),
     words("context_exchange", "exchange", "How attention gets keys and values of other ranks of context.", 14),
     words("dispatcher", "dispatcher", "How tokens reach their experts.", 14, title="dis\u00adpatcher"),
+    words(
+        "expert_overlap",
+        "EP overlap",
+        "Whether dispatch and combine run behind computation of another micro-batch.",
+        title="EP over\u00adlap",
+    ),
     Column(
         "communication_s",
         "communi\u00adcation, s",
@@ -693,7 +702,7 @@ def entry_fields(entry: PricedLayout, **own: None) -> Json:
         found["dispatcher"] = entry.dispatcher
     if job.formats:
         found["precision"] = job.workload.precision
-    if job.framework.step.expert_overlap:
+    if entry.dispatcher and job.framework.overlaps_experts:
         found["expert_overlap"] = entry.expert_overlap
     return found | training_fields(job, entry)
 
@@ -852,37 +861,15 @@ def format_words(priced: Detail) -> str:
 
 
 def expert_overlap_remark(ranked: Priced) -> str:
-    """What the first would take with dispatch and combine behind computation, which the search does not try by itself;
-    what it exposes of them, if it cannot have that or would not fit. Empty where either is little.
-    """
-    problem = ranked.problem
-    if not len(ranked) or not problem.model.has_experts or ranked.cost != ALPHA_BETA or ranked[0].grid.expert == 1:
+    """What the first would take without expert overlap, where the search chose it; else empty."""
+    if not len(ranked) or not ranked.problem.overlaps_some or not (first := ranked.detail(0)).expert_overlap:
         return ""
-    step = problem.framework.step
-    if step.expert_overlap or step.shared_expert_overlap:
-        return ""
-    try:
-        check_expert_overlap(replace(problem, framework=problem.framework.with_step(expert_overlap=True)))
-    except UsageError:
-        return ""
-    first, job = ranked.detail(0), ranked.problem_of(int(ranked.rows[0]))
-    asked = replace(job, framework=job.framework.with_step(expert_overlap=True, dispatcher=first.dispatcher))
-    merged = price(asked, ranked.layout(0))
-    saved = 1.0 - merged.iteration_s / first.iteration_s
-    if merged.expert_overlap and saved > _WORTH_OVERLAPPING and merged.memory_bytes <= merged.memory_limit_bytes:
-        return (
-            f"#1 with --expert-overlap: {show_seconds(merged.iteration_s)} a step, {saved:.1%} less; "
-            f"{show_bytes(merged.memory_bytes)}. It is off by default; --expert-overlap ranks all layouts with it."
-        )
-    exposed_s = sum(term.exposed_s for term in first.terms if term.collective.routing is not None)
-    # Terms are of the stage that communicates most, the step of the one that computes longest.
-    exposed_s = min(exposed_s, first.exposed_communication_s)
-    if exposed_s < _WORTH_OVERLAPPING * first.iteration_s:
-        return ""
-    why = "with its recompute or stages" if not merged.expert_overlap else "in memory or for its micro-batches"
+    apart = price(replace(first.job, framework=first.job.framework.with_step(expert_overlap=False)), first.layout)
+    more_bytes = first.memory_bytes - apart.memory_bytes
     return (
-        f"#1 exposes {show_seconds(exposed_s)} of dispatch and combine and cannot overlap them {why}: "
-        "--expert-overlap, off by default, ranks layouts that can."
+        f"#1 overlaps dispatch and combine with computation of another micro-batch (--expert-overlap): "
+        f"{show_seconds(first.iteration_s)} a step, {show_seconds(apart.iteration_s)} without"
+        f"{f', for {show_bytes(more_bytes)} more memory' if more_bytes else ''}. --no-expert-overlap leaves it out."
     )
 
 

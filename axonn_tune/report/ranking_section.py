@@ -100,10 +100,10 @@ def _verdict(document: Json, first: Json | None, layouts: LayoutWords) -> list[s
 
 
 def _columns(layouts: LayoutWords) -> list[Column]:
-    """Columns of the table: the rank, the layout, the rest; with the dispatcher of experts."""
-    dispatcher = [COLUMNS["dispatcher"]] if "expert" in layouts.axes else []
+    """Columns of the table: the rank, the layout, the rest; with the dispatcher of experts and what overlaps it."""
+    experts = [COLUMNS[key] for key in ("dispatcher", "expert_overlap")] if "expert" in layouts.axes else []
     named = axis_columns(layouts.framework, layouts.axes)
-    return [PAGE_COLUMNS[0], *named, *PAGE_COLUMNS[1:], *dispatcher, _RECOMPUTE_PINS]
+    return [PAGE_COLUMNS[0], *named, *PAGE_COLUMNS[1:], *experts, _RECOMPUTE_PINS]
 
 
 def _listed(configs: Sequence[Json]) -> list[Json]:
@@ -144,9 +144,11 @@ def _ranking_table(configs: Sequence[Json], document: Json, *, identity: str, op
 
 
 def _recompute_pins(config: Json) -> str | None:
-    """Set, with the option for its layers where only some have it; None of what has no recompute."""
+    """Set, with the option for its layers where only some have it, and that of expert overlap; None of what has no
+    recompute."""
     recompute, some = config.get("recompute"), config.get("recompute_layers")
-    return f"{recompute} --recompute-layers {some}" if some else recompute
+    named = f"{recompute} --recompute-layers {some}" if some else recompute
+    return f"{named} --expert-overlap" if config.get("expert_overlap") else named
 
 
 def state_of(config: Json) -> str:
