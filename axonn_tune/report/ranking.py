@@ -860,17 +860,23 @@ def format_words(priced: Detail) -> str:
     )
 
 
-def expert_overlap_remark(ranked: Priced) -> str:
-    """What the first would take without expert overlap, where the search chose it; else empty."""
-    if not len(ranked) or not ranked.problem.overlaps_some or not (first := ranked.detail(0)).expert_overlap:
+def expert_overlap_words(priced: Detail) -> str:
+    """What a step would take without expert overlap; empty where it has none."""
+    if not priced.expert_overlap:
         return ""
-    apart = price(replace(first.job, framework=first.job.framework.with_step(expert_overlap=False)), first.layout)
-    more_bytes = first.memory_bytes - apart.memory_bytes
+    apart = price(replace(priced.job, framework=priced.job.framework.with_step(expert_overlap=False)), priced.layout)
+    more_bytes = priced.memory_bytes - apart.memory_bytes
     return (
-        f"#1 overlaps dispatch and combine with computation of another micro-batch (--expert-overlap): "
-        f"{show_seconds(first.iteration_s)} a step, {show_seconds(apart.iteration_s)} without"
-        f"{f', for {show_bytes(more_bytes)} more memory' if more_bytes else ''}. --no-expert-overlap leaves it out."
+        f"dispatch and combine run behind computation of another micro-batch (--expert-overlap): "
+        f"{show_seconds(priced.iteration_s)} a step, {show_seconds(apart.iteration_s)} without"
+        f"{f', for {show_bytes(more_bytes)} more memory' if more_bytes else ''}."
     )
+
+
+def expert_overlap_remark(ranked: Priced) -> str:
+    """The same of the first layout, where the search chose it."""
+    said = expert_overlap_words(ranked.detail(0)) if ranked.problem.overlaps_some and len(ranked) else ""
+    return f"#1: {said} --no-expert-overlap leaves it out." if said else ""
 
 
 def _overlap_words(problem: Problem) -> str:

@@ -201,7 +201,9 @@ def test_a_layout_with_overlap_is_asked_for_again_by_its_options(tmp_path: Path)
     document = json.loads(good(f"{words} --format json").out)
     first = document["configs"][0]
     assert first["expert_overlap"] is True
-    assert any("--expert-overlap): 4.56 s a step, " in said for said in document["remarks"])
+    assert any(
+        "#1: dispatch and combine run behind" in said and ": 4.56 s a step, " in said for said in document["remarks"]
+    )
     inputs = inputs_of(document, source="a ranking")
     again = detailed(first, inputs)
     assert again is not None
