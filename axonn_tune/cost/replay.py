@@ -516,6 +516,15 @@ class Replay:
         saved_s = self._saved_s(schedule.micro_batch, blocks, forward[1] + backward[1])
         return ChunkTimes(*passes_s, end_s, data_s, times * waited_s, saved_s)
 
+    def passes_s(self, part: Stage, runs: Runs) -> Value:
+        """Both passes of one micro-batch through a chunk, as of `chunk`, s."""
+        blocks = self._blocks(runs)
+        forward, backward = self._passes(self.schedule.micro_batch, blocks, part)
+        waited_s = self._waited_s(blocks, forward[1] + backward[1])
+        ahead_s = waited_s * blocks.ahead
+        total_s: Value = forward[0][0] + ahead_s + (backward[0][0] + (waited_s - ahead_s))
+        return total_s
+
     def least(self, *, exchanged: tuple[bool, ...], kept: bool) -> list[LeastTimes]:
         """Least times of all parts, without gathers for a backward pass; exchanged: with exchanges of context, and
         without; kept: whether some layers may not be resharded."""

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache, reduce
 from operator import add
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from axonn_tune.program.layers import EXPERTS, JOINED, WHOLE_BLOCK, LayerInputs
 from axonn_tune.program.operations import (
@@ -165,21 +165,17 @@ class MemoryPlan:
                 found = links.setdefault(link, len(links) + 1)
             return found
 
-        lasting = summed(size for _, size in (*self.persistent, *self.saved))
         kept_layers = tuple(map(summed, self.kept_layers))
         peaks = [
             (
                 tuple(summed(size for _, size in point) for point in peak.points),
                 *(tuple(map(summed, several)) for several in (peak.gathers, peak.kept_gathers, peak.reductions)),
-                tuple(summed([size]) for _, size in peak.freed),
             )
             for peak in self.peaks
         ]
-        apart = [any(name.partition(".")[0] in _OF_STAGE for name, _ in size.powers) for size in sizes]
-        apart_folds = [False]
-        for before, size in links:
-            apart_folds.append(apart_folds[before] or apart[size])
-        return Sums(tuple(sizes), tuple(links), lasting, kept_layers, peaks, apart, apart_folds[1:])
+        apart = [name for size in sizes for name, _ in size.powers if name.partition(".")[0] in _OF_STAGE]
+        assert not apart, "layouts have the same in all their stages"
+        return Sums(tuple(sizes), tuple(links), kept_layers, peaks)
 
 
 _OF_STAGE = {"L", "held", "freed", "repeated", "kept", "unkept"} | {
@@ -189,53 +185,62 @@ _OF_STAGE = {"L", "held", "freed", "repeated", "kept", "unkept"} | {
 
 
 @dataclass(frozen=True)
+class Sums:
+    """Left folds of sizes: each size once, and each fold as the one without its last size, and that size; 0 is nothing.
+
+    kept_layers: folds of the weights of a block; peaks: of each its points, gathers, gathers beside layers not
+    resharded, and reductions.
+    """
+
+    sizes: tuple[Size, ...]
+    folds: tuple[tuple[int, int], ...]
+    kept_layers: tuple[int, ...]
+    peaks: list[tuple[tuple[int, ...], ...]]
+
+    def evaluate(self, values: Mapping[str, Value], known: dict[Size, Value], arithmetic: Arithmetic) -> Largest:
+        """The largest of the folds; known: bytes of sizes, to which these are added."""
+        for size in self.sizes:
+            if size not in known:
+                known[size] = size.evaluate(values)
+        found = list[Value]([0.0])
+        for before, number in self.folds:
+            found.append(found[before] + known[self.sizes[number]])
+
+        def largest(folds: tuple[int, ...]) -> Value:
+            return _largest_of((found[fold] for fold in folds), arithmetic)
+
+        # Sums never decrease with what is added to, so the largest point has the largest of them, to the last bit.
+        of_peaks = [
+            (reduce(arithmetic.larger, (found[point] for point in points)), *map(largest, several))
+            for points, *several in self.peaks
+        ]
+        return Largest(largest(self.kept_layers), of_peaks)
+
+
+class Largest(NamedTuple):
+    """Bytes of the weights of a layer, and of each peak its largest point, gathers, gathers beside layers not resharded
+    and reductions."""
+
+    per_layer: Value
+    peaks: list[tuple[Value, ...]]
+
+
+@dataclass(frozen=True)
 class KnownSizes:
-    """Bytes of sizes, and of folds of some sums by their numbers: what all stages of the same layouts have alike."""
+    """What all stages of the same layouts have in common: bytes of sizes, and the largest by their plans."""
 
     sizes: dict[Size, Value] = field(default_factory=dict)
-    folds: dict[Sums, dict[int, Value]] = field(default_factory=dict)
+    largest: dict[int, tuple[MemoryPlan, Largest]] = field(default_factory=dict)
 
     def __reduce__(self) -> tuple[type[KnownSizes], tuple[()]]:
         # Worked out anew, columns are there sooner than read.
         return KnownSizes, ()
 
-
-@dataclass(frozen=True, eq=False)
-class Sums:
-    """Left folds of sizes: each size once, and each fold as the one without its last size, and that size; 0 is nothing.
-
-    lasting, kept_layers: folds of what is alive throughout and of the weights of a block; peaks: of each its points,
-    gathers, gathers beside layers not resharded, reductions, and each size that is freed; apart, apart_folds: which
-    sizes and folds differ between stages.
-    """
-
-    sizes: tuple[Size, ...]
-    folds: tuple[tuple[int, int], ...]
-    lasting: int
-    kept_layers: tuple[int, ...]
-    peaks: list[tuple[tuple[int, ...], ...]]
-    apart: list[bool]
-    apart_folds: list[bool]
-
-    def evaluate(self, values: Mapping[str, Value], known: KnownSizes) -> list[Value]:
-        """Bytes of every fold; known: what was worked out of other stages, and now of this one."""
-        sizes, found = list[Value](), list[Value]([0.0])
-        for size, apart in zip(self.sizes, self.apart, strict=True):
-            value = None if apart else known.sizes.get(size)
-            if value is None:
-                value = size.evaluate(values)
-                if not apart:
-                    known.sizes[size] = value
-            sizes.append(value)
-        folds = known.folds.setdefault(self, {})
-        for number, ((before, place), apart) in enumerate(zip(self.folds, self.apart_folds, strict=True)):
-            folded = None if apart else folds.get(number)
-            if folded is None:
-                folded = found[before] + sizes[place]
-                if not apart:
-                    folds[number] = folded
-            found.append(folded)
-        return found
+    def of(self, plan: MemoryPlan, values: Mapping[str, Value], arithmetic: Arithmetic) -> Largest:
+        """The largest of a plan, worked out once."""
+        if id(plan) not in self.largest:
+            self.largest[id(plan)] = plan, plan.sums.evaluate(values, self.sizes, arithmetic)
+        return self.largest[id(plan)][1]
 
 
 @lru_cache(maxsize=256)
@@ -414,22 +419,19 @@ def price_memory(
     that does not fit even that reshards all has `total_bytes` above `limit_bytes` and keeps none.
     """
     plan = memory_plan(program, stage)
-    sums, needed = plan.sums, _gathers(plan.given, values, arithmetic=arithmetic)
-    found = sums.evaluate(values, known or KnownSizes())
+    needed = _gathers(plan.given, values, arithmetic=arithmetic)
+    per_layer, peaks = (known or KnownSizes()).of(plan, values, arithmetic)
     none_kept: Value = 0.0
     some_kept: Value = 0.0
     buffers = list[tuple[Value, Value, Value]]()
-    for points, *several, freed in sums.peaks:
-        gathers, kept_gathers, reductions = (
-            needed * _largest_of((found[fold] for fold in one), arithmetic) for one in several
-        )
+    for peak, (largest, *several) in zip(plan.peaks, peaks, strict=True):
+        gathers, kept_gathers, reductions = (needed * one for one in several)
         buffers.append((gathers, kept_gathers, reductions))
-        # Sums never decrease with what is added to, so the largest point has the largest of them, to the last bit.
-        largest = reduce(arithmetic.larger, (found[point] for point in points))
-        largest = reduce(add, (found[one] for one in freed), largest)
+        largest = reduce(add, (size.evaluate(values) for _, size in peak.freed), largest)
         none_kept = arithmetic.larger(none_kept, largest + gathers + reductions)
         some_kept = arithmetic.larger(some_kept, largest + kept_gathers + reductions)
-    lasting_bytes, per_layer = found[sums.lasting], _largest_of((found[one] for one in sums.kept_layers), arithmetic)
+    lasting = (size.evaluate(values) for _, size in (*plan.persistent, *plan.saved))
+    lasting_bytes: Value = reduce(add, lasting, 0.0)
     room = (limit_bytes - lasting_bytes - some_kept) / per_layer
     kept: Value = 0.0 * room
     if kept_layers is not None:

@@ -55,8 +55,7 @@ def _seconds(pricer: Pricer) -> tuple[Floats, tuple[float, float]]:
     replay, types = pricer.replay(values | {"repeated": 0.0}, MIDDLE), [one for one, _ in pricer.model.runs]
 
     def passes_s(part: Stage, runs: Runs) -> float:
-        times = replay.chunk(part, runs)
-        return float(times.forward_s + times.backward_s)
+        return float(replay.passes_s(part, runs))
 
     one_s = {one: passes_s(MIDDLE, ((one, 1.0),)) for one in types}
     each_s = {one: passes_s(MIDDLE, ((one, 2.0),)) - one_s[one] for one in types}

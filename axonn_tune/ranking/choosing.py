@@ -6,7 +6,7 @@ import heapq
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from functools import lru_cache
+from functools import lru_cache, reduce
 from math import prod
 
 import numpy as np
@@ -337,47 +337,64 @@ def _balanced(priced: Priced, *, count: int) -> Priced:
     # Imported here: most searches have no pipeline, and start-up time is theirs.
     from axonn_tune.ranking.balance import balanced
 
-    shapes, fittings, splits = priced.shapes, priced.fittings, dict[int, tuple[int, ...]]()
+    shapes, fittings, splits = priced.shapes, {**priced.fittings}, dict[int, tuple[int, ...]]()
     details, kinds = dict[int, Detail](), list(fittings)
     first, least_s, best_s = _to_balance(priced, count=count)
-    columns, number = first.columns, len(np.flatnonzero(least_s == -np.inf))
+    columns, number, found = first.columns, len(np.flatnonzero(least_s == -np.inf)), list[Columns]()
+    sources, memory = list[Integers](), list[tuple[Variant, Fitting]]()
     for place, row in enumerate(first.rows.tolist()):
         shape, kind, precision = columns.shape[[row]], kinds[columns.recompute[row]], int(columns.precision[row])
         if shapes.stages[shape[0]] == 1 or least_s[place] >= best_s[precision]:
             continue
         # What is not priced takes longer than the best of its format.
-        step_s = float(columns.iteration_s[row]) if first.columns.pending[row] else first.columns.exact_s(row)[0]
+        step_s = float(columns.iteration_s[row]) if columns.pending[row] else columns.exact_s(row)[0]
         below_s, limit_bytes = np.inf if place < number else best_s[precision], fittings[kind].limit_bytes
         job, layout = first.problem_of(row), first.layout(place)
-        found = balanced(job, layout, step_s=step_s, limit_bytes=limit_bytes, below_s=below_s)
-        if found is None or found.parts is None:
+        one = balanced(job, layout, step_s=step_s, limit_bytes=limit_bytes, below_s=below_s)
+        if one is None or one.parts is None:
             continue
-        best_s[precision] = min(best_s[precision], found.iteration_s)
-        splits[len(shapes)], details[len(columns.shape)] = found.parts, found
-        own, rows = fittings[kind], np.arange(1)
-        more = Fitting(np.array([found.memory_bytes]), own.kept_layers[shape], own.repeated[shape], rows, limit_bytes)
-        less = replace(more, total_bytes=np.array([np.inf]), rows=rows[:0])
-        fittings = {one: known.with_more(more if one == kind else less) for one, known in fittings.items()}
-        one = Columns(
-            shape=np.array([len(shapes)]),
-            placement=columns.placement[[row]],
-            recompute=columns.recompute[[row]],
-            communication_s=np.array([found.communication_s]),
-            compute_s=np.array([found.compute_s]),
-            iteration_s=np.array([found.iteration_s]),
-            bubble_s=np.array([found.bubble_s]),
-            bounded=np.zeros(1, dtype=np.bool_),
-            pending=np.zeros(1, dtype=np.bool_),
-            least_cut_s=np.array([found.iteration_s]),
-            bare_s=np.zeros(1),
-            least_merged_s=np.zeros(1),
-            exchange=columns.exchange[[row]],
-            precision=columns.precision[[row]],
+        best_s[precision] = min(best_s[precision], one.iteration_s)
+        own, rows, new = fittings[kind], np.arange(1), len(shapes) + len(found)
+        splits[new], details[len(columns.shape) + len(found)] = one.parts, one
+        more = Fitting(np.array([one.memory_bytes]), own.kept_layers[shape], own.repeated[shape], rows, limit_bytes)
+        memory.append((kind, more))
+        sources.append(shape)
+        found.append(
+            Columns(
+                shape=np.array([new]),
+                placement=columns.placement[[row]],
+                recompute=columns.recompute[[row]],
+                communication_s=np.array([one.communication_s]),
+                compute_s=np.array([one.compute_s]),
+                iteration_s=np.array([one.iteration_s]),
+                bubble_s=np.array([one.bubble_s]),
+                bounded=np.zeros(1, dtype=np.bool_),
+                pending=np.zeros(1, dtype=np.bool_),
+                least_cut_s=np.array([one.iteration_s]),
+                bare_s=np.zeros(1),
+                least_merged_s=np.zeros(1),
+                exchange=columns.exchange[[row]],
+                precision=columns.precision[[row]],
+            )
         )
-        columns, shapes = _joined([columns, one]), shapes.with_more(shapes.taken(shape, chunks=shapes.chunks[shape]))
-    searched = replace(priced.searched, candidates=priced.searched.candidates + len(splits))
-    whole = replace(priced, searched=searched, shapes=shapes, fittings=fittings, columns=columns, splits=splits)
-    return replace(whole, details=details)
+    if not found:
+        return priced
+    for kind in fittings:
+        several = [
+            more if one == kind else replace(more, total_bytes=np.array([np.inf]), rows=more.rows[:0])
+            for one, more in memory
+        ]
+        fittings[kind] = fittings[kind].with_more(reduce(Fitting.with_more, several))
+    places = np.concatenate(sources)
+    return replace(
+        priced,
+        searched=replace(priced.searched, candidates=priced.searched.candidates + len(splits)),
+        shapes=shapes.with_more(shapes.taken(places, chunks=shapes.chunks[places])),
+        fittings=fittings,
+        columns=_joined([columns, *found]),
+        splits=splits,
+        details=details,
+    )
 
 
 def _to_balance(priced: Priced, *, count: int) -> tuple[Priced, Floats, list[float]]:

@@ -857,7 +857,7 @@ def fit_others(
     return found
 
 
-_SLAB = 8192
+_SLAB = 16384
 """Shapes whose memory is worked out at once: their columns stay in the second-level cache."""
 
 
