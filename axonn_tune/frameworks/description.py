@@ -122,6 +122,8 @@ class StepOptions:
         saves_original: linear layers save their input in BF16, and quantize it again in the backward pass.
         quantizes_in_gemm: quantization is issued with its GEMM (Transformer Engine), not as operations of its own.
         fused_quantization: a compiler finds the maxima of scales of whole tensors in the kernels before (torchao).
+        engine_formats: those of Transformer Engine where others are torchao's (`in_format`). requantizes: weights are
+        quantized by rows for the forward pass, and again for the backward pass.
     """
 
     sequence_parallel: bool = False
@@ -189,6 +191,19 @@ class StepOptions:
     saves_original: bool = False
     quantizes_in_gemm: bool = False
     fused_quantization: bool = False
+    engine_formats: tuple[Precision, ...] = ()
+    requantizes: bool = False
+
+    def in_format(self, name: str) -> StepOptions:
+        """The options in a number format: Transformer Engine saves inputs quantized, repeats blocks to their last
+        operation, and under FSDP2 quantizes weights that were gathered in BF16 in both passes.
+
+        Source: NVIDIA/TransformerEngine@d0067d0d, transformer_engine/pytorch/module/linear.py, pytorch/distributed.py.
+        """
+        if name not in self.engine_formats:
+            return self
+        own = replace(self, saves_original=False, fused_quantization=False, primary_weights=False)
+        return replace(own, requantizes=True, recompute_whole_block=True)
 
     def repeated_layers(self, recompute: Recompute) -> tuple[str, ...]:
         """Layers that the backward pass repeats one by one: none where it repeats whole blocks or nothing."""

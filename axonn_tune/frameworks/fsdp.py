@@ -45,14 +45,15 @@ _BLOCKS = {"llama": "LlamaDecoderLayer", "gpt": "GPT2Block"}
 def launch(run: Run) -> Command:
     """`accelerate launch` with its config, where that can say it; otherwise a `fully_shard` mesh under torchrun.
 
-    UsageError for selective recompute, formats other than BF16 and torchao's FP8, which Accelerate alone can say, and
-    another rank order.
+    UsageError for selective recompute, formats other than BF16 and those of torchao and Transformer Engine, which
+    Accelerate alone can say, and another rank order.
     """
-    run.check(settable=("primary_weights",), precisions=("bf16", "fp8-current"))
+    run.check(settable=("primary_weights",), precisions=("bf16", *run.framework.formats))
     if run.recompute == "selective":
         raise run.cannot("selective recompute", "ask for --recompute full or none")
     mesh = _mesh(run)
-    narrow = run.workload.format is not None
+    narrow, engine = run.workload.format is not None, run.workload.precision in run.step.engine_formats
+    again = Section("recompute", (Argument("--gradient_checkpointing", "true", "by Transformer Engine"),))
     if run.size("z") == 1 or run.kept_layers not in (0, run.model.layers) or run.recompute_layers is not None:
         if narrow:
             raise run.cannot("FP8 without Accelerate", "shard over all ranks, every layer alike")
@@ -61,7 +62,7 @@ def launch(run: Run) -> Command:
         release="accelerate 1.15.0",
         program=("train.py",),
         accelerate=(Argument("--config_file", "{file:.yaml}"),),
-        sections=mesh.sections,
+        sections=(*mesh.sections, *([again] if engine and run.recompute == "full" else [])),
         environment=mesh.environment,
         files={".yaml": "\n".join(_config(run)) + "\n"},
         needs=(
@@ -70,8 +71,13 @@ def launch(run: Run) -> Command:
             "Qwen2DecoderLayer, goes into fsdp_transformer_layer_cls_to_wrap.",
             "It calls backward() for each micro-batch outside accelerator.accumulate(), which would keep whole "
             "gradients and reduce them once a step.",
+            *(_ENGINE if engine else ()),
+            *(_AGAIN if engine and run.recompute == "full" else ()),
         ),
-        notes=("Accelerate keeps the last norm and the LM head gathered; the prediction gathers them again.",),
+        notes=(
+            "Accelerate keeps the last norm and the LM head gathered; the prediction gathers them again.",
+            *(("Its LM head computes in 8 bits, too; the prediction has it in BF16.",) if engine else ()),
+        ),
         forms={} if narrow else {"fully-shard": mesh},
     )
 
@@ -120,9 +126,7 @@ def _config(run: Run) -> Iterator[str]:
     else:
         yield "mixed_precision: fp8  # GEMMs of linear layers; reductions in BF16"
         yield "fp8_config:"
-        yield "  backend: AO"
-        yield f"  enable_fsdp_float8_all_gather: {json.dumps(run.step.primary_weights)}"
-        yield "  pad_inner_dim: true"
+        yield from _backend(run)
     yield f"num_machines: {-(-world // min(run.machine.launcher.ranks_per_node, world))}"
     yield f"num_processes: {world}"
     yield "fsdp_config:"
@@ -130,7 +134,8 @@ def _config(run: Run) -> Iterator[str]:
     yield "  fsdp_auto_wrap_policy: TRANSFORMER_BASED_WRAP"
     yield f"  fsdp_transformer_layer_cls_to_wrap: {_BLOCKS[run.model.family]}"
     yield f"  fsdp_reshard_after_forward: {json.dumps(run.kept_layers == 0)}"
-    yield f"  fsdp_activation_checkpointing: {json.dumps(run.recompute == 'full')}"
+    if run.workload.precision not in run.step.engine_formats:
+        yield f"  fsdp_activation_checkpointing: {json.dumps(run.recompute == 'full')}"
     yield "  fsdp_offload_params: false"
     yield "  fsdp_cpu_ram_efficient_loading: false"
     yield "  fsdp_state_dict_type: SHARDED_STATE_DICT"
@@ -141,6 +146,27 @@ def _config(run: Run) -> Iterator[str]:
         yield "  parallelism_config_tp_size: 1"
         yield "  parallelism_config_cp_size: 1"
 
+
+def _backend(run: Run) -> Iterator[str]:
+    """What computes in FP8: torchao, or Transformer Engine with its delayed scaling or scales of blocks."""
+    if run.workload.precision not in run.step.engine_formats:
+        yield "  backend: AO"
+        yield f"  enable_fsdp_float8_all_gather: {json.dumps(run.step.primary_weights)}"
+        yield "  pad_inner_dim: true"
+        return
+    yield "  backend: TE"
+    yield "  use_mxfp8_block_scaling: true" if run.workload.precision == "mxfp8" else "  fp8_format: HYBRID"
+
+
+_ENGINE = (
+    "It needs Transformer Engine 2.16 or later, which keeps no quantized weights between passes of FSDP2.",
+    "It calls accelerate.utils.apply_fp8_autowrap(model, accelerator.te_recipe_handler) after prepare(): Accelerate "
+    "does so under FSDP1 alone, and linear layers would compute in BF16.",
+)
+_AGAIN = (
+    "Before prepare() it wraps each block in torch's checkpoint_wrapper with checkpoint_fn="
+    "transformer_engine.pytorch.checkpoint: torch's own would recompute in BF16.",
+)
 
 _MESH = '''"""FSDP2 of $what."""
 
@@ -175,9 +201,11 @@ FSDP = Framework(
     title="PyTorch FSDP",
     axes=("z", "data"),
     source="torch 2.15, torch/distributed/fsdp/_fully_shard; mosaicml/llm-foundry",
-    step=replace(STEP, reduced_bytes=2, saves_original=True, fused_quantization=True),
+    step=replace(
+        STEP, reduced_bytes=2, saves_original=True, fused_quantization=True, engine_formats=("fp8-delayed", "mxfp8")
+    ),
     software="eager",
-    formats=("fp8-current",),
+    formats=("fp8-current", "fp8-delayed", "mxfp8"),
     format_options=("primary_weights",),
     recompute_some="full",
     names={"z": "shard", "data": "replicate"},

@@ -484,9 +484,11 @@ _RECIPES = (
 def _below_16_bits(arguments: Arguments) -> Stated | None:
     """The number format that a recipe names, or is by default."""
     mixed, backend = (arguments.get(name, Stated("", 0)) for name in ("mixed_precision", "fp8_config.backend"))
-    if (mixed.value.lower(), backend.value.lower()) == ("fp8", "ao"):
-        # Accelerate's torchao converts linear layers with a scale a tensor.
-        return Stated("fp8-current", mixed.line)
+    if mixed.value.lower() == "fp8":
+        # Accelerate has torchao with a scale a tensor, also where no backend is stated, or Transformer Engine.
+        scaled = "mxfp8" if _true(arguments, "fp8_config.use_mxfp8_block_scaling") else "fp8-delayed"
+        formats = {"": "fp8-current", "ao": "fp8-current", "te": scaled}
+        return Stated(formats.get(backend.value.lower(), "bf16"), mixed.line)
     for name, also, default in (
         ("fp4_format", "fp4_format", "nvfp4"),
         ("fp8_format", "fp8_recipe", "delayed"),

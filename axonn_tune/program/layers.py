@@ -619,6 +619,8 @@ def quantized_again(layer: str, operand: Size, weight: Size, given: LayerInputs)
 
     Source: pytorch/ao@36027d82, torchao/prototype/moe_training/mxfp8_linear.py, mxfp8_grouped_mm.py.
     """
+    if given.options.requantizes:
+        return quantized_weight("backward", layer, weight, given)
     if not given.quantizes_twice:
         return []
     sizes = ((operand, PARTS), (weight, ONCE))
@@ -664,6 +666,8 @@ def quantized_weight(phase: Phase, layer: str, elements: Size, given: LayerInput
         return [once] if moved and phase == "forward" else []
     if given.options.keeps_quantized:
         return quantized(phase, layer, elements, given, calls=ONCE / symbol("A")) if phase == "forward" else []
+    if given.options.requantizes and given.format and phase != "backward":
+        return [_one_copy(phase, layer, elements, given, "rows", calls=ONCE)]
     return quantized(phase, layer, elements, given, calls=ONCE)
 
 
@@ -716,6 +720,7 @@ def linear_backward(linear: Linear, given: LayerInputs, *, makes: Array, frees: 
     gathered = [] if linear.outside else sequence_gather("backward", layer, given, role=role, element=element, **sizes)
     return [
         *([*operand, *gathered] if early else [*gathered, *operand]),
+        *(quantized_weight("backward", layer, linear.weight, given) if given.options.requantizes else []),
         MatMul("backward", layer, part, linear.k, linear.n, "NT", PARTS, narrow=given.narrow, makes=(makes,)),
         *rescaled(layer, part * linear.k, given),
         *([reduction(axis, "backward", layer, size, given, role="input_gradient", calls=PARTS)] if axis else []),

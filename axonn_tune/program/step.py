@@ -262,6 +262,7 @@ def build_step(
     some: only the first blocks of each chunk repeat, others do not. context, lone_context: the framework has a context
     axis, of any size or of one rank; table_alignment: bytes at whose multiples rows of logits start.
     """
+    options = options.in_format(workload.precision)
     sharded = workload.shard_optimizer_over_data or options.distributed_optimizer
     if "data_parallel" not in set(workload.overlaps) & set(options.overlaps):
         options = replace(options, reduction=options.blocking_reduction or options.reduction, parameter_overlap=False)

@@ -152,6 +152,10 @@ def _check_formats(problem: Problem) -> None:
             )
         if problem.workload.format is None and not problem.formats:
             raise UsageError(f"step.{name} = {value} needs a --precision of {', '.join(framework.formats)}")
+        if problem.workload.precision in framework.step.engine_formats:
+            raise UsageError(
+                f"step.{name} = {value}: Transformer Engine's weights are gathered in BF16; try fp8-current"
+            )
         if name.endswith("_bf16") and problem.workload.precision == "fp8-delayed":
             raise UsageError(f"step.{name} = {value}: delayed scaling has no layers in BF16; try fp8-current")
 

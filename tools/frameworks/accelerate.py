@@ -1,7 +1,8 @@
 """Accelerate's own launcher and Accelerator, and torch's fully_shard, on a model of tiny blocks: accelerate 1.15.0.
 
 The world is torch's fake one, on CPUs, which Accelerate is told are GPUs. A command for torchrun comes with a Python
-file whose `shard` does what Accelerate's config does otherwise.
+file whose `shard` does what Accelerate's config does otherwise. Transformer Engine is not there: Accelerate is told
+that it is, and linear layers stay torch's.
 """
 
 from __future__ import annotations
@@ -11,6 +12,9 @@ import os
 from pathlib import Path
 from typing import Any
 
+import accelerate.accelerator
+import accelerate.utils.dataclasses
+import accelerate.utils.imports
 import torch
 from accelerate import Accelerator
 from accelerate.commands.launch import _validate_launch_command, launch_command_parser
@@ -100,6 +104,9 @@ def _checkpointed(model: nn.Module) -> int:
 
 def _with_accelerate(request: Request, folder: Path) -> tuple[Any, Answer]:
     """The model as `accelerate launch` and `Accelerator().prepare` leave it."""
+    for module in (accelerate.accelerator, accelerate.utils.dataclasses, accelerate.utils.imports):
+        module.is_transformer_engine_available = lambda: True
+    accelerate.accelerator.convert_model = lambda _model: None
     words = [request.resolved(word, folder) for word in (*request.starter[1:], *request.program, *request.arguments)]
     args, *_ = _validate_launch_command(launch_command_parser().parse_args(["--machine_rank", "0", *words]))
     os.environ |= prepare_multi_gpu_env(args) | {"ACCELERATE_TORCH_DEVICE": "cpu"}
@@ -110,7 +117,12 @@ def _with_accelerate(request: Request, folder: Path) -> tuple[Any, Answer]:
     accelerator = Accelerator()
     model = Decoder(type(args.fsdp_transformer_layer_cls_to_wrap, (Block,), {}), request.layers)
     prepared, _ = accelerator.prepare(model, torch.optim.AdamW(model.parameters()))
-    return prepared, {"machines": args.num_machines, "block": args.fsdp_transformer_layer_cls_to_wrap}
+    engine = accelerator.te_recipe_handler
+    return prepared, {
+        "machines": args.num_machines,
+        "block": args.fsdp_transformer_layer_cls_to_wrap,
+        "engine": engine and ("mxfp8" if engine.use_mxfp8_block_scaling else engine.fp8_format),
+    }
 
 
 def _with_module(request: Request, folder: Path) -> nn.Module:

@@ -122,6 +122,35 @@ def test_what_torchao_adds() -> None:
     assert moved == {"bf16": (2.0, []), "fp8-current": (1.0, [2 + 1.0]), "fp8-rowwise": (2.0, [4.0, 4.0])}
 
 
+@pytest.mark.parametrize(
+    ("machine", "precision", "saved", "weights"),
+    [
+        ("dgx-h100", "fp8-current", 2.0, ([6 - 2.0], [])),
+        ("dgx-h100", "fp8-delayed", 1.0, ([2 + 1.0], [2 + 2.0])),
+        ("dgx-b200", "fp8-delayed", 1.0, ([2 + 1.0], [2 + 1.0])),
+        ("dgx-b200", "mxfp8", 1 + 1 / 32, ([2 + 1 + 1 / 32], [2 + 2 * (1 + 1 / 32)])),
+    ],
+)
+def test_transformer_engine_under_fsdp_quantizes_weights_in_each_pass(
+    machine: str, precision: Precision, saved: float, weights: tuple[list[float], list[float]]
+) -> None:
+    """Guards what it keeps of an input beside torchao, which saves originals, and the bytes of a weight that its
+    forward pass quantizes by rows and its backward pass again for its own GEMM; gathers stay in BF16."""
+    workload, options = Workload(global_batch=1, sequence_length=2048, precision=precision), find_framework("fsdp").step
+    options = replace(
+        step_on(find_framework("fsdp"), load_machine(machine).document), engine_formats=options.engine_formats
+    )
+    given = build_step(small_model(), workload, recompute="none", options=options).given
+    assert given.saved_element == saved
+    assert given.weight_element("block", copies=1) == 2.0
+    made, linear = Array("made", "made", Size(1.0)), given.attention_output
+    passes = linear_forward(linear, given, phase="forward"), linear_backward(linear, given, makes=made, frees=())
+    weight = linear.weight.powers
+    for steps, moved in zip(passes, weights, strict=True):
+        sizes = [one.size_bytes * one.calls for one in steps if isinstance(one, Kernel)]
+        assert [one.coefficient / linear.weight.coefficient for one in sizes if one.powers == weight] == moved
+
+
 @pytest.mark.parametrize(("ranks", "written"), [(1.0, 1.0), (2.0, 2.0), (8.0, 2.0)])
 def test_a_lone_rank_writes_both_copies_at_once(ranks: float, written: float) -> None:
     """Guards the transposed copy of what x gathers: of one rank it is a second write of the kernel that quantizes."""
@@ -286,11 +315,11 @@ def test_compare_ranks_those_that_have_the_format() -> None:
     """Guards a comparison in a format: who lacks it says what it has."""
     found = compare(load_inputs(Request("llama3-8b", 8, machine="dgx-b200", precision="mxfp8", batch=8)).problem)
     priced = {one.key for one in found.contenders if one.prediction}
-    assert priced == {"megatron-core", "torchtitan"}
+    assert priced == {"megatron-core", "torchtitan", "fsdp", "hsdp", "data-parallel"}
     asked = Request("llama3-8b", 8, machine="dgx-h100", precision="auto", batch=8, micro_batch=1, recompute="none")
     names = {one.key: one.name for one in compare(load_inputs(asked).problem).contenders if one.prediction}
     assert (names["torchtitan"], names["deepspeed"]) == ("torchtitan in fp8-rowwise", "DeepSpeed in bf16")
-    assert next(one.infeasible for one in found.contenders if one.key == "fsdp") == "priced in bf16, fp8-current only"
+    assert next(one.infeasible for one in found.contenders if one.key == "deepspeed") == "priced in bf16 only"
 
 
 def test_accelerate_is_told_of_fp8(tmp_path: Path) -> None:
@@ -325,6 +354,9 @@ def test_what_has_no_format_says_which_it_has() -> None:
         kept: dict[str, Any] = {"framework": framework, "precision": precision, "set": ["step.last_layers_bf16=1"]}
         with pytest.raises(UsageError, match=why):
             load_inputs(Request("llama3-8b", machine="dgx-b200", gpus=8, **kept))
+    kept = {"framework": "fsdp", "precision": "mxfp8", "set": ["step.primary_weights=true"]}
+    with pytest.raises(UsageError, match="weights are gathered in BF16; try fp8-current"):
+        load_inputs(Request("llama3-8b", machine="dgx-b200", gpus=8, **kept))
 
 
 ON_HOPPER = ("fp8-delayed", "fp8-current", "fp8-rowwise", "fp8-blockwise")

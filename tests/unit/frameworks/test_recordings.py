@@ -82,7 +82,7 @@ def test_todays_command_is_the_recorded_one(environment: Environment, entry: Ent
 def test_the_framework_reads_what_was_asked(environment: Environment, entry: Entry) -> None:
     """World, degrees, batches, layers of each stage and chunk, recompute, precision, model: as in the configuration."""
     expected = EXPECTED[environment.name](_today(environment)[_key(entry)].run)
-    without = () if entry["starter"].startswith("accelerate") else ("machines", "block")
+    without = () if entry["starter"].startswith("accelerate") else ("machines", "block", "engine")
     assert entry["sizes"] == {name: value for name, value in expected.items() if name not in without}
 
 
@@ -308,6 +308,7 @@ def _accelerate(run: Run) -> dict[str, Any]:
     layers = run.model.layers
     machines = -(-run.grid.world // run.machine.launcher.ranks_per_node)
     block = {"llama": "LlamaDecoderLayer", "gpt": "GPT2Block"}[run.model.family]
+    engine = {"fp8-delayed": "HYBRID", "mxfp8": "mxfp8"}.get(run.workload.precision)
     return {
         "world": run.grid.world,
         "shard": run.size("z"),
@@ -315,9 +316,10 @@ def _accelerate(run: Run) -> dict[str, Any]:
         "units": layers,
         "resharded": layers - run.kept_layers,
         "first_kept": layers - run.kept_layers if run.kept_layers else None,
-        "recompute": (run.recompute_layers or layers) if run.recompute == "full" else 0,
+        # With Transformer Engine one's own train.py checkpoints blocks.
+        "recompute": (run.recompute_layers or layers) if run.recompute == "full" and not engine else 0,
         **{"gathered": "bfloat16", "reduced": "bfloat16", "stored": "float32"},
-        **{"machines": machines, "block": block},
+        **{"machines": machines, "block": block, "engine": engine},
     }
 
 

@@ -130,7 +130,8 @@ def test_options_of_a_step_are_read_as_they_are_written(name: str, options: dict
 
 @pytest.mark.parametrize("name", ["8b-one-node", "8b-hsdp"])
 def test_fp8_of_accelerate_is_read_as_it_is_written(name: str, tmp_path: Path) -> None:
-    """Guards torchao's FP8 in Accelerate's config; other backends are priced as BF16, and said so."""
+    """Guards torchao's FP8 in Accelerate's config, also without a backend, and Transformer Engine's, which it applies
+    under FSDP1 alone; MS-AMP is priced as BF16. Both are said."""
     case = case_of("fsdp", name)
     case = replace(case, options=case.options | {"precision": "fp8-current"})
     test_what_is_written_is_read(case, tmp_path)
@@ -141,8 +142,15 @@ def test_fp8_of_accelerate_is_read_as_it_is_written(name: str, tmp_path: Path) -
     assert not read.unknown
     assert "BF16" not in " ".join(read.ignored)
     config = path.with_suffix(".yaml")
-    for old, new, said in (("backend: AO", "backend: TE", True), ("precision: fp8", "precision: bf16", False)):
+    for old, new, precision, said in (
+        ("  backend: AO", "  other: AO", "fp8-current", ""),
+        ("  other: AO", "  backend: TE", "fp8-delayed", "under FSDP1 alone, so it is priced as where train.py calls"),
+        ("fsdp_version: 2", "fsdp_version: 1", "fp8-delayed", ""),
+        ("backend: TE", "backend: MSAMP", "bf16", "priced as BF16"),
+        ("precision: fp8", "precision: bf16", "bf16", ""),
+    ):
         config.write_text(config.read_text("utf-8").replace(old, new), "utf-8")
         read = read_run(path, given={}, model=run.model)
-        assert read.case(run.machine).workload.precision == "bf16"
-        assert any("priced as BF16" in words for words in read.ignored) or not said
+        assert read.case(run.machine).workload.precision == precision
+        assert any(said in words for words in (*read.ignored, ""))
+        assert said or not any("FSDP1" in words for words in read.ignored)
