@@ -229,7 +229,8 @@ def _overlaps_some(problem: Problem) -> bool:
 def check_expert_overlap(problem: Problem) -> None:
     """UsageError where nothing can run beside dispatch and combine as it is asked for, as Megatron-Core checks it.
 
-    Source: NVIDIA/Megatron-LM@d98e8a64, megatron/core/transformer/transformer_config.py, 3002 to 3100.
+    Source: NVIDIA/Megatron-LM@d98e8a64, megatron/core/transformer/transformer_config.py, 3002 to 3100; of EGTP
+    docs/api-guide/core/generalized_tensor_parallel.md, sections 3.1 and 3.4.
     """
     step, request, model = problem.framework.step, problem.request, problem.model
     shared, delayed = step.shared_expert_overlap, step.delayed_weight_gradients
@@ -250,6 +251,7 @@ def check_expert_overlap(problem: Problem) -> None:
     )
     merged = (
         (pins.get("expert", 2) == 1, "needs EP above 1"),
+        (pins.get("expert_z", 1) > 1, "excludes EGTP above 1, whose forward and backward gathers share their buffers"),
         (stages > 1 and request.chunks == 1, "needs interleaved stages (VPP above 1) where there are several"),
         (problem.workload.element_sizes.compute > 2, "needs --precision bf16 or fp16"),
         (repeats == "full" or "moe" in modules_of(repeats), f"excludes --recompute {repeats}"),
