@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from axonn_tune.cost.collectives import route
 from axonn_tune.cost.price import Detail, price
 from axonn_tune.frameworks import find_framework
 from axonn_tune.grid import Grid
@@ -15,7 +16,7 @@ from axonn_tune.program.operations import MatMul
 from axonn_tune.ranking.choosing import search
 from axonn_tune.ranking.priced import Priced
 from axonn_tune.request import Request
-from axonn_tune.specs.catalog import load_machine
+from axonn_tune.specs.catalog import load_machine, load_model
 from axonn_tune.specs.model import Model
 from axonn_tune.specs.workload import OVERLAPS, Overlap, Workload
 from tests.unit.small import small_model, small_problem
@@ -202,6 +203,32 @@ def test_experts_are_gathered_a_block_ahead(overlaps: tuple[Overlap, ...]) -> No
         if one.axis == "expert_z":
             share = 1.0 if not overlaps else {"all_gather": 1 / 4, "reduce_scatter": 0.0}[one.op]
             assert one.exposed_s == pytest.approx(share * one.seconds), one.op
+
+
+def test_weak_scaling_with_egtp_is_the_published() -> None:
+    """Guards GTP 64, EP 64 and EGTP 2 of a hybrid in MXFP8 on racks of 72, from 128 to 3,072 GPUs: at least 93% of the
+    smaller run, as published of one of 280B (the same guide, section 1.7), with less memory; EGTP alone of what shards
+    weights leaves the rack, and moves 1 + 1/32 bytes a weight twice and 2 once."""
+    model, machine = load_model("nemotron-3-super-120b-a12b").document, load_machine("gb200-nvl72").document
+    framework = find_framework("megatron-core").with_step(
+        **{"gathers_experts": True, "primary_weights": True, "gradient_bytes": 2, "shard_gradient_bytes": 2}
+    )
+    runs = []
+    for data in (2, 48):
+        workload = Workload(global_batch=64 * data, sequence_length=4096, precision="mxfp8")
+        grid = Grid(z=64, data=data, expert=64, expert_z=2, order=MEGATRON)
+        runs.append(price(Job(model, machine, workload, framework), Layout(grid, 1, "none", 0)))
+    assert 0.93 < runs[0].iteration_s / runs[1].iteration_s < 1.0
+    assert runs[1].memory_bytes < runs[0].memory_bytes
+    block = (512 // 64) * next(one.expert_weights for one in model.types if one.experts)
+    sent = {(one.op, one.phase): one.bytes / block for one in runs[1].terms if one.axis == "expert_z"}
+    assert sent == {("all_gather", one): 1 + 1 / 32 for one in ("forward", "backward")} | {
+        ("reduce_scatter", "backward"): 2.0
+    }
+    tiers = machine.placing(64 * 48).tiers
+    shapes = {axes: runs[1].grid.group_shape(axes, framework.step.folding) for axes in ("z", "expert", "expert_z")}
+    crossed = {axes: tiers[route(shape, tiers, 64 * 48).outermost].name for axes, shape in shapes.items()}
+    assert crossed == {"z": "nvlink", "expert": "nvlink", "expert_z": "network"}
 
 
 @pytest.mark.parametrize(("expert", "tensor"), [(1, 1), (4, 1), (8, 1), (2, 2)])
