@@ -88,6 +88,9 @@ _MANY_CONNECTIONS = EnvironmentVariable(
 _UNREGISTERED = EnvironmentVariable(
     name="NCCL_GRAPH_REGISTER", value="0", why="required by CUDA graphs beside expandable segments"
 )
+_PRIORITIES = EnvironmentVariable(
+    name="CUDA_GRAPHS_USE_NODE_PRIORITY", value="1", why="required from Blackwell on by CUDA graphs beside GTP"
+)
 CP_COMM_TYPES: Mapping[ContextExchange, str] = {
     "ring": "p2p",
     "all_gather": "all_gather",
@@ -194,6 +197,7 @@ def launch(run: Run) -> Command:
             # By its older name.
             EXPANDABLE_SEGMENTS.model_copy(update={"name": "PYTORCH_CUDA_ALLOC_CONF"}),
             *([_UNREGISTERED] if run.step.cuda_graphs else []),
+            *([_PRIORITIES] if run.step.cuda_graphs and not older and _shards(run) else []),
         ),
         needs=(
             f"Start it in a checkout of NVIDIA/Megatron-LM at core_v0.19.2, which has {program}.",
@@ -372,7 +376,7 @@ def _format(run: Run) -> dict[str, Value]:
     repeated = {"moe.activation", "attention.norm", "mlp.norm"} & {*step.repeated_layers(run.recompute)}
     if name == "fp8-delayed" and repeated and run.recompute != "full":
         raise run.cannot("recompute of norms or experts' activation in fp8-delayed", "ask for --precision fp8-current")
-    if max(run.size("z"), run.size("expert_z")) > 1 and name in ("mxfp8", "nvfp4") and not step.primary_weights:
+    if _shards(run) and name in ("mxfp8", "nvfp4") and not step.primary_weights:
         raise run.cannot(f"GTP in {name} with weights in BF16", "ask for --set step.primary_weights=true")
     if name == "mxfp8" and step.primary_weights and not step.distributed_optimizer:
         raise run.cannot("primary weights in mxfp8 without the distributed optimizer", "leave out --set step.")
@@ -433,8 +437,13 @@ def _notes(run: Run) -> Iterator[str]:
         yield "Tokens are spread evenly, as priced; without --moe-router-force-load-balancing the router decides."
 
 
+def _shards(run: Run) -> bool:
+    """Whether weights are sharded by GTP, of experts or of the rest."""
+    return max(run.size("z"), run.size("expert_z")) > 1
+
+
 def _needs(run: Run, *, unstated: str) -> Iterator[str]:
-    if max(run.size("z"), run.size("expert_z")) > 1:
+    if _shards(run):
         yield "GTP needs Transformer Engine 2.19 or later."
     if run.model.has_experts and (port := DISPATCHERS[run.step.dispatcher].port):
         yield f"Its deep_ep is {port}."

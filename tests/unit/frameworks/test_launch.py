@@ -155,6 +155,8 @@ SAID: list[tuple[str, Change, str]] = [
     ("megatron-core deepseek-v2", changed(), "--moe-layer-freq ([0]*1+[1]*59)"),
     ("megatron-core mixtral-22b", changed(), "--moe-router-dtype fp32 --moe-expert-capacity-factor 1.5 --moe-token"),
     ("megatron-core mixtral-22b", step(imbalance=1.0), "--moe-router-dtype fp32 --moe-router-force-load-balancing"),
+    ("megatron-core nemotron-egtp", changed(), "--expert-tensor-parallel-num-weight-shards 4"),
+    ("megatron-core nemotron-egtp", step(cuda_graphs=("attn",)), "CUDA_GRAPHS_USE_NODE_PRIORITY=1"),
     # The part with MTP layers.
     ("megatron-core 70b-all", predicting, "--pipeline-model-parallel-layout Et*20|t*20|t*20m|t*20L"),
     # Stage 3's buckets: kept weights where all are, nothing ahead where that is off.
@@ -175,4 +177,7 @@ SAID: list[tuple[str, Change, str]] = [
 def test_what_is_carried_and_what_is_noted(name: str, change: Change, said: str) -> None:
     """Guards scripts for training: arguments, files and sentences say what the model states and what is otherwise."""
     command = launched(change(run_of(case_of(*name.split()))))
-    assert said in "\n".join([" ".join(command.words), *command.needs, *command.notes, *command.files.values()])
+    variables = (f"{one.name}={one.value}" for one in command.environment)
+    assert said in "\n".join(
+        [" ".join(command.words), *variables, *command.needs, *command.notes, *command.files.values()]
+    )
