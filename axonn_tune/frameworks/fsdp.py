@@ -23,6 +23,7 @@ from axonn_tune.frameworks.command import (
     sizes_words,
 )
 from axonn_tune.frameworks.description import FlopCount, Framework, StepOptions
+from axonn_tune.request import Precision
 
 STEP = StepOptions(
     gather_unit="block",
@@ -52,8 +53,7 @@ def launch(run: Run) -> Command:
     if run.recompute == "selective":
         raise run.cannot("selective recompute", "ask for --recompute full or none")
     mesh = _mesh(run)
-    narrow, engine = run.workload.format is not None, run.workload.precision in run.step.engine_formats
-    again = Section("recompute", (Argument("--gradient_checkpointing", "true", "by Transformer Engine"),))
+    narrow, engine = run.workload.format is not None, run.workload.precision in _ENGINE
     if run.size("z") == 1 or run.kept_layers not in (0, run.model.layers) or run.recompute_layers is not None:
         if narrow:
             raise run.cannot("FP8 without Accelerate", "shard over all ranks, every layer alike")
@@ -62,7 +62,7 @@ def launch(run: Run) -> Command:
         release="accelerate 1.15.0",
         program=("train.py",),
         accelerate=(Argument("--config_file", "{file:.yaml}"),),
-        sections=(*mesh.sections, *([again] if engine and run.recompute == "full" else [])),
+        sections=mesh.sections,
         environment=mesh.environment,
         files={".yaml": "\n".join(_config(run)) + "\n"},
         needs=(
@@ -71,8 +71,7 @@ def launch(run: Run) -> Command:
             "Qwen2DecoderLayer, goes into fsdp_transformer_layer_cls_to_wrap.",
             "It calls backward() for each micro-batch outside accelerator.accumulate(), which would keep whole "
             "gradients and reduce them once a step.",
-            *(_ENGINE if engine else ()),
-            *(_AGAIN if engine and run.recompute == "full" else ()),
+            *(_NEEDS[: 3 if run.recompute == "full" else 2] if engine else ()),
         ),
         notes=(
             "Accelerate keeps the last norm and the LM head gathered; the prediction gathers them again.",
@@ -87,6 +86,7 @@ def _mesh(run: Run) -> Command:
 
     Sizes of a batch are told by the names of transformers' TrainingArguments where it has one.
     """
+    again = run.recompute == "full" and run.workload.precision in _ENGINE
     sizes = {"replicate": run.size("data"), "shard": run.size("z")}
     mesh = {name: size for name, size in sizes.items() if name == "shard" or size > 1}
     module = Template(_MESH).substitute(
@@ -101,6 +101,7 @@ def _mesh(run: Run) -> Command:
         Argument("--per_device_train_batch_size", run.micro_batch, "the micro-batch"),
         Argument("--gradient_accumulation_steps", run.accumulation),
         Argument("--seq_length", run.workload.sequence_length),
+        *([Argument("--gradient_checkpointing", "true", "by Transformer Engine")] if again else []),
     )
     return Command(
         release="PyTorch FSDP2 (torch 2.7 to 2.15)",
@@ -126,7 +127,8 @@ def _config(run: Run) -> Iterator[str]:
     else:
         yield "mixed_precision: fp8  # GEMMs of linear layers; reductions in BF16"
         yield "fp8_config:"
-        yield from _backend(run)
+        gathers = f"  enable_fsdp_float8_all_gather: {json.dumps(run.step.primary_weights)}"
+        yield from _ENGINE.get(run.workload.precision, ("  backend: AO", gathers, "  pad_inner_dim: true"))
     yield f"num_machines: {-(-world // min(run.machine.launcher.ranks_per_node, world))}"
     yield f"num_processes: {world}"
     yield "fsdp_config:"
@@ -134,7 +136,7 @@ def _config(run: Run) -> Iterator[str]:
     yield "  fsdp_auto_wrap_policy: TRANSFORMER_BASED_WRAP"
     yield f"  fsdp_transformer_layer_cls_to_wrap: {_BLOCKS[run.model.family]}"
     yield f"  fsdp_reshard_after_forward: {json.dumps(run.kept_layers == 0)}"
-    if run.workload.precision not in run.step.engine_formats:
+    if run.workload.precision not in _ENGINE:
         yield f"  fsdp_activation_checkpointing: {json.dumps(run.recompute == 'full')}"
     yield "  fsdp_offload_params: false"
     yield "  fsdp_cpu_ram_efficient_loading: false"
@@ -147,23 +149,15 @@ def _config(run: Run) -> Iterator[str]:
         yield "  parallelism_config_cp_size: 1"
 
 
-def _backend(run: Run) -> Iterator[str]:
-    """What computes in FP8: torchao, or Transformer Engine with its delayed scaling or scales of blocks."""
-    if run.workload.precision not in run.step.engine_formats:
-        yield "  backend: AO"
-        yield f"  enable_fsdp_float8_all_gather: {json.dumps(run.step.primary_weights)}"
-        yield "  pad_inner_dim: true"
-        return
-    yield "  backend: TE"
-    yield "  use_mxfp8_block_scaling: true" if run.workload.precision == "mxfp8" else "  fp8_format: HYBRID"
-
-
-_ENGINE = (
+_ENGINE: dict[Precision, tuple[str, ...]] = {
+    "fp8-delayed": ("  backend: TE", "  fp8_format: HYBRID"),
+    "mxfp8": ("  backend: TE", "  use_mxfp8_block_scaling: true"),
+}
+"""Formats of Transformer Engine, and Accelerate's config of them."""
+_NEEDS = (
     "It needs Transformer Engine 2.16 or later, which keeps no quantized weights between passes of FSDP2.",
     "It calls accelerate.utils.apply_fp8_autowrap(model, accelerator.te_recipe_handler) after prepare(): Accelerate "
     "does so under FSDP1 alone, and linear layers would compute in BF16.",
-)
-_AGAIN = (
     "Before prepare() it wraps each block in torch's checkpoint_wrapper with checkpoint_fn="
     "transformer_engine.pytorch.checkpoint: torch's own would recompute in BF16.",
 )
@@ -201,11 +195,9 @@ FSDP = Framework(
     title="PyTorch FSDP",
     axes=("z", "data"),
     source="torch 2.15, torch/distributed/fsdp/_fully_shard; mosaicml/llm-foundry",
-    step=replace(
-        STEP, reduced_bytes=2, saves_original=True, fused_quantization=True, engine_formats=("fp8-delayed", "mxfp8")
-    ),
+    step=replace(STEP, reduced_bytes=2, saves_original=True, fused_quantization=True, engine_formats=(*_ENGINE,)),
     software="eager",
-    formats=("fp8-current", "fp8-delayed", "mxfp8"),
+    formats=("fp8-current", *_ENGINE),
     format_options=("primary_weights",),
     recompute_some="full",
     names={"z": "shard", "data": "replicate"},

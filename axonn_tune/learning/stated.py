@@ -403,8 +403,7 @@ class CommandRun(StatedRun):
 
         layouts = tuple(map(folded, case.configurations))
         one = layouts[0]
-        sharded = one.grid.axis_size("expert_z") > 1
-        framework = framework.with_step(gathers_experts=sharded).training(case.model)
+        framework = framework.with_step(gathers_experts=one.grid.axis_size("expert_z") > 1).training(case.model)
 
         def wrong(grid: Grid) -> list[str]:
             model, workload = case.model, case.workload

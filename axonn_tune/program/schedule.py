@@ -242,12 +242,11 @@ class MicroBatch:
 
     def enter(self, following: int | None, *, head: bool = False) -> Instructions:
         """Begin of a chunk's forward pass without an embedding, with a block of this type, or with the LM head."""
-        after = self._compiler.forward_gather(following, head=head)
-
-        def made() -> list[Emitted]:
-            return [*self._compiler.section((), following=after, opens=True), *self._new_weights(following)]
-
-        return self._made(("enter", following, head), made)
+        after, section = self._compiler.forward_gather(following, head=head), self._compiler.section
+        return self._made(
+            ("enter", following, head),
+            lambda: [*section((), following=after, opens=True), *self._new_weights(following)],
+        )
 
     def forward(self, of_type: int, following: int | None, *, head: bool = False) -> Instructions:
         """A block forward, before one of the type `following`, or before the LM head."""
