@@ -602,7 +602,7 @@ class Pricer:
     def _terms(self, shown: Kind) -> tuple[Term, ...]:
         """Every collective with more than one rank, in program order, with the waits for it."""
         found, replay, exposed = [], shown.replay, exposed_by_term(shown.recorders)
-        hidden = {term_key(one) for one, _ in replay.work.terms if one.routing is not None}
+        hidden = dict.fromkeys(term_key(one) for one, _ in replay.work.terms if one.routing is not None)
         waited_s = sum(exposed.get(key, 0.0) for key in hidden)
         left = 1.0 - min(shown.saved_s / waited_s, 1.0) if waited_s and shown.saved_s else 1.0
         exposed = {key: spent_s * left if key in hidden else spent_s for key, spent_s in exposed.items()}

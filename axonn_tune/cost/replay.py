@@ -481,13 +481,14 @@ class Replay:
         last_s = self._play(state, schedule.ends[ONLY], END)[0] + waited_s
         self._end_batch(last_s)
         others_s, others_waited_s = state[0] + waited_s, waited_s
-        saved_s = self._saved_s(schedule.micro_batch, blocks, blocks_s)
         if buckets or self.recorder is not None:
             self._begin_batch(times)
             ordinary = schedule.micro_batch if buckets else schedule.last_micro_batch
             state, blocks_s = self._micro_batch(ordinary, blocks)
             others_waited_s = self._waited_s(blocks, blocks_s)
             others_s = state[0] + others_waited_s
+        saved_s = self._saved_s(schedule.micro_batch, blocks, blocks_s)
+        if buckets or self.recorder is not None:
             self._end_batch(others_s - saved_s, before=True)
         self.saved_s = times * saved_s
         result: Value = times * (others_s - saved_s) + last_s

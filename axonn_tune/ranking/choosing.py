@@ -63,8 +63,6 @@ _SEEN = 256
 """Candidates that are tried in another number format to know what it reaches."""
 _MOST_MOVED = 64
 """Grids beyond the first whose stages are balanced by time: more than any search of the models at hand needs."""
-_WORTH_BOUNDING = 4096
-"""Shapes whose memory takes longer to work out than their least steps."""
 LARGEST_COUNT = 2**40
 """Counts from here on do not fit the columns, whose arithmetic must stay exact."""
 
@@ -236,9 +234,7 @@ class _Tried:
             near = distinct(np.concatenate([among[kind] for kind in kinds]))[0]
             near = bounded(plain, near) if plain in among else near
             for kind in kinds:
-                found[kind] = rows = np.intersect1d(near, among[kind])
-                if kind != plain and not kind.some and len(rows) >= _WORTH_BOUNDING:
-                    found[kind] = bounded(kind, rows)
+                found[kind] = np.intersect1d(near, among[kind])
         return found
 
     def may_be_cut(self, columns: Columns, shapes: Shapes, fittings: Mapping[Variant, Fitting]) -> NDArray[np.bool_]:

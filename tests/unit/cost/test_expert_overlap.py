@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from axonn_tune.cost.price import Detail, hidden_behind, price
+from axonn_tune.cost.price import Detail, Pricer, hidden_behind, price
 from axonn_tune.cost.spans import MERGED, predicted_spans
 from axonn_tune.errors import UsageError
 from axonn_tune.frameworks import find_framework
@@ -25,6 +25,7 @@ from axonn_tune.report.configuration import detailed, inputs_of
 from axonn_tune.report.ranking import layout_pins, page_axes
 from axonn_tune.request import Request
 from axonn_tune.specs.catalog import load_machine
+from axonn_tune.specs.machine import Software
 from axonn_tune.specs.workload import Workload
 from tests.cli.running import good
 from tests.unit.cost.test_experts import MEGATRON, model_of
@@ -80,6 +81,23 @@ def test_traces_end_with_the_step_and_name_the_dispatcher() -> None:
     assert {span.details["dispatcher"] for span in spans if span.name.startswith("dispatch ")} == {"deepep"}
     sent = next(term for term in priced.terms if term.op == "dispatch")
     assert hidden_behind(sent, priced.job.workload) == "another micro-batch, or shared experts"
+
+
+def test_a_late_host_is_never_hidden() -> None:
+    """Each further micro-batch takes at least its time to issue, which is linear in that of an operation; the gradient
+    buckets of the last one, on the stream of dispatch and combine, make no room for more overlap in the others."""
+    job = _priced(dispatcher="hybridep", expert_overlap=True).job
+    layout = Layout(Grid(data=16, expert=8, order=MEGATRON), 1, "none", 0)
+
+    def more_s(dispatch_us: float) -> float:
+        few, many = (replace(job, workload=job.workload.model_copy(update={"global_batch": 16 * n})) for n in (2, 3))
+        software = Software(dispatch_us=dispatch_us)
+        return Pricer(many, layout, software).price().iteration_s - Pricer(few, layout, software).price().iteration_s
+
+    each_s, late_s = (more_s(2000.0) - more_s(1000.0)) / 1000.0, more_s(2000.0)
+    assert more_s(60.0) > late_s - each_s * 1940.0
+    for dispatch_us in (68.0, 76.0, 84.0):
+        assert more_s(dispatch_us) >= (late_s - each_s * (2000.0 - dispatch_us)) * (1 - 1e-9)
 
 
 def test_delayed_weight_gradients_never_lose() -> None:
