@@ -10,7 +10,7 @@ import math
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from functools import cached_property, lru_cache, reduce
+from functools import cached_property, lru_cache, partial, reduce
 from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
@@ -287,8 +287,8 @@ class Detail(PricedLayout):
 
     For a pipeline it is the stage with the most communication, `stage`; memory is that of the largest stage, with
     layers not resharded as found. Computation includes host_s, the accelerator's wait for its host, and contended_s,
-    the slowdown from overlap. The bubble is that of the stage with the most computation, to which `computing` belongs:
-    its kind, and the values of its symbols. times: of all stages, None without a pipeline.
+    the slowdown from overlap. The bubble is that of the stage with the most computation, `busiest`, to which
+    `computing` belongs: its kind, and the values of its symbols. times: of all stages, None without a pipeline.
     """
 
     communication_s: float
@@ -299,9 +299,16 @@ class Detail(PricedLayout):
     rates: ComputeRates
     host_s: float = 0.0
     stage: int = 0
+    busiest: int = 0
+    awaiting: Callable[[], tuple[Term, ...]] = field(default=tuple, compare=False, repr=False)
     computing: tuple[Stage, dict[str, float]] | None = field(default=None, compare=False, repr=False)
     times: StageTimes | None = field(default=None, compare=False, repr=False)
     record: Callable[[], tuple[Batch, ...]] = field(default=tuple, compare=False, repr=False)
+
+    @cached_property
+    def awaited(self) -> tuple[Term, ...]:
+        """`terms` of the stage with the most computation, whose waits are those of the step."""
+        return self.terms if self.busiest == self.stage else self.awaiting()
 
     @cached_property
     def batches(self) -> tuple[Batch, ...]:
@@ -451,7 +458,7 @@ class Pricer:
         of = {number: kind for kind in self.kinds for number in kind.numbers}
         joined = self._joined(of) if stages > 1 else _Joined(of[0].scheduled_s)
         shown, busiest = of[joined.most], of[joined.slowest]
-        terms = (*self._terms(shown), *joined.sends)
+        terms = (*self._terms(shown), *joined.sends(joined.most))
         communication_s = reduce(lambda total, term: total + term.seconds, terms, 0.0)
         busy_s = joined.step_s - joined.bubble_s
         lost_s = float(contended_s(communication_s, busiest.compute_s, busy_s, contention=self.rates.contention))
@@ -485,10 +492,15 @@ class Pricer:
                 for number in range(len(joined.seconds))
             ),
             stage=joined.most,
+            busiest=joined.slowest,
+            awaiting=partial(self._awaited, busiest, joined),
             times=joined.times,
             computing=(busiest.replay.work.stage, settled[joined.slowest][0]) if stages > 1 else None,
             record=shown.record,
         )
+
+    def _awaited(self, busiest: Kind, joined: _Joined) -> tuple[Term, ...]:
+        return (*self._terms(busiest), *joined.sends(joined.slowest))
 
     @cached_property
     def kinds(self) -> list[Kind]:
@@ -517,15 +529,18 @@ class Pricer:
         communication_s = [of[number].communication_s + sent_s[number] for number in range(len(of))]
         most = max(of, key=communication_s.__getitem__)
         tier, senders = sending(stride=self.grid.stride("pipeline"), machine=self.machine)
-        bandwidth, sends_s = tier.bandwidth_bytes_per_s / senders, sent_s[most]
+        bandwidth = tier.bandwidth_bytes_per_s / senders
         # Of a message whose shares are gathered over x where it arrives, that gather is in the fixed time.
         line = Line("direct", "simple", max(one_s - size_bytes / bandwidth, 0.0), bandwidth)
-        calls, exposed_s = time.sends[most], min(time.exposed_send_s[most], sends_s)
         key, formula = term_key(message), str(message.size_bytes)
-        term = Term(*key, calls, size_bytes, 2, tier.name, sends_s, exposed_s, formula, line, message)
+
+        def sends(number: int) -> tuple[Term, ...]:
+            calls, exposed_s = time.sends[number], min(time.exposed_send_s[number], sent_s[number])
+            term = Term(*key, calls, size_bytes, 2, tier.name, sent_s[number], exposed_s, formula, line, message)
+            return (term,) if calls else ()
+
         seconds = tuple(zip(communication_s, time.bubble_s, strict=True))
-        terms = (term,) if calls else ()
-        return _Joined(time.step_s, most, slowest, bubble_s, terms, seconds, pipeline.times(0))
+        return _Joined(time.step_s, most, slowest, bubble_s, sends, seconds, pipeline.times(0))
 
     def settled_stage(self, number: int, *, kept: float | None = None) -> tuple[dict[str, float], Memory]:
         """Values of all symbols of a stage, and its memory, which decides how many blocks keep their gathered weights.
@@ -626,13 +641,13 @@ class Pricer:
 @dataclass(frozen=True)
 class _Joined:
     """A step of one stage, or of several: the stages with the most communication and the most computation, the wait of
-    the latter, sends of the former, communication and wait of each stage, s, and durations of all."""
+    the latter, sends by stage, communication and wait of each stage, s, and durations of all."""
 
     step_s: float
     most: int = 0
     slowest: int = 0
     bubble_s: float = 0.0
-    sends: tuple[Term, ...] = ()
+    sends: Callable[[int], tuple[Term, ...]] = lambda _: ()
     seconds: tuple[tuple[float, float], ...] = ()
     times: StageTimes | None = None
 
@@ -696,7 +711,7 @@ class Kind:
 
 GEMMS, ATTENTION = "GEMMs", "attention"
 ELEMENT_WISE, OPTIMIZER = "element-wise kernels", "optimizer and gradient norm"
-CONTENDED = "compute slowdown from overlap"
+CONTENDED, HOST = "compute slowdown from overlap", "host-bound launch overhead"
 
 _BEHIND: dict[Role, tuple[Overlap, str]] = {
     "weight": ("gather_prefetch", "preceding layer's GEMMs"),
@@ -718,12 +733,16 @@ Parts: TypeAlias = Mapping[Hashable, tuple[str, float]]
 
 @dataclass(frozen=True)
 class Work:
-    """Computation of one kind and phase, of one rank in a step; element-wise work counts no FLOPs."""
+    """Computation of one kind and phase, of one rank in a step; element-wise work counts no FLOPs.
+
+    at_peak_s: of its FLOPs at the peaks of the number formats of their operands.
+    """
 
     kind: str
     phase: str
     seconds: float
-    flops: float
+    flops: float = 0.0
+    at_peak_s: float = 0.0
 
 
 def _computed(priced: Detail) -> tuple[ComputeClock, Iterator[tuple[Computation, float]]]:
@@ -748,7 +767,7 @@ def quantization(priced: Detail) -> tuple[float, float]:
 class TimedGemm:
     """A GEMM, or fused attention, of a step: its shape, what one call takes, and the rate of a large one.
 
-    shape: m × n × k and the groups of one launch; of attention, the keys of a query.
+    shape: m × n × k and the groups of one launch; of attention, the keys of a query. peak: of its operands' format.
     """
 
     phase: str
@@ -756,6 +775,7 @@ class TimedGemm:
     shape: str
     flops: float
     rate: float
+    peak: float
     call_s: float
 
 
@@ -774,25 +794,35 @@ def timed_gemms(priced: Detail) -> dict[TimedGemm, float]:
         else:
             shape = f"{float(step.keys.evaluate(clock.values)):,.6g} keys"
             rate = flops / (call_s - priced.rates.kernel_launch_s)
-        row = TimedGemm(step.phase, step.layer, shape, flops, rate, call_s)
+        row = TimedGemm(step.phase, step.layer, shape, flops, rate, _peak_of(step, priced), call_s)
         found[row] = found.get(row, 0.0) + calls
     return found
 
 
 def work_by_kind(priced: Detail) -> tuple[Work, ...]:
-    """All computation of a step, by kind and phase, in program order; last the compute slowdown from overlap.
+    """All computation of a step, by kind and phase, in program order; last what the GPU waits for its host, and the
+    compute slowdown from overlap.
 
     For a pipeline, that of the stage with the most computation.
     """
     clock, steps = _computed(priced)
-    sums: dict[tuple[str, str], tuple[float, float]] = {}
+    sums: dict[tuple[str, str], list[float]] = defaultdict(lambda: [0.0, 0.0, 0.0])
     for step, calls in steps:
-        key = (kind_of(step), step.phase)
-        seconds, flops = sums.get(key, (0.0, 0.0))
-        own = 0.0 if isinstance(step, Kernel) else float(step.flops.evaluate(clock.values))
-        sums[key] = (seconds + calls * float(clock.call_s(step)), flops + calls * own)
-    found = [Work(kind, phase, *sums[kind, phase]) for kind, phase in sums if sums[kind, phase][0]]
-    return (*found, *([Work(CONTENDED, "", priced.contended_s, 0.0)] if priced.contended_s else []))
+        found = sums[kind_of(step), step.phase]
+        found[0] += calls * float(clock.call_s(step))
+        if not isinstance(step, Kernel):
+            flops = calls * float(step.flops.evaluate(clock.values))
+            found[1], found[2] = found[1] + flops, found[2] + flops / _peak_of(step, priced)
+    works = [Work(*key, *found) for key, found in sums.items() if found[0]]
+    lost = ((HOST, priced.host_s), (CONTENDED, priced.contended_s))
+    return (*works, *(Work(kind, "", spent_s) for kind, spent_s in lost if spent_s))
+
+
+def _peak_of(step: MatMul | Attention, priced: Detail) -> float:
+    """Peak of the number format of its operands, FLOP/s: BF16 of what is left out of a format of linear layers."""
+    workload = priced.job.workload
+    precision = "bf16" if workload.format and not step.narrow else workload.precision
+    return priced.job.machine.accelerator.peak_flops_per_s(precision)
 
 
 def kind_of(step: Computation) -> str:
@@ -812,7 +842,7 @@ def waiting(axes: str, priced: Detail) -> str:
 def step_parts(priced: Detail) -> Parts:
     """Parts of a step; exposed communication by axes without context, which has shards or replicas like z or data."""
     sums: dict[tuple[str, str], float] = defaultdict(float)
-    for term in priced.terms:
+    for term in priced.awaited:
         alike = term.axis.replace("context", "") or term.axis
         sums[f"over {alike}", waiting(term.axis, priced)] += term.exposed_s
     for work in work_by_kind(priced):

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from axonn_tune.cost.price import CONTENDED, GEMMS, Detail, price, separated, step_parts, waiting
+from axonn_tune.cost.price import CONTENDED, GEMMS, HOST, Detail, price, separated, step_parts, waiting
 from axonn_tune.errors import NothingFeasibleError
 from axonn_tune.frameworks import find_framework
 from axonn_tune.frameworks.axonn_tune import AXONN_TUNE
@@ -83,16 +83,16 @@ OTHER_KERNELS, RECOMPUTE, BUBBLE, REST = "attention and element-wise", "recomput
 CAUSES = (
     *(GEMMS, OTHER_KERNELS, RECOMPUTE),
     *(f"exposed {name}" for name in dict.fromkeys(EXPOSED.values())),
-    *(BUBBLE, CONTENDED, REST),
+    *(BUBBLE, CONTENDED, HOST, REST),
 )
 """Causes of a step's time that all frameworks share."""
 
 
 def causes(priced: Detail) -> dict[str, float]:
-    """Seconds of a step by cause, which add up to it; with stages, of those with most computation and communication."""
-    had = [name for name in CAUSES if name != f"exposed {EXPOSED['expert']}" or priced.job.model.has_experts]
-    sums = dict.fromkeys(had, 0.0)
-    named = {GEMMS: GEMMS, "recompute": RECOMPUTE, "bubble": BUBBLE, CONTENDED: CONTENDED}
+    """Seconds of a step by cause, which add up to it; with stages, of the one with the most computation."""
+    has = {f"exposed {EXPOSED['expert']}": priced.job.model.has_experts, HOST: priced.host_s > 0.0}
+    sums = dict.fromkeys((name for name in CAUSES if has.get(name, True)), 0.0)
+    named = {**{one: one for one in (GEMMS, CONTENDED, HOST)}, "recompute": RECOMPUTE, "bubble": BUBBLE}
     for key, (_, spent_s) in step_parts(priced).items():
         over = str(key).removeprefix("over ")
         axis = next((one for one in EXPOSED if one in split_axes(over)), "data") if over != key else ""
@@ -106,7 +106,7 @@ def limits(priced: Detail) -> tuple[tuple[str, float], ...]:
     step_s = priced.iteration_s
     shares = [(waiting(axis, priced), exposed_s / step_s) for axis, (_, exposed_s) in by_axis(priced).items()]
     shares.append(("pipeline bubble", priced.bubble_s / step_s))
-    shares.append(("compute slowdown from overlap", priced.contended_s / step_s))
+    shares.extend(((CONTENDED, priced.contended_s / step_s), (HOST, priced.host_s / step_s)))
     shares.append(("recompute", step_parts(priced).get("recompute", ("", 0.0))[1] / step_s))
     worth = [(what, share) for what, share in shares if share >= WORTH_NAMING]
     return tuple(sorted(worth, key=lambda limit: -limit[1]))

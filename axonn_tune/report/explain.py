@@ -27,6 +27,7 @@ from axonn_tune.cost.price import (
     CONTENDED,
     ELEMENT_WISE,
     GEMMS,
+    HOST,
     OPTIMIZER,
     Detail,
     PricedLayout,
@@ -124,11 +125,14 @@ def sections(priced: Detail, *, terms: bool = False) -> list[ExplainSection]:
         for what, spent_s in gap_to_peak(priced)
     ]
     masked = "TFLOP/s of attention count the masked half of the scores, as MFU does here; causal kernels skip it."
+    if priced.job.workload.format:
+        precision = priced.job.workload.precision
+        masked += f" Of peak: {precision}'s of GEMMs in it and of all, BF16's of attention and GEMMs in BF16."
     reserved = (
         f"Usable: {accelerator.memory_gib:g} GiB less {accelerator.reserved_memory_gib:g} GiB reserved for "
         "the driver's context, communicators and fragmentation (accelerator.reserved_memory_gib)."
     )
-    longest, largest = (", of the stage that computes longest", ", of the largest stage") if priced.stages else ("", "")
+    longest, largest = (f", of {_busiest(priced)}", ", of the largest stage") if priced.stages else ("", "")
     return [
         ExplainSection("Gap to peak", columns=_GAP, rows=gap),
         ExplainSection("The step", facts=step_facts(priced)),
@@ -217,6 +221,7 @@ def gap_to_peak(priced: Detail) -> list[tuple[str, float]]:
         (sum(each.seconds for each in work if each.phase == "recompute"), "activation recomputation"),
         (sum(each.seconds for each in matmuls) - at_peak_s, "GEMMs and attention below peak"),
         (priced.contended_s, CONTENDED),
+        (priced.host_s, HOST),
         (sum(each.seconds for each in useful if each.kind in _KERNELS), "other kernels"),
     ]
     ordered = sorted(((cost_s, what) for cost_s, what in costs if cost_s), reverse=True)
@@ -265,8 +270,12 @@ def _of_which_stage(priced: Detail) -> list[str]:
         return []
     return [
         f"Collectives of stage {priced.stage}, which communicates most; exposed communication of the step, "
-        f"{show_seconds(priced.exposed_communication_s)}, is that of the stage that computes longest."
+        f"{show_seconds(priced.exposed_communication_s)}, is that of {_busiest(priced)}."
     ]
+
+
+def _busiest(priced: Detail) -> str:
+    return f"stage {priced.busiest}, which computes longest"
 
 
 _SENT = ("number", "phase", "layer", "op", "axis", "group", "formula", "bytes", "count")
@@ -325,11 +334,10 @@ _GEMM_COLUMNS = (
 def _every_gemm(priced: Detail) -> ExplainSection:
     """Each GEMM and attention with what its time follows from."""
     rates, workload = priced.rates, priced.job.workload
-    peak = priced.job.machine.accelerator.peak_flops_per_s(workload.precision)
     rows = [
         {
             **fields_of(one, ("phase", "layer", "shape", "flops", "rate", "call_s")),
-            "of_peak": one.rate / peak,
+            "of_peak": one.rate / one.peak,
             "calls": calls,
         }
         for one, calls in timed_gemms(priced).items()
@@ -429,7 +437,8 @@ def work_rows(priced: Detail) -> list[Json]:
     rows = []
     for each in (*work, Work("all", "", priced.compute_s, priced.executed_flops)):
         rate = each.flops / each.seconds if each.flops else None
-        shares = {"share": each.seconds / priced.compute_s, "of_peak": rate and rate / peak}
+        of_peak = each.at_peak_s / each.seconds if each.at_peak_s else rate and rate / peak
+        shares = {"share": each.seconds / priced.compute_s, "of_peak": of_peak}
         rows.append({**fields_of(each, ("kind", "phase", "seconds")), "rate": rate, **shares})
     return rows
 
@@ -509,8 +518,13 @@ _FACTS = (
     ("step", "step", "{step} (80% interval: {low} to {high}), {bound}-bound"),
     ("computation", "compute", "{compute} of the step"),
     ("overlap slowdown", "contended", "{contended}, within computation: {factor}"),
+    (
+        "launch overhead",
+        "host",
+        "{host}, within computation: the GPU waits for its host to launch kernels (host-bound)",
+    ),
     ("exposed communication", "exposed", "{exposed}"),
-    ("pipeline bubble", "bubble", "{bubble}: the stage that computes longest waits for the others"),
+    ("pipeline bubble", "bubble", "{bubble}: {busiest}, waits for the others"),
     ("communication", "communication", "{communication} in all collectives of a GPU, {hidden} of it overlapped"),
     ("longest wait", "wait", "{wait}"),
     ("recompute", "recompute", "{recompute}"),
@@ -568,11 +582,13 @@ def step_facts(priced: Detail) -> list[tuple[str, str]]:
         "step": show_seconds(step_s),
         "low": show_seconds(priced.low_s),
         "high": show_seconds(priced.high_s),
-        "bound": "compute" if exposed_s < step_s / 2 else "communication",
+        "bound": "communication" if exposed_s >= step_s / 2 else "host" if priced.host_s > step_s / 4 else "compute",
         "compute": part(priced.compute_s),
         "contended": part(priced.contended_s),
         "factor": f"{accelerator.contention:g} of overlapped communication ({kind}, accelerator.contention)",
+        "host": part(priced.host_s),
         "exposed": part(exposed_s),
+        "busiest": _busiest(priced),
         "bubble": part(priced.bubble_s),
         "communication": show_seconds(priced.communication_s) if priced.terms else "",
         "hidden": part(max(priced.communication_s - exposed_s, 0.0), priced.communication_s or 1.0) or "none",

@@ -19,7 +19,7 @@ from types import MappingProxyType
 from typing import TypeAlias
 
 from axonn_tune import __version__
-from axonn_tune.cost.price import ATTENTION, CONTENDED, ELEMENT_WISE, GEMMS, OPTIMIZER
+from axonn_tune.cost.price import ATTENTION, CONTENDED, ELEMENT_WISE, GEMMS, HOST, OPTIMIZER
 from axonn_tune.cost.uncertainty import own_bound_s
 from axonn_tune.errors import EnvironmentProblem
 from axonn_tune.files import write_text_atomically
@@ -49,6 +49,7 @@ BY_KIND = {
     ELEMENT_WISE: "--compute-3",
     OPTIMIZER: "--compute-4",
     CONTENDED: "--compute/0.35",
+    HOST: "--compute/0.2",
 }
 _STRENGTH = {"all_gather": 1.0, "reduce_scatter": 0.72, "all_reduce": 0.45}
 _AXES = {"x": "--axis-x", "y": "--axis-y", "z": "--axis-z", "data": "--axis-data"}

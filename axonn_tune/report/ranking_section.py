@@ -270,8 +270,8 @@ def _work_sums(one: ConfigurationDetail) -> dict[str, float]:
 
 def _term_sums(one: ConfigurationDetail, *, exposed: bool) -> dict[str, float]:
     """Seconds by collective and axis: exposed or overlapped."""
-    seconds = [term.exposed_s if exposed else hidden_s(term) for term in one.priced.terms]
-    names = [f"{term.op} over {axis_name(term.axis)}" for term in one.priced.terms]
+    seconds = [term.exposed_s if exposed else hidden_s(term) for term in one.priced.awaited]
+    names = [f"{term.op} over {axis_name(term.axis)}" for term in one.priced.awaited]
     return {key: found_s for key, found_s in _sums(zip(names, seconds, strict=True)).items() if found_s}
 
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from axonn_tune import __version__
-from axonn_tune.cost.price import ATTENTION, CONTENDED, ELEMENT_WISE, GEMMS, Detail
+from axonn_tune.cost.price import ATTENTION, CONTENDED, ELEMENT_WISE, GEMMS, HOST, Detail
 from axonn_tune.cost.uncertainty import own_bound_s
 from axonn_tune.frameworks.axonn_tune import AXONN_TUNE
 from axonn_tune.frameworks.description import Framework
@@ -414,6 +414,7 @@ _SHORT = {
     **{f"exposed {name}": f"ex\u00adposed\n{name}" for name in EXPOSED.values()},
     BUBBLE: "bubble",
     CONTENDED: "slow\u00addown",
+    HOST: "host-\nbound",
     REST: "rest",
 }
 """Headings of causes in texts, where they are others."""
@@ -445,7 +446,7 @@ _COLORS = {
     **{
         "exposed PP": f"{page.EXPOSED}/0.6",
         BUBBLE: page.BUBBLE,
-        CONTENDED: page.BY_KIND[CONTENDED],
+        **{one: page.BY_KIND[one] for one in (CONTENDED, HOST)},
         REST: f"{page.MUTED}/0.5",
     },
 }
@@ -487,9 +488,8 @@ def comparison_tables(comparison: Comparison, *, wide: bool = False, remarks: bo
         "endless": replace(_ENDLESS, title="unlim.\nmem.", show=shown),
     }
     said = (
-        "What each step consists of, in s. With pipeline stages, computation is of the stage with the most of it and "
-        "exposed communication of the stage with the most communication; unlim. mem.: the best step if memory did not "
-        "limit."
+        "What each step consists of, in s, with pipeline stages on the one that computes longest; unlim. mem.: the "
+        "best step if memory did not limit."
     )
     notes = comparison_remarks(comparison) if remarks else []
     matrix = Table(columns, rows, list(columns), notes=notes, title=said)

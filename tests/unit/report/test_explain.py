@@ -8,10 +8,10 @@ from dataclasses import replace
 
 import pytest
 
-from axonn_tune.cost.price import ELEMENT_WISE, GEMMS, Detail, price, work_by_kind
+from axonn_tune.cost.price import ELEMENT_WISE, GEMMS, HOST, Detail, price, work_by_kind
 from axonn_tune.grid import ALL_AXES
 from axonn_tune.ranking.choosing import run_search
-from axonn_tune.ranking.compare import compare
+from axonn_tune.ranking.compare import REST, causes, compare
 from axonn_tune.ranking.inputs import load_inputs
 from axonn_tune.report.explain import MEMORY_GROUPS, gap_to_peak, sections, stage_rows
 from axonn_tune.report.ranking import format_words
@@ -48,6 +48,35 @@ def test_letters_of_formulas_are_explained() -> None:
     assert all(f"{name} = " in letters for name in used - {*ALL_AXES})
     assert "imbalance = 1.4 (" in letters
     assert any(what.startswith("token imbalance") for what, _ in gap_to_peak(priced))
+
+
+def test_every_second_of_a_host_bound_pipeline_is_in_a_row() -> None:
+    """Guards the wait for the host, a third of this step: tables, the gap to peak and causes add up to their totals, on
+    the stage that computes longest, which is not the one that communicates most."""
+    axes = {"x": 4, "z": 1, "context": 1, "pipeline": 8, "expert": 8, "expert_tensor": 1}
+    request = Request("qwen3-235b-a22b", gpus=128, machine="dgx-h100", framework="megatron-core", micro_batch=1, **axes)
+    priced = run_search(load_inputs(request).problem).detail(0)
+    assert priced.host_s > 0.2 * priced.iteration_s
+    assert sum(one.seconds for one in work_by_kind(priced)) == pytest.approx(priced.compute_s)
+    assert sum(spent_s for _, spent_s in gap_to_peak(priced)) == pytest.approx(priced.iteration_s)
+    assert sum(one.exposed_s for one in priced.awaited) == pytest.approx(priced.exposed_communication_s, rel=0.05)
+    found = causes(priced)
+    assert found[HOST] == priced.host_s
+    assert abs(found[REST]) < 0.005 * priced.iteration_s
+    titles = [section.title for section in sections(priced)]
+    assert f"Computation per rank and step, of stage {priced.busiest}, which computes longest" in titles
+
+
+def test_attention_is_rated_by_the_peak_of_its_own_format() -> None:
+    """Guards attention and the router beside FP8: they compute in BF16, whose peak is half of FP8's on H200."""
+    whole, every = ({one.title: one for one in sections(_explained("fp8-current"), terms=also)} for also in (False, True))
+    forward = [row for row in whole["Computation per rank and step"].rows if row["phase"] == "forward"]
+    of_peak = {row["kind"]: row["rate"] / row["of_peak"] for row in forward if row["of_peak"]}
+    assert of_peak["attention"] == pytest.approx(989e12)
+    assert 989e12 < of_peak["GEMMs"] < 1979e12
+    gemms = every["GEMMs and attention per rank and step"].rows
+    peaks = {row["layer"].split(".")[-1]: row["rate"] / row["of_peak"] for row in gemms}
+    assert (peaks["core"], peaks["router"], peaks["fc1"]) == pytest.approx((989e12, 989e12, 1979e12))
 
 
 def test_a_comparison_has_only_strategies_whose_experts_are_priced() -> None:
