@@ -313,7 +313,8 @@ def sweep_command(
 ) -> None:
     """Find the best configuration at every GPU count, batch and model (--model 20b,40b).
 
-    Efficiency is the throughput of one GPU relative to the first feasible count of the same model and batch.
+    Efficiency is the throughput of one GPU relative to the first feasible count of the same model and batch; with
+    --over it is relative to the best size.
 
     \b
     Examples:

@@ -25,8 +25,8 @@ class Point:
     """One point of a sweep: its inputs, its best layout (None: nothing is feasible, for `reason`).
 
     fastest: the candidate with the shortest step of all, if another criterion has a notably longer one first.
-    efficiency: tokens/s of one GPU, relative to the first feasible point of the same model and batch. over: the
-    framework's name of the axis that is swept, and its size here; dispatch_s: dispatch and combine of the best in a
+    efficiency: tokens/s of one GPU, relative to the first feasible point of the same model and batch, or to the best
+    size. over: the framework's name of the axis that is swept, and its size here; dispatch_s: dispatch and combine of the best in a
     step, None without experts.
     """
 
@@ -80,13 +80,14 @@ def sweep(
     points: list[Point] = []
     for model in models:
         for batch in batches:
-            first: Point | None = None
+            base: PricedLayout | None = None
             for count in gpus:
                 asked = replace(request, model=model, batch=batch, gpus=count)
-                for named, sized in _over(asked):
-                    point = _point(_at(sized, base=gpus[0] if request.weak else count), over=named)
-                    first = first or (point if point.entry else None)
-                    base = first.entry if first else None
+                weak = gpus[0] if request.weak else count
+                found = [_point(_at(sized, base=weak), over=named) for named, sized in _over(asked)]
+                fits = [point.entry for point in found if point.entry]
+                base = max(fits, key=_per_gpu, default=None) if request.over else base or next(iter(fits), None)
+                for point in found:
                     share = _per_gpu(point.entry) / _per_gpu(base) if point.entry and base else None
                     points.append(replace(point, efficiency=share))
     return tuple(points)

@@ -94,6 +94,9 @@ _EFFICIENCY = Column(
     per=PERCENT,
     decimals=1,
 )
+_OF_BEST_SIZE = replace(
+    _EFFICIENCY, label="of best, %", meaning="Throughput of one GPU over that of the best size on as many GPUs."
+)
 _OF_BEST = (
     *("grid", "order", "micro_batch", "recompute", "communication_s", "exposed_communication_s", "iteration_s"),
     *("shortest_step_s", "low_s", "high_s", "tokens_per_s", "mfu", "memory"),
@@ -144,7 +147,7 @@ def sweep_table(
         for row in infeasible
     ]
     grid = replace(_SWEEP_COLUMNS["grid"], label=label)
-    swept = {"over": _over_column(over), "dispatch_s": _DISPATCH} if over else {}
+    swept = {"over": _over_column(over), "dispatch_s": _DISPATCH, "efficiency": _OF_BEST_SIZE} if over else {}
     columns = {**_SWEEP_COLUMNS, **_TRAINING, "grid": grid, "layout": grid, "precision": COLUMNS["precision"], **swept}
     main = [name for name in _MAIN_SWEEP_COLUMNS if name != "order" or problem.framework.permuted]
     if problem.rank_by != "iteration":
@@ -157,7 +160,7 @@ def sweep_table(
     main[main.index("grid") + 1 : main.index("grid") + 1] = formats
     training = TRAINING if problem.tokens_total else ()
     chosen = names or (*(_SWEEP_COLUMNS if wide else main), *training)
-    notes = [*([_LONGER] if len(shown) > len(points) else []), *_above_100(rows, over), *reasons]
+    notes = [*([_LONGER] if len(shown) > len(points) else []), *_above_100(rows), *reasons]
     fields = (*_CSV, *formats, *(_OVER_FIELDS if over else ()), *training_names(problem))
     return Table(columns, rows, chosen, fields, notes, apart=True, title=_ranked(points))
 
@@ -183,8 +186,8 @@ def _ranked(points: Sequence[Point]) -> str:
 _LONGER = f"{SHORTEST} The shortest step of all, where that of the best is longer: --rank-by step ranks by it."
 
 
-def _above_100(rows: Sequence[Json], over: str | None) -> list[str]:
-    """Why GPUs are used better than at the baseline, if they are: where that is most; over: the axis that is swept."""
+def _above_100(rows: Sequence[Json]) -> list[str]:
+    """Why GPUs are used better than at the baseline, if they are: where that is most."""
     base: Json = {}
     above: list[tuple[Json, Json]] = []
     for row in rows:
@@ -195,7 +198,7 @@ def _above_100(rows: Sequence[Json], over: str | None) -> list[str]:
     if not above:
         return []
     few, many = max(above, key=lambda pair: float(pair[1]["efficiency"]))
-    least, named = (f"{over} {row['over']}" if over else f"{row['gpus']:,} GPUs" for row in (few, many))
+    least, named = (f"{row['gpus']:,} GPUs" for row in (few, many))
     why = _limit_of_baseline(few, many, named)
     return [f"Efficiency above 100% at {named}: the baseline, {least}, {why}."]
 
@@ -338,8 +341,8 @@ def _curves(lines: Mapping[str, Sequence[Json]], *, layouts: LayoutWords, over: 
         for name, line in lines.items()
     ]
     note = (
-        f"Dashed: every GPU as fast as at the first feasible {over or 'count'}. Whiskers: the 80% interval; most of it "
-        "is common to all points, so efficiency, their ratio, has none."
+        f"Dashed: every GPU as fast as at the {f'best {over}' if over else 'first feasible count'}. Whiskers: the 80% "
+        "interval; most of it is common to all points, so efficiency, their ratio, has none."
     )
     return {
         "kind": "lines",

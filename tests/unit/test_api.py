@@ -328,6 +328,8 @@ def test_a_sweep_over_ep_has_the_best_layout_of_each_size() -> None:
     sent = [term.seconds for term in terms if term.op in ("dispatch", "combine")]
     assert sent
     assert last.dispatch_s == pytest.approx(sum(sent))
+    best_s = min(point.entry.iteration_s for point in found if point.entry)
+    assert last.efficiency == pytest.approx(best_s / last.entry.iteration_s)
     assert found.to_dict()["over"] == "EP"
     assert found.render("csv").splitlines()[0].endswith(",over,dispatch_s")
     for over, words in (("zz", "it has tp, gtp"), ("tp", "write its sizes"), ("ep=0", "no positive number")):

@@ -69,7 +69,8 @@ def test_every_second_of_a_host_bound_pipeline_is_in_a_row() -> None:
 
 def test_attention_is_rated_by_the_peak_of_its_own_format() -> None:
     """Guards attention and the router beside FP8: they compute in BF16, whose peak is half of FP8's on H200."""
-    whole, every = ({one.title: one for one in sections(_explained("fp8-current"), terms=also)} for also in (False, True))
+    priced = _explained("fp8-current")
+    whole, every = ({one.title: one for one in sections(priced, terms=also)} for also in (False, True))
     forward = [row for row in whole["Computation per rank and step"].rows if row["phase"] == "forward"]
     of_peak = {row["kind"]: row["rate"] / row["of_peak"] for row in forward if row["of_peak"]}
     assert of_peak["attention"] == pytest.approx(989e12)
