@@ -61,7 +61,7 @@ _FEW, _FIRST = 64, 3
 """Rows that are priced at once; of more, the first ones of each number format are priced first."""
 _SEEN = 256
 """Candidates that are tried in another number format to know what it reaches."""
-_MOST_MOVED = 64
+_MOST_MOVED = 256
 """Grids beyond the first whose stages are balanced by time: more than any search of the models at hand needs."""
 LARGEST_COUNT = 2**40
 """Counts from here on do not fit the columns, whose arithmetic must stay exact."""
