@@ -13,6 +13,7 @@ from axonn_tune.cli.options import (
     SuggestingChoice,
     complete_names,
     format_option,
+    guessed_words,
     help_option,
     set_option,
     write_or_print,
@@ -152,8 +153,10 @@ def import_model(*, config: str, output: str | None, name: str | None, batch: in
     own = name or (None if output in (None, "", "-") else Path(str(output)).stem)
     model = imported(config, name=own, batch=batch, seq=seq)
     text = to_yaml(model, header=[f"Imported by axonn-tune from {config}"])
-    differences = model.description.replace("; ", "\n  ")
-    write_or_print(output, text, wrote=f"wrote {output}: {differences}")
+    said, step = model.description.replace("; left out: ", "\n  left out: "), model.defaults
+    if taken := guessed_words(model, batch=step.global_batch, length=step.sequence_length):
+        said += f"\n  assumed: {taken}"
+    write_or_print(output, text, wrote=f"wrote {output}: {said}")
 
 
 # Spelled out, so that --help need not build them; a test compares.

@@ -43,7 +43,8 @@ evidence_options = added(
             "facts",
             multiple=True,
             metavar="COLUMN=VALUE",
-            help="Fact that a log or row does not state, as a column of the step CSV: tp=8. May be repeated.",
+            help="Fact that a log or row does not state, as a column of the step CSV: tp=8; --tp 8 is short for it. "
+            "May be repeated.",
         ),
         click.option(
             "--from-command", metavar="FILE", help="Script or config that started the run, for facts the log lacks."
@@ -60,7 +61,29 @@ evidence_options = added(
 """Options for facts that the evidence does not state."""
 
 
-@click.command("learn", short_help="Update a machine profile from runs.")
+class FactCommand(click.Command):
+    """A command that takes columns of the step CSV as options: `--tp 8` is `--fact tp=8`."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Parse words whose unknown options are facts if they are columns."""
+        known, words, kept = {word for one in self.get_params(ctx) for word in one.opts}, [*args], list[str]()
+        while words:
+            option, _, value = (word := words.pop(0)).partition("=")
+            column = option.removeprefix("--").replace("-", "_")
+            if option.startswith("--") and option not in known and _is_column(column):
+                kept += ["--fact", f"{column}={value or (words.pop(0) if words else '')}"]
+            else:
+                kept.append(word)
+        return super().parse_args(ctx, kept)
+
+
+def _is_column(name: str) -> bool:
+    from axonn_tune.validation.published.rows import COLUMNS
+
+    return name in COLUMNS
+
+
+@click.command("learn", cls=FactCommand, short_help="Update a machine profile from runs.")
 @click.argument("paths", nargs=-1, required=True, metavar="EVIDENCE...")
 @click.option("-o", "--output", required=True, metavar="NEW.YAML", help="Machine profile to write.")
 @evidence_options
@@ -103,14 +126,15 @@ def _seconds(ctx: click.Context, param: click.Parameter, text: str | None) -> fl
         raise click.BadParameter(str(error), ctx, param) from None
 
 
-@click.command("diagnose", short_help="Compare a run with its prediction and explain the gap.")
+@click.command("diagnose", cls=FactCommand, short_help="Compare a run with its prediction and explain the gap.")
 @click.argument("path", metavar="[LOG|TRACE|RUN]", required=False)
 @click.option(
     "--step",
     "step_s",
     callback=_seconds,
     metavar="SECONDS",
-    help="In place of a log: what a step took of the run of --from-command, or of --model and a layout by --fact.",
+    help="In place of a log: what a step took of the run of --from-command, or of --model and a layout: "
+    "--gpus 256 --batch 2048 --seq 4096 --tp 8 --pp 4.",
 )
 @evidence_options
 @format_option(("table", "json"))

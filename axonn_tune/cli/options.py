@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from axonn_tune.ranking.inputs import Inputs
     from axonn_tune.report.output import Json
     from axonn_tune.specs.catalog import Kind
+    from axonn_tune.specs.model import Model
 
     BaseChoice = click.Choice[str]
     BaseOrder = click.ParamType[tuple[str, ...]]
@@ -495,11 +496,6 @@ def say_assumed(*searched: Inputs) -> None:
         click.echo(f"Priced on {name}, since no --machine was given: `axonn-tune machines list` has others.", err=True)
     for one in searched:
         model, workload = one.model.document, one.problem.workload
-        of_length = f"{workload.sequence_length:,} of up to {model.max_sequence_length:,} tokens in a sequence (--seq)"
-        options = (
-            ("batch", "batch", f"a batch of {workload.global_batch:,} sequences (--batch)"),
-            ("seq", "sequence length", of_length),
-        )
         own = model.defaults.sequence_length
         if given("seq") and not given("batch") and workload.sequence_length != own:
             click.echo(
@@ -508,9 +504,18 @@ def say_assumed(*searched: Inputs) -> None:
                 f"{workload.sequence_length / own:.3g} times the model's default.",
                 err=True,
             )
-        guessed = model.source.partition("assumed:")[2]
-        if taken := [words for option, name, words in options if name in guessed and not given(option)]:
-            click.echo(f"Assumed when the model was imported: {' and '.join(taken)}.", err=True)
+        if taken := guessed_words(model, batch=workload.global_batch, length=workload.sequence_length):
+            click.echo(f"Assumed when the model was imported: {taken}.", err=True)
+
+
+def guessed_words(model: Model, *, batch: int, length: int) -> str:
+    """Batch and sequence length as an import assumed them, where no option states them; "" if it assumed none."""
+    options = (
+        ("batch", "batch", f"a batch of {batch:,} sequences (--batch)"),
+        ("seq", "sequence length", f"{length:,} of up to {model.max_sequence_length:,} tokens in a sequence (--seq)"),
+    )
+    guessed = model.source.partition("assumed:")[2]
+    return " and ".join(words for option, name, words in options if name in guessed and not given(option))
 
 
 def write_or_print(output: str | None, text: str, *, wrote: str | None) -> None:

@@ -858,15 +858,15 @@ def separated(
     """Parts of the difference `longer_s` between another step and a first (negative: savings), s.
 
     Savings first, then costs, each the largest first; then the sum of all below `worth_s`, unless it is below
-    `unseen_s`.
+    `unseen_s`. It is no more than the difference itself: what would make it more is named, too.
     """
-    none, named = ("", 0.0), list[tuple[str, float]]()
-    for key, (words, _) in {**base, **other}.items():
-        more_s = other.get(key, none)[1] - base.get(key, none)[1]
-        if abs(more_s) >= max(worth_s, unseen_s) and more_s:
+    none, named, rest_s = ("", 0.0), list[tuple[str, float]](), longer_s
+    apart = [(words, other.get(key, none)[1] - base.get(key, none)[1]) for key, (words, _) in {**base, **other}.items()]
+    for words, more_s in sorted(apart, key=lambda part: -abs(part[1])):
+        if more_s and abs(more_s) >= unseen_s and (abs(more_s) >= worth_s or abs(rest_s) > abs(longer_s)):
             named.append((words, more_s))
+            rest_s -= more_s
     named.sort(key=lambda part: (part[1] > 0.0, -abs(part[1])))
-    rest_s = longer_s - sum(more_s for _, more_s in named)
     return [*named, *([("the rest", rest_s)] if abs(rest_s) >= unseen_s and rest_s else [])]
 
 

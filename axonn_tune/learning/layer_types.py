@@ -70,8 +70,10 @@ class _Reading:
         return "" if is_off(stated) else str(stated.value)
 
     def number(self, name: str, default: int) -> int:
-        """A whole number from 0."""
-        stated = stated_count(self._arguments, name)
+        """A whole number from 0, the default where it is off or -1; ValueError for what is none."""
+        text, stated = self.text(name), stated_count(self._arguments, name)
+        if stated is None and text not in ("", "0", "-1"):
+            raise ValueError(f"{name}: must be a whole number, not {text!r}; Megatron-Core's default is {default}")
         return default if stated is None else int(stated.value)
 
     def layers(self) -> Iterator[LayerType]:

@@ -31,8 +31,8 @@ from axonn_tune.specs.machine import Machine, Source, Tier
 from axonn_tune.specs.points import MatmulProbe, Probe
 from axonn_tune.specs.results import LAUNCH_NAME, SUMMARY_NAME, Measurements, Summary
 from axonn_tune.units import counted
-from axonn_tune.validation.published.cases import case_of, differences, framework_of, measured_s, profile_of
-from axonn_tune.validation.published.cells import names_model
+from axonn_tune.validation.published.cases import NODE, case_of, differences, framework_of, measured_s, profile_of
+from axonn_tune.validation.published.cells import ALSO, names_model
 from axonn_tune.validation.published.rows import (
     COLUMNS,
     COUNTS,
@@ -89,7 +89,7 @@ class EvidenceRequest:
             if not column or not value:
                 raise UsageError(f"--fact {words}: write COLUMN=VALUE, as in tp=8")
             pairs.append((column, value))
-        found = {column: cell_text(value) for column, value in pairs}
+        found = {ALSO.get(column, column): cell_text(value) for column, value in pairs}
         if unknown := [name for name in found if name not in COLUMNS]:
             raise UsageError(f"--fact {unknown[0]}: no such column{suggest(unknown[0], COLUMNS)}")
         for name, value in found.items():
@@ -230,9 +230,14 @@ def _told(request: EvidenceRequest) -> _Found:
             lacking = ", ".join(missing) if missing else "degrees of parallelism"
             raise UsageError(
                 f"--step {request.step_s:g} is of a run that does not state {lacking}: give its script, --from-command "
-                "FILE, or --model NAME and columns, as in --fact n_gpus=256 --fact gbs=2048 --fact seq=4096 "
-                "--fact tp=8 --fact pp=4; axonn-tune explain --gpus N --model NAME --machine NAME predicts the best"
+                "FILE, or --model NAME and what it lacks, as in --gpus 256 --batch 2048 --seq 4096 --tp 8 --pp 4; the "
+                f"best layout's step: {_best_command(request, stated)}"
             )
+        ranks = int(str(stated["ep"].value)) if "ep" in stated else 1
+        if ranks > NODE and "dispatcher" not in stated:
+            near = "hybridep" if "nvl72" in str(request.machine) else "deepep"
+            said = f"dispatcher {near}, not stated, as a search has it: --dispatcher NAME is another"
+            run = replace(run, columns={**stated, "dispatcher": Stated(near, 0)}, assumed=(said,))
 
     def samples(machine: Machine, notes: _Notes) -> tuple[list[Sample], str]:
         notes.assumed.extend(run.assumed)
@@ -241,6 +246,18 @@ def _told(request: EvidenceRequest) -> _Found:
 
     gpu = run.columns.get("gpu")
     return _Found(samples, "rows", nearest=frozenset() if gpu is None else frozenset([profile_of(Place(gpu.value))]))
+
+
+def _best_command(request: EvidenceRequest, stated: Mapping[str, Stated]) -> str:
+    """The command that predicts the best layout of what is stated; capitals stand for what is not."""
+    known = {"framework": request.framework, "model": request.model, "machine": request.machine}
+    known |= {option: stated[name].value for option, name in _OPTIONS if name in stated}
+    words = [f"--{option} {known.get(option) or option.upper()}" for option in ("gpus", "model", "machine")]
+    return " ".join(["axonn-tune explain", *words, *(f"--{one} {known[one]}" for one in _MORE if known.get(one))])
+
+
+_OPTIONS = (("gpus", "n_gpus"), ("batch", "gbs"), ("seq", "seq"))
+_MORE = ("framework", "batch", "seq")
 
 
 def _run_folder(path: Path) -> _Found:

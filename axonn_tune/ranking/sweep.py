@@ -26,8 +26,8 @@ class Point:
 
     fastest: the candidate with the shortest step of all, if another criterion has a notably longer one first.
     efficiency: tokens/s of one GPU, relative to the first feasible point of the same model and batch, or to the best
-    size. over: the framework's name of the axis that is swept, and its size here; dispatch_s: dispatch and combine of the best in a
-    step, None without experts.
+    size. over: the framework's name of the axis that is swept, and its size here; dispatch_s: dispatch and combine of
+    the best in a step, None without experts.
     """
 
     inputs: Inputs

@@ -19,6 +19,7 @@ from axonn_tune import __version__
 from axonn_tune.cost.price import Detail
 from axonn_tune.errors import UsageError
 from axonn_tune.frameworks.axonn_tune import AXONN_TUNE
+from axonn_tune.frameworks.description import NATURAL_IMBALANCE
 from axonn_tune.learning.diagnose import Cause, Diagnosis
 from axonn_tune.learning.evidence import WHOLE, Setup
 from axonn_tune.learning.learn import Learning, Row, deviations
@@ -150,6 +151,11 @@ def _assumed(found: Diagnosis) -> Iterator[str]:
     instead = f" Otherwise the prediction is {', '.join(others)}." if others else ""
     fact = cells.partition(",")[0]
     yield f"Assumed: {cells}, not stated by the file.{instead} Add the columns, or pass them, as in --fact {fact}."
+    if any((one.column, one.taken) == ("routing", "forced") for one in found.assumed):
+        yield (
+            "Measured rows are taken to have forced load balancing; a search assumes natural routing, an imbalance of "
+            f"{NATURAL_IMBALANCE:g}: --routing natural."
+        )
 
 
 def _likely(found: Diagnosis) -> list[Cause]:

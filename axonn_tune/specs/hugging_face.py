@@ -137,7 +137,7 @@ _REFUSED = {
 _ROPE_SCALING = "scaling of rotary positions"
 _LEFT_OUT = {
     "rope_scaling": _ROPE_SCALING,
-    "quantization_config": "quantisation",
+    "quantization_config": "quantization",
 }
 _BASES, _EPSILONS = ("rope_theta", "rotary_emb_base"), ("rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon")
 """Keys of rotary base and norm epsilon, which scripts carry and no cost depends on."""

@@ -248,7 +248,10 @@ def test_a_step_alone_is_compared_with_its_script_or_layout(tmp_path: Path) -> N
     lacking = run(f"diagnose --step 9 {LAYOUT}")
     assert lacking.code == 2
     assert "does not state degrees of parallelism" in lacking.err
-    assert "axonn-tune explain --gpus N" in lacking.err
+    words = "--gpus 8 --model llama3-8b --machine dgx-h100 --framework megatron-core --batch 64 --seq 8192"
+    assert f"axonn-tune explain {words}" in lacking.err
+    as_options = run(f"diagnose --step 9 {words} --tp=2")
+    assert (as_options.code, as_options.out) == (4, stated.out)
     for odd, why in (("ep=0", "ep=0: not a whole number"), ("tp=x", "tp=x: not"), ("routing=foced", "mean 'forced'?")):
         refused = run(f"diagnose --step 9 {LAYOUT} --fact {odd}")
         assert (refused.code, why in refused.err) == (2, True), refused.err

@@ -19,7 +19,8 @@ from axonn_tune.specs.model import Model, expand
 
 ALSO = {
     **{"gpus": "n_gpus", "num_gpus": "n_gpus", "vp": "vpp", "step_time_s": "step_s", "memory_gib": "mem_gib"},
-    **{"source_ref": "source_loc", "global_batch": "gbs", "micro_batch": "mbs", "sequence_length": "seq"},
+    **{"source_ref": "source_loc", "global_batch": "gbs", "batch": "gbs", "micro_batch": "mbs"},
+    "sequence_length": "seq",
 }
 """Columns by other names."""
 

@@ -318,6 +318,8 @@ TP, BATCH = "--tensor-model-parallel-size", "run.sh:2: gbs: the global batch, 60
         (f"A=1\n{CORE.replace('size 64', 'size 60')}", DocumentError, BATCH),
         (f"A=1\n{CORE} --seq-length 2k", DocumentError, "run.sh:2: --seq-length: is '2k', not a whole number from 1"),
         (f"T=1\n{CORE} --num-experts 8 --moe-router-topk 9", DocumentError, "run.sh:2: moe_router_topk: is 9, but"),
+        (f"{CORE} --num-experts 8 --moe-router-topk two", DocumentError, "run.sh:1: moe_router_topk: must be a whole"),
+        (f"{CORE} --num-experts 8 --moe-router-topk -8", DocumentError, "must be a whole number, not '-8'"),
         (f"{CORE} --num-experts 8 {EP} 3", DocumentError, "experts (8) is not divisible by EP = 3"),
         (f"{CORE} {EP} 8", DocumentError, "ep: is 8, but the model has no experts"),
         (f"{CORE} --num-experts 8 --moe-layer-freq [1]*3", DocumentError, "has 3 marks, but there are 32 layers"),

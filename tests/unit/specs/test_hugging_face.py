@@ -218,7 +218,7 @@ def test_what_no_cost_depends_on_is_kept_for_scripts(tmp_path: Path) -> None:
         ({**LLAMA, "rope_parameters": {"rope_type": "default"}}, "", False),
         ({**LLAMA, "hidden_act": "gelu"}, "its activation (gelu, here SiLU)", False),
         ({**GPT2, "activation_function": "relu"}, "its activation (relu, here GELU)", True),
-        ({**LLAMA, "quantization_config": {"bits": 4}}, "quantisation", False),
+        ({**LLAMA, "quantization_config": {"bits": 4}}, "quantization", False),
     ],
 )
 def test_what_hardly_costs_is_left_out_in_words(tmp_path: Path, config: Config, left_out: str, biases: bool) -> None:
