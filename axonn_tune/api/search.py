@@ -259,11 +259,16 @@ class SearchResult(ReportedResult, Sequence[PricedLayout]):
         """Remarks on the table as it is shown without options: why #1 beats #2, ties, rejections."""
         return self.remarks_below()
 
-    def remarks_below(self, *, top: int = DEFAULT_TOP) -> list[str]:
-        """The same on a table of the first `top` rows (0: all), whose marks they explain."""
+    def remarks_below(self, *, top: int = DEFAULT_TOP, unfold: bool = False) -> list[str]:
+        """The same on a table of the first `top` rows (0: all), whose marks they explain; unfold: as of `render`."""
         problem = self.inputs.problem
         hint = faster_batch(problem) if len(self) and self.ranked.cost == ALPHA_BETA else ""
-        return [*([hint] if hint else []), *ranking_remarks(self.ranked, listed=top or len(self))]
+        places = [family[0] for family in self._families(top, unfold=unfold)]
+        return [*([hint] if hint else []), *ranking_remarks(self.ranked, places=places)]
+
+    def _families(self, top: int, *, unfold: bool) -> list[list[int]]:
+        """Places of each row of a table of the first `top`."""
+        return [[place] for place in range(top or len(self))][: len(self)] if unfold else self.ranked.families(top)
 
     def explain(self, rank: int = 1) -> Explanation:
         """One configuration, term by term; UsageError if fewer are ranked, NothingFeasibleError if none is."""
@@ -384,7 +389,7 @@ class SearchResult(ReportedResult, Sequence[PricedLayout]):
 
     def _listing(self, top: int, *, rejected: bool = False, unfold: bool = False, **shown: Any) -> Table:  # noqa: ANN401
         """The first `top` rows (0: all) as a table, layouts that only exchange equal factors as one row."""
-        families = [[place] for place in range(top or len(self))][: len(self)] if unfold else self.ranked.families(top)
+        families = self._families(top, unfold=unfold)
         entries: list[Row] = [self.ranked[family[0]] for family in families]
         if rejected:
             entries += self.ranked.rejected()

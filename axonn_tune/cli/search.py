@@ -134,7 +134,7 @@ def search_command(
     show(found, shown, html=html, quiet=quiet)
     found.ranked.require_any()
     if output_format in ("table", "md") and not quiet:
-        click.echo("\n" + "\n".join(map(wrapped, found.remarks_below(top=top))), err=True)
+        click.echo("\n" + "\n".join(map(wrapped, found.remarks_below(top=top, unfold=unfold))), err=True)
         say_assumed(found.inputs)
         if not (output or given("cost")):
             click.echo(_next(found), err=True)

@@ -42,6 +42,7 @@ from axonn_tune.report.explain import (
 from axonn_tune.report.output import Json, percent
 from axonn_tune.report.ranking import (
     COLLECTIVE,
+    OUTSIDE,
     TIED,
     days_interval,
     framework_of,
@@ -196,8 +197,9 @@ class LayoutWords:
         return " · ".join(f"{self.framework.called(axis)} {config.get(axis, 1)}" for axis in self.axes)
 
     def short(self, config: Json, *, launch: bool = False) -> str:
-        """`#1: TP 8 · PP 4`, `#2 ≈: TP 4 · PP 8` within model error of the first, or `launch: TP 8 · PP 4`."""
-        rank = "launch" if launch else f"#{config['rank']}{f' {TIED}' if is_tied(config) else ''}"
+        """`#1: TP 8 · PP 4`, `#2 ≈°: TP 4 · PP 8` with the marks of a table, or `launch: TP 8 · PP 4`."""
+        marks = TIED * is_tied(config) + OUTSIDE * bool(config.get("outside_evidence"))
+        rank = "launch" if launch else f"#{config['rank']} {marks}".rstrip()
         wide = [f"{self.framework.called(axis)} {config[axis]}" for axis in self.axes if config.get(axis, 1) > 1]
         return f"{rank}: {' · '.join(wide) or '1 GPU'}"
 

@@ -9,6 +9,7 @@ import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import fields, replace
+from itertools import pairwise
 from typing import Any, TypeAlias
 
 from axonn_tune import __version__
@@ -132,10 +133,12 @@ def ranking_table(
             f"or {context}: the same layout with this {context}, as many times the micro-batch and as few {replicas}; "
             "its step is within model error. --unfold lists each."
         )
+    if problem.rank_by == "iteration" and (later := later_words(rows)):
+        notes.append(later)
     table = Table(
         columns,
         rows,
-        names or default_columns(ranked, entries, wide=wide, folded=bool(notes)),
+        names or default_columns(ranked, entries, wide=wide, folded=any(row["alike"] for row in found)),
         (
             *(*CONFIG_FIELDS, "memory_limit_bytes", *others, "rejected_because", *training_names(problem)),
             *(["precision"] if problem.formats else []),
@@ -146,6 +149,13 @@ def ranking_table(
         notes=notes,
     )
     return _with_bars(_narrowed(table, said, rank_by=problem.rank_by, width=terminal) if narrow else table, terminal)
+
+
+def later_words(rows: Sequence[Json]) -> str:
+    """How rows of a ranking by steps that are not in the order of exact steps are ordered; empty if none shows it."""
+    steps_s = [row["iteration_s"] for row in rows if row["feasible"] and (row["rank"] or 0) > DEFAULT_TOP]
+    unordered = any(one_s > next_s for one_s, next_s in pairwise(steps_s))
+    return f"Ranks after #{DEFAULT_TOP} are in the order of lower bounds of their steps." if unordered else ""
 
 
 def _narrowed(table: Table, said: Sequence[str], *, rank_by: RankBy, width: int) -> Table:
@@ -582,12 +592,19 @@ COLLECTIVE = {column.key: column for column in _COLLECTIVE}
 """Columns of a collective by key."""
 
 
-def ranking_document(inputs: Inputs, ranked: Priced, entries: Sequence[Row]) -> Json:
-    """The whole document; entries include terms if they were listed with them."""
+def ranking_document(
+    inputs: Inputs, ranked: Priced, entries: Sequence[Row], *, marked: int = 0, known: int = 0
+) -> Json:
+    """The whole document; entries include terms if they were listed with them.
+
+    marked: rows from the first on that remarks are about, 0 for all; known: those with the ends of their intervals, for
+    which each is priced again, 0 for all.
+    """
     problem, best = ranked.problem, ranked.fastest_elsewhere()
     logged = problem.framework.logged
     listed = sum(isinstance(entry, PricedLayout) for entry in entries)
-    remarks = (priced_remark(ranked), *ranking_remarks(ranked, listed=listed))
+    remarks = (priced_remark(ranked), *ranking_remarks(ranked, places=range(min(marked or listed, listed))))
+    ends = [{} if place < known or not known else {"low_s": None, "high_s": None} for place in range(len(entries))]
     return {
         **document_head(RANKING_SCHEMA, inputs),
         "cost": ranked.cost,
@@ -600,7 +617,7 @@ def ranking_document(inputs: Inputs, ranked: Priced, entries: Sequence[Row]) -> 
         # Without the mark of a row that documents and pages have under a key of its own.
         "verdict": [line.removeprefix(f"{SHORTEST} ") for line in ranking_verdict(ranked)],
         "remarks": [line.removeprefix(f"{SHORTEST} ") for line in remarks],
-        "configs": [entry_json(entry, ranked) for entry in entries],
+        "configs": [entry_json(entry, ranked, **own) for entry, own in zip(entries, ends, strict=True)],
         "shortest_step": None if best is None else entry_fields(best),
     }
 
@@ -754,11 +771,11 @@ def ranking_verdict(ranked: Priced) -> list[str]:
     return [said for remark in remarks if (said := remark(ranked))]
 
 
-def ranking_remarks(ranked: Priced, *, listed: int) -> list[str]:
-    """Sentences to print below a table, one each; listed: number of rows that the marks of the table are of."""
+def ranking_remarks(ranked: Priced, *, places: Sequence[int]) -> list[str]:
+    """Sentences to print below a table, one each; places: of the rows that it shows, whose marks they explain."""
     said = [
         shortest_step_remark(ranked),
-        stages_remark(ranked, listed),
+        stages_remark(ranked, places),
         nodes_remark(ranked.problem),
         context_remark(ranked.problem),
         training_remark(ranked),
@@ -767,24 +784,26 @@ def ranking_remarks(ranked: Priced, *, listed: int) -> list[str]:
         expert_overlap_remark(ranked),
         interval_remark(ranked),
         ties_remark(ranked),
-        outside_remark(ranked, listed),
+        outside_remark(ranked, places),
         rejected_remark(ranked),
         searched_remark(ranked),
     ]
     return [sentence for sentence in said if sentence]
 
 
-def stages_remark(ranked: Priced, listed: int) -> str:
+def stages_remark(ranked: Priced, places: Sequence[int]) -> str:
     """Pipeline layouts of the first rows whose stages are balanced by time; empty without any."""
-    splits = {place: ranked.layout(place).parts for place in range(min(len(ranked), listed) if ranked.splits else 0)}
+    splits = {place: ranked.layout(place).parts for place in (places if ranked.splits else ())}
     named = [(place, parts) for place, parts in splits.items() if parts][:_MOST_NAMED]
     if not named:
         return ""
     # Imported here: most searches balance no stages, and start-up time is theirs.
     from axonn_tune.stages import layout_text
 
-    mtp = ranked.problem.model.mtp_layers
-    said = "; ".join(f"#{place + 1} {layout_text(parts, mtp=mtp)}" for place, parts in named)
+    mtp, alike = ranked.problem.model.mtp_layers, dict[str, list[str]]()
+    for place, parts in named:
+        alike.setdefault(layout_text(parts, mtp=mtp), []).append(f"#{place + 1}")
+    said = "; ".join(f"{', '.join(ranks)} {layout}" for layout, ranks in alike.items())
     return f"Stages balanced by time, with other numbers of layers: {said}."
 
 
@@ -983,7 +1002,7 @@ def interval_remark(ranked: Priced) -> str:
         apart = ranked.difference
         of = METRICS[ranked.problem.rank_by]
         own = "" if apart is None else f"±{apart:.1%} for the difference of #1 and #2 in {of}"
-    said = f", {own} of it its own and the rest common to all rows" if own else ", most of it common to all rows"
+    said = f", of which {own} is its own and the rest common to all rows" if own else ", most of it common to all rows"
     logged = logged_words(first)
     return (
         f"#1: {show_seconds(first.iteration_s)} a step, 80% interval {show_seconds(first.low_s)} to "
@@ -995,9 +1014,9 @@ def interval_remark(ranked: Priced) -> str:
 _SIZES = {"gpus": "number of GPUs", "sequence": "sequence length"}
 
 
-def outside_remark(ranked: Priced, listed: int) -> str:
-    """What of the first rows no published step validates, with the largest among those steps; "" without any."""
-    problem, places = ranked.problem, range(min(len(ranked), listed))
+def outside_remark(ranked: Priced, places: Sequence[int]) -> str:
+    """What of these rows no published step validates, with the largest among those steps; "" without any."""
+    problem = ranked.problem
     found = dict.fromkeys(name for place in places for name in outside(problem, ranked.layout(place)))
     names = [name for name in found if name != ACCELERATOR]
     said = [

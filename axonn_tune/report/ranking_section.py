@@ -29,6 +29,7 @@ from axonn_tune.report.ranking import (
     METRICS,
     TIED,
     axis_columns,
+    later_words,
     rank_column,
     ranking_document,
     shown_row,
@@ -36,7 +37,7 @@ from axonn_tune.report.ranking import (
 )
 from axonn_tune.units import counted
 
-DETAILED = 10
+DETAILED, _WITH_INTERVALS = 10, 100
 """How many configurations, from the first, are shown with timeline, memory and terms."""
 MOST_ROWS = 12_000
 """More rows than this would make the file too large to send."""
@@ -139,6 +140,10 @@ def _ranking_table(configs: Sequence[Json], document: Json, *, identity: str, op
     used = [column for column in _columns(layouts) if any(row.get(column.key) not in (None, "") for row in rows)]
     filters = {**{axis: layouts.framework.called(axis) for axis in layouts.axes}, **_FILTERS}
     note = f"Ranked by {METRICS[document['rank_by']]}. Click a heading to sort, a row for its details."
+    if document["rank_by"] == "iteration" and (later := later_words(configs)):
+        note += f" {later}"
+    if any(config["feasible"] and config["low_s"] is None for config in configs):
+        note += f" 80% intervals: of the first {_WITH_INTERVALS}."
     columns, name = [*used[:1], *others, *used[1:]], f"{identity}-table"
     return page.table(name, "Ranking", columns, rows, note=note, filters=filters, opens=opens, tall=True)
 
@@ -203,13 +208,15 @@ def _configurations(
 
 
 def ranking_of(inputs: Inputs, ranked: Priced) -> Json:
-    """A search as the ranking document with what fits into a page, and the terms of those shown in detail.
+    """A search as the ranking document with what fits into a page, the terms of those shown in detail, and the 80%
+    intervals of the first hundred.
 
     `left_out`: how many more are ranked than it lists.
     """
     first = ranked.listed(top=DETAILED, terms=True)
     entries = (*first, *ranked.listed(top=MOST_ROWS, rejected=True)[len(first) :])
-    return {**ranking_document(inputs, ranked, entries), "left_out": max(len(ranked) - MOST_ROWS, 0)}
+    found = ranking_document(inputs, ranked, entries, marked=DETAILED, known=_WITH_INTERVALS)
+    return {**found, "left_out": max(len(ranked) - MOST_ROWS, 0)}
 
 
 BREAKDOWN, BUBBLE = "Step time: breakdown and 80% interval", "pipeline bubble"

@@ -207,6 +207,10 @@ def test_what_no_published_step_validates_is_marked() -> None:
         20: (True, True),
     }, "the remark is of the rows that are listed"
     assert "largest VPP in the data" in " ".join(listed[20].err.split())
+    line = "--gpus 64 --model qwen3-30b-a3b --machine dgx-h100 --framework megatron-core --seq 32768 --batch 128"
+    for more in ("", " --unfold"):
+        done = good(f"{line}{more}")
+        assert ("°" in done.out, "\n°:" in done.err) == (bool(more),) * 2, "CP 16 is folded into another row"
 
 
 def test_columns_differ_or_are_said_once() -> None:
