@@ -136,7 +136,7 @@ class CommandExplanation(Explanation):
     def sections(self, *, terms: bool = False) -> list[ExplainSection]:
         """The run, its gap to peak, the step in words, faster layouts, and every number."""
         gap, words, *numbers = super().sections(terms=terms)
-        better = better_section(self.stated, self.priced.iteration_s)
+        better = better_section(self.stated, self.priced)
         return [command_section(self.stated, self.priced), gap, words, better, *numbers]
 
     def to_dict(self) -> Json:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -19,7 +20,7 @@ from axonn_tune.ranking.space import Problem
 from axonn_tune.specs.machine import Machine
 from axonn_tune.specs.workload import OVERLAPS, RECOMPUTES
 
-WORTH, CHANGES = 0.01, 3
+WORTH, CHANGES = 0.01, 5
 """Least saving of a listed change, as a share of the step; largest number of listed changes."""
 
 
@@ -207,8 +208,10 @@ def searched(setup: Setup, *, exact: int = 1) -> Priced:
 
 
 def changes_of(setup: Setup, price: Callable[[Setup], float], *, ranking: Priced) -> tuple[Change, ...]:
-    """Single changes of a layout, and the best layout of a search, by the steps of `price`, largest gain first."""
-    stated_s, found, limit = price(setup), [], setup.price(_same).memory_limit_bytes
+    """Single changes of a layout, and the best layout of a search, by the steps of `price`, largest gain first: those
+    that gain, or all that fit where the run does not."""
+    stated_s, found, now = price(setup), [], setup.price(_same)
+    limit, least = now.memory_limit_bytes, WORTH if now.memory_bytes <= now.memory_limit_bytes else -math.inf
     # What a router or a recipe does is no choice of a layout.
     others = (several for (kind, _), several in alternatives(setup).items() if kind not in ("routing", "precision"))
     tried = [(words, changed) for several in others for words, changed in several]
@@ -222,7 +225,7 @@ def changes_of(setup: Setup, price: Callable[[Setup], float], *, ranking: Priced
         if changed.framework.name == setup.framework.name and possible(changed, within_bytes=limit):
             step_s = price(changed)
             found.append(Change(words, changed, step_s, 1.0 - step_s / stated_s))
-    worth = [change for change in found if change.gain >= WORTH]
+    worth = [change for change in found if change.gain >= least]
     return tuple(sorted(worth, key=lambda change: -change.gain)[:CHANGES])
 
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, TypeAlias
 import numpy as np
 
 from axonn_tune import __version__
-from axonn_tune.cost.price import Detail
+from axonn_tune.cost.price import Detail, PricedLayout
 from axonn_tune.errors import UsageError
 from axonn_tune.frameworks.axonn_tune import AXONN_TUNE
 from axonn_tune.frameworks.description import NATURAL_IMBALANCE
@@ -436,9 +436,10 @@ def said_of(run: CommandRun) -> Iterator[str]:
 _MOST_UNKNOWN = 20
 
 
-def better_section(command: StatedCommand, step_s: float) -> ExplainSection:
-    """Rank of its layout in a search, and faster layouts."""
-    title, framework = "Faster layouts", command.setup.framework.title
+def better_section(command: StatedCommand, priced: PricedLayout) -> ExplainSection:
+    """Rank of its layout in a search, and faster layouts, or those that fit where it does not."""
+    step_s, framework = priced.iteration_s, command.setup.framework.title
+    title = "Faster layouts" if priced.memory_bytes <= priced.memory_limit_bytes else "Layouts that fit"
     sentences = []
     if command.best_s is None:
         sentences.append(f"A search finds no layout of {framework} that fits.")
@@ -455,6 +456,8 @@ def better_section(command: StatedCommand, step_s: float) -> ExplainSection:
         )
     if not command.changes:
         return ExplainSection(title, sentences=[*sentences, "No change is predicted to save 1% or more."])
+    if len(command.changes) > 1:
+        sentences.append("Each row is one change of the run, or another layout as a whole; gains do not add up.")
     return ExplainSection(
         title,
         sentences=sentences,

@@ -274,3 +274,6 @@ def test_a_script_out_of_memory_is_told_one_change(tmp_path: Path) -> None:
     assert document["memory"]["total_bytes"] / 2**30 == pytest.approx(float(found[2]), rel=0.01)
     fits = document["memory"]["total_bytes"] <= document["memory"]["limit_bytes"]
     assert found[1] == ("it fits" if fits else "it does not fit either")
+    listed = said.partition("Layouts that fit")[2].partition(" Layout ------")[0]
+    assert "the best layout of a search: " in listed
+    assert ("recompute full, not" in listed) == fits
