@@ -176,19 +176,27 @@ class Pipelines:
         lost = np.broadcast_to(np.asarray(lost_s), occupied.shape)
         return scheduled + lost, lost, np.maximum(scheduled - np.maximum(busy, self.alone_s), 0.0)
 
-    def floor_s(self, *, moved: bool = False) -> tuple[Floats, Floats]:
+    def floor_s(self) -> tuple[Floats, Floats]:
         """Least step of the same stages cut into any number of chunks, and its least exposed communication, s: the
         passes of the stage with the most computation, back to back, and the end of its step.
 
-        Where stages have other layer types once they are cut, or layers are moved, it is the mean stage's, which no
-        split is below.
+        Where stages have other layer types once they are cut, it is the mean stage's, which no split is below.
         """
-        each = [kind.floor_s(self.micro_batches) for kind in self.kinds]
-        found = self._of_slowest(each)
-        if self.mixed or moved:
-            shares = (len(kind.numbers) * one for kind, one in zip(self.kinds, each, strict=True))
-            found = np.asarray(sum(shares) / self.stages)
+        each = self._floors_s
+        found = np.average(each, axis=0, weights=self._counts) if self.mixed else self._of_slowest(each)
         return found, np.maximum(found - self.alone_s, 0.0)
+
+    def uneven_s(self) -> Floats:
+        """By how much the passes of the slowest stage take longer than those of the mean stage, s."""
+        return np.asarray(np.max(self._floors_s, axis=0) - np.average(self._floors_s, axis=0, weights=self._counts))
+
+    @cached_property
+    def _floors_s(self) -> list[Floats]:
+        return [kind.floor_s(self.micro_batches) for kind in self.kinds]
+
+    @cached_property
+    def _counts(self) -> list[int]:
+        return [len(kind.numbers) for kind in self.kinds]
 
     def price(self, position: int) -> tuple[PipelineTime, int, float]:
         """One candidate by the recurrence: its time, the stage that computes longest, and its wait for others, s."""

@@ -380,7 +380,7 @@ class Pricer:
         options = step_on(self.framework, self.machine)
         if self.model.has_experts:
             options = replace(options, dispatcher=dispatcher_on(job, self.grid))
-        self.options = options.staged if self.grid.pipeline > 1 else options
+        self.options = options.staged(layout.chunks) if self.grid.pipeline > 1 else options
         self.rates = compute_rates(
             *(self.machine.accelerator, self.workload.precision, software),
             cuda_graphs=options.cuda_graphs,

@@ -445,7 +445,7 @@ class Replay:
         """Time in which the host issues nothing, since it waits for the counts of tokens that a dispatch brings, or
         drives the transfer; None for blocks without experts, and where the accelerator counts (HybridEP)."""
         block, options = self.work.program.blocks[kind], self.work.program.given.options
-        if options.dispatcher in ("hybridep", "allgather") or options.expert_overlap:
+        if options.dispatcher in ("hybridep", "allgather") or self.work.program.merges:
             return None
         total: Value | None = None
         for step in (*block.forward.operations, *block.backward.operations):

@@ -237,10 +237,10 @@ class StepOptions:
         """Whether the optimizer has types of its own, and reads gradients as they were accumulated."""
         return (self.master_bytes, self.exp_avg_bytes, self.exp_avg_sq_bytes) != (None, None, None)
 
-    @property
-    def staged(self) -> StepOptions:
-        """The options of pipeline stages."""
-        return replace(self, reduction=self.staged_reduction) if self.staged_reduction else self
+    def staged(self, chunks: int) -> StepOptions:
+        """The step of pipeline stages of so many chunks; passes run beside each other only where they are several."""
+        reduction = self.staged_reduction or self.reduction
+        return replace(self, reduction=reduction, expert_overlap=self.expert_overlap and chunks > 1)
 
 
 @dataclass(frozen=True)

@@ -182,7 +182,10 @@ def _expert_constraints(model: Model, framework: Framework) -> list[Constraint]:
     over, tensor = (*folding.shards, *folding.replicas), framework.step.sequence_parallel
     whole, count = framework.step.whole_rows and not tensor, math.gcd(*(one.count for one in experts))
     over_x = ("x", "z") if whole else ("x",)
+    shared_buffers = "expert overlap runs a forward and a backward pass at once, whose gathers of weights share buffers"
+    overlapping = ("z", "expert_z") if framework.step.expert_overlap else ()
     return [
+        *(Constraint(f"{axis}-with-expert", shared_buffers, 1, (axis, "expert"), both=True) for axis in overlapping),
         Constraint("experts-by-expert", "experts", count, ("expert",)),
         Constraint("expert-width-by-tensor", "expert width", width, ("expert_tensor",) if tensor else over_x),
         Constraint("ranks-by-expert", "ranks", 1, EXPERT_AXES, of=over),

@@ -22,7 +22,7 @@ from axonn_tune.grid import RANK_AXES
 from axonn_tune.program.dimensions import MEMORY, MICRO_BATCH, PINNED, table_alignment
 from axonn_tune.program.operations import MATRIX_ALIGNMENT
 from axonn_tune.program.schedule import build_schedule
-from axonn_tune.program.step import FIRST, LAST, MIDDLE, ONLY, Stage, StepProgram, build_step
+from axonn_tune.program.step import FIRST, LAST, MIDDLE, ONLY, StepProgram, build_step
 from axonn_tune.ranking.pools import Pool
 from axonn_tune.ranking.priced import Columns, Priced, SearchCounts, order_of, ranking_metric
 from axonn_tune.ranking.space import (
@@ -61,8 +61,8 @@ _FEW, _FIRST = 64, 3
 """Rows that are priced at once; of more, the first ones of each number format are priced first."""
 _SEEN = 256
 """Candidates that are tried in another number format to know what it reaches."""
-_MOST_MOVED = 256
-"""Grids beyond the first whose stages are balanced by time: more than any search of the models at hand needs."""
+_MOST_MOVED = 64
+"""Rows beyond the first grids whose stages are balanced by time: more than any search of the models at hand needs."""
 LARGEST_COUNT = 2**40
 """Counts from here on do not fit the columns, whose arithmetic must stay exact."""
 
@@ -81,7 +81,8 @@ def search(problem: Problem, *, variants: bool = False, exact: int = DEFAULT_TOP
     programs = Programs(problem.by_dispatcher[0])
     exchanges = _exchanges(problem, grids, shapes := without_larger(shapes, programs), programs)
     if problem.overlaps_some:
-        experts = grids.column("expert") > 1
+        # Gathers of weights over z share buffers, which passes beside each other would both have.
+        experts = (grids.column("expert") > 1) & (grids.column("z") == 1)
         exchanges += [one.merging(experts) for one in exchanges if one.dispatcher != "allgather"]
     fittings = (fit_all if variants or problem.request.recompute_layers else fit_always)(shapes, programs)
     uneven, unpriced = uneven_chunks(shapes, programs, fittings)
@@ -293,7 +294,7 @@ class _Tried:
         """The same with one of them, of its grids; infinite for all others."""
         found, problem = np.full(len(shapes), np.inf), one.problem.within(kind.precision)
         for program, part in _by_alignment(shapes, kind, one.programs, fitting):
-            for pool, shape, _ in _pooled(problem, shapes, self.placements, program, part):
+            for pool, shape, _ in _pooled(problem, shapes, self.placements, program, part, cut=cut):
                 np.minimum.at(found, shape, pool.least_s(exchanged=(False,))[0, int(cut and pool.staged)])
         return found
 
@@ -335,12 +336,12 @@ def _balanced(priced: Priced, *, count: int) -> Priced:
 
     shapes, fittings, splits = priced.shapes, {**priced.fittings}, dict[int, tuple[int, ...]]()
     details, kinds = dict[int, Detail](), list(fittings)
-    first, least_s, best_s = _to_balance(priced, count=count)
-    columns, number, found = first.columns, len(np.flatnonzero(least_s == -np.inf)), list[Columns]()
+    first, moved_s, best_s = _to_balance(priced, count=count)
+    columns, number, found = first.columns, len(np.flatnonzero(moved_s == -np.inf)), list[Columns]()
     sources, memory = list[Integers](), list[tuple[Variant, Fitting]]()
     for place, row in enumerate(first.rows.tolist()):
         shape, kind, precision = columns.shape[[row]], kinds[columns.recompute[row]], int(columns.precision[row])
-        if shapes.stages[shape[0]] == 1 or least_s[place] >= best_s[precision]:
+        if shapes.stages[shape[0]] == 1 or moved_s[place] >= best_s[precision]:
             continue
         # What is not priced takes longer than the best of its format.
         step_s = float(columns.iteration_s[row]) if columns.pending[row] else columns.exact_s(row)[0]
@@ -369,6 +370,7 @@ def _balanced(priced: Priced, *, count: int) -> Priced:
                 least_cut_s=np.array([one.iteration_s]),
                 bare_s=np.zeros(1),
                 least_merged_s=np.zeros(1),
+                moved_s=np.zeros(1),
                 exchange=columns.exchange[[row]],
                 precision=columns.precision[[row]],
             )
@@ -394,28 +396,30 @@ def _balanced(priced: Priced, *, count: int) -> Priced:
 
 
 def _to_balance(priced: Priced, *, count: int) -> tuple[Priced, Floats, list[float]]:
-    """The best rows of the first grids, then of others that may be the best of their number format, priced ones first;
-    of each its least step with layers on any stages, no limit to the first; and the shortest step of each format, s.
+    """The best rows of the first grids, then of others that may be the best of their number format, the most promising
+    first; of each its step if moving layers made stages take as long as their mean, no limit to the first; and the
+    shortest step of each format, s.
 
-    Others are those with the least of these steps: of all grids where layer types differ, else of the first of each
-    format, since layers of one type are spread evenly as it is.
+    With experts, or where layer types differ, others are all rows: what is best unbalanced need not be the best of its
+    grid. Else they are the first grids of each format, since layers of one type are spread evenly as it is.
     """
-    columns, shapes, mixed = priced.columns, priced.shapes, len(priced.problem.model.types) > 1
+    columns, shapes = priced.columns, priced.shapes
     rows = np.argsort(columns.iteration_s, kind="stable")
     rows = rows[np.sort(distinct(columns.places(shapes)[rows])[1])]
     of_formats = [rows[columns.precision[rows] == one] for one in range(max(len(priced.problem.formats), 1))]
     exact = ~columns.pending & ~columns.bounded
     best_s = [float(columns.iteration_s[one[exact[one]]].min(initial=np.inf)) for one in of_formats]
-    others = rows if mixed else np.concatenate([one[:count] for one in of_formats])
-    others = np.setdiff1d(others, rows[:count])
-    least_s = np.where(columns.pending & mixed, columns.least_cut_s, 0.0)
+    every = priced.problem.model.has_experts or len(priced.problem.model.types) > 1
+    moved_s = columns.moved_s.copy()
     for own, group in columns.groups:
-        least_s[own] = group.floor_s(moved=True)[0]
-    least_s[rows[:count]] = -np.inf
-    others = others[least_s[others] < np.array(best_s)[columns.precision[others]]]
-    others = others[np.lexsort((least_s[others], columns.pending[others]))][:_MOST_MOVED]
+        moved_s[own] = columns.iteration_s[own] - group.uneven_s()
+    moved_s[rows[:count]] = -np.inf
+    others = np.arange(len(moved_s)) if every else np.concatenate([one[:count] for one in of_formats])
+    others = np.setdiff1d(others[shapes.stages[columns.shape[others]] > 1], rows[:count])
+    others = others[moved_s[others] < np.array(best_s)[columns.precision[others]]]
+    others = others[np.argsort(moved_s[others], kind="stable")][:_MOST_MOVED]
     chosen = np.concatenate([rows[:count], others])
-    return replace(priced, rows=chosen), least_s[chosen], best_s
+    return replace(priced, rows=chosen), moved_s[chosen], best_s
 
 
 class Programs(Mapping[Variant, StepProgram]):
@@ -632,10 +636,16 @@ _schedule = lru_cache(maxsize=16)(build_schedule)
 
 
 def _pooled(
-    problem: Problem, shapes: Shapes, placements: Placements, program: StepProgram, fitting: Fitting
+    problem: Problem,
+    shapes: Shapes,
+    placements: Placements,
+    program: StepProgram,
+    fitting: Fitting,
+    *,
+    cut: bool = False,
 ) -> Iterator[tuple[Pool, Integers, Integers]]:
     """All candidates of one variant that fit into memory, without and with pipeline stages; each with the shape and the
-    placement of its candidates."""
+    placement of its candidates. cut: as if stages were cut into several chunks."""
     workload, options = problem.workload, program.given.options
     rates = compute_rates(
         problem.machine.accelerator,
@@ -644,21 +654,22 @@ def _pooled(
         cuda_graphs=problem.framework.step.cuda_graphs,
         quantizes_in_gemm=problem.framework.step.quantizes_in_gemm,
     )
-    several = shapes.stages[fitting.rows] > 1
-    for staged, rows in ((False, fitting.rows[~several]), (True, fitting.rows[several])):
-        if not len(rows):
+    several, looped = shapes.stages[fitting.rows] > 1, (shapes.chunks[fitting.rows] > 1) | cut
+    if not options.expert_overlap:
+        looped = np.zeros_like(several)
+    for staged, chunks, of in ((False, 1, ~several), (True, 1, several & ~looped), (True, 2, several & looped)):
+        if not len(rows := fitting.rows[of]):
             continue
-        stages: tuple[Stage, ...] = (ONLY,)
-        if staged:
-            kind, stages = Variant(program.recompute, program.some), (FIRST, MIDDLE, LAST)
-            if options.staged != options:
-                program = step_program(problem, options.staged, kind, alignment=program.given.table_alignment)
-        schedule = _schedule(program, overlaps=workload.overlaps, split=workload.split_micro_batch, stages=stages)
+        stages, one = (FIRST, MIDDLE, LAST) if staged else (ONLY,), program
+        if staged and options.staged(chunks) != options:
+            kind, alignment = Variant(program.recompute, program.some), program.given.table_alignment
+            one = step_program(problem, options.staged(chunks), kind, alignment=alignment)
+        schedule = _schedule(one, overlaps=workload.overlaps, split=workload.split_micro_batch, stages=stages)
         element_bytes = float(workload.element_sizes.compute)
         some, own = shapes.taken(rows, chunks=shapes.chunks[rows]), fitting.taken(rows)
-        candidates, placement = list_candidates(some, np.arange(len(rows)), placements, program.groups)
-        table = _routes(problem, placements, program)
-        pricer = ColumnPricer(program, schedule, rates=rates, element_bytes=element_bytes, table=table)
+        candidates, placement = list_candidates(some, np.arange(len(rows)), placements, one.groups)
+        table = _routes(problem, placements, one)
+        pricer = ColumnPricer(one, schedule, rates=rates, element_bytes=element_bytes, table=table)
         yield (
             Pool(some, own, pricer, candidates, placements.shapes, rates.contention, staged),
             rows[candidates.shape],
@@ -673,8 +684,8 @@ def _priced(
     found = list[Columns]()
     for pool, shape, placement in _pooled(problem, shapes, placements, program, fitting):
         none = np.zeros(len(pool))
-        (least_s, least_cut_s, merged_s), (bare_s, *_) = (
-            pool.least_s(exchanged=(True, False)) if bounds else np.zeros((2, 3, len(pool)))
+        (least_s, least_cut_s, merged_s, moved_s), (bare_s, *_) = (
+            pool.least_s(exchanged=(True, False)) if bounds else np.zeros((2, 4, len(pool)))
         )
         columns = Columns(
             shape=shape,
@@ -686,9 +697,11 @@ def _priced(
             bubble_s=none,
             bounded=np.zeros(len(pool), dtype=np.bool_),
             pending=np.ones(len(pool), dtype=np.bool_),
-            least_cut_s=least_cut_s,
+            # Passes may run beside each other once stages are cut.
+            least_cut_s=merged_s if problem.framework.step.expert_overlap else least_cut_s,
             bare_s=bare_s,
             least_merged_s=merged_s,
+            moved_s=moved_s,
             pools=((0, pool),),
         )
         found.append(columns if bounds else columns.replayed(np.arange(len(pool))))
@@ -785,6 +798,7 @@ def _promising(columns: Columns, shapes: Shapes, problem: Problem, *, count: int
     found[columns.shape[pending]] = True
     for rows, group in columns.groups:
         step_s, exposed = group.floor_s()
+        step_s = columns.least_cut_s[rows] if problem.framework.step.expert_overlap else step_s
         least = {"iteration": step_s, "exposed": exposed, "communication": columns.communication_s[rows]}
         kept = (least[problem.rank_by] <= last_s) | (step_s <= shortest_s[columns.precision[rows]])
         found[columns.shape[rows[kept]]] = True
@@ -842,7 +856,8 @@ def _near(
     shortest_s = columns.iteration_s.min(initial=np.inf)
     found[1, columns.shape[columns.pending & (columns.least_cut_s <= shortest_s)]] = True
     for own, group in columns.groups if problem.formats else ():
-        found[1, columns.shape[own[group.floor_s()[0] <= shortest_s]]] = True
+        least_cut_s = columns.least_cut_s[own] if problem.framework.step.expert_overlap else group.floor_s()[0]
+        found[1, columns.shape[own[least_cut_s <= shortest_s]]] = True
     near, in_formats = map(np.flatnonzero, found)
     return {one: in_formats if number else near for number, one in enumerate(problem.formats or (None,))}
 
@@ -851,7 +866,7 @@ def _joined(parts: Sequence[Columns]) -> Columns:
     """Columns one after the other; without any, none."""
     if not parts:
         counts, none, no = np.zeros(0, dtype=np.int64), np.zeros(0), np.zeros(0, dtype=np.bool_)
-        return Columns(counts, counts, counts, none, none, none, none, no, no, none, none, none)
+        return Columns(counts, counts, counts, none, none, none, none, no, no, none, none, none, none)
     every = [one.name for one in fields(Columns) if one.name not in ("groups", "pools")]
     joined = {name: np.concatenate([getattr(part, name) for part in parts]) for name in every}
     before = np.cumsum([0, *(len(part.shape) for part in parts)]).tolist()

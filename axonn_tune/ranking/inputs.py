@@ -251,7 +251,10 @@ def check_expert_overlap(problem: Problem) -> None:
     )
     merged = (
         (pins.get("expert", 2) == 1, "needs EP above 1"),
-        (pins.get("expert_z", 1) > 1, "excludes EGTP above 1, whose forward and backward gathers share their buffers"),
+        (
+            max(pins.get("z", 1), pins.get("expert_z", 1)) > 1,
+            "excludes GTP and EGTP above 1, whose forward and backward gathers share their buffers",
+        ),
         (stages > 1 and request.chunks == 1, "needs interleaved stages (VPP above 1) where there are several"),
         (problem.workload.element_sizes.compute > 2, "needs --precision bf16 or fp16"),
         (repeats == "full" or "moe" in modules_of(repeats), f"excludes --recompute {repeats}"),

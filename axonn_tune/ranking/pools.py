@@ -80,9 +80,9 @@ class Pool:
         return _sends_s(self.shapes, self.pricer.program, self.candidates, self.routes)
 
     def least_s(self, *, exchanged: tuple[bool, ...] = (True,)) -> Floats:
-        """Least step of every candidate, of the same stages cut into any number of chunks, and of these or one stage
-        with expert overlap, s, `[exchanged, 3, candidates]`; exchanged: with exchanges of context parallelism, and
-        without."""
+        """Least step of every candidate, of the same stages cut into any number of chunks, of these or one stage with
+        expert overlap, and if all stages took as long as their mean, s, `[exchanged, 4, candidates]`; exchanged: with
+        exchanges of context parallelism, and without."""
         if len(self) > _SLAB:
             slabs = np.array_split(np.arange(len(self)), -(-len(self) // _SLAB))
             return np.concatenate([self._among(rows).least_s(exchanged=exchanged) for rows in slabs], axis=2)
@@ -105,6 +105,7 @@ class Pool:
         ends = np.array([[*map(column, each)] for each in (parts.first, parts.last)])
         batches = np.asarray(self.shapes.values["A"])[self.candidates.shape]
         floor, cut, merged = np.empty((3, len(self)))
+        uneven = np.zeros(len(self))
         for rows, stages, chunks in groups:
             blocks, issued, computed, sent = self._of_parts(kinds, rows, stages, chunks)
             part_s, times = np.array([np.maximum(blocks, issued), computed]), batches[rows][:, None]
@@ -121,9 +122,10 @@ class Pool:
                 every = (times * busy, computed, sent)
                 cut_s, *each = (one.mean(axis=1) if mixed else one.max(axis=1) for one in every)
                 cut[rows], merged[rows] = self._contended(cut_s, *each), self._contended(each[0], *each)
+                uneven[rows] = (times * busy).max(axis=1) - (times * busy).mean(axis=1)
                 least_s = self._along_stages(part_s[0, :, 0], busy, times, self._sends_s[rows][:, None], chunks)
             floor[rows] = self._contended(least_s, computed.max(axis=1), sent.max(axis=1))
-        return np.array([floor, cut, merged])
+        return np.array([floor, cut, merged, floor - uneven])
 
     def _contended(self, least_s: Floats, computed_s: Floats, sent_s: Floats) -> Floats:
         """Least steps with the least slowdown from overlap, s, of which each second more in a step takes less than one

@@ -82,9 +82,10 @@ class Columns:
 
     bounded: steps that are bounds until they are refined. pending: only their least steps are known, s, which are also
     their computation. least_cut_s: least step if cut into several chunks; bare_s: without exchanges of context
-    parallelism; least_merged_s: with expert overlap. groups: with pipeline stages, each with its rows; pools: what
-    prices rows, each with its first one. exchange: of context parallelism, by their number in the search; precision: of
-    the number formats compared.
+    parallelism; least_merged_s: with expert overlap; moved_s: with layers moved until stages take as long as their
+    mean, which is no bound. groups: with pipeline stages, each with its rows; pools: what prices rows, each with its
+    first one. exchange: of context parallelism, by their number in the search; precision: of the number formats
+    compared.
     """
 
     shape: Integers
@@ -99,6 +100,7 @@ class Columns:
     least_cut_s: Floats
     bare_s: Floats
     least_merged_s: Floats
+    moved_s: Floats
     groups: tuple[tuple[Integers, Pipelines], ...] = ()
     pools: tuple[tuple[int, Pool], ...] = ()
     exchange: Integers = field(default_factory=lambda: np.zeros(0, dtype=np.int64))

@@ -53,7 +53,7 @@ def test_the_first_rows_are_those_of_all_candidates(name: str, monkeypatch: pyte
     some, every = search(problem), search(problem, variants=True, exact=10**6)
     steps_s = every.columns.iteration_s
     for start, pool in every.columns.pools:
-        (least_s, cut_s, _), (bare_s, *_) = pool.least_s(exchanged=(True, False))
+        (least_s, cut_s, *_), (bare_s, *_) = pool.least_s(exchanged=(True, False))
         exact_s = steps_s[start : start + len(pool)]
         assert np.all(least_s <= exact_s * (1 + 1e-9))
         assert np.all(bare_s <= least_s * (1 + 1e-9))

@@ -215,13 +215,11 @@ def test_a_search_has_the_better_of_layouts_with_overlap_and_without(
 def test_a_layout_with_overlap_is_asked_for_again_by_its_options(tmp_path: Path) -> None:
     """What a ranking chose is priced alike from its commands and its documents, and written as the framework's
     argument; the ranking says what it saves."""
-    words = "--framework megatron-core --gpus 16 --model gpt-oss-20b --machine dgx-h100 --batch 256"
+    words = "--framework megatron-core --gpus 32 --model qwen3-30b-a3b --machine dgx-h100 --batch 256 --pp 1 --tp 1"
     document = json.loads(good(f"{words} --format json").out)
     first = document["configs"][0]
     assert first["expert_overlap"] is True
-    assert any(
-        "#1: dispatch and combine run behind" in said and ": 4.56 s a step, " in said for said in document["remarks"]
-    )
+    assert any("#1: dispatch and combine run behind" in said and " s a step, " in said for said in document["remarks"])
     inputs = inputs_of(document, source="a ranking")
     again = detailed(first, inputs)
     assert again is not None

@@ -49,7 +49,7 @@ REFUSED: list[tuple[str, str, str]] = [
     (MIXTRAL, "--recompute shared_experts", "has no shared experts"),
     (MIXTRAL, "--recompute moe_acts", "moe_act"),
     (MIXTRAL, "--expert-overlap --recompute full", "full"),
-    (MIXTRAL, "--expert-overlap --ep 4 --egtp 2", "excludes EGTP above 1"),
+    (MIXTRAL, "--expert-overlap --ep 4 --egtp 2", "excludes GTP and EGTP above 1"),
     (MIXTRAL, "--expert-overlap --recompute moe", "moe"),
     (MIXTRAL, "--expert-overlap --dispatcher allgather", "all-gathers"),
     (MIXTRAL, "--set step.delayed_weight_gradients=true", "--expert-overlap"),
