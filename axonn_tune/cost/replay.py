@@ -368,6 +368,7 @@ class Replay:
         self._several_of: dict[str, Value | None] = {}
         self._sent: dict[int, tuple[int, Value, Value | None]] = {}
         self._durations: dict[int, Value] = {}
+        self._paces: dict[Instructions, Value] = {}
 
     def call_s(self, collective: Collective) -> Value:
         """Time of one call of a collective, s."""
@@ -609,9 +610,10 @@ class Replay:
 
     def _pace_s(self, part: Instructions) -> Value:
         """Time of a part in steady state."""
-        once = self._run(self._free(), part, None)
-        pace_s: Value = self._run(once, part, None)[0] - once[0]
-        return pace_s
+        if part not in self._paces:
+            once = self._run(self._free(), part, None)
+            self._paces[part] = self._run(once, part, None)[0] - once[0]
+        return self._paces[part]
 
     def _begin_batch(self, times: Value) -> None:
         if self.recorder is not None:
@@ -687,7 +689,7 @@ class Replay:
         if before == one.of_type:
             return self._play(self._repeat(state, middle, count - 1.0, BACKWARD), last, BACKWARD)
         single = isinstance(count, float)
-        if single and count == 1.0:
+        if np.all(count == 1.0):
             return self._play(state, batch.backward(before, block, following), BACKWARD)
         several = self._play(state, batch.backward(before, block, own), BACKWARD)
         several = self._play(self._repeat(several, middle, count - 2.0, BACKWARD), last, BACKWARD)
@@ -698,10 +700,10 @@ class Replay:
     def _repeat(self, state: State, part: Instructions, times: Value, phase: str) -> State:
         """The state after a part has run `times` times: exact for 0, 1 and 2, then extrapolated."""
         single = isinstance(times, float)
-        if single and times <= 0:
+        if np.all(times <= 0.0):
             return state
         once = self._play(state, part, phase)
-        if single and times == 1:
+        if np.all(times == 1.0):
             return once
         twice = self._play(once, part, phase, times=times - 1.0)
         if self.recorder is not None:
