@@ -12,7 +12,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from axonn_tune.cost.columns import Floats
+from axonn_tune.cost.columns import Floats, Integers
 from axonn_tune.cost.price import Detail, Pricer
 from axonn_tune.job import Job, Layout
 from axonn_tune.program.schedule import Runs
@@ -65,12 +65,13 @@ def _seconds(pricer: Pricer) -> tuple[Floats, tuple[float, float]]:
     return np.repeat([each_s[one] for one, _ in decoder], [count for _, count in decoder]), (first, last)
 
 
-def stage_s(parts: tuple[int, ...], layer_s: Floats, ends_s: tuple[float, float], stages: int) -> Floats:
-    """Passes of each stage over one micro-batch, s; part c·p + s is chunk c of stage s."""
-    reached = np.concatenate([[0.0], np.cumsum(layer_s)])[np.cumsum((0, *parts))]
-    part_s = np.diff(reached)
-    part_s[[0, -1]] += ends_s
-    found: Floats = part_s.reshape(-1, stages).sum(axis=0)
+def stage_s(parts: tuple[int, ...] | Integers, layer_s: Floats, ends_s: tuple[float, float], stages: int) -> Floats:
+    """Passes of each stage over one micro-batch, s, of one split or a row each; part c·p + s is chunk c of stage s."""
+    counts = np.asarray(parts)
+    ends = np.cumsum(counts, axis=-1)
+    part_s = np.diff(np.concatenate([[0.0], np.cumsum(layer_s)])[np.concatenate((0 * ends[..., :1], ends), axis=-1)])
+    part_s[..., [0, -1]] += ends_s
+    found: Floats = part_s.reshape(*counts.shape[:-1], -1, stages).sum(axis=-2)
     return found
 
 
@@ -85,20 +86,21 @@ def balanced_parts(
     if len(today) == stages:
         return exact
 
-    def key(parts: tuple[int, ...]) -> tuple[float, float]:
-        found = stage_s(parts, layer_s, ends_s, stages)
-        return float(found.max()), float((found**2).sum())
+    def best_of(splits: Integers) -> int:
+        found = stage_s(splits, layer_s, ends_s, stages)
+        return int(np.lexsort(((found**2).sum(axis=-1), found.max(axis=-1)))[0])
 
-    def improved(parts: tuple[int, ...]) -> tuple[int, ...]:
-        slowest, counts = int(stage_s(parts, layer_s, ends_s, stages).argmax()), np.array(parts)
-        moves = np.eye(len(parts), dtype=np.int64)
-        sources = [one for one in range(slowest, len(parts), stages) if parts[one] > 1]
-        targets = [one for one in range(len(parts)) if one % stages != slowest]
-        moved = [tuple((counts - moves[a] + moves[b]).tolist()) for a in sources for b in targets]
-        best = min(moved, key=key, default=parts)
-        return improved(best) if key(best) < key(parts) else parts
+    def improved(counts: Integers) -> Integers:
+        slowest, moves = int(stage_s(counts, layer_s, ends_s, stages).argmax()), np.eye(len(counts), dtype=np.int64)
+        sources = [one for one in range(slowest, len(counts), stages) if counts[one] > 1]
+        targets = [one for one in range(len(counts)) if one % stages != slowest]
+        # The split as it is goes first: another one is better only if it takes less.
+        splits = np.array([counts, *(counts - moves[a] + moves[b] for a in sources for b in targets)])
+        best = best_of(splits)
+        return improved(splits[best]) if best else counts
 
-    return min(map(improved, (today, exact)), key=key)
+    each = np.array([improved(np.array(parts)) for parts in (today, exact)])
+    return tuple(each[best_of(each)].tolist())
 
 
 def _exact_parts(layer_s: Floats, ends_s: tuple[float, float], parts: int) -> tuple[int, ...]:
