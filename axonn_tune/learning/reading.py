@@ -242,7 +242,10 @@ def _told(request: EvidenceRequest) -> _Found:
     def samples(machine: Machine, notes: _Notes) -> tuple[list[Sample], str]:
         notes.assumed.extend(run.assumed)
         case, name = run.case(machine), "the stated step" if request.from_command is None else Path(run.path).name
-        return [step_sample(replace(case, row=replace(case.row, step_s=request.step_s)), name=name)], name
+        # A script without interleaving has none.
+        unstated = [one for one in case.row.unstated if one != "vpp" or request.from_command is None]
+        row = replace(case.row, step_s=request.step_s, unstated=tuple(unstated))
+        return [step_sample(replace(case, row=row), name=name)], name
 
     gpu = run.columns.get("gpu")
     return _Found(samples, "rows", nearest=frozenset() if gpu is None else frozenset([profile_of(Place(gpu.value))]))

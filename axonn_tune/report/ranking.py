@@ -777,6 +777,7 @@ def ranking_remarks(ranked: Priced, *, places: Sequence[int]) -> list[str]:
         shortest_step_remark(ranked),
         stages_remark(ranked, places),
         nodes_remark(ranked.problem),
+        domains_remark(ranked.problem),
         context_remark(ranked.problem),
         training_remark(ranked),
         why_first(ranked),
@@ -813,6 +814,21 @@ def nodes_remark(problem: Problem) -> str:
     if gpus % per_node == 0 or gpus < per_node:
         return ""
     return f"{gpus:,} GPUs do not fill nodes of {per_node}: scripts can be written for multiples of {per_node} only."
+
+
+def domains_remark(problem: Problem) -> str:
+    """What a rank has of the next network level where --set changes the size of a domain alone: its bandwidth is that
+    of a domain, however large. Empty otherwise."""
+    keys, tiers = [setting.partition("=")[0] for setting in problem.request.set], problem.machine.tiers
+    for place, (inner, outer) in enumerate(pairwise(tiers)):
+        sized = any(key.endswith((f"tiers.{inner.name}.ranks", f"tiers.{place}.ranks")) for key in keys)
+        if sized and inner.ranks and not any(outer.name in key and "bandwidth" in key for key in keys):
+            return (
+                f"The {inner.ranks:,} ranks of a domain of {inner.name} share {outer.bandwidth_gb_per_s:g} GB/s of "
+                f"{outer.name}, {outer.bandwidth_gb_per_s / inner.ranks:.3g} GB/s each: with more links give --set "
+                f"machine.tiers.{outer.name}.bandwidth_gb_per_s, too."
+            )
+    return ""
 
 
 def context_remark(problem: Problem) -> str:
@@ -859,6 +875,7 @@ def formats_remarks(ranked: Priced) -> list[str]:
             f"{'less' if saved_bytes >= 0 else 'more'} (#{place + 1}){', within model error' * (one.tie and base.tie)}."
         )
     place, _ = min(others_best, key=lambda one: one[1][1].iteration_s)[1]
+    said.append("MFU is of the peak of a row's own format: tokens/s/GPU compares rows of several.")
     return [*said, f"#{place + 1}: {format_words(ranked.detail(place))}"]
 
 

@@ -416,7 +416,10 @@ def _unknown(root: Node, location: Location, key: str | int, known: list[str]) -
     there = list(dict.fromkeys([*node.mapping(), *known, *named]))
     keys = [name for name in there if name not in ("schema", "sources")]
     listed = f"; there {'is' if len(keys) == 1 else 'are'} {', '.join(keys)}" if keys else ""
-    deeper = [found for child in keys for found in _paths(node.child(child), (child,)) if str(key) in found[-1]]
+    paths = [found for child in keys for found in _paths(node.child(child), (child,))]
+    # A part of the document, such as a network level by its name, or values whose names have the key in them.
+    parts = [found[: found.index(str(key)) + 1] for found in paths if str(key) in found[1:-1]]
+    deeper = list(dict.fromkeys(parts)) or [found for found in paths if str(key) in found[-1]]
     below = [".".join(path) for path in deeper[:4] if len(path) > 1]
     hint = suggest_key(str(key), there) or (f", did you mean {' or '.join(below)}?" if below else "")
     return f"no {str(key)!r}{where}{hint}{listed}"

@@ -73,7 +73,7 @@ class Experts(Document):
     def _consistent(self) -> Experts:
         if self.count % self.groups:
             near = next(one for one in range(min(self.groups, self.count), 0, -1) if self.count % one == 0)
-            raise ValueError(f"count ({self.count}) is not divisible by groups ({self.groups}); by {near} it is")
+            raise ValueError(f"count ({self.count}) is not divisible by groups ({self.groups}), but by {near}")
         if self.chosen_groups > self.groups:
             raise ValueError(f"chosen_groups ({self.chosen_groups}) exceeds groups ({self.groups})")
         most = self.count // self.groups * self.chosen_groups

@@ -57,6 +57,7 @@ CALLS = [
     (f"{SMALL} --framework torchtitan --cuda-graphs mlp", 2, "mlp: torchtitan captures full_iteration"),
     (f"{SMALL} --framework megatron-core --cuda-graphs --recompute full", 2, "CUDA graphs of full exclude it"),
     (f"{CORE} --columns epp", 2, "no column 'epp', did you mean"),
+    (f"{CORE} --set machine.nvlink.ranks=72", 2, "--set nvlink.ranks: no 'nvlink', did you mean tiers.nvlink?"),
     (f"{CORE} --tp-size 8", 2, "No such option '--tp-size'. Did you mean '--tp'?"),
     (f"{CORE} --recompute-modules moe_act", 2, "of modules is --recompute NAME,NAME"),
     (f"{CORE} --tp 3", 2, "3 does not divide them; nearest that does: --tp 2"),

@@ -242,7 +242,7 @@ def test_what_hardly_costs_is_left_out_in_words(tmp_path: Path, config: Config, 
         ({**MIXTRAL, "num_local_experts": 10**9}, {"layer_types.moe.experts.count": "less than or equal to 65536"}),
         ({**QWEN3_MOE, "mlp_only_layers": "all"}, {"mlp_only_layers": "must be a list of whole numbers"}),
         ({**DEEPSEEK_V3, "moe_layer_freq": 2}, {"moe_layer_freq": "2 is not supported, only 1"}),
-        ({**DEEPSEEK_V3, "n_group": 7}, {"layer_types.moe.experts": "is not divisible by groups (7); by 4 it is"}),
+        ({**DEEPSEEK_V3, "n_group": 7}, {"layer_types.moe.experts": "is not divisible by groups (7), but by 4"}),
         ({**GPT2, "add_cross_attention": True}, {"add_cross_attention": "cross-attention is not supported"}),
         ({**GPT2, "n_head": 7}, {"n_embd": "768 is not divisible by n_head (7)"}),
         (

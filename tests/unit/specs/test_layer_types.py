@@ -182,7 +182,7 @@ def test_written_models_load_again() -> None:
         ({"pattern": "dense*3 moe"}, "both patterns"),
         ({"layer_types": {"dense": {"heads": 6, "kv_heads": 4}, "moe": {}}}, r"layer_types\.dense: heads \(6\)"),
         ({"layer_types": {"dense": {}, "moe": {"experts": EXPERTS | {"per_token": 9}}}}, "per_token.*9.*8"),
-        ({"layer_types": {"dense": {}, "moe": {"experts": EXPERTS | {"groups": 3}}}}, "by 2 it is"),
+        ({"layer_types": {"dense": {}, "moe": {"experts": EXPERTS | {"groups": 3}}}}, "but by 2"),
         ({"layer_types": {"dense": {}, "moe": {"mlp": False, "experts": EXPERTS}}}, "experts is given, but mlp"),
         ({"layer_types": {"dense": {}, "moe": {"attention": False, "mlp": False}}}, "empty"),
         ({"layer_types": {"dense": {}, "moe": {"latent": LATENT, "head_dim": 8}}}, "head_dim is given"),
