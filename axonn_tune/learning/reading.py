@@ -209,7 +209,9 @@ def _read(path: Path, request: EvidenceRequest) -> _Found:
         return _trace(path, request)
     from axonn_tune.learning.training_logs import decoded
 
-    if reader := _reader(decoded(read_bytes(path))):
+    if not (content := read_bytes(path)).strip():
+        raise UsageError(f"{str(path)!r} is empty")
+    if reader := _reader(decoded(content)):
         return reader(path, request)
     raise UsageError(
         f"{str(path)!r} is no kind of evidence that can be read: steps as CSV (columns {', '.join(NEEDED)}), a "

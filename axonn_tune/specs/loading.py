@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, Literal, TypeVar, get_args, get_origin
 
-from axonn_tune.errors import DocumentError, Problem, UnknownNameError, UsageError, suggest
+from axonn_tune.errors import DocumentError, Problem, UnknownNameError, UsageError, nearest, suggest
 from axonn_tune.files import read_regular
 from axonn_tune.specs.document import (
     Document,
@@ -302,9 +302,9 @@ def _nearest_file(path: Path) -> str:
     """A hint at a file of a similar name, or at the missing folder."""
     if not path.parent.is_dir():
         return f": there is no folder {str(path.parent)!r}"
-    names = {entry.name: entry for entry in path.parent.iterdir() if entry.is_file()}
-    hint = suggest(path.name, names)
-    return hint or suggest(path.name + SUFFIXES[0], names)
+    names = [entry.name for entry in path.parent.iterdir() if entry.is_file()]
+    near = nearest(path.name, names) or nearest(path.name + SUFFIXES[0], names)
+    return "" if near is None else f", did you mean {str(path.parent / near)!r}?"
 
 
 def merge(base: Node, own: Node) -> Node:

@@ -94,6 +94,7 @@ def test_a_log_may_say_much_before_its_steps(tmp_path: Path) -> None:
     ("name", "text", "message"),
     [
         ("notes.txt", "It was fast.\n", "notes.txt' is no kind of evidence that can be read"),
+        ("empty.csv", "\n", "empty.csv' is empty"),
         ("all_gather.txt", EIGHT.replace("(us)", "(ms)"), r"all_gather.txt:11: the column of times is not in \(us\)"),
         (
             "steps.csv",
