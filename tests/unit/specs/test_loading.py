@@ -97,10 +97,10 @@ def test_items_of_lists_have_names_of_their_own_and_problems_of_their_own() -> N
 
 
 def test_a_missing_file_names_the_nearest(tmp_path: Path) -> None:
-    """Guards the commonest slip, a misspelt file name."""
+    """Guards the commonest slip, a misspelt file name: the nearest is named with its folder, as the user has to."""
     (tmp_path / "machine.yaml").write_text(TEXT, encoding="utf-8")
     for name in ("machin.yaml", "machine"):
-        with pytest.raises(UsageError, match=r"did you mean 'machine\.yaml'"):
+        with pytest.raises(UsageError, match=rf"did you mean '{tmp_path}/machine\.yaml'"):
             load_document(tmp_path / name, schema=Machine)
     with pytest.raises(UsageError, match="there is no folder"):
         load_document(tmp_path / "nowhere" / "machine.yaml", schema=Machine)
