@@ -292,22 +292,23 @@ def collective_time_s(chosen: tuple[tuple[Value, Value], ...], size_bytes: Value
     return fastest
 
 
-def transfer_time_s(size_bytes: Value, *, stride: int, machine: Machine, call_s: float = 0.0) -> Value:
-    """Time to send `size_bytes` to the rank at distance `stride`, all ranks sending at once, s.
+def transfer_time_s(
+    size_bytes: Value, *, stages: GroupShape, machine: Machine, world: int, call_s: float = 0.0
+) -> Value:
+    """Time to send `size_bytes` to the next rank of a pipeline, all ranks sending at once, s.
 
-    The link crossed is that of the innermost tier whose domains hold both ends; over an outer tier
-    every rank of a domain sends, so each gets its share of the domain's bandwidth. call_s: as for `lines`.
+    The link is that of the outermost tier that some stage sends over, whose messages the others wait for; ranks of a
+    domain that send out of it share its bandwidth. call_s: as for `lines`.
     """
-    tier, senders = sending(stride=stride, machine=machine)
+    tier, senders = sending(stages=stages, machine=machine, world=world)
     latency_s = machine.library.launch_s + tier.latency_s + call_s
     return latency_s + size_bytes * senders / tier.bandwidth_bytes_per_s
 
 
-def sending(*, stride: int, machine: Machine) -> tuple[Tier, int]:
-    """The tier that a send to the rank at distance `stride` crosses, and the ranks that share its link."""
-    tiers = machine.tiers
-    position = next((i for i, tier in enumerate(tiers) if tier.ranks is None or stride < tier.ranks), len(tiers) - 1)
-    return tiers[position], 1 if position == 0 else tiers[position - 1].ranks or 1
+def sending(*, stages: GroupShape, machine: Machine, world: int) -> tuple[Tier, int]:
+    """The outermost tier that ranks of a pipeline send over, and the ranks that share its link."""
+    path = route(stages, machine.tiers, world)
+    return machine.tiers[path.outermost], path.sharing[path.outermost]
 
 
 @dataclass(frozen=True)

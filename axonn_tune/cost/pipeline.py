@@ -228,18 +228,18 @@ def message_s(
     size_bytes: Value,
     whole_bytes: Value,
     *,
-    stride: int,
+    stages: GroupShape,
     over_x: GroupShape | None,
     machine: Machine,
     world: int,
     call_s: float,
     arithmetic: Arithmetic,
 ) -> Value:
-    """Time of one activation or gradient to the rank at distance `stride`, s.
+    """Time of one activation or gradient to the next stage, s.
 
     whole_bytes: what is gathered again over x, nothing without `over_x`; call_s: software overhead.
     """
-    sent_s = transfer_time_s(size_bytes, stride=stride, machine=machine, call_s=call_s)
+    sent_s = transfer_time_s(size_bytes, stages=stages, machine=machine, world=world, call_s=call_s)
     if over_x is None:
         return sent_s
     chosen = lines("all_gather", route(over_x, machine.tiers, world), machine, call_s=call_s)

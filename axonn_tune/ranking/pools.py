@@ -427,7 +427,8 @@ def _sends_s(shapes: Shapes, program: StepProgram, candidates: Candidates, route
         gathers_messages(problem.framework),
         seconds(software_on(problem.framework, problem.machine).collective_us),
     )
-    ways, firsts, way = distinct(strides * len(routes) + over_x if gathered else strides)
+    stages = shapes.stages[candidates.shape]
+    ways, firsts, way = distinct((strides * (problem.gpus + 1) + stages) * len(routes) + (over_x if gathered else 0))
     found = np.empty(len(candidates))
     for number, first in zip(range(len(ways)), firsts.tolist(), strict=True):
         mine = way == number
@@ -435,7 +436,7 @@ def _sends_s(shapes: Shapes, program: StepProgram, candidates: Candidates, route
         found[mine] = message_s(
             size[shape],
             whole[shape],
-            stride=int(strides[first]),
+            stages=GroupShape(((int(stages[first]), int(strides[first])),)),
             over_x=routes[over_x[first]] if gathered else None,
             machine=problem.machine.placing(problem.gpus),
             world=problem.gpus,

@@ -813,7 +813,7 @@ def line_sentences(priced: Detail) -> list[str]:
 
 
 def _send_sentence(term: Term, priced: Detail, machine: Machine) -> str:
-    tier, senders = sending(stride=priced.grid.stride("pipeline"), machine=machine)
+    tier, senders = sending(stages=priced.grid.group_shape("pipeline"), machine=machine, world=priced.grid.world)
     shared = f" / {senders} ranks of a domain that send at once" if senders > 1 else ""
     return (
         f"send over {priced.job.framework.called(term.axis)}, {show_bytes(term.bytes)} to the next stage: fixed = "

@@ -78,6 +78,20 @@ def sends(framework: Framework, **sizes: int) -> tuple[int, float]:
     return term.count, term.bytes
 
 
+@pytest.mark.parametrize(
+    ("data", "pipeline", "network", "senders"), [(1, 4, 0, 1), (2, 4, 1, 2), (2, 2, 0, 1), (8, 2, 1, 4), (1, 8, 1, 1)]
+)
+def test_messages_that_leave_a_node_are_waited_for(data: int, pipeline: int, network: int, senders: int) -> None:
+    """Guards the time of a message: with stages of 2 ranks in nodes of 4 every second one leaves its node, and 2 ranks
+    send it at once; where a node has the whole pipeline none does, where it is one stage or less all its ranks do."""
+    machine = two_tier_machine()
+    assert machine.tiers[0].ranks == 4
+    found = priced(CORE, machine=machine, data=data, pipeline=pipeline)
+    (term,) = (one for one in found.terms if one.op == "send")
+    tier = machine.tiers[network]
+    assert (term.tier, term.line.bandwidth_bytes_per_s) == (tier.name, tier.bandwidth_bytes_per_s / senders)
+
+
 def test_messages_between_stages() -> None:
     """Guards bytes between stages: b·S·H elements of BF16 with tensor parallelism alone, from each rank of x; 1/x of
     it with sequence parallelism (Megatron-Core's schedules.py), or scattered over x and gathered again
