@@ -62,7 +62,8 @@ _FEW, _FIRST = 64, 3
 _SEEN = 256
 """Candidates that are tried in another number format to know what it reaches."""
 _MOST_MOVED = 64
-"""Rows beyond the first grids whose stages are balanced by time: more than any search of the models at hand needs."""
+"""Rows of each number format beyond the first grids whose stages are balanced by time: more than searches of the models
+at hand need."""
 LARGEST_COUNT = 2**40
 """Counts from here on do not fit the columns, whose arithmetic must stay exact."""
 
@@ -417,8 +418,9 @@ def _to_balance(priced: Priced, *, count: int) -> tuple[Priced, Floats, list[flo
     others = np.arange(len(moved_s)) if every else np.concatenate([one[:count] for one in of_formats])
     others = np.setdiff1d(others[shapes.stages[columns.shape[others]] > 1], rows[:count])
     others = others[moved_s[others] < np.array(best_s)[columns.precision[others]]]
-    others = others[np.argsort(moved_s[others], kind="stable")][:_MOST_MOVED]
-    chosen = np.concatenate([rows[:count], others])
+    others = others[np.argsort(moved_s[others], kind="stable")]
+    of_each = [others[columns.precision[others] == one][:_MOST_MOVED] for one in range(len(best_s))]
+    chosen = np.concatenate([rows[:count], *of_each])
     return replace(priced, rows=chosen), moved_s[chosen], best_s
 
 
