@@ -417,8 +417,8 @@ class Request:
     expert_overlap: bool | None = _option(
         _OVERLAP,
         "Run a forward beside a backward pass of another micro-batch, dispatch and combine of each behind computation "
-        "of the other, where EP is above 1 and stages are interleaved or there is one. Default: where the step is "
-        "shorter so.",
+        "of the other, where EP is above 1 and stages are interleaved or there is one. Default: a search compares "
+        "both.",
         "switch",
         beside=True,
     )

@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 @click.command("search", cls=SearchCommand, short_help="Rank every layout of a number of GPUs.")
 @search_options()
 @click.option(
-    "--top", type=Count(0), metavar="N", default=DEFAULT_TOP, show_default=True, help="Ranks to list; 0: all."
+    "--top", type=Count(0), metavar="N", default=DEFAULT_TOP, show_default=True, help="Layouts to list; 0: all."
 )
 @click.option("--all", "with_rejected", is_flag=True, help="List rejected grids too, with the reasons.")
 @click.option(

@@ -233,17 +233,15 @@ def _told(request: EvidenceRequest) -> _Found:
             raise UsageError(
                 f"--step {request.step_s:g} is of a run that does not state {lacking}: give its script, --from-command "
                 "FILE, or --model NAME and what it lacks, as in --gpus 256 --batch 2048 --seq 4096 --tp 8 --pp 4; the "
-                f"best layout's step: {_best_command(request, stated)}"
+                f"best layout: {_best_command(request, stated)}"
             )
-        ranks = int(str(stated["ep"].value)) if "ep" in stated else 1
-        if ranks > NODE and "dispatcher" not in stated:
-            near = "hybridep" if "nvl72" in str(request.machine) else "deepep"
-            said = f"dispatcher {near}, not stated, as a search has it: --dispatcher NAME is another"
-            run = replace(run, columns={**stated, "dispatcher": Stated(near, 0)}, assumed=(said,))
 
     def samples(machine: Machine, notes: _Notes) -> tuple[list[Sample], str]:
-        notes.assumed.extend(run.assumed)
-        case, name = run.case(machine), "the stated step" if request.from_command is None else Path(run.path).name
+        told, name = run, Path(run.path).name
+        if request.from_command is None:
+            told, name = _with_dispatcher(run, machine), "the stated step"
+        notes.assumed.extend(told.assumed)
+        case = told.case(machine)
         # A script without interleaving has none.
         unstated = [one for one in case.row.unstated if one != "vpp" or request.from_command is None]
         row = replace(case.row, step_s=request.step_s, unstated=tuple(unstated))
@@ -251,6 +249,16 @@ def _told(request: EvidenceRequest) -> _Found:
 
     gpu = run.columns.get("gpu")
     return _Found(samples, "rows", nearest=frozenset() if gpu is None else frozenset([profile_of(Place(gpu.value))]))
+
+
+def _with_dispatcher(run: CommandRun, machine: Machine) -> CommandRun:
+    """The run with the dispatcher that a search would have, where none is stated and experts are on several nodes."""
+    ranks = int(str(run.columns["ep"].value)) if "ep" in run.columns else 1
+    if ranks <= NODE or "dispatcher" in run.columns:
+        return run
+    name = find_framework(run.software).dispatcher_over(ranks, machine.tiers[0].ranks)
+    said = f"dispatcher {name}, as in a search; --dispatcher names another"
+    return replace(run, columns={**run.columns, "dispatcher": Stated(name, 0)}, assumed=(said,))
 
 
 def _best_command(request: EvidenceRequest, stated: Mapping[str, Stated]) -> str:

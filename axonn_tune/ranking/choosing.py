@@ -62,8 +62,8 @@ _FEW, _FIRST = 64, 3
 _SEEN = 256
 """Candidates that are tried in another number format to know what it reaches."""
 _MOST_MOVED = 64
-"""Rows of each number format beyond the first grids whose stages are balanced by time: more than searches of the models
-at hand need."""
+"""Rows of each number format beyond the first grids whose stages are balanced by time: more than searches of shipped
+models need."""
 LARGEST_COUNT = 2**40
 """Counts from here on do not fit the columns, whose arithmetic must stay exact."""
 
@@ -81,7 +81,7 @@ def search(problem: Problem, *, variants: bool = False, exact: int = DEFAULT_TOP
     require_searchable(candidates)
     programs = Programs(problem.by_dispatcher[0])
     exchanges = _exchanges(problem, grids, shapes := without_larger(shapes, programs), programs)
-    if problem.overlaps_some:
+    if problem.compares_expert_overlap:
         # Gathers of weights over z share buffers, which passes beside each other would both have.
         experts = (grids.column("expert") > 1) & (grids.column("z") == 1)
         exchanges += [one.merging(experts) for one in exchanges if one.dispatcher != "allgather"]
@@ -100,7 +100,7 @@ def search(problem: Problem, *, variants: bool = False, exact: int = DEFAULT_TOP
         columns = tried.with_more(columns, shapes, fit_others(shapes, programs, fittings, among))
     columns = _refined(columns, shapes, problem, count=exact, variants=variants)
     each = [(tried, uneven)] if len(uneven) else []
-    each += [(tried.merging(), uneven)] if tried.bounds and problem.overlaps_some else []
+    each += [(tried.merging(), uneven)] if tried.bounds and problem.compares_expert_overlap else []
     base = shapes
     for one, cut in each:
         promising = one.may_be_cut(columns, shapes, fittings)[: len(base)]
@@ -278,7 +278,7 @@ class _Tried:
         for kind, rows in among.items():
             rows = np.concatenate((np.arange(len(whole)), len(whole) + rows))
             among[kind] = rows if own[0].programs[kind].merges else rows[:0]
-        return replace(whole.with_more(cut), problem=shapes.problem.overlapping), among
+        return replace(whole.with_more(cut), problem=shapes.problem.with_expert_overlap), among
 
     def _least_own_s(self, shapes: Shapes, kind: Variant, rows: Integers, *, cut: bool = False) -> Floats:
         """Least step of some shapes with any of the exchanges, s; cut: with stages cut into any number of chunks."""
@@ -466,7 +466,7 @@ class _Exchange:
 
     def merging(self, experts: NDArray[np.bool_]) -> _Exchange:
         """The same with expert overlap; experts: grids with expert parallelism."""
-        problem, grids = self.problem.overlapping, experts if self.grids is None else experts & self.grids
+        problem, grids = self.problem.with_expert_overlap, experts if self.grids is None else experts & self.grids
         return replace(self, problem=problem, grids=grids, programs=Programs(problem), merged=True)
 
     @property

@@ -66,11 +66,12 @@ def sizes_of(priced: Detail) -> dict[str, int]:
 
 
 def by_axis(priced: Detail) -> dict[str, tuple[float, float]]:
-    """Communication of a step by axis: all of it and the exposed part, s."""
-    found: dict[str, tuple[float, float]] = {}
+    """Communication of a step by axis: all of it, and what is exposed on the stage that computes longest, s."""
+    found = {term.axis: (0.0, 0.0) for term in (*priced.terms, *priced.awaited)}
     for term in priced.terms:
-        seconds, exposed_s = found.get(term.axis, (0.0, 0.0))
-        found[term.axis] = (seconds + term.seconds, exposed_s + term.exposed_s)
+        found[term.axis] = found[term.axis][0] + term.seconds, 0.0
+    for term in priced.awaited:
+        found[term.axis] = found[term.axis][0], found[term.axis][1] + term.exposed_s
     return found
 
 

@@ -84,7 +84,7 @@ def load_inputs(request: Request) -> Inputs:
         tokens_total=request.tokens_total,
     )
     _check(problem)
-    return Inputs(replace(problem, overlaps_some=_overlaps_some(problem)), model, machine)
+    return Inputs(replace(problem, compares_expert_overlap=_compares_expert_overlap(problem)), model, machine)
 
 
 def parse_order(order: str | Sequence[str], framework: Framework = AXONN_TUNE) -> tuple[str, ...]:
@@ -214,13 +214,15 @@ def _check_routing(step: StepOptions) -> None:
             )
 
 
-def _overlaps_some(problem: Problem) -> bool:
-    """Whether the search compares layouts with expert overlap: where they can have it and nobody says whether."""
+def _compares_expert_overlap(problem: Problem) -> bool:
+    """Whether the search compares layouts with expert overlap: by steps, where they can have it and nobody says
+    whether."""
     step, asked = problem.framework.step, problem.request.expert_overlap
-    if asked is not None or step.expert_overlap or step.shared_expert_overlap or problem.whole:
+    given = asked is not None or step.expert_overlap or step.shared_expert_overlap or problem.fully_pinned
+    if given or problem.rank_by != "iteration":
         return False
     try:
-        check_expert_overlap(problem.overlapping)
+        check_expert_overlap(problem.with_expert_overlap)
     except UsageError:
         return False
     return True

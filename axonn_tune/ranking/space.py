@@ -69,14 +69,14 @@ class Problem(Job):
 
     request: its pins restrict the layouts. rank_by, pipeline: the criterion, and whether pipeline stages are part of
     the search, as decided where the request leaves them to the framework, or another search is made of the same.
-    overlaps_some: whether layouts with expert overlap are compared with those without.
+    compares_expert_overlap: whether layouts with expert overlap are compared with those without.
     """
 
     gpus: int
     request: Request = NO_REQUEST
     rank_by: RankBy = "communication"
     pipeline: bool = False
-    overlaps_some: bool = False
+    compares_expert_overlap: bool = False
 
     @cached_property
     def variants(self) -> tuple[Variant, ...]:
@@ -152,10 +152,10 @@ class Problem(Job):
         """
         schedule, searched = self.framework.schedule, self.pipeline and self.rank_by == "iteration"
         free = schedule.layouts and schedule.uneven and not schedule.equal_chunks
-        return searched and free and self.parts is None and not self.whole
+        return searched and free and self.parts is None and not self.fully_pinned
 
     @property
-    def whole(self) -> bool:
+    def fully_pinned(self) -> bool:
         """Whether all axes are pinned: one run's layout, of which only what is asked for differs from the default."""
         return {*self.framework.axes} <= {*self.request.axes}
 
@@ -193,7 +193,7 @@ class Problem(Job):
         return tuple(replace(self, framework=self.framework.with_step(dispatcher=name)) for name in names)
 
     @property
-    def overlapping(self) -> Problem:
+    def with_expert_overlap(self) -> Problem:
         """The problem with expert overlap."""
         return replace(self, framework=self.framework.with_step(expert_overlap=True))
 

@@ -175,7 +175,7 @@ def detailed(config: Json, inputs: Inputs) -> ConfigurationDetail | None:
         framework = problem.framework.with_step(context_exchange=name, context_inside=int(count or 1))
         problem = replace(problem, framework=framework)
     if config.get("expert_overlap"):
-        problem = problem.overlapping
+        problem = problem.with_expert_overlap
     return ConfigurationDetail(config, inputs, price(problem, settled))
 
 

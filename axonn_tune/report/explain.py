@@ -127,7 +127,7 @@ def sections(priced: Detail, *, terms: bool = False) -> list[ExplainSection]:
     masked = "TFLOP/s of attention count the masked half of the scores, as MFU does here; causal kernels skip it."
     if priced.job.workload.format:
         precision = priced.job.workload.precision
-        masked += f" Of peak: {precision}'s of GEMMs in it and of all, BF16's of attention and GEMMs in BF16."
+        masked += f" Of peak: of {precision} for its GEMMs and the total, of BF16 for attention and GEMMs in BF16."
     reserved = (
         f"Usable: {accelerator.memory_gib:g} GiB less {accelerator.reserved_memory_gib:g} GiB reserved for "
         "the driver's context, communicators and fragmentation (accelerator.reserved_memory_gib)."
@@ -268,6 +268,8 @@ def _of_which_stage(priced: Detail) -> list[str]:
     """Whose collectives a pipeline's table lists, since the step waits for those of another stage."""
     if not priced.stages:
         return []
+    if priced.stage == priced.busiest:
+        return [f"Collectives of stage {priced.stage}, which communicates most and computes longest."]
     return [
         f"Collectives of stage {priced.stage}, which communicates most; exposed communication of the step, "
         f"{show_seconds(priced.exposed_communication_s)}, is that of {_busiest(priced)}."
@@ -349,7 +351,8 @@ def _every_gemm(priced: Detail) -> ExplainSection:
         f"One call of a GEMM takes launch + the longer of 2·m·n·(k + ramp) / rate, m, n rounded up to {rates.tile:g}, "
         f"and the bytes of its operands and output / {rates.memory_bytes_per_s / GB:,.0f} GB/s; several groups, in one "
         f"launch, as many times that. Launch {launch}, of attention {attention}, whose time is launch + FLOPs / rate; "
-        f"ramp {ramp}. Rate: that of a large one, peak × efficiency; of attention with the masked half."
+        f"ramp {ramp}. Rate: that of a large one, peak × efficiency; of attention with the "
+        "masked half, which kernels leave out, so that it may be above 100% of peak."
     )
     return ExplainSection("GEMMs and attention per rank and step", columns=_GEMM_COLUMNS, rows=rows, notes=[said])
 
@@ -568,7 +571,7 @@ def step_facts(priced: Detail) -> list[tuple[str, str]]:
         return f"{show_seconds(seconds)} ({seconds / whole_s:.0%})" if seconds else ""
 
     kind = accelerator.sources["contention"].kind if "contention" in accelerator.sources else "assumed"
-    longest = max(priced.terms, key=lambda term: term.exposed_s, default=None)
+    longest = max(priced.awaited, key=lambda term: term.exposed_s, default=None)
     repeated = ", ".join(
         dict.fromkeys(_REPEATED.get(name, name) for name in job.framework.step.repeated_layers(priced.recompute))
     )

@@ -153,8 +153,8 @@ def _assumed(found: Diagnosis) -> Iterator[str]:
     yield f"Assumed: {cells}, not stated by the file.{instead} Add the columns, or pass them, as in --fact {fact}."
     if any((one.column, one.taken) == ("routing", "forced") for one in found.assumed):
         yield (
-            "Measured rows are taken to have forced load balancing; a search assumes natural routing, an imbalance of "
-            f"{NATURAL_IMBALANCE:g}: --routing natural."
+            "Measured rows are assumed to have forced load balancing, a search natural routing (an imbalance of "
+            f"{NATURAL_IMBALANCE:g}): --routing natural prices it here, too."
         )
 
 

@@ -155,7 +155,7 @@ def later_words(rows: Sequence[Json]) -> str:
     """How rows of a ranking by steps that are not in the order of exact steps are ordered; empty if none shows it."""
     steps_s = [row["iteration_s"] for row in rows if row["feasible"] and (row["rank"] or 0) > DEFAULT_TOP]
     unordered = any(one_s > next_s for one_s, next_s in pairwise(steps_s))
-    return f"Ranks after #{DEFAULT_TOP} are in the order of lower bounds of their steps." if unordered else ""
+    return f"Layouts after #{DEFAULT_TOP} are sorted by a lower bound of their steps." if unordered else ""
 
 
 def _narrowed(table: Table, said: Sequence[str], *, rank_by: RankBy, width: int) -> Table:
@@ -501,7 +501,7 @@ _COLUMNS = (
     words(
         "expert_overlap",
         "EP overlap",
-        "Whether dispatch and combine run behind computation of another micro-batch.",
+        "Whether dispatch and combine overlap with computation of another micro-batch.",
         title="EP over\u00adlap",
     ),
     Column(
@@ -825,8 +825,8 @@ def domains_remark(problem: Problem) -> str:
         if sized and inner.ranks and not any(outer.name in key and "bandwidth" in key for key in keys):
             return (
                 f"The {inner.ranks:,} ranks of a domain of {inner.name} share {outer.bandwidth_gb_per_s:g} GB/s of "
-                f"{outer.name}, {outer.bandwidth_gb_per_s / inner.ranks:.3g} GB/s each: with more links give --set "
-                f"machine.tiers.{outer.name}.bandwidth_gb_per_s, too."
+                f"{outer.name}, {outer.bandwidth_gb_per_s / inner.ranks:.3g} GB/s each. If a larger domain has more "
+                f"links, set machine.tiers.{outer.name}.bandwidth_gb_per_s, too."
             )
     return ""
 
@@ -875,7 +875,7 @@ def formats_remarks(ranked: Priced) -> list[str]:
             f"{'less' if saved_bytes >= 0 else 'more'} (#{place + 1}){', within model error' * (one.tie and base.tie)}."
         )
     place, _ = min(others_best, key=lambda one: one[1][1].iteration_s)[1]
-    said.append("MFU is of the peak of a row's own format: tokens/s/GPU compares rows of several.")
+    said.append("MFU is relative to the peak of each row's own format: compare formats by tokens/s/GPU.")
     return [*said, f"#{place + 1}: {format_words(ranked.detail(place))}"]
 
 
@@ -903,7 +903,7 @@ def expert_overlap_words(priced: Detail) -> str:
     apart = price(replace(priced.job, framework=priced.job.framework.with_step(expert_overlap=False)), priced.layout)
     more_bytes = priced.memory_bytes - apart.memory_bytes
     return (
-        f"dispatch and combine run behind computation of another micro-batch (--expert-overlap): "
+        f"dispatch and combine overlap with computation of another micro-batch (--expert-overlap): "
         f"{show_seconds(priced.iteration_s)} a step, {show_seconds(apart.iteration_s)} without"
         f"{f', for {show_bytes(more_bytes)} more memory' if more_bytes else ''}."
     )
@@ -911,7 +911,7 @@ def expert_overlap_words(priced: Detail) -> str:
 
 def expert_overlap_remark(ranked: Priced) -> str:
     """The same of the first layout, where the search chose it."""
-    said = expert_overlap_words(ranked.detail(0)) if ranked.problem.overlaps_some and len(ranked) else ""
+    said = expert_overlap_words(ranked.detail(0)) if ranked.problem.compares_expert_overlap and len(ranked) else ""
     return f"#1: {said} --no-expert-overlap leaves it out." if said else ""
 
 

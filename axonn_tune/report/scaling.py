@@ -491,7 +491,7 @@ def comparison_tables(comparison: Comparison, *, wide: bool = False, remarks: bo
         "endless": replace(_ENDLESS, title="unlim.\nmem.", show=shown),
     }
     said = (
-        "What each step consists of, in s, with pipeline stages on the one that computes longest; unlim. mem.: the "
+        "What each step consists of, in s; with pipeline stages, of the one that computes longest. unlim. mem.: the "
         "best step if memory did not limit."
     )
     notes = comparison_remarks(comparison) if remarks else []

@@ -212,6 +212,30 @@ def test_a_search_has_the_better_of_layouts_with_overlap_and_without(
     assert any(overlap for _, overlap in first)
 
 
+@pytest.mark.parametrize(
+    ("given", "compared"),
+    [
+        ({}, True),
+        ({"recompute": "full"}, False),
+        ({"expert": 1}, False),
+        ({"expert_overlap": True}, False),
+        ({"expert_overlap": False}, False),
+        ({"framework": "torchtitan"}, False),
+        ({"pipeline": 4, "chunks": 1}, False),
+        ({"set": {"step.shared_expert_overlap": True}}, False),
+        ({"x": 1, "z": 1, "pipeline": 1, "context": 1, "expert": 16, "expert_tensor": 1, "data": 16}, False),
+        ({"rank_by": "communication"}, False),
+    ],
+)
+def test_overlap_is_compared_where_nobody_says_whether(given: dict[str, Any], *, compared: bool) -> None:
+    """Not where it is asked for or pinned away, or cannot be; nor of one run's layout, whose axes are all given."""
+    asked: dict[str, Any] = {"framework": "megatron-core"} | given
+    problem = load_inputs(Request("qwen3-30b-a3b", gpus=16, machine="dgx-h200", batch=128, **asked)).problem
+    assert problem.compares_expert_overlap == compared
+    if problem.fully_pinned:
+        assert not search(problem)[0].expert_overlap
+
+
 def test_a_layout_with_overlap_is_asked_for_again_by_its_options(tmp_path: Path) -> None:
     """What a ranking chose is priced alike from its commands and its documents, and written as the framework's
     argument; the ranking says what it saves."""
@@ -219,7 +243,9 @@ def test_a_layout_with_overlap_is_asked_for_again_by_its_options(tmp_path: Path)
     document = json.loads(good(f"{words} --format json").out)
     first = document["configs"][0]
     assert first["expert_overlap"] is True
-    assert any("#1: dispatch and combine run behind" in said and " s a step, " in said for said in document["remarks"])
+    assert any(
+        "#1: dispatch and combine overlap with" in said and " s a step, " in said for said in document["remarks"]
+    )
     inputs = inputs_of(document, source="a ranking")
     again = detailed(first, inputs)
     assert again is not None

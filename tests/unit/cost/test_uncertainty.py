@@ -151,6 +151,7 @@ def test_ties_by_communication_hold_for_steps_too(has_learned: bool) -> None:
     """Guards ties: grids whose communication could be the same, but not their steps, are none."""
     machine = learned(0.02, 1.0, of_layout=0.01) if has_learned else load_machine("perlmutter").document
     wide = machine.model_copy(update={"uncertainty": machine.uncertainty.model_copy(update={"communication": 0.3})})
+    # On 16 GPUs none is a tie by either: sends of stages of one or two GPUs leave nodes of four alike.
     found = ranked("5b", wide, gpus=32, batch=128, rank_by="communication")
     entries = [found[place] for place in range(found.ties + 1)]
     alone = found._alike_as_learned if has_learned else found._alike
