@@ -55,7 +55,7 @@ def test_factorizations_over_any_number_of_axes(number: int, axes: int) -> None:
         ((0,), {}, "x=0"),
         ((1, 1, 1, 1, 1, -2), {}, "pipeline=-2"),
         ((), {"experts": 2}, "no axis is called experts"),
-        ((2,) * 9, {}, "9 sizes for 8 axes"),
+        ((2,) * 10, {}, "10 sizes for 9 axes"),
         ((2,), {"x": 4}, "given twice: x"),
         ((2, 1, 1, 1, 1, 2), {}, "order must name each of x, y, z, data, pipeline"),
         ((2,), {"order": ("y", "z", "data")}, "order must name"),
