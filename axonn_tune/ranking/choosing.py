@@ -100,7 +100,7 @@ def search(problem: Problem, *, variants: bool = False, exact: int = DEFAULT_TOP
         columns = tried.with_more(columns, shapes, fit_others(shapes, programs, fittings, among))
     columns = _refined(columns, shapes, problem, count=exact, variants=variants)
     each = [(tried, uneven)] if len(uneven) else []
-    each += [(tried.merging(), uneven)] if tried.bounds and problem.compares_expert_overlap else []
+    each += [(replace(tried, merges=True), uneven)] if tried.bounds and problem.compares_expert_overlap else []
     base = shapes
     for one, cut in each:
         promising = one.may_be_cut(columns, shapes, fittings)[: len(base)]
@@ -147,10 +147,6 @@ class _Tried:
     def own(self) -> list[_Exchange]:
         """The exchanges without expert overlap, or those with it."""
         return [one for one in self.exchanges if one.merged == self.merges]
-
-    def merging(self) -> _Tried:
-        """The same with expert overlap."""
-        return replace(self, merges=True)
 
     @property
     def ranks_steps(self) -> bool:
