@@ -397,7 +397,7 @@ def dimensions(
         + _replicated(model, stage, options, table=table, position=position) * (shards - 1.0)
         + _looked_up(model, counts, stage, table=table, arithmetic=arithmetic),
         "vectors": _vectors(model, counts, stage, x=x, y=y, own=options.kernels != "ideal"),
-        **({"head_norms": _sum(_head_norms(model, counts))} if options.kernels != "ideal" else {}),
+        **({"head_norms": _head_norms(model, counts)} if options.kernels != "ideal" else {}),
         **({"scattered": arithmetic.smaller(axes["z"] - 1.0, 1.0)} if options.kernels != "ideal" else {}),
         **_softmax_bytes(model, workload, axes, arithmetic=arithmetic),
         "shared": arithmetic.smaller(y - 1.0, 1.0),
@@ -419,10 +419,11 @@ def _matrices(layer: Layer, *, x: Value, y: Value) -> Value:
 
 
 def _expert_weights(layer: Layer, axes: Mapping[str, Value], options: StepOptions) -> Value:
-    """Elements of the routed experts of a block that one rank multiplies with."""
+    """Elements of the routed experts of a block that one rank multiplies with, or adds: their biases."""
     assert layer.experts is not None, "asked before"
     split = axes["expert_tensor"] if options.sequence_parallel else axes["x"]
-    found: Value = float(layer.expert_weights) * (float(layer.experts.count) / axes["expert"]) / (split * axes["y"])
+    whole = float(layer.expert_weights + layer.expert_biases)
+    found: Value = whole * (float(layer.experts.count) / axes["expert"]) / (split * axes["y"])
     return found
 
 
@@ -451,44 +452,19 @@ def _sum(values: Sequence[Value]) -> Value:
 
 
 def _vectors(model: Model, counts: Sequence[Value], stage: Stage, *, x: Value, y: Value, own: bool) -> Value:
-    """Elements of a rank's norms and biases; own: of the bundled runtime, with norms of heads and biases of routers."""
-    hidden, norm = float(model.hidden), 1.0 if model.family == "llama" else 2.0
-    biases, found, latents = 1.0 if model.biases else 0.0, list[Value](), list[Value]()
+    """Elements of a rank's norms, biases and sinks; own: of the bundled runtime, which has biases of scores there."""
+    found = list[Value]()
     for layer, count in zip(model.types, counts, strict=True):
-        computes = layer.ffn > 0 or layer.experts is not None
-        norms = float(layer.attention) + float(computes) + 3.0 * float(layer.predicts)
-        mlp, mixer = float(layer.ffn > 0), 0.0
-        if (mamba := layer.mamba) is not None:
-            # The convolution with its bias, three vectors of the scan, and its norm.
-            norms += 1.0
-            mixer = float(mamba.conv_width * (mamba.conv + 1) + mamba.heads * (3 + mamba.head_dim))
-        found.append(
-            count
-            * (
-                norms * norm * hidden / y
-                + mixer / x
-                + biases
-                * (
-                    float(layer.qkv_width) / x
-                    + float(layer.attention) * hidden / y
-                    + float(layer.up_width) / x
-                    + mlp * hidden / y
-                )
-            )
-        )
-        if layer.latent is not None:
-            latents.append(count * (norm * float((layer.latent.query_rank or 0) + layer.latent.kv_rank)))
-        if own and layer.experts is not None and layer.experts.score_bias:
-            latents.append(count * float(layer.experts.count))
-    latents += _head_norms(model, counts) if own else []
-    return _sum([*found, *latents]) + (norm * hidden / y if stage.last else 0.0 * y)
+        over_y, over_x, whole = map(float, layer.split_vectors)
+        scores = float(layer.experts.count) if own and layer.experts and layer.experts.score_bias else 0.0
+        found.append(count * (over_y / y + over_x / x + (whole + scores)))
+    norm = float(model.hidden) * (1.0 if model.family == "llama" else 2.0)
+    return _sum(found) + (norm / y if stage.last else 0.0 * y)
 
 
-def _head_norms(model: Model, counts: Sequence[Value]) -> list[Value]:
-    """Elements of norms of queries and keys, of each layer type."""
-    return [
-        count * float(layer.qk_norms * 2 * layer.head_dim) for layer, count in zip(model.types, counts, strict=True)
-    ]
+def _head_norms(model: Model, counts: Sequence[Value]) -> Value:
+    """Elements of norms of queries and keys."""
+    return _sum([count * float(layer.head_norms) for layer, count in zip(model.types, counts, strict=True)])
 
 
 def _tables(model: Model, stage: Stage) -> float:

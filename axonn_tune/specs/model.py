@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import groupby
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
 from pydantic import (
     Field,
@@ -288,20 +288,49 @@ class Layer:
         return self._vectors(self.experts.per_token if self.experts else 0)
 
     def _vectors(self, routed: int) -> int:
+        found = self.split_vectors
+        return found.over_y + found.over_x + found.whole + routed * self.expert_biases
+
+    @property
+    def expert_biases(self) -> int:
+        """Elements of one routed expert's biases."""
+        experts = self.experts
+        if experts is None:
+            return 0
+        return self.biases * (self.ups * experts.width + (experts.latent_width or self.hidden))
+
+    @property
+    def head_norms(self) -> int:
+        """Elements of norms of queries and keys."""
+        return self.qk_norms * 2 * self.head_dim * (1 if self.rms else 2)
+
+    @property
+    def split_vectors(self) -> SplitVectors:
+        """Elements of its vectors but those of routed experts, by the axis that splits them."""
         h, norm, mlp, experts = self.hidden, 1 if self.rms else 2, self.ffn > 0, self.experts
+        shared = experts.shared_width if experts is not None else 0
         norms = self.attention + (self.mamba is not None) + (mlp or experts is not None) + 3 * self.predicts
-        total = norm * h * norms
+        over_x = self.sinks * self.heads
         if (mamba := self.mamba) is not None:
             # The convolution with its bias, three vectors of the scan, and its norm.
-            total += mamba.conv_width * (mamba.conv + 1) + mamba.heads * (3 + mamba.head_dim)
-        total += self.sinks * self.heads + self.qk_norms * 2 * self.head_dim * norm
+            over_x += mamba.conv_width * (mamba.conv + 1) + mamba.heads * (3 + mamba.head_dim)
+        whole = self.head_norms
         if self.latent is not None:
-            total += norm * ((self.latent.query_rank or 0) + self.latent.kv_rank)
-        biased = self.attention * (self.qkv_width + h) + mlp * (self.up_width + h)
-        if experts is not None:
-            biased += experts.count + routed * (self.ups * experts.width + (experts.latent_width or h))
-            biased += (experts.shared_width > 0) * (self.ups * experts.shared_width + h)
-        return total + self.biases * biased
+            whole += norm * ((self.latent.query_rank or 0) + self.latent.kv_rank)
+        biased = self.attention * self.qkv_width + mlp * self.up_width + self.ups * shared
+        return SplitVectors(
+            over_y=norm * h * norms + self.biases * h * (self.attention + mlp + (shared > 0)),
+            over_x=over_x + self.biases * biased,
+            whole=whole + self.biases * (experts.count if experts is not None else 0),
+        )
+
+
+class SplitVectors(NamedTuple):
+    """Elements of norms, biases and attention sinks that y splits, that x splits, and that each rank has whole."""
+
+    over_y: int
+    over_x: int
+    whole: int
 
 
 class ModelDefaults(Document):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from axonn_tune.frameworks import find_framework, registry
@@ -11,11 +13,13 @@ from axonn_tune.program.dimensions import symbol_values
 from axonn_tune.program.memory import persistent_items, price_memory, saved_arrays
 from axonn_tune.program.operations import PLAIN, Kernel
 from axonn_tune.program.step import StepProgram, build_step
+from axonn_tune.specs.catalog import available, load_model
 from axonn_tune.specs.workload import Recompute, Workload
 from tests.unit.small import small_model
 
 MODEL = small_model(layers=4, hidden=256, heads=8, kv_heads=8, head_dim=32, ffn=1024)
 HIDDEN, HEADS, LENGTH, MICRO_BATCH = 256, 8, 128, 2
+_UNPADDED = replace(find_framework("megatron-core").step, vocabulary_multiple=1)
 
 
 def program_of(framework: Framework, recompute: Recompute = "none", *, sharded: bool = False) -> StepProgram:
@@ -210,3 +214,21 @@ def test_layers_are_resharded_as_the_framework_says(reshard: str, room_bytes: fl
     assert found.kept_layers == kept
     names = [name for name, _ in found.items]
     assert ("gathered weights of whole blocks" in names) == bool(kept)
+
+
+@pytest.mark.parametrize("name", available("model"))
+def test_one_rank_holds_the_parameters_of_the_model_to_the_element(name: str) -> None:
+    """Guards two laws of one count: matrices, experts with their biases, norms, biases and sinks of the step's
+    dimensions on one rank are the model's own parameters, and four ranks of experts hold a quarter of them."""
+    model = load_model(name).document
+    workload = Workload(global_batch=4, sequence_length=128)
+
+    def held(expert: int) -> dict[str, float]:
+        grid = Grid(data=expert, expert=expert, order=("x", "y", "context", "z", "data", "pipeline"))
+        found = symbol_values(model, workload, grid, micro_batch=1, options=_UNPADDED)
+        return {kind: found.get(kind, 0.0) for kind in ("parameters", "expert_parameters", "vectors")}
+
+    alone = held(1)
+    assert sum(alone.values()) == model.parameters
+    if model.has_experts:
+        assert held(4) == alone | {"expert_parameters": alone["expert_parameters"] / 4}
