@@ -208,8 +208,8 @@ class CompareResult(ReportedResult):
     said: tuple[str, ...] = ()
 
     @property
-    def baseline(self) -> Contender:
-        """What the others are compared with: the framework that was named, or the first."""
+    def baseline(self) -> Contender | None:
+        """What the others are compared with: the framework that was named, or the first; None if all stand apart."""
         return self.comparison.baseline
 
     @property

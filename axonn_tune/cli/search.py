@@ -360,9 +360,10 @@ def compare_command(
     Megatron-Core, torchtitan, DeepSpeed, FSDP (ZeRO-3), HSDP, data parallelism, Megatron-AxoNN and AxoNN each run their
     fastest layout that fits into memory, by the numbers of their own software, or on kernels of one quality
     (--same-kernels). The first table has the layouts, the second what each step is spent on. --framework names the
-    baseline, and adds it if it is another; else the first is it. --recompute, --micro-batch and --no-overlap hold for
-    all; axes, rank order and --kept-layers for 4D, or for the framework named. The paper's measurements used full
-    activation recomputation: --recompute full.
+    baseline, and adds it if it is another; else the first is it. Software that was not measured on several GPUs, such
+    as the bundled runtime, stands apart, as neither the best nor the baseline. --recompute, --micro-batch, --imbalance
+    and --no-overlap hold for all; axes, rank order and --kept-layers for 4D, or for the framework named. The paper's
+    measurements used full activation recomputation: --recompute full.
 
     \b
     Examples:

@@ -207,6 +207,7 @@ DEEPSPEED = Framework(
     title="DeepSpeed ZeRO",
     axes=("x", "z", "data", "pipeline"),
     source="deepspeed 0.19.8, runtime/zero",
+    measured_on="arXiv 2104.04473, table 2: ZeRO-3 on 640 to 2,240 A100",
     step=_STEP,
     schedule=PipelineSchedule(interleaved=False, uneven=True, layouts=False),
     software="unknown",

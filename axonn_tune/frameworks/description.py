@@ -299,14 +299,15 @@ FUSED = Software()
 class Framework:
     """A training framework.
 
-    name: what `--framework` takes. axes: those it has, in the rank order from the inside that it starts with; permuted:
-    the search may reorder the paper's four. ranked_by: default ranking criterion; where that is communication, pipeline
-    stages are searched on demand. software: whose numbers in the file of fitted numbers it uses, "" for ideal kernels;
-    the half-widths of its intervals go by the same name. hopper_attention: attention uses what Hopper adds. refused:
-    combinations it cannot run. expert_axes: of experts, those it has; expert_software: whose
-    numbers it uses for models with them; tensor_without_expert: x splits experts where
-    there is no expert parallelism, and only there. keeps_layers: layers can be told not to reshard after forward, all
-    of them or some.
+    name: what `--framework` takes. measured_on: where steps of it on several GPUs were measured, and by whom; "" where
+    none was: its predictions are compared with nothing then, and stand apart. axes: those it has, in the rank order
+    from the inside that it starts with; permuted: the search may reorder the paper's four. ranked_by: default ranking
+    criterion; where that is communication, pipeline stages are searched on demand. software: whose numbers in the file
+    of fitted numbers it uses, "" for ideal kernels; the half-widths of its intervals go by the same name.
+    hopper_attention: attention uses what Hopper adds. refused: combinations it cannot run. expert_axes: of experts,
+    those it has; expert_software: whose numbers it uses for models with them; tensor_without_expert: x splits experts
+    where there is no expert parallelism, and only there. keeps_layers: layers can be told not to reshard after forward,
+    all of them or some.
     recompute_modules: those that a recompute set can name; recompute_some: whether a set can be on the first layers of
     each chunk alone: no, whole blocks, or any set. formats: number formats below 16 bits that it is priced in;
     older_formats: those of them that only releases before the one of its commands have;
@@ -327,6 +328,7 @@ class Framework:
     title: str
     axes: tuple[str, ...]
     source: str
+    measured_on: str = ""
     step: StepOptions = StepOptions()
     schedule: PipelineSchedule = PipelineSchedule()
     software: str = ""

@@ -18,6 +18,7 @@ MEGATRON_2021 = Framework(
     title="Megatron-LM (2021)",
     axes=("x", "data", "pipeline"),
     source="arXiv 2104.04473",
+    measured_on="arXiv 2104.04473, table 1: 32 to 3,072 A100",
     step=StepOptions(
         reshard="always",
         whole_rows=False,
@@ -44,6 +45,7 @@ MEGATRON_2022 = replace(
     name="megatron-2022",
     title="Megatron-LM (2022)",
     source="arXiv 2205.05198",
+    measured_on="arXiv 2205.05198, table 5: 8 to 512 A100",
 )
 
 DEEPSPEED_COUNT = FlopCount(
@@ -61,6 +63,7 @@ MEGATRON_DEEPSPEED = replace(
     name="megatron-deepspeed",
     title="Megatron-DeepSpeed",
     source="microsoft/Megatron-DeepSpeed as vTrain ran it (arXiv 2312.12391): gradients reduced in FP16",
+    measured_on="arXiv 2312.12391: 8 to 512 A100",
     schedule=PipelineSchedule(interleaved=False, overlapped_interleaved=False),
     software="megatron-deepspeed",
     logged=DEEPSPEED_COUNT,

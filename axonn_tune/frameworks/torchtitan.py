@@ -505,6 +505,7 @@ TORCHTITAN = Framework(
     title="torchtitan",
     axes=("x", "context", "z", "data", "pipeline"),
     source="torchtitan 0.3.0",
+    measured_on="steps of pytorch/torchtitan on 8 to 128 H100",
     step=replace(
         STEP,
         sequence_parallel=True,

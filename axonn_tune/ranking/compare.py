@@ -19,7 +19,7 @@ from axonn_tune.grid import Grid, split_axes
 from axonn_tune.job import Layout
 from axonn_tune.program.memory import memory_limit_bytes
 from axonn_tune.ranking.choosing import search
-from axonn_tune.ranking.inputs import unpriced_experts
+from axonn_tune.ranking.inputs import compares_expert_overlap, unpriced_experts
 from axonn_tune.ranking.nearest import nearest_change
 from axonn_tune.ranking.priced import Priced
 from axonn_tune.ranking.space import Problem
@@ -115,7 +115,10 @@ def limits(priced: Detail) -> tuple[tuple[str, float], ...]:
 
 @dataclass(frozen=True)
 class Contender:
-    """One strategy: its best layout that fits, or why none does; and its best with unlimited memory."""
+    """One strategy: its best layout that fits, or why none does; and its best with unlimited memory.
+
+    measured: its framework's steps were measured on several GPUs, if there are several; else it stands apart.
+    """
 
     key: str
     name: str
@@ -123,6 +126,7 @@ class Contender:
     prediction: Detail | None
     infeasible: str = ""
     unlimited_memory: Detail | None = None
+    measured: bool = True
 
 
 @dataclass(frozen=True)
@@ -149,9 +153,8 @@ class Claim:
 
 @dataclass(frozen=True)
 class Comparison:
-    """All contenders, the shortest step first; the gain of overlap in 4D; what the paper claims of this case.
-
-    same_kernels: all have ideal kernels, in place of those of their software.
+    """All contenders, the shortest step first and those not measured on several GPUs last, which stand apart: none of
+    them is the baseline or the best. The gain of overlap in 4D; what the paper claims of this case.
     """
 
     problem: Problem
@@ -171,17 +174,28 @@ class Comparison:
         return self.problem.request.same_kernels
 
     @property
-    def baseline(self) -> Contender:
-        """What the others are compared with: the run in question, else the framework that was named, else the first."""
+    def ranked(self) -> tuple[Contender, ...]:
+        """Those that fit and do not stand apart, the shortest step first."""
+        return tuple(each for each in self.contenders if each.prediction and each.measured)
+
+    @property
+    def apart(self) -> tuple[Contender, ...]:
+        """Those that fit and were not measured on several GPUs."""
+        return tuple(each for each in self.contenders if each.prediction and not each.measured)
+
+    @property
+    def baseline(self) -> Contender | None:
+        """What the others are compared with: the run in question, else the framework that was named, else the first.
+
+        None if all that fit stand apart.
+        """
         named = self.problem.framework.name if self.problem.request.framework is not None else ""
-        feasible = [each for each in self.contenders if each.prediction]
-        asked = [each for each in feasible if each.key == YOURS] or [each for each in feasible if each.key == named]
-        return (asked or feasible)[0]
+        asked = (each for key in (YOURS, named) for each in self.ranked if each.key == key)
+        return next(asked, next(iter(self.ranked), None))
 
     def over_baseline(self, contender: Contender) -> float | None:
-        """Step time over that of the baseline, less 1."""
-        base, own = self.baseline.prediction, contender.prediction
-        return None if base is None or own is None else own.iteration_s / base.iteration_s - 1.0
+        """Step time over that of the baseline, less 1; None for what stands apart."""
+        return _over(contender, self.baseline)
 
     def gain(self, contender: Contender) -> float | None:
         """Relative speed-up of 4D over another contender; None if either does not fit."""
@@ -189,16 +203,17 @@ class Comparison:
         return None if mine is None or other is None else other.iteration_s / mine.iteration_s - 1.0
 
     def relative(self, contender: Contender) -> float | None:
-        """Step time over the shortest of all."""
-        fastest = min((each.prediction.iteration_s for each in self.contenders if each.prediction), default=None)
-        return None if contender.prediction is None or fastest is None else contender.prediction.iteration_s / fastest
+        """Step time over the shortest; None for what stands apart."""
+        over = _over(contender, next(iter(self.ranked), None))
+        return None if over is None else 1.0 + over
 
     def separated_by(self, contender: Contender) -> tuple[tuple[str, float], ...]:
         """Parts of the difference between a contender's step and the first's, as shares of the first's step.
 
         Savings first, then costs, each the largest first; then the rest.
         """
-        first, other = self.contenders[0].prediction, contender.prediction
+        first = next((each.prediction for each in self.ranked), None)
+        other = contender.prediction
         if first is None or other is None:
             return ()
         step_s = first.iteration_s
@@ -243,26 +258,27 @@ def compare(problem: Problem) -> Comparison:
             why = f"priced in {', '.join(('bf16', *asked.framework.formats))} only"
         else:
             why = "experts are not priced for it" if unpriced_experts(asked.framework, asked.model) else ""
+        measured = problem.gpus == 1 or bool(asked.framework.measured_on)
         if why:
-            contenders.append(Contender(key, name, asked.framework.name, None, infeasible=why))
+            contenders.append(Contender(key, name, asked.framework.name, None, infeasible=why, measured=measured))
             continue
         if framework not in rankings:
             unlimited = replace(asked, machine=with_unlimited_memory(asked.machine))
-            rankings[framework] = search(asked, exact=1), search(unlimited, exact=1)
+            rankings[framework] = search(asked), search(unlimited)
         ranking, roomy = rankings[framework]
         best = _first(ranking, wanted)
         why = "" if best is not None else _why_not(ranking, wanted)
         if best is not None and asked.formats:
             name = f"{name} in {best.job.workload.precision}"
-        named = ranking.problem.framework.name
-        contenders.append(Contender(key, name, named, best, infeasible=why, unlimited_memory=_first(roomy, wanted)))
+        found = Contender(key, name, framework, best, why, unlimited_memory=_first(roomy, wanted), measured=measured)
+        contenders.append(found)
     if all(contender.prediction is None for contender in contenders):
         raise NothingFeasibleError("; ".join(f"{each.name}: {each.infeasible}" for each in contenders))
     full = rankings[AXONN_TUNE.name][0] if AXONN_TUNE.name in rankings else ()
     return Comparison(
         problem=problem,
         limit_bytes=memory_limit_bytes(problem.machine.accelerator),
-        contenders=tuple(sorted(contenders, key=_step_s)),
+        contenders=tuple(sorted(contenders, key=_place)),
         overlap=_overlap_gain(full) if full else None,
         claims=stated,
     )
@@ -274,11 +290,19 @@ def with_layout(
     """A comparison with one layout more, key `yours`, priced as the others are; workload: with its overlaps."""
     asked = replace(_problem_of(found.problem, framework), workload=workload)
     own = Contender(YOURS, f"yours ({name})", framework.name, price(asked, layout))
-    return replace(found, contenders=tuple(sorted((*found.contenders, own), key=_step_s)))
+    return replace(found, contenders=tuple(sorted((*found.contenders, own), key=_place)))
 
 
-def _step_s(contender: Contender) -> float:
-    return float("inf") if contender.prediction is None else contender.prediction.iteration_s
+def _place(contender: Contender) -> tuple[bool, float]:
+    found = contender.prediction
+    return not contender.measured, float("inf") if found is None else found.iteration_s
+
+
+def _over(contender: Contender, base: Contender | None) -> float | None:
+    """Step time over that of a base, less 1; None for what does not fit or stands apart."""
+    if base is None or base.prediction is None or contender.prediction is None or not contender.measured:
+        return None
+    return contender.prediction.iteration_s / base.prediction.iteration_s - 1.0
 
 
 def _problem_of(problem: Problem, framework: Framework) -> Problem:
@@ -286,10 +310,13 @@ def _problem_of(problem: Problem, framework: Framework) -> Problem:
     own = framework.name == problem.framework.name
     framework = problem.framework if own else framework
     request = problem.request if own else problem.request.without_pins("recompute", "micro_batch")
+    if problem.request.imbalance is not None:
+        framework = framework.with_step(imbalance=problem.request.imbalance)
     if problem.request.same_kernels:
-        framework = replace(framework.with_step(kernels="ideal"), software="")
+        ideal = framework.with_step(kernels="ideal")
+        framework = replace(ideal, software="", expert_software="", hopper_attention=True)
     split = problem.workload.split_micro_batch and "output" in framework.step.overlaps
-    return replace(
+    asked = replace(
         problem,
         workload=problem.workload.model_copy(update={"split_micro_batch": split}),
         framework=framework,
@@ -297,6 +324,7 @@ def _problem_of(problem: Problem, framework: Framework) -> Problem:
         rank_by="iteration",
         pipeline=problem.pipeline if own else framework.ranked_by == "iteration" and "pipeline" in framework.axes,
     )
+    return replace(asked, compares_expert_overlap=compares_expert_overlap(asked))
 
 
 def with_unlimited_memory(machine: Machine) -> Machine:
@@ -319,8 +347,9 @@ def _why_not(ranking: Priced, wanted: GridFilter) -> str:
 
 def own_software_s(priced: Detail) -> float:
     """Step of a layout with the framework's own software numbers, s."""
-    shipped = find_framework(priced.job.framework.name)
-    framework = replace(priced.job.framework.with_step(kernels=shipped.step.kernels), software=shipped.software)
+    own, shipped = priced.job.framework, find_framework(priced.job.framework.name).training(priced.job.model)
+    kernels, attention = shipped.step.kernels, shipped.hopper_attention
+    framework = replace(own.with_step(kernels=kernels), software=shipped.software, hopper_attention=attention)
     return price(replace(priced.job, framework=framework), priced).iteration_s
 
 

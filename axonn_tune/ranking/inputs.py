@@ -84,7 +84,7 @@ def load_inputs(request: Request) -> Inputs:
         tokens_total=request.tokens_total,
     )
     _check(problem)
-    return Inputs(replace(problem, compares_expert_overlap=_compares_expert_overlap(problem)), model, machine)
+    return Inputs(replace(problem, compares_expert_overlap=compares_expert_overlap(problem)), model, machine)
 
 
 def parse_order(order: str | Sequence[str], framework: Framework = AXONN_TUNE) -> tuple[str, ...]:
@@ -214,7 +214,7 @@ def _check_routing(step: StepOptions) -> None:
             )
 
 
-def _compares_expert_overlap(problem: Problem) -> bool:
+def compares_expert_overlap(problem: Problem) -> bool:
     """Whether the search compares layouts with expert overlap: by steps, where they can have it and nobody says
     whether."""
     step, asked = problem.framework.step, problem.request.expert_overlap

@@ -12,6 +12,7 @@ from dataclasses import replace
 from axonn_tune import __version__
 from axonn_tune.cost.price import ATTENTION, CONTENDED, ELEMENT_WISE, GEMMS, HOST, Detail
 from axonn_tune.cost.uncertainty import own_bound_s
+from axonn_tune.frameworks import find_framework
 from axonn_tune.frameworks.axonn_tune import AXONN_TUNE
 from axonn_tune.frameworks.description import Framework
 from axonn_tune.job import Job
@@ -37,6 +38,7 @@ from axonn_tune.ranking.sweep import Point
 from axonn_tune.report import page
 from axonn_tune.report.configuration import LayoutWords, inputs_of
 from axonn_tune.report.output import (
+    NOTHING,
     PERCENT,
     Column,
     Json,
@@ -179,10 +181,11 @@ def _ranked(points: Sequence[Point]) -> str:
     formats = ", ".join(problem.formats or (problem.workload.precision,))
     return (
         f"{names} on {where}, sequences of {' or '.join(lengths)} tokens in {formats}: the best of each point, ranked "
-        f"by {RANKED_BY[problem.rank_by]}."
+        f"by {RANKED_BY[problem.rank_by]}{'' if problem.framework.measured_on else NOT_MEASURED}."
     )
 
 
+NOT_MEASURED = "; its software was not measured on several GPUs"
 _LONGER = f"{SHORTEST} The shortest step of all, where that of the best is longer: --rank-by step ranks by it."
 
 
@@ -232,6 +235,7 @@ def sweep_document(points: Sequence[Point], *, weak: bool) -> Json:
         "scaling": "weak" if weak else "strong",
         "rank_by": points[0].inputs.problem.rank_by if points else None,
         "framework": points[0].inputs.problem.framework.name if points else None,
+        "measured": bool(points and points[0].inputs.problem.framework.measured_on),
         "models": list(models.values()),
         "machine": origin(points[0].inputs.machine) if points else None,
         **({"over": points[0].over[0]} if points and points[0].over else {}),
@@ -275,7 +279,8 @@ def sweep_section(document: Json, *, identity: str, source: str) -> Json:
         document["machine"]["accelerator"]["name"],
         f"sequences of {' and '.join(f'{length:,}' for length in lengths)} tokens",
         ", ".join(sorted(formats)),
-        f"the best of each of {counted(len(points), 'point')} by {METRICS[document['rank_by']]}",
+        f"the best of each of {counted(len(points), 'point')} by {METRICS[document['rank_by']]}"
+        + ("" if document.get("measured", True) else NOT_MEASURED),
     ]
     layouts = LayoutWords.of(document, [point["config"] or {} for point in points])
     rows, tall = _sweep_rows(points, framework, layouts.axes)[1], len(points) > _MANY
@@ -393,9 +398,13 @@ def _curve_values(line: Sequence[Json], key: str, per: float, *, ideal: bool) ->
 PETA = 1000.0 * TERA
 NOTABLE = 0.005
 """Share of a step that is worth a word."""
+APART = "*"
+STANDS_APART = (
+    f"{APART} Not measured on several GPUs: it stands apart, as neither the best nor the baseline (docs/gpu.md)."
+)
 LEFT_OUT = "--wide adds gradient accumulation, HFU, the paper's count, and what long layouts leave no room for."
 _STRATEGIES = {
-    "strategy": words("name", "strategy", "How the model is split.", 16),
+    "strategy": words("shown_name", "strategy", "How the model is split.", 16),
     "layout": words("shown_layout", "layout", "Its best layout that fits.", 34),
     **{key: COLUMNS[key] for key in ("micro_batch", "grad_accumulation")},
     "recompute": replace(COLUMNS["recompute"], title="recom\u00adpute"),
@@ -439,7 +448,7 @@ _CONTENDER_FIELDS = (
     *("key", "layout", "micro_batch", "grad_accumulation", "recompute"),
     *("iteration_s", "low_s", "high_s", "compute_s", "communication_s", "exposed_communication_s", "bubble_s"),
     *("memory_bytes", "mfu", "hfu", "paper_share", "gain_of_4d", "infeasible"),
-    *("framework", "relative_step", "own_software_s", "over_baseline", "tokens_per_s_per_gpu"),
+    *("framework", "relative_step", "own_software_s", "over_baseline", "tokens_per_s_per_gpu", "measured"),
 )
 _COLORS = {
     **{"computation": page.COMPUTATION, GEMMS: page.BY_KIND[GEMMS], OTHER_KERNELS: page.BY_KIND[ATTENTION]},
@@ -471,11 +480,12 @@ def comparison_tables(comparison: Comparison, *, wide: bool = False, remarks: bo
     title = (
         f"{problem.model.name} on {problem.gpus:,} × {machine}, {workload.global_batch:,} sequences of "
         f"{workload.sequence_length:,} tokens in {formats}: strategies at their best, {kernels}; baseline: "
-        f"{base.name}."
+        f"{base.name if base else NOTHING}."
     )
     names = [*(_STRATEGIES if wide else _NARROW), *training]
     fields = (*_CONTENDER_FIELDS, *(("precision",) if auto else ()), *training_names(problem))
-    best = Table({**_STRATEGIES, **_TRAINING}, rows, names, fields, title=title)
+    marked = [STANDS_APART] if any(not row["measured"] for row in rows) else []
+    best = Table({**_STRATEGIES, **_TRAINING}, rows, names, fields, marked, title=title)
     shortest_s = min(row["iteration_s"] for row in rows if row["feasible"])
     decimals = max(0, 2 - math.floor(math.log10(shortest_s)))
     least_s = 0.5 * 10**-decimals
@@ -505,6 +515,7 @@ def _contender_row(contender: Json) -> Json:
     found = contender["prediction"] or {}
     layout = found.get("layout", "infeasible")
     row = {"causes": {}, **found, **contender, "shown_layout": layout, "days_interval": days_interval(found)}
+    row["shown_name"] = contender["name"] if contender.get("measured", True) else f"{contender['name']} {APART}"
     return row | ({} if contender["endless_memory"] else {"endless_memory": None})
 
 
@@ -512,16 +523,12 @@ def comparison_remarks(comparison: Comparison) -> list[str]:
     """Which is fastest, why some are infeasible, what overlap gains, and what the paper reports of this case."""
     same, base, overlap = comparison.same_layout, comparison.baseline, comparison.overlap
     lines = [
-        fastest_words(comparison),
+        *fastest_words(comparison),
+        *(f"{one.name} stands apart: {_apart_words(comparison, one)}" for one in comparison.apart),
         *([f"4D's best layout has x = y = 1: it is {same}."] if same else []),
         *(f"{one.name}: infeasible, {one.infeasible}." for one in comparison.contenders if one.prediction is None),
     ]
-    if not comparison.same_kernels:
-        lines.append(
-            "4D's kernels are priced as its program has them, the others' by numbers fitted to measured steps: "
-            "--same-kernels compares layouts alone."
-        )
-    if base.prediction is not None:
+    if base is not None and base.prediction is not None:
         low_s, high_s = base.prediction.low_s, base.prediction.high_s
         own = show_seconds(_own_s(comparison, base.prediction))
         lines.append(
@@ -536,10 +543,27 @@ def comparison_remarks(comparison: Comparison) -> list[str]:
     return [*lines, *_claims(comparison)]
 
 
-def fastest_words(comparison: Comparison) -> str:
-    """Which strategy has the shortest step, by how much before the baseline or else the next; whether that is sure."""
-    first, *others = (one for one in comparison.contenders if one.prediction)
-    assert first.prediction is not None, "compare found one"
+def _apart_words(comparison: Comparison, contender: Contender) -> str:
+    """What is predicted of a strategy that was not measured on several GPUs, and by what it is priced."""
+    found = contender.prediction
+    assert found is not None, "asked before"
+    said = f"a step of {show_seconds(found.iteration_s)} is predicted, and none was measured on several GPUs"
+    if comparison.same_kernels or find_framework(contender.framework).software:
+        return f"{said}."
+    return (
+        f"{said}. Its kernels are priced as its program has them, the others' by numbers fitted to measured steps: "
+        "--same-kernels compares layouts alone."
+    )
+
+
+def fastest_words(comparison: Comparison) -> list[str]:
+    """Which strategy has the shortest step, by how much before the baseline or else the next; whether that is sure.
+
+    Nothing where all that fit stand apart.
+    """
+    first, *others = comparison.ranked or (None,)
+    if first is None or first.prediction is None:
+        return []
     fastest, step_s = first.prediction, first.prediction.iteration_s
     said = (
         f"{first.name} has the shortest step, {show_seconds(step_s)} ({show_interval(fastest.low_s, fastest.high_s)})"
@@ -547,11 +571,11 @@ def fastest_words(comparison: Comparison) -> str:
     base = comparison.baseline
     second = (others[0] if others else None) if base is first else base
     if second is None or second.prediction is None:
-        return f"{said}; no other strategy fits."
+        return [f"{said}; no other strategy fits."]
     other_s = second.prediction.iteration_s
     own_s = math.hypot(_own_s(comparison, first.prediction), _own_s(comparison, second.prediction))
     error = "within model error" if other_s - step_s <= own_s else "more than model error"
-    return f"{said}, {percent(1.0 - step_s / other_s)} less than {second.name}'s {show_seconds(other_s)}: {error}."
+    return [f"{said}, {percent(1.0 - step_s / other_s)} less than {second.name}'s {show_seconds(other_s)}: {error}."]
 
 
 def _own_s(comparison: Comparison, found: Detail) -> float:
@@ -612,10 +636,10 @@ def comparison_json(comparison: Comparison, inputs: Inputs) -> Json:
         **document_head(COMPARISON_SCHEMA, inputs),
         "memory_limit_bytes": comparison.limit_bytes,
         "same_kernels": comparison.same_kernels,
-        "baseline": comparison.baseline.key,
+        "baseline": comparison.baseline.key if comparison.baseline else None,
         "contenders": [_contender_json(comparison, one) for one in comparison.contenders],
         "overlap": None if overlap is None else fields_of(overlap, ("off_s", "on_s", "gain")),
-        "verdict": [fastest_words(comparison)],
+        "verdict": fastest_words(comparison),
         "remarks": comparison_remarks(comparison),
         "paper": [fields_of(claim, ("what", "value", "words")) for claim in comparison.claims],
     }
@@ -625,7 +649,7 @@ def _contender_json(comparison: Comparison, contender: Contender) -> Json:
     found, best_unlimited = contender.prediction, contender.unlimited_memory
     auto = comparison.problem.request.precision == "auto"
     return {
-        **fields_of(contender, ("key", "name", "framework")),
+        **fields_of(contender, ("key", "name", "framework", "measured")),
         "relative_step": comparison.relative(contender),
         "over_baseline": comparison.over_baseline(contender),
         "feasible": found is not None,
@@ -684,14 +708,16 @@ def comparison_section(document: Json, *, identity: str, source: str) -> Json:
         for several in (_PAGE_COLUMNS, _PAGE_CAUSES)
     )
     kernels = "with ideal kernels for all" if document.get("same_kernels", True) else "each with its own software"
+    base = document.get("baseline", "the first") or "none"
+    marked = [*([STANDS_APART] if any(APART in row["shown_name"] for row in rows) else []), page.SORTS]
     return page.section(
         identity,
         f"{document['model']['name']} on {document['gpus']:,} × {document['machine']['name']}: 4D and its alternatives",
-        subtitle=page.subtitle(document, f"step time, {kernels}; baseline: {document.get('baseline', 'the first')}"),
+        subtitle=page.subtitle(document, f"step time, {kernels}; baseline: {base}"),
         verdict=document.get("verdict", []),
         blocks=[
-            _step_bars([one for one in contenders if one["prediction"]], job),
-            page.table(f"{identity}-table", "Each strategy at its best", columns, rows, note=page.SORTS),
+            _step_bars([row for row in rows if row["feasible"]], job),
+            page.table(f"{identity}-table", "Each strategy at its best", columns, rows, note=" ".join(marked)),
             page.table("", "Where the step goes", causes, [row for row in rows if row["feasible"]], note=page.SORTS),
             page.text(document.get("remarks", []), title="In words"),
             *page.provenance_folds(document, source=source),
@@ -707,7 +733,9 @@ def _step_bars(contenders: Sequence[Json], job: Job) -> Json:
         found = step.get("causes") or {name: step[key] for name, key in _STEP_PARTS.items()}
         return {name: seconds for name, seconds in found.items() if seconds >= _VISIBLE * longest_s}
 
-    rows = [page.step_row(one["name"], one["prediction"], parts(one["prediction"]), job=job) for one in contenders]
+    rows = [
+        page.step_row(one["shown_name"], one["prediction"], parts(one["prediction"]), job=job) for one in contenders
+    ]
     note = (
         "Whiskers: the 80% interval; thick: the part that other strategies do not share. Differences within that part, "
         "of both, are within model error."

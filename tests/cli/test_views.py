@@ -6,11 +6,13 @@ import csv
 import json
 import re
 import shlex
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+import axonn_tune
 from axonn_tune.specs.catalog import load_model
 from axonn_tune.specs.loading import load_document
 from axonn_tune.specs.model import Model
@@ -34,7 +36,7 @@ def table(text: str) -> list[dict[str, str]]:
 def test_what_separates_strategies_adds_up() -> None:
     """Guards the comparison: parts of each step sum to it, and the causes to the difference; pipelines included."""
     found = good("compare --gpus 64 --model llama3-70b --machine dgx-h100 --format json").document
-    first, *others = [each for each in found["contenders"] if each["feasible"]]
+    first, *others = [each for each in found["contenders"] if each["feasible"] and each["measured"]]
     assert (first["separated_by"], first["over_baseline"], found["baseline"]) == ([], 0.0, first["key"])
     assert any(each["prediction"]["pipeline"] > 1 for each in (first, *others))
     best = first["prediction"]
@@ -51,6 +53,45 @@ def test_what_separates_strategies_adds_up() -> None:
         named = [part["share"] for part in each["separated_by"] if part["what"] != "the rest"]
         assert sum(part["share"] for part in each["separated_by"]) == pytest.approx(longer, abs=6e-4), each["key"]
         assert abs(longer - sum(named)) < 0.02, "what is not named is little"
+
+
+def test_software_that_was_not_measured_on_several_gpus_stands_apart() -> None:
+    """Guards the best and the baseline: the bundled runtime is neither, however short its step, asked for or not."""
+    case = "compare --gpus 64 --model qwen3-30b-a3b --machine dgx-h100 --batch 512 --seq 8192"
+    for line in (case, f"{case} --framework axonn-tune"):
+        found = good(f"{line} --format json").document
+        *others, own = [one for one in found["contenders"] if one["feasible"] or one["key"] == "axonn-tune"]
+        assert (own["key"], own["measured"]) == ("axonn-tune", False)
+        assert own["over_baseline"] is own["relative_step"] is None
+        assert own["prediction"]["iteration_s"] < min(one["prediction"]["iteration_s"] for one in others)
+        assert found["baseline"] == others[0]["key"] == "megatron-core"
+        assert found["verdict"][0].startswith("Megatron-Core has the shortest step")
+        assert any(one.startswith("4D stands apart: ") for one in found["remarks"])
+    shown = good(case).out
+    assert "4D *" in shown
+    assert "* Not measured on several GPUs" in shown
+    few = axonn_tune.compare("nano", gpus=2, machine="dgx-h100")
+    alone = replace(few, comparison=replace(few.comparison, contenders=few.comparison.apart))
+    assert (alone.baseline, alone.to_dict()["baseline"], alone.to_dict()["verdict"]) == (None, None, [])
+    assert "baseline: -." in alone.render()
+    assert all(one.measured for one in axonn_tune.compare("nano", gpus=1, machine="dgx-h100"))
+
+
+def test_the_same_kernels_are_those_of_all() -> None:
+    """Guards --same-kernels with experts: no numbers of a software's own, no faster attention of one of them.
+
+    What routing does to experts is said for all, not for the framework named alone.
+    """
+    case = "compare --gpus 8 --model nano-moe --machine dgx-h100 --batch 64 --framework megatron-core --ep 8"
+    own, same = (
+        {one["key"]: one["prediction"] for one in good(f"{case} --format json{more}").document["contenders"]}
+        for more in ("", " --same-kernels")
+    )
+    for key in ("megatron-core", "torchtitan", "fsdp"):
+        assert same[key]["iteration_s"] < own[key]["iteration_s"], key
+        assert same[key]["own_software_s"] > same[key]["iteration_s"], key
+    forced = axonn_tune.compare("nano-moe", gpus=8, machine="dgx-h100", imbalance=1.0)
+    assert {one.prediction.job.framework.step.imbalance for one in forced if one.prediction} == {1.0}
 
 
 def test_the_step_asked_for_is_the_frameworks() -> None:

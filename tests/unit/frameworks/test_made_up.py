@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -67,6 +68,16 @@ def test_a_ranking_has_its_axes_and_order() -> None:
     refused = [grid.reasons for grid in found.ranked.rejected()]
     assert any("cannot shard weights beside context ranks" in why for reasons in refused for _, why in reasons)
     assert "made-up" in json.dumps(found.section(source="test"))
+
+
+def test_a_framework_says_where_it_was_measured() -> None:
+    """Guards what is compared: all that ship but the bundled runtime name GPUs and a source; a made-up one does not."""
+    assert [name for name, one in registry().items() if not one.measured_on] == ["axonn-tune", "made-up"]
+    named = [one.measured_on for one in registry().values() if one.measured_on]
+    assert all(re.search(r"[0-9,]+ (A100|H100|GPUs)|all frameworks", one) for one in named)
+    found = axonn_tune.compare("5b", framework="made-up", **GIVEN)
+    assert found["made-up"].prediction is not None
+    assert (found["made-up"].measured, found.baseline.key) == (False, next(iter(found)).key)
 
 
 def test_a_configuration_is_explained_and_traced() -> None:
