@@ -57,7 +57,7 @@ def load_inputs(request: Request) -> Inputs:
         framework = framework.with_step(**dict(map(_step_setting, settings["step"])))
         _check_routing(framework.step)
     if request.grad_reduce_in_bf16 or request.use_precision_aware_optimizer:
-        framework = _with_types(framework, request, workload)
+        framework = with_types(framework, request, workload)
     if request.cuda_graphs:
         scopes = _captured(framework, request)
         request, framework = replace(request, cuda_graphs=scopes), framework.capturing(scopes)
@@ -83,7 +83,7 @@ def load_inputs(request: Request) -> Inputs:
         pipeline=pipeline,
         tokens_total=request.tokens_total,
     )
-    _check(problem)
+    check(problem)
     return Inputs(replace(problem, compares_expert_overlap=compares_expert_overlap(problem)), model, machine)
 
 
@@ -102,8 +102,8 @@ def parse_order(order: str | Sequence[str], framework: Framework = AXONN_TUNE) -
     return (*axes, *(axis for axis in framework.axes if axis not in (*axes, "pipeline", "context")))
 
 
-def _check(problem: Problem) -> None:
-    """Refuse what the framework does not have, and pins that do not divide the GPUs."""
+def check(problem: Problem) -> None:
+    """UsageError for what the framework does not have, and for pins that do not divide the GPUs."""
     framework, request = problem.framework, problem.request
     numbered = {axis: size for axis, size in request.axes.items() if axis in RANK_AXES}
     if problem.gpus % (product := prod(numbered.values())):
@@ -185,7 +185,7 @@ def _check_axes(problem: Problem, pins: dict[str, int]) -> None:
     raise UsageError(f"{framework.option(axis)} {pins[axis]}: {framework.title} has no {what}; it has {known}{advice}")
 
 
-def _with_types(framework: Framework, request: Request, workload: Workload) -> Framework:
+def with_types(framework: Framework, request: Request, workload: Workload) -> Framework:
     """The framework with the types of gradients and optimizer states that are asked for; UsageError if it has none."""
     moments, half = request.use_precision_aware_optimizer, workload.element_sizes.compute == 2
     asked = "--use-precision-aware-optimizer" if moments else "--grad-reduce-in-bf16"

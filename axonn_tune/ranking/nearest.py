@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from axonn_tune.frameworks import find_framework
+from axonn_tune.errors import UsageError
+from axonn_tune.frameworks import find_framework, registry
 from axonn_tune.frameworks.axonn_tune import AXONN_TUNE
-from axonn_tune.grid import ALL_AXES, nearest_sizes
+from axonn_tune.frameworks.description import Framework
+from axonn_tune.grid import ALL_AXES, divisors, nearest_sizes
 from axonn_tune.program.dimensions import MEMORY, MICRO_BATCH
 from axonn_tune.ranking.choosing import search, step_program
+from axonn_tune.ranking.inputs import check, compares_expert_overlap, with_types
 from axonn_tune.ranking.space import Fitting, Grids, Problem, Shapes, fit_all, list_grids, list_shapes
 from axonn_tune.request import flag
 from axonn_tune.specs.workload import Recompute
@@ -21,21 +24,50 @@ from axonn_tune.units import GIB, show_bytes, show_seconds
 
 
 def nearest_change(problem: Problem) -> str:
-    """Binding constraint and nearest change, for a problem with an empty ranking."""
+    """Binding constraint and nearest changes, for a problem with an empty ranking.
+
+    Where memory binds, each change has step and memory of the best layout that it allows. Those on the same GPUs come
+    first, the least time of a GPU per token first.
+    """
     grids = list_grids(problem)
     shapes = list_shapes(grids, problem)
-    binding = _binding_memory(problem, shapes) if len(shapes) else _binding_divisibility(problem, grids)
-    kinds = [*(_recomputed(problem) if len(shapes) else ()), *_near_sizes(problem), _batches(problem)]
+    memory = len(shapes) > 0
+    binding = _binding_memory(problem, shapes) if memory else _binding_divisibility(problem, grids)
+    kinds = [*(_savers(problem) if memory else ()), *_near_sizes(problem), *([] if memory else [_batches(problem)])]
     if not problem.workload.shard_optimizer_over_data:
         kinds.append(iter([("--shard-optimizer", _with_workload(problem, shard_optimizer_over_data=True))]))
-    kinds += [*(_smaller(problem) if len(shapes) else ()), _gpus(problem), _without_pins(problem)]
-    found = [first for kind in kinds if (first := _first_feasible(kind, shown=len(shapes) > 0))]
-    # Other GPU counts, each with divisible batches.
-    both = ((f"{text} {more}", twice) for text, changed in _gpus(problem) for more, twice in _batches(changed))
-    found = found or list(filter(None, [_first_feasible(both, shown=len(shapes) > 0)]))
+    others = _more_gpus if memory else _gpus
+    kinds += [*(_smaller(problem) if memory else ()), others(problem), _without_pins(problem)]
+    tried = [first for kind in kinds if (first := _first_feasible(kind))]
+    # Other GPU counts, each with divisible batches, or without the pins that none of them suits.
+    second, joint = (_without_pins, " and ") if memory else (_batches, " ")
+    both = ((f"{text}{joint}{more}", twice) for text, changed in others(problem) for more, twice in second(changed))
+    tried = tried or [first for first in [_first_feasible(both)] if first]
+    found = _by_cost(problem, tried) if memory else [text for text, _ in tried]
     if not found:
         return f"{binding}; no single change tried makes it fit"
-    return f"{binding}; nearest change{'s' * (len(found) > 1)} that fit{'s' * (len(found) == 1)}: {' or '.join(found)}"
+    order = ", cheapest first" if memory and len(found) > 1 else ""
+    verb = f"change{'s' * (len(found) > 1)} that fit{'s' * (len(found) == 1)}"
+    return f"{binding}; nearest {verb}{order}: {' or '.join(found)}"
+
+
+_MOST_CHANGES = 6
+"""Changes that are named where memory binds."""
+
+
+def _by_cost(problem: Problem, tried: Sequence[tuple[str, Problem]]) -> list[str]:
+    """The changes with step and memory of the best layout of each: those of the same job on the same GPUs first."""
+    priced = []
+    for text, changed in tried:
+        best, workload = search(changed, exact=1)[0], changed.workload
+        same = changed.gpus == problem.gpus and workload == problem.workload
+        same = same and changed.framework.name == problem.framework.name
+        per_token = best.iteration_s * changed.gpus / (workload.global_batch * workload.sequence_length)
+        priced.append((not same, per_token, text, best))
+    return [
+        f"{text} ({show_seconds(best.iteration_s)} a step, {show_bytes(best.memory_bytes)})"
+        for *_, text, best in sorted(priced, key=lambda one: one[:3])[:_MOST_CHANGES]
+    ]
 
 
 _NEARBY, _WORTH_SAYING = 0.25, 0.1
@@ -68,10 +100,18 @@ def _shortest_step_s(problem: Problem) -> float:
     return math.inf if fastest is None else fastest.iteration_s
 
 
-def _first_feasible(changes: Iterator[tuple[str, Problem]], *, shown: bool) -> str:
-    """The first change that makes something feasible; empty if none does; shown: with the memory that it needs."""
-    found = ((text, least_bytes(changed)) for text, changed in changes)
-    return next((f"{text} ({show_bytes(needed)})" if shown else text for text, needed in found if needed), "")
+def _first_feasible(changes: Iterator[tuple[str, Problem]]) -> tuple[str, Problem] | None:
+    """The first change that makes something feasible; None if none does."""
+    return next(((text, changed) for text, changed in changes if _accepted(changed) and least_bytes(changed)), None)
+
+
+def _accepted(problem: Problem) -> bool:
+    """Whether a command line that asks for this is not refused."""
+    try:
+        check(problem)
+    except UsageError:
+        return False
+    return True
 
 
 def least_bytes(problem: Problem) -> float:
@@ -163,15 +203,47 @@ def _without_pins(problem: Problem) -> Iterator[tuple[str, Problem]]:
     """The problem without its pins; named last, for what follows would read as left out too."""
     request, framework = problem.request, problem.framework
     if request.pins:
-        flags = [framework.option(one) if one in (*request.axes, "chunks") else flag(one) for one in request.pins]
-        yield f"leave out {' and '.join(flags)}", replace(problem, request=request.without_pins())
+        *flags, last = [
+            framework.option(one) if one in (*request.axes, "chunks") else flag(one) for one in request.pins
+        ]
+        named = f"{', '.join(flags)} and {last}" if flags else last
+        yield f"leave out {named}", replace(problem, request=request.without_pins())
 
 
-def _recomputed(problem: Problem) -> Iterator[Iterator[tuple[str, Problem]]]:
-    """Full activation recomputation, where less is asked for."""
-    request = problem.request
-    if request.recompute not in (None, "full"):
-        yield iter([("--recompute full", replace(problem, request=replace(request, recompute="full")))])
+def _savers(problem: Problem) -> Iterator[Iterator[tuple[str, Problem]]]:
+    """What takes less memory with the same axes: options of the framework's step, types of gradients and optimizer
+    states, recompute sets, smaller micro-batches."""
+    request, framework = problem.request, problem.framework
+    plain = find_framework(framework.name).step if framework.name in registry() else framework.step
+    for name in ("sequence_parallel", "distributed_optimizer"):
+        if getattr(plain, name) and not getattr(framework.step, name):
+            on = replace(problem, framework=framework.with_step(**{name: True}))
+            yield iter([(f"--set step.{name}=true", on)])
+    yield from _with_fewer_bytes(problem)
+    if request.recompute is not None:
+        others = (one for one in framework.recompute_sets if one not in (request.recompute, "none"))
+        for one in others:
+            asked = replace(request, recompute=one, recompute_layers=None)
+            yield iter([(f"--recompute {one}", replace(problem, request=asked))])
+    if (size := request.micro_batch or 1) > 1:
+        smaller = [replace(request, micro_batch=other) for other in divisors(size)[-2::-1]]
+        yield ((f"--micro-batch {one.micro_batch}", replace(problem, request=one)) for one in smaller)
+
+
+def _with_fewer_bytes(problem: Problem) -> Iterator[Iterator[tuple[str, Problem]]]:
+    """BF16 gradients, optimizer states in 16 bits, and both, where the framework has them."""
+    request, framework = problem.request, problem.framework
+    if not framework.precision_aware or problem.workload.element_sizes.compute != 2:
+        return
+    gradients = {} if request.grad_reduce_in_bf16 else {"grad_reduce_in_bf16": True}
+    sharded = framework.step.distributed_optimizer and not request.use_precision_aware_optimizer
+    states = {"use_precision_aware_optimizer": "bf16"} if sharded else {}
+    for asked in (gradients, states, gradients | states if gradients and states else {}):
+        if asked:
+            one = replace(request, **dict[str, Any](asked))
+            words = " ".join(flag(name) + ("" if value is True else f" {value}") for name, value in asked.items())
+            typed = with_types(framework, one, problem.workload)
+            yield iter([(words, replace(problem, framework=typed, request=one))])
 
 
 _NEAR = 4
@@ -185,7 +257,8 @@ def _near_sizes(problem: Problem) -> Iterator[Iterator[tuple[str, Problem]]]:
         others = nearest_sizes(problem.gpus, size)[:_NEAR]
         requests = [replace(request, **dict[str, Any]({axis: other})) for other in others]
         flags = [f"{framework.option(axis)} {other}" for other in others]
-        yield iter([(name, replace(problem, request=one)) for name, one in zip(flags, requests, strict=True)])
+        tried = [(name, replace(problem, request=one)) for name, one in zip(flags, requests, strict=True)]
+        yield iter(tried)
 
 
 def _smaller(problem: Problem) -> Iterator[Iterator[tuple[str, Problem]]]:
@@ -196,7 +269,15 @@ def _smaller(problem: Problem) -> Iterator[Iterator[tuple[str, Problem]]]:
         yield iter([("--pipeline", replace(problem, pipeline=True))])
     if problem.framework != AXONN_TUNE and not problem.request.axes:
         others = (find_framework(name) for name in _SHARDING if name != problem.framework.name)
-        yield ((f"--framework {other.name}", replace(problem, framework=other)) for other in others)
+        yield ((f"--framework {other.name}", _by_another(problem, other)) for other in others)
+
+
+def _by_another(problem: Problem, framework: Framework) -> Problem:
+    """The search of another framework's layouts, as it is made of them."""
+    staged = framework.ranked_by == "iteration" and "pipeline" in framework.axes
+    rank_by = framework.ranked_by if problem.request.rank_by is None else problem.rank_by
+    asked = replace(problem, framework=framework, pipeline=problem.pipeline or staged, rank_by=rank_by)
+    return replace(asked, compares_expert_overlap=compares_expert_overlap(asked))
 
 
 _SHARDING = ("torchtitan", "deepspeed", "megatron-core")
@@ -212,6 +293,17 @@ def _gpus(problem: Problem) -> Iterator[tuple[str, Problem]]:
     nearest = sorted(nearby, key=lambda count: (count > per_node and count % per_node > 0, abs(count - gpus), count))
     for count in (*nearest, *(1 << above.bit_length() + doublings for doublings in range(12))):
         yield f"--gpus {count}", replace(problem, gpus=count)
+
+
+def _more_gpus(problem: Problem) -> Iterator[tuple[str, Problem]]:
+    """More GPUs, for memory: part of a node, then whole nodes, a quarter and a half more before each doubling."""
+    gpus, per_node = problem.gpus, problem.machine.launcher.ranks_per_node
+    part = range(gpus + 1, per_node) if gpus < per_node else ()
+    times = (quarters << doublings for doublings in range(12) for quarters in (4, 5, 6))
+    whole = (_next_multiple(gpus * one // 4, per_node) for one in times)
+    for count in dict.fromkeys((*part, *whole)):
+        if count > gpus:
+            yield f"--gpus {count}", replace(problem, gpus=count)
 
 
 def _batches(problem: Problem) -> Iterator[tuple[str, Problem]]:

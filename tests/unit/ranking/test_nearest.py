@@ -13,8 +13,10 @@ from axonn_tune.ranking.choosing import run_search
 from axonn_tune.ranking.inputs import load_inputs
 from axonn_tune.ranking.nearest import nearest_change
 from axonn_tune.request import Request
+from axonn_tune.units import show_bytes, show_seconds
 
 MIXTRAL = {"gpus": 16, "model": "mixtral-8x7b", "machine": "dgx-h200", "framework": "megatron-core", "micro_batch": 1}
+LLAMA = {"model": "llama3-70b", "machine": "dgx-h100", "framework": "megatron-core"}
 CASES: dict[str, dict[str, Any]] = {
     "a prime count": {"gpus": 13},
     "a factor of three": {"gpus": 384},
@@ -30,6 +32,19 @@ CASES: dict[str, dict[str, Any]] = {
     "too wide an EP": {**MIXTRAL, "x": 1, "expert": 32},
     "no such ETP": {**MIXTRAL, "x": 2, "expert_tensor": 3},
     "nothing recomputed": {"gpus": 8, "model": "llama3-8b", "framework": "fsdp", "seq": 16384, "recompute": "none"},
+    "no types of fewer bytes": {**LLAMA, "gpus": 16, "x": 8, "pipeline": 2, "recompute": "none", "micro_batch": 1},
+    "parts that 16 stages do not divide": {
+        **LLAMA,
+        "gpus": 64,
+        "batch": 256,
+        **{"x": 1, "z": 1, "context": 1, "pipeline": 8, "chunks": 3, "recompute": "none"},
+        "pipeline_layout": "Et*3|(t*3|)*7(t*4|)*8(t*3|)*7t*3L",
+    },
+    "pins that no count suits": {
+        **LLAMA,
+        "gpus": 8,
+        **{"x": 8, "z": 1, "pipeline": 1, "data": 1, "context": 1, "micro_batch": 1},
+    },
     "long sequences": {"gpus": 8, "model": "llama3-8b", "batch": 8, "seq": 262144},
 }
 
@@ -47,8 +62,9 @@ def asked(case: str) -> Request:
 
 def changed(request: Request, change: str) -> Request:
     """The request with a suggestion followed."""
-    if change.startswith("leave out"):
-        return request.without_pins()
+    change, left_out, _ = change.partition("leave out")
+    if left_out:
+        request = request.without_pins()
     words = re.findall(r"--(\S+)(?: (\d+|[a-z]\S+))?", change)
     names = {"ep": "expert", "etp": "expert_tensor", "pp": "pipeline", "gtp": "z", "tp": "x"}
     given = {
@@ -61,10 +77,15 @@ def changed(request: Request, change: str) -> Request:
 @pytest.mark.parametrize("case", CASES)
 def test_every_suggestion_fits(case: str) -> None:
     """Guards suggestions: each, followed on its own, leaves something feasible."""
-    words = re.search(r"nearest changes? that fits?: (.*)", said(case))
+    words = re.search(r"nearest changes? that fits?(?:, cheapest first)?: (.*)", said(case))
     assert words
+    assert not len(run_search(load_inputs(asked(case)).problem))
     for change in words[1].split(" or "):
-        assert len(run_search(load_inputs(changed(asked(case), change)).problem)), change
+        found = run_search(load_inputs(changed(asked(case), change)).problem)
+        assert len(found), change
+        if "GiB" in change:
+            best = f"({show_seconds(found[0].iteration_s)} a step, {show_bytes(found[0].memory_bytes)})"
+            assert change.endswith(best), change
 
 
 @pytest.mark.parametrize(
@@ -81,8 +102,12 @@ def test_every_suggestion_fits(case: str) -> None:
         ("no such EP", "fit: --ep 8 or "),
         ("too wide an EP", "fit: --ep 8 or "),
         ("no such ETP", "fit: --etp 2 or "),
-        ("nothing recomputed", "fit: --recompute full ("),
-        ("long sequences", "fit: --seq 131072 ("),
+        ("nothing recomputed", " or --recompute full ("),
+        ("long sequences", "cheapest first: --seq 131072 ("),
+        ("no types of fewer bytes", "--grad-reduce-in-bf16 --use-precision-aware-optimizer bf16 ("),
+        ("weights kept whole", "--gpus 24 ("),
+        ("parts that 16 stages do not divide", " or --tp 8 ("),
+        ("pins that no count suits", "fits: --gpus 24 and leave out --tp, --gtp, --dp, --cp, --pp and --micro-batch ("),
     ],
 )
 def test_suggestions_are_useful(case: str, suggested: str) -> None:
