@@ -24,6 +24,7 @@ from axonn_tune.report.learning import StatedCommand, better_section, command_js
 from axonn_tune.report.output import Json
 from axonn_tune.request import BESIDE_COMMAND, OVERLAPS
 from axonn_tune.specs.catalog import DEFAULT_MACHINE, MachineLike, ModelLike, load_machine
+from axonn_tune.specs.dependents import told
 from axonn_tune.specs.document import to_yaml
 from axonn_tune.specs.hugging_face import (
     LONGEST_DEFAULT_SEQUENCE,
@@ -219,6 +220,7 @@ def _stated(
     problem = inputs.problem
     job = Job(problem.model, problem.machine, problem.workload, problem.framework)
     best = best_pricing(job, case.configurations).layout
+    run = replace(run, assumed=(*run.assumed, *told(inputs.machine.consequences, kept=False)))
     return run, Setup(job.model, job.machine, job.workload, job.framework, layout=best), inputs
 
 

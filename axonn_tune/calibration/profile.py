@@ -30,6 +30,7 @@ from axonn_tune.program.dimensions import symbol_values
 from axonn_tune.program.operations import PLAIN, Attention, Kernel, MatMul
 from axonn_tune.program.schedule import blocks_of
 from axonn_tune.program.step import build_step, bundled, contents_of
+from axonn_tune.specs.dependents import settled
 from axonn_tune.specs.machine import (
     MEASURED_KINDS,
     Accelerator,
@@ -301,6 +302,8 @@ def calibrate(measured: PointFile, base: Machine, *, name: str, ranks_per_node: 
             ),
         }
     )
+    stated = {"launcher.ranks_per_node", *(f"tiers.{tier.name}.bandwidth_gb_per_s" for tier in tiers)}
+    document, _ = settled(base, document, stated)
     return Calibration(validated(document), communication, compute)
 
 

@@ -101,11 +101,16 @@ def _add_common(group: click.Group, kind: Kind) -> None:
 
 
 def _check(kind: Kind, names: tuple[str, ...]) -> None:
+    from axonn_tune.report.output import wrapped
+    from axonn_tune.specs.dependents import told
+
     errors: list[AxonnTuneError] = []
     for name in names:
         try:
             loaded = _load(kind, name)
             click.echo(f"ok {loaded.path}")
+            for words in told(loaded.consequences, kept=True):
+                click.echo(wrapped(f"{words}."))
             if kind == "machine":
                 _warn_changed(loaded)
         except AxonnTuneError as error:

@@ -298,7 +298,8 @@ def _bandwidths(
 ) -> dict[str, Floats]:
     """Bandwidth of every axis, bytes/s, by the rank order and the rule of a backend: infinite for groups of one."""
     if machine.paper is None:
-        raise UsageError(f"machine {machine.name!r} has no 'paper' section, which the {backend!r} cost needs")
+        dropped = "; it is dropped where a network level is changed"
+        raise UsageError(f"machine {machine.name!r} has no 'paper' section, which the {backend!r} cost needs{dropped}")
     inner_first = order or (PAPER_ORDER if backend == "paper" else RELEASED_ORDER)
     if sorted(inner_first) != sorted(AXES):
         raise ValueError(f"order must name each of {', '.join(AXES)} once, not {', '.join(inner_first)}")

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from statistics import fmean
 from typing import TypeVar
@@ -23,6 +23,7 @@ from axonn_tune.frameworks.description import IMBALANCE_SPREAD, NATURAL_IMBALANC
 from axonn_tune.frameworks.dispatchers import dispatching, find_dispatcher
 from axonn_tune.learning.evidence import OF_MODEL, STEP_NOISE, WHOLE, Sample
 from axonn_tune.learning.posterior import Bounds, Posterior, maximize, robust_weights
+from axonn_tune.specs.dependents import Consequence, settled, with_consequence
 from axonn_tune.specs.machine import (
     COLLECTIVE_KINDS,
     Accelerator,
@@ -36,7 +37,7 @@ from axonn_tune.specs.machine import (
     Source,
     Tier,
 )
-from axonn_tune.specs.numbers import has_number, kind_at, number_at, scaled, validated
+from axonn_tune.specs.numbers import has_number, kind_at, number_at, scaled, validated, with_numbers
 from axonn_tune.units import rounded
 
 OF_A_PLACEHOLDER = 2.0
@@ -85,11 +86,15 @@ second has not moved. Beyond so many standard deviations a number contradicts it
 
 @dataclass(frozen=True)
 class Prior:
-    """Numbers that may move, as paths of a profile that has them all, with the covariance of their logarithms."""
+    """Numbers that may move, as paths of a profile that has them all, with the covariance of their logarithms.
+
+    restated: bandwidths that take the place of those of a profile, and of what hangs on them.
+    """
 
     machine: Machine
     paths: tuple[str, ...]
     covariance: Floats
+    restated: Mapping[str, float] = field(default_factory=dict)
 
     def adjust(self, logs: Sequence[float] | Floats) -> Callable[[Machine], Machine]:
         """Multiplies these numbers of a profile by e^logs, where it has them."""
@@ -100,9 +105,10 @@ class Prior:
 
         def adjusted(machine: Machine) -> Machine:
             if id(machine) not in known:
-                tiers = tuple(map(_with_factors, machine.tiers)) if factored else machine.tiers
+                base, _ = settled(machine, with_numbers(machine, self.restated), self.restated.keys())
+                tiers = tuple(map(_with_factors, base.tiers)) if factored else base.tiers
                 own = {name: getattr(self.machine, name) for name in ("software", "dispatchers", "imbalance")}
-                whole = machine.model_copy(update={**own, "tiers": tiers})
+                whole = base.model_copy(update={**own, "tiers": tiers})
                 known[id(machine)] = machine, scaled(whole, factors)
             return known[id(machine)][1]
 
@@ -158,6 +164,27 @@ def prior_of(
     if learned is not None:
         covariance[: len(known), : len(known)] = covariance_of(learned)
     return Prior(whole, paths, covariance)
+
+
+def _of_other_links(prior: Prior, posterior: Posterior) -> tuple[Prior, tuple[Consequence, ...]]:
+    """The prior with the bandwidths of links that are others than the profile's, and what that changes; unchanged
+    where there are none.
+
+    Where collectives move a bandwidth beyond `FAR`, its prior is of another machine: it would hold the number back, and
+    what was measured with the old one would stay.
+    """
+    logs, restated, covariance = dict(zip(prior.paths, posterior.found, strict=True)), {}, prior.covariance.copy()
+    for at, (path, log) in enumerate(logs.items()):
+        level = path.removesuffix("bandwidth_gb_per_s")
+        if path.startswith("tiers.") and path != level and abs(log) > FAR * math.sqrt(covariance[at, at]):
+            factors = (own for name, own in logs.items() if name.startswith(f"{level}c") and name.endswith(FACTORS[1]))
+            restated[path] = number_at(prior.machine, path) * math.exp(log + max(factors, key=abs, default=0.0))
+            covariance[at, :] = covariance[:, at] = 0.0
+            covariance[at, at] = OF_A_PLACEHOLDER**2
+    if not restated:
+        return prior, ()
+    machine, found = settled(prior.machine, with_numbers(prior.machine, restated), restated.keys())
+    return Prior(machine, prior.paths, covariance, restated), found
 
 
 def _with_factors(tier: Tier) -> Tier:
@@ -225,12 +252,13 @@ class Row:
 
 @dataclass(frozen=True)
 class Learning:
-    """Result of learning."""
+    """Result of learning. consequences: what hung on links that are others than the profile's."""
 
     prior: Prior
     posterior: Posterior
     rows: tuple[Row, ...]
     machine: Machine
+    consequences: tuple[Consequence, ...] = ()
 
     @cached_property
     def movers(self) -> tuple[tuple[str, ...], ...]:
@@ -247,7 +275,8 @@ class Learning:
     @cached_property
     def silent(self) -> tuple[str, ...]:
         """Numbers the evidence says nothing about."""
-        return tuple(one.path for one in self.numbers if one.spread > SILENT * one.prior_spread)
+        found = (one for one in self.numbers if one.spread > SILENT * one.prior_spread)
+        return tuple(one.path for one in found if one not in self.far)
 
     @property
     def contradictions(self) -> tuple[Row, ...]:
@@ -296,6 +325,9 @@ def learn(
     shares = [math.sqrt(names.count(name)) for name in names]
     noise = np.concatenate([share * np.array(one.noise) for share, one in zip(shares, samples, strict=True)])
     posterior = posterior_of(samples, prior, noise=noise, listen=listen)
+    own, found = _of_other_links(prior, posterior) if timed else (prior, ())
+    if own is not prior:
+        posterior = posterior_of(samples, own, noise=noise, listen=listen)
     before = _Pricing(samples, prior, lambda prices: None).predict(np.zeros(len(prior.paths))) - measured
     labels = [
         (sample, what, of_bus)
@@ -308,9 +340,11 @@ def learn(
             labels, measured, before, posterior.residuals, noise, strict=True
         )
     )
-    learned = _learned(samples, prior, posterior, rows, evidence)
-    found = _profile(prior, learned, evidence)
-    return Learning(prior, posterior, rows, found.model_copy(update={"name": name or machine.name}))
+    learned = _learned(samples, prior, own, posterior, rows, evidence)
+    profile = _profile(prior, own, learned, evidence).model_copy(update={"name": name or machine.name})
+    for one in _faster_than_learned(profile, learned):
+        profile, found = with_consequence(profile, one), (*found, one)
+    return Learning(prior, posterior, rows, profile, found)
 
 
 def posterior_of(
@@ -347,11 +381,17 @@ class _Pricing:
 
 
 def _learned(
-    samples: Sequence[Sample], prior: Prior, posterior: Posterior, rows: Sequence[Row], evidence: Sequence[str]
+    samples: Sequence[Sample],
+    prior: Prior,
+    own: Prior,
+    posterior: Posterior,
+    rows: Sequence[Row],
+    evidence: Sequence[str],
 ) -> Learned:
+    """What was learned. prior: of the profile; own: the same, of its links as they are."""
     steps, terms = _conflict([row for row in rows if row.what in WHOLE]), _conflict(rows, besides=WHOLE)
     factors = np.array([steps if row.what in WHOLE else terms for row in rows])
-    covariance, moves, earlier = posterior.inflated(factors, prior.covariance), posterior.moves(), prior.machine.learned
+    covariance, moves, earlier = posterior.inflated(factors, own.covariance), posterior.moves(), prior.machine.learned
     spreads = np.sqrt(np.diag(covariance))
     correlations = covariance / np.outer(np.maximum(spreads, 1e-12), np.maximum(spreads, 1e-12))
     known = {} if earlier is None else {one.path: one for one in earlier.numbers}
@@ -362,7 +402,7 @@ def _learned(
             path=path, prior=rounded(value), prior_spread=spread, value=value, spread=spread
         )
         update = {
-            "value": rounded(value * math.exp(posterior.found[at])),
+            "value": rounded(number_at(own.machine, path) * math.exp(posterior.found[at])),
             "spread": rounded(float(spreads[at])),
             "moved_by": _movers(moves[:, at], rows) or before.moved_by,
         }
@@ -411,11 +451,11 @@ def _movers(moves: Floats, rows: Sequence[Row]) -> tuple[str, ...]:
     )
 
 
-def _profile(prior: Prior, learned: Learned, evidence: Sequence[str]) -> Machine:
-    """The profile with its numbers moved, each with its source."""
-    now = {one.path: number_at(prior.machine, one.path) for one in learned.numbers}
-    machine = scaled(prior.machine, {one.path: one.value / now[one.path] for one in learned.numbers})
-    moved = {one.path for one in learned.numbers if abs(math.log(one.value / now[one.path])) > MOVED}
+def _profile(prior: Prior, own: Prior, learned: Learned, evidence: Sequence[str]) -> Machine:
+    """The profile with its numbers moved, each with its source; prior, own: as for `_learned`."""
+    machine = scaled(own.machine, {one.path: one.value / number_at(own.machine, one.path) for one in learned.numbers})
+    before = {one.path: number_at(prior.machine, one.path) for one in learned.numbers}
+    moved = {one.path for one in learned.numbers if abs(math.log(one.value / before[one.path])) > MOVED}
     words = "; ".join(dict.fromkeys(evidence)) or "runs"
     # The profile that was learned on, and what was learned from.
     base = machine.description.partition(_LEARNED_FROM)[0] if machine.learned else machine.name
@@ -429,6 +469,21 @@ def _profile(prior: Prior, learned: Learned, evidence: Sequence[str]) -> Machine
         "learned": learned,
     }
     return validated(machine.model_copy(update=update))
+
+
+def _faster_than_learned(machine: Machine, learned: Learned) -> Iterator[Consequence]:
+    """Measured groups of a level whose logs are slower than these: factors, which they do not have, were learned."""
+    for tier in machine.tiers:
+        of_level = f"tiers.{tier.name}.collectives."
+        own = [one for one in learned.numbers if one.path.startswith(of_level) and one.path.endswith(FACTORS[1])]
+        share = max((one.value for one in own if one.spread <= SILENT * one.prior_spread), default=1.0)
+        groups, most = tier.measured or (), tier.bandwidth_gb_per_s * share
+        left = tuple(one for one in groups if share > 1.0 - MOVED or one.bandwidth_gb_per_s <= most)
+        if left != groups:
+            words = (
+                f"{len(groups) - len(left)} of {len(groups)} groups, since logs of {tier.name} reach {most:.4g} GB/s"
+            )
+            yield Consequence(f"tiers.{tier.name}.measured", "dropped", words, left)
 
 
 NAMED = 3

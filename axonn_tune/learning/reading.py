@@ -24,6 +24,7 @@ from axonn_tune.learning.arguments import EXPERT_COLUMNS, Stated, StatedRun, exp
 from axonn_tune.learning.evidence import Sample, measured_samples, probe_samples, run_sample, step_sample
 from axonn_tune.learning.stated import OF_RUN, CommandRun, model_columns, read_run
 from axonn_tune.specs.catalog import MachineLike, ModelLike, load_machine, load_model, machines_with
+from axonn_tune.specs.dependents import told
 from axonn_tune.specs.document import LARGEST_SIZE, read_yaml
 from axonn_tune.specs.launch import Launch
 from axonn_tune.specs.loading import load_document, read_bytes, read_text
@@ -521,7 +522,12 @@ def _beside(path: Path) -> dict[str, str]:
 
 def _base(found: Sequence[_Found], request: EvidenceRequest, assumed: list[str]) -> Machine:
     """The base profile, with an added inter-node level where the evidence has nodes and the profile has none."""
-    machine = _nearest(found, assumed) if request.machine is None else load_machine(request.machine).document
+    if request.machine is None:
+        machine = _nearest(found, assumed)
+    else:
+        loaded = load_machine(request.machine)
+        machine = loaded.document
+        assumed.extend(told(loaded.consequences, kept=False))
     nodes = (one.nodes[0] for one in found if one.nodes[0] < one.nodes[1])
     per_node = request.ranks_per_node or next(nodes, None)
     if per_node is None or per_node == 1 or len(machine.tiers) > 1 or machine.tiers[0].ranks is not None:

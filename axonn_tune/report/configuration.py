@@ -65,7 +65,7 @@ from axonn_tune.specs.workload import Workload
 from axonn_tune.stages import parse_layout
 from axonn_tune.units import counted, show_bytes, show_count, show_seconds
 
-_ADDED = frozenset({"path", "sha256"})
+_ADDED = frozenset({"path", "sha256", "assumed"})
 """Keys that results have beside those of the documents they were made from."""
 _SAME = 1e-9
 """Relative difference up to which two predictions are the same."""

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from axonn_tune import __version__
 from axonn_tune.report.output import Column, Json, Table, fields_of, json_text, text_table, words
+from axonn_tune.specs.dependents import told
 from axonn_tune.units import counted, show_seconds
 
 if TYPE_CHECKING:
@@ -88,7 +89,8 @@ def origin_json(loaded: Loaded[Any]) -> Json:
 
 def origin_lines(loaded: Loaded[Any]) -> list[str]:
     """The same as comment lines for a document shown as YAML."""
-    lines = [f"From {loaded.path}", f"sha256 {loaded.sha256}"]
+    followed = (f"Assumed: {words}." for words in told(loaded.consequences, kept=False))
+    lines = [f"From {loaded.path}", f"sha256 {loaded.sha256}", *followed]
     return [*lines, *_model_lines(loaded.document)] if hasattr(loaded.document, "parameters") else lines
 
 

@@ -30,6 +30,7 @@ from axonn_tune.report.explain import ExplainSection
 from axonn_tune.report.output import PERCENT, Column, Json, fields_of, percent, signed_percent, text_of, words, wrapped
 from axonn_tune.report.ranking import layout_pins, setting_word, step_words
 from axonn_tune.specs.catalog import available, load_model
+from axonn_tune.specs.dependents import told
 from axonn_tune.specs.model import Model
 from axonn_tune.specs.results import Pairs
 from axonn_tune.specs.workload import OVERLAPS
@@ -538,11 +539,12 @@ def learning_text(learning: Learning, evidence: Evidence) -> str:
 
 def learning_json(learning: Learning, evidence: Evidence) -> Json:
     """The same with all rows, by the schema `axonn-tune/learning/2`; before, after: pairs, and their quality."""
+    assumed = [*evidence.assumed, *told(learning.consequences, kept=False)]
     return {
         "schema": LEARNING_SCHEMA,
         "tool_version": __version__,
         "machine": learning.machine.name,
-        **fields_of(evidence, ("sources", "assumed", "left_out"), assumed=[*evidence.assumed, *_unstated(evidence)]),
+        **fields_of(evidence, ("sources", "assumed", "left_out"), assumed=[*assumed, *_unstated(evidence)]),
         "numbers": _moved(learning),
         "quality": {side: asdict(quality(pairs)) for side, pairs in _pairs(learning.rows).items()},
         "rows": [{**_row_fields(row), **fields_of(row, ("contradicts", "worse"))} for row in learning.rows],
@@ -608,7 +610,8 @@ def _learning_notes(learning: Learning, evidence: Evidence) -> Iterator[str]:
             f"{most.name}, {most.what}: {signed_percent(math.expm1(most.before))} became "
             f"{signed_percent(math.expm1(most.after))}. Other rows outweigh them; large messages have the most weight."
         )
-    yield from (f"Assumed: {words}" for words in (*evidence.assumed, *_unstated(evidence)))
+    followed = told(learning.consequences, kept=False)
+    yield from (f"Assumed: {words}" for words in (*evidence.assumed, *followed, *_unstated(evidence)))
     yield from (f"Left out: {words}" for words in evidence.left_out)
 
 

@@ -332,6 +332,7 @@ def provenance_folds(document: Json, *, source: str) -> list[Json]:
         ("cost model", document.get("cost", "alpha-beta")),
         ("MFU and HFU", document.get("mfu_convention", "")),
         ("peak", f"{peak:g} TFLOP/s a GPU in {precision}"),
+        ("assumed of the machine", "; ".join(document["machine"].get("assumed", ()))),
     ]
     return [
         machine_fold(document["machine"]),

@@ -42,6 +42,7 @@ from axonn_tune.report.output import (
 )
 from axonn_tune.request import ALPHA_BETA, DEFAULT_TOP, RankBy, flag
 from axonn_tune.specs.catalog import Loaded
+from axonn_tune.specs.dependents import told
 from axonn_tune.units import GB, GIB, MICRO, counted, show_bytes, show_count, show_seconds
 
 RANKING_SCHEMA = "axonn-tune/ranking/1"
@@ -651,9 +652,11 @@ def document_head(schema: str, inputs: Inputs) -> Json:
 
 
 def origin(loaded: Loaded[Any]) -> Json:
-    """A document with all its keys, and the file and hash it came from."""
+    """A document with all its keys, and the file and hash it came from; what follows from replaced values, if any."""
+    assumed = told(loaded.consequences, kept=False)
     return {
         **loaded.document.model_dump(mode="json", by_alias=True),
+        **({"assumed": assumed} if assumed else {}),
         "path": str(loaded.path),
         "sha256": loaded.sha256,
     }
@@ -777,7 +780,6 @@ def ranking_remarks(ranked: Priced, *, places: Sequence[int]) -> list[str]:
         shortest_step_remark(ranked),
         stages_remark(ranked, places),
         nodes_remark(ranked.problem),
-        domains_remark(ranked.problem),
         context_remark(ranked.problem),
         training_remark(ranked),
         why_first(ranked),
@@ -814,21 +816,6 @@ def nodes_remark(problem: Problem) -> str:
     if gpus % per_node == 0 or gpus < per_node:
         return ""
     return f"{gpus:,} GPUs do not fill nodes of {per_node}: scripts can be written for multiples of {per_node} only."
-
-
-def domains_remark(problem: Problem) -> str:
-    """What a rank has of the next network level where --set changes the size of a domain alone: its bandwidth is that
-    of a domain, however large. Empty otherwise."""
-    keys, tiers = [setting.partition("=")[0] for setting in problem.request.set], problem.machine.tiers
-    for place, (inner, outer) in enumerate(pairwise(tiers)):
-        sized = any(key.endswith((f"tiers.{inner.name}.ranks", f"tiers.{place}.ranks")) for key in keys)
-        if sized and inner.ranks and not any(outer.name in key and "bandwidth" in key for key in keys):
-            return (
-                f"The {inner.ranks:,} ranks of a domain of {inner.name} share {outer.bandwidth_gb_per_s:g} GB/s of "
-                f"{outer.name}, {outer.bandwidth_gb_per_s / inner.ranks:.3g} GB/s each. If a larger domain has more "
-                f"links, set machine.tiers.{outer.name}.bandwidth_gb_per_s, too."
-            )
-    return ""
 
 
 def context_remark(problem: Problem) -> str:

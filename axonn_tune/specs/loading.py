@@ -14,12 +14,13 @@ import json
 import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Generic, Literal, TypeVar, get_args, get_origin
 
 from axonn_tune.errors import DocumentError, Problem, UnknownNameError, UsageError, nearest, suggest
 from axonn_tune.files import read_regular
+from axonn_tune.specs.dependents import Consequence, contradiction, settled
 from axonn_tune.specs.document import (
     Document,
     Location,
@@ -140,12 +141,13 @@ class Loaded(Generic[D]):
     """A document, its file, and the SHA-256 of its inputs.
 
     The hash covers the file's text, then those of the files it extends, then the overrides; without
-    the latter two it is the hash of the file.
+    the latter two it is the hash of the file. consequences: what of the values that were replaced was not stated.
     """
 
     document: D
     path: Path
     sha256: str
+    consequences: tuple[Consequence, ...] = ()
 
 
 def load_document(path: str | Path, *, schema: type[D]) -> D:
@@ -214,20 +216,23 @@ def kind_of(schema: type[Document]) -> str:
 
 
 def _load(text: str, *, path: Path | None, source: str, schema: type[D], overrides: Sequence[str]) -> Loaded[D]:
-    root, problems, texts = _compose(text, path=path, source=source, schema=schema, chain=())
-    document = validate(root, schema=schema, source=source, found=problems)
+    root, held, texts = _compose(text, path=path, source=source, schema=schema, chain=())
     # Only now, so that the file's problems are not attributed to overrides.
     if overrides:
-        apply_overrides(root, overrides, schema=schema)
-        document = validate(root, schema=schema, source=source)
+        stated = apply_overrides(root, overrides, schema=schema)
+        document, found = settled(held.document, validate(root, schema=schema, source=source), stated)
+        held = replace(held, document=document, consequences=(*held.consequences, *found))
+    if why := contradiction(held.document):
+        place = ("launcher", "ranks_per_node")
+        raise DocumentError(source, [locate(why, root=root, location=place, source=source)])
     digest = hashlib.sha256("\n".join([*texts, *overrides]).encode())
-    return Loaded(document, path or Path(source), digest.hexdigest())
+    return replace(held, sha256=digest.hexdigest())
 
 
 def _compose(
     text: str, *, path: Path | None, source: str, schema: type[D], chain: tuple[Path, ...]
-) -> tuple[Node, list[Problem], list[str]]:
-    """A document's nodes laid over those of what it extends, its own problems, and all input texts."""
+) -> tuple[Node, Loaded[D], list[str]]:
+    """A document's nodes laid over those of what it extends, the document, and all input texts."""
     reading = read_yaml(text, source=source)
     own, problems = reading.root, [*reading.problems]
     if not isinstance(own.value, dict):
@@ -236,8 +241,9 @@ def _compose(
     if given is not None and given.value != expected:
         message = _header_message(given, expected, schema.renewed_by)
         raise DocumentError(source, [*problems, Problem("schema", message, given.line)])
+    at = path or Path(source)
     if kind_of(schema) not in _EXTENSIBLE or "extends" not in own.value:
-        return own, problems, [text]
+        return own, Loaded(validate(own, schema=schema, source=source, found=problems), at, ""), [text]
 
     def refused(message: str) -> DocumentError:
         return DocumentError(source, [locate(message, root=own, location=("extends",), source=source)])
@@ -257,8 +263,7 @@ def _compose(
             raise UsageError(f"{str(base_path)!r} is no {kind_of(schema)} document: it lacks `schema: {expected}`")
     except (UsageError, UnknownNameError) as error:
         raise refused(str(error)) from error
-    base, found, texts = _compose(base_text, path=base_path, source=str(base_path), schema=schema, chain=chain)
-    validate(base, schema=schema, source=str(base_path), found=found)
+    base, before, texts = _compose(base_text, path=base_path, source=str(base_path), schema=schema, chain=chain)
     wrong = _inheritance_problems(base, own, extended=wanted, schema=schema)
     problems += [locate(words, root=own, location=location, source=source) for location, words in wrong]
     if "name" not in own.value:
@@ -266,7 +271,13 @@ def _compose(
     # What the base is described as holds for the base alone.
     extends = own.value.pop("extends")
     own.value = {"description": Node(f"extends {wanted}", extends.source, extends.line), **own.value}
-    return merge(base, own), problems, [text, *texts]
+    root, stated = merge(base, own), {".".join(found) for found in _paths(own, ())}
+    merged = validate(root, schema=schema, source=source, found=problems)
+    document, found = settled(before.document, merged, stated)
+    # A shipped profile has what it has on purpose.
+    found = () if path is not None and is_shipped("machine", path) else (*before.consequences, *found)
+    root = root if document == merged else read_yaml(to_yaml(document), source=source).root
+    return root, Loaded(document, at, "", found), [text, *texts]
 
 
 def _base_path(wanted: str, *, path: Path | None, kind: Kind) -> Path:
@@ -371,13 +382,15 @@ def _is_number(node: Node) -> bool:
     return isinstance(node.value, (int, float))
 
 
-def apply_overrides(root: Node, assignments: Iterable[str], *, schema: type[Document]) -> None:
-    """Apply `path=value` assignments in order to a valid document; UsageError for a path that it does not have.
+def apply_overrides(root: Node, assignments: Iterable[str], *, schema: type[Document]) -> set[str]:
+    """Apply `path=value` assignments in order to a valid document, and return the paths, items of lists by name;
+    UsageError for a path that it does not have.
 
     Values are read as YAML scalars or lists. Items of lists are addressed by their name or index:
     `tiers.slingshot.bandwidth_gb_per_s=20`. The provenance of a changed number becomes an
     assumption made on the command line.
     """
+    stated = set[str]()
     for assignment in assignments:
         path, equals, text = assignment.partition("=")
         if not equals or not path.strip():
@@ -389,6 +402,8 @@ def apply_overrides(root: Node, assignments: Iterable[str], *, schema: type[Docu
         else:
             section.value = section.mapping() | {str(key): value}
         _restate_source(root, location, value)
+        stated.add(root.path(location))
+    return stated
 
 
 def _resolve(root: Node, path: str, *, schema: type[Document]) -> Location:

@@ -6,7 +6,7 @@ Items of a list go by their name, measured groups by their size.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from axonn_tune.specs.document import Document
 from axonn_tune.specs.machine import Machine
@@ -40,8 +40,13 @@ def has_number(machine: Machine, path: str) -> bool:
 def with_numbers(machine: Machine, values: Mapping[str, float]) -> Machine:
     """The profile with other numbers at some paths; limits are not checked."""
     for path, value in values.items():
-        machine = _changed(machine, path, lambda before, value=value: value)  # type: ignore[misc]
+        machine = with_value(machine, path, value)
     return machine
+
+
+def with_value(machine: Machine, path: str, value: Any) -> Machine:  # noqa: ANN401
+    """The profile with another value at a path; limits are not checked."""
+    return _changed(machine, path, lambda before: value)
 
 
 def scaled(machine: Machine, factors: Mapping[str, float]) -> Machine:

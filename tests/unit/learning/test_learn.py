@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from axonn_tune.calibration.profile import LAYOUTS
+from axonn_tune.cost.collectives import bus_bytes
 from axonn_tune.cost.price import price
 from axonn_tune.frameworks import find_framework
 from axonn_tune.job import Job, Layout
@@ -22,8 +23,8 @@ from axonn_tune.learning.learn import Learning, learn, prior_of
 from axonn_tune.learning.reading import measured_evidence, with_nodes
 from axonn_tune.specs.catalog import load_machine
 from axonn_tune.specs.loading import load_document
-from axonn_tune.specs.machine import Dispatching, Machine
-from axonn_tune.specs.points import MatmulProbe
+from axonn_tune.specs.machine import CollectiveKind, Dispatching, Machine
+from axonn_tune.specs.points import CollectiveProbe, MatmulProbe, Probe
 from axonn_tune.specs.results import Measurements
 from axonn_tune.validation.comparison import RunComparison, repriced
 from axonn_tune.validation.published.cases import Case, case_of
@@ -205,6 +206,24 @@ def test_gemms_teach_sustained_rates() -> None:
     assert max(abs(row.after) for row in found.rows) < 0.05
     assert found.machine.accelerator.peak_tflops["fp32"] == pytest.approx(0.05, rel=0.1)
     assert "tiers.loopback.bandwidth_gb_per_s" in found.silent
+
+
+@pytest.mark.parametrize("gb_per_s", [18.0, 90.0, 170.0, 260.0, 400.0])
+@pytest.mark.parametrize("op", ["all_gather", "all_reduce"])
+def test_no_group_of_a_learned_level_is_faster_than_its_log(gb_per_s: float, op: CollectiveKind) -> None:
+    """Guards links that are others than the profile's: groups of two and four kept bandwidths of NVLink beside 18 GB/s,
+    and collectives without a log those of NVLink."""
+    machine, framework = load_machine("dgx-h100").document, find_framework("axonn-tune")
+    probes = [CollectiveProbe(op=op, group=8, stride=1, size_bytes=2**power) for power in range(22, 33)]
+    times = {one: 50e-6 + bus_bytes(op, 8, one.size_bytes) / (gb_per_s * 1e9) for one in probes}
+    found = learn(probe_samples(dict[Probe, float](times), machine, framework, name="log"), machine)
+    learned, levels = found.machine.tiers[0], found.machine.tiers_of(op)
+    assert all(one.bandwidth_gb_per_s <= gb_per_s * 1.01 for one in learned.measured or ())
+    assert levels[0].bandwidth_gb_per_s == pytest.approx(gb_per_s, rel=0.1) or op == "all_reduce"
+    if gb_per_s < 100.0:
+        assert found.machine.tiers_of("reduce_scatter")[0].bandwidth_gb_per_s == pytest.approx(gb_per_s, rel=0.1)
+        assert any(one.path == "tiers.nvlink.measured" for one in found.consequences)
+        assert "tiers.nvlink.bandwidth_gb_per_s" in [one.path for one in found.far]
 
 
 # Experts: one cluster of its own dispatcher and token imbalance.

@@ -25,8 +25,11 @@ def test_a_number_is_set_and_becomes_an_assumption() -> None:
     assert machine.tiers[1].bandwidth_gb_per_s == 20
     assert machine.tiers[1].sources["bandwidth_gb_per_s"] == ASSUMED
     assert machine.tiers[1].sources["latency_us"].source == "invented"
-    assert machine.accelerator.peak_tflops == {"bf16": 250, "fp32": 10}
-    assert machine.accelerator.sources["peak_tflops"] == ASSUMED
+    assert machine.accelerator.peak_tflops == {"bf16": 250, "fp32": 25}
+    assert (
+        machine.accelerator.sources["peak_tflops"].source
+        == f"{ASSUMED.source}; others scaled: times 2.5, as that of bf16"
+    )
 
 
 def test_a_model_keeps_its_source_and_says_what_was_set() -> None:
