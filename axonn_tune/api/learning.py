@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -9,7 +10,7 @@ from typing import TYPE_CHECKING, TypedDict, Unpack
 
 from axonn_tune.api.analysis import CompareResult, Explanation
 from axonn_tune.api.search import call_text, request_of
-from axonn_tune.errors import UsageError
+from axonn_tune.errors import AxonnTuneError, UsageError
 from axonn_tune.files import write_text_atomically
 from axonn_tune.frameworks import find_framework
 from axonn_tune.frameworks.axonn_tune import AXONN_TUNE
@@ -19,6 +20,7 @@ from axonn_tune.learning.setups import changes_of, searched
 from axonn_tune.learning.stated import OF_MODEL, CommandRun, read_run, shipped_twin
 from axonn_tune.ranking.compare import compare, with_layout
 from axonn_tune.ranking.inputs import Inputs, load_inputs
+from axonn_tune.report.commands import FileToWrite, NamedModel
 from axonn_tune.report.explain import ExplainSection
 from axonn_tune.report.learning import StatedCommand, better_section, command_json, command_section, said_of
 from axonn_tune.report.output import Json
@@ -160,20 +162,33 @@ def explain_command(path: str | Path, *, machine: MachineLike | None = None, **o
     """
     run, setup, inputs = _stated(path, machine, options)
     priced, ranking = setup.price(lambda same: same), searched(setup, exact=_EXACT)
-    named, own = options.get("model"), run.model()
-    ours = None if named is not None or shipped_twin(own) else (f"{own.name}.yaml", own)
     stated = StatedCommand(
         run=run,
         setup=setup,
         changes=changes_of(setup, lambda changed: changed.price(lambda same: same).iteration_s, ranking=ranking),
         ranking=ranking,
         machine=str(machine) if isinstance(machine, str | Path) else inputs.machine.document.name,
-        model=str(named) if isinstance(named, str | Path) else ours,
+        model=named_model(path, options.get("model"), seq=int(run.columns["seq"].value)),
         fits=_with_full_recompute(setup) if priced.memory_bytes > priced.memory_limit_bytes else "",
     )
     job = replace(priced.job, tokens_total=inputs.problem.tokens_total)
     ranked = replace(priced, job=job, rank=1, shortest_step_s=priced.iteration_s)
     return CommandExplanation(inputs, ranked, stated=stated)
+
+
+def named_model(script: str | Path | None, named: object, *, seq: int | None = None) -> NamedModel:
+    """How commands name the model of a script: as named, as one that ships, or as a file that `models import` writes.
+
+    seq: sequence length where the script does not state it.
+    """
+    if script is None or named is not None:
+        return str(named) if isinstance(named, str | Path) else None
+    try:
+        own, file = import_model(script, seq=seq), f"{read_run(script, given={}, needed=OF_MODEL).model().name}.yaml"
+    except AxonnTuneError:
+        return None
+    words = ["axonn-tune", "models", "import", str(script), "-o", file, *(["--seq", str(seq)] if seq else [])]
+    return None if shipped_twin(own) else FileToWrite(file, own, shlex.join(words))
 
 
 def _with_full_recompute(setup: Setup) -> str:

@@ -156,13 +156,14 @@ def diagnose_command(*, path: str | None, output_format: str, html: str | None, 
       axonn-tune diagnose runs/20260101-120000-nano --machine here.yaml --html diagnosis.html
       axonn-tune diagnose steps.csv --format json
     """
-    from axonn_tune.api.learning import diagnose
+    from axonn_tune.api.learning import diagnose, named_model
     from axonn_tune.errors import CheckFailedError
     from axonn_tune.report.learning import diagnosis_json, diagnosis_section, diagnosis_text
     from axonn_tune.report.output import json_text
 
     found, evidence = diagnose(path, **options)
-    named: dict[str, Any] = {"machine": str(options["machine"] or evidence.machine.name), "model": options["model"]}
+    named: dict[str, Any] = {"machine": str(options["machine"] or evidence.machine.name)}
+    named["model"] = named_model(options["from_command"], options["model"])
     left_out = [f"Left out: {words}" for words in evidence.left_out]
     named["remarks"] = [*(f"Assumed: {words}" for words in evidence.assumed), *left_out]
     if output_format == "json":
@@ -173,7 +174,7 @@ def diagnose_command(*, path: str | None, output_format: str, html: str | None, 
         click.echo("\n".join([diagnosis_text(found[0], **named), *texts]), nl=False)
     if html:
         sections = [
-            diagnosis_section(one, **named, identity=f"s{number}", source=path or named["model"] or "")
+            diagnosis_section(one, **named, identity=f"s{number}", source=path or options["model"] or "")
             for number, one in enumerate(found, 1)
         ]
         write_html(html, sections)

@@ -13,16 +13,16 @@ from pathlib import Path
 
 from axonn_tune.cost.price import ATTENTION, CONTENDED, ELEMENT_WISE, GEMMS, Detail, price
 from axonn_tune.cost.spans import SEVERAL, block_spans, busy_s, first_passes, step_spans
-from axonn_tune.errors import AxonnTuneError, UsageError
-from axonn_tune.frameworks.axonn_tune import AXONN_TUNE
+from axonn_tune.errors import UsageError
 from axonn_tune.frameworks.description import Framework
 from axonn_tune.grid import ALL_AXES, Grid
 from axonn_tune.job import Layout
 from axonn_tune.launch.commands import emission
 from axonn_tune.launch.config import build_launch, launch_text
-from axonn_tune.ranking.inputs import Inputs, make_workload
+from axonn_tune.ranking.inputs import Inputs
 from axonn_tune.ranking.space import Problem
 from axonn_tune.report import page
+from axonn_tune.report.commands import explain_command, layout_pins
 from axonn_tune.report.explain import (
     ACTIVATIONS,
     AXIS_COLUMNS,
@@ -47,17 +47,13 @@ from axonn_tune.report.ranking import (
     days_interval,
     framework_of,
     is_tied,
-    layout_pins,
     page_axes,
     show_days,
-    step_words,
     term_json,
     term_row,
     with_framework,
 )
-from axonn_tune.request import Request
-from axonn_tune.specs.catalog import load_machine, load_model
-from axonn_tune.specs.loading import D, Loaded, is_shipped, parse_document
+from axonn_tune.specs.loading import D, Loaded, parse_document
 from axonn_tune.specs.machine import Machine
 from axonn_tune.specs.model import Model
 from axonn_tune.specs.traces import COMPUTE_LANE, END, HEAD, Span
@@ -113,38 +109,6 @@ def inputs_of(document: Json, *, source: str) -> Inputs:
         Loaded(trained, Path(model.get("path", trained.name)), model["sha256"]),
         Loaded(profile, Path(machine.get("path", profile.name)), machine["sha256"]),
     )
-
-
-def explain_command(inputs: Inputs) -> list[str]:
-    """The start of a command line that explains a configuration; empty if the files are not what they were."""
-    try:
-        now = load_model(str(inputs.model.path)), load_machine(str(inputs.machine.path))
-    except AxonnTuneError:
-        return []
-    if (now[0].sha256, now[1].sha256) != (inputs.model.sha256, inputs.machine.sha256):
-        return []
-    workload, problem = inputs.problem.workload, inputs.problem
-    model_name = problem.model.name if is_shipped("model", inputs.model.path) else str(inputs.model.path)
-    machine_name = problem.machine.name if is_shipped("machine", inputs.machine.path) else str(inputs.machine.path)
-    defaults = make_workload(problem.model, Request())
-    made = {"global_batch": "--batch", "sequence_length": "--seq", "precision": "--precision"}
-    changed = {key: option for key, option in made.items() if getattr(workload, key) != getattr(defaults, key)}
-    options = [word for key, option in changed.items() for word in (option, str(getattr(workload, key)))]
-    if workload.shard_optimizer_over_data:
-        options.append("--shard-optimizer")
-    if workload.split_micro_batch:
-        options.append("--split-micro-batch")
-    if workload.overlaps != defaults.overlaps:
-        options += [word for name in workload.overlaps for word in ("--overlap", name)] or ["--no-overlap"]
-    if problem.framework.name != AXONN_TUNE.name:
-        options += ["--framework", problem.framework.name]
-    options += step_words(problem.framework)
-    if problem.rank_by != problem.framework.ranked_by:
-        options += ["--rank-by", problem.rank_by]
-    return [
-        *("axonn-tune", "explain", "--gpus", str(problem.gpus), "--model", model_name, "--machine", machine_name),
-        *options,
-    ]
 
 
 @dataclass(frozen=True)
@@ -299,6 +263,7 @@ def explanation_section(
     changes = [
         page.command(change["command"], title=f"{change['words']}: {percent(change['gain'])} less time")
         for change in document.get("changes", [])
+        if change["command"]
     ]
     return page.section(
         identity,

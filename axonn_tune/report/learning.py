@@ -7,18 +7,15 @@ configuration, assumptions, and faster layouts.
 from __future__ import annotations
 
 import math
-import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from axonn_tune import __version__
 from axonn_tune.cost.price import Detail, PricedLayout
-from axonn_tune.errors import UsageError
-from axonn_tune.frameworks.axonn_tune import AXONN_TUNE
 from axonn_tune.frameworks.description import NATURAL_IMBALANCE
 from axonn_tune.learning.diagnose import Cause, Diagnosis
 from axonn_tune.learning.evidence import WHOLE, Setup
@@ -26,15 +23,11 @@ from axonn_tune.learning.learn import Learning, Row, deviations
 from axonn_tune.learning.setups import Change, layout_words
 from axonn_tune.learning.stated import CommandRun
 from axonn_tune.report import page
+from axonn_tune.report.commands import FileToWrite, NamedModel, command_of, commands_of
 from axonn_tune.report.explain import ExplainSection
 from axonn_tune.report.output import PERCENT, Column, Json, fields_of, percent, signed_percent, text_of, words, wrapped
-from axonn_tune.report.ranking import layout_pins, setting_word, step_words
-from axonn_tune.specs.catalog import available, load_model
 from axonn_tune.specs.dependents import told
-from axonn_tune.specs.model import Model
 from axonn_tune.specs.results import Pairs
-from axonn_tune.specs.workload import OVERLAPS
-from axonn_tune.stages import layout_text
 from axonn_tune.units import GB, counted, show_bytes, show_interval, show_seconds
 from axonn_tune.validation.published.rows import cell_text
 from axonn_tune.validation.quality import quality
@@ -60,9 +53,6 @@ OVERSHOOT, CERTAIN = 1.4, 0.5
 MISFIT = 2.0
 """Residual of the best explanation, in standard deviations, above which none fits."""
 
-_DESCRIPTIVE = {"schema_", "name", "description", "family", "source", "defaults"}
-"""Fields of a model that no price depends on, and its family, which selects a similar model."""
-
 _CAUSES = (
     Column("probability", "how likely", show=percent),
     words("title", "what"),
@@ -72,7 +62,7 @@ _CAUSES = (
 _CHANGES = (Column("gain", "gain", show=percent), Column("step_s", "step", show=show_seconds), words("words", "change"))
 
 
-def diagnosis_text(found: Diagnosis, *, machine: str, model: str | None = None, remarks: Sequence[str] = ()) -> str:
+def diagnosis_text(found: Diagnosis, *, machine: str, model: NamedModel = None, remarks: Sequence[str] = ()) -> str:
     """Assumptions, assessment, explanations of the gap, and faster layouts.
 
     machine, model: as stated, for commands. remarks: assumptions about the evidence.
@@ -87,8 +77,7 @@ def diagnosis_text(found: Diagnosis, *, machine: str, model: str | None = None, 
     if found.changes and not found.faster:
         faster = f"Faster than the predicted {show_seconds(found.predicted_s)}, by the profile:"
         parts.append(f"{faster}\n\n" + text_of(_CHANGES, found.changes))
-        commands = dict.fromkeys(command_of(change, machine=machine, model=model) for change in found.changes)
-        parts.append("\n".join(commands) + "\n")
+        parts.append("".join(f"{line}\n" for line in commands_of(found.changes, machine=machine, model=model)))
     return "\n".join(part for part in parts if part)
 
 
@@ -207,71 +196,7 @@ def _notes(found: Diagnosis) -> Iterator[str]:
     yield from dict.fromkeys(cause.advice for cause in _likely(found)[:3] if cause.advice)
 
 
-NamedModel: TypeAlias = str | tuple[str, Model] | None
-"""A model's name or file, or a file that is not there yet with what it will hold; None: the nearest that ships."""
-
-
-def command_of(change: Change, *, machine: str, model: NamedModel = None) -> str:
-    """The command that writes the launch files of a change, or explains it if there are none."""
-    # Imported here: few reports have commands.
-    from axonn_tune.launch.commands import command_of as started
-
-    setup = change.setup
-    words = pins(setup, machine=machine, model=model)
-    if setup.framework.name == AXONN_TUNE.name:
-        return shlex.join(["axonn-tune", *words, "-o", "launch.yaml"])
-    try:
-        started(setup.price(lambda same: same))
-    except UsageError:
-        return shlex.join(["axonn-tune", "explain", *words])
-    return shlex.join(["axonn-tune", *words, "-o", "run.sh"])
-
-
-def pins(setup: Setup, *, machine: str, model: NamedModel = None) -> list[str]:
-    """Options that pin this step configuration."""
-    one, workload, framework = setup.layout, setup.workload, setup.framework
-    found = ["--gpus", str(one.grid.world), *_model_words(setup.model, model), "--machine", machine]
-    if framework.name != AXONN_TUNE.name:
-        found += ["--framework", framework.name]
-    found += ["--batch", str(workload.global_batch), "--seq", str(workload.sequence_length)]
-    found += ["--precision", workload.precision]
-    axes = {axis: size for axis, size in one.grid.by_axis.items() if axis in framework.axes}
-    axes |= {"chunks": one.chunks} if one.chunks > 1 else {}
-    order = ",".join(axis for axis in one.grid.order if axis in framework.axes and axis != "pipeline")
-    layout = layout_text(one.parts, mtp=setup.model.mtp_layers) if one.parts else None
-    found += layout_pins(framework, axes, {**vars(one), **axes, "order": order, "pipeline_layout": layout})
-    found += [word for name in OVERLAPS if name not in workload.overlaps for word in ("--no-overlap", name)]
-    found += ["--split-micro-batch"] if workload.split_micro_batch else []
-    found += ["--shard-optimizer"] if workload.shard_optimizer_over_data else []
-    # A search with overlap of dispatch has layouts that cannot have it, too: asked for alone, they are refused.
-    step = framework.step
-    if (step.expert_overlap or step.delayed_weight_gradients) and not setup.price(lambda same: same).expert_overlap:
-        framework = framework.with_step(expert_overlap=False, delayed_weight_gradients=False)
-    return [*found, *step_words(framework)]
-
-
-def _model_words(model: Model, named: NamedModel) -> list[str]:
-    """The stated model, or the nearest shipped one, with its differences."""
-    changed: dict[str, list[str]] = {}
-    stated, content = named if isinstance(named, tuple) else (named, None)
-    for name in [stated] if stated else available("model"):
-        other = content or load_model(name).document
-        if stated or (other.gated == model.gated and other.mixed == model.mixed):
-            changed[name] = list(_changed(model, other))
-    name = min(changed, key=lambda one: (len(changed[one]), one != model.name))
-    return ["--model", name, *(word for change in changed[name] for word in ("--set", change))]
-
-
-def _changed(model: Model, other: Model) -> Iterator[str]:
-    """Fields in which a model differs from another, as `--set` takes them."""
-    for name in Model.model_fields:
-        # Only a table of learned positions has a length that is priced.
-        idle = name in _DESCRIPTIVE or (name == "max_sequence_length" and not model.learned_positions)
-        if not idle and getattr(model, name) != getattr(other, name):
-            yield f"{name}={setting_word(getattr(model, name))}"
-
-
-def diagnosis_json(found: Diagnosis, *, machine: str, model: str | None = None, remarks: Sequence[str] = ()) -> Json:
+def diagnosis_json(found: Diagnosis, *, machine: str, model: NamedModel = None, remarks: Sequence[str] = ()) -> Json:
     """Everything, by the schema `axonn-tune/diagnosis/1`; remarks: on the evidence."""
     times = ("name", "of", "measured_s", "predicted_s", "low_s", "high_s", "healthy", "misfit", "reasonable")
     return {
@@ -297,7 +222,7 @@ def _change_json(change: Change, *, machine: str, model: NamedModel) -> Json:
         "layout": layout_words(change.setup.layout, change.setup.framework),
         "step_s": change.step_s,
         "gain": change.gain,
-        "command": command_of(change, machine=machine, model=model),
+        "command": command_of(change, machine=machine, model=model) or None,
     }
 
 
@@ -307,7 +232,7 @@ def diagnosis_section(
     machine: str,
     identity: str,
     source: str,
-    model: str | None = None,
+    model: NamedModel = None,
     remarks: Sequence[str] = (),
 ) -> Json:
     """A page section: assumptions, predicted and measured step, the gap and its causes, and commands."""
@@ -326,10 +251,9 @@ def diagnosis_section(
         blocks=[
             *_figures(found, likely),
             *(
-                page.command(
-                    command_of(one, machine=machine, model=model), title=f"{one.words}: {percent(one.gain)} less time"
-                )
+                page.command(command, title=f"{one.words}: {percent(one.gain)} less time")
                 for one in found.changes
+                if (command := command_of(one, machine=machine, model=model))
             ),
             page.origin_fold([("source", source), ("schema", DIAGNOSIS_SCHEMA)]),
         ],
@@ -366,8 +290,8 @@ def _figures(found: Diagnosis, likely: Sequence[Cause]) -> Iterator[Json]:
 class StatedCommand:
     """Facts about a command besides its prediction.
 
-    setup: what it runs. ranking: a search of its layouts. machine, model: as named; a model in a file that
-    `model_command` writes with its content. fits: what else it needs where its memory does not suffice, in words.
+    setup: what it runs. ranking: a search of its layouts. machine, model: as named. fits: what else it needs where its
+    memory does not suffice, in words.
     """
 
     run: CommandRun
@@ -387,14 +311,6 @@ class StatedCommand:
     def best_s(self) -> float | None:
         """Step of the first layout of the search, s."""
         return self.ranking[0].iteration_s if len(self.ranking) else None
-
-    @property
-    def model_command(self) -> str | None:
-        """The command that writes the file of the model, which the other commands name; None where it is there."""
-        if not isinstance(self.model, tuple):
-            return None
-        words = ["axonn-tune", "models", "import", self.run.path, "-o", self.model[0]]
-        return shlex.join([*words, "--seq", str(self.run.columns["seq"].value)])
 
 
 def command_section(command: StatedCommand, priced: Detail) -> ExplainSection:
@@ -464,10 +380,7 @@ def better_section(command: StatedCommand, priced: PricedLayout) -> ExplainSecti
         sentences=sentences,
         columns=_CHANGES,
         rows=[fields_of(change, ("gain", "step_s", "words")) for change in command.changes],
-        commands=[
-            *filter(None, [command.model_command]),
-            *(command_of(change, machine=command.machine, model=command.model) for change in command.changes),
-        ],
+        commands=commands_of(command.changes, machine=command.machine, model=command.model),
     )
 
 
@@ -483,7 +396,7 @@ def command_json(command: StatedCommand) -> Json:
             "assumed": list(command.run.assumed),
             "ignored": list(command.run.ignored),
             "unknown": list(command.run.unknown),
-            "model_command": command.model_command,
+            "model_command": command.model.command if isinstance(command.model, FileToWrite) else None,
             "rank": command.rank,
             "layouts": len(command.ranking),
             "best_step_s": command.best_s,

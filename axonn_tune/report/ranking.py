@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import fields, replace
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any, TypeAlias
 
@@ -28,6 +28,7 @@ from axonn_tune.program.memory import memory_limit_bytes
 from axonn_tune.ranking.inputs import Inputs
 from axonn_tune.ranking.priced import WORTH_SAYING, Priced, Rejected
 from axonn_tune.ranking.space import Problem
+from axonn_tune.report.commands import step_changes
 from axonn_tune.report.output import (
     NOTHING,
     PERCENT,
@@ -40,7 +41,7 @@ from axonn_tune.report.output import (
     fields_of,
     words,
 )
-from axonn_tune.request import ALPHA_BETA, DEFAULT_TOP, RankBy, flag
+from axonn_tune.request import ALPHA_BETA, DEFAULT_TOP, RankBy
 from axonn_tune.specs.catalog import Loaded
 from axonn_tune.specs.dependents import told
 from axonn_tune.units import GB, GIB, MICRO, counted, show_bytes, show_count, show_seconds
@@ -415,36 +416,6 @@ def framework_of(document: Json) -> Framework:
     """The framework of a document of results, with its step; of those that do not say, the bundled runtime."""
     changed = {name: tuple(one) if isinstance(one, list) else one for name, one in document.get("step", {}).items()}
     return find_framework(document.get("framework") or AXONN_TUNE.name).with_step(**changed)
-
-
-def step_changes(framework: Framework) -> dict[str, Any]:
-    """Options of the step that are not the framework's own."""
-    step, plain = framework.step, registry().get(framework.name, framework).step
-    every = ((one.name, getattr(step, one.name)) for one in fields(step))
-    return {name: value for name, value in every if value != getattr(plain, name)}
-
-
-def step_words(framework: Framework) -> list[str]:
-    """The same as `--set` takes them, but for what `--egtp` turns on."""
-    changed = {name: value for name, value in step_changes(framework).items() if name != "gathers_experts"}
-    return [word for name in changed for word in ("--set", f"step.{name}={setting_word(changed[name])}")]
-
-
-def setting_word(value: object) -> str:
-    """A value as `--set` takes it."""
-    if isinstance(value, tuple):
-        return ",".join(map(str, value))
-    return {True: "true", False: "false", None: "null"}[value] if isinstance(value, bool | None) else str(value)
-
-
-def layout_pins(framework: Framework, axes: Iterable[str], config: Mapping[str, object]) -> list[str]:
-    """Options that leave just this layout, by its fields in a document; those without a value have none."""
-    named = {framework.option(axis): config[axis] for axis in axes}
-    order = {"order": config["order"]} if framework.permuted else {}
-    kept = ("micro_batch", "recompute", "recompute_layers", "pipeline_layout", "kept_layers")
-    named |= {flag(name): value for name, value in (order | {name: config.get(name) for name in kept}).items()}
-    found = [word for name, value in named.items() if value not in (None, "") for word in (name, str(value))]
-    return [*found, *(["--expert-overlap"] if config.get("expert_overlap") else [])]
 
 
 def with_framework(framework: Framework) -> str:

@@ -11,12 +11,12 @@ from axonn_tune.grid import ALL_AXES
 from axonn_tune.ranking.inputs import Inputs
 from axonn_tune.ranking.priced import Priced
 from axonn_tune.report import page
+from axonn_tune.report.commands import explain_command
 from axonn_tune.report.configuration import (
     ConfigurationDetail,
     LayoutWords,
     detail_blocks,
     detailed,
-    explain_command,
     inputs_of,
     launch_command,
     outcome,

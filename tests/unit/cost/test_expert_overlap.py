@@ -21,8 +21,9 @@ from axonn_tune.ranking.choosing import search
 from axonn_tune.ranking.inputs import load_inputs
 from axonn_tune.ranking.priced import Priced
 from axonn_tune.ranking.space import Problem
+from axonn_tune.report.commands import layout_pins
 from axonn_tune.report.configuration import detailed, inputs_of
-from axonn_tune.report.ranking import layout_pins, page_axes
+from axonn_tune.report.ranking import page_axes
 from axonn_tune.request import Request
 from axonn_tune.specs.catalog import load_machine
 from axonn_tune.specs.machine import Software

@@ -35,7 +35,8 @@ from axonn_tune.frameworks.description import NATURAL_IMBALANCE
 from axonn_tune.learning.diagnose import Diagnosis
 from axonn_tune.learning.evidence import Setup
 from axonn_tune.learning.setups import with_step
-from axonn_tune.report.learning import command_of, verdict
+from axonn_tune.report.commands import command_of
+from axonn_tune.report.learning import verdict
 from axonn_tune.report.output import csv_table
 from axonn_tune.validation.published.cases import Case, case_of
 from axonn_tune.validation.published.rows import SHIPPED, step_row

@@ -12,7 +12,7 @@ from axonn_tune.learning.evidence import Setup
 from axonn_tune.ranking.choosing import search
 from axonn_tune.ranking.inputs import launch_inputs, load_inputs
 from axonn_tune.ranking.space import Problem
-from axonn_tune.report.learning import pins
+from axonn_tune.report.commands import pins
 from axonn_tune.request import Request
 from axonn_tune.stages import layout_text, parse_layout
 from tests.cli.running import good
