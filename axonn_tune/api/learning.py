@@ -35,7 +35,6 @@ from axonn_tune.specs.hugging_face import (
     refuse_hub_name,
 )
 from axonn_tune.specs.model import Model, ModelDefaults
-from axonn_tune.units import show_bytes
 from axonn_tune.validation.published.accuracy import best_pricing
 
 if TYPE_CHECKING:
@@ -169,7 +168,6 @@ def explain_command(path: str | Path, *, machine: MachineLike | None = None, **o
         ranking=ranking,
         machine=str(machine) if isinstance(machine, str | Path) else inputs.machine.document.name,
         model=named_model(path, options.get("model"), seq=int(run.columns["seq"].value)),
-        fits=_with_full_recompute(setup) if priced.memory_bytes > priced.memory_limit_bytes else "",
     )
     job = replace(priced.job, tokens_total=inputs.problem.tokens_total)
     ranked = replace(priced, job=job, rank=1, shortest_step_s=priced.iteration_s)
@@ -189,17 +187,6 @@ def named_model(script: str | Path | None, named: object, *, seq: int | None = N
         return None
     words = ["axonn-tune", "models", "import", str(script), "-o", file, *(["--seq", str(seq)] if seq else [])]
     return None if shipped_twin(own) else FileToWrite(file, own, shlex.join(words))
-
-
-def _with_full_recompute(setup: Setup) -> str:
-    """Memory with full activation recomputation, in words; "" where it is on or cannot be."""
-    if setup.layout.recompute == "full" or setup.framework.cannot_recompute("full"):
-        return ""
-    whole = replace(setup, layout=replace(setup.layout, recompute="full", recompute_layers=None)).price(
-        lambda same: same
-    )
-    fits = "it fits" if whole.memory_bytes <= whole.memory_limit_bytes else "it does not fit either"
-    return f"; with full activation recomputation {fits}: {show_bytes(whole.memory_bytes)}"
 
 
 def _stated(

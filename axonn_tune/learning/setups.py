@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import permutations
 
 from axonn_tune.cost.price import dispatcher_on
+from axonn_tune.errors import UsageError
 from axonn_tune.frameworks import find_framework, registry
 from axonn_tune.frameworks.axonn_tune import AXONN_TUNE
 from axonn_tune.frameworks.description import NATURAL_IMBALANCE, Framework
-from axonn_tune.grid import AXES, Grid, distinct_orders
+from axonn_tune.grid import AXES, RANK_AXES, Grid, distinct_orders
 from axonn_tune.job import Layout
 from axonn_tune.learning.evidence import Setup
 from axonn_tune.program.dimensions import broken_constraints
 from axonn_tune.ranking.choosing import search
 from axonn_tune.ranking.priced import Priced
 from axonn_tune.ranking.space import Problem
+from axonn_tune.recompute import needed_by
 from axonn_tune.specs.machine import Machine
 from axonn_tune.specs.workload import OVERLAPS, RECOMPUTES
 
@@ -26,12 +28,17 @@ WORTH, CHANGES = 0.01, 5
 
 @dataclass(frozen=True)
 class Change:
-    """A change of the run: the new configuration, and its step by the profile, s."""
+    """A change of the run: the new configuration, its step by the profile, s, and memory of a GPU.
+
+    words: arguments of the framework, where few of them make the change. whole: another layout as a whole.
+    """
 
     words: str
     setup: Setup
     step_s: float
     gain: float
+    memory_bytes: float
+    whole: bool = False
 
 
 _Alternatives = Mapping[tuple[str, str], list[tuple[str, Setup]]]
@@ -211,22 +218,80 @@ def changes_of(setup: Setup, price: Callable[[Setup], float], *, ranking: Priced
     """Single changes of a layout, and the best layout of a search, by the steps of `price`, largest gain first: those
     that gain, or all that fit where the run does not."""
     stated_s, found, now = price(setup), [], setup.price(_same)
-    limit, least = now.memory_limit_bytes, WORTH if now.memory_bytes <= now.memory_limit_bytes else -math.inf
+    limit, fits = now.memory_limit_bytes, now.memory_bytes <= now.memory_limit_bytes
     # What a router or a recipe does is no choice of a layout.
     others = (several for (kind, _), several in alternatives(setup).items() if kind not in ("routing", "precision"))
     tried = [(words, changed) for several in others for words, changed in several]
+    tried += [] if fits else _savers(setup)
     if (flagged := with_own_flags(setup)) != setup:
         tried.append(("the framework's default overlaps and sharding", flagged))
+    best = []
     if len(ranking):
         fastest = ranking.layout(0)
         words = f"the best layout of a search: {layout_words(fastest, flagged.framework)}"
-        tried.append((words, replace(flagged, layout=fastest)))
-    for words, changed in tried:
+        best.append((words, replace(flagged, layout=fastest)))
+    stated = _arguments(setup)
+    for words, changed in (*tried, *best):
         if changed.framework.name == setup.framework.name and possible(changed, within_bytes=limit):
-            step_s = price(changed)
-            found.append(Change(words, changed, step_s, 1.0 - step_s / stated_s))
-    worth = [change for change in found if change.gain >= least]
-    return tuple(sorted(worth, key=lambda change: -change.gain)[:CHANGES])
+            step_s, whole = price(changed), bool(best) and changed is best[0][1]
+            named = words if whole else _flags(stated, _arguments(changed)) or words
+            needed = changed.price(_same).memory_bytes
+            found.append(Change(named, changed, step_s, 1.0 - step_s / stated_s, needed, whole))
+    # Of changes with the same arguments the first counts.
+    worth = {one.words: one for one in reversed(found) if not fits or one.gain >= WORTH}
+    return tuple(sorted(worth.values(), key=lambda change: -change.gain)[:CHANGES])
+
+
+def _savers(setup: Setup) -> list[tuple[str, Setup]]:
+    """What else takes less memory: recompute sets, an axis twice as long for one half as long, BF16 gradients,
+    optimizer states in 16 bits, and both of these."""
+    framework, one, has = setup.framework, setup.layout, {*setup.model.parts}
+    others = (other for other in framework.recompute_sets if other not in (*RECOMPUTES, one.recompute))
+    sets = (other for other in others if {*needed_by(other)} <= has and not framework.cannot_recompute(other))
+    found = [(f"recompute {other}", _run_as(setup, recompute=other, recompute_layers=None)) for other in sets]
+    for longer, shorter in permutations([axis for axis in framework.axes if axis in RANK_AXES], 2):
+        sizes = dict(one.grid.by_axis)
+        if sizes[shorter] % 2 == 0:
+            sizes |= {longer: 2 * sizes[longer], shorter: sizes[shorter] // 2}
+            words = ", ".join(f"{framework.called(axis)} {sizes[axis]}" for axis in (longer, shorter))
+            found.append((words, _run_as(setup, grid=Grid(**sizes, order=one.grid.order), parts=None)))
+    if framework.precision_aware and setup.workload.element_sizes.compute == 2:
+        master = 2 if setup.workload.base_precision == "bf16" else None
+        gradients: dict[str, int | None] = {"gradient_bytes": 2, "shard_gradient_bytes": 2}
+        states = {"master_bytes": master, "exp_avg_bytes": 2, "exp_avg_sq_bytes": 2}
+        states = states if framework.step.distributed_optimizer else {}
+        tried = {
+            "BF16 gradients": gradients,
+            "optimizer states in 16 bits": states,
+            "both in 16 bits": gradients | states,
+        }
+        found += [(words, with_step(setup, **changed)) for words, changed in tried.items() if changed]
+    return found
+
+
+_MOST_FLAGS = 5
+"""Arguments that differ, up to which a change is named by them."""
+
+
+def _arguments(setup: Setup) -> dict[str, str]:
+    """The framework's arguments of a run, each with its words; none where it has no command."""
+    # Imported here: learning from logs needs no commands.
+    from axonn_tune.launch.commands import command_of
+
+    try:
+        sections = command_of(setup.price(_same)).sections
+    except UsageError:
+        return {}
+    return {one.name: " ".join(one.words) for section in sections for one in section.arguments}
+
+
+def _flags(stated: Mapping[str, str], changed: Mapping[str, str]) -> str:
+    """The arguments that make one of the other; "" for none, and for many."""
+    added = [words for name, words in changed.items() if stated.get(name) != words]
+    gone = [name for name in stated if name not in changed]
+    if not (stated and changed) or len(added) + len(gone) > _MOST_FLAGS:
+        return ""
+    return ", ".join(filter(None, (" ".join(added), f"without {' '.join(gone)}" if gone else "")))
 
 
 def with_own_flags(setup: Setup) -> Setup:

@@ -59,7 +59,13 @@ _CAUSES = (
     words("words", "most likely"),
     Column("explains_s", "explains", show=lambda seconds: f"{'-' if seconds < 0 else '+'}{show_seconds(abs(seconds))}"),
 )
-_CHANGES = (Column("gain", "gain", show=percent), Column("step_s", "step", show=show_seconds), words("words", "change"))
+_GAIN, *_CHANGE = (
+    Column("gain", "gain", show=percent),
+    Column("step_s", "step", show=show_seconds),
+    Column("memory_bytes", "memory", show=show_bytes),
+    words("words", "change"),
+)
+_CHANGES = (_GAIN, *_CHANGE)
 
 
 def diagnosis_text(found: Diagnosis, *, machine: str, model: NamedModel = None, remarks: Sequence[str] = ()) -> str:
@@ -222,6 +228,7 @@ def _change_json(change: Change, *, machine: str, model: NamedModel) -> Json:
         "layout": layout_words(change.setup.layout, change.setup.framework),
         "step_s": change.step_s,
         "gain": change.gain,
+        "memory_bytes": change.memory_bytes,
         "command": command_of(change, machine=machine, model=model) or None,
     }
 
@@ -290,8 +297,7 @@ def _figures(found: Diagnosis, likely: Sequence[Cause]) -> Iterator[Json]:
 class StatedCommand:
     """Facts about a command besides its prediction.
 
-    setup: what it runs. ranking: a search of its layouts. machine, model: as named. fits: what else it needs where its
-    memory does not suffice, in words.
+    setup: what it runs. ranking: a search of its layouts. machine, model: as named.
     """
 
     run: CommandRun
@@ -300,7 +306,6 @@ class StatedCommand:
     ranking: Priced
     machine: str
     model: NamedModel = None
-    fits: str = ""
 
     @property
     def rank(self) -> int | None:
@@ -332,7 +337,13 @@ def command_section(command: StatedCommand, priced: Detail) -> ExplainSection:
     ]
     needed, limit = priced.memory_bytes, priced.memory_limit_bytes
     if needed > limit:
-        facts.append(("out of memory", f"{show_bytes(needed)} predicted, {show_bytes(limit)} usable{command.fits}"))
+        single = next((one for one in command.changes if not one.whole), None)
+        fits = (
+            f"; {single.words} fits: {show_bytes(single.memory_bytes)}, {show_seconds(single.step_s)} a step"
+            if single
+            else ""
+        )
+        facts.append(("out of memory", f"{show_bytes(needed)} predicted, {show_bytes(limit)} usable{fits}"))
     return ExplainSection("The run", facts=facts)
 
 
@@ -356,10 +367,11 @@ _MOST_UNKNOWN = 20
 def better_section(command: StatedCommand, priced: PricedLayout) -> ExplainSection:
     """Rank of its layout in a search, and faster layouts, or those that fit where it does not."""
     step_s, framework = priced.iteration_s, command.setup.framework.title
-    title = "Faster layouts" if priced.memory_bytes <= priced.memory_limit_bytes else "Layouts that fit"
+    fits = priced.memory_bytes <= priced.memory_limit_bytes
+    title = "Faster layouts" if fits else "Layouts that fit"
     sentences = []
     if command.best_s is None:
-        sentences.append(f"A search finds no layout of {framework} that fits.")
+        sentences.append(f"A search finds no layout of {framework} that fits: {command.ranking.nothing_feasible()}.")
     else:
         rank = f"{command.rank} of {len(command.ranking)}"
         place = "rejects its grid" if command.rank is None else f"ranks its grid {rank}"
@@ -378,8 +390,8 @@ def better_section(command: StatedCommand, priced: PricedLayout) -> ExplainSecti
     return ExplainSection(
         title,
         sentences=sentences,
-        columns=_CHANGES,
-        rows=[fields_of(change, ("gain", "step_s", "words")) for change in command.changes],
+        columns=_CHANGES if fits else _CHANGE,
+        rows=[fields_of(change, ("gain", "step_s", "memory_bytes", "words")) for change in command.changes],
         commands=commands_of(command.changes, machine=command.machine, model=command.model),
     )
 

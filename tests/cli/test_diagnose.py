@@ -258,22 +258,26 @@ def test_a_step_alone_is_compared_with_its_script_or_layout(tmp_path: Path) -> N
     assert run(f"diagnose {tmp_path} --step 9").code == run("diagnose").code == run("diagnose --step nan").code == 2
 
 
-def test_a_script_out_of_memory_is_told_one_change(tmp_path: Path) -> None:
-    """Guards `explain --from-command` of a run that does not fit: what full recompute needs, as the script with it."""
-    script, full = (
-        tmp_path / "run.sh",
-        "--recompute-granularity full --recompute-method uniform --recompute-num-layers 1",
-    )
-    long = SIZES.replace("4096 --m", "65536 --m")
-    script.write_text(f"torchrun --nproc-per-node 8 pretrain_gpt.py {long} 64", "utf-8")
-    said = " ".join(good(f"explain --from-command {script} --machine dgx-h100").out.split())
-    found = re.search(r"out of memory [^;]* usable; with full activation recomputation (it[^:]*): ([\d.]+) GiB", said)
-    assert found is not None
-    script.write_text(f"{script.read_text('utf-8')} {full}", "utf-8")
-    document = good(f"explain --from-command {script} --machine dgx-h100 --format json").document
-    assert document["memory"]["total_bytes"] / 2**30 == pytest.approx(float(found[2]), rel=0.01)
-    fits = document["memory"]["total_bytes"] <= document["memory"]["limit_bytes"]
-    assert found[1] == ("it fits" if fits else "it does not fit either")
-    listed = said.partition("Layouts that fit")[2].partition(" Layout ------")[0]
-    assert "the best layout of a search: " in listed
-    assert ("recompute full, not" in listed) == fits
+def test_a_script_out_of_memory_is_told_what_costs_least(tmp_path: Path) -> None:
+    """Guards `explain --from-command` of a run that does not fit: changes by step, as the framework's own arguments,
+    with the step and memory that the script has with them; sequence parallelism before full recompute."""
+    script = tmp_path / "run.sh"
+    asked = f"--tensor-model-parallel-size 8 {SIZES} 64".replace("4096 --m", "32768 --m")
+    script.write_text(f"torchrun --nproc-per-node 8 pretrain_gpt.py {asked}", "utf-8")
+    little = f"explain --from-command {script} --machine dgx-h100 --set machine.accelerator.memory_gib=32"
+    found = good(f"{little} --format json").document
+    steps = [one["step_s"] for one in found["changes"]]
+    assert steps == sorted(steps)
+    single = [one["words"] for one in found["changes"] if one["words"].startswith("--")]
+    assert single[0] == "--sequence-parallel"
+    assert "--recompute-granularity full --recompute-method uniform --recompute-num-layers 1" in single
+    said = " ".join(good(little).out.split())
+    assert re.search(r"out of memory [^;]* usable; --sequence-parallel fits: [\d.]+ GiB, [\d.]+ s a step", said)
+    text = script.read_text("utf-8")
+    for change in found["changes"]:
+        if change["words"] in single:
+            script.write_text(f"{text} {change['words']}", "utf-8")
+            followed = good(f"{little} --format json").document
+            assert followed["config"]["iteration_s"] == pytest.approx(change["step_s"]), change
+            assert followed["memory"]["total_bytes"] == pytest.approx(change["memory_bytes"]), change
+            assert followed["memory"]["total_bytes"] <= followed["memory"]["limit_bytes"]
