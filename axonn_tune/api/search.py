@@ -87,10 +87,12 @@ def request_of(
     ours = {name: value for name, value in given.items() if name in known}
     if others := {name: value for name, value in given.items() if name not in known}:
         # Imported here: most searches name none, and start-up time is theirs.
-        from axonn_tune.frameworks.names import SHARED, is_known, our_options
+        from axonn_tune.frameworks.names import SHARED, is_known, our_options, why_unpriced
 
         for name in others:
             if not is_known(name):
+                if why := why_unpriced(name):
+                    raise UsageError(f"{name}: {why}")
                 near = suggest(name, (*known, *SHARED, *_names_of(ours.get("framework"))))
                 raise TypeError(f"{function}() got an unexpected keyword argument {name!r}{near}")
         ours |= our_options(others, ours)

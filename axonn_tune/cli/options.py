@@ -159,7 +159,7 @@ def _names_of_axes() -> list[tuple[str, str]]:
 def _by_our_names(args: Sequence[str], known: Collection[str]) -> list[str]:
     """The words with frameworks' option names replaced by ours; click handles unknown ones."""
     from axonn_tune.errors import UsageError
-    from axonn_tune.frameworks.names import ADVICE, SHARED, is_known, our_options
+    from axonn_tune.frameworks.names import ADVICE, SHARED, is_known, our_options, why_unpriced
 
     kept: list[str] = []
     given, others = dict[str, str](), dict[str, str]()
@@ -177,8 +177,8 @@ def _by_our_names(args: Sequence[str], known: Collection[str]) -> list[str]:
             given[name] = value
             _ = has_value or next(places, None)
             continue
-        elif said.startswith("--") and name in ADVICE:
-            raise UsageError(f"there is no option {said}: {ADVICE[name]}")
+        elif said.startswith("--") and (why := ADVICE.get(name) or why_unpriced(dotted)):
+            raise UsageError(f"there is no option {said}: {why}")
         kept.append(args[place])
     pins = [flag(name) for name in given if name not in SHARED]
     if pins and (path := others.get("from_command")):

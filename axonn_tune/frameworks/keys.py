@@ -2,10 +2,10 @@
 
 An argument is `modelled`, `refused`, `ignored` (with the reason, which is printed) or `harmless`; one in no table is
 unknown. `options` has answers to options of other tools that have no axis here, `presets` what config functions of
-torchtitan 0.3.0 set (models/llama3/config_registry.py), `frameworks` whose programs and arguments are. Names are
-written with underscores and may have sections (`zero_optimization.stage`). Scripts, config files, logs and options are
-read, and commands are written, by these tables; a framework can have its table beside its description
-(`Framework.keys`).
+torchtitan 0.3.0 set (models/llama3/config_registry.py), `frameworks` whose programs and arguments are, `unpriced` what
+is priced of no framework, `tools` files that are not read. Names are written with underscores and may have sections
+(`zero_optimization.stage`). Scripts, config files, logs and options are read, and commands are written, by these
+tables; a framework can have its table beside its description (`Framework.keys`).
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ TABLES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
 }
 """Tables of a framework's own arguments, whose defaults hold, and of others that its files may state."""
 
-_OTHERS = ("launchers", "logs")
+_OTHERS = ("launchers", "logs", "unpriced")
 SHIPPED = (
     *("logs", "megatron_axonn", "nemo", "megatron", "megatron_deepspeed", "torchtitan", "deepspeed", "accelerate"),
     "launchers",

@@ -14,7 +14,7 @@ from axonn_tune.errors import UsageError
 from axonn_tune.frameworks import find_framework, registry
 from axonn_tune.frameworks.axonn_tune import AXONN_TUNE
 from axonn_tune.frameworks.description import Framework
-from axonn_tune.frameworks.keys import table
+from axonn_tune.frameworks.keys import Key, find, table
 from axonn_tune.request import LARGEST_SIZE, OPTIONS, flag
 
 SHARED = {name: ours for ours, option in OPTIONS.items() for name in option.also}
@@ -28,6 +28,20 @@ WEIGHT_SHARDS = {
 
 ADVICE = {name: key.why for key in table("options") for name in (key.name, *key.also)}
 """Answers to options of other tools that have no axis here."""
+
+FULL_TRAINING = "Priced is full training, of all weights in 16 or 32 bits by Adam"
+
+
+def unpriced(written: str) -> Key | None:
+    """The key of an argument, column or option that no framework is priced with; dashes count as underscores."""
+    return find(written.lstrip("-+").replace("-", "_").lower(), ("unpriced",))
+
+
+def why_unpriced(written: str) -> str:
+    """Why an option, column or fact is not priced, and what is; "" for any other name."""
+    if (key := unpriced(written)) is None:
+        return ""
+    return f"{'the optimizer ' * key.why.startswith('is ')}{key.why}. {FULL_TRAINING}: leave it out"
 
 
 def _long() -> Mapping[str, str]:

@@ -20,6 +20,7 @@ from axonn_tune.errors import DocumentError, Problem, UnknownNameError, UsageErr
 from axonn_tune.frameworks import find_framework
 from axonn_tune.frameworks.axonn_tune import AXONN_TUNE
 from axonn_tune.frameworks.description import Framework
+from axonn_tune.frameworks.names import why_unpriced
 from axonn_tune.learning.arguments import EXPERT_COLUMNS, Stated, StatedRun, experts_proof, is_same
 from axonn_tune.learning.evidence import Sample, measured_samples, probe_samples, run_sample, step_sample
 from axonn_tune.learning.stated import OF_RUN, CommandRun, model_columns, read_run
@@ -92,7 +93,8 @@ class EvidenceRequest:
             pairs.append((column, value))
         found = {ALSO.get(column, column): cell_text(value) for column, value in pairs}
         if unknown := [name for name in found if name not in COLUMNS]:
-            raise UsageError(f"--fact {unknown[0]}: no such column{suggest(unknown[0], COLUMNS)}")
+            why = why_unpriced(unknown[0]) or f"no such column{suggest(unknown[0], COLUMNS)}"
+            raise UsageError(f"--fact {unknown[0]}: {why}")
         for name, value in found.items():
             count = meaning(name, value) if name in COUNTS and value.lower() not in SILENT else 1
             if not (isinstance(count, int) and 1 <= count <= LARGEST_SIZE):

@@ -56,6 +56,7 @@ from axonn_tune.learning.arguments import (
 )
 from axonn_tune.learning.layer_types import with_layer_types
 from axonn_tune.learning.shell import OUTPUT, Script, read_script, slurm_sizes
+from axonn_tune.learning.unpriced import refusals
 from axonn_tune.program.dimensions import broken_constraints
 from axonn_tune.ranking.inputs import unpriced_experts
 from axonn_tune.request import CUDA_GRAPHS, MOMENT_BYTES, CudaGraphs
@@ -113,14 +114,35 @@ def _read(path: Path) -> _Source:
     """Kind of a file by its suffix or its first characters."""
     text = read_text(path, limit_bytes=DOCUMENT_BYTES)
     if path.suffix == ".toml":
-        return _of_pairs(path, _toml(text, path))
+        return _priced(_of_pairs(path, _toml(text, path)))
     if path.suffix in (".yaml", ".yml", ".json") or text.lstrip().startswith("{"):
-        return _of_pairs(path, _yaml(text, path))
+        return _priced(_of_pairs(path, _yaml(text, path)))
+    if path.suffix == ".py":
+        return _priced(_of_pairs(path, _assigned(text)), text)
     script = read_script(CONTROL.sub("", text), path=str(path))
     source = _of_script(script, path)
-    for config in _configs(source, script, path):
+    commands = "\n".join(" ".join(word.value for word in command) for command in script.commands)
+    for config in _configs(_priced(source, commands), script, path):
         source = source.over(config)
     return source
+
+
+def _priced(source: _Source, text: str = "") -> _Source:
+    """The same; DocumentError for a file of a tool that is not read, and for training that is not priced.
+
+    text: of its commands.
+    """
+    text += "".join(f"\n{name}={stated.value}" for name, stated in source.own.items())
+    if found := [*refusals(text, source.own, source.arguments, _gpus(source))]:
+        raise DocumentError(str(source.path), found)
+    return source
+
+
+def _assigned(text: str) -> Iterator[tuple[str, Stated]]:
+    """Every `section.name = number` of a Python program."""
+    for number, line in enumerate(text.splitlines(), 1):
+        if found := re.match(r"\s*(?:\w+\.)+(\w+)\s*=\s*(\d[\d_]{0,15})\s*(?:#|$)", line):
+            yield found[1], Stated(found[2].replace("_", ""), number)
 
 
 def _of_pairs(path: Path, pairs: Iterable[tuple[str, Stated]]) -> _Source:

@@ -27,6 +27,8 @@ CALLS = [
     ("--gpus 8 --model 81b", 2, "no model named '81b', did you mean '80b'?"),
     (f"{SMALL} --machine perlmuter", 2, "did you mean 'perlmutter'?"),
     ("--gpus 8 --model missing.yaml", 2, "no file 'missing.yaml'"),
+    (f"{SMALL} --lora-rank 16", 2, "no option --lora-rank: adapters (LoRA and its kin) are not priced"),
+    (f"{SMALL} --optimizer muon", 2, "no option --optimizer: the optimizer is not priced: known are adam, adamw"),
     (f"{SMALL} --machine H100", 2, "such an accelerator is in aws-p5 (H100-SXM5-80GB), dgx-h100 (H100-"),
     ("--gpus 8 --model meta-llama/Llama-3-8B", 2, "download https://huggingface.co/meta-llama/Llama-3-8B/blob/main"),
     ("--gpus 8 --model config.json", 2, "axonn-tune models import config.json -o mymodel.yaml"),

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
 
 from axonn_tune.errors import CONTROL, DocumentError, Problem, UsageError, suggest
+from axonn_tune.frameworks.names import why_unpriced
 from axonn_tune.grid import RANK_AXES
 from axonn_tune.recompute import MODULES, RECOMPUTES
 from axonn_tune.specs.document import LARGEST_SIZE
@@ -355,7 +356,9 @@ def read_records(
         wrong = [f"no column {name!r}" for name in needed if name not in there]
         wrong += [f"column {name!r} is there {times} times" for name, times in there.items() if times > 1]
         for name in (name for name in there if known and name not in known):
-            wrong.append(f"unknown column {name!r}{nearest_word(name, known) or '; known: ' + ', '.join(known)}")
+            why = why_unpriced(name)
+            near = f": {why}" if why else nearest_word(name, known) or f"; known: {', '.join(known)}"
+            wrong.append(f"unknown column {name!r}{near}")
         if wrong:
             raise DocumentError(str(path), [Problem("", words, 1) for words in wrong])
         for record in reader:

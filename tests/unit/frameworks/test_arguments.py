@@ -108,7 +108,7 @@ def stated(folder: Path, text: str, *, name: str = "run.sh", model: str | None =
         ("--num-experts 8 --moe-pad-expert-input-to-capacity", "--moe-pad-expert-input-to-capacity: tokens are not"),
         ("--num-experts 8 --moe-router-topk 2 --moe-layer-freq [1]*32", None),
         ("--no-rope-fusion", "--no-rope-fusion: kernels are priced with the default fusions"),
-        ("--optimizer muon", "--optimizer muon: priced as Adam"),
+        ("--optimizer adam", None),
         ("--num-distributed-optimizer-instances 2", "--num-distributed-optimizer-instances 2: "),
         ("--num-distributed-optimizer-instances 1", None),
         ("--recompute-granularity selective --recompute-modules core_attn layernorm mlp", None),
