@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from axonn_tune.specs.results import ComparedConfiguration
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Job:
     """What is trained, on which machine, by which framework with which options of its step.
 
@@ -41,6 +41,11 @@ class Job:
                 object.__setattr__(self, "model", self.model.with_bf16_ends(*ends))
             except ValueError as error:
                 raise UsageError(str(error)) from None
+
+    def __repr__(self) -> str:
+        """What and where, without the documents."""
+        where = f"{self.machine.name} with {self.framework.title}"
+        return f"<{type(self).__name__}: {self.model.name} on {where}>"
 
     @property
     def formats(self) -> tuple[Precision, ...]:

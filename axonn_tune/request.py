@@ -332,11 +332,10 @@ class Request:
         beside=True,
         commands=("search", "explain", "sweep", "compare"),
     )
-    machine: MachineLike = _option(
+    machine: MachineLike | None = _option(
         _HARDWARE,
-        "Machine: a name from `axonn-tune machines list`, or a YAML file.",
+        f"Machine: a name from `axonn-tune machines list`, or a YAML file. Default: {DEFAULT_MACHINE}.",
         "name",
-        default=DEFAULT_MACHINE,
         shown="NAME|FILE",
         beside=True,
     )

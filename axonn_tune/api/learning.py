@@ -202,8 +202,8 @@ def _stated(
     run = replace(run, assumed=tuple(words for words in run.assumed if not words.endswith(chosen)))
     if machine is None:
         said = f"the machine is {DEFAULT_MACHINE}, since no --machine was named"
-        run, machine = replace(run, assumed=(said, *run.assumed)), DEFAULT_MACHINE
-    case = run.case(load_machine(machine).document)
+        run = replace(run, assumed=(said, *run.assumed))
+    case = run.case(load_machine(DEFAULT_MACHINE if machine is None else machine).document)
     request = replace(
         asked,
         gpus=case.row.gpus,

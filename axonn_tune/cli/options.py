@@ -490,13 +490,10 @@ def load(options: Mapping[str, Any]) -> Inputs:
 
 
 def say_assumed(*searched: Inputs) -> None:
-    """Print the assumed machine, what follows from its replaced values, and the batch and sequence length of imported
-    models, on standard error."""
+    """Print what follows from replaced values of the machine, and the batch and sequence length of imported models, on
+    standard error."""
     from axonn_tune.specs.dependents import told
 
-    if not (given("machine") or all("AxoNN paper" in one.model.document.description for one in searched)):
-        name = searched[0].machine.document.name
-        click.echo(f"Priced on {name}, since no --machine was given: `axonn-tune machines list` has others.", err=True)
     for words in told(searched[0].machine.consequences, kept=False):
         click.echo(f"Assumed: {words}.", err=True)
     for one in searched:

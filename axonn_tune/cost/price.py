@@ -61,7 +61,7 @@ from axonn_tune.recompute import modules_of
 from axonn_tune.specs.machine import Machine, Software
 from axonn_tune.specs.model import Model
 from axonn_tune.specs.workload import Overlap, Recompute, Workload
-from axonn_tune.units import TERA, seconds
+from axonn_tune.units import TERA, seconds, show_bytes, show_seconds
 
 if TYPE_CHECKING:
     from axonn_tune.cost.pipeline import StageKind, StageTimes
@@ -110,7 +110,7 @@ class StagePrediction:
     held: float = 0.0
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class PricedLayout(Layout):
     """A layout with its prices, by any cost model: a row of every table. Seconds and bytes per step and rank.
 
@@ -132,6 +132,15 @@ class PricedLayout(Layout):
     shortest_step_s: float | None = None
     terms: tuple[Term, ...] = field(default=(), repr=False)
     stages: tuple[StagePrediction, ...] = field(default=(), repr=False)
+
+    def __repr__(self) -> str:
+        """Layout, step and memory, in a line."""
+        sizes = self.job.framework.layout({**self.grid.by_axis, "chunks": self.chunks})
+        grid = " ".join(f"{name}={size}" for name, size in sizes.items() if size > 1) or "one GPU"
+        rank = f"#{self.rank}: " if self.rank else ""
+        memory = f"{show_bytes(self.memory_bytes)} of {show_bytes(self.memory_limit_bytes)}"
+        layout = f"{grid}, micro-batch {self.micro_batch}, recompute {self.recomputed}"
+        return f"<{rank}{layout}: {show_seconds(self.iteration_s)} a step, MFU {self.mfu:.1%}, {memory}>"
 
     @property
     def layout(self) -> Layout:
@@ -281,7 +290,7 @@ class PricedLayout(Layout):
         return slopes_of(price_s, with_software(self.job.machine, self.job.framework))
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class Detail(PricedLayout):
     """Everything predicted of one layout by the alpha-beta model.
 

@@ -58,7 +58,7 @@ TERM_FLOOR = 0.02
 """Share of a step below which a collective's time has little weight."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class Setup(Job):
     """What is stated of a step; recomputes: possible kinds where it is not stated."""
 

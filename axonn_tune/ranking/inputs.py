@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args, get_type_hints
@@ -18,7 +18,7 @@ from axonn_tune.frameworks.dispatchers import find_dispatcher
 from axonn_tune.grid import EXPERT_AXES, RANK_AXES, nearest_sizes
 from axonn_tune.ranking.space import Problem
 from axonn_tune.recompute import modules_of, needed_by
-from axonn_tune.request import AUTO, MOMENT_BYTES, MOST_TIMES, OVERLAPS, CudaGraphs, Request
+from axonn_tune.request import AUTO, DEFAULT_MACHINE, MOMENT_BYTES, MOST_TIMES, OVERLAPS, CudaGraphs, Request
 from axonn_tune.specs.catalog import Loaded, MachineLike, load_machine, load_model, route_overrides
 from axonn_tune.specs.document import known_keys
 from axonn_tune.specs.loading import DOCUMENT_BYTES, read_text
@@ -35,8 +35,8 @@ class Inputs:
     """A problem and its documents, with path and hash."""
 
     problem: Problem
-    model: Loaded[Model]
-    machine: Loaded[Machine]
+    model: Loaded[Model] = field(repr=False)
+    machine: Loaded[Machine] = field(repr=False)
 
 
 def load_inputs(request: Request) -> Inputs:
@@ -47,7 +47,7 @@ def load_inputs(request: Request) -> Inputs:
     settings = _by_subject(tuple(request.set))
     for_model, for_machine = route_overrides(settings[""])
     model = load_model(request.model, overrides=for_model)
-    machine = load_machine(request.machine, overrides=for_machine)
+    machine = load_machine(DEFAULT_MACHINE if request.machine is None else request.machine, overrides=for_machine)
     for one in machine.document.dispatchers:
         find_dispatcher(one)  # refuses an unknown name
     workload = make_workload(model.document, request, settings=settings["workload"])
@@ -82,6 +82,7 @@ def load_inputs(request: Request) -> Inputs:
         rank_by=rank_by or ("iteration" if pipeline else framework.ranked_by),
         pipeline=pipeline,
         tokens_total=request.tokens_total,
+        machine_assumed=request.machine is None,
     )
     check(problem)
     return Inputs(replace(problem, compares_expert_overlap=compares_expert_overlap(problem)), model, machine)

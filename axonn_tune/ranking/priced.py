@@ -149,7 +149,7 @@ class Columns:
         return float(self.iteration_s[row]), float(self.compute_s[row]), float(self.bubble_s[row])
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Priced:
     """Layouts of a job, priced and ranked; empty if nothing is feasible.
 
@@ -172,6 +172,10 @@ class Priced:
     splits: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
     others: Mapping[str, Mapping[Sizes, int]] = field(default_factory=dict)
     details: dict[int, Detail] = field(default_factory=dict, repr=False)
+
+    def __repr__(self) -> str:
+        """How many rows of what."""
+        return f"<{type(self).__name__}: {counted(len(self), 'row')} of {self.problem!r}>"
 
     def __len__(self) -> int:
         return len(self.rows)

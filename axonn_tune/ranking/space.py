@@ -63,13 +63,14 @@ if TYPE_CHECKING:
     from axonn_tune.stages import PipelineLayout
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class Problem(Job):
     """A job and what of its layouts is searched.
 
     request: its pins restrict the layouts. rank_by, pipeline: the criterion, and whether pipeline stages are part of
     the search, as decided where the request leaves them to the framework, or another search is made of the same.
-    compares_expert_overlap: whether layouts with expert overlap are compared with those without.
+    compares_expert_overlap: whether layouts with expert overlap are compared with those without. machine_assumed:
+    nobody named the machine.
     """
 
     gpus: int
@@ -77,6 +78,7 @@ class Problem(Job):
     rank_by: RankBy = "communication"
     pipeline: bool = False
     compares_expert_overlap: bool = False
+    machine_assumed: bool = False
 
     @cached_property
     def variants(self) -> tuple[Variant, ...]:

@@ -68,6 +68,7 @@ from axonn_tune.report.ranking import (
     format_words,
     layout_words,
     logged_words,
+    machine_words,
     term_json,
     term_row,
     training_words,
@@ -469,8 +470,7 @@ def memory_items(priced: Detail) -> list[tuple[str, float]]:
 def explain_title(problem: Problem, priced: PricedLayout) -> str:
     """Title line of the explanation."""
     step = f", {show_seconds(priced.iteration_s)} a step"
-    machine = f"{problem.machine.name} ({problem.machine.accelerator.name})"
-    where = f"{problem.model.name} on {problem.gpus:,} × {machine}"
+    where = f"{problem.model.name} on {problem.gpus:,} × {machine_words(problem)}"
     framework, sizes = problem.framework, {axis: priced.grid.axis_size(axis) for axis in problem.axes}
     if framework.names:
         layout = layout_words(framework.layout({**sizes, "chunks": priced.chunks}))

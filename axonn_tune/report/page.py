@@ -79,7 +79,8 @@ def subtitle(document: Json, *more: str) -> str:
     workload = document["workload"]
     sequences = counted(workload["global_batch"], "sequence")
     of = f"{sequences} of {counted(workload['sequence_length'], 'token')}"
-    return " · ".join([document["machine"]["accelerator"]["name"], of, workload["precision"], *more])
+    assumed = ["machine assumed, no --machine"] if document.get("machine_assumed") else []
+    return " · ".join([document["machine"]["accelerator"]["name"], *assumed, of, workload["precision"], *more])
 
 
 def card(label: str, value: str, *, note: str = "") -> Json:

@@ -418,6 +418,12 @@ def framework_of(document: Json) -> Framework:
     return find_framework(document.get("framework") or AXONN_TUNE.name).with_step(**changed)
 
 
+def machine_words(problem: Problem) -> str:
+    """Its name and accelerator, and that nobody named it."""
+    assumed = "; assumed, no --machine" if problem.machine_assumed else ""
+    return f"{problem.machine.name} ({problem.machine.accelerator.name}{assumed})"
+
+
 def with_framework(framework: Framework) -> str:
     """` with Megatron-Core`; nothing for the bundled runtime."""
     return f" with {framework.title}" if framework.software else ""
@@ -618,6 +624,7 @@ def document_head(schema: str, inputs: Inputs) -> Json:
         **({"step": changed} if (changed := step_changes(problem.framework)) else {}),
         "model": origin(inputs.model),
         "machine": origin(inputs.machine),
+        **({"machine_assumed": True} if problem.machine_assumed else {}),
         "workload": problem.workload.model_dump(mode="json", by_alias=True),
     }
 
@@ -803,11 +810,11 @@ def context_remark(problem: Problem) -> str:
 def priced_remark(ranked: Priced) -> str:
     """Priced problem and ranking criterion."""
     problem, cost = ranked.problem, ranked.cost
-    workload, machine = problem.workload, problem.machine
+    workload = problem.workload
     sequences, tokens = counted(workload.global_batch, "sequence"), counted(workload.sequence_length, "token")
     formats = ", ".join(problem.formats or (workload.precision,))
     said = (
-        f"{problem.model.name} on {problem.gpus:,} × {machine.name} ({machine.accelerator.name})"
+        f"{problem.model.name} on {problem.gpus:,} × {machine_words(problem)}"
         f"{with_framework(problem.framework) or ' with the bundled 4D runtime'}, "
         f"{sequences} of {tokens} in {formats}{_overlap_words(problem)}; ranked by {RANKED_BY[problem.rank_by]}"
     )

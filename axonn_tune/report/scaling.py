@@ -65,6 +65,7 @@ from axonn_tune.report.ranking import (
     entry_fields,
     framework_of,
     layout_words,
+    machine_words,
     origin,
     shown_axes,
     shown_rows,
@@ -177,7 +178,7 @@ def _ranked(points: Sequence[Point]) -> str:
     problem = points[0].inputs.problem
     lengths = dict.fromkeys(f"{point.inputs.problem.workload.sequence_length:,}" for point in points)
     names = ", ".join(dict.fromkeys(point.inputs.problem.model.name for point in points))
-    where = f"{problem.machine.name} ({problem.machine.accelerator.name}){with_framework(problem.framework)}"
+    where = f"{machine_words(problem)}{with_framework(problem.framework)}"
     formats = ", ".join(problem.formats or (problem.workload.precision,))
     return (
         f"{names} on {where}, sequences of {' or '.join(lengths)} tokens in {formats}: the best of each point, ranked "
@@ -473,7 +474,7 @@ def comparison_tables(comparison: Comparison, *, wide: bool = False, remarks: bo
     problem, base = comparison.problem, comparison.baseline
     rows = [_contender_row(_contender_json(comparison, one)) for one in comparison.contenders]
     training = TRAINING if problem.tokens_total else ()
-    machine = f"{problem.machine.name} ({problem.machine.accelerator.name})"
+    machine = machine_words(problem)
     kernels = "with ideal kernels for all" if comparison.same_kernels else "each with its own software"
     workload, auto = problem.workload, problem.request.precision == "auto"
     formats = "the number format of each" if auto else workload.precision

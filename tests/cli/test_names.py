@@ -129,11 +129,21 @@ def test_what_was_assumed_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     (tmp_path / "config.json").write_text(json.dumps(config), encoding="utf-8")
     good("models import config.json -o mine.yaml")
     said = good("--gpus 8 --model mine.yaml --top 1").err
-    assert "Priced on perlmutter, since no --machine was given" in said
     assert "a batch of 512 sequences (--batch) and 8,192 of up to 131,072 tokens in a sequence (--seq)" in said
     chosen = good("--gpus 8 --model mine.yaml --machine dgx-h100 --batch 64 --seq 4096 --top 1").err
-    assert "Priced on" not in chosen
     assert "Assumed" not in chosen
+
+
+def test_an_assumed_machine_is_in_the_first_line() -> None:
+    """Guards the machine that nobody named: the first line of each command that prices says so; no other does."""
+    asked, mark = "--gpus 8 --model llama3-8b", "× perlmutter (A100-SXM4-40GB; assumed, no --machine)"
+    script = Path(__file__).parents[1] / "fixtures" / "commands" / "gpt-one-line.sh"
+    for line in (asked, f"explain {asked}", f"compare {asked}", f"explain --from-command {script}"):
+        assert mark in good(line).out.splitlines()[0], line
+    assert mark[2:] in good(f"sweep {asked}").out.splitlines()[0]
+    for line in (asked, f"explain {asked}", f"explain --from-command {script}"):
+        assert "assumed, no --machine" not in good(f"{line} --machine dgx-a100").out, line
+    assert good(f"{asked} --format json --top 1").document["machine_assumed"] is True
 
 
 @pytest.mark.parametrize("batch", [514, 512])

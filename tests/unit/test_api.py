@@ -351,3 +351,17 @@ def test_an_explanation_maps_ranks_of_experts() -> None:
     found = causes(priced)
     assert found["exposed EP"] >= sent > 0.0
     assert sum(found.values()) == pytest.approx(priced.iteration_s)
+
+
+def test_results_print_in_a_line() -> None:
+    """Guards `print(found.best)`: layout, step and memory, not 10 kB of documents; nothing that has one prints more."""
+    asked: dict[str, Any] = {"machine": "dgx-h100", "framework": "megatron-core", "batch": 64}
+    found = axonn_tune.search("llama3-8b", 8, **asked)
+    said = f"{found.best}"
+    assert re.fullmatch(
+        r"<#1: [A-Z]+=.*, micro-batch \d, recompute \S+: .* s a step, MFU .*%, .* GiB of 73.1 GiB>", said
+    )
+    compared = axonn_tune.compare("llama3-8b", gpus=8, **asked)
+    swept = axonn_tune.sweep("llama3-8b", gpus=8, **asked)
+    for one in (found.best, found.explain().priced, found.ranked, found.inputs, next(iter(compared)), swept[0]):
+        assert len(f"{one}") == len(repr(one)) < 600, type(one)
