@@ -243,8 +243,8 @@ def _told(request: EvidenceRequest) -> _Found:
         told, name = run, Path(run.path).name
         if request.from_command is None:
             told, name = _with_dispatcher(run, machine), "the stated step"
-        notes.assumed.extend(told.assumed)
         case = told.case(machine)
+        notes.assumed.extend((*told.assumed, *told.elsewhere(case)))
         # A script without interleaving has none.
         unstated = [one for one in case.row.unstated if one != "vpp" or request.from_command is None]
         row = replace(case.row, step_s=request.step_s, unstated=tuple(unstated))

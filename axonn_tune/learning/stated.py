@@ -60,14 +60,14 @@ from axonn_tune.learning.unpriced import refusals
 from axonn_tune.program.dimensions import broken_constraints
 from axonn_tune.ranking.inputs import unpriced_experts
 from axonn_tune.request import CUDA_GRAPHS, MOMENT_BYTES, CudaGraphs
-from axonn_tune.specs.catalog import ModelLike, available, load_model
+from axonn_tune.specs.catalog import ModelLike, available, load_model, stand_in
 from axonn_tune.specs.document import Node, first_problem, read_yaml
 from axonn_tune.specs.formats import FORMATS
 from axonn_tune.specs.loading import DOCUMENT_BYTES, read_text
 from axonn_tune.specs.machine import Machine
 from axonn_tune.specs.model import Layer, Model
 from axonn_tune.specs.workload import Overlap
-from axonn_tune.validation.published.cases import Case, case_of, model_of
+from axonn_tune.validation.published.cases import Case, case_of, differences, model_of
 from axonn_tune.validation.published.rows import Cell, Record, StepRow, cell_text, meaning, step_row
 
 
@@ -133,7 +133,7 @@ def _priced(source: _Source, text: str = "") -> _Source:
     text: of its commands.
     """
     text += "".join(f"\n{name}={stated.value}" for name, stated in source.own.items())
-    if found := [*refusals(text, source.own, source.arguments, _gpus(source))]:
+    if found := [*refusals(text, source.own, source.arguments, _gpus(source)[0])]:
         raise DocumentError(str(source.path), found)
     return source
 
@@ -322,8 +322,9 @@ def _preset(source: _Source) -> Mapping[str, str]:
     return {one["key"]: one["value"] for one in records("presets") if one["config"] == config}
 
 
-def _gpus(source: _Source) -> Stated | None:
-    """GPUs that the launcher starts ranks on, or that the job asks for; tasks without GPUs do not tell."""
+def _gpus(source: _Source) -> tuple[Stated | None, Stated | None]:
+    """GPUs that the launcher starts ranks on, or that the job asks for, and those of a node; tasks without GPUs do not
+    tell."""
     words = [word.value for word in source.words]
     starts = next((at for at, word in enumerate(words) if word.endswith((".py", "torchrun", "python", "-m"))), None)
     slurm = slurm_sizes(source.directives) | (slurm_sizes(source.words[:starts]) if "srun" in words else {})
@@ -333,11 +334,12 @@ def _gpus(source: _Source) -> Stated | None:
         slurm |= {"gpus_per_node": per_node} | ({"nodes": nodes} if nodes else {})
         slurm = ({"nodes": Stated("1", per_node.line)} if alone else {}) | slurm
     elif found := source.count("np") or (source.count("n") if {"mpirun", "mpiexec"} & {*words} else slurm.get("gpus")):
-        return found
+        return found, slurm.get("gpus_per_node")
     for many, each in (("nodes", "gpus_per_node"), ("ntasks", "gpus_per_task")):
         if {many, each} <= slurm.keys():
-            return Stated(str(int(slurm[many].value) * int(slurm[each].value)), slurm[each].line)
-    return None
+            every = Stated(str(int(slurm[many].value) * int(slurm[each].value)), slurm[each].line)
+            return every, slurm.get("gpus_per_node")
+    return None, slurm.get("gpus_per_node")
 
 
 # The run.
@@ -389,6 +391,15 @@ class CommandRun(StatedRun):
             raise self._wrong(found)
         case = self._with_format(replace(found, model=self.model()))
         return self._with_experts(_with_flags(case, self.arguments))
+
+    def elsewhere(self, case: Case) -> Iterator[str]:
+        """Where it says another machine than the one that it is priced on: GPUs of a node, an accelerator that has no
+        profile."""
+        yield from differences(case.row, case.machine)
+        path, gpu = Path(self.path), self.columns.get("gpu", _NOTHING).value
+        named = f"{gpu} {read_text(path, limit_bytes=DOCUMENT_BYTES) if path.is_file() else ''}"
+        if (words := stand_in(named)) and words.split()[0] not in case.machine.accelerator.name.upper():
+            yield words
 
     def _with_format(self, case: Case) -> Case:
         """The case in a format below 16 bits, if one is stated; DocumentError where the accelerator has none."""
@@ -488,12 +499,14 @@ def read_run(
     document = _model_given(source, model)
     facts = {name: meaning(name, value) for name, value in given.items()}
     facts = {**(model_columns(document) if document else {}), **facts}
-    stated, gpus = _known(source, facts, needed), _gpus(source)
+    stated, (gpus, of_node) = _known(source, facts, needed), _gpus(source)
     if gpus is not None:
         stated.setdefault("world_size", gpus)
     implied = _implied(source, name, stated, facts)
     arguments = {**{one: Stated(value, 0) for one, value in implied.items()}, **stated}
     columns = columns_of(arguments, {column: Stated(value, 0) for column, value in facts.items()})
+    if of_node is not None:
+        columns.setdefault("gpus_per_node", Stated(int(of_node.value), of_node.line))
     narrow, formats = columns.get("precision", _NOTHING).value, find_framework(name).formats
     wider = narrow in FORMATS and narrow not in formats and "precision" not in facts
     if wider:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 from pathlib import Path
 
 import click
@@ -144,6 +145,34 @@ def test_an_assumed_machine_is_in_the_first_line() -> None:
     for line in (asked, f"explain {asked}", f"explain --from-command {script}"):
         assert "assumed, no --machine" not in good(f"{line} --machine dgx-a100").out, line
     assert good(f"{asked} --format json --top 1").document["machine_assumed"] is True
+
+
+@pytest.mark.parametrize(("chip", "near", "inside"), [("H800", "dgx-h100", 151), ("a800-80gb", "dgx-a100", 147)])
+def test_an_accelerator_without_a_profile_has_a_stand_in(chip: str, near: str, inside: int, tmp_path: Path) -> None:
+    """Guards --machine, --fact and scripts that name it: the nearest, what differs, and options that run."""
+    words = f"--machine {near} --set machine.tiers.nvlink.bandwidth_gb_per_s={inside}"
+    refused = run("", ["--gpus", "8", "--model", "nano", "--machine", chip])
+    assert refused.code == 2
+    assert f"{chip[:4].upper()} has no profile: {near} is the nearest" in " ".join(refused.err.split())
+    assert words in " ".join(refused.err.split())
+    assert good(f"--gpus 8 --model nano {words}").out
+    facts = (
+        f"--step 9 --gpus 8 --model llama3-8b --framework megatron-core --batch 64 --seq 4096 --tp 8 --fact gpu={chip}"
+    )
+    assert words in " ".join(run("", shlex.split(f"diagnose {facts}")).out.split())
+    script, own = tmp_path / "run.sh", Path(__file__).parents[1] / "fixtures" / "commands" / "gpt-one-line.sh"
+    text = own.read_text("utf-8").replace("#!/bin/bash", f"#!/bin/bash\n#SBATCH --gres=gpu:{chip[:4].lower()}:8", 1)
+    script.write_text(text if chip[:4].lower() in text else f"# on {chip}\n{text}", "utf-8")
+    assert words in " ".join(good(f"explain --from-command {script} --machine {near}").out.split())
+    assert "has no profile" not in good(f"explain --from-command {own} --machine {near}").out
+
+
+def test_gpus_of_a_node_that_the_machine_has_not_are_remarked() -> None:
+    """Guards --nproc_per_node 8 on nodes of four."""
+    script = Path(__file__).parents[1] / "fixtures" / "commands" / "gpt-one-line.sh"
+    said = {name: good(f"explain --from-command {script} --machine {name}").out for name in ("perlmutter", "dgx-a100")}
+    remark = "8 GPUs a node are stated, and priced are the 4 of perlmutter"
+    assert [remark in " ".join(one.split()) for one in said.values()] == [True, False]
 
 
 @pytest.mark.parametrize("batch", [514, 512])

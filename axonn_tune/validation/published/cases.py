@@ -18,7 +18,7 @@ from axonn_tune.program.dimensions import broken_constraints, logged_flops, step
 from axonn_tune.ranking.space import Problem
 from axonn_tune.recompute import parse_recompute
 from axonn_tune.request import CUDA_GRAPHS, PRECISIONS, Request
-from axonn_tune.specs.catalog import load_machine
+from axonn_tune.specs.catalog import load_machine, stand_in
 from axonn_tune.specs.machine import Machine
 from axonn_tune.specs.model import Model, ModelDefaults
 from axonn_tune.specs.workload import RECOMPUTES, Precision, Recompute, Workload
@@ -108,10 +108,11 @@ def differences(row: StepRow, machine: Machine) -> tuple[str, ...]:
     same = words[0] == words[1] if any(words) else names[0] in names[1] or names[1] in names[0]
     if names[0] not in SILENT and not same:
         found.append(f"gpu is {row.gpu!r}, the accelerator of {machine.name} is {machine.accelerator.name!r}")
+        found += filter(None, [stand_in(row.gpu)])
     node, domain = machine.launcher.ranks_per_node, machine.tiers[0].ranks or 0
     # Nodes of a rack that is one domain may have any number.
     if domain <= LARGEST_NODE and row.gpus_per_node not in (None, node, domain):
-        found.append(f"gpus_per_node is {row.gpus_per_node}, {machine.name} has {node}")
+        found.append(f"{row.gpus_per_node} GPUs a node are stated, and priced are the {node} of {machine.name}")
     return tuple(found)
 
 
