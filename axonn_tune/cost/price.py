@@ -891,6 +891,6 @@ def hidden_behind(term: Term, workload: Workload) -> str:
     if term.collective.routing is not None and hidden_s(term) > 1e-6 * term.seconds:
         return "another micro-batch, or shared experts"
     overlap, behind = _BEHIND.get(term.collective.role, (None, ""))
-    if overlap not in workload.overlaps or (overlap == "output" and not workload.split_micro_batch):
-        return ""
-    return behind
+    if overlap == "output" and not workload.split_micro_batch:
+        return "its own GEMM" if hidden_s(term) > 1e-6 * term.seconds else ""
+    return behind if overlap in workload.overlaps else ""

@@ -441,10 +441,7 @@ _PAGE_COLUMNS = (
     *(_ENDLESS, _STRATEGIES["memory"]),
     *(COLUMNS[key] for key in ("micro_batch", "grad_accumulation", "recompute", *TRAINING[:3])),
 )
-_PAGE_CAUSES = (
-    *(_STRATEGIES[name] for name in ("strategy", "step")),
-    *(Column(f"causes.{name}", f"{name}, s", "A part of the step.") for name in CAUSES),
-)
+_PAGE_STEP = (_STRATEGIES["strategy"], _STRATEGIES["step"])
 _CONTENDER_FIELDS = (
     *("key", "layout", "micro_batch", "grad_accumulation", "recompute"),
     *("iteration_s", "low_s", "high_s", "compute_s", "communication_s", "exposed_communication_s", "bubble_s"),
@@ -487,14 +484,11 @@ def comparison_tables(comparison: Comparison, *, wide: bool = False, remarks: bo
     fields = (*_CONTENDER_FIELDS, *(("precision",) if auto else ()), *training_names(problem))
     marked = [STANDS_APART] if any(not row["measured"] for row in rows) else []
     best = Table({**_STRATEGIES, **_TRAINING}, rows, names, fields, marked, title=title)
-    shortest_s = min(row["iteration_s"] for row in rows if row["feasible"])
-    decimals = max(0, 2 - math.floor(math.log10(shortest_s)))
-    least_s = 0.5 * 10**-decimals
+    decimals, used = _causes_shown(rows)
 
     def shown(seconds: float) -> str:
-        return f"{seconds:.{decimals}f}" if abs(seconds) >= least_s else "0"
+        return f"{seconds:.{decimals}f}" if abs(seconds) >= 0.5 * 10**-decimals else "0"
 
-    used = [name for name in CAUSES if any(abs(row["causes"].get(name, 0.0)) >= least_s for row in rows)]
     columns = {
         "strategy": _STRATEGIES["strategy"],
         "step": replace(COLUMNS["iteration_s"], show=shown),
@@ -509,6 +503,14 @@ def comparison_tables(comparison: Comparison, *, wide: bool = False, remarks: bo
     matrix = Table(columns, rows, list(columns), notes=notes, title=said)
     # Names of some frameworks are long.
     return (best if wide else best.fitted(("tokens_per_s_per_gpu", "mfu"))), matrix.fitted(())
+
+
+def _causes_shown(rows: Sequence[Json]) -> tuple[int, list[str]]:
+    """Decimals of seconds that show three digits of the shortest step, and causes that are more than 0 with them."""
+    shortest_s = min((row["iteration_s"] for row in rows if row["feasible"]), default=1.0)
+    decimals = max(0, 2 - math.floor(math.log10(shortest_s)))
+    least_s = 0.5 * 10**-decimals
+    return decimals, [one for one in CAUSES if any(abs(row["causes"].get(one) or 0.0) >= least_s for row in rows)]
 
 
 def _contender_row(contender: Json) -> Json:
@@ -704,10 +706,10 @@ def comparison_section(document: Json, *, identity: str, source: str) -> Json:
     """The section of a comparison document."""
     contenders, job = document["contenders"], inputs_of(document, source=source).problem
     rows = [_contender_row(one) for one in contenders]
-    columns, causes = (
-        [one for one in several if any(known_value(row, one.key) not in (None, 0.0) for row in rows)]
-        for several in (_PAGE_COLUMNS, _PAGE_CAUSES)
-    )
+    decimals, used = _causes_shown(rows)
+    columns = [one for one in _PAGE_COLUMNS if any(known_value(row, one.key) not in (None, 0.0) for row in rows)]
+    causes = [*_PAGE_STEP, *(Column(f"causes.{name}", f"{name}, s", "A part of the step.") for name in used)]
+    causes = [one if one.text else replace(one, decimals=decimals) for one in causes]
     kernels = "with ideal kernels for all" if document.get("same_kernels", True) else "each with its own software"
     base = document.get("baseline", "the first") or "none"
     marked = [*([STANDS_APART] if any(APART in row["shown_name"] for row in rows) else []), page.SORTS]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -136,3 +137,18 @@ def test_what_a_format_saves_is_said() -> None:
         [priced.iteration_s, plain.iteration_s, sums[0][GEMMS], sums[1][GEMMS], more_s], rel=0.01
     )
     assert ("no less than GEMMs save" in format_words(priced)) == (more_s >= sums[1][GEMMS] - sums[0][GEMMS])
+
+
+@pytest.mark.parametrize("pipelined", [True, False])
+def test_what_is_overlapped_is_called_so(pipelined: bool) -> None:
+    """Guards async tensor parallelism: "not overlappable" stands beside collectives that are exposed as a whole."""
+    asked: dict[str, Any] = {"machine": "dgx-h100", "framework": "torchtitan", "batch": 32, "x": 4, "z": 2}
+    asked |= {"set": (f"step.pipelined_tensor={pipelined}".lower(),), "rank_by": "step", "seq": 8192}
+    inputs = load_inputs(Request("llama3-8b", gpus=8, **asked))
+    for terms in (True, False):
+        every = {one.title: one for one in sections(run_search(inputs.problem).detail(0), terms=terms)}
+        rows = every["Collectives per rank and step"].rows
+        for row in rows:
+            if row.get("overlapped_with") == "not overlappable":
+                assert row["exposed_s"] >= 0.999 * row["seconds"], row
+        assert any("its own GEMM" in str(row.get("overlapped_with")) for row in rows) == pipelined
