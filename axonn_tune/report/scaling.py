@@ -715,7 +715,7 @@ def comparison_section(document: Json, *, identity: str, source: str) -> Json:
     marked = [*([STANDS_APART] if any(APART in row["shown_name"] for row in rows) else []), page.SORTS]
     return page.section(
         identity,
-        f"{document['model']['name']} on {document['gpus']:,} × {document['machine']['name']}: 4D and its alternatives",
+        f"{document['model']['name']} on {document['gpus']:,} × {document['machine']['name']}: strategies compared",
         subtitle=page.subtitle(document, f"step time, {kernels}; baseline: {base}"),
         verdict=document.get("verdict", []),
         blocks=[

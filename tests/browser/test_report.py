@@ -33,6 +33,13 @@ MORE = {
 }
 
 
+BUTTONS_OVER_NUMBERS = """() => [...document.querySelectorAll(".js-plotly-plot")].filter((figure) => {
+  const bar = figure.querySelector(".modebar-group"), plot = figure.querySelector(".plot");
+  return bar && plot && bar.getBoundingClientRect().bottom > plot.getBoundingClientRect().top + 1;
+}).length"""
+"""Figures whose buttons reach into what is drawn."""
+
+
 @pytest.fixture(scope="module")
 def chromium(alone: None) -> Iterator[Any]:
     """One browser for all tests; skipped without one."""
@@ -59,6 +66,8 @@ def draws(chromium: Any, path: Path, size: tuple[int, int], scheme: Scheme) -> N
         seen.draw_all()
         wide = seen.page.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth")
         assert wide <= 0, "the page scrolls sideways"
+        over = seen.page.evaluate(BUTTONS_OVER_NUMBERS)
+        assert over == 0, "buttons of a figure hide what it shows"
         seen.screenshot(f"{path.stem}-{size[0]}-{scheme}")
         seen.check()
 

@@ -33,13 +33,16 @@ function themed(value) {
   return value;
 }
 
+/* Height that the buttons of a figure take above it. */
+const MODEBAR = 30;
+
 function baseLayout(narrow) {
   const axis = { gridcolor: "--grid", zerolinecolor: "--line", linecolor: "--line", automargin: true, ticks: "", title: { standoff: 8 } };
   return {
     paper_bgcolor: "rgba(0,0,0,0)",
     plot_bgcolor: "rgba(0,0,0,0)",
     font: { color: "--text", size: narrow ? 11 : 12.5, family: "system-ui, -apple-system, 'Segoe UI', Roboto, 'DejaVu Sans', sans-serif" },
-    margin: { l: 8, r: narrow ? 8 : 16, t: 8, b: 8, pad: 2 },
+    margin: { l: 8, r: narrow ? 8 : 16, t: narrow ? 8 : MODEBAR, b: 8, pad: 2 },
     hoverlabel: { bgcolor: "--panel", bordercolor: "--line", font: { color: "--text" }, align: "left" },
     modebar: { bgcolor: "rgba(0,0,0,0)", color: "--muted", activecolor: "--accent" },
     dragmode: narrow ? false : "zoom",
@@ -65,7 +68,7 @@ class Figure {
     this.choice = 0;
     this.hidden = new Set();
     const { height } = this.drawing();
-    this.box = element("div", { style: `height:${height}px`, role: "img", "aria-label": `${block.title}. ${block.note}` });
+    this.box = element("div", { style: `height:${height + (window.innerWidth < NARROW ? 0 : MODEBAR)}px`, role: "img", "aria-label": `${block.title}. ${block.note}` });
     this.root = element("div", { className: "figure" }, this.buttons(), this.legend(), element("div", { className: "drawing" }, this.box));
     this.box.figure = this;
     sight.observe(this.box);
@@ -117,7 +120,7 @@ class Figure {
     drawnFigures.add(this);
     for (const trace of data) if (this.hidden.has(trace.name)) trace.visible = false;
     const whole = themed(mergedLayout(baseLayout(narrow), layout));
-    await Plotly.react(this.box, themed(data), { ...whole, height, autosize: true }, {
+    await Plotly.react(this.box, themed(data), { ...whole, height: height + (narrow ? 0 : MODEBAR), autosize: true }, {
       responsive: true,
       displaylogo: false,
       displayModeBar: narrow ? false : "hover",

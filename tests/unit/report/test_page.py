@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+import axonn_tune
 from axonn_tune.errors import DocumentError, EnvironmentProblem, UsageError
 from axonn_tune.report import page
 from axonn_tune.report.output import json_text
@@ -180,3 +181,14 @@ def test_a_part_without_a_key_is_an_error_with_the_file(
     with pytest.raises(DocumentError) as error:
         read_section(str(path), number=1)
     assert str(error.value) == f"{path}: a part of it has no '{key}': made by another version, or edited"
+
+
+def test_causes_on_a_page_have_the_digits_of_the_table() -> None:
+    """Guards cells such as 0.0000489 and -0.0235829 s beside steps of 7 s."""
+    section = axonn_tune.compare("llama3-8b", gpus=64, machine="dgx-h100", batch=256).section(source="test")
+    table = next(one for one in section["blocks"] if one.get("title") == "Where the step goes")
+    numbers = [one for one in table["columns"] if not one["text"]]
+    assert {one["decimals"] for one in numbers} == {numbers[0]["decimals"]}
+    for one in numbers:
+        shown = [round(value, one["decimals"]) for value in one["values"] if value is not None]
+        assert any(shown), one["label"]
