@@ -27,13 +27,13 @@ from axonn_tune.program.dimensions import (
     executed_flops,
     logged_flops,
     model_flops,
+    padded_alignment,
     step_tokens,
     symbol_values,
     table_alignment,
 )
 from axonn_tune.program.memory import KnownSizes, Memory, memory_limit_bytes, price_memory
 from axonn_tune.program.operations import (
-    MATRIX_ALIGNMENT,
     PLAIN,
     Attention,
     Collective,
@@ -397,7 +397,7 @@ class Pricer:
         )
         self.call_s = seconds(software.collective_us)
         self.element = self.workload.element_sizes.compute
-        alignment = MATRIX_ALIGNMENT
+        alignment = padded_alignment(self.model, self.options, element=self.element)
         if self.options.vocabulary_multiple == 0:
             rows = self._symbols(ONLY)["V"]
             alignment = table_alignment(rows, split=self.grid.x * self.grid.y, element=self.element)

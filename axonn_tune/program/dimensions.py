@@ -516,6 +516,12 @@ def table_alignment(rows: float, *, split: int, element: int) -> int:
     return math.gcd(int(rows) // split * element, MATRIX_ALIGNMENT)
 
 
+def padded_alignment(model: Model, options: StepOptions, *, element: int) -> int:
+    """The same where the vocabulary is padded: to a multiple of many, or only in shards, which are gathered to one that
+    is not."""
+    return MATRIX_ALIGNMENT if options.vocabulary_multiple else math.gcd(model.vocab * element, MATRIX_ALIGNMENT)
+
+
 def _softmax_bytes(
     model: Model, workload: Workload, axes: Mapping[str, Value], *, arithmetic: Arithmetic
 ) -> dict[str, Value]:

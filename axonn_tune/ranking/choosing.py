@@ -19,7 +19,7 @@ from axonn_tune.errors import UsageError
 from axonn_tune.frameworks import registry, software_on, step_on
 from axonn_tune.frameworks.description import Framework, StepOptions
 from axonn_tune.grid import RANK_AXES
-from axonn_tune.program.dimensions import MEMORY, MICRO_BATCH, PINNED, table_alignment
+from axonn_tune.program.dimensions import MEMORY, MICRO_BATCH, PINNED, padded_alignment, table_alignment
 from axonn_tune.program.operations import MATRIX_ALIGNMENT
 from axonn_tune.program.schedule import build_schedule
 from axonn_tune.program.step import FIRST, LAST, MIDDLE, ONLY, StepProgram, build_step
@@ -540,11 +540,13 @@ def _by_alignment(
     if not len(fitting.rows):
         return
     options = programs[kind].given.options
-    if options.vocabulary_multiple != 0:
-        yield programs[kind], fitting
-        return
     problem, splits = shapes.problem, shapes.sizes("x") * shapes.sizes("y")
     element = problem.workload.element_sizes.compute
+    if options.vocabulary_multiple != 0:
+        alignment = padded_alignment(problem.model, options, element=element)
+        same = alignment == programs[kind].given.table_alignment
+        yield programs[kind] if same else step_program(problem, options, kind, alignment=alignment), fitting
+        return
     pairs = list(zip(shapes.sizes("V").tolist(), splits.tolist(), strict=True))
     aligned = {(rows, split): table_alignment(rows, split=split, element=element) for rows, split in set(pairs)}
     found = np.array([aligned[pair] for pair in pairs], dtype=np.int64)

@@ -18,7 +18,7 @@ from tests.unit.small import small_model, small_problem
 MACHINE = load_machine("perlmutter-80gb").document
 SPACES = {
     "even": (small_model(), {"gpus": 8, "batch": 24}),
-    "uneven, tied": (small_model(layers=7, tied_embeddings=True, biases=True), {"gpus": 8, "batch": 8}),
+    "uneven, tied": (small_model(layers=7, tied_embeddings=True, biases=True, vocab=516), {"gpus": 8, "batch": 8}),
     "grouped heads": (small_model(family="llama", layers=12, kv_heads=4), {"gpus": 12, "batch": 12}),
     "large": (
         small_model(layers=13, hidden=4096, heads=32, kv_heads=32, head_dim=128, ffn=16384, vocab=51200),
