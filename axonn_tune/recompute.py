@@ -42,6 +42,8 @@ MODULES: dict[str, Module] = {
     "mla_up_proj": Module(_LATENT_UP, _LATENT_UP, "multi-head latent attention"),
 }
 """Modules by name, with their layers as `axonn_tune.program.layers` names them."""
+NEEDS = {layer: one.needs for one in MODULES.values() for layer in one.layers if one.needs}
+"""What a layer type must have for these layers, in words."""
 
 
 def parse_recompute(text: str) -> Recompute:

@@ -292,7 +292,7 @@ class ComputeClock:
         """Time of a computation in the schedule: its consecutive calls, s."""
         found = self.stretched.get(id(step))
         if found is None:
-            once = isinstance(step, Kernel) and step.prepares_gather
+            once = isinstance(step, Kernel) and step.with_gather
             call_s = self.call_s(step)
             found = self.stretched[id(step)] = step, call_s if once else step.calls.evaluate(self.values) * call_s
         return found[1]

@@ -6,14 +6,16 @@ software's numbers. This module prices nothing, and other modules do not depend 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from dataclasses import dataclass, field, fields, replace
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
+from axonn_tune.errors import UsageError, suggest
 from axonn_tune.frameworks.dispatchers import default_dispatcher
 from axonn_tune.grid import ALL_AXES, AXES, WORLD, Folding, split_axes
 from axonn_tune.recompute import MODULES, RECOMPUTES, modules_of
-from axonn_tune.request import CudaGraphs, Precision
+from axonn_tune.request import DISPATCHERS, LARGEST_SIZE, MOST_TIMES, CudaGraphs, Precision
 from axonn_tune.specs.machine import Software
 from axonn_tune.specs.workload import OVERLAPS, Overlap, Recompute
 
@@ -31,6 +33,68 @@ balancing and without: 1.65 of four of Qwen3-235B with EP 8, 24 to 9% longer (ya
 MOST_IMBALANCE = 1.29
 """Upper end of its 80% interval over the middle: exp(1.2816 · spread)."""
 ContextExchange: TypeAlias = Literal["ring", "all_gather", "all_to_all", "hierarchical"]
+MOST_LESS = 64
+"""Layers that an embedding or an LM head may count as."""
+_MOST_REDUCTIONS = 16
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What a value of a step's option may be, each of them where it has several: a number in a range, or a word.
+
+    whole: a whole number. most_values: of an option with several.
+    """
+
+    least: float = 0.0
+    most: float = float(LARGEST_SIZE)
+    whole: bool = True
+    words: tuple[str, ...] = ()
+    most_values: int = LARGEST_SIZE
+
+    def check(self, name: str, value: object) -> None:
+        """UsageError for a value that the option cannot have, with the range or the words, and the nearest."""
+        several = value if isinstance(value, tuple) else (value,)
+        for one in several:
+            said = f"step.{name}={one!r:.40}"
+            if self.words:
+                if one not in self.words:
+                    raise UsageError(f"{said}{suggest(str(one), self.words)}: known: {', '.join(self.words)}")
+                continue
+            number = one if isinstance(one, int | float) and not isinstance(one, bool) else math.nan
+            if not self.least <= number <= self.most or (self.whole and number != int(number)):
+                kind = "a whole number" if self.whole else "a number"
+                near = self.most if number > self.most else self.least
+                raise UsageError(
+                    f"{said}: must be {kind} from {self.least:g} to {self.most:,.10g}; nearest valid: {near:.10g}"
+                )
+        if len(several) > self.most_values or (self.words and len({*several}) < len(several)):
+            raise UsageError(f"step.{name}: {len(several)} values; up to {self.most_values} are read, each word once")
+
+
+def _limited(default: Any, least: float = 0.0, most: float = LARGEST_SIZE, **more: Any) -> Any:  # noqa: ANN401 - a field
+    """A field with limits."""
+    return field(default=default, metadata={"limits": Limits(least, most, **more)})
+
+
+def _bytes() -> Any:  # noqa: ANN401 - a field
+    """Bytes of an element, or None."""
+    return _limited(None, 1, 8)
+
+
+def _words(*known: str, default: Any = ()) -> Any:  # noqa: ANN401 - a field
+    """Words of a vocabulary."""
+    return _limited(default, words=known)
+
+
+_FOLDED = ("x", "z", "context", "data")
+_REPEATED = (
+    *("attention.core", "attention.scores", "attention.norm", "attention.output", "attention.q_up", "attention.kv_up"),
+    *("mlp.norm", "mlp.up", "mlp.fc1", "mlp.fc2", "mlp.activation", "moe.activation", "shared_experts", "moe"),
+)
+"""Layers that selective recompute can repeat."""
+
+
+_LIMITS = dict[str, Limits]()
 
 
 @dataclass(frozen=True)
@@ -130,62 +194,64 @@ class StepOptions:
     pipelined_tensor: bool = False
     repeated_kv_heads: bool = False
     gather_unit: GatherUnit = "weight"
-    gather_bytes: int | None = None
-    shard_gradient_bytes: int | None = None
-    gather_copies: int = 0
+    gather_bytes: int | None = _bytes()
+    shard_gradient_bytes: int | None = _bytes()
+    gather_copies: int = _limited(0, 0, 8)
     gather_after_recompute: bool = False
     prefetch_recompute: bool = True
     prefetch_backward: bool = True
     reshard: Literal["always", "never", "fit"] = "fit"
     head_gathered_again: bool = False
-    replicated_tables: tuple[str, ...] = ()
+    replicated_tables: tuple[str, ...] = _words("embedding", "position", "head")
     whole_rows: bool = True
     master_shards: bool = True
     reduction: Reduction = "buckets"
     blocking_reduction: Reduction | None = None
     staged_reduction: Reduction | None = None
-    gradient_bytes: int | None = None
-    reduced_bytes: int | None = None
+    gradient_bytes: int | None = _bytes()
+    reduced_bytes: int | None = _bytes()
     reduce_each_micro_batch: bool = False
     distributed_optimizer: bool = False
     parameter_overlap: bool = False
     shard_gradients: bool = False
-    master_bytes: int | None = None
-    exp_avg_bytes: int | None = None
-    exp_avg_sq_bytes: int | None = None
+    master_bytes: int | None = _bytes()
+    exp_avg_bytes: int | None = _bytes()
+    exp_avg_sq_bytes: int | None = _bytes()
     context_exchange: ContextExchange = "ring"
-    context_inside: int = 1
+    context_inside: int = _limited(1, 1)
     context_shards: bool = False
-    expert_shards: tuple[str, ...] = ()
-    expert_replicas: tuple[str, ...] = ()
-    dispatcher: str = "alltoall"
-    imbalance: float = NATURAL_IMBALANCE
-    capacity_factor: float | None = None
+    expert_shards: tuple[str, ...] = _words(*_FOLDED)
+    expert_replicas: tuple[str, ...] = _words(*_FOLDED)
+    dispatcher: str = _words(*DISPATCHERS, default="alltoall")
+    imbalance: float = _limited(NATURAL_IMBALANCE, 1, 100 * MOST_TIMES, whole=False)
+    capacity_factor: float | None = _limited(None, 0.01, MOST_TIMES, whole=False)
     expert_overlap: bool = False
     delayed_weight_gradients: bool = False
     shared_expert_overlap: bool = False
     gathers_experts: bool = False
     balancing_loss: bool = False
     recompute_whole_block: bool = False
-    selective: tuple[str, ...] = ("attention.core", "attention.norm", "mlp.norm", "mlp.activation")
+    selective: tuple[str, ...] = _words(
+        *_REPEATED, default=("attention.core", "attention.norm", "mlp.norm", "mlp.activation")
+    )
     chunked_loss: bool = True
-    loss_reductions: tuple[float, ...] = (1.0, 2.0)
-    logit_bytes: float | None = None
+    loss_reductions: tuple[float, ...] = _limited((1.0, 2.0), 0, 64, whole=False, most_values=_MOST_REDUCTIONS)
+    logit_bytes: float | None = _limited(None, 1, 64, whole=False)
     fused_attention: bool = True
     fused_norms: bool = True
     dropout: bool = False
     fused_accumulation: bool = False
     kernels: KernelKind = "ideal"
     cuda_graphs: tuple[CudaGraphs, ...] = ()
-    vocabulary_multiple: int | None = None
+    vocabulary_multiple: int | None = _limited(None, 0, 65536)
     overlaps: tuple[Overlap, ...] = OVERLAPS
-    first_less: int = 0
-    last_less: int = 0
+    first_less: int = _limited(0, 0, MOST_LESS)
+    last_less: int = _limited(0, 0, MOST_LESS)
     keeps_quantized: bool = False
     one_layout: bool = False
     primary_weights: bool = False
-    first_layers_bf16: int = 0
-    last_layers_bf16: int = 0
+    first_layers_bf16: int = _limited(0, 0, 10_000)
+    last_layers_bf16: int = _limited(0, 0, 10_000)
     narrow_attention: bool = False
     narrow_gathers: bool = False
     saves_original: bool = False
@@ -193,6 +259,14 @@ class StepOptions:
     fused_quantization: bool = False
     engine_formats: tuple[Precision, ...] = ()
     requantizes: bool = False
+
+    def __post_init__(self) -> None:
+        """Refuse values out of the limits of their options."""
+        for name, limits in _LIMITS.items():
+            if (value := getattr(self, name)) is not None and value != ():
+                limits.check(name, value)
+        if both := {*self.expert_shards} & {*self.expert_replicas}:
+            raise UsageError(f"step.expert_shards and step.expert_replicas both name {min(both)}")
 
     def in_format(self, name: str) -> StepOptions:
         """The options in a number format: Transformer Engine saves inputs quantized, repeats blocks to their last
@@ -241,6 +315,9 @@ class StepOptions:
         """The step of pipeline stages of so many chunks; passes run beside each other only where they are several."""
         reduction = self.staged_reduction or self.reduction
         return replace(self, reduction=reduction, expert_overlap=self.expert_overlap and chunks > 1)
+
+
+_LIMITS |= {one.name: limits for one in fields(StepOptions) if (limits := one.metadata.get("limits"))}
 
 
 @dataclass(frozen=True)

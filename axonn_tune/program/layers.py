@@ -38,6 +38,7 @@ from axonn_tune.program.operations import (
     kernel_set,
     symbol,
 )
+from axonn_tune.recompute import NEEDS, Recompute
 from axonn_tune.specs.formats import Copies, NumberFormat
 from axonn_tune.specs.machine import MatmulLayout
 from axonn_tune.specs.model import Experts, Layer, Model
@@ -219,6 +220,11 @@ class LayerInputs:
     def computes(self) -> bool:
         """Whether a block has an MLP, or experts in its place."""
         return self.own.ffn > 0 or self.own.experts is not None
+
+    def repeated_layers(self, recompute: Recompute) -> tuple[str, ...]:
+        """Layers that the backward pass of this layer type repeats one by one: of a recompute set those that it has."""
+        lacking = {*NEEDS.values()} - {*self.own.parts}
+        return tuple(one for one in self.options.repeated_layers(recompute) if NEEDS.get(one) not in lacking)
 
     @property
     def experts(self) -> Experts:
@@ -511,7 +517,7 @@ def gather_weight(
     return [
         Kernel(phase, layer, prepared, calls, prepares_gather=True),
         Collective("all_gather", axes, phase, layer, element * elements, "weight", calls),
-        *([Kernel(phase, layer, copied, calls)] if options.gather_copies else []),
+        *([Kernel(phase, layer, copied, calls, copies_gather=True)] if options.gather_copies else []),
     ]
 
 

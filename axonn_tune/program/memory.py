@@ -324,7 +324,7 @@ def _backward_peak(program: StepProgram, block: Block, *, last: bool) -> Peak:
     gathers, reductions = _backward_gathers(block), _sizes(given, operations, "weight_gradient")
     held = not given.options.gather_after_recompute
     whole = block.recompute == "full" and held
-    again = held and "mlp.fc1" in given.options.repeated_layers(block.recompute)
+    again = held and given.own.ffn > 0 and "mlp.fc1" in given.repeated_layers(block.recompute)
     behind = () if given.options.chunked_loss or not last else program.head.operations
     head = _sizes(given, behind, "weight_gradient")
     return Peak(

@@ -300,7 +300,8 @@ class Kernel:
     """An element-wise or reduction kernel; `size_bytes`: bytes read and written (0: not launched).
 
     A kernel that `prepares_gather` goes with the weight gather after it, one that `accumulates` with
-    the reduce-scatter before it, wherever overlap moves those; one that `quantizes` makes operands of GEMMs: which
+    the reduce-scatter before it, wherever overlap moves those; one that `copies_gather` is where there is that gather
+    before it; one that `quantizes` makes operands of GEMMs: which
     copies. One that `turns` transposes what x gathers; a lone rank writes both copies at once, half as many bytes more.
     """
 
@@ -309,11 +310,17 @@ class Kernel:
     size_bytes: Size
     calls: Size = ONCE
     prepares_gather: bool = False
+    copies_gather: bool = False
     accumulates: bool = False
     quantizes: Copies | None = None
     turns: bool = False
     makes: Arrays = field(default=(), compare=False, repr=False)
     frees: tuple[str, ...] = field(default=(), compare=False, repr=False)
+
+    @property
+    def with_gather(self) -> bool:
+        """Whether it is there only where weights are gathered."""
+        return self.prepares_gather or self.copies_gather
 
 
 @dataclass(frozen=True)

@@ -79,5 +79,5 @@ def _without_weights(operations: Iterable[Operation]) -> Iterator[Operation]:
     """What is done for a table that is there already, and whose gradient goes with another's."""
     for step in operations:
         gathers = isinstance(step, Collective) and step.role in ("weight", "weight_gradient")
-        if not gathers and not (isinstance(step, Kernel) and (step.prepares_gather or step.accumulates)):
+        if not gathers and not (isinstance(step, Kernel) and (step.with_gather or step.accumulates)):
             yield step

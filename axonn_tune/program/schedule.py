@@ -479,11 +479,9 @@ def _issued_gather(gather: Gather) -> Iterator[Emitted]:
 
 
 def _without_gathers(operations: Iterable[Operation]) -> tuple[Operation, ...]:
-    """Those of a block that is not resharded after forward: without gathers and the kernels that prepare them."""
+    """Those of a block that is not resharded after forward: without gathers and their kernels."""
     return tuple(
-        step
-        for step in operations
-        if getattr(step, "role", "") != "weight" and not getattr(step, "prepares_gather", False)
+        step for step in operations if getattr(step, "role", "") != "weight" and not getattr(step, "with_gather", False)
     )
 
 

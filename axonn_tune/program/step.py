@@ -495,7 +495,7 @@ def _recompute_full(given: LayerInputs) -> Iterator[Operation]:
             made = {array.name: array for array in step.makes}
             if f"{step.layer} output" in made:
                 yield from layers.norm_recompute(step.layer, given, makes=(made[f"{step.layer} output"],))
-        elif getattr(step, "role", "") == "weight" or getattr(step, "prepares_gather", False):
+        elif getattr(step, "role", "") == "weight" or getattr(step, "with_gather", False):
             yield replace(step, calls=given.unkept_share)
         elif whole or step.layer not in last:
             yield step
@@ -503,7 +503,7 @@ def _recompute_full(given: LayerInputs) -> Iterator[Operation]:
 
 def _block_backward(given: LayerInputs, *, recompute: Recompute) -> Iterator[Operation]:
     """Recompute, then the gradients of the block, last layer first; an MLP that is repeated is so before them."""
-    left, options = list(given.options.repeated_layers(recompute)), given.options
+    left, options = list(given.repeated_layers(recompute)), given.options
     gathers = recompute != "full" or options.gather_after_recompute
     repeats_mlp = given.own.ffn > 0 and given.fc1.layer in left
 

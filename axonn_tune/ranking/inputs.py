@@ -18,7 +18,7 @@ from axonn_tune.frameworks.dispatchers import find_dispatcher
 from axonn_tune.grid import EXPERT_AXES, RANK_AXES, nearest_sizes
 from axonn_tune.ranking.space import Problem
 from axonn_tune.recompute import modules_of, needed_by
-from axonn_tune.request import AUTO, DEFAULT_MACHINE, MOMENT_BYTES, MOST_TIMES, OVERLAPS, CudaGraphs, Request
+from axonn_tune.request import AUTO, DEFAULT_MACHINE, MOMENT_BYTES, OVERLAPS, CudaGraphs, Request
 from axonn_tune.specs.catalog import Loaded, MachineLike, load_machine, load_model, route_overrides
 from axonn_tune.specs.document import known_keys
 from axonn_tune.specs.loading import DOCUMENT_BYTES, read_text
@@ -55,7 +55,6 @@ def load_inputs(request: Request) -> Inputs:
     framework = find_framework(named) if isinstance(named, str) else named
     if settings["step"]:
         framework = framework.with_step(**dict(map(_step_setting, settings["step"])))
-        _check_routing(framework.step)
     if request.grad_reduce_in_bf16 or request.use_precision_aware_optimizer:
         framework = with_types(framework, request, workload)
     if request.cuda_graphs:
@@ -203,18 +202,6 @@ def with_types(framework: Framework, request: Request, workload: Workload) -> Fr
     return framework.with_step(master_bytes=master, exp_avg_bytes=size, exp_avg_sq_bytes=size)
 
 
-def _check_routing(step: StepOptions) -> None:
-    """UsageError for a dispatcher, token imbalance or capacity factor that cannot be, with the nearest."""
-    find_dispatcher(step.dispatcher)
-    for name, least in (("imbalance", 1.0), ("capacity_factor", 0.01)):
-        value = getattr(step, name)
-        if value is not None and not least <= value <= MOST_TIMES:
-            near = least if value < least else MOST_TIMES
-            raise UsageError(
-                f"--set step.{name}={value}: must be from {least:g} to {MOST_TIMES:g}; nearest valid: {near:g}"
-            )
-
-
 def compares_expert_overlap(problem: Problem) -> bool:
     """Whether the search compares layouts with expert overlap: by steps, where they can have it and nobody says
     whether."""
@@ -339,7 +326,9 @@ def _step_setting(setting: str) -> tuple[str, object]:
     name, text = (part.strip() for part in setting.removeprefix("step.").partition("=")[::2])
     kinds = get_type_hints(StepOptions)
     if name not in kinds:
-        raise UsageError(f"--set {setting}: a step has no {name!r}{suggest(name, kinds)}; known: {', '.join(kinds)}")
+        raise UsageError(
+            f"--set {setting:.80}: a step has no {name!r:.40}{suggest(name, kinds)}; known: {', '.join(kinds)}"
+        )
     kind, default = kinds[name], getattr(StepOptions(), name)
     if isinstance(default, tuple):
         element, words = get_args(kind)[0], [word.strip() for word in text.split(",")]
@@ -355,13 +344,15 @@ def _step_value(setting: str, text: str, kind: object) -> object:
     """One value of a kind: bool, str, a number, or a Literal."""
     known = ("true", "false") if kind is bool else get_args(kind)
     if known and text not in known:
-        raise UsageError(f"--set {setting}: expected {', '.join(known)}, got {text!r}")
+        raise UsageError(f"--set {setting:.80}: expected {', '.join(known)}, got {text!r:.40}")
     if known or kind is str:
         return text == "true" if kind is bool else text
+    if re.fullmatch(r"-?[0-9]{1,18}", text):
+        return int(text)
     try:
-        return float(text) if "." in text else int(text)
+        return float(text if text.isascii() else "")
     except ValueError:
-        raise UsageError(f"--set {setting}: {text!r} is not a number") from None
+        raise UsageError(f"--set {setting:.80}: {text!r:.40} is not a number") from None
 
 
 def make_workload(model: Model, request: Request, *, settings: Sequence[str] = ()) -> Workload:
