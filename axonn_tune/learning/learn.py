@@ -170,13 +170,13 @@ def _of_other_links(prior: Prior, posterior: Posterior) -> tuple[Prior, tuple[Co
     """The prior with the bandwidths of links that are others than the profile's, and what that changes; unchanged
     where there are none.
 
-    Where collectives move a bandwidth beyond `FAR`, its prior is of another machine: it would hold the number back, and
+    Where collectives lower a bandwidth beyond `FAR`, its prior is of another machine: it would hold the number up, and
     what was measured with the old one would stay.
     """
     logs, restated, covariance = dict(zip(prior.paths, posterior.found, strict=True)), {}, prior.covariance.copy()
     for at, (path, log) in enumerate(logs.items()):
         level = path.removesuffix("bandwidth_gb_per_s")
-        if path.startswith("tiers.") and path != level and abs(log) > FAR * math.sqrt(covariance[at, at]):
+        if path.startswith("tiers.") and path != level and -log > FAR * math.sqrt(covariance[at, at]):
             factors = (own for name, own in logs.items() if name.startswith(f"{level}c") and name.endswith(FACTORS[1]))
             restated[path] = number_at(prior.machine, path) * math.exp(log + max(factors, key=abs, default=0.0))
             covariance[at, :] = covariance[:, at] = 0.0
@@ -321,7 +321,7 @@ def learn(
     )
     measured = np.log([seconds for sample in samples for seconds in sample.measured_s])
     # Repeats of one model and layout share residual errors.
-    names = [f"{sample.setup!r} {sample.what}" if sample.setup else sample.name for sample in samples]
+    names = [(sample.setup, sample.what) if sample.setup else sample.name for sample in samples]
     shares = [math.sqrt(names.count(name)) for name in names]
     noise = np.concatenate([share * np.array(one.noise) for share, one in zip(shares, samples, strict=True)])
     posterior = posterior_of(samples, prior, noise=noise, listen=listen)
