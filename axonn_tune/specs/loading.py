@@ -177,7 +177,9 @@ def hold(document: D | Loaded[D], *, schema: type[D], overrides: Sequence[str] =
         return document
     held = document.document if isinstance(document, Loaded) else document
     source = str(document.path if isinstance(document, Loaded) else getattr(held, "name", kind_of(schema)))
-    return _load(to_yaml(held), path=None, source=source, schema=schema, overrides=overrides)
+    found = _load(to_yaml(held), path=None, source=source, schema=schema, overrides=overrides)
+    before = document.consequences if isinstance(document, Loaded) else ()
+    return replace(found, consequences=(*before, *found.consequences))
 
 
 def read_text(path: Path, *, limit_bytes: int = DATA_BYTES) -> str:

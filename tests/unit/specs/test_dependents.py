@@ -129,6 +129,9 @@ def test_a_file_that_extends_another_says_what_it_inherits(tmp_path: Path) -> No
         "schema: axonn-tune/machine/1\nextends: a100-pcie\nname: more\n", encoding="utf-8"
     )
     assert load_machine(tmp_path / "more.yaml").consequences == found.consequences
+    assert load_machine(found, overrides=["accelerator.memory_gib=70"]).consequences[: len(found.consequences)] == (
+        found.consequences
+    )
 
 
 def test_the_papers_table_is_of_its_own_network() -> None:
