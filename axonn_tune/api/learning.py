@@ -6,7 +6,7 @@ import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, TypedDict, Unpack
+from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
 from axonn_tune.api.analysis import CompareResult, Explanation
 from axonn_tune.api.search import call_text, request_of
@@ -15,7 +15,7 @@ from axonn_tune.files import write_text_atomically
 from axonn_tune.frameworks import find_framework
 from axonn_tune.frameworks.axonn_tune import AXONN_TUNE
 from axonn_tune.job import Job
-from axonn_tune.learning.evidence import Setup
+from axonn_tune.learning.evidence import Sample, Setup
 from axonn_tune.learning.setups import changes_of, searched
 from axonn_tune.learning.stated import OF_MODEL, CommandRun, read_run, shipped_twin
 from axonn_tune.ranking.compare import compare, with_layout
@@ -34,6 +34,7 @@ from axonn_tune.specs.hugging_face import (
     model_from_hf_config,
     refuse_hub_name,
 )
+from axonn_tune.specs.machine import Machine
 from axonn_tune.specs.model import Model, ModelDefaults
 from axonn_tune.validation.published.accuracy import best_pricing
 
@@ -96,20 +97,27 @@ def learn(
 
 
 def diagnose(
-    path: str | Path | None = None, *, step_s: float | None = None, **options: Unpack[EvidenceOptions]
+    path: str | Path | None = None,
+    *,
+    step_s: float | None = None,
+    baseline: str | Path | float | None = None,
+    baseline_facts: Mapping[str, object] | Sequence[str] = (),
+    **options: Unpack[EvidenceOptions],
 ) -> tuple[tuple[Diagnosis, ...], Evidence]:
     """Compare runs with their predictions, as `axonn-tune diagnose` does: one diagnosis for each run of a file.
 
     path: a training log, steps as CSV, a trace, a log of collectives, a measurement file or the folder of a run; or
     step_s: what a step took of `from_command`, or of the layout of `facts`.
+    baseline: the same run on fewer GPUs, such as one node, by its log or its step, s, which tells a slow network from
+    all else; baseline_facts: what differs from `facts` there, `{"n_gpus": 8}`.
     A number format of `from_command` holds though the log states another: it is what was asked for. Each diagnosis has
     `reasonable`, the predicted step with its interval, `causes` with their probabilities, the most probable first, and
     `changes` that would make the run faster. The second result says what was assumed. UsageError or DocumentError for
     what cannot be read.
     """
     from axonn_tune.learning.diagnose import diagnose as diagnose_one
-    from axonn_tune.learning.diagnose import read_rank_times
     from axonn_tune.learning.evidence import joined
+    from axonn_tune.learning.observed import read_rank_times
     from axonn_tune.learning.reading import EvidenceRequest, read_evidence
 
     if (path is None) == (step_s is None):
@@ -120,10 +128,54 @@ def diagnose(
         own = f"{evidence.machine.name} has learned from {known[0]}, so its prediction has seen this run"
         evidence = replace(evidence, assumed=(own, *evidence.assumed))
     samples = [sample for sample in evidence.samples if sample.seen]
+    beside = None
+    if baseline is not None:
+        beside = _baseline(baseline, baseline_facts, evidence.machine, options)
+        more = (f"baseline: {words}" for words in beside.assumed if not any(words in one for one in evidence.assumed))
+        evidence = replace(evidence, assumed=(*evidence.assumed, *more))
+        for sample in samples or evidence.samples:
+            _check_baseline(beside.samples[0], sample)
+    elif baseline_facts:
+        raise UsageError("--baseline-fact says what differs in another run: name that with --baseline")
     folder = next((Path(one) if Path(one).is_dir() else Path(one).parent for one in paths), None)
     ranks = read_rank_times(folder) if folder and any(len(sample.seen) > 1 for sample in samples) else None
     found = samples or [joined(evidence.samples)]
-    return tuple(diagnose_one(sample, evidence.machine, ranks=ranks) for sample in found), evidence
+    other = None if beside is None else beside.samples[0]
+    return tuple(diagnose_one(one, evidence.machine, ranks=ranks, baseline=other) for one in found), evidence
+
+
+def _baseline(
+    baseline: str | Path | float,
+    facts: Mapping[str, object] | Sequence[str],
+    machine: Machine,
+    options: EvidenceOptions,
+) -> Evidence:
+    """What is read of the smaller run: the facts of the other one hold but where its own differ."""
+    from axonn_tune.learning.reading import EvidenceRequest, read_evidence
+
+    several = (options.get("facts") or (), facts)
+    stated = [
+        word
+        for one in several
+        for word in ([f"{name}={value}" for name, value in one.items()] if isinstance(one, Mapping) else one)
+    ]
+    measured: dict[str, Any] = {"step_s": baseline} if isinstance(baseline, float | int) else {"paths": [baseline]}
+    measured |= {**options, "machine": machine, "facts": stated}
+    evidence = read_evidence(EvidenceRequest(asked=("precision",), **measured))
+    if len(evidence.samples) != 1 or "step" not in evidence.samples[0].seen:
+        raise UsageError(f"--baseline {baseline}: needs one run with a step, has {len(evidence.samples)}")
+    return evidence
+
+
+def _check_baseline(baseline: Sample, sample: Sample) -> None:
+    """UsageError unless it is a smaller run, and both are steps."""
+    if "step" not in sample.seen:
+        raise UsageError(f"--baseline is for steps, and {sample.name} has none")
+    if baseline.ranks >= sample.ranks:
+        raise UsageError(
+            f"--baseline: {baseline.name} is on {baseline.ranks} GPUs and {sample.name} on {sample.ranks}: it has to "
+            "be the run on fewer, which --baseline-fact states, as in --baseline-fact n_gpus=8"
+        )
 
 
 @dataclass(frozen=True, repr=False, eq=False)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shlex
 from typing import TYPE_CHECKING, Any
 
@@ -126,6 +127,11 @@ def _seconds(ctx: click.Context, param: click.Parameter, text: str | None) -> fl
         raise click.BadParameter(str(error), ctx, param) from None
 
 
+def _log_or_seconds(ctx: click.Context, param: click.Parameter, text: str | None) -> str | float | None:
+    """The time of a step, else a file."""
+    return _seconds(ctx, param, text) if text is not None and re.fullmatch(r"[\d.]+(e-?\d+)?", text) else text
+
+
 @click.command("diagnose", cls=FactCommand, short_help="Compare a run with its prediction and explain the gap.")
 @click.argument("path", metavar="[LOG|TRACE|RUN]", required=False)
 @click.option(
@@ -135,6 +141,20 @@ def _seconds(ctx: click.Context, param: click.Parameter, text: str | None) -> fl
     metavar="SECONDS",
     help="In place of a log: what a step took of the run of --from-command, or of --model and a layout: "
     "--gpus 256 --batch 2048 --seq 4096 --tp 8 --pp 4.",
+)
+@click.option(
+    "--baseline",
+    callback=_log_or_seconds,
+    metavar="LOG|SECONDS",
+    help="The same run on fewer GPUs, such as one node: its log, or what its step took. As predicted there and slow "
+    "here, it is the network; slow on both, it is not.",
+)
+@click.option(
+    "--baseline-fact",
+    "baseline_facts",
+    multiple=True,
+    metavar="COLUMN=VALUE",
+    help="What differs there from what is stated of this run: n_gpus=8, gbs=8. May be repeated.",
 )
 @evidence_options
 @format_option(("table", "json"))
@@ -153,6 +173,7 @@ def diagnose_command(*, path: str | None, output_format: str, html: str | None, 
       axonn-tune diagnose slurm-1234.out --machine ours.yaml
       axonn-tune diagnose slurm-1234.out --from-command train.sh
       axonn-tune diagnose --step 19.7 --from-command train.sh --machine dgx-h100
+      axonn-tune diagnose four.log --from-command train.sh --fact n_gpus=32 --baseline one.log --baseline-fact n_gpus=8
       axonn-tune diagnose runs/20260101-120000-nano --machine here.yaml --html diagnosis.html
       axonn-tune diagnose steps.csv --format json
     """

@@ -74,7 +74,8 @@ def diagnosis_text(found: Diagnosis, *, machine: str, model: NamedModel = None, 
     machine, model: as stated, for commands. remarks: assumptions about the evidence.
     """
     told = [*remarks, *_assumed(found)]
-    told.insert(0 if found.impossible else len(told), verdict(found))
+    said = [verdict(found), *_beside(found)]
+    told = [*said, *told] if found.impossible else [*told, *said]
     parts = [f"{found.name}\n" + "".join(f"{wrapped(words)}\n" for words in told)]
     if rows := [*(likely := _likely(found)), *_unexplained(found, likely)]:
         rows = [replace(row, probability=math.nan) for row in rows] if _far_off(found) else rows
@@ -103,11 +104,39 @@ def verdict(found: Diagnosis) -> str:
     )
     depends, of_flops = _depends(found), _of_flops(found)
     if found.reasonable:
-        return f"{said}, which is reasonable{depends}.{of_flops}"
+        word = "reasonable as a time" if found.memory_bytes > found.memory_limit_bytes else "reasonable"
+        return f"{said}, which is {word}{depends}.{of_flops}"
     if found.faster:
         wrong = "" if of_flops else " Its stated layout, batch or machine is probably wrong."
         return f"{said}, faster than predicted{depends}.{wrong}{of_flops}"
     return f"{said}, slower than predicted{depends}.{of_flops}"
+
+
+def _beside(found: Diagnosis) -> Iterator[str]:
+    """What memory and the same run on fewer GPUs say of it."""
+    over = found.memory_bytes - found.memory_limit_bytes
+    if over > 0.0 and not found.impossible:
+        yield (
+            f"But it ran, and by the memory model it should not fit: {show_bytes(found.memory_bytes)} predicted, "
+            f"{show_bytes(found.memory_limit_bytes)} usable, {show_bytes(over)} "
+            f"({percent(over / found.memory_limit_bytes, decimals=0)}) too much. Something that saves memory is not "
+            "stated, such as recompute, or the memory model is off for it."
+        )
+    if (one := found.baseline) is None or found.impossible:
+        return
+    gpus = counted(one.gpus, "GPU")
+    said = (
+        f"On {gpus} ({one.name}) it took {show_seconds(one.measured_s)}, predicted {show_seconds(one.predicted_s)} "
+        f"({show_interval(one.low_s, one.high_s)}): {signed_percent(one.measured_s / one.predicted_s - 1.0)}"
+    )
+    if found.reasonable or found.faster:
+        yield f"{said}."
+    elif one.slow:
+        between = ", not the network between nodes" if one.one_node else ""
+        yield f"{said}, slow as well: what is slow is there with {gpus}, too{between}."
+    else:
+        cause = "the network between nodes" if one.one_node else "what grows with the number of GPUs"
+        yield f"{said}, not slow: what is slow comes with more of them, most likely {cause}."
 
 
 def _of_flops(found: Diagnosis) -> str:
@@ -214,6 +243,9 @@ def diagnosis_json(found: Diagnosis, *, machine: str, model: NamedModel = None, 
         "flops_ratio": found.flops_ratio,
         "flops_s": found.flops_s,
         "impossible": found.impossible,
+        "memory_bytes": found.memory_bytes,
+        "memory_limit_bytes": found.memory_limit_bytes,
+        "baseline": None if found.baseline is None else asdict(found.baseline),
         "unexplained": next((asdict(one) for one in _unexplained(found, _likely(found))), None),
         "remarks": list(remarks),
         "assumed": [asdict(one) for one in found.assumed],
@@ -247,7 +279,7 @@ def diagnosis_section(
     return page.section(
         identity,
         f"{found.name}: is it reasonable?",
-        verdict=[verdict(found), *remarks, *_assumed(found), *_notes(found)],
+        verdict=[verdict(found), *_beside(found), *remarks, *_assumed(found), *_notes(found)],
         cards=[
             page.card("measured", show_seconds(found.measured_s), note=found.of),
             page.card("predicted", show_seconds(found.predicted_s), note=interval),
