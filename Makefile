@@ -7,7 +7,7 @@ PARALLEL := $(BIN)/python -m pytest -n 4 --dist loadfile --no-loadscope-reorder
 CODE := $(wildcard axonn_tune benchmarks configs docs/hooks.py machines tests tools)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test nightly check style types generated generate unit format docs accuracy golden bench gpu fit frameworks structure clean chromium
+.PHONY: help demo test nightly check style types generated generate unit format outputs docs accuracy golden bench gpu fit frameworks structure clean chromium
 .DELETE_ON_ERROR:
 
 help: ## list the targets
@@ -48,6 +48,9 @@ format: .venv/installed-dev ## format the code and mend what ruff can
 
 generate: .venv/installed-dev ## rewrite docs/cli.md, docs/files.md and the JSON Schemas
 	@$(BIN)/python -m tools.reference
+
+outputs: .venv/installed-dev ## rewrite outputs of commands on pages, in a minute or two; names of pages in ARGS
+	@$(BIN)/python -m tools.outputs $(ARGS)
 
 docs: .venv/installed-dev ## build the documentation site into build/site
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet --strict

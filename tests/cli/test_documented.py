@@ -17,7 +17,7 @@ import yaml
 from axonn_tune.cli.main import cli, main
 from tests.cli.running import good, run
 from tests.golden.golden import commands
-from tools import reference
+from tools import outputs, reference
 
 ROOT = Path(__file__).parents[2]
 DOCS, FIXTURES = ROOT / "docs", ROOT / "tests" / "fixtures"
@@ -78,6 +78,27 @@ def test_documented_commands_run(block: Block, tmp_path: Path, monkeypatch: pyte
     """Guards the documentation: a block's commands run in order in one folder."""
     monkeypatch.chdir(tmp_path)
     execute(block)
+
+
+SHOWN = [
+    pytest.param(one, id=str(one), marks=[pytest.mark.nightly] if one.slowly else [])
+    for page in outputs.PAGES
+    for one in outputs.shown_on(page)
+]
+
+
+@pytest.mark.parametrize("one", SHOWN)
+def test_outputs_on_pages_are_those_of_today(one: outputs.Shown) -> None:
+    """Guards figures on pages that a command printed: `python -m tools.outputs` writes them anew."""
+    assert one.now() == one.shown
+
+
+def test_blocks_that_show_a_command_are_all_guarded() -> None:
+    """Guards against rankings on pages that nothing compares: each has the mark of its command above it."""
+    for page in (one for one in outputs.PAGES if one.name != reference.PATH.name):
+        text, guarded = page.read_text("utf-8"), {one.shown for one in outputs.shown_on(page)}
+        blocks = re.findall(r"^```text\n.*?^```\n", text, flags=re.MULTILINE | re.DOTALL)
+        assert not [block for block in blocks if "ranked by" in block and block not in guarded], page.name
 
 
 def test_the_tutorial_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
