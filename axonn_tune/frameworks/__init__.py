@@ -70,8 +70,11 @@ def step_on(framework: Framework, machine: Machine) -> StepOptions:
 
     From Blackwell on, which has MXFP8, GEMMs of 8-bit operands take them in any layout (NVIDIA/TransformerEngine, guide
     on performance of low precision). A profile may have a token imbalance of natural routing.
+    Before Ampere attention writes all scores, but for frameworks with torch's own.
     """
     step = framework.step
+    if framework.writes_scores(machine.accelerator.name):
+        step = replace(step, fused_attention=False)
     if framework.formats and "mxfp8" in machine.accelerator.peak_tflops:
         step = replace(step, one_layout=True)
     if machine.imbalance is not None and step.imbalance == NATURAL_IMBALANCE:

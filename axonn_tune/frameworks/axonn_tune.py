@@ -18,6 +18,7 @@ AXONN_TUNE = Framework(
     schedule=PipelineSchedule(overlapped=True, scattered=False),
     permuted=True,
     hopper_attention=True,
+    attention_since="",
     expert_axes=("expert",),
     asked_axes=("context",),
     recompute_modules=tuple(name for name, one in MODULES.items() if not one.needs),

@@ -210,6 +210,7 @@ DEEPSPEED = Framework(
     measured_on="arXiv 2104.04473, table 2: ZeRO-3 on 640 to 2,240 A100",
     step=_STEP,
     schedule=PipelineSchedule(interleaved=False, uneven=True, layouts=False),
+    attention_since="",
     software="unknown",
     recompute_some="full",
     searches_some=False,

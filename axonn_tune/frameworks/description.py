@@ -372,6 +372,11 @@ FUSED = Software()
 """Kernels as well fused as the programs say, and a host that is never late."""
 
 
+BEFORE_AMPERE = ("V100", "P100", "T4", "TITAN", "RTX 20", "RTX 6000")
+"""Accelerators without FlashAttention 2 and cuDNN's fused attention (Dao-AILab/flash-attention, README:
+Ampere or newer; NVIDIA/TransformerEngine, pytorch/attention/dot_product_attention/utils.py: sm80)."""
+
+
 @dataclass(frozen=True)
 class Framework:
     """A training framework.
@@ -381,20 +386,20 @@ class Framework:
     from the inside that it starts with; permuted: the search may reorder the paper's four. ranked_by: default ranking
     criterion; where that is communication, pipeline stages are searched on demand. software: whose numbers in the file
     of fitted numbers it uses, "" for ideal kernels; the half-widths of its intervals go by the same name.
-    hopper_attention: attention uses what Hopper adds. refused: combinations it cannot run. expert_axes: of experts,
-    those it has; expert_software: whose numbers it uses for models with them; tensor_without_expert: x splits experts
-    where there is no expert parallelism, and only there. keeps_layers: layers can be told not to reshard after forward,
-    all of them or some.
-    recompute_modules: those that a recompute set can name; recompute_some: whether a set can be on the first layers of
-    each chunk alone: no, whole blocks, or any set. formats: number formats below 16 bits that it is priced in;
-    older_formats: those of them that only releases before the one of its commands have;
-    format_options: step options of theirs that it can be told.
-    asked_axes: axes that it has on demand alone.
-    precision_aware: it reduces gradients in BF16 on demand, and keeps optimizer states in types of their own.
-    cuda_graphs: scopes that it captures, its default first, each with the layouts that it then cannot run. exchanges:
-    of context parallelism, those that a search compares; without any, that of its step alone. dispatchers: those it
-    has, of which each layout takes its default; without any, it has that of its step alone. overlaps_experts: it can
-    run passes of two micro-batches, or shared experts, beside dispatch and combine.
+    hopper_attention: attention uses what Hopper adds. attention_since: before this generation (`"Ampere"`) it writes
+    all scores, since FlashAttention and cuDNN's attention need it; "" where torch's own kernel runs anywhere. refused:
+    combinations it cannot run. expert_axes: of experts, those it has; expert_software: whose numbers it uses for models
+    with them; tensor_without_expert: x splits experts where there is no expert parallelism, and only there.
+    keeps_layers: layers can be told not to reshard after forward, all of them or some. recompute_modules: those that a
+    recompute set can name; recompute_some: whether a set can be on the first layers of each chunk alone: no, whole
+    blocks, or any set. formats: number formats below 16 bits that it is priced in; older_formats: those of them that
+    only releases before the one of its commands have; format_options: step options of theirs that it can be told.
+    asked_axes: axes that it has on demand alone. precision_aware: it reduces gradients in BF16 on demand, and keeps
+    optimizer states in types of their own. cuda_graphs: scopes that it captures, its default first, each with the
+    layouts that it then cannot run. exchanges: of context parallelism, those that a search compares; without any, that
+    of its step alone. dispatchers: those it has, of which each layout takes its default; without any, it has that of
+    its step alone. overlaps_experts: it can run passes of two micro-batches, or shared experts, beside dispatch and
+    combine.
     names: its names of axes and `chunks`, in the order of its columns; an axis without a name has ours. As options they
     are written in lower case, with hyphens (`--dp-shard`). logged: how its log counts FLOPs; None if it prints none.
     launch: the command of a configuration; None if it is priced only. keys: its table of arguments as CSV, if it is
@@ -412,6 +417,7 @@ class Framework:
     permuted: bool = False
     ranked_by: Literal["communication", "iteration"] = "iteration"
     hopper_attention: bool = False
+    attention_since: Literal["", "Ampere"] = "Ampere"
     exchanges: tuple[ContextExchange, ...] = ()
     dispatchers: tuple[str, ...] = ()
     overlaps_experts: bool = False
@@ -434,6 +440,10 @@ class Framework:
     logged: FlopCount | None = field(default=None, compare=False)
     launch: Callable[[Run], Command] | None = field(default=None, compare=False)
     keys: str = field(default="", compare=False)
+
+    def writes_scores(self, accelerator: str) -> bool:
+        """Whether its attention has no kernel without scores on an accelerator of this name."""
+        return self.attention_since != "" and any(name in accelerator.upper() for name in BEFORE_AMPERE)
 
     def with_step(self, **changes: object) -> Framework:
         """The same framework with other step options; an exchange or dispatcher that is named is the only one."""

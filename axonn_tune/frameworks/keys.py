@@ -3,7 +3,8 @@
 An argument is `modelled`, `refused`, `ignored` (with the reason, which is printed) or `harmless`; one in no table is
 unknown. `options` has answers to options of other tools that have no axis here, `presets` what config functions of
 torchtitan 0.3.0 set (models/llama3/config_registry.py), `frameworks` whose programs and arguments are, `unpriced` what
-is priced of no framework, `tools` files that are not read. Names are written with underscores and may have sections
+is priced of no framework, `tools` files that are not read, `tokenizers` sizes of
+vocabularies. Names are written with underscores and may have sections
 (`zero_optimization.stage`). Scripts, config files, logs and options are read, and commands are written, by these
 tables; a framework can have its table beside its description (`Framework.keys`).
 """

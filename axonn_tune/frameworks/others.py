@@ -17,6 +17,7 @@ XLA = Framework(
     measured_on="steps of NVIDIA's DGX Cloud recipes on 16 and 128 H100",
     step=STEP,
     schedule=PipelineSchedule(equal_chunks="MaxText repeats stages of as many layers each"),
+    attention_since="",
     software="core",
     hopper_attention=True,
 )

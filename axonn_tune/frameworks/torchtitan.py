@@ -521,6 +521,7 @@ TORCHTITAN = Framework(
         selective=("attention.norm", "attention.output", "mlp.norm", "mlp.up", "mlp.activation"),
     ),
     schedule=PipelineSchedule(overlapped=True, scattered=False),
+    attention_since="",
     software="compiled",
     expert_axes=("expert", "expert_tensor"),
     tensor_without_expert=True,

@@ -319,6 +319,12 @@ def _add_batch(arguments: Arguments, found: dict[str, Stated], *, fixed: bool) -
     if "local_batch_size" in arguments and not fixed and found.get("pp", _ONE).value != 1:
         # Its local batch is split into micro-batches where there are pipeline stages.
         found.pop("mbs", None)
+        many, local = (
+            stated_count(arguments, f"{name}") for name in ("pipeline_parallel_microbatches", "local_batch_size")
+        )
+        if many and local:
+            # Older releases state their number in place of their size.
+            found["mbs"] = Stated(max(1, local.value // many.value), many.line)
         _product(found, "mbs", stated_count(arguments, "pipeline_parallel_microbatch_size"))
 
 
@@ -493,6 +499,7 @@ def _below_16_bits(arguments: Arguments) -> Stated | None:
         ("fp4_format", "fp4_format", "nvfp4"),
         ("fp8_format", "fp8_recipe", "delayed"),
         ("float8", "float8.recipe_name", "rowwise"),
+        ("enable_float8_linear", "float8.recipe_name", "tensorwise"),
         ("converters", "converters", ""),
         ("mixed_precision", "mixed_precision", ""),
         ("precision", "precision", ""),
@@ -548,7 +555,7 @@ def _zero(arguments: Arguments) -> Stated | None:
 
 _ATTENTION = {
     **{"flash": "FlashAttention", "flash_attention_2": "FlashAttention", "fused": "cuDNN fused attention"},
-    **{"sdpa": "SDPA", "unfused": "unfused", "local": "unfused", "eager": "unfused"},
+    **{"sdpa": "SDPA", **dict.fromkeys(("unfused", "local", "eager", "math"), "unfused")},
 }
 
 
@@ -558,9 +565,13 @@ def _attention(arguments: Arguments) -> Stated | None:
         return Stated(kind, backend.line)
     if flash := _true(arguments, "use_flash_attn", "use_flash_attention"):
         return Stated("FlashAttention", flash.line)
+    if layers := arguments.get("attention_config"):
+        return Stated("FlashAttention" if "flash" in layers.value.lower() else "no flash attention", layers.line)
     engine, off = arguments.get("transformer_impl"), _first(arguments, "use_flash_attn", "use_flash_attention")
-    if engine is not None and engine.value == "transformer_engine":
-        return Stated("FlashAttention/TE", engine.line)
+    if engine is not None:
+        # Megatron-Core's own layers write all scores (core/transformer/dot_product_attention.py).
+        own = engine.value == "local"
+        return Stated("unfused" if own else "FlashAttention/TE", engine.line)
     return None if off is None else Stated("no flash attention", off.line)
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 import tomllib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Self
@@ -95,6 +95,10 @@ class _Source:
         """The first of these that is a whole number from 1."""
         stated = (self.named.get(name) for name in names)
         return next((one for one in stated if one and re.fullmatch(r"[1-9]\d{0,9}", one.value)), None)
+
+    def without(self, names: Collection[str]) -> _Source:
+        """The same without these arguments as they are written."""
+        return replace(self, own={name: stated for name, stated in self.own.items() if name not in names})
 
     def over(self, other: _Source) -> _Source:
         """The same on top of what another file states."""
@@ -269,9 +273,8 @@ _FAMILIES = {"", "llama3", *(module for module, _, _ in MIXTURES.values())}
 _OF_GPT2 = 50_257
 _TOKENIZERS = "tokenizer(?!_type)|vocab_file|merge_file"
 """Arguments that name a tokenizer; its class says nothing of its size."""
-_VOCABULARIES = ((r"llama-?3", 128_256), (r"llama-?2", 32_000), (r"gpt-?2", _OF_GPT2), (r"mi[sx]tral", 32_000))
 _VOCABULARY = 128_256
-"""Words in the name of a tokenizer and the size of its vocabulary; that of any other."""
+"""The vocabulary, Llama 3's, where no tokenizer of the table `tokenizers` is named."""
 
 
 def _software(source: _Source) -> tuple[str, int]:
@@ -300,7 +303,9 @@ def _exactly(kind: str, source: _Source) -> str:
     """Which framework of a kind it is."""
     stated = source.arguments
     if kind == "torchtitan":
-        switches = [stated[name].value.lower() for name in ("compile", "compile.enable") if name in stated]
+        switches = [
+            stated[name].value.lower() for name in ("compile", "compile.enable", "training.compile") if name in stated
+        ]
         switches = switches or [_preset(source).get("compile.enable", "").lower()]
         return kind if "true" in switches else "torchtitan-eager"
     if kind == "bridge":
@@ -514,10 +519,15 @@ def read_run(
     every, written = {**source.named, **arguments}, {_plain(one): one for one in source.own}
     if refused := [*beside_others("refused", name, every, written)]:
         raise DocumentError(str(path), refused)
-    ignored, unknown = _unpriced(source, name, implied, facts)
+    idle = _unconverted(source, arguments) if "torchtitan" in own_tables(name) else {}
+    ignored, unknown = _unpriced(source.without(idle), name, implied, facts)
     if wider and not any("BF16" in words for words in ignored):
         ignored = (*ignored, f"{narrow}: priced as BF16, so time is overestimated, and memory may be")
     ignored += tuple(f"{one.path}: {one.message}" for one in beside_others("idle", name, every, written))
+    ignored += tuple(
+        f"{kind} is configured, but model.converters does not name it: priced without, as it runs"
+        for kind in dict.fromkeys(idle.values())
+    )
     said = [*_replaced(columns_of(stated), facts)]
     flavor, named = _flavor(source)
     if document is not None and named is not None and document.name != _FLAVORS.get(flavor, document.name):
@@ -535,6 +545,14 @@ def read_run(
     if "n_gpus" in needed:
         settled.check_layout()
     return settled
+
+
+def _unconverted(source: _Source, arguments: Arguments) -> dict[str, str]:
+    """Keys of torchtitan's tables of formats that none of its converters turns on, with the format."""
+    found = ((name, re.match(r"-*(?:quantize\.(?:linear|grouped_mm)\.)?(float8|mx)\.", name)) for name in source.own)
+    named = arguments.get("converters", _NOTHING).value
+    switched = "enable_float8_linear" in arguments
+    return {name: kind[1] for name, kind in found if kind and kind[1] not in named and not switched}
 
 
 _OPTIONS = {"n_gpus": "--gpus", "gbs": "--batch", "seq": "--seq", "mbs": "--micro-batch", "precision": "--precision"}
@@ -634,6 +652,9 @@ def _implied(source: _Source, framework: str, stated: Arguments, facts: Mapping[
     if framework == "deepspeed":
         # As runtime/zero/config.py has it.
         found["overlap_comm"] = str(columns_of(stated).get("zero_stage", _NOTHING).value == "3")
+    if megatron and framework in ("deepspeed", "megatron-deepspeed") and not set(names_of("flash")) & stated.keys():
+        # Megatron-DeepSpeed's and GPT-NeoX's attention writes all scores unless it is told otherwise.
+        found["use_flash_attn"] = "False"
     if set(names_of("batch")) & stated.keys():
         found.pop("gradient_accumulation_steps", None)
     return {
@@ -718,6 +739,10 @@ def _settled(run: CommandRun, source: _Source, implied: Mapping[str, str]) -> Co
         said.append(f"recompute of {groups} layers at once is priced as of each by itself, which has other memory")
     if run.given is None and (others := _other_parts(columns, source)):
         said.append(others)
+    step = find_framework(run.software)
+    if "attn" not in columns and step.attention_since and step.step.fused_attention:
+        since = f"FlashAttention or cuDNN's from {step.attention_since} on"
+        said.append(f"attention's kernel is not stated: {since}, else one that writes all scores")
     if "mbs" not in columns:
         said.append("the micro-batch is not stated: the fastest that fits")
     if "recompute" not in columns:
@@ -758,14 +783,18 @@ def _model_gaps(columns: Mapping[str, Stated], source: _Source) -> Iterator[_Gap
         told = [one.value for name, one in source.named.items() if re.search(_TOKENIZERS, name)]
         # A file of merges is that of GPT-2's tokenizer, whatever it is called.
         told += ["GPT-2, which has a merge file"] if "merge_file" in source.named and not gated else []
+        # The class of a tokenizer says its size where no other is named.
+        kind = f"type:{source.name('tokenizer_type')}"
+        told += [kind] if not told or not any(re.search(r"[a-z]", one.lower()) for one in told) else []
         sizes = (
-            (size, name)
+            (int(one["vocabulary"]), one["whose"])
             for name in told
-            for words, size in _VOCABULARIES
+            for one in records("tokenizers")
             # GPT-2's class reads any file of merges.
-            if re.search(words, name.lower()) and not (gated and size == _OF_GPT2)
+            if re.search(one["mark"].lower(), name.lower()) and not (gated and int(one["vocabulary"]) == _OF_GPT2)
         )
-        vocab, whose = next(sizes, (_VOCABULARY, "Llama 3"))
+        known = next(sizes, None)
+        vocab, whose = known or (_VOCABULARY, "Llama 3, since no known tokenizer is named")
         yield "vocab", vocab, f"the vocabulary is not stated: {vocab:,}, as of {whose} (--set model.vocab=N)"
 
 

@@ -7,10 +7,12 @@ from pathlib import Path
 import pytest
 
 from axonn_tune.errors import AxonnTuneError, DocumentError, UsageError
+from axonn_tune.frameworks import step_on
 from axonn_tune.job import Layout
 from axonn_tune.learning.arguments import Stated, columns_of
 from axonn_tune.learning.stated import CommandRun, read_run
 from axonn_tune.specs.catalog import load_machine, load_model
+from axonn_tune.specs.machine import Machine
 from axonn_tune.validation.published.cases import Case
 
 COMMANDS, PUBLIC = (Path(__file__).parents[2] / "fixtures" / name for name in ("commands", "public_scripts"))
@@ -499,3 +501,68 @@ def test_other_tools_and_training_that_is_not_priced_are_refused_by_name(
         read_run(tmp_path / name, given=given, model="llama3-8b")
     assert words in str(caught.value)
     assert "riced is full training" in str(caught.value) or "FULL_SHARD" in words
+
+
+@pytest.mark.parametrize(
+    ("flags", "vocabulary"),
+    [
+        ("--tokenizer-type Llama2Tokenizer", 32_000),
+        ("--tokenizer-type Llama2Tokenizer --tokenizer-model /data/ours.model", 128_256),
+        ("--tokenizer-type HuggingFaceTokenizer --tokenizer-model Qwen/Qwen3-8B", 151_936),
+        ("--tokenizer-type HuggingFaceTokenizer --tokenizer-model deepseek-ai/DeepSeek-V3", 129_280),
+        ("--tokenizer-type GPT2BPETokenizer", 50_257),
+        ("--tokenizer-type SentencePieceTokenizer", 128_256),
+    ],
+)
+def test_the_vocabulary_is_that_of_the_tokenizer(flags: str, vocabulary: int, tmp_path: Path) -> None:
+    """Guards sizes by name and by class, the name first, and that what is assumed is said."""
+    run = stated(tmp_path, CORE.replace("--vocab-size 50257", "") + f"--bf16 {flags}")
+    assert run.columns["vocab"].value == vocabulary
+    assert f"{vocabulary:,}, as of " in "".join(run.assumed)
+
+
+V100 = load_machine("dgx1-v100").document
+
+
+@pytest.mark.parametrize(
+    ("text", "machine", "fused", "said"),
+    [
+        (CORE + "--fp16", V100, False, "attention's kernel is not stated"),
+        (CORE + "--bf16", H100, True, "attention's kernel is not stated"),
+        (CORE + "--bf16 --transformer-impl local", H100, False, ""),
+        (CORE + "--bf16 --transformer-impl local --use-flash-attn", H100, True, ""),
+        (CORE + "--bf16 --attention-backend unfused", H100, False, ""),
+        (CORE + "--bf16 --attention-backend local", H100, False, ""),
+        (CORE + "--fp16 --zero-stage 1", H100, False, "use_flash_attn False"),
+        (CORE + "--fp16 --zero-stage 1 --use-flash-attn-v2", H100, True, ""),
+    ],
+)
+def test_attention_writes_its_scores_where_no_kernel_avoids_it(
+    text: str, machine: Machine, fused: bool, said: str, tmp_path: Path
+) -> None:
+    """Guards attention before Ampere, of Megatron's own layers and of Megatron-DeepSpeed, and what is said of it."""
+    run = stated(tmp_path, text)
+    assert step_on(run.case(machine).framework, machine).fused_attention == fused
+    assert said in "".join(run.assumed)
+    assert said or "attention's kernel" not in "".join(run.assumed)
+
+
+TITAN = '[model]\nname = "llama3"\nflavor = "8B"\n[training]\nbatch_size = 1\nseq_len = 8192\n'
+
+
+@pytest.mark.parametrize(
+    ("more", "framework", "precision", "said"),
+    [
+        ("compile = true\n", "torchtitan", "bf16", ""),
+        ("compile = false\n", "torchtitan-eager", "bf16", ""),
+        ("compile = true\n[float8]\nenable_float8_linear = true\n", "torchtitan", "fp8-current", ""),
+        ("[quantize.linear.float8]\nenable_fsdp_float8_all_gather = true", "torchtitan-eager", "bf16", "float8 is con"),
+        ('data_parallel_type = "ddp"\n', "torchtitan-eager", "bf16", "weights are priced as sharded by FSDP"),
+    ],
+)
+def test_older_keys_of_torchtitan_count(more: str, framework: str, precision: str, said: str, tmp_path: Path) -> None:
+    """Guards `training.compile`, FP8's old switch, and a table of a format that no converter turns on."""
+    run = stated(tmp_path, TITAN + more, name="run.toml", n_gpus="8")
+    assert (run.software, run.columns["precision"].value) == (framework, precision)
+    assert said in "".join(run.ignored)
+    assert bool(said) == bool(run.ignored)
