@@ -535,6 +535,12 @@ def read_run(
     said += source.remarks
     run = CommandRun(str(path), name, (line, line), columns, arguments, tuple(said), ignored, unknown, document)
     settled = _settled(run, source, implied)
+    _require(settled, source, needed)
+    return settled
+
+
+def _require(settled: CommandRun, source: _Source, needed: Sequence[str]) -> None:
+    """UsageError for columns that are missing, and for a layout that does not fill its GPUs."""
     # A batch that follows from the number of GPUs is not asked for beside it.
     follows = "n_gpus" not in settled.columns and "mbs" in settled.columns
     missing = [name for name in needed if name not in settled.columns and not (name == "gbs" and follows)]
@@ -544,7 +550,6 @@ def read_run(
     settled.require(missing, f"add {added}" + (f" ({', '.join(unset)})" if unset else ""))
     if "n_gpus" in needed:
         settled.check_layout()
-    return settled
 
 
 def _unconverted(source: _Source, arguments: Arguments) -> dict[str, str]:
