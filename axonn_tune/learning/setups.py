@@ -16,9 +16,11 @@ from axonn_tune.job import Layout
 from axonn_tune.learning.evidence import Setup
 from axonn_tune.program.dimensions import broken_constraints
 from axonn_tune.ranking.choosing import search
+from axonn_tune.ranking.inputs import fewer_bytes
 from axonn_tune.ranking.priced import Priced
 from axonn_tune.ranking.space import Problem
 from axonn_tune.recompute import needed_by
+from axonn_tune.request import Request
 from axonn_tune.specs.machine import Machine
 from axonn_tune.specs.workload import OVERLAPS, RECOMPUTES
 
@@ -255,17 +257,8 @@ def _savers(setup: Setup) -> list[tuple[str, Setup]]:
             sizes |= {longer: 2 * sizes[longer], shorter: sizes[shorter] // 2}
             words = ", ".join(f"{framework.called(axis)} {sizes[axis]}" for axis in (longer, shorter))
             found.append((words, _run_as(setup, grid=Grid(**sizes, order=one.grid.order), parts=None)))
-    if framework.precision_aware and setup.workload.element_sizes.compute == 2:
-        master = 2 if setup.workload.base_precision == "bf16" else None
-        gradients: dict[str, int | None] = {"gradient_bytes": 2, "shard_gradient_bytes": 2}
-        states = {"master_bytes": master, "exp_avg_bytes": 2, "exp_avg_sq_bytes": 2}
-        states = states if framework.step.distributed_optimizer else {}
-        tried = {
-            "BF16 gradients": gradients,
-            "optimizer states in 16 bits": states,
-            "both in 16 bits": gradients | states,
-        }
-        found += [(words, with_step(setup, **changed)) for words, changed in tried.items() if changed]
+    typed = fewer_bytes(framework, Request(), setup.workload)
+    found += [(words, replace(setup, framework=changed)) for words, changed, _ in typed]
     return found
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from math import prod
 from pathlib import Path
@@ -18,7 +18,7 @@ from axonn_tune.frameworks.dispatchers import find_dispatcher
 from axonn_tune.grid import EXPERT_AXES, RANK_AXES, nearest_sizes
 from axonn_tune.ranking.space import Problem
 from axonn_tune.recompute import modules_of, needed_by
-from axonn_tune.request import AUTO, DEFAULT_MACHINE, MOMENT_BYTES, OVERLAPS, CudaGraphs, Request
+from axonn_tune.request import AUTO, DEFAULT_MACHINE, MOMENT_BYTES, OVERLAPS, CudaGraphs, Request, flag
 from axonn_tune.specs.catalog import Loaded, MachineLike, load_machine, load_model, route_overrides
 from axonn_tune.specs.document import known_keys
 from axonn_tune.specs.loading import DOCUMENT_BYTES, read_text
@@ -200,6 +200,18 @@ def with_types(framework: Framework, request: Request, workload: Workload) -> Fr
         return framework
     size, master = MOMENT_BYTES[moments], 2 if workload.base_precision == "bf16" else None
     return framework.with_step(master_bytes=master, exp_avg_bytes=size, exp_avg_sq_bytes=size)
+
+
+def fewer_bytes(framework: Framework, request: Request, workload: Workload) -> Iterator[tuple[str, Framework, Request]]:
+    """BF16 gradients, optimizer states in 16 bits, and both, where they can be asked for and are not: options, and what
+    they make of framework and request."""
+    gradients = {} if request.grad_reduce_in_bf16 else {"grad_reduce_in_bf16": True}
+    states = {} if request.use_precision_aware_optimizer else {"use_precision_aware_optimizer": "bf16"}
+    for asked in (gradients, states, gradients | states if gradients and states else {}):
+        one = replace(request, **dict[str, Any](asked))
+        words = " ".join(flag(name) + ("" if value is True else f" {value}") for name, value in asked.items())
+        with contextlib.suppress(UsageError):
+            yield from [(words, with_types(framework, one, workload), one)] if asked else []
 
 
 def compares_expert_overlap(problem: Problem) -> bool:

@@ -16,7 +16,7 @@ from axonn_tune.frameworks.description import Framework
 from axonn_tune.grid import ALL_AXES, divisors, nearest_sizes
 from axonn_tune.program.dimensions import MEMORY, MICRO_BATCH
 from axonn_tune.ranking.choosing import search, step_program
-from axonn_tune.ranking.inputs import check, compares_expert_overlap, with_types
+from axonn_tune.ranking.inputs import check, compares_expert_overlap, fewer_bytes
 from axonn_tune.ranking.space import Fitting, Grids, Problem, Shapes, fit_all, list_grids, list_shapes
 from axonn_tune.request import flag
 from axonn_tune.specs.workload import Recompute
@@ -219,7 +219,8 @@ def _savers(problem: Problem) -> Iterator[Iterator[tuple[str, Problem]]]:
         if getattr(plain, name) and not getattr(framework.step, name):
             on = replace(problem, framework=framework.with_step(**{name: True}))
             yield iter([(f"--set step.{name}=true", on)])
-    yield from _with_fewer_bytes(problem)
+    for words, typed, asked in fewer_bytes(framework, request, problem.workload):
+        yield iter([(words, replace(problem, framework=typed, request=asked))])
     if request.recompute is not None:
         others = (one for one in framework.recompute_sets if one not in (request.recompute, "none"))
         for one in others:
@@ -228,22 +229,6 @@ def _savers(problem: Problem) -> Iterator[Iterator[tuple[str, Problem]]]:
     if (size := request.micro_batch or 1) > 1:
         smaller = [replace(request, micro_batch=other) for other in divisors(size)[-2::-1]]
         yield ((f"--micro-batch {one.micro_batch}", replace(problem, request=one)) for one in smaller)
-
-
-def _with_fewer_bytes(problem: Problem) -> Iterator[Iterator[tuple[str, Problem]]]:
-    """BF16 gradients, optimizer states in 16 bits, and both, where the framework has them."""
-    request, framework = problem.request, problem.framework
-    if not framework.precision_aware or problem.workload.element_sizes.compute != 2:
-        return
-    gradients = {} if request.grad_reduce_in_bf16 else {"grad_reduce_in_bf16": True}
-    sharded = framework.step.distributed_optimizer and not request.use_precision_aware_optimizer
-    states = {"use_precision_aware_optimizer": "bf16"} if sharded else {}
-    for asked in (gradients, states, gradients | states if gradients and states else {}):
-        if asked:
-            one = replace(request, **dict[str, Any](asked))
-            words = " ".join(flag(name) + ("" if value is True else f" {value}") for name, value in asked.items())
-            typed = with_types(framework, one, problem.workload)
-            yield iter([(words, replace(problem, framework=typed, request=one))])
 
 
 _NEAR = 4
