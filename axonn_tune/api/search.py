@@ -330,6 +330,17 @@ class SearchResult(ReportedResult, Sequence[PricedLayout]):
         write_launch(path, launch)
         return Path(path), Path(emit_script(kind, launch=launch, machine=machine, launch_path=path))
 
+    def require_script(self, emit: Emit) -> None:
+        """UsageError where no script of this form starts the first configuration."""
+        from axonn_tune.launch.scripts import emit_kind, script_text
+
+        kind, form = emit_kind((emit,))
+        if self.inputs.problem.framework.software:
+            self._command_files("run.sh", pick=1, tokens=None, kind=kind, form=form)
+        else:
+            machine = self.inputs.machine.document
+            script_text(kind, launch=self.launch_config(), machine=machine, launch_path="launch.yaml")
+
     def _detail(self, pick: int) -> Detail:
         """The prediction of a configuration; errors as `explain`."""
         self.ranked.require_any()

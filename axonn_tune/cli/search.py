@@ -5,6 +5,7 @@ Also `report`, results as one HTML file, and `trace`, steps as one file for Perf
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shlex
 from collections.abc import Mapping
@@ -38,6 +39,7 @@ from axonn_tune.cli.options import (
     write_html,
     write_or_print,
 )
+from axonn_tune.errors import AxonnTuneError
 from axonn_tune.request import DEFAULT_TOP, options_of
 
 if TYPE_CHECKING:
@@ -146,15 +148,19 @@ def search_command(
 
 def _next(found: SearchResult) -> str:
     """Commands for what users do after a search, each with what it is for."""
-    framework = found.inputs.problem.framework
+    framework, machine = found.inputs.problem.framework, found.inputs.problem.machine
     commands = {
         _again("explain"): "where the time of #1 goes, term by term",
         _again("compare"): "other frameworks' best layouts",
     }
+    emit: Emit = "slurm" if machine.launcher.slurm else "torchrun"
+    output, what = "run", f"with {framework.title}'s arguments"
     if framework.name == "axonn-tune":
-        commands[f"{_again('')} -o launch.yaml --emit slurm"] = "an sbatch script that starts #1 in the bundled runtime"
-    elif framework.launch:
-        commands[f"{_again('')} -o run --emit slurm"] = f"an sbatch script with {framework.title}'s arguments"
+        output, what = "launch.yaml", "that starts #1 in the bundled runtime"
+    with contextlib.suppress(AxonnTuneError):
+        found.require_script(emit)
+        script = "an sbatch script" if emit == "slurm" else "a torchrun script"
+        commands[f"{_again('')} -o {output} --emit {emit}"] = f"{script} {what}"
     return "\n".join(["Next:", *(f"  {command}\n      {caption}" for command, caption in commands.items())])
 
 

@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from axonn_tune.cost.uncertainty import Floats
 from axonn_tune.frameworks.axonn_tune import AXONN_TUNE
 from axonn_tune.frameworks.description import NATURAL_IMBALANCE
 from axonn_tune.learning.evidence import Adjust, Setup, probe_samples
@@ -76,14 +75,14 @@ class Factors:
     decline: float = 0.0
 
     @property
-    def priced(self) -> Floats:
+    def priced(self) -> list[float]:
         """Those that are priced."""
-        return np.geomspace(self.least, self.most, 10)
+        return [float(factor) for factor in np.geomspace(self.least, self.most, 10)]
 
     @property
-    def tried(self) -> Floats:
+    def tried(self) -> list[float]:
         """Those of guesses, between which logarithms of prices are interpolated."""
-        return np.geomspace(self.least, self.most, TRIED)
+        return [float(factor) for factor in np.geomspace(self.least, self.most, TRIED)]
 
 
 TRIED = 46
@@ -191,7 +190,7 @@ def _between(
             observed.stated,
             words=words.format(factor),
             times={**observed.stated.times, **times},
-            chance=float(factor**-factors.decline),
+            chance=factor**-factors.decline,
         )
         for factor, times in zip(tried, found, strict=True)
     )
@@ -335,10 +334,10 @@ def _straggler(observed: Observed) -> Hypothesis:
         lost_s = (factor - 1.0) * stated["computation"]
         whole = {"step": stated["step"] + lost_s, "computation": stated["computation"] + lost_s / count}
         words = f"{who} computes {factor:.2g} times as long"
-        guess = replace(observed.stated, words=words, slow_rank=float(factor))
+        guess = replace(observed.stated, words=words, slow_rank=factor)
         # The rank may be among those of the smaller run, or not.
-        for slow, share in observed.of_one_rank(float(factor)):
-            chance = share * float(factor) ** -RARE.decline
+        for slow, share in observed.of_one_rank(factor):
+            chance = share * factor**-RARE.decline
             guesses.append(replace(guess, times={**stated, **whole, **slow}, chance=chance))
     return Hypothesis("straggler", "straggler: one rank computes longer", tuple(guesses), _SHARED)
 
