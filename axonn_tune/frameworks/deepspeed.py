@@ -42,6 +42,7 @@ _STEP = StepOptions(
     recompute_whole_block=True,
     selective=("attention.scores",),
     chunked_loss=False,
+    loss="copied",
     loss_reductions=(1.0, 1.0, 1.0),
     vocabulary_multiple=128,
     overlaps=("gather_prefetch", "weight_gradient", "data_parallel"),

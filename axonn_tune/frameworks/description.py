@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 GatherUnit: TypeAlias = Literal["weight", "block"]
 Reduction: TypeAlias = Literal["buckets", "whole", "parameter"]
 KernelKind: TypeAlias = Literal["ideal", "compiled", "eager"]
+LossKind: TypeAlias = Literal["in_place", "fused", "softmax", "copied", "eager"]
 NATURAL_IMBALANCE, IMBALANCE_SPREAD = 1.4, 0.2
 """Token imbalance of natural routing, and standard deviation of its logarithm. Fitted to steps with forced load
 balancing and without: 1.65 of four of Qwen3-235B with EP 8, 24 to 9% longer (yanring/Megatron-MoE-ModelZoo@e865051),
@@ -158,6 +159,7 @@ class StepOptions:
         recompute_whole_block: full recompute repeats the block to its last operation, and that of a module the module.
         selective: layers that selective recompute repeats; `mlp.up` is the GEMM of a gated MLP's half without gate.
         chunked_loss: logits exist for a chunk of tokens at a time. loss_reductions: all-reduces of one number a token.
+        loss: which copies of the logits its cross-entropy holds (`program.loss`).
         fused_attention: FlashAttention; otherwise GEMMs, softmax and dropout that write all scores.
         fused_norms: an RMSNorm is one kernel; otherwise some, in FP32 (nn.RMSNorm without a compiler).
         dropout: its masks are saved and its kernels run.
@@ -236,7 +238,7 @@ class StepOptions:
     )
     chunked_loss: bool = True
     loss_reductions: tuple[float, ...] = _limited((1.0, 2.0), 0, 64, whole=False, most_values=_MOST_REDUCTIONS)
-    logit_bytes: float | None = _limited(None, 1, 64, whole=False)
+    loss: LossKind = "in_place"
     fused_attention: bool = True
     fused_norms: bool = True
     dropout: bool = False

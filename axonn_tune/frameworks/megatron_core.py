@@ -60,6 +60,7 @@ _STEP = StepOptions(
     recompute_whole_block=True,
     selective=("attention.scores",),
     chunked_loss=False,
+    loss="softmax",
     loss_reductions=(1.0, 1.0, 1.0),
     fused_accumulation=True,
     vocabulary_multiple=128,
@@ -521,7 +522,7 @@ NEMO = replace(
 )
 
 NEMO_2022 = replace(
-    NEMO.with_step(fused_attention=False),
+    NEMO.with_step(fused_attention=False, loss="copied"),
     name="nemo-2022",
     title="NeMo (2022)",
     precision_aware=False,

@@ -28,6 +28,7 @@ MEGATRON_2021 = Framework(
         recompute_whole_block=True,
         selective=("attention.scores",),
         chunked_loss=False,
+        loss="copied",
         loss_reductions=(1.0, 1.0, 1.0),
         fused_attention=False,
         dropout=True,

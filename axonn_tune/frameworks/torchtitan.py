@@ -551,7 +551,7 @@ TORCHTITAN = Framework(
 )
 
 TORCHTITAN_EAGER = replace(
-    TORCHTITAN.with_step(fused_norms=False, fused_quantization=False),
+    TORCHTITAN.with_step(fused_norms=False, fused_quantization=False, loss="eager"),
     name="torchtitan-eager",
     title="torchtitan (eager)",
     software="torchtitan-eager",

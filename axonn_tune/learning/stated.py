@@ -852,6 +852,11 @@ def _with_flags(case: Case, stated: Arguments) -> Case:
     halves = halves and case.workload.precision == "fp16" and not is_on(stated.get(_ACCUMULATED, _NOTHING))
     if in_bf16 or halves or stated.get("grad_reduce_in_fp32", _NOTHING).value.lower() == "false":
         changes |= {"gradient_bytes": 2, "shard_gradient_bytes": 2}
+    compiled = stated.get("compile.components", Stated("loss", 0)).value
+    # Models of transformers have its loss, operator by operator.
+    transformers = "model_name_or_path" in stated and not is_on(stated.get("use_liger_kernel", _NOTHING))
+    if transformers or (case.framework.name == "torchtitan" and "loss" not in compiled):
+        changes["loss"] = "eager"
     changes.update(_exchange(stated))
     changes.update(_dispatch(stated, own=case.framework.name == "megatron-core") if case.model.has_experts else ())
     changes.update(_format_options(stated) if case.workload.format else ())

@@ -399,6 +399,7 @@ def dimensions(
         "vectors": _vectors(model, counts, stage, x=x, y=y, own=options.kernels != "ideal"),
         **({"head_norms": _head_norms(model, counts)} if options.kernels != "ideal" else {}),
         **({"scattered": arithmetic.smaller(axes["z"] - 1.0, 1.0)} if options.kernels != "ideal" else {}),
+        "divided": arithmetic.smaller(x - 1.0, 1.0),
         **_softmax_bytes(model, workload, axes, arithmetic=arithmetic),
         "shared": arithmetic.smaller(y - 1.0, 1.0),
         "alone": 1.0 - arithmetic.smaller(y - 1.0, 1.0),

@@ -18,6 +18,7 @@ from functools import cached_property
 from axonn_tune.frameworks.description import GatherUnit, StepOptions
 from axonn_tune.grid import WORLD
 from axonn_tune.program.context import CORE, after_core, before_core
+from axonn_tune.program.loss import LOSSES
 from axonn_tune.program.operations import (
     MATRIX_ALIGNMENT,
     ONCE,
@@ -48,7 +49,7 @@ H, S = symbol("H"), symbol("S")
 X, Y, Z, CONTEXT = (symbol(name) for name in ("x", "y", "z", "context"))
 EXPERT, EXPERT_TENSOR, EXPERT_Z, EXPERT_DATA = map(symbol, ("expert", "expert_tensor", "expert_z", "expert_data"))
 IMBALANCE, FULLEST = symbol("imbalance"), symbol("fullest")
-EXCHANGED, JOINED, SCATTERED = symbol("exchanged"), symbol("joined"), symbol("scattered")
+EXCHANGED, JOINED, SCATTERED, DIVIDED = map(symbol, ("exchanged", "joined", "scattered", "divided"))
 V, P, CHUNKS = symbol("V"), symbol("P"), symbol("C")
 PARTS = symbol("parts")
 ALONE, SHARED, GROUPED, HALVED = (symbol(name) for name in ("alone", "shared", "grouped", "halved"))
@@ -79,6 +80,9 @@ class Linear:
         """Elements of the block of W that one rank multiplies with."""
         return self.k * self.n
 
+
+WIDE_LOGITS = "logits in FP32"
+"""Kind of the copies of logits that a loss has in FP32."""
 
 COPY = "embedding copy"
 """Layer of what the last of several pipeline stages does with its copy of a tied embedding."""
@@ -948,10 +952,16 @@ def activation(given: LayerInputs, *, phase: Phase) -> list[Operation]:
     return [moves(phase, "mlp.activation", moved, given.part * given.F / X, given, calls=PARTS, makes=(made,))]
 
 
+def up_projections(given: LayerInputs) -> tuple[Array, ...]:
+    """Output of the MLP's first GEMM, `[M, F_x]`, and its gate's."""
+    names = ("up projection", "gate projection")[: given.own.ups]
+    return tuple(given.stream(name, "up projection", given.F / X, inside=True) for name in names)
+
+
 def activation_backward(given: LayerInputs) -> list[Operation]:
     """Gradient of the activation: reads G and dF, writes dG."""
     made = given.stream("up gradient", "backward temporaries", given.G / X, inside=True)
-    moved, freed = given.kernels.activation_back, ("up projection", "activation gradient")
+    moved, freed = given.kernels.activation_back, ("up projection", "gate projection", "activation gradient")
     elements = given.part * given.F / X
     return [moves("backward", "mlp.activation", moved, elements, given, calls=PARTS, makes=(made,), frees=freed)]
 
@@ -1049,11 +1059,9 @@ def _loss_chunk(given: LayerInputs, *, tokens: Size, gradient: Array) -> list[Op
     rows, sizes, aligned = V / (X * Y), given.elements, given.table_alignment
     reductions = given.options.loss_reductions
     names = ("loss.max", "loss.sums") if len(reductions) == 2 else ("loss",) * len(reductions)
-    # In chunks they become their own gradient; otherwise there are two copies in FP32 beside them.
-    held = given.options.logit_bytes or sizes.compute + (0.0 if given.options.chunked_loss else 2.0 * sizes.statistics)
-    logits = Array("logits", "logits of one chunk", held * tokens * rows)
+    logits = tuple(_logits(given, tokens * rows))
     return [
-        MatMul("forward", "head", tokens, rows, H, "NT", CHUNKS, makes=(logits,)),
+        MatMul("forward", "head", tokens, rows, H, "NT", CHUNKS, makes=logits),
         *(
             Collective("all_reduce", "xy", "forward", name, numbers * sizes.statistics * tokens, calls=CHUNKS)
             for name, numbers in zip(names, reductions, strict=True)
@@ -1063,6 +1071,17 @@ def _loss_chunk(given: LayerInputs, *, tokens: Size, gradient: Array) -> list[Op
         MatMul("backward", "head", tokens, H, rows, "NN", CHUNKS, alignment=aligned, makes=(gradient,)),
         MatMul("backward", "head", rows, H, tokens, "TN", CHUNKS, alignment=aligned),
     ]
+
+
+def _logits(given: LayerInputs, elements: Size) -> Iterator[Array]:
+    """Copies of the logits that a loss holds together."""
+    loss, wide = LOSSES[given.options.loss], given.elements.statistics * elements
+    kind = "logits of one chunk" if given.options.chunked_loss else "logits"
+    yield Array("logits", kind, loss.narrow * given.element * elements)
+    if loss.wide:
+        yield Array("FP32 logits", WIDE_LOGITS, loss.wide * wide)
+    if loss.over_x:
+        yield Array("FP32 logits over x", WIDE_LOGITS, loss.over_x * wide * DIVIDED)
 
 
 def _gathers_for_head_backward(given: LayerInputs) -> list[Operation]:

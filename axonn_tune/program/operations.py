@@ -62,7 +62,7 @@ CANDIDATE_SYMBOLS = (
     *(axis for axis in ALL_AXES if axis not in AXES),
     *("scores", "scores_back", "softmax", "softmax_back", "alone", "shared", "held"),
     *("expert_data", "expert_parameters", "expert_bucket", "imbalance", "fullest", "freed"),
-    *("exchanged", "joined", "head_norms", "scattered"),
+    *("exchanged", "joined", "head_norms", "scattered", "divided"),
 )
 """What differs between candidates.
 
@@ -75,8 +75,8 @@ expert_parameters, expert_bucket: as parameters and *_bucket, of routed experts.
 over the mean; fullest: that at the upper end of its 80% interval, which memory must hold. freed: blocks of a chunk that
 do not repeat, whose backward passes are over when those of blocks that repeat begin. exchanged, joined: 1
 where ranks of `expert` exchange tokens, and where shards of experts' weights are gathered and joined, else 0.
-scattered: 1 where z has shards of weights, else 0. head_norms: elements of norms of queries and keys, of which each
-rank of x has the gradients of its heads.
+scattered, divided: 1 where z has shards of weights, and where x splits them, else 0. head_norms: elements of norms of
+queries and keys, of which each rank of x has the gradients of its heads.
 """
 
 _ORDER = {name: position for position, name in enumerate((*MODEL_SYMBOLS, *CANDIDATE_SYMBOLS))}

@@ -13,7 +13,8 @@ from dataclasses import replace
 
 from axonn_tune.program import layers
 from axonn_tune.program.experts import Gathering
-from axonn_tune.program.layers import CHUNKS, PARTS, H, LayerInputs, V, X, Y, moves
+from axonn_tune.program.layers import CHUNKS, PARTS, WIDE_LOGITS, H, LayerInputs, V, X, Y, moves
+from axonn_tune.program.loss import LOSSES
 from axonn_tune.program.operations import Array, Collective, Kernel, Operation, Phase, Traffic
 
 NORM, EMBEDDING = "mtp.norm", "mtp.embedding"
@@ -56,7 +57,7 @@ def heads(given: LayerInputs) -> Iterator[Operation]:
 
     Its weight is there for the main loss, and its gradient is reduced behind that.
     """
-    kept = given.options.logit_bytes or given.elements.statistics
+    kept = given.elements.statistics if LOSSES[given.options.loss].keeps_wide else given.element
     for number in range(1, given.model.mtp_layers + 1):
         for step in _without_weights(layers.head(given)):
             made = []
@@ -64,7 +65,7 @@ def heads(given: LayerInputs) -> Iterator[Operation]:
                 size = array.size_bytes
                 if array.name == "logits":
                     size = kept * given.tokens / CHUNKS * V / (X * Y)
-                if array.name != "logits" or not given.options.chunked_loss:
+                if array.kind != WIDE_LOGITS and (array.name != "logits" or not given.options.chunked_loss):
                     made.append(Array(f"{array.name} of MTP {number}", f"{array.kind} of MTP", size))
             yield replace(step, makes=tuple(made))
 

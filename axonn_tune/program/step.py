@@ -475,8 +475,7 @@ def _mlp_forward(given: LayerInputs, *, phase: Phase) -> Iterator[Operation]:
 def _dense_forward(given: LayerInputs, *, phase: Phase) -> Iterator[Operation]:
     """A dense MLP."""
     yield from _gather(given.fc1, given, phase=phase)
-    up = given.stream("up projection", "up projection", given.G / X, inside=True)
-    yield from layers.linear_forward(given.fc1, given, phase=phase, makes=(up,))
+    yield from layers.linear_forward(given.fc1, given, phase=phase, makes=layers.up_projections(given))
     yield from layers.activation(given, phase=phase)
     yield from _gather(given.fc2, given, phase=phase)
     yield from layers.linear_forward(given.fc2, given, phase=phase)
@@ -582,28 +581,26 @@ def _recompute_layer(layer: str, given: LayerInputs) -> Iterator[Operation]:
         yield from latent.repeated(layer, given)
     elif layer in (given.fc1.layer, given.fc2.layer):
         linear = given.fc1 if layer == given.fc1.layer else given.fc2
-        up = given.stream("up projection", "up projection", given.G / X, inside=True)
+        made = layers.up_projections(given) if layer == given.fc1.layer else ()
         yield from _gather(linear, given, phase="recompute", calls=given.unkept_share)
-        yield from layers.linear_forward(
-            linear, given, phase="recompute", makes=(up,) if layer == given.fc1.layer else ()
-        )
+        yield from layers.linear_forward(linear, given, phase="recompute", makes=made)
     elif layer == "mlp.activation":
         yield from layers.activation(given, phase="recompute")
     elif layer == "attention.core":
         yield from layers.attention_core(given, phase="recompute")
     elif layer in ("attention.output", "mlp.up"):
         # Of a gated MLP the half of fc1 that is not gated.
-        linear, n = given.fc1, given.F / X
+        linear, n, made = given.fc1, given.F / X, layers.up_projections(given)[:1]
         if layer == "attention.output":
-            linear, n = given.attention_output, given.attention_output.n
-        yield MatMul("recompute", linear.layer, given.part, n, linear.k, "NN", PARTS, narrow=given.narrow)
+            linear, n, made = given.attention_output, given.attention_output.n, ()
+        yield MatMul("recompute", linear.layer, given.part, n, linear.k, "NN", PARTS, narrow=given.narrow, makes=made)
     elif layer == "attention.scores":
         for step in layers.attention_core(given, phase="recompute"):
             yield replace(step, makes=tuple(array for array in step.makes if array.name != "attention output"))
     else:
         element = given.normed_element if layer == "mlp.norm" else given.saved_element
-        made = given.stream(f"{layer} output", "norm outputs", element=element)
-        yield from layers.norm_recompute(layer, given, makes=(made,))
+        output = given.stream(f"{layer} output", "norm outputs", element=element)
+        yield from layers.norm_recompute(layer, given, makes=(output,))
 
 
 def _norm_backward(layer: str, given: LayerInputs, *, frees: tuple[str, ...]) -> list[Operation]:

@@ -675,14 +675,14 @@ VALUES: dict[str, tuple[object, ...]] = {
     "overlaps": ((),),
     "engine_formats": (("fp8-current",), ()),
     "context_inside": (4,),
-    "logit_bytes": (2.0, 12.0),
+    "loss": ("in_place", "eager"),
 }
 VALUES |= dict.fromkeys(("blocking_reduction", "staged_reduction"), VALUES["reduction"])
 """What options of a step are set to that are no numbers and no flags."""
 
 
 OF_STEPS = {
-    "tensor": "sequence_parallel pipelined_tensor selective loss_reductions logit_bytes chunked_loss fused_attention "
+    "tensor": "sequence_parallel pipelined_tensor selective loss_reductions loss chunked_loss fused_attention "
     "fused_norms fused_accumulation dropout kernels cuda_graphs overlaps vocabulary_multiple",
     "sharded": "gather_unit gather_bytes shard_gradient_bytes gather_copies gather_after_recompute prefetch_recompute "
     "prefetch_backward reshard head_gathered_again replicated_tables master_shards recompute_whole_block",

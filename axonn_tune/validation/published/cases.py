@@ -286,6 +286,8 @@ def _further(row: StepRow, more: Named, framework: Framework) -> dict[str, objec
         changes |= {"gather_unit": "block", "reduce_each_micro_batch": True}
         changes |= {"expert_shards": ("x", "z", "context"), "expert_replicas": ("data",)}
         changes |= {"gather_after_recompute": False, "shard_gradient_bytes": framework.step.gradient_bytes or 4}
+    if more.loss:
+        changes["loss"] = more.loss
     if more.gradient_bytes is not None:
         changes["gradient_bytes"] = more.gradient_bytes
     if more.state_bytes in (6, 8):

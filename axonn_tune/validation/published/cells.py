@@ -27,6 +27,7 @@ ALSO = {
 MORE = (
     *("ep", "etp", "fsdp", "dispatcher", "ep_overlap", "routing", "recipe", "pipeline_layout", "cuda_graphs", "mtp"),
     *("offload", "software", "assumed", "async_tp", "param_format", "grad_dtype", "state_bytes", "memory_kind"),
+    *("loss",),
     *("tokens_per_s_per_gpu", "mfu_percent", "mfu_of_tflops", "blind_family", "dense_layers", "micro_batches"),
 )
 """Columns of rows that name their model alone."""
@@ -52,6 +53,7 @@ _NOTES: tuple[tuple[str, str, str], ...] = (
     ("param_format", r"fp8 primary weights", "fp8"),
     ("memory_kind", r"\b(allocated|reserved)\b", r"\1"),
     ("ep_overlap", r"delayed weight gradients", "on, delayed"),
+    ("loss", r"loss not compiled", "eager"),
 )
 """Column, what a note says of it where it is empty, and the cell that this means."""
 
@@ -97,6 +99,7 @@ class Named:
     gradient_bytes: int | None = None
     state_bytes: int | None = None
     quantized_weights: bool = False
+    loss: str = ""
     offload: str = ""
     software: str = ""
     assumed: str = ""
@@ -290,6 +293,7 @@ class _Reader:
             gradient_bytes={"bf16": 2, "fp32": 4}.get(self.text("grad_dtype")),
             state_bytes=None if states is None else int(states),
             quantized_weights="fp8" in self.text("param_format") or "fp4" in self.text("param_format"),
+            loss=self.text("loss"),
             offload=self.text("offload"),
             software=self.cells.get("software", ""),
             assumed=self.cells.get("assumed", ""),

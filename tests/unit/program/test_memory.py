@@ -232,3 +232,43 @@ def test_one_rank_holds_the_parameters_of_the_model_to_the_element(name: str) ->
     assert sum(alone.values()) == model.parameters
     if model.has_experts:
         assert held(4) == alone | {"expert_parameters": alone["expert_parameters"] / 4}
+
+
+@pytest.mark.parametrize(
+    ("name", "narrow", "wide", "over_x"),
+    [
+        ("axonn-tune", 2, 0, 0),
+        ("torchtitan", 4, 0, 2),
+        ("torchtitan-eager", 2, 12, 4),
+        ("fsdp", 4, 0, 2),
+        ("megatron-core", 2, 4, 0),
+        ("nemo", 2, 4, 0),
+        ("megatron-2022", 2, 8, 0),
+    ],
+)
+def test_copies_of_the_logits(name: str, narrow: int, wide: int, over_x: int) -> None:
+    """Guards bytes of a logit at the peak, in BF16 and in FP32, alone and where x splits the vocabulary, by the code of
+    each framework's loss."""
+    framework = find_framework(name)
+    arrays = {array.name: array for step in program_of(framework).head.operations for array in step.makes}
+    for x in (1, 2):
+        values = values_of(framework, x=x) | {"C": 1.0}
+        logits = MICRO_BATCH * LENGTH * values["V"] / x
+        sizes = {kind: one.size_bytes.evaluate(values) / logits for kind, one in arrays.items() if "logits" in kind}
+        held = sizes.pop("logits"), sum(sizes.values())
+        assert held == (narrow, wide + (over_x if x > 1 else 0))
+
+
+def test_selective_recompute_of_torchtitan_repeats_half_of_a_gated_mlp() -> None:
+    """Guards what it saves of every second GEMM: the gate's output, not that of the other half."""
+    workload = Workload(global_batch=4, sequence_length=128)
+    step, model = find_framework("torchtitan").step, load_model("nano-llama").document
+    saved = {
+        recompute: [
+            one.name for one in saved_arrays(build_step(model, workload, recompute=recompute, options=step).blocks[0])
+        ]
+        for recompute in ("none", "selective")
+    }
+    assert {"up projection", "gate projection"} <= {*saved["none"]}
+    assert "gate projection" in saved["selective"]
+    assert "up projection" not in saved["selective"]
