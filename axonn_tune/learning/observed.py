@@ -17,6 +17,7 @@ from statistics import median
 
 import numpy as np
 
+from axonn_tune.cost.price import Detail
 from axonn_tune.cost.uncertainty import DEVIATIONS, NUDGE, Floats
 from axonn_tune.errors import UsageError
 from axonn_tune.learning.evidence import OF_MODEL, RUN_NOISE, WHOLE, Adjust, Sample, Setup, named_times, noise_of
@@ -171,11 +172,17 @@ class Observed:
         found = replace(base, framework=changed.framework, workload=workload, layout=layout)
         return found if possible(found, within_bytes=math.inf) else base
 
+    @cached_property
+    def _smaller(self) -> Detail | None:
+        """The smaller run as stated, if there is one."""
+        setup = None if self.baseline is None else self.baseline.setup
+        return None if setup is None else setup.price(self.known)
+
     def of_one_rank(self, factor: float) -> list[tuple[dict[str, float], float]]:
         """The smaller run with and without the rank that computes so much longer, with the probability of each."""
-        if self.baseline is None or self.baseline.setup is None:
+        if self.baseline is None or (priced := self._smaller) is None:
             return [({}, 1.0)]
-        priced, share = self.baseline.setup.price(self.known), self.baseline.ranks / self.sample.ranks
+        share = self.baseline.ranks / self.sample.ranks
         slow_s = priced.iteration_s + (factor - 1.0) * priced.compute_s
         return [({BASELINE: slow_s}, share), ({BASELINE: priced.iteration_s}, 1.0 - share)]
 

