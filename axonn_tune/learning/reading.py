@@ -33,8 +33,16 @@ from axonn_tune.specs.machine import Machine, Source, Tier
 from axonn_tune.specs.points import MatmulProbe, Probe
 from axonn_tune.specs.results import LAUNCH_NAME, SUMMARY_NAME, Measurements, Summary
 from axonn_tune.units import counted
-from axonn_tune.validation.published.cases import NODE, case_of, differences, framework_of, measured_s, profile_of
-from axonn_tune.validation.published.cells import ALSO, names_model
+from axonn_tune.validation.published.cases import (
+    ACCELERATORS,
+    NODE,
+    case_of,
+    differences,
+    framework_of,
+    measured_s,
+    profile_of,
+)
+from axonn_tune.validation.published.cells import ALSO, names_model, odd_word
 from axonn_tune.validation.published.rows import (
     COLUMNS,
     COUNTS,
@@ -54,6 +62,7 @@ if TYPE_CHECKING:
     from axonn_tune.learning.training_logs import LoggedRun
 
 
+_SIZES = ("layers", "hidden", "heads", "kv_heads", "ffn", "vocab")
 ROUTINGS = ("natural", "forced", "drop")
 
 
@@ -96,12 +105,31 @@ class EvidenceRequest:
             why = why_unpriced(unknown[0]) or f"no such column{suggest(unknown[0], COLUMNS)}"
             raise UsageError(f"--fact {unknown[0]}: {why}")
         for name, value in found.items():
-            count = meaning(name, value) if name in COUNTS and value.lower() not in SILENT else 1
-            if not (isinstance(count, int) and 1 <= count <= LARGEST_SIZE):
-                raise UsageError(f"--fact {name}={value}: not a whole number from 1 to {LARGEST_SIZE:,}")
-            if name == "routing" and not any(word in value.lower() for word in ROUTINGS):
-                raise UsageError(f"--fact routing={value}{suggest(value, ROUTINGS)}; known: {', '.join(ROUTINGS)}")
+            self._check(name, value)
         return found
+
+    def _check(self, name: str, value: str) -> None:
+        """UsageError for a count, word or accelerator that is none, and a size that the given model has not."""
+        count = meaning(name, value) if name in COUNTS and value.lower() not in SILENT else 1
+        if not (isinstance(count, int) and 1 <= count <= LARGEST_SIZE):
+            raise UsageError(f"--fact {name}={value}: not a whole number from 1 to {LARGEST_SIZE:,}")
+        if odd := odd_word(name, value):
+            raise UsageError(f"--fact {name}={value}: {odd}")
+        if name == "gpu" and profile_of(Place(value)) is None and not self._has(value):
+            known = ", ".join(word.upper() for word, _ in ACCELERATORS)
+            raise UsageError(f"--fact gpu={value}: no profile has this accelerator; known: {known}")
+        if name == "routing" and not any(word in value.lower() for word in ROUTINGS):
+            raise UsageError(f"--fact routing={value}{suggest(value, ROUTINGS)}; known: {', '.join(ROUTINGS)}")
+        sizes = {} if self.model is None or name not in _SIZES else model_columns(load_model(self.model).document)
+        if name in sizes and not is_same(sizes[name], value, name):
+            raise UsageError(
+                f"--fact {name}={value}: --model {sizes['model']} has {sizes[name]}: leave one of them out"
+            )
+
+    def _has(self, gpu: str) -> bool:
+        """Whether the given machine's accelerator is of this name, or one is a part of the other."""
+        own = "" if self.machine is None else load_machine(self.machine).document.accelerator.name.lower()
+        return bool(own) and (gpu.lower() in own or own in gpu.lower())
 
     def script(self, *, gpus: int | None = None, needed: Sequence[str] = ()) -> CommandRun | None:
         """The run of the script or config, on as many GPUs as a log states; needed: columns it must have.

@@ -71,6 +71,8 @@ _STEP_COLUMNS = (
     count("micro_batch", "micro-batch", "Sequences."),
     words("recompute", "re\u00adcompute", "Activation recomputation.", 10),
     Column("memory", "memory, GiB", "Predicted peak of one GPU.", per=GIB, decimals=1),
+    Column("limit", "limit, GiB", "What is usable of one GPU.", per=GIB, decimals=1),
+    words("fits", "fits", "Whether the prediction does; a row that ran and does not is priced all the same.", 6),
 )
 _STEPS = {column.key: column for column in _STEP_COLUMNS}
 _IN_TEXTS = (
@@ -154,6 +156,8 @@ def _rows_json(steps: Sequence[PredictedRow]) -> list[Json]:
             {
                 **fields_of(one, _STEP, id=one.row.id, why_not=one.why_not or None, measured_s=one.row.step_s),
                 **{key: cells[key] for key in ("choices", "least_s", "most_s")},
+                "fits": None if one.memory_bytes is None else one.fits,
+                "memory_limit_bytes": one.limit_bytes,
                 "outside_evidence": list(one.outside),
                 "warnings": [*one.warnings, *_unknown_software(one)],
             }
@@ -315,7 +319,9 @@ def _step_row(one: PredictedRow) -> Json:
         **fields_of(row, ("id", "framework", "gpu", "gpus", "model")),
         "source": row.dataset,
         "priced_as": framework_of(row).software,
-        "layout": one.layout,
+        "layout": one.layout + one.misfit,
+        "fits": None if one.memory_bytes is None else "yes" if one.fits else "no",
+        "limit": one.limit_bytes,
         "measured": row.step_s,
         "predicted": one.predicted_s,
         "error": one.error,

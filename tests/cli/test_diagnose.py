@@ -252,7 +252,14 @@ def test_a_step_alone_is_compared_with_its_script_or_layout(tmp_path: Path) -> N
     assert f"axonn-tune explain {words}" in lacking.err
     as_options = run(f"diagnose --step 9 {words} --tp=2")
     assert (as_options.code, as_options.out) == (4, stated.out)
-    for odd, why in (("ep=0", "ep=0: not a whole number"), ("tp=x", "tp=x: not"), ("routing=foced", "mean 'forced'?")):
+    for odd, why in (
+        ("ep=0", "ep=0: not a whole number"),
+        ("tp=x", "tp=x: not"),
+        ("layers=99", "has 32: leave"),
+        ("gpu=Z80", "no profile has"),
+        ("cuda_graphs=foo", "known: "),
+        ("routing=foced", "mean 'forced'?"),
+    ):
         refused = run(f"diagnose --step 9 {LAYOUT} --fact {odd}")
         assert (refused.code, why in refused.err) == (2, True), refused.err
     assert run(f"diagnose {tmp_path} --step 9").code == run("diagnose").code == run("diagnose --step nan").code == 2

@@ -80,11 +80,23 @@ class PredictedRow:
         return self.row.more is None or not self.row.more.ratios_only
 
     @property
+    def limit_bytes(self) -> float | None:
+        """Usable memory of a GPU; None without a case."""
+        return None if self.case is None else memory_limit_bytes(self.case.machine.accelerator)
+
+    @property
+    def misfit(self) -> str:
+        """The words for a row that is priced although its memory does not fit; "" for others."""
+        if self.fits or self.memory_bytes is None or self.limit_bytes is None:
+            return ""
+        return f", does not fit: {self.memory_bytes / GIB:.1f} of {self.limit_bytes / GIB:.1f} GiB"
+
+    @property
     def nearly_fits(self) -> bool:
         """Whether it fits, by an error of memory that is not unusual."""
-        if self.fits or self.case is None or self.memory_bytes is None:
+        if self.fits or self.limit_bytes is None or self.memory_bytes is None:
             return self.fits
-        return self.memory_bytes <= NEARLY * memory_limit_bytes(self.case.machine.accelerator)
+        return self.memory_bytes <= NEARLY * self.limit_bytes
 
     @property
     def outside(self) -> tuple[str, ...]:

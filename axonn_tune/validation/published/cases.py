@@ -18,7 +18,7 @@ from axonn_tune.program.dimensions import broken_constraints, logged_flops, step
 from axonn_tune.ranking.space import Problem
 from axonn_tune.recompute import parse_recompute
 from axonn_tune.request import CUDA_GRAPHS, PRECISIONS, Request
-from axonn_tune.specs.catalog import load_machine, stand_in
+from axonn_tune.specs.catalog import available, load_machine, stand_in
 from axonn_tune.specs.machine import Machine
 from axonn_tune.specs.model import Model, ModelDefaults
 from axonn_tune.specs.workload import RECOMPUTES, Precision, Recompute, Workload
@@ -85,6 +85,8 @@ ACCELERATORS: tuple[tuple[str, str], ...] = (
     ("a100", "dgx-a100"),
     ("a800", "dgx-a100"),
     ("v100", "dgx1-v100"),
+    ("mi300x", "mi300x"),
+    ("mi355x", "mi355x"),
 )
 """Word in an accelerator's name, and the profile it means; the first found counts."""
 
@@ -122,7 +124,9 @@ def profile_of(place: Place) -> str | None:
     for word, profile, chips in _SYSTEMS:
         if word in system and any(chip in gpu for chip in chips):
             return profile
-    return next((profile for word, profile in ACCELERATORS if word in gpu), None)
+    # The name of a profile means it.
+    own = next((name for name in (system, gpu) if name in available("machine")), None)
+    return own or next((profile for word, profile in ACCELERATORS if word in gpu), None)
 
 
 def machine_of(place: Place) -> Machine | None:
@@ -288,6 +292,8 @@ def _further(row: StepRow, more: Named, framework: Framework) -> dict[str, objec
         changes |= {"gather_after_recompute": False, "shard_gradient_bytes": framework.step.gradient_bytes or 4}
     if more.loss:
         changes["loss"] = more.loss
+    if more.quantized_weights and "primary_weights" in framework.format_options and re.search("fp[48]", row.precision):
+        changes["primary_weights"] = True
     if more.gradient_bytes is not None:
         changes["gradient_bytes"] = more.gradient_bytes
     if more.state_bytes in (6, 8):

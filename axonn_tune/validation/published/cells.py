@@ -57,6 +57,37 @@ _NOTES: tuple[tuple[str, str, str], ...] = (
 )
 """Column, what a note says of it where it is empty, and the cell that this means."""
 
+_SWITCH = "on|off|yes|no|none|true|false|1|0"
+_GRAPHS = r"(?:attn|mamba|mlp|moe\w*|full|full_iteration|shared_experts|and)"
+_OFFLOADED = r"(?:activations?|optimizer|states|param(?:eter)?s?|weights?|expert_fc1|moe_act|\w*attn\w*|\w*norm|and)"
+WORDS: Mapping[str, tuple[str, str]] = {
+    "fsdp": (rf"\d{{1,9}}|{_SWITCH}|dp_shard \d{{1,9}}|(?:torch |megatron-)?fsdp2?\b.*", "on, off, a number of ranks"),
+    "cuda_graphs": (rf"no|off|none|{_GRAPHS}(?:[\s,]+{_GRAPHS})*", "none, attn, mamba, mlp, moe, full, full_iteration"),
+    "param_format": (r"(?:bf16|fp16|fp32|fp8|mxfp8|fp4|nvfp4)\b.*|none", "bf16, fp8, fp4"),
+    "grad_dtype": (r"bf16|fp16|fp32", "bf16, fp32"),
+    "ep_overlap": (rf"(?:{_SWITCH}|dualpipe)(?:[\s,].*)?", "on, off, on with delayed weight gradients"),
+    "offload": (
+        rf"no|off|none|{_OFFLOADED}(?:[\s,]+{_OFFLOADED})*",
+        "none, activations, optimizer, parameters, expert_fc1",
+    ),
+    "async_tp": (rf"{_SWITCH}|async|vanilla", "on, off"),
+    "memory_kind": (r"allocated|reserved|active|unstated", "allocated, reserved"),
+    "overlap": (
+        r".*(?:overlap|compile|eager|none|off|async|prefetch|\btp\b|\bdp\b).*",
+        "none, tp-comm-overlap, overlap-grad-reduce",
+    ),
+}
+"""Columns with few possible words: what a cell may hold, and the words that are named where it holds another."""
+
+
+def odd_word(column: str, text: str) -> str:
+    """What is wrong with a cell whose word is none of those known; "" where nothing is."""
+    pattern, known = WORDS.get(column, ("", ""))
+    if not pattern or text.lower() in _BLANK or re.fullmatch(pattern, text.lower()):
+        return ""
+    return f"{column} is {text!r}; known: {known}"
+
+
 _RATIOS_ONLY = r"power-limited|blackwell-4gpu|\bor\b|not stated"
 """Words of a system whose GPUs nobody names, or that run slower than their kind."""
 
@@ -276,6 +307,7 @@ class _Reader:
         system = f"{self.text('system')} {self.text('gpu')}"
         if (part := re.search(r"(linears|grouped gemms) only", self.text("notes"))) and self.model:
             self.lacking.append(f"a format of {part[1]} alone is not modelled")
+        self.lacking += filter(None, (odd_word(name, self.cells.get(name, "")) for name in WORDS if name != "overlap"))
         kind = self.text("memory_kind")
         found = Named(
             model=self.model,

@@ -6,10 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from axonn_tune.specs.catalog import available, load_machine
 from axonn_tune.validation.published.accuracy import predict_steps
-from axonn_tune.validation.published.cases import Case, case_of, framework_of, measured_s
+from axonn_tune.validation.published.cases import Case, case_of, framework_of, measured_s, profile_of
 from axonn_tune.validation.published.cells import model_named
-from axonn_tune.validation.published.rows import SHIPPED, StepRow, read_steps
+from axonn_tune.validation.published.rows import SHIPPED, Place, StepRow, read_steps
 
 CELLS = {
     **{"id": "one", "framework": "megatron-core", "model": "qwen3-235b-a22b", "gpus": "256", "system": "dgx-h100"},
@@ -126,6 +127,12 @@ def test_steps_by_throughput(tmp_path: Path, cells: dict[str, str], seconds: flo
         ({"model": "something"}, "is not known"),
         ({"tp": "", "pp": "", "vp": "", "ep": ""}, "degrees of parallelism are not stated"),
         ({"tp": "two"}, "tp is 'two', not a whole number"),
+        ({"fsdp": "x"}, "fsdp is 'x'; known: on, off"),
+        ({"cuda_graphs": "foo"}, "cuda_graphs is 'foo'; known: none, attn"),
+        ({"param_format": "foo"}, "param_format is 'foo'; known: bf16, fp8"),
+        ({"grad_dtype": "int3"}, "grad_dtype is 'int3'; known: bf16, fp32"),
+        ({"ep_overlap": "maybe"}, "ep_overlap is 'maybe'; known: on, off"),
+        ({"offload": "to the moon"}, "offload is 'to the moon'; known: none, activations"),
     ],
 )
 def test_what_cannot_be_read_is_said(tmp_path: Path, cells: dict[str, str], words: str) -> None:
@@ -141,3 +148,32 @@ def test_shipped_rows_have_their_source() -> None:
     assert len(rows) == len({row.id for row in rows}) == 295
     assert all(row.dataset and row.more is not None for row in rows)
     assert sum(row.more.blind for row in rows if row.more) == 24
+
+
+def test_weights_in_the_format_alone_take_less(tmp_path: Path) -> None:
+    """Guards `param_format`: as `step.primary_weights` of a search, and not where the row is in BF16."""
+    row = read(tmp_path, precision="fp8-blockwise", param_format="fp8")
+    assert framework_of(row).step.primary_weights
+    assert not framework_of(read(tmp_path, param_format="fp8")).step.primary_weights
+    with_copies, alone = predict_steps([read(tmp_path, precision="fp8-blockwise"), row])
+    assert alone.memory_bytes is not None
+    assert with_copies.memory_bytes is not None
+    assert alone.memory_bytes < 0.97 * with_copies.memory_bytes
+
+
+def test_a_row_that_does_not_fit_is_marked(tmp_path: Path) -> None:
+    """Guards that a step which ran is priced, with `fits`, its limit and words beside its layout."""
+    found = predict_steps([read(tmp_path, recompute="none", mbs="8"), read(tmp_path)])
+    assert [one.fits for one in found] == [False, True]
+    assert found[0].predicted_s is not None
+    assert "does not fit" in found[0].misfit
+    assert found[1].misfit == ""
+
+
+@pytest.mark.parametrize("name", [name for name in available("machine") if name != "localhost"])
+def test_every_profile_is_found_by_its_name_and_its_accelerator(name: str) -> None:
+    """Guards rows of an accelerator that ships: `system: mi355x` had no profile."""
+    assert profile_of(Place(gpu=name)) == name
+    near = profile_of(Place(gpu=load_machine(name).document.accelerator.name))
+    assert near is not None
+    assert load_machine(near).document.accelerator.name.split("-")[0] in load_machine(name).document.accelerator.name
