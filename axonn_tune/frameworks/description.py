@@ -134,6 +134,7 @@ class StepOptions:
         distributed_optimizer: master weights and moments are split over data; gradients are reduce-scattered, new
         weights all-gathered (ZeRO-1). parameter_overlap: that all-gather runs behind the next forward pass.
         shard_gradients: accumulated gradients are split over data, too (ZeRO-2).
+        offloaded: of optimizer states (`optimizer`) and weights those that are kept on the host.
         master_bytes, exp_avg_bytes, exp_avg_sq_bytes: elements of master weights and of Adam's moments that a
         precision-aware optimizer keeps; None: that of master weights in FP32, and another optimizer if all are.
 
@@ -216,6 +217,7 @@ class StepOptions:
     distributed_optimizer: bool = False
     parameter_overlap: bool = False
     shard_gradients: bool = False
+    offloaded: tuple[Literal["optimizer", "weights"], ...] = ()
     master_bytes: int | None = _bytes()
     exp_avg_bytes: int | None = _bytes()
     exp_avg_sq_bytes: int | None = _bytes()

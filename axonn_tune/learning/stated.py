@@ -734,6 +734,7 @@ def _settled(run: CommandRun, source: _Source, implied: Mapping[str, str]) -> Co
     ):
         # Their NullTokenizer adds a token.
         columns["vocab"] = replace(columns["vocab"], value=columns["vocab"].value + 1)
+    said = [*_in_fp32(columns, run, implied), *said]
     for column, value, words in (*_model_gaps(columns, source), *_layout_gaps(columns, run)):
         columns[column] = Stated(value, columns[column].line if column in columns else 0)
         said.append(words)
@@ -753,6 +754,17 @@ def _settled(run: CommandRun, source: _Source, implied: Mapping[str, str]) -> Co
     if "recompute" not in columns:
         said.append("recompute is not stated: the kind that fits and is fastest")
     return replace(run, columns=columns, assumed=tuple(said))
+
+
+def _in_fp32(columns: dict[str, Stated], run: CommandRun, implied: Mapping[str, str]) -> Iterator[str]:
+    """What is said of a run that no argument takes out of FP32; one that its trainer fills in is in BF16."""
+    stated, names = columns.get("precision", _NOTHING), ("bf16", "bf16.enabled")
+    filled = [one for one in names if run.arguments.get(one, _NOTHING).value.lower() == "auto"]
+    if stated.value == "fp32" and filled:
+        columns["precision"] = replace(stated, value="bf16")
+        yield f"{filled[0]} is auto, which its trainer fills in: priced in BF16 (--precision)"
+    elif stated.value == "fp32" and {*names} & implied.keys():
+        yield "the run is in FP32: no BF16 or FP16 is stated; --precision bf16 prices the same run in BF16"
 
 
 def _other_parts(columns: Mapping[str, Stated], source: _Source) -> str:
@@ -829,6 +841,13 @@ def _with_flags(case: Case, stated: Arguments) -> Case:
     """The case with options of the step that rows do not have, as they are stated."""
     options = case.framework.step
     changes: dict[str, object] = {"cuda_graphs": _captured(stated), **_optimizer_types(case, stated)}
+    changes["offloaded"] = tuple(
+        what
+        for what in ("optimizer", "weights")
+        if any(
+            name in stated and not is_off(stated[name]) for of in (what, "all") for name in names_of(f"offload_{of}")
+        )
+    )
     for name, counted in (("first_less", "embedding"), ("last_less", "loss")):
         if is_on(stated.get(f"account_for_{counted}_in_pipeline_split", _NOTHING)):
             changes[name] = 1

@@ -49,19 +49,26 @@ def persistent_items(given: LayerInputs) -> Held:
     sizes, options = given.elements, given.options
     copied = given.sharded or not options.master_shards
     master = options.master_shards or sizes.main != sizes.compute
+    # Where weights are not copied, the master weights are the weights.
+    moved = ("optimizer" if copied else "weights") in options.offloaded
     held = list[tuple[str, Size]]()
     for of, elements, replicas in (
         ("", _PARAMETERS, given.replicas),
         *([(" of experts", _EXPERTS, given.replication(EXPERTS)[1])] if given.model.has_experts else []),
     ):
         share = replicas if given.sharded else Size(1.0)
-        held += [(f"master weights{of}", given.master_bytes * elements / share)] if master else []
-        held += [(f"optimizer moments{of}", float(given.moment_bytes) * elements / share)]
+        held += [(f"master weights{of}", given.master_bytes * elements / share)] if master and not moved else []
+        moments = [(f"optimizer moments{of}", float(given.moment_bytes) * elements / share)]
+        held += [] if "optimizer" in options.offloaded else moments
         shares = replicas if options.shard_gradients else Size(1.0)
         held += [(f"gradients{of}", given.gradient_bytes * elements / shares)]
         if not of:
             held += [("replicated vectors", float(given.master_bytes + given.moment_bytes + sizes.main) * _VECTORS)]
-        held += [(f"compute weights{of}", 1.0 * sizes.compute * elements)] if copied else []
+        held += (
+            [(f"compute weights{of}", 1.0 * sizes.compute * elements)]
+            if copied and "weights" not in options.offloaded
+            else []
+        )
     return tuple(held)
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from axonn_tune.cost.price import price
 from axonn_tune.errors import AxonnTuneError, DocumentError, UsageError
 from axonn_tune.frameworks import step_on
 from axonn_tune.job import Layout
@@ -566,3 +567,23 @@ def test_older_keys_of_torchtitan_count(more: str, framework: str, precision: st
     assert (run.software, run.columns["precision"].value) == (framework, precision)
     assert said in "".join(run.ignored)
     assert bool(said) == bool(run.ignored)
+
+
+def test_what_is_offloaded_takes_no_memory_and_fp32_is_named_first(tmp_path: Path) -> None:
+    """Guards ZeRO's and Megatron's offload, whose time is said not to be priced, and the number format by accident."""
+    zero = (
+        '{{"zero_optimization": {{"stage": 3{}}}, "bf16": {{"enabled": "auto"}}, "train_micro_batch_size_per_gpu": 1}}'
+    )
+    moved = ', "offload_optimizer": {"device": "cpu"}, "offload_param": {"device": "cpu"}'
+    (tmp_path / "z.json").write_text(zero.format(moved), "utf-8")
+    run = read_run(tmp_path / "z.json", given={"n_gpus": "8", "seq": "4096", "gbs": "8"}, model="llama3-8b")
+    assert run.case(H100).framework.step.offloaded == ("optimizer", "weights")
+    assert "the time of moving them is not priced" in "".join(run.ignored)
+    assert run.assumed[0].startswith("bf16.enabled is auto")
+    assert run.columns["precision"].value == "bf16"
+    core = stated(tmp_path, CORE + "--optimizer-cpu-offload --use-distributed-optimizer")
+    assert core.assumed[0].startswith("the run is in FP32: no BF16 or FP16 is stated")
+    plain = stated(tmp_path, CORE + "--use-distributed-optimizer")
+    both = [price(found, found.configurations[0]) for found in (case(core), case(plain))]
+    assert [("optimizer moments" in dict(one.memory.items)) for one in both] == [False, True]
+    assert both[0].memory_bytes < both[1].memory_bytes
