@@ -125,7 +125,7 @@ class Diagnosis:
     @cached_property
     def changes(self) -> tuple[Change, ...]:
         """Changes of the layout that save time, the best of a search among them, which takes place when first asked."""
-        return self.find_changes()
+        return tuple(change for change in self.find_changes() if change.gain >= WORTH)
 
     @property
     def reasonable(self) -> bool:
@@ -155,7 +155,7 @@ def diagnose(
     hypotheses = [] if impossible else list(hypotheses_of(observed))
     causes, healthy, misfit = ((), 0.0, 1.0) if impossible else _weighed(observed, hypotheses)
     step, (least, most) = observed.total(observed.stated), observed.interval
-    ratios = []
+    priced, ratios = setup.price(lambda same: same) if setup else None, []
     if setup is not None and sample.flops:
         kinds = RECOMPUTES if "recompute" in sample.unstated else (setup.layout.recompute,)
         what = setup.framework, setup.model, setup.workload
@@ -171,7 +171,11 @@ def diagnose(
         healthy=healthy,
         misfit=misfit,
         causes=causes,
-        find_changes=lambda: _gains(observed) if setup and not impossible else (),
+        find_changes=lambda: (
+            changes_of(setup, lambda one: observed.price(observed.known, one)["step"], ranking=searched(setup))
+            if setup and not impossible
+            else ()
+        ),
         assumed=tuple(_assumptions(observed, hypotheses)),
         learned=machine.learned is not None,
         flops_ratio=min(ratios, key=lambda ratio: abs(math.log(ratio)), default=None),
@@ -179,24 +183,9 @@ def diagnose(
         flops_s=flops_s,
         impossible=impossible,
         baseline=_baseline(observed),
-        **_memory(observed),
+        memory_bytes=priced.memory_bytes if priced else 0.0,
+        memory_limit_bytes=priced.memory_limit_bytes if priced else 0.0,
     )
-
-
-def _gains(observed: Observed) -> tuple[Change, ...]:
-    """Changes of the run that save time."""
-    setup = observed.setup
-    assert setup is not None, "of a step"
-    found = changes_of(setup, lambda one: observed.price(observed.known, one)["step"], ranking=searched(setup))
-    return tuple(change for change in found if change.gain >= WORTH)
-
-
-def _memory(observed: Observed) -> dict[str, float]:
-    """Predicted memory of a GPU, and its limit."""
-    if observed.setup is None:
-        return {}
-    priced = observed.setup.price(lambda same: same)
-    return {"memory_bytes": priced.memory_bytes, "memory_limit_bytes": priced.memory_limit_bytes}
 
 
 def _baseline(observed: Observed) -> Baseline | None:

@@ -7,14 +7,14 @@ the table `tools`, each with a mark in the text of its commands and pairs.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from functools import cache
+from collections.abc import Iterator, Mapping
 
 from axonn_tune.errors import Problem
 from axonn_tune.frameworks import find_framework
 from axonn_tune.frameworks.keys import records
 from axonn_tune.frameworks.names import FULL_TRAINING, unpriced
 from axonn_tune.learning.arguments import Arguments, Stated, columns_of
+from axonn_tune.specs.catalog import available
 
 
 def refusals(text: str, own: Mapping[str, Stated], arguments: Arguments, gpus: Stated | None) -> Iterator[Problem]:
@@ -30,19 +30,13 @@ def refusals(text: str, own: Mapping[str, Stated], arguments: Arguments, gpus: S
     for name, stated, key in found:
         value = "" if stated.value == "True" else f" {stated.value}"
         yield Problem(f"{name}{value}", key.why, stated.line)
-    tool = next((one for one in _tools() if one[1].search(text)), None)
+    tool = next((one for one in records("tools") if re.search(one["mark"], text, re.MULTILINE)), None)
     if tool is not None:
-        subject, _, framework = tool
-        command = _command(framework, text, arguments, gpus)
-        yield Problem("", f"{subject} are not read. {FULL_TRAINING}, as options state it: {command}")
+        command = _command(tool["framework"], text, arguments, gpus)
+        yield Problem("", f"{tool['subject']} are not read. {FULL_TRAINING}, as options state it: {command}")
     elif found:
         names = ", ".join(name for name, _, _ in found)
         yield Problem("", f"{FULL_TRAINING}, which is not this run: without {names} the file is priced as that")
-
-
-@cache
-def _tools() -> Sequence[tuple[str, re.Pattern[str], str]]:
-    return [(one["subject"], re.compile(one["mark"], re.MULTILINE), one["framework"]) for one in records("tools")]
 
 
 _AXES = {"tp": "x", "pp": "pipeline", "vpp": "chunks", "cp": "context", "ep": "expert", "etp": "expert_tensor"}
@@ -53,7 +47,7 @@ def _command(framework: str, text: str, arguments: Arguments, gpus: Stated | Non
     columns = {name: stated.value for name, stated in columns_of(arguments).items() if isinstance(stated.value, int)}
     found = find_framework(framework)
     size = gpus.value if gpus is not None else columns.get("n_gpus", "N")
-    words = [f"--gpus {size}", f"--model {_model(re.split(r'[^A-Za-z0-9._-]+', text))}", "--machine NAME"]
+    words = [f"--gpus {size}", f"--model {_model(text)}", "--machine NAME"]
     words += [f"--framework {framework}", f"--batch {columns.get('gbs', 'N')}", f"--seq {columns.get('seq', 'N')}"]
     words += [f"--micro-batch {columns['mbs']}"] if "mbs" in columns else []
     axes = {axis: columns[name] for name, axis in _AXES.items() if name in columns}
@@ -63,11 +57,9 @@ def _command(framework: str, text: str, arguments: Arguments, gpus: Stated | Non
     return " ".join(["axonn-tune explain", *words])
 
 
-def _model(words: Iterable[str]) -> str:
-    """The shipped model that one of the words names, in full or as a part; `NAME` without one."""
-    from axonn_tune.specs.catalog import available
-
-    plain = [re.sub(r"[^a-z0-9]", "", word.lower()) for word in words]
+def _model(text: str) -> str:
+    """The shipped model that a word of the text names, in full or as a part; `NAME|FILE` without one."""
+    plain = [re.sub(r"[._-]", "", word) for word in re.split(r"[^a-z0-9._-]+", text.lower())]
     known = {re.sub(r"[^a-z0-9]", "", name): name for name in sorted(available("model"), key=len)}
     found = [name for key, name in known.items() if len(key) > 5 and any(key in word for word in plain)]
     return found[-1] if found else "NAME|FILE"

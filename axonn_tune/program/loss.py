@@ -20,11 +20,6 @@ class Loss(NamedTuple):
     wide: float
     over_x: float = 0.0
 
-    @property
-    def keeps_wide(self) -> bool:
-        """Whether what stays from forward to backward is in FP32: a softmax, its logarithm or a gradient."""
-        return self.wide > 0.0
-
 
 LOSSES: dict[LossKind, Loss] = {
     # The gradient overwrites the logits: a chunk of the bundled runtime; [TE] up to 2.17.

@@ -57,7 +57,8 @@ def heads(given: LayerInputs) -> Iterator[Operation]:
 
     Its weight is there for the main loss, and its gradient is reduced behind that.
     """
-    kept = given.elements.statistics if LOSSES[given.options.loss].keeps_wide else given.element
+    # What stays from forward to backward: a softmax, its logarithm or a gradient in FP32, else logits.
+    kept = given.elements.statistics if LOSSES[given.options.loss].wide else given.element
     for number in range(1, given.model.mtp_layers + 1):
         for step in _without_weights(layers.head(given)):
             made = []

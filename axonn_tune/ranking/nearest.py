@@ -47,8 +47,8 @@ def nearest_change(problem: Problem) -> str:
     if not found:
         return f"{binding}; no single change tried makes it fit"
     order = ", cheapest first" if memory and len(found) > 1 else ""
-    verb = f"change{'s' * (len(found) > 1)} that fit{'s' * (len(found) == 1)}"
-    return f"{binding}; nearest {verb}{order}: {' or '.join(found)}"
+    changes = "changes that fit" if len(found) > 1 else "change that fits"
+    return f"{binding}; nearest {changes}{order}: {' or '.join(found)}"
 
 
 _MOST_CHANGES = 6
@@ -203,11 +203,9 @@ def _without_pins(problem: Problem) -> Iterator[tuple[str, Problem]]:
     """The problem without its pins; named last, for what follows would read as left out too."""
     request, framework = problem.request, problem.framework
     if request.pins:
-        *flags, last = [
-            framework.option(one) if one in (*request.axes, "chunks") else flag(one) for one in request.pins
-        ]
-        named = f"{', '.join(flags)} and {last}" if flags else last
-        yield f"leave out {named}", replace(problem, request=request.without_pins())
+        named = [framework.option(one) if one in (*request.axes, "chunks") else flag(one) for one in request.pins]
+        listed = " and ".join(filter(None, (", ".join(named[:-1]), named[-1])))
+        yield f"leave out {listed}", replace(problem, request=request.without_pins())
 
 
 def _savers(problem: Problem) -> Iterator[Iterator[tuple[str, Problem]]]:
@@ -242,8 +240,7 @@ def _near_sizes(problem: Problem) -> Iterator[Iterator[tuple[str, Problem]]]:
         others = nearest_sizes(problem.gpus, size)[:_NEAR]
         requests = [replace(request, **dict[str, Any]({axis: other})) for other in others]
         flags = [f"{framework.option(axis)} {other}" for other in others]
-        tried = [(name, replace(problem, request=one)) for name, one in zip(flags, requests, strict=True)]
-        yield iter(tried)
+        yield iter([(name, replace(problem, request=one)) for name, one in zip(flags, requests, strict=True)])
 
 
 def _smaller(problem: Problem) -> Iterator[Iterator[tuple[str, Problem]]]:

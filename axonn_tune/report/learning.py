@@ -59,13 +59,12 @@ _CAUSES = (
     words("words", "most likely"),
     Column("explains_s", "explains", show=lambda seconds: f"{'-' if seconds < 0 else '+'}{show_seconds(abs(seconds))}"),
 )
-_GAIN, *_CHANGE = (
+_CHANGES = (
     Column("gain", "gain", show=percent),
     Column("step_s", "step", show=show_seconds),
     Column("memory_bytes", "memory", show=show_bytes),
     words("words", "change"),
 )
-_CHANGES = (_GAIN, *_CHANGE)
 
 
 def diagnosis_text(found: Diagnosis, *, machine: str, model: NamedModel = None, remarks: Sequence[str] = ()) -> str:
@@ -422,7 +421,7 @@ def better_section(command: StatedCommand, priced: PricedLayout) -> ExplainSecti
     return ExplainSection(
         title,
         sentences=sentences,
-        columns=_CHANGES if fits else _CHANGE,
+        columns=_CHANGES if fits else _CHANGES[1:],
         rows=[fields_of(change, ("gain", "step_s", "memory_bytes", "words")) for change in command.changes],
         commands=commands_of(command.changes, machine=command.machine, model=command.model),
     )
