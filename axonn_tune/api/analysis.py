@@ -18,6 +18,7 @@ from axonn_tune.ranking.inputs import Inputs, launch_inputs, load_inputs
 from axonn_tune.ranking.priced import Priced
 from axonn_tune.ranking.sweep import Point, parse_numbers
 from axonn_tune.ranking.sweep import sweep as sweep_all
+from axonn_tune.report.comparison import comparison_json, comparison_remarks, comparison_section, comparison_tables
 from axonn_tune.report.explain import (
     ExplainSection,
     explain_document,
@@ -29,15 +30,7 @@ from axonn_tune.report.explain import (
 )
 from axonn_tune.report.inventory import documents_json, documents_table
 from axonn_tune.report.output import Json, Table, json_text
-from axonn_tune.report.scaling import (
-    comparison_json,
-    comparison_remarks,
-    comparison_section,
-    comparison_tables,
-    sweep_document,
-    sweep_section,
-    sweep_table,
-)
+from axonn_tune.report.scaling import sweep_document, sweep_section, sweep_table
 from axonn_tune.request import Request, options_of, parse_tokens, whole
 from axonn_tune.specs.catalog import (
     Kind,

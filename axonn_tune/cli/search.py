@@ -378,8 +378,8 @@ def compare_command(
       axonn-tune compare --from-command run.sh --machine dgx-h100
     """
     from axonn_tune.api.analysis import compare
+    from axonn_tune.report.comparison import LEFT_OUT
     from axonn_tune.report.output import wrapped
-    from axonn_tune.report.scaling import LEFT_OUT
 
     if from_command:
         from axonn_tune.api.learning import compare_command as compare_stated

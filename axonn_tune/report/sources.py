@@ -12,12 +12,13 @@ from axonn_tune.grid import AXES
 from axonn_tune.ranking.choosing import run_search
 from axonn_tune.ranking.inputs import launch_inputs
 from axonn_tune.report import page
+from axonn_tune.report.comparison import comparison_section
 from axonn_tune.report.configuration import explanation_section
 from axonn_tune.report.output import Json
 from axonn_tune.report.ranking import entry_json
 from axonn_tune.report.ranking_section import ranking_of, ranking_section
 from axonn_tune.report.run import run_section
-from axonn_tune.report.scaling import comparison_section, sweep_section
+from axonn_tune.report.scaling import sweep_section
 from axonn_tune.report.validation import validation_document, validation_section
 from axonn_tune.specs.document import read_yaml
 from axonn_tune.specs.launch import Launch
