@@ -220,6 +220,7 @@ def explain_command(path: str | Path, *, machine: MachineLike | None = None, **o
         ranking=ranking,
         machine=str(machine) if isinstance(machine, str | Path) else inputs.machine.document.name,
         model=named_model(path, options.get("model"), seq=int(run.columns["seq"].value)),
+        why_none="" if len(ranking) else ranking.nothing_feasible(),
     )
     job = replace(priced.job, tokens_total=inputs.problem.tokens_total)
     ranked = replace(priced, job=job, rank=1, shortest_step_s=priced.iteration_s)

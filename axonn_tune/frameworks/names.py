@@ -29,7 +29,7 @@ WEIGHT_SHARDS = {
 ADVICE = {name: key.why for key in table("options") for name in (key.name, *key.also)}
 """Answers to options of other tools that have no axis here."""
 
-FULL_TRAINING = "Priced is full training, of all weights in 16 or 32 bits by Adam"
+FULL_TRAINING = "axonn-tune prices full training, of all weights in 16 or 32 bits by Adam"
 
 
 def unpriced(written: str) -> Key | None:

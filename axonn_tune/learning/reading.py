@@ -112,12 +112,16 @@ class EvidenceRequest:
         """UsageError for a count, word or accelerator that is none, and a size that the given model has not."""
         count = meaning(name, value) if name in COUNTS and value.lower() not in SILENT else 1
         if not (isinstance(count, int) and 1 <= count <= LARGEST_SIZE):
-            raise UsageError(f"--fact {name}={value}: not a whole number from 1 to {LARGEST_SIZE:,}")
+            near = f"; nearest valid: {min(max(count, 1), LARGEST_SIZE)}" if isinstance(count, int) else ""
+            raise UsageError(f"--fact {name}={value}: not a whole number from 1 to {LARGEST_SIZE:,}{near}")
         if odd := odd_word(name, value):
             raise UsageError(f"--fact {name}={value}: {odd}")
-        if name == "gpu" and profile_of(Place(value)) is None and not self._has(value):
-            known = ", ".join(word.upper() for word, _ in ACCELERATORS)
-            raise UsageError(f"--fact gpu={value}: no profile has this accelerator; known: {known}")
+        if name == "gpu" and profile_of(Place(value)) is None:
+            own = "" if self.machine is None else load_machine(self.machine).document.accelerator.name.lower()
+            if not own or (value.lower() not in own and own not in value.lower()):
+                known = [word.upper() for word, _ in ACCELERATORS]
+                near = f"{suggest(value.upper(), known)}; known: {', '.join(known)}"
+                raise UsageError(f"--fact gpu={value}: no profile has this accelerator{near}")
         if name == "routing" and not any(word in value.lower() for word in ROUTINGS):
             raise UsageError(f"--fact routing={value}{suggest(value, ROUTINGS)}; known: {', '.join(ROUTINGS)}")
         sizes = {} if self.model is None or name not in _SIZES else model_columns(load_model(self.model).document)
@@ -125,11 +129,6 @@ class EvidenceRequest:
             raise UsageError(
                 f"--fact {name}={value}: --model {sizes['model']} has {sizes[name]}: leave one of them out"
             )
-
-    def _has(self, gpu: str) -> bool:
-        """Whether the given machine's accelerator is of this name, or one is a part of the other."""
-        own = "" if self.machine is None else load_machine(self.machine).document.accelerator.name.lower()
-        return bool(own) and (gpu.lower() in own or own in gpu.lower())
 
     def script(self, *, gpus: int | None = None, needed: Sequence[str] = ()) -> CommandRun | None:
         """The run of the script or config, on as many GPUs as a log states; needed: columns it must have.

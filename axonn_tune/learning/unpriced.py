@@ -36,7 +36,7 @@ def refusals(text: str, own: Mapping[str, Stated], arguments: Arguments, gpus: S
         yield Problem("", f"{tool['subject']} are not read. {FULL_TRAINING}, as options state it: {command}")
     elif found:
         names = ", ".join(name for name, _, _ in found)
-        yield Problem("", f"{FULL_TRAINING}, which is not this run: without {names} the file is priced as that")
+        yield Problem("", f"{FULL_TRAINING}: without {names} the file is priced as that")
 
 
 _AXES = {"tp": "x", "pp": "pipeline", "vpp": "chunks", "cp": "context", "ep": "expert", "etp": "expert_tensor"}

@@ -116,7 +116,7 @@ def _beside(found: Diagnosis) -> Iterator[str]:
     over = found.memory_bytes - found.memory_limit_bytes
     if over > 0.0 and not found.impossible:
         yield (
-            f"But it ran, and by the memory model it should not fit: {show_bytes(found.memory_bytes)} predicted, "
+            f"It ran, but by the memory model it should not fit: {show_bytes(found.memory_bytes)} predicted, "
             f"{show_bytes(found.memory_limit_bytes)} usable, {show_bytes(over)} "
             f"({percent(over / found.memory_limit_bytes, decimals=0)}) too much. Something that saves memory is not "
             "stated, such as recompute, or the memory model is off for it."
@@ -132,10 +132,10 @@ def _beside(found: Diagnosis) -> Iterator[str]:
         yield f"{said}."
     elif one.slow:
         between = ", not the network between nodes" if one.one_node else ""
-        yield f"{said}, slow as well: what is slow is there with {gpus}, too{between}."
+        yield f"{said}, slow as well: the cause is there with {gpus}, too{between}."
     else:
         cause = "the network between nodes" if one.one_node else "what grows with the number of GPUs"
-        yield f"{said}, not slow: what is slow comes with more of them, most likely {cause}."
+        yield f"{said}, not slow: the cause comes with more GPUs, most likely {cause}."
 
 
 def _of_flops(found: Diagnosis) -> str:
@@ -328,7 +328,7 @@ def _figures(found: Diagnosis, likely: Sequence[Cause]) -> Iterator[Json]:
 class StatedCommand:
     """Facts about a command besides its prediction.
 
-    setup: what it runs. ranking: a search of its layouts. machine, model: as named.
+    setup: what it runs. ranking: a search of its layouts; why_none: where it has none. machine, model: as named.
     """
 
     run: CommandRun
@@ -337,6 +337,7 @@ class StatedCommand:
     ranking: Priced
     machine: str
     model: NamedModel = None
+    why_none: str = ""
 
     @property
     def rank(self) -> int | None:
@@ -402,7 +403,7 @@ def better_section(command: StatedCommand, priced: PricedLayout) -> ExplainSecti
     title = "Faster layouts" if fits else "Layouts that fit"
     sentences = []
     if command.best_s is None:
-        sentences.append(f"A search finds no layout of {framework} that fits: {command.ranking.nothing_feasible()}.")
+        sentences.append(f"A search finds no layout of {framework} that fits: {command.why_none}.")
     else:
         rank = f"{command.rank} of {len(command.ranking)}"
         place = "rejects its grid" if command.rank is None else f"ranks its grid {rank}"

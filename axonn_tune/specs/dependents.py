@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Set
 from dataclasses import dataclass
 from typing import Literal, TypeVar, cast
 
+from axonn_tune.grid import divisors
 from axonn_tune.specs.document import Document
 from axonn_tune.specs.formats import FORMATS
 from axonn_tune.specs.machine import LARGEST_NODE, Learned, Machine, MeasuredBandwidth, Source, Tier
@@ -89,10 +90,10 @@ def contradiction(document: Document) -> str:
     if per_node in [tier.ranks for tier in document.tiers] or (rack and rack % per_node == 0):
         return ""
     sizes = " and ".join(f"tiers.{tier.name}.ranks {tier.ranks}" for tier in document.tiers if tier.ranks)
-    fitting = f"a divisor of {rack}" if rack else f"launcher.ranks_per_node {inner.ranks}"
+    near = min(divisors(rack), key=lambda ranks: abs(ranks - per_node)) if rack else inner.ranks
     return (
-        f"launcher.ranks_per_node is {per_node}, but a domain has {sizes}: scripts would start other nodes than those "
-        f"that are priced. Give {fitting}, or tiers.{inner.name}.ranks {per_node}"
+        f"is {per_node}, but a domain has {sizes}: scripts would start other nodes than those "
+        f"that are priced. Give launcher.ranks_per_node {near}, or tiers.{inner.name}.ranks {per_node}"
     )
 
 

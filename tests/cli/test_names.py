@@ -171,7 +171,7 @@ def test_gpus_of_a_node_that_the_machine_has_not_are_remarked() -> None:
     """Guards --nproc_per_node 8 on nodes of four."""
     script = Path(__file__).parents[1] / "fixtures" / "commands" / "gpt-one-line.sh"
     said = {name: good(f"explain --from-command {script} --machine {name}").out for name in ("perlmutter", "dgx-a100")}
-    remark = "8 GPUs a node are stated, and priced are the 4 of perlmutter"
+    remark = "8 GPUs a node are stated, but perlmutter is priced with its 4"
     assert [remark in " ".join(one.split()) for one in said.values()] == [True, False]
 
 

@@ -114,7 +114,7 @@ def differences(row: StepRow, machine: Machine) -> tuple[str, ...]:
     node, domain = machine.launcher.ranks_per_node, machine.tiers[0].ranks or 0
     # Nodes of a rack that is one domain may have any number.
     if domain <= LARGEST_NODE and row.gpus_per_node not in (None, node, domain):
-        found.append(f"{row.gpus_per_node} GPUs a node are stated, and priced are the {node} of {machine.name}")
+        found.append(f"{row.gpus_per_node} GPUs a node are stated, but {machine.name} is priced with its {node}")
     return tuple(found)
 
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
+from axonn_tune.errors import suggest
 from axonn_tune.recompute import MODULES
 from axonn_tune.specs.catalog import available, load_model
 from axonn_tune.specs.model import Model, expand
@@ -85,7 +86,7 @@ def odd_word(column: str, text: str) -> str:
     pattern, known = WORDS.get(column, ("", ""))
     if not pattern or text.lower() in _BLANK or re.fullmatch(pattern, text.lower()):
         return ""
-    return f"{column} is {text!r}; known: {known}"
+    return f"{column} is {text!r}{suggest(text, known.split(', '))}; known: {known}"
 
 
 _RATIOS_ONLY = r"power-limited|blackwell-4gpu|\bor\b|not stated"

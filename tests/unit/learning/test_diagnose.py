@@ -245,7 +245,7 @@ def test_a_run_that_should_not_fit_says_so_and_lists_gains_only() -> None:
     found = told(20.0, mbs=8, gbs=256, recompute="none")
     text = diagnosis_text(found, machine="dgx-h100")
     assert found.memory_bytes > found.memory_limit_bytes
-    assert "it ran, and by the memory model it should not fit" in text
+    assert "It ran, but by the memory model it should not fit" in text
     assert all(change.gain > 0.0 for change in found.changes)
     fitting = told(1.3)
     assert fitting.memory_bytes <= fitting.memory_limit_bytes

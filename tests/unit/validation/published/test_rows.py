@@ -124,7 +124,7 @@ def test_every_wrong_column_is_named(tmp_path: Path) -> None:
             "perlmutter",
             [
                 "gpu is 'H100', the accelerator of perlmutter is 'A100-SXM4-40GB'",
-                "8 GPUs a node are stated, and priced are the 4 of perlmutter",
+                "8 GPUs a node are stated, but perlmutter is priced with its 4",
             ],
         ),
     ],
