@@ -95,9 +95,6 @@ _REPEATED = (
 """Layers that selective recompute can repeat."""
 
 
-_LIMITS = dict[str, Limits]()
-
-
 @dataclass(frozen=True)
 class StepOptions:
     """Options of one training step beyond the collectives and GEMMs that all layouts share.
@@ -321,7 +318,9 @@ class StepOptions:
         return replace(self, reduction=reduction, expert_overlap=self.expert_overlap and chunks > 1)
 
 
-_LIMITS |= {one.name: limits for one in fields(StepOptions) if (limits := one.metadata.get("limits"))}
+_LIMITS: Mapping[str, Limits] = {
+    one.name: one.metadata["limits"] for one in fields(StepOptions) if "limits" in one.metadata
+}
 
 
 @dataclass(frozen=True)
@@ -455,6 +454,11 @@ class Framework:
         dispatchers = () if "dispatcher" in changes else self.dispatchers
         step = replace(self.step, **changes)  # type: ignore[arg-type]
         return replace(self, step=step, exchanges=exchanges, dispatchers=dispatchers)
+
+    @property
+    def searches_stages(self) -> bool:
+        """Whether a search has pipeline stages without being asked for them."""
+        return self.ranked_by == "iteration" and "pipeline" in self.axes
 
     def dispatcher_over(self, ranks: int, domain: int | None) -> str:
         """The dispatcher of experts over so many ranks: the one asked for, or the default on a machine whose innermost

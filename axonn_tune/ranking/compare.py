@@ -322,7 +322,7 @@ def _problem_of(problem: Problem, framework: Framework) -> Problem:
         framework=framework,
         request=request,
         rank_by="iteration",
-        pipeline=problem.pipeline if own else framework.ranked_by == "iteration" and "pipeline" in framework.axes,
+        pipeline=problem.pipeline if own else framework.searches_stages,
     )
     return replace(asked, compares_expert_overlap=compares_expert_overlap(asked))
 

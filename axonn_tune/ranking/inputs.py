@@ -69,7 +69,7 @@ def load_inputs(request: Request) -> Inputs:
         request = replace(request, order=parse_order(request.order, framework))
     assert not isinstance(request.tokens_total, str), "a request reads it"
     staged = bool(request.pipeline) or request.pipeline_layout is not None
-    pipeline = staged or (framework.ranked_by == "iteration" and "pipeline" in framework.axes)
+    pipeline = staged or framework.searches_stages
     rank_by = "iteration" if request.rank_by == "step" else request.rank_by
     problem = Problem(
         model=model.document,
@@ -205,13 +205,13 @@ def with_types(framework: Framework, request: Request, workload: Workload) -> Fr
 def fewer_bytes(framework: Framework, request: Request, workload: Workload) -> Iterator[tuple[str, Framework, Request]]:
     """BF16 gradients, optimizer states in 16 bits, and both, where they can be asked for and are not: options, and what
     they make of framework and request."""
-    gradients = {} if request.grad_reduce_in_bf16 else {"grad_reduce_in_bf16": True}
-    states = {} if request.use_precision_aware_optimizer else {"use_precision_aware_optimizer": "bf16"}
-    for asked in (gradients, states, gradients | states if gradients and states else {}):
-        one = replace(request, **dict[str, Any](asked))
+    gradients: dict[str, Any] = {} if request.grad_reduce_in_bf16 else {"grad_reduce_in_bf16": True}
+    states: dict[str, Any] = {} if request.use_precision_aware_optimizer else {"use_precision_aware_optimizer": "bf16"}
+    for asked in filter(None, (gradients, states, gradients | states if gradients and states else {})):
+        one = replace(request, **asked)
         words = " ".join(flag(name) + ("" if value is True else f" {value}") for name, value in asked.items())
         with contextlib.suppress(UsageError):
-            yield from [(words, with_types(framework, one, workload), one)] if asked else []
+            yield words, with_types(framework, one, workload), one
 
 
 def compares_expert_overlap(problem: Problem) -> bool:

@@ -256,9 +256,9 @@ def _smaller(problem: Problem) -> Iterator[Iterator[tuple[str, Problem]]]:
 
 def _by_another(problem: Problem, framework: Framework) -> Problem:
     """The search of another framework's layouts, as it is made of them."""
-    staged = framework.ranked_by == "iteration" and "pipeline" in framework.axes
+    staged = problem.pipeline or framework.searches_stages
     rank_by = framework.ranked_by if problem.request.rank_by is None else problem.rank_by
-    asked = replace(problem, framework=framework, pipeline=problem.pipeline or staged, rank_by=rank_by)
+    asked = replace(problem, framework=framework, pipeline=staged, rank_by=rank_by)
     return replace(asked, compares_expert_overlap=compares_expert_overlap(asked))
 
 

@@ -676,6 +676,7 @@ VALUES: dict[str, tuple[object, ...]] = {
     "engine_formats": (("fp8-current",), ()),
     "context_inside": (4,),
     "loss": ("in_place", "eager"),
+    "offloaded": (("optimizer",),),
 }
 VALUES |= dict.fromkeys(("blocking_reduction", "staged_reduction"), VALUES["reduction"])
 """What options of a step are set to that are no numbers and no flags."""
@@ -687,7 +688,7 @@ OF_STEPS = {
     "sharded": "gather_unit gather_bytes shard_gradient_bytes gather_copies gather_after_recompute prefetch_recompute "
     "prefetch_backward reshard head_gathered_again replicated_tables master_shards recompute_whole_block",
     "replicated": "reduction gradient_bytes reduced_bytes reduce_each_micro_batch distributed_optimizer "
-    "parameter_overlap shard_gradients master_bytes exp_avg_bytes exp_avg_sq_bytes",
+    "parameter_overlap shard_gradients offloaded master_bytes exp_avg_bytes exp_avg_sq_bytes",
     "blocking": "blocking_reduction",
     "context": "context_exchange context_inside context_shards",
     "experts": "expert_shards expert_replicas dispatcher imbalance capacity_factor expert_overlap gathers_experts "
