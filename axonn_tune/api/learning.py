@@ -16,7 +16,7 @@ from axonn_tune.frameworks import find_framework
 from axonn_tune.frameworks.axonn_tune import AXONN_TUNE
 from axonn_tune.job import Job
 from axonn_tune.learning.evidence import Sample, Setup
-from axonn_tune.learning.setups import changes_of, searched
+from axonn_tune.learning.setups import changes_of, problem_of, searched
 from axonn_tune.learning.stated import OF_MODEL, CommandRun, read_run, shipped_twin
 from axonn_tune.ranking.compare import compare, with_layout
 from axonn_tune.ranking.inputs import Inputs, load_inputs
@@ -317,7 +317,8 @@ def compare_command(path: str | Path, *, machine: MachineLike | None = None, **o
     workload = setup.workload.model_copy(update={"overlaps": OVERLAPS})
     problem = replace(inputs.problem, framework=AXONN_TUNE, pipeline=False, workload=workload)
     name, own = Path(run.path).name, setup.workload
-    found = with_layout(compare(problem), setup.layout, setup.framework, workload=own, name=name)
+    found = compare(problem, of_run=problem_of(setup))
+    found = with_layout(found, setup.layout, setup.framework, workload=own, name=name)
     given = {"path": path, "machine": machine, **options}
     return CompareResult(
         found, replace(inputs, problem=problem), call_text("compare_command", given), tuple(said_of(run))

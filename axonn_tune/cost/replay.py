@@ -519,13 +519,14 @@ class Replay:
         return ChunkTimes(*passes_s, end_s, data_s, times * waited_s, saved_s)
 
     def passes_s(self, part: Stage, runs: Runs) -> Value:
-        """Both passes of one micro-batch through a chunk, as of `chunk`, s."""
+        """Both passes of one micro-batch through a chunk, as of `chunk`, less what they save beside each other, s."""
         blocks = self._blocks(runs)
         forward, backward = self._passes(self.schedule.micro_batch, blocks, part)
-        waited_s = self._waited_s(blocks, forward[1] + backward[1])
+        blocks_s = forward[1] + backward[1]
+        waited_s = self._waited_s(blocks, blocks_s)
         ahead_s = waited_s * blocks.ahead
         total_s: Value = forward[0][0] + ahead_s + (backward[0][0] + (waited_s - ahead_s))
-        return total_s
+        return total_s - self._saved_s(self.schedule.micro_batch, blocks, blocks_s)
 
     def least(self, *, exchanged: tuple[bool, ...], kept: bool) -> list[LeastTimes]:
         """Least times of all parts, without gathers for a backward pass; exchanged: with exchanges of context, and

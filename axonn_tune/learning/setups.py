@@ -16,7 +16,7 @@ from axonn_tune.job import Layout
 from axonn_tune.learning.evidence import Setup
 from axonn_tune.program.dimensions import broken_constraints
 from axonn_tune.ranking.choosing import search
-from axonn_tune.ranking.inputs import fewer_bytes
+from axonn_tune.ranking.inputs import compares_expert_overlap, fewer_bytes
 from axonn_tune.ranking.priced import Priced
 from axonn_tune.ranking.space import Problem
 from axonn_tune.recompute import needed_by
@@ -231,7 +231,8 @@ def changes_of(setup: Setup, price: Callable[[Setup], float], *, ranking: Priced
     if len(ranking):
         fastest = ranking.layout(0)
         words = f"the best layout of a search: {layout_words(fastest, flagged.framework)}"
-        best.append((words, replace(flagged, layout=fastest)))
+        chosen = ranking.problem_of(int(ranking.rows[0])).framework
+        best.append((words, replace(flagged, framework=chosen, layout=fastest)))
     stated = _arguments(setup)
     for words, changed in (*tried, *best):
         if changed.framework.name == setup.framework.name and possible(changed, within_bytes=limit):
@@ -299,12 +300,15 @@ def problem_of(stated: Setup) -> Problem:
     """The search for layouts of the same model, batch, framework and number of GPUs."""
     setup = with_own_flags(stated)
     stages = setup.framework.name != AXONN_TUNE.name or setup.layout.pipeline > 1
-    return Problem(
+    found = Problem(
         *(setup.model, setup.machine, setup.workload, setup.framework),
         gpus=setup.layout.grid.world,
         rank_by="iteration",
         pipeline="pipeline" in setup.framework.axes and stages,
     )
+    # A run with expert overlap is compared with what goes without it, too.
+    plain = replace(found, framework=found.framework.with_step(expert_overlap=False))
+    return replace(plain, compares_expert_overlap=True) if compares_expert_overlap(plain) else found
 
 
 def layout_words(one: Layout, framework: Framework) -> str:

@@ -244,7 +244,9 @@ class _Tried:
         for precision, limit_s in self._limits_s(columns, shapes).items():
             number = 0 if precision is None else self.problem.formats.index(precision)
             plain, least_s = Variant("none", precision=precision), np.full(len(shapes), np.inf)
-            mine = columns.precision == number
+            # Cut, it may fit with less recompute than it does as it is.
+            repeats = np.array([kind.recompute != "none" for kind in self.problem.variants])[columns.recompute]
+            mine = (columns.precision == number) & ~repeats
             np.minimum.at(least_s, columns.shape[mine], columns.least_merged_s[mine])
             fitting = [own.rows for kind, own in fittings.items() if kind.precision == precision]
             near = distinct(np.concatenate(fitting))[0]
@@ -329,7 +331,7 @@ def _balanced(priced: Priced, *, count: int) -> Priced:
     """The best row of each of the first grids balanced by time, and those of other grids that may then be the best of
     their number format: those that are faster so come behind the others, each of a shape of its own."""
     # Imported here: most searches have no pipeline, and start-up time is theirs.
-    from axonn_tune.ranking.balance import balanced
+    from axonn_tune.ranking.splits import best_split
 
     shapes, fittings, splits = priced.shapes, {**priced.fittings}, dict[int, tuple[int, ...]]()
     details, kinds = dict[int, Detail](), list(fittings)
@@ -344,7 +346,7 @@ def _balanced(priced: Priced, *, count: int) -> Priced:
         step_s = float(columns.iteration_s[row]) if columns.pending[row] else columns.exact_s(row)[0]
         below_s, limit_bytes = np.inf if place < number else best_s[precision], fittings[kind].limit_bytes
         job, layout = first.problem_of(row), first.layout(place)
-        one = balanced(job, layout, step_s=step_s, limit_bytes=limit_bytes, below_s=below_s)
+        one = best_split(job, layout, step_s=step_s, limit_bytes=limit_bytes, below_s=below_s)
         if one is None or one.parts is None:
             continue
         best_s[precision] = min(best_s[precision], one.iteration_s)

@@ -240,10 +240,11 @@ class Comparison:
         )
 
 
-def compare(problem: Problem) -> Comparison:
+def compare(problem: Problem, *, of_run: Problem | None = None) -> Comparison:
     """Find the best layout of each strategy by step time; NothingFeasibleError if none of any kind fits.
 
-    Axes, rank order and layers not resharded are pinned only for 4D; recompute and micro-batch for all.
+    Axes, rank order and layers not resharded are pinned only for 4D; recompute and micro-batch for all. of_run: the
+    search for a run's own framework, with its step.
     """
     stated = claims(problem.model, machine_name=problem.machine.name, gpus=problem.gpus)
     strategies = [*STRATEGIES, *([OF_THE_CLAIM] if any(one.what == GAIN for one in stated) else [])]
@@ -254,6 +255,8 @@ def compare(problem: Problem) -> Comparison:
     contenders = []
     for key, name, framework, wanted in strategies:
         asked = _problem_of(problem, find_framework(framework))
+        if of_run and of_run.framework.name == framework and not problem.request.same_kernels:
+            asked = of_run
         if asked.workload.format and asked.workload.precision not in asked.framework.formats:
             why = f"priced in {', '.join(('bf16', *asked.framework.formats))} only"
         else:

@@ -218,7 +218,7 @@ def compares_expert_overlap(problem: Problem) -> bool:
     """Whether the search compares layouts with expert overlap: by steps, where they can have it and nobody says
     whether."""
     step, asked = problem.framework.step, problem.request.expert_overlap
-    given = asked is not None or step.expert_overlap or step.shared_expert_overlap or problem.fully_pinned
+    given = asked is not None or step.expert_overlap or step.shared_expert_overlap
     if given or problem.rank_by != "iteration":
         return False
     try:

@@ -148,18 +148,10 @@ class Problem(Job):
 
     @property
     def splits(self) -> bool:
-        """Whether stages are balanced by time: the framework can be told the layers of each part, and is not yet.
-
-        One run's layout has the framework's own split.
-        """
+        """Whether splits of the layers by time are searched: the framework can be told one, and is not yet."""
         schedule, searched = self.framework.schedule, self.pipeline and self.rank_by == "iteration"
         free = schedule.layouts and schedule.uneven and not schedule.equal_chunks
-        return searched and free and self.parts is None and not self.fully_pinned
-
-    @property
-    def fully_pinned(self) -> bool:
-        """Whether all axes are pinned: one run's layout, of which only what is asked for differs from the default."""
-        return {*self.framework.axes} <= {*self.request.axes}
+        return searched and free and self.parts is None
 
     @property
     def mtp_part(self) -> int | None:

@@ -209,7 +209,10 @@ def test_a_search_has_the_better_of_layouts_with_overlap_and_without(
             grid = tuple(detail.grid.by_axis.values())
             best[grid] = min(best.get(grid, (math.inf, False)), (detail.iteration_s, detail.expert_overlap))
     first = sorted(best.values())[:10]
-    assert [step_s for step_s, _ in _places(found, 10)] == [step_s for step_s, _ in first]
+    # A search of one kind alone may miss a row that only fits with little recompute once it is cut into chunks.
+    steps = [step_s for step_s, _ in _places(found, 10)]
+    assert all(one <= other for one, (other, _) in zip(steps, first, strict=True))
+    assert steps[0] == first[0][0]
     assert any(overlap for _, overlap in first)
 
 
@@ -224,17 +227,15 @@ def test_a_search_has_the_better_of_layouts_with_overlap_and_without(
         ({"framework": "torchtitan"}, False),
         ({"pipeline": 4, "chunks": 1}, False),
         ({"set": {"step.shared_expert_overlap": True}}, False),
-        ({"x": 1, "z": 1, "pipeline": 1, "context": 1, "expert": 16, "expert_tensor": 1, "data": 16}, False),
+        ({"x": 1, "z": 1, "pipeline": 1, "context": 1, "expert": 16, "expert_tensor": 1, "data": 16}, True),
         ({"rank_by": "communication"}, False),
     ],
 )
 def test_overlap_is_compared_where_nobody_says_whether(given: dict[str, Any], *, compared: bool) -> None:
-    """Not where it is asked for or pinned away, or cannot be; nor of one run's layout, whose axes are all given."""
+    """Not where it is asked for or pinned away, or cannot be; but where every axis is pinned."""
     asked: dict[str, Any] = {"framework": "megatron-core"} | given
     problem = load_inputs(Request("qwen3-30b-a3b", gpus=16, machine="dgx-h200", batch=128, **asked)).problem
     assert problem.compares_expert_overlap == compared
-    if problem.fully_pinned:
-        assert not search(problem)[0].expert_overlap
 
 
 def test_a_layout_with_overlap_is_asked_for_again_by_its_options(tmp_path: Path) -> None:
