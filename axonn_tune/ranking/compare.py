@@ -15,7 +15,7 @@ from axonn_tune.errors import NothingFeasibleError
 from axonn_tune.frameworks import find_framework
 from axonn_tune.frameworks.axonn_tune import AXONN_TUNE
 from axonn_tune.frameworks.description import Framework
-from axonn_tune.grid import Grid, split_axes
+from axonn_tune.grid import RANK_AXES, Grid, split_axes
 from axonn_tune.job import Layout
 from axonn_tune.program.memory import memory_limit_bytes
 from axonn_tune.ranking.choosing import search
@@ -342,7 +342,7 @@ def _first(ranking: Priced, wanted: GridFilter) -> Detail | None:
 
 def _why_not(ranking: Priced, wanted: GridFilter) -> str:
     """What rejects the grids of a strategy: what the leanest needs, or the nearest change."""
-    refused = [grid for grid in ranking.rejected() if wanted(Grid(**grid.sizes, order=tuple(grid.sizes)))]
+    refused = [grid for grid in ranking.rejected() if wanted(Grid(**grid.sizes, order=RANK_AXES))]
     nearest = min(refused, key=lambda grid: (len(grid.reasons), grid.needed_bytes or float("inf")), default=None)
     fewest = [why for _, why in nearest.reasons] if nearest else []
     return ", ".join(fewest) or nearest_change(ranking.problem)
