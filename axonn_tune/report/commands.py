@@ -139,7 +139,8 @@ def pins(setup: Setup, *, machine: str, model: NamedModel = None) -> list[str]:
     if not (named := _model_words(setup, model)):
         return []
     axes = {axis: size for axis, size in one.grid.by_axis.items() if axis in framework.axes}
-    axes |= {"chunks": one.chunks} if one.chunks > 1 else {}
+    # Where a search may cut stages into chunks, one chunk is stated, too.
+    axes |= {"chunks": one.chunks} if one.chunks > 1 or (one.pipeline > 1 and framework.schedule.interleaved) else {}
     order = ",".join(axis for axis in one.grid.order if axis in framework.axes and axis != "pipeline")
     layout = layout_text(one.parts, mtp=setup.model.mtp_layers) if one.parts else None
     pinned = layout_pins(framework, axes, {**vars(one), **axes, "order": order, "pipeline_layout": layout})

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.running import run
+from tests.cli.running import good, run
 from tests.cli.test_documented import LEAVES
 
 SCRIPT = """\
@@ -167,3 +167,20 @@ def test_every_printed_command_of_larger_searches_runs(
     """Guards the same of searches that take longer."""
     monkeypatch.chdir(tmp_path)
     check(name, *MORE[name], tmp_path)
+
+
+def test_a_change_of_stages_costs_what_its_row_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards the pins of stages without interleaving: a command that left it open found other stages, and another step
+    and memory than the row of the change."""
+    monkeypatch.chdir(tmp_path)
+    parallel = "--tensor-model-parallel-size 2 --pipeline-model-parallel-size 2 --global-batch-size 64"
+    (tmp_path / "run.sh").write_text(SCRIPT.replace("--global-batch-size 64", parallel), "utf-8")
+    call = "explain --from-command run.sh --machine dgx-h100 --format json"
+    explained = json.loads(good(call).out)
+    good(explained["run"]["model_command"].removeprefix("axonn-tune "))
+    assert len(explained["changes"]) >= 3
+    for change in explained["changes"]:
+        words = [word for word in shlex.split(change["command"])[1:] if word not in ("-o", "run.sh")]
+        found = json.loads(good(shlex.join([*words, "--format", "json"])).out)["configs"][0]
+        assert found["iteration_s"] == pytest.approx(change["step_s"], rel=1e-6), words
+        assert found["memory_bytes"] == pytest.approx(change["memory_bytes"], rel=1e-6), words
