@@ -174,7 +174,8 @@ def _captured(observed: Observed, late: Adjust) -> str:
     if not steps:
         return ""
     scope = min(steps, key=steps.__getitem__)
-    return f" With --cuda-graphs {scope} the step is predicted to take {show_seconds(steps[scope])}."
+    took = show_seconds(steps[scope])
+    return f" With --cuda-graphs {scope}, and the host as late, the step is predicted to take {took}."
 
 
 def _between(

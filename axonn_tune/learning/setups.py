@@ -226,7 +226,7 @@ def changes_of(setup: Setup, price: Callable[[Setup], float], *, ranking: Priced
     tried = [(words, changed) for several in others for words, changed in several]
     tried += [] if fits else _savers(setup)
     if (flagged := with_own_flags(setup)) != setup:
-        tried.append(("the framework's default overlaps and sharding", flagged))
+        tried.append((_flags_changed(setup, flagged), flagged))
     best = []
     if len(ranking):
         fastest = ranking.layout(0)
@@ -288,12 +288,25 @@ def _flags(stated: Mapping[str, str], changed: Mapping[str, str]) -> str:
     return ", ".join(filter(None, (" ".join(added), f"without {' '.join(gone)}" if gone else "")))
 
 
+_OWN_FLAGS = ("sequence_parallel", "distributed_optimizer", "shard_gradients", "parameter_overlap")
+"""Options of the step that a search has as its framework's recipes do."""
+
+
 def with_own_flags(setup: Setup) -> Setup:
     """The run with all overlaps, and sharded as its framework's recipes have it."""
     plain = find_framework(setup.framework.name).step
-    names = ("sequence_parallel", "distributed_optimizer", "shard_gradients", "parameter_overlap")
-    framework = setup.framework.with_step(**{name: getattr(plain, name) for name in names})
+    framework = setup.framework.with_step(**{name: getattr(plain, name) for name in _OWN_FLAGS})
     return _with_overlaps(replace(setup, framework=framework), OVERLAPS)
+
+
+def _flags_changed(setup: Setup, flagged: Setup) -> str:
+    """What differs between a run and the same with its framework's own flags, by our names of it."""
+    before, now = setup.framework.step, flagged.framework.step
+    added = [name for name in now.overlaps if name in {*flagged.workload.overlaps} - {*setup.workload.overlaps}]
+    changed = {name: getattr(now, name) for name in _OWN_FLAGS if getattr(now, name) != getattr(before, name)}
+    words = [f"overlap {name} on" for name in added]
+    words += [f"{name} {'on' if on else 'off'}" for name, on in changed.items()]
+    return f"the framework's defaults: {', '.join(words)}"
 
 
 def problem_of(stated: Setup) -> Problem:

@@ -662,6 +662,8 @@ def _implied(source: _Source, framework: str, stated: Arguments, facts: Mapping[
         found["use_flash_attn"] = "False"
     if set(names_of("batch")) & stated.keys():
         found.pop("gradient_accumulation_steps", None)
+    if framework.endswith("-eager"):
+        found.pop("compile.components", None)
     return {
         name: value
         for name, value in {**found, **preset}.items()
@@ -880,7 +882,9 @@ def _with_flags(case: Case, stated: Arguments) -> Case:
     changes.update(_dispatch(stated, own=case.framework.name == "megatron-core") if case.model.has_experts else ())
     changes.update(_format_options(stated) if case.workload.format else ())
     wanted = {name: value for name, value in changes.items() if getattr(options, name) != value}
-    off = [name for name, flags in _OVERLAPS.items() if any(flag in stated and is_off(stated[flag]) for flag in flags)]
+    # "auto", as the Trainer of transformers fills it in, is a size above 0.
+    sure = {name: word for name, word in stated.items() if word.value.lower() != "auto"}
+    off = [name for name, flags in _OVERLAPS.items() if any(flag in sure and is_off(sure[flag]) for flag in flags)]
     kept = tuple(one for one in case.workload.overlaps if one not in off)
     return replace(
         case,

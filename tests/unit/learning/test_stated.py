@@ -447,10 +447,12 @@ def test_config_files_are_read_beside_the_script(tmp_path: Path) -> None:
         ('"stage": 2', {"data_parallel", "weight_gradient"}),
         ('"stage": 3, "overlap_comm": false', {"data_parallel", "weight_gradient"}),
         ('"stage": 3, "stage3_prefetch_bucket_size": 0', {"gather_prefetch"}),
+        ('"stage": 3, "stage3_prefetch_bucket_size": "auto"', set()),
     ],
 )
 def test_overlaps_of_deepspeed_are_those_of_its_config(zero: str, off: set[str], tmp_path: Path) -> None:
-    """Guards overlap_comm, which is on for stage 3 alone unless stated, and a bucket without room to prefetch into."""
+    """Guards overlap_comm, which is on for stage 3 alone unless stated, and a bucket without room to prefetch into,
+    as one that the Trainer of transformers sizes is not."""
     text = f'{{"train_batch_size": 64, "zero_optimization": {{{zero}}}}}'
     (tmp_path / "zero.json").write_text(text, "utf-8")
     read = read_run(tmp_path / "zero.json", given={"n_gpus": "64", "seq": "8192"}, model="llama3-8b").case(H100)
