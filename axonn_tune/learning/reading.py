@@ -30,6 +30,7 @@ from axonn_tune.specs.document import LARGEST_SIZE, read_yaml
 from axonn_tune.specs.launch import Launch
 from axonn_tune.specs.loading import load_document, read_bytes, read_text
 from axonn_tune.specs.machine import Machine, Source, Tier
+from axonn_tune.specs.model import Model
 from axonn_tune.specs.points import MatmulProbe, Probe
 from axonn_tune.specs.results import LAUNCH_NAME, SUMMARY_NAME, Measurements, Summary
 from axonn_tune.units import counted
@@ -293,7 +294,9 @@ def _with_dispatcher(run: CommandRun, machine: Machine) -> CommandRun:
 
 def _best_command(request: EvidenceRequest, stated: Mapping[str, Stated]) -> str:
     """The command that predicts the best layout of what is stated; capitals stand for what is not."""
-    known = {"framework": request.framework, "model": request.model, "machine": request.machine}
+    documents = {"model": request.model, "machine": request.machine}
+    known = {name: one.name if isinstance(one, Model | Machine) else one for name, one in documents.items()}
+    known |= {"framework": request.framework}
     known |= {option: stated[name].value for option, name in _OPTIONS if name in stated}
     words = [f"--{option} {known.get(option) or option.upper()}" for option in ("gpus", "model", "machine")]
     return " ".join(["axonn-tune explain", *words, *(f"--{one} {known[one]}" for one in _MORE if known.get(one))])

@@ -228,7 +228,8 @@ def test_the_same_run_on_one_node_tells_the_network_from_the_rest() -> None:
 
 
 def test_a_baseline_is_a_smaller_run() -> None:
-    """Guards the refusals: one on as many GPUs, and facts of a baseline that there is not."""
+    """Guards the refusals: one on as many GPUs, and facts of a baseline that there is not, and what a profile
+    that is a document, as the baseline's is, is called in a command."""
     step: dict[str, Any] = {"step_s": 1.0, "model": "nano", "machine": "dgx-h100", "framework": "fsdp"}
     facts = {"n_gpus": 16, "dp": 16, "gbs": 16, "seq": 64}
     with pytest.raises(UsageError, match=r"is on 16 GPUs and .* on 16: it has to be the run on fewer"):
@@ -236,6 +237,9 @@ def test_a_baseline_is_a_smaller_run() -> None:
     with pytest.raises(UsageError, match="--baseline-fact"):
         axonn_tune.diagnose(**step, facts=facts, baseline_facts={"n_gpus": 8})
     stated = "--gpus 16 --dp 16 --batch 16 --seq 64 --model nano --machine dgx-h100 --framework fsdp"
+    profile = load_machine("dgx-h100").document
+    with pytest.raises(UsageError, match=r"does not state n_gpus.* --machine dgx-h100 --framework fsdp$"):
+        axonn_tune.diagnose(**{**step, "machine": profile})
     missing = run(f"diagnose --step 1 {stated} --baseline one.log")
     assert (missing.code, "one.log" in missing.err) == (2, True)
 
