@@ -18,7 +18,9 @@ from dataclasses import dataclass
 from functools import cache, lru_cache
 from importlib.resources import files
 
+from axonn_tune.errors import suggest
 from axonn_tune.frameworks import registry
+from axonn_tune.request import LARGEST_SIZE
 
 OFF = frozenset({"false", "0", "no", "off", "none", "null", "", "auto", "[]"})
 """Values that leave an argument to its framework."""
@@ -31,7 +33,9 @@ class Key:
     also: its other names; where it is not modelled also other arguments with the same answer. `*` is any text. field:
     what it states, an axis or a size by our name; the first stated of a field counts. default: the framework's, said
     where it is assumed; `off`: a switch that is mentioned where it is on alone. plain: values that are priced, if not
-    all are. why: the reason why it is ignored or refused, or where another argument decides.
+    all are. why: the reason why it is ignored or refused, or where another argument decides. range: what the framework
+    takes, the first of several as the nearest: `1-` and `0-3` whole numbers, `0..1`, `>0` and `<0` numbers, `list`
+    several of them, else words.
     """
 
     name: str
@@ -41,6 +45,7 @@ class Key:
     plain: frozenset[str]
     status: str
     why: str
+    range: tuple[str, ...] = ()
 
     def is_silent(self, value: str) -> bool:
         """Whether nothing is to be said about this value."""
@@ -50,6 +55,44 @@ class Key:
         if self.default == "True" or text in OFF:
             return (text not in OFF) == (self.default == "True")
         return all(word in self.plain | {self.default.lower()} for word in re.findall(r"[\w.+-]+", text))
+
+    def misfit(self, value: str) -> str:
+        """What a value outside of the range must be, with the nearest word; "" for one inside, and for none at all."""
+        parts = re.split(r"[\s,\[\]]+", value.strip("[] ")) if "list" in self.range else [value.strip()]
+        ranges = [one for one in self.range if one != "list"]
+        if not ranges or all(part.lower() in _UNSET or any(_fits(part, one) for one in ranges) for part in parts):
+            return ""
+        words = [one for one in ranges if one[0].isalpha()]
+        wanted = ", ".join(words) if words else ", or ".join(map(_in_words, ranges))
+        return wanted + suggest(value, words)
+
+
+_UNSET = ("", "none", "null", "auto")
+
+
+def _fits(value: str, range_: str) -> bool:
+    """Whether a value lies in one of the ranges of an argument; digits are 0 to 9."""
+    if whole := re.fullmatch(r"(\d+)-(\d*)", range_):
+        plain = re.fullmatch(r"([0-9]{1,15})(?:\.0*)?", value.replace(",", "").replace("_", ""))
+        return plain is not None and int(whole[1]) <= int(plain[1]) <= int(whole[2] or LARGEST_SIZE)
+    if not (bounds := re.fullmatch(r"([<>]|\d+\.\.)(\d*)", range_)):
+        return value.lower() == range_
+    if not re.fullmatch(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)(e[+-]?[0-9]{1,2})?", value.lower()):
+        return False
+    number, beyond = float(value), float(bounds[2] or "inf")
+    if bounds[1] in "<>":
+        return number < beyond if bounds[1] == "<" else number > beyond
+    return float(bounds[1].rstrip(".")) <= number <= beyond and number < float("inf")
+
+
+def _in_words(range_: str) -> str:
+    """A range as a message has it."""
+    if whole := re.fullmatch(r"(\d+)-(\d*)", range_):
+        return f"a whole number from {whole[1]} to {int(whole[2] or LARGEST_SIZE):,}"
+    if range_[0] in "<>":
+        return f"a number {'above' if range_[0] == '>' else 'below'} {range_[1:]}"
+    least, between, most = range_.partition("..")
+    return f"a number from {least} {f'to {most}' if most else 'up'}" if between else range_
 
 
 def records(name: str) -> Iterator[dict[str, str]]:
@@ -63,8 +106,13 @@ def records(name: str) -> Iterator[dict[str, str]]:
 def table(name: str) -> tuple[Key, ...]:
     """The keys of a table."""
     return tuple(
-        Key(key, tuple(also.split()), field, default, frozenset(plain.lower().split()), status, why)
-        for key, also, field, default, plain, status, why in map(dict.values, records(name))
+        Key(
+            one["key"],
+            tuple(one["also"].split()),
+            *(one["field"], one["default"], frozenset(one["plain"].lower().split()), one["status"], one["why"]),
+            range=tuple((one.get("range") or "").split()),
+        )
+        for one in records(name)
     )
 
 

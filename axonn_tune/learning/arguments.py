@@ -236,14 +236,9 @@ def stated_count(arguments: Arguments, *names: str) -> Stated | None:
     for name in names:
         stated = arguments.get(name)
         value = stated.value.replace(",", "").replace("_", "") if stated else ""
-        if stated is not None and re.fullmatch(r"\d{1,15}(?:\.0*)?", value) and float(value) >= 1:
+        if stated is not None and re.fullmatch(r"[0-9]{1,15}(?:\.0*)?", value) and float(value) >= 1:
             return Stated(int(float(value)), stated.line)
     return None
-
-
-def is_miscounted(field: str, value: str) -> bool:
-    """Whether a value of a field is no whole number though it must be one: neither unset nor -1, which is filled in."""
-    return field in _WHOLE and value.lower() not in (*OFF, "-1") and stated_count({"": Stated(value, 0)}, "") is None
 
 
 _OF_EXPERTS = ("expert_model_parallel_size", "expert_parallel_degree")

@@ -67,7 +67,7 @@ class _Reading:
     def text(self, name: str) -> str:
         """The value of an argument, "" where it is off."""
         stated = self._arguments.get(name, _NOTHING)
-        return "" if is_off(stated) else str(stated.value)
+        return "" if is_off(stated) and stated.value != "[]" else str(stated.value)
 
     def number(self, name: str, default: int) -> int:
         """A whole number from 0, the default where it is off or -1; ValueError for what is none."""
@@ -129,7 +129,7 @@ class _Reading:
         if "latent" not in found and is_on(self._arguments.get("qk_layernorm", _NOTHING)):
             found["qk_norms"] = True
         share = self.text("rotary_percent")
-        if share and re.fullmatch(r"0?\.\d+|[01](\.0*)?", share) and float(share) < 1:
+        if share and float(share) < 1:
             found["rotary_share"] = float(share)
         if self._arguments.get("position_embedding_type", _NOTHING).value == "none":
             found["rotary_share"] = 0
@@ -162,7 +162,7 @@ class _Reading:
             latent_width=self.number("moe_latent_size", 0) or None,
             score="softmax" if softmax in ("", "softmax") else "sigmoid",
             normalized=not (pre and topk > 1),
-            scaling=float(scaling) if re.fullmatch(r"\d{1,6}(\.\d{1,9})?", scaling) and float(scaling) else None,
+            scaling=(float(scaling) or None) if scaling else None,
             score_bias=is_on(self._arguments.get("moe_router_enable_expert_bias", _NOTHING)) or None,
             groups=groups,
             chosen_groups=self.number("moe_router_group_topk", 1) if groups > 1 else 1,
@@ -180,9 +180,11 @@ class _Reading:
     def _marks(self, name: str, marked: Callable[[int, int], bool]) -> Sequence[bool | None]:
         """Marks of all layers: of a list, or of every so-manieth layer; None of each where nothing is stated."""
         text, count = self.text(name), self._model.layers
+        if name == "moe_layer_freq" and self._arguments.get(name, _NOTHING).value == "0":
+            raise ValueError(f"{name}: is 0, neither a whole number from 1 nor a list of 0 and 1; nearest: 1")
         if not text:
             return [None] * count
-        if text.isdecimal() and len(text) < 6 and "[" not in text:
+        if text.isascii() and text.isdecimal() and len(text) < 6 and "[" not in text:
             return [marked(layer, int(text)) for layer in range(count)]
         try:
             found = _evaluated(ast.parse(text if "[" in text else f"[{','.join(text.split())}]", mode="eval").body)

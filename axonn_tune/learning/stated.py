@@ -47,7 +47,6 @@ from axonn_tune.learning.arguments import (
     StatedRun,
     beside_others,
     columns_of,
-    is_miscounted,
     is_off,
     is_on,
     is_same,
@@ -368,6 +367,10 @@ class CommandRun(StatedRun):
     def of_log(self, log: StatedRun, arguments: Arguments) -> Self:
         """The same run as a log has it: with its columns, and its arguments over those of the file."""
         said = {name: replace(one, line=0) for name, one in self.arguments.items()}
+        # What no framework takes says nothing of the run.
+        arguments = {
+            name: one for name, one in arguments.items() if not (key := find(name)) or not key.misfit(one.value)
+        }
         return replace(self, path=log.path, lines=log.lines, columns=log.columns, arguments={**said, **arguments})
 
     def model(self) -> Model:
@@ -395,6 +398,7 @@ class CommandRun(StatedRun):
         if isinstance(found, str):
             raise self._wrong(found)
         case = self._with_format(replace(found, model=self.model()))
+        self._check_stages(case)
         return self._with_experts(_with_flags(case, self.arguments))
 
     def elsewhere(self, case: Case) -> Iterator[str]:
@@ -405,6 +409,18 @@ class CommandRun(StatedRun):
         named = f"{gpu} {read_text(path, limit_bytes=DOCUMENT_BYTES) if path.is_file() else ''}"
         if (words := stand_in(named)) and words.split()[0] not in case.machine.accelerator.name.upper():
             yield words
+
+    def _check_stages(self, case: Case) -> None:
+        """DocumentError for layers that do not divide where Megatron-LM needs equal parts."""
+        layers, parts = case.model.layers, case.row.pipeline * case.row.interleave
+        equal = {"megatron", "megatron_axonn", "nemo"} & {*own_tables(self.software)}
+        if parts > 1 and layers % parts and not case.row.parts and equal and self.software != "megatron-deepspeed":
+            near = [size for size in (layers // parts * parts, -(-layers // parts) * parts) if size]
+            words = (
+                f"layers: {layers} are not divisible by pp {case.row.pipeline} x vpp {case.row.interleave} = {parts}"
+            )
+            other = ", or --pipeline-model-parallel-layout or --decoder-first-pipeline-num-layers with other stages"
+            raise self._wrong(f"{words}; nearest: {' or '.join(map(str, near))}{other}")
 
     def _with_format(self, case: Case) -> Case:
         """The case in a format below 16 bits, if one is stated; DocumentError where the accelerator has none."""
@@ -603,10 +619,10 @@ def _unpriced(
                 refused.append(Problem(written, why, stated.line))
         elif key.status == "refused" and not key.is_silent(value):
             refused.append(Problem(written, key.why, stated.line))
-        elif key.status == "modelled" and is_miscounted(key.field, value):
+        elif key.status == "modelled" and (wanted := key.misfit(value)):
             given = "$" in value or columns_of({key.name: Stated("1", 0)}).keys() & facts.keys()
             bare = written.startswith("-") and value == "True"
-            why = "has no value: it is a whole number from 1" if bare else f"is {value!r}, not a whole number from 1"
+            why = f"has no value: it is {wanted}" if bare else f"is {value!r}, not {wanted}"
             refused += [] if given else [Problem(written, why, stated.line)]
         elif not key.is_silent(value):
             switch = written.startswith("-") and stated.value == "True"
@@ -976,7 +992,8 @@ def _dispatch(stated: Arguments, *, own: bool) -> Iterator[tuple[str, object]]:
         if is_on(stated.get(name, _NOTHING)):
             yield option, True
     factor = stated.get("moe_expert_capacity_factor", _NOTHING).value
-    if re.fullmatch(r"\d{1,3}(\.\d{1,6})?", factor) and float(factor):
+    # Megatron-Core takes one below 0 for none.
+    if factor and factor.lower() not in OFF and float(factor) > 0.0:
         yield "capacity_factor", float(factor)
 
 

@@ -23,6 +23,20 @@ RECORDED = {
 }
 """Releases whose names tools/frameworks/argument_names.py recorded, and the framework whose tables have them."""
 
+WHOLE = {"x", "y", "z", "pipeline", "chunks", "context", "batch", "micro_batch", "seq", "layers", "hidden", "heads"}
+WHOLE |= {
+    "head_dim",
+    "ffn",
+    "vocab",
+    "experts",
+    "expert",
+    "expert_tensor",
+    "experts_per_token",
+    "kv_rank",
+    "mtp_layers",
+}
+"""Fields that are whole numbers."""
+
 COSTS = re.compile(
     r"fp8|fp4|offload|recompute|checkpoint_activ|fusion|fused|overlap|cuda_graph|quantiz|compile|dtype|precision_aware|"
     r"parallel|shard|bucket|window_size|dropout|num_layers|hidden_size|vocab_size|batch_size|optimizer$"
@@ -63,6 +77,8 @@ def test_tables_are_whole(name: str) -> None:
         assert key.field or key.status != "modelled", key.name
         assert key.why or key.status != "modelled" or not key.plain, key.name
         assert all(len(part) > 3 for part in (key.name, *key.also) if "*" in part), key.name
+        assert key.range or key.field not in WHOLE or key.default in ("True", "False"), key.name
+        assert not key.range or (key.misfit("nan") and key.misfit("٣") and not key.misfit(key.default)), key.name
         # Where another argument decides, that one is not passed over.
         if decides := re.match(r"of (?:experts, which )?(--[\w-]+)", key.why):
             other = find(decides[1].lstrip("-").replace("-", "_"))
@@ -226,7 +242,7 @@ def test_recompute_that_megatron_core_refuses_is_refused(flags: str, argument: s
         ("--moe-flex-dispatcher-backend deepeep", "--moe-flex-dispatcher-backend deepeep: .* did you mean 'deepep'?"),
         ("--cp-comm-type p2pp", "--cp-comm-type p2pp: must be .* did you mean 'p2p'?"),
         ("--bf16 --fp16", "--fp16: fp16 and bf16 cannot be used together"),
-        ("--num-experts --moe-router-topk 2", "--num-experts: has no value: it is a whole number from 1"),
+        ("--num-experts --moe-router-topk 2", "--num-experts: has no value: it is a whole number from 0"),
     ],
 )
 def test_a_refusal_has_the_flag_as_typed_and_the_nearest_value(flags: str, said: str, tmp_path: Path) -> None:

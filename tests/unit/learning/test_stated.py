@@ -57,6 +57,7 @@ def sizes(run: CommandRun) -> dict[str, int]:
 
 
 EP = "--expert-model-parallel-size"
+PP, OVERLAP = "--pipeline-model-parallel-size", "--overlap-moe-expert-parallel-comm"
 
 
 @pytest.mark.parametrize(
@@ -321,13 +322,25 @@ TP, BATCH = "--tensor-model-parallel-size", "run.sh:2: gbs: the global batch, 60
         (f"A=1\n{CORE.replace('size 64', 'size 60')}", DocumentError, BATCH),
         (f"A=1\n{CORE} --seq-length 2k", DocumentError, "run.sh:2: --seq-length: is '2k', not a whole number from 1"),
         (f"T=1\n{CORE} --num-experts 8 --moe-router-topk 9", DocumentError, "run.sh:2: moe_router_topk: is 9, but"),
-        (f"{CORE} --num-experts 8 --moe-router-topk two", DocumentError, "run.sh:1: moe_router_topk: must be a whole"),
-        (f"{CORE} --num-experts 8 --moe-router-topk -8", DocumentError, "must be a whole number, not '-8'"),
+        (f"{CORE} --num-experts 8 --moe-router-topk two", DocumentError, "--moe-router-topk: is 'two', not a whole"),
+        (f"{CORE} --num-experts 8 --moe-router-topk -8", DocumentError, "is '-8', not a whole number from 1"),
         (f"{CORE} --num-experts 8 {EP} 3", DocumentError, "experts (8) is not divisible by EP = 3"),
         (f"{CORE} {EP} 8", DocumentError, "ep: is 8, but the model has no experts"),
         (f"{CORE} --num-experts 8 --moe-layer-freq [1]*3", DocumentError, "has 3 marks, but there are 32 layers"),
         (f"{CORE} --num-experts 8 --moe-layer-freq __import__", DocumentError, "not a list of 0 and 1"),
         (f"{CORE} --hybrid-layer-pattern MG", DocumentError, "layers 'G' are not modelled, only M, *, -, E"),
+        (f"{CORE} --num-experts 8 --moe-layer-freq []", DocumentError, "has 0 marks, but there are 32 layers"),
+        (f"{CORE} --num-experts 8 --moe-layer-freq 0", DocumentError, "is 0, neither a whole number from 1 nor"),
+        (f"{CORE} --moe-expert-capacity-factor nan", DocumentError, "is 'nan', not a number above 0"),
+        (f"{CORE} --moe-expert-capacity-factor 0", DocumentError, "is '0', not a number above 0"),
+        (f"{CORE} --moe-shared-expert-intermediate-size -2", DocumentError, "is '-2', not a whole number from 0"),
+        (f"{CORE} --kv-channels -1", DocumentError, "run.sh:1: --kv-channels: is '-1', not a whole number from 1"),
+        (f"{CORE} --kv-lora-rank 0", DocumentError, "--kv-lora-rank: is '0', not a whole number from 1"),
+        (f"{CORE} --mtp-num-layers ٣", DocumentError, "--mtp-num-layers: is '٣', not a whole number from 0"),
+        (f"{CORE} --exp-avg-dtype fp9", DocumentError, "--exp-avg-dtype: is 'fp9', not fp32"),
+        (f"{CORE} --rotary-percent 2", DocumentError, "--rotary-percent: is '2', not a number from 0 to 1"),
+        (f"{CORE.replace('layers 32', 'layers 33')} {PP} 4", DocumentError, "nearest: 32 or 36, or --"),
+        (f"{CORE} --num-experts 8 {EP} 2 {PP} 2 {OVERLAP}", DocumentError, "must be specified with overlap_moe_expert"),
         (f"{CORE} --window-size x", DocumentError, "window_size: is 'x', not two whole numbers such as 127,0"),
         (f"{CORE} --bf16 --fp8-format e4m3 --fp8-recipe mxfp8", DocumentError, "has no mxfp8; it has"),
         (CORE.replace("--num-attention-heads 32", "--num-attention-heads 31"), None, ""),
