@@ -162,9 +162,9 @@ def _check_formats(problem: Problem) -> None:
 
 def unpriced_experts(framework: Framework, model: Model) -> str:
     """Why a framework's layouts of a model with experts are not priced, "" where they are."""
-    having = [name for name, one in registry().items() if any(one.step.folding)]
     if not model.has_experts or any(framework.step.folding):
         return ""
+    having = [name for name, one in registry().items() if any(one.step.folding)]
     return f"{model.name}: experts are not priced for {framework.title}; they are for {', '.join(having)}"
 
 

@@ -245,10 +245,10 @@ class Priced:
         values = {name: value[shape] if isinstance(value, np.ndarray) else value for name, value in every}
         values |= {"kept": kept, "unkept": float(model.layers) - kept}
         if len(self.programs[kind].blocks) > 1:
-            from axonn_tune.cost.pipeline import parts_of
-
             parts: tuple[int, ...] = (model.layers,)
             if layout.pipeline > 1:
+                from axonn_tune.cost.pipeline import parts_of
+
                 parts = parts_of(self.problem, layout.pipeline, layout.chunks, layout.parts)
             chunks = [(as_runs(one), 1.0) for one in contents_of(model, parts, layout.mtp_part)]
             values["repeated"] = float(layout.recompute_layers or 0)

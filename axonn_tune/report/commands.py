@@ -23,7 +23,6 @@ from axonn_tune.specs.document import Document
 from axonn_tune.specs.loading import is_shipped
 from axonn_tune.specs.model import Model
 from axonn_tune.specs.workload import Workload
-from axonn_tune.stages import layout_text
 
 if TYPE_CHECKING:
     from axonn_tune.learning.evidence import Setup
@@ -142,6 +141,9 @@ def pins(setup: Setup, *, machine: str, model: NamedModel = None) -> list[str]:
     # Where a search may cut stages into chunks, one chunk is stated, too.
     axes |= {"chunks": one.chunks} if one.chunks > 1 or (one.pipeline > 1 and framework.schedule.interleaved) else {}
     order = ",".join(axis for axis in one.grid.order if axis in framework.axes and axis != "pipeline")
+    # Imported here: most layouts have no parts, and start-up time is theirs.
+    from axonn_tune.stages import layout_text
+
     layout = layout_text(one.parts, mtp=setup.model.mtp_layers) if one.parts else None
     pinned = layout_pins(framework, axes, {**vars(one), **axes, "order": order, "pipeline_layout": layout})
     # A search with overlap of dispatch has layouts that cannot have it, too: asked for alone, they are refused.

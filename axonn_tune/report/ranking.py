@@ -827,9 +827,10 @@ def formats_remarks(ranked: Priced) -> list[str]:
     """What the best layout of each number format saves, of time and memory, over that of the first that fits."""
     best = {name: (place, ranked[place]) for name, place in ranked.best_by_format.items()}
     if len(best) < 2:
+        if not ranked.problem.formats or ranked.problem.framework.formats:
+            return []
         others = ", ".join(name for name, one in registry().items() if len(one.formats) > 1)
-        alone = ranked.problem.formats and not ranked.problem.framework.formats
-        return [f"{ranked.problem.framework.title} is priced in bf16 alone; with formats: {others}."] if alone else []
+        return [f"{ranked.problem.framework.title} is priced in bf16 alone; with formats: {others}."]
     (first, (at, base)), *others_best = best.items()
     said = [f"{first} at best: {show_seconds(base.iteration_s)} a step, {show_bytes(base.memory_bytes)} (#{at + 1})."]
     for name, (place, one) in others_best:

@@ -126,7 +126,7 @@ def test_slow_libraries_are_imported_where_they_are_used() -> None:
     assert not [str(one) for one in all_imports() if one.at_import and one.library in ONLY_INSIDE_FUNCTIONS]
 
 
-@pytest.mark.parametrize("line", ["--help", "--gpus 1024 --model 80b -o launch.yaml"])
+@pytest.mark.parametrize("line", ["--help", "--gpus 1024 --model 80b", "--gpus 1024 --model 80b -o launch.yaml"])
 def test_heavy_libraries_stay_unloaded(line: str, tmp_path: Path) -> None:
     """Guards start-up time: each of these costs more than the whole search, which needs no table of other names."""
     command = [sys.executable, "-X", "importtime", "-m", "axonn_tune", *line.split()]
@@ -135,3 +135,5 @@ def test_heavy_libraries_stay_unloaded(line: str, tmp_path: Path) -> None:
     loaded = set(re.findall(r"^import time:.*\| +(\S+)$", done.stderr, flags=re.MULTILINE))
     assert "axonn_tune.cli.main" in loaded
     assert not {"pandas", "plotly", "scipy", "torch", "axonn_tune.frameworks.names"} & loaded
+    others = {f"axonn_tune.frameworks.{name}" for name in ("command", "megatron_core", "torchtitan", "deepspeed")}
+    assert "-o" in line or not {"axonn_tune.cost.pipeline", "axonn_tune.stages", *others} & loaded
