@@ -168,7 +168,7 @@ def _layout(text: str) -> str:
 def _imbalance(text: float | str) -> float:
     """A token imbalance of 1 or more; UsageError for what is none, with the nearest."""
     try:
-        number = float(text)
+        number = float(text) if str(text).isascii() else math.nan
     except ValueError:
         number = math.nan
     if not 1.0 <= number <= MOST_TIMES:

@@ -20,7 +20,7 @@ LONGEST = 5_000
 """Longest layout, in characters, as given and with repeats written out; that of 126 layers in 64 parts has some 200."""
 _SHOWN = 80
 _LETTERS = {"embedding": "E", "decoder": "t", "mtp": "m", "loss": "L"}
-_REPEATS = (r"\(([^)]+)\)\*(\d+)", r"(.)\*(\d+)")
+_REPEATS = (r"\(([^)]+)\)\*([0-9]+)", r"(.)\*([0-9]+)")
 """Repeats of groups, then of letters, each written out once from left to right: groups hold no groups."""
 
 
@@ -78,7 +78,7 @@ def _rows(layout: str) -> list[str]:
     for pattern in _REPEATS:
         length = len(text)
         for one in re.finditer(pattern, text):
-            length += len(one[1]) * (int(one[2]) if len(one[2]) < len(str(LONGEST)) else LONGEST)
+            length += len(one[1]) * (int(one[2]) if len(one[2]) <= len(str(LONGEST)) else LONGEST)
             if length > LONGEST:
                 raise _error(layout, f"{_short(one[0])!r} is more than {LONGEST:,} characters when written out")
         text = re.sub(pattern, lambda one: one[1] * int(one[2]), text)
@@ -109,7 +109,7 @@ def _constraints(
     for part, row in enumerate(rows, 1):
         other = next((letter for letter in row if letter not in _LETTERS.values()), "")
         known = ", ".join(f"{letter} {name}" for name, letter in _LETTERS.items())
-        yield other != "", f"{other!r} in part {part} is no layer: {known}"
+        yield other != "", f"{other!r} in part {part} is no layer: {known}, as in Et*4|t*4L"
     yield len(rows) % (stages or 1) > 0, f"{stages} stages do not divide its {len(rows)} parts"
     yield not rows[0].startswith("E"), f"part 1 is {_short(rows[0])!r}: it must begin with E, the embedding"
     yield not rows[-1].endswith("L"), f"part {len(rows)} is {_short(rows[-1])!r}: it must end with L, the loss"

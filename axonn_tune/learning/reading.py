@@ -102,6 +102,8 @@ class EvidenceRequest:
                 raise UsageError(f"--fact {words}: write COLUMN=VALUE, as in tp=8")
             pairs.append((column, value))
         found = {ALSO.get(column, column): cell_text(value) for column, value in pairs}
+        if isinstance(self.facts, Mapping):
+            found = {name: value for name, value in found.items() if name not in COUNTS or value.lower() not in SILENT}
         if unknown := [name for name in found if name not in COLUMNS]:
             why = why_unpriced(unknown[0]) or f"no such column{suggest(unknown[0], COLUMNS)}"
             raise UsageError(f"--fact {unknown[0]}: {why}")
@@ -111,7 +113,7 @@ class EvidenceRequest:
 
     def _check(self, name: str, value: str) -> None:
         """UsageError for a count, word or accelerator that is none, and a size that the given model has not."""
-        count = meaning(name, value) if name in COUNTS and value.lower() not in SILENT else 1
+        count = meaning(name, value) if name in COUNTS else 1
         if not (isinstance(count, int) and 1 <= count <= LARGEST_SIZE):
             near = f"; nearest valid: {min(max(count, 1), LARGEST_SIZE)}" if isinstance(count, int) else ""
             raise UsageError(f"--fact {name}={value}: not a whole number from 1 to {LARGEST_SIZE:,}{near}")

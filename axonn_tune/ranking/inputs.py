@@ -55,6 +55,8 @@ def load_inputs(request: Request) -> Inputs:
     framework = find_framework(named) if isinstance(named, str) else named
     if settings["step"]:
         framework = framework.with_step(**dict(map(_step_setting, settings["step"])))
+    if request.shard_optimizer is False and framework.step.distributed_optimizer:
+        framework = _without_sharded_optimizer(framework)
     if request.grad_reduce_in_bf16 or request.use_precision_aware_optimizer:
         framework = with_types(framework, request, workload)
     if request.cuda_graphs:
@@ -126,6 +128,10 @@ def check(problem: Problem) -> None:
         raise UsageError(f"{framework.option('chunks')} {request.chunks} is for several pipeline stages, {stages}")
     if request.kept_layers and not framework.keeps_layers:
         raise UsageError(f"--kept-layers {request.kept_layers}: {framework.title} reshards every layer after forward")
+    chunks = 1 if problem.parts is not None else request.axes.get("pipeline", 1) * (request.chunks or 1)
+    if request.recompute_layers and request.recompute_layers > (most := -(-problem.model.layers // chunks)):
+        has = f"{problem.model.name} has {problem.model.layers} layers" + (f" in {chunks} chunks" * (chunks > 1))
+        raise UsageError(f"--recompute-layers {request.recompute_layers}: {has}; nearest valid: {most}")
     if request.recompute_layers and request.recompute == "none":
         raise UsageError(f"--recompute-layers {request.recompute_layers}: --recompute none recomputes nothing")
     if lacking := {*needed_by(request.recompute or "none")} - {*problem.model.parts}:
@@ -183,6 +189,13 @@ def _check_axes(problem: Problem, pins: dict[str, int]) -> None:
     others = [name for name, one in registry().items() if axis in one.columns and one.launch]
     advice = f"; frameworks that do: {', '.join(others)}" if others else ""
     raise UsageError(f"{framework.option(axis)} {pins[axis]}: {framework.title} has no {what}; it has {known}{advice}")
+
+
+def _without_sharded_optimizer(framework: Framework) -> Framework:
+    """A framework with optimizer states on every rank of data; UsageError if it has no choice."""
+    if not framework.precision_aware:
+        raise UsageError(f"--no-shard-optimizer: {framework.title} always shards optimizer states")
+    return framework.with_step(distributed_optimizer=False, parameter_overlap=False)
 
 
 def with_types(framework: Framework, request: Request, workload: Workload) -> Framework:
@@ -249,6 +262,7 @@ def check_expert_overlap(problem: Problem) -> None:
         (delayed and not step.expert_overlap, "needs --expert-overlap"),
         (step.dispatcher == "allgather", "all-gathers cannot overlap; alltoall, deepep and hybridep can"),
         (shared and step.expert_overlap, "step.shared_expert_overlap excludes it"),
+        (shared and "shared experts" not in model.parts, f"{model.name} has no shared experts"),
         (shared and "shared_experts" in modules_of(repeats), "excludes recompute of shared_experts"),
     )
     merged = (

@@ -384,7 +384,7 @@ def first_problem(error: ValueError) -> str:
     """An error in words, or the first of a document that is built in Python."""
     if isinstance(error, ValidationError):
         first = error.errors()[0]
-        return f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
+        return ": ".join(filter(None, (".".join(map(str, first["loc"])), _message(first))))
     return str(error)
 
 

@@ -123,6 +123,7 @@ _BLOCKS = {
     **dict.fromkeys(("E", "moe"), "moe"),
 }
 """What layers of hybrids are called."""
+_MOST_SHARED = 64
 _COUNTS = ("num_local_experts", "n_routed_experts", "num_experts")
 _ATTENDS = {"full_attention": True, "sliding_attention": False, "chunked_attention": False}
 """Types of layers, and whether they attend to the whole sequence."""
@@ -379,9 +380,14 @@ def _experts(config: _Config, keys: _ExpertKeys) -> dict[str, Plain]:
             config.report(
                 key, f"{found!r:.40}, but {count} is {config.value(count)!r:.40}: one number of experts is needed"
             )
-    width, shared = config.size(keys.width), 0
+    width, shared, score = config.size(keys.width), 0, config.value("scoring_func") or keys.score
+    if score not in ("softmax", "sigmoid"):
+        config.report("scoring_func", f"must be softmax or sigmoid, not {score!r:.40}")
     if keys.shared:
-        shared = config.size(keys.shared, absent=0, least=0) * (width if keys.shared.startswith("n_") else 1)
+        number = config.size(keys.shared, absent=0, least=0)
+        if keys.shared.startswith("n_") and number > _MOST_SHARED:
+            config.report(keys.shared, f"{number:,} shared experts, more than {_MOST_SHARED}")
+        shared = number * (width if keys.shared.startswith("n_") else 1)
     grouped = config.value("topk_method") != "greedy"
     return {
         "count": config.size(count),
@@ -389,7 +395,7 @@ def _experts(config: _Config, keys: _ExpertKeys) -> dict[str, Plain]:
         "width": width,
         "shared_width": shared,
         "latent_width": config.value("moe_latent_size") and config.size("moe_latent_size"),
-        "score": keys.score,
+        "score": score,
         "normalized": config.flag("norm_topk_prob", absent=True),
         "scaling": config.number(("routed_scaling_factor",)),
         "score_bias": keys.score_bias,

@@ -17,7 +17,6 @@ from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
 from pydantic import (
     Field,
-    PositiveFloat,
     SerializerFunctionWrapHandler,
     WithJsonSchema,
     field_validator,
@@ -29,9 +28,10 @@ from axonn_tune.errors import suggest
 from axonn_tune.specs.document import LARGEST_SIZE, Document, Size
 
 MODEL_SCHEMA = "axonn-tune/model/1"
-MOST_LAYERS, MOST_TYPES, MOST_EXPERTS = 10_000, 64, 65_536
-"""Of a pattern, a model and a layer: several times those of any model."""
+MOST_LAYERS, MOST_TYPES, MOST_EXPERTS, MOST_PREDICTING = 1_000, 64, 65_536, 32
+"""Of a pattern, a model, a layer and multi-token prediction: several times those of any model."""
 
+PositiveFloat = Annotated[float, Field(gt=0, le=1e15, allow_inf_nan=False)]
 _Part = Annotated[float, Field(ge=0, le=1)]
 _Layers = Annotated[
     Size, WithJsonSchema({"anyOf": [{"type": "integer", "minimum": 1}, {"type": "string", "minLength": 1}]})
@@ -132,6 +132,8 @@ class LayerType(Document):
             raise ValueError("attention and mlp are both false: the layer is empty")
         if self.latent is not None and self.head_dim is not None:
             raise ValueError("head_dim is given, but latent attention has nope_dim, rope_dim and value_dim")
+        if self.latent is not None and self.kv_heads is not None:
+            raise ValueError("kv_heads is given, but latent attention has as many key as query heads")
         return self
 
 
@@ -378,7 +380,7 @@ class Model(Document):
         default={},
         description="Layer types by name; what one does not say is as above. Without any, all are alike.",
     )
-    mtp_layers: Annotated[int, Field(ge=0, le=MOST_LAYERS)] = Field(
+    mtp_layers: Annotated[int, Field(ge=0, le=MOST_PREDICTING)] = Field(
         default=0,
         description="Multi-token prediction: further layers, each of the last type, and of the last with attention "
         "if that has none, with a projection.",

@@ -94,6 +94,18 @@ CALLS = [
     (f"{EXPERTS} --set step.expert_replicas=nan", 2, "step.expert_replicas='nan': known: x, z, context, data"),
     (f"{CORE} --set step.selective=mlp.fc3", 2, "did you mean 'mlp.fc2'?"),
     (f"{CORE} --set step.replicated_tables=heads", 2, "did you mean 'head'?"),
+    (f"{CORE} --recompute full --recompute-layers 99", 2, "llama3-70b has 80 layers; nearest valid: 80"),
+    (
+        "--gpus 8 --model mixtral-8x7b --framework megatron-core --set step.shared_expert_overlap=true",
+        2,
+        "no shared exp",
+    ),
+    (f"{H100} --framework deepspeed --no-shard-optimizer", 2, "DeepSpeed ZeRO always shards optimizer states"),
+    (f"{CORE} --set model.mtp_layers=50", 2, "mtp_layers: must be less than or equal to 32, not 50"),
+    (f"{CORE} --set model.rotary_base=1e400", 2, "rotary_base: must be a finite number, not inf"),
+    (f"{EXPERTS} --imbalance ٣", 2, "--imbalance ٣: must be a number from 1 to 10000"),
+    (f"{CORE} --pipeline-layout Et*1000L", 2, "has 1000 decoder layers; the model has 80; nearest valid: Et*80L"),
+    (f"diagnose {TITAN} --step 3 --fact etp=nan", 2, "--fact etp=nan: not a whole number from 1 to 2,147,483,647"),
     # Layouts that cannot be.
     (f"{SMALL} --x 3", 2, "8 GPUs cannot be arranged with x = 3"),
     ("--gpus 64 --model 20b --kept-layers 99", 2, "--kept-layers 99: 20b has 32 layers"),

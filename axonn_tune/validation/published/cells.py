@@ -197,10 +197,11 @@ class _Reader:
     def measure(self, name: str) -> float | None:
         """A number above 0, with its thousands between commas or not."""
         text = self.text(name).replace(",", "").lstrip("~≈ ")
-        found = re.fullmatch(r"(\d+\.?\d*(?:e[+-]?\d+)?)\s*(?:s|tflops?|%|gib|gb)?", text)
-        if text and not (found and float(found[1]) > 0.0):
-            self._odd(name, "a number")
-        return float(found[1]) if found and float(found[1]) > 0.0 else None
+        found = re.fullmatch(r"([0-9]+\.?[0-9]*(?:e[+-]?[0-9]+)?)\s*(?:s|tflops?|%|gib|gb)?", text)
+        number = float(found[1]) if found else 0.0
+        if text and not 0.0 < number < 1e15:
+            self._odd(name, "a number above 0 and below 1e15")
+        return number if 0.0 < number < 1e15 else None
 
     def _odd(self, name: str, wanted: str) -> None:
         words = f"{name} is {self.cells[name]!r}, not {wanted}"

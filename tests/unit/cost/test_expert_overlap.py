@@ -226,7 +226,7 @@ def test_a_search_has_the_better_of_layouts_with_overlap_and_without(
         ({"expert_overlap": False}, False),
         ({"framework": "torchtitan"}, False),
         ({"pipeline": 4, "chunks": 1}, False),
-        ({"set": {"step.shared_expert_overlap": True}}, False),
+        ({"model": "deepseek-v2", "set": {"step.shared_expert_overlap": True}}, False),
         ({"x": 1, "z": 1, "pipeline": 1, "context": 1, "expert": 16, "expert_tensor": 1, "data": 16}, True),
         ({"rank_by": "communication"}, False),
     ],
@@ -234,7 +234,9 @@ def test_a_search_has_the_better_of_layouts_with_overlap_and_without(
 def test_overlap_is_compared_where_nobody_says_whether(given: dict[str, Any], *, compared: bool) -> None:
     """Not where it is asked for or pinned away, or cannot be; but where every axis is pinned."""
     asked: dict[str, Any] = {"framework": "megatron-core"} | given
-    problem = load_inputs(Request("qwen3-30b-a3b", gpus=16, machine="dgx-h200", batch=128, **asked)).problem
+    problem = load_inputs(
+        Request(asked.pop("model", "qwen3-30b-a3b"), gpus=16, machine="dgx-h200", batch=128, **asked)
+    ).problem
     assert problem.compares_expert_overlap == compared
 
 
