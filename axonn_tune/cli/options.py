@@ -57,6 +57,8 @@ class Count(click.IntRange):
         """The number."""
         if self._alone and value == self._alone:
             return True
+        if not str(value).isascii():
+            self.fail(f"{value!r} is not a valid integer: digits are 0 to 9.", param, ctx)
         number = super().convert(value, param, ctx)
         if number > LARGEST_SIZE:
             self.fail(f"{value} is more than {LARGEST_SIZE:,}.", param, ctx)

@@ -260,7 +260,9 @@ class Checkpointer:
     call: EnvironmentProblem if the disk is full. Earlier checkpoints stay as they are.
     """
 
-    def __init__(self, directory: str | Path, *, keep: int, mesh: Mesh, optimizer: AdamW, run: dict[str, int]) -> None:
+    def __init__(
+        self, directory: str | Path, *, keep: int, mesh: Mesh, optimizer: AdamW, run: Mapping[str, int | str]
+    ) -> None:
         self._folder, self._keep = CheckpointFolder(Path(directory)), keep
         self._mesh, self._optimizer, self._run = mesh, optimizer, run
         self._ranks = WorldGroup.of_the_world()

@@ -56,6 +56,7 @@ from axonn_tune.runtime.watch import LOST_CODE, RankFailure, Watch
 from axonn_tune.specs.document import to_yaml
 from axonn_tune.specs.launch import Launch
 from axonn_tune.specs.loading import load_document
+from axonn_tune.specs.model import Model
 from axonn_tune.specs.results import (
     LAUNCH_HEADER,
     LAUNCH_NAME,
@@ -334,6 +335,7 @@ class Rank:
                 "sequence_length": self.launch.workload.sequence_length,
                 "seed": self.launch.seed,
                 "data_seed": self.launch.data.seed,
+                **_routing(self.launch.model),
             },
         )
         found = checkpointer.load(self.options.resume_from)
@@ -473,3 +475,10 @@ def print_message(reason: str, *, label: str = "Error") -> None:
     """One line on standard error, in one write, so that lines of several ranks do not mix."""
     sys.stderr.write(f"{label}: {reason}\n")
     sys.stderr.flush()
+
+
+def _routing(model: Model) -> dict[str, str]:
+    """How tokens choose experts, which no tensor's size tells; nothing of a dense model."""
+    experts = [one.experts for one in model.types if one.experts is not None]
+    names = ("per_token", "score", "normalized", "scaling", "groups", "chosen_groups") if experts else ()
+    return {f"experts.{name}": ", ".join(str(getattr(one, name)) for one in experts) for name in names}

@@ -44,7 +44,7 @@ Share = Annotated[float, Field(ge=1e-9, le=1, description="A share between 0 and
 class Document(BaseModel):
     """Base of every schema: unknown keys are refused, values never change after loading."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, defer_build=True)
+    model_config = ConfigDict(allow_inf_nan=False, extra="forbid", frozen=True, strict=True, defer_build=True)
     renewed_by: ClassVar[str] = ""
     """Command that writes a new one where a file is of an older version."""
     left_out_at_default: ClassVar[tuple[str, ...]] = ()
@@ -384,7 +384,7 @@ def first_problem(error: ValueError) -> str:
     """An error in words, or the first of a document that is built in Python."""
     if isinstance(error, ValidationError):
         first = error.errors()[0]
-        return ": ".join(filter(None, (".".join(map(str, first["loc"])), _message(first))))
+        return ": ".join(filter(None, (".".join(map(str, first["loc"])), plain_message(first))))
     return str(error)
 
 
@@ -417,10 +417,11 @@ def _problems(error: ValidationError, *, root: Node, schema: type[Document], sou
             )
             yield locate(lacks, root=root, location=parent, source=source)
         elif detail["type"] not in ("missing", "extra_forbidden"):
-            yield locate(_message(detail), root=root, location=location, source=source)
+            yield locate(plain_message(detail), root=root, location=location, source=source)
 
 
-def _message(detail: ErrorDetails) -> str:
+def plain_message(detail: ErrorDetails) -> str:
+    """What is wrong with a value, in plain words."""
     kind, words = detail["type"], detail["msg"].replace("String should", "Input should")
     if kind == "value_error":
         return words.removeprefix("Value error, ")

@@ -15,7 +15,7 @@ from typing import Annotated, ClassVar, Literal, TextIO, TypeAlias, TypeVar
 from pydantic import Field, ValidationError
 
 from axonn_tune.errors import DocumentError, EnvironmentProblem, Problem, UsageError
-from axonn_tune.specs.document import Document, PositiveFloat, PositiveInt
+from axonn_tune.specs.document import Document, PositiveFloat, PositiveInt, plain_message
 from axonn_tune.specs.launch import Launch, NonNegativeInt
 from axonn_tune.specs.loading import read_text
 from axonn_tune.specs.machine import Backend, CollectiveKind, MatmulLayout
@@ -222,4 +222,4 @@ def _parsed(lines: list[str], schema: type[D], first: int, problems: list[Proble
                 continue  # What earlier calibrations measured beside the rest, and none uses.
             place = ".".join(map(str, wrong["loc"]))
             renewed = f"; `{schema.renewed_by}` writes a new file" if place == "schema" else ""
-            problems.append(Problem(place, f"{wrong['msg']}{renewed}", number))
+            problems.append(Problem(place, f"{plain_message(wrong)}{renewed}", number))

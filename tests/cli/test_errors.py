@@ -62,6 +62,9 @@ CALLS = [
     (f"{CORE} --set machine.nvlink.ranks=72", 2, "--set nvlink.ranks: no 'nvlink', did you mean tiers.nvlink?"),
     (f"{CORE} --tp-size 8", 2, "No such option '--tp-size'. Did you mean '--tp'?"),
     (f"{CORE} --recompute-modules moe_act", 2, "of modules is --recompute NAME,NAME"),
+    (f"{CORE} --tp ٢", 2, "--tp needs a whole number from 1 to 2,147,483,647, got '٢'"),
+    (f"{CORE} --set model.rotary_base=1e400", 2, "rotary_base: must be a finite number"),
+    (f"{CORE} --pp 2 --pipeline-layout Et*1000L", 2, "2 stages do not divide its 1 parts"),
     (f"{CORE} --tp 3", 2, "3 does not divide them; nearest that does: --tp 2"),
     (f"{SMALL} --columns mfuu", 2, "no column 'mfuu', did you mean 'mfu'?"),
     (f"{SMALL} --tokens-total 1.5X", 2, "such as 300B, 1.5T"),
@@ -278,7 +281,7 @@ def test_contents_of_files_do_not_drive_the_terminal(tmp_path: Path, monkeypatch
     script = f"torchrun --nproc_per_node 8 pretrain_gpt.py {sizes} --tokenizer-model gpt2\x1b[31m\n"
     (tmp_path / "run.sh").write_text(script, "utf-8")
     out = good("explain --from-command run.sh --machine dgx-h100").out
-    assert "as of gpt2" in out
+    assert "as of GPT-2" in out
     assert "\x1b" not in out
 
 

@@ -295,6 +295,8 @@ def _parts(record: Record) -> tuple[int, ...]:
     layers, numbers = count(record, "layers"), words.split()
     parts = tuple(int(word) for word in numbers if word.isdecimal() and len(word) < 10)
     if len(parts) < len(numbers):
+        if odd := [word for word in numbers if re.fullmatch(r"[+-]?\d+(\.\d*)?", word) and not word.isdecimal()]:
+            raise ValueError(f"parts: {odd[0]!r} is not a whole number of blocks from 0 to {layers:,}")
         try:
             parts = parse_layout(words, stages=stages, layers=layers).parts
         except UsageError as error:

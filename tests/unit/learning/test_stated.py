@@ -516,7 +516,7 @@ def test_other_tools_and_training_that_is_not_priced_are_refused_by_name(
     with pytest.raises(DocumentError) as caught:
         read_run(tmp_path / name, given=given, model="llama3-8b")
     assert words in str(caught.value)
-    assert "riced is full training" in str(caught.value) or "FULL_SHARD" in words
+    assert "rices full training" in str(caught.value) or "FULL_SHARD" in words
 
 
 @pytest.mark.parametrize(

@@ -94,7 +94,7 @@ def test_nodes_follow_their_domain() -> None:
 )
 def test_nodes_that_are_no_domain_are_refused_with_both_values(machine: str, settings: list[str]) -> None:
     """Guards scripts, which started other nodes than those that were priced."""
-    with pytest.raises(DocumentError, match=r"ranks_per_node is \d+, but .*tiers\.nvlink\.ranks \d+"):
+    with pytest.raises(DocumentError, match=r"ranks_per_node:? is \d+, but .*tiers\.nvlink\.ranks \d+"):
         with_set(machine, *settings)
 
 
