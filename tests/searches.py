@@ -9,7 +9,7 @@ import copyreg
 import pickle
 import re
 import time
-from dataclasses import replace
+from dataclasses import fields, replace
 from functools import wraps
 from hashlib import sha256
 from os import getpid
@@ -20,7 +20,7 @@ from axonn_tune.ranking import choosing
 from axonn_tune.ranking.choosing import search
 from axonn_tune.ranking.priced import Priced
 from axonn_tune.ranking.space import Problem
-from axonn_tune.request import DEFAULT_TOP, NO_REQUEST
+from axonn_tune.request import DEFAULT_TOP
 
 LEAST_S = 0.3
 """CPU time of searches that are worth keeping."""
@@ -36,7 +36,9 @@ def _search(problem: Problem, *, variants: bool = False, exact: int = DEFAULT_TO
     if folder is None:
         return search(problem, variants=variants, exact=exact)
     request = problem.request
-    read = (replace(problem, request=NO_REQUEST), request.pins, request.precision, request.cuda_graphs)
+    # By their fields, since a problem prints itself in one line.
+    stated = {field.name: getattr(problem, field.name) for field in fields(problem) if field.name != "request"}
+    read = (stated, request.pins, request.precision, request.cuda_graphs)
     # Functions of frameworks lie elsewhere in every process.
     asked = re.sub(r" at 0x[0-9a-f]+", "", repr((read, variants, exact)))
     path = folder / sha256(asked.encode()).hexdigest()
