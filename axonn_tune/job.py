@@ -11,7 +11,7 @@ from axonn_tune.frameworks.description import Framework
 from axonn_tune.grid import Grid
 from axonn_tune.specs.machine import Machine
 from axonn_tune.specs.model import Model
-from axonn_tune.specs.workload import Precision, Recompute, Workload
+from axonn_tune.specs.workload import GemmFormat, Precision, Recompute, Workload
 
 if TYPE_CHECKING:
     from axonn_tune.specs.launch import Launch
@@ -46,6 +46,18 @@ class Job:
         """What and where, without the documents."""
         where = f"{self.machine.name} with {self.framework.title}"
         return f"<{type(self).__name__}: {self.model.name} on {where}>"
+
+    @property
+    def gemm_format(self) -> GemmFormat:
+        """What GEMMs of linear layers multiply: FP32 rounded to TF32 where framework and accelerator have it."""
+        precision, peaks = self.workload.precision, self.machine.accelerator.peak_tflops
+        rounds = self.framework.step.tf32 and precision == "fp32" and peaks.get("tf32", 0.0) > peaks.get("fp32", 0.0)
+        return "tf32" if rounds else precision
+
+    @property
+    def peak_flops_per_s(self) -> float:
+        """Peak of what linear layers multiply, FLOP/s: denominator of MFU and HFU."""
+        return self.machine.accelerator.peak_flops_per_s(self.gemm_format)
 
     @property
     def formats(self) -> tuple[Precision, ...]:

@@ -26,6 +26,8 @@ Precision = Literal[
     "bf16", "fp16", "fp32", "fp64", "fp8-delayed", "fp8-current", "fp8-rowwise", "fp8-blockwise", "mxfp8", "nvfp4"
 ]
 PRECISIONS: tuple[Precision, ...] = get_args(Precision)
+GemmFormat = Literal[Precision, "tf32"]
+"""What tensor cores multiply: a number format, or FP32 rounded to TF32."""
 AUTO: Literal["auto"] = "auto"
 """In place of a number format: BF16 and every one that framework and accelerator have."""
 Overlap = Literal["gather_prefetch", "input_gradient", "weight_gradient", "data_parallel", "output"]

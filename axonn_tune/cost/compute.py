@@ -32,7 +32,7 @@ from axonn_tune.program.step import ONLY, Stage, StepProgram
 from axonn_tune.request import CudaGraphs
 from axonn_tune.specs.formats import FORMATS, QUANTIZATION_EFFICIENCY
 from axonn_tune.specs.machine import Accelerator, MatmulLayout, Software
-from axonn_tune.specs.workload import ELEMENT_SIZES, Precision
+from axonn_tune.specs.workload import ELEMENT_SIZES, GemmFormat, Precision
 from axonn_tune.units import bytes_per_s, seconds
 
 NARROW_ATTENTION = 1.2 / 0.74
@@ -78,13 +78,14 @@ def compute_rates(
     precision: Precision,
     software: Software = FUSED,
     *,
+    multiplied: GemmFormat | None = None,
     cuda_graphs: tuple[CudaGraphs, ...] = (),
     quantizes_in_gemm: bool = False,
 ) -> ComputeRates:
     """Rates of an accelerator under some software; KeyError if it does not state a peak for this precision.
 
-    cuda_graphs: scopes of what is captured, which the software's time per operation does not delay; nor quantization
-    with `quantizes_in_gemm`.
+    multiplied: what GEMMs of linear layers multiply, if not that. cuda_graphs: scopes of what is captured, which the
+    software's time per operation does not delay; nor quantization with `quantizes_in_gemm`.
     """
 
     def by_layout(peak: float) -> dict[MatmulLayout, float]:
@@ -92,7 +93,7 @@ def compute_rates(
         sustained = peak * accelerator.training_share
         return {layout: sustained * share for layout, share in accelerator.matmul_efficiency.items()}
 
-    narrow, own = FORMATS.get(precision), accelerator.peak_flops_per_s(precision)
+    narrow, own = FORMATS.get(precision), accelerator.peak_flops_per_s(multiplied or precision)
     precision = "bf16" if narrow else precision
     lasting = accelerator.peak_flops_per_s(precision) * accelerator.training_share
     element = narrow.operand_bytes if narrow else ELEMENT_SIZES[precision].compute
@@ -103,7 +104,7 @@ def compute_rates(
         matmul_flops_per_s=by_layout(accelerator.peak_flops_per_s(precision) / software.gemm),
         format_flops_per_s={one: rate * share if one in promoted else rate for one, rate in rates.items()},
         format_bytes=float(element),
-        format_ramp=accelerator.matmul_ramp * reached / accelerator.peak_flops_per_s(precision),
+        format_ramp=accelerator.matmul_ramp * (reached / accelerator.peak_flops_per_s(precision) if narrow else 1.0),
         vector_flops_per_s=by_layout(accelerator.vector_flops_per_s(precision)),
         vector_fp32_flops_per_s=by_layout(accelerator.vector_flops_per_s("fp32")),
         matmul_launch_s=seconds(accelerator.matmul_launch_us + software.operation_us),

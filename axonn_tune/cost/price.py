@@ -184,7 +184,7 @@ class PricedLayout(Layout):
 
     @property
     def _peak(self) -> float:
-        return self.job.machine.accelerator.peak_flops_per_s(self.job.workload.precision)
+        return self.job.peak_flops_per_s
 
     @property
     def logged_tflops_per_gpu(self) -> float | None:
@@ -276,7 +276,7 @@ class PricedLayout(Layout):
         natural = step.imbalance == NATURAL_IMBALANCE and not step.capacity_factor and self.grid.expert > 1
         if not natural or any(number.path == "imbalance" for number in (learned.numbers if learned else ())):
             return 0.0
-        own = step_on(framework, self.job.machine).imbalance
+        own = step_on(framework, self.job.machine, self.job.workload.precision).imbalance
         more = replace(self.job, framework=framework.with_step(imbalance=own * math.exp(NUDGE)))
         return math.log(price(more, self).iteration_s / self.iteration_s) / NUDGE
 
@@ -386,12 +386,13 @@ class Pricer:
         self.model, self.workload, self.framework = job.model, job.workload, job.framework
         self.machine = job.machine.placing(self.grid.world)
         software = software_on(self.framework, self.machine) if software is None else software
-        options = step_on(self.framework, self.machine)
+        options = step_on(self.framework, self.machine, self.workload.precision)
         if self.model.has_experts:
             options = replace(options, dispatcher=dispatcher_on(job, self.grid))
         self.options = options.staged(layout.chunks) if self.grid.pipeline > 1 else options
         self.rates = compute_rates(
             *(self.machine.accelerator, self.workload.precision, software),
+            multiplied=job.gemm_format,
             cuda_graphs=options.cuda_graphs,
             quantizes_in_gemm=options.quantizes_in_gemm,
         )
@@ -828,10 +829,11 @@ def work_by_kind(priced: Detail) -> tuple[Work, ...]:
 
 
 def _peak_of(step: MatMul | Attention, priced: Detail) -> float:
-    """Peak of the number format of its operands, FLOP/s: BF16 of what is left out of a format of linear layers."""
-    workload = priced.job.workload
-    precision = "bf16" if workload.format and not step.narrow else workload.precision
-    return priced.job.machine.accelerator.peak_flops_per_s(precision)
+    """Peak of what it multiplies, FLOP/s: in the format of activations where that of linear layers leaves it out."""
+    job = priced.job
+    if step.narrow:
+        return job.peak_flops_per_s
+    return job.machine.accelerator.peak_flops_per_s(job.workload.base_precision)
 
 
 def kind_of(step: Computation) -> str:

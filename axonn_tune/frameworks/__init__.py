@@ -13,6 +13,7 @@ from pkgutil import iter_modules
 from axonn_tune.errors import UnknownNameError
 from axonn_tune.frameworks.axonn_tune import AXONN_TUNE, HOST
 from axonn_tune.frameworks.description import FUSED, NATURAL_IMBALANCE, Framework, StepOptions
+from axonn_tune.request import Precision
 from axonn_tune.specs.machine import Machine, Software
 
 UNKNOWN = "unknown"
@@ -65,15 +66,15 @@ def register(framework: Framework) -> None:
     registry()[framework.name] = framework
 
 
-def step_on(framework: Framework, machine: Machine) -> StepOptions:
+def step_on(framework: Framework, machine: Machine, precision: Precision) -> StepOptions:
     """A framework's options on a machine: the bundled runtime compiles its kernels under NCCL alone.
 
     From Blackwell on, which has MXFP8, GEMMs of 8-bit operands take them in any layout (NVIDIA/TransformerEngine, guide
     on performance of low precision). A profile may have a token imbalance of natural routing.
-    Before Ampere attention writes all scores, but for frameworks with torch's own.
+    Before Ampere and in FP32 attention writes all scores, but for frameworks with torch's own.
     """
     step = framework.step
-    if framework.writes_scores(machine.accelerator.name):
+    if framework.writes_scores(machine.accelerator.name, precision):
         step = replace(step, fused_attention=False)
     if framework.formats and "mxfp8" in machine.accelerator.peak_tflops:
         step = replace(step, one_layout=True)

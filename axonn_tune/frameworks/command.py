@@ -141,7 +141,7 @@ class Run:
         for overlap in own.overlaps:
             if overlap not in (*workload.overlaps, *settable) and self.size(_OVERLAPPED[overlap]) > 1:
                 raise self.cannot(f"--no-overlap {overlap}", "leave it out")
-        scores = ["fused_attention"] * self.framework.writes_scores(self.machine.accelerator.name)
+        scores = ["fused_attention"] * self.framework.writes_scores(self.machine.accelerator.name, workload.precision)
         for name in (option.name for option in fields(own)):
             # These are the machine's: under Gloo every framework's kernels are eager.
             if name not in ("kernels", "one_layout", *scores, *settable) and getattr(self.step, name) != getattr(

@@ -172,7 +172,10 @@ class StepOptions:
     Pipeline stages
         first_less, last_less: layers that the embedding and the LM head count as where layers are split over stages.
 
-    Number formats below 16 bits
+    Number formats
+        tf32: linear layers round FP32 operands to TF32, as Transformer Engine has cuBLAS do it
+        (NVIDIA/TransformerEngine@0143a5e0, transformer_engine/common/gemm/cublaslt_gemm.cu). Products of PyTorch's own
+        do not since 1.12 (torch.backends.cuda.matmul.allow_tf32).
         keeps_quantized: weights are quantized once a step, for all micro-batches; otherwise in each forward pass.
         one_layout: GEMMs take any layout of 8-bit operands, so that a scale a tensor needs no transposed copy.
         primary_weights: weights of linear layers and experts are kept and gathered in the format alone, without BF16
@@ -248,6 +251,7 @@ class StepOptions:
     overlaps: tuple[Overlap, ...] = OVERLAPS
     first_less: int = _limited(0, 0, MOST_LESS)
     last_less: int = _limited(0, 0, MOST_LESS)
+    tf32: bool = False
     keeps_quantized: bool = False
     one_layout: bool = False
     primary_weights: bool = False
@@ -376,8 +380,8 @@ FUSED = Software()
 
 
 BEFORE_AMPERE = ("V100", "P100", "T4", "TITAN", "RTX 20", "RTX 6000")
-"""Accelerators without FlashAttention 2 and cuDNN's fused attention (Dao-AILab/flash-attention, README:
-Ampere or newer; NVIDIA/TransformerEngine, pytorch/attention/dot_product_attention/utils.py: sm80)."""
+"""Accelerators without FlashAttention 2 and cuDNN's fused attention (Dao-AILab/flash-attention, README: Ampere or
+newer, FP16 or BF16; NVIDIA/TransformerEngine, pytorch/attention/dot_product_attention/utils.py: the same)."""
 
 
 @dataclass(frozen=True)
@@ -389,9 +393,10 @@ class Framework:
     from the inside that it starts with; permuted: the search may reorder the paper's four. ranked_by: default ranking
     criterion; where that is communication, pipeline stages are searched on demand. software: whose numbers in the file
     of fitted numbers it uses, "" for ideal kernels; the half-widths of its intervals go by the same name.
-    hopper_attention: attention uses what Hopper adds. attention_since: before this generation (`"Ampere"`) it writes
-    all scores, since FlashAttention and cuDNN's attention need it; "" where torch's own kernel runs anywhere. refused:
-    combinations it cannot run. expert_axes: of experts, those it has; expert_software: whose numbers it uses for models
+    hopper_attention: attention uses what Hopper adds. attention_since: before this generation (`"Ampere"`), and above
+    16 bits, it writes all scores, since FlashAttention and cuDNN's attention need both; "" where torch's own kernel
+    runs anywhere. refused: combinations it cannot run. expert_axes: of experts, those it has; expert_software: whose
+    numbers it uses for models
     with them; tensor_without_expert: x splits experts where there is no expert parallelism, and only there.
     keeps_layers: layers can be told not to reshard after forward, all of them or some. recompute_modules: those that a
     recompute set can name; recompute_some: whether a set can be on the first layers of each chunk alone: no, whole
@@ -444,9 +449,10 @@ class Framework:
     launch: Callable[[Run], Command] | None = field(default=None, compare=False)
     keys: str = field(default="", compare=False)
 
-    def writes_scores(self, accelerator: str) -> bool:
-        """Whether its attention has no kernel without scores on an accelerator of this name."""
-        return self.attention_since != "" and any(name in accelerator.upper() for name in BEFORE_AMPERE)
+    def writes_scores(self, accelerator: str, precision: Precision) -> bool:
+        """Whether its attention has no kernel without scores on an accelerator of this name, or in this precision."""
+        wide = precision in ("fp32", "fp64")
+        return self.attention_since != "" and (wide or any(name in accelerator.upper() for name in BEFORE_AMPERE))
 
     def with_step(self, **changes: object) -> Framework:
         """The same framework with other step options; an exchange or dispatcher that is named is the only one."""

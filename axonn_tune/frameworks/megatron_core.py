@@ -47,6 +47,7 @@ _STEP = StepOptions(
     narrow_gathers=True,
     sequence_parallel=True,
     quantizes_in_gemm=True,
+    tf32=True,
     repeated_kv_heads=True,
     shard_gradient_bytes=4,
     reshard="always",

@@ -66,7 +66,7 @@ def command_of(priced: Detail, *, form: str = "") -> Command:
     job, framework = priced.job, priced.job.framework
     if framework.launch is None:
         raise UsageError(f"{framework.title} is priced only: there is no command for it")
-    step = step_on(framework, job.machine)
+    step = step_on(framework, job.machine, job.workload.precision)
     if job.model.has_experts:
         step = replace(step, dispatcher=dispatcher_on(job, priced.grid))
     run = Run(

@@ -181,7 +181,7 @@ def predict(priced: Detail) -> Prediction:
         priced,
         machine=machine.name,
         accelerator=machine.accelerator.name,
-        peak_tflops=machine.accelerator.peak_tflops[priced.job.workload.precision],
+        peak_tflops=machine.accelerator.peak_tflops[priced.job.gemm_format],
         cost=ALPHA_BETA,
         terms=tuple(map(CollectiveTerm.from_fields_of, priced.terms)),
     )

@@ -213,7 +213,7 @@ def _at_peak(observed: Observed) -> tuple[float | None, bool]:
     setup = observed.setup
     if setup is None or "step" not in observed.rows:
         return None, False
-    peak = setup.layout.grid.world * setup.machine.accelerator.peak_flops_per_s(setup.workload.precision)
+    peak = setup.layout.grid.world * setup.peak_flops_per_s
     flops_s, seen_s = (model_flops(setup.model, setup.workload, masked=masked) / peak for masked in (True, False))
     return flops_s, observed.measured_s < min(flops_s, seen_s / HIGHEST_SHARE)
 

@@ -216,7 +216,7 @@ def searched(setup: Setup, *, exact: int = 1) -> Priced:
     return search(problem_of(setup), exact=exact)
 
 
-def changes_of(setup: Setup, price: Callable[[Setup], float], *, ranking: Priced) -> tuple[Change, ...]:
+def changes_of(setup: Setup, price: Callable[[Setup], float], *, ranking: Priced | None) -> tuple[Change, ...]:
     """Single changes of a layout, and the best layout of a search, by the steps of `price`, largest gain first: those
     that gain, or all that fit where the run does not."""
     stated_s, found, now = price(setup), [], setup.price(_same)
@@ -225,20 +225,28 @@ def changes_of(setup: Setup, price: Callable[[Setup], float], *, ranking: Priced
     others = (several for (kind, _), several in alternatives(setup).items() if kind not in ("routing", "precision"))
     tried = [(words, changed) for several in others for words, changed in several]
     tried += [] if fits else _savers(setup)
+    wide = setup.workload.precision == "fp32" and "bf16" in setup.machine.accelerator.peak_tflops
+    halved = _in_bf16(setup) if wide else None
+    if halved:
+        tried.append(("bf16, not fp32", halved))
+        tried += [] if fits else [(f"bf16, {words}", changed) for words, changed in _savers(halved)]
     if (flagged := with_own_flags(setup)) != setup:
         tried.append((_flags_changed(setup, flagged), flagged))
     best = []
-    if len(ranking):
+    if ranking:
         fastest = ranking.layout(0)
         words = f"the best layout of a search: {layout_words(fastest, flagged.framework)}"
         chosen = ranking.problem_of(int(ranking.rows[0])).framework
         best.append((words, replace(flagged, framework=chosen, layout=fastest)))
     stated = _arguments(setup)
     for words, changed in (*tried, *best):
-        if changed.framework.name == setup.framework.name and possible(changed, within_bytes=limit):
+        # FP32 by accident is what to change first, even where memory takes another change beside it.
+        within = max(limit, now.memory_bytes) if changed is halved else limit
+        if changed.framework.name == setup.framework.name and possible(changed, within_bytes=within):
             step_s, whole = price(changed), bool(best) and changed is best[0][1]
             named = words if whole else _flags(stated, _arguments(changed)) or words
             needed = changed.price(_same).memory_bytes
+            named += "; too much memory by itself" if needed > limit else ""
             found.append(Change(named, changed, step_s, 1.0 - step_s / stated_s, needed, whole))
     # Of changes with the same arguments the first counts.
     worth = {one.words: one for one in reversed(found) if not fits or one.gain >= WORTH}

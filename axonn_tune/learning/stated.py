@@ -859,6 +859,8 @@ def _with_flags(case: Case, stated: Arguments) -> Case:
     """The case with options of the step that rows do not have, as they are stated."""
     options = case.framework.step
     changes: dict[str, object] = {"cuda_graphs": _captured(stated), **_optimizer_types(case, stated)}
+    own_layers = stated.get("transformer_impl", _NOTHING).value == "local"
+    changes["tf32"] = (options.tf32 and not own_layers) or is_on(stated.get("tf32", _NOTHING))
     changes["offloaded"] = tuple(
         what
         for what in ("optimizer", "weights")

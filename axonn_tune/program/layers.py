@@ -314,8 +314,8 @@ class LayerInputs:
 
     @property
     def narrow(self) -> bool:
-        """Whether linear layers have a number format of their own."""
-        return self.format is not None
+        """Whether linear layers have a number format of their own, or TF32."""
+        return self.format is not None or (self.options.tf32 and self.element == 4)
 
     @property
     def saved_element(self) -> float:
@@ -330,7 +330,7 @@ class LayerInputs:
     @property
     def gathers_narrow(self) -> bool:
         """Whether sequence parallelism gathers inputs and output gradients of linear layers in their format."""
-        narrow = self.narrow and self.options.narrow_gathers and not self.quantizes_twice
+        narrow = self.format is not None and self.options.narrow_gathers and not self.quantizes_twice
         return narrow and self.options.sequence_parallel
 
     @property
@@ -356,7 +356,7 @@ class LayerInputs:
     @property
     def heads_element(self) -> float:
         """The same of queries, keys and values: 1 where attention computes in 8 bits."""
-        return 1.0 if self.narrow and self.options.narrow_attention else self.element
+        return 1.0 if self.format and self.options.narrow_attention else self.element
 
     def weight_element(self, layer: str, *, copies: int) -> float:
         """Bytes of an element of a weight as it is gathered: one copy, or all of a new one; tables have none."""

@@ -431,7 +431,9 @@ class Programs(Mapping[Variant, StepProgram]):
     def __getitem__(self, kind: Variant) -> StepProgram:
         if kind not in self._known:
             problem = self._problem
-            self._known[kind] = step_program(problem, step_on(problem.framework, problem.machine), kind)
+            self._known[kind] = step_program(
+                problem, step_on(problem.framework, problem.machine, problem.workload.precision), kind
+            )
         return self._known[kind]
 
     def __iter__(self) -> Iterator[Variant]:
@@ -564,7 +566,10 @@ def _undominated(problem: Problem, fittings: dict[Variant, Fitting]) -> dict[Var
     resharded. What is exposed may shrink behind more computation. Of a set on some blocks only the same set on all is
     more: another may repeat less on all than it on some.
     """
-    if step_on(problem.framework, problem.machine).reshard == "fit" or problem.rank_by == "exposed":
+    if (
+        step_on(problem.framework, problem.machine, problem.workload.precision).reshard == "fit"
+        or problem.rank_by == "exposed"
+    ):
         return fittings
     found, fit = dict[Variant, Fitting](), dict[Variant, Integers]()
     for kind, fitting in fittings.items():
@@ -653,6 +658,7 @@ def _pooled(
         problem.machine.accelerator,
         workload.precision,
         software_on(problem.framework, problem.machine),
+        multiplied=problem.gemm_format,
         cuda_graphs=problem.framework.step.cuda_graphs,
         quantizes_in_gemm=problem.framework.step.quantizes_in_gemm,
     )

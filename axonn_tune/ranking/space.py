@@ -524,7 +524,7 @@ class Shapes:
             axes,
             chunks=_taken(self.values["C"], rows),
             arithmetic=COLUMNS,
-            options=step_on(self.problem.framework, self.problem.machine),
+            options=step_on(self.problem.framework, self.problem.machine, self.problem.workload.precision),
             stage=stage,
             layers=layers,
         )
@@ -579,7 +579,7 @@ def _values(grids: Grids, problem: Problem, grid: Integers, micro_batch: Integer
         tokens = micro_batch * problem.workload.sequence_length // np.asarray(axes["context"]).astype(np.int64)
         lengths, _, inverse = distinct(tokens)
         chunks = np.array([loss_chunks(int(length)) for length in lengths], dtype=np.float64)[inverse]
-    options = step_on(problem.framework, problem.machine)
+    options = step_on(problem.framework, problem.machine, problem.workload.precision)
     return dimensions(problem.model, problem.workload, axes, chunks=chunks, arithmetic=COLUMNS, options=options)
 
 

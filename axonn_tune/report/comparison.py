@@ -333,7 +333,7 @@ def _by_papers_count(priced: Detail) -> Json:
     job, counted = priced.job, paper_step_flops(priced.job.model, priced.job.workload)
     if counted is None:
         return {"paper_share": None, "paper_flops_per_s": None}
-    peak = job.machine.accelerator.peak_flops_per_s(job.workload.precision) * priced.grid.world
+    peak = job.peak_flops_per_s * priced.grid.world
     return {"paper_share": counted / (priced.iteration_s * peak), "paper_flops_per_s": counted / priced.iteration_s}
 
 

@@ -201,7 +201,7 @@ def gap_to_peak(priced: Detail) -> list[tuple[str, float]]:
     It sums to the step, of which the first is MFU. The rest is of the pipeline stage that computes longest.
     """
     work, job = work_by_kind(priced), priced.job
-    peak = job.machine.accelerator.peak_flops_per_s(job.workload.precision)
+    peak = job.peak_flops_per_s
     useful = [each for each in work if each.phase != "recompute"]
     matmuls = [each for each in useful if each.kind in _MATMULS]
     # Fused attention recomputes scores in its backward pass, which MFU does not count: twice the forward's FLOPs are.
@@ -437,7 +437,7 @@ WORK_COLUMNS = (
 def work_rows(priced: Detail) -> list[Json]:
     """Computation by kind and phase, in the order of the step; last all of it."""
     job = priced.job
-    peak = job.machine.accelerator.peak_flops_per_s(job.workload.precision)
+    peak = job.peak_flops_per_s
     work = sorted(work_by_kind(priced), key=lambda each: _PHASES.index(each.phase))
     rows = []
     for each in (*work, Work("all", "", priced.compute_s, priced.executed_flops)):
@@ -534,7 +534,11 @@ _FACTS = (
     ("recompute", "recompute", "{recompute}"),
     ("not resharded", "kept", "{kept} after forward (reshard_after_forward=False), for which memory is left"),
     ("throughput", "tokens", "{tokens} tokens/s, {own_tokens} per GPU"),
-    ("MFU", "mfu", "{mfu} of {peak} TFLOP/s; HFU, which counts recompute: {hfu}. Both count attention's masked half."),
+    (
+        "MFU",
+        "mfu",
+        "{mfu} of {peak} TFLOP/s{in_tf32}; HFU, which counts recompute: {hfu}. Both count attention's masked half.",
+    ),
     ("number format", "format", "{format}"),
     ("expert overlap", "merged", "{merged}"),
     ("framework's log", "logged", "{logged}"),
@@ -607,7 +611,8 @@ def step_facts(priced: Detail) -> list[tuple[str, str]]:
         "own_tokens": f"{priced.tokens_per_s / grid.world:,.0f}",
         "mfu": f"{priced.mfu:.1%}",
         "hfu": f"{priced.hfu:.1%}",
-        "peak": f"{accelerator.peak_tflops[workload.precision]:g}",
+        "peak": f"{accelerator.peak_tflops[job.gemm_format]:g}",
+        "in_tf32": " in TF32, to which linear layers round FP32" if job.gemm_format == "tf32" else "",
         "format": format_words(priced),
         "merged": expert_overlap_words(priced),
         "logged": logged_words(priced),

@@ -326,7 +326,7 @@ def origin_rows(document: Json, source: str) -> list[tuple[str, str]]:
 
 def provenance_folds(document: Json, *, source: str) -> list[Json]:
     """Where the numbers of a document of results come from."""
-    precision = document["workload"]["precision"]
+    precision = document.get("gemm_format", document["workload"]["precision"])
     peak = document["machine"]["accelerator"]["peak_tflops"][precision]
     rows = [
         *origin_rows(document, source),

@@ -603,7 +603,7 @@ def ranking_document(
 def logged_words(entry: PricedLayout) -> str:
     """What the framework's own log will print, in a sentence; empty if it prints nothing of the kind."""
     job = entry.job
-    count, peak = job.framework.logged, job.machine.accelerator.peak_tflops[job.workload.precision]
+    count, peak = job.framework.logged, job.machine.accelerator.peak_tflops[job.gemm_format]
     tflops = entry.logged_tflops_per_gpu
     if count is None or tflops is None:
         return ""
@@ -626,6 +626,7 @@ def document_head(schema: str, inputs: Inputs) -> Json:
         "machine": origin(inputs.machine),
         **({"machine_assumed": True} if problem.machine_assumed else {}),
         "workload": problem.workload.model_dump(mode="json", by_alias=True),
+        **({} if problem.gemm_format == problem.workload.precision else {"gemm_format": problem.gemm_format}),
     }
 
 

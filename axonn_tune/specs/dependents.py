@@ -16,7 +16,7 @@ from axonn_tune.specs.document import Document
 from axonn_tune.specs.formats import FORMATS
 from axonn_tune.specs.machine import LARGEST_NODE, Learned, Machine, MeasuredBandwidth, Source, Tier
 from axonn_tune.specs.numbers import has_number, number_at, with_value
-from axonn_tune.specs.workload import ELEMENT_SIZES, Precision
+from axonn_tune.specs.workload import ELEMENT_SIZES, GemmFormat
 from axonn_tune.units import rounded
 
 Effect = Literal["dropped", "scaled", "kept"]
@@ -187,7 +187,9 @@ def _of_links(before: Machine, after: Machine) -> Iterator[Consequence]:
             yield from (Consequence(path, "kept", f"of other links: {was}") for path in fixed)
 
 
-def _bits(precision: Precision) -> int:
+def _bits(precision: GemmFormat) -> int:
+    if precision == "tf32":
+        return 19
     return FORMATS[precision].bits if precision in FORMATS else 8 * ELEMENT_SIZES[precision].compute
 
 

@@ -13,7 +13,7 @@ from pydantic import Field, model_validator
 
 from axonn_tune.errors import UsageError
 from axonn_tune.specs.document import Document, NonNegativeValue, PositiveInt, PositiveValue, Share
-from axonn_tune.specs.workload import Precision
+from axonn_tune.specs.workload import GemmFormat, Precision
 from axonn_tune.units import GIB, bytes_per_s, flops_per_s, seconds
 
 CollectiveKind = Literal["all_gather", "reduce_scatter", "all_reduce", "all_to_all"]
@@ -69,7 +69,9 @@ class Accelerator(SourcedSection):
     memory_efficiency: Share = Field(
         description="Share of the peak bandwidth that element-wise kernels and a GEMM's memory accesses reach."
     )
-    peak_tflops: dict[Precision, PositiveValue] = Field(description="Dense tensor-core peak by precision, TFLOP/s.")
+    peak_tflops: dict[GemmFormat, PositiveValue] = Field(
+        description="Dense tensor-core peak by precision, TFLOP/s; tf32: of FP32 operands that are rounded to it."
+    )
     vector_tflops: dict[Precision, PositiveValue] | None = Field(
         default=None, description="Peak without tensor cores by precision, TFLOP/s; as fp32 where not given."
     )
@@ -110,7 +112,7 @@ class Accelerator(SourcedSection):
         """Memory of one rank, bytes."""
         return self.memory_gib * GIB
 
-    def peak_flops_per_s(self, precision: Precision) -> float:
+    def peak_flops_per_s(self, precision: GemmFormat) -> float:
         """Dense tensor-core peak, FLOP/s; UsageError if the accelerator does not state this precision."""
         if precision not in self.peak_tflops:
             raise UsageError(f"{self.name} states no peak for {precision}, only for {', '.join(self.peak_tflops)}")

@@ -10,6 +10,7 @@ from pydantic import AfterValidator, Field
 from axonn_tune.recompute import parse_recompute
 from axonn_tune.request import OVERLAPS as OVERLAPS
 from axonn_tune.request import RECOMPUTES as RECOMPUTES
+from axonn_tune.request import GemmFormat as GemmFormat
 from axonn_tune.request import Overlap as Overlap
 from axonn_tune.request import Precision as Precision
 from axonn_tune.specs.document import Document, Size

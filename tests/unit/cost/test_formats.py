@@ -73,7 +73,7 @@ def test_bytes_of_a_parameter(machine: str, precision: Precision, primary: bool,
     tables = 2.0 * 2 * model.vocab * model.hidden
     linear = items["compute weights"] + items.get("quantized weights", 0.0) - tables
     assert linear == pytest.approx(held * model.block_weights * model.layers, rel=1e-12)
-    program = build_step(model, job.workload, recompute="none", options=step_on(job.framework, job.machine))
+    program = build_step(model, job.workload, recompute="none", options=step_on(job.framework, job.machine, "bf16"))
     (sent,) = (step for step in program.blocks[0].parameters.operations if isinstance(step, Collective))
     assert sent.size_bytes.coefficient == gathered
 
@@ -108,7 +108,7 @@ def test_sequence_parallel_gathers_move_the_format(
 def test_what_torchao_adds() -> None:
     """Guards its tensor parallelism, whose gathers move a scale a tensor's format and of others BF16; and the kernel
     that multiplies gradients by scales of rows, which reads and writes them in BF16."""
-    options, model = step_on(find_framework("torchtitan"), load_machine("dgx-h100").document), small_model()
+    options, model = step_on(find_framework("torchtitan"), load_machine("dgx-h100").document, "bf16"), small_model()
     moved: dict[Precision, tuple[float, list[float]]] = {}
     for name in ("bf16", "fp8-current", "fp8-rowwise"):
         workload = Workload(global_batch=1, sequence_length=2048, precision=name)
@@ -138,7 +138,7 @@ def test_transformer_engine_under_fsdp_quantizes_weights_in_each_pass(
     forward pass quantizes by rows and its backward pass again for its own GEMM; gathers stay in BF16."""
     workload, options = Workload(global_batch=1, sequence_length=2048, precision=precision), find_framework("fsdp").step
     options = replace(
-        step_on(find_framework("fsdp"), load_machine(machine).document), engine_formats=options.engine_formats
+        step_on(find_framework("fsdp"), load_machine(machine).document, "bf16"), engine_formats=options.engine_formats
     )
     given = build_step(small_model(), workload, recompute="none", options=options).given
     assert given.saved_element == saved

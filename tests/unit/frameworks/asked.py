@@ -116,7 +116,7 @@ def run_of(case: Case) -> Run:
         kept_layers=case.number("kept_layers", 0),
         chunks=chunks,
         parts=model_parts(model.layers, stages=own.pipeline, chunks=chunks, given=_parts(case)),
-        step=step_on(framework, problem.machine),
+        step=step_on(framework, problem.machine, problem.workload.precision),
         recompute_layers=case.number("recompute_layers", 0) or None,
     )
 

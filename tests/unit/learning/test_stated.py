@@ -6,11 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from axonn_tune.cost.price import price
+from axonn_tune.cost.price import price, timed_gemms
 from axonn_tune.errors import AxonnTuneError, DocumentError, UsageError
 from axonn_tune.frameworks import step_on
 from axonn_tune.job import Layout
 from axonn_tune.learning.arguments import Stated, columns_of
+from axonn_tune.learning.evidence import Setup
+from axonn_tune.learning.setups import changes_of
 from axonn_tune.learning.stated import CommandRun, read_run
 from axonn_tune.specs.catalog import load_machine, load_model
 from axonn_tune.specs.machine import Machine
@@ -545,6 +547,7 @@ V100 = load_machine("dgx1-v100").document
     [
         (CORE + "--fp16", V100, False, "attention's kernel is not stated"),
         (CORE + "--bf16", H100, True, "attention's kernel is not stated"),
+        (CORE + "--use-flash-attn", H100, False, "the run is in FP32"),
         (CORE + "--bf16 --transformer-impl local", H100, False, ""),
         (CORE + "--bf16 --transformer-impl local --use-flash-attn", H100, True, ""),
         (CORE + "--bf16 --attention-backend unfused", H100, False, ""),
@@ -556,9 +559,10 @@ V100 = load_machine("dgx1-v100").document
 def test_attention_writes_its_scores_where_no_kernel_avoids_it(
     text: str, machine: Machine, fused: bool, said: str, tmp_path: Path
 ) -> None:
-    """Guards attention before Ampere, of Megatron's own layers and of Megatron-DeepSpeed, and what is said of it."""
+    """Guards attention before Ampere, in FP32, of Megatron's own layers and of Megatron-DeepSpeed, and what is said."""
     run = stated(tmp_path, text)
-    assert step_on(run.case(machine).framework, machine).fused_attention == fused
+    found = run.case(machine)
+    assert step_on(found.framework, machine, found.workload.precision).fused_attention == fused
     assert said in "".join(run.assumed)
     assert said or "attention's kernel" not in "".join(run.assumed)
 
@@ -602,3 +606,42 @@ def test_what_is_offloaded_takes_no_memory_and_fp32_is_named_first(tmp_path: Pat
     both = [price(found, found.configurations[0]) for found in (case(core), case(plain))]
     assert [("optimizer moments" in dict(one.memory.items)) for one in both] == [False, True]
     assert both[0].memory_bytes < both[1].memory_bytes
+
+
+@pytest.mark.parametrize(
+    ("more", "machine", "multiplied", "peak"),
+    [
+        ("", H100, "tf32", 494.5e12),
+        ("--transformer-impl local", H100, "fp32", 67e12),
+        ("", V100, "fp32", 15.7e12),
+        ("--bf16", H100, "bf16", 989e12),
+    ],
+)
+def test_what_gemms_of_fp32_multiply(more: str, machine: Machine, multiplied: str, peak: float, tmp_path: Path) -> None:
+    """Guards TF32 of Transformer Engine, where the accelerator has it, and MFU, which is of the same peak; what torch
+    multiplies, such as the LM head, stays in FP32."""
+    found = stated(tmp_path, f"{CORE} {more}").case(machine)
+    assert (found.gemm_format, found.peak_flops_per_s) == (multiplied, peak)
+    rates = {
+        one.layer: one.rate for one in timed_gemms(price(found, found.configurations[0])) if one.phase == "forward"
+    }
+    assert (rates["mlp.fc2"] > 2.0 * rates["head"]) == (multiplied == "tf32")
+
+
+def test_bf16_is_the_first_change_of_a_run_in_fp32(tmp_path: Path) -> None:
+    """Guards FP32 by accident: BF16 is listed with its step and memory, also where it does not fit by itself."""
+    found = case(stated(tmp_path, f"{CORE} --tensor-model-parallel-size 8 --recompute-activations"))
+    small = H100.model_copy(update={"accelerator": H100.accelerator.model_copy(update={"memory_gib": 14.0})})
+    for machine, words in ((H100, "--bf16"), (small, "--bf16; too much memory by itself")):
+        setup = Setup(
+            *(found.model, machine, found.workload, found.framework), layout=found.configurations[0], recomputes=()
+        )
+        now, made = setup.price(lambda same: same), changes_of(setup, step_s, ranking=None)
+        change = next(one for one in made if one.words == words)
+        assert change.step_s < 0.6 * now.iteration_s
+        assert 0.0 < change.memory_bytes < now.memory_bytes
+
+
+def step_s(setup: Setup) -> float:
+    """Its step, s."""
+    return setup.price(lambda same: same).iteration_s
