@@ -323,6 +323,7 @@ TP, BATCH = "--tensor-model-parallel-size", "run.sh:2: gbs: the global batch, 60
         (f"{CORE} {TP} $(cat n)", DocumentError, "is what a command prints: write its value"),
         (f"A=1\n{CORE.replace('size 64', 'size 60')}", DocumentError, BATCH),
         (f"A=1\n{CORE} --seq-length 2k", DocumentError, "run.sh:2: --seq-length: is '2k', not a whole number from 1"),
+        (f"{CORE} --normalization 1e308", DocumentError, "--normalization 1e308: must be LayerNorm or RMSNorm"),
         (f"T=1\n{CORE} --num-experts 8 --moe-router-topk 9", DocumentError, "run.sh:2: moe_router_topk: is 9, but"),
         (f"{CORE} --num-experts 8 --moe-router-topk two", DocumentError, "--moe-router-topk: is 'two', not a whole"),
         (f"{CORE} --num-experts 8 --moe-router-topk -8", DocumentError, "is '-8', not a whole number from 1"),
