@@ -656,6 +656,7 @@ STEP_PROBES: dict[str, tuple[Probe, ...]] = {
     "formats": (
         *(Probe(precision=one) for one in ("fp8-current", "fp8-blockwise", "fp8-delayed")),
         *(Probe("5b", "fsdp", axes={"z": 8}, precision=one) for one in ("fp8-current", "fp8-delayed")),
+        Probe(precision="fp32"),
     ),
 }
 VALUES: dict[str, tuple[object, ...]] = {
@@ -695,7 +696,8 @@ OF_STEPS = {
     "delayed_weight_gradients shared_expert_overlap balancing_loss",
     "stages": "staged_reduction first_less last_less",
     "formats": "keeps_quantized one_layout primary_weights first_layers_bf16 last_layers_bf16 narrow_attention "
-    "narrow_gathers saves_original quantizes_in_gemm fused_quantization engine_formats requantizes",
+    "narrow_gathers saves_original quantizes_in_gemm fused_quantization engine_formats requantizes "
+    "tf32",
     "grids": "repeated_kv_heads whole_rows",
 }
 """Options of a step, by the layouts that show what they do; of grids, which a search lists, by `REQUEST`."""
