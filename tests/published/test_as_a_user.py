@@ -11,10 +11,13 @@ from typing import Any
 import pytest
 
 import axonn_tune
+from axonn_tune.cost.price import Pricer
 from axonn_tune.frameworks import find_framework
-from axonn_tune.frameworks.description import StepOptions
+from axonn_tune.frameworks.description import Framework, StepOptions
+from axonn_tune.job import Layout
 from axonn_tune.learning.stated import read_run
 from axonn_tune.specs.document import to_yaml
+from axonn_tune.stages import layout_text
 from axonn_tune.validation.published.accuracy import Accuracy, PredictedRow, best_pricing, choices_of
 from axonn_tune.validation.published.cases import Case
 from tests.cli.running import good
@@ -59,7 +62,14 @@ def pins(found: PredictedRow, framework: str = "") -> dict[str, Any]:
         "set": changed or None,
         **sizes,
         **({"chunks": one.chunks} if "pipeline" in asked.axes else {}),
+        **({"pipeline_layout": layout_text(Pricer(case, one).parts)} if _is_split(asked, one) else {}),
     }
+
+
+def _is_split(framework: Framework, one: Layout) -> bool:
+    """Whether a search would split the layers otherwise, unless the row's own split is pinned."""
+    schedule = framework.schedule
+    return one.pipeline > 1 and schedule.layouts and schedule.uneven and not schedule.equal_chunks
 
 
 def _words(found: PredictedRow, folder: Path) -> str:
