@@ -409,6 +409,9 @@ class Model(Document):
             if layer.attention and layer.heads % layer.kv_heads:
                 where = f"layer_types.{layer.name}: " if layer.name else ""
                 raise ValueError(f"{where}heads ({layer.heads}) must be divisible by kv_heads ({layer.kv_heads})")
+        latent = [layer.latent is not None for layer in self.types if layer.attention]
+        if latent and all(latent) and self.kv_heads != self.heads:
+            raise ValueError(f"kv_heads is {self.kv_heads}, but all attention is latent, which has {self.heads}")
         return self
 
     def _check_types(self) -> None:

@@ -162,6 +162,12 @@ def test_launch_configs_of_what_the_runtime_lacks_are_refused() -> None:
         Launch.model_validate(launch.model_dump(by_alias=True) | {"model": model})
 
 
+def test_key_heads_of_latent_attention_are_its_query_heads() -> None:
+    """Guards a number that nothing would read."""
+    with pytest.raises(ValueError, match="kv_heads is 2, but all attention is latent, which has 4"):
+        typed("dense*8", layer_types={"dense": {"latent": LATENT}}, heads=4, kv_heads=2)
+
+
 def test_written_models_load_again() -> None:
     """A pattern given as `layers` is kept beside the number of layers."""
     model = typed(mtp_layers=1)
