@@ -142,6 +142,26 @@ def nearest(word: str, known: Iterable[str], *, cutoff: float = 0.6) -> str | No
     return max(difflib.get_close_matches(word, list(known), cutoff=cutoff), key=alike, default=None)
 
 
+def edits(one: str, other: str, most: int) -> int:
+    """Fewest typing mistakes between two words: a letter too many, missing or wrong, or two swapped.
+
+    most: as many as are counted; a number above it for words with more.
+    """
+    if abs(len(one) - len(other)) > most:
+        return most + 1
+    pairs = enumerate(zip(one, other, strict=False))
+    same = next((at for at, (left, right) in pairs if left != right), min(len(one), len(other)))
+    left, right = one[same:], other[same:]
+    if not left or not right:
+        return len(left) + len(right)
+    if most == 0:
+        return 1
+    rests = [(left[1:], right[1:]), (left[1:], right), (left, right[1:])]
+    if left[:2] == right[1::-1]:
+        rests.append((left[2:], right[2:]))
+    return 1 + min(edits(*rest, most - 1) for rest in rests)
+
+
 def suggest(word: str, known: Iterable[str]) -> str:
     """Return `", did you mean 'x'?"` for the nearest known word, or an empty string."""
     near = nearest(word, known)

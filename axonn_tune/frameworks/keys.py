@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from functools import cache, lru_cache
 from importlib.resources import files
 
-from axonn_tune.errors import suggest
+from axonn_tune.errors import edits, suggest
 from axonn_tune.frameworks import registry
 from axonn_tune.request import LARGEST_SIZE
 
@@ -46,6 +46,11 @@ class Key:
     status: str
     why: str
     range: tuple[str, ...] = ()
+
+    @property
+    def is_read(self) -> bool:
+        """Whether it states a field that arguments are read into; the launcher's numbers are read by their names."""
+        return self.field != "" and self.status != "harmless"
 
     def is_silent(self, value: str) -> bool:
         """Whether nothing is to be said about this value."""
@@ -195,10 +200,32 @@ def lookup(name: str, tables: tuple[str, ...]) -> Key | None:
     return None
 
 
-def stating(tables: tuple[str, ...]) -> list[str]:
-    """Names of the arguments that state a layout, a size or a format."""
-    keys = {one for name in tables for key in table(name) if key.field for one in (key.name, *key.also)}
-    return sorted(one for one in keys if "*" not in one)
+_MISTAKES = ((20, 3), (8, 2), (4, 1), (0, 0))
+"""Typing mistakes in a name that is another one misspelt, by its least length: shorter ones are other words."""
+
+
+@lru_cache(maxsize=1 << 10)
+def misspelt(name: str, tables: tuple[str, ...]) -> str:
+    """The argument that a name means which no table has but by a pattern, "" for none.
+
+    Only arguments of which something is read, or said where they are stated.
+    """
+    exact, _, _ = _index(tables)
+    parts = name.split(".")
+    ends = {len(parts) - at: ".".join(parts[at:]) for at in range(max(0, len(parts) - 4), len(parts))}
+    if any({end, switched_on(end)} & exact.keys() for end in ends.values()):
+        return ""
+    found = []
+    for one, key in exact.items():
+        end = ends.get(one.count(".") + 1)
+        elsewhere = find(one)
+        told = key.field or key.status != "harmless" or (elsewhere and elsewhere.is_read)
+        if "*" in one or end is None or not told:
+            continue
+        most = next(number for least, number in _MISTAKES if min(len(one), len(end)) >= least)
+        if (mistakes := edits(one, end, most)) <= most:
+            found.append((mistakes, one))
+    return min(found, default=(0, ""))[1]
 
 
 def switched_on(name: str) -> str:

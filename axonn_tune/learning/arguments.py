@@ -75,7 +75,7 @@ def known_name(name: str, section: str = "") -> str:
     if len(plain) > _LONGEST_NAME:
         return ""
     key = named(f"{inside}.{plain}") or find(plain)
-    return key.name if key and key.field else ""
+    return key.name if key and key.is_read else ""
 
 
 def plain_value(value: str) -> str:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Self
 
-from axonn_tune.errors import CONTROL, DocumentError, Problem, UsageError, nearest
+from axonn_tune.errors import CONTROL, DocumentError, Problem, UsageError
 from axonn_tune.frameworks import find_framework, registry
 from axonn_tune.frameworks.description import NATURAL_IMBALANCE, ContextExchange
 from axonn_tune.frameworks.dispatchers import find_dispatcher
@@ -24,11 +24,11 @@ from axonn_tune.frameworks.keys import (
     SHIPPED,
     defaults_of,
     find,
+    misspelt,
     named,
     names_of,
     own_tables,
     records,
-    stating,
     switched_on,
     table,
     tables_of,
@@ -221,7 +221,9 @@ def _of_script(script: Script, path: Path) -> _Source:
     remarks += [f"{path.name}:{word.line}: {word.value} is not set in the file: taken to be empty" for word in unset]
     stated = _of_pairs(path, named_values(kept))
     ends = [at for at, word in enumerate(kept, 1) if re.search(r"\.(py|sh)$|^torchtitan[\w.]*$", word.value)]
-    passed = named_values(kept[ends[0] if ends else 0 :])
+    # Those before the program are its launcher's, where one is started.
+    parts = [kept[ends[0] if ends else 0 :], *([kept[: ends[0] - 1]] if ends and started else [])]
+    passed = (one for part in reversed(parts) for one in named_values(part))
     own = {name: value for name, value in passed if name.startswith(("-", "+")) or "." in name}
     return replace(stated, own=own, words=tuple(kept), directives=tuple(script.directives), remarks=tuple(remarks))
 
@@ -610,13 +612,14 @@ def _unpriced(
         key = find(name, tables)
         if key is None and (key := find(switched_on(name), tables)) is not None:
             value = str(value.lower() in OFF)
-        if key is None:
+        # A pattern takes whatever begins so.
+        if (key is None or "*" in "".join((key.name, *key.also))) and (meant := misspelt(name, tables)):
+            meant = f"--{meant.replace('_', '-')}" if written.startswith("--") else meant
+            why = f"is no argument of {framework}: did you mean {meant}?"
+            refused.append(Problem(written, why, stated.line))
+        elif key is None:
             # What another framework's table has may have been read all the same.
             unknown += [] if known_name(name) else [written]
-            if (meant := nearest(name.rpartition(".")[2], stating(tables), cutoff=_MISSPELT)) is not None:
-                meant = f"--{meant.replace('_', '-')}" if written.startswith("--") else meant
-                why = f"is no argument of {framework}: did you mean {meant}?"
-                refused.append(Problem(written, why, stated.line))
         elif key.status == "refused" and not key.is_silent(value):
             refused.append(Problem(written, key.why, stated.line))
         elif key.status == "modelled" and (wanted := key.misfit(value)):
@@ -630,10 +633,6 @@ def _unpriced(
     if refused:
         raise DocumentError(str(source.path), refused)
     return tuple(f"{', '.join(several)}: {why}" for why, several in ignored.items()), tuple(unknown)
-
-
-_MISSPELT = 0.9
-"""Share of letters in common from which a name is another one misspelt: one letter of ten is off."""
 
 
 def _known(source: _Source, facts: Mapping[str, Cell], needed: Sequence[str]) -> dict[str, Stated]:

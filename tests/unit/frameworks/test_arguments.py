@@ -9,7 +9,18 @@ from pathlib import Path
 import pytest
 
 from axonn_tune.errors import DocumentError
-from axonn_tune.frameworks.keys import TABLES, all_tables, defaults_of, find, switched_on, table, tables_of
+from axonn_tune.frameworks.keys import (
+    TABLES,
+    all_tables,
+    defaults_of,
+    find,
+    misspelt,
+    named,
+    own_tables,
+    switched_on,
+    table,
+    tables_of,
+)
 from axonn_tune.learning.arguments import Stated, columns_of
 from axonn_tune.learning.stated import CommandRun, read_run
 from axonn_tune.specs.catalog import load_machine
@@ -176,12 +187,55 @@ def test_what_no_table_has_is_listed(tmp_path: Path) -> None:
         ("--context-paralel-size 4", "--context-parallel-size"),
         ("--num-expertz 8", "--num-experts"),
         ("--fp8-formt hybrid", "--fp8-format"),
+        ("--bc16", "--bf16"),
+        ("--swgilu", "--swiglu"),
+        ("--tensor-modle-paralel-size 2", "--tensor-model-parallel-size"),
+        ("--fp32-residual-conection", "--fp32-residual-connection"),
     ],
 )
 def test_misspelt_layouts_sizes_and_formats_are_refused(written: str, meant: str, tmp_path: Path) -> None:
     """Guards predictions against a layout that nobody asked for: the framework would refuse the name, too."""
     with pytest.raises(DocumentError, match=f"{written.split()[0]}: is no argument of .*: did you mean {meant}"):
         stated(tmp_path, CORE + written)
+
+
+MISSPELT = {
+    "run.sh": (CORE.replace("--nnodes", "--nnodbs"), "--nnodbs: .* did you mean --nnodes"),
+    "zero.json": (
+        ZERO.format("").replace('"stage"', '"stagee"'),
+        "zero_optimization.stagee: .* zero_optimization.stage",
+    ),
+    "fsdp.yaml": (
+        "fsdp_config:\n  fsdp_version: 2\n  fsdp_sharding_strategie: SHARD_GRAD_OP\n",
+        "fsdp_config.fsdp_sharding_strategie: .* fsdp_sharding_strategy",
+    ),
+    "launch.sh": (
+        "accelerate launch --use_fsdp --parallelism_config_dp_shard_size 16 --fsdp_ofload_params true train.py",
+        "--fsdp_ofload_params: .* --fsdp-offload-params",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", MISSPELT)
+def test_misspelt_names_of_launchers_and_below_a_pattern_are_refused(name: str, tmp_path: Path) -> None:
+    """Guards arguments before the program, and those that a pattern of the tables would take without a word."""
+    text, said = MISSPELT[name]
+    with pytest.raises(DocumentError, match=said):
+        stated(tmp_path, text, name=name, model="llama3-8b", **ZEROS, gbs="64")
+
+
+@pytest.mark.parametrize("framework", ["megatron-core", "torchtitan", "deepspeed", "fsdp"])
+def test_one_mistake_in_a_name_is_found_and_no_name_of_a_framework_is_one(framework: str) -> None:
+    """Guards both sides of the rule: a letter missing, doubled or swapped in each modelled name; every real name."""
+    tables = tables_of(framework)
+    for key in (key for one in own_tables(framework) for key in table(one) if key.field and len(key.name) > 4):
+        half = len(key.name) - len(key.name.rpartition(".")[2]) // 2
+        left, right = key.name[:half], key.name[half:]
+        for one in (left + right[1:], left + left[-1] + right, left[:-1] + right[:1] + left[-1] + right[1:]):
+            assert find(one, tables) == key or misspelt(one, tables) or named(one, tables), one
+    for file in (Path(__file__).parents[2] / "fixtures" / "arguments").glob(f"{framework.replace('-', '_')}*.txt"):
+        for name in file.read_text("utf-8").splitlines()[1:]:
+            assert not misspelt(name.replace("-", "_").lower(), tables), name
 
 
 @pytest.mark.parametrize(
