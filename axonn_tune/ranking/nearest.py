@@ -26,13 +26,13 @@ from axonn_tune.units import GIB, show_bytes, show_seconds
 def nearest_change(problem: Problem) -> str:
     """Binding constraint and nearest changes, for a problem with an empty ranking.
 
-    Where memory binds, each change has step and memory of the best layout that it allows. Those on the same GPUs come
-    first, the least time of a GPU per token first.
+    What fits is found by memory alone. Where memory binds, up to three changes have step and memory of the best layout
+    that each allows: of the same job on the same GPUs, or, where none of those fits, of others.
     """
     grids = list_grids(problem)
     shapes = list_shapes(grids, problem)
     memory = len(shapes) > 0
-    binding = _binding_memory(problem, shapes) if memory else _binding_divisibility(problem, grids)
+    binding = _binding_memory(problem, grids) if memory else _binding_divisibility(problem, grids)
     kinds = [*(_savers(problem) if memory else ()), *_near_sizes(problem), *([] if memory else [_batches(problem)])]
     if not problem.workload.shard_optimizer_over_data:
         kinds.append(iter([("--shard-optimizer", _with_workload(problem, shard_optimizer_over_data=True))]))
@@ -43,31 +43,39 @@ def nearest_change(problem: Problem) -> str:
     second, joint = (_without_pins, " and ") if memory else (_batches, " ")
     both = ((f"{text}{joint}{more}", twice) for text, changed in others(problem) for more, twice in second(changed))
     tried = tried or [first for first in [_first_feasible(both)] if first]
-    found = _by_cost(problem, tried) if memory else [text for text, _ in tried]
+    priced, named = _by_cost(problem, tried) if memory else ([], [text for text, _ in tried])
+    found = [*priced, *named]
     if not found:
         return f"{binding}; no single change tried makes it fit"
-    order = ", cheapest first" if memory and len(found) > 1 else ""
+    order = ", cheapest first" if len(priced) > 1 else ""
     changes = "changes that fit" if len(found) > 1 else "change that fits"
     return f"{binding}; nearest {changes}{order}: {' or '.join(found)}"
 
 
-_MOST_CHANGES = 6
-"""Changes that are named where memory binds."""
+_MOST_CHANGES = 3
+"""Changes that are priced where memory binds: each is a search."""
 
 
-def _by_cost(problem: Problem, tried: Sequence[tuple[str, Problem]]) -> list[str]:
-    """The changes with step and memory of the best layout of each: those of the same job on the same GPUs first."""
+def _by_cost(problem: Problem, tried: Sequence[tuple[str, Problem]]) -> tuple[list[str], list[str]]:
+    """The changes with step and memory of the best layout of each, the least time of a GPU per token first, and by name
+    those of another job, which are priced where no other change fits."""
+
+    def same(changed: Problem) -> bool:
+        """Whether it is the same job on the same GPUs."""
+        jobs = [(one.gpus, one.workload, one.framework.name) for one in (problem, changed)]
+        return jobs[0] == jobs[1]
+
+    own = [one for one in tried if same(one[1])]
+    named = [text for text, changed in tried if own and not same(changed)]
     priced = []
-    for text, changed in tried:
+    for text, changed in (own or tried)[:_MOST_CHANGES]:
         best, workload = search(changed, exact=1)[0], changed.workload
-        same = changed.gpus == problem.gpus and workload == problem.workload
-        same = same and changed.framework.name == problem.framework.name
         per_token = best.iteration_s * changed.gpus / (workload.global_batch * workload.sequence_length)
-        priced.append((not same, per_token, text, best))
+        priced.append((per_token, text, best))
     return [
         f"{text} ({show_seconds(best.iteration_s)} a step, {show_bytes(best.memory_bytes)})"
-        for *_, text, best in sorted(priced, key=lambda one: one[:3])[:_MOST_CHANGES]
-    ]
+        for _, text, best in sorted(priced, key=lambda one: one[:2])
+    ], named
 
 
 _NEARBY, _WORTH_SAYING = 0.25, 0.1
@@ -101,8 +109,8 @@ def _shortest_step_s(problem: Problem) -> float:
 
 
 def _first_feasible(changes: Iterator[tuple[str, Problem]]) -> tuple[str, Problem] | None:
-    """The first change that makes something feasible; None if none does."""
-    return next(((text, changed) for text, changed in changes if _accepted(changed) and least_bytes(changed)), None)
+    """The first change that makes something feasible; None if none does. Nothing is priced."""
+    return next(((text, changed) for text, changed in changes if _accepted(changed) and _fits(changed)), None)
 
 
 def _accepted(problem: Problem) -> bool:
@@ -114,24 +122,32 @@ def _accepted(problem: Problem) -> bool:
     return True
 
 
-def least_bytes(problem: Problem) -> float:
-    """Memory of the leanest candidate that satisfies every constraint; 0 if there is none. Nothing is priced."""
-    shapes = list_shapes(list_grids(problem), problem)
-    fittings = (fitting for _, fitting in _fittings(shapes)) if len(shapes) else ()
-    return min((float(one.total_bytes[one.rows].min()) for one in fittings if len(one.rows)), default=0.0)
+def _fits(problem: Problem) -> bool:
+    """Whether a candidate satisfies every constraint and has memory."""
+    shapes = _leanest(list_grids(problem), problem)
+    return len(shapes) > 0 and any(len(fitting.rows) for _, fitting in _fittings(shapes))
+
+
+def _leanest(grids: Grids, problem: Problem) -> Shapes:
+    """Shapes with the smallest micro-batch, which divides every share of the batch: memory grows with it."""
+    if problem.request.micro_batch is None:
+        smallest = 2 if problem.workload.split_micro_batch else 1
+        problem = replace(problem, request=replace(problem.request, micro_batch=smallest))
+    return list_shapes(grids, problem)
 
 
 def _fittings(shapes: Shapes) -> Iterator[tuple[Recompute, Fitting]]:
-    """Memory under each recompute set; on all blocks where they are not asked for in part, which needs least."""
+    """Memory under each recompute set, that of whole blocks first, which mostly needs least; on all blocks where they
+    are not asked for in part."""
     problem = shapes.problem
     asked = [one for one in problem.variants if not one.some or problem.request.recompute_layers]
-    programs = {one: step_program(problem, problem.framework.step, one) for one in asked}
-    for one, fitting in fit_all(shapes, programs).items():
-        yield one.recompute, fitting
+    for one in sorted(asked, key=lambda one: one.recompute != "full"):
+        yield one.recompute, fit_all(shapes, {one: step_program(problem, problem.framework.step, one)})[one]
 
 
-def _binding_memory(problem: Problem, shapes: Shapes) -> str:
+def _binding_memory(problem: Problem, grids: Grids) -> str:
     """The leanest candidate, and its gap to the limit."""
+    shapes = _leanest(grids, problem)
     least: tuple[float, str] | None = None
     limit_bytes = 0.0
     for recompute, fitting in _fittings(shapes):
@@ -217,8 +233,8 @@ def _savers(problem: Problem) -> Iterator[Iterator[tuple[str, Problem]]]:
         if getattr(plain, name) and not getattr(framework.step, name):
             on = replace(problem, framework=framework.with_step(**{name: True}))
             yield iter([(f"--set step.{name}=true", on)])
-    for words, typed, asked in fewer_bytes(framework, request, problem.workload):
-        yield iter([(words, replace(problem, framework=typed, request=asked))])
+    fewer = fewer_bytes(framework, request, problem.workload)
+    yield ((words, replace(problem, framework=typed, request=asked)) for words, typed, asked in fewer)
     if request.recompute is not None:
         others = (one for one in framework.recompute_sets if one not in (request.recompute, "none"))
         for one in others:

@@ -9,9 +9,11 @@ from typing import Any
 
 import pytest
 
-from axonn_tune.ranking.choosing import run_search
+from axonn_tune.ranking.choosing import run_search, search
 from axonn_tune.ranking.inputs import load_inputs
 from axonn_tune.ranking.nearest import nearest_change
+from axonn_tune.ranking.priced import Priced
+from axonn_tune.ranking.space import Problem
 from axonn_tune.request import Request
 from axonn_tune.units import show_bytes, show_seconds
 
@@ -98,14 +100,14 @@ def test_every_suggestion_fits(case: str) -> None:
         ("a batch of one", "--batch 64 or leave out --x and --y"),
         ("a micro-batch", "--batch 8064 or leave out --micro-batch"),
         ("no halves", "--batch 128"),
-        ("weights kept whole", "--framework torchtitan ("),
+        ("weights kept whole", "fit: --grad-reduce-in-bf16 ("),
         ("no such EP", "fit: --ep 8 or "),
         ("too wide an EP", "fit: --ep 8 or "),
         ("no such ETP", "fit: --etp 2 or "),
         ("nothing recomputed", " or --recompute full ("),
         ("long sequences", "cheapest first: --seq 131072 ("),
-        ("no types of fewer bytes", "--grad-reduce-in-bf16 --use-precision-aware-optimizer bf16 ("),
-        ("weights kept whole", "--gpus 24 ("),
+        ("no types of fewer bytes", "fit: --use-precision-aware-optimizer bf16 ("),
+        ("weights kept whole", ") or --framework torchtitan or --gpus 24"),
         ("parts that 16 stages do not divide", " or --tp 8 ("),
         ("pins that no count suits", "fits: --gpus 24 and leave out --tp, --gtp, --dp, --cp, --pp and --micro-batch ("),
     ],
@@ -113,6 +115,21 @@ def test_every_suggestion_fits(case: str) -> None:
 def test_suggestions_are_useful(case: str, suggested: str) -> None:
     """Guards what is preferred: batches that every grid divides, counts that fill nodes, the nearest first."""
     assert suggested in said(case)
+
+
+def test_few_changes_are_searched(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards the time of a refusal: changes of the same job alone are priced, and nothing to see whether one fits."""
+    searched = list[int]()
+
+    def counted(problem: Problem, *, exact: int) -> Priced:
+        searched.append(problem.gpus)
+        return search(problem, exact=exact)
+
+    monkeypatch.setattr("axonn_tune.ranking.nearest.search", counted)
+    for case, gpus in (("weights kept whole", [16]), ("a batch of one", []), ("pins that no count suits", [24])):
+        searched.clear()
+        nearest_change(load_inputs(asked(case)).problem)
+        assert searched == gpus
 
 
 def test_what_binds_covers_every_grid() -> None:
