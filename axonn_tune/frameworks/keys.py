@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import csv
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache, lru_cache
 from importlib.resources import files
@@ -35,7 +35,7 @@ class Key:
     where it is assumed; `off`: a switch that is mentioned where it is on alone. plain: values that are priced, if not
     all are. why: the reason why it is ignored or refused, or where another argument decides. range: what the framework
     takes, the first of several as the nearest: `1-` and `0-3` whole numbers, `0..1`, `>0` and `<0` numbers, `list`
-    several of them, else words.
+    several of them, `switch` true or false, else words.
     """
 
     name: str
@@ -61,18 +61,29 @@ class Key:
             return (text not in OFF) == (self.default == "True")
         return all(word in self.plain | {self.default.lower()} for word in re.findall(r"[\w.+-]+", text))
 
-    def misfit(self, value: str) -> str:
-        """What a value outside of the range must be, with the nearest word; "" for one inside, and for none at all."""
-        parts = re.split(r"[\s,\[\]]+", value.strip("[] ")) if "list" in self.range else [value.strip()]
+    def misfit(self, value: str, *, typed: bool = False) -> str:
+        """What a value of another kind must be, with the nearest word; "" for one inside, and for none at all.
+
+        typed: on a command line, where `null` is a value as any other.
+        """
+        several = "list" in self.range
+        parts = re.split(r"[\s,()\[\]'\"]+", value.strip("()[]'\" ")) if several else [value.strip()]
         ranges = [one for one in self.range if one != "list"]
-        if not ranges or all(part.lower() in _UNSET or any(_fits(part, one) for one in ranges) for part in parts):
+        unset = _UNSET[: -1 if typed else None]
+        if ranges and all(part.lower() in unset or any(_fits(part, one) for one in ranges) for part in parts):
             return ""
-        words = [one for one in ranges if one[0].isalpha()]
-        wanted = ", ".join(words) if words else ", or ".join(map(_in_words, ranges))
-        return wanted + suggest(value, words)
+        nothing = (value == "[]" and not several) or (typed and value.lower() == "null")
+        if not ranges and not nothing:
+            return ""
+        words = [one for one in ranges if one[0].isalpha() and one != "switch"]
+        wanted = [_in_words(one) for one in ranges if one not in words]
+        return (", or ".join(filter(None, (", ".join(words), *wanted))) or "one value") + suggest(value, words)
 
 
-_UNSET = ("", "none", "null", "auto")
+SWITCH = Key("", (), "", "", frozenset(), "modelled", "", ("switch",))
+"""What is true or false."""
+_UNSET = ("", "none", "auto", "null")
+_ON_OR_OFF = ("true", "false", "1", "0", "yes", "no", "on", "off")
 
 
 def _fits(value: str, range_: str) -> bool:
@@ -80,6 +91,8 @@ def _fits(value: str, range_: str) -> bool:
     if whole := re.fullmatch(r"(\d+)-(\d*)", range_):
         plain = re.fullmatch(r"([0-9]{1,15})(?:\.0*)?", value.replace(",", "").replace("_", ""))
         return plain is not None and int(whole[1]) <= int(plain[1]) <= int(whole[2] or LARGEST_SIZE)
+    if range_ == "switch":
+        return value.lower() in _ON_OR_OFF
     if not (bounds := re.fullmatch(r"([<>]|\d+\.\.)(\d*)", range_)):
         return value.lower() == range_
     if not re.fullmatch(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)(e[+-]?[0-9]{1,2})?", value.lower()):
@@ -92,6 +105,8 @@ def _fits(value: str, range_: str) -> bool:
 
 def _in_words(range_: str) -> str:
     """A range as a message has it."""
+    if range_ == "switch":
+        return "true or false"
     if whole := re.fullmatch(r"(\d+)-(\d*)", range_):
         return f"a whole number from {whole[1]} to {int(whole[2] or LARGEST_SIZE):,}"
     if range_[0] in "<>":
@@ -115,10 +130,17 @@ def table(name: str) -> tuple[Key, ...]:
             one["key"],
             tuple(one["also"].split()),
             *(one["field"], one["default"], frozenset(one["plain"].lower().split()), one["status"], one["why"]),
-            range=tuple((one.get("range") or "").split()),
+            range=_range(one),
         )
         for one in records(name)
     )
+
+
+def _range(record: Mapping[str, str]) -> tuple[str, ...]:
+    """The range of an argument as a table has it: `plain` for its plain values, `switch` where its default is one."""
+    stated = record.get("range") or ""
+    switch = record["status"] == "modelled" and record["default"] in ("True", "False", "off")
+    return tuple((record["plain"].lower() if stated == "plain" else stated).split()) or ("switch",) * switch
 
 
 _CORE, _TITAN = (("megatron",), ("nemo", "megatron_deepspeed")), (("torchtitan",), ())

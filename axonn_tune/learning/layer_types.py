@@ -140,7 +140,7 @@ class _Reading:
         text = self.text("window_size")
         if not text:
             return None
-        left = re.match(r"[(\[]?\s*(\d{1,9})\b", text)
+        left = re.fullmatch(r"[(\[]?\s*(\d{1,9})(?:[,\s]+-?\d{1,9})?\s*[)\]]?", text)
         if left is None:
             raise ValueError(f"window_size: is {text!r}, not two whole numbers such as 127,0")
         return int(left[1]) + 1

@@ -22,6 +22,7 @@ from axonn_tune.frameworks.dispatchers import find_dispatcher
 from axonn_tune.frameworks.keys import (
     OFF,
     SHIPPED,
+    SWITCH,
     defaults_of,
     find,
     misspelt,
@@ -183,7 +184,10 @@ def _flat(values: Mapping[str, object], before: str = "") -> Iterator[tuple[str,
 
 def _yaml(text: str, path: Path) -> Iterator[tuple[str, Stated]]:
     """Every value of YAML or JSON by its dotted name."""
-    root = read_yaml(text.replace("\t", "  "), source=str(path)).root
+    reading = read_yaml(text.replace("\t", "  "), source=str(path))
+    root = reading.root
+    if twice := [one for one in reading.problems if "written twice" in one.message]:
+        raise DocumentError(str(path), twice)
     if not isinstance(root.value, dict):
         raise DocumentError(str(path), [Problem("", "states no arguments: no `key: value` at the top level", 1)])
     yield from _nodes(root)
@@ -196,7 +200,8 @@ def _nodes(node: Node, before: str = "") -> Iterator[tuple[str, Stated]]:
         else:
             words = [one.plain() for one in (child.value if isinstance(child.value, list) else (child,))]
             nested = [list(one) for one in words if isinstance(one, tuple)]
-            yield f"{before}{key}", Stated(str(nested) if nested else " ".join(map(str, words)), child.line or 1)
+            text = str(nested) if nested or child.value == [] else " ".join(map(str, words))
+            yield f"{before}{key}", Stated(text, child.line or 1)
 
 
 _PROGRAM = re.compile(
@@ -609,8 +614,10 @@ def _unpriced(
     unknown: list[str] = []
     for written, stated in {**{name: Stated(value, 0) for name, value in implied.items()}, **source.own}.items():
         name, value = _plain(written), stated.value
-        key = find(name, tables)
+        key, typed = find(name, tables), written.startswith("-")
+        wanted = key.misfit(value, typed=typed) if key else ""
         if key is None and (key := find(switched_on(name), tables)) is not None:
+            wanted = SWITCH.misfit(value, typed=typed) if key.status == "modelled" else ""
             value = str(value.lower() in OFF)
         # A pattern takes whatever begins so.
         if (key is None or "*" in "".join((key.name, *key.also))) and (meant := misspelt(name, tables)):
@@ -622,10 +629,10 @@ def _unpriced(
             unknown += [] if known_name(name) else [written]
         elif key.status == "refused" and not key.is_silent(value):
             refused.append(Problem(written, key.why, stated.line))
-        elif key.status == "modelled" and (wanted := key.misfit(value)):
+        elif wanted and (key.status == "modelled" or key.range):
             given = "$" in value or columns_of({key.name: Stated("1", 0)}).keys() & facts.keys()
             bare = written.startswith("-") and value == "True"
-            why = f"has no value: it is {wanted}" if bare else f"is {value!r}, not {wanted}"
+            why = f"has no value: it is {wanted}" if bare else f"is {stated.value!r}, not {wanted}"
             refused += [] if given else [Problem(written, why, stated.line)]
         elif not key.is_silent(value):
             switch = written.startswith("-") and stated.value == "True"

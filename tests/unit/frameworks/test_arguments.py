@@ -89,7 +89,9 @@ def test_tables_are_whole(name: str) -> None:
         assert key.why or key.status != "modelled" or not key.plain, key.name
         assert all(len(part) > 3 for part in (key.name, *key.also) if "*" in part), key.name
         assert key.range or key.field not in WHOLE or key.default in ("True", "False"), key.name
-        assert not key.range or (key.misfit("nan") and key.misfit("٣") and not key.misfit(key.default)), key.name
+        assert key.range in ((), ("list",)) or (
+            key.misfit("nan") and key.misfit("٣") and not key.misfit(key.default)
+        ), key.name
         # Where another argument decides, that one is not passed over.
         if decides := re.match(r"of (?:experts, which )?(--[\w-]+)", key.why):
             other = find(decides[1].lstrip("-").replace("-", "_"))
@@ -303,6 +305,38 @@ def test_a_refusal_has_the_flag_as_typed_and_the_nearest_value(flags: str, said:
     """Guards choices that Megatron's parser refuses, formats that exclude each other, sizes without a value."""
     with pytest.raises(DocumentError, match=f"run.sh:1: {said}"):
         stated(tmp_path, CORE + flags)
+
+
+KINDS = ("--sequence-parallel 3.7", "--padded-vocab-size null", "--optimizer []", "--no-bias-gelu-fusion --swiglu qx")
+KINDS += ("--attention-backend flush", "--num-query-groups []", "--recompute-granularity null", "--window-size 3.7")
+KINDS += ("--disable-bias-linear -5", "--pipeline-model-parallel-layout null", "--position-embedding-type 7")
+NEMO = "trainer:\n  num_nodes: 4\n  devices: 8\nmodel:\n  num_layers: 32\n  hidden_size: 4096\n  micro_batch_size: 1\n"
+NEMO += "  num_attention_heads: 32\n  global_batch_size: 64\n  encoder_seq_length: 2048\n  ffn_hidden_size: 16384\n"
+KIND_FILES = {
+    "nemo.yaml": [
+        NEMO + f"  {line}\n" for line in ("bias: qx", "num_query_groups: []", "fp16: 7", "micro_batch_size: 2")
+    ],
+    "zero.json": [ZERO.format(', "overlap_comm": "qx"')],
+    "run.toml": [TITAN.format('[compile]\nenable = "qx"')],
+}
+
+
+@pytest.mark.parametrize("flags", KINDS)
+def test_values_of_another_kind_are_refused(flags: str, tmp_path: Path) -> None:
+    """Guards switches, numbers and words of a list; `null` and `[]` are no values on a command line."""
+    value = flags.split()[-1]
+    with pytest.raises(DocumentError, match=rf"(?s)run.sh.*is '{re.escape(value)}', not "):
+        stated(tmp_path, CORE + flags).case(load_machine("dgx-h100").document)
+
+
+@pytest.mark.parametrize("name", KIND_FILES)
+def test_values_of_another_kind_in_files_are_refused(name: str, tmp_path: Path) -> None:
+    """Guards the same in files, whose `null` states nothing; and keys that are written twice."""
+    given = {} if name == "nemo.yaml" else ZEROS
+    for text in KIND_FILES[name]:
+        with pytest.raises(DocumentError, match=rf"{name}:\d+: .*(is '.*', not |key written twice)"):
+            stated(tmp_path, text, name=name, model=None if "model" in text else "llama3-8b", **given)
+    stated(tmp_path, NEMO + "  bias: null\n  num_query_groups: null\n", name="nemo.yaml")
 
 
 @pytest.mark.parametrize(
