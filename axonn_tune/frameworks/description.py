@@ -87,6 +87,17 @@ def _words(*known: str, default: Any = ()) -> Any:  # noqa: ANN401 - a field
     return _limited(default, words=known)
 
 
+OFFLOAD_MODULES: Mapping[str, tuple[str, ...]] = {
+    "attn_norm": ("block input",),
+    "qkv_linear": ("attention.norm output",),
+    "core_attn": ("qkv",),
+    "attn_proj": ("attention output",),
+    "mlp_norm": ("middle of block",),
+    "expert_fc1": ("dispatched tokens",),
+    "moe_act": ("expert up projection",),
+}
+"""Saved arrays that are the inputs of modules which Megatron-Core can offload one by one. Source:
+NVIDIA/Megatron-LM@d98e8a64, docs/user-guide/features/fine_grained_activation_offloading.md."""
 _FOLDED = ("x", "z", "context", "data")
 _REPEATED = (
     *("attention.core", "attention.scores", "attention.norm", "attention.output", "attention.q_up", "attention.kv_up"),
@@ -131,7 +142,10 @@ class StepOptions:
         distributed_optimizer: master weights and moments are split over data; gradients are reduce-scattered, new
         weights all-gathered (ZeRO-1). parameter_overlap: that all-gather runs behind the next forward pass.
         shard_gradients: accumulated gradients are split over data, too (ZeRO-2).
-        offloaded: of optimizer states (`optimizer`) and weights those that are kept on the host.
+        offloaded: what is kept on the host: Adam's moments, master weights, accumulated gradients, weights, and
+        saved inputs of modules, named as Megatron-Core's --offload-modules does, but those of one layer.
+        offloaded_states, offloaded_inputs: fractions of moments and master weights, and of those inputs.
+        offloaded_layers: fraction of a rank's layers whose saved activations are.
         master_bytes, exp_avg_bytes, exp_avg_sq_bytes: elements of master weights and of Adam's moments that a
         precision-aware optimizer keeps; None: that of master weights in FP32, and another optimizer if all are.
 
@@ -217,7 +231,10 @@ class StepOptions:
     distributed_optimizer: bool = False
     parameter_overlap: bool = False
     shard_gradients: bool = False
-    offloaded: tuple[Literal["optimizer", "weights"], ...] = ()
+    offloaded: tuple[str, ...] = _words("moments", "master", "gradients", "weights", *OFFLOAD_MODULES)
+    offloaded_states: float = _limited(1.0, 0, 1, whole=False)
+    offloaded_inputs: float = _limited(1.0, 0, 1, whole=False)
+    offloaded_layers: float = _limited(0.0, 0, 1, whole=False)
     master_bytes: int | None = _bytes()
     exp_avg_bytes: int | None = _bytes()
     exp_avg_sq_bytes: int | None = _bytes()

@@ -17,7 +17,7 @@ from typing import Self
 
 from axonn_tune.errors import CONTROL, DocumentError, Problem, UsageError
 from axonn_tune.frameworks import find_framework, registry
-from axonn_tune.frameworks.description import NATURAL_IMBALANCE, ContextExchange
+from axonn_tune.frameworks.description import NATURAL_IMBALANCE, OFFLOAD_MODULES, ContextExchange
 from axonn_tune.frameworks.dispatchers import find_dispatcher
 from axonn_tune.frameworks.keys import (
     OFF,
@@ -867,13 +867,7 @@ def _with_flags(case: Case, stated: Arguments) -> Case:
     changes: dict[str, object] = {"cuda_graphs": _captured(stated), **_optimizer_types(case, stated)}
     own_layers = stated.get("transformer_impl", _NOTHING).value == "local"
     changes["tf32"] = (options.tf32 and not own_layers) or is_on(stated.get("tf32", _NOTHING))
-    changes["offloaded"] = tuple(
-        what
-        for what in ("optimizer", "weights")
-        if any(
-            name in stated and not is_off(stated[name]) for of in (what, "all") for name in names_of(f"offload_{of}")
-        )
-    )
+    changes.update(_offloaded(case, stated))
     for name, counted in (("first_less", "embedding"), ("last_less", "loss")):
         if is_on(stated.get(f"account_for_{counted}_in_pipeline_split", _NOTHING)):
             changes[name] = 1
@@ -916,6 +910,47 @@ def _with_flags(case: Case, stated: Arguments) -> Case:
         workload=case.workload.model_copy(update={"overlaps": kept}),
         configurations=tuple(replace(one, kept_layers=_kept(case, one, stated)) for one in case.configurations),
     )
+
+
+def _offloaded(case: Case, stated: Arguments) -> Iterator[tuple[str, object]]:
+    """What is kept on the host.
+
+    Megatron's optimizer copies gradients each step, and leaves the distributed optimizer's FP32 weights on the GPU but
+    with a precision-aware one (NVIDIA/Megatron-LM@d98e8a64, core/optimizer/distrib_optimizer.py). ZeRO-2 and 3 gather
+    gradients on the host, ZeRO-1 does not before the step's end (deepspeedai/DeepSpeed@edaa7221,
+    runtime/zero/stage_1_and_2.py, copy_grads_in_partition, and stage3.py, grad_partitions_flat_buffer); FSDP does.
+    """
+
+    def on(what: str) -> bool:
+        return any(name in stated and not is_off(stated[name]) for name in names_of(what))
+
+    every, states, hybrid = on("offload_all"), on("offload_optimizer"), "optimizer_cpu_offload" in stated
+    split = case.framework.step.shard_gradients or any(one.grid.z > 1 for one in case.configurations)
+    found = {
+        "moments": every or states,
+        "master": every or (states and (not hybrid or is_on(stated.get("use_precision_aware_optimizer", _NOTHING)))),
+        "gradients": every or (states and not hybrid and split),
+        "weights": every or on("offload_weights"),
+    }
+    modules = stated.get("offload_modules", _NOTHING).value if on("offload_inputs") else ""
+    modules = modules.replace("fused_group_mlp", "expert_fc1 moe_act")
+    # ZeRO's moves what full recompute saves.
+    checkpoints = on("offload_checkpoints") and all(one.recompute == "full" for one in case.configurations)
+    modules += " attn_norm" * checkpoints
+    found |= {name: True for name in OFFLOAD_MODULES if name in re.findall(r"\w+", modules)}
+    yield "offloaded", tuple(name for name, kept in found.items() if kept)
+    # The command line's default is 1, that of the classes which NeMo's recipes fill is 0.
+    own = 0.0 if hybrid and case.framework.name.startswith("nemo") else 1.0
+    for option, share, default in (
+        ("offloaded_states", "offload_share", own),
+        ("offloaded_inputs", "offload_inputs_share", 1.0),
+        ("offloaded_layers", "offload_layers", 0.0),
+    ):
+        whole = case.model.layers if option == "offloaded_layers" else 1
+        # In its range, which a table has, or left to the framework.
+        words = [stated[name].value.replace(",", "").replace("_", "") for name in names_of(share) if name in stated]
+        number = next((float(one) for one in words if re.search(r"\d", one)), default)
+        yield option, min(number / whole, 1.0)
 
 
 def _optimizer_types(case: Case, stated: Arguments) -> dict[str, int]:

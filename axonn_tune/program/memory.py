@@ -13,6 +13,7 @@ from functools import cached_property, lru_cache, reduce
 from operator import add
 from typing import NamedTuple, TypeAlias
 
+from axonn_tune.frameworks.description import OFFLOAD_MODULES
 from axonn_tune.program.layers import EXPERTS, JOINED, WHOLE_BLOCK, LayerInputs
 from axonn_tune.program.operations import (
     PLAIN,
@@ -50,25 +51,23 @@ def persistent_items(given: LayerInputs) -> Held:
     copied = given.sharded or not options.master_shards
     master = options.master_shards or sizes.main != sizes.compute
     # Where weights are not copied, the master weights are the weights.
-    moved = ("optimizer" if copied else "weights") in options.offloaded
+    moved = {name: float(name in options.offloaded) for name in ("weights", "gradients", "moments", "master")}
+    kept = {name: 1.0 - share * options.offloaded_states for name, share in moved.items()}
+    main = kept["master"] if copied else 1.0 - moved["weights"]
     held = list[tuple[str, Size]]()
     for of, elements, replicas in (
         ("", _PARAMETERS, given.replicas),
         *([(" of experts", _EXPERTS, given.replication(EXPERTS)[1])] if given.model.has_experts else []),
     ):
         share = replicas if given.sharded else Size(1.0)
-        held += [(f"master weights{of}", given.master_bytes * elements / share)] if master and not moved else []
-        moments = [(f"optimizer moments{of}", float(given.moment_bytes) * elements / share)]
-        held += [] if "optimizer" in options.offloaded else moments
+        held += [(f"master weights{of}", main * given.master_bytes * elements / share)] if master and main else []
+        moments = [(f"optimizer moments{of}", kept["moments"] * given.moment_bytes * elements / share)]
+        held += moments if kept["moments"] else []
         shares = replicas if options.shard_gradients else Size(1.0)
-        held += [(f"gradients{of}", given.gradient_bytes * elements / shares)]
+        held += [] if moved["gradients"] else [(f"gradients{of}", given.gradient_bytes * elements / shares)]
         if not of:
             held += [("replicated vectors", float(given.master_bytes + given.moment_bytes + sizes.main) * _VECTORS)]
-        held += (
-            [(f"compute weights{of}", 1.0 * sizes.compute * elements)]
-            if copied and "weights" not in options.offloaded
-            else []
-        )
+        held += [(f"compute weights{of}", 1.0 * sizes.compute * elements)] if copied and not moved["weights"] else []
     return tuple(held)
 
 
@@ -257,11 +256,7 @@ def memory_plan(program: StepProgram, stage: Stage = ONLY) -> MemoryPlan:
     if stage != ONLY:
         neighbours = 1.0 if stage.first or stage.last else 2.0
         messages = [("messages between stages", neighbours * MESSAGES * program.send(scattered=False).size_bytes)]
-    saved = [
-        (f"saved {kind}", count * block.given.held * size)
-        for block in program.blocks
-        for (kind, size), count in _by_kind(saved_arrays(block)).items()
-    ]
+    saved = [one for block in program.blocks for one in _saved(block)]
     given = program.given
     # LM head: the last block's output, its weight with the first gather of the backward pass, and its gradient.
     operations, last = program.head.operations, program.blocks[-1]
@@ -278,6 +273,26 @@ def memory_plan(program: StepProgram, stage: Stage = ONLY) -> MemoryPlan:
             *(_backward_peak(program, block, last=stage.last) for block in program.blocks),
         ),
     )
+
+
+def _saved(block: Block) -> Iterator[tuple[str, Size]]:
+    """Saved activations of a kind of block.
+
+    Of inputs of modules that are offloaded one block's is there: the last layer's stays, and others come back one by
+    one. Source: NVIDIA/Megatron-LM@d98e8a64, megatron/core/pipeline_parallel/fine_grained_activation_offload.py.
+    """
+    options, counted = block.given.options, dict[tuple[str, Size], float]()
+    moved = {name for module in options.offloaded for name in OFFLOAD_MODULES.get(module, ())}
+    held = (1.0 - options.offloaded_layers) * block.given.held
+    for array in saved_arrays(block):
+        away = options.offloaded_inputs * (array.name in moved)
+        for share, of in ((1.0 - away, held), (away, Size(1.0))):
+            size = of * array.size_bytes
+            key = array.kind, Size(1.0, size.powers)
+            counted[key] = counted.get(key, 0.0) + share * size.coefficient
+    for (kind, one), count in counted.items():
+        if count:
+            yield f"saved {kind}", count * one
 
 
 def _quantized_weights(program: StepProgram) -> Held:

@@ -636,6 +636,7 @@ STEP_PROBES: dict[str, tuple[Probe, ...]] = {
         for one, batch in (("none", 32), ("full", 32), ("none", 8))
     ),
     "replicated": (Probe(axes={"data": 16}), Probe("5b", "deepspeed", axes={"z": 2, "data": 8}, seq=2048)),
+    "offloaded": (Probe(axes={"data": 16}, step={"offloaded": ("moments", "core_attn")}),),
     "blocking": (Probe("5b", "fsdp", axes={"z": 4, "data": 2}, seq=2048, overlaps=()),),
     "context": (
         PROBES["long"],
@@ -677,7 +678,9 @@ VALUES: dict[str, tuple[object, ...]] = {
     "engine_formats": (("fp8-current",), ()),
     "context_inside": (4,),
     "loss": ("in_place", "eager"),
-    "offloaded": (("optimizer",),),
+    "offloaded": (("moments",),),
+    "offloaded_states": (0.5,),
+    "offloaded_inputs": (0.5,),
 }
 VALUES |= dict.fromkeys(("blocking_reduction", "staged_reduction"), VALUES["reduction"])
 """What options of a step are set to that are no numbers and no flags."""
@@ -689,7 +692,8 @@ OF_STEPS = {
     "sharded": "gather_unit gather_bytes shard_gradient_bytes gather_copies gather_after_recompute prefetch_recompute "
     "prefetch_backward reshard head_gathered_again replicated_tables master_shards recompute_whole_block",
     "replicated": "reduction gradient_bytes reduced_bytes reduce_each_micro_batch distributed_optimizer "
-    "parameter_overlap shard_gradients offloaded master_bytes exp_avg_bytes exp_avg_sq_bytes",
+    "parameter_overlap shard_gradients offloaded offloaded_layers master_bytes exp_avg_bytes exp_avg_sq_bytes",
+    "offloaded": "offloaded_states offloaded_inputs",
     "blocking": "blocking_reduction",
     "context": "context_exchange context_inside context_shards",
     "experts": "expert_shards expert_replicas dispatcher imbalance capacity_factor expert_overlap gathers_experts "

@@ -128,7 +128,7 @@ def stated(folder: Path, text: str, *, name: str = "run.sh", model: str | None =
     ("flags", "ignored"),
     [
         ("--optimizer-cpu-offload", "--optimizer-cpu-offload: kept on the host, so not in memory here"),
-        ("--cpu-offloading-num-layers 4", "--cpu-offloading-num-layers 4: priced on the GPU"),
+        ("--cpu-offloading-num-layers 4", "--cpu-offloading-num-layers 4: kept on the host, so not in memory here"),
         ("--recompute-granularity selective --recompute-modules mlp gdn_norm_out", "--recompute-modules mlp gdn_"),
         ("--megatron-fsdp-grad-comm-dtype bf16", "--megatron-fsdp-grad-comm-dtype bf16: gradients are reduced"),
         ("--fp8-format hybrid --fp8-recipe tensorwise", None),

@@ -589,15 +589,68 @@ def test_older_keys_of_torchtitan_count(more: str, framework: str, precision: st
     assert bool(said) == bool(run.ignored)
 
 
+ZERO = (
+    '{"zero_optimization": {"stage": %s%s}, "bf16": {"enabled": "auto"}, "train_micro_batch_size_per_gpu": 1, '
+    '"activation_checkpointing": {%s}}'
+)
+CPU = ', "offload_optimizer": {"device": "cpu"%s}'
+OFF, AWARE, FINE = (
+    "--bf16 --use-distributed-optimizer ",
+    "--use-precision-aware-optimizer ",
+    "--fine-grained-activation-",
+)
+
+
+@pytest.mark.parametrize(
+    ("more", "left"),
+    [
+        ("--optimizer-cpu-offload", (0, 1, 1, 1, 1)),
+        ("--optimizer-cpu-offload --optimizer-offload-fraction 0.25", (0.75, 1, 1, 1, 1)),
+        (f"--optimizer-cpu-offload --optimizer-offload-fraction 0.25 {AWARE}", (0.75, 0.75, 1, 1, 1)),
+        ("--optimizer-offload-fraction 0.25", (1, 1, 1, 1, 1)),
+        ("--cpu-offloading-num-layers 4", (1, 1, 1, 28 / 32, 28 / 32)),
+        (f"{FINE}offloading --offload-modules core_attn attn_proj", (1, 1, 1, 1 / 32, 1)),
+        (f"{FINE}offloading --offload-modules mlp_norm --activation-offload-fraction 0.5", (1, 1, 1, 1, 1)),
+        ("--offload-modules core_attn", (1, 1, 1, 1, 1)),
+        ((1, CPU % "", ""), (0, 0, 1, 1, 1)),
+        ((2, CPU % "", ""), (0, 0, 0, 1, 1)),
+        ((3, CPU % ', "ratio": 0.5', ""), (0.5, 0.5, 0, 1, 1)),
+        ((3, "", '"cpu_checkpointing": true'), (1, 1, 1, 1, 1)),
+    ],
+)
+def test_what_stays_on_the_gpu_beside_what_is_offloaded(
+    more: str | tuple[int, str, str], left: tuple[float, ...], tmp_path: Path
+) -> None:
+    """Guards offload that a file states: fractions of moments and master weights, gradients of ZeRO-2 and 3, layers,
+    and inputs of modules, of which the last layer's stay."""
+
+    def items(words: str | tuple[int, str, str]) -> dict[str, float]:
+        """Memory of a run."""
+        if isinstance(words, str):
+            run = stated(tmp_path, CORE + OFF + words)
+        else:
+            (tmp_path / "z.json").write_text(ZERO % words, "utf-8")
+            given = {"n_gpus": "8", "seq": "4096", "gbs": "8", "recompute": "full"}
+            run = read_run(tmp_path / "z.json", given=given, model="llama3-8b")
+        found = run.case(H100)
+        return dict(price(found, found.configurations[0]).memory.items)
+
+    plain = AWARE * (AWARE in more) if isinstance(more, str) else (more[0], "", "")
+    now, before = items(more), items(plain)
+    names = ("optimizer moments", "master weights", "gradients", "saved qkv", "saved norm outputs")
+    found = [now.get(name, 0.0) / before[name] if name in before else 1.0 for name in names]
+    assert found == pytest.approx(left)
+    stream = [one.get("saved residual stream", 0.0) for one in (now, before)]
+    whole = {"mlp_norm": 0.75 + 0.25 / 32, "cpu_ch": 1 / 32, "cpu-offloading": 28 / 32}
+    assert stream[0] / stream[1] == pytest.approx(next((one for key, one in whole.items() if key in str(more)), 1.0))
+
+
 def test_what_is_offloaded_takes_no_memory_and_fp32_is_named_first(tmp_path: Path) -> None:
     """Guards ZeRO's and Megatron's offload, whose time is said not to be priced, and the number format by accident."""
-    zero = (
-        '{{"zero_optimization": {{"stage": 3{}}}, "bf16": {{"enabled": "auto"}}, "train_micro_batch_size_per_gpu": 1}}'
-    )
     moved = ', "offload_optimizer": {"device": "cpu"}, "offload_param": {"device": "cpu"}'
-    (tmp_path / "z.json").write_text(zero.format(moved), "utf-8")
+    (tmp_path / "z.json").write_text(ZERO % (3, moved, ""), "utf-8")
     run = read_run(tmp_path / "z.json", given={"n_gpus": "8", "seq": "4096", "gbs": "8"}, model="llama3-8b")
-    assert run.case(H100).framework.step.offloaded == ("optimizer", "weights")
+    assert run.case(H100).framework.step.offloaded == ("moments", "master", "gradients", "weights")
     assert "the time of moving them is not priced" in "".join(run.ignored)
     assert run.assumed[0].startswith("bf16.enabled is auto")
     assert run.columns["precision"].value == "bf16"
