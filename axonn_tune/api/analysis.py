@@ -73,7 +73,8 @@ def explain_launch(
     inputs, changed = launch_inputs(path, machine=machine)
     total = None if tokens_total is None else parse_tokens(tokens_total)
     inputs = replace(inputs, problem=replace(inputs.problem, tokens_total=total))
-    return Explanation.of(inputs, run_search(inputs.problem), rank=1, machine_changed=changed)
+    # What it pins is its own, not asked for.
+    return replace(Explanation.of(inputs, run_search(inputs.problem), rank=1, machine_changed=changed), remark="")
 
 
 @dataclass(frozen=True)
@@ -94,18 +95,22 @@ class Explanation:
     """One configuration and its prediction.
 
     machine_changed: it is a launch config's, whose machine profile is not the one explained with.
+    remark: on the layout, if it is that of a search.
     """
 
     inputs: Inputs
     priced: Detail
     machine_changed: bool = False
+    remark: str = ""
 
     @classmethod
     def of(cls, inputs: Inputs, ranked: Priced, *, rank: int, machine_changed: bool = False) -> Explanation:
         """Of a configuration of a ranking; NothingFeasibleError if there is none, UsageError if fewer than `rank`."""
         ranked.require_any()
         ranked.require_row(rank)
-        return cls(inputs, ranked.detail(rank - 1), machine_changed)
+        from axonn_tune.report.ranking import kept_remark
+
+        return cls(inputs, ranked.detail(rank - 1), machine_changed, kept_remark(ranked, [rank - 1]))
 
     @property
     def entry(self) -> Detail:
@@ -137,7 +142,7 @@ class Explanation:
 
     def sections(self, *, terms: bool = False) -> list[ExplainSection]:
         """What it consists of; terms: with every collective of every layer."""
-        return sections(self.priced, terms=terms)
+        return sections(self.priced, terms=terms, remark=self.remark)
 
     @property
     def _title(self) -> str:

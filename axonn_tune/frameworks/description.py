@@ -244,7 +244,7 @@ class StepOptions:
     expert_shards: tuple[str, ...] = _words(*_FOLDED)
     expert_replicas: tuple[str, ...] = _words(*_FOLDED)
     dispatcher: str = _words(*DISPATCHERS, default="alltoall")
-    imbalance: float = _limited(NATURAL_IMBALANCE, 1, 100 * MOST_TIMES, whole=False)
+    imbalance: float = _limited(NATURAL_IMBALANCE, 1, MOST_TIMES, whole=False)
     capacity_factor: float | None = _limited(None, 0.01, MOST_TIMES, whole=False)
     expert_overlap: bool = False
     delayed_weight_gradients: bool = False

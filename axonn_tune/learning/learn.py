@@ -72,7 +72,7 @@ between 50 and 1,000 µs), the bandwidth that it reaches within what tables of d
 FACTORS, FACTOR_SPREAD = ("latency_factor", "bandwidth_factor"), 0.2
 """Of latency and bandwidth of one collective over those of a tier, where collectives themselves were measured."""
 
-SHARES, UNBOUNDED, LEAST_IMBALANCE = ("training_share", "memory_efficiency"), 20.0, 1.01
+SHARES, UNBOUNDED, LEAST_IMBALANCE = ("training_share", "memory_efficiency", "contention"), 20.0, 1.01
 """Numbers that are at most 1; logarithms that nothing reaches; the least token imbalance of natural routing, since 1 is
 forced balance."""
 

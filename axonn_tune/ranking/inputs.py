@@ -54,7 +54,7 @@ def load_inputs(request: Request) -> Inputs:
     named = AXONN_TUNE if request.framework is None else request.framework
     framework = find_framework(named) if isinstance(named, str) else named
     if settings["step"]:
-        framework = framework.with_step(**dict(map(_step_setting, settings["step"])))
+        framework = _with_settings(framework, settings["step"], model.document)
     if request.shard_optimizer is False and framework.step.distributed_optimizer:
         framework = _without_sharded_optimizer(framework)
     if request.grad_reduce_in_bf16 or request.use_precision_aware_optimizer:
@@ -346,6 +346,14 @@ def _by_subject(settings: Sequence[str]) -> dict[str, list[str]]:
     return found
 
 
+def _with_settings(framework: Framework, settings: Sequence[str], model: Model) -> Framework:
+    """The framework with options of its step; UsageError for those that the model cannot have."""
+    step = dict(map(_step_setting, settings))
+    if idle := [name for name in step if name in _OF_EXPERTS and not model.has_experts]:
+        raise UsageError(f"--set step.{idle[0]}: {model.name} has no experts")
+    return framework.with_step(**step)
+
+
 def _step_setting(setting: str) -> tuple[str, object]:
     """An option of a step and its value, of the kind that it has: true or false, names between commas, a number or a
     word; UsageError for another."""
@@ -364,6 +372,13 @@ def _step_setting(setting: str) -> tuple[str, object]:
         if text in ("null", ""):
             return name, None
     return name, _step_value(setting, text, kind)
+
+
+_OF_EXPERTS = (
+    *("dispatcher", "imbalance", "capacity_factor", "balancing_loss", "gathers_experts", "expert_shards"),
+    "expert_replicas",
+)
+"""Options of a step without effect where there are no experts; `check_expert_overlap` has the others."""
 
 
 def _step_value(setting: str, text: str, kind: object) -> object:

@@ -119,8 +119,11 @@ class ExplainSection:
     commands: Sequence[str] = ()
 
 
-def sections(priced: Detail, *, terms: bool = False) -> list[ExplainSection]:
-    """The whole explanation; terms: with every collective of every layer instead of one row for each kind and axis."""
+def sections(priced: Detail, *, terms: bool = False, remark: str = "") -> list[ExplainSection]:
+    """The whole explanation; terms: with every collective of every layer instead of one row for each kind and axis.
+
+    remark: on the layout.
+    """
     step_s, accelerator = priced.iteration_s, priced.job.machine.accelerator
     gap = [
         {"what": what, "seconds": spent_s, "share": spent_s / step_s, "bar": "█" * round(_BAR * spent_s / step_s)}
@@ -138,7 +141,9 @@ def sections(priced: Detail, *, terms: bool = False) -> list[ExplainSection]:
     return [
         ExplainSection("Gap to peak", columns=_GAP, rows=gap),
         ExplainSection("The step", facts=step_facts(priced)),
-        ExplainSection("Layout", columns=AXIS_COLUMNS, rows=axis_rows(priced), notes=[node_words(priced)]),
+        ExplainSection(
+            "Layout", columns=AXIS_COLUMNS, rows=axis_rows(priced), notes=[*filter(None, (node_words(priced), remark))]
+        ),
         *(_stages(priced) if priced.stages else []),
         *([*_every_collective(priced), _every_gemm(priced)] if terms else [_collectives(priced)]),
         ExplainSection(

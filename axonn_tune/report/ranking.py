@@ -760,6 +760,7 @@ def ranking_remarks(ranked: Priced, *, places: Sequence[int]) -> list[str]:
         stages_remark(ranked, places),
         nodes_remark(ranked.problem),
         context_remark(ranked.problem),
+        kept_remark(ranked, places),
         training_remark(ranked),
         why_first(ranked),
         *formats_remarks(ranked),
@@ -806,6 +807,15 @@ def context_remark(problem: Problem) -> str:
         f"{problem.framework.title} has no context parallelism, which sequences of "
         f"{problem.workload.sequence_length:,} tokens may need: --framework {' or '.join(others)} has."
     )
+
+
+def kept_remark(ranked: Priced, places: Sequence[int]) -> str:
+    """That layers asked for not to be resharded are sharded in no row; empty where they are, or were not asked for."""
+    kept = ranked.problem.request.kept_layers
+    if not kept or not places or any(ranked.layout(place).grid.z > 1 for place in places):
+        return ""
+    axis = ranked.problem.framework.called("z")
+    return f"--kept-layers {kept} changes nothing here: {axis} is 1, so no layer is sharded."
 
 
 def priced_remark(ranked: Priced) -> str:

@@ -12,6 +12,7 @@ from typing import Annotated, ClassVar, Literal, get_args
 from pydantic import Field, model_validator
 
 from axonn_tune.errors import UsageError
+from axonn_tune.request import MOST_TIMES
 from axonn_tune.specs.document import Document, NonNegativeValue, PositiveInt, PositiveValue, Share
 from axonn_tune.specs.workload import GemmFormat, Precision
 from axonn_tune.units import GIB, bytes_per_s, flops_per_s, seconds
@@ -23,6 +24,10 @@ MEASURED_KINDS: tuple[CollectiveKind, ...] = get_args(CollectiveKind)
 COLLECTIVE_KINDS = MEASURED_KINDS[:3]
 """Those that every profile has; a calibrated one has all-to-alls too."""
 Algorithm = Literal["ring", "recursive", "tree", "hierarchical", "in_switch", "direct"]
+Factor = Annotated[float, Field(ge=1e-3, le=1e3)]
+"""A number relative to another one."""
+CausalShare = Annotated[float, Field(ge=1e-9, le=2)]
+"""A share of work of which the causal mask leaves half."""
 MatmulLayout = Literal["NN", "NT", "TN"]
 Backend = Literal["nccl", "gloo"]
 
@@ -92,20 +97,27 @@ class Accelerator(SourcedSection):
         "absent: tensor cores sum in FP32.",
     )
     matmul_tile: PositiveInt = Field(description="Rows and columns are rounded up to multiples of this.")
-    attention_forward_efficiency: PositiveValue = Field(
+    attention_forward_efficiency: CausalShare = Field(
         description="Fused attention, forward: share of the peak, the causal half counted as full work."
     )
-    attention_backward_efficiency: PositiveValue = Field(description="The same, backward.")
+    attention_backward_efficiency: CausalShare = Field(description="The same, backward.")
     attention_ramp_tokens: NonNegativeValue = Field(
         default=0.0,
         description="Fused attention of long sequences: keys at which a call reaches half of what endless ones do. The "
         "shares hold up to 8,192 keys; 0: for all.",
     )
     kernel_launch_us: NonNegativeValue = Field(description="Fixed time of one element-wise kernel, µs.")
-    contention: NonNegativeValue = Field(
+    contention: Annotated[float, Field(ge=0, le=1)] = Field(
         default=0.0,
         description="Compute slowdown from overlap: time lost over the time of the overlapped communication.",
     )
+
+    @model_validator(mode="after")
+    def _memory_is_left(self) -> Accelerator:
+        if self.reserved_memory_gib >= self.memory_gib:
+            reserved, memory = f"{self.reserved_memory_gib:g}", f"{self.memory_gib:g}"
+            raise ValueError(f"reserved_memory_gib ({reserved}) leaves nothing of memory_gib ({memory}): must be below")
+        return self
 
     @property
     def memory_bytes(self) -> float:
@@ -135,8 +147,10 @@ class MeasuredBandwidth(Document):
 class CollectiveFactors(Document):
     """Latency and bandwidth of one collective, relative to the network level's."""
 
-    latency_factor: NonNegativeValue = Field(description="Latency of a hop, relative to the network level's.")
-    bandwidth_factor: PositiveValue = Field(description="Bandwidth, relative to the network level's.")
+    latency_factor: Annotated[float, Field(ge=0, le=1000)] = Field(
+        description="Latency of a hop, relative to the network level's."
+    )
+    bandwidth_factor: Factor = Field(description="Bandwidth, relative to the network level's.")
 
 
 class Tier(SourcedSection):
@@ -184,7 +198,7 @@ class Protocol(Document):
     """A protocol of the library: its latency and bandwidth relative to the network level's."""
 
     name: str = Field(description="The library's name for it.")
-    latency_factor: PositiveValue = Field(description="Latency, relative to the network level's.")
+    latency_factor: Factor = Field(description="Latency, relative to the network level's.")
     bandwidth_factor: Share = Field(description="Bandwidth, relative to the network level's.")
 
 
@@ -221,11 +235,9 @@ class Uncertainty(SourcedSection):
 class Software(Document):
     """Software numbers: overheads of a framework's kernels and host, relative to the profile."""
 
-    gemm: PositiveValue = Field(default=1.0, description="Time of GEMMs, relative to the profile's.")
-    attention: PositiveValue = Field(default=1.0, description="Time of attention, relative to the profile's.")
-    traffic: PositiveValue = Field(
-        default=1.0, description="Bytes that element-wise kernels move, relative to the program's."
-    )
+    gemm: Factor = Field(default=1.0, description="Time of GEMMs, relative to the profile's.")
+    attention: Factor = Field(default=1.0, description="Time of attention, relative to the profile's.")
+    traffic: Factor = Field(default=1.0, description="Bytes that element-wise kernels move, relative to the program's.")
     operation_us: NonNegativeValue = Field(
         default=0.0, description="Accelerator time per operation on top of the profile's launch times, µs."
     )
@@ -237,7 +249,7 @@ class Dispatching(Document):
     """How tokens reach their experts by one dispatcher on this machine."""
 
     call_us: NonNegativeValue = Field(description="Fixed time of a dispatch, and of a combine, µs.")
-    bandwidth_share: PositiveValue = Field(default=1.0, description="Bandwidth reached, relative to the shipped share.")
+    bandwidth_share: Factor = Field(default=1.0, description="Bandwidth reached, relative to the shipped share.")
 
 
 class LearnedNumber(Document):
@@ -367,7 +379,7 @@ class Machine(Document):
     dispatchers: dict[str, Dispatching] = Field(
         default={}, description="Numbers of token dispatchers on this machine; absent: the shipped ones."
     )
-    imbalance: Annotated[float, Field(gt=1, le=1000)] | None = Field(
+    imbalance: Annotated[float, Field(gt=1, le=MOST_TIMES)] | None = Field(
         default=None,
         description="Token imbalance of natural routing; absent: the shipped one.",
     )

@@ -409,9 +409,13 @@ class Model(Document):
             if layer.attention and layer.heads % layer.kv_heads:
                 where = f"layer_types.{layer.name}: " if layer.name else ""
                 raise ValueError(f"{where}heads ({layer.heads}) must be divisible by kv_heads ({layer.kv_heads})")
-        latent = [layer.latent is not None for layer in self.types if layer.attention]
-        if latent and all(latent) and self.kv_heads != self.heads:
-            raise ValueError(f"kv_heads is {self.kv_heads}, but all attention is latent, which has {self.heads}")
+        attends = [layer for layer in self.types if layer.attention]
+        if attends and all(layer.latent is not None for layer in attends):
+            if self.kv_heads != self.heads:
+                raise ValueError(f"kv_heads is {self.kv_heads}, but all attention is latent, which has {self.heads}")
+            if self.head_dim not in (widths := sorted({layer.head_dim for layer in attends})):
+                wide = f"nope_dim + rope_dim = {' or '.join(map(str, widths))}"
+                raise ValueError(f"head_dim is {self.head_dim}, but all attention is latent, whose heads have {wide}")
         return self
 
     def _check_types(self) -> None:

@@ -76,6 +76,15 @@ def test_limits_reach_the_search() -> None:
     assert any("pinned: asked for z = 16" in str(config["rejected_because"]) for config in found["configs"])
 
 
+@pytest.mark.parametrize("command", ["search", "explain"])
+def test_kept_layers_without_sharded_ones_are_remarked(command: str) -> None:
+    """Guards an option that has no effect in what is shown, and silence where it has one."""
+    said, line = "--kept-layers 1 changes nothing here", f"{command} --gpus 8 --model 5b --kept-layers 1"
+    for z, silent in ((1, False), (2, True)):
+        done = good(f"{line} --z {z}")
+        assert (said not in done.out + done.err) == silent
+
+
 @pytest.mark.parametrize(
     ("given", "key", "value"),
     [

@@ -29,7 +29,8 @@ def model_of(layers: str, **changes: Any) -> Model:
     """A model of hidden 2048 with 16 heads of latent attention, and experts in some layers."""
     own = {"latent": LATENT | changes}
     types = {"dense": own, "moe": own | {"experts": EXPERTS}}
-    sizes = {"hidden": 2048, "heads": 16, "kv_heads": 16, "head_dim": 128, "ffn": 8192, "vocab": 51200}
+    sizes = {"hidden": 2048, "heads": 16, "kv_heads": 16, "ffn": 8192, "vocab": 51200}
+    sizes["head_dim"] = own["latent"]["nope_dim"] + own["latent"]["rope_dim"]
     used = {name: value for name, value in types.items() if name in layers}
     return small_model(family="llama", max_sequence_length=2048, layers=layers, layer_types=used, **sizes)
 

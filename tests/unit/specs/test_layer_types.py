@@ -157,15 +157,17 @@ def test_launch_configs_of_what_the_runtime_lacks_are_refused() -> None:
     """Guards a run, a validation and an edited file: latents, windows and sinks are named."""
     launch = example_launch()
     types = {"dense": {"latent": LATENT, "window": 8}}
-    model = typed("dense*8", layer_types=types).model_dump(by_alias=True)
+    model = typed("dense*8", layer_types=types, head_dim=12).model_dump(by_alias=True)
     with pytest.raises(ValueError, match="runtime has no multi-head latent attention, no sliding-window attention"):
         Launch.model_validate(launch.model_dump(by_alias=True) | {"model": model})
 
 
-def test_key_heads_of_latent_attention_are_its_query_heads() -> None:
-    """Guards a number that nothing would read."""
+def test_heads_of_latent_attention_are_its_own() -> None:
+    """Guards numbers that nothing would read."""
     with pytest.raises(ValueError, match="kv_heads is 2, but all attention is latent, which has 4"):
         typed("dense*8", layer_types={"dense": {"latent": LATENT}}, heads=4, kv_heads=2)
+    with pytest.raises(ValueError, match=r"head_dim is 7, but all attention is latent, .* nope_dim \+ rope_dim = \d+"):
+        typed("dense*8", layer_types={"dense": {"latent": LATENT}}, heads=4, kv_heads=4, head_dim=7)
 
 
 def test_written_models_load_again() -> None:
