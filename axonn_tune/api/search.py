@@ -330,16 +330,20 @@ class SearchResult(ReportedResult, Sequence[PricedLayout]):
         write_launch(path, launch)
         return Path(path), Path(emit_script(kind, launch=launch, machine=machine, launch_path=path))
 
-    def require_script(self, emit: Emit) -> None:
-        """UsageError where no script of this form starts the first configuration."""
-        from axonn_tune.launch.scripts import emit_kind, script_text
+    def require_script(self, kind: ScriptKind) -> None:
+        """UsageError where no script of this kind starts the first configuration; none is written to find out."""
+        from axonn_tune.launch.refusals import require_full_nodes, require_run, slurm_section
 
-        kind, form = emit_kind((emit,))
+        priced, machine = self._detail(1), self.inputs.machine.document
         if self.inputs.problem.framework.software:
-            self._command_files("run.sh", pick=1, tokens=None, kind=kind, form=form)
+            from axonn_tune.launch.commands import command_of
+
+            command_of(priced)
         else:
-            machine = self.inputs.machine.document
-            script_text(kind, launch=self.launch_config(), machine=machine, launch_path="launch.yaml")
+            require_run(priced, self.inputs.model.document)
+        require_full_nodes(priced.grid.world, machine.launcher.ranks_per_node)
+        if kind == "slurm":
+            slurm_section(machine)
 
     def _detail(self, pick: int) -> Detail:
         """The prediction of a configuration; errors as `explain`."""

@@ -45,7 +45,7 @@ from axonn_tune.request import DEFAULT_TOP, options_of
 if TYPE_CHECKING:
     from axonn_tune.api.analysis import ExplainFormat, Explanation
     from axonn_tune.api.search import Format, SearchResult
-    from axonn_tune.launch.scripts import Emit
+    from axonn_tune.launch.scripts import Emit, ScriptKind
 
 
 @click.command("search", cls=SearchCommand, short_help="Rank every layout of a number of GPUs.")
@@ -153,14 +153,14 @@ def _next(found: SearchResult) -> str:
         _again("explain"): "where the time of #1 goes, term by term",
         _again("compare"): "other frameworks' best layouts",
     }
-    emit: Emit = "slurm" if machine.launcher.slurm else "torchrun"
+    kind: ScriptKind = "slurm" if machine.launcher.slurm else "torchrun"
     output, what = "run", f"with {framework.title}'s arguments"
     if framework.name == "axonn-tune":
         output, what = "launch.yaml", "that starts #1 in the bundled runtime"
     with contextlib.suppress(AxonnTuneError):
-        found.require_script(emit)
-        script = "an sbatch script" if emit == "slurm" else "a torchrun script"
-        commands[f"{_again('')} -o {output} --emit {emit}"] = f"{script} {what}"
+        found.require_script(kind)
+        script = "an sbatch script" if kind == "slurm" else "a torchrun script"
+        commands[f"{_again('')} -o {output} --emit {kind}"] = f"{script} {what}"
     return "\n".join(["Next:", *(f"  {command}\n      {caption}" for command, caption in commands.items())])
 
 

@@ -106,8 +106,8 @@ def emission(
 ) -> LaunchFiles:
     """Launch files of a priced layout: `path` with the suffix of the script, and config files in its folder.
 
-    call: the command line, for provenance. Errors as `command_of`, and UsageError if the ranks do not fill nodes, the
-    machine has no Slurm section, or `path` is no file in a folder.
+    call: the command line, for provenance. Errors as `command_of` and `job_script`, and UsageError if `path` is no
+    file in a folder.
     """
     target = Path(path).with_suffix(SUFFIXES[kind]) if Path(path).name else Path(path)
     if not target.name or target.absolute().parts[1:2] in (("dev",), ("proc",)) or target.is_dir():

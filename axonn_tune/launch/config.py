@@ -5,16 +5,14 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Sequence
-from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
 from axonn_tune import __version__
 from axonn_tune.cost.price import Detail
-from axonn_tune.errors import UsageError
 from axonn_tune.files import write_text_atomically
-from axonn_tune.frameworks.axonn_tune import AXONN_TUNE
 from axonn_tune.grid import AXES, Grid
+from axonn_tune.launch.refusals import forced_balance, require_run
 from axonn_tune.request import ALPHA_BETA
 from axonn_tune.specs.document import to_yaml
 from axonn_tune.specs.launch import (
@@ -30,7 +28,7 @@ from axonn_tune.specs.launch import (
 )
 from axonn_tune.specs.loading import Loaded
 from axonn_tune.specs.machine import Backend, EnvironmentVariable, Machine
-from axonn_tune.specs.model import Model, unrun
+from axonn_tune.specs.model import Model
 from axonn_tune.specs.workload import Workload
 from axonn_tune.units import show_bytes, show_interval, show_seconds
 
@@ -49,21 +47,10 @@ def build_launch(
 ) -> Launch:
     """The launch config of a priced candidate; `created` is now unless given, `tokens` a file to train on.
 
-    model, machine: of its job, as loaded. UsageError for another framework, a changed step, and a model that the
-    runtime does not train.
+    model, machine: of its job, as loaded. Errors as `require_run`.
     """
+    require_run(priced, model.document)
     job, grid, launcher = priced.job, priced.grid, machine.document.launcher
-    if job.framework.software:
-        raise UsageError(f"a launch config is for the bundled runtime, not for {job.framework.name}")
-    forced = model.document.has_experts and job.framework.step.imbalance == 1.0
-    balanced = job.framework.step.balancing_loss
-    own = replace(AXONN_TUNE.step, balancing_loss=balanced)
-    if job.framework.step != (replace(own, imbalance=1.0) if forced else own):
-        raise UsageError("a launch config runs the bundled runtime's own step: leave out --set step.KEY")
-    if why := unrun(model.document):
-        raise UsageError(why)
-    if 0 in (priced.parts or ()):
-        raise UsageError("the bundled runtime runs a layer or more in each part of a pipeline layout")
     return Launch.from_fields_of(
         priced,
         schema="axonn-tune/launch/1",
@@ -75,8 +62,8 @@ def build_launch(
         ),
         grad_accumulation=priced.accumulation,
         kept_layers=int(priced.memory.kept_layers),
-        force_load_balancing=forced,
-        load_balancing_loss=LOAD_BALANCING if balanced else 0.0,
+        force_load_balancing=forced_balance(priced, model.document),
+        load_balancing_loss=LOAD_BALANCING if job.framework.step.balancing_loss else 0.0,
         compile=compiles(launcher.backend),
         backend=launcher.backend,
         ranks_per_node=min(launcher.ranks_per_node, grid.world),

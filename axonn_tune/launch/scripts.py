@@ -13,6 +13,7 @@ from typing import Any, Literal, TypeAlias, get_args
 from axonn_tune.errors import EnvironmentProblem, UsageError
 from axonn_tune.files import write_text_atomically
 from axonn_tune.launch.config import comment, count_ranks, environment_lines, grid_line, prediction_line
+from axonn_tune.launch.refusals import require_full_nodes, slurm_section
 from axonn_tune.specs.launch import Launch, Prediction
 from axonn_tune.specs.machine import EnvironmentVariable, Machine
 
@@ -168,18 +169,11 @@ def write_script(target: Path, text: str) -> None:
 def job_script(kind: ScriptKind, job: Job, machine: Machine) -> str:
     """The script of a job, from the template of its kind: it starts, or is submitted from, the folder of its files.
 
-    UsageError if the ranks do not fill nodes, and for Slurm if the machine has no section for it or an option cannot be
-    written.
+    UsageError as `require_full_nodes`, and for Slurm as `slurm_section`.
     """
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
-    world, per_node, left = job.world, job.ranks_per_node, job.world % job.ranks_per_node
-    if left:
-        raise UsageError(
-            f"{world} ranks do not fill nodes of {per_node}: {world} = {job.nodes} · {per_node} + {left}; take a GPU "
-            f"count that fills nodes, such as {world - left} or {world - left + per_node} "
-            "(another number of ranks a node is another placement than the one priced)"
-        )
+    require_full_nodes(job.world, job.per_node)
     fixed = f" {job.fixed} numbers ranks in this order itself: the order of the hosts does not matter."
     templates = Environment(
         loader=PackageLoader("axonn_tune.launch"),
@@ -211,13 +205,7 @@ _DEVICE_LISTS = frozenset({"CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_
 
 def _slurm_fields(job: Job, machine: Machine) -> dict[str, Any]:
     """What the template of Slurm needs beyond the job: the machine's section, srun's options, and the time limit."""
-    slurm, predicted = machine.launcher.slurm, job.predicted
-    if slurm is None:
-        raise UsageError(f"machine {machine.name} has no launcher.slurm section; use --emit torchrun, or write one")
-    try:
-        extra = [shlex.quote(word) for option in slurm.srun for word in shlex.split(option)]
-    except ValueError as error:
-        raise UsageError(f"launcher.slurm.srun: {error} in {' '.join(slurm.srun)!r}") from error
+    (slurm, extra), predicted = slurm_section(machine), job.predicted
     given = {option.split("=")[0] for option in extra}
     # Tasks are labelled as their ranks are numbered, unless the site distributes them otherwise.
     bindings = [one for one in ("--cpu-bind=cores", "--distribution=block:block") if one.split("=")[0] not in given]
