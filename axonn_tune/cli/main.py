@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import codecs
 import contextlib
 import errno
@@ -255,8 +256,10 @@ def _shown_streams() -> Iterator[None]:
 @_shown_streams()
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command line and return its exit code; every error ends in one line, not in a traceback."""
-    # A command is short and makes few cycles: default garbage collection would take a tenth of a search.
-    gc.set_threshold(100_000, 50, 50)
+    # A command is short, and the cycles of a search are some hundred objects: looking for them takes a tenth of it, and
+    # a fifth once more at exit, when all memory goes back anyway.
+    gc.set_threshold(1_000_000, 50, 50)
+    atexit.register(gc.freeze)
     try:
         code = cli.main(
             args=None if arguments is None else list(arguments), prog_name="axonn-tune", standalone_mode=False
