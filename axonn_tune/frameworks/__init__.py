@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import csv
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import fields, replace
 from functools import cache
 from importlib import import_module
 from importlib.resources import files
 from pkgutil import iter_modules
+from typing import Any
 
 from axonn_tune.errors import UnknownNameError
 from axonn_tune.frameworks.axonn_tune import AXONN_TUNE, HOST
@@ -81,6 +82,13 @@ def step_on(framework: Framework, machine: Machine, precision: Precision) -> Ste
     if machine.imbalance is not None and step.imbalance == NATURAL_IMBALANCE:
         step = replace(step, imbalance=machine.imbalance)
     return replace(step, kernels="eager") if step.kernels != "ideal" and machine.launcher.backend == "gloo" else step
+
+
+def step_changes(framework: Framework) -> dict[str, Any]:
+    """Options of the step that are not the framework's own."""
+    step, plain = framework.step, registry().get(framework.name, framework).step
+    every = ((one.name, getattr(step, one.name)) for one in fields(step))
+    return {name: value for name, value in every if value != getattr(plain, name)}
 
 
 def software_key(framework: Framework) -> str:

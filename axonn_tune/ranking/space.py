@@ -735,7 +735,7 @@ class Fitting:
 
     def among(self, rows: Integers) -> Fitting:
         """The same of which only some rows are tried."""
-        return replace(self, rows=np.intersect1d(self.rows, rows))
+        return replace(self, rows=self.rows[np.isin(self.rows, rows)])
 
     def taken(self, rows: Integers) -> Fitting:
         """Of some shapes that fit."""
@@ -838,7 +838,7 @@ def fit_others(
         if one in fittings:
             continue
         without = (fittings | found).get(Variant("none", precision=one.precision))
-        rows = among[one] if without is None else np.setdiff1d(among[one], without.rows)
+        rows = among[one] if without is None else among[one][np.isin(among[one], without.rows, invert=True)]
         asked = shapes.problem.request.recompute_layers
         if one.some and not asked:
             fitting = _fewest_repeated(taken[rows], programs[one])

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
-from typing import TYPE_CHECKING, Any, TypeAlias
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, TypeAlias
 
 from axonn_tune.errors import AxonnTuneError, UsageError
-from axonn_tune.frameworks import registry
+from axonn_tune.frameworks import step_changes
 from axonn_tune.frameworks.axonn_tune import AXONN_TUNE
 from axonn_tune.frameworks.description import Framework
 from axonn_tune.job import Job
@@ -43,13 +43,6 @@ NamedModel: TypeAlias = str | FileToWrite | None
 
 _DESCRIPTIVE = {"schema_", "name", "description", "family", "source", "defaults"}
 """Fields of a model that no price depends on, and its family, which selects a similar model."""
-
-
-def step_changes(framework: Framework) -> dict[str, Any]:
-    """Options of the step that are not the framework's own."""
-    step, plain = framework.step, registry().get(framework.name, framework).step
-    every = ((one.name, getattr(step, one.name)) for one in fields(step))
-    return {name: value for name, value in every if value != getattr(plain, name)}
 
 
 def step_words(framework: Framework) -> list[str]:

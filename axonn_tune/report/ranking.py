@@ -18,7 +18,7 @@ from axonn_tune.cost.price import METRICS as PRICES
 from axonn_tune.cost.price import Detail, Parts, PricedLayout, Term, price, quantization, separated, step_parts
 from axonn_tune.cost.uncertainty import ACCELERATOR, ACCELERATORS, DEVIATIONS, LARGEST, of_layout, outside, own_bound_s
 from axonn_tune.errors import BLUE, YELLOW
-from axonn_tune.frameworks import find_framework, registry
+from axonn_tune.frameworks import find_framework, registry, step_changes
 from axonn_tune.frameworks.axonn_tune import AXONN_TUNE
 from axonn_tune.frameworks.description import Framework
 from axonn_tune.grid import ALL_AXES, AXES, EXPERT_AXES, RANK_AXES
@@ -28,7 +28,6 @@ from axonn_tune.program.memory import memory_limit_bytes
 from axonn_tune.ranking.inputs import Inputs
 from axonn_tune.ranking.priced import WORTH_SAYING, Priced, Rejected
 from axonn_tune.ranking.space import Problem
-from axonn_tune.report.commands import step_changes
 from axonn_tune.report.output import (
     NOTHING,
     PERCENT,
