@@ -40,7 +40,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "wide and narrow": {"layers": "plain*2 broad*3", "vocab": 128000},
     "experts": {"layers": "moe*6"},
     "dense and experts": {"layers": "plain*2 moe*5", "vocab": 128000},
-    "latent with MTP": {"layers": "latent compressed*4", "mtp_layers": 1, "kv_heads": 16},
+    "latent with MTP": {"layers": "latent compressed*4", "mtp_layers": 1, "kv_heads": 16, "head_dim": 96},
     "hybrid": {"layers": "mamba*2 seeing mixer*3", "vocab": 51200},
     "hybrid with experts": {"layers": "(mamba alone)*2 seeing mixer", "vocab": 51200},
     "windows": {"layers": "(near plain)*3"},
