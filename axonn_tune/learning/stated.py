@@ -896,6 +896,10 @@ def _with_flags(case: Case, stated: Arguments) -> Case:
     transformers = "model_name_or_path" in stated and not is_on(stated.get("use_liger_kernel", _NOTHING))
     if transformers or (case.framework.name == "torchtitan" and "loss" not in compiled):
         changes["loss"] = "eager"
+    if stated.get("cross_entropy_fusion_impl", _NOTHING).value.lower() == "te" and (
+        is_on(stated.get("cross_entropy_loss_fusion", Stated(str(case.framework.name == "nemo"), 0)))
+    ):
+        changes["loss"] = "in_place"
     changes.update(_exchange(stated))
     changes.update(_dispatch(stated, own=case.framework.name == "megatron-core") if case.model.has_experts else ())
     changes.update(_format_options(stated) if case.workload.format else ())

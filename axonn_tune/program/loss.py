@@ -22,7 +22,8 @@ class Loss(NamedTuple):
 
 
 LOSSES: dict[LossKind, Loss] = {
-    # The gradient overwrites the logits: a chunk of the bundled runtime; [TE] up to 2.17.
+    # The gradient overwrites the logits: a chunk of the bundled runtime; [TE] up to 2.17, which [M] pins, and where
+    # --cross-entropy-fusion-impl te asks for it.
     "in_place": Loss(1, 0),
     # One graph: logits are saved, and their gradient is written. With loss_parallel, whose all-reduces end fusion, the
     # gradient is saved in FP32 (AOT graphs of [TT]'s loss). llm-foundry's fused loss and XLA take as much.

@@ -645,6 +645,24 @@ def test_what_stays_on_the_gpu_beside_what_is_offloaded(
     assert stream[0] / stream[1] == pytest.approx(next((one for key, one in whole.items() if key in str(more)), 1.0))
 
 
+@pytest.mark.parametrize(
+    ("more", "loss", "said"),
+    [
+        ("", "softmax", ""),
+        ("--cross-entropy-loss-fusion", "softmax", ""),
+        ("--cross-entropy-loss-fusion --cross-entropy-fusion-impl native", "softmax", ""),
+        ("--cross-entropy-loss-fusion --cross-entropy-fusion-impl te", "in_place", "--set step.loss=softmax"),
+        ("--cross-entropy-fusion-impl te", "softmax", "without --cross-entropy-loss-fusion"),
+    ],
+)
+def test_the_loss_that_a_script_fuses(more: str, loss: str, said: str, tmp_path: Path) -> None:
+    """Guards Transformer Engine's loss, whose gradient overwrites the logits, and the version of which that is said."""
+    run = stated(tmp_path, f"{CORE} --bf16 {more}")
+    assert run.case(H100).framework.step.loss == loss
+    assert said in "".join(run.ignored)
+    assert bool(said) == bool(run.ignored)
+
+
 def test_what_is_offloaded_takes_no_memory_and_fp32_is_named_first(tmp_path: Path) -> None:
     """Guards ZeRO's and Megatron's offload, whose time is said not to be priced, and the number format by accident."""
     moved = ', "offload_optimizer": {"device": "cpu"}, "offload_param": {"device": "cpu"}'
