@@ -108,9 +108,10 @@ class Explanation:
         """Of a configuration of a ranking; NothingFeasibleError if there is none, UsageError if fewer than `rank`."""
         ranked.require_any()
         ranked.require_row(rank)
-        from axonn_tune.report.ranking import kept_remark
+        from axonn_tune.report.ranking import kept_remark, merged_remark
 
-        return cls(inputs, ranked.detail(rank - 1), machine_changed, kept_remark(ranked, [rank - 1]))
+        remark = " ".join(filter(None, (kept_remark(ranked, [rank - 1]), merged_remark(ranked, rank - 1))))
+        return cls(inputs, ranked.detail(rank - 1), machine_changed, remark)
 
     @property
     def entry(self) -> Detail:

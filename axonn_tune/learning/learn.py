@@ -166,9 +166,8 @@ def prior_of(
     return Prior(whole, paths, covariance)
 
 
-def _of_other_links(prior: Prior, posterior: Posterior) -> tuple[Prior, tuple[Consequence, ...]]:
-    """The prior with the bandwidths of links that are others than the profile's, and what that changes; unchanged
-    where there are none.
+def _of_other_links(prior: Prior, posterior: Posterior) -> Prior:
+    """The prior with the bandwidths of links that are others than the profile's; unchanged where there are none.
 
     Where collectives lower a bandwidth beyond `FAR`, its prior is of another machine: it would hold the number up, and
     what was measured with the old one would stay.
@@ -182,9 +181,18 @@ def _of_other_links(prior: Prior, posterior: Posterior) -> tuple[Prior, tuple[Co
             covariance[at, :] = covariance[:, at] = 0.0
             covariance[at, at] = OF_A_PLACEHOLDER**2
     if not restated:
-        return prior, ()
-    machine, found = settled(prior.machine, with_numbers(prior.machine, restated), restated.keys())
-    return Prior(machine, prior.paths, covariance, restated), found
+        return prior
+    machine, _ = settled(prior.machine, with_numbers(prior.machine, restated), restated.keys())
+    return Prior(machine, prior.paths, covariance, restated)
+
+
+def _hanging(prior: Prior, own: Prior, profile: Machine) -> tuple[Machine, tuple[Consequence, ...]]:
+    """A profile with what hangs on links that are others than the profile's, by the bandwidths that were learned."""
+    learned = {path: number_at(profile, path) for path in own.restated}
+    _, found = settled(prior.machine, with_numbers(prior.machine, learned), learned.keys())
+    for one in found:
+        profile = profile if one.effect == "kept" else with_consequence(profile, one)
+    return profile, found
 
 
 def _with_factors(tier: Tier) -> Tier:
@@ -325,7 +333,7 @@ def learn(
     shares = [math.sqrt(names.count(name)) for name in names]
     noise = np.concatenate([share * np.array(one.noise) for share, one in zip(shares, samples, strict=True)])
     posterior = posterior_of(samples, prior, noise=noise, listen=listen)
-    own, found = _of_other_links(prior, posterior) if timed else (prior, ())
+    own = _of_other_links(prior, posterior) if timed else prior
     if own is not prior:
         posterior = posterior_of(samples, own, noise=noise, listen=listen)
     before = _Pricing(samples, prior, lambda prices: None).predict(np.zeros(len(prior.paths))) - measured
@@ -342,6 +350,7 @@ def learn(
     )
     learned = _learned(samples, prior, own, posterior, rows, evidence)
     profile = _profile(prior, own, learned, evidence).model_copy(update={"name": name or machine.name})
+    profile, found = _hanging(prior, own, profile)
     for one in _faster_than_learned(profile, learned):
         profile, found = with_consequence(profile, one), (*found, one)
     return Learning(prior, posterior, rows, profile, found)

@@ -396,6 +396,10 @@ def said_of(run: CommandRun) -> Iterator[str]:
 _MOST_UNKNOWN = 20
 
 
+_SHOWN = 5e-4
+"""Difference of two steps that a percentage with one decimal shows."""
+
+
 def better_section(command: StatedCommand, priced: PricedLayout) -> ExplainSection:
     """Rank of its layout in a search, and faster layouts, or those that fit where it does not."""
     step_s, framework = priced.iteration_s, command.setup.framework.title
@@ -408,9 +412,8 @@ def better_section(command: StatedCommand, priced: PricedLayout) -> ExplainSecti
         rank = f"{command.rank} of {len(command.ranking)}"
         place = "rejects its grid" if command.rank is None else f"ranks its grid {rank}"
         gain = 1.0 - command.best_s / step_s
-        than = (
-            f"{percent(abs(gain), decimals=1)} {'less' if gain > 0 else 'more'} than this run's {show_seconds(step_s)}"
-        )
+        more = f"{percent(abs(gain), decimals=1)} {'less' if gain > 0 else 'more'} than this run's"
+        than = f"{more if abs(gain) >= _SHOWN else 'as long as this run does:'} {show_seconds(step_s)}"
         sentences.append(
             f"A search of {framework}'s layouts for this model, batch and number of GPUs {place}; the best that fits "
             f"takes {show_seconds(command.best_s)}, {than}."

@@ -808,6 +808,16 @@ def context_remark(problem: Problem) -> str:
     )
 
 
+def merged_remark(ranked: Priced, place: int) -> str:
+    """Why a layout has no expert overlap although it was asked for; empty where it has, or was not asked for."""
+    grid, asked = ranked.layout(place).grid, ranked.problem.request.expert_overlap
+    if not asked or ranked.detail(place).expert_overlap:
+        return ""
+    called = ranked.problem.framework.called
+    alone = f"{called('expert')} is 1" if grid.expert == 1 else f"stages are not interleaved ({called('chunks')} 1)"
+    return f"--expert-overlap changes nothing here: {alone}."
+
+
 def kept_remark(ranked: Priced, places: Sequence[int]) -> str:
     """That layers asked for not to be resharded are sharded in no row; empty where they are, or were not asked for."""
     kept = ranked.problem.request.kept_layers
