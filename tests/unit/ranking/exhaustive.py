@@ -100,8 +100,8 @@ def _listed(problem: Problem, own: Problem, grids: Grids, *, merged: bool, domin
     shapes = replace(shapes_of(problem, grids), problem=own)
     fittings = {kind: fitting_of(problem, shapes, kind) for kind in problem.variants}
     for row in range(len(shapes)):
-        sizes = dict(zip(grids.axes, grids.sizes[shapes.grid[row]].tolist(), strict=True))
-        if merged and not _can_merge(sizes, int(shapes.chunks[row])):
+        sizes = sizes_of(grids, shapes, row)
+        if merged and not can_merge(sizes, int(shapes.chunks[row])):
             continue
         for kind in kinds_of(problem, fittings, row, dominated=dominated):
             for job in jobs_of(own, grids, int(shapes.grid[row])):
@@ -109,23 +109,35 @@ def _listed(problem: Problem, own: Problem, grids: Grids, *, merged: bool, domin
                 if merged and not program.merges:
                     continue
                 for number, order in orders_of(problem, sizes):
-                    layout = Layout(
-                        Grid(**sizes, order=order),
-                        int(shapes.micro_batch[row]),
-                        kind.recompute,
-                        int(fittings[kind].kept_layers[row]),
-                        int(shapes.chunks[row]),
-                        problem.parts,
-                        int(fittings[kind].repeated[row]) or None,
-                        mtp_part=problem.mtp_part,
-                    )
+                    layout = layout_of(problem, grids, shapes, row, kind, fittings[kind], order)
                     place = int(shapes.grid[row]), number, problem.variants.index(kind)
                     yield _priced(
                         job.within(kind.precision), layout, place, kind, float(fittings[kind].total_bytes[row])
                     )
 
 
-def _can_merge(sizes: dict[str, int], chunks: int) -> bool:
+def sizes_of(grids: Grids, shapes: Shapes, row: int) -> dict[str, int]:
+    """Axis sizes of a shape."""
+    return dict(zip(grids.axes, grids.sizes[shapes.grid[row]].tolist(), strict=True))
+
+
+def layout_of(
+    problem: Problem, grids: Grids, shapes: Shapes, row: int, kind: Variant, fitting: Fitting, order: tuple[str, ...]
+) -> Layout:
+    """The layout of a shape with a recompute set, of which there is the memory, and a rank order."""
+    return Layout(
+        Grid(**sizes_of(grids, shapes, row), order=order),
+        int(shapes.micro_batch[row]),
+        kind.recompute,
+        int(fitting.kept_layers[row]),
+        int(shapes.chunks[row]),
+        problem.parts,
+        int(fitting.repeated[row]) or None,
+        mtp_part=problem.mtp_part,
+    )
+
+
+def can_merge(sizes: dict[str, int], chunks: int) -> bool:
     """Whether passes of two micro-batches can run beside each other: with experts exchanged, without shared buffers of
     gathers over z, in one stage or in interleaved ones."""
     one_stage = sizes.get("pipeline", 1) == 1
