@@ -41,7 +41,10 @@ LINE = (
 )
 FILES = {"dense.sh": SCRIPT, "moe.sh": EXPERTS, "large.sh": LARGE, "run.log": "".join(map(LINE.format, range(1, 9)))}
 FILES["config.json"] = json.dumps(CONFIG)
-"""What calls and printed commands read: small runs of Megatron-LM, one that does not fit, a log, and a config."""
+EVIDENCE = Path(__file__).parents[1] / "fixtures" / "evidence"
+FINISHED, MEASURED = EVIDENCE.parent / "diagnose/lab/healthy-z4", EVIDENCE.parent / "v2/measurement.yaml"
+FILES |= {name: (EVIDENCE / name).read_text("utf-8") for name in ("nccl.txt", "steps.csv")}
+"""What calls and printed commands read: small runs of Megatron-LM, one that does not fit, logs, rows, and a config."""
 
 CORE = "--machine dgx-h100 --framework megatron-core"
 CALLS = {
@@ -66,6 +69,16 @@ CALLS = {
     "no-model": (1, "--gpus 4 --model someone/else"),
     "no-machine": (2, "--gpus 4 --model nano --machine nowhere"),
     "logs": (1, "calibrate --from-logs all_reduce.txt -o y.yaml"),
+    "calibrate": (0, "calibrate --ranks 1 --batch 8 --budget 1s -o here.yaml"),
+    "learn-log": (0, "learn run.log --from-command dense.sh --machine dgx-h100 -o mine.yaml"),
+    "learn-collectives": (0, "learn nccl.txt --machine dgx-h100 -o mine.yaml"),
+    "diagnose-learned": (0, "diagnose run.log --from-command dense.sh --machine dgx-h100 --html page.html"),
+    "accuracy-rows": (0, "accuracy --rows steps.csv --html page.html"),
+    "validate-rows": (1, "validate --rows steps.csv"),
+    "report": (
+        0,
+        f"report {EVIDENCE.parent / 'diagnose/lab/healthy-z4'} {EVIDENCE.parent / 'v2/measurement.yaml'} -o page.html",
+    ),
 }
 """At least so many commands, and the call that prints them; comparisons print none today."""
 MORE = {
