@@ -130,7 +130,8 @@ def diagnose(
     samples = [sample for sample in evidence.samples if sample.seen]
     beside = None
     if baseline is not None:
-        beside = _baseline(baseline, baseline_facts, evidence.machine, options)
+        run = (samples or evidence.samples)[0].narrowed(lambda same: same).setup
+        beside = _baseline(baseline, baseline_facts, evidence.machine, options, run)
         more = (f"baseline: {words}" for words in beside.assumed if not any(words in one for one in evidence.assumed))
         evidence = replace(evidence, assumed=(*evidence.assumed, *more))
         for sample in samples or evidence.samples:
@@ -149,17 +150,27 @@ def _baseline(
     facts: Mapping[str, object] | Sequence[str],
     machine: Machine,
     options: EvidenceOptions,
+    run: Setup | None,
 ) -> Evidence:
-    """What is read of the smaller run: the facts of the other one hold but where its own differ."""
+    """What is read of the smaller run: the facts of the other one hold but where its own differ; of run, if it states
+    more than a time, its model, batch and layout."""
     from axonn_tune.learning.reading import EvidenceRequest, read_evidence
 
-    several = (options.get("facts") or (), facts)
+    told, options = isinstance(baseline, float | int), options.copy()
+    own: dict[str, object] = {}
+    if told and run is not None and options.get("from_command") is None:
+        grid, workload = run.layout.grid, run.workload
+        own = {"gbs": workload.global_batch, "seq": workload.sequence_length, "mbs": run.layout.micro_batch}
+        own |= {"tp": grid.x, "pp": grid.pipeline, "cp": grid.context, "precision": workload.precision}
+        options["model"] = options.get("model") or run.model
+        options["framework"] = options.get("framework") or run.framework.name
+    several = (own, options.get("facts") or (), facts)
     stated = [
         word
         for one in several
         for word in ([f"{name}={value}" for name, value in one.items()] if isinstance(one, Mapping) else one)
     ]
-    measured: dict[str, Any] = {"step_s": baseline} if isinstance(baseline, float | int) else {"paths": [baseline]}
+    measured: dict[str, Any] = {"step_s": baseline, "step_option": "--baseline"} if told else {"paths": [baseline]}
     measured |= {**options, "machine": machine, "facts": stated}
     evidence = read_evidence(EvidenceRequest(asked=("precision",), **measured))
     if len(evidence.samples) != 1 or "step" not in evidence.samples[0].seen:

@@ -27,7 +27,7 @@ from axonn_tune.learning.evidence import WHOLE, Sample
 from axonn_tune.learning.observed import BASELINE, Observed, RankTimes
 from axonn_tune.learning.setups import WORTH, Change, changes_of, searched
 from axonn_tune.program.dimensions import logged_flops, model_flops
-from axonn_tune.specs.machine import Machine
+from axonn_tune.specs.machine import Accelerator, Machine
 from axonn_tune.specs.workload import RECOMPUTES
 
 HIGHEST_SHARE = 0.9
@@ -99,7 +99,7 @@ class Diagnosis:
     flops_s: what useful FLOPs of the step take at the peak of its number format, so that MFU is 1, s; None if unknown.
     impossible: no run is as stated, since the step took less; it then has no causes, and `healthy` is 0. baseline: the
     same run on fewer GPUs, if given. memory_bytes, memory_limit_bytes: predicted of a GPU, and what can be used; 0
-    without a step.
+    without a step. in_fp32: the step is, where the accelerator is faster in BF16.
     """
 
     name: str
@@ -121,6 +121,7 @@ class Diagnosis:
     baseline: Baseline | None = None
     memory_bytes: float = 0.0
     memory_limit_bytes: float = 0.0
+    in_fp32: bool = False
 
     @cached_property
     def changes(self) -> tuple[Change, ...]:
@@ -185,7 +186,14 @@ def diagnose(
         baseline=_baseline(observed),
         memory_bytes=priced.memory_bytes if priced else 0.0,
         memory_limit_bytes=priced.memory_limit_bytes if priced else 0.0,
+        in_fp32=setup is not None and setup.workload.precision == "fp32" and _has_faster(machine.accelerator),
     )
+
+
+def _has_faster(accelerator: Accelerator) -> bool:
+    """Whether an accelerator is faster in BF16 than in FP32."""
+    peaks = accelerator.peak_tflops
+    return peaks.get("bf16", 0.0) > peaks.get("fp32", 0.0)
 
 
 def _baseline(observed: Observed) -> Baseline | None:

@@ -75,13 +75,14 @@ class EvidenceRequest:
     framework: software of logs and rows that do not name it. model, facts: what logs and rows do not state; facts are
     columns of the step CSV, by name or as in `tp=8`. from_command: script or config that started the runs of logs;
     asked: columns in which it holds though a log states another value. step_s: in place of files, the measured step of
-    that script, or of the layout that facts state.
+    that script, or of the layout that facts state, by the option step_option.
     ranks, nodes: of a collective log that does not state them. ranks_per_node: splits a base profile of one network
     level.
     """
 
     paths: Sequence[str | Path] = ()
     step_s: float | None = None
+    step_option: str = "--step"
     machine: MachineLike | None = None
     framework: str | None = None
     model: ModelLike | None = None
@@ -264,9 +265,9 @@ def _told(request: EvidenceRequest) -> _Found:
         if missing or not {"tp", "pp", "cp", "dp", "z", "ep"} & stated.keys():
             lacking = ", ".join(missing) if missing else "degrees of parallelism"
             raise UsageError(
-                f"--step {request.step_s:g} is of a run that does not state {lacking}: give its script, --from-command "
-                "FILE, or --model NAME and what it lacks, as in --gpus 256 --batch 2048 --seq 4096 --tp 8 --pp 4; the "
-                f"best layout: {_best_command(request, stated)}"
+                f"{request.step_option} {request.step_s:g} is of a run that does not state {lacking}: give its script, "
+                "--from-command FILE, or --model NAME and what it lacks, as in --gpus 256 --batch 2048 --seq 4096 "
+                f"--tp 8 --pp 4; the best layout: {_best_command(request, stated)}"
             )
 
     def samples(machine: Machine, notes: _Notes) -> tuple[list[Sample], str]:

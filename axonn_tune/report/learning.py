@@ -113,6 +113,8 @@ def verdict(found: Diagnosis) -> str:
 
 def _beside(found: Diagnosis) -> Iterator[str]:
     """What memory and the same run on fewer GPUs say of it."""
+    if found.in_fp32:
+        yield "The run is in FP32, as predicted: unless that is meant, it is what slows it. No BF16 or FP16 is stated."
     over = found.memory_bytes - found.memory_limit_bytes
     if over > 0.0 and not found.impossible:
         yield (

@@ -145,6 +145,26 @@ def test_a_log_takes_what_it_lacks_from_the_script(tmp_path: Path) -> None:
     assert found["unexplained"] is None
 
 
+ALONE = {
+    **{"num_layers": 16, "hidden_size": 2048, "num_attention_heads": 16, "ffn_hidden_size": 8192, "swiglu": False},
+    **{"padded_vocab_size": 32000, "seq_length": 2048, "global_batch_size": 32, "micro_batch_size": 1, "fp16": False},
+    **{"tensor_model_parallel_size": 4, "pipeline_model_parallel_size": 1, "data_parallel_size": 4, "world_size": 16},
+}
+
+
+def test_a_log_in_fp32_says_so_and_states_the_run_of_its_baseline(tmp_path: Path) -> None:
+    """Guards a log without its script: FP32 by accident is named, and a smaller run of which only a time is given has
+    its batch, sequence length and model."""
+    steps = [f" iteration {at}/ 9 | elapsed time per iteration (ms): 3000.0 |" for at in range(1, 9)]
+    for bf16 in (False, True):
+        lines = [f"  {name} {'.' * 9} {value}" for name, value in (ALONE | {"bf16": bf16}).items()]
+        (tmp_path / "run.log").write_text("\n".join((*lines, *steps)), "utf-8")
+        line = f"diagnose {tmp_path / 'run.log'} --machine dgx-a100 --baseline 3.1 --baseline-fact n_gpus=8"
+        done = run(line)
+        assert "On 8 GPUs" in done.out, done.err
+        assert ("The run is in FP32" in done.out) != bf16
+
+
 # Runs with experts, or in a format below 16 bits, from one log beside the script.
 
 SIZES = (
