@@ -9,16 +9,18 @@ import copyreg
 import pickle
 import re
 import time
+from collections.abc import Callable
 from dataclasses import fields, replace
 from functools import wraps
 from hashlib import sha256
 from os import getpid
 from pathlib import Path
 
+from axonn_tune.cost.price import PricedLayout
 from axonn_tune.program.operations import PLAIN, Arithmetic
 from axonn_tune.ranking import choosing
 from axonn_tune.ranking.choosing import search
-from axonn_tune.ranking.priced import Priced
+from axonn_tune.ranking.priced import Priced, row_of
 from axonn_tune.ranking.space import Problem
 from axonn_tune.request import DEFAULT_TOP
 
@@ -32,28 +34,35 @@ copyreg.pickle(Arithmetic, lambda one: "PLAIN" if one is PLAIN else "COLUMNS")
 
 
 @wraps(search)
-def _search(problem: Problem, *, variants: bool = False, exact: int = DEFAULT_TOP) -> Priced:
+def _search(problem: Problem, *, top: int = DEFAULT_TOP, variants: bool = False) -> Priced:
     if folder is None:
-        return search(problem, variants=variants, exact=exact)
+        return search(problem, top=top, variants=variants)
     request = problem.request
     # By their fields, since a problem prints itself in one line.
     stated = {field.name: getattr(problem, field.name) for field in fields(problem) if field.name != "request"}
     read = (stated, request.pins, request.precision, request.cuda_graphs)
     # Functions of frameworks lie elsewhere in every process.
-    asked = re.sub(r" at 0x[0-9a-f]+", "", repr((read, variants, exact)))
+    asked = re.sub(r" at 0x[0-9a-f]+", "", repr((read, variants, top)))
     path = folder / sha256(asked.encode()).hexdigest()
     if path.exists():
         found: Priced = pickle.loads(path.read_bytes())
-        compared = tuple(replace(one, request=request) for one in found.problems)
-        return replace(found, problem=problem, problems=compared)
+        return _each(replace(found, problem=problem), lambda one: replace(one, job=replace(one.job, request=request)))
     began = time.process_time()
-    found = search(problem, variants=variants, exact=exact)
+    found = search(problem, top=top, variants=variants)
     if time.process_time() - began > LEAST_S:
         mine = path.with_suffix(f".{getpid()}")
         # Details hold functions; they are worked out anew for whom they are asked.
-        mine.write_bytes(pickle.dumps(replace(found, details={})))
+        mine.write_bytes(pickle.dumps(_each(found, lambda one: replace(row_of(one)))))
         mine.replace(path)
     return found
+
+
+def _each(found: Priced, changed: Callable[[PricedLayout], PricedLayout]) -> Priced:
+    """The same with all rows changed."""
+    shortest = found.shortest and changed(found.shortest)
+    return replace(
+        found, first=tuple(map(changed, found.first)), below=tuple(map(changed, found.below)), shortest=shortest
+    )
 
 
 # All who search take it from there, and none has yet: `conftest.py` comes before tests.

@@ -129,7 +129,7 @@ def find_place(stack: ExitStack, *, loopback: bool) -> Place:
 def rank_grids(place: Place, profile: Path) -> SearchResult:
     """All grids of the model on this machine, by their step."""
     inputs = load_inputs(replace(place.request, machine=str(profile)))
-    return SearchResult(inputs, run_search(inputs.problem), COMMAND)
+    return SearchResult(inputs, run_search(inputs.problem, top=0), COMMAND)
 
 
 def best_middle_worst(results: SearchResult) -> ValidationPlan:

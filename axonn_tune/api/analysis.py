@@ -60,7 +60,7 @@ def explain(request: Request, call: str) -> Explanation:
     One step of 80b trains 8,192 sequences of 2,048 tokens on 1,024 GPUs.
     """
     inputs = load_inputs(request)
-    return Explanation.of(inputs, run_search(inputs.problem), rank=request.pick)
+    return Explanation.of(inputs, run_search(inputs.problem, top=request.pick), rank=request.pick)
 
 
 def explain_launch(
@@ -74,7 +74,9 @@ def explain_launch(
     total = None if tokens_total is None else parse_tokens(tokens_total)
     inputs = replace(inputs, problem=replace(inputs.problem, tokens_total=total))
     # What it pins is its own, not asked for.
-    return replace(Explanation.of(inputs, run_search(inputs.problem), rank=1, machine_changed=changed), remark="")
+    return replace(
+        Explanation.of(inputs, run_search(inputs.problem, top=1), rank=1, machine_changed=changed), remark=""
+    )
 
 
 @dataclass(frozen=True)

@@ -209,8 +209,8 @@ class CommandExplanation(Explanation):
         return {**super().to_dict(), **command_json(self.stated)}
 
 
-_EXACT = 50
-"""Ranks of a search in the order of exact steps."""
+_RANKED = 50
+"""Grids of a search that have a rank."""
 
 
 def explain_command(path: str | Path, *, machine: MachineLike | None = None, **options: object) -> CommandExplanation:
@@ -223,7 +223,7 @@ def explain_command(path: str | Path, *, machine: MachineLike | None = None, **o
     impossible values.
     """
     run, setup, inputs = _stated(path, machine, options)
-    priced, ranking = setup.price(lambda same: same), searched(setup, exact=_EXACT)
+    priced, ranking = setup.price(lambda same: same), searched(setup, top=_RANKED)
     stated = StatedCommand(
         run=run,
         setup=setup,

@@ -23,10 +23,11 @@ from axonn_tune.program.memory import memory_limit_bytes
 from axonn_tune.ranking.choosing import run_search
 from axonn_tune.ranking.inputs import Inputs, load_inputs
 from axonn_tune.ranking.nearest import faster_batch
-from axonn_tune.ranking.priced import Priced, SearchCounts
+from axonn_tune.ranking.priced import Priced, Row, SearchCounts
+from axonn_tune.ranking.space import Problem
 from axonn_tune.report.output import Json, Table, json_text
-from axonn_tune.report.ranking import Row, ranking_document, ranking_remarks, ranking_table, why_first, with_shortest
-from axonn_tune.request import ALPHA_BETA, DEFAULT_TOP, Option, Request, options_of
+from axonn_tune.report.ranking import ranking_document, ranking_remarks, ranking_table, why_first, with_shortest
+from axonn_tune.request import ALPHA_BETA, Option, Request, options_of
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -190,7 +191,7 @@ Format: TypeAlias = Literal["table", "json", "csv", "md"]
 
 @by_keywords(Request)
 def search(request: Request, call: str) -> SearchResult:
-    """Rank every grid x·y·z·data of a number of GPUs, as `axonn-tune search` does.
+    """Rank the grids x·y·z·data of a number of GPUs, as `axonn-tune search` does; only the first `top` have a rank.
 
     model, machine: a name, a path, or the document itself. cost: one cost model or several; the first ranks, and the
     others' ranks are extra columns. A framework's own names of axes are options, too: `tp=8, pp=4`.
@@ -200,15 +201,20 @@ def search(request: Request, call: str) -> SearchResult:
 
     >>> import axonn_tune
     >>> found = axonn_tune.search("80b", 1024)
-    >>> len(found)
-    195
+    >>> len(found), found.searched.unlisted
+    (10, 185)
     >>> found.best.x, found.best.y, found.best.z, found.best.data
     (1, 1, 256, 4)
     """
     if not request.cost:
         raise UsageError("cost=(): name a cost model to rank by")
     inputs = load_inputs(request)
-    return SearchResult(inputs, run_search(inputs.problem, costs=request.cost, variants=request.variants), call)
+    return SearchResult(inputs, _ranked(inputs.problem, top=request.top), call)
+
+
+def _ranked(problem: Problem, *, top: int) -> Priced:
+    """What the request of a problem asks for, with so many rows."""
+    return run_search(problem, costs=problem.request.cost, top=top, variants=problem.request.variants)
 
 
 @dataclass(frozen=True, repr=False, eq=False)
@@ -242,7 +248,7 @@ class SearchResult(ReportedResult, Sequence[PricedLayout]):
     @property
     def frame(self) -> pd.DataFrame:
         """One row for each configuration, best first; columns as in `--format csv`, with their units."""
-        return self._frame(self.ranked.listed(top=0))
+        return self._frame(self.ranked.listed())
 
     @property
     def rejected(self) -> pd.DataFrame:
@@ -261,7 +267,7 @@ class SearchResult(ReportedResult, Sequence[PricedLayout]):
         """Remarks on the table as it is shown without options: why #1 beats #2, ties, rejections."""
         return self.remarks_below()
 
-    def remarks_below(self, *, top: int = DEFAULT_TOP, unfold: bool = False) -> list[str]:
+    def remarks_below(self, *, top: int = 0, unfold: bool = False) -> list[str]:
         """The same on a table of the first `top` rows (0: all), whose marks they explain; unfold: as of `render`."""
         problem = self.inputs.problem
         hint = faster_batch(problem) if len(self) and self.ranked.cost == ALPHA_BETA else ""
@@ -269,14 +275,19 @@ class SearchResult(ReportedResult, Sequence[PricedLayout]):
         return [*([hint] if hint else []), *ranking_remarks(self.ranked, places=places)]
 
     def _families(self, top: int, *, unfold: bool) -> list[list[int]]:
-        """Places of each row of a table of the first `top`."""
+        """Places of each row of a table of the first `top` (0: all)."""
         return [[place] for place in range(top or len(self))][: len(self)] if unfold else self.ranked.families(top)
 
     def explain(self, rank: int = 1) -> Explanation:
-        """One configuration, term by term; UsageError if fewer are ranked, NothingFeasibleError if none is."""
+        """One configuration, term by term; UsageError if fewer are feasible, NothingFeasibleError if none is."""
         from axonn_tune.api.analysis import Explanation
 
-        return Explanation.of(self.inputs, self.ranked, rank=rank)
+        return Explanation.of(self.inputs, self._reaching(rank), rank=rank)
+
+    def _reaching(self, rank: int) -> Priced:
+        """The ranking down to a rank: where it has fewer rows and more are feasible, that of another search."""
+        more = len(self) < rank and self.searched.unlisted
+        return _ranked(self.inputs.problem, top=rank) if more else self.ranked
 
     def launch_config(self, *, pick: int = 1, tokens: str | Path | None = None) -> Launch:
         """The launch config of a configuration; `tokens`: a file to train on. Errors as `explain`."""
@@ -348,8 +359,9 @@ class SearchResult(ReportedResult, Sequence[PricedLayout]):
     def _detail(self, pick: int) -> Detail:
         """The prediction of a configuration; errors as `explain`."""
         self.ranked.require_any()
-        self.ranked.require_row(pick)
-        return self.ranked.detail(pick - 1)
+        ranked = self._reaching(pick)
+        ranked.require_row(pick)
+        return ranked.detail(pick - 1)
 
     def _command_files(
         self, path: str | Path, *, pick: int, tokens: str | Path | None, kind: ScriptKind, form: str
@@ -361,12 +373,12 @@ class SearchResult(ReportedResult, Sequence[PricedLayout]):
             raise UsageError(f"--tokens is for the bundled runtime, not for {problem.framework.name}")
         return emission(self._detail(pick), path, call=self.call, kind=kind, form=form)
 
-    def to_dict(self, *, top: int = DEFAULT_TOP, rejected: bool = False) -> Json:
+    def to_dict(self, *, top: int = 0, rejected: bool = False) -> Json:
         """The first `top` configurations (0: all), with every term, as the contract `axonn-tune/ranking/1`."""
         entries = self.ranked.listed(top=top, terms=True, rejected=rejected)
         return ranking_document(self.inputs, self.ranked, entries)
 
-    def to_json(self, *, top: int = DEFAULT_TOP, rejected: bool = False) -> str:
+    def to_json(self, *, top: int = 0, rejected: bool = False) -> str:
         """The same as text: what `axonn-tune --format json` prints."""
         return json_text(self.to_dict(top=top, rejected=rejected))
 
@@ -374,7 +386,7 @@ class SearchResult(ReportedResult, Sequence[PricedLayout]):
         self,
         output_format: Format = "table",
         *,
-        top: int = DEFAULT_TOP,
+        top: int = 0,
         rejected: bool = False,
         wide: bool = False,
         columns: Sequence[str] | None = None,
@@ -407,7 +419,7 @@ class SearchResult(ReportedResult, Sequence[PricedLayout]):
     def _listing(self, top: int, *, rejected: bool = False, unfold: bool = False, **shown: Any) -> Table:  # noqa: ANN401
         """The first `top` rows (0: all) as a table, layouts that only exchange equal factors as one row."""
         families = self._families(top, unfold=unfold)
-        entries: list[Row] = [self.ranked[family[0]] for family in families]
+        entries: list[Row] = [*(self.ranked[family[0]] for family in families), *self.ranked.listed_below(top)]
         if rejected:
             entries += self.ranked.rejected()
         if "rank" in (shown.get("names") or ["rank"]):
@@ -446,7 +458,7 @@ class SearchResult(ReportedResult, Sequence[PricedLayout]):
         return ranking_section(ranking_of(self.inputs, self.ranked), identity="s1", source=source)
 
     def _table(self) -> Table:
-        table = self._listing(DEFAULT_TOP)
+        table = self._listing(0)
         none = [] if len(self) else [self.ranked.nothing_feasible()]
         return replace(table, notes=[*table.notes, *none, *self.remarks])
 

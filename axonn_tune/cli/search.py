@@ -40,7 +40,7 @@ from axonn_tune.cli.options import (
     write_or_print,
 )
 from axonn_tune.errors import AxonnTuneError
-from axonn_tune.request import DEFAULT_TOP, options_of
+from axonn_tune.request import options_of
 
 if TYPE_CHECKING:
     from axonn_tune.api.analysis import ExplainFormat, Explanation
@@ -51,9 +51,11 @@ if TYPE_CHECKING:
 @click.command("search", cls=SearchCommand, short_help="Rank every layout of a number of GPUs.")
 @search_options()
 @click.option(
-    "--top", type=Count(0), metavar="N", default=DEFAULT_TOP, show_default=True, help="Layouts to list; 0: all."
+    "--all",
+    "with_rejected",
+    is_flag=True,
+    help="List all layouts unless --top says how many, and rejected grids, with the reasons.",
 )
-@click.option("--all", "with_rejected", is_flag=True, help="List rejected grids too, with the reasons.")
 @click.option(
     "--unfold",
     is_flag=True,
@@ -83,7 +85,6 @@ if TYPE_CHECKING:
 @color_option
 def search_command(
     *,
-    top: int,
     with_rejected: bool,
     unfold: bool,
     output_format: Format,
@@ -123,7 +124,8 @@ def search_command(
     named = {"html": html, "tokens": tokens, **{name: options[name] for name in ("model", "machine")}}
     if output:
         _keep_apart(output, named, framework=options["framework"])
-    found = search(**options)
+    top = options["top"] if given("top") or not with_rejected else 0
+    found = search(**{**options, "top": top and max(top, pick)})
     found.ranked.require_row(pick)
     shown = found.render(
         output_format,

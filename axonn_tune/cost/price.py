@@ -280,6 +280,14 @@ class PricedLayout(Layout):
         more = replace(self.job, framework=framework.with_step(imbalance=own * math.exp(NUDGE)))
         return math.log(price(more, self).iteration_s / self.iteration_s) / NUDGE
 
+    @cached_property
+    def detail(self) -> Detail:
+        """Everything that the alpha-beta model predicts of the layout."""
+        if isinstance(self, Detail):
+            return self
+        found = price(self.job, self.layout)
+        return replace(found, rank=self.rank, tie=self.tie, shortest_step_s=self.shortest_step_s)
+
     def slopes(self, metric: str) -> Floats:
         """Slopes of the logarithm of a ranking criterion over those of the numbers that the profile has learned."""
 

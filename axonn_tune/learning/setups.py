@@ -211,9 +211,9 @@ def _same(machine: Machine) -> Machine:
     return machine
 
 
-def searched(setup: Setup, *, exact: int = 1) -> Priced:
-    """The search for better layouts; exact: layouts priced in full."""
-    return search(problem_of(setup), exact=exact)
+def searched(setup: Setup, *, top: int = 1) -> Priced:
+    """The search for better layouts, of which the first `top` are ranked."""
+    return search(problem_of(setup), top=top)
 
 
 def changes_of(setup: Setup, price: Callable[[Setup], float], *, ranking: Priced | None) -> tuple[Change, ...]:
@@ -234,10 +234,9 @@ def changes_of(setup: Setup, price: Callable[[Setup], float], *, ranking: Priced
         tried.append((_flags_changed(setup, flagged), flagged))
     best = []
     if ranking:
-        fastest = ranking.layout(0)
+        fastest = ranking[0].layout
         words = f"the best layout of a search: {layout_words(fastest, flagged.framework)}"
-        chosen = ranking.problem_of(int(ranking.rows[0])).framework
-        best.append((words, replace(flagged, framework=chosen, layout=fastest)))
+        best.append((words, replace(flagged, framework=ranking[0].job.framework, layout=fastest)))
     stated = _arguments(setup)
     for words, changed in (*tried, *best):
         # FP32 by accident is what to change first, even where memory takes another change beside it.

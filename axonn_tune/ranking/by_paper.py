@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import get_args
 
@@ -17,15 +17,17 @@ from axonn_tune.frameworks.axonn_tune import AXONN_TUNE
 from axonn_tune.grid import AXES, PAPER_ORDER, Grid
 from axonn_tune.program.operations import Collective, as_size
 from axonn_tune.ranking.choosing import search
-from axonn_tune.ranking.priced import Priced, Rejected, count_ties
+from axonn_tune.ranking.priced import Priced, Rejected, Sizes, count_ties
 from axonn_tune.ranking.space import Problem
+from axonn_tune.request import DEFAULT_TOP
 
 BACKENDS: tuple[PaperBackend, ...] = get_args(PaperBackend)
 _NO_ENTRY = NO_BANDWIDTH_ENTRY, "the machine's paper table has no bandwidth for one of the groups"
 
 
-def rank_by_paper(problem: Problem, *, backend: str) -> PricedByPaper:
-    """Rank by a paper backend: grids that our search finds feasible and the bandwidth table covers.
+def rank_by_paper(problem: Problem, *, backend: str, top: int = DEFAULT_TOP) -> PricedByPaper:
+    """Rank by a paper backend: grids that our search finds feasible and the bandwidth table covers, the first `top`
+    (0: all).
 
     The axis order is the one asked for, else the backend's own. Ties: shorter step by our model. UsageError for a
     ranking by anything but communication, for pipeline stages, and for a machine without a `paper` section.
@@ -40,7 +42,7 @@ def rank_by_paper(problem: Problem, *, backend: str) -> PricedByPaper:
     if problem.pipeline:
         raise UsageError(f"{backend} knows no pipeline stages: leave out --pipeline")
     order = tuple(problem.request.order or ()) or (PAPER_ORDER if backend == "paper" else RELEASED_ORDER)
-    ours = search(replace(problem, rank_by="iteration", request=replace(problem.request, order=order)))
+    ours = search(replace(problem, rank_by="iteration", request=replace(problem.request, order=order)), top=0)
     columns = dict(zip(AXES, ours.grids.sizes.T, strict=True))
     prices = price_paper(
         known[backend],
@@ -50,48 +52,54 @@ def rank_by_paper(problem: Problem, *, backend: str) -> PricedByPaper:
         **columns,
         order=order,
     )
-    grid, missing = ours.shapes.grid[ours.columns.shape[ours.rows]], int(prices.rejected.sum())
-    covered = ~prices.rejected[grid]
-    ranked = np.argsort(prices.communication_s[grid[covered]], kind="stable")
+    numbers = {tuple(sizes): number for number, sizes in enumerate(ours.grids.sizes.tolist())}
+    places = {numbers[ours.sizes_of(one)]: one for one in ours.first}
+    covered = [
+        replace(one, communication_s=float(prices.communication_s[number]))
+        for number, one in places.items()
+        if not prices.rejected[number]
+    ]
+    covered.sort(key=lambda one: one.communication_s or 0.0)
+    missing = int(prices.rejected.sum())
     rejected = {**ours.searched.rejected, **({NO_BANDWIDTH_ENTRY: missing} if missing else {})}
+    first = tuple(covered[: top or len(covered)])
     return PricedByPaper(
-        **{each.name: getattr(ours, each.name) for each in fields(Priced)}
-        | {
-            "problem": problem,
-            "searched": replace(ours.searched, rejected=rejected),
-            "rows": ours.rows[covered][ranked],
-            "cost": backend,
-        },
+        problem,
+        replace(ours.searched, rejected=rejected, unlisted=len(covered) - len(first)),
+        ours.grids,
+        first,
+        ours.feasible & ~prices.rejected,
+        ours.least_bytes,
+        shortest=ours.fastest(),
+        cost=backend,
         order=order,
         prices=prices,
-        unpriced=ours.rows[~covered],
+        numbers=numbers,
+        unpriced={number: one for number, one in places.items() if prices.rejected[number]},
     )
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class PricedByPaper(Priced):
     """Grids in the order of the paper's communication time. `prices` has a row for every grid.
 
-    unpriced: rows of our model for which the paper's table lacks a bandwidth.
+    numbers: of grids by their sizes. unpriced: rows of our model, by number, for which the paper's table lacks a
+    bandwidth.
     """
 
     order: tuple[str, ...]
     prices: PaperPrices
-    unpriced: np.ndarray
-
-    def __getitem__(self, position: int) -> PricedLayout:
-        """The layout at a place of the ranking, from 0, with the paper's communication time in place of ours."""
-        number = self._grid_of(int(self.rows[position]))
-        return replace(super().__getitem__(position), communication_s=float(self.prices.communication_s[number]))
+    numbers: dict[Sizes, int]
+    unpriced: dict[int, PricedLayout]
 
     def with_terms(self, position: int) -> PricedLayout:
         """The layout at a place of the ranking, with every collective by the paper's model."""
-        return replace(self[position], terms=self._terms(self._grid_of(int(self.rows[position]))))
+        return replace(self[position], terms=self._terms(self.numbers[self.sizes_of(self[position])]))
 
     @cached_property
     def ties(self) -> int:
         """Number of rows from the first on within model error of the first."""
-        metric = self.prices.communication_s[self.shapes.grid[self.columns.shape[self.rows]]]
+        metric = self._metric("communication")
         return count_ties(metric, metric * self.problem.machine.uncertainty.communication) if len(self) else 0
 
     @property
@@ -100,12 +108,10 @@ class PricedByPaper(Priced):
 
     def rejected(self) -> tuple[Rejected, ...]:
         """Grids that are not ranked, with the reasons, and the paper's time wherever its table gives one."""
-        fits = {self._grid_of(row): self._priced(row) for row in self.unpriced.tolist()}
-        numbers = {tuple(row): number for number, row in enumerate(self.grids.sizes.tolist())}
         found = []
         for one in super().rejected():
-            number = numbers[tuple(one.sizes.values())]
-            reasons, priced = () if number in fits else one.reasons, fits.get(number)
+            number = self.numbers[tuple(one.sizes.values())]
+            reasons, priced = () if number in self.unpriced else one.reasons, self.unpriced.get(number)
             if self.prices.rejected[number]:
                 found.append(replace(one, reasons=(*reasons, _NO_ENTRY), priced=priced, order=self.order))
             else:

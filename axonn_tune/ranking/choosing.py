@@ -6,7 +6,7 @@ import heapq
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from functools import lru_cache, reduce
+from functools import lru_cache, partial, reduce
 from math import prod
 
 import numpy as np
@@ -23,8 +23,9 @@ from axonn_tune.program.dimensions import MEMORY, MICRO_BATCH, PINNED, padded_al
 from axonn_tune.program.operations import MATRIX_ALIGNMENT
 from axonn_tune.program.schedule import build_schedule
 from axonn_tune.program.step import FIRST, LAST, MIDDLE, ONLY, StepProgram, build_step
+from axonn_tune.ranking.candidates import Candidates, Columns, order_of, ranking_metric
 from axonn_tune.ranking.pools import Pool
-from axonn_tune.ranking.priced import Columns, Priced, SearchCounts, order_of, ranking_metric
+from axonn_tune.ranking.priced import Priced, SearchCounts
 from axonn_tune.ranking.space import (
     Among,
     Fitting,
@@ -68,17 +69,20 @@ LARGEST_COUNT = 2**40
 """Counts from here on do not fit the columns, whose arithmetic must stay exact."""
 
 
-def search(problem: Problem, *, variants: bool = False, exact: int = DEFAULT_TOP) -> Priced:
-    """Rank every grid of a GPU count; with `variants` every candidate of it. Nothing feasible: an empty ranking.
-
-    exact: number of ranks in the order of exact steps; the rest is ranked by a bound with pipeline stages, by least
-    steps with experts or several layer types, and is not balanced by time. Displayed candidates are always exact.
-    """
+def search(problem: Problem, *, top: int = DEFAULT_TOP, variants: bool = False) -> Priced:
+    """Rank grids of a GPU count, the first `top` of them (0: all); with `variants` candidates. Nothing feasible: an
+    empty ranking."""
     started = time.perf_counter()
+    return _ranked(candidates_of(problem, top=top, variants=variants), started, top=top, variants=variants)
+
+
+def candidates_of(problem: Problem, *, top: int, variants: bool) -> Candidates:
+    """Every candidate that fits, the first `top` grids (0: all), or with `variants` candidates, with exact steps."""
+    count = top or LARGEST_COUNT
     _check(problem)
     shapes = list_shapes(grids := list_grids(problem), problem)
-    candidates = count_candidates(shapes, grids, problem.tried(every=variants))
-    require_searchable(candidates)
+    number = count_candidates(shapes, grids, problem.tried(every=variants))
+    require_searchable(number)
     programs = Programs(problem.by_dispatcher[0])
     exchanges = _exchanges(problem, grids, shapes := without_larger(shapes, programs), programs)
     if problem.compares_expert_overlap:
@@ -90,15 +94,15 @@ def search(problem: Problem, *, variants: bool = False, exact: int = DEFAULT_TOP
     # What does not fit in the first number format may fit in another.
     fit = [shapes.grid] if problem.formats else [shapes.grid[one.rows] for one in fittings.values()]
     placed = distinct(np.concatenate([shapes.grid[uneven], *fit]))[0]
-    tried = _Tried(problem, exchanges, list_placements(grids, placed, problem), every=variants, count=exact)
+    tried = _Tried(problem, exchanges, list_placements(grids, placed, problem), every=variants, count=count)
     columns = tried.with_more(_joined([]), shapes, fittings)
     if others := [one for one in programs if one not in fittings]:
-        near = _near(columns, shapes, problem, fittings, count=exact)
+        near = _near(columns, shapes, problem, fittings, count=count)
         tried = replace(tried, reached_s=tried.in_formats(columns, shapes, programs))
         among = tried.promising(columns, shapes, {one: near[one.precision] for one in others})
-        candidates += count_candidates(shapes, grids, others, among)
+        number += count_candidates(shapes, grids, others, among)
         columns = tried.with_more(columns, shapes, fit_others(shapes, programs, fittings, among))
-    columns = _refined(columns, shapes, problem, count=exact, variants=variants)
+    columns = _refined(columns, shapes, problem, count=count, variants=variants)
     each = [(tried, uneven)] if len(uneven) else []
     each += [(replace(tried, merges=True), uneven)] if tried.bounds and problem.compares_expert_overlap else []
     base = shapes
@@ -107,26 +111,15 @@ def search(problem: Problem, *, variants: bool = False, exact: int = DEFAULT_TOP
         promising[unpriced] = True
         more, within = one.cut(base, cut if variants else cut[promising[cut]], promising, programs)
         among = one.promising(columns, more, within, every=shapes)
-        candidates += count_candidates(more, grids, problem.variants, among if one.bounds else None)
+        number += count_candidates(more, grids, problem.variants, among if one.bounds else None)
         fitted, before, shapes = fit_all(more, programs, among), len(shapes), shapes.with_more(more)
         fittings = {kind: fittings[kind].with_more(fitted[kind]) for kind in fitted}
         found = {kind: fitting.among(np.arange(before, len(shapes))) for kind, fitting in fittings.items()}
         columns = one.with_more(columns, shapes, found)
-        columns = _refined(columns, shapes, problem, count=exact, variants=variants)
-    whole = Priced(
-        *(
-            problem,
-            SearchCounts(len(grids.sizes), candidates, 0, {}, 0.0),
-            grids,
-            shapes,
-            tried.placements,
-            fittings,
-            columns,
-        ),
-        *(np.arange(0), programs, tuple(one.problem for one in exchanges)),
-    )
-    whole = _balanced(whole, count=exact) if problem.splits and not variants else whole
-    return _ranked(whole, started, variants=variants)
+        columns = _refined(columns, shapes, problem, count=count, variants=variants)
+    columns_of = (problem, number, grids, shapes, tried.placements, fittings, columns, np.arange(0), programs)
+    whole = Candidates(*columns_of, tuple(one.problem for one in exchanges))
+    return _balanced(whole, count=count) if problem.splits and not variants else whole
 
 
 @dataclass(frozen=True)
@@ -311,23 +304,43 @@ class _Tried:
         return found.numbered(recompute=place, exchange=self.exchanges.index(one), precision=precision)
 
 
-def _ranked(found: Priced, started: float, *, variants: bool) -> Priced:
-    """Priced candidates in order, each grid once or all of them, with their numbers; started: when the search was."""
+def _ranked(found: Candidates, started: float, *, top: int, variants: bool) -> Priced:
+    """The first candidates as rows, each grid once or all of them; started: when the search was."""
     problem, shapes, columns, fittings = found.problem, found.shapes, found.columns, found.fittings
-    used = distinct(np.concatenate([shapes.grid[fitting.rows] for fitting in fittings.values()]))[0]
+    rank = partial(order_of, columns, shapes=shapes, placements=found.placements, fittings=fittings)
     rows = np.arange(len(columns.shape)) if variants else _best_of_each(columns, shapes, rank_by=problem.rank_by)
-    rows = order_of(columns, rows, shapes, found.placements, rank_by=problem.rank_by, fittings=fittings)
-    searched = replace(
-        found.searched,
-        feasible=_count_fitting(shapes, found.placements, fittings),
-        rejected=_count_rejected(found.grids, shapes, used),
-        seconds=time.perf_counter() - started,
+    rows = rank(rows, rank_by=problem.rank_by)
+    rows = rows if variants else rows[np.sort(distinct(columns.places(shapes)[rows])[1])]
+    first = rows[: top or len(rows)]
+    best = distinct(columns.precision[rows])[1]
+    below = rows[np.sort(best[~np.isin(columns.precision[rows[best]], columns.precision[first])])]
+    shortest = np.flatnonzero(columns.iteration_s == columns.iteration_s.min(initial=np.inf))
+    shortest = rank(shortest, rank_by="iteration")[:1] if problem.rank_by != "iteration" else shortest[:0]
+    feasible, least_bytes = np.zeros(len(found.grids.sizes), dtype=np.bool_), np.full(len(found.grids.sizes), np.inf)
+    feasible[shapes.grid[columns.shape]] = True
+    for fitting in fittings.values():
+        np.minimum.at(least_bytes, shapes.grid, fitting.total_bytes)
+    searched = SearchCounts(
+        len(found.grids.sizes),
+        found.number,
+        _count_fitting(shapes, found.placements, fittings),
+        _count_rejected(found.grids, shapes, distinct(shapes.grid[columns.shape])[0]),
+        time.perf_counter() - started,
+        unlisted=len(rows) - len(first) - len(below),
     )
-    chosen = rows if variants else rows[np.sort(distinct(columns.places(shapes)[rows])[1])]
-    return replace(found, searched=searched, rows=chosen)
+    return Priced(
+        problem,
+        searched,
+        found.grids,
+        tuple(map(found.priced, first.tolist())),
+        feasible,
+        least_bytes,
+        tuple(map(found.priced, below.tolist())),
+        next(map(found.priced, shortest.tolist()), None),
+    )
 
 
-def _balanced(priced: Priced, *, count: int) -> Priced:
+def _balanced(priced: Candidates, *, count: int) -> Candidates:
     """The best row of each of the first grids balanced by time, and those of other grids that may then be the best of
     their number format: those that are faster so come behind the others, each of a shape of its own."""
     # Imported here: most searches have no pipeline, and start-up time is theirs.
@@ -385,7 +398,7 @@ def _balanced(priced: Priced, *, count: int) -> Priced:
     places = np.concatenate(sources)
     return replace(
         priced,
-        searched=replace(priced.searched, candidates=priced.searched.candidates + len(splits)),
+        number=priced.number + len(splits),
         shapes=shapes.with_more(shapes.taken(places, chunks=shapes.chunks[places])),
         fittings=fittings,
         columns=_joined([columns, *found]),
@@ -394,7 +407,7 @@ def _balanced(priced: Priced, *, count: int) -> Priced:
     )
 
 
-def _to_balance(priced: Priced, *, count: int) -> tuple[Priced, Floats, list[float]]:
+def _to_balance(priced: Candidates, *, count: int) -> tuple[Candidates, Floats, list[float]]:
     """The best rows of the first grids, then of others that may be the best of their number format, the most promising
     first; of each its step if moving layers made stages take as long as their mean, no limit to the first; and the
     shortest step of each format, s.
@@ -501,25 +514,27 @@ def _exchanges(problem: Problem, grids: Grids, shapes: Shapes, programs: Program
     return found
 
 
-def run_search(problem: Problem, *, costs: Sequence[str] = (ALPHA_BETA,), variants: bool = False) -> Priced:
+def run_search(
+    problem: Problem, *, costs: Sequence[str] = (ALPHA_BETA,), top: int = DEFAULT_TOP, variants: bool = False
+) -> Priced:
     """Rank by the first cost model, and look each grid up in the rankings by the others.
 
     UsageError if a cost model of the paper is combined with what it does not know, or the machine has no table for it.
     """
 
-    def ranked(cost: str, *, variants: bool) -> Priced:
+    def ranked(cost: str, *, top: int, variants: bool) -> Priced:
         if cost == ALPHA_BETA:
-            return search(problem, variants=variants)
+            return search(problem, top=top, variants=variants)
         if variants:
             raise UsageError(f"{cost} ranks grids, not candidates: leave out --variants")
         # Imported here: the paper's model is not needed to rank by ours.
         from axonn_tune.ranking.by_paper import rank_by_paper
 
-        return rank_by_paper(problem, backend=cost)
+        return rank_by_paper(problem, backend=cost, top=top)
 
     first, *others = dict.fromkeys(costs)
-    found = ranked(first, variants=variants)
-    return replace(found, others={cost: ranked(cost, variants=False).ranks() for cost in others})
+    found = ranked(first, top=top, variants=variants)
+    return replace(found, others={cost: ranked(cost, top=0, variants=False).ranks() for cost in others})
 
 
 def step_program(

@@ -69,7 +69,7 @@ def _by_cost(problem: Problem, tried: Sequence[tuple[str, Problem]]) -> tuple[li
     named = [text for text, changed in tried if own and not same(changed)]
     priced = []
     for text, changed in (own or tried)[:_MOST_CHANGES]:
-        best, workload = search(changed, exact=1)[0], changed.workload
+        best, workload = search(changed, top=1)[0], changed.workload
         per_token = best.iteration_s * changed.gpus / (workload.global_batch * workload.sequence_length)
         priced.append((per_token, text, best))
     return [
@@ -104,8 +104,8 @@ def faster_batch(problem: Problem) -> str:
 
 def _shortest_step_s(problem: Problem) -> float:
     """Shortest step of all candidates, s; infinite if none is feasible."""
-    fastest = search(problem).fastest()
-    return math.inf if fastest is None else fastest.iteration_s
+    found = search(replace(problem, rank_by="iteration"), top=1)
+    return found[0].iteration_s if len(found) else math.inf
 
 
 def _first_feasible(changes: Iterator[tuple[str, Problem]]) -> tuple[str, Problem] | None:

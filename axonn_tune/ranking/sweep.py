@@ -133,7 +133,7 @@ def _at(request: Request, *, base: int) -> Inputs:
 
 
 def _point(inputs: Inputs, *, over: tuple[str, int] | None = None) -> Point:
-    found = run_search(inputs.problem)
+    found = run_search(inputs.problem, top=1)
     if len(found):
         terms = found.detail(0).terms if over and inputs.problem.model.has_experts else ()
         sent = [term.seconds for term in terms if term.collective.routing is not None]

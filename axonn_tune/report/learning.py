@@ -343,8 +343,13 @@ class StatedCommand:
 
     @property
     def rank(self) -> int | None:
-        """Rank of its grid in the search; None if it is rejected there."""
-        return self.ranking.ranks().get(tuple(map(self.setup.layout.grid.axis_size, self.ranking.grids.axes)))
+        """Rank of its grid in the search; None if it has none there."""
+        return self.ranking.ranks().get(self.ranking.sizes_of(self.setup.layout))
+
+    @property
+    def layouts(self) -> int:
+        """Number of grids that are feasible."""
+        return int(self.ranking.feasible.sum())
 
     @property
     def best_s(self) -> float | None:
@@ -411,8 +416,8 @@ def better_section(command: StatedCommand, priced: PricedLayout) -> ExplainSecti
     if command.best_s is None:
         sentences.append(f"A search finds no layout of {framework} that fits: {command.why_none}.")
     else:
-        rank = f"{command.rank} of {len(command.ranking)}"
-        place = "rejects its grid" if command.rank is None else f"ranks its grid {rank}"
+        place = f"ranks its grid {command.rank or f'below {len(command.ranking)}'} of {command.layouts}"
+        place = place if command.ranking.is_feasible(command.setup.layout) else "rejects its grid"
         gain = 1.0 - command.best_s / step_s
         more = f"{percent(abs(gain), decimals=1)} {'less' if gain > 0 else 'more'} than this run's"
         than = f"{more if abs(gain) >= _SHOWN else 'as long as this run does:'} {show_seconds(step_s)}"
@@ -447,7 +452,7 @@ def command_json(command: StatedCommand) -> Json:
             "unknown": list(command.run.unknown),
             "model_command": command.model.command if isinstance(command.model, FileToWrite) else None,
             "rank": command.rank,
-            "layouts": len(command.ranking),
+            "layouts": command.layouts,
             "best_step_s": command.best_s,
         },
         "changes": [_change_json(change, machine=command.machine, model=command.model) for change in command.changes],

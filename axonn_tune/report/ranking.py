@@ -9,8 +9,7 @@ import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from itertools import pairwise
-from typing import Any, TypeAlias
+from typing import Any
 
 from axonn_tune import __version__
 from axonn_tune.cost.collectives import bus_bytes
@@ -26,7 +25,7 @@ from axonn_tune.job import Job
 from axonn_tune.program.dimensions import MEMORY, MFU_CONVENTION, MICRO_BATCH, PINNED, step_tokens
 from axonn_tune.program.memory import memory_limit_bytes
 from axonn_tune.ranking.inputs import Inputs
-from axonn_tune.ranking.priced import WORTH_SAYING, Priced, Rejected
+from axonn_tune.ranking.priced import WORTH_SAYING, Priced, Rejected, Row
 from axonn_tune.ranking.space import Problem
 from axonn_tune.report.output import (
     NOTHING,
@@ -134,8 +133,6 @@ def ranking_table(
             f"or {context}: the same layout with this {context}, as many times the micro-batch and as few {replicas}; "
             "its step is within model error. --unfold lists each."
         )
-    if problem.rank_by == "iteration" and (later := later_words(rows)):
-        notes.append(later)
     table = Table(
         columns,
         rows,
@@ -150,13 +147,6 @@ def ranking_table(
         notes=notes,
     )
     return _with_bars(_narrowed(table, said, rank_by=problem.rank_by, width=terminal) if narrow else table, terminal)
-
-
-def later_words(rows: Sequence[Json]) -> str:
-    """How rows of a ranking by steps that are not in the order of exact steps are ordered; empty if none shows it."""
-    steps_s = [row["iteration_s"] for row in rows if row["feasible"] and (row["rank"] or 0) > DEFAULT_TOP]
-    unordered = any(one_s > next_s for one_s, next_s in pairwise(steps_s))
-    return f"Layouts after #{DEFAULT_TOP} are sorted by a lower bound of their steps." if unordered else ""
 
 
 def _narrowed(table: Table, said: Sequence[str], *, rank_by: RankBy, width: int) -> Table:
@@ -186,7 +176,7 @@ def _rows(
 ) -> list[Json]:
     """The entries as configurations of the contract, with what tables need beside."""
     best = ranked.fastest_elsewhere()
-    folded = {one[0] + 1: ",".join(str(ranked.layout(place).grid.context) for place in one[1:]) for one in families}
+    folded = {one[0] + 1: ",".join(str(ranked[place].grid.context) for place in one[1:]) for one in families}
     # In CSV with its fraction of a byte, as it always was.
     return [
         {
@@ -589,7 +579,7 @@ def ranking_document(
         "memory_limit_bytes": memory_limit_bytes(problem.machine.accelerator),
         "mfu_convention": MFU_CONVENTION,
         "logged_convention": None if logged is None else fields_of(logged, _LOGGED),
-        "searched": fields_of(ranked.searched, ("grids", "candidates", "feasible", "rejected", "seconds")),
+        "searched": fields_of(ranked.searched, ("grids", "candidates", "feasible", "unlisted", "rejected", "seconds")),
         "ties_with_first": ranked.ties,
         # Without the mark of a row that documents and pages have under a key of its own.
         "verdict": [line.removeprefix(f"{SHORTEST} ") for line in ranking_verdict(ranked)],
@@ -638,10 +628,6 @@ def origin(loaded: Loaded[Any]) -> Json:
         "path": str(loaded.path),
         "sha256": loaded.sha256,
     }
-
-
-Row: TypeAlias = PricedLayout | Rejected
-"""A row of a ranking."""
 
 
 def entry_json(entry: Row, ranked: Priced, **own: None) -> Json:
@@ -775,8 +761,8 @@ def ranking_remarks(ranked: Priced, *, places: Sequence[int]) -> list[str]:
 
 def stages_remark(ranked: Priced, places: Sequence[int]) -> str:
     """Pipeline layouts of the first rows whose stages are balanced by time; empty without any."""
-    splits = {place: ranked.layout(place).parts for place in (places if ranked.splits else ())}
-    named = [(place, parts) for place, parts in splits.items() if parts][:_MOST_NAMED]
+    splits = {place: ranked[place].parts for place in places}
+    named = [(place, parts) for place, parts in splits.items() if parts and parts != ranked.problem.parts][:_MOST_NAMED]
     if not named:
         return ""
     # Imported here: most searches balance no stages, and start-up time is theirs.
@@ -810,7 +796,7 @@ def context_remark(problem: Problem) -> str:
 
 def merged_remark(ranked: Priced, place: int) -> str:
     """Why a layout has no expert overlap although it was asked for; empty where it has, or was not asked for."""
-    grid, asked = ranked.layout(place).grid, ranked.problem.request.expert_overlap
+    grid, asked = ranked[place].grid, ranked.problem.request.expert_overlap
     if not asked or ranked.detail(place).expert_overlap:
         return ""
     called = ranked.problem.framework.called
@@ -821,7 +807,7 @@ def merged_remark(ranked: Priced, place: int) -> str:
 def kept_remark(ranked: Priced, places: Sequence[int]) -> str:
     """That layers asked for not to be resharded are sharded in no row; empty where they are, or were not asked for."""
     kept = ranked.problem.request.kept_layers
-    if not kept or not places or any(ranked.layout(place).grid.z > 1 for place in places):
+    if not kept or not places or any(ranked[place].grid.z > 1 for place in places):
         return ""
     axis = ranked.problem.framework.called("z")
     return f"--kept-layers {kept} changes nothing here: {axis} is 1, so no layer is sharded."
@@ -845,24 +831,29 @@ def priced_remark(ranked: Priced) -> str:
 
 def formats_remarks(ranked: Priced) -> list[str]:
     """What the best layout of each number format saves, of time and memory, over that of the first that fits."""
-    best = {name: (place, ranked[place]) for name, place in ranked.best_by_format.items()}
+    best = ranked.best_by_format
     if len(best) < 2:
         if not ranked.problem.formats or ranked.problem.framework.formats:
             return []
         others = ", ".join(name for name, one in registry().items() if len(one.formats) > 1)
         return [f"{ranked.problem.framework.title} is priced in bf16 alone; with formats: {others}."]
-    (first, (at, base)), *others_best = best.items()
-    said = [f"{first} at best: {show_seconds(base.iteration_s)} a step, {show_bytes(base.memory_bytes)} (#{at + 1})."]
-    for name, (place, one) in others_best:
+    (first, base), *others_best = best.items()
+    said = [f"{first} at best: {show_seconds(base.iteration_s)} a step, {show_bytes(base.memory_bytes)}{_at(base)}."]
+    for name, one in others_best:
         saved_s, saved_bytes = base.iteration_s - one.iteration_s, base.memory_bytes - one.memory_bytes
         said.append(
             f"{name} at best: {show_seconds(one.iteration_s)}, {abs(saved_s) / base.iteration_s:.1%} "
             f"{'less' if saved_s >= 0 else 'more'}; {show_bytes(one.memory_bytes)}, {show_bytes(abs(saved_bytes))} "
-            f"{'less' if saved_bytes >= 0 else 'more'} (#{place + 1}){', within model error' * (one.tie and base.tie)}."
+            f"{'less' if saved_bytes >= 0 else 'more'}{_at(one)}{', within model error' * (one.tie and base.tie)}."
         )
-    place, _ = min(others_best, key=lambda one: one[1][1].iteration_s)[1]
+    quickest = min((one for _, one in others_best), key=lambda one: one.iteration_s)
     said.append("MFU is relative to the peak of each row's own format: compare formats by tokens/s/GPU.")
-    return [*said, f"#{place + 1}: {format_words(ranked.detail(place))}"]
+    return [*said, f"{f'#{quickest.rank}: ' if quickest.rank else ''}{format_words(quickest.detail)}"]
+
+
+def _at(row: PricedLayout) -> str:
+    """The place of a row that has one."""
+    return f" (#{row.rank})" if row.rank else ""
 
 
 def format_words(priced: Detail) -> str:
@@ -922,7 +913,7 @@ def why_first(ranked: Priced) -> str:
     rank_by, places = ranked.problem.rank_by, [family[0] for family in ranked.families(DEFAULT_TOP)]
     if len(ranked) < 2:
         pinned = " with these pins" if ranked.problem.request.axes else ""
-        return f"Only one configuration{pinned} is feasible." if len(ranked) else ""
+        return f"Only one configuration{pinned} is feasible." if len(ranked) > ranked.searched.unlisted else ""
     rival = (*places, 1)[1]
     first, second = (ranked.with_terms(place) for place in (0, rival))
     name, attribute = METRICS[rank_by], PRICES[rank_by]
@@ -1020,7 +1011,7 @@ _SIZES = {"gpus": "number of GPUs", "sequence": "sequence length"}
 def outside_remark(ranked: Priced, places: Sequence[int]) -> str:
     """What of these rows no published step validates, with the largest among those steps; "" without any."""
     problem = ranked.problem
-    found = dict.fromkeys(name for place in places for name in outside(problem, ranked.layout(place)))
+    found = dict.fromkeys(name for place in places for name in outside(problem, ranked[place]))
     names = [name for name in found if name != ACCELERATOR]
     said = [
         f"largest {_SIZES.get(name) or problem.framework.called(name)} in the data: {LARGEST[name]:,}" for name in names
@@ -1065,7 +1056,7 @@ def _configuration(entry: PricedLayout, problem: Problem) -> str:
 def rejected_remark(ranked: Priced) -> str:
     """Number of rejected grids by constraint."""
     found, problem = ranked.searched, ranked.problem
-    left_out = found.grids - len(ranked.ranks())
+    left_out = found.grids - int(ranked.feasible.sum())
     if not left_out:
         return "The only grid is feasible." if found.grids == 1 else f"All {found.grids:,} grids are feasible."
     most_first = sorted(found.rejected.items(), key=lambda one: -one[1])
@@ -1087,4 +1078,7 @@ def searched_remark(ranked: Priced) -> str:
     """Number of priced candidates, and the time, on a line of its own."""
     found = ranked.searched
     fit, of = "fits" if found.feasible == 1 else "fit", counted(found.candidates, "candidate")
-    return f"{found.feasible:,} of {of} {fit}, priced in {show_seconds(found.seconds)}."
+    what = "candidate" if ranked.problem.request.variants else "layout" if ranked.problem.formats else "grid"
+    more = f"{counted(found.unlisted, f'more {what}')} {'has' if found.unlisted == 1 else 'have'} no rank"
+    rest = f"; {more}: --top 0 ranks all" if found.unlisted else ""
+    return f"{found.feasible:,} of {of} {fit}, priced in {show_seconds(found.seconds)}{rest}."

@@ -29,7 +29,6 @@ from axonn_tune.report.ranking import (
     METRICS,
     TIED,
     axis_columns,
-    later_words,
     rank_column,
     ranking_document,
     shown_row,
@@ -119,8 +118,7 @@ def _remarks(document: Json, configs: Sequence[Json]) -> list[str]:
     # In the terminal another option lists rejected grids; here the table does.
     rest = [line for line in document.get("remarks", []) if line not in document.get("verdict", [])]
     said = [line.replace("--all lists", "the table lists") for line in rest]
-    left = document.get("left_out", 0) + len(document["configs"]) - len(configs)
-    if left:
+    if left := len(document["configs"]) - len(configs) + document.get("left_out", 0):
         said.append(f"{counted(left, 'more row')} are left out of this page; --format csv or json has all.")
     return said
 
@@ -140,8 +138,6 @@ def _ranking_table(configs: Sequence[Json], document: Json, *, identity: str, op
     used = [column for column in _columns(layouts) if any(row.get(column.key) not in (None, "") for row in rows)]
     filters = {**{axis: layouts.framework.called(axis) for axis in layouts.axes}, **_FILTERS}
     note = f"Ranked by {METRICS[document['rank_by']]}. Click a heading to sort, a row for its details."
-    if document["rank_by"] == "iteration" and (later := later_words(configs)):
-        note += f" {later}"
     if any(config["feasible"] and config["low_s"] is None for config in configs):
         note += f" 80% intervals: of the first {_WITH_INTERVALS}."
     columns, name = [*used[:1], *others, *used[1:]], f"{identity}-table"

@@ -65,7 +65,7 @@ def launch_section(file: Path, *, identity: str, machine: str | None = None) -> 
     machine: its profile, if the one that the config names is not at hand; UsageError then, without one.
     """
     inputs, changed = launch_inputs(str(file), machine=machine)
-    alone = run_search(inputs.problem)
+    alone = run_search(inputs.problem, top=1)
     launch = load_document(file, schema=Launch)
     unpinned = inputs.problem.request.without_pins()
     everything = replace(inputs, problem=replace(inputs.problem, request=unpinned))

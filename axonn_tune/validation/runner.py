@@ -83,9 +83,9 @@ def plan_from_ranking(inputs: Inputs, selection: Selection, *, command: str) -> 
     """
     if (framework := inputs.problem.framework).name != AXONN_TUNE.name:
         raise UsageError(f"--framework {framework.name}: only layouts of {AXONN_TUNE.title} are recorded and run")
-    ranked = run_search(inputs.problem)
+    ranked = run_search(inputs.problem, top=selection.top)
     ranked.require_any()
-    best = [ranked.layout(place) for place in range(min(selection.top or len(ranked), len(ranked)))]
+    best = [one.layout for one in ranked.first]
     workload = inputs.problem.workload
     workloads = [workload, workload.model_copy(update={"overlaps": ()})] if selection.also_blocking else [workload]
     launches = [

@@ -52,7 +52,7 @@ CALLS = {
     "search-experts": (3, f"--gpus 8 --model nano-moe {CORE} --tp 2 --pp 1 --ep 4"),
     "search-part-of-a-node": (2, f"--gpus 12 --model nano-moe {CORE} --tp 2 --ep 2 --pp 1"),
     "search-no-arguments": (2, "--gpus 8 --model nano --machine=dgx-h100 --framework torchtitan --tp 2 --top=3 --wide"),
-    "search-page": (3, "--gpus 4 --model nano --machine localhost --top 2 -q --html page.html"),
+    "search-page": (3, "--gpus 4 --model nano --machine localhost --top 3 -q --html page.html"),
     "explain-page": (
         1,
         "explain --gpus 4 --model nano --machine dgx-h100 --framework fsdp --html page.html",

@@ -213,11 +213,11 @@ def test_what_no_published_step_validates_is_marked() -> None:
     assert "largest number of GPUs in the data" in " ".join(done.err.split())
     configs = good(f"{line} --format json").document["configs"]
     assert configs[0]["outside_evidence"] == ["gpus", "accelerator"]
-    line = "--gpus 64 --model 20b --framework megatron-core"
-    listed = {top: good(f"{line} --top {top}") for top in (3, 20)}
+    line = "--gpus 64 --model 20b --framework megatron-core --pp 1 --gtp 1"
+    listed = {top: good(f"{line} --top {top}") for top in (3, 0)}
     assert {top: ("\n°:" in f"\n{done.err}", "°" in done.out) for top, done in listed.items()} == {
         3: (False, False),
-        20: (True, True),
+        0: (True, True),
     }, "the remark is of the rows that are listed"
     assert "largest VPP in the data" in " ".join(listed[20].err.split())
     line = "--gpus 64 --model qwen3-30b-a3b --machine dgx-h100 --framework megatron-core --seq 32768 --batch 128"

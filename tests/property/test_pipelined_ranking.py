@@ -11,7 +11,8 @@ import pytest
 
 from axonn_tune.frameworks import find_framework
 from axonn_tune.program.memory import memory_limit_bytes
-from axonn_tune.ranking.choosing import ranking_metric, search
+from axonn_tune.ranking.candidates import ranking_metric
+from axonn_tune.ranking.choosing import candidates_of, search
 from axonn_tune.ranking.space import Problem, Variant
 from axonn_tune.request import Request
 from axonn_tune.specs.catalog import load_machine
@@ -58,13 +59,13 @@ def test_the_first_of_a_ranking_is_the_best_of_all(seed: int) -> None:
     Steps and exposed communication it is held against are those of `price`, one candidate at a time.
     """
     problem = space(seed)
-    first, every = search(problem), search(problem, variants=True, exact=0)
-    exact = [every.detail(position) for position in range(len(every))]
+    first, every = search(problem), candidates_of(problem, top=1, variants=True)
+    exact = [every.priced(row).detail for row in range(len(every.columns.shape))]
     steps_s = [priced.iteration_s for priced in exact]
     assert first[0].iteration_s == pytest.approx(min(steps_s), rel=1e-9)
     columns = every.columns
-    exposed_s = ranking_metric(columns, rank_by="exposed")[every.rows]
-    for priced, bound_s, least_s in zip(exact, columns.iteration_s[every.rows], exposed_s, strict=True):
+    exposed_s = ranking_metric(columns, rank_by="exposed")
+    for priced, bound_s, least_s in zip(exact, columns.iteration_s, exposed_s, strict=True):
         assert bound_s <= priced.iteration_s * (1 + 1e-9)
         assert least_s <= priced.exposed_communication_s + 1e-9 * priced.iteration_s
 
@@ -84,7 +85,7 @@ def uneven_space(seed: int) -> Problem:
     problem = replace(problem, rank_by="iteration")
     if seed % 2 == 0:
         return problem
-    roomy = search(problem, variants=True, exact=0)
+    roomy = candidates_of(problem, top=1, variants=True)
     needed = sorted(roomy.fittings[Variant(recompute)].total_bytes.tolist())
     accelerator = problem.machine.accelerator
     tight = {"memory_gib": needed[len(needed) // 2] / GIB + accelerator.reserved_memory_gib}
@@ -101,8 +102,8 @@ def test_no_number_of_chunks_is_lost(seed: int) -> None:
     limit_bytes = memory_limit_bytes(problem.machine.accelerator)
     best = math.inf
     for chunks in range(1, problem.model.layers // 2 + 1):
-        every = search(replace(problem, request=replace(problem.request, chunks=chunks)), variants=True, exact=0)
-        listed = [every[position] for position in range(len(every))]
+        every = search(replace(problem, request=replace(problem.request, chunks=chunks)), variants=True, top=0)
+        listed = every.rows
         shortest = min(range(len(every)), key=lambda position: listed[position].iteration_s, default=0)
         for position in {shortest, *range(seed % 8, len(every), 8)} if listed else ():
             alone = every.detail(position)
@@ -110,7 +111,7 @@ def test_no_number_of_chunks_is_lost(seed: int) -> None:
             assert listed[position].memory_bytes == pytest.approx(float(alone.memory.total_bytes), rel=1e-12)
             assert alone.memory.total_bytes <= limit_bytes
         best = min([best, *(one.iteration_s for one in listed)])
-    first = search(problem, exact=1)
+    first = search(problem, top=1)
     assert first[0].iteration_s == pytest.approx(best, rel=1e-12)
     assert first.fastest().iteration_s == pytest.approx(best, rel=1e-12)
 
@@ -123,12 +124,12 @@ def test_of_several_layer_types_nothing_is_lost(layers: str) -> None:
     problem = small_problem(typed(layers), machine, find_framework("megatron-core"), gpus=8, batch=8, request=request)
     best = math.inf
     for chunks in (1, 2):
-        every = search(replace(problem, request=replace(request, chunks=chunks)), variants=True, exact=0)
-        listed = [every[position] for position in range(len(every))]
+        every = candidates_of(replace(problem, request=replace(request, chunks=chunks)), top=1, variants=True)
+        listed = [every.priced(row) for row in range(len(every.columns.shape))]
         assert any(one.pipeline > 1 for one in listed)
-        for position in range(0, len(every), 9):
-            alone = every.detail(position)
+        for position in range(0, len(listed), 9):
+            alone = listed[position].detail
             assert listed[position].iteration_s == pytest.approx(alone.iteration_s, rel=1e-12)
-            assert every.columns.iteration_s[every.rows[position]] <= alone.iteration_s * (1 + 1e-9)
+            assert every.columns.iteration_s[position] <= alone.iteration_s * (1 + 1e-9)
         best = min([best, *(one.iteration_s for one in listed)])
-    assert search(problem, exact=1).fastest().iteration_s <= best * (1 + 1e-12)
+    assert search(problem, top=1).fastest().iteration_s <= best * (1 + 1e-12)

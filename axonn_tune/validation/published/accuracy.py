@@ -142,9 +142,10 @@ def choices_of(case: Case) -> tuple[tuple[PricedLayout, ...], float]:
         least = min(one.memory_bytes for one in priced)
         fitting = [one for one in priced if one.memory_bytes <= one.memory_limit_bytes]
         return tuple(sorted(fitting, key=lambda one: one.iteration_s)), least
-    ranking = search(case.problem, variants=True, exact=1)
-    least = min((float(one.total_bytes.min(initial=math.inf)) for one in ranking.fittings.values()), default=math.inf)
-    return tuple(sorted((ranking[place] for place in range(len(ranking))), key=lambda one: one.iteration_s)), least
+    ranking = search(case.problem, variants=True, top=0)
+    return tuple(sorted(ranking.first, key=lambda one: one.iteration_s)), float(
+        ranking.least_bytes.min(initial=math.inf)
+    )
 
 
 def _predict(row: StepRow, machine: Machine | None) -> PredictedRow:

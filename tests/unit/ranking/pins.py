@@ -65,7 +65,7 @@ def asked(model: str, options: dict[str, Any], **pins: Any) -> Problem:
 
 def searched(problem: Problem, top: int) -> Priced:
     """A search with so many exact rows."""
-    return search(problem, exact=top)
+    return search(problem, top=top)
 
 
 def pins_of(draw: random.Random, row: PricedLayout) -> dict[str, Any]:

@@ -213,8 +213,7 @@ SPACES = {
 
 def searched(problem: Problem, top: int) -> list[PricedLayout]:
     """The first rows of a search, and the best of each number format."""
-    found = search(problem, exact=top)
-    return [found[place] for place in sorted({*range(min(top, len(found))), *found.best_by_format.values()})]
+    return [one for one in search(problem, top=top).listed() if isinstance(one, PricedLayout)]
 
 
 def shown(row: PricedLayout) -> tuple[object, ...]:

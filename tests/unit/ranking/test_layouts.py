@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from axonn_tune.cost.price import price
 from axonn_tune.launch.commands import command_of
 from axonn_tune.learning.evidence import Setup
 from axonn_tune.ranking.choosing import search
@@ -42,9 +44,9 @@ def test_candidates_are_priced_as_each_is_alone(layout: str, framework: str) -> 
     """Step, communication and memory of two dozen candidates, their parts; the bound hides no better one."""
     problem = problem_of(layout, framework=framework, gpus=16, batch=32)
     parts = parse_layout(layout).parts
-    ranked = search(problem, variants=True, exact=10**6)
+    ranked = search(problem, variants=True, top=0)
     assert len(ranked)
-    assert {one.grid.pipeline * one.chunks for one in map(ranked.layout, range(len(ranked)))} == {len(parts)}
+    assert {one.grid.pipeline * one.chunks for one in ranked.rows} == {len(parts)}
     for place in range(0, len(ranked), max(len(ranked) // 24, 1)):
         row, alone = ranked[place], ranked.detail(place)
         assert alone.parts == parts
@@ -52,31 +54,27 @@ def test_candidates_are_priced_as_each_is_alone(layout: str, framework: str) -> 
         assert row.iteration_s == pytest.approx(alone.iteration_s, rel=1e-9)
         assert row.communication_s == pytest.approx(alone.communication_s, rel=1e-9)
         assert row.memory_bytes == pytest.approx(alone.memory_bytes, rel=1e-9)
-    assert search(problem, exact=1)[0].iteration_s == min(ranked[place].iteration_s for place in range(len(ranked)))
+    assert search(problem, top=1)[0].iteration_s == min(one.iteration_s for one in ranked.rows)
 
 
 def test_an_even_layout_is_the_even_split() -> None:
     """A layout of parts alike gives the steps of its stages and chunks; splits by time are shorter."""
-    given = search(problem_of("E(t*4|)*7t*4L", pipeline=4))
-    split = search(
-        load_inputs(
-            Request("llama3-8b", gpus=32, machine="dgx-h100", framework="megatron-core", batch=64, pipeline=4, chunks=2)
-        ).problem
-    )
-    even = {given.layout(place).grid: given[place].iteration_s for place in range(len(given))}
-    found = {split.layout(place).grid: (split.layout(place), split[place].iteration_s) for place in range(len(split))}
+    given = search(problem_of("E(t*4|)*7t*4L", pipeline=4), top=0)
+    asked = {"machine": "dgx-h100", "framework": "megatron-core", "batch": 64, "pipeline": 4, "chunks": 2}
+    split = search(load_inputs(Request("llama3-8b", gpus=32, **asked)).problem, top=0)
+    even = {one.grid: one.iteration_s for one in given.rows}
+    found = {one.grid: (one.layout, one.iteration_s) for one in split.rows}
     assert even.keys() == found.keys()
     assert {step_s < even[grid] for grid, (one, step_s) in found.items() if one.parts is not None} == {True}
-    alike = [(step_s, even[grid]) for grid, (one, step_s) in found.items() if one.parts is None]
-    assert alike
-    assert [step_s for step_s, _ in alike] == [even_s for _, even_s in alike]
+    alone = [price(split.problem, replace(one.layout, parts=None)).iteration_s for one in given.rows]
+    assert alone == [one.iteration_s for one in given.rows]
 
 
 @pytest.mark.parametrize("pins", [{"pipeline": 2}, {"chunks": 2}, {"pipeline": 4, "chunks": 2}, {}])
 def test_pins_that_agree_are_taken(pins: dict[str, int]) -> None:
     """--pp and --vpp leave the grids of the layout that have them."""
     ranked = search(problem_of(EIGHT, **pins))
-    layouts = [ranked.layout(place) for place in range(len(ranked))]
+    layouts = ranked.rows
     assert layouts
     assert all(one.grid.pipeline * one.chunks == 8 for one in layouts)
     assert all({"pipeline": one.pipeline, "chunks": one.chunks}.items() >= pins.items() for one in layouts)
@@ -98,7 +96,7 @@ def test_a_launch_config_keeps_the_parts(tmp_path: Path) -> None:
     problem = launch_inputs(path)[0].problem
     assert problem.parts == (3, 2, 1, 2)
     again = search(problem)
-    assert again.layout(0).chunks == 2
+    assert again[0].chunks == 2
     assert f"iteration_s: {again.detail(0).iteration_s!r}" in path.read_text(encoding="utf-8")
 
 
@@ -106,7 +104,7 @@ def test_the_options_of_a_run_pin_its_layout() -> None:
     """Guards commands that are printed for a run with a layout: asked again, they give the same step."""
     problem = problem_of(EIGHT, pipeline=4, micro_batch=1)
     ranked = search(problem)
-    setup = Setup(problem.model, problem.machine, problem.workload, problem.framework, layout=ranked.layout(0))
+    setup = Setup(problem.model, problem.machine, problem.workload, problem.framework, layout=ranked[0].layout)
     words = pins(setup, machine="dgx-h100", model="llama3-8b")
     assert words[words.index("--pipeline-layout") + 1] == layout_text(*parse_layout(EIGHT))
     again = json.loads(good(" ".join([*words, "--format", "json"])).out)
@@ -119,10 +117,10 @@ def test_options_of_a_layout_without_exchange_leave_its_overlap_out() -> None:
     and what is written for them: Megatron-Core refuses both the overlap and a flex dispatcher there."""
     asked = {"machine": "dgx-h100", "framework": "megatron-core", "batch": 32, "dispatcher": "deepep"}
     problem = load_inputs(Request("mixtral-8x7b", 16, **asked, expert_overlap=True)).problem  # type: ignore[arg-type]
-    ranked = search(problem, variants=True)
-    grids = (ranked[row].grid for row in range(len(ranked)))
+    ranked = search(problem, variants=True, top=0)
+    grids = (one.grid for one in ranked.rows)
     row = next(row for row, grid in enumerate(grids) if grid.expert * grid.expert_tensor == 1)
-    setup = Setup(problem.model, problem.machine, problem.workload, problem.framework, layout=ranked.layout(row))
+    setup = Setup(problem.model, problem.machine, problem.workload, problem.framework, layout=ranked[row].layout)
     words = pins(setup, machine="dgx-h100", model="mixtral-8x7b")
     assert "step.expert_overlap=true" not in words
     again = json.loads(good(" ".join([*words, "--format", "json"])).out)

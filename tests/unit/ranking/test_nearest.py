@@ -121,9 +121,9 @@ def test_few_changes_are_searched(monkeypatch: pytest.MonkeyPatch) -> None:
     """Guards the time of a refusal: changes of the same job alone are priced, and nothing to see whether one fits."""
     searched = list[int]()
 
-    def counted(problem: Problem, *, exact: int) -> Priced:
+    def counted(problem: Problem, *, top: int) -> Priced:
         searched.append(problem.gpus)
-        return search(problem, exact=exact)
+        return search(problem, top=top)
 
     monkeypatch.setattr("axonn_tune.ranking.nearest.search", counted)
     for case, gpus in (("weights kept whole", [16]), ("a batch of one", []), ("pins that no count suits", [24])):

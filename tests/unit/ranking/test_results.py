@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from axonn_tune.errors import DocumentError, NothingFeasibleError, UsageError
+from axonn_tune.program.memory import memory_limit_bytes
 from axonn_tune.ranking.choosing import run_search, search
 from axonn_tune.ranking.inputs import load_inputs, make_workload
 from axonn_tune.ranking.priced import count_ties
@@ -36,7 +37,7 @@ def test_ties_end_at_the_first_that_differs(metric: list[float], half_width: flo
 def test_layouts_with_experts_are_apart_by_more_than_their_own_scatter() -> None:
     """Guards ties with experts: by hand from the scatter of published layouts, 9%; rows of one family have one EP."""
     problem = inputs(32, "mixtral-8x7b", machine="dgx-h100", framework="megatron-core", z=1, chunks=1).problem
-    ranked = search(problem, exact=80)
+    ranked = search(problem, top=80)
     width, rows = problem.machine.uncertainty.communication, [ranked[place] for place in range(len(ranked))]
 
     def alike(spread: float) -> int:
@@ -55,7 +56,7 @@ def test_layouts_with_experts_are_apart_by_more_than_their_own_scatter() -> None
 @pytest.mark.parametrize("rank_by", ["communication", "exposed", "iteration"])
 def test_tied_entries_overlap_with_the_first(rank_by: Any) -> None:
     """Guards the mark on entries: it agrees with each entry's own interval."""
-    ranked = run_search(inputs(256, rank_by=rank_by).problem)
+    ranked = run_search(inputs(256, rank_by=rank_by).problem, top=0)
     entries = [ranked[position] for position in range(len(ranked))]
     assert [entry.tie for entry in entries] == [position < ranked.ties for position in range(len(ranked))]
     if rank_by == "iteration":
@@ -68,8 +69,8 @@ def test_memory_needed_by_rejected_grids_exceeds_the_limit() -> None:
     ranked = run_search(inputs(64, "80b").problem)
     rejected = [grid for grid in ranked.rejected() if grid.memory_bytes is not None]
     assert rejected
-    limit = next(iter(ranked.fittings.values())).limit_bytes
-    assert all((entry.memory_bytes or 0) > limit for entry in rejected)
+    limit_bytes = memory_limit_bytes(ranked.problem.machine.accelerator)
+    assert all((entry.memory_bytes or 0) > limit_bytes for entry in rejected)
 
 
 def test_grids_left_out_by_pins_are_told_from_rejected_ones() -> None:

@@ -96,8 +96,8 @@ def test_each_number_format_has_its_best_balanced_stages() -> None:
 
     together = searched("auto")
     assert len(together.best_by_format) == 4
-    for name, place in together.best_by_format.items():
-        row, alone = together[place], searched(name)[0]
+    for name, row in together.best_by_format.items():
+        alone = searched(name)[0]
         assert (row.layout, row.parts, row.iteration_s) == (alone.layout, alone.parts, alone.iteration_s), name
         assert alone.parts is not None, name
 
@@ -105,7 +105,7 @@ def test_each_number_format_has_its_best_balanced_stages() -> None:
 def test_balanced_stages_are_found_beyond_the_first_grids() -> None:
     """Guards the first row: a grid is first that only balanced stages make so, however few ranks are exact."""
     problem = load_inputs(Request("moonlight-16b-a3b", gpus=32, framework="megatron-core", machine="dgx-h100")).problem
-    few, many = search(problem, exact=1)[0], search(problem, exact=20)[0]
+    few, many = search(problem, top=1)[0], search(problem, top=20)[0]
     assert (few.layout, few.parts, few.iteration_s) == (many.layout, many.parts, many.iteration_s)
     assert few.parts is not None
 
@@ -164,7 +164,7 @@ def test_searched_stages_are_the_best_of_all_contiguous_splits(
         (alone.iteration_s, alone.communication_s, alone.memory_bytes), rel=1e-12
     )
     limit = 80 * 2**30
-    each = [price(problem, replace(ranked.layout(0), parts=one)) for one in splits(model.layers, stages)]
+    each = [price(problem, replace(ranked[0].layout, parts=one)) for one in splits(model.layers, stages)]
     best = min(one.iteration_s - one.contended_s for one in each if one.memory_bytes <= limit)
     assert alone.iteration_s - alone.contended_s <= 1.015 * best
     assert first.parts is not None
