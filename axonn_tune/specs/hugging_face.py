@@ -193,7 +193,9 @@ def _sizes(config: _Config, name: str, kind: _Kind) -> dict[str, Scalar]:
     if sizes["layers"] > MOST_LAYERS:
         config.report(keys["layers"], f"{sizes['layers']:,} layers, more than {MOST_LAYERS:,}")
     activation, (same, ours) = config.value(kind.activation), _ACTIVATIONS[kind.family]
-    if activation is not None and activation not in same:
+    if activation is not None and not re.fullmatch(r"[A-Za-z]\w*", str(activation), re.ASCII):
+        config.report(kind.activation, f"must be the name of an activation, such as {same[0]}, not {activation!r:.40}")
+    elif activation is not None and activation not in same:
         config.left_out.append(f"its activation ({activation}, here {ours})")
     switched = (words for key, (on, words) in kind.flags.items() if config.flag(key, absent=on))
     config.left_out += [*kind.approximated, *switched]
@@ -380,7 +382,8 @@ def _experts(config: _Config, keys: _ExpertKeys) -> dict[str, Plain]:
             config.report(
                 key, f"{found!r:.40}, but {count} is {config.value(count)!r:.40}: one number of experts is needed"
             )
-    width, shared, score = config.size(keys.width), 0, config.value("scoring_func") or keys.score
+    width, shared, score = config.size(keys.width), 0, config.value("scoring_func")
+    score = keys.score if score is None else score
     if score not in ("softmax", "sigmoid"):
         config.report("scoring_func", f"must be softmax or sigmoid, not {score!r:.40}")
     if keys.shared:

@@ -141,6 +141,10 @@ CONFIGS: list[tuple[dict[str, Any], str]] = [
     ({**GPT_OSS, "layer_types": ["full_attention"] * 10**5}, "layer_types: 100000 items for 24 layers"),
     ({**GPT_OSS, "layer_types": [[]] * 24}, "layer_types: layers other than full_attention"),
     ({**LLAMA4, "text_config": {**LLAMA4_TEXT, "no_rope_layers": [7] * 48}}, "no_rope_layers: layers other than 0, 1"),
+    ({**LLAMA, "hidden_act": 3.7}, "hidden_act: must be the name of an activation, such as silu, not 3.7"),
+    ({**LLAMA, "hidden_act": "٣"}, "hidden_act: must be the name of an activation, such as silu, not '٣'"),
+    ({**DEEPSEEK_V3, "hidden_act": 1}, "hidden_act: must be the name of an activation, such as silu, not 1"),
+    ({**DEEPSEEK_V3, "scoring_func": ""}, "scoring_func: must be softmax or sigmoid, not ''"),
     ({**QWEN3_MOE, "decoder_sparse_step": 0}, "decoder_sparse_step: must be a positive whole number, not 0"),
 ]
 
