@@ -20,7 +20,7 @@ from axonn_tune.cost.price import PricedLayout
 from axonn_tune.program.operations import PLAIN, Arithmetic
 from axonn_tune.ranking import choosing
 from axonn_tune.ranking.choosing import search
-from axonn_tune.ranking.priced import Priced, row_of
+from axonn_tune.ranking.priced import Priced, Tell, row_of
 from axonn_tune.ranking.space import Problem
 from axonn_tune.request import DEFAULT_TOP
 
@@ -34,9 +34,9 @@ copyreg.pickle(Arithmetic, lambda one: "PLAIN" if one is PLAIN else "COLUMNS")
 
 
 @wraps(search)
-def _search(problem: Problem, *, top: int = DEFAULT_TOP, variants: bool = False) -> Priced:
+def _search(problem: Problem, *, top: int = DEFAULT_TOP, variants: bool = False, tell: Tell | None = None) -> Priced:
     if folder is None:
-        return search(problem, top=top, variants=variants)
+        return search(problem, top=top, variants=variants, tell=tell)
     request = problem.request
     # By their fields, since a problem prints itself in one line.
     stated = {field.name: getattr(problem, field.name) for field in fields(problem) if field.name != "request"}
@@ -48,7 +48,7 @@ def _search(problem: Problem, *, top: int = DEFAULT_TOP, variants: bool = False)
         found: Priced = pickle.loads(path.read_bytes())
         return _each(replace(found, problem=problem), lambda one: replace(one, job=replace(one.job, request=request)))
     began = time.process_time()
-    found = search(problem, top=top, variants=variants)
+    found = search(problem, top=top, variants=variants, tell=tell)
     if time.process_time() - began > LEAST_S:
         mine = path.with_suffix(f".{getpid()}")
         # Details hold functions; they are worked out anew for whom they are asked.

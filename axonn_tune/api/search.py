@@ -23,7 +23,7 @@ from axonn_tune.program.memory import memory_limit_bytes
 from axonn_tune.ranking.choosing import run_search
 from axonn_tune.ranking.inputs import Inputs, load_inputs
 from axonn_tune.ranking.nearest import faster_batch
-from axonn_tune.ranking.priced import Priced, Row, SearchCounts
+from axonn_tune.ranking.priced import Interrupted, Priced, Row, SearchCounts
 from axonn_tune.ranking.space import Problem
 from axonn_tune.report.output import Json, Table, json_text
 from axonn_tune.report.ranking import ranking_document, ranking_remarks, ranking_table, why_first, with_shortest
@@ -196,8 +196,9 @@ def search(request: Request, call: str) -> SearchResult:
     model, machine: a name, a path, or the document itself. cost: one cost model or several; the first ranks, and the
     others' ranks are extra columns. A framework's own names of axes are options, too: `tp=8, pp=4`.
 
-    An empty result is not an error: it knows the rejected grids and reasons. UsageError
-    for a wrong value, UnknownNameError for an unknown model or machine, DocumentError for a wrong file.
+    An empty result is not an error: it knows the rejected grids and reasons. `result` of a KeyboardInterrupt is what
+    was found until then, if anything was. UsageError for a wrong value, UnknownNameError for an unknown model or
+    machine, DocumentError for a wrong file.
 
     >>> import axonn_tune
     >>> found = axonn_tune.search("80b", 1024)
@@ -209,7 +210,13 @@ def search(request: Request, call: str) -> SearchResult:
     if not request.cost:
         raise UsageError("cost=(): name a cost model to rank by")
     inputs = load_inputs(request)
-    return SearchResult(inputs, _ranked(inputs.problem, top=request.top), call)
+    try:
+        return SearchResult(inputs, _ranked(inputs.problem, top=request.top), call)
+    except Interrupted as stopped:
+        # By another cost model it is no ranking yet.
+        if tuple(request.cost) == (ALPHA_BETA,):
+            stopped.result = SearchResult(inputs, stopped.found, call)
+        raise
 
 
 def _ranked(problem: Problem, *, top: int) -> Priced:

@@ -114,8 +114,8 @@ def search_command(
       axonn-tune --gpus 64 --model 20b --columns rank,grid,step,mfu --top 5
       axonn-tune --gpus 64 --model 20b -o launch.yaml --emit slurm
     """
-    from axonn_tune.api.search import search
     from axonn_tune.report.output import terminal_width, wrapped
+    from axonn_tune.report.ranking import INTERRUPTED
 
     if emit and output is None:
         script = "run.sbatch" if "slurm" in emit else "run.sh"
@@ -125,8 +125,10 @@ def search_command(
     if output:
         _keep_apart(output, named, framework=options["framework"])
     top = options["top"] if given("top") or not with_rejected else 0
-    found = search(**{**options, "top": top and max(top, pick)})
-    found.ranked.require_row(pick)
+    found = _searched({**options, "top": top and max(top, pick)})
+    interrupted = found.ranked.interrupted
+    if not interrupted:
+        found.ranked.require_row(pick)
     shown = found.render(
         output_format,
         top=top,
@@ -142,10 +144,29 @@ def search_command(
     if output_format in ("table", "md") and not quiet:
         click.echo("\n" + "\n".join(map(wrapped, found.remarks_below(top=top, unfold=unfold))), err=True)
         say_assumed(found.inputs)
-        if not (output or given("cost")):
+        if not (output or interrupted or given("cost")):
             click.echo(_next(found), err=True)
+    elif interrupted:
+        click.echo(INTERRUPTED, err=True)
+    if interrupted:
+        click.get_current_context().exit(130)
     if output:
         _write(found, output=output, pick=pick, tokens=tokens, emit=emit, quiet=quiet)
+
+
+def _searched(options: dict[str, Any]) -> SearchResult:
+    """The search, or what it had found when it was interrupted."""
+    from axonn_tune.api.search import search
+    from axonn_tune.report.output import search_progress
+
+    try:
+        with search_progress():
+            return search(**options)
+    except KeyboardInterrupt as stopped:
+        found: SearchResult | None = getattr(stopped, "result", None)
+        if found is None:
+            raise
+        return found
 
 
 def _next(found: SearchResult) -> str:
@@ -263,6 +284,7 @@ def explain_command(
       axonn-tune explain --from-command run.sh --machine dgx-h100
     """
     from axonn_tune.api.analysis import explain
+    from axonn_tune.report.output import search_progress
 
     if trace == "-":
         raise click.UsageError("--trace -: standard output has the explanation.")
@@ -283,7 +305,8 @@ def explain_command(
         found = explain_launch_said(launch, machine=machine, tokens_total=options["tokens_total"])
     else:
         require_problem(options)
-        found = explain(**options)
+        with search_progress():
+            found = explain(**options)
     if trace:
         write_trace(trace, found.trace().text, quiet=False)
     click.echo(found.render(output_format, terms=terms), nl=False)
@@ -333,8 +356,10 @@ def sweep_command(
       axonn-tune sweep --gpus 128 --model mixtral-8x22b --machine dgx-h100 --framework megatron-core --over ep
     """
     from axonn_tune.api.analysis import sweep
+    from axonn_tune.report.output import search_progress
 
-    found = sweep(**options)
+    with search_progress():
+        found = sweep(**options)
     show(found, found.render(output_format, wide=wide, columns=columns, color=color), html=html)
     # The first point of each model: a batch given for it holds there.
     say_assumed(*reversed({point.inputs.model.sha256: point.inputs for point in reversed(found.points)}.values()))
@@ -381,7 +406,7 @@ def compare_command(
     """
     from axonn_tune.api.analysis import compare
     from axonn_tune.report.comparison import LEFT_OUT
-    from axonn_tune.report.output import wrapped
+    from axonn_tune.report.output import search_progress, wrapped
 
     if from_command:
         from axonn_tune.api.learning import compare_command as compare_stated
@@ -389,7 +414,8 @@ def compare_command(
         found = compare_stated(from_command, **beside_command(from_command, options))
     else:
         require_problem(options)
-        found = compare(**options)
+        with search_progress():
+            found = compare(**options)
     text = found.render(output_format, wide=wide, remarks=not quiet, color=color)
     show(found, text, html=html, quiet=quiet)
     if quiet:

@@ -17,7 +17,7 @@ from axonn_tune.frameworks.axonn_tune import AXONN_TUNE
 from axonn_tune.grid import AXES, PAPER_ORDER, Grid
 from axonn_tune.program.operations import Collective, as_size
 from axonn_tune.ranking.choosing import search
-from axonn_tune.ranking.priced import Priced, Rejected, Sizes, count_ties
+from axonn_tune.ranking.priced import TELL, Priced, Rejected, Sizes, count_ties
 from axonn_tune.ranking.space import Problem
 from axonn_tune.request import DEFAULT_TOP
 
@@ -42,7 +42,8 @@ def rank_by_paper(problem: Problem, *, backend: str, top: int = DEFAULT_TOP) -> 
     if problem.pipeline:
         raise UsageError(f"{backend} knows no pipeline stages: leave out --pipeline")
     order = tuple(problem.request.order or ()) or (PAPER_ORDER if backend == "paper" else RELEASED_ORDER)
-    ours = search(replace(problem, rank_by="iteration", request=replace(problem.request, order=order)), top=0)
+    by_steps = replace(problem, rank_by="iteration", request=replace(problem.request, order=order))
+    ours = search(by_steps, top=0, tell=TELL.get())
     columns = dict(zip(AXES, ours.grids.sizes.T, strict=True))
     prices = price_paper(
         known[backend],

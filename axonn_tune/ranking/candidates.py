@@ -122,6 +122,17 @@ class Candidates:
     splits: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
     details: Mapping[int, Detail] = field(default_factory=dict)
 
+    @property
+    def exact(self) -> Integers:
+        """Rows that have exact steps."""
+        return np.flatnonzero(~self.columns.pending & ~self.columns.bounded)
+
+    @property
+    def told(self) -> tuple[int, int, float]:
+        """How far the search is, as it is told."""
+        steps_s = self.columns.iteration_s[self.exact]
+        return len(steps_s), len(self.columns.shape) - len(steps_s), float(steps_s.min(initial=np.inf))
+
     def layout(self, position: int) -> Layout:
         """The layout at a place, from 0."""
         return self._layout(int(self.rows[position]))

@@ -25,7 +25,7 @@ from axonn_tune.program.schedule import build_schedule
 from axonn_tune.program.step import FIRST, LAST, MIDDLE, ONLY, StepProgram, build_step
 from axonn_tune.ranking.candidates import Candidates, Columns, order_of, ranking_metric
 from axonn_tune.ranking.pools import Pool
-from axonn_tune.ranking.priced import Priced, SearchCounts
+from axonn_tune.ranking.priced import TELL, Interrupted, Priced, SearchCounts, Tell
 from axonn_tune.ranking.space import (
     Among,
     Fitting,
@@ -69,32 +69,55 @@ LARGEST_COUNT = 2**40
 """Counts from here on do not fit the columns, whose arithmetic must stay exact."""
 
 
-def search(problem: Problem, *, top: int = DEFAULT_TOP, variants: bool = False) -> Priced:
+def search(problem: Problem, *, top: int = DEFAULT_TOP, variants: bool = False, tell: Tell | None = None) -> Priced:
     """Rank grids of a GPU count, the first `top` of them (0: all); with `variants` candidates. Nothing feasible: an
-    empty ranking."""
-    started = time.perf_counter()
-    return _ranked(candidates_of(problem, top=top, variants=variants), started, top=top, variants=variants)
+    empty ranking.
+
+    tell: is told how far it is. Interrupted once something has a price, the search raises `Interrupted`, which has it.
+    """
+    started, found = time.perf_counter(), None
+    try:
+        for found in _rounds(problem, top=top, variants=variants):
+            if tell is not None:
+                tell(*found.told)
+    except KeyboardInterrupt:
+        if found is None or not len(found.exact):
+            raise
+        raise Interrupted(_ranked(found, started, top=top, variants=variants, interrupted=True)) from None
+    assert found is not None, "the last round is of every search"
+    return _ranked(found, started, top=top, variants=variants)
 
 
 def candidates_of(problem: Problem, *, top: int, variants: bool) -> Candidates:
     """Every candidate that fits, the first `top` grids (0: all), or with `variants` candidates, with exact steps."""
+    *_, found = _rounds(problem, top=top, variants=variants)
+    return found
+
+
+def _rounds(problem: Problem, *, top: int, variants: bool) -> Iterator[Candidates]:
+    """The same after each round of pricing, of which the last has every candidate."""
     count = top or LARGEST_COUNT
     _check(problem)
     shapes = list_shapes(grids := list_grids(problem), problem)
     number = count_candidates(shapes, grids, problem.tried(every=variants))
     require_searchable(number)
-    programs = Programs(problem.by_dispatcher[0])
-    exchanges = _exchanges(problem, grids, shapes := without_larger(shapes, programs), programs)
-    if problem.compares_expert_overlap:
-        # Gathers of weights over z share buffers, which passes beside each other would both have.
-        experts = (grids.column("expert") > 1) & (grids.column("z") == 1)
-        exchanges += [one.merging(experts) for one in exchanges if one.dispatcher != "allgather"]
+    shapes = without_larger(shapes, programs := Programs(problem.by_dispatcher[0]))
+    exchanges = _with_overlap(problem, grids, _exchanges(problem, grids, shapes, programs))
     fittings = (fit_all if variants or problem.request.recompute_layers else fit_always)(shapes, programs)
     uneven, unpriced = uneven_chunks(shapes, programs, fittings)
     # What does not fit in the first number format may fit in another.
     fit = [shapes.grid] if problem.formats else [shapes.grid[one.rows] for one in fittings.values()]
     placed = distinct(np.concatenate([shapes.grid[uneven], *fit]))[0]
     tried = _Tried(problem, exchanges, list_placements(grids, placed, problem), every=variants, count=count)
+    found = partial(
+        Candidates,
+        problem,
+        grids=grids,
+        placements=tried.placements,
+        rows=np.arange(0),
+        programs=programs,
+        problems=tuple(one.problem for one in exchanges),
+    )
     columns = tried.with_more(_joined([]), shapes, fittings)
     if others := [one for one in programs if one not in fittings]:
         near = _near(columns, shapes, problem, fittings, count=count)
@@ -103,6 +126,7 @@ def candidates_of(problem: Problem, *, top: int, variants: bool) -> Candidates:
         number += count_candidates(shapes, grids, others, among)
         columns = tried.with_more(columns, shapes, fit_others(shapes, programs, fittings, among))
     columns = _refined(columns, shapes, problem, count=count, variants=variants)
+    yield found(number, shapes=shapes, fittings=fittings, columns=columns)
     each = [(tried, uneven)] if len(uneven) else []
     each += [(replace(tried, merges=True), uneven)] if tried.bounds and problem.compares_expert_overlap else []
     base = shapes
@@ -114,12 +138,12 @@ def candidates_of(problem: Problem, *, top: int, variants: bool) -> Candidates:
         number += count_candidates(more, grids, problem.variants, among if one.bounds else None)
         fitted, before, shapes = fit_all(more, programs, among), len(shapes), shapes.with_more(more)
         fittings = {kind: fittings[kind].with_more(fitted[kind]) for kind in fitted}
-        found = {kind: fitting.among(np.arange(before, len(shapes))) for kind, fitting in fittings.items()}
-        columns = one.with_more(columns, shapes, found)
+        added = {kind: fitting.among(np.arange(before, len(shapes))) for kind, fitting in fittings.items()}
+        columns = one.with_more(columns, shapes, added)
         columns = _refined(columns, shapes, problem, count=count, variants=variants)
-    columns_of = (problem, number, grids, shapes, tried.placements, fittings, columns, np.arange(0), programs)
-    whole = Candidates(*columns_of, tuple(one.problem for one in exchanges))
-    return _balanced(whole, count=count) if problem.splits and not variants else whole
+        yield found(number, shapes=shapes, fittings=fittings, columns=columns)
+    if problem.splits and not variants:
+        yield _balanced(found(number, shapes=shapes, fittings=fittings, columns=columns), count=count)
 
 
 @dataclass(frozen=True)
@@ -304,17 +328,19 @@ class _Tried:
         return found.numbered(recompute=place, exchange=self.exchanges.index(one), precision=precision)
 
 
-def _ranked(found: Candidates, started: float, *, top: int, variants: bool) -> Priced:
-    """The first candidates as rows, each grid once or all of them; started: when the search was."""
+def _ranked(found: Candidates, started: float, *, top: int, variants: bool, interrupted: bool = False) -> Priced:
+    """The first candidates as rows, each grid once or all of them; started: when the search was. interrupted: only of
+    those that have exact steps."""
     problem, shapes, columns, fittings = found.problem, found.shapes, found.columns, found.fittings
     rank = partial(order_of, columns, shapes=shapes, placements=found.placements, fittings=fittings)
-    rows = np.arange(len(columns.shape)) if variants else _best_of_each(columns, shapes, rank_by=problem.rank_by)
+    among = found.exact if interrupted else np.arange(len(columns.shape))
+    rows = among if variants else _best_of_each(columns, shapes, among, rank_by=problem.rank_by)
     rows = rank(rows, rank_by=problem.rank_by)
     rows = rows if variants else rows[np.sort(distinct(columns.places(shapes)[rows])[1])]
     first = rows[: top or len(rows)]
     best = distinct(columns.precision[rows])[1]
     below = rows[np.sort(best[~np.isin(columns.precision[rows[best]], columns.precision[first])])]
-    shortest = np.flatnonzero(columns.iteration_s == columns.iteration_s.min(initial=np.inf))
+    shortest = among[columns.iteration_s[among] == columns.iteration_s[among].min(initial=np.inf)]
     shortest = rank(shortest, rank_by="iteration")[:1] if problem.rank_by != "iteration" else shortest[:0]
     feasible, least_bytes = np.zeros(len(found.grids.sizes), dtype=np.bool_), np.full(len(found.grids.sizes), np.inf)
     feasible[shapes.grid[columns.shape]] = True
@@ -337,6 +363,7 @@ def _ranked(found: Candidates, started: float, *, top: int, variants: bool) -> P
         least_bytes,
         tuple(map(found.priced, below.tolist())),
         next(map(found.priced, shortest.tolist()), None),
+        interrupted=interrupted,
     )
 
 
@@ -514,6 +541,15 @@ def _exchanges(problem: Problem, grids: Grids, shapes: Shapes, programs: Program
     return found
 
 
+def _with_overlap(problem: Problem, grids: Grids, exchanges: list[_Exchange]) -> list[_Exchange]:
+    """Exchanges, and those of them that can have expert overlap with it, where that is compared."""
+    if not problem.compares_expert_overlap:
+        return exchanges
+    # Gathers of weights over z share buffers, which passes beside each other would both have.
+    experts = (grids.column("expert") > 1) & (grids.column("z") == 1)
+    return [*exchanges, *(one.merging(experts) for one in exchanges if one.dispatcher != "allgather")]
+
+
 def run_search(
     problem: Problem, *, costs: Sequence[str] = (ALPHA_BETA,), top: int = DEFAULT_TOP, variants: bool = False
 ) -> Priced:
@@ -524,7 +560,7 @@ def run_search(
 
     def ranked(cost: str, *, top: int, variants: bool) -> Priced:
         if cost == ALPHA_BETA:
-            return search(problem, top=top, variants=variants)
+            return search(problem, top=top, variants=variants, tell=TELL.get())
         if variants:
             raise UsageError(f"{cost} ranks grids, not candidates: leave out --variants")
         # Imported here: the paper's model is not needed to rank by ours.
@@ -901,12 +937,12 @@ def _joined(parts: Sequence[Columns]) -> Columns:
     )
 
 
-def _best_of_each(columns: Columns, shapes: Shapes, *, rank_by: RankBy) -> Integers:
+def _best_of_each(columns: Columns, shapes: Shapes, among: Integers, *, rank_by: RankBy) -> Integers:
     """Rows that reach the lowest value of their grid in their number format: several where there are ties."""
-    metric, grid = ranking_metric(columns, rank_by=rank_by), columns.places(shapes)
+    metric, grid = ranking_metric(columns, rank_by=rank_by)[among], columns.places(shapes)[among]
     lowest = np.full(int(grid.max(initial=-1)) + 1, np.inf)
     np.minimum.at(lowest, grid, metric)
-    return np.flatnonzero(metric == lowest[grid])
+    return np.asarray(among[metric == lowest[grid]])
 
 
 def _count_rejected(grids: Grids, shapes: Shapes, used: Integers) -> dict[str, int]:

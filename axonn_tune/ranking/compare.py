@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 
 from axonn_tune.cost.price import CONTENDED, GEMMS, HOST, Detail, price, separated, step_parts, waiting
 from axonn_tune.errors import NothingFeasibleError
@@ -21,7 +22,7 @@ from axonn_tune.program.memory import memory_limit_bytes
 from axonn_tune.ranking.choosing import search
 from axonn_tune.ranking.inputs import compares_expert_overlap, unpriced_experts
 from axonn_tune.ranking.nearest import nearest_change
-from axonn_tune.ranking.priced import Priced
+from axonn_tune.ranking.priced import TELL, Priced
 from axonn_tune.ranking.space import Problem
 from axonn_tune.specs.machine import Machine
 from axonn_tune.specs.model import Model
@@ -268,7 +269,8 @@ def compare(problem: Problem, *, of_run: Problem | None = None) -> Comparison:
         if framework not in rankings:
             unlimited = replace(asked, machine=with_unlimited_memory(asked.machine))
             top = 0 if sum(other == framework for _, _, other, _ in strategies) > 1 else 1
-            rankings[framework] = search(asked, top=top), search(unlimited, top=top)
+            searched = partial(search, top=top, tell=TELL.get())
+            rankings[framework] = searched(asked), searched(unlimited)
         ranking, roomy = rankings[framework]
         best = _first(ranking, wanted)
         why = "" if best is not None else _why_not(ranking, wanted)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from contextvars import ContextVar
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from typing import Any, TypeAlias
@@ -69,6 +70,11 @@ class Rejected:
         return self.needed_bytes if self.priced is None else self.priced.memory_bytes
 
 
+Tell: TypeAlias = Callable[[int, int, float], None]
+"""Is told how many candidates have their price, how many may have one yet, and the shortest step until now, s."""
+TELL: ContextVar[Tell | None] = ContextVar("TELL", default=None)
+"""Who is told of the searches of a command."""
+
 Row: TypeAlias = PricedLayout | Rejected
 """A row of a ranking."""
 
@@ -81,7 +87,7 @@ class Priced:
     first: rows as the search made them, in full where it knows more. below: the first of each number format that none
     of these has. shortest: the candidate with the shortest step of all that are feasible, where the ranking is by
     another criterion. feasible: of each grid of `grids` whether it is; least_bytes: least memory of its candidates,
-    infinite without any. others: rank of each grid by other cost models.
+    infinite without any. others: rank of each grid by other cost models. interrupted: of a search that did not end.
     """
 
     problem: Problem
@@ -94,6 +100,7 @@ class Priced:
     shortest: PricedLayout | None = None
     cost: str = ALPHA_BETA
     others: Mapping[str, Mapping[Sizes, int]] = field(default_factory=dict)
+    interrupted: bool = False
 
     def __repr__(self) -> str:
         """How many rows of what."""
@@ -313,6 +320,15 @@ class Priced:
         if np.isinf(self.least_bytes[number]):
             return ((MICRO_BATCH, "no micro-batch that is allowed divides this grid's share of the batch"),)
         return ()
+
+
+class Interrupted(KeyboardInterrupt):
+    """A search that was interrupted once it had found something; result: of `axonn_tune.search`, where that asked."""
+
+    def __init__(self, found: Priced) -> None:
+        super().__init__()
+        self.found = found
+        self.result: Any = None
 
 
 def count_ties(metric: Floats, half: Floats) -> int:

@@ -163,7 +163,7 @@ class LayoutWords:
     def short(self, config: Json, *, launch: bool = False) -> str:
         """`#1: TP 8 · PP 4`, `#2 ≈°: TP 4 · PP 8` with the marks of a table, or `launch: TP 8 · PP 4`."""
         marks = TIED * is_tied(config) + OUTSIDE * bool(config.get("outside_evidence"))
-        rank = "launch" if launch else f"#{config['rank']} {marks}".rstrip()
+        rank = "launch" if launch else f"#{config['rank']} {marks}".rstrip() if config["rank"] else config["precision"]
         wide = [f"{self.framework.called(axis)} {config[axis]}" for axis in self.axes if config.get(axis, 1) > 1]
         return f"{rank}: {' · '.join(wide) or '1 GPU'}"
 

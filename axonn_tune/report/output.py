@@ -17,7 +17,7 @@ import textwrap
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -36,7 +36,7 @@ _NARROWEST = 80
 NOTHING = "-"
 """A cell without a value."""
 PERCENT = 0.01
-SECONDS_BETWEEN_LINES, SECONDS_BETWEEN_BARS = 30.0, 0.1
+SECONDS_BETWEEN_LINES, SECONDS_BETWEEN_BARS, SECONDS_UNSAID = 30.0, 0.1, 2.0
 
 ProgressFunction: TypeAlias = Callable[[float, str], None]
 """Takes the share that is done, 0 to 1, and a few words on what is being done now."""
@@ -414,6 +414,33 @@ def progress(
             yield tell
     else:
         yield _lines(what, clock)
+
+
+@contextmanager
+def search_progress(clock: Callable[[], float] = time.monotonic) -> Iterator[None]:
+    """Shows on a terminal how far searches are that take more than `SECONDS_UNSAID`."""
+    if not sys.stderr.isatty() or os.environ.get("TERM") == "dumb":
+        yield
+        return
+    # Imported here: what writes other tables does without searches.
+    from axonn_tune.ranking.priced import TELL
+    from axonn_tune.units import show_seconds
+
+    began_s, shown = clock(), list[ProgressFunction]()
+    with ExitStack() as stack:
+
+        def tell(done: int, left: int, best_s: float) -> None:
+            if not shown and clock() - began_s >= SECONDS_UNSAID:
+                shown.append(stack.enter_context(_bar("Searching", clock)))
+            best = f", best {show_seconds(best_s)}" if math.isfinite(best_s) else ""
+            for one in shown:
+                one(done / max(done + left, 1), f"{done:,} candidates priced, {left:,} left{best}")
+
+        before = TELL.set(tell)
+        try:
+            yield
+        finally:
+            TELL.reset(before)
 
 
 def left_words(elapsed_s: float, share: float) -> str:

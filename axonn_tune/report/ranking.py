@@ -75,6 +75,7 @@ RANKED_BY = {
     "iteration": "step time",
 }
 METRICS = {"communication": "communication", "exposed": "exposed communication", "iteration": "step time"}
+INTERRUPTED = "Interrupted: the rest was not searched, and may have better layouts."
 _SAME_GRID = "for the fastest candidate with the same grid and rank order"
 
 
@@ -580,6 +581,7 @@ def ranking_document(
         "mfu_convention": MFU_CONVENTION,
         "logged_convention": None if logged is None else fields_of(logged, _LOGGED),
         "searched": fields_of(ranked.searched, ("grids", "candidates", "feasible", "unlisted", "rejected", "seconds")),
+        **({"interrupted": True} if ranked.interrupted else {}),
         "ties_with_first": ranked.ties,
         # Without the mark of a row that documents and pages have under a key of its own.
         "verdict": [line.removeprefix(f"{SHORTEST} ") for line in ranking_verdict(ranked)],
@@ -741,6 +743,7 @@ def ranking_verdict(ranked: Priced) -> list[str]:
 def ranking_remarks(ranked: Priced, *, places: Sequence[int]) -> list[str]:
     """Sentences to print below a table, one each; places: of the rows that it shows, whose marks they explain."""
     said = [
+        INTERRUPTED if ranked.interrupted else "",
         shortest_step_remark(ranked),
         stages_remark(ranked, places),
         nodes_remark(ranked.problem),

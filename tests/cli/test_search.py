@@ -6,7 +6,8 @@ import csv
 import io
 import math
 import re
-from itertools import pairwise
+from collections.abc import Iterator
+from itertools import islice, pairwise
 from math import ceil, prod
 from typing import Any, get_args
 
@@ -17,6 +18,8 @@ import axonn_tune
 from axonn_tune.cli.main import cli
 from axonn_tune.cost.paper import PaperBackend, price_paper
 from axonn_tune.grid import AXES, factorizations
+from axonn_tune.ranking import choosing
+from axonn_tune.ranking.candidates import Candidates
 from axonn_tune.specs.catalog import load_machine, load_model
 from axonn_tune.specs.workload import Workload
 from tests.cli.running import good, run
@@ -219,7 +222,7 @@ def test_what_no_published_step_validates_is_marked() -> None:
         3: (False, False),
         0: (True, True),
     }, "the remark is of the rows that are listed"
-    assert "largest VPP in the data" in " ".join(listed[20].err.split())
+    assert "largest CP in the data" in " ".join(listed[0].err.split())
     line = "--gpus 64 --model qwen3-30b-a3b --machine dgx-h100 --framework megatron-core --seq 32768 --batch 128"
     for more in ("", " --unfold"):
         done = good(f"{line}{more}")
@@ -334,3 +337,35 @@ def test_another_length_without_a_batch_is_said(more: str, said: bool) -> None:
         "--seq 1,024 without --batch keeps 8,192 sequences: 8.39 million tokens a step, 0.5 times the model's default."
     )
     assert (words in good(f"--gpus 8 --model 5b {more}").err) == said
+
+
+def test_a_rank_beyond_the_table_is_searched_for() -> None:
+    """Guards --pick and explain: a rank below the listed ones is that of a longer ranking; one beyond all is named."""
+    line = "--gpus 8 --model nano --machine localhost --precision fp32"
+    listed = good(f"{line} --top 12 --format json").document
+    twelfth = listed["configs"][11]
+    explained = good(f"explain {line} --pick 12 --format json").document
+    assert explained["config"]["iteration_s"] == twelfth["iteration_s"]
+    assert axonn_tune.search("nano", 8, machine="localhost", precision="fp32", top=3).explain(12).entry.rank == 12
+    count = 12 + listed["searched"]["unlisted"]
+    assert f"only {count} configurations are ranked" in run(f"explain {line} --pick {count + 1}").err
+
+
+def test_an_interrupted_search_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards Ctrl-C: what was found is printed with a line that says so, and the exit code is that of an interrupt."""
+
+    def interrupted(_: object, **__: object) -> Iterator[Candidates]:
+        yield from islice(rounds(_, **__), 1)
+        raise KeyboardInterrupt
+
+    rounds = choosing._rounds
+    monkeypatch.setattr(choosing, "_rounds", interrupted)
+    line = "--gpus 64 --model 20b"
+    shown = run(line)
+    assert shown.code == 130
+    assert "\n 1  " in shown.out
+    assert "Interrupted: the rest was not searched" in shown.err
+    quiet = run(f"{line} --format json")
+    assert (quiet.code, quiet.document["interrupted"]) == (130, True)
+    assert "Interrupted: the rest was not searched" in quiet.err
+    assert run(f"explain {line}").code == 130

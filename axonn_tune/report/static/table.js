@@ -19,7 +19,7 @@ class SortedTable {
     this.rows = Array.from({ length: block.rows }, (_, row) => row);
     this.chosen = null;
     this.drawn = [-1, -1];
-    this.rank = block.columns.find((column) => column.key === "rank");
+    this.state = block.columns.find((column) => column.key === "state");
     this.root = this.build();
     this.refresh();
   }
@@ -133,7 +133,7 @@ class SortedTable {
       return cell;
     });
     const found = element("tr", { "data-row": row }, ...cells);
-    found.classList.toggle("unusable", Boolean(this.rank) && this.rank.values[row] === null);
+    found.classList.toggle("unusable", Boolean(this.state) && cellText(this.state, row).startsWith("rejected: "));
     found.classList.toggle("chosen", row === this.chosen);
     if (this.opened) {
       found.classList.add("opens");

@@ -13,7 +13,7 @@ from axonn_tune.errors import DocumentError, NothingFeasibleError, UsageError
 from axonn_tune.program.memory import memory_limit_bytes
 from axonn_tune.ranking.choosing import run_search, search
 from axonn_tune.ranking.inputs import load_inputs, make_workload
-from axonn_tune.ranking.priced import count_ties
+from axonn_tune.ranking.priced import Interrupted, count_ties
 from axonn_tune.request import Request
 from axonn_tune.specs.catalog import load_model
 from axonn_tune.specs.workload import OVERLAPS
@@ -79,6 +79,46 @@ def test_grids_left_out_by_pins_are_told_from_rejected_ones() -> None:
     counts = found.searched.rejected
     assert counts["pinned"] == sum(grid.reasons[0][0] == "pinned" for grid in found.rejected())
     assert "micro-batch" not in counts
+
+
+@pytest.mark.parametrize("rank_by", ["communication", "iteration"])
+def test_rows_are_the_first_of_those_of_longer_rankings(rank_by: Any) -> None:
+    """Guards --top: N rows are the first N of all, of grids that differ; what is feasible beyond them is counted."""
+    problem = inputs(64, "20b", framework="megatron-core", z=1, rank_by=rank_by).problem
+    every = search(problem, top=0)
+    assert (len(every), every.searched.unlisted) == (int(every.feasible.sum()), 0)
+    assert len({one.grid.by_axis.values() for one in every.rows}) == len(every)
+    for top in (1, 3, 15):
+        few = search(problem, top=top)
+        assert [one.layout for one in few.rows] == [one.layout for one in every.rows[:top]]
+        assert [one.iteration_s for one in few.rows] == [one.iteration_s for one in every.rows[:top]]
+        assert len(few) + few.searched.unlisted == len(every)
+        assert [one.detail.iteration_s for one in few.rows] == [one.iteration_s for one in few.rows]
+        assert few.rejected() == every.rejected()
+
+
+def test_an_interrupted_search_has_what_it_had_found() -> None:
+    """Guards Ctrl-C: rows are candidates of the search in their order, as exact as at its end; it is told of it on its
+    way, and one that has found nothing yet is interrupted as anything is."""
+    problem = inputs(64, "20b", framework="megatron-core").problem
+    whole, told = search(problem, top=0), list[tuple[int, int, float]]()
+
+    def tell(done: int, left: int, best_s: float) -> None:
+        told.append((done, left, best_s))
+        if len(told) == 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt) as stopped:
+        search(problem, tell=tell)
+    assert isinstance(stopped.value, Interrupted)
+    found = stopped.value.found
+    assert found.interrupted
+    assert 0 < len(found) <= 10
+    assert told[-1][0] >= len(found)
+    steps_s = [one.iteration_s for one in found.rows]
+    assert steps_s == sorted(steps_s)
+    assert steps_s[0] == told[-1][2] >= whole[0].iteration_s
+    assert steps_s == pytest.approx([one.detail.iteration_s for one in found.rows], rel=1e-12)
 
 
 # Inputs.

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import io
+import sys
+from collections.abc import Sequence
 
 import pytest
 
+from axonn_tune.ranking.priced import TELL
 from axonn_tune.report.output import (
     Column,
     csv_table,
     json_text,
     markdown_table,
     progress,
+    search_progress,
     use_color,
     words,
 )
@@ -106,3 +110,26 @@ def test_a_terminal_gets_a_bar_that_goes_away(monkeypatch: pytest.MonkeyPatch) -
     assert "\x1b[2K" in text
     monkeypatch.setenv("TERM", "dumb")
     assert told(Terminal(), monkeypatch) == told(io.StringIO(), monkeypatch)
+
+
+def test_a_long_search_says_how_far_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards what a terminal shows of a search: nothing for two seconds, then a bar that goes away; a pipe nothing."""
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "100")
+
+    def shown(stream: io.StringIO, seconds: Sequence[float]) -> str:
+        monkeypatch.setattr(sys, "stderr", stream)
+        now_s = [0.0]
+        with search_progress(clock=lambda: now_s[-1]):
+            for done, at_s in enumerate(seconds):
+                now_s.append(at_s)
+                if tell := TELL.get():
+                    tell(1000 * done, 3000, 12.5)
+        assert TELL.get() is None
+        return stream.getvalue()
+
+    assert shown(Terminal(), [0.5, 1.9]) == ""
+    assert shown(io.StringIO(), [0.5, 3.0]) == ""
+    text = shown(Terminal(), [0.5, 3.0])
+    assert "1,000 candidates priced, 3,000 left, best 12.5 s" in text
+    assert "\x1b[2K" in text
