@@ -92,7 +92,7 @@ OFFLOAD_MODULES: Mapping[str, tuple[str, ...]] = {
     "qkv_linear": ("attention.norm output",),
     "core_attn": ("qkv",),
     "attn_proj": ("attention output",),
-    "mlp_norm": ("middle of block",),
+    "mlp_norm": ("mlp.norm input",),
     "expert_fc1": ("dispatched tokens",),
     "moe_act": ("expert up projection",),
 }

@@ -8,15 +8,12 @@ transformer_engine/pytorch/attention/dot_product_attention.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
-from axonn_tune.program.operations import Collective, Operation, OpKind, Phase, Role, Size, as_size, symbol
-
-if TYPE_CHECKING:
-    from axonn_tune.program.layers import LayerInputs
+from axonn_tune.program.inputs import CONTEXT, PARTS, LayerInputs, X
+from axonn_tune.program.operations import Collective, Operation, OpKind, Phase, Role, Size, as_size
 
 CORE = "attention.core"
-CONTEXT, PARTS, X = symbol("context"), symbol("parts"), symbol("x")
 
 
 class Widths(NamedTuple):

@@ -14,7 +14,8 @@ from operator import add
 from typing import NamedTuple, TypeAlias
 
 from axonn_tune.frameworks.description import OFFLOAD_MODULES
-from axonn_tune.program.layers import EXPERTS, JOINED, WHOLE_BLOCK, LayerInputs
+from axonn_tune.program.block import BLOCK_INPUT
+from axonn_tune.program.inputs import EXPERTS, JOINED, WHOLE_BLOCK, LayerInputs
 from axonn_tune.program.operations import (
     PLAIN,
     PLAIN_BLOCKS,
@@ -29,6 +30,7 @@ from axonn_tune.program.operations import (
     symbol,
 )
 from axonn_tune.program.step import ONLY, Block, Stage, StepProgram
+from axonn_tune.program.types import experts
 from axonn_tune.specs.machine import Accelerator
 from axonn_tune.units import GIB
 
@@ -82,7 +84,7 @@ def saved_arrays(block: Block) -> tuple[Array, ...]:
     """
     made = list(_made(block.forward.operations))
     if block.recompute == "full" and block.given.options.recompute_whole_block:
-        return tuple(array for array in made if array.name == "block input")
+        return tuple(array for array in made if array.name == BLOCK_INPUT)
     recomputed = (step for step in block.backward.operations if step.phase == "recompute")
     again = {array.name for array in _made(recomputed)}
     return tuple(array for array in made if array.name not in again)
@@ -302,7 +304,8 @@ def _quantized_weights(program: StepProgram) -> Held:
     found = list[tuple[str, Size]]()
     for block in program.blocks:
         given, primary = block.given, block.given.format is not None and block.given.options.primary_weights
-        for of, elements in (("", given.block), *([(" of experts", given.expert_block)] if given.own.experts else [])):
+        routed = [(" of experts", experts.weights(given))] if given.own.experts else []
+        for of, elements in (("", given.block), *routed):
             held = given.blocks * elements / given.sharding(EXPERTS if of else WHOLE_BLOCK)[1]
             found.append(("quantized weights", given.weight_copies_bytes * held))
             # They are all that there is of these.
@@ -322,7 +325,7 @@ def _expert_buffers(program: StepProgram) -> Held:
         if given.own.experts is not None:
             element, gradient = given.weight_element(EXPERTS, copies=1), given.options.shard_gradient_bytes
             passes = 2.0 if given.narrow and given.options.primary_weights else 1.0
-            held = 2.0 * JOINED * given.expert_block
+            held = 2.0 * JOINED * experts.weights(given)
             found["gathered weights of experts", passes * element * held] = None
             found["unreduced weight gradients of experts", (gradient or given.element) * held] = None
     return tuple(found)
@@ -330,7 +333,7 @@ def _expert_buffers(program: StepProgram) -> Held:
 
 def _weights(given: LayerInputs) -> tuple[Size, ...]:
     """Gathered weights of a block, and of its routed experts where they are gathered."""
-    elements = (given.block, *([given.expert_block] if given.own.experts and given.options.expert_shards else []))
+    elements = (given.block, *([experts.weights(given)] if given.own.experts and given.options.expert_shards else []))
     return tuple((given.options.gather_bytes or given.weight_element(WHOLE_BLOCK, copies=1)) * one for one in elements)
 
 
@@ -346,7 +349,8 @@ def _backward_peak(program: StepProgram, block: Block, *, last: bool) -> Peak:
     gathers, reductions = _backward_gathers(block), _sizes(given, operations, "weight_gradient")
     held = not given.options.gather_after_recompute
     whole = block.recompute == "full" and held
-    again = held and given.own.ffn > 0 and "mlp.fc1" in given.repeated_layers(block.recompute)
+    repeated = (one for one in operations if one.phase == "recompute")
+    again = held and not whole and any(getattr(one, "role", "") == "weight" for one in repeated)
     behind = () if given.options.chunked_loss or not last else program.head.operations
     head = _sizes(given, behind, "weight_gradient")
     return Peak(

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import astuple, dataclass, field
+from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from typing import Any, Literal, NamedTuple, TypeAlias
 
@@ -334,10 +334,11 @@ class Traffic:
     casts: float = 0.0
 
     def __add__(self, other: Traffic) -> Traffic:
-        return Traffic(*(one + another for one, another in zip(astuple(self), astuple(other), strict=True)))
+        narrow, wide = self.narrow + other.narrow, self.wide + other.wide
+        return Traffic(self.kernels + other.kernels, narrow, wide, self.casts + other.casts)
 
     def __mul__(self, times: float) -> Traffic:
-        return Traffic(*(one * times for one in astuple(self)))
+        return Traffic(self.kernels * times, self.narrow * times, self.wide * times, self.casts * times)
 
     def size_bytes(self, sizes: ElementSizes) -> float:
         """Bytes an element, all kernels together."""

@@ -30,7 +30,7 @@ from typing import NamedTuple, TypeAlias
 
 from axonn_tune.frameworks.description import StepOptions
 from axonn_tune.program.context import CORE
-from axonn_tune.program.layers import EXPERTS, PARTS, WHOLE_BLOCK
+from axonn_tune.program.inputs import EXPERTS, PARTS, WHOLE_BLOCK
 from axonn_tune.program.operations import (
     ONCE,
     PLAIN,

@@ -10,27 +10,27 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, lru_cache, partial
+from functools import cached_property, lru_cache
 from itertools import chain
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from axonn_tune.frameworks.axonn_tune import AXONN_TUNE
 from axonn_tune.frameworks.description import StepOptions
-from axonn_tune.program import experts, latent, layers, mamba, prediction
-from axonn_tune.program.experts import Gathering, Repeating
-from axonn_tune.program.layers import EXPERTS, PARTS, POSITIONS, TABLE, WHOLE_BLOCK, Bucket, H, LayerInputs, X, Y
+from axonn_tune.program import block, tables, update
+from axonn_tune.program.block import BlockNodes, block_nodes
+from axonn_tune.program.inputs import COPY, EXPERTS, POSITIONS, TABLE, WHOLE_BLOCK, H, LayerInputs, X, Y
 from axonn_tune.program.operations import (
     MATRIX_ALIGNMENT,
     ONCE,
     PLAIN_BLOCKS,
     REPEATING,
     Collective,
-    MatMul,
     Operation,
-    Phase,
     Size,
     symbol,
 )
+from axonn_tune.program.types import latent, prediction
+from axonn_tune.program.update import Bucket
 from axonn_tune.recompute import modules_of
 from axonn_tune.specs.model import Model
 from axonn_tune.specs.workload import Recompute, Workload
@@ -59,7 +59,7 @@ class Stage:
         if isinstance(operation, Collective) and operation.axis == "ends":
             return self.first != self.last
         copy = self.last and not self.first
-        held = {"embedding": self.first, "position": self.first, "head": self.last, layers.COPY: copy}
+        held = {"embedding": self.first, "position": self.first, "head": self.last, COPY: copy}
         return held.get(operation.layer, True)
 
 
@@ -269,24 +269,24 @@ def build_step(
     sizes, narrow = workload.element_sizes, workload.format
     given = LayerInputs(model, sizes, options, sharded, context, table_alignment, lone_context, format=narrow)
     kinds = list(_kinds(given, some=some))
-    tables = _table_buckets(given)
-    buckets = [*chain.from_iterable(_block_buckets(one) for one, _ in kinds), *tables]
+    of_tables = _table_buckets(given)
+    buckets = [*chain.from_iterable(_block_buckets(one) for one, _ in kinds), *of_tables]
     times = ACCUMULATION if options.reduce_each_micro_batch else ONCE
     unsent = (*_unsent(given, kinds), *chain.from_iterable(latent.summed(one) for one, _ in kinds))
     return StepProgram(
         recompute=recompute,
         given=given,
-        embedding=Section("embedding", ACCUMULATION, tuple(layers.embedding_forward(given))),
+        embedding=Section("embedding", ACCUMULATION, tuple(tables.embedding_forward(given))),
         blocks=tuple(
             _block(one, number, recompute="none" if one.repeating == PLAIN_BLOCKS else recompute, times=times)
             for one, number in kinds
         ),
-        head=Section("head", ACCUMULATION, (*prediction.heads(given), *layers.head(given))),
-        embedding_backward=Section("embedding_backward", ACCUMULATION, tuple(layers.embedding_backward(given))),
-        head_bucket=_bucket_section("head_bucket", tables, ("head",), given, times=times),
-        table_buckets=_bucket_section("table_buckets", tables, ("embedding", "position"), given, times=times),
-        head_parameters=_parameter_section("head_parameters", tables, ("head",), given),
-        end=Section("end", ONCE, tuple(layers.step_end(given, buckets=tuple(buckets), unsent=unsent))),
+        head=Section("head", ACCUMULATION, (*prediction.heads(given), *tables.head(given))),
+        embedding_backward=Section("embedding_backward", ACCUMULATION, tuple(tables.embedding_backward(given))),
+        head_bucket=_bucket_section("head_bucket", of_tables, ("head",), given, times=times),
+        table_buckets=_bucket_section("table_buckets", of_tables, ("embedding", "position"), given, times=times),
+        head_parameters=_parameter_section("head_parameters", of_tables, ("head",), given),
+        end=Section("end", ONCE, tuple(update.step_end(given, buckets=tuple(buckets), unsent=unsent))),
     )
 
 
@@ -301,22 +301,31 @@ def _kinds(given: LayerInputs, *, some: bool) -> Iterator[tuple[LayerInputs, int
 
 def _block(given: LayerInputs, number: int, *, recompute: Recompute, times: Size) -> Block:
     """Sections of one kind of block; times: of a step, that its gradients are reduced."""
-    repeats, buckets = given.blocks * ACCUMULATION, _block_buckets(given)
+    repeats, buckets, passes = given.blocks * ACCUMULATION, _block_buckets(given), _passes(given)
+    backward = tuple(block.backward(passes.nodes, recompute=recompute))
+    block.check_arrays(passes.forward.operations, backward)
     return Block(
         type=number,
         given=given,
         recompute=recompute,
-        forward=_forward(given),
-        backward=Section("block_backward", repeats, _named(given, _block_backward(given, recompute=recompute))),
+        forward=passes.forward,
+        backward=Section("block_backward", repeats, _named(given, backward)),
         bucket=_bucket_section("block_bucket", buckets, (WHOLE_BLOCK, EXPERTS), given, times=times),
         parameters=_parameter_section("parameters", buckets, (WHOLE_BLOCK, EXPERTS), given),
     )
 
 
+class _Passes(NamedTuple):
+    """Nodes of one kind of block, and its forward pass, which is the same whatever is recomputed."""
+
+    nodes: BlockNodes
+    forward: Section
+
+
 @lru_cache(maxsize=64)
-def _forward(given: LayerInputs) -> Section:
-    """The forward pass of one kind of block, of all kinds of recompute."""
-    return Section("block", given.blocks * ACCUMULATION, _named(given, _block_forward(given)))
+def _passes(given: LayerInputs) -> _Passes:
+    nodes = block_nodes(given)
+    return _Passes(nodes, Section("block", given.blocks * ACCUMULATION, _named(given, block.forward(nodes))))
 
 
 def _named(given: LayerInputs, operations: Iterable[Operation]) -> tuple[Operation, ...]:
@@ -337,7 +346,7 @@ def _bucket_section(
 ) -> Section:
     """Reductions over data of the named layers, where gradients are reduced bucket by bucket."""
     chosen = [bucket for bucket in buckets if bucket[0] in of and given.options.reduction == "buckets"]
-    operations = tuple(layers.data_bucket(layer, elements, given) for layer, elements, _ in chosen)
+    operations = tuple(update.data_bucket(layer, elements, given) for layer, elements, _ in chosen)
     return Section(name, times * chosen[0][2] if chosen else ONCE, operations)
 
 
@@ -346,7 +355,7 @@ def _parameter_section(name: str, buckets: list[Bucket], of: tuple[str, ...], gi
     chosen = [bucket for bucket in buckets if bucket[0] in of]
     if not (given.sharded and given.options.parameter_overlap and chosen):
         return Section(name, ONCE, ())
-    gathers = (layers.parameter_gather(layer, elements, given, phase="forward") for layer, elements, _ in chosen)
+    gathers = (update.parameter_gather(layer, elements, given, phase="forward") for layer, elements, _ in chosen)
     return Section(name, chosen[0][2], tuple(gathers))
 
 
@@ -355,15 +364,13 @@ def _unsent(given: LayerInputs, kinds: list[tuple[LayerInputs, int]]) -> tuple[C
     if given.options.reduction == "buckets":
         return ()
     if given.options.reduction == "whole":
-        experts = layers.data_bucket(EXPERTS, symbol("expert_parameters"), given)
+        experts = update.data_bucket(EXPERTS, symbol("expert_parameters"), given)
         return (
-            layers.data_bucket("gradients", symbol("parameters"), given),
+            update.data_bucket("gradients", symbol("parameters"), given),
             *([experts] if given.model.has_experts else []),
         )
-    weights = [
-        (linear.layer, linear.weight, one.blocks) for one, _ in kinds for linear in (*one.linears, *mamba.linears(one))
-    ]
-    tables = [(table, elements, ONCE) for table, elements in layers.tables(given)]
+    weights = [(linear.layer, linear.weight, one.blocks) for one, _ in kinds for linear in _passes(one).nodes.linears]
+    whole_tables = [(table, elements, ONCE) for table, elements in tables.tables(given)]
     whole = given.shard_axes + given.data_axes
     return tuple(
         Collective(
@@ -375,7 +382,7 @@ def _unsent(given: LayerInputs, kinds: list[tuple[LayerInputs, int]]) -> tuple[C
             "data",
             calls,
         )
-        for layer, elements, calls in (*weights, *tables)
+        for layer, elements, calls in (*weights, *whole_tables)
     )
 
 
@@ -397,214 +404,3 @@ def _table_buckets(given: LayerInputs) -> list[Bucket]:
     if given.model.learned_positions:
         found.append(table("position", symbol("position_bucket"), POSITIONS))
     return found
-
-
-def _gather(linear: layers.Linear, given: LayerInputs, *, phase: Phase, calls: Size = ONCE) -> list[Operation]:
-    """Gather of one weight, where weights are gathered one by one."""
-    if given.options.gather_unit == "block":
-        return []
-    return layers.gather_weight(linear.layer, linear.weight, given, phase=phase, calls=calls)
-
-
-def _gather_block(given: LayerInputs, *, phase: Phase, calls: Size = ONCE) -> list[Operation]:
-    """Gather of all weights of a block at once, where they are."""
-    if given.options.gather_unit == "weight":
-        return []
-    gathers = layers.gather_weight(WHOLE_BLOCK, given.block, given, phase=phase, calls=calls)
-    return [*gathers, *layers.gather_experts(given, phase=phase, unit="block", calls=calls)]
-
-
-def _block_forward(given: LayerInputs, *, phase: Phase = "forward") -> Iterator[Operation]:
-    """Norm, attention, norm, MLP, each followed by its addition to the residual stream; or one of both.
-
-    Mamba-2 stands in place of attention.
-    """
-    yield from _gather_block(given, phase=phase)
-    if given.own.predicts:
-        yield from prediction.forward(given, lambda linear: _gather(linear, given, phase=phase), phase=phase)
-    if given.own.mamba:
-        yield from mamba.forward(given, partial(_gather, given=given, phase=phase), phase=phase)
-        if not given.computes:
-            yield from layers.residual(mamba.OUT, given, phase=phase)
-    if given.own.attention:
-        yield from _attention_forward(given, phase=phase)
-    if given.computes:
-        yield from _mlp_forward(given, phase=phase)
-
-
-def _attention_forward(given: LayerInputs, *, phase: Phase) -> Iterator[Operation]:
-    """Norm and attention; before an MLP without the addition, which may be in that one's norm."""
-    stream = given.stream
-    saved = (
-        stream("block input", "residual stream"),
-        stream("attention.norm output", "norm outputs", element=given.attention_element),
-    )
-    yield from layers.norm_forward("attention.norm", given, tokens=given.part, calls=PARTS, makes=saved)
-    if given.own.latent is None:
-        yield from _gather(given.qkv, given, phase=phase)
-        heads = stream("qkv", "qkv", given.N / X, inside=True, element=given.heads_element)
-        yield from layers.linear_forward(given.qkv, given, phase=phase, makes=(heads,))
-        yield from () if given.launched else layers.head_norms(given, phase=phase)
-    else:
-        yield from latent.forward(given, lambda linear: _gather(linear, given, phase=phase), phase=phase)
-    yield from layers.attention_core(given, phase=phase)
-    yield from _gather(given.attention_output, given, phase=phase)
-    yield from layers.linear_forward(given.attention_output, given, phase=phase)
-    if not given.computes:
-        yield from layers.residual("attention.output", given, phase=phase)
-
-
-def _mlp_forward(given: LayerInputs, *, phase: Phase) -> Iterator[Operation]:
-    """The addition of attention's output, norm and MLP, or experts in its place."""
-    stream, mixer = given.stream, mamba.OUT if given.own.mamba else "attention.output"
-    middle = stream("middle of block", "residual stream")
-    normed = stream("mlp.norm output", "norm outputs", element=given.normed_element)
-    if not given.own.attention and not given.own.mamba:
-        made = stream("block input", "residual stream"), normed
-        yield from layers.norm_forward("mlp.norm", given, tokens=given.part, calls=PARTS, makes=made)
-    elif given.kernels.sum.kernels or phase == "recompute":
-        yield from layers.residual(mixer, given, phase=phase, makes=(middle,))
-        yield from layers.norm_forward("mlp.norm", given, tokens=given.part, calls=PARTS, makes=(normed,))
-    else:
-        summed, made = given.kernels.sum, (middle, normed)
-        yield from layers.norm_forward("mlp.norm", given, tokens=given.part, calls=PARTS, makes=made, summed=summed)
-    yield from experts.forward(given, phase=phase) if given.own.experts else _dense_forward(given, phase=phase)
-    yield from layers.residual("mlp.fc2", given, phase=phase)
-
-
-def _dense_forward(given: LayerInputs, *, phase: Phase) -> Iterator[Operation]:
-    """A dense MLP."""
-    yield from _gather(given.fc1, given, phase=phase)
-    yield from layers.linear_forward(given.fc1, given, phase=phase, makes=layers.up_projections(given))
-    yield from layers.activation(given, phase=phase)
-    yield from _gather(given.fc2, given, phase=phase)
-    yield from layers.linear_forward(given.fc2, given, phase=phase)
-
-
-def _recompute_full(given: LayerInputs) -> Iterator[Operation]:
-    """The block's forward pass again; unless the whole of it, up to the activation: backward needs no output of fc2.
-
-    Where it stops there, norm statistics are always saved, so nothing is gathered for the norms. The gathered weights
-    stay for the backward pass. Blocks not resharded gather nothing.
-    """
-    whole = given.options.recompute_whole_block
-    last = given.last_layers if given.computes or given.own.attention else (mamba.OUT,)
-    for step in _block_forward(given, phase="recompute"):
-        if step.layer in ("attention.norm", "mlp.norm", mamba.NORM):
-            made = {array.name: array for array in step.makes}
-            if f"{step.layer} output" in made:
-                yield from layers.norm_recompute(step.layer, given, makes=(made[f"{step.layer} output"],))
-        elif getattr(step, "role", "") == "weight" or getattr(step, "with_gather", False):
-            yield replace(step, calls=given.unkept_share)
-        elif whole or step.layer not in last:
-            yield step
-
-
-def _block_backward(given: LayerInputs, *, recompute: Recompute) -> Iterator[Operation]:
-    """Recompute, then the gradients of the block, last layer first; an MLP that is repeated is so before them."""
-    left, options = list(given.repeated_layers(recompute)), given.options
-    gathers = recompute != "full" or options.gather_after_recompute
-    repeats_mlp = given.own.ffn > 0 and given.fc1.layer in left
-
-    def gather(linear: layers.Linear) -> list[Operation]:
-        held = linear.layer == given.fc1.layer and repeats_mlp and not options.gather_after_recompute
-        return _gather(linear, given, phase="backward", calls=given.unkept_share) if gathers and not held else []
-
-    def again(*names: str) -> Iterator[Operation]:
-        for name in [one for one in names if one in left]:
-            left.remove(name)
-            yield from _recompute_layer(name, given)
-
-    if recompute == "full":
-        yield from _recompute_full(given)
-    if gathers:
-        yield from _gather_block(given, phase="backward", calls=given.unkept_share)
-    if given.computes:
-        if repeats_mlp:
-            yield from again("mlp.norm", given.fc1.layer, "mlp.activation", given.fc2.layer)
-        yield from _mlp_backward(given, gather, again, held=not gathers)
-    if given.own.attention or given.own.mamba:
-        yield from mamba.backward(given, gather) if given.own.mamba else _attention_backward(given, gather, again)
-    yield from prediction.backward(given, gather) if given.own.predicts else ()
-    if options.gather_unit == "block":
-        yield from layers.reduce_weight_gradient(WHOLE_BLOCK, given.block, given)
-        yield from layers.reduce_experts(given, unit="block")
-
-
-def _mlp_backward(given: LayerInputs, gather: Gathering, again: Repeating, *, held: bool) -> Iterator[Operation]:
-    """Gradients of norm and MLP; gather: of a weight; again: layers that are repeated here, if they are; held: weights
-    are there, gathered for recompute."""
-    behind = ("middle of block", "mlp.norm gradient", "mlp.norm statistics")
-    if given.own.experts:
-        yield from layers.dropout_backward("mlp.fc2", given)
-        yield from experts.backward(given, gather, again, held=held)
-        yield from _norm_backward("mlp.norm", given, frees=(*behind, "shared gradient"))
-        return
-    yield from gather(given.fc2)
-    yield from again("mlp.up", "mlp.activation")
-    yield from layers.dropout_backward("mlp.fc2", given)
-    made = given.stream("activation gradient", "backward temporaries", given.F / X, inside=True)
-    yield from layers.linear_backward(given.fc2, given, makes=made, frees=("activation",))
-    yield from layers.activation_backward(given)
-    yield from gather(given.fc1)
-    yield from again("mlp.norm")
-    made = given.stream("mlp.norm gradient", "residual gradients")
-    yield from layers.linear_backward(given.fc1, given, makes=made, frees=("mlp.norm output", "up gradient"))
-    yield from _norm_backward("mlp.norm", given, frees=behind)
-
-
-def _attention_backward(given: LayerInputs, gather: Gathering, again: Repeating) -> Iterator[Operation]:
-    """Gradients of norm and attention, with parameters as of `_mlp_backward`."""
-    yield from gather(given.attention_output)
-    yield from again("attention.core", "attention.output")
-    yield from layers.dropout_backward("attention.output", given)
-    made = given.stream("attention gradient", "backward temporaries", given.values / X, inside=True)
-    yield from layers.linear_backward(given.attention_output, given, makes=made, frees=())
-    yield from again("attention.q_up", "attention.kv_up", "attention.scores")
-    yield from layers.attention_core_backward(given)
-    yield from () if given.launched else layers.head_norms(given, phase="backward")
-    if given.own.latent is None:
-        yield from gather(given.qkv)
-        yield from again("attention.norm")
-        made = given.stream("attention.norm gradient", "residual gradients")
-        yield from layers.linear_backward(given.qkv, given, makes=made, frees=("attention.norm output", "qkv gradient"))
-    else:
-        yield from latent.backward(given, gather, again)
-    yield from _norm_backward("attention.norm", given, frees=("attention.norm gradient",))
-
-
-def _recompute_layer(layer: str, given: LayerInputs) -> Iterator[Operation]:
-    """One layer's forward again. The gathered weight of fc1 stays for its backward pass, or is gathered once more."""
-    if layer in experts.REPEATED:
-        yield from experts.REPEATED[layer](given, phase="recompute")
-    elif layer in latent.UP:
-        yield from latent.repeated(layer, given)
-    elif layer in (given.fc1.layer, given.fc2.layer):
-        linear = given.fc1 if layer == given.fc1.layer else given.fc2
-        made = layers.up_projections(given) if layer == given.fc1.layer else ()
-        yield from _gather(linear, given, phase="recompute", calls=given.unkept_share)
-        yield from layers.linear_forward(linear, given, phase="recompute", makes=made)
-    elif layer == "mlp.activation":
-        yield from layers.activation(given, phase="recompute")
-    elif layer == "attention.core":
-        yield from layers.attention_core(given, phase="recompute")
-    elif layer in ("attention.output", "mlp.up"):
-        # Of a gated MLP the half of fc1 that is not gated.
-        linear, n, made = given.fc1, given.F / X, layers.up_projections(given)[:1]
-        if layer == "attention.output":
-            linear, n, made = given.attention_output, given.attention_output.n, ()
-        yield MatMul("recompute", linear.layer, given.part, n, linear.k, "NN", PARTS, narrow=given.narrow, makes=made)
-    elif layer == "attention.scores":
-        for step in layers.attention_core(given, phase="recompute"):
-            yield replace(step, makes=tuple(array for array in step.makes if array.name != "attention output"))
-    else:
-        element = given.normed_element if layer == "mlp.norm" else given.saved_element
-        output = given.stream(f"{layer} output", "norm outputs", element=element)
-        yield from layers.norm_recompute(layer, given, makes=(output,))
-
-
-def _norm_backward(layer: str, given: LayerInputs, *, frees: tuple[str, ...]) -> list[Operation]:
-    """Gradient of a norm, added to that of the residual stream."""
-    made = given.stream("new residual gradient", "residual gradients")
-    frees = (*frees, "new residual gradient")
-    return layers.norm_backward(layer, given, tokens=given.part, calls=PARTS, makes=(made,), frees=frees)

@@ -45,7 +45,7 @@ from axonn_tune.frameworks.axonn_tune import AXONN_TUNE
 from axonn_tune.frameworks.dispatchers import find_dispatcher
 from axonn_tune.grid import ALL_AXES, EXPERT_AXES
 from axonn_tune.program.dimensions import model_flops
-from axonn_tune.program.layers import WIDE_LOGITS
+from axonn_tune.program.inputs import WIDE_LOGITS
 from axonn_tune.program.operations import Phase, Size
 from axonn_tune.ranking.inputs import Inputs
 from axonn_tune.ranking.space import Problem

@@ -27,7 +27,7 @@ import torch
 import torch.distributed as dist
 
 from axonn_tune.grid import ENDS
-from axonn_tune.program.layers import COPY
+from axonn_tune.program.inputs import COPY
 from axonn_tune.program.operations import OpKind, Phase
 from axonn_tune.program.pipeline import Kind
 from axonn_tune.runtime.devices import RuntimeSettings

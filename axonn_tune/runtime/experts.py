@@ -1,6 +1,6 @@
 """A mixture of experts on one rank: router, dispatch, grouped linear layers, combine, shared experts.
 
-Letters as in `axonn_tune.program.experts`: T tokens of this rank's micro-batch or half of it, E experts, K experts a
+Letters as in `program.types.experts`: T tokens of this rank's micro-batch or half of it, E experts, K experts a
 token, R rows after dispatch. x and y split each expert as any linear layer: a row is `[H_y]`, so logits, the output of
 FC1 and the input gradient of FC2 are summed over y, a token's output over x. Ranks of `expert` have whole experts, what
 is left of z shards these, what is left of data replicates them. No token is dropped. Sums are in the order of ranks,
@@ -19,8 +19,8 @@ import torch
 import torch.nn.functional as functional
 from numpy.typing import NDArray
 
-from axonn_tune.program.experts import COMBINE, DISPATCH, FC1, FC2, PROBABILITIES
 from axonn_tune.program.operations import OpKind, Phase
+from axonn_tune.program.types.experts import COMBINE, DISPATCH, FC1, FC2, PROBABILITIES
 from axonn_tune.runtime.communicator import CollectiveHandle, Communicator, WeightGradients
 from axonn_tune.runtime.context import own_positions
 from axonn_tune.runtime.devices import RuntimeSettings

@@ -14,7 +14,6 @@ from typing import TypeAlias
 
 from axonn_tune.grid import split_axes
 from axonn_tune.program.dimensions import executed_flops, symbol_values
-from axonn_tune.program.experts import FC1, FC2
 from axonn_tune.program.operations import OpKind, Phase, as_size
 from axonn_tune.program.pipeline import messages, model_parts
 from axonn_tune.program.schedule import blocks_of
@@ -27,6 +26,7 @@ from axonn_tune.program.step import (
     bundled,
     contents_of,
 )
+from axonn_tune.program.types.experts import FC1, FC2
 from axonn_tune.specs.launch import Launch
 from axonn_tune.specs.traces import term_name
 

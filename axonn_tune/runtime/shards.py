@@ -25,7 +25,7 @@ import torch
 
 from axonn_tune.files import read_regular
 from axonn_tune.grid import axes_of_ranks
-from axonn_tune.program.layers import COPY
+from axonn_tune.program.inputs import COPY
 from axonn_tune.runtime.mesh import Mesh
 from axonn_tune.runtime.parameters import Bucket, Parameter, Vector
 

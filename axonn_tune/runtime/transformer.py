@@ -15,7 +15,7 @@ from typing import TypeAlias
 
 import torch
 
-from axonn_tune.program.layers import COPY, EXPERTS
+from axonn_tune.program.inputs import COPY, EXPERTS
 from axonn_tune.program.step import BUNDLED
 from axonn_tune.runtime.communicator import (
     CollectiveHandle,

@@ -12,15 +12,17 @@ from axonn_tune.cost.price import price
 from axonn_tune.frameworks.description import StepOptions
 from axonn_tune.grid import Grid
 from axonn_tune.job import Layout
-from axonn_tune.program import experts
-from axonn_tune.program.layers import LayerInputs, linear_backward, linear_forward
+from axonn_tune.program import block
+from axonn_tune.program.inputs import LayerInputs
+from axonn_tune.program.layers import linear_backward, linear_forward
 from axonn_tune.program.operations import PLAIN, Array, Kernel, MatMul, Operation, Size
+from axonn_tune.program.types import experts
 from axonn_tune.ranking.inputs import load_inputs
 from axonn_tune.request import Precision, Request
 from axonn_tune.specs.catalog import load_machine
 from axonn_tune.specs.workload import Workload
 from axonn_tune.units import GIB
-from tests.unit.small import small_model
+from tests.unit.small import linear_of, small_model
 
 RATES: dict[tuple[str, Precision, bool], float] = {
     ("dgx-b300", "bf16", True): 1503,
@@ -64,8 +66,8 @@ def tflops(machine: str, precision: Precision, *, quantized: bool) -> float:
     given = LayerInputs(small_model(family="llama"), workload.element_sizes, options, format=workload.format)
     made = Array("made", "made", Size(1.0))
     steps = [
-        *linear_forward(given.fc2, given, phase="forward"),
-        *linear_backward(given.fc2, given, makes=made, frees=()),
+        *linear_forward(linear_of(given, "mlp.fc2"), given, phase="forward"),
+        *linear_backward(linear_of(given, "mlp.fc2"), given, makes=made, frees=()),
     ]
     return 6.0 * 15872 * 4096 * 16384 / spent_s(one, steps, quantized=quantized) / 1e12
 
@@ -90,9 +92,9 @@ def grouped(precision: Precision, *, tokens: int, hidden: int, width: int, group
     model = small_model(family="llama", hidden=hidden, layers="moe*2", layer_types={"moe": sizes})
     options = StepOptions(saves_original=True, one_layout=True, sequence_parallel=True)
     given = LayerInputs(model, workload.element_sizes, options, format=workload.format)
-    forward = [one for one in experts.forward(given, phase="forward") if one.layer == experts.FC2]
-    back = experts.backward(given, lambda linear: [], lambda *names: iter(()))
-    return [*forward, *(one for one in back if one.layer == experts.FC2)]
+    nodes = block.block_nodes(given)
+    steps = (*block.forward(nodes), *block.backward(nodes, recompute="none"))
+    return [one for one in steps if one.layer == experts.FC2]
 
 
 def test_quantization_takes_its_share_of_a_grouped_gemm() -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from axonn_tune.frameworks.description import Framework
+from axonn_tune.program.block import block_nodes
+from axonn_tune.program.inputs import LayerInputs, Linear
 from axonn_tune.ranking.space import Problem
 from axonn_tune.request import NO_REQUEST, RankBy, Request
 from axonn_tune.specs.machine import Machine
@@ -57,3 +59,8 @@ def small_problem(
         framework=framework,
         pipeline="pipeline" in framework.axes,
     )
+
+
+def linear_of(given: LayerInputs, layer: str) -> Linear:
+    """A linear layer of a block, by its name."""
+    return next(one for one in block_nodes(given).linears if one.layer == layer)

@@ -17,7 +17,8 @@ from axonn_tune.frameworks import find_framework, step_on
 from axonn_tune.frameworks.description import StepOptions
 from axonn_tune.grid import Grid
 from axonn_tune.job import Job, Layout
-from axonn_tune.program.layers import LayerInputs, linear_backward, linear_forward
+from axonn_tune.program.inputs import LayerInputs
+from axonn_tune.program.layers import linear_backward, linear_forward
 from axonn_tune.program.operations import PLAIN, Array, Collective, Kernel, MatMul, Size, as_size
 from axonn_tune.program.step import build_step
 from axonn_tune.ranking.choosing import search
@@ -28,7 +29,7 @@ from axonn_tune.specs.catalog import load_machine, load_model
 from axonn_tune.specs.formats import FORMATS, nearest_format
 from axonn_tune.specs.machine import MatmulLayout
 from axonn_tune.specs.workload import Workload
-from tests.unit.small import small_model, small_problem
+from tests.unit.small import linear_of, small_model, small_problem
 
 
 @pytest.mark.parametrize(
@@ -94,8 +95,10 @@ def test_sequence_parallel_gathers_move_the_format(
     workload = Workload(global_batch=1, sequence_length=2048, precision=precision)
     options = StepOptions(sequence_parallel=True, narrow_gathers=True, one_layout=one_layout)
     given = LayerInputs(small_model(family="llama"), workload.element_sizes, options, format=workload.format)
-    there = linear_forward(given.qkv, given, phase="forward")
-    back = linear_backward(given.attention_output, given, makes=Array("made", "made", Size(1.0)), frees=())
+    there = linear_forward(linear_of(given, "attention.qkv"), given, phase="forward")
+    back = linear_backward(
+        linear_of(given, "attention.output"), given, makes=Array("made", "made", Size(1.0)), frees=()
+    )
     for steps, width in ((there, forward), (back, backward)):
         gathers = [one for one in steps if isinstance(one, Collective) and one.kind == "all_gather" and one.axis == "x"]
         assert [one.size_bytes.coefficient for one in gathers] == [width]
@@ -113,7 +116,9 @@ def test_what_torchao_adds() -> None:
     for name in ("bf16", "fp8-current", "fp8-rowwise"):
         workload = Workload(global_batch=1, sequence_length=2048, precision=name)
         given = LayerInputs(model, workload.element_sizes, options, format=workload.format)
-        back = linear_backward(given.attention_output, given, makes=Array("made", "made", Size(1.0)), frees=())
+        back = linear_backward(
+            linear_of(given, "attention.output"), given, makes=Array("made", "made", Size(1.0)), frees=()
+        )
         gathers = (
             one.size_bytes.coefficient for one in back if isinstance(one, Collective) and one.kind == "all_gather"
         )
@@ -143,7 +148,7 @@ def test_transformer_engine_under_fsdp_quantizes_weights_in_each_pass(
     given = build_step(small_model(), workload, recompute="none", options=options).given
     assert given.saved_element == saved
     assert given.weight_element("block", copies=1) == 2.0
-    made, linear = Array("made", "made", Size(1.0)), given.attention_output
+    made, linear = Array("made", "made", Size(1.0)), linear_of(given, "attention.output")
     passes = linear_forward(linear, given, phase="forward"), linear_backward(linear, given, makes=made, frees=())
     weight = linear.weight.powers
     for steps, moved in zip(passes, weights, strict=True):
@@ -219,8 +224,8 @@ def linear_s(machine: str, precision: Precision, *, quantized: bool) -> float:
     clock = ComputeClock(compute_rates(accelerator, precision), 2.0, values, PLAIN)
     made = Array("made", "made", Size(1.0))
     steps = [
-        *linear_forward(given.fc2, given, phase="forward"),
-        *linear_backward(given.fc2, given, makes=made, frees=()),
+        *linear_forward(linear_of(given, "mlp.fc2"), given, phase="forward"),
+        *linear_backward(linear_of(given, "mlp.fc2"), given, makes=made, frees=()),
     ]
     found = (step for step in steps if isinstance(step, MatMul) or (isinstance(step, Kernel) and step.quantizes))
     return float(sum(clock.run_s(step) for step in found if quantized or isinstance(step, MatMul)))

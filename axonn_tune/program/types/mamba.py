@@ -13,22 +13,46 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from axonn_tune.program import layers
-from axonn_tune.program.experts import Gathering
-from axonn_tune.program.layers import PARTS, H, LayerInputs, Linear, X, Y, moves
+from axonn_tune.program.inputs import PARTS, H, LayerInputs, Linear, X, Y
+from axonn_tune.program.layers import moves
+from axonn_tune.program.nodes import Add, Behind, Gemm, Nodes, Own, names, norm
 from axonn_tune.program.operations import Array, Arrays, Collective, MatMul, Operation, Phase, Size, Traffic, as_size
 from axonn_tune.specs.model import Mamba
 
 NORM, IN, CONV, SCAN, OUT = "mamba.norm", "mamba.in", "mamba.conv", "mamba.scan", "mamba.out"
 
 
-def linears(given: LayerInputs) -> tuple[Linear, ...]:
-    """GEMM in and GEMM out, where a layer type has them."""
+def nodes(given: LayerInputs) -> Nodes:
+    """Norm, GEMM in, scan, gated norm, GEMM out and addition; nothing of a layer type without a mixer."""
     if given.own.mamba is None:
-        return ()
-    one = given.own.mamba
+        return []
+    one, inner, temporary = given.own.mamba, _inner(given), "backward temporaries"
     width = as_size(float(one.conv_width + one.heads * (one.head_dim + 1))) / X
-    return Linear(IN, H / Y, width, "y", "x"), Linear(OUT, _inner(given), H / Y, "x", "y")
+    return [
+        norm(NORM, given, element=given.saved_element),
+        Gemm(
+            linear=Linear(IN, H / Y, width, "y", "x"),
+            makes=(given.stream("mamba projections", "Mamba-2 projections", width, inside=True),),
+            gradient=given.stream("projection gradient", temporary, width, inside=True),
+        ),
+        Own(
+            layer=SCAN,
+            makes=(_scanned(given),),
+            gradient=given.stream("gated gradient", temporary, inner, inside=True),
+            keeps=True,
+            ahead=_forward,
+            back=_backward,
+        ),
+        Own(
+            layer=SCAN,
+            makes=(_output(given),),
+            gradient=given.stream("gated norm gradient", temporary, inner, inside=True),
+            ahead=_gated,
+            back=_gated_backward,
+        ),
+        Gemm(linear=Linear(OUT, inner, H / Y, "x", "y")),
+        Add(layer=OUT),
+    ]
 
 
 def _mixer(given: LayerInputs) -> Mamba:
@@ -40,6 +64,19 @@ def _inner(given: LayerInputs) -> Size:
     return as_size(float(_mixer(given).heads * _mixer(given).head_dim)) / X
 
 
+def _scanned(given: LayerInputs) -> Array:
+    return given.stream("scan output", "Mamba-2 scan", _inner(given), inside=True)
+
+
+def _gate(given: LayerInputs) -> Array:
+    return given.stream("gated output", "Mamba-2 scan", _inner(given), inside=True)
+
+
+def _output(given: LayerInputs) -> Array:
+    element = given.saved_element
+    return given.stream("gated norm output", "norm outputs", _inner(given), inside=True, element=element)
+
+
 def _convolved(given: LayerInputs) -> Size:
     return as_size(float(_mixer(given).conv_width)) / X
 
@@ -49,29 +86,20 @@ def _states(given: LayerInputs) -> Size:
     return _inner(given) * float(_mixer(given).state) / float(_mixer(given).chunk)
 
 
-def forward(given: LayerInputs, gather: Gathering, *, phase: Phase) -> Iterator[Operation]:
-    """From the residual stream to the output of the GEMM out; gather: of a weight."""
-    first, last = linears(given)
-    stream, inner = given.stream, _inner(given)
-    normed = stream(f"{NORM} output", "norm outputs", element=given.saved_element)
-    made = stream("block input", "residual stream"), normed
-    yield from layers.norm_forward(NORM, given, tokens=given.part, calls=PARTS, makes=made)
-    yield from gather(first)
-    projected = stream("mamba projections", "Mamba-2 projections", first.n, inside=True)
-    yield from layers.linear_forward(first, given, phase=phase, makes=(projected,))
+def _forward(given: LayerInputs, phase: Phase) -> Iterator[Operation]:
+    """Convolution and scan, with the exchanges of context parallelism around them."""
     yield from _swapped(given, phase, there=True)
     yield moves(phase, CONV, Traffic(1, 2), given.part * _convolved(given), given, calls=PARTS)
     yield from _chunks(given, phase)
-    scanned = stream("scan output", "Mamba-2 scan", inner, inside=True)
     one = _mixer(given)
-    yield _gemm(given, phase, one.chunk, _heads(one), one.chunk + one.state, makes=(scanned,))
+    yield _gemm(given, phase, one.chunk, _heads(one), one.chunk + one.state, makes=(_scanned(given),))
     yield from _swapped(given, phase, there=False)
-    gated = stream("gated output", "Mamba-2 scan", inner, inside=True)
-    output = stream("gated norm output", "norm outputs", inner, inside=True, element=given.saved_element)
-    # The gate's two accesses, in the scan's last kernel, and those of the norm.
-    yield moves(phase, SCAN, Traffic(1, 4), given.part * inner, given, calls=PARTS, makes=(gated, output))
-    yield from gather(last)
-    yield from layers.linear_forward(last, given, phase=phase)
+
+
+def _gated(given: LayerInputs, phase: Phase) -> list[Operation]:
+    """The gate's two accesses, in the scan's last kernel, and those of the norm."""
+    made = _gate(given), _output(given)
+    return [moves(phase, SCAN, Traffic(1, 4), given.part * _inner(given), given, calls=PARTS, makes=made)]
 
 
 def _chunks(given: LayerInputs, phase: Phase, *, makes: Arrays = ()) -> Iterator[Operation]:
@@ -108,45 +136,35 @@ def _swapped(given: LayerInputs, phase: Phase, *, there: bool) -> Iterator[Opera
         yield Collective("all_to_all", "context", phase, SCAN, size, calls=PARTS)
 
 
-def backward(given: LayerInputs, gather: Gathering) -> Iterator[Operation]:
+def _gated_backward(given: LayerInputs, behind: Behind) -> list[Operation]:
+    """Gradient of norm and gate."""
+    elements, freed = given.part * _inner(given), (*behind.frees, _gate(given).name)
+    made = (behind.gradient,)
+    return [moves("backward", SCAN, Traffic(1, 3), elements, given, calls=PARTS, makes=made, frees=freed)]
+
+
+def _backward(given: LayerInputs, behind: Behind) -> Iterator[Operation]:
     """Gradients in the reverse order, the convolution and chunks computed once more."""
-    first, last = linears(given)
-    inner, temporary = _inner(given), "backward temporaries"
-    yield from gather(last)
-    yield from layers.dropout_backward(OUT, given)
-    made = given.stream("gated norm gradient", temporary, inner, inside=True)
-    yield from layers.linear_backward(last, given, makes=made, frees=("gated norm output",))
-    gradient = given.stream("gated gradient", temporary, inner, inside=True)
-    elements, freed = given.part * inner, (made.name, "gated output")
-    yield moves("backward", SCAN, Traffic(1, 3), elements, given, calls=PARTS, makes=(gradient,), frees=freed)
     yield from _swapped(given, "backward", there=False)
-    yield from _scan_backward(given)
+    yield from _scan_backward(given, behind)
     yield from _swapped(given, "backward", there=True)
-    yield from gather(first)
-    made = given.stream(f"{NORM} gradient", "residual gradients")
-    freed = f"{NORM} output", "projection gradient"
-    yield from layers.linear_backward(first, given, makes=made, frees=freed)
-    made = given.stream("new residual gradient", "residual gradients")
-    freed = f"{NORM} gradient", "new residual gradient"
-    yield from layers.norm_backward(NORM, given, tokens=given.part, calls=PARTS, makes=(made,), frees=freed)
 
 
-def _scan_backward(given: LayerInputs) -> Iterator[Operation]:
+def _scan_backward(given: LayerInputs, behind: Behind) -> Iterator[Operation]:
     """Gradients of gate, scan and convolution: kernel by kernel as in `_mamba_chunk_scan_combined_bwd`."""
     one, temporary, tokens = _mixer(given), "backward temporaries", given.part
     width, inner, heads = _convolved(given), _inner(given), _heads(one)
     convolved, turned = (
         given.stream(name, temporary, width, inside=True) for name in ("convolved", "convolved gradient")
     )
-    projected = given.stream("projection gradient", temporary, linears(given)[0].n, inside=True)
     states, gradients = (
         Array(name, temporary, given.elements.statistics * given.tokens * _states(given))
         for name in ("chunk states", "chunk state gradients")
     )
-    made = convolved, projected
+    made = convolved, behind.gradient
     yield moves("backward", CONV, Traffic(1, 2), tokens * width, given, calls=PARTS, makes=made)
     yield from _chunks(given, "backward", makes=(states,))
-    yield moves("backward", SCAN, Traffic(1, 6), tokens * inner, given, calls=PARTS, frees=("scan output",))
+    yield moves("backward", SCAN, Traffic(1, 6), tokens * inner, given, calls=PARTS, frees=(_scanned(given).name,))
     yield _gemm(given, "backward", heads, one.state, one.chunk, makes=(gradients,))
     yield moves("backward", SCAN, Traffic(1, 2, 2), tokens * _states(given), given, calls=PARTS)
     # Gradients of x, of B and C by the states, of C·Bᵀ, of B and C by that, and of the decays.
@@ -158,5 +176,5 @@ def _scan_backward(given: LayerInputs) -> Iterator[Operation]:
         (one.chunk, one.chunk, heads),
     ):
         yield _gemm(given, "backward", m, n, k)
-    freed = convolved.name, turned.name, states.name, gradients.name, "gated gradient", "mamba projections"
+    freed = (*names((convolved, turned, states, gradients)), *behind.frees)
     yield moves("backward", CONV, Traffic(1, 3), tokens * width, given, calls=PARTS, frees=freed)

@@ -11,45 +11,67 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
-from axonn_tune.program import layers
-from axonn_tune.program.experts import Gathering
-from axonn_tune.program.layers import CHUNKS, PARTS, WIDE_LOGITS, H, LayerInputs, V, X, Y, moves
+from axonn_tune.program import layers, tables
+from axonn_tune.program.inputs import CHUNKS, PARTS, WIDE_LOGITS, H, LayerInputs, Linear, V, X, Y
+from axonn_tune.program.layers import moves
 from axonn_tune.program.loss import LOSSES
+from axonn_tune.program.nodes import Behind, Exchange, Gemm, Nodes, Own
 from axonn_tune.program.operations import Array, Collective, Kernel, Operation, Phase, Traffic
 
-NORM, EMBEDDING = "mtp.norm", "mtp.embedding"
+NORM, EMBEDDING, PROJECTION = "mtp.norm", "mtp.embedding", "mtp.projection"
+_BOTH = "embedding", "hidden state"
 
 
-def forward(given: LayerInputs, gather: Gathering, *, phase: Phase) -> Iterator[Operation]:
-    """From the hidden state `[T, H_y]` to the input of a decoder layer; gather: of a weight."""
-    if phase != "recompute":
-        for step in _without_weights(layers.embedding_forward(given)):
-            yield replace(step, layer=EMBEDDING)
-    for name in ("embedding", "hidden state"):
-        made: tuple[Array, ...] = (given.stream(f"MTP {name} output", "norm outputs", element=given.saved_element),)
+def nodes(given: LayerInputs) -> Nodes:
+    """Embedding, both norms, projection and its gather; nothing of a layer type that predicts no further token."""
+    if not given.own.predicts:
+        return []
+    return [
+        Own(layer=EMBEDDING, ahead=_looked_up, back=_looked_up_backward),
+        Own(
+            layer=NORM,
+            makes=tuple(_normed(given, name) for name in _BOTH),
+            gradient=given.stream("MTP gradient", "residual gradients", 2.0 * H / Y),
+            ahead=_norms,
+            back=_norms_backward,
+        ),
+        Gemm(linear=Linear(PROJECTION, 2.0 * H / Y, H / X, "y", "x")),
+        Exchange(layer=PROJECTION, ahead=_whole, back=lambda given, _: _whole(given, "backward")),
+    ]
+
+
+def _looked_up(given: LayerInputs, phase: Phase) -> Iterator[Operation]:
+    """The next token's embedding, which is not looked up again."""
+    for step in _without_weights(tables.embedding_forward(given)) if phase != "recompute" else ():
+        yield replace(step, layer=EMBEDDING)
+
+
+def _looked_up_backward(given: LayerInputs, behind: Behind) -> Iterator[Operation]:
+    for step in _without_weights(tables.embedding_backward(given)):
+        yield replace(step, layer=EMBEDDING)
+
+
+def _normed(given: LayerInputs, name: str) -> Array:
+    return given.stream(f"MTP {name} output", "norm outputs", element=given.saved_element)
+
+
+def _norms(given: LayerInputs, phase: Phase) -> Iterator[Operation]:
+    """Of the embedding and of the hidden state `[T, H_y]`."""
+    for name in _BOTH:
+        made: tuple[Array, ...] = (_normed(given, name),)
         if phase == "recompute":
             yield from layers.norm_recompute(NORM, given, makes=made)
         else:
             made = given.stream(f"MTP {name}", "residual stream"), *made
             yield from layers.norm_forward(NORM, given, tokens=given.part, calls=PARTS, makes=made)
-    yield from gather(given.prediction)
-    yield from layers.linear_forward(given.prediction, given, phase=phase)
-    yield _whole(given, phase)
 
 
-def backward(given: LayerInputs, gather: Gathering) -> Iterator[Operation]:
-    """Gradients of hidden state, to which those of its LM head are added, and embedding."""
-    yield _whole(given, "backward")
-    yield from gather(given.prediction)
-    made = given.stream("MTP gradient", "residual gradients", 2.0 * H / Y)
-    dead = ("MTP embedding output", "MTP hidden state output")
-    yield from layers.linear_backward(given.prediction, given, makes=made, frees=dead)
-    for name in ("embedding", "hidden state"):
-        freed = (f"MTP {name}", *([made.name] if name == "hidden state" else []))
-        yield from layers.norm_backward(NORM, given, tokens=given.part, calls=PARTS, frees=freed, summed=False)
+def _norms_backward(given: LayerInputs, behind: Behind) -> Iterator[Operation]:
+    """Gradients of both; those of the LM head are added to the hidden state's."""
+    for name, freed in zip(_BOTH, ((), behind.frees), strict=True):
+        frees = (f"MTP {name}", layers.statistics_of(_normed(given, name)), *freed)
+        yield from layers.norm_backward(NORM, given, tokens=given.part, calls=PARTS, frees=frees, summed=False)
     yield moves("backward", NORM, Traffic(1, 3), given.outside(given.part) * H / Y, given, calls=PARTS)
-    for step in _without_weights(layers.embedding_backward(given)):
-        yield replace(step, layer=EMBEDDING)
 
 
 def heads(given: LayerInputs) -> Iterator[Operation]:
@@ -60,7 +82,7 @@ def heads(given: LayerInputs) -> Iterator[Operation]:
     # What stays from forward to backward: a softmax, its logarithm or a gradient in FP32, else logits.
     kept = given.elements.statistics if LOSSES[given.options.loss].wide else given.element
     for number in range(1, given.model.mtp_layers + 1):
-        for step in _without_weights(layers.head(given)):
+        for step in _without_weights(tables.head(given)):
             made = []
             for array in step.makes:
                 size = array.size_bytes
@@ -71,10 +93,10 @@ def heads(given: LayerInputs) -> Iterator[Operation]:
             yield replace(step, makes=tuple(made))
 
 
-def _whole(given: LayerInputs, phase: Phase) -> Collective:
+def _whole(given: LayerInputs, phase: Phase) -> list[Operation]:
     """Gather of the projection's output over x, or of its gradient."""
     size = given.element * given.part * H
-    return Collective("all_gather", "x", phase, given.prediction.layer, size, calls=PARTS)
+    return [Collective("all_gather", "x", phase, PROJECTION, size, calls=PARTS)]
 
 
 def _without_weights(operations: Iterable[Operation]) -> Iterator[Operation]:

@@ -1,0 +1,288 @@
+"""The passes of a block, derived from its nodes by one rule each: forward, backward, and what recompute repeats.
+
+Forward goes through the nodes in order. An addition to the residual stream is in the norm behind it, where kernels have
+it there. Backward goes through them in reverse: what a node needs is repeated if the recompute set has it, its weight
+is gathered, its gradients follow. An array lives from the node that makes it to the last that needs it.
+
+A recompute set names layers; those nodes of a block that have one of the names are repeated, each before the first
+gradient that needs it, all nodes of one name at once. Full recompute repeats all nodes that something saved comes of.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
+from itertools import pairwise
+
+from axonn_tune.program import layers
+from axonn_tune.program.inputs import WHOLE_BLOCK, LayerInputs, Linear
+from axonn_tune.program.nodes import Add, Behind, Branches, Exchange, Gemm, Node, Nodes, Norm, gathered, names
+from axonn_tune.program.operations import Array, Operation, Phase
+from axonn_tune.program.types import attention, experts, mamba, mlp, prediction
+from axonn_tune.specs.workload import Recompute
+
+TYPES = (prediction, mamba, attention, mlp, experts)
+"""What may follow one another in a block, in this order."""
+
+
+@dataclass(frozen=True, eq=False)
+class BlockNodes:
+    """Nodes of a block, in the order of the forward pass and in that of the backward pass.
+
+    reads: the node whose output each reads, if it is not the residual stream; aside: nodes that run beside an exchange.
+    """
+
+    given: LayerInputs
+    forward: tuple[Node, ...]
+    backward: tuple[Node, ...]
+    reads: dict[Node, Node | None]
+    aside: frozenset[Node]
+
+    @cached_property
+    def readers(self) -> dict[Node, list[Node]]:
+        """Nodes that read the output of another, in the order of their backward passes."""
+        found: dict[Node, list[Node]] = {node: [] for node in self.forward}
+        for node in self.backward:
+            if (source := self.reads[node]) is not None:
+                found[source].append(node)
+        return found
+
+    @cached_property
+    def linears(self) -> tuple[Linear, ...]:
+        """Every linear layer."""
+        return tuple(node.linear for node in self.forward if isinstance(node, Gemm))
+
+    @cached_property
+    def first(self) -> Norm | None:
+        """The norm that reads the block's input."""
+        return next((node for node in self.forward if isinstance(node, Norm)), None)
+
+    @cached_property
+    def lasting(self) -> frozenset[Node]:
+        """Nodes of whose output something saved comes."""
+        found, wanted = set[Node](), False
+        wider = {one for node in self.forward for one in node.needs if node.makes}
+        for node in reversed(self.forward):
+            after = self.readers[node]
+            if node.makes or node in wider or (any(one in found for one in after) if after else wanted):
+                found.add(node)
+            wanted = wanted or isinstance(node, Norm)
+        return frozenset(found)
+
+
+def block_nodes(given: LayerInputs) -> BlockNodes:
+    """Nodes of a layer type."""
+    listed: Nodes = [one for of in TYPES for one in of.nodes(given)]
+    forward, back = list[Node](), list[Node]()
+    for one in listed:
+        if isinstance(one, Branches):
+            stages = zip(*one.branches, strict=True)
+            forward += [node for stage in stages for part in stage for node in part]
+            back += [node for branch in one.branches for part in branch for node in part]
+        else:
+            forward.append(one)
+            back.append(one)
+    reads: dict[Node, Node | None] = {}
+    for before, node in pairwise([None, *back]):
+        assert node is not None
+        reads[node] = node.reads or (None if isinstance(node, Norm) else before)
+    aside = frozenset(node for one in forward if isinstance(one, Exchange) for node in one.beside)
+    return BlockNodes(given, tuple(forward), tuple(reversed(back)), reads, aside)
+
+
+def gather_block(given: LayerInputs, phase: Phase) -> list[Operation]:
+    """Gather of all weights of a block at once, where they are."""
+    if given.options.gather_unit == "weight":
+        return []
+    calls = given.gathered_share(phase)
+    gathers = layers.gather_weight(WHOLE_BLOCK, given.block, given, phase=phase, calls=calls)
+    return [*gathers, *experts.gather_experts(given, phase=phase, unit="block")]
+
+
+def forward(nodes: BlockNodes, *, phase: Phase = "forward") -> Iterator[Operation]:
+    """The forward pass, or the same again.
+
+    Repeated, a norm has its statistics, and where blocks are not repeated to their last operation nodes are left out
+    that nothing saved comes of; their weights are gathered for the backward pass.
+    """
+    given = nodes.given
+    whole = phase == "forward" or given.options.recompute_whole_block
+    yield from gather_block(given, phase)
+    added: Add | None = None
+
+    def steps(node: Node) -> Iterator[Operation]:
+        nonlocal added
+        if isinstance(node, Add) and node is not nodes.forward[-1]:
+            added = node
+        elif isinstance(node, Norm):
+            yield from _normed(nodes, node, added, phase)
+            added = None
+        else:
+            yield from node.gather(given, phase)
+            repeats = whole or node in nodes.lasting or (isinstance(node, Add) and node.repeated)
+            yield from node.forward(given, phase) if repeats else ()
+
+    yield from _in_order(nodes.forward, steps)
+
+
+def _in_order(nodes: Sequence[Node], steps: Callable[[Node], Iterable[Operation]]) -> Iterator[Operation]:
+    """Operations of some nodes in the order of a pass, those of nodes beside exchanges there: of the last of their
+    GEMMs beside the second exchange, and all others beside the first."""
+    aside = {node for one in nodes if isinstance(one, Exchange) for node in one.beside}
+    parts = list[list[Operation]]()
+    for node in nodes:
+        if not isinstance(node, Exchange) or not node.beside:
+            yield from steps(node) if node not in aside else ()
+            continue
+        own = list(steps(node))
+        if not parts:
+            others = [one for one in nodes if one in aside]
+            last = next(one.layer for one in reversed(others) if isinstance(one, Gemm))
+            every = [step for one in others for step in steps(one)]
+            place = next((number for number, step in enumerate(every) if step.layer == last), len(every))
+            parts = [every[:place], every[place:]]
+        # Behind the exchange itself, if it is in this pass, not behind those of what is repeated for it.
+        sent = (n for n, step in enumerate(own) if getattr(step, "routing", None) and step.phase == own[-1].phase)
+        after = next(sent, -1) + 1
+        yield from (*own[:after], *parts.pop(0), *own[after:])
+
+
+def _normed(nodes: BlockNodes, node: Norm, added: Add | None, phase: Phase) -> Iterator[Operation]:
+    """A norm behind an addition, which is in its kernel where there is no other for it."""
+    given = nodes.given
+    made = (_stream(nodes, node),) if phase == "forward" or added else ()
+    summed = None
+    if added is not None:
+        if given.kernels.sum.kernels or phase == "recompute":
+            yield from layers.residual(added.layer, given, phase=phase, makes=made)
+            made = ()
+        else:
+            summed, made = given.kernels.sum, (*made, *layers.dropout_masks(added.layer, given))
+    if phase == "recompute":
+        yield from node.forward(given, phase)
+    else:
+        yield from node.after(given, makes=made, summed=summed)
+
+
+def _stream(nodes: BlockNodes, node: Norm) -> Array:
+    """The residual stream before a norm."""
+    name = BLOCK_INPUT if node is nodes.first else f"{node.layer} input"
+    return nodes.given.stream(name, "residual stream")
+
+
+BLOCK_INPUT = "block input"
+"""The residual stream in front of a block."""
+
+
+def backward(nodes: BlockNodes, *, recompute: Recompute) -> Iterator[Operation]:
+    """What full recompute repeats, then the gradients of the block, last node first."""
+    given, after = nodes.given, _Backward(nodes, recompute)
+    if recompute == "full":
+        yield from forward(nodes, phase="recompute")
+    if after.gathers:
+        yield from gather_block(given, "backward")
+    yield from _in_order(nodes.backward, after.steps)
+    if given.options.gather_unit == "block":
+        yield from layers.reduce_weight_gradient(WHOLE_BLOCK, given.block, given)
+        yield from experts.reduce_experts(given, unit="block")
+
+
+class _Backward:
+    """A backward pass on its way: what is left to be repeated, and which gradients and weights are there.
+
+    gathers: weights are gathered again, unless recompute has gathered them.
+    """
+
+    def __init__(self, nodes: BlockNodes, recompute: Recompute) -> None:
+        self.nodes, self.given = nodes, nodes.given
+        self.gathers = recompute != "full" or self.given.options.gather_after_recompute
+        names_left = self.given.options.repeated_layers(recompute)
+        self._left = {name: [one for one in nodes.forward if name in one.repeated_by] for name in names_left}
+        self._held, self._gathers_again = set[Node](), 0
+        self._gradients: dict[Node, list[str]] = {}
+        self._added: Add | None = None
+
+    def steps(self, node: Node) -> Iterator[Operation]:
+        """One node: what is repeated for it and its weight, then its gradients; behind its gather, an addition's."""
+        if isinstance(node, Add):
+            self._added = node
+            return
+        if node not in self.nodes.aside:
+            for needed in node.needs:
+                yield from self._output_of(needed)
+        before, source = self._gathers_again, self.nodes.reads[node]
+        read = source if source and (node not in self.nodes.aside or source in self.nodes.aside) else None
+        again = [*(self._output_of(read) if read else ()), *self._repeated(node)]
+        gather = [] if node in self._held and not self.given.options.gather_after_recompute else self._gather(node)
+        # What gathers weights of its own comes before.
+        yield from (*again, *gather) if self._gathers_again > before else (*gather, *again)
+        if self._added is not None:
+            yield from self._added.backward(self.given, Behind(None, (), self._gathered))
+            self._added = None
+        yield from node.backward(self.given, Behind(self._made(node), self._freed(node), self._gathered))
+
+    def _gather(self, node: Node) -> list[Operation]:
+        return node.gather(self.given, "backward") if self.gathers else []
+
+    def _gathered(self, linear: Linear) -> list[Operation]:
+        return gathered(linear, self.given, "backward") if self.gathers else []
+
+    def _output_of(self, node: Node) -> Iterator[Operation]:
+        """A node that is repeated for another."""
+        yield from self._repeated(node, without=node.inside)
+
+    def _repeated(self, node: Node, *, without: tuple[str, ...] = ()) -> Iterator[Operation]:
+        """A node by each name that the set has of it, with all others of that name."""
+        if not self._left:
+            return
+        for name in [one for one, several in self._left.items() if node in several and one not in without]:
+            yield from _in_order(self._left.pop(name), partial(self._once_more, name=name))
+
+    def _once_more(self, node: Node, name: str) -> Iterator[Operation]:
+        """A node by one name; by that of its layer, behind what it reads."""
+        if name in node.partly:
+            yield from node.partly[name](self.given)
+            return
+        source = self.nodes.reads[node]
+        if name == node.layer and source is not None:
+            yield from self._output_of(source)
+        if gather := node.gather(self.given, "recompute"):
+            self._held.add(node)
+            self._gathers_again += 1
+            yield from gather
+        yield from node.forward(self.given, "recompute")
+
+    def _made(self, node: Node) -> Array | None:
+        """The gradient of its input: one of several until the last of those that read it."""
+        source = self.nodes.reads[node]
+        if source is None or source.gradient is None:
+            return None
+        found = source.gradient
+        if self.nodes.readers[source][-1] is not node:
+            found = replace(found, name=f"{found.name} by {node.layer}")
+        self._gradients.setdefault(source, []).append(found.name)
+        return found
+
+    def _freed(self, node: Node) -> tuple[str, ...]:
+        """Its input, where no other node needs that, and gradients of its output."""
+        source, gradients = self.nodes.reads[node], self._gradients.get(node, [])
+        if not gradients and node.gradient is not None:
+            gradients = [node.gradient.name]
+        if isinstance(node, Norm):
+            statistics = map(layers.statistics_of, node.makes)
+            return (_stream(self.nodes, node).name, *gradients, *statistics)
+        last = source is not None and self.nodes.readers[source][-1] is node
+        return (*(names(source.makes) if source is not None and last and not source.keeps else ()), *gradients)
+
+
+def check_arrays(forward: Iterable[Operation], backward: Sequence[Operation]) -> None:
+    """AssertionError if an array of a block is freed that is not there, or is still there behind its backward pass."""
+    again = {array.name for step in backward if step.phase == "recompute" for array in step.makes}
+    alive = {array.name for step in forward for array in step.makes} - again
+    for step in backward:
+        alive.update(array.name for array in step.makes)
+        for name in step.frees:
+            assert name in alive, f"{step.layer} frees {name}, which is not there"
+            alive.remove(name)
+    assert not alive, f"never freed: {', '.join(sorted(alive))}"

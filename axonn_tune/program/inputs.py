@@ -1,0 +1,316 @@
+"""Common inputs of the operations of one program: the model, the options of a step, sizes as symbols, and what follows.
+
+Letters: M tokens of one rank's micro-batch (of one half of it when split), the others as in `axonn_tune.specs.model`.
+Differences between frameworks are read from `StepOptions`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from axonn_tune.frameworks.description import StepOptions
+from axonn_tune.program.operations import (
+    MATRIX_ALIGNMENT,
+    ONCE,
+    Array,
+    KernelSet,
+    Phase,
+    Size,
+    kernel_set,
+    symbol,
+)
+from axonn_tune.specs.formats import NumberFormat
+from axonn_tune.specs.model import Layer, Model
+from axonn_tune.specs.workload import ElementSizes
+
+H, S = symbol("H"), symbol("S")
+X, Y, Z, CONTEXT = (symbol(name) for name in ("x", "y", "z", "context"))
+EXPERT, EXPERT_TENSOR, EXPERT_Z, EXPERT_DATA = map(symbol, ("expert", "expert_tensor", "expert_z", "expert_data"))
+IMBALANCE, FULLEST = symbol("imbalance"), symbol("fullest")
+EXCHANGED, JOINED, SCATTERED, DIVIDED = map(symbol, ("exchanged", "joined", "scattered", "divided"))
+V, P, CHUNKS = symbol("V"), symbol("P"), symbol("C")
+PARTS = symbol("parts")
+ALONE, SHARED, GROUPED, HALVED = (symbol(name) for name in ("alone", "shared", "grouped", "halved"))
+
+TABLE = V * H / (X * Y)
+POSITIONS = P * H / Y
+
+
+@dataclass(frozen=True)
+class Linear:
+    """`O[M, n] = Σ_reduced I[M, k] · W[k, n]`, all sizes local; the W block is stored split over z.
+
+    A normal layer has I[M, K_y], W[K_y, N_x]: outputs are summed over y, input gradients over x. A
+    transposed one has x and y swapped, so that it takes the normal one's output without resharding.
+    One with an axis "" has that dim whole on each rank of it. outside: it takes the tokens between tensor-parallel
+    layers, so that its weight is duplicated over x.
+    """
+
+    layer: str
+    k: Size
+    n: Size
+    output_axis: str
+    input_axis: str
+    outside: bool = False
+
+    @property
+    def weight(self) -> Size:
+        """Elements of the block of W that one rank multiplies with."""
+        return self.k * self.n
+
+
+WIDE_LOGITS = "logits in FP32"
+"""Kind of the copies of logits that a loss has in FP32."""
+
+COPY = "embedding copy"
+"""Layer of what the last of several pipeline stages does with its copy of a tied embedding."""
+
+WHOLE_BLOCK = "block"
+"""Layer of gathers and reductions that take a whole block at once."""
+
+_TABLES = ("embedding", "head", "position", COPY)
+EXPERTS = "experts"
+"""Layer of those that take all routed experts of a block."""
+
+
+@dataclass(frozen=True)
+class LayerInputs:
+    """Common inputs of the layers of one program.
+
+    sharded: master weights are split over data; context: there is a context axis; lone_context: it has one rank, whose
+    exchanges are in the program and cost nothing, so that sums of computation keep their order; table_alignment:
+    alignment of rows of logits, bytes. layer, of: a layer type, and how its symbols end; repeating: how the symbols end
+    that count its blocks that repeat, or those that do not. format: that of linear layers, if it is another.
+    """
+
+    model: Model
+    elements: ElementSizes
+    options: StepOptions = field(default_factory=StepOptions)
+    sharded: bool = False
+    context: bool = False
+    table_alignment: int = MATRIX_ALIGNMENT
+    lone_context: bool = False
+    layer: Layer | None = None
+    of: str = ""
+    repeating: str = ""
+    format: NumberFormat | None = None
+
+    @property
+    def counted(self) -> str:
+        """How symbols end that count blocks of this kind."""
+        return self.of + self.repeating
+
+    @property
+    def own(self) -> Layer:
+        """The layer type."""
+        return self.layer or self.model.types[0]
+
+    @cached_property
+    def Q(self) -> Size:  # noqa: N802 - the letter of the model document, as the next ones
+        """Width of all query heads."""
+        return symbol(f"Q{self.of}")
+
+    @cached_property
+    def N(self) -> Size:  # noqa: N802
+        """Output of the fused qkv GEMM."""
+        return symbol(f"N{self.of}")
+
+    @cached_property
+    def F(self) -> Size:  # noqa: N802
+        """Width of the MLP."""
+        return symbol(f"F{self.of}")
+
+    @cached_property
+    def G(self) -> Size:  # noqa: N802
+        """Output of the MLP's first GEMM, gate included."""
+        return symbol(f"G{self.of}")
+
+    @cached_property
+    def block(self) -> Size:
+        """Weights of a block that one rank multiplies with."""
+        return symbol(f"W{self.of}") / (X * Y)
+
+    @cached_property
+    def blocks(self) -> Size:
+        """Blocks of this kind."""
+        return symbol(f"L{self.counted}")
+
+    @cached_property
+    def held(self) -> Size:
+        """Blocks of this kind whose saved activations are alive together."""
+        return symbol(f"held{self.counted}")
+
+    @cached_property
+    def freed(self) -> Size:
+        """Blocks of this kind, which does not repeat, in a chunk whose repeating blocks are in their backward pass."""
+        return symbol(f"freed{self.counted}")
+
+    @cached_property
+    def unkept_share(self) -> Size:
+        """Share of them that are resharded after forward, so gathered again for the backward pass."""
+        return symbol(f"unkept{self.counted}") / self.blocks
+
+    def gathered_share(self, phase: Phase) -> Size:
+        """Share of them that gather a weight in a pass: all forward, and those that are resharded once more."""
+        return ONCE if phase == "forward" else self.unkept_share
+
+    @property
+    def routed(self) -> Size:
+        """Tokens that a rank routes, in a half micro-batch."""
+        return self.outside(self.part)
+
+    @property
+    def element(self) -> int:
+        """Bytes of an activation."""
+        return self.elements.compute
+
+    @property
+    def narrow(self) -> bool:
+        """Whether linear layers have a number format of their own, or TF32."""
+        return self.format is not None or (self.options.tf32 and self.element == 4)
+
+    @property
+    def saved_element(self) -> float:
+        """Bytes of an element of a linear layer's input, as it is saved: by columns, for the weight gradient."""
+        return self.format.operand_bytes if self.format and not self.options.saves_original else self.element
+
+    @property
+    def quantizes_twice(self) -> bool:
+        """Whether inputs and weights are quantized by rows in the forward pass, and by columns in the backward pass."""
+        return self.format is not None and self.options.saves_original and not self.format.transposes
+
+    @property
+    def gathers_narrow(self) -> bool:
+        """Whether sequence parallelism gathers inputs and output gradients of linear layers in their format."""
+        narrow = self.format is not None and self.options.narrow_gathers and not self.quantizes_twice
+        return narrow and self.options.sequence_parallel
+
+    @property
+    def heads_element(self) -> float:
+        """The same of queries, keys and values: 1 where attention computes in 8 bits."""
+        return 1.0 if self.format and self.options.narrow_attention else self.element
+
+    def weight_element(self, layer: str, *, copies: int) -> float:
+        """Bytes of an element of a weight as it is gathered: one copy, or all of a new one; tables have none."""
+        if self.format is None or not self.options.primary_weights or layer in _TABLES:
+            return self.element
+        return self.format.operand_bytes if copies == 1 else self.format.gathered_bytes
+
+    @property
+    def weight_copies_bytes(self) -> float:
+        """Bytes of a weight of a linear layer in its number format, all copies."""
+        return (
+            self.format.copies(one_layout=self.options.one_layout) * self.format.operand_bytes if self.format else 0.0
+        )
+
+    @cached_property
+    def kernels(self) -> KernelSet:
+        """How element-wise work is divided into kernels."""
+        rms, fused = self.model.family == "llama", self.options.fused_norms
+        return kernel_set(self.options.kernels, rms=rms, gated=self.own.gated, fused_norms=fused)
+
+    @property
+    def launched(self) -> bool:
+        """Whether kernels are those that the bundled runtime launches, copies to other layouts included."""
+        return self.options.kernels != "ideal"
+
+    @property
+    def norm_statistics(self) -> int:
+        """Numbers per token that a norm combines over y: mean and M2, or only the sum of squares."""
+        return 1 if self.model.family == "llama" else 2
+
+    @cached_property
+    def tokens(self) -> Size:
+        """Tokens of one rank's micro-batch."""
+        return symbol("b") * S / CONTEXT if self.context else symbol("b") * S
+
+    @cached_property
+    def part(self) -> Size:
+        """Tokens of one half when the micro-batch is split, all of them otherwise."""
+        return self.tokens / PARTS
+
+    def outside(self, tokens: Size) -> Size:
+        """Number of these tokens that a rank holds between tensor-parallel layers."""
+        return tokens / X if self.options.sequence_parallel else tokens
+
+    @cached_property
+    def shards(self) -> Size:
+        """Number of shards of a weight block."""
+        return Z * CONTEXT if self.context and self.options.context_shards else Z
+
+    @property
+    def shard_axes(self) -> str:
+        """Group that a weight is gathered over."""
+        return "zcontext" if self.context and self.options.context_shards else "z"
+
+    def sharding(self, layer: str) -> tuple[str, Size]:
+        """Group that weights of a layer are gathered over, and its size."""
+        return ("expert_z", EXPERT_Z) if layer == EXPERTS else (self.shard_axes, self.shards)
+
+    @property
+    def shards_experts(self) -> bool:
+        """Whether weights of its routed experts, if it has any, may be sharded over a group of their own."""
+        return self.own.experts is not None and (self.options.gathers_experts or bool(self.options.expert_shards))
+
+    def replication(self, layer: str) -> tuple[str, Size]:
+        """Group that holds the same shard of a layer, and its size."""
+        if layer != EXPERTS:
+            return self.data_axes, self.replicas
+        apart = self.context and self.options.copies_over_context
+        return ("contextexpert_data", CONTEXT * EXPERT_DATA) if apart else ("expert_data", EXPERT_DATA)
+
+    @property
+    def replicas(self) -> Size:
+        """Ranks that hold the same shard."""
+        return symbol("data") if self.data_axes == "data" else symbol("data") * CONTEXT
+
+    @property
+    def data_axes(self) -> str:
+        """Group that holds the same shard."""
+        return "contextdata" if self.context and not self.options.context_shards else "data"
+
+    def replicated(self, table: str) -> bool:
+        """Whether z replicates a table; a tied LM head is the embedding."""
+        tied = self.model.tied_embeddings and table == "head"
+        return ("embedding" if tied else table) in self.options.replicated_tables
+
+    def table_shards(self, table: str) -> Size:
+        """Number of shards of a table."""
+        return ONCE if self.replicated(table) else self.shards
+
+    @property
+    def gradient_bytes(self) -> int:
+        """Bytes of an accumulated gradient."""
+        return self.options.gradient_bytes or self.elements.main
+
+    @property
+    def master_bytes(self) -> int:
+        """Bytes of a master weight."""
+        return self.options.master_bytes or self.elements.main
+
+    @property
+    def moment_bytes(self) -> int:
+        """Bytes of both moments of a parameter."""
+        main = self.elements.main
+        return (self.options.exp_avg_bytes or main) + (self.options.exp_avg_sq_bytes or main)
+
+    @property
+    def main_gradient_bytes(self) -> int:
+        """Bytes of a gradient that the optimizer reads: cast to the type of master weights, or as accumulated."""
+        return self.gradient_bytes if self.options.precision_aware else self.elements.main
+
+    @property
+    def update_bytes(self) -> float:
+        """Bytes that AdamW moves to update a parameter; what a master weight lacks, it reads of the compute weight."""
+        return float(self.main_gradient_bytes + self.elements.main + self.master_bytes + 2 * self.moment_bytes)
+
+    @property
+    def reduced_bytes(self) -> int:
+        """Bytes of a gradient reduced over data."""
+        return self.options.reduced_bytes or self.gradient_bytes
+
+    def stream(self, name: str, kind: str, width: Size = H / Y, *, inside: bool = False, element: float = 0) -> Array:
+        """An array `[M, width]` of all tokens; as sequence parallelism has it unless `inside`."""
+        tokens = self.tokens if inside else self.outside(self.tokens)
+        return Array(name, kind, (element or self.element) * tokens * width)

@@ -1,0 +1,237 @@
+"""The kinds of node that a block is a list of: norms, GEMMs, functions with kernels of their own, additions.
+
+A layer type (`program.types`) names its nodes in the order of the forward pass, with the arrays that each makes;
+`program.block` derives a block's passes from them, one rule each. A node says what it is: the array that its output is
+saved in, the gradient that comes back, and where its input comes from, if that is not the node before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple, TypeAlias
+
+from axonn_tune.program import layers
+from axonn_tune.program.inputs import PARTS, H, LayerInputs, Linear, Y
+from axonn_tune.program.operations import Array, Arrays, Operation, Phase, Traffic
+
+Pass: TypeAlias = Callable[[LayerInputs, Phase], Iterable[Operation]]
+"""Operations of a node's forward pass, or of the same once more in the backward pass."""
+
+
+class Behind(NamedTuple):
+    """What a node's backward pass is given: the gradient of its input, which it makes, names of the arrays that it is
+    the last to need, and how it gathers a weight by itself."""
+
+    made: Array | None
+    frees: tuple[str, ...]
+    gather: Callable[[Linear], Iterable[Operation]]
+
+    @property
+    def gradient(self) -> Array:
+        """Of a node whose input has one."""
+        assert self.made is not None, "its input is an array with a gradient"
+        return self.made
+
+
+def names(arrays: Iterable[Array]) -> tuple[str, ...]:
+    """Names of some arrays."""
+    return tuple(array.name for array in arrays)
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Node:
+    """A step of a block.
+
+    makes: its output, saved until the backward pass of the node that reads it; where it `keeps` it, until its own.
+    gradient: of its output, made by the node that reads it. reads: the node whose output is its input, if that is not
+    the one before; needs: others whose output must be there before its gradients. modules: further names by which
+    recompute repeats it, all nodes of one name at once. partly: names by which a part of it is repeated, with the
+    weights that are there; inside: of these, what it keeps for itself, but not its output.
+    """
+
+    layer: str
+    makes: Arrays = ()
+    gradient: Array | None = None
+    keeps: bool = False
+    reads: Node | None = None
+    needs: tuple[Node, ...] = ()
+    modules: tuple[str, ...] = ()
+    partly: Mapping[str, Callable[[LayerInputs], Iterable[Operation]]] = field(default_factory=dict)
+    inside: tuple[str, ...] = ()
+
+    @property
+    def repeated_by(self) -> tuple[str, ...]:
+        """Names by which recompute repeats it."""
+        return (self.layer, *self.modules, *self.partly)
+
+    def gather(self, given: LayerInputs, phase: Phase) -> list[Operation]:
+        """Gather of its weight before a pass, where weights are gathered one by one."""
+        return []
+
+    def forward(self, given: LayerInputs, phase: Phase) -> Iterable[Operation]:
+        """Its operations forward, or repeated."""
+        raise NotImplementedError
+
+    def backward(self, given: LayerInputs, behind: Behind) -> Iterable[Operation]:
+        """Its gradients."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Norm(Node):
+    """A norm of the residual stream. added: the layer by whose kernel the gradients of several that read it are added,
+    where that is a kernel of its own."""
+
+    added: str = ""
+
+    def forward(self, given: LayerInputs, phase: Phase) -> list[Operation]:
+        """Its output once more; what a forward pass has before that, the block adds (`after`)."""
+        return layers.norm_recompute(self.layer, given, makes=self.makes)
+
+    def after(self, given: LayerInputs, *, makes: Arrays, summed: Traffic | None) -> list[Operation]:
+        """Forward, with what it reads of the stream in `makes`; summed: an addition to that, in the same kernel."""
+        made = (*makes, *self.makes)
+        return layers.norm_forward(self.layer, given, tokens=given.part, calls=PARTS, makes=made, summed=summed)
+
+    def backward(self, given: LayerInputs, behind: Behind) -> Iterator[Operation]:
+        """Its gradient, added to that of the residual stream."""
+        made, frees = given.stream("new residual gradient", "residual gradients"), list(behind.frees)
+        own = self.gradient.name if self.gradient else ""
+        if self.added:
+            others = tuple(name for name in frees if name.startswith(f"{own} by "))
+            elements, frees = given.outside(given.part) * H / Y, [name for name in frees if name not in others]
+            yield layers.moves("backward", self.added, Traffic(1, 3), elements, given, calls=PARTS, frees=others)
+        freed = (*frees, made.name)
+        yield from layers.norm_backward(self.layer, given, tokens=given.part, calls=PARTS, makes=(made,), frees=freed)
+
+
+def norm(layer: str, given: LayerInputs, *, element: float, again: float = 0.0, added: str = "") -> Norm:
+    """A norm of the residual stream whose output is saved in elements of so many bytes.
+
+    again: those of its output once more, where that is never saved, if they are others.
+    """
+    output = given.stream(f"{layer} output", "norm outputs", element=element)
+    repeated = given.stream(f"{layer} output", "norm outputs", element=again or element)
+    return Norm(
+        layer=layer,
+        makes=(output,),
+        gradient=given.stream(f"{layer} gradient", "residual gradients"),
+        partly={layer: lambda given: layers.norm_recompute(layer, given, makes=(repeated,))},
+        added=added,
+    )
+
+
+@dataclass(frozen=True, eq=False)
+class Operand:
+    """What the input of a GEMM goes through first, in the same layer: the array that it becomes, with its gradient."""
+
+    array: Array
+    gradient: Array
+    forward: Pass
+    backward: Callable[[LayerInputs, Behind], Iterable[Operation]]
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Gemm(Node):
+    """A linear layer."""
+
+    layer: str = field(init=False)
+    linear: Linear
+    operand: Operand | None = None
+
+    def __post_init__(self) -> None:
+        """Go by the name of the layer."""
+        object.__setattr__(self, "layer", self.linear.layer)
+
+    def gather(self, given: LayerInputs, phase: Phase) -> list[Operation]:
+        """Gather of its weight."""
+        return gathered(self.linear, given, phase)
+
+    def forward(self, given: LayerInputs, phase: Phase) -> Iterator[Operation]:
+        """Its operand, the GEMM and the reduction of the output."""
+        if self.operand is not None:
+            yield from self.operand.forward(given, phase)
+        yield from layers.linear_forward(self.linear, given, phase=phase, makes=self.makes)
+
+    def backward(self, given: LayerInputs, behind: Behind) -> Iterator[Operation]:
+        """Both gradients, and those of its operand."""
+        if self.operand is None:
+            yield from layers.linear_backward(self.linear, given, makes=behind.gradient, frees=behind.frees)
+            return
+        own = self.gradient.name if self.gradient else ""
+        used = tuple(name for name in behind.frees if name != own)
+        frees = (self.operand.array.name, *([own] if own else []))
+        yield from layers.linear_backward(self.linear, given, makes=self.operand.gradient, frees=frees)
+        after = behind._replace(frees=(*used, self.operand.gradient.name))
+        yield from self.operand.backward(given, after)
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Own(Node):
+    """A function with kernels or exchanges of its own, which says what they are."""
+
+    ahead: Pass
+    back: Callable[[LayerInputs, Behind], Iterable[Operation]]
+
+    def forward(self, given: LayerInputs, phase: Phase) -> Iterable[Operation]:
+        """As it says."""
+        return self.ahead(given, phase)
+
+    def backward(self, given: LayerInputs, behind: Behind) -> Iterable[Operation]:
+        """As it says."""
+        return self.back(given, behind)
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Exchange(Own):
+    """A collective of its own, under the name of the layer that it serves, which is repeated without it.
+
+    beside: nodes that run beside it, some in each exchange of a pass.
+    """
+
+    back: Callable[[LayerInputs, Behind], Iterable[Operation]] = lambda *_: ()
+    beside: tuple[Node, ...] = ()
+
+    @property
+    def repeated_by(self) -> tuple[str, ...]:
+        """Only modules."""
+        return self.modules
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Add(Node):
+    """The addition of a branch to the residual stream, with dropout before it; the last of a block is repeated with
+    that if it is `repeated`."""
+
+    repeated: bool = False
+
+    @property
+    def repeated_by(self) -> tuple[str, ...]:
+        """Nothing: only whole blocks are repeated with it."""
+        return ()
+
+    def forward(self, given: LayerInputs, phase: Phase) -> list[Operation]:
+        """The sum, and the mask."""
+        return layers.residual(self.layer, given, phase=phase, makes=self.makes)
+
+    def backward(self, given: LayerInputs, behind: Behind) -> list[Operation]:
+        """The gradient through the mask."""
+        return layers.dropout_backward(self.layer, given)
+
+
+class Branches(NamedTuple):
+    """Branches of one input, each in stages: forward goes through them stage by stage, backward one after another."""
+
+    branches: tuple[tuple[tuple[Node, ...], ...], ...]
+
+
+Nodes: TypeAlias = list[Node | Branches]
+"""Of a layer type, in the order of the forward pass."""
+
+
+def gathered(linear: Linear, given: LayerInputs, phase: Phase) -> list[Operation]:
+    """Gather of one weight, where weights are gathered one by one."""
+    if given.options.gather_unit == "block":
+        return []
+    return layers.gather_weight(linear.layer, linear.weight, given, phase=phase, calls=given.gathered_share(phase))

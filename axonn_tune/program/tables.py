@@ -1,0 +1,171 @@
+"""Embedding, learned positions and LM head with the loss, forward and backward.
+
+The embedding `E[V_xy, H]` is stored split over z; learned positions are `P[S, H_y]`, stored split over z. Both are
+padded to divide. With a chunked loss no rank holds more logits than `[M/C, V_xy]`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from axonn_tune.program.inputs import (
+    CHUNKS,
+    DIVIDED,
+    HALVED,
+    POSITIONS,
+    SHARED,
+    TABLE,
+    WIDE_LOGITS,
+    H,
+    LayerInputs,
+    V,
+    X,
+    Y,
+)
+from axonn_tune.program.layers import (
+    copies,
+    gather_weight,
+    moves,
+    norm_backward,
+    norm_forward,
+    reduce_weight_gradient,
+    reduction,
+    sequence_gather,
+)
+from axonn_tune.program.loss import LOSSES
+from axonn_tune.program.operations import ONCE, Array, Collective, Kernel, MatMul, Operation, Size, Traffic
+
+
+def tables(given: LayerInputs) -> Iterator[tuple[str, Size]]:
+    """Tables of a model, with the elements that z shards."""
+    yield "embedding", TABLE
+    if not given.model.tied_embeddings:
+        yield "head", TABLE
+    if given.model.learned_positions:
+        yield "position", POSITIONS
+
+
+def gather_table(table: str, elements: Size, given: LayerInputs) -> list[Operation]:
+    """All-gather of a table over z for the forward pass, unless it is replicated."""
+    return [] if given.replicated(table) else gather_weight(table, elements, given, phase="forward")
+
+
+def reduce_table_gradient(table: str, elements: Size, given: LayerInputs) -> list[Operation]:
+    """As of a weight; a table that is not split over z only adds its gradient."""
+    if not given.replicated(table):
+        return reduce_weight_gradient(table, elements, given)
+    if given.options.fused_accumulation:
+        return []
+    return [Kernel("backward", table, (given.element + 2.0 * given.gradient_bytes) * elements)]
+
+
+def embedding_forward(given: LayerInputs) -> list[Operation]:
+    """Look-up in the local rows, `[M, H]` reduce-scattered over y to `[M, H_y]`, summed over x."""
+    element, tokens = given.element, given.tokens
+    size = element * tokens * H / Y
+    operations = [
+        *gather_table("embedding", TABLE, given),
+        moves("forward", "embedding", given.kernels.looked_up, tokens * H, given),
+        *copies("forward", "embedding", tokens * H, given, calls=SHARED),
+        Collective("reduce_scatter", "y", "forward", "embedding", element * tokens * H),
+        reduction("x", "forward", "embedding", size, given, role="other", calls=ONCE),
+    ]
+    if given.model.learned_positions:
+        operations += gather_table("position", POSITIONS, given)
+        added = Traffic(1, 2 if given.launched else 3)
+        operations.append(moves("forward", "position", added, given.outside(tokens) * H / Y, given))
+    return operations
+
+
+def embedding_backward(given: LayerInputs) -> list[Operation]:
+    """Position gradient; then `[M, H_y]` all-gathered over y and added into the local rows."""
+    element, tokens = given.element, given.tokens
+    operations: list[Operation] = []
+    if given.model.learned_positions:
+        operations.append(Kernel("backward", "position", element * given.outside(tokens) * H / Y))
+        if given.launched:
+            operations.append(moves("backward", "position", Traffic(2, 1), POSITIONS, given))
+        operations += reduce_table_gradient("position", POSITIONS, given)
+    return [
+        *operations,
+        *sequence_gather("backward", "embedding", given, tokens=tokens, calls=ONCE, role="other"),
+        Collective("all_gather", "y", "backward", "embedding", element * tokens * H),
+        *copies("backward", "embedding", tokens * H, given, calls=SHARED),
+        moves("backward", "embedding", given.kernels.scattered, tokens * H, given),
+        *([moves("backward", "embedding", Traffic(1, 1), TABLE, given)] if given.launched else []),
+        *reduce_table_gradient("embedding", TABLE, given),
+    ]
+
+
+def head(given: LayerInputs) -> list[Operation]:
+    """Final norm, `h[M, H]` gathered over y, then logits, loss and their gradients chunk by chunk.
+
+    Each chunk's gradients follow its loss, so logits are never saved: `dh[M, H]` is reduce-scattered over
+    y and summed over x, `dE[V_xy, H]` reduce-scattered over z.
+    """
+    element, tokens = given.element, given.tokens
+    size = element * tokens * H
+    reduced = reduce_table_gradient("head", TABLE, given)
+    held = [Array(name, "LM head input and gradient", size) for name in ("head input", "head gradient")]
+    return [
+        *copies("forward", "head", given.outside(tokens) * H / Y, given, calls=HALVED),
+        *norm_forward("head.norm", given, tokens=tokens, calls=ONCE),
+        *gather_table("head", TABLE, given),
+        *sequence_gather("forward", "head", given, tokens=tokens, calls=ONCE, role="other"),
+        Collective("all_gather", "y", "forward", "head", size, makes=(held[0],)),
+        *copies("forward", "head", tokens * H, given, calls=SHARED),
+        *_loss_chunk(given, tokens=tokens / CHUNKS, gradient=held[1]),
+        *(step for step in reduced if isinstance(step, Collective)),
+        *copies("backward", "head", tokens * H, given, calls=SHARED),
+        Collective("reduce_scatter", "y", "backward", "head", size),
+        reduction("x", "backward", "head", size / Y, given, role="other", calls=ONCE),
+        *(step for step in reduced if not isinstance(step, Collective)),
+        *norm_backward("head.norm", given, tokens=tokens, calls=ONCE, summed=False),
+    ]
+
+
+def _loss_chunk(given: LayerInputs, *, tokens: Size, gradient: Array) -> list[Operation]:
+    """One chunk: `logits[t, V_xy] = h · Eᵀ`, cross-entropy over xy, `dh = dlogits · E`, `dE = dlogitsᵀ · h`.
+
+    Unless it is in chunks, the input is gathered again beside the dh GEMM with sequence parallelism.
+    """
+    rows, sizes, aligned = V / (X * Y), given.elements, given.table_alignment
+    reductions = given.options.loss_reductions
+    names = ("loss.max", "loss.sums") if len(reductions) == 2 else ("loss",) * len(reductions)
+    logits = tuple(_logits(given, tokens * rows))
+    return [
+        MatMul("forward", "head", tokens, rows, H, "NT", CHUNKS, makes=logits),
+        *(
+            Collective("all_reduce", "xy", "forward", name, numbers * sizes.statistics * tokens, calls=CHUNKS)
+            for name, numbers in zip(names, reductions, strict=True)
+        ),
+        moves("forward", "loss", given.kernels.loss, tokens * rows, given, calls=CHUNKS),
+        *_gathers_for_head_backward(given),
+        MatMul("backward", "head", tokens, H, rows, "NN", CHUNKS, alignment=aligned, makes=(gradient,)),
+        MatMul("backward", "head", rows, H, tokens, "TN", CHUNKS, alignment=aligned),
+    ]
+
+
+def _logits(given: LayerInputs, elements: Size) -> Iterator[Array]:
+    """Copies of the logits that a loss holds together."""
+    loss, wide = LOSSES[given.options.loss], given.elements.statistics * elements
+    kind = "logits of one chunk" if given.options.chunked_loss else "logits"
+    yield Array("logits", kind, loss.narrow * given.element * elements)
+    if loss.wide:
+        yield Array("FP32 logits", WIDE_LOGITS, loss.wide * wide)
+    if loss.over_x:
+        yield Array("FP32 logits over x", WIDE_LOGITS, loss.over_x * wide * DIVIDED)
+
+
+def _gathers_for_head_backward(given: LayerInputs) -> list[Operation]:
+    """The LM head's weight and, for its gradient, its input once more; in chunks both are there."""
+    if given.options.chunked_loss:
+        return []
+    weight: list[Operation] = []
+    if given.options.head_gathered_again and not given.replicated("head"):
+        # Not overlappable: the loss directly follows the forward GEMM.
+        for step in gather_weight("head", TABLE, given, phase="backward"):
+            alone = {"role": "other"} if isinstance(step, Collective) else {"prepares_gather": False}
+            weight.append(replace(step, **alone))
+    return [*weight, *sequence_gather("backward", "head", given, tokens=given.tokens, calls=ONCE, role="input_gather")]

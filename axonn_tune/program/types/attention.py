@@ -1,0 +1,250 @@
+"""Attention on one rank: a norm, queries, keys and values, softmax(QKᵀ)V, and the output projection.
+
+Letters: M tokens of a half micro-batch, Q and N widths of queries and of all heads' queries, keys and values. x splits
+heads, y the hidden dim: `[M, H_y] → [M, N_x] → [M, Q_x] → [M, H_y]`. Multi-head latent attention has projections of its
+own in front (`types.latent`); keys and values of other ranks of context come from `program.context`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from functools import partial
+
+from axonn_tune.program.context import CORE, after_core, before_core
+from axonn_tune.program.inputs import GROUPED, PARTS, H, LayerInputs, Linear, S, X, Y
+from axonn_tune.program.layers import moves
+from axonn_tune.program.nodes import Add, Behind, Branches, Gemm, Node, Nodes, Own, names, norm
+from axonn_tune.program.operations import (
+    MATRIX_ALIGNMENT,
+    ONCE,
+    Array,
+    Attention,
+    Computation,
+    Kernel,
+    MatMul,
+    Operation,
+    Phase,
+    Size,
+    Traffic,
+    as_size,
+    symbol,
+)
+from axonn_tune.program.types import latent
+from axonn_tune.specs.machine import MatmulLayout
+
+NORM, QKV, OUTPUT = "attention.norm", "attention.qkv", "attention.output"
+_SCORES = "attention.scores"
+"""In a recompute set: the core without its output."""
+
+
+def nodes(given: LayerInputs) -> Nodes:
+    """Norm, projections, core, output projection and addition; nothing of a layer type without attention."""
+    if not given.own.attention:
+        return []
+    several = given.own.latent is not None
+    added, element = latent.QUERIES if several else "", _normed_element(given)
+    first = norm(NORM, given, element=element, again=given.saved_element, added=added)
+    projected: Node | Branches = Gemm(
+        linear=Linear(QKV, H / Y, given.N / X, "y", "x"), makes=(_heads(given),), gradient=_heads_gradient(given)
+    )
+    ups: tuple[Node, ...] = ()
+    if several:
+        projected, ups = latent.nodes(given, first, heads=_heads(given), gradient=_heads_gradient(given))
+    output = Linear(OUTPUT, _values(given) / X, H / Y, "x", "y")
+    core = Own(
+        layer=CORE,
+        makes=(_output(given),),
+        gradient=given.stream("attention gradient", "backward temporaries", _values(given) / X, inside=True),
+        keeps=True,
+        needs=ups,
+        partly={CORE: partial(_core, phase="recompute"), _SCORES: _without_output},
+        inside=(_SCORES,),
+        ahead=_forward,
+        back=_backward,
+    )
+    again = MatMul("recompute", OUTPUT, given.part, output.n, output.k, "NN", PARTS, narrow=given.narrow)
+    return [first, projected, core, Gemm(linear=output, partly={OUTPUT: lambda _: [again]}), Add(layer=OUTPUT)]
+
+
+def _heads(given: LayerInputs) -> Array:
+    """Queries, keys and values of all heads, 8 bits wide where attention computes in those."""
+    return given.stream("qkv", "qkv", given.N / X, inside=True, element=given.heads_element)
+
+
+def _heads_gradient(given: LayerInputs) -> Array:
+    """Their gradient."""
+    return given.stream("qkv gradient", "backward temporaries", given.N / X, inside=True)
+
+
+def _normed_element(given: LayerInputs) -> float:
+    """Bytes of an element of the norm's output, which several projections quantize, each for itself."""
+    several = latent.readers(given) if given.own.latent is not None else 1
+    return given.saved_element * (several if given.format else 1)
+
+
+def _values(given: LayerInputs) -> Size:
+    """Width of attention's output."""
+    return given.Q if given.own.latent is None else as_size(float(given.own.value_width))
+
+
+def _output(given: LayerInputs) -> Array:
+    """What attention makes, which it needs whole; its projection may save it quantized, too."""
+    one, element = given.format, float(given.element)
+    if one is not None and not one.keeps_original and not given.options.saves_original:
+        element += one.operand_bytes
+    return given.stream("attention output", "attention output", _values(given) / X, inside=True, element=element)
+
+
+def _kept(given: LayerInputs) -> Array:
+    """What it keeps beside that: numbers of each row of scores, or all scores with their mask."""
+    rows, element = given.tokens * given.Q / X / given.own.head_dim, given.element
+    if given.options.fused_attention:
+        return Array("softmax statistics", "softmax statistics", given.elements.statistics * rows)
+    mask = 1.0 if given.options.dropout else 0.0
+    return Array("scores", "attention scores", (element + mask * (element + 1.0)) * (rows * S))
+
+
+def _forward(given: LayerInputs, phase: Phase) -> Iterable[Operation]:
+    """Norms of queries and keys, where they are kernels of their own, and the core."""
+    return [*([] if given.launched else _head_norms(given, phase=phase)), *_core(given, phase=phase)]
+
+
+def _without_output(given: LayerInputs) -> Iterator[Operation]:
+    """The core once more, whose output is there."""
+    for step in _core(given, phase="recompute"):
+        yield replace(step, makes=tuple(array for array in step.makes if array.name != "attention output"))
+
+
+def _backward(given: LayerInputs, behind: Behind) -> Iterable[Operation]:
+    """Gradients of the core, then of norms of queries and keys."""
+    return [*_core_backward(given, behind), *([] if given.launched else _head_norms(given, phase="backward"))]
+
+
+def _head_norms(given: LayerInputs, *, phase: Phase) -> list[Operation]:
+    """Norms of queries and keys over each head, which save their inputs, `[M, Q_x]` and `[M, K_x]`.
+
+    The bundled runtime has them where it separates heads, of which it saves `[M, N_x]`, values included, once more.
+    """
+    if not given.own.qk_norms or given.own.latent is not None:
+        return []
+    back = phase == "backward"
+    moved, widths = given.kernels.heads[back], _head_widths(given)
+    names = [f"{one} before norm" for one in ("queries", "keys")]
+    held = (given.N / X, ONCE * 0.0) if given.launched else widths
+    saved = [given.stream(name, "qkv", width, inside=True) for name, width in zip(names, held, strict=True)]
+    return [
+        moves(
+            *(phase, CORE, moved, given.part * width, given),
+            calls=PARTS,
+            makes=() if back else (array,),
+            frees=(array.name,) if back else (),
+        )
+        for width, array in zip(widths, saved, strict=True)
+    ]
+
+
+def _head_widths(given: LayerInputs) -> tuple[Size, Size]:
+    """Widths of queries and of keys on a rank."""
+    return given.Q / X, as_size(float(given.own.kv_heads * given.own.head_dim)) / X
+
+
+def _core(given: LayerInputs, *, phase: Phase) -> list[Operation]:
+    """Biases or rotary positions, then softmax(QKᵀ)V on heads_x: `[M, N_x] → [M, Q_x]`, replicated over y."""
+    # Heads of `[M, N_x]` are rotated by their positions, or copied under grouped-query attention, else views.
+    views = given.launched and given.model.learned_positions
+    separated = GROUPED * PARTS if views else PARTS
+    narrow = given.narrow and given.options.narrow_attention
+    if given.options.fused_attention:
+        flops, made = _core_flops(given, queries=1, values=1), (_output(given), _kept(given))
+        core: list[Computation] = [Attention(phase, CORE, flops, _span(given), narrow=narrow, calls=PARTS, makes=made)]
+    else:
+        core = _unfused_core(given, phase=phase)
+    return [
+        *before_core(given, phase=phase),
+        *(_head_norms(given, phase=phase) if given.launched else ()),
+        *_turned(given, given.kernels.turned, phase),
+        moves(phase, CORE, Traffic(1, 2), given.part * given.N / X, given, calls=separated),
+        *([Kernel(phase, CORE, 3.0 * given.part * given.N / X, PARTS, quantizes="all")] if narrow else []),
+        *core,
+        *after_core(given, phase=phase),
+    ]
+
+
+def _span(given: LayerInputs) -> Size:
+    """Positions that a token attends to, the masked half included."""
+    return symbol(f"span{given.of}") if given.own.window else S
+
+
+def _core_flops(given: LayerInputs, *, queries: int, values: int) -> Size:
+    """Of so many GEMMs of all heads with scores and queries or keys, and with scores and values."""
+    width = float(queries + values) * given.Q
+    if given.own.latent is not None:
+        width = as_size(float(queries * given.own.query_width + values * given.own.value_width))
+    return 2.0 * given.part * _span(given) * width / X
+
+
+def _joined(given: LayerInputs) -> list[Operation]:
+    """Gradient of `[M, N_x]` from those of its heads."""
+    joined = moves("backward", CORE, Traffic(1, 2), given.part * given.N / X, given, calls=PARTS)
+    norms = _head_norms(given, phase="backward") if given.launched else []
+    return [*_turned(given, given.kernels.turned_back, "backward"), *norms, joined]
+
+
+def _turned(given: LayerInputs, moved: Traffic, phase: Phase) -> list[Operation]:
+    """Rotary positions of queries and keys, where they have kernels of their own."""
+    if not moved.kernels or given.model.learned_positions:
+        return []
+    return [moves(phase, CORE, moved, given.part * width, given, calls=PARTS) for width in _head_widths(given)]
+
+
+def _unfused_core(given: LayerInputs, *, phase: Phase) -> list[Computation]:
+    """Scores `[b, heads_x, S, S]` are written and read: `5·a·s²·b` bytes saved (arXiv 2205.05198, equation 1)."""
+    softmax = symbol("softmax") * PARTS
+    return [
+        _scores_matmul(given, phase, "NT", forward=True),
+        Kernel(phase, CORE, symbol("scores") * _scores(given), softmax, makes=(_kept(given),)),
+        *([Kernel(phase, CORE, (2.0 * given.element + 1.0) * _scores(given), PARTS)] if given.options.dropout else []),
+        _scores_matmul(given, phase, "NN", forward=False, values=True, makes=(_output(given),)),
+    ]
+
+
+def _scores(given: LayerInputs) -> Size:
+    return given.part * given.Q / X / given.own.head_dim * S
+
+
+def _scores_matmul(
+    given: LayerInputs,
+    phase: Phase,
+    layout: MatmulLayout,
+    *,
+    forward: bool,
+    values: bool = False,
+    makes: tuple[Array, ...] = (),
+) -> MatMul:
+    """One batched GEMM of the core, `[rows, S]` from heads or `[rows, width]` from scores; values: of their heads."""
+    dim = given.own.value_dim if values else given.own.head_dim
+    rows, width = given.part * (given.Q / X) / given.own.head_dim, as_size(dim)
+    n, k = (S, width) if forward else (width, S)
+    alignment = math.gcd(dim * given.element, MATRIX_ALIGNMENT)
+    return MatMul(phase, CORE, rows, n, k, layout, PARTS, alignment, batched=True, makes=makes)
+
+
+def _core_backward(given: LayerInputs, behind: Behind) -> list[Operation]:
+    """Gradient of `_core`: five GEMMs for its two when fused, since the scores are computed again."""
+    element = given.element
+    gradient, dead = _heads_gradient(given), (*behind.frees, *names((_output(given), _kept(given))))
+    joined = _joined(given)
+    exchanged, returned = (found(given, phase="backward") for found in (before_core, after_core))
+    if given.options.fused_attention:
+        flops = _core_flops(given, queries=3, values=2)
+        narrow, made = given.narrow and given.options.narrow_attention, (gradient,)
+        core = Attention("backward", CORE, flops, _span(given), True, narrow, calls=PARTS, makes=made, frees=dead)
+        return [*exchanged, core, *joined, *returned]
+    scores, values = (_scores_matmul(given, "backward", "NN", forward=one, values=True) for one in (True, False))
+    keys = _scores_matmul(given, "backward", "NN", forward=False)
+    masked = [Kernel("backward", CORE, (2.0 * element + 1.0) * _scores(given), PARTS)] if given.options.dropout else []
+    size, kernels = symbol("scores_back") * _scores(given), symbol("softmax_back") * PARTS
+    softmax = Kernel("backward", CORE, size, kernels, makes=(gradient,), frees=dead)
+    return [*exchanged, scores, values, *masked, softmax, keys, keys, *joined, *returned]

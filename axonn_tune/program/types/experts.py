@@ -1,0 +1,538 @@
+"""A mixture of experts on one rank: router, dispatch, grouped GEMMs, combine; and shared experts.
+
+Letters: T tokens that a rank routes, E experts, K experts a token, D width of a dispatched token (H, or a latent), F
+width of an expert, G with its gate, R = T·K·expert_tensor rows of a rank after dispatch. With sequence parallelism a
+rank routes its own share of tokens, and ranks of `expert_tensor` gather theirs; elsewhere x and y split experts as they
+split other matrices, and each of their ranks routes all tokens. Order of operations: NVIDIA/Megatron-LM@d98e8a64,
+megatron/core/transformer/moe, token_dispatcher.py and experts.py; arXiv 2603.07685, figure 1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Literal
+
+from axonn_tune.frameworks.description import GatherUnit
+from axonn_tune.frameworks.dispatchers import find_dispatcher
+from axonn_tune.program import layers
+from axonn_tune.program.inputs import (
+    EXCHANGED,
+    EXPERT,
+    EXPERT_TENSOR,
+    EXPERTS,
+    FULLEST,
+    IMBALANCE,
+    JOINED,
+    PARTS,
+    H,
+    LayerInputs,
+    Linear,
+    X,
+    Y,
+)
+from axonn_tune.program.layers import moves
+from axonn_tune.program.nodes import Add, Behind, Exchange, Gemm, Node, Nodes, Norm, Own, gathered, norm
+from axonn_tune.program.operations import (
+    Array,
+    Arrays,
+    Collective,
+    MatMul,
+    Operation,
+    OpKind,
+    Phase,
+    Role,
+    Routing,
+    Size,
+    Traffic,
+    as_size,
+)
+from axonn_tune.program.types import mlp
+from axonn_tune.specs.machine import MatmulLayout
+from axonn_tune.specs.model import Experts
+
+ROUTER, DISPATCH, COMBINE = "moe.router", "moe.dispatch", "moe.combine"
+PROBABILITIES = "moe.probabilities"
+FC1, ACTIVATION, FC2 = "moe.fc1", "moe.activation", "moe.fc2"
+SHARED_FC1, SHARED_ACTIVATION, SHARED_FC2 = "moe.shared_fc1", "moe.shared_activation", "moe.shared_fc2"
+_MOE, _SHARED = ("moe",), ("shared_experts", "moe")
+"""Modules that recompute repeats at once."""
+
+_SCORED, _SCORED_AT_ONCE = Traffic(12, 0, 24), Traffic(2, 0, 6)
+"""Kernels of scores, top-k, probabilities and the balancing loss, by logit, in FP32, as many backward: operator by
+operator, or fused into one for the scores of the best and one for the loss (NVIDIA/TransformerEngine@d0067d0d,
+transformer_engine/pytorch/router.py; `moe_router_fusion`, which recipes of Megatron-Bridge set)."""
+
+_ROUTED = 8.0
+"""Bytes of what is kept of the routing of a token to one expert."""
+
+
+def nodes(given: LayerInputs) -> Nodes:
+    """Norm, router, shared experts, dispatch, both grouped GEMMs, combine and addition; nothing of a layer type without
+    experts."""
+    if given.own.experts is None:
+        return []
+    normed = norm(mlp.NORM, given, element=_normed_element(given))
+    chosen = Own(layer=ROUTER, modules=_MOE, ahead=_router, back=_router_backward)
+    shared = _shared(given, normed)
+    beside = tuple(shared) if given.options.shared_expert_overlap else ()
+    temporary = "backward temporaries"
+    return [
+        normed,
+        chosen,
+        *shared,
+        Exchange(
+            layer=DISPATCH,
+            makes=(_dispatched(given),),
+            gradient=_rows_of(given, f"{FC1} gradient", row(given), temporary),
+            reads=chosen,
+            modules=_MOE,
+            ahead=_dispatch,
+            back=_dispatch_backward,
+            beside=beside,
+        ),
+        Grouped(
+            layer=FC1,
+            makes=(_rows_of(given, "expert up projection", up(given)),),
+            gradient=_rows_of(given, "expert up gradient", up(given), temporary),
+            modules=_MOE,
+            gathers="forward",
+            ahead=_first,
+            back=_first_backward,
+        ),
+        Own(
+            layer=ACTIVATION,
+            makes=(_rows_of(given, "expert activation", width(given)),),
+            gradient=_rows_of(given, "expert activation gradient", width(given), temporary),
+            modules=_MOE,
+            partly={ACTIVATION: partial(_activation, phase="recompute")},
+            ahead=_activated,
+            back=_activated_backward,
+        ),
+        Grouped(
+            layer=FC2,
+            gradient=_rows_of(given, "expert output gradient", row(given), temporary),
+            modules=_MOE,
+            gathers="backward",
+            ahead=_second,
+            back=_second_backward,
+        ),
+        Exchange(layer=COMBINE, modules=_MOE, ahead=_combine, back=_combine_backward, beside=beside),
+        Add(layer=mlp.FC2, repeated=True),
+    ]
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Grouped(Own):
+    """A grouped GEMM; all experts of a block are gathered at once, before the one that comes first in a pass."""
+
+    gathers: Literal["forward", "backward"]
+
+    def gather(self, given: LayerInputs, phase: Phase) -> list[Operation]:
+        """Gather of the experts."""
+        first = (phase == "backward") == (self.gathers == "backward")
+        return gather_experts(given, phase=phase, unit="weight") if first else []
+
+
+def _shared(given: LayerInputs, normed: Norm) -> list[Node]:
+    """Shared experts, which see every token: a dense MLP split over x and y, beside the others."""
+    wide = _experts(given).shared_width
+    if not wide:
+        return []
+    inner = as_size(float(wide)) / X
+    ups = float(given.own.ups) * inner
+    first, second = Linear(SHARED_FC1, H / Y, ups, "y", "x"), Linear(SHARED_FC2, inner, H / Y, "x", "y")
+    temporary = "backward temporaries"
+    made = given.stream("shared activation", "activation", inner, inside=True, element=given.saved_element)
+    into = SharedGemm(
+        linear=first,
+        makes=(given.stream("shared up projection", "up projection", ups, inside=True),),
+        gradient=given.stream("shared up gradient", temporary, ups, inside=True),
+        reads=normed,
+        modules=_SHARED,
+    )
+    activated = Own(
+        layer=SHARED_ACTIVATION,
+        makes=(made,),
+        gradient=given.stream("shared activation gradient", temporary, inner, inside=True),
+        modules=_SHARED,
+        ahead=partial(_shared_activation, made=made, width=inner),
+        back=partial(_shared_activation_backward, width=inner),
+    )
+    # Their input is there before any of their gradients.
+    return [into, activated, SharedGemm(linear=second, modules=_SHARED, needs=(normed,))]
+
+
+class SharedGemm(Gemm):
+    """A GEMM of the shared experts, whose output, or input gradient, is added to that of the others."""
+
+    def forward(self, given: LayerInputs, phase: Phase) -> Iterator[Operation]:
+        """With the sum behind the second."""
+        yield from super().forward(given, phase)
+        yield from _added(given, phase) if self.layer == SHARED_FC2 else ()
+
+    def backward(self, given: LayerInputs, behind: Behind) -> Iterator[Operation]:
+        """With the sum behind the first."""
+        yield from super().backward(given, behind)
+        yield from _added(given, "backward") if self.layer == SHARED_FC1 else ()
+
+
+def _experts(given: LayerInputs) -> Experts:
+    assert given.own.experts is not None, "asked before"
+    return given.own.experts
+
+
+def _normed_element(given: LayerInputs) -> float:
+    """Bytes of an element of the norm's output: a router needs it whole, shared experts quantized beside that."""
+    quantized = given.format.operand_bytes if given.format and _experts(given).shared_width else 0
+    return given.element + quantized
+
+
+def local(given: LayerInputs) -> Size:
+    """Experts of a rank."""
+    return as_size(float(_experts(given).count)) / EXPERT
+
+
+def _split(given: LayerInputs) -> Size:
+    """Ranks that split the width of an expert."""
+    return EXPERT_TENSOR if given.options.sequence_parallel else X
+
+
+def row(given: LayerInputs) -> Size:
+    """Width of a token on its way to an expert."""
+    latent = _experts(given).latent_width
+    return as_size(float(latent)) / Y if latent else H / Y
+
+
+def width(given: LayerInputs) -> Size:
+    """Width of an expert on a rank."""
+    return as_size(float(_experts(given).width)) / _split(given)
+
+
+def up(given: LayerInputs) -> Size:
+    """Output of an expert's first GEMM on a rank, gate included."""
+    return float(given.own.ups) * width(given)
+
+
+def weights(given: LayerInputs) -> Size:
+    """Weights of the experts of a block that one rank multiplies with."""
+    return float(given.own.expert_weights) * local(given) / (_split(given) * Y)
+
+
+def gather_experts(given: LayerInputs, *, phase: Phase, unit: GatherUnit) -> list[Operation]:
+    """Gather of the experts of a block over what shards them, where weights are gathered by this unit.
+
+    Recompute gathers them as other weights, and so does what CUDA graphs of whole layers or passes capture
+    (NVIDIA/Megatron-LM@d98e8a64, docs/api-guide/core/generalized_tensor_parallel.md, section 3.4).
+    """
+    if not given.shards_experts or given.options.gather_unit != unit:
+        return []
+    calls = given.gathered_share(phase)
+    gathers = layers.gather_weight(EXPERTS, weights(given), given, phase=phase, calls=calls)
+    ahead = given.options.gathers_experts and phase != "recompute"
+    if ahead and not {"full", "full_iteration"} & {*given.options.cuda_graphs}:
+        return [replace(one, role="ahead") for one in gathers if isinstance(one, Collective)]
+    return gathers
+
+
+def reduce_experts(given: LayerInputs, *, unit: GatherUnit) -> list[Operation]:
+    """Reduce-scatter of their gradients."""
+    if not given.shards_experts or given.options.gather_unit != unit:
+        return []
+    return layers.reduce_weight_gradient(EXPERTS, weights(given), given)
+
+
+def _dispatched(given: LayerInputs) -> Array:
+    return _rows_of(given, "dispatched tokens", row(given), element=given.saved_element)
+
+
+def _dispatch(given: LayerInputs, phase: Phase) -> Iterator[Operation]:
+    yield from _latent(given, phase, DISPATCH)
+    yield from _sent(given, phase, DISPATCH, there=True, makes=(_dispatched(given),))
+
+
+def _dispatch_backward(given: LayerInputs, behind: Behind) -> Iterator[Operation]:
+    yield from _sent(given, "backward", DISPATCH, there=False, frees=behind.frees)
+    yield from _latent(given, "backward", DISPATCH)
+    yield from _over_x(given, "backward", DISPATCH)
+
+
+def _first(given: LayerInputs, phase: Phase) -> Iterator[Operation]:
+    n, k = up(given), row(given)
+    yield from _quantized(given, phase, FC1, k, weight=k * n)
+    yield from _joined(given, phase, FC1, n=n, k=k)
+    yield _gemm(given, phase, FC1, n=n, k=k, makes=(_rows_of(given, "expert up projection", n),))
+    yield from _summed(given, phase, FC1, n)
+
+
+def _first_backward(given: LayerInputs, behind: Behind) -> Iterator[Operation]:
+    yield from _gemm_backward(given, FC1, behind, n=up(given), k=row(given))
+    yield from reduce_experts(given, unit="weight")
+
+
+def _second(given: LayerInputs, phase: Phase) -> Iterator[Operation]:
+    n, k = row(given), width(given)
+    yield from _quantized(given, phase, FC2, k, weight=n * k)
+    yield from _joined(given, phase, FC2, n=n, k=k)
+    yield _gemm(given, phase, FC2, n=n, k=k)
+
+
+def _second_backward(given: LayerInputs, behind: Behind) -> Iterator[Operation]:
+    yield from _gemm_backward(given, FC2, behind, n=row(given), k=width(given))
+    yield from _summed(given, "backward", FC2, width(given))
+
+
+def _combine(given: LayerInputs, phase: Phase) -> Iterator[Operation]:
+    yield from _sent(given, phase, COMBINE, there=False)
+    yield from _latent(given, phase, COMBINE)
+    yield from _over_x(given, phase, COMBINE)
+
+
+def _combine_backward(given: LayerInputs, behind: Behind) -> Iterator[Operation]:
+    yield from _latent(given, "backward", COMBINE)
+    yield from _sent(given, "backward", COMBINE, there=True, makes=(behind.gradient,))
+
+
+def rows(given: LayerInputs, most: Size = IMBALANCE) -> Size:
+    """R, rows after dispatch of the rank with most tokens, for which all wait, in a half micro-batch."""
+    return most * given.routed * float(_experts(given).per_token) * EXPERT_TENSOR
+
+
+def _rows_of(given: LayerInputs, name: str, width: Size, kind: str = "", *, element: float = 0) -> Array:
+    """`[R, width]` of the whole micro-batch, of the fullest rank that is likely."""
+    return Array(name, kind or name, (element or given.element) * PARTS * rows(given, FULLEST) * width)
+
+
+def _gemm(
+    given: LayerInputs,
+    phase: Phase,
+    layer: str,
+    *,
+    n: Size,
+    k: Size,
+    layout: MatmulLayout = "NN",
+    makes: Arrays = (),
+    frees: tuple[str, ...] = (),
+) -> MatMul:
+    """`O[R, n] = I[R, k] · W[k, n]`, a group an expert of the rank; of a weight gradient (TN) R is contracted."""
+    each = rows(given) / local(given)
+    sizes = (k, n, each) if layout == "TN" else (each, n, k)
+    groups, padded = local(given), given.format.alignment / 2.0 if given.format else 0.0
+    return MatMul(
+        *(phase, layer, *sizes, layout, PARTS),
+        groups=groups,
+        narrow=given.narrow,
+        padded=padded,
+        makes=makes,
+        frees=frees,
+    )
+
+
+def _quantized(
+    given: LayerInputs, phase: Phase, layer: str, width: Size, *, weight: Size | None = None
+) -> Iterator[Operation]:
+    """Quantization of `[R, width]` by one grouped kernel; weight: elements of an expert's, quantized too."""
+    yield from layers.quantized(phase, layer, rows(given) * width, given)
+    if weight is not None:
+        yield from layers.quantized_weight(phase, layer, local(given) * weight, given)
+
+
+def _gemm_backward(given: LayerInputs, layer: str, behind: Behind, *, n: Size, k: Size) -> Iterator[Operation]:
+    """Both gradients of `_gemm`."""
+    yield from _quantized(given, "backward", layer, n)
+    yield from layers.quantized_again(layer, rows(given) * k, local(given) * n * k, given)
+    yield from _joined(given, "backward", layer, n=n, k=k)
+    yield _gemm(given, "backward", layer, n=k, k=n, layout="NT", makes=(behind.gradient,))
+    yield _gemm(given, "backward", layer, n=n, k=k, layout="TN", frees=behind.frees)
+    if given.kernels.expert_gradient.kernels:
+        weight = local(given) * n * k
+        yield moves("backward", layer, given.kernels.expert_gradient, weight, given, calls=PARTS)
+
+
+def _activation(given: LayerInputs, phase: Phase) -> Iterator[Operation]:
+    """Activation times probability, `[R, G] → [R, F]`."""
+    # Repeated, it is the original that is kept for the weight gradient.
+    element = given.element if phase == "recompute" else given.saved_element
+    made = _rows_of(given, "expert activation", width(given), element=element)
+    elements = rows(given) * width(given)
+    yield moves(phase, ACTIVATION, given.kernels.activation, elements, given, calls=PARTS, makes=(made,))
+
+
+def _activated(given: LayerInputs, phase: Phase) -> Iterator[Operation]:
+    yield from _activation(given, phase)
+    yield from _weighted(given, phase, given.kernels.weighted)
+
+
+def _activated_backward(given: LayerInputs, behind: Behind) -> Iterator[Operation]:
+    yield from _weighted(given, "backward", given.kernels.weighted_back)
+    moved, made, elements = given.kernels.activation_back, (behind.gradient,), rows(given) * width(given)
+    yield moves("backward", ACTIVATION, moved, elements, given, calls=PARTS, makes=made, frees=behind.frees)
+
+
+def _joined(given: LayerInputs, phase: Phase, layer: str, *, n: Size, k: Size) -> Iterator[Operation]:
+    """Shards of the experts' weights `[k, n]` are copied into one, where the bundled runtime gathers several."""
+    if given.launched:
+        weight = local(given) * n * k
+        yield moves(phase, layer, Traffic(1, 2), weight, given, calls=PARTS * JOINED)
+
+
+def _weighted(given: LayerInputs, phase: Phase, moved: Traffic) -> Iterator[Operation]:
+    """Probabilities times activations `[R, F]`, or what comes back through both, where these are kernels apart."""
+    if moved.kernels:
+        yield moves(phase, ACTIVATION, moved, rows(given) * width(given), given, calls=PARTS)
+
+
+def _summed(given: LayerInputs, phase: Phase, layer: str, width: Size) -> Iterator[Operation]:
+    """Sum over y of what contracts over a split row: FC1's output, or FC2's input gradient."""
+    if not given.options.sequence_parallel:
+        yield Collective("all_reduce", "y", phase, layer, given.element * rows(given) * width, calls=PARTS)
+
+
+def _over_x(given: LayerInputs, phase: Phase, layer: str) -> Iterator[Operation]:
+    """Sum over x of what all experts of a token make together, where x splits them."""
+    if not given.options.sequence_parallel:
+        role: Role = "output" if phase != "backward" else "other"
+        yield Collective("all_reduce", "x", phase, layer, given.element * given.routed * H / Y, role, PARTS)
+
+
+def _latent(given: LayerInputs, phase: Phase, layer: str) -> Iterator[Operation]:
+    """Projection to the latent that is dispatched, or back, where there is one."""
+    if not _experts(given).latent_width:
+        return
+    tokens, wide, narrow = given.routed, H / Y, row(given)
+    n, k = (narrow, wide) if layer == DISPATCH else (wide, narrow)
+    if phase == "backward":
+        yield MatMul(phase, layer, tokens, k, n, "NT", PARTS)
+        yield MatMul(phase, layer, k, n, tokens, "TN", PARTS)
+    else:
+        yield MatMul(phase, layer, tokens, n, k, "NN", PARTS)
+
+
+def router(given: LayerInputs) -> Linear:
+    """Logits of experts; where tokens are split over x, each rank has all experts."""
+    share = as_size(float(_experts(given).count))
+    return Linear(ROUTER, H / Y, share if given.options.sequence_parallel else share / X, "y", "x")
+
+
+def _routing(given: LayerInputs) -> Array:
+    return Array("routing", "routing maps", _ROUTED * _experts(given).per_token * PARTS * given.routed)
+
+
+def _router(given: LayerInputs, phase: Phase) -> Iterator[Operation]:
+    """Logits of all experts `[T, E]`, summed over y, their scores, and the K best; they compute in FP32.
+
+    Without sequence parallelism the router is a linear layer as others, of which x has shares: gathered, as scores need
+    all logits of a token. For a load-balancing loss the tokens of each expert in the batch are counted over all ranks.
+    """
+    count, tokens, element = float(_experts(given).count), given.routed, float(given.elements.statistics)
+    linear = router(given)
+    if not given.options.sequence_parallel:
+        yield from gathered(linear, given, phase)
+    if given.kernels.routed.kernels:
+        yield moves(phase, ROUTER, given.kernels.routed, tokens * H / Y, given, calls=PARTS)
+    yield MatMul(phase, ROUTER, tokens, linear.n, linear.k, "NN", PARTS, makes=(_routing(given),))
+    yield Collective("all_reduce", "y", phase, ROUTER, element * linear.n * tokens, calls=PARTS)
+    if not given.options.sequence_parallel:
+        yield Collective("all_gather", "x", phase, ROUTER, element * count * tokens, calls=PARTS)
+    if given.options.balancing_loss and phase == "forward":
+        yield Collective("all_reduce", f"z{given.data_axes}", phase, ROUTER, as_size(element * count), "counts")
+    yield moves(phase, ROUTER, _scored(given), count * tokens, given, calls=PARTS)
+
+
+def _scored(given: LayerInputs) -> Traffic:
+    return _SCORED_AT_ONCE if given.options.kernels == "ideal" else _SCORED
+
+
+def _router_backward(given: LayerInputs, behind: Behind) -> Iterator[Operation]:
+    """Gradients of scores, of the router's input, to which those of the experts are added, and of its weight."""
+    count, tokens, layer, linear = float(_experts(given).count), given.routed, ROUTER, router(given)
+    yield moves("backward", layer, _scored(given), count * tokens, given, calls=PARTS)
+    apart = not given.options.sequence_parallel
+    if apart:
+        yield from behind.gather(linear)
+    yield MatMul("backward", layer, tokens, linear.k, linear.n, "NT", PARTS, makes=(behind.gradient,))
+    yield moves("backward", layer, given.kernels.routed_back, tokens * H / Y, given, calls=PARTS)
+    freed = *behind.frees, _routing(given).name
+    yield MatMul("backward", layer, linear.k, linear.n, tokens, "TN", PARTS, frees=freed)
+    if apart and given.options.gather_unit == "weight":
+        yield from layers.reduce_weight_gradient(layer, linear.weight, given)
+
+
+def _sent(
+    given: LayerInputs, phase: Phase, layer: str, *, there: bool, makes: Arrays = (), frees: tuple[str, ...] = ()
+) -> list[Operation]:
+    """Rows to their experts (`there`), or back: of each direction the other is the backward pass, with as many bytes.
+
+    Backward they are what they are forward in reverse order. allgather: all tokens to all ranks, from which each takes
+    its rows; combined in FP32, the type of probabilities. Others send tokens over `expert`, each once or a copy for
+    each expert, gather what arrived over `expert_tensor`, and put it into the order of experts.
+    """
+    options, width = given.options, row(given)
+    kind: OpKind = "all_gather" if there else "reduce_scatter"
+    routed = IMBALANCE * given.routed
+    copies = routed * float(_experts(given).per_token)
+    # The bundled runtime has the rows of a rank that exchanges none in the order of experts already.
+    exchanged = PARTS * EXCHANGED if given.launched else PARTS
+    ordered = moves(phase, layer, Traffic(1, 2), copies * EXPERT_TENSOR * width, given, calls=exchanged)
+    steps = _probabilities(given, phase, copies, there=there) if layer == DISPATCH else []
+    if options.dispatcher == "allgather":
+        size = (4.0 if layer == COMBINE else given.element) * given.routed * EXPERT * EXPERT_TENSOR * width
+        steps += [Collective(kind, "expert_tensorexpert", phase, layer, size, calls=PARTS), ordered]
+    else:
+        sent, copied = routed, find_dispatcher(options.dispatcher).counting == "copy"
+        if copied:
+            token, copy = given.kernels.dispatched if there else given.kernels.combined
+            moved, sent = token + copy * float(_experts(given).per_token), copies
+            steps.insert(0, moves(phase, layer, moved, given.routed * width, given, calls=PARTS))
+        experts, over = _experts(given), ("expert_tensor", EXPERT_TENSOR * copies)
+        routing = Routing(
+            *(experts.count, experts.per_token, experts.groups, experts.chosen_groups), options.dispatcher
+        )
+        swapped: OpKind = "dispatch" if there else "combine"
+        steps += [
+            Collective(swapped, "expert", phase, layer, given.element * sent * width, calls=PARTS, routing=routing),
+            Collective(kind, over[0], phase, layer, given.element * over[1] * width, calls=PARTS),
+            ordered,
+        ]
+    steps = steps if there else steps[::-1]
+    return [*steps[:-1], replace(steps[-1], makes=makes, frees=frees)]
+
+
+def _probabilities(given: LayerInputs, phase: Phase, copies: Size, *, there: bool) -> list[Operation]:
+    """Calls beside a dispatch: FP32 probabilities, with the map of tokens or how many each expert gets; gradients of
+    probabilities back. DeepEP and HybridEP have them in the same call, under a hundredth of its bytes."""
+    experts, every = float(_experts(given).count), EXPERT * EXPERT_TENSOR
+    if given.options.dispatcher == "allgather":
+        kind: OpKind = "all_gather" if there else "reduce_scatter"
+        size = (5.0 if there else 4.0) * experts * given.routed * every
+        return [Collective(kind, "expert_tensorexpert", phase, PROBABILITIES, size, calls=PARTS)]
+    if find_dispatcher(given.options.dispatcher).counting != "copy":
+        return []
+    counted = Collective("all_gather", "expert_tensorexpert", phase, PROBABILITIES, 8.0 * experts * every, calls=PARTS)
+    element = float(given.elements.statistics)
+    sent = Collective("all_to_all", "expert", phase, PROBABILITIES, element * copies, calls=PARTS)
+    if there or given.options.sequence_parallel:
+        return [counted, sent] if there else [sent]
+    # Each rank of x has a share of the width of an expert, and so of a probability's gradient.
+    size = element * given.routed * float(_experts(given).per_token)
+    return [sent, Collective("all_reduce", "x", phase, PROBABILITIES, size, calls=PARTS)]
+
+
+def _shared_activation(given: LayerInputs, phase: Phase, *, made: Array, width: Size) -> list[Operation]:
+    """Their activation."""
+    moved = given.kernels.activation
+    return [moves(phase, SHARED_ACTIVATION, moved, given.part * width, given, calls=PARTS, makes=(made,))]
+
+
+def _shared_activation_backward(given: LayerInputs, behind: Behind, *, width: Size) -> list[Operation]:
+    """Its gradient."""
+    moved, made, elements = given.kernels.activation_back, (behind.gradient,), given.part * width
+    freed = behind.frees
+    return [moves("backward", SHARED_ACTIVATION, moved, elements, given, calls=PARTS, makes=made, frees=freed)]
+
+
+def _added(given: LayerInputs, phase: Phase) -> Iterator[Operation]:
+    """The shared experts' output, or their input's gradient, added to that of the others."""
+    if given.launched and phase != "recompute":
+        yield moves(phase, SHARED_FC2, Traffic(1, 3), given.routed * H / Y, given, calls=PARTS)

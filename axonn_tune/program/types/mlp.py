@@ -1,0 +1,61 @@
+"""The dense MLP on one rank: a norm, `[M, H_y] → [M, G_x]`, an activation to `[M, F_x]`, and back to `[M, H_y]`."""
+
+from __future__ import annotations
+
+from axonn_tune.program.inputs import PARTS, H, LayerInputs, Linear, X, Y
+from axonn_tune.program.layers import moves
+from axonn_tune.program.nodes import Add, Behind, Gemm, Nodes, Own, norm
+from axonn_tune.program.operations import Array, Kernel, MatMul, Phase
+
+NORM, FC1, UP, ACTIVATION, FC2 = "mlp.norm", "mlp.fc1", "mlp.up", "mlp.activation", "mlp.fc2"
+
+
+def nodes(given: LayerInputs) -> Nodes:
+    """Norm, two GEMMs with an activation between them, and addition; nothing of a layer type without a dense MLP."""
+    if not given.own.ffn:
+        return []
+    first, second = Linear(FC1, H / Y, given.G / X, "y", "x"), Linear(FC2, given.F / X, H / Y, "x", "y")
+    up = _up_projections(given)
+    # Of a gated MLP the half that is not gated.
+    half = MatMul("recompute", FC1, given.part, given.F / X, first.k, "NN", PARTS, narrow=given.narrow, makes=up[:1])
+    return [
+        norm(NORM, given, element=given.saved_element),
+        Gemm(
+            linear=first,
+            makes=up,
+            gradient=given.stream("up gradient", "backward temporaries", given.G / X, inside=True),
+            partly={UP: lambda _: [half]},
+        ),
+        Own(
+            layer=ACTIVATION,
+            makes=(_activation(given),),
+            gradient=given.stream("activation gradient", "backward temporaries", given.F / X, inside=True),
+            ahead=_forward,
+            back=_backward,
+        ),
+        Gemm(linear=second),
+        Add(layer=FC2),
+    ]
+
+
+def _up_projections(given: LayerInputs) -> tuple[Array, ...]:
+    """Output of the first GEMM, `[M, F_x]`, and its gate's."""
+    names = ("up projection", "gate projection")[: given.own.ups]
+    return tuple(given.stream(name, "up projection", given.F / X, inside=True) for name in names)
+
+
+def _activation(given: LayerInputs) -> Array:
+    return given.stream("activation", "activation", given.F / X, inside=True, element=given.saved_element)
+
+
+def _forward(given: LayerInputs, phase: Phase) -> list[Kernel]:
+    """GELU or SwiGLU, `[M, G_x] → [M, F_x]`: reads G, writes F."""
+    moved, made = given.kernels.activation, (_activation(given),)
+    return [moves(phase, ACTIVATION, moved, given.part * given.F / X, given, calls=PARTS, makes=made)]
+
+
+def _backward(given: LayerInputs, behind: Behind) -> list[Kernel]:
+    """Its gradient: reads G and dF, writes dG."""
+    moved, elements, made = given.kernels.activation_back, given.part * given.F / X, (behind.gradient,)
+    freed = behind.frees
+    return [moves("backward", ACTIVATION, moved, elements, given, calls=PARTS, makes=made, frees=freed)]

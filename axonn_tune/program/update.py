@@ -1,0 +1,97 @@
+"""The end of a step: gradients over data, the gradient norm, AdamW, and new weights to their users."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from axonn_tune.grid import WORLD
+from axonn_tune.program.inputs import COPY, EXPERTS, TABLE, LayerInputs
+from axonn_tune.program.operations import ONCE, Collective, Kernel, Operation, OpKind, Phase, Size, symbol
+from axonn_tune.program.tables import tables
+
+
+def data_bucket(layer: str, elements: Size, given: LayerInputs) -> Collective:
+    """Gradients of one bucket over data: all-reduced, or reduce-scattered to the owner of the optimizer state."""
+    kind: OpKind = "reduce_scatter" if given.sharded else "all_reduce"
+    axes, _ = given.replication(layer)
+    return Collective(kind, axes, "backward", layer, given.reduced_bytes * elements, "data")
+
+
+Bucket = tuple[str, Size, Size]
+"""`(layer, elements, how many a step)` of one data-parallel bucket."""
+
+
+def step_end(given: LayerInputs, *, buckets: tuple[Bucket, ...], unsent: tuple[Collective, ...]) -> Iterator[Operation]:
+    """Gradients of the replicated vectors, the gradient norm with the loss, AdamW; then new weights to their users.
+
+    buckets: those of the data-parallel reduction; unsent: what of it is reduced only here.
+    """
+    element = given.element
+    parameters, vectors = symbol("parameters"), symbol("vectors")
+    share = given.replicas if given.sharded else ONCE
+    copied = element if given.sharded else 0.0
+    yield from unsent
+    yield from _vectors_end(given)
+    yield from _tables_end(given)
+    yield Kernel("step", "gradient_norm", given.main_gradient_bytes * parameters / share)
+    experts = symbol("expert_parameters") / (given.replication(EXPERTS)[1] if given.sharded else ONCE)
+    if given.model.has_experts:
+        yield Kernel("step", "gradient_norm", given.main_gradient_bytes * experts)
+    yield Collective("all_reduce", WORLD, "step", "gradient_norm", ONCE * 16.0)
+    yield Kernel("step", "optimizer", (given.update_bytes + copied) * parameters / share)
+    if given.model.has_experts:
+        yield Kernel("step", "optimizer", (given.update_bytes + copied) * experts)
+    yield Kernel("step", "optimizer", given.update_bytes * vectors)
+    if given.sharded and given.options.reduction == "whole" and not given.options.primary_weights:
+        yield parameter_gather("parameters", parameters, given, phase="step")
+        if given.model.has_experts:
+            yield parameter_gather(EXPERTS, symbol("expert_parameters"), given, phase="step")
+    elif given.sharded:
+        ahead = ("block", EXPERTS, "head") if given.options.parameter_overlap else ()
+        for layer, elements, count in buckets:
+            if layer not in ahead:
+                yield parameter_gather(layer, elements, given, phase="step", calls=count)
+        if given.model.tied_embeddings or given.model.mtp_layers:
+            yield parameter_gather(COPY, symbol("table_bucket"), given, phase="step")
+
+
+def _vectors_end(given: LayerInputs) -> Iterator[Operation]:
+    """Sums of the gradients of replicated vectors."""
+    vectors = given.elements.main * symbol("vectors")
+    if given.launched and any(layer.qk_norms for layer in given.model.types):
+        yield Collective("all_reduce", "x", "step", "vectors", given.elements.main * symbol("head_norms"))
+    if given.options.sequence_parallel:
+        yield Collective("all_reduce", "x", "step", "vectors", given.gradient_bytes * symbol("vectors"))
+    yield Collective("all_reduce", given.shard_axes, "step", "vectors", vectors)
+    yield Collective("all_reduce", given.data_axes, "step", "vectors", vectors)
+
+
+def _tables_end(given: LayerInputs) -> Iterator[Operation]:
+    """Gradients of tables replicated over z, and of tied embeddings on the first and the last stage."""
+    if given.options.reduction != "parameter":
+        for table, elements in tables(given):
+            if given.replicated(table):
+                yield Collective("all_reduce", given.shard_axes, "step", table, given.gradient_bytes * elements)
+    if given.model.tied_embeddings or given.model.mtp_layers:
+        shard = TABLE / given.table_shards("embedding")
+        bucket = shard if given.replicated("embedding") else symbol("table_bucket")
+        if given.options.reduction != "whole":
+            yield replace(data_bucket(COPY, bucket, given), phase="step")
+        # Megatron-LM adds whole buffers; the bundled runtime adds only each rank's share.
+        own = bucket / given.replicas if given.sharded and not given.options.distributed_optimizer else shard
+        yield Collective("all_reduce", "ends", "step", "embedding", given.gradient_bytes * own)
+
+
+def parameter_gather(layer: str, elements: Size, given: LayerInputs, *, phase: Phase, calls: Size = ONCE) -> Collective:
+    """New weights of one bucket, in the compute type, from the ranks that updated them."""
+    axes, _ = given.replication(layer)
+    return Collective(
+        "all_gather",
+        axes,
+        phase,
+        layer,
+        given.weight_element(layer, copies=2) * elements,
+        "parameters" if phase != "step" else "other",
+        calls,
+    )
