@@ -191,7 +191,7 @@ def _again(name: str) -> str:
     """This command line for another command, without the options that it does not have; "" for the search itself."""
     context = click.get_current_context()
     params = {word: one for one in context.command.params for word in (*one.opts, *one.secondary_opts)}
-    known = options_of(name or "search")
+    known = options_of(name or "search").keys() - {"top"}
     words, kept = list(context.meta.get(WORDS, [])), ["axonn-tune", *([name] if name else [])]
     while words:
         said, has_value, _ = words[0].partition("=")

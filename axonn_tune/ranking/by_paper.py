@@ -71,7 +71,7 @@ def rank_by_paper(problem: Problem, *, backend: str, top: int = DEFAULT_TOP) -> 
         first,
         ours.feasible & ~prices.rejected,
         ours.least_bytes,
-        shortest=ours.fastest(),
+        shortest=next(iter(ours.first), None),
         cost=backend,
         order=order,
         prices=prices,

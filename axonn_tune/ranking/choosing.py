@@ -96,7 +96,8 @@ def candidates_of(problem: Problem, *, top: int, variants: bool) -> Candidates:
 
 def _rounds(problem: Problem, *, top: int, variants: bool) -> Iterator[Candidates]:
     """The same after each round of pricing, of which the last has every candidate."""
-    count = top or LARGEST_COUNT
+    # What comes first may hang on how many grids are balanced by time: shorter lists are the start of that many.
+    count = max(top, DEFAULT_TOP) if top else LARGEST_COUNT
     _check(problem)
     shapes = list_shapes(grids := list_grids(problem), problem)
     number = count_candidates(shapes, grids, problem.tried(every=variants))

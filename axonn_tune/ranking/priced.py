@@ -232,11 +232,13 @@ class Priced:
 
     def fastest(self) -> PricedLayout | None:
         """The candidate of the shortest step, of all that are feasible, not only the best of each grid."""
-        return self.shortest or (self.rows[0] if len(self) else None)
+        if self.shortest is not None:
+            return row_of(self.shortest)
+        return self.rows[0] if len(self) else None
 
     def fastest_elsewhere(self) -> PricedLayout | None:
         """The candidate with the shortest step of all, where another criterion's first has a notably longer one."""
-        best = self.shortest if len(self) else None
+        best = self.fastest() if self.shortest and len(self) else None
         return best if best and best.iteration_s <= (1.0 - WORTH_SAYING) * self[0].iteration_s else None
 
     def ranks(self) -> dict[Sizes, int]:

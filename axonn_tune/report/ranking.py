@@ -976,15 +976,16 @@ def ties_remark(ranked: Priced) -> str:
     else:
         own = f"each layout's step ±{DEVIATIONS * of_layout(ranked.problem.model):.0%}"
         known = f"{own}, exposed {known}" if ranked.problem.rank_by == "iteration" else f"{known}, {own}"
+    last = ", the last that is listed," if ties == len(ranked) and ranked.searched.unlisted else ""
     apart = [family[0] + 1 for family in ranked.families(DEFAULT_TOP)[:_MOST_NAMED] if family[0] < ties]
     listed = [f"#{rank}" for rank in apart]
     whom = " and ".join(filter(None, (", ".join(listed[:-1]), listed[-1])))
     if ties <= _MOST_NAMED:
         benchmark = "" if len(apart) < 2 else f": benchmark {'both' if len(apart) == ties == 2 else whom}"
         alike = " and ".join(f"#{rank}" for rank in (1, ties)) if ties == 2 else f"#1 to #{ties}"
-        return f"{TIED}: {alike} are within model error ({known}){benchmark}."
+        return f"{TIED}: {alike}{last} are within model error ({known}){benchmark}."
     benchmark = f": benchmark {whom} first" if len(apart) > 1 else ""
-    return f"{TIED}: #2 to #{ties:,} are within model error of #1 ({known}){benchmark}."
+    return f"{TIED}: #2 to #{ties:,}{last} are within model error of #1 ({known}){benchmark}."
 
 
 def interval_remark(ranked: Priced) -> str:
@@ -1083,5 +1084,5 @@ def searched_remark(ranked: Priced) -> str:
     fit, of = "fits" if found.feasible == 1 else "fit", counted(found.candidates, "candidate")
     what = "candidate" if ranked.problem.request.variants else "layout" if ranked.problem.formats else "grid"
     more = f"{counted(found.unlisted, f'more {what}')} {'has' if found.unlisted == 1 else 'have'} no rank"
-    rest = f"; {more}: --top 0 ranks all" if found.unlisted else ""
-    return f"{found.feasible:,} of {of} {fit}, priced in {show_seconds(found.seconds)}{rest}."
+    rest = f" {more}: --top 0 ranks all." if found.unlisted else ""
+    return f"{found.feasible:,} of {of} {fit}, priced in {show_seconds(found.seconds)}.{rest}"

@@ -97,6 +97,16 @@ def test_rows_are_the_first_of_those_of_longer_rankings(rank_by: Any) -> None:
         assert few.rejected() == every.rejected()
 
 
+@pytest.mark.parametrize("cost", ["alpha-beta", "paper"])
+def test_the_shortest_step_has_no_rank(cost: Any) -> None:
+    """Guards the row below a ranking by communication: the first of a ranking by steps, without a place in this one."""
+    problem = inputs(1024, "80b").problem
+    found = run_search(problem, costs=(cost,), top=3).fastest()
+    assert found is not None
+    best = search(replace(problem, rank_by="iteration"), top=1)[0]
+    assert (found.rank, found.terms, found.iteration_s) == (None, (), best.iteration_s)
+
+
 def test_an_interrupted_search_has_what_it_had_found() -> None:
     """Guards Ctrl-C: rows are candidates of the search in their order, as exact as at its end; it is told of it on its
     way, and one that has found nothing yet is interrupted as anything is."""
