@@ -35,9 +35,6 @@ SOFTWARE_SPREADS = {
 """Standard deviations of logarithms of software numbers: 0.6 times those from which the fit of the shipped numbers
 starts (tools/fit/software.py), since software of one name differs less between clusters than software of any name."""
 
-HOPPER = ("H100", "H200", "H800", "GH200")
-
-
 _FIRST = ("axonn", "megatron_core", "torchtitan", "fsdp", "deepspeed", "megatron_lm", "others")
 """Modules in the order in which their frameworks are listed; each other module with `FRAMEWORKS` comes after them."""
 
@@ -70,14 +67,15 @@ def register(framework: Framework) -> None:
 def step_on(framework: Framework, machine: Machine, precision: Precision) -> StepOptions:
     """A framework's options on a machine: the bundled runtime compiles its kernels under NCCL alone.
 
-    From Blackwell on, which has MXFP8, GEMMs of 8-bit operands take them in any layout (NVIDIA/TransformerEngine, guide
-    on performance of low precision). A profile may have a token imbalance of natural routing.
+    From Blackwell on GEMMs of 8-bit operands take them in any layout (NVIDIA/TransformerEngine, guide on performance of
+    low precision), on AMD's not (ROCm/TransformerEngine@07f3c6a5, pytorch/utils.py). A profile may have a token
+    imbalance of natural routing.
     Before Ampere and in FP32 attention writes all scores, but for frameworks with torch's own.
     """
     step = framework.step
-    if framework.writes_scores(machine.accelerator.name, precision):
+    if framework.writes_scores(machine.accelerator, precision):
         step = replace(step, fused_attention=False)
-    if framework.formats and "mxfp8" in machine.accelerator.peak_tflops:
+    if framework.formats and machine.accelerator.since("blackwell"):
         step = replace(step, one_layout=True)
     if machine.imbalance is not None and step.imbalance == NATURAL_IMBALANCE:
         step = replace(step, imbalance=machine.imbalance)
@@ -102,8 +100,7 @@ def software_on(framework: Framework, machine: Machine, numbers: Software | None
     numbers: in place of either.
     """
     software = base_software(framework, machine) if numbers is None else numbers
-    chip = machine.accelerator.name.upper()
-    if framework.hopper_attention and any(name in chip for name in HOPPER):
+    if framework.hopper_attention and machine.accelerator.generation == "hopper":
         return software.model_copy(update={"attention": software.attention * CUDNN_ON_HOPPER})
     return software
 

@@ -182,7 +182,7 @@ _WRITTEN = {
 def _values(run: Run) -> dict[str, Value]:
     """Values of arguments; micro-batches are of a tensor group, which splits them over z."""
     depth, grouped = run.size("z"), run.model.kv_heads != run.model.heads
-    amd = run.machine.accelerator.name.upper().startswith("MI")
+    amd = run.machine.accelerator.is_amd
     if not run.even:
         whole = f"{run.model.layers} layers in {len(run.parts)} parts of the same size"
         raise run.cannot(f"uneven stages: it wants {whole}", "ask for --pipeline and --chunks that divide them")

@@ -141,12 +141,12 @@ class Run:
         for overlap in own.overlaps:
             if overlap not in (*workload.overlaps, *settable) and self.size(_OVERLAPPED[overlap]) > 1:
                 raise self.cannot(f"--no-overlap {overlap}", "leave it out")
-        scores = ["fused_attention"] * self.framework.writes_scores(self.machine.accelerator.name, workload.precision)
+        # These are the machine's: under Gloo every framework's kernels are eager.
+        skipped = {"kernels", "one_layout", *settable}
+        if self.framework.writes_scores(self.machine.accelerator, workload.precision):
+            skipped.add("fused_attention")
         for name in (option.name for option in fields(own)):
-            # These are the machine's: under Gloo every framework's kernels are eager.
-            if name not in ("kernels", "one_layout", *scores, *settable) and getattr(self.step, name) != getattr(
-                own, name
-            ):
+            if name not in skipped and getattr(self.step, name) != getattr(own, name):
                 raise self.cannot(f"step.{name} = {getattr(self.step, name)}", f"leave out --set step.{name}")
 
 

@@ -16,7 +16,7 @@ from axonn_tune.frameworks.dispatchers import default_dispatcher
 from axonn_tune.grid import ALL_AXES, AXES, WORLD, Folding, split_axes
 from axonn_tune.recompute import MODULES, RECOMPUTES, modules_of
 from axonn_tune.request import DISPATCHERS, LARGEST_SIZE, MOST_TIMES, CudaGraphs, Precision
-from axonn_tune.specs.machine import Software
+from axonn_tune.specs.machine import Accelerator, Software
 from axonn_tune.specs.workload import OVERLAPS, Overlap, Recompute
 
 if TYPE_CHECKING:
@@ -396,11 +396,6 @@ FUSED = Software()
 """Kernels as well fused as the programs say, and a host that is never late."""
 
 
-BEFORE_AMPERE = ("V100", "P100", "T4", "TITAN", "RTX 20", "RTX 6000")
-"""Accelerators without FlashAttention 2 and cuDNN's fused attention (Dao-AILab/flash-attention, README: Ampere or
-newer, FP16 or BF16; NVIDIA/TransformerEngine, pytorch/attention/dot_product_attention/utils.py: the same)."""
-
-
 @dataclass(frozen=True)
 class Framework:
     """A training framework.
@@ -410,8 +405,9 @@ class Framework:
     from the inside that it starts with; permuted: the search may reorder the paper's four. ranked_by: default ranking
     criterion; where that is communication, pipeline stages are searched on demand. software: whose numbers in the file
     of fitted numbers it uses, "" for ideal kernels; the half-widths of its intervals go by the same name.
-    hopper_attention: attention uses what Hopper adds. attention_since: before this generation (`"Ampere"`), and above
-    16 bits, it writes all scores, since FlashAttention and cuDNN's attention need both; "" where torch's own kernel
+    hopper_attention: attention uses what Hopper adds. attention_since: before this generation of NVIDIA's, and above
+    16 bits, it writes all scores, since FlashAttention 2 and cuDNN's attention need both (Dao-AILab/flash-attention,
+    README; NVIDIA/TransformerEngine, pytorch/attention/dot_product_attention/utils.py); "" where torch's own kernel
     runs anywhere. refused: combinations it cannot run. expert_axes: of experts, those it has; expert_software: whose
     numbers it uses for models
     with them; tensor_without_expert: x splits experts where there is no expert parallelism, and only there.
@@ -442,7 +438,7 @@ class Framework:
     permuted: bool = False
     ranked_by: Literal["communication", "iteration"] = "iteration"
     hopper_attention: bool = False
-    attention_since: Literal["", "Ampere"] = "Ampere"
+    attention_since: Literal["", "ampere"] = "ampere"
     exchanges: tuple[ContextExchange, ...] = ()
     dispatchers: tuple[str, ...] = ()
     overlaps_experts: bool = False
@@ -466,10 +462,14 @@ class Framework:
     launch: Callable[[Run], Command] | None = field(default=None, compare=False)
     keys: str = field(default="", compare=False)
 
-    def writes_scores(self, accelerator: str, precision: Precision) -> bool:
-        """Whether its attention has no kernel without scores on an accelerator of this name, or in this precision."""
-        wide = precision in ("fp32", "fp64")
-        return self.attention_since != "" and (wide or any(name in accelerator.upper() for name in BEFORE_AMPERE))
+    def writes_scores(self, accelerator: Accelerator, precision: Precision) -> str:
+        """Why its attention has no kernel without scores on an accelerator or in a precision; "" where it has one."""
+        if self.attention_since and precision in ("fp32", "fp64"):
+            return f"in {precision}, where FlashAttention and cuDNN's attention take 16 bits or fewer"
+        if self.attention_since and accelerator.before(self.attention_since):
+            since = self.attention_since.capitalize()
+            return f"on {accelerator.name}, where FlashAttention and cuDNN's attention need {since} or newer"
+        return ""
 
     def with_step(self, **changes: object) -> Framework:
         """The same framework with other step options; an exchange or dispatcher that is named is the only one."""

@@ -76,7 +76,6 @@ RELEASE = "Megatron-Core 0.19.2"
 _ORDER = ("x", "z", "context", "data", "pipeline")
 _STAGES_INSIDE = ("x", "z", "context", "pipeline", "data")
 """Rank orders (core/parallel_state.py; 0.19.2 puts GTP's ranks right after TP's)."""
-_BLACKWELL = ("B200", "B300")
 _ONE_CONNECTION = EnvironmentVariable(
     name="CUDA_DEVICE_MAX_CONNECTIONS",
     value="1",
@@ -187,7 +186,7 @@ def launch(run: Run) -> Command:
     run.check_step(settable=_SETTABLE, precisions=(*_PRECISIONS, *FORMATS), parts=PARTS)
     values, program = _values(run), "pretrain_mamba.py" if is_hybrid(run) else "pretrain_gpt.py"
     written = {title: tuple(flags(names, values, run.framework.name)) for title, names in _WRITTEN.items()}
-    older = not any(name in run.machine.accelerator.name.upper() for name in _BLACKWELL)
+    older = not run.machine.accelerator.since("blackwell")
     one_connection = older and max(run.size("x"), run.size("context")) > 1
     command = Command(
         release=RELEASE,

@@ -24,7 +24,7 @@ from axonn_tune.specs.document import known_keys
 from axonn_tune.specs.loading import DOCUMENT_BYTES, read_text
 from axonn_tune.specs.machine import Machine
 from axonn_tune.specs.model import Model, unrun
-from axonn_tune.specs.workload import Workload
+from axonn_tune.specs.workload import Precision, Workload
 
 if TYPE_CHECKING:
     from axonn_tune.specs.launch import Launch
@@ -54,7 +54,7 @@ def load_inputs(request: Request) -> Inputs:
     named = AXONN_TUNE if request.framework is None else request.framework
     framework = find_framework(named) if isinstance(named, str) else named
     if settings["step"]:
-        framework = _with_settings(framework, settings["step"], model.document)
+        framework = _with_settings(framework, settings["step"], model.document, machine.document, workload.precision)
     if request.shard_optimizer is False and framework.step.distributed_optimizer:
         framework = _without_sharded_optimizer(framework)
     if request.grad_reduce_in_bf16 or request.use_precision_aware_optimizer:
@@ -346,11 +346,15 @@ def _by_subject(settings: Sequence[str]) -> dict[str, list[str]]:
     return found
 
 
-def _with_settings(framework: Framework, settings: Sequence[str], model: Model) -> Framework:
-    """The framework with options of its step; UsageError for those that the model cannot have."""
+def _with_settings(
+    framework: Framework, settings: Sequence[str], model: Model, machine: Machine, precision: Precision
+) -> Framework:
+    """The framework with options of its step; UsageError for those that the model or the machine cannot have."""
     step = dict(map(_step_setting, settings))
     if idle := [name for name in step if name in _OF_EXPERTS and not model.has_experts]:
         raise UsageError(f"--set step.{idle[0]}: {model.name} has no experts")
+    if step.get("fused_attention") and (why := framework.writes_scores(machine.accelerator, precision)):
+        raise UsageError(f"--set step.fused_attention=true: {framework.title} writes all scores {why}")
     return framework.with_step(**step)
 
 

@@ -30,6 +30,11 @@ CausalShare = Annotated[float, Field(ge=1e-9, le=2)]
 """A share of work of which the causal mask leaves half."""
 MatmulLayout = Literal["NN", "NT", "TN"]
 Backend = Literal["nccl", "gloo"]
+Nvidia = Literal["pascal", "volta", "turing", "ampere", "ada", "hopper", "blackwell", "rubin"]
+Amd = Literal["cdna2", "cdna3", "cdna4"]
+NVIDIA: tuple[Nvidia, ...] = get_args(Nvidia)
+"""Generations in their order, by the compute capability of their data-center GPUs: 6.0, 7.0, 7.5, 8.0, 8.9, 9.0, 10.x,
+and the one after it (https://developer.nvidia.com/cuda-gpus)."""
 
 
 class Source(Document):
@@ -65,7 +70,12 @@ class SourcedSection(Document):
 class Accelerator(SourcedSection):
     """One GPU (or one die that the launcher sees as a GPU), or one CPU rank."""
 
-    name: str = Field(description="Product name.")
+    name: str = Field(description="Product name; no cost depends on it.")
+    generation: Nvidia | Amd | None = Field(
+        default=None,
+        description="Its architecture, which decides on attention kernels, layouts of 8-bit GEMMs and variables of "
+        "launch scripts; absent: no GPU, or Ampere or newer without what Hopper and Blackwell add.",
+    )
     memory_gib: PositiveValue = Field(description="Memory of one rank, GiB.")
     reserved_memory_gib: NonNegativeValue = Field(
         description="Reserved for context, library buffers and allocator, GiB."
@@ -118,6 +128,19 @@ class Accelerator(SourcedSection):
             reserved, memory = f"{self.reserved_memory_gib:g}", f"{self.memory_gib:g}"
             raise ValueError(f"reserved_memory_gib ({reserved}) leaves nothing of memory_gib ({memory}): must be below")
         return self
+
+    def before(self, generation: Nvidia) -> bool:
+        """Whether it is NVIDIA's of an older generation than this one."""
+        return self.generation in NVIDIA[: NVIDIA.index(generation)]
+
+    def since(self, generation: Nvidia) -> bool:
+        """Whether it is NVIDIA's of this generation or a newer one."""
+        return self.generation in NVIDIA[NVIDIA.index(generation) :]
+
+    @property
+    def is_amd(self) -> bool:
+        """Whether it is AMD's."""
+        return self.generation in get_args(Amd)
 
     @property
     def memory_bytes(self) -> float:

@@ -18,13 +18,13 @@ import pytest
 import axonn_tune
 from axonn_tune.cost.price import Detail, price
 from axonn_tune.errors import DocumentError, UsageError
-from axonn_tune.frameworks import find_framework
+from axonn_tune.frameworks import find_framework, registry, software_on, step_on
 from axonn_tune.frameworks.description import StepOptions
 from axonn_tune.grid import Grid
 from axonn_tune.job import Job, Layout
 from axonn_tune.launch.commands import emission
 from axonn_tune.request import OPTIONS, OVERLAPS, Overlap
-from axonn_tune.specs.catalog import load_machine, load_model
+from axonn_tune.specs.catalog import available, load_machine, load_model
 from axonn_tune.specs.document import Document, to_yaml
 from axonn_tune.specs.loading import load_file
 from axonn_tune.specs.machine import (
@@ -141,6 +141,7 @@ MACHINE: dict[str, dict[str, Moves | None]] = {
     "Accelerator": {
         "name": DESCRIBES,
         "sources": DESCRIBES,
+        "generation": other("step", "volta", "ampere"),
         "memory_gib": Moves("limit", 1),
         "reserved_memory_gib": Moves("limit", -1),
         "memory_bandwidth_gb_per_s": shorter(),
@@ -393,6 +394,20 @@ def test_a_field_of_a_machine_moves_what_it_means(section: str, name: str, moves
             pairs = [(read(unchanged(one, file)), read(PROBES[one].priced(after))) for one in dict.fromkeys(probes)]
         moved += judged(pairs, moves.sign, factor)
     assert moved, f"{path} moves no {moves.output}"
+
+
+@pytest.mark.parametrize("name", available("machine"))
+def test_another_name_of_an_accelerator_moves_nothing(name: str) -> None:
+    """Guards what an architecture decides: kernels, factors and scripts follow `generation`, not the product's name."""
+    machine, renamed = (load_machine(name, overrides=one).document for one in ([], ["accelerator.name=Other 1"]))
+    for framework in registry().values():
+        for precision in get_args(Precision):
+            assert step_on(framework, renamed, precision) == step_on(framework, machine, precision)
+        assert software_on(framework, renamed) == software_on(framework, machine)
+    for probe in ("wide", "reduced"):
+        priced = (PROBES[probe].priced(one) for one in (machine, renamed))
+        scripts = [emission(one, "run", call="", kind="torchrun").text for one in priced]
+        assert scripts[1].replace("Other 1", machine.accelerator.name) == scripts[0]
 
 
 def judged(pairs: list[tuple[Any, Any]], sign: int, factor: float) -> bool:

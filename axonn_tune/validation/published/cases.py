@@ -104,7 +104,7 @@ LINE_RATE_SHARE = 0.9
 
 
 def differences(row: StepRow, machine: Machine) -> tuple[str, ...]:
-    """Differences between a row's machine and the profile it is priced on, in words."""
+    """Differences between a row's machine and the profile it is priced on, in words, and attention that it lacks."""
     found, names = [], (row.gpu.lower(), machine.accelerator.name.lower())
     words = [next((word for word, _ in ACCELERATORS if word in name), "") for name in names]
     same = words[0] == words[1] if any(words) else names[0] in names[1] or names[1] in names[0]
@@ -115,6 +115,10 @@ def differences(row: StepRow, machine: Machine) -> tuple[str, ...]:
     # Nodes of a rack that is one domain may have any number.
     if domain <= LARGEST_NODE and row.gpus_per_node not in (None, node, domain):
         found.append(f"{row.gpus_per_node} GPUs a node are stated, but {machine.name} is priced with its {node}")
+    framework = framework_of(row)
+    why = framework.writes_scores(machine.accelerator, _precision(row.precision, framework) or "bf16")
+    if why and _states_fused(row):
+        found.append(f"attention is {row.attention!r}, but {framework.title} writes all scores {why}: priced so")
     return tuple(found)
 
 
@@ -238,13 +242,17 @@ def _software_of(row: StepRow) -> Framework:
     return replace(found, logged=find_framework("megatron-core").logged) if "bridge" in words else found
 
 
+def _states_fused(row: StepRow) -> bool:
+    attention = row.attention.lower()
+    return any(word in attention for word in ("flash", "sdpa", "cudnn")) and "no flash" not in attention
+
+
 def framework_of(row: StepRow) -> Framework:
     """The framework of a row, with the row's attention, overlap, ZeRO and compilation."""
-    found, attention = _software_of(row), row.attention.lower()
+    found = _software_of(row)
     step, changes = found.step, dict[str, object]()
-    if attention not in {"", "nan"}:
-        fused = any(word in attention for word in ("flash", "sdpa", "cudnn")) and "no flash" not in attention
-        changes["fused_attention"] = fused
+    if row.attention.lower() not in {"", "nan"}:
+        changes["fused_attention"] = _states_fused(row)
     if row.vocabulary_multiple is not None:
         changes["vocabulary_multiple"] = row.vocabulary_multiple
     if "tp-comm-overlap" in row.overlap.lower():

@@ -137,6 +137,24 @@ def test_what_a_row_says_against_a_profile(
     assert list(differences(row, load_machine(machine).document)) == expected
 
 
+@pytest.mark.parametrize(
+    ("machine", "attention", "framework", "said"),
+    [
+        ("dgx1-v100", "FlashAttention", "megatron", "V100-SXM2-32GB, where FlashAttention and cuDNN's"),
+        ("dgx1-v100", "unfused", "megatron", ""),
+        ("dgx1-v100", "FlashAttention", "torchtitan", ""),
+        ("dgx-a100", "FlashAttention", "megatron", ""),
+    ],
+)
+def test_attention_that_an_accelerator_lacks_is_reported(
+    tmp_path: Path, machine: str, attention: str, framework: str, said: str
+) -> None:
+    """Guards a stated kernel that is priced as another one: before Ampere Megatron writes all scores."""
+    row = replace(read(tmp_path), gpu="", attention=attention, framework=framework)
+    found = "".join(differences(row, load_machine(machine).document))
+    assert (f"attention is {attention!r}" in found, said in found) == (bool(said), True)
+
+
 def test_a_profile_is_taken_as_it_is(tmp_path: Path) -> None:
     """Guards --machine: nothing that a row says of memory, node or network changes the profile or its price."""
     said = {"gpus_per_node": "4", "gpu_mem_gb": "40", "network": "8x HDR 200Gb/s", "system": "Frontier"}
