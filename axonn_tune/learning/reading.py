@@ -26,7 +26,7 @@ from axonn_tune.learning.evidence import Sample, measured_samples, probe_samples
 from axonn_tune.learning.stated import OF_RUN, CommandRun, model_columns, read_run
 from axonn_tune.specs.catalog import MachineLike, ModelLike, load_machine, load_model, machines_with
 from axonn_tune.specs.dependents import told
-from axonn_tune.specs.document import LARGEST_SIZE, read_yaml
+from axonn_tune.specs.document import LARGEST_SIZE, read_config
 from axonn_tune.specs.launch import Launch
 from axonn_tune.specs.loading import load_document, read_bytes, read_text
 from axonn_tune.specs.machine import Machine, Source, Tier
@@ -546,7 +546,7 @@ def _beside(path: Path) -> dict[str, str]:
     beside = path.with_suffix(".yaml")
     if beside == path or not beside.is_file():
         return {}
-    found = read_yaml(read_text(beside), source=str(beside)).root.mapping()
+    found = read_config(read_text(beside), source=str(beside)).mapping()
     if unknown := [name for name in found if name not in COLUMNS]:
         raise UsageError(f"{str(beside)!r}: no column {unknown[0]!r}{suggest(unknown[0], COLUMNS)}")
     return {name: str(node.plain()) for name, node in found.items()}

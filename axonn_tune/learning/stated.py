@@ -61,7 +61,7 @@ from axonn_tune.program.dimensions import broken_constraints
 from axonn_tune.ranking.inputs import unpriced_experts
 from axonn_tune.request import CUDA_GRAPHS, MOMENT_BYTES, CudaGraphs
 from axonn_tune.specs.catalog import ModelLike, available, load_model, stand_in
-from axonn_tune.specs.document import Node, first_problem, read_yaml
+from axonn_tune.specs.document import Node, first_problem, read_config
 from axonn_tune.specs.formats import FORMATS
 from axonn_tune.specs.loading import DOCUMENT_BYTES, read_text
 from axonn_tune.specs.machine import Machine
@@ -184,10 +184,7 @@ def _flat(values: Mapping[str, object], before: str = "") -> Iterator[tuple[str,
 
 def _yaml(text: str, path: Path) -> Iterator[tuple[str, Stated]]:
     """Every value of YAML or JSON by its dotted name."""
-    reading = read_yaml(text.replace("\t", "  "), source=str(path))
-    root = reading.root
-    if twice := [one for one in reading.problems if "written twice" in one.message]:
-        raise DocumentError(str(path), twice)
+    root = read_config(text.replace("\t", "  "), source=str(path))
     if not isinstance(root.value, dict):
         raise DocumentError(str(path), [Problem("", "states no arguments: no `key: value` at the top level", 1)])
     yield from _nodes(root)

@@ -2,7 +2,7 @@
 
 YAML is read by the YAML 1.2 core schema. Unlike PyYAML's own loader: `25e9` is a number, `on` and `yes` are
 strings, `010` is 10, `1:30` and dates are strings, a key written twice is a problem, and aliases, merge keys
-and tags are refused. Sequences become tuples, because documents are frozen.
+and tags are refused, but in files of other tools. Sequences become tuples, because documents are frozen.
 
 The nodes are built from parser events, not by PyYAML's composer: the composer has no limit on nesting, and its C
 version crashes the interpreter on a file of 100,000 brackets.
@@ -72,6 +72,8 @@ else:
 
 _MAX_DEPTH = 40
 _ALIAS_MESSAGE = "anchors and aliases (&name, *name) are not supported; write the value out, or use 'extends'"
+_YAML_TAG, _OWN_TAGS = "tag:yaml.org,2002:", frozenset({"null", "bool", "int", "float", "str", "seq", "map"})
+_MERGE, _MOST_NODES = "<<", 100_000
 _MERGE_MESSAGE = "merge keys (<<) are not supported; use 'extends' to build on another file"
 
 # Unquoted scalars of the core schema: YAML 1.2.2, section 10.3.2.
@@ -157,13 +159,22 @@ class Reading:
     problems: tuple[Problem, ...]
 
 
-def read_yaml(text: str, *, source: str) -> Reading:
+def read_config(text: str, *, source: str) -> Node:
+    """A YAML or JSON file of another tool, with aliases, merge keys and YAML's own tags as PyYAML's safe loader has
+    them; DocumentError for anything that cannot be read, with all of it."""
+    reading = read_yaml(text, source=source, aliases=True)
+    if reading.problems:
+        raise DocumentError(source, reading.problems)
+    return reading.root
+
+
+def read_yaml(text: str, *, source: str, aliases: bool = False) -> Reading:
     """Read one YAML document; DocumentError if it cannot be parsed at all or is empty.
 
     Keys are always strings. Problems that leave the rest readable (a duplicate key, an alias, a tag) are returned, so
-    that a caller can report them with its own.
+    that a caller can report them with its own. aliases: resolve these, merge keys and YAML's own tags.
     """
-    builder = _Builder(source, events=yaml.parse(text, _Parser))
+    builder = _Builder(source, events=yaml.parse(text, _Parser), aliases=aliases)
     try:
         root = builder.document()
     except yaml.YAMLError as error:
@@ -199,10 +210,13 @@ def read_scalar(text: str) -> Scalar:
 class _Builder:
     """Turns parser events into `Node`s and collects problems."""
 
-    def __init__(self, source: str, *, events: Iterator[yaml.Event]) -> None:
+    def __init__(self, source: str, *, events: Iterator[yaml.Event], aliases: bool) -> None:
         self.source = source
         self.found: list[tuple[Location, str, int]] = []
         self._events = events
+        self._aliases = aliases
+        self._anchors: dict[str, tuple[Node, int]] = {}
+        self._nodes = 0
 
     def document(self) -> Node | None:
         """The only document of the stream, or None if it is empty."""
@@ -217,13 +231,15 @@ class _Builder:
         return root
 
     def _node(self, event: yaml.Event, *, location: Location, line: int | None = None) -> Node:
-        node = Node(None, self.source, line or _line(event))
-        if not isinstance(event, (yaml.ScalarEvent, yaml.CollectionStartEvent)):
-            self._report(event, location, _ALIAS_MESSAGE)
+        node, before = Node(None, self.source, line or _line(event)), self._nodes
+        if isinstance(event, yaml.AliasEvent):
+            node.value = self._alias(event, location)
             return node
+        assert isinstance(event, (yaml.ScalarEvent, yaml.CollectionStartEvent))
+        anchor = event.anchor
         if len(location) > _MAX_DEPTH:
             raise DocumentError(self.source, [Problem("", f"nested more than {_MAX_DEPTH} deep", _line(event))])
-        if event.tag is not None:
+        if event.tag is not None and not (self._aliases and event.tag.removeprefix(_YAML_TAG) in _OWN_TAGS):
             self._report(event, location, f"tags ({event.tag}) are not supported")
         if isinstance(event, yaml.MappingStartEvent):
             node.value = self._mapping(location)
@@ -234,18 +250,45 @@ class _Builder:
             node.value = items
             while not isinstance(event := next(self._events), yaml.SequenceEndEvent):
                 items.append(self._node(event, location=(*location, len(items))))
+        self._nodes += 1
+        if anchor is not None:
+            self._anchors[anchor] = node, self._nodes - before
         return node
 
+    def _alias(self, event: yaml.AliasEvent, location: Location) -> Scalar | dict[str, Node] | list[Node]:
+        """The value of an alias; None and a problem where it has none, or none is allowed."""
+        if not self._aliases:
+            self._report(event, location, _ALIAS_MESSAGE)
+            return None
+        if event.anchor not in self._anchors:
+            self._report(event, location, f"alias *{event.anchor} has no anchor before it")
+            return None
+        node, nodes = self._anchors[event.anchor]
+        self._nodes += nodes
+        if self._nodes > _MOST_NODES:
+            raise DocumentError(
+                self.source, [Problem("", f"more than {_MOST_NODES:,} values by aliases", _line(event))]
+            )
+        return node.value
+
     def _mapping(self, location: Location) -> dict[str, Node]:
-        items: dict[str, Node] = {}
+        items, merged = dict[str, Node](), list[Node]()
         while not isinstance(event := next(self._events), yaml.MappingEndEvent):
             key = self._key(event, location)
             below = location if key is None else (*location, key)
             value = self._node(next(self._events), location=below, line=_line(event))
-            if key in items:
+            if key == _MERGE and isinstance(event, yaml.ScalarEvent) and not event.style:
+                merged += value.value if isinstance(value.value, list) else [value]
+            elif key in items:
                 self._report(event, below, f"key written twice, first in line {items[key].line}")
             elif key is not None:
                 items[key] = value
+        for one in merged:
+            if not isinstance(one.value, dict):
+                self.found.append((location, "a merge key (<<) takes a mapping, or a list of mappings", one.line or 1))
+                continue
+            # The mapping's own keys count, then those of the first merged.
+            items = {**one.value, **items}
         return items
 
     def _key(self, event: yaml.Event, location: Location) -> str | None:
@@ -256,7 +299,7 @@ class _Builder:
             self._report(event, location, "a key must be a word, not a list, a mapping or an alias")
         elif found := CONTROL.search(event.value):
             self._report(event, location, f"a key holds the control character {found[0]!r}")
-        elif event.value == "<<" and not event.style:
+        elif event.value == _MERGE and not event.style and not self._aliases:
             self._report(event, location, _MERGE_MESSAGE)
         else:
             return event.value
@@ -267,7 +310,8 @@ class _Builder:
             self._report(event, location, f"holds the control character {found[0]!r}")
             return None
         try:
-            return event.value if event.style else read_scalar(event.value)
+            text = event.style if event.tag is None else event.tag == f"{_YAML_TAG}str"
+            return event.value if text else read_scalar(event.value)
         except ValueError:
             self._report(event, location, f"{event.value[:20]}... has too many digits")
             return None

@@ -575,6 +575,25 @@ def test_attention_writes_its_scores_where_no_kernel_avoids_it(
     assert said or "attention's kernel" not in "".join(run.assumed)
 
 
+ALIASED = """shared: &shared {tensor_model_parallel_size: &size 4, num_layers: !!int "32"}
+model:
+  <<: *shared
+  pipeline_model_parallel_size: *size
+  hidden_size: 4096
+  num_attention_heads: 32
+  encoder_seq_length: 4096
+  micro_batch_size: 1
+  global_batch_size: 64
+trainer: {num_nodes: 4, devices: 8, precision: bf16}
+"""
+
+
+def test_settings_behind_aliases_and_merge_keys_count(tmp_path: Path) -> None:
+    """Guards degrees that a config file writes once: TP and PP are 4, not 1."""
+    run = stated(tmp_path, ALIASED, name="run.yaml")
+    assert [run.columns[name].value for name in ("tp", "pp", "layers")] == [4, 4, 32]
+
+
 TITAN = '[model]\nname = "llama3"\nflavor = "8B"\n[training]\nbatch_size = 1\nseq_len = 8192\n'
 
 

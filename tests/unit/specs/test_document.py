@@ -7,7 +7,7 @@ import math
 import pytest
 
 from axonn_tune.errors import DocumentError
-from axonn_tune.specs.document import Plain, read_yaml
+from axonn_tune.specs.document import Plain, read_config, read_yaml
 
 
 @pytest.mark.parametrize(
@@ -66,6 +66,46 @@ def test_all_problems_are_collected() -> None:
     assert "tags" in found["f", 7]
     assert "a key must be a word" in found["", 8]
     assert reading.root.mapping()["<<"].value == 5
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("a: &x 4\nb: *x\n", {"a": 4, "b": 4}),
+        ("a: &x {c: 1, d: 2}\nb:\n  d: 3\n  <<: *x\n", {"a": {"c": 1, "d": 2}, "b": {"c": 1, "d": 3}}),
+        ("a: &x {c: 1}\nb: &y {c: 2, d: 3}\ne:\n  <<: [*x, *y]\n  f: 4\n", {"e": {"c": 1, "d": 3, "f": 4}}),
+        ("a: &x [1, 2]\nb: [*x, 3]\n", {"b": ((1, 2), 3)}),
+        ('a: !!str 8\nb: !!int "8"\nc: !!map {d: !!float 1}\n', {"a": "8", "b": 8, "c": {"d": 1}}),
+        ('"<<": 5\n', {"<<": 5}),
+    ],
+)
+def test_files_of_other_tools_have_aliases_merge_keys_and_tags(text: str, value: dict[str, object]) -> None:
+    """Guards config files of frameworks, which PyYAML loads: no setting behind an alias is dropped."""
+    read = read_config(text, source="f").plain()
+    assert isinstance(read, dict)
+    assert {key: read[key] for key in value} == value
+
+
+@pytest.mark.parametrize(
+    ("text", "words", "line"),
+    [
+        ("a: 1\nb: *x\n", "b: alias *x has no anchor before it", 2),
+        ("a: &x {b: *x}\n", "a.b: alias *x has no anchor before it", 1),
+        ("a: 1\nb: !include x.yaml\n", "b: tags (!include) are not supported", 2),
+        ("a: &x 4\nb:\n  <<: *x\n", "b: a merge key (<<) takes a mapping", 3),
+        ("a: 1\na: 2\n", "a: key written twice", 2),
+        (
+            "a0: &a0 [1, 1]\n" + "".join(f"a{n + 1}: &a{n + 1} [*a{n}, *a{n}, *a{n}, *a{n}]\n" for n in range(30)),
+            "more than 100,000 values by aliases",
+            9,
+        ),
+    ],
+)
+def test_what_another_tools_file_cannot_state_is_refused_by_name(text: str, words: str, line: int) -> None:
+    """Guards settings that cannot be read, which were left out unsaid, and files that unfold without end."""
+    with pytest.raises(DocumentError) as caught:
+        read_config(text, source="f")
+    assert f"f:{line}: {words}" in str(caught.value)
 
 
 @pytest.mark.parametrize(
