@@ -1,4 +1,4 @@
-"""A ranking as a section: where time goes, the table of all grids, each of the first in detail."""
+"""A ranking as a section: where time goes, the table of its rows, each of the first in detail."""
 
 from __future__ import annotations
 

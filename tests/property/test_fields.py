@@ -603,6 +603,7 @@ REQUEST: dict[str, Asks] = {
     "split_micro_batch": Asks({**SHARDED, "x": 2, "z": 4, "rank_by": "step", "micro_batch": 2}, value=True),
     "rank_by": Asks({**SHARDED, "z": None}, "step"),
     "cost": Asks(SHARDED, "paper"),
+    "top": Asks({**SHARDED, "z": None, "y": None}, 2, "rows", -1),
     "variants": Asks({**SHARDED, "gpus": 4, "z": 4}, value=True),
     "same_kernels": Asks({"model": "nano", "gpus": 1, "machine": "dgx-h100"}, value=True, command="compare"),
     "pick": Asks({"model": "nano", "gpus": 2}, 2, command="explain"),
