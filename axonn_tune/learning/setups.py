@@ -51,7 +51,6 @@ def alternatives(setup: Setup) -> _Alternatives:
     one, framework = setup.layout, setup.framework
     needless = () if setup.workload.split_micro_batch else ("output",)
     used = tuple(name for name in setup.workload.overlaps if name in framework.step.overlaps and name not in needless)
-    stages = one.grid.pipeline > 1
     return {
         ("recompute", "recompute other than stated"): [
             (f"recompute {other}, not {one.recomputed}", _run_as(setup, recompute=other, recompute_layers=None))
@@ -73,7 +72,7 @@ def alternatives(setup: Setup) -> _Alternatives:
         ("interleaving", "interleaving other than stated"): [
             (f"{framework.called('chunks')} {chunks}, not {one.chunks}", _run_as(setup, chunks=chunks, parts=None))
             for chunks in sorted({1, 2, one.chunks * 2} - {one.chunks})
-            if stages
+            if one.grid.pipeline > 1 and framework.schedule.interleaved
         ],
         ("rank_order", "another rank order"): [
             (

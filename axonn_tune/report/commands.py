@@ -12,9 +12,10 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, TypeAlias
 
 from axonn_tune.errors import AxonnTuneError, UsageError
-from axonn_tune.frameworks import step_changes
+from axonn_tune.frameworks import registry, step_changes
 from axonn_tune.frameworks.axonn_tune import AXONN_TUNE
 from axonn_tune.frameworks.description import Framework
+from axonn_tune.grid import Grid
 from axonn_tune.job import Job
 from axonn_tune.ranking.inputs import Inputs, make_workload
 from axonn_tune.request import OVERLAPS, Request, flag
@@ -69,9 +70,16 @@ def layout_pins(framework: Framework, axes: Iterable[str], config: Mapping[str, 
 
 
 def run_words(
-    job: Job, *, gpus: int, model: Sequence[str], machine: str, defaults: Workload | None = None
+    job: Job,
+    *,
+    gpus: int,
+    model: Sequence[str],
+    machine: str,
+    defaults: Workload | None = None,
+    grid: Grid | None = None,
 ) -> list[str]:
-    """Options that state a run but for its layout; model: words after `--model`; defaults: what needs no words."""
+    """Options that state a run but for its layout; model: words after `--model`; defaults: what needs no words; grid:
+    the only one that is searched."""
     workload, framework = job.workload, job.framework
     found = ["--gpus", str(gpus), "--model", *model, "--machine", machine]
     if framework.name != AXONN_TUNE.name:
@@ -82,7 +90,23 @@ def run_words(
     found += [word for name in OVERLAPS if name not in workload.overlaps for word in ("--no-overlap", name)]
     found += ["--split-micro-batch"] if workload.split_micro_batch else []
     found += ["--shard-optimizer"] if workload.shard_optimizer_over_data else []
-    return [*found, *step_words(framework)]
+    return [*found, *step_words(framework), *_only_words(job, gpus, grid)]
+
+
+def _only_words(job: Job, gpus: int, grid: Grid | None) -> Iterator[str]:
+    """An exchange or a dispatcher that is the framework's own and the only one of a run, where a search compares it."""
+    framework, domain = job.framework, job.machine.tiers[0].ranks
+    plain = registry().get(framework.name, framework)
+    ranks = (1, gpus) if grid is None else (grid.expert * grid.expert_tensor,)
+    others = job.model.has_experts and {plain.dispatcher_over(each, domain) for each in ranks} - {plain.step.dispatcher}
+    wide = "context" in framework.axes if grid is None else grid.context > 1
+    for name, compared in (
+        ("dispatcher", others and plain.dispatchers and not framework.dispatchers),
+        ("context_exchange", wide and plain.exchanges and not framework.exchanges),
+    ):
+        value = getattr(framework.step, name)
+        if compared and value == getattr(plain.step, name):
+            yield from ("--set", f"step.{name}={value}")
 
 
 def explain_command(inputs: Inputs) -> list[str]:
@@ -134,16 +158,29 @@ def pins(setup: Setup, *, machine: str, model: NamedModel = None) -> list[str]:
     # Where a search may cut stages into chunks, one chunk is stated, too.
     axes |= {"chunks": one.chunks} if one.chunks > 1 or (one.pipeline > 1 and framework.schedule.interleaved) else {}
     order = ",".join(axis for axis in one.grid.order if axis in framework.axes and axis != "pipeline")
-    # Imported here: most layouts have no parts, and start-up time is theirs.
-    from axonn_tune.stages import layout_text
-
-    layout = layout_text(one.parts, mtp=setup.model.mtp_layers) if one.parts else None
-    pinned = layout_pins(framework, axes, {**vars(one), **axes, "order": order, "pipeline_layout": layout})
+    pinned = layout_pins(framework, axes, {**vars(one), **axes, "order": order, "pipeline_layout": _split_word(setup)})
     # A search with overlap of dispatch has layouts that cannot have it, too: asked for alone, they are refused.
     step = framework.step
     if (step.expert_overlap or step.delayed_weight_gradients) and not setup.price(lambda same: same).expert_overlap:
         setup = replace(setup, framework=framework.with_step(expert_overlap=False, delayed_weight_gradients=False))
-    return [*run_words(setup, gpus=one.grid.world, model=named, machine=machine), *pinned]
+    elif framework.overlaps_experts and not step.expert_overlap and setup.model.has_experts:
+        merged = replace(setup, framework=framework.with_step(expert_overlap=True))
+        pinned += ["--no-expert-overlap"] if merged.price(lambda same: same).expert_overlap else []
+    return [*run_words(setup, gpus=one.grid.world, model=named, machine=machine, grid=one.grid), *pinned]
+
+
+def _split_word(setup: Setup) -> str | None:
+    """The layers of each part, where there are stages and a search has other splits than the framework's own."""
+    one, schedule = setup.layout, setup.framework.schedule
+    searched = one.pipeline > 1 and schedule.layouts and schedule.uneven and not schedule.equal_chunks
+    if one.parts is None and not searched:
+        return None
+    # Imported here: most layouts have no stages, and start-up time is theirs.
+    from axonn_tune.cost.pipeline import parts_of
+    from axonn_tune.stages import layout_text
+
+    parts = parts_of(setup, one.pipeline, one.chunks, one.parts)
+    return layout_text(parts, mtp=setup.model.mtp_layers, mtp_part=one.mtp_part)
 
 
 def _model_words(setup: Setup, named: NamedModel) -> list[str]:

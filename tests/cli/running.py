@@ -40,8 +40,8 @@ def run(line: str, words: Sequence[str] = ()) -> Finished:
     return Finished(code, *(one.buffer.getvalue().decode() for one in (out, err)))
 
 
-def good(line: str) -> Finished:
+def good(line: str, words: Sequence[str] = ()) -> Finished:
     """The same for a command that has to succeed."""
-    finished = run(line)
+    finished = run(line, words)
     assert finished.code == 0, finished.err
     return finished

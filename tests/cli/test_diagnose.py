@@ -43,9 +43,9 @@ def test_commands_lead_to_the_predicted_step(tmp_path: Path, monkeypatch: pytest
     words = shlex.split(change["command"])
     assert words[0] == "axonn-tune"
     assert words[-2:] == ["-o", "launch.yaml"]
-    found = json.loads(good(shlex.join([*words[1:-2], "--rank-by", "step", "--format", "json"])).out)
+    found = json.loads(good("", [*words[1:-2], "--rank-by", "step", "--format", "json"]).out)
     assert found["configs"][0]["iteration_s"] == pytest.approx(change["step_s"])
-    good(shlex.join(words[1:]))
+    good("", words[1:])
     assert (tmp_path / "launch.yaml").is_file()
 
 

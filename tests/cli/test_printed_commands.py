@@ -194,6 +194,6 @@ def test_a_change_of_stages_costs_what_its_row_says(tmp_path: Path, monkeypatch:
     assert len(explained["changes"]) >= 3
     for change in explained["changes"]:
         words = [word for word in shlex.split(change["command"])[1:] if word not in ("-o", "run.sh")]
-        found = json.loads(good(shlex.join([*words, "--format", "json"])).out)["configs"][0]
+        found = json.loads(good("", [*words, "--format", "json"]).out)["configs"][0]
         assert found["iteration_s"] == pytest.approx(change["step_s"], rel=1e-6), words
         assert found["memory_bytes"] == pytest.approx(change["memory_bytes"], rel=1e-6), words

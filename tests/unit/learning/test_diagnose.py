@@ -369,7 +369,7 @@ def test_commands_find_what_was_promised(
     assert 1 <= len(changes) <= 3
     for change in changes:
         words = shlex.split(command_of(change, machine=machine))
-        found = json.loads(good(shlex.join([*words[1:], "--format", "json"])).out)
+        found = json.loads(good("", [*words[1:], "--format", "json"]).out)
         # What can be started is written, and ranked; the rest is explained.
         assert (words[-2:] == ["-o", "run.sh"]) == ("configs" in found)
         one = found["configs"][0] if "configs" in found else found["config"]

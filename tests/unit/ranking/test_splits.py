@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 from itertools import combinations, pairwise
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from axonn_tune.api.learning import compare_command, explain_command
 from axonn_tune.cost.price import price
 from axonn_tune.frameworks import find_framework
 from axonn_tune.ranking.choosing import search
@@ -183,26 +181,3 @@ def test_splits_are_left_to_who_cannot_be_told() -> None:
     ):
         ranked = search(small_problem(model, MACHINE, find_framework(name), request=request, **given))
         assert {ranked[place].parts for place in range(len(ranked))} <= {None, (4, 4)}, name
-
-
-SCRIPT = """torchrun --nproc-per-node 8 --nnodes 2 pretrain_gpt.py --num-layers 24 --hidden-size 2048
---num-attention-heads 32 --group-query-attention --num-query-groups 4 --kv-channels 128 --seq-length 4096
---max-position-embeddings 4096 --position-embedding-type rope --normalization RMSNorm --swiglu --disable-bias-linear
---untie-embeddings-and-output-weights --vocab-size 151936 --num-experts 64 --moe-router-topk 8
---moe-ffn-hidden-size 768 --moe-grouped-gemm --moe-token-dispatcher-type alltoall --bf16 --micro-batch-size 1
---global-batch-size 128 --tensor-model-parallel-size 1 --pipeline-model-parallel-size 2
---expert-model-parallel-size 8 --use-distributed-optimizer --overlap-grad-reduce --overlap-param-gather
---transformer-impl transformer_engine"""
-
-
-def test_commands_name_the_same_best_layout_of_a_script(tmp_path: Path) -> None:
-    """Guards one optimum: `explain --from-command` and `compare --from-command` search the same freedoms."""
-    script = tmp_path / "run.sh"
-    script.write_text(SCRIPT.replace("\n", " \\\n"), encoding="utf-8")
-    explained = explain_command(script, machine="dgx-h100").stated
-    assert explained is not None
-    found = compare_command(script, machine="dgx-h100").comparison
-    best = next(one.prediction for one in found.contenders if one.key == "megatron-core")
-    assert best is not None
-    assert best.iteration_s == explained.ranking[0].iteration_s
-    assert best.iteration_s == next(change.step_s for change in explained.changes if change.whole)
