@@ -228,7 +228,8 @@ _MISTAKES = ((20, 3), (8, 2), (4, 1), (0, 0))
 
 @lru_cache(maxsize=1 << 10)
 def misspelt(name: str, tables: tuple[str, ...]) -> str:
-    """The argument that a name means which no table has but by a pattern, "" for none.
+    """The argument that a name means which no table has but by a pattern, "" for none: one with typing mistakes, or the
+    only one that begins with it, if it is more than a word.
 
     Only arguments of which something is read, or said where they are stated.
     """
@@ -247,7 +248,30 @@ def misspelt(name: str, tables: tuple[str, ...]) -> str:
         most = next(number for least, number in _MISTAKES if min(len(one), len(end)) >= least)
         if (mistakes := edits(one, end, most)) <= most:
             found.append((mistakes, one))
-    return min(found, default=(0, ""))[1]
+    return min(found, default=(0, ""))[1] or ("_" in name and _begun(name, tables)) or ""
+
+
+def _begun(name: str, tables: tuple[str, ...]) -> str:
+    """The argument that is read, and is the only one whose name begins so; "" without one."""
+    exact = _index(tables)[0]
+    found = [one for one in exact if one.startswith(name) and "*" not in one]
+    only = len({exact[one].name for one in found}) == 1
+    return found[0] if only and exact[found[0]].field else ""
+
+
+ABBREVIATING = {"launchers": "its launcher", "accelerate": "Hugging Face's parser"}
+"""Tables whose parsers take the start of a name for the only argument that begins so, as argparse does by default:
+torchrun's, DeepSpeed's launcher's and transformers' (hf_argparser.py). Megatron-LM's, Megatron-DeepSpeed's and AxoNN's
+are made with allow_abbrev=False (megatron/training/arguments.py), and tyro, torchtitan's, is so, too."""
+
+
+def in_full(name: str, framework: str) -> tuple[str, str]:
+    """The argument that a name without a key abbreviates, and whose parser takes it; empty where none does."""
+    tables = tables_of(framework)
+    if "_" not in name or "." in name or find(name, tables) is not None:
+        return "", ""
+    found = ((_begun(name, (one,)), parser) for one, parser in ABBREVIATING.items() if one in tables)
+    return next((one for one in found if one[0]), ("", ""))
 
 
 def switched_on(name: str) -> str:

@@ -25,6 +25,7 @@ from axonn_tune.frameworks.keys import (
     SWITCH,
     defaults_of,
     find,
+    in_full,
     misspelt,
     named,
     names_of,
@@ -99,6 +100,20 @@ class _Source:
     def without(self, names: Collection[str]) -> _Source:
         """The same without these arguments as they are written."""
         return replace(self, own={name: stated for name, stated in self.own.items() if name not in names})
+
+    def in_full(self, framework: str) -> _Source:
+        """The same with the full names of arguments that a command abbreviates, where its parser takes that."""
+        own, full_names, remarks = dict[str, Stated](), list[tuple[str, Stated]](), list[str]()
+        for written, stated in self.own.items():
+            name, parser = in_full(_plain(written), framework) if written.startswith("--") else ("", "")
+            full = f"--{name.replace('_', '-') if '-' in written[2:] else name}" if name else written
+            own[full] = stated
+            if name:
+                remarks.append(f"{self.path.name}:{stated.line}: {written} is {full} in short, as {parser} takes it")
+                full_names.append((full, stated))
+        found = _of_pairs(self.path, full_names)
+        named, arguments = {**self.named, **found.named}, {**self.arguments, **found.arguments}
+        return replace(self, named=named, arguments=arguments, own=own, remarks=(*self.remarks, *remarks))
 
     def over(self, other: _Source) -> _Source:
         """The same on top of what another file states."""
@@ -521,6 +536,7 @@ def read_run(
     """
     source = _read(Path(path))
     name, line = (find_framework(framework).name, 1) if framework else _software(source)
+    source = source.in_full(name)
     document = _model_given(source, model)
     facts = {name: meaning(name, value) for name, value in given.items()}
     facts = {**(model_columns(document) if document else {}), **facts}
@@ -768,7 +784,7 @@ def _settled(run: CommandRun, source: _Source, implied: Mapping[str, str]) -> Co
         said.append(others)
     step = find_framework(run.software)
     if "attn" not in columns and step.attention_since and step.step.fused_attention:
-        since = f"FlashAttention or cuDNN's from {step.attention_since} on"
+        since = f"FlashAttention or cuDNN's from {step.attention_since.capitalize()} on"
         said.append(f"attention's kernel is not stated: {since}, else one that writes all scores")
     if "mbs" not in columns:
         said.append("the micro-batch is not stated: the fastest that fits")

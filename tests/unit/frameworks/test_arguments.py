@@ -203,6 +203,11 @@ def test_misspelt_layouts_sizes_and_formats_are_refused(written: str, meant: str
 
 MISSPELT = {
     "run.sh": (CORE.replace("--nnodes", "--nnodbs"), "--nnodbs: .* did you mean --nnodes"),
+    # Megatron-LM's parser takes no abbreviations.
+    "short.sh": (
+        f"{CORE} --tensor-model-paral 2",
+        "--tensor-model-paral: is no argument of megatron-core: did you mean --tensor-model-parallel-size?",
+    ),
     "zero.json": (
         ZERO.format("").replace('"stage"', '"stagee"'),
         "zero_optimization.stagee: .* zero_optimization.stage",

@@ -575,6 +575,33 @@ def test_attention_writes_its_scores_where_no_kernel_avoids_it(
     assert said or "attention's kernel" not in "".join(run.assumed)
 
 
+@pytest.mark.parametrize(
+    ("words", "columns", "said", "unknown"),
+    [
+        ("--per_device_train_batch 2 --gradient_accum 4", {"mbs": 2, "gbs": 64}, 2, ()),
+        ("--per_device_train_batch_size 2 --gradient_accum 4", {"mbs": 2, "gbs": 64}, 1, ()),
+        (
+            "--per_device_train_batch_size 2 --gradient 4 --my_own 3",
+            {"mbs": 2, "gbs": 16},
+            0,
+            ("--gradient", "--my_own"),
+        ),
+    ],
+)
+def test_abbreviations_count_where_the_parser_takes_them(
+    words: str, columns: dict[str, int], said: int, unknown: tuple[str, ...], tmp_path: Path
+) -> None:
+    """Guards names in short for DeepSpeed's launcher and Hugging Face's parser, which are said; others are unknown."""
+    config = '{"zero_optimization": {"stage": 3}, "train_micro_batch_size_per_gpu": "auto"}'
+    (tmp_path / "zero.json").write_text(config, "utf-8")
+    text = f"deepspeed --num_gpu 8 train.py --deepspeed zero.json {words}"
+    (tmp_path / "run.sh").write_text(text, "utf-8")
+    run = read_run(tmp_path / "run.sh", given={"seq": "4096"}, model="llama3-8b")
+    assert {name: run.columns[name].value for name in columns} == columns
+    assert sum(" in short" in one for one in run.assumed) == said + 1
+    assert run.unknown == unknown
+
+
 ALIASED = """shared: &shared {tensor_model_parallel_size: &size 4, num_layers: !!int "32"}
 model:
   <<: *shared
