@@ -21,6 +21,7 @@ from axonn_tune.grid import Grid, divisors
 from axonn_tune.job import Job, Layout
 from axonn_tune.launch import host
 from axonn_tune.launch.config import build_launch, compiles
+from axonn_tune.program.count import counted
 from axonn_tune.program.dimensions import symbol_values
 from axonn_tune.program.operations import MatMul
 from axonn_tune.program.step import build_step
@@ -330,7 +331,7 @@ def _single_rank(
     whole, most = model.document, _MOST_PARAMETERS[backend]
     tables = 1 if whole.tied_embeddings else 2
     vocab = min(whole.vocab, most // _TABLES_SHARE // (tables * whole.hidden))
-    layers = (most - tables * vocab * whole.hidden) // whole.block_weights
+    layers = (most - tables * vocab * whole.hidden) // counted(whole)[0].weights
     # Of several layer types all are kept.
     layers = whole.layers if whole.pattern else max(1, min(whole.layers, layers))
     cut = whole.model_copy(update={"vocab": vocab, "layers": layers})

@@ -58,6 +58,7 @@ from axonn_tune.learning.arguments import (
 from axonn_tune.learning.layer_types import with_layer_types
 from axonn_tune.learning.shell import OUTPUT, Script, read_script, slurm_sizes
 from axonn_tune.learning.unpriced import refusals
+from axonn_tune.program.count import parameters
 from axonn_tune.program.dimensions import broken_constraints
 from axonn_tune.ranking.inputs import unpriced_experts
 from axonn_tune.request import CUDA_GRAPHS, MOMENT_BYTES, CudaGraphs
@@ -402,7 +403,7 @@ class CommandRun(StatedRun):
             made = with_layer_types(made, self.arguments)
         except ValueError as error:
             raise self._wrong(first_problem(error)) from None
-        billions = float(f"{made.parameters / 1e9:.3g}")
+        billions = float(f"{parameters(made) / 1e9:.3g}")
         name = f"{'llama' if made.gated else 'gpt'}-{billions:g}b"
         return shipped_twin(made) or made.model_copy(update={"name": name, "source": f"arguments of {self.path}"})
 

@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 
 from axonn_tune.frameworks.description import MOST_IMBALANCE, FlopCount, Framework, StepOptions
 from axonn_tune.grid import ALL_AXES, BATCH_AXES, EXPERT_AXES, Grid, divisors
+from axonn_tune.program.count import TypeCount, active_parameters, counted, type_constants
 from axonn_tune.program.operations import MATRIX_ALIGNMENT, PLAIN, Arithmetic, Attention, MatMul, Value
 from axonn_tune.program.step import BUNDLED, ONLY, Stage, StepProgram, suffixes
 from axonn_tune.specs.model import Layer, Mamba, Model
@@ -316,13 +317,7 @@ def _type_constants(layer: Layer, workload: Workload) -> dict[str, float]:
     """
     length = float(workload.sequence_length)
     window = min(float(layer.window or length), length)
-    found = {
-        "Q": float(layer.query_width),
-        "N": float(layer.qkv_width),
-        "F": float(layer.ffn),
-        "G": float(layer.up_width),
-    }
-    return found | ({"span": window * (2.0 * length - window) / length} if layer.window else {})
+    return type_constants(layer) | ({"span": window * (2.0 * length - window) / length} if layer.window else {})
 
 
 def dimensions(
@@ -361,15 +356,15 @@ def dimensions(
     share = replicas if sharded else 1.0
     of_types, buckets, stored, routed = dict[str, Value](), dict[str, Value](), list[Value](), list[Value]()
     expert_z, expert_data = _left_of_experts(axes, options, arithmetic) if model.has_experts else (1.0, 1.0)
-    for layer, of, count in zip(model.types, suffixes(model), counts, strict=True):
-        weights = _matrices(layer, x=x, y=y)
+    for layer, one, of, count in zip(model.types, counted(model), suffixes(model), counts, strict=True):
+        weights = one.stored(x, y)
         block = weights / split
         own = {"L": count, **_type_constants(layer, workload), "W": weights}
         of_types |= {f"{name}{of}": value for name, value in own.items()}
         buckets[f"block_bucket{of}"] = _rounded_up(block, share, arithmetic)
         stored.append(count * block)
         if layer.experts is not None:
-            rank = _expert_weights(layer, axes, options) / expert_z
+            rank = _expert_weights(one, axes, options) / expert_z
             copies = expert_data * axes["context"] if options.copies_over_context else expert_data
             buckets[f"expert_bucket{of}"] = _rounded_up(rank, copies if sharded else 1.0, arithmetic)
             routed.append(count * rank)
@@ -406,25 +401,11 @@ def dimensions(
     }
 
 
-def _matrices(layer: Layer, *, x: Value, y: Value) -> Value:
-    """W, x·y times the elements of a block on one rank but those of routed experts.
-
-    Projections to latents are duplicated over x, those from latents over y.
-    """
-    whole = float(layer.weights - (layer.experts.count * layer.expert_weights if layer.experts else 0))
-    if layer.latent is None:
-        return whole
-    down, up = map(float, layer.latent_weights)
-    found: Value = (whole - down - up) + down * x + up * y
-    return found
-
-
-def _expert_weights(layer: Layer, axes: Mapping[str, Value], options: StepOptions) -> Value:
+def _expert_weights(one: TypeCount, axes: Mapping[str, Value], options: StepOptions) -> Value:
     """Elements of the routed experts of a block that one rank multiplies with, or adds: their biases."""
-    assert layer.experts is not None, "asked before"
     split = axes["expert_tensor"] if options.sequence_parallel else axes["x"]
-    whole = float(layer.expert_weights + layer.expert_biases)
-    found: Value = whole * (float(layer.experts.count) / axes["expert"]) / (split * axes["y"])
+    whole = float(one.each + one.each_biases)
+    found: Value = whole * (float(one.routed) / axes["expert"]) / (split * axes["y"])
     return found
 
 
@@ -455,17 +436,16 @@ def _sum(values: Sequence[Value]) -> Value:
 def _vectors(model: Model, counts: Sequence[Value], stage: Stage, *, x: Value, y: Value, own: bool) -> Value:
     """Elements of a rank's norms, biases and sinks; own: of the bundled runtime, which has biases of scores there."""
     found = list[Value]()
-    for layer, count in zip(model.types, counts, strict=True):
-        over_y, over_x, whole = map(float, layer.split_vectors)
-        scores = float(layer.experts.count) if own and layer.experts and layer.experts.score_bias else 0.0
-        found.append(count * (over_y / y + over_x / x + (whole + scores)))
+    for one, count in zip(counted(model), counts, strict=True):
+        over_y, over_x, whole, _, scores = map(float, one.vectors)
+        found.append(count * (over_y / y + over_x / x + (whole + own * scores)))
     norm = float(model.hidden) * (1.0 if model.family == "llama" else 2.0)
     return _sum(found) + (norm / y if stage.last else 0.0 * y)
 
 
 def _head_norms(model: Model, counts: Sequence[Value]) -> Value:
     """Elements of norms of queries and keys."""
-    return _sum([count * float(layer.head_norms) for layer, count in zip(model.types, counts, strict=True)])
+    return _sum([count * float(one.vectors.heads) for one, count in zip(counted(model), counts, strict=True)])
 
 
 def _tables(model: Model, stage: Stage) -> float:
@@ -584,7 +564,7 @@ def model_flops(model: Model, workload: Workload, *, masked: bool = True) -> flo
     masked: False counts only keys that a causal query sees, in its window: (S + 1)/2 in place of S without one.
     """
     length = workload.sequence_length
-    weights = sum(count * layer.active_weights for layer, count in model.by_type)
+    weights = sum(count * one.active_weights for one, count in zip(counted(model), model.counts, strict=True))
     weights += model.vocab * model.hidden * (1 + model.mtp_layers)
     attention = 0.0
     for layer, count in model.by_type:
@@ -629,8 +609,9 @@ def _counted_weights(count: FlopCount, model: Model) -> float:
         attention = (2 + 2 // (model.heads // model.kv_heads)) * hidden
         return model.layers * hidden * (attention + model.up_width + model.ffn)
     if count.weights == "parameters":
-        return float(model.active_parameters - model.vocab * model.hidden * (1 if model.tied_embeddings else 2))
-    blocks = sum(number * (layer.active_weights - layer.router_weights) for layer, number in model.by_type)
+        return float(active_parameters(model) - model.vocab * model.hidden * (1 if model.tied_embeddings else 2))
+    of_types = zip(counted(model), model.counts, strict=True)
+    blocks = sum(number * (one.active_weights - one.router) for one, number in of_types)
     # Of Mamba-2 Megatron takes twice the hidden size as inner width, whatever it is, and 7 FLOPs an element of state.
     for layer, number in model.by_type:
         if (mamba := layer.mamba) is not None:

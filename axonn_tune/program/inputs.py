@@ -55,6 +55,11 @@ class Linear:
     outside: bool = False
 
     @property
+    def split_output(self) -> str:
+        """Axis that splits its output."""
+        return {"x": "x", "y": "y"}.get(self.input_axis, "")
+
+    @property
     def weight(self) -> Size:
         """Elements of the block of W that one rank multiplies with."""
         return self.k * self.n

@@ -13,7 +13,7 @@ from typing import NamedTuple, TypeAlias
 
 from axonn_tune.program import layers
 from axonn_tune.program.inputs import PARTS, H, LayerInputs, Linear, Y
-from axonn_tune.program.operations import Array, Arrays, Operation, Phase, Traffic
+from axonn_tune.program.operations import Array, Arrays, Operation, Phase, Size, Traffic
 
 Pass: TypeAlias = Callable[[LayerInputs, Phase], Iterable[Operation]]
 """Operations of a node's forward pass, or of the same once more in the backward pass."""
@@ -34,9 +34,29 @@ class Behind(NamedTuple):
         return self.made
 
 
+class Vectors(NamedTuple):
+    """Elements of norms, biases and attention sinks that y splits, that x splits, and that each rank has whole.
+
+    heads: of `whole` norms of queries and keys; scores: biases of scores, which have no gradient, beside all these.
+    """
+
+    over_y: int = 0
+    over_x: int = 0
+    whole: int = 0
+    heads: int = 0
+    scores: int = 0
+
+    def __add__(self, other: tuple[object, ...]) -> Vectors:
+        assert isinstance(other, Vectors)
+        return Vectors(*(one + another for one, another in zip(self, other, strict=True)))
+
+
 def names(arrays: Iterable[Array]) -> tuple[str, ...]:
     """Names of some arrays."""
     return tuple(array.name for array in arrays)
+
+
+_NO_MATRIX, _NO_VECTORS = Size(0.0), Vectors()
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -48,6 +68,8 @@ class Node:
     the one before; needs: others whose output must be there before its gradients. modules: further names by which
     recompute repeats it, all nodes of one name at once. partly: names by which a part of it is repeated, with the
     weights that are there; inside: of these, what it keeps for itself, but not its output.
+    matrix: elements on one rank, before z shards them, of matrices that are no linear layer's; vectors: those of its
+    vectors beside a norm of the stream and biases.
     """
 
     layer: str
@@ -59,6 +81,8 @@ class Node:
     modules: tuple[str, ...] = ()
     partly: Mapping[str, Callable[[LayerInputs], Iterable[Operation]]] = field(default_factory=dict)
     inside: tuple[str, ...] = ()
+    matrix: Size = _NO_MATRIX
+    vectors: Vectors = _NO_VECTORS
 
     @property
     def repeated_by(self) -> tuple[str, ...]:

@@ -116,19 +116,20 @@ class Size(NamedTuple):
     powers: tuple[tuple[str, int], ...] = ()
 
     def __mul__(self, other: Size | float) -> Size:  # type: ignore[override]
-        return self._combine(as_size(other), sign=1)
+        # Most factors are numbers; products of sizes take most of a program's time.
+        if not isinstance(other, Size):
+            return Size(self.coefficient * other, self.powers)
+        powers = _joined_powers(self.powers, other.powers, 1) if other.powers else self.powers
+        return Size(self.coefficient * other.coefficient, powers)
 
     def __rmul__(self, other: float) -> Size:  # type: ignore[override]
-        return self._combine(as_size(other), sign=1)
+        return Size(self.coefficient * other, self.powers)
 
     def __truediv__(self, other: Size | float) -> Size:
-        return self._combine(as_size(other), sign=-1)
-
-    def _combine(self, other: Size, *, sign: int) -> Size:
-        coefficient = self.coefficient * other.coefficient if sign > 0 else self.coefficient / other.coefficient
-        if not other.powers:
-            return Size(coefficient, self.powers)
-        return Size(coefficient, _joined_powers(self.powers, other.powers, sign))
+        if not isinstance(other, Size):
+            return Size(self.coefficient / other, self.powers)
+        powers = _joined_powers(self.powers, other.powers, -1) if other.powers else self.powers
+        return Size(self.coefficient / other.coefficient, powers)
 
     def evaluate(self, values: Mapping[str, Value]) -> Value:
         """Value for given symbols: the left fold of the numerator, then of the denominator.

@@ -7,8 +7,10 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from axonn_tune import __version__
+from axonn_tune.program.count import active_parameters, parameters
 from axonn_tune.report.output import Column, Json, Table, fields_of, json_text, text_table, words
 from axonn_tune.specs.dependents import told
+from axonn_tune.specs.model import Model
 from axonn_tune.units import counted, show_seconds
 
 if TYPE_CHECKING:
@@ -16,7 +18,6 @@ if TYPE_CHECKING:
     from axonn_tune.launch.host import HostCheck, State
     from axonn_tune.specs.catalog import Loaded
     from axonn_tune.specs.machine import Machine, Tier
-    from axonn_tune.specs.model import Model
 
 DOCTOR_SCHEMA = "axonn-tune/doctor/1"
 
@@ -55,8 +56,11 @@ def documents_table(kind: str, documents: Sequence[tuple[str, Loaded[Any]]]) -> 
 
 def _model_row(model: Model) -> Json:
     named = {"pattern": model.pattern or "".join(model.layer_types)}
-    counts = ("parameters", "active_parameters", "family")
-    return {**fields_of(model, (*counts, *_SIZES)), **fields_of(model.defaults, _DEFAULTS), **named}
+    return {**_counts(model), **fields_of(model, ("family", *_SIZES)), **fields_of(model.defaults, _DEFAULTS), **named}
+
+
+def _counts(model: Model) -> Json:
+    return {"parameters": parameters(model), "active_parameters": active_parameters(model)}
 
 
 def _machine_row(machine: Machine) -> Json:
@@ -81,9 +85,9 @@ def documents_json(kind: str, documents: Sequence[tuple[str, Loaded[Any]]]) -> J
 def origin_json(loaded: Loaded[Any]) -> Json:
     """A document with the file it came from and its hash."""
     document = loaded.document.model_dump(mode="json", by_alias=True)
-    parameters, active = (getattr(loaded.document, key, None) for key in ("parameters", "active_parameters"))
-    size = {} if parameters is None else {"parameters": parameters}
-    size |= {} if active == parameters else {"active_parameters": active}
+    size = _counts(loaded.document) if isinstance(loaded.document, Model) else {}
+    if size and size["active_parameters"] == size["parameters"]:
+        del size["active_parameters"]
     return {"path": str(loaded.path), "sha256": loaded.sha256, **size, "document": document}
 
 
@@ -91,12 +95,12 @@ def origin_lines(loaded: Loaded[Any]) -> list[str]:
     """The same as comment lines for a document shown as YAML."""
     followed = (f"Assumed: {words}." for words in told(loaded.consequences, kept=False))
     lines = [f"From {loaded.path}", f"sha256 {loaded.sha256}", *followed]
-    return [*lines, *_model_lines(loaded.document)] if hasattr(loaded.document, "parameters") else lines
+    return [*lines, *_model_lines(loaded.document)] if isinstance(loaded.document, Model) else lines
 
 
 def _model_lines(model: Model) -> Iterator[str]:
     """Parameters, and what each layer type is."""
-    total, active = model.parameters, model.active_parameters
+    total, active = parameters(model), active_parameters(model)
     met = f", {active:,} of a token ({show_count(active)})" if active != total else ""
     yield f"{total:,} parameters ({show_count(total)}){met}"
     for layer, count in model.by_type if model.layer_types else ():

@@ -22,6 +22,7 @@ from axonn_tune.learning.evidence import WHOLE, Setup
 from axonn_tune.learning.learn import Learning, Row, deviations
 from axonn_tune.learning.setups import Change, layout_words
 from axonn_tune.learning.stated import CommandRun
+from axonn_tune.program.count import parameters
 from axonn_tune.report import page
 from axonn_tune.report.commands import FileToWrite, NamedModel, command_of, commands_of
 from axonn_tune.report.explain import ExplainSection
@@ -368,7 +369,7 @@ def command_section(command: StatedCommand, priced: Detail) -> ExplainSection:
         ("layout", f"{layout}, {accumulated}, {workload.precision}"),
         (
             "model",
-            f"{model.name}, {model.parameters / 1e9:.3g} billion parameters: {model.layers} layers of hidden size "
+            f"{model.name}, {parameters(model) / 1e9:.3g} billion parameters: {model.layers} layers of hidden size "
             f"{model.hidden:,}, {model.heads} heads, {model.kv_heads} key and value heads, FFN {model.ffn:,}, "
             f"vocabulary {model.vocab:,}",
         ),

@@ -37,6 +37,7 @@ from axonn_tune.errors import (
 )
 from axonn_tune.files import write_text_atomically
 from axonn_tune.processes import end_process, exit_code_of, fork_ranks
+from axonn_tune.program.count import parameters
 from axonn_tune.runtime.checkpoint import Checkpointer
 from axonn_tune.runtime.devices import device_of, require_free_memory, require_gpus, resident_bytes, use_device
 from axonn_tune.runtime.ledger import compare, program_of, routed
@@ -128,7 +129,7 @@ def rank_environment(environment: Mapping[str, str]) -> RankEnvironment:
 
 def least_bytes(launch: Launch) -> int:
     """Least memory of the largest rank: an equal share of master weights, their gradients and both moments."""
-    return 4 * launch.workload.element_sizes.main * launch.model.parameters // launch.grid.world
+    return 4 * launch.workload.element_sizes.main * parameters(launch.model) // launch.grid.world
 
 
 def require_size(launch: Launch) -> None:

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import groupby
-from typing import Annotated, Any, ClassVar, Literal, NamedTuple
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import (
     Field,
@@ -226,114 +226,6 @@ class Layer:
         """Matrices in front of the activation: 2 with a gate."""
         return 2 if self.gated else 1
 
-    @property
-    def mixer_weights(self) -> int:
-        """Elements of the matrices of attention, or of Mamba-2."""
-        h, latent, mamba = self.hidden, self.latent, self.mamba
-        if mamba is not None:
-            return h * (mamba.conv_width + mamba.heads * (2 * mamba.head_dim + 1))
-        if latent is None:
-            return h * (self.qkv_width + self.value_width)
-        queries = h * self.query_width if latent.query_rank is None else 0
-        return queries + sum(self.latent_weights) + self.value_width * h
-
-    @property
-    def latent_weights(self) -> tuple[int, int]:
-        """Those of the projections down to latents, and up from them."""
-        latent = self.latent
-        if latent is None:
-            return 0, 0
-        q_rank, kv_rank = latent.query_rank or 0, latent.kv_rank
-        up = kv_rank * self.heads * (latent.nope_dim + latent.value_dim)
-        return self.hidden * (q_rank + kv_rank + latent.rope_dim), q_rank * self.query_width + up
-
-    @property
-    def expert_weights(self) -> int:
-        """Elements of one routed expert's matrices."""
-        experts = self.experts
-        return 0 if experts is None else (self.ups + 1) * experts.width * (experts.latent_width or self.hidden)
-
-    @property
-    def router_weights(self) -> int:
-        """Elements of the router's matrix."""
-        return self.hidden * self.experts.count if self.experts is not None else 0
-
-    @property
-    def weights(self) -> int:
-        """Elements of all its matrices."""
-        return self._weights(self.experts.count if self.experts else 0)
-
-    @property
-    def active_weights(self) -> int:
-        """Elements of the matrices that a token meets."""
-        return self._weights(self.experts.per_token if self.experts else 0)
-
-    def _weights(self, routed: int) -> int:
-        """Elements of its matrices, with so many of its routed experts."""
-        h, experts = self.hidden, self.experts
-        total = self.mixer_weights + (self.ups + 1) * self.ffn * h + routed * self.expert_weights
-        total += self.predicts * 2 * h * h
-        if experts is None:
-            return total
-        return (
-            total + self.router_weights + h * ((self.ups + 1) * experts.shared_width + 2 * (experts.latent_width or 0))
-        )
-
-    @property
-    def vectors(self) -> int:
-        """Elements of its norms, biases and attention sinks."""
-        return self._vectors(self.experts.count if self.experts else 0)
-
-    @property
-    def active_vectors(self) -> int:
-        """Those that a token meets."""
-        return self._vectors(self.experts.per_token if self.experts else 0)
-
-    def _vectors(self, routed: int) -> int:
-        found = self.split_vectors
-        return found.over_y + found.over_x + found.whole + routed * self.expert_biases
-
-    @property
-    def expert_biases(self) -> int:
-        """Elements of one routed expert's biases."""
-        experts = self.experts
-        if experts is None:
-            return 0
-        return self.biases * (self.ups * experts.width + (experts.latent_width or self.hidden))
-
-    @property
-    def head_norms(self) -> int:
-        """Elements of norms of queries and keys."""
-        return self.qk_norms * 2 * self.head_dim * (1 if self.rms else 2)
-
-    @property
-    def split_vectors(self) -> SplitVectors:
-        """Elements of its vectors but those of routed experts, by the axis that splits them."""
-        h, norm, mlp, experts = self.hidden, 1 if self.rms else 2, self.ffn > 0, self.experts
-        shared = experts.shared_width if experts is not None else 0
-        norms = self.attention + (self.mamba is not None) + (mlp or experts is not None) + 3 * self.predicts
-        over_x = self.sinks * self.heads
-        if (mamba := self.mamba) is not None:
-            # The convolution with its bias, three vectors of the scan, and its norm.
-            over_x += mamba.conv_width * (mamba.conv + 1) + mamba.heads * (3 + mamba.head_dim)
-        whole = self.head_norms
-        if self.latent is not None:
-            whole += norm * ((self.latent.query_rank or 0) + self.latent.kv_rank)
-        biased = self.attention * self.qkv_width + mlp * self.up_width + self.ups * shared
-        return SplitVectors(
-            over_y=norm * h * norms + self.biases * h * (self.attention + mlp + (shared > 0)),
-            over_x=over_x + self.biases * biased,
-            whole=whole + self.biases * (experts.count if experts is not None else 0),
-        )
-
-
-class SplitVectors(NamedTuple):
-    """Elements of norms, biases and attention sinks that y splits, that x splits, and that each rank has whole."""
-
-    over_y: int
-    over_x: int
-    whole: int
-
 
 class ModelDefaults(Document):
     """The workload a model is searched with unless the command line says otherwise."""
@@ -541,11 +433,6 @@ class Model(Document):
         return 2 * self.ffn if self.gated else self.ffn
 
     @property
-    def block_weights(self) -> int:
-        """Elements in the four matrices of one block."""
-        return self.hidden * (self.qkv_width + self.query_width + self.up_width + self.ffn)
-
-    @property
     def by_type(self) -> tuple[tuple[Layer, int], ...]:
         """Layer types and how many layers each has, those of multi-token prediction included."""
         return tuple(zip(self.types, self.counts, strict=True))
@@ -554,23 +441,6 @@ class Model(Document):
     def mtp_types(self) -> tuple[int, ...]:
         """Types of one multi-token prediction layer, as indices into `types`: the last, after one with attention."""
         return _predicting(self, _typed(self))
-
-    @property
-    def parameters(self) -> int:
-        """All trainable elements, vocabulary unpadded."""
-        h, norm = self.hidden, (1 if self.family == "llama" else 2) * self.hidden
-        blocks = sum(count * (layer.weights + layer.vectors) for layer, count in self.by_type)
-        positions = self.max_sequence_length * h if self.learned_positions else 0
-        return blocks + self.vocab * h * (1 if self.tied_embeddings else 2) + positions + norm
-
-    @property
-    def active_parameters(self) -> int:
-        """Those that a token meets in training: of the routed experts its own."""
-        idle = (
-            (n, layer.weights - layer.active_weights + layer.vectors - layer.active_vectors)
-            for layer, n in self.by_type
-        )
-        return self.parameters - sum(count * elements for count, elements in idle)
 
 
 _NAME = r"[A-Za-z_][\w-]{0,63}"

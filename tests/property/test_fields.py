@@ -23,6 +23,7 @@ from axonn_tune.frameworks.description import StepOptions
 from axonn_tune.grid import Grid
 from axonn_tune.job import Job, Layout
 from axonn_tune.launch.commands import emission
+from axonn_tune.program.count import parameters
 from axonn_tune.request import OPTIONS, OVERLAPS, Overlap
 from axonn_tune.specs.catalog import available, load_machine, load_model
 from axonn_tune.specs.document import Document, to_yaml
@@ -92,7 +93,7 @@ OUTPUTS: dict[str, Callable[[Detail], Any]] = {
     "memory": lambda priced: priced.memory_bytes,
     "limit": lambda priced: priced.memory_limit_bytes,
     "interval": lambda priced: priced.half_width,
-    "parameters": lambda priced: priced.job.model.parameters,
+    "parameters": lambda priced: parameters(priced.job.model),
     "script": lambda priced: emission(priced, "run", call="", kind="slurm").text,
 }
 

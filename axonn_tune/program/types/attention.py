@@ -15,7 +15,7 @@ from functools import partial
 from axonn_tune.program.context import CORE, after_core, before_core
 from axonn_tune.program.inputs import GROUPED, PARTS, H, LayerInputs, Linear, S, X, Y
 from axonn_tune.program.layers import moves
-from axonn_tune.program.nodes import Add, Behind, Branches, Gemm, Node, Nodes, Own, names, norm
+from axonn_tune.program.nodes import Add, Behind, Branches, Gemm, Node, Nodes, Own, Vectors, names, norm
 from axonn_tune.program.operations import (
     MATRIX_ALIGNMENT,
     ONCE,
@@ -59,6 +59,9 @@ def nodes(given: LayerInputs) -> Nodes:
         gradient=given.stream("attention gradient", "backward temporaries", _values(given) / X, inside=True),
         keeps=True,
         needs=ups,
+        vectors=Vectors(
+            over_x=given.own.sinks * given.own.heads, whole=_norm_elements(given), heads=_norm_elements(given)
+        ),
         partly={CORE: partial(_core, phase="recompute"), _SCORES: _without_output},
         inside=(_SCORES,),
         ahead=_forward,
@@ -82,6 +85,12 @@ def _normed_element(given: LayerInputs) -> float:
     """Bytes of an element of the norm's output, which several projections quantize, each for itself."""
     several = latent.readers(given) if given.own.latent is not None else 1
     return given.saved_element * (several if given.format else 1)
+
+
+def _norm_elements(given: LayerInputs) -> int:
+    """Elements of norms of queries and keys."""
+    own = given.own
+    return own.qk_norms * 2 * own.head_dim * (1 if own.rms else 2)
 
 
 def _values(given: LayerInputs) -> Size:

@@ -33,7 +33,7 @@ from axonn_tune.program.inputs import (
     Y,
 )
 from axonn_tune.program.layers import moves
-from axonn_tune.program.nodes import Add, Behind, Exchange, Gemm, Node, Nodes, Norm, Own, gathered, norm
+from axonn_tune.program.nodes import Add, Behind, Exchange, Gemm, Node, Nodes, Norm, Own, Vectors, gathered, norm
 from axonn_tune.program.operations import (
     Array,
     Arrays,
@@ -74,7 +74,17 @@ def nodes(given: LayerInputs) -> Nodes:
     if given.own.experts is None:
         return []
     normed = norm(mlp.NORM, given, element=_normed_element(given))
-    chosen = Own(layer=ROUTER, modules=_MOE, ahead=_router, back=_router_backward)
+    sizes, biases = given.own.experts, given.own.biases
+    chosen = Own(
+        layer=ROUTER,
+        modules=_MOE,
+        matrix=float(sizes.count) * H / (X * Y),
+        vectors=Vectors(whole=biases * sizes.count, scores=sizes.count if sizes.score_bias else 0),
+        ahead=_router,
+        back=_router_backward,
+    )
+    # Down to the latent that is dispatched, and back up.
+    latent = float(sizes.latent_width or 0) * H / (X * Y)
     shared = _shared(given, normed)
     beside = tuple(shared) if given.options.shared_expert_overlap else ()
     temporary = "backward temporaries"
@@ -87,6 +97,7 @@ def nodes(given: LayerInputs) -> Nodes:
             makes=(_dispatched(given),),
             gradient=_rows_of(given, f"{FC1} gradient", row(given), temporary),
             reads=chosen,
+            matrix=latent,
             modules=_MOE,
             ahead=_dispatch,
             back=_dispatch_backward,
@@ -98,6 +109,8 @@ def nodes(given: LayerInputs) -> Nodes:
             gradient=_rows_of(given, "expert up gradient", up(given), temporary),
             modules=_MOE,
             gathers="forward",
+            each=_each(given)[0],
+            width=given.own.ups * sizes.width,
             ahead=_first,
             back=_first_backward,
         ),
@@ -115,19 +128,26 @@ def nodes(given: LayerInputs) -> Nodes:
             gradient=_rows_of(given, "expert output gradient", row(given), temporary),
             modules=_MOE,
             gathers="backward",
+            each=_each(given)[1],
+            width=sizes.latent_width or given.own.hidden,
             ahead=_second,
             back=_second_backward,
         ),
-        Exchange(layer=COMBINE, modules=_MOE, ahead=_combine, back=_combine_backward, beside=beside),
+        Exchange(layer=COMBINE, matrix=latent, modules=_MOE, ahead=_combine, back=_combine_backward, beside=beside),
         Add(layer=mlp.FC2, repeated=True),
     ]
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Grouped(Own):
-    """A grouped GEMM; all experts of a block are gathered at once, before the one that comes first in a pass."""
+    """A grouped GEMM; all experts of a block are gathered at once, before the one that comes first in a pass.
+
+    each: elements of one expert's matrix; width: of its output.
+    """
 
     gathers: Literal["forward", "backward"]
+    each: int
+    width: int
 
     def gather(self, given: LayerInputs, phase: Phase) -> list[Operation]:
         """Gather of the experts."""
@@ -217,7 +237,14 @@ def up(given: LayerInputs) -> Size:
 
 def weights(given: LayerInputs) -> Size:
     """Weights of the experts of a block that one rank multiplies with."""
-    return float(given.own.expert_weights) * local(given) / (_split(given) * Y)
+    return float(sum(_each(given))) * local(given) / (_split(given) * Y)
+
+
+def _each(given: LayerInputs) -> tuple[int, int]:
+    """Elements of both matrices of an expert."""
+    one = _experts(given)
+    second = one.width * (one.latent_width or given.own.hidden)
+    return given.own.ups * second, second
 
 
 def gather_experts(given: LayerInputs, *, phase: Phase, unit: GatherUnit) -> list[Operation]:

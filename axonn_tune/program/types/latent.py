@@ -15,7 +15,7 @@ from functools import partial
 from axonn_tune.program import layers
 from axonn_tune.program.inputs import PARTS, H, LayerInputs, Linear, X, Y
 from axonn_tune.program.layers import moves
-from axonn_tune.program.nodes import Behind, Branches, Gemm, Node, Norm, Operand
+from axonn_tune.program.nodes import Behind, Branches, Gemm, Node, Norm, Operand, Vectors
 from axonn_tune.program.operations import (
     PLAIN_BLOCKS,
     Array,
@@ -57,7 +57,10 @@ def nodes(given: LayerInputs, normed: Norm, *, heads: Array, gradient: Array) ->
             partial(_normed, up=up),
             partial(_normed_backward, up=up),
         )
-        ups.append(Gemm(linear=up, operand=operand, makes=made, gradient=back, reads=first, partly=again))
+        vectors = Vectors(whole=int(up.k.coefficient) * (1 if given.own.rms else 2))
+        ups.append(
+            Gemm(linear=up, operand=operand, makes=made, gradient=back, reads=first, partly=again, vectors=vectors)
+        )
         branches.append(((first,), (ups[-1],)))
     return Branches(tuple(branches)), tuple(ups)
 
@@ -71,8 +74,8 @@ def summed(given: LayerInputs) -> Iterator[Collective]:
     """Sum over x of the gradients of down-projections, of which each rank has those of its tokens."""
     if given.own.latent is None or not given.options.sequence_parallel or given.repeating == PLAIN_BLOCKS:
         return
-    down, _ = given.own.latent_weights
-    size = given.gradient_bytes * float(down) * symbol(f"L{given.of}") / (Y * given.shards)
+    width = sum(down.n.coefficient for down, _ in _linears(given) if down is not None)
+    size = given.gradient_bytes * width * H * symbol(f"L{given.of}") / (Y * given.shards)
     yield Collective("all_reduce", "x", "step", "attention.down", size)
 
 

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 
 from axonn_tune.program.inputs import PARTS, H, LayerInputs, Linear, X, Y
 from axonn_tune.program.layers import moves
-from axonn_tune.program.nodes import Add, Behind, Gemm, Nodes, Own, names, norm
+from axonn_tune.program.nodes import Add, Behind, Gemm, Nodes, Own, Vectors, names, norm
 from axonn_tune.program.operations import Array, Arrays, Collective, MatMul, Operation, Phase, Size, Traffic, as_size
 from axonn_tune.specs.model import Mamba
 
@@ -40,6 +40,8 @@ def nodes(given: LayerInputs) -> Nodes:
             makes=(_scanned(given),),
             gradient=given.stream("gated gradient", temporary, inner, inside=True),
             keeps=True,
+            # The convolution with its bias, three vectors of the scan, and its norm.
+            vectors=Vectors(over_x=one.conv_width * (one.conv + 1) + one.heads * (3 + one.head_dim)),
             ahead=_forward,
             back=_backward,
         ),

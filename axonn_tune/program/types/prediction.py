@@ -15,7 +15,7 @@ from axonn_tune.program import layers, tables
 from axonn_tune.program.inputs import CHUNKS, PARTS, WIDE_LOGITS, H, LayerInputs, Linear, V, X, Y
 from axonn_tune.program.layers import moves
 from axonn_tune.program.loss import LOSSES
-from axonn_tune.program.nodes import Behind, Exchange, Gemm, Nodes, Own
+from axonn_tune.program.nodes import Behind, Exchange, Gemm, Nodes, Own, Vectors
 from axonn_tune.program.operations import Array, Collective, Kernel, Operation, Phase, Traffic
 
 NORM, EMBEDDING, PROJECTION = "mtp.norm", "mtp.embedding", "mtp.projection"
@@ -32,6 +32,8 @@ def nodes(given: LayerInputs) -> Nodes:
             layer=NORM,
             makes=tuple(_normed(given, name) for name in _BOTH),
             gradient=given.stream("MTP gradient", "residual gradients", 2.0 * H / Y),
+            # With that in front of its pass of the LM head.
+            vectors=Vectors(over_y=3 * given.own.hidden * (1 if given.own.rms else 2)),
             ahead=_norms,
             back=_norms_backward,
         ),

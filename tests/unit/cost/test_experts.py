@@ -12,6 +12,7 @@ from axonn_tune.cost.price import Detail, price
 from axonn_tune.frameworks import find_framework
 from axonn_tune.grid import Grid
 from axonn_tune.job import Job, Layout
+from axonn_tune.program.count import counted
 from axonn_tune.program.operations import MatMul
 from axonn_tune.ranking.choosing import search
 from axonn_tune.ranking.priced import Priced
@@ -220,7 +221,7 @@ def test_weak_scaling_with_egtp_is_the_published() -> None:
         runs.append(price(Job(model, machine, workload, framework), Layout(grid, 1, "none", 0)))
     assert 0.93 < runs[0].iteration_s / runs[1].iteration_s < 1.0
     assert runs[1].memory_bytes < runs[0].memory_bytes
-    block = (512 // 64) * next(one.expert_weights for one in model.types if one.experts)
+    block = (512 // 64) * next(one.each for one in counted(model) if one.routed)
     sent = {(one.op, one.phase): one.bytes / block for one in runs[1].terms if one.axis == "expert_z"}
     assert sent == {("all_gather", one): 1 + 1 / 32 for one in ("forward", "backward")} | {
         ("reduce_scatter", "backward"): 2.0

@@ -8,6 +8,7 @@ from axonn_tune.cost.price import Detail, price
 from axonn_tune.frameworks import find_framework
 from axonn_tune.grid import Grid
 from axonn_tune.job import Job, Layout
+from axonn_tune.program.count import parameters
 from axonn_tune.program.dimensions import broken_constraints
 from axonn_tune.program.operations import Collective, Kernel, MatMul
 from axonn_tune.ranking.choosing import search
@@ -127,7 +128,7 @@ def test_parameters_are_the_models() -> None:
     for layers in ("mamba*4", "(mamba moe)*2 attention both"):
         found, model = priced(Grid(data=8, order=MEGATRON), layers=layers), model_of(layers)
         elements = found.values["parameters"] + found.values["vectors"] + found.values.get("expert_parameters", 0.0)
-        assert elements - 2 * (found.values["V"] - model.vocab) * HIDDEN == model.parameters
+        assert elements - 2 * (found.values["V"] - model.vocab) * HIDDEN == parameters(model)
 
 
 def test_context_swaps_tokens_for_heads() -> None:

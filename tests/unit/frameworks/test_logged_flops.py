@@ -6,6 +6,7 @@ import pytest
 
 from axonn_tune.frameworks import find_framework
 from axonn_tune.grid import Grid
+from axonn_tune.program.count import active_parameters
 from axonn_tune.program.dimensions import logged_flops, model_flops
 from axonn_tune.specs.catalog import load_model
 from axonn_tune.specs.workload import RECOMPUTES, Recompute, Workload
@@ -130,7 +131,7 @@ def test_torchtitan_counts_a_tokens_experts_and_no_windows() -> None:
     """6 · (active parameters - embedding) + 6 · attention layers · heads · (qk + v) · S."""
     for name, layers, width in (("gpt-oss-20b", 24, 64 * 128), ("kimi-k2", 61, 64 * (192 + 128))):
         loaded = load_model(name).document
-        active = loaded.active_parameters - loaded.vocab * loaded.hidden
+        active = active_parameters(loaded) - loaded.vocab * loaded.hidden
         assert counted("torchtitan", name, seq=4096) == 4096 * (6 * active + 6 * layers * width * 4096)
 
 

@@ -15,6 +15,7 @@ from axonn_tune.frameworks import find_framework
 from axonn_tune.frameworks.command import Run
 from axonn_tune.frameworks.megatron_core import CP_COMM_TYPES
 from axonn_tune.grid import EXPERT_GROUPS, RANK_AXES, GroupShape
+from axonn_tune.program.count import parameters
 from axonn_tune.program.dimensions import table_rows
 from axonn_tune.program.operations import PLAIN
 from axonn_tune.recompute import modules_of
@@ -190,7 +191,7 @@ def _sizes(run: Run) -> dict[str, Any]:
         "kv_heads": model.kv_heads,
         "head_dim": model.head_dim,
         "vocab": model.vocab,
-        "parameters": model.parameters,
+        "parameters": parameters(model),
         "dtype": "bfloat16",
         "layers": [list(run.parts[stage::stages]) for stage in range(stages)],
     }

@@ -9,6 +9,7 @@ import pytest
 from axonn_tune.frameworks import find_framework, registry
 from axonn_tune.frameworks.description import Framework
 from axonn_tune.grid import Grid
+from axonn_tune.program.count import parameters
 from axonn_tune.program.dimensions import symbol_values
 from axonn_tune.program.memory import persistent_items, price_memory, saved_arrays
 from axonn_tune.program.operations import PLAIN, Kernel
@@ -218,8 +219,8 @@ def test_layers_are_resharded_as_the_framework_says(reshard: str, room_bytes: fl
 
 @pytest.mark.parametrize("name", available("model"))
 def test_one_rank_holds_the_parameters_of_the_model_to_the_element(name: str) -> None:
-    """Guards two laws of one count: matrices, experts with their biases, norms, biases and sinks of the step's
-    dimensions on one rank are the model's own parameters, and four ranks of experts hold a quarter of them."""
+    """Guards symbols of one rank: matrices, experts with their biases, norms, biases and sinks of the step's
+    dimensions are the model's parameters, and four ranks of experts hold a quarter of them."""
     model = load_model(name).document
     workload = Workload(global_batch=4, sequence_length=128)
 
@@ -229,7 +230,7 @@ def test_one_rank_holds_the_parameters_of_the_model_to_the_element(name: str) ->
         return {kind: found.get(kind, 0.0) for kind in ("parameters", "expert_parameters", "vectors")}
 
     alone = held(1)
-    assert sum(alone.values()) == model.parameters
+    assert sum(alone.values()) == parameters(model)
     if model.has_experts:
         assert held(4) == alone | {"expert_parameters": alone["expert_parameters"] / 4}
 

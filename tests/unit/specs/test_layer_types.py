@@ -1,4 +1,4 @@
-"""Models of several layer types: patterns, what a type inherits, and parameters."""
+"""Models of several layer types: patterns, and what a type inherits."""
 
 from __future__ import annotations
 
@@ -60,13 +60,11 @@ def test_a_model_of_one_type_is_the_flat_fields() -> None:
         model = small_model(family=family, kv_heads=2, biases=True)
         (layer,) = model.types
         assert (layer.name, model.runs, model.counts, model.mixed) == ("", ((0, 8),), (8,), False)
-        assert layer.weights == layer.active_weights == model.block_weights
         assert (layer.query_width, layer.qkv_width, layer.up_width) == (
             model.query_width,
             model.qkv_width,
             model.up_width,
         )
-        assert model.active_parameters == model.parameters
 
 
 def test_types_and_runs_follow_the_pattern() -> None:
@@ -87,38 +85,6 @@ def test_a_type_has_the_sizes_of_the_model_where_it_says_nothing() -> None:
     assert (moe.heads, moe.kv_heads, moe.head_dim, moe.value_dim, moe.ffn) == (8, 8, 12, 6, 0)
     assert moe.qkv_width == 8 * (12 + 12 + 6)
     assert moe.value_width == 48
-
-
-def test_weights_of_latent_attention_and_experts_by_hand() -> None:
-    """Each matrix once: down and up projections, output, router, routed and shared experts."""
-    moe = typed().types[1]
-    attention = 64 * 24 + 24 * 8 * 12 + 64 * (16 + 4) + 16 * 8 * (8 + 6) + 8 * 6 * 64
-    one = 3 * 64 * 32
-    assert moe.mixer_weights == attention
-    assert moe.weights == attention + 64 * 8 + 3 * 64 * 48 + 8 * one
-    assert moe.active_weights == moe.weights - 6 * one
-
-
-def test_a_mamba_layer_by_hand() -> None:
-    """Two GEMMs; a convolution, three vectors of heads and two norms besides; no attention and no MLP."""
-    mixer = {"heads": 4, "head_dim": 16, "state": 8, "groups": 2}
-    types = {"mamba": {"attention": False, "mlp": False, "mamba": mixer}, "dense": {"attention": False}}
-    mamba, dense = typed("(mamba dense)*4", layer_types=types).types
-    assert mamba.weights == mamba.active_weights == 64 * (2 * 64 + 2 * 2 * 8 + 4) + 64 * 64
-    assert mamba.vectors == 64 + (64 + 2 * 2 * 8) * 5 + 3 * 4 + 64
-    assert (mamba.qkv_width, mamba.value_width, mamba.ffn, dense.query_width) == (0, 0, 0, 0)
-    assert dense.weights == 3 * 64 * 256
-    assert mamba.parts == ("Mamba-2", "layers without attention", "layers without MLP")
-
-
-def test_mtp_layers_add_a_layer_and_a_projection() -> None:
-    """Each has the weights of the last type, a projection from twice the hidden size, and three norms."""
-    without, model = typed(), typed(mtp_layers=2)
-    last, predicting = without.types[-1], model.types[-1]
-    assert predicting.predicts
-    assert predicting.weights == last.weights + 2 * 64 * 64
-    assert model.parameters - without.parameters == 2 * (last.weights + last.vectors + 2 * 64 * 64 + 3 * 64)
-    assert model.mixed
 
 
 def test_an_mtp_layer_after_experts_alone_has_attention_too() -> None:

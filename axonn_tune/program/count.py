@@ -1,0 +1,128 @@
+"""Elements of a model, as sums over the nodes of its blocks: parameters, those that a token meets, those of a rank."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+from axonn_tune.program.block import block_nodes
+from axonn_tune.program.inputs import LayerInputs, X, Y
+from axonn_tune.program.nodes import Gemm, Node, Norm, Vectors
+from axonn_tune.program.operations import Value
+from axonn_tune.program.types.experts import ROUTER, Grouped
+from axonn_tune.specs.model import Layer, Model
+from axonn_tune.specs.workload import ELEMENT_SIZES
+
+
+@dataclass(frozen=True)
+class TypeCount:
+    """Elements of a block of one layer type.
+
+    split: of matrices that x and y split; over_y, over_x: of those that only one of them splits. each, each_biases: of
+    one routed expert, of which it has `routed`, and a token meets `chosen`; router: of its matrix, in `split`.
+    """
+
+    split: float
+    over_y: float
+    over_x: float
+    each: int
+    each_biases: int
+    routed: int
+    chosen: int
+    router: int
+    vectors: Vectors
+
+    def stored(self, x: Value, y: Value) -> Value:
+        """W: x·y times the elements of a block on one rank but those of routed experts."""
+        if not (self.over_x or self.over_y):
+            return self.split
+        found: Value = self.split + self.over_y * x + self.over_x * y
+        return found
+
+    def _matrices(self, experts: int) -> int:
+        return int(self.split + self.over_y + self.over_x) + experts * self.each
+
+    @property
+    def weights(self) -> int:
+        """Elements of all its matrices."""
+        return self._matrices(self.routed)
+
+    @property
+    def active_weights(self) -> int:
+        """Elements of the matrices that a token meets."""
+        return self._matrices(self.chosen)
+
+    def vectors_of(self, experts: int) -> int:
+        """Elements of norms, biases and attention sinks, with those of so many experts."""
+        found = self.vectors
+        return found.over_y + found.over_x + found.whole + experts * self.each_biases
+
+
+def type_constants(layer: Layer) -> dict[str, float]:
+    """Widths of a layer type, by their letters."""
+    widths = {"Q": layer.query_width, "N": layer.qkv_width, "F": layer.ffn, "G": layer.up_width}
+    return {name: float(width) for name, width in widths.items()}
+
+
+@lru_cache(maxsize=64)
+def counted(model: Model) -> tuple[TypeCount, ...]:
+    """Elements of a block of each layer type."""
+    given = (LayerInputs(model, ELEMENT_SIZES["bf16"], layer=layer) for layer in model.types)
+    return tuple(_counted(one, block_nodes(one).forward) for one in given)
+
+
+def _counted(given: LayerInputs, nodes: Sequence[Node]) -> TypeCount:
+    layer, experts = given.own, given.own.experts
+    sizes = {"H": float(layer.hidden), "x": 1.0, "y": 1.0, **type_constants(layer)}
+    by_split = {"split": 0.0, "over_y": 0.0, "over_x": 0.0}
+    router, vectors = 0, Vectors()
+    for node in nodes:
+        vectors += _vectors(node, given, sizes)
+        matrix = node.linear.weight if isinstance(node, Gemm) else node.matrix
+        if not matrix.coefficient:
+            continue
+        whole = matrix * X * Y
+        duplicated = "".join(name for name, _ in whole.powers if name in "xy")
+        elements = float(whole.evaluate(sizes))
+        by_split[{"": "split", "x": "over_y", "y": "over_x"}[duplicated]] += elements
+        router += int(elements) if node.layer == ROUTER else 0
+    grouped = [node for node in nodes if isinstance(node, Grouped)]
+    return TypeCount(
+        **by_split,
+        each=sum(node.each for node in grouped),
+        each_biases=layer.biases * sum(node.width for node in grouped),
+        routed=experts.count if experts else 0,
+        chosen=experts.per_token if experts else 0,
+        router=router,
+        vectors=vectors,
+    )
+
+
+def _vectors(node: Node, given: LayerInputs, sizes: dict[str, float]) -> Vectors:
+    """Those of a node, and of a norm of the hidden state or a bias, where it has one."""
+    layer = given.own
+    if isinstance(node, Norm):
+        return node.vectors + Vectors(over_y=layer.hidden * (1 if layer.rms else 2))
+    if isinstance(node, Gemm) and layer.biases:
+        width, axis = int(node.linear.n.evaluate(sizes)), node.linear.split_output
+        return node.vectors + Vectors(**{f"over_{axis}" if axis else "whole": width})
+    return node.vectors
+
+
+def parameters(model: Model) -> int:
+    """All trainable elements, vocabulary unpadded."""
+    h, norm = model.hidden, (1 if model.family == "llama" else 2) * model.hidden
+    types = zip(counted(model), model.counts, strict=True)
+    blocks = sum(count * (one.weights + one.vectors_of(one.routed)) for one, count in types)
+    positions = model.max_sequence_length * h if model.learned_positions else 0
+    return blocks + model.vocab * h * (1 if model.tied_embeddings else 2) + positions + norm
+
+
+def active_parameters(model: Model) -> int:
+    """Those that a token meets in training: of the routed experts its own."""
+    idle = (
+        count * (one.routed - one.chosen) * (one.each + one.each_biases)
+        for one, count in zip(counted(model), model.counts, strict=True)
+    )
+    return parameters(model) - sum(idle)

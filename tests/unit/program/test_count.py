@@ -1,0 +1,56 @@
+"""Elements of a model as sums over nodes, by hand."""
+
+from __future__ import annotations
+
+import pytest
+
+from axonn_tune.program.count import active_parameters, counted, parameters
+from tests.unit.small import small_model
+from tests.unit.specs.test_layer_types import typed
+
+
+@pytest.mark.parametrize("family", ["gpt", "llama"])
+def test_a_dense_block_by_hand(family: str) -> None:
+    """Guards matrices, norms and biases of attention and MLP, and what is outside of blocks."""
+    model = small_model(family=family, kv_heads=2, biases=True)
+    (one,), norm, ups = counted(model), 1 if family == "llama" else 2, 2 if family == "llama" else 1
+    hidden, heads = model.hidden, (model.heads + 2 * model.kv_heads) * model.head_dim
+    wide = model.heads * model.head_dim
+    assert one.weights == one.active_weights == hidden * (heads + wide + (ups + 1) * model.ffn)
+    assert one.vectors_of(0) == 2 * norm * hidden + heads + ups * model.ffn + 2 * hidden
+    tables = model.vocab * (1 if model.tied_embeddings else 2)
+    tables += model.max_sequence_length if family == "gpt" else 0
+    assert parameters(model) == 8 * (one.weights + one.vectors_of(0)) + (tables + norm) * hidden
+    assert active_parameters(model) == parameters(model)
+
+
+def test_weights_of_latent_attention_and_experts_by_hand() -> None:
+    """Each matrix once: down and up projections, output, router, routed and shared experts."""
+    moe = counted(typed())[1]
+    attention = 64 * 24 + 24 * 8 * 12 + 64 * (16 + 4) + 16 * 8 * (8 + 6) + 8 * 6 * 64
+    one = 3 * 64 * 32
+    assert moe.weights == attention + 64 * 8 + 3 * 64 * 48 + 8 * one
+    assert moe.active_weights == moe.weights - 6 * one
+
+
+def test_a_mamba_layer_by_hand() -> None:
+    """Two GEMMs; a convolution, three vectors of heads and two norms besides; no attention and no MLP."""
+    mixer = {"heads": 4, "head_dim": 16, "state": 8, "groups": 2}
+    types = {"mamba": {"attention": False, "mlp": False, "mamba": mixer}, "dense": {"attention": False}}
+    model = typed("(mamba dense)*4", layer_types=types)
+    (mamba, dense), (first, second) = counted(model), model.types
+    assert mamba.weights == mamba.active_weights == 64 * (2 * 64 + 2 * 2 * 8 + 4) + 64 * 64
+    assert mamba.vectors_of(0) == 64 + (64 + 2 * 2 * 8) * 5 + 3 * 4 + 64
+    assert (first.qkv_width, first.value_width, first.ffn, second.query_width) == (0, 0, 0, 0)
+    assert dense.weights == 3 * 64 * 256
+    assert first.parts == ("Mamba-2", "layers without attention", "layers without MLP")
+
+
+def test_mtp_layers_add_a_layer_and_a_projection() -> None:
+    """Each has the weights of the last type, a projection from twice the hidden size, and three norms."""
+    without, model = typed(), typed(mtp_layers=2)
+    last, predicting = counted(without)[-1], counted(model)[-1]
+    assert model.types[-1].predicts
+    assert predicting.weights == last.weights + 2 * 64 * 64
+    assert parameters(model) - parameters(without) == 2 * (last.weights + last.vectors_of(8) + 2 * 64 * 64 + 3 * 64)
+    assert model.mixed
