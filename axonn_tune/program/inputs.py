@@ -290,27 +290,6 @@ class LayerInputs:
         return self.options.gradient_bytes or self.elements.main
 
     @property
-    def master_bytes(self) -> int:
-        """Bytes of a master weight."""
-        return self.options.master_bytes or self.elements.main
-
-    @property
-    def moment_bytes(self) -> int:
-        """Bytes of both moments of a parameter."""
-        main = self.elements.main
-        return (self.options.exp_avg_bytes or main) + (self.options.exp_avg_sq_bytes or main)
-
-    @property
-    def main_gradient_bytes(self) -> int:
-        """Bytes of a gradient that the optimizer reads: cast to the type of master weights, or as accumulated."""
-        return self.gradient_bytes if self.options.precision_aware else self.elements.main
-
-    @property
-    def update_bytes(self) -> float:
-        """Bytes that AdamW moves to update a parameter; what a master weight lacks, it reads of the compute weight."""
-        return float(self.main_gradient_bytes + self.elements.main + self.master_bytes + 2 * self.moment_bytes)
-
-    @property
     def reduced_bytes(self) -> int:
         """Bytes of a gradient reduced over data."""
         return self.options.reduced_bytes or self.gradient_bytes

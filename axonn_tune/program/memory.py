@@ -31,6 +31,7 @@ from axonn_tune.program.operations import (
 )
 from axonn_tune.program.step import ONLY, Block, Stage, StepProgram
 from axonn_tune.program.types import experts
+from axonn_tune.program.update import optimizer_of
 from axonn_tune.specs.machine import Accelerator
 from axonn_tune.units import GIB
 
@@ -56,19 +57,20 @@ def persistent_items(given: LayerInputs) -> Held:
     moved = {name: float(name in options.offloaded) for name in ("weights", "gradients", "moments", "master")}
     kept = {name: 1.0 - share * options.offloaded_states for name, share in moved.items()}
     main = kept["master"] if copied else 1.0 - moved["weights"]
-    held = list[tuple[str, Size]]()
+    held, optimizer = list[tuple[str, Size]](), optimizer_of(given)
     for of, elements, replicas in (
         ("", _PARAMETERS, given.replicas),
         *([(" of experts", _EXPERTS, given.replication(EXPERTS)[1])] if given.model.has_experts else []),
     ):
         share = replicas if given.sharded else Size(1.0)
-        held += [(f"master weights{of}", main * given.master_bytes * elements / share)] if master and main else []
-        moments = [(f"optimizer moments{of}", kept["moments"] * given.moment_bytes * elements / share)]
+        held += [(f"master weights{of}", main * optimizer.master * elements / share)] if master and main else []
+        moments = [(f"optimizer moments{of}", kept["moments"] * optimizer.state_bytes * elements / share)]
         held += moments if kept["moments"] else []
         shares = replicas if options.shard_gradients else Size(1.0)
         held += [] if moved["gradients"] else [(f"gradients{of}", given.gradient_bytes * elements / shares)]
         if not of:
-            held += [("replicated vectors", float(given.master_bytes + given.moment_bytes + sizes.main) * _VECTORS)]
+            each = optimizer.master + optimizer.state_bytes + sizes.main
+            held += [("replicated vectors", float(each) * _VECTORS)]
         held += [(f"compute weights{of}", 1.0 * sizes.compute * elements)] if copied and not moved["weights"] else []
     return tuple(held)
 

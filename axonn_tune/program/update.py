@@ -1,14 +1,49 @@
-"""The end of a step: gradients over data, the gradient norm, AdamW, and new weights to their users."""
+"""The end of a step: gradients over data, the gradient norm, the optimizer, and new weights to their users."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import NamedTuple
 
 from axonn_tune.grid import WORLD
 from axonn_tune.program.inputs import COPY, EXPERTS, TABLE, LayerInputs
 from axonn_tune.program.operations import ONCE, Collective, Kernel, Operation, OpKind, Phase, Size, symbol
 from axonn_tune.program.tables import tables
+
+
+class Optimizer(NamedTuple):
+    """What an update keeps of a parameter, and moves for it, in bytes.
+
+    gradient: as it reads it; weight: as it reads it, a master weight with what that lacks of the compute weight;
+    master: of a master weight, which it writes; states: of each, read and written.
+    """
+
+    gradient: int
+    weight: int
+    master: int
+    states: tuple[int, ...]
+
+    @property
+    def state_bytes(self) -> int:
+        """Of all states."""
+        return sum(self.states)
+
+    @property
+    def moved_bytes(self) -> float:
+        """What an update reads and writes."""
+        return float(self.gradient + self.weight + self.master + 2 * self.state_bytes)
+
+
+def optimizer_of(given: LayerInputs) -> Optimizer:
+    """AdamW, which keeps two moments; gradients are cast to the type of master weights, or read as accumulated."""
+    main, options = given.elements.main, given.options
+    return Optimizer(
+        gradient=given.gradient_bytes if options.precision_aware else main,
+        weight=main,
+        master=options.master_bytes or main,
+        states=(options.exp_avg_bytes or main, options.exp_avg_sq_bytes or main),
+    )
 
 
 def data_bucket(layer: str, elements: Size, given: LayerInputs) -> Collective:
@@ -23,26 +58,27 @@ Bucket = tuple[str, Size, Size]
 
 
 def step_end(given: LayerInputs, *, buckets: tuple[Bucket, ...], unsent: tuple[Collective, ...]) -> Iterator[Operation]:
-    """Gradients of the replicated vectors, the gradient norm with the loss, AdamW; then new weights to their users.
+    """Gradients of the replicated vectors, the gradient norm with the loss, the update; then new weights.
 
     buckets: those of the data-parallel reduction; unsent: what of it is reduced only here.
     """
     element = given.element
     parameters, vectors = symbol("parameters"), symbol("vectors")
     share = given.replicas if given.sharded else ONCE
-    copied = element if given.sharded else 0.0
+    optimizer = optimizer_of(given)
+    written = optimizer.moved_bytes + (element if given.sharded else 0.0)
     yield from unsent
     yield from _vectors_end(given)
     yield from _tables_end(given)
-    yield Kernel("step", "gradient_norm", given.main_gradient_bytes * parameters / share)
+    yield Kernel("step", "gradient_norm", optimizer.gradient * parameters / share)
     experts = symbol("expert_parameters") / (given.replication(EXPERTS)[1] if given.sharded else ONCE)
     if given.model.has_experts:
-        yield Kernel("step", "gradient_norm", given.main_gradient_bytes * experts)
+        yield Kernel("step", "gradient_norm", optimizer.gradient * experts)
     yield Collective("all_reduce", WORLD, "step", "gradient_norm", ONCE * 16.0)
-    yield Kernel("step", "optimizer", (given.update_bytes + copied) * parameters / share)
+    yield Kernel("step", "optimizer", written * parameters / share)
     if given.model.has_experts:
-        yield Kernel("step", "optimizer", (given.update_bytes + copied) * experts)
-    yield Kernel("step", "optimizer", given.update_bytes * vectors)
+        yield Kernel("step", "optimizer", written * experts)
+    yield Kernel("step", "optimizer", optimizer.moved_bytes * vectors)
     if given.sharded and given.options.reduction == "whole" and not given.options.primary_weights:
         yield parameter_gather("parameters", parameters, given, phase="step")
         if given.model.has_experts:

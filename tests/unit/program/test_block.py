@@ -6,9 +6,9 @@ from itertools import groupby
 
 import pytest
 
-from axonn_tune.frameworks import find_framework
+from axonn_tune.frameworks import find_framework, registry
 from axonn_tune.frameworks.description import OFFLOAD_MODULES
-from axonn_tune.program.block import check_arrays
+from axonn_tune.program.block import block_nodes, check_arrays
 from axonn_tune.program.memory import saved_arrays
 from axonn_tune.program.operations import Array, Kernel, Operation, Size
 from axonn_tune.program.step import Block, build_step
@@ -109,3 +109,11 @@ def test_modules_that_are_offloaded_have_inputs() -> None:
     blocks = (block_of("plain"), block_of("moe"))
     saved = {array.name for block in blocks for array in saved_arrays(block)}
     assert {name for several in OFFLOAD_MODULES.values() for name in several} <= saved
+
+
+def test_recompute_names_nodes_that_there_are() -> None:
+    """Guards tables of modules and of frameworks against a layer that no node goes by."""
+    given = (block_nodes(block_of(name).given) for name in TYPES)
+    known = {name for nodes in given for node in nodes.forward for name in node.repeated_by}
+    modules = {layer for one in MODULES.values() for layer in (*one.layers, *one.whole)}
+    assert {*modules, *(layer for one in registry().values() for layer in one.step.selective)} <= known
