@@ -268,7 +268,7 @@ def _stated(
         said = f"the machine is {DEFAULT_MACHINE}, since no --machine was named"
         run = replace(run, assumed=(said, *run.assumed))
     case = run.case(load_machine(DEFAULT_MACHINE if machine is None else machine).document)
-    run = replace(run, assumed=(*run.assumed, *run.elsewhere(case)))
+    run = replace(run, assumed=(*run.assumed, *run.kernel(case), *run.elsewhere(case)))
     request = replace(
         asked,
         gpus=case.row.gpus,

@@ -84,13 +84,18 @@ def plain_value(value: str) -> str:
 
 
 _SEVERAL = ("recompute_modules", "cuda_graph_modules", "offload_modules")
-"""Arguments that take several words."""
+"""Arguments that take several words, as those of adapters do."""
 _OPTION = re.compile(r"(--?[A-Za-z][\w.-]*|\+{0,2}[A-Za-z][\w.]*(?==))(?:=(.*))?", re.DOTALL)
 _SUBCOMMAND = re.compile(r"([A-Za-z][\w-]*):([A-Za-z][\w-]*)")
 
 
 _REDIRECTION = re.compile(r"(?:\d*|&)(?:>>?|<)(.*)", re.DOTALL)
 _PASSED_ON = re.compile(r"\$(?:[@*]|\{[@*][^}]*\})")
+
+
+def _is_detail(name: str) -> bool:
+    key = find(name.lstrip("-+").replace("-", "_").lower(), ("unpriced",))
+    return key is not None and key.field == "detail"
 
 
 def named_values(words: Iterable[Stated]) -> Iterator[tuple[str, Stated]]:
@@ -123,7 +128,7 @@ def named_values(words: Iterable[Stated]) -> Iterator[tuple[str, Stated]]:
             name, before = several or (waiting[0].value, Stated("", waiting[0].line))
             found = Stated(f"{before.value} {plain_value(word.value)}".strip(), before.line)
             yield name, found
-            waiting, several = [], (name, found) if known_name(name) in _SEVERAL else None
+            waiting, several = [], (name, found) if known_name(name) in _SEVERAL or _is_detail(name) else None
     yield from ((name.value, Stated("True", name.line)) for name in waiting)
 
 

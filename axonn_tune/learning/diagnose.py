@@ -21,6 +21,7 @@ from functools import cached_property
 
 import numpy as np
 
+from axonn_tune.frameworks import step_on
 from axonn_tune.frameworks.description import NATURAL_IMBALANCE
 from axonn_tune.learning.causes import KINDS, PRIORS, TRIED, Hypothesis, hypotheses_of
 from axonn_tune.learning.evidence import WHOLE, Sample
@@ -232,13 +233,14 @@ def _assumptions(observed: Observed, hypotheses: Sequence[Hypothesis]) -> Iterat
     if setup is None:
         return
     one, step = setup.layout, setup.framework.step
+    fused = step_on(setup.framework, setup.machine, setup.workload.precision).fused_attention
     taken = {
         "mbs": str(one.micro_batch),
         "vpp": str(one.chunks),
         "recompute": one.recompute,
         "seq_parallel": str(int(step.sequence_parallel)),
         "zero_stage": str(3 if one.z > 1 else 2 if step.shard_gradients else int(step.distributed_optimizer)),
-        "attn": "flash" if step.fused_attention else "unfused",
+        "attn": "flash" if fused else "unfused",
         "routing": "natural" if step.imbalance == NATURAL_IMBALANCE else "forced",
         "dispatcher": step.dispatcher,
     }

@@ -107,7 +107,7 @@ def _other_steps(setup: Setup) -> _Alternatives:
     return {
         ("kernels", "kernels compiled or not, other than stated"): kernels,
         ("attention", "fused attention on or off, other than stated"): []
-        if own
+        if own or setup.framework.writes_scores(setup.machine.accelerator, setup.workload.precision)
         else [_flipped(setup, "fused_attention")],
         ("sequence_parallel", "sequence parallelism other than stated"): [_flipped(setup, "sequence_parallel")]
         if grid.x > 1 and not own and not setup.model.has_experts

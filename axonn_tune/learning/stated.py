@@ -430,6 +430,13 @@ class CommandRun(StatedRun):
         if (words := stand_in(named)) and words.split()[0] not in case.machine.accelerator.name.upper():
             yield words
 
+    def kernel(self, case: Case) -> Iterator[str]:
+        """The kernel of attention that is taken where none is stated, but for frameworks that have one anywhere."""
+        if "attn" not in self.columns and case.framework.attention_since and case.framework.step.fused_attention:
+            why = case.framework.writes_scores(case.machine.accelerator, case.workload.precision)
+            taken = f"one that writes all scores {why}" if why else "FlashAttention or cuDNN's"
+            yield f"attention's kernel is not stated: {taken}"
+
     def _check_stages(self, case: Case) -> None:
         """DocumentError for layers that do not divide where Megatron-LM needs equal parts."""
         layers, parts = case.model.layers, case.row.pipeline * case.row.interleave
@@ -783,10 +790,6 @@ def _settled(run: CommandRun, source: _Source, implied: Mapping[str, str]) -> Co
         said.append(f"recompute of {groups} layers at once is priced as of each by itself, which has other memory")
     if run.given is None and (others := _other_parts(columns, source)):
         said.append(others)
-    step = find_framework(run.software)
-    if "attn" not in columns and step.attention_since and step.step.fused_attention:
-        since = f"FlashAttention or cuDNN's from {step.attention_since.capitalize()} on"
-        said.append(f"attention's kernel is not stated: {since}, else one that writes all scores")
     if "mbs" not in columns:
         said.append("the micro-batch is not stated: the fastest that fits")
     if "recompute" not in columns:

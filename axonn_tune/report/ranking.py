@@ -799,12 +799,16 @@ def context_remark(problem: Problem) -> str:
 
 def merged_remark(ranked: Priced, place: int) -> str:
     """Why a layout has no expert overlap although it was asked for; empty where it has, or was not asked for."""
-    grid, asked = ranked[place].grid, ranked.problem.request.expert_overlap
-    if not asked or ranked.detail(place).expert_overlap:
+    layout, called = ranked[place], ranked.problem.framework.called
+    if not ranked.problem.request.expert_overlap or layout.expert_overlap:
         return ""
-    called = ranked.problem.framework.called
-    alone = f"{called('expert')} is 1" if grid.expert == 1 else f"stages are not interleaved ({called('chunks')} 1)"
-    return f"--expert-overlap changes nothing here: {alone}."
+    reasons = (
+        (layout.grid.expert == 1, f"{called('expert')} is 1"),
+        (layout.dispatcher == "allgather", "all-gathers cannot overlap"),
+        (layout.pipeline > 1 and layout.chunks == 1, f"stages are not interleaved ({called('chunks')} 1)"),
+        (True, f"recompute {layout.recompute} repeats experts"),
+    )
+    return f"--expert-overlap changes nothing here: {next(why for holds, why in reasons if holds)}."
 
 
 def kept_remark(ranked: Priced, places: Sequence[int]) -> str:

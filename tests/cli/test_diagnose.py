@@ -49,6 +49,20 @@ def test_commands_lead_to_the_predicted_step(tmp_path: Path, monkeypatch: pytest
     assert (tmp_path / "launch.yaml").is_file()
 
 
+@pytest.mark.parametrize(("machine", "taken"), [("dgx-h100", "flash"), ("dgx2-v100", "unfused")])
+def test_a_kernel_that_is_not_stated_is_said_once(machine: str, taken: str, tmp_path: Path) -> None:
+    """Guards attention's kernel of a script: one statement, of the kernel that is priced on the machine."""
+    script = tmp_path / "run.sh"
+    script.write_text(
+        "torchrun --nproc-per-node 8 pretrain_gpt.py --num-layers 24 --hidden-size 2048 --num-attention-heads 16 "
+        "--seq-length 2048 --max-position-embeddings 2048 --micro-batch-size 1 --global-batch-size 64 --fp16 "
+        "--vocab-size 50257 --use-distributed-optimizer\n"
+    )
+    out = run(f"diagnose --step 2 --from-command {script} --machine {machine}").out
+    assert f"attn={taken}, not stated" in " ".join(out.split())
+    assert "attention's kernel" not in out
+
+
 MINIMAL = """id,gpu,n_gpus,framework,model,layers,hidden,heads,kv_heads,ffn,vocab,gated_mlp,seq,gbs,mbs,tp,pp,dp,step_s
 me,H100,512,Megatron-Core,llama3-70b,80,8192,64,8,28672,128256,1,8192,1024,1,8,4,16,{step_s}
 """

@@ -6,6 +6,7 @@ import math
 import re
 from dataclasses import replace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -15,8 +16,44 @@ from axonn_tune.ranking.choosing import run_search
 from axonn_tune.ranking.compare import REST, causes, compare
 from axonn_tune.ranking.inputs import load_inputs
 from axonn_tune.report.explain import MEMORY_GROUPS, gap_to_peak, sections, stage_rows
-from axonn_tune.report.ranking import format_words
+from axonn_tune.report.learning import better_section
+from axonn_tune.report.ranking import format_words, merged_remark
 from axonn_tune.request import Request
+
+OVERLAPPED = {"model": "qwen3-30b-a3b", "machine": "dgx-h100", "framework": "megatron-core", "expert_overlap": True}
+
+
+@pytest.mark.parametrize(
+    ("asked", "why"),
+    [
+        ({"gpus": 8, "expert": 8, "pipeline": 1, "recompute": "none"}, ""),
+        ({"gpus": 8, "expert": 8, "pipeline": 1, "chunks": 1, "batch": 8}, "recompute full repeats experts"),
+        ({"gpus": 16, "pipeline": 8, "expert": 2, "set": ("layers=8",)}, "stages are not interleaved (VPP 1)"),
+        ({"gpus": 32, "pipeline": 8, "chunks": 3, "micro_batch": 1, "batch": 64}, "EP is 1"),
+    ],
+)
+def test_an_expert_overlap_without_effect_is_said_with_its_reason(asked: dict[str, Any], why: str) -> None:
+    """Guards `explain --expert-overlap` of a layout that has none: the reason is that layout's."""
+    ranked = run_search(load_inputs(Request(**OVERLAPPED, **asked)).problem)
+    assert merged_remark(ranked, 0) == (why and f"--expert-overlap changes nothing here: {why}.")
+    assert ranked[0].expert_overlap == (why == "")
+
+
+@pytest.mark.parametrize(
+    ("times", "words"),
+    [
+        (1.0, "takes 10 s, as long as this run does: 10 s."),
+        (1.0004, "takes 10 s, as long as this run does: 10 s."),
+        (0.9, "takes 9 s, 10.0% less than this run's 10 s."),
+        (1.02, "takes 10.2 s, 2.0% more than this run's 10 s."),
+    ],
+)
+def test_a_best_layout_beside_a_run_is_longer_shorter_or_as_long(times: float, words: str) -> None:
+    """Guards a difference that no percentage shows: it is none."""
+    ranking = Mock(is_feasible=lambda _: True)
+    command = Mock(best_s=10.0 * times, rank=1, layouts="3 layouts", ranking=ranking, changes=())
+    found = better_section(command, Mock(iteration_s=10.0, memory_bytes=1.0, memory_limit_bytes=2.0))
+    assert found.sentences[0].endswith(f"the best that fits {words}")
 
 
 def _explained(precision: str | None = None) -> Detail:
