@@ -164,7 +164,6 @@ def _shared(given: LayerInputs, normed: Norm) -> list[Node]:
     ups = float(given.own.ups) * inner
     first, second = Linear(SHARED_FC1, H / Y, ups, "y", "x"), Linear(SHARED_FC2, inner, H / Y, "x", "y")
     temporary = "backward temporaries"
-    made = given.stream("shared activation", "activation", inner, inside=True, element=given.saved_element)
     into = SharedGemm(
         linear=first,
         makes=(given.stream("shared up projection", "up projection", ups, inside=True),),
@@ -172,14 +171,7 @@ def _shared(given: LayerInputs, normed: Norm) -> list[Node]:
         reads=normed,
         modules=_SHARED,
     )
-    activated = Own(
-        layer=SHARED_ACTIVATION,
-        makes=(made,),
-        gradient=given.stream("shared activation gradient", temporary, inner, inside=True),
-        modules=_SHARED,
-        ahead=partial(_shared_activation, made=made, width=inner),
-        back=partial(_shared_activation_backward, width=inner),
-    )
+    activated = mlp.activation(given, SHARED_ACTIVATION, inner, name="shared ", modules=_SHARED)
     # Their input is there before any of their gradients.
     return [into, activated, SharedGemm(linear=second, modules=_SHARED, needs=(normed,))]
 
@@ -544,19 +536,6 @@ def _probabilities(given: LayerInputs, phase: Phase, copies: Size, *, there: boo
     # Each rank of x has a share of the width of an expert, and so of a probability's gradient.
     size = element * given.routed * float(_experts(given).per_token)
     return [sent, Collective("all_reduce", "x", phase, PROBABILITIES, size, calls=PARTS)]
-
-
-def _shared_activation(given: LayerInputs, phase: Phase, *, made: Array, width: Size) -> list[Operation]:
-    """Their activation."""
-    moved = given.kernels.activation
-    return [moves(phase, SHARED_ACTIVATION, moved, given.part * width, given, calls=PARTS, makes=(made,))]
-
-
-def _shared_activation_backward(given: LayerInputs, behind: Behind, *, width: Size) -> list[Operation]:
-    """Its gradient."""
-    moved, made, elements = given.kernels.activation_back, (behind.gradient,), given.part * width
-    freed = behind.frees
-    return [moves("backward", SHARED_ACTIVATION, moved, elements, given, calls=PARTS, makes=made, frees=freed)]
 
 
 def _added(given: LayerInputs, phase: Phase) -> Iterator[Operation]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from axonn_tune.program.inputs import PARTS, H, LayerInputs, Linear, X, Y
 from axonn_tune.program.layers import moves
 from axonn_tune.program.nodes import Add, Behind, Gemm, Nodes, Own, norm
-from axonn_tune.program.operations import Array, Kernel, MatMul, Phase
+from axonn_tune.program.operations import Array, Kernel, MatMul, Phase, Size
 
 NORM, FC1, UP, ACTIVATION, FC2 = "mlp.norm", "mlp.fc1", "mlp.up", "mlp.activation", "mlp.fc2"
 
@@ -26,13 +26,7 @@ def nodes(given: LayerInputs) -> Nodes:
             gradient=given.stream("up gradient", "backward temporaries", given.G / X, inside=True),
             partly={UP: lambda _: [half]},
         ),
-        Own(
-            layer=ACTIVATION,
-            makes=(_activation(given),),
-            gradient=given.stream("activation gradient", "backward temporaries", given.F / X, inside=True),
-            ahead=_forward,
-            back=_backward,
-        ),
+        activation(given, ACTIVATION, given.F / X),
         Gemm(linear=second),
         Add(layer=FC2),
     ]
@@ -44,18 +38,17 @@ def _up_projections(given: LayerInputs) -> tuple[Array, ...]:
     return tuple(given.stream(name, "up projection", given.F / X, inside=True) for name in names)
 
 
-def _activation(given: LayerInputs) -> Array:
-    return given.stream("activation", "activation", given.F / X, inside=True, element=given.saved_element)
+def activation(given: LayerInputs, layer: str, width: Size, *, name: str = "", modules: tuple[str, ...] = ()) -> Own:
+    """GELU or SwiGLU of so many elements a token: reads G, writes F; its gradient reads G and dF, writes dG."""
+    elements = given.part * width
+    output = given.stream(f"{name}activation", "activation", width, inside=True, element=given.saved_element)
 
+    def forward(given: LayerInputs, phase: Phase) -> list[Kernel]:
+        return [moves(phase, layer, given.kernels.activation, elements, given, calls=PARTS, makes=(output,))]
 
-def _forward(given: LayerInputs, phase: Phase) -> list[Kernel]:
-    """GELU or SwiGLU, `[M, G_x] → [M, F_x]`: reads G, writes F."""
-    moved, made = given.kernels.activation, (_activation(given),)
-    return [moves(phase, ACTIVATION, moved, given.part * given.F / X, given, calls=PARTS, makes=made)]
+    def backward(given: LayerInputs, behind: Behind) -> list[Kernel]:
+        moved, made = given.kernels.activation_back, (behind.gradient,)
+        return [moves("backward", layer, moved, elements, given, calls=PARTS, makes=made, frees=behind.frees)]
 
-
-def _backward(given: LayerInputs, behind: Behind) -> list[Kernel]:
-    """Its gradient: reads G and dF, writes dG."""
-    moved, elements, made = given.kernels.activation_back, given.part * given.F / X, (behind.gradient,)
-    freed = behind.frees
-    return [moves("backward", ACTIVATION, moved, elements, given, calls=PARTS, makes=made, frees=freed)]
+    gradient = given.stream(f"{output.name} gradient", "backward temporaries", width, inside=True)
+    return Own(layer=layer, makes=(output,), gradient=gradient, modules=modules, ahead=forward, back=backward)
