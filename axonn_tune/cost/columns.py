@@ -19,7 +19,8 @@ from numpy.typing import NDArray
 
 from axonn_tune.cost.collectives import lines, route
 from axonn_tune.cost.compute import ComputeClock, ComputeRates, contended_s
-from axonn_tune.cost.replay import ChunkTimes, LeastTimes, Lines, Replay, StageWork
+from axonn_tune.cost.paces import Paces
+from axonn_tune.cost.replay import Lines, Replay, StageWork
 from axonn_tune.grid import GroupShape
 from axonn_tune.program.operations import COLUMNS, Sent, Value
 from axonn_tune.program.schedule import Runs, StepSchedule
@@ -169,29 +170,11 @@ class ColumnPricer:
         lost = contended_s(communication, alone, iteration, contention=self._rates.contention)
         return np.stack([communication, alone + lost, iteration + lost])
 
-    def sums(self, candidates: Candidates, work: StageWork) -> tuple[Floats, Floats]:
-        """Communication and computation of one pipeline stage of every candidate in a step, s."""
-        communication = np.empty(len(candidates))
-        for rows, streams in self._blocks(candidates, work, ()):
-            communication[rows] = self._replay(candidates.taken(rows), work, streams).communication_s()
-        return communication, _computed_s(work, candidates)
-
-    def chunk(self, candidates: Candidates, work: StageWork, part: Stage, *, runs: Runs) -> ChunkTimes:
-        """One micro-batch through a chunk of a stage; part: its embedding or LM head; runs: its blocks, by shape."""
-        found = ChunkTimes(*(np.empty(len(candidates)) for _ in range(7)))
-        for rows, streams in self._blocks(candidates, work, runs):
-            times = self._replay(candidates.taken(rows), work, streams).chunk(part, runs)
-            for column, value in zip(found, times, strict=True):
-                column[rows] = value
-        return found
-
-    def least(
-        self, candidates: Candidates, work: StageWork, *, exchanged: tuple[bool, ...], kept: bool
-    ) -> list[LeastTimes]:
-        """Least times of the parts of each candidate's micro-batch, with exchanges of context parallelism and without:
-        every group has a stream of its own."""
+    def paces(self, candidates: Candidates, work: StageWork, *, first: int, last: int, kept: bool) -> Paces:
+        """Runs of blocks of each candidate, as of `Replay.paces`, with a stream for every group: what is sent waits no
+        longer for it than for one that groups share."""
         streams = {axes: number for number, axes in enumerate(self.program.groups)}
-        return self._replay(candidates, work, streams, tiers=len(streams)).least(exchanged=exchanged, kept=kept)
+        return self._replay(candidates, work, streams, tiers=len(streams)).paces(first=first, last=last, kept=kept)
 
     def _replay(
         self, block: Candidates, work: StageWork, streams: Mapping[str, int], *, tiers: int | None = None

@@ -321,17 +321,17 @@ def exposed_s(iteration_s: Value, compute_s: Value) -> Value:
     return np.where(waiting_s < ROUNDING * iteration_s, 0.0, waiting_s)
 
 
-def contended_s(communication_s: Value, compute_s: Value, iteration_s: Value, *, contention: float) -> Value:
+def contended_s(communication_s: Value, compute_s: Value, iteration_s: Value, *, contention: Value) -> Value:
     """Compute slowdown from overlap, s: communication and computation share SMs and memory bandwidth.
 
     It is proportional to the overlapped communication. Source: Galvatron (arXiv 2211.13878); FSDP's steps in
     tools/fit/software.py, where it is fitted.
     """
-    if not contention:
+    if not np.any(contention):
         return 0.0
     return lost_s(communication_s - exposed_s(iteration_s, compute_s), compute_s, contention=contention)
 
 
-def lost_s(hidden_s: Value, compute_s: Value, *, contention: float) -> Value:
+def lost_s(hidden_s: Value, compute_s: Value, *, contention: Value) -> Value:
     """`contention` times overlapped communication, s, which is at most the computation."""
     return contention * np.minimum(np.maximum(hidden_s, 0.0), compute_s)

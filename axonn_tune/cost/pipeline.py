@@ -18,7 +18,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from axonn_tune.cost.collectives import collective_time_s, lines, route, transfer_time_s
-from axonn_tune.cost.compute import contended_s
 from axonn_tune.cost.replay import ChunkTimes
 from axonn_tune.frameworks.description import Framework, PipelineSchedule
 from axonn_tune.grid import GroupShape
@@ -69,18 +68,6 @@ class StageKind:
             lone_s = lone_s + one.saved_s * np.minimum(micro_batches, stages)
         return replace(self, times=(found[0]._replace(end_s=found[0].end_s + lone_s), *found[1:]))
 
-    def busy_s(self, micro_batches: Integers, *, stages: int) -> Floats:
-        """All passes and the end of the step, without sends, s."""
-        passes = sum(one.forward_s + one.backward_s for one in self.times) * (micro_batches - 1.0)
-        last = sum(one.forward_s + one.last_backward_s for one in self.times) + stage_end_s(self.times, stages=stages)
-        return np.asarray(passes + last)
-
-    def floor_s(self, micro_batches: Integers) -> Floats:
-        """The same cut into any number of chunks, without waiting for gradients, which may be reduced behind another
-        chunk, s."""
-        passes = [one.forward_s + np.minimum(one.backward_s, one.last_backward_s) - one.saved_s for one in self.times]
-        return np.asarray(sum(one * micro_batches for one in passes) + self.times[0].end_s - self.times[0].data_s)
-
 
 def stage_end_s(chunks: Sequence[ChunkTimes], *, stages: int) -> Any:  # noqa: ANN401 - number or column
     """From a stage's last operation to its end, s.
@@ -100,8 +87,7 @@ def stage_end_s(chunks: Sequence[ChunkTimes], *, stages: int) -> Any:  # noqa: A
 class Pipelines:
     """Candidates with as many stages and chunks: all columns have one row each.
 
-    send_s: of one message; alone_s: computation of the stage that computes longest; mixed: there are several layer
-    types.
+    send_s: of one message; alone_s: computation of the stage that computes longest.
     """
 
     stages: int
@@ -111,7 +97,6 @@ class Pipelines:
     send_s: Floats
     overlapped: bool
     contention: float
-    mixed: bool = False
 
     def __post_init__(self) -> None:
         """Merge passes where chunks are interleaved: without, no backward pass follows a forward of another one."""
@@ -140,12 +125,6 @@ class Pipelines:
         found: Floats = np.max([kind.compute_s for kind in self.kinds], axis=0)
         return found
 
-    def _of_slowest(self, columns: list[Floats]) -> Floats:
-        """Of one column a kind, the values of the stage with the most computation."""
-        slowest = np.array([kind.compute_s for kind in self.kinds]).argmax(axis=0)
-        found: Floats = np.take_along_axis(np.array(columns), slowest[None], axis=0)[0]
-        return found
-
     def times(self, at: Integers | int) -> StageTimes:
         """Durations of the stages of some candidates, or of one."""
         placed = {number: kind for kind in self.kinds for number in kind.numbers}
@@ -165,52 +144,12 @@ class Pipelines:
             overlapped=self.overlapped,
         )
 
-    def bound_s(self) -> tuple[Floats, Floats, Floats]:
-        """Bounds of all candidates: least step, its compute slowdown, and bubble with least exposed communication."""
-        everything = np.arange(len(self))
-        scheduled = np.asarray(pipeline_bound_s(self.times(everything), micro_batches=self.micro_batches))
-        busy = self._of_slowest([kind.busy_s(self.micro_batches, stages=self.stages) for kind in self.kinds])
-        # A message exposes at most its own time where it is sent and where it is waited for.
-        occupied = busy + 4.0 * self.chunks * self.micro_batches * self.send_s
-        lost_s = contended_s(self.communication_s, self.alone_s, occupied, contention=self.contention)
-        lost = np.broadcast_to(np.asarray(lost_s), occupied.shape)
-        return scheduled + lost, lost, np.maximum(scheduled - np.maximum(busy, self.alone_s), 0.0)
-
-    def floor_s(self) -> tuple[Floats, Floats]:
-        """Least step of the same stages cut into any number of chunks, and its least exposed communication, s: the
-        passes of the stage with the most computation, back to back, and the end of its step.
-
-        Where stages have other layer types once they are cut, it is the mean stage's, which no split is below.
-        """
-        each = self._floors_s
-        found = np.average(each, axis=0, weights=self._counts) if self.mixed else self._of_slowest(each)
-        return found, np.maximum(found - self.alone_s, 0.0)
-
-    def uneven_s(self) -> Floats:
-        """By how much the passes of the slowest stage take longer than those of the mean stage, s."""
-        return np.asarray(np.max(self._floors_s, axis=0) - np.average(self._floors_s, axis=0, weights=self._counts))
-
-    @cached_property
-    def _floors_s(self) -> list[Floats]:
-        return [kind.floor_s(self.micro_batches) for kind in self.kinds]
-
-    @cached_property
-    def _counts(self) -> list[int]:
-        return [len(kind.numbers) for kind in self.kinds]
-
     def price(self, position: int) -> tuple[PipelineTime, int, float]:
         """One candidate by the recurrence: its time, the stage that computes longest, and its wait for others, s."""
         time = pipeline_time(self.times(position), micro_batches=int(self.micro_batches[position]))
         assert math.isfinite(time.step_s), "what is priced by the recurrence is expected, so its stages have durations"
         slowest = max(self.kinds, key=lambda kind: kind.compute_s[position]).numbers[0]
         return time, slowest, min(time.bubble_s[slowest], max(0.0, time.step_s - float(self.alone_s[position])))
-
-    def exact_s(self, position: int) -> tuple[float, float, float]:
-        """Step of one candidate, its computation and its bubble, s."""
-        time, _, bubble_s = self.price(position)
-        sent_s, alone_s = float(self.communication_s[position]), float(self.alone_s[position])
-        lost_s = float(contended_s(sent_s, alone_s, time.step_s - bubble_s, contention=self.contention))
-        return time.step_s + lost_s, alone_s + lost_s, bubble_s
 
 
 def overlapped(schedule: PipelineSchedule, chunks: int) -> bool:

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from axonn_tune.cost.collectives import collective_time_s
 from axonn_tune.cost.compute import ComputeClock, compute_s
-from axonn_tune.program.context import CORE
+from axonn_tune.cost.paces import FIRST_PART, INNER_PART, LAST_PART, Paces, Run, Span
 from axonn_tune.program.operations import ONCE, Collective, Computation, Sent, Size, Value
 from axonn_tune.program.schedule import (
     HANDLES,
@@ -232,27 +232,6 @@ class ChunkTimes(NamedTuple):
     def taken(self, rows: NDArray[np.int64]) -> ChunkTimes:
         """The rows of some candidates."""
         return ChunkTimes(*(column[rows] for column in self))
-
-
-_WAITED_FOR = ("output", "input_gather", "input_gradient", "other")
-"""Roles of collectives that end in the operations of their pass between dispatch and combine, or before or after."""
-
-
-class LeastTimes(NamedTuple):
-    """What parts of a micro-batch take that start with idle streams, s: no more than behind others.
-
-    blocks: a block of each kind, both passes; issued: the host's time to issue them; computed: their computation;
-    sent: their communication, in a step; first, last: both passes of the embedding and of the LM head, and of that the
-    computation; end: of the step.
-    """
-
-    blocks: list[Value]
-    issued: list[Value]
-    computed: list[Value]
-    sent: list[Value]
-    first: tuple[Value, Value]
-    last: tuple[Value, Value]
-    end: Value
 
 
 Lines: TypeAlias = tuple[tuple[Value, Value], ...]
@@ -518,78 +497,108 @@ class Replay:
         saved_s = self._saved_s(schedule.micro_batch, blocks, forward[1] + backward[1])
         return ChunkTimes(*passes_s, end_s, data_s, times * waited_s, saved_s)
 
-    def passes_s(self, part: Stage, runs: Runs) -> Value:
-        """Both passes of one micro-batch through a chunk, as of `chunk`, less what they save beside each other, s."""
-        blocks = self._blocks(runs)
-        forward, backward = self._passes(self.schedule.micro_batch, blocks, part)
-        blocks_s = forward[1] + backward[1]
-        waited_s = self._waited_s(blocks, blocks_s)
-        ahead_s = waited_s * blocks.ahead
-        total_s: Value = forward[0][0] + ahead_s + (backward[0][0] + (waited_s - ahead_s))
-        return total_s - self._saved_s(self.schedule.micro_batch, blocks, blocks_s)
+    def paces(self, *, first: int, last: int, kept: bool) -> Paces:
+        """Runs of blocks in the chunks of pipeline stages; first, last: layer types at the ends of the model; kept: as
+        if no layer were resharded, which takes least where some are not."""
+        batch, program, free = self.schedule.micro_batch, self.work.program, self._free()
+        blocks, types = program.blocks, range(len({block.type for block in program.blocks}))
 
-    def least(self, *, exchanged: tuple[bool, ...], kept: bool) -> list[LeastTimes]:
-        """Least times of all parts, without gathers for a backward pass; exchanged: with exchanges of context, and
-        without; kept: whether some layers may not be resharded."""
-        batch, program, dispatch_s = self.schedule.micro_batch, self.work.program, self.work.clock.rates.dispatch_s
-        known, every = dict[Instructions, Value](), self.schedule.collectives
+        def ends_s(part: Instructions) -> Value:
+            found: Value = self._run(free, part, None)[0]
+            return found
 
-        def sent(step: Collective, *, whole: bool) -> bool:
-            # Passes beside each other hide what they need not wait for at once.
-            hidden = program.merges and (step.routing is not None or step.role not in _WAITED_FOR)
-            return not hidden and (whole or not step.layer.endswith(CORE))
+        def entered(of_type: int) -> State:
+            return self._run(free, batch.enter(of_type), None)
 
-        def alone_s(part: Instructions, *, whole: bool) -> Value:
-            if program.merges or not whole:
-                part = tuple(one for one in part if one[0] in (RUN, WAIT) or sent(every[one[1]], whole=whole))
-            if part not in known:
-                known[part] = self._run(self._free(), part, None)[0]
-            return known[part]
-
-        def computed_s(*parts: Instructions) -> Value:
-            total: Value = 0.0
-            for code, number, _ in chain(*parts):
-                total = total + (self._run_s(number) if code == RUN else 0.0)
-            return total
-
-        def issued_s(kind: int) -> Value:
-            if not dispatch_s:
-                return 0.0
-            sent_s, issue_s = self._sent_tokens_s(kind), dispatch_s * sum(self._issued(kind))
-            return issue_s if sent_s is None else issue_s + sent_s
-
-        passes = [
+        opening = {(INNER_PART, one): self._run_forward(entered(one), one) for one in types}
+        opening[FIRST_PART, first] = self._run_forward(self._run(free, batch.embedding(first), None), first)
+        opening[LAST_PART, last] = self._run_forward(entered(last), last, head=batch.head(None))
+        closing, begun, backward = dict[tuple[Stage, int], Run](), list[Run](), list[Run]()
+        for kind, block in enumerate(blocks):
+            behind, one = Behind(kind, kept), block.type
+            start = free if kept else self._run(free, batch.enter_backward(kind), None)
+            backward.append(self._run_backward(free, one, behind))
+            begun.append(self._run_backward(start, one, behind))
+            closing[INNER_PART, kind] = self._run_backward(start, one, behind, leaving=batch.leave(one))
+            if one == first:
+                closing[FIRST_PART, kind] = self._run_backward(start, one, behind, leaving=batch.flush(one))
+        alone = [
             (batch.forward(block.type, None), batch.backward(block.type, Behind(kind, kept=True), None))
-            for kind, block in enumerate(program.blocks)
+            for kind, block in enumerate(blocks)
         ]
-        issued = [issued_s(kind) for kind in range(len(passes))]
-        computed = [computed_s(*both) for both in passes]
-        head, (before, after) = batch.head(None), (batch.embedding(None), batch.flush(None))
-        ends_s = computed_s(before, after), computed_s(head)
-        return [
-            LeastTimes(
-                [alone_s(forward, whole=whole) + alone_s(backward, whole=whole) for forward, backward in passes],
-                issued,
-                computed,
-                [self._communicated_s(block, exchanged=whole, kept=kept) for block in program.blocks],
-                (alone_s(before, whole=whole) + alone_s(after, whole=whole), ends_s[0]),
-                (alone_s(head, whole=whole), ends_s[1]),
-                alone_s(self.schedule.ends[self.work.stage], whole=whole),
-            )
-            for whole in exchanged
-        ]
+        return Paces(
+            forward=[self._run_forward(free, one) for one in types],
+            backward=backward,
+            opening=opening,
+            closing=closing,
+            begun=begun,
+            head_s=ends_s(batch.head(None)),
+            flush_s=[ends_s(batch.flush(one)) for one in types],
+            leave_s=[ends_s(batch.leave(one)) for one in types],
+            issued=[self._issued_s(kind) for kind in range(len(blocks))],
+            saved_s=[self._block_saves_s(batch, block.type, Behind(kind, kept)) for kind, block in enumerate(blocks)],
+            sent_s=[self._communicated_s(block, kept=kept) for block in blocks],
+            computed_s=[self._computed_s(*both) for both in alone],
+            ends_s=(
+                self._computed_s(batch.embedding(None), batch.flush(None)),
+                self._computed_s(batch.head(None)),
+            ),
+            kinds=[(program.kind(one, repeats=True), program.kind(one, repeats=False)) for one in types],
+        )
 
-    def _communicated_s(self, block: Block, *, exchanged: bool, kept: bool) -> Value:
-        """Communication of a block in a step, s: as for `least`."""
+    def _run_forward(self, start: State, of_type: int, *, head: Instructions | None = None) -> Run:
+        """Equal blocks forward from a state; head: the LM head behind them."""
+        batch = self.schedule.micro_batch
+        middle, last = batch.forward(of_type, of_type), batch.forward(of_type, None, head=head is not None)
+        states = [start, self._run(start, middle, None)]
+        states.append(self._run(states[-1], middle, None))
+        ended, every_s = [self._run(state, last, None) for state in states], states[2][0] - states[1][0]
+        return self._spans(start, ended, head or (), every_s)
+
+    def _run_backward(self, start: State, of_type: int, block: Behind, *, leaving: Instructions = ()) -> Run:
+        """Equal blocks backward from a state, the first of a chunk; leaving: what follows them."""
+        backward, own = self.schedule.micro_batch.backward, block.kind
+        opened, middle = backward(None, block, own), backward(of_type, block, own)
+        states = [self._run(start, opened, None)]
+        states.append(self._run(states[-1], middle, None))
+        states.append(self._run(states[-1], middle, None))
+        every_s = states[2][0] - states[1][0]
+        if block.kept:
+            return self._spans(start, states, leaving, every_s)
+        last = backward(of_type, block, None)
+        single = self._run(start, backward(None, block, None), None)
+        return self._spans(start, [single, *(self._run(state, last, None) for state in states)], leaving, every_s)
+
+    def _spans(self, start: State, ended: Sequence[State], leaving: Instructions, every_s: Value) -> Run:
+        """Of one to three or four blocks from a state, with what follows them; every_s: what each more takes."""
+        blocks_s = [state[0] - start[0] for state in ended]
+        spans = [Span(self._run(state, leaving, None)[0], one_s) for state, one_s in zip(ended, blocks_s, strict=True)]
+        more = Span(every_s, every_s)
+        one, two, three = spans[:3]
+        return Run(one, two, three, spans[3] if len(spans) > 3 else three.longer(more), more)
+
+    def _computed_s(self, *parts: Instructions) -> Value:
+        """Computation of some parts, s."""
+        total: Value = 0.0
+        for code, number, _ in chain(*parts):
+            total = total + (self._run_s(number) if code == RUN else 0.0)
+        return total
+
+    def _issued_s(self, kind: int) -> tuple[Value, Value, Value]:
+        """The host's time to issue a block forward, backward, and in which it waits for counts of tokens, s."""
+        dispatch_s = self.work.clock.rates.dispatch_s
+        if not dispatch_s:
+            return 0.0, 0.0, 0.0
+        (ahead, behind), sent_s = self._issued(kind), self._sent_tokens_s(kind)
+        return dispatch_s * ahead, dispatch_s * behind, 0.0 if sent_s is None else sent_s
+
+    def _communicated_s(self, block: Block, *, kept: bool) -> Value:
+        """Communication of a block in a step, s; kept: without what is gathered again."""
         total: Value = 0.0
         for section in (block.forward, block.backward, block.bucket, block.parameters):
             for step in section.operations:
                 again = isinstance(step, Collective) and step.role == "weight" and step.phase != "forward"
-                if (
-                    isinstance(step, Collective)
-                    and not (again and kept)
-                    and (exchanged or not step.layer.endswith(CORE))
-                ):
+                if isinstance(step, Collective) and not (again and kept):
                     total = total + self.value(section.repeats / block.given.blocks) * self._calls_s(step)
         return total
 
@@ -597,17 +606,23 @@ class Replay:
         """What layers save of a forward and a backward pass that run beside each other, with dispatch and combine of
         each behind computation of the other; first and last ones of a step run alone, s. The host takes as long."""
         saved_s: Value = 0.0
-        for one in blocks.backward if self.work.program.merges else ():
-            if self.work.program.blocks[one.block.kind].given.own.experts is not None:
-                alone = batch.forward(one.of_type, one.of_type), batch.backward(one.of_type, one.block, one.block.kind)
-                apart_s = self._pace_s(alone[0]) + self._pace_s(alone[1])
-                both_s = self._pace_s(batch.merged(one.of_type, one.block))
-                saved_s = saved_s + one.blocks * self._larger(0.0, apart_s - both_s)
+        for one in blocks.backward:
+            saved_s = saved_s + one.blocks * self._block_saves_s(batch, one.of_type, one.block)
         if isinstance(saved_s, float) and saved_s == 0.0:
             return saved_s
         room_s = self._larger(0.0, blocks_s - blocks.issue_s)
         kept_s: Value = saved_s - self._larger(0.0, saved_s - room_s)
         return kept_s
+
+    def _block_saves_s(self, batch: MicroBatch, of_type: int, block: Behind) -> Value:
+        """The same of one block with experts, s."""
+        program = self.work.program
+        if not program.merges or program.blocks[block.kind].given.own.experts is None:
+            return 0.0
+        alone = batch.forward(of_type, of_type), batch.backward(of_type, block, block.kind)
+        apart_s, both_s = sum(map(self._pace_s, alone)), self._pace_s(batch.merged(of_type, block))
+        found: Value = self._larger(0.0, apart_s - both_s)
+        return found
 
     def _pace_s(self, part: Instructions) -> Value:
         """Time of a part in steady state."""

@@ -15,8 +15,9 @@ from axonn_tune.frameworks.axonn_tune import AXONN_TUNE
 from axonn_tune.frameworks.description import Framework
 from axonn_tune.grid import ALL_AXES, divisors, nearest_sizes
 from axonn_tune.program.dimensions import MEMORY, MICRO_BATCH
-from axonn_tune.ranking.choosing import search, step_program
+from axonn_tune.ranking.choosing import search
 from axonn_tune.ranking.inputs import check, compares_expert_overlap, fewer_bytes
+from axonn_tune.ranking.programs import step_program
 from axonn_tune.ranking.space import Fitting, Grids, Problem, Shapes, fit_all, list_grids, list_shapes
 from axonn_tune.request import flag
 from axonn_tune.specs.workload import Recompute

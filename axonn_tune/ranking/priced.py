@@ -34,7 +34,8 @@ Sizes: TypeAlias = tuple[int, ...]
 
 @dataclass(frozen=True)
 class SearchCounts:
-    """Numbers of grids before constraints, of candidates after them, and of candidates that fit.
+    """Numbers of grids before constraints, of candidates after them, and of those that fit with some recompute; a
+    candidate is a grid with a micro-batch, chunks and a rank order.
 
     `rejected` counts grids by constraint; a grid can violate several. unlisted: what is feasible beyond the rows of the
     ranking, grids, each in every number format that it fits in, or candidates where these are ranked.

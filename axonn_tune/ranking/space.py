@@ -384,6 +384,12 @@ class StageRows:
                 others[number] = np.minimum(others[number], first[-1] - first)
         return blocks, together, others
 
+    def taken(self, rows: Integers) -> StageRows:
+        """Of some shapes, with what is known of the contents."""
+        found = replace(self, which=self.which[rows])
+        vars(found).update({"most": self.most, "_first": self._first})
+        return found
+
     def blocks(self, repeated: Integers | None = None) -> tuple[Floats, ...]:
         """Blocks of each layer type: all, or only those that are among the first `repeated` of their chunk."""
         return self._taken(self._first[0], repeated)
@@ -496,10 +502,17 @@ class Shapes:
             for one in self.stage_rows
         )
 
-    def taken(self, rows: Integers, *, chunks: Integers) -> Shapes:
-        """The shapes of some rows with other chunks: symbols of a rank with all blocks do not depend on them."""
+    def taken(self, rows: Integers, *, chunks: Integers | None = None) -> Shapes:
+        """The shapes of some rows, with other chunks if given: symbols of a rank with all blocks do not depend on them,
+        but what stages have does."""
         values = {name: _taken(value, rows) for name, value in self.values.items()}
-        return Shapes(self.problem, self.grid[rows], self.micro_batch[rows], chunks, values)
+        own = self.chunks[rows] if chunks is None else chunks
+        found = Shapes(self.problem, self.grid[rows], self.micro_batch[rows], own, values)
+        if chunks is None and "stage_rows" in vars(self):
+            place = np.zeros(len(self), dtype=np.int64)
+            place[self.piped] = np.arange(len(self.piped))
+            vars(found)["stage_rows"] = tuple(one.taken(place[rows[found.piped]]) for one in self.stage_rows)
+        return found
 
     def with_more(self, more: Shapes) -> Shapes:
         """These and then others."""
@@ -623,60 +636,22 @@ def _with_layout(
     return grid[rows], micro_batch[rows], chunks[rows]
 
 
-def uneven_chunks(
-    shapes: Shapes, programs: Mapping[Variant, StepProgram], fittings: Mapping[Variant, Fitting]
-) -> tuple[Integers, Integers]:
-    """Shapes of one chunk a stage that may be cut into several that differ in layers, and those of them that may fit so
-    with some recompute with which they do not fit as they are.
+def with_all_chunks(shapes: Shapes) -> Shapes:
+    """Shapes, and those of one chunk a stage cut into several that differ in layers, where the search may choose."""
+    rows = np.flatnonzero(may_be_cut(shapes))
+    return shapes.with_more(with_uneven_chunks(shapes, rows)[0]) if len(rows) else shapes
 
-    The latter's ends have memory for the fewest layers that they can hold at once. The last stage holds no fewer than
-    with one chunk; the first those of p micro-batches, and from 2p micro-batches on one more for each stage after it,
-    since it runs 2(p - 1) forwards of a chunk ahead.
-    """
-    problem, none = shapes.problem, shapes.piped[:0]
+
+def may_be_cut(shapes: Shapes) -> NDArray[np.bool_]:
+    """Shapes of one chunk a stage that may be cut into several that differ in layers."""
+    problem, found = shapes.problem, np.zeros(len(shapes), dtype=np.bool_)
     schedule, layers = problem.framework.schedule, problem.framework.step.most_parts(problem.model.layers)
     given = problem.request.chunks is not None or problem.parts is not None
     if given or not schedule.interleaved or schedule.equal_chunks or not len(shapes.piped):
-        return none, none
-    stages, batches = shapes.stages[shapes.piped], np.asarray(shapes.values["A"])[shapes.piped]
-    possible = (shapes.chunks[shapes.piped] == 1) & (layers // stages > 1) & (batches % stages == 0)
-    if len(problem.model.types) > 1:
-        return shapes.piped[possible], none
-    fits, gains = np.zeros(len(stages), dtype=np.bool_), np.zeros(len(stages), dtype=np.bool_)
-    for kind in fittings:
-        if kind.some:
-            continue
-        may_fit = cut_may_fit(shapes, programs[kind])[shapes.piped]
-        fits, gains = (
-            fits | may_fit,
-            gains | (may_fit & (fittings[kind].total_bytes[shapes.piped] > fittings[kind].limit_bytes)),
-        )
-    return shapes.piped[possible & fits], shapes.piped[possible & gains]
-
-
-def cut_may_fit(shapes: Shapes, program: StepProgram) -> NDArray[np.bool_]:
-    """Shapes of one chunk a stage that may fit if they are cut into several: their ends, as of `uneven_chunks`. Of
-    several layer types all: how much a chunk holds is not told by its number of layers."""
-    found, problem = np.ones(len(shapes), dtype=np.bool_), shapes.problem
-    if len(problem.model.types) > 1 or not len(shapes.piped):
         return found
     stages, batches = shapes.stages[shapes.piped], np.asarray(shapes.values["A"])[shapes.piped]
-    ahead = {FIRST: np.where(batches >= 2 * stages, stages - 1.0, 0.0), LAST: np.zeros(len(stages))}
-    limit_bytes = memory_limit_bytes(problem.machine.accelerator)
-    ends = [
-        price_memory(
-            program,
-            {**values, "held": _sum(one.held()) + ahead[one.stage]},
-            limit_bytes=limit_bytes,
-            arithmetic=COLUMNS,
-            kept_layers=0.0,
-            stage=one.stage,
-            known=shapes.known,
-        ).total_bytes
-        for one, values in shapes.priced_stages
-        if one.stage in ahead
-    ]
-    found[shapes.piped] = np.max(np.broadcast_arrays(*ends), axis=0) <= limit_bytes
+    possible = (shapes.chunks[shapes.piped] == 1) & (layers // stages > 1) & (batches % stages == 0)
+    found[shapes.piped] = possible
     return found
 
 
@@ -769,7 +744,7 @@ def without_larger(shapes: Shapes, programs: Mapping[Variant, StepProgram]) -> S
     counts = np.diff(first, append=len(order))
 
     def fits(places: Integers) -> NDArray[np.bool_]:
-        some = shapes.taken(order[places], chunks=shapes.chunks[order[places]])
+        some = shapes.taken(order[places])
         totals = [fit_memory(some, program, keeps=False).total_bytes for program in most]
         found: NDArray[np.bool_] = np.min(totals, axis=0) <= memory_limit_bytes(shapes.problem.machine.accelerator)
         return found
@@ -781,8 +756,45 @@ def without_larger(shapes: Shapes, programs: Mapping[Variant, StepProgram]) -> S
         fit = fits(first[open_] + middle - 1)
         fitting[open_[fit]], high[open_[~fit]] = middle[fit], middle[~fit] - 1
     kept = np.arange(len(order)) - np.repeat(first, counts) < np.repeat(np.maximum(fitting, 1), counts)
-    rows = np.sort(order[kept])
-    return shapes.taken(rows, chunks=shapes.chunks[rows])
+    # Of several layer types, what stages hold is another in several chunks.
+    several = len(shapes.problem.model.types) > 1
+    rows = np.sort(order[kept | (several & may_be_cut(shapes)[order])])
+    return shapes.taken(rows)
+
+
+def fits_at_all(shapes: Shapes, programs: Sequence[StepProgram]) -> Integers:
+    """Shapes that fit with some recompute set, of which the last one needs least memory; all where it is not asked of
+    all blocks."""
+    if not len(shapes) or not programs or shapes.problem.request.recompute_layers:
+        return np.arange(len(shapes))
+    return fit_memory(shapes, programs[-1], keeps=False).rows
+
+
+def least_bytes_of(shapes: Shapes, programs: Mapping[Variant, StepProgram], grids: int) -> tuple[Floats, Integers, int]:
+    """Of shapes as of `without_larger`: least memory of each grid, infinite without shapes; the shapes that fit with
+    some recompute; and the number of grids that fit, counted in each number format."""
+    least_bytes, places = np.full(grids, np.inf), 0
+    if not len(shapes):
+        return least_bytes, np.arange(0), places
+    asked, limit_bytes = shapes.problem.request.recompute_layers, memory_limit_bytes(shapes.problem.machine.accelerator)
+    kinds = {(kind.precision, bool(asked and kind.some)): kind for kind in programs if asked or not kind.some}
+    # Of what fits with the smallest micro-batch, `without_larger` has kept what fits.
+    same = shapes.grid * (int(shapes.chunks.max()) + 1) + shapes.chunks
+    ordered = np.lexsort((shapes.micro_batch, same))
+    _, first, group = distinct(same[ordered])
+    rows = np.arange(len(shapes)) if asked else ordered[first]
+    some, fits = shapes.taken(rows), np.zeros(len(rows), dtype=np.bool_)
+    for precision in {kind.precision: None for kind in programs}:
+        mine = [one for one in kinds.values() if one.precision == precision]
+        each = [
+            fit_memory(some, programs[one], np.full(len(rows), asked) if one.some else None, keeps=False)
+            for one in mine
+        ]
+        totals = np.min([one.total_bytes for one in each], axis=0)
+        np.minimum.at(least_bytes, some.grid, totals)
+        fits |= totals <= limit_bytes
+        places += len(distinct(some.grid[totals <= limit_bytes])[0])
+    return least_bytes, rows[fits] if asked else np.sort(ordered[fits[group]]), places
 
 
 Among: TypeAlias = Mapping[Variant, Integers]
@@ -825,7 +837,7 @@ class _Taken:
 
     def __getitem__(self, rows: Integers) -> Shapes:
         if not np.array_equal(rows, self._rows):
-            self._rows, self._last = rows, self._shapes.taken(rows, chunks=self._shapes.chunks[rows])
+            self._rows, self._last = rows, self._shapes.taken(rows)
         return self._last
 
 
@@ -857,7 +869,7 @@ _SLAB = 16384
 
 def _slabs(shapes: Shapes) -> Iterator[Shapes]:
     for rows in np.array_split(np.arange(len(shapes)), -(-len(shapes) // _SLAB)):
-        yield shapes.taken(rows, chunks=shapes.chunks[rows])
+        yield shapes.taken(rows)
 
 
 def fit_memory(
@@ -877,7 +889,7 @@ def fit_memory(
     kept_layers = (None if keeps else 0.0) if asked is None else float(asked)
     total, kept = np.empty((2, len(shapes)))
     if len(whole := np.flatnonzero(shapes.stages == 1)):
-        some = shapes.taken(whole, chunks=shapes.chunks[whole])
+        some = shapes.taken(whole)
         memory = price_memory(
             program,
             values_of_all(some, program, None if repeated is None else repeated[whole]),

@@ -1,7 +1,7 @@
-"""Splits of the layers over pipeline stages that a search prices beside the framework's own, and what is best of them.
+"""Splits of the layers over pipeline stages that a search prices beside the framework's own, and their schedules.
 
-A block of each layer type, the embedding and the LM head of a layout are replayed alone; passes of a part are sums of
-them. Of contiguous splits with a layer in each part, a layout has these:
+Of contiguous splits with a layer in each part, a layout has these, by what a block of each layer type, the embedding
+and the LM head take:
 
 - one chunk a stage: that whose slowest stage takes least, and that whose longest chain does. Stage r begins its first
   backward pass behind min(p - r, m) forward passes, so that its passes stand (m - 1) and some times in a row: more
@@ -11,90 +11,214 @@ them. Of contiguous splits with a layer in each part, a layout has these:
   stage takes little over all its chunks, by moves of single layers.
 
 Of what is equally good, the most even in seconds or in layers has its shorter parts first or last: four of each, which
-can be 2% apart. Those whose schedule is near to the shortest are priced exactly, if they fit into memory.
+can be 2% apart. All of them are candidates of the search, which prices those whose schedule may be listed.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import replace
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterator, Sequence
+from functools import lru_cache
 from itertools import chain, pairwise, product
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
 from axonn_tune.cost.columns import Floats, Integers
-from axonn_tune.cost.pipeline import StageTimes, overlapped, pipeline_bound_s
-from axonn_tune.cost.price import Detail, Pricer
-from axonn_tune.job import Job, Layout
-from axonn_tune.program.schedule import Runs
-from axonn_tune.program.step import FIRST, LAST, MIDDLE, Stage
+from axonn_tune.cost.paces import FIRST_PART, INNER_PART, LAST_PART, Paces
+from axonn_tune.cost.pipeline import StageTimes, overlapped, parts_of, pipeline_bound_s, pipeline_time
+from axonn_tune.program.operations import Value
+from axonn_tune.program.step import Contents, Stage, contents_of
+from axonn_tune.ranking.bound import contended, shortest_part
+from axonn_tune.ranking.space import Problem
 
 WORTH = 1e-3
-"""Share of a step that a split must save."""
+"""Share of a step that a split must save to be taken instead of the framework's own."""
 _FORWARD = 1.0 / 3.0
 """A forward pass, as a share of both."""
 _ALIKE = (1e-3, 3.0)
 """What the square of a chunk's passes counts beside its slowest stage: of equal sums, chunks of like length."""
-_NEAR = 1.01
-"""Splits with schedules so near to the shortest are priced: the end of a step, for one, is not in them."""
+_QUANTUM = 1.0 / 16.0
+"""What layers and ends take is rounded to such shares of the slowest layer: layouts that differ by less have the same
+splits."""
 _SAME = 1.0 + 1e-9
 
-Split = tuple[int, ...]
+Split: TypeAlias = tuple[int, ...]
 
 
-def best_split(
-    job: Job, layout: Layout, *, step_s: float, limit_bytes: float, below_s: float = math.inf
-) -> Detail | None:
-    """A layout with the best of its splits, where that fits and is notably shorter than its step so far; below_s: what
-    its passes alone must be below."""
-    pricer, stages = Pricer(job, layout), layout.pipeline
-    layer_s, ends_s = _seconds(pricer)
-    batches = job.workload.global_batch // (layout.grid.batch_shares * layout.micro_batch)
-    splits = splits_of(layer_s, ends_s, pricer.parts, stages, batches)
-    splits = [one for one in splits if (layout.recompute_layers or 0) < max(one)]
-    if not splits:
-        return None
-    each_s = part_s(np.array([pricer.parts, *splits]), layer_s, ends_s)
-    times = np.moveaxis(each_s.reshape(len(each_s), -1, stages), 1, 2)
-    sent_s, backward_s = np.full((len(each_s), stages), pricer.send[2]), (1.0 - _FORWARD) * times
-    together = overlapped(job.framework.schedule, layout.chunks)
-    passes = StageTimes(_FORWARD * times, backward_s, backward_s, 0.0 * sent_s, sent_s, together)
-    likely = pipeline_bound_s(passes, micro_batches=np.full(len(each_s), batches))
-    own_s, *others_s = np.asarray(likely).tolist()
-    found: Detail | None = None
-    nearest_s = min(own_s * (1.0 - WORTH), below_s)
-    for likely_s, split in sorted(zip(others_s, splits, strict=True)):
-        if likely_s >= nearest_s:
-            break
-        again = Pricer(job, replace(layout, parts=split))
-        again.clock, again.known = pricer.clock, pricer.known
-        # What does not fit is not replayed.
-        if float(again.memory.total_bytes) <= limit_bytes:
-            one = again.price()
-            found = one if found is None or one.iteration_s < found.iteration_s else found
-            nearest_s = min(nearest_s, likely_s * _NEAR)
-    return found if found and found.iteration_s <= (1.0 - WORTH) * step_s else None
+class Staged(NamedTuple):
+    """Candidates with pipeline stages: how long runs of their blocks take, and what their schedules depend on, a row
+    each. batches: micro-batches; repeated: blocks of each chunk that repeat, where only some do; send_s: one message.
+    """
+
+    paces: Paces
+    stages: Integers
+    chunks: Integers
+    batches: Integers
+    repeated: Integers
+    send_s: Floats
+    contention: Floats
+
+    def taken(self, rows: Integers) -> Staged:
+        """Some of them."""
+        columns: Any = (column[rows] for column in self[1:])
+        return Staged(self.paces.taken(rows), *columns)
+
+    @staticmethod
+    def joined(several: Sequence[Staged]) -> Staged:
+        """Candidates one after the other, of programs with as many kinds of blocks."""
+        lengths = [len(one.stages) for one in several]
+        paces = Paces.joined([one.paces for one in several], lengths)
+        columns: Any = (np.concatenate(each) for each in zip(*(one[1:] for one in several), strict=True))
+        return Staged(paces, *columns)
 
 
-def _seconds(pricer: Pricer) -> tuple[Floats, tuple[float, float]]:
-    """Both passes of each layer, and what embedding and LM head with MTP add, s; recompute in some is left out."""
-    values, _ = pricer.settled_stage(0)
-    for of in {"", *(block.given.counted for block in pricer.program.blocks)}:
-        values |= {f"L{of}": 1.0, f"kept{of}": 0.0, f"unkept{of}": 1.0}
-    replay = pricer.replay(values | {"repeated": 0.0}, MIDDLE)
-    types = list(dict.fromkeys(one for one, _ in pricer.model.runs))
+class Scheduled(NamedTuple):
+    """Some candidates with the same split of their layers: their rows, and least seconds of each.
 
-    def passes_s(part: Stage, runs: Runs) -> float:
-        return float(replay.passes_s(part, runs))
+    parts: None for the framework's own. step_s: the step by chains of its schedule; exposed_s: exposed communication.
+    """
 
-    ends = (FIRST, pricer.model.runs[0][0]), (LAST, pricer.model.runs[-1][0])
-    one_s = {one: passes_s(MIDDLE, ((one, 1.0),)) for one in types}
-    each_s = {one: passes_s(MIDDLE, ((one, 2.0),)) - one_s[one] for one in types}
-    first, last = (passes_s(part, ((one, 1.0),)) - one_s[one] for part, one in ends)
-    last += sum(count * each_s[one] for one, count in pricer.model.predicting_runs)
-    decoder = pricer.model.decoder_runs
-    return np.repeat([each_s[one] for one, _ in decoder], [count for _, count in decoder]), (first, last)
+    rows: Integers
+    parts: Split | None
+    step_s: Floats
+    exposed_s: Floats
+
+
+def schedules_of(problem: Problem, staged: Staged, *, searched: bool) -> Iterator[Scheduled]:
+    """Candidates with each of their splits, the framework's own first; searched: whether there are others.
+
+    Stages take no less than their chunks by `cost.paces`, and a schedule takes no less if its operations do.
+    """
+    ends = _ends_of(problem, staged) if searched else np.zeros((len(staged.stages), 0))
+    single = staged.chunks == 1
+    keys = np.column_stack([staged.stages, staged.chunks, staged.repeated, single * staged.batches * searched, ends])
+    _, firsts, numbers = np.unique(keys, axis=0, return_index=True, return_inverse=True)
+    for number, first in enumerate(firsts.tolist()):
+        rows, stages, chunks = (
+            np.flatnonzero(numbers.ravel() == number),
+            int(staged.stages[first]),
+            int(staged.chunks[first]),
+        )
+        own, repeated = parts_of(problem, stages, chunks, problem.parts), int(staged.repeated[first])
+        others: tuple[Split, ...] = ()
+        if searched:
+            batches = int(staged.batches[first]) if chunks == 1 else 0
+            others = _known(_runs(problem, ends[first]), (ends[first, 0], ends[first, 1]), own, stages, batches)
+        # Where no part is longer than what repeats, all blocks repeat: another candidate.
+        every = [own, *(one for one in others if repeated < max(one))]
+        schedule = _Schedule(problem, staged.taken(rows), every)
+        step_s, exposed_s = schedule.step_s, schedule.exposed_s
+        for place, one in enumerate(every):
+            yield Scheduled(rows, one if place else None, step_s[:, place], exposed_s[:, place])
+
+
+def scheduled_s(problem: Problem, staged: Staged, parts: Split | None) -> float:
+    """Least step of one candidate with a split by its whole schedule, s, which takes longer to find."""
+    own = parts_of(problem, int(staged.stages[0]), int(staged.chunks[0]), parts or problem.parts)
+    schedule = _Schedule(problem, staged, [own])
+    whole_s = pipeline_time(schedule.times((0, 0)), micro_batches=int(staged.batches[0])).step_s
+    return float(schedule.contended(np.array([[whole_s]]))[0, 0])
+
+
+class _Schedule:
+    """Schedules of candidates with as many stages and chunks, each with some splits, `[candidates, splits, ...]`."""
+
+    def __init__(self, problem: Problem, staged: Staged, splits: Sequence[Split]) -> None:
+        stages, chunks, repeated = (int(column[0]) for column in (staged.stages, staged.chunks, staged.repeated))
+        contents = [contents_of(problem.model, one, problem.mtp_part) for one in splits]
+        keys = list({key: None for one in contents for key in _chunks_in(one)})
+        place = {key: number for number, key in enumerate(keys)}
+        which = np.array([[place[key] for key in _chunks_in(one)] for one in contents])
+        count, paces = len(staged.stages), staged.paces
+        found = np.empty((5, len(keys), count))
+        for number, (part, one) in enumerate(keys):
+            found[:3, number], found[3:, number] = (
+                [np.broadcast_to(value, count) for value in values]
+                for values in (paces.chunk(part, one, repeated), paces.sums(one, repeated))
+            )
+        # Part c·p + s is chunk c of stage s.
+        each = found[:, which].reshape(5, len(splits), chunks, stages, count)
+        forward_s, backward_s, saved_s, computed_s, sent_s = np.moveaxis(each, (4, 1, 3, 2), (1, 2, 3, 4))
+        self._m = staged.batches.astype(np.float64)[:, None]
+        self._end_s, self._send_s = np.zeros(forward_s.shape[:-1]), staged.send_s
+        if chunks > 1 and saved_s.any():
+            share = 1.0 - saved_s / np.maximum(forward_s + backward_s, 1e-30)
+            forward_s, backward_s = share * forward_s, share * backward_s
+            self._end_s = saved_s.sum(axis=-1) * np.minimum(self._m, stages)[..., None]
+        self._forward_s, self._backward_s, self._contention = forward_s, backward_s, staged.contention
+        self._together = overlapped(problem.framework.schedule, chunks)
+        computed_s = computed_s.sum(axis=-1)
+        for stage, end_s in zip((0, -1), paces.ends_s, strict=True):
+            computed_s[..., stage] += np.broadcast_to(end_s, count)[:, None]
+        messages = np.full(stages, 2.0 * chunks)
+        messages[[0, -1]] -= 1.0
+        self._computed_s = self._m[..., None] * computed_s
+        self._sent_s = sent_s.sum(axis=-1) + (self._m * staged.send_s[:, None])[..., None] * messages
+
+    def times(self, at: tuple[int, int] | slice = slice(None)) -> StageTimes:
+        """Durations of all, or of one candidate with one split."""
+        send_s = np.broadcast_to(self._send_s[:, None, None], self._end_s.shape)
+        return StageTimes(
+            self._forward_s[at], self._backward_s[at], self._backward_s[at], self._end_s[at], send_s[at], self._together
+        )
+
+    @property
+    def step_s(self) -> Floats:
+        """Least steps by chains of the schedules, s."""
+        batches = np.broadcast_to(self._m, self._end_s.shape[:2])
+        return self.contended(np.asarray(pipeline_bound_s(self.times(), micro_batches=batches.astype(np.int64))))
+
+    def contended(self, step_s: Floats) -> Floats:
+        """Steps with the least slowdown from overlap, s."""
+        alone_s, most_s = self._computed_s.max(axis=-1), self._sent_s.max(axis=-1)
+        return contended(step_s, alone_s, most_s, contention=self._contention[:, None])
+
+    @property
+    def exposed_s(self) -> Floats:
+        """Least exposed communication, s: of the stage with least, since which computes longest is not known."""
+        busy_s = self._m[..., None] * (self._forward_s + self._backward_s).sum(axis=-1)
+        found: Floats = np.maximum(busy_s - self._computed_s, 0.0).min(axis=-1)
+        return found
+
+
+def _chunks_in(contents: tuple[Contents, ...]) -> list[tuple[Stage, Contents]]:
+    """Each part with what it has beside blocks, embedding or LM head."""
+    last = len(contents) - 1
+    return [(Stage(place == 0, place == last), one) for place, one in enumerate(contents)]
+
+
+def _ends_of(problem: Problem, staged: Staged) -> Floats:
+    """What embedding and LM head with MTP, and a block of each layer type, take beside the longest of these, rounded:
+    `[candidates, 2 + types]`; recompute in some blocks is left out."""
+    model, paces, count = problem.model, staged.paces, len(staged.stages)
+
+    def passes_s(part: Stage, of_type: int, count: int) -> Value:
+        forward_s, backward_s, saved_s = paces.chunk(part, ((of_type, count),), 0)
+        found: Value = forward_s + backward_s - saved_s
+        return found
+
+    each_s = [passes_s(INNER_PART, one, 2) - passes_s(INNER_PART, one, 1) for one in range(len(model.types))]
+    first, last = model.runs[0][0], model.runs[-1][0]
+    ahead_s = passes_s(FIRST_PART, first, 1) - passes_s(INNER_PART, first, 1)
+    head_s = passes_s(LAST_PART, last, 1) - passes_s(INNER_PART, last, 1)
+    head_s += sum(number * each_s[one] for one, number in model.predicting_runs)
+    values = np.array([np.broadcast_to(one, count) for one in (ahead_s, head_s, *each_s)])
+    return np.asarray(np.round(values / values[2:].max(axis=0) / _QUANTUM) * _QUANTUM).T
+
+
+def _runs(problem: Problem, ends: Floats) -> tuple[tuple[float, int], ...]:
+    return tuple((float(ends[2 + one]), count) for one, count in problem.model.decoder_runs)
+
+
+@lru_cache(maxsize=4096)
+def _known(
+    runs: tuple[tuple[float, int], ...], ends: tuple[float, float], own: Split, stages: int, batches: int
+) -> tuple[Split, ...]:
+    layers = np.repeat([one for one, _ in runs], [count for _, count in runs])
+    least = shortest_part(len(layers), stages, len(own) // stages, given=False)
+    return tuple(one for one in splits_of(layers, ends, own, stages, batches) if min(one[:-1]) >= least)
 
 
 def part_s(parts: Sequence[int] | Integers, layer_s: Floats, ends_s: tuple[float, float]) -> Floats:
@@ -119,7 +243,7 @@ def splits_of(layer_s: Floats, ends_s: tuple[float, float], own: Split, stages: 
             found += _ties(layer_s, ends_s, weight)
     else:
         for alike in _ALIKE:
-            cuts, each = _chunks(layer_s, ends_s, stages, len(own) // stages, alike), list[list[Split]]()
+            cuts, each = _chunks(layer_s, ends_s, stages, len(own) // stages, alike), list[tuple[Split, ...]]()
             for start, end in pairwise(cuts):
                 ends = ends_s[0] * (start == 0), ends_s[1] * (end == len(layer_s))
                 each.append(_ties(layer_s[start:end], ends, np.ones(stages)))
@@ -128,14 +252,18 @@ def splits_of(layer_s: Floats, ends_s: tuple[float, float], own: Split, stages: 
     return [one for one in dict.fromkeys(found) if one != own]
 
 
-def _ties(layer_s: Floats, ends_s: tuple[float, float], weight: Floats) -> list[Split]:
+def _ties(layer_s: Floats, ends_s: tuple[float, float], weight: Floats) -> tuple[Split, ...]:
     """Splits whose most costly part costs least: the most even of them in seconds, and in layers, which need least
     memory, with the shorter parts first or last."""
-    longest = _longest(layer_s, ends_s, weight)
-    return [
-        _parts(layer_s, ends_s, weight, longest, late=late, by_layers=by_layers)
-        for by_layers, late in product((False, True), repeat=2)
-    ]
+    return _known_ties(tuple(layer_s.tolist()), ends_s, tuple(weight.tolist()))
+
+
+@lru_cache(maxsize=8192)
+def _known_ties(
+    layers: tuple[float, ...], ends_s: tuple[float, float], weights: tuple[float, ...]
+) -> tuple[Split, ...]:
+    row = _Row(layers, ends_s, weights)
+    return row.most_even(row.longest())
 
 
 def _moved(layer_s: Floats, ends_s: tuple[float, float], own: Split, stages: int) -> list[Split]:
@@ -144,7 +272,9 @@ def _moved(layer_s: Floats, ends_s: tuple[float, float], own: Split, stages: int
 
     def best_of(splits: Integers) -> int:
         found = part_s(splits, layer_s, ends_s).reshape(len(splits), -1, stages).sum(axis=1)
-        return int(np.lexsort(((found**2).sum(axis=-1), found.max(axis=-1)))[0])
+        slowest_s = found.max(axis=-1)
+        least = np.flatnonzero(slowest_s == slowest_s.min())
+        return int(least[(found[least] ** 2).sum(axis=-1).argmin()])
 
     def improved(counts: Integers) -> Integers:
         stage_s = part_s(counts, layer_s, ends_s).reshape(-1, stages).sum(axis=0)
@@ -152,60 +282,105 @@ def _moved(layer_s: Floats, ends_s: tuple[float, float], own: Split, stages: int
         sources = [one for one in range(slowest, len(counts), stages) if counts[one] > 1]
         targets = [one for one in range(len(counts)) if one % stages != slowest]
         # The split as it is goes first: another one is better only if it takes less.
-        splits = np.array([counts, *(counts - moves[a] + moves[b] for a in sources for b in targets)])
+        moved = counts - moves[sources, None] + moves[targets]
+        splits = np.concatenate([counts[None], moved.reshape(-1, len(counts))])
         best = best_of(splits)
         return improved(splits[best]) if best else counts
 
-    weight = np.ones(len(own))
-    exact = _parts(layer_s, ends_s, weight, _longest(layer_s, ends_s, weight), late=False, by_layers=False)
+    exact = _ties(layer_s, ends_s, np.ones(len(own)))[0]
     return [tuple(improved(np.array(parts)).tolist()) for parts in (own, exact)]
 
 
-def _costs(layer_s: Floats, ends_s: tuple[float, float], weight: Floats) -> list[Floats]:
-    """What each part costs with the layers from one place to another, `[start, end]`; infinite for none."""
-    reached = np.concatenate([[0.0], np.cumsum(layer_s)])
-    taken = reached[None, :] - reached[:, None]
-    taken[np.tri(len(reached), dtype=np.bool_)] = np.inf
-    last = len(weight) - 1
-    ends = [ends_s[0] * (part == 0) + ends_s[1] * (part == last) for part in range(last + 1)]
-    return [times * (taken + more) for times, more in zip(weight.tolist(), ends, strict=True)]
+class _Row:
+    """Layers to be cut into parts.
 
+    layers: seconds of each; ends_s: of what comes to the first part, and to the last; weights: how often the passes of
+    each part count, no less the later the part.
+    """
 
-def _longest(layer_s: Floats, ends_s: tuple[float, float], weight: Floats) -> float:
-    """The least cost of the part of a split that costs most; weight: of each part's passes."""
-    longest = np.where(np.arange(len(layer_s) + 1), np.inf, 0.0)
-    for cost in _costs(layer_s, ends_s, weight):
-        longest = np.maximum(longest[:, None], cost).min(axis=0)
-    return float(longest[-1])
+    def __init__(self, layers: Sequence[float], ends_s: tuple[float, float], weights: Sequence[float]) -> None:
+        self._count, self._reached = len(layers), np.concatenate([[0.0], np.cumsum(layers)])
+        self._until, last = self._reached.tolist(), len(weights) - 1
+        beside = [ends_s[0] * (part == 0) + ends_s[1] * (part == last) for part in range(last + 1)]
+        self._parts = list(zip(weights, beside, strict=True))
 
+    def longest(self) -> float:
+        """The least cost of the part of a split that costs most, by bisection: of each try, what the most costly part
+        costs, or would with the next layer, so that it ends at a cost."""
+        whole = self._until[-1] + sum(more for _, more in self._parts)
+        # No less than the mean, but for rounding.
+        low = (1.0 - 1e-9) * whole / sum(1.0 / times for times, _ in self._parts)
+        high = self._filled(np.inf)[0]
+        while low < high:
+            most, beyond = self._filled(min((low + high) / 2.0, math.nextafter(high, 0.0)))
+            low, high = (low, most) if most < np.inf else (beyond, high)
+        return high
 
-def _parts(
-    layer_s: Floats, ends_s: tuple[float, float], weight: Floats, longest: float, *, late: bool, by_layers: bool
-) -> Split:
-    """Layers of each part of the most even split of which none costs more than `longest`; of several the one whose
-    shorter parts are the last ones (late) or the first."""
-    places = np.arange(len(layer_s) + 1)
-    squares, starts = np.where(places, np.inf, 0.0), list[Integers]()
-    for cost in _costs(layer_s, ends_s, weight):
-        even = (places - places[:, None]).astype(np.float64) if by_layers else cost
-        total = squares[:, None] + np.where(cost <= longest * _SAME, even, np.inf) ** 2
-        squares = total.min(axis=0)
-        last = len(places) - 1 - (total <= squares * _SAME)[::-1].argmax(axis=0)
-        starts.append(last if late else total.argmin(axis=0))
-    ends = [len(layer_s)]
-    for start in reversed(starts):
-        ends.append(int(start[ends[-1]]))
-    return tuple(np.diff(ends[::-1]).tolist())
+    def _filled(self, longest: float) -> tuple[float, float]:
+        """What the most costly part costs if each has as many layers as cost no more than that, infinite if not all
+        layers are in one; and the least that a part would cost with one more."""
+        until, start, most, beyond = self._until, 0, 0.0, np.inf
+        for part, (times, more) in enumerate(self._parts):
+            # Each later part has one layer at least.
+            last = self._count - len(self._parts) + 1 + part
+            end = min(bisect_right(until, longest / times - more + until[start], start + 1) - 1, last)
+            while end > start and times * (until[end] - until[start] + more) > longest:
+                end -= 1
+            while end < last and times * (until[end + 1] - until[start] + more) <= longest:
+                end += 1
+            if end < last:
+                beyond = min(beyond, times * (until[end + 1] - until[start] + more))
+            if end == start:
+                return np.inf, beyond
+            most, start = max(most, times * (until[end] - until[start] + more)), end
+        return (most if start == self._count else np.inf), beyond
+
+    def _windows(self, longest: float) -> tuple[list[int], list[int]]:
+        """First and last places where each part can begin, and the last one end, if none costs more than that."""
+        until, first, last, slack = self._until, [self._count], [0], 1e-9 * self._until[-1]
+        for part, (times, more) in enumerate(self._parts):
+            most = longest / times - more + slack
+            last.append(min(bisect_right(until, most + until[last[-1]]) - 1, self._count - len(self._parts) + 1 + part))
+        for part, (times, more) in reversed([*enumerate(self._parts)]):
+            most = longest / times - more + slack
+            first.append(max(bisect_left(until, until[first[-1]] - most), part))
+        return [0, *first[-2::-1]], last
+
+    def most_even(self, longest: float) -> tuple[Split, ...]:
+        """The most even splits of which no part costs more than `longest`, in seconds and in layers; of several the
+        ones whose shorter parts are the first, and the last."""
+        first, last = map(np.array, self._windows(longest))
+        width = int((last - first).max()) + 1
+        places = first[:, None] + np.arange(width)
+        reached = self._reached[np.minimum(places, self._count)]
+        times, more = (column[:, None, None] for column in np.array(self._parts).T)
+        cost = times * (reached[1:, None, :] - reached[:-1, :, None] + more)
+        layers = places[1:, None, :] - places[:-1, :, None]
+        # Places behind a window are none.
+        can = (layers > 0) & (cost <= longest * _SAME) & (places <= last[:, None])[1:, None, :]
+        squares = np.where(can, [cost, layers.astype(np.float64)], np.inf) ** 2
+        least, starts = np.tile(np.where(np.arange(width), np.inf, 0.0), (2, 1)), list[Integers]()
+        for each in squares.swapaxes(0, 1):
+            total = least[:, :, None] + each
+            least = total.min(axis=1)
+            alike = total <= least[:, None] * _SAME
+            starts.append(np.array([total.argmin(axis=1), width - 1 - alike[:, ::-1].argmax(axis=1)]))
+        found = list[Split]()
+        for by_layers, late in product((0, 1), repeat=2):
+            at, ends = 0, [self._count]
+            for start, begin in zip(reversed(starts), first[-2::-1].tolist(), strict=True):
+                at = int(start[late, by_layers, at])
+                ends.append(begin + at)
+            found.append(tuple(end - start for start, end in pairwise(reversed(ends))))
+        return tuple(found)
 
 
 def _chunks(layer_s: Floats, ends_s: tuple[float, float], stages: int, chunks: int, alike: float) -> list[int]:
     """Where each chunk of all stages begins, and the last one ends, so that the sum over chunks of the least that their
     slowest stage can take is least."""
-    first, *_, last = _costs(layer_s, ends_s, np.ones(stages))
-    plain = _costs(layer_s, (0.0, 0.0), np.ones(1))[0]
-    rest = _in_parts(plain, stages - 1)
-    inner = _joined(rest, plain) if chunks > 2 else plain
-    slowest = [_joined(first[:1], rest), *[inner] * (chunks - 2), _joined(rest, last[:, -1:])]
+    plain, rest, inner = _inner(tuple(layer_s.tolist()), stages)
+    first, last = plain[:1] + ends_s[0], plain[:, -1:] + ends_s[1]
+    slowest = [_joined(first, rest), *[inner] * (chunks - 2), _joined(rest, last)]
     places = np.arange(len(plain))
     filled = plain if alike > 1.0 else (places - places[:, None]) * float(layer_s.max())
     every = [filled[:1] + ends_s[0], *[filled] * (chunks - 2), filled[:, -1:] + ends_s[1]]
@@ -220,6 +395,16 @@ def _chunks(layer_s: Floats, ends_s: tuple[float, float], stages: int, chunks: i
         at = int(start[at])
         cuts.append(at)
     return [0, *reversed(cuts)]
+
+
+@lru_cache(maxsize=64)
+def _inner(layers: tuple[float, ...], stages: int) -> tuple[Floats, Floats, Floats]:
+    """The cost of one part, of the slowest of all stages but one, and of all, without ends, `[start, end]`."""
+    reached = np.concatenate([[0.0], np.cumsum(layers)])
+    plain = reached[None, :] - reached[:, None]
+    plain[np.tri(len(reached), dtype=np.bool_)] = np.inf
+    rest = _in_parts(plain, stages - 1)
+    return plain, rest, _joined(rest, plain)
 
 
 def _in_parts(cost: Floats, parts: int) -> Floats:

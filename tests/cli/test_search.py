@@ -6,8 +6,7 @@ import csv
 import io
 import math
 import re
-from collections.abc import Iterator
-from itertools import islice, pairwise
+from itertools import pairwise
 from math import ceil, prod
 from typing import Any, get_args
 
@@ -18,8 +17,7 @@ import axonn_tune
 from axonn_tune.cli.main import cli
 from axonn_tune.cost.paper import PaperBackend, price_paper
 from axonn_tune.grid import AXES, factorizations
-from axonn_tune.ranking import choosing
-from axonn_tune.ranking.candidates import Candidates
+from axonn_tune.ranking.loop import Loop
 from axonn_tune.specs.catalog import load_machine, load_model
 from axonn_tune.specs.workload import Workload
 from tests.cli.running import good, run
@@ -354,12 +352,12 @@ def test_a_rank_beyond_the_table_is_searched_for() -> None:
 def test_an_interrupted_search_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
     """Guards Ctrl-C: what was found is printed with a line that says so, and the exit code is that of an interrupt."""
 
-    def interrupted(_: object, **__: object) -> Iterator[Candidates]:
-        yield from islice(rounds(_, **__), 1)
+    def interrupted(loop: Loop, until_s: float) -> None:
+        settle(loop, until_s)
         raise KeyboardInterrupt
 
-    rounds = choosing._rounds
-    monkeypatch.setattr(choosing, "_rounds", interrupted)
+    settle = Loop._settle
+    monkeypatch.setattr(Loop, "_settle", interrupted)
     line = "--gpus 64 --model 20b"
     shown = run(line)
     assert shown.code == 130

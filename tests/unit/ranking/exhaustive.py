@@ -16,8 +16,8 @@ from axonn_tune.frameworks import step_on
 from axonn_tune.grid import BATCH_AXES, RANK_AXES, Grid
 from axonn_tune.job import Layout
 from axonn_tune.program.memory import memory_limit_bytes
-from axonn_tune.program.step import StepProgram
-from axonn_tune.ranking.choosing import step_program
+from axonn_tune.program.step import MIDDLE, StepProgram
+from axonn_tune.ranking.programs import step_program
 from axonn_tune.ranking.space import (
     Fitting,
     Grids,
@@ -31,7 +31,7 @@ from axonn_tune.ranking.space import (
     most_blocks,
     permuted_axes,
 )
-from axonn_tune.ranking.splits import WORTH, _seconds, splits_of
+from axonn_tune.ranking.splits import WORTH, Staged, schedules_of
 
 MOST_CHUNKS = 8
 """Chunks of a stage that are tried for models of several layer types."""
@@ -251,10 +251,20 @@ def orders_of(problem: Problem, sizes: dict[str, int]) -> Iterator[tuple[int, tu
 
 def splits_beside(job: Problem, layout: Layout) -> list[tuple[int, ...]]:
     """The small set of splits of a layout beside its own."""
-    pricer = Pricer(job, layout)
+    pricer, runs = Pricer(job, layout), job.model.runs
+    values, _ = pricer.settled_stage(0)
+    for of in {"", *(block.given.counted for block in pricer.program.blocks)}:
+        values |= {f"L{of}": 1.0, f"kept{of}": 0.0, f"unkept{of}": 1.0}
+    replay = pricer.replay(values | {"repeated": 0.0}, MIDDLE)
+    # A stream for every group, as bounds have it.
+    replay.streams = {axes: number if replay.streams[axes] >= 0 else -1 for number, axes in enumerate(replay.streams)}
+    replay.tiers = len(replay.streams)
+    paces = replay.paces(first=runs[0][0], last=runs[-1][0], kept=layout.kept_layers > 0)
     batches = job.workload.global_batch // (layout.grid.batch_shares * layout.micro_batch)
-    found = splits_of(*_seconds(pricer), pricer.parts, layout.pipeline, batches)
-    return [one for one in found if (layout.recompute_layers or 0) < max(one)]
+    numbers = (np.array([one]) for one in (layout.pipeline, layout.chunks, batches, layout.recompute_layers or 0))
+    staged = Staged(paces, *numbers, np.array([pricer.send[2]]), np.array([pricer.rates.contention]))
+    every = schedules_of(job, staged, searched=True)
+    return [one.parts for one in every if one.parts is not None]
 
 
 def _priced(job: Problem, layout: Layout, place: tuple[int, int, int], kind: Variant, total_bytes: float) -> Candidate:

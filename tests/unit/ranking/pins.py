@@ -21,6 +21,7 @@ ROWS = 40
 """Rows from which pins are taken: as many have exact steps."""
 PINS = 40
 SEARCHES: dict[str, dict[str, Any]] = {
+    "llama3-70b": {"gpus": 64},
     "llama3-8b": {"gpus": 32, "seq": 32768, "batch": 64},
     "80b": {"gpus": 128, "framework": "axonn-tune", "machine": "perlmutter-80gb", "rank_by": "iteration"},
     "mixtral-8x7b": {"gpus": 64},

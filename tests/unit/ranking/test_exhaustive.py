@@ -18,7 +18,7 @@ from tests.unit.ranking.exhaustive import exhaustive
 from tests.unit.ranking.models import model_of
 from tests.unit.small import small_problem
 
-TOPS = (1, 10)
+TOPS = (1, 10, 1000)
 """Rows that are asked for."""
 
 
@@ -64,6 +64,9 @@ NO_CONTEXT = {"context": 1, "z": 1}
 SPACES = {
     # Dense: stages and chunks, even or not, tight or not, rank orders.
     "two GPUs": Space(framework="axonn-tune", model="dense", gpus=2, batch=8, memory_gib=24.0, quick=True),
+    "rank orders": Space(
+        framework="axonn-tune", model="dense", layers=4, gpus=8, batch=8, pins={}, machine="perlmutter", memory_gib=8.0
+    ),
     "rank orders, by communication": Space(
         framework="axonn-tune",
         model="dense",
@@ -88,11 +91,24 @@ SPACES = {
     "uneven chunks, tight": Space(
         framework="megatron-core", model="uneven", gpus=8, batch=16, memory_gib=9.0, pins=NO_CONTEXT, quick=True
     ),
+    "large head": Space(framework="megatron-core", model="large head", gpus=8, batch=32, pins={**NO_CONTEXT}),
+    "large head, tight": Space(
+        framework="torchtitan", model="large head", gpus=8, batch=16, memory_gib=14.0, pins=NO_CONTEXT, quick=True
+    ),
     "equal chunks": Space(
         framework="megatron-2021", model="dense", layers=12, gpus=16, batch=32, memory_gib=9.0, pins={}, quick=True
     ),
     "stages without chunks": Space(
         framework="deepspeed", model="uneven", gpus=8, batch=16, memory_gib=10.0, pins={}, quick=True
+    ),
+    "two layer types": Space(
+        framework="megatron-core",
+        model="wide and narrow",
+        gpus=4,
+        batch=16,
+        memory_gib=14.0,
+        pins={**NO_CONTEXT},
+        quick=True,
     ),
     "shards of weights": Space(framework="fsdp", model="dense", gpus=16, batch=64, memory_gib=10.0, quick=True),
     "layers kept": Space(
@@ -177,6 +193,9 @@ SPACES = {
     "latent with MTP": Space(
         framework="megatron-core", model="latent with MTP", gpus=4, batch=8, memory_gib=11.0, pins={**NO_CONTEXT}
     ),
+    "hybrid": Space(
+        framework="megatron-core", model="hybrid", gpus=8, batch=8, memory_gib=8.0, pins=NO_CONTEXT, quick=True
+    ),
     "hybrid with experts": Space(
         framework="axonn-tune", model="hybrid with experts", gpus=4, batch=4, pins={"y": 1}, memory_gib=10.0
     ),
@@ -188,6 +207,15 @@ SPACES = {
         batch=8,
         memory_gib=30.0,
         pins={**NO_CONTEXT, "precision": AUTO},
+    ),
+    "some formats": Space(
+        framework="megatron-core",
+        model="large head",
+        gpus=4,
+        batch=8,
+        memory_gib=24.0,
+        pins={**NO_CONTEXT, "precision": AUTO, "micro_batch": 1, "data": 1},
+        quick=True,
     ),
     "all formats of experts": Space(
         framework="megatron-core",

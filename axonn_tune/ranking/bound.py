@@ -1,0 +1,269 @@
+"""Least steps: what no split of the layers of a candidate goes below, with proofs.
+
+All follow from chains of operations that wait for each other. Let a candidate have p stages, v chunks a stage, and m
+micro-batches; let b_r be what all chunks of stage r take of one micro-batch, forward and backward, with its sends where
+these block; W their sum over stages, what one micro-batch takes through the model and back. A block takes at least l,
+the least share of a run that one of its blocks has; embedding and LM head take e0 and e1 more; a message s.
+
+One chunk (1F1B). Stage r begins its first backward pass behind N = min(p - r, m) forward passes. The first
+micro-batch goes through all stages and back, W, of which stage r does b_r; stage r then has m - N forward and m - 1
+backward passes left, none of which is on that way. So T ≥ W + c_r b_r with c_r = m - 1 + φ(1 - N), where φ is the most
+that a forward pass is of both. Since the b_r add up to W, not all c_r b_r are below W / Σ 1/c_r: T ≥ W (1 + 1/Σ 1/c_r).
+
+Several chunks. Stage r begins once the first micro-batch has gone through the first chunk of the stages before it, and
+its gradient has the same way back behind stage r's last operation: a block and two messages a stage, and the embedding.
+Between them stage r has all its passes: T ≥ m b_r + way_r, and the mean over r is m W / p + Σ way_r / p. The stage with
+the LM head has, with a block a chunk, m (e1 + v l) behind all of them.
+
+Computation and communication beside each other slow down by contention: a step of T has at least the mean stage's of
+both, and each second more in a step brings back less than one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields, replace
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+
+from axonn_tune.cost.columns import Floats, Integers
+from axonn_tune.cost.compute import ROUNDING, contended_s
+from axonn_tune.cost.paces import FIRST_PART, LAST_PART, Paces, Run
+from axonn_tune.frameworks.description import PipelineSchedule
+from axonn_tune.program.operations import Value
+from axonn_tune.specs.model import Model
+
+EXACT = 1.0 - ROUNDING
+"""Of a bound: sums in another order differ by rounding."""
+
+
+@dataclass(frozen=True)
+class Layers:
+    """Columns of what splits are made of, s, `[candidates]`, or of layer types `[types, candidates]`.
+
+    counts: blocks of each type, `predicting` those of multi-token prediction, which the last stage has. forward_s,
+    backward_s: the least share of a block in a run; issued_s: the host's; saved_s: by a block's passes beside each
+    other. ahead_s, behind_s: what the embedding adds, forward and backward; head_s: the LM head, both. sent_s:
+    communication of a step, of all stages; computed_s: in one micro-batch. again_s: what comes to a block that
+    repeats, where only some do.
+    """
+
+    counts: Integers
+    predicting: Integers
+    forward_s: Floats
+    backward_s: Floats
+    issued_s: Floats
+    saved_s: Floats
+    ahead_s: Floats
+    behind_s: Floats
+    head_s: Floats
+    sent_s: Floats
+    computed_s: Floats
+    again_s: Floats
+
+    def taken(self, rows: Integers) -> Layers:
+        """Of some candidates."""
+        names = [each.name for each in fields(self) if each.name not in ("counts", "predicting")]
+        columns: dict[str, Any] = {name: getattr(self, name)[..., rows] for name in names}
+        return replace(self, **columns)
+
+    def block_s(self, alone: Floats | float) -> Floats:
+        """Both passes of a block of each type; alone: share of its micro-batches without others beside them."""
+        found: Floats = np.maximum(self.forward_s + self.backward_s - (1.0 - alone) * self.saved_s, self.issued_s)
+        return found
+
+    def whole_s(self, alone: Floats | float) -> Floats:
+        """Both passes of one micro-batch through the whole model."""
+        found: Floats = self.counts @ self.block_s(alone) + self.ahead_s + self.behind_s + self.head_s
+        return found
+
+    @property
+    def forward_share(self) -> Floats:
+        """The most that a forward pass is of both: of blocks, the embedding, and waits for the host."""
+        both = (self.forward_s / np.maximum(self.forward_s + self.backward_s, 1e-30)).max(axis=0)
+        ends = self.ahead_s / np.maximum(self.ahead_s + self.behind_s, 1e-30)
+        found: Floats = np.maximum(np.maximum(both, ends), 0.5)
+        return found
+
+
+def layers_of(paces: Paces, model: Model, rows: int) -> Layers:
+    """The layers of so many candidates.
+
+    Where only some blocks repeat, as if none did, which takes less.
+    """
+    plain, every = [own for _, own in paces.kinds], np.array(model.counts)
+    predicting = (
+        np.bincount(
+            [one for one, _ in model.predicting_runs], [count for _, count in model.predicting_runs], len(plain)
+        )
+        if model.mtp_layers
+        else 0 * every
+    )
+
+    def column(value: Value) -> Floats:
+        return np.broadcast_to(np.asarray(value, dtype=np.float64), rows)
+
+    def least(run: Run) -> Floats:
+        """What each of its blocks takes at least."""
+        few = [column(one.blocks_s) / (number + 1) for number, one in enumerate(run[:4])]
+        found: Floats = np.array([*few, column(run.more.blocks_s)]).min(axis=0)
+        return found
+
+    def added(run: Run, each_s: Floats) -> Floats:
+        """What comes to its blocks at least."""
+        few = [column(one.whole_s) - (number + 1) * each_s for number, one in enumerate(run[:4])]
+        found: Floats = np.maximum(np.array(few).min(axis=0), 0.0)
+        return found
+
+    def of_kinds(values: list[Value]) -> Floats:
+        return np.array([column(values[kind]) for kind in plain])
+
+    forward, backward = (
+        np.array([*map(least, paces.forward)]),
+        np.array([least(paces.backward[kind]) for kind in plain]),
+    )
+    first, last = model.runs[0][0], model.runs[-1][0]
+    return Layers(
+        every,
+        predicting.astype(np.int64),
+        forward,
+        backward,
+        of_kinds([sum(one) for one in paces.issued]),
+        of_kinds(list(paces.saved_s)),
+        added(paces.opening[FIRST_PART, first], forward[first]),
+        added(paces.closing[FIRST_PART, plain[first]], backward[first]),
+        added(paces.opening[LAST_PART, last], forward[last]),
+        every @ of_kinds(list(paces.sent_s)),
+        every @ of_kinds(list(paces.computed_s)) + sum(map(column, paces.ends_s)),
+        np.maximum(np.array([least(paces.backward[kind]) for kind, _ in paces.kinds]) - backward, 0.0),
+    )
+
+
+class Shape(NamedTuple):
+    """Candidates with as many stages and chunks. chunks: None for any number; batches: micro-batches; repeated: blocks
+    of each chunk that repeat, where only some do; shortest: layers that each part but the last has at least; send_s:
+    of one message."""
+
+    stages: int
+    chunks: int | None
+    batches: Floats
+    repeated: Integers
+    shortest: int
+    send_s: Floats
+
+
+Chain: TypeAlias = tuple[Floats, Floats]
+"""Of each stage what a chain has beside a multiple of its passes, s, and that multiple, `[stages, candidates]`."""
+
+
+def any_split_s(layers: Layers, shape: Shape, *, schedule: PipelineSchedule, contention: float) -> Floats:
+    """Least step of candidates of a shape, of all splits of their layers, s."""
+    p, m, stage, several = shape.stages, shape.batches, np.arange(shape.stages)[:, None], shape.chunks or 1
+    hidden = schedule.overlapped, schedule.overlapped_interleaved
+    blocking = not (any(hidden) if shape.chunks is None else hidden[several > 1])
+    block = layers.block_s(np.minimum(m, p) / m if shape.chunks != 1 else 1.0)
+    ends_s, ends = layers.ahead_s + layers.behind_s, 1.0 * (stage == 0) + (stage == p - 1)
+    messages = blocking * (2.0 * several - ends) * shape.send_s
+    last_s = layers.head_s + layers.predicting @ block
+    # Only the ends of the model may have no block.
+    beside = np.where(stage == 0, ends_s, 0.0) + np.where(stage == p - 1, last_s, 0.0) + messages
+    least = beside + np.maximum(several - ends, 0.0) * block[layers.counts > 0].min(axis=0)
+    whole = layers.counts @ block + ends_s + layers.head_s + messages.sum(axis=0)
+    chains = _interleaved(layers, shape, block)
+    if shape.chunks == 1:
+        left = m - 1.0 + layers.forward_share * (1.0 - np.minimum(p - stage, m))
+        chains = [(np.broadcast_to(whole, left.shape), np.maximum(left, 1e-12))]
+    found: Floats = whole
+    for way, times in chains:
+        found = np.maximum(found, (whole + (way / times).sum(axis=0)) / (1.0 / times).sum(axis=0))
+        found = np.maximum(found, (way + times * least).max(axis=0))
+    if shape.chunks is not None:
+        found = _of_whole_layers(layers, shape, block, found, beside, chains)
+    found = found + (shape.chunks == 1 and not blocking) * 2.0 * (p - 1) * shape.send_s
+    return contended(found, m * layers.computed_s / p, layers.sent_s / p, contention=contention)
+
+
+def _interleaved(layers: Layers, shape: Shape, block: Floats) -> list[Chain]:
+    """Chains of several chunks."""
+    p, m, send_s, stage, used = (
+        shape.stages,
+        shape.batches,
+        shape.send_s,
+        np.arange(shape.stages)[:, None],
+        layers.counts > 0,
+    )
+    ends_s = np.where(stage, layers.ahead_s + layers.behind_s, 0.0)
+    way = stage * (shape.shortest * block[used].min(axis=0) + 2.0 * send_s) + ends_s
+    chains = [(way, np.broadcast_to(m, way.shape))]
+    if shape.chunks is None:
+        return chains
+    # Beside each other, both passes take so much of what they take apart.
+    both = layers.forward_s + layers.backward_s
+    share = np.minimum(layers.block_s(0.0) / np.maximum(both, 1e-30), 1.0)
+    forward, backward, least_share = share * layers.forward_s, share * layers.backward_s, share.min(axis=0)
+    ahead = layers.counts @ forward + least_share * (layers.ahead_s + layers.head_s) + (p * shape.chunks - 1.0) * send_s
+    back = shape.shortest * backward[used].min(axis=0) + send_s
+    # The last part may have no block.
+    turned = ahead + np.maximum(p - 2.0 - stage, 0.0) * back
+    drained = stage * back + np.where(stage, layers.behind_s, 0.0) * least_share
+    warm = 2.0 * (p - stage - 1.0) + 1.0
+    first = np.minimum(m, p + np.clip(warm - p, 0.0, p))
+    # Both passes of the LM head go with a forward pass.
+    head = np.where(stage == p - 1, first * (1.0 - layers.forward_share) * layers.head_s, 0.0)
+    return [*chains, (turned + drained - head, np.maximum(m - first * layers.forward_share, 1e-12))]
+
+
+_HALVINGS = 10
+"""Of the interval in which the step of whole layers is looked for."""
+
+
+def _of_whole_layers(
+    layers: Layers, shape: Shape, block: Floats, least_s: Floats, beside: Floats, chains: list[Chain]
+) -> Floats:
+    """The least step in which all stages together have room for the blocks of the most frequent layer type, s.
+
+    Of its chunks all but one have `shortest` blocks, but the last one of the model, which may have none; the rest is in
+    one chunk, where it repeats least.
+    """
+    chunks, repeated, shortest = shape.chunks or 1, shape.repeated, shape.shortest
+    decoder = layers.counts - layers.predicting
+    most = int(decoder.argmax())
+    each_s, again_s = block[most], np.where(repeated > 0, layers.again_s[most], 0.0)
+    lone = (np.arange(shape.stages)[:, None] == shape.stages - 1) * (chunks > 1)
+    rest = (chunks - 1.0 - lone) * shortest
+    others = (chunks - 1.0 - lone) * np.minimum(repeated, shortest)
+
+    def room(step_s: Floats) -> Floats:
+        left_s = np.minimum.reduce([(step_s - way) / times - beside for way, times in chains])
+        few = np.floor((left_s - (others - rest) * again_s) / (each_s + again_s) + ROUNDING)
+        many = np.floor((left_s - (others + repeated) * again_s) / each_s + ROUNDING)
+        several = np.where(many >= rest + repeated, many, np.minimum(few, rest + repeated))
+        found: Floats = np.clip(several, 0.0, None).sum(axis=0)
+        return found
+
+    low, high, wanted = least_s, 2.0 * least_s, float(decoder[most])
+    fits = room(low) >= wanted
+    low = np.where(fits | (room(high) >= wanted), low, high)
+    for _ in range(_HALVINGS):
+        middle = (low + high) / 2.0
+        enough = room(middle) >= wanted
+        low, high = np.where(enough, low, middle), np.where(enough, middle, high)
+    return np.where(fits, least_s, np.maximum(low, least_s))
+
+
+def contended(step_s: Floats, computed_s: Floats, sent_s: Floats, *, contention: Floats | float) -> Floats:
+    """Least steps with the least slowdown from overlap, s."""
+    lost_s = contended_s(sent_s, computed_s, step_s, contention=np.minimum(contention, 1.0))
+    return np.asarray(EXACT * (step_s + lost_s))
+
+
+def sent_of_mean_s(sent_s: Floats, send_s: Floats, *, stages: Integers, chunks: Integers) -> Floats:
+    """Communication of the mean stage, s; sent_s: collectives of all; send_s: one message of every micro-batch."""
+    found: Floats = EXACT * (sent_s + (2.0 * stages * chunks - 2.0) * (stages > 1) * send_s) / stages
+    return found
+
+
+def shortest_part(layers: int, stages: int, chunks: int, *, given: bool) -> int:
+    """Layers that each part but the last has at least in the splits that a search compares; given: the split is, or
+    the ends of the model count as layers, so that a part may have none."""
+    return 0 if given else 1 if chunks == 1 else max(1, layers // (stages * chunks) - 1)

@@ -1,0 +1,517 @@
+"""The search: one best-first loop over lower bounds.
+
+A pair is a grid with a micro-batch. It has a bound over all numbers of chunks, recompute sets and splits of the layers.
+The most promising pairs are opened first: their candidates are listed and checked for memory; those without pipeline
+stages are priced in columns, the others bounded over all splits. What is popped goes one level on: to the bound of each
+of its splits, to the schedule of one, to its price. A candidate is left out only where its bound is above the last grid
+that is listed and above the best of its number format, so that none of these can be missed.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from itertools import chain
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from axonn_tune.cost.columns import Floats, Integers, distinct
+from axonn_tune.cost.compute import exposed_s
+from axonn_tune.cost.price import Detail, PricedLayout
+from axonn_tune.frameworks import step_on
+from axonn_tune.grid import Grid
+from axonn_tune.job import Layout
+from axonn_tune.program.dimensions import executed_flops
+from axonn_tune.program.operations import PLAIN
+from axonn_tune.program.schedule import blocks_by_kind, kept_by_kind
+from axonn_tune.program.step import as_runs
+from axonn_tune.ranking.pools import Pool
+from axonn_tune.ranking.priced import Tell
+from axonn_tune.ranking.programs import Exchange, by_alignment, pooled, undominated
+from axonn_tune.ranking.space import (
+    Fitting,
+    Grids,
+    Placements,
+    Problem,
+    Shapes,
+    Variant,
+    fit_all,
+    fits_at_all,
+    with_all_chunks,
+)
+from axonn_tune.request import Precision
+
+_FIRST = 32
+"""Pairs that are opened first, to know a limit; the next ones are four times as many."""
+
+_PROBED = 256
+"""Candidates whose splits are bounded early, after each batch of pairs, to price the most promising ones."""
+_MOST = 1024
+"""Candidates whose splits are bounded at once, at most."""
+_ANY, _SPLIT, _WHOLE = range(3)
+"""Levels of bounds: of all splits, of one by chains of its schedule, of its whole schedule."""
+
+
+class Batch(NamedTuple):
+    """Candidates of one pool: their problem, exchange by its number, and shapes and placements by theirs."""
+
+    problem: Problem
+    exchange: int
+    kind: Variant
+    shapes: Shapes
+    fitting: Fitting
+    pool: Pool
+    shape: Integers
+    placement: Integers
+
+
+class Rows(NamedTuple):
+    """Priced candidates of a batch, as columns: their places in it and seconds; details: all of them, where known."""
+
+    batch: Batch
+    places: Integers
+    communication_s: Floats
+    compute_s: Floats
+    iteration_s: Floats
+    bubble_s: Floats
+    memory_bytes: Floats
+    detail: Detail | None = None
+
+
+class Split(NamedTuple):
+    """A candidate with one split of its layers, the framework's own if it has none; level: what its bound is of."""
+
+    batch: Batch
+    row: int
+    parts: tuple[int, ...] | None
+    level: int
+
+
+@dataclass
+class Loop:
+    """A search for the first `top` places: grids in each number format, or with `variants` candidates.
+
+    found: what is priced; counts: how much of what was done; tell: is told after each batch of pairs how many are
+    decided, how many are left, and the best value so far, s.
+    """
+
+    problem: Problem
+    grids: Grids
+    shapes: Shapes
+    placements: Placements
+    exchanges: list[Exchange]
+    top: int
+    variants: bool = False
+    tell: Tell | None = None
+    found: list[Rows] = field(default_factory=list)
+    counts: dict[str, int] = field(
+        default_factory=lambda: dict.fromkeys(("opened", "bounded", "split", "scheduled", "priced"), 0)
+    )
+
+    def __post_init__(self) -> None:
+        self._heap: list[tuple[float, int, Split]] = []
+        self._best = np.full(len(self.grids.sizes) * max(len(self.problem.formats), 1), np.inf)
+        self._each: list[float] = []
+        self._own: dict[tuple[int, int], float] = {}
+        self._pushed = 0
+        self._known: float | None = None
+
+    def run(self) -> None:
+        """Search until nothing that is left may be listed; what was found so far stays, if it is interrupted."""
+        bounds = self._pair_bounds()
+        order, at, size = np.argsort(bounds, axis=None, kind="stable"), 0, _FIRST
+        values = bounds.ravel()[order]
+        order, values = order[np.isfinite(values)], values[np.isfinite(values)]
+        formats = self.problem.formats or (None,)
+        while at < len(order):
+            several = order[at : at + (len(order) if self._opens_all else size)]
+            formats_of, pairs = np.divmod(several, bounds.shape[1])
+            if values[at] > max(self._limit(name) for name in formats):
+                break
+            for number, name in enumerate(formats):
+                mine = pairs[formats_of == number]
+                mine = mine[bounds[number, mine] <= self._limit(name)]
+                if len(mine):
+                    self._open(self._pair_rows(mine), name)
+            at, size = at + len(several), size * 4
+            self._probe()
+            self._settle(values[at] if at < len(order) else np.inf)
+            if self.tell is not None:
+                self.tell(at, len(order) - at, float(self._best.min(initial=np.inf)))
+        self._settle(np.inf)
+
+    @property
+    def _opens_all(self) -> bool:
+        """Whether no pair has a bound: candidates are ranked by something else than the step."""
+        return self.problem.rank_by != "iteration"
+
+    # Pairs.
+
+    @cached_property
+    def _keys(self) -> Integers:
+        keys: Integers = self.shapes.grid * (int(self.shapes.micro_batch.max(initial=0)) + 1) + self.shapes.micro_batch
+        return keys
+
+    @cached_property
+    def _pairs(self) -> tuple[Integers, Integers]:
+        """A shape of each pair, and the pair of each shape."""
+        _, first, number = distinct(self._keys)
+        return first, number
+
+    def _pair_rows(self, pairs: Integers) -> Integers:
+        """Shapes of some pairs."""
+        chosen = np.zeros(len(self._pairs[0]), dtype=np.bool_)
+        chosen[pairs] = True
+        return np.flatnonzero(chosen[self._pairs[1]])
+
+    def _pair_bounds(self) -> Floats:
+        """Least step of each pair in each number format, s, `[formats, pairs]`; 0 where steps are not ranked."""
+        ones, _ = self._pairs
+        formats = self.problem.formats or (None,)
+        if self._opens_all or len(ones) <= _FIRST:
+            return np.zeros((len(formats), len(ones)))
+        shapes = self.shapes.taken(ones, chunks=np.ones(len(ones), dtype=np.int64))
+        return np.array([self._least_s(shapes, name, self.exchanges, any_chunks=True) for name in formats])
+
+    def _least_s(
+        self, shapes: Shapes, precision: Precision | None, exchanges: list[Exchange], *, any_chunks: bool = False
+    ) -> Floats:
+        """Least step of each shape without recompute, whether it fits or not, over all splits of its layers, s;
+        any_chunks: and over all numbers of chunks."""
+        found, none = np.full(len(shapes), np.inf), np.zeros(len(shapes))
+        step = step_on(self.problem.framework, self.problem.machine, self.problem.workload.precision)
+        kept = none + float(step.reshard == "fit")
+        anything = Fitting(none, kept, none.astype(np.int64), np.arange(len(shapes)), np.inf)
+        kind = Variant("none", precision=precision)
+        for batch in self._batches(shapes, kind, anything, exchanges, cut=any_chunks):
+            np.minimum.at(found, batch.shape, batch.pool.any_split_s(any_chunks=any_chunks))
+        return found
+
+    # Candidates.
+
+    def _open(self, rows: Integers, precision: Precision | None) -> None:
+        """List the candidates of some shapes in a number format, price those without stages, and bound the others."""
+        self.counts["opened"] += len(rows)
+        base = with_all_chunks(self.shapes.taken(rows))
+        if len(base.piped):
+            # What stages have is worked out once, for all that is taken of these.
+            assert base.stage_rows
+        for merged in (False, True):
+            exchanges = [one for one in self.exchanges if one.merged == merged]
+            if not exchanges:
+                continue
+            shapes, programs = base, exchanges[0].programs
+            if self.problem.framework.step.expert_overlap:
+                # Asked for, there is none where stages have one chunk.
+                rows = np.flatnonzero((base.stages == 1) | (base.chunks > 1))
+                shapes = base.taken(rows)
+            if merged:
+                able = np.any([one.grids for one in exchanges if one.grids is not None], axis=0)[base.grid]
+                able = np.flatnonzero(able & ((base.stages == 1) | (base.chunks > 1)))
+                shapes = replace(base.taken(able), problem=self.problem.with_expert_overlap)
+            limit_s = self._limit(precision)
+            if np.isfinite(limit_s) and not self._opens_all:
+                near = np.flatnonzero(self._least_s(shapes, precision, exchanges) <= limit_s)
+                shapes = shapes.taken(near)
+            kinds = [one for one in self.problem.variants if one.precision == precision]
+            kinds = [one for one in kinds if not merged or programs[one].merges]
+            shapes = shapes.taken(fits_at_all(shapes, [programs[one] for one in kinds if not one.some]))
+            if not len(shapes) or not kinds:
+                continue
+            fittings = fit_all(shapes, {one: programs[one] for one in kinds})
+            fittings = fittings if self.variants else undominated(self.problem, fittings)
+            several = (self._batches(shapes, kind, fitting, exchanges) for kind, fitting in fittings.items())
+            self._take(chain.from_iterable(several))
+
+    def _batches(
+        self, shapes: Shapes, kind: Variant, fitting: Fitting, exchanges: list[Exchange], *, cut: bool = False
+    ) -> Iterator[Batch]:
+        """Pools of the candidates of a recompute set that fit."""
+        for exchange in exchanges:
+            number, problem = self.exchanges.index(exchange), exchange.problem.within(kind.precision)
+            programs = exchange.programs
+            for program, part in by_alignment(shapes, kind, programs, exchange.taken(shapes, fitting)):
+                several = pooled(problem, shapes, self.placements, program, part, cut=cut)
+                for pool, shape, placement in several:
+                    yield Batch(problem, number, kind, shapes, part, pool, shape, placement)
+
+    def _take(self, batches: Iterator[Batch]) -> None:
+        """Price candidates without pipeline stages, and bound the others: over all splits, then of each split."""
+        for batch in batches:
+            pool, limit = batch.pool, self._limit(batch.kind.precision)
+            if not pool.several_stages:
+                self._add(Rows(batch, np.arange(len(pool)), *pool.whole(), batch.fitting.total_bytes[batch.shape]))
+                continue
+            self.counts["bounded"] += len(pool)
+            if self.problem.rank_by == "exposed":
+                least = np.zeros(len(pool))
+            else:
+                sent = self.problem.rank_by == "communication"
+                least = pool.least_sent_s() if sent else pool.any_split_s()
+            for row in np.flatnonzero(least <= limit).tolist():
+                self._push(float(least[row]), Split(batch, row, None, _ANY))
+
+    def _schedule(self, items: list[tuple[float, Split]]) -> None:
+        """Bound the splits of some candidates."""
+        from axonn_tune.ranking.splits import Staged, schedules_of
+
+        self.counts["split"] += len(items)
+        several = dict[int, dict[int, list[int]]]()
+        for at, (_, one) in enumerate(items):
+            kinds = len(one.batch.pool.pricer.program.blocks)
+            several.setdefault(kinds, {}).setdefault(id(one.batch), []).append(at)
+        for alike in several.values():
+            order = np.array([at for places in alike.values() for at in places])
+            pools = [items[places[0]][1].batch.pool for places in alike.values()]
+            rows = [np.array([items[at][1].row for at in places]) for places in alike.values()]
+            staged = Staged.joined([pool.staged(own) for pool, own in zip(pools, rows, strict=True)])
+            least = np.array([items[at][0] for at in order.tolist()])
+            steps = self.problem.rank_by == "iteration"
+            for scheduled in schedules_of(self.problem, staged, searched=self.problem.splits):
+                own = scheduled.rows
+                values = np.maximum(least[own], scheduled.step_s) if steps else scheduled.exposed_s
+                for at, value in zip(order[own].tolist(), values.tolist(), strict=True):
+                    item = items[at][1]
+                    if value <= self._most(item):
+                        self._push(value, item._replace(parts=scheduled.parts, level=_SPLIT))
+
+    def _push(self, bound_s: float, item: Split) -> None:
+        self._pushed += 1
+        heapq.heappush(self._heap, (bound_s, self._pushed, item))
+
+    def _place(self, batch: Batch, rows: Integers | int) -> Any:  # noqa: ANN401 - a number or numbers
+        """Grid in its number format."""
+        number = 0 if batch.kind.precision is None else self.problem.formats.index(batch.kind.precision)
+        return batch.shapes.grid[batch.shape[rows]] + len(self.grids.sizes) * number
+
+    def _probe(self) -> None:
+        """Price the most promising candidates of some places, to know a limit early."""
+        if self.variants or not self.top or self.problem.rank_by != "iteration":
+            return
+        near = [entry for entry in heapq.nsmallest(_PROBED, self._heap) if entry[2].level == _ANY]
+        taken = {number for _, number, _ in near}
+        self._heap = [entry for entry in self._heap if entry[1] not in taken]
+        heapq.heapify(self._heap)
+        before = self._pushed
+        self._schedule([(bound_s, item) for bound_s, _, item in near])
+        places = set[int]()
+        for _, _, item in sorted(entry for entry in self._heap if entry[1] > before):
+            place = int(self._place(item.batch, item.row))
+            if place not in places and len(places) < self.top:
+                places.add(place)
+                self._price(item)
+
+    def _settle(self, until_s: float) -> None:
+        """Take candidates whose bounds are not above a limit to their prices."""
+        size = _FIRST
+        while self._heap and self._heap[0][0] <= until_s:
+            bound_s, _, item = heapq.heappop(self._heap)
+            if bound_s > self._most(item):
+                if bound_s > max(map(self._limit, self.problem.formats or (None,))):
+                    self._heap.clear()
+                continue
+            if item.level != _ANY or self.problem.rank_by == "communication":
+                self._decide(bound_s, item)
+                continue
+            items = [(bound_s, item)]
+            while self._heap and len(items) < size and self._heap[0][0] <= until_s and self._heap[0][2].level == _ANY:
+                bound_s, _, item = heapq.heappop(self._heap)
+                if bound_s <= self._most(item):
+                    items.append((bound_s, item))
+            self._schedule(items)
+            size = min(2 * size, _MOST)
+
+    def _most(self, item: Split) -> float:
+        """What a candidate must not be above to be listed, s."""
+        limit_s = self._limit(item.batch.kind.precision)
+        return limit_s if self.variants else min(limit_s, float(self._best[self._place(item.batch, item.row)]))
+
+    def _decide(self, bound_s: float, item: Split) -> None:
+        """Take a split on to its whole schedule, where stages are interleaved, or to its price."""
+        batch, row, parts, level = item
+        several = batch.shapes.chunks[batch.shape[row]] > 1
+        if several and level == _SPLIT and self.problem.rank_by == "iteration":
+            from axonn_tune.ranking.splits import scheduled_s
+
+            self.counts["scheduled"] += 1
+            least_s = scheduled_s(batch.problem, batch.pool.staged(np.array([row])), parts)
+            self._push(max(bound_s, least_s), item._replace(level=_WHOLE))
+            return
+        self._price(item)
+
+    def _price(self, item: Split) -> None:
+        """Price a candidate with a split of its layers, and with the framework's own, of which it must be notably
+        shorter."""
+        batch, row, parts, _ = item
+        own_s = self._own_s(batch, row)
+        if parts is None:
+            return
+        detail = self._detail(batch, row, parts)
+        from axonn_tune.ranking.splits import WORTH
+
+        if detail is not None and detail.iteration_s <= (1.0 - WORTH) * own_s:
+            self._add(self._row(batch, row, detail))
+
+    def _own_s(self, batch: Batch, row: int) -> float:
+        """Step of a candidate with its own split, s."""
+        key = id(batch.pool), row
+        if key not in self._own:
+            detail = self._detail(batch, row, None)
+            assert detail is not None, "it fits"
+            self._own[key] = detail.iteration_s
+            self._add(self._row(batch, row, detail))
+        return self._own[key]
+
+    def _detail(self, batch: Batch, row: int, parts: tuple[int, ...] | None) -> Detail | None:
+        """Everything of a candidate with a split; None if it does not fit."""
+        pricer = batch.pool.pricer_of(self.layout(batch, row, parts))
+        if parts is not None and float(pricer.memory.total_bytes) > batch.fitting.limit_bytes:
+            return None
+        self.counts["priced"] += 1
+        return pricer.price()
+
+    def _row(self, batch: Batch, row: int, detail: Detail) -> Rows:
+        prices = (detail.communication_s, detail.compute_s, detail.iteration_s, detail.bubble_s, detail.memory_bytes)
+        communication, compute, iteration, bubble, memory = (np.array([one]) for one in prices)
+        return Rows(batch, np.array([row]), communication, compute, iteration, bubble, memory, detail)
+
+    def layout(self, batch: Batch, row: int, parts: tuple[int, ...] | None = None) -> Layout:
+        """The layout of a candidate."""
+        shape, shapes, fitting = int(batch.shape[row]), batch.shapes, batch.fitting
+        sizes = self.grids.sizes[shapes.grid[shape]].tolist()
+        order = self.placements.orders[self.placements.order[batch.placement[row]]]
+        return Layout(
+            Grid(**dict(zip(self.grids.axes, sizes, strict=True)), order=order),
+            int(shapes.micro_batch[shape]),
+            batch.kind.recompute,
+            int(fitting.kept_layers[shape]),
+            int(shapes.chunks[shape]),
+            parts or self.problem.parts,
+            int(fitting.repeated[shape]) or None,
+            mtp_part=self.problem.mtp_part,
+        )
+
+    # What is found.
+
+    def _add(self, rows: Rows) -> None:
+        """Priced candidates, by which limits come down."""
+        self.found.append(rows)
+        self._known = None
+        metric = self.metric(rows)
+        np.minimum.at(self._best, self._place(rows.batch, rows.places), metric)
+        if self.variants:
+            self._each += metric.tolist()
+
+    def metric(self, rows: Rows) -> Floats:
+        """What rows are ranked by, s."""
+        if self.problem.rank_by == "communication":
+            return rows.communication_s
+        if self.problem.rank_by == "iteration":
+            return rows.iteration_s
+        return np.asarray(exposed_s(rows.iteration_s - rows.bubble_s, rows.compute_s))
+
+    def _limit(self, precision: Precision | None) -> float:
+        """What the last place that is listed is ranked by, or the best of a number format, s."""
+        if precision is None:
+            # The best of all is no later than the last one that is listed.
+            return self._limit_of_all()
+        number, count = self.problem.formats.index(precision), len(self.grids.sizes)
+        return max(self._limit_of_all(), float(self._best[number * count : (number + 1) * count].min(initial=np.inf)))
+
+    def _limit_of_all(self) -> float:
+        if self._known is None:
+            self._known = self._last_s()
+        return self._known
+
+    def _last_s(self) -> float:
+        values = np.array(self._each) if self.variants else self._best
+        if not self.top or self.top > len(values):
+            return np.inf
+        return float(np.partition(values, self.top - 1)[self.top - 1])
+
+    # The rows.
+
+    @property
+    def places(self) -> set[tuple[int, int]]:
+        """Grids, each with the number of its format, of which something is priced."""
+        count = len(self.grids.sizes)
+        return {(place % count, place // count) for place in np.flatnonzero(np.isfinite(self._best)).tolist()}
+
+    def rows(self) -> tuple[tuple[PricedLayout, ...], tuple[PricedLayout, ...], PricedLayout | None]:
+        """The first places in order, the first of number formats that have none of these, and, of a ranking by
+        something else, what has the shortest step of all that is priced."""
+        if not self.found:
+            return (), (), None
+        metric, iteration, memory = (
+            np.concatenate(each)
+            for each in zip(*((self.metric(one), one.iteration_s, one.memory_bytes) for one in self.found), strict=True)
+        )
+        number = np.repeat(np.arange(len(self.found)), [len(one.places) for one in self.found])
+        places = np.concatenate([one.places for one in self.found])
+        where = np.concatenate([np.ravel(self._place(one.batch, one.places)) for one in self.found])
+        keys = [self._order_keys(one) for one in self.found]
+        ties = [np.concatenate([each[key] for each in keys]) for key in range(4)]
+        ordered = np.lexsort((*ties[::-1], memory, iteration, metric))
+        first = ordered if self.variants else ordered[np.sort(distinct(where[ordered])[1])]
+        formats = where // len(self.grids.sizes)
+        shown = first[: self.top or len(first)]
+        best = first[np.sort(distinct(formats[first])[1])]
+        below = best[~np.isin(formats[best], formats[shown])]
+        shortest_s = np.full(len(self._best), np.inf)
+        np.minimum.at(shortest_s, where, iteration)
+
+        def layouts(rows: Integers) -> tuple[PricedLayout, ...]:
+            chosen = zip(number[rows].tolist(), places[rows].tolist(), where[rows].tolist(), rows.tolist(), strict=True)
+            return tuple(
+                self._priced(self.found[of], int(row), at - _start(number, of), float(shortest_s[place]))
+                for of, row, place, at in chosen
+            )
+
+        shortest = np.lexsort((*ties[::-1], memory, iteration))[:1]
+        others = layouts(shortest) if self.problem.rank_by != "iteration" else ()
+        return layouts(shown), layouts(below), next(iter(others), None)
+
+    def _order_keys(self, rows: Rows) -> tuple[Integers, ...]:
+        """What ties are ordered by: grid, rank order, micro-batch, recompute."""
+        batch, shape = rows.batch, rows.batch.shape[rows.places]
+        order = self.placements.order[batch.placement[rows.places]]
+        return (
+            batch.shapes.grid[shape],
+            order,
+            batch.shapes.micro_batch[shape],
+            np.full(len(shape), self.problem.variants.index(batch.kind)),
+        )
+
+    def _priced(self, rows: Rows, row: int, at: int, shortest_s: float) -> PricedLayout:
+        """A priced candidate, without rank."""
+        if rows.detail is not None:
+            return replace(rows.detail, shortest_step_s=shortest_s)
+        batch, model = rows.batch, self.problem.model
+        shape, layout, program = int(batch.shape[row]), self.layout(batch, row), batch.pool.pricer.program
+        kept, every = batch.fitting.kept_layers[shape], batch.shapes.values.items()
+        values = {name: value[shape] if isinstance(value, np.ndarray) else value for name, value in every}
+        values |= {"kept": kept, "unkept": float(model.layers) - kept}
+        if len(program.blocks) > 1:
+            chunks = [(as_runs(model.runs), 1.0)]
+            values["repeated"] = float(layout.recompute_layers or 0)
+            values |= blocks_by_kind(program, chunks, repeated=values["repeated"], arithmetic=PLAIN)
+            values |= kept_by_kind(program, chunks, values, kept, arithmetic=PLAIN)
+        return PricedLayout(
+            **vars(layout),
+            job=batch.problem,
+            communication_s=float(rows.communication_s[at]),
+            compute_s=float(rows.compute_s[at]),
+            iteration_s=float(rows.iteration_s[at]),
+            bubble_s=float(rows.bubble_s[at]),
+            memory_bytes=float(rows.memory_bytes[at]),
+            executed_flops=float(executed_flops(program, values)),
+            shortest_step_s=shortest_s,
+        )
+
+
+def _start(number: Integers, of: int) -> int:
+    """Where the rows of a batch begin."""
+    return int(np.searchsorted(number, of))

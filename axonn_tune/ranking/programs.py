@@ -1,0 +1,242 @@
+"""What candidates are priced with: programs of recompute sets, exchanges, dispatchers, and pools of what fits."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from itertools import product
+
+import numpy as np
+from numpy.typing import NDArray
+
+from axonn_tune.cost.columns import ColumnPricer, Integers, RouteTable, distinct, route_table
+from axonn_tune.cost.compute import compute_rates
+from axonn_tune.frameworks import software_on, step_on
+from axonn_tune.frameworks.description import StepOptions
+from axonn_tune.program.dimensions import padded_alignment, table_alignment
+from axonn_tune.program.operations import MATRIX_ALIGNMENT
+from axonn_tune.program.schedule import build_schedule
+from axonn_tune.program.step import FIRST, LAST, MIDDLE, ONLY, StepProgram, build_step
+from axonn_tune.ranking.pools import Pool
+from axonn_tune.ranking.space import (
+    Fitting,
+    Grids,
+    Placements,
+    Problem,
+    Shapes,
+    Variant,
+    dispatcher_grids,
+    exchange_grids,
+    list_candidates,
+)
+from axonn_tune.units import seconds
+
+
+class Programs(Mapping[Variant, StepProgram]):
+    """Programs of all recompute sets that may be tried, each made when it is first asked for."""
+
+    def __init__(self, problem: Problem) -> None:
+        self._problem, self._known = problem, dict[Variant, StepProgram]()
+
+    def __getitem__(self, kind: Variant) -> StepProgram:
+        if kind not in self._known:
+            problem = self._problem
+            self._known[kind] = step_program(
+                problem, step_on(problem.framework, problem.machine, problem.workload.precision), kind
+            )
+        return self._known[kind]
+
+    def __iter__(self) -> Iterator[Variant]:
+        return iter(self._problem.variants)
+
+    def __len__(self) -> int:
+        return len(self._problem.variants)
+
+
+@dataclass(frozen=True, eq=False)
+class Exchange:
+    """The search with one exchange of context parallelism and one dispatcher: for which grids, all if None, and its
+    programs; other: with another exchange than the framework's own; merged: with expert overlap."""
+
+    problem: Problem
+    grids: NDArray[np.bool_] | None
+    programs: Programs
+    other: bool = False
+    merged: bool = False
+
+    def taken(self, shapes: Shapes, fitting: Fitting) -> Fitting:
+        """The shapes that have it."""
+        if self.grids is None:
+            return fitting
+        return replace(fitting, rows=fitting.rows[self.grids[shapes.grid[fitting.rows]]])
+
+    def alike(self, other: Exchange) -> bool:
+        """Whether it has the framework's own exchange and the dispatcher of another."""
+        return not self.other and self.dispatcher == other.dispatcher
+
+    def merging(self, experts: NDArray[np.bool_]) -> Exchange:
+        """The same with expert overlap; experts: grids with expert parallelism."""
+        problem, grids = self.problem.with_expert_overlap, experts if self.grids is None else experts & self.grids
+        return replace(self, problem=problem, grids=grids, programs=Programs(problem), merged=True)
+
+    @property
+    def dispatcher(self) -> str:
+        """Its dispatcher."""
+        return self.problem.framework.step.dispatcher
+
+
+def exchanges_of(problem: Problem, grids: Grids, shapes: Shapes, programs: Programs) -> list[Exchange]:
+    """The exchanges that are compared, each with the grids that it can have; the first has those without context, too;
+    and the dispatchers that layouts have by default.
+
+    No exchange or dispatcher needs other memory, so each candidate is priced with every one, and ranked with the best.
+    Those that can have expert overlap come with it, too, where that is compared.
+    """
+    used = np.zeros(len(grids.sizes), dtype=np.bool_)
+    used[shapes.grid] = True
+    several = len(problem.by_exchange) > 1
+    wide = used & (grids.column("context") > 1) if several else used
+    several = several and bool(wide.any())
+    if not several and len(problem.by_dispatcher) == 1:
+        return _with_overlap(problem, grids, [Exchange(problem.by_dispatcher[0], None, programs)])
+    found, by_exchange = list[Exchange](), problem.by_exchange if several else (problem,)
+    for one in by_exchange:
+        with_exchange = exchange_grids(one, grids) & wide if several else used
+        for two in one.by_dispatcher:
+            having = with_exchange if one is not by_exchange[0] or not several else with_exchange | ~wide
+            if len(one.by_dispatcher) > 1:
+                having = having & dispatcher_grids(one, grids, two.framework.step.dispatcher)
+            if not found or having.any():
+                other = one is not by_exchange[0]
+                found.append(Exchange(two, having, Programs(two) if found else programs, other=other))
+    return _with_overlap(problem, grids, found)
+
+
+def _with_overlap(problem: Problem, grids: Grids, exchanges: list[Exchange]) -> list[Exchange]:
+    if not problem.compares_expert_overlap:
+        return exchanges
+    # Gathers of weights over z share buffers, which passes beside each other would both have.
+    experts = (grids.column("expert") > 1) & (grids.column("z") == 1)
+    return [*exchanges, *(one.merging(experts) for one in exchanges if one.dispatcher != "allgather")]
+
+
+def step_program(
+    problem: Problem, options: StepOptions, kind: Variant, *, alignment: int = MATRIX_ALIGNMENT
+) -> StepProgram:
+    """The program of a variant; alignment: of rows of logits, bytes."""
+    return build_step(
+        problem.model,
+        problem.within(kind.precision).workload,
+        recompute=kind.recompute,
+        some=kind.some,
+        options=options,
+        context="context" in problem.axes,
+        table_alignment=alignment,
+    )
+
+
+def by_alignment(
+    shapes: Shapes, kind: Variant, programs: Programs, fitting: Fitting
+) -> Iterator[tuple[StepProgram, Fitting]]:
+    """Programs and fittings by the alignment of rows of logits, which differs where the vocabulary is not padded."""
+    if not len(fitting.rows):
+        return
+    options = programs[kind].given.options
+    problem, splits = shapes.problem, shapes.sizes("x") * shapes.sizes("y")
+    element = problem.workload.element_sizes.compute
+    if options.vocabulary_multiple != 0:
+        alignment = padded_alignment(problem.model, options, element=element)
+        same = alignment == programs[kind].given.table_alignment
+        yield programs[kind] if same else step_program(problem, options, kind, alignment=alignment), fitting
+        return
+    pairs = list(zip(shapes.sizes("V").tolist(), splits.tolist(), strict=True))
+    aligned = {(rows, split): table_alignment(rows, split=split, element=element) for rows, split in set(pairs)}
+    found = np.array([aligned[pair] for pair in pairs], dtype=np.int64)
+    for alignment in distinct(found)[0].tolist():
+        rows = fitting.rows[found[fitting.rows] == alignment]
+        yield step_program(problem, options, kind, alignment=alignment), replace(fitting, rows=rows)
+
+
+def undominated(problem: Problem, fittings: dict[Variant, Fitting]) -> dict[Variant, Fitting]:
+    """Fittings without the shapes that also fit with less recompute, which is as good by every criterion.
+
+    Less recompute is less computation and no more collectives, unless it leaves room for fewer layers that are not
+    resharded. What is exposed may shrink behind more computation. Of a set on some blocks only the same set on all is
+    more: another may repeat less on all than it on some.
+    """
+    if (
+        step_on(problem.framework, problem.machine, problem.workload.precision).reshard == "fit"
+        or problem.rank_by == "exposed"
+    ):
+        return fittings
+    found, fit = dict[Variant, Fitting](), dict[Variant, Integers]()
+    for kind, fitting in fittings.items():
+        alike = {one: rows for one, rows in fit.items() if one.precision == kind.precision}
+        less = [rows for one, rows in alike.items() if not one.some or one.recompute == kind.recompute]
+        taken = np.setdiff1d(fitting.rows, np.concatenate([fitting.rows[:0], *less]))
+        found[kind], fit[kind] = replace(fitting, rows=taken), fitting.rows
+    return found
+
+
+def _routes(problem: Problem, placements: Placements, program: StepProgram) -> RouteTable:
+    """Price every route for all collectives of a program."""
+    steps = (step for stage in (ONLY, FIRST) for step, _ in program.collectives(stage))
+    sent = frozenset((step.sent, step.axis) for step in steps)
+    software, machine = software_on(problem.framework, problem.machine), problem.machine.placing(problem.gpus)
+    call_s = seconds(software.collective_us)
+    key = program.groups, sent, call_s
+    if key not in placements.tables:
+        used = {axes: placements.routes[axes] for axes in program.groups}
+        table = route_table(placements.shapes, used, machine, problem.gpus, sent=sent, call_s=call_s)
+        placements.tables[key] = table
+    return placements.tables[key]
+
+
+_schedule = lru_cache(maxsize=16)(build_schedule)
+
+
+def pooled(
+    problem: Problem,
+    shapes: Shapes,
+    placements: Placements,
+    program: StepProgram,
+    fitting: Fitting,
+    *,
+    cut: bool = False,
+) -> Iterator[tuple[Pool, Integers, Integers]]:
+    """All candidates of one variant that fit into memory, without and with pipeline stages; each with the shape and the
+    placement of its candidates. cut: as if stages were cut into several chunks."""
+    workload, options = problem.workload, program.given.options
+    rates = compute_rates(
+        problem.machine.accelerator,
+        workload.precision,
+        software_on(problem.framework, problem.machine),
+        multiplied=problem.gemm_format,
+        cuda_graphs=problem.framework.step.cuda_graphs,
+        quantizes_in_gemm=problem.framework.step.quantizes_in_gemm,
+    )
+    several, looped = shapes.stages[fitting.rows] > 1, (shapes.chunks[fitting.rows] > 1) | cut
+    if not options.expert_overlap:
+        looped = np.zeros_like(several)
+    # Where some layers are not resharded, bounds are as if none were.
+    kept = (fitting.kept_layers[fitting.rows] > 0) & several
+    kinds = ((False, 1, ~several), (True, 1, several & ~looped), (True, 2, several & looped))
+    for (staged, chunks, of), held in product(kinds, (False, True)):
+        if not len(rows := fitting.rows[of & (kept == held)]):
+            continue
+        stages, one = (FIRST, MIDDLE, LAST) if staged else (ONLY,), program
+        if staged and options.staged(chunks) != options:
+            kind, alignment = Variant(program.recompute, program.some), program.given.table_alignment
+            one = step_program(problem, options.staged(chunks), kind, alignment=alignment)
+        schedule = _schedule(one, overlaps=workload.overlaps, split=workload.split_micro_batch, stages=stages)
+        element_bytes = float(workload.element_sizes.compute)
+        some, own = shapes.taken(rows), fitting.taken(rows)
+        candidates, placement = list_candidates(some, np.arange(len(rows)), placements, one.groups)
+        table = _routes(problem, placements, one)
+        pricer = ColumnPricer(one, schedule, rates=rates, element_bytes=element_bytes, table=table)
+        yield (
+            Pool(problem, some, own, pricer, candidates, placements.shapes, rates.contention, staged),
+            rows[candidates.shape],
+            placement,
+        )
