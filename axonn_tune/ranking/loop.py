@@ -270,7 +270,7 @@ class Loop:
             staged = Staged.joined([pool.staged(own) for pool, own in zip(pools, rows, strict=True)])
             least = np.array([items[at][0] for at in order.tolist()])
             steps = self.problem.rank_by == "iteration"
-            for scheduled in schedules_of(self.problem, staged, searched=self.problem.splits):
+            for scheduled in schedules_of(self.problem, staged, searched=self.problem.splits and not self.variants):
                 own = scheduled.rows
                 values = np.maximum(least[own], scheduled.step_s) if steps else scheduled.exposed_s
                 for at, value in zip(order[own].tolist(), values.tolist(), strict=True):
