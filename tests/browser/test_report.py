@@ -20,7 +20,7 @@ from tests.cli.running import good
 
 LAB = Path(__file__).parents[1] / "fixtures" / "diagnose"
 REPORTS = {
-    "search": "--gpus 1024 --model 80b --html {}",
+    "search": "--gpus 1024 --model 80b --top 0 --html {}",
     "rows": "accuracy --rows rows.csv --html {}",
     "diagnosis": f"diagnose {LAB}/lab/healthy-z2-data2 --machine {LAB}/lab.yaml --html {{}}",
 }

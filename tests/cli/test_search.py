@@ -358,7 +358,7 @@ def test_an_interrupted_search_is_shown(monkeypatch: pytest.MonkeyPatch) -> None
 
     settle = Loop._settle
     monkeypatch.setattr(Loop, "_settle", interrupted)
-    line = "--gpus 64 --model 20b"
+    line = "--gpus 64 --model 20b --seq 1024"
     shown = run(line)
     assert shown.code == 130
     assert "\n 1  " in shown.out
