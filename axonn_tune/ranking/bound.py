@@ -21,6 +21,7 @@ both, and each second more in a step brings back less than one.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, NamedTuple, TypeAlias
 
@@ -41,25 +42,28 @@ EXACT = 1.0 - ROUNDING
 class Layers:
     """Columns of what splits are made of, s, `[candidates]`, or of layer types `[types, candidates]`.
 
-    counts: blocks of each type, `predicting` those of multi-token prediction, which the last stage has. forward_s,
-    backward_s: the least share of a block in a run; issued_s: the host's; saved_s: by a block's passes beside each
-    other. ahead_s, behind_s: what the embedding adds, forward and backward; head_s: the LM head, both. sent_s:
-    communication of a step, of all stages; computed_s: in one micro-batch. again_s: what comes to a block that
-    repeats, where only some do.
+    counts: blocks of each type, `predicting` those of multi-token prediction, which the last stage has. both_s: both
+    passes of a block; forward_s, backward_s: of each pass, beside another micro-batch's where that saves something;
+    saved_s: by both beside each other; again_s: what comes to a block that repeats, where only some do. forward_share:
+    the most that a forward pass is of both; least_share: what passes beside each other take of themselves at least.
+    ahead_s, behind_s: what the embedding adds, forward and backward; head_s: the LM head, both. sent_s: communication
+    of a step, of all stages; computed_s: in one micro-batch.
     """
 
     counts: Integers
     predicting: Integers
+    both_s: Floats
     forward_s: Floats
     backward_s: Floats
-    issued_s: Floats
     saved_s: Floats
+    again_s: Floats
+    forward_share: Floats
+    least_share: Floats
     ahead_s: Floats
     behind_s: Floats
     head_s: Floats
     sent_s: Floats
     computed_s: Floats
-    again_s: Floats
 
     def taken(self, rows: Integers) -> Layers:
         """Of some candidates."""
@@ -69,74 +73,80 @@ class Layers:
 
     def block_s(self, alone: Floats | float) -> Floats:
         """Both passes of a block of each type; alone: share of its micro-batches without others beside them."""
-        found: Floats = np.maximum(self.forward_s + self.backward_s - (1.0 - alone) * self.saved_s, self.issued_s)
-        return found
+        return self.both_s - (1.0 - alone) * self.saved_s
 
     def whole_s(self, alone: Floats | float) -> Floats:
         """Both passes of one micro-batch through the whole model."""
         found: Floats = self.counts @ self.block_s(alone) + self.ahead_s + self.behind_s + self.head_s
         return found
 
-    @property
-    def forward_share(self) -> Floats:
-        """The most that a forward pass is of both: of blocks, the embedding, and waits for the host."""
-        both = (self.forward_s / np.maximum(self.forward_s + self.backward_s, 1e-30)).max(axis=0)
-        ends = self.ahead_s / np.maximum(self.ahead_s + self.behind_s, 1e-30)
-        found: Floats = np.maximum(np.maximum(both, ends), 0.5)
-        return found
-
 
 def layers_of(paces: Paces, model: Model, rows: int) -> Layers:
-    """The layers of so many candidates.
-
-    Where only some blocks repeat, as if none did, which takes less.
-    """
-    plain, every = [own for _, own in paces.kinds], np.array(model.counts)
-    predicting = (
-        np.bincount(
-            [one for one, _ in model.predicting_runs], [count for _, count in model.predicting_runs], len(plain)
-        )
-        if model.mtp_layers
-        else 0 * every
-    )
-
-    def column(value: Value) -> Floats:
-        return np.broadcast_to(np.asarray(value, dtype=np.float64), rows)
-
-    def least(run: Run) -> Floats:
-        """What each of its blocks takes at least."""
-        few = [column(one.blocks_s) / (number + 1) for number, one in enumerate(run[:4])]
-        found: Floats = np.array([*few, column(run.more.blocks_s)]).min(axis=0)
-        return found
-
-    def added(run: Run, each_s: Floats) -> Floats:
-        """What comes to its blocks at least."""
-        few = [column(one.whole_s) - (number + 1) * each_s for number, one in enumerate(run[:4])]
-        found: Floats = np.maximum(np.array(few).min(axis=0), 0.0)
-        return found
-
-    def of_kinds(values: list[Value]) -> Floats:
-        return np.array([column(values[kind]) for kind in plain])
-
-    forward, backward = (
-        np.array([*map(least, paces.forward)]),
-        np.array([least(paces.backward[kind]) for kind in plain]),
-    )
+    """The layers of so many candidates."""
+    repeating, plain = ([kinds[number] for kinds in paces.kinds] for number in (0, 1))
+    every, predicting = np.array(model.counts), np.zeros(len(plain), dtype=np.int64)
+    for of_type, count in model.predicting_runs if model.mtp_layers else ():
+        predicting[of_type] += count
     first, last = model.runs[0][0], model.runs[-1][0]
-    return Layers(
-        every,
-        predicting.astype(np.int64),
-        forward,
-        backward,
-        of_kinds([sum(one) for one in paces.issued]),
-        of_kinds(list(paces.saved_s)),
-        added(paces.opening[FIRST_PART, first], forward[first]),
-        added(paces.closing[FIRST_PART, plain[first]], backward[first]),
-        added(paces.opening[LAST_PART, last], forward[last]),
-        every @ of_kinds(list(paces.sent_s)),
-        every @ of_kinds(list(paces.computed_s)) + sum(map(column, paces.ends_s)),
-        np.maximum(np.array([least(paces.backward[kind]) for kind, _ in paces.kinds]) - backward, 0.0),
+
+    def of(values: Sequence[Value], kinds: Sequence[int] = plain) -> Floats:
+        return np.array([_column(values[kind], rows) for kind in kinds])
+
+    forward = np.array([_least_s(run, rows) for run in paces.forward])
+    backward, repeated = (
+        np.array([_least_s(paces.backward[kind], rows) for kind in kinds]) for kinds in (plain, repeating)
     )
+    again = np.maximum(repeated - backward, 0.0)
+    ahead_s = _added_s(paces.opening[FIRST_PART, first], forward[first])
+    behind_s = _added_s(paces.closing[FIRST_PART, plain[first]], backward[first])
+    both, saved, issued = forward + backward, of(paces.saved_s), [sum(one, 0.0) for one in paces.issued]
+    shares = _share(forward, both), _share(backward, both)
+    beside = [one - share.max(axis=0) * saved for one, share in zip((forward, backward), shares, strict=True)]
+    # All blocks of a chunk take what they compute, or what the host takes to issue them: one or the other for all.
+    waits = every @ of(issued) > every @ (both - saved)
+    held = np.where(waits, of(issued), both)
+    more = np.where(waits, np.maximum(of(issued, repeating) - of(issued), 0.0), again)
+    forward_shares = (1.0 - _share(backward, held), 1.0 - _share(again, more), _share(ahead_s, ahead_s + behind_s))
+    return Layers(
+        counts=every,
+        predicting=predicting,
+        both_s=held,
+        forward_s=beside[0],
+        backward_s=beside[1],
+        saved_s=np.where(waits, 0.0, saved),
+        again_s=more,
+        forward_share=np.vstack(forward_shares).max(axis=0),
+        least_share=(1.0 - _share(saved, both, nothing=0.0)).min(axis=0),
+        ahead_s=ahead_s,
+        behind_s=behind_s,
+        head_s=_added_s(paces.opening[LAST_PART, last], forward[last]),
+        sent_s=every @ of(paces.sent_s),
+        computed_s=every @ of(paces.computed_s) + sum(_column(one, rows) for one in paces.ends_s),
+    )
+
+
+def _column(value: Value, rows: int) -> Floats:
+    return np.broadcast_to(np.asarray(value, dtype=np.float64), rows)
+
+
+def _least_s(run: Run, rows: int) -> Floats:
+    """What each block of a run takes at least."""
+    few = [_column(one.blocks_s, rows) / (number + 1) for number, one in enumerate(run[:4])]
+    found: Floats = np.array([*few, _column(run.more.blocks_s, rows)]).min(axis=0)
+    return found
+
+
+def _added_s(run: Run, each_s: Floats) -> Floats:
+    """What comes to the blocks of a run at least."""
+    few = [np.asarray(one.whole_s) - (number + 1) * each_s for number, one in enumerate(run[:4])]
+    found: Floats = np.maximum(np.array(few).min(axis=0), 0.0)
+    return found
+
+
+def _share(part: Floats, whole: Floats, *, nothing: float = 1.0) -> Floats:
+    """A part of a whole, at most all of it; where there is nothing, as given."""
+    found: Floats = np.where(whole > 0.0, np.minimum(part, whole) / np.maximum(whole, 1e-30), nothing)
+    return found
 
 
 class Shape(NamedTuple):
@@ -197,15 +207,12 @@ def _interleaved(layers: Layers, shape: Shape, block: Floats) -> list[Chain]:
     chains = [(way, np.broadcast_to(m, way.shape))]
     if shape.chunks is None:
         return chains
-    # Beside each other, both passes take so much of what they take apart.
-    both = layers.forward_s + layers.backward_s
-    share = np.minimum(layers.block_s(0.0) / np.maximum(both, 1e-30), 1.0)
-    forward, backward, least_share = share * layers.forward_s, share * layers.backward_s, share.min(axis=0)
-    ahead = layers.counts @ forward + least_share * (layers.ahead_s + layers.head_s) + (p * shape.chunks - 1.0) * send_s
-    back = shape.shortest * backward[used].min(axis=0) + send_s
+    ahead = layers.counts @ layers.forward_s + layers.least_share * (layers.ahead_s + layers.head_s)
+    ahead = ahead + (p * shape.chunks - 1.0) * send_s
+    back = shape.shortest * layers.backward_s[used].min(axis=0) + send_s
     # The last part may have no block.
     turned = ahead + np.maximum(p - 2.0 - stage, 0.0) * back
-    drained = stage * back + np.where(stage, layers.behind_s, 0.0) * least_share
+    drained = stage * back + np.where(stage, layers.behind_s, 0.0) * layers.least_share
     warm = 2.0 * (p - stage - 1.0) + 1.0
     first = np.minimum(m, p + np.clip(warm - p, 0.0, p))
     # Both passes of the LM head go with a forward pass.
