@@ -47,11 +47,13 @@ class Run(NamedTuple):
 
 
 class ChunkPaces(NamedTuple):
-    """Both passes of one micro-batch through a chunk, and what two micro-batches save beside each other, s."""
+    """Both passes of one micro-batch through a chunk, what two micro-batches save beside each other, and what of both
+    is waits for the host, s."""
 
     forward_s: Value
     backward_s: Value
     saved_s: Value
+    waited_s: Value
 
 
 @dataclass(frozen=True)
@@ -125,7 +127,7 @@ class Paces:
     def chunk(self, part: Stage, contents: Contents, repeated: int) -> ChunkPaces:
         """A chunk with embedding or LM head; repeated: the first of its blocks, where only some repeat."""
         if not contents:
-            return ChunkPaces(self.head_s if part.last else 0.0, 0.0, 0.0)
+            return ChunkPaces(self.head_s if part.last else 0.0, 0.0, 0.0, 0.0)
         forward, backward = self._forward(part, contents), self._backward(part, contents, repeated)
         several = [(count, kind) for kind, _, count in self.kinds_of(contents, repeated)]
         ahead_s, behind_s, asked_s = (
@@ -139,6 +141,7 @@ class Paces:
             forward.whole_s + share * waited_s,
             backward.whole_s + (1.0 - share) * waited_s,
             np.minimum(saved_s, np.maximum(blocks_s - issued_s, 0.0)),
+            waited_s,
         )
 
     def _forward(self, part: Stage, contents: Contents) -> Span:

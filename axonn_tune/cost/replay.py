@@ -523,7 +523,7 @@ class Replay:
             if one == first:
                 closing[FIRST_PART, kind] = self._run_backward(start, one, behind, leaving=batch.flush(one))
         alone = [
-            (batch.forward(block.type, None), batch.backward(block.type, Behind(kind, kept=True), None))
+            (batch.forward(block.type, block.type), batch.backward(block.type, Behind(kind, kept), kind))
             for kind, block in enumerate(blocks)
         ]
         return Paces(
@@ -541,7 +541,8 @@ class Replay:
             computed_s=[self._computed_s(*both) for both in alone],
             ends_s=(
                 self._computed_s(batch.embedding(None), batch.flush(None)),
-                self._computed_s(batch.head(None)),
+                self._computed_s(batch.forward(last, None, head=True), batch.head(None))
+                - self._computed_s(batch.forward(last, None)),
             ),
             kinds=[(program.kind(one, repeats=True), program.kind(one, repeats=False)) for one in types],
         )

@@ -132,15 +132,16 @@ class _Schedule:
         place = {key: number for number, key in enumerate(keys)}
         which = np.array([[place[key] for key in _chunks_in(one)] for one in contents])
         count, paces = len(staged.stages), staged.paces
-        found = np.empty((5, len(keys), count))
+        found = np.empty((6, len(keys), count))
         for number, (part, one) in enumerate(keys):
-            found[:3, number], found[3:, number] = (
+            found[:4, number], found[4:, number] = (
                 [np.broadcast_to(value, count) for value in values]
                 for values in (paces.chunk(part, one, repeated), paces.sums(one, repeated))
             )
         # Part c·p + s is chunk c of stage s.
-        each = found[:, which].reshape(5, len(splits), chunks, stages, count)
-        forward_s, backward_s, saved_s, computed_s, sent_s = np.moveaxis(each, (4, 1, 3, 2), (1, 2, 3, 4))
+        each = found[:, which].reshape(6, len(splits), chunks, stages, count)
+        forward_s, backward_s, saved_s, waited_s, computed_s, sent_s = np.moveaxis(each, (4, 1, 3, 2), (1, 2, 3, 4))
+        self._waited_s = waited_s.sum(axis=-1)
         self._m = staged.batches.astype(np.float64)[:, None]
         self._end_s, self._send_s = np.zeros(forward_s.shape[:-1]), staged.send_s
         if chunks > 1 and saved_s.any():
@@ -177,8 +178,9 @@ class _Schedule:
 
     @property
     def exposed_s(self) -> Floats:
-        """Least exposed communication, s: of the stage with least, since which computes longest is not known."""
-        busy_s = self._m[..., None] * (self._forward_s + self._backward_s).sum(axis=-1)
+        """Least exposed communication, s: of the stage with least, since which computes longest is not known. Waits for
+        the host count to computation."""
+        busy_s = self._m[..., None] * ((self._forward_s + self._backward_s).sum(axis=-1) - self._waited_s)
         found: Floats = np.maximum(busy_s - self._computed_s, 0.0).min(axis=-1)
         return found
 
@@ -195,7 +197,7 @@ def _ends_of(problem: Problem, staged: Staged) -> Floats:
     model, paces, count = problem.model, staged.paces, len(staged.stages)
 
     def passes_s(part: Stage, of_type: int, count: int) -> Value:
-        forward_s, backward_s, saved_s = paces.chunk(part, ((of_type, count),), 0)
+        forward_s, backward_s, saved_s, _ = paces.chunk(part, ((of_type, count),), 0)
         found: Value = forward_s + backward_s - saved_s
         return found
 
