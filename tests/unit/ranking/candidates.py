@@ -76,6 +76,11 @@ class Drawn:
         """Its exact step, s."""
         return self.detail.iteration_s
 
+    @property
+    def moved(self) -> bool:
+        """Whether it has another split than its own."""
+        return self.layout.parts != self.problem.parts
+
     @cached_property
     def pinned(self) -> Problem:
         """A search of its shape alone: pins of grid, micro-batch, chunks, recompute and rank order."""
