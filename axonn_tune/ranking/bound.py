@@ -1,22 +1,55 @@
 """Least steps: what no split of the layers of a candidate goes below, with proofs.
 
 All follow from chains of operations that wait for each other. Let a candidate have p stages, v chunks a stage, and m
-micro-batches; let b_r be what all chunks of stage r take of one micro-batch, forward and backward, with its sends where
-these block; W their sum over stages, what one micro-batch takes through the model and back. A block takes at least l,
-the least share of a run that one of its blocks has; embedding and LM head take e0 and e1 more; a message s.
+micro-batches; f_r and g_r are what all chunks of stage r take of one micro-batch forward and backward, b_r = f_r + g_r,
+each with its sends where these block; W is the sum of b_r, what one micro-batch takes through the model and back. No
+step gets shorter if an operation takes longer, so each may take the least it can.
 
-One chunk (1F1B). Stage r begins its first backward pass behind N = min(p - r, m) forward passes. The first
-micro-batch goes through all stages and back, W, of which stage r does b_r; stage r then has m - N forward and m - 1
-backward passes left, none of which is on that way. So T ≥ W + c_r b_r with c_r = m - 1 + φ(1 - N), where φ is the most
-that a forward pass is of both. Since the b_r add up to W, not all c_r b_r are below W / Σ 1/c_r: T ≥ W (1 + 1/Σ 1/c_r).
+Layers. A run of blocks takes the least share that a block has in any run of its type, times their number; what
+embedding and LM head add is the least that they add to any run. A chunk takes what its blocks compute or, if that is
+longer, what the host needs to issue all of them. One of both counts for all blocks of a candidate, that of more over
+all layers: the longer one of each type would be too much where one type waits for the host and another one does not.
 
-Several chunks. Stage r begins once the first micro-batch has gone through the first chunk of the stages before it, and
-its gradient has the same way back behind stage r's last operation: a block and two messages a stage, and the embedding.
-Between them stage r has all its passes: T ≥ m b_r + way_r, and the mean over r is m W / p + Σ way_r / p. The stage with
-the LM head has, with a block a chunk, m (e1 + v l) behind all of them.
+Shares. φ is the most that f_r is of b_r. Where the host takes I, no backward pass is shorter than it computes, so that
+φ = 1 - g / I. Elsewhere it is f / (f + g) of the least: what is longer than that only adds to a chain.
 
-Computation and communication beside each other slow down by contention: a step of T has at least the mean stage's of
-both, and each second more in a step brings back less than one.
+One chunk (1F1B). Stage r begins its first backward pass behind N = min(p - r, m) forward passes. The first micro-batch
+goes through all stages and back, W, of which stage r does b_r; stage r then has m - N forward and m - 1 backward passes
+left, none of which is on that way. So T ≥ W + (m - N) f_r + (m - 1) g_r ≥ W + c_r b_r, with c_r = m - 1 - φ (N - 1).
+Messages that overlap are on the way of W alone: 2 (p - 1) of them come to it.
+
+Several chunks, by two chains:
+
+- Stage r begins once the first micro-batch has gone through the first chunk of the stages before it, and its gradient
+  has the same way back behind stage r's last operation: a stage, as many blocks as a part has at least and two
+  messages; and the embedding. Between them stage r has all its passes: T ≥ m b_r + way_r.
+- Stage r begins its first backward pass once the first micro-batch has gone through all p v parts, and back through the
+  last chunks of the stages behind it, of which the last one may have no block. Until then it has done
+  2 (p - r - 1) + (v - 1) p + 1 forward passes, p of each chunk in turn: of each at most n = min(m, p + w), where w is
+  what 2 (p - r - 1) + 1 has beyond p. What is left is m b_r - n f_r or more, and the last gradient's way to the
+  embedding follows: T ≥ way_r + (m - n φ) b_r. Both passes of the LM head count to its forward one: the stage that has
+  it does n (1 - φ) of them less.
+
+φ is that of blocks and embedding. Messages are counted as they are: a stage sends as many forward as it has parts, but
+for the model's last part, and as many backward, but for the first.
+
+Passes beside each other. A chunk saves s of f + g, each pass by its length. What is left of a forward pass,
+f - s f / (f + g), grows with f and g; over layer types it is no less than the sum of f_t - σ s_t, with σ the most of
+f_t / (f_t + g_t); likewise backward. Of m micro-batches min(m, p) have nothing beside them.
+
+All stages. Chains T ≥ way_r + c_r b_r, each divided by c_r, add up to T Σ 1/c_r ≥ Σ way_r / c_r + W. And a stage has no
+less than its ends and a block in each chunk, but for the first and the last part.
+
+Whole layers. In a step T stage r has room for (T - way_r) / c_r less its ends and messages, so for a whole number of
+blocks of the most frequent layer type. Where all stages together have room for fewer than there are, no split takes T:
+bisection finds the least T with room, from below. In each chunk as many blocks repeat as asked for, or all if it has
+fewer. A stage repeats least with all chunks but one as short as they can be.
+
+Contention. Computation and communication slow each other down by a share of what overlaps. Some stage has no less
+communication and some no less computation than the mean one, and each second that a step is longer hides one less.
+
+Shortest part. Splits of several chunks that a search compares have no part but the last shorter than L // (p v) - 1
+layers, or than one; a given split may have empty parts, and so may one where ends count as layers.
 """
 
 from __future__ import annotations
@@ -106,7 +139,11 @@ def layers_of(paces: Paces, model: Model, rows: int) -> Layers:
     waits = every @ of(issued) > every @ (both - saved)
     held = np.where(waits, of(issued), both)
     more = np.where(waits, np.maximum(of(issued, repeating) - of(issued), 0.0), again)
-    forward_shares = (1.0 - _share(backward, held), 1.0 - _share(again, more), _share(ahead_s, ahead_s + behind_s))
+    forward_shares = (
+        1.0 - _share(backward, held),
+        1.0 - _share(again, more),
+        _share(ahead_s, ahead_s + behind_s, nothing=0.0),
+    )
     return Layers(
         counts=every,
         predicting=predicting,
@@ -174,15 +211,18 @@ def any_split_s(layers: Layers, shape: Shape, *, schedule: PipelineSchedule, con
     block = layers.block_s(np.minimum(m, p) / m if shape.chunks != 1 else 1.0)
     ends_s, ends = layers.ahead_s + layers.behind_s, 1.0 * (stage == 0) + (stage == p - 1)
     messages = blocking * (2.0 * several - ends) * shape.send_s
+    # What a forward pass sends less than its share of both.
+    unsent = layers.forward_share * messages - blocking * (several - (stage == p - 1)) * shape.send_s
     last_s = layers.head_s + layers.predicting @ block
     # Only the ends of the model may have no block.
     beside = np.where(stage == 0, ends_s, 0.0) + np.where(stage == p - 1, last_s, 0.0) + messages
     least = beside + np.maximum(several - ends, 0.0) * block[layers.counts > 0].min(axis=0)
     whole = layers.counts @ block + ends_s + layers.head_s + messages.sum(axis=0)
-    chains = _interleaved(layers, shape, block)
     if shape.chunks == 1:
-        left = m - 1.0 + layers.forward_share * (1.0 - np.minimum(p - stage, m))
-        chains = [(np.broadcast_to(whole, left.shape), np.maximum(left, 1e-12))]
+        before = np.minimum(p - stage, m) - 1.0
+        chains = [(whole + before * unsent, np.maximum(m - 1.0 - layers.forward_share * before, 1e-12))]
+    else:
+        chains = _interleaved(layers, shape, block, unsent)
     found: Floats = whole
     for way, times in chains:
         found = np.maximum(found, (whole + (way / times).sum(axis=0)) / (1.0 / times).sum(axis=0))
@@ -193,15 +233,10 @@ def any_split_s(layers: Layers, shape: Shape, *, schedule: PipelineSchedule, con
     return contended(found, m * layers.computed_s / p, layers.sent_s / p, contention=contention)
 
 
-def _interleaved(layers: Layers, shape: Shape, block: Floats) -> list[Chain]:
-    """Chains of several chunks."""
-    p, m, send_s, stage, used = (
-        shape.stages,
-        shape.batches,
-        shape.send_s,
-        np.arange(shape.stages)[:, None],
-        layers.counts > 0,
-    )
+def _interleaved(layers: Layers, shape: Shape, block: Floats, unsent: Floats) -> list[Chain]:
+    """Chains of several chunks; unsent: what a forward pass of each stage sends less than its share of both, s."""
+    p, m, send_s = shape.stages, shape.batches, shape.send_s
+    stage, used = np.arange(p)[:, None], layers.counts > 0
     ends_s = np.where(stage, layers.ahead_s + layers.behind_s, 0.0)
     way = stage * (shape.shortest * block[used].min(axis=0) + 2.0 * send_s) + ends_s
     chains = [(way, np.broadcast_to(m, way.shape))]
@@ -217,7 +252,7 @@ def _interleaved(layers: Layers, shape: Shape, block: Floats) -> list[Chain]:
     first = np.minimum(m, p + np.clip(warm - p, 0.0, p))
     # Both passes of the LM head go with a forward pass.
     head = np.where(stage == p - 1, first * (1.0 - layers.forward_share) * layers.head_s, 0.0)
-    return [*chains, (turned + drained - head, np.maximum(m - first * layers.forward_share, 1e-12))]
+    return [*chains, (turned + drained - head + first * unsent, np.maximum(m - first * layers.forward_share, 1e-12))]
 
 
 _HALVINGS = 10
