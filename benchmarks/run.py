@@ -129,6 +129,35 @@ def search_here(case: Case, *, runs: int) -> dict[str, float]:
     }
 
 
+KINDS = {"one chunk": "stages", "several chunks": "interleaved", "overlap": "overlap", "some repeat": "repeats in some"}
+"""Candidates with pipeline stages whose bounds are compared, by a feature of candidates at random."""
+
+
+def tightness(*, count: int = 400) -> dict[str, dict[str, float]]:
+    """Median of each bound over the exact step, by kind of candidate with pipeline stages."""
+    from random import Random
+
+    from tests.property.test_bounds import held
+
+    ratios: dict[str, dict[str, list[float]]] = {kind: {} for kind in KINDS}
+    for drawn, bound in held(Random(1), count):
+        for kind, feature in KINDS.items():
+            if drawn.layout.pipeline > 1 and feature in drawn.features and bound.step:
+                ratios[kind].setdefault(bound.name, []).append(bound.bound_s / bound.exact_s)
+    return {kind: {name: statistics.median(each) for name, each in found.items()} for kind, found in ratios.items()}
+
+
+def show_tightness(found: dict[str, dict[str, float]]) -> None:
+    """Print how close bounds are."""
+    from rich.table import Table
+
+    names = list(dict.fromkeys(name for each in found.values() for name in each))
+    table = Table("candidates", *names, title="Bounds, median share of the exact step")
+    for kind, each in found.items():
+        table.add_row(kind, *(f"{each[name]:.3f}" if name in each else "" for name in names))
+    stdout_console().print(table)
+
+
 def show(processes: dict[str, float], modules: list[str], searches: list[SearchFigures]) -> None:
     """Print both tables."""
     from rich.table import Table
@@ -187,9 +216,11 @@ def main() -> None:
     searches = [search_alone(case, runs=arguments.runs) for case in CASES]
     if arguments.format == "json":
         figures = {"processes_s": processes, "loaded": modules, "searches": [asdict(one) for one in searches]}
+        figures["bounds"] = tightness()
         print(json.dumps(figures, indent=2))
     else:
         show(processes, modules, searches)
+        show_tightness(tightness())
 
 
 if __name__ == "__main__":

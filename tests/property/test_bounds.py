@@ -23,11 +23,12 @@ ROUNDING = 1e-9
 
 
 class Held(NamedTuple):
-    """A bound by its name, and what it must not be above, s."""
+    """A bound by its name, and what it must not be above, s; step: whether that is the step."""
 
     name: str
     bound_s: float
     exact_s: float
+    step: bool = True
 
 
 @dataclass(frozen=True)
@@ -79,12 +80,12 @@ class Bounded:
         """Bounds of what else candidates are ranked by, and of the schedule of its split."""
         drawn, (pool, place) = self.drawn, self.own
         if pool.several_stages:
-            yield Held("communication", float(pool.least_sent_s()[place]), drawn.detail.communication_s)
+            yield Held("communication", float(pool.least_sent_s()[place]), drawn.detail.communication_s, step=False)
             (mine,) = (one for one in self.schedules if one.parts == (drawn.layout.parts if drawn.moved else None))
             yield Held("chains of its split", float(mine.step_s[0]), drawn.iteration_s)
             staged = pool.staged(np.array([place]))
             yield Held("schedule", scheduled_s(drawn.problem, staged, mine.parts), drawn.iteration_s)
-            yield Held("exposed", float(mine.exposed_s[0]), drawn.detail.exposed_communication_s)
+            yield Held("exposed", float(mine.exposed_s[0]), drawn.detail.exposed_communication_s, step=False)
 
 
 def held(draws: Random, count: int) -> Iterator[tuple[Drawn, Held]]:
