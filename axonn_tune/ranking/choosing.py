@@ -15,6 +15,7 @@ from axonn_tune.frameworks import registry
 from axonn_tune.frameworks.description import Framework
 from axonn_tune.grid import RANK_AXES
 from axonn_tune.program.dimensions import MEMORY, MICRO_BATCH, PINNED
+from axonn_tune.program.memory import memory_limit_bytes
 from axonn_tune.ranking.loop import Loop
 from axonn_tune.ranking.priced import TELL, Interrupted, Priced, SearchCounts, Tell
 from axonn_tune.ranking.programs import Programs, exchanges_of
@@ -46,8 +47,8 @@ def search(problem: Problem, *, top: int = DEFAULT_TOP, variants: bool = False, 
     started = time.perf_counter()
     _check(problem)
     shapes = list_shapes(grids := list_grids(problem), problem)
-    require_searchable(count_candidates(shapes, grids, problem.tried(every=variants)))
-    number = count_candidates(shapes, grids, problem.variants[:1])
+    number, tried = count_candidates(shapes, grids), len(problem.tried(every=variants))
+    require_searchable(number * tried)
     shapes = without_larger(shapes, programs := Programs(problem.by_dispatcher[0]))
     loop = Loop(
         problem,
@@ -76,22 +77,23 @@ def _priced(loop: Loop, programs: Programs, candidates: int, seconds: float, *, 
     """The rows of a search that has ended, and what it counted."""
     problem, grids, shapes = loop.problem, loop.grids, loop.shapes
     first, below, shortest = loop.rows()
-    least_bytes, fits, places = least_bytes_of(shapes, programs, len(grids.sizes))
-    feasible = np.zeros(len(grids.sizes), dtype=np.bool_)
-    feasible[shapes.grid[fits]] = True
-    # What does not fit in one chunk a stage may in several.
-    feasible[[grid for grid, _ in loop.places]] = True
-    placed = np.bincount(loop.placements.grid, minlength=len(grids.sizes))
-    number = int(placed[shapes.grid[fits]].sum())
+    least_bytes, fits = least_bytes_of(shapes, programs, len(grids.sizes))
+    limit_bytes = memory_limit_bytes(problem.machine.accelerator)
+    places = sum(int((of_grid <= limit_bytes).sum()) for of_grid in least_bytes)
+    least = np.min(least_bytes, axis=0)
+    feasible = least <= limit_bytes
+    # Listed one by one, they are counted with their chunks, recompute sets and exchanges.
+    counts, fitting = loop.counts, count_candidates(shapes.taken(fits), grids)
+    tried, number = (counts["tried"], counts["fit"]) if loop.variants else (candidates, fitting)
     searched = SearchCounts(
         len(grids.sizes),
-        candidates,
+        tried,
         number,
         _count_rejected(grids, shapes, np.flatnonzero(feasible)),
         seconds,
-        unlisted=max((number if loop.variants else max(places, len(loop.places))) - len(first) - len(below), 0),
+        unlisted=(number if loop.variants else places) - len(first) - len(below),
     )
-    return Priced(problem, searched, grids, first, feasible, least_bytes, below, shortest, interrupted=interrupted)
+    return Priced(problem, searched, grids, first, feasible, least, below, shortest, interrupted=interrupted)
 
 
 def run_search(

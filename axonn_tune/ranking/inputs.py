@@ -271,7 +271,11 @@ def check_expert_overlap(problem: Problem) -> None:
             max(pins.get("z", 1), pins.get("expert_z", 1)) > 1,
             "excludes GTP and EGTP above 1, whose forward and backward gathers share their buffers",
         ),
-        (stages > 1 and request.chunks == 1, "needs interleaved stages (VPP above 1) where there are several"),
+        (
+            stages > 1 and (request.chunks == 1 or step.most_parts(model.layers) < 2 * stages),
+            "needs interleaved stages (VPP above 1) where there are several"
+            + (f"; {model.name} has {model.layers} layers for {stages}" if request.chunks != 1 else ""),
+        ),
         (problem.workload.element_sizes.compute > 2, "needs --precision bf16 or fp16"),
         (repeats == "full" or "moe" in modules_of(repeats), f"excludes --recompute {repeats}"),
         (model.mtp_layers > 1, f"excludes more than 1 MTP layer, of which {model.name} has {model.mtp_layers}"),

@@ -30,7 +30,7 @@ from axonn_tune.program.schedule import blocks_by_kind, kept_by_kind
 from axonn_tune.program.step import as_runs
 from axonn_tune.ranking.pools import Pool
 from axonn_tune.ranking.priced import Tell
-from axonn_tune.ranking.programs import Exchange, by_alignment, pooled, undominated
+from axonn_tune.ranking.programs import Exchange, by_alignment, pooled
 from axonn_tune.ranking.space import (
     Fitting,
     Grids,
@@ -38,6 +38,7 @@ from axonn_tune.ranking.space import (
     Problem,
     Shapes,
     Variant,
+    as_asked,
     fit_all,
     fits_at_all,
     with_all_chunks,
@@ -56,10 +57,9 @@ _ANY, _SPLIT, _WHOLE = range(3)
 
 
 class Batch(NamedTuple):
-    """Candidates of one pool: their problem, exchange by its number, and shapes and placements by theirs."""
+    """Candidates of one pool: their problem, recompute set and memory, and their shapes and placements by numbers."""
 
     problem: Problem
-    exchange: int
     kind: Variant
     shapes: Shapes
     fitting: Fitting
@@ -108,7 +108,7 @@ class Loop:
     tell: Tell | None = None
     found: list[Rows] = field(default_factory=list)
     counts: dict[str, int] = field(
-        default_factory=lambda: dict.fromkeys(("opened", "bounded", "split", "scheduled", "priced"), 0)
+        default_factory=lambda: dict.fromkeys(("opened", "tried", "fit", "bounded", "split", "scheduled", "priced"), 0)
     )
 
     def __post_init__(self) -> None:
@@ -145,8 +145,8 @@ class Loop:
 
     @property
     def _opens_all(self) -> bool:
-        """Whether no pair has a bound: candidates are ranked by something else than the step."""
-        return self.problem.rank_by != "iteration"
+        """Whether pairs have no bounds: candidates are ranked by something else than the step, or all are counted."""
+        return self.problem.rank_by != "iteration" or self.variants
 
     # Pairs.
 
@@ -204,44 +204,48 @@ class Loop:
             if not exchanges:
                 continue
             shapes, programs = base, exchanges[0].programs
-            if self.problem.framework.step.expert_overlap:
-                # Asked for, there is none where stages have one chunk.
-                rows = np.flatnonzero((base.stages == 1) | (base.chunks > 1))
-                shapes = base.taken(rows)
             if merged:
                 able = np.any([one.grids for one in exchanges if one.grids is not None], axis=0)[base.grid]
-                able = np.flatnonzero(able & ((base.stages == 1) | (base.chunks > 1)))
-                shapes = replace(base.taken(able), problem=self.problem.with_expert_overlap)
+                shapes = replace(base.taken(np.flatnonzero(able)), problem=self.problem.with_expert_overlap)
+            shapes = shapes.taken(np.flatnonzero(as_asked(shapes)))
             limit_s = self._limit(precision)
             if np.isfinite(limit_s) and not self._opens_all:
                 near = np.flatnonzero(self._least_s(shapes, precision, exchanges) <= limit_s)
                 shapes = shapes.taken(near)
             kinds = [one for one in self.problem.variants if one.precision == precision]
             kinds = [one for one in kinds if not merged or programs[one].merges]
-            shapes = shapes.taken(fits_at_all(shapes, [programs[one] for one in kinds if not one.some]))
             if not len(shapes) or not kinds:
                 continue
-            fittings = fit_all(shapes, {one: programs[one] for one in kinds})
-            fittings = fittings if self.variants else undominated(self.problem, fittings)
+            self.counts["tried"] += len(kinds) * sum(self._count(shapes.grid[one.of(shapes)]) for one in exchanges)
+            shapes = shapes.taken(fits_at_all(shapes, [programs[one] for one in kinds if not one.some]))
+            fittings = fit_all(shapes, {one: programs[one] for one in kinds}, every=self.variants)
             several = (self._batches(shapes, kind, fitting, exchanges) for kind, fitting in fittings.items())
             self._take(chain.from_iterable(several))
+
+    def _count(self, grids: Integers) -> int:
+        """Rank orders of some grids, of each as often as it is there."""
+        return int(self._orders[grids].sum())
+
+    @cached_property
+    def _orders(self) -> Integers:
+        return np.bincount(self.placements.grid, minlength=len(self.grids.sizes))
 
     def _batches(
         self, shapes: Shapes, kind: Variant, fitting: Fitting, exchanges: list[Exchange], *, cut: bool = False
     ) -> Iterator[Batch]:
         """Pools of the candidates of a recompute set that fit."""
         for exchange in exchanges:
-            number, problem = self.exchanges.index(exchange), exchange.problem.within(kind.precision)
-            programs = exchange.programs
-            for program, part in by_alignment(shapes, kind, programs, exchange.taken(shapes, fitting)):
+            problem = exchange.problem.within(kind.precision)
+            for program, part in by_alignment(shapes, kind, exchange.programs, exchange.taken(shapes, fitting)):
                 several = pooled(problem, shapes, self.placements, program, part, cut=cut)
                 for pool, shape, placement in several:
-                    yield Batch(problem, number, kind, shapes, part, pool, shape, placement)
+                    yield Batch(problem, kind, shapes, part, pool, shape, placement)
 
     def _take(self, batches: Iterator[Batch]) -> None:
         """Price candidates without pipeline stages, and bound the others: over all splits, then of each split."""
         for batch in batches:
             pool, limit = batch.pool, self._limit(batch.kind.precision)
+            self.counts["fit"] += len(pool)
             if not pool.several_stages:
                 self._add(Rows(batch, np.arange(len(pool)), *pool.whole(), batch.fitting.total_bytes[batch.shape]))
                 continue

@@ -34,9 +34,10 @@ Sizes: TypeAlias = tuple[int, ...]
 
 @dataclass(frozen=True)
 class SearchCounts:
-    """Numbers of grids before constraints, of candidates after them, and of those that fit with some recompute; a
-    candidate is a grid with a micro-batch, chunks and a rank order.
+    """Numbers of grids before constraints, of candidates after them, and of those that fit with some recompute.
 
+    A candidate is a grid with a micro-batch and a rank order, which fits in some number of chunks. Of a ranking of
+    candidates, which are listed one by one, they are counted with chunks, recompute sets and exchanges.
     `rejected` counts grids by constraint; a grid can violate several. unlisted: what is feasible beyond the rows of the
     ranking, grids, each in every number format that it fits in, or candidates where these are ranked.
     """

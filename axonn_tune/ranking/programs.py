@@ -57,23 +57,20 @@ class Programs(Mapping[Variant, StepProgram]):
 @dataclass(frozen=True, eq=False)
 class Exchange:
     """The search with one exchange of context parallelism and one dispatcher: for which grids, all if None, and its
-    programs; other: with another exchange than the framework's own; merged: with expert overlap."""
+    programs; merged: with expert overlap."""
 
     problem: Problem
     grids: NDArray[np.bool_] | None
     programs: Programs
-    other: bool = False
     merged: bool = False
 
-    def taken(self, shapes: Shapes, fitting: Fitting) -> Fitting:
+    def of(self, shapes: Shapes) -> Integers:
         """The shapes that have it."""
-        if self.grids is None:
-            return fitting
-        return replace(fitting, rows=fitting.rows[self.grids[shapes.grid[fitting.rows]]])
+        return np.arange(len(shapes)) if self.grids is None else np.flatnonzero(self.grids[shapes.grid])
 
-    def alike(self, other: Exchange) -> bool:
-        """Whether it has the framework's own exchange and the dispatcher of another."""
-        return not self.other and self.dispatcher == other.dispatcher
+    def taken(self, shapes: Shapes, fitting: Fitting) -> Fitting:
+        """Those of some shapes that fit."""
+        return fitting if self.grids is None else fitting.among(self.of(shapes))
 
     def merging(self, experts: NDArray[np.bool_]) -> Exchange:
         """The same with expert overlap; experts: grids with expert parallelism."""
@@ -108,8 +105,7 @@ def exchanges_of(problem: Problem, grids: Grids, shapes: Shapes, programs: Progr
             if len(one.by_dispatcher) > 1:
                 having = having & dispatcher_grids(one, grids, two.framework.step.dispatcher)
             if not found or having.any():
-                other = one is not by_exchange[0]
-                found.append(Exchange(two, having, Programs(two) if found else programs, other=other))
+                found.append(Exchange(two, having, Programs(two) if found else programs))
     return _with_overlap(problem, grids, found)
 
 
@@ -156,27 +152,6 @@ def by_alignment(
     for alignment in distinct(found)[0].tolist():
         rows = fitting.rows[found[fitting.rows] == alignment]
         yield step_program(problem, options, kind, alignment=alignment), replace(fitting, rows=rows)
-
-
-def undominated(problem: Problem, fittings: dict[Variant, Fitting]) -> dict[Variant, Fitting]:
-    """Fittings without the shapes that also fit with less recompute, which is as good by every criterion.
-
-    Less recompute is less computation and no more collectives, unless it leaves room for fewer layers that are not
-    resharded. What is exposed may shrink behind more computation. Of a set on some blocks only the same set on all is
-    more: another may repeat less on all than it on some.
-    """
-    if (
-        step_on(problem.framework, problem.machine, problem.workload.precision).reshard == "fit"
-        or problem.rank_by == "exposed"
-    ):
-        return fittings
-    found, fit = dict[Variant, Fitting](), dict[Variant, Integers]()
-    for kind, fitting in fittings.items():
-        alike = {one: rows for one, rows in fit.items() if one.precision == kind.precision}
-        less = [rows for one, rows in alike.items() if not one.some or one.recompute == kind.recompute]
-        taken = np.setdiff1d(fitting.rows, np.concatenate([fitting.rows[:0], *less]))
-        found[kind], fit[kind] = replace(fitting, rows=taken), fitting.rows
-    return found
 
 
 def _routes(problem: Problem, placements: Placements, program: StepProgram) -> RouteTable:

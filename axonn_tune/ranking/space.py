@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache, reduce
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
@@ -102,7 +102,7 @@ class Problem(Job):
 
     @cached_property
     def formats(self) -> tuple[Precision, ...]:
-        """Number formats that the search compares, the one that is searched in full first; none where one is given."""
+        """Number formats that the search compares, BF16 first; none where one is given."""
         if self.request.precision != AUTO:
             return ()
         peaks = self.machine.accelerator.peak_tflops
@@ -120,7 +120,7 @@ class Problem(Job):
         return [one for one in self.variants if every or self.tries_always(one)]
 
     def tries_always(self, variant: Variant) -> bool:
-        """Whether a recompute set is tried on every shape, and not only where it may be among the first."""
+        """Whether a recompute set is tried on every shape, and not only where no less fits."""
         asked = self.request.recompute is not None or self.request.graphed_layers
         first = variant.precision in (None, *self.formats[:1])
         return first and not variant.some and (asked or variant.recompute in RECOMPUTES)
@@ -579,7 +579,10 @@ def list_shapes(grids: Grids, problem: Problem) -> Shapes:
         grid, micro_batch, chunks = _with_chunks(grids, problem, grid, micro_batch, np.repeat(share, counts))
     elif request.chunks not in (None, 1):
         grid, micro_batch, chunks = grid[:0], micro_batch[:0], chunks[:0]
-    return Shapes(problem, grid, micro_batch, chunks, _values(grids, problem, grid, micro_batch))
+    shapes = Shapes(problem, grid, micro_batch, chunks, _values(grids, problem, grid, micro_batch))
+    kept = as_asked(shapes)
+    kept[divisible(shapes)] = True
+    return shapes if kept.all() else shapes.taken(np.flatnonzero(kept))
 
 
 def _values(grids: Grids, problem: Problem, grid: Integers, micro_batch: Integers) -> dict[str, Value]:
@@ -638,20 +641,26 @@ def _with_layout(
 
 def with_all_chunks(shapes: Shapes) -> Shapes:
     """Shapes, and those of one chunk a stage cut into several that differ in layers, where the search may choose."""
-    rows = np.flatnonzero(may_be_cut(shapes))
+    rows = divisible(shapes)
     return shapes.with_more(with_uneven_chunks(shapes, rows)[0]) if len(rows) else shapes
 
 
-def may_be_cut(shapes: Shapes) -> NDArray[np.bool_]:
-    """Shapes of one chunk a stage that may be cut into several that differ in layers."""
-    problem, found = shapes.problem, np.zeros(len(shapes), dtype=np.bool_)
+def as_asked(shapes: Shapes) -> NDArray[np.bool_]:
+    """Shapes that run as it is asked: expert overlap needs interleaved stages where there are several."""
+    overlap = shapes.problem.framework.step.expert_overlap
+    found: NDArray[np.bool_] = (shapes.stages == 1) | (shapes.chunks > 1) | (not overlap)
+    return found
+
+
+def divisible(shapes: Shapes) -> Integers:
+    """Shapes of one chunk a stage that the search may cut into several that differ in layers."""
+    problem, rows = shapes.problem, shapes.piped
     schedule, layers = problem.framework.schedule, problem.framework.step.most_parts(problem.model.layers)
     given = problem.request.chunks is not None or problem.parts is not None
-    if given or not schedule.interleaved or schedule.equal_chunks or not len(shapes.piped):
-        return found
-    stages, batches = shapes.stages[shapes.piped], np.asarray(shapes.values["A"])[shapes.piped]
-    possible = (shapes.chunks[shapes.piped] == 1) & (layers // stages > 1) & (batches % stages == 0)
-    found[shapes.piped] = possible
+    if given or not schedule.interleaved or schedule.equal_chunks:
+        return rows[:0]
+    stages, batches = shapes.stages[rows], np.broadcast_to(np.asarray(shapes.values["A"]), len(shapes))[rows]
+    found: Integers = rows[(shapes.chunks[rows] == 1) & (layers // stages > 1) & (batches % stages == 0)]
     return found
 
 
@@ -738,28 +747,37 @@ def without_larger(shapes: Shapes, programs: Mapping[Variant, StepProgram]) -> S
     if shapes.problem.request.recompute_layers or not len(shapes):
         return shapes
     most = [programs[kind] for kind in {kind.precision: kind for kind in programs if not kind.some}.values()]
+    limit_bytes = memory_limit_bytes(shapes.problem.machine.accelerator)
     same = shapes.grid * (int(shapes.chunks.max()) + 1) + shapes.chunks
     order = np.lexsort((shapes.micro_batch, same))
-    first = np.flatnonzero(np.diff(same[order], prepend=-1))
-    counts = np.diff(first, append=len(order))
 
-    def fits(places: Integers) -> NDArray[np.bool_]:
-        some = shapes.taken(order[places])
+    def fit(some: Shapes) -> NDArray[np.bool_]:
         totals = [fit_memory(some, program, keeps=False).total_bytes for program in most]
-        found: NDArray[np.bool_] = np.min(totals, axis=0) <= memory_limit_bytes(shapes.problem.machine.accelerator)
+        found: NDArray[np.bool_] = np.min(totals, axis=0) <= limit_bytes
         return found
 
-    fitting, high = fits(first).astype(np.int64), counts.copy()
-    high[fitting == 0] = 0
-    while len(open_ := np.flatnonzero(fitting < high)):
-        middle = (fitting[open_] + high[open_] + 1) // 2
-        fit = fits(first[open_] + middle - 1)
-        fitting[open_[fit]], high[open_[~fit]] = middle[fit], middle[~fit] - 1
-    kept = np.arange(len(order)) - np.repeat(first, counts) < np.repeat(np.maximum(fitting, 1), counts)
-    # Of several layer types, what stages hold is another in several chunks.
-    several = len(shapes.problem.model.types) > 1
-    rows = np.sort(order[kept | (several & may_be_cut(shapes)[order])])
-    return shapes.taken(rows)
+    smallest = np.diff(same[order], prepend=-1) != 0
+    kept = smallest | _of_first(same[order], lambda places: fit(shapes.taken(order[places])))
+    # In several chunks stages have others, and hold more micro-batches where there are more: each is asked.
+    left = np.intersect1d(order[~kept], divisible(shapes))
+    cut, number = with_uneven_chunks(shapes, left)
+    if len(cut):
+        kept[np.isin(order, left[number[fit(cut)]])] = True
+    return shapes.taken(np.sort(order[kept]))
+
+
+def _of_first(groups: Integers, holds: Callable[[Integers], NDArray[np.bool_]]) -> NDArray[np.bool_]:
+    """Whether a condition holds at each place; in each group, which stand together, it holds up to some place."""
+    first = np.flatnonzero(np.diff(groups, prepend=-1))
+    counts = np.diff(first, append=len(groups))
+    low = holds(first).astype(np.int64)
+    high = np.where(low, counts, 0)
+    while len(open_ := np.flatnonzero(low < high)):
+        middle = (low[open_] + high[open_] + 1) // 2
+        held = holds(first[open_] + middle - 1)
+        low[open_[held]], high[open_[~held]] = middle[held], middle[~held] - 1
+    found: NDArray[np.bool_] = np.arange(len(groups)) - np.repeat(first, counts) < np.repeat(low, counts)
+    return found
 
 
 def fits_at_all(shapes: Shapes, programs: Sequence[StepProgram]) -> Integers:
@@ -770,96 +788,69 @@ def fits_at_all(shapes: Shapes, programs: Sequence[StepProgram]) -> Integers:
     return fit_memory(shapes, programs[-1], keeps=False).rows
 
 
-def least_bytes_of(shapes: Shapes, programs: Mapping[Variant, StepProgram], grids: int) -> tuple[Floats, Integers, int]:
-    """Of shapes as of `without_larger`: least memory of each grid, infinite without shapes; the shapes that fit with
-    some recompute; and the number of grids that fit, counted in each number format."""
-    least_bytes, places = np.full(grids, np.inf), 0
+def least_bytes_of(
+    shapes: Shapes, programs: Mapping[Variant, StepProgram], grids: int
+) -> tuple[list[Floats], Integers]:
+    """Of shapes as of `without_larger`: least memory of each grid in each number format, infinite without shapes; and
+    the shapes that fit with some recompute, as they are or in several chunks."""
+    formats, asked = dict.fromkeys(kind.precision for kind in programs), shapes.problem.request.recompute_layers
+    least_bytes = [np.full(grids, np.inf) for _ in formats]
     if not len(shapes):
-        return least_bytes, np.arange(0), places
-    asked, limit_bytes = shapes.problem.request.recompute_layers, memory_limit_bytes(shapes.problem.machine.accelerator)
-    kinds = {(kind.precision, bool(asked and kind.some)): kind for kind in programs if asked or not kind.some}
-    # Of what fits with the smallest micro-batch, `without_larger` has kept what fits.
+        return least_bytes, np.arange(0)
+    # Memory grows with the micro-batch: what is kept beside the smallest one fits.
     same = shapes.grid * (int(shapes.chunks.max()) + 1) + shapes.chunks
     ordered = np.lexsort((shapes.micro_batch, same))
     _, first, group = distinct(same[ordered])
-    rows = np.arange(len(shapes)) if asked else ordered[first]
-    some, fits = shapes.taken(rows), np.zeros(len(rows), dtype=np.bool_)
-    for precision in {kind.precision: None for kind in programs}:
-        mine = [one for one in kinds.values() if one.precision == precision]
-        each = [
-            fit_memory(some, programs[one], np.full(len(rows), asked) if one.some else None, keeps=False)
-            for one in mine
-        ]
-        totals = np.min([one.total_bytes for one in each], axis=0)
-        np.minimum.at(least_bytes, some.grid, totals)
-        fits |= totals <= limit_bytes
-        places += len(distinct(some.grid[totals <= limit_bytes])[0])
-    return least_bytes, rows[fits] if asked else np.sort(ordered[fits[group]]), places
+    some = shapes if asked else shapes.taken(ordered[first])
+    cut, number = with_uneven_chunks(some, divisible(some))
+    every, of_row = some.with_more(cut), np.concatenate([np.arange(len(some)), number])
+    least = np.full(len(some), np.inf)
+    for precision, of_grid in zip(formats, least_bytes, strict=True):
+        kinds = [one for one in programs if one.precision == precision and (asked or not one.some)]
+        for one in kinds if asked else kinds[-1:]:
+            repeated = np.full(len(every), asked) if one.some else None
+            total_bytes = fit_memory(every, programs[one], repeated, keeps=False).total_bytes
+            total_bytes = np.where(as_asked(every), total_bytes, np.inf)
+            np.minimum.at(of_grid, every.grid, total_bytes)
+            np.minimum.at(least, of_row, total_bytes)
+    fits = least <= memory_limit_bytes(shapes.problem.machine.accelerator)
+    return least_bytes, np.flatnonzero(fits) if asked else np.sort(ordered[fits[group]])
 
 
-Among: TypeAlias = Mapping[Variant, Integers]
-"""Shapes that are tried under each variant."""
+def fit_all(shapes: Shapes, programs: Mapping[Variant, StepProgram], *, every: bool = False) -> dict[Variant, Fitting]:
+    """Memory of each shape under each variant; without `every` not of what fits with less recompute, which is as good
+    by every criterion.
 
-
-def fit_all(
-    shapes: Shapes, programs: Mapping[Variant, StepProgram], among: Among | None = None
-) -> dict[Variant, Fitting]:
-    """Memory of each shape under each variant, or of those among which it is tried."""
-    every = np.arange(len(shapes))
-    among = dict.fromkeys(programs, every) if among is None else among
-    fittings = fit_always(shapes, programs, among)
-    fit_others(shapes, programs, fittings, among)
-    return fittings
-
-
-def fit_always(
-    shapes: Shapes, programs: Mapping[Variant, StepProgram], among: Among | None = None
-) -> dict[Variant, Fitting]:
-    """Memory of each shape, or of some, under the variants that are tried on every one."""
-    if among is None and len(shapes) > _SLAB:
+    Less recompute is less computation and no more collectives, unless it leaves room for fewer layers that are not
+    resharded: then that is asked of sets on all blocks that are always tried. What is exposed may shrink behind more
+    computation. Of a set on some blocks only the same set on all is more: another may repeat less on all than it on
+    some.
+    """
+    if len(shapes) > _SLAB:
         # What is the same for all of them is worked out once a slab.
-        slabs = [fit_always(slab, programs) for slab in _slabs(shapes)]
+        slabs = [fit_all(slab, programs, every=every) for slab in _slabs(shapes)]
         return {one: reduce(Fitting.with_more, (slab[one] for slab in slabs)) for one in slabs[0]}
-    always, found = (one for one in programs if shapes.problem.tries_always(one)), dict[Variant, Fitting]()
-    taken = _Taken(shapes)
-    for one in always:
-        rows = np.arange(len(shapes)) if among is None else among[one]
-        found[one] = fit_memory(taken[rows], programs[one])
-        found[one] = found[one] if len(rows) == len(shapes) else found[one].spread(rows, len(shapes))
-    return found
-
-
-class _Taken:
-    """Some of several shapes; the last ones again where the same are asked for, with what is known of them."""
-
-    def __init__(self, shapes: Shapes) -> None:
-        self._shapes, self._rows, self._last = shapes, np.arange(len(shapes)), shapes
-
-    def __getitem__(self, rows: Integers) -> Shapes:
-        if not np.array_equal(rows, self._rows):
-            self._rows, self._last = rows, self._shapes.taken(rows)
-        return self._last
-
-
-def fit_others(
-    shapes: Shapes, programs: Mapping[Variant, StepProgram], fittings: dict[Variant, Fitting], among: Among
-) -> dict[Variant, Fitting]:
-    """Memory of some shapes under the other variants, which are added; not of those that fit without recompute."""
-    found, taken = dict[Variant, Fitting](), _Taken(shapes)
-    for one in programs:
-        if one in fittings:
-            continue
-        without = (fittings | found).get(Variant("none", precision=one.precision))
-        rows = among[one] if without is None else among[one][np.isin(among[one], without.rows, invert=True)]
-        asked = shapes.problem.request.recompute_layers
+    problem, found = shapes.problem, dict[Variant, Fitting]()
+    step, asked = (
+        step_on(problem.framework, problem.machine, problem.workload.precision),
+        problem.request.recompute_layers,
+    )
+    every = every or step.reshard == "fit" or problem.rank_by == "exposed"
+    last, taken = np.arange(len(shapes)), shapes
+    for one, program in programs.items():
+        fits = np.zeros(len(shapes), dtype=np.bool_)
+        for less, own in found.items():
+            dominates = less.recompute == "none" if every else not less.some or less.recompute == one.recompute
+            if dominates and less.precision == one.precision and not (every and problem.tries_always(one)):
+                fits[own.rows] = True
+        rows = np.flatnonzero(~fits)
+        # What is known of the same shapes serves several sets.
+        last, taken = (last, taken) if np.array_equal(rows, last) else (rows, shapes.taken(rows))
         if one.some and not asked:
-            fitting = _fewest_repeated(taken[rows], programs[one])
+            fitting = _fewest_repeated(taken, program)
         else:
-            fitting = fit_memory(taken[rows], programs[one], np.full(len(rows), asked) if one.some else None)
+            fitting = fit_memory(taken, program, np.full(len(rows), asked) if one.some else None)
         found[one] = fitting.spread(rows, len(shapes))
-    every = fittings | found
-    fittings.clear()
-    fittings.update((one, every[one]) for one in programs)
     return found
 
 
@@ -1023,11 +1014,11 @@ def list_placements(grids: Grids, used: Integers, problem: Problem) -> Placement
     return Placements(grid, order, problem.orders, Routes(levels, problem, len(grid)), of_grid)
 
 
-def count_candidates(shapes: Shapes, grids: Grids, kinds: Sequence[Variant], among: Among | None = None) -> int:
-    """Candidates before the memory check: shapes, or some of them, times distinct rank orders, each recompute set."""
-    numbers = _orders_by_width(shapes.problem)
+def count_candidates(shapes: Shapes, grids: Grids) -> int:
+    """Grids with a micro-batch and a distinct rank order."""
+    numbers, most = _orders_by_width(shapes.problem), int(shapes.micro_batch.max(initial=0)) + 1
     orders = np.array([len(numbers[mask]) for mask in range(len(numbers))])[_width(grids, shapes.grid)]
-    return int(sum((orders if among is None else orders[among[one]]).sum() for one in kinds))
+    return int(orders[distinct(shapes.grid * most + shapes.micro_batch)[1]].sum())
 
 
 def _width(grids: Grids, rows: Integers) -> Integers:

@@ -5,7 +5,7 @@ and the LM head take:
 
 - one chunk a stage: that whose slowest stage takes least, and that whose longest chain does. Stage r begins its first
   backward pass behind min(p - r, m) forward passes, so that its passes stand (m - 1) and some times in a row: more
-  often the later the stage. Both are exact, by dynamic programming;
+  often the later the stage. Both are exact;
 - several: that whose sum over chunks of the slowest stage of each chunk is least, with chunks of like length, since
   interleaved 1F1B sends p micro-batches through one chunk of all stages, then through the next; and those whose slowest
   stage takes little over all its chunks, by moves of single layers.

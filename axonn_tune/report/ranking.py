@@ -805,7 +805,6 @@ def merged_remark(ranked: Priced, place: int) -> str:
     reasons = (
         (layout.grid.expert == 1, f"{called('expert')} is 1"),
         (layout.dispatcher == "allgather", "all-gathers cannot overlap"),
-        (layout.pipeline > 1 and layout.chunks == 1, f"stages are not interleaved ({called('chunks')} 1)"),
         (True, f"recompute {layout.recompute} repeats experts"),
     )
     return f"--expert-overlap changes nothing here: {next(why for holds, why in reasons if holds)}."
@@ -1083,10 +1082,11 @@ _CONSTRAINTS = {
 
 
 def searched_remark(ranked: Priced) -> str:
-    """Number of priced candidates, and the time, on a line of its own."""
-    found = ranked.searched
-    fit, of = "fits" if found.feasible == 1 else "fit", counted(found.candidates, "candidate")
-    what = "candidate" if ranked.problem.request.variants else "layout" if ranked.problem.formats else "grid"
+    """How much fits into memory of what was searched, and the time, on a line of its own."""
+    found, variants = ranked.searched, ranked.problem.request.variants
+    fit, of = "fits" if found.feasible == 1 else "fit", counted(found.candidates, "candidate" if variants else "grid")
+    of = of if variants else f"{of} with micro-batch and rank order"
+    what = "candidate" if variants else "layout" if ranked.problem.formats else "grid"
     more = f"{counted(found.unlisted, f'more {what}')} {'has' if found.unlisted == 1 else 'have'} no rank"
     rest = f" {more}: --top 0 ranks all." if found.unlisted else ""
-    return f"{found.feasible:,} of {of} {fit}, priced in {show_seconds(found.seconds)}.{rest}"
+    return f"{found.feasible:,} of {of} {fit}, searched in {show_seconds(found.seconds)}.{rest}"

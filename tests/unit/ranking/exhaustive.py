@@ -253,16 +253,24 @@ def splits_beside(job: Problem, layout: Layout) -> list[tuple[int, ...]]:
     """The small set of splits of a layout beside its own."""
     pricer, runs = Pricer(job, layout), job.model.runs
     values, _ = pricer.settled_stage(0)
+    kept = bool(layout.kept_layers)
     for of in {"", *(block.given.counted for block in pricer.program.blocks)}:
         values |= {f"L{of}": 1.0, f"kept{of}": 0.0, f"unkept{of}": 1.0}
     replay = pricer.replay(values | {"repeated": 0.0}, MIDDLE)
     # A stream for every group, as bounds have it.
     replay.streams = {axes: number if replay.streams[axes] >= 0 else -1 for number, axes in enumerate(replay.streams)}
     replay.tiers = len(replay.streams)
-    paces = replay.paces(first=runs[0][0], last=runs[-1][0], kept=layout.kept_layers > 0)
+    paces = replay.paces(first=runs[0][0], last=runs[-1][0], kept=kept)
     batches = job.workload.global_batch // (layout.grid.batch_shares * layout.micro_batch)
-    numbers = (np.array([one]) for one in (layout.pipeline, layout.chunks, batches, layout.recompute_layers or 0))
-    staged = Staged(paces, *numbers, np.array([pricer.send[2]]), np.array([pricer.rates.contention]))
+    staged = Staged(
+        paces,
+        np.array([layout.pipeline]),
+        np.array([layout.chunks]),
+        np.array([batches]),
+        np.array([layout.recompute_layers or 0]),
+        np.array([pricer.send[2]]),
+        np.array([pricer.rates.contention]),
+    )
     every = schedules_of(job, staged, searched=True)
     return [one.parts for one in every if one.parts is not None]
 

@@ -28,7 +28,6 @@ OVERLAPPED = {"model": "qwen3-30b-a3b", "machine": "dgx-h100", "framework": "meg
     [
         ({"gpus": 8, "expert": 8, "pipeline": 1, "recompute": "none"}, ""),
         ({"gpus": 8, "expert": 8, "pipeline": 1, "chunks": 1, "batch": 8}, "recompute full repeats experts"),
-        ({"gpus": 16, "pipeline": 8, "expert": 2, "set": ("layers=8",)}, "stages are not interleaved (VPP 1)"),
         ({"gpus": 32, "pipeline": 8, "chunks": 3, "micro_batch": 1, "batch": 64}, "EP is 1"),
     ],
 )
