@@ -23,11 +23,12 @@ from axonn_tune.ranking.space import (
     Grids,
     Problem,
     Shapes,
-    count_candidates,
+    count_orders,
     least_bytes_of,
     list_grids,
     list_placements,
     list_shapes,
+    pairs_of,
     require_searchable,
     without_larger,
 )
@@ -47,8 +48,8 @@ def search(problem: Problem, *, top: int = DEFAULT_TOP, variants: bool = False, 
     started = time.perf_counter()
     _check(problem)
     shapes = list_shapes(grids := list_grids(problem), problem)
-    number, tried = count_candidates(shapes, grids), len(problem.tried(every=variants))
-    require_searchable(number * tried)
+    require_searchable(count_orders(problem, grids, shapes.grid) * len(problem.tried(every=variants)))
+    number = count_orders(problem, grids, shapes.grid[pairs_of(shapes)[0]])
     shapes = without_larger(shapes, programs := Programs(problem.by_dispatcher[0]))
     loop = Loop(
         problem,
@@ -83,7 +84,8 @@ def _priced(loop: Loop, programs: Programs, candidates: int, seconds: float, *, 
     least = np.min(least_bytes, axis=0)
     feasible = least <= limit_bytes
     # Listed one by one, they are counted with their chunks, recompute sets and exchanges.
-    counts, fitting = loop.counts, count_candidates(shapes.taken(fits), grids)
+    counts, own = loop.counts, shapes.taken(fits)
+    fitting = count_orders(problem, grids, own.grid[pairs_of(own)[0]])
     tried, number = (counts["tried"], counts["fit"]) if loop.variants else (candidates, fitting)
     searched = SearchCounts(
         len(grids.sizes),

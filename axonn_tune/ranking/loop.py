@@ -39,8 +39,10 @@ from axonn_tune.ranking.space import (
     Shapes,
     Variant,
     as_asked,
+    count_orders,
     fit_all,
     fits_at_all,
+    pairs_of,
     with_all_chunks,
 )
 from axonn_tune.request import Precision
@@ -151,15 +153,8 @@ class Loop:
     # Pairs.
 
     @cached_property
-    def _keys(self) -> Integers:
-        keys: Integers = self.shapes.grid * (int(self.shapes.micro_batch.max(initial=0)) + 1) + self.shapes.micro_batch
-        return keys
-
-    @cached_property
     def _pairs(self) -> tuple[Integers, Integers]:
-        """A shape of each pair, and the pair of each shape."""
-        _, first, number = distinct(self._keys)
-        return first, number
+        return pairs_of(self.shapes)
 
     def _pair_rows(self, pairs: Integers) -> Integers:
         """Shapes of some pairs."""
@@ -216,19 +211,13 @@ class Loop:
             kinds = [one for one in kinds if not merged or programs[one].merges]
             if not len(shapes) or not kinds:
                 continue
-            self.counts["tried"] += len(kinds) * sum(self._count(shapes.grid[one.of(shapes)]) for one in exchanges)
+            self.counts["tried"] += len(kinds) * sum(
+                count_orders(self.problem, self.grids, shapes.grid[one.of(shapes)]) for one in exchanges
+            )
             shapes = shapes.taken(fits_at_all(shapes, [programs[one] for one in kinds if not one.some]))
             fittings = fit_all(shapes, {one: programs[one] for one in kinds}, every=self.variants)
             several = (self._batches(shapes, kind, fitting, exchanges) for kind, fitting in fittings.items())
             self._take(chain.from_iterable(several))
-
-    def _count(self, grids: Integers) -> int:
-        """Rank orders of some grids, of each as often as it is there."""
-        return int(self._orders[grids].sum())
-
-    @cached_property
-    def _orders(self) -> Integers:
-        return np.bincount(self.placements.grid, minlength=len(self.grids.sizes))
 
     def _batches(
         self, shapes: Shapes, kind: Variant, fitting: Fitting, exchanges: list[Exchange], *, cut: bool = False

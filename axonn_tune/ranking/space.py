@@ -1014,11 +1014,17 @@ def list_placements(grids: Grids, used: Integers, problem: Problem) -> Placement
     return Placements(grid, order, problem.orders, Routes(levels, problem, len(grid)), of_grid)
 
 
-def count_candidates(shapes: Shapes, grids: Grids) -> int:
-    """Grids with a micro-batch and a distinct rank order."""
-    numbers, most = _orders_by_width(shapes.problem), int(shapes.micro_batch.max(initial=0)) + 1
-    orders = np.array([len(numbers[mask]) for mask in range(len(numbers))])[_width(grids, shapes.grid)]
-    return int(orders[distinct(shapes.grid * most + shapes.micro_batch)[1]].sum())
+def pairs_of(shapes: Shapes) -> tuple[Integers, Integers]:
+    """A shape of each pair of grid and micro-batch, and the pair of each shape, by its number."""
+    most = int(shapes.micro_batch.max(initial=0)) + 1
+    _, first, number = distinct(shapes.grid * most + shapes.micro_batch)
+    return first, number
+
+
+def count_orders(problem: Problem, grids: Grids, rows: Integers) -> int:
+    """Distinct rank orders of some grids, of each as often as it is there."""
+    numbers = _orders_by_width(problem)
+    return int(np.array([len(numbers[mask]) for mask in range(len(numbers))])[_width(grids, rows)].sum())
 
 
 def _width(grids: Grids, rows: Integers) -> Integers:
