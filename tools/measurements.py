@@ -174,7 +174,7 @@ def _evaluate_gemm(record: Mapping[str, str], line: int) -> Evaluation:
         m * batch,
         n,
         k,
-        flops_per_s=rates.matmul_flops_per_s[_LAYOUTS.get(record.get("layout", ""), "NN")],
+        flops_per_s=rates.matmul_flops_per_s[_LAYOUTS.get(record.get("layout", "")[:2], "NN")],
         element_bytes=float(ELEMENT_SIZES[precision].compute),
         rates=rates,
         arithmetic=PLAIN,

@@ -5,7 +5,7 @@ Of NVIDIA's DGX Cloud benchmarks 24.11.1, whose step times are rows of steps.csv
 
     tools.fit.software.fit([at for at, one in enumerate(cases()) if family_group(one) != "5"], start=shipped())
 
-and those without its source are in tools/fit/published/without_source.csv.
+and those without its source are in tools/published/without_source.csv.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def machine(numbers: Mapping[str, float]) -> Machine:
 
 def without_source() -> dict[str, float]:
     """Numbers of a fit without any of these benchmarks."""
-    with (ROOT / "tools" / "fit" / "published" / "without_source.csv").open(encoding="utf-8", newline="") as file:
+    with (ROOT / "tools" / "published" / "without_source.csv").open(encoding="utf-8", newline="") as file:
         return {one["number"]: float(one["value"]) for one in csv.DictReader(file) if one["source"] == "dgxc"}
 
 

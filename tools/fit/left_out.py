@@ -8,13 +8,13 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from pathlib import Path
 
 import numpy as np
 
 from axonn_tune.validation.published.cases import Case
 from axonn_tune.validation.published.rows import SHIPPED
 from tools.fit.fitting import Floats
+from tools.fit.rows import PUBLISHED
 from tools.fit.software import (
     cases,
     fit,
@@ -26,7 +26,7 @@ from tools.fit.software import (
     write_records,
 )
 
-WITHOUT_SOURCE = Path(__file__).parent / "published" / "without_source.csv"
+WITHOUT_SOURCE = PUBLISHED / "without_source.csv"
 """Numbers of fits without a source."""
 
 FAMILY_GROUPS = 10

@@ -1,13 +1,13 @@
-"""The published measurements in `tools/fit/published`, and what a machine profile predicts for them."""
+"""The published measurements in `tools/published` that machine profiles are fitted to, and what a profile predicts."""
 
 from __future__ import annotations
 
 import csv
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import TypeVar, get_args
+from typing import get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,17 +18,18 @@ from axonn_tune.grid import GroupShape
 from axonn_tune.program.operations import COLUMNS, PLAIN
 from axonn_tune.specs.machine import CollectiveKind, Machine, MatmulLayout
 
-PUBLISHED = Path(__file__).parent / "published"
+PUBLISHED = Path(__file__).parents[1] / "published"
 BF16_BYTES = 2
-
-Row = TypeVar("Row")
 
 _KINDS: dict[str, CollectiveKind] = {kind: kind for kind in get_args(CollectiveKind)}
 
 
 @dataclass(frozen=True)
 class CollectiveRow:
-    """One measured collective over consecutive ranks; `size_bytes` is the full (gathered or reduced) buffer."""
+    """One measured collective over consecutive ranks; `size_bytes` is the full (gathered or reduced) buffer.
+
+    system: what stages of the fit call the place, `fitted_as` of the file.
+    """
 
     source: str
     system: str
@@ -62,14 +63,14 @@ class MatmulRow:
 
 @cache
 def collective_rows() -> tuple[CollectiveRow, ...]:
-    """Every row of collectives.csv."""
-    return tuple(_read("collectives.csv", _collective_row))
+    """Rows of collectives.csv that a fit uses."""
+    return tuple(_collective_row(record) for record in _read("collectives.csv") if record["fitted_as"])
 
 
 @cache
 def matmul_rows() -> tuple[MatmulRow, ...]:
-    """Every row of gemm.csv."""
-    return tuple(_read("gemm.csv", _matmul_row))
+    """Every row of gemm.csv with its shape."""
+    return tuple(_matmul_row(record) for record in _read("gemm.csv") if record["m"])
 
 
 def collective_times_s(machine: Machine, rows: Iterable[CollectiveRow]) -> NDArray[np.float64]:
@@ -100,17 +101,17 @@ def matmul_times_s(
     return np.asarray(times)
 
 
-def _read(name: str, convert: Callable[[dict[str, str]], Row]) -> list[Row]:
+def _read(name: str) -> list[dict[str, str]]:
     with (PUBLISHED / name).open(encoding="utf-8", newline="") as file:
-        return [convert(record) for record in csv.DictReader(file)]
+        return list(csv.DictReader(file))
 
 
 def _collective_row(record: dict[str, str]) -> CollectiveRow:
     return CollectiveRow(
         source=record["source"],
-        system=record["system"],
+        system=record["fitted_as"],
         kind=_KINDS[record["collective"]],
-        ranks=int(record["ranks"]),
+        ranks=int(record["nranks"]),
         size_bytes=int(record["size_bytes"]),
         time_s=float(record["time_us"]) * 1e-6,
     )

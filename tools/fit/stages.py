@@ -128,12 +128,12 @@ def _collective_stage(
 def _matmul_stages() -> tuple[Stage, ...]:
     """Launch time and forward efficiency per accelerator, then the other layouts where they were measured."""
     return (
-        _forward_stage("dgx-a100", "A100"),
-        _layout_stage("dgx-a100", "A100-PCIe"),
-        _forward_stage("dgx-h100", "H100"),
-        _forward_stage("dgx-h200", "H200"),
-        _forward_stage("dgx-b200", "B200", ramp=False),
-        _layout_stage("dgx-b200", "B200"),
+        _forward_stage("dgx-a100", "A100-SXM4-80GB"),
+        _layout_stage("dgx-a100", "A100-PCIe-80GB"),
+        _forward_stage("dgx-h100", "H100-SXM-80GB"),
+        _forward_stage("dgx-h200", "H200-SXM"),
+        _forward_stage("dgx-b200", "B200-SXM", ramp=False),
+        _layout_stage("dgx-b200", "B200-SXM"),
     )
 
 
