@@ -11,6 +11,8 @@ Everything below is imported when it is first used, so that `import axonn_tune` 
 import importlib
 from typing import TYPE_CHECKING
 
+from axonn_tune.vocabulary import VERSION
+
 if TYPE_CHECKING:
     from axonn_tune.api.analysis import (
         Catalog,
@@ -51,7 +53,7 @@ if TYPE_CHECKING:
     from axonn_tune.request import Options, Request, SearchOptions
     from axonn_tune.specs.catalog import load_machine, load_model
 
-__version__ = "0.1.0"
+__version__ = VERSION
 
 # Module of each name.
 _PLACES = {

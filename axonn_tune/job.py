@@ -11,7 +11,8 @@ from axonn_tune.frameworks.description import Framework
 from axonn_tune.grid import Grid
 from axonn_tune.specs.machine import Machine
 from axonn_tune.specs.model import Model
-from axonn_tune.specs.workload import GemmFormat, Precision, Recompute, Workload
+from axonn_tune.specs.workload import Recompute, Workload
+from axonn_tune.vocabulary import GemmFormat, Precision
 
 if TYPE_CHECKING:
     from axonn_tune.specs.launch import Launch

@@ -35,7 +35,8 @@ from axonn_tune.runtime.transformer import Transformer
 from axonn_tune.specs.catalog import load_model
 from axonn_tune.specs.launch import Launch, Optimizer
 from axonn_tune.specs.model import Model
-from axonn_tune.specs.workload import OVERLAPS, Overlap, Precision, Workload
+from axonn_tune.specs.workload import Workload
+from axonn_tune.vocabulary import OVERLAPS, Overlap, Precision
 from benchmarks.launches import pinned_launch
 from benchmarks.reference_model import Mixture, Reference, ReferenceStage
 

@@ -20,7 +20,7 @@ from axonn_tune.program.operations import PLAIN, Attention, Computation, Kernel,
 from axonn_tune.specs.catalog import load_machine
 from axonn_tune.specs.formats import FORMATS
 from axonn_tune.specs.machine import MatmulLayout
-from axonn_tune.specs.workload import Precision
+from axonn_tune.vocabulary import Precision
 from benchmarks.gpu_site import Row, Site
 
 SHAPES = (

@@ -39,6 +39,7 @@ from axonn_tune.job import Job as PricedJob
 from axonn_tune.job import Layout
 from axonn_tune.launch.config import build_launch, launch_text
 from axonn_tune.program.dimensions import model_flops
+from axonn_tune.recompute import RECOMPUTES
 from axonn_tune.runtime.devices import forget_peak, settings_of, synchronize
 from axonn_tune.runtime.dry_run import MetaBytes, dry_run
 from axonn_tune.runtime.ledger import compare, program_of
@@ -52,8 +53,9 @@ from axonn_tune.runtime.trainer import Trainer
 from axonn_tune.specs.catalog import load_machine, load_model
 from axonn_tune.specs.launch import Checkpoint, Launch
 from axonn_tune.specs.model import Model
-from axonn_tune.specs.workload import RECOMPUTES, Precision, Recompute, Workload
+from axonn_tune.specs.workload import Recompute, Workload
 from axonn_tune.units import counted
+from axonn_tune.vocabulary import Precision
 from benchmarks.gpu_matmuls import attention, grouped, matmuls, quantization
 from benchmarks.gpu_site import Row, Site
 from benchmarks.reference_model import Reference

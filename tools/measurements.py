@@ -37,11 +37,12 @@ from axonn_tune.report.pairs import ERRORS, quality_text
 from axonn_tune.specs.machine import COLLECTIVE_KINDS, CollectiveKind, MatmulLayout
 from axonn_tune.specs.model import Model, ModelDefaults
 from axonn_tune.specs.results import Pairs
-from axonn_tune.specs.workload import ELEMENT_SIZES, Precision, Recompute, Workload
+from axonn_tune.specs.workload import ELEMENT_SIZES, Recompute, Workload
 from axonn_tune.units import GIB, seconds
 from axonn_tune.validation.published.cases import machine_of
 from axonn_tune.validation.published.rows import Place, above_zero, count, each_record, number
 from axonn_tune.validation.quality import Quality, by_group, quality, relative_error
+from axonn_tune.vocabulary import Precision
 
 Kind: TypeAlias = Literal["collectives", "gemm", "memory"]
 PUBLISHED = Path(__file__).with_name("published")

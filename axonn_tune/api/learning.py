@@ -24,7 +24,7 @@ from axonn_tune.report.commands import FileToWrite, NamedModel
 from axonn_tune.report.explain import ExplainSection
 from axonn_tune.report.learning import StatedCommand, better_section, command_json, command_section, said_of
 from axonn_tune.report.output import Json
-from axonn_tune.request import BESIDE_COMMAND, OVERLAPS
+from axonn_tune.request import BESIDE_COMMAND
 from axonn_tune.specs.catalog import DEFAULT_MACHINE, MachineLike, ModelLike, load_machine
 from axonn_tune.specs.dependents import told
 from axonn_tune.specs.document import to_yaml
@@ -37,6 +37,7 @@ from axonn_tune.specs.hugging_face import (
 from axonn_tune.specs.machine import Machine
 from axonn_tune.specs.model import Model, ModelDefaults
 from axonn_tune.validation.published.accuracy import best_pricing
+from axonn_tune.vocabulary import OVERLAPS
 
 if TYPE_CHECKING:
     from axonn_tune.learning.diagnose import Diagnosis

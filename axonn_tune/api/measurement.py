@@ -41,11 +41,11 @@ if TYPE_CHECKING:
     from axonn_tune.calibration.profile import Calibration
     from axonn_tune.specs.catalog import MachineLike, ModelLike
     from axonn_tune.specs.machine import Backend
-    from axonn_tune.specs.workload import Precision
     from axonn_tune.validation.comparison import RunComparison
     from axonn_tune.validation.published.accuracy import Accuracy
     from axonn_tune.validation.regression import Regression
     from axonn_tune.validation.runner import RankRunner, ValidationPlan, ValidationProgress
+    from axonn_tune.vocabulary import Precision
 
 
 @dataclass(frozen=True)

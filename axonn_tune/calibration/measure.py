@@ -44,7 +44,8 @@ from axonn_tune.specs.points import (
     StepProbe,
     read_points,
 )
-from axonn_tune.specs.workload import ELEMENT_SIZES, Precision, Workload
+from axonn_tune.specs.workload import ELEMENT_SIZES, Workload
+from axonn_tune.vocabulary import Precision
 
 _STANDARD_ERROR = 2
 _UNITS_S = {"s": 1.0, "m": 60.0, "h": 3600.0}

@@ -20,7 +20,7 @@ from axonn_tune.cli.options import (
     html_option,
     write_html,
 )
-from axonn_tune.request import PRECISIONS
+from axonn_tune.vocabulary import PRECISIONS
 
 if TYPE_CHECKING:
     from axonn_tune.calibration.measure import CalibrationProgress, CalibrationRequest

@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 import click
 
-from axonn_tune import __version__
 from axonn_tune.cli.options import WORDS, help_option, refusing_overwrites
 from axonn_tune.errors import COLORS, CONTROL, AxonnTuneError, EnvironmentProblem, UsageError
+from axonn_tune.vocabulary import VERSION
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
@@ -184,7 +184,7 @@ def completion_command(ctx: click.Context, /, *, shell: str) -> None:
     subcommand_metavar="[COMMAND] [ARGS]...",
     context_settings={"max_content_width": 100},
 )
-@click.version_option(__version__, prog_name="axonn-tune")
+@click.version_option(VERSION, prog_name="axonn-tune")
 @click.option("--debug", is_flag=True, help="Show where an error came from. Also: AXONN_TUNE_DEBUG=1.")
 @help_option
 def cli(*, debug: bool) -> None:

@@ -22,7 +22,8 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 import click
 
 from axonn_tune.errors import nearest
-from axonn_tune.request import BESIDE_COMMAND, GROUPS, LARGEST_SIZE, OPTIONS, Option, Request, flag, options_of
+from axonn_tune.request import BESIDE_COMMAND, GROUPS, OPTIONS, Option, Request, flag, options_of
+from axonn_tune.vocabulary import LARGEST_SIZE
 
 if TYPE_CHECKING:
     from axonn_tune.api.search import ReportedResult

@@ -29,11 +29,11 @@ from axonn_tune.program.operations import (
     is_captured,
 )
 from axonn_tune.program.step import ONLY, Stage, StepProgram
-from axonn_tune.request import CudaGraphs
 from axonn_tune.specs.formats import FORMATS, QUANTIZATION_EFFICIENCY
 from axonn_tune.specs.machine import Accelerator, MatmulLayout, Software
-from axonn_tune.specs.workload import ELEMENT_SIZES, GemmFormat, Precision
+from axonn_tune.specs.workload import ELEMENT_SIZES
 from axonn_tune.units import bytes_per_s, seconds
+from axonn_tune.vocabulary import CudaGraphs, GemmFormat, Precision
 
 NARROW_ATTENTION = 1.2 / 0.74
 """Rate of attention in 8 bits over that in BF16 (arXiv 2407.08608, abstract: 1.2 and 0.74 PFLOP/s on H100); that of

@@ -60,8 +60,9 @@ from axonn_tune.program.step import (
 from axonn_tune.recompute import modules_of
 from axonn_tune.specs.machine import Machine, Software
 from axonn_tune.specs.model import Model
-from axonn_tune.specs.workload import Overlap, Recompute, Workload
+from axonn_tune.specs.workload import Recompute, Workload
 from axonn_tune.units import TERA, seconds, show_bytes, show_seconds
+from axonn_tune.vocabulary import Overlap
 
 if TYPE_CHECKING:
     from axonn_tune.cost.pipeline import StageKind, StageTimes

@@ -39,8 +39,8 @@ from axonn_tune.frameworks.description import (
     StepOptions,
 )
 from axonn_tune.frameworks.megatron_lm import MODEL, values_of
+from axonn_tune.recompute import RECOMPUTES
 from axonn_tune.specs.machine import EnvironmentVariable
-from axonn_tune.specs.workload import RECOMPUTES
 
 _EASY = StepOptions(
     gather_bytes=4,

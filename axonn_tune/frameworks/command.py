@@ -16,7 +16,8 @@ from axonn_tune.frameworks.keys import named, tables_of
 from axonn_tune.grid import RANK_AXES, Grid
 from axonn_tune.specs.machine import EnvironmentVariable, Machine
 from axonn_tune.specs.model import Model
-from axonn_tune.specs.workload import Overlap, Recompute, Workload
+from axonn_tune.specs.workload import Recompute, Workload
+from axonn_tune.vocabulary import Overlap
 
 Plain: TypeAlias = str | int | float | tuple[str, ...] | None
 

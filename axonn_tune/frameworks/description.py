@@ -15,9 +15,9 @@ from axonn_tune.errors import UsageError, suggest
 from axonn_tune.frameworks.dispatchers import default_dispatcher
 from axonn_tune.grid import ALL_AXES, AXES, WORLD, Folding, split_axes
 from axonn_tune.recompute import MODULES, RECOMPUTES, modules_of
-from axonn_tune.request import DISPATCHERS, LARGEST_SIZE, MOST_TIMES, CudaGraphs, Precision
 from axonn_tune.specs.machine import Accelerator, Software
-from axonn_tune.specs.workload import OVERLAPS, Overlap, Recompute
+from axonn_tune.specs.workload import Recompute
+from axonn_tune.vocabulary import DISPATCHERS, LARGEST_SIZE, MOST_TIMES, OVERLAPS, CudaGraphs, Overlap, Precision
 
 if TYPE_CHECKING:
     from axonn_tune.frameworks.command import Command, Run
@@ -171,7 +171,7 @@ class StepOptions:
         recompute_whole_block: full recompute repeats the block to its last operation, and that of a module the module.
         selective: layers that selective recompute repeats; `mlp.up` is the GEMM of a gated MLP's half without gate.
         chunked_loss: logits exist for a chunk of tokens at a time. loss_reductions: all-reduces of one number a token.
-        loss: which copies of the logits its cross-entropy holds (`program.loss`).
+        loss: which copies of the logits its cross-entropy holds (`program.tables.LOSSES`).
         fused_attention: FlashAttention; otherwise GEMMs, softmax and dropout that write all scores.
         fused_norms: an RMSNorm is one kernel; otherwise some, in FP32 (nn.RMSNorm without a compiler).
         dropout: its masks are saved and its kernels run.

@@ -23,7 +23,7 @@ from axonn_tune.frameworks.command import (
     sizes_words,
 )
 from axonn_tune.frameworks.description import FlopCount, Framework, StepOptions
-from axonn_tune.request import Precision
+from axonn_tune.vocabulary import Precision
 
 STEP = StepOptions(
     gather_unit="block",

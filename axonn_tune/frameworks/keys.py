@@ -20,7 +20,7 @@ from importlib.resources import files
 
 from axonn_tune.errors import edits, suggest
 from axonn_tune.frameworks import registry
-from axonn_tune.request import LARGEST_SIZE
+from axonn_tune.vocabulary import LARGEST_SIZE
 
 OFF = frozenset({"false", "0", "no", "off", "none", "null", "", "auto", "[]"})
 """Values that leave an argument to its framework."""

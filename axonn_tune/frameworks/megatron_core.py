@@ -38,9 +38,9 @@ from axonn_tune.frameworks.megatron_layers import DISPATCHERS, PARTS, is_hybrid
 from axonn_tune.frameworks.megatron_layers import WRITTEN as OF_LAYERS
 from axonn_tune.frameworks.megatron_layers import values as layer_values
 from axonn_tune.recompute import MODULES, RECOMPUTES
-from axonn_tune.request import CUDA_GRAPHS, MOMENT_BYTES
 from axonn_tune.specs.machine import EnvironmentVariable
 from axonn_tune.stages import layout_text
+from axonn_tune.vocabulary import CUDA_GRAPHS, MOMENT_BYTES
 
 _STEP = StepOptions(
     keeps_quantized=True,

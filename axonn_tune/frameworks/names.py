@@ -15,7 +15,8 @@ from axonn_tune.frameworks import find_framework, registry
 from axonn_tune.frameworks.axonn_tune import AXONN_TUNE
 from axonn_tune.frameworks.description import Framework
 from axonn_tune.frameworks.keys import Key, find, table
-from axonn_tune.request import LARGEST_SIZE, OPTIONS, flag
+from axonn_tune.request import OPTIONS, flag
+from axonn_tune.vocabulary import LARGEST_SIZE
 
 SHARED = {name: ours for ours, option in OPTIONS.items() for name in option.also}
 """Common names of options that are not axes, and ours."""

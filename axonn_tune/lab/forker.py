@@ -21,9 +21,11 @@ from typing import Any, NoReturn
 
 from axonn_tune.errors import AxonnTuneError, UsageError
 from axonn_tune.lab.holder import RunningLab, require_lab
-from axonn_tune.lab.lab import EXECUTE, RankResult, RunRequest
+from axonn_tune.lab.shape import RankResult, RunRequest
 from axonn_tune.processes import ENDING, die_with, end_process, fork_ranks
 
+EXECUTE = "axonn_tune.lab.forker:execute"
+"""The function of a run that is a command."""
 _PATIENT = ((15.0, signal.SIGKILL),)
 """As `ENDING`, for commands: what they do with SIGTERM is not known."""
 

@@ -15,40 +15,21 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from multiprocessing import Pipe
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from axonn_tune.errors import AxonnTuneError, TrainingFailedError, UsageError, error_of
+from axonn_tune.lab.forker import EXECUTE
+from axonn_tune.lab.forker import execute as become
 from axonn_tune.lab.holder import end, find, require_lab, start
-from axonn_tune.lab.shape import Shape
+from axonn_tune.lab.shape import RankResult, RunRequest, Shape
 from axonn_tune.processes import die_with
 
 if TYPE_CHECKING:
     # It imports numpy, whose threads would keep a process from entering a lab.
     from axonn_tune.specs.launch import Launch
-
-
-@dataclass(frozen=True)
-class RunRequest:
-    """One run: a function as `module:name`, each rank's arguments, and where modules are looked for."""
-
-    function: str
-    each: list[tuple[Any, ...]]
-    path: tuple[str, ...]
-    realtime: bool
-
-
-@dataclass(frozen=True)
-class RankResult:
-    """Result of one rank. code: negative for a signal; error: what it raised."""
-
-    rank: int
-    code: int
-    value: Any = None
-    error: str | None = None
 
 
 _THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
@@ -197,13 +178,10 @@ class Lab:
 
 
 SWITCH = "switch"
-EXECUTE = "axonn_tune.lab.forker:execute"
 
 
 def execute(name: str, place: str, command: Sequence[str]) -> int:
     """Run a command at `NODE.RANK` or `switch` of a lab, with this process' streams; its exit code, 128 + a signal."""
-    from axonn_tune.lab.forker import execute as become
-
     lab = require_lab(name)
     rank = None if place == SWITCH else lab.shape.rank_named(place)
     lab.enter()

@@ -1,4 +1,4 @@
-"""Shape of a lab: nodes, ranks per node, rates; and the names of its parts.
+"""Shape of a lab: nodes, ranks per node, rates; the names of its parts; requests and results of its ranks.
 
 Two network levels. A rank's port bounds what one rank sends and receives; a node's uplink bounds what all its
 ranks together exchange with other nodes, in each direction.
@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from axonn_tune.errors import UsageError
 
@@ -139,3 +139,23 @@ def show_rate(bits_per_s: float) -> str:
     """Bit/s as text: `198 Mbit/s`."""
     unit, scale = ("Gbit/s", 1e9) if bits_per_s >= 1e9 else ("Mbit/s", 1e6)
     return f"{bits_per_s / scale:.4g} {unit}"
+
+
+@dataclass(frozen=True)
+class RunRequest:
+    """One run: a function as `module:name`, each rank's arguments, and where modules are looked for."""
+
+    function: str
+    each: list[tuple[Any, ...]]
+    path: tuple[str, ...]
+    realtime: bool
+
+
+@dataclass(frozen=True)
+class RankResult:
+    """Result of one rank. code: negative for a signal; error: what it raised."""
+
+    rank: int
+    code: int
+    value: Any = None
+    error: str | None = None

@@ -11,7 +11,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from axonn_tune import __version__
 from axonn_tune.cost.pipeline import parts_of
 from axonn_tune.cost.price import Detail, dispatcher_on
 from axonn_tune.errors import UsageError, suggest
@@ -30,6 +29,7 @@ from axonn_tune.launch.scripts import (
     write_script,
 )
 from axonn_tune.units import counted
+from axonn_tune.vocabulary import VERSION
 
 _TRIAL_STEPS = 50
 """Steps of a first trial, for the time limit of a job."""
@@ -147,7 +147,7 @@ def _about(priced: Detail, command: Command, *, call: str) -> Iterator[str]:
     yield f"{', '.join(sizes) or 'one GPU'}; micro-batch {priced.micro_batch}, {steps}, recompute {priced.recomputed}."
     yield from command.needs
     yield from command.notes
-    yield f"Written by axonn-tune {__version__}: {call}"
+    yield f"Written by axonn-tune {VERSION}: {call}"
 
 
 def _settings(command: Command, kind: ScriptKind, names: dict[str, str]) -> Iterator[str]:

@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
-from axonn_tune import __version__
 from axonn_tune.cost.price import Detail
 from axonn_tune.files import write_text_atomically
 from axonn_tune.grid import AXES, Grid
@@ -31,6 +30,7 @@ from axonn_tune.specs.machine import Backend, EnvironmentVariable, Machine
 from axonn_tune.specs.model import Model
 from axonn_tune.specs.workload import Workload
 from axonn_tune.units import show_bytes, show_interval, show_seconds
+from axonn_tune.vocabulary import VERSION
 
 LOAD_BALANCING = 1e-3
 """Coefficient of the load-balancing loss, where it is asked for: that of Qwen3 (`router_aux_loss_coef`)."""
@@ -72,7 +72,7 @@ def build_launch(
         predicted=predict(priced),
         provenance=Provenance(
             tool="axonn-tune",
-            version=__version__,
+            version=VERSION,
             created=(created or datetime.now(UTC)).astimezone(UTC).isoformat(timespec="seconds"),
             command=command,
             model_sha256=model.sha256,

@@ -19,11 +19,11 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, Literal, TypeAlias
 
-from axonn_tune import __version__
 from axonn_tune.errors import EnvironmentProblem, TrainingFailedError, UsageError, count_in
 from axonn_tune.processes import die_with
 from axonn_tune.specs.launch import Launch
 from axonn_tune.units import counted, show_bytes
+from axonn_tune.vocabulary import VERSION
 
 RANKS_PER_CORE = 4
 """Largest number of ranks per core; with more, ranks mostly wait for each other."""
@@ -138,7 +138,7 @@ class HostCheck:
 def host_checks() -> Iterator[HostCheck]:
     """This host and Python."""
     area = "host"
-    yield HostCheck(area, "axonn-tune", f"{__version__}, Python {platform.python_version()}", "ok")
+    yield HostCheck(area, "axonn-tune", f"{VERSION}, Python {platform.python_version()}", "ok")
     yield HostCheck(area, "host", f"{socket.gethostname()}, {platform.system()} {platform.release()}", "noted")
     cores = len(os.sched_getaffinity(0))
     yield HostCheck(area, "cores", f"{cores} of {os.cpu_count()}", "noted", "that this process may use")

@@ -28,8 +28,8 @@ from axonn_tune.learning.evidence import WHOLE, Sample
 from axonn_tune.learning.observed import BASELINE, Observed, RankTimes
 from axonn_tune.learning.setups import WORTH, Change, changes_of, searched
 from axonn_tune.program.dimensions import logged_flops, model_flops
+from axonn_tune.recompute import RECOMPUTES
 from axonn_tune.specs.machine import Accelerator, Machine
-from axonn_tune.specs.workload import RECOMPUTES
 
 HIGHEST_SHARE = 0.9
 """Share of the peak that no step reaches with the FLOPs that causal kernels compute: the highest MFU of

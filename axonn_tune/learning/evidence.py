@@ -23,15 +23,16 @@ from axonn_tune.frameworks.description import NATURAL_IMBALANCE, Framework
 from axonn_tune.grid import Grid, GroupShape
 from axonn_tune.job import Job, Layout
 from axonn_tune.program.operations import PLAIN
-from axonn_tune.specs.launch import CollectiveTerm, Launch, configuration_name
+from axonn_tune.specs.launch import CollectiveTerm, Launch
 from axonn_tune.specs.machine import Machine
 from axonn_tune.specs.model import Model
 from axonn_tune.specs.points import CollectiveProbe, MatmulProbe, Probe
-from axonn_tune.specs.results import ComparedConfiguration, Measurements, Pairs, Summary
-from axonn_tune.specs.workload import ELEMENT_SIZES, Precision, Recompute
+from axonn_tune.specs.results import ComparedConfiguration, Measurements, Pairs, Summary, configuration_name
+from axonn_tune.specs.workload import ELEMENT_SIZES, Recompute
 from axonn_tune.units import TERA, show_bytes
 from axonn_tune.validation.published.accuracy import best_pricing
 from axonn_tune.validation.published.cases import Case, interleavings
+from axonn_tune.vocabulary import Precision
 
 Adjust: TypeAlias = Callable[[Machine], Machine]
 """Maps a profile to one with trial numbers."""

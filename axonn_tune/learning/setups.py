@@ -19,10 +19,10 @@ from axonn_tune.ranking.choosing import search
 from axonn_tune.ranking.inputs import compares_expert_overlap, fewer_bytes
 from axonn_tune.ranking.priced import Priced
 from axonn_tune.ranking.space import Problem
-from axonn_tune.recompute import needed_by
+from axonn_tune.recompute import RECOMPUTES, needed_by
 from axonn_tune.request import Request
 from axonn_tune.specs.machine import Machine
-from axonn_tune.specs.workload import OVERLAPS, RECOMPUTES
+from axonn_tune.vocabulary import OVERLAPS
 
 WORTH, CHANGES = 0.01, 5
 """Least saving of a listed change, as a share of the step; largest number of listed changes."""

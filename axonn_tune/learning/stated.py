@@ -61,16 +61,15 @@ from axonn_tune.learning.unpriced import refusals
 from axonn_tune.program.count import parameters
 from axonn_tune.program.dimensions import broken_constraints
 from axonn_tune.ranking.inputs import unpriced_experts
-from axonn_tune.request import CUDA_GRAPHS, MOMENT_BYTES, CudaGraphs
 from axonn_tune.specs.catalog import ModelLike, available, load_model, stand_in
 from axonn_tune.specs.document import Node, first_problem, read_config
 from axonn_tune.specs.formats import FORMATS
 from axonn_tune.specs.loading import DOCUMENT_BYTES, read_text
 from axonn_tune.specs.machine import Machine
 from axonn_tune.specs.model import Layer, Model
-from axonn_tune.specs.workload import Overlap
 from axonn_tune.validation.published.cases import Case, case_of, differences, model_of
 from axonn_tune.validation.published.rows import Cell, Record, StepRow, cell_text, meaning, step_row
+from axonn_tune.vocabulary import CUDA_GRAPHS, MOMENT_BYTES, CudaGraphs, Overlap
 
 
 @dataclass(frozen=True)

@@ -18,10 +18,10 @@ from numpy.typing import NDArray
 
 from axonn_tune.frameworks.description import KernelKind
 from axonn_tune.grid import ALL_AXES, AXES, EXPERT_GROUPS, WORLD
-from axonn_tune.request import CudaGraphs
 from axonn_tune.specs.formats import Copies
 from axonn_tune.specs.machine import CollectiveKind, MatmulLayout
 from axonn_tune.specs.workload import ElementSizes
+from axonn_tune.vocabulary import CudaGraphs
 
 Value: TypeAlias = float | NDArray[np.float64]
 """A quantity of one candidate, or of many: one float64 each."""
@@ -197,7 +197,7 @@ gather of weights of experts, issued a block before theirs; other: not overlappa
 
 OpKind: TypeAlias = CollectiveKind | Literal["send", "dispatch", "combine"]
 """Collectives of a profile, sends, and tokens on their way to experts and back, which are priced by their routing
-(`cost.dispatch`) where all-to-alls were not measured."""
+(`cost.collectives.dispatch_line`) where all-to-alls were not measured."""
 
 
 @dataclass(frozen=True)
@@ -231,7 +231,8 @@ Sent: TypeAlias = OpKind | tuple[OpKind, Routing]
 @dataclass(frozen=True)
 class Collective:
     """A collective. `size_bytes`: the full (gathered or reduced) buffer of one of its `calls`; of a dispatch or combine
-    what a rank sends of all its tokens: a copy for each expert, or each token once (`cost.dispatch`)."""
+    what a rank sends of all its tokens: a copy for each expert, or each token once
+    (`cost.collectives.dispatch_line`)."""
 
     kind: OpKind
     axis: str

@@ -46,7 +46,7 @@ from axonn_tune.program.operations import (
     is_captured,
 )
 from axonn_tune.program.step import ONLY, Contents, Section, Stage, StepProgram, as_runs, blocks_in
-from axonn_tune.specs.workload import Overlap
+from axonn_tune.vocabulary import Overlap
 
 RUN, WAIT, SYNC, ISSUE = range(4)
 

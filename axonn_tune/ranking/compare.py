@@ -26,7 +26,8 @@ from axonn_tune.ranking.priced import TELL, Priced
 from axonn_tune.ranking.space import Problem
 from axonn_tune.specs.machine import Machine
 from axonn_tune.specs.model import Model
-from axonn_tune.specs.workload import OVERLAPS, Overlap, Workload
+from axonn_tune.specs.workload import Workload
+from axonn_tune.vocabulary import OVERLAPS, Overlap
 
 UNLIMITED_MEMORY_GIB = 1e6
 WORTH_NAMING = 0.01

@@ -45,7 +45,7 @@ from axonn_tune.ranking.space import (
     pairs_of,
     with_all_chunks,
 )
-from axonn_tune.request import Precision
+from axonn_tune.vocabulary import Precision
 
 _FIRST = 32
 """Pairs that are opened first, to know a limit; the next ones are four times as many."""

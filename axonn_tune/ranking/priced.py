@@ -22,8 +22,9 @@ from axonn_tune.job import Layout
 from axonn_tune.program.dimensions import MEMORY, MICRO_BATCH, PINNED
 from axonn_tune.program.memory import memory_limit_bytes
 from axonn_tune.ranking.space import Grids, Problem
-from axonn_tune.request import ALPHA_BETA, Precision, RankBy
+from axonn_tune.request import ALPHA_BETA, RankBy
 from axonn_tune.units import GIB, counted
+from axonn_tune.vocabulary import Precision
 
 WORTH_SAYING = 0.01
 """Share of a step that another layout must save to be named."""

@@ -54,10 +54,11 @@ from axonn_tune.program.step import (
     blocks_in,
     contents_of,
 )
-from axonn_tune.recompute import modules_of, needed_by
-from axonn_tune.request import AUTO, NO_REQUEST, RECOMPUTES, Precision, RankBy, Recompute, Request
+from axonn_tune.recompute import RECOMPUTES, Recompute, modules_of, needed_by
+from axonn_tune.request import NO_REQUEST, RankBy, Request
 from axonn_tune.specs.model import Model
 from axonn_tune.specs.workload import Workload
+from axonn_tune.vocabulary import AUTO, Precision
 
 if TYPE_CHECKING:
     from axonn_tune.stages import PipelineLayout

@@ -12,8 +12,9 @@ from axonn_tune.errors import UsageError, suggest
 from axonn_tune.grid import divisors
 from axonn_tune.ranking.choosing import run_search
 from axonn_tune.ranking.inputs import Inputs, load_inputs
-from axonn_tune.request import LARGEST_SIZE, Request
+from axonn_tune.request import Request
 from axonn_tune.specs.catalog import ModelLike
+from axonn_tune.vocabulary import LARGEST_SIZE
 
 _NUMBER = re.compile(r"[0-9]{1,10}")
 _RANGE = re.compile(r"(N)\.\.(N)(?:x(N)|\+(N))?".replace("N", _NUMBER.pattern))

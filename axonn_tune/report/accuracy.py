@@ -12,7 +12,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
 from statistics import fmean
 
-from axonn_tune import __version__
 from axonn_tune.errors import UsageError
 from axonn_tune.frameworks import UNKNOWN
 from axonn_tune.report import page
@@ -35,6 +34,7 @@ from axonn_tune.validation.published.accuracy import SUMS, Accuracy, PredictedRo
 from axonn_tune.validation.published.cases import framework_of, nearest_framework
 from axonn_tune.validation.published.rows import SHIPPED, known_errata
 from axonn_tune.validation.quality import Quality
+from axonn_tune.vocabulary import VERSION
 
 ACCURACY_SCHEMA = "axonn-tune/accuracy/2"
 _FEW = 40
@@ -343,7 +343,7 @@ def accuracy_section(found: Accuracy, *, command: str) -> Json:
     where = f"{path.name}, shipped with the tool" if path.parent == SHIPPED else str(path)
     if not found.steps:
         raise UsageError(f"nothing to report: no rows in {where}")
-    origin = [("axonn-tune", __version__), ("command", command)]
+    origin = [("axonn-tune", VERSION), ("command", command)]
     origin.append(("steps", f"{where}, SHA-256 {hashlib.sha256(path.read_bytes()).hexdigest()}"))
     said = [
         f"{summary.predicted:,} of {len(summary.rows):,} rows are predicted from their model, layout, software and "

@@ -18,12 +18,13 @@ from axonn_tune.frameworks.description import Framework
 from axonn_tune.grid import Grid
 from axonn_tune.job import Job
 from axonn_tune.ranking.inputs import Inputs, make_workload
-from axonn_tune.request import OVERLAPS, Request, flag
+from axonn_tune.request import Request, flag
 from axonn_tune.specs.catalog import available, load_machine, load_model
 from axonn_tune.specs.document import Document
 from axonn_tune.specs.loading import is_shipped
 from axonn_tune.specs.model import Model
 from axonn_tune.specs.workload import Workload
+from axonn_tune.vocabulary import OVERLAPS
 
 if TYPE_CHECKING:
     from axonn_tune.learning.evidence import Setup

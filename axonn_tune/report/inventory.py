@@ -6,12 +6,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from axonn_tune import __version__
 from axonn_tune.program.count import active_parameters, parameters
 from axonn_tune.report.output import Column, Json, Table, fields_of, json_text, text_table, words
 from axonn_tune.specs.dependents import told
 from axonn_tune.specs.model import Model
 from axonn_tune.units import counted, show_seconds
+from axonn_tune.vocabulary import VERSION
 
 if TYPE_CHECKING:
     from axonn_tune.calibration.profile import Calibration
@@ -139,7 +139,7 @@ def doctor_text(findings: Sequence[HostCheck]) -> str:
 
 def doctor_json(findings: Sequence[HostCheck]) -> str:
     """The same by the schema `axonn-tune/doctor/1`."""
-    document = {"schema": DOCTOR_SCHEMA, "tool_version": __version__, "findings": [asdict(one) for one in findings]}
+    document = {"schema": DOCTOR_SCHEMA, "tool_version": VERSION, "findings": [asdict(one) for one in findings]}
     return json_text(document)
 
 

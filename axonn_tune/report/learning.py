@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from axonn_tune import __version__
 from axonn_tune.cost.price import Detail, PricedLayout
 from axonn_tune.frameworks.description import NATURAL_IMBALANCE
 from axonn_tune.learning.diagnose import Cause, Diagnosis
@@ -32,6 +31,7 @@ from axonn_tune.specs.results import Pairs
 from axonn_tune.units import GB, counted, show_bytes, show_interval, show_seconds
 from axonn_tune.validation.published.rows import cell_text
 from axonn_tune.validation.quality import quality
+from axonn_tune.vocabulary import VERSION
 
 if TYPE_CHECKING:
     from axonn_tune.learning.reading import Evidence
@@ -238,7 +238,7 @@ def diagnosis_json(found: Diagnosis, *, machine: str, model: NamedModel = None, 
     times = ("name", "of", "measured_s", "predicted_s", "low_s", "high_s", "healthy", "misfit", "reasonable")
     return {
         "schema": DIAGNOSIS_SCHEMA,
-        "tool_version": __version__,
+        "tool_version": VERSION,
         **fields_of(found, times),
         "verdict": verdict(found),
         "learned": found.learned,
@@ -510,7 +510,7 @@ def learning_json(learning: Learning, evidence: Evidence) -> Json:
     assumed = [*evidence.assumed, *told(learning.consequences, kept=False)]
     return {
         "schema": LEARNING_SCHEMA,
-        "tool_version": __version__,
+        "tool_version": VERSION,
         "machine": learning.machine.name,
         **fields_of(evidence, ("sources", "assumed", "left_out"), assumed=[*assumed, *_unstated(evidence)]),
         "numbers": _moved(learning),

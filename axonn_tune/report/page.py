@@ -18,7 +18,6 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TypeAlias
 
-from axonn_tune import __version__
 from axonn_tune.cost.price import ATTENTION, CONTENDED, ELEMENT_WISE, GEMMS, HOST, OPTIMIZER
 from axonn_tune.cost.uncertainty import own_bound_s
 from axonn_tune.errors import EnvironmentProblem
@@ -31,6 +30,7 @@ from axonn_tune.specs.machine import Accelerator, Library, Machine, PaperTable, 
 from axonn_tune.specs.model import Model
 from axonn_tune.specs.workload import Workload
 from axonn_tune.units import counted, show_interval, show_seconds
+from axonn_tune.vocabulary import VERSION
 
 Cell: TypeAlias = str | int | float | None
 SORTS = "Click a heading to sort."
@@ -362,7 +362,7 @@ def page_text(sections: Sequence[Json], *, command: str) -> str:
     from plotly.offline import get_plotlyjs  # type: ignore[import-untyped]
 
     made = datetime.now(UTC).isoformat(timespec="seconds")
-    data = {"made": f"Written by axonn-tune {__version__}, {made}", "command": command, "sections": list(sections)}
+    data = {"made": f"Written by axonn-tune {VERSION}, {made}", "command": command, "sections": list(sections)}
     title = sections[0]["title"] if len(sections) == 1 else f"{len(sections)} results"
     parts = {
         "TITLE": escape(f"axonn-tune: {title}"),

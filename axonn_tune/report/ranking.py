@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from axonn_tune import __version__
 from axonn_tune.cost.collectives import bus_bytes
 from axonn_tune.cost.price import METRICS as PRICES
 from axonn_tune.cost.price import Detail, Parts, PricedLayout, Term, price, quantization, separated, step_parts
@@ -43,6 +42,7 @@ from axonn_tune.request import ALPHA_BETA, DEFAULT_TOP, RankBy
 from axonn_tune.specs.catalog import Loaded
 from axonn_tune.specs.dependents import told
 from axonn_tune.units import GB, GIB, MICRO, counted, show_bytes, show_count, show_seconds
+from axonn_tune.vocabulary import VERSION
 
 RANKING_SCHEMA = "axonn-tune/ranking/1"
 
@@ -609,7 +609,7 @@ def document_head(schema: str, inputs: Inputs) -> Json:
     problem = inputs.problem
     return {
         "schema": schema,
-        "tool_version": __version__,
+        "tool_version": VERSION,
         "gpus": problem.gpus,
         "framework": problem.framework.name,
         **({"step": changed} if (changed := step_changes(problem.framework)) else {}),

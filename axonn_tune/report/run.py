@@ -6,7 +6,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from axonn_tune import __version__
 from axonn_tune.cost.price import Detail
 from axonn_tune.cost.spans import STEP, predicted_spans, spans_of_one
 from axonn_tune.errors import UsageError
@@ -28,6 +27,7 @@ from axonn_tune.specs.traces import (
     trace_text,
 )
 from axonn_tune.units import counted, show_bytes, show_seconds
+from axonn_tune.vocabulary import VERSION
 
 PREDICTED = "predicted"
 _MOST_SPANS = 100_000
@@ -301,7 +301,7 @@ def _trace_notes(inputs: Inputs, priced: Detail, measured: TraceStep | None) -> 
     grid = priced.grid
     notes: Json = {
         "schema": TRACE_SCHEMA,
-        "tool_version": __version__,
+        "tool_version": VERSION,
         "predicted": {
             "model": inputs.problem.model.name,
             "model_sha256": inputs.model.sha256,

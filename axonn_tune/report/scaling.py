@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from axonn_tune import __version__
 from axonn_tune.frameworks.description import Framework
 from axonn_tune.ranking.sweep import Point
+from axonn_tune.recompute import RECOMPUTES
 from axonn_tune.report import page
 from axonn_tune.report.configuration import LayoutWords
 from axonn_tune.report.output import (
@@ -40,8 +40,8 @@ from axonn_tune.report.ranking import (
     training_names,
     with_framework,
 )
-from axonn_tune.specs.workload import RECOMPUTES
 from axonn_tune.units import counted, show_count, show_seconds
+from axonn_tune.vocabulary import VERSION
 
 SWEEP_SCHEMA = "axonn-tune/sweep/1"
 
@@ -201,7 +201,7 @@ def sweep_document(points: Sequence[Point], *, weak: bool) -> Json:
     models = {point.inputs.model.document.name: origin(point.inputs.model) for point in points}
     return {
         "schema": SWEEP_SCHEMA,
-        "tool_version": __version__,
+        "tool_version": VERSION,
         "scaling": "weak" if weak else "strong",
         "rank_by": points[0].inputs.problem.rank_by if points else None,
         "framework": points[0].inputs.problem.framework.name if points else None,

@@ -29,7 +29,6 @@ from typing import Any, TextIO
 
 import torch
 
-from axonn_tune import __version__
 from axonn_tune.errors import AxonnTuneError, EnvironmentProblem, TrainingFailedError, UsageError
 from axonn_tune.files import is_full, read_regular, replacing, sync_folder
 from axonn_tune.grid import AXES
@@ -48,6 +47,7 @@ from axonn_tune.runtime.shards import (
     write,
     write_metadata,
 )
+from axonn_tune.vocabulary import VERSION
 
 SCHEMA = "axonn-tune/checkpoint/2"
 _MARKER, _LOCK = "checkpoint.json", ".lock"
@@ -377,7 +377,7 @@ class Checkpointer:
     def _finish(self, step: int, checksums: Mapping[str, int]) -> None:
         grid = self._mesh.grid
         sizes = {axis: size for axis, size in grid.by_axis.items() if axis in AXES or size > 1}
-        marker = {"version": __version__, "run": self._run, "grid": sizes | {"order": list(grid.order)}}
+        marker = {"version": VERSION, "run": self._run, "grid": sizes | {"order": list(grid.order)}}
         self._folder.finish(step, marker, checksums)
         self._folder.keep(self._keep)
 

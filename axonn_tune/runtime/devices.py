@@ -19,8 +19,9 @@ import torch.distributed as dist
 
 from axonn_tune.errors import EnvironmentProblem
 from axonn_tune.specs.launch import Launch
-from axonn_tune.specs.workload import Overlap, Precision, Recompute
+from axonn_tune.specs.workload import Recompute
 from axonn_tune.units import counted, show_bytes
+from axonn_tune.vocabulary import Overlap, Precision
 
 
 def device_of(backend: str, *, rank: int, local_rank: int, kind: str | None = None) -> torch.device:

@@ -38,7 +38,6 @@ from typing import TYPE_CHECKING, Any, TextIO, TypeAlias, TypeVar
 import torch
 import torch.distributed as dist
 
-from axonn_tune import __version__
 from axonn_tune.errors import count_in
 from axonn_tune.files import write_text_atomically
 from axonn_tune.program.dimensions import MFU_CONVENTION, model_flops, step_tokens
@@ -59,6 +58,7 @@ from axonn_tune.specs.traces import (
     wait_name,
 )
 from axonn_tune.units import counted, flops_per_s, show_bytes, show_seconds
+from axonn_tune.vocabulary import VERSION
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
@@ -364,7 +364,7 @@ class RunMeasurements:
         return Summary(
             schema="axonn-tune/summary/2",
             name=launch.name,
-            tool_version=__version__,
+            tool_version=VERSION,
             predicted_for=PredictionTarget.from_fields_of(predicted),
             ran_on=Site(
                 device=device_name(self.device),
@@ -565,7 +565,7 @@ class Metrics:
         self._file = path.open("a", encoding="utf-8", buffering=1)
         heading = {
             "schema": SCHEMA,
-            "tool_version": __version__,
+            "tool_version": VERSION,
             "torch_version": str(torch.__version__),
             "run": self.launch.name,
             "host": socket.gethostname(),
@@ -684,7 +684,7 @@ class Metrics:
         spans = [span for step, times in self._traced for span in step_spans(step, times)]
         notes = {
             "schema": TRACE_SCHEMA,
-            "tool_version": __version__,
+            "tool_version": VERSION,
             "run": self.launch.name,
             "host": socket.gethostname(),
             "rank": rank,

@@ -31,7 +31,6 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from axonn_tune import __version__
 from axonn_tune.errors import AxonnTuneError, EnvironmentProblem, TrainingFailedError
 from axonn_tune.grid import Grid
 from axonn_tune.processes import die_with, end_process, exit_code_of, fork_ranks, processor_name
@@ -59,6 +58,7 @@ from axonn_tune.specs.points import (
     Setting,
     StepProbe,
 )
+from axonn_tune.vocabulary import VERSION
 
 ProbeWork = Callable[[], object]
 
@@ -412,7 +412,7 @@ def _setting(plan: Plan, device: torch.device, ranks: WorldGroup) -> Setting:
         memory_bytes = int(torch.cuda.get_device_properties(device).total_memory)
     return Setting(
         created=datetime.now(UTC).isoformat(timespec="seconds"),
-        tool_version=__version__,
+        tool_version=VERSION,
         torch_version=str(torch.__version__),
         library=library,
         backend=plan.backend,

@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import TypeAlias
 
 from axonn_tune.errors import AxonnTuneError, UnknownNameError, UsageError, suggest
-from axonn_tune.request import DEFAULT_MACHINE
 from axonn_tune.specs.document import known_keys
 from axonn_tune.specs.loading import DOCUMENT_BYTES, Kind, Loaded, available, find, hold, load_file, read_text
 from axonn_tune.specs.machine import Machine
 from axonn_tune.specs.model import Model
+from axonn_tune.vocabulary import DEFAULT_MACHINE
 
 __all__ = [
     "DEFAULT_MACHINE",

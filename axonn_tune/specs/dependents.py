@@ -16,8 +16,9 @@ from axonn_tune.specs.document import Document
 from axonn_tune.specs.formats import FORMATS
 from axonn_tune.specs.machine import LARGEST_NODE, Learned, Machine, MeasuredBandwidth, Source, Tier
 from axonn_tune.specs.numbers import has_number, number_at, with_value
-from axonn_tune.specs.workload import ELEMENT_SIZES, GemmFormat
+from axonn_tune.specs.workload import ELEMENT_SIZES
 from axonn_tune.units import rounded
+from axonn_tune.vocabulary import GemmFormat
 
 Effect = Literal["dropped", "scaled", "kept"]
 Groups = tuple[MeasuredBandwidth, ...]

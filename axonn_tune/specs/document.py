@@ -21,7 +21,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from axonn_tune.errors import CONTROL, DocumentError, Problem, suggest
-from axonn_tune.request import LARGEST_SIZE as LARGEST_SIZE
+from axonn_tune.vocabulary import LARGEST_SIZE as LARGEST_SIZE
 
 if TYPE_CHECKING:
     from pydantic.fields import FieldInfo

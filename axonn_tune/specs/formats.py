@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from axonn_tune.request import Precision
+from axonn_tune.vocabulary import Precision
 
 Copies = Literal["all", "rows", "columns"]
 """What a quantization kernel writes: every copy that GEMMs take, or one, whose scales run along rows or columns."""

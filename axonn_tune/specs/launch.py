@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, TypeAlias, get_args
+from typing import Annotated, ClassVar, Literal, TypeAlias, get_args
 
 from pydantic import AfterValidator, Field, model_validator
 
@@ -11,9 +11,6 @@ from axonn_tune.specs.document import LARGEST_COUNT, Document, NonNegativeFloat,
 from axonn_tune.specs.machine import Backend, EnvironmentVariable
 from axonn_tune.specs.model import Model, unrun
 from axonn_tune.specs.workload import RECOMPUTE_WORDS, Recompute, Workload
-
-if TYPE_CHECKING:
-    from axonn_tune.specs.results import ComparedConfiguration
 
 Axis = Literal["x", "y", "z", "data", "context", "pipeline"]
 Purpose = Literal["overlap", "memory", "compute", "site", "debug"]
@@ -70,16 +67,6 @@ class LaunchGrid(Document):
         wide = [axis for axis in self.order if sizes[axis] > 1]
         product = "·".join(f"{axis}{size}" for axis, size in sizes.items())
         return f"{product} ({','.join(wide)})" if wide else product
-
-
-def configuration_name(one: Launch | ComparedConfiguration) -> str:
-    """Such as `x2·y1·z2·data2 (data,x,z) b4`: grid, rank order, micro-batch, then what differs from the ordinary."""
-    words = [f"{one.grid.label} b{one.micro_batch}"]
-    words += [f"{one.chunks} chunks"] * (one.chunks > 1)
-    words += ["parts " + "-".join(map(str, one.parts))] if one.parts else []
-    words += [one.recompute] * (one.recompute != "none")
-    words += [f"on {one.recompute_layers} layers"] if one.recompute_layers else []
-    return " ".join([*words, *["no overlap"] * (not one.workload.overlaps)])
 
 
 class LaunchVariable(EnvironmentVariable):

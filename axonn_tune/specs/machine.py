@@ -12,10 +12,9 @@ from typing import Annotated, ClassVar, Literal, get_args
 from pydantic import Field, model_validator
 
 from axonn_tune.errors import UsageError
-from axonn_tune.request import MOST_TIMES
 from axonn_tune.specs.document import Document, NonNegativeValue, PositiveInt, PositiveValue, Share
-from axonn_tune.specs.workload import GemmFormat, Precision
 from axonn_tune.units import GIB, bytes_per_s, flops_per_s, seconds
+from axonn_tune.vocabulary import MOST_TIMES, GemmFormat, Precision
 
 CollectiveKind = Literal["all_gather", "reduce_scatter", "all_reduce", "all_to_all"]
 LARGEST_NODE = 16

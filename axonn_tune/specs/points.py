@@ -19,7 +19,7 @@ from axonn_tune.specs.document import Document, PositiveFloat, PositiveInt, plai
 from axonn_tune.specs.launch import Launch, NonNegativeInt
 from axonn_tune.specs.loading import read_text
 from axonn_tune.specs.machine import Backend, CollectiveKind, MatmulLayout
-from axonn_tune.specs.workload import Precision
+from axonn_tune.vocabulary import Precision
 
 LOOPBACK = "loopback: CPU time, not a network"
 """The network of ranks that share one host's network stack."""

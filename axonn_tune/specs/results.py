@@ -15,7 +15,7 @@ from typing import Annotated, ClassVar, Literal, TypeAlias
 from pydantic import AfterValidator, Field, model_validator
 
 from axonn_tune.specs.document import Document, NonNegativeFloat, PositiveFloat, PositiveInt
-from axonn_tune.specs.launch import CollectiveTerm, Launch, LaunchGrid, NonNegativeInt, configuration_name
+from axonn_tune.specs.launch import CollectiveTerm, Launch, LaunchGrid, NonNegativeInt
 from axonn_tune.specs.machine import Machine
 from axonn_tune.specs.model import Model
 from axonn_tune.specs.workload import RECOMPUTE_WORDS, Recompute, Workload
@@ -246,6 +246,16 @@ class ComparedConfiguration(Document):
         spread = ranges if len(runs) > 1 else {}
         pairs = self.pairs.model_copy(update={"measured": measured, "spread": spread})
         return self.model_copy(update={"pairs": pairs, "runs": tuple(runs), "terms": tuple(terms)})
+
+
+def configuration_name(one: Launch | ComparedConfiguration) -> str:
+    """Such as `x2·y1·z2·data2 (data,x,z) b4`: grid, rank order, micro-batch, then what differs from the ordinary."""
+    words = [f"{one.grid.label} b{one.micro_batch}"]
+    words += [f"{one.chunks} chunks"] * (one.chunks > 1)
+    words += ["parts " + "-".join(map(str, one.parts))] if one.parts else []
+    words += [one.recompute] * (one.recompute != "none")
+    words += [f"on {one.recompute_layers} layers"] if one.recompute_layers else []
+    return " ".join([*words, *["no overlap"] * (not one.workload.overlaps)])
 
 
 class Serial(Document):

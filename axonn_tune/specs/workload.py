@@ -8,13 +8,9 @@ from typing import Annotated, Literal, TypeAlias
 from pydantic import AfterValidator, Field
 
 from axonn_tune.recompute import parse_recompute
-from axonn_tune.request import OVERLAPS as OVERLAPS
-from axonn_tune.request import RECOMPUTES as RECOMPUTES
-from axonn_tune.request import GemmFormat as GemmFormat
-from axonn_tune.request import Overlap as Overlap
-from axonn_tune.request import Precision as Precision
 from axonn_tune.specs.document import Document, Size
 from axonn_tune.specs.formats import FORMATS, NumberFormat
+from axonn_tune.vocabulary import OVERLAPS, Overlap, Precision
 
 Recompute: TypeAlias = Annotated[str, AfterValidator(parse_recompute)]
 """A recompute set, as documents have it."""

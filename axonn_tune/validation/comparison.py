@@ -30,8 +30,8 @@ from axonn_tune.specs.results import (
     Serial,
     predicted_pairs,
 )
-from axonn_tune.specs.workload import Precision
 from axonn_tune.validation.quality import Quality, quality
+from axonn_tune.vocabulary import Precision
 
 Agreement: TypeAlias = Literal["equal", "within rounding", "wrong", "not compared"]
 COMPARED_STEPS = 10

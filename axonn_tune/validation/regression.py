@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Literal, TypeAlias, get_args
 
-from axonn_tune import __version__
 from axonn_tune.specs.machine import Machine
 from axonn_tune.specs.results import (
     QUANTITIES,
@@ -26,6 +25,7 @@ from axonn_tune.specs.results import (
 )
 from axonn_tune.validation.comparison import across, price, priced_pairs
 from axonn_tune.validation.quality import Quality, quality, relative_error
+from axonn_tune.vocabulary import VERSION
 
 if TYPE_CHECKING:
     from axonn_tune.validation.runner import ValidationPlan
@@ -52,7 +52,7 @@ def baseline_of(
     return Baseline(
         schema="axonn-tune/baseline/2",
         created=datetime.now(UTC).isoformat(timespec="seconds"),
-        tool_version=__version__,
+        tool_version=VERSION,
         reason=reason,
         place=place,
         tolerances=tolerances,

@@ -19,7 +19,6 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, TypeAlias
 
-from axonn_tune import __version__
 from axonn_tune.cost.price import price
 from axonn_tune.errors import EnvironmentProblem, TrainingFailedError, UsageError, error_of
 from axonn_tune.frameworks.axonn_tune import AXONN_TUNE
@@ -32,7 +31,7 @@ from axonn_tune.processes import die_with, processor_name
 from axonn_tune.ranking.choosing import run_search
 from axonn_tune.ranking.inputs import Inputs, machine_of_launch
 from axonn_tune.specs.catalog import load_machine
-from axonn_tune.specs.launch import OF_RUNS, CollectiveTerm, Launch, TermKey, configuration_name
+from axonn_tune.specs.launch import OF_RUNS, CollectiveTerm, Launch, TermKey
 from axonn_tune.specs.loading import Loaded, load_document, load_file
 from axonn_tune.specs.machine import Machine
 from axonn_tune.specs.model import Model
@@ -44,10 +43,12 @@ from axonn_tune.specs.results import (
     Run,
     Serial,
     Summary,
+    configuration_name,
     differences_name,
     launch_pairs,
 )
 from axonn_tune.specs.workload import Workload
+from axonn_tune.vocabulary import VERSION
 
 _LOG = "log.txt"
 _LAST_LINES = 12
@@ -363,7 +364,7 @@ def _document(
     return Measurements(
         schema="axonn-tune/measurement/2",
         created=datetime.now(UTC).isoformat(timespec="seconds"),
-        tool_version=__version__,
+        tool_version=VERSION,
         command=plan.command,
         place=first.ran_on.model_copy(update=site),
         warmup_steps=first.warmup_steps,

@@ -11,7 +11,8 @@ from axonn_tune.cost.pipeline import StageTimes
 from axonn_tune.grid import AXES, RANK_AXES, Grid
 from axonn_tune.specs.machine import Machine
 from axonn_tune.specs.model import Model
-from axonn_tune.specs.workload import OVERLAPS, Workload
+from axonn_tune.specs.workload import Workload
+from axonn_tune.vocabulary import OVERLAPS
 from tests.unit.cost.machines import two_tier_machine
 
 SMALL = st.sampled_from([1, 2, 3, 4, 6, 8])

@@ -13,9 +13,10 @@ from axonn_tune.grid import Grid
 from axonn_tune.job import Job, Layout
 from axonn_tune.ranking.choosing import search
 from axonn_tune.ranking.space import Problem
+from axonn_tune.recompute import RECOMPUTES
 from axonn_tune.specs.machine import Machine
 from axonn_tune.specs.model import Model
-from axonn_tune.specs.workload import RECOMPUTES, Recompute, Workload
+from axonn_tune.specs.workload import Recompute, Workload
 from tests.property import strategies
 
 COUNTS = st.sampled_from([1, 2, 6, 7, 8, 12, 16, 24, 48])

@@ -24,7 +24,7 @@ from axonn_tune.grid import Grid
 from axonn_tune.job import Job, Layout
 from axonn_tune.launch.commands import emission
 from axonn_tune.program.count import parameters
-from axonn_tune.request import OPTIONS, OVERLAPS, Overlap
+from axonn_tune.request import OPTIONS
 from axonn_tune.specs.catalog import available, load_machine, load_model
 from axonn_tune.specs.document import Document, to_yaml
 from axonn_tune.specs.loading import load_file
@@ -39,7 +39,8 @@ from axonn_tune.specs.machine import (
     Source,
 )
 from axonn_tune.specs.model import Model
-from axonn_tune.specs.workload import Precision, Workload
+from axonn_tune.specs.workload import Workload
+from axonn_tune.vocabulary import OVERLAPS, Overlap, Precision
 
 NUMBERS, ROUNDING = (0.5, 4.0), 1e-9
 """Factors on a number, and relative changes that are none."""

@@ -18,10 +18,11 @@ from axonn_tune.program.layers import linear_backward, linear_forward
 from axonn_tune.program.operations import PLAIN, Array, Kernel, MatMul, Operation, Size
 from axonn_tune.program.types import experts
 from axonn_tune.ranking.inputs import load_inputs
-from axonn_tune.request import Precision, Request
+from axonn_tune.request import Request
 from axonn_tune.specs.catalog import load_machine
 from axonn_tune.specs.workload import Workload
 from axonn_tune.units import GIB
+from axonn_tune.vocabulary import Precision
 from tests.unit.small import linear_of, small_model
 
 RATES: dict[tuple[str, Precision, bool], float] = {

@@ -9,10 +9,11 @@ from functools import cached_property
 
 from axonn_tune.grid import AXES, PAPER_ORDER, Grid, distinct_orders, divisors, factorizations
 from axonn_tune.program.pipeline import split_layers
+from axonn_tune.recompute import RECOMPUTES
 from axonn_tune.specs.catalog import load_model
 from axonn_tune.specs.launch import Optimizer
 from axonn_tune.specs.model import LayerType, Model
-from axonn_tune.specs.workload import RECOMPUTES, Recompute, Workload
+from axonn_tune.specs.workload import Recompute, Workload
 
 WORLDS, ONLY_PIPELINES = (1, 2, 3, 4, 6, 8), (5, 7)
 """Ranks of the grids; and those that nothing but layers can be split over."""

@@ -25,7 +25,7 @@ from axonn_tune.runtime.parameters import Matrix, Parameter
 from axonn_tune.runtime.philox import key_of
 from axonn_tune.runtime.trainer import PipelineStage
 from axonn_tune.runtime.transformer import MicroBatch, Transformer
-from axonn_tune.specs.workload import OVERLAPS, Overlap
+from axonn_tune.vocabulary import OVERLAPS, Overlap
 from tests.runtime.cases import BATCH, BIAS_RATE, STEPS, Case, Training
 from tests.runtime.lateness import Late
 from tests.runtime.reference import Batch, Record, Tensors, train

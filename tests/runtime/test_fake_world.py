@@ -17,7 +17,8 @@ from axonn_tune.runtime.optimizer import AdamW
 from axonn_tune.runtime.transformer import Transformer
 from axonn_tune.specs.catalog import load_model
 from axonn_tune.specs.launch import Optimizer
-from axonn_tune.specs.workload import OVERLAPS, Workload
+from axonn_tune.specs.workload import Workload
+from axonn_tune.vocabulary import OVERLAPS
 from tests.runtime.steps import forward_backward
 from tests.runtime.test_mesh import world
 

@@ -7,9 +7,11 @@ import torch
 import torch.distributed as dist
 
 from axonn_tune.grid import Grid
+from axonn_tune.recompute import RECOMPUTES
 from axonn_tune.runtime.ledger import Ledger
 from axonn_tune.runtime.mesh import build_mesh
-from axonn_tune.specs.workload import RECOMPUTES, Overlap, Recompute
+from axonn_tune.specs.workload import Recompute
+from axonn_tune.vocabulary import Overlap
 from tests.runtime import steps
 from tests.runtime.cases import Case, Training
 from tests.runtime.lateness import Noting

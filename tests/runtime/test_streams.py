@@ -10,12 +10,13 @@ import pytest
 import torch
 
 from axonn_tune.grid import AXES, Grid
+from axonn_tune.recompute import RECOMPUTES
 from axonn_tune.runtime.communicator import CollectiveHandle, Communicator, DataBuckets, WeightGradients
 from axonn_tune.runtime.devices import RuntimeSettings
 from axonn_tune.runtime.trainer import Inbox, Outbox
 from axonn_tune.runtime.transformer import Transformer
 from axonn_tune.specs.catalog import load_model
-from axonn_tune.specs.workload import OVERLAPS, RECOMPUTES
+from axonn_tune.vocabulary import OVERLAPS
 from tests.runtime.streams import Event, Run, Streams, disorder, run
 
 GRID, RANK = Grid(2, 2, 2, 2), 5

@@ -16,15 +16,16 @@ from axonn_tune.grid import RANK_AXES, Grid, divisors
 from axonn_tune.job import Job, Layout
 from axonn_tune.program.dimensions import broken_constraints, logged_flops, step_tokens
 from axonn_tune.ranking.space import Problem
-from axonn_tune.recompute import parse_recompute
-from axonn_tune.request import CUDA_GRAPHS, PRECISIONS, Request
+from axonn_tune.recompute import RECOMPUTES, parse_recompute
+from axonn_tune.request import Request
 from axonn_tune.specs.catalog import available, load_machine, stand_in
 from axonn_tune.specs.machine import Machine
 from axonn_tune.specs.model import Model, ModelDefaults
-from axonn_tune.specs.workload import RECOMPUTES, Precision, Recompute, Workload
+from axonn_tune.specs.workload import Recompute, Workload
 from axonn_tune.stages import parse_layout
 from axonn_tune.validation.published.cells import Named
 from axonn_tune.validation.published.rows import SILENT, Place, StepRow, nearest_word
+from axonn_tune.vocabulary import CUDA_GRAPHS, PRECISIONS, Precision
 
 
 @dataclass(frozen=True, kw_only=True)

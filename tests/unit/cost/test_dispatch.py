@@ -4,9 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from axonn_tune.cost import dispatch
-from axonn_tune.cost.collectives import lines, route
-from axonn_tune.cost.dispatch import copies_leaving, distinct_destinations
+from axonn_tune.cost import collectives
+from axonn_tune.cost.collectives import copies_leaving, distinct_destinations, lines, route
 from axonn_tune.cost.price import Detail, price
 from axonn_tune.errors import UnknownNameError
 from axonn_tune.frameworks import find_framework
@@ -70,7 +69,7 @@ def test_slowest_level_and_the_fixed_time_count(monkeypatch: pytest.MonkeyPatch)
     distinct = replace(copies, counting="rank")
     assert [copies_leaving(n, distinct, routing) for n in (4, 2)] == pytest.approx([1.5, 5 / 6])
     for dispatcher, kind, size, seconds in ((copies, "dispatch", 120, 7.0), (distinct, "combine", 60, 7.0)):
-        monkeypatch.setattr(dispatch, "profiled_dispatcher", lambda *_, one=dispatcher: one)
+        monkeypatch.setattr(collectives, "profiled_dispatcher", lambda *_, one=dispatcher: one)
         (line,) = lines((kind, routing), path, machine)
         assert line.latency_s + size / line.bandwidth_bytes_per_s == pytest.approx(seconds)
 

@@ -19,7 +19,8 @@ from axonn_tune.ranking.priced import Priced
 from axonn_tune.request import Request
 from axonn_tune.specs.catalog import load_machine, load_model
 from axonn_tune.specs.model import Model
-from axonn_tune.specs.workload import OVERLAPS, Overlap, Workload
+from axonn_tune.specs.workload import Workload
+from axonn_tune.vocabulary import OVERLAPS, Overlap
 from tests.unit.small import small_model, small_problem
 
 MACHINE = load_machine("perlmutter-80gb").document

@@ -25,11 +25,12 @@ from axonn_tune.program.step import build_step
 from axonn_tune.ranking.choosing import search
 from axonn_tune.ranking.compare import compare
 from axonn_tune.ranking.inputs import load_inputs
-from axonn_tune.request import Precision, Request
+from axonn_tune.request import Request
 from axonn_tune.specs.catalog import load_machine, load_model
 from axonn_tune.specs.formats import FORMATS, nearest_format
 from axonn_tune.specs.machine import MatmulLayout
 from axonn_tune.specs.workload import Workload
+from axonn_tune.vocabulary import Precision
 from tests.unit.small import linear_of, small_model, small_problem
 
 

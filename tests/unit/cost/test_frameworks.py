@@ -11,9 +11,10 @@ from axonn_tune.grid import Grid
 from axonn_tune.job import Job, Layout
 from axonn_tune.program.operations import MatMul
 from axonn_tune.program.step import StepProgram, build_step
+from axonn_tune.recompute import RECOMPUTES
 from axonn_tune.specs.catalog import load_machine, load_model
 from axonn_tune.specs.machine import Software
-from axonn_tune.specs.workload import RECOMPUTES, Recompute, Workload
+from axonn_tune.specs.workload import Recompute, Workload
 
 ORDER = ("x", "context", "z", "data", "pipeline")
 WORKLOAD = Workload(global_batch=64, sequence_length=2048)

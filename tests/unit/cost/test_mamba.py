@@ -15,7 +15,8 @@ from axonn_tune.ranking.choosing import search
 from axonn_tune.request import Request
 from axonn_tune.specs.catalog import load_machine, load_model
 from axonn_tune.specs.model import Model
-from axonn_tune.specs.workload import Precision, Workload
+from axonn_tune.specs.workload import Workload
+from axonn_tune.vocabulary import Precision
 from tests.unit.small import small_model, small_problem
 
 MACHINE = load_machine("dgx-h100").document

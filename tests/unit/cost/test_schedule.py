@@ -15,10 +15,11 @@ from axonn_tune.grid import Grid
 from axonn_tune.job import Job, Layout
 from axonn_tune.program.schedule import ISSUE, SYNC
 from axonn_tune.program.step import Stage, blocks_in, chunks_of
-from axonn_tune.request import CudaGraphs
+from axonn_tune.recompute import RECOMPUTES
 from axonn_tune.specs.catalog import load_model
 from axonn_tune.specs.machine import Software
-from axonn_tune.specs.workload import OVERLAPS, RECOMPUTES, Overlap, Recompute, Workload
+from axonn_tune.specs.workload import Recompute, Workload
+from axonn_tune.vocabulary import OVERLAPS, CudaGraphs, Overlap
 from tests.unit.cost.machines import two_tier_machine
 from tests.unit.cost.oracle import SpelledOut
 from tests.unit.small import small_model

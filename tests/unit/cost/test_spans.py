@@ -13,6 +13,7 @@ from axonn_tune.cost.spans import STEP, predicted_spans
 from axonn_tune.frameworks.description import FUSED
 from axonn_tune.grid import Grid
 from axonn_tune.job import Job, Layout
+from axonn_tune.recompute import RECOMPUTES
 from axonn_tune.specs.catalog import load_model
 from axonn_tune.specs.machine import Software
 from axonn_tune.specs.traces import (
@@ -22,7 +23,8 @@ from axonn_tune.specs.traces import (
     term_name,
     wait_name,
 )
-from axonn_tune.specs.workload import OVERLAPS, RECOMPUTES, Overlap, Recompute, Workload
+from axonn_tune.specs.workload import Recompute, Workload
+from axonn_tune.vocabulary import OVERLAPS, Overlap
 from tests.unit.cost.machines import two_tier_machine
 
 WORKLOAD = Workload(global_batch=48 * 8, sequence_length=64)

@@ -20,8 +20,9 @@ from axonn_tune.grid import ALL_AXES, Grid
 from axonn_tune.program.dimensions import broken_constraints
 from axonn_tune.program.pipeline import model_parts
 from axonn_tune.ranking.inputs import load_inputs
-from axonn_tune.request import Precision, Request
+from axonn_tune.request import Request
 from axonn_tune.stages import parse_layout
+from axonn_tune.vocabulary import Precision
 
 RECORDINGS = Path(__file__).parents[2] / "fixtures" / "frameworks"
 ARGUMENT_NAMES = Path(__file__).parents[2] / "fixtures" / "arguments"

@@ -8,8 +8,9 @@ from axonn_tune.frameworks import find_framework
 from axonn_tune.grid import Grid
 from axonn_tune.program.count import active_parameters
 from axonn_tune.program.dimensions import logged_flops, model_flops
+from axonn_tune.recompute import RECOMPUTES
 from axonn_tune.specs.catalog import load_model
-from axonn_tune.specs.workload import RECOMPUTES, Recompute, Workload
+from axonn_tune.specs.workload import Recompute, Workload
 
 
 def counted(

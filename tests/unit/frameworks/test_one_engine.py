@@ -11,8 +11,9 @@ from axonn_tune.frameworks import find_framework
 from axonn_tune.frameworks.description import FUSED, Framework
 from axonn_tune.grid import Grid
 from axonn_tune.job import Job, Layout
+from axonn_tune.recompute import RECOMPUTES
 from axonn_tune.specs.catalog import load_machine, load_model
-from axonn_tune.specs.workload import RECOMPUTES, Recompute, Workload
+from axonn_tune.specs.workload import Recompute, Workload
 
 MACHINE = load_machine("dgx-h100").document
 RUNTIME, CORE = find_framework("axonn-tune"), find_framework("megatron-core")

@@ -14,7 +14,8 @@ from axonn_tune.specs.catalog import Loaded, load_machine, load_model
 from axonn_tune.specs.launch import Launch
 from axonn_tune.specs.machine import Machine
 from axonn_tune.specs.model import Model
-from axonn_tune.specs.workload import Overlap, Workload
+from axonn_tune.specs.workload import Workload
+from axonn_tune.vocabulary import Overlap
 
 CREATED = datetime(2024, 5, 6, 7, 8, 9, tzinfo=UTC)
 

@@ -7,9 +7,10 @@ from axonn_tune.grid import Grid
 from axonn_tune.program.dimensions import loss_chunks, symbol_values
 from axonn_tune.program.operations import kernel_set
 from axonn_tune.program.step import build_step
+from axonn_tune.recompute import RECOMPUTES
 from axonn_tune.specs.catalog import load_model
 from axonn_tune.specs.model import Model
-from axonn_tune.specs.workload import RECOMPUTES, Recompute, Workload
+from axonn_tune.specs.workload import Recompute, Workload
 
 GRID = Grid(2, 4, 8, 2)
 LAYERS, HIDDEN = 2, 192

@@ -12,8 +12,9 @@ from axonn_tune.frameworks import find_framework
 from axonn_tune.ranking.choosing import search
 from axonn_tune.ranking.inputs import compares_expert_overlap
 from axonn_tune.ranking.space import Problem
-from axonn_tune.request import AUTO, RankBy, Request
+from axonn_tune.request import RankBy, Request
 from axonn_tune.specs.catalog import load_machine
+from axonn_tune.vocabulary import AUTO
 from tests.unit.ranking.exhaustive import exhaustive
 from tests.unit.ranking.models import model_of
 from tests.unit.small import small_problem

@@ -16,7 +16,7 @@ from axonn_tune.ranking.inputs import load_inputs, make_workload
 from axonn_tune.ranking.priced import Interrupted, count_ties
 from axonn_tune.request import Request
 from axonn_tune.specs.catalog import load_model
-from axonn_tune.specs.workload import OVERLAPS
+from axonn_tune.vocabulary import OVERLAPS
 
 
 def inputs(gpus: int = 64, model: str = "20b", **given: Any) -> Any:
