@@ -97,14 +97,15 @@ _WRITTEN = {
     """,
     "execution": """
         training.mixed_precision_param training.mixed_precision_reduce compile.enable training.disable_cuda_graphs
-        debug.moe_force_load_balance training.steps metrics.log_freq profiler.enable_profiling dataloader.dataset
-        hf_assets_path
+        loss.num_chunks debug.moe_force_load_balance training.steps metrics.log_freq profiler.enable_profiling
+        dataloader.dataset hf_assets_path
     """,
 }
 """Keys of 0.3.0's config by the section of the script."""
 
 _OLDER = {
     "parallelism.enable_sequence_parallel": "",
+    "loss.num_chunks": "",
     "training.disable_cuda_graphs": "",
     "profiler.enable_profiling": "profiling.enable_profiling",
     "dataloader.dataset": "training.dataset",
@@ -143,8 +144,8 @@ def launch(run: Run) -> Command:
         notes=tuple(_notes(run)),
     )
     flavor = next((name for name, sizes in FLAVORS.items() if sizes == _sizes(run.model)), "")
-    # 0.2.2 has no tensor parallelism without sequence parallelism, and no CUDA graphs.
-    older_has = run.step.sequence_parallel and not run.step.cuda_graphs
+    # 0.2.2 has no tensor parallelism without sequence parallelism, no CUDA graphs and no chunks of the loss.
+    older_has = run.step.sequence_parallel and not run.step.cuda_graphs and run.step.loss_chunks == 1
     keys = [one for made in written.values() for one in made]
     older = {"toml": _older(command, run, flavor, keys)} if flavor and older_has else {}
     return replace(command, forms=older)
@@ -254,7 +255,7 @@ def _older(command: Command, run: Run, flavor: str, keys: Sequence[tuple[str, Pl
 
 def _check(run: Run) -> None:
     """UsageError for what torchtitan's own checks would stop at, and for what none of its keys says."""
-    settable = ("sequence_parallel", "cuda_graphs", "dispatcher", "imbalance")
+    settable = ("sequence_parallel", "cuda_graphs", "dispatcher", "imbalance", "loss_chunks")
     run.check(settable=settable, precisions=(*_PRECISIONS, *run.framework.formats), parts=_PARTS)
     if run.workload.precision in run.framework.older_formats:
         raise run.cannot(f"{run.workload.precision} (of 0.2 and before)", "ask for --precision fp8-rowwise")
@@ -304,6 +305,7 @@ def _values(run: Run) -> dict[str, Value]:
         "enable_sequence_parallel": None if run.step.sequence_parallel else False,
         "fsdp_reshard_after_forward": _resharding(run),
         "expert_parallel_degree": run.size("expert") if run.model.has_experts else None,
+        "loss.num_chunks": run.step.loss_chunks if run.step.loss_chunks > 1 else Because(1, _WHOLE_LOGITS),
         "moe_force_load_balance": True if run.model.has_experts and run.step.imbalance == 1.0 else None,
         "mixed_precision_param": _PRECISIONS[run.workload.base_precision],
         "mixed_precision_reduce": "float32",
@@ -487,6 +489,7 @@ if __name__ == "__main__":
     main()
 '''
 
+_WHOLE_LOGITS = "logits whole, as in 0.2; the default, 8, needs less memory"
 _DOCUMENTS = "Attention stops at the ends of documents: it is faster than predicted where they are short."
 
 

@@ -54,6 +54,7 @@ from axonn_tune.learning.arguments import (
     is_same,
     known_name,
     named_values,
+    stated_count,
 )
 from axonn_tune.learning.layer_types import with_layer_types
 from axonn_tune.learning.shell import OUTPUT, Script, read_script, slurm_sizes
@@ -340,9 +341,10 @@ def _exactly(kind: str, source: _Source) -> str:
 
 
 def _preset(source: _Source) -> Mapping[str, str]:
-    """What the function of torchtitan 0.3.0 sets that a command names."""
+    """What the function of torchtitan 0.3.0 sets that a command names; all have the loss in as many chunks."""
     config = source.name("config").lower()
-    return {one["key"]: one["value"] for one in records("presets") if one["config"] == config}
+    chunks = {"loss.num_chunks": "8"} if source.name("module") and config else {}
+    return chunks | {one["key"]: one["value"] for one in records("presets") if one["config"] == config}
 
 
 def _gpus(source: _Source) -> tuple[Stated | None, Stated | None]:
@@ -907,15 +909,7 @@ def _with_flags(case: Case, stated: Arguments) -> Case:
     halves = halves and case.workload.precision == "fp16" and not is_on(stated.get(_ACCUMULATED, _NOTHING))
     if in_bf16 or halves or stated.get("grad_reduce_in_fp32", _NOTHING).value.lower() == "false":
         changes |= {"gradient_bytes": 2, "shard_gradient_bytes": 2}
-    compiled = stated.get("compile.components", Stated("loss", 0)).value
-    # Models of transformers have its loss, operator by operator.
-    transformers = "model_name_or_path" in stated and not is_on(stated.get("use_liger_kernel", _NOTHING))
-    if transformers or (case.framework.name == "torchtitan" and "loss" not in compiled):
-        changes["loss"] = "eager"
-    if stated.get("cross_entropy_fusion_impl", _NOTHING).value.lower() == "te" and (
-        is_on(stated.get("cross_entropy_loss_fusion", Stated(str(case.framework.name == "nemo"), 0)))
-    ):
-        changes["loss"] = "in_place"
+    changes.update(_loss(case, stated))
     changes.update(_exchange(stated))
     changes.update(_dispatch(stated, own=case.framework.name == "megatron-core") if case.model.has_experts else ())
     changes.update(_format_options(stated) if case.workload.format else ())
@@ -930,6 +924,23 @@ def _with_flags(case: Case, stated: Arguments) -> Case:
         workload=case.workload.model_copy(update={"overlaps": kept}),
         configurations=tuple(replace(one, kept_layers=_kept(case, one, stated)) for one in case.configurations),
     )
+
+
+def _loss(case: Case, stated: Arguments) -> Iterator[tuple[str, object]]:
+    """How the loss is computed."""
+    compiled = stated.get("compile.components", Stated("loss", 0)).value
+    # Models of transformers have its loss, operator by operator.
+    transformers = "model_name_or_path" in stated and not is_on(stated.get("use_liger_kernel", _NOTHING))
+    if transformers or (case.framework.name == "torchtitan" and "loss" not in compiled):
+        yield "loss", "eager"
+    if stated.get("cross_entropy_fusion_impl", _NOTHING).value.lower() == "te" and (
+        is_on(stated.get("cross_entropy_loss_fusion", Stated(str(case.framework.name == "nemo"), 0)))
+    ):
+        yield "loss", "in_place"
+    if is_on(stated.get("disable_loss_parallel", _NOTHING)):
+        yield "loss_parallel", False
+    if chunks := stated_count(stated, "loss.num_chunks"):
+        yield "loss_chunks", chunks.value
 
 
 def _offloaded(case: Case, stated: Arguments) -> Iterator[tuple[str, object]]:

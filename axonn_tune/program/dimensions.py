@@ -543,7 +543,7 @@ def symbol_values(
     axes: dict[str, Value] = {axis: float(grid.axis_size(axis)) for axis in ALL_AXES}
     axes["b"] = float(micro_batch)
     tokens = micro_batch * workload.sequence_length // grid.context
-    chunks = float(loss_chunks(tokens)) if options.chunked_loss else 1.0
+    chunks = float(options.loss_chunks or loss_chunks(tokens))
     found = dimensions(
         model,
         workload,

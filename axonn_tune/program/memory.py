@@ -345,7 +345,7 @@ def _backward_peak(program: StepProgram, block: Block, *, last: bool) -> Peak:
     where the stage is the last.
 
     With full recompute the gathered weights of a block live through its backward pass; that of fc1, the first to be
-    gathered where the MLP is repeated, until its own. An LM head with a chunked loss waits for its own reduction.
+    gathered where the MLP is repeated, until its own. An LM head of the bundled runtime waits for its own reduction.
     """
     given, operations = block.given, block.backward.operations
     gathers, reductions = _backward_gathers(block), _sizes(given, operations, "weight_gradient")
@@ -353,7 +353,7 @@ def _backward_peak(program: StepProgram, block: Block, *, last: bool) -> Peak:
     whole = block.recompute == "full" and held
     repeated = (one for one in operations if one.phase == "recompute")
     again = held and not whole and any(getattr(one, "role", "") == "weight" for one in repeated)
-    behind = () if given.options.chunked_loss or not last else program.head.operations
+    behind = () if not given.options.loss_chunks or not last else program.head.operations
     head = _sizes(given, behind, "weight_gradient")
     return Peak(
         points=_backward_points(block),

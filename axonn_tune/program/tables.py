@@ -1,7 +1,7 @@
 """Embedding, learned positions and LM head with the loss, forward and backward.
 
 The embedding `E[V_xy, H]` is stored split over z; learned positions are `P[S, H_y]`, stored split over z. Both are
-padded to divide. With a chunked loss no rank holds more logits than `[M/C, V_xy]`.
+padded to divide. In chunks no rank holds more logits than `[M/C, V_xy]`.
 """
 
 from __future__ import annotations
@@ -143,7 +143,10 @@ def head(given: LayerInputs) -> list[Operation]:
     element, tokens = given.element, given.tokens
     size = element * tokens * H
     reduced = reduce_table_gradient("head", TABLE, given)
-    held = [Array(name, "LM head input and gradient", size) for name in ("head input", "head gradient")]
+    # torchtitan's chunks add into a buffer in FP32 (torchtitan 0.3.0, components/loss.py, GradAccumulator).
+    summed = max(element, given.elements.statistics) if given.options.loss_chunks > 1 else element
+    kind = "LM head input and gradient"
+    held = Array("head input", kind, size), Array("head gradient", kind, summed * tokens * H)
     return [
         *copies("forward", "head", given.outside(tokens) * H / Y, given, calls=HALVED),
         *norm_forward("head.norm", given, tokens=tokens, calls=ONCE),
@@ -166,37 +169,45 @@ def _loss_chunk(given: LayerInputs, *, tokens: Size, gradient: Array) -> list[Op
 
     Unless it is in chunks, the input is gathered again beside the dh GEMM with sequence parallelism.
     """
-    rows, sizes, aligned = V / (X * Y), given.elements, given.table_alignment
+    rows, sizes, aligned, split = V / (X * Y), given.elements, given.table_alignment, given.options.loss_parallel
+    words, over = words_of_loss(given), "xy" if split else "y"
     reductions = given.options.loss_reductions
     names = ("loss.max", "loss.sums") if len(reductions) == 2 else ("loss",) * len(reductions)
-    logits = tuple(_logits(given, tokens * rows))
+    logits = tuple(_logits(given, tokens * words))
+    whole = given.element * tokens * words
     return [
         MatMul("forward", "head", tokens, rows, H, "NT", CHUNKS, makes=logits),
+        *([] if split else [Collective("all_gather", "x", "forward", "loss", whole, calls=CHUNKS)]),
         *(
-            Collective("all_reduce", "xy", "forward", name, numbers * sizes.statistics * tokens, calls=CHUNKS)
+            Collective("all_reduce", over, "forward", name, numbers * sizes.statistics * tokens, calls=CHUNKS)
             for name, numbers in zip(names, reductions, strict=True)
         ),
-        moves("forward", "loss", given.kernels.loss, tokens * rows, given, calls=CHUNKS),
+        moves("forward", "loss", given.kernels.loss, tokens * words, given, calls=CHUNKS),
         *_gathers_for_head_backward(given),
         MatMul("backward", "head", tokens, H, rows, "NN", CHUNKS, alignment=aligned, makes=(gradient,)),
         MatMul("backward", "head", rows, H, tokens, "TN", CHUNKS, alignment=aligned),
     ]
 
 
+def words_of_loss(given: LayerInputs) -> Size:
+    """Words of the vocabulary whose logits a rank has in its loss."""
+    return V / (X * Y) if given.options.loss_parallel else V / Y
+
+
 def _logits(given: LayerInputs, elements: Size) -> Iterator[Array]:
     """Copies of the logits that a loss holds together."""
     loss, wide = LOSSES[given.options.loss], given.elements.statistics * elements
-    kind = "logits of one chunk" if given.options.chunked_loss else "logits"
+    kind = "logits" if given.options.loss_chunks == 1 else "logits of one chunk"
     yield Array("logits", kind, loss.narrow * given.element * elements)
     if loss.wide:
         yield Array("FP32 logits", WIDE_LOGITS, loss.wide * wide)
-    if loss.over_x:
+    if loss.over_x and given.options.loss_parallel:
         yield Array("FP32 logits over x", WIDE_LOGITS, loss.over_x * wide * DIVIDED)
 
 
 def _gathers_for_head_backward(given: LayerInputs) -> list[Operation]:
     """The LM head's weight and, for its gradient, its input once more; in chunks both are there."""
-    if given.options.chunked_loss:
+    if given.options.loss_chunks != 1:
         return []
     weight: list[Operation] = []
     if given.options.head_gathered_again and not given.replicated("head"):

@@ -27,8 +27,9 @@ from axonn_tune.units import GIB, show_bytes, show_seconds
 def nearest_change(problem: Problem) -> str:
     """Binding constraint and nearest changes, for a problem with an empty ranking.
 
-    What fits is found by memory alone. Where memory binds, up to three changes have step and memory of the best layout
-    that each allows: of the same job on the same GPUs, or, where none of those fits, of others.
+    What fits is found by memory alone. Where memory binds, changes have step and memory of the best layout that each
+    allows: the first, and up to three that leave few layouts to search; of the same job on the same GPUs, or, where
+    none of those fits, of others.
     """
     grids = list_grids(problem)
     shapes = list_shapes(grids, problem)
@@ -44,7 +45,7 @@ def nearest_change(problem: Problem) -> str:
     second, joint = (_without_pins, " and ") if memory else (_batches, " ")
     both = ((f"{text}{joint}{more}", twice) for text, changed in others(problem) for more, twice in second(changed))
     tried = tried or [first for first in [_first_feasible(both)] if first]
-    priced, named = _by_cost(problem, tried) if memory else ([], [text for text, _ in tried])
+    priced, named = _by_cost(problem, tried) if memory and tried else ([], [text for text, _ in tried])
     found = [*priced, *named]
     if not found:
         return f"{binding}; no single change tried makes it fit"
@@ -53,13 +54,13 @@ def nearest_change(problem: Problem) -> str:
     return f"{binding}; nearest {changes}{order}: {' or '.join(found)}"
 
 
-_MOST_CHANGES = 3
-"""Changes that are priced where memory binds: each is a search."""
+_MOST_CHANGES, _FEW = 3, 500
+"""Changes that are priced where memory binds, and shapes whose best layout is found in a tenth of a second."""
 
 
 def _by_cost(problem: Problem, tried: Sequence[tuple[str, Problem]]) -> tuple[list[str], list[str]]:
-    """The changes with step and memory of the best layout of each, the least time of a GPU per token first, and by name
-    those of another job, which are priced where no other change fits."""
+    """Changes with step and memory of the best layout of each, the least time of a GPU per token first, and others by
+    name: those of another job, which are priced where no other change fits, and those that would take more searches."""
 
     def same(changed: Problem) -> bool:
         """Whether it is the same job on the same GPUs."""
@@ -67,9 +68,11 @@ def _by_cost(problem: Problem, tried: Sequence[tuple[str, Problem]]) -> tuple[li
         return jobs[0] == jobs[1]
 
     own = [one for one in tried if same(one[1])]
-    named = [text for text, changed in tried if own and not same(changed)]
+    first, *others = own or tried
+    few = [one for one in others if len(list_shapes(list_grids(one[1]), one[1])) <= _FEW]
+    named = [one[0] for one in tried if one is not first and one not in few]
     priced = []
-    for text, changed in (own or tried)[:_MOST_CHANGES]:
+    for text, changed in (first, *few[: _MOST_CHANGES - 1]):
         best, workload = search(changed, top=1)[0], changed.workload
         per_token = best.iteration_s * changed.gpus / (workload.global_batch * workload.sequence_length)
         priced.append((per_token, text, best))

@@ -591,8 +591,8 @@ def _values(grids: Grids, problem: Problem, grid: Integers, micro_batch: Integer
     axes: dict[str, Value] = {axis: 1.0 for axis in ALL_AXES if axis not in grids.axes}
     axes |= {axis: grids.column(axis)[grid].astype(np.float64) for axis in grids.axes}
     axes["b"] = micro_batch.astype(np.float64)
-    chunks: Value = 1.0
-    if problem.framework.step.chunked_loss:
+    chunks: Value = float(problem.framework.step.loss_chunks)
+    if not chunks:
         tokens = micro_batch * problem.workload.sequence_length // np.asarray(axes["context"]).astype(np.int64)
         lengths, _, inverse = distinct(tokens)
         chunks = np.array([loss_chunks(int(length)) for length in lengths], dtype=np.float64)[inverse]

@@ -705,8 +705,8 @@ VALUES |= dict.fromkeys(("blocking_reduction", "staged_reduction"), VALUES["redu
 
 
 OF_STEPS = {
-    "tensor": "sequence_parallel pipelined_tensor selective loss_reductions loss chunked_loss fused_attention "
-    "fused_norms fused_accumulation dropout kernels cuda_graphs overlaps vocabulary_multiple",
+    "tensor": "sequence_parallel pipelined_tensor selective loss_reductions loss loss_chunks loss_parallel "
+    "fused_attention fused_norms fused_accumulation dropout kernels cuda_graphs overlaps vocabulary_multiple",
     "sharded": "gather_unit gather_bytes shard_gradient_bytes gather_copies gather_after_recompute prefetch_recompute "
     "prefetch_backward reshard head_gathered_again replicated_tables master_shards recompute_whole_block",
     "replicated": "reduction gradient_bytes reduced_bytes reduce_each_micro_batch distributed_optimizer "

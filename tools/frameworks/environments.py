@@ -102,8 +102,10 @@ def _pythons(oldest: int) -> Iterator[Path]:
 CPU_TORCH = "torch==2.13.0"
 ENVIRONMENTS = (
     Environment("megatron-core", ("megatron-core",), (CPU_TORCH, "numpy", "megatron-core==0.19.2"), python=12),
-    Environment("torchtitan", ("torchtitan", "torchtitan-eager"), (CPU_TORCH, "torchtitan==0.3.0", "torchao==0.18.0")),
-    # Its imports need Triton, which torch for CPUs does not bring.
+    # Its imports need Triton, which torch for CPUs does not bring, as those of the older release do.
+    Environment(
+        "torchtitan", ("torchtitan", "torchtitan-eager"), (CPU_TORCH, "triton", "torchtitan==0.3.0", "torchao==0.18.0")
+    ),
     Environment("torchtitan-toml", ("torchtitan",), (CPU_TORCH, "triton", "torchtitan==0.2.2"), ("toml",)),
     Environment(
         "accelerate", ("fsdp",), (CPU_TORCH, "numpy", "accelerate==1.15.0", "transformers==5.23.0"), ("", "fully-shard")

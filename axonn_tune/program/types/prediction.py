@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 from axonn_tune.program import layers, tables
-from axonn_tune.program.inputs import CHUNKS, PARTS, WIDE_LOGITS, H, LayerInputs, Linear, V, X, Y
+from axonn_tune.program.inputs import CHUNKS, PARTS, WIDE_LOGITS, H, LayerInputs, Linear, X, Y
 from axonn_tune.program.layers import moves
 from axonn_tune.program.nodes import Behind, Exchange, Gemm, Nodes, Own, Vectors
 from axonn_tune.program.operations import Array, Collective, Kernel, Operation, Phase, Traffic
@@ -89,8 +89,8 @@ def heads(given: LayerInputs) -> Iterator[Operation]:
             for array in step.makes:
                 size = array.size_bytes
                 if array.name == "logits":
-                    size = kept * given.tokens / CHUNKS * V / (X * Y)
-                if array.kind != WIDE_LOGITS and (array.name != "logits" or not given.options.chunked_loss):
+                    size = kept * given.tokens / CHUNKS * tables.words_of_loss(given)
+                if array.kind != WIDE_LOGITS and (array.name != "logits" or given.options.loss_chunks == 1):
                     made.append(Array(f"{array.name} of MTP {number}", f"{array.kind} of MTP", size))
             yield replace(step, makes=tuple(made))
 

@@ -649,6 +649,24 @@ def test_older_keys_of_torchtitan_count(more: str, framework: str, precision: st
     assert bool(said) == bool(run.ignored)
 
 
+@pytest.mark.parametrize(
+    ("text", "name", "chunks", "split"),
+    [
+        (TITAN, "run.toml", 1, True),
+        (f"{TITAN}[parallelism]\ndisable_loss_parallel = true\n", "run.toml", 1, False),
+        (f"{TITAN}[parallelism]\ndisable_loss_parallel = false\n", "run.toml", 1, True),
+        ("torchrun -m torchtitan.train --module llama3 --config llama3_8b", "run.sh", 8, True),
+        ("torchrun -m torchtitan.train --module llama3 --config llama3_8b --loss.num_chunks 4", "run.sh", 4, True),
+    ],
+)
+def test_logits_of_torchtitan_by_release(text: str, name: str, chunks: int, split: bool, tmp_path: Path) -> None:
+    """Guards the loss: whole, and over TP unless switched off, in TOML; in 8 chunks in configs of 0.3.0."""
+    run = stated(tmp_path, text, name=name, n_gpus="8")
+    step = run.case(H100).framework.step
+    assert (step.loss_chunks, step.loss_parallel) == (chunks, split)
+    assert not run.ignored
+
+
 ZERO = (
     '{"zero_optimization": {"stage": %s%s}, "bf16": {"enabled": "auto"}, "train_micro_batch_size_per_gpu": 1, '
     '"activation_checkpointing": {%s}}'

@@ -12,7 +12,7 @@ from axonn_tune.grid import Grid
 from axonn_tune.program.count import parameters
 from axonn_tune.program.dimensions import symbol_values
 from axonn_tune.program.memory import persistent_items, price_memory, saved_arrays
-from axonn_tune.program.operations import PLAIN, Kernel
+from axonn_tune.program.operations import PLAIN, Collective, Kernel
 from axonn_tune.program.step import StepProgram, build_step
 from axonn_tune.specs.catalog import available, load_model
 from axonn_tune.specs.workload import Recompute, Workload
@@ -258,6 +258,23 @@ def test_copies_of_the_logits(name: str, narrow: int, wide: int, over_x: int) ->
         sizes = {kind: one.size_bytes.evaluate(values) / logits for kind, one in arrays.items() if "logits" in kind}
         held = sizes.pop("logits"), sum(sizes.values())
         assert held == (narrow, wide + (over_x if x > 1 else 0))
+
+
+@pytest.mark.parametrize(
+    ("chunks", "split", "held"), [(1, True, 6 / 2), (8, True, 6 / 16), (1, False, 4), (8, False, 0.5)]
+)
+def test_logits_in_chunks_and_gathered_over_tensor_ranks(chunks: int, split: bool, held: float) -> None:
+    """Guards torchtitan's loss: an eighth of the bytes in eight chunks, those of all words without loss_parallel."""
+    framework = find_framework("torchtitan").with_step(loss_chunks=chunks, loss_parallel=split)
+    operations = program_of(framework).head.operations
+    values = values_of(framework, x=2)
+    made = [one for step in operations for one in step.makes if "logits" in one.name]
+    size = sum(one.size_bytes.evaluate(values) for one in made) / (MICRO_BATCH * LENGTH * values["V"])
+    gathered = [
+        one for one in operations if isinstance(one, Collective) and one.kind == "all_gather" and one.axis == "x"
+    ]
+    assert size == held
+    assert any(one.layer == "loss" for one in gathered) != split
 
 
 def test_selective_recompute_of_torchtitan_repeats_half_of_a_gated_mlp() -> None:

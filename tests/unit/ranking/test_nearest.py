@@ -108,7 +108,7 @@ def test_every_suggestion_fits(case: str) -> None:
         ("long sequences", "cheapest first: --seq 131072 ("),
         ("no types of fewer bytes", "fit: --use-precision-aware-optimizer bf16 ("),
         ("weights kept whole", ") or --framework torchtitan or --gpus 24"),
-        ("parts that 16 stages do not divide", " or --tp 8 ("),
+        ("parts that 16 stages do not divide", "fit: --tp 8 ("),
         ("pins that no count suits", "fits: --gpus 24 and leave out --tp, --gtp, --dp, --cp, --pp and --micro-batch ("),
     ],
 )
@@ -117,8 +117,17 @@ def test_suggestions_are_useful(case: str, suggested: str) -> None:
     assert suggested in said(case)
 
 
+SEARCHED = {
+    "weights kept whole": [16],
+    "a batch of one": [],
+    "pins that no count suits": [24],
+    "parts that 16 stages do not divide": [64],
+}
+
+
 def test_few_changes_are_searched(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Guards the time of a refusal: changes of the same job alone are priced, and nothing to see whether one fits."""
+    """Guards the time of a refusal: changes of the same job alone are priced, nothing to see whether one fits, and of
+    large searches the first alone."""
     searched = list[int]()
 
     def counted(problem: Problem, *, top: int) -> Priced:
@@ -126,7 +135,7 @@ def test_few_changes_are_searched(monkeypatch: pytest.MonkeyPatch) -> None:
         return search(problem, top=top)
 
     monkeypatch.setattr("axonn_tune.ranking.nearest.search", counted)
-    for case, gpus in (("weights kept whole", [16]), ("a batch of one", []), ("pins that no count suits", [24])):
+    for case, gpus in SEARCHED.items():
         searched.clear()
         nearest_change(load_inputs(asked(case)).problem)
         assert searched == gpus
