@@ -26,7 +26,6 @@ from axonn_tune.report.learning import StatedCommand, better_section, command_js
 from axonn_tune.report.output import Json
 from axonn_tune.request import BESIDE_COMMAND
 from axonn_tune.specs.catalog import DEFAULT_MACHINE, MachineLike, ModelLike, load_machine
-from axonn_tune.specs.dependents import told
 from axonn_tune.specs.document import to_yaml
 from axonn_tune.specs.hugging_face import (
     LONGEST_DEFAULT_SEQUENCE,
@@ -36,6 +35,7 @@ from axonn_tune.specs.hugging_face import (
 )
 from axonn_tune.specs.machine import Machine
 from axonn_tune.specs.model import Model, ModelDefaults
+from axonn_tune.specs.numbers import told
 from axonn_tune.validation.published.accuracy import best_pricing
 from axonn_tune.vocabulary import OVERLAPS
 

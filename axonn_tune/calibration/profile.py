@@ -30,7 +30,6 @@ from axonn_tune.program.dimensions import symbol_values
 from axonn_tune.program.operations import PLAIN, Attention, Kernel, MatMul
 from axonn_tune.program.schedule import blocks_of
 from axonn_tune.program.step import build_step, bundled, contents_of
-from axonn_tune.specs.dependents import settled
 from axonn_tune.specs.machine import (
     MEASURED_KINDS,
     Accelerator,
@@ -45,7 +44,7 @@ from axonn_tune.specs.machine import (
     Tier,
     Uncertainty,
 )
-from axonn_tune.specs.numbers import validated
+from axonn_tune.specs.numbers import settled, validated
 from axonn_tune.specs.points import (
     LOOPBACK,
     AttentionProbe,

@@ -102,7 +102,7 @@ def _add_common(group: click.Group, kind: Kind) -> None:
 
 def _check(kind: Kind, names: tuple[str, ...]) -> None:
     from axonn_tune.report.output import wrapped
-    from axonn_tune.specs.dependents import told
+    from axonn_tune.specs.numbers import told
 
     errors: list[AxonnTuneError] = []
     for name in names:

@@ -495,7 +495,7 @@ def load(options: Mapping[str, Any]) -> Inputs:
 def say_assumed(*searched: Inputs) -> None:
     """Print what follows from replaced values of the machine, and the batch and sequence length of imported models, on
     standard error."""
-    from axonn_tune.specs.dependents import told
+    from axonn_tune.specs.numbers import told
 
     for words in told(searched[0].machine.consequences, kept=False):
         click.echo(f"Assumed: {words}.", err=True)

@@ -20,7 +20,7 @@ from axonn_tune.cost.compute import ComputeClock, ComputeRates, compute_rates, c
 from axonn_tune.cost.replay import Batch, ChunkTimes, Recorder, Replay, StageWork, TermKey, exposed_by_term, term_key
 from axonn_tune.cost.uncertainty import NUDGE, Floats, half_width, outside, slopes_of, spread, with_software
 from axonn_tune.frameworks import software_on, step_on
-from axonn_tune.frameworks.description import NATURAL_IMBALANCE, StepOptions
+from axonn_tune.frameworks.step import NATURAL_IMBALANCE, StepOptions
 from axonn_tune.grid import ALL_AXES, Grid
 from axonn_tune.job import Job, Layout
 from axonn_tune.program.dimensions import (

@@ -23,7 +23,8 @@ from numpy.typing import NDArray
 
 from axonn_tune.cost.compute import exposed_s
 from axonn_tune.frameworks import SOFTWARE_SPREADS, base_software, software_key
-from axonn_tune.frameworks.description import IMBALANCE_SPREAD, Framework
+from axonn_tune.frameworks.description import Framework
+from axonn_tune.frameworks.step import IMBALANCE_SPREAD
 from axonn_tune.job import Job, Layout
 from axonn_tune.program.operations import Value
 from axonn_tune.specs.machine import Learned, LearnedNumber, Machine

@@ -13,7 +13,8 @@ from typing import Any
 
 from axonn_tune.errors import UnknownNameError
 from axonn_tune.frameworks.axonn_tune import AXONN_TUNE, HOST
-from axonn_tune.frameworks.description import FUSED, NATURAL_IMBALANCE, Framework, StepOptions
+from axonn_tune.frameworks.description import FUSED, Framework
+from axonn_tune.frameworks.step import NATURAL_IMBALANCE, StepOptions
 from axonn_tune.specs.machine import Machine, Software
 from axonn_tune.vocabulary import Precision
 

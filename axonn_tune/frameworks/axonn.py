@@ -21,10 +21,6 @@ from axonn_tune.frameworks.command import (
     NO_MOCK_DATA,
     NO_QKV_BIASES,
     TRIAL,
-    Because,
-    Command,
-    Run,
-    Value,
     flags,
     own_recompute,
     sections_of,
@@ -32,13 +28,17 @@ from axonn_tune.frameworks.command import (
 )
 from axonn_tune.frameworks.description import (
     AS_MANY_A_CHUNK,
+    Because,
+    Command,
     FlopCount,
     Framework,
     PipelineSchedule,
     Refusal,
-    StepOptions,
+    Run,
+    Value,
 )
 from axonn_tune.frameworks.megatron_lm import MODEL, values_of
+from axonn_tune.frameworks.step import StepOptions
 from axonn_tune.recompute import RECOMPUTES
 from axonn_tune.specs.machine import EnvironmentVariable
 

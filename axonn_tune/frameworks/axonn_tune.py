@@ -5,7 +5,8 @@ Source: `axonn_tune.runtime`, whose collectives are checked against this descrip
 
 from __future__ import annotations
 
-from axonn_tune.frameworks.description import Framework, KernelKind, PipelineSchedule, StepOptions
+from axonn_tune.frameworks.description import Framework, PipelineSchedule
+from axonn_tune.frameworks.step import KernelKind, StepOptions
 from axonn_tune.recompute import MODULES
 from axonn_tune.specs.machine import Software
 

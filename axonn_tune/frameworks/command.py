@@ -6,164 +6,12 @@ cannot express is a UsageError, what it expresses differently is a note.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, fields
-from typing import NamedTuple, TypeAlias
+from collections.abc import Iterable, Iterator, Mapping
 
-from axonn_tune.errors import UsageError
-from axonn_tune.frameworks.description import Framework, StepOptions
+from axonn_tune.frameworks.description import Argument, Because, Plain, Run, Section, Value
 from axonn_tune.frameworks.keys import named, tables_of
-from axonn_tune.grid import RANK_AXES, Grid
-from axonn_tune.specs.machine import EnvironmentVariable, Machine
+from axonn_tune.specs.machine import EnvironmentVariable
 from axonn_tune.specs.model import Model
-from axonn_tune.specs.workload import Recompute, Workload
-from axonn_tune.vocabulary import Overlap
-
-Plain: TypeAlias = str | int | float | tuple[str, ...] | None
-
-
-class Because(NamedTuple):
-    """Value of an argument, and the reason that stands beside it."""
-
-    value: Plain
-    why: str
-
-
-Value: TypeAlias = Plain | Because
-
-_OVERLAPPED = {
-    "gather_prefetch": "z",
-    "weight_gradient": "z",
-    "input_gradient": "x",
-    "data_parallel": "data",
-    "output": "y",
-}
-"""Axis whose collectives an overlap is about: where it is 1, the overlap changes nothing."""
-
-
-@dataclass(frozen=True)
-class Run:
-    """One configuration for a framework.
-
-    framework: as it is described. parts: blocks of each model part, chunk c of stage s at c·pipeline + s, as they were
-    priced. step: the framework's options on this machine, as they were priced. mtp_part: the part with the MTP layers;
-    None: the last.
-    """
-
-    framework: Framework
-    model: Model
-    machine: Machine
-    workload: Workload
-    grid: Grid
-    micro_batch: int
-    accumulation: int
-    recompute: Recompute
-    kept_layers: int
-    chunks: int
-    parts: tuple[int, ...]
-    step: StepOptions
-    mtp_part: int | None = None
-    recompute_layers: int | None = None
-
-    @property
-    def fields(self) -> dict[str, Value]:
-        """What it states, by the fields of the tables of arguments (`frameworks.keys`)."""
-        model, full, some = self.model, self.recompute == "full", self.recompute_layers
-        sizes = ("layers", "hidden", "ffn", "heads", "kv_heads", "head_dim", "vocab")
-        return {
-            **{axis: self.size(axis) for axis in RANK_AXES},
-            **{name: getattr(model, name) for name in sizes},
-            "chunks": self.chunks,
-            "seq": self.workload.sequence_length,
-            "batch": self.workload.global_batch,
-            "micro_batch": self.micro_batch,
-            "accumulation": self.accumulation,
-            "gated_mlp": model.gated,
-            "biases": model.biases,
-            "tied": model.tied_embeddings,
-            "max_position_embeddings": max(self.workload.sequence_length, model.max_sequence_length),
-            "vocab_multiple": self.step.vocabulary_multiple or 1,
-            "seq_parallel": self.step.sequence_parallel and self.size("x") > 1,
-            "fused_accumulation": self.step.fused_accumulation,
-            "recompute": {"none": None, "full": "full"}.get(self.recompute, "selective"),
-            "recompute_method": ("uniform" if some is None else "block") if full else None,
-            "recompute_layers": Because(some or 1, "of each chunk" if some else "every block by itself")
-            if full
-            else None,
-        }
-
-    def overlaps(self, *names: Overlap) -> bool:
-        """Whether one of these overlaps is on."""
-        return any(name in self.workload.overlaps for name in names)
-
-    def size(self, axis: str) -> int:
-        """Size of an axis."""
-        return self.grid.axis_size(axis)
-
-    @property
-    def even(self) -> bool:
-        """Whether every model part has as many blocks."""
-        return len(set(self.parts)) == 1
-
-    def cannot(self, what: str, instead: str = "") -> UsageError:
-        """The error of a configuration that the framework has no arguments for, with what to ask for instead."""
-        return UsageError(f"{self.framework.title} cannot express {what}{f'; {instead}' if instead else ''}")
-
-    def check(
-        self, *, settable: tuple[str, ...] = (), precisions: tuple[str, ...], parts: Collection[str] = ()
-    ) -> None:
-        """UsageError for what no argument expresses: another rank order than the framework's, and as `check_step`."""
-        wide = [axis for axis in self.grid.order if self.size(axis) > 1]
-        own = [axis for axis in self.framework.axes if axis in wide]
-        if wide != own:
-            raise self.cannot(f"the rank order {self.named(wide)}", f"it has {self.named(own)}")
-        self.check_step(settable=settable, precisions=precisions, parts=parts)
-
-    def named(self, order: Iterable[str]) -> str:
-        """A rank order by the framework's names."""
-        return ",".join(self.framework.names.get(axis, axis) for axis in order)
-
-    def check_step(
-        self, *, settable: tuple[str, ...] = (), precisions: tuple[str, ...], parts: Collection[str] = ()
-    ) -> None:
-        """UsageError for another step or number format than the framework's, and overlaps that are switched off.
-
-        settable: options of its step, and overlaps, that it has arguments for. parts: those of `Model.parts`.
-        """
-        workload, own = self.workload, self.framework.step
-        if lacking := [part for part in self.model.parts if part not in parts]:
-            raise self.cannot(f"{', '.join(lacking)} of {self.model.name}", "--framework megatron-core does")
-        if workload.precision not in precisions:
-            raise self.cannot(f"--precision {workload.precision}", f"it has {', '.join(precisions)}")
-        if workload.split_micro_batch:
-            raise self.cannot("a split micro-batch", "leave out --split-micro-batch")
-        if workload.shard_optimizer_over_data and not own.distributed_optimizer and self.size("data") > 1:
-            raise self.cannot("ZeRO-1", "leave out --shard-optimizer")
-        for overlap in own.overlaps:
-            if overlap not in (*workload.overlaps, *settable) and self.size(_OVERLAPPED[overlap]) > 1:
-                raise self.cannot(f"--no-overlap {overlap}", "leave it out")
-        # These are the machine's: under Gloo every framework's kernels are eager.
-        skipped = {"kernels", "one_layout", *settable}
-        if self.framework.writes_scores(self.machine.accelerator, workload.precision):
-            skipped.add("fused_attention")
-        for name in (option.name for option in fields(own)):
-            if name not in skipped and getattr(self.step, name) != getattr(own, name):
-                raise self.cannot(f"step.{name} = {getattr(self.step, name)}", f"leave out --set step.{name}")
-
-
-@dataclass(frozen=True)
-class Argument:
-    """One argument: `name value`, with several values or a switch; `why`, where the name does not say it."""
-
-    name: str
-    value: str | int | float | tuple[str, ...] | None = None
-    why: str = ""
-
-    @property
-    def words(self) -> tuple[str, ...]:
-        """The words of a command line."""
-        values = self.value if isinstance(self.value, tuple) else () if self.value is None else (str(self.value),)
-        return self.name, *values
 
 
 def settings(names: str, values: Mapping[str, Value], framework: str) -> Iterator[tuple[str, Plain, str]]:
@@ -191,18 +39,6 @@ def flags(names: str, values: Mapping[str, Value], framework: str) -> Iterator[A
         if value is not False:
             name = path.rpartition(".")[2].replace("_", "-")
             yield Argument(f"--{name}", None if value is True else value, why)
-
-
-@dataclass(frozen=True)
-class Section:
-    """Arguments that belong together; `title` is one lower-case word, such as model or parallelism.
-
-    last: nothing may follow them, such as a subcommand.
-    """
-
-    title: str
-    arguments: tuple[Argument, ...]
-    last: bool = False
 
 
 def sections_of(arguments: Mapping[str, Iterable[Argument]]) -> tuple[Section, ...]:
@@ -241,31 +77,3 @@ def own_recompute(run: Run) -> str:
         "full": "It checkpoints every block.",
     }
     return notes[run.recompute]
-
-
-@dataclass(frozen=True)
-class Command:
-    """The command of a run.
-
-    program: the words after `torchrun ...`, `("-m", "torchtitan.train")` or `("pretrain_gpt.py",)`. release: the
-    release of the framework that the arguments are for. needs: sentences on what must be there. files: config files
-    beside the script, text by suffix; `{file:SUFFIX}` in a word of the program, in the value of an argument or of the
-    launcher stands for the path of one. accelerate: arguments of `accelerate launch`, if it starts the ranks and not
-    torchrun. notes: differences of the framework from the request. forms: the same run for another front end or an
-    older release, by its name in `--emit`.
-    """
-
-    release: str
-    program: tuple[str, ...]
-    sections: tuple[Section, ...] = ()
-    environment: tuple[EnvironmentVariable, ...] = ()
-    files: Mapping[str, str] = field(default_factory=dict)
-    needs: tuple[str, ...] = ()
-    notes: tuple[str, ...] = ()
-    accelerate: tuple[Argument, ...] = ()
-    forms: Mapping[str, Command] = field(default_factory=dict)
-
-    @property
-    def words(self) -> tuple[str, ...]:
-        """Every argument of the program, as words."""
-        return tuple(word for section in self.sections for one in section.arguments for word in one.words)

@@ -18,18 +18,23 @@ from axonn_tune.frameworks.command import (
     NO_MOCK_DATA,
     NO_QKV_BIASES,
     TRIAL,
-    Argument,
-    Command,
-    Run,
-    Section,
-    Value,
     flags,
     own_recompute,
     sections_of,
     sizes_words,
 )
-from axonn_tune.frameworks.description import Framework, PipelineSchedule, Refusal, StepOptions
+from axonn_tune.frameworks.description import (
+    Argument,
+    Command,
+    Framework,
+    PipelineSchedule,
+    Refusal,
+    Run,
+    Section,
+    Value,
+)
 from axonn_tune.frameworks.megatron_lm import DEEPSPEED_COUNT, MEGATRON_2021, MODEL, values_of
+from axonn_tune.frameworks.step import StepOptions
 
 _STEP = StepOptions(
     reshard="always",

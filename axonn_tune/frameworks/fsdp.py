@@ -14,15 +14,9 @@ from collections.abc import Iterator
 from dataclasses import replace
 from string import Template
 
-from axonn_tune.frameworks.command import (
-    EXPANDABLE_SEGMENTS,
-    Argument,
-    Command,
-    Run,
-    Section,
-    sizes_words,
-)
-from axonn_tune.frameworks.description import FlopCount, Framework, StepOptions
+from axonn_tune.frameworks.command import EXPANDABLE_SEGMENTS, sizes_words
+from axonn_tune.frameworks.description import Argument, Command, FlopCount, Framework, Run, Section
+from axonn_tune.frameworks.step import StepOptions
 from axonn_tune.vocabulary import Precision
 
 STEP = StepOptions(

@@ -14,29 +14,22 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
-from axonn_tune.frameworks.command import (
-    EXPANDABLE_SEGMENTS,
-    LITTLE_TO_REPEAT,
-    TRIAL,
+from axonn_tune.frameworks.command import EXPANDABLE_SEGMENTS, LITTLE_TO_REPEAT, TRIAL, flags, sections_of
+from axonn_tune.frameworks.description import (
+    AS_MANY_A_CHUNK,
     Argument,
     Because,
     Command,
-    Run,
-    Value,
-    flags,
-    sections_of,
-)
-from axonn_tune.frameworks.description import (
-    AS_MANY_A_CHUNK,
-    ContextExchange,
     FlopCount,
     Framework,
     PipelineSchedule,
-    StepOptions,
+    Run,
+    Value,
 )
 from axonn_tune.frameworks.megatron_layers import DISPATCHERS, PARTS, is_hybrid
 from axonn_tune.frameworks.megatron_layers import WRITTEN as OF_LAYERS
 from axonn_tune.frameworks.megatron_layers import values as layer_values
+from axonn_tune.frameworks.step import ContextExchange, StepOptions
 from axonn_tune.recompute import MODULES, RECOMPUTES
 from axonn_tune.specs.machine import EnvironmentVariable
 from axonn_tune.stages import layout_text

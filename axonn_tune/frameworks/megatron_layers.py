@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 from itertools import accumulate, groupby
 from typing import Any, NamedTuple
 
-from axonn_tune.frameworks.command import Because, Run, Value
+from axonn_tune.frameworks.description import Because, Run, Value
 from axonn_tune.specs.model import Layer
 
 WRITTEN = {

@@ -9,9 +9,18 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from axonn_tune.frameworks.command import TRIAL, Because, Run, Value
-from axonn_tune.frameworks.description import AS_MANY_A_CHUNK, FlopCount, Framework, PipelineSchedule, StepOptions
+from axonn_tune.frameworks.command import TRIAL
+from axonn_tune.frameworks.description import (
+    AS_MANY_A_CHUNK,
+    Because,
+    FlopCount,
+    Framework,
+    PipelineSchedule,
+    Run,
+    Value,
+)
 from axonn_tune.frameworks.megatron_core import NAMES
+from axonn_tune.frameworks.step import StepOptions
 
 MEGATRON_2021 = Framework(
     name="megatron-2021",

@@ -14,19 +14,20 @@ from dataclasses import replace
 from itertools import starmap
 from string import Template
 
-from axonn_tune.frameworks.command import (
-    EXPANDABLE_SEGMENTS,
-    NO_QKV_BIASES,
+from axonn_tune.frameworks.command import EXPANDABLE_SEGMENTS, NO_QKV_BIASES, settings
+from axonn_tune.frameworks.description import (
     Argument,
     Because,
     Command,
+    FlopCount,
+    Framework,
+    PipelineSchedule,
     Plain,
+    Refusal,
     Run,
     Section,
     Value,
-    settings,
 )
-from axonn_tune.frameworks.description import FlopCount, Framework, PipelineSchedule, Refusal
 from axonn_tune.frameworks.fsdp import STEP
 from axonn_tune.specs.catalog import load_model
 from axonn_tune.specs.model import Model

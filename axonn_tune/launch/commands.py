@@ -16,7 +16,7 @@ from axonn_tune.cost.price import Detail, dispatcher_on
 from axonn_tune.errors import UsageError, suggest
 from axonn_tune.files import require_own, write_text_atomically
 from axonn_tune.frameworks import find_framework, step_on
-from axonn_tune.frameworks.command import Argument, Command, Run
+from axonn_tune.frameworks.description import Argument, Command, Run
 from axonn_tune.grid import RANK_AXES
 from axonn_tune.launch.config import predict, run_name, variable_lines
 from axonn_tune.launch.scripts import (

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from axonn_tune.frameworks.axonn_tune import AXONN_TUNE
-from axonn_tune.frameworks.description import NATURAL_IMBALANCE
+from axonn_tune.frameworks.step import NATURAL_IMBALANCE
 from axonn_tune.learning.evidence import Adjust, Setup, probe_samples
 from axonn_tune.learning.observed import DISPATCH_US, NOTICED, Guess, Observed
 from axonn_tune.learning.setups import alternatives, captures, most_bytes, possible, with_step

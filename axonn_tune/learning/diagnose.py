@@ -22,7 +22,7 @@ from functools import cached_property
 import numpy as np
 
 from axonn_tune.frameworks import step_on
-from axonn_tune.frameworks.description import NATURAL_IMBALANCE
+from axonn_tune.frameworks.step import NATURAL_IMBALANCE
 from axonn_tune.learning.causes import KINDS, PRIORS, TRIED, Hypothesis, hypotheses_of
 from axonn_tune.learning.evidence import WHOLE, Sample
 from axonn_tune.learning.observed import BASELINE, Observed, RankTimes

@@ -19,7 +19,8 @@ from axonn_tune.cost.price import Detail, Term, dispatcher_on, price
 from axonn_tune.cost.uncertainty import OF_LAYOUT
 from axonn_tune.frameworks import software_on
 from axonn_tune.frameworks.axonn_tune import AXONN_TUNE
-from axonn_tune.frameworks.description import NATURAL_IMBALANCE, Framework
+from axonn_tune.frameworks.description import Framework
+from axonn_tune.frameworks.step import NATURAL_IMBALANCE
 from axonn_tune.grid import Grid, GroupShape
 from axonn_tune.job import Job, Layout
 from axonn_tune.program.operations import PLAIN

@@ -19,11 +19,11 @@ import numpy as np
 from axonn_tune.cost.uncertainty import NUDGE, OF_LAYOUT, PER_DOUBLING, Floats, covariance_of
 from axonn_tune.errors import UsageError
 from axonn_tune.frameworks import SOFTWARE_SPREADS, base_software, software_key
-from axonn_tune.frameworks.description import IMBALANCE_SPREAD, NATURAL_IMBALANCE, Framework
+from axonn_tune.frameworks.description import Framework
 from axonn_tune.frameworks.dispatchers import dispatching, find_dispatcher
+from axonn_tune.frameworks.step import IMBALANCE_SPREAD, NATURAL_IMBALANCE
 from axonn_tune.learning.evidence import OF_MODEL, STEP_NOISE, WHOLE, Sample
 from axonn_tune.learning.posterior import Bounds, Posterior, maximize, robust_weights
-from axonn_tune.specs.dependents import Consequence, settled, with_consequence
 from axonn_tune.specs.machine import (
     COLLECTIVE_KINDS,
     Accelerator,
@@ -37,7 +37,17 @@ from axonn_tune.specs.machine import (
     Source,
     Tier,
 )
-from axonn_tune.specs.numbers import has_number, kind_at, number_at, scaled, validated, with_numbers
+from axonn_tune.specs.numbers import (
+    Consequence,
+    has_number,
+    kind_at,
+    number_at,
+    scaled,
+    settled,
+    validated,
+    with_consequence,
+    with_numbers,
+)
 from axonn_tune.units import rounded
 
 OF_A_PLACEHOLDER = 2.0

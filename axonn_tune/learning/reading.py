@@ -25,12 +25,12 @@ from axonn_tune.learning.arguments import EXPERT_COLUMNS, Stated, StatedRun, exp
 from axonn_tune.learning.evidence import Sample, measured_samples, probe_samples, run_sample, step_sample
 from axonn_tune.learning.stated import OF_RUN, CommandRun, model_columns, read_run
 from axonn_tune.specs.catalog import MachineLike, ModelLike, load_machine, load_model, machines_with
-from axonn_tune.specs.dependents import told
 from axonn_tune.specs.document import LARGEST_SIZE, read_config
 from axonn_tune.specs.launch import Launch
 from axonn_tune.specs.loading import load_document, read_bytes, read_text
 from axonn_tune.specs.machine import Machine, Source, Tier
 from axonn_tune.specs.model import Model
+from axonn_tune.specs.numbers import told
 from axonn_tune.specs.points import MatmulProbe, Probe
 from axonn_tune.specs.results import LAUNCH_NAME, SUMMARY_NAME, Measurements, Summary
 from axonn_tune.units import counted

@@ -10,7 +10,8 @@ from axonn_tune.cost.price import dispatcher_on
 from axonn_tune.errors import UsageError
 from axonn_tune.frameworks import find_framework, registry
 from axonn_tune.frameworks.axonn_tune import AXONN_TUNE
-from axonn_tune.frameworks.description import NATURAL_IMBALANCE, Framework
+from axonn_tune.frameworks.description import Framework
+from axonn_tune.frameworks.step import NATURAL_IMBALANCE
 from axonn_tune.grid import AXES, RANK_AXES, Grid, distinct_orders
 from axonn_tune.job import Layout
 from axonn_tune.learning.evidence import Setup

@@ -17,7 +17,6 @@ from typing import Self
 
 from axonn_tune.errors import CONTROL, DocumentError, Problem, UsageError
 from axonn_tune.frameworks import find_framework, registry
-from axonn_tune.frameworks.description import NATURAL_IMBALANCE, OFFLOAD_MODULES, ContextExchange
 from axonn_tune.frameworks.dispatchers import find_dispatcher
 from axonn_tune.frameworks.keys import (
     OFF,
@@ -37,6 +36,7 @@ from axonn_tune.frameworks.keys import (
 )
 from axonn_tune.frameworks.megatron_core import CP_COMM_TYPES
 from axonn_tune.frameworks.megatron_layers import DISPATCHERS
+from axonn_tune.frameworks.step import NATURAL_IMBALANCE, OFFLOAD_MODULES, ContextExchange
 from axonn_tune.frameworks.torchtitan import FLAVORS, MIXTURES
 from axonn_tune.grid import Grid, nearest_sizes
 from axonn_tune.job import Layout

@@ -20,7 +20,8 @@ from math import prod
 import numpy as np
 from numpy.typing import NDArray
 
-from axonn_tune.frameworks.description import MOST_IMBALANCE, FlopCount, Framework, StepOptions
+from axonn_tune.frameworks.description import FlopCount, Framework
+from axonn_tune.frameworks.step import MOST_IMBALANCE, StepOptions
 from axonn_tune.grid import ALL_AXES, BATCH_AXES, EXPERT_AXES, Grid, divisors
 from axonn_tune.program.count import TypeCount, active_parameters, counted, type_constants
 from axonn_tune.program.operations import MATRIX_ALIGNMENT, PLAIN, Arithmetic, Attention, MatMul, Value

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from axonn_tune.frameworks.description import StepOptions
+from axonn_tune.frameworks.step import StepOptions
 from axonn_tune.program.operations import (
     MATRIX_ALIGNMENT,
     ONCE,

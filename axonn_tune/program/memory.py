@@ -13,7 +13,7 @@ from functools import cached_property, lru_cache, reduce
 from operator import add
 from typing import NamedTuple, TypeAlias
 
-from axonn_tune.frameworks.description import OFFLOAD_MODULES
+from axonn_tune.frameworks.step import OFFLOAD_MODULES
 from axonn_tune.program.block import BLOCK_INPUT
 from axonn_tune.program.inputs import EXPERTS, JOINED, WHOLE_BLOCK, LayerInputs
 from axonn_tune.program.operations import (

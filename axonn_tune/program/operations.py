@@ -16,7 +16,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from axonn_tune.frameworks.description import KernelKind
+from axonn_tune.frameworks.step import KernelKind
 from axonn_tune.grid import ALL_AXES, AXES, EXPERT_GROUPS, WORLD
 from axonn_tune.specs.formats import Copies
 from axonn_tune.specs.machine import CollectiveKind, MatmulLayout

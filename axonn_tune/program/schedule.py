@@ -28,7 +28,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple, TypeAlias
 
-from axonn_tune.frameworks.description import StepOptions
+from axonn_tune.frameworks.step import StepOptions
 from axonn_tune.program.context import CORE
 from axonn_tune.program.inputs import EXPERTS, PARTS, WHOLE_BLOCK
 from axonn_tune.program.operations import (

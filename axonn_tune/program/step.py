@@ -15,7 +15,7 @@ from itertools import chain
 from typing import NamedTuple, TypeAlias
 
 from axonn_tune.frameworks.axonn_tune import AXONN_TUNE
-from axonn_tune.frameworks.description import StepOptions
+from axonn_tune.frameworks.step import StepOptions
 from axonn_tune.program import block, tables, update
 from axonn_tune.program.block import BlockNodes, block_nodes
 from axonn_tune.program.inputs import COPY, EXPERTS, POSITIONS, TABLE, WHOLE_BLOCK, H, LayerInputs, X, Y

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import NamedTuple
 
-from axonn_tune.frameworks.description import LossKind
+from axonn_tune.frameworks.step import LossKind
 from axonn_tune.program.inputs import (
     CHUNKS,
     DIVIDED,

@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any, get_args, get_type_hints
 from axonn_tune.errors import AxonnTuneError, UnknownNameError, UsageError, suggest
 from axonn_tune.frameworks import find_framework, registry
 from axonn_tune.frameworks.axonn_tune import AXONN_TUNE
-from axonn_tune.frameworks.description import Framework, StepOptions
+from axonn_tune.frameworks.description import Framework
 from axonn_tune.frameworks.dispatchers import find_dispatcher
+from axonn_tune.frameworks.step import StepOptions
 from axonn_tune.grid import EXPERT_AXES, RANK_AXES, nearest_sizes
 from axonn_tune.ranking.space import Problem
 from axonn_tune.recompute import modules_of, needed_by

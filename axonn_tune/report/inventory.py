@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from axonn_tune.program.count import active_parameters, parameters
 from axonn_tune.report.output import Column, Json, Table, fields_of, json_text, text_table, words
-from axonn_tune.specs.dependents import told
 from axonn_tune.specs.model import Model
+from axonn_tune.specs.numbers import told
 from axonn_tune.units import counted, show_seconds
 from axonn_tune.vocabulary import VERSION
 

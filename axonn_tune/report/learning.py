@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from axonn_tune.cost.price import Detail, PricedLayout
-from axonn_tune.frameworks.description import NATURAL_IMBALANCE
+from axonn_tune.frameworks.step import NATURAL_IMBALANCE
 from axonn_tune.learning.diagnose import Cause, Diagnosis
 from axonn_tune.learning.evidence import WHOLE, Setup
 from axonn_tune.learning.learn import Learning, Row, deviations
@@ -26,7 +26,7 @@ from axonn_tune.report import page
 from axonn_tune.report.commands import FileToWrite, NamedModel, command_of, commands_of
 from axonn_tune.report.explain import ExplainSection
 from axonn_tune.report.output import PERCENT, Column, Json, fields_of, percent, signed_percent, text_of, words, wrapped
-from axonn_tune.specs.dependents import told
+from axonn_tune.specs.numbers import told
 from axonn_tune.specs.results import Pairs
 from axonn_tune.units import GB, counted, show_bytes, show_interval, show_seconds
 from axonn_tune.validation.published.rows import cell_text

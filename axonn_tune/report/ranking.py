@@ -40,7 +40,7 @@ from axonn_tune.report.output import (
 )
 from axonn_tune.request import ALPHA_BETA, DEFAULT_TOP, RankBy
 from axonn_tune.specs.catalog import Loaded
-from axonn_tune.specs.dependents import told
+from axonn_tune.specs.numbers import told
 from axonn_tune.units import GB, GIB, MICRO, counted, show_bytes, show_count, show_seconds
 from axonn_tune.vocabulary import VERSION
 

@@ -20,7 +20,6 @@ from typing import Any, Generic, Literal, TypeVar, get_args, get_origin
 
 from axonn_tune.errors import DocumentError, Problem, UnknownNameError, UsageError, nearest, suggest
 from axonn_tune.files import read_regular
-from axonn_tune.specs.dependents import Consequence, contradiction, settled
 from axonn_tune.specs.document import (
     Document,
     Location,
@@ -34,6 +33,7 @@ from axonn_tune.specs.document import (
     type_at,
     validate,
 )
+from axonn_tune.specs.numbers import Consequence, contradiction, settled
 from axonn_tune.units import json_int
 
 Kind = Literal["model", "machine"]

@@ -19,7 +19,7 @@ import axonn_tune
 from axonn_tune.cost.price import Detail, price
 from axonn_tune.errors import DocumentError, UsageError
 from axonn_tune.frameworks import find_framework, registry, software_on, step_on
-from axonn_tune.frameworks.description import StepOptions
+from axonn_tune.frameworks.step import StepOptions
 from axonn_tune.grid import Grid
 from axonn_tune.job import Job, Layout
 from axonn_tune.launch.commands import emission

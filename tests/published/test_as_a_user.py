@@ -13,7 +13,8 @@ import pytest
 import axonn_tune
 from axonn_tune.cost.price import Pricer
 from axonn_tune.frameworks import find_framework
-from axonn_tune.frameworks.description import Framework, StepOptions
+from axonn_tune.frameworks.description import Framework
+from axonn_tune.frameworks.step import StepOptions
 from axonn_tune.job import Layout
 from axonn_tune.learning.stated import read_run
 from axonn_tune.specs.document import to_yaml

@@ -9,7 +9,7 @@ import pytest
 
 from axonn_tune.cost.compute import ComputeClock, compute_rates
 from axonn_tune.cost.price import price
-from axonn_tune.frameworks.description import StepOptions
+from axonn_tune.frameworks.step import StepOptions
 from axonn_tune.grid import Grid
 from axonn_tune.job import Layout
 from axonn_tune.program import block

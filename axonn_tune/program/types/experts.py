@@ -14,8 +14,8 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Literal
 
-from axonn_tune.frameworks.description import GatherUnit
 from axonn_tune.frameworks.dispatchers import find_dispatcher
+from axonn_tune.frameworks.step import GatherUnit
 from axonn_tune.program import layers
 from axonn_tune.program.inputs import (
     EXCHANGED,

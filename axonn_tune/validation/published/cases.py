@@ -10,8 +10,9 @@ from functools import lru_cache
 from typing import Any
 
 from axonn_tune.frameworks import UNKNOWN, find_framework, registry
-from axonn_tune.frameworks.description import NATURAL_IMBALANCE, Framework
+from axonn_tune.frameworks.description import Framework
 from axonn_tune.frameworks.others import AUTOMODEL
+from axonn_tune.frameworks.step import NATURAL_IMBALANCE
 from axonn_tune.grid import RANK_AXES, Grid, divisors
 from axonn_tune.job import Job, Layout
 from axonn_tune.program.dimensions import broken_constraints, logged_flops, step_tokens

@@ -14,7 +14,7 @@ from axonn_tune.cost.compute import ComputeClock, compute_rates
 from axonn_tune.cost.price import Detail, price
 from axonn_tune.errors import UsageError
 from axonn_tune.frameworks import find_framework, step_on
-from axonn_tune.frameworks.description import StepOptions
+from axonn_tune.frameworks.step import StepOptions
 from axonn_tune.grid import Grid
 from axonn_tune.job import Job, Layout
 from axonn_tune.program.count import counted, parameters

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from axonn_tune.frameworks import find_framework, step_on
-from axonn_tune.frameworks.command import Command, Run
+from axonn_tune.frameworks.description import Command, Run
 from axonn_tune.grid import ALL_AXES, Grid
 from axonn_tune.program.dimensions import broken_constraints
 from axonn_tune.program.pipeline import model_parts

@@ -12,7 +12,7 @@ import pytest
 
 from axonn_tune.errors import UsageError
 from axonn_tune.frameworks import find_framework
-from axonn_tune.frameworks.command import Run
+from axonn_tune.frameworks.description import Run
 from axonn_tune.grid import Grid
 from tests.unit.frameworks.asked import Case, case_of, cases, launched, run_of
 

@@ -13,8 +13,9 @@ import pytest
 import axonn_tune
 from axonn_tune.errors import UnknownNameError, UsageError
 from axonn_tune.frameworks import register, registry
-from axonn_tune.frameworks.command import Command, Run, flags, sections_of
-from axonn_tune.frameworks.description import Framework, PipelineSchedule, Refusal, StepOptions
+from axonn_tune.frameworks.command import flags, sections_of
+from axonn_tune.frameworks.description import Command, Framework, PipelineSchedule, Refusal, Run
+from axonn_tune.frameworks.step import StepOptions
 from axonn_tune.learning.stated import read_run
 from tests.cli.running import good, run
 

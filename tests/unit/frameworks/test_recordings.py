@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 import pytest
 
 from axonn_tune.frameworks import find_framework
-from axonn_tune.frameworks.command import Run
+from axonn_tune.frameworks.description import Run
 from axonn_tune.frameworks.megatron_core import CP_COMM_TYPES
 from axonn_tune.grid import EXPERT_GROUPS, RANK_AXES, GroupShape
 from axonn_tune.program.count import parameters

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from axonn_tune.cost.price import price
-from axonn_tune.frameworks.command import Command
+from axonn_tune.frameworks.description import Command
 from axonn_tune.job import Job, Layout
 from axonn_tune.learning.stated import read_run
 from axonn_tune.specs.model import Model

@@ -33,7 +33,7 @@ import pytest
 import axonn_tune
 from axonn_tune.errors import UsageError
 from axonn_tune.frameworks import base_software
-from axonn_tune.frameworks.description import NATURAL_IMBALANCE
+from axonn_tune.frameworks.step import NATURAL_IMBALANCE
 from axonn_tune.learning.diagnose import Diagnosis
 from axonn_tune.learning.evidence import Setup
 from axonn_tune.learning.setups import with_step

@@ -22,9 +22,9 @@ from axonn_tune.learning.evidence import Sample, measured_samples, probe_samples
 from axonn_tune.learning.learn import Learning, learn, prior_of
 from axonn_tune.learning.reading import measured_evidence, with_nodes
 from axonn_tune.specs.catalog import load_machine
-from axonn_tune.specs.dependents import told
 from axonn_tune.specs.loading import load_document
 from axonn_tune.specs.machine import CollectiveKind, Dispatching, Machine
+from axonn_tune.specs.numbers import told
 from axonn_tune.specs.points import CollectiveProbe, MatmulProbe, Probe
 from axonn_tune.specs.results import Measurements
 from axonn_tune.validation.comparison import RunComparison, repriced

@@ -7,7 +7,7 @@ from itertools import groupby
 import pytest
 
 from axonn_tune.frameworks import find_framework, registry
-from axonn_tune.frameworks.description import OFFLOAD_MODULES
+from axonn_tune.frameworks.step import OFFLOAD_MODULES
 from axonn_tune.program.block import block_nodes, check_arrays
 from axonn_tune.program.memory import saved_arrays
 from axonn_tune.program.operations import Array, Kernel, Operation, Size

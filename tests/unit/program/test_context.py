@@ -7,7 +7,7 @@ from itertools import pairwise
 import pytest
 
 from axonn_tune.frameworks import find_framework
-from axonn_tune.frameworks.description import ContextExchange
+from axonn_tune.frameworks.step import ContextExchange
 from axonn_tune.grid import Grid
 from axonn_tune.program.dimensions import broken_constraints, symbol_values
 from axonn_tune.program.operations import Collective

@@ -10,10 +10,9 @@ import pytest
 from axonn_tune.cost.uncertainty import covariance_of
 from axonn_tune.errors import DocumentError
 from axonn_tune.specs.catalog import available, load_machine
-from axonn_tune.specs.dependents import told
 from axonn_tune.specs.loading import Loaded
 from axonn_tune.specs.machine import Learned, LearnedNumber, Machine
-from axonn_tune.specs.numbers import number_at
+from axonn_tune.specs.numbers import number_at, told
 
 
 def with_set(name: str, *assignments: str) -> Loaded[Machine]:

@@ -1,0 +1,344 @@
+"""Options of a training step, with the limits of their values: what a framework does, or `--set step.KEY` asks for."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, Literal, TypeAlias
+
+from axonn_tune.errors import UsageError, suggest
+from axonn_tune.grid import Folding
+from axonn_tune.recompute import MODULES, Recompute, modules_of
+from axonn_tune.vocabulary import (
+    DISPATCHERS,
+    LARGEST_SIZE,
+    MOST_TIMES,
+    OVERLAPS,
+    CudaGraphs,
+    Overlap,
+    Precision,
+)
+
+GatherUnit: TypeAlias = Literal["weight", "block"]
+Reduction: TypeAlias = Literal["buckets", "whole", "parameter"]
+KernelKind: TypeAlias = Literal["ideal", "compiled", "eager"]
+LossKind: TypeAlias = Literal["in_place", "fused", "softmax", "copied", "eager"]
+NATURAL_IMBALANCE, IMBALANCE_SPREAD = 1.4, 0.2
+"""Token imbalance of natural routing, and standard deviation of its logarithm. Fitted to steps with forced load
+balancing and without: 1.65 of four of Qwen3-235B with EP 8, 24 to 9% longer (yanring/Megatron-MoE-ModelZoo@e865051),
+1.16 of Nemotron-3-Super with EP 32, 6.5% longer (NVIDIA-NeMo/Megatron-Bridge@067f987d)."""
+MOST_IMBALANCE = 1.29
+"""Upper end of its 80% interval over the middle: exp(1.2816 · spread)."""
+ContextExchange: TypeAlias = Literal["ring", "all_gather", "all_to_all", "hierarchical"]
+MOST_LESS = 64
+"""Layers that an embedding or an LM head may count as."""
+_MOST_REDUCTIONS = 16
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What a value of a step's option may be, each of them where it has several: a number in a range, or a word.
+
+    whole: a whole number. most_values: of an option with several.
+    """
+
+    least: float = 0.0
+    most: float = float(LARGEST_SIZE)
+    whole: bool = True
+    words: tuple[str, ...] = ()
+    most_values: int = LARGEST_SIZE
+
+    def check(self, name: str, value: object) -> None:
+        """UsageError for a value that the option cannot have, with the range or the words, and the nearest."""
+        several = value if isinstance(value, tuple) else (value,)
+        for one in several:
+            said = f"step.{name}={one!r:.40}"
+            if self.words:
+                if one not in self.words:
+                    raise UsageError(f"{said}{suggest(str(one), self.words)}: known: {', '.join(self.words)}")
+                continue
+            number = one if isinstance(one, int | float) and not isinstance(one, bool) else math.nan
+            if not self.least <= number <= self.most or (self.whole and number != int(number)):
+                kind = "a whole number" if self.whole else "a number"
+                near = self.most if number > self.most else self.least
+                raise UsageError(
+                    f"{said}: must be {kind} from {self.least:g} to {self.most:,.10g}; nearest valid: {near:.10g}"
+                )
+        if len(several) > self.most_values or (self.words and len({*several}) < len(several)):
+            raise UsageError(f"step.{name}: {len(several)} values; up to {self.most_values} are read, each word once")
+
+
+def _limited(default: Any, least: float = 0.0, most: float = LARGEST_SIZE, **more: Any) -> Any:  # noqa: ANN401 - a field
+    """A field with limits."""
+    return field(default=default, metadata={"limits": Limits(least, most, **more)})
+
+
+def _bytes() -> Any:  # noqa: ANN401 - a field
+    """Bytes of an element, or None."""
+    return _limited(None, 1, 8)
+
+
+def _words(*known: str, default: Any = ()) -> Any:  # noqa: ANN401 - a field
+    """Words of a vocabulary."""
+    return _limited(default, words=known)
+
+
+OFFLOAD_MODULES: Mapping[str, tuple[str, ...]] = {
+    "attn_norm": ("block input",),
+    "qkv_linear": ("attention.norm output",),
+    "core_attn": ("qkv",),
+    "attn_proj": ("attention output",),
+    "mlp_norm": ("mlp.norm input",),
+    "expert_fc1": ("dispatched tokens",),
+    "moe_act": ("expert up projection",),
+}
+"""Saved arrays that are the inputs of modules which Megatron-Core can offload one by one. Source:
+NVIDIA/Megatron-LM@d98e8a64, docs/user-guide/features/fine_grained_activation_offloading.md."""
+_FOLDED = ("x", "z", "context", "data")
+_REPEATED = (
+    *("attention.core", "attention.scores", "attention.norm", "attention.output", "attention.q_up", "attention.kv_up"),
+    *("mlp.norm", "mlp.up", "mlp.fc1", "mlp.fc2", "mlp.activation", "moe.activation", "shared_experts", "moe"),
+)
+"""Layers that selective recompute can repeat."""
+
+
+@dataclass(frozen=True)
+class StepOptions:
+    """Options of one training step beyond the collectives and GEMMs that all layouts share.
+
+    Tensor parallelism (x, y)
+        sequence_parallel: the residual stream is split over x between layers; all-reduces over x become all-gathers
+        before column-parallel and reduce-scatters after row-parallel layers (arXiv 2205.05198, section 4.2).
+        pipelined_tensor: forward collectives over x are split into chunks that overlap with the adjacent GEMM
+        (tp-comm-overlap). repeated_kv_heads: x may exceed key and value heads, which are then held by several ranks.
+
+    Sharded weights (z)
+        gather_unit: one all-gather and reduce-scatter a weight, or a block.
+        gather_bytes, shard_gradient_bytes: element of those all-gathers and reduce-scatters; None: the compute type.
+        gather_copies: full-size copies a gather makes beyond its own buffer.
+        gather_after_recompute: the backward pass gathers again although recompute did.
+        prefetch_recompute, prefetch_backward: those gathers are issued one ahead, as the forward's are.
+        reshard: after forward always, never, or as many blocks as memory allows keep theirs (`fit`).
+        head_gathered_again: the LM head's weight is gathered once more for its backward pass, blocking.
+        replicated_tables: of embedding, positions and LM head, those replicated over z; their gradients are
+        summed over z at the end of the step.
+        whole_rows: shards are whole rows, so rows must divide; otherwise they are padded.
+        master_shards: gathers read FP32 master weights and round them first; otherwise each rank keeps its weights
+        in the compute type beside them.
+
+    Replicated weights (data)
+        reduction: buckets behind the backward pass, or after it one buffer, or one call a parameter.
+        blocking_reduction: the same where it does not overlap; None: in the backward pass, each bucket once it is
+        complete, before the gradient goes to the stage before (the bundled runtime, `runtime.communicator.DataBuckets`;
+        FSDP's hooks, torch/distributed/fsdp/_fully_shard/_fsdp_param_group.py, post_backward).
+        staged_reduction: the same of pipeline stages, overlapped or not; None: as without stages.
+        gradient_bytes: element of accumulated gradients; None: that of master weights. reduced_bytes: of gradients
+        reduced over data; None: the same.
+        reduce_each_micro_batch: gradients are reduced over data in each micro-batch instead of once a step.
+        distributed_optimizer: master weights and moments are split over data; gradients are reduce-scattered, new
+        weights all-gathered (ZeRO-1). parameter_overlap: that all-gather runs behind the next forward pass.
+        shard_gradients: accumulated gradients are split over data, too (ZeRO-2).
+        offloaded: what is kept on the host: Adam's moments, master weights, accumulated gradients, weights, and
+        saved inputs of modules, named as Megatron-Core's --offload-modules does, but those of one layer.
+        offloaded_states, offloaded_inputs: fractions of moments and master weights, and of those inputs.
+        offloaded_layers: fraction of a rank's layers whose saved activations are.
+        master_bytes, exp_avg_bytes, exp_avg_sq_bytes: elements of master weights and of Adam's moments that a
+        precision-aware optimizer keeps; None: that of master weights in FP32, and another optimizer if all are.
+
+    Context parallelism
+        context_exchange: how attention gets keys and values of other ranks (`program.context`): around a ring, beside
+        attention, by an all-gather, by all-to-alls that swap tokens for heads, or by those inside groups of
+        context_inside ranks and a ring across the groups.
+        context_shards: weights are sharded over context as over z, not replicated as over data.
+
+    Experts
+        expert_shards, expert_replicas: rank axes that experts fold over, as `grid.Folding` has them; without any, the
+        framework has no experts. dispatcher: how tokens reach their experts. imbalance: rows of the rank with most
+        tokens over the mean, 1 with forced load balancing. capacity_factor: tokens that an expert takes at most, over
+        the mean; None: all (dropless). expert_overlap: where stages are interleaved or there is one, a forward and a
+        backward pass of two micro-batches run beside each other, layer by layer, dispatch and combine of each behind
+        computation of the other. delayed_weight_gradients: those of experts then run beside the combine of gradients.
+        shared_expert_overlap: GEMMs of shared experts run beside dispatch and combine. gathers_experts: an axis of its
+        own, `expert_z`, shards weights of experts, which are gathered a block ahead into buffers that stay.
+        balancing_loss: a loss balances experts by the tokens of each in the batch, which all ranks count in each layer
+        and micro-batch (Megatron-Core's global_aux_loss).
+
+    Recompute, loss, fusion
+        recompute_whole_block: full recompute repeats the block to its last operation, and that of a module the module.
+        selective: layers that selective recompute repeats; `mlp.up` is the GEMM of a gated MLP's half without gate.
+        loss_chunks: logits exist for one of so many equal chunks of tokens at a time, and their gradients are added in
+        FP32; 0: for one of at most 4,096 tokens, as the bundled runtime has it. loss_reductions: all-reduces of one
+        number a token. loss_parallel: of logits split over x; otherwise each rank of x gathers those of all words.
+        loss: which copies of the logits its cross-entropy holds (`program.tables.LOSSES`).
+        fused_attention: FlashAttention; otherwise GEMMs, softmax and dropout that write all scores.
+        fused_norms: an RMSNorm is one kernel; otherwise some, in FP32 (nn.RMSNorm without a compiler).
+        dropout: its masks are saved and its kernels run.
+        fused_accumulation: weight gradients are added inside their GEMM.
+        kernels: element-wise work in kernels as the bundled runtime launches them, compiled or operator by operator;
+        ideal: with the software's `traffic` as factor.
+        cuda_graphs: scopes whose operations the host does not launch.
+        vocabulary_multiple: rows of the embedding on each rank of x are padded to a multiple of it; None: to what
+        divides; 0: not padded, rows that do not divide are dropped.
+        overlaps: those it has; a workload may switch some of them off.
+
+    Pipeline stages
+        first_less, last_less: layers that the embedding and the LM head count as where layers are split over stages.
+
+    Number formats
+        tf32: linear layers round FP32 operands to TF32, as Transformer Engine has cuBLAS do it
+        (NVIDIA/TransformerEngine@0143a5e0, transformer_engine/common/gemm/cublaslt_gemm.cu). Products of PyTorch's own
+        do not since 1.12 (torch.backends.cuda.matmul.allow_tf32).
+        keeps_quantized: weights are quantized once a step, for all micro-batches; otherwise in each forward pass.
+        one_layout: GEMMs take any layout of 8-bit operands, so that a scale a tensor needs no transposed copy.
+        primary_weights: weights of linear layers and experts are kept and gathered in the format alone, without BF16
+        beside it (Megatron-Core's --fp8-param-gather and --fp4-param-gather, torchao's float8 all-gather).
+        first_layers_bf16, last_layers_bf16: layers at either end whose GEMMs stay in BF16 (Megatron-Core's
+        --first-last-layers-bf16 with --num-layers-at-start-in-bf16 and --num-layers-at-end-in-bf16).
+        narrow_attention: attention computes in 8 bits (Transformer Engine's fp8_dpa; Megatron-Core's
+        --fp8-dot-product-attention).
+        narrow_gathers: gathers over x move inputs and output gradients of linear layers in the format; where originals
+        are saved, only with a scale a tensor (torchao's Float8ColwiseParallel and Float8RowwiseParallel).
+        saves_original: linear layers save their input in BF16, and quantize it again in the backward pass.
+        quantizes_in_gemm: quantization is issued with its GEMM (Transformer Engine), not as operations of its own.
+        fused_quantization: a compiler finds the maxima of scales of whole tensors in the kernels before (torchao).
+        engine_formats: those of Transformer Engine where others are torchao's (`in_format`). requantizes: weights are
+        quantized by rows for the forward pass, and again for the backward pass.
+    """
+
+    sequence_parallel: bool = False
+    pipelined_tensor: bool = False
+    repeated_kv_heads: bool = False
+    gather_unit: GatherUnit = "weight"
+    gather_bytes: int | None = _bytes()
+    shard_gradient_bytes: int | None = _bytes()
+    gather_copies: int = _limited(0, 0, 8)
+    gather_after_recompute: bool = False
+    prefetch_recompute: bool = True
+    prefetch_backward: bool = True
+    reshard: Literal["always", "never", "fit"] = "fit"
+    head_gathered_again: bool = False
+    replicated_tables: tuple[str, ...] = _words("embedding", "position", "head")
+    whole_rows: bool = True
+    master_shards: bool = True
+    reduction: Reduction = "buckets"
+    blocking_reduction: Reduction | None = None
+    staged_reduction: Reduction | None = None
+    gradient_bytes: int | None = _bytes()
+    reduced_bytes: int | None = _bytes()
+    reduce_each_micro_batch: bool = False
+    distributed_optimizer: bool = False
+    parameter_overlap: bool = False
+    shard_gradients: bool = False
+    offloaded: tuple[str, ...] = _words("moments", "master", "gradients", "weights", *OFFLOAD_MODULES)
+    offloaded_states: float = _limited(1.0, 0, 1, whole=False)
+    offloaded_inputs: float = _limited(1.0, 0, 1, whole=False)
+    offloaded_layers: float = _limited(0.0, 0, 1, whole=False)
+    master_bytes: int | None = _bytes()
+    exp_avg_bytes: int | None = _bytes()
+    exp_avg_sq_bytes: int | None = _bytes()
+    context_exchange: ContextExchange = "ring"
+    context_inside: int = _limited(1, 1)
+    context_shards: bool = False
+    expert_shards: tuple[str, ...] = _words(*_FOLDED)
+    expert_replicas: tuple[str, ...] = _words(*_FOLDED)
+    dispatcher: str = _words(*DISPATCHERS, default="alltoall")
+    imbalance: float = _limited(NATURAL_IMBALANCE, 1, MOST_TIMES, whole=False)
+    capacity_factor: float | None = _limited(None, 0.01, MOST_TIMES, whole=False)
+    expert_overlap: bool = False
+    delayed_weight_gradients: bool = False
+    shared_expert_overlap: bool = False
+    gathers_experts: bool = False
+    balancing_loss: bool = False
+    recompute_whole_block: bool = False
+    selective: tuple[str, ...] = _words(
+        *_REPEATED, default=("attention.core", "attention.norm", "mlp.norm", "mlp.activation")
+    )
+    loss_chunks: int = _limited(0, 0, MOST_LESS)
+    loss_parallel: bool = True
+    loss_reductions: tuple[float, ...] = _limited((1.0, 2.0), 0, 64, whole=False, most_values=_MOST_REDUCTIONS)
+    loss: LossKind = "in_place"
+    fused_attention: bool = True
+    fused_norms: bool = True
+    dropout: bool = False
+    fused_accumulation: bool = False
+    kernels: KernelKind = "ideal"
+    cuda_graphs: tuple[CudaGraphs, ...] = ()
+    vocabulary_multiple: int | None = _limited(None, 0, 65536)
+    overlaps: tuple[Overlap, ...] = OVERLAPS
+    first_less: int = _limited(0, 0, MOST_LESS)
+    last_less: int = _limited(0, 0, MOST_LESS)
+    tf32: bool = False
+    keeps_quantized: bool = False
+    one_layout: bool = False
+    primary_weights: bool = False
+    first_layers_bf16: int = _limited(0, 0, 10_000)
+    last_layers_bf16: int = _limited(0, 0, 10_000)
+    narrow_attention: bool = False
+    narrow_gathers: bool = False
+    saves_original: bool = False
+    quantizes_in_gemm: bool = False
+    fused_quantization: bool = False
+    engine_formats: tuple[Precision, ...] = ()
+    requantizes: bool = False
+
+    def __post_init__(self) -> None:
+        """Refuse values out of the limits of their options."""
+        for name, limits in _LIMITS.items():
+            if (value := getattr(self, name)) is not None and value != ():
+                limits.check(name, value)
+        if both := {*self.expert_shards} & {*self.expert_replicas}:
+            raise UsageError(f"step.expert_shards and step.expert_replicas both name {min(both)}")
+
+    def in_format(self, name: str) -> StepOptions:
+        """The options in a number format: Transformer Engine saves inputs quantized, repeats blocks to their last
+        operation, and under FSDP2 quantizes weights that were gathered in BF16 in both passes.
+
+        Source: NVIDIA/TransformerEngine@d0067d0d, transformer_engine/pytorch/module/linear.py, pytorch/distributed.py.
+        """
+        if name not in self.engine_formats:
+            return self
+        own = replace(self, saves_original=False, fused_quantization=False, primary_weights=False)
+        return replace(own, requantizes=True, recompute_whole_block=True)
+
+    def repeated_layers(self, recompute: Recompute) -> tuple[str, ...]:
+        """Layers that the backward pass repeats one by one: none where it repeats whole blocks or nothing."""
+        if recompute == "selective":
+            return self.selective
+        modules = [MODULES[name] for name in modules_of(recompute)]
+        layers = (layer for one in modules for layer in (one.whole if self.recompute_whole_block else one.layers))
+        return tuple(dict.fromkeys(layers))
+
+    @property
+    def folding(self) -> Folding:
+        """Rank axes that experts fold over."""
+        return Folding(self.expert_shards, self.expert_replicas)
+
+    @property
+    def copies_over_context(self) -> bool:
+        """Whether ranks of context have copies of the same experts: these are not folded over it."""
+        return "context" not in (*self.expert_shards, *self.expert_replicas)
+
+    @property
+    def less(self) -> tuple[int, int]:
+        """Layers that the embedding and the LM head count as."""
+        return self.first_less, self.last_less
+
+    def most_parts(self, layers: int) -> int:
+        """Largest number of model parts that have a layer each."""
+        return (layers + sum(self.less)) // (1 + max(self.less))
+
+    @property
+    def precision_aware(self) -> bool:
+        """Whether the optimizer has types of its own, and reads gradients as they were accumulated."""
+        return (self.master_bytes, self.exp_avg_bytes, self.exp_avg_sq_bytes) != (None, None, None)
+
+    def staged(self, chunks: int) -> StepOptions:
+        """The step of pipeline stages of so many chunks; passes run beside each other only where they are several."""
+        reduction = self.staged_reduction or self.reduction
+        return replace(self, reduction=reduction, expert_overlap=self.expert_overlap and chunks > 1)
+
+
+_LIMITS: Mapping[str, Limits] = {
+    one.name: one.metadata["limits"] for one in fields(StepOptions) if "limits" in one.metadata
+}
