@@ -40,14 +40,14 @@ from axonn_tune.job import Layout
 from axonn_tune.launch.config import build_launch, launch_text
 from axonn_tune.program.dimensions import model_flops
 from axonn_tune.recompute import RECOMPUTES
+from axonn_tune.runtime.clocks import DeviceClock, HostClock
 from axonn_tune.runtime.devices import forget_peak, settings_of, synchronize
 from axonn_tune.runtime.dry_run import MetaBytes, dry_run
 from axonn_tune.runtime.ledger import compare, program_of
 from axonn_tune.runtime.mesh import Mesh, build_mesh
-from axonn_tune.runtime.metrics import DeviceClock, HostClock
-from axonn_tune.runtime.modules import sums_of_rows
 from axonn_tune.runtime.parameters import Parameter
 from axonn_tune.runtime.start import train
+from axonn_tune.runtime.tables import sums_of_rows
 from axonn_tune.runtime.tokens import batches
 from axonn_tune.runtime.trainer import Trainer
 from axonn_tune.specs.catalog import load_machine, load_model

@@ -30,10 +30,10 @@ from axonn_tune.grid import ENDS
 from axonn_tune.program.inputs import COPY
 from axonn_tune.program.operations import OpKind, Phase
 from axonn_tune.program.pipeline import Kind
+from axonn_tune.runtime.clocks import Call, Timer
 from axonn_tune.runtime.devices import RuntimeSettings
 from axonn_tune.runtime.ledger import Ledger, LedgerEntry
 from axonn_tune.runtime.mesh import Edge, Mesh
-from axonn_tune.runtime.metrics import Call, Timer
 from axonn_tune.runtime.parameters import Bucket, Vector
 
 

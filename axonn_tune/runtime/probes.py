@@ -35,11 +35,11 @@ from axonn_tune.errors import AxonnTuneError, EnvironmentProblem, TrainingFailed
 from axonn_tune.grid import Grid
 from axonn_tune.processes import die_with, end_process, exit_code_of, fork_ranks, processor_name
 from axonn_tune.program.operations import GROUP_AXES
+from axonn_tune.runtime.clocks import DeviceClock, HostClock
 from axonn_tune.runtime.communicator import CollectiveHandle, Communicator
 from axonn_tune.runtime.devices import DTYPES, device_of, settings_of, synchronize
 from axonn_tune.runtime.ledger import Ledger
 from axonn_tune.runtime.mesh import Mesh, WorldGroup, is_broken_connection, is_timeout
-from axonn_tune.runtime.metrics import DeviceClock, HostClock
 from axonn_tune.runtime.modules import attention_on, rotary_positions
 from axonn_tune.runtime.start import INTERRUPTED, RankEnvironment, print_message, rank_environment
 from axonn_tune.runtime.tokens import batches

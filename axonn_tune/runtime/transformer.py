@@ -11,14 +11,12 @@ import math
 from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TypeAlias
 
 import torch
 
 from axonn_tune.program.inputs import COPY, EXPERTS
 from axonn_tune.program.step import BUNDLED
 from axonn_tune.runtime.communicator import (
-    CollectiveHandle,
     Communicator,
     DataBuckets,
     WeightGather,
@@ -27,18 +25,14 @@ from axonn_tune.runtime.communicator import (
 )
 from axonn_tune.runtime.context import RingAttention, kernel_on, own_positions
 from axonn_tune.runtime.devices import RuntimeSettings
-from axonn_tune.runtime.experts import ExpertBranch, ExpertFunctions, ExpertWeights, Router, SavedExperts
+from axonn_tune.runtime.experts import ExpertBranch, ExpertFunctions
 from axonn_tune.runtime.modules import (
     CausalAttention,
     Dropout,
-    Embedding,
-    LMHead,
     LocalFunction,
     Norm,
-    NormStatistics,
     ParallelLinear,
     Result,
-    TensorFunction,
     activation,
     attention_on,
     compiled,
@@ -48,51 +42,17 @@ from axonn_tune.runtime.modules import (
 )
 from axonn_tune.runtime.parameters import Bucket, Matrix, ParameterStore, part_of
 from axonn_tune.runtime.philox import key_of
+from axonn_tune.runtime.saved import (
+    ExpertWeights,
+    GatheredWeights,
+    Linear,
+    LocalOutput,
+    Router,
+    SavedActivations,
+)
+from axonn_tune.runtime.tables import Embedding, LMHead
 from axonn_tune.specs.model import Layer, Model
 from axonn_tune.specs.traces import EMBEDDING_BACKWARD, EMBEDDING_FORWARD, END, HEAD, block_backward, block_forward
-
-
-@dataclass
-class GatheredWeights:
-    """Gathered weights of one block: gathered at the first use, held until the last.
-
-    users: micro-batches between forward and backward that share them, where a layer is not resharded after forward.
-    """
-
-    gathers: WeightGathers
-    held: dict[str, torch.Tensor] = field(default_factory=dict)
-    users: int = 1
-
-    def take(self, linear: Linear, *, last: bool) -> torch.Tensor:
-        """A layer's gathered weight."""
-        if linear.layer not in self.held:
-            self.held[linear.layer] = self.gathers.take(linear.weight)
-        return self.held.pop(linear.layer) if last and self.users == 1 else self.held[linear.layer]
-
-
-Linear: TypeAlias = ParallelLinear | Router | ExpertWeights
-"""A layer of which weights are gathered."""
-LocalOutput = tuple[torch.Tensor, TensorFunction]
-"""Output and backward pass of attention or of the activation."""
-
-
-@dataclass
-class SavedActivations:
-    """What a residual branch saves of a micro-batch, or of half a split one, from forward to backward.
-
-    tokens: their numbers `[M]`, for dropout; statistics: of the norm; x: residual stream `[M, H_y]` that the branch
-    reads; hidden: first linear layer's output `[M, N_x]`; local: attention's or activation's output and backward pass;
-    normal: the norm's output; experts: of them; counts: tokens of each of them, on all ranks, for a loss.
-    """
-
-    tokens: torch.Tensor
-    statistics: NormStatistics
-    x: torch.Tensor | None = None
-    hidden: torch.Tensor | None = None
-    local: LocalOutput | None = None
-    normal: torch.Tensor | None = None
-    experts: SavedExperts | None = None
-    counts: CollectiveHandle | None = None
 
 
 @dataclass

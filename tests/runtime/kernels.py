@@ -12,9 +12,9 @@ import torch
 import torch.distributed as dist
 from torch.utils._pytree import tree_leaves
 
+from axonn_tune.runtime.clocks import HostClock
 from axonn_tune.runtime.dry_run import MetaBytes, build, step_ledger
 from axonn_tune.runtime.mesh import Mesh
-from axonn_tune.runtime.metrics import HostClock
 from axonn_tune.specs.launch import Launch
 
 

@@ -27,11 +27,11 @@ from torch.utils._pytree import tree_leaves
 from axonn_tune.grid import Grid
 from axonn_tune.program.pipeline import model_parts
 from axonn_tune.runtime import communicator as communication
+from axonn_tune.runtime.clocks import HostClock, Timer
 from axonn_tune.runtime.communicator import Communicator
 from axonn_tune.runtime.devices import RuntimeSettings
 from axonn_tune.runtime.ledger import Ledger
 from axonn_tune.runtime.mesh import build_mesh
-from axonn_tune.runtime.metrics import HostClock, Timer
 from axonn_tune.runtime.optimizer import AdamW
 from axonn_tune.runtime.trainer import PipelineStage
 from axonn_tune.runtime.transformer import MicroBatch, Transformer

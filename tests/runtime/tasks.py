@@ -8,11 +8,11 @@ import torch
 import torch.distributed as dist
 
 from axonn_tune.grid import Grid
+from axonn_tune.runtime.clocks import TimedCall, Timer
 from axonn_tune.runtime.communicator import Communicator
 from axonn_tune.runtime.devices import RuntimeSettings
 from axonn_tune.runtime.ledger import Ledger
 from axonn_tune.runtime.mesh import build_mesh
-from axonn_tune.runtime.metrics import TimedCall, Timer
 from axonn_tune.runtime.optimizer import AdamW
 from axonn_tune.runtime.transformer import Transformer
 from axonn_tune.specs.catalog import load_model

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as functional
 
 from axonn_tune.grid import Grid
-from axonn_tune.runtime import modules
+from axonn_tune.runtime import modules, tables
 from axonn_tune.runtime.communicator import Communicator, WeightGathers, WeightGradients
 from axonn_tune.runtime.devices import COMPILE_STATIC, RuntimeSettings
 from axonn_tune.runtime.experts import ExpertFunctions, balanced
@@ -43,7 +43,7 @@ def test_frequent_tokens_keep_their_gradient(repeats: int) -> None:
     gradient = torch.full((repeats + 1, 8), 0.01, dtype=torch.bfloat16)
     rows = torch.zeros(repeats + 1, dtype=torch.int64)
     rows[-1] = 2
-    found = modules.sums_of_rows(gradient, rows, 4)
+    found = tables.sums_of_rows(gradient, rows, 4)
     exact = torch.zeros(4, 8, dtype=torch.float64).index_add_(0, rows, gradient.double())
     assert torch.allclose(found.double(), exact, rtol=2**-8)
 
@@ -61,7 +61,7 @@ def test_chunks_of_the_loss_cost_the_heads_gradient_no_digit(monkeypatch: pytest
         head = Transformer(model, communicator, on, sequence=64, seed=0).head
         assert head is not None
         head.table.value.copy_(head.table.value.bfloat16())
-        monkeypatch.setattr(modules, "loss_chunks", lambda tokens: chunks)
+        monkeypatch.setattr(tables, "loss_chunks", lambda tokens: chunks)
         gathers = WeightGathers(communicator, on, [(head.table, "forward", "head")])
         head.forward_backward(x.to(dtype), targets, gathers, WeightGradients(communicator, on), scale=1 / 8192)
         return head.table.gradient.double()
@@ -108,7 +108,7 @@ def test_compiled_functions_are_the_plain_ones() -> None:
         (modules.whole_norm, (x, None, weight, bias, torch.float32)),
         (modules.whole_gradient, (x, statistics, weight, gradient, gradient)),
         (modules.gradient_sums, (x, statistics, weight, gradient)),
-        (modules.exponential_sums, (logits, torch.float32)),
+        (tables.exponential_sums, (logits, torch.float32)),
     ]:
         fast = compiled(function, settings(torch.bfloat16, compiler=COMPILE_STATIC))(*arguments)
         torch.testing.assert_close(fast, function(*arguments), rtol=1e-2, atol=1e-4)

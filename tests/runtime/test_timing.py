@@ -11,18 +11,11 @@ import torch
 import torch.distributed as dist
 
 from axonn_tune.grid import Grid
+from axonn_tune.runtime.clocks import DeviceClock, HostClock, StepTimes, TimedCall, Timer
 from axonn_tune.runtime.communicator import CollectiveHandle
 from axonn_tune.runtime.ledger import LedgerEntry
 from axonn_tune.runtime.mesh import build_mesh
-from axonn_tune.runtime.metrics import (
-    DeviceClock,
-    HostClock,
-    Metrics,
-    StepTimes,
-    TimedCall,
-    Timer,
-    shares_s,
-)
+from axonn_tune.runtime.metrics import Metrics, shares_s
 from axonn_tune.runtime.optimizer import StepResult
 from axonn_tune.specs.loading import load_document
 from axonn_tune.specs.results import Summary
