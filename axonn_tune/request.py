@@ -294,7 +294,8 @@ class Request:
     dispatcher: str | None = _option(
         _WORKLOAD,
         f"How tokens reach their experts: {', '.join(DISPATCHERS)}. Default: auto: alltoall over up to 8 ranks "
-        "of a node, hybridep in an NVLink domain of a rack, else deepep, of those that the framework has.",
+        "of a node, hybridep in an NVLink domain of a rack, else deepep, of those that the framework has; with EP 1 "
+        "a search compares.",
         "choice",
         shown="NAME|auto",
         choices=("auto", *DISPATCHERS),

@@ -208,9 +208,10 @@ class PricedLayout(Layout):
 
     @property
     def dispatcher(self) -> str | None:
-        """How tokens reach their experts; None where a rank has them all."""
+        """How tokens reach their experts; None where a rank has them all, unless an all-gather permutes them."""
         several = self.grid.expert * self.grid.expert_tensor > 1
-        return dispatcher_on(self.job, self.grid) if several else None
+        found = dispatcher_on(self.job, self.grid) if self.job.model.has_experts else None
+        return found if several or found == "allgather" else None
 
     @property
     def expert_overlap(self) -> bool:

@@ -16,7 +16,7 @@ from axonn_tune.frameworks.dispatchers import default_dispatcher
 from axonn_tune.frameworks.step import ContextExchange, StepOptions
 from axonn_tune.grid import ALL_AXES, AXES, RANK_AXES, WORLD, Grid, split_axes
 from axonn_tune.recompute import RECOMPUTES, modules_of
-from axonn_tune.specs.machine import Accelerator, EnvironmentVariable, Machine, Software
+from axonn_tune.specs.machine import LARGEST_NODE, Accelerator, EnvironmentVariable, Machine, Software
 from axonn_tune.specs.model import Model
 from axonn_tune.specs.workload import Recompute, Workload
 from axonn_tune.vocabulary import CudaGraphs, Overlap, Precision
@@ -165,6 +165,15 @@ class Framework:
         """The dispatcher of experts over so many ranks: the one asked for, or the default on a machine whose innermost
         domain has so many ranks."""
         return default_dispatcher(self.dispatchers, ranks=ranks, domain=domain) or self.step.dispatcher
+
+    def compared_dispatchers(self, ranks: int, tensor: int, domain: int | None) -> tuple[str, ...]:
+        """What a search compares for experts over so many ranks, each split over `tensor`: the default or the one asked
+        for. Where each rank has all experts and sends no token, an all-gather permutes them once, an all-to-all twice;
+        and if they are split, one that counts ranks sends no counts and probabilities beside them."""
+        names = [self.dispatcher_over(ranks * tensor, domain)]
+        if ranks == 1 and "allgather" in self.dispatchers:
+            names += ["alltoall", "allgather", *([self.dispatcher_over(LARGEST_NODE + 1, domain)] * (tensor > 1))]
+        return tuple(dict.fromkeys(names))
 
     def training(self, model: Model) -> Framework:
         """The same framework with the axes of experts, if a model has them and it does, and its software for them."""

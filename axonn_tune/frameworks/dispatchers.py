@@ -47,11 +47,11 @@ class Dispatcher:
 def default_dispatcher(had: Sequence[str], *, ranks: int, domain: int | None) -> str:
     """The default for experts over so many ranks, where the innermost domain of the network has so many (None: all).
 
-    HybridEP where that is a rack; all-to-all over up to 8 in a node; else DeepEP, which sends a token to a node once.
-    Instead of one that is not among those `had` the first; "" without any.
+    HybridEP over several ranks where that is a rack; all-to-all over up to 8 in a node; else DeepEP, which sends a
+    token to a node once. Instead of one that is not among those `had` the first; "" without any.
     """
     wanted = "alltoall" if ranks <= min(domain or ranks, _MOST_ALL_TO_ALL) else "deepep"
-    wanted = "hybridep" if domain is not None and domain > LARGEST_NODE else wanted
+    wanted = "hybridep" if ranks > 1 and domain is not None and domain > LARGEST_NODE else wanted
     return wanted if wanted in had else next(iter(had), "")
 
 

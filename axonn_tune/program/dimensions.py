@@ -21,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from axonn_tune.frameworks.description import FlopCount, Framework
+from axonn_tune.frameworks.dispatchers import find_dispatcher
 from axonn_tune.frameworks.step import MOST_IMBALANCE, StepOptions
 from axonn_tune.grid import ALL_AXES, BATCH_AXES, EXPERT_AXES, Grid, divisors
 from axonn_tune.program.count import TypeCount, active_parameters, counted, type_constants
@@ -59,9 +60,9 @@ _FORWARD_AND_BACKWARD = 3.0
 class Constraint:
     """`value` must be divisible by the product of some axes.
 
-    at_least: it must only be as large; or_divides: the product may also be divisible by it; multiple: the product must
-    be; times: by so many times the product; where: holds where this axis is wider than 1; both: these axes may not all
-    be wider than 1, for the reason `what`; of: the value is the product of these axes.
+    at_least: it must only be as large; below: it must be less; or_divides: the product may also be divisible by it;
+    multiple: the product must be; times: by so many times the product; where: holds where this axis is wider than 1;
+    both: these axes may not all be wider than 1, for the reason `what`; of: the value is the product of these axes.
     """
 
     name: str
@@ -69,6 +70,7 @@ class Constraint:
     value: int
     axes: tuple[str, ...]
     at_least: bool = False
+    below: bool = False
     or_divides: bool = False
     multiple: bool = False
     times: int = 1
@@ -92,6 +94,8 @@ class Constraint:
             return together
         if self.at_least:
             return np.asarray(product > self.value)
+        if self.below:
+            return np.asarray(product <= self.value)
         wrong: NDArray[np.bool_] = (product % self.value if self.multiple else self.value % product) != 0
         if self.where:
             wrong = wrong & (sizes[self.where] > 1)
@@ -107,6 +111,8 @@ class Constraint:
             return f"{whole} is not divisible by {taken}"
         product = self.times * prod(sizes[axis] for axis in self.axes)
         relation = "is less than" if self.at_least else "is not divisible by"
+        if self.below:
+            return f"{self.what} needs {self._product(framework)} above {self.value}"
         if self.multiple:
             return f"{self._product(framework)} = {product} {relation} {self.what} ({self.value})"
         return f"{self.what} ({self.value}) {relation} {self._product(framework)} = {product}"
@@ -121,6 +127,8 @@ class Constraint:
         product, what = self._product(framework), self.what.replace("_", " ")
         if self.at_least:
             return f"fewer {what} than {product}"
+        if self.below:
+            return f"{self.what} and {product} = {self.value}"
         return f"{product} not divisible by {self.what}" if self.multiple else f"{what} not divisible by {product}"
 
     def _product(self, framework: Framework, axes: tuple[str, ...] = ()) -> str:
@@ -186,8 +194,12 @@ def _expert_constraints(model: Model, framework: Framework) -> list[Constraint]:
     over_x = ("x", "z") if whole else ("x",)
     shared_buffers = "expert overlap runs a forward and a backward pass at once, whose gathers of weights share buffers"
     overlapping = ("z", "expert_z") if framework.step.expert_overlap else ()
+    # Its kernels are of several ranks (core/transformer/moe/token_dispatcher.py, MoEFlexTokenDispatcher).
+    flex = framework.overlaps_experts and find_dispatcher(framework.step.dispatcher).counting == "rank"
+    routed = [f"dispatcher {framework.step.dispatcher}"] * flex
     return [
         *(Constraint(f"{axis}-with-expert", shared_buffers, 1, (axis, "expert"), both=True) for axis in overlapping),
+        *(Constraint("dispatcher-by-expert", name, 1, ("expert", "expert_tensor"), below=True) for name in routed),
         Constraint("experts-by-expert", "experts", count, ("expert",)),
         Constraint("expert-width-by-tensor", "expert width", width, ("expert_tensor",) if tensor else over_x),
         Constraint("ranks-by-expert", "ranks", 1, EXPERT_AXES, of=over),

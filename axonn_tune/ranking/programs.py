@@ -85,7 +85,7 @@ class Exchange:
 
 def exchanges_of(problem: Problem, grids: Grids, shapes: Shapes, programs: Programs) -> list[Exchange]:
     """The exchanges that are compared, each with the grids that it can have; the first has those without context, too;
-    and the dispatchers that layouts have by default.
+    and the dispatchers that are tried.
 
     No exchange or dispatcher needs other memory, so each candidate is priced with every one, and ranked with the best.
     Those that can have expert overlap come with it, too, where that is compared.

@@ -180,11 +180,12 @@ class Problem(Job):
 
     @cached_property
     def by_dispatcher(self) -> tuple[Problem, ...]:
-        """The problem with each dispatcher that layouts have by default (`dispatcher_grids`)."""
+        """The problem with each dispatcher that some grid is tried with (`dispatcher_grids`)."""
         if not self.framework.dispatchers or "expert" not in self.axes:
             return (self,)
-        domain = self.machine.tiers[0].ranks
-        names = dict.fromkeys(self.framework.dispatcher_over(ranks, domain) for ranks in (1, self.gpus))
+        domain, some = self.machine.tiers[0].ranks, ((1, 1), (1, self.gpus), (self.gpus, 1))
+        each = (self.framework.compared_dispatchers(*sizes, domain) for sizes in some)
+        names = dict.fromkeys(itertools.chain.from_iterable(each))
         return tuple(replace(self, framework=self.framework.with_step(dispatcher=name)) for name in names)
 
     @property
@@ -266,11 +267,13 @@ def exchange_grids(problem: Problem, grids: Grids) -> NDArray[np.bool_]:
 
 
 def dispatcher_grids(problem: Problem, grids: Grids, dispatcher: str) -> NDArray[np.bool_]:
-    """Grids whose layouts have a dispatcher by default."""
-    experts = grids.column("expert") * (grids.column("expert_tensor") if "expert_tensor" in grids.axes else 1)
-    domain, (sizes, _, number) = problem.machine.tiers[0].ranks, distinct(experts)
-    names = [problem.framework.dispatcher_over(size, domain) for size in sizes.tolist()]
-    return np.array([name == dispatcher for name in names])[number]
+    """Grids that are tried with a dispatcher."""
+    experts, domain = grids.column("expert"), problem.machine.tiers[0].ranks
+    tensor = grids.column("expert_tensor") if "expert_tensor" in grids.axes else np.ones_like(experts)
+    _, first, number = distinct(experts << 32 | tensor)
+    several = zip(experts[first].tolist(), tensor[first].tolist(), strict=True)
+    compared = [problem.framework.compared_dispatchers(*sizes, domain) for sizes in several]
+    return np.array([dispatcher in names for names in compared])[number]
 
 
 def sound_sizes(gpus: int, model: Model, workload: Workload) -> Integers:

@@ -98,8 +98,9 @@ def _only_words(job: Job, gpus: int, grid: Grid | None) -> Iterator[str]:
     """An exchange or a dispatcher that is the framework's own and the only one of a run, where a search compares it."""
     framework, domain = job.framework, job.machine.tiers[0].ranks
     plain = registry().get(framework.name, framework)
-    ranks = (1, gpus) if grid is None else (grid.expert * grid.expert_tensor,)
-    others = job.model.has_experts and {plain.dispatcher_over(each, domain) for each in ranks} - {plain.step.dispatcher}
+    sizes = ((1, 1), (gpus, 1)) if grid is None else ((grid.expert, grid.expert_tensor),)
+    tried = {name for each in sizes for name in plain.compared_dispatchers(*each, domain)}
+    others = job.model.has_experts and tried - {plain.step.dispatcher}
     wide = "context" in framework.axes if grid is None else grid.context > 1
     for name, compared in (
         ("dispatcher", others and plain.dispatchers and not framework.dispatchers),

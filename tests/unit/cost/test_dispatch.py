@@ -13,6 +13,7 @@ from axonn_tune.frameworks.description import Framework
 from axonn_tune.frameworks.dispatchers import default_dispatcher, find_dispatcher
 from axonn_tune.grid import Grid, GroupShape
 from axonn_tune.job import Job, Layout
+from axonn_tune.program.dimensions import broken_constraints
 from axonn_tune.program.operations import Collective, MatMul, Routing
 from axonn_tune.report.explain import line_sentences
 from axonn_tune.specs.catalog import load_machine
@@ -177,12 +178,39 @@ def test_intervals_hold_the_spread_of_natural_routing() -> None:
 
 @pytest.mark.parametrize(
     ("ranks", "domain", "name"),
-    [(8, 8, "alltoall"), (16, 8, "deepep"), (8, 4, "deepep"), (64, 72, "hybridep"), (4, None, "alltoall")],
+    [
+        (8, 8, "alltoall"),
+        (16, 8, "deepep"),
+        (8, 4, "deepep"),
+        (64, 72, "hybridep"),
+        (1, 72, "alltoall"),
+        (4, None, "alltoall"),
+    ],
 )
 def test_default_dispatcher(ranks: int, domain: int | None, name: str) -> None:
     """All-to-all over up to 8 ranks of a node, DeepEP beyond, HybridEP in a rack; what there is none of, the first."""
     assert default_dispatcher(("alltoall", "deepep", "hybridep"), ranks=ranks, domain=domain) == name
     assert default_dispatcher(("alltoall",), ranks=ranks, domain=domain) == "alltoall"
+
+
+def test_experts_on_every_rank_are_permuted_once_by_all_gathers() -> None:
+    """A search compares what each dispatcher does to rows that stay; kernels of several ranks are refused on one."""
+    core, workload = find_framework("megatron-core"), Workload(global_batch=64, sequence_length=2048)
+    grid = Grid(data=16, order=MEGATRON)
+
+    def step_s(name: str) -> float:
+        job = Job(model_of("moe*2"), MACHINE, workload, core.with_step(dispatcher=name))
+        return price(job, Layout(grid, 1, "none", 0)).iteration_s
+
+    assert core.compared_dispatchers(1, 1, 8) == ("alltoall", "allgather")
+    assert core.compared_dispatchers(1, 2, 72) == ("hybridep", "alltoall", "allgather")
+    assert core.compared_dispatchers(2, 1, 8) == ("alltoall",)
+    assert step_s("allgather") < step_s("alltoall")
+    flex = core.training(model_of("moe*2")).with_step(dispatcher="deepep")
+    broken = broken_constraints(grid, model_of("moe*2"), workload, flex, micro_batch=1)
+    assert broken == ["dispatcher deepep needs EP·ETP above 1"]
+    split = Grid(data=8, x=2, expert_tensor=2, order=MEGATRON)
+    assert broken_constraints(split, model_of("moe*2"), workload, flex, micro_batch=1) == []
 
 
 def test_a_group_in_a_rack_does_not_straddle_two() -> None:

@@ -220,16 +220,19 @@ def kinds_of(problem: Problem, fittings: dict[Variant, Fitting], row: int, *, do
 
 
 def jobs_of(problem: Problem, grids: Grids, grid: int) -> list[Problem]:
-    """The problem with each exchange of context parallelism that a grid can have, and the dispatcher that it has."""
+    """The problem with each exchange of context parallelism that a grid can have, and each dispatcher that is tried."""
     found, several = list[Problem](), len(problem.by_exchange) > 1
     for place, one in enumerate(problem.by_exchange):
         wide = "context" in grids.axes and grids.column("context")[grid] > 1
         if several and not (exchange_grids(one, grids)[grid] if wide else place == 0):
             continue
         sizes = dict(zip(grids.axes, grids.sizes[grid].tolist(), strict=True))
-        named = dispatcher_on(one, Grid(**sizes, order=problem.orders[0]))
+        names = {dispatcher_on(one, Grid(**sizes, order=problem.orders[0]))}
+        if "allgather" in one.framework.dispatchers and sizes.get("expert") == 1:
+            names |= {"alltoall", "allgather"}
+            names |= {"deepep", "hybridep"} if sizes["expert_tensor"] > 1 else set()
         several_dispatchers = len(one.by_dispatcher) > 1
-        found += [two for two in one.by_dispatcher if not several_dispatchers or two.framework.step.dispatcher == named]
+        found += [two for two in one.by_dispatcher if not several_dispatchers or two.framework.step.dispatcher in names]
     return found
 
 

@@ -70,13 +70,16 @@ def searched(problem: Problem, top: int) -> Priced:
 
 
 def pins_of(draw: random.Random, row: PricedLayout) -> dict[str, Any]:
-    """From one to all axes of a row, and often its micro-batch, chunks or recompute."""
+    """From one to all axes of a row, and often its micro-batch, chunks, dispatcher, expert overlap or recompute."""
     axes = [axis for axis in row.axes if axis in row.job.framework.columns]
     pins: dict[str, Any] = {axis: row.size(axis) for axis in draw.sample(axes, draw.randint(1, len(axes)))}
     if draw.random() < 0.4:
         pins["micro_batch"] = row.micro_batch
     if draw.random() < 0.4 and "chunks" in row.job.framework.columns and (pins.get("pipeline", 2) > 1):
         pins["chunks"] = row.chunks
+    for name in ("dispatcher", "expert_overlap"):
+        if draw.random() < 0.2 and getattr(row, name):
+            pins[name] = getattr(row, name)
     if draw.random() < 0.4:
         pins["recompute"] = row.recompute
         if row.recompute_layers is not None:
