@@ -167,6 +167,8 @@ class StepOptions:
     Recompute, loss, fusion
         recompute_whole_block: full recompute repeats the block to its last operation, and that of a module the module.
         selective: layers that selective recompute repeats; `mlp.up` is the GEMM of a gated MLP's half without gate.
+        selective_at_once: all of these are repeated before the first gradient of a block, as by a checkpoint of whole
+        blocks that saves outputs of some operations (torch/utils/checkpoint.py, _CachingTorchDispatchMode).
         loss_chunks: logits exist for one of so many equal chunks of tokens at a time, and their gradients are added in
         FP32; 0: for one of at most 4,096 tokens, as the bundled runtime has it. loss_reductions: all-reduces of one
         number a token. loss_parallel: of logits split over x; otherwise each rank of x gathers those of all words.
@@ -254,6 +256,7 @@ class StepOptions:
     selective: tuple[str, ...] = _words(
         *_REPEATED, default=("attention.core", "attention.norm", "mlp.norm", "mlp.activation")
     )
+    selective_at_once: bool = False
     loss_chunks: int = _limited(0, 0, MOST_LESS)
     loss_parallel: bool = True
     loss_reductions: tuple[float, ...] = _limited((1.0, 2.0), 0, 64, whole=False, most_values=_MOST_REDUCTIONS)

@@ -523,6 +523,7 @@ TORCHTITAN = Framework(
         loss_reductions=(1.0, 1.0, 1.0),
         recompute_whole_block=True,
         selective=("attention.norm", "attention.output", "mlp.norm", "mlp.up", "mlp.activation"),
+        selective_at_once=True,
     ),
     schedule=PipelineSchedule(overlapped=True, scattered=False),
     attention_since="",

@@ -182,6 +182,9 @@ def backward(nodes: BlockNodes, *, recompute: Recompute) -> Iterator[Operation]:
         yield from forward(nodes, phase="recompute")
     if after.gathers:
         yield from gather_block(given, "backward")
+    if recompute == "selective" and given.options.selective_at_once:
+        for node in nodes.forward:
+            yield from after.repeated(node)
     yield from _in_order(nodes.backward, after.steps)
     if given.options.gather_unit == "block":
         yield from layers.reduce_weight_gradient(WHOLE_BLOCK, given.block, given)
@@ -213,7 +216,7 @@ class _Backward:
                 yield from self._output_of(needed)
         before, source = self._gathers_again, self.nodes.reads[node]
         read = source if source and (node not in self.nodes.aside or source in self.nodes.aside) else None
-        again = [*(self._output_of(read) if read else ()), *self._repeated(node)]
+        again = [*(self._output_of(read) if read else ()), *self.repeated(node)]
         gather = [] if node in self._held and not self.given.options.gather_after_recompute else self._gather(node)
         # What gathers weights of its own comes before.
         yield from (*again, *gather) if self._gathers_again > before else (*gather, *again)
@@ -230,9 +233,9 @@ class _Backward:
 
     def _output_of(self, node: Node) -> Iterator[Operation]:
         """A node that is repeated for another."""
-        yield from self._repeated(node, without=node.inside)
+        yield from self.repeated(node, without=node.inside)
 
-    def _repeated(self, node: Node, *, without: tuple[str, ...] = ()) -> Iterator[Operation]:
+    def repeated(self, node: Node, *, without: tuple[str, ...] = ()) -> Iterator[Operation]:
         """A node by each name that the set has of it, with all others of that name."""
         if not self._left:
             return
@@ -241,12 +244,12 @@ class _Backward:
 
     def _once_more(self, node: Node, name: str) -> Iterator[Operation]:
         """A node by one name; by that of its layer, behind what it reads."""
+        source = self.nodes.reads[node]
+        if (name == node.layer or name in node.partly) and source is not None:
+            yield from self._output_of(source)
         if name in node.partly:
             yield from node.partly[name](self.given)
             return
-        source = self.nodes.reads[node]
-        if name == node.layer and source is not None:
-            yield from self._output_of(source)
         if gather := node.gather(self.given, "recompute"):
             self._held.add(node)
             self._gathers_again += 1

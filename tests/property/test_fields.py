@@ -648,7 +648,10 @@ def answer(asks: Asks, options: Mapping[str, Any]) -> Any:
 
 
 STEP_PROBES: dict[str, tuple[Probe, ...]] = {
-    "tensor": (Probe(), Probe(recompute="selective"), Probe(axes={"x": 16}, model="llama3-8b")),
+    "tensor": (
+        *(Probe(), Probe(recompute="selective"), Probe(axes={"x": 16}, model="llama3-8b")),
+        Probe("5b", "torchtitan", axes={"z": 8}, seq=2048, recompute="selective"),
+    ),
     "sharded": tuple(
         Probe("5b", "fsdp", axes={"z": 8}, seq=2048, recompute=one, batch=batch)
         for one, batch in (("none", 32), ("full", 32), ("none", 8))
@@ -705,8 +708,9 @@ VALUES |= dict.fromkeys(("blocking_reduction", "staged_reduction"), VALUES["redu
 
 
 OF_STEPS = {
-    "tensor": "sequence_parallel pipelined_tensor selective loss_reductions loss loss_chunks loss_parallel "
-    "fused_attention fused_norms fused_accumulation dropout kernels cuda_graphs overlaps vocabulary_multiple",
+    "tensor": "sequence_parallel pipelined_tensor selective selective_at_once loss_reductions loss loss_chunks "
+    "loss_parallel fused_attention fused_norms fused_accumulation dropout kernels cuda_graphs overlaps "
+    "vocabulary_multiple",
     "sharded": "gather_unit gather_bytes shard_gradient_bytes gather_copies gather_after_recompute prefetch_recompute "
     "prefetch_backward reshard head_gathered_again replicated_tables master_shards recompute_whole_block",
     "replicated": "reduction gradient_bytes reduced_bytes reduce_each_micro_batch distributed_optimizer "

@@ -117,3 +117,14 @@ def test_recompute_names_nodes_that_there_are() -> None:
     known = {name for nodes in given for node in nodes.forward for name in node.repeated_by}
     modules = {layer for one in MODULES.values() for layer in (*one.layers, *one.whole)}
     assert {*modules, *(layer for one in registry().values() for layer in one.step.selective)} <= known
+
+
+def test_a_checkpoint_of_a_block_repeats_all_at_once() -> None:
+    """Guards torchtitan's selective recompute, whose outputs are all there at the first gradient, and others, which
+    repeat each module before the gradient that needs it."""
+    for name, first in (("torchtitan", 5), ("megatron-core", 0)):
+        steps = block_of("plain", "selective", name).backward.operations
+        again = [number for number, step in enumerate(steps) if step.phase == "recompute"]
+        gradients = [number for number, step in enumerate(steps) if step.phase == "backward" and hasattr(step, "m")]
+        assert sum(number < gradients[0] for number in again) >= first
+        assert (again[-1] < gradients[0]) == bool(first)
