@@ -50,8 +50,24 @@ class BlockNodes:
 
     @cached_property
     def linears(self) -> tuple[Linear, ...]:
-        """Every linear layer."""
-        return tuple(node.linear for node in self.forward if isinstance(node, Gemm))
+        """Every linear layer that trains."""
+        return tuple(node.linear for node in self.trained if isinstance(node, Gemm))
+
+    @cached_property
+    def trained(self) -> tuple[Node, ...]:
+        """Those whose matrices and vectors have gradients."""
+        return tuple(node for node in self.forward if node.trains)
+
+    @cached_property
+    def unneeded(self) -> frozenset[Node]:
+        """Nodes whose output no gradient needs: all that read it pass on that of theirs alone."""
+        readers = ((node, several) for node, several in self.readers.items() if several and not node.keeps)
+        return frozenset(node for node, several in readers if not any(one.needs_input for one in several))
+
+    @cached_property
+    def trains_matrices(self) -> bool:
+        """Whether a matrix trains beside those of routed experts."""
+        return any(isinstance(node, Gemm) or node.matrix.coefficient for node in self.trained)
 
     @cached_property
     def first(self) -> Norm | None:
@@ -65,10 +81,26 @@ class BlockNodes:
         wider = {one for node in self.forward for one in node.needs if node.makes}
         for node in reversed(self.forward):
             after = self.readers[node]
-            if node.makes or node in wider or (any(one in found for one in after) if after else wanted):
+            if (
+                (node.makes and node not in self.unneeded)
+                or node in wider
+                or (any(one in found for one in after) if after else wanted)
+            ):
                 found.add(node)
             wanted = wanted or isinstance(node, Norm)
         return frozenset(found)
+
+    def freed_again(self, node: Node) -> tuple[str, ...]:
+        """Its input, where no gradient needs that and it is the last to read what was made once more."""
+        source = self.reads[node]
+        last = source in self.unneeded and [one for one in self.forward if self.reads[one] is source][-1] is node
+        return names(source.makes) if source is not None and last else ()
+
+
+def _freeing(operations: Iterable[Operation], freed: tuple[str, ...]) -> list[Operation]:
+    """Operations of which the last is the last to need some arrays."""
+    steps = list(operations)
+    return [*steps[:-1], replace(steps[-1], frees=(*steps[-1].frees, *freed))] if freed else steps
 
 
 def block_nodes(given: LayerInputs) -> BlockNodes:
@@ -120,8 +152,9 @@ def forward(nodes: BlockNodes, *, phase: Phase = "forward") -> Iterator[Operatio
             added = None
         else:
             yield from node.gather(given, phase)
-            repeats = whole or node in nodes.lasting or (isinstance(node, Add) and node.repeated)
-            yield from node.forward(given, phase) if repeats else ()
+            if whole or node in nodes.lasting or (isinstance(node, Add) and node.repeated):
+                freed = nodes.freed_again(node) if phase == "recompute" else ()
+                yield from _freeing(node.forward(given, phase), freed)
 
     yield from _in_order(nodes.forward, steps)
 
@@ -187,8 +220,10 @@ def backward(nodes: BlockNodes, *, recompute: Recompute) -> Iterator[Operation]:
             yield from after.repeated(node)
     yield from _in_order(nodes.backward, after.steps)
     if given.options.gather_unit == "block":
-        yield from layers.reduce_weight_gradient(WHOLE_BLOCK, given.block, given)
-        yield from experts.reduce_experts(given, unit="block")
+        if nodes.trains_matrices:
+            whole = len(nodes.trained) == len(nodes.forward)
+            yield from layers.reduce_weight_gradient(WHOLE_BLOCK, given.block if whole else given.trained_block, given)
+        yield from experts.reduce_experts(given, nodes.trained, unit="block")
 
 
 class _Backward:
@@ -205,6 +240,7 @@ class _Backward:
         self._held, self._gathers_again = set[Node](), 0
         self._gradients: dict[Node, list[str]] = {}
         self._added: Add | None = None
+        self._again, self._wanted = set[str](), set[str]()
 
     def steps(self, node: Node) -> Iterator[Operation]:
         """One node: what is repeated for it and its weight, then its gradients; behind its gather, an addition's."""
@@ -215,7 +251,8 @@ class _Backward:
             for needed in node.needs:
                 yield from self._output_of(needed)
         before, source = self._gathers_again, self.nodes.reads[node]
-        read = source if source and (node not in self.nodes.aside or source in self.nodes.aside) else None
+        beside = node in self.nodes.aside and source not in self.nodes.aside
+        read = source if source and node.needs_input and not beside else None
         again = [*(self._output_of(read) if read else ()), *self.repeated(node)]
         gather = [] if node in self._held and not self.given.options.gather_after_recompute else self._gather(node)
         # What gathers weights of its own comes before.
@@ -223,7 +260,10 @@ class _Backward:
         if self._added is not None:
             yield from self._added.backward(self.given, Behind(None, (), self._gathered))
             self._added = None
-        yield from node.backward(self.given, Behind(self._made(node), self._freed(node), self._gathered))
+        behind = Behind(self._made(node), self._freed(node), self._gathered, node.trains)
+        yield from node.backward(self.given, behind)
+        if isinstance(node, experts.Grouped) and node.gathers == "forward":
+            yield from experts.reduce_experts(self.given, self.nodes.trained, unit="weight")
 
     def _gather(self, node: Node) -> list[Operation]:
         return node.gather(self.given, "backward") if self.gathers else []
@@ -248,13 +288,24 @@ class _Backward:
         if (name == node.layer or name in node.partly) and source is not None:
             yield from self._output_of(source)
         if name in node.partly:
-            yield from node.partly[name](self.given)
+            yield from self._repeats(node, node.partly[name](self.given))
             return
         if gather := node.gather(self.given, "recompute"):
             self._held.add(node)
             self._gathers_again += 1
             yield from gather
-        yield from node.forward(self.given, "recompute")
+        yield from self._repeats(node, node.forward(self.given, "recompute"))
+
+    def _repeats(self, node: Node, operations: Iterable[Operation]) -> list[Operation]:
+        """Operations that are done once more, which may be all that an array is there for."""
+        source = self.nodes.reads[node]
+        read = {*names(source.makes)} if source in self.nodes.unneeded else set[str]()
+        self._wanted |= read - self._again
+        steps = _freeing(operations, self.nodes.freed_again(node) if read <= self._again else ())
+        for step in steps:
+            self._again.update(names(step.makes))
+            self._again.difference_update(step.frees)
+        return steps
 
     def _made(self, node: Node) -> Array | None:
         """The gradient of its input: one of several until the last of those that read it."""
@@ -272,15 +323,27 @@ class _Backward:
         source, gradients = self.nodes.reads[node], self._gradients.get(node, [])
         if not gradients and node.gradient is not None:
             gradients = [node.gradient.name]
+        if node in self.nodes.unneeded:
+            # Repeated for its own gradients alone.
+            gradients = [*gradients, *(name for name in names(node.makes) if name in self._again)]
         if isinstance(node, Norm):
             statistics = map(layers.statistics_of, node.makes)
             return (_stream(self.nodes, node).name, *gradients, *statistics)
-        last = source is not None and self.nodes.readers[source][-1] is node
-        return (*(names(source.makes) if source is not None and last and not source.keeps else ()), *gradients)
+        read = names(source.makes) if source is not None and not source.keeps else ()
+        needing = [one for one in self.nodes.readers[source] if one.needs_input] if source is not None else []
+        if source in self.nodes.unneeded:
+            # Only where something was repeated from it.
+            needing, read = self.nodes.readers[source], tuple(name for name in read if name in self._wanted)
+        return (*(read if needing and needing[-1] is node else ()), *gradients)
 
 
-def check_arrays(forward: Iterable[Operation], backward: Sequence[Operation]) -> None:
-    """AssertionError if an array of a block is freed that is not there, or is still there behind its backward pass."""
+def check_arrays(
+    forward: Iterable[Operation], backward: Sequence[Operation], *, unneeded: frozenset[str] = frozenset()
+) -> None:
+    """AssertionError if an array of a block is freed that is not there, or is still there behind its backward pass.
+
+    unneeded: those that no gradient needs, which are not saved unless something is repeated from them.
+    """
     again = {array.name for step in backward if step.phase == "recompute" for array in step.makes}
     alive = {array.name for step in forward for array in step.makes} - again
     for step in backward:
@@ -288,4 +351,4 @@ def check_arrays(forward: Iterable[Operation], backward: Sequence[Operation]) ->
         for name in step.frees:
             assert name in alive, f"{step.layer} frees {name}, which is not there"
             alive.remove(name)
-    assert not alive, f"never freed: {', '.join(sorted(alive))}"
+    assert alive <= unneeded, f"never freed: {', '.join(sorted(alive - unneeded))}"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from axonn_tune.program.block import block_nodes
@@ -20,7 +20,8 @@ class TypeCount:
     """Elements of a block of one layer type.
 
     split: of matrices that x and y split; over_y, over_x: of those that only one of them splits. each, each_biases: of
-    one routed expert, of which it has `routed`, and a token meets `chosen`; router: of its matrix, in `split`.
+    one routed expert, of which it has `routed`, and a token meets `chosen`; router: of its matrix, in `split`. trained:
+    the same of what has gradients and optimizer states, if that is not all.
     """
 
     split: float
@@ -32,6 +33,12 @@ class TypeCount:
     chosen: int
     router: int
     vectors: Vectors
+    trained: TypeCount | None = None
+
+    @property
+    def trains(self) -> TypeCount:
+        """The same of what trains."""
+        return self.trained or self
 
     def stored(self, x: Value, y: Value) -> Value:
         """W: x·y times the elements of a block on one rank but those of routed experts."""
@@ -42,6 +49,11 @@ class TypeCount:
 
     def _matrices(self, experts: int) -> int:
         return int(self.split + self.over_y + self.over_x) + experts * self.each
+
+    @property
+    def splits(self) -> bool:
+        """Whether it has matrices beside those of routed experts."""
+        return self.split + self.over_y + self.over_x > 0.0
 
     @property
     def weights(self) -> int:
@@ -68,8 +80,13 @@ def type_constants(layer: Layer) -> dict[str, float]:
 @lru_cache(maxsize=64)
 def counted(model: Model) -> tuple[TypeCount, ...]:
     """Elements of a block of each layer type."""
-    given = (LayerInputs(model, ELEMENT_SIZES["bf16"], layer=layer) for layer in model.types)
-    return tuple(_counted(one, block_nodes(one).forward) for one in given)
+    found = list[TypeCount]()
+    for layer in model.types:
+        nodes = block_nodes(given := LayerInputs(model, ELEMENT_SIZES["bf16"], layer=layer))
+        frozen = len(nodes.trained) < len(nodes.forward)
+        trained = _counted(given, nodes.trained) if frozen else None
+        found.append(replace(_counted(given, nodes.forward), trained=trained))
+    return tuple(found)
 
 
 def _counted(given: LayerInputs, nodes: Sequence[Node]) -> TypeCount:
@@ -89,7 +106,9 @@ def _counted(given: LayerInputs, nodes: Sequence[Node]) -> TypeCount:
         router += int(elements) if node.layer == ROUTER else 0
     grouped = [node for node in nodes if isinstance(node, Grouped)]
     return TypeCount(
-        **by_split,
+        split=by_split["split"],
+        over_y=by_split["over_y"],
+        over_x=by_split["over_x"],
         each=sum(node.each for node in grouped),
         each_biases=layer.biases * sum(node.width for node in grouped),
         routed=experts.count if experts else 0,
@@ -110,8 +129,13 @@ def _vectors(node: Node, given: LayerInputs, sizes: dict[str, float]) -> Vectors
     return node.vectors
 
 
+def trains_experts(model: Model) -> bool:
+    """Whether routed experts of a layer type train."""
+    return any(one.trains.each for one in counted(model))
+
+
 def parameters(model: Model) -> int:
-    """All trainable elements, vocabulary unpadded."""
+    """All elements, vocabulary unpadded."""
     h, norm = model.hidden, (1 if model.family == "llama" else 2) * model.hidden
     types = zip(counted(model), model.counts, strict=True)
     blocks = sum(count * (one.weights + one.vectors_of(one.routed)) for one, count in types)

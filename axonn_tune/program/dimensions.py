@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache, reduce
+from functools import lru_cache, partial, reduce
 from math import prod
 
 import numpy as np
@@ -367,20 +367,32 @@ def dimensions(
     position = positions * hidden / (y * shards)
     sharded = workload.shard_optimizer_over_data or options.distributed_optimizer
     share = replicas if sharded else 1.0
-    of_types, buckets, stored, routed = dict[str, Value](), dict[str, Value](), list[Value](), list[Value]()
+    of_types, buckets, counts_of = dict[str, Value](), dict[str, Value](), counted(model)
+    stored, routed, frozen, frozen_experts = list[Value](), list[Value](), list[Value](), list[Value]()
     expert_z, expert_data = _left_of_experts(axes, options, arithmetic) if model.has_experts else (1.0, 1.0)
-    for layer, one, of, count in zip(model.types, counted(model), suffixes(model), counts, strict=True):
-        weights = one.stored(x, y)
-        block = weights / split
-        own = {"L": count, **_type_constants(layer, workload), "W": weights}
+    for layer, one, of, count in zip(model.types, counts_of, suffixes(model), counts, strict=True):
+        weights, trained = one.stored(x, y), one.trains.stored(x, y)
+        block = trained / split
+        own = {"L": count, **_type_constants(layer, workload), "W": weights, "trained": trained}
         of_types |= {f"{name}{of}": value for name, value in own.items()}
         buckets[f"block_bucket{of}"] = _rounded_up(block, share, arithmetic)
         stored.append(count * block)
+        frozen.append(count * ((weights - trained) / split))
         if layer.experts is not None:
-            rank = _expert_weights(one, axes, options) / expert_z
+            rank = _expert_weights(one.trains, axes, options) / expert_z
             copies = expert_data * axes["context"] if options.copies_over_context else expert_data
             buckets[f"expert_bucket{of}"] = _rounded_up(rank, copies if sharded else 1.0, arithmetic)
             routed.append(count * rank)
+            frozen_experts.append(count * (_expert_weights(one, axes, options) / expert_z - rank))
+    vectors = partial(_vectors, counts=counts, x=x, y=y, own=options.kernels != "ideal")
+    norm = float(model.hidden) * (1.0 if model.family == "llama" else 2.0)
+    trained_vectors = vectors([one.trains for one in counts_of])
+    some_frozen = any(one.trained is not None for one in counts_of)
+    held = {
+        "frozen_parameters": _sum(frozen),
+        "frozen_vectors": vectors(counts_of) - trained_vectors,
+        **({"frozen_expert_parameters": _sum(frozen_experts)} if routed else {}),
+    }
     return {
         "L": _sum(counts),
         "H": hidden,
@@ -404,8 +416,9 @@ def dimensions(
         + (position if stage.first else 0.0 * position)
         + _replicated(model, stage, options, table=table, position=position) * (shards - 1.0)
         + _looked_up(model, counts, stage, table=table, arithmetic=arithmetic),
-        "vectors": _vectors(model, counts, stage, x=x, y=y, own=options.kernels != "ideal"),
-        **({"head_norms": _head_norms(model, counts)} if options.kernels != "ideal" else {}),
+        "vectors": trained_vectors + (norm / y if stage.last else 0.0 * y),
+        **(held if some_frozen else {}),
+        **({"head_norms": _head_norms(counts_of, counts)} if options.kernels != "ideal" else {}),
         **({"scattered": arithmetic.smaller(axes["z"] - 1.0, 1.0)} if options.kernels != "ideal" else {}),
         "divided": arithmetic.smaller(x - 1.0, 1.0),
         **_softmax_bytes(model, workload, axes, arithmetic=arithmetic),
@@ -446,19 +459,19 @@ def _sum(values: Sequence[Value]) -> Value:
     return reduce(lambda total, value: total + value, values)
 
 
-def _vectors(model: Model, counts: Sequence[Value], stage: Stage, *, x: Value, y: Value, own: bool) -> Value:
-    """Elements of a rank's norms, biases and sinks; own: of the bundled runtime, which has biases of scores there."""
+def _vectors(types: Sequence[TypeCount], counts: Sequence[Value], *, x: Value, y: Value, own: bool) -> Value:
+    """Elements of norms, biases and sinks of a rank's blocks; own: of the bundled runtime, which has biases of scores
+    there."""
     found = list[Value]()
-    for one, count in zip(counted(model), counts, strict=True):
+    for one, count in zip(types, counts, strict=True):
         over_y, over_x, whole, _, scores = map(float, one.vectors)
         found.append(count * (over_y / y + over_x / x + (whole + own * scores)))
-    norm = float(model.hidden) * (1.0 if model.family == "llama" else 2.0)
-    return _sum(found) + (norm / y if stage.last else 0.0 * y)
+    return _sum(found)
 
 
-def _head_norms(model: Model, counts: Sequence[Value]) -> Value:
-    """Elements of norms of queries and keys."""
-    return _sum([count * float(one.vectors.heads) for one, count in zip(counted(model), counts, strict=True)])
+def _head_norms(types: Sequence[TypeCount], counts: Sequence[Value]) -> Value:
+    """Elements of norms of queries and keys that train."""
+    return _sum([count * float(one.trains.vectors.heads) for one, count in zip(types, counts, strict=True)])
 
 
 def _tables(model: Model, stage: Stage) -> float:
@@ -573,11 +586,14 @@ def symbol_values(
 def model_flops(model: Model, workload: Workload, *, masked: bool = True) -> float:
     """FLOPs one step needs, all ranks: 3·(2·(L·W + V·H)·tokens + 4·S·Q·L·tokens), arXiv 2204.02311 appendix B.
 
-    W: of each layer type what a token meets; 4·Q: 2·heads·(query and value width); V·H again for each MTP layer.
+    W: of each layer type what a token meets, of which what does not train has no gradient, so twice the forward's; 4·Q:
+    2·heads·(query and value width); V·H again for each MTP layer.
     masked: False counts only keys that a causal query sees, in its window: (S + 1)/2 in place of S without one.
     """
     length = workload.sequence_length
-    weights = sum(count * one.active_weights for one, count in zip(counted(model), model.counts, strict=True))
+    of_types = list(zip(counted(model), model.counts, strict=True))
+    weights = sum(count * one.active_weights for one, count in of_types)
+    frozen = weights - sum(count * one.trains.active_weights for one, count in of_types)
     weights += model.vocab * model.hidden * (1 + model.mtp_layers)
     attention = 0.0
     for layer, count in model.by_type:
@@ -585,7 +601,7 @@ def model_flops(model: Model, workload: Workload, *, masked: bool = True) -> flo
         keys = length if masked else window - window * (window - 1) / (2.0 * length)
         attention += 2 * count * (layer.query_width + layer.value_width) * keys
     forward = 2.0 * weights + attention
-    return _FORWARD_AND_BACKWARD * forward * float(step_tokens(workload))
+    return (_FORWARD_AND_BACKWARD * forward - 2.0 * frozen) * float(step_tokens(workload))
 
 
 def logged_flops(

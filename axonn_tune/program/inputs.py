@@ -137,6 +137,11 @@ class LayerInputs:
         return symbol(f"W{self.of}") / (X * Y)
 
     @cached_property
+    def trained_block(self) -> Size:
+        """Of these, those that train."""
+        return symbol(f"trained{self.of}") / (X * Y)
+
+    @cached_property
     def blocks(self) -> Size:
         """Blocks of this kind."""
         return symbol(f"L{self.counted}")

@@ -11,6 +11,7 @@ Korthikanti et al., arXiv 2205.05198, section 4.2.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 from axonn_tune.program.inputs import (
     ALONE,
@@ -120,8 +121,10 @@ def sequence_gather(
     return [Collective("all_gather", "x", phase, layer, (element or given.element) * tokens * width, role, calls)]
 
 
-def quantized(phase: Phase, layer: str, elements: Size, given: LayerInputs, *, calls: Size = PARTS) -> list[Operation]:
-    """Kernels that quantize an operand of a linear layer, in all copies that its GEMMs take.
+def quantized(
+    phase: Phase, layer: str, elements: Size, given: LayerInputs, *, calls: Size = PARTS, once: bool = False
+) -> list[Operation]:
+    """Kernels that quantize an operand of a linear layer, in all copies that its GEMMs take; once: one GEMM takes it.
 
     Source: NVIDIA/TransformerEngine, guide on performance of low precision; arXiv 2603.07685, section 5.3;
     pytorch/ao@36027d82, torchao/float8/README.md.
@@ -129,13 +132,14 @@ def quantized(phase: Phase, layer: str, elements: Size, given: LayerInputs, *, c
     if given.format is None:
         return []
     if given.quantizes_twice:
-        kinds: tuple[Copies, ...] = ("rows", "columns") if phase == "backward" else ("rows",)
+        kinds: tuple[Copies, ...] = ("rows", "columns") if phase == "backward" and not once else ("rows",)
         return [_one_copy(phase, layer, elements, given, kind, calls=calls) for kind in kinds]
-    launches = float(given.format.launches)
-    moved = given.format.quantization_bytes(one_layout=given.options.one_layout)
+    launches, several = float(given.format.launches), given.format.copies(one_layout=given.options.one_layout) > 1
+    moved = given.format.quantization_bytes(one_layout=given.options.one_layout or once)
+    kind: Copies = "rows" if once and several else "all"
     if given.format.transposes and given.options.fused_quantization:
         return [Kernel(phase, layer, (moved - 2.0 * given.format.passes) * elements, calls)]
-    return [Kernel(phase, layer, moved / launches * elements, launches * calls, quantizes="all")]
+    return [Kernel(phase, layer, moved / launches * elements, launches * calls, quantizes=kind)]
 
 
 def _one_copy(phase: Phase, layer: str, elements: Size, given: LayerInputs, kind: Copies, *, calls: Size) -> Kernel:
@@ -144,8 +148,11 @@ def _one_copy(phase: Phase, layer: str, elements: Size, given: LayerInputs, kind
     return Kernel(phase, layer, moved / launches * elements, launches * calls, quantizes=kind)
 
 
-def quantized_again(layer: str, operand: Size, weight: Size, given: LayerInputs) -> list[Operation]:
-    """The other copies of a linear layer's input and weight, which the backward pass makes where originals are saved.
+def quantized_again(
+    layer: str, operand: Size, weight: Size, given: LayerInputs, *, trains: bool = True
+) -> list[Operation]:
+    """The other copies of a linear layer's input and weight, which the backward pass makes where originals are saved;
+    of one that does not train only the weight's.
 
     Source: pytorch/ao@36027d82, torchao/prototype/moe_training/mxfp8_linear.py, mxfp8_grouped_mm.py.
     """
@@ -153,7 +160,7 @@ def quantized_again(layer: str, operand: Size, weight: Size, given: LayerInputs)
         return quantized_weight("backward", layer, weight, given)
     if not given.quantizes_twice:
         return []
-    sizes = ((operand, PARTS), (weight, ONCE))
+    sizes = (*([(operand, PARTS)] if trains else []), (weight, ONCE))
     return [_one_copy("backward", layer, size, given, "columns", calls=calls) for size, calls in sizes]
 
 
@@ -166,25 +173,28 @@ def rescaled(layer: str, gradient: Size, given: LayerInputs) -> list[Operation]:
     return [Kernel("backward", layer, 2.0 * given.element * gradient, PARTS)] if rescales else []
 
 
-def gathered_operand(phase: Phase, layer: str, elements: Size, given: LayerInputs) -> list[Operation]:
+def gathered_operand(
+    phase: Phase, layer: str, elements: Size, given: LayerInputs, *, once: bool = False
+) -> list[Operation]:
     """The same of an operand that sequence parallelism gathers: each rank its shard, which is then gathered.
 
     A scale a tensor needs the maximum of all shards first. Where GEMMs need a transposed copy of such an operand, it is
     made of the gathered one. Source: NVIDIA/TransformerEngine@d0067d0d, docs/features/low_precision_training.
     """
     if given.format is None or not given.gathers_narrow:
-        return quantized(phase, layer, elements, given)
+        return quantized(phase, layer, elements, given, once=once)
     one = given.format
     fused = one.transposes and given.options.fused_quantization
-    kind: Copies | None = None if fused else "all"
+    wanted = 1 if once else one.copies(one_layout=given.options.one_layout)
+    copies = 1 if one.transposes else wanted
+    kind: Copies | None = None if fused else "rows" if once and not one.transposes else "all"
     passes, launches = (0, 1.0) if fused else (one.passes, float(one.launches))
-    copies = 1 if one.transposes else 2
     moved = 2.0 * (1 + passes) + copies * one.operand_bytes
     turned = Kernel(phase, layer, 2.0 * one.operand_bytes * elements, PARTS, quantizes="all", turns=True)
     return [
         *([Collective("all_reduce", "x", phase, layer, ONCE * 4.0, calls=PARTS)] if one.maxima else []),
         Kernel(phase, layer, moved / launches * given.outside(elements), launches * PARTS, quantizes=kind),
-        *([turned] if one.copies(one_layout=given.options.one_layout) > copies else []),
+        *([turned] if wanted > copies else []),
     ]
 
 
@@ -202,19 +212,20 @@ def quantized_weight(phase: Phase, layer: str, elements: Size, given: LayerInput
 
 
 def linear_forward(
-    linear: Linear, given: LayerInputs, *, phase: Phase, makes: tuple[Array, ...] = ()
+    linear: Linear, given: LayerInputs, *, phase: Phase, makes: tuple[Array, ...] = (), trains: bool = True
 ) -> list[Operation]:
-    """GEMM and reduction of the output: `O[M, n] = Σ_output_axis I[M, k] · W[k, n]`."""
+    """GEMM and reduction of the output: `O[M, n] = Σ_output_axis I[M, k] · W[k, n]`; only if it trains the input is
+    quantized for a weight gradient, too."""
     tokens, axis = given.outside(given.part) if linear.outside else given.part, linear.output_axis
     size, gathered = given.element * tokens * linear.n, list[Operation]()
-    operand = quantized(phase, linear.layer, tokens * linear.k, given)
+    operand = quantized(phase, linear.layer, tokens * linear.k, given, once=not trains)
     early = given.gathers_narrow and not linear.outside
     if linear.input_axis == "x":
         role: Role = "output" if given.options.pipelined_tensor else "other"
         element = given.format.operand_bytes if given.format and early else 0.0
         sizes = {"tokens": tokens, "calls": PARTS, "width": linear.k}
         gathered = sequence_gather(phase, linear.layer, given, role=role, element=element, **sizes)
-        operand = gathered_operand(phase, linear.layer, tokens * linear.k, given)
+        operand = gathered_operand(phase, linear.layer, tokens * linear.k, given, once=not trains)
     biased = given.model.biases and given.launched
     return [
         *(operand if early else ()),
@@ -227,35 +238,44 @@ def linear_forward(
     ]
 
 
-def linear_backward(linear: Linear, given: LayerInputs, *, makes: Array, frees: tuple[str, ...]) -> list[Operation]:
-    """Both gradients: `dI[M, k] = Σ_input_axis dO · Wᵀ`, and `dW[k, n] = Σ_z Iᵀ · dO`.
+def linear_backward(
+    linear: Linear, given: LayerInputs, *, makes: Array, frees: tuple[str, ...], trains: bool = True
+) -> list[Operation]:
+    """Both gradients: `dI[M, k] = Σ_input_axis dO · Wᵀ`, and, if it trains, `dW[k, n] = Σ_z Iᵀ · dO`.
 
-    makes: dI; frees: I and dO, where nothing else needs them.
+    makes: dI; frees: I and dO, where nothing else needs them. One that does not train neither gathers I again nor
+    quantizes dO for dW (NVIDIA/TransformerEngine@d0067d0d, pytorch/module/linear.py, requires_wgrad).
     """
     part, layer, axis = given.part, linear.layer, linear.input_axis
     part = given.outside(part) if linear.outside else part
     # Row-parallel: dO is gathered first. Column-parallel: the gather of I overlaps with the input-gradient GEMM.
     role: Role = "input_gather" if axis == "x" else "other"
     size, moved = given.element * part * linear.k, given.kernels.bias_gradient
-    biased, alone = given.model.biases, given.options.gather_unit == "weight"
+    biased, alone = given.model.biases and trains, given.options.gather_unit == "weight" and trains
     width, early = linear.k if axis == "x" else linear.n, given.gathers_narrow and not linear.outside
-    element, operand = 0.0, quantized("backward", layer, part * linear.n, given)
+    element, operand = 0.0, quantized("backward", layer, part * linear.n, given, once=not trains)
     if given.format and early:
         # The input was saved quantized; an output gradient is gathered by rows and columns.
-        element = given.format.operand_bytes * (1 if axis == "x" or given.format.transposes else 2)
-        operand = operand if axis == "x" else gathered_operand("backward", layer, part * linear.n, given)
+        element = given.format.operand_bytes * (1 if axis == "x" or given.format.transposes or not trains else 2)
+        if axis != "x":
+            operand = gathered_operand("backward", layer, part * linear.n, given, once=not trains)
     # The bundled runtime adds a gradient in its GEMM where it needs neither another type nor other ranks.
     apart = SCATTERED if given.launched and given.element == given.gradient_bytes else ONCE
     sizes = {"tokens": part, "calls": PARTS, "width": width}
-    gathered = [] if linear.outside else sequence_gather("backward", layer, given, role=role, element=element, **sizes)
+    needed = not linear.outside and (trains or axis != "x")
+    gathered = sequence_gather("backward", layer, given, role=role, element=element, **sizes) if needed else []
+    back = partial(MatMul, "backward", layer, narrow=given.narrow)
+    weight = [
+        back(linear.k, linear.n, part, "TN", PARTS, frees=frees),
+        *rescaled(layer, linear.weight, given),
+    ]
     return [
         *([*operand, *gathered] if early else [*gathered, *operand]),
         *(quantized_weight("backward", layer, linear.weight, given) if given.options.requantizes else []),
-        MatMul("backward", layer, part, linear.k, linear.n, "NT", PARTS, narrow=given.narrow, makes=(makes,)),
+        back(part, linear.k, linear.n, "NT", PARTS, makes=(makes,), frees=() if trains else frees),
         *rescaled(layer, part * linear.k, given),
         *([reduction(axis, "backward", layer, size, given, role="input_gradient", calls=PARTS)] if axis else []),
-        MatMul("backward", layer, linear.k, linear.n, part, "TN", PARTS, narrow=given.narrow, frees=frees),
-        *rescaled(layer, linear.weight, given),
+        *(weight if trains else []),
         *([moves("backward", layer, moved, part * linear.n, given, calls=PARTS)] if biased else []),
         *(reduce_weight_gradient(layer, linear.weight, given, apart=apart) if alone else []),
     ]

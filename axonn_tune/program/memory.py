@@ -15,6 +15,7 @@ from typing import NamedTuple, TypeAlias
 
 from axonn_tune.frameworks.step import OFFLOAD_MODULES
 from axonn_tune.program.block import BLOCK_INPUT
+from axonn_tune.program.count import counted
 from axonn_tune.program.inputs import EXPERTS, JOINED, WHOLE_BLOCK, LayerInputs
 from axonn_tune.program.operations import (
     PLAIN,
@@ -58,11 +59,13 @@ def persistent_items(given: LayerInputs) -> Held:
     kept = {name: 1.0 - share * options.offloaded_states for name, share in moved.items()}
     main = kept["master"] if copied else 1.0 - moved["weights"]
     held, optimizer = list[tuple[str, Size]](), optimizer_of(given)
+    has_frozen = any(one.trained is not None for one in counted(given.model))
     for of, elements, replicas in (
         ("", _PARAMETERS, given.replicas),
         *([(" of experts", _EXPERTS, given.replication(EXPERTS)[1])] if given.model.has_experts else []),
     ):
         share = replicas if given.sharded else Size(1.0)
+        frozen = symbol("frozen_expert_parameters" if of else "frozen_parameters")
         held += [(f"master weights{of}", main * optimizer.master * elements / share)] if master and main else []
         moments = [(f"optimizer moments{of}", kept["moments"] * optimizer.state_bytes * elements / share)]
         held += moments if kept["moments"] else []
@@ -72,6 +75,11 @@ def persistent_items(given: LayerInputs) -> Held:
             each = optimizer.master + optimizer.state_bytes + sizes.main
             held += [("replicated vectors", float(each) * _VECTORS)]
         held += [(f"compute weights{of}", 1.0 * sizes.compute * elements)] if copied and not moved["weights"] else []
+        if has_frozen and not moved["weights"]:
+            # Without states: as ranks have weights to compute with, or as shards that are gathered.
+            name, element = ("compute", sizes.compute) if copied else ("master", optimizer.master)
+            held.append((f"{name} weights{of}", float(element) * frozen))
+            held += [] if of else [("replicated vectors", float(sizes.main) * symbol("frozen_vectors"))]
     return tuple(held)
 
 
@@ -80,7 +88,7 @@ MESSAGES = 3.0
 
 
 def saved_arrays(block: Block) -> tuple[Array, ...]:
-    """Saved activations of one block and micro-batch: all arrays that are not recomputed.
+    """Saved activations of one block and micro-batch: arrays that its gradients need and that are not recomputed.
 
     Full recompute of whole blocks saves only their inputs (arXiv 2205.05198, table 2).
     """
@@ -89,7 +97,8 @@ def saved_arrays(block: Block) -> tuple[Array, ...]:
         return tuple(array for array in made if array.name == BLOCK_INPUT)
     recomputed = (step for step in block.backward.operations if step.phase == "recompute")
     again = {array.name for array in _made(recomputed)}
-    return tuple(array for array in made if array.name not in again)
+    needed = {name for step in block.backward.operations for name in step.frees}
+    return tuple(array for array in made if array.name not in again and array.name in needed)
 
 
 def _made(operations: Iterable[Operation]) -> Iterator[Array]:
@@ -327,9 +336,10 @@ def _expert_buffers(program: StepProgram) -> Held:
         if given.own.experts is not None:
             element, gradient = given.weight_element(EXPERTS, copies=1), given.options.shard_gradient_bytes
             passes = 2.0 if given.narrow and given.options.primary_weights else 1.0
-            held = 2.0 * JOINED * experts.weights(given)
-            found["gathered weights of experts", passes * element * held] = None
-            found["unreduced weight gradients of experts", (gradient or given.element) * held] = None
+            held, trained = 2.0 * JOINED, counted(given.model)[block.type].trains.each
+            found["gathered weights of experts", passes * element * held * experts.weights(given)] = None
+            reduced = (gradient or given.element) * held * experts.weights(given, trained)
+            found |= {("unreduced weight gradients of experts", reduced): None} if trained else {}
     return tuple(found)
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import NamedTuple, TypeAlias
 
 from axonn_tune.program import layers
@@ -21,11 +22,12 @@ Pass: TypeAlias = Callable[[LayerInputs, Phase], Iterable[Operation]]
 
 class Behind(NamedTuple):
     """What a node's backward pass is given: the gradient of its input, which it makes, names of the arrays that it is
-    the last to need, and how it gathers a weight by itself."""
+    the last to need, how it gathers a weight by itself, and whether its weight has a gradient, too."""
 
     made: Array | None
     frees: tuple[str, ...]
     gather: Callable[[Linear], Iterable[Operation]]
+    trains: bool = True
 
     @property
     def gradient(self) -> Array:
@@ -69,7 +71,7 @@ class Node:
     recompute repeats it, all nodes of one name at once. partly: names by which a part of it is repeated, with the
     weights that are there; inside: of these, what it keeps for itself, but not its output.
     matrix: elements on one rank, before z shards them, of matrices that are no linear layer's; vectors: those of its
-    vectors beside a norm of the stream and biases.
+    vectors beside a norm of the stream and biases. trains: whether all these have gradients and optimizer states.
     """
 
     layer: str
@@ -83,6 +85,12 @@ class Node:
     inside: tuple[str, ...] = ()
     matrix: Size = _NO_MATRIX
     vectors: Vectors = _NO_VECTORS
+    trains: bool = True
+
+    @property
+    def needs_input(self) -> bool:
+        """Whether its gradients need its input, not only that of its output."""
+        return True
 
     @property
     def repeated_by(self) -> tuple[str, ...]:
@@ -168,6 +176,11 @@ class Gemm(Node):
         """Go by the name of the layer."""
         object.__setattr__(self, "layer", self.linear.layer)
 
+    @property
+    def needs_input(self) -> bool:
+        """For its weight's gradient, or for those of its operand."""
+        return self.trains or self.operand is not None
+
     def gather(self, given: LayerInputs, phase: Phase) -> list[Operation]:
         """Gather of its weight."""
         return gathered(self.linear, given, phase)
@@ -176,17 +189,18 @@ class Gemm(Node):
         """Its operand, the GEMM and the reduction of the output."""
         if self.operand is not None:
             yield from self.operand.forward(given, phase)
-        yield from layers.linear_forward(self.linear, given, phase=phase, makes=self.makes)
+        yield from layers.linear_forward(self.linear, given, phase=phase, makes=self.makes, trains=self.trains)
 
     def backward(self, given: LayerInputs, behind: Behind) -> Iterator[Operation]:
         """Both gradients, and those of its operand."""
+        back = partial(layers.linear_backward, self.linear, given, trains=self.trains)
         if self.operand is None:
-            yield from layers.linear_backward(self.linear, given, makes=behind.gradient, frees=behind.frees)
+            yield from back(makes=behind.gradient, frees=behind.frees)
             return
         own = self.gradient.name if self.gradient else ""
         used = tuple(name for name in behind.frees if name != own)
         frees = (self.operand.array.name, *([own] if own else []))
-        yield from layers.linear_backward(self.linear, given, makes=self.operand.gradient, frees=frees)
+        yield from back(makes=self.operand.gradient, frees=frees)
         after = behind._replace(frees=(*used, self.operand.gradient.name))
         yield from self.operand.backward(given, after)
 

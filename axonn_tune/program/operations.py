@@ -47,8 +47,9 @@ def _floor(value: float) -> float:
 COLUMNS = Arithmetic(smaller=np.minimum, larger=np.maximum, floor=np.floor)
 PLAIN = Arithmetic(smaller=min, larger=max, floor=_floor)
 
-MODEL_SYMBOLS = ("L", "H", "Q", "N", "F", "G", "W", "S", "grouped", "halved", "span")
-"""Constants of one search: layers, hidden, query, qkv, ffn and up widths, weights of a block, sequence length.
+MODEL_SYMBOLS = ("L", "H", "Q", "N", "F", "G", "W", "trained", "S", "grouped", "halved", "span")
+"""Constants of one search: layers, hidden, query, qkv, ffn and up widths, weights of a block, those of them that train,
+sequence length.
 
 span: positions that a token attends to, the masked half included, with a window.
 
@@ -63,17 +64,18 @@ CANDIDATE_SYMBOLS = (
     *("scores", "scores_back", "softmax", "softmax_back", "alone", "shared", "held"),
     *("expert_data", "expert_parameters", "expert_bucket", "imbalance", "fullest", "freed"),
     *("exchanged", "joined", "head_norms", "scattered", "divided"),
+    *("frozen_parameters", "frozen_vectors", "frozen_expert_parameters"),
 )
 """What differs between candidates.
 
-b: micro-batch (sequences of one rank); A: accumulation steps; C: chunks of the loss; parts: halves of a split
-micro-batch; kept, unkept: layers not resharded after forward, and the others; V, P: padded rows
-of the vocabulary and position tables; *_bucket: elements of one data-parallel bucket; parameters, vectors: elements
-of split and of replicated parameters one rank stores; alone, shared: 1 where a rank has the whole hidden dim and where
-y splits it, else 0. expert_z, expert_data: ranks that shard and that replicate the weights of an expert;
-expert_parameters, expert_bucket: as parameters and *_bucket, of routed experts. imbalance: tokens of the rank with most
-over the mean; fullest: that at the upper end of its 80% interval, which memory must hold. freed: blocks of a chunk that
-do not repeat, whose backward passes are over when those of blocks that repeat begin. exchanged, joined: 1
+b: micro-batch (sequences of one rank); A: accumulation steps; C: chunks of the loss; parts: halves of a split micro-
+batch; kept, unkept: layers not resharded after forward, and the others; V, P: padded rows of the vocabulary and
+position tables; *_bucket: elements of one data-parallel bucket; parameters, vectors: elements of split and of
+replicated parameters one rank stores that train, frozen_*: of others. alone, shared: 1 where a rank has the whole
+hidden dim and where y splits it, else 0. expert_z, expert_data: ranks that shard and that replicate the weights of an
+expert; expert_parameters, expert_bucket: as parameters and *_bucket, of routed experts. imbalance: tokens of the rank
+with most over the mean; fullest: that at the upper end of its 80% interval, which memory must hold. freed: blocks of a
+chunk that do not repeat, whose backward passes are over when those of blocks that repeat begin. exchanged, joined: 1
 where ranks of `expert` exchange tokens, and where shards of experts' weights are gathered and joined, else 0.
 scattered, divided: 1 where z has shards of weights, and where x splits them, else 0. head_norms: elements of norms of
 queries and keys, of which each rank of x has the gradients of its heads.

@@ -18,6 +18,7 @@ from axonn_tune.frameworks.axonn_tune import AXONN_TUNE
 from axonn_tune.frameworks.step import StepOptions
 from axonn_tune.program import block, tables, update
 from axonn_tune.program.block import BlockNodes, block_nodes
+from axonn_tune.program.count import counted, trains_experts
 from axonn_tune.program.inputs import COPY, EXPERTS, POSITIONS, TABLE, WHOLE_BLOCK, H, LayerInputs, X, Y
 from axonn_tune.program.operations import (
     MATRIX_ALIGNMENT,
@@ -270,7 +271,7 @@ def build_step(
     given = LayerInputs(model, sizes, options, sharded, context, table_alignment, lone_context, format=narrow)
     kinds = list(_kinds(given, some=some))
     of_tables = _table_buckets(given)
-    buckets = [*chain.from_iterable(_block_buckets(one) for one, _ in kinds), *of_tables]
+    buckets = [*chain.from_iterable(_block_buckets(one, number) for one, number in kinds), *of_tables]
     times = ACCUMULATION if options.reduce_each_micro_batch else ONCE
     unsent = (*_unsent(given, kinds), *chain.from_iterable(latent.summed(one) for one, _ in kinds))
     return StepProgram(
@@ -301,9 +302,10 @@ def _kinds(given: LayerInputs, *, some: bool) -> Iterator[tuple[LayerInputs, int
 
 def _block(given: LayerInputs, number: int, *, recompute: Recompute, times: Size) -> Block:
     """Sections of one kind of block; times: of a step, that its gradients are reduced."""
-    repeats, buckets, passes = given.blocks * ACCUMULATION, _block_buckets(given), _passes(given)
+    repeats, buckets, passes = given.blocks * ACCUMULATION, _block_buckets(given, number), _passes(given)
     backward = tuple(block.backward(passes.nodes, recompute=recompute))
-    block.check_arrays(passes.forward.operations, backward)
+    unneeded = frozenset(array.name for node in passes.nodes.unneeded for array in node.makes)
+    block.check_arrays(passes.forward.operations, backward, unneeded=unneeded)
     return Block(
         type=number,
         given=given,
@@ -367,7 +369,7 @@ def _unsent(given: LayerInputs, kinds: list[tuple[LayerInputs, int]]) -> tuple[C
         experts = update.data_bucket(EXPERTS, symbol("expert_parameters"), given)
         return (
             update.data_bucket("gradients", symbol("parameters"), given),
-            *([experts] if given.model.has_experts else []),
+            *([experts] if trains_experts(given.model) else []),
         )
     weights = [(linear.layer, linear.weight, one.blocks) for one, _ in kinds for linear in _passes(one).nodes.linears]
     whole_tables = [(table, elements, ONCE) for table, elements in tables.tables(given)]
@@ -386,11 +388,13 @@ def _unsent(given: LayerInputs, kinds: list[tuple[LayerInputs, int]]) -> tuple[C
     )
 
 
-def _block_buckets(given: LayerInputs) -> list[Bucket]:
-    """Data-parallel buckets of a block, `(layer, elements, how many a step)`: that of its routed experts is apart."""
+def _block_buckets(given: LayerInputs, number: int) -> list[Bucket]:
+    """Data-parallel buckets of what trains in a block, `(layer, elements, how many a step)`: that of its routed experts
+    is apart."""
+    trained = counted(given.model)[number].trains
     experts = EXPERTS, symbol(f"expert_bucket{given.of}"), given.blocks
     bucket = WHOLE_BLOCK, symbol(f"block_bucket{given.of}"), given.blocks
-    return [bucket, *([experts] if given.own.experts else [])]
+    return [*([bucket] if trained.splits else []), *([experts] if trained.each else [])]
 
 
 def _table_buckets(given: LayerInputs) -> list[Bucket]:

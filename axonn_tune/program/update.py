@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from axonn_tune.grid import WORLD
+from axonn_tune.program.count import trains_experts
 from axonn_tune.program.inputs import COPY, EXPERTS, TABLE, LayerInputs
 from axonn_tune.program.operations import ONCE, Collective, Kernel, Operation, OpKind, Phase, Size, symbol
 from axonn_tune.program.tables import tables
@@ -72,16 +73,16 @@ def step_end(given: LayerInputs, *, buckets: tuple[Bucket, ...], unsent: tuple[C
     yield from _tables_end(given)
     yield Kernel("step", "gradient_norm", optimizer.gradient * parameters / share)
     experts = symbol("expert_parameters") / (given.replication(EXPERTS)[1] if given.sharded else ONCE)
-    if given.model.has_experts:
+    if trains_experts(given.model):
         yield Kernel("step", "gradient_norm", optimizer.gradient * experts)
     yield Collective("all_reduce", WORLD, "step", "gradient_norm", ONCE * 16.0)
     yield Kernel("step", "optimizer", written * parameters / share)
-    if given.model.has_experts:
+    if trains_experts(given.model):
         yield Kernel("step", "optimizer", written * experts)
     yield Kernel("step", "optimizer", optimizer.moved_bytes * vectors)
     if given.sharded and given.options.reduction == "whole" and not given.options.primary_weights:
         yield parameter_gather("parameters", parameters, given, phase="step")
-        if given.model.has_experts:
+        if trains_experts(given.model):
             yield parameter_gather(EXPERTS, symbol("expert_parameters"), given, phase="step")
     elif given.sharded:
         ahead = ("block", EXPERTS, "head") if given.options.parameter_overlap else ()

@@ -407,6 +407,7 @@ _MEANINGS = {
     "position_bucket": "elements of the position embedding's gradient",
     "vectors": "elements of replicated vectors",
     "head_norms": "elements of norms of queries and keys",
+    "trained": "weights of a block that train",
 }
 
 

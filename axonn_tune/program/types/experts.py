@@ -9,7 +9,7 @@ megatron/core/transformer/moe, token_dispatcher.py and experts.py; arXiv 2603.07
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Literal
@@ -109,10 +109,10 @@ def nodes(given: LayerInputs) -> Nodes:
             gradient=_rows_of(given, "expert up gradient", up(given), temporary),
             modules=_MOE,
             gathers="forward",
+            n=up(given),
+            k=row(given),
             each=_each(given)[0],
             width=given.own.ups * sizes.width,
-            ahead=_first,
-            back=_first_backward,
         ),
         Own(
             layer=ACTIVATION,
@@ -128,10 +128,10 @@ def nodes(given: LayerInputs) -> Nodes:
             gradient=_rows_of(given, "expert output gradient", row(given), temporary),
             modules=_MOE,
             gathers="backward",
+            n=row(given),
+            k=width(given),
             each=_each(given)[1],
             width=sizes.latent_width or given.own.hidden,
-            ahead=_second,
-            back=_second_backward,
         ),
         Exchange(layer=COMBINE, matrix=latent, modules=_MOE, ahead=_combine, back=_combine_backward, beside=beside),
         Add(layer=mlp.FC2, repeated=True),
@@ -139,20 +139,54 @@ def nodes(given: LayerInputs) -> Nodes:
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class Grouped(Own):
-    """A grouped GEMM; all experts of a block are gathered at once, before the one that comes first in a pass.
+class Grouped(Node):
+    """A grouped GEMM `O[R, n] = I[R, k] · W[k, n]`; all experts of a block are gathered at once, before the one that
+    comes first in a pass, and their gradients reduced behind the last.
 
     each: elements of one expert's matrix; width: of its output.
     """
 
     gathers: Literal["forward", "backward"]
+    n: Size
+    k: Size
     each: int
     width: int
+
+    @property
+    def needs_input(self) -> bool:
+        """For its weight's gradient."""
+        return self.trains
 
     def gather(self, given: LayerInputs, phase: Phase) -> list[Operation]:
         """Gather of the experts."""
         first = (phase == "backward") == (self.gathers == "backward")
         return gather_experts(given, phase=phase, unit="weight") if first else []
+
+    def forward(self, given: LayerInputs, phase: Phase) -> Iterator[Operation]:
+        """The GEMM; behind the first the sum over y."""
+        weight, once = self.k * self.n, not self.trains
+        yield from layers.quantized(phase, self.layer, rows(given) * self.k, given, once=once)
+        yield from layers.quantized_weight(phase, self.layer, local(given) * weight, given)
+        yield from _joined(given, phase, self.layer, n=self.n, k=self.k)
+        yield _gemm(given, phase, self.layer, n=self.n, k=self.k, makes=self.makes)
+        if self.gathers == "forward":
+            yield from _summed(given, phase, self.layer, self.n)
+
+    def backward(self, given: LayerInputs, behind: Behind) -> Iterator[Operation]:
+        """Both gradients; behind those of the second the sum over y."""
+        layer, n, k = self.layer, self.n, self.k
+        weight = local(given) * n * k
+        yield from layers.quantized("backward", layer, rows(given) * n, given, once=not self.trains)
+        yield from layers.quantized_again(layer, rows(given) * k, weight, given, trains=self.trains)
+        yield from _joined(given, "backward", layer, n=n, k=k)
+        freed = () if self.trains else behind.frees
+        yield _gemm(given, "backward", layer, n=k, k=n, layout="NT", makes=(behind.gradient,), frees=freed)
+        if self.trains:
+            yield _gemm(given, "backward", layer, n=n, k=k, layout="TN", frees=behind.frees)
+            if given.kernels.expert_gradient.kernels:
+                yield moves("backward", layer, given.kernels.expert_gradient, weight, given, calls=PARTS)
+        if self.gathers == "backward":
+            yield from _summed(given, "backward", layer, k)
 
 
 def _shared(given: LayerInputs, normed: Norm) -> list[Node]:
@@ -227,9 +261,10 @@ def up(given: LayerInputs) -> Size:
     return float(given.own.ups) * width(given)
 
 
-def weights(given: LayerInputs) -> Size:
-    """Weights of the experts of a block that one rank multiplies with."""
-    return float(sum(_each(given))) * local(given) / (_split(given) * Y)
+def weights(given: LayerInputs, each: int | None = None) -> Size:
+    """Weights of the experts of a block that one rank multiplies with; each: of these, so many of an expert."""
+    each = sum(_each(given)) if each is None else each
+    return float(each) * local(given) / (_split(given) * Y)
 
 
 def _each(given: LayerInputs) -> tuple[int, int]:
@@ -255,11 +290,12 @@ def gather_experts(given: LayerInputs, *, phase: Phase, unit: GatherUnit) -> lis
     return gathers
 
 
-def reduce_experts(given: LayerInputs, *, unit: GatherUnit) -> list[Operation]:
-    """Reduce-scatter of their gradients."""
-    if not given.shards_experts or given.options.gather_unit != unit:
+def reduce_experts(given: LayerInputs, trained: Iterable[Node], *, unit: GatherUnit) -> list[Operation]:
+    """Reduce-scatter of the gradients of those that train."""
+    each = sum(node.each for node in trained if isinstance(node, Grouped))
+    if not each or not given.shards_experts or given.options.gather_unit != unit:
         return []
-    return layers.reduce_weight_gradient(EXPERTS, weights(given), given)
+    return layers.reduce_weight_gradient(EXPERTS, weights(given, each), given)
 
 
 def _dispatched(given: LayerInputs) -> Array:
@@ -273,33 +309,8 @@ def _dispatch(given: LayerInputs, phase: Phase) -> Iterator[Operation]:
 
 def _dispatch_backward(given: LayerInputs, behind: Behind) -> Iterator[Operation]:
     yield from _sent(given, "backward", DISPATCH, there=False, frees=behind.frees)
-    yield from _latent(given, "backward", DISPATCH)
+    yield from _latent(given, "backward", DISPATCH, trains=behind.trains)
     yield from _over_x(given, "backward", DISPATCH)
-
-
-def _first(given: LayerInputs, phase: Phase) -> Iterator[Operation]:
-    n, k = up(given), row(given)
-    yield from _quantized(given, phase, FC1, k, weight=k * n)
-    yield from _joined(given, phase, FC1, n=n, k=k)
-    yield _gemm(given, phase, FC1, n=n, k=k, makes=(_rows_of(given, "expert up projection", n),))
-    yield from _summed(given, phase, FC1, n)
-
-
-def _first_backward(given: LayerInputs, behind: Behind) -> Iterator[Operation]:
-    yield from _gemm_backward(given, FC1, behind, n=up(given), k=row(given))
-    yield from reduce_experts(given, unit="weight")
-
-
-def _second(given: LayerInputs, phase: Phase) -> Iterator[Operation]:
-    n, k = row(given), width(given)
-    yield from _quantized(given, phase, FC2, k, weight=n * k)
-    yield from _joined(given, phase, FC2, n=n, k=k)
-    yield _gemm(given, phase, FC2, n=n, k=k)
-
-
-def _second_backward(given: LayerInputs, behind: Behind) -> Iterator[Operation]:
-    yield from _gemm_backward(given, FC2, behind, n=row(given), k=width(given))
-    yield from _summed(given, "backward", FC2, width(given))
 
 
 def _combine(given: LayerInputs, phase: Phase) -> Iterator[Operation]:
@@ -309,7 +320,7 @@ def _combine(given: LayerInputs, phase: Phase) -> Iterator[Operation]:
 
 
 def _combine_backward(given: LayerInputs, behind: Behind) -> Iterator[Operation]:
-    yield from _latent(given, "backward", COMBINE)
+    yield from _latent(given, "backward", COMBINE, trains=behind.trains)
     yield from _sent(given, "backward", COMBINE, there=True, makes=(behind.gradient,))
 
 
@@ -346,27 +357,6 @@ def _gemm(
         makes=makes,
         frees=frees,
     )
-
-
-def _quantized(
-    given: LayerInputs, phase: Phase, layer: str, width: Size, *, weight: Size | None = None
-) -> Iterator[Operation]:
-    """Quantization of `[R, width]` by one grouped kernel; weight: elements of an expert's, quantized too."""
-    yield from layers.quantized(phase, layer, rows(given) * width, given)
-    if weight is not None:
-        yield from layers.quantized_weight(phase, layer, local(given) * weight, given)
-
-
-def _gemm_backward(given: LayerInputs, layer: str, behind: Behind, *, n: Size, k: Size) -> Iterator[Operation]:
-    """Both gradients of `_gemm`."""
-    yield from _quantized(given, "backward", layer, n)
-    yield from layers.quantized_again(layer, rows(given) * k, local(given) * n * k, given)
-    yield from _joined(given, "backward", layer, n=n, k=k)
-    yield _gemm(given, "backward", layer, n=k, k=n, layout="NT", makes=(behind.gradient,))
-    yield _gemm(given, "backward", layer, n=n, k=k, layout="TN", frees=behind.frees)
-    if given.kernels.expert_gradient.kernels:
-        weight = local(given) * n * k
-        yield moves("backward", layer, given.kernels.expert_gradient, weight, given, calls=PARTS)
 
 
 def _activation(given: LayerInputs, phase: Phase) -> Iterator[Operation]:
@@ -415,7 +405,7 @@ def _over_x(given: LayerInputs, phase: Phase, layer: str) -> Iterator[Operation]
         yield Collective("all_reduce", "x", phase, layer, given.element * given.routed * H / Y, role, PARTS)
 
 
-def _latent(given: LayerInputs, phase: Phase, layer: str) -> Iterator[Operation]:
+def _latent(given: LayerInputs, phase: Phase, layer: str, *, trains: bool = True) -> Iterator[Operation]:
     """Projection to the latent that is dispatched, or back, where there is one."""
     if not _experts(given).latent_width:
         return
@@ -423,7 +413,8 @@ def _latent(given: LayerInputs, phase: Phase, layer: str) -> Iterator[Operation]
     n, k = (narrow, wide) if layer == DISPATCH else (wide, narrow)
     if phase == "backward":
         yield MatMul(phase, layer, tokens, k, n, "NT", PARTS)
-        yield MatMul(phase, layer, k, n, tokens, "TN", PARTS)
+        if trains:
+            yield MatMul(phase, layer, k, n, tokens, "TN", PARTS)
     else:
         yield MatMul(phase, layer, tokens, n, k, "NN", PARTS)
 
@@ -470,11 +461,13 @@ def _router_backward(given: LayerInputs, behind: Behind) -> Iterator[Operation]:
     apart = not given.options.sequence_parallel
     if apart:
         yield from behind.gather(linear)
-    yield MatMul("backward", layer, tokens, linear.k, linear.n, "NT", PARTS, makes=(behind.gradient,))
-    yield moves("backward", layer, given.kernels.routed_back, tokens * H / Y, given, calls=PARTS)
     freed = *behind.frees, _routing(given).name
-    yield MatMul("backward", layer, linear.k, linear.n, tokens, "TN", PARTS, frees=freed)
-    if apart and given.options.gather_unit == "weight":
+    back, unread = partial(MatMul, "backward", layer), () if behind.trains else freed
+    yield back(tokens, linear.k, linear.n, "NT", PARTS, makes=(behind.gradient,), frees=unread)
+    yield moves("backward", layer, given.kernels.routed_back, tokens * H / Y, given, calls=PARTS)
+    if behind.trains:
+        yield back(linear.k, linear.n, tokens, "TN", PARTS, frees=freed)
+    if behind.trains and apart and given.options.gather_unit == "weight":
         yield from layers.reduce_weight_gradient(layer, linear.weight, given)
 
 
