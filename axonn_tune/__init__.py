@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from axonn_tune.api.analysis import (
         Catalog,
         CompareResult,
-        Explanation,
         SweepResult,
         compare,
         explain,
@@ -26,6 +25,7 @@ if TYPE_CHECKING:
         models,
         sweep,
     )
+    from axonn_tune.api.explanation import Explanation
     from axonn_tune.api.learning import compare_command, diagnose, explain_command, learn
     from axonn_tune.api.measurement import (
         CalibrateOptions,
@@ -57,8 +57,8 @@ __version__ = VERSION
 
 # Module of each name.
 _PLACES = {
-    "api.analysis": "Catalog CompareResult Explanation SweepResult "
-    "compare explain explain_launch machines models sweep",
+    "api.analysis": "Catalog CompareResult SweepResult compare explain explain_launch machines models sweep",
+    "api.explanation": "Explanation",
     "api.learning": "compare_command diagnose explain_command learn",
     "api.measurement": "CalibrateOptions Runs accuracy calibrate regress run validate validate_launches validate_rows",
     "api.search": "SearchResult search",

@@ -3,33 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Generic, Literal, TypeAlias, TypeVar, overload
+from typing import Any, Generic, TypeVar, overload
 
+from axonn_tune.api.explanation import Explanation
 from axonn_tune.api.search import Format, ReportedResult, Result, by_keywords, call_text, request_of, show_options
-from axonn_tune.cost.price import Detail
 from axonn_tune.errors import AxonnTuneError, NothingFeasibleError, UnknownNameError, UsageError
-from axonn_tune.files import write_text_atomically
 from axonn_tune.ranking.choosing import run_search
 from axonn_tune.ranking.compare import EARLIER, Comparison, Contender
 from axonn_tune.ranking.compare import compare as compare_all
 from axonn_tune.ranking.inputs import Inputs, launch_inputs, load_inputs
-from axonn_tune.ranking.priced import Priced
 from axonn_tune.ranking.sweep import Point, parse_numbers
 from axonn_tune.ranking.sweep import sweep as sweep_all
 from axonn_tune.report.comparison import comparison_json, comparison_remarks, comparison_section, comparison_tables
-from axonn_tune.report.explain import (
-    ExplainSection,
-    explain_document,
-    explain_markdown,
-    explain_text,
-    explain_title,
-    sections,
-    step_words,
-)
 from axonn_tune.report.inventory import documents_json, documents_table
-from axonn_tune.report.output import Json, Table, json_text
+from axonn_tune.report.output import Json, Table
 from axonn_tune.report.scaling import sweep_document, sweep_section, sweep_table
 from axonn_tune.request import Request, options_of, parse_tokens, whole
 from axonn_tune.specs.catalog import (
@@ -44,8 +33,6 @@ from axonn_tune.specs.catalog import (
 from axonn_tune.specs.document import Document
 from axonn_tune.specs.machine import Machine
 from axonn_tune.specs.model import Model
-
-ExplainFormat: TypeAlias = Literal["table", "json", "md"]
 
 
 @by_keywords(Request)
@@ -77,107 +64,6 @@ def explain_launch(
     return replace(
         Explanation.of(inputs, run_search(inputs.problem, top=1), rank=1, machine_changed=changed), remark=""
     )
-
-
-@dataclass(frozen=True)
-class StepTrace:
-    """A trace as Perfetto and Chrome read it, and what to know about it, in sentences."""
-
-    text: str = field(repr=False)
-    remarks: tuple[str, ...]
-
-    def write(self, path: str | Path) -> Path:
-        """Write it; errors as `axonn_tune.files.write_text_atomically`."""
-        write_text_atomically(path, self.text)
-        return Path(path)
-
-
-@dataclass(frozen=True, repr=False, eq=False)
-class Explanation:
-    """One configuration and its prediction.
-
-    machine_changed: it is a launch config's, whose machine profile is not the one explained with.
-    remark: on the layout, if it is that of a search.
-    """
-
-    inputs: Inputs
-    priced: Detail
-    machine_changed: bool = False
-    remark: str = ""
-
-    @classmethod
-    def of(cls, inputs: Inputs, ranked: Priced, *, rank: int, machine_changed: bool = False) -> Explanation:
-        """Of a configuration of a ranking; NothingFeasibleError if there is none, UsageError if fewer than `rank`."""
-        ranked.require_any()
-        ranked.require_row(rank)
-        from axonn_tune.report.ranking import kept_remark, merged_remark
-
-        remark = " ".join(filter(None, (kept_remark(ranked, [rank - 1]), merged_remark(ranked, rank - 1))))
-        return cls(inputs, ranked.detail(rank - 1), machine_changed, remark)
-
-    @property
-    def entry(self) -> Detail:
-        """The configuration with its prediction, as `priced`."""
-        return self.priced
-
-    pricing = entry
-
-    @property
-    def words(self) -> list[str]:
-        """The step in sentences."""
-        return step_words(self.priced)
-
-    def to_dict(self) -> Json:
-        """Everything, by the schema `axonn-tune/explain/1`."""
-        return explain_document(self.inputs, self.priced)
-
-    def to_json(self) -> str:
-        """The same as text: what `axonn-tune explain --format json` prints."""
-        return json_text(self.to_dict())
-
-    def render(self, output_format: ExplainFormat = "table", *, terms: bool = False) -> str:
-        """The explanation as the command line prints it; terms: with every collective of every layer."""
-        if output_format == "json":
-            return self.to_json()
-        if output_format == "md":
-            return f"# {self._title}\n\n{explain_markdown(self.sections(terms=terms))}"
-        return f"{self._title}\n\n{explain_text(self.sections(terms=terms))}"
-
-    def sections(self, *, terms: bool = False) -> list[ExplainSection]:
-        """What it consists of; terms: with every collective of every layer."""
-        return sections(self.priced, terms=terms, remark=self.remark)
-
-    @property
-    def _title(self) -> str:
-        return explain_title(self.inputs.problem, self.priced)
-
-    def section(self, *, source: str) -> Json:
-        """This explanation as a section of a report; `source` names where it comes from."""
-        from axonn_tune.report.configuration import explanation_section
-
-        return explanation_section(self.to_dict(), identity="s1", source=source, subject=(self.inputs, self.priced))
-
-    def trace(self, runs: Sequence[str | Path] = (), *, step: int | None = None) -> StepTrace:
-        """The predicted step as a trace for Perfetto, with measured ones, as `axonn-tune trace` writes it.
-
-        runs: folders of runs that wrote traces, or single files of them; step: which of theirs, that of median
-        duration unless given. UsageError if there is none of that number in all of them.
-        """
-        from axonn_tune.report.run import choose_step, merged_trace, trace_remarks
-        from axonn_tune.specs.traces import find_traces, read_trace
-
-        traces = [read_trace(path) for run in runs for path in find_traces(run)]
-        measured = choose_step(traces, step=step) if traces else None
-        return StepTrace(merged_trace(self.inputs, self.priced, measured), tuple(trace_remarks(self.priced, measured)))
-
-    def __str__(self) -> str:
-        return self.render()
-
-    def __repr__(self) -> str:
-        return f"<Explanation: {self._title}>"
-
-    def _repr_markdown_(self) -> str:
-        return self.render("md")
 
 
 @by_keywords(Request)

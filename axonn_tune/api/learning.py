@@ -8,7 +8,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
-from axonn_tune.api.analysis import CompareResult, Explanation
+from axonn_tune.api.analysis import CompareResult
+from axonn_tune.api.explanation import Explanation
 from axonn_tune.api.search import call_text, request_of
 from axonn_tune.errors import AxonnTuneError, UsageError
 from axonn_tune.files import write_text_atomically
@@ -20,6 +21,7 @@ from axonn_tune.learning.setups import changes_of, problem_of, searched
 from axonn_tune.learning.stated import OF_MODEL, CommandRun, read_run, shipped_twin
 from axonn_tune.ranking.compare import compare, with_layout
 from axonn_tune.ranking.inputs import Inputs, load_inputs
+from axonn_tune.ranking.nearest import nothing_feasible
 from axonn_tune.report.commands import FileToWrite, NamedModel
 from axonn_tune.report.explain import ExplainSection
 from axonn_tune.report.learning import StatedCommand, better_section, command_json, command_section, said_of
@@ -232,7 +234,7 @@ def explain_command(path: str | Path, *, machine: MachineLike | None = None, **o
         ranking=ranking,
         machine=str(machine) if isinstance(machine, str | Path) else inputs.machine.document.name,
         model=named_model(path, options.get("model"), seq=int(run.columns["seq"].value)),
-        why_none="" if len(ranking) else ranking.nothing_feasible(),
+        why_none="" if len(ranking) else nothing_feasible(ranking),
     )
     job = replace(priced.job, tokens_total=inputs.problem.tokens_total)
     ranked = replace(priced, job=job, rank=1, shortest_step_s=priced.iteration_s)

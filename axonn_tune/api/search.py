@@ -22,7 +22,7 @@ from axonn_tune.grid import AXES
 from axonn_tune.program.memory import memory_limit_bytes
 from axonn_tune.ranking.choosing import run_search
 from axonn_tune.ranking.inputs import Inputs, load_inputs
-from axonn_tune.ranking.nearest import faster_batch
+from axonn_tune.ranking.nearest import faster_batch, nothing_feasible, require_any
 from axonn_tune.ranking.priced import Interrupted, Priced, Row, SearchCounts
 from axonn_tune.ranking.space import Problem
 from axonn_tune.report.output import Json, Table, json_text
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     import pandas as pd
     from rich.console import Group
 
-    from axonn_tune.api.analysis import Explanation
+    from axonn_tune.api.explanation import Explanation
     from axonn_tune.cost.price import Detail
     from axonn_tune.launch.commands import LaunchFiles
     from axonn_tune.launch.scripts import Emit, ScriptKind
@@ -244,7 +244,7 @@ class SearchResult(ReportedResult, Sequence[PricedLayout]):
     @property
     def best(self) -> PricedLayout:
         """The first of the ranking; NothingFeasibleError, with the nearest change, if there is none."""
-        self.ranked.require_any()
+        require_any(self.ranked)
         return self[0]
 
     @property
@@ -287,7 +287,8 @@ class SearchResult(ReportedResult, Sequence[PricedLayout]):
 
     def explain(self, rank: int = 1) -> Explanation:
         """One configuration, term by term; UsageError if fewer are feasible, NothingFeasibleError if none is."""
-        from axonn_tune.api.analysis import Explanation
+        # Imported here: a search alone explains nothing, and start-up time is its.
+        from axonn_tune.api.explanation import Explanation
 
         return Explanation.of(self.inputs, self._reaching(rank), rank=rank)
 
@@ -365,7 +366,7 @@ class SearchResult(ReportedResult, Sequence[PricedLayout]):
 
     def _detail(self, pick: int) -> Detail:
         """The prediction of a configuration; errors as `explain`."""
-        self.ranked.require_any()
+        require_any(self.ranked)
         ranked = self._reaching(pick)
         ranked.require_row(pick)
         return ranked.detail(pick - 1)
@@ -451,7 +452,7 @@ class SearchResult(ReportedResult, Sequence[PricedLayout]):
         return self.ranked.with_terms(places)
 
     def __str__(self) -> str:
-        return "\n".join([self.render() or self.ranked.nothing_feasible(), *self.remarks])
+        return "\n".join([self.render() or nothing_feasible(self.ranked), *self.remarks])
 
     def __repr__(self) -> str:
         problem = self.inputs.problem
@@ -466,7 +467,7 @@ class SearchResult(ReportedResult, Sequence[PricedLayout]):
 
     def _table(self) -> Table:
         table = self._listing(0)
-        none = [] if len(self) else [self.ranked.nothing_feasible()]
+        none = [] if len(self) else [nothing_feasible(self.ranked)]
         return replace(table, notes=[*table.notes, *none, *self.remarks])
 
     def _frame(self, entries: Sequence[Row]) -> pd.DataFrame:

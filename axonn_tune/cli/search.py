@@ -40,10 +40,11 @@ from axonn_tune.cli.options import (
     write_or_print,
 )
 from axonn_tune.errors import AxonnTuneError
+from axonn_tune.ranking.nearest import require_any
 from axonn_tune.request import options_of
 
 if TYPE_CHECKING:
-    from axonn_tune.api.analysis import ExplainFormat, Explanation
+    from axonn_tune.api.explanation import ExplainFormat, Explanation
     from axonn_tune.api.search import Format, SearchResult
     from axonn_tune.launch.scripts import Emit, ScriptKind
 
@@ -140,7 +141,7 @@ def search_command(
         terminal=terminal_width(),
     )
     show(found, shown, html=html, quiet=quiet)
-    found.ranked.require_any()
+    require_any(found.ranked)
     if output_format in ("table", "md") and not quiet:
         click.echo("\n" + "\n".join(map(wrapped, found.remarks_below(top=top, unfold=unfold))), err=True)
         say_assumed(found.inputs)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import get_args
@@ -16,7 +17,6 @@ from axonn_tune.errors import UsageError, suggest
 from axonn_tune.frameworks.axonn_tune import AXONN_TUNE
 from axonn_tune.grid import AXES, PAPER_ORDER, Grid
 from axonn_tune.program.operations import Collective, as_size
-from axonn_tune.ranking.choosing import search
 from axonn_tune.ranking.priced import TELL, Priced, Rejected, Sizes, count_ties
 from axonn_tune.ranking.space import Problem
 from axonn_tune.request import DEFAULT_TOP
@@ -25,12 +25,15 @@ BACKENDS: tuple[PaperBackend, ...] = get_args(PaperBackend)
 _NO_ENTRY = NO_BANDWIDTH_ENTRY, "the machine's paper table has no bandwidth for one of the groups"
 
 
-def rank_by_paper(problem: Problem, *, backend: str, top: int = DEFAULT_TOP) -> PricedByPaper:
+def rank_by_paper(
+    problem: Problem, search: Callable[..., Priced], *, backend: str, top: int = DEFAULT_TOP
+) -> PricedByPaper:
     """Rank by a paper backend: grids that our search finds feasible and the bandwidth table covers, the first `top`
     (0: all).
 
-    The axis order is the one asked for, else the backend's own. Ties: shorter step by our model. UsageError for a
-    ranking by anything but communication, for pipeline stages, and for a machine without a `paper` section.
+    search: ranks by our model, as `choosing.search`. The axis order is the one asked for, else the backend's own.
+    Ties: shorter step by our model. UsageError for a ranking by anything but communication, for pipeline stages, and
+    for a machine without a `paper` section.
     """
     known = {name: name for name in BACKENDS}
     if backend not in known:

@@ -114,7 +114,7 @@ def run_search(
         # Imported here: the paper's model is not needed to rank by ours.
         from axonn_tune.ranking.by_paper import rank_by_paper
 
-        return rank_by_paper(problem, backend=cost, top=top)
+        return rank_by_paper(problem, search, backend=cost, top=top)
 
     first, *others = dict.fromkeys(costs)
     found = ranked(first, top=top, variants=variants)

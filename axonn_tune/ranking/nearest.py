@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from axonn_tune.errors import UsageError
+from axonn_tune.errors import NothingFeasibleError, UsageError
 from axonn_tune.frameworks import find_framework, registry
 from axonn_tune.frameworks.axonn_tune import AXONN_TUNE
 from axonn_tune.frameworks.description import Framework
@@ -17,11 +17,29 @@ from axonn_tune.grid import ALL_AXES, divisors, nearest_sizes
 from axonn_tune.program.dimensions import MEMORY, MICRO_BATCH
 from axonn_tune.ranking.choosing import search
 from axonn_tune.ranking.inputs import check, compares_expert_overlap, fewer_bytes
+from axonn_tune.ranking.priced import Priced
 from axonn_tune.ranking.programs import step_program
 from axonn_tune.ranking.space import Fitting, Grids, Problem, Shapes, fit_all, list_grids, list_shapes
-from axonn_tune.request import flag
+from axonn_tune.request import ALPHA_BETA, flag
 from axonn_tune.specs.workload import Recompute
 from axonn_tune.units import GIB, show_bytes, show_seconds
+
+
+def require_any(ranked: Priced) -> None:
+    """NothingFeasibleError, with binding constraint and nearest change, if a ranking is empty."""
+    if not len(ranked):
+        raise NothingFeasibleError(nothing_feasible(ranked))
+
+
+def nothing_feasible(ranked: Priced) -> str:
+    """Reason of an empty ranking, and the nearest change."""
+    found, only = ranked.searched, ranked.searched.grids == 1
+    if found.feasible:
+        rejecting = ", ".join(found.rejected)
+        none = "the only grid has no price" if only else f"none of {found.grids:,} grids has a price"
+        return f"{none} ({rejecting}); nearest change: --cost {ALPHA_BETA}"
+    none = "the only grid cannot train this" if only else f"none of {found.grids:,} grids can train this"
+    return f"{none}: {nearest_change(ranked.problem)}"
 
 
 def nearest_change(problem: Problem) -> str:

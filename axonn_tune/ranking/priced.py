@@ -16,7 +16,7 @@ from axonn_tune.cost.columns import Floats
 from axonn_tune.cost.compute import exposed_s
 from axonn_tune.cost.price import METRICS, Detail, PricedLayout, Term
 from axonn_tune.cost.uncertainty import DEVIATIONS, difference_spread, own_bound_s, own_half_s, with_software
-from axonn_tune.errors import NothingFeasibleError, UsageError
+from axonn_tune.errors import UsageError
 from axonn_tune.grid import ALL_AXES
 from axonn_tune.job import Layout
 from axonn_tune.program.dimensions import MEMORY, MICRO_BATCH, PINNED
@@ -274,23 +274,6 @@ class Priced:
         if 0 < len(self) < pick:
             verb = "is" if len(self) == 1 else "are"
             raise UsageError(f"--pick {pick}: only {counted(len(self), 'configuration')} {verb} ranked")
-
-    def require_any(self) -> None:
-        """NothingFeasibleError, with binding constraint and nearest change, if the ranking is empty."""
-        if not len(self):
-            raise NothingFeasibleError(self.nothing_feasible())
-
-    def nothing_feasible(self) -> str:
-        """Reason of an empty ranking, and the nearest change."""
-        from axonn_tune.ranking.nearest import nearest_change
-
-        found, only = self.searched, self.searched.grids == 1
-        if found.feasible:
-            rejecting = ", ".join(found.rejected)
-            none = "the only grid has no price" if only else f"none of {found.grids:,} grids has a price"
-            return f"{none} ({rejecting}); nearest change: --cost {ALPHA_BETA}"
-        none = "the only grid cannot train this" if only else f"none of {found.grids:,} grids can train this"
-        return f"{none}: {nearest_change(self.problem)}"
 
     def rejected(self) -> tuple[Rejected, ...]:
         """Every grid that is not feasible, with its reasons, in the order of the grids."""

@@ -12,6 +12,7 @@ from axonn_tune.errors import UsageError, suggest
 from axonn_tune.grid import divisors
 from axonn_tune.ranking.choosing import run_search
 from axonn_tune.ranking.inputs import Inputs, load_inputs
+from axonn_tune.ranking.nearest import nearest_change
 from axonn_tune.request import Request
 from axonn_tune.specs.catalog import ModelLike
 from axonn_tune.vocabulary import LARGEST_SIZE
@@ -141,9 +142,6 @@ def _point(inputs: Inputs, *, over: tuple[str, int] | None = None) -> Point:
         dispatch_s = sum(sent) if terms else None
         fastest = found.fastest_elsewhere()
         return Point(inputs, found[0], "", fastest=fastest, over=over, dispatch_s=dispatch_s)
-    # Imported here: most sweeps find something everywhere.
-    from axonn_tune.ranking.nearest import nearest_change
-
     return Point(inputs, None, nearest_change(inputs.problem), over=over)
 
 

@@ -30,6 +30,7 @@ from axonn_tune.launch.config import build_launch, write_launch
 from axonn_tune.processes import die_with, processor_name
 from axonn_tune.ranking.choosing import run_search
 from axonn_tune.ranking.inputs import Inputs, machine_of_launch
+from axonn_tune.ranking.nearest import require_any
 from axonn_tune.specs.catalog import load_machine
 from axonn_tune.specs.launch import OF_RUNS, CollectiveTerm, Launch, TermKey
 from axonn_tune.specs.loading import Loaded, load_document, load_file
@@ -85,7 +86,7 @@ def plan_from_ranking(inputs: Inputs, selection: Selection, *, command: str) -> 
     if (framework := inputs.problem.framework).name != AXONN_TUNE.name:
         raise UsageError(f"--framework {framework.name}: only layouts of {AXONN_TUNE.title} are recorded and run")
     ranked = run_search(inputs.problem, top=selection.top)
-    ranked.require_any()
+    require_any(ranked)
     best = [one.layout for one in ranked.first]
     workload = inputs.problem.workload
     workloads = [workload, workload.model_copy(update={"overlaps": ()})] if selection.also_blocking else [workload]

@@ -13,6 +13,7 @@ from axonn_tune.errors import DocumentError, NothingFeasibleError, UsageError
 from axonn_tune.program.memory import memory_limit_bytes
 from axonn_tune.ranking.choosing import run_search, search
 from axonn_tune.ranking.inputs import load_inputs, make_workload
+from axonn_tune.ranking.nearest import require_any
 from axonn_tune.ranking.priced import Interrupted, count_ties
 from axonn_tune.request import Request
 from axonn_tune.specs.catalog import load_model
@@ -166,6 +167,6 @@ def test_a_table_that_covers_nothing_is_named() -> None:
     bare = found.machine.document.model_copy(update={"paper": paper.model_copy(update={"table": paper.table[:1]})})
     ranked = run_search(replace(found.problem, machine=bare), costs=("paper-released",))
     with pytest.raises(NothingFeasibleError, match="no-bandwidth-entry"):
-        ranked.require_any()
+        require_any(ranked)
     rejected = next(grid for grid in ranked.rejected() if grid.priced is not None)
     assert (rejected.communication_s, rejected.reasons[-1][0]) == (None, "no-bandwidth-entry")

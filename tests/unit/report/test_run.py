@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from axonn_tune.api.analysis import Explanation
+from axonn_tune.api.explanation import Explanation
 from axonn_tune.cost.spans import predicted_spans
 from axonn_tune.errors import UsageError
 from axonn_tune.ranking.choosing import run_search
