@@ -18,8 +18,7 @@ def settings(names: str, values: Mapping[str, Value], framework: str) -> Iterato
     """Arguments of these names, in order, with values and reasons; those whose value is None are left out.
 
     names: with their sections, `training.seq_len`. values: by name, or by the field that the framework's table of
-    arguments has for it, by which the reader takes it, too. A switch `no_...`, `disable_...` or `untie_...` is the
-    opposite of its field.
+    arguments has for it, by which the reader takes it, too.
     """
     tables = tables_of(framework)
     for path in names.split():
@@ -27,7 +26,8 @@ def settings(names: str, values: Mapping[str, Value], framework: str) -> Iterato
         value = values.get(name)
         if name not in values and (key := named(name, tables)) is not None:
             value = values.get(key.field)
-            value = not value if name.startswith(("no_", "disable_", "untie_")) else value
+            value = value if isinstance(value, Because) else key.write(value)
+            value = Because(value, key.why) if value is True and key.sets and key.why else value
         plain, why = value if isinstance(value, Because) else (value, "")
         if plain is not None:
             yield path, plain, why

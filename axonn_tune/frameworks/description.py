@@ -265,6 +265,13 @@ class Because(NamedTuple):
 
 Value: TypeAlias = Plain | Because
 
+OF_FORMATS = ("primary_weights", "first_layers_bf16", "last_layers_bf16", "narrow_attention")
+OF_EXPERTS = (
+    *("expert_overlap", "delayed_weight_gradients", "shared_expert_overlap", "imbalance", "capacity_factor"),
+    "dispatcher",
+)
+"""Options of a step that number formats below 16 bits, and models with experts, have alone."""
+
 _OVERLAPPED = {
     "gather_prefetch": "z",
     "weight_gradient": "z",
@@ -318,13 +325,27 @@ class Run:
             "max_position_embeddings": max(self.workload.sequence_length, model.max_sequence_length),
             "vocab_multiple": self.step.vocabulary_multiple or 1,
             "seq_parallel": self.step.sequence_parallel and self.size("x") > 1,
-            "fused_accumulation": self.step.fused_accumulation,
             "recompute": {"none": None, "full": "full"}.get(self.recompute, "selective"),
             "recompute_method": ("uniform" if some is None else "block") if full else None,
             "recompute_layers": Because(some or 1, "of each chunk" if some else "every block by itself")
             if full
             else None,
+            **{
+                f"step.{one.name}": getattr(self.step, one.name)
+                for one in fields(self.step)
+                if self.has_option(one.name)
+            },
         }
+
+    def has_option(self, name: str) -> bool:
+        """Whether an option of the step is one of this run: those of formats and of experts alone may be none."""
+        return (self.workload.format is not None or name not in OF_FORMATS) and (
+            self.model.has_experts or name not in OF_EXPERTS
+        )
+
+    def is_changed(self, option: str) -> bool:
+        """Whether an option of the step is not the framework's own."""
+        return bool(getattr(self.step, option) != getattr(self.framework.step, option))
 
     def overlaps(self, *names: Overlap) -> bool:
         """Whether one of these overlaps is on."""

@@ -13,10 +13,14 @@ from __future__ import annotations
 
 import csv
 import re
+from ast import literal_eval
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from dataclasses import field as field_
 from functools import cache, lru_cache
 from importlib.resources import files
+from operator import itemgetter
+from typing import Any, TypeAlias
 
 from axonn_tune.errors import edits, suggest
 from axonn_tune.frameworks import registry
@@ -24,6 +28,29 @@ from axonn_tune.vocabulary import LARGEST_SIZE
 
 OFF = frozenset({"false", "0", "no", "off", "none", "null", "", "auto", "[]"})
 """Values that leave an argument to its framework."""
+_ON = frozenset({"true", "1", "yes", "on"})
+
+
+@dataclass(frozen=True)
+class Stated:
+    """A stated value and its line (from 1): the text of an argument, or what it means."""
+
+    value: Any
+    line: int
+
+
+Arguments: TypeAlias = Mapping[str, Stated]
+NOTHING = Stated("", 0)
+
+
+def is_on(stated: Stated) -> bool:
+    """Whether a switch is on."""
+    return stated.value.lower() in _ON
+
+
+def is_off(stated: Stated) -> bool:
+    """Whether a switch is off."""
+    return stated.value.lower() in OFF
 
 
 @dataclass(frozen=True)
@@ -31,9 +58,11 @@ class Key:
     """An argument.
 
     also: its other names; where it is not modelled also other arguments with the same answer. `*` is any text. field:
-    what it states, an axis or a size by our name; the first stated of a field counts. default: the framework's, said
-    where it is assumed; `off`: a switch that is mentioned where it is on alone. plain: values that are priced, if not
-    all are. why: the reason why it is ignored or refused, or where another argument decides. range: what the framework
+    what it states, an axis or a size by our name, or `step.NAME`, an option of the step; the first stated of a field
+    counts. `NAME=VALUE`: a switch that sets this value. default: the framework's, said where it is assumed; `off`: a
+    switch that is mentioned where it is on alone. plain: values that are priced, if not all are; meanings: what those
+    written `WORD=MEANING` mean. why: the reason why it is ignored or refused, or where another argument decides, or
+    what stands beside it where a command has it. range: what the framework
     takes, the first of several as the nearest: `1-` and `0-3` whole numbers, `0..1`, `>0` and `<0` numbers, `list`
     several of them, `switch` true or false, else words.
     """
@@ -46,6 +75,33 @@ class Key:
     status: str
     why: str
     range: tuple[str, ...] = ()
+    sets: str = ""
+    meanings: Mapping[str, str] = field_(default_factory=dict)
+
+    def read(self, text: str) -> Any:  # noqa: ANN401 - what it means
+        """What a value means: a switch, a number, a word; None for one that says nothing."""
+        word = text.lower().replace(",", "").replace("_", "" if text[:1].isdecimal() else "_")
+        if self.range == ("switch",):
+            on = word in _ON
+            return (literal_eval(self.sets) if on else None) if self.sets else on is not self.is_opposite
+        if any(re.fullmatch(r"\d+-\d*", one) for one in self.range):
+            return int(float(word)) if re.fullmatch(r"[0-9]{1,15}(?:\.0*)?", word) else None
+        if any(one[0] in "<>" for one in self.range):
+            return float(word) if word not in OFF and float(word) > 0.0 else None
+        return self.meanings.get(word) if self.meanings else text
+
+    def write(self, value: Any) -> Any:  # noqa: ANN401 - of any field
+        """The value that means this, the inverse of `read`; None where none does."""
+        if self.sets:
+            return True if value == literal_eval(self.sets) else None
+        if isinstance(value, bool):
+            return value is not self.is_opposite
+        return next((word for word, one in self.meanings.items() if one == value), None if self.meanings else value)
+
+    @property
+    def is_opposite(self) -> bool:
+        """Whether it is a switch of what its field is without."""
+        return self.name.rpartition(".")[2].startswith(("no_", "disable_", "untie_"))
 
     @property
     def is_read(self) -> bool:
@@ -125,15 +181,15 @@ def records(name: str) -> Iterator[dict[str, str]]:
 @cache
 def table(name: str) -> tuple[Key, ...]:
     """The keys of a table."""
-    return tuple(
-        Key(
-            one["key"],
-            tuple(one["also"].split()),
-            *(one["field"], one["default"], frozenset(one["plain"].lower().split()), one["status"], one["why"]),
-            range=_range(one),
-        )
-        for one in records(name)
-    )
+    return tuple(map(_key, records(name)))
+
+
+def _key(record: Mapping[str, str]) -> Key:
+    field, _, sets = record["field"].partition("=")
+    words = dict(one.lower().partition("=")[::2] for one in record["plain"].split())
+    meanings = {word: meant or word for word, meant in words.items()} if "=" in record["plain"] else {}
+    found = (field, record["default"], frozenset(words), record["status"], record["why"], _range(record), sets)
+    return Key(record["key"], tuple(record["also"].split()), *found, meanings)
 
 
 def _range(record: Mapping[str, str]) -> tuple[str, ...]:
@@ -281,12 +337,33 @@ def switched_on(name: str) -> str:
 
 def names_of(field: str) -> tuple[str, ...]:
     """Arguments that state a field, in the order in which they count."""
-    return _names_of(all_tables()).get(field, ())
+    return tuple(dict.fromkeys(key.name for key in keys_of(field)))
+
+
+def keys_of(field: str) -> tuple[Key, ...]:
+    """The same with all that a table has of them."""
+    return _by_field(all_tables()).get(field, ())
+
+
+def meaning_of(field: str, stated: Arguments) -> Stated | None:
+    """What the first stated argument of a field means, of switches the first that is on."""
+    found = [
+        (key.range == ("switch",) and not is_on(stated[key.name]), Stated(meant, stated[key.name].line))
+        for key in keys_of(field)
+        if key.name in stated and (meant := key.read(stated[key.name].value)) is not None
+    ]
+    return min(found, key=itemgetter(0), default=(False, None))[1]
+
+
+def step_keys(*tables: str) -> dict[str, Key]:
+    """Options of a step that arguments of these tables, or of all, state one by one, each with its first argument."""
+    found = _by_field(tables or all_tables()).items()
+    return {field.removeprefix("step."): keys[0] for field, keys in found if field.startswith("step.")}
 
 
 @cache
-def _names_of(tables: tuple[str, ...]) -> dict[str, tuple[str, ...]]:
-    found: dict[str, dict[str, None]] = {}
+def _by_field(tables: tuple[str, ...]) -> dict[str, tuple[Key, ...]]:
+    found: dict[str, list[Key]] = {}
     for key in (key for name in tables for key in table(name)):
-        found.setdefault(key.field, {})[key.name] = None
-    return {field: tuple(names) for field, names in found.items()}
+        found.setdefault(key.field, []).append(key)
+    return {field: tuple(keys) for field, keys in found.items()}

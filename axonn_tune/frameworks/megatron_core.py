@@ -26,14 +26,16 @@ from axonn_tune.frameworks.description import (
     Run,
     Value,
 )
-from axonn_tune.frameworks.megatron_layers import DISPATCHERS, PARTS, is_hybrid
+from axonn_tune.frameworks.keys import step_keys
+from axonn_tune.frameworks.megatron_layers import PARTS, is_hybrid
 from axonn_tune.frameworks.megatron_layers import WRITTEN as OF_LAYERS
 from axonn_tune.frameworks.megatron_layers import values as layer_values
-from axonn_tune.frameworks.step import ContextExchange, StepOptions
+from axonn_tune.frameworks.statements import DISPATCHERS, written
+from axonn_tune.frameworks.step import StepOptions
 from axonn_tune.recompute import MODULES, RECOMPUTES
 from axonn_tune.specs.machine import EnvironmentVariable
 from axonn_tune.stages import layout_text
-from axonn_tune.vocabulary import CUDA_GRAPHS, MOMENT_BYTES
+from axonn_tune.vocabulary import CUDA_GRAPHS
 
 _STEP = StepOptions(
     keeps_quantized=True,
@@ -85,21 +87,13 @@ _UNREGISTERED = EnvironmentVariable(
 _PRIORITIES = EnvironmentVariable(
     name="CUDA_GRAPHS_USE_NODE_PRIORITY", value="1", why="required from Blackwell on by CUDA graphs beside GTP"
 )
-CP_COMM_TYPES: Mapping[ContextExchange, str] = {
-    "ring": "p2p",
-    "all_gather": "all_gather",
-    "all_to_all": "a2a",
-    "hierarchical": "a2a+p2p",
-}
 _SETTABLE = (
     *("sequence_parallel", "pipelined_tensor", "gradient_bytes", "shard_gradient_bytes", "distributed_optimizer"),
-    *("parameter_overlap", "context_exchange", "context_inside", "vocabulary_multiple", "dropout", "data_parallel"),
-    *("cuda_graphs", "master_bytes", "exp_avg_bytes", "exp_avg_sq_bytes"),
-    *("selective", "fused_accumulation", "first_less", "last_less", "dispatcher", "imbalance", "capacity_factor"),
-    *("primary_weights", "first_layers_bf16", "last_layers_bf16", "narrow_attention"),
-    *("expert_overlap", "delayed_weight_gradients", "shared_expert_overlap", "gathers_experts"),
+    *("parameter_overlap", "context_inside", "vocabulary_multiple", "dropout", "data_parallel", "cuda_graphs"),
+    *("master_bytes", "exp_avg_bytes", "exp_avg_sq_bytes", "selective", "dispatcher", "gathers_experts"),
+    *("first_layers_bf16", "last_layers_bf16"),
 )
-"""Options of a step, and overlaps, that arguments below switch."""
+"""Options of a step, and overlaps, that several arguments below switch; others have a row of the table each."""
 _PRECISIONS = ("bf16", "fp16", "fp32")
 FORMATS: Mapping[str, Mapping[str, Value]] = {
     "fp8-delayed": {
@@ -176,15 +170,19 @@ def launch(run: Run) -> Command:
 
     Flags by their sources: megatron/training/arguments.py and the config dataclasses it is made from.
     """
-    run.check_step(settable=_SETTABLE, precisions=(*_PRECISIONS, *FORMATS), parts=PARTS)
+    own = {option: key.name for option, key in step_keys("megatron").items()}
+    run.check_step(settable=(*_SETTABLE, *own), precisions=(*_PRECISIONS, *FORMATS), parts=PARTS)
     values, program = _values(run), "pretrain_mamba.py" if is_hybrid(run) else "pretrain_gpt.py"
-    written = {title: tuple(flags(names, values, run.framework.name)) for title, names in _WRITTEN.items()}
+    named = {path.rpartition(".")[2] for names in _WRITTEN.values() for path in names.split()}
+    others = [name for option, name in own.items() if name not in named and run.is_changed(option)]
+    titles = {**_WRITTEN, "step": " ".join(others)}
+    sections = {title: tuple(flags(names, values, run.framework.name)) for title, names in titles.items()}
     older = not run.machine.accelerator.since("blackwell")
     one_connection = older and max(run.size("x"), run.size("context")) > 1
     command = Command(
         release=RELEASE,
         program=(program,),
-        sections=sections_of(written),
+        sections=sections_of(sections),
         environment=(
             *([_ONE_CONNECTION] if one_connection and not run.step.expert_overlap else []),
             *([_MANY_CONNECTIONS] if older and run.step.expert_overlap else []),
@@ -256,13 +254,9 @@ def _values(run: Run) -> dict[str, Value]:
         "rotary_base": model.rotary_base and round(model.rotary_base),
         "norm_epsilon": model.norm_epsilon,
         "add_qkv_bias": model.qkv_biases,
-        "hidden_dropout": None if step.dropout else 0.0,
-        "attention_dropout": None if step.dropout else 0.0,
         "tensor_model_parallel_size": Because(tensor, "TP"),
         "z": Because(tensor * shards, f"TP * GTP = {tensor} * {shards}") if shards > 1 else None,
         "context_parallel_size": Because(context, "CP") if context > 1 else None,
-        "cp_comm_type": CP_COMM_TYPES[step.context_exchange] if context > 1 else None,
-        "hierarchical_context_parallel_sizes": _hierarchy(run),
         **_stages(run),
         **_order(run),
         "use_distributed_optimizer": step.distributed_optimizer,
@@ -271,9 +265,7 @@ def _values(run: Run) -> dict[str, Value]:
         "tp_comm_overlap": step.pipelined_tensor and tensor > 1,
         "recompute_modules": _recompute_modules(run),
         **layer_values(run),
-        **_gradients(run),
-        **_optimizer(run),
-        **_graphs(run),
+        **written(run),
         run.workload.base_precision: precision != "fp32",
         **_format(run),
         "mock_data": True,
@@ -281,14 +273,6 @@ def _values(run: Run) -> dict[str, Value]:
         **TRIAL,
         "log_throughput": True,
     }
-
-
-def _hierarchy(run: Run) -> Value:
-    """Ranks of the groups of all-to-alls and of the rings across them, whose product is CP."""
-    count, context = run.step.context_inside, run.size("context")
-    if context == 1 or run.step.context_exchange != "hierarchical":
-        return None
-    return Because((str(count), str(context // count)), "a2a inside, p2p across")
 
 
 def _recompute_modules(run: Run) -> tuple[str, ...] | None:
@@ -308,8 +292,9 @@ def _stages(run: Run) -> dict[str, Value]:
     Embedding and loss can take one block's place on the first and last part, where all parts are as long then. Source:
     core/transformer/transformer_block.py, get_num_layers_to_build.
     """
+    counted = dict.fromkeys(f"account_for_{what}_in_pipeline_split" for what in ("embedding", "loss"))
     if (stages := run.size("pipeline")) == 1:
-        return {"pipeline": None, "chunks": None}
+        return {"pipeline": None, "chunks": None, **counted}
     each = max(run.parts)
     less = {"embedding": each - run.parts[0], "loss": each - run.parts[-1]}
     apart = run.mtp_part not in (None, len(run.parts) - 1)
@@ -320,7 +305,7 @@ def _stages(run: Run) -> dict[str, Value]:
         why = Because(True, "in the place of one block")
         split = {f"account_for_{what}_in_pipeline_split": why for what, blocks in less.items() if blocks}
         split["chunks"] = Because(run.chunks, "VPP") if run.chunks > 1 else None
-    return {"chunks": None, "pipeline": Because(stages, "PP"), **split}
+    return {"chunks": None, "pipeline": Because(stages, "PP"), **counted, **split}
 
 
 def _order(run: Run) -> dict[str, Value]:
@@ -345,20 +330,6 @@ def _order(run: Run) -> dict[str, Value]:
     return switch | {"expert_z": shards if "z" in wide else None}
 
 
-def _gradients(run: Run) -> dict[str, Value]:
-    """Number formats of gradients; UsageError where only some are reduced in 2 bytes."""
-    precision = run.workload.base_precision
-    reduced = {run.step.gradient_bytes, *([run.step.shard_gradient_bytes] if run.size("z") > 1 else [])}
-    if 2 in reduced and (len(reduced) > 1 or precision == "fp32"):
-        what = "gradients of which some are reduced in 2 bytes" if precision != "fp32" else "BF16 gradients in fp32"
-        raise run.cannot(what, "set step.gradient_bytes=2 and step.shard_gradient_bytes=2, or neither")
-    why = "gradients are accumulated and reduced in FP32"
-    return {
-        "accumulate_allreduce_grads_in_fp32": Because(True, why) if precision == "fp16" and 2 not in reduced else None,
-        "grad_reduce_in_bf16": 2 in reduced and precision == "bf16",
-    }
-
-
 def _format(run: Run) -> dict[str, Value]:
     """The format below 16 bits and its options; UsageError for those that exclude each other.
 
@@ -374,54 +345,11 @@ def _format(run: Run) -> dict[str, Value]:
         raise run.cannot(f"GTP in {name} with weights in BF16", "ask for --set step.primary_weights=true")
     if name == "mxfp8" and step.primary_weights and not step.distributed_optimizer:
         raise run.cannot("primary weights in mxfp8 without the distributed optimizer", "leave out --set step.")
-    ends = step.first_layers_bf16, step.last_layers_bf16
     return {
         **FORMATS[name],
-        "fp4_param_gather" if name == "nvfp4" else "fp8_param_gather": step.primary_weights,
+        "fp8_param_gather" if name == "nvfp4" else "fp4_param_gather": None,
         "reuse_grad_buf_for_mxfp8_param_ag": step.primary_weights and name == "mxfp8",
-        "first_last_layers_bf16": any(ends),
-        **(
-            dict(zip(("num_layers_at_start_in_bf16", "num_layers_at_end_in_bf16"), ends, strict=True))
-            if any(ends)
-            else {}
-        ),
-        "fp8_dot_product_attention": step.narrow_attention,
     }
-
-
-def _optimizer(run: Run) -> dict[str, Value]:
-    """Types of optimizer states; UsageError where the precision-aware optimizer is not to be had.
-
-    BF16's master weights are remainders beside their weights, which no argument changes (core/optimizer/
-    optimizer_config.py, store_param_remainders; checks of __post_init__ and of core/optimizer/__init__.py).
-    """
-    step, precision = run.step, run.workload.base_precision
-    if not step.precision_aware:
-        return {}
-    if not step.distributed_optimizer or precision == "fp32" or (precision == "bf16" and step.master_bytes != 2):
-        instead = "ask for --use-precision-aware-optimizer in bf16 or fp16, with ZeRO-1"
-        raise run.cannot("these types of optimizer states", instead)
-    names = {size: name for name, size in MOMENT_BYTES.items()}
-    return {
-        "use_precision_aware_optimizer": True,
-        "main_params_dtype": "fp16" if precision == "fp16" and step.master_bytes == 2 else None,
-        "exp_avg_dtype": names[step.exp_avg_bytes or 4],
-        "exp_avg_sq_dtype": names[step.exp_avg_sq_bytes or 4],
-    }
-
-
-def _graphs(run: Run) -> dict[str, Value]:
-    """What CUDA graphs capture; UsageError for whole blocks that are repeated inside graphs of layers.
-
-    Source: core/transformer/transformer_config.py, cuda_graph_impl, cuda_graph_modules, and checks of __post_init__.
-    """
-    scopes = run.step.cuda_graphs
-    if not scopes or "full_iteration" in scopes:
-        checks = Because(True, "required: the check waits for the GPU") if scopes else False
-        return {"cuda_graph_impl": "full_iteration" if scopes else None, "no_check_for_nan_in_loss_and_grad": checks}
-    if run.recompute == "full":
-        raise run.cannot("full recompute inside CUDA graphs of layers", "ask for --cuda-graphs full_iteration")
-    return {"cuda_graph_impl": "transformer_engine", "cuda_graph_modules": None if "full" in scopes else scopes}
 
 
 def _notes(run: Run) -> Iterator[str]:
@@ -471,7 +399,7 @@ MEGATRON_CORE = Framework(
     schedule=PipelineSchedule(scattered=False),
     software="core",
     hopper_attention=True,
-    exchanges=tuple(CP_COMM_TYPES),
+    exchanges=("ring", "all_gather", "all_to_all", "hierarchical"),
     dispatchers=("alltoall", "deepep", "hybridep", "allgather", "deepep-uccl", "deepep-nvshmem"),
     overlaps_experts=True,
     keeps_layers=False,

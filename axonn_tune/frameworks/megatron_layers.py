@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from itertools import accumulate, groupby
-from typing import Any, NamedTuple
+from typing import Any
 
 from axonn_tune.frameworks.description import Because, Run, Value
 from axonn_tune.specs.model import Layer
@@ -53,25 +53,6 @@ PARTS = frozenset(
     }
 )
 """Of `Model.parts`, those that it has arguments for."""
-
-
-class Backend(NamedTuple):
-    """What makes a dispatcher: its type, and the backend of `flex`; port: a library that takes the backend's place."""
-
-    kind: str
-    backend: str | None = None
-    port: str = ""
-
-
-DISPATCHERS = {
-    "allgather": Backend("allgather"),
-    "alltoall": Backend("alltoall"),
-    "deepep": Backend("flex", "deepep"),
-    "hybridep": Backend("flex", "hybridep"),
-    "deepep-uccl": Backend("flex", "deepep", "UCCL's DeepEP"),
-    "deepep-nvshmem": Backend("flex", "deepep", "DeepEP over NVSHMEM"),
-}
-"""By the name of a dispatcher here."""
 
 
 def layers_of(run: Run) -> list[Layer]:
@@ -168,11 +149,6 @@ def _experts(run: Run, routed: list[Layer]) -> dict[str, Value]:
         raise run.cannot("a bias of scores by softmax", "it has one with sigmoid")
     if run.model.biases and tensor > 1:
         raise run.cannot("biases of experts with ETP above 1", "ask for --etp 1")
-    dispatcher = DISPATCHERS[run.step.dispatcher]
-    if dispatcher.kind == "flex" and run.size("expert") * tensor == 1:
-        # It refuses a rank that has all experts, which exchanges nothing by any dispatcher.
-        dispatcher = DISPATCHERS["alltoall"]
-    merged = run.step.expert_overlap and run.size("expert") > 1
     grouped = experts.groups > 1
     return {
         "num_experts": experts.count,
@@ -189,18 +165,11 @@ def _experts(run: Run, routed: list[Layer]) -> dict[str, Value]:
         "moe_router_load_balancing_type": "seq_aux_loss" if biased else "aux_loss",
         "moe_aux_loss_coeff": 1e-4 if biased else 1e-2,
         "moe_router_dtype": "fp32",
-        "moe_router_force_load_balancing": Because(True, "as priced") if run.step.imbalance == 1.0 else False,
-        "moe_expert_capacity_factor": run.step.capacity_factor,
-        "moe_token_dispatcher_type": dispatcher.kind,
-        "moe_flex_dispatcher_backend": dispatcher.backend,
         "moe_grouped_gemm": True,
         "moe_permute_fusion": True,
         "expert_model_parallel_size": Because(run.size("expert"), "EP"),
         "expert_tensor_parallel_size": Because(tensor, "ETP"),
         "expert_z": Because(tensor * shards, f"ETP * EGTP = {tensor} * {shards}") if shards > 1 else None,
-        "overlap_moe_expert_parallel_comm": merged,
-        "delay_wgrad_compute": merged and run.step.delayed_weight_gradients,
-        "moe_shared_expert_overlap": run.step.shared_expert_overlap,
     }
 
 

@@ -307,7 +307,6 @@ def _values(run: Run) -> dict[str, Value]:
         "fsdp_reshard_after_forward": _resharding(run),
         "expert_parallel_degree": run.size("expert") if run.model.has_experts else None,
         "loss.num_chunks": run.step.loss_chunks if run.step.loss_chunks > 1 else Because(1, _WHOLE_LOGITS),
-        "moe_force_load_balance": True if run.model.has_experts and run.step.imbalance == 1.0 else None,
         "mixed_precision_param": _PRECISIONS[run.workload.base_precision],
         "mixed_precision_reduce": "float32",
         "compile.enable": run.framework.software == "compiled",

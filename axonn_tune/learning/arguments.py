@@ -15,24 +15,23 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import ClassVar, Self
 
 from axonn_tune.errors import Problem, UsageError, suggest
-from axonn_tune.frameworks.keys import OFF, find, named, names_of, records, table
+from axonn_tune.frameworks.keys import (
+    Arguments,
+    Stated,
+    find,
+    is_off,
+    is_on,
+    named,
+    names_of,
+    records,
+    table,
+)
 from axonn_tune.recompute import MODULES
 from axonn_tune.stages import parse_layout
 from axonn_tune.validation.published.rows import Cell, cell_text, meaning
-
-
-@dataclass(frozen=True)
-class Stated:
-    """A stated value and its line (from 1): the text of an argument, or what a column means."""
-
-    value: Any
-    line: int
-
-
-Arguments = Mapping[str, Stated]
 
 _COLUMNS = {"gpus": "n_gpus", "x": "tp", "pipeline": "pp", "chunks": "vpp", "context": "cp", "data": "dp"}
 _COLUMNS |= {"batch": "gbs", "micro_batch": "mbs", "expert": "ep", "expert_tensor": "etp", "expert_z": "expert_shards"}
@@ -65,7 +64,6 @@ _OF_MEGATRON = (*table("megatron"), *table("megatron_axonn"))
 SWITCHES = frozenset(key.name for key in _OF_MEGATRON if key.default in _ON_OR_OFF)
 """Arguments that take no value on a command line of Megatron-LM."""
 
-_TRUE = {"true", "1", "yes", "on"}
 _LONGEST_NAME = 200
 
 
@@ -407,16 +405,6 @@ def _first(arguments: Arguments, *names: str) -> Stated | None:
 def _true(arguments: Arguments, *names: str) -> Stated | None:
     """The first of these switches that is on."""
     return next((arguments[name] for name in names if name in arguments and is_on(arguments[name])), None)
-
-
-def is_on(stated: Stated) -> bool:
-    """Whether a switch is on."""
-    return stated.value.lower() in _TRUE
-
-
-def is_off(stated: Stated) -> bool:
-    """Whether a switch is off."""
-    return stated.value.lower() in OFF
 
 
 def _switch(arguments: Arguments, *names: str, opposite: str = "") -> Stated | None:

@@ -8,8 +8,9 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import groupby
 from typing import Any
 
+from axonn_tune.frameworks.keys import Arguments, Stated, is_off, is_on
 from axonn_tune.frameworks.megatron_layers import LETTERS
-from axonn_tune.learning.arguments import Arguments, Stated, is_off, is_on, stated_count
+from axonn_tune.learning.arguments import stated_count
 from axonn_tune.specs.model import MOST_LAYERS, Experts, LatentAttention, LayerType, Mamba, Model
 
 _NOTHING = Stated("", 0)

@@ -20,8 +20,9 @@ from axonn_tune.errors import DocumentError, Problem, UnknownNameError, UsageErr
 from axonn_tune.frameworks import find_framework
 from axonn_tune.frameworks.axonn_tune import AXONN_TUNE
 from axonn_tune.frameworks.description import Framework
+from axonn_tune.frameworks.keys import Stated
 from axonn_tune.frameworks.names import why_unpriced
-from axonn_tune.learning.arguments import EXPERT_COLUMNS, Stated, StatedRun, experts_proof, is_same
+from axonn_tune.learning.arguments import EXPERT_COLUMNS, StatedRun, experts_proof, is_same
 from axonn_tune.learning.evidence import Sample, measured_samples, probe_samples, run_sample, step_sample
 from axonn_tune.learning.stated import OF_RUN, CommandRun, model_columns, read_run
 from axonn_tune.specs.catalog import MachineLike, ModelLike, load_machine, load_model, machines_with

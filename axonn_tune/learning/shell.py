@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
 from axonn_tune.errors import DocumentError, Problem
-from axonn_tune.learning.arguments import Stated
+from axonn_tune.frameworks.keys import Stated
 
 Word = tuple[Stated, ...]
 """A word of the shell; quoted text in it may hold several words."""

@@ -17,14 +17,19 @@ from typing import Self
 
 from axonn_tune.errors import CONTROL, DocumentError, Problem, UsageError
 from axonn_tune.frameworks import find_framework, registry
+from axonn_tune.frameworks.description import Run
 from axonn_tune.frameworks.dispatchers import find_dispatcher
 from axonn_tune.frameworks.keys import (
+    NOTHING,
     OFF,
     SHIPPED,
     SWITCH,
+    Arguments,
+    Stated,
     defaults_of,
     find,
     in_full,
+    is_on,
     misspelt,
     named,
     names_of,
@@ -34,9 +39,8 @@ from axonn_tune.frameworks.keys import (
     table,
     tables_of,
 )
-from axonn_tune.frameworks.megatron_core import CP_COMM_TYPES
-from axonn_tune.frameworks.megatron_layers import DISPATCHERS
-from axonn_tune.frameworks.step import NATURAL_IMBALANCE, OFFLOAD_MODULES, ContextExchange
+from axonn_tune.frameworks.statements import changes, kept_layers, switched_off
+from axonn_tune.frameworks.step import NATURAL_IMBALANCE
 from axonn_tune.frameworks.torchtitan import FLAVORS, MIXTURES
 from axonn_tune.grid import Grid, nearest_sizes
 from axonn_tune.job import Layout
@@ -44,17 +48,12 @@ from axonn_tune.learning.arguments import (
     COMPARED,
     NEEDED,
     SWITCHES,
-    Arguments,
-    Stated,
     StatedRun,
     beside_others,
     columns_of,
-    is_off,
-    is_on,
     is_same,
     known_name,
     named_values,
-    stated_count,
 )
 from axonn_tune.learning.layer_types import with_layer_types
 from axonn_tune.learning.shell import OUTPUT, Script, read_script, slurm_sizes
@@ -70,7 +69,6 @@ from axonn_tune.specs.machine import Machine
 from axonn_tune.specs.model import Layer, Model
 from axonn_tune.validation.published.cases import Case, case_of, differences, model_of
 from axonn_tune.validation.published.rows import Cell, Record, StepRow, cell_text, meaning, step_row
-from axonn_tune.vocabulary import CUDA_GRAPHS, MOMENT_BYTES, CudaGraphs, Overlap
 
 
 @dataclass(frozen=True)
@@ -420,13 +418,13 @@ class CommandRun(StatedRun):
             raise self._wrong(found)
         case = self._with_format(replace(found, model=self.model()))
         self._check_stages(case)
-        return self._with_experts(_with_flags(case, self.arguments))
+        return self._with_experts(_with_options(case, self.arguments))
 
     def elsewhere(self, case: Case) -> Iterator[str]:
         """Where it says another machine than the one that it is priced on: GPUs of a node, an accelerator that has no
         profile."""
         yield from differences(case.row, case.machine)
-        path, gpu = Path(self.path), self.columns.get("gpu", _NOTHING).value
+        path, gpu = Path(self.path), self.columns.get("gpu", NOTHING).value
         named = f"{gpu} {read_text(path, limit_bytes=DOCUMENT_BYTES) if path.is_file() else ''}"
         if (words := stand_in(named)) and words.split()[0] not in case.machine.accelerator.name.upper():
             yield words
@@ -452,7 +450,7 @@ class CommandRun(StatedRun):
 
     def _with_format(self, case: Case) -> Case:
         """The case in a format below 16 bits, if one is stated; DocumentError where the accelerator has none."""
-        name = self.columns.get("precision", _NOTHING).value
+        name = self.columns.get("precision", NOTHING).value
         if name not in FORMATS:
             return case
         if name not in (known := case.machine.accelerator.peak_tflops):
@@ -501,7 +499,7 @@ class CommandRun(StatedRun):
             tensor = one.grid.expert_tensor
             taken = f"; ETP is not stated: TP, {tensor}, is taken" if tensor > 1 and etp is None else ""
             raise self._wrong(f"{'ep: ' * (ep is not None)}{'; '.join(broken)}{taken}{next(near, '')}")
-        named = {name: str(self.columns.get(name, _NOTHING).value) for name in ("dispatcher", "routing")}
+        named = {name: str(self.columns.get(name, NOTHING).value) for name in ("dispatcher", "routing")}
         if named["dispatcher"]:
             framework = framework.with_step(dispatcher=find_dispatcher(named["dispatcher"]).name)
         if named["routing"]:
@@ -557,7 +555,7 @@ def read_run(
     columns = columns_of(arguments, {column: Stated(value, 0) for column, value in facts.items()})
     if of_node is not None:
         columns.setdefault("gpus_per_node", Stated(int(of_node.value), of_node.line))
-    narrow, formats = columns.get("precision", _NOTHING).value, find_framework(name).formats
+    narrow, formats = columns.get("precision", NOTHING).value, find_framework(name).formats
     wider = narrow in FORMATS and narrow not in formats and "precision" not in facts
     if wider:
         columns["precision"] = replace(columns["precision"], value="bf16")
@@ -600,7 +598,7 @@ def _require(settled: CommandRun, source: _Source, needed: Sequence[str]) -> Non
 def _unconverted(source: _Source, arguments: Arguments) -> dict[str, str]:
     """Keys of torchtitan's tables of formats that none of its converters turns on, with the format."""
     found = ((name, re.match(r"-*(?:quantize\.(?:linear|grouped_mm)\.)?(float8|mx)\.", name)) for name in source.own)
-    named = arguments.get("converters", _NOTHING).value
+    named = arguments.get("converters", NOTHING).value
     switched = "enable_float8_linear" in arguments
     return {name: kind[1] for name, kind in found if kind and kind[1] not in named and not switched}
 
@@ -700,7 +698,7 @@ def _implied(source: _Source, framework: str, stated: Arguments, facts: Mapping[
     found = {key.name: key.default for key in keys.values() if not set(names_of(key.field)) & stated.keys()}
     if framework == "deepspeed":
         # As runtime/zero/config.py has it.
-        found["overlap_comm"] = str(columns_of(stated).get("zero_stage", _NOTHING).value == "3")
+        found["overlap_comm"] = str(columns_of(stated).get("zero_stage", NOTHING).value == "3")
     if megatron and framework in ("deepspeed", "megatron-deepspeed") and not set(names_of("flash")) & stated.keys():
         # Megatron-DeepSpeed's and GPT-NeoX's attention writes all scores unless it is told otherwise.
         found["use_flash_attn"] = "False"
@@ -785,9 +783,9 @@ def _settled(run: CommandRun, source: _Source, implied: Mapping[str, str]) -> Co
         columns[column] = Stated(value, columns[column].line if column in columns else 0)
         said.append(words)
     # Megatron-LM's method `uniform` repeats so many layers in one go.
-    groups, method = (run.arguments.get(f"recompute_{what}", _NOTHING).value for what in ("num_layers", "method"))
+    groups, method = (run.arguments.get(f"recompute_{what}", NOTHING).value for what in ("num_layers", "method"))
     several = method == "uniform" and re.fullmatch(r"[2-9]|[1-9]\d{1,8}", groups)
-    if several and columns.get("recompute", _NOTHING).value == "full":
+    if several and columns.get("recompute", NOTHING).value == "full":
         said.append(f"recompute of {groups} layers at once is priced as of each by itself, which has other memory")
     if run.given is None and (others := _other_parts(columns, source)):
         said.append(others)
@@ -800,8 +798,8 @@ def _settled(run: CommandRun, source: _Source, implied: Mapping[str, str]) -> Co
 
 def _in_fp32(columns: dict[str, Stated], run: CommandRun, implied: Mapping[str, str]) -> Iterator[str]:
     """What is said of a run that no argument takes out of FP32; one that its trainer fills in is in BF16."""
-    stated, names = columns.get("precision", _NOTHING), ("bf16", "bf16.enabled")
-    filled = [one for one in names if run.arguments.get(one, _NOTHING).value.lower() == "auto"]
+    stated, names = columns.get("precision", NOTHING), ("bf16", "bf16.enabled")
+    filled = [one for one in names if run.arguments.get(one, NOTHING).value.lower() == "auto"]
     if stated.value == "fp32" and filled:
         columns["precision"] = replace(stated, value="bf16")
         yield f"{filled[0]} is auto, which its trainer fills in: priced in BF16 (--precision)"
@@ -825,7 +823,7 @@ _Gap = tuple[str, Cell, str]
 
 
 def _model_gaps(columns: Mapping[str, Stated], source: _Source) -> Iterator[_Gap]:
-    if "heads" in columns and "kv_heads" not in columns and is_on(source.named.get("group_query_attention", _NOTHING)):
+    if "heads" in columns and "kv_heads" not in columns and is_on(source.named.get("group_query_attention", NOTHING)):
         yield "kv_heads", 1, "the number of query groups is not stated: 1, as Megatron-LM has it"
     if "hidden" in columns and "ffn" not in columns:
         hidden = columns["hidden"].value
@@ -862,7 +860,7 @@ def _layout_gaps(columns: Mapping[str, Stated], run: CommandRun) -> Iterator[_Ga
     if "gbs" not in sizes and {"mbs", "dp"} <= sizes.keys():
         batch = sizes["mbs"] * sizes["dp"]
         yield "gbs", batch, f"the global batch is not stated: {batch:,}, micro-batch times data parallel"
-    every = re.match(r"full every (\d+)", columns.get("recompute", _NOTHING).value)
+    every = re.match(r"full every (\d+)", columns.get("recompute", NOTHING).value)
     if every and "layers" in sizes:
         # torchtitan 0.2.2, distributed/activation_checkpoint.py, _apply_layer_sac.
         each = sizes["layers"] // (sizes.get("pp", 1) * sizes.get("vpp", 1))
@@ -879,212 +877,16 @@ def _layout_gaps(columns: Mapping[str, Stated], run: CommandRun) -> Iterator[_Ga
 # Options of the step.
 
 
-def _with_flags(case: Case, stated: Arguments) -> Case:
-    """The case with options of the step that rows do not have, as they are stated."""
-    options = case.framework.step
-    changes: dict[str, object] = {"cuda_graphs": _captured(stated), **_optimizer_types(case, stated)}
-    own_layers = stated.get("transformer_impl", _NOTHING).value == "local"
-    changes["tf32"] = (options.tf32 and not own_layers) or is_on(stated.get("tf32", _NOTHING))
-    changes.update(_offloaded(case, stated))
-    for name, counted in (("first_less", "embedding"), ("last_less", "loss")):
-        if is_on(stated.get(f"account_for_{counted}_in_pipeline_split", _NOTHING)):
-            changes[name] = 1
-    if is_on(stated.get("no_gradient_accumulation_fusion", _NOTHING)):
-        changes["fused_accumulation"] = False
-    if "hidden_dropout" in stated:
-        changes["dropout"] = any(
-            not re.fullmatch(r"0*(\.0*)?", stated.get(f"{kind}_dropout", _NOTHING).value)
-            for kind in ("hidden", "attention")
-        )
-    if "overlap_param_gather" in stated and options.distributed_optimizer:
-        changes["parameter_overlap"] = is_on(stated["overlap_param_gather"])
-    if case.framework.name == "deepspeed" and case.workload.precision == "bf16" and case.row.pipeline > 1:
-        # Its BF16 optimizer, which pipelines have, accumulates gradients in FP32.
-        changes["gradient_bytes"] = 4
-    in_bf16 = (
-        is_on(stated.get("grad_reduce_in_bf16", _NOTHING)) or stated.get("main_grads_dtype", _NOTHING).value == "bf16"
-    )
-    # Megatron-LM accumulates gradients of FP16 in FP16 unless it is told otherwise; those of BF16 in FP32.
-    halves = "megatron" in own_tables(case.framework.name) and case.framework.name != "megatron-deepspeed"
-    halves = halves and case.workload.precision == "fp16" and not is_on(stated.get(_ACCUMULATED, _NOTHING))
-    if in_bf16 or halves or stated.get("grad_reduce_in_fp32", _NOTHING).value.lower() == "false":
-        changes |= {"gradient_bytes": 2, "shard_gradient_bytes": 2}
-    changes.update(_loss(case, stated))
-    changes.update(_exchange(stated))
-    changes.update(_dispatch(stated, own=case.framework.name == "megatron-core") if case.model.has_experts else ())
-    changes.update(_format_options(stated) if case.workload.format else ())
-    wanted = {name: value for name, value in changes.items() if getattr(options, name) != value}
-    # "auto", as the Trainer of transformers fills it in, is a size above 0.
-    sure = {name: word for name, word in stated.items() if word.value.lower() != "auto"}
-    off = [name for name, flags in _OVERLAPS.items() if any(flag in sure and is_off(sure[flag]) for flag in flags)]
-    kept = tuple(one for one in case.workload.overlaps if one not in off)
+def _with_options(case: Case, stated: Arguments) -> Case:
+    """The case with what arguments state that rows do not have: options of the step, overlaps, layers resharded."""
+    one = case.configurations[0]
+    job = (case.framework, case.model, case.machine, case.workload)
+    run = Run(*job, one.grid, one.micro_batch, 1, one.recompute, 0, one.chunks, (), case.framework.step)
+    found, off, kept = changes(run, stated), {*switched_off(stated)}, kept_layers(run, stated)
+    overlaps = tuple(one for one in case.workload.overlaps if one not in off)
     return replace(
         case,
-        framework=case.framework.with_step(**wanted) if wanted else case.framework,
-        workload=case.workload.model_copy(update={"overlaps": kept}),
-        configurations=tuple(replace(one, kept_layers=_kept(case, one, stated)) for one in case.configurations),
+        framework=case.framework.with_step(**found) if found else case.framework,
+        workload=case.workload.model_copy(update={"overlaps": overlaps}),
+        configurations=tuple(one if kept is None else replace(one, kept_layers=kept) for one in case.configurations),
     )
-
-
-def _loss(case: Case, stated: Arguments) -> Iterator[tuple[str, object]]:
-    """How the loss is computed."""
-    compiled = stated.get("compile.components", Stated("loss", 0)).value
-    # Models of transformers have its loss, operator by operator.
-    transformers = "model_name_or_path" in stated and not is_on(stated.get("use_liger_kernel", _NOTHING))
-    if transformers or (case.framework.name == "torchtitan" and "loss" not in compiled):
-        yield "loss", "eager"
-    if stated.get("cross_entropy_fusion_impl", _NOTHING).value.lower() == "te" and (
-        is_on(stated.get("cross_entropy_loss_fusion", Stated(str(case.framework.name == "nemo"), 0)))
-    ):
-        yield "loss", "in_place"
-    if is_on(stated.get("disable_loss_parallel", _NOTHING)):
-        yield "loss_parallel", False
-    if chunks := stated_count(stated, "loss.num_chunks"):
-        yield "loss_chunks", chunks.value
-
-
-def _offloaded(case: Case, stated: Arguments) -> Iterator[tuple[str, object]]:
-    """What is kept on the host.
-
-    Megatron's optimizer copies gradients each step, and leaves the distributed optimizer's FP32 weights on the GPU but
-    with a precision-aware one (NVIDIA/Megatron-LM@d98e8a64, core/optimizer/distrib_optimizer.py). ZeRO-2 and 3 gather
-    gradients on the host, ZeRO-1 does not before the step's end (deepspeedai/DeepSpeed@edaa7221,
-    runtime/zero/stage_1_and_2.py, copy_grads_in_partition, and stage3.py, grad_partitions_flat_buffer); FSDP does.
-    """
-
-    def on(what: str) -> bool:
-        return any(name in stated and not is_off(stated[name]) for name in names_of(what))
-
-    every, states, hybrid = on("offload_all"), on("offload_optimizer"), "optimizer_cpu_offload" in stated
-    split = case.framework.step.shard_gradients or any(one.grid.z > 1 for one in case.configurations)
-    found = {
-        "moments": every or states,
-        "master": every or (states and (not hybrid or is_on(stated.get("use_precision_aware_optimizer", _NOTHING)))),
-        "gradients": every or (states and not hybrid and split),
-        "weights": every or on("offload_weights"),
-    }
-    modules = stated.get("offload_modules", _NOTHING).value if on("offload_inputs") else ""
-    modules = modules.replace("fused_group_mlp", "expert_fc1 moe_act")
-    # ZeRO's moves what full recompute saves.
-    checkpoints = on("offload_checkpoints") and all(one.recompute == "full" for one in case.configurations)
-    modules += " attn_norm" * checkpoints
-    found |= {name: True for name in OFFLOAD_MODULES if name in re.findall(r"\w+", modules)}
-    yield "offloaded", tuple(name for name, kept in found.items() if kept)
-    # The command line's default is 1, that of the classes which NeMo's recipes fill is 0.
-    own = 0.0 if hybrid and case.framework.name.startswith("nemo") else 1.0
-    for option, share, default in (
-        ("offloaded_states", "offload_share", own),
-        ("offloaded_inputs", "offload_inputs_share", 1.0),
-        ("offloaded_layers", "offload_layers", 0.0),
-    ):
-        whole = case.model.layers if option == "offloaded_layers" else 1
-        # In its range, which a table has, or left to the framework.
-        words = [stated[name].value.replace(",", "").replace("_", "") for name in names_of(share) if name in stated]
-        number = next((float(one) for one in words if re.search(r"\d", one)), default)
-        yield option, min(number / whole, 1.0)
-
-
-def _optimizer_types(case: Case, stated: Arguments) -> dict[str, int]:
-    """Bytes of optimizer states of a precision-aware optimizer, whose BF16 weights are the upper half of FP32."""
-    if not is_on(stated.get("use_precision_aware_optimizer", _NOTHING)):
-        return {}
-    named = ("main_params_dtype", "exp_avg_dtype", "exp_avg_sq_dtype")
-    master, first, second = (_BYTES.get(stated.get(name, _NOTHING).value.removeprefix("torch."), 4) for name in named)
-    if case.workload.precision == "bf16" and not is_off(stated.get("store_param_remainders", Stated("True", 0))):
-        master = 2
-    return {"master_bytes": master, "exp_avg_bytes": first, "exp_avg_sq_bytes": second}
-
-
-_BYTES = {**MOMENT_BYTES, "float16": 2, "bfloat16": 2, "uint8": 1}
-
-
-def _captured(stated: Arguments) -> tuple[CudaGraphs, ...]:
-    """Scopes of the stated CUDA graphs: of Megatron-LM whole layers unless it names modules, of torchtitan all."""
-    impl = stated.get("cuda_graph_impl", _NOTHING)
-    if "disable_cuda_graphs" in stated or impl.value == "full_iteration":
-        return ("full_iteration",) if not is_on(stated.get("disable_cuda_graphs", _NOTHING)) else ()
-    if impl.value.lower() in OFF and not is_on(stated.get("enable_cuda_graph", _NOTHING)):
-        return ()
-    words = re.findall(r"\w+", stated.get("cuda_graph_modules", _NOTHING).value)
-    return tuple(scope for scope in CUDA_GRAPHS if scope in words) if words else ("full",)
-
-
-_NOTHING = Stated("", 0)
-_ACCUMULATED = "accumulate_allreduce_grads_in_fp32"
-# torchtitan up to 0.2 has a ring whose sends are all-to-alls (torch.distributed.tensor.experimental, _AllToAllRotater).
-_EXCHANGES: Mapping[str, ContextExchange] = {
-    **{word: exchange for exchange, word in CP_COMM_TYPES.items()},
-    **{"allgather": "all_gather", "alltoall": "ring"},
-}
-_OVERLAPS: Mapping[Overlap, tuple[str, ...]] = {
-    "data_parallel": ("overlap_grad_reduce", "overlap_comm"),
-    "gather_prefetch": ("overlap_axonn_comm", "overlap_axonn_all_gather", "stage3_prefetch_bucket_size"),
-    "weight_gradient": ("overlap_axonn_comm", "overlap_axonn_reduce_scatter", "overlap_comm"),
-    "input_gradient": ("overlap_axonn_comm",),
-}
-"""Overlaps, and the arguments that each requires."""
-
-
-def _exchange(stated: Arguments) -> Iterator[tuple[str, object]]:
-    """The exchange of context parallelism, where it is one for all layers, and the ranks of its inner groups."""
-    words = [stated.get(name, _NOTHING).value for name in ("cp_comm_type", "context_parallel_rotate_method")]
-    if (named := next(filter(None, words), "")) in _EXCHANGES:
-        yield "context_exchange", _EXCHANGES[named]
-    if inner := re.search(r"\d+", stated.get("hierarchical_context_parallel_sizes", _NOTHING).value):
-        yield "context_inside", int(inner[0])
-
-
-def _format_options(stated: Arguments) -> Iterator[tuple[str, object]]:
-    """Options of a format below 16 bits."""
-    primary = ("fp8_param_gather", "fp4_param_gather", "fp8_config.enable_fsdp_float8_all_gather")
-    yield "primary_weights", any(is_on(stated.get(name, _NOTHING)) for name in primary)
-    yield "narrow_attention", is_on(stated.get("fp8_dot_product_attention", _NOTHING))
-    if is_on(stated.get("first_last_layers_bf16", _NOTHING)):
-        for option, end in (("first_layers_bf16", "start"), ("last_layers_bf16", "end")):
-            count = stated.get(f"num_layers_at_{end}_in_bf16", Stated("1", 0)).value
-            yield option, int(count) if re.fullmatch(r"\d{1,4}", count) else 1
-
-
-def _dispatch(stated: Arguments, *, own: bool) -> Iterator[tuple[str, object]]:
-    """How tokens reach experts, and whether they are spread evenly; own: by Megatron's own arguments."""
-    kind = stated.get("moe_token_dispatcher_type", _NOTHING).value
-    backend = stated.get("moe_flex_dispatcher_backend", _NOTHING).value
-    if is_on(stated.get("moe_enable_deepep", _NOTHING)) or kind == "flex":
-        yield "dispatcher", backend if backend in DISPATCHERS else "deepep"
-    elif backend and not own:
-        yield "dispatcher", backend if backend in DISPATCHERS else "alltoall"
-    elif kind:
-        yield "dispatcher", kind if kind in DISPATCHERS else "alltoall"
-    elif "num_experts" in stated:
-        yield "dispatcher", "allgather"
-    if any(
-        is_on(stated.get(name, _NOTHING))
-        for name in ("moe_router_force_load_balancing", "debug.moe_force_load_balance")
-    ):
-        yield "imbalance", 1.0
-    for option, name in _BESIDE.items():
-        if is_on(stated.get(name, _NOTHING)):
-            yield option, True
-    factor = stated.get("moe_expert_capacity_factor", _NOTHING).value
-    # Megatron-Core takes one below 0 for none.
-    if factor and factor.lower() not in OFF and float(factor) > 0.0:
-        yield "capacity_factor", float(factor)
-
-
-_BESIDE = {
-    "expert_overlap": "overlap_moe_expert_parallel_comm",
-    "delayed_weight_gradients": "delay_wgrad_compute",
-    "shared_expert_overlap": "moe_shared_expert_overlap",
-}
-"""What runs beside the dispatch of tokens, and the arguments for it."""
-
-
-def _kept(case: Case, one: Layout, stated: Arguments) -> int | None:
-    """Layers that are not resharded after forward: all of FSDP's, or as many as Megatron-AxoNN caches."""
-    policy = stated.get("fsdp_reshard_after_forward", _NOTHING).value.lower()
-    # torchtitan's own policy reshards nothing where there are pipeline stages.
-    unset = policy in ("", "default") and case.framework.name.startswith("torchtitan") and one.grid.pipeline > 1
-    if unset or policy in ("never", "false"):
-        return case.model.layers
-    cached = stated.get("num_layers_for_caching_weights_in_depth_tensor_parallel_all_gather", _NOTHING).value
-    return int(cached) if cached.isdecimal() else one.kept_layers

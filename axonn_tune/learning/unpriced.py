@@ -11,9 +11,9 @@ from collections.abc import Iterator, Mapping
 
 from axonn_tune.errors import Problem
 from axonn_tune.frameworks import find_framework
-from axonn_tune.frameworks.keys import records
+from axonn_tune.frameworks.keys import Arguments, Stated, records
 from axonn_tune.frameworks.names import FULL_TRAINING, unpriced
-from axonn_tune.learning.arguments import Arguments, Stated, columns_of
+from axonn_tune.learning.arguments import columns_of
 from axonn_tune.specs.catalog import available
 
 
