@@ -13,7 +13,7 @@ from statistics import fmean
 
 import numpy as np
 
-from axonn_tune.cost.uncertainty import ACCELERATORS, LARGEST, PER_DOUBLING, PER_STAGE_DOUBLING
+from axonn_tune.cost.uncertainty import GENERATIONS, LARGEST, PER_DOUBLING, PER_STAGE_DOUBLING
 from axonn_tune.frameworks import find_framework
 from axonn_tune.frameworks.others import AUTOMODEL
 from axonn_tune.report.accuracy import headline
@@ -63,7 +63,7 @@ def tables() -> dict[str, str]:
         "per_gpus": f"{PER_DOUBLING:.1%}",
         "per_stages": f"{PER_STAGE_DOUBLING:.1%}",
         "largest": ", ".join(f"{size:,} {_SIZES[name]}" for name, size in LARGEST.items()),
-        "accelerators": ", ".join(ACCELERATORS),
+        "accelerators": ", ".join(map(str.capitalize, GENERATIONS)),
         **_back_tests(),
         "worst": _worst(found.summary.worst(15)),
         "collectives": _evaluations(collectives),

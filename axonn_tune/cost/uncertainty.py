@@ -27,7 +27,7 @@ from axonn_tune.frameworks.description import Framework
 from axonn_tune.frameworks.step import IMBALANCE_SPREAD
 from axonn_tune.job import Job, Layout
 from axonn_tune.program.operations import Value
-from axonn_tune.specs.machine import Learned, LearnedNumber, Machine
+from axonn_tune.specs.machine import Learned, LearnedNumber, Machine, Nvidia
 from axonn_tune.specs.model import Model
 from axonn_tune.specs.numbers import scaled
 
@@ -169,8 +169,8 @@ LARGEST: Mapping[str, int] = {"gpus": 8192, "pipeline": 64, "chunks": 12, "conte
 """What published steps validate: the largest of each among the rows that are scored, dense, with experts, in formats
 below 16 bits or with context parallelism (tools/fit/scale.py)."""
 
-ACCELERATORS = ("A100", "GB200", "H100", "V100")
-"""Words in the names of accelerators of dense rows, to which numbers of accelerators and software are fitted."""
+GENERATIONS: tuple[Nvidia, ...] = ("volta", "ampere", "hopper", "blackwell")
+"""Generations of the accelerators of dense rows, to which numbers of accelerators and software are fitted."""
 
 ACCELERATOR = "accelerator"
 
@@ -186,6 +186,6 @@ def outside(job: Job, layout: Layout) -> tuple[str, ...]:
         "sequence": job.workload.sequence_length,
     }
     beyond = tuple(name for name, size in sizes.items() if size > LARGEST[name])
-    if machine.learned or machine.measured or any(name in machine.accelerator.name for name in ACCELERATORS):
+    if machine.learned or machine.measured or machine.accelerator.generation in GENERATIONS:
         return beyond
     return (*beyond, ACCELERATOR)

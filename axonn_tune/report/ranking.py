@@ -14,7 +14,7 @@ from typing import Any
 from axonn_tune.cost.collectives import bus_bytes
 from axonn_tune.cost.price import METRICS as PRICES
 from axonn_tune.cost.price import Detail, Parts, PricedLayout, Term, price, quantization, separated, step_parts
-from axonn_tune.cost.uncertainty import ACCELERATOR, ACCELERATORS, DEVIATIONS, LARGEST, of_layout, outside, own_bound_s
+from axonn_tune.cost.uncertainty import ACCELERATOR, DEVIATIONS, GENERATIONS, LARGEST, of_layout, outside, own_bound_s
 from axonn_tune.errors import BLUE, YELLOW
 from axonn_tune.frameworks import find_framework, registry, step_changes
 from axonn_tune.frameworks.axonn_tune import AXONN_TUNE
@@ -1024,7 +1024,7 @@ def outside_remark(ranked: Priced, places: Sequence[int]) -> str:
         f"largest {_SIZES.get(name) or problem.framework.called(name)} in the data: {LARGEST[name]:,}" for name in names
     ]
     if ACCELERATOR in found:
-        said.append(f"{problem.machine.accelerator.name}: the data has {', '.join(ACCELERATORS)}")
+        said.append(f"{problem.machine.accelerator.name}: the data has {', '.join(map(str.capitalize, GENERATIONS))}")
     return f"{OUTSIDE}: outside what was validated ({'; '.join(said)})." if said else ""
 
 

@@ -10,7 +10,9 @@ import pytest
 from axonn_tune.cost import uncertainty
 from axonn_tune.report.accuracy import accuracy_document
 from axonn_tune.report.output import Json
+from axonn_tune.specs.catalog import load_machine
 from axonn_tune.validation.published.accuracy import SUMS, Accuracy, left_out_s
+from axonn_tune.validation.published.cases import profile_of
 from tests.golden.golden import CLOSE, largest_change, moved, outputs, recorded
 from tools.fit import scale
 from tools.large_runs import RUNS, find
@@ -97,8 +99,8 @@ def test_intervals_grow_as_the_series_say(accuracy: Accuracy) -> None:
     assert scale.numbers(accuracy.steps) == pytest.approx(shipped, rel=0.15)
     assert accuracy.more is not None
     assert scale.largest((*accuracy.steps, *accuracy.more.rows)) == uncertainty.LARGEST
-    scored = {one.row.gpu for one in accuracy.steps if one.error is not None}
-    assert all(any(name in gpu for name in uncertainty.ACCELERATORS) for gpu in scored)
+    profiles = {profile_of(one.row) or "" for one in accuracy.steps if one.error is not None}
+    assert {load_machine(name).document.accelerator.generation for name in profiles} == {*uncertainty.GENERATIONS}
 
 
 def test_large_runs_are_within_their_intervals() -> None:
