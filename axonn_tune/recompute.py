@@ -18,32 +18,24 @@ RECOMPUTES: tuple[Recompute, ...] = ("none", "selective", "full")
 
 
 class Module(NamedTuple):
-    """Layers that a module's recompute repeats.
+    """What a module's recompute repeats, in words, and what a model must have for it; layer types say which of their
+    nodes it is (`axonn_tune.program.types`)."""
 
-    whole: where it is checkpointed by itself, so that it is repeated to its last operation and its output stays saved.
-    needs: what a model must have for it, in words.
-    """
-
-    layers: tuple[str, ...]
-    whole: tuple[str, ...]
+    words: str
     needs: str = ""
 
 
-_NORMS, _ACTIVATION, _MOE_ACT = ("attention.norm", "mlp.norm"), ("mlp.activation",), ("moe.activation",)
-_SHARED, _MOE, _LATENT_UP = ("shared_experts",), ("moe",), ("attention.q_up", "attention.kv_up")
 MODULES: dict[str, Module] = {
-    "core_attn": Module(("attention.core",), ("attention.scores",)),
-    "layernorm": Module(_NORMS, _NORMS),
-    "mlp_act": Module(_ACTIVATION, _ACTIVATION),
-    "mlp": Module(("mlp.fc1", *_ACTIVATION), ("mlp.fc1", *_ACTIVATION, "mlp.fc2")),
-    "moe_act": Module(_MOE_ACT, _MOE_ACT, "experts"),
-    "shared_experts": Module(_SHARED, _SHARED, "shared experts"),
-    "moe": Module(_MOE, _MOE, "experts"),
-    "mla_up_proj": Module(_LATENT_UP, _LATENT_UP, "multi-head latent attention"),
+    "core_attn": Module("core attention"),
+    "layernorm": Module("norms"),
+    "mlp_act": Module("activation functions"),
+    "mlp": Module("the MLP"),
+    "moe_act": Module("experts' activation functions", "experts"),
+    "shared_experts": Module("shared experts", "shared experts"),
+    "moe": Module("experts", "experts"),
+    "mla_up_proj": Module("projections from latents", "multi-head latent attention"),
 }
-"""Modules by name, with their layers as `axonn_tune.program.layers` names them."""
-NEEDS = {layer: one.needs for one in MODULES.values() for layer in one.layers if one.needs}
-"""What a layer type must have for these layers, in words."""
+"""Modules by name."""
 
 
 def parse_recompute(text: str) -> Recompute:

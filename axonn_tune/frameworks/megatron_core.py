@@ -32,7 +32,7 @@ from axonn_tune.frameworks.megatron_layers import WRITTEN as OF_LAYERS
 from axonn_tune.frameworks.megatron_layers import values as layer_values
 from axonn_tune.frameworks.statements import DISPATCHERS, written
 from axonn_tune.frameworks.step import StepOptions
-from axonn_tune.recompute import MODULES, RECOMPUTES
+from axonn_tune.recompute import RECOMPUTES
 from axonn_tune.specs.machine import EnvironmentVariable
 from axonn_tune.stages import layout_text
 from axonn_tune.vocabulary import CUDA_GRAPHS
@@ -279,11 +279,10 @@ def _recompute_modules(run: Run) -> tuple[str, ...] | None:
     """What is repeated of a block, None for nothing and all of it; UsageError for layers that are no modules."""
     if run.recompute in ("none", "full"):
         return None
-    repeated = {*run.step.repeated_layers(run.recompute)}
-    named = tuple(name for name in run.framework.recompute_modules if {*MODULES[name].whole} <= repeated)
-    if {layer for name in named for layer in MODULES[name].whole} != repeated:
-        raise run.cannot(f"recompute of {', '.join(sorted(repeated))}", "leave out --set step.selective")
-    return named
+    repeated = {"core_attn" if name == "attention.scores" else name for name in run.step.repeated(run.recompute)}
+    if others := repeated - {*run.framework.recompute_modules}:
+        raise run.cannot(f"recompute of {', '.join(sorted(others))}", "leave out --set step.selective")
+    return tuple(name for name in run.framework.recompute_modules if name in repeated)
 
 
 def _stages(run: Run) -> dict[str, Value]:
@@ -338,7 +337,7 @@ def _format(run: Run) -> dict[str, Value]:
     step, name = run.step, run.workload.precision
     if name not in FORMATS:
         return {}
-    repeated = {"moe.activation", "attention.norm", "mlp.norm"} & {*step.repeated_layers(run.recompute)}
+    repeated = {"moe_act", "layernorm"} & {*step.repeated(run.recompute)}
     if name == "fp8-delayed" and repeated and run.recompute != "full":
         raise run.cannot("recompute of norms or experts' activation in fp8-delayed", "ask for --precision fp8-current")
     if _shards(run) and name in ("mxfp8", "nvfp4") and not step.primary_weights:
@@ -353,7 +352,7 @@ def _format(run: Run) -> dict[str, Value]:
 
 
 def _notes(run: Run) -> Iterator[str]:
-    if "attention.scores" in run.step.repeated_layers(run.recompute) and run.step.fused_attention:
+    if {"attention.scores", "core_attn"} & {*run.step.repeated(run.recompute)} and run.step.fused_attention:
         yield LITTLE_TO_REPEAT
     if run.model.has_experts and run.step.imbalance == 1.0:
         yield "Tokens are spread evenly, as priced; without --moe-router-force-load-balancing the router decides."

@@ -98,9 +98,10 @@ NVIDIA/Megatron-LM@d98e8a64, docs/user-guide/features/fine_grained_activation_of
 _FOLDED = ("x", "z", "context", "data")
 _REPEATED = (
     *("attention.core", "attention.scores", "attention.norm", "attention.output", "attention.q_up", "attention.kv_up"),
-    *("mlp.norm", "mlp.up", "mlp.fc1", "mlp.fc2", "mlp.activation", "moe.activation", "shared_experts", "moe"),
+    *("mlp.norm", "mlp.up", "mlp.fc1", "mlp.fc2", "mlp.activation", "moe.activation"),
+    *MODULES,
 )
-"""Layers that selective recompute can repeat."""
+"""Layers and modules that selective recompute can repeat."""
 
 
 @dataclass(frozen=True)
@@ -304,13 +305,9 @@ class StepOptions:
         own = replace(self, saves_original=False, fused_quantization=False, primary_weights=False)
         return replace(own, requantizes=True, recompute_whole_block=True)
 
-    def repeated_layers(self, recompute: Recompute) -> tuple[str, ...]:
-        """Layers that the backward pass repeats one by one: none where it repeats whole blocks or nothing."""
-        if recompute == "selective":
-            return self.selective
-        modules = [MODULES[name] for name in modules_of(recompute)]
-        layers = (layer for one in modules for layer in (one.whole if self.recompute_whole_block else one.layers))
-        return tuple(dict.fromkeys(layers))
+    def repeated(self, recompute: Recompute) -> tuple[str, ...]:
+        """Layers and modules that the backward pass repeats: none where it repeats whole blocks or nothing."""
+        return self.selective if recompute == "selective" else modules_of(recompute)
 
     @property
     def folding(self) -> Folding:

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from itertools import pairwise
+from typing import NamedTuple
 
 from axonn_tune.program import layers
 from axonn_tune.program.inputs import WHOLE_BLOCK, LayerInputs, Linear
@@ -226,6 +227,23 @@ def backward(nodes: BlockNodes, *, recompute: Recompute) -> Iterator[Operation]:
         yield from experts.reduce_experts(given, nodes.trained, unit="block")
 
 
+class Group(NamedTuple):
+    """Nodes that a name repeats at once."""
+
+    name: str
+    nodes: tuple[Node, ...]
+
+
+def repeated_groups(nodes: BlockNodes, recompute: Recompute) -> list[Group]:
+    """What a set repeats of a block: a module's nodes at once, those of a layer one by one, none of them twice."""
+    found = list[Group]()
+    for name in nodes.given.options.repeated(recompute):
+        found.append(Group(name, tuple(one for one in nodes.forward if name in one.modules)))
+        found += [Group(name, (one,)) for one in nodes.forward if name in one.alone]
+    wider = [{*one.nodes} for one in found]
+    return [one for one in found if one.nodes and not any({*one.nodes} < other for other in wider)]
+
+
 class _Backward:
     """A backward pass on its way: what is left to be repeated, and which gradients and weights are there.
 
@@ -235,8 +253,7 @@ class _Backward:
     def __init__(self, nodes: BlockNodes, recompute: Recompute) -> None:
         self.nodes, self.given = nodes, nodes.given
         self.gathers = recompute != "full" or self.given.options.gather_after_recompute
-        names_left = self.given.options.repeated_layers(recompute)
-        self._left = {name: [one for one in nodes.forward if name in one.repeated_by] for name in names_left}
+        self._left = repeated_groups(nodes, recompute)
         self._held, self._gathers_again = set[Node](), 0
         self._gradients: dict[Node, list[str]] = {}
         self._added: Add | None = None
@@ -279,13 +296,14 @@ class _Backward:
         """A node by each name that the set has of it, with all others of that name."""
         if not self._left:
             return
-        for name in [one for one, several in self._left.items() if node in several and one not in without]:
-            yield from _in_order(self._left.pop(name), partial(self._once_more, name=name))
+        for group in [one for one in self._left if node in one.nodes and one.name not in without]:
+            self._left.remove(group)
+            yield from _in_order(group.nodes, partial(self._once_more, name=group.name))
 
     def _once_more(self, node: Node, name: str) -> Iterator[Operation]:
-        """A node by one name; by that of its layer, behind what it reads."""
+        """A node by one name, behind what it reads."""
         source = self.nodes.reads[node]
-        if (name == node.layer or name in node.partly) and source is not None:
+        if source is not None:
             yield from self._output_of(source)
         if name in node.partly:
             yield from self._repeats(node, node.partly[name](self.given))

@@ -68,8 +68,8 @@ class Node:
     makes: its output, saved until the backward pass of the node that reads it; where it `keeps` it, until its own.
     gradient: of its output, made by the node that reads it. reads: the node whose output is its input, if that is not
     the one before; needs: others whose output must be there before its gradients. modules: further names by which
-    recompute repeats it, all nodes of one name at once. partly: names by which a part of it is repeated, with the
-    weights that are there; inside: of these, what it keeps for itself, but not its output.
+    recompute repeats it, all nodes of one name at once. partly: names by which it is repeated alone, or a part of it,
+    with the weights that are there; inside: of these, what it keeps for itself, but not its output.
     matrix: elements on one rank, before z shards them, of matrices that are no linear layer's; vectors: those of its
     vectors beside a norm of the stream and biases. trains: whether all these have gradients and optimizer states.
     """
@@ -93,9 +93,9 @@ class Node:
         return True
 
     @property
-    def repeated_by(self) -> tuple[str, ...]:
-        """Names by which recompute repeats it."""
-        return (self.layer, *self.modules, *self.partly)
+    def alone(self) -> tuple[str, ...]:
+        """Names by which recompute repeats it alone."""
+        return (self.layer, *self.partly)
 
     def gather(self, given: LayerInputs, phase: Phase) -> list[Operation]:
         """Gather of its weight before a pass, where weights are gathered one by one."""
@@ -138,18 +138,28 @@ class Norm(Node):
         yield from layers.norm_backward(self.layer, given, tokens=given.part, calls=PARTS, makes=(made,), frees=freed)
 
 
-def norm(layer: str, given: LayerInputs, *, element: float, again: float = 0.0, added: str = "") -> Norm:
+def norm(
+    layer: str,
+    given: LayerInputs,
+    *,
+    element: float,
+    again: float = 0.0,
+    added: str = "",
+    modules: tuple[str, ...] = (),
+) -> Norm:
     """A norm of the residual stream whose output is saved in elements of so many bytes.
 
-    again: those of its output once more, where that is never saved, if they are others.
+    again: those of its output once more, where that is never saved, if they are others. modules: names by which
+    recompute repeats it alone.
     """
     output = given.stream(f"{layer} output", "norm outputs", element=element)
     repeated = given.stream(f"{layer} output", "norm outputs", element=again or element)
+    once_more = partial(layers.norm_recompute, layer, makes=(repeated,))
     return Norm(
         layer=layer,
         makes=(output,),
         gradient=given.stream(f"{layer} gradient", "residual gradients"),
-        partly={layer: lambda given: layers.norm_recompute(layer, given, makes=(repeated,))},
+        partly=dict.fromkeys((layer, *modules), lambda given: once_more(given=given)),
         added=added,
     )
 
@@ -232,9 +242,9 @@ class Exchange(Own):
     beside: tuple[Node, ...] = ()
 
     @property
-    def repeated_by(self) -> tuple[str, ...]:
-        """Only modules."""
-        return self.modules
+    def alone(self) -> tuple[str, ...]:
+        """None, only modules."""
+        return ()
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -245,8 +255,8 @@ class Add(Node):
     repeated: bool = False
 
     @property
-    def repeated_by(self) -> tuple[str, ...]:
-        """Nothing: only whole blocks are repeated with it."""
+    def alone(self) -> tuple[str, ...]:
+        """None: only whole blocks are repeated with it."""
         return ()
 
     def forward(self, given: LayerInputs, phase: Phase) -> list[Operation]:

@@ -49,6 +49,7 @@ from axonn_tune.program.inputs import WIDE_LOGITS
 from axonn_tune.program.operations import Phase, Size
 from axonn_tune.ranking.inputs import Inputs
 from axonn_tune.ranking.space import Problem
+from axonn_tune.recompute import MODULES
 from axonn_tune.report.output import (
     PERCENT,
     WIDTH,
@@ -564,13 +565,11 @@ _REPEATED = {
     "attention.core": "core attention",
     "attention.scores": "attention scores",
     "attention.output": "the output projection of attention",
-    **dict.fromkeys(("attention.q_up", "attention.kv_up"), "projections from latents"),
     "mlp.up": "the MLP's up projection",
-    "mlp.fc1": "the MLP's first linear layer",
     "mlp.activation": "activation functions",
-    "mlp.fc2": "the MLP's second linear layer",
+    **{name: one.words for name, one in MODULES.items()},
 }
-"""Layers that a recompute set repeats, in words."""
+"""Layers and modules that a recompute set repeats, in words."""
 
 
 def step_facts(priced: Detail) -> list[tuple[str, str]]:
@@ -584,7 +583,7 @@ def step_facts(priced: Detail) -> list[tuple[str, str]]:
     kind = accelerator.sources["contention"].kind if "contention" in accelerator.sources else "assumed"
     longest = max(priced.awaited, key=lambda term: term.exposed_s, default=None)
     repeated = ", ".join(
-        dict.fromkeys(_REPEATED.get(name, name) for name in job.framework.step.repeated_layers(priced.recompute))
+        dict.fromkeys(_REPEATED.get(name, name) for name in job.framework.step.repeated(priced.recompute))
     )
     kept = int(priced.memory.kept_layers) if grid.z > 1 else 0
     fields = {

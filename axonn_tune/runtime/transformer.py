@@ -14,7 +14,8 @@ from functools import partial
 
 import torch
 
-from axonn_tune.program.inputs import COPY, EXPERTS
+from axonn_tune.program.block import block_nodes, repeated_groups
+from axonn_tune.program.inputs import COPY, EXPERTS, LayerInputs
 from axonn_tune.program.step import BUNDLED
 from axonn_tune.runtime.communicator import (
     Communicator,
@@ -53,6 +54,7 @@ from axonn_tune.runtime.saved import (
 from axonn_tune.runtime.tables import Embedding, LMHead
 from axonn_tune.specs.model import Layer, Model
 from axonn_tune.specs.traces import EMBEDDING_BACKWARD, EMBEDDING_FORWARD, END, HEAD, block_backward, block_forward
+from axonn_tune.specs.workload import ELEMENT_SIZES
 
 
 @dataclass
@@ -519,7 +521,9 @@ class Transformer:
         recompute = self.settings.recompute if repeats else "none"
         layer, model, name = self._layers[number], self.model, f"blocks.{number}"
         prefix = f"{layer.name}." if len(model.types) > 1 else ""
-        repeated = frozenset(prefix + one for one in BUNDLED.repeated_layers(recompute))
+        nodes = block_nodes(LayerInputs(model, ELEMENT_SIZES["fp32"], BUNDLED, layer=layer))
+        groups = repeated_groups(nodes, recompute)
+        repeated = frozenset(prefix + node.layer for group in groups for node in group.nodes)
         attention_norm = self._norm(f"{name}.attention.norm", layer=f"{prefix}attention.norm")
         mlp_norm = self._norm(f"{name}.mlp.norm", layer=f"{prefix}mlp.norm")
         sides = (model.hidden, layer.qkv_width), (layer.query_width, model.hidden)

@@ -45,7 +45,7 @@ def nodes(given: LayerInputs) -> Nodes:
         return []
     several = given.own.latent is not None
     added, element = latent.QUERIES if several else "", _normed_element(given)
-    first = norm(NORM, given, element=element, again=given.saved_element, added=added)
+    first = norm(NORM, given, element=element, again=given.saved_element, added=added, modules=("layernorm",))
     projected: Node | Branches = Gemm(
         linear=Linear(QKV, H / Y, given.N / X, "y", "x"), makes=(_heads(given),), gradient=_heads_gradient(given)
     )
@@ -53,6 +53,8 @@ def nodes(given: LayerInputs) -> Nodes:
     if several:
         projected, ups = latent.nodes(given, first, heads=_heads(given), gradient=_heads_gradient(given))
     output = Linear(OUTPUT, _values(given) / X, H / Y, "x", "y")
+    # Where a module is repeated to its last operation, its output stays saved.
+    scores, again_whole = given.options.recompute_whole_block, partial(_core, phase="recompute")
     core = Own(
         layer=CORE,
         makes=(_output(given),),
@@ -62,8 +64,8 @@ def nodes(given: LayerInputs) -> Nodes:
         vectors=Vectors(
             over_x=given.own.sinks * given.own.heads, whole=_norm_elements(given), heads=_norm_elements(given)
         ),
-        partly={CORE: partial(_core, phase="recompute"), _SCORES: _without_output},
-        inside=(_SCORES,),
+        partly={CORE: again_whole, _SCORES: _without_output, "core_attn": _without_output if scores else again_whole},
+        inside=(_SCORES, *(("core_attn",) if scores else ())),
         ahead=_forward,
         back=_backward,
     )

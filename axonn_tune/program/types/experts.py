@@ -73,7 +73,7 @@ def nodes(given: LayerInputs) -> Nodes:
     experts."""
     if given.own.experts is None:
         return []
-    normed = norm(mlp.NORM, given, element=_normed_element(given))
+    normed = norm(mlp.NORM, given, element=_normed_element(given), modules=("layernorm",))
     sizes, biases = given.own.experts, given.own.biases
     chosen = Own(
         layer=ROUTER,
@@ -119,7 +119,7 @@ def nodes(given: LayerInputs) -> Nodes:
             makes=(_rows_of(given, "expert activation", width(given)),),
             gradient=_rows_of(given, "expert activation gradient", width(given), temporary),
             modules=_MOE,
-            partly={ACTIVATION: partial(_activation, phase="recompute")},
+            partly=dict.fromkeys((ACTIVATION, "moe_act"), partial(_activation, phase="recompute")),
             ahead=_activated,
             back=_activated_backward,
         ),

@@ -40,7 +40,8 @@ def nodes(given: LayerInputs, normed: Norm, *, heads: Array, gradient: Array) ->
         keys = up.layer == KEYS
         # Queries come last in the backward pass: only then is the gradient of all heads free.
         made, back = ((heads,), None) if keys else ((), gradient)
-        again = {up.layer: partial(_repeated, up=up, down=down, makes=made)}
+        once_more = partial(_repeated, up=up, down=down, makes=made)
+        again = dict.fromkeys((up.layer, "mla_up_proj"), once_more)
         if down is None:
             ups.append(Gemm(linear=up, makes=made, gradient=back, reads=normed, partly=again))
             branches.append(((), (ups[-1],)))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from axonn_tune.program.inputs import PARTS, H, LayerInputs, Linear, X, Y
 from axonn_tune.program.layers import moves
 from axonn_tune.program.nodes import Add, Behind, Gemm, Nodes, Own, norm
@@ -19,15 +21,16 @@ def nodes(given: LayerInputs) -> Nodes:
     # Of a gated MLP the half that is not gated.
     half = MatMul("recompute", FC1, given.part, given.F / X, first.k, "NN", PARTS, narrow=given.narrow, makes=up[:1])
     return [
-        norm(NORM, given, element=given.saved_element),
+        norm(NORM, given, element=given.saved_element, modules=("layernorm",)),
         Gemm(
             linear=first,
             makes=up,
             gradient=given.stream("up gradient", "backward temporaries", given.G / X, inside=True),
+            modules=("mlp",),
             partly={UP: lambda _: [half]},
         ),
-        activation(given, ACTIVATION, given.F / X),
-        Gemm(linear=second),
+        activation(given, ACTIVATION, given.F / X, modules=("mlp",), alone=("mlp_act",)),
+        Gemm(linear=second, modules=("mlp",) if given.options.recompute_whole_block else ()),
         Add(layer=FC2),
     ]
 
@@ -38,7 +41,15 @@ def _up_projections(given: LayerInputs) -> tuple[Array, ...]:
     return tuple(given.stream(name, "up projection", given.F / X, inside=True) for name in names)
 
 
-def activation(given: LayerInputs, layer: str, width: Size, *, name: str = "", modules: tuple[str, ...] = ()) -> Own:
+def activation(
+    given: LayerInputs,
+    layer: str,
+    width: Size,
+    *,
+    name: str = "",
+    modules: tuple[str, ...] = (),
+    alone: tuple[str, ...] = (),
+) -> Own:
     """GELU or SwiGLU of so many elements a token: reads G, writes F; its gradient reads G and dF, writes dG."""
     elements = given.part * width
     output = given.stream(f"{name}activation", "activation", width, inside=True, element=given.saved_element)
@@ -51,4 +62,12 @@ def activation(given: LayerInputs, layer: str, width: Size, *, name: str = "", m
         return [moves("backward", layer, moved, elements, given, calls=PARTS, makes=made, frees=behind.frees)]
 
     gradient = given.stream(f"{output.name} gradient", "backward temporaries", width, inside=True)
-    return Own(layer=layer, makes=(output,), gradient=gradient, modules=modules, ahead=forward, back=backward)
+    return Own(
+        layer=layer,
+        makes=(output,),
+        gradient=gradient,
+        modules=modules,
+        partly=dict.fromkeys(alone, partial(forward, phase="recompute")),
+        ahead=forward,
+        back=backward,
+    )

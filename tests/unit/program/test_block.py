@@ -114,9 +114,8 @@ def test_modules_that_are_offloaded_have_inputs() -> None:
 def test_recompute_names_nodes_that_there_are() -> None:
     """Guards tables of modules and of frameworks against a layer that no node goes by."""
     given = (block_nodes(block_of(name).given) for name in TYPES)
-    known = {name for nodes in given for node in nodes.forward for name in node.repeated_by}
-    modules = {layer for one in MODULES.values() for layer in (*one.layers, *one.whole)}
-    assert {*modules, *(layer for one in registry().values() for layer in one.step.selective)} <= known
+    known = {name for nodes in given for node in nodes.forward for name in (*node.alone, *node.modules)}
+    assert {*MODULES, *(layer for one in registry().values() for layer in one.step.selective)} <= known
 
 
 def test_a_checkpoint_of_a_block_repeats_all_at_once() -> None:
