@@ -33,7 +33,7 @@ from axonn_tune.specs.workload import Recompute, Workload
 Integers = NDArray[np.int64]
 
 MEMORY = "memory"
-MICRO_BATCH = "micro-batch"
+MICRO_BATCH, CHUNKS, EXPERT_OVERLAP = "micro-batch", "chunks", "expert overlap"
 PINNED = "pinned"
 """Reason of a grid that is not ranked: a pinned axis has another size."""
 

@@ -14,7 +14,7 @@ from axonn_tune.errors import UsageError
 from axonn_tune.frameworks import registry
 from axonn_tune.frameworks.description import Framework
 from axonn_tune.grid import RANK_AXES
-from axonn_tune.program.dimensions import MEMORY, MICRO_BATCH, PINNED
+from axonn_tune.program.dimensions import MEMORY, PINNED
 from axonn_tune.program.memory import memory_limit_bytes
 from axonn_tune.ranking.loop import Loop
 from axonn_tune.ranking.priced import TELL, Interrupted, Priced, SearchCounts, Tell
@@ -31,6 +31,7 @@ from axonn_tune.ranking.space import (
     pairs_of,
     require_searchable,
     without_larger,
+    without_shape,
 )
 from axonn_tune.request import ALPHA_BETA, DEFAULT_TOP
 from axonn_tune.specs.formats import nearest_format
@@ -162,9 +163,9 @@ def _no_format(framework: Framework, precision: str) -> str:
 def _count_rejected(grids: Grids, shapes: Shapes, used: Integers) -> dict[str, int]:
     """Rejected grids by constraint, without zeros."""
     counts = {check.name: int(broken.sum()) for check, broken in zip(grids.constraints, grids.broken.T, strict=True)}
-    shaped = len(distinct(shapes.grid)[0])
-    asked = len(grids.sound_as_asked(shapes.problem))
-    counts[MICRO_BATCH] = asked - shaped
-    counts[MEMORY] = shaped - len(used)
-    counts[PINNED] = len(grids.sound) - asked
+    shaped, asked = distinct(shapes.grid)[0], grids.sound_as_asked(shapes.problem)
+    missing = without_shape(grids, shapes.problem, np.setdiff1d(asked, shaped))
+    counts |= {name: len(rows) for name, rows in missing.items()}
+    counts[MEMORY] = len(shaped) - len(used)
+    counts[PINNED] = len(grids.sound) - len(asked)
     return {name: count for name, count in counts.items() if count}

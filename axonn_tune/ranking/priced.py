@@ -19,9 +19,9 @@ from axonn_tune.cost.uncertainty import DEVIATIONS, difference_spread, own_bound
 from axonn_tune.errors import UsageError
 from axonn_tune.grid import ALL_AXES
 from axonn_tune.job import Layout
-from axonn_tune.program.dimensions import MEMORY, MICRO_BATCH, PINNED
+from axonn_tune.program.dimensions import CHUNKS, EXPERT_OVERLAP, MEMORY, MICRO_BATCH, PINNED
 from axonn_tune.program.memory import memory_limit_bytes
-from axonn_tune.ranking.space import Grids, Problem
+from axonn_tune.ranking.space import Grids, Problem, without_shape
 from axonn_tune.request import ALPHA_BETA, RankBy
 from axonn_tune.units import GIB, counted
 from axonn_tune.vocabulary import Precision
@@ -305,9 +305,24 @@ class Priced:
         if number not in asked:
             stages = f"{framework.called('pipeline')} = {sizes['pipeline']}"
             return ((PINNED, f"the parts of the pipeline layout are none of {stages}"),)
-        if np.isinf(self.least_bytes[number]):
-            return ((MICRO_BATCH, "no micro-batch that is allowed divides this grid's share of the batch"),)
-        return ()
+        return self._without_shape(number, sizes) if np.isinf(self.least_bytes[number]) else ()
+
+    def _without_shape(self, number: int, sizes: dict[str, int]) -> tuple[tuple[str, str], ...]:
+        """Why no micro-batch and number of chunks is allowed."""
+        framework = self.problem.framework
+        stages, count = sizes.get("pipeline", 1), self.problem.request.chunks or 2
+        pipeline, chunks = framework.called("pipeline"), framework.called("chunks")
+        several = (
+            f"{pipeline} = {stages} with {chunks} = {count} needs {self.problem.model.layers} layers in "
+            f"{stages * count} chunks, and micro-batches in multiples of {stages}"
+        )
+        said = {
+            MICRO_BATCH: "no micro-batch that is allowed divides this grid's share of the batch",
+            CHUNKS: several if stages > 1 else f"{chunks} above 1 needs {pipeline} above 1",
+            EXPERT_OVERLAP: f"--expert-overlap needs interleaved stages: {several}",
+        }
+        missing = without_shape(self.grids, self.problem, np.array([number]))
+        return tuple((name, said[name]) for name, rows in missing.items() if len(rows))
 
 
 class Interrupted(KeyboardInterrupt):

@@ -39,7 +39,15 @@ from axonn_tune.grid import (
     split_axes,
 )
 from axonn_tune.job import Job
-from axonn_tune.program.dimensions import Constraint, constraints, dimensions, loss_chunks
+from axonn_tune.program.dimensions import (
+    CHUNKS,
+    EXPERT_OVERLAP,
+    MICRO_BATCH,
+    Constraint,
+    constraints,
+    dimensions,
+    loss_chunks,
+)
 from axonn_tune.program.memory import KnownSizes, Memory, memory_limit_bytes, price_memory
 from axonn_tune.program.operations import COLUMNS, PLAIN_BLOCKS, REPEATING, Sent, Value
 from axonn_tune.program.schedule import blocks_by_kind, kept_by_kind
@@ -563,15 +571,8 @@ def require_searchable(candidates: int) -> None:
 def list_shapes(grids: Grids, problem: Problem) -> Shapes:
     """Every sound grid with every micro-batch that divides its share of the batch (and what is pinned); only even
     micro-batches with two-batch overlap."""
-    workload, request = problem.workload, problem.request
-    sound, step = grids.sound_as_asked(problem), 2 if workload.split_micro_batch else 1
-    shares = np.prod([grids.column(axis)[sound] for axis in BATCH_AXES if axis in grids.axes], axis=0, dtype=np.int64)
-    share = workload.global_batch // shares
-    options = {
-        count: [size for size in divisors(count) if size % step == 0 and request.micro_batch in (None, size)]
-        for count in distinct(share)[0].tolist()
-    }
-    chosen = [options[count] for count in share.tolist()]
+    request, sound = problem.request, grids.sound_as_asked(problem)
+    share, chosen = _micro_batches(grids, problem, sound)
     counts = np.array([len(sizes) for sizes in chosen], dtype=np.int64)
     require_searchable(int(counts.sum()) * len(problem.tried(every=False)))
     grid = np.repeat(sound, counts)
@@ -587,6 +588,26 @@ def list_shapes(grids: Grids, problem: Problem) -> Shapes:
     kept = as_asked(shapes)
     kept[divisible(shapes)] = True
     return shapes if kept.all() else shapes.taken(np.flatnonzero(kept))
+
+
+def _micro_batches(grids: Grids, problem: Problem, rows: Integers) -> tuple[Integers, list[list[int]]]:
+    """Share of the batch of some grids, and the micro-batches that are tried of each."""
+    step, asked = 2 if problem.workload.split_micro_batch else 1, problem.request.micro_batch
+    shares = np.prod([grids.column(axis)[rows] for axis in BATCH_AXES if axis in grids.axes], axis=0, dtype=np.int64)
+    share = problem.workload.global_batch // shares
+    options = {
+        count: [size for size in divisors(count) if size % step == 0 and asked in (None, size)]
+        for count in distinct(share)[0].tolist()
+    }
+    return share, [options[count] for count in share.tolist()]
+
+
+def without_shape(grids: Grids, problem: Problem, rows: Integers) -> dict[str, Integers]:
+    """Of some grids that have no shape those that have none for each reason."""
+    divided = np.array([len(sizes) > 0 for sizes in _micro_batches(grids, problem, rows)[1]], dtype=np.bool_)
+    free = problem.request.chunks in (None, 1) and problem.parts is None
+    asked = divided & (not (free and problem.framework.step.expert_overlap))
+    return {MICRO_BATCH: rows[~divided], CHUNKS: rows[asked], EXPERT_OVERLAP: rows[divided & ~asked]}
 
 
 def _values(grids: Grids, problem: Problem, grid: Integers, micro_batch: Integers) -> dict[str, Value]:

@@ -21,7 +21,15 @@ from axonn_tune.frameworks.axonn_tune import AXONN_TUNE
 from axonn_tune.frameworks.description import Framework
 from axonn_tune.grid import ALL_AXES, AXES, EXPERT_AXES, RANK_AXES
 from axonn_tune.job import Job
-from axonn_tune.program.dimensions import MEMORY, MFU_CONVENTION, MICRO_BATCH, PINNED, step_tokens
+from axonn_tune.program.dimensions import (
+    CHUNKS,
+    EXPERT_OVERLAP,
+    MEMORY,
+    MFU_CONVENTION,
+    MICRO_BATCH,
+    PINNED,
+    step_tokens,
+)
 from axonn_tune.program.memory import memory_limit_bytes
 from axonn_tune.ranking.inputs import Inputs
 from axonn_tune.ranking.priced import WORTH_SAYING, Priced, Rejected, Row
@@ -1077,6 +1085,8 @@ def rejected_remark(ranked: Priced) -> str:
 _CONSTRAINTS = {
     MEMORY: "out of memory",
     MICRO_BATCH: "without a micro-batch that divides the batch",
+    CHUNKS: "without the chunks asked for",
+    EXPERT_OVERLAP: "without room for expert overlap",
     PINNED: "other than pinned",
 }
 

@@ -82,6 +82,27 @@ def test_grids_left_out_by_pins_are_told_from_rejected_ones() -> None:
     assert "micro-batch" not in counts
 
 
+@pytest.mark.parametrize(
+    ("pins", "reason", "words"),
+    [
+        (
+            {"expert_overlap": True, "micro_batch": 1},
+            "expert overlap",
+            "--expert-overlap needs interleaved stages: PP = 8",
+        ),
+        ({"chunks": 2, "micro_batch": 1}, "chunks", "VPP above 1 needs PP above 1"),
+        ({"micro_batch": 8}, "micro-batch", "no micro-batch that is allowed"),
+    ],
+)
+def test_a_grid_without_a_shape_says_what_is_missing(pins: dict[str, Any], reason: str, words: str) -> None:
+    """Guards reasons of --all: a pin of chunks or a forced expert overlap is not said to be the micro-batch's fault."""
+    options = {"gpus": 8, "machine": "dgx-h100", "framework": "megatron-core", "batch": 12}
+    found = search(load_inputs(Request("gpt-oss-20b", **options, **pins)).problem, top=1)
+    told = [why for grid in found.rejected() for name, why in grid.reasons if name == reason]
+    assert len(told) == found.searched.rejected[reason] > 0
+    assert any(why.startswith(words) for why in told), told
+
+
 @pytest.mark.parametrize("rank_by", ["communication", "iteration"])
 def test_rows_are_the_first_of_those_of_longer_rankings(rank_by: Any) -> None:
     """Guards --top: N rows are the first N of all, of grids that differ; what is feasible beyond them is counted."""
