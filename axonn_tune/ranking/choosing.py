@@ -16,23 +16,13 @@ from axonn_tune.frameworks.description import Framework
 from axonn_tune.grid import RANK_AXES
 from axonn_tune.program.dimensions import MEMORY, PINNED
 from axonn_tune.program.memory import memory_limit_bytes
+from axonn_tune.ranking.fit import least_bytes_of, without_larger
 from axonn_tune.ranking.loop import Loop
+from axonn_tune.ranking.placements import count_orders, list_placements
 from axonn_tune.ranking.priced import TELL, Interrupted, Priced, SearchCounts, Tell
 from axonn_tune.ranking.programs import Programs, exchanges_of
-from axonn_tune.ranking.space import (
-    Grids,
-    Problem,
-    Shapes,
-    count_orders,
-    least_bytes_of,
-    list_grids,
-    list_placements,
-    list_shapes,
-    pairs_of,
-    require_searchable,
-    without_larger,
-    without_shape,
-)
+from axonn_tune.ranking.shapes import Shapes, list_shapes, pairs_of, require_searchable, without_shape
+from axonn_tune.ranking.space import Grids, Problem, list_grids
 from axonn_tune.request import ALPHA_BETA, DEFAULT_TOP
 from axonn_tune.specs.formats import nearest_format
 

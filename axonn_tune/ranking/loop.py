@@ -28,23 +28,13 @@ from axonn_tune.program.dimensions import executed_flops
 from axonn_tune.program.operations import PLAIN
 from axonn_tune.program.schedule import blocks_by_kind, kept_by_kind
 from axonn_tune.program.step import as_runs
+from axonn_tune.ranking.fit import Fitting, fit_all, fits_at_all
+from axonn_tune.ranking.placements import Placements, count_orders
 from axonn_tune.ranking.pools import Pool
 from axonn_tune.ranking.priced import Tell
 from axonn_tune.ranking.programs import Exchange, by_alignment, pooled
-from axonn_tune.ranking.space import (
-    Fitting,
-    Grids,
-    Placements,
-    Problem,
-    Shapes,
-    Variant,
-    as_asked,
-    count_orders,
-    fit_all,
-    fits_at_all,
-    pairs_of,
-    with_all_chunks,
-)
+from axonn_tune.ranking.shapes import Shapes, as_asked, pairs_of, with_all_chunks
+from axonn_tune.ranking.space import Grids, Problem, Variant
 from axonn_tune.vocabulary import Precision
 
 _FIRST = 32

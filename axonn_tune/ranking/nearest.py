@@ -16,10 +16,12 @@ from axonn_tune.frameworks.description import Framework
 from axonn_tune.grid import ALL_AXES, divisors, nearest_sizes
 from axonn_tune.program.dimensions import MEMORY, MICRO_BATCH
 from axonn_tune.ranking.choosing import search
+from axonn_tune.ranking.fit import Fitting, fit_all
 from axonn_tune.ranking.inputs import check, compares_expert_overlap, fewer_bytes
 from axonn_tune.ranking.priced import Priced
 from axonn_tune.ranking.programs import step_program
-from axonn_tune.ranking.space import Fitting, Grids, Problem, Shapes, fit_all, list_grids, list_shapes
+from axonn_tune.ranking.shapes import Shapes, list_shapes
+from axonn_tune.ranking.space import Grids, Problem, list_grids
 from axonn_tune.request import ALPHA_BETA, flag
 from axonn_tune.specs.workload import Recompute
 from axonn_tune.units import GIB, show_bytes, show_seconds

@@ -20,7 +20,9 @@ from axonn_tune.job import Layout
 from axonn_tune.program.operations import COLUMNS
 from axonn_tune.program.step import MIDDLE, StepProgram, as_runs
 from axonn_tune.ranking.bound import Layers, Shape, any_split_s, contended, layers_of, sent_of_mean_s, shortest_part
-from axonn_tune.ranking.space import Fitting, Problem, Shapes, values_of_all
+from axonn_tune.ranking.fit import Fitting, values_of_all
+from axonn_tune.ranking.shapes import Shapes
+from axonn_tune.ranking.space import Problem
 from axonn_tune.units import seconds
 
 if TYPE_CHECKING:

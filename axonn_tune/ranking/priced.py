@@ -21,7 +21,8 @@ from axonn_tune.grid import ALL_AXES
 from axonn_tune.job import Layout
 from axonn_tune.program.dimensions import CHUNKS, EXPERT_OVERLAP, MEMORY, MICRO_BATCH, PINNED
 from axonn_tune.program.memory import memory_limit_bytes
-from axonn_tune.ranking.space import Grids, Problem, without_shape
+from axonn_tune.ranking.shapes import without_shape
+from axonn_tune.ranking.space import Grids, Problem
 from axonn_tune.request import ALPHA_BETA, RankBy
 from axonn_tune.units import GIB, counted
 from axonn_tune.vocabulary import Precision

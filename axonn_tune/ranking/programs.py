@@ -18,18 +18,11 @@ from axonn_tune.program.dimensions import padded_alignment, table_alignment
 from axonn_tune.program.operations import MATRIX_ALIGNMENT
 from axonn_tune.program.schedule import build_schedule
 from axonn_tune.program.step import FIRST, LAST, MIDDLE, ONLY, StepProgram, build_step
+from axonn_tune.ranking.fit import Fitting
+from axonn_tune.ranking.placements import Placements, list_candidates
 from axonn_tune.ranking.pools import Pool
-from axonn_tune.ranking.space import (
-    Fitting,
-    Grids,
-    Placements,
-    Problem,
-    Shapes,
-    Variant,
-    dispatcher_grids,
-    exchange_grids,
-    list_candidates,
-)
+from axonn_tune.ranking.shapes import Shapes
+from axonn_tune.ranking.space import Grids, Problem, Variant, dispatcher_grids, exchange_grids
 from axonn_tune.units import seconds
 
 

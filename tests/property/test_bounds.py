@@ -11,9 +11,11 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 
+from axonn_tune.ranking.fit import Fitting
+from axonn_tune.ranking.placements import list_placements
 from axonn_tune.ranking.pools import Pool
 from axonn_tune.ranking.programs import by_alignment, pooled
-from axonn_tune.ranking.space import Fitting, Problem, Variant, list_placements
+from axonn_tune.ranking.space import Problem, Variant
 from axonn_tune.ranking.splits import Scheduled, scheduled_s, schedules_of
 from tests.unit.ranking.candidates import Drawn, random_candidates
 from tests.unit.ranking.exhaustive import program_of

@@ -20,8 +20,10 @@ from axonn_tune.errors import UsageError
 from axonn_tune.frameworks import find_framework
 from axonn_tune.job import Layout
 from axonn_tune.program.memory import memory_limit_bytes
+from axonn_tune.ranking.fit import Fitting
 from axonn_tune.ranking.inputs import check_expert_overlap, unpriced_experts
-from axonn_tune.ranking.space import Fitting, Grids, Problem, Shapes, Variant, list_grids
+from axonn_tune.ranking.shapes import Shapes
+from axonn_tune.ranking.space import Grids, Problem, Variant, list_grids
 from axonn_tune.specs.catalog import load_machine
 from axonn_tune.units import GIB
 from tests.unit.ranking.exhaustive import (

@@ -1,6 +1,6 @@
 """Every candidate of a small search, listed by plain loops and priced alone: what rows of a search are held against.
 
-Nothing is left out by a bound. Memory is that of the columns of `ranking.space`, and held against each price.
+Nothing is left out by a bound. Memory is that of the columns of `ranking.fit`, and held against each price.
 """
 
 from __future__ import annotations
@@ -17,20 +17,10 @@ from axonn_tune.grid import BATCH_AXES, RANK_AXES, Grid
 from axonn_tune.job import Layout
 from axonn_tune.program.memory import memory_limit_bytes
 from axonn_tune.program.step import MIDDLE, StepProgram
+from axonn_tune.ranking.fit import Fitting, fit_memory, most_blocks
 from axonn_tune.ranking.programs import step_program
-from axonn_tune.ranking.space import (
-    Fitting,
-    Grids,
-    Problem,
-    Shapes,
-    Variant,
-    exchange_grids,
-    fit_memory,
-    list_grids,
-    list_shapes,
-    most_blocks,
-    permuted_axes,
-)
+from axonn_tune.ranking.shapes import Shapes, list_shapes
+from axonn_tune.ranking.space import Grids, Problem, Variant, exchange_grids, list_grids, permuted_axes
 from axonn_tune.ranking.splits import WORTH, Staged, schedules_of
 
 MOST_CHUNKS = 8

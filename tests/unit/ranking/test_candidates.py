@@ -8,7 +8,8 @@ from random import Random
 import numpy as np
 import pytest
 
-from axonn_tune.ranking.space import list_grids, list_shapes
+from axonn_tune.ranking.shapes import list_shapes
+from axonn_tune.ranking.space import list_grids
 from tests.unit.ranking.candidates import random_candidates
 from tests.unit.ranking.models import KINDS
 

@@ -1,0 +1,405 @@
+"""Shapes: grids with a micro-batch and chunks of a stage, as columns, and what their pipeline stages have.
+
+Only micro-batches that divide are listed. Memory depends on shapes, and not on rank orders.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache, reduce
+from operator import add
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from axonn_tune.cost.columns import Floats, Integers, distinct
+from axonn_tune.errors import UsageError
+from axonn_tune.frameworks import step_on
+from axonn_tune.grid import ALL_AXES, BATCH_AXES, divisors
+from axonn_tune.program.dimensions import CHUNKS, EXPERT_OVERLAP, MICRO_BATCH, dimensions, loss_chunks
+from axonn_tune.program.memory import KnownSizes
+from axonn_tune.program.operations import COLUMNS, PLAIN_BLOCKS, REPEATING, Value
+from axonn_tune.program.step import FIRST, LAST, MIDDLE, Contents, Stage, StepProgram, blocks_in, contents_of
+from axonn_tune.ranking.space import Grids, Problem
+
+if TYPE_CHECKING:
+    pass
+
+
+InFlight: TypeAlias = tuple[tuple[Contents, int], ...]
+"""Blocks of each chunk of a stage, and of how many micro-batches it holds activations when the stage holds most."""
+
+
+@dataclass(frozen=True)
+class StageRows:
+    """One stage of every shape with several: its place, and by number of a shape of a pipeline what is in it.
+
+    which: that number of each shape; types: number of layer types.
+    """
+
+    stage: Stage
+    chunks: tuple[InFlight, ...]
+    which: Integers
+    types: int
+
+    @cached_property
+    def most(self) -> Integers:
+        """Blocks of its largest chunk."""
+        return np.array([max(blocks_in(one) for one, _ in chunks) for chunks in self.chunks], dtype=np.int64)
+
+    @cached_property
+    def _first(self) -> tuple[Floats, Floats, Floats]:
+        """Of the first k blocks of each chunk, k from 0: how many there are of each layer type, how many with
+        activations held together, and how many others the chunk has that has fewest of them, `[shapes of pipelines, k,
+        layer types]`."""
+        blocks, together = np.zeros((2, len(self.chunks), int(self.most.max(initial=0)) + 1, self.types))
+        others = np.full_like(blocks, np.inf)
+        firsts = dict[Contents, Floats]()
+        for number, chunks in enumerate(self.chunks):
+            alike = dict[Contents, list[int]]()
+            for contents, held in chunks:
+                alike.setdefault(contents, []).append(held)
+            for contents, each in alike.items():
+                if contents not in firsts:
+                    of_type = np.repeat(*np.array(contents, dtype=np.int64).reshape(-1, 2).T)
+                    counts = np.zeros((blocks.shape[1], self.types))
+                    counts[1 : len(of_type) + 1] = of_type[:, None] == np.arange(self.types)
+                    firsts[contents] = counts.cumsum(axis=0)
+                first = firsts[contents]
+                blocks[number] += len(each) * first
+                together[number] += sum(each) * first
+                others[number] = np.minimum(others[number], first[-1] - first)
+        return blocks, together, others
+
+    def taken(self, rows: Integers) -> StageRows:
+        """Of some shapes, with what is known of the contents."""
+        found = replace(self, which=self.which[rows])
+        vars(found).update({"most": self.most, "_first": self._first})
+        return found
+
+    def blocks(self, repeated: Integers | None = None) -> tuple[Floats, ...]:
+        """Blocks of each layer type: all, or only those that are among the first `repeated` of their chunk."""
+        return self._taken(self._first[0], repeated)
+
+    def held(self, repeated: Integers | None = None) -> tuple[Floats, ...]:
+        """The same of blocks whose activations are held together."""
+        return self._taken(self._first[1], repeated)
+
+    def _taken(self, table: Floats, repeated: Integers | None) -> tuple[Floats, ...]:
+        most = table.shape[1] - 1
+        place = most if repeated is None else np.minimum(repeated, most)
+        return tuple(table[self.which, place].T)
+
+    def kinds(self, program: StepProgram, repeated: Integers | None) -> dict[str, Value]:
+        """Symbols of the kinds of block of a program; repeated: where only some blocks repeat, of each chunk."""
+        found: dict[str, Value] = {"held": reduce(add, self.held())}
+        if len(program.blocks) == 1:
+            return found
+        for symbol, counts in (("L", self.blocks), ("held", self.held)):
+            every, first = counts(), counts(repeated)
+            for block in program.blocks:
+                own, again = every[block.type], first[block.type]
+                kind = {"": own, REPEATING: again, PLAIN_BLOCKS: own - again}[block.given.repeating]
+                found[f"{symbol}{block.given.counted}"] = kind
+        if program.some:
+            others = self._taken(self._first[2], repeated)
+            plain = (block for block in program.blocks if block.given.repeating == PLAIN_BLOCKS)
+            found |= {f"freed{block.given.counted}": others[block.type] for block in plain}
+        return found
+
+
+@dataclass(frozen=True)
+class Shapes:
+    """Grids with a micro-batch and chunks of a stage: the grid each belongs to, and its symbols as columns."""
+
+    problem: Problem
+    grid: Integers
+    micro_batch: Integers
+    chunks: Integers
+    values: dict[str, Value]
+
+    def __len__(self) -> int:
+        return len(self.grid)
+
+    def sizes(self, axis: str) -> Integers:
+        """Sizes of an axis."""
+        return np.broadcast_to(np.asarray(self.values[axis]), len(self)).astype(np.int64)
+
+    @cached_property
+    def stages(self) -> Integers:
+        """Pipeline stages."""
+        return self.sizes("pipeline")
+
+    @cached_property
+    def piped(self) -> Integers:
+        """Rows with more than one stage."""
+        return np.flatnonzero(self.stages > 1)
+
+    @cached_property
+    def known(self) -> KnownSizes:
+        """Sizes in memory that all stages of those rows have in common, as far as they were worked out."""
+        return KnownSizes()
+
+    @cached_property
+    def stage_rows(self) -> tuple[StageRows, ...]:
+        """The stages that can need most memory or time: the first, the one after it, the last; where chunks differ in
+        layers, also the first one with more layers than that after the first. Of a given layout, all."""
+        # Imported here: most searches have no pipeline, and start-up time is theirs.
+        from axonn_tune.cost.pipeline import parts_of
+
+        layers, less = self.problem.model.layers, self.problem.framework.step.less
+        stages, chunks = self.stages[self.piped], self.chunks[self.piped]
+        batches = np.asarray(self.values["A"])[self.piped].astype(np.int64)
+        # More micro-batches than in two rounds after the longest warm-up hold no more (`program.pipeline.in_flight`).
+        counted = np.minimum(batches, 4 * stages)
+        _, _, which = distinct((stages * (layers + 1) + chunks) * (4 * layers + 1) + counted)
+        _, first, _ = distinct(which)
+        given = self.problem.parts
+        every = given is not None or len(self.problem.model.types) > 1
+
+        def stages_of(row: int) -> tuple[InFlight, ...]:
+            count = int(stages[row])
+            split = parts_of(self.problem, count, int(chunks[row]), given)
+            parts = contents_of(self.problem.model, split, self.problem.mtp_part)
+            ahead = int(self.problem.framework.step.expert_overlap and chunks[row] > 1)
+            return _stage_chunks(parts, count, int(counted[row]), ahead, every=every)
+
+        several = any(less) or bool((layers % (stages * chunks))[chunks > 1].any())
+        listed = [stages_of(row) for row in first.tolist()]
+        wide = max(map(len, listed), default=3) if every else 3 + several
+        shown = (FIRST, MIDDLE, LAST, *[MIDDLE] * (wide - 3))
+        # Where there are fewer, the last of them again.
+        found = list(zip(*((*one, *one[-1:] * wide)[:wide] for one in listed), strict=True)) or [()] * len(shown)
+        types = len(self.problem.model.types)
+        return tuple(StageRows(stage, found[place], which, types) for place, stage in enumerate(shown))
+
+    @cached_property
+    def priced_stages(self) -> tuple[tuple[StageRows, dict[str, Value]], ...]:
+        """Those stages with their symbols, which are the same for all kinds of recompute."""
+        every = np.arange(len(self.piped))
+        return tuple(
+            (one, {**self.stage_values(one.stage, one.blocks(), every), "held": reduce(add, one.held())})
+            for one in self.stage_rows
+        )
+
+    def taken(self, rows: Integers, *, chunks: Integers | None = None) -> Shapes:
+        """The shapes of some rows, with other chunks if given: symbols of a rank with all blocks do not depend on them,
+        but what stages have does."""
+        values = {name: _taken(value, rows) for name, value in self.values.items()}
+        own = self.chunks[rows] if chunks is None else chunks
+        found = Shapes(self.problem, self.grid[rows], self.micro_batch[rows], own, values)
+        if chunks is None and "stage_rows" in vars(self):
+            place = np.zeros(len(self), dtype=np.int64)
+            place[self.piped] = np.arange(len(self.piped))
+            vars(found)["stage_rows"] = tuple(one.taken(place[rows[found.piped]]) for one in self.stage_rows)
+        return found
+
+    def with_more(self, more: Shapes) -> Shapes:
+        """These and then others."""
+
+        def joined(one: Any, other: Any) -> Any:  # noqa: ANN401 - a number or column
+            return one if isinstance(one, float) else np.concatenate((one, other))
+
+        values = {name: joined(value, more.values[name]) for name, value in self.values.items()}
+        names = ("grid", "micro_batch", "chunks")
+        grid, micro_batch, chunks = (joined(getattr(self, name), getattr(more, name)) for name in names)
+        return Shapes(self.problem, grid, micro_batch, chunks, values)
+
+    def stage_values(self, stage: Stage, layers: tuple[Floats, ...], among: Integers) -> dict[str, Value]:
+        """Symbols of one stage of shapes with several, given its blocks of each type; among: which of those shapes."""
+        rows = self.piped[among]
+        axes = {axis: _taken(self.values[axis], rows) for axis in (*ALL_AXES, "b")}
+        # That symbol is of all ranks that shard experts, those of the folding, too; the axis itself is never searched.
+        axes["expert_z"] = float(self.problem.request.axes.get("expert_z", 1))
+        return dimensions(
+            self.problem.model,
+            self.problem.workload,
+            axes,
+            chunks=_taken(self.values["C"], rows),
+            arithmetic=COLUMNS,
+            options=step_on(self.problem.framework, self.problem.machine, self.problem.workload.precision),
+            stage=stage,
+            layers=layers,
+        )
+
+
+MOST_CANDIDATES = 10_000_000
+"""Candidates of one search, each of which takes some 350 bytes."""
+
+
+def require_searchable(candidates: int) -> None:
+    """UsageError for more candidates than are held in memory at once."""
+    if candidates > MOST_CANDIDATES:
+        raise UsageError(
+            f"there are {candidates:,} candidates or more, and up to {MOST_CANDIDATES:,} are searched: pin axes, the "
+            "micro-batch, --recompute or --order, or give a batch with fewer divisors"
+        )
+
+
+def list_shapes(grids: Grids, problem: Problem) -> Shapes:
+    """Every sound grid with every micro-batch that divides its share of the batch (and what is pinned); only even
+    micro-batches with two-batch overlap."""
+    request, sound = problem.request, grids.sound_as_asked(problem)
+    share, chosen = _micro_batches(grids, problem, sound)
+    counts = np.array([len(sizes) for sizes in chosen], dtype=np.int64)
+    require_searchable(int(counts.sum()) * len(problem.tried(every=False)))
+    grid = np.repeat(sound, counts)
+    micro_batch = np.array([size for sizes in chosen for size in sizes], dtype=np.int64)
+    chunks = np.ones(len(grid), dtype=np.int64)
+    if problem.parts is not None:
+        grid, micro_batch, chunks = _with_layout(grids, problem, grid, micro_batch, np.repeat(share, counts))
+    elif "pipeline" in grids.axes:
+        grid, micro_batch, chunks = _with_chunks(grids, problem, grid, micro_batch, np.repeat(share, counts))
+    elif request.chunks not in (None, 1):
+        grid, micro_batch, chunks = grid[:0], micro_batch[:0], chunks[:0]
+    shapes = Shapes(problem, grid, micro_batch, chunks, _values(grids, problem, grid, micro_batch))
+    kept = as_asked(shapes)
+    kept[divisible(shapes)] = True
+    return shapes if kept.all() else shapes.taken(np.flatnonzero(kept))
+
+
+def _micro_batches(grids: Grids, problem: Problem, rows: Integers) -> tuple[Integers, list[list[int]]]:
+    """Share of the batch of some grids, and the micro-batches that are tried of each."""
+    step, asked = 2 if problem.workload.split_micro_batch else 1, problem.request.micro_batch
+    shares = np.prod([grids.column(axis)[rows] for axis in BATCH_AXES if axis in grids.axes], axis=0, dtype=np.int64)
+    share = problem.workload.global_batch // shares
+    options = {
+        count: [size for size in divisors(count) if size % step == 0 and asked in (None, size)]
+        for count in distinct(share)[0].tolist()
+    }
+    return share, [options[count] for count in share.tolist()]
+
+
+def without_shape(grids: Grids, problem: Problem, rows: Integers) -> dict[str, Integers]:
+    """Of some grids that have no shape those that have none for each reason."""
+    divided = np.array([len(sizes) > 0 for sizes in _micro_batches(grids, problem, rows)[1]], dtype=np.bool_)
+    free = problem.request.chunks in (None, 1) and problem.parts is None
+    asked = divided & (not (free and problem.framework.step.expert_overlap))
+    return {MICRO_BATCH: rows[~divided], CHUNKS: rows[asked], EXPERT_OVERLAP: rows[divided & ~asked]}
+
+
+def _values(grids: Grids, problem: Problem, grid: Integers, micro_batch: Integers) -> dict[str, Value]:
+    """Symbols of a rank that has all blocks; those of a pipeline stage follow from them."""
+    axes: dict[str, Value] = {axis: 1.0 for axis in ALL_AXES if axis not in grids.axes}
+    axes |= {axis: grids.column(axis)[grid].astype(np.float64) for axis in grids.axes}
+    axes["b"] = micro_batch.astype(np.float64)
+    chunks: Value = float(problem.framework.step.loss_chunks)
+    if not chunks:
+        tokens = micro_batch * problem.workload.sequence_length // np.asarray(axes["context"]).astype(np.int64)
+        lengths, _, inverse = distinct(tokens)
+        chunks = np.array([loss_chunks(int(length)) for length in lengths], dtype=np.float64)[inverse]
+    options = step_on(problem.framework, problem.machine, problem.workload.precision)
+    return dimensions(problem.model, problem.workload, axes, chunks=chunks, arithmetic=COLUMNS, options=options)
+
+
+_MOST_CHUNKS = 8
+"""Chunks of a stage that are tried for models of several layer types."""
+
+
+def _with_chunks(
+    grids: Grids, problem: Problem, grid: Integers, micro_batch: Integers, share: Integers
+) -> tuple[Integers, Integers, Integers]:
+    """Every shape with every number of chunks per stage that is asked for, or that makes chunks of as many layers;
+    `with_uneven_chunks` has the others. Interleaved micro-batches go in groups."""
+    asked, step, layers = problem.request.chunks, problem.framework.step, problem.model.layers
+    counted = layers + sum(step.less)
+    stages, batches = grids.column("pipeline")[grid], share // micro_batch
+    kept = [np.arange(len(grid) if asked in (None, 1) else 0)]
+    counts = [np.ones(len(kept[0]), dtype=np.int64)]
+    if problem.framework.schedule.interleaved:
+        several = len(problem.model.types) > 1 and not problem.framework.schedule.equal_chunks
+        for chunks in divisors(counted)[1:] * (not several) if asked is None else [asked] * (asked > 1):
+            equal = asked is None or bool(problem.framework.schedule.equal_chunks)
+            cut = (counted % (stages * chunks) == 0) | (not equal)
+            fits = (stages > 1) & cut & (stages * chunks <= step.most_parts(layers)) & (batches % stages == 0)
+            kept.append(np.flatnonzero(fits))
+            counts.append(np.full(len(kept[-1]), chunks, dtype=np.int64))
+    rows = np.concatenate(kept)
+    return grid[rows], micro_batch[rows], np.concatenate(counts)
+
+
+def _with_layout(
+    grids: Grids, problem: Problem, grid: Integers, micro_batch: Integers, share: Integers
+) -> tuple[Integers, Integers, Integers]:
+    """Shapes with the chunks that make the parts of the layout that is asked for."""
+    layout, asked = problem.pipeline_layout, problem.request.chunks
+    assert layout is not None, "asked before"
+    count, stages, batches = len(layout.parts), grids.column("pipeline")[grid], share // micro_batch
+    chunks = count // stages
+    fits = ((chunks == asked) | (asked is None)) & ((chunks == 1) | (batches % stages == 0))
+    # MTP layers are in the last chunk of their stage.
+    rows = np.flatnonzero(fits & ((count if layout.mtp_part is None else layout.mtp_part) >= count - stages))
+    return grid[rows], micro_batch[rows], chunks[rows]
+
+
+def with_all_chunks(shapes: Shapes) -> Shapes:
+    """Shapes, and those of one chunk a stage cut into several that differ in layers, where the search may choose."""
+    rows = divisible(shapes)
+    return shapes.with_more(with_uneven_chunks(shapes, rows)[0]) if len(rows) else shapes
+
+
+def as_asked(shapes: Shapes) -> NDArray[np.bool_]:
+    """Shapes that run as it is asked: expert overlap needs interleaved stages where there are several."""
+    overlap = shapes.problem.framework.step.expert_overlap
+    found: NDArray[np.bool_] = (shapes.stages == 1) | (shapes.chunks > 1) | (not overlap)
+    return found
+
+
+def divisible(shapes: Shapes) -> Integers:
+    """Shapes of one chunk a stage that the search may cut into several that differ in layers."""
+    problem, rows = shapes.problem, shapes.piped
+    schedule, layers = problem.framework.schedule, problem.framework.step.most_parts(problem.model.layers)
+    given = problem.request.chunks is not None or problem.parts is not None
+    if given or not schedule.interleaved or schedule.equal_chunks:
+        return rows[:0]
+    stages, batches = shapes.stages[rows], np.broadcast_to(np.asarray(shapes.values["A"]), len(shapes))[rows]
+    found: Integers = rows[(shapes.chunks[rows] == 1) & (layers // stages > 1) & (batches % stages == 0)]
+    return found
+
+
+def with_uneven_chunks(shapes: Shapes, rows: Integers) -> tuple[Shapes, Integers]:
+    """Shapes of one chunk a stage with every number of chunks that differ in layers, of several layer types all; and
+    which of `rows` each was."""
+    layers, stages, step = shapes.problem.model.layers, shapes.stages[rows], shapes.problem.framework.step
+    counts, several = np.maximum(step.most_parts(layers) // stages - 1, 0), len(shapes.problem.model.types) > 1
+    counts = np.minimum(counts, _MOST_CHUNKS - 1) if several else counts
+    chunks = 2 + np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
+    uneven = np.flatnonzero((layers + sum(step.less)) % (np.repeat(stages, counts) * chunks) + several)
+    whole = np.repeat(np.arange(len(rows)), counts)[uneven]
+    return shapes.taken(rows[whole], chunks=chunks[uneven]), whole
+
+
+@lru_cache(maxsize=4096)
+def _stage_chunks(
+    parts: tuple[Contents, ...], stages: int, micro_batches: int, ahead: int = 0, *, every: bool = False
+) -> tuple[InFlight, ...]:
+    """A first stage, the one after it, the last, and the first one between that has more layers than that.
+
+    Later ones of as many layers hold no more. every: where stages are not that alike, instead of the last of these the
+    first between with each contents: later ones of the same hold no more. ahead: forwards beyond the warm-up.
+    """
+    from axonn_tune.program.pipeline import held_of_chunks
+
+    each = [parts[stage::stages] for stage in range(stages)]
+    counts = [tuple(map(blocks_in, chunks)) for chunks in each]
+    after = min(1, stages - 1)
+    more = next((stage for stage in range(1, stages - 1) if sum(counts[stage]) > sum(counts[after])), after)
+    others = [stage for stage in range(2, stages - 1) if each[stage] not in each[1:stage]] if every else [more]
+
+    def chunks_of(stage: int) -> InFlight:
+        held = held_of_chunks(stage, stages=stages, micro_batches=micro_batches, weights=counts[stage], more=ahead)
+        return tuple(zip(each[stage], held, strict=True))
+
+    return tuple(map(chunks_of, (0, after, stages - 1, *(others or [after]))))
+
+
+def _taken(value: Value, rows: Integers) -> Value:
+    return value if isinstance(value, float) else value[rows]
+
+
+def pairs_of(shapes: Shapes) -> tuple[Integers, Integers]:
+    """A shape of each pair of grid and micro-batch, and the pair of each shape, by its number."""
+    most = int(shapes.micro_batch.max(initial=0)) + 1
+    _, first, number = distinct(shapes.grid * most + shapes.micro_batch)
+    return first, number
