@@ -26,7 +26,7 @@ from axonn_tune.learning.arguments import EXPERT_COLUMNS, StatedRun, experts_pro
 from axonn_tune.learning.evidence import Sample, measured_samples, probe_samples, run_sample, step_sample
 from axonn_tune.learning.stated import OF_RUN, CommandRun, model_columns, read_run
 from axonn_tune.specs.catalog import MachineLike, ModelLike, load_machine, load_model, machines_with
-from axonn_tune.specs.document import LARGEST_SIZE, read_config
+from axonn_tune.specs.document import read_config
 from axonn_tune.specs.launch import Launch
 from axonn_tune.specs.loading import load_document, read_bytes, read_text
 from axonn_tune.specs.machine import Machine, Source, Tier
@@ -44,10 +44,12 @@ from axonn_tune.validation.published.cases import (
     measured_s,
     profile_of,
 )
-from axonn_tune.validation.published.cells import ALSO, names_model, odd_word
+from axonn_tune.validation.published.cells import ALSO, names_model
 from axonn_tune.validation.published.rows import (
     COLUMNS,
     COUNTS,
+    FROM_ZERO,
+    MEASURES,
     NEEDED,
     SILENT,
     Cell,
@@ -57,6 +59,7 @@ from axonn_tune.validation.published.rows import (
     each_record,
     meaning,
     needed_columns,
+    odd_fact,
     step_row,
 )
 
@@ -65,7 +68,6 @@ if TYPE_CHECKING:
 
 
 _SIZES = ("layers", "hidden", "heads", "kv_heads", "ffn", "vocab")
-ROUTINGS = ("natural", "forced", "drop")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,7 +107,8 @@ class EvidenceRequest:
             pairs.append((column, value))
         found = {ALSO.get(column, column): cell_text(value) for column, value in pairs}
         if isinstance(self.facts, Mapping):
-            found = {name: value for name, value in found.items() if name not in COUNTS or value.lower() not in SILENT}
+            numbers = (*COUNTS, *FROM_ZERO, *MEASURES)
+            found = {name: value for name, value in found.items() if name not in numbers or value.lower() not in SILENT}
         if unknown := [name for name in found if name not in COLUMNS]:
             why = why_unpriced(unknown[0]) or f"no such column{suggest(unknown[0], COLUMNS)}"
             raise UsageError(f"--fact {unknown[0]}: {why}")
@@ -114,21 +117,15 @@ class EvidenceRequest:
         return found
 
     def _check(self, name: str, value: str) -> None:
-        """UsageError for a count, word or accelerator that is none, and a size that the given model has not."""
-        count = meaning(name, value) if name in COUNTS else 1
-        if not (isinstance(count, int) and 1 <= count <= LARGEST_SIZE):
-            near = f"; nearest valid: {min(max(count, 1), LARGEST_SIZE)}" if isinstance(count, int) else ""
-            raise UsageError(f"--fact {name}={value}: not a whole number from 1 to {LARGEST_SIZE:,}{near}")
-        if odd := odd_word(name, value):
-            raise UsageError(f"--fact {name}={value}: {odd}")
+        """UsageError for a number, word or accelerator that is none, and a size that the given model has not."""
+        if odd := odd_fact(name, value):
+            raise UsageError(f"--fact {name}={value:.80}: {odd}")
         if name == "gpu" and profile_of(Place(value)) is None:
             own = "" if self.machine is None else load_machine(self.machine).document.accelerator.name.lower()
             if not own or (value.lower() not in own and own not in value.lower()):
                 known = [word.upper() for word, _ in ACCELERATORS]
                 near = f"{suggest(value.upper(), known)}; known: {', '.join(known)}"
                 raise UsageError(f"--fact gpu={value}: no profile has this accelerator{near}")
-        if name == "routing" and not any(word in value.lower() for word in ROUTINGS):
-            raise UsageError(f"--fact routing={value}{suggest(value, ROUTINGS)}; known: {', '.join(ROUTINGS)}")
         sizes = {} if self.model is None or name not in _SIZES else model_columns(load_model(self.model).document)
         if name in sizes and not is_same(sizes[name], value, name):
             raise UsageError(
@@ -550,7 +547,13 @@ def _beside(path: Path) -> dict[str, str]:
     found = read_config(read_text(beside), source=str(beside)).mapping()
     if unknown := [name for name in found if name not in COLUMNS]:
         raise UsageError(f"{str(beside)!r}: no column {unknown[0]!r}{suggest(unknown[0], COLUMNS)}")
-    return {name: str(node.plain()) for name, node in found.items()}
+    said = {name: str(node.plain()) for name, node in found.items()}
+    wrong = [
+        (name, odd) for name, value in said.items() if value.lower() not in SILENT and (odd := odd_fact(name, value))
+    ]
+    if wrong:
+        raise DocumentError(str(beside), [Problem(name, odd, found[name].line) for name, odd in wrong])
+    return said
 
 
 # Base profile and samples.

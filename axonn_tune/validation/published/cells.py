@@ -12,8 +12,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import get_args
 
 from axonn_tune.errors import suggest
+from axonn_tune.frameworks.step import LossKind
 from axonn_tune.recompute import MODULES
 from axonn_tune.specs.catalog import available, load_model
 from axonn_tune.specs.model import Model, expand
@@ -61,7 +63,28 @@ _NOTES: tuple[tuple[str, str, str], ...] = (
 _SWITCH = "on|off|yes|no|none|true|false|1|0"
 _GRAPHS = r"(?:attn|mamba|mlp|moe\w*|full|full_iteration|shared_experts|and)"
 _OFFLOADED = r"(?:activations?|optimizer|states|param(?:eter)?s?|weights?|expert_fc1|moe_act|\w*attn\w*|\w*norm|and)"
+_DISPATCHERS = (
+    (r"uccl", "deepep-uccl"),
+    (r"nvshmem", "deepep-nvshmem"),
+    (r"hybrid[ _-]?ep", "hybridep"),
+    (r"deep[ _-]?ep|flex", "deepep"),
+    (r"all[ _-]?gather|^ag$", "allgather"),
+    (r"all[ _-]?to[ _-]?all|a2a|nccl|standard|default", "alltoall"),
+)
+_ROUTINGS = (
+    (r"forc|fake|(?<!im)balanced?\b(?! loss)|uniform", "forced"),
+    (r"drop(?!less)|capacity", "drop"),
+    (r"natural|dropless|aux|free|learned", "natural"),
+)
+
+
+def _meanings(patterns: tuple[tuple[str, str], ...]) -> tuple[str, str]:
+    return f".*(?:{'|'.join(one for one, _ in patterns)}).*", ", ".join(dict.fromkeys(word for _, word in patterns))
+
+
 WORDS: Mapping[str, tuple[str, str]] = {
+    "dispatcher": _meanings(_DISPATCHERS),
+    "routing": _meanings(_ROUTINGS),
     "fsdp": (rf"\d{{1,9}}|{_SWITCH}|dp_shard \d{{1,9}}|(?:torch |megatron-)?fsdp2?\b.*", "on, off, a number of ranks"),
     "cuda_graphs": (rf"no|off|none|{_GRAPHS}(?:[\s,]+{_GRAPHS})*", "none, attn, mamba, mlp, moe, full, full_iteration"),
     "param_format": (r"(?:bf16|fp16|fp32|fp8|mxfp8|fp4|nvfp4)\b.*|none", "bf16, fp8, fp4"),
@@ -77,6 +100,13 @@ WORDS: Mapping[str, tuple[str, str]] = {
         r".*(?:overlap|compile|eager|none|off|async|prefetch|\btp\b|\bdp\b).*",
         "none, tp-comm-overlap, overlap-grad-reduce",
     ),
+    "loss": ("|".join(get_args(LossKind)), ", ".join(get_args(LossKind))),
+    "attn": (r".*(?:flash|fused|softmax|sdpa|cudnn|math|eager|local|none|no\b|te\b).*", "flash, cudnn, sdpa, unfused"),
+    "recipe": (
+        r".*(?:mx|nvfp4|tensorwise|current|rowwise|blockwise|subchannel|delayed).*",
+        "delayed, current, rowwise, blockwise, mxfp8, nvfp4",
+    ),
+    "mtp": (rf"\d|{_SWITCH}", "0 to 9, on, off"),
 }
 """Columns with few possible words: what a cell may hold, and the words that are named where it holds another."""
 
@@ -220,11 +250,9 @@ class _Reader:
             return None
         if layers is not None and layers != document.layers:
             document = cut(document, layers, dense=dense)
-        if mtp and re.fullmatch(r"\d|on|off|yes|no|none|true|false", mtp):
+        if mtp and not odd_word("mtp", mtp):
             count = int(mtp) if mtp.isdecimal() else int(mtp in ("on", "yes", "true"))
             document = document.model_copy(update={"mtp_layers": count})
-        elif mtp:
-            self._odd("mtp", "a number of layers")
         return document
 
     def columns(self, *, interleaved: bool) -> dict[str, str]:
@@ -345,11 +373,7 @@ class _Reader:
 
     def _word(self, name: str, known: tuple[tuple[str, str], ...]) -> str:
         """What the first pattern means that is in a cell."""
-        text = self.text(name)
-        found = next((meaning for pattern, meaning in known if re.search(pattern, text)), None)
-        if text and found is None:
-            self._odd(name, f"one of {', '.join(dict.fromkeys(meaning for _, meaning in known))}")
-        return found or ""
+        return next((meaning for pattern, meaning in known if re.search(pattern, self.text(name))), "")
 
 
 def _letter(match: re.Match[str]) -> str:
@@ -365,19 +389,6 @@ _MODULES = {
     **dict.fromkeys(("experts", "moe_layer"), "moe"),
     "dense_mlp": "mlp",
 }
-_DISPATCHERS = (
-    (r"uccl", "deepep-uccl"),
-    (r"nvshmem", "deepep-nvshmem"),
-    (r"hybrid[ _-]?ep", "hybridep"),
-    (r"deep[ _-]?ep|flex", "deepep"),
-    (r"all[ _-]?gather|^ag$", "allgather"),
-    (r"all[ _-]?to[ _-]?all|a2a|nccl|standard|default", "alltoall"),
-)
-_ROUTINGS = (
-    (r"forc|fake|(?<!im)balanced?\b(?! loss)|uniform", "forced"),
-    (r"drop(?!less)|capacity", "drop"),
-    (r"natural|dropless|aux|free|learned", "natural"),
-)
 
 
 def _plain(name: str) -> str:

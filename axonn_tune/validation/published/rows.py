@@ -30,7 +30,7 @@ from axonn_tune.specs.document import LARGEST_SIZE
 from axonn_tune.specs.loading import read_text
 from axonn_tune.stages import parse_layout
 from axonn_tune.units import read_number
-from axonn_tune.validation.published.cells import ALSO, MORE, NAMED, Named, named, names_model
+from axonn_tune.validation.published.cells import ALSO, MORE, NAMED, Named, named, names_model, odd_word
 
 SHIPPED = Path(__file__).parent
 """Folder of the measurements that ship with the tool."""
@@ -259,8 +259,13 @@ def step_row(stated: Record, line: int) -> StepRow:
 
 _SIZES = ("n_gpus", "layers", "hidden", "heads", "kv_heads", "ffn", "vocab", "seq", "gbs", "mbs", "zero_stage")
 _DEGREES = ("tp", "y", "z", "pp", "vpp", "cp", "dp", "ep", "etp", "head_dim", "vocab_multiple")
-COUNTS = (*({*_SIZES} - {"zero_stage"}), *_DEGREES[:-1])
+COUNTS = (*({*_SIZES} - {"zero_stage"}), *_DEGREES[:-1], "gpus_per_node", "micro_batches", "grad_accum")
 """Columns of whole numbers from 1."""
+FROM_ZERO = ("vocab_multiple", "dense_layers")
+"""Those of whole numbers from 0."""
+_RATES = ("tflops_per_gpu", "tokens_per_s_per_gpu", "mfu_percent", "mfu_of_tflops")
+MEASURES = ("step_s", "mem_gib", "gpu_mem_gb", "params_b", "state_bytes", *_RATES)
+"""Those of numbers above 0."""
 
 
 def meaning(name: str, value: Cell) -> Cell:
@@ -268,9 +273,24 @@ def meaning(name: str, value: Cell) -> Cell:
     if not isinstance(value, str):
         return value
     text = value.strip()
-    if name in (*_SIZES, *_DEGREES) and re.fullmatch(r"\d{1,15}(?:\.0*)?", text):
+    if name in (*_SIZES, *COUNTS, *FROM_ZERO) and re.fullmatch(r"\d{1,15}(?:\.0*)?", text):
         return int(float(text))
     return text.lower() in _YES if name in _FLAGS and text.lower() in (*_YES, *_NO) else text
+
+
+def odd_fact(name: str, text: str) -> str:
+    """What is wrong with a cell that somebody states, so that it is none of a source's words; "" where nothing is."""
+    if name in (*COUNTS, *FROM_ZERO):
+        least, count = int(name in COUNTS), meaning(name, text)
+        near = f"; nearest valid: {min(max(count, least), LARGEST_SIZE)}" if isinstance(count, int) else ""
+        fits = isinstance(count, int) and least <= count <= LARGEST_SIZE
+        return "" if fits else f"not a whole number from {least} to {LARGEST_SIZE:,}{near}"
+    if name in MEASURES:
+        try:
+            read_number(text, least=_LEAST, most=_LARGEST)
+        except ValueError:
+            return f"not a number from {_LEAST:g} to {_LARGEST:g}"
+    return odd_word(name, text)
 
 
 def cell_text(value: object) -> str:

@@ -141,6 +141,9 @@ def test_what_a_log_does_not_say(tmp_path: Path) -> None:
     beside.write_text("layerz: 32\n", "utf-8")
     with pytest.raises(UsageError, match=r"titan\.yaml'?.*no column 'layerz', did you mean 'layers'"):
         evidence(log, machine="dgx-h100")
+    beside.write_text("layers: 32\nhead_dim: 0\n", "utf-8")
+    with pytest.raises(DocumentError, match=r"titan\.yaml:2: head_dim: not a whole number from 1"):
+        evidence(log, machine="dgx-h100")
 
 
 @pytest.mark.parametrize(
@@ -149,6 +152,13 @@ def test_what_a_log_does_not_say(tmp_path: Path) -> None:
         (["tpp=8"], "--fact tpp: no such column, did you mean 'tp'"),
         (["tp"], "--fact tp: write COLUMN=VALUE"),
         (["=8"], "--fact =8: write COLUMN=VALUE"),
+        (["mtp=inf"], "--fact mtp=inf: mtp is 'inf'; known: 0 to 9, on, off"),
+        (["vocab_multiple=[]"], r"not a whole number from 0 to 2,147,483,647"),
+        (["grad_accum=0"], "--fact grad_accum=0: not a whole number from 1 to 2,147,483,647; nearest valid: 1"),
+        (["mfu_percent=-3"], r"--fact mfu_percent=-3: not a number from 1e-12 to 1e\+18"),
+        (["loss=foo"], "--fact loss=foo: loss is 'foo'; known: in_place, fused"),
+        (["dispatcher=depep"], "--fact dispatcher=depep: dispatcher is 'depep', did you mean 'deepep'"),
+        (["attn=flas"], "--fact attn=flas: attn is 'flas', did you mean 'flash'"),
         ({"recomputed": 1}, "--fact recomputed: no such column, did you mean 'recompute'"),
     ],
 )

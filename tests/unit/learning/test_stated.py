@@ -667,6 +667,15 @@ def test_logits_of_torchtitan_by_release(text: str, name: str, chunks: int, spli
     assert not run.ignored
 
 
+@pytest.mark.parametrize("count", ["-0.5", "0", "2.5", "x"])
+def test_ranks_that_a_launcher_starts_are_a_count(count: str, tmp_path: Path) -> None:
+    """Guards odd numbers of ranks, which were replaced by --gpus without a word."""
+    with pytest.raises(
+        DocumentError, match=f"run.sh:1: --nproc_per_node: is '{count}', not gpu, cpu, auto, or a whole"
+    ):
+        stated(tmp_path, f"torchrun --nproc_per_node={count} -m torchtitan.train --module llama3 --config llama3_8b")
+
+
 ZERO = (
     '{"zero_optimization": {"stage": %s%s}, "bf16": {"enabled": "auto"}, "train_micro_batch_size_per_gpu": 1, '
     '"activation_checkpointing": {%s}}'
