@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args, get_type_hints
 
 from axonn_tune.errors import AxonnTuneError, UnknownNameError, UsageError, suggest
-from axonn_tune.frameworks import find_framework, registry
+from axonn_tune.frameworks import find_framework, registry, step_changes
 from axonn_tune.frameworks.axonn_tune import AXONN_TUNE
 from axonn_tune.frameworks.description import Framework
 from axonn_tune.frameworks.dispatchers import find_dispatcher
@@ -55,8 +55,7 @@ def load_inputs(request: Request) -> Inputs:
     workload = make_workload(model.document, request, settings=settings["workload"])
     named = AXONN_TUNE if request.framework is None else request.framework
     framework = find_framework(named) if isinstance(named, str) else named
-    if settings["step"]:
-        framework = _with_settings(framework, settings["step"], model.document, machine.document, workload.precision)
+    framework = _with_settings(framework, settings["step"], model.document, machine.document, workload.precision)
     if request.shard_optimizer is False and framework.step.distributed_optimizer:
         framework = _without_sharded_optimizer(framework)
     if request.grad_reduce_in_bf16 or request.use_precision_aware_optimizer:
@@ -359,9 +358,11 @@ def _with_settings(
     step = dict(map(_step_setting, settings))
     if idle := [name for name in step if name in _OF_EXPERTS and not model.has_experts]:
         raise UsageError(f"--set step.{idle[0]}: {model.name} has no experts")
-    if step.get("fused_attention") and (why := framework.writes_scores(machine.accelerator, precision)):
-        raise UsageError(f"--set step.fused_attention=true: {framework.title} writes all scores {why}")
-    return framework.with_step(**step)
+    given = step_changes(framework).get("fused_attention")
+    if (given or step.get("fused_attention")) and (why := framework.writes_scores(machine.accelerator, precision)):
+        asked = "a framework with fused_attention=True" if given else "--set step.fused_attention=true"
+        raise UsageError(f"{asked}: {framework.title} writes all scores {why}")
+    return framework.with_step(**step) if step else framework
 
 
 def _step_setting(setting: str) -> tuple[str, object]:

@@ -733,6 +733,24 @@ def test_what_stays_on_the_gpu_beside_what_is_offloaded(
 
 
 @pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        ("--kv-channels 256", "--kv-channels 256: latent attention has sizes of its own"),
+        ("--group-query-attention --num-query-groups 2", "--num-query-groups 2: latent attention has keys"),
+        (
+            "--cpu-offloading-num-layers 2 --cpu-offloading-weights",
+            "--cpu-offloading-weights: weights are priced on the",
+        ),
+        ("--moe-paged-stash", "--moe-paged-stash: priced on the GPU"),
+    ],
+)
+def test_what_is_not_priced_is_named(more: str, said: str, tmp_path: Path) -> None:
+    """Guards sizes of heads that latent attention replaces, and offload that is not priced."""
+    run = stated(tmp_path, f"{CORE} --bf16 --multi-latent-attention --kv-lora-rank 64 {more}")
+    assert any(one.startswith(said) for one in run.ignored), run.ignored
+
+
+@pytest.mark.parametrize(
     ("more", "loss", "said"),
     [
         ("", "softmax", ""),

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from axonn_tune.errors import UsageError
 from axonn_tune.frameworks import find_framework
 from axonn_tune.ranking.inputs import load_inputs
 from axonn_tune.report.commands import explain_command
@@ -52,3 +53,13 @@ def test_a_document_of_results_has_the_options_of_its_step() -> None:
     assert "--set step.cuda_graphs=attn,mlp" in words
     plain = load_inputs(Request("llama3-8b", gpus=8, framework="megatron-core"))
     assert "step" not in document_head("axonn-tune/ranking/1", plain)
+
+
+def test_a_framework_with_fused_attention_is_refused_where_there_is_none() -> None:
+    """Guards Python's `with_step(fused_attention=True)`: before Ampere Megatron-LM writes all scores, and it was
+    overridden without a word."""
+    fused = find_framework("megatron-2022").with_step(fused_attention=True)
+    asked: dict[str, Any] = {"framework": fused, "set": ("workload.precision=fp16",)}
+    with pytest.raises(UsageError, match=r"fused_attention=True: Megatron-LM \(2022\) writes all scores on V100"):
+        load_inputs(Request("llama3-8b", 8, machine="dgx1-v100", **asked))
+    assert load_inputs(Request("llama3-8b", 8, machine="dgx-h100", **asked)).problem.framework.step.fused_attention
