@@ -1,16 +1,17 @@
-"""What is trained and how it is laid out: the two values that everything is priced from."""
+"""What is trained and how it is laid out: the values that everything is priced from, and what of them starts."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import shlex
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from axonn_tune.errors import UsageError
 from axonn_tune.frameworks.axonn_tune import AXONN_TUNE
 from axonn_tune.frameworks.description import Framework
 from axonn_tune.grid import Grid
-from axonn_tune.specs.machine import Machine
-from axonn_tune.specs.model import Model
+from axonn_tune.specs.machine import Machine, Slurm
+from axonn_tune.specs.model import Model, unrun
 from axonn_tune.specs.workload import Recompute, Workload
 from axonn_tune.vocabulary import GemmFormat, Precision
 
@@ -60,6 +61,10 @@ class Job:
         """Peak of what linear layers multiply, FLOP/s: denominator of MFU and HFU."""
         return self.machine.accelerator.peak_flops_per_s(self.gemm_format)
 
+    def dispatcher_on(self, grid: Grid) -> str:
+        """The dispatcher of a grid's experts."""
+        return self.framework.dispatcher_over(grid.expert * grid.expert_tensor, self.machine.tiers[0].ranks)
+
     @property
     def formats(self) -> tuple[Precision, ...]:
         """Number formats that are compared, where several are."""
@@ -97,6 +102,15 @@ class Layout:
         """The recompute set, and how many layers of each chunk have it where not all do: `full on 3`."""
         return self.recompute if self.recompute_layers is None else f"{self.recompute} on {self.recompute_layers}"
 
+    def size(self, axis: str) -> int:
+        """Size of an axis."""
+        return self.grid.axis_size(axis)
+
+    @property
+    def wide_order(self) -> tuple[str, ...]:
+        """The rank order without axes of size 1."""
+        return tuple(axis for axis in self.order if self.size(axis) > 1)
+
     @property
     def x(self) -> int:
         """Size of axis x."""
@@ -126,3 +140,52 @@ class Layout:
     def order(self) -> tuple[str, ...]:
         """Axes from the fastest-varying rank outwards."""
         return self.grid.order
+
+
+# What no launch config or script is written for, said without writing one: a search offers those that can be had.
+
+
+def require_run(job: Job, layout: Layout, model: Model) -> None:
+    """UsageError for a layout of another framework or of a changed step, or of a model that the runtime has no part of.
+
+    model: as its document states it.
+    """
+    if job.framework.software:
+        raise UsageError(f"a launch config is for the bundled runtime, not for {job.framework.name}")
+    own = replace(AXONN_TUNE.step, balancing_loss=job.framework.step.balancing_loss)
+    if job.framework.step != (replace(own, imbalance=1.0) if forced_balance(job, model) else own):
+        raise UsageError("a launch config runs the bundled runtime's own step: leave out --set step.KEY")
+    if why := unrun(model):
+        raise UsageError(why)
+    if 0 in (layout.parts or ()):
+        raise UsageError("the bundled runtime runs a layer or more in each part of a pipeline layout")
+
+
+def forced_balance(job: Job, model: Model) -> bool:
+    """Whether experts are to get equally many tokens, whatever the router says."""
+    return model.has_experts and job.framework.step.imbalance == 1.0
+
+
+def require_full_nodes(world: int, per_node: int) -> None:
+    """UsageError if the ranks do not fill nodes: all are full, or there is one, which need not be."""
+    per_node = min(world, per_node)
+    if left := world % per_node:
+        raise UsageError(
+            f"{world} ranks do not fill nodes of {per_node}: {world} = {world // per_node} · {per_node} + {left}; take "
+            f"a GPU count that fills nodes, such as {world - left} or {world - left + per_node} "
+            "(another number of ranks a node is another placement than the one priced)"
+        )
+
+
+def slurm_section(machine: Machine) -> tuple[Slurm, list[str]]:
+    """The machine's section for Slurm, and the words of its options of srun, as bash reads them.
+
+    UsageError if it has none, or an option cannot be written.
+    """
+    slurm = machine.launcher.slurm
+    if slurm is None:
+        raise UsageError(f"machine {machine.name} has no launcher.slurm section; use --emit torchrun, or write one")
+    try:
+        return slurm, [shlex.quote(word) for option in slurm.srun for word in shlex.split(option)]
+    except ValueError as error:
+        raise UsageError(f"launcher.slurm.srun: {error} in {' '.join(slurm.srun)!r}") from error

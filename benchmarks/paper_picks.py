@@ -12,7 +12,8 @@ from pathlib import Path
 
 import numpy as np
 
-from axonn_tune.cost.price import PricedLayout, Term
+from axonn_tune.cost.collectives import Term
+from axonn_tune.cost.price import PricedLayout
 from axonn_tune.report.output import Column, markdown_table, words
 from axonn_tune.units import show_seconds
 from benchmarks.paper_cells import (

@@ -21,15 +21,7 @@ from axonn_tune.report.inventory import documents_json, documents_table
 from axonn_tune.report.output import Json, Table
 from axonn_tune.report.scaling import sweep_document, sweep_section, sweep_table
 from axonn_tune.request import Request, options_of, parse_tokens, whole
-from axonn_tune.specs.catalog import (
-    Kind,
-    Loaded,
-    MachineLike,
-    ModelLike,
-    available,
-    load_machine,
-    load_model,
-)
+from axonn_tune.specs.catalog import Kind, Loaded, MachineLike, ModelLike, available, load_machine, load_model
 from axonn_tune.specs.document import Document
 from axonn_tune.specs.machine import Machine
 from axonn_tune.specs.model import Model

@@ -19,10 +19,10 @@ from axonn_tune.report.explain import (
     explain_text,
     explain_title,
     sections,
-    step_words,
 )
+from axonn_tune.report.facts import step_words
 from axonn_tune.report.output import Json, json_text
-from axonn_tune.report.ranking import kept_remark, merged_remark
+from axonn_tune.report.remarks import kept_remark, merged_remark
 from axonn_tune.report.run import choose_step, merged_trace, trace_remarks
 from axonn_tune.specs.traces import find_traces, read_trace
 

@@ -226,11 +226,11 @@ def explain_command(path: str | Path, *, machine: MachineLike | None = None, **o
     impossible values.
     """
     run, setup, inputs = _stated(path, machine, options)
-    priced, ranking = setup.price(lambda same: same), searched(setup, top=_RANKED)
+    priced, ranking = setup.priced, searched(setup, top=_RANKED)
     stated = StatedCommand(
         run=run,
         setup=setup,
-        changes=changes_of(setup, lambda changed: changed.price(lambda same: same).iteration_s, ranking=ranking),
+        changes=changes_of(setup, lambda changed: changed.priced.iteration_s, ranking=ranking),
         ranking=ranking,
         machine=str(machine) if isinstance(machine, str | Path) else inputs.machine.document.name,
         model=named_model(path, options.get("model"), seq=int(run.columns["seq"].value)),

@@ -19,6 +19,7 @@ from axonn_tune.files import require_own
 from axonn_tune.frameworks import find_framework
 from axonn_tune.frameworks.description import Framework
 from axonn_tune.grid import AXES
+from axonn_tune.job import require_full_nodes, require_run, slurm_section
 from axonn_tune.program.memory import memory_limit_bytes
 from axonn_tune.ranking.choosing import run_search
 from axonn_tune.ranking.inputs import Inputs, load_inputs
@@ -26,7 +27,8 @@ from axonn_tune.ranking.nearest import faster_batch, nothing_feasible, require_a
 from axonn_tune.ranking.priced import Interrupted, Priced, Row, SearchCounts
 from axonn_tune.ranking.space import Problem
 from axonn_tune.report.output import Json, Table, json_text
-from axonn_tune.report.ranking import ranking_document, ranking_remarks, ranking_table, why_first, with_shortest
+from axonn_tune.report.ranking import ranking_table, with_shortest
+from axonn_tune.report.remarks import ranking_remarks, why_first
 from axonn_tune.request import ALPHA_BETA, Option, Request, options_of
 
 if TYPE_CHECKING:
@@ -247,6 +249,10 @@ class SearchResult(ReportedResult, Sequence[PricedLayout]):
         require_any(self.ranked)
         return self[0]
 
+    def require_any(self) -> None:
+        """NothingFeasibleError, with the nearest change, if there is none."""
+        require_any(self.ranked)
+
     @property
     def memory_limit_bytes(self) -> float:
         """Memory limit of one GPU."""
@@ -351,15 +357,13 @@ class SearchResult(ReportedResult, Sequence[PricedLayout]):
 
     def require_script(self, kind: ScriptKind) -> None:
         """UsageError where no script of this kind starts the first configuration; none is written to find out."""
-        from axonn_tune.launch.refusals import require_full_nodes, require_run, slurm_section
-
         priced, machine = self._detail(1), self.inputs.machine.document
         if self.inputs.problem.framework.software:
             from axonn_tune.launch.commands import command_of
 
             command_of(priced)
         else:
-            require_run(priced, self.inputs.model.document)
+            require_run(priced.job, priced, self.inputs.model.document)
         require_full_nodes(priced.grid.world, machine.launcher.ranks_per_node)
         if kind == "slurm":
             slurm_section(machine)
@@ -384,6 +388,9 @@ class SearchResult(ReportedResult, Sequence[PricedLayout]):
     def to_dict(self, *, top: int = 0, rejected: bool = False) -> Json:
         """The first `top` configurations (0: all), with every term, as the contract `axonn-tune/ranking/1`."""
         entries = self.ranked.listed(top=top, terms=True, rejected=rejected)
+        # Imported here: a table needs no document.
+        from axonn_tune.report.ranking_section import ranking_document
+
         return ranking_document(self.inputs, self.ranked, entries)
 
     def to_json(self, *, top: int = 0, rejected: bool = False) -> str:

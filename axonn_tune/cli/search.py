@@ -40,7 +40,6 @@ from axonn_tune.cli.options import (
     write_or_print,
 )
 from axonn_tune.errors import AxonnTuneError
-from axonn_tune.ranking.nearest import require_any
 from axonn_tune.request import options_of
 
 if TYPE_CHECKING:
@@ -116,7 +115,7 @@ def search_command(
       axonn-tune --gpus 64 --model 20b -o launch.yaml --emit slurm
     """
     from axonn_tune.report.output import terminal_width, wrapped
-    from axonn_tune.report.ranking import INTERRUPTED
+    from axonn_tune.report.remarks import INTERRUPTED
 
     if emit and output is None:
         script = "run.sbatch" if "slurm" in emit else "run.sh"
@@ -141,7 +140,7 @@ def search_command(
         terminal=terminal_width(),
     )
     show(found, shown, html=html, quiet=quiet)
-    require_any(found.ranked)
+    found.require_any()
     if output_format in ("table", "md") and not quiet:
         click.echo("\n" + "\n".join(map(wrapped, found.remarks_below(top=top, unfold=unfold))), err=True)
         say_assumed(found.inputs)
@@ -448,8 +447,8 @@ def report_command(*, sources: tuple[str, ...], output: str, machine: str | None
       axonn-tune --gpus 1024 --model 80b -o launch.yaml
       axonn-tune report launch.yaml -o report.html
     """
+    from axonn_tune.api.sources import read_section
     from axonn_tune.report.page import require_plotly
-    from axonn_tune.report.sources import read_section
 
     require_plotly()
     sections = [read_section(source, number=number, machine=machine) for number, source in enumerate(sources, start=1)]

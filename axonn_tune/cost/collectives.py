@@ -29,7 +29,7 @@ from math import comb, gcd
 
 from axonn_tune.frameworks.dispatchers import Dispatcher, profiled_dispatcher
 from axonn_tune.grid import GroupShape
-from axonn_tune.program.operations import Arithmetic, OpKind, Routing, Sent, Value
+from axonn_tune.program.operations import Arithmetic, Collective, OpKind, Routing, Sent, Value
 from axonn_tune.specs.machine import COLLECTIVE_KINDS, LARGEST_NODE, Algorithm, CollectiveKind, Machine, Protocol, Tier
 
 TREE_BANDWIDTH_SHARE = 0.92
@@ -53,6 +53,29 @@ class Line:
     protocol: str
     latency_s: float
     bandwidth_bytes_per_s: float
+
+
+@dataclass(frozen=True)
+class Term:
+    """All calls of one collective in a step of one rank, by any cost model: seconds = count · time of one call.
+
+    bytes: the full (gathered or reduced) buffer of one call, `formula` as symbols; line: algorithm and protocol that
+    the library uses; exposed_s is nan if the cost model has none.
+    """
+
+    op: str
+    axis: str
+    phase: str
+    layer: str
+    count: int
+    bytes: float
+    group: int
+    tier: str
+    seconds: float
+    exposed_s: float
+    formula: str
+    line: Line
+    collective: Collective
 
 
 def bus_bytes(collective: str, ranks: float, size_bytes: float) -> float:

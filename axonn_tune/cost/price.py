@@ -8,20 +8,20 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property, lru_cache, partial, reduce
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from axonn_tune.cost.collectives import Line, lines, route, sending
+from axonn_tune.cost.collectives import Line, Term, lines, route, sending
 from axonn_tune.cost.compute import ComputeClock, ComputeRates, compute_rates, contended_s, exposed_s
 from axonn_tune.cost.replay import Batch, ChunkTimes, Recorder, Replay, StageWork, TermKey, exposed_by_term, term_key
 from axonn_tune.cost.uncertainty import NUDGE, Floats, half_width, outside, slopes_of, spread, with_software
 from axonn_tune.frameworks import software_on, step_on
 from axonn_tune.frameworks.step import NATURAL_IMBALANCE, StepOptions
-from axonn_tune.grid import ALL_AXES, Grid
+from axonn_tune.grid import ALL_AXES
 from axonn_tune.job import Job, Layout
 from axonn_tune.program.dimensions import (
     executed_flops,
@@ -33,16 +33,7 @@ from axonn_tune.program.dimensions import (
     table_alignment,
 )
 from axonn_tune.program.memory import KnownSizes, Memory, memory_limit_bytes, price_memory
-from axonn_tune.program.operations import (
-    PLAIN,
-    Attention,
-    Collective,
-    Computation,
-    Kernel,
-    MatMul,
-    Role,
-    Sent,
-)
+from axonn_tune.program.operations import PLAIN, Collective, Sent
 from axonn_tune.program.schedule import StepSchedule, blocks_by_kind, build_schedule, kept_by_kind
 from axonn_tune.program.step import (
     ONLY,
@@ -62,36 +53,12 @@ from axonn_tune.specs.machine import Machine, Software
 from axonn_tune.specs.model import Model
 from axonn_tune.specs.workload import Recompute, Workload
 from axonn_tune.units import TERA, seconds, show_bytes, show_seconds
-from axonn_tune.vocabulary import Overlap
 
 if TYPE_CHECKING:
     from axonn_tune.cost.pipeline import StageKind, StageTimes
 
 METRICS = {"communication": "communication_s", "exposed": "exposed_communication_s", "iteration": "iteration_s"}
 """Prices that rank layouts, by ranking criterion."""
-
-
-@dataclass(frozen=True)
-class Term:
-    """All calls of one collective in a step of one rank, by any cost model: seconds = count · time of one call.
-
-    bytes: the full (gathered or reduced) buffer of one call, `formula` as symbols; line: algorithm and protocol that
-    the library uses; exposed_s is nan if the cost model has none.
-    """
-
-    op: str
-    axis: str
-    phase: str
-    layer: str
-    count: int
-    bytes: float
-    group: int
-    tier: str
-    seconds: float
-    exposed_s: float
-    formula: str
-    line: Line
-    collective: Collective
 
 
 @dataclass(frozen=True)
@@ -210,7 +177,7 @@ class PricedLayout(Layout):
     def dispatcher(self) -> str | None:
         """How tokens reach their experts; None where a rank has them all, unless an all-gather permutes them."""
         several = self.grid.expert * self.grid.expert_tensor > 1
-        found = dispatcher_on(self.job, self.grid) if self.job.model.has_experts else None
+        found = self.job.dispatcher_on(self.grid) if self.job.model.has_experts else None
         return found if several or found == "allgather" else None
 
     @property
@@ -225,10 +192,6 @@ class PricedLayout(Layout):
         """Axes that are searched."""
         return self.job.framework.searched_axes(pipeline=self.pipeline > 1)
 
-    def size(self, axis: str) -> int:
-        """Size of an axis, 1 where it is not searched."""
-        return self.grid.axis_size(axis)
-
     if not TYPE_CHECKING:
 
         def __getattr__(self, name: str) -> int:
@@ -242,11 +205,6 @@ class PricedLayout(Layout):
     def sizes(self) -> tuple[int, ...]:
         """Sizes of `axes`."""
         return tuple(map(self.size, self.axes))
-
-    @property
-    def wide_order(self) -> tuple[str, ...]:
-        """The rank order without axes of size 1."""
-        return tuple(axis for axis in self.order if self.size(axis) > 1)
 
     @property
     def feasible(self) -> bool:
@@ -330,6 +288,22 @@ class Detail(PricedLayout):
         return self.terms if self.busiest == self.stage else self.awaiting()
 
     @cached_property
+    def in_bf16(self) -> Detail | None:
+        """The same layout in BF16, with the work of the same pipeline stage; None of a format of 16 bits or more."""
+        workload = self.job.workload
+        if not workload.format:
+            return None
+        plain = price(replace(self.job, workload=workload.model_copy(update={"precision": "bf16"})), self.layout)
+        return replace(plain, computing=self.computing)
+
+    @cached_property
+    def without_expert_overlap(self) -> Detail | None:
+        """The same layout with no pass beside another; None where none is."""
+        if not self.expert_overlap:
+            return None
+        return price(replace(self.job, framework=self.job.framework.with_step(expert_overlap=False)), self.layout)
+
+    @cached_property
     def batches(self) -> tuple[Batch, ...]:
         """Every operation of the schedule, from a second replay, since few callers need it."""
         return self.record()
@@ -378,11 +352,6 @@ def _program(
     return program, schedule
 
 
-def dispatcher_on(job: Job, grid: Grid) -> str:
-    """The dispatcher of a grid's experts."""
-    return job.framework.dispatcher_over(grid.expert * grid.expert_tensor, job.machine.tiers[0].ranks)
-
-
 class Pricer:
     """Prices one layout.
 
@@ -398,7 +367,7 @@ class Pricer:
         software = software_on(self.framework, self.machine) if software is None else software
         options = step_on(self.framework, self.machine, self.workload.precision)
         if self.model.has_experts:
-            options = replace(options, dispatcher=dispatcher_on(job, self.grid))
+            options = replace(options, dispatcher=job.dispatcher_on(self.grid))
         self.options = options.staged(layout.chunks) if self.grid.pipeline > 1 else options
         self.rates = compute_rates(
             *(self.machine.accelerator, self.workload.precision, software),
@@ -725,184 +694,3 @@ class Kind:
     def record(self) -> tuple[Batch, ...]:
         """Every interval, from another replay."""
         return tuple(batch for recorder in self._replay(intervals=True)[1] for batch in recorder.batches)
-
-
-# What a step's time consists of, and how the times of two differ.
-
-GEMMS, ATTENTION = "GEMMs", "attention"
-ELEMENT_WISE, OPTIMIZER = "element-wise kernels", "optimizer and gradient norm"
-CONTENDED, HOST = "compute slowdown from overlap", "host-bound launch overhead"
-
-_BEHIND: dict[Role, tuple[Overlap, str]] = {
-    "weight": ("gather_prefetch", "preceding layer's GEMMs"),
-    "ahead": ("gather_prefetch", "the preceding block"),
-    "output": ("output", "the other half"),
-    "input_gather": ("input_gradient", "its input gradient"),
-    "input_gradient": ("input_gradient", "its weight gradient"),
-    "weight_gradient": ("weight_gradient", "the next layer"),
-    "data": ("data_parallel", "rest of backward"),
-    "parameters": ("data_parallel", "the next forward pass"),
-    "keys": ("data_parallel", "attention"),
-    "counts": ("data_parallel", "experts"),
-}
-
-
-Parts: TypeAlias = Mapping[Hashable, tuple[str, float]]
-"""Part of a step: its key, common to all frameworks, its name, and s."""
-
-
-@dataclass(frozen=True)
-class Work:
-    """Computation of one kind and phase, of one rank in a step; element-wise work counts no FLOPs.
-
-    at_peak_s: of its FLOPs at the peaks of the number formats of their operands.
-    """
-
-    kind: str
-    phase: str
-    seconds: float
-    flops: float = 0.0
-    at_peak_s: float = 0.0
-
-
-def _computed(priced: Detail) -> tuple[ComputeClock, Iterator[tuple[Computation, float]]]:
-    """The clock of a step's computations, and each with its calls; for a pipeline of the stage that computes most."""
-    stage, values = priced.computing or (ONLY, priced.values)
-    clock = ComputeClock(priced.rates, float(priced.job.workload.element_sizes.compute), values, PLAIN)
-    every = ((step, count) for step, count in priced.program.calls(stage) if not isinstance(step, Collective))
-    return clock, ((step, float(count.evaluate(values))) for step, count in every)
-
-
-def quantization(priced: Detail) -> tuple[float, float]:
-    """GEMMs of a step, and the kernels that quantize their operands, s."""
-    clock, steps = _computed(priced)
-    sums = [0.0, 0.0]
-    for step, calls in steps:
-        if isinstance(step, MatMul) or (isinstance(step, Kernel) and step.quantizes):
-            sums[isinstance(step, Kernel)] += calls * float(clock.call_s(step))
-    return sums[0], sums[1]
-
-
-@dataclass(frozen=True)
-class TimedGemm:
-    """A GEMM, or fused attention, of a step: its shape, what one call takes, and the rate of a large one.
-
-    shape: m × n × k and the groups of one launch; of attention, the keys of a query. peak: of its operands' format.
-    """
-
-    phase: str
-    layer: str
-    shape: str
-    flops: float
-    rate: float
-    peak: float
-    call_s: float
-
-
-def timed_gemms(priced: Detail) -> dict[TimedGemm, float]:
-    """Every GEMM and attention of a step with its calls, in program order; of a pipeline as `work_by_kind`."""
-    clock, steps = _computed(priced)
-    found: dict[TimedGemm, float] = {}
-    for step, calls in steps:
-        if isinstance(step, Kernel):
-            continue
-        call_s, flops = float(clock.call_s(step)), float(step.flops.evaluate(clock.values))
-        if isinstance(step, MatMul):
-            sizes = [f"{float(one.evaluate(clock.values)):,.6g}" for one in (step.m, step.n, step.k)]
-            groups = float(step.groups.evaluate(clock.values))
-            shape, rate = " × ".join(sizes) + (f", {groups:,.6g} groups" if groups != 1.0 else ""), clock.rate_of(step)
-        else:
-            shape = f"{float(step.keys.evaluate(clock.values)):,.6g} keys"
-            rate = flops / (call_s - priced.rates.kernel_launch_s)
-        row = TimedGemm(step.phase, step.layer, shape, flops, rate, _peak_of(step, priced), call_s)
-        found[row] = found.get(row, 0.0) + calls
-    return found
-
-
-def work_by_kind(priced: Detail) -> tuple[Work, ...]:
-    """All computation of a step, by kind and phase, in program order; last what the GPU waits for its host, and the
-    compute slowdown from overlap.
-
-    For a pipeline, that of the stage with the most computation.
-    """
-    clock, steps = _computed(priced)
-    sums: dict[tuple[str, str], list[float]] = defaultdict(lambda: [0.0, 0.0, 0.0])
-    for step, calls in steps:
-        found = sums[kind_of(step), step.phase]
-        found[0] += calls * float(clock.call_s(step))
-        if not isinstance(step, Kernel):
-            flops = calls * float(step.flops.evaluate(clock.values))
-            found[1], found[2] = found[1] + flops, found[2] + flops / _peak_of(step, priced)
-    works = [Work(*key, *found) for key, found in sums.items() if found[0]]
-    lost = ((HOST, priced.host_s), (CONTENDED, priced.contended_s))
-    return (*works, *(Work(kind, "", spent_s) for kind, spent_s in lost if spent_s))
-
-
-def _peak_of(step: MatMul | Attention, priced: Detail) -> float:
-    """Peak of what it multiplies, FLOP/s: in the format of activations where that of linear layers leaves it out."""
-    job = priced.job
-    if step.narrow:
-        return job.peak_flops_per_s
-    return job.machine.accelerator.peak_flops_per_s(job.workload.base_precision)
-
-
-def kind_of(step: Computation) -> str:
-    """Its kind of computation."""
-    if isinstance(step, MatMul):
-        return GEMMS
-    if isinstance(step, Attention):
-        return ATTENTION
-    return OPTIMIZER if step.phase == "step" else ELEMENT_WISE
-
-
-def waiting(axes: str, priced: Detail) -> str:
-    """Name of exposed communication over axes."""
-    return f"exposed {priced.job.framework.called(axes)} communication"
-
-
-def step_parts(priced: Detail) -> Parts:
-    """Parts of a step; exposed communication by axes without context, which has shards or replicas like z or data."""
-    sums: dict[tuple[str, str], float] = defaultdict(float)
-    for term in priced.awaited:
-        alike = term.axis.replace("context", "") or term.axis
-        sums[f"over {alike}", waiting(term.axis, priced)] += term.exposed_s
-    for work in work_by_kind(priced):
-        kind = "recompute" if work.phase == "recompute" else work.kind
-        sums[kind, kind] += work.seconds
-    sums["bubble", "pipeline bubble"] = priced.bubble_s
-    return {key: (words, spent_s) for (key, words), spent_s in sums.items()}
-
-
-def separated(
-    base: Parts, other: Parts, *, longer_s: float, worth_s: float, unseen_s: float
-) -> list[tuple[str, float]]:
-    """Parts of the difference `longer_s` between another step and a first (negative: savings), s.
-
-    Savings first, then costs, each the largest first; then the sum of all below `worth_s`, unless it is below
-    `unseen_s`. It is no more than the difference itself: what would make it more is named, too.
-    """
-    none, named, rest_s = ("", 0.0), list[tuple[str, float]](), longer_s
-    apart = [(words, other.get(key, none)[1] - base.get(key, none)[1]) for key, (words, _) in {**base, **other}.items()]
-    for words, more_s in sorted(apart, key=lambda part: -abs(part[1])):
-        if more_s and abs(more_s) >= unseen_s and (abs(more_s) >= worth_s or abs(rest_s) > abs(longer_s)):
-            named.append((words, more_s))
-            rest_s -= more_s
-    named.sort(key=lambda part: (part[1] > 0.0, -abs(part[1])))
-    return [*named, *([("the rest", rest_s)] if abs(rest_s) >= unseen_s and rest_s else [])]
-
-
-def hidden_s(term: Term) -> float:
-    """Overlapped time of a term, s; a queued collective can be exposed for longer than its own time."""
-    return max(term.seconds - term.exposed_s, 0.0)
-
-
-def hidden_behind(term: Term, workload: Workload) -> str:
-    """What a collective overlaps with under the active overlaps; empty if it is not overlappable."""
-    if term.op == "send" and hidden_s(term):
-        return "other passes"
-    if term.collective.routing is not None and hidden_s(term) > 1e-6 * term.seconds:
-        return "another micro-batch, or shared experts"
-    overlap, behind = _BEHIND.get(term.collective.role, (None, ""))
-    if overlap == "output" and not workload.split_micro_batch:
-        return "its own GEMM" if hidden_s(term) > 1e-6 * term.seconds else ""
-    return behind if overlap in workload.overlaps else ""

@@ -10,15 +10,7 @@ from typing import Any, Literal, TypeAlias
 from axonn_tune.errors import UsageError, suggest
 from axonn_tune.grid import Folding
 from axonn_tune.recompute import MODULES, Recompute, modules_of
-from axonn_tune.vocabulary import (
-    DISPATCHERS,
-    LARGEST_SIZE,
-    MOST_TIMES,
-    OVERLAPS,
-    CudaGraphs,
-    Overlap,
-    Precision,
-)
+from axonn_tune.vocabulary import DISPATCHERS, LARGEST_SIZE, MOST_TIMES, OVERLAPS, CudaGraphs, Overlap, Precision
 
 GatherUnit: TypeAlias = Literal["weight", "block"]
 Reduction: TypeAlias = Literal["buckets", "whole", "parameter"]

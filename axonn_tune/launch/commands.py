@@ -12,22 +12,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from axonn_tune.cost.pipeline import parts_of
-from axonn_tune.cost.price import Detail, dispatcher_on
+from axonn_tune.cost.price import Detail
 from axonn_tune.errors import UsageError, suggest
 from axonn_tune.files import require_own, write_text_atomically
 from axonn_tune.frameworks import find_framework, step_on
 from axonn_tune.frameworks.description import Argument, Command, Run
 from axonn_tune.grid import RANK_AXES
 from axonn_tune.launch.config import predict, run_name, variable_lines
-from axonn_tune.launch.scripts import (
-    FOLDERS,
-    SUFFIXES,
-    Job,
-    ScriptKind,
-    job_script,
-    per_task,
-    write_script,
-)
+from axonn_tune.launch.scripts import FOLDERS, SUFFIXES, Job, ScriptKind, job_script, per_task, write_script
 from axonn_tune.units import counted
 from axonn_tune.vocabulary import VERSION
 
@@ -68,7 +60,7 @@ def command_of(priced: Detail, *, form: str = "") -> Command:
         raise UsageError(f"{framework.title} is priced only: there is no command for it")
     step = step_on(framework, job.machine, job.workload.precision)
     if job.model.has_experts:
-        step = replace(step, dispatcher=dispatcher_on(job, priced.grid))
+        step = replace(step, dispatcher=job.dispatcher_on(priced.grid))
     run = Run(
         framework=find_framework(framework.name),
         model=job.model,

@@ -11,7 +11,7 @@ from pathlib import Path
 from axonn_tune.cost.price import Detail
 from axonn_tune.files import write_text_atomically
 from axonn_tune.grid import AXES, Grid
-from axonn_tune.launch.refusals import forced_balance, require_run
+from axonn_tune.job import forced_balance, require_run
 from axonn_tune.request import ALPHA_BETA
 from axonn_tune.specs.document import to_yaml
 from axonn_tune.specs.launch import (
@@ -49,7 +49,7 @@ def build_launch(
 
     model, machine: of its job, as loaded. Errors as `require_run`.
     """
-    require_run(priced, model.document)
+    require_run(priced.job, priced, model.document)
     job, grid, launcher = priced.job, priced.grid, machine.document.launcher
     return Launch.from_fields_of(
         priced,
@@ -62,7 +62,7 @@ def build_launch(
         ),
         grad_accumulation=priced.accumulation,
         kept_layers=int(priced.memory.kept_layers),
-        force_load_balancing=forced_balance(priced, model.document),
+        force_load_balancing=forced_balance(priced.job, model.document),
         load_balancing_loss=LOAD_BALANCING if job.framework.step.balancing_loss else 0.0,
         compile=compiles(launcher.backend),
         backend=launcher.backend,

@@ -12,8 +12,8 @@ from typing import Any, Literal, TypeAlias, get_args
 
 from axonn_tune.errors import EnvironmentProblem, UsageError
 from axonn_tune.files import write_text_atomically
+from axonn_tune.job import require_full_nodes, slurm_section
 from axonn_tune.launch.config import comment, count_ranks, environment_lines, grid_line, prediction_line
-from axonn_tune.launch.refusals import require_full_nodes, slurm_section
 from axonn_tune.specs.launch import Launch, Prediction
 from axonn_tune.specs.machine import EnvironmentVariable, Machine
 

@@ -157,7 +157,7 @@ def diagnose(
     hypotheses = [] if impossible else list(hypotheses_of(observed))
     causes, healthy, misfit = ((), 0.0, 1.0) if impossible else _weighed(observed, hypotheses)
     step, (least, most) = observed.total(observed.stated), observed.interval
-    priced, ratios = setup.price(lambda same: same) if setup else None, []
+    priced, ratios = setup.priced if setup else None, []
     if setup is not None and sample.flops:
         kinds = RECOMPUTES if "recompute" in sample.unstated else (setup.layout.recompute,)
         what = setup.framework, setup.model, setup.workload

@@ -10,12 +10,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from statistics import median
 from typing import Any, TypeAlias
 
-from axonn_tune.cost.collectives import bus_bytes, collective_time_s, lines, route
+from axonn_tune.cost.collectives import Term, bus_bytes, collective_time_s, lines, route
 from axonn_tune.cost.compute import compute_rates, matmul_time_s
-from axonn_tune.cost.price import Detail, Term, dispatcher_on, price
+from axonn_tune.cost.price import Detail, price
 from axonn_tune.cost.uncertainty import OF_LAYOUT
 from axonn_tune.frameworks import software_on
 from axonn_tune.frameworks.axonn_tune import AXONN_TUNE
@@ -66,6 +67,11 @@ class Setup(Job):
 
     layout: Layout
     recomputes: tuple[Recompute, ...] = ()
+
+    @cached_property
+    def priced(self) -> Detail:
+        """The step on the profile as it is."""
+        return price(self, self.layout)
 
     def price(self, adjust: Adjust) -> Detail:
         """The step on the profile with trial numbers."""
@@ -152,7 +158,7 @@ def _dispatched(job: Job, grid: Grid) -> dict[str, Any]:
         return {}
     step = job.framework.step
     natural = step.imbalance == NATURAL_IMBALANCE and not step.capacity_factor
-    return {"dispatcher": dispatcher_on(job, grid), "natural": natural}
+    return {"dispatcher": job.dispatcher_on(grid), "natural": natural}
 
 
 def measured_samples(measurements: Measurements, machine: Machine, *, name: str) -> list[Sample]:

@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import permutations
 
-from axonn_tune.cost.price import dispatcher_on
 from axonn_tune.errors import UsageError
 from axonn_tune.frameworks import find_framework, registry
 from axonn_tune.frameworks.axonn_tune import AXONN_TUNE
@@ -22,7 +21,6 @@ from axonn_tune.ranking.priced import Priced
 from axonn_tune.ranking.space import Problem
 from axonn_tune.recompute import RECOMPUTES, needed_by
 from axonn_tune.request import Request
-from axonn_tune.specs.machine import Machine
 from axonn_tune.vocabulary import OVERLAPS
 
 WORTH, CHANGES = 0.01, 5
@@ -127,7 +125,7 @@ def _other_steps(setup: Setup) -> _Alternatives:
 def _of_experts(setup: Setup) -> _Alternatives:
     """Another dispatcher, routing as it is without or with a forced balance, and CUDA graphs or none."""
     framework, step = setup.framework, setup.framework.step
-    now = dispatcher_on(setup, setup.layout.grid)
+    now = setup.dispatcher_on(setup.layout.grid)
     # Ports of a dispatcher are other software, not a flag.
     others = [name for name in find_framework(framework.name).dispatchers if name != now and "-" not in name]
     routings = {"natural": NATURAL_IMBALANCE, "forced load balancing": 1.0}
@@ -193,7 +191,7 @@ def _orders(grid: Grid) -> list[tuple[str, ...]]:
 
 def most_bytes(stated: Setup) -> float:
     """Memory limit of alternatives, bytes: the limit, or the stated layout's memory if larger."""
-    before = stated.price(_same)
+    before = stated.priced
     return max(before.memory_limit_bytes, before.memory_bytes)
 
 
@@ -204,11 +202,7 @@ def possible(changed: Setup, *, within_bytes: float) -> bool:
         one.grid, changed.model, changed.workload, changed.framework, micro_batch=one.micro_batch, chunks=one.chunks
     ):
         return False
-    return changed.price(_same).memory_bytes <= within_bytes
-
-
-def _same(machine: Machine) -> Machine:
-    return machine
+    return changed.priced.memory_bytes <= within_bytes
 
 
 def searched(setup: Setup, *, top: int = 1) -> Priced:
@@ -219,7 +213,7 @@ def searched(setup: Setup, *, top: int = 1) -> Priced:
 def changes_of(setup: Setup, price: Callable[[Setup], float], *, ranking: Priced | None) -> tuple[Change, ...]:
     """Single changes of a layout, and the best layout of a search, by the steps of `price`, largest gain first: those
     that gain, or all that fit where the run does not."""
-    stated_s, found, now = price(setup), [], setup.price(_same)
+    stated_s, found, now = price(setup), [], setup.priced
     limit, fits = now.memory_limit_bytes, now.memory_bytes <= now.memory_limit_bytes
     # What a router or a recipe does is no choice of a layout.
     others = (several for (kind, _), several in alternatives(setup).items() if kind not in ("routing", "precision"))
@@ -244,7 +238,7 @@ def changes_of(setup: Setup, price: Callable[[Setup], float], *, ranking: Priced
         if changed.framework.name == setup.framework.name and possible(changed, within_bytes=within):
             step_s, whole = price(changed), bool(best) and changed is best[0][1]
             named = words if whole else _flags(stated, _arguments(changed)) or words
-            needed = changed.price(_same).memory_bytes
+            needed = changed.priced.memory_bytes
             named += "; too much memory by itself" if needed > limit else ""
             found.append(Change(named, changed, step_s, 1.0 - step_s / stated_s, needed, whole))
     # Of changes with the same arguments the first counts.
@@ -280,7 +274,7 @@ def _arguments(setup: Setup) -> dict[str, str]:
     from axonn_tune.launch.commands import command_of
 
     try:
-        sections = command_of(setup.price(_same)).sections
+        sections = command_of(setup.priced).sections
     except UsageError:
         return {}
     return {one.name: " ".join(one.words) for section in sections for one in section.arguments}

@@ -10,16 +10,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from axonn_tune.frameworks.step import StepOptions
-from axonn_tune.program.operations import (
-    MATRIX_ALIGNMENT,
-    ONCE,
-    Array,
-    KernelSet,
-    Phase,
-    Size,
-    kernel_set,
-    symbol,
-)
+from axonn_tune.program.operations import MATRIX_ALIGNMENT, ONCE, Array, KernelSet, Phase, Size, kernel_set, symbol
 from axonn_tune.specs.formats import NumberFormat
 from axonn_tune.specs.model import Layer, Model
 from axonn_tune.specs.workload import ElementSizes

@@ -13,16 +13,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 
-from axonn_tune.program.inputs import (
-    ALONE,
-    PARTS,
-    SCATTERED,
-    SHARED,
-    H,
-    LayerInputs,
-    Linear,
-    Y,
-)
+from axonn_tune.program.inputs import ALONE, PARTS, SCATTERED, SHARED, H, LayerInputs, Linear, Y
 from axonn_tune.program.operations import (
     ONCE,
     Array,

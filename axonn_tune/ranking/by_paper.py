@@ -10,9 +10,9 @@ from typing import get_args
 
 import numpy as np
 
-from axonn_tune.cost.collectives import Line, route
+from axonn_tune.cost.collectives import Line, Term, route
 from axonn_tune.cost.paper import NO_BANDWIDTH_ENTRY, RELEASED_ORDER, PaperBackend, PaperPrices, price_paper
-from axonn_tune.cost.price import PricedLayout, Term
+from axonn_tune.cost.price import PricedLayout
 from axonn_tune.errors import UsageError, suggest
 from axonn_tune.frameworks.axonn_tune import AXONN_TUNE
 from axonn_tune.grid import AXES, PAPER_ORDER, Grid

@@ -12,9 +12,10 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from axonn_tune.cost.collectives import Term
 from axonn_tune.cost.columns import Floats
 from axonn_tune.cost.compute import exposed_s
-from axonn_tune.cost.price import METRICS, Detail, PricedLayout, Term
+from axonn_tune.cost.price import METRICS, Detail, PricedLayout
 from axonn_tune.cost.uncertainty import DEVIATIONS, difference_spread, own_bound_s, own_half_s, with_software
 from axonn_tune.errors import UsageError
 from axonn_tune.grid import ALL_AXES

@@ -9,8 +9,9 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 
-from axonn_tune.cost.price import ATTENTION, CONTENDED, ELEMENT_WISE, GEMMS, HOST, Detail
+from axonn_tune.cost.price import Detail
 from axonn_tune.cost.uncertainty import own_bound_s
+from axonn_tune.cost.work import ATTENTION, CONTENDED, ELEMENT_WISE, GEMMS, HOST
 from axonn_tune.frameworks import find_framework
 from axonn_tune.frameworks.axonn_tune import AXONN_TUNE
 from axonn_tune.job import Job
@@ -31,9 +32,9 @@ from axonn_tune.ranking.compare import (
     paper_step_flops,
     sizes_of,
 )
+from axonn_tune.ranking.documents import inputs_of
 from axonn_tune.ranking.inputs import Inputs
 from axonn_tune.report import page
-from axonn_tune.report.configuration import inputs_of
 from axonn_tune.report.output import (
     NOTHING,
     Column,
@@ -54,7 +55,6 @@ from axonn_tune.report.ranking import (
     layout_words,
     machine_words,
     training_fields,
-    training_names,
 )
 from axonn_tune.units import TERA, show_interval, show_seconds
 
@@ -143,7 +143,7 @@ def comparison_tables(comparison: Comparison, *, wide: bool = False, remarks: bo
         f"{base.name if base else NOTHING}."
     )
     names = [*(_STRATEGIES if wide else _NARROW), *training]
-    fields = (*_CONTENDER_FIELDS, *(("precision",) if auto else ()), *training_names(problem))
+    fields = (*_CONTENDER_FIELDS, *(("precision",) if auto else ()), *training_fields(problem, None))
     marked = [STANDS_APART] if any(not row["measured"] for row in rows) else []
     best = Table(
         {**_STRATEGIES, **{name: COLUMNS[name] for name in TRAINING}}, rows, names, fields, marked, title=title

@@ -5,47 +5,41 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
-from axonn_tune.cost.price import ATTENTION, CONTENDED, ELEMENT_WISE, GEMMS, Detail, price
+from axonn_tune.cost.price import Detail
 from axonn_tune.cost.spans import SEVERAL, block_spans, busy_s, first_passes, step_spans
+from axonn_tune.cost.work import ATTENTION, CONTENDED, ELEMENT_WISE, GEMMS
 from axonn_tune.errors import UsageError
 from axonn_tune.frameworks.description import Framework
-from axonn_tune.grid import ALL_AXES, Grid
-from axonn_tune.job import Layout
 from axonn_tune.launch.commands import emission
 from axonn_tune.launch.config import build_launch, launch_text
+from axonn_tune.ranking.documents import ConfigurationDetail, detailed, framework_of, inputs_of
 from axonn_tune.ranking.inputs import Inputs
-from axonn_tune.ranking.space import Problem
 from axonn_tune.report import page
 from axonn_tune.report.commands import explain_command, layout_pins
 from axonn_tune.report.explain import (
     ACTIVATIONS,
-    AXIS_COLUMNS,
     MAP_COLUMNS,
     MEMORY_COLUMNS,
     MEMORY_GROUPS,
     WORK_COLUMNS,
-    axis_rows,
     gap_to_peak,
     line_sentences,
     memory_rows,
-    node_words,
     stage_rows,
-    step_facts,
     work_rows,
 )
+from axonn_tune.report.facts import AXIS_COLUMNS, axis_rows, node_words, step_facts
 from axonn_tune.report.output import Json, percent
 from axonn_tune.report.ranking import (
     COLLECTIVE,
     OUTSIDE,
     TIED,
     days_interval,
-    framework_of,
     is_tied,
     page_axes,
     show_days,
@@ -53,16 +47,9 @@ from axonn_tune.report.ranking import (
     term_row,
     with_framework,
 )
-from axonn_tune.specs.loading import D, Loaded, parse_document
-from axonn_tune.specs.machine import Machine
-from axonn_tune.specs.model import Model
 from axonn_tune.specs.traces import COMPUTE_LANE, END, HEAD, Span
-from axonn_tune.specs.workload import Workload
-from axonn_tune.stages import parse_layout
 from axonn_tune.units import counted, show_bytes, show_count, show_seconds
 
-_ADDED = frozenset({"path", "sha256", "assumed"})
-"""Keys that results have beside those of the documents they were made from."""
 _SAME = 1e-9
 """Relative difference up to which two predictions are the same."""
 
@@ -82,65 +69,6 @@ _KINDS = {
 }
 """What parts and operations are called in figures, and their colors, in the order of the step."""
 _ORDER = (*(what for what, _ in _KINDS.values()), _IN_TURN, _WAITING)
-
-
-def _parsed(document: Json, schema: type[D], *, source: str) -> D:
-    """A document within a document of results; DocumentError if this version cannot read it."""
-    own = {key: value for key, value in document.items() if key not in _ADDED}
-    return parse_document(json.dumps(own), schema=schema, source=source)
-
-
-def inputs_of(document: Json, *, source: str) -> Inputs:
-    """Inputs of a ranking or comparison, or of a configuration of a validation."""
-    model, machine = document["model"], document["machine"]
-    trained = _parsed(model, Model, source=source)
-    profile = _parsed(machine, Machine, source=source)
-    problem = Problem(
-        model=trained,
-        machine=profile,
-        workload=_parsed(document["workload"], Workload, source=source),
-        gpus=document["gpus"],
-        rank_by=document.get("rank_by", "iteration"),
-        framework=framework_of(document),
-        tokens_total=next((one.get("tokens_total") for one in document.get("configs", [])), None),
-    )
-    return Inputs(
-        problem,
-        Loaded(trained, Path(model.get("path", trained.name)), model["sha256"]),
-        Loaded(profile, Path(machine.get("path", profile.name)), machine["sha256"]),
-    )
-
-
-@dataclass(frozen=True)
-class ConfigurationDetail:
-    """A configuration of a document, as the document has it, and priced again by this version."""
-
-    config: Json
-    inputs: Inputs
-    priced: Detail
-
-
-def detailed(config: Json, inputs: Inputs) -> ConfigurationDetail | None:
-    """Price a configuration of the contract; None if it does not say enough, as those of other cost models do not."""
-    if not config["feasible"] or config["iteration_s"] is None or config["order"] is None:
-        return None
-    order = tuple(config["order"].split(","))
-    grid = Grid(**{axis: config[axis] for axis in ALL_AXES if axis in config}, order=order)
-    chunks = config.get("chunks") or 1
-    text = config.get("pipeline_layout")
-    settled = Layout(
-        *(grid, config["micro_batch"], config["recompute"], config["kept_layers"], chunks),
-        parts=parse_layout(text).parts if text else None,
-        recompute_layers=config.get("recompute_layers"),
-    )
-    problem = inputs.problem
-    if exchange := config.get("context_exchange"):
-        name, _, count = exchange.partition(" ")
-        framework = problem.framework.with_step(context_exchange=name, context_inside=int(count or 1))
-        problem = replace(problem, framework=framework)
-    if config.get("expert_overlap"):
-        problem = problem.with_expert_overlap
-    return ConfigurationDetail(config, inputs, price(problem, settled))
 
 
 @dataclass(frozen=True)

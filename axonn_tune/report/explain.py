@@ -7,9 +7,8 @@ from __future__ import annotations
 
 import math
 import textwrap
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import product
 from typing import get_args
 
 from axonn_tune.cost.collectives import (
@@ -18,38 +17,35 @@ from axonn_tune.cost.collectives import (
     TREE_BANDWIDTH_SHARE,
     Line,
     Route,
+    Term,
     priced_kind,
     route,
     sending,
 )
-from axonn_tune.cost.price import (
+from axonn_tune.cost.price import Detail, PricedLayout, StagePrediction
+from axonn_tune.cost.spans import first_passes
+from axonn_tune.cost.work import (
     ATTENTION,
     CONTENDED,
     ELEMENT_WISE,
     GEMMS,
     HOST,
     OPTIMIZER,
-    Detail,
-    PricedLayout,
-    StagePrediction,
-    Term,
     Work,
-    dispatcher_on,
     hidden_behind,
     hidden_s,
     timed_gemms,
     work_by_kind,
 )
-from axonn_tune.cost.spans import first_passes
 from axonn_tune.frameworks.axonn_tune import AXONN_TUNE
 from axonn_tune.frameworks.dispatchers import find_dispatcher
-from axonn_tune.grid import ALL_AXES, EXPERT_AXES
+from axonn_tune.grid import ALL_AXES
 from axonn_tune.program.dimensions import model_flops
 from axonn_tune.program.inputs import WIDE_LOGITS
 from axonn_tune.program.operations import Phase, Size
 from axonn_tune.ranking.inputs import Inputs
 from axonn_tune.ranking.space import Problem
-from axonn_tune.recompute import MODULES
+from axonn_tune.report.facts import AXIS_COLUMNS, axis_rows, busiest, listed, node_words, step_facts, step_words
 from axonn_tune.report.output import (
     PERCENT,
     WIDTH,
@@ -66,18 +62,14 @@ from axonn_tune.report.ranking import (
     COLLECTIVE,
     document_head,
     entry_fields,
-    expert_overlap_words,
-    format_words,
     layout_words,
-    logged_words,
     machine_words,
     term_json,
     term_row,
-    training_words,
 )
 from axonn_tune.request import ALPHA_BETA
 from axonn_tune.specs.machine import Machine, Protocol
-from axonn_tune.units import GB, GIB, TERA, counted, show_bytes, show_seconds
+from axonn_tune.units import GB, GIB, TERA, show_bytes, show_seconds
 
 SCHEMA = "axonn-tune/explain/1"
 
@@ -138,7 +130,7 @@ def sections(priced: Detail, *, terms: bool = False, remark: str = "") -> list[E
         f"Usable: {accelerator.memory_gib:g} GiB less {accelerator.reserved_memory_gib:g} GiB reserved for "
         "the driver's context, communicators and fragmentation (accelerator.reserved_memory_gib)."
     )
-    longest, largest = (f", of {_busiest(priced)}", ", of the largest stage") if priced.stages else ("", "")
+    longest, largest = (f", of {busiest(priced)}", ", of the largest stage") if priced.stages else ("", "")
     return [
         ExplainSection("Gap to peak", columns=_GAP, rows=gap),
         ExplainSection("The step", facts=step_facts(priced)),
@@ -280,12 +272,8 @@ def _of_which_stage(priced: Detail) -> list[str]:
         return [f"Collectives of stage {priced.stage}, which communicates most and computes longest."]
     return [
         f"Collectives of stage {priced.stage}, which communicates most; exposed communication of the step, "
-        f"{show_seconds(priced.exposed_communication_s)}, is that of {_busiest(priced)}."
+        f"{show_seconds(priced.exposed_communication_s)}, is that of {busiest(priced)}."
     ]
-
-
-def _busiest(priced: Detail) -> str:
-    return f"stage {priced.busiest}, which computes longest"
 
 
 _SENT = ("number", "phase", "layer", "op", "axis", "group", "formula", "bytes", "count")
@@ -513,199 +501,7 @@ def explain_document(inputs: Inputs, priced: Detail) -> Json:
     }
 
 
-def step_words(priced: Detail) -> list[str]:
-    """The step as a list of sentences: what it trains, then each fact."""
-    workload = priced.job.workload
-    trained = (
-        f"One step of {priced.job.model.name} trains {workload.global_batch:,} sequences of "
-        f"{workload.sequence_length:,} tokens on {priced.grid.world:,} GPUs."
-    )
-    facts = (f"{name}: {said}" for name, said in step_facts(priced))
-    return [trained, *(said if said.endswith(".") else f"{said}." for said in facts)]
-
-
-_FACTS = (
-    ("batch", "shares", "{sequences}: {own} for each of {shares} of GPUs, in {micro_batches} of {micro_batch}"),
-    ("step", "step", "{step} (80% interval: {low} to {high}), {bound}-bound"),
-    ("computation", "compute", "{compute} of the step"),
-    ("overlap slowdown", "contended", "{contended}, within computation: {factor}"),
-    (
-        "launch overhead",
-        "host",
-        "{host}, within computation: the GPU waits for its host to launch kernels (host-bound)",
-    ),
-    ("exposed communication", "exposed", "{exposed}"),
-    ("pipeline bubble", "bubble", "{bubble}: {busiest}, waits for the others"),
-    ("communication", "communication", "{communication} in all collectives of a GPU, {hidden} of it overlapped"),
-    ("longest wait", "wait", "{wait}"),
-    ("recompute", "recompute", "{recompute}"),
-    ("not resharded", "kept", "{kept} after forward (reshard_after_forward=False), for which memory is left"),
-    ("throughput", "tokens", "{tokens} tokens/s, {own_tokens} per GPU"),
-    (
-        "MFU",
-        "mfu",
-        "{mfu} of {peak} TFLOP/s{in_tf32}; HFU, which counts recompute: {hfu}. Both count attention's masked half.",
-    ),
-    ("number format", "format", "{format}"),
-    ("expert overlap", "merged", "{merged}"),
-    ("framework's log", "logged", "{logged}"),
-    ("training", "training", "{training}"),
-    ("memory", "memory", "{memory} of {limit} usable, per GPU"),
-)
-"""Facts about a step: name, the field without which there is none, and words with fields."""
-_RECOMPUTE = {
-    "none": "none: the forward pass saves all activations for the backward pass",
-    "full": "full (activation checkpointing): the forward pass saves each block's input, the backward pass repeats it",
-}
-
-
-_SOME = "{set} (activation checkpointing): the backward pass recomputes {parts}"
-_REPEATED = {
-    **dict.fromkeys(("attention.norm", "mlp.norm"), "norms"),
-    "attention.core": "core attention",
-    "attention.scores": "attention scores",
-    "attention.output": "the output projection of attention",
-    "mlp.up": "the MLP's up projection",
-    "mlp.activation": "activation functions",
-    **{name: one.words for name, one in MODULES.items()},
-}
-"""Layers and modules that a recompute set repeats, in words."""
-
-
-def step_facts(priced: Detail) -> list[tuple[str, str]]:
-    """The step in numbers: a name and words for each fact that there is."""
-    job, grid, step_s, exposed_s = priced.job, priced.grid, priced.iteration_s, priced.exposed_communication_s
-    workload, accelerator = job.workload, job.machine.accelerator
-
-    def part(seconds: float, whole_s: float = step_s) -> str:
-        return f"{show_seconds(seconds)} ({seconds / whole_s:.0%})" if seconds else ""
-
-    kind = accelerator.sources["contention"].kind if "contention" in accelerator.sources else "assumed"
-    longest = max(priced.awaited, key=lambda term: term.exposed_s, default=None)
-    repeated = ", ".join(
-        dict.fromkeys(_REPEATED.get(name, name) for name in job.framework.step.repeated(priced.recompute))
-    )
-    kept = int(priced.memory.kept_layers) if grid.z > 1 else 0
-    fields = {
-        "sequences": f"{counted(workload.global_batch, 'sequence')} of {counted(workload.sequence_length, 'token')}",
-        "shares": counted(grid.batch_shares, "group"),
-        "own": counted(workload.global_batch // grid.batch_shares, "sequence"),
-        "micro_batches": counted(priced.accumulation, "micro-batch"),
-        "micro_batch": f"{priced.micro_batch:,}",
-        "step": show_seconds(step_s),
-        "low": show_seconds(priced.low_s),
-        "high": show_seconds(priced.high_s),
-        "bound": "communication" if exposed_s >= step_s / 2 else "host" if priced.host_s > step_s / 4 else "compute",
-        "compute": part(priced.compute_s),
-        "contended": part(priced.contended_s),
-        "factor": f"{accelerator.contention:g} of overlapped communication ({kind}, accelerator.contention)",
-        "host": part(priced.host_s),
-        "exposed": part(exposed_s),
-        "busiest": _busiest(priced),
-        "bubble": part(priced.bubble_s),
-        "communication": show_seconds(priced.communication_s) if priced.terms else "",
-        "hidden": part(max(priced.communication_s - exposed_s, 0.0), priced.communication_s or 1.0) or "none",
-        "wait": ""
-        if longest is None or not longest.exposed_s
-        else f"{show_seconds(longest.exposed_s)} for {longest.op} over {job.framework.called(longest.axis)} of "
-        f"{longest.layer} ({longest.phase})",
-        "recompute": _RECOMPUTE.get(priced.recompute, _SOME).format(set=priced.recompute, parts=repeated)
-        + (f", on the first {priced.recompute_layers} layers of each chunk" if priced.recompute_layers else ""),
-        "kept": f"the last {counted(kept, 'layer')}" if kept > 1 else "the last layer" if kept else "",
-        "tokens": f"{priced.tokens_per_s:,.0f}",
-        "own_tokens": f"{priced.tokens_per_s / grid.world:,.0f}",
-        "mfu": f"{priced.mfu:.1%}",
-        "hfu": f"{priced.hfu:.1%}",
-        "peak": f"{accelerator.peak_tflops[job.gemm_format]:g}",
-        "in_tf32": " in TF32, to which linear layers round FP32" if job.gemm_format == "tf32" else "",
-        "format": format_words(priced),
-        "merged": expert_overlap_words(priced),
-        "logged": logged_words(priced),
-        "training": training_words(job, entry_fields(priced)) if job.tokens_total else "",
-        "memory": show_bytes(priced.memory_bytes),
-        "limit": show_bytes(priced.memory_limit_bytes),
-    }
-    return [(name, said.format(**fields)) for name, needed, said in _FACTS if fields[needed]]
-
-
 # The map of ranks and stages.
-
-AXIS_COLUMNS = (
-    words("axis", "axis", "From the innermost of the rank order.", 12),
-    Column("size", "size", "GPUs of a group.", decimals=0),
-    words("ranks", "ranks of a group", "Of the group of rank 0.", 16),
-    words("network", "network", "The outermost network level that a group crosses.", 12),
-    words("splits", "splits", "What is split over it.", 60),
-)
-_SPLITS: tuple[tuple[str, Callable[[Detail], object], str], ...] = (
-    ("x", lambda one: one.grid.y > 1, "weight matrices, with {y}: GEMMs' partial results are summed over one of both"),
-    (
-        "x",
-        lambda one: one.job.framework.step.sequence_parallel,
-        "weights; inputs all-gathered, outputs reduce-scattered",
-    ),
-    ("x", bool, "weight matrices; outputs are summed"),
-    ("y", bool, "weight matrices, with {x}"),
-    ("z", bool, "the batch and the storage of weights: all-gathered before use"),
-    (
-        "context",
-        lambda one: one.job.framework.step.context_shards,
-        "each sequence, and the storage of weights with {z}",
-    ),
-    ("context", bool, "each sequence"),
-    ("pipeline", lambda one: one.chunks > 1, "layers, in {chunks} interleaved chunks a stage"),
-    ("pipeline", bool, "layers"),
-    (
-        "data",
-        lambda one: one.job.framework.step.reduce_each_micro_batch,
-        "the batch; gradients averaged each micro-batch",
-    ),
-    ("data", bool, "the batch; gradients averaged once per step"),
-    ("expert", bool, "experts of a layer, over the same ranks: tokens are dispatched to them by {dispatcher}"),
-    ("expert_tensor", bool, "each expert's weight matrices"),
-    ("expert_z", bool, "the storage of experts' weights: all-gathered before use"),
-    ("expert_data", bool, "copies of experts; their gradients are averaged once per step"),
-)
-"""What an axis splits: the first of its rows whose condition holds."""
-
-
-def axis_rows(priced: Detail) -> list[Json]:
-    """Axes above 1, in the rank order, those of experts after them, and what they split."""
-    grid, framework, tiers = priced.grid, priced.job.framework, priced.job.machine.placing(priced.grid.world).tiers
-    named = {axis: framework.called(axis) for axis in grid.order} | {"chunks": f"{priced.chunks}"}
-    named["dispatcher"] = dispatcher_on(priced.job, grid)
-    folded = any(grid.axis_size(axis) > 1 for axis in EXPERT_AXES)
-    rows = []
-    for axis in (*grid.order, *((*EXPERT_AXES, "expert_data") if folded else ())):
-        shape = grid.group_shape(axis, framework.step.folding)
-        if shape.size == 1:
-            continue
-        places = (range(0, size * stride, stride) for size, stride in shape.levels)
-        group = sorted(map(sum, product(*places)))
-        splits = next((said for one, holds, said in _SPLITS if one == axis and holds(priced)), "")
-        network = tiers[route(shape, tiers, grid.world).outermost].name
-        row = {"axis": framework.called(axis), "size": len(group), "ranks": _listed(group), "network": network}
-        rows.append({**row, "splits": splits.format(**named)})
-    return rows
-
-
-def _listed(ranks: Sequence[int]) -> str:
-    """`0–7` for neighbours, else the first three and the last."""
-    if len(ranks) > 2 and ranks[-1] - ranks[0] == len(ranks) - 1:
-        return f"{ranks[0]:,}–{ranks[-1]:,}"
-    shown = [f"{rank:,}" for rank in ranks]
-    return ", ".join(shown if len(ranks) < 5 else [*shown[:3], "…", shown[-1]])
-
-
-def node_words(priced: Detail) -> str:
-    """What the GPUs of a node have in common: the part of each axis that is within it."""
-    grid, node = priced.grid, priced.job.machine.launcher.ranks_per_node
-    if grid.world == 1:
-        return "One GPU, no communication."
-    places = [grid.coordinates(rank) for rank in range(min(node, grid.world))]
-    within = [(axis, len({place[axis] for place in places})) for axis in grid.order]
-    held = " × ".join(f"{priced.job.framework.called(axis)} {count}" for axis, count in within if count > 1)
-    return f"Node 0, ranks 0–{len(places) - 1}: {held}." if held else ""
 
 
 ACTIVATIONS = "activations"
@@ -763,8 +559,8 @@ def stage_rows(priced: Detail) -> list[Json]:
         rows.append(
             {
                 "stage": str(number) if one.parts else None,
-                "nodes": _listed(sorted({rank // node for rank in ranks})),
-                "ranks": _listed(ranks),
+                "nodes": listed(sorted({rank // node for rank in ranks})),
+                "ranks": listed(ranks),
                 "layers": ", ".join([*before, *parts, *after]),
                 "in_flight": held / max(one.blocks, 1),
                 **sums,

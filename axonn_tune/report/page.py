@@ -18,8 +18,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TypeAlias
 
-from axonn_tune.cost.price import ATTENTION, CONTENDED, ELEMENT_WISE, GEMMS, HOST, OPTIMIZER
 from axonn_tune.cost.uncertainty import own_bound_s
+from axonn_tune.cost.work import ATTENTION, CONTENDED, ELEMENT_WISE, GEMMS, HOST, OPTIMIZER
 from axonn_tune.errors import EnvironmentProblem
 from axonn_tune.files import write_text_atomically
 from axonn_tune.job import Job

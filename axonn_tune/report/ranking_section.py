@@ -6,35 +6,38 @@ import shlex
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 
-from axonn_tune.cost.price import hidden_s, work_by_kind
+from axonn_tune.cost.price import PricedLayout
+from axonn_tune.cost.work import hidden_s, work_by_kind
 from axonn_tune.grid import ALL_AXES
+from axonn_tune.program.dimensions import MFU_CONVENTION
+from axonn_tune.program.memory import memory_limit_bytes
+from axonn_tune.ranking.documents import ConfigurationDetail, detailed, inputs_of
 from axonn_tune.ranking.inputs import Inputs
-from axonn_tune.ranking.priced import Priced
+from axonn_tune.ranking.priced import Priced, Row
 from axonn_tune.report import page
 from axonn_tune.report.commands import explain_command
-from axonn_tune.report.configuration import (
-    ConfigurationDetail,
-    LayoutWords,
-    detail_blocks,
-    detailed,
-    inputs_of,
-    launch_command,
-    outcome,
-    over_axis,
-)
+from axonn_tune.report.configuration import LayoutWords, detail_blocks, launch_command, outcome, over_axis
 from axonn_tune.report.explain import memory_items
-from axonn_tune.report.output import Column, Json, axis_name, unbroken, words
+from axonn_tune.report.output import Column, Json, axis_name, fields_of, unbroken, words
 from axonn_tune.report.ranking import (
     COLUMNS,
     METRICS,
+    SHORTEST,
     TIED,
     axis_columns,
+    document_head,
+    entry_fields,
+    entry_json,
+    priced_remark,
     rank_column,
-    ranking_document,
     shown_row,
     with_framework,
 )
+from axonn_tune.report.remarks import ranking_remarks, ranking_verdict
 from axonn_tune.units import counted
+
+RANKING_SCHEMA = "axonn-tune/ranking/1"
+_LOGGED = ("log", "label", "counts", "scores", "weights", "source")
 
 DETAILED, _WITH_INTERVALS = 10, 100
 """How many configurations, from the first, are shown with timeline, memory and terms."""
@@ -200,6 +203,37 @@ def _configurations(
         "elsewhere": "This page has timeline, memory, terms and launch config only for the first of the ranking; these"
         " commands have them for this one.",
         "commands": commands if explain else {},
+    }
+
+
+def ranking_document(
+    inputs: Inputs, ranked: Priced, entries: Sequence[Row], *, marked: int = 0, known: int = 0
+) -> Json:
+    """The whole document; entries include terms if they were listed with them.
+
+    marked: rows from the first on that remarks are about, 0 for all; known: those with the ends of their intervals, for
+    which each is priced again, 0 for all.
+    """
+    problem, best = ranked.problem, ranked.fastest_elsewhere()
+    logged = problem.framework.logged
+    listed = sum(isinstance(entry, PricedLayout) for entry in entries)
+    remarks = (priced_remark(ranked), *ranking_remarks(ranked, places=range(min(marked or listed, listed))))
+    ends = [{} if place < known or not known else {"low_s": None, "high_s": None} for place in range(len(entries))]
+    return {
+        **document_head(RANKING_SCHEMA, inputs),
+        "cost": ranked.cost,
+        "rank_by": problem.rank_by,
+        "memory_limit_bytes": memory_limit_bytes(problem.machine.accelerator),
+        "mfu_convention": MFU_CONVENTION,
+        "logged_convention": None if logged is None else fields_of(logged, _LOGGED),
+        "searched": fields_of(ranked.searched, ("grids", "candidates", "feasible", "unlisted", "rejected", "seconds")),
+        **({"interrupted": True} if ranked.interrupted else {}),
+        "ties_with_first": ranked.ties,
+        # Without the mark of a row that documents and pages have under a key of its own.
+        "verdict": [line.removeprefix(f"{SHORTEST} ") for line in ranking_verdict(ranked)],
+        "remarks": [line.removeprefix(f"{SHORTEST} ") for line in remarks],
+        "configs": [entry_json(entry, ranked, **own) for entry, own in zip(entries, ends, strict=True)],
+        "shortest_step": None if best is None else entry_fields(best),
     }
 
 

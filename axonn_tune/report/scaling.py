@@ -9,19 +9,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from axonn_tune.frameworks.description import Framework
+from axonn_tune.ranking.documents import framework_of
 from axonn_tune.ranking.sweep import Point
 from axonn_tune.recompute import RECOMPUTES
 from axonn_tune.report import page
 from axonn_tune.report.configuration import LayoutWords
-from axonn_tune.report.output import (
-    PERCENT,
-    Column,
-    Json,
-    Table,
-    count,
-    percent,
-    words,
-)
+from axonn_tune.report.output import PERCENT, Column, Json, Table, count, percent, words
 from axonn_tune.report.ranking import (
     COLUMNS,
     CONFIG_FIELDS,
@@ -32,12 +25,11 @@ from axonn_tune.report.ranking import (
     TRAINING,
     axis_columns,
     entry_fields,
-    framework_of,
     machine_words,
     origin,
     shown_axes,
     shown_rows,
-    training_names,
+    training_fields,
     with_framework,
 )
 from axonn_tune.units import counted, show_count, show_seconds
@@ -131,7 +123,7 @@ def sweep_table(
     training = TRAINING if problem.tokens_total else ()
     chosen = names or (*(_SWEEP_COLUMNS if wide else main), *training)
     notes = [*([_LONGER] if len(shown) > len(points) else []), *_above_100(rows), *reasons]
-    fields = (*_CSV, *formats, *(_OVER_FIELDS if over else ()), *training_names(problem))
+    fields = (*_CSV, *formats, *(_OVER_FIELDS if over else ()), *training_fields(problem, None))
     return Table(columns, rows, chosen, fields, notes, apart=True, title=_ranked(points))
 
 

@@ -9,8 +9,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from xml.etree import ElementTree
 
+from axonn_tune.ranking.documents import detailed, inputs_of
 from axonn_tune.report import page
-from axonn_tune.report.configuration import LayoutWords, detail_blocks, detailed, inputs_of
+from axonn_tune.report.configuration import LayoutWords, detail_blocks
 from axonn_tune.report.output import (
     NOTHING,
     Column,

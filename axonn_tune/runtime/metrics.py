@@ -38,12 +38,7 @@ from axonn_tune.runtime.mesh import Mesh
 from axonn_tune.runtime.optimizer import StepResult
 from axonn_tune.specs.launch import CollectiveTerm, Launch
 from axonn_tune.specs.results import SHORTEST, SUMMARY_NAME, PredictionTarget, Site, Summary, launch_pairs
-from axonn_tune.specs.traces import (
-    TRACE_SCHEMA,
-    Process,
-    term_name,
-    trace_text,
-)
+from axonn_tune.specs.traces import TRACE_SCHEMA, Process, term_name, trace_text
 from axonn_tune.units import counted, flops_per_s, show_bytes, show_seconds
 from axonn_tune.vocabulary import VERSION
 

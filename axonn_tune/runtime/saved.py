@@ -11,15 +11,8 @@ from typing import TypeAlias
 
 import torch
 
-from axonn_tune.runtime.communicator import (
-    CollectiveHandle,
-    WeightGathers,
-)
-from axonn_tune.runtime.modules import (
-    NormStatistics,
-    ParallelLinear,
-    TensorFunction,
-)
+from axonn_tune.runtime.communicator import CollectiveHandle, WeightGathers
+from axonn_tune.runtime.modules import NormStatistics, ParallelLinear, TensorFunction
 from axonn_tune.runtime.parameters import Bucket, Matrix, Vector
 
 LocalOutput = tuple[torch.Tensor, TensorFunction]

@@ -17,13 +17,7 @@ import torch
 from axonn_tune.program.block import block_nodes, repeated_groups
 from axonn_tune.program.inputs import COPY, EXPERTS, LayerInputs
 from axonn_tune.program.step import BUNDLED
-from axonn_tune.runtime.communicator import (
-    Communicator,
-    DataBuckets,
-    WeightGather,
-    WeightGathers,
-    WeightGradients,
-)
+from axonn_tune.runtime.communicator import Communicator, DataBuckets, WeightGather, WeightGathers, WeightGradients
 from axonn_tune.runtime.context import RingAttention, kernel_on, own_positions
 from axonn_tune.runtime.devices import RuntimeSettings
 from axonn_tune.runtime.experts import ExpertBranch, ExpertFunctions
@@ -43,14 +37,7 @@ from axonn_tune.runtime.modules import (
 )
 from axonn_tune.runtime.parameters import Bucket, Matrix, ParameterStore, part_of
 from axonn_tune.runtime.philox import key_of
-from axonn_tune.runtime.saved import (
-    ExpertWeights,
-    GatheredWeights,
-    Linear,
-    LocalOutput,
-    Router,
-    SavedActivations,
-)
+from axonn_tune.runtime.saved import ExpertWeights, GatheredWeights, Linear, LocalOutput, Router, SavedActivations
 from axonn_tune.runtime.tables import Embedding, LMHead
 from axonn_tune.specs.model import Layer, Model
 from axonn_tune.specs.traces import EMBEDDING_BACKWARD, EMBEDDING_FORWARD, END, HEAD, block_backward, block_forward

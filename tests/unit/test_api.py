@@ -24,7 +24,7 @@ from axonn_tune.errors import NothingFeasibleError, UnknownNameError, UsageError
 from axonn_tune.frameworks import registry
 from axonn_tune.ranking.compare import causes
 from axonn_tune.ranking.inputs import load_inputs
-from axonn_tune.report.explain import axis_rows
+from axonn_tune.report.facts import axis_rows
 from axonn_tune.request import SEARCHING, options_of
 from tests.cli.running import run
 

@@ -137,6 +137,22 @@ def test_no_module_imports_itself_through_others() -> None:
         pytest.fail(" imports ".join(str(path.relative_to(ROOT)) for path in reversed(error.args[1])))
 
 
+def test_views_price_nothing() -> None:
+    """Guards that tables, pages and the command line show what others have priced and found: they import nothing that
+    prices a layout or searches."""
+    priced = {"price", "Pricer", "Replay", "build_step", "search", "run_search", "rank_by_paper", "nearest_change"}
+    found = [
+        f"{path.relative_to(ROOT)} imports {alias.name} of {node.module}"
+        for folder in ("report", "cli")
+        for path in sorted((ROOT / PACKAGE / folder).glob("*.py"))
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.ImportFrom) and re.match(rf"{PACKAGE}\.(cost|ranking|program)\.", node.module or "")
+        for alias in node.names
+        if alias.name in priced
+    ]
+    assert not found
+
+
 def test_libraries_stay_where_they_belong() -> None:
     """Guards docs/decisions/0002: one job per library, so that layers that do not use one work without it."""
     assert not [str(one) for one in all_imports() if one.importer not in STAYS_IN.get(one.library, {one.importer})]

@@ -15,16 +15,7 @@ from axonn_tune.validation.published.cases import Case
 from axonn_tune.validation.published.rows import SHIPPED
 from tools.fit.fitting import Floats
 from tools.fit.rows import PUBLISHED
-from tools.fit.software import (
-    cases,
-    fit,
-    measured_s,
-    parameters,
-    predicted_s,
-    report,
-    shipped,
-    write_records,
-)
+from tools.fit.software import cases, fit, measured_s, parameters, predicted_s, report, shipped, write_records
 
 WITHOUT_SOURCE = PUBLISHED / "without_source.csv"
 """Numbers of fits without a source."""

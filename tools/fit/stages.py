@@ -8,14 +8,7 @@ import numpy as np
 
 from axonn_tune.specs.machine import CollectiveKind, Machine, MatmulLayout
 from tools.fit.fitting import NUISANCE, Floats, Predict, Stage
-from tools.fit.rows import (
-    CollectiveRow,
-    MatmulRow,
-    collective_rows,
-    collective_times_s,
-    matmul_rows,
-    matmul_times_s,
-)
+from tools.fit.rows import CollectiveRow, MatmulRow, collective_rows, collective_times_s, matmul_rows, matmul_times_s
 
 MIB = 1024**2
 BANDWIDTH_FROM = 32 * MIB

@@ -10,18 +10,19 @@ from typing import Any
 
 import pytest
 
-from axonn_tune.cost.price import Detail, Pricer, hidden_behind, price
+from axonn_tune.cost.price import Detail, Pricer, price
 from axonn_tune.cost.spans import MERGED, predicted_spans
+from axonn_tune.cost.work import hidden_behind
 from axonn_tune.errors import UsageError
 from axonn_tune.frameworks import find_framework
 from axonn_tune.grid import Grid
 from axonn_tune.job import Job, Layout
 from axonn_tune.program.pipeline import held_of_chunks
 from axonn_tune.ranking.choosing import search
+from axonn_tune.ranking.documents import detailed, inputs_of
 from axonn_tune.ranking.inputs import load_inputs
 from axonn_tune.ranking.priced import Priced
 from axonn_tune.report.commands import layout_pins
-from axonn_tune.report.configuration import detailed, inputs_of
 from axonn_tune.report.ranking import page_axes
 from axonn_tune.request import Request
 from axonn_tune.specs.catalog import load_machine

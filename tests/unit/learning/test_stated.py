@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from axonn_tune.cost.price import price, timed_gemms
+from axonn_tune.cost.price import price
+from axonn_tune.cost.work import timed_gemms
 from axonn_tune.errors import AxonnTuneError, DocumentError, UsageError
 from axonn_tune.frameworks import step_on
 from axonn_tune.job import Layout

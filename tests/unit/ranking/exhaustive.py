@@ -11,7 +11,7 @@ from typing import TypeAlias
 
 import numpy as np
 
-from axonn_tune.cost.price import METRICS, Detail, Pricer, dispatcher_on, price
+from axonn_tune.cost.price import METRICS, Detail, Pricer, price
 from axonn_tune.frameworks import step_on
 from axonn_tune.grid import BATCH_AXES, RANK_AXES, Grid
 from axonn_tune.job import Layout
@@ -217,7 +217,7 @@ def jobs_of(problem: Problem, grids: Grids, grid: int) -> list[Problem]:
         if several and not (exchange_grids(one, grids)[grid] if wide else place == 0):
             continue
         sizes = dict(zip(grids.axes, grids.sizes[grid].tolist(), strict=True))
-        names = {dispatcher_on(one, Grid(**sizes, order=problem.orders[0]))}
+        names = {one.dispatcher_on(Grid(**sizes, order=problem.orders[0]))}
         if "allgather" in one.framework.dispatchers and sizes.get("expert") == 1:
             names |= {"alltoall", "allgather"}
             names |= {"deepep", "hybridep"} if sizes["expert_tensor"] > 1 else set()

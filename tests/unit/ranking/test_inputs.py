@@ -9,9 +9,9 @@ import pytest
 
 from axonn_tune.errors import UsageError
 from axonn_tune.frameworks import find_framework
+from axonn_tune.ranking.documents import inputs_of
 from axonn_tune.ranking.inputs import load_inputs
 from axonn_tune.report.commands import explain_command
-from axonn_tune.report.configuration import inputs_of
 from axonn_tune.report.ranking import document_head
 from axonn_tune.request import Request
 

@@ -15,7 +15,7 @@ from axonn_tune.ranking.choosing import search
 from axonn_tune.ranking.inputs import load_inputs
 from axonn_tune.ranking.priced import Priced
 from axonn_tune.ranking.splits import part_s, splits_of
-from axonn_tune.report.ranking import stages_remark
+from axonn_tune.report.remarks import stages_remark
 from axonn_tune.request import Request
 from axonn_tune.specs.catalog import load_machine
 from axonn_tune.specs.model import Model

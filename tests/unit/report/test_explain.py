@@ -10,14 +10,15 @@ from unittest.mock import Mock
 
 import pytest
 
-from axonn_tune.cost.price import ELEMENT_WISE, GEMMS, HOST, Detail, price, work_by_kind
+from axonn_tune.cost.price import Detail, price
+from axonn_tune.cost.work import ELEMENT_WISE, GEMMS, HOST, work_by_kind
 from axonn_tune.grid import ALL_AXES
 from axonn_tune.ranking.choosing import run_search
 from axonn_tune.ranking.compare import REST, causes, compare
 from axonn_tune.ranking.inputs import load_inputs
 from axonn_tune.report.explain import MEMORY_GROUPS, gap_to_peak, sections, stage_rows
 from axonn_tune.report.learning import better_section
-from axonn_tune.report.ranking import format_words, merged_remark
+from axonn_tune.report.remarks import format_words, merged_remark
 from axonn_tune.request import Request
 
 OVERLAPPED = {"model": "qwen3-30b-a3b", "machine": "dgx-h100", "framework": "megatron-core", "expert_overlap": True}

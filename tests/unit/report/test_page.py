@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 
 import axonn_tune
+from axonn_tune.api.sources import read_section
 from axonn_tune.errors import DocumentError, EnvironmentProblem, UsageError
 from axonn_tune.report import page
 from axonn_tune.report.output import json_text
 from axonn_tune.report.ranking_section import DETAILED, MOST_ROWS, ranking_section
-from axonn_tune.report.sources import read_section
 from tests.cli.running import good, run
 from tests.unit.report.pages import ranking
 

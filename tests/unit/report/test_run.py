@@ -13,11 +13,7 @@ from axonn_tune.cost.spans import predicted_spans
 from axonn_tune.errors import UsageError
 from axonn_tune.ranking.choosing import run_search
 from axonn_tune.ranking.inputs import load_inputs
-from axonn_tune.report.run import (
-    choose_step,
-    merged_trace,
-    trace_remarks,
-)
+from axonn_tune.report.run import choose_step, merged_trace, trace_remarks
 from axonn_tune.request import Request
 from axonn_tune.specs.traces import COMPUTE_LANE, MeasuredTrace, Span, step_name
 
