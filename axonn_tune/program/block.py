@@ -20,11 +20,8 @@ from axonn_tune.program import layers
 from axonn_tune.program.inputs import WHOLE_BLOCK, LayerInputs, Linear
 from axonn_tune.program.nodes import Add, Behind, Branches, Exchange, Gemm, Node, Nodes, Norm, gathered, names
 from axonn_tune.program.operations import Array, Operation, Phase
-from axonn_tune.program.types import attention, experts, mamba, mlp, prediction
+from axonn_tune.program.types import experts, kinds
 from axonn_tune.specs.workload import Recompute
-
-TYPES = (prediction, mamba, attention, mlp, experts)
-"""What may follow one another in a block, in this order."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -106,7 +103,7 @@ def _freeing(operations: Iterable[Operation], freed: tuple[str, ...]) -> list[Op
 
 def block_nodes(given: LayerInputs) -> BlockNodes:
     """Nodes of a layer type."""
-    listed: Nodes = [one for of in TYPES for one in of.nodes(given)]
+    listed: Nodes = [one for kind in kinds() for one in kind.nodes(given)]
     forward, back = list[Node](), list[Node]()
     for one in listed:
         if isinstance(one, Branches):

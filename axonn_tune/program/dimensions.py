@@ -13,21 +13,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import lru_cache, partial, reduce
-from math import prod
 
 import numpy as np
 from numpy.typing import NDArray
 
 from axonn_tune.frameworks.description import FlopCount, Framework
-from axonn_tune.frameworks.dispatchers import find_dispatcher
 from axonn_tune.frameworks.step import MOST_IMBALANCE, StepOptions
-from axonn_tune.grid import ALL_AXES, BATCH_AXES, EXPERT_AXES, Grid, divisors
+from axonn_tune.grid import ALL_AXES, BATCH_AXES, Grid, divisors
+from axonn_tune.program.constraints import Constraint, common
 from axonn_tune.program.count import TypeCount, active_parameters, counted, type_constants
 from axonn_tune.program.operations import MATRIX_ALIGNMENT, PLAIN, Arithmetic, Attention, MatMul, Value
 from axonn_tune.program.step import BUNDLED, ONLY, Stage, StepProgram, suffixes
-from axonn_tune.specs.model import Layer, Mamba, Model
+from axonn_tune.program.types import kinds
+from axonn_tune.specs.model import Layer, Model
 from axonn_tune.specs.workload import Recompute, Workload
 
 Integers = NDArray[np.int64]
@@ -56,86 +55,6 @@ _FORWARD_AND_BACKWARD = 3.0
 # Constraints.
 
 
-@dataclass(frozen=True)
-class Constraint:
-    """`value` must be divisible by the product of some axes.
-
-    at_least: it must only be as large; below: it must be less; or_divides: the product may also be divisible by it;
-    multiple: the product must be; times: by so many times the product; where: holds where this axis is wider than 1;
-    both: these axes may not all be wider than 1, for the reason `what`; of: the value is the product of these axes.
-    """
-
-    name: str
-    what: str
-    value: int
-    axes: tuple[str, ...]
-    at_least: bool = False
-    below: bool = False
-    or_divides: bool = False
-    multiple: bool = False
-    times: int = 1
-    where: str = ""
-    both: bool = False
-    of: tuple[str, ...] = ()
-
-    def broken(self, sizes: dict[str, Integers]) -> NDArray[np.bool_]:
-        """Layouts that violate it, given columns of axis sizes."""
-        if self.of:
-            whole = reduce(lambda size, axis: size * sizes[axis], self.of, np.ones_like(next(iter(sizes.values()))))
-            taken = reduce(lambda size, axis: size * sizes[axis], self.axes, np.ones_like(whole))
-            return np.asarray((whole % taken != 0) & ((taken % whole != 0) | (not self.or_divides)))
-        product = np.full_like(next(iter(sizes.values())), self.times)
-        for axis in self.axes:
-            product = product * sizes[axis]
-        if self.both:
-            together = np.ones(len(product), dtype=np.bool_)
-            for axis in self.axes:
-                together &= sizes[axis] > 1
-            return together
-        if self.at_least:
-            return np.asarray(product > self.value)
-        if self.below:
-            return np.asarray(product <= self.value)
-        wrong: NDArray[np.bool_] = (product % self.value if self.multiple else self.value % product) != 0
-        if self.where:
-            wrong = wrong & (sizes[self.where] > 1)
-        return wrong & (product % self.value != 0) if self.or_divides else wrong
-
-    def explain(self, sizes: dict[str, int], framework: Framework) -> str:
-        """Violation of one layout, in the framework's names: `heads (96) is not divisible by TP = 5`."""
-        if self.both:
-            return self.what
-        if self.of:
-            whole = f"{self._product(framework, self.of)} = {prod(sizes[axis] for axis in self.of)}"
-            taken = f"{self._product(framework)} = {prod(sizes[axis] for axis in self.axes)}"
-            return f"{whole} is not divisible by {taken}"
-        product = self.times * prod(sizes[axis] for axis in self.axes)
-        relation = "is less than" if self.at_least else "is not divisible by"
-        if self.below:
-            return f"{self.what} needs {self._product(framework)} above {self.value}"
-        if self.multiple:
-            return f"{self._product(framework)} = {product} {relation} {self.what} ({self.value})"
-        return f"{self.what} ({self.value}) {relation} {self._product(framework)} = {product}"
-
-    def brief(self, framework: Framework) -> str:
-        """The constraint broken, without numbers, after "with": `heads not divisible by TP`, `zero3 and dp`."""
-        if self.both:
-            names = [framework.called(axis) for axis in self.axes]
-            return " and ".join(names) if len(names) > 1 else f"{names[0]} above 1"
-        if self.of:
-            return f"{self._product(framework, self.of)} not divisible by {self._product(framework)}"
-        product, what = self._product(framework), self.what.replace("_", " ")
-        if self.at_least:
-            return f"fewer {what} than {product}"
-        if self.below:
-            return f"{self.what} and {product} = {self.value}"
-        return f"{product} not divisible by {self.what}" if self.multiple else f"{what} not divisible by {product}"
-
-    def _product(self, framework: Framework, axes: tuple[str, ...] = ()) -> str:
-        names = [framework.called(axis) for axis in axes or self.axes if axis in framework.axes]
-        return "·".join([str(self.times)] * (self.times > 1 and not axes) + names)
-
-
 def constraints(model: Model, workload: Workload, framework: Framework) -> tuple[Constraint, ...]:
     """Every divisibility constraint of a framework's layouts, and every combination of axes that it refuses.
 
@@ -145,32 +64,25 @@ def constraints(model: Model, workload: Workload, framework: Framework) -> tuple
     whole, length = framework.step.whole_rows, workload.sequence_length
     over_z = ("z",) if whole else ()
     found = [
-        Constraint("heads-by-x", "heads", _common(model, "heads"), ("x",)),
+        Constraint("heads-by-x", "heads", common(model, "heads"), ("x",)),
         Constraint(
-            "kv-heads-by-x", "kv_heads", _common(model, "kv_heads"), ("x",), or_divides=framework.step.repeated_kv_heads
+            "kv-heads-by-x", "kv_heads", common(model, "kv_heads"), ("x",), or_divides=framework.step.repeated_kv_heads
         ),
         Constraint("hidden-by-yz" if whole else "hidden-by-y", "hidden", model.hidden, ("y", *over_z)),
         Constraint(
             "attention-by-xz" if whole else "attention-by-x",
             "heads * head_dim",
-            _common(model, "query_width"),
+            common(model, "query_width"),
             ("x", *over_z),
         ),
-        Constraint("ffn-by-xz" if whole else "ffn-by-x", "ffn", _common(model, "ffn"), ("x", *over_z)),
+        Constraint("ffn-by-xz" if whole else "ffn-by-x", "ffn", common(model, "ffn"), ("x", *over_z)),
         Constraint("vocab-by-xyz", "vocab", model.vocab, ("x", "y", "z"), at_least=True),
         Constraint("batch-by-data-z", "global_batch", workload.global_batch, BATCH_AXES),
     ]
     if framework.step.sequence_parallel:
         found.append(Constraint("sequence-by-x", "sequence_length", length, ("x", "context")))
-    if whole and (latents := [layer.latent for layer in model.types if layer.latent is not None]):
-        ranks = math.gcd(*(rank for one in latents for rank in (one.query_rank or one.kv_rank, one.kv_rank)))
-        found.append(Constraint("latents-by-z", "ranks of latents", ranks, ("z",)))
-        width = math.gcd(*(layer.value_width for layer in model.types if layer.attention))
-        found.append(Constraint("values-by-xz", "heads * value_dim", width, ("x", "z")))
-    if model.has_experts:
-        found += _expert_constraints(model, framework)
-    if mixers := [layer.mamba for layer in model.types if layer.mamba]:
-        found += _mamba_constraints(mixers, framework)
+    for kind in kinds():
+        found += kind.constraints(model, framework)
     if "context" in framework.axes:
         # Each rank computes a block from either end of the sequence, which balances causal attention.
         blocks = Constraint("sequence-by-context", "sequence_length", length, ("context",), times=2, where="context")
@@ -182,55 +94,6 @@ def constraints(model: Model, workload: Workload, framework: Framework) -> tuple
     for refused in framework.refused:
         found.append(Constraint(f"{framework.name}-{'-'.join(refused.axes)}", refused.why, 1, refused.axes, both=True))
     return tuple(found)
-
-
-def _expert_constraints(model: Model, framework: Framework) -> list[Constraint]:
-    """Whole experts on each rank, and ranks for all of them (NVIDIA/Megatron-LM@d98e8a64, core/parallel_state.py)."""
-    experts = [layer.experts for layer in model.types if layer.experts is not None]
-    folding, width = framework.step.folding, math.gcd(*(one.width for one in experts))
-    shared = math.gcd(*(one.shared_width for one in experts))
-    over, tensor = (*folding.shards, *folding.replicas), framework.step.sequence_parallel
-    whole, count = framework.step.whole_rows and not tensor, math.gcd(*(one.count for one in experts))
-    over_x = ("x", "z") if whole else ("x",)
-    shared_buffers = "expert overlap runs a forward and a backward pass at once, whose gathers of weights share buffers"
-    overlapping = ("z", "expert_z") if framework.step.expert_overlap else ()
-    # Its kernels are of several ranks (core/transformer/moe/token_dispatcher.py, MoEFlexTokenDispatcher).
-    flex = framework.overlaps_experts and find_dispatcher(framework.step.dispatcher).counting == "rank"
-    routed = [f"dispatcher {framework.step.dispatcher}"] * flex
-    return [
-        *(Constraint(f"{axis}-with-expert", shared_buffers, 1, (axis, "expert"), both=True) for axis in overlapping),
-        *(Constraint("dispatcher-by-expert", name, 1, ("expert", "expert_tensor"), below=True) for name in routed),
-        Constraint("experts-by-expert", "experts", count, ("expert",)),
-        Constraint("expert-width-by-tensor", "expert width", width, ("expert_tensor",) if tensor else over_x),
-        Constraint("ranks-by-expert", "ranks", 1, EXPERT_AXES, of=over),
-        # Those of the inner axes first: all of them, or equal parts.
-        *([Constraint("folding-by-expert", "ranks", 1, EXPERT_AXES, of=folding.shards, or_divides=True)] * whole),
-        *([Constraint("shared-width-by-xz", "shared width", shared, over_x)] * (whole and shared > 0)),
-        *([Constraint("router-by-x", "experts", count, ("x",))] * whole),
-    ]
-
-
-def _mamba_constraints(mixers: Sequence[Mamba], framework: Framework) -> list[Constraint]:
-    """Whole heads and groups on each rank, with context parallelism after its all-to-alls.
-
-    There Megatron-Core may also hold a group on several ranks (megatron/core/ssm/mamba_context_parallel.py); here not.
-    """
-    found = list[Constraint]()
-    for name in ("heads", "groups"):
-        value, what = math.gcd(*(getattr(one, name) for one in mixers)), f"Mamba {name}"
-        found.append(Constraint(f"mamba-{name}-by-x", what, value, ("x",)))
-        if "context" in framework.axes:
-            axes = ("x", "context")
-            found.append(Constraint(f"mamba-{name}-by-x-context", what, value, axes, where="context"))
-    if framework.step.whole_rows:
-        inner = math.gcd(*(one.heads * one.head_dim for one in mixers))
-        found.append(Constraint("mamba-by-xz", "Mamba heads * head_dim", inner, ("x", "z")))
-    return found
-
-
-def _common(model: Model, size: str) -> int:
-    """What divides a size if and only if it divides that of every layer type that has it."""
-    return math.gcd(*(getattr(layer, size) for layer in model.types)) or getattr(model, size)
 
 
 def _exchange_constraints(model: Model, step: StepOptions) -> list[Constraint]:
@@ -641,12 +504,8 @@ def _counted_weights(count: FlopCount, model: Model) -> float:
         return float(active_parameters(model) - model.vocab * model.hidden * (1 if model.tied_embeddings else 2))
     of_types = zip(counted(model), model.counts, strict=True)
     blocks = sum(number * (one.active_weights - one.router) for one, number in of_types)
-    # Of Mamba-2 Megatron takes twice the hidden size as inner width, whatever it is, and 7 FLOPs an element of state.
-    for layer, number in model.by_type:
-        if (mamba := layer.mamba) is not None:
-            blocks += number * 3 * layer.hidden * (2 * layer.hidden - mamba.heads * mamba.head_dim)
-            blocks += number * 7 * layer.hidden * mamba.state
-    return float(blocks)
+    others = (number * kind.logged(layer) for kind in kinds() for layer, number in model.by_type)
+    return float(blocks + sum(others))
 
 
 def _counted_keys(count: FlopCount, layer: Layer, workload: Workload) -> float:

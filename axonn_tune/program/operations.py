@@ -470,8 +470,9 @@ def _eager(*, rms: bool, gated: bool) -> KernelSet:
     )
 
 
+_OF_BLOCKS, _BESIDE_BLOCKS = "*", ("embedding", "position", "head", "loss", "mtp.")
 _CAPTURED: Mapping[CudaGraphs, tuple[str, ...]] = {
-    "full": ("attention.", "mlp.", "moe.", "mamba.", "block", "experts"),
+    "full": (_OF_BLOCKS,),
     "attn": ("attention.",),
     "mlp": ("mlp.",),
     "mamba": ("mamba.",),
@@ -487,8 +488,9 @@ def captured_layers(scopes: Iterable[CudaGraphs]) -> tuple[str, ...]:
 
 
 def is_captured(layer: str, captured: tuple[str, ...]) -> bool:
-    """Whether a layer begins with one of these, behind the name of its layer type."""
-    return bool(captured) and ".".join(layer.split(".")[-2:]).startswith(captured)
+    """Whether a layer begins with one of these, behind the name of its layer type, or is of blocks and those are."""
+    name = ".".join(layer.split(".")[-2:]) if captured else ""
+    return name.startswith(captured) or (_OF_BLOCKS in captured and not name.startswith(_BESIDE_BLOCKS))
 
 
 Computation: TypeAlias = MatMul | Attention | Kernel

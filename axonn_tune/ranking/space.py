@@ -16,7 +16,8 @@ from axonn_tune.cost.columns import Integers, distinct
 from axonn_tune.frameworks.axonn_tune import AXONN_TUNE
 from axonn_tune.grid import ALL_AXES, AXES, EXPERT_AXES, RANK_AXES, divisors, factorizations
 from axonn_tune.job import Job
-from axonn_tune.program.dimensions import Constraint, constraints
+from axonn_tune.program.constraints import Constraint
+from axonn_tune.program.dimensions import constraints
 from axonn_tune.recompute import RECOMPUTES, Recompute, modules_of, needed_by
 from axonn_tune.request import NO_REQUEST, RankBy, Request
 from axonn_tune.specs.model import Model

@@ -51,6 +51,10 @@ class Document(BaseModel):
     """Keys that are written only where they say something: most documents have nothing to say there."""
 
     @classmethod
+    def prepare(cls) -> None:
+        """Before one is read."""
+
+    @classmethod
     def from_fields_of(cls, source: object, **others: object) -> Self:
         """A document from the attributes of `source` with its fields' names; `others` take precedence."""
         shared = {name: getattr(source, name) for name in cls.model_fields if hasattr(source, name)}
@@ -344,6 +348,7 @@ def validate(node: Node, *, schema: type[D], source: str, found: Iterable[Proble
 
     A rule across several fields of a section is only checked once each of those fields is valid.
     """
+    schema.prepare()
     problems = [*found, *_repeated_names(node, root=node, source=source)]
     try:
         document = schema.model_validate(node.plain())

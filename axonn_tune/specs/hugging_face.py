@@ -22,7 +22,7 @@ from pydantic import Field
 from axonn_tune.errors import CONTROL, DocumentError, Problem, UsageError, suggest
 from axonn_tune.specs.document import LARGEST_SIZE, Document, Node, Plain, Scalar, read_yaml, validate
 from axonn_tune.specs.loading import read_text
-from axonn_tune.specs.model import MODEL_SCHEMA, MOST_LAYERS, Model
+from axonn_tune.specs.model import MIXERS, MODEL_SCHEMA, MOST_LAYERS, Model
 from axonn_tune.units import read_number
 
 TOKENS_PER_STEP = 4 * 2**20
@@ -108,16 +108,7 @@ _LATENT = {
     "rope_dim": "qk_rope_head_dim",
     "value_dim": "v_head_dim",
 }
-_MAMBA = {
-    "heads": "mamba_num_heads",
-    "head_dim": "mamba_head_dim",
-    "state": "ssm_state_size",
-    "groups": "n_groups",
-    "conv": "conv_kernel",
-    "chunk": "chunk_size",
-}
 _BLOCKS = {
-    **dict.fromkeys(("M", "mamba", "linear_attention"), "mamba"),
     **dict.fromkeys(("*", "attention", "full_attention"), "attention"),
     **dict.fromkeys(("-", "mlp"), "mlp"),
     **dict.fromkeys(("E", "moe"), "moe"),
@@ -280,16 +271,18 @@ def _hybrid(config: _Config, kind: _Kind) -> dict[str, Plain]:
     """The same of a model whose layers are listed, each of one part."""
     key = "layers_block_type" if config.value("layers_block_type") else "hybrid_override_pattern"
     stated = config.value(key)
-    names = [_BLOCKS.get(str(one), "") for one in stated] if isinstance(stated, list | str) else []
+    Model.prepare()
+    blocks = _BLOCKS | {name: section for section, mixer in MIXERS.items() for name in mixer.NAMES}
+    names = [blocks.get(str(one), "") for one in stated] if isinstance(stated, list | str) else []
     if not 0 < len(names) <= MOST_LAYERS or not all(names):
-        config.report(key, f"must list up to {MOST_LAYERS:,} of {', '.join(_BLOCKS)}, not {stated!r:.40}")
+        config.report(key, f"must list up to {MOST_LAYERS:,} of {', '.join(blocks)}, not {stated!r:.40}")
         return {}
     alone: dict[str, Plain] = {"attention": False, "gated": False}
     types: dict[str, Plain] = {}
     for name in dict.fromkeys(names):
-        if name == "mamba":
-            mixer: dict[str, Plain] = {own: config.size(theirs) for own, theirs in _MAMBA.items()}
-            types[name] = {"attention": False, "mlp": False, "mamba": mixer}
+        if name in MIXERS:
+            mixer: dict[str, Plain] = {own: config.size(theirs) for own, theirs in MIXERS[name].KEYS.items()}
+            types[name] = {"attention": False, "mlp": False, name: mixer}
         elif name == "attention":
             types[name] = {"mlp": False, "rotary_share": 0}
         else:

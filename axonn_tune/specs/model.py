@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from importlib import import_module
 from itertools import groupby
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -23,6 +24,7 @@ from pydantic import (
     model_serializer,
     model_validator,
 )
+from pydantic.fields import FieldInfo
 
 from axonn_tune.errors import suggest
 from axonn_tune.specs.document import LARGEST_SIZE, Document, Size
@@ -82,8 +84,39 @@ class Experts(Document):
         return self
 
 
-class Mamba(Document):
+class Mixer(Document):
+    """Sizes of what mixes tokens in place of attention, a section of a layer type.
+
+    SECTION: its key there; WHAT: that in words; TITLE: what a model with it has, in words. NAMES: what lists of layers
+    in a config.json call it, KEYS: keys of its sizes there.
+    """
+
+    SECTION: ClassVar[str] = ""
+    WHAT: ClassVar[str] = ""
+    TITLE: ClassVar[str] = ""
+    NAMES: ClassVar[tuple[str, ...]] = ()
+    KEYS: ClassVar[Mapping[str, str]] = {}
+
+    @property
+    def words(self) -> str:
+        """Its sizes, in words."""
+        return self.TITLE
+
+
+class Mamba(Mixer):
     """A Mamba-2 mixer: one GEMM in, a short convolution, a scan by chunks, one GEMM out (arXiv 2405.21060)."""
+
+    SECTION: ClassVar[str] = "mamba"
+    TITLE: ClassVar[str] = "Mamba-2"
+    NAMES: ClassVar[tuple[str, ...]] = ("M", "mamba", "linear_attention")
+    KEYS: ClassVar[Mapping[str, str]] = {
+        "heads": "mamba_num_heads",
+        "head_dim": "mamba_head_dim",
+        "state": "ssm_state_size",
+        "groups": "n_groups",
+        "conv": "conv_kernel",
+        "chunk": "chunk_size",
+    }
 
     heads: Size = Field(description="mamba_num_heads.")
     head_dim: Size = Field(description="mamba_head_dim.")
@@ -96,6 +129,15 @@ class Mamba(Document):
     def conv_width(self) -> int:
         """What is convolved: the inner width, and both projections of the state."""
         return self.heads * self.head_dim + 2 * self.groups * self.state
+
+    @property
+    def words(self) -> str:
+        """Its heads and states."""
+        return f"Mamba-2 of {self.heads} heads of {self.head_dim}, state {self.state}"
+
+
+MIXERS: dict[str, type[Mixer]] = {Mamba.SECTION: Mamba}
+"""By section."""
 
 
 class LayerType(Document):
@@ -126,15 +168,34 @@ class LayerType(Document):
             given = [key for key in keys if getattr(self, key) not in (None, False)]
             if given and not getattr(self, part):
                 raise ValueError(f"{given[0]} is given, but {part} is false")
-        if self.attention and self.mamba is not None:
-            raise ValueError("mamba is given, but attention is not false")
-        if not self.attention and not self.mlp and self.mamba is None:
+        mixers = [name for name in MIXERS if getattr(self, name) is not None]
+        if self.attention and mixers:
+            raise ValueError(f"{mixers[0]} is given, but attention is not false")
+        if len(mixers) > 1:
+            raise ValueError(f"{' and '.join(mixers)} are both given: a layer has one")
+        if not self.attention and not self.mlp and not mixers:
             raise ValueError("attention and mlp are both false: the layer is empty")
         if self.latent is not None and self.head_dim is not None:
             raise ValueError("head_dim is given, but latent attention has nope_dim, rope_dim and value_dim")
         if self.latent is not None and self.kv_heads is not None:
             raise ValueError("kv_heads is given, but latent attention has as many key as query heads")
         return self
+
+    @property
+    def mixer(self) -> Mixer | None:
+        """What it has in place of attention."""
+        return next((found for name in MIXERS if (found := getattr(self, name)) is not None), None)
+
+
+def add_mixer(sizes: type[Mixer]) -> None:
+    """A layer type has one more section."""
+    if sizes.SECTION not in MIXERS:
+        MIXERS[sizes.SECTION] = sizes
+        annotation: Any = sizes | None
+        field = FieldInfo(annotation=annotation, default=None, description=sizes.WHAT)
+        LayerType.__pydantic_fields__[sizes.SECTION] = field
+        LayerType.model_rebuild(force=True)
+        Model.model_rebuild(force=True)
 
 
 @dataclass(frozen=True)
@@ -163,15 +224,20 @@ class Layer:
     ffn: int
     gated: bool
     experts: Experts | None
-    mamba: Mamba | None
+    mixer: Mixer | None
     in_bf16: bool = False
     predicts: bool = False
+
+    @property
+    def mamba(self) -> Mamba | None:
+        """Its Mamba-2 mixer."""
+        return self.mixer if isinstance(self.mixer, Mamba) else None
 
     @property
     def parts(self) -> tuple[str, ...]:
         """In words, what a block of a GPT or Llama has not."""
         found = {
-            "Mamba-2": self.mamba,
+            **({self.mixer.TITLE: True} if self.mixer else {}),
             "layers without attention": not self.attention,
             "multi-head latent attention": self.latent,
             "sliding-window attention": self.window,
@@ -196,9 +262,8 @@ class Layer:
         if experts is not None:
             shared = f", shared {experts.shared_width:,}" if experts.shared_width else ""
             mlp = f"{experts.per_token} of {experts.count} experts of {experts.width:,}{shared}"
-        if mamba := self.mamba:
-            attention = f"Mamba-2 of {mamba.heads} heads of {mamba.head_dim}, state {mamba.state}"
-        mixes, computes = self.attention or mamba is not None, self.ffn > 0 or experts is not None
+        attention = self.mixer.words if self.mixer else attention
+        mixes, computes = self.attention or self.mixer is not None, self.ffn > 0 or experts is not None
         return "; ".join(words for words, has in ((attention, mixes), (mlp, computes)) if has)
 
     @property
@@ -334,6 +399,11 @@ class Model(Document):
         """All keys, but of a model without layer types those that only others need."""
         absent = {key for key in self.left_out_at_default if not getattr(self, key)}
         return {key: value for key, value in write(self).items() if key not in absent}
+
+    @classmethod
+    def prepare(cls) -> None:
+        """Sections of layer types are found with these, whose files import this module."""
+        import_module("axonn_tune.program.types").kinds()
 
     def __hash__(self) -> int:
         return hash((self.name, self.family, self.layers, self.pattern, self.hidden, self.heads, self.ffn, self.vocab))
@@ -525,7 +595,7 @@ def _resolve(model: Model, name: str, given: LayerType) -> Layer:
         ffn=(given.ffn or model.ffn) if given.mlp and given.experts is None else 0,
         gated=given.mlp and (model.gated if given.gated is None else given.gated),
         experts=given.experts,
-        mamba=given.mamba,
+        mixer=given.mixer,
         in_bf16=given.in_bf16,
     )
 

@@ -14,6 +14,7 @@ from functools import partial
 
 from axonn_tune.program.context import CORE, after_core, before_core
 from axonn_tune.program.inputs import GROUPED, PARTS, H, LayerInputs, Linear, S, X, Y
+from axonn_tune.program.kinds import ATTENTION, LayerKind
 from axonn_tune.program.layers import moves
 from axonn_tune.program.nodes import Add, Behind, Branches, Gemm, Node, Nodes, Own, Vectors, names, norm
 from axonn_tune.program.operations import (
@@ -71,6 +72,9 @@ def nodes(given: LayerInputs) -> Nodes:
     )
     again = MatMul("recompute", OUTPUT, given.part, output.n, output.k, "NN", PARTS, narrow=given.narrow)
     return [first, projected, core, Gemm(linear=output, partly={OUTPUT: lambda _: [again]}), Add(layer=OUTPUT)]
+
+
+KIND = LayerKind(place=ATTENTION, nodes=nodes, constraints=latent.constraints)
 
 
 def _heads(given: LayerInputs) -> Array:

@@ -9,10 +9,13 @@ NVIDIA/Megatron-LM@003b4ce2, megatron/core/transformer/multi_latent_attention.py
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from functools import partial
 
+from axonn_tune.frameworks.description import Framework
 from axonn_tune.program import layers
+from axonn_tune.program.constraints import Constraint
 from axonn_tune.program.inputs import PARTS, H, LayerInputs, Linear, X, Y
 from axonn_tune.program.layers import moves
 from axonn_tune.program.nodes import Behind, Branches, Gemm, Node, Norm, Operand, Vectors
@@ -28,7 +31,7 @@ from axonn_tune.program.operations import (
     as_size,
     symbol,
 )
-from axonn_tune.specs.model import LatentAttention
+from axonn_tune.specs.model import LatentAttention, Model
 
 QUERIES, KEYS = "attention.q_up", "attention.kv_up"
 
@@ -64,6 +67,19 @@ def nodes(given: LayerInputs, normed: Norm, *, heads: Array, gradient: Array) ->
         )
         branches.append(((first,), (ups[-1],)))
     return Branches(tuple(branches)), tuple(ups)
+
+
+def constraints(model: Model, framework: Framework) -> list[Constraint]:
+    """Whole rows of each shard, where those are whole."""
+    latents = [layer.latent for layer in model.types if layer.latent is not None]
+    if not latents or not framework.step.whole_rows:
+        return []
+    ranks = math.gcd(*(rank for one in latents for rank in (one.query_rank or one.kv_rank, one.kv_rank)))
+    width = math.gcd(*(layer.value_width for layer in model.types if layer.attention))
+    return [
+        Constraint("latents-by-z", "ranks of latents", ranks, ("z",)),
+        Constraint("values-by-xz", "heads * value_dim", width, ("x", "z")),
+    ]
 
 
 def readers(given: LayerInputs) -> int:

@@ -11,13 +11,17 @@ GEMM here, so that a kernel reads B, C and C·Bᵀ once.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
+from axonn_tune.frameworks.description import Framework
+from axonn_tune.program.constraints import Constraint
 from axonn_tune.program.inputs import PARTS, H, LayerInputs, Linear, X, Y
+from axonn_tune.program.kinds import MIXER, LayerKind
 from axonn_tune.program.layers import moves
 from axonn_tune.program.nodes import Add, Behind, Gemm, Nodes, Own, Vectors, names, norm
 from axonn_tune.program.operations import Array, Arrays, Collective, MatMul, Operation, Phase, Size, Traffic, as_size
-from axonn_tune.specs.model import Mamba
+from axonn_tune.specs.model import Layer, Mamba, Model
 
 NORM, IN, CONV, SCAN, OUT = "mamba.norm", "mamba.in", "mamba.conv", "mamba.scan", "mamba.out"
 
@@ -55,6 +59,34 @@ def nodes(given: LayerInputs) -> Nodes:
         Gemm(linear=Linear(OUT, inner, H / Y, "x", "y")),
         Add(layer=OUT),
     ]
+
+
+def _constraints(model: Model, framework: Framework) -> list[Constraint]:
+    """Whole heads and groups on each rank, with context parallelism after its all-to-alls.
+
+    There Megatron-Core may also hold a group on several ranks (megatron/core/ssm/mamba_context_parallel.py); here not.
+    """
+    mixers, found = [layer.mamba for layer in model.types if layer.mamba], list[Constraint]()
+    for name in ("heads", "groups") if mixers else ():
+        value, what = math.gcd(*(getattr(one, name) for one in mixers)), f"Mamba {name}"
+        found.append(Constraint(f"mamba-{name}-by-x", what, value, ("x",)))
+        if "context" in framework.axes:
+            axes = ("x", "context")
+            found.append(Constraint(f"mamba-{name}-by-x-context", what, value, axes, where="context"))
+    if mixers and framework.step.whole_rows:
+        inner = math.gcd(*(one.heads * one.head_dim for one in mixers))
+        found.append(Constraint("mamba-by-xz", "Mamba heads * head_dim", inner, ("x", "z")))
+    return found
+
+
+def _logged(layer: Layer) -> float:
+    """Twice the hidden size as inner width, whatever it is, and 7 FLOPs an element of state."""
+    if (one := layer.mamba) is None:
+        return 0.0
+    return float(3 * layer.hidden * (2 * layer.hidden - one.heads * one.head_dim) + 7 * layer.hidden * one.state)
+
+
+KIND = LayerKind(place=MIXER, nodes=nodes, constraints=_constraints, logged=_logged)
 
 
 def _mixer(given: LayerInputs) -> Mamba:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import partial
 
 from axonn_tune.program.inputs import PARTS, H, LayerInputs, Linear, X, Y
+from axonn_tune.program.kinds import MLP, LayerKind
 from axonn_tune.program.layers import moves
 from axonn_tune.program.nodes import Add, Behind, Gemm, Nodes, Own, norm
 from axonn_tune.program.operations import Array, Kernel, MatMul, Phase, Size
@@ -33,6 +34,9 @@ def nodes(given: LayerInputs) -> Nodes:
         Gemm(linear=second, modules=("mlp",) if given.options.recompute_whole_block else ()),
         Add(layer=FC2),
     ]
+
+
+KIND = LayerKind(place=MLP, nodes=nodes)
 
 
 def _up_projections(given: LayerInputs) -> tuple[Array, ...]:

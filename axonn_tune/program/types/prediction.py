@@ -13,6 +13,7 @@ from dataclasses import replace
 
 from axonn_tune.program import layers, tables
 from axonn_tune.program.inputs import CHUNKS, PARTS, WIDE_LOGITS, H, LayerInputs, Linear, X, Y
+from axonn_tune.program.kinds import FRONT, LayerKind
 from axonn_tune.program.layers import moves
 from axonn_tune.program.nodes import Behind, Exchange, Gemm, Nodes, Own, Vectors
 from axonn_tune.program.operations import Array, Collective, Kernel, Operation, Phase, Traffic
@@ -40,6 +41,9 @@ def nodes(given: LayerInputs) -> Nodes:
         Gemm(linear=Linear(PROJECTION, 2.0 * H / Y, H / X, "y", "x")),
         Exchange(layer=PROJECTION, ahead=_whole, back=lambda given, _: _whole(given, "backward")),
     ]
+
+
+KIND = LayerKind(place=FRONT, nodes=nodes)
 
 
 def _looked_up(given: LayerInputs, phase: Phase) -> Iterator[Operation]:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
-from types import SimpleNamespace
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -32,7 +33,7 @@ Freeze = Callable[[str], None]
 @pytest.fixture
 def freeze(monkeypatch: pytest.MonkeyPatch) -> Any:
     """Take the gradient of a layer's weight from every layer type."""
-    types = block.TYPES
+    every = block.kinds()
 
     def forget() -> None:
         count.counted.cache_clear()
@@ -49,8 +50,8 @@ def freeze(monkeypatch: pytest.MonkeyPatch) -> Any:
             return listed
 
         forget()
-        own = [SimpleNamespace(nodes=lambda given, of=of: nodes(of, given)) for of in types]
-        monkeypatch.setattr(block, "TYPES", tuple(own))
+        own = tuple(replace(kind, nodes=partial(nodes, kind)) for kind in every)
+        monkeypatch.setattr(block, "kinds", lambda: own)
 
     yield frozen
     monkeypatch.undo()

@@ -1,0 +1,34 @@
+"""What a layer type says of itself, in its file under `axonn_tune.program.types`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from axonn_tune.frameworks.description import Framework
+from axonn_tune.program.constraints import Constraint
+from axonn_tune.program.inputs import LayerInputs
+from axonn_tune.program.nodes import Nodes
+from axonn_tune.specs.model import Layer, Mixer, Model
+
+Constraints: TypeAlias = Callable[[Model, Framework], Sequence[Constraint]]
+
+FRONT, MIXER, ATTENTION, MLP = range(4)
+"""Places in a block: in front of a decoder layer, what mixes tokens in place of attention, attention, and the MLP."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayerKind:
+    """A layer type.
+
+    place: among the others of a block. nodes: of a block, none of one without it. constraints: what must divide its
+    sizes, if a model has it. logged: elements that Megatron's log counts a token beyond those of its weights. sizes: a
+    section of the model document, of one that mixes tokens in place of attention.
+    """
+
+    place: int
+    nodes: Callable[[LayerInputs], Nodes]
+    constraints: Constraints = lambda *_: ()
+    logged: Callable[[Layer], float] = lambda _: 0.0
+    sizes: type[Mixer] | None = None
