@@ -85,7 +85,8 @@ def step_on(framework: Framework, machine: Machine, precision: Precision) -> Ste
 
 def step_changes(framework: Framework) -> dict[str, Any]:
     """Options of the step that are not the framework's own."""
-    step, plain = framework.step, registry().get(framework.name, framework).step
+    own = framework.name == AXONN_TUNE.name
+    step, plain = framework.step, (AXONN_TUNE if own else registry().get(framework.name, framework)).step
     every = ((one.name, getattr(step, one.name)) for one in fields(step))
     return {name: value for name, value in every if value != getattr(plain, name)}
 
