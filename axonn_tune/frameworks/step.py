@@ -97,113 +97,38 @@ _REPEATED = (
 
 
 @dataclass(frozen=True)
-class StepOptions:
-    """Options of one training step beyond the collectives and GEMMs that all layouts share.
+class TensorOptions:
+    """Of tensor parallelism, over x and y.
 
-    Tensor parallelism (x, y)
-        sequence_parallel: the residual stream is split over x between layers; all-reduces over x become all-gathers
-        before column-parallel and reduce-scatters after row-parallel layers (arXiv 2205.05198, section 4.2).
-        pipelined_tensor: forward collectives over x are split into chunks that overlap with the adjacent GEMM
-        (tp-comm-overlap). repeated_kv_heads: x may exceed key and value heads, which are then held by several ranks.
-
-    Sharded weights (z)
-        gather_unit: one all-gather and reduce-scatter a weight, or a block.
-        gather_bytes, shard_gradient_bytes: element of those all-gathers and reduce-scatters; None: the compute type.
-        gather_copies: full-size copies a gather makes beyond its own buffer.
-        gather_after_recompute: the backward pass gathers again although recompute did.
-        prefetch_recompute, prefetch_backward: those gathers are issued one ahead, as the forward's are.
-        reshard: after forward always, never, or as many blocks as memory allows keep theirs (`fit`).
-        head_gathered_again: the LM head's weight is gathered once more for its backward pass, blocking.
-        replicated_tables: of embedding, positions and LM head, those replicated over z; their gradients are
-        summed over z at the end of the step.
-        whole_rows: shards are whole rows, so rows must divide; otherwise they are padded.
-        master_shards: gathers read FP32 master weights and round them first; otherwise each rank keeps its weights
-        in the compute type beside them.
-
-    Replicated weights (data)
-        reduction: buckets behind the backward pass, or after it one buffer, or one call a parameter.
-        blocking_reduction: the same where it does not overlap; None: in the backward pass, each bucket once it is
-        complete, before the gradient goes to the stage before (the bundled runtime, `runtime.communicator.DataBuckets`;
-        FSDP's hooks, torch/distributed/fsdp/_fully_shard/_fsdp_param_group.py, post_backward).
-        staged_reduction: the same of pipeline stages, overlapped or not; None: as without stages.
-        gradient_bytes: element of accumulated gradients; None: that of master weights. reduced_bytes: of gradients
-        reduced over data; None: the same.
-        reduce_each_micro_batch: gradients are reduced over data in each micro-batch instead of once a step.
-        distributed_optimizer: master weights and moments are split over data; gradients are reduce-scattered, new
-        weights all-gathered (ZeRO-1). parameter_overlap: that all-gather runs behind the next forward pass.
-        shard_gradients: accumulated gradients are split over data, too (ZeRO-2).
-        offloaded: what is kept on the host: Adam's moments, master weights, accumulated gradients, weights, and
-        saved inputs of modules, named as Megatron-Core's --offload-modules does, but those of one layer.
-        offloaded_states, offloaded_inputs: fractions of moments and master weights, and of those inputs.
-        offloaded_layers: fraction of a rank's layers whose saved activations are.
-        master_bytes, exp_avg_bytes, exp_avg_sq_bytes: elements of master weights and of Adam's moments that a
-        precision-aware optimizer keeps; None: that of master weights in FP32, and another optimizer if all are.
-
-    Context parallelism
-        context_exchange: how attention gets keys and values of other ranks (`program.context`): around a ring, beside
-        attention, by an all-gather, by all-to-alls that swap tokens for heads, or by those inside groups of
-        context_inside ranks and a ring across the groups.
-        context_shards: weights are sharded over context as over z, not replicated as over data.
-
-    Experts
-        expert_shards, expert_replicas: rank axes that experts fold over, as `grid.Folding` has them; without any, the
-        framework has no experts. dispatcher: how tokens reach their experts. imbalance: rows of the rank with most
-        tokens over the mean, 1 with forced load balancing. capacity_factor: tokens that an expert takes at most, over
-        the mean; None: all (dropless). expert_overlap: where stages are interleaved or there is one, a forward and a
-        backward pass of two micro-batches run beside each other, layer by layer, dispatch and combine of each behind
-        computation of the other. delayed_weight_gradients: those of experts then run beside the combine of gradients.
-        shared_expert_overlap: GEMMs of shared experts run beside dispatch and combine. gathers_experts: an axis of its
-        own, `expert_z`, shards weights of experts, which are gathered a block ahead into buffers that stay.
-        balancing_loss: a loss balances experts by the tokens of each in the batch, which all ranks count in each layer
-        and micro-batch (Megatron-Core's global_aux_loss).
-
-    Recompute, loss, fusion
-        recompute_whole_block: full recompute repeats the block to its last operation, and that of a module the module.
-        selective: layers that selective recompute repeats; `mlp.up` is the GEMM of a gated MLP's half without gate.
-        selective_at_once: all of these are repeated before the first gradient of a block, as by a checkpoint of whole
-        blocks that saves outputs of some operations (torch/utils/checkpoint.py, _CachingTorchDispatchMode).
-        loss_chunks: logits exist for one of so many equal chunks of tokens at a time, and their gradients are added in
-        FP32; 0: for one of at most 4,096 tokens, as the bundled runtime has it. loss_reductions: all-reduces of one
-        number a token. loss_parallel: of logits split over x; otherwise each rank of x gathers those of all words.
-        loss: which copies of the logits its cross-entropy holds (`program.tables.LOSSES`).
-        fused_attention: FlashAttention; otherwise GEMMs, softmax and dropout that write all scores.
-        fused_norms: an RMSNorm is one kernel; otherwise some, in FP32 (nn.RMSNorm without a compiler).
-        dropout: its masks are saved and its kernels run.
-        fused_accumulation: weight gradients are added inside their GEMM.
-        kernels: element-wise work in kernels as the bundled runtime launches them, compiled or operator by operator;
-        ideal: with the software's `traffic` as factor.
-        cuda_graphs: scopes whose operations the host does not launch.
-        vocabulary_multiple: rows of the embedding on each rank of x are padded to a multiple of it; None: to what
-        divides; 0: not padded, rows that do not divide are dropped.
-        overlaps: those it has; a workload may switch some of them off.
-
-    Pipeline stages
-        first_less, last_less: layers that the embedding and the LM head count as where layers are split over stages.
-
-    Number formats
-        tf32: linear layers round FP32 operands to TF32, as Transformer Engine has cuBLAS do it
-        (NVIDIA/TransformerEngine@0143a5e0, transformer_engine/common/gemm/cublaslt_gemm.cu). Products of PyTorch's own
-        do not since 1.12 (torch.backends.cuda.matmul.allow_tf32).
-        keeps_quantized: weights are quantized once a step, for all micro-batches; otherwise in each forward pass.
-        one_layout: GEMMs take any layout of 8-bit operands, so that a scale a tensor needs no transposed copy.
-        primary_weights: weights of linear layers and experts are kept and gathered in the format alone, without BF16
-        beside it (Megatron-Core's --fp8-param-gather and --fp4-param-gather, torchao's float8 all-gather).
-        first_layers_bf16, last_layers_bf16: layers at either end whose GEMMs stay in BF16 (Megatron-Core's
-        --first-last-layers-bf16 with --num-layers-at-start-in-bf16 and --num-layers-at-end-in-bf16).
-        narrow_attention: attention computes in 8 bits (Transformer Engine's fp8_dpa; Megatron-Core's
-        --fp8-dot-product-attention).
-        narrow_gathers: gathers over x move inputs and output gradients of linear layers in the format; where originals
-        are saved, only with a scale a tensor (torchao's Float8ColwiseParallel and Float8RowwiseParallel).
-        saves_original: linear layers save their input in BF16, and quantize it again in the backward pass.
-        quantizes_in_gemm: quantization is issued with its GEMM (Transformer Engine), not as operations of its own.
-        fused_quantization: a compiler finds the maxima of scales of whole tensors in the kernels before (torchao).
-        engine_formats: those of Transformer Engine where others are torchao's (`in_format`). requantizes: weights are
-        quantized by rows for the forward pass, and again for the backward pass.
+    sequence_parallel: the residual stream is split over x between layers; all-reduces over x become all-gathers
+    before column-parallel and reduce-scatters after row-parallel layers (arXiv 2205.05198, section 4.2).
+    pipelined_tensor: forward collectives over x are split into chunks that overlap with the adjacent GEMM
+    (tp-comm-overlap). repeated_kv_heads: x may exceed key and value heads, which are then held by several ranks.
     """
 
     sequence_parallel: bool = False
     pipelined_tensor: bool = False
     repeated_kv_heads: bool = False
+
+
+@dataclass(frozen=True)
+class GatherOptions:
+    """Of weights that are sharded over z: how they are gathered, and their gradients reduce-scattered.
+
+    gather_unit: one all-gather and reduce-scatter a weight, or a block.
+    gather_bytes, shard_gradient_bytes: element of those all-gathers and reduce-scatters; None: the compute type.
+    gather_copies: full-size copies a gather makes beyond its own buffer.
+    gather_after_recompute: the backward pass gathers again although recompute did.
+    prefetch_recompute, prefetch_backward: those gathers are issued one ahead, as the forward's are.
+    reshard: after forward always, never, or as many blocks as memory allows keep theirs (`fit`).
+    head_gathered_again: the LM head's weight is gathered once more for its backward pass, blocking.
+    replicated_tables: of embedding, positions and LM head, those replicated over z; their gradients are
+    summed over z at the end of the step.
+    whole_rows: shards are whole rows, so rows must divide; otherwise they are padded.
+    master_shards: gathers read FP32 master weights and round them first; otherwise each rank keeps its weights
+    in the compute type beside them.
+    """
+
     gather_unit: GatherUnit = "weight"
     gather_bytes: int | None = _bytes()
     shard_gradient_bytes: int | None = _bytes()
@@ -216,6 +141,25 @@ class StepOptions:
     replicated_tables: tuple[str, ...] = _words("embedding", "position", "head")
     whole_rows: bool = True
     master_shards: bool = True
+
+
+@dataclass(frozen=True)
+class GradientOptions:
+    """Of gradients of weights that are replicated over data: their types, and how they are reduced.
+
+    reduction: buckets behind the backward pass, or after it one buffer, or one call a parameter.
+    blocking_reduction: the same where it does not overlap; None: in the backward pass, each bucket once it is
+    complete, before the gradient goes to the stage before (the bundled runtime, `runtime.communicator.DataBuckets`;
+    FSDP's hooks, torch/distributed/fsdp/_fully_shard/_fsdp_param_group.py, post_backward).
+    staged_reduction: the same of pipeline stages, overlapped or not; None: as without stages.
+    gradient_bytes: element of accumulated gradients; None: that of master weights. reduced_bytes: of gradients
+    reduced over data; None: the same.
+    reduce_each_micro_batch: gradients are reduced over data in each micro-batch instead of once a step.
+    distributed_optimizer: master weights and moments are split over data; gradients are reduce-scattered, new
+    weights all-gathered (ZeRO-1). parameter_overlap: that all-gather runs behind the next forward pass.
+    shard_gradients: accumulated gradients are split over data, too (ZeRO-2).
+    """
+
     reduction: Reduction = "buckets"
     blocking_reduction: Reduction | None = None
     staged_reduction: Reduction | None = None
@@ -225,6 +169,20 @@ class StepOptions:
     distributed_optimizer: bool = False
     parameter_overlap: bool = False
     shard_gradients: bool = False
+
+
+@dataclass(frozen=True)
+class StateOptions:
+    """Of what lasts: states on the host, and the types of a precision-aware optimizer.
+
+    offloaded: what is kept on the host: Adam's moments, master weights, accumulated gradients, weights, and
+    saved inputs of modules, named as Megatron-Core's --offload-modules does, but those of one layer.
+    offloaded_states, offloaded_inputs: fractions of moments and master weights, and of those inputs.
+    offloaded_layers: fraction of a rank's layers whose saved activations are.
+    master_bytes, exp_avg_bytes, exp_avg_sq_bytes: elements of master weights and of Adam's moments that a
+    precision-aware optimizer keeps; None: that of master weights in FP32, and another optimizer if all are.
+    """
+
     offloaded: tuple[str, ...] = _words("moments", "master", "gradients", "weights", *OFFLOAD_MODULES)
     offloaded_states: float = _limited(1.0, 0, 1, whole=False)
     offloaded_inputs: float = _limited(1.0, 0, 1, whole=False)
@@ -232,9 +190,44 @@ class StepOptions:
     master_bytes: int | None = _bytes()
     exp_avg_bytes: int | None = _bytes()
     exp_avg_sq_bytes: int | None = _bytes()
+
+    @property
+    def precision_aware(self) -> bool:
+        """Whether the optimizer has types of its own, and reads gradients as they were accumulated."""
+        return (self.master_bytes, self.exp_avg_bytes, self.exp_avg_sq_bytes) != (None, None, None)
+
+
+@dataclass(frozen=True)
+class ContextOptions:
+    """Of context parallelism.
+
+    context_exchange: how attention gets keys and values of other ranks (`program.context`): around a ring, beside
+    attention, by an all-gather, by all-to-alls that swap tokens for heads, or by those inside groups of
+    context_inside ranks and a ring across the groups.
+    context_shards: weights are sharded over context as over z, not replicated as over data.
+    """
+
     context_exchange: ContextExchange = "ring"
     context_inside: int = _limited(1, 1)
     context_shards: bool = False
+
+
+@dataclass(frozen=True)
+class ExpertOptions:
+    """Of experts.
+
+    expert_shards, expert_replicas: rank axes that experts fold over, as `grid.Folding` has them; without any, the
+    framework has no experts. dispatcher: how tokens reach their experts. imbalance: rows of the rank with most
+    tokens over the mean, 1 with forced load balancing. capacity_factor: tokens that an expert takes at most, over
+    the mean; None: all (dropless). expert_overlap: where stages are interleaved or there is one, a forward and a
+    backward pass of two micro-batches run beside each other, layer by layer, dispatch and combine of each behind
+    computation of the other. delayed_weight_gradients: those of experts then run beside the combine of gradients.
+    shared_expert_overlap: GEMMs of shared experts run beside dispatch and combine. gathers_experts: an axis of its
+    own, `expert_z`, shards weights of experts, which are gathered a block ahead into buffers that stay.
+    balancing_loss: a loss balances experts by the tokens of each in the batch, which all ranks count in each layer
+    and micro-batch (Megatron-Core's global_aux_loss).
+    """
+
     expert_shards: tuple[str, ...] = _words(*_FOLDED)
     expert_replicas: tuple[str, ...] = _words(*_FOLDED)
     dispatcher: str = _words(*DISPATCHERS, default="alltoall")
@@ -245,25 +238,119 @@ class StepOptions:
     shared_expert_overlap: bool = False
     gathers_experts: bool = False
     balancing_loss: bool = False
+
+    @property
+    def folding(self) -> Folding:
+        """Rank axes that experts fold over."""
+        return Folding(self.expert_shards, self.expert_replicas)
+
+    @property
+    def copies_over_context(self) -> bool:
+        """Whether ranks of context have copies of the same experts: these are not folded over it."""
+        return "context" not in (*self.expert_shards, *self.expert_replicas)
+
+
+@dataclass(frozen=True)
+class RecomputeOptions:
+    """Of activation recomputation.
+
+    recompute_whole_block: full recompute repeats the block to its last operation, and that of a module the module.
+    selective: layers that selective recompute repeats; `mlp.up` is the GEMM of a gated MLP's half without gate.
+    selective_at_once: all of these are repeated before the first gradient of a block, as by a checkpoint of whole
+    blocks that saves outputs of some operations (torch/utils/checkpoint.py, _CachingTorchDispatchMode).
+    """
+
     recompute_whole_block: bool = False
     selective: tuple[str, ...] = _words(
         *_REPEATED, default=("attention.core", "attention.norm", "mlp.norm", "mlp.activation")
     )
     selective_at_once: bool = False
+
+
+@dataclass(frozen=True)
+class LossOptions:
+    """Of the loss, and the vocabulary that it is over.
+
+    loss_chunks: logits exist for one of so many equal chunks of tokens at a time, and their gradients are added in
+    FP32; 0: for one of at most 4,096 tokens, as the bundled runtime has it. loss_reductions: all-reduces of one
+    number a token. loss_parallel: of logits split over x; otherwise each rank of x gathers those of all words.
+    loss: which copies of the logits its cross-entropy holds (`program.tables.LOSSES`).
+    vocabulary_multiple: rows of the embedding on each rank of x are padded to a multiple of it; None: to what
+    divides; 0: not padded, rows that do not divide are dropped.
+    """
+
     loss_chunks: int = _limited(0, 0, MOST_LESS)
     loss_parallel: bool = True
     loss_reductions: tuple[float, ...] = _limited((1.0, 2.0), 0, 64, whole=False, most_values=_MOST_REDUCTIONS)
     loss: LossKind = "in_place"
+    vocabulary_multiple: int | None = _limited(None, 0, 65536)
+
+
+@dataclass(frozen=True)
+class KernelOptions:
+    """Of kernels, and what the host launches.
+
+    fused_attention: FlashAttention; otherwise GEMMs, softmax and dropout that write all scores.
+    fused_norms: an RMSNorm is one kernel; otherwise some, in FP32 (nn.RMSNorm without a compiler).
+    dropout: its masks are saved and its kernels run.
+    fused_accumulation: weight gradients are added inside their GEMM.
+    kernels: element-wise work in kernels as the bundled runtime launches them, compiled or operator by operator;
+    ideal: with the software's `traffic` as factor.
+    cuda_graphs: scopes whose operations the host does not launch.
+    """
+
     fused_attention: bool = True
     fused_norms: bool = True
     dropout: bool = False
     fused_accumulation: bool = False
     kernels: KernelKind = "ideal"
     cuda_graphs: tuple[CudaGraphs, ...] = ()
-    vocabulary_multiple: int | None = _limited(None, 0, 65536)
-    overlaps: tuple[Overlap, ...] = OVERLAPS
+
+
+@dataclass(frozen=True)
+class StageOptions:
+    """Of pipeline stages.
+
+    first_less, last_less: layers that the embedding and the LM head count as where layers are split over stages.
+    """
+
     first_less: int = _limited(0, 0, MOST_LESS)
     last_less: int = _limited(0, 0, MOST_LESS)
+
+    @property
+    def less(self) -> tuple[int, int]:
+        """Layers that the embedding and the LM head count as."""
+        return self.first_less, self.last_less
+
+    def most_parts(self, layers: int) -> int:
+        """Largest number of model parts that have a layer each."""
+        return (layers + sum(self.less)) // (1 + max(self.less))
+
+
+@dataclass(frozen=True)
+class FormatOptions:
+    """Of number formats below FP32.
+
+    tf32: linear layers round FP32 operands to TF32, as Transformer Engine has cuBLAS do it
+    (NVIDIA/TransformerEngine@0143a5e0, transformer_engine/common/gemm/cublaslt_gemm.cu). Products of PyTorch's own
+    do not since 1.12 (torch.backends.cuda.matmul.allow_tf32).
+    keeps_quantized: weights are quantized once a step, for all micro-batches; otherwise in each forward pass.
+    one_layout: GEMMs take any layout of 8-bit operands, so that a scale a tensor needs no transposed copy.
+    primary_weights: weights of linear layers and experts are kept and gathered in the format alone, without BF16
+    beside it (Megatron-Core's --fp8-param-gather and --fp4-param-gather, torchao's float8 all-gather).
+    first_layers_bf16, last_layers_bf16: layers at either end whose GEMMs stay in BF16 (Megatron-Core's
+    --first-last-layers-bf16 with --num-layers-at-start-in-bf16 and --num-layers-at-end-in-bf16).
+    narrow_attention: attention computes in 8 bits (Transformer Engine's fp8_dpa; Megatron-Core's
+    --fp8-dot-product-attention).
+    narrow_gathers: gathers over x move inputs and output gradients of linear layers in the format; where originals
+    are saved, only with a scale a tensor (torchao's Float8ColwiseParallel and Float8RowwiseParallel).
+    saves_original: linear layers save their input in BF16, and quantize it again in the backward pass.
+    quantizes_in_gemm: quantization is issued with its GEMM (Transformer Engine), not as operations of its own.
+    fused_quantization: a compiler finds the maxima of scales of whole tensors in the kernels before (torchao).
+    engine_formats: those of Transformer Engine where others are torchao's (`in_format`). requantizes: weights are
+    quantized by rows for the forward pass, and again for the backward pass.
+    """
+
     tf32: bool = False
     keeps_quantized: bool = False
     one_layout: bool = False
@@ -277,6 +364,29 @@ class StepOptions:
     fused_quantization: bool = False
     engine_formats: tuple[Precision, ...] = ()
     requantizes: bool = False
+
+
+@dataclass(frozen=True)
+class StepOptions(
+    FormatOptions,
+    StageOptions,
+    KernelOptions,
+    LossOptions,
+    RecomputeOptions,
+    ExpertOptions,
+    ContextOptions,
+    StateOptions,
+    GradientOptions,
+    GatherOptions,
+    TensorOptions,
+):
+    """Options of one training step beyond the collectives and GEMMs that all layouts share, by subject.
+
+    Their names are flat, as `--set step.KEY` and documents have them; fields come from the last base to the first.
+    overlaps: those it has; a workload may switch some of them off.
+    """
+
+    overlaps: tuple[Overlap, ...] = OVERLAPS
 
     def __post_init__(self) -> None:
         """Refuse values out of the limits of their options."""
@@ -300,30 +410,6 @@ class StepOptions:
     def repeated(self, recompute: Recompute) -> tuple[str, ...]:
         """Layers and modules that the backward pass repeats: none where it repeats whole blocks or nothing."""
         return self.selective if recompute == "selective" else modules_of(recompute)
-
-    @property
-    def folding(self) -> Folding:
-        """Rank axes that experts fold over."""
-        return Folding(self.expert_shards, self.expert_replicas)
-
-    @property
-    def copies_over_context(self) -> bool:
-        """Whether ranks of context have copies of the same experts: these are not folded over it."""
-        return "context" not in (*self.expert_shards, *self.expert_replicas)
-
-    @property
-    def less(self) -> tuple[int, int]:
-        """Layers that the embedding and the LM head count as."""
-        return self.first_less, self.last_less
-
-    def most_parts(self, layers: int) -> int:
-        """Largest number of model parts that have a layer each."""
-        return (layers + sum(self.less)) // (1 + max(self.less))
-
-    @property
-    def precision_aware(self) -> bool:
-        """Whether the optimizer has types of its own, and reads gradients as they were accumulated."""
-        return (self.master_bytes, self.exp_avg_bytes, self.exp_avg_sq_bytes) != (None, None, None)
 
     def staged(self, chunks: int) -> StepOptions:
         """The step of pipeline stages of so many chunks; passes run beside each other only where they are several."""
