@@ -424,7 +424,7 @@ def _of_rows(
                 notes.left_out.append(f"{place}: no time is stated (column step_s)")
                 continue
             case = replace(case, row=replace(row, step_s=measured))
-            notes.assumed.extend(f"{place}: {words}" for words in differences(row, machine))
+            notes.assumed.extend(f"{place}: {words}" for words in differences(row, machine, case.framework))
             found.append(step_sample(case, name=place, spread=spread))
         return found, f"{path.name}: {_counted(found, 'step')}"
 

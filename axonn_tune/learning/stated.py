@@ -13,7 +13,7 @@ import tomllib
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 from axonn_tune.errors import CONTROL, DocumentError, Problem, UsageError
 from axonn_tune.frameworks import find_framework, registry
@@ -46,6 +46,7 @@ from axonn_tune.grid import Grid, nearest_sizes
 from axonn_tune.job import Layout
 from axonn_tune.learning.arguments import (
     COMPARED,
+    EXPERT_COLUMNS,
     NEEDED,
     SWITCHES,
     StatedRun,
@@ -62,13 +63,31 @@ from axonn_tune.program.count import parameters
 from axonn_tune.program.dimensions import broken_constraints
 from axonn_tune.ranking.inputs import unpriced_experts
 from axonn_tune.specs.catalog import ModelLike, available, load_model, stand_in
-from axonn_tune.specs.document import Node, first_problem, read_config
+from axonn_tune.specs.document import LARGEST_SIZE, Node, first_problem, read_config
 from axonn_tune.specs.formats import FORMATS
 from axonn_tune.specs.loading import DOCUMENT_BYTES, read_text
 from axonn_tune.specs.machine import Machine
 from axonn_tune.specs.model import Layer, Model
-from axonn_tune.validation.published.cases import Case, case_of, differences, model_of
-from axonn_tune.validation.published.rows import Cell, Record, StepRow, cell_text, meaning, step_row
+from axonn_tune.validation.published.cases import (
+    Case,
+    differences,
+    laid_out,
+    model_of,
+    with_stated,
+)
+from axonn_tune.validation.published.cells import named as named_words
+from axonn_tune.validation.published.cells import names_model
+from axonn_tune.validation.published.rows import (
+    COUNTS,
+    OPTIONS,
+    SILENT,
+    Cell,
+    StepRow,
+    cell_text,
+    meaning,
+    odd_words,
+    row_of,
+)
 
 
 @dataclass(frozen=True)
@@ -396,8 +415,7 @@ class CommandRun(StatedRun):
         """The model: the user's, a shipped one with the same sizes, or one from the stated sizes."""
         if self.given is not None:
             return self.given
-        row = {"n_gpus": 1, "gbs": 1, "seq": 1, **self.row(), "dp": 1, "z": "", "parts": "", "gpu": ""}
-        made = model_of(self._row(row), find_framework(self.software))
+        made = model_of(self._row(dp=1, z=1, parts=""), find_framework(self.software))
         try:
             made = with_layer_types(made, self.arguments)
         except ValueError as error:
@@ -413,17 +431,38 @@ class CommandRun(StatedRun):
         if sizes["gbs"] % share:
             split = f"micro-batch {sizes.get('mbs', 1)} x data parallel {sizes.get('dp', 1)} = {share}"
             raise self._wrong(f"gbs: the global batch, {sizes['gbs']}, is not divisible by {split}")
-        found = case_of(self._row(self.row() | {"gpu": machine.accelerator.name}), machine=machine)
+        row = self._row(gpu=machine.accelerator.name)
+        found = laid_out(row, self.model(), machine, with_stated(find_framework(self.software), row), ({},))
         if isinstance(found, str):
             raise self._wrong(found)
-        case = self._with_format(replace(found, model=self.model()))
-        self._check_stages(case)
-        return self._with_experts(_with_options(case, self.arguments))
+        self._check_stages(found)
+        return self._with_experts(_with_options(found, self.arguments))
+
+    def _row(self, **instead: object) -> StepRow:
+        """What columns mean, some instead of others; DocumentError for what is no size or word, or does not divide."""
+        stated = {name: one.value for name, one in self.columns.items() if str(one.value).lower() not in SILENT}
+        words: dict[str, Any] = {"n_gpus": 1, "gbs": 1, "seq": 1, "gpu": "", **stated, **instead}
+        for name, value in ((name, words[name]) for name in COUNTS if name in words):
+            if not isinstance(value, int) or not 1 <= value <= LARGEST_SIZE:
+                raise self._wrong(f"{name} is {cell_text(value)!r}, not a whole number from 1 to {LARGEST_SIZE:,}")
+        if odd := [*odd_words(words)]:
+            raise self._wrong("; ".join(odd))
+        texts = {name: cell_text(one) for name, one in words.items() if name not in EXPERT_COLUMNS}
+        words["id"] = f"{Path(self.path).name}:{self.lines[0]}-{self.lines[1]}"
+        words["zero_stage"] = texts.get("zero_stage", "")
+        try:
+            row = row_of(words, line=self.lines[0], more=named_words(texts)[1] if names_model(texts) else None)
+        except ValueError as error:
+            counted = [name for name in self.arguments if name.startswith("account_for_")]
+            uneven = f"; pp x vpp must divide the layers and what {' and '.join(counted)} counts as one"
+            raise self._wrong(f"{error}{uneven if counted and 'parts hold' in str(error) else ''}") from None
+        known = "vpp" not in self.columns or "vpp" in stated
+        return replace(row, interleave_known=known, unstated=tuple(name for name in OPTIONS if name not in stated))
 
     def elsewhere(self, case: Case) -> Iterator[str]:
         """Where it says another machine than the one that it is priced on: GPUs of a node, an accelerator that has no
         profile."""
-        yield from differences(case.row, case.machine)
+        yield from differences(case.row, case.machine, case.framework)
         path, gpu = Path(self.path), self.columns.get("gpu", NOTHING).value
         named = f"{gpu} {read_text(path, limit_bytes=DOCUMENT_BYTES) if path.is_file() else ''}"
         if (words := stand_in(named)) and words.split()[0] not in case.machine.accelerator.name.upper():
@@ -447,16 +486,6 @@ class CommandRun(StatedRun):
             )
             other = ", or --pipeline-model-parallel-layout or --decoder-first-pipeline-num-layers with other stages"
             raise self._wrong(f"{words}; nearest: {' or '.join(map(str, near))}{other}")
-
-    def _with_format(self, case: Case) -> Case:
-        """The case in a format below 16 bits, if one is stated; DocumentError where the accelerator has none."""
-        name = self.columns.get("precision", NOTHING).value
-        if name not in FORMATS:
-            return case
-        if name not in (known := case.machine.accelerator.peak_tflops):
-            has = ", ".join(known)
-            raise self._wrong(f"precision: {case.machine.accelerator.name} has no {name}; it has {has}")
-        return replace(case, workload=case.workload.model_copy(update={"precision": name}))
 
     def _with_experts(self, case: Case) -> Case:
         """The case with the degrees of experts; DocumentError where they are impossible."""
@@ -505,15 +534,6 @@ class CommandRun(StatedRun):
         if named["routing"]:
             framework = framework.with_step(imbalance=NATURAL_IMBALANCE if named["routing"] == "natural" else 1.0)
         return replace(case, framework=replace(framework, dispatchers=()), configurations=layouts)
-
-    def _row(self, record: Record) -> StepRow:
-        narrow = record.get("precision") in FORMATS
-        try:
-            return step_row({**record, "precision": "bf16"} if narrow else record, self.lines[0])
-        except ValueError as error:
-            counted = [name for name in self.arguments if name.startswith("account_for_")]
-            uneven = f"; pp x vpp must divide the layers and what {' and '.join(counted)} counts as one"
-            raise self._wrong(f"{error}{uneven if counted and 'parts hold' in str(error) else ''}") from None
 
     def _wrong(self, words: str) -> DocumentError:
         """The error of a value, with the line of the first column that it names."""

@@ -95,9 +95,9 @@ class LoggedRun(StatedRun):
         more = f", or by {' and '.join(options)}" if options else ""
         run.require(NEEDED, f"give it as --fact NAME=VALUE, in {Path(self.path).stem}.yaml beside the log{more}")
         run.check_layout()
-        times = {"step_s": f"{run.step_s:.9g}"}
+        times = {"step_s": float(f"{run.step_s:.9g}")}
         if rate := run.flops / statistics.median(run.times_s) / TERA:
-            times["tflops_per_gpu"] = f"{rate:.6g}"
+            times["tflops_per_gpu"] = float(f"{rate:.6g}")
         return replace(run, columns={**run.columns, **{name: Stated(one, 0) for name, one in times.items()}})
 
 

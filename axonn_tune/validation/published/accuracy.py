@@ -124,7 +124,7 @@ def predict_steps(rows: Iterable[StepRow], *, machine: Machine | None = None) ->
     """Predictions in the order of the rows, each on the nearest profile, or all on `machine` as it is."""
     if machine is None:
         return tuple(_predict(row, None) for row in rows)
-    return tuple(replace(_predict(row, machine), warnings=differences(row, machine)) for row in rows)
+    return tuple(replace(_predict(row, machine), warnings=differences(row, machine, framework_of(row))) for row in rows)
 
 
 def best_pricing(job: Job, configurations: Iterable[Layout]) -> Detail:

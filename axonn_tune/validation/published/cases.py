@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -105,7 +105,7 @@ LINE_RATE_SHARE = 0.9
 """Of a network's line rate, what collectives reach (DGX A100, H100 and B200: 0.89 to 0.95)."""
 
 
-def differences(row: StepRow, machine: Machine) -> tuple[str, ...]:
+def differences(row: StepRow, machine: Machine, framework: Framework) -> tuple[str, ...]:
     """Differences between a row's machine and the profile it is priced on, in words, and attention that it lacks."""
     found, names = [], (row.gpu.lower(), machine.accelerator.name.lower())
     words = [next((word for word, _ in ACCELERATORS if word in name), "") for name in names]
@@ -117,7 +117,6 @@ def differences(row: StepRow, machine: Machine) -> tuple[str, ...]:
     # Nodes of a rack that is one domain may have any number.
     if domain <= LARGEST_NODE and row.gpus_per_node not in (None, node, domain):
         found.append(f"{row.gpus_per_node} GPUs a node are stated, but {machine.name} is priced with its {node}")
-    framework = framework_of(row)
     why = framework.writes_scores(machine.accelerator, _precision(row.precision, framework) or "bf16")
     if why and _states_fused(row):
         found.append(f"attention is {row.attention!r}, but {framework.title} writes all scores {why}: priced so")
@@ -251,16 +250,30 @@ def _states_fused(row: StepRow) -> bool:
 
 def framework_of(row: StepRow) -> Framework:
     """The framework of a row, with the row's attention, overlap, ZeRO and compilation."""
-    found = _software_of(row)
-    step, changes = found.step, dict[str, object]()
+    return with_stated(_software_of(row), row)
+
+
+def with_stated(software: Framework, row: StepRow) -> Framework:
+    """A framework with attention, overlap, ZeRO, sequence parallelism and CUDA graphs of a step."""
+    found = _with_words(software, row, {} if row.more is None else _further(row, row.more, software))
+    captured = () if row.more is None else row.more.cuda_graphs
+    if row.more is not None and row.more.open_graphs and "nvl72" in (profile_of(row) or "") and found.expert_software:
+        # As every recipe for these systems has it (NVIDIA-NeMo/Megatron-Bridge@067f987d, perf_recipes).
+        captured = ("attn", "moe_router", "mamba")
+    scopes = tuple(one for one in CUDA_GRAPHS if one in captured and one in found.cuda_graphs)
+    return found.capturing(scopes) if scopes else found
+
+
+def _with_words(found: Framework, row: StepRow, further: Mapping[str, object]) -> Framework:
+    """The same without CUDA graphs; further: options over its words."""
+    changes = dict[str, object]()
     if row.attention.lower() not in {"", "nan"}:
         changes["fused_attention"] = _states_fused(row)
     if row.vocabulary_multiple is not None:
         changes["vocabulary_multiple"] = row.vocabulary_multiple
     if "tp-comm-overlap" in row.overlap.lower():
         changes["pipelined_tensor"] = True
-    if row.more is not None:
-        changes |= _further(row, row.more, found)
+    changes |= further
     if not _sharded(found, row) and "zero_stage" not in row.unstated:
         # Where words describe sharding instead of a stage, gradients are taken to be sharded.
         worded = 2 if "shard" in row.zero.lower() or "fsdp" in row.zero.lower() else 0
@@ -269,15 +282,9 @@ def framework_of(row: StepRow) -> Framework:
     if row.tensor > 1 and row.sequence_parallel is not None:
         # With one rank it has no effect.
         changes["sequence_parallel"] = row.sequence_parallel
-    wanted = {name: value for name, value in changes.items() if getattr(step, name) != value}
-    # A row is of one run: nothing of it is searched that is not open.
-    found = replace(found.with_step(**wanted) if wanted else found, exchanges=(), dispatchers=())
-    captured = () if row.more is None else row.more.cuda_graphs
-    if row.more is not None and row.more.open_graphs and "nvl72" in (profile_of(row) or "") and found.expert_software:
-        # As every recipe for these systems has it (NVIDIA-NeMo/Megatron-Bridge@067f987d, perf_recipes).
-        captured = ("attn", "moe_router", "mamba")
-    scopes = tuple(one for one in CUDA_GRAPHS if one in captured and one in found.cuda_graphs)
-    return found.capturing(scopes) if scopes else found
+    wanted = {name: value for name, value in changes.items() if getattr(found.step, name) != value}
+    # It is of one run: nothing of it is searched that is not open.
+    return replace(found.with_step(**wanted) if wanted else found, exchanges=(), dispatchers=())
 
 
 def _further(row: StepRow, more: Named, framework: Framework) -> dict[str, object]:
@@ -337,32 +344,36 @@ def case_of(row: StepRow, *, machine: Machine | None = None) -> Case | str:
         known = ", ".join(sorted({word.upper() for word, _ in ACCELERATORS}))
         return f"no machine profile has the accelerator {row.gpu!r}: known are {known}"
     framework = framework_of(row)
-    precision = _precision(row.precision, framework)
+    return laid_out(row, model_of(row, framework), priced_on, framework, _experts_of(row, framework))
+
+
+def laid_out(
+    row: StepRow, model: Model, machine: Machine, framework: Framework, experts: Sequence[Mapping[str, int]]
+) -> Case | str:
+    """Every layout that a row may mean, or why there is none; experts: sizes of their axes that it may mean."""
+    precision, known = _precision(row.precision, framework), machine.accelerator.peak_tflops
     if precision is None:
         return f"number format {row.precision!r} is not modelled: {', '.join(PRECISIONS)} are"
-    if precision not in priced_on.accelerator.peak_tflops:
-        return f"{priced_on.name} states no peak for {precision}"
+    if precision not in known:
+        return f"precision: {machine.accelerator.name} has no {precision}; it has {', '.join(known)}"
+    workload = Workload(global_batch=row.global_batch, sequence_length=row.sequence_length, precision=precision)
+    case = Case(model, machine, workload, framework, row=row, configurations=())
     ranks = row.tensor * row.y * row.pipeline * row.context * row.data
     if ranks != row.gpus:
         tensor = f"tensor {row.tensor}" + (f" x {row.y}" if row.y > 1 else "")
         parts = f"{tensor} x pipeline {row.pipeline} x context {row.context} x data {row.data}"
         return f"{parts} = {ranks}, not {row.gpus} GPUs"
-    model = model_of(row, framework)
     if unable := [one for one in [framework.cannot_recompute(kind) for kind, _ in _recomputes(row.recompute)] if one]:
         return unable[0]
-    framework = framework.training(model)
-    workload = Workload(global_batch=row.global_batch, sequence_length=row.sequence_length, precision=precision)
     found = []
-    for one in _open(row, framework):
-        per_rank = workload.global_batch // (one.grid.data * one.grid.z)
+    for one in _open(row, case, experts):
+        per_rank = row.global_batch // (one.grid.data * one.grid.z)
         # Every micro-batch that is allowed where the row leaves it open.
         batches = divisors(per_rank) if row.micro_batch is None and per_rank else (row.micro_batch or 1,)
-        candidates = (replace(one, micro_batch=micro_batch) for micro_batch in batches)
-        found += [each for each in candidates if not _wrong(each, model, workload, framework)]
+        found += [each for each in (replace(one, micro_batch=size) for size in batches) if not wrong(case, each)]
     if not found:
-        wrong = _wrong(next(_open(row, framework)), model, workload, framework)
-        return "; ".join(wrong) or "no layout satisfies the constraints"
-    return Case(model, priced_on, workload, framework, row=row, configurations=tuple(found))
+        return "; ".join(wrong(case, next(_open(row, case, experts)))) or "no layout satisfies the constraints"
+    return replace(case, configurations=tuple(found))
 
 
 _FORMATS: tuple[tuple[str, Precision], ...] = (
@@ -426,9 +437,10 @@ def measured_s(case: Case) -> float | None:
     return flops / (rate * row.gpus) if flops and rate else None
 
 
-def _wrong(one: Layout, model: Model, workload: Workload, framework: Framework) -> list[str]:
-    batch, chunks, given = one.micro_batch, one.chunks, one.parts is not None
-    return broken_constraints(one.grid, model, workload, framework, micro_batch=batch, chunks=chunks, given=given)
+def wrong(case: Case, one: Layout) -> list[str]:
+    """Constraints that a layout breaks."""
+    job, given = (case.model, case.workload, case.framework), one.parts is not None
+    return broken_constraints(one.grid, *job, micro_batch=one.micro_batch, chunks=one.chunks, given=given)
 
 
 def interleavings(case: Case) -> Iterator[Layout]:
@@ -436,29 +448,34 @@ def interleavings(case: Case) -> Iterator[Layout]:
     for found in case.configurations:
         for chunks in divisors(max(1, case.model.layers // found.grid.pipeline)):
             candidate = replace(found, chunks=chunks)
-            if not _wrong(candidate, case.model, case.workload, case.framework):
+            if not wrong(case, candidate):
                 yield candidate
 
 
-def _open(row: StepRow, framework: Framework) -> Iterator[Layout]:
+def _experts_of(row: StepRow, framework: Framework) -> Sequence[Mapping[str, int]]:
+    """Sizes of experts' axes that a row may mean."""
+    more = row.more
+    if more is None or more.model is None or not more.model.has_experts:
+        return ({},)
+    # Without a word of how FSDP has experts, every number of ranks.
+    sizes = divisors(row.tensor * row.context * row.data) if more.open_expert else (more.expert,)
+    return [{"expert": size, "expert_tensor": _expert_tensor(row, framework)} for size in sizes]
+
+
+def _open(row: StepRow, case: Case, experts: Sequence[Mapping[str, int]]) -> Iterator[Layout]:
     """The row's degrees, with each kind of recompute, and of experts' ranks, that it may mean."""
-    more = row.more or Named()
+    more, framework = row.more or Named(), case.framework
     shards = more.shards if more.shards and row.data % more.shards == 0 else row.data
     z = row.z or (shards if _sharded(framework, row) else 1)
-    experts: list[dict[str, int]] = [{}]
-    if more.model is not None and more.model.has_experts:
-        # Without a word of how FSDP has experts, every number of ranks.
-        sizes = divisors(row.tensor * row.context * row.data) if more.open_expert else (more.expert,)
-        experts = [{"expert": size, "expert_tensor": _expert_tensor(row, framework)} for size in sizes]
     order = row.order or tuple(axis for axis in framework.axes if axis in RANK_AXES)
     degrees = {"x": row.tensor, "y": row.y, "z": z, "context": row.context, "pipeline": row.pipeline}
     order = (*order, *(axis for axis in RANK_AXES if axis not in order))
     grids = [Grid(**degrees, data=row.data // z, order=order, **one) for one in experts]
     parts, mtp_part = row.parts or None, None
     if more.layout:
-        parts, _, mtp_part = parse_layout(more.layout, stages=row.pipeline, layers=row.layers)
+        parts, _, mtp_part = parse_layout(more.layout, stages=row.pipeline, layers=case.model.layers)
     elif row.more is not None and row.interleave_known and framework.name in _TOLD_PARTS:
-        parts = _told_parts(row, more.model.mtp_layers if more.model else 0)
+        parts = _told_parts(row, case.model.layers, more.model.mtp_layers if more.model else 0)
     kept = None if framework.step.reshard == "fit" else 0
     for recompute, some in _recomputes(row.recompute):
         chunks = len(parts) // row.pipeline if parts else row.interleave
@@ -466,7 +483,7 @@ def _open(row: StepRow, framework: Framework) -> Iterator[Layout]:
             yield Layout(grid, row.micro_batch or 1, recompute, kept, chunks, parts, some, mtp_part)
 
 
-def _told_parts(row: StepRow, predicting: int) -> tuple[int, ...] | None:
+def _told_parts(row: StepRow, layers: int, predicting: int) -> tuple[int, ...] | None:
     """Layers of each part where they do not divide evenly, so that the run was given them; None where they do.
 
     Parts are alike but the ends, the last with fewer for the loss and each MTP layer, as recipes have it
@@ -474,11 +491,11 @@ def _told_parts(row: StepRow, predicting: int) -> tuple[int, ...] | None:
     a layer of Llama-3 405B).
     """
     count = row.pipeline * row.interleave
-    if count == 1 or row.layers % count == 0:
+    if count == 1 or layers % count == 0:
         return None
-    each = -(-(row.layers + predicting + 1) // count)
+    each = -(-(layers + predicting + 1) // count)
     last = each - predicting - 1
-    first = row.layers - each * (count - 2) - last
+    first = layers - each * (count - 2) - last
     return None if min(first, last) < 0 else (first, *(each,) * (count - 2), last)
 
 

@@ -17,7 +17,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
@@ -75,7 +75,7 @@ class Place:
 
 @dataclass(frozen=True, kw_only=True)
 class StepRow(Place):
-    """One measured step; None where the source does not say. `step_s` is None in a row that only asks.
+    """One step as a row, a log or a script states it; None or empty where it does not say, or only asks.
 
     z: ranks over which each weight is sharded, of the `data` that share the batch. order: rank order; parts: blocks of
     each model part; both empty where they are the framework's own. tflops_per_gpu: as the software's own log counts,
@@ -85,37 +85,37 @@ class StepRow(Place):
 
     id: str
     line: int
-    dataset: str
-    family: str
-    framework: str
-    model: str
-    precision: str
-    attention: str
-    overlap: str
-    zero: str
-    recompute: str
-    notes: str
     gpus: int
     layers: int
     hidden: int
     heads: int
     kv_heads: int
     ffn: int
-    gated: bool
     vocab: int
-    vocabulary_multiple: int | None
     sequence_length: int
     global_batch: int
-    micro_batch: int | None
-    tensor: int
-    pipeline: int
-    interleave: int
-    interleave_known: bool
-    context: int
     data: int
-    sequence_parallel: bool | None
-    step_s: float | None
-    memory_gib: float | None
+    dataset: str = ""
+    family: str = ""
+    framework: str = ""
+    model: str = ""
+    precision: str = ""
+    attention: str = ""
+    overlap: str = ""
+    zero: str = ""
+    recompute: str = ""
+    notes: str = ""
+    gated: bool = False
+    vocabulary_multiple: int | None = None
+    micro_batch: int | None = None
+    tensor: int = 1
+    pipeline: int = 1
+    interleave: int = 1
+    interleave_known: bool = True
+    context: int = 1
+    sequence_parallel: bool | None = None
+    step_s: float | None = None
+    memory_gib: float | None = None
     y: int = 1
     z: int | None = None
     order: tuple[str, ...] = ()
@@ -202,21 +202,33 @@ def above_zero(record: Record, name: str) -> float | None:
     return value
 
 
-_PLAIN = ("id", "dataset", "framework", "system", "gpu", "network", "model", "precision", "overlap", "notes")
-_FIELDS: tuple[tuple[Callable[[Record, str], Any], Mapping[str, str]], ...] = (
-    (lambda record, name: count(record, name, 1), {"tensor": "tp", "y": "y", "pipeline": "pp", "context": "cp"}),
+def _multiple(record: Record, name: str) -> int | None:
+    value = number(record, name)
+    if value is not None and (value != int(value) or value < 0):
+        raise ValueError(f"{name} is {record[name]!r}, not a whole number from 0 up")
+    return None if value is None else int(value)
+
+
+_PLAIN = ("id", "dataset", "family", "framework", "system", "gpu", "network", "model", "precision", "overlap", "notes")
+_READ_BY: tuple[tuple[Callable[[Record, str], Any], Mapping[str, str]], ...] = (
+    (_maybe, {"tensor": "tp", "y": "y", "pipeline": "pp", "interleave": "vpp", "context": "cp", "data": "dp"}),
     (count, {"gpus": "n_gpus", "heads": "heads", "layers": "layers", "hidden": "hidden", "ffn": "ffn"}),
     (count, {"vocab": "vocab", "sequence_length": "seq", "global_batch": "gbs"}),
     (_maybe, {"gpus_per_node": "gpus_per_node", "micro_batch": "mbs", "z": "z", "head_dim": "head_dim"}),
+    (_maybe, {"kv_heads": "kv_heads"}),
+    (_multiple, {"vocabulary_multiple": "vocab_multiple"}),
     (above_zero, {"gpu_memory_gb": "gpu_mem_gb", "step_s": "step_s", "memory_gib": "mem_gib"}),
-    (_flag, {"sequence_parallel": "seq_parallel", "biases": "biases", "tied": "tied"}),
+    (above_zero, {"tflops_per_gpu": "tflops_per_gpu"}),
+    (_flag, {"sequence_parallel": "seq_parallel", "biases": "biases", "tied": "tied", "gated": "gated_mlp"}),
     (_text, {name: name for name in (*_PLAIN, "recompute")} | {"attention": "attn", "zero": "zero_stage"}),
+    (_text, {"order": "order", "parts": "parts"}),
 )
-"""How a field is read, and from which column."""
+"""How the text of a column is read, and the field that it states."""
+_COLUMN = {field: column for _, columns in _READ_BY for field, column in columns.items()}
 
 
 def step_row(stated: Record, line: int) -> StepRow:
-    """What a record of a file or of arguments means; ValueError with all odd words, or the first size that is none."""
+    """What a record of a file means; ValueError with all odd words, or the first size that is none."""
     record = dict(stated)
     more: Named | None = None
     if names_model(record):
@@ -225,36 +237,33 @@ def step_row(stated: Record, line: int) -> StepRow:
     for erratum in known_errata():
         if (record.get("dataset"), record.get(erratum["column"], "")) == (erratum["dataset"], erratum["cell"]):
             record[erratum["column"]] = erratum["taken"]
-    if odd := list(_odd_words(record)):
+    if odd := list(odd_words(record)):
         raise ValueError("; ".join(odd))
-    found = {field: read(record, column) for read, columns in _FIELDS for field, column in columns.items()}
-    gpus, heads, z = found["gpus"], found["heads"], found["z"]
-    kv_heads = count(record, "kv_heads", heads)
-    if heads % kv_heads:
-        raise ValueError(f"heads is {heads}, not divisible by kv_heads, {kv_heads}")
-    model_ranks = found["tensor"] * found["y"] * found["pipeline"] * found["context"]
-    data = count(record, "dp", max(1, gpus // model_ranks))
-    if z is not None and data % z:
-        raise ValueError(f"dp is {data}, not divisible by z, {z}")
-    multiple = number(record, "vocab_multiple")
-    if multiple is not None and (multiple != int(multiple) or multiple < 0):
-        raise ValueError(f"vocab_multiple is {record['vocab_multiple']!r}, not a whole number from 0 up")
-    return StepRow(
-        **found,
-        line=line,
-        more=more,
-        family=_text(record, "family") or f"{record.get('model', '')}|{gpus}",
-        kv_heads=kv_heads,
-        gated=bool(_flag(record, "gated_mlp")),
-        vocabulary_multiple=None if multiple is None else int(multiple),
-        interleave=count(record, "vpp", 1),
+    found = {column: read(record, column) for read, columns in _READ_BY for column in columns.values()}
+    row = row_of({column: value for column, value in found.items() if value is not None}, line=line, more=more)
+    return replace(
+        row,
+        family=row.family or f"{row.model}|{row.gpus}",
         interleave_known=_text(record, "vpp").lower() != "unknown",
-        data=data,
-        order=_order(record),
-        parts=_parts(record),
-        tflops_per_gpu=None if record.get("flops_convention") else above_zero(record, "tflops_per_gpu"),
+        tflops_per_gpu=None if record.get("flops_convention") else row.tflops_per_gpu,
         unstated=tuple(name for name in OPTIONS if _text(record, name).lower() in SILENT),
     )
+
+
+def row_of(words: Mapping[str, Any], *, line: int, more: Named | None = None) -> StepRow:
+    """A step by what its columns mean; ValueError where they do not go together."""
+    found = {field: words[column] for field, column in _COLUMN.items() if column in words}
+    heads, z, stages, chunks = words["heads"], words.get("z"), words.get("pp", 1), words.get("vpp", 1)
+    found["kv_heads"] = kv_heads = words.get("kv_heads", heads)
+    if heads % kv_heads:
+        raise ValueError(f"heads is {heads}, not divisible by kv_heads, {kv_heads}")
+    ranks = words.get("tp", 1) * words.get("y", 1) * stages * words.get("cp", 1)
+    found["data"] = data = words.get("dp", max(1, words["n_gpus"] // ranks))
+    if z is not None and data % z:
+        raise ValueError(f"dp is {data}, not divisible by z, {z}")
+    found["order"] = order_of(cell_text(words.get("order", "")))
+    found["parts"] = parts_of(words.get("parts", ""), stages, chunks, words["layers"])
+    return StepRow(**found, line=line, more=more)
 
 
 _SIZES = ("n_gpus", "layers", "hidden", "heads", "kv_heads", "ffn", "vocab", "seq", "gbs", "mbs", "zero_stage")
@@ -269,12 +278,14 @@ MEASURES = ("step_s", "mem_gib", "gpu_mem_gb", "params_b", "state_bytes", *_RATE
 
 
 def meaning(name: str, value: Cell) -> Cell:
-    """What the text of a cell means by itself: a whole number, a flag, else its words."""
+    """What the text of a cell means by itself: a whole number, a measure, a flag, else its words."""
     if not isinstance(value, str):
         return value
     text = value.strip()
     if name in (*_SIZES, *COUNTS, *FROM_ZERO) and re.fullmatch(r"\d{1,15}(?:\.0*)?", text):
         return int(float(text))
+    if name in MEASURES and re.fullmatch(r"\d+\.?\d*(e[+-]?\d+)?", text.lower()):
+        return float(text)
     return text.lower() in _YES if name in _FLAGS and text.lower() in (*_YES, *_NO) else text
 
 
@@ -300,21 +311,21 @@ def cell_text(value: object) -> str:
     return str(int(value) if isinstance(value, bool) else value)
 
 
-def _order(record: Record) -> tuple[str, ...]:
+def order_of(words: str) -> tuple[str, ...]:
     """Axes from the fastest-varying rank outwards, between commas; none where the row does not say."""
-    words = _text(record, "order")
     found = tuple(axis.strip() for axis in words.split(",") if axis.strip())
     if not set(found) <= set(RANK_AXES) or len(set(found)) < len(found):
         raise ValueError(f"order is {words!r}, not axes once each: there are {', '.join(RANK_AXES)}")
     return found
 
 
-def _parts(record: Record) -> tuple[int, ...]:
+def parts_of(stated: str | tuple[int, ...], stages: int, chunks: int, layers: int) -> tuple[int, ...]:
     """Blocks of each part of the model, chunk c of stage s at c·stages + s: between blanks, or as a pipeline layout."""
-    words, stages, chunks = _text(record, "parts"), count(record, "pp", 1), count(record, "vpp", 1)
-    layers, numbers = count(record, "layers"), words.split()
-    parts = tuple(int(word) for word in numbers if word.isdecimal() and len(word) < 10)
-    if len(parts) < len(numbers):
+    words = "" if isinstance(stated, tuple) else stated
+    numbers = words.split()
+    parts = stated if isinstance(stated, tuple) else ()
+    parts = parts or tuple(int(word) for word in numbers if word.isdecimal() and len(word) < 10)
+    if words and len(parts) < len(numbers):
         if odd := [word for word in numbers if re.fullmatch(r"[+-]?\d+(\.\d*)?", word) and not word.isdecimal()]:
             raise ValueError(f"parts: {odd[0]!r} is not a whole number of blocks from 0 to {layers:,}")
         try:
@@ -347,7 +358,7 @@ _WORDS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
 """Columns with few possible words, what their cells may hold, and what is suggested for another word."""
 
 
-def _odd_words(record: Record) -> Iterator[str]:
+def odd_words(record: Record) -> Iterator[str]:
     """What is wrong with each cell whose words mean nothing."""
     for column, pattern, known in _WORDS:
         text = _text(record, column).lower()

@@ -13,7 +13,7 @@ from axonn_tune.errors import DocumentError
 from axonn_tune.report.accuracy import accuracy_text
 from axonn_tune.specs.catalog import load_machine
 from axonn_tune.validation.published.accuracy import Accuracy, StepSummary, predict_steps
-from axonn_tune.validation.published.cases import Case, case_of, differences, node_gb_per_s
+from axonn_tune.validation.published.cases import Case, case_of, differences, framework_of, node_gb_per_s
 from axonn_tune.validation.published.rows import SHIPPED, Place, StepRow, read_records, read_steps
 from axonn_tune.validation.quality import kendall, ranks, spearman
 
@@ -133,7 +133,7 @@ def test_what_a_row_says_against_a_profile(
 ) -> None:
     """Guards warnings: another accelerator or node, and none for names that mean the same or say nothing."""
     row = replace(read(tmp_path, more={"gpus_per_node": per_node}), gpu=gpu)
-    assert list(differences(row, load_machine(machine).document)) == expected
+    assert list(differences(row, load_machine(machine).document, framework_of(row))) == expected
 
 
 @pytest.mark.parametrize(
@@ -150,7 +150,7 @@ def test_attention_that_an_accelerator_lacks_is_reported(
 ) -> None:
     """Guards a stated kernel that is priced as another one: before Ampere Megatron writes all scores."""
     row = replace(read(tmp_path), gpu="", attention=attention, framework=framework)
-    found = "".join(differences(row, load_machine(machine).document))
+    found = "".join(differences(row, load_machine(machine).document, framework_of(row)))
     assert (f"attention is {attention!r}" in found, said in found) == (bool(said), True)
 
 
@@ -183,7 +183,7 @@ def test_a_number_format_without_a_peak_says_so(tmp_path: Path) -> None:
     machine = profile.model_copy(update={"accelerator": chip})
     rows = [read(tmp_path), replace(read(tmp_path), precision="bf16")]
     first, second = predict_steps(rows, machine=machine)
-    assert first.why_not == "dgx-h100 states no peak for fp16"
+    assert str(first.why_not).startswith("precision: H100-SXM5-80GB has no fp16; it has ")
     assert second.predicted_s is not None
 
 
@@ -208,7 +208,7 @@ def test_rows_that_cannot_be_predicted_say_why(tmp_path: Path) -> None:
     for more, why in (
         ({"gpu": "Abacus 9"}, "no machine profile has the accelerator 'Abacus 9': known are A100"),
         ({"precision": "int8"}, "number format 'int8' is not modelled: bf16, fp16, "),
-        ({"precision": "fp8"}, "dgx-a100 states no peak for fp8-delayed"),
+        ({"precision": "fp8"}, "precision: A100-SXM4-80GB has no fp8-delayed; it has "),
         (large, "does not fit: needs "),
     ):
         (found,) = predict_steps([read(tmp_path, more=more)])
