@@ -85,6 +85,13 @@ def test_links_between_pages_lead_somewhere() -> None:
     assert not [f"{path.name}: {target}" for path, target in links if not (path.parent / target).exists()]
 
 
+def test_files_that_contributors_are_sent_to_exist() -> None:
+    """Guards CONTRIBUTING.md: each file and folder that it names with its path."""
+    named = re.findall(r"`([\w.*-]+/[\w./*-]*)`", (ROOT / "CONTRIBUTING.md").read_text("utf-8"))
+    assert len(named) > 40
+    assert not [one for one in named if "NAME" not in one and not list(ROOT.glob(one.rstrip("/")))]
+
+
 def test_every_exit_code_is_explained() -> None:
     """Guards the documentation of exit codes: every error of the tree ends in one that troubleshooting explains."""
     page = (DOCS / "troubleshooting.md").read_text("utf-8")
