@@ -7,7 +7,7 @@ PARALLEL := $(BIN)/python -m pytest -n 4 --dist loadfile --no-loadscope-reorder
 CODE := $(wildcard axonn_tune benchmarks configs docs/hooks.py machines tests tools)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test nightly check style types generated generate unit format outputs docs accuracy golden bench gpu fit frameworks structure clean chromium
+.PHONY: help demo test nightly deep check style types generated generate unit format outputs docs accuracy golden bench gpu fit frameworks structure clean chromium
 .DELETE_ON_ERROR:
 
 help: ## list the targets
@@ -16,12 +16,14 @@ help: ## list the targets
 demo: .venv/installed-demo ## install; rank grids of an 80b model; then predicted vs. measured on an emulated cluster
 	@$(BIN)/python -m tools.demo
 
-test: style types generated chromium ## style, types, generated files, and all tests but those of `make accuracy` and `make nightly`
-	@$(PARALLEL) --durations=40 --ignore=tests/published
+test: style types generated chromium ## a fast guard for each promise, style, types, generated files: six minutes on two cores
+	@$(PARALLEL) --ignore=tests/published
 
-nightly: .venv/installed-dev chromium ## what takes long: tests marked nightly, back-tests of learning, 50 synthetic machines
-	@$(PARALLEL) --durations=40 -m nightly
-	@$(BIN)/python -m tools.fit.back_test
+nightly: .venv/installed-dev chromium ## the tests that take longer, marked nightly: half an hour on two cores
+	@$(PARALLEL) -m nightly
+
+deep: .venv/installed-dev chromium ## before a release: tests marked deep, and 50 synthetic machines that learn
+	@$(PARALLEL) -m deep
 	@$(BIN)/python -m tools.learning_coverage
 
 chromium: # the browser that reports are tested in, where it may be installed

@@ -7,16 +7,41 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from zlib import crc32
 
 import pytest
 from hypothesis import settings
+from xdist.scheduler import LoadFileScheduling
 
 from tests import searches
+from tests.cpu import CpuSeconds
 
 # How long an example takes says nothing on a busy host; speed is what `make bench` measures.
 settings.register_profile("untimed", deadline=None)
 settings.load_profile("untimed")
 SEARCHES = "AXONN_TUNE_TESTED_SEARCHES"
+DAILY = "not nightly and not deep"
+
+SPREAD = {
+    "tests/runtime/test_equivalence.py": 12,
+    "tests/runtime/test_dry_run.py": 6,
+    "tests/runtime/test_kernels.py": 4,
+    "tests/cli/test_fuzz.py": 4,
+}
+"""Files of which so many parts may each run in a worker of its own; all others run whole in one, for their fixtures."""
+
+
+class Scheduling(LoadFileScheduling):  # type: ignore[misc] # xdist has no types
+    """Workers take files, or parts of those that take long."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        file = nodeid.partition("::")[0]
+        return f"{file}-{crc32(nodeid.encode()) % SPREAD.get(file, 1)}"
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> Scheduling | None:
+    """Our scheduling in place of files whole."""
+    return Scheduling(config, log) if config.getvalue("dist") == "loadfile" else None
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -25,6 +50,15 @@ def pytest_configure(config: pytest.Config) -> None:
         folder = TemporaryDirectory(prefix="axonn-tune-searches-")
         os.environ[SEARCHES] = folder.name
         config.add_cleanup(folder.cleanup)
+    config.pluginmanager.register(CpuSeconds(), "cpu-seconds")
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
+    """Fail `make test` by a guard that takes far too long."""
+    cpu = session.config.pluginmanager.get_plugin("cpu-seconds")
+    if exitstatus == 0 and session.config.option.markexpr == DAILY and cpu.slow():
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
 
 @pytest.fixture(scope="module")

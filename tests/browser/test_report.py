@@ -150,6 +150,7 @@ def test_a_row_opens_its_configuration(chromium: Any, reports: dict[str, Path]) 
         seen.check()
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("allowed", [True, False])
 def test_a_launch_config_is_copied(chromium: Any, reports: dict[str, Path], tmp_path: Path, *, allowed: bool) -> None:
     """Guards the copy button, with the clipboard and without: what is copied is a launch config that loads."""
@@ -168,6 +169,7 @@ def test_a_launch_config_is_copied(chromium: Any, reports: dict[str, Path], tmp_
         seen.check()
 
 
+@pytest.mark.nightly
 def test_a_phone_has_the_answer_on_its_first_screen(chromium: Any, reports: dict[str, Path]) -> None:
     """Guards the head on a phone: verdict and first bars are in sight."""
     with opened(chromium, reports["search"], size=PHONE) as seen:
@@ -178,6 +180,7 @@ def test_a_phone_has_the_answer_on_its_first_screen(chromium: Any, reports: dict
         assert bar["y"] + bar["height"] < PHONE[1]
 
 
+@pytest.mark.nightly
 def test_figures_answer(chromium: Any, reports: dict[str, Path]) -> None:
     """Guards figures: the theme changes them, the legend hides bars, pointing names them, sources fold out."""
     with opened(chromium, reports["search"]) as seen:
@@ -208,6 +211,7 @@ def test_figures_answer(chromium: Any, reports: dict[str, Path]) -> None:
         seen.check()
 
 
+@pytest.mark.nightly
 def test_published_rows_are_pointed_at_and_filtered(chromium: Any, reports: dict[str, Path]) -> None:
     """Guards `accuracy --html`: points say what they are, errors are another view, rows filter."""
     with opened(chromium, reports["rows"]) as seen:

@@ -36,6 +36,7 @@ def calibrated(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.nightly
 def test_the_profile_is_one_to_search_with(calibrated: Path) -> None:
     """Guards the whole way: measured, fitted, written, loaded, searched."""
     path = calibrated / "here.yaml"

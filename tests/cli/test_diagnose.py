@@ -75,6 +75,7 @@ def _minimal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     Path("steps.csv").write_text(MINIMAL.format(step_s=24), "utf-8")
 
 
+@pytest.mark.nightly
 @pytest.mark.usefixtures("minimal")
 def test_one_run_has_one_prediction_by_whichever_command() -> None:
     """Guards against opposite verdicts: the same facts give the same step and interval to three commands."""
@@ -92,6 +93,7 @@ def test_one_run_has_one_prediction_by_whichever_command() -> None:
         assert one["high_s"] == pytest.approx(explained["high_s"], rel=1e-6)
 
 
+@pytest.mark.nightly
 @pytest.mark.usefixtures("minimal")
 def test_what_was_assumed_comes_first_and_the_verdict_depends_on_it() -> None:
     """Guards blank cells: they are said before the verdict, which says on which it depends, and can be stated."""
@@ -142,6 +144,7 @@ def megatron_log(path: Path, *, step_s: float, tflops: float, more: str = "") ->
     return f"diagnose {path} --from-command {COMMANDS / 'apertus-70b.sh'} --machine alps"
 
 
+@pytest.mark.nightly
 def test_a_log_takes_what_it_lacks_from_the_script(tmp_path: Path) -> None:
     """Guards `--from-command`: a log without model and layout, what stays assumed, and the framework's names."""
     script = good(f"explain --from-command {COMMANDS / 'apertus-70b.sh'} --machine alps --format json").document
@@ -166,6 +169,7 @@ ALONE = {
 }
 
 
+@pytest.mark.nightly
 def test_a_log_in_fp32_says_so_and_states_the_run_of_its_baseline(tmp_path: Path) -> None:
     """Guards a log without its script: FP32 by accident is named, and a smaller run of which only a time is given has
     its batch, sequence length and model."""
@@ -253,6 +257,7 @@ def test_a_log_in_bf16_beside_a_script_in_8_bits_is_named_first(
         assert f"states precision bf16, but {name} is given" in run(f"learn {words} -o {tmp_path / 'ours.yaml'}").err
 
 
+@pytest.mark.nightly
 def test_a_run_with_experts_has_the_best_layout_of_a_search(tmp_path: Path) -> None:
     """Guards `explain --from-command` of experts: the rank of its grid, and flags to try next; routing is none."""
     script = tmp_path / "run.sh"
@@ -266,6 +271,7 @@ def test_a_run_with_experts_has_the_best_layout_of_a_search(tmp_path: Path) -> N
 LAYOUT = "--model llama3-8b --machine dgx-h100 --framework megatron-core --fact n_gpus=8 --fact gbs=64 --fact seq=8192"
 
 
+@pytest.mark.nightly
 def test_a_step_alone_is_compared_with_its_script_or_layout(tmp_path: Path) -> None:
     """Guards "is 9 s a step reasonable": the prediction, interval and causes without a log, of a script as `explain`
     predicts it, or of facts; without a layout, what to state and what to run."""

@@ -17,6 +17,7 @@ import yaml
 from axonn_tune.cli.main import cli, main
 from tests.cli.running import good, run
 from tests.golden.golden import commands
+from tests.nightly import params
 from tools import outputs, reference
 
 ROOT = Path(__file__).parents[2]
@@ -40,6 +41,18 @@ ELSEWHERE = {
 ONLY_PARSED = {"calibrate", "compare", "run", "lab", "validate", "export", "report", "diagnose"}
 WRITTEN_BY_THEM = {"traced", "measured.yaml", "train.sh"}
 
+LONG_BLOCKS = (
+    *("compare.md-0", "frameworks.md-1", "frameworks.md-2", "report.md-0", "report.md-1", "faq.md-3", "index.md-0"),
+    *("llama3-70b.md-0", "gtp-size.md-0"),
+)
+LONG_EXAMPLES = (
+    "--framework megatron-core --gpus 256 --model deepseek-v3 --machine dgx-h100",
+    "sweep --gpus 128 --model mixtral-8x22b --machine dgx-h100 --framework megatron-core --over ep",
+    "explain --from-command run.sh --machine dgx-h100",
+    "sweep --gpus 64..4096x2 --model 80b",
+)
+"""Blocks of pages and examples of help that take seconds, and so run nightly."""
+
 Block = list[tuple[str, str]]
 """Lines of a console block, and what the page shows below each."""
 
@@ -51,14 +64,14 @@ def console_blocks(page: Path) -> list[Block]:
     return [[(line, output) for line, _, output in (one.partition("\n") for one in found)] for found in parts]
 
 
-def new_blocks() -> Iterator[object]:
-    """Blocks of all pages, without those whose every command is run already."""
+def new_blocks() -> Iterator[tuple[str, Block]]:
+    """Blocks of all pages by name, without those whose every command is run already."""
     seen = {f"axonn-tune {line}" for line in ELSEWHERE}
     for page in PAGES:
         for number, block in enumerate(console_blocks(page)):
             lines = {line for line, _ in block}
             if not lines <= seen:
-                yield pytest.param(block, id=f"{page.name}-{number}")
+                yield f"{page.name}-{number}", block
             seen |= lines
 
 
@@ -73,11 +86,14 @@ def execute(block: Block) -> None:
             assert finished.code == 0, f"{line}\n{finished.out}\n{finished.err}"
 
 
-@pytest.mark.parametrize("block", list(new_blocks()))
-def test_documented_commands_run(block: Block, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+NEW_BLOCKS = dict(new_blocks())
+
+
+@pytest.mark.parametrize("name", params(NEW_BLOCKS, LONG_BLOCKS))
+def test_documented_commands_run(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Guards the documentation: a block's commands run in order in one folder."""
     monkeypatch.chdir(tmp_path)
-    execute(block)
+    execute(NEW_BLOCKS[name])
 
 
 SHOWN = [
@@ -101,6 +117,7 @@ def test_blocks_that_show_a_command_are_all_guarded() -> None:
         assert not [block for block in blocks if "ranked by" in block and block not in guarded], page.name
 
 
+@pytest.mark.nightly
 def test_the_tutorial_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Guards docs/tutorial.md from top to bottom in one folder, with less time to measure and fewer steps."""
     monkeypatch.chdir(tmp_path)
@@ -206,7 +223,7 @@ def runs(words: tuple[str, ...]) -> bool:
     return words[0] not in ONLY_PARSED and not needed & WRITTEN_BY_THEM and " ".join(words) not in ELSEWHERE
 
 
-@pytest.mark.parametrize("words", list(filter(runs, EXAMPLES)), ids=lambda words: " ".join(words)[:60])
+@pytest.mark.parametrize("words", params(filter(runs, EXAMPLES), LONG_EXAMPLES, name=" ".join))
 def test_examples_of_help_run(
     words: tuple[str, ...], files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -14,6 +14,7 @@ import axonn_tune
 from axonn_tune.cli.main import cli
 from axonn_tune.frameworks import registry
 from tests.cli.running import good, run
+from tests.cli.test_printed_commands import SCRIPT
 
 LLAMA = "--gpus 64 --model llama3-70b --machine dgx-h100"
 CORE = f"{LLAMA} --framework megatron-core"
@@ -135,10 +136,17 @@ def test_what_was_assumed_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert "Assumed" not in chosen
 
 
-def test_an_assumed_machine_is_in_the_first_line() -> None:
+@pytest.fixture
+def script(tmp_path: Path) -> Path:
+    """A small run of Megatron-LM on 16 GPUs."""
+    path = tmp_path / "run.sh"
+    path.write_text(SCRIPT, "utf-8")
+    return path
+
+
+def test_an_assumed_machine_is_in_the_first_line(script: Path) -> None:
     """Guards the machine that nobody named: the first line of each command that prices says so; no other does."""
-    asked, mark = "--gpus 8 --model llama3-8b", "× perlmutter (A100-SXM4-40GB; assumed, no --machine)"
-    script = Path(__file__).parents[1] / "fixtures" / "commands" / "gpt-one-line.sh"
+    asked, mark = "--gpus 8 --model nano", "× perlmutter (A100-SXM4-40GB; assumed, no --machine)"
     for line in (asked, f"explain {asked}", f"compare {asked}", f"explain --from-command {script}"):
         assert mark in good(line).out.splitlines()[0], line
     assert mark[2:] in good(f"sweep {asked}").out.splitlines()[0]
@@ -148,7 +156,7 @@ def test_an_assumed_machine_is_in_the_first_line() -> None:
 
 
 @pytest.mark.parametrize(("chip", "near", "inside"), [("H800", "dgx-h100", 151), ("a800-80gb", "dgx-a100", 147)])
-def test_an_accelerator_without_a_profile_has_a_stand_in(chip: str, near: str, inside: int, tmp_path: Path) -> None:
+def test_an_accelerator_without_a_profile_has_a_stand_in(chip: str, near: str, inside: int, script: Path) -> None:
     """Guards --machine, --fact and scripts that name it: the nearest, what differs, and options that run."""
     words = f"--machine {near} --set machine.tiers.nvlink.bandwidth_gb_per_s={inside}"
     refused = run("", ["--gpus", "8", "--model", "nano", "--machine", chip])
@@ -160,16 +168,14 @@ def test_an_accelerator_without_a_profile_has_a_stand_in(chip: str, near: str, i
         f"--step 9 --gpus 8 --model llama3-8b --framework megatron-core --batch 64 --seq 4096 --tp 8 --fact gpu={chip}"
     )
     assert words in " ".join(run("", shlex.split(f"diagnose {facts}")).out.split())
-    script, own = tmp_path / "run.sh", Path(__file__).parents[1] / "fixtures" / "commands" / "gpt-one-line.sh"
-    text = own.read_text("utf-8").replace("#!/bin/bash", f"#!/bin/bash\n#SBATCH --gres=gpu:{chip[:4].lower()}:8", 1)
-    script.write_text(text if chip[:4].lower() in text else f"# on {chip}\n{text}", "utf-8")
-    assert words in " ".join(good(f"explain --from-command {script} --machine {near}").out.split())
-    assert "has no profile" not in good(f"explain --from-command {own} --machine {near}").out
+    assert "has no profile" not in good(f"explain --from-command {script} --machine {near}").out
+    for named in (f"#!/bin/bash\n#SBATCH --gres=gpu:{chip[:4].lower()}:8\n", f"# on {chip}\n"):
+        script.write_text(f"{named}{SCRIPT}", "utf-8")
+        assert words in " ".join(good(f"explain --from-command {script} --machine {near}").out.split())
 
 
-def test_gpus_of_a_node_that_the_machine_has_not_are_remarked() -> None:
+def test_gpus_of_a_node_that_the_machine_has_not_are_remarked(script: Path) -> None:
     """Guards --nproc_per_node 8 on nodes of four."""
-    script = Path(__file__).parents[1] / "fixtures" / "commands" / "gpt-one-line.sh"
     said = {name: good(f"explain --from-command {script} --machine {name}").out for name in ("perlmutter", "dgx-a100")}
     remark = "8 GPUs a node are stated, but perlmutter is priced with its 4"
     assert [remark in " ".join(one.split()) for one in said.values()] == [True, False]

@@ -59,12 +59,10 @@ CALLS = {
     ),
     "explain-script": (1, "explain --from-command dense.sh --machine dgx-h100"),
     "explain-experts": (2, "explain --from-command moe.sh --machine dgx-h100"),
-    "explain-large": (1, "explain --from-command large.sh --machine dgx-h100"),
     "diagnose-experts": (2, "diagnose run.log --from-command moe.sh --machine dgx-h100"),
     "diagnose-large": (1, "diagnose --step 100 --from-command large.sh --machine dgx-h100"),
     "diagnose-unstated": (1, "diagnose --step 3 --model nano --gpus 8 --batch 48 --seq 64 --machine dgx-h100"),
     "infeasible-memory": (1, f"--gpus 8 --model llama3-70b {CORE} --seq 1024 --batch 16 --recompute none"),
-    "infeasible-experts": (1, f"--gpus 2 --model qwen3-30b-a3b --seq 512 --batch 2 {CORE}"),
     "infeasible-batch": (2, "--gpus 4 --model nano --batch 5 --micro-batch 2 --machine localhost"),
     "no-model": (1, "--gpus 4 --model someone/else"),
     "no-machine": (2, "--gpus 4 --model nano --machine nowhere"),
@@ -82,6 +80,8 @@ CALLS = {
 }
 """At least so many commands, and the call that prints them; comparisons print none today."""
 MORE = {
+    "explain-large": (1, "explain --from-command large.sh --machine dgx-h100"),
+    "infeasible-experts": (1, f"--gpus 2 --model qwen3-30b-a3b --seq 512 --batch 2 {CORE}"),
     "sweep-experts": (1, f"sweep --gpus 7 --model qwen3-30b-a3b --seq 8192 {CORE}"),
     "search-fsdp": (3, "--gpus 16 --model llama3-8b --machine dgx-h100 --framework fsdp --seq 8192"),
     "search-torchtitan": (3, "--gpus 16 --model llama3-8b --machine dgx-h100 --framework torchtitan"),

@@ -206,6 +206,7 @@ def test_several_costs_show_where_they_disagree() -> None:
         assert config["ranks"] == {"paper": ranks.get(tuple(config[axis] for axis in AXES))}
 
 
+@pytest.mark.nightly
 def test_what_no_published_step_validates_is_marked() -> None:
     """Guards marks: 64k GPUs and an accelerator without a row, in the table, in JSON and in one remark."""
     line = "--gpus 65536 --model 320b --machine frontier --rank-by step --recompute full --top 3"
@@ -243,6 +244,7 @@ def test_columns_differ_or_are_said_once() -> None:
     assert searched["feasible"] <= searched["candidates"]
 
 
+@pytest.mark.nightly
 def test_layouts_that_exchange_equal_factors_are_one_row() -> None:
     """Guards folding: rows with equal tokens a micro-batch and equal shards are named in the first, JSON has them all.
 

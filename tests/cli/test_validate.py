@@ -33,6 +33,7 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+@pytest.mark.nightly
 def test_two_runs_of_two_configurations(measured: Path) -> None:
     """Guards the whole of it on one rank: raw times of every run, equal losses, progress, the update."""
     found = load_document(measured, schema=Measurements)
@@ -51,6 +52,7 @@ def test_two_runs_of_two_configurations(measured: Path) -> None:
     assert profile.learned.evidence == (f"validate of {found.created[:10]}: 2 configurations on 1 rank",)
 
 
+@pytest.mark.nightly
 def test_record_and_check(measured: Path, tmp_path: Path) -> None:
     """Guards regress from end to end: recorded, passes; with no error allowed, fails with 4 and says where."""
     base = tmp_path / "base.yaml"

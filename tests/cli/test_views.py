@@ -56,6 +56,7 @@ def test_what_separates_strategies_adds_up() -> None:
         assert abs(longer - sum(named)) < 0.02, "what is not named is little"
 
 
+@pytest.mark.nightly
 def test_software_that_was_not_measured_on_several_gpus_stands_apart() -> None:
     """Guards the best and the baseline: the bundled runtime is neither, however short its step, asked for or not."""
     case = "compare --gpus 64 --model qwen3-30b-a3b --machine dgx-h100 --batch 512 --seq 8192"
@@ -78,6 +79,7 @@ def test_software_that_was_not_measured_on_several_gpus_stands_apart() -> None:
     assert all(one.measured for one in axonn_tune.compare("nano", gpus=1, machine="dgx-h100"))
 
 
+@pytest.mark.nightly
 def test_the_same_kernels_are_those_of_all() -> None:
     """Guards --same-kernels with experts: no numbers of a software's own, no faster attention of one of them.
 
@@ -95,6 +97,7 @@ def test_the_same_kernels_are_those_of_all() -> None:
     assert {one.prediction.job.framework.step.imbalance for one in forced if one.prediction} == {1.0}
 
 
+@pytest.mark.nightly
 def test_the_step_asked_for_is_the_frameworks() -> None:
     """Guards --set step.KEY and the baseline: both are of the framework named, whatever the kernels."""
     for kernels in ("", " --same-kernels"):
@@ -112,6 +115,7 @@ def test_the_step_asked_for_is_the_frameworks() -> None:
         assert own == (not kernels), "the step of compare is the one of search"
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("case", ["--gpus 1024 --model 80b", "--gpus 64 --model 20b"])
 def test_the_comparison_fits_100_columns(case: str) -> None:
     """Guards terminals; the rest with --wide, as standard error says. CSV has every strategy."""
@@ -128,6 +132,7 @@ def test_the_comparison_fits_100_columns(case: str) -> None:
     assert all(bool(row["iteration_s"]) != bool(row["infeasible"]) for row in rows)
 
 
+@pytest.mark.nightly
 def test_a_pinned_size_is_why_others_are_not_listed() -> None:
     """Guards the reason of contenders that the request itself rules out."""
     said = good("compare --gpus 64 --model 5b --batch 256 --framework fsdp --z 16").out
@@ -276,6 +281,7 @@ def test_commands_of_changes_write_what_was_promised(tmp_path: Path, monkeypatch
     assert json.loads(Path("step.json").read_text("utf-8"))["traceEvents"]
 
 
+@pytest.mark.nightly
 def test_options_hold_over_the_file_and_what_is_not_priced_is_said(tmp_path: Path) -> None:
     """Guards a template whose launcher has fewer GPUs than its layout, and the three kinds of sentences."""
     text = (COMMANDS / "gpt-one-line.sh").read_text("utf-8").rstrip()
@@ -289,6 +295,7 @@ def test_options_hold_over_the_file_and_what_is_not_priced_is_said(tmp_path: Pat
     assert wide["config"]["iteration_s"] > plain["config"]["iteration_s"]
 
 
+@pytest.mark.nightly
 def test_a_layout_too_large_for_memory_is_explained_all_the_same(tmp_path: Path) -> None:
     """Guards a run that someone has although it is predicted not to fit: said, and not refused."""
     text = (COMMANDS / "torchtitan-8b.sh").read_text("utf-8").replace("checkpoint:full", "checkpoint:none")
@@ -299,6 +306,7 @@ def test_a_layout_too_large_for_memory_is_explained_all_the_same(tmp_path: Path)
     assert "out of memory" in out
 
 
+@pytest.mark.nightly
 def test_a_run_is_compared_and_its_model_imported(tmp_path: Path) -> None:
     """Guards the row `yours` among the strategies, and models of scripts and config files: sizes, workload, source."""
     found = {row["key"]: row for row in table(good(f"compare {TITAN} --format csv").out)}
@@ -315,6 +323,7 @@ def test_a_run_is_compared_and_its_model_imported(tmp_path: Path) -> None:
     assert (model.defaults.global_batch, model.defaults.sequence_length) == (8, 128)
 
 
+@pytest.mark.nightly
 def test_formats_that_differ_are_a_column(tmp_path: Path) -> None:
     """Guards `--precision auto`: the format of each best is said, in text, CSV, JSON and pages."""
     asked = "--model llama3-8b --machine dgx-h100 --framework megatron-core --precision auto --recompute full"
@@ -329,6 +338,7 @@ def test_formats_that_differ_are_a_column(tmp_path: Path) -> None:
     assert {row["precision"] for row in rows if row["key"] in ("megatron-core", "deepspeed")} == {name, "bf16"}
 
 
+@pytest.mark.nightly
 def test_a_config_of_glm_comes_back_from_its_script(tmp_path: Path) -> None:
     """Guards the way from `config.json` to a script of Megatron-Core and back: the same layout, step and memory."""
     (tmp_path / "config.json").write_text(json.dumps(GLM | {"architectures": ["Glm4MoeForCausalLM"]}), "utf-8")

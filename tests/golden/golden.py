@@ -15,7 +15,7 @@ import shlex
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import chdir, redirect_stderr, redirect_stdout
 from pathlib import Path
 from unittest import mock
@@ -28,6 +28,7 @@ OUTPUTS = HERE / "outputs"
 FIXTURES = HERE.parent / "fixtures"
 CLOSE = 1e-9
 """Numbers that differ by less than this share are equal on another processor: fits use its linear algebra."""
+SLOWLY = "slowly "
 LARGE = 20_000
 """Characters from which on a recording is stored compressed."""
 LINES = 12
@@ -49,9 +50,19 @@ NUMBER = re.compile(r"-?\d+(?:\.\d+)?(?:[eE][+-]?\d+)?")
 
 def commands() -> dict[str, str]:
     """The command lines, by name."""
-    lines = (HERE / "commands.txt").read_text(encoding="utf-8").splitlines()
-    found = (line.partition(": ") for line in lines if line and not line.startswith("#"))
-    return {name: words for name, _, words in found}
+    return {name.removeprefix(SLOWLY): words for name, words in _lines_of_commands()}
+
+
+def slow(name: str) -> bool:
+    """Whether an output is of a command that `make test` leaves to `make nightly`."""
+    return SLOWLY + re.split(r"--|\.txt$", name)[0] in dict(_lines_of_commands())
+
+
+def _lines_of_commands() -> Iterator[tuple[str, str]]:
+    for line in (HERE / "commands.txt").read_text(encoding="utf-8").splitlines():
+        if line and not line.startswith("#"):
+            name, _, words = line.partition(": ")
+            yield name, words
 
 
 def masked(text: str, folder: Path) -> str:
@@ -63,8 +74,9 @@ def masked(text: str, folder: Path) -> str:
     return text
 
 
-def outputs(only: str = "") -> Iterator[tuple[str, str]]:
-    """Name and masked text of what each command prints, with its exit code, and of each file that it writes."""
+def outputs(only: Callable[[str], bool]) -> Iterator[tuple[str, str]]:
+    """Name and masked text of what each command prints, with its exit code, and of each file that it writes; only: for
+    a command's name, whether it is run."""
     fixtures = {name: FIXTURES / name for name in ("commands", "logs", "diagnose", "v2")}
     with (
         tempfile.TemporaryDirectory() as given,
@@ -73,7 +85,7 @@ def outputs(only: str = "") -> Iterator[tuple[str, str]]:
     ):
         folder = Path(given).resolve()
         for name, words in commands().items():
-            if only and not re.search(only, name):
+            if not only(name):
                 continue
             before = _written(folder)
             printed, said = io.StringIO(), io.StringIO()
@@ -155,7 +167,7 @@ def _lines(text: str) -> list[str]:
 if __name__ == "__main__":
     writing = "--write" in sys.argv[1:]
     chosen = next((word for word in sys.argv[1:] if not word.startswith("-")), "")
-    now, held = dict(outputs(chosen)), recorded() if OUTPUTS.exists() else {}
+    now, held = dict(outputs(lambda name: bool(re.search(chosen, name)))), recorded() if OUTPUTS.exists() else {}
     differing = 0
     for each in sorted({*now, *(() if chosen else held)}):
         if report := moved(held.get(each), now.get(each)):

@@ -191,6 +191,7 @@ def losses(directory: Path) -> list[float]:
     return [line["loss"] for line in lines if "step" in line]
 
 
+@pytest.mark.nightly
 @needs_labs
 def test_training_equals_that_on_localhost(free: Lab, launch: Path, tmp_path: Path) -> None:
     """Guards `lab run`: four ranks in four namespaces train exactly as four on localhost; the grid has to fit."""

@@ -52,7 +52,7 @@ REALTIME = os.getuid() == 0
 CALIBRATE = "calibrate --model nano --batch 8 --ranks-per-node 2 --budget 30s -o"
 
 
-pytestmark = pytest.mark.usefixtures("alone")
+pytestmark = [pytest.mark.usefixtures("alone"), pytest.mark.nightly]
 
 
 @needs_labs

@@ -22,7 +22,7 @@ from tests.property import strategies
 COUNTS = st.sampled_from([1, 2, 6, 7, 8, 12, 16, 24, 48])
 
 
-@settings(max_examples=60)
+@settings(max_examples=25)
 @given(strategies.models(), strategies.machines(), strategies.workloads(), COUNTS, st.randoms(use_true_random=False))
 def test_scalar_twin_equals_the_columns(
     model: Model, machine: Machine, workload: Workload, gpus: int, random: Any

@@ -1,8 +1,8 @@
 """Training on a grid is training on one rank: the same numbers, from the collectives the program lists.
 
-Thirty grids of 1 to 8 ranks run each time, all 89 nightly; with context parallelism six and 35. Each trains three steps
-in fp64 with every overlap, and one without. `steps.check` runs on every rank and returns what it finds wrong; the tests
-here only ask for it.
+Twelve grids of 2 to 4 ranks run each time, the others of up to 16 nightly. Each trains three steps in fp64 with every
+overlap, and one without. `steps.check` runs on every rank and returns what it finds wrong; the tests here only ask for
+it.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.nightly import params
 from tests.runtime import steps
 from tests.runtime.cases import (
     CONTEXT_TRAININGS,
@@ -36,6 +37,7 @@ Serial = Callable[[Case], Path]
 EVERY = cases()
 MORE = context_cases() | expert_cases()
 DAILY = {*daily(EVERY), *(case for case, each_time in MORE.items() if each_time)}
+DAILY_SETS = (SETS[1], SETS[-1])
 
 
 @pytest.fixture(scope="session")
@@ -76,7 +78,7 @@ def test_grid_trains_as_one_rank_does(case: Case, pools: Pools, serial: Serial) 
     assert not problems, "\n".join(f"rank {rank}: {problem}" for problem, rank in problems.items())
 
 
-@pytest.mark.parametrize("case", SETS, ids=str)
+@pytest.mark.parametrize("case", params(SETS, [str(one) for one in SETS if one not in DAILY_SETS]))
 def test_recompute_sets_train_as_one_rank_does(case: Case, pools: Pools, serial: Serial) -> None:
     """Guards recompute by modules, and of the first blocks of each chunk alone, as the test above; and that the first
     step's loss and gradients are those without recompute, to the bit."""
@@ -86,7 +88,7 @@ def test_recompute_sets_train_as_one_rank_does(case: Case, pools: Pools, serial:
 
 
 def test_every_two_values_meet() -> None:
-    """Guards the covering: of grids without stages every two values of two dimensions; nine in ten of them daily."""
+    """Guards the covering: of grids without stages every two values of two dimensions; of all, seven in ten daily."""
     chosen = [case for case in EVERY if case.grid.world > 1 and case.grid.pipeline == 1]
     values = [set(dimension) for dimension in zip(*(case.values() for case in chosen), strict=True)]
     assert [len(dimension) for dimension in values] == [2, 2, 2, 2, 2, 2, 1, 1, 1, 1, 3, 3, 3, 2, 2, 3, 3, 3, 3]
@@ -95,4 +97,4 @@ def test_every_two_values_meet() -> None:
         for mine, theirs in itertools.product(first, second):
             assert (False, ((one, mine), (other, theirs))) in met or mine == theirs == INNERMOST
     assert len(EVERY) == 89
-    assert len(met & set().union(*(case.pairs() for case in DAILY))) > 0.9 * len(met)
+    assert len(met & set().union(*(case.pairs() for case in DAILY))) > 0.7 * len(met)

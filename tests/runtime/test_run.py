@@ -124,6 +124,7 @@ def traced(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     return folder, shown
 
 
+@pytest.mark.nightly
 def test_terms_are_timed_and_shown_beside_the_prediction(traced: tuple[Path, str]) -> None:
     """Guards predicted vs. measured: each collective has a time on each rank, and all adds up; `learn` reads it all."""
     folder, shown = traced[0] / "run", traced[1]

@@ -65,10 +65,10 @@ def test_chunks_that_differ_in_blocks_are_priced_as_they_are(name: str, space: s
 @pytest.mark.parametrize(
     ("name", "pins"),
     [
-        ("axonn-tune", {}),
+        pytest.param("axonn-tune", {}, marks=pytest.mark.nightly),
         ("axonn-tune", {"pipeline": 4, "chunks": 3}),
         ("axonn-tune", {"recompute": "layernorm,mlp_act", "recompute_layers": 2}),
-        ("megatron-core", {}),
+        pytest.param("megatron-core", {}, marks=pytest.mark.nightly),
         ("megatron-core", {"pipeline": 2, "chunks": 3, "recompute": "full", "recompute_layers": 1}),
         ("fsdp", {}),
     ],

@@ -45,7 +45,12 @@ def priced(framework: str, grid: Grid, *, layers: str = "dense moe*3", **changes
 
 
 @pytest.mark.parametrize(
-    ("layers", "gpus", "room"), [("moe*6", 4, 1.0), ("dense*2 moe*6", 8, 1.0), ("(dense moe)*4", 4, 1.5)]
+    ("layers", "gpus", "room"),
+    [
+        ("moe*6", 4, 1.0),
+        ("(dense moe)*4", 4, 1.5),
+        pytest.param("dense*2 moe*6", 8, 1.0, marks=pytest.mark.nightly),
+    ],
 )
 @pytest.mark.parametrize(
     ("name", "memory_gib"), [("axonn-tune", 24.0), ("megatron-core", 20.0), ("torchtitan", 80.0), ("fsdp", 80.0)]
@@ -63,6 +68,7 @@ def test_candidates_cost_what_each_does_alone(
     _check_alone(ranked)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("overlaps", [OVERLAPS, ()])
 def test_candidates_with_sharded_experts_cost_what_each_does_alone(overlaps: tuple[Overlap, ...]) -> None:
     """Guards the same where an axis of its own shards experts, beside GTP, EP, stages, chunks and recompute."""

@@ -317,6 +317,7 @@ def test_auto_finds_the_best_of_each_format() -> None:
     assert {*alone.ranked.best_by_format} <= {"bf16"}
 
 
+@pytest.mark.nightly
 def test_compare_ranks_those_that_have_the_format() -> None:
     """Guards a comparison in a format: who lacks it says what it has."""
     found = compare(load_inputs(Request("llama3-8b", 8, machine="dgx-b200", precision="mxfp8", batch=8)).problem)

@@ -36,7 +36,14 @@ def model_of(layers: str, **types: dict[str, Any]) -> Model:
 
 
 @pytest.mark.parametrize("layers", ["(local*2 global)*3 local", "wide*2 (mixer mlp)*3 global*4"])
-@pytest.mark.parametrize(("name", "memory_gib"), [("axonn-tune", 16.0), ("megatron-core", 16.0), ("torchtitan", 80.0)])
+@pytest.mark.parametrize(
+    ("name", "memory_gib"),
+    [
+        ("megatron-core", 16.0),
+        pytest.param("axonn-tune", 16.0, marks=pytest.mark.nightly),
+        pytest.param("torchtitan", 80.0, marks=pytest.mark.nightly),
+    ],
+)
 def test_candidates_cost_what_each_does_alone(layers: str, name: str, memory_gib: float) -> None:
     """Guards the columns of layer types, with stages, chunks and recompute in some layers: the same to the bit, and
     stages have the memory together that each has by itself."""

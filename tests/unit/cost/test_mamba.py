@@ -51,7 +51,9 @@ def priced(grid: Grid, *, layers: str = "mamba*4", recompute: str = "none", prec
     )
 
 
-@pytest.mark.parametrize("layers", ["mamba*4", "(mamba moe)*2 attention both*2"])
+@pytest.mark.parametrize(
+    "layers", ["mamba*4", pytest.param("(mamba moe)*2 attention both*2", marks=pytest.mark.nightly)]
+)
 @pytest.mark.parametrize(("name", "memory_gib"), [("axonn-tune", 8.0), ("megatron-core", 8.0), ("fsdp", 80.0)])
 def test_candidates_cost_what_each_does_alone(layers: str, name: str, memory_gib: float) -> None:
     """Guards the columns of Mamba-2, with stages, chunks, context and recompute: the same to the last bit."""

@@ -40,8 +40,8 @@ def model_of(layers: Any, **changes: Any) -> Model:
     ("name", "layers", "count", "text"),
     [
         ("axonn-tune", 4, 1, None),
-        ("megatron-core", "dense moe*5", 1, None),
-        ("megatron-core", "(dense alone)*3", 2, None),
+        pytest.param("megatron-core", "dense moe*5", 1, None, marks=pytest.mark.nightly),
+        pytest.param("megatron-core", "(dense alone)*3", 2, None, marks=pytest.mark.nightly),
         ("megatron-core", "dense moe*5", 1, "Ett|tt|tt|mL"),
         ("megatron-core", "dense moe*5", 1, "Et|tt|tt|t|m|L"),
         ("torchtitan", "dense*4", 1, None),

@@ -146,7 +146,7 @@ def ranked(model: str, machine: Machine, *, gpus: int, batch: int, rank_by: Rank
     return search(problem, top=0)
 
 
-@pytest.mark.parametrize("has_learned", [False, True])
+@pytest.mark.parametrize("has_learned", [False, pytest.param(True, marks=pytest.mark.nightly)])
 def test_ties_by_communication_hold_for_steps_too(has_learned: bool) -> None:
     """Guards ties: grids whose communication could be the same, but not their steps, are none."""
     machine = learned(0.02, 1.0, of_layout=0.01) if has_learned else load_machine("perlmutter").document

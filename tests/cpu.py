@@ -1,0 +1,87 @@
+"""CPU seconds of each test, those of the processes that it started too, of which the slowest are listed at the end.
+
+A guard of `make test` takes at most `MOST_S` on an idle host; one that takes `FAILS` times as long fails the run.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+MOST_S, FAILS, LISTED, QUICK_S = 10.0, 3, 20, 60.0
+TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+SPENT = "cpu_s"
+
+
+def cpu_s() -> float:
+    """CPU time of this process and of all that descend from it, those that have ended included, s."""
+    own = os.times()
+    return own.user + own.system + own.children_user + own.children_system + _below(os.getpid()) / TICKS_PER_S
+
+
+def _below(pid: int) -> int:
+    """Clock ticks of the living descendants of a process."""
+    ticks = 0
+    for listed in Path(f"/proc/{pid}/task").glob("*/children"):
+        try:
+            children = listed.read_text().split()
+        except OSError:
+            continue
+        for child in children:
+            try:
+                # From the 14th field of proc(5) on: user, system, and both of children that were waited for.
+                fields = Path(f"/proc/{child}/stat").read_text().rpartition(")")[2].split()
+            except OSError:
+                continue
+            ticks += sum(map(int, fields[11:15])) + _below(int(child))
+    return ticks
+
+
+class CpuSeconds:
+    """Measures in workers, and tells where all is summed up."""
+
+    def __init__(self) -> None:
+        self._spent = Counter[str]()
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_runtest_setup(self, item: pytest.Item) -> Iterator[None]:
+        """Measure what the test's own fixtures take; of shared ones, whoever comes first."""
+        return (yield from _measured(item))
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_runtest_call(self, item: pytest.Item) -> Iterator[None]:
+        """Measure the test."""
+        return (yield from _measured(item))
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """Sum up by test; a report has what was measured so far."""
+        for name, seconds in report.user_properties:
+            if name == SPENT and report.when != "teardown":
+                self._spent[report.nodeid] = max(self._spent[report.nodeid], float(str(seconds)))
+
+    def slow(self) -> list[str]:
+        """Tests that take longer than any may."""
+        return [test for test, seconds in self._spent.items() if seconds > FAILS * MOST_S]
+
+    def pytest_terminal_summary(self, terminalreporter: Any) -> None:
+        """List the slowest, unless it was quick."""
+        if (total := sum(self._spent.values())) < QUICK_S:
+            return
+        terminalreporter.section(f"slowest of {len(self._spent):,} tests, CPU seconds; {total:,.0f} in all")
+        for test, seconds in self._spent.most_common(LISTED):
+            mark = f", above the {MOST_S:g} of a guard" if seconds > MOST_S else ""
+            terminalreporter.write_line(f"{seconds:8.2f}  {test[:150]}{mark}")
+
+
+def _measured(item: pytest.Item) -> Iterator[None]:
+    began = cpu_s()
+    try:
+        return (yield)
+    finally:
+        before = sum(float(str(seconds)) for name, seconds in item.user_properties if name == SPENT)
+        item.user_properties = [(SPENT, round(before + cpu_s() - began, 3))]
