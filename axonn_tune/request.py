@@ -145,6 +145,7 @@ def _assignments(settings: Settings) -> tuple[str, ...]:
 
 def _layout(text: str) -> str:
     """The text of a pipeline layout; UsageError for what is none, whatever the model."""
+    # Imported here: most calls have no layout of stages, and start-up time is theirs.
     from axonn_tune.stages import parse_layout
 
     parse_layout(text)

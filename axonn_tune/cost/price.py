@@ -501,6 +501,7 @@ class Pricer:
 
     def _joined(self, of: Mapping[int, Kind]) -> _Joined:
         """Pipeline stages joined by 1F1B or interleaved 1F1B."""
+        # Imported here: most searches have no pipeline stages, and start-up time is theirs.
         from axonn_tune.cost.pipeline import Pipelines, overlapped
 
         message, size_bytes, one_s = self.send
@@ -540,6 +541,7 @@ class Pricer:
         stage, contents = Stage(number == 0, number == stages - 1), self.contents[number::stages]
         values, held = dict[str, float](self._symbols(stage, contents)), [1]
         if stages > 1:
+            # Imported here: most searches have no pipeline stages, and start-up time is theirs.
             from axonn_tune.program.pipeline import held_of_chunks
 
             blocks, batches = tuple(map(blocks_in, contents)), int(values["A"])
@@ -586,6 +588,7 @@ class Pricer:
     @cached_property
     def send(self) -> tuple[Collective, float, float]:
         """A message to another stage, its bytes, and its time, s."""
+        # Imported here: most searches have no pipeline stages, and start-up time is theirs.
         from axonn_tune.cost.pipeline import gathers_messages, message_s
 
         values, grid = self._symbols(ONLY), self.grid
@@ -686,6 +689,7 @@ class Kind:
     @cached_property
     def priced(self) -> StageKind:
         """Its seconds as columns of one row."""
+        # Imported here: most searches have no pipeline stages, and start-up time is theirs.
         from axonn_tune.cost.pipeline import StageKind
 
         times = tuple(ChunkTimes(*map(np.atleast_1d, one)) for one in self.chunks)

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 from axonn_tune.errors import DocumentError, Problem, UnknownNameError, UsageError, suggest
 from axonn_tune.frameworks import find_framework
@@ -23,8 +23,11 @@ from axonn_tune.frameworks.description import Framework
 from axonn_tune.frameworks.keys import Stated
 from axonn_tune.frameworks.names import why_unpriced
 from axonn_tune.learning.arguments import EXPERT_COLUMNS, StatedRun, experts_proof, is_same
+from axonn_tune.learning.collective_logs import read_log, times_of
 from axonn_tune.learning.evidence import Sample, measured_samples, probe_samples, run_sample, step_sample
 from axonn_tune.learning.stated import OF_RUN, CommandRun, model_columns, read_run
+from axonn_tune.learning.traces import read_trace
+from axonn_tune.learning.training_logs import LoggedRun, decoded, looks_like_training_log, read_training_log
 from axonn_tune.specs.catalog import MachineLike, ModelLike, load_machine, load_model, machines_with
 from axonn_tune.specs.document import read_config
 from axonn_tune.specs.launch import Launch
@@ -62,10 +65,6 @@ from axonn_tune.validation.published.rows import (
     odd_fact,
     step_row,
 )
-
-if TYPE_CHECKING:
-    from axonn_tune.learning.training_logs import LoggedRun
-
 
 _SIZES = ("layers", "hidden", "heads", "kv_heads", "ffn", "vocab")
 
@@ -239,8 +238,6 @@ def _read(path: Path, request: EvidenceRequest) -> _Found:
         return _run_folder(path.parent)
     if path.suffix == ".gz":
         return _trace(path, request)
-    from axonn_tune.learning.training_logs import decoded
-
     if not (content := read_bytes(path)).strip():
         raise UsageError(f"{str(path)!r} is empty")
     if reader := _reader(decoded(content)):
@@ -348,8 +345,6 @@ _OF_COLLECTIVES = re.compile(
 
 def _reader(text: str) -> Callable[[Path, EvidenceRequest], _Found] | None:
     """What reads a file of this content."""
-    from axonn_tune.learning.training_logs import looks_like_training_log
-
     head, columns = text[:_HEAD], text.partition("\n")[0].replace('"', "").split(",")
     if len({name.strip() for name in columns} & set(COLUMNS)) > len(columns) // 2 > 2:
         return _rows
@@ -439,8 +434,6 @@ _PLAIN_MODEL = {
 
 
 def _collectives(path: Path, request: EvidenceRequest) -> _Found:
-    from axonn_tune.learning.collective_logs import read_log, times_of
-
     log = read_log(path, ranks=request.ranks, nodes=request.nodes)
     cut_off = ((line, "the log is cut off here; what comes before counts") for line in log.cut_off)
     said = [f"{path.name}:{line}: {words}" for line, words in (*log.assumed, *cut_off)]
@@ -448,8 +441,6 @@ def _collectives(path: Path, request: EvidenceRequest) -> _Found:
 
 
 def _trace(path: Path, request: EvidenceRequest) -> _Found:
-    from axonn_tune.learning.traces import read_trace
-
     found = read_trace(path)
     if not found:
         raise UsageError(f"{str(path)!r} has no collective with its size and group, and no GEMM with its shapes")
@@ -478,8 +469,6 @@ def _of_probes(
 
 
 def _training_log(path: Path, request: EvidenceRequest) -> _Found:
-    from axonn_tune.learning.training_logs import read_training_log
-
     runs, rows, said = read_training_log(path), list[StepRow](), list[str]()
     stated: list[CommandRun | None] = []
     for run in runs:

@@ -29,6 +29,7 @@ from axonn_tune.specs.workload import Workload
 from axonn_tune.vocabulary import AUTO, DEFAULT_MACHINE, MOMENT_BYTES, OVERLAPS, CudaGraphs, Precision
 
 if TYPE_CHECKING:
+    # Imported here: a search reads no launch config, and start-up time is its.
     from axonn_tune.specs.launch import Launch
 
 
@@ -437,6 +438,7 @@ def launch_inputs(path: str | Path, *, machine: MachineLike | None = None) -> tu
     `machine` is a profile to use instead of the one the launch config names.
     Errors as `load_inputs` and `machine_of_launch`.
     """
+    # Imported here: a search reads no launch config, and start-up time is its.
     from axonn_tune.specs.launch import Launch
     from axonn_tune.specs.loading import load_file
     from axonn_tune.stages import layout_text

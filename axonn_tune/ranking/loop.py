@@ -239,6 +239,7 @@ class Loop:
 
     def _schedule(self, items: list[tuple[float, Split]]) -> None:
         """Bound the splits of some candidates."""
+        # Imported here: most searches have no pipeline stages, and start-up time is theirs.
         from axonn_tune.ranking.splits import Staged, schedules_of
 
         self.counts["split"] += len(items)
@@ -317,6 +318,7 @@ class Loop:
         batch, row, parts, level = item
         several = batch.shapes.chunks[batch.shape[row]] > 1
         if several and level == _SPLIT and self.problem.rank_by == "iteration":
+            # Imported here: most searches have no pipeline stages, and start-up time is theirs.
             from axonn_tune.ranking.splits import scheduled_s
 
             self.counts["scheduled"] += 1
@@ -333,6 +335,7 @@ class Loop:
         if parts is None:
             return
         detail = self._detail(batch, row, parts)
+        # Imported here: most searches have no pipeline stages, and start-up time is theirs.
         from axonn_tune.ranking.splits import WORTH
 
         if detail is not None and detail.iteration_s <= (1.0 - WORTH) * own_s:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from axonn_tune.cost.columns import Candidates, ColumnPricer, Floats, Integers, distinct
+from axonn_tune.cost.price import Pricer
 from axonn_tune.frameworks import software_on
 from axonn_tune.grid import GroupShape
 from axonn_tune.job import Layout
@@ -27,7 +28,6 @@ from axonn_tune.units import seconds
 
 if TYPE_CHECKING:
     from axonn_tune.cost.paces import Paces
-    from axonn_tune.cost.price import Pricer
     from axonn_tune.ranking.splits import Staged
 
 _SLAB = 16384
@@ -123,6 +123,7 @@ class Pool:
 
     def staged(self, rows: Integers) -> Staged:
         """Some candidates with pipeline stages, as their schedules are made."""
+        # Imported here: most searches have no pipeline stages, and start-up time is theirs.
         from axonn_tune.ranking.splits import Staged
 
         shape, batches = self.candidates.shape[rows], self.batches[rows].astype(np.int64)
@@ -132,8 +133,6 @@ class Pool:
 
     def pricer_of(self, layout: Layout) -> Pricer:
         """What prices a layout; splits of the same candidate share what does not depend on them."""
-        from axonn_tune.cost.price import Pricer
-
         found, own = Pricer(self.problem, layout), replace(layout, parts=self.shapes.problem.parts)
         if own in self._pricers:
             found.clock, found.known = self._pricers[own].clock, self._pricers[own].known
@@ -167,6 +166,7 @@ def _groups(shapes: Shapes, candidates: Candidates) -> Iterator[tuple[Integers, 
 
 def _sends_s(shapes: Shapes, program: StepProgram, candidates: Candidates, routes: Sequence[GroupShape]) -> Floats:
     """Time of one message between stages of every candidate, s."""
+    # Imported here: most searches have no pipeline stages, and start-up time is theirs.
     from axonn_tune.cost.pipeline import gathers_messages, message_s
 
     problem, over_x, orders = shapes.problem, candidates.routes["x"], shapes.problem.orders

@@ -379,6 +379,7 @@ def _stage_chunks(
     Later ones of as many layers hold no more. every: where stages are not that alike, instead of the last of these the
     first between with each contents: later ones of the same hold no more. ahead: forwards beyond the warm-up.
     """
+    # Imported here: most searches have no pipeline stages, and start-up time is theirs.
     from axonn_tune.program.pipeline import held_of_chunks
 
     each = [parts[stage::stages] for stage in range(stages)]

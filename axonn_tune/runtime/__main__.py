@@ -27,6 +27,7 @@ def main(arguments: list[str] | None = None) -> int:
     run_all = given.pop("all")
     if run_all:
         os.environ.setdefault("OMP_NUM_THREADS", "1")
+    # Imported here: torch reads the number of threads as it is loaded.
     from axonn_tune.runtime.start import RunOptions, run_all_ranks, run_rank
 
     run = run_all_ranks if run_all else run_rank

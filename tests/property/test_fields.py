@@ -407,7 +407,9 @@ def test_another_name_of_an_accelerator_moves_nothing(name: str) -> None:
             assert step_on(framework, renamed, precision) == step_on(framework, machine, precision)
         assert software_on(framework, renamed) == software_on(framework, machine)
     for probe in ("wide", "reduced"):
-        priced = (PROBES[probe].priced(one) for one in (machine, renamed))
+        priced = [PROBES[probe].priced(one) for one in (machine, renamed)]
+        assert priced[0].high_s == priced[1].high_s
+        assert priced[0].outside == priced[1].outside
         scripts = [emission(one, "run", call="", kind="torchrun").text for one in priced]
         assert scripts[1].replace("Other 1", machine.accelerator.name) == scripts[0]
 
