@@ -260,6 +260,7 @@ def in_s(cell: str) -> float:
 # --from-command
 
 
+@pytest.mark.nightly
 def test_commands_of_changes_write_what_was_promised(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Guards the way on: the command of the best layout writes a script, which costs what was promised."""
     monkeypatch.chdir(tmp_path)

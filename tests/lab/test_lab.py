@@ -207,6 +207,7 @@ def test_training_equals_that_on_localhost(free: Lab, launch: Path, tmp_path: Pa
     assert "has 2 ranks, but the lab has 2 nodes × 2 = 4" in err
 
 
+@pytest.mark.nightly
 @needs_labs
 def test_ends_of_a_run(free: Lab, launch: Path, tmp_path: Path) -> None:
     """Guards exit codes and leftovers: a lost rank is named and ends all with 6; a killed command takes its ranks.

@@ -13,6 +13,7 @@ from axonn_tune.ranking.choosing import search
 from axonn_tune.ranking.priced import Priced
 from axonn_tune.request import Request
 from axonn_tune.specs.catalog import load_machine
+from tests.nightly import params
 from tests.unit.small import small_model, small_problem
 
 MACHINE = load_machine("perlmutter-80gb").document
@@ -36,7 +37,7 @@ def assert_same(ranking: Priced, positions: range) -> None:
         assert found.memory_bytes == pytest.approx(float(priced.memory.total_bytes), rel=1e-12), found
 
 
-@pytest.mark.parametrize("space", SPACES)
+@pytest.mark.parametrize("space", params(SPACES, ("large",)))
 @pytest.mark.parametrize("name", sorted(registry()))
 def test_listed_candidates_cost_what_explain_says(name: str, space: str) -> None:
     """Guards every row of a table, for all frameworks: what is listed is what `explain` says."""

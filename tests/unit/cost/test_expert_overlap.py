@@ -182,6 +182,7 @@ def _places(ranked: Priced, count: int) -> list[tuple[float, bool]]:
     return [(ranked[place].iteration_s, ranked[place].expert_overlap) for place in range(count)]
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     "given",
     [

@@ -48,7 +48,7 @@ def priced(framework: str, grid: Grid, *, layers: str = "dense moe*3", **changes
     ("layers", "gpus", "room"),
     [
         ("moe*6", 4, 1.0),
-        ("(dense moe)*4", 4, 1.5),
+        pytest.param("(dense moe)*4", 4, 1.5, marks=pytest.mark.nightly),
         pytest.param("dense*2 moe*6", 8, 1.0, marks=pytest.mark.nightly),
     ],
 )

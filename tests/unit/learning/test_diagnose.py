@@ -175,7 +175,10 @@ def test_a_planted_fault_is_flagged_and_among_the_first_two(name: str) -> None:
         assert found.causes[0].explains_s == pytest.approx(found.measured_s - found.predicted_s, rel=0.4)
 
 
-@pytest.mark.parametrize(("dataset", "row"), [("torchtitan", "torchtitan-0041"), ("dgxc", "dgxc-0003")])
+@pytest.mark.parametrize(
+    ("dataset", "row"),
+    [("torchtitan", "torchtitan-0041"), pytest.param("dgxc", "dgxc-0003", marks=pytest.mark.nightly)],
+)
 def test_a_recipe_that_is_not_active_is_named_first(dataset: str, row: str, tmp_path: Path) -> None:
     """Guards the first thing to check of a run in FP8 whose step is that of BF16: a published one, said to be FP8."""
     (one,) = (each for each in published()[dataset] if each["id"] == row)
@@ -209,6 +212,7 @@ def told(step_s: float, gpus: int = 32, baseline: float | None = None, **facts: 
 NETWORK = ("sockets", "gpudirect", "nics", "slow_network")
 
 
+@pytest.mark.nightly
 def test_the_same_run_on_one_node_tells_the_network_from_the_rest() -> None:
     """Guards the question that one step cannot answer: as fast as predicted on one node, it is the network; slow there,
     too, it is not; and the verdict says which."""
@@ -244,6 +248,7 @@ def test_a_baseline_is_a_smaller_run() -> None:
     assert (missing.code, "one.log" in missing.err) == (2, True)
 
 
+@pytest.mark.nightly
 def test_a_run_that_should_not_fit_says_so_and_lists_gains_only() -> None:
     """Guards a run that ran and is predicted out of memory: by how much, and no layout that is slower as faster."""
     found = told(20.0, mbs=8, gbs=256, recompute="none")
@@ -270,6 +275,7 @@ OF_EXPERTS: dict[str, tuple[str, Callable[[Setup], Setup]]] = {
 """What is planted in a run with experts, stated with this routing and DeepEP."""
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("kind", OF_EXPERTS)
 def test_a_fault_of_experts_is_among_the_first_two(kind: str, tmp_path: Path) -> None:
     """Guards causes of runs with experts, on a published layout of qwen3-235b-a22b on 256 H100 (TP2 PP8 VPP4 EP32):
@@ -355,7 +361,11 @@ def test_a_step_below_its_flops_at_peak_is_impossible(
 
 @pytest.mark.parametrize(
     ("dataset", "number", "machine"),
-    [("bigscience_a100", 10, "dgx-a100"), ("dgxc", 0, "dgx-h100"), ("torchtitan", 9, "dgx-h100")],
+    [
+        ("bigscience_a100", 10, "dgx-a100"),
+        pytest.param("dgxc", 0, "dgx-h100", marks=pytest.mark.nightly),
+        ("torchtitan", 9, "dgx-h100"),
+    ],
 )
 def test_commands_find_what_was_promised(
     dataset: str, number: int, machine: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -384,6 +394,7 @@ def test_a_straggler_is_named_by_its_rank(tmp_path: Path) -> None:
     assert "rank 1" not in str(axonn_tune.diagnose(tmp_path, machine=str(LAB))[0][0].causes)
 
 
+@pytest.mark.nightly
 def test_ranks_that_share_cores_name_the_host(tmp_path: Path) -> None:
     """Guards oversubscription: with more ranks than cores, the host comes first, and explains the gap."""
     folder = tmp_path / "run"

@@ -152,6 +152,7 @@ def learned_from(document: Measurements, machine: Machine) -> Learning:
     return learn(samples, machine, evidence=[words])
 
 
+@pytest.mark.nightly
 def test_a_slower_machine_is_learned_from_its_runs() -> None:
     """Guards --update: after runs on a machine slower than its profile, the profile predicts them."""
     machine = made.machine()

@@ -34,10 +34,10 @@ def problem_of(layout: str, **given: object) -> Problem:
     [
         (EIGHT, "megatron-core"),
         ("Et*10|t|(t*2|)*7t*7L", "torchtitan"),
-        ("Et*20|t*12L", "axonn-tune"),
-        ("E(t*8|)*3t*8L", "megatron-core"),
+        pytest.param("Et*20|t*12L", "axonn-tune", marks=pytest.mark.nightly),
+        pytest.param("E(t*8|)*3t*8L", "megatron-core", marks=pytest.mark.nightly),
         ("E|t*8|t*8|t*8|t*8|||L", "megatron-core"),
-        ("Et*31||t|L", "axonn-tune"),
+        pytest.param("Et*31||t|L", "axonn-tune", marks=pytest.mark.nightly),
     ],
 )
 def test_candidates_are_priced_as_each_is_alone(layout: str, framework: str) -> None:

@@ -16,6 +16,7 @@ from axonn_tune.ranking.priced import Priced
 from axonn_tune.ranking.space import Problem
 from axonn_tune.request import Request
 from axonn_tune.units import show_bytes, show_seconds
+from tests.nightly import params
 
 MIXTRAL = {"gpus": 16, "model": "mixtral-8x7b", "machine": "dgx-h200", "framework": "megatron-core", "micro_batch": 1}
 LLAMA = {"model": "llama3-70b", "machine": "dgx-h100", "framework": "megatron-core"}
@@ -49,6 +50,8 @@ CASES: dict[str, dict[str, Any]] = {
     },
     "long sequences": {"gpus": 8, "model": "llama3-8b", "batch": 8, "seq": 262144},
 }
+LONG = ("weights kept whole", "no such ETP", "parts that 16 stages do not divide")
+"""Cases that take seconds, and so run nightly."""
 
 
 @cache
@@ -76,7 +79,7 @@ def changed(request: Request, change: str) -> Request:
     return replace(request, **given)
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", params(CASES, LONG))
 def test_every_suggestion_fits(case: str) -> None:
     """Guards suggestions: each, followed on its own, leaves something feasible."""
     words = re.search(r"nearest changes? that fits?(?:, cheapest first)?: (.*)", said(case))
