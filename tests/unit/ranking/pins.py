@@ -23,16 +23,16 @@ PINS = 40
 SEARCHES: dict[str, dict[str, Any]] = {
     "llama3-70b": {"gpus": 64},
     "llama3-8b": {"gpus": 32, "seq": 32768, "batch": 64},
-    "80b": {"gpus": 128, "framework": "axonn-tune", "machine": "perlmutter-80gb", "rank_by": "iteration"},
-    "mixtral-8x7b": {"gpus": 64},
+    "80b": {"gpus": 64, "framework": "axonn-tune", "machine": "perlmutter-80gb", "rank_by": "iteration"},
+    "mixtral-8x7b": {"gpus": 32},
     "qwen3-235b-a22b": {"gpus": 64},
     "gpt-oss-120b": {"gpus": 64},
     "nemotron-3-nano-30b-a3b": {"gpus": 32},
     "deepseek-v3": {"gpus": 256},
 }
 SMALL: dict[str, dict[str, Any]] = {
-    "llama3-8b": {"gpus": 8, "batch": 32},
-    "gpt-oss-20b": {"gpus": 8, "batch": 32},
+    "llama3-8b": {"gpus": 8, "batch": 16},
+    "gpt-oss-20b": {"gpus": 8, "batch": 8},
 }
 
 
