@@ -13,7 +13,7 @@ from typing import Literal, NamedTuple, TypeAlias
 
 from axonn_tune.errors import UsageError
 from axonn_tune.frameworks.dispatchers import default_dispatcher
-from axonn_tune.frameworks.step import ContextExchange, StepOptions
+from axonn_tune.frameworks.step import ContextExchange, ExpertOptions, FormatOptions, StepOptions
 from axonn_tune.grid import ALL_AXES, AXES, RANK_AXES, WORLD, Grid, split_axes
 from axonn_tune.recompute import RECOMPUTES, modules_of
 from axonn_tune.specs.machine import LARGEST_NODE, Accelerator, EnvironmentVariable, Machine, Software
@@ -265,13 +265,6 @@ class Because(NamedTuple):
 
 Value: TypeAlias = Plain | Because
 
-OF_FORMATS = ("primary_weights", "first_layers_bf16", "last_layers_bf16", "narrow_attention")
-OF_EXPERTS = (
-    *("expert_overlap", "delayed_weight_gradients", "shared_expert_overlap", "imbalance", "capacity_factor"),
-    "dispatcher",
-)
-"""Options of a step that number formats below 16 bits, and models with experts, have alone."""
-
 _OVERLAPPED = {
     "gather_prefetch": "z",
     "weight_gradient": "z",
@@ -339,9 +332,8 @@ class Run:
 
     def has_option(self, name: str) -> bool:
         """Whether an option of the step is one of this run: those of formats and of experts alone may be none."""
-        return (self.workload.format is not None or name not in OF_FORMATS) and (
-            self.model.has_experts or name not in OF_EXPERTS
-        )
+        has = ((FormatOptions, self.workload.format is not None), (ExpertOptions, self.model.has_experts))
+        return all(present or name not in vars(group) for group, present in has)
 
     def is_changed(self, option: str) -> bool:
         """Whether an option of the step is not the framework's own."""

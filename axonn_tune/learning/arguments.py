@@ -14,6 +14,7 @@ import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import ClassVar, Self
 
@@ -24,12 +25,14 @@ from axonn_tune.frameworks.keys import (
     find,
     is_off,
     is_on,
+    meaning_of,
     named,
     names_of,
     records,
     table,
 )
 from axonn_tune.recompute import MODULES
+from axonn_tune.specs.formats import format_named
 from axonn_tune.stages import parse_layout
 from axonn_tune.validation.published.rows import Cell, cell_text, meaning
 
@@ -407,14 +410,6 @@ def _true(arguments: Arguments, *names: str) -> Stated | None:
     return next((arguments[name] for name in names if name in arguments and is_on(arguments[name])), None)
 
 
-def _switch(arguments: Arguments, *names: str, opposite: str = "") -> Stated | None:
-    """Whether a switch is on; opposite: the one that turns it off, which counts before these."""
-    if opposite in arguments:
-        return Stated(not is_on(arguments[opposite]), arguments[opposite].line)
-    stated = _true(arguments, *names) or _first(arguments, *names)
-    return None if stated is None else Stated(is_on(stated), stated.line)
-
-
 def _kv_heads(arguments: Arguments) -> Stated | None:
     grouped = arguments.get("group_query_attention")
     if grouped is not None and not is_on(grouped):
@@ -425,7 +420,9 @@ def _kv_heads(arguments: Arguments) -> Stated | None:
 def _gated(arguments: Arguments) -> Stated | None:
     if activation := _first(arguments, "activation", "hidden_act"):
         return Stated(bool(re.search("glu|silu|swish", activation.value.lower())), activation.line)
-    return _switch(arguments, "swiglu", "gated_linear_unit", "quick_geglu")
+    switches = ("swiglu", "gated_linear_unit", "quick_geglu")
+    stated = _true(arguments, *switches) or _first(arguments, *switches)
+    return None if stated is None else Stated(is_on(stated), stated.line)
 
 
 _GRANULARITY = ("recompute_granularity", "activations_checkpoint_granularity", "activation_checkpoint.mode")
@@ -464,15 +461,6 @@ _PRECISIONS = (
 )
 _NAMED = {"bf16": "bf16", "bfloat16": "bf16", "no": "fp32"}
 _NAMED |= {word: f"fp{size}" for size in (16, 32) for word in (f"fp{size}", f"f{size}", str(size))}
-_RECIPES = (
-    ("nvfp4", "nvfp4"),
-    ("mxfp8|mx", "mxfp8"),
-    ("blockwise|subchannel", "fp8-blockwise"),
-    ("rowwise|float8", "fp8-rowwise"),
-    ("tensorwise|current", "fp8-current"),
-    ("fp8|delayed", "fp8-delayed"),
-)
-"""Words of recipes of formats below 16 bits, of Megatron-LM, Bridge and torchtitan; the first found counts."""
 
 
 def _below_16_bits(arguments: Arguments) -> Stated | None:
@@ -496,9 +484,7 @@ def _below_16_bits(arguments: Arguments) -> Stated | None:
         if stated is None or is_off(stated):
             continue
         words = arguments.get(also, stated).value.lower() if default != "nvfp4" else default
-        words = words if default == "" or any(re.search(pattern, words) for pattern, _ in _RECIPES) else default
-        found = next((recipe for pattern, recipe in _RECIPES if re.search(pattern, words)), None)
-        if found:
+        if found := format_named(words) or format_named(default):
             return Stated(found, stated.line)
     return None
 
@@ -537,8 +523,8 @@ def _zero(arguments: Arguments) -> Stated | None:
     optimizer = arguments.get("optim.name")
     if optimizer is not None and "use_distributed_optimizer" not in arguments:
         return Stated(str(int("distributed" in optimizer.value)), optimizer.line)
-    switch = _switch(arguments, "use_distributed_optimizer")
-    return None if switch is None else Stated(str(int(switch.value)), switch.line)
+    switch = arguments.get("use_distributed_optimizer")
+    return None if switch is None else Stated(str(int(is_on(switch))), switch.line)
 
 
 _ATTENTION = {
@@ -571,13 +557,10 @@ def _overlap(arguments: Arguments) -> Stated | None:
     return Stated(" + ".join(dict.fromkeys(words)) or "none", stated[0].line) if stated else None
 
 
-_TIED = "embeddings_and_output_weights"
 _WORDS: dict[str, Callable[[Arguments], Stated | None]] = {
     "kv_heads": _kv_heads,
     "gated_mlp": _gated,
-    "seq_parallel": lambda one: _switch(one, "sequence_parallel", "enable_sequence_parallel"),
-    "biases": lambda one: _switch(one, "add_bias_linear", "model.bias", opposite="disable_bias_linear"),
-    "tied": lambda one: _switch(one, f"share_{_TIED}", opposite=f"untie_{_TIED}"),
+    **{name: partial(meaning_of, name) for name in ("seq_parallel", "biases", "tied")},
     "recompute": _recompute,
     "precision": _precision,
     "zero_stage": _zero,

@@ -13,6 +13,7 @@ most_over_bf16: [TE] gemm_profiling.rst, GEMM alone, on B300, whose peaks are 2.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -156,3 +157,19 @@ def nearest_format(name: str, known: Sequence[str]) -> str:
     order = list(FORMATS)
     rows = [one for one in known if one in FORMATS]
     return min(rows, key=lambda one: abs(order.index(one) - order.index(name))) if rows else known[0]
+
+
+_WORDS: tuple[tuple[str, Precision], ...] = (
+    ("fp4", "nvfp4"),
+    ("mx", "mxfp8"),
+    ("block|1x128|sub-?channel|fp8[-_ ]?sc", "fp8-blockwise"),
+    ("row-?wise|float8", "fp8-rowwise"),
+    ("current|tensor-?wise|dynamic|fp8[-_ ]?cs", "fp8-current"),
+    ("fp8|delayed", "fp8-delayed"),
+)
+"""Words of recipes, of Megatron-LM, Bridge, torchtitan and published rows; the first found counts."""
+
+
+def format_named(words: str) -> Precision | None:
+    """The format that words of a recipe in small letters name; None where they name none."""
+    return next((name for pattern, name in _WORDS if re.search(pattern, words)), None)

@@ -20,6 +20,7 @@ from axonn_tune.ranking.space import Problem
 from axonn_tune.recompute import RECOMPUTES, parse_recompute
 from axonn_tune.request import Request
 from axonn_tune.specs.catalog import available, load_machine, stand_in
+from axonn_tune.specs.formats import format_named
 from axonn_tune.specs.machine import Machine
 from axonn_tune.specs.model import Model, ModelDefaults
 from axonn_tune.specs.workload import Recompute, Workload
@@ -376,23 +377,12 @@ def laid_out(
     return replace(case, configurations=tuple(found))
 
 
-_FORMATS: tuple[tuple[str, Precision], ...] = (
-    (r"fp4", "nvfp4"),
-    (r"mx|fp8[-_ ]?mx", "mxfp8"),
-    (r"block|1x128|sub-?channel|fp8[-_ ]?sc", "fp8-blockwise"),
-    (r"row-?wise", "fp8-rowwise"),
-    (r"current|tensor-?wise|dynamic|fp8[-_ ]?cs", "fp8-current"),
-    (r"fp8", "fp8-delayed"),
-)
-"""Words of formats below 16 bits; the first found counts."""
-
-
 def _precision(words: str, framework: Framework) -> Precision | None:
     text = words.lower()
     if "int8" in text:
         return None
     if "fp8" in text or "fp4" in text:
-        named = next(name for pattern, name in _FORMATS if re.search(pattern, text))
+        named = format_named(text)
         if named == "fp8-delayed" and "delayed" not in text and framework.formats and named not in framework.formats:
             return framework.formats[0]
         return named

@@ -46,17 +46,6 @@ Read = TypeVar("Read")
 
 NEEDED = ("id", "gpu", "n_gpus", "framework", "layers", "hidden", "heads", "ffn", "vocab", "seq", "gbs")
 
-_READ = (
-    *("dataset", "family", "system", "network", "gpus_per_node", "gpu_mem_gb", "model", "kv_heads", "gated_mlp", "mbs"),
-    *("tp", "pp", "vpp", "cp", "dp", "zero_stage", "seq_parallel", "recompute", "precision", "attn", "overlap"),
-    *("y", "z", "order", "parts", "head_dim", "biases", "tied", "step_s", "mem_gib", "vocab_multiple", "notes"),
-)
-_DESCRIPTIVE = ("source", "source_loc", "url", "confidence", "params_b", "grad_accum", "tflops_per_gpu")
-
-COLUMNS = (*NEEDED, *_READ, *_DESCRIPTIVE, "flops_convention", *MORE, *ALSO)
-"""Every column of a file of steps: those that must be there, those that are read where they are, and those that say
-where a row comes from, or repeat in other units what others say."""
-
 
 OPTIONS = ("mbs", "vpp", "recompute", "seq_parallel", "zero_stage", "attn")
 """Columns of how a step runs that do not follow from others where a row leaves them blank."""
@@ -266,15 +255,23 @@ def row_of(words: Mapping[str, Any], *, line: int, more: Named | None = None) ->
     return StepRow(**found, line=line, more=more)
 
 
-_SIZES = ("n_gpus", "layers", "hidden", "heads", "kv_heads", "ffn", "vocab", "seq", "gbs", "mbs", "zero_stage")
-_DEGREES = ("tp", "y", "z", "pp", "vpp", "cp", "dp", "ep", "etp", "head_dim", "vocab_multiple")
-COUNTS = (*({*_SIZES} - {"zero_stage"}), *_DEGREES[:-1], "gpus_per_node", "micro_batches", "grad_accum")
-"""Columns of whole numbers from 1."""
+def _read_by(*readers: Callable[[Record, str], Any]) -> tuple[str, ...]:
+    return tuple(column for reader, columns in _READ_BY if reader in readers for column in columns.values())
+
+
+_FLAGS, COUNTS = _read_by(_flag), (*_read_by(count, _maybe), "ep", "etp", "micro_batches", "grad_accum")
+"""Columns of flags, and of whole numbers from 1."""
 FROM_ZERO = ("vocab_multiple", "dense_layers")
 """Those of whole numbers from 0."""
-_RATES = ("tflops_per_gpu", "tokens_per_s_per_gpu", "mfu_percent", "mfu_of_tflops")
-MEASURES = ("step_s", "mem_gib", "gpu_mem_gb", "params_b", "state_bytes", *_RATES)
+MEASURES = (
+    *(*_read_by(above_zero), "params_b", "state_bytes"),
+    *("tokens_per_s_per_gpu", "mfu_percent", "mfu_of_tflops"),
+)
 """Those of numbers above 0."""
+_DESCRIPTIVE = ("source", "source_loc", "url", "confidence", "flops_convention")
+COLUMNS = tuple(dict.fromkeys((*NEEDED, *_COLUMN.values(), *_DESCRIPTIVE, *COUNTS, *MEASURES, *MORE, *ALSO)))
+"""Every column of a file of steps: those that must be there, those that are read where they are, and those that say
+where a row comes from, or repeat in other units what others say."""
 
 
 def meaning(name: str, value: Cell) -> Cell:
@@ -282,7 +279,7 @@ def meaning(name: str, value: Cell) -> Cell:
     if not isinstance(value, str):
         return value
     text = value.strip()
-    if name in (*_SIZES, *COUNTS, *FROM_ZERO) and re.fullmatch(r"\d{1,15}(?:\.0*)?", text):
+    if name in ("zero_stage", *COUNTS, *FROM_ZERO) and re.fullmatch(r"\d{1,15}(?:\.0*)?", text):
         return int(float(text))
     if name in MEASURES and re.fullmatch(r"\d+\.?\d*(e[+-]?\d+)?", text.lower()):
         return float(text)
@@ -340,7 +337,6 @@ def parts_of(stated: str | tuple[int, ...], stages: int, chunks: int, layers: in
 
 
 _YES, _NO = ("1", "true", "yes", "1.0"), ("0", "false", "no", "0.0")
-_FLAGS = ("seq_parallel", "gated_mlp", "biases", "tied")
 
 
 # Cells with few possible words: what else they hold is refused, because it would silently mean something else.
