@@ -12,7 +12,7 @@ from itertools import accumulate, groupby
 from typing import Any
 
 from axonn_tune.frameworks.description import Because, Run, Value
-from axonn_tune.specs.model import Layer
+from axonn_tune.specs.model import Experts, LatentAttention, Layer, Mamba
 
 WRITTEN = {
     "attention": """
@@ -90,6 +90,11 @@ def pattern(marks: Iterable[bool]) -> str:
     return f"({'+'.join(f'[{int(mark)}]*{len(list(run))}' for mark, run in groupby(marks))})"
 
 
+def _sizes(part: str, of_layers: Experts | LatentAttention | Mamba) -> dict[str, Value]:
+    """Sizes of a part of layers, by the fields of arguments."""
+    return {f"{part}.{name}": value or None for name, value in vars(of_layers).items()}
+
+
 def _attention(run: Run, layers: list[Layer]) -> dict[str, Value]:
     attending = [layer for layer in layers if layer.attention]
     latent = _common(run, attending, "latents of attention", lambda one: one.latent)
@@ -106,8 +111,7 @@ def _attention(run: Run, layers: list[Layer]) -> dict[str, Value]:
         found["group_query_attention"] = grouped
     elif latent is not None:
         found |= {
-            **{"multi_latent_attention": True, "q_lora_rank": latent.query_rank, "kv_lora_rank": latent.kv_rank},
-            **{"qk_head_dim": latent.nope_dim, "qk_pos_emb_head_dim": latent.rope_dim, "v_head_dim": latent.value_dim},
+            **{"multi_latent_attention": True, **_sizes("latent", latent)},
             **{"head_dim": None, "num_query_groups": None, "group_query_attention": False},
         }
     unrotated = [layer.rotary_share == 0 for layer in layers]
@@ -149,17 +153,12 @@ def _experts(run: Run, routed: list[Layer]) -> dict[str, Value]:
         raise run.cannot("a bias of scores by softmax", "it has one with sigmoid")
     if run.model.biases and tensor > 1:
         raise run.cannot("biases of experts with ETP above 1", "ask for --etp 1")
-    grouped = experts.groups > 1
     return {
         "num_experts": experts.count,
-        "moe_ffn_hidden_size": experts.width,
-        "moe_shared_expert_intermediate_size": experts.shared_width or None,
-        "moe_latent_size": experts.latent_width,
-        "moe_router_topk": experts.per_token,
+        **_sizes("experts", experts),
         "moe_router_score_function": "sigmoid" if sigmoid else None,
         "moe_router_pre_softmax": not sigmoid and (not experts.normalized or experts.per_token == 1),
-        "moe_router_num_groups": experts.groups if grouped else None,
-        "moe_router_group_topk": experts.chosen_groups if grouped else None,
+        **({} if experts.groups > 1 else {"experts.groups": None, "experts.chosen_groups": None}),
         "moe_router_topk_scaling_factor": experts.scaling,
         "moe_router_enable_expert_bias": biased,
         "moe_router_load_balancing_type": "seq_aux_loss" if biased else "aux_loss",
@@ -198,7 +197,4 @@ def _hybrid(run: Run, layers: list[Layer]) -> dict[str, Value]:
     found: dict[str, Value] = {**split, "hybrid_layer_pattern": Because(text, "layers of each part")}
     if mamba is None:
         return found
-    return found | {
-        **{"mamba_num_heads": mamba.heads, "mamba_head_dim": mamba.head_dim},
-        **{"mamba_state_dim": mamba.state, "mamba_num_groups": mamba.groups},
-    }
+    return found | _sizes("mamba", mamba)

@@ -39,23 +39,8 @@ from axonn_tune.validation.published.rows import Cell, cell_text, meaning
 _COLUMNS = {"gpus": "n_gpus", "x": "tp", "pipeline": "pp", "chunks": "vpp", "context": "cp", "data": "dp"}
 _COLUMNS |= {"batch": "gbs", "micro_batch": "mbs", "expert": "ep", "expert_tensor": "etp", "expert_z": "expert_shards"}
 """Columns of fields of arguments (`frameworks.keys`) that have another name there."""
-_WHOLE = (
-    *_COLUMNS,
-    "y",
-    "z",
-    "seq",
-    "layers",
-    "hidden",
-    "heads",
-    "head_dim",
-    "ffn",
-    "vocab",
-    "vocab_multiple",
-    "experts",
-    "expert",
-    "expert_tensor",
-    "expert_z",
-)
+_SIZES = ("seq", "layers", "hidden", "heads", "head_dim", "ffn", "vocab", "vocab_multiple", "experts")
+_WHOLE = (*_COLUMNS, "y", "z", *_SIZES)
 """Fields that are whole numbers.
 
 DeepSpeed's world size is that of the ranks that share a batch (runtime/config.py uses the data-parallel world size with
@@ -619,8 +604,8 @@ NEEDED = ("gpu", "n_gpus", "layers", "hidden", "heads", "ffn", "vocab", "seq", "
 """Required columns of the step CSV besides id and software."""
 
 _RANKS = {"n_gpus", "tp", "y", "pp", "vpp", "cp", "dp", "z", "gbs", "mbs", "seq"}
-_SIZES = {"layers", "hidden", "heads", "kv_heads", "ffn", "vocab", "gated_mlp"}
-COMPARED = _RANKS | _SIZES | {"ep", "etp"} | {"seq_parallel", "zero_stage", "recompute", "precision"}
+_OF_MODEL = {"layers", "hidden", "heads", "kv_heads", "ffn", "vocab", "gated_mlp"}
+COMPARED = _RANKS | _OF_MODEL | {"ep", "etp"} | {"seq_parallel", "zero_stage", "recompute", "precision"}
 """Columns in which a file and the user's options must agree; the rest are words."""
 
 

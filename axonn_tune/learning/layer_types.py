@@ -8,12 +8,10 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import groupby
 from typing import Any
 
-from axonn_tune.frameworks.keys import Arguments, Stated, is_off, is_on
+from axonn_tune.frameworks.keys import NOTHING, Arguments, is_off, is_on, names_of
 from axonn_tune.frameworks.megatron_layers import LETTERS
 from axonn_tune.learning.arguments import stated_count
 from axonn_tune.specs.model import MOST_LAYERS, Experts, LatentAttention, LayerType, Mamba, Model
-
-_NOTHING = Stated("", 0)
 
 
 def with_layer_types(model: Model, arguments: Arguments) -> Model:
@@ -63,11 +61,11 @@ class _Reading:
 
     def __init__(self, model: Model, arguments: Arguments) -> None:
         self._model, self._arguments = model, arguments
-        self.squared = is_on(arguments.get("squared_relu", _NOTHING))
+        self.squared = is_on(arguments.get("squared_relu", NOTHING))
 
     def text(self, name: str) -> str:
         """The value of an argument, "" where it is off."""
-        stated = self._arguments.get(name, _NOTHING)
+        stated = self._arguments.get(name, NOTHING)
         return "" if is_off(stated) and stated.value != "[]" else str(stated.value)
 
     def number(self, name: str, default: int) -> int:
@@ -76,6 +74,11 @@ class _Reading:
         if stated is None and text not in ("", "0", "-1"):
             raise ValueError(f"{name}: must be a whole number, not {text!r}; Megatron-Core's default is {default}")
         return default if stated is None else int(stated.value)
+
+    def sizes(self, part: str, **defaults: int | None) -> dict[str, Any]:
+        """Sizes of a part of a layer, by the fields of arguments, with the parser's defaults."""
+        names = {size: names_of(f"{part}.{size}")[0] for size in defaults}
+        return {size: self.number(names[size], default or 0) or default for size, default in defaults.items()}
 
     def layers(self) -> Iterator[LayerType]:
         """Each layer of a GPT: attention, and an MLP or experts."""
@@ -116,23 +119,18 @@ class _Reading:
 
     def _attention(self) -> dict[str, Any]:
         found: dict[str, Any] = {}
-        if is_on(self._arguments.get("multi_latent_attention", _NOTHING)):
-            found["latent"] = LatentAttention(
-                query_rank=self.number("q_lora_rank", 0) or None,
-                kv_rank=self.number("kv_lora_rank", 32),
-                nope_dim=self.number("qk_head_dim", 128),
-                rope_dim=self.number("qk_pos_emb_head_dim", 64),
-                value_dim=self.number("v_head_dim", 128),
-            )
+        if is_on(self._arguments.get("multi_latent_attention", NOTHING)):
+            dims = {"nope_dim": 128, "rope_dim": 64, "value_dim": 128}
+            found["latent"] = LatentAttention(**self.sizes("latent", query_rank=None, kv_rank=32, **dims))
         if self.text("softmax_type") not in ("", "vanilla"):
             found["sinks"] = True
         # Of latents it means their own norms.
-        if "latent" not in found and is_on(self._arguments.get("qk_layernorm", _NOTHING)):
+        if "latent" not in found and is_on(self._arguments.get("qk_layernorm", NOTHING)):
             found["qk_norms"] = True
         share = self.text("rotary_percent")
         if share and float(share) < 1:
             found["rotary_share"] = float(share)
-        if self._arguments.get("position_embedding_type", _NOTHING).value == "none":
+        if self._arguments.get("position_embedding_type", NOTHING).value == "none":
             found["rotary_share"] = 0
         return found
 
@@ -150,38 +148,30 @@ class _Reading:
         count = self.number("num_experts", 0)
         if count <= 1:
             return None
-        topk, groups = self.number("moe_router_topk", 2), self.number("moe_router_num_groups", 1)
+        widths = {"width": self._model.ffn, "shared_width": 0, "latent_width": None}
+        sizes = self.sizes("experts", per_token=2, groups=1, chosen_groups=1, **widths)
+        topk = sizes["per_token"]
         if topk > count:
             raise ValueError(f"moe_router_topk: is {topk}, but there are {count} experts: at most {count}")
         scaling, softmax = self.text("moe_router_topk_scaling_factor"), self.text("moe_router_score_function")
-        pre = is_on(self._arguments.get("moe_router_pre_softmax", _NOTHING))
+        pre = is_on(self._arguments.get("moe_router_pre_softmax", NOTHING))
         return Experts(
+            **{**sizes, "chosen_groups": sizes["chosen_groups"] if sizes["groups"] > 1 else 1},
             count=count,
-            per_token=topk,
-            width=self.number("moe_ffn_hidden_size", self._model.ffn),
-            shared_width=self.number("moe_shared_expert_intermediate_size", 0),
-            latent_width=self.number("moe_latent_size", 0) or None,
             score="softmax" if softmax in ("", "softmax") else "sigmoid",
             normalized=not (pre and topk > 1),
             scaling=(float(scaling) or None) if scaling else None,
-            score_bias=is_on(self._arguments.get("moe_router_enable_expert_bias", _NOTHING)) or None,
-            groups=groups,
-            chosen_groups=self.number("moe_router_group_topk", 1) if groups > 1 else 1,
+            score_bias=is_on(self._arguments.get("moe_router_enable_expert_bias", NOTHING)) or None,
         )
 
     def _mamba(self) -> Mamba:
-        head = self.number("mamba_head_dim", 64)
-        return Mamba(
-            heads=self.number("mamba_num_heads", 2 * self._model.hidden // head),
-            head_dim=head,
-            state=self.number("mamba_state_dim", 128),
-            groups=self.number("mamba_num_groups", 8),
-        )
+        heads = 2 * self._model.hidden // self.sizes("mamba", head_dim=64)["head_dim"]
+        return Mamba(**self.sizes("mamba", heads=heads, head_dim=64, state=128, groups=8))
 
     def _marks(self, name: str, marked: Callable[[int, int], bool]) -> Sequence[bool | None]:
         """Marks of all layers: of a list, or of every so-manieth layer; None of each where nothing is stated."""
         text, count = self.text(name), self._model.layers
-        if name == "moe_layer_freq" and self._arguments.get(name, _NOTHING).value == "0":
+        if name == "moe_layer_freq" and self._arguments.get(name, NOTHING).value == "0":
             raise ValueError(f"{name}: is 0, neither a whole number from 1 nor a list of 0 and 1; nearest: 1")
         if not text:
             return [None] * count
