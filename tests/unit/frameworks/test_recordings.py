@@ -13,7 +13,6 @@ import pytest
 
 from axonn_tune.frameworks import find_framework
 from axonn_tune.frameworks.description import Run
-from axonn_tune.frameworks.megatron_core import CP_COMM_TYPES
 from axonn_tune.grid import EXPERT_GROUPS, RANK_AXES, GroupShape
 from axonn_tune.program.count import parameters
 from axonn_tune.program.dimensions import table_rows
@@ -34,6 +33,9 @@ from tests.unit.frameworks.asked import (
 )
 from tools.frameworks.environments import ENVIRONMENTS, Environment
 from tools.frameworks.record import script_hashes
+
+CP_COMM_TYPES = {"ring": "p2p", "all_gather": "all_gather", "all_to_all": "a2a", "hierarchical": "a2a+p2p"}
+"""Megatron-Core's words for exchanges of context parallelism."""
 
 AGAIN = "run `make frameworks`, and look at what it changes in tests/fixtures/frameworks"
 Entry: TypeAlias = dict[str, Any]
