@@ -1,7 +1,8 @@
 """Inputs that nobody means well with: no exit code 1, no traceback, nothing that takes seconds or gigabytes.
 
-Each input is drawn from its number alone, so a failure is repeated by that number. CI draws `COUNT`, `make nightly`
-`NIGHTLY`; other numbers: `AXONN_TUNE_FUZZ=100 AXONN_TUNE_FUZZ_FROM=1234`, and with `-s` what they took.
+Each input is drawn from its number alone, so a failure is repeated by that number. `make test` draws `COUNT`,
+`make nightly` `NIGHTLY`, `make deep` `DEEP`; other numbers: `AXONN_TUNE_FUZZ=100 AXONN_TUNE_FUZZ_FROM=1234`,
+and with `-s` what they took.
 """
 
 from __future__ import annotations
@@ -36,10 +37,11 @@ COMMANDS, EVIDENCE, LOGS, STORED = (FIXTURES / name for name in ("commands", "ev
 RUN = FIXTURES / "diagnose" / "lab"
 PUBLISHED = ROOT / "axonn_tune" / "validation" / "published"
 COUNT, FIRST = int(os.environ.get("AXONN_TUNE_FUZZ", "48")), int(os.environ.get("AXONN_TUNE_FUZZ_FROM", "0"))
-NIGHTLY, BLOCK, LIMIT_S, LIMIT_KIB = 2000, 16, 10, 1 << 20
+NIGHTLY, DEEP, BLOCK, LIMIT_S, LIMIT_KIB = 608, 2000, 16, 10, 1 << 20
 BLOCKS = [
     *range(FIRST, FIRST + COUNT, BLOCK),
     *(pytest.param(block, marks=pytest.mark.nightly) for block in range(COUNT, NIGHTLY, BLOCK)),
+    *(pytest.param(block, marks=pytest.mark.deep) for block in range(NIGHTLY, DEEP, BLOCK)),
 ]
 CODES = {0, 2, 3, 4, 5, 6}
 

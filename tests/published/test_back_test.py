@@ -48,7 +48,7 @@ def test_small_runs_teach_large_ones(found: tuple[Quality, ...], beyond: int) ->
     assert all(one.median <= 0.06 and one.held >= 0.75 for one in groups)
 
 
-@pytest.mark.nightly
+@pytest.mark.deep
 def test_the_record_is_current(found: tuple[Quality, ...]) -> None:
     """What the page shows is what the code gives: `python -m tools.fit.back_test --write`."""
     for one, record in zip(run(), found, strict=True):

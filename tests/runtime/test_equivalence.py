@@ -1,8 +1,8 @@
 """Training on a grid is training on one rank: the same numbers, from the collectives the program lists.
 
-Twelve grids of 2 to 4 ranks run each time, the others of up to 16 nightly. Each trains three steps in fp64 with every
-overlap, and one without. `steps.check` runs on every rank and returns what it finds wrong; the tests here only ask for
-it.
+Twelve grids of 2 to 4 ranks run each time, the others of up to 7 nightly, more ranks before a release. Each trains
+three steps in fp64 with every overlap, and one without. `steps.check` runs on every rank and returns what it finds
+wrong; the tests here only ask for it.
 """
 
 from __future__ import annotations
@@ -61,10 +61,15 @@ def serial(tmp_path_factory: pytest.TempPathFactory) -> Serial:
     return path
 
 
+def marks_of(case: Case) -> list[pytest.MarkDecorator]:
+    """When a case trains: eight ranks on two cores wait for each other most of the time."""
+    return [] if case in DAILY else [pytest.mark.deep if case.grid.world >= 8 else pytest.mark.nightly]
+
+
 @pytest.mark.parametrize(
     "case",
     [
-        pytest.param(case, id=str(case), marks=[] if case in DAILY else pytest.mark.nightly)
+        pytest.param(case, id=str(case), marks=marks_of(case))
         for case in sorted([*EVERY, *MORE], key=lambda case: case.grid.world)
     ],
 )

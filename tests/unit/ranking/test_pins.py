@@ -6,6 +6,8 @@ import pytest
 
 from tests.unit.ranking.pins import PINS, SEARCHES, SMALL, asked, pinned, searched
 
+NIGHTLY = ("llama3-70b", "mixtral-8x7b")
+
 
 @pytest.mark.parametrize("model", SMALL)
 def test_a_few_pins_change_nothing(model: str) -> None:
@@ -19,8 +21,10 @@ def test_a_few_pins_change_nothing(model: str) -> None:
         assert (found.grid, found.iteration_s) == (row.grid, row.iteration_s)
 
 
-@pytest.mark.nightly
-@pytest.mark.parametrize("model", SEARCHES)
+@pytest.mark.parametrize(
+    "model",
+    [pytest.param(name, marks=pytest.mark.nightly if name in NIGHTLY else pytest.mark.deep) for name in SEARCHES],
+)
 def test_pins_change_nothing(model: str) -> None:
     """Guards the same of large models, forty pins each."""
     assert [one.wrong for one in pinned(model, SEARCHES[model], count=PINS) if one.wrong] == []
