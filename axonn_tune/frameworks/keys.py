@@ -58,13 +58,13 @@ class Key:
     """An argument.
 
     also: its other names; where it is not modelled also other arguments with the same answer. `*` is any text. field:
-    what it states, an axis or a size by our name, or `step.NAME`, an option of the step; the first stated of a field
-    counts. `NAME=VALUE`: a switch that sets this value. default: the framework's, said where it is assumed; `off`: a
-    switch that is mentioned where it is on alone. plain: values that are priced, if not all are; meanings: what those
-    written `WORD=MEANING` mean. why: the reason why it is ignored or refused, or where another argument decides, or
-    what stands beside it where a command has it. range: what the framework
-    takes, the first of several as the nearest: `1-` and `0-3` whole numbers, `0..1`, `>0` and `<0` numbers, `list`
-    several of them, `switch` true or false, else words.
+    what it states, the first stated of a field counts: an axis or a size by our name, `step.NAME` an option of the
+    step, `experts.NAME` a size of a part of layers, `gradients.NAME` what functions of this name read (`statements`);
+    `NAME=VALUE`: a switch that sets this value. default: the framework's, said where it is assumed; `off`: a switch
+    that is mentioned where it is on alone. plain: values that are priced, if not all are; meanings: what those written
+    `WORD=MEANING` mean. why: the reason why it is ignored or refused, or where another argument decides, or what
+    stands beside it where a command has it. range: what the framework takes, the first of several as the nearest: `1-`
+    and `0-3` whole numbers, `0..1`, `>0` and `<0` numbers, `list` several of them, `switch` true or false, else words.
     """
 
     name: str

@@ -2,7 +2,8 @@
 
 A row of a table of arguments whose field is an option of the step (`step.loss_chunks`) needs no more than that row:
 `Key.read` and `Key.write` are each other's inverse, and `changes` and `Run.fields` apply them. What several arguments
-state together, or what an argument states only beside others, is an entry of `FIELDS` here.
+state together, or what an argument states only beside others, is an entry of `FIELDS` here, whose name is the first
+part of their fields (`gradients.reduced`).
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ class Field(NamedTuple):
 
 def written(run: Run) -> dict[str, Value]:
     """Values of all arguments of `FIELDS`."""
-    return {name: value for field in FIELDS for name, value in field.get(run).items()}
+    return {name: value for field in FIELDS.values() for name, value in field.get(run).items()}
 
 
 def changes(run: Run, stated: Arguments) -> dict[str, object]:
@@ -55,13 +56,9 @@ def changes(run: Run, stated: Arguments) -> dict[str, object]:
     for option in filter(run.has_option, step_keys()):
         if (value := meaning_of(f"step.{option}", stated)) is not None:
             found[option] = value.value
-    for field in FIELDS:
+    for field in FIELDS.values():
         found.update(field.set(run, stated))
     return {name: value for name, value in found.items() if getattr(run.step, name) != value}
-
-
-def _writes_nothing(run: Run) -> Mapping[str, Value]:
-    return {}
 
 
 # Gradients and optimizer states.
@@ -145,31 +142,32 @@ def _set_offload(run: Run, stated: Arguments) -> Changes:
     """
 
     def on(what: str) -> bool:
-        return any(name in stated and not is_off(stated[name]) for name in names_of(what))
+        return any(name in stated and not is_off(stated[name]) for name in names_of(f"offload.{what}"))
 
-    every, states, hybrid = on("offload_all"), on("offload_optimizer"), "optimizer_cpu_offload" in stated
+    every, states, hybrid = on("all"), on("optimizer"), "optimizer_cpu_offload" in stated
     found = {
         "moments": every or states,
         "master": every or (states and (not hybrid or is_on(stated.get("use_precision_aware_optimizer", NOTHING)))),
         "gradients": every or (states and not hybrid and (run.step.shard_gradients or run.size("z") > 1)),
-        "weights": every or on("offload_weights"),
+        "weights": every or on("weights"),
     }
-    modules = stated.get("offload_modules", NOTHING).value if on("offload_inputs") else ""
+    modules = stated.get("offload_modules", NOTHING).value if on("inputs") else ""
     modules = modules.replace("fused_group_mlp", "expert_fc1 moe_act")
     # ZeRO's moves what full recompute saves.
-    modules += " attn_norm" * (on("offload_checkpoints") and run.recompute == "full")
+    modules += " attn_norm" * (on("checkpoints") and run.recompute == "full")
     found |= {name: True for name in OFFLOAD_MODULES if name in re.findall(r"\w+", modules)}
     yield "offloaded", tuple(name for name, kept in found.items() if kept)
     # The command line's default is 1, that of the classes which NeMo's recipes fill is 0.
     own = 0.0 if hybrid and run.framework.name.startswith("nemo") else 1.0
     for option, share, default in (
-        ("offloaded_states", "offload_share", own),
-        ("offloaded_inputs", "offload_inputs_share", 1.0),
-        ("offloaded_layers", "offload_layers", 0.0),
+        ("offloaded_states", "share", own),
+        ("offloaded_inputs", "inputs_share", 1.0),
+        ("offloaded_layers", "layers", 0.0),
     ):
         whole = run.model.layers if option == "offloaded_layers" else 1
         # In its range, which a table has, or left to the framework.
-        words = [stated[name].value.replace(",", "").replace("_", "") for name in names_of(share) if name in stated]
+        names = [name for name in names_of(f"offload.{share}") if name in stated]
+        words = [stated[name].value.replace(",", "").replace("_", "") for name in names]
         number = next((float(one) for one in words if re.search(r"\d", one)), default)
         yield option, min(number / whole, 1.0)
 
@@ -319,17 +317,17 @@ def _set_ends(run: Run, stated: Arguments) -> Changes:
 
 _ENDS = ("num_layers_at_start_in_bf16", "num_layers_at_end_in_bf16")
 
-FIELDS = (
-    Field(_gradients, _set_gradients),
-    Field(_optimizer, _set_optimizer),
-    Field(_writes_nothing, _set_offload),
-    Field(_graphs, _set_graphs),
-    Field(_dropout, _set_kernels),
-    Field(_context, _set_context),
-    Field(_dispatcher, _set_dispatcher),
-    Field(_ends, _set_ends),
-)
-"""What has no inverse argument by argument."""
+FIELDS = {
+    "gradients": Field(_gradients, _set_gradients),
+    "optimizer": Field(_optimizer, _set_optimizer),
+    "offload": Field(lambda run: {}, _set_offload),
+    "graphs": Field(_graphs, _set_graphs),
+    "kernels": Field(_dropout, _set_kernels),
+    "context": Field(_context, _set_context),
+    "dispatcher": Field(_dispatcher, _set_dispatcher),
+    "ends": Field(_ends, _set_ends),
+}
+"""What has no inverse argument by argument, by the first part of the fields of its rows."""
 
 
 # What is no option of a step: overlaps that are switched off, and layers that are not resharded.

@@ -701,7 +701,7 @@ def _known(source: _Source, facts: Mapping[str, Cell], needed: Sequence[str]) ->
     return found
 
 
-_OF_DEEPSPEED = ("zero_stage", "overlap_gradients", "overlap_parameters", "gradient_bytes")
+_OF_DEEPSPEED = ("zero_stage", "overlap_gradients", "overlap_parameters", "gradients.reduced")
 """Fields that DeepSpeed's own config states for Megatron-DeepSpeed."""
 
 

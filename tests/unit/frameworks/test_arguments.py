@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
@@ -14,16 +15,21 @@ from axonn_tune.frameworks.keys import (
     all_tables,
     defaults_of,
     find,
+    keys_of,
     misspelt,
     named,
     own_tables,
+    step_keys,
     switched_on,
     table,
     tables_of,
 )
+from axonn_tune.frameworks.statements import FIELDS
+from axonn_tune.frameworks.step import StepOptions
 from axonn_tune.learning.arguments import Stated, columns_of
 from axonn_tune.learning.stated import CommandRun, read_run
 from axonn_tune.specs.catalog import load_machine
+from axonn_tune.specs.model import Experts, LatentAttention, Mamba
 from tests.unit.frameworks.asked import ARGUMENT_NAMES, Refusal, asked, case_of, refusals
 
 RECORDED = {
@@ -42,8 +48,8 @@ WHOLE |= {
     "experts",
     "expert",
     "expert_tensor",
-    "experts_per_token",
-    "kv_rank",
+    "experts.per_token",
+    "latent.kv_rank",
     "mtp_layers",
 }
 """Fields that are whole numbers."""
@@ -79,6 +85,13 @@ def test_every_argument_of_a_framework_is_in_one_of_the_four_classes(release: st
             assert found.status != "harmless", name
 
 
+PARTS = {
+    "step": [one.name for one in fields(StepOptions)],
+    **{"experts": Experts.model_fields, "latent": LatentAttention.model_fields, "mamba": Mamba.model_fields},
+}
+"""Options of a step and sizes of layers, which rows state by their names."""
+
+
 @pytest.mark.parametrize("name", all_tables())
 def test_tables_are_whole(name: str) -> None:
     """Guards the tables: four answers, reasons where something is not priced, fields where it is, no catch-all."""
@@ -89,6 +102,8 @@ def test_tables_are_whole(name: str) -> None:
         assert key.why or key.status != "modelled" or not key.plain, key.name
         assert all(len(part) > 3 for part in (key.name, *key.also) if "*" in part), key.name
         assert key.range or key.field not in WHOLE or key.default in ("True", "False"), key.name
+        part, _, name = key.field.partition(".")
+        assert not name or name in PARTS.get(part, ()) or part in FIELDS, key.name
         assert key.range in ((), ("list",)) or (
             key.misfit("nan") and key.misfit("٣") and not key.misfit(key.default)
         ), key.name
@@ -97,6 +112,18 @@ def test_tables_are_whole(name: str) -> None:
             other = find(decides[1].lstrip("-").replace("-", "_"))
             assert other is not None, key.name
             assert other.status != "harmless", key.name
+
+
+@pytest.mark.parametrize("option", step_keys())
+def test_a_row_reads_what_it_writes(option: str) -> None:
+    """Guards both directions of options that an argument states alone: a row reads each value as what wrote it."""
+    for key in keys_of(f"step.{option}"):
+        switch = key.range == ("switch",) and not key.sets
+        values = [float(key.sets)] if key.sets else [True, False] if switch else [*key.meanings.values()] or [2]
+        for value in values:
+            word = str(key.write(value))
+            assert not key.misfit(word), key.name
+            assert key.read(word) == value, key.name
 
 
 def test_defaults_are_those_of_the_first_argument_of_a_field() -> None:
