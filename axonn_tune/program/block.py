@@ -57,6 +57,17 @@ class BlockNodes:
         return tuple(node for node in self.forward if node.trains)
 
     @cached_property
+    def duplicated(self) -> float:
+        """Elements times y over hidden of matrices that train and that x does not split: where x splits tokens, their
+        gradients are summed over it."""
+        found = 0.0
+        for node in self.trained:
+            matrix = node.linear.weight if isinstance(node, Gemm) else node.matrix
+            if matrix.coefficient and "x" not in dict(matrix.powers):
+                found += matrix.coefficient
+        return found
+
+    @cached_property
     def unneeded(self) -> frozenset[Node]:
         """Nodes whose output no gradient needs: all that read it pass on that of theirs alone."""
         readers = ((node, several) for node, several in self.readers.items() if several and not node.keeps)
@@ -150,7 +161,7 @@ def forward(nodes: BlockNodes, *, phase: Phase = "forward") -> Iterator[Operatio
             added = None
         else:
             yield from node.gather(given, phase)
-            if whole or node in nodes.lasting or (isinstance(node, Add) and node.repeated):
+            if whole or node in nodes.lasting:
                 freed = nodes.freed_again(node) if phase == "recompute" else ()
                 yield from _freeing(node.forward(given, phase), freed)
 
@@ -302,14 +313,12 @@ class _Backward:
         source = self.nodes.reads[node]
         if source is not None:
             yield from self._output_of(source)
-        if name in node.partly:
-            yield from self._repeats(node, node.partly[name](self.given))
-            return
         if gather := node.gather(self.given, "recompute"):
             self._held.add(node)
             self._gathers_again += 1
             yield from gather
-        yield from self._repeats(node, node.forward(self.given, "recompute"))
+        own = node.partly[name](self.given) if name in node.partly else node.forward(self.given, "recompute")
+        yield from self._repeats(node, own)
 
     def _repeats(self, node: Node, operations: Iterable[Operation]) -> list[Operation]:
         """Operations that are done once more, which may be all that an array is there for."""

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
+from axonn_tune.frameworks.step import StepOptions
 from axonn_tune.program.block import block_nodes
 from axonn_tune.program.inputs import LayerInputs, X, Y
 from axonn_tune.program.nodes import Gemm, Node, Norm, Vectors
@@ -78,11 +79,12 @@ def type_constants(layer: Layer) -> dict[str, float]:
 
 
 @lru_cache(maxsize=64)
-def counted(model: Model) -> tuple[TypeCount, ...]:
-    """Elements of a block of each layer type."""
+def counted(model: Model, *, sequence_parallel: bool = False) -> tuple[TypeCount, ...]:
+    """Elements of a block of each layer type; sequence_parallel: each rank of x has a whole router for its tokens."""
+    options = StepOptions(sequence_parallel=sequence_parallel)
     found = list[TypeCount]()
     for layer in model.types:
-        nodes = block_nodes(given := LayerInputs(model, ELEMENT_SIZES["bf16"], layer=layer))
+        nodes = block_nodes(given := LayerInputs(model, ELEMENT_SIZES["bf16"], options, layer=layer))
         frozen = len(nodes.trained) < len(nodes.forward)
         trained = _counted(given, nodes.trained) if frozen else None
         found.append(replace(_counted(given, nodes.forward), trained=trained))

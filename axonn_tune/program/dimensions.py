@@ -230,7 +230,11 @@ def dimensions(
     position = positions * hidden / (y * shards)
     sharded = workload.shard_optimizer_over_data or options.distributed_optimizer
     share = replicas if sharded else 1.0
-    of_types, buckets, counts_of = dict[str, Value](), dict[str, Value](), counted(model)
+    of_types, buckets, counts_of = (
+        dict[str, Value](),
+        dict[str, Value](),
+        counted(model, sequence_parallel=options.sequence_parallel),
+    )
     stored, routed, frozen, frozen_experts = list[Value](), list[Value](), list[Value](), list[Value]()
     expert_z, expert_data = _left_of_experts(axes, options, arithmetic) if model.has_experts else (1.0, 1.0)
     for layer, one, of, count in zip(model.types, counts_of, suffixes(model), counts, strict=True):

@@ -143,17 +143,16 @@ def norm(
     given: LayerInputs,
     *,
     element: float,
-    again: float = 0.0,
     added: str = "",
     modules: tuple[str, ...] = (),
 ) -> Norm:
     """A norm of the residual stream whose output is saved in elements of so many bytes.
 
-    again: those of its output once more, where that is never saved, if they are others. modules: names by which
-    recompute repeats it alone.
+    modules: names by which recompute repeats it alone, after which linear layers quantize the whole output once more
+    (NVIDIA/Megatron-LM@d98e8a64, megatron/core/transformer/transformer_layer.py, set_save_original_input).
     """
     output = given.stream(f"{layer} output", "norm outputs", element=element)
-    repeated = given.stream(f"{layer} output", "norm outputs", element=again or element)
+    repeated = given.stream(f"{layer} output", "norm outputs", element=given.element)
     once_more = partial(layers.norm_recompute, layer, makes=(repeated,))
     return Norm(
         layer=layer,
@@ -249,10 +248,7 @@ class Exchange(Own):
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Add(Node):
-    """The addition of a branch to the residual stream, with dropout before it; the last of a block is repeated with
-    that if it is `repeated`."""
-
-    repeated: bool = False
+    """The addition of a branch to the residual stream, with dropout before it."""
 
     @property
     def alone(self) -> tuple[str, ...]:

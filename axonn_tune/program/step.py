@@ -30,7 +30,7 @@ from axonn_tune.program.operations import (
     Size,
     symbol,
 )
-from axonn_tune.program.types import latent, prediction
+from axonn_tune.program.types import prediction
 from axonn_tune.program.update import Bucket
 from axonn_tune.recompute import modules_of
 from axonn_tune.specs.model import Model
@@ -273,7 +273,7 @@ def build_step(
     of_tables = _table_buckets(given)
     buckets = [*chain.from_iterable(_block_buckets(one, number) for one, number in kinds), *of_tables]
     times = ACCUMULATION if options.reduce_each_micro_batch else ONCE
-    unsent = (*_unsent(given, kinds), *chain.from_iterable(latent.summed(one) for one, _ in kinds))
+    unsent = (*_unsent(given, kinds), *chain.from_iterable(_summed_over_x(one) for one, _ in kinds))
     return StepProgram(
         recompute=recompute,
         given=given,
@@ -386,6 +386,17 @@ def _unsent(given: LayerInputs, kinds: list[tuple[LayerInputs, int]]) -> tuple[C
         )
         for layer, elements, calls in (*weights, *whole_tables)
     )
+
+
+def _summed_over_x(given: LayerInputs) -> list[Collective]:
+    """Sum of the gradients of matrices that each rank of x has whole, and of which it has those of its tokens: of
+    routers and projections to latents (NVIDIA/Megatron-LM@d98e8a64, megatron/core/distributed/finalize_model_grads.py).
+    """
+    duplicated = _passes(given).nodes.duplicated
+    if not duplicated or not given.options.sequence_parallel or given.repeating == PLAIN_BLOCKS:
+        return []
+    size = given.gradient_bytes * duplicated * H * symbol(f"L{given.of}") / (Y * given.shards)
+    return [Collective("all_reduce", "x", "step", "duplicated", size)]
 
 
 def _block_buckets(given: LayerInputs, number: int) -> list[Bucket]:

@@ -46,7 +46,7 @@ def nodes(given: LayerInputs) -> Nodes:
         return []
     several = given.own.latent is not None
     added, element = latent.QUERIES if several else "", _normed_element(given)
-    first = norm(NORM, given, element=element, again=given.saved_element, added=added, modules=("layernorm",))
+    first = norm(NORM, given, element=element, added=added, modules=("layernorm",))
     projected: Node | Branches = Gemm(
         linear=Linear(QKV, H / Y, given.N / X, "y", "x"), makes=(_heads(given),), gradient=_heads_gradient(given)
     )

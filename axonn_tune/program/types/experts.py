@@ -83,13 +83,13 @@ def nodes(given: LayerInputs) -> Nodes:
     chosen = Own(
         layer=ROUTER,
         modules=_MOE,
-        matrix=float(sizes.count) * H / (X * Y),
+        matrix=router(given).weight,
         vectors=Vectors(whole=biases * sizes.count, scores=sizes.count if sizes.score_bias else 0),
         ahead=_router,
         back=_router_backward,
     )
-    # Down to the latent that is dispatched, and back up.
-    latent = float(sizes.latent_width or 0) * H / (X * Y)
+    # Down to the latent that is dispatched, and back up; each rank of x has them whole.
+    latent = float(sizes.latent_width or 0) * H / Y
     shared = _shared(given, normed)
     beside = tuple(shared) if given.options.shared_expert_overlap else ()
     temporary = "backward temporaries"
@@ -139,7 +139,7 @@ def nodes(given: LayerInputs) -> Nodes:
             width=sizes.latent_width or given.own.hidden,
         ),
         Exchange(layer=COMBINE, matrix=latent, modules=_MOE, ahead=_combine, back=_combine_backward, beside=beside),
-        Add(layer=mlp.FC2, repeated=True),
+        Add(layer=mlp.FC2),
     ]
 
 

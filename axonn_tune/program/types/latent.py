@@ -20,7 +20,6 @@ from axonn_tune.program.inputs import PARTS, H, LayerInputs, Linear, X, Y
 from axonn_tune.program.layers import moves
 from axonn_tune.program.nodes import Behind, Branches, Gemm, Node, Norm, Operand, Vectors
 from axonn_tune.program.operations import (
-    PLAIN_BLOCKS,
     Array,
     Arrays,
     Collective,
@@ -29,7 +28,6 @@ from axonn_tune.program.operations import (
     Size,
     Traffic,
     as_size,
-    symbol,
 )
 from axonn_tune.specs.model import LatentAttention, Model
 
@@ -85,15 +83,6 @@ def constraints(model: Model, framework: Framework) -> list[Constraint]:
 def readers(given: LayerInputs) -> int:
     """Projections that read the norm's output: those down to latents, and that of queries without one."""
     return len(_linears(given))
-
-
-def summed(given: LayerInputs) -> Iterator[Collective]:
-    """Sum over x of the gradients of down-projections, of which each rank has those of its tokens."""
-    if given.own.latent is None or not given.options.sequence_parallel or given.repeating == PLAIN_BLOCKS:
-        return
-    width = sum(down.n.coefficient for down, _ in _linears(given) if down is not None)
-    size = given.gradient_bytes * width * H * symbol(f"L{given.of}") / (Y * given.shards)
-    yield Collective("all_reduce", "x", "step", "attention.down", size)
 
 
 def _latent(given: LayerInputs) -> LatentAttention:

@@ -97,7 +97,7 @@ def test_bytes_over_tensor_ranks() -> None:
     found = priced(Grid(x=2, data=8, order=MEGATRON), model=model_of("dense*4"))
     sent: dict[tuple[str, str, str], float] = {}
     for one, _ in found.program.collectives():
-        if isinstance(one, Collective) and one.axis == "x" and one.layer.startswith("attention."):
+        if isinstance(one, Collective) and one.axis == "x" and one.layer.startswith(("attention.", "duplicated")):
             key = (one.phase, one.layer, one.kind)
             sent[key] = sent.get(key, 0.0) + float(one.size_bytes.evaluate(found.values))
     token = 2 * 2048
@@ -110,7 +110,7 @@ def test_bytes_over_tensor_ranks() -> None:
         ("backward", "attention.kv_up", "reduce_scatter"): (256 + 32) * token,
         ("backward", "attention.q_up", "all_gather"): 512 * token,
         ("backward", "attention.q_up", "reduce_scatter"): 512 * token,
-        ("step", "attention.down", "all_reduce"): 4 * 4 * 2048 * (512 + 256 + 32),
+        ("step", "duplicated", "all_reduce"): 4 * 4 * 2048 * (512 + 256 + 32),
     }
 
 
@@ -187,3 +187,16 @@ def test_measured_memory_of_four_layers(name: str, stages: int, memory_gib: floa
     found = price(Job(model, machine, workload, BALANCED), Layout(grid, 1, "none", 0))
     assert found.memory_bytes / GIB == pytest.approx(memory_gib, rel=0.05)
     assert found.iteration_s < step_s
+
+
+def test_a_router_is_whole_on_each_rank_of_its_tokens() -> None:
+    """Guards routers under sequence parallelism: stored whole over x, their gradients summed over it."""
+    model, found = model_of("moe*4"), dict[int, float]()
+    for x in (1, 2):
+        one = priced(Grid(x=x, data=4, order=MEGATRON), model=model)
+        found[x] = float(one.values["W"])
+        sums = [step for step, _ in one.program.collectives() if step.layer == "duplicated"]
+        widths = 512 + 256 + 32 + model.types[0].experts.count
+        assert [step.size_bytes.evaluate(one.values) for step in sums] == [4 * 4 * 2048 * widths]
+    down = 2048 * (512 + 256 + 32) + 2048 * model.types[0].experts.count
+    assert found[2] - found[1] == down

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from itertools import combinations
+from typing import Any
+
 import pytest
 
 from axonn_tune import search
 from axonn_tune.errors import NothingFeasibleError, UsageError
 from axonn_tune.frameworks import find_framework
 from axonn_tune.program.step import build_step
-from axonn_tune.recompute import needed_by
+from axonn_tune.recompute import RECOMPUTES, needed_by
 from axonn_tune.specs.document import read_yaml, validate
 from axonn_tune.specs.model import Model
 from axonn_tune.specs.workload import Workload
+from axonn_tune.vocabulary import Precision
 
 TYPES = {
     "plain": "{}",
@@ -25,15 +29,13 @@ TYPES = {
     "mamba": "{attention: false, mamba: {heads: 8, head_dim: 64, state: 64, groups: 8}}",
 }
 FRAMEWORKS = ("megatron-core", "nemo", "axonn", "torchtitan", "deepspeed", "axonn-tune")
-MIXTURES = [
-    *(("plain", "latent"), ("latent", "mamba", "moe"), ("routed", "bare", "ffn")),
-    *(("moe", "latent", "local"), ("local",), ("mamba",)),
-]
+NO_EXPERTS = ("axonn", "deepspeed")
 
 
 def mixture(names: tuple[str, ...]) -> Model:
     """A small model of four rounds of these layer types."""
     types = "".join(f"  {name}: {TYPES[name]}\n" for name in names)
+    head_dim = 64 if all("latent" in TYPES[name] or "attention: false" in TYPES[name] for name in names) else 32
     text = f"""schema: axonn-tune/model/1
 name: mixture
 family: llama
@@ -41,7 +43,7 @@ layers: ({" ".join(names)})*4
 hidden: 256
 heads: 8
 kv_heads: 8
-head_dim: 32
+head_dim: {head_dim}
 ffn: 512
 vocab: 1024
 max_sequence_length: 512
@@ -54,20 +56,50 @@ defaults: {{global_batch: 8, sequence_length: 512}}
     return validate(read_yaml(text, source="mixture").root, schema=Model, source="mixture")
 
 
-@pytest.mark.parametrize("names", MIXTURES, ids="-".join)
-def test_frameworks_price_mixtures(names: tuple[str, ...]) -> None:
-    """Guards hybrids: whatever is recomputed, a mixture is priced, or refused in words."""
-    model, priced = mixture(names), 0
-    for name in FRAMEWORKS:
-        modules = [one for one in find_framework(name).recompute_modules if {*needed_by(one)} <= {*model.parts}]
-        for recompute in (None, ",".join(modules) or "selective"):
-            try:
-                found = search(model, gpus=2, machine="dgx-h100", framework=name, recompute=recompute, micro_batch=1)
-            except (UsageError, NothingFeasibleError):
-                continue
-            assert found.best.iteration_s > 0.0
-            priced += 1
-    assert priced > 3
+Case = tuple[tuple[str, ...], Precision, str]
+"""Layer types of a model, a number format, and what is recomputed."""
+
+
+def cases(framework: str) -> list[Case]:
+    """Every pair and triple of layer types, in BF16 and two narrower formats, with nothing recomputed, a framework's
+    own choice, whole blocks, and every module that the model has."""
+    found = find_framework(framework)
+    formats: tuple[Precision, ...] = ("bf16", *found.formats[:2])
+    mixed = [names for count in (2, 3) for names in combinations(TYPES, count)]
+    return [(names, one, kind) for names in mixed for one in formats for kind in (*RECOMPUTES, "modules")]
+
+
+def priced(framework: str, listed: list[Case]) -> int:
+    """How many of them have a price; others are refused in words, and nothing else happens."""
+    found, modules = 0, find_framework(framework).recompute_modules
+    for names, precision, kind in listed:
+        model = mixture(names)
+        had = ",".join(one for one in modules if {*needed_by(one)} <= {*model.parts})
+        pins: dict[str, Any] = {"recompute": had or "none" if kind == "modules" else kind, "micro_batch": 1}
+        machine = "dgx-b200" if precision in ("mxfp8", "nvfp4") else "dgx-h100"
+        try:
+            best = search(model, gpus=2, machine=machine, framework=framework, precision=precision, **pins).best
+        except (UsageError, NothingFeasibleError):
+            continue
+        assert best.iteration_s > 0.0
+        found += 1
+    return found
+
+
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+def test_frameworks_price_mixtures(framework: str) -> None:
+    """Guards hybrids, on a sample: whatever a model mixes and recomputes, it is priced, or refused in words."""
+    listed = cases(framework)
+    assert priced(framework, listed[:: len(listed) // 8]) >= (0 if framework in NO_EXPERTS else 6)
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+def test_frameworks_price_all_mixtures(framework: str) -> None:
+    """The same of all pairs and triples: 3,600 searches, of which those of experts are refused where there are none."""
+    listed = cases(framework)
+    least = 0.2 if framework in NO_EXPERTS else 0.95
+    assert priced(framework, listed) >= least * len(listed)
 
 
 def test_a_block_repeats_what_it_has() -> None:
