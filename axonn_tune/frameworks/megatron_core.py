@@ -204,7 +204,7 @@ def launch(run: Run) -> Command:
     as_preset = run.step.distributed_optimizer and run.step.gradient_bytes != 2 and run.workload.precision == "bf16"
     as_preset = as_preset and not run.step.cuda_graphs and 1 not in (run.step.exp_avg_bytes, run.step.exp_avg_sq_bytes)
     # Its plain recipe builds the layers of `pretrain_gpt.py` without latent attention.
-    as_preset = as_preset and not {"Mamba-2", "multi-head latent attention"} & {*run.model.parts}
+    as_preset = as_preset and not others and not {"Mamba-2", "multi-head latent attention"} & {*run.model.parts}
     return replace(command, forms={"bridge": _bridge(command, run)} if as_preset else {})
 
 

@@ -648,12 +648,6 @@ class StatedRun:
             place = f"{self.path}:{gpus.line or self.lines[0]}"
             raise UsageError(f"{place}: {words} = {ranks} ranks, but n_gpus is {gpus.value}")
 
-    def row(self) -> dict[str, Cell]:
-        """The record of the step CSV, without a time."""
-        place = f"{Path(self.path).name}:{self.lines[0]}-{self.lines[1]}"
-        stated = {name: one.value for name, one in self.columns.items() if name not in EXPERT_COLUMNS}
-        return {"id": place, "framework": self.software} | stated
-
 
 def is_same(stated: Cell, given: Cell, name: str) -> bool:
     """Whether two values of a column mean the same; of accelerators, whether they share the name of a chip."""

@@ -374,12 +374,13 @@ def _rows(path: Path, request: EvidenceRequest) -> _Found:
         if "framework" in stated and "framework" in asked and not (named[0] in named[1] or named[1] in named[0]):
             raise ValueError(f"framework is {stated['framework'].value}, but {asked['framework']} is given")
         run = StatedRun(str(path), record.get("framework", ""), (line, line), stated).with_given(asked)
-        if not run.row()["framework"]:
+        cells = {name: one.value for name, one in run.columns.items() if name not in EXPERT_COLUMNS}
+        if not cells.setdefault("framework", run.software):
             raise ValueError("framework is blank: name the software there, or with --framework")
         blank = [words for name, words in _PLAIN_MODEL.items() if name not in run.columns]
         if blank and not names_model(record):
             plain.setdefault(" and ".join(blank), []).append(line)
-        return step_row({**record, **run.row(), "id": record["id"]}, line)
+        return step_row({**record, **cells, "id": record["id"]}, line)
 
     needed = tuple(name for name in needed_columns(path) if name not in given)
     rows = each_record(path, needed, row, known=COLUMNS)
@@ -483,10 +484,7 @@ def _training_log(path: Path, request: EvidenceRequest) -> _Found:
             states = f"the log states {name} {cell_text(log.columns[name].value)}"
             said.append(f"{place}: {states}, and {script.path if script else 'an option'} {cell_text(asked[name])}")
         log = replace(log, columns={**log.columns, **{name: Stated(value, 0) for name, value in asked.items()}})
-        try:
-            row = step_row(log.row(), run.lines[0])
-        except ValueError as error:
-            raise DocumentError(run.path, [Problem("", str(error), run.lines[0])]) from None
+        row = CommandRun(log.path, log.software, log.lines, log.columns, log.arguments).row()
         # A log that prints its arguments prints no interleaving and default kernels as nothing.
         printed = ("vpp", "attn") if "recompute" in run.columns else ()
         rows.append(replace(row, unstated=(*(name for name in row.unstated if name not in printed), *doubted)))

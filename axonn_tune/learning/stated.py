@@ -415,7 +415,7 @@ class CommandRun(StatedRun):
         """The model: the user's, a shipped one with the same sizes, or one from the stated sizes."""
         if self.given is not None:
             return self.given
-        made = model_of(self._row(dp=1, z=1, parts=""), find_framework(self.software))
+        made = model_of(self.row(dp=1, z=1, parts=""), find_framework(self.software))
         try:
             made = with_layer_types(made, self.arguments)
         except ValueError as error:
@@ -431,14 +431,14 @@ class CommandRun(StatedRun):
         if sizes["gbs"] % share:
             split = f"micro-batch {sizes.get('mbs', 1)} x data parallel {sizes.get('dp', 1)} = {share}"
             raise self._wrong(f"gbs: the global batch, {sizes['gbs']}, is not divisible by {split}")
-        row = self._row(gpu=machine.accelerator.name)
+        row = self.row(gpu=machine.accelerator.name)
         found = laid_out(row, self.model(), machine, with_stated(find_framework(self.software), row), ({},))
         if isinstance(found, str):
             raise self._wrong(found)
         self._check_stages(found)
         return self._with_experts(_with_options(found, self.arguments))
 
-    def _row(self, **instead: object) -> StepRow:
+    def row(self, **instead: object) -> StepRow:
         """What columns mean, some instead of others; DocumentError for what is no size or word, or does not divide."""
         stated = {name: one.value for name, one in self.columns.items() if str(one.value).lower() not in SILENT}
         words: dict[str, Any] = {"n_gpus": 1, "gbs": 1, "seq": 1, "gpu": "", **stated, **instead}
@@ -449,6 +449,7 @@ class CommandRun(StatedRun):
             raise self._wrong("; ".join(odd))
         texts = {name: cell_text(one) for name, one in words.items() if name not in EXPERT_COLUMNS}
         words["id"] = f"{Path(self.path).name}:{self.lines[0]}-{self.lines[1]}"
+        words.setdefault("framework", self.software)
         words["zero_stage"] = texts.get("zero_stage", "")
         try:
             row = row_of(words, line=self.lines[0], more=named_words(texts)[1] if names_model(texts) else None)
