@@ -1,6 +1,6 @@
 """Training on a grid is training on one rank: the same numbers, from the collectives the program lists.
 
-Twelve grids of 2 to 4 ranks run each time, the others of up to 7 nightly, more ranks before a release. Each trains
+Twelve grids of 2 to 4 ranks run each time, the others of up to 5 nightly, more ranks before a release. Each trains
 three steps in fp64 with every overlap, and one without. `steps.check` runs on every rank and returns what it finds
 wrong; the tests here only ask for it.
 """
@@ -62,8 +62,8 @@ def serial(tmp_path_factory: pytest.TempPathFactory) -> Serial:
 
 
 def marks_of(case: Case) -> list[pytest.MarkDecorator]:
-    """When a case trains: eight ranks on two cores wait for each other most of the time."""
-    return [] if case in DAILY else [pytest.mark.deep if case.grid.world >= 8 else pytest.mark.nightly]
+    """When a case trains: six ranks and more on two cores wait for each other most of the time."""
+    return [] if case in DAILY else [pytest.mark.deep if case.grid.world >= 6 else pytest.mark.nightly]
 
 
 @pytest.mark.parametrize(
