@@ -7,7 +7,7 @@ PARALLEL := $(BIN)/python -m pytest -n 4 --dist loadfile --no-loadscope-reorder
 CODE := $(wildcard axonn_tune benchmarks configs docs/hooks.py machines tests tools)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test nightly deep check style types generated generate unit format outputs docs accuracy golden bench gpu fit frameworks structure clean chromium
+.PHONY: help demo test nightly deep check style types generated structured generate unit format outputs docs accuracy golden bench gpu fit frameworks structure clean chromium
 .DELETE_ON_ERROR:
 
 help: ## list the targets
@@ -16,7 +16,7 @@ help: ## list the targets
 demo: .venv/installed-demo ## install; rank grids of an 80b model; then predicted vs. measured on an emulated cluster
 	@$(BIN)/python -m tools.demo
 
-test: style types generated chromium ## a fast guard for each promise, style, types, generated files: six minutes on two cores
+test: style types generated structured chromium ## a fast guard for each promise, style, types, generated files: six minutes on two cores
 	@$(PARALLEL) --ignore=tests/published
 
 nightly: .venv/installed-dev chromium ## the tests that take longer, marked nightly: half an hour on two cores
@@ -29,7 +29,7 @@ deep: .venv/installed-dev chromium ## before a release: tests marked deep, and 5
 chromium: # the browser that reports are tested in, where it may be installed
 	@.ci/chromium
 
-check: style types generated unit ## what to run before each commit: as test, but unit tests only
+check: style types generated structured unit ## what to run before each commit: as test, but unit tests only
 
 style: .venv/installed-dev ## lint, and whether the code is formatted
 	@$(BIN)/ruff check --quiet $(CODE)
@@ -79,7 +79,10 @@ fit: .venv/installed-dev ## fit machine profiles to measurements; options in ARG
 frameworks: .venv/installed-dev ## show the frameworks' own code the commands written for them, and record what it says; names in ARGS
 	@$(BIN)/python -m tools.frameworks.record $(ARGS)
 
-structure: .venv/installed-dev ## figures of the code base's structure, and their limits; options in ARGS
+structured: .venv/installed-dev ## whether figures of the code base's structure are at most those committed
+	@$(BIN)/python -m tools.structure --check
+
+structure: .venv/installed-dev ## figures of the code base's structure, and where they come from; options in ARGS
 	@$(BIN)/python -m tools.structure $(ARGS)
 
 clean: ## remove .venv and everything built
