@@ -90,6 +90,24 @@ def test_a_step_on_1024_ranks_sends_what_the_program_says(grid: Grid, rank: int,
     assert compare(transformer.communicator.ledger, RankProgram(program, values)) == []
 
 
+@pytest.mark.parametrize("name", ["nano", "nano-llama", "nano-moe"])
+def test_modules_go_in_the_order_of_nodes(name: str) -> None:
+    """Guards norms and weights of the runtime's blocks: as layer types list them, which their program goes by."""
+    model = load_model(name).document
+    grid, compute = Grid(2, 1, 2, 1), torch.float32
+    settings = RuntimeSettings(*(compute,) * 3, frozenset(OVERLAPS), "none", 1, torch.device("cpu"))
+    program = build_step(model, Workload(global_batch=4, sequence_length=64, precision="fp32"), recompute="none")
+    with world(4, 0):
+        of_rank = Transformer(model, Communicator(build_mesh(grid), Ledger()), settings, sequence=64, seed=0)
+    types = [index for index, count in model.decoder_runs for _ in range(count)]
+    for block, index in zip(of_rank.blocks, types, strict=True):
+        steps = program.blocks[index].forward.operations
+        gathered = [step.layer for step in steps if getattr(step, "role", "") == "weight"]
+        assert [one.layer for one in block.linears] == gathered
+        normed = [step.layer for step in steps if getattr(step, "axis", "") == "y" and "norm" in step.layer]
+        assert [block.attention.norm.name, block.mlp.norm.name] == normed
+
+
 def test_each_term_that_differs_is_one_line() -> None:
     """Guards the words: a call that is missing, one of another size, and two that nobody planned; else silence."""
     model, workload = load_model("nano").document, Workload(global_batch=48, sequence_length=64, precision="fp32")
