@@ -105,6 +105,7 @@ OPTIONS: list[tuple[str, dict[str, Any]]] = [
     ("megatron-core 8b-gtp", {"master_bytes": 2, "exp_avg_bytes": 4, "exp_avg_sq_bytes": 4}),
     ("megatron-core 8b-gtp", {"master_bytes": 2, "exp_avg_bytes": 2, "exp_avg_sq_bytes": 1}),
     ("megatron-core 70b-chunks", {"gradient_bytes": 2, "master_bytes": 2, "exp_avg_bytes": 2, "exp_avg_sq_bytes": 2}),
+    ("megatron-core 8b-gtp", {"fused_accumulation": False}),
     ("megatron-core scout", {"primary_weights": True}),
     ("megatron-core gpt-oss", {"primary_weights": True, "first_layers_bf16": 1, "last_layers_bf16": 2}),
     ("megatron-core mixtral-tensor", {"narrow_attention": True, "first_layers_bf16": 0, "last_layers_bf16": 1}),
