@@ -43,14 +43,14 @@ def _below(pid: int) -> int:
 
 
 class CpuSeconds:
-    """Measures in workers, and tells where all is summed up."""
+    """Measures in workers, and tells where all is summed up; what several tests share is listed as a set-up."""
 
     def __init__(self) -> None:
-        self._spent = Counter[str]()
+        self._spent = Counter[tuple[str, str]]()
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_setup(self, item: pytest.Item) -> Iterator[None]:
-        """Measure what the test's own fixtures take; of shared ones, whoever comes first."""
+        """Measure fixtures; of shared ones whoever comes first."""
         return (yield from _measured(item))
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
@@ -59,23 +59,23 @@ class CpuSeconds:
         return (yield from _measured(item))
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """Sum up by test; a report has what was measured so far."""
-        for name, seconds in report.user_properties:
-            if name == SPENT and report.when != "teardown":
-                self._spent[report.nodeid] = max(self._spent[report.nodeid], float(str(seconds)))
+        """Keep what was measured."""
+        measured = [float(str(seconds)) for name, seconds in report.user_properties if name == SPENT]
+        if report.when != "teardown" and measured:
+            self._spent[report.nodeid, "" if report.when == "call" else "set-up of "] = measured[-1]
 
     def slow(self) -> list[str]:
         """Tests that take longer than any may."""
-        return [test for test, seconds in self._spent.items() if seconds > FAILS * MOST_S]
+        return [test for (test, setup), seconds in self._spent.items() if not setup and seconds > FAILS * MOST_S]
 
     def pytest_terminal_summary(self, terminalreporter: Any) -> None:
         """List the slowest, unless it was quick."""
         if (total := sum(self._spent.values())) < QUICK_S:
             return
-        terminalreporter.section(f"slowest of {len(self._spent):,} tests, CPU seconds; {total:,.0f} in all")
-        for test, seconds in self._spent.most_common(LISTED):
-            mark = f", above the {MOST_S:g} of a guard" if seconds > MOST_S else ""
-            terminalreporter.write_line(f"{seconds:8.2f}  {test[:150]}{mark}")
+        terminalreporter.section(f"the slowest, CPU seconds; {total:,.0f} in all")
+        for (test, setup), seconds in self._spent.most_common(LISTED):
+            mark = f", above the {MOST_S:g} of a guard" if seconds > MOST_S and not setup else ""
+            terminalreporter.write_line(f"{seconds:8.2f}  {setup}{test[:150]}{mark}")
 
 
 def _measured(item: pytest.Item) -> Iterator[None]:
@@ -83,5 +83,5 @@ def _measured(item: pytest.Item) -> Iterator[None]:
     try:
         return (yield)
     finally:
-        before = sum(float(str(seconds)) for name, seconds in item.user_properties if name == SPENT)
-        item.user_properties = [(SPENT, round(before + cpu_s() - began, 3))]
+        others = [(name, value) for name, value in item.user_properties if name != SPENT]
+        item.user_properties = [*others, (SPENT, round(cpu_s() - began, 3))]
