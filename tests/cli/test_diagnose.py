@@ -110,6 +110,7 @@ def test_what_was_assumed_comes_first_and_the_verdict_depends_on_it() -> None:
     assert "recompute=" not in stated.out.partition("The step took")[0]
 
 
+@pytest.mark.nightly
 @pytest.mark.usefixtures("minimal")
 def test_what_no_cause_explains_has_no_probabilities() -> None:
     """Guards steps far below the prediction of 18 s: 7.5 s are less than FLOPs take at peak, which is said first; of
@@ -213,7 +214,7 @@ def core_run(folder: Path, arguments: str, *, asked: str = "", machine: str = "d
     return f"{log} --machine {machine}"
 
 
-@pytest.mark.parametrize("prints", [True, False])
+@pytest.mark.parametrize("prints", [True, pytest.param(False, marks=pytest.mark.nightly)])
 def test_a_log_with_experts_is_priced_as_its_script(
     prints: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

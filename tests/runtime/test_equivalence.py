@@ -37,7 +37,7 @@ Serial = Callable[[Case], Path]
 EVERY = cases()
 MORE = context_cases() | expert_cases()
 DAILY = {*daily(EVERY), *(case for case, each_time in MORE.items() if each_time)}
-DAILY_SETS = (SETS[1], SETS[-1])
+DAILY_SETS = (SETS[1],)
 
 
 @pytest.fixture(scope="session")

@@ -284,7 +284,7 @@ def test_steps_over_bf16_are_the_published(
     assert found == pytest.approx(measured, rel=0.1)
 
 
-@pytest.mark.parametrize("framework", ["megatron-core", "torchtitan"])
+@pytest.mark.parametrize("framework", [pytest.param("megatron-core", marks=pytest.mark.nightly), "torchtitan"])
 def test_candidates_cost_what_each_does_alone(framework: str) -> None:
     """Guards the columns of formats, for layers with and without experts: the same to the last bit."""
     sizes: dict[str, Any] = {"hidden": 4096, "heads": 32, "kv_heads": 8, "head_dim": 128, "ffn": 16384, "vocab": 51200}

@@ -39,7 +39,7 @@ def model_of(layers: str, **changes: Any) -> Model:
     ("name", "layers", "rank", "memory_gib"),
     [
         ("axonn-tune", "dense*2 moe*2", 512, 16.0),
-        ("megatron-core", "dense moe*3", 512, 12.0),
+        pytest.param("megatron-core", "dense moe*3", 512, 12.0, marks=pytest.mark.nightly),
         ("torchtitan", "dense*4", 512, 80.0),
         ("fsdp", "dense moe*3", None, 80.0),
     ],

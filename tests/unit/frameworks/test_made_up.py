@@ -93,6 +93,7 @@ def test_a_configuration_is_explained_and_traced() -> None:
         assert max(event.get("ts", 0) + event.get("dur", 0) for event in events) > 0
 
 
+@pytest.mark.nightly
 def test_the_command_line_takes_its_name() -> None:
     """Guards `--framework`: a registered name is enough for search and explain, as table and as JSON; an axis that it
     has not is refused, and so is a name that nobody has."""

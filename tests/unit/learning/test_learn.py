@@ -251,6 +251,7 @@ def of_experts(name: str, routing: str) -> Case:
     return case
 
 
+@pytest.mark.nightly
 def test_a_dispatcher_and_the_token_imbalance_are_learned_from_one_cluster() -> None:
     """Guards numbers of experts: planted ones are found from three steps of one model, and layouts of two others are
     predicted with them. Forced routing says nothing of the imbalance, and all-gathers have no numbers of their own."""

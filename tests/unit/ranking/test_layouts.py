@@ -32,7 +32,7 @@ def problem_of(layout: str, **given: object) -> Problem:
 @pytest.mark.parametrize(
     ("layout", "framework"),
     [
-        (EIGHT, "megatron-core"),
+        pytest.param(EIGHT, "megatron-core", marks=pytest.mark.nightly),
         ("Et*10|t|(t*2|)*7t*7L", "torchtitan"),
         pytest.param("Et*20|t*12L", "axonn-tune", marks=pytest.mark.nightly),
         pytest.param("E(t*8|)*3t*8L", "megatron-core", marks=pytest.mark.nightly),
