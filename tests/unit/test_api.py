@@ -51,7 +51,9 @@ def pycon(page: Path) -> str:
     return "\n".join(blocks).replace("…", "...")
 
 
-@pytest.mark.parametrize(("page", "fewest"), [("python.md", 20), ("frameworks.md", 8)])
+@pytest.mark.parametrize(
+    ("page", "fewest"), [pytest.param("python.md", 20, marks=pytest.mark.nightly), ("frameworks.md", 8)]
+)
 def test_the_examples_of_a_page_hold(page: str, fewest: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Guards docs/python.md and docs/frameworks.md: their examples, each page from top to bottom in one session."""
     monkeypatch.chdir(tmp_path)
@@ -316,6 +318,7 @@ def test_an_option_is_a_field(command: str) -> None:
         assert all(name in function.__doc__ for name in options)
 
 
+@pytest.mark.nightly
 def test_a_sweep_over_ep_has_the_best_layout_of_each_size() -> None:
     """Guards `--over`: each divisor of the experts, with the step that a search with it pinned has, and dispatch."""
     asked = {"gpus": 16, "batch": 32, "machine": "dgx-h100", "framework": "megatron-core", "recompute": "full"}

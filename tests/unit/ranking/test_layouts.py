@@ -112,6 +112,7 @@ def test_the_options_of_a_run_pin_its_layout() -> None:
     assert again["configs"][0]["pipeline_layout"] == layout_text(*parse_layout(EIGHT))
 
 
+@pytest.mark.nightly
 def test_options_of_a_layout_without_exchange_leave_its_overlap_out() -> None:
     """Guards the same of searches with overlap of dispatch, which price layouts that exchange no tokens without it,
     and what is written for them: Megatron-Core refuses both the overlap and a flex dispatcher there."""

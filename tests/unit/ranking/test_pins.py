@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import pytest
 
+from tests.nightly import params
 from tests.unit.ranking.pins import PINS, SEARCHES, SMALL, asked, pinned, searched
 
 NIGHTLY = ("llama3-70b", "mixtral-8x7b")
 
 
-@pytest.mark.parametrize("model", SMALL)
+@pytest.mark.parametrize("model", params(SMALL, ("gpt-oss-20b",)))
 def test_a_few_pins_change_nothing(model: str) -> None:
     """Guards one search, whatever is pinned: every pin of a row finds that row or a faster one, none a faster one than
     is first without pins; and pins of all axes find the row itself."""

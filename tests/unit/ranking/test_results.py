@@ -129,6 +129,7 @@ def test_the_shortest_step_has_no_rank(cost: Any) -> None:
     assert (found.rank, found.terms, found.iteration_s) == (None, (), best.iteration_s)
 
 
+@pytest.mark.nightly
 def test_an_interrupted_search_has_what_it_had_found() -> None:
     """Guards Ctrl-C: rows are candidates of the search in their order, as exact as at its end; it is told of it on its
     way, and one that has found nothing yet is interrupted as anything is."""

@@ -100,6 +100,7 @@ def test_each_number_format_has_its_best_balanced_stages() -> None:
         assert alone.parts is not None, name
 
 
+@pytest.mark.nightly
 def test_balanced_stages_are_found_beyond_the_first_grids() -> None:
     """Guards the first row: a grid is first that only balanced stages make so, however few ranks are exact."""
     problem = load_inputs(Request("moonlight-16b-a3b", gpus=32, framework="megatron-core", machine="dgx-h100")).problem
@@ -108,6 +109,7 @@ def test_balanced_stages_are_found_beyond_the_first_grids() -> None:
     assert few.parts is not None
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("model", "gpus", "pins"),
     [
