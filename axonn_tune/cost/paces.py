@@ -47,13 +47,14 @@ class Run(NamedTuple):
 
 
 class ChunkPaces(NamedTuple):
-    """Both passes of one micro-batch through a chunk, what two micro-batches save beside each other, and what of both
-    is waits for the host, s."""
+    """Both passes of one micro-batch through a chunk, what two micro-batches save beside each other, what of both is
+    waits for the host, and the backward pass of the step's last micro-batch, s."""
 
     forward_s: Value
     backward_s: Value
     saved_s: Value
     waited_s: Value
+    last_s: Value
 
 
 @dataclass(frozen=True)
@@ -127,7 +128,7 @@ class Paces:
     def chunk(self, part: Stage, contents: Contents, repeated: int) -> ChunkPaces:
         """A chunk with embedding or LM head; repeated: the first of its blocks, where only some repeat."""
         if not contents:
-            return ChunkPaces(self.head_s if part.last else 0.0, 0.0, 0.0, 0.0)
+            return ChunkPaces(self.head_s if part.last else 0.0, 0.0, 0.0, 0.0, 0.0)
         forward, backward = self._forward(part, contents), self._backward(part, contents, repeated)
         several = [(count, kind) for kind, _, count in self.kinds_of(contents, repeated)]
         ahead_s, behind_s, asked_s = (
@@ -137,11 +138,13 @@ class Paces:
         blocks_s, issued_s = forward.blocks_s + backward.blocks_s, ahead_s + behind_s + asked_s
         waited_s = np.maximum(issued_s - blocks_s, 0.0)
         share = ahead_s / np.maximum(ahead_s + behind_s, 1e-30)
+        behind_s = backward.whole_s + (1.0 - share) * waited_s
         return ChunkPaces(
             forward.whole_s + share * waited_s,
-            backward.whole_s + (1.0 - share) * waited_s,
+            behind_s,
             np.minimum(saved_s, np.maximum(blocks_s - issued_s, 0.0)),
             waited_s,
+            behind_s,
         )
 
     def _forward(self, part: Stage, contents: Contents) -> Span:

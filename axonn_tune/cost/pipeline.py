@@ -491,34 +491,55 @@ def pipeline_bound_s(times: StageTimes, *, micro_batches: Count) -> Floats | flo
     the others, sends to 2%: 1F1B 0.0% at worst; interleaved 0.1% in the median, 1.4% at worst. Every chunk ±20%, sends
     to 3%: 1F1B 0.0% and 2.0%; interleaved 1.3% and 6.2%. Every chunk ±90%, sends to 33%: 0.0% and 11%; 7.0% and 24%.
     """
-    (stages, chunks), (forward, backward, last) = times.shape, times.occupied()
-    to_next, back, last_back = times.computing() + times.sent()
-    m = np.asarray(micro_batches)[..., None]
-    first = np.minimum(warm_up(np.arange(stages), stages=stages, chunks=chunks) + 1, chunks * m)
-    paired = chunks * m - first
+    found = Chains.of(times, micro_batches).step_s
+    return found if found.ndim else float(found)
 
-    warm_s = (_counts(first, stages, chunks) * forward).sum(-1)
-    paired_back_s = (_counts(paired, stages, chunks)[..., ::-1] * backward).sum(-1)
-    pairs_s = m * forward.sum(-1) - warm_s + paired_back_s
-    cool_s = (m - 1) * backward.sum(-1) + last.sum(-1) - paired_back_s
 
-    fill_s = np.cumsum(to_next[..., 0], -1) - to_next[..., 0]
-    first_back = np.where(m > 1, back[..., -1], last_back[..., -1])
-    turned_s = to_next.sum((-2, -1))[..., None] + _later(first_back)
-    started_s = np.maximum(fill_s + warm_s, turned_s)
+class Chains(NamedTuple):
+    """Chains of `pipeline_bound_s` through each stage, s, `(..., stages)`.
 
-    # From when a stage is free after its last operation to the end of the longest chain over stages before it.
-    hops = times.gradient_s[..., 1:, 0] * times.overlapped + last[..., :-1, 0]
-    behind = np.concatenate([np.zeros_like(last[..., :1, 0]), np.cumsum(hops, -1)], -1)
-    drained_s = behind + np.maximum.accumulate(times.end_s - behind, -1)
-    way_s = times.activation_s[..., -1] * times.overlapped + _later(to_next[..., -1])
-    way_s = way_s + (last_back[..., 1:].sum((-2, -1)) + last[..., -1, 0] + drained_s[..., -1])[..., None]
-    ended_s = started_s + pairs_s + cool_s + drained_s
-    ended_s = np.maximum(ended_s, np.where(paired, started_s, fill_s + warm_s) + pairs_s + way_s)
-    if chunks == 1:
-        ended_s = np.maximum(ended_s, fill_s + _round_trips(times, m) + way_s)
-    bound_s = ended_s.max(-1)
-    return bound_s if bound_s.ndim else float(bound_s)
+    begun_s, turned_s: when its first backward pass starts at least, behind its own forward passes, and behind the way
+    of the first micro-batch to the last part and back; ended_s: from there to the end of the step. beside: of its
+    forward passes of a chunk the share that is not on the second of these chains, at most. step_s: the longest chain of
+    all stages, `(...)`.
+    """
+
+    begun_s: Floats
+    turned_s: Floats
+    ended_s: Floats
+    beside: Floats
+    step_s: Floats
+
+    @staticmethod
+    def of(times: StageTimes, micro_batches: Count) -> Chains:
+        """Of pipelines as columns; m is a column or one number."""
+        (stages, chunks), (forward, backward, last) = times.shape, times.occupied()
+        to_next, back, last_back = times.computing() + times.sent()
+        m = np.asarray(micro_batches)[..., None]
+        first = np.minimum(warm_up(np.arange(stages), stages=stages, chunks=chunks) + 1, chunks * m)
+        paired, counts = chunks * m - first, _counts(first, stages, chunks)
+
+        warm_s = (counts * forward).sum(-1)
+        paired_back_s = (_counts(paired, stages, chunks)[..., ::-1] * backward).sum(-1)
+        pairs_s = m * forward.sum(-1) - warm_s + paired_back_s
+        cool_s = (m - 1) * backward.sum(-1) + last.sum(-1) - paired_back_s
+
+        fill_s = np.cumsum(to_next[..., 0], -1) - to_next[..., 0]
+        begun_s, first_back = fill_s + warm_s, np.where(m > 1, back[..., -1], last_back[..., -1])
+        turned_s = to_next.sum((-2, -1))[..., None] + _later(first_back)
+        started_s = np.maximum(begun_s, turned_s)
+
+        # From when a stage is free after its last operation to the end of the longest chain over stages before it.
+        hops = times.gradient_s[..., 1:, 0] * times.overlapped + last[..., :-1, 0]
+        behind = np.concatenate([np.zeros_like(last[..., :1, 0]), np.cumsum(hops, -1)], -1)
+        drained_s = behind + np.maximum.accumulate(times.end_s - behind, -1)
+        way_s = times.activation_s[..., -1] * times.overlapped + _later(to_next[..., -1])
+        way_s = way_s + (last_back[..., 1:].sum((-2, -1)) + last[..., -1, 0] + drained_s[..., -1])[..., None]
+        ended_s = pairs_s + cool_s + drained_s
+        steps_s = np.maximum(started_s + ended_s, np.where(paired, started_s, begun_s) + pairs_s + way_s)
+        if chunks == 1:
+            steps_s = np.maximum(steps_s, fill_s + _round_trips(times, m) + way_s)
+        return Chains(begun_s, turned_s, ended_s, (counts[..., 0] - 1) / m, steps_s.max(-1))
 
 
 def _round_trips(times: StageTimes, micro_batches: Integers) -> Floats:

@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property, lru_cache, partial, reduce
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -36,6 +36,7 @@ from axonn_tune.program.memory import KnownSizes, Memory, memory_limit_bytes, pr
 from axonn_tune.program.operations import PLAIN, Collective, Sent
 from axonn_tune.program.schedule import StepSchedule, blocks_by_kind, build_schedule, kept_by_kind
 from axonn_tune.program.step import (
+    MIDDLE,
     ONLY,
     Contents,
     Stage,
@@ -407,6 +408,8 @@ class Pricer:
         self._lines: dict[tuple[Sent, str], tuple[Line, ...]] = {}
         self.clock: ComputeClock | None = None
         self.known = KnownSizes()
+        self._chunks: dict[tuple[Stage, Contents, bool], ChunkTimes] = {}
+        self._replays: dict[bool, Replay] = {}
 
     def _symbols(self, stage: Stage, chunks: Sequence[Contents] | None = None) -> dict[str, float]:
         return symbol_values(
@@ -434,6 +437,25 @@ class Pricer:
             several=lambda axes: float(self.routes[axes].outermost >= 0),
             tiers=len(self.machine.tiers),
         )
+
+    def chunk(self, part: Stage, contents: Contents, *, kept: bool) -> ChunkTimes:
+        """One micro-batch through a chunk of a stage, as if no layer or, with `kept`, every one were kept whole after
+        its forward pass, and the stage's end as if it had all layers. Splits of the layers share it."""
+        key = part, contents, kept
+        if key not in self._chunks:
+            if kept not in self._replays:
+                self._replays[kept] = self._model_replay(kept=kept)
+            self._chunks[key] = self._replays[kept].chunk(part, as_runs(contents))
+        return self._chunks[key]
+
+    def _model_replay(self, *, kept: bool) -> Replay:
+        runs, values = as_runs(self.model.runs), {**self._symbols(ONLY), "repeated": float(self.repeated or 0.0)}
+        values["held"], found = values["L"], dict[str, Any]()
+        if len(self.program.blocks) > 1:
+            found |= blocks_by_kind(self.program, [(runs, 1.0)], repeated=values["repeated"], arithmetic=PLAIN)
+            values.update((name, float(count)) for name, count in found.items())
+        found |= kept_by_kind(self.program, [(runs, 1.0)], values, kept * values["L"], arithmetic=PLAIN)
+        return self.replay(values | {name: float(count) for name, count in found.items()}, MIDDLE)
 
     def lines(self, sent: Sent, axes: str) -> tuple[Line, ...]:
         """Lines of all algorithms and protocols of a collective."""

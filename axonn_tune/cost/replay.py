@@ -516,12 +516,14 @@ class Replay:
         closing, begun, backward = dict[tuple[Stage, int], Run](), list[Run](), list[Run]()
         for kind, block in enumerate(blocks):
             behind, one = Behind(kind, kept), block.type
-            start = free if kept else self._run(free, batch.enter_backward(kind), None)
-            backward.append(self._run_backward(free, one, behind))
-            begun.append(self._run_backward(start, one, behind))
-            closing[INNER_PART, kind] = self._run_backward(start, one, behind, leaving=batch.leave(one))
+            several = ends = self._backward_states(free, one, behind)
+            if not kept:
+                ends = self._backward_states(self._run(free, batch.enter_backward(kind), None), one, behind)
+            backward.append(self._spans(*several))
+            begun.append(self._spans(*ends))
+            closing[INNER_PART, kind] = self._spans(*ends, leaving=batch.leave(one))
             if one == first:
-                closing[FIRST_PART, kind] = self._run_backward(start, one, behind, leaving=batch.flush(one))
+                closing[FIRST_PART, kind] = self._spans(*ends, leaving=batch.flush(one))
         alone = [
             (batch.forward(block.type, block.type), batch.backward(block.type, Behind(kind, kept), kind))
             for kind, block in enumerate(blocks)
@@ -554,10 +556,11 @@ class Replay:
         states = [start, self._run(start, middle, None)]
         states.append(self._run(states[-1], middle, None))
         ended, every_s = [self._run(state, last, None) for state in states], states[2][0] - states[1][0]
-        return self._spans(start, ended, head or (), every_s)
+        return self._spans(start, ended, every_s, leaving=head or ())
 
-    def _run_backward(self, start: State, of_type: int, block: Behind, *, leaving: Instructions = ()) -> Run:
-        """Equal blocks backward from a state, the first of a chunk; leaving: what follows them."""
+    def _backward_states(self, start: State, of_type: int, block: Behind) -> tuple[State, list[State], Value]:
+        """Equal blocks backward from a state, the first of a chunk: that state, those after one to three or four
+        blocks, and what each more takes."""
         backward, own = self.schedule.micro_batch.backward, block.kind
         opened, middle = backward(None, block, own), backward(of_type, block, own)
         states = [self._run(start, opened, None)]
@@ -565,15 +568,15 @@ class Replay:
         states.append(self._run(states[-1], middle, None))
         every_s = states[2][0] - states[1][0]
         if block.kept:
-            return self._spans(start, states, leaving, every_s)
+            return start, states, every_s
         last = backward(of_type, block, None)
         single = self._run(start, backward(None, block, None), None)
-        return self._spans(start, [single, *(self._run(state, last, None) for state in states)], leaving, every_s)
+        return start, [single, *(self._run(state, last, None) for state in states)], every_s
 
-    def _spans(self, start: State, ended: Sequence[State], leaving: Instructions, every_s: Value) -> Run:
+    def _spans(self, start: State, ended: Sequence[State], every_s: Value, *, leaving: Instructions = ()) -> Run:
         """Of one to three or four blocks from a state, with what follows them; every_s: what each more takes."""
-        blocks_s = [state[0] - start[0] for state in ended]
-        spans = [Span(self._run(state, leaving, None)[0], one_s) for state, one_s in zip(ended, blocks_s, strict=True)]
+        whole_s = [self._run(state, leaving, None)[0] if leaving else state[0] for state in ended]
+        spans = [Span(one_s, state[0] - start[0]) for state, one_s in zip(ended, whole_s, strict=True)]
         more = Span(every_s, every_s)
         one, two, three = spans[:3]
         return Run(one, two, three, spans[3] if len(spans) > 3 else three.longer(more), more)

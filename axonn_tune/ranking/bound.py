@@ -24,11 +24,12 @@ Several chunks, by two chains:
   has the same way back behind stage r's last operation: a stage, as many blocks as a part has at least and two
   messages; and the embedding. Between them stage r has all its passes: T ≥ m b_r + way_r.
 - Stage r begins its first backward pass once the first micro-batch has gone through all p v parts, and back through the
-  last chunks of the stages behind it, of which the last one may have no block. Until then it has done
-  2 (p - r - 1) + (v - 1) p + 1 forward passes, p of each chunk in turn: of each at most n = min(m, p + w), where w is
-  what 2 (p - r - 1) + 1 has beyond p. What is left is m b_r - n f_r or more, and the last gradient's way to the
-  embedding follows: T ≥ way_r + (m - n φ) b_r. Both passes of the LM head count to its forward one: the stage that has
-  it does n (1 - φ) of them less.
+  last chunks of the stages behind it. Until then it has done 2 (p - r - 1) + (v - 1) p + 1 forward passes, p of each
+  chunk in turn: those are p f_r, and p - 2 r - 1 more of its first chunk, or that many less of its last one where this
+  is negative. What is left is m b_r - p f_r or more, less the further ones of the first chunk, which has as many blocks
+  as a part has at most, and with the ones that the last chunk has not had. The last gradient's way to the embedding
+  follows: T ≥ way_r + (m - p φ) b_r. Both passes of the LM head count to its forward one: the stage that has it does
+  p (1 - φ) of them less.
 
 φ is that of blocks and embedding. Messages are counted as they are: a stage sends as many forward as it has parts, but
 for the model's last part, and as many backward, but for the first.
@@ -38,22 +39,28 @@ f - s f / (f + g), grows with f and g; over layer types it is no less than the s
 f_t / (f_t + g_t); likewise backward. Of m micro-batches min(m, p) have nothing beside them.
 
 All stages. Chains T ≥ way_r + c_r b_r, each divided by c_r, add up to T Σ 1/c_r ≥ Σ way_r / c_r + W. And a stage has no
-less than its ends and a block in each chunk, but for the first and the last part.
+less than its ends and in each chunk the shortest part.
+
+Parts. Splits that a search compares have no part but the last shorter than `Parts.shortest`, and none longer than
+`Parts.longest`: the splits of what takes least are, but for few, within a layer of the mean.
+
+Blocks that repeat. A chunk of n blocks repeats min(n, k) of them, a concave function of n, which is nowhere below the
+line between its values for the shortest and the longest part. So n blocks in several chunks repeat no less than on that
+line. Of all that repeat no more are of rarer layer types than there are of these. In a stage a block of another type
+may repeat in the place of one of the most frequent type; it is then there as a whole.
 
 Whole layers. In a step T stage r has room for (T - way_r) / c_r less its ends and messages, so for a whole number of
 blocks of the most frequent layer type. Where all stages together have room for fewer than there are, no split takes T:
-bisection finds the least T with room, from below. In each chunk as many blocks repeat as asked for, or all if it has
-fewer. A stage repeats least with all chunks but one as short as they can be.
+bisection finds the least T with room, from below.
 
 Contention. Computation and communication slow each other down by a share of what overlaps. Some stage has no less
-communication and some no less computation than the mean one, and each second that a step is longer hides one less.
-
-Shortest part. Splits of several chunks that a search compares have no part but the last shorter than L // (p v) - 1
-layers, or than one; a given split may have empty parts, and so may one where ends count as layers.
+communication and some no less computation than the mean one, of blocks that repeat, too, and each second that a step is
+longer hides one less.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, NamedTuple, TypeAlias
@@ -77,10 +84,12 @@ class Layers:
 
     counts: blocks of each type, `predicting` those of multi-token prediction, which the last stage has. both_s: both
     passes of a block; forward_s, backward_s: of each pass, beside another micro-batch's where that saves something;
+    longest_forward_s: the most that a forward pass takes of both, alone;
     saved_s: by both beside each other; again_s: what comes to a block that repeats, where only some do. forward_share:
     the most that a forward pass is of both; least_share: what passes beside each other take of themselves at least.
     ahead_s, behind_s: what the embedding adds, forward and backward; head_s: the LM head, both. sent_s: communication
-    of a step, of all stages; computed_s: in one micro-batch.
+    of a step, of all stages; computed_s: in one micro-batch; again_sent_s, again_computed_s: what comes to each of them
+    with a block that repeats.
     """
 
     counts: Integers
@@ -88,6 +97,7 @@ class Layers:
     both_s: Floats
     forward_s: Floats
     backward_s: Floats
+    longest_forward_s: Floats
     saved_s: Floats
     again_s: Floats
     forward_share: Floats
@@ -97,12 +107,23 @@ class Layers:
     head_s: Floats
     sent_s: Floats
     computed_s: Floats
+    again_sent_s: Floats
+    again_computed_s: Floats
 
     def taken(self, rows: Integers) -> Layers:
         """Of some candidates."""
         names = [each.name for each in fields(self) if each.name not in ("counts", "predicting")]
         columns: dict[str, Any] = {name: getattr(self, name)[..., rows] for name in names}
         return replace(self, **columns)
+
+    @staticmethod
+    def joined(several: Sequence[Layers]) -> Layers:
+        """Candidates one after the other."""
+        names = [each.name for each in fields(Layers) if each.name not in ("counts", "predicting")]
+        columns: dict[str, Any] = {
+            name: np.concatenate([getattr(one, name) for one in several], axis=-1) for name in names
+        }
+        return replace(several[0], **columns)
 
     def block_s(self, alone: Floats | float) -> Floats:
         """Both passes of a block of each type; alone: share of its micro-batches without others beside them."""
@@ -114,11 +135,11 @@ class Layers:
         return found
 
 
-def layers_of(paces: Paces, model: Model, rows: int) -> Layers:
-    """The layers of so many candidates."""
+def layers_of(paces: Paces, model: Model, rows: int, *, with_last: bool) -> Layers:
+    """The layers of so many candidates; with_last: whether multi-token prediction is in the last part."""
     repeating, plain = ([kinds[number] for kinds in paces.kinds] for number in (0, 1))
     every, predicting = np.array(model.counts), np.zeros(len(plain), dtype=np.int64)
-    for of_type, count in model.predicting_runs if model.mtp_layers else ():
+    for of_type, count in model.predicting_runs if model.mtp_layers and with_last else ():
         predicting[of_type] += count
     first, last = model.runs[0][0], model.runs[-1][0]
 
@@ -150,6 +171,7 @@ def layers_of(paces: Paces, model: Model, rows: int) -> Layers:
         both_s=held,
         forward_s=beside[0],
         backward_s=beside[1],
+        longest_forward_s=held - backward + np.maximum(more - again, 0.0),
         saved_s=np.where(waits, 0.0, saved),
         again_s=more,
         forward_share=np.vstack(forward_shares).max(axis=0),
@@ -159,6 +181,8 @@ def layers_of(paces: Paces, model: Model, rows: int) -> Layers:
         head_s=_added_s(paces.opening[LAST_PART, last], forward[last]),
         sent_s=every @ of(paces.sent_s),
         computed_s=every @ of(paces.computed_s) + sum(_column(one, rows) for one in paces.ends_s),
+        again_sent_s=np.maximum(of(paces.sent_s, repeating) - of(paces.sent_s), 0.0),
+        again_computed_s=np.maximum(of(paces.computed_s, repeating) - of(paces.computed_s), 0.0),
     )
 
 
@@ -186,17 +210,57 @@ def _share(part: Floats, whole: Floats, *, nothing: float = 1.0) -> Floats:
     return found
 
 
+class Parts(NamedTuple):
+    """Layers that each part of the model but the last has at least, that each one has at most, and that the last one
+    has at least: numbers, or columns of candidates."""
+
+    shortest: Any
+    longest: Any
+    last: Any
+
+    def holds(self, parts: Sequence[int]) -> bool:
+        """Whether a split is within these."""
+        return bool(min(parts[:-1]) >= self.shortest and max(parts) <= self.longest and parts[-1] >= self.last)
+
+    def repeats(self, blocks: Floats | int, parts: Floats | int, repeated: Integers, low: Integers | int) -> Floats:
+        """Least number of blocks that repeat of some blocks in so many parts, `repeated` of each or all that it has;
+        low: blocks of the shortest part."""
+        fewest, most = np.minimum(repeated, low), np.minimum(repeated, self.longest)
+        found: Floats = parts * fewest + (blocks - parts * low) * (most - fewest) / np.maximum(self.longest - low, 1)
+        return found
+
+
+def parts_within(own: Sequence[int], stages: int, *, searched: bool, alike: bool) -> Parts:
+    """Limits of the splits that a search compares; own: the framework's; searched: whether there are others; alike:
+    whether all layers are of one type."""
+    if not searched:
+        return Parts(min(own[:-1]), max(own), own[-1])
+    mean, one_chunk = sum(own) / len(own), len(own) == stages
+    shortest, longest = (1, 2) if one_chunk else (max(1, int(mean) - (not alike)), 1 if alike else 2)
+    return Parts(min(shortest, *own), max(longest * math.ceil(mean) + 1, *own), min(1, own[-1]))
+
+
 class Shape(NamedTuple):
-    """Candidates with as many stages and chunks. chunks: None for any number; batches: micro-batches; repeated: blocks
-    of each chunk that repeat, where only some do; shortest: layers that each part but the last has at least; send_s:
-    of one message."""
+    """Candidates with as many stages, all with one chunk or all with several. chunks: a column, or None for any number;
+    batches: micro-batches; repeated: blocks of each chunk that repeat, where only some do; parts: layers that parts may
+    have; send_s: of one message."""
 
     stages: int
-    chunks: int | None
+    chunks: Integers | None
     batches: Floats
     repeated: Integers
-    shortest: int
+    parts: Parts
     send_s: Floats
+
+    @property
+    def single(self) -> bool:
+        """Whether stages have one chunk."""
+        return self.chunks is not None and bool(self.chunks[0] == 1)
+
+    @property
+    def several(self) -> Floats:
+        """Chunks of a stage, one at least."""
+        return np.ones(1) if self.chunks is None else self.chunks.astype(np.float64)
 
 
 Chain: TypeAlias = tuple[Floats, Floats]
@@ -205,92 +269,115 @@ Chain: TypeAlias = tuple[Floats, Floats]
 
 def any_split_s(layers: Layers, shape: Shape, *, schedule: PipelineSchedule, contention: float) -> Floats:
     """Least step of candidates of a shape, of all splits of their layers, s."""
-    p, m, stage, several = shape.stages, shape.batches, np.arange(shape.stages)[:, None], shape.chunks or 1
-    hidden = schedule.overlapped, schedule.overlapped_interleaved
-    blocking = not (any(hidden) if shape.chunks is None else hidden[several > 1])
-    block = layers.block_s(np.minimum(m, p) / m if shape.chunks != 1 else 1.0)
-    ends_s, ends = layers.ahead_s + layers.behind_s, 1.0 * (stage == 0) + (stage == p - 1)
-    messages = blocking * (2.0 * several - ends) * shape.send_s
+    p, m, stage, several = shape.stages, shape.batches, np.arange(shape.stages)[:, None], shape.several
+    hidden, parts, used = (schedule.overlapped, schedule.overlapped_interleaved), shape.parts, layers.counts > 0
+    blocking = not (any(hidden) if shape.chunks is None else hidden[not shape.single])
+    block = layers.block_s(1.0 if shape.single else np.minimum(m, p) / m)
+    ends_s, last = layers.ahead_s + layers.behind_s, stage == p - 1
+    messages = blocking * (2.0 * several - (stage == 0) - last) * shape.send_s
     # What a forward pass sends less than its share of both.
-    unsent = layers.forward_share * messages - blocking * (several - (stage == p - 1)) * shape.send_s
-    last_s = layers.head_s + layers.predicting @ block
-    # Only the ends of the model may have no block.
-    beside = np.where(stage == 0, ends_s, 0.0) + np.where(stage == p - 1, last_s, 0.0) + messages
-    least = beside + np.maximum(several - ends, 0.0) * block[layers.counts > 0].min(axis=0)
-    whole = layers.counts @ block + ends_s + layers.head_s + messages.sum(axis=0)
-    if shape.chunks == 1:
+    unsent = layers.forward_share * messages - blocking * (several - last) * shape.send_s
+    beside = np.where(stage == 0, ends_s, 0.0) + messages
+    beside = beside + last * (layers.head_s + layers.predicting @ block)
+    fewest = several * parts.shortest - last * (parts.shortest - parts.last)
+    least = beside + fewest * block[used].min(axis=0)
+    whole = (
+        layers.counts @ block
+        + _repeated_s(layers.again_s, layers, shape)
+        + ends_s
+        + layers.head_s
+        + messages.sum(axis=0)
+    )
+    if shape.single:
         before = np.minimum(p - stage, m) - 1.0
         chains = [(whole + before * unsent, np.maximum(m - 1.0 - layers.forward_share * before, 1e-12))]
     else:
-        chains = _interleaved(layers, shape, block, unsent)
+        chains = _interleaved(layers, shape, block, unsent, blocking=blocking)
     found: Floats = whole
     for way, times in chains:
         found = np.maximum(found, (whole + (way / times).sum(axis=0)) / (1.0 / times).sum(axis=0))
         found = np.maximum(found, (way + times * least).max(axis=0))
     if shape.chunks is not None:
         found = _of_whole_layers(layers, shape, block, found, beside, chains)
-    found = found + (shape.chunks == 1 and not blocking) * 2.0 * (p - 1) * shape.send_s
-    return contended(found, m * layers.computed_s / p, layers.sent_s / p, contention=contention)
+    found = found + (shape.single and not blocking) * 2.0 * (p - 1) * shape.send_s
+    computed_s = layers.computed_s + _repeated_s(layers.again_computed_s, layers, shape)
+    sent_s = layers.sent_s + _repeated_s(layers.again_sent_s, layers, shape)
+    return contended(found, m * computed_s / p, sent_s / p, contention=contention)
 
 
-def _interleaved(layers: Layers, shape: Shape, block: Floats, unsent: Floats) -> list[Chain]:
+def _interleaved(layers: Layers, shape: Shape, block: Floats, unsent: Floats, *, blocking: bool) -> list[Chain]:
     """Chains of several chunks; unsent: what a forward pass of each stage sends less than its share of both, s."""
-    p, m, send_s = shape.stages, shape.batches, shape.send_s
+    p, m, send_s, parts = shape.stages, shape.batches, shape.send_s, shape.parts
     stage, used = np.arange(p)[:, None], layers.counts > 0
     ends_s = np.where(stage, layers.ahead_s + layers.behind_s, 0.0)
-    way = stage * (shape.shortest * block[used].min(axis=0) + 2.0 * send_s) + ends_s
+    way = stage * (parts.shortest * block[used].min(axis=0) + 2.0 * send_s) + ends_s
     chains = [(way, np.broadcast_to(m, way.shape))]
     if shape.chunks is None:
         return chains
     ahead = layers.counts @ layers.forward_s + layers.least_share * (layers.ahead_s + layers.head_s)
     ahead = ahead + (p * shape.chunks - 1.0) * send_s
-    back = shape.shortest * layers.backward_s[used].min(axis=0) + send_s
-    # The last part may have no block.
-    turned = ahead + np.maximum(p - 2.0 - stage, 0.0) * back
+    backward_s, last = layers.backward_s[used].min(axis=0), stage == p - 1
+    back = parts.shortest * backward_s + send_s
+    turned = ahead + np.where(last, 0.0, (p - 2.0 - stage) * back + parts.last * backward_s + send_s)
     drained = stage * back + np.where(stage, layers.behind_s, 0.0) * layers.least_share
-    warm = 2.0 * (p - stage - 1.0) + 1.0
-    first = np.minimum(m, p + np.clip(warm - p, 0.0, p))
+    # Of its first forward passes p are of each chunk, but for some more of the first or some less of the last.
+    beyond = p - 2.0 * stage - 1.0
+    more, fewer = np.minimum(np.maximum(beyond, 0.0), m - p), np.maximum(-beyond, 0.0)
+    first_s = parts.longest * layers.longest_forward_s[used].max(axis=0) + np.where(stage, 0.0, layers.ahead_s)
+    last_s = np.where(last, parts.last, parts.shortest) * layers.forward_s[used].min(axis=0)
+    before = more * (first_s + blocking * send_s) - fewer * (last_s + blocking * ~last * send_s)
     # Both passes of the LM head go with a forward pass.
-    head = np.where(stage == p - 1, first * (1.0 - layers.forward_share) * layers.head_s, 0.0)
-    return [*chains, (turned + drained - head + first * unsent, np.maximum(m - first * layers.forward_share, 1e-12))]
+    before = before + last * (p * (1.0 - layers.forward_share) - fewer * layers.least_share) * layers.head_s
+    times = np.broadcast_to(m - p * layers.forward_share, way.shape)
+    return [*chains, (turned + drained - before + p * unsent, times)]
 
 
 _HALVINGS = 10
 """Of the interval in which the step of whole layers is looked for."""
 
 
+def _repeated_s(each_s: Floats, layers: Layers, shape: Shape) -> Floats:
+    """What all repeated blocks of the model take more at least, s, given each of a layer type: the rarer types may have
+    as many of them as they have blocks."""
+    decoder, parts = layers.counts - layers.predicting, shape.parts
+    low, several = np.minimum(parts.shortest, parts.last), shape.stages * shape.several
+    repeats, most = parts.repeats(decoder.sum(), several, shape.repeated, low), int(decoder.argmax())
+    rarer = np.minimum(decoder.sum() - decoder[most], repeats)
+    found: Floats = rarer * each_s[decoder > 0].min(axis=0) + (repeats - rarer) * each_s[most]
+    return found
+
+
 def _of_whole_layers(
     layers: Layers, shape: Shape, block: Floats, least_s: Floats, beside: Floats, chains: list[Chain]
 ) -> Floats:
-    """The least step in which all stages together have room for the blocks of the most frequent layer type, s.
-
-    Of its chunks all but one have `shortest` blocks, but the last one of the model, which may have none; the rest is in
-    one chunk, where it repeats least.
-    """
-    chunks, repeated, shortest = shape.chunks or 1, shape.repeated, shape.shortest
-    decoder = layers.counts - layers.predicting
-    most = int(decoder.argmax())
-    each_s, again_s = block[most], np.where(repeated > 0, layers.again_s[most], 0.0)
-    lone = (np.arange(shape.stages)[:, None] == shape.stages - 1) * (chunks > 1)
-    rest = (chunks - 1.0 - lone) * shortest
-    others = (chunks - 1.0 - lone) * np.minimum(repeated, shortest)
+    """The least step in which all stages together have room for the blocks of the most frequent layer type, s."""
+    chunks, parts, decoder = shape.several, shape.parts, layers.counts - layers.predicting
+    most, stage = int(decoder.argmax()), np.arange(shape.stages)[:, None]
+    # Another block that repeats in the place of one of these is there as a whole.
+    others = [block[one] + layers.again_s[one] for one in np.flatnonzero(decoder > 0).tolist() if one != most]
+    again_s = np.minimum.reduce([layers.again_s[most], *others])
+    low = np.where(stage == shape.stages - 1, np.minimum(parts.shortest, parts.last), parts.shortest)
+    none = parts.repeats(0, chunks, shape.repeated, low)
+    each_s = block[most] + again_s * (parts.repeats(1, chunks, shape.repeated, low) - none)
 
     def room(step_s: Floats) -> Floats:
         left_s = np.minimum.reduce([(step_s - way) / times - beside for way, times in chains])
-        few = np.floor((left_s - (others - rest) * again_s) / (each_s + again_s) + ROUNDING)
-        many = np.floor((left_s - (others + repeated) * again_s) / each_s + ROUNDING)
-        several = np.where(many >= rest + repeated, many, np.minimum(few, rest + repeated))
-        found: Floats = np.clip(several, 0.0, None).sum(axis=0)
-        return found
+        found = np.floor((left_s - again_s * none) / each_s + ROUNDING)
+        if shape.single:
+            # All that are repeated are in this one.
+            every = np.floor((left_s - again_s * shape.repeated) / block[most] + ROUNDING)
+            few = np.floor(left_s / (block[most] + again_s) + ROUNDING)
+            found = np.where(every >= shape.repeated, every, np.minimum(few, shape.repeated))
+        return np.asarray(np.clip(found, 0.0, chunks * parts.longest).sum(axis=0))
 
-    low, high, wanted = least_s, 2.0 * least_s, float(decoder[most])
-    fits = room(low) >= wanted
-    low = np.where(fits | (room(high) >= wanted), low, high)
+    low_s, high_s, wanted = least_s, 2.0 * least_s, float(decoder[most])
+    fits = room(low_s) >= wanted
+    low_s = np.where(fits | (room(high_s) >= wanted), low_s, high_s)
     for _ in range(_HALVINGS):
-        middle = (low + high) / 2.0
+        middle = (low_s + high_s) / 2.0
         enough = room(middle) >= wanted
-        low, high = np.where(enough, low, middle), np.where(enough, middle, high)
-    return np.where(fits, least_s, np.maximum(low, least_s))
+        low_s, high_s = np.where(enough, low_s, middle), np.where(enough, middle, high_s)
+    return np.where(fits, least_s, np.maximum(low_s, least_s))
 
 
 def contended(step_s: Floats, computed_s: Floats, sent_s: Floats, *, contention: Floats | float) -> Floats:
@@ -303,9 +390,3 @@ def sent_of_mean_s(sent_s: Floats, send_s: Floats, *, stages: Integers, chunks: 
     """Communication of the mean stage, s; sent_s: collectives of all; send_s: one message of every micro-batch."""
     found: Floats = EXACT * (sent_s + (2.0 * stages * chunks - 2.0) * (stages > 1) * send_s) / stages
     return found
-
-
-def shortest_part(layers: int, stages: int, chunks: int, *, given: bool) -> int:
-    """Layers that each part but the last has at least in the splits that a search compares; given: the split is, or
-    the ends of the model count as layers, so that a part may have none."""
-    return 0 if given else 1 if chunks == 1 else max(1, layers // (stages * chunks) - 1)

@@ -37,8 +37,8 @@ from axonn_tune.ranking.shapes import Shapes, as_asked, pairs_of, with_all_chunk
 from axonn_tune.ranking.space import Grids, Problem, Variant
 from axonn_tune.vocabulary import Precision
 
-_FIRST = 32
-"""Pairs that are opened first, to know a limit; the next ones are four times as many."""
+_FIRST = 256
+"""Pairs that are opened first, to know a limit; the next ones are eight times as many."""
 
 _PROBED = 256
 """Candidates whose splits are bounded early, after each batch of pairs, to price the most promising ones."""
@@ -108,6 +108,7 @@ class Loop:
         self._best = np.full(len(self.grids.sizes) * max(len(self.problem.formats), 1), np.inf)
         self._each: list[float] = []
         self._own: dict[tuple[int, int], float] = {}
+        self._paired: dict[Precision | None, list[tuple[Exchange, Batch]]] = {}
         self._pushed = 0
         self._known: float | None = None
 
@@ -128,7 +129,7 @@ class Loop:
                 mine = mine[bounds[number, mine] <= self._limit(name)]
                 if len(mine):
                     self._open(self._pair_rows(mine), name)
-            at, size = at + len(several), size * 4
+            at, size = at + len(several), size * 8
             self._probe()
             self._settle(values[at] if at < len(order) else np.inf)
             if self.tell is not None:
@@ -158,22 +159,48 @@ class Loop:
         formats = self.problem.formats or (None,)
         if self._opens_all or len(ones) <= _FIRST:
             return np.zeros((len(formats), len(ones)))
-        shapes = self.shapes.taken(ones, chunks=np.ones(len(ones), dtype=np.int64))
-        return np.array([self._least_s(shapes, name, self.exchanges, any_chunks=True) for name in formats])
-
-    def _least_s(
-        self, shapes: Shapes, precision: Precision | None, exchanges: list[Exchange], *, any_chunks: bool = False
-    ) -> Floats:
-        """Least step of each shape without recompute, whether it fits or not, over all splits of its layers, s;
-        any_chunks: and over all numbers of chunks."""
-        found, none = np.full(len(shapes), np.inf), np.zeros(len(shapes))
-        step = step_on(self.problem.framework, self.problem.machine, self.problem.workload.precision)
-        kept = none + float(step.reshard == "fit")
-        anything = Fitting(none, kept, none.astype(np.int64), np.arange(len(shapes)), np.inf)
-        kind = Variant("none", precision=precision)
-        for batch in self._batches(shapes, kind, anything, exchanges, cut=any_chunks):
-            np.minimum.at(found, batch.shape, batch.pool.any_split_s(any_chunks=any_chunks))
+        found = np.full((len(formats), len(ones)), np.inf)
+        for least, name in zip(found, formats, strict=True):
+            for _, batch in self._pair_batches(name):
+                np.minimum.at(least, batch.shape, batch.pool.any_split_s())
         return found
+
+    def _pair_batches(self, precision: Precision | None) -> list[tuple[Exchange, Batch]]:
+        """Pools of all pairs in a number format without recompute, whether they fit or not."""
+        if precision not in self._paired:
+            ones, _ = self._pairs
+            shapes, none = self.shapes.taken(ones, chunks=np.ones(len(ones), dtype=np.int64)), np.zeros(len(ones))
+            step = step_on(self.problem.framework, self.problem.machine, self.problem.workload.precision)
+            kept = none + float(step.reshard == "fit")
+            anything = Fitting(none, kept, none.astype(np.int64), np.arange(len(shapes)), np.inf)
+            kind = Variant("none", precision=precision)
+            self._paired[precision] = [
+                (one, batch)
+                for one in self.exchanges
+                for batch in self._batches(shapes, kind, anything, [one], cut=True)
+            ]
+        return self._paired[precision]
+
+    def _least_s(self, shapes: Shapes, precision: Precision | None, *, merged: bool) -> Floats:
+        """Least step of each shape, of all recompute sets and splits of its layers, s."""
+        found, pairs = np.full(len(shapes), np.inf), self._pair_of(shapes)
+        for exchange, batch in self._pair_batches(precision):
+            if exchange.merged != merged:
+                continue
+            order = np.argsort(batch.shape, kind="stable")
+            first, end = (np.searchsorted(batch.shape[order], pairs, side) for side in ("left", "right"))
+            which = np.repeat(np.arange(len(shapes)), end - first)
+            ahead = np.cumsum(end - first) - (end - first)
+            rows = order[np.arange(len(which)) + (first - ahead)[which]]
+            np.minimum.at(found, which, batch.pool.any_split_s(rows, shapes.chunks[which]))
+        return found
+
+    def _pair_of(self, shapes: Shapes) -> Integers:
+        """The pair of each shape, by its number."""
+        most = int(self.shapes.micro_batch.max(initial=0)) + 1
+        ones = self._pairs[0]
+        keys = self.shapes.grid[ones] * most + self.shapes.micro_batch[ones]
+        return np.searchsorted(keys, shapes.grid * most + shapes.micro_batch)
 
     # Candidates.
 
@@ -195,7 +222,7 @@ class Loop:
             shapes = shapes.taken(np.flatnonzero(as_asked(shapes)))
             limit_s = self._limit(precision)
             if np.isfinite(limit_s) and not self._opens_all:
-                near = np.flatnonzero(self._least_s(shapes, precision, exchanges) <= limit_s)
+                near = np.flatnonzero(self._least_s(shapes, precision, merged=merged) <= limit_s)
                 shapes = shapes.taken(near)
             kinds = [one for one in self.problem.variants if one.precision == precision]
             kinds = [one for one in kinds if not merged or programs[one].merges]
@@ -233,7 +260,7 @@ class Loop:
                 least = np.zeros(len(pool))
             else:
                 sent = self.problem.rank_by == "communication"
-                least = pool.least_sent_s() if sent else pool.any_split_s()
+                least = pool.least_sent_s() if sent else pool.any_split_s(np.arange(len(pool)), pool.chunks)
             for row in np.flatnonzero(least <= limit).tolist():
                 self._push(float(least[row]), Split(batch, row, None, _ANY))
 
@@ -272,21 +299,26 @@ class Loop:
         return batch.shapes.grid[batch.shape[rows]] + len(self.grids.sizes) * number
 
     def _probe(self) -> None:
-        """Price the most promising candidates of some places, to know a limit early."""
+        """Price the most promising candidate of some places, to know a limit early."""
         if self.variants or not self.top or self.problem.rank_by != "iteration":
             return
-        near = [entry for entry in heapq.nsmallest(_PROBED, self._heap) if entry[2].level == _ANY]
-        taken = {number for _, number, _ in near}
-        self._heap = [entry for entry in self._heap if entry[1] not in taken]
-        heapq.heapify(self._heap)
-        before = self._pushed
-        self._schedule([(bound_s, item) for bound_s, _, item in near])
+        firsts = dict[int, tuple[float, int, Split]]()
+        for entry in heapq.nsmallest(_PROBED, self._heap):
+            if entry[2].level == _ANY and len(firsts) < 2 * self.top:
+                firsts.setdefault(int(self._place(entry[2].batch, entry[2].row)), entry)
+        taken = {number for _, number, _ in firsts.values()}
+        others, self._heap = [entry for entry in self._heap if entry[1] not in taken], []
+        self._schedule([(bound_s, item) for bound_s, _, item in firsts.values()])
         places = set[int]()
-        for _, _, item in sorted(entry for entry in self._heap if entry[1] > before):
-            place = int(self._place(item.batch, item.row))
-            if place not in places and len(places) < self.top:
-                places.add(place)
-                self._price(item)
+        while self._heap and len(places) < self.top:
+            bound_s, _, item = heapq.heappop(self._heap)
+            before = self.counts["priced"]
+            if bound_s <= self._most(item):
+                self._decide(bound_s, item)
+            if self.counts["priced"] > before:
+                places.add(int(self._place(item.batch, item.row)))
+        self._heap += others
+        heapq.heapify(self._heap)
 
     def _settle(self, until_s: float) -> None:
         """Take candidates whose bounds are not above a limit to their prices."""
@@ -316,29 +348,35 @@ class Loop:
     def _decide(self, bound_s: float, item: Split) -> None:
         """Take a split on to its whole schedule, where stages are interleaved, or to its price."""
         batch, row, parts, level = item
-        several = batch.shapes.chunks[batch.shape[row]] > 1
-        if several and level == _SPLIT and self.problem.rank_by == "iteration":
-            # Imported here: most searches have no pipeline stages, and start-up time is theirs.
-            from axonn_tune.ranking.splits import scheduled_s
-
+        if level == _SPLIT and self.problem.rank_by == "iteration":
             self.counts["scheduled"] += 1
-            least_s = scheduled_s(batch.problem, batch.pool.staged(np.array([row])), parts)
+            least_s = self._scheduled_s(batch, row, parts)
             self._push(max(bound_s, least_s), item._replace(level=_WHOLE))
             return
         self._price(item)
 
+    def _scheduled_s(self, batch: Batch, row: int, parts: tuple[int, ...] | None) -> float:
+        """Bound of a candidate with a split, or its own, by its whole schedule, s."""
+        # Imported here: most searches have no pipeline stages, and start-up time is theirs.
+        from axonn_tune.ranking.splits import scheduled_s
+
+        chunks = batch.pool.chunks_of(row, self.layout(batch, row))
+        return scheduled_s(batch.problem, batch.pool.staged(np.array([row])), parts, chunks)
+
     def _price(self, item: Split) -> None:
-        """Price a candidate with a split of its layers, and with the framework's own, of which it must be notably
-        shorter."""
+        """Price a candidate with a split of its layers, which must be notably shorter than with the framework's own."""
         batch, row, parts, _ = item
-        own_s = self._own_s(batch, row)
         if parts is None:
+            self._own_s(batch, row)
             return
-        detail = self._detail(batch, row, parts)
         # Imported here: most searches have no pipeline stages, and start-up time is theirs.
         from axonn_tune.ranking.splits import WORTH
 
-        if detail is not None and detail.iteration_s <= (1.0 - WORTH) * own_s:
+        detail = self._detail(batch, row, parts)
+        if detail is None:
+            return
+        most_s = detail.iteration_s / (1.0 - WORTH)
+        if most_s <= self._scheduled_s(batch, row, None) or most_s <= self._own_s(batch, row):
             self._add(self._row(batch, row, detail))
 
     def _own_s(self, batch: Batch, row: int) -> float:

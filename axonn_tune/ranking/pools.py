@@ -6,9 +6,9 @@ both from how long runs of its blocks take (`cost.paces`), for a few NumPy calls
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -20,7 +20,16 @@ from axonn_tune.grid import GroupShape
 from axonn_tune.job import Layout
 from axonn_tune.program.operations import COLUMNS
 from axonn_tune.program.step import MIDDLE, StepProgram, as_runs
-from axonn_tune.ranking.bound import Layers, Shape, any_split_s, contended, layers_of, sent_of_mean_s, shortest_part
+from axonn_tune.ranking.bound import (
+    Layers,
+    Parts,
+    Shape,
+    any_split_s,
+    contended,
+    layers_of,
+    parts_within,
+    sent_of_mean_s,
+)
 from axonn_tune.ranking.fit import Fitting, values_of_all
 from axonn_tune.ranking.shapes import Shapes
 from axonn_tune.ranking.space import Problem
@@ -28,6 +37,9 @@ from axonn_tune.units import seconds
 
 if TYPE_CHECKING:
     from axonn_tune.cost.paces import Paces
+    from axonn_tune.cost.price import Pricer
+    from axonn_tune.cost.replay import ChunkTimes, StageWork
+    from axonn_tune.program.step import Contents, Stage
     from axonn_tune.ranking.splits import Staged
 
 _SLAB = 16384
@@ -51,6 +63,7 @@ class Pool:
     contention: float
     several_stages: bool
     _pricers: dict[Layout, Pricer] = field(default_factory=dict, compare=False)
+    _shared: dict[Layout, Pricer] = field(default_factory=dict, compare=False)
 
     def __len__(self) -> int:
         return len(self.candidates)
@@ -73,40 +86,56 @@ class Pool:
     @cached_property
     def paces(self) -> Paces:
         """Runs of blocks of the candidates that differ."""
+        return self._paces_of(self._alike[0])
+
+    @cached_property
+    def _work(self) -> StageWork:
         kept = self.fitting.kept_layers
         values = values_of_all(self.shapes, self.pricer.program, self.fitting.repeated, 0.0 * kept)
-        runs, work = self.shapes.problem.model.runs, self.pricer.work(values, MIDDLE)
-        return self.pricer.paces(
-            self.candidates.taken(self._alike[0]), work, first=runs[0][0], last=runs[-1][0], kept=bool(kept.any())
-        )
+        return self.pricer.work(values, MIDDLE)
+
+    def _paces_of(self, rows: Integers) -> Paces:
+        runs, kept = self.shapes.problem.model.runs, bool(self.fitting.kept_layers.any())
+        return self.pricer.paces(self.candidates.taken(rows), self._work, first=runs[0][0], last=runs[-1][0], kept=kept)
 
     @cached_property
     def layers(self) -> Layers:
-        """What splits of the candidates are made of, of those that differ."""
-        return layers_of(self.paces, self.shapes.problem.model, len(self._alike[0]))
-
-    def any_split_s(self, *, any_chunks: bool = False) -> Floats:
-        """Least step of every candidate over all splits of its layers, s; any_chunks: and over all numbers of chunks.
-        Without pipeline stages that of their only stage."""
-        if len(self) > _SLAB:
-            slabs = np.array_split(np.arange(len(self)), -(-len(self) // _SLAB))
-            return np.concatenate([self.among(rows).any_split_s(any_chunks=any_chunks) for rows in slabs])
-        if not self.several_stages:
-            return self._one_stage_s()
-        problem, found = self.shapes.problem, np.empty(len(self))
-        schedule, given = problem.framework.schedule, problem.parts is not None or any(problem.framework.step.less)
-        for rows, stages, chunks in _groups(self.shapes, self.candidates):
-            shape = Shape(
-                stages,
-                None if any_chunks else chunks,
-                self.batches[rows],
-                self.fitting.repeated[self.candidates.shape[rows]],
-                0 if any_chunks else shortest_part(problem.model.layers, stages, chunks, given=given),
-                self.sends_s[rows],
+        """What splits of the candidates are made of, of those that differ; of many without keeping their runs."""
+        problem, rows = self.shapes.problem, self._alike[0]
+        slabs = np.array_split(rows, -(-len(rows) // _SLAB))
+        found = [
+            layers_of(
+                self.paces if len(slabs) == 1 else self._paces_of(one),
+                problem.model,
+                len(one),
+                with_last=problem.mtp_part is None,
             )
-            layers = self.layers.taken(self._alike[1][rows])
-            found[rows] = any_split_s(layers, shape, schedule=schedule, contention=self.contention)
+            for one in slabs
+        ]
+        return Layers.joined(found)
+
+    def any_split_s(self, rows: Integers | None = None, chunks: Integers | None = None) -> Floats:
+        """Least step of some candidates over all splits of their layers, s, of all as a default; chunks: of each row,
+        of any number as a default. Without pipeline stages that of the only stage."""
+        rows = np.arange(len(self)) if rows is None else rows
+        if not self.several_stages:
+            return self._one_stage_s()[rows]
+        problem, model, found = self.shapes.problem, self.shapes.problem.model, np.empty(len(rows))
+        for at, stages in _groups(self.shapes.stages[self.candidates.shape[rows]], chunks):
+            own, parts = rows[at], Parts(0, model.layers, 0)
+            if chunks is not None:
+                parts = _parts(problem, stages, chunks[at])
+            repeated = self.fitting.repeated[self.candidates.shape[own]]
+            cut = None if chunks is None else chunks[at]
+            shape = Shape(stages, cut, self.batches[own], repeated, parts, self.sends_s[own])
+            layers, schedule = self.layers.taken(self._alike[1][own]), problem.framework.schedule
+            found[at] = any_split_s(layers, shape, schedule=schedule, contention=self.contention)
         return found
+
+    @property
+    def chunks(self) -> Integers:
+        """Chunks of a stage of each candidate."""
+        return self.shapes.chunks[self.candidates.shape]
 
     def _one_stage_s(self) -> Floats:
         """Blocks of all micro-batches one after the other, with embedding and LM head."""
@@ -117,9 +146,8 @@ class Pool:
     def least_sent_s(self) -> Floats:
         """Communication of the mean stage of every candidate, s: some stage has no less."""
         stages = self.shapes.stages[self.candidates.shape]
-        chunks = self.shapes.chunks[self.candidates.shape]
         sent_s = self.layers.sent_s[self._alike[1]]
-        return sent_of_mean_s(sent_s, self.batches * self.sends_s, stages=stages, chunks=chunks)
+        return sent_of_mean_s(sent_s, self.batches * self.sends_s, stages=stages, chunks=self.chunks)
 
     def staged(self, rows: Integers) -> Staged:
         """Some candidates with pipeline stages, as their schedules are made."""
@@ -131,19 +159,20 @@ class Pool:
         contention = np.full(len(rows), self.contention)
         return Staged(self.paces.taken(self._alike[1][rows]), *numbers, self.sends_s[rows], contention)
 
+    def chunks_of(self, row: int, layout: Layout) -> Callable[[Stage, Contents], ChunkTimes]:
+        """Chunks of one candidate, given its layout, each replayed for itself; numbers of chunks share them."""
+        shared = replace(layout, chunks=min(layout.chunks, 2), parts=None)
+        if shared not in self._shared:
+            self._shared[shared] = self.pricer_of(layout)
+        kept = bool(self.fitting.kept_layers[self.candidates.shape[row]] > 0)
+        return partial(self._shared[shared].chunk, kept=kept)
+
     def pricer_of(self, layout: Layout) -> Pricer:
         """What prices a layout; splits of the same candidate share what does not depend on them."""
         found, own = Pricer(self.problem, layout), replace(layout, parts=self.shapes.problem.parts)
         if own in self._pricers:
             found.clock, found.known = self._pricers[own].clock, self._pricers[own].known
         return self._pricers.setdefault(layout, found)
-
-    def among(self, places: Integers) -> Pool:
-        """Some candidates, with only their shapes."""
-        used, _, shape = distinct(self.candidates.shape[places])
-        some = replace(self.candidates.taken(places), shape=shape)
-        shapes = self.shapes.taken(used)
-        return replace(self, shapes=shapes, fitting=self.fitting.taken(used), candidates=some)
 
     def whole(self) -> tuple[Floats, Floats, Floats, Floats]:
         """Prices of all candidates without pipeline stages: communication, computation, step and bubble, s."""
@@ -156,12 +185,24 @@ class Pool:
         return communication, compute, iteration, np.zeros(len(self))
 
 
-def _groups(shapes: Shapes, candidates: Candidates) -> Iterator[tuple[Integers, int, int]]:
-    """Candidates with as many stages and chunks, by their places, with both numbers."""
-    stages, chunks = shapes.stages[candidates.shape], shapes.chunks[candidates.shape]
-    for count in distinct(stages)[0].tolist():
-        for several in distinct(chunks[stages == count])[0].tolist():
-            yield np.flatnonzero((stages == count) & (chunks == several)), count, several
+def _groups(stages: Integers, chunks: Integers | None) -> Iterator[tuple[Integers, int]]:
+    """Candidates with as many stages, those with one chunk and those with several, by their places, at most `_SLAB`."""
+    single = np.zeros(len(stages), dtype=np.int64) if chunks is None else 1 * (chunks == 1)
+    for code in distinct(2 * stages + single)[0].tolist():
+        rows = np.flatnonzero(2 * stages + single == code)
+        for start in range(0, len(rows), _SLAB):
+            yield rows[start : start + _SLAB], code // 2
+
+
+def _parts(problem: Problem, stages: int, chunks: Integers) -> Parts:
+    """Limits of the splits of candidates."""
+    from axonn_tune.cost.pipeline import parts_of
+
+    numbers, _, number = distinct(chunks)
+    searched, alike = problem.splits, len(problem.model.types) == 1
+    own = [parts_of(problem, stages, one, problem.parts) for one in numbers.tolist()]
+    limits = np.array([parts_within(one, stages, searched=searched, alike=alike) for one in own])
+    return Parts(*limits[number].T)
 
 
 def _sends_s(shapes: Shapes, program: StepProgram, candidates: Candidates, routes: Sequence[GroupShape]) -> Floats:

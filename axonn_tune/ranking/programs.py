@@ -161,7 +161,7 @@ def _routes(problem: Problem, placements: Placements, program: StepProgram) -> R
     return placements.tables[key]
 
 
-_schedule = lru_cache(maxsize=16)(build_schedule)
+_schedule = lru_cache(maxsize=128)(build_schedule)
 
 
 def pooled(

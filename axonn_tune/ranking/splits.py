@@ -18,19 +18,21 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterator, Sequence
-from functools import lru_cache
+from collections.abc import Callable, Iterator, Sequence
+from functools import cached_property, lru_cache
 from itertools import chain, pairwise, product
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
 from axonn_tune.cost.columns import Floats, Integers
-from axonn_tune.cost.paces import FIRST_PART, INNER_PART, LAST_PART, Paces
-from axonn_tune.cost.pipeline import StageTimes, overlapped, parts_of, pipeline_bound_s, pipeline_time
+from axonn_tune.cost.compute import contended_s
+from axonn_tune.cost.paces import FIRST_PART, INNER_PART, LAST_PART, ChunkPaces, Paces
+from axonn_tune.cost.pipeline import Chains, StageTimes, overlapped, parts_of, pipeline_time
+from axonn_tune.cost.replay import ChunkTimes
 from axonn_tune.program.operations import Value
 from axonn_tune.program.step import Contents, Stage, contents_of
-from axonn_tune.ranking.bound import contended, shortest_part
+from axonn_tune.ranking.bound import EXACT, parts_within
 from axonn_tune.ranking.space import Problem
 
 WORTH = 1e-3
@@ -114,10 +116,18 @@ def schedules_of(problem: Problem, staged: Staged, *, searched: bool) -> Iterato
             yield Scheduled(rows, one if place else None, step_s[:, place], exposed_s[:, place])
 
 
-def scheduled_s(problem: Problem, staged: Staged, parts: Split | None) -> float:
-    """Least step of one candidate with a split by its whole schedule, s, which takes longer to find."""
+def scheduled_s(
+    problem: Problem, staged: Staged, parts: Split | None, chunks: Callable[[Stage, Contents], ChunkTimes]
+) -> float:
+    """Least step of one candidate with a split by its whole schedule, s, which takes longer to find; chunks: replays of
+    its chunks. What is left to a price is the end of the step."""
     own = parts_of(problem, int(staged.stages[0]), int(staged.chunks[0]), parts or problem.parts)
-    schedule = _Schedule(problem, staged, [own])
+
+    def replayed(part: Stage, contents: Contents, repeated: int) -> ChunkPaces:
+        one = chunks(part, contents)
+        return ChunkPaces(one.forward_s, one.backward_s, one.saved_s, one.host_s / staged.batches, one.last_backward_s)
+
+    schedule = _Schedule(problem, staged, [own], replayed)
     whole_s = pipeline_time(schedule.times((0, 0)), micro_batches=int(staged.batches[0])).step_s
     return float(schedule.contended(np.array([[whole_s]]))[0, 0])
 
@@ -125,30 +135,37 @@ def scheduled_s(problem: Problem, staged: Staged, parts: Split | None) -> float:
 class _Schedule:
     """Schedules of candidates with as many stages and chunks, each with some splits, `[candidates, splits, ...]`."""
 
-    def __init__(self, problem: Problem, staged: Staged, splits: Sequence[Split]) -> None:
+    def __init__(
+        self,
+        problem: Problem,
+        staged: Staged,
+        splits: Sequence[Split],
+        chunk: Callable[[Stage, Contents, int], ChunkPaces] | None = None,
+    ) -> None:
         stages, chunks, repeated = (int(column[0]) for column in (staged.stages, staged.chunks, staged.repeated))
         contents = [contents_of(problem.model, one, problem.mtp_part) for one in splits]
         keys = list({key: None for one in contents for key in _chunks_in(one)})
         place = {key: number for number, key in enumerate(keys)}
         which = np.array([[place[key] for key in _chunks_in(one)] for one in contents])
         count, paces = len(staged.stages), staged.paces
-        found = np.empty((6, len(keys), count))
+        found = np.empty((7, len(keys), count))
         for number, (part, one) in enumerate(keys):
-            found[:4, number], found[4:, number] = (
+            found[:5, number], found[5:, number] = (
                 [np.broadcast_to(value, count) for value in values]
-                for values in (paces.chunk(part, one, repeated), paces.sums(one, repeated))
+                for values in ((chunk or paces.chunk)(part, one, repeated), paces.sums(one, repeated))
             )
         # Part c·p + s is chunk c of stage s.
-        each = found[:, which].reshape(6, len(splits), chunks, stages, count)
-        forward_s, backward_s, saved_s, waited_s, computed_s, sent_s = np.moveaxis(each, (4, 1, 3, 2), (1, 2, 3, 4))
+        each = np.moveaxis(found[:, which].reshape(7, len(splits), chunks, stages, count), (4, 1, 3, 2), (1, 2, 3, 4))
+        forward_s, backward_s, saved_s, waited_s, last_s, computed_s, sent_s = each
         self._waited_s = waited_s.sum(axis=-1)
         self._m = staged.batches.astype(np.float64)[:, None]
         self._end_s, self._send_s = np.zeros(forward_s.shape[:-1]), staged.send_s
         if chunks > 1 and saved_s.any():
             share = 1.0 - saved_s / np.maximum(forward_s + backward_s, 1e-30)
-            forward_s, backward_s = share * forward_s, share * backward_s
+            forward_s, backward_s, last_s = share * forward_s, share * backward_s, share * last_s
             self._end_s = saved_s.sum(axis=-1) * np.minimum(self._m, stages)[..., None]
-        self._forward_s, self._backward_s, self._contention = forward_s, backward_s, staged.contention
+        self._forward_s, self._backward_s, self._last_s = forward_s, backward_s, last_s
+        self._contention = staged.contention
         self._together = overlapped(problem.framework.schedule, chunks)
         computed_s = computed_s.sum(axis=-1)
         for stage, end_s in zip((0, -1), paces.ends_s, strict=True):
@@ -161,20 +178,42 @@ class _Schedule:
     def times(self, at: tuple[int, int] | slice = slice(None)) -> StageTimes:
         """Durations of all, or of one candidate with one split."""
         send_s = np.broadcast_to(self._send_s[:, None, None], self._end_s.shape)
-        return StageTimes(
-            self._forward_s[at], self._backward_s[at], self._backward_s[at], self._end_s[at], send_s[at], self._together
-        )
+        passes_s = self._forward_s[at], self._backward_s[at], self._last_s[at]
+        return StageTimes(*passes_s, self._end_s[at], send_s[at], self._together)
 
     @property
     def step_s(self) -> Floats:
         """Least steps by chains of the schedules, s."""
+        return self.contended(self._chains.step_s)
+
+    @cached_property
+    def _chains(self) -> Chains:
         batches = np.broadcast_to(self._m, self._end_s.shape[:2])
-        return self.contended(np.asarray(pipeline_bound_s(self.times(), micro_batches=batches.astype(np.int64))))
+        return Chains.of(self.times(), batches.astype(np.int64))
 
     def contended(self, step_s: Floats) -> Floats:
-        """Steps with the least slowdown from overlap, s."""
-        alone_s, most_s = self._computed_s.max(axis=-1), self._sent_s.max(axis=-1)
-        return contended(step_s, alone_s, most_s, contention=self._contention[:, None])
+        """Steps with the least slowdown from overlap, s: by what the stage that computes longest, which may be any, is
+        busy with or waits for messages.
+
+        What its passes take more than here is on its chains, but for its first forward passes `beside` the second one.
+        So they can be longer by what a chain is shorter than the step, and if by more, the step is longer, too.
+        """
+        chains, times, m = self._chains, self.times(), self._m[..., None]
+        forward_s, backward_s, last_s = times.occupied().sum(axis=-1)
+        busy_s = m * forward_s + (m - 1.0) * backward_s + last_s + times.end_s
+        # A stage receives as many messages as it sends.
+        waited_s = m * times.sent()[:2].sum(axis=(0, -1))
+        sent_s, alone_s = self._sent_s.max(axis=-1)[..., None], self._computed_s.max(axis=-1)[..., None]
+        most = np.minimum(self._contention[:, None, None], 1.0)
+        if not most.any():
+            return np.asarray(EXACT * step_s)
+        lost_s = np.asarray(contended_s(sent_s, alone_s, step_s[..., None], contention=most))
+        for begun_s, share in ((chains.begun_s, np.ones(1)), (chains.turned_s, 1.0 - chains.beside)):
+            left_s = np.maximum(step_s[..., None] - begun_s - chains.ended_s, 0.0)
+            occupied_s = busy_s + waited_s + left_s / share
+            own_s = contended_s(sent_s, alone_s, occupied_s, contention=np.minimum(most, share))
+            lost_s = np.maximum(lost_s, own_s)
+        return np.asarray(EXACT * (step_s + lost_s.min(axis=-1)))
 
     @property
     def exposed_s(self) -> Floats:
@@ -197,7 +236,7 @@ def _ends_of(problem: Problem, staged: Staged) -> Floats:
     model, paces, count = problem.model, staged.paces, len(staged.stages)
 
     def passes_s(part: Stage, of_type: int, count: int) -> Value:
-        forward_s, backward_s, saved_s, _ = paces.chunk(part, ((of_type, count),), 0)
+        forward_s, backward_s, saved_s, *_ = paces.chunk(part, ((of_type, count),), 0)
         found: Value = forward_s + backward_s - saved_s
         return found
 
@@ -219,8 +258,8 @@ def _known(
     runs: tuple[tuple[float, int], ...], ends: tuple[float, float], own: Split, stages: int, batches: int
 ) -> tuple[Split, ...]:
     layers = np.repeat([one for one, _ in runs], [count for _, count in runs])
-    least = shortest_part(len(layers), stages, len(own) // stages, given=False)
-    return tuple(one for one in splits_of(layers, ends, own, stages, batches) if min(one[:-1]) >= least)
+    within = parts_within(own, stages, searched=True, alike=len(set(runs)) == 1)
+    return tuple(filter(within.holds, splits_of(layers, ends, own, stages, batches)))
 
 
 def part_s(parts: Sequence[int] | Integers, layer_s: Floats, ends_s: tuple[float, float]) -> Floats:

@@ -65,10 +65,10 @@ class Bounded:
         anything = Fitting(0.0 * kept, kept, np.zeros(1, dtype=np.int64), np.arange(1), np.inf)
         none = Variant("none", precision=drawn.kind.precision)
         pair, at = self.pool(none, anything, chunks=1, cut=True)
-        yield Held("any chunks", float(pair.any_split_s(any_chunks=True)[at]), least_s)
-        bare, at = self.pool(none, anything, chunks=drawn.layout.chunks)
-        yield Held("any recompute", float(bare.any_split_s()[at]), least_s)
-        yield Held("any split", float(pool.any_split_s()[place]), least_s)
+        yield Held("any chunks", float(pair.any_split_s()[at]), least_s)
+        chunks = np.array([drawn.layout.chunks])
+        yield Held("any recompute", float(pair.any_split_s(np.array([at]), chunks)[0]), least_s)
+        yield Held("any split", float(pool.any_split_s(np.array([place]), chunks)[0]), least_s)
 
     @property
     def schedules(self) -> list[Scheduled]:
@@ -86,7 +86,8 @@ class Bounded:
             (mine,) = (one for one in self.schedules if one.parts == (drawn.layout.parts if drawn.moved else None))
             yield Held("chains of its split", float(mine.step_s[0]), drawn.iteration_s)
             staged = pool.staged(np.array([place]))
-            yield Held("schedule", scheduled_s(drawn.problem, staged, mine.parts), drawn.iteration_s)
+            chunks = pool.chunks_of(place, replace(drawn.layout, parts=drawn.problem.parts))
+            yield Held("schedule", scheduled_s(drawn.problem, staged, mine.parts, chunks), drawn.iteration_s)
             yield Held("exposed", float(mine.exposed_s[0]), drawn.detail.exposed_communication_s, step=False)
 
 
