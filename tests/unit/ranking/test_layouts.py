@@ -116,8 +116,9 @@ def test_the_options_of_a_run_pin_its_layout() -> None:
 def test_options_of_a_layout_without_exchange_leave_its_overlap_out() -> None:
     """Guards the same of searches with overlap of dispatch, which price layouts that exchange no tokens without it,
     and what is written for them: Megatron-Core refuses both the overlap and a flex dispatcher there."""
-    asked = {"machine": "dgx-h100", "framework": "megatron-core", "batch": 32, "dispatcher": "deepep"}
-    problem = load_inputs(Request("mixtral-8x7b", 16, **asked, expert_overlap=True)).problem  # type: ignore[arg-type]
+    asked = {"machine": "dgx-h100", "framework": "megatron-core", "batch": 32, "dispatcher": "alltoall"}
+    pinned = {"y": 1, "z": 1, "context": 1, "pipeline": 8}
+    problem = load_inputs(Request("mixtral-8x7b", 16, **asked, **pinned, expert_overlap=True)).problem  # type: ignore[arg-type]
     ranked = search(problem, variants=True, top=0)
     grids = (one.grid for one in ranked.rows)
     row = next(row for row, grid in enumerate(grids) if grid.expert * grid.expert_tensor == 1)
