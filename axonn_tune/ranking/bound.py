@@ -236,7 +236,7 @@ def parts_within(own: Sequence[int], stages: int, *, searched: bool, alike: bool
     if not searched:
         return Parts(min(own[:-1]), max(own), own[-1])
     mean, one_chunk = sum(own) / len(own), len(own) == stages
-    shortest, longest = (1, 2) if one_chunk else (max(1, int(mean) - (not alike)), 1 if alike else 2)
+    shortest, longest = (1, 2) if one_chunk else (max(1, int(mean) - 1), 1 if alike else 2)
     return Parts(min(shortest, *own), max(longest * math.ceil(mean) + 1, *own), min(1, own[-1]))
 
 
