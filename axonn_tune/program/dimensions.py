@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from functools import lru_cache, partial, reduce
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -230,47 +231,31 @@ def dimensions(
     position = positions * hidden / (y * shards)
     sharded = workload.shard_optimizer_over_data or options.distributed_optimizer
     share = replicas if sharded else 1.0
-    of_types, buckets, counts_of = (
-        dict[str, Value](),
-        dict[str, Value](),
-        counted(model, sequence_parallel=options.sequence_parallel),
+    counts_of = counted(model, sequence_parallel=options.sequence_parallel)
+    weights = _weights_of_types(
+        model, workload, axes, counts, split=split, share=share, options=options, arithmetic=arithmetic
     )
-    stored, routed, frozen, frozen_experts = list[Value](), list[Value](), list[Value](), list[Value]()
-    expert_z, expert_data = _left_of_experts(axes, options, arithmetic) if model.has_experts else (1.0, 1.0)
-    for layer, one, of, count in zip(model.types, counts_of, suffixes(model), counts, strict=True):
-        weights, trained = one.stored(x, y), one.trains.stored(x, y)
-        block = trained / split
-        own = {"L": count, **_type_constants(layer, workload), "W": weights, "trained": trained}
-        of_types |= {f"{name}{of}": value for name, value in own.items()}
-        buckets[f"block_bucket{of}"] = _rounded_up(block, share, arithmetic)
-        stored.append(count * block)
-        frozen.append(count * ((weights - trained) / split))
-        if layer.experts is not None:
-            rank = _expert_weights(one.trains, axes, options) / expert_z
-            copies = expert_data * axes["context"] if options.copies_over_context else expert_data
-            buckets[f"expert_bucket{of}"] = _rounded_up(rank, copies if sharded else 1.0, arithmetic)
-            routed.append(count * rank)
-            frozen_experts.append(count * (_expert_weights(one, axes, options) / expert_z - rank))
+    routed, expert_z, expert_data = weights.routed, weights.expert_z, weights.expert_data
     vectors = partial(_vectors, counts=counts, x=x, y=y, own=options.kernels != "ideal")
     norm = float(model.hidden) * (1.0 if model.family == "llama" else 2.0)
     trained_vectors = vectors([one.trains for one in counts_of])
     some_frozen = any(one.trained is not None for one in counts_of)
     held = {
-        "frozen_parameters": _sum(frozen),
+        "frozen_parameters": _sum(weights.frozen),
         "frozen_vectors": vectors(counts_of) - trained_vectors,
-        **({"frozen_expert_parameters": _sum(frozen_experts)} if routed else {}),
+        **({"frozen_expert_parameters": _sum(weights.frozen_experts)} if routed else {}),
     }
     return {
         "L": _sum(counts),
         "H": hidden,
-        **of_types,
+        **weights.of_types,
         **constants(model, workload),
         **axes,
         "A": float(workload.global_batch) / (batch_shares * axes["b"]),
         "C": chunks,
         "V": rows,
         "P": positions,
-        **buckets,
+        **weights.buckets,
         **({"expert_parameters": _sum(routed)} if routed else {}),
         **({"expert_z": expert_z, "expert_data": expert_data} if routed else {}),
         **(_imbalances(axes["expert"], options, arithmetic) if routed else {}),
@@ -278,7 +263,7 @@ def dimensions(
         **({"joined": arithmetic.smaller(expert_z - 1.0, 1.0)} if routed else {}),
         "table_bucket": _rounded_up(table, share, arithmetic),
         "position_bucket": _rounded_up(position, share, arithmetic),
-        "parameters": _sum(stored)
+        "parameters": _sum(weights.stored)
         + _tables(model, stage) * table
         + (position if stage.first else 0.0 * position)
         + _replicated(model, stage, options, table=table, position=position) * (shards - 1.0)
@@ -292,6 +277,53 @@ def dimensions(
         "shared": arithmetic.smaller(y - 1.0, 1.0),
         "alone": 1.0 - arithmetic.smaller(y - 1.0, 1.0),
     }
+
+
+class _Weights(NamedTuple):
+    """Matrices of a rank by layer type: symbols and buckets of each, elements of all that train, those of routed
+    experts apart, and of all that do not; z and data of experts."""
+
+    expert_z: Value
+    expert_data: Value
+    of_types: dict[str, Value]
+    buckets: dict[str, Value]
+    stored: list[Value]
+    routed: list[Value]
+    frozen: list[Value]
+    frozen_experts: list[Value]
+
+
+def _weights_of_types(
+    model: Model,
+    workload: Workload,
+    axes: Mapping[str, Value],
+    counts: Sequence[Value],
+    *,
+    split: Value,
+    share: Value,
+    options: StepOptions,
+    arithmetic: Arithmetic,
+) -> _Weights:
+    """split: ranks that a matrix is sharded over; share: replicas that optimizer states are sharded over."""
+    expert_z, expert_data = _left_of_experts(axes, options, arithmetic) if model.has_experts else (1.0, 1.0)
+    found = _Weights(expert_z, expert_data, {}, {}, [], [], [], [])
+    sharded = workload.shard_optimizer_over_data or options.distributed_optimizer
+    counts_of = counted(model, sequence_parallel=options.sequence_parallel)
+    for layer, one, of, count in zip(model.types, counts_of, suffixes(model), counts, strict=True):
+        weights, trained = one.stored(axes["x"], axes["y"]), one.trains.stored(axes["x"], axes["y"])
+        block = trained / split
+        own = {"L": count, **_type_constants(layer, workload), "W": weights, "trained": trained}
+        found.of_types.update((f"{name}{of}", value) for name, value in own.items())
+        found.buckets[f"block_bucket{of}"] = _rounded_up(block, share, arithmetic)
+        found.stored.append(count * block)
+        found.frozen.append(count * ((weights - trained) / split))
+        if layer.experts is not None:
+            rank = _expert_weights(one.trains, axes, options) / expert_z
+            copies = expert_data * axes["context"] if options.copies_over_context else expert_data
+            found.buckets[f"expert_bucket{of}"] = _rounded_up(rank, copies if sharded else 1.0, arithmetic)
+            found.routed.append(count * rank)
+            found.frozen_experts.append(count * (_expert_weights(one, axes, options) / expert_z - rank))
+    return found
 
 
 def _expert_weights(one: TypeCount, axes: Mapping[str, Value], options: StepOptions) -> Value:
