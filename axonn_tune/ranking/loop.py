@@ -38,7 +38,7 @@ from axonn_tune.ranking.space import Grids, Problem, Variant
 from axonn_tune.vocabulary import Precision
 
 _FIRST = 256
-"""Pairs that are opened first, to know a limit; the next ones are eight times as many."""
+"""Pairs that are opened first, to know a limit; the next ones are four times as many."""
 
 _PROBED = 256
 """Candidates whose splits are bounded early, after each batch of pairs, to price the most promising ones."""
@@ -129,7 +129,7 @@ class Loop:
                 mine = mine[bounds[number, mine] <= self._limit(name)]
                 if len(mine):
                     self._open(self._pair_rows(mine), name)
-            at, size = at + len(several), size * 8
+            at, size = at + len(several), size * 4
             self._probe()
             self._settle(values[at] if at < len(order) else np.inf)
             if self.tell is not None:
