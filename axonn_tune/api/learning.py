@@ -212,7 +212,7 @@ class CommandExplanation(Explanation):
         return {**super().to_dict(), **command_json(self.stated)}
 
 
-_RANKED = 50
+_RANKED = 10
 """Grids of a search that have a rank."""
 
 
