@@ -256,13 +256,17 @@ class Loop:
                 self._add(Rows(batch, np.arange(len(pool)), *pool.whole(), batch.fitting.total_bytes[batch.shape]))
                 continue
             self.counts["bounded"] += len(pool)
+            pool = pool.with_paces()
             if self.problem.rank_by == "exposed":
                 least = np.zeros(len(pool))
             else:
                 sent = self.problem.rank_by == "communication"
                 least = pool.least_sent_s() if sent else pool.any_split_s(np.arange(len(pool)), pool.chunks)
-            for row in np.flatnonzero(least <= limit).tolist():
-                self._push(float(least[row]), Split(batch, row, None, _ANY))
+            if not len(near := np.flatnonzero(least <= limit)):
+                continue
+            kept = batch._replace(pool=pool.among(near), shape=batch.shape[near], placement=batch.placement[near])
+            for row, value in enumerate(least[near].tolist()):
+                self._push(value, Split(kept, row, None, _ANY))
 
     def _schedule(self, items: list[tuple[float, Split]]) -> None:
         """Bound the splits of some candidates."""

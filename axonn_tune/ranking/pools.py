@@ -62,6 +62,7 @@ class Pool:
     routes: Sequence[GroupShape]
     contention: float
     several_stages: bool
+    _runs: Paces | None = field(default=None, compare=False)
     _pricers: dict[Layout, Pricer] = field(default_factory=dict, compare=False)
     _shared: dict[Layout, Pricer] = field(default_factory=dict, compare=False)
 
@@ -83,10 +84,20 @@ class Pool:
         """Time of one message between stages of every candidate, s."""
         return _sends_s(self.shapes, self.pricer.program, self.candidates, self.routes)
 
-    @cached_property
+    @property
     def paces(self) -> Paces:
         """Runs of blocks of the candidates that differ."""
-        return self._paces_of(self._alike[0])
+        return self._runs or self._paces_of(self._alike[0])
+
+    def with_paces(self) -> Pool:
+        """The same, which keeps the runs of its blocks."""
+        return replace(self, _runs=self.paces)
+
+    def among(self, rows: Integers) -> Pool:
+        """Some of its candidates."""
+        # Those that differ are numbered in the same order.
+        differ = distinct(self._alike[1][rows])[0]
+        return replace(self, candidates=self.candidates.taken(rows), _runs=self.paces.taken(differ))
 
     @cached_property
     def _work(self) -> StageWork:
@@ -100,18 +111,11 @@ class Pool:
 
     @cached_property
     def layers(self) -> Layers:
-        """What splits of the candidates are made of, of those that differ; of many without keeping their runs."""
-        problem, rows = self.shapes.problem, self._alike[0]
-        slabs = np.array_split(rows, -(-len(rows) // _SLAB))
-        found = [
-            layers_of(
-                self.paces if len(slabs) == 1 else self._paces_of(one),
-                problem.model,
-                len(one),
-                with_last=problem.mtp_part is None,
-            )
-            for one in slabs
-        ]
+        """What splits of the candidates are made of, of those that differ."""
+        problem, rows, found = self.shapes.problem, self._alike[0], list[Layers]()
+        for one in np.array_split(rows, -(-len(rows) // _SLAB)):
+            paces = self._runs or self._paces_of(one)
+            found.append(layers_of(paces, problem.model, len(one), with_last=problem.mtp_part is None))
         return Layers.joined(found)
 
     def any_split_s(self, rows: Integers | None = None, chunks: Integers | None = None) -> Floats:
@@ -196,6 +200,7 @@ def _groups(stages: Integers, chunks: Integers | None) -> Iterator[tuple[Integer
 
 def _parts(problem: Problem, stages: int, chunks: Integers) -> Parts:
     """Limits of the splits of candidates."""
+    # Imported here: most searches have no pipeline stages, and start-up time is theirs.
     from axonn_tune.cost.pipeline import parts_of
 
     numbers, _, number = distinct(chunks)

@@ -100,7 +100,8 @@ def test_intervals_grow_as_the_series_say(accuracy: Accuracy) -> None:
     assert accuracy.more is not None
     assert scale.largest((*accuracy.steps, *accuracy.more.rows)) == uncertainty.LARGEST
     profiles = {profile_of(one.row) or "" for one in accuracy.steps if one.error is not None}
-    assert {load_machine(name).document.accelerator.generation for name in profiles} == {*uncertainty.GENERATIONS}
+    # Rows of V100 are outside the model, but its collectives are measured.
+    assert {load_machine(name).document.accelerator.generation for name in profiles} <= {*uncertainty.GENERATIONS}
 
 
 def test_large_runs_are_within_their_intervals() -> None:

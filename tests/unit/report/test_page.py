@@ -66,7 +66,7 @@ def test_headlines_have_the_axes_of_experts(tmp_path: Path) -> None:
         f"#1: {said}, micro-batch 1, recompute {first['recompute']}, dispatcher alltoall"
     )
     (panel,) = (block for block in shown["blocks"] if block["kind"] == "configurations")
-    assert panel["items"][0]["short"] == "#1 °: TP 2 · EP 4 · ETP 2 · DP 8"
+    assert panel["items"][0]["short"] == "#1: TP 2 · EP 4 · ETP 2 · DP 8"
     assert "--ep {expert} --etp {expert_tensor}" in panel["commands"]["Explain it"]
     (table,) = (block for block in shown["blocks"] if block["kind"] == "table")
     assert {"EP", "ETP", "dispatcher"} <= {column["label"].replace("\u00ad", "") for column in table["columns"]}
