@@ -29,6 +29,7 @@ from axonn_tune.errors import UsageError
 from axonn_tune.launch.host import already_started
 from axonn_tune.runtime.start import rank_environment
 from axonn_tune.specs.catalog import find
+from axonn_tune.validation.published.rows import COLUMNS
 from tests.cli.running import Finished, good, run
 
 ROOT = Path(__file__).parents[2]
@@ -160,9 +161,11 @@ def of_log(folder: Path, chance: random.Random) -> list[str]:
 
 
 def evidence(path: str, chance: random.Random) -> list[str]:
-    """A command that reads evidence."""
+    """A command that reads evidence, with facts that may be none."""
     command = chance.choice([["learn", path, "-o", "learned.yaml"], ["diagnose", path]])
-    return [*command, "--machine", "dgx-h100", "--model", "llama3-8b"]
+    facts = [f"{chance.choice(COLUMNS)}={words_of(chance)}" for _ in range(chance.choice([0, 0, 1, 2]))]
+    stated = [word for fact in facts for word in ("--fact", fact)]
+    return [*command, "--machine", "dgx-h100", "--model", "llama3-8b", *stated]
 
 
 def of_trace(folder: Path, chance: random.Random) -> list[str]:
