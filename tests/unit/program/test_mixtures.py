@@ -93,12 +93,12 @@ def test_frameworks_price_mixtures(framework: str) -> None:
     assert priced(framework, listed[:: len(listed) // 8]) >= (0 if framework in NO_EXPERTS else 6)
 
 
-@pytest.mark.nightly
+@pytest.mark.deep
 @pytest.mark.parametrize("framework", FRAMEWORKS)
 def test_frameworks_price_all_mixtures(framework: str) -> None:
-    """The same of all pairs and triples: 3,600 searches, of which those of experts are refused where there are none."""
+    """The same of all pairs and triples: 4,032 searches, of which those of experts are refused where there are none."""
     listed = cases(framework)
-    least = 0.2 if framework in NO_EXPERTS else 0.95
+    least = 0.2 if framework in NO_EXPERTS else 0.5
     assert priced(framework, listed) >= least * len(listed)
 
 
