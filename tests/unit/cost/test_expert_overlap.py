@@ -187,12 +187,13 @@ def _places(ranked: Priced, count: int) -> list[tuple[float, bool]]:
     "given",
     [
         pytest.param(
-            {"model": "qwen3-30b-a3b", "machine": "dgx-h100", "gpus": 32, "batch": 256}, marks=pytest.mark.nightly
+            {"model": "qwen3-30b-a3b", "machine": "dgx-h100", "gpus": 32, "batch": 256, "expert": 8},
+            marks=pytest.mark.nightly,
         ),
         pytest.param(
             {"model": "gpt-oss-20b", "machine": "dgx-h100", "gpus": 16, "batch": 256}, marks=pytest.mark.nightly
         ),
-        {"model": "qwen3-30b-a3b", "machine": "dgx-h100", "gpus": 16, "batch": 256, "pipeline": 2, "x": 1},
+        {"model": "qwen3-30b-a3b", "machine": "dgx-h100", "gpus": 16, "batch": 256, "pipeline": 2, "expert": 8},
         pytest.param({"model": "deepseek-v3", "machine": "dgx-h200", "gpus": 256}, marks=pytest.mark.nightly),
     ],
 )
@@ -205,7 +206,7 @@ def test_a_search_has_the_better_of_layouts_with_overlap_and_without(given: dict
     )
     best = dict[tuple[int, ...], tuple[float, bool]]()
     for ranked in each:
-        for place in range(20):
+        for place in range(min(20, len(ranked))):
             detail = ranked.detail(place)
             grid = tuple(detail.grid.by_axis.values())
             best[grid] = min(best.get(grid, (math.inf, False)), (detail.iteration_s, detail.expert_overlap))
