@@ -113,7 +113,7 @@ class Pool:
     def layers(self) -> Layers:
         """What splits of the candidates are made of, of those that differ."""
         problem, rows, found = self.shapes.problem, self._alike[0], list[Layers]()
-        for one in np.array_split(rows, -(-len(rows) // _SLAB)):
+        for one in np.array_split(rows, 1 if self._runs else -(-len(rows) // _SLAB)):
             paces = self._runs or self._paces_of(one)
             found.append(layers_of(paces, problem.model, len(one), with_last=problem.mtp_part is None))
         return Layers.joined(found)
