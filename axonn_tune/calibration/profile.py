@@ -28,8 +28,7 @@ from axonn_tune.learning.evidence import Adjust, Sample, probe_samples
 from axonn_tune.learning.learn import FACTORS, Prior, posterior_of
 from axonn_tune.program.dimensions import symbol_values
 from axonn_tune.program.operations import PLAIN, Attention, Kernel, MatMul
-from axonn_tune.program.schedule import blocks_of
-from axonn_tune.program.step import build_step, bundled, contents_of
+from axonn_tune.program.step import blocks_of, build_step, bundled, contents_of
 from axonn_tune.specs.machine import (
     MEASURED_KINDS,
     Accelerator,

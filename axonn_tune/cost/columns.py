@@ -23,8 +23,8 @@ from axonn_tune.cost.paces import Paces
 from axonn_tune.cost.replay import Lines, Replay, StageWork
 from axonn_tune.grid import GroupShape
 from axonn_tune.program.operations import COLUMNS, Sent, Value
-from axonn_tune.program.schedule import Runs, StepSchedule
-from axonn_tune.program.step import ONLY, Stage, StepProgram
+from axonn_tune.program.schedule import StepSchedule
+from axonn_tune.program.step import ONLY, Runs, Stage, StepProgram
 from axonn_tune.specs.machine import Machine
 
 Floats = NDArray[np.float64]

@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property, lru_cache, partial, reduce
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -34,7 +34,7 @@ from axonn_tune.program.dimensions import (
 )
 from axonn_tune.program.memory import KnownSizes, Memory, memory_limit_bytes, price_memory
 from axonn_tune.program.operations import PLAIN, Collective, Sent
-from axonn_tune.program.schedule import StepSchedule, blocks_by_kind, build_schedule, kept_by_kind
+from axonn_tune.program.schedule import StepSchedule, build_schedule
 from axonn_tune.program.step import (
     MIDDLE,
     ONLY,
@@ -42,11 +42,14 @@ from axonn_tune.program.step import (
     Stage,
     StepProgram,
     as_runs,
+    blocks_by_kind,
     blocks_by_type,
     blocks_in,
     build_step,
     chunks_of,
     contents_of,
+    counted_blocks,
+    kept_by_kind,
     stages_alike,
 )
 from axonn_tune.recompute import modules_of
@@ -449,13 +452,16 @@ class Pricer:
         return self._chunks[key]
 
     def _model_replay(self, *, kept: bool) -> Replay:
-        runs, values = as_runs(self.model.runs), {**self._symbols(ONLY), "repeated": float(self.repeated or 0.0)}
-        values["held"], found = values["L"], dict[str, Any]()
-        if len(self.program.blocks) > 1:
-            found |= blocks_by_kind(self.program, [(runs, 1.0)], repeated=values["repeated"], arithmetic=PLAIN)
-            values.update((name, float(count)) for name, count in found.items())
-        found |= kept_by_kind(self.program, [(runs, 1.0)], values, kept * values["L"], arithmetic=PLAIN)
-        return self.replay(values | {name: float(count) for name, count in found.items()}, MIDDLE)
+        values = self._symbols(ONLY)
+        found = counted_blocks(
+            self.program,
+            values,
+            as_runs(self.model.runs),
+            repeated=float(self.repeated or 0.0),
+            kept=kept * values["L"],
+            arithmetic=PLAIN,
+        )
+        return self.replay({name: float(value) for name, value in found.items()}, MIDDLE)
 
     def lines(self, sent: Sent, axes: str) -> tuple[Line, ...]:
         """Lines of all algorithms and protocols of a collective."""

@@ -27,16 +27,21 @@ from axonn_tune.program.schedule import (
     RUN,
     SYNC,
     WAIT,
-    Behind,
     Instructions,
     MicroBatch,
+    StepSchedule,
+)
+from axonn_tune.program.step import (
+    ONLY,
+    Behind,
+    Block,
     Runs,
     Segment,
-    StepSchedule,
+    Stage,
+    StepProgram,
     kept_share,
     segments,
 )
-from axonn_tune.program.step import ONLY, Block, Stage, StepProgram
 from axonn_tune.specs.traces import (
     COMPUTE_LANE,
     EMBEDDING_BACKWARD,

@@ -33,19 +33,15 @@ from axonn_tune.program.context import CORE
 from axonn_tune.program.inputs import EXPERTS, PARTS, WHOLE_BLOCK
 from axonn_tune.program.operations import (
     ONCE,
-    PLAIN,
-    PLAIN_BLOCKS,
-    Arithmetic,
     Collective,
     Computation,
     Kernel,
     MatMul,
     Operation,
-    Value,
     captured_layers,
     is_captured,
 )
-from axonn_tune.program.step import ONLY, Contents, Section, Stage, StepProgram, as_runs, blocks_in
+from axonn_tune.program.step import ONLY, Behind, Section, Stage, StepProgram
 from axonn_tune.vocabulary import Overlap
 
 RUN, WAIT, SYNC, ISSUE = range(4)
@@ -83,132 +79,6 @@ _NOTHING = Following()
 
 Pending: TypeAlias = tuple[Kernel, tuple[Collective, ...]]
 """What follows a running reduce-scatter: adding its result, then sending the completed bucket."""
-
-
-class Behind(NamedTuple):
-    """A kind of block in the backward pass; kept: not resharded after forward, so it gathers nothing again."""
-
-    kind: int
-    kept: bool = False
-
-
-Runs: TypeAlias = Sequence[tuple[int, Value]]
-"""Equal blocks in a row, in forward order: number of the layer type, and how many."""
-
-
-class Segment(NamedTuple):
-    """Blocks in a row that are alike in the backward pass, and their layer type."""
-
-    block: Behind
-    of_type: int
-    blocks: Value
-
-
-def segments(
-    program: StepProgram, runs: Runs, *, kept: Value, repeated: Value, arithmetic: Arithmetic
-) -> list[Segment]:
-    """Blocks of a chunk in the order of their backward passes; of no blocks, too.
-
-    kept: how many are not resharded after forward, the last ones; repeated: how many repeat where only some do, the
-    first ones.
-    """
-    left: Value = 0.0
-    after: Value = 0.0
-    found = list[Segment]()
-    for _, count in runs:
-        left = left + count
-    for of_type, count in reversed(runs):
-        left = left - count
-        held = arithmetic.smaller(arithmetic.larger(kept - after, 0.0), count)
-        after = after + count
-        again = arithmetic.smaller(arithmetic.larger(repeated - left, 0.0), count) if program.some else 0.0
-        both = arithmetic.larger(held + again - count, 0.0)
-        plain, repeats = (program.kind(of_type, repeats=one) for one in (False, True))
-        found.append(Segment(Behind(plain, kept=True), of_type, held - both))
-        found.append(Segment(Behind(plain), of_type, count - again - (held - both)))
-        if program.some:
-            found += [
-                Segment(Behind(repeats, kept=True), of_type, both),
-                Segment(Behind(repeats), of_type, again - both),
-            ]
-    return found
-
-
-def blocks_of(program: StepProgram, chunks: Sequence[Contents], *, kept: int, repeated: int) -> dict[str, float]:
-    """Symbols that count a stage's blocks: of each kind, and those of it that are not resharded after forward.
-    `imbalance` is that of balanced experts.
-
-    chunks: blocks of each; kept: of the stage's last blocks; repeated: of the first of each chunk, where only some do.
-    """
-    kinds = [block.given.counted for block in program.blocks]
-    # A stage may lack a layer type.
-    found = dict.fromkeys((f"{name}{of}" for of in kinds for name in ("L", "kept", "unkept")), 0.0) | {"imbalance": 1.0}
-    left = float(kept)
-    for contents in reversed(chunks):
-        held = min(left, float(blocks_in(contents)))
-        left -= held
-        for one in segments(program, as_runs(contents), kept=held, repeated=float(repeated), arithmetic=PLAIN):
-            of = program.blocks[one.block.kind].given.counted
-            for name in ("L", "kept" if one.block.kept else "unkept"):
-                found[f"{name}{of}"] += float(one.blocks)
-    return found
-
-
-Chunks: TypeAlias = Sequence[tuple[Runs, Value]]
-"""Blocks of each chunk of a stage, and of how many micro-batches it holds activations when a stage holds most."""
-
-
-def blocks_by_kind(
-    program: StepProgram, chunks: Chunks, *, repeated: Value, arithmetic: Arithmetic
-) -> dict[str, Value]:
-    """Symbols of each kind of block: `L`, how many a stage has, and `held`, those with activations alive together.
-
-    repeated: blocks of each chunk that repeat, where only some do; then with `freed` of kinds that do not: blocks of
-    the chunk that has fewest of them.
-    """
-    kinds = [block.given.counted for block in program.blocks]
-    found: dict[str, Value] = {f"{symbol}{of}": 0.0 for symbol in ("L", "held") for of in kinds}
-    for number, (runs, in_flight) in enumerate(chunks):
-        here: dict[str, Value] = dict.fromkeys(kinds, 0.0)
-        for one in segments(program, runs, kept=0.0, repeated=repeated, arithmetic=arithmetic):
-            of = program.blocks[one.block.kind].given.counted
-            here[of] = here[of] + one.blocks
-            for name, count in ((f"L{of}", one.blocks), (f"held{of}", in_flight * one.blocks)):
-                found[name] = found[name] + count
-        for of, count in here.items():
-            if of.endswith(PLAIN_BLOCKS):
-                name = f"freed{of}"
-                found[name] = arithmetic.smaller(found[name], count) if number else count
-    return found
-
-
-def kept_by_kind(
-    program: StepProgram, chunks: Chunks, values: Mapping[str, Value], kept: Value, *, arithmetic: Arithmetic
-) -> dict[str, Value]:
-    """Symbols of a stage and of each kind of block: `kept`, how many are not resharded after forward, and `unkept`.
-
-    values: with `L`, also of each kind, and, where only some blocks repeat, `repeated`.
-    """
-    found: dict[str, Value] = {"kept": kept, "unkept": values["L"] - kept}
-    if len(program.blocks) == 1:
-        return found
-    of_kinds: dict[str, Value] = {block.given.counted: 0.0 for block in program.blocks}
-    for runs, _ in chunks:
-        share, repeated = kept_share(runs, kept, values["L"], arithmetic), values.get("repeated", 0.0)
-        for one in segments(program, runs, kept=share, repeated=repeated, arithmetic=arithmetic):
-            of = program.blocks[one.block.kind].given.counted
-            of_kinds[of] = of_kinds[of] + one.blocks * float(one.block.kept)
-    found |= {f"kept{of}": count for of, count in of_kinds.items()}
-    return found | {f"unkept{of}": values[f"L{of}"] - count for of, count in of_kinds.items()}
-
-
-def kept_share(runs: Runs, kept: Value, layers: Value, arithmetic: Arithmetic) -> Value:
-    """Blocks of a chunk that are not resharded after forward, of those of a stage with so many blocks."""
-    here: Value = 0.0
-    for _, count in runs:
-        here = here + count
-    found: Value = arithmetic.floor(kept * here / arithmetic.larger(layers, 1.0))
-    return found
 
 
 class MicroBatch:

@@ -116,15 +116,6 @@ class Layers:
         columns: dict[str, Any] = {name: getattr(self, name)[..., rows] for name in names}
         return replace(self, **columns)
 
-    @staticmethod
-    def joined(several: Sequence[Layers]) -> Layers:
-        """Candidates one after the other."""
-        names = [each.name for each in fields(Layers) if each.name not in ("counts", "predicting")]
-        columns: dict[str, Any] = {
-            name: np.concatenate([getattr(one, name) for one in several], axis=-1) for name in names
-        }
-        return replace(several[0], **columns)
-
     def block_s(self, alone: Floats | float) -> Floats:
         """Both passes of a block of each type; alone: share of its micro-batches without others beside them."""
         return self.both_s - (1.0 - alone) * self.saved_s

@@ -15,8 +15,7 @@ from axonn_tune.cost.columns import Floats, Integers, distinct
 from axonn_tune.frameworks import step_on
 from axonn_tune.program.memory import Memory, memory_limit_bytes, price_memory
 from axonn_tune.program.operations import COLUMNS, Value
-from axonn_tune.program.schedule import blocks_by_kind, kept_by_kind
-from axonn_tune.program.step import MIDDLE, StepProgram, as_runs
+from axonn_tune.program.step import MIDDLE, StepProgram, as_runs, counted_blocks
 from axonn_tune.ranking.shapes import Shapes, StageRows, as_asked, divisible, with_uneven_chunks
 from axonn_tune.ranking.space import Variant
 
@@ -223,13 +222,8 @@ def values_of_all(
     shapes: Shapes, program: StepProgram, repeated: Integers | None, kept: Floats | None = None
 ) -> dict[str, Value]:
     """Symbols of a rank that has all blocks; kept: how many are not resharded, where that is known."""
-    runs, values = as_runs(shapes.problem.model.runs), {**shapes.values, "held": shapes.values["L"]}
-    if len(program.blocks) > 1:
-        again = values["repeated"] = 0.0 if repeated is None else repeated.astype(np.float64)
-        values |= blocks_by_kind(program, [(runs, 1.0)], repeated=again, arithmetic=COLUMNS)
-    if kept is not None:
-        values |= kept_by_kind(program, [(runs, 1.0)], values, kept, arithmetic=COLUMNS)
-    return values
+    runs, again = as_runs(shapes.problem.model.runs), 0.0 if repeated is None else repeated.astype(np.float64)
+    return counted_blocks(program, shapes.values, runs, repeated=again, kept=kept, arithmetic=COLUMNS)
 
 
 def most_blocks(shapes: Shapes) -> Integers:

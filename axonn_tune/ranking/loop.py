@@ -26,14 +26,13 @@ from axonn_tune.grid import Grid
 from axonn_tune.job import Layout
 from axonn_tune.program.dimensions import executed_flops
 from axonn_tune.program.operations import PLAIN
-from axonn_tune.program.schedule import blocks_by_kind, kept_by_kind
-from axonn_tune.program.step import as_runs
+from axonn_tune.program.step import as_runs, counted_blocks
 from axonn_tune.ranking.fit import Fitting, fit_all, fits_at_all
 from axonn_tune.ranking.placements import Placements, count_orders
 from axonn_tune.ranking.pools import Pool
 from axonn_tune.ranking.priced import Tell
 from axonn_tune.ranking.programs import Exchange, by_alignment, pooled
-from axonn_tune.ranking.shapes import Shapes, as_asked, pairs_of, with_all_chunks
+from axonn_tune.ranking.shapes import Shapes, as_asked, pair_keys, pairs_of, with_all_chunks
 from axonn_tune.ranking.space import Grids, Problem, Variant
 from axonn_tune.vocabulary import Precision
 
@@ -197,10 +196,7 @@ class Loop:
 
     def _pair_of(self, shapes: Shapes) -> Integers:
         """The pair of each shape, by its number."""
-        most = int(self.shapes.micro_batch.max(initial=0)) + 1
-        ones = self._pairs[0]
-        keys = self.shapes.grid[ones] * most + self.shapes.micro_batch[ones]
-        return np.searchsorted(keys, shapes.grid * most + shapes.micro_batch)
+        return np.searchsorted(pair_keys(self.shapes)[self._pairs[0]], pair_keys(shapes))
 
     # Candidates.
 
@@ -245,7 +241,8 @@ class Loop:
             for program, part in by_alignment(shapes, kind, exchange.programs, exchange.taken(shapes, fitting)):
                 several = pooled(problem, shapes, self.placements, program, part, cut=cut)
                 for pool, shape, placement in several:
-                    yield Batch(problem, kind, shapes, part, pool, shape, placement)
+                    for slab, rows in pool.slabs():
+                        yield Batch(problem, kind, shapes, part, slab, shape[rows], placement[rows])
 
     def _take(self, batches: Iterator[Batch]) -> None:
         """Price candidates without pipeline stages, and bound the others: over all splits, then of each split."""
@@ -521,12 +518,8 @@ class Loop:
         shape, layout, program = int(batch.shape[row]), self.layout(batch, row), batch.pool.pricer.program
         kept, every = batch.fitting.kept_layers[shape], batch.shapes.values.items()
         values = {name: value[shape] if isinstance(value, np.ndarray) else value for name, value in every}
-        values |= {"kept": kept, "unkept": float(model.layers) - kept}
-        if len(program.blocks) > 1:
-            chunks = [(as_runs(model.runs), 1.0)]
-            values["repeated"] = float(layout.recompute_layers or 0)
-            values |= blocks_by_kind(program, chunks, repeated=values["repeated"], arithmetic=PLAIN)
-            values |= kept_by_kind(program, chunks, values, kept, arithmetic=PLAIN)
+        again, runs = float(layout.recompute_layers or 0), as_runs(model.runs)
+        values = counted_blocks(program, values, runs, repeated=again, kept=kept, arithmetic=PLAIN)
         return PricedLayout(
             **vars(layout),
             job=batch.problem,

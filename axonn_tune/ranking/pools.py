@@ -94,10 +94,21 @@ class Pool:
         return replace(self, _runs=self.paces)
 
     def among(self, rows: Integers) -> Pool:
-        """Some of its candidates."""
+        """Some of its candidates with their shapes, and with the runs of their blocks if these are kept."""
+        used, _, shape = distinct(self.candidates.shape[rows])
+        candidates = replace(self.candidates.taken(rows), shape=shape)
         # Those that differ are numbered in the same order.
-        differ = distinct(self._alike[1][rows])[0]
-        return replace(self, candidates=self.candidates.taken(rows), _runs=self.paces.taken(differ))
+        runs = self._runs and self._runs.taken(distinct(self._alike[1][rows])[0])
+        shapes, fitting = self.shapes.taken(used), self.fitting.taken(used)
+        return replace(self, shapes=shapes, fitting=fitting, candidates=candidates, _runs=runs)
+
+    def slabs(self) -> Iterator[tuple[Pool, Integers]]:
+        """It in parts that are worked out at once, with their places."""
+        if len(self) <= _SLAB:
+            yield self, np.arange(len(self))
+            return
+        for rows in np.array_split(np.arange(len(self)), -(-len(self) // _SLAB)):
+            yield self.among(rows), rows
 
     @cached_property
     def _work(self) -> StageWork:
@@ -112,11 +123,8 @@ class Pool:
     @cached_property
     def layers(self) -> Layers:
         """What splits of the candidates are made of, of those that differ."""
-        problem, rows, found = self.shapes.problem, self._alike[0], list[Layers]()
-        for one in np.array_split(rows, 1 if self._runs else -(-len(rows) // _SLAB)):
-            paces = self._runs or self._paces_of(one)
-            found.append(layers_of(paces, problem.model, len(one), with_last=problem.mtp_part is None))
-        return Layers.joined(found)
+        problem, rows = self.shapes.problem, self._alike[0]
+        return layers_of(self.paces, problem.model, len(rows), with_last=problem.mtp_part is None)
 
     def any_split_s(self, rows: Integers | None = None, chunks: Integers | None = None) -> Floats:
         """Least step of some candidates over all splits of their layers, s, of all as a default; chunks: of each row,
@@ -204,10 +212,12 @@ def _parts(problem: Problem, stages: int, chunks: Integers) -> Parts:
     from axonn_tune.cost.pipeline import parts_of
 
     numbers, _, number = distinct(chunks)
-    searched, alike = problem.splits, len(problem.model.types) == 1
+    searched, alike = problem.splits, len(problem.model.decoder_runs) == 1
     own = [parts_of(problem, stages, one, problem.parts) for one in numbers.tolist()]
     limits = np.array([parts_within(one, stages, searched=searched, alike=alike) for one in own])
-    return Parts(*limits[number].T)
+    shortest, longest, last = limits[number].T
+    # Where it is not in the last part, multi-token prediction counts to the blocks of its part.
+    return Parts(shortest, longest + problem.model.mtp_layers * (problem.mtp_part is not None), last)
 
 
 def _sends_s(shapes: Shapes, program: StepProgram, candidates: Candidates, routes: Sequence[GroupShape]) -> Floats:

@@ -401,6 +401,10 @@ def _taken(value: Value, rows: Integers) -> Value:
 
 def pairs_of(shapes: Shapes) -> tuple[Integers, Integers]:
     """A shape of each pair of grid and micro-batch, and the pair of each shape, by its number."""
-    most = int(shapes.micro_batch.max(initial=0)) + 1
-    _, first, number = distinct(shapes.grid * most + shapes.micro_batch)
+    _, first, number = distinct(pair_keys(shapes))
     return first, number
+
+
+def pair_keys(shapes: Shapes) -> Integers:
+    """Grid and micro-batch of each shape as one number, in the order of pairs."""
+    return np.asarray(shapes.grid << 32 | shapes.micro_batch)

@@ -258,7 +258,7 @@ def _known(
     runs: tuple[tuple[float, int], ...], ends: tuple[float, float], own: Split, stages: int, batches: int
 ) -> tuple[Split, ...]:
     layers = np.repeat([one for one, _ in runs], [count for _, count in runs])
-    within = parts_within(own, stages, searched=True, alike=len(set(runs)) == 1)
+    within = parts_within(own, stages, searched=True, alike=len(runs) == 1)
     return tuple(filter(within.holds, splits_of(layers, ends, own, stages, batches)))
 
 

@@ -16,12 +16,12 @@ from axonn_tune.grid import split_axes
 from axonn_tune.program.dimensions import executed_flops, symbol_values
 from axonn_tune.program.operations import OpKind, Phase, as_size
 from axonn_tune.program.pipeline import messages, model_parts
-from axonn_tune.program.schedule import blocks_of
 from axonn_tune.program.step import (
     ONLY,
     Stage,
     StepProgram,
     blocks_by_type,
+    blocks_of,
     build_step,
     bundled,
     contents_of,

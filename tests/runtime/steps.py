@@ -13,8 +13,7 @@ import torch.distributed as dist
 from axonn_tune.grid import Grid
 from axonn_tune.program.dimensions import symbol_values
 from axonn_tune.program.pipeline import messages, model_parts
-from axonn_tune.program.schedule import blocks_of
-from axonn_tune.program.step import Stage, blocks_by_type, build_step, bundled, contents_of
+from axonn_tune.program.step import Stage, blocks_by_type, blocks_of, build_step, bundled, contents_of
 from axonn_tune.runtime.communicator import Communicator
 from axonn_tune.runtime.devices import RuntimeSettings
 from axonn_tune.runtime.ledger import Ledger, RankProgram, compare

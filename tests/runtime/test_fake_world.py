@@ -7,8 +7,7 @@ import torch
 
 from axonn_tune.grid import Grid
 from axonn_tune.program.dimensions import symbol_values
-from axonn_tune.program.schedule import blocks_of
-from axonn_tune.program.step import build_step, bundled, contents_of
+from axonn_tune.program.step import blocks_of, build_step, bundled, contents_of
 from axonn_tune.runtime.communicator import Communicator
 from axonn_tune.runtime.devices import RuntimeSettings
 from axonn_tune.runtime.ledger import Ledger, LedgerEntry, RankProgram, compare, routed

@@ -16,8 +16,8 @@ from axonn_tune.cost.compute import ComputeClock
 from axonn_tune.cost.price import Pricer
 from axonn_tune.cost.replay import TermKey
 from axonn_tune.program.operations import PLAIN, Collective, Computation
-from axonn_tune.program.schedule import ISSUE, RUN, SYNC, WAIT, Behind, Instructions, MicroBatch
-from axonn_tune.program.step import ONLY, Stage
+from axonn_tune.program.schedule import ISSUE, RUN, SYNC, WAIT, Instructions, MicroBatch
+from axonn_tune.program.step import ONLY, Behind, Stage
 
 
 @dataclass

@@ -14,8 +14,8 @@ from axonn_tune.frameworks import find_framework
 from axonn_tune.frameworks.description import Framework
 from axonn_tune.grid import Grid
 from axonn_tune.program.dimensions import symbol_values
-from axonn_tune.program.schedule import ISSUE, SYNC, Behind, build_schedule
-from axonn_tune.program.step import ONLY, Stage, StepProgram, build_step
+from axonn_tune.program.schedule import ISSUE, SYNC, build_schedule
+from axonn_tune.program.step import ONLY, Behind, Stage, StepProgram, build_step
 from axonn_tune.specs.workload import Recompute, Workload
 from tests.unit.small import small_model
 

@@ -11,6 +11,7 @@ import pytest
 
 from axonn_tune.errors import DocumentError, NothingFeasibleError, UsageError
 from axonn_tune.program.memory import memory_limit_bytes
+from axonn_tune.ranking import pools
 from axonn_tune.ranking.choosing import run_search, search
 from axonn_tune.ranking.inputs import load_inputs, make_workload
 from axonn_tune.ranking.nearest import require_any
@@ -52,6 +53,18 @@ def test_layouts_with_experts_are_apart_by_more_than_their_own_scatter() -> None
     assert ranked.ties == alike(0.09) > alike(0.04)
     for family in ranked.families(ranked.ties):
         assert len({(ranked[place].grid.expert, ranked[place].grid.expert_tensor) for place in family}) == 1
+
+
+@pytest.mark.parametrize("rank_by", ["communication", "iteration"])
+def test_pools_are_searched_in_parts(monkeypatch: pytest.MonkeyPatch, rank_by: Any) -> None:
+    """Guards searches with more candidates in a pool than are worked out at once: their rows are those of whole pools,
+    with stages and without."""
+    asked = inputs(16, "5b", rank_by=rank_by, framework="megatron-core", machine="dgx-h100", batch=64).problem
+    whole = search(asked, top=20).rows
+    monkeypatch.setattr(pools, "_SLAB", 100)
+    parted = search(asked, top=20).rows
+    assert {one.grid.pipeline > 1 for one in whole} == {False, True}
+    assert [(one.layout, one.iteration_s) for one in parted] == [(one.layout, one.iteration_s) for one in whole]
 
 
 @pytest.mark.parametrize("rank_by", ["communication", "exposed", "iteration"])
