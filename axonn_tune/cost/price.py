@@ -452,15 +452,9 @@ class Pricer:
         return self._chunks[key]
 
     def _model_replay(self, *, kept: bool) -> Replay:
-        values = self._symbols(ONLY)
-        found = counted_blocks(
-            self.program,
-            values,
-            as_runs(self.model.runs),
-            repeated=float(self.repeated or 0.0),
-            kept=kept * values["L"],
-            arithmetic=PLAIN,
-        )
+        values, runs, again = self._symbols(ONLY), as_runs(self.model.runs), float(self.repeated or 0.0)
+        kept_layers = kept * values["L"]
+        found = counted_blocks(self.program, values, runs, repeated=again, kept=kept_layers, arithmetic=PLAIN)
         return self.replay({name: float(value) for name, value in found.items()}, MIDDLE)
 
     def lines(self, sent: Sent, axes: str) -> tuple[Line, ...]:

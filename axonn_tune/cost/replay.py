@@ -21,27 +21,8 @@ from axonn_tune.cost.collectives import collective_time_s
 from axonn_tune.cost.compute import ComputeClock, compute_s
 from axonn_tune.cost.paces import FIRST_PART, INNER_PART, LAST_PART, Paces, Run, Span
 from axonn_tune.program.operations import ONCE, Collective, Computation, Sent, Size, Value
-from axonn_tune.program.schedule import (
-    HANDLES,
-    ISSUE,
-    RUN,
-    SYNC,
-    WAIT,
-    Instructions,
-    MicroBatch,
-    StepSchedule,
-)
-from axonn_tune.program.step import (
-    ONLY,
-    Behind,
-    Block,
-    Runs,
-    Segment,
-    Stage,
-    StepProgram,
-    kept_share,
-    segments,
-)
+from axonn_tune.program.schedule import HANDLES, ISSUE, RUN, SYNC, WAIT, Instructions, MicroBatch, StepSchedule
+from axonn_tune.program.step import ONLY, Behind, Block, Runs, Segment, Stage, StepProgram, kept_share, segments
 from axonn_tune.specs.traces import (
     COMPUTE_LANE,
     EMBEDDING_BACKWARD,
