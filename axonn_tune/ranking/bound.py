@@ -272,13 +272,8 @@ def any_split_s(layers: Layers, shape: Shape, *, schedule: PipelineSchedule, con
     beside = beside + last * (layers.head_s + layers.predicting @ block)
     fewest = several * parts.shortest - last * (parts.shortest - parts.last)
     least = beside + fewest * block[used].min(axis=0)
-    whole = (
-        layers.counts @ block
-        + _repeated_s(layers.again_s, layers, shape)
-        + ends_s
-        + layers.head_s
-        + messages.sum(axis=0)
-    )
+    blocks_s = layers.counts @ block + _repeated_s(layers.again_s, layers, shape)
+    whole = blocks_s + ends_s + layers.head_s + messages.sum(axis=0)
     if shape.single:
         before = np.minimum(p - stage, m) - 1.0
         chains = [(whole + before * unsent, np.maximum(m - 1.0 - layers.forward_share * before, 1e-12))]

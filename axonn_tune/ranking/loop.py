@@ -182,7 +182,8 @@ class Loop:
 
     def _least_s(self, shapes: Shapes, precision: Precision | None, *, merged: bool) -> Floats:
         """Least step of each shape, of all recompute sets and splits of its layers, s."""
-        found, pairs = np.full(len(shapes), np.inf), self._pair_of(shapes)
+        found = np.full(len(shapes), np.inf)
+        pairs = np.searchsorted(pair_keys(self.shapes)[self._pairs[0]], pair_keys(shapes))
         for exchange, batch in self._pair_batches(precision):
             if exchange.merged != merged:
                 continue
@@ -193,10 +194,6 @@ class Loop:
             rows = order[np.arange(len(which)) + (first - ahead)[which]]
             np.minimum.at(found, which, batch.pool.any_split_s(rows, shapes.chunks[which]))
         return found
-
-    def _pair_of(self, shapes: Shapes) -> Integers:
-        """The pair of each shape, by its number."""
-        return np.searchsorted(pair_keys(self.shapes)[self._pairs[0]], pair_keys(shapes))
 
     # Candidates.
 
@@ -491,7 +488,7 @@ class Loop:
         def layouts(rows: Integers) -> tuple[PricedLayout, ...]:
             chosen = zip(number[rows].tolist(), places[rows].tolist(), where[rows].tolist(), rows.tolist(), strict=True)
             return tuple(
-                self._priced(self.found[of], int(row), at - _start(number, of), float(shortest_s[place]))
+                self._priced(self.found[of], int(row), at - int(np.searchsorted(number, of)), float(shortest_s[place]))
                 for of, row, place, at in chosen
             )
 
@@ -531,8 +528,3 @@ class Loop:
             executed_flops=float(executed_flops(program, values)),
             shortest_step_s=shortest_s,
         )
-
-
-def _start(number: Integers, of: int) -> int:
-    """Where the rows of a batch begin."""
-    return int(np.searchsorted(number, of))
