@@ -34,9 +34,16 @@ LARGE = 20_000
 LINES = 12
 """Moved lines that are shown of each file."""
 
-MASKS = (
+
+def _on_one_line(found: re.Match[str]) -> str:
+    return " " + " ".join(found.group().split())
+
+
+MASKS: tuple[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]], ...] = (
     (re.compile(r'("seconds": )[\d.e-]+'), r"\1(seconds)"),
     (re.compile(r"\bin \d+(\.\d+)? m?s(?=[.\n])"), "in (seconds)"),
+    # Where the sentence behind it breaks depends on how long the seconds are written.
+    (re.compile(r"(?<=in \(seconds\)\.)( [^:\n]*\n?[^:\n]*:\s+--top\s+0\s+ranks\s+all\.)"), _on_one_line),
     (re.compile(r"^.*\d:\d\d left\r?\n", re.M), ""),
     (re.compile(r"\b\d{4}-\d\d-\d\d([T ]\d\d:\d\d(:\d\d(\.\d+)?)?(Z|\+00:00)?)?"), "(date)"),
     (re.compile(r"(?<![\w.])(sha256:)?(?=[0-9a-f]*[a-f])[0-9a-f]{12,64}\b"), "(hash)"),
