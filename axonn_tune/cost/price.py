@@ -42,7 +42,6 @@ from axonn_tune.program.step import (
     Stage,
     StepProgram,
     as_runs,
-    blocks_by_kind,
     blocks_by_type,
     blocks_in,
     build_step,
@@ -413,6 +412,7 @@ class Pricer:
         self.known = KnownSizes()
         self._chunks: dict[tuple[Stage, Contents, bool], ChunkTimes] = {}
         self._replays: dict[bool, Replay] = {}
+        self._updates: dict[tuple[Stage, tuple[Contents, ...]], float] = {}
 
     def _symbols(self, stage: Stage, chunks: Sequence[Contents] | None = None) -> dict[str, float]:
         return symbol_values(
@@ -451,11 +451,26 @@ class Pricer:
             self._chunks[key] = self._replays[kept].chunk(part, as_runs(contents))
         return self._chunks[key]
 
+    def update_s(self, stage: Stage, contents: tuple[Contents, ...]) -> float:
+        """A stage's end of the step, without waits for gradient buckets, s; contents: of its chunks."""
+        key = stage, tuple(sorted(contents))
+        if key not in self._updates:
+            self._updates[key] = float(self.replay(self._counted(stage, contents, kept=0.0), stage).update_s)
+        return self._updates[key]
+
     def _model_replay(self, *, kept: bool) -> Replay:
-        values, runs, again = self._symbols(ONLY), as_runs(self.model.runs), float(self.repeated or 0.0)
-        kept_layers = kept * values["L"]
-        found = counted_blocks(self.program, values, runs, repeated=again, kept=kept_layers, arithmetic=PLAIN)
-        return self.replay({name: float(value) for name, value in found.items()}, MIDDLE)
+        blocks = float(sum(self.model.counts))
+        return self.replay(self._counted(ONLY, (self.model.runs,), kept=kept * blocks), MIDDLE)
+
+    def _counted(
+        self, stage: Stage, contents: Sequence[Contents], held: Sequence[float] = (), *, kept: float | None = None
+    ) -> dict[str, float]:
+        """All symbols of a stage with such chunks; held: micro-batches that each has in flight, one as a default."""
+        chunks = list(zip(map(as_runs, contents), held or [1.0] * len(contents), strict=True))
+        values, again = self._symbols(stage, contents), float(self.repeated or 0.0)
+        found = counted_blocks(self.program, values, chunks, repeated=again, kept=kept, arithmetic=PLAIN)
+        found["held"] = sum(count * blocks_in(one) for one, (_, count) in zip(contents, chunks, strict=True))
+        return {name: float(value) for name, value in found.items()}
 
     def lines(self, sent: Sent, axes: str) -> tuple[Line, ...]:
         """Lines of all algorithms and protocols of a collective."""
@@ -561,22 +576,17 @@ class Pricer:
         """
         stages = self.grid.pipeline
         stage, contents = Stage(number == 0, number == stages - 1), self.contents[number::stages]
-        values, held = dict[str, float](self._symbols(stage, contents)), [1]
+        held = [1.0]
         if stages > 1:
             # Imported here: most searches have no pipeline stages, and start-up time is theirs.
             from axonn_tune.program.pipeline import held_of_chunks
 
-            blocks, batches = tuple(map(blocks_in, contents)), int(values["A"])
+            blocks, batches = tuple(map(blocks_in, contents)), int(self._symbols(stage, contents)["A"])
             more = int(self.options.expert_overlap and len(blocks) > 1)
-            held = [*held_of_chunks(number, stages=stages, micro_batches=batches, weights=blocks, more=more)]
-        chunks = [(as_runs(one), float(count)) for one, count in zip(contents, held, strict=True)]
-        repeated = float(self.repeated or 0.0)
-        alive = sum(blocks_in(one) * count for one, count in zip(contents, held, strict=True))
-        values["held"] = float(alive)
-        if len(self.program.blocks) > 1:
-            values["repeated"] = repeated
-            kinds = blocks_by_kind(self.program, chunks, repeated=repeated, arithmetic=PLAIN)
-            values.update((name, float(count)) for name, count in kinds.items())
+            held = [
+                *map(float, held_of_chunks(number, stages=stages, micro_batches=batches, weights=blocks, more=more))
+            ]
+        chunks, values = list(zip(map(as_runs, contents), held, strict=True)), self._counted(stage, contents, held)
         asked = self.layout.kept_layers if kept is None else kept
         memory = price_memory(
             self.program,

@@ -460,6 +460,12 @@ class Replay:
         result: Value = times * (others_s - saved_s) + last_s
         return result, times * others_waited_s + waited_s
 
+    @property
+    def update_s(self) -> Value:
+        """The stage's end of a step, without waits for gradient buckets, s."""
+        found: Value = self._run(self._free(), self.schedule.ends[self.work.stage], None)[0]
+        return found
+
     def chunk(self, part: Stage, runs: Runs) -> ChunkTimes:
         """A chunk of some blocks, with its share of the stage's that are not resharded; part: its embedding or LM head.
 
@@ -475,7 +481,7 @@ class Replay:
         ended_s = self._play(last, end, END)[0]
         self._end_batch(forward[0][0] + ended_s)
         end_s = ended_s - last[0]
-        data_s = end_s - self._run(self._free(), end, None)[0]
+        data_s = end_s - self.update_s
         waited_s = self._waited_s(blocks, forward[1] + backward[1])
         ahead_s = waited_s * blocks.ahead
         behind_s = waited_s - ahead_s

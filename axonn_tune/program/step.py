@@ -379,22 +379,22 @@ def kept_share(runs: Runs, kept: Value, layers: Value, arithmetic: Arithmetic) -
 def counted_blocks(
     program: StepProgram,
     values: Mapping[str, Value],
-    runs: Runs,
+    chunks: Chunks,
     *,
     repeated: Value,
     kept: Value | None = None,
     arithmetic: Arithmetic,
 ) -> dict[str, Value]:
-    """Symbols of a rank, with those that count its blocks where it has all of the model in some runs.
+    """Symbols of a stage, with those that count its blocks; `held` as if each had one micro-batch in flight.
 
     repeated: as of `blocks_by_kind`; kept: how many are not resharded, where that is known.
     """
     found = {**values, "held": values["L"]}
     if len(program.blocks) > 1:
         found["repeated"] = repeated
-        found |= blocks_by_kind(program, [(runs, 1.0)], repeated=repeated, arithmetic=arithmetic)
+        found |= blocks_by_kind(program, chunks, repeated=repeated, arithmetic=arithmetic)
     if kept is not None:
-        found |= kept_by_kind(program, [(runs, 1.0)], found, kept, arithmetic=arithmetic)
+        found |= kept_by_kind(program, chunks, found, kept, arithmetic=arithmetic)
     return found
 
 

@@ -222,8 +222,8 @@ def values_of_all(
     shapes: Shapes, program: StepProgram, repeated: Integers | None, kept: Floats | None = None
 ) -> dict[str, Value]:
     """Symbols of a rank that has all blocks; kept: how many are not resharded, where that is known."""
-    runs, again = as_runs(shapes.problem.model.runs), 0.0 if repeated is None else repeated.astype(np.float64)
-    return counted_blocks(program, shapes.values, runs, repeated=again, kept=kept, arithmetic=COLUMNS)
+    chunks, again = [(as_runs(shapes.problem.model.runs), 1.0)], 0.0 if repeated is None else repeated.astype(float)
+    return counted_blocks(program, shapes.values, chunks, repeated=again, kept=kept, arithmetic=COLUMNS)
 
 
 def most_blocks(shapes: Shapes) -> Integers:

@@ -358,8 +358,8 @@ class Loop:
         # Imported here: most searches have no pipeline stages, and start-up time is theirs.
         from axonn_tune.ranking.splits import scheduled_s
 
-        chunks = batch.pool.chunks_of(row, self.layout(batch, row))
-        return scheduled_s(batch.problem, batch.pool.staged(np.array([row])), parts, chunks)
+        replays = batch.pool.replays_of(row, self.layout(batch, row))
+        return scheduled_s(batch.problem, batch.pool.staged(np.array([row])), parts, replays)
 
     def _price(self, item: Split) -> None:
         """Price a candidate with a split of its layers, which must be notably shorter than with the framework's own."""
@@ -371,7 +371,7 @@ class Loop:
         from axonn_tune.ranking.splits import WORTH
 
         detail = self._detail(batch, row, parts)
-        if detail is None:
+        if detail is None or detail.iteration_s > self._most(item):
             return
         most_s = detail.iteration_s / (1.0 - WORTH)
         if most_s <= self._scheduled_s(batch, row, None) or most_s <= self._own_s(batch, row):
@@ -456,12 +456,6 @@ class Loop:
 
     # The rows.
 
-    @property
-    def places(self) -> set[tuple[int, int]]:
-        """Grids, each with the number of its format, of which something is priced."""
-        count = len(self.grids.sizes)
-        return {(place % count, place // count) for place in np.flatnonzero(np.isfinite(self._best)).tolist()}
-
     def rows(self) -> tuple[tuple[PricedLayout, ...], tuple[PricedLayout, ...], PricedLayout | None]:
         """The first places in order, the first of number formats that have none of these, and, of a ranking by
         something else, what has the shortest step of all that is priced."""
@@ -515,8 +509,8 @@ class Loop:
         shape, layout, program = int(batch.shape[row]), self.layout(batch, row), batch.pool.pricer.program
         kept, every = batch.fitting.kept_layers[shape], batch.shapes.values.items()
         values = {name: value[shape] if isinstance(value, np.ndarray) else value for name, value in every}
-        again, runs = float(layout.recompute_layers or 0), as_runs(model.runs)
-        values = counted_blocks(program, values, runs, repeated=again, kept=kept, arithmetic=PLAIN)
+        again, chunks = float(layout.recompute_layers or 0), [(as_runs(model.runs), 1.0)]
+        values = counted_blocks(program, values, chunks, repeated=again, kept=kept, arithmetic=PLAIN)
         return PricedLayout(
             **vars(layout),
             job=batch.problem,

@@ -6,7 +6,7 @@ both from how long runs of its blocks take (`cost.paces`), for a few NumPy calls
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import TYPE_CHECKING
@@ -38,9 +38,8 @@ from axonn_tune.units import seconds
 if TYPE_CHECKING:
     from axonn_tune.cost.paces import Paces
     from axonn_tune.cost.price import Pricer
-    from axonn_tune.cost.replay import ChunkTimes, StageWork
-    from axonn_tune.program.step import Contents, Stage
-    from axonn_tune.ranking.splits import Staged
+    from axonn_tune.cost.replay import StageWork
+    from axonn_tune.ranking.splits import Replays, Staged
 
 _SLAB = 16384
 """Candidates whose bounds are worked out at once: their columns stay in the second-level cache."""
@@ -171,13 +170,16 @@ class Pool:
         contention = np.full(len(rows), self.contention)
         return Staged(self.paces.taken(self._alike[1][rows]), *numbers, self.sends_s[rows], contention)
 
-    def chunks_of(self, row: int, layout: Layout) -> Callable[[Stage, Contents], ChunkTimes]:
-        """Chunks of one candidate, given its layout, each replayed for itself; numbers of chunks share them."""
+    def replays_of(self, row: int, layout: Layout) -> Replays:
+        """Replays of parts of one candidate, given its layout; numbers of chunks share them."""
+        # Imported here: most searches have no pipeline stages, and start-up time is theirs.
+        from axonn_tune.ranking.splits import Replays
+
         shared = replace(layout, chunks=min(layout.chunks, 2), parts=None)
         if shared not in self._shared:
             self._shared[shared] = self.pricer_of(layout)
         kept = bool(self.fitting.kept_layers[self.candidates.shape[row]] > 0)
-        return partial(self._shared[shared].chunk, kept=kept)
+        return Replays(partial(self._shared[shared].chunk, kept=kept), self._shared[shared].update_s)
 
     def pricer_of(self, layout: Layout) -> Pricer:
         """What prices a layout; splits of the same candidate share what does not depend on them."""

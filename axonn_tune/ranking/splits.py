@@ -116,18 +116,29 @@ def schedules_of(problem: Problem, staged: Staged, *, searched: bool) -> Iterato
             yield Scheduled(rows, one if place else None, step_s[:, place], exposed_s[:, place])
 
 
-def scheduled_s(
-    problem: Problem, staged: Staged, parts: Split | None, chunks: Callable[[Stage, Contents], ChunkTimes]
-) -> float:
-    """Least step of one candidate with a split by its whole schedule, s, which takes longer to find; chunks: replays of
-    its chunks. What is left to a price is the end of the step."""
-    own = parts_of(problem, int(staged.stages[0]), int(staged.chunks[0]), parts or problem.parts)
+class Replays(NamedTuple):
+    """What a schedule of one candidate is made of: a replay of each chunk, and the end of the step of each stage with
+    its chunks, without waits for gradient buckets, s."""
+
+    chunk: Callable[[Stage, Contents], ChunkTimes]
+    update_s: Callable[[Stage, tuple[Contents, ...]], float]
+
+
+def scheduled_s(problem: Problem, staged: Staged, parts: Split | None, replays: Replays) -> float:
+    """Least step of one candidate with a split by its whole schedule, s, which takes longer to find. What is left to a
+    price are waits for gradient buckets."""
+    stages = int(staged.stages[0])
+    own = parts_of(problem, stages, int(staged.chunks[0]), parts or problem.parts)
 
     def replayed(part: Stage, contents: Contents, repeated: int) -> ChunkPaces:
-        one = chunks(part, contents)
+        one = replays.chunk(part, contents)
         return ChunkPaces(one.forward_s, one.backward_s, one.saved_s, one.host_s / staged.batches, one.last_backward_s)
 
-    schedule = _Schedule(problem, staged, [own], replayed)
+    contents = contents_of(problem.model, own, problem.mtp_part)
+    update_s = [
+        replays.update_s(Stage(number == 0, number == stages - 1), contents[number::stages]) for number in range(stages)
+    ]
+    schedule = _Schedule(problem, staged, [own], replayed, np.array(update_s))
     whole_s = pipeline_time(schedule.times((0, 0)), micro_batches=int(staged.batches[0])).step_s
     return float(schedule.contended(np.array([[whole_s]]))[0, 0])
 
@@ -141,6 +152,7 @@ class _Schedule:
         staged: Staged,
         splits: Sequence[Split],
         chunk: Callable[[Stage, Contents, int], ChunkPaces] | None = None,
+        update_s: Floats | float = 0.0,
     ) -> None:
         stages, chunks, repeated = (int(column[0]) for column in (staged.stages, staged.chunks, staged.repeated))
         contents = [contents_of(problem.model, one, problem.mtp_part) for one in splits]
@@ -159,11 +171,11 @@ class _Schedule:
         forward_s, backward_s, saved_s, waited_s, last_s, computed_s, sent_s = each
         self._waited_s = waited_s.sum(axis=-1)
         self._m = staged.batches.astype(np.float64)[:, None]
-        self._end_s, self._send_s = np.zeros(forward_s.shape[:-1]), staged.send_s
+        self._end_s, self._send_s = np.zeros(forward_s.shape[:-1]) + update_s, staged.send_s
         if chunks > 1 and saved_s.any():
             share = 1.0 - saved_s / np.maximum(forward_s + backward_s, 1e-30)
             forward_s, backward_s, last_s = share * forward_s, share * backward_s, share * last_s
-            self._end_s = saved_s.sum(axis=-1) * np.minimum(self._m, stages)[..., None]
+            self._end_s = self._end_s + saved_s.sum(axis=-1) * np.minimum(self._m, stages)[..., None]
         self._forward_s, self._backward_s, self._last_s = forward_s, backward_s, last_s
         self._contention = staged.contention
         self._together = overlapped(problem.framework.schedule, chunks)

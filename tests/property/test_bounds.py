@@ -86,8 +86,8 @@ class Bounded:
             (mine,) = (one for one in self.schedules if one.parts == (drawn.layout.parts if drawn.moved else None))
             yield Held("chains of its split", float(mine.step_s[0]), drawn.iteration_s)
             staged = pool.staged(np.array([place]))
-            chunks = pool.chunks_of(place, replace(drawn.layout, parts=drawn.problem.parts))
-            yield Held("schedule", scheduled_s(drawn.problem, staged, mine.parts, chunks), drawn.iteration_s)
+            replays = pool.replays_of(place, replace(drawn.layout, parts=drawn.problem.parts))
+            yield Held("schedule", scheduled_s(drawn.problem, staged, mine.parts, replays), drawn.iteration_s)
             yield Held("exposed", float(mine.exposed_s[0]), drawn.detail.exposed_communication_s, step=False)
 
 
