@@ -14,7 +14,7 @@ import numpy as np
 
 from axonn_tune.cost.pipeline import pipeline_passes
 from axonn_tune.cost.price import Detail
-from axonn_tune.cost.replay import Batch, Interval
+from axonn_tune.cost.recorder import Batch, Interval
 from axonn_tune.cost.work import CONTENDED
 from axonn_tune.program.operations import Attention, Collective, Computation, Kernel, MatMul
 from axonn_tune.specs.traces import COMPUTE_LANE, END, Span, communication_lane, shifted, term_name, wait_name

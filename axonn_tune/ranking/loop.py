@@ -20,7 +20,7 @@ import numpy as np
 
 from axonn_tune.cost.columns import Floats, Integers, distinct
 from axonn_tune.cost.compute import exposed_s
-from axonn_tune.cost.price import Detail, PricedLayout
+from axonn_tune.cost.price import Detail, PricedLayout, detail_of
 from axonn_tune.frameworks import step_on
 from axonn_tune.grid import Grid
 from axonn_tune.job import Layout
@@ -393,7 +393,7 @@ class Loop:
         if parts is not None and float(pricer.memory.total_bytes) > batch.fitting.limit_bytes:
             return None
         self.counts["priced"] += 1
-        return pricer.price()
+        return detail_of(pricer)
 
     def _row(self, batch: Batch, row: int, detail: Detail) -> Rows:
         prices = (detail.communication_s, detail.compute_s, detail.iteration_s, detail.bubble_s, detail.memory_bytes)

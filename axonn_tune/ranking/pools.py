@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from axonn_tune.cost.columns import Candidates, ColumnPricer, Floats, Integers, distinct
-from axonn_tune.cost.price import Pricer
+from axonn_tune.cost.pricer import Pricer
 from axonn_tune.frameworks import software_on
 from axonn_tune.grid import GroupShape
 from axonn_tune.job import Layout
@@ -37,7 +37,7 @@ from axonn_tune.units import seconds
 
 if TYPE_CHECKING:
     from axonn_tune.cost.paces import Paces
-    from axonn_tune.cost.price import Pricer
+    from axonn_tune.cost.pricer import Pricer
     from axonn_tune.cost.replay import StageWork
     from axonn_tune.ranking.splits import Replays, Staged
 

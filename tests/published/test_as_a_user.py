@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import axonn_tune
-from axonn_tune.cost.price import Pricer
+from axonn_tune.cost.pricer import Pricer
 from axonn_tune.frameworks import find_framework
 from axonn_tune.frameworks.description import Framework
 from axonn_tune.frameworks.step import StepOptions

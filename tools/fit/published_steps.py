@@ -16,7 +16,7 @@ import numpy as np
 
 from axonn_tune.cost.compute import ComputeClock, ComputeRates, exposed_s, lost_s, rate_of_matmul
 from axonn_tune.cost.pipeline import StageTimes, gathers_messages, overlapped, pipeline_time, stage_end_s
-from axonn_tune.cost.price import Pricer
+from axonn_tune.cost.pricer import Pricer
 from axonn_tune.cost.replay import ChunkTimes, Replay, StageWork
 from axonn_tune.frameworks.description import FUSED
 from axonn_tune.program.operations import COLUMNS, Collective, MatMul, Value

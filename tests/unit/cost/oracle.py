@@ -13,8 +13,8 @@ from itertools import chain
 
 from axonn_tune.cost.collectives import lines, route
 from axonn_tune.cost.compute import ComputeClock
-from axonn_tune.cost.price import Pricer
-from axonn_tune.cost.replay import TermKey
+from axonn_tune.cost.pricer import Pricer
+from axonn_tune.cost.recorder import TermKey
 from axonn_tune.program.operations import PLAIN, Collective, Computation
 from axonn_tune.program.schedule import ISSUE, RUN, SYNC, WAIT, Instructions, MicroBatch
 from axonn_tune.program.step import ONLY, Behind, Stage

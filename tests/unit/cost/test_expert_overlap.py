@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from axonn_tune.cost.price import Detail, Pricer, price
+from axonn_tune.cost.price import Detail, price
 from axonn_tune.cost.spans import MERGED, predicted_spans
 from axonn_tune.cost.work import hidden_behind
 from axonn_tune.errors import UsageError
@@ -93,7 +93,7 @@ def test_a_late_host_is_never_hidden() -> None:
     def more_s(dispatch_us: float) -> float:
         few, many = (replace(job, workload=job.workload.model_copy(update={"global_batch": 16 * n})) for n in (2, 3))
         software = Software(dispatch_us=dispatch_us)
-        return Pricer(many, layout, software).price().iteration_s - Pricer(few, layout, software).price().iteration_s
+        return price(many, layout, software=software).iteration_s - price(few, layout, software=software).iteration_s
 
     each_s, late_s = (more_s(2000.0) - more_s(1000.0)) / 1000.0, more_s(2000.0)
     assert more_s(60.0) > late_s - each_s * 1940.0

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from axonn_tune.cost.price import Pricer, price
+from axonn_tune.cost.price import price
+from axonn_tune.cost.pricer import Pricer
 from axonn_tune.frameworks import find_framework
 from axonn_tune.grid import Grid
 from axonn_tune.job import Job, Layout

@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
-from axonn_tune.cost.price import Pricer, price
-from axonn_tune.cost.replay import TermKey
+from axonn_tune.cost.price import detail_of, price
+from axonn_tune.cost.pricer import Pricer
+from axonn_tune.cost.recorder import TermKey
 from axonn_tune.frameworks import find_framework
 from axonn_tune.frameworks.description import FUSED
 from axonn_tune.grid import Grid
@@ -71,7 +72,7 @@ def oracle_of(name: str, sizes: dict[str, int], *, layers: int = 3, kept: int | 
 def test_a_step_is_that_of_the_oracle(name: str, sizes: dict[str, int], asked: dict[str, Any]) -> None:
     """Guards the replay: each block and micro-batch spelled out ends when it says, and waits for the same."""
     pricer = oracle_of(name, sizes, **asked)
-    priced, (step_s, waits_s) = pricer.price(), SpelledOut(pricer).step()
+    priced, (step_s, waits_s) = detail_of(pricer), SpelledOut(pricer).step()
     assert priced.iteration_s - priced.contended_s == pytest.approx(step_s, rel=1e-12)
     exposed_s: defaultdict[TermKey, float] = defaultdict(float)
     for term in priced.terms:
@@ -112,7 +113,7 @@ def test_cuda_graphs_take_the_wait_for_the_host_and_nothing_else(sizes: dict[str
 
     def priced(*scopes: CudaGraphs, **host: float) -> tuple[float, float, float, float, float]:
         host = {"dispatch_us": 40.0, "operation_us": 0.0} | host
-        found = oracle_of("megatron-core", sizes, layers=4, cuda_graphs=scopes, **host).price()
+        found = detail_of(oracle_of("megatron-core", sizes, layers=4, cuda_graphs=scopes, **host))
         communication_s, memory_bytes = found.communication_s, found.memory.total_bytes
         return found.iteration_s, found.compute_s, communication_s, memory_bytes, found.host_s
 
@@ -143,7 +144,7 @@ def test_every_collective_of_the_program_is_scheduled_as_often_as_it_says(
         workload = WORKLOAD.model_copy(update={"overlaps": overlaps, "split_micro_batch": split})
         configuration = Layout(GRID, MICRO_BATCH, recompute, kept)
         pricer = Pricer(Job(model, two_tier_machine(), workload), configuration, FUSED)
-        priced, oracle = pricer.price(), SpelledOut(pricer)
+        priced, oracle = detail_of(pricer), SpelledOut(pricer)
         sent: Counter[tuple[str, str, str, str]] = Counter()
         for part in oracle.parts():
             for one in (pricer.schedule.collectives[number] for code, number, _ in part if code in (SYNC, ISSUE)):
@@ -165,7 +166,7 @@ def test_extrapolated_steps_equal_unrolled_ones(recompute: Recompute, kept: int,
     for grid in (GRID, Grid(1, 1, 16, 1), Grid(1, 1, 1, 16), Grid(4, 1, 2, 2, order=("z", "x", "data", "y"))):
         configuration = Layout(grid, MICRO_BATCH, recompute, kept)
         pricer = Pricer(Job(model, machine, WORKLOAD), configuration, FUSED)
-        assert SpelledOut(pricer).step()[0] == pytest.approx(pricer.price().iteration_s, rel=2e-3)
+        assert SpelledOut(pricer).step()[0] == pytest.approx(detail_of(pricer).iteration_s, rel=2e-3)
 
 
 def test_without_overlap_a_step_is_computation_plus_communication() -> None:

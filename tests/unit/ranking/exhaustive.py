@@ -11,7 +11,8 @@ from typing import TypeAlias
 
 import numpy as np
 
-from axonn_tune.cost.price import METRICS, Detail, Pricer, price
+from axonn_tune.cost.price import METRICS, Detail, price
+from axonn_tune.cost.pricer import Pricer
 from axonn_tune.frameworks import step_on
 from axonn_tune.grid import BATCH_AXES, RANK_AXES, Grid
 from axonn_tune.job import Layout

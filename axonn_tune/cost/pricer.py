@@ -1,0 +1,412 @@
+"""Parts of one layout's price: its program, routes and symbols, and its stages, replayed and joined.
+
+It replays in numbers what a ranking replays in columns, and gets the same bits. All frameworks share the program and
+the schedule.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from axonn_tune.cost.collectives import Line, Term, lines, route, sending
+from axonn_tune.cost.compute import ComputeClock, compute_rates
+from axonn_tune.cost.recorder import Batch, Recorder, TermKey, exposed_by_term, term_key
+from axonn_tune.cost.replay import ChunkTimes, Replay, StageWork
+from axonn_tune.frameworks import software_on, step_on
+from axonn_tune.frameworks.step import StepOptions
+from axonn_tune.job import Job, Layout
+from axonn_tune.program.dimensions import executed_flops, padded_alignment, symbol_values, table_alignment
+from axonn_tune.program.memory import KnownSizes, Memory, memory_limit_bytes, price_memory
+from axonn_tune.program.operations import PLAIN, Collective, Sent
+from axonn_tune.program.schedule import StepSchedule, build_schedule
+from axonn_tune.program.step import (
+    MIDDLE,
+    ONLY,
+    Contents,
+    Stage,
+    StepProgram,
+    as_runs,
+    blocks_by_type,
+    blocks_in,
+    build_step,
+    chunks_of,
+    contents_of,
+    counted_blocks,
+    kept_by_kind,
+    stages_alike,
+)
+from axonn_tune.specs.machine import Software
+from axonn_tune.specs.model import Model
+from axonn_tune.specs.workload import Recompute, Workload
+from axonn_tune.units import seconds
+
+if TYPE_CHECKING:
+    from axonn_tune.cost.pipeline import StageKind, StageTimes
+
+_SIZES = ("layers", "hidden", "heads", "ffn", "vocab", "max_sequence_length")
+_SYMBOLIC_MODEL = dict.fromkeys(_SIZES, 1) | {"name": "", "description": "", "source": "", "defaults": None}
+_SYMBOLIC_WORKLOAD = {"global_batch": 1, "sequence_length": 1}
+"""Model and workload without the fields that no program depends on."""
+
+
+@lru_cache(maxsize=256)
+def _program(
+    model: Model,
+    workload: Workload,
+    recompute: Recompute,
+    options: StepOptions,
+    *,
+    some: bool,
+    context: bool,
+    lone_context: bool,
+    alignment: int,
+) -> tuple[StepProgram, StepSchedule]:
+    """Program and schedule, built once for all candidates that share them: sizes and batch are symbols in both."""
+    program = build_step(
+        model,
+        workload,
+        recompute=recompute,
+        options=options,
+        some=some,
+        context=context,
+        lone_context=lone_context,
+        table_alignment=alignment,
+    )
+    stages = tuple(Stage(first, last) for first in (True, False) for last in (True, False))
+    schedule = build_schedule(program, overlaps=workload.overlaps, split=workload.split_micro_batch, stages=stages)
+    return program, schedule
+
+
+class Pricer:
+    """Prices one layout.
+
+    call_s: software overhead per collective and message; parts: blocks of each model part, chunk c of stage s at
+    c·p + s; clock: that of the first stage that is replayed, which the others share, as other splits of the layers do;
+    known: sizes in memory that all stages of all splits have in common.
+    """
+
+    def __init__(self, job: Job, layout: Layout, software: Software | None = None) -> None:
+        self.job, self.layout, self.grid = job, layout, layout.grid
+        self.model, self.workload, self.framework = job.model, job.workload, job.framework
+        self.machine = job.machine.placing(self.grid.world)
+        software = software_on(self.framework, self.machine) if software is None else software
+        options = step_on(self.framework, self.machine, self.workload.precision)
+        if self.model.has_experts:
+            options = replace(options, dispatcher=job.dispatcher_on(self.grid))
+        self.options = options.staged(layout.chunks) if self.grid.pipeline > 1 else options
+        self.rates = compute_rates(
+            *(self.machine.accelerator, self.workload.precision, software),
+            multiplied=job.gemm_format,
+            cuda_graphs=options.cuda_graphs,
+            quantizes_in_gemm=options.quantizes_in_gemm,
+        )
+        self.call_s = seconds(software.collective_us)
+        self.element = self.workload.element_sizes.compute
+        alignment = padded_alignment(self.model, self.options, element=self.element)
+        if self.options.vocabulary_multiple == 0:
+            rows = self._symbols(ONLY)["V"]
+            alignment = table_alignment(rows, split=self.grid.x * self.grid.y, element=self.element)
+        self.parts: tuple[int, ...] = (self.model.layers,)
+        if self.grid.pipeline > 1:
+            # Imported here: most searches have no pipeline, and start-up time is theirs.
+            from axonn_tune.cost.pipeline import parts_of
+
+            self.parts = parts_of(job, self.grid.pipeline, layout.chunks, layout.parts)
+        self.contents = contents_of(self.model, self.parts, layout.mtp_part)
+        self.repeated, most = layout.recompute_layers, max(map(blocks_in, self.contents))
+        self.program, self.schedule = _program(
+            self.model if self.model.mixed else self.model.model_copy(update=_SYMBOLIC_MODEL),
+            self.workload.model_copy(update=_SYMBOLIC_WORKLOAD),
+            layout.recompute,
+            # The token imbalance is a symbol, too.
+            replace(self.options, imbalance=1.0),
+            some=layout.recompute != "none" and self.repeated is not None and self.repeated < most,
+            context=self.grid.context > 1,
+            lone_context="context" in self.framework.axes and self.grid.context == 1,
+            alignment=alignment,
+        )
+        tiers, world = self.machine.tiers, self.grid.world
+        self.routes = {
+            axes: route(self.grid.group_shape(axes, self.options.folding), tiers, world) for axes in self.program.groups
+        }
+        self._lines: dict[tuple[Sent, str], tuple[Line, ...]] = {}
+        self.clock: ComputeClock | None = None
+        self.known = KnownSizes()
+        self._chunks: dict[tuple[Stage, Contents, bool], ChunkTimes] = {}
+        self._replays: dict[bool, Replay] = {}
+        self._updates: dict[tuple[Stage, tuple[Contents, ...]], float] = {}
+
+    def _symbols(self, stage: Stage, chunks: Sequence[Contents] | None = None) -> dict[str, float]:
+        return symbol_values(
+            self.model,
+            self.workload,
+            self.grid,
+            micro_batch=self.layout.micro_batch,
+            options=self.options,
+            stage=stage,
+            layers=None if chunks is None else blocks_by_type(self.model, chunks),
+        )
+
+    def replay(self, values: dict[str, float], stage: Stage) -> Replay:
+        """The replay of a stage, for given symbols."""
+        others = None if self.clock is None else (self.clock, None)
+        clock = ComputeClock(self.rates, float(self.element), values, PLAIN, others=others)
+        self.clock = self.clock or clock
+        runs = as_runs(self.contents[0]) if stage == ONLY else None
+        return Replay(
+            StageWork(clock, self.program, self.schedule, stage, runs),
+            streams={axes: path.outermost for axes, path in self.routes.items()},
+            lines=lambda kind, axes: tuple(
+                (line.latency_s, line.bandwidth_bytes_per_s) for line in self.lines(kind, axes)
+            ),
+            several=lambda axes: float(self.routes[axes].outermost >= 0),
+            tiers=len(self.machine.tiers),
+        )
+
+    def chunk(self, part: Stage, contents: Contents, *, kept: bool) -> ChunkTimes:
+        """One micro-batch through a chunk of a stage, as if no layer or, with `kept`, every one were kept whole after
+        its forward pass, and the stage's end as if it had all layers. Splits of the layers share it."""
+        key = part, contents, kept
+        if key not in self._chunks:
+            if kept not in self._replays:
+                self._replays[kept] = self._model_replay(kept=kept)
+            self._chunks[key] = self._replays[kept].chunk(part, as_runs(contents))
+        return self._chunks[key]
+
+    def update_s(self, stage: Stage, contents: tuple[Contents, ...]) -> float:
+        """A stage's end of the step, without waits for gradient buckets, s; contents: of its chunks."""
+        key = stage, tuple(sorted(contents))
+        if key not in self._updates:
+            self._updates[key] = float(self.replay(self._counted(stage, contents, kept=0.0), stage).update_s)
+        return self._updates[key]
+
+    def _model_replay(self, *, kept: bool) -> Replay:
+        blocks = float(sum(self.model.counts))
+        return self.replay(self._counted(ONLY, (self.model.runs,), kept=kept * blocks), MIDDLE)
+
+    def _counted(
+        self, stage: Stage, contents: Sequence[Contents], held: Sequence[float] = (), *, kept: float | None = None
+    ) -> dict[str, float]:
+        """All symbols of a stage with such chunks; held: micro-batches that each has in flight, one as a default."""
+        chunks = list(zip(map(as_runs, contents), held or [1.0] * len(contents), strict=True))
+        values, again = self._symbols(stage, contents), float(self.repeated or 0.0)
+        found = counted_blocks(self.program, values, chunks, repeated=again, kept=kept, arithmetic=PLAIN)
+        found["held"] = sum(count * blocks_in(one) for one, (_, count) in zip(contents, chunks, strict=True))
+        return {name: float(value) for name, value in found.items()}
+
+    def lines(self, sent: Sent, axes: str) -> tuple[Line, ...]:
+        """Lines of all algorithms and protocols of a collective."""
+        if (sent, axes) not in self._lines:
+            self._lines[sent, axes] = lines(sent, self.routes[axes], self.machine, call_s=self.call_s)
+        return self._lines[sent, axes]
+
+    @cached_property
+    def kinds(self) -> list[Kind]:
+        """Stages that are alike, replayed."""
+        found = []
+        for (stage, blocks), numbers in stages_alike(self.contents, self.grid.pipeline).items():
+            found.append(Kind(self, stage, blocks, numbers, self.settled[numbers[0]][0]))
+        return found
+
+    def joined(self, of: Mapping[int, Kind]) -> Joined:
+        """The step of the only stage, or of stages joined by 1F1B or interleaved 1F1B."""
+        if len(of) == 1:
+            return Joined(of[0].scheduled_s)
+        # Imported here: most searches have no pipeline stages, and start-up time is theirs.
+        from axonn_tune.cost.pipeline import Pipelines, overlapped
+
+        message, size_bytes, one_s = self.send
+        pipeline = Pipelines(
+            stages=len(of),
+            chunks=self.layout.chunks,
+            micro_batches=np.array([int(of[0].values["A"])]),
+            kinds=tuple(kind.priced for kind in self.kinds),
+            send_s=np.array([one_s]),
+            overlapped=overlapped(self.framework.schedule, self.layout.chunks),
+            contention=self.rates.contention,
+        )
+        time, slowest, bubble_s = pipeline.price(0)
+        sent_s = {number: float(pipeline.sent_s(kind.priced)[0]) for number, kind in of.items()}
+        communication_s = [of[number].communication_s + sent_s[number] for number in range(len(of))]
+        most = max(of, key=communication_s.__getitem__)
+        tier, senders = sending(stages=self.grid.group_shape("pipeline"), machine=self.machine, world=self.grid.world)
+        bandwidth = tier.bandwidth_bytes_per_s / senders
+        # Of a message whose shares are gathered over x where it arrives, that gather is in the fixed time.
+        line = Line("direct", "simple", max(one_s - size_bytes / bandwidth, 0.0), bandwidth)
+        key, formula = term_key(message), str(message.size_bytes)
+
+        def sends(number: int) -> tuple[Term, ...]:
+            calls, exposed_s = time.sends[number], min(time.exposed_send_s[number], sent_s[number])
+            term = Term(*key, calls, size_bytes, 2, tier.name, sent_s[number], exposed_s, formula, line, message)
+            return (term,) if calls else ()
+
+        seconds = tuple(zip(communication_s, time.bubble_s, strict=True))
+        return Joined(time.step_s, most, slowest, bubble_s, sends, seconds, pipeline.times(0))
+
+    def settled_stage(self, number: int, *, kept: float | None = None) -> tuple[dict[str, float], Memory]:
+        """Values of all symbols of a stage, and its memory, which decides how many blocks keep their gathered weights.
+
+        kept: that number, where other stages decide it.
+        """
+        stages = self.grid.pipeline
+        stage, contents = Stage(number == 0, number == stages - 1), self.contents[number::stages]
+        held = [1.0]
+        if stages > 1:
+            # Imported here: most searches have no pipeline stages, and start-up time is theirs.
+            from axonn_tune.program.pipeline import held_of_chunks
+
+            blocks, batches = tuple(map(blocks_in, contents)), int(self._symbols(stage, contents)["A"])
+            more = int(self.options.expert_overlap and len(blocks) > 1)
+            held = [
+                *map(float, held_of_chunks(number, stages=stages, micro_batches=batches, weights=blocks, more=more))
+            ]
+        chunks, values = list(zip(map(as_runs, contents), held, strict=True)), self._counted(stage, contents, held)
+        asked = self.layout.kept_layers if kept is None else kept
+        memory = price_memory(
+            self.program,
+            values,
+            limit_bytes=memory_limit_bytes(self.machine.accelerator),
+            arithmetic=PLAIN,
+            kept_layers=None if asked is None else min(float(asked), values["L"]),
+            stage=stage,
+            known=self.known,
+        )
+        found = kept_by_kind(self.program, chunks, values, float(memory.kept_layers), arithmetic=PLAIN)
+        return values | {name: float(count) for name, count in found.items()}, memory
+
+    @cached_property
+    def settled(self) -> list[tuple[dict[str, float], Memory]]:
+        """Every stage, with as many layers not resharded as all have memory for; of those alike the first has least."""
+        stages, kept = self.grid.pipeline, self.layout.kept_layers
+        if stages > 1 and kept is None:
+            blocks = [sum(map(blocks_in, self.contents[number::stages])) for number in range(stages)]
+            firsts = [numbers[0] for numbers in stages_alike(self.contents, stages).values()]
+            alone = {number: self.settled_stage(number)[1].kept_layers for number in firsts}
+            fewer = [float(found) for number, found in alone.items() if found < blocks[number]]
+            return [self.settled_stage(number, kept=min([float(max(blocks)), *fewer])) for number in range(stages)]
+        return [self.settled_stage(number) for number in range(stages)]
+
+    @property
+    def memory(self) -> Memory:
+        """Memory of the stage that needs most."""
+        return max((memory for _, memory in self.settled), key=lambda memory: float(memory.total_bytes))
+
+    @cached_property
+    def send(self) -> tuple[Collective, float, float]:
+        """A message to another stage, its bytes, and its time, s."""
+        # Imported here: most searches have no pipeline stages, and start-up time is theirs.
+        from axonn_tune.cost.pipeline import gathers_messages, message_s
+
+        values, grid = self._symbols(ONLY), self.grid
+        whole, message = (self.program.send(scattered=one) for one in (False, self.framework.schedule.scattered))
+        whole_bytes, size_bytes = (float(one.size_bytes.evaluate(values)) for one in (whole, message))
+        sent_s = message_s(
+            size_bytes,
+            whole_bytes,
+            stages=grid.group_shape("pipeline"),
+            over_x=grid.group_shape("x") if gathers_messages(self.framework) else None,
+            machine=self.machine,
+            world=grid.world,
+            call_s=self.call_s,
+            arithmetic=PLAIN,
+        )
+        return message, size_bytes, float(sent_s)
+
+    def terms(self, shown: Kind) -> tuple[Term, ...]:
+        """Every collective with more than one rank, in program order, with the waits for it."""
+        found, replay, exposed = [], shown.replay, exposed_by_term(shown.recorders)
+        hidden = dict.fromkeys(term_key(one) for one, _ in replay.work.terms if one.routing is not None)
+        waited_s = sum(exposed.get(key, 0.0) for key in hidden)
+        left = 1.0 - min(shown.saved_s / waited_s, 1.0) if waited_s and shown.saved_s else 1.0
+        exposed = {key: spent_s * left if key in hidden else spent_s for key, spent_s in exposed.items()}
+        terms = [(one, float(replay.value(times))) for one, times in replay.work.terms]
+        terms = [(one, calls) for one, calls in terms if calls and self.routes[one.axis].outermost >= 0]
+        # Layers of several runs share a key: each waits in proportion to its time.
+        whole_s: dict[TermKey, float] = defaultdict(float)
+        for one, calls in terms:
+            whole_s[term_key(one)] += calls * float(replay.call_s(one))
+        for one, calls in terms:
+            path, size_bytes = self.routes[one.axis], float(replay.value(one.size_bytes))
+            spent_s = calls * float(replay.call_s(one))
+            lines, tier = self.lines(one.sent, one.axis), self.machine.tiers[path.outermost].name
+            line = min(lines, key=lambda line: line.latency_s + size_bytes / line.bandwidth_bytes_per_s)
+            key, formula = term_key(one), str(one.size_bytes)
+            waited_s = exposed.get(key, 0.0) * (spent_s / whole_s[key] if whole_s[key] else 1.0)
+            found.append(Term(*key, int(calls), size_bytes, path.size, tier, spent_s, waited_s, formula, line, one))
+        return tuple(found)
+
+
+@dataclass(frozen=True)
+class Joined:
+    """A step of one stage, or of several: the stages with the most communication and the most computation, the wait of
+    the latter, sends by stage, communication and wait of each stage, s, and durations of all."""
+
+    step_s: float
+    most: int = 0
+    slowest: int = 0
+    bubble_s: float = 0.0
+    sends: Callable[[int], tuple[Term, ...]] = lambda _: ()
+    seconds: tuple[tuple[float, float], ...] = ()
+    times: StageTimes | None = None
+
+
+class Kind:
+    """Stages of one candidate that are alike, replayed; each chunk once, of those with equal blocks and ends.
+
+    scheduled_s: end of the step, where this is its only stage. saved_s: by passes that run beside each other.
+    """
+
+    def __init__(
+        self, pricer: Pricer, stage: Stage, blocks: tuple[Contents, ...], numbers: list[int], values: dict[str, float]
+    ) -> None:
+        self.pricer, self.blocks, self.numbers, self.values = pricer, blocks, numbers, values
+        self.replay = pricer.replay(values, stage)
+        self.chunks, self.recorders, self.scheduled_s, self.host_s = self._replay(intervals=False)
+        self.communication_s = float(self.replay.communication_s())
+        self.saved_s = float(self.replay.saved_s)
+        if len(self.chunks) > 1:
+            batches, stages = values["A"], values["pipeline"]
+            self.saved_s = max(batches - stages, 0.0) * sum(float(one.saved_s) for one in self.chunks)
+        self.compute_s = float(self.replay.work.compute_s) + self.host_s
+        self.flops = float(executed_flops(pricer.program, values, stage))
+
+    def _replay(self, *, intervals: bool) -> tuple[list[ChunkTimes], list[Recorder], float, float]:
+        """Times and waits of each chunk, or those of the whole step."""
+        work = self.replay.work
+        if work.stage == ONLY:
+            recorder = self._recording(intervals=intervals)
+            step_s, host_s = self.replay.step_s()
+            return [], [recorder], float(step_s), float(host_s)
+        chunks, known = list(chunks_of(work.stage, self.blocks)), dict[Hashable, tuple[Recorder, ChunkTimes]]()
+        for part, contents in dict.fromkeys(chunks):
+            known[part, contents] = (
+                self._recording(intervals=intervals),
+                self.replay.chunk(part, as_runs(contents)),
+            )
+        found = [known[one][1] for one in chunks]
+        return found, [known[one][0] for one in chunks], 0.0, float(sum(one.host_s for one in found))
+
+    def _recording(self, *, intervals: bool) -> Recorder:
+        """A new recorder for what is replayed next: of waits, and of every interval on request."""
+        names, clock = tuple(tier.name for tier in self.pricer.machine.tiers), self.replay.work.clock
+        recorder = self.replay.recorder = Recorder(self.pricer.schedule, names, clock.run_s if intervals else None)
+        return recorder
+
+    @cached_property
+    def priced(self) -> StageKind:
+        """Its seconds as columns of one row."""
+        # Imported here: most searches have no pipeline stages, and start-up time is theirs.
+        from axonn_tune.cost.pipeline import StageKind
+
+        times = tuple(ChunkTimes(*map(np.atleast_1d, one)) for one in self.chunks)
+        return StageKind(self.numbers, np.array([self.communication_s]), np.array([self.compute_s]), times)
+
+    def record(self) -> tuple[Batch, ...]:
+        """Every interval, from another replay."""
+        return tuple(batch for recorder in self._replay(intervals=True)[1] for batch in recorder.batches)
