@@ -17,8 +17,9 @@ from axonn_tune.frameworks import find_framework
 from axonn_tune.frameworks.axonn_tune import AXONN_TUNE
 from axonn_tune.job import Job
 from axonn_tune.learning.evidence import Sample, Setup
+from axonn_tune.learning.run import CommandRun, shipped_twin
 from axonn_tune.learning.setups import changes_of, problem_of, searched
-from axonn_tune.learning.stated import OF_MODEL, CommandRun, read_run, shipped_twin
+from axonn_tune.learning.stated import OF_MODEL, read_run
 from axonn_tune.ranking.compare import compare, with_layout
 from axonn_tune.ranking.inputs import Inputs, load_inputs
 from axonn_tune.ranking.nearest import nothing_feasible

@@ -12,11 +12,10 @@ import contextlib
 import csv
 import math
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import ClassVar, Self
 
 from axonn_tune.errors import Problem, UsageError, suggest
 from axonn_tune.frameworks.keys import (
@@ -34,7 +33,6 @@ from axonn_tune.frameworks.keys import (
 from axonn_tune.recompute import MODULES
 from axonn_tune.specs.formats import format_named
 from axonn_tune.stages import parse_layout
-from axonn_tune.validation.published.rows import Cell, cell_text, meaning
 
 _COLUMNS = {"gpus": "n_gpus", "x": "tp", "pipeline": "pp", "chunks": "vpp", "context": "cp", "data": "dp"}
 _COLUMNS |= {"batch": "gbs", "micro_batch": "mbs", "expert": "ep", "expert_tensor": "etp", "expert_z": "expert_shards"}
@@ -275,7 +273,7 @@ def _add_shards(arguments: Arguments, found: dict[str, Stated], *, fixed: bool) 
         found["mbs"] = Stated(found["mbs"].value // depth.value, found["mbs"].line)
 
 
-_MODEL_AXES = ("tp", "y", "pp", "cp")
+MODEL_AXES = ("tp", "y", "pp", "cp")
 
 
 def _add_ranks(arguments: Arguments, found: dict[str, Stated]) -> None:
@@ -286,7 +284,7 @@ def _add_ranks(arguments: Arguments, found: dict[str, Stated]) -> None:
     if "tp" not in found:
         # Without the tensor-parallel size, the number of GPUs of a replica is unknown.
         return
-    model = [found.get(axis, _ONE) for axis in _MODEL_AXES]
+    model = [found.get(axis, _ONE) for axis in MODEL_AXES]
     _product(found, "n_gpus", found.get("dp"), *model)
     ranks = math.prod(size.value for size in model)
     if "dp" not in found and "n_gpus" in found and found["n_gpus"].value % ranks == 0:
@@ -596,63 +594,3 @@ def _holds(term: str, arguments: Arguments) -> bool:
         return (stated is not None and not is_off(stated)) == (not found[1]) and found[3] is None
     told = [re.fullmatch(found[4], word) is not None for word in re.findall(r"\w+", stated.value.lower())]
     return not all(told) if found[3] == "!=" else any(told)
-
-
-# A run, from the columns that a file states and the user's options.
-
-NEEDED = ("gpu", "n_gpus", "layers", "hidden", "heads", "ffn", "vocab", "seq", "gbs")
-"""Required columns of the step CSV besides id and software."""
-
-_RANKS = {"n_gpus", "tp", "y", "pp", "vpp", "cp", "dp", "z", "gbs", "mbs", "seq"}
-_OF_MODEL = {"layers", "hidden", "heads", "kv_heads", "ffn", "vocab", "gated_mlp"}
-COMPARED = _RANKS | _OF_MODEL | {"ep", "etp"} | {"seq_parallel", "zero_stage", "recompute", "precision"}
-"""Columns in which a file and the user's options must agree; the rest are words."""
-
-
-@dataclass(frozen=True)
-class StatedRun:
-    """A run as a file states it. software: name of its software in the step CSV. lines: position of each column."""
-
-    noun: ClassVar[str] = "file"
-
-    path: str
-    software: str
-    lines: tuple[int, int]
-    columns: Mapping[str, Stated]
-
-    def require(self, wanted: Sequence[str], why: str) -> None:
-        """UsageError for columns that are not known."""
-        missing = [name for name in wanted if name not in self.columns]
-        if missing:
-            raise UsageError(f"{self.path}:{self.lines[0]}: the {self.noun} does not state {', '.join(missing)}: {why}")
-
-    def with_given(self, given: Mapping[str, Cell]) -> Self:
-        """The same with additional columns; UsageError where the file states another value."""
-        columns = dict(self.columns)
-        for name, value in given.items():
-            stated = columns.get(name)
-            if stated is None or name not in COMPARED | {"gpu"}:
-                columns[name] = Stated(meaning(name, value), 0)
-            elif not is_same(stated.value, value, name):
-                place = f"{self.path}:{stated.line or self.lines[0]}"
-                said = f"states {name} {cell_text(stated.value)}, but {cell_text(value)} is given"
-                raise UsageError(f"{place}: the {self.noun} {said}")
-        return replace(self, columns=columns)
-
-    def check_layout(self) -> None:
-        """UsageError for a layout that does not fill its GPUs."""
-        sizes = {name: self.columns[name] for name in (*_MODEL_AXES, "dp") if name in self.columns}
-        ranks, gpus = math.prod(size.value for size in sizes.values()), self.columns["n_gpus"]
-        if gpus.value % ranks or ("dp" in sizes and ranks != gpus.value):
-            words = " x ".join(f"{name} {size.value}" for name, size in sizes.items())
-            place = f"{self.path}:{gpus.line or self.lines[0]}"
-            raise UsageError(f"{place}: {words} = {ranks} ranks, but n_gpus is {gpus.value}")
-
-
-def is_same(stated: Cell, given: Cell, name: str) -> bool:
-    """Whether two values of a column mean the same; of accelerators, whether they share the name of a chip."""
-    if name == "gpu":
-        chips = [set(re.findall(r"[a-z]+\d+", str(words).lower())) for words in (stated, given)]
-        return not all(chips) or bool(chips[0] & chips[1])
-    pair = [meaning(name, one) for one in (stated, given)]
-    return pair[0] == pair[1] or str(pair[0]).lower() == str(pair[1]).lower()

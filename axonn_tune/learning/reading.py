@@ -22,10 +22,11 @@ from axonn_tune.frameworks.axonn_tune import AXONN_TUNE
 from axonn_tune.frameworks.description import Framework
 from axonn_tune.frameworks.keys import Stated
 from axonn_tune.frameworks.names import why_unpriced
-from axonn_tune.learning.arguments import EXPERT_COLUMNS, StatedRun, experts_proof, is_same
+from axonn_tune.learning.arguments import EXPERT_COLUMNS, experts_proof
 from axonn_tune.learning.collective_logs import read_log, times_of
 from axonn_tune.learning.evidence import Sample, measured_samples, probe_samples, run_sample, step_sample
-from axonn_tune.learning.stated import OF_RUN, CommandRun, model_columns, read_run
+from axonn_tune.learning.run import CommandRun, StatedRun, is_same, model_columns
+from axonn_tune.learning.stated import OF_RUN, read_run
 from axonn_tune.learning.traces import read_trace
 from axonn_tune.learning.training_logs import LoggedRun, decoded, looks_like_training_log, read_training_log
 from axonn_tune.specs.catalog import MachineLike, ModelLike, load_machine, load_model, machines_with

@@ -13,12 +13,9 @@ import tomllib
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Self
 
 from axonn_tune.errors import CONTROL, DocumentError, Problem, UsageError
 from axonn_tune.frameworks import find_framework, registry
-from axonn_tune.frameworks.description import Run
-from axonn_tune.frameworks.dispatchers import find_dispatcher
 from axonn_tune.frameworks.keys import (
     NOTHING,
     OFF,
@@ -39,55 +36,17 @@ from axonn_tune.frameworks.keys import (
     table,
     tables_of,
 )
-from axonn_tune.frameworks.statements import changes, kept_layers, switched_off
-from axonn_tune.frameworks.step import NATURAL_IMBALANCE
 from axonn_tune.frameworks.torchtitan import FLAVORS, MIXTURES
-from axonn_tune.grid import Grid, nearest_sizes
-from axonn_tune.job import Layout
-from axonn_tune.learning.arguments import (
-    COMPARED,
-    EXPERT_COLUMNS,
-    NEEDED,
-    SWITCHES,
-    StatedRun,
-    beside_others,
-    columns_of,
-    is_same,
-    known_name,
-    named_values,
-)
-from axonn_tune.learning.layer_types import with_layer_types
+from axonn_tune.learning.arguments import SWITCHES, beside_others, columns_of, known_name, named_values
+from axonn_tune.learning.run import COMPARED, NEEDED, CommandRun, is_same, model_columns
 from axonn_tune.learning.shell import OUTPUT, Script, read_script, slurm_sizes
 from axonn_tune.learning.unpriced import refusals
-from axonn_tune.program.count import parameters
-from axonn_tune.program.dimensions import broken_constraints
-from axonn_tune.ranking.inputs import unpriced_experts
-from axonn_tune.specs.catalog import ModelLike, available, load_model, stand_in
-from axonn_tune.specs.document import LARGEST_SIZE, Node, first_problem, read_config
+from axonn_tune.specs.catalog import ModelLike, load_model
+from axonn_tune.specs.document import Node, read_config
 from axonn_tune.specs.formats import FORMATS
 from axonn_tune.specs.loading import DOCUMENT_BYTES, read_text
-from axonn_tune.specs.machine import Machine
-from axonn_tune.specs.model import Layer, Model
-from axonn_tune.validation.published.cases import (
-    Case,
-    differences,
-    laid_out,
-    model_of,
-    with_stated,
-)
-from axonn_tune.validation.published.cells import named as named_words
-from axonn_tune.validation.published.cells import names_model
-from axonn_tune.validation.published.rows import (
-    COUNTS,
-    OPTIONS,
-    SILENT,
-    Cell,
-    StepRow,
-    cell_text,
-    meaning,
-    odd_words,
-    row_of,
-)
+from axonn_tune.specs.model import Model
+from axonn_tune.validation.published.rows import Cell, cell_text, meaning
 
 
 @dataclass(frozen=True)
@@ -386,165 +345,6 @@ def _gpus(source: _Source) -> tuple[Stated | None, Stated | None]:
 
 # The run.
 
-
-@dataclass(frozen=True)
-class CommandRun(StatedRun):
-    """The run of a command or config file, completed by the user's options.
-
-    software: name of the framework. arguments: with the framework's defaults. assumed: assumptions for what is not
-    stated. ignored: arguments that are not priced, with the reason. unknown: those that no table has. given: the user's
-    model.
-    """
-
-    arguments: Arguments = field(default_factory=dict)
-    assumed: tuple[str, ...] = ()
-    ignored: tuple[str, ...] = ()
-    unknown: tuple[str, ...] = ()
-    given: Model | None = None
-
-    def of_log(self, log: StatedRun, arguments: Arguments) -> Self:
-        """The same run as a log has it: with its columns, and its arguments over those of the file."""
-        said = {name: replace(one, line=0) for name, one in self.arguments.items()}
-        # What no framework takes says nothing of the run.
-        arguments = {
-            name: one for name, one in arguments.items() if not (key := find(name)) or not key.misfit(one.value)
-        }
-        return replace(self, path=log.path, lines=log.lines, columns=log.columns, arguments={**said, **arguments})
-
-    def model(self) -> Model:
-        """The model: the user's, a shipped one with the same sizes, or one from the stated sizes."""
-        if self.given is not None:
-            return self.given
-        made = model_of(self.row(dp=1, z=1, parts=""), find_framework(self.software))
-        try:
-            made = with_layer_types(made, self.arguments)
-        except ValueError as error:
-            raise self._wrong(first_problem(error)) from None
-        billions = float(f"{parameters(made) / 1e9:.3g}")
-        name = f"{'llama' if made.gated else 'gpt'}-{billions:g}b"
-        return shipped_twin(made) or made.model_copy(update={"name": name, "source": f"arguments of {self.path}"})
-
-    def case(self, machine: Machine) -> Case:
-        """The run for the cost model; DocumentError with the line of an impossible value."""
-        sizes = {name: self.columns[name].value for name in ("gbs", "mbs", "dp") if name in self.columns}
-        share = sizes.get("mbs", 1) * sizes.get("dp", 1)
-        if sizes["gbs"] % share:
-            split = f"micro-batch {sizes.get('mbs', 1)} x data parallel {sizes.get('dp', 1)} = {share}"
-            raise self._wrong(f"gbs: the global batch, {sizes['gbs']}, is not divisible by {split}")
-        row = self.row(gpu=machine.accelerator.name)
-        found = laid_out(row, self.model(), machine, with_stated(find_framework(self.software), row), ({},))
-        if isinstance(found, str):
-            raise self._wrong(found)
-        self._check_stages(found)
-        return self._with_experts(_with_options(found, self.arguments))
-
-    def row(self, **instead: object) -> StepRow:
-        """What columns mean, some instead of others; DocumentError for what is no size or word, or does not divide."""
-        stated = {name: one.value for name, one in self.columns.items() if str(one.value).lower() not in SILENT}
-        words: dict[str, Any] = {"n_gpus": 1, "gbs": 1, "seq": 1, "gpu": "", **stated, **instead}
-        for name, value in ((name, words[name]) for name in COUNTS if name in words):
-            if not isinstance(value, int) or not 1 <= value <= LARGEST_SIZE:
-                raise self._wrong(f"{name} is {cell_text(value)!r}, not a whole number from 1 to {LARGEST_SIZE:,}")
-        if odd := [*odd_words(words)]:
-            raise self._wrong("; ".join(odd))
-        texts = {name: cell_text(one) for name, one in words.items() if name not in EXPERT_COLUMNS}
-        words["id"] = f"{Path(self.path).name}:{self.lines[0]}-{self.lines[1]}"
-        words.setdefault("framework", self.software)
-        words["zero_stage"] = texts.get("zero_stage", "")
-        try:
-            row = row_of(words, line=self.lines[0], more=named_words(texts)[1] if names_model(texts) else None)
-        except ValueError as error:
-            counted = [name for name in self.arguments if name.startswith("account_for_")]
-            uneven = f"; pp x vpp must divide the layers and what {' and '.join(counted)} counts as one"
-            raise self._wrong(f"{error}{uneven if counted and 'parts hold' in str(error) else ''}") from None
-        known = "vpp" not in self.columns or "vpp" in stated
-        return replace(row, interleave_known=known, unstated=tuple(name for name in OPTIONS if name not in stated))
-
-    def elsewhere(self, case: Case) -> Iterator[str]:
-        """Where it says another machine than the one that it is priced on: GPUs of a node, an accelerator that has no
-        profile."""
-        yield from differences(case.row, case.machine, case.framework)
-        path, gpu = Path(self.path), self.columns.get("gpu", NOTHING).value
-        named = f"{gpu} {read_text(path, limit_bytes=DOCUMENT_BYTES) if path.is_file() else ''}"
-        if (words := stand_in(named)) and words.split()[0] not in case.machine.accelerator.name.upper():
-            yield words
-
-    def kernel(self, case: Case) -> Iterator[str]:
-        """The kernel of attention that is taken where none is stated, but for frameworks that have one anywhere."""
-        if "attn" not in self.columns and case.framework.attention_since and case.framework.step.fused_attention:
-            why = case.framework.writes_scores(case.machine.accelerator, case.workload.precision)
-            taken = f"one that writes all scores {why}" if why else "FlashAttention or cuDNN's"
-            yield f"attention's kernel is not stated: {taken}"
-
-    def _check_stages(self, case: Case) -> None:
-        """DocumentError for layers that do not divide where Megatron-LM needs equal parts."""
-        layers, parts = case.model.layers, case.row.pipeline * case.row.interleave
-        equal = {"megatron", "megatron_axonn", "nemo"} & {*own_tables(self.software)}
-        if parts > 1 and layers % parts and not case.row.parts and equal and self.software != "megatron-deepspeed":
-            near = [size for size in (layers // parts * parts, -(-layers // parts) * parts) if size]
-            words = (
-                f"layers: {layers} are not divisible by pp {case.row.pipeline} x vpp {case.row.interleave} = {parts}"
-            )
-            other = ", or --pipeline-model-parallel-layout or --decoder-first-pipeline-num-layers with other stages"
-            raise self._wrong(f"{words}; nearest: {' or '.join(map(str, near))}{other}")
-
-    def _with_experts(self, case: Case) -> Case:
-        """The case with the degrees of experts; DocumentError where they are impossible."""
-        ep, etp, shards = (self.columns.get(name) for name in ("ep", "etp", "expert_shards"))
-        if not case.model.has_experts:
-            wide = next((one for one in (ep, etp) if one is not None and one.value > 1 and one.line), None)
-            if wide is ep and ep is not None:
-                raise self._wrong(f"ep: is {ep.value}, but the model has no experts")
-            return case
-        framework, expert = case.framework.training(case.model), 1 if ep is None else ep.value
-        if why := unpriced_experts(framework, case.model):
-            raise UsageError(f"{self.path}: {why}")
-
-        def folded(one: Layout) -> Layout:
-            # Megatron-Core splits experts as it splits the rest; torchtitan where there is no expert parallelism.
-            alone = framework.tensor_without_expert and expert > 1
-            tensor = one.grid.x if etp is None and not alone else 1 if etp is None else etp.value
-            each, rest = divmod(shards.value if shards else tensor, tensor)
-            if rest:
-                name, near = "expert_tensor_parallel_num_weight_shards", tensor * max(each, 1)
-                raise self._wrong(f"{name}: is ETP times EGTP, and not divisible by ETP = {tensor}; nearest: {near}")
-            sizes = {**one.grid.by_axis, "expert": expert, "expert_tensor": tensor, "expert_z": each}
-            return replace(one, grid=Grid(**sizes, order=one.grid.order))
-
-        layouts = tuple(map(folded, case.configurations))
-        one = layouts[0]
-        framework = framework.with_step(gathers_experts=one.grid.axis_size("expert_z") > 1).training(case.model)
-
-        def wrong(grid: Grid) -> list[str]:
-            model, workload = case.model, case.workload
-            return broken_constraints(grid, model, workload, framework, micro_batch=one.micro_batch, chunks=one.chunks)
-
-        if broken := wrong(one.grid):
-            near = (
-                f"; nearest that fits: {framework.called(axis)} = {size}"
-                for axis in ("expert_z", *("expert_tensor", "expert")[:: -1 if etp else 1])
-                for size in nearest_sizes(one.grid.world, one.grid.axis_size(axis))
-                if not wrong(Grid(**{**one.grid.by_axis, axis: size}, order=one.grid.order))
-            )
-            tensor = one.grid.expert_tensor
-            taken = f"; ETP is not stated: TP, {tensor}, is taken" if tensor > 1 and etp is None else ""
-            raise self._wrong(f"{'ep: ' * (ep is not None)}{'; '.join(broken)}{taken}{next(near, '')}")
-        named = {name: str(self.columns.get(name, NOTHING).value) for name in ("dispatcher", "routing")}
-        if named["dispatcher"]:
-            framework = framework.with_step(dispatcher=find_dispatcher(named["dispatcher"]).name)
-        if named["routing"]:
-            framework = framework.with_step(imbalance=NATURAL_IMBALANCE if named["routing"] == "natural" else 1.0)
-        return replace(case, framework=replace(framework, dispatchers=()), configurations=layouts)
-
-    def _wrong(self, words: str) -> DocumentError:
-        """The error of a value, with the line of the first column that it names."""
-        other = {"global_batch": "gbs", "pipeline": "pp", "context": "cp", "x": "tp", "tensor": "tp"}
-        named = [other.get(word, word) for word in re.findall(r"[a-z_]+", words)]
-        known = ((name, one) for name in named for one in (self.columns, self.arguments))
-        line = next((one[name].line for name, one in known if name in one and one[name].line), 0)
-        return DocumentError(self.path, [Problem("", words, line or self.lines[0] or None)])
-
-
 OF_RUN = tuple(name for name in NEEDED if name != "gpu")
 OF_MODEL = ("layers", "hidden", "heads", "ffn", "vocab")
 """Columns that a run must have, and those of a model alone."""
@@ -761,28 +561,6 @@ def _flavor(source: _Source) -> tuple[str, Stated | None]:
     return named, stated
 
 
-def model_columns(model: Model) -> dict[str, Cell]:
-    """Columns of a model's document."""
-    sizes = ("layers", "hidden", "heads", "kv_heads", "head_dim", "ffn", "vocab")
-    flags = {"gated_mlp": model.gated, "biases": model.biases, "tied": model.tied_embeddings}
-    return {"model": model.name, **{name: getattr(model, name) for name in sizes}, **flags}
-
-
-def shipped_twin(model: Model) -> Model | None:
-    """The model that ships with the same sizes."""
-    own = model_columns(model) | {"model": ""}, _layers(model), model.mtp_layers
-    others = (load_model(name).document for name in available("model"))
-    return next(
-        (one for one in others if (model_columns(one) | {"model": ""}, _layers(one), one.mtp_layers) == own), None
-    )
-
-
-def _layers(model: Model) -> list[Layer]:
-    """Every layer, without the name of its type and norms of queries and keys, which no cost depends on."""
-    types = [replace(one, name="", qk_norms=False) for one in model.types]
-    return [types[index] for index, count in model.decoder_runs for _ in range(count)]
-
-
 def _settled(run: CommandRun, source: _Source, implied: Mapping[str, str]) -> CommandRun:
     """The run with missing columns completed, and the assumptions in words."""
     columns, said = dict(run.columns), [*run.assumed]
@@ -893,21 +671,3 @@ def _layout_gaps(columns: Mapping[str, Stated], run: CommandRun) -> Iterator[_Ga
     if run.software == "deepspeed" and staged and stated.get("zero_stage", "0") == "0":
         # deepspeed 0.19.8, runtime/engine.py.
         yield "zero_stage", "1", "DeepSpeed's BF16 optimizer of pipelines shards optimizer states over data: ZeRO-1"
-
-
-# Options of the step.
-
-
-def _with_options(case: Case, stated: Arguments) -> Case:
-    """The case with what arguments state that rows do not have: options of the step, overlaps, layers resharded."""
-    one = case.configurations[0]
-    job = (case.framework, case.model, case.machine, case.workload)
-    run = Run(*job, one.grid, one.micro_batch, 1, one.recompute, 0, one.chunks, (), case.framework.step)
-    found, off, kept = changes(run, stated), {*switched_off(stated)}, kept_layers(run, stated)
-    overlaps = tuple(one for one in case.workload.overlaps if one not in off)
-    return replace(
-        case,
-        framework=case.framework.with_step(**found) if found else case.framework,
-        workload=case.workload.model_copy(update={"overlaps": overlaps}),
-        configurations=tuple(one if kept is None else replace(one, kept_layers=kept) for one in case.configurations),
-    )

@@ -28,7 +28,8 @@ from typing import Any, ClassVar, Literal, Self, TypeAlias
 
 from axonn_tune.errors import CONTROL, DocumentError, Problem
 from axonn_tune.frameworks.keys import Arguments, Stated
-from axonn_tune.learning.arguments import NEEDED, PrintedArguments, StatedRun, columns_of
+from axonn_tune.learning.arguments import PrintedArguments, columns_of
+from axonn_tune.learning.run import NEEDED, StatedRun
 from axonn_tune.specs.loading import json_of, read_bytes
 from axonn_tune.units import TERA, read_count, read_number
 from axonn_tune.validation.published.rows import Cell

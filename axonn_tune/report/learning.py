@@ -19,8 +19,8 @@ from axonn_tune.frameworks.step import NATURAL_IMBALANCE
 from axonn_tune.learning.diagnose import Cause, Diagnosis
 from axonn_tune.learning.evidence import WHOLE, Setup
 from axonn_tune.learning.learn import Learning, Row, deviations
+from axonn_tune.learning.run import CommandRun
 from axonn_tune.learning.setups import Change, layout_words
-from axonn_tune.learning.stated import CommandRun
 from axonn_tune.program.count import parameters
 from axonn_tune.report import page
 from axonn_tune.report.commands import FileToWrite, NamedModel, command_of, commands_of

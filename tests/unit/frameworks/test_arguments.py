@@ -27,7 +27,8 @@ from axonn_tune.frameworks.keys import (
 from axonn_tune.frameworks.statements import FIELDS
 from axonn_tune.frameworks.step import StepOptions
 from axonn_tune.learning.arguments import Stated, columns_of
-from axonn_tune.learning.stated import CommandRun, read_run
+from axonn_tune.learning.run import CommandRun
+from axonn_tune.learning.stated import read_run
 from axonn_tune.specs.catalog import load_machine
 from axonn_tune.specs.model import Experts, LatentAttention, Mamba
 from tests.unit.frameworks.asked import ARGUMENT_NAMES, Refusal, asked, case_of, refusals

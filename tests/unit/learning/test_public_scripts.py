@@ -10,7 +10,8 @@ import pytest
 import yaml
 
 from axonn_tune.errors import AxonnTuneError
-from axonn_tune.learning.stated import CommandRun, read_run
+from axonn_tune.learning.run import CommandRun
+from axonn_tune.learning.stated import read_run
 from axonn_tune.specs.catalog import load_machine
 from axonn_tune.validation.published.cases import Case
 

@@ -13,8 +13,9 @@ from axonn_tune.frameworks import step_on
 from axonn_tune.job import Layout
 from axonn_tune.learning.arguments import Stated, columns_of
 from axonn_tune.learning.evidence import Setup
+from axonn_tune.learning.run import CommandRun
 from axonn_tune.learning.setups import changes_of
-from axonn_tune.learning.stated import CommandRun, read_run
+from axonn_tune.learning.stated import read_run
 from axonn_tune.specs.catalog import load_machine, load_model
 from axonn_tune.specs.machine import Machine
 from axonn_tune.validation.published.cases import Case
