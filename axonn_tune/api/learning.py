@@ -6,7 +6,7 @@ import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypedDict, Unpack
+from typing import TYPE_CHECKING, TypeAlias, TypedDict, Unpack
 
 from axonn_tune.api.analysis import CompareResult
 from axonn_tune.api.explanation import Explanation
@@ -36,10 +36,11 @@ from axonn_tune.specs.hugging_face import (
     model_from_hf_config,
     refuse_hub_name,
 )
-from axonn_tune.specs.machine import Machine
 from axonn_tune.specs.model import Model, ModelDefaults
 from axonn_tune.specs.numbers import told
+from axonn_tune.units import counted
 from axonn_tune.validation.published.accuracy import best_pricing
+from axonn_tune.validation.published.rows import TIMES
 from axonn_tune.vocabulary import OVERLAPS
 
 if TYPE_CHECKING:
@@ -104,16 +105,21 @@ def diagnose(
     path: str | Path | None = None,
     *,
     step_s: float | None = None,
-    baseline: str | Path | float | None = None,
-    baseline_facts: Mapping[str, object] | Sequence[str] = (),
+    tflops: float | None = None,
+    tokens_per_gpu: float | None = None,
+    beside: str | Path | float | None = None,
+    beside_facts: Facts = (),
+    beside_command: str | Path | None = None,
     **options: Unpack[EvidenceOptions],
 ) -> tuple[tuple[Diagnosis, ...], Evidence]:
     """Compare runs with their predictions, as `axonn-tune diagnose` does: one diagnosis for each run of a file.
 
     path: a training log, steps as CSV, a trace, a log of collectives, a measurement file or the folder of a run; or
-    step_s: what a step took of `from_command`, or of the layout of `facts`.
-    baseline: the same run on fewer GPUs, such as one node, by its log or its step, s, which tells a slow network from
-    all else; baseline_facts: what differs from `facts` there, `{"n_gpus": 8}`.
+    step_s: what a step took of `from_command`, or of the layout of `facts`; or tflops, TFLOP/s, or tokens_per_gpu,
+    tokens/s, of a GPU, as the framework's log prints them.
+    beside: the same run on fewer or more GPUs, such as one node, by its log or its step, s, which tells a slow network
+    from all else: the diagnosis is of the larger. beside_facts: what differs from `facts` there, `{"gpus": 8}`, and its
+    time if that is no step: `{"tflops_per_gpu": 410}`, `{"tokens_per_s_per_gpu": 6500}`. beside_command: its script.
     A number format of `from_command` holds though the log states another: it is what was asked for. Each diagnosis has
     `reasonable`, the predicted step with its interval, `causes` with their probabilities, the most probable first, and
     `changes` that would make the run faster. The second result says what was assumed. UsageError or DocumentError for
@@ -124,72 +130,83 @@ def diagnose(
     from axonn_tune.learning.observed import read_rank_times
     from axonn_tune.learning.reading import EvidenceRequest, read_evidence
 
-    if (path is None) == (step_s is None):
-        raise UsageError("diagnose needs a log, a trace, a run's folder or rows of steps, or else --step SECONDS")
-    paths = [] if path is None else [path]
-    evidence = read_evidence(EvidenceRequest(paths=paths, step_s=step_s, asked=("precision",), **options))
+    paths, times = [] if path is None else [path], (step_s, tflops, tokens_per_gpu)
+    measured = {name: one for name, one in zip(TIMES.values(), times, strict=True) if one is not None}
+    stated = options.get("facts", ())
+    facts = {**stated, **measured} if isinstance(stated, Mapping) else [*stated, *_words(measured)]
+    options["facts"] = facts
+    evidence = read_evidence(EvidenceRequest(paths=paths, asked=("precision",), **options))
     if known := list(evidence.known):
         own = f"{evidence.machine.name} has learned from {known[0]}, so its prediction has seen this run"
         evidence = replace(evidence, assumed=(own, *evidence.assumed))
     samples = [sample for sample in evidence.samples if sample.seen]
-    beside = None
-    if baseline is not None:
-        run = (samples or evidence.samples)[0].narrowed(lambda same: same).setup
-        beside = _baseline(baseline, baseline_facts, evidence.machine, options, run)
-        more = (f"baseline: {words}" for words in beside.assumed if not any(words in one for one in evidence.assumed))
-        evidence = replace(evidence, assumed=(*evidence.assumed, *more))
-        for sample in samples or evidence.samples:
-            _check_baseline(beside.samples[0], sample)
-    elif baseline_facts:
-        raise UsageError("--baseline-fact says what differs in another run: name that with --baseline")
     folder = next((Path(one) if Path(one).is_dir() else Path(one).parent for one in paths), None)
     ranks = read_rank_times(folder) if folder and any(len(sample.seen) > 1 for sample in samples) else None
     found = samples or [joined(evidence.samples)]
-    other = None if beside is None else beside.samples[0]
-    return tuple(diagnose_one(one, evidence.machine, ranks=ranks, baseline=other) for one in found), evidence
+    if beside is None and not beside_facts:
+        return tuple(diagnose_one(one, evidence.machine, ranks=ranks) for one in found), evidence
+    more, named = _words(beside_facts), None if isinstance(beside, float | int) else beside
+    if isinstance(beside, float | int):
+        if timed := [one for one in more if one.partition("=")[0] in TIMES.values()]:
+            raise UsageError(f"--beside {beside:g} and {timed[0]} each say what the step took: leave out one of them")
+        more.append(f"step_s={beside}")
+    other = _read_beside(named, more, beside_command, {**options, "machine": evidence.machine}, found[0])
+    said = (f"beside: {words}" for words in other.assumed if not any(words in one for one in evidence.assumed))
+    evidence = replace(evidence, assumed=(*evidence.assumed, *said))
+    diagnoses = []
+    for one in found:
+        smaller, larger = sorted((one, other.samples[0]), key=lambda each: each.ranks)
+        _check_sizes(smaller, larger)
+        own_ranks = ranks if larger is one else None
+        diagnoses.append(diagnose_one(larger, evidence.machine, ranks=own_ranks, baseline=smaller))
+    return tuple(diagnoses), evidence
 
 
-def _baseline(
-    baseline: str | Path | float,
-    facts: Mapping[str, object] | Sequence[str],
-    machine: Machine,
+Facts: TypeAlias = Mapping[str, object] | Sequence[str]
+"""Columns that are stated, by name or as in `tp=8`."""
+
+
+def _words(facts: Facts) -> list[str]:
+    """Facts as words."""
+    return [f"{name}={value}" for name, value in facts.items()] if isinstance(facts, Mapping) else list(facts)
+
+
+def _read_beside(
+    path: str | Path | None,
+    facts: Sequence[str],
+    command: str | Path | None,
     options: EvidenceOptions,
-    run: Setup | None,
+    sample: Sample,
 ) -> Evidence:
-    """What is read of the smaller run: the facts of the other one hold but where its own differ; of run, if it states
-    more than a time, its model, batch and layout."""
+    """The other run: facts of the first hold but where its own differ; of a log that states more than a time, its
+    model, batch and layout, too."""
     from axonn_tune.learning.reading import EvidenceRequest, read_evidence
 
-    told, options = isinstance(baseline, float | int), options.copy()
     own: dict[str, object] = {}
-    if told and run is not None and options.get("from_command") is None:
+    options["from_command"] = command or options.get("from_command")
+    if path is None and options["from_command"] is None and (run := sample.narrowed(lambda same: same).setup):
         grid, workload = run.layout.grid, run.workload
         own = {"gbs": workload.global_batch, "seq": workload.sequence_length, "mbs": run.layout.micro_batch}
         own |= {"tp": grid.x, "pp": grid.pipeline, "cp": grid.context, "precision": workload.precision}
         options["model"] = options.get("model") or run.model
         options["framework"] = options.get("framework") or run.framework.name
-    several = (own, options.get("facts") or (), facts)
-    stated = [
-        word
-        for one in several
-        for word in ([f"{name}={value}" for name, value in one.items()] if isinstance(one, Mapping) else one)
-    ]
-    measured: dict[str, Any] = {"step_s": baseline, "step_option": "--baseline"} if told else {"paths": [baseline]}
-    measured |= {**options, "machine": machine, "facts": stated}
-    evidence = read_evidence(EvidenceRequest(asked=("precision",), **measured))
+    first = [one for one in _words(options.get("facts", ())) if one.partition("=")[0] not in TIMES.values()]
+    options["facts"] = [*_words(own), *first, *facts]
+    paths = [] if path is None else [path]
+    evidence = read_evidence(EvidenceRequest(paths=paths, asked=("precision",), beside=True, **options))
     if len(evidence.samples) != 1 or "step" not in evidence.samples[0].seen:
-        raise UsageError(f"--baseline {baseline}: needs one run with a step, has {len(evidence.samples)}")
+        raise UsageError(f"--beside {path}: needs one run with a step, has {len(evidence.samples)}")
     return evidence
 
 
-def _check_baseline(baseline: Sample, sample: Sample) -> None:
-    """UsageError unless it is a smaller run, and both are steps."""
-    if "step" not in sample.seen:
-        raise UsageError(f"--baseline is for steps, and {sample.name} has none")
-    if baseline.ranks >= sample.ranks:
+def _check_sizes(smaller: Sample, larger: Sample) -> None:
+    """UsageError unless both are steps, on different numbers of GPUs."""
+    if odd := [one.name for one in (smaller, larger) if "step" not in one.seen]:
+        raise UsageError(f"--beside is for steps, and {odd[0]} has none")
+    if smaller.ranks == larger.ranks:
         raise UsageError(
-            f"--baseline: {baseline.name} is on {baseline.ranks} GPUs and {sample.name} on {sample.ranks}: it has to "
-            "be the run on fewer, which --baseline-fact states, as in --baseline-fact n_gpus=8"
+            f"--beside: {smaller.name} and {larger.name} are both on {counted(larger.ranks, 'GPU')}: the runs have to "
+            "differ in that, as in --gpus 32 --beside-gpus 8"
         )
 
 

@@ -63,25 +63,38 @@ evidence_options = added(
 
 
 class FactCommand(click.Command):
-    """A command that takes columns of the step CSV as options: `--tp 8` is `--fact tp=8`."""
+    """A command that takes columns of the step CSV as options: `--tp 8` is `--fact tp=8`.
+
+    Of one that has a run beside another, `--beside-tp 8` is `--beside-fact tp=8`, and so is a second `--tp 8`.
+    """
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Parse words whose unknown options are facts if they are columns."""
+        from axonn_tune.validation.published.cells import ALSO
+        from axonn_tune.validation.published.rows import COLUMNS, TIMES
+
         known, words, kept = {word for one in self.get_params(ctx) for word in one.opts}, [*args], list[str]()
+        given, pairs = set[str](), "--beside-fact" in known
         while words:
             option, _, value = (word := words.pop(0)).partition("=")
-            column = option.removeprefix("--").replace("-", "_")
-            if option.startswith("--") and option not in known and _is_column(column):
-                kept += ["--fact", f"{column}={value or (words.pop(0) if words else '')}"]
+            if option == "--fact":
+                name, _, value = (value or (words.pop(0) if words else "")).partition("=")
+            elif option.startswith("--") and (option not in known or option[2:] in TIMES):
+                name = option[2:].removeprefix("beside-" if pairs else "")
             else:
+                name = ""
+            column = TIMES.get(name) or name.replace("-", "_")
+            if not name or (option != "--fact" and column not in COLUMNS):
                 kept.append(word)
+                continue
+            value = value or (words.pop(0) if words and option != "--fact" else "")
+            beside = pairs and (option.startswith("--beside-") or ALSO.get(column, column) in given)
+            given.add(ALSO.get(column, column))
+            if option in known and option != "--fact" and not beside:
+                kept += [option, value]
+            else:
+                kept += ["--beside-fact" if beside else "--fact", f"{column}={value}"]
         return super().parse_args(ctx, kept)
-
-
-def _is_column(name: str) -> bool:
-    from axonn_tune.validation.published.rows import COLUMNS
-
-    return name in COLUMNS
 
 
 @click.command("learn", cls=FactCommand, short_help="Update a machine profile from runs.")
@@ -117,8 +130,8 @@ def learn_command(*, output: str, output_format: str, **options: Any) -> None:
     click.echo(f"Wrote {output}.", err=True)
 
 
-def _seconds(ctx: click.Context, param: click.Parameter, text: str | None) -> float | None:
-    """The time of a step."""
+def _measured(ctx: click.Context, param: click.Parameter, text: str | None) -> float | None:
+    """The time of a step, or a rate."""
     from axonn_tune.units import read_number
 
     try:
@@ -129,7 +142,7 @@ def _seconds(ctx: click.Context, param: click.Parameter, text: str | None) -> fl
 
 def _log_or_seconds(ctx: click.Context, param: click.Parameter, text: str | None) -> str | float | None:
     """The time of a step, else a file."""
-    return _seconds(ctx, param, text) if text is not None and re.fullmatch(r"[\d.]+(e-?\d+)?", text) else text
+    return _measured(ctx, param, text) if text is not None and re.fullmatch(r"[\d.]+(e-?\d+)?", text) else text
 
 
 @click.command("diagnose", cls=FactCommand, short_help="Compare a run with its prediction and explain the gap.")
@@ -137,25 +150,34 @@ def _log_or_seconds(ctx: click.Context, param: click.Parameter, text: str | None
 @click.option(
     "--step",
     "step_s",
-    callback=_seconds,
+    callback=_measured,
     metavar="SECONDS",
     help="In place of a log: what a step took of the run of --from-command, or of --model and a layout: "
     "--gpus 256 --batch 2048 --seq 4096 --tp 8 --pp 4.",
 )
 @click.option(
-    "--baseline",
+    "--tflops",
+    callback=_measured,
+    metavar="TFLOP/S",
+    help="The same by TFLOP/s per GPU, as the framework's log counts them.",
+)
+@click.option("--tokens-per-gpu", callback=_measured, metavar="TOKENS/S", help="The same by tokens/s per GPU.")
+@click.option(
+    "--beside",
     callback=_log_or_seconds,
     metavar="LOG|SECONDS",
-    help="The same run on fewer GPUs, such as one node: its log, or what its step took. As predicted there and slow "
-    "here, it is the network; slow on both, it is not.",
+    help="The same run on fewer or more GPUs, such as one node: its log, or what its step took. As predicted on one "
+    "node and slow on several, it is the network; slow on both, it is not.",
 )
 @click.option(
-    "--baseline-fact",
-    "baseline_facts",
+    "--beside-fact",
+    "beside_facts",
     multiple=True,
     metavar="COLUMN=VALUE",
-    help="What differs there from what is stated of this run: n_gpus=8, gbs=8. May be repeated.",
+    help="What differs there: n_gpus=8, gbs=8. --beside-gpus 8 is short for it, and --gpus 8 after another --gpus; "
+    "--beside-step, --beside-tflops and --beside-tokens-per-gpu replace --beside. May be repeated.",
 )
+@click.option("--beside-command", metavar="FILE", help="Its script or config, where that is another.")
 @evidence_options
 @format_option(("table", "json"))
 @html_option
@@ -172,8 +194,9 @@ def diagnose_command(*, path: str | None, output_format: str, html: str | None, 
     Examples:
       axonn-tune diagnose slurm-1234.out --machine ours.yaml
       axonn-tune diagnose slurm-1234.out --from-command train.sh
-      axonn-tune diagnose --step 19.7 --from-command train.sh --machine dgx-h100
-      axonn-tune diagnose four.log --from-command train.sh --fact n_gpus=32 --baseline one.log --baseline-fact n_gpus=8
+      axonn-tune diagnose --tflops 410 --from-command train.sh --machine dgx-h100
+      axonn-tune diagnose one.log --beside four.log --from-command train.sh --gpus 8 --beside-gpus 32
+      axonn-tune diagnose --step 1.3 --gpus 8 --step 4.6 --gpus 32 --from-command train.sh
       axonn-tune diagnose runs/20260101-120000-nano --machine here.yaml --html diagnosis.html
       axonn-tune diagnose steps.csv --format json
     """

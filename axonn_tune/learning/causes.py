@@ -54,6 +54,9 @@ effect and the inter-node network are the most frequent faults. `sockets`, `gpud
 the outermost network level, `slow_link` of each other one, `latency` of each. `dispatcher` and `imbalance` are of
 models with experts."""
 
+OF_NETWORK = ("sockets", "gpudirect", "nics", "slow_network")
+"""Those of the outermost network level."""
+
 UNSTATED = 4.0
 """How many times as often an option differs from what was assumed of it as from what was stated: judgement, too. No run
 states its token imbalance unless it forces the load balance."""

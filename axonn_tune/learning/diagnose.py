@@ -23,7 +23,7 @@ import numpy as np
 
 from axonn_tune.frameworks import step_on
 from axonn_tune.frameworks.step import NATURAL_IMBALANCE
-from axonn_tune.learning.causes import KINDS, PRIORS, TRIED, Hypothesis, hypotheses_of
+from axonn_tune.learning.causes import KINDS, OF_NETWORK, PRIORS, TRIED, Hypothesis, hypotheses_of
 from axonn_tune.learning.evidence import WHOLE, Sample
 from axonn_tune.learning.observed import BASELINE, Observed, RankTimes
 from axonn_tune.learning.setups import WORTH, Change, changes_of, searched
@@ -128,6 +128,11 @@ class Diagnosis:
     def changes(self) -> tuple[Change, ...]:
         """Changes of the layout that save time, the best of a search among them, which takes place when first asked."""
         return tuple(change for change in self.find_changes() if change.gain >= WORTH)
+
+    @property
+    def network(self) -> float:
+        """Probability that the network between nodes is slow, whatever makes it so."""
+        return sum(cause.probability for cause in self.causes if cause.kind in OF_NETWORK)
 
     @property
     def reasonable(self) -> bool:

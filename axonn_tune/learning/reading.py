@@ -22,7 +22,7 @@ from axonn_tune.frameworks.axonn_tune import AXONN_TUNE
 from axonn_tune.frameworks.description import Framework
 from axonn_tune.frameworks.keys import Stated
 from axonn_tune.frameworks.names import why_unpriced
-from axonn_tune.learning.arguments import EXPERT_COLUMNS, experts_proof
+from axonn_tune.learning.arguments import EXPERT_COLUMNS, experts_proof, stated_count
 from axonn_tune.learning.collective_logs import read_log, times_of
 from axonn_tune.learning.evidence import Sample, measured_samples, probe_samples, run_sample, step_sample
 from axonn_tune.learning.run import CommandRun, StatedRun, is_same, model_columns
@@ -38,7 +38,8 @@ from axonn_tune.specs.model import Model
 from axonn_tune.specs.numbers import told
 from axonn_tune.specs.points import MatmulProbe, Probe
 from axonn_tune.specs.results import LAUNCH_NAME, SUMMARY_NAME, Measurements, Summary
-from axonn_tune.units import counted
+from axonn_tune.units import TERA, counted
+from axonn_tune.validation.published.accuracy import best_pricing
 from axonn_tune.validation.published.cases import (
     ACCELERATORS,
     NODE,
@@ -47,6 +48,7 @@ from axonn_tune.validation.published.cases import (
     framework_of,
     measured_s,
     profile_of,
+    step_at,
 )
 from axonn_tune.validation.published.cells import ALSO, names_model
 from axonn_tune.validation.published.rows import (
@@ -56,6 +58,7 @@ from axonn_tune.validation.published.rows import (
     MEASURES,
     NEEDED,
     SILENT,
+    TIMES,
     Cell,
     Place,
     StepRow,
@@ -77,15 +80,14 @@ class EvidenceRequest:
     machine: base profile; without one, that of measurement files, or the shipped one nearest to what rows say.
     framework: software of logs and rows that do not name it. model, facts: what logs and rows do not state; facts are
     columns of the step CSV, by name or as in `tp=8`. from_command: script or config that started the runs of logs;
-    asked: columns in which it holds though a log states another value. step_s: in place of files, the measured step of
-    that script, or of the layout that facts state, by the option step_option.
+    asked: columns in which it holds though a log states another value. Without files, one of the facts is what the step
+    of that script took, or of the layout that the others state (a column of `TIMES`). beside: whether it is the run
+    beside another, for messages.
     ranks, nodes: of a collective log that does not state them. ranks_per_node: splits a base profile of one network
     level.
     """
 
     paths: Sequence[str | Path] = ()
-    step_s: float | None = None
-    step_option: str = "--step"
     machine: MachineLike | None = None
     framework: str | None = None
     model: ModelLike | None = None
@@ -95,6 +97,27 @@ class EvidenceRequest:
     ranks: int | None = None
     nodes: int | None = None
     ranks_per_node: int | None = None
+    beside: bool = False
+
+    @cached_property
+    def told(self) -> tuple[str, str, str]:
+        """Option, column and value of the fact that says what a step took; UsageError unless there is one."""
+        prefix = "--beside-" if self.beside else "--"
+        found = [
+            (prefix + option, column, self.stated[column]) for option, column in TIMES.items() if column in self.stated
+        ]
+        if len(found) == 1:
+            return found[0]
+        names = f"{prefix}step SECONDS, {prefix}tflops or {prefix}tokens-per-gpu"
+        if found:
+            both = " and ".join(f"{option} {value}" for option, _, value in found)
+            raise UsageError(f"{both} each say what the step took: give one of {names}")
+        what = (
+            "--beside-fact, or a fact that is given twice, is of another run: give its log, --beside LOG"
+            if self.beside
+            else ("diagnose needs a log, a trace, a run's folder or rows of steps")
+        )
+        raise UsageError(f"{what}, or else {names}")
 
     @cached_property
     def stated(self) -> dict[str, str]:
@@ -201,7 +224,7 @@ def read_evidence(request: EvidenceRequest) -> Evidence:
             raise UsageError(f"{str(path)!r} is the same evidence as {str(given[digest])!r}: give it once")
         given[digest] = path
     found = [_read(Path(path), request) for path in request.paths]
-    found += [] if request.step_s is None else [_told(request)]
+    found += [] if found else [_told(request)]
     _require_use(found, request)
     notes = _Notes([], [])
     machine = _base(found, request, notes.assumed)
@@ -251,6 +274,7 @@ def _read(path: Path, request: EvidenceRequest) -> _Found:
 
 def _told(request: EvidenceRequest) -> _Found:
     """A step of which nothing but its time was measured; UsageError without a script or facts that state its layout."""
+    option, column, value = request.told
     run = request.script(needed=OF_RUN)
     if run is None:
         software = find_framework(request.framework or AXONN_TUNE.name).name
@@ -261,7 +285,7 @@ def _told(request: EvidenceRequest) -> _Found:
         if missing or not {"tp", "pp", "cp", "dp", "z", "ep"} & stated.keys():
             lacking = ", ".join(missing) if missing else "degrees of parallelism"
             raise UsageError(
-                f"{request.step_option} {request.step_s:g} is of a run that does not state {lacking}: give its script, "
+                f"{option} {value} is of a run that does not state {lacking}: give its script, "
                 "--from-command FILE, or --model NAME and what it lacks, as in --gpus 256 --batch 2048 --seq 4096 "
                 f"--tp 8 --pp 4; the best layout: {_best_command(request, stated)}"
             )
@@ -274,7 +298,19 @@ def _told(request: EvidenceRequest) -> _Found:
         notes.assumed.extend((*told.assumed, *told.elsewhere(case)))
         # A script without interleaving has none.
         unstated = [one for one in case.row.unstated if one != "vpp" or request.from_command is None]
-        row = replace(case.row, step_s=request.step_s, unstated=tuple(unstated))
+        measured = float(value)
+        step_s: float | None = measured
+        if column != "step_s":
+            layout = best_pricing(case, case.configurations).layout
+            per_s = {"tokens": measured} if "tokens" in column else {"flops": TERA * measured}
+            step_s = step_at(case, layout, **per_s)
+            name = f"{name} at {measured:,g} {'tokens/s' if 'tokens' in column else 'TFLOP/s'} per GPU"
+        if step_s is None:
+            raise UsageError(
+                f"{option} {value}: the log of {case.framework.title} prints no FLOPs of such a run: give its "
+                "step by --step or --tokens-per-gpu"
+            )
+        row = replace(case.row, step_s=step_s, unstated=tuple(unstated))
         return [step_sample(replace(case, row=row), name=name)], name
 
     gpu = run.columns.get("gpu")
@@ -473,9 +509,14 @@ def _of_probes(
 def _training_log(path: Path, request: EvidenceRequest) -> _Found:
     runs, rows, said = read_training_log(path), list[StepRow](), list[str]()
     stated: list[CommandRun | None] = []
+    if told := [option for option, column in TIMES.items() if column in request.stated]:
+        prefix = "--beside-" if request.beside else "--"
+        raise UsageError(f"{prefix}{told[0]} and {path} each say what the step took: leave out one of them")
     for run in runs:
-        gpus = run.columns.get("n_gpus")
-        script = request.script(gpus=None if gpus is None else gpus.value)
+        if (gpus := _gpus_of(run, request)) is not None and "n_gpus" not in run.columns:
+            said.append(f"{path.name}:{run.lines[0]}: {gpus} GPUs, by the global and the local batch that it states")
+            run = run.with_given({"n_gpus": gpus})
+        script = request.script(gpus=gpus)
         said += [] if script is None else [f"{script.path}: {words}" for words in script.assumed]
         given = _given(request, script, _beside(path))
         asked = {name: given.pop(name) for name in request.asked if name in given.keys() & run.columns.keys()}
@@ -499,6 +540,20 @@ def _training_log(path: Path, request: EvidenceRequest) -> _Found:
     left_out = [f"{path.name}:{line}: {words}" for run in runs for line, words in run.left_out]
     more = [f"{path.name}: {len(left_out) - MOST_LEFT_OUT} lines more"] if len(left_out) > MOST_LEFT_OUT else []
     return _of_rows(path, rows, errors, _Notes(said, [*left_out[:MOST_LEFT_OUT], *more]), stated)
+
+
+def _gpus_of(run: LoggedRun, request: EvidenceRequest) -> int | None:
+    """GPUs of a run: as its log states them, else those over which torchtitan's batch is spread where a script states
+    the degrees of parallelism; None where neither says."""
+    batch, local = (stated_count(run.arguments, f"{name}_batch_size") for name in ("global", "local"))
+    if "n_gpus" in run.columns or batch is None or local is None or "n_gpus" in request.stated:
+        return run.columns["n_gpus"].value if "n_gpus" in run.columns else None
+    script = request.script()
+    if script is None or "n_gpus" in script.columns:
+        return None
+    steps = stated_count(run.arguments, "gradient_accumulation_steps") or Stated(1, 0)
+    ranks = math.prod(script.columns[axis].value for axis in ("tp", "pp", "cp") if axis in script.columns)
+    return int(ranks * batch.value // (local.value * steps.value))
 
 
 def _stated(log: LoggedRun, row: StepRow, request: EvidenceRequest, script: CommandRun | None) -> CommandRun | None:

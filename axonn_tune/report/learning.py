@@ -137,8 +137,9 @@ def _beside(found: Diagnosis) -> Iterator[str]:
         between = ", not the network between nodes" if one.one_node else ""
         yield f"{said}, slow as well: the cause is there with {gpus}, too{between}."
     else:
-        cause = "the network between nodes" if one.one_node else "what grows with the number of GPUs"
-        yield f"{said}, not slow: the cause comes with more GPUs, most likely {cause}."
+        likely = found.network >= CERTAIN
+        cause = f", {percent(found.network, decimals=0)} likely the network between nodes" if likely else ""
+        yield f"{said}, not slow: the cause comes with more GPUs{cause}."
 
 
 def _of_flops(found: Diagnosis) -> str:
@@ -186,7 +187,10 @@ def _assumed(found: Diagnosis) -> Iterator[str]:
 
 
 def _likely(found: Diagnosis) -> list[Cause]:
-    """Causes that explain a part of the gap and not more, in its direction, and are not all too improbable."""
+    """Causes that explain a part of the gap and not more, in its direction, and are not all too improbable; none of a
+    run that most likely has no fault."""
+    if found.reasonable and found.healthy >= CERTAIN:
+        return []
     gap_s = found.measured_s - found.predicted_s
     told = [
         cause
@@ -247,6 +251,7 @@ def diagnosis_json(found: Diagnosis, *, machine: str, model: NamedModel = None, 
         "impossible": found.impossible,
         "memory_bytes": found.memory_bytes,
         "memory_limit_bytes": found.memory_limit_bytes,
+        "network": found.network,
         "baseline": None if found.baseline is None else asdict(found.baseline),
         "unexplained": next((asdict(one) for one in _unexplained(found, _likely(found))), None),
         "remarks": list(remarks),

@@ -178,7 +178,7 @@ def test_a_log_in_fp32_says_so_and_states_the_run_of_its_baseline(tmp_path: Path
     for bf16 in (False, True):
         lines = [f"  {name} {'.' * 9} {value}" for name, value in (ALONE | {"bf16": bf16}).items()]
         (tmp_path / "run.log").write_text("\n".join((*lines, *steps)), "utf-8")
-        line = f"diagnose {tmp_path / 'run.log'} --machine dgx-a100 --baseline 3.1 --baseline-fact n_gpus=8"
+        line = f"diagnose {tmp_path / 'run.log'} --machine dgx-a100 --beside 3.1 --beside-fact n_gpus=8"
         done = run(line)
         assert "On 8 GPUs" in done.out, done.err
         assert ("The run is in FP32" in done.out) != bf16
@@ -304,6 +304,111 @@ def test_a_step_alone_is_compared_with_its_script_or_layout(tmp_path: Path) -> N
         refused = run(f"diagnose --step 9 {LAYOUT} --fact {odd}")
         assert (refused.code, why in refused.err) == (2, True), refused.err
     assert run(f"diagnose {tmp_path} --step 9").code == run("diagnose").code == run("diagnose --step nan").code == 2
+
+
+TITAN = """
+[model]
+name = "llama3"
+flavor = "8B"
+[training]
+batch_size = 1
+seq_len = 8192
+tensor_parallel_degree = 1
+data_parallel_shard_degree = -1
+compile = false
+[activation_checkpoint]
+mode = "selective"
+selective_ac_option = "op"
+"""
+"""A config of torchtitan that leaves the number of GPUs to the launcher."""
+
+
+def titan_log(gpus: int, tokens: int) -> str:
+    """A log of it, which says how many GPUs only by the batch of all and of one."""
+    starts = f"Training starts at step 1, with local batch size 1, global batch size {gpus}, sequence length 8192,"
+    steps = [f"step: {10 * at}  loss: 1.5  memory: 26.47GiB(33.47%)  wps: {tokens:,}  mfu: 10%" for at in range(1, 9)]
+    return "\n".join((starts, *steps))
+
+
+SLOW_NETWORK = (
+    "one.log --beside four.log",
+    "four.log --beside-tokens-per-gpu 6500 --gpus 32 --beside-gpus=8",
+    "--step 1.26 --gpus 8 --step 4.587 --gpus 32",
+    "--tokens-per-gpu 1786 --gpus 32 --tokens-per-gpu 6500 --fact n_gpus=8",
+    "--tflops=103.43 --gpus 32 --beside-tflops 376.4 --beside-gpus 8 --beside-command train.toml",
+    "four.log --beside one.log --beside-gpus 8",
+    "four.log --beside 1.26 --gpus 32 --gpus 8",
+)
+
+
+@pytest.fixture(name="titan")
+def _titan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("train.toml").write_text(TITAN, "utf-8")
+    for name, gpus, tokens in (("one", 8, 6500), ("four", 32, 1786), ("fine", 32, 6300)):
+        Path(f"{name}.log").write_text(titan_log(gpus, tokens), "utf-8")
+
+
+@pytest.mark.usefixtures("titan")
+@pytest.mark.parametrize(
+    "runs", [*SLOW_NETWORK[:4], *(pytest.param(one, marks=pytest.mark.nightly) for one in SLOW_NETWORK[4:])]
+)
+def test_one_node_beside_four_names_the_network(runs: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards two runs of different size, by logs or what people know of a step, in either order: the larger one is
+    diagnosed, and the network is what they differ by."""
+    monkeypatch.setattr("axonn_tune.learning.diagnose.changes_of", lambda *_, **__: ())
+    done = run(f"diagnose {runs} --from-command train.toml --machine dgx-h100 --format json")
+    found = json.loads(done.out)
+    assert found["measured_s"] == pytest.approx(4.587, rel=2e-3)
+    assert found["baseline"]["gpus"] == 8
+    assert found["baseline"]["measured_s"] == pytest.approx(1.26, rel=2e-3)
+    assert found["network"] > 0.8
+
+
+@pytest.mark.usefixtures("titan")
+def test_two_runs_as_predicted_name_no_cause() -> None:
+    """Guards against a cause where nothing is wrong, and a network that both runs cannot share."""
+    fine = good("diagnose one.log --beside fine.log --from-command train.toml --machine dgx-h100")
+    assert "which is reasonable" in fine.out
+    assert "how likely" not in fine.out
+    assert "the network" not in " ".join(fine.out.split())
+    both = run("diagnose --step 4.5 --gpus 8 --step 4.6 --gpus 32 --from-command train.toml --machine dgx-h100")
+    assert "slow as well" in " ".join(both.out.split())
+    assert "network (network)" not in both.out
+
+
+CONTRADICTIONS = {
+    "four.log --tflops 410": "--tflops and four.log each say what the step took",
+    "--step 3 --tflops 410 --gpus 8": "--step 3.0 and --tflops 410.0 each say",
+    "--step 3 --gpus 8 --gpus 32": "a fact that is given twice, is of another run",
+    "--step 3 --gpus 8 --beside-step 3": "are both on 8 GPUs",
+    "four.log --beside 1.2 --beside-step 1.3 --beside-gpus 8": "--beside 1.2 and step_s=1.3 each say",
+    "four.log --beside one.log --beside-tflops 400": "--beside-tflops and one.log each say",
+    "--tflops x --gpus 8": "Invalid value for '--tflops'",
+    "--tokens-per-gpu 0 --gpus 8": "Invalid value for '--tokens-per-gpu'",
+    "--gpus 8": "or else --step SECONDS, --tflops or --tokens-per-gpu",
+}
+
+
+@pytest.mark.usefixtures("titan")
+@pytest.mark.parametrize("words", CONTRADICTIONS)
+def test_what_contradicts_itself_is_refused(words: str) -> None:
+    """Guards two statements of one step, and a second run that is not there or no other."""
+    refused = run(f"diagnose {words} --from-command train.toml --machine dgx-h100")
+    assert (refused.code, CONTRADICTIONS[words] in " ".join(refused.err.split())) == (2, True), refused.err
+
+
+def test_a_rate_is_the_step_that_a_log_with_it_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards `--tflops` and `--tokens-per-gpu`: the step by the FLOPs that the framework's own log counts."""
+    monkeypatch.setattr("axonn_tune.learning.diagnose.changes_of", lambda *_, **__: ())
+    run_ = f"--from-command {tmp_path / 'run.sh'} --machine dgx-h100 --format json"
+    script = f"torchrun --nproc_per_node 8 --nnodes 8 pretrain_gpt.py {SIZES} 256"
+    (tmp_path / "run.sh").write_text(script, "utf-8")
+    config = good(f"explain {run_}").document["config"]
+    tokens = 256 * 4096 / 64 / config["iteration_s"]
+    for rate in (f"--tflops {config['logged_tflops_per_gpu']!r}", f"--tokens-per-gpu {tokens!r}"):
+        found = good(f"diagnose {rate} {run_}").document
+        assert found["measured_s"] == pytest.approx(config["iteration_s"], rel=1e-6)
 
 
 def test_a_script_out_of_memory_is_told_what_costs_least(tmp_path: Path) -> None:

@@ -25,6 +25,7 @@ from axonn_tune.specs.machine import Machine
 from axonn_tune.specs.model import Model, ModelDefaults
 from axonn_tune.specs.workload import Recompute, Workload
 from axonn_tune.stages import parse_layout
+from axonn_tune.units import TERA
 from axonn_tune.validation.published.cells import Named
 from axonn_tune.validation.published.rows import SILENT, Place, StepRow, nearest_word
 from axonn_tune.vocabulary import CUDA_GRAPHS, PRECISIONS, Precision
@@ -418,13 +419,18 @@ def measured_s(case: Case) -> float | None:
     row, more = case.row, case.row.more
     if row.step_s is not None or more is None:
         return row.step_s
-    if more.tokens_per_s_per_gpu is not None:
-        return step_tokens(case.workload) / (more.tokens_per_s_per_gpu * row.gpus)
-    one = case.configurations[0]
-    flops = logged_flops(case.framework, case.model, case.workload, grid=one.grid, recompute=one.recompute)
-    peak = more.mfu_of or 1e12 * case.machine.accelerator.peak_tflops["bf16"]
-    rate = 1e12 * row.tflops_per_gpu if row.tflops_per_gpu is not None else more.mfu and more.mfu * peak
-    return flops / (rate * row.gpus) if flops and rate else None
+    peak = more.mfu_of or TERA * case.machine.accelerator.peak_tflops["bf16"]
+    rate = TERA * row.tflops_per_gpu if row.tflops_per_gpu is not None else more.mfu and more.mfu * peak
+    return step_at(case, case.configurations[0], tokens=more.tokens_per_s_per_gpu, flops=rate)
+
+
+def step_at(case: Case, layout: Layout, *, tokens: float | None = None, flops: float | None = None) -> float | None:
+    """The step, s, in which a GPU has so many tokens a second, else so many FLOP/s as the framework's log counts them;
+    None where it counts none."""
+    if tokens is not None:
+        return step_tokens(case.workload) / (tokens * case.row.gpus)
+    counted = logged_flops(case.framework, case.model, case.workload, grid=layout.grid, recompute=layout.recompute)
+    return counted / (flops * case.row.gpus) if counted and flops else None
 
 
 def wrong(case: Case, one: Layout) -> list[str]:

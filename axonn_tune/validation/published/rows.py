@@ -268,6 +268,8 @@ MEASURES = (
     *("tokens_per_s_per_gpu", "mfu_percent", "mfu_of_tflops"),
 )
 """Those of numbers above 0."""
+TIMES = {"step": "step_s", "tflops": "tflops_per_gpu", "tokens-per-gpu": "tokens_per_s_per_gpu"}
+"""Those that say what a step took, by the option of each."""
 _DESCRIPTIVE = ("source", "source_loc", "url", "confidence", "flops_convention")
 COLUMNS = tuple(dict.fromkeys((*NEEDED, *_COLUMN.values(), *_DESCRIPTIVE, *COUNTS, *MEASURES, *MORE, *ALSO)))
 """Every column of a file of steps: those that must be there, those that are read where they are, and those that say

@@ -206,7 +206,7 @@ def told(step_s: float, gpus: int = 32, baseline: float | None = None, **facts: 
     stated = {"n_gpus": gpus, "dp": gpus, "gbs": gpus, "seq": 8192, "mbs": 1, "recompute": "selective", **facts}
     smaller = {} if baseline is None else {"n_gpus": 8, "dp": 8, "gbs": 8}
     run: dict[str, Any] = {"model": "llama3-8b", "framework": "fsdp", "machine": "dgx-h100", "facts": stated}
-    return axonn_tune.diagnose(step_s=step_s, baseline=baseline, baseline_facts=smaller, **run)[0][0]
+    return axonn_tune.diagnose(step_s=step_s, beside=baseline, beside_facts=smaller, **run)[0][0]
 
 
 NETWORK = ("sockets", "gpudirect", "nics", "slow_network")
@@ -227,24 +227,27 @@ def test_the_same_run_on_one_node_tells_the_network_from_the_rest() -> None:
     assert shared(fast) > 0.8
     assert fast.baseline is not None
     assert (fast.baseline.gpus, fast.baseline.one_node, fast.baseline.slow) == (8, True, False)
-    assert "most likely the network between nodes" in diagnosis_text(fast, machine="dgx-h100")
+    assert fast.network == shared(fast)
+    assert f"{fast.network:.0%} likely the network between nodes" in " ".join(
+        diagnosis_text(fast, machine="dgx-h100").split()
+    )
     assert "not the network between nodes" in diagnosis_text(slow, machine="dgx-h100")
 
 
-def test_a_baseline_is_a_smaller_run() -> None:
-    """Guards the refusals: one on as many GPUs, and facts of a baseline that there is not, and what a profile
-    that is a document, as the baseline's is, is called in a command."""
+def test_a_run_beside_another_has_another_size() -> None:
+    """Guards the refusals: one on as many GPUs, and facts of another run that there is not, and what a profile
+    that is a document, as the other run's is, is called in a command."""
     step: dict[str, Any] = {"step_s": 1.0, "model": "nano", "machine": "dgx-h100", "framework": "fsdp"}
     facts = {"n_gpus": 16, "dp": 16, "gbs": 16, "seq": 64}
-    with pytest.raises(UsageError, match=r"is on 16 GPUs and .* on 16: it has to be the run on fewer"):
-        axonn_tune.diagnose(**step, facts=facts, baseline=1.0)
-    with pytest.raises(UsageError, match="--baseline-fact"):
-        axonn_tune.diagnose(**step, facts=facts, baseline_facts={"n_gpus": 8})
+    with pytest.raises(UsageError, match="are both on 16 GPUs: the runs have to differ"):
+        axonn_tune.diagnose(**step, facts=facts, beside=1.0)
+    with pytest.raises(UsageError, match="--beside-fact"):
+        axonn_tune.diagnose(**step, facts=facts, beside_facts={"n_gpus": 8})
     stated = "--gpus 16 --dp 16 --batch 16 --seq 64 --model nano --machine dgx-h100 --framework fsdp"
     profile = load_machine("dgx-h100").document
     with pytest.raises(UsageError, match=r"does not state n_gpus.* --machine dgx-h100 --framework fsdp$"):
         axonn_tune.diagnose(**{**step, "machine": profile})
-    missing = run(f"diagnose --step 1 {stated} --baseline one.log")
+    missing = run(f"diagnose --step 1 {stated} --beside one.log")
     assert (missing.code, "one.log" in missing.err) == (2, True)
 
 
