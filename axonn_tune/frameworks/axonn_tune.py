@@ -5,7 +5,7 @@ Source: `axonn_tune.runtime`, whose collectives are checked against this descrip
 
 from __future__ import annotations
 
-from axonn_tune.frameworks.description import Framework, PipelineSchedule
+from axonn_tune.frameworks.description import Framework, PipelineSchedule, Saver
 from axonn_tune.frameworks.step import KernelKind, StepOptions
 from axonn_tune.recompute import MODULES
 from axonn_tune.specs.machine import Software
@@ -24,6 +24,7 @@ AXONN_TUNE = Framework(
     asked_axes=("context",),
     recompute_modules=tuple(name for name, one in MODULES.items() if not one.needs),
     recompute_some="any",
+    savers=(Saver("sharded optimizer states (ZeRO-1)", "shard_optimizer", True),),
     recompute_sets=("none", "selective", "layernorm,mlp", "full"),
     ranked_by="communication",
 )

@@ -70,6 +70,30 @@ class FlopCount:
     where: tuple[str, ...] = ()
 
 
+class Saver(NamedTuple):
+    """An option that takes less memory of a GPU.
+
+    title: what it makes of a run. option, value: of a search, which asks for it; `set` is of a framework's own step,
+    for a run that is without it.
+    """
+
+    title: str
+    option: str
+    value: str | bool
+
+    @property
+    def words(self) -> str:
+        """As the command line has it."""
+        name = f"--{self.option.replace('_', '-')}"
+        return name if self.value is True else f"{name} {self.value}"
+
+
+OWN_SAVERS = (
+    Saver("sequence parallelism", "set", "step.sequence_parallel=true"),
+    Saver("distributed optimizer", "set", "step.distributed_optimizer=true"),
+)
+"""Of frameworks whose steps have them."""
+
 FUSED = Software()
 """Kernels as well fused as the programs say, and a host that is never late."""
 
@@ -94,7 +118,8 @@ class Framework:
     blocks, or any set. formats: number formats below 16 bits that it is priced in; older_formats: those of them that
     only releases before the one of its commands have; format_options: step options of theirs that it can be told.
     asked_axes: axes that it has on demand alone. precision_aware: it reduces gradients in BF16 on demand, and keeps
-    optimizer states in types of their own. cuda_graphs: scopes that it captures, its default first, each with the
+    optimizer states in types of their own. savers: options that take less memory, from what changes a run least to what
+    changes most. cuda_graphs: scopes that it captures, its default first, each with the
     layouts that it then cannot run. exchanges: of context parallelism, those that a search compares; without any, that
     of its step alone. dispatchers: those it has, of which each layout takes its default; without any, it has that of
     its step alone. overlaps_experts: it can run passes of two micro-batches, or shared experts, beside dispatch and
@@ -131,6 +156,7 @@ class Framework:
     recompute_sets: tuple[Recompute, ...] = RECOMPUTES
     searches_some: bool = True
     precision_aware: bool = False
+    savers: tuple[Saver, ...] = OWN_SAVERS
     formats: tuple[Precision, ...] = ()
     older_formats: tuple[Precision, ...] = ()
     format_options: tuple[str, ...] = ()

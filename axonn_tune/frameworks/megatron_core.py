@@ -17,6 +17,7 @@ from dataclasses import replace
 from axonn_tune.frameworks.command import EXPANDABLE_SEGMENTS, LITTLE_TO_REPEAT, TRIAL, flags, sections_of
 from axonn_tune.frameworks.description import (
     AS_MANY_A_CHUNK,
+    OWN_SAVERS,
     Argument,
     Because,
     Command,
@@ -24,6 +25,7 @@ from axonn_tune.frameworks.description import (
     Framework,
     PipelineSchedule,
     Run,
+    Saver,
     Value,
 )
 from axonn_tune.frameworks.keys import step_keys
@@ -388,6 +390,15 @@ NAMES = {
 """What Megatron-LM and what is built on it call the axes; GTP is our z, so its flag of weight shards is TP times it,
 and that of experts is ETP times EGTP."""
 
+_SAVERS = (
+    Saver("precision-aware optimizer", "use_precision_aware_optimizer", "fp32"),
+    Saver("BF16 gradients", "grad_reduce_in_bf16", True),
+    Saver("BF16 optimizer states", "use_precision_aware_optimizer", "bf16"),
+)
+"""The first keeps master weights as bits that BF16 weights lack, and loses none. DeepSeek-V3 was trained with moments
+in BF16 (arXiv 2412.19437, section 3.3.3); of moments in FP8, which the optimizer takes too, no such training is known.
+"""
+
 MEGATRON_CORE = Framework(
     name="megatron-core",
     title="Megatron-Core",
@@ -405,6 +416,7 @@ MEGATRON_CORE = Framework(
     expert_axes=("expert", "expert_tensor", "expert_z"),
     expert_software="core-experts",
     precision_aware=True,
+    savers=(*OWN_SAVERS, *_SAVERS),
     formats=("fp8-delayed", "fp8-current", "fp8-blockwise", "mxfp8", "nvfp4"),
     format_options=("primary_weights", "first_layers_bf16", "last_layers_bf16", "narrow_attention"),
     cuda_graphs=dict.fromkeys(CUDA_GRAPHS, ()),
@@ -446,6 +458,7 @@ NEMO_2022 = replace(
     name="nemo-2022",
     title="NeMo (2022)",
     precision_aware=False,
+    savers=OWN_SAVERS,
     formats=(),
     format_options=(),
     cuda_graphs={},

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import permutations
 
@@ -16,11 +16,11 @@ from axonn_tune.job import Layout
 from axonn_tune.learning.evidence import Setup
 from axonn_tune.program.dimensions import broken_constraints
 from axonn_tune.ranking.choosing import search
-from axonn_tune.ranking.inputs import compares_expert_overlap, fewer_bytes
+from axonn_tune.ranking.inputs import compares_expert_overlap
+from axonn_tune.ranking.nearest import Saving, savings
 from axonn_tune.ranking.priced import Priced
 from axonn_tune.ranking.space import Problem
 from axonn_tune.recompute import RECOMPUTES, needed_by
-from axonn_tune.request import Request
 from axonn_tune.vocabulary import OVERLAPS
 
 WORTH, CHANGES = 0.01, 5
@@ -218,12 +218,14 @@ def changes_of(setup: Setup, price: Callable[[Setup], float], *, ranking: Priced
     # What a router or a recipe does is no choice of a layout.
     others = (several for (kind, _), several in alternatives(setup).items() if kind not in ("routing", "precision"))
     tried = [(words, changed) for several in others for words, changed in several]
-    tried += [] if fits else _savers(setup)
+    tried += [] if fits else _savers(setup, within_bytes=limit)
+    if not (fits or any(possible(changed, within_bytes=limit) for _, changed in tried)):
+        tried += _beside_savers(setup, within_bytes=limit)
     wide = setup.workload.precision == "fp32" and "bf16" in setup.machine.accelerator.peak_tflops
     halved = _in_bf16(setup) if wide else None
     if halved:
         tried.append(("bf16, not fp32", halved))
-        tried += [] if fits else [(f"bf16, {words}", changed) for words, changed in _savers(halved)]
+        tried += [] if fits else [(f"bf16, {words}", changed) for words, changed in _savers(halved, within_bytes=limit)]
     if (flagged := with_own_flags(setup)) != setup:
         tried.append((_flags_changed(setup, flagged), flagged))
     best = []
@@ -246,9 +248,9 @@ def changes_of(setup: Setup, price: Callable[[Setup], float], *, ranking: Priced
     return tuple(sorted(worth.values(), key=lambda change: -change.gain)[:CHANGES])
 
 
-def _savers(setup: Setup) -> list[tuple[str, Setup]]:
-    """What else takes less memory: recompute sets, an axis twice as long for one half as long, BF16 gradients,
-    optimizer states in 16 bits, and both of these."""
+def _savers(setup: Setup, *, within_bytes: float) -> list[tuple[str, Setup]]:
+    """What else takes less memory: recompute sets, an axis twice as long for one half as long, and as few of the
+    framework's savers as do."""
     framework, one, has = setup.framework, setup.layout, {*setup.model.parts}
     others = (other for other in framework.recompute_sets if other not in (*RECOMPUTES, one.recompute))
     sets = (other for other in others if {*needed_by(other)} <= has and not framework.cannot_recompute(other))
@@ -259,12 +261,34 @@ def _savers(setup: Setup) -> list[tuple[str, Setup]]:
             sizes |= {longer: 2 * sizes[longer], shorter: sizes[shorter] // 2}
             words = ", ".join(f"{framework.called(axis)} {sizes[axis]}" for axis in (longer, shorter))
             found.append((words, _run_as(setup, grid=Grid(**sizes, order=one.grid.order), parts=None)))
-    typed = fewer_bytes(framework, Request(), setup.workload)
-    found += [(words, replace(setup, framework=changed)) for words, changed, _ in typed]
+    several = [(len(taken.savers), taken.words, changed) for taken, changed in _saved(setup)]
+    fewest = next((count for count, _, changed in several if possible(changed, within_bytes=within_bytes)), 0)
+    return [*found, *((words, changed) for count, words, changed in several if count == fewest)]
+
+
+def _beside_savers(setup: Setup, *, within_bytes: float) -> list[tuple[str, Setup]]:
+    """Other changes beside as few of the framework's savers as do with them, where none does alone."""
+    found = list[tuple[str, Setup]]()
+    fewest = 0
+    for taken, saved in _saved(setup):
+        if found and len(taken.savers) > fewest:
+            break
+        fewest, others = len(taken.savers), alternatives(saved)
+        sizes = (
+            one for (kind, _), several in others.items() if kind in ("recompute", "micro_batch") for one in several
+        )
+        several = [(f"{taken.words}, {words}", one) for words, one in (*sizes, *_savers(saved, within_bytes=0.0))]
+        found += [one for one in several if possible(one[1], within_bytes=within_bytes)]
     return found
 
 
-_MOST_FLAGS = 5
+def _saved(setup: Setup) -> Iterator[tuple[Saving, Setup]]:
+    """The run with each combination of its framework's savers, fewer first."""
+    for taken in savings(setup.framework, setup.workload):
+        yield taken, replace(setup, framework=taken.framework, workload=taken.workload)
+
+
+_MOST_FLAGS = 8
 """Arguments that differ, up to which a change is named by them."""
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from math import prod
 from pathlib import Path
@@ -19,7 +19,7 @@ from axonn_tune.frameworks.step import StepOptions
 from axonn_tune.grid import EXPERT_AXES, RANK_AXES, nearest_sizes
 from axonn_tune.ranking.space import Problem
 from axonn_tune.recompute import modules_of, needed_by
-from axonn_tune.request import Request, flag
+from axonn_tune.request import Request
 from axonn_tune.specs.catalog import Loaded, MachineLike, load_machine, load_model, route_overrides
 from axonn_tune.specs.document import known_keys
 from axonn_tune.specs.loading import DOCUMENT_BYTES, read_text
@@ -217,18 +217,6 @@ def with_types(framework: Framework, request: Request, workload: Workload) -> Fr
     return framework.with_step(master_bytes=master, exp_avg_bytes=size, exp_avg_sq_bytes=size)
 
 
-def fewer_bytes(framework: Framework, request: Request, workload: Workload) -> Iterator[tuple[str, Framework, Request]]:
-    """BF16 gradients, optimizer states in 16 bits, and both, where they can be asked for and are not: options, and what
-    they make of framework and request."""
-    gradients: dict[str, Any] = {} if request.grad_reduce_in_bf16 else {"grad_reduce_in_bf16": True}
-    states: dict[str, Any] = {} if request.use_precision_aware_optimizer else {"use_precision_aware_optimizer": "bf16"}
-    for asked in filter(None, (gradients, states, gradients | states if gradients and states else {})):
-        one = replace(request, **asked)
-        words = " ".join(flag(name) + ("" if value is True else f" {value}") for name, value in asked.items())
-        with contextlib.suppress(UsageError):
-            yield words, with_types(framework, one, workload), one
-
-
 def compares_expert_overlap(problem: Problem) -> bool:
     """Whether the search compares layouts with expert overlap: by steps, where they can have it and nobody says
     whether."""
@@ -356,7 +344,7 @@ def _with_settings(
     framework: Framework, settings: Sequence[str], model: Model, machine: Machine, precision: Precision
 ) -> Framework:
     """The framework with options of its step; UsageError for those that the model or the machine cannot have."""
-    step = dict(map(_step_setting, settings))
+    step = dict(map(step_setting, settings))
     if idle := [name for name in step if name in _OF_EXPERTS and not model.has_experts]:
         raise UsageError(f"--set step.{idle[0]}: {model.name} has no experts")
     given = step_changes(framework).get("fused_attention")
@@ -366,7 +354,7 @@ def _with_settings(
     return framework.with_step(**step) if step else framework
 
 
-def _step_setting(setting: str) -> tuple[str, object]:
+def step_setting(setting: str) -> tuple[str, object]:
     """An option of a step and its value, of the kind that it has: true or false, names between commas, a number or a
     word; UsageError for another."""
     name, text = (part.strip() for part in setting.removeprefix("step.").partition("=")[::2])

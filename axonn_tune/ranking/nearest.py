@@ -1,10 +1,11 @@
-"""When nothing fits: the binding constraint, and the smallest change that makes something feasible."""
+"""What fits and what takes less memory; where nothing fits what binds, and the smallest change with which it fits."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from itertools import pairwise, product
 from typing import Any
 
 import numpy as np
@@ -12,19 +13,113 @@ import numpy as np
 from axonn_tune.errors import NothingFeasibleError, UsageError
 from axonn_tune.frameworks import find_framework, registry
 from axonn_tune.frameworks.axonn_tune import AXONN_TUNE
-from axonn_tune.frameworks.description import Framework
+from axonn_tune.frameworks.description import Framework, Saver
 from axonn_tune.grid import ALL_AXES, divisors, nearest_sizes
 from axonn_tune.program.dimensions import MEMORY, MICRO_BATCH
+from axonn_tune.program.memory import memory_limit_bytes
 from axonn_tune.ranking.choosing import search
-from axonn_tune.ranking.fit import Fitting, fit_all
-from axonn_tune.ranking.inputs import check, compares_expert_overlap, fewer_bytes
+from axonn_tune.ranking.fit import Fitting, fit_all, least_bytes_of
+from axonn_tune.ranking.inputs import check, compares_expert_overlap, step_setting, with_types
 from axonn_tune.ranking.priced import Priced
-from axonn_tune.ranking.programs import step_program
+from axonn_tune.ranking.programs import Programs, step_program
 from axonn_tune.ranking.shapes import Shapes, list_shapes
 from axonn_tune.ranking.space import Grids, Problem, list_grids
-from axonn_tune.request import ALPHA_BETA, flag
-from axonn_tune.specs.workload import Recompute
+from axonn_tune.request import ALPHA_BETA, NO_REQUEST, Request, flag
+from axonn_tune.specs.workload import Recompute, Workload
 from axonn_tune.units import GIB, show_bytes, show_seconds
+
+
+@dataclass(frozen=True)
+class Saving:
+    """Savers that are taken together, and what they make of framework, workload and request."""
+
+    savers: tuple[Saver, ...]
+    framework: Framework
+    workload: Workload
+    request: Request
+
+    @property
+    def words(self) -> str:
+        """As the command line has them."""
+        return " ".join(one.words for one in self.savers)
+
+    def of(self, problem: Problem) -> Problem:
+        """A problem with them."""
+        return replace(problem, framework=self.framework, workload=self.workload, request=self.request)
+
+
+def savings(
+    framework: Framework, workload: Workload, request: Request = NO_REQUEST, *, switched_off: bool = True
+) -> Iterator[Saving]:
+    """Each combination of savers that can be had and is not asked for otherwise: fewer first, then in the order of the
+    framework, whose later ones change a run more.
+
+    switched_off: those of its own step, too, which a run is without.
+    """
+    own = (find_framework(framework.name) if framework.name in registry() else framework).step
+    named = [one for one in framework.savers if one.option == "set" or getattr(request, one.option) in (None, False)]
+    groups: dict[str, list[Saver | None]] = {}
+    for one in named:
+        if one.option != "set":
+            groups.setdefault(one.option, [None]).append(one)
+        elif switched_off and all(getattr(own, name) == value for name, value in [step_setting(str(one.value))]):
+            groups[one.words] = [None, one]
+    taken = [tuple(one for one in several if one) for several in product(*groups.values())]
+    for savers in sorted(taken, key=lambda one: (len(one), [framework.savers.index(each) for each in one])):
+        found = Saving((), framework, workload, request)
+        try:
+            several = [found := _with(found, one) for one in sorted(savers, key=framework.savers.index)]
+        except UsageError:
+            continue
+        before = (Saving((), framework, workload, request), *several)
+        if savers and all(_changes(*pair) for pair in pairwise(before)):
+            yield found
+
+
+def _changes(before: Saving, after: Saving) -> bool:
+    """Whether the last saver is not had already."""
+    return (before.framework, before.workload) != (after.framework, after.workload)
+
+
+def _with(saving: Saving, saver: Saver) -> Saving:
+    """With one more; UsageError for what the number format, the framework or its step cannot have."""
+    framework, workload, request, value = saving.framework, saving.workload, saving.request, saver.value
+    if saver.option == "set":
+        framework = framework.with_step(**dict([step_setting(str(value))]))
+        request = replace(request, set=(*tuple(request.set), str(value)))
+    else:
+        request = replace(request, **{saver.option: value})  # type: ignore[arg-type]
+        if saver.option == "shard_optimizer":
+            workload = workload.model_copy(update={"shard_optimizer_over_data": True})
+        else:
+            framework = with_types(framework, request, workload)
+    return Saving((*saving.savers, saver), framework, workload, request)
+
+
+def fits(problem: Problem) -> bool:
+    """Whether a search would have a row: a grid that satisfies every constraint has memory with the smallest
+    micro-batch and a recompute set, by the memory that the search goes by. Nothing is priced.
+
+    False for what a command line is refused for.
+    """
+    try:
+        check(problem)
+    except UsageError:
+        return False
+    shapes = leanest(grids := list_grids(problem), problem)
+    if not len(shapes):
+        return False
+    least_bytes, _ = least_bytes_of(shapes, Programs(problem.by_dispatcher[0]), len(grids.sizes))
+    limit_bytes = memory_limit_bytes(problem.machine.accelerator)
+    return any(bool((of_grid <= limit_bytes).any()) for of_grid in least_bytes)
+
+
+def leanest(grids: Grids, problem: Problem) -> Shapes:
+    """Shapes with the smallest micro-batch, which divides every share of the batch: memory grows with it."""
+    if problem.request.micro_batch is None:
+        smallest = 2 if problem.workload.split_micro_batch else 1
+        problem = replace(problem, request=replace(problem.request, micro_batch=smallest))
+    return list_shapes(grids, problem)
 
 
 def require_any(ranked: Priced) -> None:
@@ -48,19 +143,19 @@ def nearest_change(problem: Problem) -> str:
     """Binding constraint and nearest changes, for a problem with an empty ranking.
 
     What fits is found by memory alone. Where memory binds, changes have step and memory of the best layout that each
-    allows: the first, and up to three that leave few layouts to search; of the same job on the same GPUs, or, where
-    none of those fits, of others.
+    allows: the first, savers and those that leave few layouts to search, up to three; of the same job on the same GPUs,
+    or, where none of those fits, of others.
     """
     grids = list_grids(problem)
     shapes = list_shapes(grids, problem)
     memory = len(shapes) > 0
     binding = _binding_memory(problem, grids) if memory else _binding_divisibility(problem, grids)
     kinds = [*(_savers(problem) if memory else ()), *_near_sizes(problem), *([] if memory else [_batches(problem)])]
-    if not problem.workload.shard_optimizer_over_data:
-        kinds.append(iter([("--shard-optimizer", _with_workload(problem, shard_optimizer_over_data=True))]))
     others = _more_gpus if memory else _gpus
     kinds += [*(_smaller(problem) if memory else ()), others(problem), _without_pins(problem)]
     tried = [first for kind in kinds if (first := _first_feasible(kind))]
+    if memory and not any(_same_job(problem, changed) for _, changed in tried):
+        tried[:0] = [first for kind in _with_savers(problem) if (first := _first_feasible(kind))]
     # Other GPU counts, each with divisible batches, or without the pins that none of them suits.
     second, joint = (_without_pins, " and ") if memory else (_batches, " ")
     both = ((f"{text}{joint}{more}", twice) for text, changed in others(problem) for more, twice in second(changed))
@@ -82,14 +177,14 @@ def _by_cost(problem: Problem, tried: Sequence[tuple[str, Problem]]) -> tuple[li
     """Changes with step and memory of the best layout of each, the least time of a GPU per token first, and others by
     name: those of another job, which are priced where no other change fits, and those that would take more searches."""
 
-    def same(changed: Problem) -> bool:
-        """Whether it is the same job on the same GPUs."""
-        jobs = [(one.gpus, one.workload, one.framework.name) for one in (problem, changed)]
-        return jobs[0] == jobs[1]
-
-    own = [one for one in tried if same(one[1])]
+    own = [one for one in tried if _same_job(problem, one[1])]
     first, *others = own or tried
-    few = [one for one in others if len(list_shapes(list_grids(one[1]), one[1])) <= _FEW]
+
+    def priced_soon(changed: Problem) -> bool:
+        """Whether it is priced: savers, of which the one that costs least is to be named, and what is searched soon."""
+        return changed.framework != problem.framework or len(list_shapes(list_grids(changed), changed)) <= _FEW
+
+    few = [one for one in others if priced_soon(one[1])]
     named = [one[0] for one in tried if one is not first and one not in few]
     priced = []
     for text, changed in (first, *few[: _MOST_CHANGES - 1]):
@@ -132,32 +227,15 @@ def _shortest_step_s(problem: Problem) -> float:
     return found[0].iteration_s if len(found) else math.inf
 
 
+def _same_job(problem: Problem, changed: Problem) -> bool:
+    """Whether it is the same job on the same GPUs."""
+    sizes = [(one.workload.global_batch, one.workload.sequence_length) for one in (problem, changed)]
+    return sizes[0] == sizes[1] and (problem.gpus, problem.framework.name) == (changed.gpus, changed.framework.name)
+
+
 def _first_feasible(changes: Iterator[tuple[str, Problem]]) -> tuple[str, Problem] | None:
     """The first change that makes something feasible; None if none does. Nothing is priced."""
-    return next(((text, changed) for text, changed in changes if _accepted(changed) and _fits(changed)), None)
-
-
-def _accepted(problem: Problem) -> bool:
-    """Whether a command line that asks for this is not refused."""
-    try:
-        check(problem)
-    except UsageError:
-        return False
-    return True
-
-
-def _fits(problem: Problem) -> bool:
-    """Whether a candidate satisfies every constraint and has memory."""
-    shapes = _leanest(list_grids(problem), problem)
-    return len(shapes) > 0 and any(len(fitting.rows) for _, fitting in _fittings(shapes))
-
-
-def _leanest(grids: Grids, problem: Problem) -> Shapes:
-    """Shapes with the smallest micro-batch, which divides every share of the batch: memory grows with it."""
-    if problem.request.micro_batch is None:
-        smallest = 2 if problem.workload.split_micro_batch else 1
-        problem = replace(problem, request=replace(problem.request, micro_batch=smallest))
-    return list_shapes(grids, problem)
+    return next(((text, changed) for text, changed in changes if fits(changed)), None)
 
 
 def _fittings(shapes: Shapes) -> Iterator[tuple[Recompute, Fitting]]:
@@ -171,7 +249,7 @@ def _fittings(shapes: Shapes) -> Iterator[tuple[Recompute, Fitting]]:
 
 def _binding_memory(problem: Problem, grids: Grids) -> str:
     """The leanest candidate, and its gap to the limit."""
-    shapes = _leanest(grids, problem)
+    shapes = leanest(grids, problem)
     least: tuple[float, str] | None = None
     limit_bytes = 0.0
     for recompute, fitting in _fittings(shapes):
@@ -249,16 +327,12 @@ def _without_pins(problem: Problem) -> Iterator[tuple[str, Problem]]:
 
 
 def _savers(problem: Problem) -> Iterator[Iterator[tuple[str, Problem]]]:
-    """What takes less memory with the same axes: options of the framework's step, types of gradients and optimizer
-    states, recompute sets, smaller micro-batches."""
+    """What takes less memory with the same axes: as few of the framework's savers as do, recompute sets, smaller
+    micro-batches."""
     request, framework = problem.request, problem.framework
-    plain = find_framework(framework.name).step if framework.name in registry() else framework.step
-    for name in ("sequence_parallel", "distributed_optimizer"):
-        if getattr(plain, name) and not getattr(framework.step, name):
-            on = replace(problem, framework=framework.with_step(**{name: True}))
-            yield iter([(f"--set step.{name}=true", on)])
-    fewer = fewer_bytes(framework, request, problem.workload)
-    yield ((words, replace(problem, framework=typed, request=asked)) for words, typed, asked in fewer)
+    taken = [(one.savers, one.words, one.of(problem)) for one in savings(framework, problem.workload, request)]
+    fewest = next((len(savers) for savers, _, changed in taken if fits(changed)), 0)
+    yield from (iter([(words, changed)]) for savers, words, changed in taken if len(savers) == fewest)
     if request.recompute is not None:
         others = (one for one in framework.recompute_sets if one not in (request.recompute, "none"))
         for one in others:
@@ -267,6 +341,20 @@ def _savers(problem: Problem) -> Iterator[Iterator[tuple[str, Problem]]]:
     if (size := request.micro_batch or 1) > 1:
         smaller = [replace(request, micro_batch=other) for other in divisors(size)[-2::-1]]
         yield ((f"--micro-batch {one.micro_batch}", replace(problem, request=one)) for one in smaller)
+
+
+def _with_savers(problem: Problem) -> Iterator[Iterator[tuple[str, Problem]]]:
+    """Another change beside the fewest savers that suffice with it, where neither does alone."""
+    taken = list(savings(problem.framework, problem.workload, problem.request))
+    for kind in (*_savers(replace(problem, framework=replace(problem.framework, savers=()))), *_near_sizes(problem)):
+        for text, changed in kind:
+            yield ((f"{one.words} {text}", replace(one.of(problem), request=_joined(one, changed))) for one in taken)
+
+
+def _joined(saving: Saving, changed: Problem) -> Request:
+    """What a changed problem asks for, with savers."""
+    own = {name: getattr(saving.request, name) for name in ("set", *(one.option for one in saving.savers))}
+    return replace(changed.request, **own)
 
 
 _NEAR = 4

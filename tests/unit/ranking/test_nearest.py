@@ -36,6 +36,7 @@ CASES: dict[str, dict[str, Any]] = {
     "no such ETP": {**MIXTRAL, "x": 2, "expert_tensor": 3},
     "nothing recomputed": {"gpus": 8, "model": "llama3-8b", "framework": "fsdp", "seq": 16384, "recompute": "none"},
     "no types of fewer bytes": {**LLAMA, "gpus": 16, "x": 8, "pipeline": 2, "recompute": "none", "micro_batch": 1},
+    "two at once": {**LLAMA, "gpus": 16, "x": 8, "pipeline": 2, "recompute": "none", "micro_batch": 2},
     "parts that 16 stages do not divide": {
         **LLAMA,
         "gpus": 64,
@@ -103,7 +104,9 @@ def test_every_suggestion_fits(case: str) -> None:
         ("a batch of one", "--batch 64 or leave out --x and --y"),
         ("a micro-batch", "--batch 8064 or leave out --micro-batch"),
         ("no halves", "--batch 128"),
-        ("weights kept whole", "fit: --grad-reduce-in-bf16 ("),
+        ("weights kept whole", "cheapest first: --use-precision-aware-optimizer bf16 ("),
+        ("two at once", "cheapest first: --use-precision-aware-optimizer bf16 --micro-batch 1 ("),
+        ("weights kept whole", ") or --use-precision-aware-optimizer fp32 ("),
         ("no such EP", "fit: --ep 8 or "),
         ("too wide an EP", "fit: --ep 8 or "),
         ("no such ETP", "fit: --etp 2 or "),
@@ -121,7 +124,7 @@ def test_suggestions_are_useful(case: str, suggested: str) -> None:
 
 
 SEARCHED = {
-    "weights kept whole": [16],
+    "weights kept whole": [16, 16, 16],
     "a batch of one": [],
     "pins that no count suits": [24],
     "parts that 16 stages do not divide": [64],
