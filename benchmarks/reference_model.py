@@ -27,8 +27,8 @@ class Attention(nn.Module):
         self.model = model
         dim = model.head_dim
         self.q_norm, self.k_norm = (nn.RMSNorm(dim, eps=EPSILON) if layer.qk_norms else None for _ in range(2))
-        self.qkv = nn.Linear(model.hidden, model.qkv_width, bias=model.biases)
-        self.output = nn.Linear(model.query_width, model.hidden, bias=model.biases)
+        self.qkv = nn.Linear(model.hidden, layer.qkv_width, bias=model.biases)
+        self.output = nn.Linear(layer.query_width, model.hidden, bias=model.biases)
 
     def forward(self, x: torch.Tensor, turn: torch.Tensor | None) -> torch.Tensor:
         """`[b, S, H] → [b, S, H]`; turn: cosines and sines of rotary positions, `[2, S, head_dim / 2]`."""
@@ -54,7 +54,7 @@ class Perceptron(nn.Module):
     def __init__(self, model: Model) -> None:
         super().__init__()
         self.gated = model.gated
-        self.fc1 = nn.Linear(model.hidden, model.up_width, bias=model.biases)
+        self.fc1 = nn.Linear(model.hidden, model.plain.up_width, bias=model.biases)
         self.fc2 = nn.Linear(model.ffn, model.hidden, bias=model.biases)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:

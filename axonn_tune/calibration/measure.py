@@ -263,7 +263,7 @@ def _most_tokens(model: Model, workload: Workload, backend: Backend) -> int:
 
     A power of two. Training splits larger batches into micro-batches, whose size is not known before the search.
     """
-    widest = max(model.qkv_width, model.up_width, model.hidden)
+    widest = max(model.plain.qkv_width, model.plain.up_width, model.hidden)
     element = ELEMENT_SIZES[workload.precision].compute
     most = min(_MOST_FLOPS[backend] / (2.0 * model.hidden * widest), _MOST_BYTES[backend] / (element * widest))
     return 1 << max(0, int(most).bit_length() - 1)

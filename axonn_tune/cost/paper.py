@@ -247,10 +247,11 @@ def layer_terms(layer: PaperLayer, *, grids: PaperGrids, recompute: bool) -> tup
 
 def block_layers(model: Model) -> tuple[PaperLayer, ...]:
     """The four linear layers of a block; qkv and gate with up are one layer each."""
+    layer = model.plain
     return (
-        PaperLayer("attention.qkv", k=model.hidden, n=model.qkv_width, transposed=False),
-        PaperLayer("attention.output", k=model.query_width, n=model.hidden, transposed=True),
-        PaperLayer("mlp.fc1", k=model.hidden, n=model.up_width, transposed=False),
+        PaperLayer("attention.qkv", k=model.hidden, n=layer.qkv_width, transposed=False),
+        PaperLayer("attention.output", k=layer.query_width, n=model.hidden, transposed=True),
+        PaperLayer("mlp.fc1", k=model.hidden, n=layer.up_width, transposed=False),
         PaperLayer("mlp.fc2", k=model.ffn, n=model.hidden, transposed=True),
     )
 

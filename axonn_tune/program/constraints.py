@@ -98,4 +98,4 @@ class Constraint:
 
 def common(model: Model, size: str) -> int:
     """What divides a size if and only if it divides that of every layer type that has it."""
-    return math.gcd(*(getattr(layer, size) for layer in model.types)) or getattr(model, size)
+    return math.gcd(*(getattr(layer, size) for layer in model.types)) or getattr(model.plain, size)

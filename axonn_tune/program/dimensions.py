@@ -535,7 +535,7 @@ def _counted_weights(count: FlopCount, model: Model) -> float:
         return model.layers * 12.0 * hidden**2
     if count.weights == "whole_groups":
         attention = (2 + 2 // (model.heads // model.kv_heads)) * hidden
-        return model.layers * hidden * (attention + model.up_width + model.ffn)
+        return model.layers * hidden * (attention + model.plain.up_width + model.ffn)
     if count.weights == "parameters":
         return float(active_parameters(model) - model.vocab * model.hidden * (1 if model.tied_embeddings else 2))
     of_types = zip(counted(model), model.counts, strict=True)

@@ -379,7 +379,7 @@ def paper_step_flops(model: Model, workload: Workload) -> float | None:
     for models of another shape than a GPT with an MLP of 4h, which it does not describe.
     """
     h, length, layers = float(model.hidden), float(workload.sequence_length), float(model.layers)
-    if model.gated or model.ffn != 4 * model.hidden or model.qkv_width != 3 * model.hidden:
+    if model.gated or model.ffn != 4 * model.hidden or model.plain.qkv_width != 3 * model.hidden:
         return None
     gemms = 96.0 * workload.global_batch * length * layers * h * h
     return gemms * (1.0 + length / (6.0 * h) + model.vocab / (16.0 * layers * h))

@@ -132,10 +132,11 @@ class Bench:
         settings = settings_of(launch, self._device)
         turns = rotary_positions(model, settings, torch.arange(sequence, device=self._device), model.head_dim)
         attention = attention_on(model, settings, sequence=sequence, shares=1, turns=turns)
-        qkv = self._normal(probe.sequences * sequence, model.qkv_width)
+        layer = model.plain
+        qkv = self._normal(probe.sequences * sequence, layer.qkv_width)
         if not probe.backward:
             return lambda: attention(qkv)
-        gradient = self._normal(probe.sequences * sequence, model.query_width)
+        gradient = self._normal(probe.sequences * sequence, layer.query_width)
         return lambda: attention(qkv)[1](gradient)
 
     def step(self, probe: StepProbe) -> ProbeWork:

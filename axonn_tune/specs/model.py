@@ -417,6 +417,11 @@ class Model(Document):
         return _resolved(self)
 
     @property
+    def plain(self) -> Layer:
+        """The block of a GPT or Llama of its own sizes, whatever its layer types are."""
+        return _resolve(self, "", LayerType())
+
+    @property
     def runs(self) -> tuple[tuple[int, int], ...]:
         """Consecutive equal layers in order: (index into `types`, how many), those of multi-token prediction last."""
         return (*_runs(self), *self.predicting_runs)
@@ -460,9 +465,8 @@ class Model(Document):
     @property
     def mixed(self) -> bool:
         """Whether it is more than one block of today's GPT or Llama repeated; norms of queries and keys are not."""
-        plain = _resolve(self, "", LayerType())
-        only = replace(self.types[0], name="", qk_norms=plain.qk_norms, rotary_share=plain.rotary_share)
-        return len(self.types) > 1 or self.mtp_layers > 0 or only != plain
+        only = replace(self.types[0], name="", qk_norms=self.plain.qk_norms, rotary_share=self.plain.rotary_share)
+        return len(self.types) > 1 or self.mtp_layers > 0 or only != self.plain
 
     @property
     def parts(self) -> tuple[str, ...]:
@@ -486,21 +490,6 @@ class Model(Document):
     def learned_positions(self) -> bool:
         """Whether positions are a learned table (GPT) and not rotary (Llama)."""
         return self.family == "gpt"
-
-    @property
-    def query_width(self) -> int:
-        """Q = heads * head_dim."""
-        return self.heads * self.head_dim
-
-    @property
-    def qkv_width(self) -> int:
-        """N = Q + 2 * kv_heads * head_dim."""
-        return self.query_width + 2 * self.kv_heads * self.head_dim
-
-    @property
-    def up_width(self) -> int:
-        """G: output width of the first MLP GEMM, gate included."""
-        return 2 * self.ffn if self.gated else self.ffn
 
     @property
     def by_type(self) -> tuple[tuple[Layer, int], ...]:

@@ -80,7 +80,7 @@ def test_large_models_are_measured_in_pieces_that_fit(
             assert 2.0 * m * n * k <= most_flops
     for launch in found.launches:
         tokens = launch.micro_batch * launch.workload.sequence_length
-        assert element * tokens * launch.model.up_width <= most_bytes / 4
+        assert element * tokens * launch.model.plain.up_width <= most_bytes / 4
         assert launch.model.layers < model.document.layers
         # Steps are compiled as runs of the new profile are, whatever --machine says.
         assert (launch.backend, launch.compile) == (backend, backend == "nccl")

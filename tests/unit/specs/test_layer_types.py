@@ -60,11 +60,9 @@ def test_a_model_of_one_type_is_the_flat_fields() -> None:
         model = small_model(family=family, kv_heads=2, biases=True)
         (layer,) = model.types
         assert (layer.name, model.runs, model.counts, model.mixed) == ("", ((0, 8),), (8,), False)
-        assert (layer.query_width, layer.qkv_width, layer.up_width) == (
-            model.query_width,
-            model.qkv_width,
-            model.up_width,
-        )
+        keys = model.kv_heads * model.head_dim
+        assert layer.query_width == model.heads * model.head_dim
+        assert (layer.qkv_width, layer.up_width) == (layer.query_width + 2 * keys, layer.ups * model.ffn)
 
 
 def test_types_and_runs_follow_the_pattern() -> None:
