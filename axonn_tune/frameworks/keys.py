@@ -206,15 +206,15 @@ TABLES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "megatron-deepspeed": (("megatron", "megatron_deepspeed"), ("deepspeed",)),
     "nemo": (("nemo",), ("megatron",)),
     **dict.fromkeys(("torchtitan", "torchtitan-eager"), _TITAN),
-    "deepspeed": (("deepspeed",), ("megatron_deepspeed", "megatron", "accelerate")),
-    "fsdp": (("accelerate",), ("deepspeed",)),
+    "deepspeed": (("deepspeed",), ("megatron_deepspeed", "megatron", "accelerate", "trainer", "llamafactory")),
+    "fsdp": (("accelerate",), ("deepspeed", "trainer", "llamafactory")),
 }
 """Tables of a framework's own arguments, whose defaults hold, and of others that its files may state."""
 
 _OTHERS = ("launchers", "logs", "unpriced")
 SHIPPED = (
     *("logs", "megatron_axonn", "nemo", "megatron", "megatron_deepspeed", "torchtitan", "deepspeed", "accelerate"),
-    "launchers",
+    *("llamafactory", "trainer", "launchers"),
 )
 
 
@@ -303,8 +303,8 @@ def misspelt(name: str, tables: tuple[str, ...]) -> str:
             continue
         most = next(number for least, number in _MISTAKES if min(len(one), len(end)) >= least)
         if (mistakes := edits(one, end, most)) <= most:
-            found.append((mistakes, one))
-    return min(found, default=(0, ""))[1] or ("_" in name and _begun(name, tables)) or ""
+            found.append((mistakes, -one.count("."), one))
+    return min(found, default=(0, 0, ""))[2] or ("_" in name and _begun(name, tables)) or ""
 
 
 def _begun(name: str, tables: tuple[str, ...]) -> str:
@@ -315,7 +315,7 @@ def _begun(name: str, tables: tuple[str, ...]) -> str:
     return found[0] if only and exact[found[0]].field else ""
 
 
-ABBREVIATING = {"launchers": "its launcher", "accelerate": "Hugging Face's parser"}
+ABBREVIATING = {"launchers": "its launcher", "accelerate": "Hugging Face's parser", "trainer": "Hugging Face's parser"}
 """Tables whose parsers take the start of a name for the only argument that begins so, as argparse does by default:
 torchrun's, DeepSpeed's launcher's and transformers' (hf_argparser.py). Megatron-LM's, Megatron-DeepSpeed's and AxoNN's
 are made with allow_abbrev=False (megatron/training/arguments.py), and tyro, torchtitan's, is so, too."""

@@ -228,6 +228,26 @@ def _set_kernels(run: Run, stated: Arguments) -> Changes:
 _DROPOUTS = ("hidden_dropout", "attention_dropout")
 
 
+# Hugging Face's Trainer.
+
+
+def _set_trainer(run: Run, stated: Arguments) -> Changes:
+    """Whether FSDP1 gathers ahead in the backward pass; replicas, and weights in BF16 alone, of a Trainer.
+
+    Accelerate's default is NO_PREFETCH, and BACKWARD_POST issues the gather after the block's computation
+    (accelerate 1.15.0, utils/dataclasses.py); FSDP2 always gathers ahead. DDP reduces FP32 gradients once a step
+    (transformers 5.24.0, trainer.py, no_sync).
+    """
+    prefetch = stated.get("fsdp_backward_prefetch", NOTHING).value.lower()
+    first = stated.get("fsdp_version", NOTHING).value == "1"
+    if first and run.framework.name == "fsdp":
+        yield "prefetch_backward", prefetch in ("backward_pre", "1")
+    if run.framework.name == "fsdp" and run.size("z") == 1 and "model_name_or_path" in stated:
+        yield from (("reduce_each_micro_batch", False), ("reduced_bytes", None))
+    if is_on(stated.get("pure_bf16", NOTHING)):
+        yield from (("gradient_bytes", 2), ("master_bytes", 2), ("exp_avg_bytes", 2), ("exp_avg_sq_bytes", 2))
+
+
 # Context parallelism, experts, number formats.
 
 
@@ -323,6 +343,7 @@ FIELDS = {
     "offload": Field(lambda run: {}, _set_offload),
     "graphs": Field(_graphs, _set_graphs),
     "kernels": Field(_dropout, _set_kernels),
+    "trainer": Field(lambda run: {}, _set_trainer),
     "context": Field(_context, _set_context),
     "dispatcher": Field(_dispatcher, _set_dispatcher),
     "ends": Field(_ends, _set_ends),

@@ -1,9 +1,9 @@
 """The run of a command or config file as one setup, with recorded assumptions for everything not stated.
 
 Read are bash scripts and argument lists for Megatron-LM and what descends from it (Megatron-Core, NeMo,
-Megatron-Bridge, Megatron-DeepSpeed, Megatron-AxoNN) and for torchtitan, torchtitan's TOML, DeepSpeed's JSON, and YAML
-of NeMo and accelerate. Config files that a script names are read from its folder. `learning.arguments` maps arguments;
-unstated ones take the framework's default.
+Megatron-Bridge, Megatron-DeepSpeed, Megatron-AxoNN) and for torchtitan, torchtitan's TOML, DeepSpeed's JSON, YAML of
+NeMo, and what Accelerate, LLaMA-Factory and Hugging Face's Trainer read (`learning.trainers`). Config files that a
+script names are read from its folder. `learning.arguments` maps arguments; unstated ones take the framework's default.
 """
 
 from __future__ import annotations
@@ -40,6 +40,7 @@ from axonn_tune.frameworks.torchtitan import FLAVORS, MIXTURES
 from axonn_tune.learning.arguments import SWITCHES, beside_others, columns_of, known_name, named_values
 from axonn_tune.learning.run import COMPARED, NEEDED, CommandRun, is_same, model_columns
 from axonn_tune.learning.shell import OUTPUT, Script, read_script, slurm_sizes
+from axonn_tune.learning.trainers import completed, file_named, launched, named_model, positional
 from axonn_tune.learning.unpriced import refusals
 from axonn_tune.specs.catalog import ModelLike, load_model
 from axonn_tune.specs.document import Node, read_config
@@ -64,6 +65,12 @@ class _Source:
     words: tuple[Stated, ...] = ()
     directives: tuple[Stated, ...] = ()
     remarks: tuple[str, ...] = ()
+
+    @property
+    def text(self) -> str:
+        """Its command, and a line `name=value` for each argument."""
+        words = " ".join(word.value for word in self.words)
+        return "\n".join([words, *(f"{name}={stated.value}" for name, stated in self.own.items())])
 
     def name(self, name: str) -> str:
         """The value of an argument of this plain name, "" without one."""
@@ -112,15 +119,19 @@ def _read(path: Path) -> _Source:
     if path.suffix == ".toml":
         return _priced(_of_pairs(path, _toml(text, path)))
     if path.suffix in (".yaml", ".yml", ".json") or text.lstrip().startswith("{"):
-        return _priced(_of_pairs(path, _yaml(text, path)))
+        source = _priced(_of_pairs(path, _yaml(text, path)))
+        for config in _configs(source, (), path):
+            source = source.over(config)
+        return source
     if path.suffix == ".py":
         return _priced(_of_pairs(path, _assigned(text)), text)
     script = read_script(CONTROL.sub("", text), path=str(path))
     source = _of_script(script, path)
     commands = "\n".join(" ".join(word.value for word in command) for command in script.commands)
-    for config in _configs(_priced(source, commands), script, path):
+    for config in _configs(_priced(source, commands), script.documents, path):
         source = source.over(config)
-    return source
+    found = _of_pairs(path, launched(source.words, script.variables, source.named, path))
+    return replace(source, named={**source.named, **found.named})
 
 
 def _priced(source: _Source, text: str = "") -> _Source:
@@ -128,7 +139,7 @@ def _priced(source: _Source, text: str = "") -> _Source:
 
     text: of its commands.
     """
-    text += "".join(f"\n{name}={stated.value}" for name, stated in source.own.items())
+    text += f"\n{source.text}"
     if found := [*refusals(text, source.own, source.arguments, _gpus(source)[0])]:
         raise DocumentError(str(source.path), found)
     return source
@@ -233,26 +244,37 @@ def _telling(words: Sequence[Stated]) -> int:
     return sum(known_name(name) != "" for name, _ in named_values(words))
 
 
-_CONFIGS = ("job.config_file", "deepspeed_config", "deepspeed", "config_file", "config_name")
-"""Arguments that name a config file, of torchtitan 0.2.2, DeepSpeed, accelerate and Hydra."""
+_CONFIGS = (
+    *("job.config_file", "deepspeed_config", "deepspeed", "config_file", "config_name", "config", "fsdp_config"),
+    *("deepspeed_config_file", "deepspeed_config.deepspeed_config_file"),
+)
+"""Arguments that name a config file, of torchtitan 0.2.2, DeepSpeed, accelerate, Hugging Face's Trainer and Hydra."""
+_FOLLOWED = ("deepspeed", "deepspeed_config_file", "deepspeed_config.deepspeed_config_file", "fsdp_config")
+"""Those without which a Trainer's run cannot be priced."""
 
 
-def _configs(source: _Source, script: Script, path: Path) -> Iterator[_Source]:
-    """Config files that a command names, from its folder, and DeepSpeed's if the script writes it."""
+def _configs(source: _Source, documents: Sequence[Stated], path: Path) -> Iterator[_Source]:
+    """Config files that a file names, beside it or below a folder that it is in, and DeepSpeed's if a script writes
+    it; DocumentError for one without which nothing can be priced and that is not there."""
     asked = any(re.match(r"-[\w.-]*(deepspeed|config)|deepspeed$", word.value) for word in source.words)
-    for document in script.documents:
+    for document in documents:
         if asked and document.value.lstrip().startswith("{"):
             found = _of_pairs(path, _yaml(document.value, path))
             moved = {name: replace(one, line=one.line + document.line - 1) for name, one in found.arguments.items()}
             yield replace(found, arguments=moved)
-    for name in _CONFIGS:
-        stated = source.named.get(name)
-        if stated is None or not re.search(r"\.(toml|ya?ml|json)$", stated.value):
+    told = [(name, source.named[name]) for name in _CONFIGS if name in source.named]
+    for name, stated in (*positional(source.words), *told):
+        if not re.search(r"\.(toml|ya?ml|json)$", stated.value):
             continue
-        beside = path.parent / Path(stated.value).name
-        if beside.is_file():
-            yield replace(_read(beside), words=(), directives=())
-        elif not script.documents:
+        if (file := file_named(stated.value, path)) is not None:
+            found = replace(_read(file), words=(), directives=())
+            # Its keys are those of a section where an argument holds it.
+            inside = [(f"{name}.{key}", one) for key, one in found.own.items()] if name == "fsdp_config" else []
+            yield _of_pairs(file, inside) if inside else found
+        elif name in _FOLLOWED and "model_name_or_path" in source.named:
+            why = f"{stated.value!r} does not lie beside the file or below a folder that it is in: put it there"
+            raise DocumentError(str(path), [Problem(name, why, stated.line)])
+        elif not documents:
             remark = f"{path.name}:{stated.line}: {stated.value} does not lie beside it, and is not read"
             yield _Source(path, {}, remarks=(remark,))
 
@@ -290,7 +312,7 @@ def _software(source: _Source) -> tuple[str, int]:
         if word := next(filter(None, map(started, one["started"].split())), None) or told(*one["states"].split()):
             return _exactly(one["kind"], source), word.line
     raise UsageError(
-        f"{str(source.path)!r} states no arguments of Megatron-LM, NeMo, torchtitan, DeepSpeed or accelerate"
+        f"{str(source.path)!r} states no arguments of Megatron-LM, NeMo, torchtitan, DeepSpeed, accelerate or a Trainer"
     )
 
 
@@ -365,12 +387,15 @@ def read_run(
     source = _read(Path(path))
     name, line = (find_framework(framework).name, 1) if framework else _software(source)
     source = source.in_full(name)
-    document = _model_given(source, model)
+    named = None if model is not None else named_model(source.arguments, Path(path).parent)
+    document = named[0] if named else _model_given(source, model)
     facts = {name: meaning(name, value) for name, value in given.items()}
     facts = {**(model_columns(document) if document else {}), **facts}
     stated, (gpus, of_node) = _known(source, facts, needed), _gpus(source)
     if gpus is not None:
         stated.setdefault("world_size", gpus)
+    more, said = completed(str(path), source.text, source.named | stated, given=facts.get("n_gpus"), node=of_node)
+    stated |= _of_pairs(Path(path), more).arguments
     implied = _implied(source, name, stated, facts)
     arguments = {**{one: Stated(value, 0) for one, value in implied.items()}, **stated}
     columns = columns_of(arguments, {column: Stated(value, 0) for column, value in facts.items()})
@@ -392,10 +417,10 @@ def read_run(
         f"{kind} is configured, but model.converters does not name it: priced without, as it runs"
         for kind in dict.fromkeys(idle.values())
     )
-    said = [*_replaced(columns_of(stated), facts)]
-    flavor, named = _flavor(source)
-    if document is not None and named is not None and document.name != _FLAVORS.get(flavor, document.name):
-        said.append(f"--model {document.name} holds in place of the file's {named.value} (line {named.line})")
+    said = [*_replaced(columns_of(stated), facts), *said, *([named[1]] if named else [])]
+    flavor, of_titan = _flavor(source)
+    if document is not None and of_titan is not None and document.name != _FLAVORS.get(flavor, document.name):
+        said.append(f"--model {document.name} holds in place of the file's {of_titan.value} (line {of_titan.line})")
     said += source.remarks
     run = CommandRun(str(path), name, (line, line), columns, arguments, tuple(said), ignored, unknown, document)
     settled = _settled(run, source, implied)

@@ -35,8 +35,10 @@ def refusals(text: str, own: Mapping[str, Stated], arguments: Arguments, gpus: S
         command = _command(tool["framework"], text, arguments, gpus)
         yield Problem("", f"{tool['subject']} are not read. {FULL_TRAINING}, as options state it: {command}")
     elif found:
-        names = ", ".join(name for name, _, _ in found)
-        yield Problem("", f"{FULL_TRAINING}: without {names} the file is priced as that")
+        names = ", ".join(name for name, _, key in found if key.field != "switch" or not key.plain)
+        full = ", ".join(f"{name} {key.default}" for name, _, key in found if key.field == "switch" and key.plain)
+        changes = [f"with {full}"] * bool(full) + [f"without {names}"] * bool(names)
+        yield Problem("", f"{FULL_TRAINING}: {' and '.join(changes)} the file is priced as that")
 
 
 _AXES = {"tp": "x", "pp": "pipeline", "vpp": "chunks", "cp": "context", "ep": "expert", "etp": "expert_tensor"}

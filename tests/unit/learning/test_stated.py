@@ -315,7 +315,7 @@ TP, BATCH = "--tensor-model-parallel-size", "run.sh:2: gbs: the global batch, 60
 @pytest.mark.parametrize(
     ("text", "kind", "message"),
     [
-        ("echo hello", UsageError, "states no arguments of Megatron-LM, NeMo, torchtitan, DeepSpeed or accelerate"),
+        ("echo hello", UsageError, "DeepSpeed, accelerate or a Trainer"),
         (CORE.replace("--nnodes 4 --nproc-per-node 8", ""), UsageError, "run.sh:1: the file does not state n_gpus"),
         (CORE.replace("--nnodes 4", "--nnodes $N"), UsageError, "n_gpus: add --gpus N (--nnodes is $N)"),
         (CORE.replace("--num-layers 32", ""), UsageError, "does not state layers: add --model NAME|FILE"),
@@ -494,17 +494,12 @@ TRAINER = "torchrun --nproc_per_node 8 train.py --per_device_train_batch_size 2 
         ("r.toml", '[model]\nflavor = "8B"\n[lora]\nrank = 8', f"r.toml:4: lora.rank 8: {PEFT}"),
         ("r.toml", '[model]\nflavor = "8B"\n[optimizer]\nname = "Muon"', "optimizer.name Muon: is not priced"),
         ("r.yaml", "finetuning_type: lora\ncutoff_len: 4096", "r.yaml:1: finetuning_type lora: adapters and frozen"),
-        ("r.yaml", "finetuning_type: full\nlora_rank: 8\ncutoff_len: 4096", "files of LLaMA-Factory are not read"),
         ("r.yaml", "stage: sft\nload_in_4bit: true\ncutoff_len: 8", "load_in_4bit: quantized base weights are not"),
-        ("r.yaml", "per_device_train_batch_size: 2\nmax_steps: 9", "files of Hugging Face's Trainer are not read"),
         ("r.yaml", "base_model: x/y\nadapter: qlora", f"r.yaml:2: adapter qlora: {PEFT}"),
         ("r.yaml", "parallelism: {tp: 2, pp_engine: 1f1b}", "files of nanotron are not read"),
-        ("r.yaml", "distributed_type: FSDP\nfsdp_config: {fsdp_offload_params: false}", "`fsdp_version: 2` or `1`"),
-        ("r.yaml", "fsdp_config: {fsdp_version: 1, fsdp_sharding_strategy: HYBRID_SHARD}", "only FULL_SHARD is priced"),
         ("r.sh", "NPROC_PER_NODE=8 megatron sft --load x --micro_batch_size 1", "files of ms-swift are not read"),
         ("r.sh", "python3 -m verl.trainer.main_ppo trainer.nnodes=4", "files of verl are not read"),
         ("r.sh", f"{TRAINER}--use_peft true --lora_r 8", PEFT),
-        ("r.sh", f"{TRAINER}--cutoff_len 4096", "--framework deepspeed --batch N --seq N --micro-batch 2"),
         ("r.py", "from nemo.collections import llm\nr.data.global_batch_size = 64", "--framework nemo --batch 64"),
         ("r.py", "from megatron.bridge.recipes import llama3_70b_config", "explain --gpus N --model llama3-70b"),
         ("r.py", "from olmo_core.config import DType", "files of OLMo-core are not read"),
@@ -522,7 +517,7 @@ def test_other_tools_and_training_that_is_not_priced_are_refused_by_name(
     with pytest.raises(DocumentError) as caught:
         read_run(tmp_path / name, given=given, model="llama3-8b")
     assert words in str(caught.value)
-    assert "rices full training" in str(caught.value) or "FULL_SHARD" in words
+    assert "rices full training" in str(caught.value)
 
 
 @pytest.mark.parametrize(

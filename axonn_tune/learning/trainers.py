@@ -1,0 +1,345 @@
+"""Runs of Hugging Face's Trainer, of what descends from it, and of Accelerate, in the words of the tables.
+
+Their files leave most to defaults of the tool, and state one thing in several ways: `fsdp: full_shard`, a config of
+Accelerate, `fsdp_config`. `completed` adds what follows, by the names that all else reads. What each argument means is
+in the tables `accelerate`, `trainer` and `llamafactory`; the tools and their tables are in `trainers`.
+"""
+
+from __future__ import annotations
+
+import csv
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from importlib.resources import files
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from axonn_tune.errors import DocumentError, Problem
+from axonn_tune.frameworks.keys import NOTHING, Arguments, Stated, is_off, is_on, keys_of, records, table
+from axonn_tune.specs.catalog import load_model
+from axonn_tune.specs.hugging_face import model_from_hf_config
+from axonn_tune.specs.loading import read_text
+from axonn_tune.specs.model import Model, ModelDefaults
+
+AUTO = Stated("auto", 0)
+"""What a Trainer fills in, as it does where nothing is stated."""
+NODE = 8
+"""GPUs of a node where a file does not say how many."""
+
+
+@dataclass
+class Completed:
+    """What follows from a run's arguments: further ones, what was assumed, and what is not priced."""
+
+    pairs: dict[str, Stated] = field(default_factory=dict)
+    assumed: list[str] = field(default_factory=list)
+    problems: list[Problem] = field(default_factory=list)
+
+
+def trainer_of(text: str) -> Mapping[str, str] | None:
+    """The tool whose marks are in a text of commands and `name=value` lines, with its tables; None for none."""
+    return next((one for one in records("trainers") if re.search(one["mark"], text, re.MULTILINE)), None)
+
+
+def completed(
+    path: str, text: str, stated: Arguments, *, given: object, node: Stated | None
+) -> tuple[list[tuple[str, Stated]], list[str]]:
+    """Arguments that follow from those of a Trainer's or Accelerate's run, and what was assumed; DocumentError for
+    what is not priced.
+
+    text: commands and `name=value` lines. given: the number of GPUs that is asked for; node: stated GPUs of a node.
+    """
+    found, trainer = Completed(), trainer_of(text)
+    stated = {name.rpartition(".")[2]: one for name, one in stated.items() if "_config." in name} | {**stated}
+    counts = {name: _count(stated, name) for name in ("num_processes", "world_size", "num_machines")}
+    gpus = given if isinstance(given, int) else counts["num_processes"] or counts["world_size"]
+    of_node = int(node.value) if node else None
+    if counts["num_processes"] and counts["num_machines"]:
+        of_node = max(1, counts["num_processes"] // counts["num_machines"])
+    sharded = _kind(stated)
+    if trainer is not None:
+        _add_defaults(found, trainer, stated)
+        _add_recompute(found, stated, trainer["title"])
+        _add_precision(found, stated, trainer["title"])
+    if trainer is not None and trainer["title"] == "LLaMA-Factory":
+        _add_llamafactory(found, stated)
+    if sharded is not None and sharded != "deepspeed":
+        shards = _sharding(found, stated) if sharded == "fsdp" else "no_shard"
+        _add_degrees(found, stated, shards, gpus=gpus, node=of_node)
+    if sharded == "deepspeed":
+        _add_deepspeed(found, stated, trainer)
+    if trainer is not None:
+        found.assumed += _said({**stated, **found.pairs}, sharded)
+    if found.problems:
+        raise DocumentError(path, found.problems)
+    return [*found.pairs.items()], found.assumed
+
+
+def _count(stated: Arguments, name: str) -> int | None:
+    value = stated.get(name, NOTHING).value
+    return int(value) if re.fullmatch(r"[1-9][0-9]{0,8}", value) else None
+
+
+def _kind(stated: Arguments) -> str | None:
+    """How weights are sharded: fsdp, deepspeed, or ddp; None where no argument of these tools says so."""
+
+    def on(*names: str) -> bool:
+        return any(name in stated and not is_off(stated[name]) for name in names)
+
+    named = stated.get("distributed_type", NOTHING).value.lower()
+    if on("deepspeed", "deepspeed_config_file", "zero_optimization.stage", "use_deepspeed") or named == "deepspeed":
+        return "deepspeed"
+    if named == "fsdp" or on("fsdp", "use_fsdp", "fsdp_version"):
+        return "fsdp"
+    trained = {"per_device_train_batch_size", "cutoff_len"} & stated.keys() and "model_name_or_path" in stated
+    return "ddp" if named in ("multi_gpu", "no") or trained else None
+
+
+def _add_defaults(found: Completed, trainer: Mapping[str, str], stated: Arguments) -> None:
+    """Defaults of the tool for fields that no argument states."""
+    keys = {key.field: key for name in reversed(trainer["tables"].split()) for key in table(name)}
+    said = []
+    for key in keys.values():
+        given = any(stated.get(other.name, AUTO).value.lower() != "auto" for other in keys_of(key.field))
+        if key.status == "modelled" and key.default not in ("", "off") and not given:
+            found.pairs[key.name] = Stated(key.default, 0)
+            said.append(f"{key.name} {key.default}")
+    if said:
+        found.assumed.append(f"not stated, so as {trainer['title']} has it: {', '.join(said)}")
+
+
+def _add_recompute(found: Completed, stated: Arguments, title: str) -> None:
+    """The one switch of recompute that counts, of the Trainer and of FSDP."""
+    both = {**stated, **found.pairs}
+    attention = both.get("flash_attn", NOTHING).value.lower()
+    if title == "LLaMA-Factory":
+        off = both.get("disable_gradient_checkpointing", NOTHING)
+        # LLaMA-Factory's own switch counts, whatever the Trainer's is (model/model_utils/checkpointing.py).
+        found.pairs["gradient_checkpointing"] = Stated(str(not is_on(off)), off.line)
+    elif is_on(stated.get("fsdp_activation_checkpointing", NOTHING)):
+        found.pairs["gradient_checkpointing"] = stated["fsdp_activation_checkpointing"]
+    if attention in _KERNELS:
+        found.pairs["attn_implementation"] = Stated(_KERNELS[attention], both["flash_attn"].line)
+
+
+def _add_precision(found: Completed, stated: Arguments, title: str) -> None:
+    """The types of a run without mixed precision: those of its weights, FP32 unless they are loaded otherwise."""
+    loaded = stated.get("torch_dtype", NOTHING).value.removeprefix("torch.").lower()
+    mixed = [name for name in ("bf16", "fp16", "pure_bf16") if is_on(stated.get(name, NOTHING))]
+    if stated.get("mixed_precision", NOTHING).value.lower() in ("bf16", "fp16", "fp8"):
+        mixed.append("mixed_precision")
+    if "pure_bf16" in mixed or (not mixed and loaded in ("bf16", "bfloat16")):
+        line = stated[mixed[0] if mixed else "torch_dtype"].line
+        found.pairs |= {name: Stated("True", line) for name in ("bf16", "pure_bf16")}
+    elif not mixed and not any(is_on(stated.get(f"{name}.enabled", NOTHING)) for name in ("bf16", "fp16")):
+        found.assumed.append(
+            f"neither bf16 nor fp16 is stated: in FP32, as {title} has it; --precision bf16 prices it in BF16"
+        )
+
+
+_KERNELS = {"auto": "sdpa", "sdpa": "sdpa", "disabled": "eager"}
+_KERNELS |= {f"fa{version}": f"flash_attention_{version}" for version in (2, 3)}
+"""LLaMA-Factory's words for kernels of attention; auto leaves the choice to transformers, which takes torch's."""
+
+
+def _add_llamafactory(found: Completed, stated: Arguments) -> None:
+    """What LLaMA-Factory trains where nothing says so: adapters; FSDP2 has no reentrant checkpoints."""
+    if "finetuning_type" not in stated:
+        why = "is not stated, and LLaMA-Factory's default is lora: adapters are not priced; `finetuning_type: full` is"
+        found.problems.append(Problem("finetuning_type", why))
+    if stated.get("fsdp_version", NOTHING).value == "2":
+        found.pairs["use_reentrant_gc"] = Stated("False", 0)
+
+
+_STRATEGIES = ("full_shard", "shard_grad_op", "no_shard", "hybrid_shard", "hybrid_shard_zero2")
+"""Strategies of FSDP1, by their numbers from 1 (torch/distributed/fsdp/api.py)."""
+
+
+def _sharding(found: Completed, stated: Arguments) -> str:
+    """The strategy of FSDP, and what is not resharded or prefetched by it.
+
+    Accelerate's default is FSDP1 (utils/dataclasses.py, fsdp_version), the Trainer's own FSDP2 (transformers 5.24.0,
+    training_args.py, _process_fsdp_args).
+    """
+    words = stated.get("fsdp", NOTHING).value.lower()
+    default = "2" if words and "distributed_type" not in stated and "use_fsdp" not in stated else "1"
+    version = stated.get("fsdp_version", Stated(default, 0)).value
+    if "fsdp_version" not in stated:
+        found.pairs["fsdp_version"] = Stated(version, 0)
+        whose = "Hugging Face's Trainer" if version == "2" else "Accelerate"
+        found.assumed.append(f"fsdp_version is not stated: {version}, as {whose} has it")
+    told = [stated.get(name, NOTHING).value for name in ("fsdp_sharding_strategy", "fsdp_reshard_after_forward")]
+    told = [words, told[1] if version == "2" else told[0] or told[1]]
+    strategy = next((one for text in told if (one := _strategy(text))), "full_shard")
+    if "offload" in words:
+        found.pairs["fsdp_offload_params"] = Stated("True", stated["fsdp"].line)
+        found.assumed.append(f"fsdp {words}: what is kept on the host takes no memory here; its time is not priced")
+    if strategy in ("shard_grad_op", "hybrid_shard_zero2", "no_reshard"):
+        found.pairs["fsdp_reshard_after_forward"] = Stated("False", 0)
+    elif version == "1":
+        found.pairs["fsdp_reshard_after_forward"] = Stated("True", 0)
+    policy = stated.get("fsdp_auto_wrap_policy", Stated("" if version == "1" and not words else "auto", 0))
+    if policy.value.lower() in ("", "no_wrap"):
+        # One unit holds all weights from its forward to its backward pass.
+        found.pairs["fsdp_reshard_after_forward"] = Stated("False", policy.line)
+        found.assumed.append("fsdp_auto_wrap_policy NO_WRAP: the model is one unit, priced as all blocks kept gathered")
+    if "size" in policy.value.lower():
+        found.assumed.append(f"fsdp_auto_wrap_policy {policy.value}: units are priced as one a block")
+    return strategy
+
+
+def _strategy(text: str) -> str:
+    """The strategy that a text names, by its word or its number."""
+    words = [word.lstrip("_") for word in re.findall(r"[a-z0-9_]+", text.lower())]
+    numbered = dict(zip("12345", _STRATEGIES, strict=True))
+    found = [numbered.get(word, word) for word in words]
+    return next((word for word in found if word in (*_STRATEGIES, "no_reshard")), "")
+
+
+def _add_degrees(found: Completed, stated: Arguments, strategy: str, *, gpus: int | None, node: int | None) -> None:
+    """Shards and replicas of a strategy: hybrid ones shard inside of a node and replicate over nodes."""
+    if gpus is None or {*_DEGREES} & stated.keys():
+        return
+    if strategy == "no_shard":
+        shards = 1
+    elif strategy.startswith("hybrid"):
+        shards = min(node or NODE, gpus)
+        if node is None and gpus > NODE:
+            found.assumed.append(f"GPUs of a node are not stated: {NODE}, over which {strategy} shards")
+    else:
+        return
+    sizes = {"shard": shards, "replicate": max(1, gpus // shards)}
+    found.pairs |= {f"parallelism_config_dp_{name}_size": Stated(str(size), 0) for name, size in sizes.items()}
+    if strategy != "no_shard":
+        found.assumed.append(f"{strategy}: {sizes['replicate']} replicas of {shards} shards, one a node")
+
+
+_DEGREES = tuple(f"parallelism_config_{name}_size" for name in ("dp_shard", "dp_replicate", "tp", "cp"))
+
+
+def _add_deepspeed(found: Completed, stated: Arguments, trainer: Mapping[str, str] | None) -> None:
+    """What a Trainer fills in for "auto", and Accelerate's stage where neither says one."""
+    both = {**stated, **found.pairs}
+    for name in ("bf16", "fp16"):
+        filled = stated.get(f"{name}.enabled", NOTHING)
+        if trainer is not None and filled.value.lower() == "auto":
+            mixed = stated.get("mixed_precision", NOTHING).value.lower() == name
+            found.pairs[f"{name}.enabled"] = Stated(str(mixed or is_on(both.get(name, NOTHING))), filled.line)
+    stages = ("zero_optimization.stage", "zero_stage", "zero_optimization_stage")
+    if not {*stages, "deepspeed_config_file"} & stated.keys() and trainer is None:
+        found.pairs["zero_stage"] = Stated("2", 0)
+        found.assumed.append("zero_stage is not stated: 2, as Accelerate has it")
+
+
+def _said(stated: Arguments, sharded: str | None) -> Iterator[str]:
+    """What a Trainer's run does otherwise than it is priced."""
+    packed = any(is_on(stated.get(name, NOTHING)) for name in ("packing", "neat_packing"))
+    if is_on(stated.get("neat_packing", NOTHING)):
+        yield "neat_packing: attention is priced over whole packs, so time is overestimated"
+    elif not packed and stated.get("stage", NOTHING).value != "pt":
+        yield "samples are not packed: each is priced with as many tokens as the longest may have"
+    accumulated = stated.get("gradient_accumulation_steps", Stated("1", 0)).value
+    if sharded == "fsdp" and accumulated not in ("1", "auto"):
+        # transformers 5.24.0, trainer.py: no_sync but in the last micro-batch.
+        yield (
+            "the Trainer keeps whole gradients until the last micro-batch, here they are reduced in each: time is "
+            "overestimated, and memory underestimated by the gradients of all weights"
+        )
+
+
+# Models by the names of the hub.
+
+
+def named_model(stated: Arguments, folder: Path) -> tuple[Model, str] | None:
+    """The model that a run names, and how it is known: by a config.json that lies there, or by its name; None if not.
+
+    folder: of the file that states it.
+    """
+    name = stated.get("model_name_or_path", NOTHING).value.rstrip("/")
+    if not name or "$" in name:
+        return None
+    local = folder / name
+    if not Path(name).is_absolute() and ".." not in Path(name).parts and (local / "config.json").is_file():
+        return model_from_hf_config(local), f"the model is that of {name}/config.json"
+    last = name.lower().replace("meta-", "").rpartition("/")[2].replace("_", "-")
+    if (found := _checkpoint(last)) is not None:
+        whose = f", by the sizes of {found.source}" if re.fullmatch(r"[\w.-]+/[\w.-]+", found.source) else ""
+        return found, f"the model is {found.name}{whose}"
+    return None
+
+
+@cache
+def _checkpoint(name: str) -> Model | None:
+    """The model of a name on the hub, by its sizes there; None for one that is not known."""
+    text = files("axonn_tune.specs").joinpath("checkpoints.csv").read_text(encoding="utf-8")
+    one = next((row for row in csv.DictReader(text.splitlines()) if re.search(f"(^|[-/])({row['mark']})", name)), None)
+    if one is None or one["shipped"]:
+        return load_model(one["shipped"]).document if one else None
+    sizes: dict[str, Any] = {
+        key: int(one[key]) for key in ("hidden", "ffn", "layers", "heads", "kv_heads", "head_dim", "vocab")
+    }
+    return Model(
+        schema="axonn-tune/model/1",
+        **sizes,
+        name=one["source"].rpartition("/")[2].lower(),
+        family="llama",
+        max_sequence_length=8192,
+        biases=False,
+        qkv_biases=one["biases"] == "qkv" or None,
+        tied_embeddings=bool(one["tied"]),
+        source=one["source"],
+        defaults=ModelDefaults(global_batch=512, sequence_length=8192),
+    )
+
+
+# Files that a run names.
+
+
+def positional(words: Sequence[Stated]) -> Iterator[tuple[str, Stated]]:
+    """The config file that follows a program or its subcommand: `llamafactory-cli train run.yaml`."""
+    for before, word in pairwise(words):
+        if re.search(r"\.(ya?ml|json)$", word.value) and re.search(r"\.py$|^(train|sft|dpo|-)$", before.value):
+            yield "config", word
+
+
+def file_named(name: str, path: Path) -> Path | None:
+    """A file that another one names: beside it, or below one of the folders that it is in; None if there is none."""
+    parts = Path(name).parts
+    inside = parts and not Path(name).is_absolute() and ".." not in parts
+    folders = [path.parent, *path.resolve().parent.parents] if inside else []
+    found = (path.parent / Path(name).name, *(folder / name for folder in folders[:_DEEPEST]))
+    return next((file for file in found if file.is_file() and file.resolve() != path.resolve()), None)
+
+
+_DEEPEST = 5
+"""Folders above a file in which those that it names are looked for."""
+
+
+# GPUs that a launcher starts ranks on, beyond its arguments.
+
+
+def launched(
+    words: Sequence[Stated], variables: Mapping[str, Sequence[Stated]], named: Mapping[str, Stated], path: Path
+) -> Iterator[tuple[str, Stated]]:
+    """GPUs of a node and nodes: of llamafactory-cli by variables, of DeepSpeed's launcher by `--include` or its file of
+    hosts, of others by those that are visible."""
+    hosts = named.get("hostfile")
+    if hosts is not None and (file := file_named(hosts.value, path)) is not None and "num_gpus" not in named:
+        slots = re.findall(r"^[^#\s]+\s+slots=(\d{1,4})", read_text(file, limit_bytes=1 << 20), re.MULTILINE)
+        if len({*slots}) == 1 and "nproc_per_node" not in named:
+            yield "nproc_per_node", Stated(slots[0], hosts.line)
+            yield "nnodes", Stated(str(len(slots)), hosts.line)
+    if (only := re.fullmatch(r"(?:localhost|[\w.-]+):([\d,]+)", named.get("include", NOTHING).value)) is not None:
+        yield "nproc_per_node", Stated(str(len(only[1].split(","))), named["include"].line)
+    known = {name: values[-1] for name, values in variables.items() if len(values) == 1}
+    told = any(word.value.rpartition("/")[2] in ("llamafactory-cli", "lmf", "swift", "megatron") for word in words)
+    for variable, name in (("NPROC_PER_NODE", "nproc_per_node"), ("NNODES", "nnodes")):
+        if told and variable in known and name not in named:
+            yield name, known[variable]
+    visible = named.get("cuda_visible_devices") or known.get("CUDA_VISIBLE_DEVICES")
+    counted = {"nproc_per_node", "num_gpus", "num_processes"} & named.keys() or (told and "NPROC_PER_NODE" in known)
+    if visible is not None and not counted and re.fullmatch(r"\d+(,\d+)*", visible.value):
+        yield "nproc_per_node", Stated(str(len(visible.value.split(","))), visible.line)

@@ -1,0 +1,130 @@
+"""Files of Accelerate, LLaMA-Factory and Hugging Face's Trainer: layout, batch, model and step that they state."""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from axonn_tune.errors import AxonnTuneError
+from axonn_tune.frameworks.keys import find, table
+from axonn_tune.learning.stated import CommandRun, read_run
+from axonn_tune.specs.catalog import load_machine
+
+CASES = Path(__file__).parents[2] / "fixtures" / "trainers" / "cases.yaml"
+KINDS: Mapping[str, list[dict[str, Any]]] = yaml.safe_load(CASES.read_text("utf-8"))
+ROWS = [pytest.param(one, id=f"{kind}-{at}") for kind, rows in KINDS.items() for at, one in enumerate(rows, 1)]
+H100 = load_machine("dgx-h100").document
+
+
+def read(folder: Path, one: Mapping[str, Any]) -> CommandRun:
+    """The run of the first of a case's files."""
+    for name, text in one["files"].items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text, "utf-8")
+    given = {name: str(value) for name, value in one.get("given", {}).items()}
+    model = given.pop("model", None)
+    return read_run(folder / next(iter(one["files"])), given=given, model=model)
+
+
+def priced(run: CommandRun) -> dict[str, object]:
+    """What the cost model gets."""
+    case = run.case(H100)
+    layout, step, model = case.configurations[0], case.framework.step, case.model
+    grid = layout.grid
+    return {
+        **{"framework": run.software, "gpus": grid.world, "shard": grid.z, "replicate": grid.data},
+        **{"zero": 3 if grid.z > 1 else 2 if step.shard_gradients else int(step.distributed_optimizer)},
+        **{"micro_batch": layout.micro_batch, "batch": case.workload.global_batch, "recompute": layout.recompute},
+        **{"sequence": case.workload.sequence_length, "precision": case.workload.precision},
+        **{"kept": layout.kept_layers, "layers": model.layers, "vocab": model.vocab, "kv_heads": model.kv_heads},
+        **{"tied": model.tied_embeddings, "offloaded": [*step.offloaded], "loss": step.loss},
+        **{name: getattr(step, name) for name in ("prefetch_backward", "reduce_each_micro_batch")},
+        **{name: getattr(step, name) for name in ("master_bytes", "exp_avg_bytes")},
+    }
+
+
+@pytest.mark.parametrize("one", ROWS)
+def test_files_are_read_as_their_tool_reads_them(one: Mapping[str, Any], tmp_path: Path) -> None:
+    """Guards GPUs, shards and replicas, ZeRO's stage, batch, recompute, types and model, and refusals with the key."""
+    if "refused" in one:
+        with pytest.raises(AxonnTuneError) as caught:
+            read(tmp_path, one).case(H100)
+        assert one["refused"] in str(caught.value)
+        return
+    run = read(tmp_path, one)
+    found, said = priced(run), "\n".join((*run.assumed, *run.ignored))
+    assert {key: found[key] for key in one["priced"]} == one["priced"]
+    assert [words for words in one.get("says", ()) if words not in said] == [], said
+    assert run.unknown == ()
+
+
+def test_there_are_ten_cases_of_each_kind() -> None:
+    """Guards the table of cases."""
+    assert all(len(rows) >= 10 for rows in KINDS.values())
+
+
+def fields(module: str, name: str) -> Iterator[tuple[str, str]]:
+    """Fields of a data class with their defaults as they are written; the test is skipped without its package."""
+    if importlib.util.find_spec(module.partition(".")[0]) is None:
+        pytest.skip(f"{module} is not installed")
+    found = importlib.util.find_spec(module.partition(".")[0])
+    assert found is not None
+    assert found.origin is not None
+    tree = ast.parse(Path(found.origin).parent.joinpath(*module.split(".")[1:]).with_suffix(".py").read_text("utf-8"))
+    classes = (node for node in ast.walk(tree) if isinstance(node, ast.ClassDef) and node.name == name)
+    for node in (one for made in classes for one in made.body if isinstance(one, ast.AnnAssign)):
+        default = node.value
+        if isinstance(default, ast.Call):
+            default = next((word.value for word in default.keywords if word.arg == "default"), None)
+        if isinstance(node.target, ast.Name):
+            yield node.target.id, "" if default is None else ast.unparse(default).strip("'\"")
+
+
+TOOLS = [
+    ("transformers.training_args", ("TrainingArguments",), ("trainer", "accelerate", "unpriced")),
+    ("llamafactory.hparams.finetuning_args", ("FinetuningArguments",), ("llamafactory", "trainer", "unpriced")),
+    ("llamafactory.hparams.model_args", ("BaseModelArguments",), ("llamafactory", "trainer", "unpriced")),
+    ("llamafactory.hparams.data_args", ("DataArguments",), ("llamafactory", "trainer")),
+    ("accelerate.utils.dataclasses", ("FullyShardedDataParallelPlugin",), ("accelerate",)),
+]
+
+
+@pytest.mark.parametrize(("module", "classes", "tables"), TOOLS)
+def test_every_argument_of_the_tools_has_an_answer_and_its_default(
+    module: str, classes: tuple[str, ...], tables: tuple[str, ...]
+) -> None:
+    """Guards tables against the tools' own data classes: each field is in one, with the default that is assumed."""
+    before = "fsdp_" * (tables == ("accelerate",))
+    found = dict(one for name in classes for one in fields(module, name))
+    lacking = [name for name in found if find(f"{before}{name}", (*tables, "deepspeed")) is None]
+    assert lacking == [] or lacking == ["deepspeed"]
+    if before:
+        return
+    defaults = {key.name: key.default for key in table(tables[0]) if key.default not in ("", "off")}
+    wrong = {
+        name: (found[name], default)
+        for name, default in defaults.items()
+        if name in found and not _same(found[name], default)
+    }
+    assert wrong == {}
+
+
+def _same(theirs: str, ours: str) -> bool:
+    """Whether two texts are one default; None leaves a switch off, and words may belong to an enumeration."""
+    theirs, ours = (text.rpartition(".")[2].lower() if not text[:1].isdecimal() else text for text in (theirs, ours))
+    off = ("none", "false", "0", "0.0", "")
+    return theirs == ours or (theirs in off and ours in off) or float_or(theirs) == float_or(ours)
+
+
+def float_or(text: str) -> object:
+    """A number, or the text."""
+    try:
+        return float(text)
+    except ValueError:
+        return text
