@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import io
 import math
+import os
 import re
 import shlex
 import sys
@@ -18,6 +19,7 @@ from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import axonn_tune
 from axonn_tune.cli.main import main
@@ -57,9 +59,9 @@ class Shown:
 
 
 def printed(line: str) -> str:
-    """Standard output of a command line."""
-    out = io.StringIO()
-    with redirect_stdout(out), redirect_stderr(io.StringIO()):
+    """Standard output of a command line, in lines of 100 characters."""
+    out, wide = io.StringIO(), mock.patch.dict(os.environ, {"COLUMNS": "100"})
+    with redirect_stdout(out), redirect_stderr(io.StringIO()), wide:
         code = main(shlex.split(line)[1:])
     assert code == 0, f"{line}: exit code {code}"
     return out.getvalue()

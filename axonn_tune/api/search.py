@@ -28,7 +28,7 @@ from axonn_tune.ranking.priced import Interrupted, Priced, Row, SearchCounts
 from axonn_tune.ranking.space import Problem
 from axonn_tune.report.output import Json, Table, json_text
 from axonn_tune.report.ranking import ranking_table, with_shortest
-from axonn_tune.report.remarks import ranking_remarks, why_first
+from axonn_tune.report.remarks import ranking_remarks, short_remarks, why_first
 from axonn_tune.request import ALPHA_BETA, Option, Request, options_of
 
 if TYPE_CHECKING:
@@ -185,6 +185,9 @@ MOST_WITH_TERMS = 3_000
 _TERMS_BYTES = 15_000
 """Of one configuration in JSON, about."""
 
+MOST_REMARKS = 4
+"""Below a table, unless all are asked for."""
+
 MOST_LISTED = 20_000
 """Rows that are rendered at once, in 0.1 ms each."""
 
@@ -277,15 +280,16 @@ class SearchResult(ReportedResult, Sequence[PricedLayout]):
 
     @property
     def remarks(self) -> list[str]:
-        """Remarks on the table as it is shown without options: why #1 beats #2, ties, rejections."""
-        return self.remarks_below()
+        """All remarks on the table as it is shown without options: what to do next, ties, rejections."""
+        return self.remarks_below(verbose=True)
 
-    def remarks_below(self, *, top: int = 0, unfold: bool = False) -> list[str]:
-        """The same on a table of the first `top` rows (0: all), whose marks they explain; unfold: as of `render`."""
-        problem = self.inputs.problem
+    def remarks_below(self, *, top: int = 0, unfold: bool = False, verbose: bool = False) -> list[str]:
+        """Remarks on a table of the first `top` rows (0: all): the first few, or all; unfold: as of `render`."""
+        problem, families = self.inputs.problem, self._families(top, unfold=unfold)
         hint = faster_batch(problem) if len(self) and self.ranked.cost == ALPHA_BETA else ""
-        places = [family[0] for family in self._families(top, unfold=unfold)]
-        return [*([hint] if hint else []), *ranking_remarks(self.ranked, places=places)]
+        if verbose:
+            return ranking_remarks(self.ranked, families, hint=hint)
+        return short_remarks(self.ranked, families, hint=hint)[:MOST_REMARKS]
 
     def _families(self, top: int, *, unfold: bool) -> list[list[int]]:
         """Places of each row of a table of the first `top` (0: all)."""
@@ -440,7 +444,7 @@ class SearchResult(ReportedResult, Sequence[PricedLayout]):
         if "rank" in (shown.get("names") or ["rank"]):
             entries = list(with_shortest(self.ranked, entries))
         intervals = not {"low_s", "high_s"}.isdisjoint(shown.get("names", ()))
-        return ranking_table(self.ranked, entries, families=families, intervals=intervals, **shown)
+        return ranking_table(self.ranked, entries, intervals=intervals, **shown)
 
     def __len__(self) -> int:
         return len(self.ranked)
@@ -459,7 +463,7 @@ class SearchResult(ReportedResult, Sequence[PricedLayout]):
         return self.ranked.with_terms(places)
 
     def __str__(self) -> str:
-        return "\n".join([self.render() or nothing_feasible(self.ranked), *self.remarks])
+        return "\n".join([self.render() or nothing_feasible(self.ranked), *self.remarks_below()])
 
     def __repr__(self) -> str:
         problem = self.inputs.problem
@@ -475,7 +479,7 @@ class SearchResult(ReportedResult, Sequence[PricedLayout]):
     def _table(self) -> Table:
         table = self._listing(0)
         none = [] if len(self) else [nothing_feasible(self.ranked)]
-        return replace(table, notes=[*table.notes, *none, *self.remarks])
+        return replace(table, notes=[*table.notes, *none, *self.remarks_below()])
 
     def _frame(self, entries: Sequence[Row]) -> pd.DataFrame:
         return ranking_table(self.ranked, entries).frame()

@@ -338,6 +338,7 @@ wide_option = click.option("--wide", is_flag=True, help="More columns in tables.
 columns_option = click.option(
     "--columns", callback=_names, metavar="NAME,...", help="Only these columns in tables; an unknown name lists all."
 )
+verbose_option = click.option("-v", "--verbose", is_flag=True, help="Print all remarks and tables.")
 quiet_option = click.option("-q", "--quiet", is_flag=True, help="Print only the result, no remarks.")
 html_option = click.option(
     "--html",

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shlex
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -16,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from axonn_tune.cli.options import (
-    WORDS,
     Count,
     SearchCommand,
     SuggestingChoice,
@@ -35,12 +33,12 @@ from axonn_tune.cli.options import (
     say_assumed,
     search_options,
     show,
+    verbose_option,
     wide_option,
     write_html,
     write_or_print,
 )
 from axonn_tune.errors import AxonnTuneError
-from axonn_tune.request import options_of
 
 if TYPE_CHECKING:
     from axonn_tune.api.explanation import ExplainFormat, Explanation
@@ -81,6 +79,7 @@ if TYPE_CHECKING:
     "(Megatron-Bridge), toml (torchtitan 0.2.2), fully-shard (FSDP without Accelerate).",
 )
 @html_option
+@verbose_option
 @quiet_option
 @color_option
 def search_command(
@@ -95,6 +94,7 @@ def search_command(
     tokens: str | None,
     emit: tuple[Emit, ...],
     html: str | None,
+    verbose: bool,
     quiet: bool,
     color: bool,
     **options: Any,
@@ -104,8 +104,8 @@ def search_command(
     With --framework they are ranked by step time, 4D grids without it by communication time;
     --rank-by asks for another.
 
-    The ranking goes to standard output; why the first beats the second, ties, and what was rejected
-    go to standard error.
+    The ranking goes to standard output; which rows to benchmark, the interval of the first and what is assumed
+    go to standard error, with -v also why the first beats the second and what was rejected.
 
     \b
     Examples:
@@ -142,10 +142,12 @@ def search_command(
     show(found, shown, html=html, quiet=quiet)
     found.require_any()
     if output_format in ("table", "md") and not quiet:
-        click.echo("\n" + "\n".join(map(wrapped, found.remarks_below(top=top, unfold=unfold))), err=True)
+        click.echo(
+            "\n" + "\n".join(map(wrapped, found.remarks_below(top=top, unfold=unfold, verbose=verbose))), err=True
+        )
         say_assumed(found.inputs)
         if not (output or interrupted or given("cost")):
-            click.echo(_next(found), err=True)
+            click.echo(wrapped(_next(found, verbose=verbose)), err=True)
     elif interrupted:
         click.echo(INTERRUPTED, err=True)
     if interrupted:
@@ -169,39 +171,14 @@ def _searched(options: dict[str, Any]) -> SearchResult:
         return found
 
 
-def _next(found: SearchResult) -> str:
-    """Commands for what users do after a search, each with what it is for."""
-    framework, machine = found.inputs.problem.framework, found.inputs.problem.machine
-    commands = {
-        _again("explain"): "where the time of #1 goes, term by term",
-        _again("compare"): "other frameworks' best layouts",
-    }
-    kind: ScriptKind = "slurm" if machine.launcher.slurm else "torchrun"
-    output, what = "run", f"with {framework.title}'s arguments"
-    if framework.name == "axonn-tune":
-        output, what = "launch.yaml", "that starts #1 in the bundled runtime"
+def _next(found: SearchResult, *, verbose: bool) -> str:
+    """What users do after a search, by the word to add to this command line."""
+    kind: ScriptKind = "slurm" if found.inputs.problem.machine.launcher.slurm else "torchrun"
+    able = ["explain (where the time goes)", "compare (other frameworks)"]
     with contextlib.suppress(AxonnTuneError):
         found.require_script(kind)
-        script = "an sbatch script" if kind == "slurm" else "a torchrun script"
-        commands[f"{_again('')} -o {output} --emit {kind}"] = f"{script} {what}"
-    return "\n".join(["Next:", *(f"  {command}\n      {caption}" for command, caption in commands.items())])
-
-
-def _again(name: str) -> str:
-    """This command line for another command, without the options that it does not have; "" for the search itself."""
-    context = click.get_current_context()
-    params = {word: one for one in context.command.params for word in (*one.opts, *one.secondary_opts)}
-    known = options_of(name or "search").keys() - {"top"}
-    words, kept = list(context.meta.get(WORDS, [])), ["axonn-tune", *([name] if name else [])]
-    while words:
-        said, has_value, _ = words[0].partition("=")
-        param = params.get(said)
-        has_own = isinstance(param, click.Option) and not (param.is_flag or has_value) and len(words) > 1
-        taken = 2 if has_own and not words[1].startswith("-") else 1
-        if (param.name in known) if param else said != "search":
-            kept += words[:taken]
-        words = words[taken:]
-    return shlex.join(kept)
+        able.append(f"--emit {kind} (a script)")
+    return f"Next: {', '.join([*able, *([] if verbose else ['-v (more)'])])}"
 
 
 def _check_output(output: str | None, *, pick: int, tokens: str | None) -> None:

@@ -125,7 +125,8 @@ class Framework:
     its step alone. overlaps_experts: it can run passes of two micro-batches, or shared experts, beside dispatch and
     combine.
     names: its names of axes and `chunks`, in the order of its columns; an axis without a name has ours. As options they
-    are written in lower case, with hyphens (`--dp-shard`). logged: how its log counts FLOPs; None if it prints none.
+    are written in lower case, with hyphens (`--dp-shard`). explained: what an axis does whose name is not widely
+    known. logged: how its log counts FLOPs; None if it prints none.
     launch: the command of a configuration; None if it is priced only. keys: its table of arguments as CSV, if it is
     none of those under `arguments/`.
     """
@@ -162,6 +163,7 @@ class Framework:
     format_options: tuple[str, ...] = ()
     cuda_graphs: Mapping[CudaGraphs, tuple[Refusal, ...]] = field(default_factory=dict, compare=False)
     names: Mapping[str, str] = field(default_factory=dict, compare=False)
+    explained: Mapping[str, str] = field(default_factory=dict, compare=False)
     logged: FlopCount | None = field(default=None, compare=False)
     launch: Callable[[Run], Command] | None = field(default=None, compare=False)
     keys: str = field(default="", compare=False)

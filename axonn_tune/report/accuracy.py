@@ -64,12 +64,12 @@ _STEP_COLUMNS = (
     words("held", "within", "Whether the measured time is within the interval.", 7),
     words("source", "source", "Data set.", 20),
     words("framework", "framework", "What trained.", 30),
-    words("gpu", "accel\u00aderator", "As the source names it.", 12),
+    words("gpu", "accelerator", "As the source names it.", 12),
     count("gpus", "GPUs", "Number of GPUs."),
     words("model", "model", "As the source names it.", 16),
     words("layout", "layout", "Priced micro-batch and recompute: the fastest where the row does not state them.", 44),
     count("micro_batch", "micro-batch", "Sequences."),
-    words("recompute", "re\u00adcompute", "Activation recomputation.", 10),
+    words("recompute", "recompute", "Activation recomputation.", 10),
     Column("memory", "memory, GiB", "Predicted peak of one GPU.", per=GIB, decimals=1),
     Column("limit", "limit, GiB", "What is usable of one GPU.", per=GIB, decimals=1),
     words("fits", "fits", "Whether the prediction does; a row that ran and does not is priced all the same.", 6),
@@ -97,7 +97,7 @@ _GROUPED = ("rows", "mape", "median", "bias", "coverage", "width")
 _PAIRS = (
     words("name", "pairs that differ in one thing", "", 60),
     Column("what", "what", show=str),
-    Column("measured", "ratio,\nmeasured", decimals=3),
+    Column("measured", "ratio\nmeasured", decimals=3),
     Column("predicted", "predicted", decimals=3),
     Column("right", "faster one\nnamed", show=str),
 )
@@ -282,7 +282,7 @@ def _by_source_text(found: Accuracy) -> str:
         for row in quality_rows(_with_all(found.summary))
     ]
     held_out = [
-        share(f"{kind}.{key}", f"held-out\n{kind},\n{name}")
+        share(f"{kind}.{key}", f"held-out\n{kind}\n{name}")
         for kind in others
         for key, name in (("mape", "mean"), ("median", "median"))
     ]

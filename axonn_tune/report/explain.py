@@ -322,7 +322,7 @@ _GEMM_COLUMNS = (
     words("layer", "layer"),
     words("shape", "m × n × k"),
     Column("flops", "GFLOP", per=1e9, decimals=1),
-    Column("rate", "rate,\nTFLOP/s", per=TERA, decimals=1),
+    Column("rate", "rate, TFLOP/s", per=TERA, decimals=1),
     Column("of_peak", "rate of\npeak, %", per=PERCENT, decimals=1),
     Column("call_s", "one\ncall", show=show_seconds),
     Column("calls", "calls", decimals=0),

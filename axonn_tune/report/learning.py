@@ -483,7 +483,7 @@ _ROWS = (
     words("what", ""),
     Column("ranks", "ranks", decimals=0),
     Column("after.measured", "measured", show=show_seconds),
-    Column("bus_bytes_per_s", "busbw,\nGB/s", per=GB, decimals=1),
+    Column("bus_bytes_per_s", "busbw, GB/s", per=GB, decimals=1),
     Column("before.error", "predicted\nbefore", show=signed_percent),
     Column("after.error", "now", show=signed_percent),
     words("mark", ""),

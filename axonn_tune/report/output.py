@@ -30,11 +30,12 @@ if TYPE_CHECKING:
     from rich.console import Group
 
 Json: TypeAlias = dict[str, Any]
-WIDTH = 100
-"""Characters of a line of prose, and at most of a table unless all its columns are asked for."""
-_NARROWEST = 80
+WIDTH, _NARROWEST = 100, 80
+"""Characters of a line of prose, and of a table unless all its columns are asked for: most in a pipe, least."""
 NOTHING = "-"
 """A cell without a value."""
+_UNSAID = (NOTHING, "0", "", "all")
+"""Cells of a whole column that nobody needs to be told."""
 PERCENT = 0.01
 SECONDS_BETWEEN_LINES, SECONDS_BETWEEN_BARS, SECONDS_UNSAID = 30.0, 0.1, 2.0
 
@@ -46,11 +47,10 @@ ProgressFunction: TypeAlias = Callable[[float, str], None]
 class Column:
     """A column of every format: what stands above it, what it means, and how its values are written.
 
-    key: of the value in a row, dots lead into its parts; label: heading with its unit, in which a soft hyphen, a line
-    break and a comma are where a narrow table breaks it; meaning: shown when the heading of a page is pointed at.
-    Values are words, or numbers shown as `value / per` with `decimals` digits, None for as many as show three of the
-    smallest. width_ch: of words, where a page may break them; hidden: a page only filters by it; title: heading in
-    texts, where it is another; show: what writes a value in texts.
+    key: of the value in a row, dots lead into its parts; label: heading, with its unit after a comma; meaning: shown
+    when the heading of a page is pointed at. Values are words, or numbers shown as `value / per` with `decimals`
+    digits, None for those of `seconds_cells`. width_ch: of words, where a page may break them; hidden: a page only
+    filters by it; title: heading in texts, where it is another, with line breaks; show: what writes a value in texts.
     """
 
     key: str
@@ -66,15 +66,19 @@ class Column:
 
     @property
     def heading(self) -> str:
-        """As texts have it; a line break splits it over lines."""
-        title = self.label.replace(", ", ",\n") if self.title is None else self.title
-        return title.replace("\u00ad", "-\n")
+        """As texts have it."""
+        return self.label if self.title is None else self.title
+
+    @property
+    def lines(self) -> tuple[list[str], str]:
+        """Words of the heading in texts, line by line, and the unit, which has a line of its own."""
+        words, _, unit = self.heading.partition(", ")
+        return words.split("\n"), unit
 
     @property
     def short(self) -> str:
         """The heading on one line, without its unit."""
-        soft = self.title is not None and "\u00ad" in self.label
-        return unbroken(str(self.title) if soft else self.label).partition(",")[0]
+        return unbroken(self.label).partition(",")[0]
 
     def cells(self, rows: Sequence[object]) -> list[str]:
         """As texts have them: `-` for what is not known."""
@@ -108,8 +112,8 @@ def share(
 
 
 def unbroken(label: str) -> str:
-    """A heading without the places where it may be broken."""
-    return label.replace("\u00ad", "").replace("-\n", "-").replace("\n", " ")
+    """A heading on one line."""
+    return label.replace("\n", " ")
 
 
 def known_value(row: object, key: str) -> Any:  # noqa: ANN401 - whatever rows hold
@@ -172,19 +176,21 @@ class Table:
             return head + markdown_table(self.shown, self.cells) + (f"\n{listed}" if listed else "")
         below = ("\n" if self.apart else "").join(f"{wrapped(note)}\n" for note in self.notes)
         shown = text_table(self.shown, self.cells, color=color, best=self.best, gap=self.gap)
-        head = f"{wrapped(self.title)}\n" if self.title else ""
+        head = "".join(f"{wrapped(line)}\n" for line in self.title.splitlines())
         return head + shown + (f"\n{below}" if below else "")
 
     def without_equal(self, names: Sequence[str], also: Sequence[str] = ()) -> Table:
-        """Without those of these columns that have one value in all of several rows; the title says which.
+        """Without those of these columns that have one value in all rows; the title says which, but for nothing.
 
         also: what else all rows have, in words.
         """
-        several = len(self.rows) > 1
-        equal = [name for name in names if name in self.names and several and len({*self._column(name)}) == 1]
-        said = [*also, *(f"{self.columns[name].short} {self._column(name)[0]}" for name in equal)]
-        title = f"{self.title} All rows: {', '.join(said)}." if said else self.title
-        return replace(self, names=[name for name in self.names if name not in equal], title=title)
+        equal = [name for name in names if name in self.names and len({*self._column(name)}) == 1]
+        told = [(self.columns[name].short, self._column(name)[0]) for name in equal]
+        said = [*also, *(f"{short} {cell}" for short, cell in told if cell not in _UNSAID)]
+        title = f"{self.title}\n{'In all rows' if len(self.rows) > 1 else 'Also'}: {', '.join(said)}."
+        return replace(
+            self, names=[name for name in self.names if name not in equal], title=title if said else self.title
+        )
 
     def _column(self, name: str) -> list[str]:
         return self.columns[name].cells(self.rows)
@@ -196,16 +202,26 @@ class Table:
     def fitted(self, spare: Sequence[str], *, aside: str = "", width: int = 0) -> Table:
         """Within a line, if it can be: with less space between columns, then without the spare ones, in their order.
 
-        aside: a column that comes last and is long, and does not count. width: of the terminal, 0 for none.
+        Of those it has again what leaves room. aside: a column that comes last and is long, and does not count. width:
+        of a line, 0 for `line_width`.
         """
-        table = self
-        for name in ("", *spare):
-            table = replace(table, names=[one for one in table.names if one != name])
-            counted = replace(table, names=[one for one in table.names if one != aside])
-            for gap in (2, 1):
-                if replace(counted, gap=gap).width <= (max(width, _NARROWEST) if width else WIDTH):
-                    return replace(table, gap=gap)
-        return replace(table, gap=1)
+        width, gone = max(width, _NARROWEST) if width else line_width(), list[str]()
+        left = [name for name in spare if name in self.names]
+        while (found := self._within(gone, aside, width)) is None and left:
+            gone.append(left.pop(0))
+        if found is None:
+            return replace(self, gap=1, names=[name for name in self.names if name not in gone])
+        for name in [*reversed(gone)]:
+            found = self._within([one for one in gone if one != name], aside, width) or found
+            gone = [one for one in gone if one not in found.names]
+        return found
+
+    def _within(self, gone: Sequence[str], aside: str, width: int) -> Table | None:
+        """Without these columns, if that is within a line."""
+        table = replace(self, names=[name for name in self.names if name not in gone])
+        counted = replace(table, names=[name for name in table.names if name != aside])
+        gap = next((gap for gap in (2, 1) if replace(counted, gap=gap).width <= width), None)
+        return None if gap is None else replace(table, gap=gap)
 
     def frame(self) -> pd.DataFrame:
         """The fields as a data frame."""
@@ -277,6 +293,11 @@ def terminal_width() -> int:
     return shutil.get_terminal_size().columns if sys.stdout.isatty() else 0
 
 
+def line_width() -> int:
+    """Characters of a line: as COLUMNS or the terminal has it, 80 at least; in a pipe or a file 100."""
+    return max(shutil.get_terminal_size((WIDTH, 0)).columns, _NARROWEST)
+
+
 def colored(text: str, color: str) -> str:
     """The text in a color, which ends with it; as it is without one or without text."""
     return f"{color}{text}{RESET}" if color and text else text
@@ -291,9 +312,12 @@ def text_table(
     gap: int = 2,
 ) -> str:
     """Columns with a gap between them; with `color` the headings are bold and row `best` is green."""
-    titles = [column.heading.split("\n") for column in columns]
+    units = [unit for _, unit in (column.lines for column in columns)]
+    titles = [column.lines[0] for column in columns]
     height = max(map(len, titles))
     head = [[*[""] * (height - len(lines)), *lines] for lines in titles]
+    if any(units):
+        head, height = [[*lines, unit] for lines, unit in zip(head, units, strict=True)], height + 1
     cells = [*zip(*head, strict=True), *rows]
     widths = [max(len(row[place]) for row in cells) for place in range(len(columns))]
     lines = []
@@ -314,7 +338,7 @@ def text_table(
 def markdown_table(columns: Sequence[Column], rows: Iterable[Sequence[str]]) -> str:
     """A table as GitHub reads it."""
     lines = [
-        _markdown_row([unbroken(column.label if column.title is None else column.title) for column in columns]),
+        _markdown_row([unbroken(column.heading) for column in columns]),
         _markdown_row([":---" if column.text else "---:" for column in columns]),
     ]
     lines += [_markdown_row([" ".join(cell.split()) for cell in row]) for row in rows]
@@ -338,12 +362,11 @@ def _csv_cell(value: object) -> object:
 
 
 def seconds_cells(values_s: Sequence[float | None]) -> list[str]:
-    """Numbers of one column with as many decimals as show three digits of the smallest; `-` for None."""
+    """Numbers of one column with as many decimals as show three digits of the largest, and one more if the smallest
+    would be 0; `-` for None."""
     known = [abs(value) for value in values_s if value]
-    decimals = 2 if not known else min(max(2 - math.floor(math.log10(min(known))), 0), 7)
-    largest = max(known, default=1.0)
-    # Five significant digits of the largest: more is noise.
-    decimals = max(min(decimals, 4 - math.floor(math.log10(largest))), 0) if known else decimals
+    decimals = min(max(2 - math.floor(math.log10(max(known))), 0), 7) if known else 2
+    decimals += bool(known) and min(known) < 0.5 * 10**-decimals
     return [NOTHING if value is None else f"{value:.{decimals}f}" if value else "0" for value in values_s]
 
 
@@ -363,8 +386,9 @@ def signed_percent(share: float | None) -> str:
 
 
 def wrapped(sentence: str) -> str:
-    """A sentence in lines of 100 characters, indented from the second on."""
-    return textwrap.fill(sentence, width=WIDTH, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
+    """A sentence in lines of at most 100 characters, indented from the second on."""
+    width = min(line_width(), WIDTH)
+    return textwrap.fill(sentence, width=width, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
 
 
 def aligned_cells(parts: Sequence[Sequence[str]]) -> list[str]:

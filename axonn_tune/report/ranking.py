@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 from axonn_tune.cost.collectives import Term, bus_bytes
+from axonn_tune.cost.price import METRICS as PRICES
 from axonn_tune.cost.price import PricedLayout
 from axonn_tune.errors import BLUE, YELLOW
 from axonn_tune.frameworks import step_changes
@@ -41,18 +42,23 @@ from axonn_tune.vocabulary import VERSION
 
 _OPTIONS = ("recompute_layers", "kept_layers", "context_exchange", "dispatcher", "expert_overlap")
 """Settings that most layouts have by default."""
-_SETTINGS = ("order", "micro_batch", "recompute", *_OPTIONS, "bubble_s", "shortest_step_s")
+_SETTINGS = ("order", "micro_batch", "recompute", *_OPTIONS, "precision", "bubble_s")
 """Columns that a narrow table leaves out where all rows have one value."""
-_SPARE = (
-    ("node_hours", "logged_tflops_per_gpu"),
-    ("gpu_hours", "shortest_step_s", "tokens_per_s_per_gpu", "bubble_s"),
-)
-"""Multiples of the step or of its inverse, left out of what is wider than a line all the same; between them all
-communication, of which the exposed is shown, and options that most rows have alike; then other options, MFU last."""
-_BROKEN = {"pipeline": "pipe-\nline", "context": "con-\ntext"}
-"""Where names of axes are broken that have no underscore."""
+_SPARE = ("node_hours", "gpu_hours", "tokens_per_s_per_gpu", "communication_s", "bubble_s", "exposed_communication_s")
+"""Left out, in this order, of what is wider than a line all the same: multiples of the step or of its inverse, options
+that most rows have alike, and where time goes; then other options."""
 TIED, SHORTEST, OUTSIDE = "≈", "*", "°"
 """Mark what is within model error of the first, the shortest step of all, and what no published step validates."""
+_LEGENDS = {
+    TIED: f"{TIED} within model error of #1.",
+    SHORTEST: f"{SHORTEST} shortest step of all.",
+    OUTSIDE: f"{OUTSIDE} beyond what published steps validate.",
+    "order": "Rank order: axes of adjacent ranks first.",
+    "kept_layers": "Layers gathered: weights stay gathered from forward to backward (reshard_after_forward=False).",
+}
+"""Marks and columns that a title explains where they stand below it."""
+TIGHT = 0.97
+"""Share of the usable memory from which on a layout is called tight."""
 _LEAST_BAR, _MOST_BAR = 10, 30
 """Characters of the bar of the longest step."""
 RANKED_BY = {
@@ -68,7 +74,6 @@ def ranking_table(
     ranked: Priced,
     entries: Sequence[Row],
     *,
-    families: Sequence[Sequence[int]] = (),
     names: Sequence[str] = (),
     wide: bool = False,
     terminal: int = 0,
@@ -76,20 +81,23 @@ def ranking_table(
 ) -> Table:
     """The entries with these columns, or those of a narrow or `wide` table; the shortest step is marked, if not #1's.
 
-    families: places of rows that the entries stand for, too. terminal: characters of a line of the terminal, where bars
-    are drawn if they fit; 0 for none. intervals: whether the ends of each step's are known, for which it is priced
-    again.
+    terminal: characters of a line of the terminal, where bars are drawn if they fit; 0 for none. intervals: whether the
+    ends of each step's are known, for which it is priced again.
     """
     problem, narrow = ranked.problem, not (names or wide)
     framework, limit_bytes = problem.framework, memory_limit_bytes(problem.machine.accelerator)
-    found = _rows(ranked, entries, families, limit_bytes, intervals=intervals)
+    found = _rows(ranked, entries, limit_bytes, intervals=intervals)
     axes, equal = shown_axes(problem), list[str]()
-    if narrow and len(found) > 1:
-        alone = [axis for axis in axes if framework.names or axis not in AXES]
-        equal = [axis for axis in alone if len({row[axis] for row in found}) == 1][: len(axes) - 1]
+    if narrow:
+        sizes = {axis: {row[axis] for row in found} for axis in axes if framework.names or axis not in AXES}
+        equal = [axis for axis, one in sizes.items() if len(one) == 1 and (len(found) > 1 or one == {1})]
+        equal = equal[: len(axes) - 1]
         axes = [axis for axis in axes if axis not in equal]
     label, rows = shown_rows(found, framework, axes)
-    outer, said = f",{framework.called('pipeline')}", [f"{framework.called(axis)} {found[0][axis]}" for axis in equal]
+    rows = [{**row, "tight": "tight" * is_tight(row, limit_bytes)} for row in rows]
+    # Without the size of an axis that needs words, where it is 1.
+    named = [axis for axis in equal if found[0][axis] > 1 or axis not in framework.explained]
+    outer, said = f",{framework.called('pipeline')}", [f"{framework.called(axis)} {found[0][axis]}" for axis in named]
     orders = [row["wide_order"] or "" for row in rows]
     if (
         narrow
@@ -100,29 +108,22 @@ def ranking_table(
         rows = [{**row, "wide_order": row["wide_order"] and row["wide_order"].removesuffix(outer)} for row in rows]
         said.append(f"{framework.called('pipeline')} outermost")
     others = {f"rank_{cost}": rank_column(cost) for cost in ranked.others}
-    grid, context = replace(COLUMNS["grid"], label=label), framework.called("context")
+    grid, memory = replace(COLUMNS["grid"], label=label), f"memory\n≤ {limit_bytes / GIB:.1f}, GiB"
     columns = {
         **TEXT_COLUMNS,
         **{one.key: one for one in axis_columns(framework, shown_axes(problem))},
         "rank": replace(COLUMNS["marked_rank"], title=COLUMNS["rank"].label),
         "grid": grid,
         "layout": grid,
-        "alike": words("alike", f"or\n{context}"),
-        "memory": replace(COLUMNS["memory_bytes"], title=f"memory,\n≤ {limit_bytes / GIB:.1f}\nGiB"),
+        "memory": replace(COLUMNS["memory_bytes"], title=memory),
+        "tight": words("tight", "memory", title=""),
         **others,
         "rejected_because": COLUMNS["rejected_because"],
     }
-    notes = []
-    if any(row["alike"] for row in found):
-        replicas = framework.called("data")
-        notes.append(
-            f"or {context}: the same layout with this {context}, as many times the micro-batch and as few {replicas}; "
-            "its step is within model error. --unfold lists each."
-        )
     table = Table(
         columns,
         rows,
-        names or default_columns(ranked, entries, wide=wide, folded=any(row["alike"] for row in found)),
+        names or default_columns(ranked, entries, wide=wide, tight=any(row["tight"] for row in rows)),
         (
             *(*CONFIG_FIELDS, "memory_limit_bytes", *others, "rejected_because", *training_fields(problem, None)),
             *(["precision"] if problem.formats else []),
@@ -130,39 +131,34 @@ def ranking_table(
         ),
         best=0 if entries and isinstance(entries[0], PricedLayout) else None,
         title=priced_remark(ranked),
-        notes=notes,
     )
-    return _with_bars(_narrowed(table, said, rank_by=problem.rank_by, width=terminal) if narrow else table, terminal)
+    table = _narrowed(table, said, rank_by=problem.rank_by, width=terminal) if narrow else table
+    shown = [*table.names, *"".join(row["marked_rank"] or "" for row in rows)]
+    legends = [said for name, said in _LEGENDS.items() if name in shown]
+    legends += [said for axis, said in framework.explained.items() if axis in axes or axis in named]
+    about = "" if not legends else " " if "\n" in table.title else "\n"
+    return _with_bars(replace(table, title=f"{table.title}{about}{' '.join(legends)}"), terminal)
 
 
 def _narrowed(table: Table, said: Sequence[str], *, rank_by: RankBy, width: int) -> Table:
     """The columns that fit, without those that all rows have alike, which the title says with what is said already."""
-    if all(row.get("shortest_step_s") == row.get("iteration_s") for row in table.rows):
-        # A repetition of the step, which a remark says.
-        table = replace(table, names=[name for name in table.names if name != "shortest_step_s"])
-    whole = table.without_equal(_SETTINGS, said)
+    whole = table.without_equal((*_SETTINGS, "tight"), said)
     options = [name for name in _OPTIONS if name in whole.names]
     alike = [name for name in options if whole.most_alike(name) > len(table.rows) / 2]
-    total = ["communication_s"] * (rank_by != "communication")
-    spare = (*_SPARE[0], *total, *alike, *_SPARE[1], *options, "mfu")
-    found = whole.fitted(spare, aside="rejected_because", width=width)
-    gone = [table.columns[name].short for name in whole.names if name not in found.names]
-    if not gone:
-        return found
-    return replace(found, notes=[*table.notes, f"No room for {', '.join(gone)}: --wide shows all."])
+    mfu = ["mfu"] * ("logged_tflops_per_gpu" in whole.names)
+    spare = [name for name in (*_SPARE[:4], *mfu, *alike, *_SPARE[4:], *options) if name != PRICES[rank_by]]
+    return whole.fitted(spare, aside="rejected_because", width=width)
 
 
 def _rows(
     ranked: Priced,
     entries: Sequence[Row],
-    families: Sequence[Sequence[int]],
     limit_bytes: float,
     *,
     intervals: bool,
 ) -> list[Json]:
     """The entries as configurations of the contract, with what tables need beside."""
     best = ranked.fastest_elsewhere()
-    folded = {one[0] + 1: ",".join(str(ranked[place].grid.context) for place in one[1:]) for one in families}
     # In CSV with its fraction of a byte, as it always was.
     return [
         {
@@ -170,7 +166,6 @@ def _rows(
             "memory_bytes": entry.memory_bytes,
             "memory_limit_bytes": limit_bytes,
             "shortest": same_step(entry, best),
-            "alike": folded.get(entry.rank or 0, "") if isinstance(entry, PricedLayout) else "",
             "context_exchange": None if isinstance(entry, Rejected) else entry.context_exchange,
             "dispatcher": None if isinstance(entry, Rejected) else entry.dispatcher,
             "expert_overlap": None if isinstance(entry, Rejected) else entry.expert_overlap,
@@ -216,11 +211,10 @@ def same_step(entry: Row, other: PricedLayout | None) -> bool:
 
 def rank_column(cost: str) -> Column:
     """Ranks by another cost model."""
-    title = "rank by\n" + cost.replace("-", "-\n", 1)
-    return count(f"rank_{cost}", f"rank by\n{cost}", f"Place by --cost {cost}.", title=title)
+    return count(f"rank_{cost}", f"rank by\n{cost}", f"Place by --cost {cost}.")
 
 
-def default_columns(ranked: Priced, entries: Sequence[Row], *, wide: bool = False, folded: bool = False) -> list[str]:
+def default_columns(ranked: Priced, entries: Sequence[Row], *, wide: bool = False, tight: bool = False) -> list[str]:
     """Names of the columns shown unless others are asked for."""
     problem, framework = ranked.problem, ranked.problem.framework
     rejected = any(isinstance(entry, Rejected) for entry in entries)
@@ -228,11 +222,10 @@ def default_columns(ranked: Priced, entries: Sequence[Row], *, wide: bool = Fals
     shown = {
         "rank": True,
         "grid": True,
-        "alike": folded,
         "order": wide or framework.permuted,
         **dict.fromkeys(("micro_batch", "recompute"), True),
         "recompute_layers": any(getattr(one, "recompute_layers", None) for one in entries),
-        "kept_layers": True,
+        "kept_layers": wide or any(one.layout.kept_layers for one in entries if isinstance(one, PricedLayout)),
         "precision": bool(problem.formats),
         "context_exchange": any(getattr(one, "context_exchange", None) not in (None, own) for one in entries),
         "dispatcher": any(getattr(one, "dispatcher", None) for one in entries),
@@ -240,13 +233,14 @@ def default_columns(ranked: Priced, entries: Sequence[Row], *, wide: bool = Fals
         **dict.fromkeys(("tokens_per_s_per_gpu", "mfu"), True),
         "hfu": wide,
         "logged_tflops_per_gpu": framework.logged is not None,
-        "communication_s": True,
+        "communication_s": wide or problem.rank_by == "communication",
         "exposed_communication_s": True,
         "compute_s": wide,
         "bubble_s": problem.pipeline,
         "step": True,
-        "shortest_step_s": problem.rank_by != "iteration" and ranked.cost == ALPHA_BETA,
+        "shortest_step_s": wide and problem.rank_by != "iteration" and ranked.cost == ALPHA_BETA,
         "memory": True,
+        "tight": tight,
         **dict.fromkeys(TRAINING, problem.tokens_total is not None),
         **dict.fromkeys((f"rank_{cost}" for cost in ranked.others), True),
         "rejected_because": rejected,
@@ -295,7 +289,7 @@ def shown_rows(configs: Sequence[Json], framework: Framework, axes: Sequence[str
     Cells of the layout are made of several numbers, aligned over all rows below the framework's names of its axes.
     """
     called = map(framework.called, axes)
-    parts = [_BROKEN.get(name, name.replace("_", "_\n")).split("\n") for name in called]
+    parts = [name.split("_") for name in called]
     height = max(map(len, parts), default=0)
     heads = zip(*([*[""] * (height - len(lines)), *lines] for lines in parts), strict=True)
     aligned = aligned_cells([*heads, *([_plain(config.get(axis)) for axis in axes] for config in configs)])
@@ -303,7 +297,7 @@ def shown_rows(configs: Sequence[Json], framework: Framework, axes: Sequence[str
         {**shown_row(config, framework), "grid": grid, "marked_rank": mark}
         for config, grid, mark in zip(configs, aligned[height:], _marks(configs), strict=True)
     ]
-    return "\n".join(["layout" if framework.names else "grid", *aligned[:height]]), rows
+    return "\n".join(aligned[:height]), rows
 
 
 def shown_row(config: Json, framework: Framework) -> Json:
@@ -316,6 +310,7 @@ def shown_row(config: Json, framework: Framework) -> Json:
         **{f"rank_{cost}": rank for cost, rank in (config.get("ranks") or {}).items()},
         "layout": layout_words(config.get("layout") or {}),
         "expert_overlap": {True: "yes"}.get(config.get("expert_overlap", False)),
+        "some_layers": config.get("recompute_layers") or (None if config.get("recompute") in (None, "none") else "all"),
         "wide_order": ",".join(map(framework.called, order)) or None,
         "days_interval": days_interval(config),
         "rejected_because": "; ".join(config.get("rejected_because", [])),
@@ -331,6 +326,11 @@ def days_interval(config: Json) -> str | None:
 def layout_words(layout: Mapping[str, int]) -> str:
     """Sizes above 1: `TP=4 DP=64`."""
     return " ".join(f"{name}={size}" for name, size in layout.items() if size > 1) or "one GPU"
+
+
+def is_tight(config: Json, limit_bytes: float) -> bool:
+    """Whether this configuration fits and leaves next to nothing of the memory."""
+    return bool(config.get("feasible")) and (config.get("memory_bytes") or 0.0) > TIGHT * limit_bytes
 
 
 def is_tied(config: Json) -> bool:
@@ -415,59 +415,52 @@ _COLUMNS = (
     Column("grid", "grid\nx y z data", show=str),
     words("wide_order", "rank\norder", "Axes from the fastest-varying rank outwards.", 12),
     words("order", "rank order", "Every axis, as a command needs it.", hidden=True),
-    count("micro_batch", "micro\u00adbatch", "Sequences one rank processes at a time.", title="micro-\nbatch"),
-    count("grad_accumulation", "grad.\naccum.", "Gradient accumulation steps."),
+    count("micro_batch", "micro-batch", "Sequences one rank processes at a time.", title="micro\nbatch"),
+    count("grad_accumulation", "accumulation\nsteps", "Gradient accumulation steps."),
     words("recompute", "recompute", "Activation recomputation (checkpointing).", 10),
     count(
         "recompute_layers",
         "recomputed\nlayers",
         "Layers of each chunk that recompute, the first ones; all of them without a number.",
-        title="recom\u00adputed\nlayers",
     ),
     count(
         "kept_layers",
-        "layers not\nresharded",
-        "Layers not resharded after forward (FSDP2).",
-        title="not re\u00adsharded",
+        "layers\ngathered",
+        "Layers whose weights stay gathered from forward to backward (FSDP2's reshard_after_forward=False).",
     ),
     words("precision", "format", "Number format of linear layers and experts.", 13),
-    words("context_exchange", "exchange", "How attention gets keys and values of other ranks of context.", 14),
-    words("dispatcher", "dispatcher", "How tokens reach their experts.", 14, title="dis\u00adpatcher"),
+    words("context_exchange", "CP type", "How attention gets keys and values of other ranks of context.", 14),
+    words("dispatcher", "dispatcher", "How tokens reach their experts.", 14, title="token\ndispatcher"),
     words(
         "expert_overlap",
         "EP overlap",
         "Whether dispatch and combine overlap with computation of another micro-batch.",
-        title="EP over\u00adlap",
+        title="EP\noverlap",
     ),
     Column(
         "communication_s",
-        "communi\u00adcation, s",
+        "communication, s",
         "All collectives of a step and rank, overlapped or not.",
-        title="comm.,\ns",
+        title="collectives, s",
     ),
-    Column(
-        "exposed_communication_s",
-        "exposed, s",
-        "Communication not overlapped with computation.",
-        title="ex-\nposed,\ns",
-    ),
+    Column("exposed_communication_s", "exposed, s", "Communication that computation waits for."),
     Column("compute_s", "compute, s", "Computation of a step and rank."),
     count("chunks", "chunks", "Chunks of a pipeline stage (interleaving)."),
     Column("bubble_s", "bubble, s", "Time a pipeline stage is idle."),
-    Column("shortest_step_s", "best of grid, s", "Shortest step of its candidates.", title="best of\ngrid, s"),
+    Column("shortest_step_s", "grid's shortest\nstep, s", "Shortest step of any micro-batch and recompute set on it."),
     Column("iteration_s", "step, s", "One step, from start to end."),
     Column("low_s", "80% from, s", "Lower end of the 80% interval of the step."),
     Column("high_s", "80% to, s", "Upper end of the 80% interval of the step."),
     count("tokens_per_s", "tokens/s", "Tokens of all GPUs together."),
-    count("tokens_per_s_per_gpu", "tokens/s/GPU", "Tokens of one GPU.", title="tokens\n/s/GPU"),
+    count("tokens_per_s_per_gpu", "tokens/s/GPU", "Tokens of one GPU.", title="tokens, /s/GPU"),
     Column("mfu", "MFU, %", "Model FLOPs over the peak; recompute not counted.", per=PERCENT, decimals=1),
     Column("hfu", "HFU, %", "The same with recompute and padding.", per=PERCENT, decimals=1),
     Column(
         "logged_tflops_per_gpu",
-        "TFLOP/s/GPU of the log",
+        "TFLOP/s/GPU in log",
         "What the framework's own log prints, by its own count of FLOPs.",
-        decimals=1,
-        title="TFLOP/s\n/GPU,\nlog",
+        decimals=0,
+        title="TFLOP/s\nin log, /GPU",
     ),
     Column(
         "memory_bytes",
@@ -476,8 +469,8 @@ _COLUMNS = (
         per=GIB,
         show=lambda size_bytes: f"{size_bytes / GIB:.1f}",
     ),
-    Column("gpu_hours", "GPU-hours", "Of the whole training run.", title="GPU-\nhours", show=show_count),
-    Column("node_hours", "node-hours", "Of the whole training run.", title="node-\nhours", show=show_count),
+    Column("gpu_hours", "GPU-hours", "Of the whole training run.", title="GPU\nhours", show=show_count),
+    Column("node_hours", "node-hours", "Of the whole training run.", title="node\nhours", show=show_count),
     Column("days", "days", "Of the whole training run.", show=show_days),
     Column("days_interval", "days, 80%", "80% interval of the days.", show=str),
     Column("tie", "within\nmodel\nerror", show=lambda tie: "yes" if tie else NOTHING),
@@ -490,7 +483,7 @@ _OF_PAGES = {*AXES, "context", "pipeline", "wide_order", "memory_bytes", "state"
 TEXT_COLUMNS = {
     **{key: column for key, column in COLUMNS.items() if key not in _OF_PAGES},
     "step": COLUMNS["iteration_s"],
-    "recompute": replace(COLUMNS["recompute"], title="recom\u00adpute"),
+    "recompute_layers": replace(COLUMNS["recompute_layers"], key="some_layers", title="layers", show=str),
     "order": COLUMNS["wide_order"],
     "memory": COLUMNS["memory_bytes"],
 }

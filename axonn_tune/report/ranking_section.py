@@ -217,7 +217,8 @@ def ranking_document(
     problem, best = ranked.problem, ranked.fastest_elsewhere()
     logged = problem.framework.logged
     listed = sum(isinstance(entry, PricedLayout) for entry in entries)
-    remarks = (priced_remark(ranked), *ranking_remarks(ranked, places=range(min(marked or listed, listed))))
+    rows = [[place] for place in range(min(marked or listed, listed))]
+    remarks = (priced_remark(ranked), *ranking_remarks(ranked, rows))
     ends = [{} if place < known or not known else {"low_s": None, "high_s": None} for place in range(len(entries))]
     return {
         **document_head(RANKING_SCHEMA, inputs),

@@ -1,4 +1,4 @@
-"""Remarks below a ranking: which layout to take and why, ties, intervals, what was rejected; one sentence each."""
+"""Remarks below a ranking: what to do next in a few lines, and with -v why, how sure, and what was rejected."""
 
 from __future__ import annotations
 
@@ -11,10 +11,12 @@ from axonn_tune.cost.price import Detail, PricedLayout
 from axonn_tune.cost.uncertainty import ACCELERATOR, DEVIATIONS, GENERATIONS, LARGEST, of_layout, outside, own_bound_s
 from axonn_tune.cost.work import Parts, quantization, separated, step_parts
 from axonn_tune.frameworks import registry
+from axonn_tune.frameworks.step import NATURAL_IMBALANCE
 from axonn_tune.program.dimensions import CHUNKS, EXPERT_OVERLAP, MEMORY, MICRO_BATCH, PINNED
+from axonn_tune.program.memory import memory_limit_bytes
 from axonn_tune.ranking.priced import WORTH_SAYING, Priced
 from axonn_tune.ranking.space import Problem
-from axonn_tune.report.ranking import METRICS, OUTSIDE, SHORTEST, TIED, entry_fields, training_words
+from axonn_tune.report.ranking import METRICS, OUTSIDE, SHORTEST, TIED, TIGHT, entry_fields, training_words
 from axonn_tune.request import ALPHA_BETA, DEFAULT_TOP
 from axonn_tune.units import counted, show_bytes, show_seconds
 
@@ -33,26 +35,103 @@ def ranking_verdict(ranked: Priced) -> list[str]:
     return [said for remark in remarks if (said := remark(ranked))]
 
 
-def ranking_remarks(ranked: Priced, *, places: Sequence[int]) -> list[str]:
-    """Sentences to print below a table, one each; places: of the rows that it shows, whose marks they explain."""
+def short_remarks(ranked: Priced, families: Sequence[Sequence[int]], *, hint: str = "") -> list[str]:
+    """What to do next, in a line each and the most important first; families: places of each row that is shown.
+
+    hint: another, before all others but that of an interrupted search.
+    """
+    shortest = shortest_step_remark(ranked)
     said = [
         INTERRUPTED if ranked.interrupted else "",
-        shortest_step_remark(ranked),
-        stages_remark(ranked, places),
+        hint,
+        kept_remark(ranked, [family[0] for family in families]),
+        training_remark(ranked),
+        shortest if shortest.startswith(SHORTEST) else "",
+        benchmark_remark(ranked),
+        interval_remark(ranked),
+        assumed_remark(ranked, [family[0] for family in families]),
+        folded_remark(ranked, families),
         nodes_remark(ranked.problem),
         context_remark(ranked.problem),
-        kept_remark(ranked, places),
-        training_remark(ranked),
-        why_first(ranked),
+    ]
+    return [sentence for sentence in said if sentence]
+
+
+def ranking_remarks(ranked: Priced, families: Sequence[Sequence[int]], *, hint: str = "") -> list[str]:
+    """The same, then all else that is known of the ranking."""
+    places = [family[0] for family in families]
+    tied, shortest = len(ranked) > 1 and ranked[1].tie, shortest_step_remark(ranked)
+    said = [
+        "" if shortest.startswith(SHORTEST) else shortest,
+        stages_remark(ranked, places),
+        "" if tied else why_first(ranked),
         *formats_remarks(ranked),
         expert_overlap_remark(ranked),
-        interval_remark(ranked),
+        logged_words(ranked[0]) if len(ranked) else "",
         ties_remark(ranked),
         outside_remark(ranked, places),
         rejected_remark(ranked),
         searched_remark(ranked),
     ]
-    return [sentence for sentence in said if sentence]
+    return [*short_remarks(ranked, families, hint=hint), *filter(None, said)]
+
+
+def benchmark_remark(ranked: Priced) -> str:
+    """Which rows to run before one is chosen, and what to compare with the log; empty without rows."""
+    if not len(ranked):
+        return ""
+    framework = ranked.problem.framework
+    count, logged = framework.logged, ""
+    if count:
+        log = "the" if count.log == framework.title else f"{count.log}'s"
+        logged = f'; TFLOP/s is "{count.label}" in {log} log'
+    if ranked.ties < 2:
+        others = " (others are slower by more than model error)" if len(ranked) > 1 else ""
+        return f"Run #1{others}{logged}."
+    return f"Benchmark {_listed(_untied_families(ranked))} (within model error){logged}."
+
+
+def _untied_families(ranked: Priced) -> list[str]:
+    """Ranks of the first rows within model error of the first that differ in more than context and micro-batch."""
+    families = ranked.families(DEFAULT_TOP)[:_MOST_NAMED]
+    return [f"#{family[0] + 1}" for family in families if family[0] < ranked.ties]
+
+
+def _listed(names: Sequence[str]) -> str:
+    return " and ".join(filter(None, (", ".join(names[:-1]), names[-1])))
+
+
+def assumed_remark(ranked: Priced, places: Sequence[int]) -> str:
+    """The assumption that matters most: a machine that nobody named, routing of experts, memory without reserve."""
+    problem = ranked.problem
+    machine, step = problem.machine, problem.framework.step
+    if problem.machine_assumed:
+        return f"Assumed: {machine.name}, since no --machine is given (`axonn-tune machines list` has others)."
+    if step.imbalance == NATURAL_IMBALANCE and any(ranked[place].grid.expert > 1 for place in places):
+        return (
+            f"Assumed: natural routing, {step.imbalance:g} times the mean tokens on the fullest rank "
+            "(--imbalance 1: balanced)."
+        )
+    limit_bytes = memory_limit_bytes(machine.accelerator)
+    free_bytes = [limit_bytes - ranked[place].memory_bytes for place in places]
+    least_bytes = (1.0 - TIGHT) * limit_bytes
+    if not places or free_bytes[0] > least_bytes:
+        return ""
+    roomy = next((at for at, free in enumerate(free_bytes) if free > least_bytes), None)
+    instead = "" if roomy is None else f"; #{places[roomy] + 1} leaves {show_bytes(free_bytes[roomy])}"
+    return f"Tight: #1 leaves {show_bytes(free_bytes[0])} of {show_bytes(limit_bytes)} usable{instead}."
+
+
+def folded_remark(ranked: Priced, families: Sequence[Sequence[int]]) -> str:
+    """Rows that stand for others, with context parallelism in place of replicas; empty without any."""
+    framework, said = ranked.problem.framework, list[str]()
+    for first, *others in families:
+        if others:
+            sizes = " or ".join(f"{ranked[place].grid.context}" for place in others)
+            replicas = f"{framework.called('data')} {ranked[first].grid.data}"
+            said.append(f"#{first + 1} with {framework.called('context')} {sizes} for {replicas}")
+    more = f" and {len(said) - _MOST_NAMED} more" if len(said) > _MOST_NAMED else ""
+    return f"Equal: {', '.join(said[:_MOST_NAMED])}{more} (--unfold lists them)." if said else ""
 
 
 def stages_remark(ranked: Priced, places: Sequence[int]) -> str:
@@ -245,35 +324,26 @@ def ties_remark(ranked: Priced) -> str:
         own = f"each layout's step ±{DEVIATIONS * of_layout(ranked.problem.model):.0%}"
         known = f"{own}, exposed {known}" if ranked.problem.rank_by == "iteration" else f"{known}, {own}"
     last = ", the last that is listed," if ties == len(ranked) and ranked.searched.unlisted else ""
-    apart = [family[0] + 1 for family in ranked.families(DEFAULT_TOP)[:_MOST_NAMED] if family[0] < ties]
-    listed = [f"#{rank}" for rank in apart]
-    whom = " and ".join(filter(None, (", ".join(listed[:-1]), listed[-1])))
-    if ties <= _MOST_NAMED:
-        benchmark = "" if len(apart) < 2 else f": benchmark {'both' if len(apart) == ties == 2 else whom}"
-        alike = " and ".join(f"#{rank}" for rank in (1, ties)) if ties == 2 else f"#1 to #{ties}"
-        return f"{TIED}: {alike}{last} are within model error ({known}){benchmark}."
-    benchmark = f": benchmark {whom} first" if len(apart) > 1 else ""
-    return f"{TIED}: #2 to #{ties:,}{last} are within model error of #1 ({known}){benchmark}."
+    listed, others = _untied_families(ranked), "#2" if ties == 2 else f"#2 to #{ties:,}"
+    benchmark = f": benchmark {_listed(listed)} first" if len(listed) > 1 else ""
+    return f"{TIED}: {others}{last} {'is' if ties == 2 else 'are'} within model error of #1 ({known}){benchmark}."
 
 
 def interval_remark(ranked: Priced) -> str:
-    """#1's step with its 80% interval and what of that is its own; MFU, throughput, and the log's number."""
+    """#1's step with its 80% interval, and how much of that differs between rows."""
     first = ranked[0] if len(ranked) else None
     if first is None:
         return ""
     machine = ranked.problem.machine
     own_s = own_bound_s(ranked.problem, step_s=first.iteration_s, waiting_s=first.exposed_communication_s)
-    own = f"±{show_seconds(own_s)}"
+    between = f", between rows ±{show_seconds(own_s)}"
     if machine.learned is not None:
         apart = ranked.difference
         of = METRICS[ranked.problem.rank_by]
-        own = "" if apart is None else f"±{apart:.1%} for the difference of #1 and #2 in {of}"
-    said = f", of which {own} is its own and the rest common to all rows" if own else ", most of it common to all rows"
-    logged = logged_words(first)
+        between = "" if apart is None else f", ±{apart:.1%} between #1 and #2 in {of}"
     return (
         f"#1: {show_seconds(first.iteration_s)} a step, 80% interval {show_seconds(first.low_s)} to "
-        f"{show_seconds(first.high_s)}{said}; MFU {first.mfu:.1%}, "
-        f"{first.tokens_per_s / first.grid.world:,.0f} tokens/s/GPU{f'. {logged}' if logged else '.'}"
+        f"{show_seconds(first.high_s)}{between}."
     )
 
 
@@ -306,23 +376,12 @@ def shortest_step_remark(ranked: Priced) -> str:
     if gain < WORTH_SAYING:
         return f"#1's step is within {WORTH_SAYING:.0%} of the shortest of all, {show_seconds(best.iteration_s)}."
     rank = ranked.ranks().get(tuple(map(best.grid.axis_size, problem.axes)))
-    grid = f"#{rank}'s grid" if rank else "another grid"
+    grid = f"the grid of #{rank}" if rank else "another grid"
     cost = "" if ranked.cost == ALPHA_BETA else f"--cost {ALPHA_BETA} "
     return (
-        f"{SHORTEST} Shortest step of all: {show_seconds(best.iteration_s)}, {gain:.0%} less than #1's "
-        f"{show_seconds(first_s)}. It is {grid} with {_configuration(best, problem)}. {cost}--rank-by step ranks by it."
+        f"{SHORTEST} {show_seconds(best.iteration_s)}, {gain:.0%} less than #1, on {grid}: {cost}--rank-by step ranks "
+        "by step time."
     )
-
-
-def _configuration(entry: PricedLayout, problem: Problem) -> str:
-    """`x=1 y=1 z=64 data=4, rank order z,data, micro-batch 2, recompute none`."""
-    framework = problem.framework
-    values = {axis: entry.grid.axis_size(axis) for axis in problem.axes}
-    values |= {"chunks": entry.chunks} if problem.pipeline else {}
-    sizes = " ".join(f"{name}={size}" for name, size in framework.layout(values).items())
-    wide = [framework.called(axis) for axis in entry.order if entry.grid.axis_size(axis) > 1]
-    order = [f"rank order {','.join(wide)}"] if len(wide) > 1 and framework.permuted else []
-    return ", ".join([sizes, *order, f"micro-batch {entry.micro_batch}", f"recompute {entry.recomputed}"])
 
 
 def rejected_remark(ranked: Priced) -> str:

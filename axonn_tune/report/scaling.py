@@ -46,7 +46,7 @@ _DISPATCH = replace(
     COLUMNS["communication_s"],
     key="dispatch_s",
     label="dispatch, s",
-    title="dispatch,\ns",
+    title=None,
     meaning="Dispatch and combine of its experts in a step, overlapped or not.",
 )
 _EFFICIENCY = Column(

@@ -78,7 +78,7 @@ _IN_TEXTS = (
     (
         _NAME,
         *_PAIRS["compute_s"],
-        replace(_PAIRS["memory_bytes"][0], title="memory,\npredicted", show=show_bytes),
+        replace(_PAIRS["memory_bytes"][0], title="memory\npredicted", show=show_bytes),
         replace(_PAIRS["memory_bytes"][1], title="measured", show=show_bytes),
         _LOSSES,
     ),

@@ -231,14 +231,15 @@ def test_what_no_published_step_validates_is_marked() -> None:
 def test_columns_differ_or_are_said_once() -> None:
     """Guards tables: what all rows have stands above, what differs in a column, throughput in each row."""
     line = "--gpus 256 --model llama3-8b --machine dgx-h100 --framework torchtitan -q"
-    title, _, body = good(line).out.partition("All rows: ")
+    title, _, body = good(line).out.partition("In all rows: ")
     assert "torchtitan" in title
-    assert body.startswith("tp 1, pp 1, vpp 1, cp 1, layers not resharded 0, bubble 0.")
+    assert body.startswith("tp 1, pp 1, vpp 1, cp 1.")
     assert {"none", "selective"} <= set(body.split())
     head = next(row for row in good(f"{line} --format md").out.splitlines() if row.startswith("| rank"))
-    assert head.index("tokens") < head.index("MFU") < head.index("TFLOP/s") < head.index("comm.")
+    assert head.index("tokens") < head.index("MFU") < head.index("TFLOP/s in log, /GPU") < head.index("exposed, s")
     alone = good(f"{line} --top 1").out
-    assert "All rows" not in alone
+    assert "Also: tp 1, pp 1, vpp 1, cp 1, micro-batch 1, recompute none." in alone
+    assert alone.splitlines()[-1].split()[:3] == ["1", "64", "4"]
     line = "--gpus 64 --model llama3-70b --machine dgx-h100 --framework megatron-core --tp 16 --pp 4 --batch 64 --top 1"
     searched = good(f"{line} --format json").document["searched"]
     assert searched["feasible"] <= searched["candidates"]
@@ -289,17 +290,43 @@ def tied(one: Any, other: Any) -> bool:
     return abs(one["iteration_s"] - other["iteration_s"]) <= math.hypot(*halves)
 
 
-def test_commands_to_go_on_with_run() -> None:
-    """Guards the follow-ups: this search's own options, without those that the next command does not have."""
-    said = good(
-        "--gpus 64 --model llama3-8b --machine dgx-h100 --framework torchtitan --tp 2 --top 2 --rank-by step"
-    ).err
-    lines = [line.strip() for line in said.splitlines() if line.strip().startswith("axonn-tune ")]
-    assert len(lines) == 3
-    assert "--tp 2" in lines[1]
-    assert not {"--top", "--rank-by"} & set(lines[1].split())
-    for line in lines[:2]:
-        good(line.removeprefix("axonn-tune "))
+def test_what_to_do_next_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards the last line: words to add to this command line, and a script only where there is one."""
+    monkeypatch.setenv("COLUMNS", "100")
+    line = "--gpus 64 --model llama3-8b --machine dgx-h100 --framework torchtitan --tp 2 --top 2"
+    last = good(line).err.splitlines()[-1]
+    assert last == (
+        "Next: explain (where the time goes), compare (other frameworks), --emit slurm (a script), -v (more)"
+    )
+    assert good(f"{line} -v").err.splitlines()[-1] == last.removesuffix(", -v (more)")
+    assert "--emit" not in good("--gpus 12 --model nano-moe --machine dgx-h100 --framework megatron-core").err
+    for word in ("explain", "compare"):
+        good(f"{word} {line}".replace(" --top 2", ""))
+
+
+LISTED = (
+    "--gpus 64 --model llama3-70b --machine dgx-h100 --framework megatron-core",
+    "--gpus 64 --model qwen3-30b-a3b --machine dgx-h100 --framework megatron-core --ep 8",
+    "--gpus 64 --model llama3-70b --machine dgx-h100 --framework torchtitan --tp 8",
+    "--gpus 16 --model llama3-8b --machine dgx-h100 --framework fsdp",
+    "--gpus 8 --model llama3-8b",
+)
+
+
+@pytest.mark.parametrize("line", LISTED)
+@pytest.mark.parametrize("width", [100, 80])
+def test_a_search_is_a_table_and_five_lines(line: str, width: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards what a terminal shows: no longer line, no hyphenated heading, the log's TFLOP/s, and what to do next."""
+    monkeypatch.setenv("COLUMNS", str(width))
+    done = good(line)
+    shown, said = done.out.splitlines(), done.err.strip().splitlines()
+    assert max(map(len, [*shown, *said])) <= width
+    head = shown[next(at for at, row in enumerate(shown) if row.startswith(("rank", " rank"))) - 1 :][:3]
+    assert not any(word.endswith("-") for row in head for word in row.split())
+    assert ("TFLOP/s" in " ".join(head)) == ("--framework" in line)
+    assert len([row for row in said if not row.startswith("  ")]) <= 5
+    assert width < 100 or len(said) <= 6
+    assert said[0].startswith(("Benchmark #1", "Run #1", "* "))
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
@@ -317,15 +344,14 @@ def test_completion(shell: str) -> None:
 
 
 def test_mfu_stays_where_a_terminal_is_narrow() -> None:
-    """Guards terminals of 80, 100 and 120 characters: lines fit, MFU is there in each; what has no room is named."""
+    """Guards terminals of 80, 100 and 120 characters: lines fit, MFU is there in each."""
     found = axonn_tune.search("20b", 64, pipeline=True)
     shown = {width: found.render("table", top=5, terminal=width, color=True) for width in (80, 100, 120)}
     for width, text in shown.items():
         lines = re.sub("\x1b\\[[0-9;]*m", "", text).splitlines()
         assert max(map(len, lines[2 : lines.index("")] if "" in lines else lines[2:])) <= width
         assert "MFU" in text
-    gone = [re.findall(r"No room for (.*):", text) for text in shown.values()]
-    assert gone == [["recomputed layers, tokens/s/GPU, comm., bubble"], ["tokens/s/GPU, comm."], []]
+    assert ["exposed" in text for text in shown.values()] == [False, True, True]
 
 
 @pytest.mark.parametrize(

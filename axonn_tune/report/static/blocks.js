@@ -144,7 +144,7 @@ class Panel {
     const { columns } = this.table;
     const title = filled(this.block.rowTitle, columns, row) ?? filled(this.block.rejectedTitle, columns, row);
     const commands = Object.entries(this.block.commands ?? {}).map(([what, line]) => [what, filled(line, columns, row)]).filter(([, line]) => line);
-    const rows = columns.filter((column) => !column.hidden).map((column) => [column.meaning, `${column.label.replaceAll("\u00ad", "")}: ${cellText(column, row)}`]).filter(([, value]) => !/: –?$/.test(value));
+    const rows = columns.filter((column) => !column.hidden).map((column) => [column.meaning, `${column.label}: ${cellText(column, row)}`]).filter(([, value]) => !/: –?$/.test(value));
     this.select.value = "";
     this.content.replaceChildren(
       element("h3", {}, title ?? ""),

@@ -20,7 +20,7 @@ from axonn_tune.report.output import (
     words,
 )
 
-HEADINGS = [words("", "name"), Column("", "time,\ns")]
+HEADINGS = [words("", "name"), Column("", "time, s")]
 ROWS = [["a", "1.5"], ["long|name", "10.25"]]
 
 
