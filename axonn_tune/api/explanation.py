@@ -21,7 +21,8 @@ from axonn_tune.report.explain import (
     sections,
 )
 from axonn_tune.report.facts import step_words
-from axonn_tune.report.output import Json, json_text
+from axonn_tune.report.fits import SmallestChange, fit_json, fit_line
+from axonn_tune.report.output import Json, json_text, wrapped
 from axonn_tune.report.remarks import kept_remark, merged_remark
 from axonn_tune.report.run import choose_step, merged_trace, trace_remarks
 from axonn_tune.specs.traces import find_traces, read_trace
@@ -75,9 +76,19 @@ class Explanation:
         """The step in sentences."""
         return step_words(self.priced)
 
+    @property
+    def fit(self) -> str:
+        """Whether it fits, in a line: `fits: 61.2 of 73.1 GiB`."""
+        return fit_line(self.priced, self.smallest_change)
+
+    @property
+    def smallest_change(self) -> SmallestChange | None:
+        """Of a run that does not fit; layouts of a search do."""
+        return None
+
     def to_dict(self) -> Json:
         """Everything, by the schema `axonn-tune/explain/1`."""
-        return explain_document(self.inputs, self.priced)
+        return {**explain_document(self.inputs, self.priced), "fit": fit_json(self.priced, self.smallest_change)}
 
     def to_json(self) -> str:
         """The same as text: what `axonn-tune explain --format json` prints."""
@@ -88,8 +99,8 @@ class Explanation:
         if output_format == "json":
             return self.to_json()
         if output_format == "md":
-            return f"# {self._title}\n\n{explain_markdown(self.sections(terms=terms))}"
-        return f"{self._title}\n\n{explain_text(self.sections(terms=terms))}"
+            return f"# {self._title}\n\n{self.fit}\n\n{explain_markdown(self.sections(terms=terms))}"
+        return f"{wrapped(self.fit)}\n{self._title}\n\n{explain_text(self.sections(terms=terms))}"
 
     def sections(self, *, terms: bool = False) -> list[ExplainSection]:
         """What it consists of; terms: with every collective of every layer."""

@@ -25,6 +25,7 @@ from axonn_tune.ranking.inputs import Inputs, load_inputs
 from axonn_tune.ranking.nearest import nothing_feasible
 from axonn_tune.report.commands import FileToWrite, NamedModel
 from axonn_tune.report.explain import ExplainSection
+from axonn_tune.report.fits import SmallestChange
 from axonn_tune.report.learning import StatedCommand, better_section, command_json, command_section, said_of
 from axonn_tune.report.output import Json
 from axonn_tune.request import BESIDE_COMMAND
@@ -224,6 +225,15 @@ class CommandExplanation(Explanation):
         gap, words, *numbers = super().sections(terms=terms)
         better = better_section(self.stated, self.priced)
         return [command_section(self.stated, self.priced), gap, words, better, *numbers]
+
+    @property
+    def smallest_change(self) -> SmallestChange | None:
+        """The change that costs least time, a single one before another layout as a whole; None if it fits."""
+        if self.priced.memory_bytes <= self.priced.memory_limit_bytes:
+            return None
+        changes = sorted(self.stated.changes, key=lambda one: one.whole)
+        fitting = (one for one in changes if one.memory_bytes <= self.priced.memory_limit_bytes)
+        return next((SmallestChange(one.words, one.memory_bytes, one.step_s) for one in fitting), None)
 
     def to_dict(self) -> Json:
         """Everything, by the schema `axonn-tune/explain/1`, with `run` and `changes`."""

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache, reduce
 from operator import add
-from typing import NamedTuple, TypeAlias
+from typing import Literal, NamedTuple, TypeAlias
 
 from axonn_tune.frameworks.step import OFFLOAD_MODULES
 from axonn_tune.program.block import BLOCK_INPUT
@@ -47,6 +47,18 @@ Held: TypeAlias = tuple[tuple[str, Size], ...]
 def memory_limit_bytes(accelerator: Accelerator) -> float:
     """Memory limit of a step: the GPU's memory minus the reserve for context, communicators and allocator."""
     return accelerator.memory_gib * GIB - accelerator.reserved_memory_gib * GIB
+
+
+Room: TypeAlias = Literal["fits", "tight", "does not fit"]
+TIGHT = 0.03
+"""Free share of the limit below which memory is tight: three times the largest error on one H200 (docs/gpu.md)."""
+
+
+def room_of(needed_bytes: float, limit_bytes: float) -> Room:
+    """Whether a GPU has so much memory."""
+    if needed_bytes > limit_bytes:
+        return "does not fit"
+    return "tight" if needed_bytes > (1.0 - TIGHT) * limit_bytes else "fits"
 
 
 def persistent_items(given: LayerInputs) -> Held:

@@ -380,15 +380,6 @@ def command_section(command: StatedCommand, priced: Detail) -> ExplainSection:
         ),
         *_taken(run),
     ]
-    needed, limit = priced.memory_bytes, priced.memory_limit_bytes
-    if needed > limit:
-        single = next((one for one in command.changes if not one.whole), None)
-        fits = (
-            f"; {single.words} fits: {show_bytes(single.memory_bytes)}, {show_seconds(single.step_s)} a step"
-            if single
-            else ""
-        )
-        facts.append(("out of memory", f"{show_bytes(needed)} predicted, {show_bytes(limit)} usable{fits}"))
     return ExplainSection("The run", facts=facts)
 
 

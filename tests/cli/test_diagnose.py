@@ -412,8 +412,9 @@ def test_a_rate_is_the_step_that_a_log_with_it_has(tmp_path: Path, monkeypatch: 
 
 
 def test_a_script_out_of_memory_is_told_what_costs_least(tmp_path: Path) -> None:
-    """Guards `explain --from-command` of a run that does not fit: changes by step, as the framework's own arguments,
-    with the step and memory that the script has with them; sequence parallelism before full recompute."""
+    """Guards `explain --from-command` of a run that does not fit: its first line, and changes by step, as the
+    framework's own arguments, with the step and memory that the script has with them; sequence parallelism before full
+    recompute."""
     script = tmp_path / "run.sh"
     asked = f"--tensor-model-parallel-size 8 {SIZES} 64".replace("4096 --m", "32768 --m")
     script.write_text(f"torchrun --nproc-per-node 8 pretrain_gpt.py {asked}", "utf-8")
@@ -425,7 +426,9 @@ def test_a_script_out_of_memory_is_told_what_costs_least(tmp_path: Path) -> None
     assert single[0] == "--sequence-parallel"
     assert "--recompute-granularity full --recompute-method uniform --recompute-num-layers 1" in single
     said = " ".join(good(little).out.split())
-    assert re.search(r"out of memory [^;]* usable; --sequence-parallel fits: [\d.]+ GiB, [\d.]+ s a step", said)
+    first = r"does not fit: needs [\d.]+ of [\d.]+ GiB; smallest change: --sequence-parallel \([\d.]+ GiB, [\d.]+ s\)"
+    assert re.match(first, said)
+    assert found["fit"]["smallest_change"]["words"] == "--sequence-parallel"
     text = script.read_text("utf-8")
     for change in found["changes"]:
         if change["words"] in single:
