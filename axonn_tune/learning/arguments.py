@@ -348,7 +348,8 @@ def _add_parts(arguments: Arguments, found: dict[str, Stated]) -> None:
         found["vpp"] = Stated(len(parts) // stages, line)
     if not line and "layers" in found and stages > 1:
         chunks, layers = found.get("vpp", _ONE).value, found["layers"].value
-        if stages * chunks <= layers:
+        counted = [_true(arguments, f"account_for_{what}_in_pipeline_split") for what in ("embedding", "loss")]
+        if stages * chunks <= layers + sum(one is not None for one in counted):
             parts, line = _uneven_ends(arguments, layers, stages=stages, chunks=chunks)
             if ends := [arguments[name].line for name in _LESS if name in arguments]:
                 # torchtitan counts embedding and LM head as some layers of the first and last part.

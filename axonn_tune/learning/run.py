@@ -230,8 +230,8 @@ class CommandRun(StatedRun):
         framework = framework.with_step(gathers_experts=one.grid.axis_size("expert_z") > 1).training(case.model)
 
         def wrong(grid: Grid) -> list[str]:
-            model, workload = case.model, case.workload
-            return broken_constraints(grid, model, workload, framework, micro_batch=one.micro_batch, chunks=one.chunks)
+            job, given = (case.model, case.workload, framework), one.parts is not None
+            return broken_constraints(grid, *job, micro_batch=one.micro_batch, chunks=one.chunks, given=given)
 
         if broken := wrong(one.grid):
             near = (

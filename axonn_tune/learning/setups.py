@@ -199,7 +199,10 @@ def possible(changed: Setup, *, within_bytes: float) -> bool:
     """Whether the framework can run this in so much memory."""
     one = changed.layout
     if broken_constraints(
-        one.grid, changed.model, changed.workload, changed.framework, micro_batch=one.micro_batch, chunks=one.chunks
+        *(one.grid, changed.model, changed.workload, changed.framework),
+        micro_batch=one.micro_batch,
+        chunks=one.chunks,
+        given=one.parts is not None,
     ):
         return False
     return changed.priced.memory_bytes <= within_bytes

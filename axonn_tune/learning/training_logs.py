@@ -1,8 +1,9 @@
 """Reads training logs: step times, layout and batch of each run, as rows of the step CSV.
 
-Read are logs of Megatron-LM, Megatron-DeepSpeed, Megatron-Core, Megatron-Bridge, NeMo, torchtitan, DeepSpeed, PyTorch
-Lightning (progress bar, metrics.csv), Hugging Face's Trainer (bar, summary, trainer_state.json) and MLPerf. Lines are
-recognised by what the framework prints, so labels of srun, mpirun and torchrun, colours and other output do not matter.
+Read are logs of Megatron-LM, Megatron-DeepSpeed, Megatron-Core, Megatron-Bridge, Primus, ms-swift, NeMo, torchtitan,
+DeepSpeed, PyTorch Lightning (progress bar, metrics.csv), Hugging Face's Trainer (bar, summary, trainer_state.json) and
+MLPerf. Lines are recognised by what the framework prints, so labels of srun, mpirun and torchrun, colours and other
+output do not matter.
 A run ends where the log begins another or states another layout or batch. Of several kinds of lines that state step
 times, the first of `_KINDS` counts.
 
@@ -206,9 +207,12 @@ _MARKS = {
     "consumed tokens:": "consumed_tokens",
     "TFLOPs:": "consumed_tokens",
     "load_balancing_loss:": "load_balancing_loss",
+    "memory(GiB):": "of_swift",
+    "tokens/s/GPU": "of_primus",
 }
 """Words of a step's line, and the argument that they stand for: Megatron-DeepSpeed prints tokens and `TFLOPs:`
-(deepspeedai/Megatron-DeepSpeed@4efb479d:megatron/training.py), Megatron-Core the balance of its experts."""
+(deepspeedai/Megatron-DeepSpeed@4efb479d:megatron/training.py), Megatron-Core the balance of its experts,
+ms-swift memory. Primus prints a step's figures over their means, `13372.8/13364.7`."""
 
 
 def _looks(text: str) -> bool:
@@ -587,6 +591,9 @@ def _software(kind: _Kind, kinds: Set[str], arguments: Arguments) -> tuple[str, 
     engine = arguments.get("transformer_impl")
     if "tflops_per_gpu" in arguments or (engine is not None and engine.value == "transformer_engine"):
         return "Megatron-Core", ["Megatron-Core, since the log has its TFLOP/s or Transformer Engine"]
-    if columns_of(arguments).get("experts", Stated(1, 0)).value > 1:
+    balanced = "load_balancing_loss" in arguments
+    if balanced or columns_of(arguments).get("experts", Stated(1, 0)).value > 1:
         return "Megatron-Core", ["Megatron-Core, since the log has experts"]
+    if told := [title for mark, title in (("of_swift", "ms-swift"), ("of_primus", "Primus")) if mark in arguments]:
+        return "Megatron-Core", [f"Megatron-Core, since {told[0]}, whose lines these are, trains by it"]
     return "Megatron-LM", ["Megatron-LM, since the log names neither Megatron-Core, NeMo, torchtitan nor DeepSpeed"]

@@ -148,6 +148,7 @@ _RECIPE = (
 
 
 PP4 = "--pipeline-model-parallel-size 4"
+MOE = "--num-experts 8 --moe-ffn-hidden-size 1024 --expert-model-parallel-size 4"
 ENDS = "--account-for-embedding-in-pipeline-split --account-for-loss-in-pipeline-split"
 
 
@@ -166,10 +167,14 @@ ENDS = "--account-for-embedding-in-pipeline-split --account-for-loss-in-pipeline
         ("--pipeline-model-parallel-size 2 --pipeline-model-parallel-layout 'Et*9|t*8|t*8|t*7L'", (9, 8, 8, 7)),
         (f"{PP4} --num-layers 30 {ENDS}", (7, 8, 8, 7)),
         (f"{PP4} --num-layers 30 {ENDS} --num-layers-per-virtual-pipeline-stage 4", (3, *[4] * 6, 3)),
+        (f"{PP4} --num-layers 6 {ENDS} --num-virtual-stages-per-pipeline-rank 2", (0, *[1] * 6, 0)),
+        (f"{PP4} --num-layers 7 {ENDS.split()[0]} --num-virtual-stages-per-pipeline-rank 2", (0, *[1] * 7)),
+        (f"{PP4} --num-layers 6 --pipeline-model-parallel-layout 'E|(t|)*6L'", (0, *[1] * 6, 0)),
+        (f"{PP4} --num-layers 6 --pipeline-model-parallel-layout 'E|(t|)*6L' {MOE}", (0, *[1] * 6, 0)),
     ],
 )  # fmt: skip
 def test_stages_may_differ_in_layers(flags: str, parts: tuple[int, ...] | str | None, tmp_path: Path) -> None:
-    """Guards layouts and uneven ends; a part without layers is refused, and what is no layout, with its line."""
+    """Guards layouts and uneven ends, with parts that hold no layer; what is no layout is refused with its line."""
     run = stated(tmp_path, f"{CORE} {flags}")
     if isinstance(parts, str):
         with pytest.raises(DocumentError, match=r"/run.sh:1: parts: ") as caught:

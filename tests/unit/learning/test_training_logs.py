@@ -104,6 +104,32 @@ def test_megatron_deepspeed_is_known_by_its_lines(mark: str, tmp_path: Path) -> 
     assert run.flops == pytest.approx(61.2e12 * 3.889 if "TFLOPs" in mark else 0.0, rel=0.01)
 
 
+STEP = "iteration {} / 500 | consumed samples: {} | elapsed time per iteration (ms): {}| "
+LATER = "global batch size: 64 | lm loss: 1.2E+00 | number of nan iterations: 0 |"
+
+
+@pytest.mark.parametrize(
+    ("time", "more", "software", "tflops"),
+    [
+        ("5012.5/5100.3 ", "throughput per GPU (TFLOP/s/GPU): 410.2/401.9 | ", "Megatron-Core", 410.2),
+        ("5012.5 / 5100.3 ", "tokens per GPU (tokens/s/GPU): 9801.4/9807.3 | ", "Megatron-Core", 0.0),
+        ("5012.5 ", "memory(GiB): 58.54 | elapsed time: 10m 7s | ", "Megatron-Core", 0.0),
+        ("5012.5 ", "load_balancing_loss: 1.268389E+00 | ", "Megatron-Core", 0.0),
+        ("5012.5 ", "z_loss: 4.7E+00 | load_balancing_loss: 1.25E+00 | ", "Megatron-Core", 0.0),
+        ("5012.5 ", "", "Megatron-LM", 0.0),
+    ],
+)
+def test_lines_of_what_descends_from_megatron_are_read(
+    time: str, more: str, software: str, tflops: float, tmp_path: Path
+) -> None:
+    """Guards figures over their means, as Primus prints them, and whose lines are: experts are Megatron-Core's."""
+    run = only(tmp_path, [f"[rank-7/8] {STEP.format(step, step * 64, time)}{more}{LATER}" for step in range(1, 6)])
+    assert run.step_s == pytest.approx(5.0125)
+    assert run.columns["gbs"].value == 64
+    assert run.software == software
+    assert run.flops == pytest.approx(tflops * 1e12 * 5.0125)
+
+
 def test_rates_need_what_a_step_processes(tmp_path: Path) -> None:
     """Tokens per second and GPU say nothing without batch, sequence and GPUs: refused until they are given."""
     run = only(tmp_path, [line for line in TITAN if "step:" in line])
