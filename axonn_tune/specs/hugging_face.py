@@ -19,7 +19,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from axonn_tune.errors import CONTROL, DocumentError, Problem, UsageError, suggest
+from axonn_tune.errors import CONTROL, DocumentError, Problem, UsageError, edits
 from axonn_tune.specs.document import LARGEST_SIZE, Document, Node, Plain, Scalar, read_yaml, validate
 from axonn_tune.specs.loading import read_text
 from axonn_tune.specs.model import MIXERS, MODEL_SCHEMA, MOST_LAYERS, Model
@@ -86,15 +86,23 @@ class _Kind(Document):
 
 
 class _Table(Document):
-    """All model types."""
+    """All model types, those of language models with vision that are as others, and what unsupported ones have."""
 
     kinds: dict[str, _Kind]
+    same_as: dict[str, str]
+    lacking: dict[str, str]
+
+
+@cache
+def _table() -> _Table:
+    path = Path(__file__).with_name("hugging_face.yaml")
+    return validate(read_yaml(read_text(path), source=str(path)).root, schema=_Table, source=str(path))
 
 
 @cache
 def _kinds() -> dict[str, _Kind]:
-    path = Path(__file__).with_name("hugging_face.yaml")
-    return validate(read_yaml(read_text(path), source=str(path)).root, schema=_Table, source=str(path)).kinds
+    kinds = _table().kinds
+    return kinds | {name: kinds[other] for name, other in _table().same_as.items()}
 
 
 _ACTIVATIONS = {
@@ -126,6 +134,8 @@ _REFUSED = {
     "add_cross_attention": "cross-attention",
     "vision_config": "a vision tower",
 }
+_TEXT = ("text_config", "llm_config", "language_config")
+"""Sections of the language model, beside those of vision and sound."""
 _ROPE_SCALING = "scaling of rotary positions"
 _LEFT_OUT = {
     "rope_scaling": _ROPE_SCALING,
@@ -133,6 +143,11 @@ _LEFT_OUT = {
 }
 _BASES, _EPSILONS = ("rope_theta", "rotary_emb_base"), ("rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon")
 """Keys of rotary base and norm epsilon, which scripts carry and no cost depends on."""
+
+
+def _plain_type(stated: object) -> str:
+    """A model type without what says that it is the language model of another."""
+    return re.sub(r"_text(_model)?$", "", str(stated))
 
 
 def model_from_hf_config(
@@ -415,9 +430,13 @@ class _Config:
             raise DocumentError(str(path), [Problem("", f"not valid JSON: {error}", line)]) from error
         if not isinstance(values, dict):
             raise DocumentError(str(path), [Problem("", "must hold one JSON object")])
-        if isinstance(text := values.get("text_config"), dict):
-            # Of a model with a vision tower, whose sizes stand in a section of their own.
-            values = text | {key: values[key] for key in ("architectures", "model_type") if key in values}
+        if text := next((one for one in map(values.get, _TEXT) if isinstance(one, dict)), None):
+            # Of a model with a vision tower, whose sizes stand in a section of their own: some name the text's type.
+            own = {key: values[key] for key in ("architectures", "model_type", "tie_word_embeddings") if key in values}
+            typed = "model_type" if _plain_type(text.get("model_type")) in _kinds() else ""
+            values = own | text | {key: own[key] for key in {"architectures", "model_type"} - {typed} if key in own}
+            self.left_out.append("the vision tower")
+        elif values.pop("vision_config", None) and _plain_type(values.get("model_type")) in _kinds():
             self.left_out.append("the vision tower")
         self._values: dict[str, Any] = values
         for key, value in values.items():
@@ -447,14 +466,18 @@ class _Config:
         stated, known = self.value("model_type"), _kinds()
         if stated is None:
             raise DocumentError(str(self.path), [Problem("", "no 'model_type': not a Hugging Face model config")])
-        kind = str(stated).removesuffix("_text")
+        kind = _plain_type(stated)
         if kind in known:
             self._values = known[kind].defaults | self._values
             return kind, known[kind]
-        self.report(
-            "model_type", f"{stated!r:.40} is not supported{suggest(kind, known)}; supported: {', '.join(known)}"
-        )
-        self.refuse_parts(known["llama"])
+        # Another model's name is none for this one: only typing mistakes are, and digits are another version's.
+        alike = (one for one in known if re.findall(r"\d", one) == re.findall(r"\d", kind))
+        near = sorted((edits(kind, one, 2), one) for one in alike if edits(kind, one, 2) <= 2)
+        why = _table().lacking.get(kind, "")
+        said = f" ({why})" if why else "".join(f", did you mean {one!r}?" for _, one in near[:1])
+        self.report("model_type", f"{stated!r:.40} is not supported{said}; supported: {', '.join(_table().kinds)}")
+        # Experts and latent attention are supported in types that have them.
+        self.refuse_parts(known["deepseek_v3"])
         raise DocumentError(str(self.path), self.problems)
 
     def refuse_parts(self, kind: _Kind) -> None:

@@ -339,6 +339,50 @@ def test_files_that_leave_sizes_to_their_class(tmp_path: Path) -> None:
     assert "the vision tower" in model.description
 
 
+LACKING = {
+    "qwen3_next": ({"num_experts": 512}, "Gated DeltaNet"),
+    "qwen3_5_moe": ({"text_config": {"model_type": "qwen3_5_moe_text", "num_experts": 256}}, "Gated DeltaNet"),
+    "deepseek_v32": ({"n_routed_experts": 256, "kv_lora_rank": 512}, "sparse attention"),
+    "qwen4_exp": ({"num_experts": 8}, "'qwen4_exp' is not supported; supported: "),
+    "qwen3moe": ({}, "did you mean 'qwen3_moe'?"),
+    "llama5": ({}, "'llama5' is not supported; supported: "),
+}
+
+
+@pytest.mark.parametrize("kind", LACKING)
+def test_a_refusal_is_true_and_offers_no_other_model(kind: str, tmp_path: Path) -> None:
+    """Guards types that are not supported: why, where that is known, and nothing of parts that others have."""
+    config, said = LACKING[kind]
+    found = problems(tmp_path, {"model_type": kind, **config})
+    assert found.keys() == {"model_type"}
+    assert said in found["model_type"]
+    assert ("did you mean" in found["model_type"]) == ("did you mean" in said)
+
+
+@pytest.mark.parametrize(
+    ("outer", "section", "inner"),
+    [
+        ("mistral3", "text_config", {**LLAMA, "model_type": "mistral", "num_key_value_heads": 8}),
+        ("mistral3", "text_config", {**LLAMA, "model_type": "ministral3", "num_key_value_heads": 8}),
+        ("llava", "text_config", LLAMA),
+        ("internvl_chat", "llm_config", {**QWEN3, "model_type": "qwen3"}),
+        ("qwen3_vl", "text_config", {**QWEN3, "model_type": "qwen3_vl_text"}),
+        ("qwen3_vl_moe", "text_config", {**QWEN3_MOE, "model_type": "qwen3_vl_moe_text"}),
+        ("kimi_vl", "text_config", DEEPSEEK_V3),
+        ("deepseek_vl", "language_config", LLAMA),
+        ("made_up_vl", "text_config", MIXTRAL),
+        ("qwen3_vl", "", QWEN3),
+    ],
+)
+def test_language_models_of_vision_models_are_read(outer: str, section: str, inner: Config, tmp_path: Path) -> None:
+    """Guards sizes in a section of their own, whatever the whole is called; its vision is left out, and said."""
+    vision: Config = {"vision_config": {"hidden_size": 1024}}
+    whole = {**vision, section: inner, "model_type": outer} if section else {**inner, **vision, "model_type": outer}
+    alone, found = load(tmp_path, inner if section else {**inner, "model_type": "qwen3"}), load(tmp_path, whole)
+    assert parameters(found) == parameters(alone)
+    assert "the vision tower" in found.description
+
+
 def test_norms_of_queries_and_partial_positions_are_of_the_layer(tmp_path: Path) -> None:
     """Guards what was left out before: both are kept, and such models are priced as before."""
     (qwen,) = load(tmp_path, QWEN3).types
