@@ -20,8 +20,11 @@ from axonn_tune.frameworks.command import (
     LITTLE_TO_REPEAT,
     NO_MOCK_DATA,
     NO_QKV_BIASES,
+    OWN_SCRIPT,
     TRIAL,
     flags,
+    of_checkout,
+    of_package,
     own_recompute,
     sections_of,
     sizes_words,
@@ -88,6 +91,7 @@ def launch_easy(run: Run) -> Command:
         program=("train.py",),
         environment=_ENVIRONMENT,
         files={"_layout.py": layout},
+        checks=(OWN_SCRIPT, of_package("axonn", "axonn-ai/axonn at 660a2246")),
         needs=(
             f"train.py is your own: it builds {sizes_words(run.model)}, whose forward returns the "
             f"loss of {run.workload.sequence_length} tokens, with the functions of the Python file beside the script.",
@@ -151,6 +155,10 @@ def launch_megatron(run: Run) -> Command:
         program=("pretrain_gpt.py",),
         sections=sections_of({title: flags(names, values, run.framework.name) for title, names in _WRITTEN.items()}),
         environment=_ENVIRONMENT,
+        checks=(
+            of_checkout("pretrain_gpt.py", "axonn-ai/Megatron-AxoNN at 6d60f45c"),
+            of_package("axonn", "axonn-ai/axonn at 879ae578"),
+        ),
         needs=(
             "Start it in a checkout of axonn-ai/Megatron-AxoNN at 6d60f45c, with axonn-ai/axonn at 879ae578 installed: "
             "no release on PyPI has what it imports.",

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 
-from axonn_tune.frameworks.description import Argument, Because, Plain, Run, Section, Value
+from axonn_tune.frameworks.description import Argument, Because, Check, Plain, Run, Section, Value
 from axonn_tune.frameworks.keys import named, tables_of
 from axonn_tune.specs.machine import EnvironmentVariable
 from axonn_tune.specs.model import Model
@@ -62,9 +62,26 @@ EXPANDABLE_SEGMENTS = EnvironmentVariable(
 )
 NO_MOCK_DATA = "It has no mock data: add --data-path with the prefix of a dataset that tools/preprocess_data.py made."
 NO_QKV_BIASES = "It has no biases of queries, keys and values alone, which the model has; they hardly change the speed."
-TRIAL: Mapping[str, Value] = {"train_iters": 50, "eval_iters": 0, "lr": 1e-4, "log_interval": 1}
+TRIAL_STEPS, WARM_UP = 10, "leave out the first 3, which warm up"
+"""Of a first run: as many as show what a step takes, once its kernels are tuned and its memory is reserved."""
+TRIAL: Mapping[str, Value] = {
+    **{"train_iters": Because(TRIAL_STEPS, WARM_UP), "eval_iters": 0, "lr": 1e-4, "log_interval": 1}
+}
 """A short run, every step in Megatron-LM's log."""
 LITTLE_TO_REPEAT = "Selective recompute repeats core attention, which saves little where it is fused."
+
+
+def of_checkout(file: str, checkout: str, *, release: str = "", prints: tuple[str, ...] = ()) -> Check:
+    """A file of the framework's own checkout."""
+    return Check(file, f"start this in a checkout of {checkout}", release, prints)
+
+
+def of_package(module: str, package: str) -> Check:
+    """A Python module of a package."""
+    return Check(module, f"install {package} in this environment")
+
+
+OWN_SCRIPT = Check("train.py", "it is your own script, as the comment on top says")
 
 
 def own_recompute(run: Run) -> str:

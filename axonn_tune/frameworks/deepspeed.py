@@ -17,8 +17,11 @@ from axonn_tune.frameworks.command import (
     LITTLE_TO_REPEAT,
     NO_MOCK_DATA,
     NO_QKV_BIASES,
+    OWN_SCRIPT,
     TRIAL,
     flags,
+    of_checkout,
+    of_package,
     own_recompute,
     sections_of,
     sizes_words,
@@ -79,12 +82,16 @@ def launch(run: Run) -> Command:
         sections=(Section("batch", (batch,)), Section("deepspeed", _SWITCHES)),
         environment=(EXPANDABLE_SEGMENTS,),
         files={".json": config},
+        checks=(OWN_SCRIPT, _PACKAGE),
         needs=(
             f"train.py is your own: it builds {sizes_words(run.model)}, adds "
             "deepspeed.add_config_arguments to its parser and hands the arguments to deepspeed.initialize.",
             own_recompute(run),
         ),
     )
+
+
+_PACKAGE = of_package("deepspeed", "deepspeed 0.19.8")
 
 
 def _megatron(run: Run, config: str) -> Command:
@@ -100,6 +107,7 @@ def _megatron(run: Run, config: str) -> Command:
         sections=sections_of(sections),
         environment=(EXPANDABLE_SEGMENTS,),
         files={".json": config},
+        checks=(of_checkout("pretrain_gpt.py", "deepspeedai/Megatron-DeepSpeed"), _PACKAGE),
         needs=(
             "Start it in a checkout of deepspeedai/Megatron-DeepSpeed, which has pretrain_gpt.py.",
             NO_MOCK_DATA,

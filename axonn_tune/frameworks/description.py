@@ -454,6 +454,25 @@ class Section:
 
 
 @dataclass(frozen=True)
+class Check:
+    """What a script looks for before a rank starts.
+
+    there: a file, or a Python module. how: what to do where it is not there, or has another release. release: that
+    which the arguments are for, "" for any; prints: bash that prints the one that is there.
+    """
+
+    there: str
+    how: str
+    release: str = ""
+    prints: tuple[str, ...] = ()
+
+    @property
+    def is_module(self) -> bool:
+        """Whether Python has to find it."""
+        return self.there.isidentifier()
+
+
+@dataclass(frozen=True)
 class Command:
     """The command of a run.
 
@@ -461,8 +480,9 @@ class Command:
     release of the framework that the arguments are for. needs: sentences on what must be there. files: config files
     beside the script, text by suffix; `{file:SUFFIX}` in a word of the program, in the value of an argument or of the
     launcher stands for the path of one. accelerate: arguments of `accelerate launch`, if it starts the ranks and not
-    torchrun. notes: differences of the framework from the request. forms: the same run for another front end or an
-    older release, by its name in `--emit`.
+    torchrun. checks: what must be there before a rank starts. asserted: variables whose CUDA names the program looks
+    for on ROCm, too. notes: differences of the framework from the request. forms: the same run for another front end or
+    an older release, by its name in `--emit`.
     """
 
     release: str
@@ -473,6 +493,8 @@ class Command:
     needs: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     accelerate: tuple[Argument, ...] = ()
+    checks: tuple[Check, ...] = ()
+    asserted: tuple[str, ...] = ()
     forms: Mapping[str, Command] = field(default_factory=dict)
 
     @property

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from string import Template
 
-from axonn_tune.frameworks.command import EXPANDABLE_SEGMENTS, sizes_words
+from axonn_tune.frameworks.command import EXPANDABLE_SEGMENTS, OWN_SCRIPT, of_package, sizes_words
 from axonn_tune.frameworks.description import Argument, Command, FlopCount, Framework, Run, Section
 from axonn_tune.frameworks.step import StepOptions
 from axonn_tune.vocabulary import Precision
@@ -59,6 +59,7 @@ def launch(run: Run) -> Command:
         sections=mesh.sections,
         environment=mesh.environment,
         files={".yaml": "\n".join(_config(run)) + "\n"},
+        checks=(OWN_SCRIPT, of_package("accelerate", "accelerate 1.15.0")),
         needs=(
             f"train.py is your own: it prepares {sizes_words(run.model)}, with blocks of class "
             f"{_BLOCKS[run.model.family]} as transformers has them, and takes the sizes below. Another class, such as "
@@ -103,6 +104,7 @@ def _mesh(run: Run) -> Command:
         sections=(Section("batch", batch),),
         environment=(EXPANDABLE_SEGMENTS,),
         files={"_mesh.py": module},
+        checks=(OWN_SCRIPT,),
         needs=(
             f"train.py is your own: it builds {sizes_words(run.model)}, calls "
             "shard(model, blocks) of the Python file beside the script, and takes the sizes below.",

@@ -14,12 +14,21 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
-from axonn_tune.frameworks.command import EXPANDABLE_SEGMENTS, LITTLE_TO_REPEAT, TRIAL, flags, sections_of
+from axonn_tune.frameworks.command import (
+    EXPANDABLE_SEGMENTS,
+    LITTLE_TO_REPEAT,
+    TRIAL,
+    flags,
+    of_checkout,
+    of_package,
+    sections_of,
+)
 from axonn_tune.frameworks.description import (
     AS_MANY_A_CHUNK,
     OWN_SAVERS,
     Argument,
     Because,
+    Check,
     Command,
     FlopCount,
     Framework,
@@ -32,7 +41,7 @@ from axonn_tune.frameworks.keys import step_keys
 from axonn_tune.frameworks.megatron_layers import PARTS, is_hybrid
 from axonn_tune.frameworks.megatron_layers import WRITTEN as OF_LAYERS
 from axonn_tune.frameworks.megatron_layers import values as layer_values
-from axonn_tune.frameworks.statements import DISPATCHERS, written
+from axonn_tune.frameworks.statements import DISPATCHERS, flex_backend, written
 from axonn_tune.frameworks.step import StepOptions
 from axonn_tune.recompute import RECOMPUTES
 from axonn_tune.specs.machine import EnvironmentVariable
@@ -69,7 +78,8 @@ _STEP = StepOptions(
 _SETS = ("moe_act", "layernorm,moe_act", "mla_up_proj", "moe_act,mla_up_proj", "layernorm,moe_act,mla_up_proj")
 """Recompute sets that a search tries of models that have these modules, beside those of all."""
 
-RELEASE = "Megatron-Core 0.19.2"
+_RELEASE = "0.19.2"
+RELEASE = f"Megatron-Core {_RELEASE}"
 _ORDER = ("x", "z", "context", "data", "pipeline")
 _STAGES_INSIDE = ("x", "z", "context", "pipeline", "data")
 """Rank orders (core/parallel_state.py; 0.19.2 puts GTP's ranks right after TP's)."""
@@ -193,9 +203,11 @@ def launch(run: Run) -> Command:
             *([_UNREGISTERED] if run.step.cuda_graphs else []),
             *([_PRIORITIES] if run.step.cuda_graphs and not older and _shards(run) else []),
         ),
+        checks=(_checkout(program), *_modules(run)),
+        asserted=("CUDA_DEVICE_MAX_CONNECTIONS",),
         needs=(
             f"Start it in a checkout of NVIDIA/Megatron-LM at core_v0.19.2, which has {program}.",
-            *_needs(run, unstated="--rotary-base and --norm-epsilon"),
+            *_needs(run, "--rotary-base", "--norm-epsilon"),
             "For real training replace --mock-data and NullTokenizer, and add --save.",
         ),
         notes=tuple(_notes(run)),
@@ -233,13 +245,34 @@ def _bridge(command: Command, run: Run) -> Command:
         command,
         release="Megatron-Bridge 0.6.2",
         program=("scripts/training/run_recipe.py",),
+        checks=(of_checkout("scripts/training/run_recipe.py", "NVIDIA-NeMo/Megatron-Bridge at v0.6.2"), *_modules(run)),
         sections=sections_of({"recipe": recipe, **keys}),
         needs=(
             "Start it in a checkout of NVIDIA-NeMo/Megatron-Bridge at v0.6.2.",
-            *_needs(run, unstated="model.rotary_base and model.layernorm_epsilon"),
+            *_needs(run, "model.rotary_base", "model.layernorm_epsilon"),
             "For real training replace --dataset and tokenizer.tokenizer_type, and set checkpoint.save.",
         ),
     )
+
+
+def _checkout(program: str) -> Check:
+    """The checkout of the release; of Megatron-Core that is installed, what it says of itself."""
+    own = r"sed -nE 's/^(MAJOR|MINOR|PATCH) *= *([0-9]+).*/\2/p' megatron/core/package_info.py | paste -sd."
+    installed = "inside python3 -c 'import megatron.core; print(megatron.core.__version__)'"
+    return of_checkout(program, f"NVIDIA/Megatron-LM at core_v{_RELEASE}", release=_RELEASE, prints=(own, installed))
+
+
+def _modules(run: Run) -> Iterator[Check]:
+    """What the dispatcher of experts imports."""
+    if run.model.has_experts and (backend := flex_backend(run)):
+        yield of_package("deep_ep", _DEEP_EP[backend])
+
+
+_DEEP_EP = {
+    "deepep": "DeepEP (deepseek-ai/DeepEP)",
+    "hybridep": "HybridEP (deepseek-ai/DeepEP, branch hybrid-ep)",
+}
+"""What has the module deep_ep, by the backend of the flex dispatcher (core/transformer/moe/fused_a2a.py)."""
 
 
 def _values(run: Run) -> dict[str, Value]:
@@ -365,13 +398,17 @@ def _shards(run: Run) -> bool:
     return max(run.size("z"), run.size("expert_z")) > 1
 
 
-def _needs(run: Run, *, unstated: str) -> Iterator[str]:
+def _needs(run: Run, base: str, epsilon: str) -> Iterator[str]:
+    """What else has to be there; base, epsilon: arguments of what a model may leave unstated."""
     if _shards(run):
         yield "GTP needs Transformer Engine 2.19 or later."
-    if run.model.has_experts and (port := DISPATCHERS[run.step.dispatcher].port):
-        yield f"Its deep_ep is {port}."
-    if run.model.norm_epsilon is None:
-        yield f"Speed does not depend on {unstated}: set them as {run.model.name} has them."
+    if run.model.has_experts and (backend := flex_backend(run)):
+        port = DISPATCHERS[run.step.dispatcher].port
+        yield f"Its dispatcher of experts needs {port or _DEEP_EP[backend]}, as the Python module deep_ep."
+    lacks = {epsilon: run.model.norm_epsilon is None}
+    lacks |= {base: run.model.rotary_base is None and not run.model.learned_positions}
+    if unstated := [name for name, lacking in lacks.items() if lacking]:
+        yield f"{run.model.name} does not state {' and '.join(unstated)}, on which no speed depends: add what it has."
 
 
 NAMES = {

@@ -286,13 +286,21 @@ DISPATCHERS = {
 """By the name of a dispatcher here."""
 
 
+def flex_backend(run: Run) -> str:
+    """The backend of its flex dispatcher, "" without.
+
+    Megatron refuses it for a rank that has all experts, which exchanges nothing by any dispatcher.
+    """
+    alone = run.size("expert") * run.size("expert_tensor") == 1
+    return "" if alone else DISPATCHERS[run.step.dispatcher].backend or ""
+
+
 def _dispatcher(run: Run) -> Mapping[str, Value]:
     """How tokens reach experts, and what runs beside that."""
     if not run.model.has_experts:
         return {}
     found, alone = DISPATCHERS[run.step.dispatcher], run.size("expert") == 1
-    if found.kind == "flex" and alone and run.size("expert_tensor") == 1:
-        # It refuses a rank that has all experts, which exchanges nothing by any dispatcher.
+    if not flex_backend(run) and found.kind == "flex":
         found = DISPATCHERS["alltoall"]
     unmerged = {"overlap_moe_expert_parallel_comm": False, "delay_wgrad_compute": False}
     return {

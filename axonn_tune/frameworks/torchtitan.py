@@ -14,10 +14,19 @@ from dataclasses import replace
 from itertools import starmap
 from string import Template
 
-from axonn_tune.frameworks.command import EXPANDABLE_SEGMENTS, NO_QKV_BIASES, settings
+from axonn_tune.frameworks.command import (
+    EXPANDABLE_SEGMENTS,
+    NO_QKV_BIASES,
+    TRIAL_STEPS,
+    WARM_UP,
+    of_checkout,
+    of_package,
+    settings,
+)
 from axonn_tune.frameworks.description import (
     Argument,
     Because,
+    Check,
     Command,
     FlopCount,
     Framework,
@@ -137,6 +146,7 @@ def launch(run: Run) -> Command:
         sections=(Section("model", module), *sections, recompute),
         environment=(EXPANDABLE_SEGMENTS,),
         files={} if config else {"_model.py": _module(run)},
+        checks=(_checkout("0.3.0"),),
         needs=(
             "Start it in a checkout of pytorch/torchtitan, release 0.3.0, whose tests/assets has tokenizer and text.",
             *([] if config else [sizes]),
@@ -216,9 +226,11 @@ def _with_flavor(run: Run, module: str, flavor: str, config: str) -> Command:
         ),
         environment=(EXPANDABLE_SEGMENTS,),
         files={} if plain else {"_model.py": own},
+        checks=(_checkout("0.3.0"), *_packages(converters, backend)),
         needs=(
             "Start it in a checkout of pytorch/torchtitan, release 0.3.0, whose tests/assets has tokenizer and text.",
             *(["Its converters need torchao."] if converters else []),
+            *(["Its exchange of tokens needs DeepEP, as the Python module deep_ep."] if "ep" in backend else []),
             "For real training replace c4_test and its tokenizer, and add --checkpoint.enable.",
         ),
         notes=tuple(_notes(run)),
@@ -230,6 +242,21 @@ def _argument(path: str, value: Plain, why: str) -> Argument:
     section, _, name = path.rpartition(".")
     off = "no-" if value is False else ""
     return Argument(f"--{section}{'.' * bool(section)}{off}{name}", None if isinstance(value, bool) else value, why)
+
+
+def _checkout(release: str) -> Check:
+    """The checkout of a release, or that release as a package."""
+    installed = "from importlib.metadata import version as v; print(v('torchtitan'))"
+    prints = ("cat assets/version.txt", f'inside python3 -c "{installed}"')
+    return of_checkout("torchtitan/train.py", f"pytorch/torchtitan at v{release}", release=release, prints=prints)
+
+
+def _packages(converters: Sequence[str], backend: str) -> Iterator[Check]:
+    """What converters and the exchange of tokens import."""
+    if converters:
+        yield of_package("torchao", "torchao")
+    if backend in ("deepep", "hybridep"):
+        yield of_package("deep_ep", f"{backend} of deepseek-ai/DeepEP")
 
 
 def _older(command: Command, run: Run, flavor: str, keys: Sequence[tuple[str, Plain, str]]) -> Command:
@@ -247,6 +274,7 @@ def _older(command: Command, run: Run, flavor: str, keys: Sequence[tuple[str, Pl
         command,
         release="torchtitan 0.2.2",
         program=("-m", "torchtitan.train"),
+        checks=(_checkout("0.2.2"),),
         sections=(Section("config", (Argument("--job.config_file", "{file:.toml}"),)),),
         files={".toml": "\n\n".join("\n".join([f"[{section}]", *lines]) for section, lines in found.items()) + "\n"},
         needs=("Start it in a checkout of pytorch/torchtitan at v0.2.2, whose tests/assets has tokenizer and text.",),
@@ -312,7 +340,7 @@ def _values(run: Run) -> dict[str, Value]:
         "compile.enable": run.framework.software == "compiled",
         "disable_cuda_graphs": False if captured else Because(True, graphs),
         # A short run on data that a checkout has.
-        **{"steps": 50, "log_freq": 1, "enable_profiling": False, "dataset": "c4_test"},
+        **{"steps": Because(TRIAL_STEPS, WARM_UP), "log_freq": 1, "enable_profiling": False, "dataset": "c4_test"},
         "hf_assets_path": "./tests/assets/tokenizer",
     }
     if staged:

@@ -16,15 +16,23 @@ from axonn_tune.cost.price import Detail
 from axonn_tune.errors import UsageError, suggest
 from axonn_tune.files import require_own, write_text_atomically
 from axonn_tune.frameworks import find_framework, step_on
+from axonn_tune.frameworks.command import TRIAL_STEPS
 from axonn_tune.frameworks.description import Argument, Command, Run
 from axonn_tune.grid import RANK_AXES
 from axonn_tune.launch.config import predict, run_name, variable_lines
 from axonn_tune.launch.scripts import FOLDERS, SUFFIXES, Job, ScriptKind, job_script, per_task, write_script
+from axonn_tune.specs.machine import EnvironmentVariable, Machine
 from axonn_tune.units import counted
 from axonn_tune.vocabulary import VERSION
 
-_TRIAL_STEPS = 50
-"""Steps of a first trial, for the time limit of a job."""
+_ALLOCATOR = "PYTORCH_HIP_ALLOC_CONF"
+_OF_ROCM = {
+    "PYTORCH_ALLOC_CONF": (_ALLOCATOR, ""),
+    "PYTORCH_CUDA_ALLOC_CONF": (_ALLOCATOR, ""),
+    "CUDA_DEVICE_MAX_CONNECTIONS": ("GPU_MAX_HW_QUEUES", "2"),
+}
+"""What ROCm has in place of CUDA's variables, and its value where that is another: AMD's own scripts for Megatron-LM
+(ROCm/Megatron-LM, examples) start with two queues."""
 
 
 @dataclass(frozen=True)
@@ -106,7 +114,8 @@ def emission(
         raise UsageError(f"-o {str(path)!r}: a script is a file of its own, such as run.sh")
     command, machine, framework = command_of(priced, form=form), priced.job.machine, priced.job.framework
     names, grid = {suffix: f"{target.stem}{suffix}" for suffix in command.files}, priced.grid
-    own = {one.name for one in command.environment}
+    environment = tuple(_environment(command, machine))
+    own = {one.name for one in environment}
     others = [variable for variable in machine.launcher.environment if variable.name not in own]
     site = variable_lines("From the machine profile.", others)
     job = Job(
@@ -119,13 +128,42 @@ def emission(
         per_node=min(machine.launcher.ranks_per_node, grid.world),
         settings=tuple(_settings(command, kind, names)),
         program=_program(command, names),
-        variables=(*variable_lines(f"What {command.release} wants.", command.environment), *site),
+        variables=(*variable_lines(f"What {command.release} wants.", environment), *site),
         per_task=per_task(machine.launcher.environment),
-        steps=_TRIAL_STEPS,
+        steps=TRIAL_STEPS,
+        checks=tuple(_checks(command, names)),
         accelerate=tuple(_words(one, names) for one in command.accelerate),
     )
     text = job_script(kind, job, machine)
     return LaunchFiles(target, text, {target.with_name(names[suffix]): body for suffix, body in command.files.items()})
+
+
+def _environment(command: Command, machine: Machine) -> Iterator[EnvironmentVariable]:
+    """Its variables by the names that the machine's software has."""
+    for one in command.environment:
+        name, value = _OF_ROCM.get(one.name, ("", "")) if machine.library.name == "RCCL" else ("", "")
+        if name:
+            yield one.model_copy(update={"name": name, "value": value or one.value})
+        if not name or one.name in command.asserted:
+            yield one
+
+
+def _checks(command: Command, names: dict[str, str]) -> Iterator[str]:
+    """Bash that stops where something is not there, before any rank starts."""
+    for name in names.values():
+        yield f'[[ -f $folder/{shlex.quote(name)} ]] || stop "there is no $folder/{name}, which came with this script"'
+    for one in command.checks:
+        how = one.how.replace("$", "")
+        if one.is_module:
+            found = f"import importlib.util as u, sys; sys.exit(u.find_spec({one.there!r}) is None)"
+            yield f'inside python3 -c "{found}" || stop "there is no Python module {one.there}: {how}"'
+        else:
+            yield f'[[ -f {one.there} ]] || stop "there is no {one.there} in $PWD: {how}"'
+        if one.release:
+            yield "release="
+            yield from (f"release=${{release:-$({{ {prints}; }} 2>/dev/null || true)}}" for prints in one.prints)
+            other = f"these arguments are those of {command.release}, and here is ${{release:-an unknown one}}: {how}"
+            yield f'[[ $release == {one.release} || -n ${{ANY_RELEASE:-}} ]] || stop "{other}, or set ANY_RELEASE=1"'
 
 
 def _about(priced: Detail, command: Command, *, call: str) -> Iterator[str]:

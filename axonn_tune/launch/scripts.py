@@ -46,8 +46,8 @@ class Job:
     of ranks; inner: the axis whose neighbours are nearest. settings: lines that prepare what is started. program: the
     words after `torchrun` or `python3`, as bash reads them. variables: lines that set the environment; per_task: those
     that Slurm sets for each task. steps: that are run; saves: whether the ranks save on USR2, resumes: and go on from
-    there. accelerate: options of `accelerate launch`, one process a node, which starts the ranks. fixed: framework that
-    numbers ranks in its own order, "" where the order is chosen.
+    there. checks: bash that looks for what must be there. accelerate: options of `accelerate launch`, one process a
+    node, which starts the ranks. fixed: framework that numbers ranks in its own order, "" where the order is chosen.
     """
 
     name: str
@@ -63,6 +63,7 @@ class Job:
     per_task: tuple[str, ...] = ()
     saves: bool = False
     resumes: bool = False
+    checks: tuple[str, ...] = ()
     accelerate: tuple[str, ...] = ()
     fixed: str = ""
 
@@ -191,6 +192,7 @@ def job_script(kind: ScriptKind, job: Job, machine: Machine) -> str:
         fixed=fixed if job.fixed else "",
         predicted=prediction_line(job.predicted),
         nccl=machine.library.name == "NCCL",
+        gpus=machine.launcher.backend == "nccl",
         **(_slurm_fields(job, machine) if kind == "slurm" else {}),
     )
 
@@ -198,6 +200,9 @@ def job_script(kind: ScriptKind, job: Job, machine: Machine) -> str:
 SIGNAL_SECONDS = 120
 _START_MINUTES = 15
 _DEFAULT_MINUTES = 60
+
+_WHOLE = {"--exclusive": ("--exclusive", "--oversubscribe"), "--mem=0": ("--mem", "--mem-per-cpu", "--mem-per-gpu")}
+"""Options of jobs on whole nodes, and those of a site that say otherwise."""
 
 # Slurm sets these for each task, over what the script exports.
 _DEVICE_LISTS = frozenset({"CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"})
@@ -207,6 +212,8 @@ def _slurm_fields(job: Job, machine: Machine) -> dict[str, Any]:
     """What the template of Slurm needs beyond the job: the machine's section, srun's options, and the time limit."""
     (slurm, extra), predicted = slurm_section(machine), job.predicted
     given = {option.split("=")[0] for option in extra}
+    asked = {option.split("=")[0] for option in slurm.extra}
+    whole = job.ranks_per_node == machine.launcher.ranks_per_node
     # Tasks are labelled as their ranks are numbered, unless the site distributes them otherwise.
     bindings = [one for one in ("--cpu-bind=cores", "--distribution=block:block") if one.split("=")[0] not in given]
     step_s = predicted.high_s or predicted.iteration_s
@@ -219,6 +226,7 @@ def _slurm_fields(job: Job, machine: Machine) -> dict[str, Any]:
     return {
         "slurm": slurm,
         "srun": extra,
+        "extra": [*(one for one, same in _WHOLE.items() if whole and not asked & {*same}), *slurm.extra],
         "bindings": "".join(f" {one}" for one in bindings),
         "again": " and ".join(line.removeprefix("export ").partition("=")[0] for line in job.per_task),
         "minutes": minutes,

@@ -30,5 +30,16 @@ fi
 {% for line in job.variables %}
 {{ line }}
 {% endfor %}
+{% if job.checks %}
+
+# What must be there before a rank starts; each ends with one line where it is not.
+stop() { echo "$1" >&2; exit 2; }
+{% block inside %}
+inside() { "$@"; }
+{% endblock %}
+{%   for line in job.checks %}
+{{ line }}
+{%   endfor %}
+{% endif %}
 {% block start %}
 {% endblock %}

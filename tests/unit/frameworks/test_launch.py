@@ -150,7 +150,7 @@ SAID: list[tuple[str, Change, str]] = [
     ("deepspeed 8b-zero3", STATED, "with rotary base 1e+06, norm epsilon 1e-06, biases of queries, keys and values"),
     # Dispatchers and their ports, and tokens that are not spread evenly.
     ("megatron-core gpt-oss", changed(), "--moe-token-dispatcher-type flex --moe-flex-dispatcher-backend deepep"),
-    ("megatron-core gpt-oss", step(dispatcher="deepep-uccl"), "Its deep_ep is UCCL's DeepEP."),
+    ("megatron-core gpt-oss", step(dispatcher="deepep-uccl"), "needs UCCL's DeepEP, as the Python module deep_ep."),
     ("megatron-core gpt-oss", changed(), "--window-size 127,0 --window-attn-skip-freq ([1]*1+[0]*1+"),
     ("megatron-core deepseek-v2", changed(), "--moe-layer-freq ([0]*1+[1]*59)"),
     ("megatron-core mixtral-22b", changed(), "--moe-router-dtype fp32 --moe-expert-capacity-factor 1.5 --moe-token"),

@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -237,10 +238,23 @@ def found() -> SearchResult:
     return axonn_tune.search("20b", gpus=16, machine="perlmutter", framework="megatron-core", batch=64, **pins)
 
 
+def checkout(folder: Path, *, release: str = "0.19.2") -> None:
+    """Files of frameworks' checkouts by which scripts know them, of this release of Megatron-Core."""
+    major, minor, patch = release.split(".")
+    parts = f"MAJOR = {major}\nMINOR = {minor}\nPATCH = {patch}\nPRE_RELEASE = ''\nVERSION = (MAJOR, MINOR, PATCH)\n"
+    files = {"megatron/core/package_info.py": parts, "assets/version.txt": "0.3.0\n"}
+    for name in ("pretrain_gpt.py", "torchtitan/train.py", "train.py"):
+        files[name] = ""
+    for name, text in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text, "utf-8")
+
+
 def started(script: Path, *added: str) -> list[str]:
     """What bash hands to torchrun, with arguments of the user's."""
     program(script.parent, "torchrun", PRINTED)
-    return run(script, *added, programs=script.parent, HEAD_NODE="nid01").stdout.splitlines()
+    checkout(script.parent)
+    return run(script, *added, programs=script.parent, cwd=script.parent, HEAD_NODE="nid01").stdout.splitlines()
 
 
 def test_torchrun_gets_every_argument(tmp_path: Path) -> None:
@@ -264,10 +278,11 @@ def test_slurm_starts_a_task_a_rank(tmp_path: Path, found: SearchResult) -> None
     program(tmp_path, "scontrol", SCONTROL)
     program(tmp_path, "python3", f'echo "$CUDA_DEVICE_MAX_CONNECTIONS $RANK $WORLD_SIZE $MASTER_ADDR"\n{PRINTED}')
     job = {**JOB, "SLURM_JOB_NUM_NODES": "4", "SLURM_SUBMIT_DIR": str(tmp_path)}
+    checkout(tmp_path)
     ended = run(path, programs=tmp_path, cwd=tmp_path, **job)
     command = command_of(found.ranked.detail(0))
     assert ended.stdout.splitlines() == ["1 7 16 nid01", *command.program, *command.words], ended.stderr
-    assert "--nodes=4" in directives(path.read_text())
+    assert {"--nodes=4", "--exclusive", "--mem=0"} <= {*directives(path.read_text())}
     assert "--signal" not in path.read_text()
 
 
@@ -278,3 +293,104 @@ def test_a_subcommand_stays_last(tmp_path: Path) -> None:
     *_, added, steps, last = started(path, "--training.steps", "7")
     assert (added, steps) == ("--training.steps", "7")
     assert last.startswith("activation-checkpoint:")
+
+
+RANKS = 'echo "srun $*"'
+"""An srun that says what it was to start."""
+
+
+@pytest.fixture(name="cluster")
+def _cluster(tmp_path: Path, found: SearchResult) -> Path:
+    """A folder with the sbatch script of 16 ranks on 4 nodes, a checkout, and stand-ins for Slurm."""
+    found.write_launch_config(tmp_path / "run.yaml", emit="slurm")
+    program(tmp_path, "srun", RANKS)
+    program(tmp_path, "scontrol", SCONTROL)
+    checkout(tmp_path)
+    return tmp_path
+
+
+def submitted(folder: Path, **variables: str) -> subprocess.CompletedProcess[str]:
+    """The job on as many nodes as it needs, but for variables."""
+    job = {**JOB, "SLURM_JOB_NUM_NODES": "4", "SLURM_NTASKS": "16", "SLURM_GPUS_ON_NODE": "4", **variables}
+    return run(folder / "run.sbatch", programs=folder, cwd=folder, SLURM_SUBMIT_DIR=str(folder), **job)
+
+
+@pytest.mark.parametrize(
+    ("variables", "change", "said"),
+    [
+        ({}, lambda folder: (folder / "pretrain_gpt.py").unlink(), "there is no pretrain_gpt.py in "),
+        ({}, lambda folder: checkout(folder, release="0.12.1"), "those of Megatron-Core 0.19.2, and here is 0.12.1: "),
+        ({}, lambda folder: shutil.rmtree(folder / "megatron"), "0.19.2, and here is an unknown one: "),
+        ({"SLURM_JOB_NUM_NODES": "3"}, None, "this job has 3 nodes, but the grid needs 4"),
+        ({"SLURM_NTASKS": "8"}, None, "this job has 8 tasks, but the grid has 16 ranks"),
+        ({"SLURM_GPUS_ON_NODE": "2"}, None, "this job has 2 GPUs a node, but the grid needs 4"),
+    ],
+)
+def test_what_is_missing_ends_a_job_before_a_rank_starts(
+    variables: dict[str, str], change: Callable[[Path], object] | None, said: str, cluster: Path
+) -> None:
+    """Guards GPU-hours: a missing program, another release and a smaller job each end with one line, and no srun."""
+    if change:
+        change(cluster)
+    done = submitted(cluster, **variables)
+    assert (done.returncode, done.stdout, len(done.stderr.splitlines())) == (2, "", 1), done.stderr
+    assert said in done.stderr
+
+
+def test_what_is_there_starts_and_a_container_is_a_variable(cluster: Path) -> None:
+    """Guards the job that is right, one of another release that is asked for, and an image for all ranks."""
+    done = submitted(cluster)
+    assert done.returncode == 0, done.stderr
+    assert "srun --nodes 4 --ntasks 16" in done.stdout
+    assert "python3 pretrain_gpt.py --num-layers" in done.stdout
+    assert "--train-iters 10 " in done.stdout
+    checkout(cluster, release="0.20.0")
+    done = submitted(cluster, ANY_RELEASE="1", IMAGE="nvcr.io#nvidia/pytorch:26.01-py3")
+    assert done.returncode == 0, done.stderr
+    assert "--container-image=nvcr.io#nvidia/pytorch:26.01-py3" in done.stdout
+
+
+def test_a_dispatcher_that_is_not_installed_ends_a_job(tmp_path: Path) -> None:
+    """Guards DeepEP: it is said to be needed, and looked for, in the container where there is one."""
+    pins = {"x": 1, "context": 1, "pipeline": 1, "expert": 8}
+    steps = ["step.dispatcher=deepep"]
+    found = axonn_tune.search(
+        "qwen3-30b-a3b", gpus=16, machine="dgx-h100", framework="megatron-core", batch=64, set=steps, **pins
+    )
+    found.write_launch_config(tmp_path / "run.yaml", emit="slurm")
+    assert "needs DeepEP (deepseek-ai/DeepEP), as the Python module deep_ep" in (tmp_path / "run.sbatch").read_text()
+    program(tmp_path, "srun", RANKS)
+    program(tmp_path, "scontrol", SCONTROL)
+    checkout(tmp_path)
+    job = {"SLURM_JOB_NUM_NODES": "2", "SLURM_GPUS_ON_NODE": "8"}
+    done = submitted(tmp_path, **job)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("there is no Python module deep_ep: install DeepEP")
+    inside = submitted(tmp_path, IMAGE="image.sqsh", **job).stdout.splitlines()
+    assert inside[0].startswith("srun --nodes 1 --ntasks 1 --container-image=image.sqsh"), inside
+    (tmp_path / "deep_ep.py").write_text("")
+    assert submitted(tmp_path, **job).stdout.startswith("srun --nodes 2 --ntasks 16")
+
+
+@pytest.mark.parametrize("framework", ["megatron-core", "torchtitan", "fsdp", "deepspeed", "axonn"])
+def test_every_framework_looks_for_what_it_starts(framework: str, tmp_path: Path) -> None:
+    """Guards each framework's own checks: in an empty folder nothing starts, and one line says why."""
+    found = axonn_tune.search("llama3-8b", gpus=16, machine="dgx-h100", framework=framework, batch=64)
+    found.write_launch_config(tmp_path / "run.yaml", emit="slurm", pick=1)
+    program(tmp_path, "srun", RANKS)
+    program(tmp_path, "scontrol", SCONTROL)
+    done = submitted(tmp_path, SLURM_JOB_NUM_NODES="2", SLURM_GPUS_ON_NODE="8")
+    assert (done.returncode, done.stdout, len(done.stderr.splitlines())) == (2, "", 1), done.stderr
+    assert done.stderr.startswith("there is no ")
+
+
+@pytest.mark.parametrize(("framework", "tensor", "cuda"), [("megatron-core", 1, 0), ("megatron-core", 8, 1)])
+def test_rocm_has_its_own_variables(framework: str, tensor: int, cuda: int, tmp_path: Path) -> None:
+    """Guards AMD's machines: the names that HIP reads; CUDA's only where Megatron's own check asks for it by that."""
+    pins = {"x": tensor, "context": 1, "pipeline": 1}
+    found = axonn_tune.search("llama3-8b", gpus=16, machine="mi300x", framework=framework, batch=64, **pins)
+    found.write_launch_config(tmp_path / "run.yaml", emit="slurm")
+    exported = re.findall(r"^export (\w+)=", (tmp_path / "run.sbatch").read_text(), re.MULTILINE)
+    assert "PYTORCH_HIP_ALLOC_CONF" in exported
+    assert ("GPU_MAX_HW_QUEUES" in exported) == bool(cuda)
+    assert sum("CUDA" in name for name in exported) == cuda
