@@ -38,6 +38,7 @@ from axonn_tune.frameworks.keys import (
 )
 from axonn_tune.frameworks.torchtitan import FLAVORS, MIXTURES
 from axonn_tune.learning.arguments import SWITCHES, beside_others, columns_of, known_name, named_values
+from axonn_tune.learning.recipes import python_facts
 from axonn_tune.learning.run import COMPARED, NEEDED, CommandRun, is_same, model_columns
 from axonn_tune.learning.shell import OUTPUT, Script, read_script, slurm_sizes
 from axonn_tune.learning.trainers import completed, file_named, launched, named_model, positional
@@ -124,14 +125,15 @@ def _read(path: Path) -> _Source:
             source = source.over(config)
         return source
     if path.suffix == ".py":
-        return _priced(_of_pairs(path, _assigned(text)), text)
+        return _priced(_of_pairs(path, python_facts(text)), text)
     script = read_script(CONTROL.sub("", text), path=str(path))
     source = _of_script(script, path)
+    found = _of_pairs(path, launched(source.words, script.variables, source.named, path))
+    source = replace(source, named={**source.named, **found.named})
     commands = "\n".join(" ".join(word.value for word in command) for command in script.commands)
     for config in _configs(_priced(source, commands), script.documents, path):
         source = source.over(config)
-    found = _of_pairs(path, launched(source.words, script.variables, source.named, path))
-    return replace(source, named={**source.named, **found.named})
+    return source
 
 
 def _priced(source: _Source, text: str = "") -> _Source:
@@ -140,16 +142,9 @@ def _priced(source: _Source, text: str = "") -> _Source:
     text: of its commands.
     """
     text += f"\n{source.text}"
-    if found := [*refusals(text, source.own, source.arguments, _gpus(source)[0])]:
+    if found := [*refusals(text, source.own, source.named, _gpus(source)[0])]:
         raise DocumentError(str(source.path), found)
     return source
-
-
-def _assigned(text: str) -> Iterator[tuple[str, Stated]]:
-    """Every `section.name = number` of a Python program."""
-    for number, line in enumerate(text.splitlines(), 1):
-        if found := re.match(r"\s*(?:\w+\.)+(\w+)\s*=\s*(\d[\d_]{0,15})\s*(?:#|$)", line):
-            yield found[1], Stated(found[2].replace("_", ""), number)
 
 
 def _of_pairs(path: Path, pairs: Iterable[tuple[str, Stated]]) -> _Source:

@@ -264,18 +264,23 @@ def named_model(stated: Arguments, folder: Path) -> tuple[Model, str] | None:
     local = folder / name
     if not Path(name).is_absolute() and ".." not in Path(name).parts and (local / "config.json").is_file():
         return model_from_hf_config(local), f"the model is that of {name}/config.json"
-    last = name.lower().replace("meta-", "").rpartition("/")[2].replace("_", "-")
-    if (found := _checkpoint(last)) is not None:
+    if (found := checkpoint(name.lower())) is not None:
         whose = f", by the sizes of {found.source}" if re.fullmatch(r"[\w.-]+/[\w.-]+", found.source) else ""
         return found, f"the model is {found.name}{whose}"
     return None
 
 
 @cache
-def _checkpoint(name: str) -> Model | None:
-    """The model of a name on the hub, by its sizes there; None for one that is not known."""
+def _hub() -> tuple[tuple[re.Pattern[str], dict[str, str]], ...]:
     text = files("axonn_tune.specs").joinpath("checkpoints.csv").read_text(encoding="utf-8")
-    one = next((row for row in csv.DictReader(text.splitlines()) if re.search(f"(^|[-/])({row['mark']})", name)), None)
+    rows = csv.DictReader(text.splitlines())
+    return tuple((re.compile(f"(?:^|[-/.])(?:{one['mark']})".replace(r"\.", "[.-]")), one) for one in rows)
+
+
+def checkpoint(name: str) -> Model | None:
+    """The model of a name on the hub, in small letters, by its sizes there; None for one that is not known."""
+    last = name.replace("meta-", "").rpartition("/")[2].replace("_", "-")
+    one = next((row for mark, row in _hub() if mark.search(last)), None)
     if one is None or one["shipped"]:
         return load_model(one["shipped"]).document if one else None
     sizes: dict[str, Any] = {

@@ -506,7 +506,7 @@ TRAINER = "torchrun --nproc_per_node 8 train.py --per_device_train_batch_size 2 
         ("r.sh", "python3 -m verl.trainer.main_ppo trainer.nnodes=4", "files of verl are not read"),
         ("r.sh", f"{TRAINER}--use_peft true --lora_r 8", PEFT),
         ("r.py", "from nemo.collections import llm\nr.data.global_batch_size = 64", "--framework nemo --batch 64"),
-        ("r.py", "from megatron.bridge.recipes import llama3_70b_config", "explain --gpus N --model llama3-70b"),
+        ("r.py", "from megatron.bridge.recipes import llama3_70b_config", "explain --gpus 8 --model llama3-70b"),
         ("r.py", "from olmo_core.config import DType", "files of OLMo-core are not read"),
     ],
 )

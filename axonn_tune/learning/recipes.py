@@ -1,0 +1,186 @@
+"""Facts of files that are not read as runs, and the command that states them: Python recipes, configs of other tools.
+
+A recipe is parsed, never run: constants and their products, keywords and assignments to attributes are its facts, by
+the names of the table `facts`. The command has what was found; 8 GPUs a node, dgx-h100 and llama3-8b stand for the
+rest, and it runs as it is printed.
+"""
+
+from __future__ import annotations
+
+import ast
+import math
+import re
+from collections.abc import Mapping
+
+from axonn_tune.frameworks import find_framework
+from axonn_tune.frameworks.keys import Stated, records
+from axonn_tune.learning.shell import arithmetic
+from axonn_tune.learning.trainers import NODE, checkpoint
+from axonn_tune.specs.catalog import available, load_model
+from axonn_tune.specs.model import Model
+
+_LARGEST = 1 << 40
+_SIZES = ("layers", "hidden", "heads", "kv_heads", "head_dim", "ffn", "vocab")
+
+
+def python_facts(text: str) -> list[tuple[str, Stated]]:
+    """Names with whole numbers, texts and switches that a Python program assigns or passes, in its order; nothing of
+    one that is no Python."""
+    try:
+        tree = ast.parse(text)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return []
+    known, found = dict[str, int](), list[tuple[str, Stated]]()
+    for node in ast.walk(tree):
+        pairs: list[tuple[str, ast.expr]] = []
+        if isinstance(node, ast.Assign):
+            pairs = [(ast.unparse(target), node.value) for target in node.targets if not isinstance(target, ast.Tuple)]
+        elif isinstance(node, ast.AnnAssign) and node.value is not None:
+            pairs = [(ast.unparse(node.target), node.value)]
+        elif isinstance(node, ast.Call):
+            pairs = [(one.arg, one.value) for one in node.keywords if one.arg]
+        elif isinstance(node, ast.Dict):
+            keys = zip(node.keys, node.values, strict=True)
+            pairs = [(str(key.value), value) for key, value in keys if isinstance(key, ast.Constant)]
+        for name, value in pairs:
+            last = name.rpartition(".")[2].lower()
+            if isinstance(value, ast.Constant) and isinstance(value.value, bool | str):
+                found.append((last, Stated(str(value.value)[:200], value.lineno)))
+            elif (number := _number(value, known)) is not None:
+                known.setdefault(last, number)
+                found.append((last, Stated(str(number), value.lineno)))
+    return sorted(found, key=lambda one: one[1].line)
+
+
+def _number(node: ast.expr, known: Mapping[str, int]) -> int | None:
+    """A whole number: a constant, a name that has one, or a product, power, quotient or sum of these."""
+    if isinstance(node, ast.Constant):
+        return node.value if type(node.value) is int and abs(node.value) <= _LARGEST else None
+    if isinstance(node, ast.Name | ast.Attribute):
+        name = (node.id if isinstance(node, ast.Name) else node.attr).lower()
+        # A sequence is called so wherever it stands.
+        return known.get(name, known.get("sequence_length") if name.endswith("sequence_length") else None)
+    if not isinstance(node, ast.BinOp):
+        return None
+    left, right = (_number(one, known) for one in (node.left, node.right))
+    if left is None or right is None:
+        return None
+    if isinstance(node.op, ast.Pow):
+        return left**right if 0 <= left <= 1 << 20 and 0 <= right <= 40 and left**right <= _LARGEST else None
+    signs = {ast.Mult: "*", ast.Add: "+", ast.Sub: "-", ast.FloorDiv: "//", ast.Div: "//"}
+    found = arithmetic(f"{left}{signs.get(type(node.op), '?')}({right})")
+    return int(found) if re.fullmatch(r"-?\d{1,13}", found) and int(found) <= _LARGEST else None
+
+
+def facts_of(named: Mapping[str, Stated], *, gpus: Stated | None, tokens: bool) -> dict[str, int]:
+    """Numbers of a file by our names of them.
+
+    named: arguments by plain names; gpus: what a launcher starts; tokens: batches are counted in tokens.
+    """
+    plain: dict[str, str] = {}
+    for name, stated in named.items():
+        last = name.rpartition(".")[2]
+        if re.fullmatch(r"[1-9]\d{0,12}", stated.value.replace("_", "")):
+            plain.setdefault(last, stated.value.replace("_", ""))
+    found: dict[str, int] = {}
+    for one in records("facts"):
+        if value := next((plain[name] for name in one["names"].split() if name in plain), None):
+            found[one["fact"]] = int(value)
+    if gpus is not None:
+        found["gpus"] = int(gpus.value)
+    elif "gpus" not in found and "nodes" in found:
+        found["gpus"] = found["nodes"] * found.get("gpus_per_node", NODE)
+    if "max_prompt_length" in plain and "max_response_length" in plain:
+        found["seq"] = int(plain["max_prompt_length"]) + int(plain["max_response_length"])
+    if tokens and "seq" in found:
+        counted = [name for name in ("batch", "micro_batch") if found.get(name, 0) >= found["seq"]]
+        found |= {name: found[name] // found["seq"] for name in counted}
+    return found
+
+
+def model_named(text: str) -> Model | None:
+    """The model that a word of a text names: a shipped one, in full or as a part, or one of the hub; None for none."""
+    words = re.split(r"[^a-z0-9._-]+", text.lower())
+    plain = [re.sub(r"[._-]", "", word) for word in words]
+    known = {re.sub(r"[^a-z0-9]", "", name): name for name in sorted(available("model"), key=len)}
+    found = [name for key, name in known.items() if len(key) > 5 and any(key in word for word in plain)]
+    if found:
+        return load_model(found[-1]).document
+    return next((one for word in dict.fromkeys(words) if len(word) > 5 and (one := checkpoint(word))), None)
+
+
+_NAMES = {"x": "TP", "pipeline": "PP", "chunks": "VPP", "context": "CP", "expert": "EP", "expert_tensor": "ETP"}
+_NAMES |= {"data": "DP", "replicas": "replicas"}
+
+
+def command(framework: str, text: str, facts: Mapping[str, int]) -> str:
+    """What was found, and the command that predicts the full training of it, with what stands for the rest."""
+    axes = {axis: facts[axis] for axis in _NAMES if facts.get(axis, 0) > 0}
+    found = find_framework(framework)
+    if any(size > 1 and axis not in (*found.expert_columns, "data", "replicas") for axis, size in axes.items()):
+        # What shards by FSDP alone has no such axes.
+        found = find_framework("torchtitan")
+    model, stands = _model_words(text, facts)
+    gpus, batch, micro = _sizes(facts, axes)
+    said = [f"model {stands}" if stands else "", f"{gpus} GPUs" if "gpus" in facts or "data" in axes else ""]
+    said += [f"{_NAMES[axis]} {size}" for axis, size in axes.items()]
+    said += [f"{words} {facts[name]:,}" for name, words in _WORDS.items() if name in facts]
+    words = [f"--gpus {gpus}", model, "--machine dgx-h100", f"--framework {found.name}"]
+    words += [f"--batch {batch}"] if batch else []
+    words += [f"--seq {facts['seq']}"] if "seq" in facts else []
+    words += [f"--micro-batch {micro}"] if micro else []
+    had = (*found.expert_columns, "chunks") if "expert" in axes else found.columns
+    options = {**axes, "data": axes.get("replicas", 0)} if found.step.gather_unit == "block" else {**axes, "data": 0}
+    if found.name == "megatron-core" and axes:
+        # What Megatron's arguments do not state is 1.
+        staged = {"chunks": 1} if axes.get("pipeline", 1) > 1 else {}
+        options = {"x": 1, "z": 1, "pipeline": 1, "context": 1, **staged, **options}
+    words += [f"{found.option(axis)} {size}" for axis, size in options.items() if axis in had and size]
+    open_ = [] if stands else ["the model (llama3-8b)"]
+    open_ += [] if "gpus" in facts or "data" in axes else [f"GPUs ({gpus})"]
+    rest = ", ".join([*open_, "the machine (dgx-h100)"])
+    return (
+        f"found: {', '.join(filter(None, said)) or 'nothing'}; not found, so something stands for it: {rest}. "
+        f"As options state it: {' '.join(['axonn-tune explain', *words])}"
+    )
+
+
+_WORDS = {"batch": "batch", "seq": "sequence", "micro_batch": "micro-batch", "accumulation": "accumulation steps"}
+
+
+def _model_words(text: str, facts: Mapping[str, int]) -> tuple[str, str]:
+    """The options of the model, and its name or sizes in words; "" where nothing names it."""
+    if (model := model_named(text)) is not None and model.name in available("model"):
+        return f"--model {model.name}", model.name
+    sizes = {name: facts[name] for name in _SIZES if name in facts}
+    if model is not None:
+        sizes = {name: getattr(model, name) for name in _SIZES}
+        more = f" --set model.tied_embeddings={str(model.tied_embeddings).lower()}"
+    elif {"layers", "hidden", "heads"} <= sizes.keys():
+        sizes = {"kv_heads": sizes["heads"], "head_dim": max(1, sizes["hidden"] // sizes["heads"]), **sizes}
+        more = " --set model.tied_embeddings=true" if re.search(r"tie_word_embeddings=true", text.lower()) else ""
+    else:
+        return "--model llama3-8b", ""
+    words = " ".join(f"--set model.{name}={size}" for name, size in sizes.items())
+    named = model.name if model else f"of {sizes['layers']} layers, hidden {sizes['hidden']:,}"
+    return f"--model llama3-8b {words}{more}", named
+
+
+def _sizes(facts: Mapping[str, int], axes: Mapping[str, int]) -> tuple[int, int | None, int | None]:
+    """GPUs, batch and micro-batch that go with the degrees: as stated where they do."""
+    stage = math.lcm(axes.get("x", 1) * axes.get("context", 1), axes.get("expert", 1) * axes.get("expert_tensor", 1))
+    least = axes.get("pipeline", 1) * stage * axes.get("replicas", 1)
+    if "data" in axes:
+        least = axes["data"] * axes.get("x", 1) * axes.get("context", 1) * axes.get("pipeline", 1)
+    least *= NODE if "replicas" in axes else 1
+    nodes = math.lcm(least, NODE)
+    gpus = facts.get("gpus", least if "data" in axes else nodes)
+    shares = max(1, gpus // (axes.get("x", 1) * axes.get("context", 1) * axes.get("pipeline", 1)))
+    micro, batch = facts.get("micro_batch"), facts.get("batch")
+    if batch is None and micro is not None:
+        batch = shares * micro * facts.get("accumulation", 1)
+    if batch is not None and batch % shares:
+        batch = None
+    if micro is not None and (batch is None or batch % (shares * micro)):
+        micro = None
+    return gpus, batch, micro
