@@ -7,6 +7,8 @@ PARALLEL := $(BIN)/python -m pytest -n 4 --dist loadfile --no-loadscope-reorder
 CODE := $(wildcard axonn_tune benchmarks configs docs/hooks.py machines tests tools)
 
 .DEFAULT_GOAL := help
+# Tests start hundreds of processes, each of which would compile the package anew.
+unexport PYTHONDONTWRITEBYTECODE
 .PHONY: help demo test nightly deep check style types generated structured generate unit format outputs docs accuracy golden bench gpu fit frameworks structure clean chromium
 .DELETE_ON_ERROR:
 

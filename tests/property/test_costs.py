@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
@@ -22,12 +23,28 @@ from tests.property import strategies
 COUNTS = st.sampled_from([1, 2, 6, 7, 8, 12, 16, 24, 48])
 
 
-@settings(max_examples=25)
-@given(strategies.models(), strategies.machines(), strategies.workloads(), COUNTS, st.randoms(use_true_random=False))
-def test_scalar_twin_equals_the_columns(
-    model: Model, machine: Machine, workload: Workload, gpus: int, random: Any
-) -> None:
+SPACES = st.tuples(
+    strategies.models(), strategies.machines(), strategies.workloads(), COUNTS, st.randoms(use_true_random=False)
+)
+
+
+@settings(max_examples=12)
+@given(SPACES)
+def test_scalar_twin_equals_the_columns(drawn: Any) -> None:
     """Guards every prediction: plain Python and columns agree to the last bit."""
+    agree(*drawn)
+
+
+@pytest.mark.nightly
+@settings(max_examples=50)
+@given(SPACES)
+def test_scalar_twin_equals_the_columns_of_more(drawn: Any) -> None:
+    """Guards the same."""
+    agree(*drawn)
+
+
+def agree(model: Model, machine: Machine, workload: Workload, gpus: int, random: Any) -> None:
+    """Prices of some candidates are those of their columns."""
     ranking = search(Problem(model, machine, workload, gpus=gpus), variants=True, top=0)
     for position in random.sample(range(len(ranking)), min(6, len(ranking))):
         candidate, priced = ranking[position], ranking.detail(position)

@@ -12,6 +12,7 @@ import re
 import subprocess
 import sys
 from collections import Counter
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,12 @@ MODULES = [f"axonn_tune.api.{path.stem}" for path in sorted((PACKAGE / "api").gl
 FLAGS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 pytestmark = pytest.mark.usefixtures("shared_searches")
 SMALL: dict[str, Any] = {"gpus": 8, "machine": "localhost", "precision": "fp32"}
+
+
+@cache
+def compared() -> axonn_tune.CompareResult:
+    """A comparison that several tests look at."""
+    return axonn_tune.compare("5b", gpus=16, batch=64)
 
 
 def test_docstrings_hold() -> None:
@@ -107,7 +114,7 @@ def without_time(document: Any) -> Any:
             lambda: axonn_tune.search("5b", gpus=64, cost=["alpha-beta", "paper"], x=2, seq=1024),
             "search --gpus 64 --model 5b --cost alpha-beta --cost paper --x 2 --seq 1024",
         ),
-        (lambda: axonn_tune.compare("5b", gpus=16, batch=64), "compare --gpus 16 --model 5b --batch 64"),
+        (compared, "compare --gpus 16 --model 5b --batch 64"),
         (lambda: axonn_tune.explain("5b", gpus=64, pick=2), "explain --gpus 64 --model 5b --pick 2"),
         (
             lambda: axonn_tune.sweep(["5b", "10b"], gpus=[64, 128], batch=256),
@@ -214,26 +221,26 @@ def test_values_are_taken_in_their_forms(name: str, given: Any, taken: Any) -> N
 def test_frameworks_names_lead_to_sizes() -> None:
     """Guards `best.tp` beside `best.x`, frames and keywords by such names, GPUs by place, keys of compare."""
     theirs: dict[str, Any] = {"machine": "dgx-h100", "framework": "megatron-core"}
-    found = axonn_tune.search("llama3-8b", 64, **theirs)
+    found = axonn_tune.search("llama3-8b", 16, **theirs)
     best: Any = found.best
     assert (best.tp, best.PP, best.vpp, best.cp) == (best.x, best.pipeline, best.chunks, best.grid.context)
     assert best.layout == copy.copy(best).layout
-    picked = axonn_tune.search("llama3-8b", 64, **theirs, top=40).frame.query("TP == 2")
+    picked = axonn_tune.search("llama3-8b", 16, **theirs, top=40).frame.query("TP == 2")
     assert len(picked)
     assert set(picked["x"]) == {2}
     assert "CP" in found.rejected.columns
     with pytest.raises(AttributeError, match="no attribute 'dp_shard'"):
         _ = best.dp_shard
-    pinned = axonn_tune.search("llama3-8b", 64, **theirs, tp=8, pp=2, global_batch_size=128).best
+    pinned = axonn_tune.search("llama3-8b", 16, **theirs, tp=8, pp=2, global_batch_size=128).best
     assert (pinned.x, pinned.pipeline) == (8, 2)
     with pytest.raises(UsageError, match=r"--dp-shard is torchtitan's name of what Megatron-Core calls GTP"):
-        axonn_tune.search("llama3-8b", 64, **theirs, dp_shard=8)
+        axonn_tune.search("llama3-8b", 16, **theirs, dp_shard=8)
     for wrong, near in (("tpp", "tp"), ("micro_batches", "micro_batch")):
         with pytest.raises(TypeError, match=f"unexpected keyword argument '{wrong}', did you mean '{near}'"):
-            axonn_tune.search("llama3-8b", 64, **theirs, **{wrong: 2})
-    compared = axonn_tune.compare("5b", 16, batch=64)
-    assert compared["megatron-core"] is compared["megatron-lm"]
-    assert compared["axonn-tune"] is compared["4d"]
+            axonn_tune.search("llama3-8b", 16, **theirs, **{wrong: 2})
+    found = compared()
+    assert found["megatron-core"] is found["megatron-lm"]
+    assert found["axonn-tune"] is found["4d"]
 
 
 def test_nothing_feasible_is_a_result() -> None:
@@ -271,7 +278,7 @@ def test_launch_configs_name_the_call(tmp_path: Path) -> None:
     "result",
     [
         lambda: axonn_tune.search("5b", gpus=8),
-        lambda: axonn_tune.compare("5b", gpus=16, batch=64),
+        compared,
         lambda: axonn_tune.sweep("5b", gpus=[8, 16]),
         axonn_tune.machines,
     ],
@@ -364,7 +371,7 @@ def test_results_print_in_a_line() -> None:
     assert re.fullmatch(
         r"<#1: [A-Z]+=.*, micro-batch \d, recompute \S+: .* s a step, MFU .*%, .* GiB of 73.1 GiB>", said
     )
-    compared = axonn_tune.compare("llama3-8b", gpus=8, **asked)
+    each = axonn_tune.compare("llama3-8b", gpus=8, **asked)
     swept = axonn_tune.sweep("llama3-8b", gpus=8, **asked)
-    for one in (found.best, found.explain().priced, found.ranked, found.inputs, next(iter(compared)), swept[0]):
+    for one in (found.best, found.explain().priced, found.ranked, found.inputs, next(iter(each)), swept[0]):
         assert len(f"{one}") == len(repr(one)) < 600, type(one)

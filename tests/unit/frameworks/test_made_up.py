@@ -55,7 +55,8 @@ def registered() -> Iterator[None]:
 
 def test_a_ranking_has_its_axes_and_order() -> None:
     """Guards search and its page: every layout is one of its own axes, in its rank order, by its own step options."""
-    found = axonn_tune.search("5b", framework="made-up", pipeline=True, top=0, **GIVEN)
+    given = {**GIVEN, "gpus": 8}
+    found = axonn_tune.search("5b", framework="made-up", pipeline=True, top=0, **given)
     assert len(found) > 5
     assert {entry.framework for entry in found} == {"made-up"}
     assert all(entry.y == 1 for entry in found)

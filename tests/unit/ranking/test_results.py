@@ -119,7 +119,7 @@ def test_a_grid_without_a_shape_says_what_is_missing(pins: dict[str, Any], reaso
 @pytest.mark.parametrize("rank_by", ["communication", "iteration"])
 def test_rows_are_the_first_of_those_of_longer_rankings(rank_by: Any) -> None:
     """Guards --top: N rows are the first N of all, of grids that differ; what is feasible beyond them is counted."""
-    problem = inputs(64, "20b", framework="megatron-core", z=1, rank_by=rank_by).problem
+    problem = inputs(32, "20b", framework="megatron-core", z=1, rank_by=rank_by).problem
     every = search(problem, top=0)
     assert (len(every), every.searched.unlisted) == (int(every.feasible.sum()), 0)
     assert len({one.grid.by_axis.values() for one in every.rows}) == len(every)
