@@ -16,7 +16,13 @@ from axonn_tune.ranking.compare import compare as compare_all
 from axonn_tune.ranking.inputs import Inputs, launch_inputs, load_inputs
 from axonn_tune.ranking.sweep import Point, parse_numbers
 from axonn_tune.ranking.sweep import sweep as sweep_all
-from axonn_tune.report.comparison import comparison_json, comparison_remarks, comparison_section, comparison_tables
+from axonn_tune.report.comparison import (
+    comparison_json,
+    comparison_remarks,
+    comparison_section,
+    comparison_tables,
+    short_remarks,
+)
 from axonn_tune.report.inventory import documents_json, documents_table
 from axonn_tune.report.output import Json, Table
 from axonn_tune.report.scaling import sweep_document, sweep_section, sweep_table
@@ -101,13 +107,24 @@ class CompareResult(ReportedResult):
         return comparison_json(self.comparison, self.inputs)
 
     def render(
-        self, output_format: Format = "table", *, wide: bool = False, remarks: bool = True, color: bool = False
+        self,
+        output_format: Format = "table",
+        *,
+        wide: bool = False,
+        remarks: bool = True,
+        verbose: bool = False,
+        color: bool = False,
     ) -> str:
-        """The comparison as the command line prints it; Markdown always has every column."""
+        """The comparison as the command line prints it; verbose: with what steps consist of, and all remarks.
+
+        Markdown always has every column.
+        """
         if output_format == "json":
             return self.to_json()
-        tables = comparison_tables(self.comparison, wide=wide or output_format == "md", remarks=remarks)
-        shown = tables[:1] if output_format == "csv" else tables
+        tables = comparison_tables(self.comparison, wide=wide or output_format == "md")
+        shown = [replace(table, notes=()) for table in (tables if verbose else tables[:1])]
+        said = comparison_remarks(self.comparison) if verbose else short_remarks(self.comparison)
+        shown[-1] = replace(shown[-1], notes=said if remarks else [])
         return "\n".join(table.render(output_format, color=color) for table in shown)
 
     def __iter__(self) -> Iterator[Contender]:
@@ -130,8 +147,7 @@ class CompareResult(ReportedResult):
         return self.render()
 
     def _table(self) -> Table:
-        best, matrix = comparison_tables(self.comparison)
-        return replace(best, notes=matrix.notes)
+        return replace(comparison_tables(self.comparison)[0], notes=short_remarks(self.comparison))
 
 
 @show_options
@@ -198,6 +214,7 @@ class SweepResult(ReportedResult, Sequence[Point]):
         *,
         wide: bool = False,
         columns: Sequence[str] | None = None,
+        verbose: bool = False,
         color: bool = False,
     ) -> str:
         """The sweep as the command line prints it; `wide`: every column; UsageError for one that does not exist."""
@@ -205,7 +222,7 @@ class SweepResult(ReportedResult, Sequence[Point]):
         shortest = output_format != "csv" and "model" in (columns or ["model"])
         return self._rendered(
             output_format,
-            lambda: sweep_table(self.points, names=columns or (), wide=wide, shortest=shortest),
+            lambda: sweep_table(self.points, names=columns or (), wide=wide, shortest=shortest, verbose=verbose),
             color=color,
         )
 

@@ -94,17 +94,18 @@ class Explanation:
         """The same as text: what `axonn-tune explain --format json` prints."""
         return json_text(self.to_dict())
 
-    def render(self, output_format: ExplainFormat = "table", *, terms: bool = False) -> str:
-        """The explanation as the command line prints it; terms: with every collective of every layer."""
+    def render(self, output_format: ExplainFormat = "table", *, terms: bool = False, verbose: bool = False) -> str:
+        """The explanation as the command line prints it; verbose: with all numbers, terms: of every layer."""
         if output_format == "json":
             return self.to_json()
+        parts = self.sections(terms=terms, verbose=verbose)
         if output_format == "md":
-            return f"# {self._title}\n\n{self.fit}\n\n{explain_markdown(self.sections(terms=terms))}"
-        return f"{wrapped(self.fit)}\n{self._title}\n\n{explain_text(self.sections(terms=terms))}"
+            return f"# {self._title}\n\n{self.fit}\n\n{explain_markdown(parts)}"
+        return f"{wrapped(self.fit)}\n{wrapped(self._title)}\n\n{explain_text(parts)}"
 
-    def sections(self, *, terms: bool = False) -> list[ExplainSection]:
-        """What it consists of; terms: with every collective of every layer."""
-        return sections(self.priced, terms=terms, remark=self.remark)
+    def sections(self, *, terms: bool = False, verbose: bool = False) -> list[ExplainSection]:
+        """What it consists of; verbose: with all numbers, terms: of every layer."""
+        return sections(self.priced, terms=terms, verbose=verbose, remark=self.remark)
 
     @property
     def _title(self) -> str:

@@ -220,11 +220,11 @@ class CommandExplanation(Explanation):
 
     stated: StatedCommand = field(kw_only=True)
 
-    def sections(self, *, terms: bool = False) -> list[ExplainSection]:
-        """The run, its gap to peak, the step in words, faster layouts, and every number."""
-        gap, words, *numbers = super().sections(terms=terms)
-        better = better_section(self.stated, self.priced)
-        return [command_section(self.stated, self.priced), gap, words, better, *numbers]
+    def sections(self, *, terms: bool = False, verbose: bool = False) -> list[ExplainSection]:
+        """The run, its gap to peak, the step in words, faster layouts, and verbose every number."""
+        gap, words, *numbers = super().sections(terms=terms, verbose=verbose)
+        first, better = (make(self.stated, self.priced, verbose=verbose) for make in (command_section, better_section))
+        return [first, gap, words, better, *numbers]
 
     @property
     def smallest_change(self) -> SmallestChange | None:

@@ -18,6 +18,7 @@ from axonn_tune.cli.options import (
     format_option,
     help_option,
     html_option,
+    verbose_option,
     write_html,
 )
 from axonn_tune.vocabulary import PRECISIONS
@@ -181,12 +182,13 @@ def _log_or_seconds(ctx: click.Context, param: click.Parameter, text: str | None
 @evidence_options
 @format_option(("table", "json"))
 @html_option
+@verbose_option
 @help_option
-def diagnose_command(*, path: str | None, output_format: str, html: str | None, **options: Any) -> None:
+def diagnose_command(*, path: str | None, output_format: str, html: str | None, verbose: bool, **options: Any) -> None:
     """Compare a run with what is predicted of it, and weigh what could explain the difference.
 
-    Reads the same evidence as learn. Settings that it does not state are those of a search, and are listed
-    first. Lists explanations (slow links, flags that are not in effect, a straggler and so on) by their
+    Reads the same evidence as learn. Settings that it does not state are those of a search; -v lists them all.
+    Lists explanations (slow links, flags that are not in effect, a straggler and so on) by their
     probability, with the seconds that each explains, and what would make the run faster.
     Ends with exit code 4 if the run took more or less than the 80% interval of the prediction.
 
@@ -214,8 +216,10 @@ def diagnose_command(*, path: str | None, output_format: str, html: str | None, 
         documents = [diagnosis_json(one, **named) for one in found]
         click.echo(json_text(documents[0] if len(documents) == 1 else {"diagnoses": documents}), nl=False)
     else:
-        texts = [diagnosis_text(one, **{**named, "remarks": ()}) for one in found[1:]]
-        click.echo("\n".join([diagnosis_text(found[0], **named), *texts]), nl=False)
+        told = [{**named, "verbose": verbose}, *[{**named, "verbose": verbose, "remarks": ()}] * (len(found) - 1)]
+        click.echo("\n".join(diagnosis_text(one, **how) for one, how in zip(found, told, strict=True)), nl=False)
+        if not verbose:
+            click.echo("\nNext: -v (all assumptions and commands), --beside LOG (the same on fewer GPUs)", err=True)
     if html:
         sections = [
             diagnosis_section(one, **named, identity=f"s{number}", source=path or options["model"] or "")

@@ -236,6 +236,7 @@ def _write(
 )
 @format_option(("table", "json", "md"))
 @html_option
+@verbose_option
 def explain_command(
     *,
     launch: str | None,
@@ -244,9 +245,10 @@ def explain_command(
     terms: bool,
     output_format: ExplainFormat,
     html: str | None,
+    verbose: bool,
     **options: Any,
 ) -> None:
-    """Explain one configuration: what a step consists of, what bounds it, every collective.
+    """Explain one configuration: what a step is spent on; with -v every collective, kernel and item of memory.
 
     The configuration is that of a LAUNCH config, or the best that the options leave (--pick N: the
     Nth): pin axes, order and the rest to explain one in particular. With --from-command it is that of a run
@@ -286,11 +288,13 @@ def explain_command(
             found = explain(**options)
     if trace:
         write_trace(trace, found.trace().text, quiet=False)
-    click.echo(found.render(output_format, terms=terms), nl=False)
+    click.echo(found.render(output_format, terms=terms, verbose=verbose), nl=False)
     if html:
         write_html(html, [found.section(source=command_line())])
     if not (launch or from_command):
         say_assumed(found.inputs)
+    if output_format == "table" and not (verbose or terms):
+        click.echo("\nNext: -v (layout, collectives, kernels, memory), --terms (every layer), --trace FILE", err=True)
 
 
 def explain_launch_said(path: str, *, machine: str | None, tokens_total: str | None = None) -> Explanation:
@@ -311,6 +315,7 @@ def explain_launch_said(path: str, *, machine: str | None, tokens_total: str | N
 @wide_option
 @columns_option
 @html_option
+@verbose_option
 @color_option
 def sweep_command(
     *,
@@ -318,6 +323,7 @@ def sweep_command(
     wide: bool,
     columns: tuple[str, ...],
     html: str | None,
+    verbose: bool,
     color: bool,
     **options: Any,
 ) -> None:
@@ -337,7 +343,8 @@ def sweep_command(
 
     with search_progress():
         found = sweep(**options)
-    show(found, found.render(output_format, wide=wide, columns=columns, color=color), html=html)
+    text = found.render(output_format, wide=wide, columns=columns, verbose=verbose, color=color)
+    show(found, text, html=html)
     # The first point of each model: a batch given for it holds there.
     say_assumed(*reversed({point.inputs.model.sha256: point.inputs for point in reversed(found.points)}.values()))
     found.require_any()
@@ -353,6 +360,7 @@ def sweep_command(
 @format_option()
 @click.option("--wide", is_flag=True, help="Print all columns.")
 @html_option
+@verbose_option
 @quiet_option
 @color_option
 def compare_command(
@@ -361,6 +369,7 @@ def compare_command(
     output_format: Format,
     wide: bool,
     html: str | None,
+    verbose: bool,
     quiet: bool,
     color: bool,
     **options: Any,
@@ -369,7 +378,7 @@ def compare_command(
 
     Megatron-Core, torchtitan, DeepSpeed, FSDP (ZeRO-3), HSDP, data parallelism, Megatron-AxoNN and AxoNN each run their
     fastest layout that fits into memory, by the numbers of their own software, or on kernels of one quality
-    (--same-kernels). The first table has the layouts, the second what each step is spent on. --framework names the
+    (--same-kernels). With -v a second table has what each step is spent on. --framework names the
     baseline, and adds it if it is another; else the first is it. Software that was not measured on several GPUs, such
     as the bundled runtime, stands apart, as neither the best nor the baseline. --recompute, --micro-batch, --imbalance
     and --no-overlap hold for all; axes, rank order and --kept-layers for 4D, or for the framework named. The paper's
@@ -382,7 +391,6 @@ def compare_command(
       axonn-tune compare --from-command run.sh --machine dgx-h100
     """
     from axonn_tune.api.analysis import compare
-    from axonn_tune.report.comparison import LEFT_OUT
     from axonn_tune.report.output import search_progress, wrapped
 
     if from_command:
@@ -393,7 +401,7 @@ def compare_command(
         require_problem(options)
         with search_progress():
             found = compare(**options)
-    text = found.render(output_format, wide=wide, remarks=not quiet, color=color)
+    text = found.render(output_format, wide=wide, remarks=not quiet, verbose=verbose, color=color)
     show(found, text, html=html, quiet=quiet)
     if quiet:
         return
@@ -401,8 +409,10 @@ def compare_command(
         say_assumed(found.inputs)
     for words in found.said:
         click.echo(wrapped(words), err=True)
-    if output_format == "table" and not wide:
-        click.echo(f"\n{wrapped(LEFT_OUT)}", err=True)
+    if output_format == "table":
+        more = "" if verbose else ", -v (more)"
+        layouts, where = "search --framework NAME (its layouts, a script)", "explain --framework NAME (the time)"
+        click.echo(wrapped(f"Next: {layouts}, {where}{more}"), err=True)
 
 
 @click.command("report", short_help="Write results as one HTML file.")

@@ -164,7 +164,7 @@ def _worse_numbers(observed: Observed) -> Iterator[Hypothesis]:
         if launches:
             nearest = min(range(len(priced)), key=lambda at: abs(priced[at]["step"] - observed.measured_s))
             advice += _captured(observed, observed.slower(worse[nearest], stated=late))
-        words = f"{{:.2g}} × {DISPATCH_US:g} µs an operation" if late else "{:.2g} times slower"
+        words = f"{{:g}} × {DISPATCH_US:g} µs an operation" if late else "{:g} times slower"
         guesses = _between(observed, priced, words, one.factors)
         yield Hypothesis(one.kind, one.title, guesses, advice, LATE_HOST if launches else 1.0)
 
@@ -192,7 +192,7 @@ def _between(
     return tuple(
         replace(
             observed.stated,
-            words=words.format(factor),
+            words=words.format(float(f"{factor:.2g}")),
             times={**observed.stated.times, **times},
             chance=factor**-factors.decline,
         )
@@ -217,7 +217,7 @@ def _imbalanced(observed: Observed, setup: Setup) -> Iterator[Hypothesis]:
     priced = [
         observed.price(observed.known, with_step(setup, imbalance=step.imbalance * factor)) for factor in factors.priced
     ]
-    guesses = _between(observed, priced, f"{{:.2g}} times that of {step.imbalance:g}", factors)
+    guesses = _between(observed, priced, f"{{:g}} times the assumed {step.imbalance:g}", factors)
     balanced_s = observed.price(observed.known, with_step(setup, imbalance=1.0))["step"]
     natural = step.imbalance == NATURAL_IMBALANCE
     advice = f"{_BALANCE} Balanced, the step is predicted to take {show_seconds(balanced_s)}."

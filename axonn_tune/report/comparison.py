@@ -56,21 +56,18 @@ from axonn_tune.report.ranking import (
     machine_words,
     training_fields,
 )
-from axonn_tune.units import TERA, show_interval, show_seconds
+from axonn_tune.units import TERA, show_seconds
 
 COMPARISON_SCHEMA = "axonn-tune/comparison/1"
 PETA = 1000.0 * TERA
 
 APART = "*"
-STANDS_APART = (
-    f"{APART} Not measured on several GPUs: it stands apart, as neither the best nor the baseline (docs/gpu.md)."
-)
-LEFT_OUT = "--wide adds gradient accumulation, HFU, the paper's count, and what long layouts leave no room for."
+STANDS_APART = f"{APART} not measured on several GPUs, so neither the best nor the baseline."
 _STRATEGIES = {
     "strategy": words("shown_name", "strategy", "How the model is split.", 16),
     "layout": words("shown_layout", "layout", "Its best layout that fits.", 34),
     **{key: COLUMNS[key] for key in ("micro_batch", "grad_accumulation")},
-    "recompute": replace(COLUMNS["recompute"], title="recom\u00adpute"),
+    "recompute": COLUMNS["recompute"],
     "memory": COLUMNS["memory_bytes"],
     "tokens_per_s_per_gpu": COLUMNS["tokens_per_s_per_gpu"],
     "mfu": share("mfu", "MFU", COLUMNS["mfu"].meaning),
@@ -81,20 +78,31 @@ _STRATEGIES = {
     "over": share("over_baseline", "vs.\nbaseline", "Its step time over that of the baseline, less 1.", signed=True),
 }
 """Columns of a comparison by name; why a strategy is infeasible is in the remarks."""
-_NARROW = ("strategy", "layout", "micro_batch", "recompute", "memory", "tokens_per_s_per_gpu", "mfu", "step", "over")
-"""Columns shown unless all are asked for."""
+_SPARE = ("tokens_per_s_per_gpu", "mfu", "micro_batch", "recompute", "memory")
+_NARROW = (
+    "strategy",
+    "layout",
+    "micro_batch",
+    "recompute",
+    "memory",
+    *_SPARE[:2],
+    "logged_tflops_per_gpu",
+    "step",
+    "over",
+)
+"""Columns that are left out, in this order, where a line has no room; those shown unless all are asked for."""
 _SHORT = {
-    OTHER_KERNELS: "attn.,\nelem.-\nwise",
-    RECOMPUTE: "recom\u00adpute",
-    **{f"exposed {name}": f"ex\u00adposed\n{name}" for name in EXPOSED.values()},
+    OTHER_KERNELS: "other\nkernels",
+    RECOMPUTE: "recompute",
+    **{f"exposed {name}": name for name in EXPOSED.values()},
     BUBBLE: "bubble",
-    CONTENDED: "slow\u00addown",
-    HOST: "host-\nbound",
+    CONTENDED: "overlap\nslowdown",
+    HOST: "waiting\nfor host",
     REST: "rest",
 }
 """Headings of causes in texts, where they are others."""
 _ENDLESS = Column(
-    "endless_memory.iteration_s", "step, s, unlimited memory", "Of its best layout if memory did not limit."
+    "endless_memory.iteration_s", "unlimited\nmemory, s", "Step of its best layout if memory did not limit."
 )
 _PAGE_COLUMNS = (
     *(_STRATEGIES[name] for name in ("strategy", "layout", "step")),
@@ -128,26 +136,25 @@ _VISIBLE = 1e-3
 """Share of the longest step from which on a cause is drawn."""
 
 
-def comparison_tables(comparison: Comparison, *, wide: bool = False, remarks: bool = True) -> tuple[Table, Table]:
-    """Each strategy at its best, and strategies by causes of their steps with remarks below; both within a line."""
+def comparison_tables(comparison: Comparison, *, wide: bool = False) -> tuple[Table, Table]:
+    """Each strategy at its best, and strategies by causes of their steps; both within a line."""
     problem, base = comparison.problem, comparison.baseline
     rows = [_contender_row(_contender_json(comparison, one)) for one in comparison.contenders]
     training = TRAINING if problem.tokens_total else ()
     machine = machine_words(problem)
-    kernels = "with ideal kernels for all" if comparison.same_kernels else "each with its own software"
+    kernels = ", with ideal kernels for all" if comparison.same_kernels else ""
     workload, auto = problem.workload, problem.request.precision == "auto"
     formats = "the number format of each" if auto else workload.precision
     title = (
         f"{problem.model.name} on {problem.gpus:,} × {machine}, {workload.global_batch:,} sequences of "
-        f"{workload.sequence_length:,} tokens in {formats}: strategies at their best, {kernels}; baseline: "
+        f"{workload.sequence_length:,} tokens in {formats}: strategies at their best{kernels}; baseline: "
         f"{base.name if base else NOTHING}."
     )
+    title += f"\n{STANDS_APART}" * any(not row["measured"] for row in rows)
     names = [*(_STRATEGIES if wide else _NARROW), *training]
     fields = (*_CONTENDER_FIELDS, *(("precision",) if auto else ()), *training_fields(problem, None))
-    marked = [STANDS_APART] if any(not row["measured"] for row in rows) else []
-    best = Table(
-        {**_STRATEGIES, **{name: COLUMNS[name] for name in TRAINING}}, rows, names, fields, marked, title=title
-    )
+    columns = {**_STRATEGIES, **{name: COLUMNS[name] for name in TRAINING}}
+    best = Table(columns, rows, names, fields, title=title)
     decimals, used = _causes_shown(rows)
 
     def shown(seconds: float) -> str:
@@ -157,16 +164,15 @@ def comparison_tables(comparison: Comparison, *, wide: bool = False, remarks: bo
         "strategy": _STRATEGIES["strategy"],
         "step": replace(COLUMNS["iteration_s"], show=shown),
         **{name: Column(f"causes.{name}", name, title=_SHORT.get(name, name), show=shown) for name in used},
-        "endless": replace(_ENDLESS, title="unlim.\nmem.", show=shown),
+        "endless": replace(_ENDLESS, title="unlimited\nmemory", show=shown),
     }
+    exposed = ", ".join(_SHORT[name] for name in used if name.startswith("exposed "))
     said = (
-        "What each step consists of, in s; with pipeline stages, of the one that computes longest. unlim. mem.: the "
-        "best step if memory did not limit."
+        f"What each step consists of, in s; {f'{exposed}: exposed communication over them; ' if exposed else ''}with "
+        "pipeline stages, of the one that computes longest. Unlimited memory: the best step if memory did not limit."
     )
-    notes = comparison_remarks(comparison) if remarks else []
-    matrix = Table(columns, rows, list(columns), notes=notes, title=said)
-    # Names of some frameworks are long.
-    return (best if wide else best.fitted(("tokens_per_s_per_gpu", "mfu"))), matrix.fitted(())
+    matrix = Table(columns, rows, list(columns), title=said)
+    return (best if wide else best.fitted(_SPARE)), matrix.fitted(("endless", REST, HOST, CONTENDED))
 
 
 def _causes_shown(rows: Sequence[Json]) -> tuple[int, list[str]]:
@@ -186,22 +192,26 @@ def _contender_row(contender: Json) -> Json:
     return row | ({} if contender["endless_memory"] else {"endless_memory": None})
 
 
+def short_remarks(comparison: Comparison) -> list[str]:
+    """Which is fastest, whether that is sure, and how sure its step is."""
+    base, lines = comparison.baseline, fastest_words(comparison)
+    if base is not None and base.prediction is not None:
+        low_s, high_s = base.prediction.low_s, base.prediction.high_s
+        own = show_seconds(_own_s(comparison, base.prediction))
+        interval = f"{show_seconds(low_s)} to {show_seconds(high_s)}"
+        lines.append(f"{base.name}'s 80% interval: {interval}, between strategies ±{own}.")
+    return lines
+
+
 def comparison_remarks(comparison: Comparison) -> list[str]:
-    """Which is fastest, why some are infeasible, what overlap gains, and what the paper reports of this case."""
-    same, base, overlap = comparison.same_layout, comparison.baseline, comparison.overlap
+    """The same, why some are infeasible, what overlap gains, and what the paper reports of this case."""
+    same, overlap = comparison.same_layout, comparison.overlap
     lines = [
-        *fastest_words(comparison),
+        *short_remarks(comparison),
         *(f"{one.name} stands apart: {_apart_words(comparison, one)}" for one in comparison.apart),
         *([f"4D's best layout has x = y = 1: it is {same}."] if same else []),
         *(f"{one.name}: infeasible, {one.infeasible}." for one in comparison.contenders if one.prediction is None),
     ]
-    if base is not None and base.prediction is not None:
-        low_s, high_s = base.prediction.low_s, base.prediction.high_s
-        own = show_seconds(_own_s(comparison, base.prediction))
-        lines.append(
-            f"{base.name}'s 80% interval, {show_seconds(low_s)} to {show_seconds(high_s)}: ±{own} is its own and "
-            "counts for model error, the rest is common to all strategies."
-        )
     if overlap is not None:
         lines.append(
             f"4D's best layout takes {overlap.off_s:.3g} s with all overlaps off, {overlap.on_s:.3g} s with them on: "
@@ -231,10 +241,8 @@ def fastest_words(comparison: Comparison) -> list[str]:
     first, *others = comparison.ranked or (None,)
     if first is None or first.prediction is None:
         return []
-    fastest, step_s = first.prediction, first.prediction.iteration_s
-    said = (
-        f"{first.name} has the shortest step, {show_seconds(step_s)} ({show_interval(fastest.low_s, fastest.high_s)})"
-    )
+    step_s = first.prediction.iteration_s
+    said = f"{first.name} has the shortest step, {show_seconds(step_s)}"
     base = comparison.baseline
     second = (others[0] if others else None) if base is first else base
     if second is None or second.prediction is None:
@@ -242,7 +250,7 @@ def fastest_words(comparison: Comparison) -> list[str]:
     other_s = second.prediction.iteration_s
     own_s = math.hypot(_own_s(comparison, first.prediction), _own_s(comparison, second.prediction))
     error = "within model error" if other_s - step_s <= own_s else "more than model error"
-    return [f"{said}, {percent(1.0 - step_s / other_s)} less than {second.name}'s {show_seconds(other_s)}: {error}."]
+    return [f"{said}: {percent(1.0 - step_s / other_s)} less than {second.name}, {error}."]
 
 
 def _own_s(comparison: Comparison, found: Detail) -> float:
@@ -376,7 +384,7 @@ def comparison_section(document: Json, *, identity: str, source: str) -> Json:
     causes = [one if one.text else replace(one, decimals=decimals) for one in causes]
     kernels = "with ideal kernels for all" if document.get("same_kernels", True) else "each with its own software"
     base = document.get("baseline", "the first") or "none"
-    marked = [*([STANDS_APART] if any(APART in row["shown_name"] for row in rows) else []), page.SORTS]
+    marked = [*([STANDS_APART.capitalize()] if any(APART in row["shown_name"] for row in rows) else []), page.SORTS]
     return page.section(
         identity,
         f"{document['model']['name']} on {document['gpus']:,} × {document['machine']['name']}: strategies compared",

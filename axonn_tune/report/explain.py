@@ -53,6 +53,7 @@ from axonn_tune.report.output import (
     Json,
     cells_of,
     fields_of,
+    line_width,
     markdown_table,
     text_of,
     words,
@@ -112,8 +113,9 @@ class ExplainSection:
     commands: Sequence[str] = ()
 
 
-def sections(priced: Detail, *, terms: bool = False, remark: str = "") -> list[ExplainSection]:
-    """The whole explanation; terms: with every collective of every layer instead of one row for each kind and axis.
+def sections(priced: Detail, *, terms: bool = False, verbose: bool = False, remark: str = "") -> list[ExplainSection]:
+    """Where the step goes, and verbose all numbers; terms: with every collective of every layer instead of one row for
+    each kind and axis.
 
     remark: on the layout.
     """
@@ -122,6 +124,10 @@ def sections(priced: Detail, *, terms: bool = False, remark: str = "") -> list[E
         {"what": what, "seconds": spent_s, "share": spent_s / step_s, "bar": "█" * round(_BAR * spent_s / step_s)}
         for what, spent_s in gap_to_peak(priced)
     ]
+    first = ExplainSection("Gap to peak", columns=_GAP, rows=gap)
+    if not (verbose or terms):
+        notes = [remark] if remark else []
+        return [first, ExplainSection("The step", facts=step_facts(priced, short=True), notes=notes)]
     masked = "TFLOP/s of attention count the masked half of the scores, as MFU does here; causal kernels skip it."
     if priced.job.workload.format:
         precision = priced.job.workload.precision
@@ -132,7 +138,7 @@ def sections(priced: Detail, *, terms: bool = False, remark: str = "") -> list[E
     )
     longest, largest = (f", of {busiest(priced)}", ", of the largest stage") if priced.stages else ("", "")
     return [
-        ExplainSection("Gap to peak", columns=_GAP, rows=gap),
+        first,
         ExplainSection("The step", facts=step_facts(priced)),
         ExplainSection(
             "Layout", columns=AXIS_COLUMNS, rows=axis_rows(priced), notes=[*filter(None, (node_words(priced), remark))]
@@ -154,10 +160,10 @@ _NAMES = 24
 
 def explain_text(parts_of: Sequence[ExplainSection]) -> str:
     """An explanation as plain text."""
-    parts = []
+    parts, width = [], min(line_width(), WIDTH)
     for section in parts_of:
         facts = [
-            textwrap.fill(f"{name:<{_NAMES}}{said}", WIDTH, subsequent_indent=" " * _NAMES, break_on_hyphens=False)
+            textwrap.fill(f"{name:<{_NAMES}}{said}", width, subsequent_indent=" " * _NAMES, break_on_hyphens=False)
             for name, said in section.facts
         ]
         table = text_of(section.columns, section.rows).rstrip("\n")
@@ -683,7 +689,8 @@ def _numbers(path: Route, machine: Machine, protocol: Protocol, *, in_switch: bo
     bandwidth = f"bandwidth {path.bandwidth_bytes_per_s / GB:.4g} GB/s of a group"
     if path.outermost > 0 and shared > 1.0 and math.isclose(shared, round(shared)):
         bandwidth += (
-            f" (1/{round(shared)} of {outermost.name}'s {outermost.bandwidth_gb_per_s:g} GB/s, which groups share)"
+            f" (1/{round(shared)} of {outermost.name}'s {outermost.bandwidth_gb_per_s:g} GB/s of a node and direction, "
+            "which groups share)"
         )
     yield bandwidth
     if protocol.latency_factor != 1.0:

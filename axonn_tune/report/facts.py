@@ -41,7 +41,7 @@ _FACTS = (
     ("communication", "communication", "{communication} in all collectives of a GPU, {hidden} of it overlapped"),
     ("longest wait", "wait", "{wait}"),
     ("recompute", "recompute", "{recompute}"),
-    ("not resharded", "kept", "{kept} after forward (reshard_after_forward=False), for which memory is left"),
+    ("gathered", "kept", "{kept} after forward (reshard_after_forward=False), for which memory is left"),
     ("throughput", "tokens", "{tokens} tokens/s, {own_tokens} per GPU"),
     (
         "MFU",
@@ -50,7 +50,8 @@ _FACTS = (
     ),
     ("number format", "format", "{format}"),
     ("expert overlap", "merged", "{merged}"),
-    ("framework's log", "logged", "{logged}"),
+    ("framework's log", "log", "{log}"),
+    ("log counts", "counts", "{counts}"),
     ("training", "training", "{training}"),
     ("memory", "memory", "{memory} of {limit} usable, per GPU"),
 )
@@ -72,8 +73,12 @@ _REPEATED = {
 """Layers and modules that a recompute set repeats, in words."""
 
 
-def step_facts(priced: Detail) -> list[tuple[str, str]]:
-    """The step in numbers: a name and words for each fact that there is."""
+_SHORT = ("step", "longest wait", "recompute", "throughput", "framework's log", "training")
+"""Facts that are told first."""
+
+
+def step_facts(priced: Detail, *, short: bool = False) -> list[tuple[str, str]]:
+    """The step in numbers: a name and words for each fact that there is, or for the first few."""
     job, grid, step_s, exposed_s = priced.job, priced.grid, priced.iteration_s, priced.exposed_communication_s
     workload, accelerator = job.workload, job.machine.accelerator
 
@@ -120,12 +125,14 @@ def step_facts(priced: Detail) -> list[tuple[str, str]]:
         "in_tf32": " in TF32, to which linear layers round FP32" if job.gemm_format == "tf32" else "",
         "format": format_words(priced),
         "merged": expert_overlap_words(priced),
-        "logged": logged_words(priced),
+        "log": logged_words(priced).partition(": ")[0],
+        "counts": job.framework.logged.counts if job.framework.logged and priced.logged_tflops_per_gpu else "",
         "training": training_words(job, entry_fields(priced)) if job.tokens_total else "",
         "memory": show_bytes(priced.memory_bytes),
         "limit": show_bytes(priced.memory_limit_bytes),
     }
-    return [(name, said.format(**fields)) for name, needed, said in _FACTS if fields[needed]]
+    told = [(name, said.format(**fields)) for name, needed, said in _FACTS if fields[needed]]
+    return [(name, said) for name, said in told if not short or name in _SHORT]
 
 
 AXIS_COLUMNS = (

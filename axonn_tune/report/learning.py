@@ -68,23 +68,25 @@ _CHANGES = (
 )
 
 
-def diagnosis_text(found: Diagnosis, *, machine: str, model: NamedModel = None, remarks: Sequence[str] = ()) -> str:
-    """Assumptions, assessment, explanations of the gap, and faster layouts.
+def diagnosis_text(
+    found: Diagnosis, *, machine: str, model: NamedModel = None, remarks: Sequence[str] = (), verbose: bool = False
+) -> str:
+    """Assessment, explanations of the gap, what to look at first, assumptions, and faster layouts.
 
-    machine, model: as stated, for commands. remarks: assumptions about the evidence.
+    machine, model: as stated, for commands. remarks: assumptions about the evidence. verbose: all of each.
     """
-    told = [*remarks, *_assumed(found)]
-    said = [verdict(found), *_beside(found)]
-    told = [*said, *told] if found.impossible else [*told, *said]
-    parts = [f"{found.name}\n" + "".join(f"{wrapped(words)}\n" for words in told)]
+    assumed = [words if verbose else brief(words) for words in (*remarks, *_assumed(found))]
+    parts = [f"{found.name}\n" + "".join(f"{wrapped(words)}\n" for words in (verdict(found), *_beside(found)))]
     if rows := [*(likely := _likely(found)), *_unexplained(found, likely)]:
         rows = [replace(row, probability=math.nan) for row in rows] if _far_off(found) else rows
         parts.append(text_of(_CAUSES, rows))
-    parts += ["".join(f"{wrapped(note)}\n" for note in _notes(found))]
+    notes = [*_notes(found, verbose=verbose), *assumed]
+    parts += ["".join(f"{wrapped(note)}\n" for note in notes)]
     if found.changes and not found.faster:
+        changes = found.changes if verbose else found.changes[:1]
         faster = f"Faster than the predicted {show_seconds(found.predicted_s)}, by the profile:"
-        parts.append(f"{faster}\n\n" + text_of(_CHANGES, found.changes))
-        parts.append("".join(f"{line}\n" for line in commands_of(found.changes, machine=machine, model=model)))
+        parts.append(f"{faster}\n\n" + text_of(_CHANGES, changes))
+        parts.append("".join(f"{line}\n" for line in commands_of(changes, machine=machine, model=model)))
     return "\n".join(part for part in parts if part)
 
 
@@ -97,10 +99,11 @@ def verdict(found: Diagnosis) -> str:
             f"GPUs or number format are not as stated. Predicted {show_seconds(found.predicted_s)} "
             f"({show_interval(found.low_s, found.high_s)}).{_of_flops(found)}"
         )
-    off = found.measured_s / found.predicted_s - 1.0
+    ratio = found.measured_s / found.predicted_s
+    off = signed_percent(ratio - 1.0) if ratio < _TIMES else f"{ratio:.3g} times as long"
     said = (
         f"The {found.of} took {show_seconds(found.measured_s)}, predicted {show_seconds(found.predicted_s)} "
-        f"({show_interval(found.low_s, found.high_s)}): {signed_percent(off)}"
+        f"({show_interval(found.low_s, found.high_s)}): {off}"
     )
     depends, of_flops = _depends(found), _of_flops(found)
     if found.reasonable:
@@ -206,8 +209,8 @@ def _unexplained(found: Diagnosis, likely: Sequence[Cause]) -> Iterator[Cause]:
     gap_s = found.measured_s - found.predicted_s
     left_s = gap_s - (likely[0].explains_s if likely else 0.0)
     if left_s * gap_s >= EXPLAINED * gap_s**2 and (likely or not found.reasonable) and not found.impossible:
-        words = "by the first cause" if likely else "by any cause that was tried"
-        yield Cause("unexplained", "unexplained", words, found.healthy, left_s, "")
+        words = "what the first cause leaves" if likely else "no cause that was tried explains it"
+        yield Cause("unexplained", "not explained", words, found.healthy, left_s, "")
 
 
 def _far_off(found: Diagnosis) -> bool:
@@ -217,13 +220,14 @@ def _far_off(found: Diagnosis) -> bool:
     return found.misfit > MISFIT and not found.reasonable and any(abs(one.explains_s) > most_s for one in left)
 
 
-def _notes(found: Diagnosis) -> Iterator[str]:
+def _notes(found: Diagnosis, *, verbose: bool = True) -> Iterator[str]:
+    """How sure the causes are, and what to look at: for the first cause, or for three."""
     if found.impossible:
         return
     nothing = "no fault" if found.reasonable else "none of these causes, and an error of the prediction itself"
     if not (far := _far_off(found)):
         yield f"Probability of {nothing}: {percent(found.healthy, decimals=0)}."
-    if found.of == "step" and not found.learned:
+    if verbose and found.of == "step" and not found.learned:
         yield (
             "The profile has learned from no step: `axonn-tune learn` with a run that is known to be good narrows the "
             "80% interval."
@@ -234,7 +238,7 @@ def _notes(found: Diagnosis) -> Iterator[str]:
             f"{'none has a probability' if far else 'the probabilities say little'}. Is the machine profile that of "
             "this machine?"
         )
-    yield from dict.fromkeys(cause.advice for cause in _likely(found)[:3] if cause.advice)
+    yield from dict.fromkeys(cause.advice for cause in _likely(found)[: 3 if verbose else 1] if cause.advice)
 
 
 def diagnosis_json(found: Diagnosis, *, machine: str, model: NamedModel = None, remarks: Sequence[str] = ()) -> Json:
@@ -363,7 +367,7 @@ class StatedCommand:
         return self.ranking[0].iteration_s if len(self.ranking) else None
 
 
-def command_section(command: StatedCommand, priced: Detail) -> ExplainSection:
+def command_section(command: StatedCommand, priced: Detail, *, verbose: bool = True) -> ExplainSection:
     """The run and its assumptions."""
     run, setup, name = command.run, command.setup, Path(command.run.path).name
     model, workload, grid = setup.model, setup.workload, setup.layout.grid
@@ -378,9 +382,20 @@ def command_section(command: StatedCommand, priced: Detail) -> ExplainSection:
             f"{model.hidden:,}, {model.heads} heads, {model.kv_heads} key and value heads, FFN {model.ffn:,}, "
             f"vocabulary {model.vocab:,}",
         ),
-        *_taken(run),
+        *((kind, words if verbose else brief(words)) for kind, words in _taken(run)),
     ]
     return ExplainSection("The run", facts=facts)
+
+
+def brief(words: str) -> str:
+    """An assumption without its list, if that is long: how many things it names."""
+    head, _, items = words.rpartition(": ")
+    count = items.count(", ") + 1
+    return f"{head}: {count} settings (-v lists them)" if head and count > _MOST_ASSUMED else words
+
+
+_MOST_ASSUMED, _TIMES = 4, 10.0
+"""Assumed settings that are listed; ratio of two steps from which on it is no percentage."""
 
 
 def _taken(run: CommandRun) -> Iterator[tuple[str, str]]:
@@ -404,7 +419,7 @@ _SHOWN = 5e-4
 """Difference of two steps that a percentage with one decimal shows."""
 
 
-def better_section(command: StatedCommand, priced: PricedLayout) -> ExplainSection:
+def better_section(command: StatedCommand, priced: PricedLayout, *, verbose: bool = True) -> ExplainSection:
     """Rank of its layout in a search, and faster layouts, or those that fit where it does not."""
     step_s, framework = priced.iteration_s, command.setup.framework.title
     fits = priced.memory_bytes <= priced.memory_limit_bytes
@@ -431,7 +446,9 @@ def better_section(command: StatedCommand, priced: PricedLayout) -> ExplainSecti
         sentences=sentences,
         columns=_CHANGES if fits else _CHANGES[1:],
         rows=[fields_of(change, ("gain", "step_s", "memory_bytes", "words")) for change in command.changes],
-        commands=commands_of(command.changes, machine=command.machine, model=command.model),
+        commands=commands_of(
+            command.changes if verbose else command.changes[:1], machine=command.machine, model=command.model
+        ),
     )
 
 

@@ -36,6 +36,8 @@ NOTHING = "-"
 """A cell without a value."""
 _UNSAID = (NOTHING, "0", "", "all")
 """Cells of a whole column that nobody needs to be told."""
+_LEAST_ROOM = 24
+"""Characters below which a last column is not broken."""
 PERCENT = 0.01
 SECONDS_BETWEEN_LINES, SECONDS_BETWEEN_BARS, SECONDS_UNSAID = 30.0, 0.1, 2.0
 
@@ -175,7 +177,7 @@ class Table:
             head = f"{self.title}\n\n" if self.title else ""
             return head + markdown_table(self.shown, self.cells) + (f"\n{listed}" if listed else "")
         below = ("\n" if self.apart else "").join(f"{wrapped(note)}\n" for note in self.notes)
-        shown = text_table(self.shown, self.cells, color=color, best=self.best, gap=self.gap)
+        shown = text_table(self.shown, self.cells, color=color, best=self.best, gap=self.gap, width=line_width())
         head = "".join(f"{wrapped(line)}\n" for line in self.title.splitlines())
         return head + shown + (f"\n{below}" if below else "")
 
@@ -263,7 +265,7 @@ def cells_of(columns: Sequence[Column], rows: Sequence[object]) -> list[list[str
 
 def text_of(columns: Sequence[Column], rows: Sequence[object]) -> str:
     """The rows as aligned text; nothing without rows."""
-    return text_table(columns, cells_of(columns, rows)) if rows else ""
+    return text_table(columns, cells_of(columns, rows), width=line_width()) if rows else ""
 
 
 def _html_row(tag: str, cells: Iterable[str], sides: Sequence[str]) -> str:
@@ -310,9 +312,13 @@ def text_table(
     color: bool = False,
     best: int | None = None,
     gap: int = 2,
+    width: int = 0,
 ) -> str:
-    """Columns with a gap between them; with `color` the headings are bold and row `best` is green."""
-    units = [unit for _, unit in (column.lines for column in columns)]
+    """Columns with a gap between them; with `color` the headings are bold and row `best` is green.
+
+    width: of a line, within which a last column of words is broken; 0 for none.
+    """
+    units = [column.lines[1] for column in columns]
     titles = [column.lines[0] for column in columns]
     height = max(map(len, titles))
     head = [[*[""] * (height - len(lines)), *lines] for lines in titles]
@@ -320,18 +326,22 @@ def text_table(
         head, height = [[*lines, unit] for lines, unit in zip(head, units, strict=True)], height + 1
     cells = [*zip(*head, strict=True), *rows]
     widths = [max(len(row[place]) for row in cells) for place in range(len(columns))]
+    room = width - sum(widths[:-1]) - gap * (len(widths) - 1)
+    breaks = columns[-1].text and _LEAST_ROOM <= room < widths[-1]
     lines = []
     for number, row in enumerate(cells):
-        line = (
-            (" " * gap)
-            .join(
-                cell.ljust(width) if column.text else cell.rjust(width)
-                for cell, width, column in zip(row, widths, columns, strict=True)
-            )
-            .rstrip()
-        )
         style = BOLD if number < height else GREEN if best is not None and number == height + best else ""
-        lines.append(f"{style}{line}{RESET}" if color and style else line)
+        last = (textwrap.wrap(row[-1], room, break_long_words=False, break_on_hyphens=False) if breaks else []) or [
+            row[-1]
+        ]
+        for at, part in enumerate(last):
+            parts = [*([""] * (len(row) - 1) if at else row[:-1]), part]
+            sides = (
+                cell.ljust(size) if column.text else cell.rjust(size)
+                for cell, size, column in zip(parts, widths, columns, strict=True)
+            )
+            line = (" " * gap).join(sides).rstrip()
+            lines.append(f"{style}{line}{RESET}" if color and style else line)
     return "\n".join(lines) + "\n"
 
 
@@ -362,11 +372,11 @@ def _csv_cell(value: object) -> object:
 
 
 def seconds_cells(values_s: Sequence[float | None]) -> list[str]:
-    """Numbers of one column with as many decimals as show three digits of the largest, and one more if the smallest
+    """Numbers of one column with as many decimals as show three digits of the middle one, and one more if the smallest
     would be 0; `-` for None."""
-    known = [abs(value) for value in values_s if value]
-    decimals = min(max(2 - math.floor(math.log10(max(known))), 0), 7) if known else 2
-    decimals += bool(known) and min(known) < 0.5 * 10**-decimals
+    known = sorted(abs(value) for value in values_s if value)
+    decimals = min(max(2 - math.floor(math.log10(known[len(known) // 2])), 0), 7) if known else 2
+    decimals += bool(known) and known[0] < 0.5 * 10**-decimals
     return [NOTHING if value is None else f"{value:.{decimals}f}" if value else "0" for value in values_s]
 
 

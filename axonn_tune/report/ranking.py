@@ -87,17 +87,15 @@ def ranking_table(
     problem, narrow = ranked.problem, not (names or wide)
     framework, limit_bytes = problem.framework, memory_limit_bytes(problem.machine.accelerator)
     found = _rows(ranked, entries, limit_bytes, intervals=intervals)
-    axes, equal = shown_axes(problem), list[str]()
+    axes, equal = shown_axes(problem), dict[str, int]()
     if narrow:
-        sizes = {axis: {row[axis] for row in found} for axis in axes if framework.names or axis not in AXES}
-        equal = [axis for axis, one in sizes.items() if len(one) == 1 and (len(found) > 1 or one == {1})]
-        equal = equal[: len(axes) - 1]
-        axes = [axis for axis in axes if axis not in equal]
+        axes, equal = without_equal_axes(framework, axes, found)
     label, rows = shown_rows(found, framework, axes)
     rows = [{**row, "tight": "tight" * is_tight(row, limit_bytes)} for row in rows]
-    # Without the size of an axis that needs words, where it is 1.
-    named = [axis for axis in equal if found[0][axis] > 1 or axis not in framework.explained]
-    outer, said = f",{framework.called('pipeline')}", [f"{framework.called(axis)} {found[0][axis]}" for axis in named]
+    outer, said = (
+        f",{framework.called('pipeline')}",
+        [f"{framework.called(axis)} {size}" for axis, size in equal.items()],
+    )
     orders = [row["wide_order"] or "" for row in rows]
     if (
         narrow
@@ -133,11 +131,27 @@ def ranking_table(
         title=priced_remark(ranked),
     )
     table = _narrowed(table, said, rank_by=problem.rank_by, width=terminal) if narrow else table
-    shown = [*table.names, *"".join(row["marked_rank"] or "" for row in rows)]
-    legends = [said for name, said in _LEGENDS.items() if name in shown]
-    legends += [said for axis, said in framework.explained.items() if axis in axes or axis in named]
+    marks = "".join(row["marked_rank"] or "" for row in rows)
+    return _with_bars(explained(table, framework, (*axes, *equal, *marks)), terminal)
+
+
+def without_equal_axes(
+    framework: Framework, axes: Sequence[str], rows: Sequence[Json]
+) -> tuple[list[str], dict[str, int]]:
+    """Axes without those that have one size in all rows, in one row 1; and those with it, but for 1 of an odd name."""
+    sizes = {axis: {row[axis] for row in rows} for axis in axes if framework.names or axis not in AXES}
+    equal = [axis for axis, one in sizes.items() if len(one) == 1 and (len(rows) > 1 or one == {1})]
+    equal = equal[: len(axes) - 1]
+    told = {axis: rows[0][axis] for axis in equal if rows[0][axis] > 1 or axis not in framework.explained}
+    return [axis for axis in axes if axis not in equal], told
+
+
+def explained(table: Table, framework: Framework, shown: Iterable[str]) -> Table:
+    """With words on marks, axes and columns that are not widely known, in the title; shown: axes and marks."""
+    shown = {*table.names, *shown}
+    legends = [said for name, said in {**_LEGENDS, **framework.explained}.items() if name in shown]
     about = "" if not legends else " " if "\n" in table.title else "\n"
-    return _with_bars(replace(table, title=f"{table.title}{about}{' '.join(legends)}"), terminal)
+    return replace(table, title=f"{table.title}{about}{' '.join(legends)}")
 
 
 def _narrowed(table: Table, said: Sequence[str], *, rank_by: RankBy, width: int) -> Table:

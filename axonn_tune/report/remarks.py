@@ -426,6 +426,6 @@ def logged_words(entry: PricedLayout) -> str:
     if count is None or tflops is None:
         return ""
     return (
-        f"{count.log}'s log will print about {tflops:,.0f} TFLOP/s per GPU ({count.label}), {tflops / peak:.1%} of "
+        f'{count.log}\'s log will print about {tflops:,.0f} TFLOP/s per GPU ("{count.label}"), {tflops / peak:.1%} of '
         f"peak: it counts {count.counts}."
     )

@@ -25,12 +25,14 @@ from axonn_tune.report.ranking import (
     TRAINING,
     axis_columns,
     entry_fields,
+    explained,
     machine_words,
     origin,
     shown_axes,
     shown_rows,
     training_fields,
     with_framework,
+    without_equal_axes,
 )
 from axonn_tune.units import counted, show_count, show_seconds
 from axonn_tune.vocabulary import VERSION
@@ -61,7 +63,7 @@ _OF_BEST_SIZE = replace(
 )
 _OF_BEST = (
     *("grid", "order", "micro_batch", "recompute", "communication_s", "exposed_communication_s", "iteration_s"),
-    *("shortest_step_s", "low_s", "high_s", "tokens_per_s", "mfu", "memory"),
+    *("shortest_step_s", "low_s", "high_s", "tokens_per_s", "mfu", "logged_tflops_per_gpu", "memory"),
 )
 _ABOVE = 1.0005
 """Efficiency that is shown as more than 100%."""
@@ -72,7 +74,9 @@ _SWEEP_COLUMNS = {
     "efficiency": _EFFICIENCY,
 }
 """Columns of a sweep by name, in the order of a wide table."""
-_MAIN_SWEEP_COLUMNS = ("model", "gpus", "batch", "grid", "order", "step", "tokens_per_s", "mfu", "efficiency")
+_MAIN_SWEEP_COLUMNS = (
+    *("model", "gpus", "batch", "grid", "order", "step", "tokens_per_s", "mfu", "logged_tflops_per_gpu", "efficiency"),
+)
 _POINT_FIELDS = ("model", "gpus", "global_batch", "feasible", "reason", "efficiency")
 _OVER_FIELDS = ("over", "dispatch_s")
 _CSV = (*_POINT_FIELDS, *(name for name in CONFIG_FIELDS if name not in {"rank", "feasible", "tie"}))
@@ -92,15 +96,24 @@ _SWEEP_METRICS = (
 
 
 def sweep_table(
-    points: Sequence[Point], *, names: Sequence[str] = (), wide: bool = False, shortest: bool = False
+    points: Sequence[Point],
+    *,
+    names: Sequence[str] = (),
+    wide: bool = False,
+    shortest: bool = False,
+    verbose: bool = False,
 ) -> Table:
     """The points with these columns, all or the main ones; below are the reasons where nothing is feasible.
 
-    shortest: below a point is also the shortest step of all, marked, where that of the best is longer.
+    verbose: and why efficiency is above 100%, where it is. shortest: below a point is also the shortest step of all,
+    marked, where that of the best is longer.
     """
     problem = points[0].inputs.problem
     shown = [row for point in points for row in (_point_json(point), *(_fastest_json(point) if shortest else ()))]
-    label, rows = _sweep_rows(shown, problem.framework, shown_axes(problem))
+    axes, equal, framework = shown_axes(problem), dict[str, int](), problem.framework
+    if not (names or wide):
+        axes, equal = without_equal_axes(framework, axes, [one["config"] for one in shown if one["config"]])
+    label, rows = _sweep_rows(shown, framework, axes)
     infeasible = [row for row in rows if not row["feasible"]]
     over = points[0].over and points[0].over[0]
     reasons = [
@@ -111,20 +124,27 @@ def sweep_table(
     grid = replace(_SWEEP_COLUMNS["grid"], label=label)
     swept = {"over": _over_column(over), "dispatch_s": _DISPATCH, "efficiency": _OF_BEST_SIZE} if over else {}
     columns = {**_SWEEP_COLUMNS, **_TRAINING, "grid": grid, "layout": grid, "precision": COLUMNS["precision"], **swept}
-    main = [name for name in _MAIN_SWEEP_COLUMNS if name != "order" or problem.framework.permuted]
-    if problem.rank_by != "iteration":
-        main.insert(main.index("step") + 1, "shortest_step_s")
+    has = {"order": problem.framework.permuted, "logged_tflops_per_gpu": problem.framework.logged is not None}
+    main = [name for name in _MAIN_SWEEP_COLUMNS if has.get(name, True)]
     if over:
         several = len({point.inputs.problem.gpus for point in points}) > 1
         main = ["over" if name == "batch" else name for name in main if name != "gpus" or several]
         main[main.index("step") + 1 :] = ["dispatch_s", "memory", "tokens_per_s", "mfu", "efficiency"]
+        main[-1:-1] = ["logged_tflops_per_gpu"] * has["logged_tflops_per_gpu"]
     formats = ("precision",) if any(point.inputs.problem.formats for point in points) else ()
     main[main.index("grid") + 1 : main.index("grid") + 1] = formats
     training = TRAINING if problem.tokens_total else ()
     chosen = names or (*(_SWEEP_COLUMNS if wide else main), *training)
-    notes = [*([_LONGER] if len(shown) > len(points) else []), *_above_100(rows), *reasons]
+    notes = [*([_LONGER] if len(shown) > len(points) else []), *(_above_100(rows) if verbose else []), *reasons]
     fields = (*_CSV, *formats, *(_OVER_FIELDS if over else ()), *training_fields(problem, None))
-    return Table(columns, rows, chosen, fields, notes, apart=True, title=_ranked(points))
+    table = Table(columns, rows, chosen, fields, notes, apart=True, title=_ranked(points))
+    if names or wide:
+        return table
+    said = [f"{framework.called(axis)} {size}" for axis, size in equal.items()]
+    if len({row["model"] for row in rows}) == 1:
+        table = replace(table, names=[name for name in table.names if name != "model"])
+    table = table.without_equal(("batch", "order", "precision"), said).fitted(("tokens_per_s", "mfu", "order"))
+    return explained(table, framework, (*axes, *equal))
 
 
 def _over_column(name: str) -> Column:

@@ -117,6 +117,16 @@ def of_page(text: str) -> Iterator[list[str]]:
             yield shlex.split(line)
 
 
+def following(call: list[str], text: str) -> Iterator[list[str]]:
+    """The call with each word and option that the line of next steps of a search names."""
+    for said in re.findall(r"^Next: ((?:.|\n  )*)", text, flags=re.MULTILINE):
+        for word in re.sub(r" \([^)]*\)", "", " ".join(said.split())).split(", "):
+            if "NAME" in word or "FILE" in word or call[0] in ("explain", "diagnose"):
+                continue
+            others = [one for one in call if one not in ("--top=3", "--wide")]
+            yield ["axonn-tune", *([*call, *word.split()] if word.startswith("-") else [word, *others])]
+
+
 def fitting(call: list[str], text: str) -> Iterator[list[str]]:
     """The call with each change that is said to fit, and without the options that it leaves out."""
     joined = re.sub(r"\s*\n\s+", " ", text)
@@ -157,7 +167,8 @@ def check(name: str, least: int, line: str, folder: Path) -> None:
     text = call.out + call.err
     page = folder / "page.html"
     shown = [*printed(text), *(of_page(page.read_text("utf-8")) if page.exists() else ())]
-    found = [list(one) for one in dict.fromkeys(map(tuple, [*shown, *fitting(line.split(), text)]))]
+    words = line.split()
+    found = [list(one) for one in dict.fromkeys(map(tuple, [*shown, *following(words, text), *fitting(words, text)]))]
     assert len(found) >= least, f"{name}: {found}\n{text}"
     for words in found:
         if is_form(words):

@@ -101,14 +101,14 @@ def test_every_second_of_a_host_bound_pipeline_is_in_a_row() -> None:
     found = causes(priced)
     assert found[HOST] == priced.host_s
     assert abs(found[REST]) < 0.005 * priced.iteration_s
-    titles = [section.title for section in sections(priced)]
+    titles = [section.title for section in sections(priced, verbose=True)]
     assert f"Computation per rank and step, of stage {priced.busiest}, which computes longest" in titles
 
 
 def test_attention_is_rated_by_the_peak_of_its_own_format() -> None:
     """Guards attention and the router beside FP8: they compute in BF16, whose peak is half of FP8's on H200."""
     priced = _explained("fp8-current")
-    whole, every = ({one.title: one for one in sections(priced, terms=also)} for also in (False, True))
+    whole, every = ({one.title: one for one in sections(priced, terms=also, verbose=True)} for also in (False, True))
     forward = [row for row in whole["Computation per rank and step"].rows if row["phase"] == "forward"]
     of_peak = {row["kind"]: row["rate"] / row["of_peak"] for row in forward if row["of_peak"]}
     assert of_peak["attention"] == pytest.approx(989e12)
@@ -183,7 +183,7 @@ def test_what_is_overlapped_is_called_so(pipelined: bool) -> None:
     asked |= {"set": (f"step.pipelined_tensor={pipelined}".lower(),), "rank_by": "step", "seq": 8192}
     inputs = load_inputs(Request("llama3-8b", gpus=8, **asked))
     for terms in (True, False):
-        every = {one.title: one for one in sections(run_search(inputs.problem).detail(0), terms=terms)}
+        every = {one.title: one for one in sections(run_search(inputs.problem).detail(0), terms=terms, verbose=True)}
         rows = every["Collectives per rank and step"].rows
         for row in rows:
             if row.get("overlapped_with") == "not overlappable":
