@@ -70,6 +70,12 @@ if TYPE_CHECKING:
     "Default with --emit: launch.yaml, run.sh or run.sbatch.",
 )
 @click.option("--pick", type=Count(), metavar="N", default=1, show_default=True, help="Row that -o writes.")
+@click.option(
+    "--approximate",
+    is_flag=True,
+    help="Write it although the model's network has something otherwise, such as norms in other places: same speed, "
+    "another network.",
+)
 @click.option("--tokens", metavar="FILE", help="Token file of `axonn-tune data` for the launch config.")
 @click.option(
     "--emit",
@@ -92,6 +98,7 @@ def search_command(
     output: str | None,
     pick: int,
     tokens: str | None,
+    approximate: bool,
     emit: tuple[Emit, ...],
     html: str | None,
     verbose: bool,
@@ -120,7 +127,7 @@ def search_command(
     if emit and output is None:
         script = "run.sbatch" if "slurm" in emit else "run.sh"
         output = "launch.yaml" if options["framework"] in (None, "axonn-tune") else script
-    _check_output(output, pick=pick, tokens=tokens)
+    _check_output(output, pick=pick, tokens=tokens, approximate=approximate)
     named = {"html": html, "tokens": tokens, **{name: options[name] for name in ("model", "machine")}}
     if output:
         _keep_apart(output, named, framework=options["framework"])
@@ -153,7 +160,8 @@ def search_command(
     if interrupted:
         click.get_current_context().exit(130)
     if output:
-        _write(found, output=output, pick=pick, tokens=tokens, emit=emit, quiet=quiet)
+        made: dict[str, Any] = {"pick": pick, "tokens": tokens, "emit": emit, "approximate": approximate}
+        _write(found, output=output, quiet=quiet, **made)
 
 
 def _searched(options: dict[str, Any]) -> SearchResult:
@@ -173,18 +181,21 @@ def _searched(options: dict[str, Any]) -> SearchResult:
 
 def _next(found: SearchResult, *, verbose: bool) -> str:
     """What users do after a search, by the word to add to this command line."""
+    from axonn_tune.report.commands import approximate
+
     kind: ScriptKind = "slurm" if found.inputs.problem.machine.launcher.slurm else "torchrun"
     able = ["explain (where the time goes)", "compare (other frameworks)"]
     with contextlib.suppress(AxonnTuneError):
         found.require_script(kind)
-        able.append(f"--emit {kind} (a script)")
+        able.append(" ".join([f"--emit {kind}", *approximate(found.inputs.problem.model), "(a script)"]))
     return f"Next: {', '.join([*able, *([] if verbose else ['-v (more)'])])}"
 
 
-def _check_output(output: str | None, *, pick: int, tokens: str | None) -> None:
+def _check_output(output: str | None, *, pick: int, tokens: str | None, approximate: bool) -> None:
     """Refuse --pick and --emit without -o, and -o to standard output, which has the ranking."""
-    if output is None and (tokens or pick != 1):
-        raise click.UsageError(f"{'--tokens' if tokens else '--pick'} says what to write: give -o FILE too.")
+    if output is None and (tokens or pick != 1 or approximate):
+        option = "--tokens" if tokens else "--approximate" if approximate else "--pick"
+        raise click.UsageError(f"{option} says what to write: give -o FILE too.")
     if output in ("", "-"):
         raise click.UsageError("-o - : a launch config is a file of its own, and the ranking is on standard output.")
 
@@ -207,13 +218,14 @@ _WRITTEN = (".sh", ".sbatch")
 """Suffixes of scripts."""
 
 
-def _write(
-    found: SearchResult, *, output: str, pick: int, tokens: str | None, emit: tuple[Emit, ...], quiet: bool
-) -> None:
+def _write(found: SearchResult, *, output: str, quiet: bool, pick: int, emit: tuple[Emit, ...], **made: Any) -> None:
     """Write the launch config of a row, and the script that starts it."""
     path, *others = replace(found, call=command_line()).write_launch_config(
-        output, pick=pick, tokens=tokens, emit=emit, force=given("force")
+        output, pick=pick, emit=emit, force=given("force"), **made
     )
+    if otherwise := (model := found.inputs.problem.model).approximated:
+        words = f"Warning: what was written trains another network than {model.name}, which has {'; '.join(otherwise)}."
+        click.echo(words, err=True)
     beside = "what it reads" if found.inputs.problem.framework.software else "the script that starts it"
     written = [f"#{pick} as {path}", *(f"{beside} as {path}" for path in others)]
     if not quiet:

@@ -136,13 +136,19 @@ def command_of(change: Change, *, machine: str, model: NamedModel = None) -> str
     setup = change.setup
     if not (words := pins(setup, machine=machine, model=model)):
         return ""
+    written = [*words, *approximate(setup.model), "-o"]
     if setup.framework.name == AXONN_TUNE.name:
-        return shlex.join(["axonn-tune", *words, "-o", "launch.yaml"])
+        return shlex.join(["axonn-tune", *written, "launch.yaml"])
     try:
         started(setup.priced)
     except UsageError:
         return shlex.join(["axonn-tune", "explain", *words])
-    return shlex.join(["axonn-tune", *words, "-o", "run.sh"])
+    return shlex.join(["axonn-tune", *written, "run.sh"])
+
+
+def approximate(model: Model) -> list[str]:
+    """The option without which no script is written of a model that is another network."""
+    return ["--approximate"] if model.approximated else []
 
 
 def commands_of(changes: Sequence[Change], *, machine: str, model: NamedModel = None) -> list[str]:

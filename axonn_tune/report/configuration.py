@@ -20,7 +20,7 @@ from axonn_tune.launch.config import build_launch, launch_text
 from axonn_tune.ranking.documents import ConfigurationDetail, detailed, framework_of, inputs_of
 from axonn_tune.ranking.inputs import Inputs
 from axonn_tune.report import page
-from axonn_tune.report.commands import explain_command, layout_pins
+from axonn_tune.report.commands import approximate, explain_command, layout_pins
 from axonn_tune.report.explain import (
     ACTIVATIONS,
     MAP_COLUMNS,
@@ -138,24 +138,25 @@ def detail_blocks(
     ]
     if explain:
         blocks.append(page.command(shlex.join([*explain, *layouts.pins(config)]), title="The same in the terminal"))
-    return [
-        *blocks,
-        *launch_blocks(found, command=launch_command(explain, [*map(shlex.quote, layouts.pins(config))]) or source),
-    ]
+    written = launch_command(explain, [*map(shlex.quote, layouts.pins(config))], found.inputs)
+    return [*blocks, *launch_blocks(found, command=written or source)]
 
 
-def launch_command(explain: Sequence[str], pins: Sequence[str]) -> str:
+def launch_command(explain: Sequence[str], pins: Sequence[str], inputs: Inputs) -> str:
     """The command line that writes what starts a configuration, from that which explains it; empty without one."""
     written = "run.sh" if "--framework" in explain else "launch.yaml"
-    return " ".join([shlex.join([explain[0], *explain[2:]]), *pins, "-o", written]) if explain else ""
+    pinned = [*pins, *approximate(inputs.problem.model), "-o", written]
+    return " ".join([shlex.join([explain[0], *explain[2:]]), *pinned]) if explain else ""
 
 
 def launch_blocks(found: ConfigurationDetail, *, command: str) -> Iterator[Json]:
     """What starts a configuration, to copy: a launch config, or the script and files of another framework.
 
-    command: what the text says it was written by. Nothing for what can only be priced.
+    command: what the text says it was written by. Nothing for what can only be priced, and for another network.
     """
     problem, priced = found.inputs.problem, found.priced
+    if problem.model.approximated:
+        return
     model, machine = found.inputs.model, found.inputs.machine
     try:
         if problem.framework.software:

@@ -191,7 +191,7 @@ def _configurations(
     pins = layouts.pins(_HOLES | {"pipeline_layout": given[0] if given else ""})
     commands = {
         "Explain it": " ".join([shlex.join(explain), *pins]),
-        "Write what starts it": launch_command(explain, pins),
+        "Write what starts it": launch_command(explain, pins, inputs),
     }
     return {
         "kind": "configurations",

@@ -175,6 +175,7 @@ def model_from_hf_config(
     values["source"] = "Hugging Face config.json" + (f"; assumed: {', '.join(assumed)}" if assumed else "")
     source = str(path)
     items = {key: Node(value, source, config.line(key)) for key, value in values.items()}
+    layers |= {"approximated": tuple(config.otherwise)} if config.otherwise else {}
     items |= {key: _node(value, source) for key, value in layers.items()}
     items["defaults"] = Node({"global_batch": Node(batch, source), "sequence_length": Node(length, source)}, source)
     return validate(Node(items, source), schema=Model, source=source)
@@ -202,9 +203,11 @@ def _sizes(config: _Config, name: str, kind: _Kind) -> dict[str, Scalar]:
     if activation is not None and not re.fullmatch(r"[A-Za-z]\w*", str(activation), re.ASCII):
         config.report(kind.activation, f"must be the name of an activation, such as {same[0]}, not {activation!r:.40}")
     elif activation is not None and activation not in same:
-        config.left_out.append(f"its activation ({activation}, here {ours})")
+        # Scripts of a hybrid have its own.
+        apart = config.left_out if kind.hybrid else config.otherwise
+        apart.append(f"its activation ({activation}, here {ours})")
     switched = (words for key, (on, words) in kind.flags.items() if config.flag(key, absent=on))
-    config.left_out += [*kind.approximated, *switched]
+    config.otherwise += [*kind.approximated, *switched]
     of_qkv = kind.biases == "qkv" and all(config.flag(key, absent=False) for key in kind.bias_keys)
     if of_qkv:
         config.left_out.append("biases of queries, keys and values in the price")
@@ -248,7 +251,7 @@ def _biases(config: _Config, kind: _Kind) -> bool:
     """Whether all linear layers have biases; biases of only some layers are ignored and noted."""
     has = {key: config.flag(key, absent=kind.biases == "all") for key in kind.bias_keys}
     if any(has.values()) and not all(has.values()):
-        config.left_out.append(f"biases of the {'attention' if has['attention_bias'] else 'MLP'} layers")
+        config.otherwise.append(f"biases of the {'attention' if has['attention_bias'] else 'MLP'} layers")
     return all(has.values())
 
 
@@ -416,12 +419,13 @@ def _experts(config: _Config, keys: _ExpertKeys) -> dict[str, Plain]:
 
 
 class _Config:
-    """A config.json being read: its values, its problems, and what was ignored."""
+    """A config.json being read: its values, its problems, what was ignored, and what its network has otherwise."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.problems: list[Problem] = []
         self.left_out: list[str] = []
+        self.otherwise: list[str] = []
         self._text = read_text(path)
         try:
             values = json.loads(self._text)
@@ -536,4 +540,5 @@ class _Config:
         """One line on the model and on what was ignored."""
         architectures = self.value("architectures")
         title = architectures[0] if isinstance(architectures, list) and architectures else kind
-        return f"{title}, imported" + (f"; left out: {'; '.join(self.left_out)}" if self.left_out else "")
+        left_out = [*self.otherwise, *self.left_out]
+        return f"{title}, imported" + (f"; left out: {'; '.join(left_out)}" if left_out else "")

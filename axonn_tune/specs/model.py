@@ -333,6 +333,10 @@ class Model(Document):
     qkv_biases: bool | None = Field(
         default=None, description="Biases of queries, keys and values alone, for scripts: too small to be priced."
     )
+    approximated: tuple[str, ...] = Field(
+        default=(),
+        description="What the network has otherwise than priced here, in words: scripts of it need --approximate.",
+    )
     layer_types: dict[str, LayerType] = Field(
         default={},
         description="Layer types by name; what one does not say is as above. Without any, all are alike.",

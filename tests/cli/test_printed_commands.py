@@ -15,6 +15,8 @@ from pathlib import Path
 
 import pytest
 
+from axonn_tune.specs.catalog import load_model
+from axonn_tune.specs.document import to_yaml
 from tests.cli.running import good, run
 from tests.cli.test_documented import LEAVES
 
@@ -41,6 +43,8 @@ LINE = (
 )
 FILES = {"dense.sh": SCRIPT, "moe.sh": EXPERTS, "large.sh": LARGE, "run.log": "".join(map(LINE.format, range(1, 9)))}
 FILES["config.json"] = json.dumps(CONFIG)
+NETWORK = load_model("nano-llama").document.model_copy(update={"approximated": ("norms after attention and MLP",)})
+FILES["other.yaml"] = to_yaml(NETWORK)
 EVIDENCE = Path(__file__).parents[1] / "fixtures" / "evidence"
 FINISHED, MEASURED = EVIDENCE.parent / "diagnose/lab/healthy-z4", EVIDENCE.parent / "v2/measurement.yaml"
 FILES |= {name: (EVIDENCE / name).read_text("utf-8") for name in ("nccl.txt", "steps.csv")}
@@ -53,6 +57,10 @@ CALLS = {
     "search-part-of-a-node": (2, f"--gpus 12 --model nano-moe {CORE} --tp 2 --ep 2 --pp 1"),
     "search-no-arguments": (2, "--gpus 8 --model nano --machine=dgx-h100 --framework torchtitan --tp 2 --top=3 --wide"),
     "search-page": (3, "--gpus 4 --model nano --machine localhost --top 3 -q --html page.html"),
+    "explain-approximated": (
+        1,
+        "explain --gpus 4 --model other.yaml --machine dgx-h100 --framework fsdp --html page.html",
+    ),
     "explain-page": (
         1,
         "explain --gpus 4 --model nano --machine dgx-h100 --framework fsdp --html page.html",

@@ -8,6 +8,7 @@ import math
 import re
 from itertools import pairwise
 from math import ceil, prod
+from pathlib import Path
 from typing import Any, get_args
 
 import pytest
@@ -19,6 +20,7 @@ from axonn_tune.cost.paper import PaperBackend, price_paper
 from axonn_tune.grid import AXES, factorizations
 from axonn_tune.ranking.loop import Loop
 from axonn_tune.specs.catalog import load_machine, load_model
+from axonn_tune.specs.document import to_yaml
 from axonn_tune.specs.workload import Workload
 from tests.cli.running import good, run
 
@@ -395,3 +397,23 @@ def test_an_interrupted_search_is_shown(monkeypatch: pytest.MonkeyPatch) -> None
     assert (quiet.code, quiet.document["interrupted"]) == (130, True)
     assert "Interrupted: the rest was not searched" in quiet.err
     assert run(f"explain {line}").code == 130
+
+
+@pytest.mark.parametrize("framework", ["megatron-core", "axonn-tune"])
+def test_a_script_of_another_network_is_asked_for(
+    framework: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Guards models whose norms are elsewhere (OLMo-2, Gemma 3): no script without --approximate, and a warning with
+    it, which the next step that is printed has."""
+    monkeypatch.chdir(tmp_path)
+    model = load_model("nano-llama").document.model_copy(update={"approximated": ("norms after attention and MLP",)})
+    Path("other.yaml").write_text(to_yaml(model), "utf-8")
+    words = f"--gpus 4 --model other.yaml --machine dgx-h100 --framework {framework}"
+    assert "--approximate (a script)" in " ".join(good(words).err.split())
+    refused = run(f"{words} --emit torchrun")
+    assert (refused.code, "has norms after attention and MLP: what is written would train" in refused.err) == (2, True)
+    assert [path.name for path in tmp_path.iterdir()] == ["other.yaml"]
+    written = good(f"{words} --emit torchrun --approximate")
+    assert "Warning: what was written trains another network" in written.err
+    assert "Warning" not in good(f"{words.replace('other.yaml', 'nano-llama')} --emit torchrun --approximate").err
+    assert run(f"{words} --approximate").code == 2

@@ -462,6 +462,7 @@ MODEL: dict[str, dict[str, Moves | None]] = {
         "rotary_base": other("script", "20000"),
         "norm_epsilon": other("script", "0.002"),
         "qkv_biases": other("script", "true"),
+        "approximated": DESCRIBES,
         "mtp_layers": longer(on="deepseek-v3"),
     },
     "ModelDefaults": {"global_batch": Moves("batch", 1), "sequence_length": Moves("tokens", 1)},

@@ -269,6 +269,15 @@ def test_unknown_types_are_refused_with_their_parts(tmp_path: Path) -> None:
     assert "not a Hugging Face model config" in problems(tmp_path, {"hidden_size": 3})[""]
 
 
+def test_what_the_network_has_otherwise_is_kept_apart_from_what_is_left_out(tmp_path: Path) -> None:
+    """Guards scripts of approximated models: norms elsewhere and another activation are another network, quantization,
+    scaling of positions and small biases that scripts carry are not."""
+    assert len(load(tmp_path, OLMO2).approximated) == 2
+    assert load(tmp_path, GEMMA).approximated == ("its activation (gelu, here SiLU)",)
+    plain = load(tmp_path, {**QWEN3_MOE, "rope_scaling": {"rope_type": "yarn", "factor": 4.0}})
+    assert (plain.approximated, "scaling of rotary positions" in plain.description) == ((), True)
+
+
 SHIPPED = ("description", "source", "defaults", "name", "rotary_base", "norm_epsilon", "max_sequence_length")
 
 
