@@ -294,7 +294,8 @@ def _software(source: _Source) -> tuple[str, int]:
     programs = {found[0].rsplit("/", 1)[-1]: word for word in source.words if (found := _PROGRAM.search(word.value))}
 
     def told(*names: str) -> Stated | None:
-        return next((one[name] for name in names for one in (source.arguments, source.named) if name in one), None)
+        found = (one[name] for name in names for one in (source.arguments, source.named) if name in one)
+        return next((one for one in found if one.value.lower() not in ("", "none", "null")), None)
 
     def started(part: str) -> Stated | None:
         return next((word for name, word in programs.items() if part in name), None)
@@ -430,6 +431,8 @@ def _require(settled: CommandRun, source: _Source, needed: Sequence[str]) -> Non
     missing = [name for name in needed if name not in settled.columns and not (name == "gbs" and follows)]
     options = {"n_gpus": "--gpus N", "gbs": "--batch N", "seq": "--seq N"}
     unset = [f"--{name} is {source.name(name)}" for name in ("nnodes", "nproc_per_node") if "$" in source.name(name)]
+    if (named := source.arguments.get("model_name_or_path")) and {*missing} & {*OF_MODEL}:
+        unset.append(f"the sizes of {named.value} are not known: `axonn-tune models import` its config.json")
     added = ", ".join(dict.fromkeys(options.get(name, "--model NAME|FILE") for name in missing))
     settled.require(missing, f"add {added}" + (f" ({', '.join(unset)})" if unset else ""))
     if "n_gpus" in needed:
@@ -543,7 +546,7 @@ def _implied(source: _Source, framework: str, stated: Arguments, facts: Mapping[
     if megatron and framework in ("deepspeed", "megatron-deepspeed") and not set(names_of("flash")) & stated.keys():
         # Megatron-DeepSpeed's and GPT-NeoX's attention writes all scores unless it is told otherwise.
         found["use_flash_attn"] = "False"
-    if set(names_of("batch")) & stated.keys():
+    if set(names_of("batch")) & stated.keys() or "gbs" in facts:
         found.pop("gradient_accumulation_steps", None)
     if framework.endswith("-eager"):
         found.pop("compile.components", None)

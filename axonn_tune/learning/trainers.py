@@ -181,7 +181,7 @@ def _sharding(found: Completed, stated: Arguments) -> str:
         found.pairs["fsdp_reshard_after_forward"] = Stated("False", 0)
     elif version == "1":
         found.pairs["fsdp_reshard_after_forward"] = Stated("True", 0)
-    policy = stated.get("fsdp_auto_wrap_policy", Stated("" if version == "1" and not words else "auto", 0))
+    policy = stated.get("fsdp_auto_wrap_policy", Stated("auto" if words else "", 0))
     if policy.value.lower() in ("", "no_wrap"):
         # One unit holds all weights from its forward to its backward pass.
         found.pairs["fsdp_reshard_after_forward"] = Stated("False", policy.line)
@@ -246,7 +246,7 @@ def _said(stated: Arguments, sharded: str | None) -> Iterator[str]:
         # transformers 5.24.0, trainer.py: no_sync but in the last micro-batch.
         yield (
             "the Trainer keeps whole gradients until the last micro-batch, here they are reduced in each: time is "
-            "overestimated, and memory underestimated by the gradients of all weights"
+            "overestimated, and memory underestimated by 2 bytes a weight on each GPU"
         )
 
 
