@@ -384,7 +384,8 @@ def comparison_section(document: Json, *, identity: str, source: str) -> Json:
     causes = [one if one.text else replace(one, decimals=decimals) for one in causes]
     kernels = "with ideal kernels for all" if document.get("same_kernels", True) else "each with its own software"
     base = document.get("baseline", "the first") or "none"
-    marked = [*([STANDS_APART.capitalize()] if any(APART in row["shown_name"] for row in rows) else []), page.SORTS]
+    apart = any(APART in row["shown_name"] for row in rows)
+    marked = [*([STANDS_APART.replace("* n", "* N")] if apart else []), page.SORTS]
     return page.section(
         identity,
         f"{document['model']['name']} on {document['gpus']:,} × {document['machine']['name']}: strategies compared",

@@ -36,8 +36,6 @@ Cell: TypeAlias = str | int | float | None
 SORTS = "Click a heading to sort."
 MISSING = "a report needs plotly, which is not installed: pip install '.[report]' in the checkout"
 _SCRIPTS = ("format.js", "table.js", "drawings.js", "figures.js", "blocks.js", "page.js")
-_FAR = 100.0
-"""Values so many times the smallest take no digits from it: a page lists rows far worse than those one compares."""
 
 # Colors by meaning, as variables of `style.css`, `--name` or `--name/opacity`; the same in every figure.
 COMPUTATION, BUBBLE, WAIT, EXPOSED = "--compute", "--muted", "--wait", "--cost"
@@ -204,11 +202,13 @@ def table(
 def column_json(column: Column, values: Sequence[Cell]) -> Json:
     """A column with its values, every digit of them; repeated words are kept once."""
     numbers = [value / column.per for value in values if isinstance(value, int | float)]
-    decimals = _decimals(numbers) if column.decimals is None else column.decimals
+    decimals = column.decimals
+    if decimals is None:
+        decimals = max((len(cell.partition(".")[2]) for cell in seconds_cells(numbers)), default=0)
     ends = [f"{number:,.{decimals}f}" for number in (min(numbers), max(numbers))] if numbers else []
     label = column.label.replace("\n", " ")
-    # A heading breaks at spaces and soft hyphens, a number nowhere.
-    unbreakable = [*label.replace("\u00ad", "- ").split(), *ends]
+    # A heading breaks at spaces, a number nowhere.
+    unbreakable = [*label.split(), *ends]
     found: Json = {
         "key": column.key,
         "label": label,
@@ -224,14 +224,6 @@ def column_json(column: Column, values: Sequence[Cell]) -> Json:
     known = list(dict.fromkeys(value for value in values if value is not None))
     places = {word: place for place, word in enumerate(known)}
     return {**found, "words": known, "values": [None if value is None else places[value] for value in values]}
-
-
-def _decimals(numbers: Sequence[float]) -> int:
-    """As many decimals as the tables of the terminal have for the smallest and what is near it."""
-    known = [abs(number) for number in numbers if number]
-    if not known:
-        return 0
-    return len(seconds_cells([min(known), min(max(known), _FAR * min(known))])[0].partition(".")[2])
 
 
 def term_color(term: str) -> str:

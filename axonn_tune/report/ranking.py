@@ -481,7 +481,7 @@ _COLUMNS = (
         "memory, GiB",
         "Peak of one GPU; for a grid that does not fit, the least it needs.",
         per=GIB,
-        show=lambda size_bytes: f"{size_bytes / GIB:.1f}",
+        decimals=1,
     ),
     Column("gpu_hours", "GPU-hours", "Of the whole training run.", title="GPU\nhours", show=show_count),
     Column("node_hours", "node-hours", "Of the whole training run.", title="node\nhours", show=show_count),

@@ -54,6 +54,7 @@ PAGE_COLUMNS = tuple(
     COLUMNS[key]
     for key in (
         *("rank", "iteration_s", "communication_s", "exposed_communication_s", "low_s", "high_s", "mfu"),
+        "logged_tflops_per_gpu",
         *("memory_bytes", "micro_batch", "recompute", "recompute_layers", "kept_layers", "wide_order"),
         *("compute_s", "tokens_per_s", "hfu"),
         *("gpu_hours", "node_hours", "days", "grad_accumulation", "state", "rejected_because", "order"),

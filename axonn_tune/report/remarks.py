@@ -31,8 +31,9 @@ INTERRUPTED = "Interrupted: the rest was not searched, and may have better layou
 
 def ranking_verdict(ranked: Priced) -> list[str]:
     """Which configuration to take and why, in those of the sentences below a table that say so."""
-    remarks = (shortest_step_remark, why_first, ties_remark, training_remark)
-    return [said for remark in remarks if (said := remark(ranked))]
+    why = why_first(ranked) if len(ranked) < 2 or not ranked[1].tie else ""
+    said = (shortest_step_remark(ranked), benchmark_remark(ranked), why, training_remark(ranked))
+    return [one for one in said if one]
 
 
 def short_remarks(ranked: Priced, families: Sequence[Sequence[int]], *, hint: str = "") -> list[str]:

@@ -98,7 +98,7 @@ def rows(page: Any, table: str = "s1-table") -> list[list[str]]:
 def place_of(page: Any, heading: str) -> int:
     """Which column has this heading."""
     titles = page.locator("#s1-table th").evaluate_all("heads => heads.map(head => head.textContent)")
-    return next(place for place, title in enumerate(titles) if title.replace("\u00ad", "") == heading)
+    return next(place for place, title in enumerate(titles) if ", ".join(title.split("\n")) == heading)
 
 
 def test_the_ranking_sorts_and_filters(chromium: Any, reports: dict[str, Path]) -> None:

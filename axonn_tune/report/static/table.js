@@ -43,7 +43,7 @@ class SortedTable {
   }
 
   heading(column) {
-    const button = element("button", { type: "button", title: column.meaning }, column.label);
+    const button = element("button", { type: "button", title: column.meaning }, column.label.replace(/, (?=[^,]*$)/, "\n"));
     button.addEventListener("click", () => this.sortBy(column));
     return element("th", { className: column.text ? "words" : "", scope: "col" }, button);
   }
