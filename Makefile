@@ -9,7 +9,7 @@ CODE := $(wildcard axonn_tune benchmarks configs docs/hooks.py machines tests to
 .DEFAULT_GOAL := help
 # Tests start hundreds of processes, each of which would compile the package anew.
 unexport PYTHONDONTWRITEBYTECODE
-.PHONY: help demo test nightly deep check style types generated structured generate unit format outputs docs accuracy golden bench gpu fit frameworks structure clean chromium
+.PHONY: help demo test guards nightly deep check style types generated structured generate unit format outputs docs accuracy golden bench gpu fit frameworks structure clean chromium
 .DELETE_ON_ERROR:
 
 help: ## list the targets
@@ -18,7 +18,10 @@ help: ## list the targets
 demo: .venv/installed-demo ## install; rank grids of an 80b model; then predicted vs. measured on an emulated cluster
 	@$(BIN)/python -m tools.demo
 
-test: style types generated structured chromium ## a fast guard for each promise, style, types, generated files: six minutes on two cores
+test: style generated structured chromium ## a fast guard for each promise, style, types, generated files: six minutes on two cores
+	@$(MAKE) --no-print-directory -j2 types guards
+
+guards: .venv/installed-dev # beside types, which has one core
 	@$(PARALLEL) --ignore=tests/published
 
 nightly: .venv/installed-dev chromium ## the tests that take longer, marked nightly: half an hour on two cores
