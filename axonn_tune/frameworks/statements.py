@@ -232,18 +232,26 @@ _DROPOUTS = ("hidden_dropout", "attention_dropout")
 
 
 def _set_trainer(run: Run, stated: Arguments) -> Changes:
-    """Whether FSDP1 gathers ahead in the backward pass; replicas, and weights in BF16 alone, of a Trainer.
+    """Whether FSDP1 gathers ahead in the backward pass; gradients, and weights in BF16 alone, of a Trainer.
 
     Accelerate's default is NO_PREFETCH, and BACKWARD_POST issues the gather after the block's computation
-    (accelerate 1.15.0, utils/dataclasses.py); FSDP2 always gathers ahead. DDP reduces FP32 gradients once a step
-    (transformers 5.24.0, trainer.py, no_sync).
+    (accelerate 1.15.0, utils/dataclasses.py); FSDP2 always gathers ahead. The Trainer reduces in the last micro-batch
+    alone, and keeps whole gradients until then: FP32 of DDP, in the compute type of FSDP (transformers 5.24.0,
+    trainer.py, no_sync; torch/distributed/fsdp, set_requires_gradient_sync).
     """
     prefetch = stated.get("fsdp_backward_prefetch", NOTHING).value.lower()
     first = stated.get("fsdp_version", NOTHING).value == "1"
     if first and run.framework.name == "fsdp":
         yield "prefetch_backward", prefetch in ("backward_pre", "1")
-    if run.framework.name == "fsdp" and run.size("z") == 1 and "model_name_or_path" in stated:
-        yield from (("reduce_each_micro_batch", False), ("reduced_bytes", None))
+    if (
+        run.framework.name == "fsdp"
+        and "model_name_or_path" in stated
+        and not is_on(stated.get("sync_each_batch", NOTHING))
+    ):
+        sharded, replicas = run.size("z") > 1, run.size("z") * run.size("data")
+        several = run.workload.global_batch > run.micro_batch * replicas
+        yield "reduce_each_micro_batch", False
+        yield from [("whole_gradient_bytes", 2 * several)] if sharded else [("reduced_bytes", None)]
     if is_on(stated.get("pure_bf16", NOTHING)):
         yield from (("gradient_bytes", 2), ("master_bytes", 2), ("exp_avg_bytes", 2), ("exp_avg_sq_bytes", 2))
 

@@ -157,7 +157,9 @@ class GradientOptions:
     reduce_each_micro_batch: gradients are reduced over data in each micro-batch instead of once a step.
     distributed_optimizer: master weights and moments are split over data; gradients are reduce-scattered, new
     weights all-gathered (ZeRO-1). parameter_overlap: that all-gather runs behind the next forward pass.
-    shard_gradients: accumulated gradients are split over data, too (ZeRO-2).
+    shard_gradients: accumulated gradients are split over data, too (ZeRO-2). whole_gradient_bytes: of an element of
+    whole gradients that each rank of z accumulates beside, as where FSDP reduces in the last micro-batch alone
+    (no_sync); 0: none.
     """
 
     reduction: Reduction = "buckets"
@@ -169,6 +171,7 @@ class GradientOptions:
     distributed_optimizer: bool = False
     parameter_overlap: bool = False
     shard_gradients: bool = False
+    whole_gradient_bytes: int = _limited(0, 0, 4)
 
 
 @dataclass(frozen=True)

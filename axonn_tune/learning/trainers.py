@@ -61,11 +61,11 @@ def completed(
         of_node = max(1, counts["num_processes"] // counts["num_machines"])
     sharded = _kind(stated)
     if trainer is not None:
+        if trainer["title"] == "LLaMA-Factory":
+            _add_llamafactory(found, stated)
         _add_defaults(found, trainer, stated)
         _add_recompute(found, stated, trainer["title"])
         _add_precision(found, stated, trainer["title"])
-    if trainer is not None and trainer["title"] == "LLaMA-Factory":
-        _add_llamafactory(found, stated)
     if sharded is not None and sharded != "deepspeed":
         shards = _sharding(found, stated) if sharded == "fsdp" else "no_shard"
         _add_degrees(found, stated, shards, gpus=gpus, node=of_node)
@@ -104,7 +104,7 @@ def _add_defaults(found: Completed, trainer: Mapping[str, str], stated: Argument
     said = []
     for key in keys.values():
         given = any(stated.get(other.name, AUTO).value.lower() != "auto" for other in keys_of(key.field))
-        if key.status == "modelled" and key.default not in ("", "off") and not given:
+        if key.status == "modelled" and key.default not in ("", "off") and not given and key.name not in found.pairs:
             found.pairs[key.name] = Stated(key.default, 0)
             said.append(f"{key.name} {key.default}")
     if said:
@@ -245,8 +245,8 @@ def _said(stated: Arguments, sharded: str | None) -> Iterator[str]:
     if sharded == "fsdp" and accumulated not in ("1", "auto"):
         # transformers 5.24.0, trainer.py: no_sync but in the last micro-batch.
         yield (
-            "the Trainer keeps whole gradients until the last micro-batch, here they are reduced in each: time is "
-            "overestimated, and memory underestimated by 2 bytes a weight on each GPU"
+            "the Trainer keeps whole gradients until the last micro-batch, 2 bytes a weight on each GPU; they are "
+            "priced as reduced in each, so time is overestimated (accelerator_config's sync_each_batch does so)"
         )
 
 

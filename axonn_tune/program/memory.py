@@ -16,7 +16,7 @@ from typing import Literal, NamedTuple, TypeAlias
 from axonn_tune.frameworks.step import OFFLOAD_MODULES
 from axonn_tune.program.block import BLOCK_INPUT
 from axonn_tune.program.count import counted
-from axonn_tune.program.inputs import EXPERTS, JOINED, WHOLE_BLOCK, LayerInputs
+from axonn_tune.program.inputs import EXPERTS, JOINED, WHOLE_BLOCK, LayerInputs, Z
 from axonn_tune.program.operations import (
     PLAIN,
     PLAIN_BLOCKS,
@@ -83,6 +83,8 @@ def persistent_items(given: LayerInputs) -> Held:
         held += moments if kept["moments"] else []
         shares = replicas if options.shard_gradients else Size(1.0)
         held += [] if moved["gradients"] else [(f"gradients{of}", given.gradient_bytes * elements / shares)]
+        if whole := float(options.whole_gradient_bytes):
+            held.append((f"whole gradients{of}", whole * elements * Z))
         if not of:
             each = optimizer.master + optimizer.state_bytes + sizes.main
             held += [("replicated vectors", float(each) * _VECTORS)]

@@ -715,7 +715,8 @@ OF_STEPS = {
     "loss_parallel fused_attention fused_norms fused_accumulation dropout kernels cuda_graphs overlaps "
     "vocabulary_multiple",
     "sharded": "gather_unit gather_bytes shard_gradient_bytes gather_copies gather_after_recompute prefetch_recompute "
-    "prefetch_backward reshard head_gathered_again replicated_tables master_shards recompute_whole_block",
+    "prefetch_backward reshard head_gathered_again replicated_tables master_shards recompute_whole_block "
+    "whole_gradient_bytes",
     "replicated": "reduction gradient_bytes reduced_bytes reduce_each_micro_batch distributed_optimizer "
     "parameter_overlap shard_gradients offloaded offloaded_layers master_bytes exp_avg_bytes exp_avg_sq_bytes",
     "offloaded": "offloaded_states offloaded_inputs",

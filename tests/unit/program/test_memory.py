@@ -114,6 +114,12 @@ def test_zero_stages_split_what_their_papers_say() -> None:
     assert sum(per_parameter(deepspeed, z=8).values()) == 16
 
 
+def test_whole_gradients_are_kept_beside_shards() -> None:
+    """Guards FSDP that reduces in the last micro-batch alone: 2 bytes of every weight on each rank, beside 16/z."""
+    late = find_framework("fsdp").with_step(whole_gradient_bytes=2)
+    assert sum(per_parameter(late, z=8).values()) == 16 + 2 * 8
+
+
 @pytest.mark.parametrize("name", ["fsdp", "torchtitan", "axonn-tune", "axonn"])
 def test_sharded_fp32_weights_are_kept_once(name: str) -> None:
     """Guards frameworks that gather from FP32 shards: 4 of weights, 8 of moments, 4 of gradients, nothing beside;
