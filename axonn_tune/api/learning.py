@@ -144,6 +144,8 @@ def diagnose(
     folder = next((Path(one) if Path(one).is_dir() else Path(one).parent for one in paths), None)
     ranks = read_rank_times(folder) if folder and any(len(sample.seen) > 1 for sample in samples) else None
     found = samples or [joined(evidence.samples)]
+    if beside is None and beside_command is not None and not beside_facts:
+        raise UsageError("--beside-command is the script of another run: give its log or step with --beside")
     if beside is None and not beside_facts:
         return tuple(diagnose_one(one, evidence.machine, ranks=ranks) for one in found), evidence
     more, named = _words(beside_facts), None if isinstance(beside, float | int) else beside

@@ -75,7 +75,7 @@ class FactCommand(click.Command):
         from axonn_tune.validation.published.rows import COLUMNS, TIMES
 
         known, words, kept = {word for one in self.get_params(ctx) for word in one.opts}, [*args], list[str]()
-        given, pairs = set[str](), "--beside-fact" in known
+        given, pairs = set[tuple[str, bool]](), "--beside-fact" in known
         while words:
             option, _, value = (word := words.pop(0)).partition("=")
             if option == "--fact":
@@ -88,9 +88,16 @@ class FactCommand(click.Command):
             if not name or (option != "--fact" and column not in COLUMNS):
                 kept.append(word)
                 continue
-            value = value or (words.pop(0) if words and option != "--fact" else "")
-            beside = pairs and (option.startswith("--beside-") or ALSO.get(column, column) in given)
-            given.add(ALSO.get(column, column))
+            if not value and option != "--fact":
+                if not words or words[0].startswith("--"):
+                    raise click.BadOptionUsage(option, f"Option {option!r} requires an argument.", ctx)
+                value = words.pop(0)
+            stated = ALSO.get(column, column)
+            beside = pairs and (option.startswith("--beside-") or (stated, False) in given)
+            if (stated, beside) in given:
+                where = " of the run beside" * beside
+                raise click.UsageError(f"{option} {value}: {stated} is stated twice{where}: leave out one of them", ctx)
+            given.add((stated, beside))
             if option in known and option != "--fact" and not beside:
                 kept += [option, value]
             else:

@@ -144,8 +144,10 @@ def _environment(command: Command, machine: Machine) -> Iterator[EnvironmentVari
         name, value = _OF_ROCM.get(one.name, ("", "")) if machine.library.name == "RCCL" else ("", "")
         if name:
             yield one.model_copy(update={"name": name, "value": value or one.value})
-        if not name or one.name in command.asserted:
+        if not name:
             yield one
+        elif one.name in command.asserted:
+            yield one.model_copy(update={"why": "the program's own check asks for it by CUDA's name on ROCm, too"})
 
 
 def _checks(command: Command, names: dict[str, str]) -> Iterator[str]:

@@ -119,6 +119,11 @@ class EvidenceRequest:
         )
         raise UsageError(f"{what}, or else {names}")
 
+    @property
+    def option(self) -> str:
+        """The option of its facts."""
+        return "--beside-fact" if self.beside else "--fact"
+
     @cached_property
     def stated(self) -> dict[str, str]:
         """Facts by column; UsageError for an invalid one."""
@@ -126,7 +131,7 @@ class EvidenceRequest:
         for words in () if isinstance(self.facts, Mapping) else self.facts:
             column, _, value = (part.strip() for part in words.partition("="))
             if not column or not value:
-                raise UsageError(f"--fact {words}: write COLUMN=VALUE, as in tp=8")
+                raise UsageError(f"{self.option} {words}: write COLUMN=VALUE, as in tp=8")
             pairs.append((column, value))
         found = {ALSO.get(column, column): cell_text(value) for column, value in pairs}
         if isinstance(self.facts, Mapping):
@@ -134,7 +139,7 @@ class EvidenceRequest:
             found = {name: value for name, value in found.items() if name not in numbers or value.lower() not in SILENT}
         if unknown := [name for name in found if name not in COLUMNS]:
             why = why_unpriced(unknown[0]) or f"no such column{suggest(unknown[0], COLUMNS)}"
-            raise UsageError(f"--fact {unknown[0]}: {why}")
+            raise UsageError(f"{self.option} {unknown[0]}: {why}")
         for name, value in found.items():
             self._check(name, value)
         return found
@@ -142,17 +147,17 @@ class EvidenceRequest:
     def _check(self, name: str, value: str) -> None:
         """UsageError for a number, word or accelerator that is none, and a size that the given model has not."""
         if odd := odd_fact(name, value):
-            raise UsageError(f"--fact {name}={value:.80}: {odd}")
+            raise UsageError(f"{self.option} {name}={value:.80}: {odd}")
         if name == "gpu" and profile_of(Place(value)) is None:
             own = "" if self.machine is None else load_machine(self.machine).document.accelerator.name.lower()
             if not own or (value.lower() not in own and own not in value.lower()):
                 known = [word.upper() for word, _ in ACCELERATORS]
                 near = f"{suggest(value.upper(), known)}; known: {', '.join(known)}"
-                raise UsageError(f"--fact gpu={value}: no profile has this accelerator{near}")
+                raise UsageError(f"{self.option} gpu={value}: no profile has this accelerator{near}")
         sizes = {} if self.model is None or name not in _SIZES else model_columns(load_model(self.model).document)
         if name in sizes and not is_same(sizes[name], value, name):
             raise UsageError(
-                f"--fact {name}={value}: --model {sizes['model']} has {sizes[name]}: leave one of them out"
+                f"{self.option} {name}={value}: --model {sizes['model']} has {sizes[name]}: leave one of them out"
             )
 
     def script(self, *, gpus: int | None = None, needed: Sequence[str] = ()) -> CommandRun | None:

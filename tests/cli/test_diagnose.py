@@ -386,6 +386,10 @@ CONTRADICTIONS = {
     "four.log --beside one.log --beside-tflops 400": "--beside-tflops and one.log each say",
     "--tflops x --gpus 8": "Invalid value for '--tflops'",
     "--tokens-per-gpu 0 --gpus 8": "Invalid value for '--tokens-per-gpu'",
+    "--step 3 --gpus 8 --gpus 32 --gpus 64": "n_gpus is stated twice of the run beside",
+    "--step 3 --gpus 8 --beside-step x --beside-gpus 32": "--beside-fact step_s=x: not a number",
+    "--step 3 --gpus 8 --beside-step": "Option '--beside-step' requires an argument",
+    "--step 3 --gpus 8 --beside-command train.toml": "--beside-command is the script of another run",
     "--gpus 8": "or else --step SECONDS, --tflops or --tokens-per-gpu",
 }
 
