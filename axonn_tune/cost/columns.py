@@ -170,11 +170,14 @@ class ColumnPricer:
         lost = contended_s(communication, alone, iteration, contention=self._rates.contention)
         return np.stack([communication, alone + lost, iteration + lost])
 
-    def paces(self, candidates: Candidates, work: StageWork, *, first: int, last: int, kept: bool) -> Paces:
+    def paces(
+        self, candidates: Candidates, work: StageWork, *, first: int, last: int, kept: bool, chained: bool = False
+    ) -> Paces:
         """Runs of blocks of each candidate, as of `Replay.paces`, with a stream for every group: what is sent waits no
-        longer for it than for one that groups share."""
+        longer for it than for one that groups share. chained: as of `Replay.chains`."""
         streams = {axes: number for number, axes in enumerate(self.program.groups)}
-        return self._replay(candidates, work, streams, tiers=len(streams)).paces(first=first, last=last, kept=kept)
+        replay = self._replay(candidates, work, streams, tiers=len(streams))
+        return (replay.chains if chained else replay.paces)(first=first, last=last, kept=kept)
 
     def _replay(
         self, block: Candidates, work: StageWork, streams: Mapping[str, int], *, tiers: int | None = None

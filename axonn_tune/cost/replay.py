@@ -367,6 +367,54 @@ class Replay:
             kinds=[(program.kind(one, repeats=True), program.kind(one, repeats=False)) for one in types],
         )
 
+    def chains(self, *, first: int, last: int, kept: bool) -> Paces:
+        """Runs of blocks as of `paces`, by their compute streams alone, which compute and wait for what blocks them: no
+        run takes less, and sections need no replay."""
+        batch, program = self.schedule.micro_batch, self.work.program
+        blocks, types = program.blocks, range(len({block.type for block in program.blocks}))
+        alone = [
+            (batch.forward(block.type, None), batch.backward(None, Behind(kind, kept), None))
+            for kind, block in enumerate(blocks)
+        ]
+
+        def alone_s(part: Instructions) -> Value:
+            found: Value = self._run(self._free(), part, None)[0]
+            return found
+
+        ahead = {block.type: alone_s(forward) for block, (forward, _) in zip(blocks, alone, strict=True)}
+        behind = [alone_s(backward) for _, backward in alone]
+        flush_s = alone_s(batch.flush(first))
+        head_s = alone_s(batch.head(None))
+        turned_s = alone_s(batch.forward(last, None, head=True)) - alone_s(batch.forward(last, None))
+        opening = {(INNER_PART, one): _run_of(ahead[one]) for one in types}
+        opening[FIRST_PART, first] = _run_of(ahead[first], alone_s(batch.embedding(first)))
+        opening[LAST_PART, last] = _run_of(ahead[last], head_s + turned_s)
+        closing = {(INNER_PART, kind): _run_of(one) for kind, one in enumerate(behind)}
+        closing |= {
+            (FIRST_PART, kind): _run_of(behind[kind], flush_s) for kind, block in enumerate(blocks) if block.type == first
+        }
+        backward = [_run_of(one) for one in behind]
+        return Paces(
+            forward=[_run_of(ahead[one]) for one in types],
+            backward=backward,
+            opening=opening,
+            closing=closing,
+            begun=backward,
+            head_s=head_s,
+            flush_s=[flush_s if one == first else 0.0 for one in types],
+            leave_s=[0.0 for _ in types],
+            issued=[self._issued_s(kind) for kind in range(len(blocks))],
+            saved_s=[self._block_saves_s(batch, block.type, Behind(kind, kept)) for kind, block in enumerate(blocks)],
+            sent_s=[self._communicated_s(block, kept=kept) for block in blocks],
+            computed_s=[self._computed_s(*both) for both in alone],
+            ends_s=(
+                self._computed_s(batch.embedding(None), batch.flush(None)),
+                self._computed_s(batch.forward(last, None, head=True), batch.head(None))
+                - self._computed_s(batch.forward(last, None)),
+            ),
+            kinds=[(program.kind(one, repeats=True), program.kind(one, repeats=False)) for one in types],
+        )
+
     def _run_forward(self, start: State, of_type: int, *, head: Instructions | None = None) -> Run:
         """Equal blocks forward from a state; head: the LM head behind them."""
         batch = self.schedule.micro_batch
@@ -610,6 +658,14 @@ class Replay:
         if recorder is not None:
             recorder.sent(number, handle, tier, start, end, now_s=clock)
         return end
+
+
+def _run_of(block_s: Value, more_s: Value = 0.0) -> Run:
+    """A run whose blocks take equally long; more_s: what comes to it."""
+    each = Span(block_s, block_s)
+    one = Span(block_s + more_s, block_s)
+    two, three = one.longer(each), one.longer(each, 2.0)
+    return Run(one, two, three, three.longer(each), each)
 
 
 def _chosen(wanted: Any, state: State, other: State) -> State:  # noqa: ANN401 - a column of truth values

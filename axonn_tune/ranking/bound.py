@@ -61,7 +61,7 @@ longer hides one less.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, NamedTuple, TypeAlias
 
@@ -110,10 +110,21 @@ class Layers:
     again_sent_s: Floats
     again_computed_s: Floats
 
+    def __len__(self) -> int:
+        return len(self.sent_s)
+
     def taken(self, rows: Integers) -> Layers:
         """Of some candidates."""
+        return self._mapped(lambda column: column[..., rows])
+
+    @staticmethod
+    def joined(several: Sequence[Layers]) -> Layers:
+        """Candidates of one model, one after the other."""
+        return several[0]._mapped(lambda *columns: np.concatenate(columns, axis=-1), *several[1:])
+
+    def _mapped(self, change: Callable[..., Floats], *others: Layers) -> Layers:
         names = [each.name for each in fields(self) if each.name not in ("counts", "predicting")]
-        columns: dict[str, Any] = {name: getattr(self, name)[..., rows] for name in names}
+        columns: dict[str, Any] = {name: change(*(getattr(one, name) for one in (self, *others))) for name in names}
         return replace(self, **columns)
 
     def block_s(self, alone: Floats | float) -> Floats:
@@ -258,7 +269,7 @@ Chain: TypeAlias = tuple[Floats, Floats]
 """Of each stage what a chain has beside a multiple of its passes, s, and that multiple, `[stages, candidates]`."""
 
 
-def any_split_s(layers: Layers, shape: Shape, *, schedule: PipelineSchedule, contention: float) -> Floats:
+def any_split_s(layers: Layers, shape: Shape, *, schedule: PipelineSchedule, contention: Floats) -> Floats:
     """Least step of candidates of a shape, of all splits of their layers, s."""
     p, m, stage, several = shape.stages, shape.batches, np.arange(shape.stages)[:, None], shape.several
     hidden, parts, used = (schedule.overlapped, schedule.overlapped_interleaved), shape.parts, layers.counts > 0

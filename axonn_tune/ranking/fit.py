@@ -16,7 +16,7 @@ from axonn_tune.frameworks import step_on
 from axonn_tune.program.memory import Memory, memory_limit_bytes, price_memory
 from axonn_tune.program.operations import COLUMNS, Value
 from axonn_tune.program.step import MIDDLE, StepProgram, as_runs, counted_blocks
-from axonn_tune.ranking.shapes import Shapes, StageRows, as_asked, divisible, with_uneven_chunks
+from axonn_tune.ranking.shapes import Shapes, StageRows, as_asked, divisible, uneven_chunks, with_uneven_chunks
 from axonn_tune.ranking.space import Variant
 
 if TYPE_CHECKING:
@@ -77,11 +77,16 @@ def without_larger(shapes: Shapes, programs: Mapping[Variant, StepProgram]) -> S
 
     smallest = np.diff(same[order], prepend=-1) != 0
     kept = smallest | _of_first(same[order], lambda places: fit(shapes.taken(order[places])))
-    # In several chunks stages have others, and hold more micro-batches where there are more: each is asked.
+    # In several chunks stages have others.
     left = np.intersect1d(order[~kept], divisible(shapes))
-    cut, number = with_uneven_chunks(shapes, left)
-    if len(cut):
-        kept[np.isin(order, left[number[fit(cut)]])] = True
+    number, chunks = uneven_chunks(shapes, left)
+    if len(number):
+        grid, micro_batch = shapes.grid[left[number]], shapes.micro_batch[left[number]]
+        same = grid * (int(chunks.max()) + 1) + chunks
+        by_size = np.lexsort((micro_batch, same))
+        number, chunks = number[by_size], chunks[by_size]
+        fits = _of_first(same[by_size], lambda at: fit(shapes.taken(left[number[at]], chunks=chunks[at])))
+        kept[np.isin(order, left[number[fits]])] = True
     return shapes.taken(np.sort(order[kept]))
 
 

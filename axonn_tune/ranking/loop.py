@@ -29,7 +29,7 @@ from axonn_tune.program.operations import PLAIN
 from axonn_tune.program.step import as_runs, counted_blocks
 from axonn_tune.ranking.fit import Fitting, fit_all, fits_at_all
 from axonn_tune.ranking.placements import Placements, count_orders
-from axonn_tune.ranking.pools import Pool
+from axonn_tune.ranking.pools import Pool, Unsplit
 from axonn_tune.ranking.priced import Tell
 from axonn_tune.ranking.programs import Exchange, by_alignment, pooled
 from axonn_tune.ranking.shapes import Shapes, as_asked, pair_keys, pairs_of, with_all_chunks
@@ -81,6 +81,14 @@ class Split(NamedTuple):
     level: int
 
 
+class Paired(NamedTuple):
+    """Candidates of all pairs: which one each is of, their places in the order of pairs, and what bounds them."""
+
+    pair: Integers
+    order: Integers
+    unsplit: Unsplit
+
+
 @dataclass
 class Loop:
     """A search for the first `top` places: grids in each number format, or with `variants` candidates.
@@ -107,7 +115,7 @@ class Loop:
         self._best = np.full(len(self.grids.sizes) * max(len(self.problem.formats), 1), np.inf)
         self._each: list[float] = []
         self._own: dict[tuple[int, int], float] = {}
-        self._paired: dict[Precision | None, list[tuple[Exchange, Batch]]] = {}
+        self._paired: dict[Precision | None, dict[bool, Paired]] = {}
         self._pushed = 0
         self._known: float | None = None
 
@@ -160,39 +168,39 @@ class Loop:
             return np.zeros((len(formats), len(ones)))
         found = np.full((len(formats), len(ones)), np.inf)
         for least, name in zip(found, formats, strict=True):
-            for _, batch in self._pair_batches(name):
-                np.minimum.at(least, batch.shape, batch.pool.any_split_s())
+            for paired in self._paired_by(name).values():
+                np.minimum.at(least, paired.pair, paired.unsplit.least_s())
         return found
 
-    def _pair_batches(self, precision: Precision | None) -> list[tuple[Exchange, Batch]]:
-        """Pools of all pairs in a number format without recompute, whether they fit or not."""
+    def _paired_by(self, precision: Precision | None) -> dict[bool, Paired]:
+        """All pairs in a number format without recompute, whether they fit or not, without and with expert overlap."""
         if precision not in self._paired:
             ones, _ = self._pairs
             shapes, none = self.shapes.taken(ones, chunks=np.ones(len(ones), dtype=np.int64)), np.zeros(len(ones))
             step = step_on(self.problem.framework, self.problem.machine, self.problem.workload.precision)
             kept = none + float(step.reshard == "fit")
             anything = Fitting(none, kept, none.astype(np.int64), np.arange(len(shapes)), np.inf)
-            kind = Variant("none", precision=precision)
-            self._paired[precision] = [
-                (one, batch)
-                for one in self.exchanges
-                for batch in self._batches(shapes, kind, anything, [one], cut=True)
-            ]
+            kind, found = Variant("none", precision=precision), dict[bool, Paired]()
+            for merged in (False, True):
+                exchanges = [one for one in self.exchanges if one.merged == merged]
+                if batches := list(self._batches(shapes, kind, anything, exchanges, cut=True)):
+                    pair = np.concatenate([one.shape for one in batches])
+                    unsplit = Unsplit.joined([one.pool.unsplit for one in batches])
+                    found[merged] = Paired(pair, np.argsort(pair, kind="stable"), unsplit)
+            self._paired[precision] = found
         return self._paired[precision]
 
     def _least_s(self, shapes: Shapes, precision: Precision | None, *, merged: bool) -> Floats:
         """Least step of each shape, of all recompute sets and splits of its layers, s."""
         found = np.full(len(shapes), np.inf)
+        if (paired := self._paired_by(precision).get(merged)) is None:
+            return found
         pairs = np.searchsorted(pair_keys(self.shapes)[self._pairs[0]], pair_keys(shapes))
-        for exchange, batch in self._pair_batches(precision):
-            if exchange.merged != merged:
-                continue
-            order = np.argsort(batch.shape, kind="stable")
-            first, end = (np.searchsorted(batch.shape[order], pairs, side) for side in ("left", "right"))
-            which = np.repeat(np.arange(len(shapes)), end - first)
-            ahead = np.cumsum(end - first) - (end - first)
-            rows = order[np.arange(len(which)) + (first - ahead)[which]]
-            np.minimum.at(found, which, batch.pool.any_split_s(rows, shapes.chunks[which]))
+        first, end = (np.searchsorted(paired.pair[paired.order], pairs, side) for side in ("left", "right"))
+        which = np.repeat(np.arange(len(shapes)), end - first)
+        ahead = np.cumsum(end - first) - (end - first)
+        rows = paired.order[np.arange(len(which)) + (first - ahead)[which]]
+        np.minimum.at(found, which, paired.unsplit.least_s(rows, shapes.chunks[which]))
         return found
 
     # Candidates.

@@ -61,6 +61,7 @@ class Pool:
     routes: Sequence[GroupShape]
     contention: float
     several_stages: bool
+    chained: bool = False
     _runs: Paces | None = field(default=None, compare=False)
     _pricers: dict[Layout, Pricer] = field(default_factory=dict, compare=False)
     _shared: dict[Layout, Pricer] = field(default_factory=dict, compare=False)
@@ -117,7 +118,7 @@ class Pool:
 
     def _paces_of(self, rows: Integers) -> Paces:
         runs, kept = self.shapes.problem.model.runs, bool(self.fitting.kept_layers.any())
-        return self.pricer.paces(self.candidates.taken(rows), self._work, first=runs[0][0], last=runs[-1][0], kept=kept)
+        return self.pricer.paces(self.candidates.taken(rows), self._work, first=runs[0][0], last=runs[-1][0], kept=kept, chained=self.chained)
 
     @cached_property
     def layers(self) -> Layers:
@@ -125,34 +126,29 @@ class Pool:
         problem, rows = self.shapes.problem, self._alike[0]
         return layers_of(self.paces, problem.model, len(rows), with_last=problem.mtp_part is None)
 
+    @cached_property
+    def unsplit(self) -> Unsplit:
+        """What bounds over all splits of their layers are made of."""
+        shape, several = self.candidates.shape, self.several_stages
+        return Unsplit(
+            self.shapes.problem,
+            self.layers,
+            self._alike[1],
+            self.shapes.stages[shape],
+            self.batches,
+            self.fitting.repeated[shape],
+            self.sends_s if several else np.zeros(len(self)),
+            np.full(len(self), self.contention),
+        )
+
     def any_split_s(self, rows: Integers | None = None, chunks: Integers | None = None) -> Floats:
-        """Least step of some candidates over all splits of their layers, s, of all as a default; chunks: of each row,
-        of any number as a default. Without pipeline stages that of the only stage."""
-        rows = np.arange(len(self)) if rows is None else rows
-        if not self.several_stages:
-            return self._one_stage_s()[rows]
-        problem, model, found = self.shapes.problem, self.shapes.problem.model, np.empty(len(rows))
-        for at, stages in _groups(self.shapes.stages[self.candidates.shape[rows]], chunks):
-            own, parts = rows[at], Parts(0, model.layers, 0)
-            if chunks is not None:
-                parts = _parts(problem, stages, chunks[at])
-            repeated = self.fitting.repeated[self.candidates.shape[own]]
-            cut = None if chunks is None else chunks[at]
-            shape = Shape(stages, cut, self.batches[own], repeated, parts, self.sends_s[own])
-            layers, schedule = self.layers.taken(self._alike[1][own]), problem.framework.schedule
-            found[at] = any_split_s(layers, shape, schedule=schedule, contention=self.contention)
-        return found
+        """Least step of some candidates over all splits of their layers, s, as of `Unsplit.least_s`."""
+        return self.unsplit.least_s(rows, chunks)
 
     @property
     def chunks(self) -> Integers:
         """Chunks of a stage of each candidate."""
         return self.shapes.chunks[self.candidates.shape]
-
-    def _one_stage_s(self) -> Floats:
-        """Blocks of all micro-batches one after the other, with embedding and LM head."""
-        layers, batches = self.layers.taken(self._alike[1]), self.batches
-        whole_s, computed_s = batches * layers.whole_s(1.0 / batches), batches * layers.computed_s
-        return contended(whole_s, computed_s, layers.sent_s, contention=self.contention)
 
     def least_sent_s(self) -> Floats:
         """Communication of the mean stage of every candidate, s: some stage has no less."""
@@ -197,6 +193,55 @@ class Pool:
         prices = self.pricer.price(self.candidates.taken(first), values, runs)
         communication, compute, iteration = prices[:, representative]
         return communication, compute, iteration, np.zeros(len(self))
+
+
+@dataclass(frozen=True)
+class Unsplit:
+    """Candidates whose layers are not split yet, as columns: of several pools, of the same number format and model.
+
+    layers: of those that differ; alike: which of these each one is; the others as of `bound.Shape`.
+    """
+
+    problem: Problem
+    layers: Layers
+    alike: Integers
+    stages: Integers
+    batches: Floats
+    repeated: Integers
+    sends_s: Floats
+    contention: Floats
+
+    @staticmethod
+    def joined(several: Sequence[Unsplit]) -> Unsplit:
+        """One after the other; the problem of the first."""
+        first, ahead = several[0], np.cumsum([0, *(len(one.layers) for one in several)])
+        names = ("stages", "batches", "repeated", "sends_s", "contention")
+        return Unsplit(
+            problem=first.problem,
+            layers=Layers.joined([one.layers for one in several]),
+            alike=np.concatenate([one.alike + start for one, start in zip(several, ahead.tolist(), strict=False)]),
+            **{name: np.concatenate([getattr(one, name) for one in several]) for name in names},
+        )
+
+    def least_s(self, rows: Integers | None = None, chunks: Integers | None = None) -> Floats:
+        """Least step of some over all splits of their layers, s, of all as a default; chunks: of each row, of any
+        number as a default. Without pipeline stages that of the only stage."""
+        rows = np.arange(len(self.alike)) if rows is None else rows
+        found, model = np.empty(len(rows)), self.problem.model
+        for at, stages in _groups(self.stages[rows], chunks):
+            own = rows[at]
+            layers, batches, contention = self.layers.taken(self.alike[own]), self.batches[own], self.contention[own]
+            if stages == 1:
+                # Blocks of all micro-batches one after the other, with embedding and LM head.
+                whole_s, computed_s = batches * layers.whole_s(1.0 / batches), batches * layers.computed_s
+                found[at] = contended(whole_s, computed_s, layers.sent_s, contention=contention)
+                continue
+            cut, parts = None, Parts(0, model.layers, 0)
+            if chunks is not None:
+                cut, parts = chunks[at], _parts(self.problem, stages, chunks[at])
+            shape = Shape(stages, cut, batches, self.repeated[own], parts, self.sends_s[own])
+            found[at] = any_split_s(layers, shape, schedule=self.problem.framework.schedule, contention=contention)
+        return found
 
 
 def _groups(stages: Integers, chunks: Integers | None) -> Iterator[tuple[Integers, int]]:

@@ -204,7 +204,7 @@ def pooled(
         table = _routes(problem, placements, one)
         pricer = ColumnPricer(one, schedule, rates=rates, element_bytes=element_bytes, table=table)
         yield (
-            Pool(problem, some, own, pricer, candidates, placements.shapes, rates.contention, staged),
+            Pool(problem, some, own, pricer, candidates, placements.shapes, rates.contention, staged, cut),
             rows[candidates.shape],
             placement,
         )

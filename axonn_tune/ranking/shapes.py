@@ -359,15 +359,20 @@ def divisible(shapes: Shapes) -> Integers:
 
 
 def with_uneven_chunks(shapes: Shapes, rows: Integers) -> tuple[Shapes, Integers]:
-    """Shapes of one chunk a stage with every number of chunks that differ in layers, of several layer types all; and
-    which of `rows` each was."""
+    """Shapes of one chunk a stage with every number of chunks as of `uneven_chunks`; and which of `rows` each was."""
+    whole, chunks = uneven_chunks(shapes, rows)
+    return shapes.taken(rows[whole], chunks=chunks), whole
+
+
+def uneven_chunks(shapes: Shapes, rows: Integers) -> tuple[Integers, Integers]:
+    """Numbers of chunks that differ in layers, of several layer types all, of shapes of one chunk a stage: which of
+    `rows` each is of, and the number."""
     layers, stages, step = shapes.problem.model.layers, shapes.stages[rows], shapes.problem.framework.step
     counts, several = np.maximum(step.most_parts(layers) // stages - 1, 0), len(shapes.problem.model.types) > 1
     counts = np.minimum(counts, _MOST_CHUNKS - 1) if several else counts
     chunks = 2 + np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
     uneven = np.flatnonzero((layers + sum(step.less)) % (np.repeat(stages, counts) * chunks) + several)
-    whole = np.repeat(np.arange(len(rows)), counts)[uneven]
-    return shapes.taken(rows[whole], chunks=chunks[uneven]), whole
+    return np.repeat(np.arange(len(rows)), counts)[uneven], chunks[uneven]
 
 
 @lru_cache(maxsize=4096)
