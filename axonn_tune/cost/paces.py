@@ -8,15 +8,17 @@ above those of its replay, and they equal them for a chunk of one run, up to str
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
-from typing import Any, NamedTuple
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from axonn_tune.program.operations import Value
 from axonn_tune.program.step import Contents, Stage
+
+Floats: TypeAlias = NDArray[np.float64]
 
 FIRST_PART, INNER_PART, LAST_PART = Stage(True, False), Stage(False, False), Stage(False, True)
 
@@ -33,17 +35,37 @@ class Span(NamedTuple):
 
 
 class Run(NamedTuple):
-    """Spans of a run of one to four equal blocks, and what each more adds."""
+    """Spans of a run of one to four equal blocks, and what each more adds: s, `[2 × 5, ...]`, whole and blocks of each
+    in turn."""
 
-    one: Span
-    two: Span
-    three: Span
-    four: Span
-    more: Span
+    values: Floats
 
     def of(self, count: int) -> Span:
         """Of so many blocks, one at least."""
-        return self[count - 1] if count <= 4 else self.four.longer(self.more, count - 4.0)
+        if count <= 4:
+            return Span(self.values[2 * count - 2], self.values[2 * count - 1])
+        more = count - 4.0
+        return Span(self.values[6] + more * self.values[8], self.values[7] + more * self.values[9])
+
+    @property
+    def least_s(self) -> Floats:
+        """What each block takes at least."""
+        values = self.values
+        found: Floats = np.minimum.reduce([values[1], values[3] / 2, values[5] / 3, values[7] / 4, values[9]])
+        return found
+
+    def added_s(self, each_s: Floats) -> Floats:
+        """What comes to blocks that take so long at least."""
+        found = np.minimum.reduce([self.values[2 * number] - (number + 1) * each_s for number in range(4)])
+        return np.asarray(np.maximum(found, 0.0))
+
+
+def run_of(spans: Sequence[Span], more: Span) -> list[Value]:
+    """The values of a run, given those of its first blocks and what each more adds."""
+    four = list(spans)
+    while len(four) < 4:
+        four.append(four[-1].longer(more))
+    return [value for span in (*four, more) for value in span]
 
 
 class ChunkPaces(NamedTuple):
@@ -57,55 +79,61 @@ class ChunkPaces(NamedTuple):
     last_s: Value
 
 
+Part: TypeAlias = Literal["forward", "backward", "opening", "closing", "begun"]
+"""Runs of `Paces`, by layer type or kind of block."""
+Other: TypeAlias = Literal["head", "flush", "leave", "issued", "saved", "sent", "computed", "ends"]
+"""What else they have."""
+PaceKey: TypeAlias = tuple[Part | Other, Stage | None, int]
+"""What of, where in the model, and which layer type or kind of block; 0 where there is one."""
+
+
 @dataclass(frozen=True)
 class Paces:
     """Runs of blocks: forward of each layer type, backward of each kind of block; columns over candidates, or numbers.
 
-    forward, backward: from idle streams. opening, closing: of a chunk of one run, by its place, with what is before and
-    after its blocks; of several runs those that have nothing behind them: `opening` forward, `begun` backward. head,
-    flush, leave: from idle streams, forward with the head's own backward pass, and after the last block of a type.
-    issued: the host's time to issue a block of each kind, forward and
-    backward, and in which it waits for counts of tokens, s. saved_s: of each kind by two
-    micro-batches beside each other. sent_s: communication of each kind in a step; computed_s: computation in one
-    micro-batch; ends_s: that of embedding and head. kinds: of each layer type, with repeats and without.
+    table: all of it, s, `[values, ...]`; places: where in it each begins; kinds: of each layer type, with repeats and
+    without. Forward, backward: runs from idle streams. Opening, closing: of a chunk of one run, by its
+    place, with what is before and after its blocks; of several runs those that have nothing behind them: `opening`
+    forward, `begun` backward. Head, flush, leave: from idle streams, forward with the head's own backward pass, and
+    after the last block of a type. Issued: the host's time to issue a block of each kind, forward and backward, and in
+    which it waits for counts of tokens. Saved: of each kind by two micro-batches beside each other. Sent: communication
+    of each kind in a step; computed: computation in one micro-batch; ends: that of embedding and head.
     """
 
-    forward: Sequence[Run]
-    backward: Sequence[Run]
-    opening: Mapping[tuple[Stage, int], Run]
-    closing: Mapping[tuple[Stage, int], Run]
-    begun: Sequence[Run]
-    head_s: Value
-    flush_s: Sequence[Value]
-    leave_s: Sequence[Value]
-    issued: Sequence[tuple[Value, Value, Value]]
-    saved_s: Sequence[Value]
-    sent_s: Sequence[Value]
-    computed_s: Sequence[Value]
-    ends_s: tuple[Value, Value]
+    table: Floats
+    places: Mapping[PaceKey, int]
     kinds: Sequence[tuple[int, int]]
+
+    @staticmethod
+    def of(values: Mapping[PaceKey, Sequence[Value]], kinds: Sequence[tuple[int, int]]) -> Paces:
+        """Of values of each, columns or numbers."""
+        each = [value for several in values.values() for value in several]
+        shape = max((np.shape(value) for value in each), key=len)
+        table = np.empty((len(each), *shape))
+        for row, value in zip(table, each, strict=True) if shape else ():
+            row[:] = value
+        ends = np.cumsum([len(several) for several in values.values()]).tolist()
+        places = dict(zip(values, [0, *ends[:-1]], strict=True))
+        return Paces(table if shape else np.array(each), places, kinds)
+
+    def run(self, part: Part, number: int, place: Stage | None = None) -> Run:
+        """One of its runs."""
+        first = self.places[part, place, number]
+        return Run(self.table[first : first + 10])
+
+    def value(self, part: Other, number: int = 0, at: int = 0) -> Floats:
+        """One of its other values."""
+        found: Floats = self.table[self.places[part, None, number] + at]
+        return found
 
     def taken(self, rows: NDArray[np.int64]) -> Paces:
         """Of some candidates."""
-        return self._mapped(lambda value: value[rows] if isinstance(value, np.ndarray) else value)
+        return Paces(self.table[:, rows], self.places, self.kinds)
 
     @staticmethod
-    def joined(several: Sequence[Paces], lengths: Sequence[int]) -> Paces:
-        """Candidates one after the other, given how many each are; kinds of blocks as of the first."""
-
-        def joined(*values: Value) -> Value:
-            if all(isinstance(one, float) and one == values[0] for one in values):
-                return values[0]
-            pairs = zip(values, lengths, strict=True)
-            return np.concatenate([np.broadcast_to(np.asarray(one), count) for one, count in pairs])
-
-        return several[0]._mapped(joined, *several[1:])
-
-    def _mapped(self, change: Callable[..., Value], *others: Paces) -> Paces:
-        """With a change of all columns, which takes those of others in the same place, too."""
-        names = [each.name for each in fields(self) if each.name != "kinds"]
-        changed = {name: _changed(change, *(getattr(one, name) for one in (self, *others))) for name in names}
-        return replace(self, **changed)
+    def joined(several: Sequence[Paces]) -> Paces:
+        """Candidates one after the other; kinds of blocks as of the first."""
+        return Paces(np.concatenate([one.table for one in several], axis=1), several[0].places, several[0].kinds)
 
     def kinds_of(self, contents: Contents, repeated: int) -> list[tuple[int, int, int]]:
         """Blocks of a chunk that are alike, in the order of their backward passes: kind, layer type, count."""
@@ -121,20 +149,20 @@ class Paces:
         """Computation of the blocks of a chunk in one micro-batch, and their communication in a step, s."""
         each = [(count, kind) for kind, _, count in self.kinds_of(contents, repeated)]
         computed_s, sent_s = (
-            sum((count * column[kind] for count, kind in each), 0.0) for column in (self.computed_s, self.sent_s)
+            sum((count * self.value(part, kind) for count, kind in each), 0.0) for part in ("computed", "sent")
         )
         return computed_s, sent_s
 
     def chunk(self, part: Stage, contents: Contents, repeated: int) -> ChunkPaces:
         """A chunk with embedding or LM head; repeated: the first of its blocks, where only some repeat."""
         if not contents:
-            return ChunkPaces(self.head_s if part.last else 0.0, 0.0, 0.0, 0.0, 0.0)
+            return ChunkPaces(self.value("head") if part.last else 0.0, 0.0, 0.0, 0.0, 0.0)
         forward, backward = self._forward(part, contents), self._backward(part, contents, repeated)
         several = [(count, kind) for kind, _, count in self.kinds_of(contents, repeated)]
         ahead_s, behind_s, asked_s = (
-            sum(count * self.issued[kind][part] for count, kind in several) for part in range(3)
+            sum(count * self.value("issued", kind, at) for count, kind in several) for at in range(3)
         )
-        saved_s = sum(count * self.saved_s[kind] for count, kind in several)
+        saved_s = sum(count * self.value("saved", kind) for count, kind in several)
         blocks_s, issued_s = forward.blocks_s + backward.blocks_s, ahead_s + behind_s + asked_s
         waited_s = np.maximum(issued_s - blocks_s, 0.0)
         share = ahead_s / np.maximum(ahead_s + behind_s, 1e-30)
@@ -149,27 +177,19 @@ class Paces:
 
     def _forward(self, part: Stage, contents: Contents) -> Span:
         (first, count), *others = contents
-        if not others and (part, first) in self.opening:
-            return self.opening[part, first].of(count)
-        found = self.opening[FIRST_PART if part.first else INNER_PART, first].of(count)
+        if not others and ("opening", part, first) in self.places:
+            return self.run("opening", first, part).of(count)
+        found = self.run("opening", first, FIRST_PART if part.first else INNER_PART).of(count)
         for of_type, several in others:
-            found = found.longer(self.forward[of_type].of(several))
-        return found._replace(whole_s=found.whole_s + self.head_s) if part.last else found
+            found = found.longer(self.run("forward", of_type).of(several))
+        return found._replace(whole_s=found.whole_s + self.value("head")) if part.last else found
 
     def _backward(self, part: Stage, contents: Contents, repeated: int) -> Span:
         (first, of_type, count), *others = self.kinds_of(contents, repeated)
         if not others:
-            return self.closing[FIRST_PART if part.first else INNER_PART, first].of(count)
-        found = self.begun[first].of(count)
+            return self.run("closing", first, FIRST_PART if part.first else INNER_PART).of(count)
+        found = self.run("begun", first).of(count)
         for kind, of_type, several in others:  # noqa: B007 - that of the last one
-            found = found.longer(self.backward[kind].of(several))
-        return found._replace(whole_s=found.whole_s + (self.flush_s if part.first else self.leave_s)[of_type])
-
-
-def _changed(change: Callable[..., Value], value: Any, *others: Any) -> Any:  # noqa: ANN401 - columns in containers
-    if isinstance(value, dict):
-        return {key: _changed(change, one, *(other[key] for other in others)) for key, one in value.items()}
-    if isinstance(value, (list, tuple)):
-        found = [_changed(change, *ones) for ones in zip(value, *others, strict=True)]
-        return type(value)(*found) if hasattr(value, "_fields") else found
-    return change(value, *others)
+            found = found.longer(self.run("backward", kind).of(several))
+        left = self.value("flush" if part.first else "leave", of_type)
+        return found._replace(whole_s=found.whole_s + left)

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from axonn_tune.cost.collectives import collective_time_s
 from axonn_tune.cost.compute import ComputeClock, compute_s
-from axonn_tune.cost.paces import FIRST_PART, INNER_PART, LAST_PART, Paces, Run, Span
+from axonn_tune.cost.paces import FIRST_PART, INNER_PART, LAST_PART, PaceKey, Paces, Span, run_of
 from axonn_tune.cost.recorder import BACKWARD, FORWARD, Recorder, State
 from axonn_tune.program.operations import ONCE, Collective, Sent, Size, Value
 from axonn_tune.program.schedule import HANDLES, ISSUE, RUN, SYNC, WAIT, Instructions, MicroBatch, StepSchedule
@@ -328,44 +328,27 @@ class Replay:
         def entered(of_type: int) -> State:
             return self._run(free, batch.enter(of_type), None)
 
-        opening = {(INNER_PART, one): self._run_forward(entered(one), one) for one in types}
-        opening[FIRST_PART, first] = self._run_forward(self._run(free, batch.embedding(first), None), first)
-        opening[LAST_PART, last] = self._run_forward(entered(last), last, head=batch.head(None))
-        closing, begun, backward = dict[tuple[Stage, int], Run](), list[Run](), list[Run]()
+        found = dict[PaceKey, Sequence[Value]]()
+        for one in types:
+            found["forward", None, one] = self._run_forward(free, one)
+            found["opening", INNER_PART, one] = self._run_forward(entered(one), one)
+        found["opening", FIRST_PART, first] = self._run_forward(self._run(free, batch.embedding(first), None), first)
+        found["opening", LAST_PART, last] = self._run_forward(entered(last), last, head=batch.head(None))
         for kind, block in enumerate(blocks):
             behind, one = Behind(kind, kept), block.type
             several = ends = self._backward_states(free, one, behind)
             if not kept:
                 ends = self._backward_states(self._run(free, batch.enter_backward(kind), None), one, behind)
-            backward.append(self._spans(*several))
-            begun.append(self._spans(*ends))
-            closing[INNER_PART, kind] = self._spans(*ends, leaving=batch.leave(one))
+            found["backward", None, kind] = self._spans(*several)
+            found["begun", None, kind] = self._spans(*ends)
+            found["closing", INNER_PART, kind] = self._spans(*ends, leaving=batch.leave(one))
             if one == first:
-                closing[FIRST_PART, kind] = self._spans(*ends, leaving=batch.flush(one))
-        alone = [
-            (batch.forward(block.type, block.type), batch.backward(block.type, Behind(kind, kept), kind))
-            for kind, block in enumerate(blocks)
-        ]
-        return Paces(
-            forward=[self._run_forward(free, one) for one in types],
-            backward=backward,
-            opening=opening,
-            closing=closing,
-            begun=begun,
-            head_s=ends_s(batch.head(None)),
-            flush_s=[ends_s(batch.flush(one)) for one in types],
-            leave_s=[ends_s(batch.leave(one)) for one in types],
-            issued=[self._issued_s(kind) for kind in range(len(blocks))],
-            saved_s=[self._block_saves_s(batch, block.type, Behind(kind, kept)) for kind, block in enumerate(blocks)],
-            sent_s=[self._communicated_s(block, kept=kept) for block in blocks],
-            computed_s=[self._computed_s(*both) for both in alone],
-            ends_s=(
-                self._computed_s(batch.embedding(None), batch.flush(None)),
-                self._computed_s(batch.forward(last, None, head=True), batch.head(None))
-                - self._computed_s(batch.forward(last, None)),
-            ),
-            kinds=[(program.kind(one, repeats=True), program.kind(one, repeats=False)) for one in types],
-        )
+                found["closing", FIRST_PART, kind] = self._spans(*ends, leaving=batch.flush(one))
+        found["head", None, 0] = (ends_s(batch.head(None)),)
+        for one in types:
+            found["flush", None, one] = (ends_s(batch.flush(one)),)
+            found["leave", None, one] = (ends_s(batch.leave(one)),)
+        return self._paces_with(found, last=last, kept=kept)
 
     def chains(self, *, first: int, last: int, kept: bool) -> Paces:
         """Runs of blocks as of `paces`, by their compute streams alone, which compute and wait for what blocks them: no
@@ -382,40 +365,35 @@ class Replay:
             return found
 
         ahead = {block.type: alone_s(forward) for block, (forward, _) in zip(blocks, alone, strict=True)}
-        behind = [alone_s(backward) for _, backward in alone]
-        flush_s = alone_s(batch.flush(first))
-        head_s = alone_s(batch.head(None))
         turned_s = alone_s(batch.forward(last, None, head=True)) - alone_s(batch.forward(last, None))
-        opening = {(INNER_PART, one): _run_of(ahead[one]) for one in types}
-        opening[FIRST_PART, first] = _run_of(ahead[first], alone_s(batch.embedding(first)))
-        opening[LAST_PART, last] = _run_of(ahead[last], head_s + turned_s)
-        closing = {(INNER_PART, kind): _run_of(one) for kind, one in enumerate(behind)}
-        closing |= {
-            (FIRST_PART, kind): _run_of(behind[kind], flush_s) for kind, block in enumerate(blocks) if block.type == first
-        }
-        backward = [_run_of(one) for one in behind]
-        return Paces(
-            forward=[_run_of(ahead[one]) for one in types],
-            backward=backward,
-            opening=opening,
-            closing=closing,
-            begun=backward,
-            head_s=head_s,
-            flush_s=[flush_s if one == first else 0.0 for one in types],
-            leave_s=[0.0 for _ in types],
-            issued=[self._issued_s(kind) for kind in range(len(blocks))],
-            saved_s=[self._block_saves_s(batch, block.type, Behind(kind, kept)) for kind, block in enumerate(blocks)],
-            sent_s=[self._communicated_s(block, kept=kept) for block in blocks],
-            computed_s=[self._computed_s(*both) for both in alone],
-            ends_s=(
-                self._computed_s(batch.embedding(None), batch.flush(None)),
-                self._computed_s(batch.forward(last, None, head=True), batch.head(None))
-                - self._computed_s(batch.forward(last, None)),
-            ),
-            kinds=[(program.kind(one, repeats=True), program.kind(one, repeats=False)) for one in types],
-        )
+        found: dict[PaceKey, Sequence[Value]] = {("forward", None, one): _run_of(ahead[one]) for one in types}
+        found["opening", FIRST_PART, first] = _run_of(ahead[first], alone_s(batch.embedding(first)))
+        found["opening", LAST_PART, last] = _run_of(ahead[last], alone_s(batch.head(None)) + turned_s)
+        for kind, block in enumerate(blocks):
+            found["backward", None, kind] = _run_of(alone_s(alone[kind][1]))
+            if block.type == first:
+                found["closing", FIRST_PART, kind] = _run_of(alone_s(alone[kind][1]), alone_s(batch.flush(first)))
+        return self._paces_with(found, last=last, kept=kept)
 
-    def _run_forward(self, start: State, of_type: int, *, head: Instructions | None = None) -> Run:
+    def _paces_with(self, found: dict[PaceKey, Sequence[Value]], *, last: int, kept: bool) -> Paces:
+        """Runs of blocks with what does not depend on what is around them."""
+        batch, program = self.schedule.micro_batch, self.work.program
+        for kind, block in enumerate(program.blocks):
+            behind = Behind(kind, kept)
+            alone = batch.forward(block.type, block.type), batch.backward(block.type, behind, kind)
+            found["issued", None, kind] = self._issued_s(kind)
+            found["saved", None, kind] = (self._block_saves_s(batch, block.type, behind),)
+            found["sent", None, kind] = (self._communicated_s(block, kept=kept),)
+            found["computed", None, kind] = (self._computed_s(*alone),)
+        headed, plain = batch.forward(last, None, head=True), batch.forward(last, None)
+        found["ends", None, 0] = (
+            self._computed_s(batch.embedding(None), batch.flush(None)),
+            self._computed_s(headed, batch.head(None)) - self._computed_s(plain),
+        )
+        types = range(len({block.type for block in program.blocks}))
+        return Paces.of(found, [(program.kind(one, repeats=True), program.kind(one, repeats=False)) for one in types])
+
+    def _run_forward(self, start: State, of_type: int, *, head: Instructions | None = None) -> list[Value]:
         """Equal blocks forward from a state; head: the LM head behind them."""
         batch = self.schedule.micro_batch
         middle, last = batch.forward(of_type, of_type), batch.forward(of_type, None, head=head is not None)
@@ -439,13 +417,11 @@ class Replay:
         single = self._run(start, backward(None, block, None), None)
         return start, [single, *(self._run(state, last, None) for state in states)], every_s
 
-    def _spans(self, start: State, ended: Sequence[State], every_s: Value, *, leaving: Instructions = ()) -> Run:
+    def _spans(self, start: State, ended: Sequence[State], every_s: Value, *, leaving: Instructions = ()) -> list[Value]:
         """Of one to three or four blocks from a state, with what follows them; every_s: what each more takes."""
         whole_s = [self._run(state, leaving, None)[0] if leaving else state[0] for state in ended]
         spans = [Span(one_s, state[0] - start[0]) for state, one_s in zip(ended, whole_s, strict=True)]
-        more = Span(every_s, every_s)
-        one, two, three = spans[:3]
-        return Run(one, two, three, spans[3] if len(spans) > 3 else three.longer(more), more)
+        return run_of(spans, Span(every_s, every_s))
 
     def _computed_s(self, *parts: Instructions) -> Value:
         """Computation of some parts, s."""
@@ -660,12 +636,9 @@ class Replay:
         return end
 
 
-def _run_of(block_s: Value, more_s: Value = 0.0) -> Run:
+def _run_of(block_s: Value, more_s: Value = 0.0) -> list[Value]:
     """A run whose blocks take equally long; more_s: what comes to it."""
-    each = Span(block_s, block_s)
-    one = Span(block_s + more_s, block_s)
-    two, three = one.longer(each), one.longer(each, 2.0)
-    return Run(one, two, three, three.longer(each), each)
+    return run_of([Span(block_s + more_s, block_s)], Span(block_s, block_s))
 
 
 def _chosen(wanted: Any, state: State, other: State) -> State:  # noqa: ANN401 - a column of truth values

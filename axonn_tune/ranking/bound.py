@@ -61,7 +61,7 @@ longer hides one less.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, NamedTuple, TypeAlias
 
@@ -69,7 +69,7 @@ import numpy as np
 
 from axonn_tune.cost.columns import Floats, Integers
 from axonn_tune.cost.compute import ROUNDING, contended_s
-from axonn_tune.cost.paces import FIRST_PART, LAST_PART, Paces, Run
+from axonn_tune.cost.paces import FIRST_PART, LAST_PART, Other, Paces, Part
 from axonn_tune.frameworks.description import PipelineSchedule
 from axonn_tune.program.operations import Value
 from axonn_tune.specs.model import Model
@@ -145,23 +145,30 @@ def layers_of(paces: Paces, model: Model, rows: int, *, with_last: bool) -> Laye
         predicting[of_type] += count
     first, last = model.runs[0][0], model.runs[-1][0]
 
-    def of(values: Sequence[Value], kinds: Sequence[int] = plain) -> Floats:
-        return np.array([_column(values[kind], rows) for kind in kinds])
+    def of(part: Other, kinds: Sequence[int] = plain) -> Floats:
+        return np.array([_column(paces.value(part, kind), rows) for kind in kinds])
 
-    forward = np.array([_least_s(run, rows) for run in paces.forward])
-    backward, repeated = (
-        np.array([_least_s(paces.backward[kind], rows) for kind in kinds]) for kinds in (plain, repeating)
+    def least_s(part: Part, numbers: Iterable[int]) -> Floats:
+        return np.array([_column(paces.run(part, number).least_s, rows) for number in numbers])
+
+    def issued_s(kinds: Sequence[int]) -> Floats:
+        return np.array([sum(_column(paces.value("issued", kind, at), rows) for at in range(3)) for kind in kinds])
+
+    forward, backward, repeated = (
+        least_s("forward", range(len(plain))),
+        least_s("backward", plain),
+        least_s("backward", repeating),
     )
     again = np.maximum(repeated - backward, 0.0)
-    ahead_s = _added_s(paces.opening[FIRST_PART, first], forward[first])
-    behind_s = _added_s(paces.closing[FIRST_PART, plain[first]], backward[first])
-    both, saved, issued = forward + backward, of(paces.saved_s), [sum(one, 0.0) for one in paces.issued]
+    ahead_s = paces.run("opening", first, FIRST_PART).added_s(forward[first])
+    behind_s = paces.run("closing", plain[first], FIRST_PART).added_s(backward[first])
+    both, saved, issued = forward + backward, of("saved"), issued_s(plain)
     shares = _share(forward, both), _share(backward, both)
     beside = [one - share.max(axis=0) * saved for one, share in zip((forward, backward), shares, strict=True)]
     # All blocks of a chunk take what they compute, or what the host takes to issue them: one or the other for all.
-    waits = every @ of(issued) > every @ (both - saved)
-    held = np.where(waits, of(issued), both)
-    more = np.where(waits, np.maximum(of(issued, repeating) - of(issued), 0.0), again)
+    waits = every @ issued > every @ (both - saved)
+    held = np.where(waits, issued, both)
+    more = np.where(waits, np.maximum(issued_s(repeating) - issued, 0.0), again)
     forward_shares = (
         1.0 - _share(backward, held),
         1.0 - _share(again, more),
@@ -180,30 +187,16 @@ def layers_of(paces: Paces, model: Model, rows: int, *, with_last: bool) -> Laye
         least_share=(1.0 - _share(saved, both, nothing=0.0)).min(axis=0),
         ahead_s=ahead_s,
         behind_s=behind_s,
-        head_s=_added_s(paces.opening[LAST_PART, last], forward[last]),
-        sent_s=every @ of(paces.sent_s),
-        computed_s=every @ of(paces.computed_s) + sum(_column(one, rows) for one in paces.ends_s),
-        again_sent_s=np.maximum(of(paces.sent_s, repeating) - of(paces.sent_s), 0.0),
-        again_computed_s=np.maximum(of(paces.computed_s, repeating) - of(paces.computed_s), 0.0),
+        head_s=paces.run("opening", last, LAST_PART).added_s(forward[last]),
+        sent_s=every @ of("sent"),
+        computed_s=every @ of("computed") + sum(_column(paces.value("ends", 0, at), rows) for at in range(2)),
+        again_sent_s=np.maximum(of("sent", repeating) - of("sent"), 0.0),
+        again_computed_s=np.maximum(of("computed", repeating) - of("computed"), 0.0),
     )
 
 
 def _column(value: Value, rows: int) -> Floats:
     return np.broadcast_to(np.asarray(value, dtype=np.float64), rows)
-
-
-def _least_s(run: Run, rows: int) -> Floats:
-    """What each block of a run takes at least."""
-    few = [_column(one.blocks_s, rows) / (number + 1) for number, one in enumerate(run[:4])]
-    found: Floats = np.array([*few, _column(run.more.blocks_s, rows)]).min(axis=0)
-    return found
-
-
-def _added_s(run: Run, each_s: Floats) -> Floats:
-    """What comes to the blocks of a run at least."""
-    few = [np.asarray(one.whole_s) - (number + 1) * each_s for number, one in enumerate(run[:4])]
-    found: Floats = np.maximum(np.array(few).min(axis=0), 0.0)
-    return found
 
 
 def _share(part: Floats, whole: Floats, *, nothing: float = 1.0) -> Floats:

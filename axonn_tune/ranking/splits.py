@@ -70,8 +70,7 @@ class Staged(NamedTuple):
     @staticmethod
     def joined(several: Sequence[Staged]) -> Staged:
         """Candidates one after the other, of programs with as many kinds of blocks."""
-        lengths = [len(one.stages) for one in several]
-        paces = Paces.joined([one.paces for one in several], lengths)
+        paces = Paces.joined([one.paces for one in several])
         columns: Any = (np.concatenate(each) for each in zip(*(one[1:] for one in several), strict=True))
         return Staged(paces, *columns)
 
@@ -180,8 +179,8 @@ class _Schedule:
         self._contention = staged.contention
         self._together = overlapped(problem.framework.schedule, chunks)
         computed_s = computed_s.sum(axis=-1)
-        for stage, end_s in zip((0, -1), paces.ends_s, strict=True):
-            computed_s[..., stage] += np.broadcast_to(end_s, count)[:, None]
+        for at, stage in enumerate((0, -1)):
+            computed_s[..., stage] += np.broadcast_to(paces.value("ends", 0, at), count)[:, None]
         messages = np.full(stages, 2.0 * chunks)
         messages[[0, -1]] -= 1.0
         self._computed_s = self._m[..., None] * computed_s
