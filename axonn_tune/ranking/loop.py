@@ -328,7 +328,7 @@ class Loop:
 
     def _settle(self, until_s: float) -> None:
         """Take candidates whose bounds are not above a limit to their prices."""
-        size = _FIRST
+        size = 32
         while self._heap and self._heap[0][0] <= until_s:
             bound_s, _, item = heapq.heappop(self._heap)
             if bound_s > self._most(item):
@@ -338,11 +338,17 @@ class Loop:
             if item.level != _ANY or self.problem.rank_by == "communication":
                 self._decide(bound_s, item)
                 continue
-            items = [(bound_s, item)]
-            while self._heap and len(items) < size and self._heap[0][0] <= until_s and self._heap[0][2].level == _ANY:
-                bound_s, _, item = heapq.heappop(self._heap)
-                if bound_s <= self._most(item):
-                    items.append((bound_s, item))
+            items, others = [(bound_s, item)], []
+            while self._heap and len(items) < size and self._heap[0][0] <= until_s:
+                entry = heapq.heappop(self._heap)
+                if entry[0] > self._most(entry[2]):
+                    continue
+                if entry[2].level == _ANY:
+                    items.append((entry[0], entry[2]))
+                else:
+                    others.append(entry)
+            for entry in others:
+                heapq.heappush(self._heap, entry)
             self._schedule(items)
             size = min(2 * size, _MOST)
 
