@@ -171,13 +171,13 @@ class ColumnPricer:
         return np.stack([communication, alone + lost, iteration + lost])
 
     def paces(
-        self, candidates: Candidates, work: StageWork, *, first: int, last: int, kept: bool, chained: bool = False
+        self, candidates: Candidates, work: StageWork, *, first: int, last: int, kept: bool, idle: bool = False
     ) -> Paces:
         """Runs of blocks of each candidate, as of `Replay.paces`, with a stream for every group: what is sent waits no
-        longer for it than for one that groups share. chained: as of `Replay.chains`."""
+        longer for it than for one that groups share. idle: as of `Replay.idle_paces`."""
         streams = {axes: number for number, axes in enumerate(self.program.groups)}
         replay = self._replay(candidates, work, streams, tiers=len(streams))
-        return (replay.chains if chained else replay.paces)(first=first, last=last, kept=kept)
+        return (replay.idle_paces if idle else replay.paces)(first=first, last=last, kept=kept)
 
     def _replay(
         self, block: Candidates, work: StageWork, streams: Mapping[str, int], *, tiers: int | None = None

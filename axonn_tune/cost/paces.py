@@ -35,8 +35,8 @@ class Span(NamedTuple):
 
 
 class Run(NamedTuple):
-    """Spans of a run of one to four equal blocks, and what each more adds: s, `[2 × 5, ...]`, whole and blocks of each
-    in turn."""
+    """Spans of a run of one to four equal blocks, and what each more adds, s, `[2 × 5, candidates]`: whole and blocks
+    of each in turn."""
 
     values: Floats
 
@@ -89,15 +89,16 @@ PaceKey: TypeAlias = tuple[Part | Other, Stage | None, int]
 
 @dataclass(frozen=True)
 class Paces:
-    """Runs of blocks: forward of each layer type, backward of each kind of block; columns over candidates, or numbers.
+    """Runs of blocks: forward of each layer type, backward of each kind of block.
 
-    table: all of it, s, `[values, ...]`; places: where in it each begins; kinds: of each layer type, with repeats and
-    without. Forward, backward: runs from idle streams. Opening, closing: of a chunk of one run, by its
+    table: all of it, s, `[values, candidates]`; places: where in it each begins; kinds: of each layer type, with
+    repeats and without. Forward, backward: runs from idle streams. Opening, closing: of a chunk of one run, by its
     place, with what is before and after its blocks; of several runs those that have nothing behind them: `opening`
     forward, `begun` backward. Head, flush, leave: from idle streams, forward with the head's own backward pass, and
-    after the last block of a type. Issued: the host's time to issue a block of each kind, forward and backward, and in
-    which it waits for counts of tokens. Saved: of each kind by two micro-batches beside each other. Sent: communication
-    of each kind in a step; computed: computation in one micro-batch; ends: that of embedding and head.
+    after the last block of a type. Issued: the host's time to issue a block of each kind, forward and backward, and
+    in which it waits for counts of tokens. Saved: of each kind by two micro-batches beside each other. Sent:
+    communication of each kind in a step; computed: computation in one micro-batch; ends: that of embedding and
+    head.
     """
 
     table: Floats
@@ -108,13 +109,12 @@ class Paces:
     def of(values: Mapping[PaceKey, Sequence[Value]], kinds: Sequence[tuple[int, int]]) -> Paces:
         """Of values of each, columns or numbers."""
         each = [value for several in values.values() for value in several]
-        shape = max((np.shape(value) for value in each), key=len)
-        table = np.empty((len(each), *shape))
-        for row, value in zip(table, each, strict=True) if shape else ():
+        table = np.empty((len(each), max(np.size(value) for value in each)))
+        for row, value in zip(table, each, strict=True):
             row[:] = value
         ends = np.cumsum([len(several) for several in values.values()]).tolist()
         places = dict(zip(values, [0, *ends[:-1]], strict=True))
-        return Paces(table if shape else np.array(each), places, kinds)
+        return Paces(table, places, kinds)
 
     def run(self, part: Part, number: int, place: Stage | None = None) -> Run:
         """One of its runs."""

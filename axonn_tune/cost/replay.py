@@ -350,9 +350,9 @@ class Replay:
             found["leave", None, one] = (ends_s(batch.leave(one)),)
         return self._paces_with(found, last=last, kept=kept)
 
-    def chains(self, *, first: int, last: int, kept: bool) -> Paces:
-        """Runs of blocks as of `paces`, by their compute streams alone, which compute and wait for what blocks them: no
-        run takes less, and sections need no replay."""
+    def idle_paces(self, *, first: int, last: int, kept: bool) -> Paces:
+        """As of `paces`, with blocks that take as long as one from idle streams: no run takes less, and this is found
+        without a run."""
         batch, program = self.schedule.micro_batch, self.work.program
         blocks, types = program.blocks, range(len({block.type for block in program.blocks}))
         alone = [
@@ -417,7 +417,9 @@ class Replay:
         single = self._run(start, backward(None, block, None), None)
         return start, [single, *(self._run(state, last, None) for state in states)], every_s
 
-    def _spans(self, start: State, ended: Sequence[State], every_s: Value, *, leaving: Instructions = ()) -> list[Value]:
+    def _spans(
+        self, start: State, ended: Sequence[State], every_s: Value, *, leaving: Instructions = ()
+    ) -> list[Value]:
         """Of one to three or four blocks from a state, with what follows them; every_s: what each more takes."""
         whole_s = [self._run(state, leaving, None)[0] if leaving else state[0] for state in ended]
         spans = [Span(one_s, state[0] - start[0]) for state, one_s in zip(ended, whole_s, strict=True)]

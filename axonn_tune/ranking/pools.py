@@ -50,7 +50,7 @@ class Pool:
     """Candidates of one program, of shapes that fit: all without pipeline stages, or all with several.
 
     problem: with their exchange, dispatcher and number format. routes: the group shapes that routes of candidates
-    number; contention: as of `contended_s`.
+    number; contention: as of `contended_s`; idle: blocks as of `Replay.idle_paces`, for coarse bounds.
     """
 
     problem: Problem
@@ -61,7 +61,7 @@ class Pool:
     routes: Sequence[GroupShape]
     contention: float
     several_stages: bool
-    chained: bool = False
+    idle: bool = False
     _runs: Paces | None = field(default=None, compare=False)
     _pricers: dict[Layout, Pricer] = field(default_factory=dict, compare=False)
     _shared: dict[Layout, Pricer] = field(default_factory=dict, compare=False)
@@ -118,7 +118,9 @@ class Pool:
 
     def _paces_of(self, rows: Integers) -> Paces:
         runs, kept = self.shapes.problem.model.runs, bool(self.fitting.kept_layers.any())
-        return self.pricer.paces(self.candidates.taken(rows), self._work, first=runs[0][0], last=runs[-1][0], kept=kept, chained=self.chained)
+        return self.pricer.paces(
+            self.candidates.taken(rows), self._work, first=runs[0][0], last=runs[-1][0], kept=kept, idle=self.idle
+        )
 
     @cached_property
     def layers(self) -> Layers:

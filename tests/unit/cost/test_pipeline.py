@@ -271,6 +271,24 @@ def test_in_flight_has_a_closed_form_and_the_whole_order_says_the_same(stages: i
         assert in_flight(stage, weights=(1,) * chunks, **shape) == np.asarray(columns)[stage]
 
 
+@pytest.mark.parametrize("stages", [2, 3, 4, 8, 12])
+@pytest.mark.parametrize("chunks", [1, 2, 3, 5, 8])
+def test_of_a_larger_micro_batch_no_less_is_in_flight(stages: int, chunks: int) -> None:
+    """Guards what a search leaves out: what fits for no micro-batch fits for none that is larger, since what a stage
+    holds of as many sequences never shrinks with them."""
+    random = np.random.default_rng(stages * chunks)
+    for layers in random.integers(stages * chunks, 100 + stages * chunks, 6).tolist():
+        each, more = divmod(layers, stages * chunks)
+        parts = [each + (part < more) for part in range(stages * chunks)]
+        for stage in range(stages):
+            weights = tuple(parts[stage::stages])
+            held = [
+                in_flight(stage, stages=stages, micro_batches=stages * rounds, weights=weights) / rounds
+                for rounds in (48, 24, 16, 12, 8, 6, 4, 3, 2, 1)
+            ]
+            assert held == sorted(held)
+
+
 def test_bound_of_columns_is_that_of_each() -> None:
     """Guards the columns: durations and micro-batches of many candidates at once."""
     random = np.random.default_rng(11)
