@@ -315,14 +315,15 @@ class Loop:
         taken = {number for _, number, _ in firsts.values()}
         others, self._heap = [entry for entry in self._heap if entry[1] not in taken], []
         self._schedule([(bound_s, item) for bound_s, _, item in firsts.values()])
-        places = set[int]()
-        while self._heap and len(places) < self.top:
-            bound_s, _, item = heapq.heappop(self._heap)
-            before = self.counts["priced"]
+        each = dict[int, tuple[float, int, Split]]()
+        for entry in sorted(self._heap):
+            each.setdefault(int(self._place(entry[2].batch, entry[2].row)), entry)
+        priced = list(each.values())[: self.top]
+        others += [entry for entry in self._heap if entry not in priced]
+        self._heap = []
+        for bound_s, _, item in priced:
             if bound_s <= self._most(item):
-                self._decide(bound_s, item)
-            if self.counts["priced"] > before:
-                places.add(int(self._place(item.batch, item.row)))
+                self._price(item)
         self._heap += others
         heapq.heapify(self._heap)
 
