@@ -40,6 +40,8 @@ Cost: TypeAlias = Literal["alpha-beta", "paper", "paper-released", "paper-mended
 COSTS: tuple[Cost, ...] = get_args(Cost)
 ALPHA_BETA: Cost = "alpha-beta"
 """Our own cost model."""
+MIN: Literal["min"] = "min"
+"""In place of a number of GPUs: the smallest on which the model trains."""
 Settings: TypeAlias = Mapping[str, object] | Sequence[str]
 """Changed values by their dotted keys, `{"machine.accelerator.memory_gib": 80}`, or as `KEY=VALUE` texts."""
 
@@ -87,7 +89,7 @@ class Option:
             return tuple(_chosen(name, one, known) for one in ((value,) if isinstance(value, str) else value))
         if self.read is not None:
             return self.read(value)
-        if self.kind == "count" and value is not self.alone:
+        if self.kind == "count" and value is not self.alone and value not in self.choices:
             return whole(name, value, least=self.least)
         return _chosen(name, value, self.choices) if self.choices else value
 
@@ -209,7 +211,14 @@ class Request:
         shown="NAME|FILE",
         beside=True,
     )
-    gpus: int | None = _count(_HARDWARE, "Number of GPUs.", beside=True)
+    gpus: int | Literal["min"] | None = _count(
+        _HARDWARE,
+        "Number of GPUs; min, of search, explain and sweep: the smallest on which the model trains, in whole nodes or "
+        "part of one.",
+        beside=True,
+        choices=(MIN,),
+        shown="N|min",
+    )
     _: KW_ONLY
     batch: int | None = _count(
         _WORKLOAD,

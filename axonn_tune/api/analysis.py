@@ -14,6 +14,7 @@ from axonn_tune.ranking.choosing import run_search
 from axonn_tune.ranking.compare import EARLIER, Comparison, Contender
 from axonn_tune.ranking.compare import compare as compare_all
 from axonn_tune.ranking.inputs import Inputs, launch_inputs, load_inputs
+from axonn_tune.ranking.smallest import from_smallest, smallest
 from axonn_tune.ranking.sweep import Point, parse_numbers
 from axonn_tune.ranking.sweep import sweep as sweep_all
 from axonn_tune.report.comparison import (
@@ -26,7 +27,7 @@ from axonn_tune.report.comparison import (
 from axonn_tune.report.inventory import documents_json, documents_table
 from axonn_tune.report.output import Json, Table
 from axonn_tune.report.scaling import sweep_document, sweep_section, sweep_table
-from axonn_tune.request import Request, options_of, parse_tokens, whole
+from axonn_tune.request import MIN, Request, options_of, parse_tokens, whole
 from axonn_tune.specs.catalog import Kind, Loaded, MachineLike, ModelLike, available, load_machine, load_model
 from axonn_tune.specs.document import Document
 from axonn_tune.specs.machine import Machine
@@ -44,6 +45,11 @@ def explain(request: Request, call: str) -> Explanation:
     >>> print(shown.words[0])
     One step of 80b trains 8,192 sequences of 2,048 tokens on 1,024 GPUs.
     """
+    if request.gpus == MIN:
+        found = smallest(request)
+        size = found.size(found.gpus, top=request.pick)
+        assert size is not None, "it fits"
+        return Explanation.of(size.inputs, size.ranked, rank=request.pick)
     inputs = load_inputs(request)
     return Explanation.of(inputs, run_search(inputs.problem, top=request.pick), rank=request.pick)
 
@@ -161,7 +167,8 @@ def sweep(
     """Find the best configuration at every GPU count, batch and model, as `axonn-tune sweep` does.
 
     model: one or several; in a text, names stand between commas. gpus, batch: a number, several, or a text
-    such as `64..4096x2`. Errors as of `axonn_tune.search`; a point where nothing is feasible is no error.
+    such as `64..4096x2`; `min..` is each number of GPUs from the smallest to twice that, `min..512x2` a range from it.
+    Errors as of `axonn_tune.search`; a point where nothing is feasible is no error.
 
     >>> import axonn_tune
     >>> found = axonn_tune.sweep("20b", gpus="64..256x2", rank_by="iteration")
@@ -172,9 +179,15 @@ def sweep(
     models = list(names) if isinstance(names, Sequence) else [names]
     if not models:
         raise UsageError("model=(): name at least one")
-    counts, batches = _numbers("gpus", gpus), () if batch is None else _numbers("batch", batch)
-    request = request_of("sweep", {"model": models[0], "gpus": counts[0], **options}, known=options_of("sweep"))
-    points = sweep_all(request, models=models, gpus=counts, batches=batches or (request.batch,))
+    batches = () if batch is None else _numbers("batch", batch)
+    from_least = isinstance(gpus, str) and gpus.startswith(MIN)
+    counts = () if from_least else _numbers("gpus", gpus)
+    given = {"model": models[0], "gpus": counts[0] if counts else MIN, **options}
+    request = request_of("sweep", given, known=options_of("sweep"))
+    if from_least:
+        points = from_smallest(request, str(gpus), models=models, batches=batches or (request.batch,))
+    else:
+        points = sweep_all(request, models=models, gpus=counts, batches=batches or (request.batch,))
     call = call_text("sweep", {"model": model, "gpus": gpus, "batch": batch, **options})
     return SweepResult(points, weak=request.weak, call=call)
 

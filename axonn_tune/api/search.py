@@ -29,7 +29,7 @@ from axonn_tune.ranking.space import Problem
 from axonn_tune.report.output import Json, Table, json_text
 from axonn_tune.report.ranking import ranking_table, with_shortest
 from axonn_tune.report.remarks import ranking_remarks, short_remarks, why_first
-from axonn_tune.request import ALPHA_BETA, Option, Request, options_of
+from axonn_tune.request import ALPHA_BETA, MIN, Option, Request, options_of
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from axonn_tune.cost.price import Detail
     from axonn_tune.launch.commands import LaunchFiles
     from axonn_tune.launch.scripts import Emit, ScriptKind
+    from axonn_tune.report.sizes import Sizes
     from axonn_tune.specs.launch import Launch
 
 
@@ -214,6 +215,8 @@ def search(request: Request, call: str) -> SearchResult:
     """
     if not request.cost:
         raise UsageError("cost=(): name a cost model to rank by")
+    if request.gpus == MIN:
+        return _at_smallest(request, call)
     inputs = load_inputs(request)
     try:
         return SearchResult(inputs, _ranked(inputs.problem, top=request.top), call)
@@ -222,6 +225,20 @@ def search(request: Request, call: str) -> SearchResult:
         if tuple(request.cost) == (ALPHA_BETA,):
             stopped.result = SearchResult(inputs, stopped.found, call)
         raise
+
+
+def _at_smallest(request: Request, call: str) -> SearchResult:
+    """The ranking on the smallest number of GPUs, and what it takes there and on more."""
+    # Imported here: most searches are of a given number, and start-up time is theirs.
+    from axonn_tune.learning.setups import taken_of
+    from axonn_tune.ranking.smallest import smallest
+    from axonn_tune.report.sizes import SizeRow, Sizes
+
+    found = smallest(request)
+    sizes = list(found.sizes(top=request.top))
+    rows = [SizeRow(one, taken_of(one, found.sized(one.inputs.problem.gpus))) for one in sizes]
+    shown = Sizes(rows, found.of_batch, found.without)
+    return SearchResult(sizes[0].inputs, sizes[0].ranked, call, sizes=shown)
 
 
 def _ranked(problem: Problem, *, top: int) -> Priced:
@@ -234,12 +251,13 @@ class SearchResult(ReportedResult, Sequence[PricedLayout]):
     """A ranking: a sequence of configurations, best first, displayed as a table in consoles and notebooks.
 
     inputs: the model, the machine and the problem that was searched. ranked: the ranking as the search made it. call:
-    what asked for it, which launch configs name.
+    what asked for it, which launch configs name. sizes: of `gpus="min"`, what it takes on that number and on more.
     """
 
     inputs: Inputs
     ranked: Priced
     call: str
+    sizes: Sizes | None = None
 
     @property
     def searched(self) -> SearchCounts:
@@ -402,7 +420,13 @@ class SearchResult(ReportedResult, Sequence[PricedLayout]):
         # Imported here: a table needs no document.
         from axonn_tune.report.ranking_section import ranking_document
 
-        return ranking_document(self.inputs, self.ranked, entries)
+        found = ranking_document(self.inputs, self.ranked, entries)
+        if self.sizes is None:
+            return found
+        # Imported here: most searches are of a given number, and start-up time is theirs.
+        from axonn_tune.report.sizes import sizes_json
+
+        return {**found, "smallest": sizes_json(self.sizes)}
 
     def to_json(self, *, top: int = 0, rejected: bool = False) -> str:
         """The same as text: what `axonn-tune --format json` prints."""
@@ -436,6 +460,11 @@ class SearchResult(ReportedResult, Sequence[PricedLayout]):
                     f"to {MOST_WITH_TERMS:,}"
                 )
             return self.to_json(top=top, rejected=rejected)
+        if self.sizes is not None:
+            # Imported here: most searches are of a given number, and start-up time is theirs.
+            from axonn_tune.report.sizes import sizes_table
+
+            return sizes_table(self.sizes, names=columns or ()).render(output_format, color=color)
         if output_format == "csv":
             return ranking_table(self.ranked, self.ranked.listed(top=top, rejected=rejected)).render("csv")
         bars = terminal if color and output_format == "table" else 0

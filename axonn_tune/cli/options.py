@@ -47,17 +47,21 @@ WORDS = "axonn_tune.words"
 class Count(click.IntRange):
     """A whole number from `lowest` to the largest size that documents may hold.
 
-    alone: what stands for the option without a number, which is True.
+    alone: what stands for the option without a number, which is True. words: what may stand in its place.
     """
 
-    def __init__(self, lowest: int = 1, *, alone: str = "") -> None:
+    def __init__(self, lowest: int = 1, *, alone: str = "", words: Sequence[str] = ()) -> None:
         super().__init__(min=lowest)
-        self._alone = alone
+        self._alone, self._words = alone, words
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         """The number."""
         if self._alone and value == self._alone:
             return True
+        if value in self._words:
+            return value
+        if self._words and not any(one.isdigit() for one in str(value)):
+            self.fail(f"{value!r} is no whole number and not {' or '.join(self._words)}.", param, ctx)
         if not str(value).isascii():
             self.fail(f"{value!r} is not a valid integer: digits are 0 to 9.", param, ctx)
         number = super().convert(value, param, ctx)
@@ -260,7 +264,7 @@ def click_option(name: str, option: Option, *, required: bool = False) -> Callab
     if option.alone is not None:
         settings |= {"is_flag": False, "flag_value": _ANY if option.alone is True else option.alone}
     if option.kind == "count":
-        settings["type"] = Count(option.least, alone=_ANY if option.alone else "")
+        settings["type"] = Count(option.least, alone=_ANY if option.alone else "", words=option.choices)
     elif option.kind == "choice":
         known = dict.fromkeys((*option.choices, *([str(option.alone)] if option.alone else [])))
         settings["type"] = SuggestingChoice(tuple(known))

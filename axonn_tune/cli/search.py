@@ -39,6 +39,7 @@ from axonn_tune.cli.options import (
     write_or_print,
 )
 from axonn_tune.errors import AxonnTuneError
+from axonn_tune.request import MIN
 
 if TYPE_CHECKING:
     from axonn_tune.api.explanation import ExplainFormat, Explanation
@@ -128,6 +129,9 @@ def search_command(
         script = "run.sbatch" if "slurm" in emit else "run.sh"
         output = "launch.yaml" if options["framework"] in (None, "axonn-tune") else script
     _check_output(output, pick=pick, tokens=tokens, approximate=approximate)
+    if options["gpus"] == MIN and (with_rejected or unfold):
+        extra = "--all" if with_rejected else "--unfold"
+        raise click.UsageError(f"--gpus min lists numbers of GPUs: leave out {extra}.")
     named = {"html": html, "tokens": tokens, **{name: options[name] for name in ("model", "machine")}}
     if output:
         _keep_apart(output, named, framework=options["framework"])
@@ -149,9 +153,8 @@ def search_command(
     show(found, shown, html=html, quiet=quiet)
     found.require_any()
     if output_format in ("table", "md") and not quiet:
-        click.echo(
-            "\n" + "\n".join(map(wrapped, found.remarks_below(top=top, unfold=unfold, verbose=verbose))), err=True
-        )
+        remarks = [] if found.sizes else found.remarks_below(top=top, unfold=unfold, verbose=verbose)
+        click.echo("\n".join(["", *map(wrapped, remarks)]), err=True)
         say_assumed(found.inputs)
         if not (output or interrupted or given("cost")):
             click.echo(wrapped(_next(found, verbose=verbose)), err=True)
@@ -184,11 +187,12 @@ def _next(found: SearchResult, *, verbose: bool) -> str:
     from axonn_tune.report.commands import approximate
 
     kind: ScriptKind = "slurm" if found.inputs.problem.machine.launcher.slurm else "torchrun"
-    able = ["explain (where the time goes)", "compare (other frameworks)"]
+    other = "sweep --gpus min.. (every number up to twice as many)" if found.sizes else "compare (other frameworks)"
+    able = ["explain (where the time goes)", other]
     with contextlib.suppress(AxonnTuneError):
         found.require_script(kind)
         able.append(" ".join([f"--emit {kind}", *approximate(found.inputs.problem.model), "(a script)"]))
-    return f"Next: {', '.join([*able, *([] if verbose else ['-v (more)'])])}"
+    return f"Next: {', '.join([*able, *([] if verbose or found.sizes else ['-v (more)'])])}"
 
 
 def _check_output(output: str | None, *, pick: int, tokens: str | None, approximate: bool) -> None:

@@ -24,7 +24,7 @@ AXONN_TUNE = Framework(
     asked_axes=("context",),
     recompute_modules=tuple(name for name, one in MODULES.items() if not one.needs),
     recompute_some="any",
-    savers=(Saver("sharded optimizer states (ZeRO-1)", "shard_optimizer", True),),
+    savers=(Saver("sharded optimizer states (ZeRO-1)", "shard_optimizer", True, trades=True),),
     recompute_sets=("none", "selective", "layernorm,mlp", "full"),
     ranked_by="communication",
 )

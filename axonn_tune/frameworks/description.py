@@ -74,12 +74,13 @@ class Saver(NamedTuple):
     """An option that takes less memory of a GPU.
 
     title: what it makes of a run. option, value: of a search, which asks for it; `set` is of a framework's own step,
-    for a run that is without it.
+    for a run that is without it. trades: it takes more of some layouts.
     """
 
     title: str
     option: str
     value: str | bool
+    trades: bool = False
 
     @property
     def words(self) -> str:

@@ -430,7 +430,7 @@ and that of experts is ETP times EGTP."""
 _SAVERS = (
     Saver("precision-aware optimizer", "use_precision_aware_optimizer", "fp32"),
     Saver("BF16 gradients", "grad_reduce_in_bf16", True),
-    Saver("BF16 optimizer states", "use_precision_aware_optimizer", "bf16"),
+    Saver("BF16 moments", "use_precision_aware_optimizer", "bf16"),
 )
 """The first keeps master weights as bits that BF16 weights lack, and loses none. DeepSeek-V3 was trained with moments
 in BF16 (arXiv 2412.19437, section 3.3.3); of moments in FP8, which the optimizer takes too, no such training is known.

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from itertools import permutations
+from typing import Any, NamedTuple
 
 from axonn_tune.errors import UsageError
 from axonn_tune.frameworks import find_framework, registry
 from axonn_tune.frameworks.axonn_tune import AXONN_TUNE
 from axonn_tune.frameworks.description import Framework
-from axonn_tune.frameworks.step import NATURAL_IMBALANCE
+from axonn_tune.frameworks.step import NATURAL_IMBALANCE, StepOptions
 from axonn_tune.grid import AXES, RANK_AXES, Grid, distinct_orders
 from axonn_tune.job import Layout
 from axonn_tune.learning.evidence import Setup
@@ -19,6 +20,7 @@ from axonn_tune.ranking.choosing import search
 from axonn_tune.ranking.inputs import compares_expert_overlap
 from axonn_tune.ranking.nearest import Saving, savings
 from axonn_tune.ranking.priced import Priced
+from axonn_tune.ranking.smallest import Size
 from axonn_tune.ranking.space import Problem
 from axonn_tune.recompute import RECOMPUTES, needed_by
 from axonn_tune.vocabulary import OVERLAPS
@@ -295,16 +297,19 @@ _MOST_FLAGS = 8
 """Arguments that differ, up to which a change is named by them."""
 
 
-def _arguments(setup: Setup) -> dict[str, str]:
-    """The framework's arguments of a run, each with its words; none where it has no command."""
+def _arguments(setup: Setup, *, files: bool = False) -> dict[str, str]:
+    """The framework's arguments of a run, each with its words; none where it has no command. files: and the lines of a
+    YAML file that it reads."""
     # Imported here: learning from logs needs no commands.
     from axonn_tune.launch.commands import command_of
 
     try:
-        sections = command_of(setup.priced).sections
+        command = command_of(setup.priced)
     except UsageError:
         return {}
-    return {one.name: " ".join(one.words) for section in sections for one in section.arguments}
+    found = {one.name: " ".join(one.words) for section in command.sections for one in section.arguments}
+    lines = command.files.get(".yaml", "").splitlines() if files else ()
+    return found | {line.partition(":")[0]: line.partition("#")[0].strip() for line in lines}
 
 
 def _flags(stated: Mapping[str, str], changed: Mapping[str, str]) -> str:
@@ -358,3 +363,43 @@ def layout_words(one: Layout, framework: Framework) -> str:
     words = [" ".join(f"{name}={size}" for name, size in layout.items() if size > 1) or "one GPU"]
     words += [f"micro-batch {one.micro_batch}", f"recompute {one.recomputed}"]
     return ", ".join([*words, *([f"{one.kept_layers} layers not resharded"] if one.kept_layers else [])])
+
+
+class Taken(NamedTuple):
+    """What a layout takes to fit, and the framework's arguments that ask for it; without any, those of a search."""
+
+    title: str
+    arguments: str
+
+
+def taken_of(size: Size, plain: Problem) -> tuple[Taken, ...]:
+    """Recompute and savers of the first layout of a ranking; plain: the problem without savers."""
+    found, saving, own = size.ranked.detail(0), size.taken, plain.framework.step
+    framework, layout = found.job.framework, found.layout
+    if saving is not None:
+        framework = framework.with_step(**_changed(saving.framework.step, own))
+    whole = Setup(plain.model, plain.machine, plain.workload, framework, layout=layout)
+    tried = [(f"recompute {layout.recomputed}", _recompute_words(layout), whole)]
+    before = [_run_as(whole, recompute="none", recompute_layers=None)] if layout.recompute != "none" else []
+    for single in savings(plain.framework, plain.workload, plain.request):
+        if saving is not None and len(single.savers) == 1 and single.savers[0] in saving.savers:
+            changed = with_step(replace(whole, workload=single.workload), **_changed(own, single.framework.step))
+            tried.append((single.savers[0].title, single.words, changed))
+            before.append(whole)
+    tried = tried if layout.recompute != "none" else tried[1:]
+    return tuple(
+        Taken(title, _flags(_arguments(bare, files=True), _arguments(changed, files=True)) or words)
+        for (title, words, changed), bare in zip(tried, before, strict=True)
+    )
+
+
+def _recompute_words(layout: Layout) -> str:
+    """Recompute as a search is asked for it."""
+    some = "" if layout.recompute_layers is None else f" --recompute-layers {layout.recompute_layers}"
+    return f"--recompute {layout.recompute}{some}"
+
+
+def _changed(before: StepOptions, after: StepOptions) -> dict[str, Any]:
+    """Options of a step that another one has otherwise."""
+    every = ((one.name, getattr(after, one.name)) for one in fields(after))
+    return {name: value for name, value in every if value != getattr(before, name)}

@@ -19,7 +19,7 @@ from axonn_tune.frameworks.step import StepOptions
 from axonn_tune.grid import EXPERT_AXES, RANK_AXES, nearest_sizes
 from axonn_tune.ranking.space import Problem
 from axonn_tune.recompute import modules_of, needed_by
-from axonn_tune.request import Request
+from axonn_tune.request import MIN, Request
 from axonn_tune.specs.catalog import Loaded, MachineLike, load_machine, load_model, route_overrides
 from axonn_tune.specs.document import known_keys
 from axonn_tune.specs.loading import DOCUMENT_BYTES, read_text
@@ -47,6 +47,8 @@ def load_inputs(request: Request) -> Inputs:
     gpus = request.gpus
     if request.model is None or gpus is None:
         raise UsageError("a search needs a model and a number of GPUs")
+    if gpus == MIN:
+        raise UsageError("--gpus min: search, explain and sweep find the smallest number; give this a number of GPUs")
     settings = _by_subject(tuple(request.set))
     for_model, for_machine = route_overrides(settings[""])
     model = load_model(request.model, overrides=for_model)

@@ -43,6 +43,11 @@ class Saving:
         """As the command line has them."""
         return " ".join(one.words for one in self.savers)
 
+    @property
+    def titles(self) -> str:
+        """What they make of a run."""
+        return ", ".join(one.title for one in self.savers)
+
     def of(self, problem: Problem) -> Problem:
         """A problem with them."""
         return replace(problem, framework=self.framework, workload=self.workload, request=self.request)
@@ -97,21 +102,25 @@ def _with(saving: Saving, saver: Saver) -> Saving:
 
 
 def fits(problem: Problem) -> bool:
-    """Whether a search would have a row: a grid that satisfies every constraint has memory with the smallest
-    micro-batch and a recompute set, by the memory that the search goes by. Nothing is priced.
+    """Whether a search would have a row. Nothing is priced."""
+    needed_bytes = needed_bytes_of(problem)
+    return needed_bytes is not None and needed_bytes <= memory_limit_bytes(problem.machine.accelerator)
 
-    False for what a command line is refused for.
+
+def needed_bytes_of(problem: Problem) -> float | None:
+    """Memory of the leanest layout, by what the search goes by: of grids that satisfy every constraint, with the
+    smallest micro-batch and the recompute set that needs least. None without a layout, and for what a command line is
+    refused for.
     """
     try:
         check(problem)
     except UsageError:
-        return False
+        return None
     shapes = leanest(grids := list_grids(problem), problem)
     if not len(shapes):
-        return False
+        return None
     least_bytes, _ = least_bytes_of(shapes, Programs(problem.by_dispatcher[0]), len(grids.sizes))
-    limit_bytes = memory_limit_bytes(problem.machine.accelerator)
-    return any(bool((of_grid <= limit_bytes).any()) for of_grid in least_bytes)
+    return min(float(of_grid.min()) for of_grid in least_bytes)
 
 
 def leanest(grids: Grids, problem: Problem) -> Shapes:
@@ -231,6 +240,12 @@ def _same_job(problem: Problem, changed: Problem) -> bool:
     """Whether it is the same job on the same GPUs."""
     sizes = [(one.workload.global_batch, one.workload.sequence_length) for one in (problem, changed)]
     return sizes[0] == sizes[1] and (problem.gpus, problem.framework.name) == (changed.gpus, changed.framework.name)
+
+
+def with_batch(problem: Problem) -> int | None:
+    """The nearest batch with which something fits; None without one."""
+    found = _first_feasible(_batches(problem))
+    return found and found[1].workload.global_batch
 
 
 def _first_feasible(changes: Iterator[tuple[str, Problem]]) -> tuple[str, Problem] | None:

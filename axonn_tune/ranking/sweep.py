@@ -12,7 +12,7 @@ from axonn_tune.errors import UsageError, suggest
 from axonn_tune.grid import divisors
 from axonn_tune.ranking.choosing import run_search
 from axonn_tune.ranking.inputs import Inputs, load_inputs
-from axonn_tune.ranking.nearest import nearest_change
+from axonn_tune.ranking.nearest import Saving, nearest_change
 from axonn_tune.request import Request
 from axonn_tune.specs.catalog import ModelLike
 from axonn_tune.vocabulary import LARGEST_SIZE
@@ -28,8 +28,8 @@ class Point:
 
     fastest: the candidate with the shortest step of all, if another criterion has a notably longer one first.
     efficiency: tokens/s of one GPU, relative to the first feasible point of the same model and batch, or to the best
-    size. over: the framework's name of the axis that is swept, and its size here; dispatch_s: dispatch and combine of
-    the best in a step, None without experts.
+    size. saving: savers that it takes, where these are tried. over: the framework's name of the axis that is swept, and
+    its size here; dispatch_s: dispatch and combine of the best in a step, None without experts.
     """
 
     inputs: Inputs
@@ -39,6 +39,7 @@ class Point:
     fastest: PricedLayout | None = None
     over: tuple[str, int] | None = None
     dispatch_s: float | None = None
+    saving: Saving | None = None
 
 
 def parse_numbers(text: str, *, option: str) -> tuple[int, ...]:
@@ -88,9 +89,9 @@ def sweep(
                 weak = gpus[0] if request.weak else count
                 found = [_point(_at(sized, base=weak), over=named) for named, sized in _over(asked)]
                 fits = [point.entry for point in found if point.entry]
-                base = max(fits, key=_per_gpu, default=None) if request.over else base or next(iter(fits), None)
+                base = max(fits, key=per_gpu, default=None) if request.over else base or next(iter(fits), None)
                 for point in found:
-                    share = _per_gpu(point.entry) / _per_gpu(base) if point.entry and base else None
+                    share = per_gpu(point.entry) / per_gpu(base) if point.entry and base else None
                     points.append(replace(point, efficiency=share))
     return tuple(points)
 
@@ -145,6 +146,6 @@ def _point(inputs: Inputs, *, over: tuple[str, int] | None = None) -> Point:
     return Point(inputs, None, nearest_change(inputs.problem), over=over)
 
 
-def _per_gpu(entry: PricedLayout) -> float:
+def per_gpu(entry: PricedLayout) -> float:
     """Throughput of one GPU, tokens/s."""
     return entry.tokens_per_s / entry.grid.world

@@ -18,7 +18,7 @@ from axonn_tune.frameworks import step_changes
 from axonn_tune.frameworks.description import Framework
 from axonn_tune.grid import ALL_AXES, AXES, EXPERT_AXES, RANK_AXES
 from axonn_tune.job import Job
-from axonn_tune.program.memory import memory_limit_bytes
+from axonn_tune.program.memory import memory_limit_bytes, room_of
 from axonn_tune.ranking.inputs import Inputs
 from axonn_tune.ranking.priced import Priced, Rejected, Row
 from axonn_tune.ranking.space import Problem
@@ -57,8 +57,6 @@ _LEGENDS = {
     "kept_layers": "Layers gathered: weights stay gathered from forward to backward (reshard_after_forward=False).",
 }
 """Marks and columns that a title explains where they stand below it."""
-TIGHT = 0.97
-"""Share of the usable memory from which on a layout is called tight."""
 _LEAST_BAR, _MOST_BAR = 10, 30
 """Characters of the bar of the longest step."""
 RANKED_BY = {
@@ -344,7 +342,7 @@ def layout_words(layout: Mapping[str, int]) -> str:
 
 def is_tight(config: Json, limit_bytes: float) -> bool:
     """Whether this configuration fits and leaves next to nothing of the memory."""
-    return bool(config.get("feasible")) and (config.get("memory_bytes") or 0.0) > TIGHT * limit_bytes
+    return bool(config.get("feasible")) and room_of(config.get("memory_bytes") or 0.0, limit_bytes) == "tight"
 
 
 def is_tied(config: Json) -> bool:

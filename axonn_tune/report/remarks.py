@@ -13,10 +13,10 @@ from axonn_tune.cost.work import Parts, quantization, separated, step_parts
 from axonn_tune.frameworks import registry
 from axonn_tune.frameworks.step import NATURAL_IMBALANCE
 from axonn_tune.program.dimensions import CHUNKS, EXPERT_OVERLAP, MEMORY, MICRO_BATCH, PINNED
-from axonn_tune.program.memory import memory_limit_bytes
+from axonn_tune.program.memory import TIGHT, memory_limit_bytes
 from axonn_tune.ranking.priced import WORTH_SAYING, Priced
 from axonn_tune.ranking.space import Problem
-from axonn_tune.report.ranking import METRICS, OUTSIDE, SHORTEST, TIED, TIGHT, entry_fields, training_words
+from axonn_tune.report.ranking import METRICS, OUTSIDE, SHORTEST, TIED, entry_fields, training_words
 from axonn_tune.request import ALPHA_BETA, DEFAULT_TOP
 from axonn_tune.units import counted, show_bytes, show_seconds
 
@@ -115,7 +115,7 @@ def assumed_remark(ranked: Priced, places: Sequence[int]) -> str:
         )
     limit_bytes = memory_limit_bytes(machine.accelerator)
     free_bytes = [limit_bytes - ranked[place].memory_bytes for place in places]
-    least_bytes = (1.0 - TIGHT) * limit_bytes
+    least_bytes = TIGHT * limit_bytes
     if not places or free_bytes[0] > least_bytes:
         return ""
     roomy = next((at for at, free in enumerate(free_bytes) if free > least_bytes), None)

@@ -77,6 +77,7 @@ _SWEEP_COLUMNS = {
 _MAIN_SWEEP_COLUMNS = (
     *("model", "gpus", "batch", "grid", "order", "step", "tokens_per_s", "mfu", "logged_tflops_per_gpu", "efficiency"),
 )
+_TOOK = words("took", "what it takes", "Options that take less memory.", 40)
 _POINT_FIELDS = ("model", "gpus", "global_batch", "feasible", "reason", "efficiency")
 _OVER_FIELDS = ("over", "dispatch_s")
 _CSV = (*_POINT_FIELDS, *(name for name in CONFIG_FIELDS if name not in {"rank", "feasible", "tie"}))
@@ -123,7 +124,8 @@ def sweep_table(
     ]
     grid = replace(_SWEEP_COLUMNS["grid"], label=label)
     swept = {"over": _over_column(over), "dispatch_s": _DISPATCH, "efficiency": _OF_BEST_SIZE} if over else {}
-    columns = {**_SWEEP_COLUMNS, **_TRAINING, "grid": grid, "layout": grid, "precision": COLUMNS["precision"], **swept}
+    more = {"grid": grid, "layout": grid, "precision": COLUMNS["precision"], "took": _TOOK}
+    columns = {**_SWEEP_COLUMNS, **_TRAINING, **more, **swept}
     has = {"order": problem.framework.permuted, "logged_tflops_per_gpu": problem.framework.logged is not None}
     main = [name for name in _MAIN_SWEEP_COLUMNS if has.get(name, True)]
     if over:
@@ -134,9 +136,10 @@ def sweep_table(
     formats = ("precision",) if any(point.inputs.problem.formats for point in points) else ()
     main[main.index("grid") + 1 : main.index("grid") + 1] = formats
     training = TRAINING if problem.tokens_total else ()
-    chosen = names or (*(_SWEEP_COLUMNS if wide else main), *training)
+    took = ["took"] * any(point.saving for point in points)
+    chosen = names or (*(_SWEEP_COLUMNS if wide else main), *training, *took)
     notes = [*([_LONGER] if len(shown) > len(points) else []), *(_above_100(rows) if verbose else []), *reasons]
-    fields = (*_CSV, *formats, *(_OVER_FIELDS if over else ()), *training_fields(problem, None))
+    fields = (*_CSV, *formats, *took, *(_OVER_FIELDS if over else ()), *training_fields(problem, None))
     table = Table(columns, rows, chosen, fields, notes, apart=True, title=_ranked(points))
     if names or wide:
         return table
@@ -203,7 +206,7 @@ def _sweep_rows(points: Sequence[Json], framework: Framework, axes: Sequence[str
     """Points of the contract, each with its best configuration; the label of layouts."""
     label, configs = shown_rows([point["config"] or {} for point in points], framework, axes)
     return label, [
-        {**config, **{key: point[key] for key in (*_POINT_FIELDS, *_OVER_FIELDS) if key in point}}
+        {**config, **{key: point[key] for key in (*_POINT_FIELDS, *_OVER_FIELDS, "took") if key in point}}
         for config, point in zip(configs, points, strict=True)
     ]
 
@@ -239,6 +242,7 @@ def _point_json(point: Point) -> Json:
         "config": None if point.entry is None else entry_fields(point.entry),
         "shortest_step": None if point.fastest is None else entry_fields(point.fastest),
         **({"over": point.over[1], "dispatch_s": point.dispatch_s} if point.over else {}),
+        **({"took": point.saving.titles, "options": point.saving.words} if point.saving else {}),
     }
 
 

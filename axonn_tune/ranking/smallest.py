@@ -1,0 +1,177 @@
+"""How many GPUs at least: the smallest number on which a model trains, and what it takes there and on more."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from math import prod
+
+from axonn_tune.errors import NothingFeasibleError, UsageError
+from axonn_tune.grid import RANK_AXES
+from axonn_tune.program.memory import memory_limit_bytes
+from axonn_tune.ranking.choosing import run_search
+from axonn_tune.ranking.inputs import Inputs, load_inputs
+from axonn_tune.ranking.nearest import Saving, fits, nearest_change, needed_bytes_of, savings, with_batch
+from axonn_tune.ranking.priced import Priced
+from axonn_tune.ranking.space import Problem
+from axonn_tune.ranking.sweep import Point, parse_numbers, per_gpu
+from axonn_tune.request import MIN, Request
+from axonn_tune.specs.catalog import ModelLike
+
+MOST_GPUS = 2048
+"""GPUs up to which whole nodes are tried."""
+
+
+@dataclass(frozen=True)
+class Size:
+    """A number of GPUs with the ranking there: without savers where it fits without, else with all, which is fastest.
+
+    taken: those it has; needed: as few as do. None: none.
+    """
+
+    inputs: Inputs
+    ranked: Priced
+    taken: Saving | None
+    needed: Saving | None
+
+
+@dataclass(frozen=True)
+class Smallest:
+    """The smallest number of GPUs on which a model trains, over all combinations of savers.
+
+    of_batch: smaller ones that the batch alone rules out, each with the nearest batch with which it fits.
+    """
+
+    inputs: Inputs
+    gpus: int
+    of_batch: tuple[tuple[int, int], ...]
+
+    @cached_property
+    def _ladder(self) -> tuple[Saving | None, ...]:
+        return (None, *_savings(self.inputs.problem))
+
+    def sized(self, gpus: int, saving: Saving | None = None) -> Problem:
+        """The problem on a number of GPUs."""
+        return _sized(self.inputs.problem, gpus, saving)
+
+    def size(self, gpus: int, *, top: int = 1) -> Size | None:
+        """A number of GPUs with a ranking of `top` rows; None where nothing fits.
+
+        Fewer bytes take less time to move, so of savings that fit the one with all savers is fastest.
+        """
+        needed = next((place for place, one in enumerate(self._ladder) if fits(self.sized(gpus, one))), None)
+        if needed is None:
+            return None
+        taken = self._ladder[-1] if needed else None
+        problem = self.sized(gpus, taken)
+        return Size(replace(self.inputs, problem=problem), self._ranked(problem, top), taken, self._ladder[needed])
+
+    @staticmethod
+    def _ranked(problem: Problem, top: int) -> Priced:
+        request = problem.request
+        return run_search(problem, costs=request.cost, top=top, variants=request.variants)
+
+    def sizes(self, *, top: int = 1) -> Iterator[Size]:
+        """The smallest number, with a ranking of `top` rows, and the next power of two of GPUs or nodes that fits."""
+        first = self.size(self.gpus, top=top)
+        assert first is not None, "it fits"
+        yield first
+        per_node = self.inputs.problem.machine.launcher.ranks_per_node
+        for gpus in counts(self.inputs.problem, least=self.gpus + 1):
+            unit = per_node if gpus % per_node == 0 else 1
+            if (gpus // unit).bit_count() == 1 and (found := self.size(gpus)):
+                yield found
+                return
+
+    @cached_property
+    def without(self) -> int | None:
+        """The smallest number without savers, None where none does."""
+        several = counts(self.inputs.problem, least=self.gpus)
+        return next((gpus for gpus in several if fits(self.sized(gpus))), None)
+
+
+def smallest(request: Request) -> Smallest:
+    """The smallest number of GPUs, below a node and in whole nodes; what fits is found by memory alone.
+
+    NothingFeasibleError if nothing up to `MOST_GPUS` does.
+    """
+    # Loaded for as many as the pinned axes have, since others divide by them.
+    inputs = load_inputs(replace(request, gpus=_pinned(request)))
+    problem = inputs.problem
+    limit_bytes, without_layout = memory_limit_bytes(problem.machine.accelerator), list[Problem]()
+    last = problem
+    for gpus in counts(problem):
+        several = [_sized(problem, gpus, one) for one in _leanest(problem)]
+        needed = [one for one in map(needed_bytes_of, several) if one is not None]
+        if min(needed, default=limit_bytes + 1.0) <= limit_bytes:
+            tried = ((one.gpus, with_batch(one)) for one in without_layout)
+            return Smallest(inputs, gpus, tuple((smaller, batch) for smaller, batch in tried if batch))
+        if needed:
+            last = several[0]
+        else:
+            without_layout.append(several[0])
+    raise NothingFeasibleError(
+        f"no number of GPUs up to {MOST_GPUS:,} can train this; on {last.gpus:,}, {nearest_change(last)}"
+    )
+
+
+def from_smallest(
+    request: Request, asked: str, *, models: Sequence[ModelLike], batches: Sequence[int | None]
+) -> tuple[Point, ...]:
+    """Points of a sweep from the smallest number of each model and batch on: `min..` to twice that, in whole nodes or
+    parts of one; `min..512x2` or `min..64+8` as ranges are.
+
+    UsageError for another text, and where an axis is swept too or the batch grows.
+    """
+    if request.over or request.weak:
+        raise UsageError(f"--gpus {asked}: leave out {'--over' if request.over else '--weak'}")
+    points = list[Point]()
+    for model in models:
+        for batch in batches:
+            found = smallest(replace(request, model=model, batch=batch))
+            last, whole = asked.removeprefix(MIN), counts(found.inputs.problem, least=found.gpus)
+            if last in ("", ".."):
+                several = [gpus for gpus in whole if gpus <= (2 if last else 1) * found.gpus]
+            else:
+                several = list(parse_numbers(f"{found.gpus}{last}", option="--gpus"))
+            sizes = [size for gpus in several if (size := found.size(gpus))]
+            base = per_gpu(sizes[0].ranked[0])
+            points += [
+                Point(
+                    *(one.inputs, one.ranked[0], ""),
+                    efficiency=per_gpu(one.ranked[0]) / base,
+                    fastest=one.ranked.fastest_elsewhere(),
+                    saving=one.taken,
+                )
+                for one in sizes
+            ]
+    return tuple(points)
+
+
+def counts(problem: Problem, *, least: int = 1) -> Iterator[int]:
+    """Numbers of GPUs from the least on that pinned axes divide: parts of a node, then whole nodes."""
+    per_node, pinned = problem.machine.launcher.ranks_per_node, _pinned(problem.request)
+    every = (*range(1, per_node), *range(per_node, max(MOST_GPUS, pinned) + 1, per_node))
+    return (gpus for gpus in every if gpus >= least and gpus % pinned == 0)
+
+
+def _pinned(request: Request) -> int:
+    """GPUs of the pinned axes."""
+    return prod(size for axis, size in request.axes.items() if axis in RANK_AXES)
+
+
+def _sized(problem: Problem, gpus: int, saving: Saving | None) -> Problem:
+    problem = replace(problem, gpus=gpus)
+    return problem if saving is None else saving.of(problem)
+
+
+def _leanest(problem: Problem) -> list[Saving | None]:
+    """Combinations of which one fits where any does: all savers, and none where one takes more of some layouts."""
+    last = [None, *_savings(problem)][-1]
+    return [last, None] if last and any(one.trades for one in last.savers) else [last]
+
+
+def _savings(problem: Problem) -> list[Saving]:
+    """Combinations of savers, the leanest last; what is switched off by the request stays off."""
+    return list(savings(problem.framework, problem.workload, problem.request, switched_off=False))

@@ -1,0 +1,129 @@
+"""The smallest number of GPUs on which a model trains and a larger one, with what each takes: as a table and JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from axonn_tune.learning.setups import Taken
+from axonn_tune.program.memory import room_of
+from axonn_tune.ranking.smallest import Size
+from axonn_tune.report.output import Json, Table, count, words
+from axonn_tune.report.ranking import (
+    COLUMNS,
+    TEXT_COLUMNS,
+    entry_fields,
+    explained,
+    machine_words,
+    shown_axes,
+    shown_rows,
+    with_framework,
+)
+from axonn_tune.units import GIB, counted
+
+_NAMES = ("gpus", "layout", "micro_batch", "memory_bytes", "tight", "step", "mfu", "tokens_per_s_per_gpu", "took")
+_FIELDS = (
+    *("gpus", "room", "memory_bytes", "memory_limit_bytes", "iteration_s", "mfu", "tokens_per_s_per_gpu"),
+    *("micro_batch", "recompute", "took", "arguments", "needed"),
+)
+
+
+@dataclass(frozen=True)
+class SizeRow:
+    """A number of GPUs, and what the first layout of its ranking takes to fit."""
+
+    size: Size
+    taken: tuple[Taken, ...]
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """What is shown of the smallest number of GPUs, in its first row, and more.
+
+    of_batch: smaller numbers that the batch alone rules out, each with the nearest batch with which it fits. without:
+    the smallest number that takes no savers, None where none does.
+    """
+
+    rows: Sequence[SizeRow]
+    of_batch: Sequence[tuple[int, int]]
+    without: int | None
+
+
+def sizes_table(found: Sizes, *, names: Sequence[str] = ()) -> Table:
+    """A row for each number, and below the arguments of what it takes."""
+    problem = found.rows[0].size.inputs.problem
+    framework, rows = problem.framework, [_fields(one) for one in found.rows]
+    axes = [axis for axis in shown_axes(problem) if any((row.get(axis) or 1) > 1 for row in rows)]
+    label, shown = shown_rows(rows, framework, axes)
+    limit = f"{rows[0]['memory_limit_bytes'] / GIB:.1f}"
+    columns = {
+        **TEXT_COLUMNS,
+        "gpus": count("gpus", "GPUs", "How many there are."),
+        "layout": replace(COLUMNS["grid"], label=label),
+        "step": TEXT_COLUMNS["iteration_s"],
+        "memory_bytes": replace(COLUMNS["memory_bytes"], title=f"memory\n≤ {limit}, GiB"),
+        "tight": words("tight", "memory", title=""),
+        "took": words("took", "what it takes", "What takes less memory than the framework does by itself.", 40),
+    }
+    tight = [{**row, **own} for row, own in zip(shown, rows, strict=True)]
+    chosen = names or [name for name in _NAMES if name != "tight" or any(row["tight"] for row in rows)]
+    workload = problem.workload
+    title = (
+        f"{problem.model.name} on {machine_words(problem)}{with_framework(framework)}, {workload.global_batch:,} "
+        f"sequences of {workload.sequence_length:,} tokens in {workload.precision}: the fewest GPUs, in part of a node "
+        "or whole nodes."
+    )
+    table = Table(columns, tight, chosen, _FIELDS, [*_notes(found)], title=title)
+    table = table if names else table.fitted(("tokens_per_s_per_gpu", "micro_batch", "mfu"))
+    return explained(table, framework, axes)
+
+
+def _fields(one: SizeRow) -> Json:
+    entry, size = one.size.ranked[0], one.size
+    room = room_of(entry.memory_bytes, entry.memory_limit_bytes)
+    return {
+        **entry_fields(entry),
+        "gpus": size.inputs.problem.gpus,
+        "room": room,
+        "tight": "tight" if room == "tight" else "",
+        "memory_limit_bytes": entry.memory_limit_bytes,
+        "took": ", ".join(taken.title for taken in one.taken) or "nothing",
+        "arguments": " ".join(taken.arguments for taken in one.taken),
+        "needed": size.needed.titles if size.needed else "",
+    }
+
+
+def _notes(found: Sizes) -> Iterator[str]:
+    """Arguments of what is taken, which less would do, from where on it takes none, and sizes that the batch rules
+    out."""
+    arguments = {taken.title: taken.arguments for row in found.rows for taken in row.taken}
+    yield from (f"{title}: {words}" for title, words in arguments.items())
+    for row in found.rows:
+        if row.size.needed and row.size.needed != row.size.taken:
+            gpus = counted(row.size.inputs.problem.gpus, "GPU")
+            yield f"On {gpus}, {row.size.needed.titles} alone would do; with the others a step is shorter."
+    if found.rows[0].size.taken and found.without:
+        yield f"The fewest GPUs without these options, recompute aside: {found.without:,}."
+    if found.of_batch:
+        fewer, batch = found.of_batch[0]
+        yield f"{counted(fewer, 'GPU')} would do with --batch {batch}; the batch is what rules them out."
+
+
+def sizes_json(found: Sizes) -> Json:
+    """Everything, for a key of `axonn-tune/ranking/1`."""
+    return {
+        "gpus": found.rows[0].size.inputs.problem.gpus,
+        "sizes": [
+            {
+                "gpus": row.size.inputs.problem.gpus,
+                "fit": {key: _fields(row)[key] for key in ("room", "memory_bytes", "memory_limit_bytes")},
+                "took": [taken._asdict() for taken in row.taken],
+                "needed": [saver.title for saver in row.size.needed.savers] if row.size.needed else [],
+                "options": row.size.taken.words if row.size.taken else "",
+                "config": entry_fields(row.size.ranked[0]),
+            }
+            for row in found.rows
+        ],
+        "ruled_out_by_batch": [{"gpus": gpus, "batch": batch} for gpus, batch in found.of_batch],
+        "without_savers": found.without,
+    }
