@@ -43,11 +43,15 @@ class UsageError(AxonnTuneError):
 
 @dataclass(frozen=True)
 class Problem:
-    """One thing wrong in a document: where (line from 1, or None; dotted path) and what."""
+    """One thing wrong in a document: where (line from 1, or None; dotted path) and what.
+
+    file: where it is in another file that the document names; "" for the document itself.
+    """
 
     path: str
     message: str
     line: int | None = None
+    file: str = ""
 
 
 class DocumentError(AxonnTuneError):
@@ -62,7 +66,8 @@ class DocumentError(AxonnTuneError):
 
     def _lines(self) -> Iterable[str]:
         for problem in self.problems:
-            place = self.source if problem.line is None else f"{self.source}:{problem.line}"
+            source = problem.file or self.source
+            place = source if problem.line is None else f"{source}:{problem.line}"
             yield f"{place}: {problem.path}: {problem.message}" if problem.path else f"{place}: {problem.message}"
 
 

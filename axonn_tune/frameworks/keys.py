@@ -33,10 +33,14 @@ _ON = frozenset({"true", "1", "yes", "on"})
 
 @dataclass(frozen=True)
 class Stated:
-    """A stated value and its line (from 1): the text of an argument, or what it means."""
+    """A stated value and its line (from 1): the text of an argument, or what it means.
+
+    file: that of the line where another file names it.
+    """
 
     value: Any
     line: int
+    file: str = ""
 
 
 Arguments: TypeAlias = Mapping[str, Stated]
@@ -133,7 +137,7 @@ class Key:
             return ""
         words = [one for one in ranges if one[0].isalpha() and one != "switch"]
         wanted = [_in_words(one) for one in ranges if one not in words]
-        return (", or ".join(filter(None, (", ".join(words), *wanted))) or "one value") + suggest(value, words)
+        return (", or ".join(filter(None, (", ".join(words), *wanted))) or "one value") + suggest(value.lower(), words)
 
 
 SWITCH = Key("", (), "", "", frozenset(), "modelled", "", ("switch",))

@@ -100,6 +100,14 @@ class _Source:
         named, arguments = {**self.named, **found.named}, {**self.arguments, **found.arguments}
         return replace(self, named=named, arguments=arguments, own=own, remarks=(*self.remarks, *remarks))
 
+    def elsewhere(self) -> _Source:
+        """The same with its file beside each value, as those of a file that another names."""
+
+        def placed(stated: Mapping[str, Stated]) -> dict[str, Stated]:
+            return {name: replace(one, file=one.file or str(self.path)) for name, one in stated.items()}
+
+        return replace(self, arguments=placed(self.arguments), named=placed(self.named), own=placed(self.own))
+
     def over(self, other: _Source) -> _Source:
         """The same on top of what another file states."""
         return replace(
@@ -265,7 +273,7 @@ def _configs(source: _Source, documents: Sequence[Stated], path: Path) -> Iterat
             found = replace(_read(file), words=(), directives=())
             # Its keys are those of a section where an argument holds it.
             inside = [(f"{name}.{key}", one) for key, one in found.own.items()] if name == "fsdp_config" else []
-            yield _of_pairs(file, inside) if inside else found
+            yield (_of_pairs(file, inside) if inside else found).elsewhere()
         elif name in _FOLLOWED and "model_name_or_path" in source.named:
             why = f"{stated.value!r} does not lie beside the file or below a folder that it is in: put it there"
             raise DocumentError(str(path), [Problem(name, why, stated.line)])
@@ -487,17 +495,17 @@ def _unpriced(
         if (key is None or "*" in "".join((key.name, *key.also))) and (meant := misspelt(name, tables)):
             meant = f"--{meant.replace('_', '-')}" if written.startswith("--") else meant
             why = f"is no argument of {framework}: did you mean {meant}?"
-            refused.append(Problem(written, why, stated.line))
+            refused.append(Problem(written, why, stated.line, stated.file))
         elif key is None:
             # What another framework's table has may have been read all the same.
             unknown += [] if known_name(name) else [written]
         elif key.status == "refused" and not key.is_silent(value):
-            refused.append(Problem(written, key.why, stated.line))
+            refused.append(Problem(written, key.why, stated.line, stated.file))
         elif wanted and (key.status == "modelled" or key.range):
             given = "$" in value or columns_of({key.name: Stated("1", 0)}).keys() & facts.keys()
             bare = written.startswith("-") and value == "True"
             why = f"has no value: it is {wanted}" if bare else f"is {stated.value!r}, not {wanted}"
-            refused += [] if given else [Problem(written, why, stated.line)]
+            refused += [] if given else [Problem(written, why, stated.line, stated.file)]
         elif not key.is_silent(value):
             switch = written.startswith("-") and stated.value == "True"
             ignored.setdefault(key.why, []).append(written if switch else f"{written} {stated.value}")
@@ -519,7 +527,7 @@ def _known(source: _Source, facts: Mapping[str, Cell], needed: Sequence[str]) ->
                     if OUTPUT in stated.value
                     else f"{stated.value}, which the file does not set"
                 )
-                problems.append(Problem(name, f"is {why}: write its value in place of it", stated.line))
+                problems.append(Problem(name, f"is {why}: write its value in place of it", stated.line, stated.file))
     if problems:
         raise DocumentError(str(source.path), problems)
     return found
