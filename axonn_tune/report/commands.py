@@ -43,7 +43,7 @@ class FileToWrite:
 NamedModel: TypeAlias = str | FileToWrite | None
 """A model's name or file, or one to be written; None: the nearest that ships."""
 
-_DESCRIPTIVE = {"schema_", "name", "description", "family", "source", "defaults"}
+_DESCRIPTIVE = {"schema_", "name", "description", "family", "source", "defaults", "approximated"}
 """Fields of a model that no price depends on, and its family, which selects a similar model."""
 
 
@@ -211,12 +211,15 @@ def _model_words(setup: Setup, named: NamedModel) -> list[str]:
     return [name, *(word for change in found[name] for word in ("--set", change))]
 
 
+_OF_SCRIPTS = ("rotary_base", "norm_epsilon", "qkv_biases")
+
+
 def _changed(model: Model, other: Model) -> Iterator[str | None]:
     """Fields in which a model differs from another, as `--set` takes them; None for one that it cannot say."""
     for name in Model.model_fields:
-        # Only a table of learned positions has a length that is priced.
+        # Only a table of learned positions has a length that is priced; what only scripts have may not be stated.
         idle = name in _DESCRIPTIVE or (name == "max_sequence_length" and not model.learned_positions)
-        if not idle:
+        if not idle and not (name in _OF_SCRIPTS and getattr(model, name) is None):
             yield from _settings(name, getattr(model, name), getattr(other, name))
 
 

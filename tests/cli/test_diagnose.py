@@ -95,11 +95,15 @@ def test_one_run_has_one_prediction_by_whichever_command() -> None:
 
 @pytest.mark.nightly
 @pytest.mark.usefixtures("minimal")
-def test_what_was_assumed_comes_first_and_the_verdict_depends_on_it() -> None:
-    """Guards blank cells: they are said before the verdict, which says on which it depends, and can be stated."""
+def test_the_verdict_says_on_which_assumption_it_depends() -> None:
+    """Guards blank cells: the verdict says on which it depends, all of them are listed below, and can be stated."""
     done = run("diagnose steps.csv --machine dgx-h100")
     said = " ".join(done.out.split())
-    assert said.startswith("steps.csv:2 Assumed: vpp=1, recompute=none, seq_parallel=1, zero_stage=1, attn=flash, not")
+    assert said.startswith("steps.csv:2 The step took 24 s")
+    assert "Assumed: 11 settings" in said
+    every = " ".join(run("diagnose steps.csv --machine dgx-h100 -v").out.split())
+    assert "Assumed: vpp=1, recompute=none, seq_parallel=1, zero_stage=1, attn=flash, not" in every
+    assert "--model llama3-70b --machine" in said, "a row that states no rotary base has none to set"
     assert re.search(
         r"slower than predicted, if recompute=none as assumed; reasonable with recompute full \(24\.\d s predicted\)",
         said,
@@ -107,7 +111,7 @@ def test_what_was_assumed_comes_first_and_the_verdict_depends_on_it() -> None:
     assert done.code == 4
     stated = good("diagnose steps.csv --machine dgx-h100 --fact recompute=full")
     assert "which is reasonable." in " ".join(stated.out.split())
-    assert "recompute=" not in stated.out.partition("The step took")[0]
+    assert "recompute=" not in stated.out.partition("Faster")[0]
 
 
 @pytest.mark.nightly
@@ -126,7 +130,7 @@ def test_what_no_cause_explains_has_no_probabilities() -> None:
     done = run("diagnose steps.csv --machine dgx-h100")
     assert done.code == 4
     assert "so none has a probability" in " ".join(done.out.split())
-    assert re.search(r"^ +-  unexplained ", done.out, re.MULTILINE)
+    assert re.search(r"^ +-  not explained ", done.out, re.MULTILINE)
     assert not re.search(r"^ *\d+\.\d%  ", done.out, re.MULTILINE)
 
 
