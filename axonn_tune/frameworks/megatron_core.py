@@ -203,7 +203,7 @@ def launch(run: Run) -> Command:
             *([_UNREGISTERED] if run.step.cuda_graphs else []),
             *([_PRIORITIES] if run.step.cuda_graphs and not older and _shards(run) else []),
         ),
-        checks=(_checkout(program), *_modules(run)),
+        checks=(_checkout(program, f"NVIDIA/Megatron-LM at core_v{_RELEASE}", "megatron/core"), *_modules(run)),
         asserted=("CUDA_DEVICE_MAX_CONNECTIONS",),
         needs=(
             f"Start it in a checkout of NVIDIA/Megatron-LM at core_v0.19.2, which has {program}.",
@@ -245,7 +245,10 @@ def _bridge(command: Command, run: Run) -> Command:
         command,
         release="Megatron-Bridge 0.6.2",
         program=("scripts/training/run_recipe.py",),
-        checks=(of_checkout("scripts/training/run_recipe.py", "NVIDIA-NeMo/Megatron-Bridge at v0.6.2"), *_modules(run)),
+        checks=(
+            _checkout("scripts/training/run_recipe.py", "NVIDIA-NeMo/Megatron-Bridge at v0.6.2", "src/megatron/bridge"),
+            *_modules(run),
+        ),
         sections=sections_of({"recipe": recipe, **keys}),
         needs=(
             "Start it in a checkout of NVIDIA-NeMo/Megatron-Bridge at v0.6.2.",
@@ -255,11 +258,15 @@ def _bridge(command: Command, run: Run) -> Command:
     )
 
 
-def _checkout(program: str) -> Check:
-    """The checkout of the release; of Megatron-Core that is installed, what it says of itself."""
-    own = r"sed -nE 's/^(MAJOR|MINOR|PATCH) *= *([0-9]+).*/\2/p' megatron/core/package_info.py | paste -sd."
-    installed = "inside python3 -c 'import megatron.core; print(megatron.core.__version__)'"
-    return of_checkout(program, f"NVIDIA/Megatron-LM at core_v{_RELEASE}", release=_RELEASE, prints=(own, installed))
+def _checkout(program: str, checkout: str, module: str) -> Check:
+    """The checkout of a release, which its end states; of a module that is installed, what it says of itself.
+
+    checkout: repository and tag. module: as the path of `package_info.py`, in `src` of Megatron-Bridge.
+    """
+    own = rf"sed -nE 's/^(MAJOR|MINOR|PATCH) *= *([0-9]+).*/\2/p' {module}/package_info.py | paste -sd."
+    name = module.removeprefix("src/").replace("/", ".")
+    installed = f"inside python3 -c 'import {name} as it; print(it.__version__)'"
+    return of_checkout(program, checkout, release=checkout.rpartition("v")[2], prints=(own, installed))
 
 
 def _modules(run: Run) -> Iterator[Check]:
