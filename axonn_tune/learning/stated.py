@@ -26,6 +26,7 @@ from axonn_tune.frameworks.keys import (
     defaults_of,
     find,
     in_full,
+    is_off,
     is_on,
     misspelt,
     named,
@@ -215,7 +216,8 @@ _PROGRAM = re.compile(
 
 def _of_script(script: Script, path: Path) -> _Source:
     """The command with the most recognised arguments, or all words if no known program is started."""
-    started = [command for command in script.commands if any(_PROGRAM.search(word.value) for word in command)]
+    program = re.compile(rf"{_PROGRAM.pattern}|\.py$|(?:^|/)(?:llamafactory-cli|lmf)$")
+    started = [command for command in script.commands if any(program.search(word.value) for word in command)]
     all_words = tuple(word for words in (*script.variables.values(), *script.commands) for word in words)
     words = max(started, key=_telling) if started else ()
     if not _telling(words):
@@ -267,14 +269,17 @@ def _configs(source: _Source, documents: Sequence[Stated], path: Path) -> Iterat
             yield replace(found, arguments=moved)
     told = [(name, source.named[name]) for name in _CONFIGS if name in source.named]
     for name, stated in (*positional(source.words), *told):
+        followed = name in _FOLLOWED and "model_name_or_path" in source.named
         if not re.search(r"\.(toml|ya?ml|json)$", stated.value):
+            if followed and not is_off(stated) and not is_on(stated):
+                raise DocumentError(str(path), [Problem(name, f"is {stated.value!r}, which is no file", stated.line)])
             continue
         if (file := file_named(stated.value, path)) is not None:
             found = replace(_read(file), words=(), directives=())
             # Its keys are those of a section where an argument holds it.
             inside = [(f"{name}.{key}", one) for key, one in found.own.items()] if name == "fsdp_config" else []
             yield (_of_pairs(file, inside) if inside else found).elsewhere()
-        elif name in _FOLLOWED and "model_name_or_path" in source.named:
+        elif followed:
             why = f"{stated.value!r} does not lie beside the file or below a folder that it is in: put it there"
             raise DocumentError(str(path), [Problem(name, why, stated.line)])
         elif not documents:
@@ -518,7 +523,8 @@ def _known(source: _Source, facts: Mapping[str, Cell], needed: Sequence[str]) ->
     """Arguments whose values a file states or that are given; DocumentError for those that only a shell knows."""
     found, problems = dict(source.arguments), []
     for name, stated in source.arguments.items():
-        if "$" in stated.value:
+        # The model may be given in its place.
+        if "$" in stated.value and name != "model_name_or_path":
             del found[name]
             columns = columns_of({name: Stated("1", 0)}).keys()
             if not columns & facts.keys() and (needed == OF_RUN or columns & set(needed)):

@@ -121,6 +121,8 @@ def _add_recompute(found: Completed, stated: Arguments, title: str) -> None:
         found.pairs["gradient_checkpointing"] = Stated(str(not is_on(off)), off.line)
     elif is_on(stated.get("fsdp_activation_checkpointing", NOTHING)):
         found.pairs["gradient_checkpointing"] = stated["fsdp_activation_checkpointing"]
+    if is_on(stated.get("use_flash_attention_2", NOTHING)):
+        found.pairs["attn_implementation"] = Stated("flash_attention_2", stated["use_flash_attention_2"].line)
     if attention in _KERNELS:
         found.pairs["attn_implementation"] = Stated(_KERNELS[attention], both["flash_attn"].line)
 

@@ -3,7 +3,7 @@
 python -m tools.frameworks.argument_names FOLDER    # wheels and sdists of `PACKAGES`, unpacked, each in NAME-VERSION
 
 Downloads, by `pip download --no-deps`: megatron-core==0.19.2 (for Python 3.12), torchtitan==0.3.0, torchtitan==0.2.2,
-deepspeed==0.19.8. Names are written to tests/fixtures/arguments, one file a package;
+deepspeed==0.19.8, transformers==5.24.0, llamafactory==0.9.5, accelerate==1.15.0. Names are written to tests/fixtures/arguments, one file a package;
 tests/unit/frameworks/test_arguments.py holds the tables of axonn_tune/frameworks/arguments against them.
 """
 
@@ -150,11 +150,35 @@ def _constants(path: Path) -> Iterator[tuple[str, str]]:
             yield from ((target.id, one.value.value) for target in one.targets if isinstance(target, ast.Name))
 
 
+def transformers(folder: Path) -> Iterator[str]:
+    """Fields of the Trainer's arguments."""
+    classes = _classes(folder / "transformers/training_args.py")
+    yield from (name for name, _ in _fields(classes["TrainingArguments"]))
+
+
+def llamafactory(folder: Path) -> Iterator[str]:
+    """Fields of LLaMA-Factory's arguments, of training alone."""
+    for module in ("data_args", "finetuning_args", "model_args"):
+        for node in _classes(folder / f"llamafactory/hparams/{module}.py").values():
+            yield from (name for name, _ in _fields(node))
+
+
+def accelerate(folder: Path) -> Iterator[str]:
+    """Options of `accelerate launch`, which its configs have, too."""
+    for node in ast.walk(ast.parse((folder / "accelerate/commands/launch.py").read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "add_argument":
+            flags = (one.value for one in node.args if isinstance(one, ast.Constant))
+            yield from (flag.lstrip("-") for flag in flags if isinstance(flag, str) and flag.startswith("--"))
+
+
 PACKAGES: dict[str, Callable[[Path], Iterator[str]]] = {
     "megatron_core-0.19.2": megatron,
     "torchtitan-0.3.0": torchtitan,
     "torchtitan-0.2.2": torchtitan_toml,
     "deepspeed-0.19.8": deepspeed,
+    "transformers-5.24.0": transformers,
+    "llamafactory-0.9.5": llamafactory,
+    "accelerate-1.15.0": accelerate,
 }
 """Unpacked folders, and what reads the names."""
 

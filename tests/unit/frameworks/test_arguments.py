@@ -38,6 +38,7 @@ RECORDED = {
     "torchtitan-0.3.0": "torchtitan",
     "torchtitan-0.2.2": "torchtitan",
     "deepspeed-0.19.8": "deepspeed",
+    **dict.fromkeys(("transformers-5.24.0", "llamafactory-0.9.5", "accelerate-1.15.0"), "fsdp"),
 }
 """Releases whose names tools/frameworks/argument_names.py recorded, and the framework whose tables have them."""
 
