@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import takewhile
 from math import prod
+from operator import itemgetter
 
 from axonn_tune.errors import NothingFeasibleError, UsageError
 from axonn_tune.grid import RANK_AXES
@@ -46,6 +48,7 @@ class Smallest:
     inputs: Inputs
     gpus: int
     of_batch: tuple[tuple[int, int], ...]
+    _known: dict[tuple[int, int], bool] = field(default_factory=dict, compare=False)
 
     @cached_property
     def _ladder(self) -> tuple[Saving | None, ...]:
@@ -60,17 +63,19 @@ class Smallest:
 
         Fewer bytes take less time to move, so of savings that fit the one with all savers is fastest.
         """
-        needed = next((place for place, one in enumerate(self._ladder) if fits(self.sized(gpus, one))), None)
+        needed = next((place for place in range(len(self._ladder)) if self._fits(gpus, place)), None)
         if needed is None:
             return None
-        taken = self._ladder[-1] if needed else None
-        problem = self.sized(gpus, taken)
-        return Size(replace(self.inputs, problem=problem), self._ranked(problem, top), taken, self._ladder[needed])
+        taken, request = self._ladder[-1] if needed else None, self.inputs.problem.request
+        inputs = replace(self.inputs, problem=self.sized(gpus, taken))
+        ranked = run_search(inputs.problem, costs=request.cost, top=top, variants=request.variants)
+        return Size(inputs, ranked, taken, self._ladder[needed])
 
-    @staticmethod
-    def _ranked(problem: Problem, top: int) -> Priced:
-        request = problem.request
-        return run_search(problem, costs=request.cost, top=top, variants=request.variants)
+    def _fits(self, gpus: int, place: int) -> bool:
+        """Whether a number fits with a combination of savers, by its place."""
+        if (gpus, place) not in self._known:
+            self._known[gpus, place] = fits(self.sized(gpus, self._ladder[place]))
+        return self._known[gpus, place]
 
     def sizes(self, *, top: int = 1) -> Iterator[Size]:
         """The smallest number, with a ranking of `top` rows, and the next power of two of GPUs or nodes that fits."""
@@ -87,8 +92,7 @@ class Smallest:
     @cached_property
     def without(self) -> int | None:
         """The smallest number without savers, None where none does."""
-        several = counts(self.inputs.problem, least=self.gpus)
-        return next((gpus for gpus in several if fits(self.sized(gpus))), None)
+        return next((gpus for gpus in counts(self.inputs.problem, least=self.gpus) if self._fits(gpus, 0)), None)
 
 
 def smallest(request: Request) -> Smallest:
@@ -100,13 +104,15 @@ def smallest(request: Request) -> Smallest:
     inputs = load_inputs(replace(request, gpus=_pinned(request)))
     problem = inputs.problem
     limit_bytes, without_layout = memory_limit_bytes(problem.machine.accelerator), list[Problem]()
-    last = problem
+    leanest, last = _leanest(problem), problem
     for gpus in counts(problem):
-        several = [_sized(problem, gpus, one) for one in _leanest(problem)]
+        several = [_sized(problem, gpus, one) for one in leanest]
         needed = [one for one in map(needed_bytes_of, several) if one is not None]
         if min(needed, default=limit_bytes + 1.0) <= limit_bytes:
-            tried = ((one.gpus, with_batch(one)) for one in without_layout)
-            return Smallest(inputs, gpus, tuple((smaller, batch) for smaller, batch in tried if batch))
+            # The nearest below first, as memory rules out the others.
+            tried = ((one.gpus, with_batch(one)) for one in reversed(without_layout))
+            of_batch = tuple((fewer, batch) for fewer, batch in takewhile(itemgetter(1), tried) if batch)
+            return Smallest(inputs, gpus, of_batch[::-1])
         if needed:
             last = several[0]
         else:

@@ -821,6 +821,33 @@ def test_bf16_is_the_first_change_of_a_run_in_fp32(tmp_path: Path) -> None:
         assert 0.0 < change.memory_bytes < now.memory_bytes
 
 
+MOMENTS = "--use-precision-aware-optimizer --exp-avg-dtype bf16 --exp-avg-sq-dtype bf16"
+
+
+@pytest.mark.parametrize(
+    ("memory_gib", "first"),
+    [
+        (14.0, "--grad-reduce-in-bf16"),
+        (12.0, f"--grad-reduce-in-bf16 {MOMENTS}"),
+        (11.0, f"--pipeline-model-parallel-size 2 {MOMENTS}"),
+        (9.0, ""),
+    ],
+)
+def test_as_few_savers_are_named_as_do(tmp_path: Path, memory_gib: float, first: str) -> None:
+    """Guards a run that does not fit: a saver where one does, several where only several do, and beside another change
+    where neither does alone, as the framework's own arguments, the one that costs least first."""
+    found = case(stated(tmp_path, f"{CORE} --bf16 --tensor-model-parallel-size 8 {SHARDED}"))
+    small = H100.model_copy(update={"accelerator": H100.accelerator.model_copy(update={"memory_gib": memory_gib})})
+    setup = Setup(*(found.model, small, found.workload, found.framework), layout=found.configurations[0], recomputes=())
+    made = changes_of(setup, step_s, ranking=None)
+    assert (made[0].words if made else "") == first
+    assert [one.step_s for one in made] == sorted(one.step_s for one in made)
+    assert all(one.memory_bytes <= setup.priced.memory_limit_bytes for one in made)
+
+
+SHARDED = "--sequence-parallel --use-distributed-optimizer"
+
+
 def step_s(setup: Setup) -> float:
     """Its step, s."""
     return setup.price(lambda same: same).iteration_s
