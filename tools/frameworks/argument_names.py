@@ -3,8 +3,9 @@
 python -m tools.frameworks.argument_names FOLDER    # wheels and sdists of `PACKAGES`, unpacked, each in NAME-VERSION
 
 Downloads, by `pip download --no-deps`: megatron-core==0.19.2 (for Python 3.12), torchtitan==0.3.0, torchtitan==0.2.2,
-deepspeed==0.19.8, transformers==5.24.0, llamafactory==0.9.5, accelerate==1.15.0. Names are written to tests/fixtures/arguments, one file a package;
-tests/unit/frameworks/test_arguments.py holds the tables of axonn_tune/frameworks/arguments against them.
+deepspeed==0.19.8, transformers==5.24.0, llamafactory==0.9.5, accelerate==1.15.0. Names are written to
+tests/fixtures/arguments, one file a package; tests/unit/frameworks/test_arguments.py holds the tables of
+axonn_tune/frameworks/arguments against them.
 """
 
 from __future__ import annotations
