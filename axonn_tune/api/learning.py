@@ -132,7 +132,7 @@ def diagnose(
     from axonn_tune.learning.reading import EvidenceRequest, read_evidence
 
     paths, times = [] if path is None else [path], (step_s, tflops, tokens_per_gpu)
-    measured = {name: one for name, one in zip(TIMES.values(), times, strict=True) if one is not None}
+    measured = {name: f"{one:.12g}" for name, one in zip(TIMES.values(), times, strict=True) if one is not None}
     stated = options.get("facts", ())
     facts = {**stated, **measured} if isinstance(stated, Mapping) else [*stated, *_words(measured)]
     options["facts"] = facts

@@ -92,6 +92,9 @@ class FactCommand(click.Command):
                 if not words or words[0].startswith("--"):
                     raise click.BadOptionUsage(option, f"Option {option!r} requires an argument.", ctx)
                 value = words.pop(0)
+            if name == "tokens-per-gpu" and re.fullmatch(r"\d{1,3}(,\d{3})+(\.\d+)?", value):
+                # As logs print them: 1,786.
+                value = value.replace(",", "")
             stated = ALSO.get(column, column)
             beside = pairs and (option.startswith("--beside-") or (stated, False) in given)
             if (stated, beside) in given:

@@ -338,7 +338,7 @@ SLOW_NETWORK = (
     "one.log --beside four.log",
     "four.log --beside-tokens-per-gpu 6500 --gpus 32 --beside-gpus=8",
     "--step 1.26 --gpus 8 --step 4.587 --gpus 32",
-    "--tokens-per-gpu 1786 --gpus 32 --tokens-per-gpu 6500 --fact n_gpus=8",
+    "--tokens-per-gpu 1,786 --gpus 32 --tokens-per-gpu 6,500 --fact n_gpus=8",
     "--tflops=103.43 --gpus 32 --beside-tflops 376.4 --beside-gpus 8 --beside-command train.toml",
     "four.log --beside one.log --beside-gpus 8",
     "four.log --beside 1.26 --gpus 32 --gpus 8",
@@ -383,7 +383,7 @@ def test_two_runs_as_predicted_name_no_cause() -> None:
 
 CONTRADICTIONS = {
     "four.log --tflops 410": "--tflops and four.log each say what the step took",
-    "--step 3 --tflops 410 --gpus 8": "--step 3.0 and --tflops 410.0 each say",
+    "--step 3 --tflops 410 --gpus 8": "--step 3 and --tflops 410 each say",
     "--step 3 --gpus 8 --gpus 32": "a fact that is given twice, is of another run",
     "--step 3 --gpus 8 --beside-step 3": "are both on 8 GPUs",
     "four.log --beside 1.2 --beside-step 1.3 --beside-gpus 8": "--beside 1.2 and step_s=1.3 each say",
