@@ -215,7 +215,7 @@ def diagnose_command(*, path: str | None, output_format: str, html: str | None, 
     from axonn_tune.api.learning import diagnose, named_model
     from axonn_tune.errors import CheckFailedError
     from axonn_tune.report.learning import diagnosis_json, diagnosis_section, diagnosis_text
-    from axonn_tune.report.output import json_text
+    from axonn_tune.report.output import json_text, wrapped
 
     found, evidence = diagnose(path, **options)
     named: dict[str, Any] = {"machine": str(options["machine"] or evidence.machine.name)}
@@ -229,7 +229,8 @@ def diagnose_command(*, path: str | None, output_format: str, html: str | None, 
         told = [{**named, "verbose": verbose}, *[{**named, "verbose": verbose, "remarks": ()}] * (len(found) - 1)]
         click.echo("\n".join(diagnosis_text(one, **how) for one, how in zip(found, told, strict=True)), nl=False)
         if not verbose:
-            click.echo("\nNext: -v (all assumptions and commands), --beside LOG (the same on fewer GPUs)", err=True)
+            more = "-v (all assumptions and commands), --beside LOG (the same on fewer GPUs)"
+            click.echo(f"\n{wrapped(f'Next: {more}')}", err=True)
     if html:
         sections = [
             diagnosis_section(one, **named, identity=f"s{number}", source=path or options["model"] or "")

@@ -280,7 +280,7 @@ def explain_command(
       axonn-tune explain --from-command run.sh --machine dgx-h100
     """
     from axonn_tune.api.analysis import explain
-    from axonn_tune.report.output import search_progress
+    from axonn_tune.report.output import search_progress, wrapped
 
     if trace == "-":
         raise click.UsageError("--trace -: standard output has the explanation.")
@@ -311,7 +311,8 @@ def explain_command(
     if not (launch or from_command):
         say_assumed(found.inputs)
     if output_format == "table" and not (verbose or terms):
-        click.echo("\nNext: -v (layout, collectives, kernels, memory), --terms (every layer), --trace FILE", err=True)
+        more = "-v (layout, collectives, kernels, memory), --terms (every layer), --trace FILE"
+        click.echo(f"\n{wrapped(f'Next: {more}')}", err=True)
 
 
 def explain_launch_said(path: str, *, machine: str | None, tokens_total: str | None = None) -> Explanation:

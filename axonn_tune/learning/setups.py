@@ -362,7 +362,7 @@ def layout_words(one: Layout, framework: Framework) -> str:
     layout = framework.layout({**one.grid.by_axis, "chunks": one.chunks})
     words = [" ".join(f"{name}={size}" for name, size in layout.items() if size > 1) or "one GPU"]
     words += [f"micro-batch {one.micro_batch}", f"recompute {one.recomputed}"]
-    return ", ".join([*words, *([f"{one.kept_layers} layers not resharded"] if one.kept_layers else [])])
+    return ", ".join([*words, *([f"{one.kept_layers} layers kept gathered"] if one.kept_layers else [])])
 
 
 class Taken(NamedTuple):

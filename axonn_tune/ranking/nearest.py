@@ -280,7 +280,7 @@ def _binding_memory(problem: Problem, grids: Grids) -> str:
             least = (needed, text)
     assert least is not None, "limits always allow at least one kind of recompute"
     return (
-        f"binding constraint: {MEMORY}: the leanest configuration ({least[1]}) needs {least[0] / GIB:.1f} GiB, "
+        f"binding constraint: {MEMORY}: the smallest configuration ({least[1]}) needs {least[0] / GIB:.1f} GiB, "
         f"{limit_bytes / GIB:.1f} GiB can be used"
     )
 

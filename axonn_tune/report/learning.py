@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -56,9 +56,8 @@ MISFIT = 2.0
 
 _CAUSES = (
     Column("probability", "how likely", show=percent),
-    words("title", "what"),
-    words("words", "most likely"),
     Column("explains_s", "explains", show=lambda seconds: f"{'-' if seconds < 0 else '+'}{show_seconds(abs(seconds))}"),
+    words("what", "what it is most likely"),
 )
 _CHANGES = (
     Column("gain", "gain", show=percent),
@@ -78,8 +77,9 @@ def diagnosis_text(
     assumed = [words if verbose else brief(words) for words in (*remarks, *_assumed(found))]
     parts = [f"{found.name}\n" + "".join(f"{wrapped(words)}\n" for words in (verdict(found), *_beside(found)))]
     if rows := [*(likely := _likely(found)), *_unexplained(found, likely)]:
-        rows = [replace(row, probability=math.nan) for row in rows] if _far_off(found) else rows
-        parts.append(text_of(_CAUSES, rows))
+        known = not _far_off(found)
+        shown = [{**vars(one), "what": f"{one.title}: {one.words}"} for one in rows]
+        parts.append(text_of(_CAUSES, [one if known else {**one, "probability": None} for one in shown]))
     notes = [*_notes(found, verbose=verbose), *assumed]
     parts += ["".join(f"{wrapped(note)}\n" for note in notes)]
     if found.changes and not found.faster:

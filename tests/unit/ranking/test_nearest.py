@@ -158,4 +158,4 @@ def test_what_binds_covers_every_grid() -> None:
     pinned = said("a batch of one")
     assert pinned.startswith("binding constraint of each grid that has x=1, y=1: 7 of 7 batch-by-data-z (")
     assert said("a micro-batch").startswith("binding constraint: micro-batch: 7 does not divide the share")
-    assert said("far too large").startswith("binding constraint: memory: the leanest configuration (")
+    assert said("far too large").startswith("binding constraint: memory: the smallest configuration (")
