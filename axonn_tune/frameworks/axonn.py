@@ -155,6 +155,8 @@ def launch_megatron(run: Run) -> Command:
         program=("pretrain_gpt.py",),
         sections=sections_of({title: flags(names, values, run.framework.name) for title, names in _WRITTEN.items()}),
         environment=_ENVIRONMENT,
+        # megatron/arguments.py: asynchronous reductions raise without it, and are the default.
+        asserted=("CUDA_DEVICE_MAX_CONNECTIONS",),
         checks=(
             of_checkout("pretrain_gpt.py", "axonn-ai/Megatron-AxoNN at 6d60f45c"),
             of_package("axonn", "axonn-ai/axonn at 879ae578"),

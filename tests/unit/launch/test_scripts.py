@@ -384,13 +384,15 @@ def test_every_framework_looks_for_what_it_starts(framework: str, tmp_path: Path
     assert done.stderr.startswith("there is no ")
 
 
-@pytest.mark.parametrize(("framework", "tensor", "cuda"), [("megatron-core", 1, 0), ("megatron-core", 8, 1)])
+@pytest.mark.parametrize(
+    ("framework", "tensor", "cuda"),
+    [("megatron-core", 1, 0), ("megatron-core", 8, 1), ("megatron-axonn", 8, 1), ("axonn", 1, 0), ("torchtitan", 8, 0)],
+)
 def test_rocm_has_its_own_variables(framework: str, tensor: int, cuda: int, tmp_path: Path) -> None:
     """Guards AMD's machines: the names that HIP reads; CUDA's only where Megatron's own check asks for it by that."""
-    pins = {"x": tensor, "context": 1, "pipeline": 1}
-    found = axonn_tune.search("llama3-8b", gpus=16, machine="mi300x", framework=framework, batch=64, **pins)
+    found = axonn_tune.search("llama3-8b", gpus=16, machine="mi300x", framework=framework, batch=64, x=tensor)
     found.write_launch_config(tmp_path / "run.yaml", emit="slurm")
     exported = re.findall(r"^export (\w+)=", (tmp_path / "run.sbatch").read_text(), re.MULTILINE)
-    assert "PYTORCH_HIP_ALLOC_CONF" in exported
-    assert ("GPU_MAX_HW_QUEUES" in exported) == bool(cuda)
+    assert ("PYTORCH_HIP_ALLOC_CONF" in exported) == ("axonn" not in framework)
+    assert ("GPU_MAX_HW_QUEUES" in exported) == bool(cuda or framework == "axonn")
     assert sum("CUDA" in name for name in exported) == cuda
