@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise, product
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -72,22 +73,15 @@ def savings(
     taken = [tuple(one for one in several if one) for several in product(*groups.values())]
     for savers in sorted(taken, key=lambda one: (len(one), [framework.savers.index(each) for each in one])):
         found = Saving((), framework, workload, request)
-        try:
-            several = [found := _with(found, one) for one in sorted(savers, key=framework.savers.index)]
-        except UsageError:
-            continue
-        before = (Saving((), framework, workload, request), *several)
-        if savers and all(_changes(*pair) for pair in pairwise(before)):
-            yield found
-
-
-def _changes(before: Saving, after: Saving) -> bool:
-    """Whether the last saver is not had already."""
-    return (before.framework, before.workload) != (after.framework, after.workload)
+        with contextlib.suppress(UsageError):
+            for one in sorted(savers, key=framework.savers.index):
+                found = _with(found, one)
+            if savers:
+                yield found
 
 
 def _with(saving: Saving, saver: Saver) -> Saving:
-    """With one more; UsageError for what the number format, the framework or its step cannot have."""
+    """With one more; UsageError for what is had already, or what number format, framework or step cannot have."""
     framework, workload, request, value = saving.framework, saving.workload, saving.request, saver.value
     if saver.option == "set":
         framework = framework.with_step(**dict([step_setting(str(value))]))
@@ -98,6 +92,8 @@ def _with(saving: Saving, saver: Saver) -> Saving:
             workload = workload.model_copy(update={"shard_optimizer_over_data": True})
         else:
             framework = with_types(framework, request, workload)
+    if (framework, workload) == (saving.framework, saving.workload):
+        raise UsageError(f"{saver.words} changes nothing")
     return Saving((*saving.savers, saver), framework, workload, request)
 
 

@@ -158,8 +158,8 @@ def from_smallest(
 def counts(problem: Problem, *, least: int = 1) -> Iterator[int]:
     """Numbers of GPUs from the least on that pinned axes divide: parts of a node, then whole nodes."""
     per_node, pinned = problem.machine.launcher.ranks_per_node, _pinned(problem.request)
-    every = (*range(1, per_node), *range(per_node, max(MOST_GPUS, pinned) + 1, per_node))
-    return (gpus for gpus in every if gpus >= least and gpus % pinned == 0)
+    every = range(pinned, max(MOST_GPUS, pinned) + 1, pinned)
+    return (gpus for gpus in every if gpus >= least and (gpus < per_node or gpus % per_node == 0))
 
 
 def _pinned(request: Request) -> int:

@@ -21,7 +21,18 @@ from axonn_tune.report.ranking import (
 )
 from axonn_tune.units import GIB, counted
 
-_NAMES = ("gpus", "layout", "micro_batch", "memory_bytes", "tight", "step", "mfu", "tokens_per_s_per_gpu", "took")
+_NAMES = (
+    "gpus",
+    "layout",
+    "precision",
+    "micro_batch",
+    "memory_bytes",
+    "tight",
+    "step",
+    "mfu",
+    "tokens_per_s_per_gpu",
+    "took",
+)
 _FIELDS = (
     *("gpus", "room", "memory_bytes", "memory_limit_bytes", "iteration_s", "mfu", "tokens_per_s_per_gpu"),
     *("micro_batch", "recompute", "took", "arguments", "needed"),
@@ -63,14 +74,17 @@ def sizes_table(found: Sizes, *, names: Sequence[str] = ()) -> Table:
         "step": TEXT_COLUMNS["iteration_s"],
         "memory_bytes": replace(COLUMNS["memory_bytes"], title=f"memory\n≤ {limit}, GiB"),
         "tight": words("tight", "memory", title=""),
+        "precision": COLUMNS["precision"],
         "took": words("took", "what it takes", "What takes less memory than the framework does by itself.", 40),
     }
     tight = [{**row, **own} for row, own in zip(shown, rows, strict=True)]
-    chosen = names or [name for name in _NAMES if name != "tight" or any(row["tight"] for row in rows)]
+    has = {"tight": any(row["tight"] for row in rows), "precision": bool(problem.formats)}
+    chosen = names or [name for name in _NAMES if has.get(name, True)]
     workload = problem.workload
+    formats = ", ".join(problem.formats or (workload.precision,))
     title = (
         f"{problem.model.name} on {machine_words(problem)}{with_framework(framework)}, {workload.global_batch:,} "
-        f"sequences of {workload.sequence_length:,} tokens in {workload.precision}: the fewest GPUs, in part of a node "
+        f"sequences of {workload.sequence_length:,} tokens in {formats}: the fewest GPUs, in part of a node "
         "or whole nodes."
     )
     table = Table(columns, tight, chosen, _FIELDS, [*_notes(found)], title=title)
