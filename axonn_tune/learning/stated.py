@@ -123,14 +123,14 @@ class _Source:
 # Files.
 
 
-def _read(path: Path) -> _Source:
-    """Kind of a file by its suffix or its first characters."""
+def _read(path: Path, *, named_by: tuple[Path, ...] = ()) -> _Source:
+    """Kind of a file by its suffix or its first characters; named_by: files that name it, one through the other."""
     text = read_text(path, limit_bytes=DOCUMENT_BYTES)
     if path.suffix == ".toml":
         return _priced(_of_pairs(path, _toml(text, path)))
     if path.suffix in (".yaml", ".yml", ".json") or text.lstrip().startswith("{"):
         source = _priced(_of_pairs(path, _yaml(text, path)))
-        for config in _configs(source, (), path):
+        for config in _configs(source, (), (*named_by, path)):
             source = source.over(config)
         return source
     if path.suffix == ".py":
@@ -140,7 +140,7 @@ def _read(path: Path) -> _Source:
     found = _of_pairs(path, launched(source.words, script.variables, source.named, path))
     source = replace(source, named={**source.named, **found.named})
     commands = "\n".join(" ".join(word.value for word in command) for command in script.commands)
-    for config in _configs(_priced(source, commands), script.documents, path):
+    for config in _configs(_priced(source, commands), script.documents, (*named_by, path)):
         source = source.over(config)
     return source
 
@@ -258,9 +258,13 @@ _FOLLOWED = ("deepspeed", "deepspeed_config_file", "deepspeed_config.deepspeed_c
 """Those without which a Trainer's run cannot be priced."""
 
 
-def _configs(source: _Source, documents: Sequence[Stated], path: Path) -> Iterator[_Source]:
+def _configs(source: _Source, documents: Sequence[Stated], files: tuple[Path, ...]) -> Iterator[_Source]:
     """Config files that a file names, beside it or below a folder that it is in, and DeepSpeed's if a script writes
-    it; DocumentError for one without which nothing can be priced and that is not there."""
+    it; DocumentError for one without which nothing can be priced and that is not there, and for one that names itself.
+
+    files: the file, after those that name it.
+    """
+    path = files[-1]
     asked = any(re.match(r"-[\w.-]*(deepspeed|config)|deepspeed$", word.value) for word in source.words)
     for document in documents:
         if asked and document.value.lstrip().startswith("{"):
@@ -275,11 +279,13 @@ def _configs(source: _Source, documents: Sequence[Stated], path: Path) -> Iterat
                 raise DocumentError(str(path), [Problem(name, f"is {stated.value!r}, which is no file", stated.line)])
             continue
         if (file := file_named(stated.value, path)) is not None:
-            found = replace(_read(file), words=(), directives=())
+            if file in files:
+                raise DocumentError(str(path), [Problem(name, f"{file} names itself through other files", stated.line)])
+            found = replace(_read(file, named_by=files), words=(), directives=())
             # Its keys are those of a section where an argument holds it.
             inside = [(f"{name}.{key}", one) for key, one in found.own.items()] if name == "fsdp_config" else []
             yield (_of_pairs(file, inside) if inside else found).elsewhere()
-        elif followed:
+        elif followed and not documents:
             why = f"{stated.value!r} does not lie beside the file or below a folder that it is in: put it there"
             raise DocumentError(str(path), [Problem(name, why, stated.line)])
         elif not documents:
