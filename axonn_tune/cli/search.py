@@ -184,14 +184,13 @@ def _searched(options: dict[str, Any]) -> SearchResult:
 
 def _next(found: SearchResult, *, verbose: bool) -> str:
     """What users do after a search, by the word to add to this command line."""
-    from axonn_tune.report.commands import approximate
-
     kind: ScriptKind = "slurm" if found.inputs.problem.machine.launcher.slurm else "torchrun"
     other = "sweep --gpus min.. (every number up to twice as many)" if found.sizes else "compare (other frameworks)"
     able = ["explain (where the time goes)", other]
     with contextlib.suppress(AxonnTuneError):
         found.require_script(kind)
-        able.append(" ".join([f"--emit {kind}", *approximate(found.inputs.problem.model), "(a script)"]))
+        approximate = " --approximate" * bool(found.inputs.problem.model.approximated)
+        able.append(f"--emit {kind}{approximate} (a script)")
     return f"Next: {', '.join([*able, *([] if verbose or found.sizes else ['-v (more)'])])}"
 
 
