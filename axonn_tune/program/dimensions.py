@@ -37,6 +37,8 @@ MICRO_BATCH, CHUNKS, EXPERT_OVERLAP = "micro-batch", "chunks", "expert overlap"
 PINNED = "pinned"
 """Reason of a grid that is not ranked: a pinned axis has another size."""
 
+STAGED = "layers-by-pipeline"
+"""The constraint that each stage has a layer."""
 LOSS_CHUNK_TOKENS = 4096
 """Most tokens whose logits exist at one time."""
 
@@ -91,7 +93,7 @@ def constraints(model: Model, workload: Workload, framework: Framework) -> tuple
     if "pipeline" in framework.axes:
         uneven = framework.schedule.uneven
         layers = framework.step.most_parts(model.layers) if uneven else model.layers
-        found.append(Constraint("layers-by-pipeline", "layers", layers, ("pipeline",), at_least=uneven))
+        found.append(Constraint(STAGED, "layers", layers, ("pipeline",), at_least=uneven))
     for refused in framework.refused:
         found.append(Constraint(f"{framework.name}-{'-'.join(refused.axes)}", refused.why, 1, refused.axes, both=True))
     return tuple(found)
@@ -134,7 +136,8 @@ def broken_constraints(
     """Reasons for which a framework would refuse one configuration, with their numbers; given: layers of each part."""
     sizes = dict(grid.by_axis)
     columns = {axis: np.array([size]) for axis, size in sizes.items()}
-    checks = constraints(model, workload, framework)
+    # A stage may hold the embedding or the loss alone where it is given so.
+    checks = [one for one in constraints(model, workload, framework) if not (given and one.name == STAGED)]
     found = [check.explain(sizes, framework) for check in checks if check.broken(columns)[0]]
     missing = [axis for axis, size in sizes.items() if size > 1 and axis not in framework.axes]
     found += [f"{framework.name} has no axis {axis}" for axis in missing]

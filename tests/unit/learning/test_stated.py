@@ -168,6 +168,7 @@ ENDS = "--account-for-embedding-in-pipeline-split --account-for-loss-in-pipeline
         (f"{PP4} --num-layers 30 {ENDS}", (7, 8, 8, 7)),
         (f"{PP4} --num-layers 30 {ENDS} --num-layers-per-virtual-pipeline-stage 4", (3, *[4] * 6, 3)),
         (f"{PP4} --num-layers 6 {ENDS} --num-virtual-stages-per-pipeline-rank 2", (0, *[1] * 6, 0)),
+        (f"{PP4} --num-layers 2 {ENDS}", (0, 1, 1, 0)),
         (f"{PP4} --num-layers 7 {ENDS.split()[0]} --num-virtual-stages-per-pipeline-rank 2", (0, *[1] * 7)),
         (f"{PP4} --num-layers 6 --pipeline-model-parallel-layout 'E|(t|)*6L'", (0, *[1] * 6, 0)),
         (f"{PP4} --num-layers 6 --pipeline-model-parallel-layout 'E|(t|)*6L' {MOE}", (0, *[1] * 6, 0)),
