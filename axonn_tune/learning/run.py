@@ -40,7 +40,9 @@ from axonn_tune.validation.published.rows import (
     cell_text,
     meaning,
     odd_words,
+    recomputes_of,
     row_of,
+    zero_of,
 )
 
 NEEDED = ("gpu", "n_gpus", "layers", "hidden", "heads", "ffn", "vocab", "seq", "gbs")
@@ -164,7 +166,8 @@ class CommandRun(StatedRun):
         texts = {name: cell_text(one) for name, one in words.items() if name not in EXPERT_COLUMNS}
         words["id"] = f"{Path(self.path).name}:{self.lines[0]}-{self.lines[1]}"
         words.setdefault("framework", self.software)
-        words["zero_stage"] = texts.get("zero_stage", "")
+        words["zero_stage"] = zero_of(texts.get("zero_stage", ""))
+        words["recompute"] = recomputes_of(texts.get("recompute", ""))
         try:
             row = row_of(words, line=self.lines[0], more=named_words(texts)[1] if names_model(texts) else None)
         except ValueError as error:

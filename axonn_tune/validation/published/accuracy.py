@@ -24,6 +24,7 @@ from axonn_tune.specs.loading import Loaded
 from axonn_tune.specs.machine import Machine
 from axonn_tune.specs.model import Model
 from axonn_tune.specs.results import Pairs
+from axonn_tune.specs.workload import Recompute
 from axonn_tune.units import GIB
 from axonn_tune.validation.published.cases import Case, case_of, differences, framework_of, measured_s
 from axonn_tune.validation.published.rows import SHIPPED, StepRow, read_records, read_steps
@@ -153,7 +154,7 @@ def _predict(row: StepRow, machine: Machine | None) -> PredictedRow:
         # Without a word the least recompute that fits.
         closed = replace(row.more, open_recompute=False)
         for kind in _recomputes(row, row.more.model):
-            found = _predict(replace(row, recompute=kind, more=closed), machine)
+            found = _predict(replace(row, recomputes=(kind,), more=closed), machine)
             if found.fits or (found.nearly_fits and found.predicted_s):
                 break
         return found
@@ -181,15 +182,15 @@ def _predict(row: StepRow, machine: Machine | None) -> PredictedRow:
     return PredictedRow(row, case, one.layout, one.iteration_s, one.memory_bytes, one.low_s, one.high_s)
 
 
-def _recomputes(row: StepRow, model: Model) -> Iterator[str]:
+def _recomputes(row: StepRow, model: Model) -> Iterator[tuple[Recompute, int | None]]:
     """Recompute sets of a row's software from least to most; whole layers first on an eighth of them, and so on. None
     where activations are offloaded."""
     framework, layers = framework_of(row), -(-row.layers // (row.pipeline * row.interleave))
     for kind in ("none",) if row.more and row.more.offload else framework.recompute_sets:
         if kind == "full" and not framework.cannot_recompute(kind, 1):
-            yield from (f"full on {some}" for some in range(-(-layers // 8), layers, -(-layers // 8)))
+            yield from ((kind, some) for some in range(-(-layers // 8), layers, -(-layers // 8)))
         if {*needed_by(kind)} <= {*model.parts}:
-            yield kind
+            yield kind, None
 
 
 def without(predictions: Iterable[PredictedRow], left_out: LeftOut) -> tuple[PredictedRow, ...]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
@@ -17,13 +16,12 @@ from axonn_tune.grid import RANK_AXES, Grid, divisors
 from axonn_tune.job import Job, Layout
 from axonn_tune.program.dimensions import broken_constraints, logged_flops, step_tokens
 from axonn_tune.ranking.space import Problem
-from axonn_tune.recompute import RECOMPUTES, parse_recompute
 from axonn_tune.request import Request
 from axonn_tune.specs.catalog import available, load_machine, stand_in
 from axonn_tune.specs.formats import format_named
 from axonn_tune.specs.machine import Machine
 from axonn_tune.specs.model import Model, ModelDefaults
-from axonn_tune.specs.workload import Recompute, Workload
+from axonn_tune.specs.workload import Workload
 from axonn_tune.stages import parse_layout
 from axonn_tune.units import TERA
 from axonn_tune.validation.published.cells import Named
@@ -42,8 +40,7 @@ class Case(Job):
     def problem(self) -> Problem:
         """The search with everything pinned that the row states."""
         row, grid = self.row, self.configurations[0].grid
-        kinds = _recomputes(row.recompute)
-        recompute, some = kinds[0] if len(kinds) == 1 else (None, None)
+        recompute, some = row.recomputes[0] if len(row.recomputes) == 1 else (None, None)
         axes: dict[str, Any] = {axis: grid.axis_size(axis) for axis in self.framework.axes}
         request = Request(
             self.model,
@@ -277,10 +274,7 @@ def _with_words(found: Framework, row: StepRow, further: Mapping[str, object]) -
         changes["pipelined_tensor"] = True
     changes |= further
     if not _sharded(found, row) and "zero_stage" not in row.unstated:
-        # Where words describe sharding instead of a stage, gradients are taken to be sharded.
-        worded = 2 if "shard" in row.zero.lower() or "fsdp" in row.zero.lower() else 0
-        stage = int(row.zero[0]) if row.zero[:1].isdecimal() else worded
-        changes |= {"distributed_optimizer": stage >= 1, "shard_gradients": stage >= 2}
+        changes |= {"distributed_optimizer": row.zero >= 1, "shard_gradients": row.zero >= 2}
     if row.tensor > 1 and row.sequence_parallel is not None:
         # With one rank it has no effect.
         changes["sequence_parallel"] = row.sequence_parallel
@@ -327,7 +321,7 @@ def nearest_framework(words: str) -> str:
 
 def _sharded(framework: Framework, row: StepRow) -> bool:
     """Whether weights are split over the ranks that share the batch: FSDP, ZeRO-3."""
-    asked = row.zero.startswith("3") or (row.more is not None and row.more.sharded)
+    asked = row.zero == 3 or (row.more is not None and row.more.sharded)
     return "z" in framework.axes and (framework.step.gather_unit == "block" or asked)
 
 
@@ -365,7 +359,7 @@ def laid_out(
         tensor = f"tensor {row.tensor}" + (f" x {row.y}" if row.y > 1 else "")
         parts = f"{tensor} x pipeline {row.pipeline} x context {row.context} x data {row.data}"
         return f"{parts} = {ranks}, not {row.gpus} GPUs"
-    if unable := [one for one in [framework.cannot_recompute(kind) for kind, _ in _recomputes(row.recompute)] if one]:
+    if unable := [one for one in [framework.cannot_recompute(kind) for kind, _ in row.recomputes] if one]:
         return unable[0]
     found = []
     for one in _open(row, case, experts):
@@ -473,7 +467,7 @@ def _open(row: StepRow, case: Case, experts: Sequence[Mapping[str, int]]) -> Ite
     elif row.more is not None and row.interleave_known and framework.name in _TOLD_PARTS:
         parts = _told_parts(row, case.model.layers, more.model.mtp_layers if more.model else 0)
     kept = None if framework.step.reshard == "fit" else 0
-    for recompute, some in _recomputes(row.recompute):
+    for recompute, some in row.recomputes:
         chunks = len(parts) // row.pipeline if parts else row.interleave
         for grid in grids:
             yield Layout(grid, row.micro_batch or 1, recompute, kept, chunks, parts, some, mtp_part)
@@ -503,12 +497,3 @@ def _expert_tensor(row: StepRow, framework: Framework) -> int:
     if stated is not None or framework.tensor_without_expert or row.more is None:
         return stated or (row.tensor if row.more is not None and row.more.expert == 1 else 1)
     return row.tensor
-
-
-def _recomputes(words: str) -> tuple[tuple[Recompute, int | None], ...]:
-    """Recompute sets that a cell may mean, each with its layers of each chunk: `full on 3`; None for all of them."""
-    stated = re.match(r"([a-z_]+(?:,[a-z_]+)*)(?: on (\d+))?", words.lower())
-    with suppress(ValueError):
-        if stated:
-            return ((parse_recompute(stated[1]), int(stated[2]) if stated[2] else None),)
-    return tuple((kind, None) for kind in RECOMPUTES)

@@ -103,7 +103,7 @@ def _varied(row: StepRow) -> dict[str, object]:
     found: dict[str, object] = {
         "micro-batch": row.micro_batch,
         "format": row.precision,
-        "recompute": row.recompute,
+        "recompute": row.recomputes,
         "folding": (row.tensor, more and more.expert, more and more.expert_tensor),
     }
     if more is not None:

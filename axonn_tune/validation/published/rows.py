@@ -17,6 +17,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -25,9 +26,10 @@ from typing import Any, TypeAlias, TypeVar
 from axonn_tune.errors import CONTROL, DocumentError, Problem, UsageError, suggest
 from axonn_tune.frameworks.names import why_unpriced
 from axonn_tune.grid import RANK_AXES
-from axonn_tune.recompute import MODULES, RECOMPUTES
+from axonn_tune.recompute import MODULES, RECOMPUTES, parse_recompute
 from axonn_tune.specs.document import LARGEST_SIZE
 from axonn_tune.specs.loading import read_text
+from axonn_tune.specs.workload import Recompute
 from axonn_tune.stages import parse_layout
 from axonn_tune.units import read_number
 from axonn_tune.validation.published.cells import ALSO, MORE, NAMED, Named, named, names_model, odd_word
@@ -41,6 +43,9 @@ Cell: TypeAlias = str | float | tuple[int, ...] | tuple[str, ...]
 """What a record has in a column: text of a file, or what a reader of another kind of file found: numbers, flags, axes
 and blocks."""
 Record: TypeAlias = Mapping[str, Cell]
+
+Repeats: TypeAlias = tuple[tuple[Recompute, int | None], ...]
+"""Recompute sets that a step may have, each with its layers of each chunk, None for all of them."""
 
 Read = TypeVar("Read")
 
@@ -91,8 +96,8 @@ class StepRow(Place):
     precision: str = ""
     attention: str = ""
     overlap: str = ""
-    zero: str = ""
-    recompute: str = ""
+    zero: int = 0
+    recomputes: Repeats = ()
     notes: str = ""
     gated: bool = False
     vocabulary_multiple: int | None = None
@@ -209,8 +214,9 @@ _READ_BY: tuple[tuple[Callable[[Record, str], Any], Mapping[str, str]], ...] = (
     (above_zero, {"gpu_memory_gb": "gpu_mem_gb", "step_s": "step_s", "memory_gib": "mem_gib"}),
     (above_zero, {"tflops_per_gpu": "tflops_per_gpu"}),
     (_flag, {"sequence_parallel": "seq_parallel", "biases": "biases", "tied": "tied", "gated": "gated_mlp"}),
-    (_text, {name: name for name in (*_PLAIN, "recompute")} | {"attention": "attn", "zero": "zero_stage"}),
-    (_text, {"order": "order", "parts": "parts"}),
+    (_text, {name: name for name in _PLAIN} | {"attention": "attn", "order": "order", "parts": "parts"}),
+    (lambda record, name: zero_of(_text(record, name)), {"zero": "zero_stage"}),
+    (lambda record, name: recomputes_of(_text(record, name)), {"recomputes": "recompute"}),
 )
 """How the text of a column is read, and the field that it states."""
 _COLUMN = {field: column for _, columns in _READ_BY for field, column in columns.items()}
@@ -308,6 +314,20 @@ def cell_text(value: object) -> str:
     if isinstance(value, tuple):
         return (" " if isinstance(value[0], int) else ",").join(map(str, value))
     return str(int(value) if isinstance(value, bool) else value)
+
+
+def recomputes_of(words: str) -> Repeats:
+    """Recompute sets that words may mean: one, as in `full on 3`, or every set of all layers."""
+    stated = re.match(r"([a-z_]+(?:,[a-z_]+)*)(?: on (\d+))?", words.lower())
+    with suppress(ValueError):
+        if stated:
+            return ((parse_recompute(stated[1]), int(stated[2]) if stated[2] else None),)
+    return tuple((kind, None) for kind in RECOMPUTES)
+
+
+def zero_of(words: str) -> int:
+    """ZeRO's stage; where words describe sharding instead, gradients are taken to be sharded."""
+    return int(words[0]) if words[:1].isdecimal() else 2 if re.search("shard|fsdp", words.lower()) else 0
 
 
 def order_of(words: str) -> tuple[str, ...]:

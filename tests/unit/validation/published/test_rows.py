@@ -34,8 +34,8 @@ def read(tmp_path: Path, *, more: dict[str, str] | None = None, dataset: str = "
 def test_known_errata_belong_to_their_data_set(tmp_path: Path) -> None:
     """Guards rows of others: only vTrain's are known not to recompute, and to have 50,257 words."""
     own, known = read(tmp_path), read(tmp_path, dataset="vtrain_single")
-    assert (own.recompute, own.vocab, own.vocabulary_multiple) == ("full", 51200, None)
-    assert (known.recompute, known.vocab, known.vocabulary_multiple) == ("none", 50257, 0)
+    assert (own.recomputes, own.vocab, own.vocabulary_multiple) == ((("full", None),), 51200, None)
+    assert (known.recomputes, known.vocab, known.vocabulary_multiple) == ((("none", None),), 50257, 0)
 
 
 @pytest.mark.parametrize("wrong", ["-1", "1.5"])
