@@ -212,13 +212,14 @@ def test_several_costs_show_where_they_disagree() -> None:
 def test_what_no_published_step_validates_is_marked() -> None:
     """Guards marks: 64k GPUs and an accelerator without a row, in the table, in JSON and in one remark."""
     line = "--gpus 65536 --model 320b --machine frontier --rank-by step --recompute full --top 3"
-    done = good(line)
+    done = good(f"{line} -v")
     assert done.out.count("°") >= 3
+    assert "° beyond what published steps validate." in " ".join(good(line).out.split())
     assert "largest number of GPUs in the data" in " ".join(done.err.split())
     configs = good(f"{line} --format json").document["configs"]
     assert configs[0]["outside_evidence"] == ["gpus", "accelerator"]
     line = "--gpus 64 --model 20b --framework megatron-core --pp 1 --gtp 1"
-    listed = {top: good(f"{line} --top {top}") for top in (3, 0)}
+    listed = {top: good(f"{line} -v --top {top}") for top in (3, 0)}
     assert {top: ("\n°:" in f"\n{done.err}", "°" in done.out) for top, done in listed.items()} == {
         3: (False, False),
         0: (True, True),
@@ -226,7 +227,7 @@ def test_what_no_published_step_validates_is_marked() -> None:
     assert "largest CP in the data" in " ".join(listed[0].err.split())
     line = "--gpus 64 --model qwen3-30b-a3b --machine dgx-h100 --framework megatron-core --seq 32768 --batch 128"
     for more in ("", " --unfold"):
-        done = good(f"{line}{more}")
+        done = good(f"{line} -v{more}")
         assert ("°" in done.out, "\n°:" in done.err) == (bool(more),) * 2, "CP 16 is folded into another row"
 
 
