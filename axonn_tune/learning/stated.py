@@ -9,7 +9,6 @@ script names are read from its folder. `learning.arguments` maps arguments; unst
 from __future__ import annotations
 
 import re
-import tomllib
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -39,13 +38,13 @@ from axonn_tune.frameworks.keys import (
 )
 from axonn_tune.frameworks.torchtitan import FLAVORS, MIXTURES
 from axonn_tune.learning.arguments import SWITCHES, beside_others, columns_of, known_name, named_values
+from axonn_tune.learning.pairs import toml_pairs, yaml_pairs
 from axonn_tune.learning.recipes import python_facts
 from axonn_tune.learning.run import COMPARED, NEEDED, CommandRun, is_same, model_columns
 from axonn_tune.learning.shell import OUTPUT, Script, read_script, slurm_sizes
 from axonn_tune.learning.trainers import completed, file_named, launched, named_model, positional
 from axonn_tune.learning.unpriced import refusals
 from axonn_tune.specs.catalog import ModelLike, load_model
-from axonn_tune.specs.document import Node, read_config
 from axonn_tune.specs.formats import FORMATS
 from axonn_tune.specs.loading import DOCUMENT_BYTES, read_text
 from axonn_tune.specs.model import Model
@@ -127,9 +126,9 @@ def _read(path: Path, *, named_by: tuple[Path, ...] = ()) -> _Source:
     """Kind of a file by its suffix or its first characters; named_by: files that name it, one through the other."""
     text = read_text(path, limit_bytes=DOCUMENT_BYTES)
     if path.suffix == ".toml":
-        return _priced(_of_pairs(path, _toml(text, path)))
+        return _priced(_of_pairs(path, toml_pairs(text, path)))
     if path.suffix in (".yaml", ".yml", ".json") or text.lstrip().startswith("{"):
-        source = _priced(_of_pairs(path, _yaml(text, path)))
+        source = _priced(_of_pairs(path, yaml_pairs(text, path)))
         for config in _configs(source, (), (*named_by, path)):
             source = source.over(config)
         return source
@@ -161,51 +160,6 @@ def _of_pairs(path: Path, pairs: Iterable[tuple[str, Stated]]) -> _Source:
     named = [(_plain(name), stated) for name, stated in every]
     known = {known: stated for name, stated in named if (known := known_name(name))}
     return _Source(path, known, dict(named), dict(every))
-
-
-def _toml(text: str, path: Path) -> Iterator[tuple[str, Stated]]:
-    """Every `section.key`; its line is that of the key below the section's heading."""
-    try:
-        document = tomllib.loads(text)
-    except (ValueError, RecursionError) as error:
-        place = re.search(r"line (\d+)", str(error))
-        raise DocumentError(str(path), [Problem("", str(error), int(place[1]) if place else None)]) from error
-    lines: dict[str, int] = {}
-    section = ""
-    for number, line in enumerate(text.splitlines(), 1):
-        if heading := re.match(r"\s*\[([\w.-]+)\]", line):
-            section = f"{heading[1]}."
-        elif key := re.match(r"\s*([\w-]+)\s*=", line):
-            lines.setdefault(f"{section}{key[1]}", number)
-    for name, value in _flat(document):
-        yield name, Stated(str(value), lines.get(name, 1))
-
-
-def _flat(values: Mapping[str, object], before: str = "") -> Iterator[tuple[str, object]]:
-    for key, value in values.items():
-        if isinstance(value, Mapping):
-            yield from _flat(value, f"{before}{key}.")
-        else:
-            yield f"{before}{key}", value
-
-
-def _yaml(text: str, path: Path) -> Iterator[tuple[str, Stated]]:
-    """Every value of YAML or JSON by its dotted name."""
-    root = read_config(text.replace("\t", "  "), source=str(path))
-    if not isinstance(root.value, dict):
-        raise DocumentError(str(path), [Problem("", "states no arguments: no `key: value` at the top level", 1)])
-    yield from _nodes(root)
-
-
-def _nodes(node: Node, before: str = "") -> Iterator[tuple[str, Stated]]:
-    for key, child in node.mapping().items():
-        if isinstance(child.value, dict):
-            yield from _nodes(child, f"{before}{key}.")
-        else:
-            words = [one.plain() for one in (child.value if isinstance(child.value, list) else (child,))]
-            nested = [list(one) for one in words if isinstance(one, tuple)]
-            text = str(nested) if nested or child.value == [] else " ".join(map(str, words))
-            yield f"{before}{key}", Stated(text, child.line or 1)
 
 
 _PROGRAM = re.compile(
@@ -268,7 +222,7 @@ def _configs(source: _Source, documents: Sequence[Stated], files: tuple[Path, ..
     asked = any(re.match(r"-[\w.-]*(deepspeed|config)|deepspeed$", word.value) for word in source.words)
     for document in documents:
         if asked and document.value.lstrip().startswith("{"):
-            found = _of_pairs(path, _yaml(document.value, path))
+            found = _of_pairs(path, yaml_pairs(document.value, path))
             moved = {name: replace(one, line=one.line + document.line - 1) for name, one in found.arguments.items()}
             yield replace(found, arguments=moved)
     told = [(name, source.named[name]) for name in _CONFIGS if name in source.named]
