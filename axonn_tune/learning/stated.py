@@ -25,7 +25,6 @@ from axonn_tune.frameworks.keys import (
     defaults_of,
     find,
     in_full,
-    is_off,
     is_on,
     misspelt,
     named,
@@ -42,7 +41,7 @@ from axonn_tune.learning.pairs import toml_pairs, yaml_pairs
 from axonn_tune.learning.recipes import python_facts
 from axonn_tune.learning.run import COMPARED, NEEDED, CommandRun, is_same, model_columns
 from axonn_tune.learning.shell import OUTPUT, Script, read_script, slurm_sizes
-from axonn_tune.learning.trainers import completed, file_named, launched, named_model, positional
+from axonn_tune.learning.trainers import completed, config_files, launched, named_model
 from axonn_tune.learning.unpriced import refusals
 from axonn_tune.specs.catalog import ModelLike, load_model
 from axonn_tune.specs.formats import FORMATS
@@ -203,15 +202,6 @@ def _telling(words: Sequence[Stated]) -> int:
     return sum(known_name(name) != "" for name, _ in named_values(words))
 
 
-_CONFIGS = (
-    *("job.config_file", "deepspeed_config", "deepspeed", "config_file", "config_name", "config", "fsdp_config"),
-    *("deepspeed_config_file", "deepspeed_config.deepspeed_config_file"),
-)
-"""Arguments that name a config file, of torchtitan 0.2.2, DeepSpeed, accelerate, Hugging Face's Trainer and Hydra."""
-_FOLLOWED = ("deepspeed", "deepspeed_config_file", "deepspeed_config.deepspeed_config_file", "fsdp_config")
-"""Those without which a Trainer's run cannot be priced."""
-
-
 def _configs(source: _Source, documents: Sequence[Stated], files: tuple[Path, ...]) -> Iterator[_Source]:
     """Config files that a file names, beside it or below a folder that it is in, and DeepSpeed's if a script writes
     it; DocumentError for one without which nothing can be priced and that is not there, and for one that names itself.
@@ -225,26 +215,18 @@ def _configs(source: _Source, documents: Sequence[Stated], files: tuple[Path, ..
             found = _of_pairs(path, yaml_pairs(document.value, path))
             moved = {name: replace(one, line=one.line + document.line - 1) for name, one in found.arguments.items()}
             yield replace(found, arguments=moved)
-    told = [(name, source.named[name]) for name in _CONFIGS if name in source.named]
-    for name, stated in (*positional(source.words), *told):
-        followed = name in _FOLLOWED and "model_name_or_path" in source.named
-        if not re.search(r"\.(toml|ya?ml|json)$", stated.value):
-            if followed and not is_off(stated) and not is_on(stated):
-                raise DocumentError(str(path), [Problem(name, f"is {stated.value!r}, which is no file", stated.line)])
-            continue
-        if (file := file_named(stated.value, path)) is not None:
-            if file in files:
-                raise DocumentError(str(path), [Problem(name, f"{file} names itself through other files", stated.line)])
-            found = replace(_read(file, named_by=files), words=(), directives=())
-            # Its keys are those of a section where an argument holds it.
-            inside = [(f"{name}.{key}", one) for key, one in found.own.items()] if name == "fsdp_config" else []
-            yield (_of_pairs(file, inside) if inside else found).elsewhere()
-        elif followed and not documents:
-            why = f"{stated.value!r} does not lie beside the file or below a folder that it is in: put it there"
-            raise DocumentError(str(path), [Problem(name, why, stated.line)])
-        elif not documents:
+    for name, stated, file in config_files(source.words, source.named, path, written=bool(documents)):
+        if file is None and not documents:
             remark = f"{path.name}:{stated.line}: {stated.value} does not lie beside it, and is not read"
             yield _Source(path, {}, remarks=(remark,))
+        if file is None:
+            continue
+        if file in files:
+            raise DocumentError(str(path), [Problem(name, f"{file} names itself through other files", stated.line)])
+        found = replace(_read(file, named_by=files), words=(), directives=())
+        # Its keys are those of a section where an argument holds it.
+        inside = [(f"{name}.{key}", one) for key, one in found.own.items()] if name == "fsdp_config" else []
+        yield (_of_pairs(file, inside) if inside else found).elsewhere()
 
 
 # Frameworks and defaults of their arguments.

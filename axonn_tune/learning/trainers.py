@@ -305,11 +305,36 @@ def checkpoint(name: str) -> Model | None:
 # Files that a run names.
 
 
-def positional(words: Sequence[Stated]) -> Iterator[tuple[str, Stated]]:
-    """The config file that follows a program or its subcommand: `llamafactory-cli train run.yaml`."""
-    for before, word in pairwise(words):
-        if re.search(r"\.(ya?ml|json)$", word.value) and re.search(r"\.py$|^(train|sft|dpo|-)$", before.value):
-            yield "config", word
+_CONFIGS = (
+    *("job.config_file", "deepspeed_config", "deepspeed", "config_file", "config_name", "config", "fsdp_config"),
+    *("deepspeed_config_file", "deepspeed_config.deepspeed_config_file"),
+)
+"""Arguments that name a config file, of torchtitan 0.2.2, DeepSpeed, Accelerate, Hugging Face's Trainer and Hydra."""
+_FOLLOWED = ("deepspeed", "deepspeed_config_file", "deepspeed_config.deepspeed_config_file", "fsdp_config")
+"""Those without which a Trainer's run cannot be priced."""
+
+
+def config_files(
+    words: Sequence[Stated], named: Mapping[str, Stated], path: Path, *, written: bool
+) -> Iterator[tuple[str, Stated, Path | None]]:
+    """Config files that a file names: the argument, what it states, and where it lies; None for one that does not.
+
+    The file that follows a program or its subcommand is one, too (`llamafactory-cli train run.yaml`). DocumentError for
+    one that is needed and not there, unless the script has written files.
+    """
+    follows = re.compile(r"\.py$|^(train|sft|dpo)$")
+    told = [("config", word) for before, word in pairwise(words) if follows.search(before.value)]
+    told += [(name, named[name]) for name in _CONFIGS if name in named]
+    for name, stated in told:
+        is_file = re.search(r"\.(toml|ya?ml|json)$", stated.value) is not None
+        file = file_named(stated.value, path) if is_file else None
+        needed = name in _FOLLOWED and "model_name_or_path" in named and (is_file or not is_on(stated))
+        if file is None and needed and not is_off(stated) and not written:
+            why = "does not lie beside the file or below a folder that it is in: put it there"
+            wrong = f"{stated.value!r} {why}" if is_file else f"is {stated.value!r}, which is no file"
+            raise DocumentError(str(path), [Problem(name, wrong, stated.line)])
+        if is_file:
+            yield name, stated, file
 
 
 def file_named(name: str, path: Path) -> Path | None:
