@@ -36,10 +36,10 @@ _MODEL_COLUMNS = (
 )
 _MACHINE_COLUMNS = (
     words("accelerator", "accelerator"),
-    Column("memory_gib", "memory, GiB", title="memory, GiB", show="{:g}".format),
-    Column("bf16_tflop_per_s", "bf16, TFLOP/s", title="bf16, TFLOP/s", show="{:g}".format),
+    Column("memory_gib", "memory, GiB", show="{:g}".format),
+    Column("bf16_tflop_per_s", "bf16, TFLOP/s", show="{:g}".format),
     Column("ranks_per_node", "ranks/node", show=str),
-    words("network", "network, inner to outer", title="network, inner to outer"),
+    words("network", "network, one way, from inner to outer"),
     words("library", "library"),
 )
 _MACHINE_FIELDS = ("accelerator", "memory_gib", "bf16_tflop_per_s", "ranks_per_node", "tiers", "outermost_gb_per_s")
@@ -69,7 +69,7 @@ def _machine_row(machine: Machine) -> Json:
         "memory_gib": machine.accelerator.memory_gib,
         "bf16_tflop_per_s": machine.accelerator.peak_tflops.get("bf16"),
         "ranks_per_node": machine.launcher.ranks_per_node,
-        "network": ", ".join(map(_tier, machine.tiers)),
+        "network": ", ".join(_tiers(machine.tiers)),
         "tiers": ", ".join(tier.name for tier in machine.tiers),
         "outermost_gb_per_s": machine.tiers[-1].bandwidth_gb_per_s,
         "library": f"{machine.library.name} {machine.library.version}",
@@ -118,9 +118,12 @@ def show_count(count: int) -> str:
     return str(count)
 
 
-def _tier(tier: Tier) -> str:
-    size = "" if tier.ranks is None else f" {tier.ranks} ranks"
-    return f"{tier.name}{size} {tier.bandwidth_gb_per_s:g} GB/s"
+def _tiers(tiers: Sequence[Tier]) -> Iterator[str]:
+    """Each network level with its bandwidth, and of how many GPUs that is."""
+    for number, tier in enumerate(tiers):
+        size = "" if tier.ranks is None else f" {tier.ranks} ranks"
+        whose = f"{tiers[number - 1].ranks} GPUs" if number else "GPU"
+        yield f"{tier.name}{size} {tier.bandwidth_gb_per_s:g} GB/s per {whose}"
 
 
 _STATES: dict[State, str] = {"ok": "ok", "missing": "missing", "differs": "differs", "noted": ""}
