@@ -70,13 +70,17 @@ def without_larger(shapes: Shapes, programs: Mapping[Variant, StepProgram]) -> S
     same = shapes.grid * (int(shapes.chunks.max()) + 1) + shapes.chunks
     order = np.lexsort((shapes.micro_batch, same))
 
-    def fit(some: Shapes) -> NDArray[np.bool_]:
-        totals = [fit_memory(some, program, keeps=False).total_bytes for program in most]
-        found: NDArray[np.bool_] = np.min(totals, axis=0) <= limit_bytes
+    def fit(rows: Integers, chunks: Integers) -> NDArray[np.bool_]:
+        found = np.empty(len(rows), dtype=np.bool_)
+        for start in range(0, len(rows), _SLAB):
+            here = slice(start, start + _SLAB)
+            slab = shapes.taken(rows[here], chunks=chunks[here])
+            totals = [fit_memory(slab, program, keeps=False).total_bytes for program in most]
+            found[here] = np.min(totals, axis=0) <= limit_bytes
         return found
 
     smallest = np.diff(same[order], prepend=-1) != 0
-    kept = smallest | _of_first(same[order], lambda places: fit(shapes.taken(order[places])))
+    kept = smallest | _of_first(same[order], lambda places: fit(order[places], shapes.chunks[order[places]]))
     # In several chunks stages have others.
     left = np.intersect1d(order[~kept], divisible(shapes))
     number, chunks = uneven_chunks(shapes, left)
@@ -85,7 +89,7 @@ def without_larger(shapes: Shapes, programs: Mapping[Variant, StepProgram]) -> S
         same = grid * (int(chunks.max()) + 1) + chunks
         by_size = np.lexsort((micro_batch, same))
         number, chunks = number[by_size], chunks[by_size]
-        fits = _of_first(same[by_size], lambda at: fit(shapes.taken(left[number[at]], chunks=chunks[at])))
+        fits = _of_first(same[by_size], lambda at: fit(left[number[at]], chunks[at]))
         kept[np.isin(order, left[number[fits]])] = True
     return shapes.taken(np.sort(order[kept]))
 
@@ -178,7 +182,7 @@ def fit_all(shapes: Shapes, programs: Mapping[Variant, StepProgram], *, every: b
     return found
 
 
-_SLAB = 16384
+_SLAB = 4096
 """Shapes whose memory is worked out at once: their columns stay in the second-level cache."""
 
 

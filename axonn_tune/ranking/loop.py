@@ -183,9 +183,11 @@ class Loop:
             kind, found = Variant("none", precision=precision), dict[bool, Paired]()
             for merged in (False, True):
                 exchanges = [one for one in self.exchanges if one.merged == merged]
-                if batches := list(self._batches(shapes, kind, anything, exchanges, cut=True)):
-                    pair = np.concatenate([one.shape for one in batches])
-                    unsplit = Unsplit.joined([one.pool.unsplit for one in batches])
+                # Each pool goes when its bounds are known.
+                batches = self._batches(shapes, kind, anything, exchanges, cut=True)
+                if several := [(one.shape, one.pool.unsplit) for one in batches]:
+                    pair = np.concatenate([shape for shape, _ in several])
+                    unsplit = Unsplit.joined([one for _, one in several])
                     found[merged] = Paired(pair, np.argsort(pair, kind="stable"), unsplit)
             self._paired[precision] = found
         return self._paired[precision]

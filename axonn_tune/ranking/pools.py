@@ -247,12 +247,13 @@ class Unsplit:
 
 
 def _groups(stages: Integers, chunks: Integers | None) -> Iterator[tuple[Integers, int]]:
-    """Candidates with as many stages, those with one chunk and those with several, by their places, at most `_SLAB`."""
+    """Candidates with as many stages, those with one chunk and those with several, by their places, at
+    most `_SLAB` and fewer of many stages."""
     single = np.zeros(len(stages), dtype=np.int64) if chunks is None else 1 * (chunks == 1)
     for code in distinct(2 * stages + single)[0].tolist():
-        rows = np.flatnonzero(2 * stages + single == code)
-        for start in range(0, len(rows), _SLAB):
-            yield rows[start : start + _SLAB], code // 2
+        rows, most = np.flatnonzero(2 * stages + single == code), 4 * _SLAB // max(code // 2, 4)
+        for start in range(0, len(rows), most):
+            yield rows[start : start + most], code // 2
 
 
 def _parts(problem: Problem, stages: int, chunks: Integers) -> Parts:
