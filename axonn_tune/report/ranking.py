@@ -89,7 +89,6 @@ def ranking_table(
     if narrow:
         axes, equal = without_equal_axes(framework, axes, found)
     label, rows = shown_rows(found, framework, axes)
-    rows = [{**row, "tight": "tight" * is_tight(row, limit_bytes)} for row in rows]
     outer, said = (
         f",{framework.called('pipeline')}",
         [f"{framework.called(axis)} {size}" for axis, size in equal.items()],
@@ -104,15 +103,14 @@ def ranking_table(
         rows = [{**row, "wide_order": row["wide_order"] and row["wide_order"].removesuffix(outer)} for row in rows]
         said.append(f"{framework.called('pipeline')} outermost")
     others = {f"rank_{cost}": rank_column(cost) for cost in ranked.others}
-    grid, memory = replace(COLUMNS["grid"], label=label), f"memory\n≤ {limit_bytes / GIB:.1f}, GiB"
+    grid, memory = replace(COLUMNS["grid"], label=label), memory_columns(limit_bytes)
     columns = {
         **TEXT_COLUMNS,
         **{one.key: one for one in axis_columns(framework, shown_axes(problem))},
         "rank": replace(COLUMNS["marked_rank"], title=COLUMNS["rank"].label),
         "grid": grid,
         "layout": grid,
-        "memory": replace(COLUMNS["memory_bytes"], title=memory),
-        "tight": words("tight", "memory", title=""),
+        **memory,
         **others,
         "rejected_because": COLUMNS["rejected_because"],
     }
@@ -325,6 +323,7 @@ def shown_row(config: Json, framework: Framework) -> Json:
         "some_layers": config.get("recompute_layers") or (None if config.get("recompute") in (None, "none") else "all"),
         "wide_order": ",".join(map(framework.called, order)) or None,
         "days_interval": days_interval(config),
+        "tight": "tight" * is_tight(config),
         "rejected_because": "; ".join(config.get("rejected_because", [])),
     }
 
@@ -340,8 +339,15 @@ def layout_words(layout: Mapping[str, int]) -> str:
     return " ".join(f"{name}={size}" for name, size in layout.items() if size > 1) or "one GPU"
 
 
-def is_tight(config: Json, limit_bytes: float) -> bool:
-    """Whether this configuration fits and leaves next to nothing of the memory."""
+def memory_columns(limit_bytes: float) -> dict[str, Column]:
+    """The peak of a GPU, with what can be used of it in the heading, and whether that is tight."""
+    title = f"memory\n≤ {limit_bytes / GIB:.1f}, GiB"
+    return {"memory": replace(COLUMNS["memory_bytes"], title=title), "tight": words("tight", "memory", title="")}
+
+
+def is_tight(config: Json) -> bool:
+    """Whether this configuration fits and leaves next to nothing of the memory; not where its limit is not known."""
+    limit_bytes = config.get("memory_limit_bytes") or math.inf
     return bool(config.get("feasible")) and room_of(config.get("memory_bytes") or 0.0, limit_bytes) == "tight"
 
 

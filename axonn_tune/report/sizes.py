@@ -6,8 +6,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from axonn_tune.learning.setups import Taken
-from axonn_tune.program.memory import room_of
 from axonn_tune.ranking.smallest import Size
+from axonn_tune.report.fits import fit_json
 from axonn_tune.report.output import Json, Table, count, words
 from axonn_tune.report.ranking import (
     COLUMNS,
@@ -15,18 +15,19 @@ from axonn_tune.report.ranking import (
     entry_fields,
     explained,
     machine_words,
+    memory_columns,
     shown_axes,
     shown_rows,
     with_framework,
 )
-from axonn_tune.units import GIB, counted
+from axonn_tune.units import counted
 
 _NAMES = (
     "gpus",
     "layout",
     "precision",
     "micro_batch",
-    "memory_bytes",
+    "memory",
     "tight",
     "step",
     "mfu",
@@ -66,19 +67,16 @@ def sizes_table(found: Sizes, *, names: Sequence[str] = ()) -> Table:
     framework, rows = problem.framework, [_fields(one) for one in found.rows]
     axes = [axis for axis in shown_axes(problem) if any((row.get(axis) or 1) > 1 for row in rows)]
     label, shown = shown_rows(rows, framework, axes)
-    limit = f"{rows[0]['memory_limit_bytes'] / GIB:.1f}"
     columns = {
         **TEXT_COLUMNS,
         "gpus": count("gpus", "GPUs", "How many there are."),
         "layout": replace(COLUMNS["grid"], label=label),
         "step": TEXT_COLUMNS["iteration_s"],
-        "memory_bytes": replace(COLUMNS["memory_bytes"], title=f"memory\n≤ {limit}, GiB"),
-        "tight": words("tight", "memory", title=""),
+        **memory_columns(rows[0]["memory_limit_bytes"]),
         "precision": COLUMNS["precision"],
         "took": words("took", "what it takes", "What takes less memory than the framework does by itself.", 40),
     }
-    tight = [{**row, **own} for row, own in zip(shown, rows, strict=True)]
-    has = {"tight": any(row["tight"] for row in rows), "precision": bool(problem.formats)}
+    has = {"tight": any(row["tight"] for row in shown), "precision": bool(problem.formats)}
     chosen = names or [name for name in _NAMES if has.get(name, True)]
     workload = problem.workload
     formats = ", ".join(problem.formats or (workload.precision,))
@@ -87,19 +85,17 @@ def sizes_table(found: Sizes, *, names: Sequence[str] = ()) -> Table:
         f"sequences of {workload.sequence_length:,} tokens in {formats}: the fewest GPUs, in part of a node "
         "or whole nodes."
     )
-    table = Table(columns, tight, chosen, _FIELDS, [*_notes(found)], title=title)
+    table = Table(columns, shown, chosen, _FIELDS, [*_notes(found)], title=title)
     table = table if names else table.fitted(("tokens_per_s_per_gpu", "micro_batch", "mfu"))
     return explained(table, framework, axes)
 
 
 def _fields(one: SizeRow) -> Json:
     entry, size = one.size.ranked[0], one.size
-    room = room_of(entry.memory_bytes, entry.memory_limit_bytes)
     return {
         **entry_fields(entry),
         "gpus": size.inputs.problem.gpus,
-        "room": room,
-        "tight": "tight" if room == "tight" else "",
+        "room": fit_json(entry)["room"],
         "memory_limit_bytes": entry.memory_limit_bytes,
         "took": ", ".join(taken.title for taken in one.taken) or "nothing",
         "arguments": " ".join(taken.arguments for taken in one.taken),
@@ -130,7 +126,7 @@ def sizes_json(found: Sizes) -> Json:
         "sizes": [
             {
                 "gpus": row.size.inputs.problem.gpus,
-                "fit": {key: _fields(row)[key] for key in ("room", "memory_bytes", "memory_limit_bytes")},
+                "fit": fit_json(row.size.ranked[0]),
                 "took": [taken._asdict() for taken in row.taken],
                 "needed": [saver.title for saver in row.size.needed.savers] if row.size.needed else [],
                 "options": row.size.taken.words if row.size.taken else "",
