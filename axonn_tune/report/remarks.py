@@ -13,7 +13,7 @@ from axonn_tune.cost.work import Parts, quantization, separated, step_parts
 from axonn_tune.frameworks import registry
 from axonn_tune.frameworks.step import NATURAL_IMBALANCE
 from axonn_tune.program.dimensions import CHUNKS, EXPERT_OVERLAP, MEMORY, MICRO_BATCH, PINNED
-from axonn_tune.program.memory import TIGHT, memory_limit_bytes
+from axonn_tune.program.memory import memory_limit_bytes, room_of
 from axonn_tune.ranking.priced import WORTH_SAYING, Priced
 from axonn_tune.ranking.space import Problem
 from axonn_tune.report.ranking import METRICS, OUTSIDE, SHORTEST, TIED, entry_fields, training_words
@@ -114,13 +114,15 @@ def assumed_remark(ranked: Priced, places: Sequence[int]) -> str:
             "(--imbalance 1: balanced)."
         )
     limit_bytes = memory_limit_bytes(machine.accelerator)
-    free_bytes = [limit_bytes - ranked[place].memory_bytes for place in places]
-    least_bytes = TIGHT * limit_bytes
-    if not places or free_bytes[0] > least_bytes:
+    roomy = next((place for place in places if room_of(ranked[place].memory_bytes, limit_bytes) == "fits"), None)
+    if not places or roomy == places[0]:
         return ""
-    roomy = next((at for at, free in enumerate(free_bytes) if free > least_bytes), None)
-    instead = "" if roomy is None else f"; #{places[roomy] + 1} leaves {show_bytes(free_bytes[roomy])}"
-    return f"Tight: #1 leaves {show_bytes(free_bytes[0])} of {show_bytes(limit_bytes)} usable{instead}."
+
+    def leaves(place: int) -> str:
+        return f"#{place + 1} leaves {show_bytes(limit_bytes - ranked[place].memory_bytes)}"
+
+    instead = "" if roomy is None else f"; {leaves(roomy)}"
+    return f"Tight: {leaves(places[0])} of {show_bytes(limit_bytes)} usable{instead}."
 
 
 def folded_remark(ranked: Priced, families: Sequence[Sequence[int]]) -> str:
