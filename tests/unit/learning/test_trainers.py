@@ -64,11 +64,6 @@ def test_files_are_read_as_their_tool_reads_them(one: Mapping[str, Any], tmp_pat
     assert run.unknown == ()
 
 
-def test_there_are_ten_cases_of_each_kind() -> None:
-    """Guards the table of cases."""
-    assert all(len(rows) >= 10 for rows in KINDS.values())
-
-
 def fields(module: str, name: str) -> Iterator[tuple[str, str]]:
     """Fields of a data class with their defaults as they are written; the test is skipped without its package."""
     if importlib.util.find_spec(module.partition(".")[0]) is None:
