@@ -467,11 +467,6 @@ class Check:
     release: str = ""
     prints: tuple[str, ...] = ()
 
-    @property
-    def is_module(self) -> bool:
-        """Whether Python has to find it."""
-        return self.there.isidentifier()
-
 
 @dataclass(frozen=True)
 class Command:

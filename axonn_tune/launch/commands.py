@@ -156,7 +156,7 @@ def _checks(command: Command, names: dict[str, str]) -> Iterator[str]:
         yield f'[[ -f $folder/{shlex.quote(name)} ]] || stop "there is no $folder/{name}, which came with this script"'
     for one in command.checks:
         how = one.how.replace("$", "")
-        if one.is_module:
+        if one.there.isidentifier():
             found = f"import importlib.util as u, sys; sys.exit(u.find_spec({one.there!r}) is None)"
             yield f'inside python3 -c "{found}" || stop "there is no Python module {one.there}: {how}"'
         else:

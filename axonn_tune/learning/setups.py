@@ -379,7 +379,8 @@ def taken_of(size: Size, plain: Problem) -> tuple[Taken, ...]:
     if saving is not None:
         framework = framework.with_step(**_changed(saving.framework.step, own))
     whole = Setup(plain.model, plain.machine, plain.workload, framework, layout=layout)
-    tried = [(f"recompute {layout.recomputed}", _recompute_words(layout), whole)]
+    some = "" if layout.recompute_layers is None else f" --recompute-layers {layout.recompute_layers}"
+    tried = [(f"recompute {layout.recomputed}", f"--recompute {layout.recompute}{some}", whole)]
     before = [_run_as(whole, recompute="none", recompute_layers=None)] if layout.recompute != "none" else []
     for single in savings(plain.framework, plain.workload, plain.request):
         if saving is not None and len(single.savers) == 1 and single.savers[0] in saving.savers:
@@ -391,12 +392,6 @@ def taken_of(size: Size, plain: Problem) -> tuple[Taken, ...]:
         Taken(title, _flags(_arguments(bare, files=True), _arguments(changed, files=True)) or words)
         for (title, words, changed), bare in zip(tried, before, strict=True)
     )
-
-
-def _recompute_words(layout: Layout) -> str:
-    """Recompute as a search is asked for it."""
-    some = "" if layout.recompute_layers is None else f" --recompute-layers {layout.recompute_layers}"
-    return f"--recompute {layout.recompute}{some}"
 
 
 def _changed(before: StepOptions, after: StepOptions) -> dict[str, Any]:
