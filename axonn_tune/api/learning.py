@@ -17,7 +17,7 @@ from axonn_tune.frameworks import find_framework
 from axonn_tune.frameworks.axonn_tune import AXONN_TUNE
 from axonn_tune.job import Job
 from axonn_tune.learning.evidence import Sample, Setup
-from axonn_tune.learning.run import CommandRun, shipped_twin
+from axonn_tune.learning.run import CommandRun, shipped_model
 from axonn_tune.learning.setups import changes_of, problem_of, searched
 from axonn_tune.learning.stated import OF_MODEL, read_run
 from axonn_tune.ranking.compare import compare, with_layout
@@ -249,11 +249,11 @@ _RANKED = 10
 def explain_command(path: str | Path, *, machine: MachineLike | None = None, **options: object) -> CommandExplanation:
     """Predict the run that a file starts, with faster layouts, as `axonn-tune explain --from-command` does.
 
-    path: a bash script or argument list of Megatron-LM, Megatron-Core, NeMo, Megatron-DeepSpeed, Megatron-AxoNN or
-    torchtitan, a TOML of torchtitan, a YAML of NeMo or accelerate, a JSON of DeepSpeed. Options of `axonn_tune.search`
-    state what the file does not: gpus, model, framework, batch, seq, micro_batch, set, tokens_total, and precision
-    also in place of one that is not modelled. UsageError or DocumentError, with file and line, for missing or
-    impossible values.
+    path: a bash script or argument list of Megatron-LM, Megatron-Core, NeMo, Megatron-DeepSpeed, Megatron-AxoNN,
+    torchtitan or Hugging Face's Trainer, a TOML of torchtitan, a YAML of NeMo, Accelerate or LLaMA-Factory, a JSON of
+    DeepSpeed or the Trainer. Options of `axonn_tune.search` state what the file does not: gpus, model, framework,
+    batch, seq, micro_batch, set, tokens_total, and precision also in place of one that is not modelled. UsageError or
+    DocumentError, with file and line, for missing or impossible values.
     """
     run, setup, inputs = _stated(path, machine, options)
     priced, ranking = setup.priced, searched(setup, top=_RANKED)
@@ -283,7 +283,7 @@ def named_model(script: str | Path | None, named: object, *, seq: int | None = N
     except AxonnTuneError:
         return None
     words = ["axonn-tune", "models", "import", str(script), "-o", file, *(["--seq", str(seq)] if seq else [])]
-    return None if shipped_twin(own) else FileToWrite(file, own, shlex.join(words))
+    return None if shipped_model(own) else FileToWrite(file, own, shlex.join(words))
 
 
 def _stated(

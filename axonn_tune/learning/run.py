@@ -138,7 +138,7 @@ class CommandRun(StatedRun):
             raise self._wrong(first_problem(error)) from None
         billions = float(f"{parameters(made) / 1e9:.3g}")
         name = f"{'llama' if made.gated else 'gpt'}-{billions:g}b"
-        return shipped_twin(made) or made.model_copy(update={"name": name, "source": f"arguments of {self.path}"})
+        return shipped_model(made) or made.model_copy(update={"name": name, "source": f"arguments of {self.path}"})
 
     def case(self, machine: Machine) -> Case:
         """The run for the cost model; DocumentError with the line of an impossible value."""
@@ -284,7 +284,7 @@ def model_columns(model: Model) -> dict[str, Cell]:
     return {"model": model.name, **{name: getattr(model, name) for name in sizes}, **flags}
 
 
-def shipped_twin(model: Model) -> Model | None:
+def shipped_model(model: Model) -> Model | None:
     """The model that ships with the same sizes."""
     own = model_columns(model) | {"model": ""}, _layers(model), model.mtp_layers
     others = (load_model(name).document for name in available("model"))

@@ -30,7 +30,7 @@ SPACES = st.tuples(
 
 @settings(max_examples=12)
 @given(SPACES)
-def test_scalar_twin_equals_the_columns(drawn: Any) -> None:
+def test_one_candidate_is_priced_as_its_column(drawn: Any) -> None:
     """Guards every prediction: plain Python and columns agree to the last bit."""
     agree(*drawn)
 
@@ -38,7 +38,7 @@ def test_scalar_twin_equals_the_columns(drawn: Any) -> None:
 @pytest.mark.nightly
 @settings(max_examples=50)
 @given(SPACES)
-def test_scalar_twin_equals_the_columns_of_more(drawn: Any) -> None:
+def test_one_candidate_is_priced_as_its_column_of_more(drawn: Any) -> None:
     """Guards the same."""
     agree(*drawn)
 
