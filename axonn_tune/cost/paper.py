@@ -27,14 +27,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from types import MappingProxyType
 from typing import Literal, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from axonn_tune.errors import UnknownNameError, UsageError
-from axonn_tune.grid import AXES, PAPER_ORDER, factorizations
+from axonn_tune.errors import UsageError
+from axonn_tune.grid import AXES, PAPER_ORDER
 from axonn_tune.specs.machine import CollectiveKind, Machine, PaperTable
 from axonn_tune.specs.model import Model
 from axonn_tune.specs.workload import Workload
@@ -52,11 +51,6 @@ NO_BANDWIDTH_ENTRY = "no-bandwidth-entry"
 
 ELEMENT_BYTES = 2.0
 DATA_GRADIENT_BYTES = 4.0
-
-RELEASED_MINIMUM_TENSOR_PARALLELISM: Mapping[str, int] = MappingProxyType(
-    {"5b": 4, "10b": 8, "20b": 16, "40b": 32, "50b": 32, "60b": 64, "80b": 64, "100b": 64, "160b": 128, "175b": 128}
-)
-"""Smallest x·y·z that the authors hard-coded for each model, in place of a memory model."""
 
 
 def table_bandwidth(table: PaperTable, *, inner: Integers, group: Integers) -> Floats:
@@ -310,21 +304,3 @@ def _bandwidths(
         found[axis] = np.where(group[axis] == 1, np.inf, rule(machine.paper, inner=inner, group=group[axis]))
         inner = inner * group[axis]
     return found
-
-
-def released_grids(gpus: int, *, model: Model, batch: int, minimum_tensor_parallelism: bool = False) -> Integers:
-    """Grids the released script searches, rows `(x, y, z, data)`: powers of two, batch % (data·z) == 0.
-
-    `minimum_tensor_parallelism` adds its hard-coded lower limit of x·y·z; UnknownNameError for a model
-    it has none for. `batch` counts sequences. Empty if `gpus` is no power of two.
-    """
-    minimum = 1
-    if minimum_tensor_parallelism:
-        if model.name not in RELEASED_MINIMUM_TENSOR_PARALLELISM:
-            known = RELEASED_MINIMUM_TENSOR_PARALLELISM
-            raise UnknownNameError("model with a released minimum tensor parallelism", model.name, known)
-        minimum = RELEASED_MINIMUM_TENSOR_PARALLELISM[model.name]
-    rows = factorizations(gpus) if gpus.bit_count() == 1 else np.empty((0, len(AXES)), dtype=np.int64)
-    x, y, z, data = rows.T
-    allowed: NDArray[np.bool_] = (batch % (data * z) == 0) & (x * y * z >= minimum)
-    return np.compress(allowed, rows, axis=0)

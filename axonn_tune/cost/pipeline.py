@@ -191,7 +191,7 @@ def message_s(
 
 @dataclass(frozen=True, eq=False)
 class StageTimes:
-    """Durations of a pipeline's operations, s; for `pipeline_bound_s` all may have columns in front of these dims.
+    """Durations of a pipeline's operations, s; for `Chains` all may have columns in front of these dims.
 
     forward_s, backward_s, last_backward_s: (stages, chunks); the last is the backward of the last micro-batch, which
     carries the gradient buckets of data parallelism. end_s: (stages), after a stage's last operation (optimizer step).
@@ -468,10 +468,9 @@ def _program(stages: int, chunks: int, micro_batches: int) -> tuple[_Program, In
     return _Program(before - position, sender - position, cost), slots.ravel()[order], of_stage[:, -1] - order.size
 
 
-def pipeline_bound_s(times: StageTimes, *, micro_batches: Count) -> Floats | float:
-    """Lower bound of `pipeline_time(...).step_s`, s, for columns of pipelines; m is a column or one number.
+class Chains(NamedTuple):
+    """Chains of dependent operations through each stage, s, `(..., stages)`: the longest is a lower bound of a step.
 
-    It never exceeds the exact value, because it is the longest of several chains of dependent operations.
     For each stage r, let N = min(warm-up + 1, v·m) be its forwards before its first backward. That one starts after
 
     - parts 0 to r-1 have taken the first micro-batch forward, and r has run N forwards; and
@@ -490,13 +489,6 @@ def pipeline_bound_s(times: StageTimes, *, micro_batches: Count) -> Floats | flo
     (p 2 to 16, v 1 to 4, m p to 8p, half of them overlapped): first part up to 10% and last part up to 50% longer than
     the others, sends to 2%: 1F1B 0.0% at worst; interleaved 0.1% in the median, 1.4% at worst. Every chunk ±20%, sends
     to 3%: 1F1B 0.0% and 2.0%; interleaved 1.3% and 6.2%. Every chunk ±90%, sends to 33%: 0.0% and 11%; 7.0% and 24%.
-    """
-    found = Chains.of(times, micro_batches).step_s
-    return found if found.ndim else float(found)
-
-
-class Chains(NamedTuple):
-    """Chains of `pipeline_bound_s` through each stage, s, `(..., stages)`.
 
     begun_s, turned_s: when its first backward pass starts at least, behind its own forward passes, and behind the way
     of the first micro-batch to the last part and back; ended_s: from there to the end of the step. beside: of its

@@ -17,7 +17,6 @@ from functools import lru_cache, partial, reduce
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from axonn_tune.frameworks.description import FlopCount, Framework
 from axonn_tune.frameworks.step import MOST_IMBALANCE, StepOptions
@@ -29,8 +28,6 @@ from axonn_tune.program.step import BUNDLED, ONLY, Stage, StepProgram, suffixes
 from axonn_tune.program.types import kinds
 from axonn_tune.specs.model import Layer, Model
 from axonn_tune.specs.workload import Recompute, Workload
-
-Integers = NDArray[np.int64]
 
 MEMORY = "memory"
 MICRO_BATCH, CHUNKS, EXPERT_OVERLAP = "micro-batch", "chunks", "expert overlap"

@@ -98,12 +98,6 @@ def model_parts(
     return tuple(each + (last - left <= part < last) for part in range(last + 1))
 
 
-def in_flight(stage: int, *, stages: int, micro_batches: int, weights: tuple[float, ...]) -> float:
-    """Largest sum of weights over (chunk, micro-batch) pairs of a stage whose forward is done and backward is not."""
-    held = held_of_chunks(stage, stages=stages, micro_batches=micro_batches, weights=weights)
-    return float(sum(count * weight for count, weight in zip(held, weights, strict=True)))
-
-
 @lru_cache(maxsize=4096)
 def held_of_chunks(
     stage: int, *, stages: int, micro_batches: int, weights: tuple[float, ...], more: int = 0

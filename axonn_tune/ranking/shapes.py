@@ -151,7 +151,7 @@ class Shapes:
         layers, less = self.problem.model.layers, self.problem.framework.step.less
         stages, chunks = self.stages[self.piped], self.chunks[self.piped]
         batches = np.asarray(self.values["A"])[self.piped].astype(np.int64)
-        # More micro-batches than in two rounds after the longest warm-up hold no more (`program.pipeline.in_flight`).
+        # More micro-batches than in two rounds after the longest warm-up hold no more (`held_of_chunks`).
         counted = np.minimum(batches, 4 * stages)
         _, _, which = distinct((stages * (layers + 1) + chunks) * (4 * layers + 1) + counted)
         _, first, _ = distinct(which)

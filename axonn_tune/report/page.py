@@ -116,14 +116,11 @@ def fold(title: str, blocks: Sequence[Json]) -> Json:
     return {"kind": "fold", "title": title, "blocks": list(blocks)}
 
 
-Bar: TypeAlias = tuple[str, float, str, str]
-"""Name, value, what stands at its end, and color."""
-
-
 def bars(
     title: str, unit: str, rows: Sequence[Sequence[object]], *, note: str = "", limit: float | None = None
 ) -> Json:
-    """A figure of a bar for each `Bar`, and its interval's ends above and below the value, where rows have them.
+    """A figure of a bar for each name, value, text at its end and color, and its interval's ends above and below the
+    value, where rows have them.
 
     unit: `s`, `bytes` or another, which is shown as it is. limit: where a dashed line is.
     """

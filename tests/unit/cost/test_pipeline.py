@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 from torch.distributed.pipelining import PipelineStage
 from torch.distributed.pipelining.schedules import get_schedule_class
 
-from axonn_tune.cost.pipeline import StageTimes, pipeline_bound_s, pipeline_passes, pipeline_time
-from axonn_tune.program.pipeline import in_flight, split_layers, stage_order, warm_up
+from axonn_tune.cost.pipeline import Chains, StageTimes, pipeline_passes, pipeline_time
+from axonn_tune.program.pipeline import held_of_chunks, split_layers, stage_order, warm_up
 
 Action = tuple[str, int, int]
 """F or B, model part, micro-batch."""
@@ -171,6 +171,12 @@ class Simulation:
         return float(table[rank, part // len(self.workers)] + reduced_s)
 
 
+def _in_flight(stage: int, *, stages: int, micro_batches: int, weights: tuple[float, ...]) -> float:
+    """Largest sum of weights over (chunk, micro-batch) pairs of a stage whose forward is done and backward is not."""
+    held = held_of_chunks(stage, stages=stages, micro_batches=micro_batches, weights=weights)
+    return float(sum(count * weight for count, weight in zip(held, weights, strict=True)))
+
+
 def random_times(random: np.random.Generator, stages: int, chunks: int) -> StageTimes:
     """Any durations, some of them 0."""
     shape, sends = (stages, chunks), random.choice([0.0, 0.1, 1.0])
@@ -214,7 +220,7 @@ def test_step_is_that_of_an_independent_simulation(seed: int) -> None:
     assert found.bubble_s == pytest.approx(idle_s, **close)
     assert found.sends == tuple(worker.messages for worker in workers)
     assert [worker.most_held for worker in workers] == [
-        in_flight(stage, stages=stages, micro_batches=micro_batches, weights=tuple(weights[stage].tolist()))
+        _in_flight(stage, stages=stages, micro_batches=micro_batches, weights=tuple(weights[stage].tolist()))
         for stage in range(stages)
     ]
 
@@ -252,7 +258,7 @@ def test_shapes_that_are_no_pipeline_are_refused(chunks: int, micro_batches: int
     with pytest.raises(ValueError, match=words):
         stage_order(0, stages=4, chunks=chunks, micro_batches=micro_batches)
     with pytest.raises(ValueError, match=words):
-        in_flight(0, stages=4, micro_batches=micro_batches, weights=(1,) * chunks)
+        _in_flight(0, stages=4, micro_batches=micro_batches, weights=(1,) * chunks)
 
 
 @pytest.mark.parametrize(("stages", "chunks"), [(1, 1), (1, 2), (2, 1), (4, 1), (3, 2), (8, 4)])
@@ -267,8 +273,8 @@ def test_in_flight_has_a_closed_form_and_the_whole_order_says_the_same(stages: i
     for stage in range(stages):
         order = stage_order(stage, chunks=chunks, **shape)
         held = accumulate(weights[chunk] * (1 if kind == "F" else -1) for kind, chunk, _ in order)
-        assert in_flight(stage, weights=weights, **shape) == max(held)
-        assert in_flight(stage, weights=(1,) * chunks, **shape) == np.asarray(columns)[stage]
+        assert _in_flight(stage, weights=weights, **shape) == max(held)
+        assert _in_flight(stage, weights=(1,) * chunks, **shape) == np.asarray(columns)[stage]
 
 
 @pytest.mark.parametrize("stages", [2, 3, 4, 8, 12])
@@ -283,7 +289,7 @@ def test_of_a_larger_micro_batch_no_less_is_in_flight(stages: int, chunks: int) 
         for stage in range(stages):
             weights = tuple(parts[stage::stages])
             held = [
-                in_flight(stage, stages=stages, micro_batches=stages * rounds, weights=weights) / rounds
+                _in_flight(stage, stages=stages, micro_batches=stages * rounds, weights=weights) / rounds
                 for rounds in (48, 24, 16, 12, 8, 6, 4, 3, 2, 1)
             ]
             assert held == sorted(held)
@@ -295,9 +301,9 @@ def test_bound_of_columns_is_that_of_each() -> None:
     forward_s, end_s = random.uniform(0.5, 1.5, (7, 4, 2)), random.uniform(0.0, 1.0, (7, 4))
     micro_batches = 4 * np.arange(1, 8)
     columns = forward_s, 2 * forward_s, 3 * forward_s, end_s, 0.1 * end_s
-    bounds_s = pipeline_bound_s(StageTimes(*columns), micro_batches=micro_batches)
+    bounds_s = Chains.of(StageTimes(*columns), micro_batches).step_s
     rows = zip(*columns, micro_batches, strict=True)
-    each_s = [pipeline_bound_s(StageTimes(*times), micro_batches=int(m)) for *times, m in rows]
+    each_s = [Chains.of(StageTimes(*times), int(m)).step_s for *times, m in rows]
     assert np.asarray(bounds_s).tolist() == pytest.approx(each_s, rel=1e-12)
 
 
