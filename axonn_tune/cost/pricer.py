@@ -175,7 +175,8 @@ class Pricer:
         key = part, contents, kept
         if key not in self._chunks:
             if kept not in self._replays:
-                self._replays[kept] = self._model_replay(kept=kept)
+                blocks = float(sum(self.model.counts))
+                self._replays[kept] = self.replay(self._counted(ONLY, (self.model.runs,), kept=kept * blocks), MIDDLE)
             self._chunks[key] = self._replays[kept].chunk(part, as_runs(contents))
         return self._chunks[key]
 
@@ -185,10 +186,6 @@ class Pricer:
         if key not in self._updates:
             self._updates[key] = float(self.replay(self._counted(stage, contents, kept=0.0), stage).update_s)
         return self._updates[key]
-
-    def _model_replay(self, *, kept: bool) -> Replay:
-        blocks = float(sum(self.model.counts))
-        return self.replay(self._counted(ONLY, (self.model.runs,), kept=kept * blocks), MIDDLE)
 
     def _counted(
         self, stage: Stage, contents: Sequence[Contents], held: Sequence[float] = (), *, kept: float | None = None

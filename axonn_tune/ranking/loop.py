@@ -135,7 +135,9 @@ class Loop:
                 mine = pairs[formats_of == number]
                 mine = mine[bounds[number, mine] <= self._limit(name)]
                 if len(mine):
-                    self._open(self._pair_rows(mine), name)
+                    chosen = np.zeros(len(self._pairs[0]), dtype=np.bool_)
+                    chosen[mine] = True
+                    self._open(np.flatnonzero(chosen[self._pairs[1]]), name)
             at, size = at + len(several), size * 4
             self._probe()
             self._settle(values[at] if at < len(order) else np.inf)
@@ -153,12 +155,6 @@ class Loop:
     @cached_property
     def _pairs(self) -> tuple[Integers, Integers]:
         return pairs_of(self.shapes)
-
-    def _pair_rows(self, pairs: Integers) -> Integers:
-        """Shapes of some pairs."""
-        chosen = np.zeros(len(self._pairs[0]), dtype=np.bool_)
-        chosen[pairs] = True
-        return np.flatnonzero(chosen[self._pairs[1]])
 
     def _pair_bounds(self) -> Floats:
         """Least step of each pair in each number format, s, `[formats, pairs]`; 0 where steps are not ranked."""
