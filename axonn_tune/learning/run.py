@@ -23,12 +23,12 @@ from axonn_tune.learning.layer_types import with_layer_types
 from axonn_tune.program.count import parameters
 from axonn_tune.program.dimensions import broken_constraints
 from axonn_tune.ranking.inputs import unpriced_experts
-from axonn_tune.specs.catalog import available, load_model, stand_in
+from axonn_tune.specs.catalog import available, load_model
 from axonn_tune.specs.document import LARGEST_SIZE, first_problem
 from axonn_tune.specs.loading import DOCUMENT_BYTES, read_text
 from axonn_tune.specs.machine import Machine
 from axonn_tune.specs.model import Layer, Model
-from axonn_tune.validation.published.cases import Case, differences, laid_out, model_of, with_stated
+from axonn_tune.validation.published.cases import Case, accelerators_named, differences, laid_out, model_of, with_stated
 from axonn_tune.validation.published.cells import named as named_words
 from axonn_tune.validation.published.cells import names_model
 from axonn_tune.validation.published.rows import (
@@ -178,13 +178,13 @@ class CommandRun(StatedRun):
         return replace(row, interleave_known=known, unstated=tuple(name for name in OPTIONS if name not in stated))
 
     def elsewhere(self, case: Case) -> Iterator[str]:
-        """Where it says another machine than the one that it is priced on: GPUs of a node, an accelerator that has no
-        profile."""
+        """Where it says another machine than the one that it is priced on: GPUs of a node, an accelerator."""
         yield from differences(case.row, case.machine, case.framework)
-        path, gpu = Path(self.path), self.columns.get("gpu", NOTHING).value
-        named = f"{gpu} {read_text(path, limit_bytes=DOCUMENT_BYTES) if path.is_file() else ''}"
-        if (words := stand_in(named)) and words.split()[0] not in case.machine.accelerator.name.upper():
-            yield words
+        path, priced = Path(self.path), accelerators_named(case.machine.accelerator.name)
+        named = accelerators_named(read_text(path, limit_bytes=DOCUMENT_BYTES) if path.is_file() else "")
+        if len(named) == 1 and not {*named} & {*priced}:
+            ((word, profile),) = named.items()
+            yield f"the file names {word.upper()}, and {case.machine.name} is priced: --machine {profile} has it"
 
     def kernel(self, case: Case) -> Iterator[str]:
         """The kernel of attention that is taken where none is stated, but for frameworks that have one anywhere."""

@@ -28,7 +28,6 @@ __all__ = [
     "load_model",
     "machines_with",
     "route_overrides",
-    "stand_in",
 ]
 
 ModelLike: TypeAlias = str | Path | Model | Loaded[Model]
@@ -62,31 +61,11 @@ def _find_machine(name: str) -> Path:
     try:
         return find("machine", name)
     except UnknownNameError as error:
-        if words := stand_in(name):
-            raise UnknownNameError("machine", name, error.known, hint=f"; {words}") from error
         having = machines_with(name)
         if not having:
             raise
         listed = ", ".join(f"{profile} ({accelerator})" for profile, accelerator in having.items())
         raise UnknownNameError("machine", name, error.known, hint=f"; such an accelerator is in {listed}") from error
-
-
-_STAND_INS = {"h800": ("dgx-h100", 900.0), "a800": ("dgx-a100", 600.0)}
-"""Accelerators without a profile, and what stands for each: of the same compute and memory, with so many GB/s of NVLink
-where theirs has 400. Sources: NVIDIA A800 datasheet; arXiv 2505.09343, section 2.1."""
-
-
-def stand_in(named: str) -> str:
-    """The profile that stands for an accelerator that a text names, and what differs; "" where none is needed."""
-    word = next((one for one in _STAND_INS if re.search(rf"(?<![a-z0-9]){one}(?![0-9])", named.lower())), None)
-    if word is None:
-        return ""
-    profile, rate = _STAND_INS[word]
-    reached = load_machine(profile).document.tiers[0].bandwidth_gb_per_s * 400.0 / rate
-    return (
-        f"{word.upper()} has no profile: {profile} is the nearest, of the same compute and memory, but its NVLink has "
-        f"{rate:g} GB/s instead of 400: --machine {profile} --set machine.tiers.nvlink.bandwidth_gb_per_s={reached:.0f}"
-    )
 
 
 def machines_with(accelerator: str) -> dict[str, str]:

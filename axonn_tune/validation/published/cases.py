@@ -17,7 +17,7 @@ from axonn_tune.job import Job, Layout
 from axonn_tune.program.dimensions import broken_constraints, logged_flops, step_tokens
 from axonn_tune.ranking.space import Problem
 from axonn_tune.request import Request
-from axonn_tune.specs.catalog import available, load_machine, stand_in
+from axonn_tune.specs.catalog import available, load_machine
 from axonn_tune.specs.formats import format_named
 from axonn_tune.specs.machine import Machine
 from axonn_tune.specs.model import Model, ModelDefaults
@@ -82,11 +82,13 @@ ACCELERATORS: tuple[tuple[str, str], ...] = (
     ("b300", "dgx-b300"),
     ("h200", "dgx-h200"),
     ("h100", "dgx-h100"),
-    ("h800", "dgx-h100"),
+    ("h800", "h800"),
     ("a100", "dgx-a100"),
-    ("a800", "dgx-a100"),
+    ("a800", "a800"),
     ("v100", "dgx1-v100"),
     ("mi300x", "mi300x"),
+    ("mi325x", "mi325x"),
+    ("mi350x", "mi350x"),
     ("mi355x", "mi355x"),
 )
 """Word in an accelerator's name, and the profile it means; the first found counts."""
@@ -104,6 +106,15 @@ LINE_RATE_SHARE = 0.9
 """Of a network's line rate, what collectives reach (DGX A100, H100 and B200: 0.89 to 0.95)."""
 
 
+def accelerators_named(text: str) -> dict[str, str]:
+    """Accelerators that a text names by a word of its own, and the profile of each."""
+    found = re.findall(
+        r"(?<![a-z0-9])(?:" + "|".join(word for word, _ in ACCELERATORS) + r")(?![a-z0-9])", text.lower()
+    )
+    profiles = dict(reversed(ACCELERATORS))
+    return {word: profiles[word] for word in found}
+
+
 def differences(row: StepRow, machine: Machine, framework: Framework) -> tuple[str, ...]:
     """Differences between a row's machine and the profile it is priced on, in words, and attention that it lacks."""
     found, names = [], (row.gpu.lower(), machine.accelerator.name.lower())
@@ -111,7 +122,6 @@ def differences(row: StepRow, machine: Machine, framework: Framework) -> tuple[s
     same = words[0] == words[1] if any(words) else names[0] in names[1] or names[1] in names[0]
     if names[0] not in SILENT and not same:
         found.append(f"gpu is {row.gpu!r}, the accelerator of {machine.name} is {machine.accelerator.name!r}")
-        found += filter(None, [stand_in(row.gpu)])
     node, domain = machine.launcher.ranks_per_node, machine.tiers[0].ranks or 0
     # Nodes of a rack that is one domain may have any number.
     if domain <= LARGEST_NODE and row.gpus_per_node not in (None, node, domain):

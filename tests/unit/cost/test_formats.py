@@ -368,15 +368,16 @@ def test_what_has_no_format_says_which_it_has() -> None:
 
 ON_HOPPER = ("fp8-delayed", "fp8-current", "fp8-rowwise", "fp8-blockwise")
 SUPPORT: dict[str, tuple[str, ...]] = {
-    **dict.fromkeys(("dgx-a100", "perlmutter", "frontier"), ()),
-    **dict.fromkeys(("dgx-h100", "dgx-h200", "aws-p5", "alps"), ON_HOPPER),
+    **dict.fromkeys(("dgx-a100", "a800", "perlmutter", "frontier"), ()),
+    **dict.fromkeys(("dgx-h100", "dgx-h200", "aws-p5", "alps", "h800"), ON_HOPPER),
     **dict.fromkeys(("dgx-b200", "dgx-b300", "gb200-nvl72", "gb300-nvl72"), tuple(FORMATS)),
-    "mi300x": ("fp8-current", "fp8-rowwise"),
-    "mi355x": ("fp8-current", "fp8-rowwise", "mxfp8"),
+    **dict.fromkeys(("mi300x", "mi325x"), ("fp8-delayed", "fp8-current", "fp8-rowwise")),
+    **dict.fromkeys(("mi350x", "mi355x"), ("fp8-delayed", "fp8-current", "fp8-rowwise", "mxfp8")),
 }
 """NVIDIA's by compute capability: NVIDIA/TransformerEngine@d0067d0d, pytorch/quantization.py, check_recipe_support:
 from 9.0 FP8 and its blocks, which MXFP8 emulates from 10.0 on; from 10.0 MXFP8 and NVFP4. AMD's: pytorch/ao@36027d82,
-torchao/float8/config.py (MI300), torchao/prototype/moe_training/kernels/mxfp8/quant.py (gfx950)."""
+torchao/float8/config.py (MI300), README of ROCm/TransformerEngine (delayed scaling),
+torchao/prototype/moe_training/kernels/mxfp8/quant.py (gfx950)."""
 
 
 @pytest.mark.parametrize("machine", SUPPORT)
