@@ -12,10 +12,10 @@ import numpy as np
 
 import axonn_tune
 from axonn_tune.api.search import SearchResult
-from axonn_tune.cost.paper import RELEASED_MINIMUM_TENSOR_PARALLELISM, PaperBackend, price_paper, released_grids
+from axonn_tune.cost.paper import PaperBackend, price_paper
 from axonn_tune.cost.price import PricedLayout
 from axonn_tune.cost.uncertainty import own_half_s
-from axonn_tune.grid import AXES
+from axonn_tune.grid import AXES, factorizations
 from axonn_tune.program.dimensions import MEMORY
 from axonn_tune.ranking.inputs import load_inputs
 from axonn_tune.ranking.priced import Sizes, count_ties
@@ -150,15 +150,29 @@ def latency_s(entry: PricedLayout) -> float:
     return sum(term.count * term.line.latency_s for term in entry.terms)
 
 
+RELEASED_MINIMUM_TENSOR_PARALLELISM = {
+    "5b": 4,
+    "10b": 8,
+    "20b": 16,
+    "40b": 32,
+    "50b": 32,
+    "60b": 64,
+    "80b": 64,
+    "100b": 64,
+    "160b": 128,
+    "175b": 128,
+}
+"""Smallest x·y·z that the authors hard-coded for each model, in place of a memory model."""
+
+
 def script_first(case: Case) -> Sizes | None:
     """The first of the authors' script in its own space: without memory and divisibility, with its typed-in minimum."""
     problem = case.problem
-    grids = released_grids(
-        case.gpus,
-        model=problem.model,
-        batch=problem.workload.global_batch,
-        minimum_tensor_parallelism=case.model in RELEASED_MINIMUM_TENSOR_PARALLELISM,
-    )
+    # Powers of two that divide the batch.
+    rows = factorizations(case.gpus) if case.gpus.bit_count() == 1 else np.empty((0, len(AXES)), dtype=np.int64)
+    x, y, z, data = rows.T
+    least = RELEASED_MINIMUM_TENSOR_PARALLELISM.get(case.model, 1)
+    grids = rows[(problem.workload.global_batch % (data * z) == 0) & (x * y * z >= least)]
     x, y, z, data = grids.T
     prices = price_paper(
         RELEASED, model=problem.model, machine=problem.machine, workload=problem.workload, x=x, y=y, z=z, data=data

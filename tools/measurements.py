@@ -30,7 +30,7 @@ from axonn_tune.job import Layout
 from axonn_tune.program.dimensions import symbol_values
 from axonn_tune.program.memory import persistent_items, saved_arrays
 from axonn_tune.program.operations import PLAIN
-from axonn_tune.program.pipeline import in_flight, model_parts
+from axonn_tune.program.pipeline import held_of_chunks, model_parts
 from axonn_tune.program.step import Stage, StepProgram, build_step
 from axonn_tune.report.output import Json, json_text
 from axonn_tune.report.pairs import ERRORS, quality_text
@@ -271,8 +271,10 @@ class _MemoryRun:
         program = self._program(sequence_parallel=split or "sequence-parallel" in words, recompute=recompute)
         values, grid = self._values(program, 0), self.configuration.grid
         batches = self.global_batch // (self.configuration.micro_batch * grid.data)
-        held = in_flight(0, stages=grid.pipeline, micro_batches=batches, weights=self._parts[:: grid.pipeline])
-        return held * sum(float(array.size_bytes.evaluate(values)) for array in saved_arrays(program.blocks[0]))
+        weights = self._parts[:: grid.pipeline]
+        held = held_of_chunks(0, stages=grid.pipeline, micro_batches=batches, weights=weights)
+        blocks = float(sum(count * weight for count, weight in zip(held, weights, strict=True)))
+        return blocks * sum(float(array.size_bytes.evaluate(values)) for array in saved_arrays(program.blocks[0]))
 
 
 def _configuration(record: Mapping[str, str]) -> Layout:
