@@ -229,8 +229,8 @@ def diagnose_command(*, path: str | None, output_format: str, html: str | None, 
         told = [{**named, "verbose": verbose}, *[{**named, "verbose": verbose, "remarks": ()}] * (len(found) - 1)]
         click.echo("\n".join(diagnosis_text(one, **how) for one, how in zip(found, told, strict=True)), nl=False)
         if not verbose:
-            more = "-v (all assumptions and commands), --beside LOG (the same on fewer GPUs)"
-            click.echo(f"\n{wrapped(f'Next: {more}')}", err=True)
+            beside = "" if found[0].baseline else ", --beside LOG (the same on fewer GPUs)"
+            click.echo(f"\n{wrapped(f'Next: -v (all assumptions and commands){beside}')}", err=True)
     if html:
         sections = [
             diagnosis_section(one, **named, identity=f"s{number}", source=path or options["model"] or "")

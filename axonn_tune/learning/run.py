@@ -202,7 +202,8 @@ class CommandRun(StatedRun):
             words = (
                 f"layers: {layers} are not divisible by pp {case.row.pipeline} x vpp {case.row.interleave} = {parts}"
             )
-            other = ", or --pipeline-model-parallel-layout or --decoder-first-pipeline-num-layers with other stages"
+            uneven = "--pipeline-model-parallel-layout or --decoder-first-pipeline-num-layers with other stages"
+            other = f", or {uneven if self.path != '--fact' else '--parts, the layers of each stage between blanks'}"
             raise self._wrong(f"{words}; nearest: {' or '.join(map(str, near))}{other}")
 
     def _with_experts(self, case: Case) -> Case:

@@ -199,7 +199,7 @@ def short_remarks(comparison: Comparison) -> list[str]:
         low_s, high_s = base.prediction.low_s, base.prediction.high_s
         own = show_seconds(_own_s(comparison, base.prediction))
         interval = f"{show_seconds(low_s)} to {show_seconds(high_s)}"
-        lines.append(f"{base.name}'s 80% interval: {interval}, between strategies ±{own}.")
+        lines.append(f"80% interval of {base.name}: {interval}, between strategies ±{own}.")
     return lines
 
 

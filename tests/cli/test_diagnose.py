@@ -370,6 +370,19 @@ def test_one_node_beside_four_names_the_network(runs: str, monkeypatch: pytest.M
 
 
 @pytest.mark.usefixtures("titan")
+def test_a_model_that_is_too_slow_for_both_runs_hides_no_cause() -> None:
+    """Guards the causes where one node is faster than predicted: they explain the gap that this leaves, and what is
+    beside the run already is not named as the next thing to give."""
+    found = run("diagnose --step 0.9 --gpus 8 --step 2 --gpus 32 --from-command train.toml --machine dgx-h100")
+    assert "not slow: the cause comes with more GPUs" in " ".join(found.out.split())
+    assert "likely the network" in " ".join(found.out.split())
+    assert "no cause that was tried" not in found.out
+    assert "-v (all assumptions and commands)" in found.err
+    assert "--beside" not in found.err
+    assert "Otherwise the prediction" not in found.out
+
+
+@pytest.mark.usefixtures("titan")
 def test_two_runs_as_predicted_name_no_cause() -> None:
     """Guards against a cause where nothing is wrong, and a network that both runs cannot share."""
     fine = good("diagnose one.log --beside fine.log --from-command train.toml --machine dgx-h100")
