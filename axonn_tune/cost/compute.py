@@ -200,7 +200,7 @@ def attention_time_s(
     for the forward's two.
 
     keys: of a query, the masked half included. A kernel fills and drains once a query tile, and computes tiles on the
-    diagonal whole: with n keys it reaches n / (n + ramp) of what it does with endless ones.
+    diagonal whole: with n keys it reaches n / (n + ramp) of what it does with ever more.
     """
     reached = rates.attention_backward_flops_per_s if backward else rates.attention_forward_flops_per_s
     longer = (1.0 + rates.attention_ramp / REFERENCE_KEYS) / (1.0 + rates.attention_ramp / keys)

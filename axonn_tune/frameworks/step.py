@@ -176,7 +176,7 @@ class GradientOptions:
 
 @dataclass(frozen=True)
 class StateOptions:
-    """Of what lasts: states on the host, and the types of a precision-aware optimizer.
+    """Of persistent state: what is on the host, and the types of a precision-aware optimizer.
 
     offloaded: what is kept on the host: Adam's moments, master weights, accumulated gradients, weights, and
     saved inputs of modules, named as Megatron-Core's --offload-modules does, but those of one layer.

@@ -84,7 +84,7 @@ FACTORS, FACTOR_SPREAD = ("latency_factor", "bandwidth_factor"), 0.2
 
 SHARES, UNBOUNDED, LEAST_IMBALANCE = ("training_share", "memory_efficiency", "contention"), 20.0, 1.01
 """Numbers that are at most 1; logarithms that nothing reaches; the least token imbalance of natural routing, since 1 is
-forced balance."""
+forced load balancing."""
 
 WORSE = 0.05
 """By how much more of its logarithm a row must be off than before to be called worse."""

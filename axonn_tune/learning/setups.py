@@ -125,7 +125,7 @@ def _other_steps(setup: Setup) -> _Alternatives:
 
 
 def _of_experts(setup: Setup) -> _Alternatives:
-    """Another dispatcher, routing as it is without or with a forced balance, and CUDA graphs or none."""
+    """Another dispatcher, routing as it is without or with forced load balancing, and CUDA graphs or none."""
     framework, step = setup.framework, setup.framework.step
     now = setup.dispatcher_on(setup.layout.grid)
     # Ports of a dispatcher are other software, not a flag.

@@ -262,7 +262,7 @@ def training_remark(ranked: Priced) -> str:
 
 
 def why_first(ranked: Priced) -> str:
-    """Why the first configuration is faster than the next that is no twin of it, as one signed sum of causes."""
+    """Why the first configuration is faster than the next outside of its family, as one signed sum of causes."""
     rank_by, places = ranked.problem.rank_by, [family[0] for family in ranked.families(DEFAULT_TOP)]
     if len(ranked) < 2:
         pinned = " with these pins" if ranked.problem.request.axes else ""

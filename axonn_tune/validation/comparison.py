@@ -166,11 +166,11 @@ class RunComparison:
         """The gain from overlap, 1 - step with overlaps / step without, of configurations that ran both ways."""
         steps = self.pairs["step_s"]
         blocking = {_but_overlaps(one): one.name for one in self.configurations if not one.workload.overlaps}
-        twins = {one.name: blocking.get(_but_overlaps(one)) for one in self.configurations if one.workload.overlaps}
+        others = {one.name: blocking.get(_but_overlaps(one)) for one in self.configurations if one.workload.overlaps}
 
         def gains(column: Mapping[str, float]) -> dict[str, float]:
-            both = {name: twin for name, twin in twins.items() if name in column and twin in column}
-            return {name: 1.0 - column[name] / column[twin] for name, twin in both.items() if twin}
+            both = {name: other for name, other in others.items() if name in column and other in column}
+            return {name: 1.0 - column[name] / column[other] for name, other in both.items() if other}
 
         return Pairs(predicted=gains(steps.predicted), measured=gains(steps.measured))
 
