@@ -232,12 +232,13 @@ def _at_smallest(request: Request, call: str) -> SearchResult:
     # Imported here: most searches are of a given number, and start-up time is theirs.
     from axonn_tune.learning.setups import taken_of
     from axonn_tune.ranking.smallest import smallest
-    from axonn_tune.report.sizes import SizeRow, Sizes
+    from axonn_tune.report.sizes import Sizes
 
     found = smallest(request)
-    sizes = list(found.sizes(top=request.top))
-    rows = [SizeRow(one, taken_of(one, found.sized(one.inputs.problem.gpus))) for one in sizes]
-    shown = Sizes(rows, found.of_batch, found.without)
+    sizes = [
+        replace(one, took=taken_of(one, found.sized(one.inputs.problem.gpus))) for one in found.sizes(top=request.top)
+    ]
+    shown = Sizes(sizes, found.of_batch, found.without)
     return SearchResult(sizes[0].inputs, sizes[0].ranked, call, sizes=shown)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from itertools import permutations
-from typing import Any, NamedTuple
+from typing import Any
 
 from axonn_tune.errors import UsageError
 from axonn_tune.frameworks import find_framework, registry
@@ -20,7 +20,7 @@ from axonn_tune.ranking.choosing import search
 from axonn_tune.ranking.inputs import compares_expert_overlap
 from axonn_tune.ranking.nearest import Saving, savings
 from axonn_tune.ranking.priced import Priced
-from axonn_tune.ranking.smallest import Size
+from axonn_tune.ranking.smallest import Size, Taken
 from axonn_tune.ranking.space import Problem
 from axonn_tune.recompute import RECOMPUTES, needed_by
 from axonn_tune.vocabulary import OVERLAPS
@@ -363,13 +363,6 @@ def layout_words(one: Layout, framework: Framework) -> str:
     words = [" ".join(f"{name}={size}" for name, size in layout.items() if size > 1) or "one GPU"]
     words += [f"micro-batch {one.micro_batch}", f"recompute {one.recomputed}"]
     return ", ".join([*words, *([f"{one.kept_layers} layers kept gathered"] if one.kept_layers else [])])
-
-
-class Taken(NamedTuple):
-    """What a layout takes to fit, and the framework's arguments that ask for it; without any, those of a search."""
-
-    title: str
-    arguments: str
 
 
 def taken_of(size: Size, plain: Problem) -> tuple[Taken, ...]:

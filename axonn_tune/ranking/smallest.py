@@ -8,6 +8,7 @@ from functools import cached_property
 from itertools import takewhile
 from math import prod
 from operator import itemgetter
+from typing import NamedTuple
 
 from axonn_tune.errors import NothingFeasibleError, UsageError
 from axonn_tune.grid import RANK_AXES
@@ -25,17 +26,25 @@ MOST_GPUS = 2048
 """GPUs up to which whole nodes are tried."""
 
 
+class Taken(NamedTuple):
+    """What a layout takes to fit, and the framework's arguments that ask for it; without any, those of a search."""
+
+    title: str
+    arguments: str
+
+
 @dataclass(frozen=True)
 class Size:
     """A number of GPUs with the ranking there: without savers where it fits without, else with all, which is fastest.
 
-    taken: those it has; needed: as few as do. None: none.
+    taken: those it has; needed: as few as do; None: none. took: what its first layout takes, where that is asked for.
     """
 
     inputs: Inputs
     ranked: Priced
     taken: Saving | None
     needed: Saving | None
+    took: tuple[Taken, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -55,8 +64,9 @@ class Smallest:
         return (None, *_savings(self.inputs.problem))
 
     def sized(self, gpus: int, saving: Saving | None = None) -> Problem:
-        """The problem on a number of GPUs."""
-        return _sized(self.inputs.problem, gpus, saving)
+        """The problem on a number of GPUs, with savers."""
+        problem = replace(self.inputs.problem, gpus=gpus)
+        return problem if saving is None else saving.of(problem)
 
     def size(self, gpus: int, *, top: int = 1) -> Size | None:
         """A number of GPUs with a ranking of `top` rows; None where nothing fits.
@@ -104,9 +114,14 @@ def smallest(request: Request) -> Smallest:
     inputs = load_inputs(replace(request, gpus=_pinned(request)))
     problem = inputs.problem
     limit_bytes, without_layout = memory_limit_bytes(problem.machine.accelerator), list[Problem]()
-    leanest, last = _leanest(problem), problem
+    # One of these fits where any does: all savers, and none where one takes more of some layouts.
+    lean = _savings(problem)[-1:]
+    leanest = [one.of(problem) for one in lean]
+    if not lean or any(one.trades for one in lean[0].savers):
+        leanest.append(problem)
+    last = problem
     for gpus in counts(problem):
-        several = [_sized(problem, gpus, one) for one in leanest]
+        several = [replace(one, gpus=gpus) for one in leanest]
         needed = [one for one in map(needed_bytes_of, several) if one is not None]
         if min(needed, default=limit_bytes + 1.0) <= limit_bytes:
             # The nearest below first, as memory rules out the others.
@@ -165,17 +180,6 @@ def counts(problem: Problem, *, least: int = 1) -> Iterator[int]:
 def _pinned(request: Request) -> int:
     """GPUs of the pinned axes."""
     return prod(size for axis, size in request.axes.items() if axis in RANK_AXES)
-
-
-def _sized(problem: Problem, gpus: int, saving: Saving | None) -> Problem:
-    problem = replace(problem, gpus=gpus)
-    return problem if saving is None else saving.of(problem)
-
-
-def _leanest(problem: Problem) -> list[Saving | None]:
-    """Combinations of which one fits where any does: all savers, and none where one takes more of some layouts."""
-    last = [None, *_savings(problem)][-1]
-    return [last, None] if last and any(one.trades for one in last.savers) else [last]
 
 
 def _savings(problem: Problem) -> list[Saving]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from axonn_tune.learning.setups import Taken
 from axonn_tune.ranking.smallest import Size
 from axonn_tune.report.fits import fit_json
 from axonn_tune.report.output import Json, Table, count, words
@@ -41,14 +40,6 @@ _FIELDS = (
 
 
 @dataclass(frozen=True)
-class SizeRow:
-    """A number of GPUs, and what the first layout of its ranking takes to fit."""
-
-    size: Size
-    taken: tuple[Taken, ...]
-
-
-@dataclass(frozen=True)
 class Sizes:
     """What is shown of the smallest number of GPUs, in its first row, and more.
 
@@ -56,14 +47,14 @@ class Sizes:
     the smallest number that takes no savers, None where none does.
     """
 
-    rows: Sequence[SizeRow]
+    rows: Sequence[Size]
     of_batch: Sequence[tuple[int, int]]
     without: int | None
 
 
 def sizes_table(found: Sizes, *, names: Sequence[str] = ()) -> Table:
     """A row for each number, and below the arguments of what it takes."""
-    problem = found.rows[0].size.inputs.problem
+    problem = found.rows[0].inputs.problem
     framework, rows = problem.framework, [_fields(one) for one in found.rows]
     axes = [axis for axis in shown_axes(problem) if any((row.get(axis) or 1) > 1 for row in rows)]
     label, shown = shown_rows(rows, framework, axes)
@@ -90,15 +81,15 @@ def sizes_table(found: Sizes, *, names: Sequence[str] = ()) -> Table:
     return explained(table, framework, axes)
 
 
-def _fields(one: SizeRow) -> Json:
-    entry, size = one.size.ranked[0], one.size
+def _fields(size: Size) -> Json:
+    entry = size.ranked[0]
     return {
         **entry_fields(entry),
         "gpus": size.inputs.problem.gpus,
         "room": fit_json(entry)["room"],
         "memory_limit_bytes": entry.memory_limit_bytes,
-        "took": ", ".join(taken.title for taken in one.taken) or "nothing",
-        "arguments": " ".join(taken.arguments for taken in one.taken),
+        "took": ", ".join(taken.title for taken in size.took) or "nothing",
+        "arguments": " ".join(taken.arguments for taken in size.took),
         "needed": size.needed.titles if size.needed else "",
     }
 
@@ -106,13 +97,13 @@ def _fields(one: SizeRow) -> Json:
 def _notes(found: Sizes) -> Iterator[str]:
     """Arguments of what is taken, which less would do, from where on it takes none, and sizes that the batch rules
     out."""
-    arguments = {taken.title: taken.arguments for row in found.rows for taken in row.taken}
+    arguments = {taken.title: taken.arguments for row in found.rows for taken in row.took}
     yield from (f"{title}: {words}" for title, words in arguments.items())
     for row in found.rows:
-        if row.size.needed and row.size.needed != row.size.taken:
-            gpus = counted(row.size.inputs.problem.gpus, "GPU")
-            yield f"On {gpus}, {row.size.needed.titles} alone would do; with the others a step is shorter."
-    if found.rows[0].size.taken and found.without:
+        if row.needed and row.needed != row.taken:
+            gpus = counted(row.inputs.problem.gpus, "GPU")
+            yield f"On {gpus}, {row.needed.titles} alone would do; with the others a step is shorter."
+    if found.rows[0].taken and found.without:
         yield f"The fewest GPUs without these options, recompute aside: {found.without:,}."
     if found.of_batch:
         fewer, batch = found.of_batch[0]
@@ -122,15 +113,15 @@ def _notes(found: Sizes) -> Iterator[str]:
 def sizes_json(found: Sizes) -> Json:
     """Everything, for a key of `axonn-tune/ranking/1`."""
     return {
-        "gpus": found.rows[0].size.inputs.problem.gpus,
+        "gpus": found.rows[0].inputs.problem.gpus,
         "sizes": [
             {
-                "gpus": row.size.inputs.problem.gpus,
-                "fit": fit_json(row.size.ranked[0]),
-                "took": [taken._asdict() for taken in row.taken],
-                "needed": [saver.title for saver in row.size.needed.savers] if row.size.needed else [],
-                "options": row.size.taken.words if row.size.taken else "",
-                "config": entry_fields(row.size.ranked[0]),
+                "gpus": row.inputs.problem.gpus,
+                "fit": fit_json(row.ranked[0]),
+                "took": [taken._asdict() for taken in row.took],
+                "needed": [saver.title for saver in row.needed.savers] if row.needed else [],
+                "options": row.taken.words if row.taken else "",
+                "config": entry_fields(row.ranked[0]),
             }
             for row in found.rows
         ],

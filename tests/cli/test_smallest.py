@@ -74,4 +74,4 @@ def test_python_has_the_same() -> None:
     found = axonn_tune.search("llama3-8b", "min", machine="dgx-h100", framework="megatron-core")
     assert found.best.grid.world == 2
     assert found.sizes is not None
-    assert [len(row.taken) for row in found.sizes.rows] == [1, 0]
+    assert [len(row.took) for row in found.sizes.rows] == [1, 0]
