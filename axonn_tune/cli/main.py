@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 EPILOG = """\b
 Examples:
   axonn-tune --gpus 1024 --model 80b
+  axonn-tune --gpus min --model llama3-70b --machine dgx-h100 --framework megatron-core
   axonn-tune --gpus 1024 --model 80b -o launch.yaml --emit slurm
   axonn-tune --gpus 64 --model llama3-70b --machine dgx-h100 --framework megatron-core
   axonn-tune --framework megatron-core --gpus 256 --model deepseek-v3 --machine dgx-h100

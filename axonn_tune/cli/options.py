@@ -500,22 +500,23 @@ def load(options: Mapping[str, Any]) -> Inputs:
 def say_assumed(*searched: Inputs) -> None:
     """Print what follows from replaced values of the machine, and the batch and sequence length of imported models, on
     standard error."""
+    from axonn_tune.report.output import wrapped
     from axonn_tune.specs.numbers import told
 
     for words in told(searched[0].machine.consequences, kept=False):
-        click.echo(f"Assumed: {words}.", err=True)
+        click.echo(wrapped(f"Assumed: {words}."), err=True)
     for one in searched:
         model, workload = one.model.document, one.problem.workload
         own = model.defaults.sequence_length
         if given("seq") and not given("batch") and workload.sequence_length != own:
-            click.echo(
+            kept = (
                 f"--seq {workload.sequence_length:,} without --batch keeps {workload.global_batch:,} sequences: "
                 f"{workload.global_batch * workload.sequence_length / 1e6:,.3g} million tokens a step, "
-                f"{workload.sequence_length / own:.3g} times the model's default.",
-                err=True,
+                f"{workload.sequence_length / own:.3g} times the model's default."
             )
+            click.echo(wrapped(kept), err=True)
         if taken := guessed_words(model, batch=workload.global_batch, length=workload.sequence_length):
-            click.echo(f"Assumed when the model was imported: {taken}.", err=True)
+            click.echo(wrapped(f"Assumed when the model was imported: {taken}."), err=True)
 
 
 def guessed_words(model: Model, *, batch: int, length: int) -> str:

@@ -223,6 +223,8 @@ _WRITTEN = (".sh", ".sbatch")
 
 def _write(found: SearchResult, *, output: str, quiet: bool, pick: int, emit: tuple[Emit, ...], **made: Any) -> None:
     """Write the launch config of a row, and the script that starts it."""
+    from axonn_tune.report.output import wrapped
+
     path, *others = replace(found, call=command_line()).write_launch_config(
         output, pick=pick, emit=emit, force=given("force"), **made
     )
@@ -234,7 +236,8 @@ def _write(found: SearchResult, *, output: str, quiet: bool, pick: int, emit: tu
     if not quiet:
         click.echo(f"Wrote {' and '.join(written)}.", err=True)
         if emit and not found.inputs.problem.framework.software:
-            click.echo("It starts the bundled runtime. --framework NAME writes the script of that framework.", err=True)
+            runtime = "It starts the bundled runtime. --framework NAME writes the script of that framework."
+            click.echo(wrapped(runtime), err=True)
 
 
 @click.command("explain", cls=SearchCommand, short_help="Explain one configuration, term by term.")
@@ -408,6 +411,7 @@ def compare_command(
       axonn-tune compare --from-command run.sh --machine dgx-h100
     """
     from axonn_tune.api.analysis import compare
+    from axonn_tune.report.learning import brief
     from axonn_tune.report.output import search_progress, wrapped
 
     if from_command:
@@ -425,7 +429,7 @@ def compare_command(
     if not from_command:
         say_assumed(found.inputs)
     for words in found.said:
-        click.echo(wrapped(words), err=True)
+        click.echo(wrapped(words if verbose else brief(words)), err=True)
     if output_format == "table":
         more = "" if verbose else ", -v (more)"
         layouts, where = "search --framework NAME (its layouts, a script)", "explain --framework NAME (the time)"

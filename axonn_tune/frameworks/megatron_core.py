@@ -472,7 +472,7 @@ MEGATRON_CORE = Framework(
     logged=FlopCount(
         log="Megatron-Core",
         label="throughput per GPU",
-        counts="the causal half of attention, and the padded vocabulary",
+        counts="half of attention, the rest being masked, where MFU counts all, and the padded vocabulary",
         source="NVIDIA/Megatron-LM@d98e8a64:megatron/training/training.py, num_floating_point_operations; windows: "
         "NVIDIA-NeMo/Megatron-Bridge@067f987d:src/megatron/bridge/training/utils/flop_utils.py",
         scores=0.5,

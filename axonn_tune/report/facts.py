@@ -73,7 +73,7 @@ _REPEATED = {
 """Layers and modules that a recompute set repeats, in words."""
 
 
-_SHORT = ("step", "longest wait", "recompute", "throughput", "framework's log", "training")
+_SHORT = ("step", "longest wait", "recompute", "throughput", "framework's log", "log counts", "training")
 """Facts that are told first."""
 
 
@@ -91,6 +91,7 @@ def step_facts(priced: Detail, *, short: bool = False) -> list[tuple[str, str]]:
         dict.fromkeys(_REPEATED.get(name, name) for name in job.framework.step.repeated(priced.recompute))
     )
     kept = int(priced.memory.kept_layers) if grid.z > 1 else 0
+    each = " of each chunk" if priced.chunks > 1 else " of each stage" if grid.pipeline > 1 else ""
     fields = {
         "sequences": f"{counted(workload.global_batch, 'sequence')} of {counted(workload.sequence_length, 'token')}",
         "shares": counted(grid.batch_shares, "group"),
@@ -115,7 +116,7 @@ def step_facts(priced: Detail, *, short: bool = False) -> list[tuple[str, str]]:
         else f"{show_seconds(longest.exposed_s)} for {longest.op} over {job.framework.called(longest.axis)} of "
         f"{longest.layer} ({longest.phase})",
         "recompute": _RECOMPUTE.get(priced.recompute, _SOME).format(set=priced.recompute, parts=repeated)
-        + (f", on the first {priced.recompute_layers} layers of each chunk" if priced.recompute_layers else ""),
+        + (f", on the first {priced.recompute_layers} layers{each}" if priced.recompute_layers else ""),
         "kept": f"the last {counted(kept, 'layer')}" if kept > 1 else "the last layer" if kept else "",
         "tokens": f"{priced.tokens_per_s:,.0f}",
         "own_tokens": f"{priced.tokens_per_s / grid.world:,.0f}",

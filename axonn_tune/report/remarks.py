@@ -428,7 +428,8 @@ def logged_words(entry: PricedLayout) -> str:
     tflops = entry.logged_tflops_per_gpu
     if count is None or tflops is None:
         return ""
+    will = "will" if count.log.lower() in job.framework.title.lower() else "would"
     return (
-        f'{count.log}\'s log will print about {tflops:,.0f} TFLOP/s per GPU ("{count.label}"), {tflops / peak:.1%} of '
-        f"peak: it counts {count.counts}."
+        f'{count.log}\'s log {will} print about {tflops:,.0f} TFLOP/s per GPU ("{count.label}"), {tflops / peak:.1%} '
+        f"of peak: it counts {count.counts}."
     )

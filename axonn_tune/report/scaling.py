@@ -138,7 +138,9 @@ def sweep_table(
     training = TRAINING if problem.tokens_total else ()
     took = ["took"] * any(point.saving for point in points)
     chosen = names or (*(_SWEEP_COLUMNS if wide else main), *training, *took)
+    savers = dict.fromkeys(saver for point in points if point.saving for saver in point.saving.savers)
     notes = [*([_LONGER] if len(shown) > len(points) else []), *(_above_100(rows) if verbose else []), *reasons]
+    notes += ["; ".join(f"{saver.title}: {saver.words}" for saver in savers)] if savers else []
     fields = (*_CSV, *formats, *took, *(_OVER_FIELDS if over else ()), *training_fields(problem, None))
     table = Table(columns, rows, chosen, fields, notes, apart=True, title=_ranked(points))
     if names or wide:

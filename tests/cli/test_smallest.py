@@ -47,6 +47,8 @@ def test_tables_of_sizes() -> None:
     swept = good(f"sweep {ASKED.replace('min', 'min..')} --format json").document["points"]
     assert [one["gpus"] for one in swept] == [2, 3, 4]
     assert swept[0]["options"] == "--grad-reduce-in-bf16 --use-precision-aware-optimizer bf16"
+    listed = good(f"sweep {ASKED.replace('min', 'min..')}").out
+    assert "BF16 gradients: --grad-reduce-in-bf16; BF16 moments: --use-precision-aware-optimizer bf16" in listed
     ranged = good(f"sweep {ASKED.replace('min', 'min..8x2')} --format json").document["points"]
     assert [one["gpus"] for one in ranged] == [2, 4, 8]
     assert good(f"explain {ASKED}").out.startswith("tight: ")

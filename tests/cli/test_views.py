@@ -228,6 +228,17 @@ def test_overlaps_decide_what_hides_what(document: Any) -> None:
         assert {term["hidden_behind"] for term in gathers} == {behind}
 
 
+@pytest.mark.parametrize(
+    ("framework", "said"),
+    [("megatron-core", "Megatron-Core's log will print about"), ("fsdp", "llm-foundry's log would print about")],
+)
+def test_what_a_log_prints_is_told_with_what_it_counts(framework: str, said: str) -> None:
+    """Guards the log's share of peak, which is not MFU, and logs of one program of several that run a framework."""
+    shown = " ".join(good(f"explain --gpus 8 --model 5b --machine dgx-h100 --framework {framework}").out.split())
+    assert said in shown
+    assert re.search(r"log counts .*MFU", shown)
+
+
 def test_picks_and_launch_configs_are_explained(tmp_path: Path) -> None:
     """Guards --pick: row N of the same search; and launch configs, which say everything: other options are refused."""
     third = good("--gpus 64 --model 20b --top 3 --format json").document["configs"][2]
