@@ -23,7 +23,6 @@ from axonn_tune.errors import AxonnTuneError, UsageError
 if TYPE_CHECKING:
     from axonn_tune.api.analysis import Catalog
     from axonn_tune.specs.catalog import Kind, Loaded
-    from axonn_tune.specs.machine import Machine
 
 
 @click.group("models")
@@ -112,21 +111,16 @@ def _check(kind: Kind, names: tuple[str, ...]) -> None:
             for words in told(loaded.consequences, kept=True):
                 click.echo(wrapped(f"{words}."))
             if kind == "machine":
-                _warn_changed(loaded)
+                from axonn_tune.calibration.profile import differences
+
+                if loaded.document.measured is not None:
+                    for difference in differences(loaded.document.measured):
+                        click.echo(f"Warning: {loaded.path}: {difference}; its times may not hold here", err=True)
         except AxonnTuneError as error:
             errors.append(error)
     if errors:
         listed = "\n".join(str(error) for error in errors)
         raise UsageError(f"{listed}\n{len(errors)} of {len(names)} cannot be used")
-
-
-def _warn_changed(loaded: Loaded[Machine]) -> None:
-    """Warn where this host has changed since the measurement."""
-    from axonn_tune.calibration.profile import differences
-
-    if loaded.document.measured is not None:
-        for difference in differences(loaded.document.measured):
-            click.echo(f"Warning: {loaded.path}: {difference}; its times may not hold here", err=True)
 
 
 _add_common(models_command, "model")

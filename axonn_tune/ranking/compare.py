@@ -25,7 +25,6 @@ from axonn_tune.ranking.inputs import compares_expert_overlap, unpriced_experts
 from axonn_tune.ranking.nearest import nearest_change
 from axonn_tune.ranking.priced import TELL, Priced
 from axonn_tune.ranking.space import Problem
-from axonn_tune.specs.machine import Machine
 from axonn_tune.specs.model import Model
 from axonn_tune.specs.workload import Workload
 from axonn_tune.vocabulary import OVERLAPS, Overlap
@@ -269,7 +268,8 @@ def compare(problem: Problem, *, of_run: Problem | None = None) -> Comparison:
             contenders.append(Contender(key, name, asked.framework.name, None, infeasible=why, measured=measured))
             continue
         if framework not in rankings:
-            unlimited = replace(asked, machine=with_unlimited_memory(asked.machine))
+            accelerator = asked.machine.accelerator.model_copy(update={"memory_gib": UNLIMITED_MEMORY_GIB})
+            unlimited = replace(asked, machine=asked.machine.model_copy(update={"accelerator": accelerator}))
             top = 0 if sum(other == framework for _, _, other, _ in strategies) > 1 else 1
             searched = partial(search, top=top, tell=TELL.get())
             rankings[framework] = searched(asked), searched(unlimited)
@@ -333,12 +333,6 @@ def _problem_of(problem: Problem, framework: Framework) -> Problem:
         pipeline=problem.pipeline if own else framework.searches_stages,
     )
     return replace(asked, compares_expert_overlap=compares_expert_overlap(asked))
-
-
-def with_unlimited_memory(machine: Machine) -> Machine:
-    """The machine with unlimited memory."""
-    accelerator = machine.accelerator.model_copy(update={"memory_gib": UNLIMITED_MEMORY_GIB})
-    return machine.model_copy(update={"accelerator": accelerator})
 
 
 def _first(ranking: Priced, wanted: GridFilter) -> Detail | None:

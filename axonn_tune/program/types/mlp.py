@@ -8,7 +8,7 @@ from axonn_tune.program.inputs import PARTS, H, LayerInputs, Linear, X, Y
 from axonn_tune.program.kinds import MLP, LayerKind
 from axonn_tune.program.layers import moves
 from axonn_tune.program.nodes import Add, Behind, Gemm, Nodes, Own, norm
-from axonn_tune.program.operations import Array, Kernel, MatMul, Phase, Size
+from axonn_tune.program.operations import Kernel, MatMul, Phase, Size
 
 NORM, FC1, UP, ACTIVATION, FC2 = "mlp.norm", "mlp.fc1", "mlp.up", "mlp.activation", "mlp.fc2"
 
@@ -18,7 +18,8 @@ def nodes(given: LayerInputs) -> Nodes:
     if not given.own.ffn:
         return []
     first, second = Linear(FC1, H / Y, given.G / X, "y", "x"), Linear(FC2, given.F / X, H / Y, "x", "y")
-    up = _up_projections(given)
+    names = ("up projection", "gate projection")[: given.own.ups]
+    up = tuple(given.stream(name, "up projection", given.F / X, inside=True) for name in names)
     # Of a gated MLP the half that is not gated.
     half = MatMul("recompute", FC1, given.part, given.F / X, first.k, "NN", PARTS, narrow=given.narrow, makes=up[:1])
     return [
@@ -37,12 +38,6 @@ def nodes(given: LayerInputs) -> Nodes:
 
 
 KIND = LayerKind(place=MLP, nodes=nodes)
-
-
-def _up_projections(given: LayerInputs) -> tuple[Array, ...]:
-    """Output of the first GEMM, `[M, F_x]`, and its gate's."""
-    names = ("up projection", "gate projection")[: given.own.ups]
-    return tuple(given.stream(name, "up projection", given.F / X, inside=True) for name in names)
 
 
 def activation(
