@@ -20,8 +20,7 @@ from axonn_tune.report.explain import (
     explain_title,
     sections,
 )
-from axonn_tune.report.facts import step_words
-from axonn_tune.report.fits import SmallestChange, fit_json, fit_line
+from axonn_tune.report.facts import SmallestChange, fit_json, fit_line, step_words
 from axonn_tune.report.output import Json, json_text, wrapped
 from axonn_tune.report.remarks import kept_remark, merged_remark
 from axonn_tune.report.run import choose_step, merged_trace, trace_remarks

@@ -25,7 +25,7 @@ from axonn_tune.ranking.inputs import Inputs, load_inputs
 from axonn_tune.ranking.nearest import nothing_feasible
 from axonn_tune.report.commands import FileToWrite, NamedModel
 from axonn_tune.report.explain import ExplainSection
-from axonn_tune.report.fits import SmallestChange
+from axonn_tune.report.facts import SmallestChange
 from axonn_tune.report.learning import StatedCommand, better_section, command_json, command_section, said_of
 from axonn_tune.report.output import Json
 from axonn_tune.request import BESIDE_COMMAND

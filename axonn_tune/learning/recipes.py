@@ -1,4 +1,7 @@
-"""Facts of files that are not read as runs, and the command that states them: Python recipes, configs of other tools.
+"""Files that are refused, by name, with what can be priced instead: other tools' files and recipes, unpriced training.
+
+Adapters, frozen or quantized weights and optimizers other than Adam are those of the table `unpriced`, tools those of
+the table `tools`, each with a mark in the text of its commands and pairs.
 
 A recipe is parsed, never run: constants and their products, keywords and assignments to attributes are its facts, by
 the names of the table `facts`. The command has what was found; 8 GPUs a node, dgx-h100 and llama3-8b stand for the
@@ -10,10 +13,12 @@ from __future__ import annotations
 import ast
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
+from axonn_tune.errors import Problem
 from axonn_tune.frameworks import find_framework
 from axonn_tune.frameworks.keys import Stated, records
+from axonn_tune.frameworks.names import FULL_TRAINING, unpriced
 from axonn_tune.learning.shell import arithmetic
 from axonn_tune.learning.trainers import NODE, checkpoint
 from axonn_tune.specs.catalog import available, load_model
@@ -21,6 +26,35 @@ from axonn_tune.specs.model import Model
 
 _LARGEST = 1 << 40
 _SIZES = ("layers", "hidden", "heads", "kv_heads", "head_dim", "ffn", "vocab")
+
+
+def refusals(
+    text: str, own: Mapping[str, Stated], every: Mapping[str, Stated], gpus: Stated | None
+) -> Iterator[Problem]:
+    """What of a file is not priced, and what can be.
+
+    text: a line for each command and pair; own: arguments as they are written; every: all by plain names; gpus: what a
+    launcher starts.
+    """
+    named = [(name, stated, key) for name, stated in own.items() if (key := unpriced(name)) is not None]
+    switches = [key.is_silent(stated.value) for _, stated, key in named if key.field == "switch"]
+    # What an adapter is like says nothing where a switch has none.
+    silent = {"detail", "frozen"} if switches and all(switches) else set()
+    found = [one for one in named if not one[2].is_silent(one[1].value) and one[2].field not in silent]
+    for name, stated, key in found:
+        value = "" if stated.value == "True" else f" {stated.value}"
+        yield Problem(f"{name}{value}", key.why, stated.line)
+    tool = next((one for one in records("tools") if re.search(one["mark"], text, re.MULTILINE)), None)
+    if tool is not None:
+        facts = _facts_of(every, gpus=gpus, tokens=tool["tokens"] == "yes")
+        yield Problem(
+            "", f"{tool['subject']} are not read. {FULL_TRAINING}. {_command(tool['framework'], text, facts)}"
+        )
+    elif found:
+        names = ", ".join(name for name, _, key in found if key.field != "switch" or not key.plain)
+        full = ", ".join(f"{name} {key.default}" for name, _, key in found if key.field == "switch" and key.plain)
+        changes = [f"with {full}"] * bool(full) + [f"without {names}"] * bool(names)
+        yield Problem("", f"{FULL_TRAINING}: {' and '.join(changes)} the file is priced as that")
 
 
 def python_facts(text: str) -> list[tuple[str, Stated]]:
@@ -72,7 +106,7 @@ def _number(node: ast.expr, known: Mapping[str, int]) -> int | None:
     return int(found) if re.fullmatch(r"-?\d{1,13}", found) and int(found) <= _LARGEST else None
 
 
-def facts_of(named: Mapping[str, Stated], *, gpus: Stated | None, tokens: bool) -> dict[str, int]:
+def _facts_of(named: Mapping[str, Stated], *, gpus: Stated | None, tokens: bool) -> dict[str, int]:
     """Numbers of a file by our names of them.
 
     named: arguments by plain names; gpus: what a launcher starts; tokens: batches are counted in tokens.
@@ -113,7 +147,7 @@ _NAMES = {"x": "TP", "pipeline": "PP", "chunks": "VPP", "context": "CP", "expert
 _NAMES |= {"data": "DP", "replicas": "replicas"}
 
 
-def command(framework: str, text: str, facts: Mapping[str, int]) -> str:
+def _command(framework: str, text: str, facts: Mapping[str, int]) -> str:
     """What was found, and the command that predicts the full training of it, with what stands for the rest."""
     axes = {axis: facts[axis] for axis in _NAMES if facts.get(axis, 0) > 0}
     found = find_framework(framework)

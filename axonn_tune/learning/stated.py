@@ -38,11 +38,10 @@ from axonn_tune.frameworks.keys import (
 from axonn_tune.frameworks.torchtitan import FLAVORS, MIXTURES
 from axonn_tune.learning.arguments import SWITCHES, beside_others, columns_of, known_name, named_values
 from axonn_tune.learning.pairs import toml_pairs, yaml_pairs
-from axonn_tune.learning.recipes import python_facts
+from axonn_tune.learning.recipes import python_facts, refusals
 from axonn_tune.learning.run import COMPARED, NEEDED, CommandRun, is_same, model_columns
 from axonn_tune.learning.shell import OUTPUT, Script, read_script, slurm_sizes
 from axonn_tune.learning.trainers import completed, config_files, launched, named_model
-from axonn_tune.learning.unpriced import refusals
 from axonn_tune.specs.catalog import ModelLike, load_model
 from axonn_tune.specs.formats import FORMATS
 from axonn_tune.specs.loading import DOCUMENT_BYTES, read_text

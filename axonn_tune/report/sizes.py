@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from axonn_tune.ranking.smallest import Size
-from axonn_tune.report.fits import fit_json
+from axonn_tune.report.facts import fit_json
 from axonn_tune.report.output import Json, Table, count, words
 from axonn_tune.report.ranking import (
     COLUMNS,
