@@ -54,6 +54,7 @@ _LEGENDS = {
     SHORTEST: f"{SHORTEST} shortest step of all.",
     OUTSIDE: f"{OUTSIDE} beyond what published steps validate.",
     "order": "Rank order: axes of adjacent ranks first.",
+    "formats": "Without a rank: the best in another format. MFU: of each format's own peak.",
     "kept_layers": "Layers gathered: weights stay gathered from forward to backward (reshard_after_forward=False).",
 }
 """Marks and columns that a title explains where they stand below it."""
@@ -127,7 +128,9 @@ def ranking_table(
         title=priced_remark(ranked),
     )
     table = _narrowed(table, said, rank_by=problem.rank_by, width=terminal) if narrow else table
-    marks = "".join(row["marked_rank"] or "" for row in rows)
+    marks = [*"".join(row["marked_rank"] or "" for row in rows)]
+    if problem.formats and len({row["precision"] for row in rows}) > 1:
+        marks.append("formats")
     return _with_bars(explained(table, framework, (*axes, *equal, *marks)), terminal)
 
 

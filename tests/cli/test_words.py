@@ -14,6 +14,7 @@ CORE = "--machine dgx-h100 --framework megatron-core"
 OUTPUTS = {
     "search": f"--gpus 16 --model llama3-8b {CORE}",
     "search-experts": f"--gpus 16 --model nano-moe {CORE} --ep 8",
+    "search-formats": f"--gpus 8 --model llama3-8b {CORE} --precision auto --recompute full --micro-batch 1",
     "search-4d": "--gpus 64 --model 20b",
     "search-infeasible": "--gpus 4 --model 640b",
     "compare": "compare --gpus 16 --model 5b",
@@ -44,6 +45,7 @@ UNKNOWN = {
 EXPLAINED = {
     "GTP": "GTP: weights in shards, gathered before use as in FSDP.",
     "gathered\n": "Layers gathered: weights stay gathered from forward to backward",
+    "fp8-current": "Without a rank: the best in another format. MFU: of each format's own peak.",
     "≈": "≈ within model error of #1.",
     "°": "° beyond what published steps validate.",
 }
