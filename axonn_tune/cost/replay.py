@@ -289,7 +289,11 @@ class Replay:
     @property
     def update_s(self) -> Value:
         """The stage's end of a step, without waits for gradient buckets, s."""
-        found: Value = self._run(self._free(), self.schedule.ends[self.work.stage], None)[0]
+        return self._alone_s(self.schedule.ends[self.work.stage])
+
+    def _alone_s(self, part: Instructions) -> Value:
+        """Duration of some instructions from idle streams, s."""
+        found: Value = self._run(self._free(), part, None)[0]
         return found
 
     def chunk(self, part: Stage, runs: Runs) -> ChunkTimes:
@@ -321,10 +325,6 @@ class Replay:
         batch, program, free = self.schedule.micro_batch, self.work.program, self._free()
         blocks, types = program.blocks, range(len({block.type for block in program.blocks}))
 
-        def ends_s(part: Instructions) -> Value:
-            found: Value = self._run(free, part, None)[0]
-            return found
-
         def entered(of_type: int) -> State:
             return self._run(free, batch.enter(of_type), None)
 
@@ -344,10 +344,10 @@ class Replay:
             found["closing", INNER_PART, kind] = self._spans(*ends, leaving=batch.leave(one))
             if one == first:
                 found["closing", FIRST_PART, kind] = self._spans(*ends, leaving=batch.flush(one))
-        found["head", None, 0] = (ends_s(batch.head(None)),)
+        found["head", None, 0] = (self._alone_s(batch.head(None)),)
         for one in types:
-            found["flush", None, one] = (ends_s(batch.flush(one)),)
-            found["leave", None, one] = (ends_s(batch.leave(one)),)
+            found["flush", None, one] = (self._alone_s(batch.flush(one)),)
+            found["leave", None, one] = (self._alone_s(batch.leave(one)),)
         return self._paces_with(found, last=last, kept=kept)
 
     def idle_paces(self, *, first: int, last: int, kept: bool) -> Paces:
@@ -359,20 +359,17 @@ class Replay:
             (batch.forward(block.type, None), batch.backward(None, Behind(kind, kept), None))
             for kind, block in enumerate(blocks)
         ]
-
-        def alone_s(part: Instructions) -> Value:
-            found: Value = self._run(self._free(), part, None)[0]
-            return found
-
-        ahead = {block.type: alone_s(forward) for block, (forward, _) in zip(blocks, alone, strict=True)}
-        turned_s = alone_s(batch.forward(last, None, head=True)) - alone_s(batch.forward(last, None))
+        ahead = {block.type: self._alone_s(forward) for block, (forward, _) in zip(blocks, alone, strict=True)}
+        turned_s = self._alone_s(batch.forward(last, None, head=True)) - self._alone_s(batch.forward(last, None))
         found: dict[PaceKey, Sequence[Value]] = {("forward", None, one): _run_of(ahead[one]) for one in types}
-        found["opening", FIRST_PART, first] = _run_of(ahead[first], alone_s(batch.embedding(first)))
-        found["opening", LAST_PART, last] = _run_of(ahead[last], alone_s(batch.head(None)) + turned_s)
+        found["opening", FIRST_PART, first] = _run_of(ahead[first], self._alone_s(batch.embedding(first)))
+        found["opening", LAST_PART, last] = _run_of(ahead[last], self._alone_s(batch.head(None)) + turned_s)
         for kind, block in enumerate(blocks):
-            found["backward", None, kind] = _run_of(alone_s(alone[kind][1]))
+            found["backward", None, kind] = _run_of(self._alone_s(alone[kind][1]))
             if block.type == first:
-                found["closing", FIRST_PART, kind] = _run_of(alone_s(alone[kind][1]), alone_s(batch.flush(first)))
+                found["closing", FIRST_PART, kind] = _run_of(
+                    self._alone_s(alone[kind][1]), self._alone_s(batch.flush(first))
+                )
         return self._paces_with(found, last=last, kept=kept)
 
     def _paces_with(self, found: dict[PaceKey, Sequence[Value]], *, last: int, kept: bool) -> Paces:

@@ -175,11 +175,12 @@ def _in_words(range_: str) -> str:
     return f"a number from {least} {f'to {most}' if most else 'up'}" if between else range_
 
 
-def records(name: str) -> Iterator[dict[str, str]]:
+@cache
+def records(name: str) -> tuple[Mapping[str, str], ...]:
     """The lines of `arguments/NAME.csv`, or of the `keys` of a framework that has a table of its own."""
     file = files("axonn_tune.frameworks").joinpath("arguments", f"{name}.csv")
     text = file.read_text(encoding="utf-8") if file.is_file() else registry()[name].keys
-    yield from csv.DictReader(text.splitlines())
+    return tuple(csv.DictReader(text.splitlines()))
 
 
 @cache

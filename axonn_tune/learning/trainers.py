@@ -7,12 +7,9 @@ in the tables `accelerate`, `trainer` and `llamafactory`; the tools and their ta
 
 from __future__ import annotations
 
-import csv
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache
-from importlib.resources import files
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -272,17 +269,11 @@ def named_model(stated: Arguments, folder: Path) -> tuple[Model, str] | None:
     return None
 
 
-@cache
-def _hub() -> tuple[tuple[re.Pattern[str], dict[str, str]], ...]:
-    text = files("axonn_tune.specs").joinpath("checkpoints.csv").read_text(encoding="utf-8")
-    rows = csv.DictReader(text.splitlines())
-    return tuple((re.compile(f"(?:^|[-/.])(?:{one['mark']})".replace(r"\.", "[.-]")), one) for one in rows)
-
-
 def checkpoint(name: str) -> Model | None:
     """The model of a name on the hub, in small letters, by its sizes there; None for one that is not known."""
     last = name.replace("meta-", "").rpartition("/")[2].replace("_", "-")
-    one = next((row for mark, row in _hub() if mark.search(last)), None)
+    marks = ((f"(?:^|[-/.])(?:{row['mark']})".replace(r"\.", "[.-]"), row) for row in records("checkpoints"))
+    one = next((row for mark, row in marks if re.search(mark, last)), None)
     if one is None or one["shipped"]:
         return load_model(one["shipped"]).document if one else None
     sizes: dict[str, Any] = {

@@ -179,10 +179,7 @@ def _rows(
             "memory_bytes": entry.memory_bytes,
             "memory_limit_bytes": limit_bytes,
             "shortest": same_step(entry, best),
-            "context_exchange": None if isinstance(entry, Rejected) else entry.context_exchange,
-            "dispatcher": None if isinstance(entry, Rejected) else entry.dispatcher,
-            "expert_overlap": None if isinstance(entry, Rejected) else entry.expert_overlap,
-            "recompute_layers": None if isinstance(entry, Rejected) else entry.recompute_layers,
+            **{name: getattr(entry, name, None) for name in _OPTIONS if name != "kept_layers"},
         }
         for entry in entries
     ]
