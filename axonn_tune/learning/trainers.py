@@ -36,11 +36,6 @@ class Completed:
     problems: list[Problem] = field(default_factory=list)
 
 
-def trainer_of(text: str) -> Mapping[str, str] | None:
-    """The tool whose marks are in a text of commands and `name=value` lines, with its tables; None for none."""
-    return next((one for one in records("trainers") if re.search(one["mark"], text, re.MULTILINE)), None)
-
-
 def completed(
     path: str, text: str, stated: Arguments, *, given: object, node: Stated | None
 ) -> tuple[list[tuple[str, Stated]], list[str]]:
@@ -49,7 +44,8 @@ def completed(
 
     text: commands and `name=value` lines. given: the number of GPUs that is asked for; node: stated GPUs of a node.
     """
-    found, trainer = Completed(), trainer_of(text)
+    found = Completed()
+    trainer = next((one for one in records("trainers") if re.search(one["mark"], text, re.MULTILINE)), None)
     stated = {name.rpartition(".")[2]: one for name, one in stated.items() if "_config." in name} | {**stated}
     counts = {name: _count(stated, name) for name in ("num_processes", "world_size", "num_machines")}
     gpus = given if isinstance(given, int) else counts["num_processes"] or counts["world_size"]

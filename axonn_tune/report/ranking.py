@@ -314,6 +314,7 @@ def shown_row(config: Json, framework: Framework) -> Json:
     """A configuration of the contract with the cells of tables."""
     axes = [axis for axis in (config.get("order") or "").split(",") if axis]
     order = [axis for axis in axes if config[axis] > 1] or axes
+    fits, limit_bytes = config.get("feasible"), config.get("memory_limit_bytes") or math.inf
     return {
         **config,
         **(config.get("layout") or {} if framework.names else {}),
@@ -323,7 +324,7 @@ def shown_row(config: Json, framework: Framework) -> Json:
         "some_layers": config.get("recompute_layers") or (None if config.get("recompute") in (None, "none") else "all"),
         "wide_order": ",".join(map(framework.called, order)) or None,
         "days_interval": days_interval(config),
-        "tight": "tight" * is_tight(config),
+        "tight": "tight" if fits and room_of(config["memory_bytes"], limit_bytes) == "tight" else "",
         "rejected_because": "; ".join(config.get("rejected_because", [])),
     }
 
@@ -343,12 +344,6 @@ def memory_columns(limit_bytes: float) -> dict[str, Column]:
     """The peak of a GPU, with what can be used of it in the heading, and whether that is tight."""
     title = f"memory\n≤ {limit_bytes / GIB:.1f}, GiB"
     return {"memory": replace(COLUMNS["memory_bytes"], title=title), "tight": words("tight", "memory", title="")}
-
-
-def is_tight(config: Json) -> bool:
-    """Whether this configuration fits and leaves next to nothing of the memory; not where its limit is not known."""
-    limit_bytes = config.get("memory_limit_bytes") or math.inf
-    return bool(config.get("feasible")) and room_of(config.get("memory_bytes") or 0.0, limit_bytes) == "tight"
 
 
 def is_tied(config: Json) -> bool:
