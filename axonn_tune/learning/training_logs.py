@@ -177,7 +177,7 @@ _UNITS = {"s": 1.0, "sec": 1.0, "seconds": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1
 
 _LOOKS = re.compile(
     r"elapsed time per iteration|train_step_timing in s|:::MLLOG|CurrSamplesPerSec=|iter time \(\w++\):"
-    r"|MODEL_TFLOP/s/GPU|'train_runtime'|\"log_history\""
+    r"|MODEL_TFLOP/s/GPU|'train_runtime'|'train_speed\(|\"log_history\""
 )
 _LOOKS_IN_ORDER = (
     ("step:", re.compile(r"^(?>.*?step:[ \t]*+\d++[ \t])(?>.*?loss:).*?[tw]ps:", re.MULTILINE)),
@@ -292,7 +292,9 @@ class _Reader:
         if any(word in text for word in _BEGINS):
             self._begin()
         if "elapsed time per iteration" in text:
-            for name in (name for words, name in _MARKS.items() if words in text):
+            marks = [name for words, name in _MARKS.items() if words in text]
+            marks += ["of_core"] * bool(re.match(r"\s*\[20\d\d-\d\d-\d\d [\d:]{8}\] iteration ", text))
+            for name in marks:
                 self.now.arguments.setdefault(name, Stated("True", number))
         for name, value in self.printed.sentence(text):
             self._state(name, value, number)
@@ -517,6 +519,8 @@ def _steps(kind: str, segment: _Segment) -> tuple[list[_Reading], list[str]]:
         largest = max(bar.step[0] for bar in found)
         words = "step times are the smoothed ones of the longest progress bar, taken for training's"
         return [bar for bar in found if bar.step[0] == largest], [words]
+    if kind.startswith("swift"):
+        return found[-1:], ["the time is the mean since the run began, of its last line"]
     if kind == "summary":
         return found, ["the time is the mean of a whole run: warm-up, evaluation and checkpoints are in it"]
     return found, []
@@ -572,6 +576,15 @@ def _level(readings: Sequence[_Reading], *, mean: bool) -> tuple[list[_Reading],
     return kept, outliers, "" if 2 * near > len(times) else f"the times of {len(times)} steps are not level"
 
 
+_OF_CORE = (
+    (("of_swift",), "ms-swift, whose lines these are, trains by it"),
+    (("of_primus",), "Primus, whose lines these are, trains by it"),
+    # Megatron-LM prints both since its releases of 2023 and 2024.
+    (("context_parallel_size", "of_core"), "the log has context parallelism or a time before each step"),
+)
+"""Arguments that only what trains by Megatron-Core prints, and how that is said."""
+
+
 def _software(kind: _Kind, kinds: Set[str], arguments: Arguments) -> tuple[str, list[str]]:
     """Software that printed lines of a kind, and assumptions."""
     if kind.name == "tps":
@@ -594,6 +607,6 @@ def _software(kind: _Kind, kinds: Set[str], arguments: Arguments) -> tuple[str, 
     balanced = "load_balancing_loss" in arguments
     if balanced or columns_of(arguments).get("experts", Stated(1, 0)).value > 1:
         return "Megatron-Core", ["Megatron-Core, since the log has experts"]
-    if told := [title for mark, title in (("of_swift", "ms-swift"), ("of_primus", "Primus")) if mark in arguments]:
-        return "Megatron-Core", [f"Megatron-Core, since {told[0]}, whose lines these are, trains by it"]
+    if told := next((words for marks, words in _OF_CORE if {*marks} & arguments.keys()), ""):
+        return "Megatron-Core", [f"Megatron-Core, since {told}"]
     return "Megatron-LM", ["Megatron-LM, since the log names neither Megatron-Core, NeMo, torchtitan nor DeepSpeed"]

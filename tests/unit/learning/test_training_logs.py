@@ -130,6 +130,35 @@ def test_lines_of_what_descends_from_megatron_are_read(
     assert run.flops == pytest.approx(tflops * 1e12 * 5.0125)
 
 
+@pytest.mark.parametrize(
+    ("before", "head"),
+    [
+        ("[2025-03-01 10:00:00] ", ""),
+        (
+            "",
+            "using world size: 64, data-parallel size: 16, context-parallel size: 1, hierarchical context-parallel "
+            "sizes: Nonetensor-model-parallel size: 2, pipeline-model-parallel size: 2",
+        ),
+    ],
+)
+def test_logs_of_later_releases_without_throughput_are_megatron_cores(before: str, head: str, tmp_path: Path) -> None:
+    """Guards lines with their time, and sizes of a head whose separator Megatron-LM lost."""
+    run = only(tmp_path, [head, *(f"{before}{STEP.format(step, step, 5012.5)}{LATER}" for step in range(1, 6))])
+    assert run.software == "Megatron-Core"
+    assert {name: run.columns[name].value for name in ("tp", "pp") if head} == ({"tp": 2, "pp": 2} if head else {})
+
+
+@pytest.mark.parametrize("speed", ["'train_speed(iter/s)': 0.25", "'train_speed(s/it)': 4.0"])
+def test_dictionaries_of_ms_swift_state_the_mean_since_the_run_began(speed: str, tmp_path: Path) -> None:
+    """Guards what `swift sft` prints: the last line has the most steps in its mean."""
+    first = re.sub(r"[\d.]+$", "1.0", speed)
+    run = only(
+        tmp_path, [f"{{'loss': 1.2, 'memory(GiB)': 58.5, {one}, 'epoch': 0.1}}" for one in (first, first, speed)]
+    )
+    assert run.step_s == pytest.approx(4.0)
+    assert run.assumed == ("the time is the mean since the run began, of its last line",)
+
+
 def test_rates_need_what_a_step_processes(tmp_path: Path) -> None:
     """Tokens per second and GPU say nothing without batch, sequence and GPUs: refused until they are given."""
     run = only(tmp_path, [line for line in TITAN if "step:" in line])
