@@ -17,7 +17,7 @@ from collections.abc import Iterator, Mapping
 
 from axonn_tune.errors import Problem
 from axonn_tune.frameworks import find_framework
-from axonn_tune.frameworks.keys import Stated, records
+from axonn_tune.frameworks.keys import NOTHING, Stated, is_off, records
 from axonn_tune.frameworks.names import FULL_TRAINING, unpriced
 from axonn_tune.learning.shell import arithmetic
 from axonn_tune.learning.trainers import NODE, checkpoint
@@ -25,7 +25,14 @@ from axonn_tune.specs.catalog import available, load_model
 from axonn_tune.specs.model import Model
 
 _LARGEST = 1 << 40
+_OF_OTHERS = re.compile(r"(?:^|\.)(?:rollout|ref|critic|reward\w*|generation|teacher)\.")
+"""Sections of what generates, or of models beside the one that is trained."""
 _SIZES = ("layers", "hidden", "heads", "kv_heads", "head_dim", "ffn", "vocab")
+
+
+def tool_of(text: str) -> Mapping[str, str] | None:
+    """The tool that is not read whose mark is in a text of commands and pairs; None for none."""
+    return next((one for one in records("tools") if re.search(one["mark"], text, re.MULTILINE)), None)
 
 
 def refusals(
@@ -43,9 +50,8 @@ def refusals(
     found = [one for one in named if not one[2].is_silent(one[1].value) and one[2].field not in silent]
     for name, stated, key in found:
         value = "" if stated.value == "True" else f" {stated.value}"
-        yield Problem(f"{name}{value}", key.why, stated.line)
-    tool = next((one for one in records("tools") if re.search(one["mark"], text, re.MULTILINE)), None)
-    if tool is not None:
+        yield Problem(f"{name}{value}", key.why, stated.line, stated.file)
+    if (tool := tool_of(text)) is not None:
         facts = _facts_of(every, gpus=gpus, tokens=tool["tokens"] == "yes")
         yield Problem(
             "", f"{tool['subject']} are not read. {FULL_TRAINING}. {_command(tool['framework'], text, facts)}"
@@ -66,17 +72,10 @@ def python_facts(text: str) -> list[tuple[str, Stated]]:
         return []
     known, found = dict[str, int](), list[tuple[str, Stated]]()
     for node in ast.walk(tree):
-        pairs: list[tuple[str, ast.expr]] = []
-        if isinstance(node, ast.Assign):
-            pairs = [(ast.unparse(target), node.value) for target in node.targets if not isinstance(target, ast.Tuple)]
-        elif isinstance(node, ast.AnnAssign) and node.value is not None:
-            pairs = [(ast.unparse(node.target), node.value)]
-        elif isinstance(node, ast.Call):
-            pairs = [(one.arg, one.value) for one in node.keywords if one.arg]
-        elif isinstance(node, ast.Dict):
-            keys = zip(node.keys, node.values, strict=True)
-            pairs = [(str(key.value), value) for key, value in keys if isinstance(key, ast.Constant)]
-        for name, value in pairs:
+        if isinstance(node, ast.FunctionDef):
+            taken = zip(reversed(node.args.args), reversed(node.args.defaults), strict=False)
+            known = {one.arg.lower(): n for one, value in taken if (n := _number(value, known)) is not None} | known
+        for name, value in _pairs(node):
             last = name.rpartition(".")[2].lower()
             if isinstance(value, ast.Constant) and isinstance(value.value, bool | str):
                 found.append((last, Stated(str(value.value)[:200], value.lineno)))
@@ -84,6 +83,19 @@ def python_facts(text: str) -> list[tuple[str, Stated]]:
                 known.setdefault(last, number)
                 found.append((last, Stated(str(number), value.lineno)))
     return sorted(found, key=lambda one: one[1].line)
+
+
+def _pairs(node: ast.AST) -> Iterator[tuple[str, ast.expr]]:
+    """Names and what they are given in a statement, a call or a dictionary."""
+    if isinstance(node, ast.Assign):
+        yield from ((ast.unparse(target), node.value) for target in node.targets if not isinstance(target, ast.Tuple))
+    elif isinstance(node, ast.AnnAssign) and node.value is not None:
+        yield ast.unparse(node.target), node.value
+    elif isinstance(node, ast.Call):
+        yield from ((one.arg, one.value) for one in node.keywords if one.arg)
+    elif isinstance(node, ast.Dict):
+        keys = zip(node.keys, node.values, strict=True)
+        yield from ((str(key.value), value) for key, value in keys if isinstance(key, ast.Constant))
 
 
 def _number(node: ast.expr, known: Mapping[str, int]) -> int | None:
@@ -106,16 +118,23 @@ def _number(node: ast.expr, known: Mapping[str, int]) -> int | None:
     return int(found) if re.fullmatch(r"-?\d{1,13}", found) and int(found) <= _LARGEST else None
 
 
+def _numbers(named: Mapping[str, Stated]) -> dict[str, str]:
+    """Whole numbers by the last part of their names, without sections that are off or of another model."""
+    off = tuple(name[: -len("enabled")] for name, one in named.items() if name.endswith(".enabled") and is_off(one))
+    plain: dict[str, str] = {}
+    for name, stated in named.items():
+        number = stated.value.replace("_", "")
+        if re.fullmatch(r"[1-9]\d{0,12}", number) and not _OF_OTHERS.search(name) and not name.startswith(off):
+            plain.setdefault(name.rpartition(".")[2], number)
+    return plain
+
+
 def _facts_of(named: Mapping[str, Stated], *, gpus: Stated | None, tokens: bool) -> dict[str, int]:
     """Numbers of a file by our names of them.
 
     named: arguments by plain names; gpus: what a launcher starts; tokens: batches are counted in tokens.
     """
-    plain: dict[str, str] = {}
-    for name, stated in named.items():
-        last = name.rpartition(".")[2]
-        if re.fullmatch(r"[1-9]\d{0,12}", stated.value.replace("_", "")):
-            plain.setdefault(last, stated.value.replace("_", ""))
+    plain = _numbers(named)
     found: dict[str, int] = {}
     for one in records("facts"):
         if value := next((plain[name] for name in one["names"].split() if name in plain), None):
@@ -124,8 +143,15 @@ def _facts_of(named: Mapping[str, Stated], *, gpus: Stated | None, tokens: bool)
         found["gpus"] = int(gpus.value)
     elif "gpus" not in found and "nodes" in found:
         found["gpus"] = found["nodes"] * found.get("gpus_per_node", NODE)
+    if "gpus" not in found and "shards" in found:
+        found["gpus"] = math.prod(found.get(axis, 1) for axis in ("shards", "replicas", "x", "context", "pipeline"))
     if "max_prompt_length" in plain and "max_response_length" in plain:
         found["seq"] = int(plain["max_prompt_length"]) + int(plain["max_response_length"])
+    if "ppo_mini_batch_size" in plain:
+        # verl counts prompts, each with so many answers (workers/fsdp_workers.py).
+        answers = named.get("actor_rollout_ref.rollout.n", NOTHING).value
+        each = int(answers) if re.fullmatch(r"[1-9]\d{0,4}", answers) else 1
+        found["batch"] = int(plain["ppo_mini_batch_size"]) * each
     if tokens and "seq" in found:
         counted = [name for name in ("batch", "micro_batch") if found.get(name, 0) >= found["seq"]]
         found |= {name: found[name] // found["seq"] for name in counted}
@@ -134,7 +160,11 @@ def _facts_of(named: Mapping[str, Stated], *, gpus: Stated | None, tokens: bool)
 
 def model_named(text: str) -> Model | None:
     """The model that a word of a text names: a shipped one, in full or as a part, or one of the hub; None for none."""
-    words = re.split(r"[^a-z0-9._-]+", text.lower())
+    # NeMo 2 writes Llama31Config70B, torchtune llama3_1/70B_full.
+    written = re.sub(r"([a-z])(\d)(\d?)config_?(\d+x?\d*b)", r"\1-\2.\3-\4", text.lower())
+    written = re.sub(r"(llama\d|qwen\d|gemma\d?|mistral|phi\d)(?:_(\d))?/(\d+b)_", r"\1.\2-\3 ", written)
+    written = written.replace(".-", "-")
+    words = re.split(r"[^a-z0-9._-]+", written)
     plain = [re.sub(r"[._-]", "", word) for word in words]
     known = {re.sub(r"[^a-z0-9]", "", name): name for name in sorted(available("model"), key=len)}
     found = [name for key, name in known.items() if len(key) > 5 and any(key in word for word in plain)]
@@ -155,6 +185,8 @@ def _command(framework: str, text: str, facts: Mapping[str, int]) -> str:
         # What shards by FSDP alone has no such axes.
         found = find_framework("torchtitan")
     model, stands = _model_words(text, facts)
+    if not found.expert_axes and stands in available("model") and load_model(stands).document.has_experts:
+        found = find_framework("fsdp")
     gpus, batch, micro = _sizes(facts, axes)
     said = [f"model {stands}" if stands else "", f"{gpus} GPUs" if "gpus" in facts or "data" in axes else ""]
     said += [f"{_NAMES[axis]} {size}" for axis, size in axes.items()]

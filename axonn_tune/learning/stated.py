@@ -38,7 +38,7 @@ from axonn_tune.frameworks.keys import (
 from axonn_tune.frameworks.torchtitan import FLAVORS, MIXTURES
 from axonn_tune.learning.arguments import SWITCHES, beside_others, columns_of, known_name, named_values
 from axonn_tune.learning.pairs import toml_pairs, yaml_pairs
-from axonn_tune.learning.recipes import python_facts, refusals
+from axonn_tune.learning.recipes import python_facts, refusals, tool_of
 from axonn_tune.learning.run import COMPARED, NEEDED, CommandRun, is_same, model_columns
 from axonn_tune.learning.shell import OUTPUT, Script, read_script, slurm_sizes
 from axonn_tune.learning.trainers import completed, config_files, launched, named_model
@@ -137,6 +137,11 @@ def _read(path: Path, *, named_by: tuple[Path, ...] = ()) -> _Source:
     found = _of_pairs(path, launched(source.words, script.variables, source.named, path))
     source = replace(source, named={**source.named, **found.named})
     commands = "\n".join(" ".join(word.value for word in command) for command in script.commands)
+    if tool_of(f"{commands}\n{source.text}") is not None:
+        for _, _, file in config_files(source.words, source.named, path, written=True):
+            if file is not None and file.suffix != ".toml":
+                beside = _of_pairs(file, yaml_pairs(read_text(file, limit_bytes=DOCUMENT_BYTES), file))
+                source = source.over(beside.elsewhere())
     for config in _configs(_priced(source, commands), script.documents, (*named_by, path)):
         source = source.over(config)
     return source

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -13,7 +14,7 @@ from axonn_tune.learning.recipes import python_facts
 from axonn_tune.learning.stated import read_run
 from tests.cli.running import good
 
-CASES: Mapping[str, Mapping[str, str]] = yaml.safe_load(
+CASES: Mapping[str, Mapping[str, Any]] = yaml.safe_load(
     (Path(__file__).parents[2] / "fixtures" / "trainers" / "recipes.yaml").read_text("utf-8")
 )
 
@@ -21,7 +22,8 @@ CASES: Mapping[str, Mapping[str, str]] = yaml.safe_load(
 def refusal(name: str, folder: Path) -> str:
     """What is said of a case's file."""
     path = folder / CASES[name]["file"]
-    path.write_text(CASES[name]["text"], "utf-8")
+    for file, text in {path.name: CASES[name]["text"], **CASES[name].get("beside", {})}.items():
+        (folder / file).write_text(text, "utf-8")
     with pytest.raises(DocumentError) as caught:
         read_run(path, given={})
     return str(caught.value)
