@@ -522,7 +522,7 @@ def _training_log(path: Path, request: EvidenceRequest) -> _Found:
             said.append(f"{path.name}:{run.lines[0]}: {gpus} GPUs, by the global and the local batch that it states")
             run = run.with_given({"n_gpus": gpus})
         script = request.script(gpus=gpus)
-        said += [] if script is None else [f"{script.path}: {words}" for words in script.assumed]
+        said += [] if script is None else [f"{script.path}: {words}" for words in (*script.assumed, *script.ignored)]
         given = _given(request, script, _beside(path))
         asked = {name: given.pop(name) for name in request.asked if name in given.keys() & run.columns.keys()}
         log, place = run.completed(given), f"{path.name}:{run.lines[0]}"

@@ -58,7 +58,7 @@ def completed(
             _add_llamafactory(found, stated)
         _add_defaults(found, trainer, stated)
         _add_recompute(found, stated, trainer["title"])
-        _add_precision(found, stated, trainer["title"])
+        _add_precision(found, stated, trainer["title"], sharded)
     if sharded is not None and sharded != "deepspeed":
         shards = _sharding(found, stated) if sharded == "fsdp" else "no_shard"
         _add_degrees(found, stated, shards, gpus=gpus, node=of_node)
@@ -120,13 +120,15 @@ def _add_recompute(found: Completed, stated: Arguments, title: str) -> None:
         found.pairs["attn_implementation"] = Stated(_KERNELS[attention], both["flash_attn"].line)
 
 
-def _add_precision(found: Completed, stated: Arguments, title: str) -> None:
-    """The types of a run without mixed precision: those of its weights, FP32 unless they are loaded otherwise."""
+def _add_precision(found: Completed, stated: Arguments, title: str, sharded: str | None) -> None:
+    """The types of a run whose weights stay as they are loaded: without mixed precision, and with it where neither
+    Accelerate's FSDP, nor DeepSpeed, nor LLaMA-Factory makes FP32 ones of them."""
     loaded = stated.get("torch_dtype", NOTHING).value.removeprefix("torch.").lower()
     mixed = [name for name in ("bf16", "fp16", "pure_bf16") if is_on(stated.get(name, NOTHING))]
     if stated.get("mixed_precision", NOTHING).value.lower() in ("bf16", "fp16", "fp8"):
         mixed.append("mixed_precision")
-    if "pure_bf16" in mixed or (not mixed and loaded in ("bf16", "bfloat16")):
+    as_loaded = not mixed or (mixed == ["bf16"] and sharded == "ddp" and title != "LLaMA-Factory")
+    if "pure_bf16" in mixed or (as_loaded and loaded in ("bf16", "bfloat16")):
         line = stated[mixed[0] if mixed else "torch_dtype"].line
         found.pairs |= {name: Stated("True", line) for name in ("bf16", "pure_bf16")}
     elif not mixed and not any(is_on(stated.get(f"{name}.enabled", NOTHING)) for name in ("bf16", "fp16")):
@@ -309,7 +311,7 @@ def config_files(
     The file that follows a program or its subcommand is one, too (`llamafactory-cli train run.yaml`). DocumentError for
     one that is needed and not there, unless the script has written files.
     """
-    follows = re.compile(r"\.py$|^(train|sft|dpo)$")
+    follows = re.compile(r"\.py$|(?:^|\.)(?:train|sft|dpo)$")
     told = [("config", word) for before, word in pairwise(words) if follows.search(before.value)]
     told += [(name, named[name]) for name in _CONFIGS if name in named]
     for name, stated in told:
