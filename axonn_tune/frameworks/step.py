@@ -335,7 +335,7 @@ class FormatOptions:
     """Of number formats below FP32.
 
     tf32: linear layers round FP32 operands to TF32, as Transformer Engine has cuBLAS do it
-    (NVIDIA/TransformerEngine@0143a5e0, transformer_engine/common/gemm/cublaslt_gemm.cu). Products of PyTorch's own
+    (NVIDIA/TransformerEngine@0143a5e0, transformer_engine/common/gemm/cublaslt_gemm.cu). GEMMs of PyTorch's own
     do not since 1.12 (torch.backends.cuda.matmul.allow_tf32).
     keeps_quantized: weights are quantized once a step, for all micro-batches; otherwise in each forward pass.
     one_layout: GEMMs take any layout of 8-bit operands, so that a scale a tensor needs no transposed copy.
