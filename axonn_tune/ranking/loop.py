@@ -261,7 +261,7 @@ class Loop:
                 least = np.zeros(len(pool))
             else:
                 sent = self.problem.rank_by == "communication"
-                least = pool.least_sent_s() if sent else pool.any_split_s(np.arange(len(pool)), pool.chunks)
+                least = pool.least_sent_s() if sent else pool.unsplit.least_s(np.arange(len(pool)), pool.chunks)
             if not len(near := np.flatnonzero(least <= limit)):
                 continue
             kept = batch._replace(pool=pool.among(near), shape=batch.shape[near], placement=batch.placement[near])

@@ -87,7 +87,13 @@ class Pool:
     @property
     def paces(self) -> Paces:
         """Runs of blocks of the candidates that differ."""
-        return self._runs or self._paces_of(self._alike[0])
+        if self._runs is not None:
+            return self._runs
+        rows, runs = self._alike[0], self.shapes.problem.model.runs
+        kept = bool(self.fitting.kept_layers.any())
+        return self.pricer.paces(
+            self.candidates.taken(rows), self._work, first=runs[0][0], last=runs[-1][0], kept=kept, idle=self.idle
+        )
 
     def with_paces(self) -> Pool:
         """The same, which keeps the runs of its blocks."""
@@ -116,12 +122,6 @@ class Pool:
         values = values_of_all(self.shapes, self.pricer.program, self.fitting.repeated, 0.0 * kept)
         return self.pricer.work(values, MIDDLE)
 
-    def _paces_of(self, rows: Integers) -> Paces:
-        runs, kept = self.shapes.problem.model.runs, bool(self.fitting.kept_layers.any())
-        return self.pricer.paces(
-            self.candidates.taken(rows), self._work, first=runs[0][0], last=runs[-1][0], kept=kept, idle=self.idle
-        )
-
     @cached_property
     def layers(self) -> Layers:
         """What splits of the candidates are made of, of those that differ."""
@@ -142,10 +142,6 @@ class Pool:
             self.sends_s if several else np.zeros(len(self)),
             np.full(len(self), self.contention),
         )
-
-    def any_split_s(self, rows: Integers | None = None, chunks: Integers | None = None) -> Floats:
-        """Least step of some candidates over all splits of their layers, s, as of `Unsplit.least_s`."""
-        return self.unsplit.least_s(rows, chunks)
 
     @property
     def chunks(self) -> Integers:

@@ -65,10 +65,10 @@ class Bounded:
         anything = Fitting(0.0 * kept, kept, np.zeros(1, dtype=np.int64), np.arange(1), np.inf)
         none = Variant("none", precision=drawn.kind.precision)
         pair, at = self.pool(none, anything, chunks=1, cut=True)
-        yield Held("any chunks", float(pair.any_split_s()[at]), least_s)
+        yield Held("any chunks", float(pair.unsplit.least_s()[at]), least_s)
         chunks = np.array([drawn.layout.chunks])
-        yield Held("any recompute", float(pair.any_split_s(np.array([at]), chunks)[0]), least_s)
-        yield Held("any split", float(pool.any_split_s(np.array([place]), chunks)[0]), least_s)
+        yield Held("any recompute", float(pair.unsplit.least_s(np.array([at]), chunks)[0]), least_s)
+        yield Held("any split", float(pool.unsplit.least_s(np.array([place]), chunks)[0]), least_s)
 
     @property
     def schedules(self) -> list[Scheduled]:
