@@ -536,7 +536,8 @@ def _training_log(path: Path, request: EvidenceRequest) -> _Found:
         printed = ("vpp", "attn") if "recompute" in run.columns else ()
         rows.append(replace(row, unstated=(*(name for name in row.unstated if name not in printed), *doubted)))
         stated.append(_stated(log, row, request, script))
-        said += [f"{place}: {words}" for words in run.assumed]
+        taken_for = run.taken_for if script is None and not request.framework else ()
+        said += [f"{place}: {words}" for words in (*run.assumed, *taken_for)]
         if stated[-1] is None and (proof := experts_proof(run.arguments)):
             said.append(
                 f"{place}: the model has no experts, but the log has {proof}, which only mixtures of experts have"

@@ -57,8 +57,8 @@ class LoggedRun(StatedRun):
     """Steps of a training log with one layout and one batch.
 
     lines: first and last line of its steps. times_s: seconds per `per`, after warm-up and without outliers. left_out:
-    excluded lines, outliers first. assumed: assumptions, in words. flops: of a GPU per `per`, by the log's own TFLOP/s
-    times its time; 0 without. arguments: those that it prints.
+    excluded lines, outliers first. assumed: assumptions, in words; taken_for: those on the software that ran. flops: of
+    a GPU per `per`, by the log's own TFLOP/s times its time; 0 without. arguments: those that it prints.
     """
 
     noun: ClassVar[str] = "log"
@@ -67,6 +67,7 @@ class LoggedRun(StatedRun):
     per: Per
     left_out: tuple[LeftOut, ...] = ()
     assumed: tuple[str, ...] = ()
+    taken_for: tuple[str, ...] = ()
     flops: float = 0.0
     arguments: Arguments = field(default_factory=dict)
 
@@ -499,7 +500,8 @@ def _run(path: str, segment: _Segment) -> LoggedRun | None:
         times_s=tuple(one.time_s for one in kept),
         per=readings[0].per,
         left_out=(*outliers, *segment.left_out),
-        assumed=(*assumed, *words, *more),
+        assumed=(*assumed, *words),
+        taken_for=tuple(more),
         flops=statistics.median(one.flops for one in kept),
         arguments=segment.arguments,
     )

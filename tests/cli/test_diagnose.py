@@ -388,6 +388,7 @@ def test_two_runs_as_predicted_name_no_cause() -> None:
     fine = good("diagnose one.log --beside fine.log --from-command train.toml --machine dgx-h100")
     assert "which is reasonable" in fine.out
     assert "how likely" not in fine.out
+    assert "not compiled" not in " ".join(fine.out.split()), "the script says whether it is"
     assert "the network" not in " ".join(fine.out.split())
     assert fine.err.splitlines()[-1] == "Next: -v (all assumptions and commands)"
     both = run("diagnose --step 4.5 --gpus 8 --step 4.6 --gpus 32 --from-command train.toml --machine dgx-h100")
