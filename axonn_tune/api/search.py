@@ -511,7 +511,12 @@ class SearchResult(ReportedResult, Sequence[PricedLayout]):
         """This ranking as a section of a report; `source` names where it comes from."""
         from axonn_tune.report.ranking_section import ranking_of, ranking_section
 
-        return ranking_section(ranking_of(self.inputs, self.ranked), identity="s1", source=source)
+        document = ranking_of(self.inputs, self.ranked)
+        if self.sizes is not None:
+            from axonn_tune.report.sizes import sizes_remarks
+
+            document["verdict"] = [*sizes_remarks(self.sizes), *document["verdict"]]
+        return ranking_section(document, identity="s1", source=source)
 
     def _table(self) -> Table:
         table = self._listing(0)

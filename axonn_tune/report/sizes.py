@@ -94,6 +94,16 @@ def _fields(size: Size) -> Json:
     }
 
 
+def sizes_remarks(found: Sizes) -> list[str]:
+    """What each number takes, in sentences, as a page has them, and what stands below the table."""
+    first, *more = [
+        (counted(row.inputs.problem.gpus, "GPU"), ", ".join(taken.title for taken in row.took) or "nothing")
+        for row in found.rows
+    ]
+    said = [f"The fewest: {first[0]}. What it takes: {first[1]}.", *(f"On {gpus}: {took}." for gpus, took in more)]
+    return [*said, *_notes(found)]
+
+
 def _notes(found: Sizes) -> Iterator[str]:
     """Arguments of what is taken, which less would do, from where on it takes none, and sizes that the batch rules
     out."""

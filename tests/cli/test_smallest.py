@@ -36,9 +36,12 @@ def test_the_smallest_number_with_its_script(tmp_path: Path) -> None:
     assert read["config"]["iteration_s"] == pytest.approx(sizes[0]["config"]["iteration_s"], rel=1e-6)
 
 
-def test_tables_of_sizes() -> None:
+def test_tables_of_sizes(tmp_path: Path) -> None:
     """Guards the table, its CSV, `sweep` from the smallest number on, and `explain` of its first layout."""
-    shown = good(ASKED)
+    shown = good(f"{ASKED} --html {tmp_path / 'page.html'}")
+    page = (tmp_path / "page.html").read_text("utf-8")
+    assert "The fewest: 2 GPUs. What it takes: " in page
+    assert "BF16 gradients: --grad-reduce-in-bf16" in page
     assert "BF16 gradients: --grad-reduce-in-bf16" in shown.out
     assert "The fewest GPUs without these options, recompute aside: 4." in shown.out
     header, first, *_ = good(f"{ASKED} --format csv").out.splitlines()
