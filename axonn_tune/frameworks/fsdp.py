@@ -198,6 +198,7 @@ FSDP = Framework(
     formats=("fp8-current", *_ENGINE),
     format_options=("primary_weights",),
     recompute_some="full",
+    savers=(),
     names={"z": "shard", "data": "replicate"},
     logged=FlopCount(
         log="llm-foundry",

@@ -254,16 +254,17 @@ def changes_of(setup: Setup, price: Callable[[Setup], float], *, ranking: Priced
 
 
 def _savers(setup: Setup, *, within_bytes: float) -> list[tuple[str, Setup]]:
-    """What else takes less memory: recompute sets, an axis twice as long for one half as long, and as few of the
-    framework's savers as do."""
+    """What else takes less memory: recompute sets, an axis twice as long for one half as long, all replicas as shards
+    where blocks are gathered, and as few of the framework's savers as do."""
     framework, one, has = setup.framework, setup.layout, {*setup.model.parts}
     others = (other for other in framework.recompute_sets if other not in (*RECOMPUTES, one.recompute))
     sets = (other for other in others if {*needed_by(other)} <= has and not framework.cannot_recompute(other))
     found = [(f"recompute {other}", _run_as(setup, recompute=other, recompute_layers=None)) for other in sets]
     for longer, shorter in permutations([axis for axis in framework.axes if axis in RANK_AXES], 2):
-        sizes = dict(one.grid.by_axis)
-        if sizes[shorter] % 2 == 0:
-            sizes |= {longer: 2 * sizes[longer], shorter: sizes[shorter] // 2}
+        whole = dict(one.grid.by_axis)
+        most = whole[shorter] if (longer, shorter, framework.step.gather_unit) == ("z", "data", "block") else 1
+        for factor in sorted(factor for factor in {2, most} if factor > 1 and whole[shorter] % factor == 0):
+            sizes = whole | {longer: factor * whole[longer], shorter: whole[shorter] // factor}
             words = ", ".join(f"{framework.called(axis)} {sizes[axis]}" for axis in (longer, shorter))
             found.append((words, _run_as(setup, grid=Grid(**sizes, order=one.grid.order), parts=None)))
     several = [(len(taken.savers), taken.words, changed) for taken, changed in _saved(setup)]

@@ -434,6 +434,19 @@ def test_a_rate_is_the_step_that_a_log_with_it_has(tmp_path: Path, monkeypatch: 
         assert found["measured_s"] == pytest.approx(config["iteration_s"], rel=1e-6)
 
 
+def test_replicas_out_of_memory_are_told_to_shard(tmp_path: Path) -> None:
+    """Guards the smallest change of a run that only replicates: all replicas as shards, which Accelerate has, not the
+    distributed optimizer, which it lacks."""
+    config = tmp_path / "ddp.yaml"
+    config.write_text(
+        "distributed_type: MULTI_GPU\nmixed_precision: bf16\nnum_machines: 2\nnum_processes: 16\n", "utf-8"
+    )
+    asked = (
+        f"explain --from-command {config} --model llama3-8b --seq 4096 --batch 16 --micro-batch 1 --machine dgx-h100"
+    )
+    assert "; smallest change: shard 16, replicate 1 (" in " ".join(good(asked).out.split())
+
+
 def test_a_script_out_of_memory_is_told_what_costs_least(tmp_path: Path) -> None:
     """Guards `explain --from-command` of a run that does not fit: its first line, and changes by step, as the
     framework's own arguments, with the step and memory that the script has with them; sequence parallelism before full

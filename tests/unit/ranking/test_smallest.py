@@ -126,7 +126,7 @@ def test_what_is_switched_off_stays_off() -> None:
     asked = Request(gpus=MIN, model="llama3-8b", **CORE, set=off, grad_reduce_in_bf16=True)
     words = [one.words for one in combinations(smallest(asked)) if one]
     assert words == ["--use-precision-aware-optimizer fp32", "--use-precision-aware-optimizer bf16"]
-    assert find_framework("fsdp").savers[0].words == "--set step.sequence_parallel=true"
+    assert find_framework("torchtitan").savers[0].words == "--set step.sequence_parallel=true"
     assert not combinations(found_of("without savers"))[1:]
 
 
