@@ -16,7 +16,7 @@ from axonn_tune.specs.launch import Launch
 from axonn_tune.specs.loading import load_document
 from axonn_tune.validation.published.rows import SHIPPED
 from tests.browser.browser import DESKTOP, PHONE, Scheme, browser, opened
-from tests.cli.running import good
+from tests.cli.running import good, run
 
 LAB = Path(__file__).parents[1] / "fixtures" / "diagnose"
 REPORTS = {
@@ -38,6 +38,13 @@ BUTTONS_OVER_NUMBERS = """() => [...document.querySelectorAll(".js-plotly-plot")
   return bar && plot && bar.getBoundingClientRect().bottom > plot.getBoundingClientRect().top + 1;
 }).length"""
 """Figures whose buttons reach into what is drawn."""
+
+
+CUT = """() => [...document.querySelectorAll(".annotation-text")].filter((one) => {
+  const figure = one.closest(".js-plotly-plot").getBoundingClientRect();
+  return one.getBoundingClientRect().right > figure.right + 1;
+}).map((one) => one.textContent)"""
+"""Names of bars that are wider than their figure."""
 
 
 @pytest.fixture(scope="module")
@@ -68,6 +75,7 @@ def draws(chromium: Any, path: Path, size: tuple[int, int], scheme: Scheme) -> N
         assert wide <= 0, "the page scrolls sideways"
         over = seen.page.evaluate(BUTTONS_OVER_NUMBERS)
         assert over == 0, "buttons of a figure hide what it shows"
+        assert seen.page.evaluate(CUT) == []
         seen.screenshot(f"{path.stem}-{size[0]}-{scheme}")
         seen.check()
 
@@ -77,6 +85,14 @@ def test_every_report_draws(chromium: Any, reports: dict[str, Path], name: str) 
     """Guards pages on a desktop in light colors and on a phone in dark ones."""
     draws(chromium, reports[name], DESKTOP, "light")
     draws(chromium, reports[name], PHONE, "dark")
+
+
+def test_long_names_of_causes_are_whole_on_a_phone(chromium: Any, tmp_path: Path) -> None:
+    """Guards the names of explanations, which are sentences: in lines, above their bars."""
+    page = tmp_path / "diagnosis.html"
+    words = "--gpus 64 --model llama3-8b --machine dgx-h100 --framework megatron-core --batch 128 --seq 8192 --tp 2"
+    assert run(f"diagnose --step 20 {words} --html {page}").code == 4
+    draws(chromium, page, PHONE, "light")
 
 
 @pytest.mark.nightly

@@ -19,11 +19,21 @@ function line(name, x, y, more) {
   return marks(name, x, y, { mode: "lines", line: { color: "--muted", width: 1, dash: "dash" }, ...more });
 }
 
+/* A name in lines of as many characters as a phone shows. */
+function folded(name) {
+  const lines = [""];
+  for (const word of name.split(" ")) {
+    if (lines.at(-1) && lines.at(-1).length + word.length >= 50) lines.push(word);
+    else lines.push(`${lines.pop()} ${word}`.trim());
+  }
+  return lines.join("<br>");
+}
+
 /* A row for each name, the first on top; on a phone names stand above their bars. */
 function rowsAxis(names, narrow, above = 0.6) {
   const range = [names.length - 0.4, -above];
   if (!narrow) return { yaxis: { tickvals: names.map((_, place) => place), ticktext: names, range, fixedrange: true } };
-  const look = { showarrow: false, xref: "paper", x: 0, xanchor: "left", yanchor: "bottom" };
+  const look = { showarrow: false, xref: "paper", x: 0, xanchor: "left", yanchor: "bottom", align: "left" };
   const annotations = names.map((text, place) => ({ ...look, text, y: place - 0.18 }));
   return { annotations, yaxis: { tickvals: [], range: [names.length - 0.4, -0.95], fixedrange: true } };
 }
@@ -57,6 +67,8 @@ const drawings = {
     const values = block.rows.map((row) => row[1]);
     const [per, unit] = unitOf(block.unit, Math.max(...values));
     const [least, most] = [Math.min(0, ...values) / per, Math.max(...values, block.limit ?? 0) / per];
+    const names = block.rows.map((row) => (narrow ? folded(row[0]) : row[0]));
+    const lines = Math.max(...names.map((name) => name.split("<br>").length));
     const room = block.rows.some((row) => row[2]) ? 0.4 * (most - least) : 0.05 * (most - least);
     const x = values.map((value) => value / per);
     const data = bar(block.title, x, x.map((_, place) => place + (narrow ? 0.2 : 0)), block.rows.map((row) => row[3]), {
@@ -64,7 +76,7 @@ const drawings = {
       textposition: x.map((value, place) => (block.rows[place][4] || value > INSIDE * (most + room) ? "inside" : "outside")),
       cliponaxis: false,
       insidetextanchor: block.rows.some((row) => row[4]) ? "start" : "end",
-      width: narrow ? 0.5 : 0.8,
+      width: narrow ? 0.5 / lines : 0.8,
       hovertemplate: undefined,
       hoverinfo: "skip",
     });
@@ -72,8 +84,8 @@ const drawings = {
       data.error_x = { type: "data", symmetric: false, array: block.rows.map((row) => row[4] / per), arrayminus: block.rows.map((row) => row[5] / per) };
     }
     const xaxis = { title: { text: unit }, range: [least < 0 ? least - room : 0, most + room] };
-    const layout = { showlegend: false, xaxis, shapes: limitOf(block, per), ...rowsAxis(block.rows.map((row) => row[0]), narrow) };
-    return { data: [data], layout, height: 90 + (narrow ? 38 : 24) * values.length };
+    const layout = { showlegend: false, xaxis, shapes: limitOf(block, per), ...rowsAxis(names, narrow) };
+    return { data: [data], layout, height: 90 + (narrow ? 6 + 32 * lines : 24) * values.length };
   },
 
   /* rows: {name, parts, under, low, high, own, words}; series: colors by name. Parts make a bar, `under` a thin one below
