@@ -111,7 +111,7 @@ def accelerators_named(text: str) -> dict[str, str]:
     found = re.findall(
         r"(?<![a-z0-9])(?:" + "|".join(word for word, _ in ACCELERATORS) + r")(?![a-z0-9])", text.lower()
     )
-    profiles = dict(reversed(ACCELERATORS))
+    profiles = dict(ACCELERATORS)
     return {word: profiles[word] for word in found}
 
 
