@@ -10,7 +10,7 @@ from collections import defaultdict
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -83,6 +83,14 @@ def _program(
     return program, schedule
 
 
+class StageSeconds(NamedTuple):
+    """The end of a stage's step, without waits for gradient buckets, and its computation and communication, s."""
+
+    update_s: float
+    compute_s: float
+    communication_s: float
+
+
 class Pricer:
     """Prices one layout.
 
@@ -140,7 +148,7 @@ class Pricer:
         self.known = KnownSizes()
         self._chunks: dict[tuple[Stage, Contents, bool], ChunkTimes] = {}
         self._replays: dict[bool, Replay] = {}
-        self._updates: dict[tuple[Stage, tuple[Contents, ...]], float] = {}
+        self._stages: dict[tuple[Stage, tuple[Contents, ...]], StageSeconds] = {}
 
     def _symbols(self, stage: Stage, chunks: Sequence[Contents] | None = None) -> dict[str, float]:
         return symbol_values(
@@ -180,12 +188,14 @@ class Pricer:
             self._chunks[key] = self._replays[kept].chunk(part, as_runs(contents))
         return self._chunks[key]
 
-    def update_s(self, stage: Stage, contents: tuple[Contents, ...]) -> float:
-        """A stage's end of the step, without waits for gradient buckets, s; contents: of its chunks."""
+    def stage_s(self, stage: Stage, contents: tuple[Contents, ...]) -> StageSeconds:
+        """A stage whose layers are all resharded; contents: of its chunks."""
         key = stage, tuple(sorted(contents))
-        if key not in self._updates:
-            self._updates[key] = float(self.replay(self._counted(stage, contents, kept=0.0), stage).update_s)
-        return self._updates[key]
+        if key not in self._stages:
+            replay = self.replay(self._counted(stage, contents, kept=0.0), stage)
+            each = replay.update_s, replay.work.compute_s, replay.communication_s()
+            self._stages[key] = StageSeconds(*map(float, each))
+        return self._stages[key]
 
     def _counted(
         self, stage: Stage, contents: Sequence[Contents], held: Sequence[float] = (), *, kept: float | None = None

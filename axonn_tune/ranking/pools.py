@@ -173,7 +173,7 @@ class Pool:
         if shared not in self._shared:
             self._shared[shared] = self.pricer_of(layout)
         kept = bool(self.fitting.kept_layers[self.candidates.shape[row]] > 0)
-        return Replays(partial(self._shared[shared].chunk, kept=kept), self._shared[shared].update_s)
+        return Replays(partial(self._shared[shared].chunk, kept=kept), self._shared[shared].stage_s, kept)
 
     def pricer_of(self, layout: Layout) -> Pricer:
         """What prices a layout; splits of the same candidate share what does not depend on them."""

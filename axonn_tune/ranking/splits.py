@@ -28,10 +28,11 @@ import numpy as np
 from axonn_tune.cost.columns import Floats, Integers
 from axonn_tune.cost.compute import contended_s
 from axonn_tune.cost.paces import FIRST_PART, INNER_PART, LAST_PART, ChunkPaces, Paces
-from axonn_tune.cost.pipeline import Chains, StageTimes, overlapped, parts_of, pipeline_time
+from axonn_tune.cost.pipeline import Chains, PipelineTime, StageTimes, overlapped, parts_of, pipeline_time, stage_end_s
+from axonn_tune.cost.pricer import StageSeconds
 from axonn_tune.cost.replay import ChunkTimes
 from axonn_tune.program.operations import Value
-from axonn_tune.program.step import Contents, Stage, contents_of
+from axonn_tune.program.step import Contents, Stage, chunks_of, contents_of
 from axonn_tune.ranking.bound import EXACT, parts_within
 from axonn_tune.ranking.space import Problem
 
@@ -116,16 +117,19 @@ def schedules_of(problem: Problem, staged: Staged, *, searched: bool) -> Iterato
 
 
 class Replays(NamedTuple):
-    """What a schedule of one candidate is made of: a replay of each chunk, and the end of the step of each stage with
-    its chunks, without waits for gradient buckets, s."""
+    """What a schedule of one candidate is made of: a replay of each chunk, and each stage with its chunks.
+
+    kept: whether some layers are not resharded, which chunks have as if none were.
+    """
 
     chunk: Callable[[Stage, Contents], ChunkTimes]
-    update_s: Callable[[Stage, tuple[Contents, ...]], float]
+    stage_s: Callable[[Stage, tuple[Contents, ...]], StageSeconds]
+    kept: bool
 
 
 def scheduled_s(problem: Problem, staged: Staged, parts: Split | None, replays: Replays) -> float:
-    """Least step of one candidate with a split by its whole schedule, s, which takes longer to find. What is left to a
-    price are waits for gradient buckets."""
+    """Least step of one candidate with a split by its whole schedule, s, which takes longer to find. It is the step, to
+    rounding, but where some layers are not resharded: then waits for gradient buckets are left to a price."""
     stages = int(staged.stages[0])
     own = parts_of(problem, stages, int(staged.chunks[0]), parts or problem.parts)
 
@@ -134,12 +138,16 @@ def scheduled_s(problem: Problem, staged: Staged, parts: Split | None, replays: 
         return ChunkPaces(one.forward_s, one.backward_s, one.saved_s, one.host_s / staged.batches, one.last_backward_s)
 
     contents = contents_of(problem.model, own, problem.mtp_part)
-    update_s = [
-        replays.update_s(Stage(number == 0, number == stages - 1), contents[number::stages]) for number in range(stages)
-    ]
-    schedule = _Schedule(problem, staged, [own], replayed, np.array(update_s))
-    whole_s = pipeline_time(schedule.times((0, 0)), micro_batches=int(staged.batches[0])).step_s
-    return float(schedule.contended(np.array([[whole_s]]))[0, 0])
+    parted = [(Stage(number == 0, number == stages - 1), contents[number::stages]) for number in range(stages)]
+    end_s, alone_s, sent_s = np.array([replays.stage_s(stage, blocks) for stage, blocks in parted]).T
+    if not replays.kept:
+        every = [[replays.chunk(*one) for one in chunks_of(stage, blocks)] for stage, blocks in parted]
+        end_s = end_s + [stage_end_s(one, stages=stages) - one[0].end_s + one[0].data_s for one in every]
+    schedule = _Schedule(problem, staged, [own], replayed, end_s)
+    time = pipeline_time(schedule.times((0, 0)), micro_batches=int(staged.batches[0]))
+    if replays.kept:
+        return float(schedule.contended(np.array([[time.step_s]]))[0, 0])
+    return EXACT * (time.step_s + schedule.lost_s(time, alone_s, sent_s))
 
 
 class _Schedule:
@@ -151,7 +159,7 @@ class _Schedule:
         staged: Staged,
         splits: Sequence[Split],
         chunk: Callable[[Stage, Contents, int], ChunkPaces] | None = None,
-        update_s: Floats | float = 0.0,
+        end_s: Floats | float = 0.0,
     ) -> None:
         stages, chunks, repeated = (int(column[0]) for column in (staged.stages, staged.chunks, staged.repeated))
         contents = [contents_of(problem.model, one, problem.mtp_part) for one in splits]
@@ -170,7 +178,7 @@ class _Schedule:
         forward_s, backward_s, saved_s, waited_s, last_s, computed_s, sent_s = each
         self._waited_s = waited_s.sum(axis=-1)
         self._m = staged.batches.astype(np.float64)[:, None]
-        self._end_s, self._send_s = np.zeros(forward_s.shape[:-1]) + update_s, staged.send_s
+        self._end_s, self._send_s = np.zeros(forward_s.shape[:-1]) + end_s, staged.send_s
         if chunks > 1 and saved_s.any():
             share = 1.0 - saved_s / np.maximum(forward_s + backward_s, 1e-30)
             forward_s, backward_s, last_s = share * forward_s, share * backward_s, share * last_s
@@ -184,7 +192,8 @@ class _Schedule:
         messages = np.full(stages, 2.0 * chunks)
         messages[[0, -1]] -= 1.0
         self._computed_s = self._m[..., None] * computed_s
-        self._sent_s = sent_s.sum(axis=-1) + (self._m * staged.send_s[:, None])[..., None] * messages
+        self._messages_s = (self._m * staged.send_s[:, None])[..., None] * messages
+        self._sent_s = sent_s.sum(axis=-1) + self._messages_s
 
     def times(self, at: tuple[int, int] | slice = slice(None)) -> StageTimes:
         """Durations of all, or of one candidate with one split."""
@@ -225,6 +234,15 @@ class _Schedule:
             own_s = contended_s(sent_s, alone_s, occupied_s, contention=np.minimum(most, share))
             lost_s = np.maximum(lost_s, own_s)
         return np.asarray(EXACT * (step_s + lost_s.min(axis=-1)))
+
+    def lost_s(self, time: PipelineTime, compute_s: Floats, communication_s: Floats) -> float:
+        """Slowdown from overlap of one candidate with one split, s, of the stages that compute longest the least; given
+        its schedule, and the computation and communication of each stage but for messages."""
+        alone_s = compute_s + (self._m[..., None] * self._waited_s)[0, 0]
+        bubble_s = np.minimum(time.bubble_s, np.maximum(0.0, time.step_s - alone_s.max()))
+        sent_s, most = (communication_s + self._messages_s[0, 0]).max(), float(self._contention[0])
+        lost_s = np.asarray(contended_s(sent_s, alone_s, time.step_s - bubble_s, contention=most))
+        return float(np.broadcast_to(lost_s, alone_s.shape)[alone_s >= EXACT * alone_s.max()].min())
 
     @property
     def exposed_s(self) -> Floats:
