@@ -316,7 +316,9 @@ def _arguments(setup: Setup, *, files: bool = False) -> dict[str, str]:
 def _flags(stated: Mapping[str, str], changed: Mapping[str, str]) -> str:
     """The arguments that make one of the other; "" for none, and for many."""
     added = [words for name, words in changed.items() if stated.get(name) != words]
-    gone = [name for name in stated if name not in changed]
+    # One subcommand stands in place of another: activation-checkpoint:full of activation-checkpoint:none.
+    groups = {name.partition(":")[0] for name in changed if ":" in name}
+    gone = [name for name in stated if name not in changed and name.partition(":")[0] not in groups]
     if not (stated and changed) or len(added) + len(gone) > _MOST_FLAGS:
         return ""
     return ", ".join(filter(None, (" ".join(added), f"without {' '.join(gone)}" if gone else "")))

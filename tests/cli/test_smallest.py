@@ -57,6 +57,12 @@ def test_tables_of_sizes(tmp_path: Path) -> None:
     assert good(f"explain {ASKED}").out.startswith("tight: ")
 
 
+def test_a_subcommand_stands_in_place_of_another() -> None:
+    """Guards the arguments of torchtitan, whose recompute is a subcommand."""
+    shown = good("--gpus min --model llama3-8b --machine dgx-h100 --framework torchtitan --tp 2").out
+    assert "recompute selective: activation-checkpoint:selective\n" in shown
+
+
 @pytest.mark.parametrize(
     ("line", "words"),
     [
