@@ -335,6 +335,8 @@ class Model(Document):
     )
     approximated: tuple[str, ...] = Field(
         default=(),
+        # The validators below make of JSON what is no longer told from Python, whose lists are no tuples.
+        strict=False,
         description="What the network has otherwise than priced here, in words: scripts of it need --approximate.",
     )
     layer_types: dict[str, LayerType] = Field(

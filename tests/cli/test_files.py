@@ -44,7 +44,9 @@ def test_lists_have_one_row_per_name(kind: Any, tmp_path: Path, monkeypatch: pyt
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
     monkeypatch.setenv("COLUMNS", "40")
     output = good(f"{kind}s list").out
-    assert [line.split()[0] for line in output.splitlines()[1:]] == list(available(kind))
+    # Below the headings units have a row of their own.
+    rows = [line.split()[0] for line in output.splitlines()[1:] if line[:1].strip()]
+    assert rows == list(available(kind))
     assert "…" not in output
     folder = tmp_path / "axonn-tune" / {"model": "configs", "machine": "machines"}[kind]
     folder.mkdir(parents=True)

@@ -129,7 +129,7 @@ def test_what_was_assumed_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     config |= {"intermediate_size": 1376, "vocab_size": 1024, "max_position_embeddings": 131072, "hidden_act": "silu"}
     (tmp_path / "config.json").write_text(json.dumps(config), encoding="utf-8")
     good("models import config.json -o mine.yaml")
-    said = good("--gpus 8 --model mine.yaml --top 1").err
+    said = " ".join(good("--gpus 8 --model mine.yaml --top 1").err.split())
     assert "a batch of 512 sequences (--batch) and 8,192 of up to 131,072 tokens in a sequence (--seq)" in said
     chosen = good("--gpus 8 --model mine.yaml --machine dgx-h100 --batch 64 --seq 4096 --top 1").err
     assert "Assumed" not in chosen

@@ -344,7 +344,7 @@ def test_formats_that_differ_are_a_column(tmp_path: Path) -> None:
     assert name.startswith("fp8")
     out = good(f"sweep --gpus 64 {asked} --html {tmp_path / 'page.html'}").out
     assert "bf16, fp8-delayed" in " ".join(out.split())
-    assert re.search(rf"64 .*{name}", out)
+    assert f"format {name}" in " ".join(out.split())
     assert f'"words":["{name}"]' in (tmp_path / "page.html").read_text("utf-8")
     rows = list(csv.DictReader(good(f"compare --gpus 64 {asked} --format csv").out.splitlines()))
     assert {row["precision"] for row in rows if row["key"] in ("megatron-core", "deepspeed")} == {name, "bf16"}
