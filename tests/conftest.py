@@ -45,7 +45,9 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> Schedulin
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """A folder for searches that tests share, which workers find by its name in the environment."""
+    """A folder for searches that tests share, which workers find by its name in the environment; and lines as wide as
+    a pipe's, in whatever terminal."""
+    os.environ["COLUMNS"] = "100"
     if "PYTEST_XDIST_WORKER" not in os.environ:
         folder = TemporaryDirectory(prefix="axonn-tune-searches-")
         os.environ[SEARCHES] = folder.name
