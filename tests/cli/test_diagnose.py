@@ -100,9 +100,7 @@ def test_the_verdict_says_on_which_assumption_it_depends() -> None:
     done = run("diagnose steps.csv --machine dgx-h100")
     said = " ".join(done.out.split())
     assert said.startswith("steps.csv:2 The step took 24 s")
-    assert "Assumed: 11 settings" in said
-    every = " ".join(run("diagnose steps.csv --machine dgx-h100 -v").out.split())
-    assert "Assumed: vpp=1, recompute=none, seq_parallel=1, zero_stage=1, attn=flash, not" in every
+    assert "Assumed: vpp=1, recompute=none, seq_parallel=1, zero_stage=1, attn=flash, not stated." in said
     assert "--model llama3-70b --machine" in said, "a row that states no rotary base has none to set"
     assert re.search(
         r"slower than predicted, if recompute=none as assumed; reasonable with recompute full \(24\.\d s predicted\)",
