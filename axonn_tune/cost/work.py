@@ -5,19 +5,15 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TypeAlias
 
+from axonn_tune.cost.collectives import Term
 from axonn_tune.cost.compute import ComputeClock
+from axonn_tune.cost.price import Detail
 from axonn_tune.program.operations import PLAIN, Attention, Collective, Computation, Kernel, MatMul, Role
 from axonn_tune.program.step import ONLY
 from axonn_tune.specs.workload import Workload
 from axonn_tune.vocabulary import Overlap
-
-if TYPE_CHECKING:
-    pass
-
-from axonn_tune.cost.collectives import Term
-from axonn_tune.cost.price import Detail
 
 GEMMS, ATTENTION = "GEMMs", "attention"
 ELEMENT_WISE, OPTIMIZER = "element-wise kernels", "optimizer and gradient norm"

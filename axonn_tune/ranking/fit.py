@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
 from operator import add
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,9 +17,6 @@ from axonn_tune.program.operations import COLUMNS, Value
 from axonn_tune.program.step import MIDDLE, StepProgram, as_runs, counted_blocks
 from axonn_tune.ranking.shapes import Shapes, StageRows, as_asked, divisible, uneven_chunks, with_uneven_chunks
 from axonn_tune.ranking.space import Variant
-
-if TYPE_CHECKING:
-    pass
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ that is listed and above the best of its number format, so that none of these ca
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import chain
@@ -303,27 +303,30 @@ class Loop:
         return batch.shapes.grid[batch.shape[rows]] + len(self.grids.sizes) * number
 
     def _probe(self) -> None:
-        """Price the most promising candidate of some places, to know a limit early."""
+        """Price the most promising split of some places, to know a limit early."""
         if self.variants or not self.top or self.problem.rank_by != "iteration":
             return
         firsts = dict[int, tuple[float, int, Split]]()
         for entry in heapq.nsmallest(_PROBED, self._heap):
             if entry[2].level == _ANY and len(firsts) < 2 * self.top:
                 firsts.setdefault(int(self._place(entry[2].batch, entry[2].row)), entry)
-        taken = {number for _, number, _ in firsts.values()}
-        others, self._heap = [entry for entry in self._heap if entry[1] not in taken], []
+        others = self._without(firsts.values())
+        self._heap = []
         self._schedule([(bound_s, item) for bound_s, _, item in firsts.values()])
         each = dict[int, tuple[float, int, Split]]()
         for entry in sorted(self._heap):
             each.setdefault(int(self._place(entry[2].batch, entry[2].row)), entry)
         priced = list(each.values())[: self.top]
-        others += [entry for entry in self._heap if entry not in priced]
-        self._heap = []
+        self._heap = [*self._without(priced), *others]
+        heapq.heapify(self._heap)
         for bound_s, _, item in priced:
             if bound_s <= self._most(item):
                 self._price(item)
-        self._heap += others
-        heapq.heapify(self._heap)
+
+    def _without(self, taken: Iterable[tuple[float, int, Split]]) -> list[tuple[float, int, Split]]:
+        """What is in the queue but for some of it."""
+        numbers = {number for _, number, _ in taken}
+        return [entry for entry in self._heap if entry[1] not in numbers]
 
     def _settle(self, until_s: float) -> None:
         """Take candidates whose bounds are not above a limit to their prices."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -26,9 +25,6 @@ from axonn_tune.grid import (
 from axonn_tune.program.operations import Sent
 from axonn_tune.ranking.shapes import Shapes
 from axonn_tune.ranking.space import Grids, Problem, permuted_axes
-
-if TYPE_CHECKING:
-    pass
 
 
 class Routes(dict[str, Integers]):

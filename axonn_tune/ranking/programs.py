@@ -174,7 +174,8 @@ def pooled(
     cut: bool = False,
 ) -> Iterator[tuple[Pool, Integers, Integers]]:
     """All candidates of one variant that fit into memory, without and with pipeline stages; each with the shape and the
-    placement of its candidates. cut: as if stages were cut into several chunks."""
+    placement of its candidates. cut: for bounds of any number of chunks, as if stages had several, with blocks from
+    idle streams."""
     workload, options = problem.workload, program.given.options
     rates = compute_rates(
         problem.machine.accelerator,

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache, reduce
 from operator import add
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,10 +22,6 @@ from axonn_tune.program.memory import KnownSizes
 from axonn_tune.program.operations import COLUMNS, PLAIN_BLOCKS, REPEATING, Value
 from axonn_tune.program.step import FIRST, LAST, MIDDLE, Contents, Stage, StepProgram, blocks_in, contents_of
 from axonn_tune.ranking.space import Grids, Problem
-
-if TYPE_CHECKING:
-    pass
-
 
 InFlight: TypeAlias = tuple[tuple[Contents, int], ...]
 """Blocks of each chunk of a stage, and of how many micro-batches it holds activations when the stage holds most."""
