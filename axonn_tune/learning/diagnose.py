@@ -36,6 +36,20 @@ HIGHEST_SHARE = 0.9
 published steps is 66%."""
 
 
+LIKELY, LISTED = 0.01, 6
+"""Least probability and largest number of listed explanations."""
+
+EXPLAINED, MOST = 0.1, 0.5
+"""Share of the gap below which a cause explains nothing; share that remains, where no explanation fits, from which on
+probabilities are not shown."""
+
+OVERSHOOT, CERTAIN = 1.4, 0.5
+"""Share of the gap above which a cause explains too much; least probability of a cause at the end of its range."""
+
+MISFIT = 2.0
+"""Residual of the best explanation, in standard deviations, above which none fits."""
+
+
 @dataclass(frozen=True)
 class Cause:
     """An explanation after the evidence; `explains_s`: how much longer the step is than predicted if it holds.
@@ -143,6 +157,42 @@ class Diagnosis:
     def faster(self) -> bool:
         """Whether it took less than the interval."""
         return self.measured_s < self.low_s
+
+    @property
+    def likely(self) -> list[Cause]:
+        """Causes that explain a part of the gap and not more, in its direction, and are not all too improbable; none of
+        a run that most likely has no fault."""
+        gap_s = self.measured_s - self.predicted_s
+        most_s = OVERSHOOT * gap_s
+        if (one := self.baseline) and gap_s > 0.0:
+            # A model that is too slow is so for both runs: the gap is wider by what it is off by on fewer GPUs.
+            most_s = max(most_s, OVERSHOOT * (self.measured_s - self.predicted_s * one.measured_s / one.predicted_s))
+        told = [
+            cause
+            for cause in self.causes
+            if EXPLAINED * gap_s**2 <= cause.explains_s * gap_s <= most_s * gap_s
+            and not (cause.extreme and cause.probability < CERTAIN)
+        ]
+        likely = [cause for cause in told[:LISTED] if cause.probability >= LIKELY]
+        healthy = self.healthy >= min([CERTAIN, *(cause.probability for cause in likely[:1])])
+        return [] if self.reasonable and healthy else likely
+
+    @property
+    def unexplained(self) -> list[Cause]:
+        """What the first likely cause leaves of the gap, as a row; its probability is that of none of the causes."""
+        gap_s, likely = self.measured_s - self.predicted_s, self.likely
+        left_s = gap_s - (likely[0].explains_s if likely else 0.0)
+        if left_s * gap_s < EXPLAINED * gap_s**2 or (self.reasonable and not likely) or self.impossible:
+            return []
+        words = "what the first cause leaves" if likely else "no cause that was tried explains it"
+        return [Cause("unexplained", "not explained", words, self.healthy, left_s, "")]
+
+    @property
+    def far_off(self) -> bool:
+        """Whether no explanation fits, and the first leaves most of the gap: how probable that is says nothing."""
+        most_s = MOST * abs(self.measured_s - self.predicted_s)
+        far = any(abs(one.explains_s) > most_s for one in self.unexplained)
+        return self.misfit > MISFIT and not self.reasonable and far
 
 
 def diagnose(

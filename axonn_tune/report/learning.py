@@ -16,7 +16,7 @@ import numpy as np
 
 from axonn_tune.cost.price import Detail, PricedLayout
 from axonn_tune.frameworks.step import NATURAL_IMBALANCE
-from axonn_tune.learning.diagnose import Cause, Diagnosis
+from axonn_tune.learning.diagnose import CERTAIN, MISFIT, Cause, Diagnosis
 from axonn_tune.learning.evidence import WHOLE, Setup
 from axonn_tune.learning.learn import Learning, Row, deviations
 from axonn_tune.learning.run import CommandRun
@@ -38,21 +38,8 @@ if TYPE_CHECKING:
     from axonn_tune.ranking.priced import Priced
 
 LEARNING_SCHEMA, DIAGNOSIS_SCHEMA = "axonn-tune/learning/2", "axonn-tune/diagnosis/1"
-LIKELY, LISTED = 0.01, 6
-"""Least probability and largest number of listed explanations."""
-
 SAME_FLOPS = 1.1
 """Ratio of two counts of FLOPs of a step from which on they are of different steps."""
-
-EXPLAINED, MOST = 0.1, 0.5
-"""Share of the gap below which a cause explains nothing; share that remains, where no explanation fits, from which on
-probabilities are not shown."""
-
-OVERSHOOT, CERTAIN = 1.4, 0.5
-"""Share of the gap above which a cause explains too much; least probability of a cause at the end of its range."""
-
-MISFIT = 2.0
-"""Residual of the best explanation, in standard deviations, above which none fits."""
 
 _CAUSES = (
     Column("probability", "how likely", show=percent),
@@ -76,8 +63,8 @@ def diagnosis_text(
     """
     assumed = [*(words if verbose else brief(words) for words in remarks), *_assumed(found, verbose=verbose)]
     parts = [f"{found.name}\n" + "".join(f"{wrapped(words)}\n" for words in (verdict(found), *_beside(found)))]
-    if rows := [*(likely := _likely(found)), *_unexplained(found, likely)]:
-        known = not _far_off(found)
+    if rows := [*found.likely, *found.unexplained]:
+        known = not found.far_off
         shown = [{**vars(one), "what": f"{one.title}: {one.words}"} for one in rows]
         parts.append(text_of(_CAUSES, [one if known else {**one, "probability": None} for one in shown]))
     notes = [*_notes(found, verbose=verbose), *assumed]
@@ -190,47 +177,12 @@ def _assumed(found: Diagnosis, *, verbose: bool = True) -> Iterator[str]:
         )
 
 
-def _likely(found: Diagnosis) -> list[Cause]:
-    """Causes that explain a part of the gap and not more, in its direction, and are not all too improbable; none of a
-    run that most likely has no fault."""
-    gap_s = found.measured_s - found.predicted_s
-    most_s = OVERSHOOT * gap_s
-    if (one := found.baseline) and gap_s > 0.0:
-        # A model that is too slow is so for both runs: the gap is wider by what it is off by on fewer GPUs.
-        most_s = max(most_s, OVERSHOOT * (found.measured_s - found.predicted_s * one.measured_s / one.predicted_s))
-    told = [
-        cause
-        for cause in found.causes
-        if EXPLAINED * gap_s**2 <= cause.explains_s * gap_s <= most_s * gap_s
-        and not (cause.extreme and cause.probability < CERTAIN)
-    ]
-    likely = [cause for cause in told[:LISTED] if cause.probability >= LIKELY]
-    healthy = found.healthy >= min([CERTAIN, *(cause.probability for cause in likely[:1])])
-    return [] if found.reasonable and healthy else likely
-
-
-def _unexplained(found: Diagnosis, likely: Sequence[Cause]) -> Iterator[Cause]:
-    """What the first cause leaves of the gap, as a row; its probability is that of none of the causes."""
-    gap_s = found.measured_s - found.predicted_s
-    left_s = gap_s - (likely[0].explains_s if likely else 0.0)
-    if left_s * gap_s >= EXPLAINED * gap_s**2 and (likely or not found.reasonable) and not found.impossible:
-        words = "what the first cause leaves" if likely else "no cause that was tried explains it"
-        yield Cause("unexplained", "not explained", words, found.healthy, left_s, "")
-
-
-def _far_off(found: Diagnosis) -> bool:
-    """Whether no explanation fits, and the first leaves most of the gap: how probable that is says nothing."""
-    most_s = MOST * abs(found.measured_s - found.predicted_s)
-    left = _unexplained(found, _likely(found))
-    return found.misfit > MISFIT and not found.reasonable and any(abs(one.explains_s) > most_s for one in left)
-
-
 def _notes(found: Diagnosis, *, verbose: bool = True) -> Iterator[str]:
     """How sure the causes are, and what to look at: for the first cause, or for three."""
     if found.impossible:
         return
     nothing = "no fault" if found.reasonable else "none of these causes, and an error of the prediction itself"
-    if not (far := _far_off(found)):
+    if not (far := found.far_off):
         yield f"Probability of {nothing}: {percent(found.healthy, decimals=0)}."
     if verbose and found.of == "step" and not found.learned:
         yield (
@@ -243,7 +195,7 @@ def _notes(found: Diagnosis, *, verbose: bool = True) -> Iterator[str]:
             f"{'none has a probability' if far else 'the probabilities say little'}. Is the machine profile that of "
             "this machine?"
         )
-    yield from dict.fromkeys(cause.advice for cause in _likely(found)[: 3 if verbose else 1] if cause.advice)
+    yield from dict.fromkeys(cause.advice for cause in found.likely[: 3 if verbose else 1] if cause.advice)
 
 
 def diagnosis_json(found: Diagnosis, *, machine: str, model: NamedModel = None, remarks: Sequence[str] = ()) -> Json:
@@ -262,7 +214,7 @@ def diagnosis_json(found: Diagnosis, *, machine: str, model: NamedModel = None, 
         "memory_limit_bytes": found.memory_limit_bytes,
         "network": found.network,
         "baseline": None if found.baseline is None else asdict(found.baseline),
-        "unexplained": next((asdict(one) for one in _unexplained(found, _likely(found))), None),
+        "unexplained": next((asdict(one) for one in found.unexplained), None),
         "remarks": list(remarks),
         "assumed": [asdict(one) for one in found.assumed],
         "causes": [asdict(cause) for cause in found.causes],
@@ -291,7 +243,7 @@ def diagnosis_section(
     remarks: Sequence[str] = (),
 ) -> Json:
     """A page section: assumptions, predicted and measured step, the gap and its causes, and commands."""
-    likely, interval = _likely(found), show_interval(found.low_s, found.high_s)
+    likely, interval = found.likely, show_interval(found.low_s, found.high_s)
     return page.section(
         identity,
         f"{found.name}: is it reasonable?",
@@ -301,7 +253,7 @@ def diagnosis_section(
             page.card("predicted", show_seconds(found.predicted_s), note=interval),
             page.card("useful FLOPs", show_seconds(found.flops_s), note="at peak")
             if found.impossible and found.flops_s is not None
-            else page.card("no fault", percent(math.nan if _far_off(found) else found.healthy), note="probability"),
+            else page.card("no fault", percent(math.nan if found.far_off else found.healthy), note="probability"),
         ],
         blocks=[
             *_figures(found, likely),
@@ -329,7 +281,7 @@ def _figures(found: Diagnosis, likely: Sequence[Cause]) -> Iterator[Json]:
     causes = [(one.title, one.explains_s, show_seconds(one.explains_s), page.PREDICTED) for one in likely]
     gap = ("measured - predicted", gap_s, show_seconds(gap_s), page.MEASURED)
     yield page.bars("The gap, and the time of each explanation", "s", [gap, *causes])
-    if _far_off(found):
+    if found.far_off:
         return
     shares = [
         (f"{one.title}: {one.words}", one.probability / PERCENT, percent(one.probability), page.ACCENT)
