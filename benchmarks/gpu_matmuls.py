@@ -17,6 +17,8 @@ from axonn_tune.cost.compute import ComputeClock, ComputeRates, compute_rates
 from axonn_tune.frameworks import software_on
 from axonn_tune.frameworks.axonn_tune import AXONN_TUNE
 from axonn_tune.program.operations import PLAIN, Attention, Computation, Kernel, MatMul, Size
+from axonn_tune.runtime.clocks import DeviceClock, HostClock
+from axonn_tune.runtime.devices import synchronize
 from axonn_tune.specs.catalog import load_machine
 from axonn_tune.specs.formats import FORMATS
 from axonn_tune.specs.machine import MatmulLayout
@@ -47,17 +49,17 @@ BATCH_S = 0.04
 """How long calls in a row are timed."""
 
 
-def seconds_of(call: Callable[[], object]) -> float:
-    """Mean time of a call among enough in a row, by the GPU's own clock, after as many that warm it up."""
+def seconds_of(call: Callable[[], object], device: torch.device) -> float:
+    """Mean time of a call among enough in a row, by the device's own clock, after as many that warm it up."""
+    clock: HostClock = DeviceClock(device) if device.type == "cuda" else HostClock()
 
     def many(times: int) -> float:
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
-        start.record()
+        start = clock.mark()
         for _ in range(times):
             call()
-        end.record()
-        torch.cuda.synchronize()
-        return float(start.elapsed_time(end)) / 1e3 / times
+        end = clock.mark()
+        synchronize(device)
+        return clock.between_s(start, end) / times
 
     many(2)
     times = max(3, int(BATCH_S / max(many(3), 1e-6)))
@@ -131,7 +133,7 @@ def _cast(rows: torch.Tensor) -> torch.Tensor:
 def _timed(name: str, call: Callable[[], object], predicted_s: float | None, flops: float = 0.0) -> Row:
     """A row; a call that fails here is one without a time."""
     try:
-        found_s = seconds_of(call)
+        found_s = seconds_of(call, torch.device("cuda", 0))
     except (RuntimeError, ValueError, NotImplementedError, TypeError) as problem:
         return Row(name, None, "s", predicted_s, note=f"{type(problem).__name__}: {str(problem).splitlines()[0][:120]}")
     return Row(name, found_s, "s", predicted_s, note=f"{flops / found_s / 1e12:.0f} TFLOP/s" if flops else "")
@@ -141,7 +143,7 @@ def quantization(site: Site, folder: Path) -> Iterator[Row]:
     """What torch.compile makes of quantizing activations of 8,192 tokens, to both copies."""
     device = site.device()
     for name, precision, function in (
-        ("a scale a tensor", "fp8-current", _by_tensor),
+        ("a scale a tensor", "fp8-current", by_tensor),
         ("a scale a row, by rows and by columns", "fp8-rowwise", _by_rows),
     ):
         compiled = torch.compile(function)
@@ -153,18 +155,19 @@ def quantization(site: Site, folder: Path) -> Iterator[Row]:
             yield _timed(f"{name}, {rows.shape[0]:,} x {width:,}", partial(compiled, rows), predicted_s)
 
 
-def _by_tensor(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def by_tensor(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """A copy by rows, and its transpose."""
-    narrow = _narrowed(x, x.abs().amax())
+    narrow = narrowed(x, x.abs().amax())
     return narrow, narrow.t().contiguous()
 
 
 def _by_rows(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """A copy by rows, and one of the transpose."""
-    return _narrowed(x, x.abs().amax(1, keepdim=True)), _narrowed(x, x.abs().amax(0, keepdim=True)).t().contiguous()
+    return narrowed(x, x.abs().amax(1, keepdim=True)), narrowed(x, x.abs().amax(0, keepdim=True)).t().contiguous()
 
 
-def _narrowed(x: torch.Tensor, largest: torch.Tensor) -> torch.Tensor:
+def narrowed(x: torch.Tensor, largest: torch.Tensor) -> torch.Tensor:
+    """In E4M3, scaled so that these maxima become the largest value of the format."""
     scale = LARGEST / largest.float().clamp(min=1e-12)
     return (x.float() * scale).clamp(-LARGEST, LARGEST).to(torch.float8_e4m3fn)
 

@@ -78,7 +78,7 @@ def measure(stage: Stage, site: Site, folder: Path, limit_s: float) -> dict[str,
     began_s = time.monotonic()
     process.start()
     try:
-        process.join(limit_s)
+        process.join(min(limit_s, stage.limit_s))
     finally:
         if process.is_alive():
             # It leads a session of its own: with what it has started.

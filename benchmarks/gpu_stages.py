@@ -57,6 +57,7 @@ from axonn_tune.specs.model import Model
 from axonn_tune.specs.workload import Recompute, Workload
 from axonn_tune.units import counted
 from axonn_tune.vocabulary import Precision
+from benchmarks.gpu_kernels import kernels
 from benchmarks.gpu_matmuls import attention, grouped, matmuls, quantization
 from benchmarks.gpu_site import Row, Site
 from benchmarks.reference_model import Reference
@@ -577,13 +578,15 @@ Measure = Callable[[Site, Path], Iterator[Row]]
 
 @dataclass(frozen=True)
 class Stage:
-    """One stage: title and words for the page; environment: of its process; cuda_only: says nothing on a CPU."""
+    """One stage: title and words for the page; environment: of its process; cuda_only: says nothing on a CPU; limit_s:
+    at which it is ended, with the rows that it has, if before all stages' limit."""
 
     name: str
     title: str
     measure: Measure
     environment: tuple[tuple[str, str], ...] = ()
     cuda_only: bool = False
+    limit_s: float = math.inf
 
 
 def speed_alike(site: Site, folder: Path) -> Iterator[Row]:
@@ -593,6 +596,7 @@ def speed_alike(site: Site, folder: Path) -> Iterator[Row]:
 
 
 STAGES = (
+    Stage("kernels", "Kernels that no source has", kernels, limit_s=300.0),
     Stage("correctness", "Losses and gradients", correctness),
     Stage("groups", "Groups of one", groups_of_one),
     Stage("memory", "Peak memory", memory),

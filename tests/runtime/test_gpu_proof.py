@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import subprocess
 import sys
@@ -11,6 +12,7 @@ from typing import Any
 import pytest
 
 from benchmarks import gpu_proof
+from benchmarks.gpu_kernels import kernels
 from benchmarks.gpu_stages import ATTENTION, COLLECTIVES, ELEMENT_WISE, GEMMS, OPTIMIZER, OTHER, STAGES, kernel_kind
 
 POSSIBLE = [stage for stage in STAGES if not stage.cuda_only]
@@ -39,6 +41,34 @@ def test_each_stage_is_as_it_must_be_on_cpu_tensors(tmp_path: Path) -> None:
         assert found["rows"]
         assert [row["what"] for row in found["rows"] if row["ok"] is False] == []
         assert f"## {stage.title}" in text
+
+
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile:UserWarning")
+def test_kernels_are_measured_first_and_missing_libraries_are_named(tmp_path: Path) -> None:
+    """Guards the first minutes on a borrowed GPU: each kernel is called, or its row says which library is not there."""
+    assert STAGES[0].name == "kernels"
+    assert STAGES[0].limit_s <= 300.0
+    site = gpu_proof.Site("cpu", "CPU", "localhost", compiled=False)
+    rows = list(kernels(site, tmp_path / "kernels"))
+    without = [row for row in rows if row.measured is None]
+    assert all("is not installed" in row.note or "torch flex_attention" in row.what for row in without)
+    with (tmp_path / "kernels.csv").open(encoding="utf-8", newline="") as file:
+        written = list(csv.DictReader(file))
+    assert len(written) == len(rows)
+    measured = {(one["kernel"], one["library"], one["phase"]) for one in written if not one["why"]}
+    assert {
+        ("FP8 cast, current scaling", "torch compiled", "both"),
+        ("FP8 cast, delayed scaling", "torch compiled", "both"),
+        ("FP8 cast, blockwise scaling", "torch compiled", "both"),
+        ("clamps and cat of clamped SwiGLU", "torch eager", "backward"),
+        ("clamped SwiGLU", "torch eager", "backward"),
+        ("windowed attention", "torch flex_attention", "forward"),
+        ("cross-entropy", "torch eager", "backward"),
+    } <= measured
+    row = next(one for one in written if one["kernel"] == "cross-entropy" and one["phase"] == "forward")
+    assert float(row["rate"].split()[0]) == pytest.approx(
+        float(row["moved_bytes"]) / float(row["time_us"]) / 1e6, rel=1e-3
+    )
 
 
 def document(stage: Any, site: gpu_proof.Site) -> dict[str, Any]:
