@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
+from axonn_tune.errors import UsageError
 from axonn_tune.frameworks import UNKNOWN, find_framework, registry
 from axonn_tune.frameworks.description import Framework
 from axonn_tune.frameworks.others import AUTOMODEL
@@ -350,7 +351,11 @@ def case_of(row: StepRow, *, machine: Machine | None = None) -> Case | str:
         known = ", ".join(sorted({word.upper() for word, _ in ACCELERATORS}))
         return f"no machine profile has the accelerator {row.gpu!r}: known are {known}"
     framework = framework_of(row)
-    return laid_out(row, model_of(row, framework), priced_on, framework, _experts_of(row, framework))
+    try:
+        return laid_out(row, model_of(row, framework), priced_on, framework, _experts_of(row, framework))
+    except UsageError as error:
+        # A layout of its stages that is none.
+        return str(error)
 
 
 def laid_out(

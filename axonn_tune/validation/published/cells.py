@@ -18,6 +18,7 @@ from axonn_tune.errors import suggest
 from axonn_tune.frameworks.step import LossKind
 from axonn_tune.recompute import MODULES
 from axonn_tune.specs.catalog import available, load_model
+from axonn_tune.specs.document import LARGEST_SIZE
 from axonn_tune.specs.model import Model, expand
 
 ALSO = {
@@ -38,7 +39,8 @@ MORE = (
 NAMED = ("id", "framework", "model", "seq", "gbs")
 """Columns that a file of them must have, beside GPUs and what they are."""
 
-_BLANK = ("", "-", "--", "–", "—", "/", "n/a", "na", "nan", "unknown", "unstated", "not stated", "not printed", "?")
+_BLANK = ("n/a", "na", "nan", "unknown", "unstated", "not stated", "not printed")
+"""Words of a cell that does not say, as one without a letter or digit: dashes, `?`, the rest of a cut expression."""
 _NOTES: tuple[tuple[str, str, str], ...] = (
     ("cuda_graphs", r"cuda graphs?:? ((?:(?:attn|mamba|mlp|moe\w*|full\w*),? ?(?:and )?)+)", r"\1"),
     ("cuda_graphs", r"cuda graphs", "full_iteration"),
@@ -69,7 +71,8 @@ _DISPATCHERS = (
     (r"hybrid[ _-]?ep", "hybridep"),
     (r"deep[ _-]?ep|flex", "deepep"),
     (r"all[ _-]?gather|^ag$", "allgather"),
-    (r"all[ _-]?to[ _-]?all|a2a|nccl|standard|default", "alltoall"),
+    # `moe_flex_dispatcher_backend = None` of Bridge's recipes leaves Megatron-Core's own.
+    (r"all[ _-]?to[ _-]?all|a2a|nccl|standard|default|^none$", "alltoall"),
 )
 _ROUTINGS = (
     (r"forc|fake|(?<!im)balanced?\b(?! loss)|uniform", "forced"),
@@ -111,13 +114,26 @@ WORDS: Mapping[str, tuple[str, str]] = {
 """Columns with few possible words: what a cell may hold, and the words that are named where it holds another."""
 
 
+_READ_HERE = tuple(name for name in WORDS if name not in ("overlap", "recipe"))
+"""Those of a row whose cell may hold nothing else: `recipe` may name a whole one."""
+
+
+def _blank(text: str) -> bool:
+    return text.lower() in _BLANK or not any(map(str.isalnum, text))
+
+
 def odd_word(column: str, text: str) -> str:
     """What is wrong with a cell whose word is none of those known; "" where nothing is."""
     pattern, known = WORDS.get(column, ("", ""))
-    if not pattern or text.lower() in _BLANK or re.fullmatch(pattern, text.lower()):
+    if not pattern or _blank(text) or re.fullmatch(pattern, text.lower()):
         return ""
     return f"{column} is {text!r}{suggest(text, known.split(', '))}; known: {known}"
 
+
+_NO_FORMAT = r"config|train|tun(?:e|ing)|(?<![a-z])(?:sft|peft|q?lora)(?![a-z])|\.(?:sh|ya?ml|toml|py)\b"
+"""What a cell `recipe` has that is the name of a whole recipe: it may have a format in it, as a name."""
+_FINE_TUNING = r"(?<![a-z])(q?lora|peft|sft)(?![a-z])"
+"""Words of steps that train part of the weights, or packed sequences of any length."""
 
 _RATIOS_ONLY = r"power-limited|blackwell-4gpu|\bor\b|not stated"
 """Words of a system whose GPUs nobody names, or that run slower than their kind."""
@@ -185,7 +201,7 @@ def names_model(record: Mapping[str, object]) -> bool:
 def named(record: Mapping[str, str]) -> tuple[dict[str, str], Named]:
     """A record with the columns of all rows, and what else it says."""
     cells = {ALSO.get(name, name): value.strip() for name, value in record.items()}
-    blank = {name for name, value in cells.items() if value.lower() in _BLANK}
+    blank = {name for name, value in cells.items() if _blank(value)}
     printed = cells.get("vpp", "").lower() in ("n/a", "na", "-", "/")
     cells |= dict.fromkeys(blank, "")
     for column, pattern, meaning in _NOTES:
@@ -209,6 +225,9 @@ class _Reader:
             self.lacking.append("degrees of parallelism are not stated")
         if self.count("seq") is None:
             self.lacking.append("the sequence length is not stated")
+        names = " ".join(self.text(name) for name in ("framework", "model", "recipe", "notes"))
+        if tuned := re.search(_FINE_TUNING, names):
+            self.lacking.append(f"fine-tuning is not priced: {tuned[1]}")
 
     def text(self, name: str) -> str:
         return self.cells.get(name, "").lower()
@@ -219,7 +238,7 @@ class _Reader:
         if not text:
             return None
         found = re.fullmatch(r"(\d{1,12})(?:\.0*)?( ?k)?(?: ?(?:tokens|gpus?|nodes?))?", text)
-        if not found or not int(found[1]):
+        if not found or not 1 <= int(found[1]) <= LARGEST_SIZE:
             self._odd(name, "a whole number")
             return None
         return int(found[1]) * (1024 if found[2] else 1)
@@ -242,14 +261,21 @@ class _Reader:
         name = self.cells.get("model", "")
         if self.text("hidden"):
             return None
+        # Such as `llama3-70b (4 layers)`.
+        remark = re.search(r"\s*\((?:(\d{1,4}) layers|[^)]*)\)", name)
+        name = name[: remark.start()] + name[remark.end() :] if remark else name
         document = model_named(name)
         layers, dense, mtp = self.count("layers"), self.count("dense_layers"), self.text("mtp")
+        layers = int(remark[1]) if layers is None and remark and remark[1] and int(remark[1]) else layers
         if document is None:
             left = any(_plain(one) in _plain(name) for one in LEFT_OUT)
             self.lacking.append(f"model {name!r} is not {'priced' if left else 'known, and no sizes are given'}")
             return None
         if layers is not None and layers != document.layers:
-            document = cut(document, layers, dense=dense)
+            try:
+                document = cut(document, layers, dense=dense)
+            except ValueError:
+                self.lacking.append(f"layers are {layers}, which no {document.name} can have")
         if mtp and not odd_word("mtp", mtp):
             count = int(mtp) if mtp.isdecimal() else int(mtp in ("on", "yes", "true"))
             document = document.model_copy(update={"mtp_layers": count})
@@ -284,13 +310,24 @@ class _Reader:
             "gpu": cells.get("gpu", "") or cells.get("system", ""),
             "dataset": cells.get("dataset", "") or cells.get("source", ""),
             "family": cells.get("family", "") or f"{cells.get('model')}|{self.gpus}|{cells.get('precision')}",
-            "precision": f"{cells.get('precision', '')} {cells.get('recipe', '')}".strip(),
+            "precision": self._format(),
             "recompute": self._recompute(),
             **({} if model is None else {"gated_mlp": str(int(model.gated))}),
             "step_s": str(self.measure("step_s") or ""),
             "mem_gib": str(memory or ""),
             "tflops_per_gpu": str(self.measure("tflops_per_gpu") or ""),
         }
+
+    def _format(self) -> str:
+        """The number format, by the precision and words of its recipe; the name of a whole recipe says none."""
+        precision, recipe = self.cells.get("precision", ""), self.cells.get("recipe", "")
+        if not re.search(_NO_FORMAT, recipe.lower()) and re.fullmatch(WORDS["recipe"][0], recipe.lower()):
+            return f"{precision} {recipe}".strip()
+        if suggest(recipe, WORDS["recipe"][1].split(", ")):
+            self.lacking.append(odd_word("recipe", recipe))
+        if recipe and not precision:
+            self.lacking.append("the number format is not stated")
+        return precision
 
     def _batch(self, micro_batch: int | None, data: int) -> int | None:
         """The global batch by the number of micro-batches, by a local batch, or without accumulation."""
@@ -337,7 +374,7 @@ class _Reader:
         system = f"{self.text('system')} {self.text('gpu')}"
         if (part := re.search(r"(linears|grouped gemms) only", self.text("notes"))) and self.model:
             self.lacking.append(f"a format of {part[1]} alone is not modelled")
-        self.lacking += filter(None, (odd_word(name, self.cells.get(name, "")) for name in WORDS if name != "overlap"))
+        self.lacking += filter(None, (odd_word(name, self.cells.get(name, "")) for name in _READ_HERE))
         kind = self.text("memory_kind")
         found = Named(
             model=self.model,

@@ -123,8 +123,23 @@ class StepRow(Place):
 
 
 def read_steps(path: Path) -> tuple[StepRow, ...]:
-    """Every row of a file; UsageError if it cannot be read, DocumentError with all problems of its contents."""
-    return each_record(path, needed_columns(path), step_row, known=COLUMNS)
+    """Every row of a file; UsageError if it cannot be read, DocumentError with all problems of its contents.
+
+    A row that names its model and has something odd is one without a prediction, beside the others of its file.
+    """
+    return each_record(path, needed_columns(path), _listed_row, known=COLUMNS)
+
+
+def _listed_row(stated: Record, line: int) -> StepRow:
+    try:
+        return step_row(stated, line)
+    except ValueError as error:
+        if not names_model(stated):
+            raise
+        cells, more = named({name: _text(stated, name) for name in stated})
+        plain = {name: cells[name] for name in (*NEEDED, *_PLAIN) if name in cells and name != "precision"}
+        lacking = "; ".join(filter(None, (more.lacking, str(error))))
+        return replace(step_row(plain, line), more=replace(more, lacking=lacking))
 
 
 def needed_columns(path: Path) -> tuple[str, ...]:

@@ -67,6 +67,8 @@ def test_recompute_lists(tmp_path: Path, cell: str, recompute: str) -> None:
         ({"precision": "fp8", "recipe": "blockwise", "system": "gb200-nvl72"}, "fp8-blockwise"),
         ({"precision": "MXFP8", "system": "DGX-GB300"}, "mxfp8"),
         ({"precision": "NVFP4", "system": "gb300"}, "nvfp4"),
+        ({"precision": "bf16", "recipe": "qwen3_pretrain_8gpu_gb200_fp8mx_config"}, "bf16"),
+        ({"precision": "fp8_mx", "recipe": "mlperf closed", "system": "gb200"}, "mxfp8"),
         (
             {"precision": "fp8", "framework": "torchtitan (compile)", "model": "llama3-8b", "pp": "1", "vp": ""},
             "fp8-rowwise",
@@ -134,6 +136,13 @@ def test_steps_by_throughput(tmp_path: Path, cells: dict[str, str], seconds: flo
         ({"grad_dtype": "int3"}, "grad_dtype is 'int3'; known: bf16, fp32"),
         ({"ep_overlap": "maybe"}, "ep_overlap is 'maybe'; known: on, off"),
         ({"offload": "to the moon"}, "offload is 'to the moon'; known: none, activations"),
+        ({"precision": "mxfp8", "recipe": "delayd"}, "recipe is 'delayd', did you mean 'delayed'?"),
+        ({"precision": "", "recipe": "mlperf closed"}, "the number format is not stated"),
+        ({"precision": "bf61"}, "precision is 'bf61'"),
+        ({"pipeline_layout": "Et|t"}, "pipeline layout 'Et|t'"),
+        ({"layers": "1001"}, "layers are 1001"),
+        ({"dp": "3", "z": "2"}, "dp is 3, not divisible by z, 2"),
+        ({"notes": "sft; functional"}, "fine-tuning is not priced: sft"),
     ],
 )
 def test_what_cannot_be_read_is_said(tmp_path: Path, cells: dict[str, str], words: str) -> None:
@@ -141,6 +150,16 @@ def test_what_cannot_be_read_is_said(tmp_path: Path, cells: dict[str, str], word
     (found,) = predict_steps([read(tmp_path, **cells)])
     assert found.predicted_s is None
     assert words in found.why_not
+
+
+@pytest.mark.parametrize(
+    ("cell", "dispatcher"), [("None", "alltoall"), ("(", ""), ("–", ""), ("hybrid-ep", "hybridep")]
+)
+def test_dispatchers(tmp_path: Path, cell: str, dispatcher: str) -> None:
+    """Guards cells of recipes in Python: `None` is Megatron-Core's own, the rest of a cut expression says nothing."""
+    more = read(tmp_path, dispatcher=cell).more
+    assert more is not None
+    assert (more.dispatcher, more.lacking) == (dispatcher, "")
 
 
 def test_shipped_rows_have_their_source() -> None:
