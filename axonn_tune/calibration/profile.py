@@ -27,7 +27,7 @@ from axonn_tune.launch.host import installed
 from axonn_tune.learning.evidence import Adjust, Sample, probe_samples
 from axonn_tune.learning.learn import FACTORS, Prior, posterior_of
 from axonn_tune.program.dimensions import symbol_values
-from axonn_tune.program.operations import PLAIN, Attention, Kernel, MatMul
+from axonn_tune.program.operations import PLAIN, Attention, Kernel, MatMul, Measured
 from axonn_tune.program.step import blocks_of, build_step, bundled, contents_of
 from axonn_tune.specs.machine import (
     MEASURED_KINDS,
@@ -209,7 +209,7 @@ def program_sample(probe: AttentionProbe | StepProbe, measured_s: float, machine
     core = [
         step
         for step in (*first.forward.operations, *first.backward.operations)
-        if isinstance(step, MatMul | Attention | Kernel)
+        if isinstance(step, MatMul | Attention | Measured | Kernel)
         and step.layer.endswith("attention.core")
         and (step.phase == "forward" or isinstance(probe, StepProbe) or probe.backward)
     ]

@@ -23,6 +23,7 @@ from axonn_tune.program.operations import (
     Computation,
     Kernel,
     MatMul,
+    Measured,
     Size,
     Value,
     captured_layers,
@@ -48,7 +49,7 @@ class ComputeRates:
     quantization that is issued with its GEMM (`quantizes_in_gemm`).
     format_flops_per_s, format_bytes: rates of GEMMs in the number format of linear layers, and an element of their
     operands; those of all others where there is none. format_ramp: as many more steps of k as take the time of
-    `matmul_ramp` in BF16, for latency and results are the same.
+    `matmul_ramp` in BF16, for latency and results are the same. accelerator: whose kernels were measured.
     """
 
     matmul_flops_per_s: dict[MatmulLayout, float]
@@ -71,6 +72,7 @@ class ComputeRates:
     operation_s: float
     captured: tuple[str, ...]
     quantizes_in_gemm: bool
+    accelerator: Accelerator
 
 
 def compute_rates(
@@ -121,6 +123,7 @@ def compute_rates(
         operation_s=seconds(software.operation_us),
         captured=captured_layers(cuda_graphs),
         quantizes_in_gemm=quantizes_in_gemm,
+        accelerator=accelerator,
     )
 
 
@@ -273,6 +276,12 @@ class ComputeClock:
                 keys=step.keys.evaluate(self.values),
                 arithmetic=self.arithmetic,
             )
+        if isinstance(step, Measured):
+            # Imported here: most models have no such kernel, and start-up time is theirs.
+            from axonn_tune.cost.kernels import kernel_rate
+
+            one = kernel_rate(step.kernel, rates.accelerator, backward=step.backward)
+            return step.launches * rates.kernel_launch_s + step.work.evaluate(self.values) / one.units_per_s
         if step.size_bytes.coefficient == 0.0:
             return 0.0
         traffic = 1.0 if step.phase == "step" else rates.kernel_traffic
@@ -304,7 +313,7 @@ def compute_s(program: StepProgram, clock: ComputeClock, stage: Stage = ONLY) ->
     total: Value = 0.0
     counts = dict[Size, Value]()
     for step, count in program.calls(stage):
-        if isinstance(step, MatMul | Attention | Kernel):
+        if isinstance(step, MatMul | Attention | Measured | Kernel):
             if count not in counts:
                 counts[count] = count.evaluate(clock.values)
             total = total + counts[count] * clock.call_s(step)

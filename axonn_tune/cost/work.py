@@ -10,12 +10,12 @@ from typing import TypeAlias
 from axonn_tune.cost.collectives import Term
 from axonn_tune.cost.compute import ComputeClock
 from axonn_tune.cost.price import Detail
-from axonn_tune.program.operations import PLAIN, Attention, Collective, Computation, Kernel, MatMul, Role
+from axonn_tune.program.operations import PLAIN, Attention, Collective, Computation, Kernel, MatMul, Measured, Role
 from axonn_tune.program.step import ONLY
 from axonn_tune.specs.workload import Workload
 from axonn_tune.vocabulary import Overlap
 
-GEMMS, ATTENTION = "GEMMs", "attention"
+GEMMS, ATTENTION, SCANS = "GEMMs", "attention", "scans and convolutions"
 ELEMENT_WISE, OPTIMIZER = "element-wise kernels", "optimizer and gradient norm"
 CONTENDED, HOST = "compute slowdown from overlap", "host-bound launch overhead"
 
@@ -71,9 +71,10 @@ def quantization(priced: Detail) -> tuple[float, float]:
 
 @dataclass(frozen=True)
 class TimedGemm:
-    """A GEMM, or fused attention, of a step: its shape, what one call takes, and the rate of a large one.
+    """A GEMM, fused attention or scan of a step: its shape, what one call takes, and the rate of a large one.
 
-    shape: m × n × k and the groups of one launch; of attention, the keys of a query. peak: of its operands' format.
+    shape: m × n × k and the groups of one launch; of attention, the keys of a query; of a scan its name in the table of
+    measured kernels. peak: of its operands' format.
     """
 
     phase: str
@@ -86,17 +87,19 @@ class TimedGemm:
 
 
 def timed_gemms(priced: Detail) -> dict[TimedGemm, float]:
-    """Every GEMM and attention of a step with its calls, in program order; of a pipeline as `work_by_kind`."""
+    """Every GEMM, attention and scan of a step with its calls, in program order; of a pipeline as `work_by_kind`."""
     clock, steps = _computed(priced)
     found: dict[TimedGemm, float] = {}
     for step, calls in steps:
-        if isinstance(step, Kernel):
+        if isinstance(step, Kernel) or (isinstance(step, Measured) and not step.flops.coefficient):
             continue
         call_s, flops = float(clock.call_s(step)), float(step.flops.evaluate(clock.values))
         if isinstance(step, MatMul):
             sizes = [f"{float(one.evaluate(clock.values)):,.6g}" for one in (step.m, step.n, step.k)]
             groups = float(step.groups.evaluate(clock.values))
             shape, rate = " × ".join(sizes) + (f", {groups:,.6g} groups" if groups != 1.0 else ""), clock.rate_of(step)
+        elif isinstance(step, Measured):
+            shape, rate = step.kernel, flops / (call_s - step.launches * priced.rates.kernel_launch_s)
         else:
             shape = f"{float(step.keys.evaluate(clock.values)):,.6g} keys"
             rate = flops / (call_s - priced.rates.kernel_launch_s)
@@ -124,10 +127,10 @@ def work_by_kind(priced: Detail) -> tuple[Work, ...]:
     return (*works, *(Work(kind, "", spent_s) for kind, spent_s in lost if spent_s))
 
 
-def _peak_of(step: MatMul | Attention, priced: Detail) -> float:
+def _peak_of(step: MatMul | Attention | Measured, priced: Detail) -> float:
     """Peak of what it multiplies, FLOP/s: in the format of activations where that of linear layers leaves it out."""
     job = priced.job
-    if step.narrow:
+    if not isinstance(step, Measured) and step.narrow:
         return job.peak_flops_per_s
     return job.machine.accelerator.peak_flops_per_s(job.workload.base_precision)
 
@@ -136,8 +139,8 @@ def kind_of(step: Computation) -> str:
     """Its kind of computation."""
     if isinstance(step, MatMul):
         return GEMMS
-    if isinstance(step, Attention):
-        return ATTENTION
+    if isinstance(step, Attention | Measured):
+        return ATTENTION if isinstance(step, Attention) else SCANS
     return OPTIMIZER if step.phase == "step" else ELEMENT_WISE
 
 

@@ -23,7 +23,7 @@ from axonn_tune.frameworks.step import MOST_IMBALANCE, StepOptions
 from axonn_tune.grid import ALL_AXES, BATCH_AXES, Grid, divisors
 from axonn_tune.program.constraints import Constraint, common
 from axonn_tune.program.count import TypeCount, active_parameters, counted, type_constants
-from axonn_tune.program.operations import MATRIX_ALIGNMENT, PLAIN, Arithmetic, Attention, MatMul, Value
+from axonn_tune.program.operations import MATRIX_ALIGNMENT, PLAIN, Arithmetic, Attention, MatMul, Measured, Value
 from axonn_tune.program.step import BUNDLED, ONLY, Stage, StepProgram, suffixes
 from axonn_tune.program.types import kinds
 from axonn_tune.specs.model import Layer, Model
@@ -558,9 +558,9 @@ def step_tokens(workload: Workload) -> int:
 
 
 def executed_flops(program: StepProgram, values: Mapping[str, Value], stage: Stage = ONLY) -> Value:
-    """FLOPs of GEMMs and attention that one rank of a stage executes in a step, recompute included."""
+    """FLOPs of GEMMs, attention and scans that one rank of a stage executes in a step, recompute included."""
     total: Value = 0.0
     for step, count in program.calls(stage):
-        if isinstance(step, MatMul | Attention):
+        if isinstance(step, MatMul | Attention | Measured):
             total = total + count.evaluate(values) * step.flops.evaluate(values)
     return total

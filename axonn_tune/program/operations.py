@@ -300,6 +300,26 @@ class Attention:
 
 
 @dataclass(frozen=True)
+class Measured:
+    """A function whose time follows from measurements of its kernels (`cost.kernels`), and its FLOPs for counting.
+
+    kernel: its name there; work: of one call, in the unit that is counted there; backward: its gradients, not the
+    function, in whatever phase; launches: kernels of one call.
+    """
+
+    phase: Phase
+    layer: str
+    kernel: str
+    work: Size
+    flops: Size
+    backward: bool = False
+    launches: int = 1
+    calls: Size = ONCE
+    makes: Arrays = field(default=(), compare=False, repr=False)
+    frees: tuple[str, ...] = field(default=(), compare=False, repr=False)
+
+
+@dataclass(frozen=True)
 class Kernel:
     """An element-wise or reduction kernel; `size_bytes`: bytes read and written (0: not launched).
 
@@ -493,5 +513,5 @@ def is_captured(layer: str, captured: tuple[str, ...]) -> bool:
     return name.startswith(captured) or (_OF_BLOCKS in captured and not name.startswith(_BESIDE_BLOCKS))
 
 
-Computation: TypeAlias = MatMul | Attention | Kernel
+Computation: TypeAlias = MatMul | Attention | Measured | Kernel
 Operation: TypeAlias = Collective | Computation

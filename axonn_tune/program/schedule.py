@@ -37,6 +37,7 @@ from axonn_tune.program.operations import (
     Computation,
     Kernel,
     MatMul,
+    Measured,
     Operation,
     captured_layers,
     is_captured,
@@ -290,7 +291,8 @@ def _issued(operations: Iterable[Operation], options: StepOptions) -> dict[str, 
             # kernels quantize its input (NVIDIA/TransformerEngine issue 761).
             found[""] = found.get("", 0.0) + float(("A", -1) not in step.calls.powers)
         elif symbol or not isinstance(step, Kernel) or step.size_bytes.coefficient:
-            found[symbol] = found.get(symbol, 0.0) + step.calls.coefficient
+            launches = step.launches if isinstance(step, Measured) else 1
+            found[symbol] = found.get(symbol, 0.0) + launches * step.calls.coefficient
     return found
 
 

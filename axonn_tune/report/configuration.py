@@ -12,7 +12,7 @@ from pathlib import Path
 
 from axonn_tune.cost.price import Detail
 from axonn_tune.cost.spans import SEVERAL, block_spans, busy_s, first_passes, step_spans
-from axonn_tune.cost.work import ATTENTION, CONTENDED, ELEMENT_WISE, GEMMS
+from axonn_tune.cost.work import ATTENTION, CONTENDED, ELEMENT_WISE, GEMMS, SCANS
 from axonn_tune.errors import UsageError
 from axonn_tune.frameworks.description import Framework
 from axonn_tune.launch.commands import emission
@@ -61,6 +61,7 @@ _WAITING, _IN_TURN = "waiting", "forward and backward in turn"
 _KINDS = {
     "GEMM": (GEMMS, page.BY_KIND[GEMMS]),
     "attention": (ATTENTION, page.BY_KIND[ATTENTION]),
+    "scan": (SCANS, page.BY_KIND[SCANS]),
     "kernel": (ELEMENT_WISE, page.BY_KIND[ELEMENT_WISE]),
     "forward": ("forward", "--accent"),
     HEAD: (HEAD, "--compute-4"),

@@ -31,6 +31,7 @@ from axonn_tune.cost.work import (
     GEMMS,
     HOST,
     OPTIMIZER,
+    SCANS,
     Work,
     hidden_behind,
     hidden_s,
@@ -78,7 +79,7 @@ _PHASES = (*get_args(Phase), "")
 """Order of phases; items without a phase come last."""
 _KERNELS = (ELEMENT_WISE, OPTIMIZER)
 """Computation without FLOPs of the model."""
-_MATMULS = (GEMMS, ATTENTION)
+_MATMULS = (GEMMS, ATTENTION, SCANS)
 _FORWARD_AND_BACKWARD = 3.0
 """FLOPs of attention that MFU counts over those of its forward pass."""
 _ALGORITHMS = {
@@ -354,7 +355,7 @@ def _every_gemm(priced: Detail) -> ExplainSection:
         f"and the bytes of its operands and output / {rates.memory_bytes_per_s / GB:,.0f} GB/s; several groups, in one "
         f"launch, as many times that. Launch {launch}, of attention {attention}, whose time is launch + FLOPs / rate; "
         f"ramp {ramp}. Rate: that of a large one, peak × efficiency; of attention with the "
-        "masked half, which kernels leave out, so that it may be above 100% of peak."
+        "masked half, which kernels leave out, so that it may be above 100% of peak; of scans as measured."
     )
     return ExplainSection("GEMMs and attention per rank and step", columns=_GEMM_COLUMNS, rows=rows, notes=[said])
 

@@ -19,7 +19,7 @@ from types import MappingProxyType
 from typing import TypeAlias
 
 from axonn_tune.cost.uncertainty import own_bound_s
-from axonn_tune.cost.work import ATTENTION, CONTENDED, ELEMENT_WISE, GEMMS, HOST, OPTIMIZER
+from axonn_tune.cost.work import ATTENTION, CONTENDED, ELEMENT_WISE, GEMMS, HOST, OPTIMIZER, SCANS
 from axonn_tune.errors import EnvironmentProblem
 from axonn_tune.files import write_text_atomically
 from axonn_tune.job import Job
@@ -44,6 +44,7 @@ PREDICTED, MEASURED = "--predicted", "--measured"
 BY_KIND = {
     GEMMS: "--compute",
     ATTENTION: "--compute-2",
+    SCANS: "--compute-2/0.6",
     ELEMENT_WISE: "--compute-3",
     OPTIMIZER: "--compute-4",
     CONTENDED: "--compute/0.35",

@@ -69,7 +69,7 @@ class SourcedSection(Document):
 class Accelerator(SourcedSection):
     """One GPU (or one die that the launcher sees as a GPU), or one CPU rank."""
 
-    name: str = Field(description="Product name; no cost depends on it.")
+    name: str = Field(description="Product name; by it kernels that were measured are found (`cost/kernels.csv`).")
     generation: Nvidia | Amd | None = Field(
         default=None,
         description="Its architecture, which decides on attention kernels, layouts of 8-bit GEMMs and variables of "

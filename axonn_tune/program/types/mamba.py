@@ -2,11 +2,11 @@
 
 Letters: M tokens of a half micro-batch, I inner width (heads * head_dim), g groups of heads, N state, l tokens of a
 chunk. x splits heads and groups, y the hidden dim, as of attention: `[M, H_y] → [M, (2I + 2gN + heads)_x] → [M, I_x] →
-[M, H_y]`. Of a chunk and a group the scan has the GEMMs of arXiv 2405.21060, section 6: C·Bᵀ, its states, and outputs
-from inside the chunk and from states before it. What is saved and moved: state-spaces/mamba, mamba_ssm/ops/triton,
-ssd_combined.py, MambaSplitConv1dScanCombinedFn, which computes all but the projections and the scan's output again;
-gate and norm: NVIDIA/Megatron-LM@00caa53a, megatron/core/ssm/mamba_mixer.py, _ssm_training. Heads of a group share a
-GEMM here, so that a kernel reads B, C and C·Bᵀ once.
+[M, H_y]`. Convolution and scan take what their kernels were measured to (`cost/kernels.csv`); FLOPs are counted as of
+the GEMMs of a chunk and a group in arXiv 2405.21060, section 6: C·Bᵀ, its states, and outputs from inside the chunk
+and from states before it. What is saved: state-spaces/mamba, mamba_ssm/ops/triton, ssd_combined.py,
+MambaSplitConv1dScanCombinedFn, which computes all but the projections and the scan's output again; gate and norm:
+NVIDIA/Megatron-LM@00caa53a, megatron/core/ssm/mamba_mixer.py, _ssm_training.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from axonn_tune.program.inputs import PARTS, H, LayerInputs, Linear, X, Y
 from axonn_tune.program.kinds import MIXER, LayerKind
 from axonn_tune.program.layers import moves
 from axonn_tune.program.nodes import Add, Behind, Gemm, Nodes, Own, Vectors, names, norm
-from axonn_tune.program.operations import Array, Arrays, Collective, MatMul, Operation, Phase, Size, Traffic, as_size
+from axonn_tune.program.operations import Array, Arrays, Collective, Measured, Operation, Phase, Size, Traffic, as_size
 from axonn_tune.specs.model import Layer, Mamba, Model
 
 NORM, IN, CONV, SCAN, OUT = "mamba.norm", "mamba.in", "mamba.conv", "mamba.scan", "mamba.out"
@@ -123,10 +123,9 @@ def _states(given: LayerInputs) -> Size:
 def _forward(given: LayerInputs, phase: Phase) -> Iterator[Operation]:
     """Convolution and scan, with the exchanges of context parallelism around them."""
     yield from _swapped(given, phase, there=True)
-    yield moves(phase, CONV, Traffic(1, 2), given.part * _convolved(given), given, calls=PARTS)
-    yield from _chunks(given, phase)
+    yield _convolution(given, phase)
     one = _mixer(given)
-    yield _gemm(given, phase, one.chunk, _heads(one), one.chunk + one.state, makes=(_scanned(given),))
+    yield _scan(given, phase, _again_flops(one) + _inside_flops(one), makes=(_scanned(given),))
     yield from _swapped(given, phase, there=False)
 
 
@@ -136,25 +135,37 @@ def _gated(given: LayerInputs, phase: Phase) -> list[Operation]:
     return [moves(phase, SCAN, Traffic(1, 4), given.part * _inner(given), given, calls=PARTS, makes=made)]
 
 
-def _chunks(given: LayerInputs, phase: Phase, *, makes: Arrays = ()) -> Iterator[Operation]:
-    """Decays, states at the ends of chunks, which are in FP32 until they are passed on, and C·Bᵀ."""
-    one = _mixer(given)
-    yield moves(phase, SCAN, Traffic(1, 1, 2), given.part * float(one.heads) / X, given, calls=PARTS)
-    yield _gemm(given, phase, _heads(one), one.state, one.chunk, makes=makes)
-    yield moves(phase, SCAN, Traffic(1, 0, 2), given.part * _states(given), given, calls=PARTS)
-    yield _gemm(given, phase, one.chunk, one.chunk, one.state)
+def _again_flops(one: Mamba) -> float:
+    """FLOPs a token of C·Bᵀ and of states at the ends of chunks, which the backward pass repeats."""
+    return 2.0 * (one.groups * one.chunk + one.heads * one.head_dim) * one.state
 
 
-def _heads(one: Mamba) -> float:
-    """Width of the heads of a group."""
-    return one.heads * one.head_dim / one.groups
+def _inside_flops(one: Mamba) -> float:
+    """FLOPs a token of outputs from inside a chunk and from states before it."""
+    return 2.0 * one.heads * one.head_dim * (one.chunk + one.state)
 
 
-def _gemm(given: LayerInputs, phase: Phase, m: float, n: float, k: float, *, makes: Arrays = ()) -> MatMul:
-    """One of the scan's GEMMs, for each chunk and group."""
-    one = _mixer(given)
-    count = given.part * float(one.groups) / float(one.chunk) / X
-    return MatMul(phase, SCAN, as_size(m), as_size(n), as_size(k), "NN", PARTS, groups=count, makes=makes)
+def _convolution(
+    given: LayerInputs, phase: Phase, *, backward: bool = False, makes: Arrays = (), frees: tuple[str, ...] = ()
+) -> Measured:
+    """The convolution of x, B and C, or its gradients."""
+    work = given.part * _convolved(given)
+    return Measured(phase, CONV, "causal_conv1d", work, as_size(0.0), backward, 1, PARTS, makes, frees)
+
+
+def _scan(
+    given: LayerInputs,
+    phase: Phase,
+    flops: float,
+    *,
+    makes: Arrays,
+    frees: tuple[str, ...] = (),
+    backward: bool = False,
+) -> Measured:
+    """The scan, or its gradients, in as many kernels as `_mamba_chunk_scan_combined_fwd` and `_bwd` launch."""
+    work, counted = given.part * _inner(given) * float(_mixer(given).state), given.part * flops / X
+    launches = 14 if backward else 5
+    return Measured(phase, SCAN, "mamba2_scan", work, counted, backward, launches, PARTS, makes, frees)
 
 
 def _swapped(given: LayerInputs, phase: Phase, *, there: bool) -> Iterator[Operation]:
@@ -185,9 +196,13 @@ def _backward(given: LayerInputs, behind: Behind) -> Iterator[Operation]:
 
 
 def _scan_backward(given: LayerInputs, behind: Behind) -> Iterator[Operation]:
-    """Gradients of gate, scan and convolution: kernel by kernel as in `_mamba_chunk_scan_combined_bwd`."""
-    one, temporary, tokens = _mixer(given), "backward temporaries", given.part
-    width, inner, heads = _convolved(given), _inner(given), _heads(one)
+    """Gradients of gate, scan and convolution, as `_mamba_chunk_scan_combined_bwd`.
+
+    Of FLOPs: what is done again; gradients of states and of x, as forward; of B and C by the states, of C·Bᵀ, of B and
+    C by that, and of the decays.
+    """
+    one, temporary = _mixer(given), "backward temporaries"
+    width = _convolved(given)
     convolved, turned = (
         given.stream(name, temporary, width, inside=True) for name in ("convolved", "convolved gradient")
     )
@@ -195,20 +210,11 @@ def _scan_backward(given: LayerInputs, behind: Behind) -> Iterator[Operation]:
         Array(name, temporary, given.elements.statistics * given.tokens * _states(given))
         for name in ("chunk states", "chunk state gradients")
     )
-    made = convolved, behind.gradient
-    yield moves("backward", CONV, Traffic(1, 2), tokens * width, given, calls=PARTS, makes=made)
-    yield from _chunks(given, "backward", makes=(states,))
-    yield moves("backward", SCAN, Traffic(1, 6), tokens * inner, given, calls=PARTS, frees=(_scanned(given).name,))
-    yield _gemm(given, "backward", heads, one.state, one.chunk, makes=(gradients,))
-    yield moves("backward", SCAN, Traffic(1, 2, 2), tokens * _states(given), given, calls=PARTS)
-    # Gradients of x, of B and C by the states, of C·Bᵀ, of B and C by that, and of the decays.
-    yield _gemm(given, "backward", one.chunk, heads, one.chunk + one.state, makes=(turned,))
-    for m, n, k in (
-        *[(one.chunk, one.state, heads)] * 2,
-        (one.chunk, one.chunk, heads),
-        *[(one.chunk, one.state, one.chunk)] * 2,
-        (one.chunk, one.chunk, heads),
-    ):
-        yield _gemm(given, "backward", m, n, k)
+    yield _convolution(given, "backward", makes=(convolved, behind.gradient))
+    heads = one.heads * one.head_dim
+    by_states, by_products = 2 * heads * one.state, 2 * (heads + one.groups * one.state) * one.chunk
+    flops = _again_flops(one) + _inside_flops(one) + 2.0 * (heads * one.state + by_states + by_products)
+    made, scanned = (states, gradients, turned), (_scanned(given).name,)
+    yield _scan(given, "backward", flops, makes=made, frees=scanned, backward=True)
     freed = (*names((convolved, turned, states, gradients)), *behind.frees)
-    yield moves("backward", CONV, Traffic(1, 3), tokens * width, given, calls=PARTS, frees=freed)
+    yield _convolution(given, "backward", backward=True, frees=freed)

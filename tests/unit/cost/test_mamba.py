@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import pytest
 
+from axonn_tune.cost.compute import ComputeClock, compute_rates
+from axonn_tune.cost.kernels import kernel_rate
 from axonn_tune.cost.price import Detail, price
 from axonn_tune.frameworks import find_framework
 from axonn_tune.grid import Grid
 from axonn_tune.job import Job, Layout
 from axonn_tune.program.count import parameters
 from axonn_tune.program.dimensions import broken_constraints
-from axonn_tune.program.operations import Collective, Kernel, MatMul
+from axonn_tune.program.operations import PLAIN, Collective, Kernel, MatMul, Measured, Size
 from axonn_tune.ranking.choosing import search
 from axonn_tune.request import Request
 from axonn_tune.specs.catalog import load_machine, load_model
@@ -81,7 +83,7 @@ def test_flops_of_a_block(tensor: int) -> None:
 
     def flops(layer: str, *, backward: bool = False) -> float:
         section = block.backward if backward else block.forward
-        steps = [step for step in section.operations if isinstance(step, MatMul) and step.layer == layer]
+        steps = [step for step in section.operations if isinstance(step, MatMul | Measured) and step.layer == layer]
         return sum(float((step.calls * step.flops).evaluate(found.values)) for step in steps) * tensor
 
     assert flops("mamba.in") == 2.0 * LENGTH * HIDDEN * PROJECTED
@@ -93,20 +95,54 @@ def test_flops_of_a_block(tensor: int) -> None:
     assert flops("mamba.scan", backward=True) == LENGTH * (again + states + x + 2 * by_state + 2 * inside + 2 * shared)
 
 
-def test_bytes_of_a_block() -> None:
-    """Guards kernels: the convolution reads and writes x, B and C; decays, states in FP32, gate and norm."""
-    found = priced(Grid(data=8, order=MEGATRON))
-    kernels = [
-        (step.layer, float(step.size_bytes.evaluate(found.values)) / LENGTH)
-        for step in found.program.blocks[0].forward.operations
-        if isinstance(step, Kernel) and step.layer in ("mamba.conv", "mamba.scan")
-    ]
-    assert kernels == [
-        ("mamba.conv", 2 * 2 * CONVOLVED),
-        ("mamba.scan", (2 + 2 * 4) * HEADS),
-        ("mamba.scan", 2 * 4 * INNER * STATE / CHUNK),
-        ("mamba.scan", 2 * 4 * INNER),
-    ]
+def test_work_of_a_block() -> None:
+    """Guards the measured kernels' units of work, split over TP, and the bytes of gate and norm."""
+    for tensor in (1, 4):
+        found = priced(Grid(x=tensor, data=8 // tensor, order=MEGATRON))
+        steps = found.program.blocks[0].forward.operations
+        work = {one.kernel: float(one.work.evaluate(found.values)) for one in steps if isinstance(one, Measured)}
+        assert work == {"causal_conv1d": LENGTH * CONVOLVED / tensor, "mamba2_scan": LENGTH * INNER * STATE / tensor}
+        moved = [one for one in steps if isinstance(one, Kernel) and one.layer == "mamba.scan"]
+        assert [float(one.size_bytes.evaluate(found.values)) for one in moved] == [LENGTH * 2 * 4 * INNER / tensor]
+
+
+MEASURED = (
+    ("dgx-h100", 128, 8192, 79.0),
+    ("dgx-b200", 64, 8192, 44.0),
+    ("dgx-b200", 128, 8192, 86.6),
+    ("dgx-b200", 256, 8192, 162.5),
+)
+"""Machine, heads of 64 with a state of 128, tokens; ns a token of the scan (vllm-project/vllm PR 27299;
+ai-dynamo/aiconfigurator@095f58a5)."""
+
+CONVOLUTIONS = {"dgx-h100": 0.158, "dgx-b200": 0.125, "gb200-nvl72": 0.1235, "dgx-b300": 0.121, "gb300-nvl72": 0.118}
+"""Of 6,144 channels and 16,384 tokens, ms (the same)."""
+
+
+def kernel_s(machine: str, kernel: str, units: float, *, backward: bool = False) -> float:
+    """One call on a machine, s."""
+    rates = compute_rates(load_machine(machine).document.accelerator, "bf16")
+    clock = ComputeClock(rates, 2.0, {}, PLAIN)
+    return float(clock.call_s(Measured("forward", "", kernel, Size(units), Size(0.0), backward)))
+
+
+def test_scans_take_what_was_measured() -> None:
+    """Guards rates of measured kernels: no faster on Blackwell than on Hopper; other accelerators as the nearest in
+    memory bandwidth, no faster than that."""
+    for machine, heads, tokens, measured_ns in MEASURED:
+        found_ns = 1e9 * kernel_s(machine, "mamba2_scan", tokens * heads * 64.0 * 128.0) / tokens
+        assert found_ns == pytest.approx(measured_ns, rel=0.15), machine
+    for machine, measured_ms in CONVOLUTIONS.items():
+        assert 1e3 * kernel_s(machine, "causal_conv1d", 16384.0 * 6144) == pytest.approx(measured_ms, rel=0.05), machine
+    ahead, back = (kernel_s("dgx-h100", "mamba2_scan", 1e12, backward=one) for one in (False, True))
+    assert back / ahead == pytest.approx(2.69, rel=0.01)
+    slower = kernel_s("dgx-a100", "mamba2_scan", 1e12) / ahead
+    assert slower == pytest.approx(3350 / 2039, rel=0.01)
+    accelerators = {name: load_machine(name).document.accelerator for name in ("dgx-a100", "dgx-h200", "mi355x")}
+    rows = {name: kernel_rate("mamba2_scan", one, backward=False) for name, one in accelerators.items()}
+    assert [row.kind for row in rows.values()] == ["assumed", "measured", "assumed"]
+    blackwell = load_machine("dgx-b200").document.accelerator
+    assert rows["mi355x"].units_per_s == kernel_rate("mamba2_scan", blackwell, backward=False).units_per_s
 
 
 @pytest.mark.parametrize("tensor", [1, 2])
