@@ -322,7 +322,7 @@ def _further(row: StepRow, more: Named, framework: Framework) -> dict[str, objec
         changes["gradient_bytes"] = more.gradient_bytes
     if more.state_bytes in (6, 8):
         changes |= {"master_bytes": more.state_bytes - 4, "exp_avg_bytes": 2, "exp_avg_sq_bytes": 2}
-    return changes
+    return {**changes, **more.step}
 
 
 def nearest_framework(words: str) -> str:

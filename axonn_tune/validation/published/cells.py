@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, fields
 from functools import cache
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
-from axonn_tune.errors import suggest
-from axonn_tune.frameworks.step import LossKind
+from axonn_tune.errors import UsageError, suggest
+from axonn_tune.frameworks.step import LossKind, StepOptions
+from axonn_tune.ranking.inputs import step_setting
 from axonn_tune.recompute import MODULES
 from axonn_tune.specs.catalog import available, load_model
 from axonn_tune.specs.document import LARGEST_SIZE
@@ -33,8 +34,9 @@ MORE = (
     *("offload", "software", "assumed", "async_tp", "param_format", "grad_dtype", "state_bytes", "memory_kind"),
     *("loss",),
     *("tokens_per_s_per_gpu", "mfu_percent", "mfu_of_tflops", "blind_family", "dense_layers", "micro_batches"),
+    *(f"step.{one.name}" for one in fields(StepOptions)),
 )
-"""Columns of rows that name their model alone."""
+"""Columns of rows that name their model alone; of options of the step as `--set step.KEY` has them."""
 
 NAMED = ("id", "framework", "model", "seq", "gbs")
 """Columns that a file of them must have, beside GPUs and what they are."""
@@ -158,8 +160,8 @@ class Named:
 
     model: with the layers that it trains. expert, expert_tensor: sizes of those axes. routing: forced, natural or drop.
     ratios_only: why its step is compared with those of others alone; lacking: why it has no prediction. state_bytes:
-    optimizer states of a parameter. assumed: cells that the source does not print, with the place that they are from.
-    mfu: share of mfu_of, FLOP/s.
+    optimizer states of a parameter. step: options of the step by their names. assumed: cells that the source does not
+    print, with the place that they are from. mfu: share of mfu_of, FLOP/s.
     """
 
     model: Model | None = None
@@ -178,6 +180,7 @@ class Named:
     state_bytes: int | None = None
     quantized_weights: bool = False
     loss: str = ""
+    step: Mapping[str, object] = field(default_factory=dict)
     offload: str = ""
     software: str = ""
     assumed: str = ""
@@ -393,6 +396,7 @@ class _Reader:
             state_bytes=None if states is None else int(states),
             quantized_weights="fp8" in self.text("param_format") or "fp4" in self.text("param_format"),
             loss=self.text("loss"),
+            step=self._step(),
             offload=self.text("offload"),
             software=self.cells.get("software", ""),
             assumed=self.cells.get("assumed", ""),
@@ -407,6 +411,18 @@ class _Reader:
             blind=self.text("blind_family") in ("yes", "1", "true"),
         )
         return found if not self.lacking else Named(**{**vars(found), "lacking": "; ".join(self.lacking)})
+
+    def _step(self) -> dict[str, Any]:
+        """Options of the step that columns of their own state."""
+        found = dict[str, Any]()
+        for column in (name for name, text in self.cells.items() if name.startswith("step.") and text):
+            try:
+                stated: dict[str, Any] = dict([step_setting(f"{column}={self.cells[column].lower()}")])
+                StepOptions(**stated)
+                found |= stated
+            except UsageError as error:
+                self.lacking.append(str(error).removeprefix("--set "))
+        return found
 
     def _word(self, name: str, known: tuple[tuple[str, str], ...]) -> str:
         """What the first pattern means that is in a cell."""

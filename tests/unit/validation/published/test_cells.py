@@ -98,6 +98,8 @@ def test_layout_and_options(tmp_path: Path) -> None:
         tmp_path, notes="CUDA graphs attn, moe_router; layout string Et*2|(t*3|)*30t*2L, no MTP; 2 micro-batches"
     )
     assert framework_of(noted).step.cuda_graphs == ("attn", "moe_router")
+    stated = framework_of(read(tmp_path, **{"step.gathers_experts": "true", "step.imbalance": "1.1"})).step
+    assert (stated.gathers_experts, stated.imbalance) == (True, 1.1)
     found = case_of(noted)
     assert isinstance(found, Case)
     assert found.configurations[0].parts == (2, *[3] * 30, 2)
@@ -141,6 +143,8 @@ def test_steps_by_throughput(tmp_path: Path, cells: dict[str, str], seconds: flo
         ({"precision": "bf61"}, "precision is 'bf61'"),
         ({"pipeline_layout": "Et|t"}, "pipeline layout 'Et|t'"),
         ({"layers": "1001"}, "layers are 1001"),
+        ({"step.imbalance": "0.2"}, "step.imbalance=0.2: must be a number from 1 to 10,000; nearest valid: 1"),
+        ({"step.narrow_attention": "maybe"}, "step.narrow_attention=maybe: expected true, false, got 'maybe'"),
         ({"dp": "3", "z": "2"}, "dp is 3, not divisible by z, 2"),
         ({"notes": "sft; functional"}, "fine-tuning is not priced: sft"),
     ],
