@@ -149,7 +149,7 @@ def quantization(site: Site, folder: Path) -> Iterator[Row]:
         compiled = torch.compile(function)
         for width in (4096, 14336):
             rows = torch.randn(8192, width, device=device, dtype=torch.bfloat16)
-            size = FORMATS[precision].quantization_bytes(one_layout=False) * rows.numel()
+            size = FORMATS[precision].quantization_bytes(2) * rows.numel()
             step = Kernel("forward", "linear", Size(size), quantizes="all")
             predicted_s = _priced(site, precision, step)  # type: ignore[arg-type]
             yield _timed(f"{name}, {rows.shape[0]:,} x {width:,}", partial(compiled, rows), predicted_s)

@@ -30,7 +30,7 @@ from axonn_tune.program.operations import (
     is_captured,
 )
 from axonn_tune.program.step import ONLY, Stage, StepProgram
-from axonn_tune.specs.formats import FORMATS, QUANTIZATION_EFFICIENCY
+from axonn_tune.specs.formats import FORMATS, Copies, quantization_shares
 from axonn_tune.specs.machine import Accelerator, MatmulLayout, Software
 from axonn_tune.specs.workload import ELEMENT_SIZES
 from axonn_tune.units import bytes_per_s, seconds
@@ -73,6 +73,7 @@ class ComputeRates:
     captured: tuple[str, ...]
     quantizes_in_gemm: bool
     accelerator: Accelerator
+    quantization: Mapping[Copies, float]
 
 
 def compute_rates(
@@ -87,7 +88,8 @@ def compute_rates(
     """Rates of an accelerator under some software; KeyError if it does not state a peak for this precision.
 
     multiplied: what GEMMs of linear layers multiply, if not that. cuda_graphs: scopes of what is captured, which the
-    software's time per operation does not delay; nor quantization with `quantizes_in_gemm`.
+    software's time per operation does not delay; nor quantization with `quantizes_in_gemm`, which is Transformer
+    Engine's.
     """
 
     def by_layout(peak: float) -> dict[MatmulLayout, float]:
@@ -124,6 +126,9 @@ def compute_rates(
         captured=captured_layers(cuda_graphs),
         quantizes_in_gemm=quantizes_in_gemm,
         accelerator=accelerator,
+        quantization=quantization_shares(narrow.name, accelerator.generation, engine=quantizes_in_gemm)
+        if narrow
+        else {},
     )
 
 
@@ -285,7 +290,7 @@ class ComputeClock:
         if step.size_bytes.coefficient == 0.0:
             return 0.0
         traffic = 1.0 if step.phase == "step" else rates.kernel_traffic
-        traffic = 1.0 / QUANTIZATION_EFFICIENCY[step.quantizes] if step.quantizes else traffic
+        traffic = 1.0 / rates.quantization[step.quantizes] if step.quantizes else traffic
         size_bytes = step.size_bytes.evaluate(self.values)
         if step.turns:
             size_bytes = size_bytes * (1.0 + self.arithmetic.smaller(self.values["x"] - 1.0, 1.0)) / 2.0

@@ -112,7 +112,7 @@ class Pricer:
             *(self.machine.accelerator, self.workload.precision, software),
             multiplied=job.gemm_format,
             cuda_graphs=options.cuda_graphs,
-            quantizes_in_gemm=options.quantizes_in_gemm,
+            quantizes_in_gemm=options.in_format(self.workload.precision).quantizes_in_gemm,
         )
         self.call_s = seconds(software.collective_us)
         self.element = self.workload.element_sizes.compute

@@ -408,7 +408,7 @@ class StepOptions(
         if name not in self.engine_formats:
             return self
         own = replace(self, saves_original=False, fused_quantization=False, primary_weights=False)
-        return replace(own, requantizes=True, recompute_whole_block=True)
+        return replace(own, requantizes=True, recompute_whole_block=True, quantizes_in_gemm=True)
 
     def repeated(self, recompute: Recompute) -> tuple[str, ...]:
         """Layers and modules that the backward pass repeats: none where it repeats whole blocks or nothing."""

@@ -125,9 +125,9 @@ def quantized(
     if given.quantizes_twice:
         kinds: tuple[Copies, ...] = ("rows", "columns") if phase == "backward" and not once else ("rows",)
         return [_one_copy(phase, layer, elements, given, kind, calls=calls) for kind in kinds]
-    launches, several = float(given.format.launches), given.format.copies(one_layout=given.options.one_layout) > 1
-    moved = given.format.quantization_bytes(one_layout=given.options.one_layout or once)
-    kind: Copies = "rows" if once and several else "all"
+    launches, several = float(given.format.launches), given.format.copies(one_layout=given.options.one_layout)
+    moved = given.format.quantization_bytes(1 if once else several)
+    kind: Copies = "rows" if once and several > 1 else "all"
     if given.format.transposes and given.options.fused_quantization:
         return [Kernel(phase, layer, (moved - 2.0 * given.format.passes) * elements, calls)]
     return [Kernel(phase, layer, moved / launches * elements, launches * calls, quantizes=kind)]
@@ -135,7 +135,7 @@ def quantized(
 
 def _one_copy(phase: Phase, layer: str, elements: Size, given: LayerInputs, kind: Copies, *, calls: Size) -> Kernel:
     assert given.format is not None, "asked before"
-    launches, moved = float(given.format.launches), 2.0 * (1 + given.format.passes) + given.format.operand_bytes
+    launches, moved = float(given.format.launches), given.format.quantization_bytes(1)
     return Kernel(phase, layer, moved / launches * elements, launches * calls, quantizes=kind)
 
 

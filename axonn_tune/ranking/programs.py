@@ -183,7 +183,7 @@ def pooled(
         software_on(problem.framework, problem.machine),
         multiplied=problem.gemm_format,
         cuda_graphs=problem.framework.step.cuda_graphs,
-        quantizes_in_gemm=problem.framework.step.quantizes_in_gemm,
+        quantizes_in_gemm=options.quantizes_in_gemm,
     )
     several, looped = shapes.stages[fitting.rows] > 1, (shapes.chunks[fitting.rows] > 1) | cut
     if not options.expert_overlap:

@@ -12,11 +12,14 @@ most_over_bf16: [TE] gemm_profiling.rst, GEMM alone, on B300, whose peaks are 2.
 
 from __future__ import annotations
 
+import csv
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from functools import cache
+from importlib.resources import files
+from typing import Literal, get_args
 
 from axonn_tune.vocabulary import Precision
 
@@ -24,11 +27,6 @@ Copies = Literal["all", "rows", "columns"]
 """What a quantization kernel writes: every copy that GEMMs take, or one, whose scales run along rows or columns."""
 GRADIENTS, PASSES = ("NT", "TN"), ("NN", "NT", "TN")
 """Layouts of the GEMMs of both gradients, and of all three passes: `MatmulLayout`."""
-QUANTIZATION_EFFICIENCY: dict[Copies, float] = {"all": 0.4, "rows": 0.79, "columns": 0.56}
-"""Bandwidth that quantization kernels reach, over that of element-wise kernels. all: fitted to the seven rates with
-quantization of [TE] gemm_profiling.rst (B300, H200 NVL; 8 and 4 bits). rows, columns: those of an MXFP8 step of
-pytorch/ao@36027d82, torchao/prototype/moe_training/README.md (B200), scales put in order: across rows accesses are
-strided."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,15 +70,15 @@ class NumberFormat:
         """Copies of an operand of several GEMMs; one_layout: the accelerator's GEMMs take any layout of operands."""
         return 1 if self.transposes and one_layout else 2
 
-    def quantization_bytes(self, *, one_layout: bool) -> float:
-        """Bytes read and written to quantize an element of BF16, to all copies."""
-        return 2.0 * (1 + self.passes) + self.copies(one_layout=one_layout) * self.operand_bytes
+    def quantization_bytes(self, copies: int) -> float:
+        """Bytes read and written to quantize an element of BF16 to so many copies."""
+        return 2.0 * (1 + self.passes) + copies * self.operand_bytes
 
     def primary_bytes(self, *, one_layout: bool) -> float:
         """The same of a primary weight once a step: of one gathered in BF16, or to make the copy that was not."""
         copies = self.copies(one_layout=one_layout)
         if self.gathered_bytes > self.bits / 8 * copies:
-            return self.quantization_bytes(one_layout=one_layout)
+            return self.quantization_bytes(copies)
         return 0.0 if self.gathered_bytes == self.bits / 8 * copies else 2.0 * self.operand_bytes
 
 
@@ -157,6 +155,24 @@ def nearest_format(name: str, known: Sequence[str]) -> str:
     order = list(FORMATS)
     rows = [one for one in known if one in FORMATS]
     return min(rows, key=lambda one: abs(order.index(one) - order.index(name))) if rows else known[0]
+
+
+@cache
+def quantization_shares(name: str, generation: str | None, *, engine: bool) -> Mapping[Copies, float]:
+    """Bandwidth that kernels which quantize to a format reach, over that of element-wise kernels, by what they write.
+
+    engine: those of Transformer Engine; others are torchao's. The first row of quantization.csv counts that names
+    them; one without a format or a generation holds for all.
+    """
+    software = "transformer-engine" if engine else "torchao"
+    text = files("axonn_tune.specs").joinpath("quantization.csv").read_text(encoding="utf-8")
+    of_all = ("", software, name, generation)
+    row = next(
+        one
+        for one in csv.DictReader(text.splitlines())
+        if all(one[key] in of_all for key in ("software", "format", "generation"))
+    )
+    return {kind: float(row[kind]) for kind in get_args(Copies)}
 
 
 _WORDS: tuple[tuple[str, Precision], ...] = (

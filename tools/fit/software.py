@@ -182,7 +182,10 @@ def _setting(case: Case, values: Mapping[str, float]) -> Setting:
     own = {number: values[f"{profile}:{number}"] for number in OF_PROFILES.get(profile or "", ())}
     fitted = Software(**{_kind(key): value for key, value in values.items() if key.startswith(f"{name}:")})
     software = software_on(case.framework, case.machine, fitted)
-    rates = compute_rates(case.machine.accelerator.model_copy(update=own), case.workload.precision, software)
+    precision = case.workload.precision
+    in_gemm = case.framework.step.in_format(precision).quantizes_in_gemm
+    accelerator = case.machine.accelerator.model_copy(update=own)
+    rates = compute_rates(accelerator, precision, software, quantizes_in_gemm=in_gemm)
     return Setting(rates, seconds(software.collective_us))
 
 
