@@ -63,7 +63,7 @@ class BlockNodes:
         found = 0.0
         for node in self.trained:
             matrix = node.linear.weight if isinstance(node, Gemm) else node.matrix
-            if matrix.coefficient and "x" not in dict(matrix.powers):
+            if matrix.coefficient and "x" not in dict(matrix.powers) and not node.detached:
                 found += matrix.coefficient
         return found
 
@@ -334,7 +334,7 @@ class _Backward:
     def _made(self, node: Node) -> Array | None:
         """The gradient of its input: one of several until the last of those that read it."""
         source = self.nodes.reads[node]
-        if source is None or source.gradient is None:
+        if source is None or source.gradient is None or node.detached:
             return None
         found = source.gradient
         if self.nodes.readers[source][-1] is not node:

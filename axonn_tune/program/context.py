@@ -27,6 +27,10 @@ class Widths(NamedTuple):
 def widths(given: LayerInputs) -> Widths:
     """Widths of the layer's heads; keys and values as attention takes them, so those of a latent (MLA) are expanded."""
     layer = given.own
+    if layer.indexer is not None and layer.latent is not None:
+        # Its core is absorbed: one key for all heads, which each rank of x has whole.
+        latent = as_size(float(layer.latent.kv_rank + layer.latent.rope_dim))
+        return Widths(latent, latent, latent)
     keys = as_size(float(layer.kv_heads * (layer.head_dim + layer.value_dim)))
     return Widths(keys / X, given.N / X, given.Q * float(layer.value_dim) / float(layer.head_dim) / X)
 

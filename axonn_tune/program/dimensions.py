@@ -26,6 +26,7 @@ from axonn_tune.program.count import TypeCount, active_parameters, counted, type
 from axonn_tune.program.operations import MATRIX_ALIGNMENT, PLAIN, Arithmetic, Attention, MatMul, Measured, Value
 from axonn_tune.program.step import BUNDLED, ONLY, Stage, StepProgram, suffixes
 from axonn_tune.program.types import kinds
+from axonn_tune.program.types.sparse import WHOLE_HEADS
 from axonn_tune.specs.model import Layer, Model
 from axonn_tune.specs.workload import Recompute, Workload
 
@@ -104,6 +105,9 @@ def _exchange_constraints(model: Model, step: StepOptions) -> list[Constraint]:
     """
     exchange, count, found = step.context_exchange, step.context_inside, list[Constraint]()
     attending = [layer for layer in model.types if layer.attention]
+    if exchange != "all_gather" and any(layer.indexer for layer in attending):
+        what = f"DeepSeek sparse attention gathers all keys over ranks of context, and does not go with {exchange}"
+        found.append(Constraint("indexer-by-context", what, 1, ("context",), both=True))
     if exchange in ("ring", "hierarchical") and any(layer.window for layer in attending):
         what = f"context parallelism does not support sliding window attention with {exchange}"
         found.append(Constraint("window-by-context", what, 1, ("context",), both=True))
@@ -193,8 +197,8 @@ def _type_constants(layer: Layer, workload: Workload) -> dict[str, float]:
     W·(W + 1) / 2 + (S - W)·W.
     """
     length = float(workload.sequence_length)
-    window = min(float(layer.window or length), length)
-    return type_constants(layer) | ({"span": window * (2.0 * length - window) / length} if layer.window else {})
+    window = min(float(layer.reach or length), length)
+    return type_constants(layer) | ({"span": window * (2.0 * length - window) / length} if layer.reach else {})
 
 
 def dimensions(
@@ -313,6 +317,8 @@ def _weights_of_types(
         weights, trained = one.stored(axes["x"], axes["y"]), one.trains.stored(axes["x"], axes["y"])
         block = trained / split
         own = {"L": count, **_type_constants(layer, workload), "W": weights, "trained": trained}
+        if layer.indexer is not None:
+            own["padded"] = _rounded_up(layer.heads / axes["x"], float(WHOLE_HEADS), arithmetic)
         found.of_types.update((f"{name}{of}", value) for name, value in own.items())
         found.buckets[f"block_bucket{of}"] = _rounded_up(block, share, arithmetic)
         found.stored.append(count * block)
@@ -496,9 +502,8 @@ def model_flops(model: Model, workload: Workload, *, masked: bool = True) -> flo
     weights += model.vocab * model.hidden * (1 + model.mtp_layers)
     attention = 0.0
     for layer, count in model.by_type:
-        window = min(layer.window or length, length)
-        keys = length if masked else window - window * (window - 1) / (2.0 * length)
-        attention += 2 * count * (layer.query_width + layer.value_width) * keys
+        keys = length if masked and layer.indexer is None else layer.keys(length)
+        attention += 2 * count * layer.scored_width * keys
     forward = 2.0 * weights + attention
     return (_FORWARD_AND_BACKWARD * forward - 2.0 * frozen) * float(step_tokens(workload))
 
@@ -516,10 +521,9 @@ def logged_flops(
     if count.padded:
         rows = float(table_rows(model, float(grid.x * grid.y), 1.0, options=framework.step, arithmetic=PLAIN))
     forward = {
-        "blocks": 2.0 * _counted_weights(count, model),
+        "blocks": 2.0 * _counted_weights(count, model, float(workload.sequence_length)),
         "scores": sum(
-            2.0 * number * (layer.query_width + layer.value_width) * _counted_keys(count, layer, workload)
-            for layer, number in model.by_type
+            2.0 * number * layer.scored_width * _counted_keys(count, layer, workload) for layer, number in model.by_type
         ),
         "head": 2.0 * rows * model.hidden * (1 + model.mtp_layers),
     }
@@ -528,8 +532,8 @@ def logged_flops(
     return step_tokens(workload) * sum(passes[part] * flops for part, flops in forward.items())
 
 
-def _counted_weights(count: FlopCount, model: Model) -> float:
-    """Elements of the blocks that a count multiplies a token with."""
+def _counted_weights(count: FlopCount, model: Model, length: float) -> float:
+    """Elements of the blocks that a count multiplies a token with, in sequences of a length."""
     hidden = float(model.hidden)
     if count.weights == "square":
         return model.layers * 12.0 * hidden**2
@@ -540,15 +544,15 @@ def _counted_weights(count: FlopCount, model: Model) -> float:
         return float(active_parameters(model) - model.vocab * model.hidden * (1 if model.tied_embeddings else 2))
     of_types = zip(counted(model), model.counts, strict=True)
     blocks = sum(number * (one.active_weights - one.router) for one, number in of_types)
-    others = (number * kind.logged(layer) for kind in kinds() for layer, number in model.by_type)
+    others = (number * kind.logged(layer, length) for kind in kinds() for layer, number in model.by_type)
     return float(blocks + sum(others))
 
 
 def _counted_keys(count: FlopCount, layer: Layer, workload: Workload) -> float:
     """Keys of a query, on average, by a count: its share of the sequence, or those in a window."""
     length, window = workload.sequence_length, layer.window
-    if count.windows and window is not None and window < length:
-        return window - window * (window - 1) / (2.0 * length)
+    if layer.indexer is not None or (count.windows and window is not None and window < length):
+        return layer.keys(float(length))
     return count.scores * length
 
 

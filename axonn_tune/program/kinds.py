@@ -23,12 +23,12 @@ class LayerKind:
     """A layer type.
 
     place: among the others of a block. nodes: of a block, none of one without it. constraints: what must divide its
-    sizes, if a model has it. logged: elements that Megatron's log counts a token beyond those of its weights. sizes: a
-    section of the model document, of one that mixes tokens in place of attention.
+    sizes, if a model has it. logged: elements that Megatron's log counts a token beyond those of its weights, of
+    sequences so long. sizes: a section of the model document, of one that mixes tokens in place of attention.
     """
 
     place: int
     nodes: Callable[[LayerInputs], Nodes]
     constraints: Constraints = lambda *_: ()
-    logged: Callable[[Layer], float] = lambda _: 0.0
+    logged: Callable[[Layer, float], float] = lambda *_: 0.0
     sizes: type[Mixer] | None = None

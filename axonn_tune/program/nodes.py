@@ -72,6 +72,7 @@ class Node:
     with the weights that are there; inside: of these, what it keeps for itself, but not its output.
     matrix: elements on one rank, before z shards them, of matrices that are no linear layer's; vectors: those of its
     vectors beside a norm of the stream and biases. trains: whether all these have gradients and optimizer states.
+    detached: its input gets no gradient of it, and all ranks of x see every token, so have the same of its matrix.
     """
 
     layer: str
@@ -86,6 +87,7 @@ class Node:
     matrix: Size = _NO_MATRIX
     vectors: Vectors = _NO_VECTORS
     trains: bool = True
+    detached: bool = False
 
     @property
     def needs_input(self) -> bool:

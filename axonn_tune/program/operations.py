@@ -47,11 +47,12 @@ def _floor(value: float) -> float:
 COLUMNS = Arithmetic(smaller=np.minimum, larger=np.maximum, floor=np.floor)
 PLAIN = Arithmetic(smaller=min, larger=max, floor=_floor)
 
-MODEL_SYMBOLS = ("L", "H", "Q", "N", "F", "G", "W", "trained", "S", "grouped", "halved", "span")
+MODEL_SYMBOLS = ("L", "H", "Q", "N", "F", "G", "W", "trained", "S", "grouped", "halved", "span", "padded")
 """Constants of one search: layers, hidden, query, qkv, ffn and up widths, weights of a block, those of them that train,
 sequence length.
 
-span: positions that a token attends to, the masked half included, with a window.
+span: positions that a token attends to, the masked half included, with a window or an indexer; padded: heads of a rank
+as kernels of sparse attention pad them.
 
 grouped, halved: 1 where keys have several queries each, and where micro-batches are split, else 0.
 """

@@ -50,6 +50,17 @@ class LatentAttention(Document):
     value_dim: Size = Field(description="v_head_dim.")
 
 
+class Indexer(Document):
+    """The indexer of sparse attention: a query attends to the tokens that it scores highest (DeepSeek-V3.2)."""
+
+    left_out_at_default: ClassVar[tuple[str, ...]] = ("shared",)
+
+    heads: Size = Field(description="index_n_heads.")
+    head_dim: Size = Field(description="index_head_dim.")
+    topk: Size = Field(description="index_topk, tokens that a query attends to.")
+    shared: bool = Field(default=False, description="No indexer of its own: takes what the last one before it chose.")
+
+
 class Experts(Document):
     """A mixture of experts in place of the MLP."""
 
@@ -147,6 +158,7 @@ class LayerType(Document):
 
     attention: bool = Field(default=True, description="False: a layer without attention.")
     latent: LatentAttention | None = Field(default=None, description="Multi-head latent attention.")
+    indexer: Indexer | None = Field(default=None, description="Sparse attention (DSA), of latent attention.")
     window: Size | None = Field(default=None, description="Sliding window or attention chunk, in tokens.")
     sinks: bool = Field(default=False, description="A learned attention sink for each head.")
     qk_norms: bool = Field(default=False, description="Norms of queries and keys.")
@@ -163,7 +175,7 @@ class LayerType(Document):
 
     @model_validator(mode="after")
     def _consistent(self) -> LayerType:
-        attends = ("latent", "window", "sinks", "qk_norms", "rotary_share", "heads", "kv_heads", "head_dim")
+        attends = ("latent", "indexer", "window", "sinks", "qk_norms", "rotary_share", "heads", "kv_heads", "head_dim")
         for part, keys in (("attention", attends), ("mlp", ("ffn", "gated", "experts"))):
             given = [key for key in keys if getattr(self, key) not in (None, False)]
             if given and not getattr(self, part):
@@ -177,6 +189,8 @@ class LayerType(Document):
             raise ValueError("attention and mlp are both false: the layer is empty")
         if self.latent is not None and self.head_dim is not None:
             raise ValueError("head_dim is given, but latent attention has nope_dim, rope_dim and value_dim")
+        if self.indexer is not None and (self.latent is None or self.window is not None):
+            raise ValueError("indexer is of latent attention without a window")
         if self.latent is not None and self.kv_heads is not None:
             raise ValueError("kv_heads is given, but latent attention has as many key as query heads")
         return self
@@ -217,6 +231,7 @@ class Layer:
     head_dim: int
     value_dim: int
     latent: LatentAttention | None
+    indexer: Indexer | None
     window: int | None
     sinks: bool
     qk_norms: bool
@@ -240,6 +255,7 @@ class Layer:
             **({self.mixer.TITLE: True} if self.mixer else {}),
             "layers without attention": not self.attention,
             "multi-head latent attention": self.latent,
+            "DeepSeek sparse attention": self.indexer,
             "sliding-window attention": self.window,
             "attention sinks": self.sinks,
             "experts": self.experts,
@@ -258,6 +274,9 @@ class Layer:
         elif self.kv_heads != self.heads:
             attention += f", {self.kv_heads} of keys and values"
         attention += f", window {self.window:,}" if self.window else ""
+        if (chosen := self.indexer) is not None:
+            chooses = "a shared indexer" if chosen.shared else f"an indexer of {chosen.heads} heads"
+            attention += f", {chosen.topk:,} tokens chosen by {chooses}"
         mlp = f"MLP of {self.ffn:,}"
         if experts is not None:
             shared = f", shared {experts.shared_width:,}" if experts.shared_width else ""
@@ -275,6 +294,23 @@ class Layer:
     def value_width(self) -> int:
         """Output of attention, heads * value_dim: what the output projection contracts over."""
         return self.heads * self.value_dim
+
+    @property
+    def reach(self) -> int | None:
+        """Most tokens that a query attends to, if it is not all: a window, or those that an indexer chooses."""
+        return self.indexer.topk if self.indexer is not None else self.window
+
+    def keys(self, length: float) -> float:
+        """Keys that a query attends to, in the mean of a sequence: 1 to its reach, then so many."""
+        reach = min(self.reach or length, length)
+        return reach - reach * (reach - 1.0) / (2.0 * length)
+
+    @property
+    def scored_width(self) -> int:
+        """Elements of a query and a value, all heads: of sparse attention, which is absorbed, those of the latent."""
+        if self.indexer is not None and self.latent is not None:
+            return self.heads * (2 * self.latent.kv_rank + self.latent.rope_dim)
+        return self.query_width + self.value_width
 
     @property
     def qkv_width(self) -> int:
@@ -542,6 +578,9 @@ def _resolved(model: Model) -> tuple[Layer, ...]:
     if not model.mtp_layers:
         return types
     first = types[_predicting(model, types)[0]]
+    if first.indexer is not None:
+        # It is behind all layers, and has no other's choice.
+        first = replace(first, indexer=first.indexer.model_copy(update={"shared": False}))
     return (*types, replace(first, name=f"{first.name}-mtp" if first.name else "mtp", predicts=True))
 
 
@@ -583,6 +622,7 @@ def _resolve(model: Model, name: str, given: LayerType) -> Layer:
         head_dim=attends * head_dim,
         value_dim=attends * value_dim,
         latent=latent,
+        indexer=given.indexer,
         window=given.window,
         sinks=given.sinks,
         qk_norms=given.qk_norms,

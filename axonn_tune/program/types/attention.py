@@ -32,7 +32,7 @@ from axonn_tune.program.operations import (
     as_size,
     symbol,
 )
-from axonn_tune.program.types import latent
+from axonn_tune.program.types import latent, sparse
 from axonn_tune.specs.machine import MatmulLayout
 
 NORM, QKV, OUTPUT = "attention.norm", "attention.qkv", "attention.output"
@@ -51,15 +51,28 @@ def nodes(given: LayerInputs) -> Nodes:
         linear=Linear(QKV, H / Y, given.N / X, "y", "x"), makes=(_heads(given),), gradient=_heads_gradient(given)
     )
     ups: tuple[Node, ...] = ()
-    if several:
-        projected, ups = latent.nodes(given, first, heads=_heads(given), gradient=_heads_gradient(given))
+    if given.own.indexer is not None:
+        heads, back = sparse.heads(given), sparse.heads_gradient(given)
+        projected, ups = latent.nodes(given, first, heads=heads, gradient=back)
+    elif several:
+        projected, ups = latent.nodes(given, first, heads=(_heads(given),), gradient=_heads_gradient(given))
+    gradient = given.stream("attention gradient", "backward temporaries", _values(given) / X, inside=True)
+    cores: tuple[Node, ...] = (_fused(given, ups, gradient),)
+    if given.own.indexer is not None:
+        cores = sparse.nodes(given, first, ups, output=_output(given), gradient=gradient)
     output = Linear(OUTPUT, _values(given) / X, H / Y, "x", "y")
+    again = MatMul("recompute", OUTPUT, given.part, output.n, output.k, "NN", PARTS, narrow=given.narrow)
+    return [first, projected, *cores, Gemm(linear=output, partly={OUTPUT: lambda _: [again]}), Add(layer=OUTPUT)]
+
+
+def _fused(given: LayerInputs, ups: tuple[Node, ...], gradient: Array) -> Own:
+    """The core, of all keys or those in a window."""
     # Where a module is repeated to its last operation, its output stays saved.
     scores, again_whole = given.options.recompute_whole_block, partial(_core, phase="recompute")
-    core = Own(
+    return Own(
         layer=CORE,
         makes=(_output(given),),
-        gradient=given.stream("attention gradient", "backward temporaries", _values(given) / X, inside=True),
+        gradient=gradient,
         keeps=True,
         needs=ups,
         vectors=Vectors(
@@ -70,11 +83,9 @@ def nodes(given: LayerInputs) -> Nodes:
         ahead=_forward,
         back=_backward,
     )
-    again = MatMul("recompute", OUTPUT, given.part, output.n, output.k, "NN", PARTS, narrow=given.narrow)
-    return [first, projected, core, Gemm(linear=output, partly={OUTPUT: lambda _: [again]}), Add(layer=OUTPUT)]
 
 
-KIND = LayerKind(place=ATTENTION, nodes=nodes, constraints=latent.constraints)
+KIND = LayerKind(place=ATTENTION, nodes=nodes, constraints=latent.constraints, logged=sparse.logged)
 
 
 def _heads(given: LayerInputs) -> Array:
@@ -189,7 +200,7 @@ def _core(given: LayerInputs, *, phase: Phase) -> list[Operation]:
 
 def _span(given: LayerInputs) -> Size:
     """Positions that a token attends to, the masked half included."""
-    return symbol(f"span{given.of}") if given.own.window else S
+    return symbol(f"span{given.of}") if given.own.reach else S
 
 
 def _core_flops(given: LayerInputs, *, queries: int, values: int) -> Size:

@@ -34,13 +34,13 @@ from axonn_tune.specs.model import LatentAttention, Model
 QUERIES, KEYS = "attention.q_up", "attention.kv_up"
 
 
-def nodes(given: LayerInputs, normed: Norm, *, heads: Array, gradient: Array) -> tuple[Branches, tuple[Node, ...]]:
-    """Branches from the norm's output to queries, keys and values, which are `heads`; and the last node of each."""
+def nodes(given: LayerInputs, normed: Norm, *, heads: Arrays, gradient: Array) -> tuple[Branches, tuple[Node, ...]]:
+    """Branches from the norm's output to queries, keys and values, which are in `heads`; and the last node of each."""
     branches, ups = list[tuple[tuple[Node, ...], ...]](), list[Node]()
     for down, up in _linears(given):
         keys = up.layer == KEYS
         # Queries come last in the backward pass: only then is the gradient of all heads free.
-        made, back = ((heads,), None) if keys else ((), gradient)
+        made, back = (heads, None) if keys else ((), gradient)
         once_more = partial(_repeated, up=up, down=down, makes=made)
         again = dict.fromkeys((up.layer, "mla_up_proj"), once_more)
         if down is None:

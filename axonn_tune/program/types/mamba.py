@@ -79,7 +79,7 @@ def _constraints(model: Model, framework: Framework) -> list[Constraint]:
     return found
 
 
-def _logged(layer: Layer) -> float:
+def _logged(layer: Layer, _: float) -> float:
     """Twice the hidden size as inner width, whatever it is, and 7 FLOPs an element of state."""
     if (one := layer.mamba) is None:
         return 0.0

@@ -121,11 +121,18 @@ def test_published_pairs_of_hybrids(
         ("qwen3-30b-a3b", (), 23.006),
         ("deepseek-v3", (), 259.99),
         ("deepseek-v3", ("mtp_layers=0",), 249.81),
+        # NVIDIA-NeMo/Megatron-Bridge@067f987d, model card: 102.52 TFLOP/s at 337.189 tokens/s a GPU.
+        ("glm-5.2", (), 304.043),
     ],
 )
 def test_flops_of_a_token_of_models_with_experts(model: str, overrides: tuple[str, ...], giga: float) -> None:
     """What Megatron-LM's function returns for a token at 4,096, in GFLOP."""
     assert counted("megatron-core", model, seq=4096, overrides=overrides) / 4096e9 == pytest.approx(giga, rel=1e-4)
+
+
+def test_flops_of_a_token_of_sparse_attention_where_it_sees_all() -> None:
+    """Guards shared indexers, at 2,048 tokens: 54.595 TFLOP/s at 190.926 tokens/s (the same card, on H100)."""
+    assert counted("megatron-core", "glm-5.2", seq=2048) / 2048e9 == pytest.approx(54_595 / 190.926, rel=1e-4)
 
 
 def test_torchtitan_counts_a_tokens_experts_and_no_windows() -> None:

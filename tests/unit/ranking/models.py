@@ -1,4 +1,4 @@
-"""Ten kinds of model, each of few layers as wide as those that are trained."""
+"""Kinds of model, each of few layers as wide as those that are trained."""
 
 from __future__ import annotations
 
@@ -20,12 +20,15 @@ _SIZES: dict[str, Any] = {
 }
 _EXPERTS = {"count": 8, "per_token": 2, "width": 1024, "shared_width": 1024}
 _LATENT = {"query_rank": 512, "kv_rank": 256, "nope_dim": 64, "rope_dim": 32, "value_dim": 64}
+_INDEXER = {"heads": 8, "head_dim": 64, "topk": 512}
 _MAMBA = {"heads": 64, "head_dim": 64, "state": 128, "groups": 8}
 _TYPES: dict[str, dict[str, Any]] = {
     "plain": {},
     "moe": {"experts": _EXPERTS},
     "latent": {"latent": _LATENT},
     "compressed": {"latent": _LATENT, "experts": _EXPERTS},
+    "indexed": {"latent": _LATENT, "indexer": _INDEXER},
+    "reusing": {"latent": _LATENT, "indexer": _INDEXER | {"shared": True}, "experts": _EXPERTS},
     "near": {"window": 512},
     "sparse": {"window": 512, "experts": _EXPERTS},
     "mamba": {"attention": False, "mlp": False, "mamba": _MAMBA},
@@ -41,6 +44,12 @@ KINDS: dict[str, dict[str, Any]] = {
     "experts": {"layers": "moe*6"},
     "dense and experts": {"layers": "plain*2 moe*5", "vocab": 128000},
     "latent with MTP": {"layers": "latent compressed*4", "mtp_layers": 1, "kv_heads": 16, "head_dim": 96},
+    "sparse attention with MTP": {
+        "layers": "indexed (indexed reusing)*2",
+        "mtp_layers": 1,
+        "kv_heads": 16,
+        "head_dim": 96,
+    },
     "hybrid": {"layers": "mamba*2 seeing mixer*3", "vocab": 51200},
     "hybrid with experts": {"layers": "(mamba alone)*2 seeing mixer", "vocab": 51200},
     "windows": {"layers": "(near plain)*3"},

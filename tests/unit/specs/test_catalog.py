@@ -45,12 +45,18 @@ PUBLISHED = {
     "llama4-scout": (107.77, 0.001),
     "nemotron-3-nano-30b-a3b": (31.58, 0.001),
     "nemotron-3-super-120b-a12b": (120.67 + 2 * 2.941, 0.001),
+    "deepseek-v3.2": (671.88 + 11.62, 0.0005),
+    "glm-5": (743.91 + 9.95, 0.0005),
+    "glm-5.2": (743.38 + 9.95, 0.0005),
     "glm-45": (355.2 + 2 * 151_552 * 5120 / 1e9, 0.001),
 }
 # Parameters that a token meets, in billions: the model cards' 37, 21, 32 and 17; of Qwen3 3.3 and 22, of
 # GPT-OSS 3.61 and 5.13 (without the token embedding), of Mixtral 12.9 and 39, of Nemotron 3 3.6 and 12.7.
 ACTIVE = {
     "deepseek-v3": (37.55, 1),
+    "deepseek-v3.2": (37.48 + 129_280 * 7168 / 1e9, 1),
+    "glm-5": (40.83 + 154_880 * 6144 / 1e9, 1),
+    "glm-5.2": (40.30 + 154_880 * 6144 / 1e9, 1),
     "deepseek-v2": (21.4, 0),
     "kimi-k2": (32.86, 0),
     "llama4-scout": (17.17, 0),
