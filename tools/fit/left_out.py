@@ -15,7 +15,17 @@ from axonn_tune.validation.published.cases import Case
 from axonn_tune.validation.published.rows import SHIPPED
 from tools.fit.fitting import Floats
 from tools.fit.rows import PUBLISHED
-from tools.fit.software import cases, fit, measured_s, parameters, predicted_s, report, shipped, write_records
+from tools.fit.software import (
+    cases,
+    derivatives,
+    fit,
+    measured_s,
+    parameters,
+    predicted_s,
+    report,
+    shipped,
+    write_records,
+)
 
 WITHOUT_SOURCE = PUBLISHED / "without_source.csv"
 """Numbers of fits without a source."""
@@ -39,6 +49,8 @@ def fits_without(key: Callable[[Case], str], start: Floats | None) -> dict[str, 
     """Logarithms of the numbers of a fit without the cases of each key, from `start` or what is expected."""
     keys = [key(case) for case in cases()]
     names = sorted(set(keys))
+    # Before processes are forked, which then need it no more.
+    derivatives(parameters().expected if start is None else start)
     kept = [[at for at, own in enumerate(keys) if own != name] for name in names]
     with ProcessPoolExecutor() as pool:
         return dict(zip(names, pool.map(_fit, kept, [start] * len(names)), strict=True))

@@ -78,18 +78,24 @@ class _Numbers:
         self._rates = {
             each.name: _columns([[getattr(one.rates, each.name) for one in own] for own in settings])
             for each in fields(ComputeRates)
+            if each.name not in _kinds(settings[0][0].rates)
         }
         self.call_s = _columns([[one.call_s for one in own] for own in settings])
         self.contention = cast(Floats, self._rates["contention"])
 
     def rates(self, cases: Floats) -> ComputeRates:
-        """Rates whose fields are arrays."""
+        """Rates of a group's cases, whose numbers are arrays."""
         picked = {
             name: {key: own[cases] for key, own in value.items()} if isinstance(value, dict) else value[cases]
             for name, value in self._rates.items()
         }
-        # None of these steps captures layers in CUDA graphs.
-        return ComputeRates(**(picked | {"captured": ()}))  # type: ignore[arg-type]
+        return ComputeRates(**(picked | _kinds(self.settings[cases[0]][0].rates)))  # type: ignore[arg-type]
+
+
+def _kinds(rates: ComputeRates) -> dict[str, object]:
+    """Fields that are no numbers: what is launched otherwise, and tables. Cases of a group share them."""
+    found = {each.name: getattr(rates, each.name) for each in fields(rates)}
+    return {name: value for name, value in found.items() if not isinstance(value, dict) and type(value) is not float}
 
 
 def _columns(values: list[list[Any]]) -> Any:  # noqa: ANN401 - arrays, by layout where there are layouts
@@ -101,7 +107,9 @@ def _columns(values: list[list[Any]]) -> Any:  # noqa: ANN401 - arrays, by layou
 class _Clock(ComputeClock):
     """Durations as arrays; those of unaligned GEMMs, which are few, one by one."""
 
-    def _rate(self, step: MatMul) -> float:
+    def rate_of(self, step: MatMul) -> float:
+        if step.narrow:
+            return self.rates.format_flops_per_s[step.layout]
         aligned = step.alignment >= 16
         if aligned or step.batched:
             rates = self.rates.matmul_flops_per_s if aligned else self.rates.vector_fp32_flops_per_s
@@ -229,7 +237,8 @@ def _join(
     """A row in the group it belongs to."""
     replay = pricer.replay(values, stage)
     streams = tuple(replay.streams[axes] for axes in pricer.program.groups)
-    key = id(pricer.program), streams, replay.tiers, stage, chunk
+    kinds = repr(_kinds(pricer.rates))
+    key = id(pricer.program), streams, replay.tiers, stage, chunk, kinds
     if key not in groups:
         element = float(pricer.element)
         groups[key] = _Group(pricer.program, pricer.schedule, replay.streams, replay.tiers, element, stage, chunk)

@@ -239,6 +239,13 @@ def weighted_step(logs: Floats, errors: Floats, slopes: Floats, share: Floats) -
 
 def derivatives(logs: Floats) -> tuple[Floats, Floats]:
     """log(predicted) of all cases, and ∂ log(predicted) / ∂ log(number) with one row per case."""
+    return _derivatives(tuple(logs.tolist()))
+
+
+@cache
+def _derivatives(known: tuple[float, ...]) -> tuple[Floats, Floats]:
+    """The same; fits that start at the same numbers share it."""
+    logs = np.array(known)
     numbers, most = Numbers(logs), max(map(len, touching()))
     moves = [(None, *own, *[None] * (most - len(own))) for own in touching()]
     found = np.log(
@@ -289,13 +296,15 @@ def _fitted(record: Mapping[str, str]) -> bool:
 def write(logs: Floats) -> None:
     """Ship fitted numbers with three digits: software.csv, and those of accelerators in machine profiles.
 
-    Software nobody has seen gets the geometric mean of all that were fitted.
+    Numbers that no row touches stay as they are: they were fitted to other rows. Software nobody has seen gets the
+    geometric mean of all that were fitted.
     """
-    values = {name: f"{value:.3g}" for name, value in parameters().mapping(logs).items()}
+    touched = {parameters().names[at] for own in touching() for at in own}
+    values = {name: f"{value:.3g}" for name, value in parameters().mapping(logs).items() if name in touched}
     write_records(SOFTWARE, _records_with(values))
     for name, numbers in OF_PROFILES.items():
-        stated = STATED_BY.get(name, name)
-        _state(stated, {number: values[f"{name}:{number}"] for number in numbers})
+        own = {number: values[key] for number in numbers if (key := f"{name}:{number}") in values}
+        _state(STATED_BY.get(name, name), own)
     for name in available("machine"):
         _state(name, _copies(name))
 
