@@ -2,7 +2,8 @@
 
 Letters: M tokens of a half micro-batch, r the rank of the latent of keys and values, n_I and d_I heads of the indexer
 and their width. The core is absorbed: one key of r + rope_dim and one value of r for all heads, whose queries and
-outputs are as wide. x splits heads; kernels pad those of a rank to whole 64. The indexer is duplicated on all ranks of
+outputs are as wide; it takes what its kernels were measured to (`cost/kernels.csv`). x splits heads; kernels pad those
+of a rank to whole 64. The indexer is duplicated on all ranks of
 x and sees every token `[M, H_y] → [M, n_I·d_I]`; its inputs are detached, and it learns by a loss of its own against
 attention's probabilities. A shared one takes what the last full one before it chose. Sources: DeepSeek-V3.2, arXiv
 2512.02556, section 2; NVIDIA/Megatron-LM@d98e8a64, megatron/core/transformer/experimental_attention_variant;
@@ -21,9 +22,11 @@ from axonn_tune.program.layers import moves
 from axonn_tune.program.nodes import Behind, Node, Norm, Own, Vectors, gathered, names
 from axonn_tune.program.operations import (
     Array,
+    Arrays,
     Attention,
     Collective,
     MatMul,
+    Measured,
     Operation,
     Phase,
     Size,
@@ -66,7 +69,7 @@ def nodes(
     def forward(given: LayerInputs, phase: Phase) -> Iterator[Operation]:
         yield from before_core(given, phase=phase)
         made = (output, *saved, *([chosen] if shared else []))
-        yield Attention(phase, CORE, _flops(given, queries=1, values=1), _span(given), calls=PARTS, makes=made)
+        yield _core(given, phase, _flops(given, queries=1, values=1), makes=made)
         yield from after_core(given, phase=phase)
 
     def without_output(given: LayerInputs) -> Iterator[Operation]:
@@ -75,9 +78,9 @@ def nodes(
 
     def backward(given: LayerInputs, behind: Behind) -> Iterator[Operation]:
         yield from before_core(given, phase="backward")
-        flops, made = _flops(given, queries=3, values=2), (heads_gradient(given),)
         freed = (*behind.frees, output.name, *names(saved), *([chosen.name] if shared else []))
-        yield Attention("backward", CORE, flops, _span(given), True, calls=PARTS, makes=made, frees=freed)
+        flops, made = _flops(given, queries=3, values=2), (heads_gradient(given),)
+        yield replace(_core(given, "backward", flops, makes=made), backward=True, frees=freed)
         yield from after_core(given, phase="backward")
 
     core = Own(
@@ -142,10 +145,14 @@ def _span(given: LayerInputs) -> Size:
 
 
 def _flops(given: LayerInputs, *, queries: int, values: int) -> Size:
-    """Of so many GEMMs of all heads with the key's width, and with the value's."""
+    """Of chosen pairs, of so many GEMMs of all heads with the key's width, and with the value's."""
     latent = _latent(given)
     width = float(queries * (latent.kv_rank + latent.rope_dim) + values * latent.kv_rank)
-    return 2.0 * given.part * _span(given) * _heads(given) * width
+    return given.part * _span(given) * _heads(given) * width
+
+
+def _core(given: LayerInputs, phase: Phase, flops: Size, *, makes: Arrays) -> Measured:
+    return Measured(phase, CORE, "sparse_mla", 1e-9 * flops, flops, calls=PARTS, makes=makes)
 
 
 def _indexing(given: LayerInputs, normed: Norm, chosen: Array) -> Own:
