@@ -36,9 +36,25 @@ from axonn_tune.specs.workload import ELEMENT_SIZES
 from axonn_tune.units import bytes_per_s, seconds
 from axonn_tune.vocabulary import CudaGraphs, GemmFormat, Precision
 
-NARROW_ATTENTION = 1.2 / 0.74
-"""Rate of attention in 8 bits over that in BF16 (arXiv 2407.08608, abstract: 1.2 and 0.74 PFLOP/s on H100); that of
-other accelerators has not been published."""
+REFERENCE_KEYS, REFERENCE_WIDTH = 8192.0, 128.0
+"""Keys of a query, and width of heads, for which an accelerator's shares of attention hold."""
+_OVERLAP = 4.0
+"""Exponent of the mean of the times of tensor cores and of softmax, which overlap: 1 one after the other, ever more
+perfectly beside each other. 3 to 6 meet the measured kernels of tests/published/test_attention.py equally well."""
+
+
+@dataclass(frozen=True)
+class AttentionRates:
+    """One pass of fused attention. flops_per_s: of heads of 128 with 8,192 keys, the masked half counted.
+
+    softmax: share of their time that it would take if tensor cores took none. ramp: keys at which such a call reaches
+    half of what endless ones do. narrow: time in 8 bits with this format's scales, over that with one scale a tensor.
+    """
+
+    flops_per_s: float
+    softmax: float
+    ramp: float
+    narrow: float
 
 
 @dataclass(frozen=True)
@@ -61,9 +77,7 @@ class ComputeRates:
     matmul_launch_s: float
     matmul_ramp: float
     tile: float
-    attention_forward_flops_per_s: float
-    attention_backward_flops_per_s: float
-    attention_ramp: float
+    attention: tuple[AttentionRates, AttentionRates]
     memory_bytes_per_s: float
     kernel_launch_s: float
     kernel_traffic: float
@@ -114,9 +128,7 @@ def compute_rates(
         matmul_launch_s=seconds(accelerator.matmul_launch_us + software.operation_us),
         matmul_ramp=accelerator.matmul_ramp,
         tile=float(accelerator.matmul_tile),
-        attention_forward_flops_per_s=lasting * accelerator.attention_forward_efficiency / software.attention,
-        attention_backward_flops_per_s=lasting * accelerator.attention_backward_efficiency / software.attention,
-        attention_ramp=accelerator.attention_ramp_tokens,
+        attention=_attention_rates(accelerator, lasting / software.attention, narrow.attention if narrow else (1, 1)),
         memory_bytes_per_s=bytes_per_s(accelerator.memory_bandwidth_gb_per_s) * accelerator.memory_efficiency,
         kernel_launch_s=seconds(accelerator.kernel_launch_us + software.operation_us),
         kernel_traffic=software.traffic,
@@ -129,6 +141,19 @@ def compute_rates(
         quantization=quantization_shares(narrow.name, accelerator.generation, engine=quantizes_in_gemm)
         if narrow
         else {},
+    )
+
+
+def _attention_rates(
+    accelerator: Accelerator, flops_per_s: float, narrow: tuple[float, float]
+) -> tuple[AttentionRates, AttentionRates]:
+    """Attention forward and backward. flops_per_s: the peak that training sustains."""
+    forward, backward = accelerator.attention_forward_efficiency, accelerator.attention_backward_efficiency
+    softmax = accelerator.attention_forward_softmax, accelerator.attention_backward_softmax
+    ramp = accelerator.attention_ramp_tokens
+    return (
+        AttentionRates(flops_per_s * forward, softmax[0], ramp, narrow[0]),
+        AttentionRates(flops_per_s * backward, softmax[1], ramp, narrow[1]),
     )
 
 
@@ -197,23 +222,19 @@ def kernel_time_s(size_bytes: Value, rates: ComputeRates, *, traffic: float = 1.
     return rates.kernel_launch_s + size_bytes * traffic / rates.memory_bytes_per_s
 
 
-REFERENCE_KEYS = 8192.0
-"""Keys up to which an accelerator's shares of attention hold."""
-
-
-def attention_time_s(
-    flops: Value, rates: ComputeRates, *, backward: bool, keys: Value, arithmetic: Arithmetic
-) -> Value:
+def attention_time_s(step: Attention, flops: Value, keys: Value, rates: ComputeRates) -> Value:
     """Time of fused attention, s; `flops` counts the masked half too: forward 4 · tokens · S · Q, backward five GEMMs
     for the forward's two.
 
-    keys: of a query, the masked half included. A kernel fills and drains once a query tile, and computes tiles on the
-    diagonal whole: with n keys it reaches n / (n + ramp) of what it does with ever more.
+    keys: of a query, the masked half included. Of a score the tensor cores' time follows the width of heads and their
+    operands' bits; softmax's is the same for all. A kernel fills and drains once a tile of queries, and computes tiles
+    on the diagonal whole, which takes as long as `ramp` keys of heads of 128: long beside a window of few.
     """
-    reached = rates.attention_backward_flops_per_s if backward else rates.attention_forward_flops_per_s
-    longer = (1.0 + rates.attention_ramp / REFERENCE_KEYS) / (1.0 + rates.attention_ramp / keys)
-    gain: Value = arithmetic.larger(longer, 1.0)
-    return rates.kernel_launch_s + flops / (reached * gain)
+    own, width = rates.attention[step.backward], step.width / REFERENCE_WIDTH
+    cores, softmax = width / 2.0 if step.narrow else width, own.softmax**_OVERLAP
+    score = ((1.0 - softmax) * cores**_OVERLAP + softmax) ** (1.0 / _OVERLAP) * (own.narrow if step.narrow else 1.0)
+    of_reference: Value = (score + own.ramp / keys) / (1.0 + own.ramp / REFERENCE_KEYS)
+    return rates.kernel_launch_s + flops / width * of_reference / own.flops_per_s
 
 
 @dataclass(frozen=True)
@@ -273,14 +294,7 @@ class ComputeClock:
             launch_s = rates.matmul_launch_s
             return launch_s + step.groups.evaluate(self.values) * (one_s - launch_s)
         if isinstance(step, Attention):
-            flops = step.flops / NARROW_ATTENTION if step.narrow else step.flops
-            return attention_time_s(
-                flops.evaluate(self.values),
-                rates,
-                backward=step.backward,
-                keys=step.keys.evaluate(self.values),
-                arithmetic=self.arithmetic,
-            )
+            return attention_time_s(step, step.flops.evaluate(self.values), step.keys.evaluate(self.values), rates)
         if isinstance(step, Measured):
             # Imported here: most models have no such kernel, and start-up time is theirs.
             from axonn_tune.cost.kernels import kernel_rate

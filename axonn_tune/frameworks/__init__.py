@@ -21,9 +21,10 @@ from axonn_tune.vocabulary import Precision
 UNKNOWN = "unknown"
 """Software without rows in the fit: the geometric mean of all fitted sets."""
 
-CUDNN_ON_HOPPER = 0.5
-"""Time of attention of cuDNN and FlashAttention-3 over FlashAttention-2's on Hopper (arXiv 2407.08608, figure 5);
-0.48 to 0.60 on one H200, whose scaled dot-product attention in torch 2.11 is cuDNN's (docs/gpu.md)."""
+FLASH_ATTENTION_2 = 1.9
+"""Time of attention of FlashAttention-2 over that of kernels made for Hopper, cuDNN's and FlashAttention-3, there: 1.4
+by dgx-h100's numbers at 2,048 keys (arXiv 2407.08608, figure 5, heads of 128, causal FLOPs: 298 TFLOP/s forward, 239
+backward, from 291 without mask), 2.3 of ever more, where FlashAttention-2 hardly gains; between them at 8,192."""
 
 SOFTWARE_SPREADS = {
     "gemm": 0.06,
@@ -102,9 +103,9 @@ def software_on(framework: Framework, machine: Machine, numbers: Software | None
     numbers: in place of either.
     """
     software = base_software(framework, machine) if numbers is None else numbers
-    if framework.hopper_attention and machine.accelerator.generation == "hopper":
-        return software.model_copy(update={"attention": software.attention * CUDNN_ON_HOPPER})
-    return software
+    if framework.hopper_attention or machine.accelerator.generation != "hopper":
+        return software
+    return software.model_copy(update={"attention": software.attention * FLASH_ATTENTION_2})
 
 
 def base_software(framework: Framework, machine: Machine) -> Software:

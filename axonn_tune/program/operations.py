@@ -287,7 +287,7 @@ class MatMul:
 @dataclass(frozen=True)
 class Attention:
     """Fused attention core; `flops` with the masked half counted as work; keys: of a query, as flops counts them;
-    narrow: in 8 bits."""
+    narrow: in 8 bits; width: of a head, the mean over its GEMMs."""
 
     phase: Phase
     layer: str
@@ -295,6 +295,7 @@ class Attention:
     keys: Size
     backward: bool = False
     narrow: bool = False
+    width: float = 128.0
     calls: Size = ONCE
     makes: Arrays = field(default=(), compare=False, repr=False)
     frees: tuple[str, ...] = field(default=(), compare=False, repr=False)

@@ -27,6 +27,8 @@ Factor = Annotated[float, Field(ge=1e-3, le=1e3)]
 """A number relative to another one."""
 CausalShare = Annotated[float, Field(ge=1e-9, le=2)]
 """A share of work of which the causal mask leaves half."""
+SoftmaxShare = Annotated[float, Field(ge=0, le=0.99)]
+"""A share of a time that another part of the work overlaps."""
 MatmulLayout = Literal["NN", "NT", "TN"]
 Backend = Literal["nccl", "gloo"]
 Nvidia = Literal["pascal", "volta", "turing", "ampere", "ada", "hopper", "blackwell", "rubin"]
@@ -107,13 +109,20 @@ class Accelerator(SourcedSection):
     )
     matmul_tile: PositiveInt = Field(description="Rows and columns are rounded up to multiples of this.")
     attention_forward_efficiency: CausalShare = Field(
-        description="Fused attention, forward: share of the peak, the causal half counted as full work."
+        description="Fused attention, forward: share of the peak, the causal half counted as full work, for heads of "
+        "128 and 8,192 keys."
     )
     attention_backward_efficiency: CausalShare = Field(description="The same, backward.")
+    attention_forward_softmax: SoftmaxShare = Field(
+        default=0.0,
+        description="Share of that time, forward, that softmax takes beside tensor cores, whatever the width of heads "
+        "and the number format; 0: heads of all widths reach the same share of the peak.",
+    )
+    attention_backward_softmax: SoftmaxShare = Field(default=0.0, description="The same, backward.")
     attention_ramp_tokens: NonNegativeValue = Field(
         default=0.0,
-        description="Fused attention of long sequences: keys at which a call reaches half of what endless ones do. The "
-        "shares hold up to 8,192 keys; 0: for all.",
+        description="Fused attention: keys at which a call reaches half of what endless ones do, heads of 128; 0: all "
+        "reach the same.",
     )
     kernel_launch_us: NonNegativeValue = Field(description="Fixed time of one element-wise kernel, µs.")
     contention: Annotated[float, Field(ge=0, le=1)] = Field(

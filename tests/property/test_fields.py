@@ -83,6 +83,7 @@ PROBES = {
     "experts": Probe("qwen3-30b-a3b", axes={"data": 16, "expert": 16}),
     "vocabulary": Probe("5b", "fsdp", axes={"z": 8}, seq=2048, sizes=("vocab=50257",)),
     "blockwise": Probe(precision="fp8-blockwise"),
+    "heads": Probe("gpt-oss-20b"),
     "long": Probe(axes={"x": 8, "context": 2}, batch=8, seq=65536),
     "reduced": Probe("5b", "deepspeed", axes={"x": 8, "data": 2}, seq=2048),
 }
@@ -158,7 +159,9 @@ MACHINE: dict[str, dict[str, Moves | None]] = {
         "matmul_tile": longer("experts"),
         "attention_forward_efficiency": shorter(),
         "attention_backward_efficiency": shorter(),
-        "attention_ramp_tokens": shorter("long"),
+        "attention_forward_softmax": other("step", "0.01", "0.9", probe="heads"),
+        "attention_backward_softmax": other("step", "0.01", "0.9", probe="heads"),
+        "attention_ramp_tokens": other("step", "100", "3000", probe="long"),
         "kernel_launch_us": longer(),
         "contention": longer(),
     },

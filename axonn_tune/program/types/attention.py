@@ -183,8 +183,8 @@ def _core(given: LayerInputs, *, phase: Phase) -> list[Operation]:
     separated = GROUPED * PARTS if views else PARTS
     narrow = given.narrow and given.options.narrow_attention
     if given.options.fused_attention:
-        flops, made = _core_flops(given, queries=1, values=1), (_output(given), _kept(given))
-        core: list[Computation] = [Attention(phase, CORE, flops, _span(given), narrow=narrow, calls=PARTS, makes=made)]
+        made = (_output(given), _kept(given))
+        core: list[Computation] = [_attended(given, phase, (1, 1), narrow=narrow, makes=made)]
     else:
         core = _unfused_core(given, phase=phase)
     return [
@@ -203,12 +203,29 @@ def _span(given: LayerInputs) -> Size:
     return symbol(f"span{given.of}") if given.own.reach else S
 
 
-def _core_flops(given: LayerInputs, *, queries: int, values: int) -> Size:
-    """Of so many GEMMs of all heads with scores and queries or keys, and with scores and values."""
+def _attended(
+    given: LayerInputs,
+    phase: Phase,
+    gemms: tuple[int, int],
+    *,
+    narrow: bool,
+    makes: tuple[Array, ...],
+    frees: tuple[str, ...] = (),
+) -> Attention:
+    """The core as one kernel of so many GEMMs of scores with queries or keys, and of scores with values.
+
+    In 8 bits backward goes through all scores, within the window and above the diagonal or not: on GB200 cuDNN 9.22
+    takes 1.73 ms for two sequences of 4,096 tokens, 64 heads of 64 and a window of 128 (NVIDIA/cudnn-frontend@3929da2e,
+    benchmark/sdpa_benchmark_training), in BF16 0.47.
+    """
+    own, (queries, values) = given.own, gemms
+    back = phase == "backward"
+    keys = 2.0 * S if narrow and back and own.window else _span(given)
     width = float(queries + values) * given.Q
-    if given.own.latent is not None:
-        width = as_size(float(queries * given.own.query_width + values * given.own.value_width))
-    return 2.0 * given.part * _span(given) * width / X
+    if own.latent is not None:
+        width = as_size(float(queries * own.query_width + values * own.value_width))
+    flops, mean = 2.0 * given.part * keys * width / X, (queries * own.head_dim + values * own.value_dim) / sum(gemms)
+    return Attention(phase, CORE, flops, keys, back, narrow, mean, calls=PARTS, makes=makes, frees=frees)
 
 
 def _joined(given: LayerInputs) -> list[Operation]:
@@ -264,9 +281,8 @@ def _core_backward(given: LayerInputs, behind: Behind) -> list[Operation]:
     joined = _joined(given)
     exchanged, returned = (found(given, phase="backward") for found in (before_core, after_core))
     if given.options.fused_attention:
-        flops = _core_flops(given, queries=3, values=2)
-        narrow, made = given.narrow and given.options.narrow_attention, (gradient,)
-        core = Attention("backward", CORE, flops, _span(given), True, narrow, calls=PARTS, makes=made, frees=dead)
+        narrow = given.narrow and given.options.narrow_attention
+        core = _attended(given, "backward", (3, 2), narrow=narrow, makes=(gradient,), frees=dead)
         return [*exchanged, core, *joined, *returned]
     scores, values = (_scores_matmul(given, "backward", "NN", forward=one, values=True) for one in (True, False))
     keys = _scores_matmul(given, "backward", "NN", forward=False)

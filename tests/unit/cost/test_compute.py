@@ -7,11 +7,18 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from axonn_tune.cost.compute import ComputeClock, attention_time_s, compute_rates, contended_s, rate_of_matmul
+from axonn_tune.cost.compute import (
+    ComputeClock,
+    ComputeRates,
+    attention_time_s,
+    compute_rates,
+    contended_s,
+    rate_of_matmul,
+)
 from axonn_tune.cost.price import price
 from axonn_tune.grid import Grid
 from axonn_tune.job import Job, Layout
-from axonn_tune.program.operations import COLUMNS, PLAIN, Kernel, Phase, Size, captured_layers
+from axonn_tune.program.operations import ONCE, PLAIN, Attention, Kernel, Phase, Size, Value, captured_layers
 from axonn_tune.specs.catalog import load_machine, load_model
 from axonn_tune.specs.machine import Machine, Software
 from axonn_tune.specs.workload import Workload
@@ -69,31 +76,51 @@ def test_a_step_is_longer_by_what_it_loses(contention: float) -> None:
     assert slowed.exposed_communication_s == pytest.approx(alone.exposed_communication_s)
 
 
-def test_attention_of_long_sequences_comes_nearer_to_what_its_kernels_do() -> None:
-    """Guards rates by keys: as stated up to 8,192, then n / (n + ramp), in columns to the same bits.
+def attention(*, backward: bool = False, narrow: bool = False, width: float = 128.0) -> Attention:
+    """A call of it."""
+    return Attention("forward", "core", ONCE, ONCE, backward, narrow, width)
 
-    Between 4,096 and 16,384 tokens arXiv 2603.07685 (table 9) has 638 over 553 TFLOP/s forward and 523 over 422
-    backward on Hopper, so 1.19 together; the reference lies between them.
-    """
+
+def taken(step: Attention, keys: Value, rates: ComputeRates) -> Value:
+    """Of 1e13 FLOPs, without the launch."""
+    return attention_time_s(step, 1e13, keys, rates) - rates.kernel_launch_s
+
+
+def test_attention_of_few_keys_is_slower_than_of_many() -> None:
+    """Guards rates by keys, n / (n + ramp) in both directions from 8,192, in columns to the same bits."""
     rates = compute_rates(load_machine("dgx-h100").document.accelerator, "bf16")
+    ramp, step = rates.attention[1].ramp, attention(backward=True)
+    of_reference = taken(step, 8192.0, rates)
+    assert of_reference == pytest.approx(1e13 / rates.attention[1].flops_per_s)
+    for keys in (512.0, 16384.0, 1e12):
+        assert taken(step, keys, rates) / of_reference == pytest.approx((1 + ramp / keys) / (1 + ramp / 8192))
+    several = np.array([512.0, 16384.0, 131072.0])
+    found = np.array([taken(step, float(one), rates) for one in several])
+    assert np.array_equal(taken(step, several, rates), found)
 
-    def taken(keys: float) -> float:
-        flops, numbers = 1e13, PLAIN
-        return (
-            float(attention_time_s(flops, rates, backward=True, keys=keys, arithmetic=numbers)) - rates.kernel_launch_s
-        )
 
-    assert taken(512.0) == taken(8192.0)
-    assert taken(8192.0) / taken(16384.0) == pytest.approx((1 + 1300 / 8192) / (1 + 1300 / 16384))
-    assert taken(8192.0) / taken(1e12) == pytest.approx(1 + 1300 / 8192)
-    keys = np.array([512.0, 16384.0, 131072.0])
-    columns = attention_time_s(1e13, rates, backward=True, keys=keys, arithmetic=COLUMNS) - rates.kernel_launch_s
-    assert [*columns] == [taken(one) for one in keys]
+def test_attention_of_a_machine_without_softmax_or_ramp_reaches_one_share() -> None:
+    """Guards what a profile that states efficiencies alone means: the same for all widths and keys; half in 8 bits."""
     flat = compute_rates(a100().accelerator, "bf16")
-    assert flat.attention_ramp == 0
-    assert attention_time_s(1e13, flat, backward=False, keys=131072.0, arithmetic=PLAIN) == attention_time_s(
-        1e13, flat, backward=False, keys=512.0, arithmetic=PLAIN
-    )
+    once = taken(attention(), 8192.0, flat)
+    for width, keys in ((64.0, 512.0), (256.0, 131072.0)):
+        assert taken(attention(width=width), keys, flat) == pytest.approx(once)
+    assert taken(attention(narrow=True), 8192.0, flat) == pytest.approx(once / 2.0)
+
+
+def test_softmax_takes_its_time_whatever_the_width_of_heads() -> None:
+    """Guards the time of a score: by tensor cores of wide heads, by softmax of narrow ones and in 8 bits."""
+    rates = compute_rates(load_machine("gb200-nvl72").document.accelerator, "bf16")
+    share = rates.attention[0].softmax
+    rates = replace(rates, attention=(replace(rates.attention[0], ramp=0.0), rates.attention[1]))
+
+    def of_a_score(*, width: float = 128.0, narrow: bool = False) -> float:
+        return float(taken(attention(width=width, narrow=narrow), 8192.0, rates)) * width / 128.0
+
+    once = of_a_score()
+    assert of_a_score(width=1.0) == pytest.approx(once * share, rel=1e-6)
+    assert of_a_score(narrow=True) == of_a_score(width=64.0) > once * max(0.5, share)
+    assert of_a_score(width=1024.0) == pytest.approx(8 * once * (1 - share**4) ** 0.25, rel=1e-3)
 
 
 def test_what_cuda_graphs_capture_has_no_time_per_operation() -> None:
