@@ -101,6 +101,14 @@ _PAIRS = (
     Column("predicted", "predicted", decimals=3),
     Column("right", "faster one\nnamed", show=str),
 )
+_PAIR_KINDS = (
+    words("name", "pairs by what differs", "", 40),
+    count("pairs", "pairs"),
+    count("told", "beyond 5%"),
+    share("right", "faster one\nnamed", decimals=0),
+    share("error", "median error\nof the ratio"),
+)
+_UNFIT = (words("id", "rows that ran and do not fit"), _STEPS["layout"])
 _MEMORY = (
     words("id", "rows that print memory"),
     Column("kind", "which", show=str),
@@ -143,7 +151,9 @@ def _more_json(found: Accuracy, more: StepSummary) -> Json:
     return {
         "groups": {name: _step_summary(one) for name, one in groups.groups(more.rows).items()},
         "pairs": pairs,
+        "pairs_by": {name: asdict(one) for name, one in groups.by_what(groups.pairs(more.rows)).items()},
         "memory": memory,
+        "unfit": [one.row.id for one in groups.unfit(more.rows)],
         "rows": [] if more.rows == found.steps else _rows_json(more.rows),
     }
 
@@ -241,6 +251,9 @@ def _more_text(found: Accuracy, more: StepSummary) -> Iterable[str]:
         for one in groups.pairs(more.rows)
     ]
     yield text_of(_PAIRS, rows)
+    by_what = groups.by_what(groups.pairs(more.rows))
+    yield text_of(_PAIR_KINDS, [{"name": name, **asdict(one)} for name, one in by_what.items()])
+    yield text_of(_UNFIT, list(map(_step_row, groups.unfit(more.rows))))
     yield text_of(
         _MEMORY,
         [

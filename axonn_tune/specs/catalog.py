@@ -11,7 +11,7 @@ from typing import TypeAlias
 
 from axonn_tune.errors import AxonnTuneError, UnknownNameError, UsageError, suggest
 from axonn_tune.specs.document import known_keys
-from axonn_tune.specs.loading import DOCUMENT_BYTES, Kind, Loaded, available, find, hold, load_file, read_text
+from axonn_tune.specs.loading import DOCUMENT_BYTES, SUFFIXES, Kind, Loaded, available, find, hold, load_file, read_text
 from axonn_tune.specs.machine import Machine
 from axonn_tune.specs.model import Model
 from axonn_tune.vocabulary import DEFAULT_MACHINE
@@ -106,6 +106,31 @@ def route_overrides(assignments: Iterable[str]) -> tuple[list[str], list[str]]:
     return routed
 
 
+_ALIASES = {
+    **{"deepseekv3671b": "deepseekv3", "deepseekr1": "deepseekv3", "deepseekv2236b": "deepseekv2"},
+    **{"deepseekv216b": "deepseekv2lite", "gpt2xl": "gpt215b", "kimik21t": "kimik2", "glm45355b": "glm45"},
+    **{"llama4scout17b16e": "llama4scout", "llama4scout17bx16e": "llama4scout"},
+    "g8t8": "mixtral8x22bg8t8",
+}
+
+
+def plain_name(name: str) -> str:
+    """Letters and digits of a model's name, small, without its publisher and what says how far it was trained."""
+    plain = re.sub(r"[^a-z0-9]", "", name.rpartition("/")[2].lower().removeprefix("meta-"))
+    # Llama 3, 3.1 and 3.3 have the same layers, as have releases of GLM-4.
+    plain = re.sub(r"^(llama3|glm4)[123](?=\d{1,3}b)", r"\1", plain)
+    plain = re.sub(r"(?:hf|base|instruct|v01)$", "", re.sub(r"(?:hf|base|instruct|v01)$", "", plain))
+    return _ALIASES.get(plain, plain)
+
+
+def spelt_name(name: str, known: Iterable[str], *, begun: bool = False) -> str | None:
+    """The known name that a spelling means; begun: also one that only one of them begins with."""
+    plain, names = plain_name(name), {plain_name(one): one for one in known}
+    longer = [key for key in names if plain and key.startswith(plain)]
+    one = plain if plain in names else longer[0] if begun and len(longer) == 1 and len(plain) > 4 else ""
+    return names.get(one)
+
+
 def _find_model(name: str) -> Path:
     """The file of a model; UsageError for a Hugging Face config or a folder with one."""
     try:
@@ -113,8 +138,13 @@ def _find_model(name: str) -> Path:
     except UnknownNameError:
         path = Path(name)
         if not _is_hugging_face(path):
+            if spelt := spelt_name(name, available("model")):
+                return find("model", spelt)
             raise
     if not path.exists():
+        if path.suffix not in SUFFIXES and (spelt := spelt_name(name, available("model"))):
+            # As on the Hugging Face hub.
+            return find("model", spelt)
         # Imported here: only unknown names need it.
         from axonn_tune.specs.hugging_face import refuse_hub_name
 

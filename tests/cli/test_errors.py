@@ -30,7 +30,7 @@ CALLS = [
     (f"{SMALL} --lora-rank 16", 2, "no option --lora-rank: adapters (LoRA and its kin) are not priced"),
     (f"{SMALL} --optimizer muon", 2, "no option --optimizer: the optimizer is not priced: known are adam, adamw"),
     (f"{SMALL} --machine H100", 2, "such an accelerator is in aws-p5 (H100-SXM5-80GB), dgx-h100 (H100-"),
-    ("--gpus 8 --model meta-llama/Llama-3-8B", 2, "download https://huggingface.co/meta-llama/Llama-3-8B/blob/main"),
+    ("--gpus 8 --model meta-llama/Llama-2-13b", 2, "download https://huggingface.co/meta-llama/Llama-2-13b/blob/main"),
     ("--gpus 8 --model config.json", 2, "axonn-tune models import config.json -o mymodel.yaml"),
     ("serch --gpus 8", 2, "Did you mean 'search'?"),
     (f"{SMALL} --recompute ful", 2, "did you mean 'full'?"),

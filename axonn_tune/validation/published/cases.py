@@ -298,7 +298,8 @@ def _further(row: StepRow, more: Named, framework: Framework) -> dict[str, objec
     """Options of a step that only rows with experts, formats or context state; unstated ones as in their recipes."""
     changes = dict[str, object]()
     if more.model is not None and more.model.has_experts:
-        near = "hybridep" if "nvl72" in (profile_of(row) or "") else "alltoall" if more.expert <= NODE else "deepep"
+        rack = more.expert > 1 and "nvl72" in (profile_of(row) or "")
+        near = "hybridep" if rack else "alltoall" if more.expert <= NODE else "deepep"
         changes["dispatcher"] = more.dispatcher or near
         changes["expert_overlap"] = bool(more.expert_overlap)
         changes["delayed_weight_gradients"] = bool(more.expert_overlap) and more.delayed

@@ -18,7 +18,7 @@ from axonn_tune.errors import UsageError, suggest
 from axonn_tune.frameworks.step import LossKind, StepOptions
 from axonn_tune.ranking.inputs import step_setting
 from axonn_tune.recompute import MODULES
-from axonn_tune.specs.catalog import available, load_model
+from axonn_tune.specs.catalog import available, load_model, plain_name, spelt_name
 from axonn_tune.specs.document import LARGEST_SIZE
 from axonn_tune.specs.model import Model, expand
 
@@ -134,6 +134,8 @@ def odd_word(column: str, text: str) -> str:
 
 _NO_FORMAT = r"config|train|tun(?:e|ing)|(?<![a-z])(?:sft|peft|q?lora)(?![a-z])|\.(?:sh|ya?ml|toml|py)\b"
 """What a cell `recipe` has that is the name of a whole recipe: it may have a format in it, as a name."""
+_SCHEDULES = r"\b(zb[bv]\w*|v-(?:half|min)|zero-bubble|dualpipev?)\b"
+"""Pipeline schedules that are not priced."""
 _FINE_TUNING = r"(?<![a-z])(q?lora|peft|sft)(?![a-z])"
 """Words of steps that train part of the weights, or packed sequences of any length."""
 
@@ -146,22 +148,16 @@ MODELS = Path(__file__).parent
 LEFT_OUT = ("deepseek-v4", "glm-5", "qwen3-next", "qwen3.5", "qwen3.6")
 """Models that are not priced: sparse attention, gated delta nets, hyper-connections."""
 
-_ALIASES = {
-    **{"deepseekv3671b": "deepseek-v3", "deepseekr1": "deepseek-v3", "deepseekv2236b": "deepseek-v2"},
-    **{"kimik21t": "kimi-k2", "llama4scout17b16e": "llama4-scout", "llama4scout17bx16e": "llama4-scout"},
-    **{"glm45355b": "glm-45", "mixtral8x7b": "mixtral-8x7b", "mixtral8x22b": "mixtral-8x22b"},
-    **{"deepseekv316b": "deepseek-v3-16b", "g8t8": "mixtral-8x22b-g8t8"},
-}
-
 
 @dataclass(frozen=True, kw_only=True)
 class Named:
     """What such a row says beside the columns of all rows; None or empty where it does not.
 
     model: with the layers that it trains. expert, expert_tensor: sizes of those axes. routing: forced, natural or drop.
-    ratios_only: why its step is compared with those of others alone; lacking: why it has no prediction. state_bytes:
-    optimizer states of a parameter. step: options of the step by their names. assumed: cells that the source does not
-    print, with the place that they are from. mfu: share of mfu_of, FLOP/s.
+    ratios_only: why its step is compared with those of others alone; functional: it checks that a recipe works, which
+    is not tuned; lacking: why it has no prediction. state_bytes: optimizer states of a parameter. step: options of the
+    step by their names. assumed: cells that the source does not print, with the place that they are from. mfu: share of
+    mfu_of, FLOP/s.
     """
 
     model: Model | None = None
@@ -192,6 +188,7 @@ class Named:
     open_graphs: bool = False
     open_expert: bool = False
     ratios_only: str = ""
+    functional: bool = False
     lacking: str = ""
     blind: bool = False
 
@@ -231,6 +228,8 @@ class _Reader:
         names = " ".join(self.text(name) for name in ("framework", "model", "recipe", "notes"))
         if tuned := re.search(_FINE_TUNING, names):
             self.lacking.append(f"fine-tuning is not priced: {tuned[1]}")
+        if scheduled := re.search(_SCHEDULES, self.text("notes")):
+            self.lacking.append(f"the pipeline schedule {scheduled[1]} is not priced")
 
     def text(self, name: str) -> str:
         return self.cells.get(name, "").lower()
@@ -271,7 +270,7 @@ class _Reader:
         layers, dense, mtp = self.count("layers"), self.count("dense_layers"), self.text("mtp")
         layers = int(remark[1]) if layers is None and remark and remark[1] and int(remark[1]) else layers
         if document is None:
-            left = any(_plain(one) in _plain(name) for one in LEFT_OUT)
+            left = any(plain_name(one) in plain_name(name) for one in LEFT_OUT)
             self.lacking.append(f"model {name!r} is not {'priced' if left else 'known, and no sizes are given'}")
             return None
         if layers is not None and layers != document.layers:
@@ -408,6 +407,7 @@ class _Reader:
             open_graphs=not graphs and self.model is not None and self.model.has_experts,
             open_expert=bool(self.model and self.model.has_experts and fsdp and not self.text("ep")),
             ratios_only="the GPU is not named, or slower than its kind" if re.search(_RATIOS_ONLY, system) else "",
+            functional=bool(re.search(r"\bfunctional\b", self.text("notes"))),
             blind=self.text("blind_family") in ("yes", "1", "true"),
         )
         return found if not self.lacking else Named(**{**vars(found), "lacking": "; ".join(self.lacking)})
@@ -444,25 +444,18 @@ _MODULES = {
 }
 
 
-def _plain(name: str) -> str:
-    return re.sub(r"[^a-z0-9]", "", name.lower())
-
-
 @cache
 def _models() -> dict[str, str | Path]:
-    """Where each model is by its plain name: its name if it ships for searches, else its file."""
-    shipped: dict[str, str | Path] = {_plain(name): name for name in available("model")}
-    return shipped | {_plain(path.stem): path for path in sorted(MODELS.glob("*.yaml"))}
+    """Each model, by its name if it ships for searches, else its file."""
+    shipped: dict[str, str | Path] = {name: name for name in available("model")}
+    return {path.stem: path for path in sorted(MODELS.glob("*.yaml"))} | shipped
 
 
 def model_named(name: str) -> Model | None:
     """The model that a name means, however it is spelt: `Qwen3_30B_a3B`, `meta-llama/Llama-3.1-70B`, `DeepSeekV3`."""
-    plain = _plain(name.rpartition("/")[2].removeprefix("Meta-"))
-    plain = re.sub(r"^(llama3|glm4)[123](?=\d{1,3}b)", r"\1", plain).removesuffix("base").removesuffix("instruct")
-    plain, known = _plain(_ALIASES.get(plain, plain)), _models()
-    longer = [key for key in known if plain and key.startswith(plain)]
-    place = known.get(plain) or (known[longer[0]] if len(longer) == 1 and len(plain) > 4 else None)
-    return None if place is None else load_model(place).document
+    known = _models()
+    spelt = spelt_name(name, known, begun=True)
+    return None if spelt is None else load_model(known[spelt]).document
 
 
 def cut(model: Model, layers: int, *, dense: int | None = None) -> Model:

@@ -2,17 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import combinations
+from statistics import fmean, median
 
 from axonn_tune.units import GIB
 from axonn_tune.validation.published.accuracy import PredictedRow, StepSummary
+from axonn_tune.validation.published.cases import Case, profile_of
 from axonn_tune.validation.published.rows import StepRow
 from axonn_tune.validation.quality import relative_error
 
 LEAST_DIFFERENCE = 0.05
 """Pairs whose measured steps differ by less say nothing of which is faster."""
+
+GROUPS = (
+    *(
+        "dense, BF16",
+        "dense, formats on Blackwell",
+        "experts, BF16",
+        "formats",
+        "context",
+        "MLPerf",
+        "AMD",
+        "functional",
+    ),
+)
+"""In the order in which they are shown."""
 
 SLOWED = "rowwise with TP"
 """Formats whose publication says that their steps are slower than they should be: pytorch/torchtitan issue 1207."""
@@ -51,15 +67,64 @@ class Pair:
 
 
 def groups(rows: Sequence[PredictedRow]) -> dict[str, StepSummary]:
-    """Rows that are scored: those with experts in BF16, in formats below 16 bits, and with context parallelism."""
-    cases = [(one, one.case) for one in rows if one.case is not None]
-    found = {
-        "experts, BF16": [one for one, case in cases if case.model.has_experts and not case.workload.format],
-        "formats": [one for one, case in cases if case.workload.format],
-        "context": [one for one, _ in cases if one.row.context > 1],
-        "dense, BF16": [one for one, case in cases if not case.model.has_experts and not case.workload.format],
-    }
-    return {name: StepSummary(tuple(members)) for name, members in found.items() if members}
+    """Rows that are scored, by what they measure; one of MLPerf, or with context parallelism, is in others as well.
+
+    Recipes that their publisher calls functional checks are in a group of their own, and so are steps on AMD's.
+    """
+    members = dict[str, list[PredictedRow]]()
+    for one in rows:
+        for name in () if one.case is None else _groups_of(one, one.case):
+            members.setdefault(name, []).append(one)
+    return {name: StepSummary(tuple(members[name])) for name in GROUPS if name in members}
+
+
+def _groups_of(one: PredictedRow, case: Case) -> Iterator[str]:
+    accelerator, narrow = case.machine.accelerator, case.workload.format is not None
+    if one.row.more is not None and one.row.more.functional:
+        yield "functional"
+        return
+    if "training_results" in one.row.dataset:
+        yield "MLPerf"
+    if accelerator.name.startswith("MI"):
+        yield "AMD"
+        return
+    if narrow:
+        yield "formats"
+        if not case.model.has_experts and accelerator.generation == "blackwell":
+            yield "dense, formats on Blackwell"
+    else:
+        yield "experts, BF16" if case.model.has_experts else "dense, BF16"
+    if one.row.context > 1:
+        yield "context"
+
+
+@dataclass(frozen=True)
+class PairSummary:
+    """Pairs that differ in one thing.
+
+    told: those whose measured steps differ by more than `LEAST_DIFFERENCE`; right: share of them with the faster one
+    named; error: median of the distance of predicted and measured ratio, None without any.
+    """
+
+    pairs: int
+    told: int
+    right: float | None
+    error: float | None
+
+
+def summary(every: Iterable[Pair]) -> PairSummary:
+    """Of some pairs."""
+    found = list(every)
+    told = [one.right for one in found if one.right is not None]
+    errors = [abs(one.predicted - one.measured) for one in found]
+    return PairSummary(len(found), len(told), fmean(told) if told else None, median(errors) if errors else None)
+
+
+def by_what(every: Iterable[Pair]) -> dict[str, PairSummary]:
+    """Pairs by what they differ in, and all."""
+    found = list(every)
+    kinds = {what: summary(one for one in found if one.what == what) for what in sorted({one.what for one in found})}
+    return {**kinds, "all": summary(found)} if found else {}
 
 
 def pairs(rows: Sequence[PredictedRow]) -> Iterator[Pair]:
@@ -84,6 +149,11 @@ def memory(rows: Sequence[PredictedRow]) -> list[tuple[PredictedRow, float]]:
     return sorted(found, key=lambda each: -abs(each[1]))
 
 
+def unfit(rows: Sequence[PredictedRow]) -> list[PredictedRow]:
+    """Rows that ran with a recompute that they state, and whose predicted memory does not fit."""
+    return [one for one in rows if one.misfit and one.row.more is not None and not one.row.more.open_recompute]
+
+
 def _step_s(one: PredictedRow) -> float:
     return one.predicted_s or one.choices_s[0]
 
@@ -91,9 +161,9 @@ def _step_s(one: PredictedRow) -> float:
 def _shared(row: StepRow) -> tuple[object, ...]:
     """What two rows of a pair have in common."""
     more = row.more
-    of_all = (row.dataset, row.framework, row.model, row.layers, row.gpus, row.gpu, row.sequence_length)
+    of_all = (row.dataset, row.framework, row.model, row.layers, row.gpus, row.sequence_length)
     degrees = (row.global_batch, row.pipeline, row.interleave, row.interleave_known, row.context)
-    of_more = (more.shards, more.sharded, more.layout, more.cuda_graphs, more.software, more.offload) if more else ()
+    of_more = (more.shards, more.sharded, more.layout, more.software, more.offload, more.functional) if more else ()
     return (*of_all, *degrees, *of_more)
 
 
@@ -101,6 +171,7 @@ def _varied(row: StepRow) -> dict[str, object]:
     """What one of two rows may have otherwise."""
     more = row.more
     found: dict[str, object] = {
+        "machine": profile_of(row),
         "micro-batch": row.micro_batch,
         "format": row.precision,
         "recompute": row.recomputes,
@@ -108,5 +179,5 @@ def _varied(row: StepRow) -> dict[str, object]:
     }
     if more is not None:
         found |= {"dispatcher": more.dispatcher, "overlap": bool(more.expert_overlap), "routing": more.routing}
-        found |= {"async TP": more.async_tp, "compiled": "compile" in row.notes}
+        found |= {"async TP": more.async_tp, "compiled": "compile" in row.notes, "CUDA graphs": more.cuda_graphs}
     return found

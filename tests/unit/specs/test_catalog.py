@@ -17,7 +17,8 @@ MACHINE = Path(__file__).parent / "data" / "twotier.yaml"
 # DeepSeek-V2 236 (arXiv 2405.04434), -V3 671 without multi-token prediction (arXiv 2412.19437), Kimi K2
 # 1,040 (arXiv 2507.20534), Moonlight 16 (arXiv 2502.16982), Llama 4 Scout 109 with its vision tower,
 # GLM-4.5 355 with multi-token prediction, without embedding and head (arXiv 2508.06471, table 1), Nemotron 3
-# 31.6 and 120.6 (model cards), Super with two prediction layers of 2.94 here.
+# 31.6 and 120.6 (model cards), Super with two prediction layers of 2.94 here. GPT-2, Llama 2, Qwen2.5, Qwen3 and
+# DeepSeek-V2-Lite: sums of the tensors of the released checkpoints; 14.77 of Qwen2.5 with its biases.
 PUBLISHED = {
     "5b": (5, 0.05),
     "10b": (10, 0.05),
@@ -29,6 +30,13 @@ PUBLISHED = {
     "320b": (320, 0.05),
     "640b": (640, 0.05),
     "gpt3-175b": (174.6, 0.001),
+    "gpt2-1.5b": (1.5576, 0.0005),
+    "llama2-7b": (6.738, 0.0001),
+    "llama2-70b": (68.98, 0.0001),
+    "qwen2.5-14b": (14.77, 0.0005),
+    "qwen3-8b": (8.19, 0.0005),
+    "qwen3-32b": (32.76, 0.0005),
+    "deepseek-v2-lite": (15.71, 0.001),
     "llama3-8b": (8.03, 0.001),
     "llama3-70b": (70.55, 0.001),
     "llama3-405b": (405.85, 0.001),
@@ -58,6 +66,7 @@ ACTIVE = {
     "glm-5": (40.83 + 154_880 * 6144 / 1e9, 1),
     "glm-5.2": (40.30 + 154_880 * 6144 / 1e9, 1),
     "deepseek-v2": (21.4, 0),
+    "deepseek-v2-lite": (2.66, 0),
     "kimi-k2": (32.86, 0),
     "llama4-scout": (17.17, 0),
     "qwen3-30b-a3b": (3.35, 0),
@@ -107,6 +116,15 @@ def test_sums_that_are_published_without_multi_token_prediction(name: str, billi
     """Guards the parameters of two models to five digits."""
     model = load_model(name, overrides=["mtp_layers=0"]).document
     assert parameters(model) / 1e9 == pytest.approx(billions, rel=2e-5)
+
+
+@pytest.mark.parametrize(
+    ("spelt", "name"),
+    [("meta-llama/Llama-3.3-70B-Instruct", "llama3-70b"), ("Qwen3_30B_A3B", "qwen3-30b-a3b"), ("GPT2-XL", "gpt2-1.5b")],
+)
+def test_models_as_users_write_them(spelt: str, name: str) -> None:
+    """Guards names of the Hugging Face hub, of recipes and of papers."""
+    assert load_model(spelt).document.name == name
 
 
 @pytest.mark.parametrize("name", SMALL)

@@ -34,7 +34,8 @@ def read(tmp_path: Path, **more: str) -> StepRow:
         *(("Nemotron_3_Nano", "nemotron-3-nano-30b-a3b"), ("meta-llama/Llama-3.1-405B", "llama3-405b")),
         *(("Qwen/Qwen3-235B-A22B", "qwen3-235b-a22b"), ("Mixtral 8x7B", "mixtral-8x7b"), ("kimi k2", "kimi-k2")),
         *(("DeepSeek-V3 671B", "deepseek-v3"), ("llama4-scout-17bx16e", "llama4-scout"), ("qwen3-8b", "qwen3-8b")),
-        *(("DeepSeek-V2-Lite", None), ("qwen3", None), ("llama", None), ("", None)),
+        *(("DeepSeek-V2-Lite", "deepseek-v2-lite"), ("meta-llama/Llama-3.3-70B-Instruct", "llama3-70b")),
+        *(("gpt2-xl", "gpt2-1.5b"), ("Llama-2-7b-hf", "llama2-7b"), ("qwen3", None), ("llama", None), ("", None)),
     ],
 )
 def test_models_by_any_spelling(name: str, model: str | None) -> None:
@@ -147,6 +148,7 @@ def test_steps_by_throughput(tmp_path: Path, cells: dict[str, str], seconds: flo
         ({"step.narrow_attention": "maybe"}, "step.narrow_attention=maybe: expected true, false, got 'maybe'"),
         ({"dp": "3", "z": "2"}, "dp is 3, not divisible by z, 2"),
         ({"notes": "sft; functional"}, "fine-tuning is not priced: sft"),
+        ({"notes": "schedule zbv; dense"}, "the pipeline schedule zbv is not priced"),
     ],
 )
 def test_what_cannot_be_read_is_said(tmp_path: Path, cells: dict[str, str], words: str) -> None:
@@ -166,10 +168,18 @@ def test_dispatchers(tmp_path: Path, cell: str, dispatcher: str) -> None:
     assert (more.dispatcher, more.lacking) == (dispatcher, "")
 
 
+def test_experts_of_one_rank_need_no_dispatcher(tmp_path: Path) -> None:
+    """Guards rows of a rack with EP 1: HybridEP, which its recipes name, was refused there."""
+    case = case_of(
+        read(tmp_path, system="gb300", model="gpt-oss-20b", gpus="8", tp="1", pp="1", vp="", ep="1", gbs="8")
+    )
+    assert isinstance(case, Case), case
+
+
 def test_shipped_rows_have_their_source() -> None:
     """Guards the file: a row names its source and the place in it, and an assumed cell where it is from."""
     rows = read_steps(SHIPPED / "moe_steps.csv")
-    assert len(rows) == len({row.id for row in rows}) == 295
+    assert len(rows) == len({row.id for row in rows}) == 405
     assert all(row.dataset and row.more is not None for row in rows)
     assert sum(row.more.blind for row in rows if row.more) == 24
 
