@@ -12,13 +12,16 @@ from itertools import accumulate, groupby
 from typing import Any
 
 from axonn_tune.frameworks.description import Because, Run, Value
-from axonn_tune.specs.model import Experts, LatentAttention, Layer, Mamba
+from axonn_tune.specs.model import Experts, Indexer, LatentAttention, Layer, Mamba
 
 WRITTEN = {
     "attention": """
         model.multi_latent_attention model.q_lora_rank model.kv_lora_rank model.qk_head_dim model.qk_pos_emb_head_dim
         model.v_head_dim model.qk_layernorm model.window_size model.window_attn_skip_freq model.softmax_type
-        model.no_rope_freq rotary_percent
+        model.no_rope_freq rotary_percent model.experimental_attention_variant model.dsa_indexer_n_heads
+        model.dsa_indexer_head_dim model.dsa_indexer_topk model.dsa_indexer_topk_freq
+        model.dsa_indexer_skip_topk_offset model.dsa_indexer_loss_coeff model.dsa_indexer_use_sparse_loss
+        model.dsa_kernel_backend
     """,
     "mamba": """
         hybrid_layer_pattern model.mamba_num_heads model.mamba_head_dim model.mamba_state_dim model.mamba_num_groups
@@ -43,6 +46,7 @@ PARTS = frozenset(
         "experts",
         "shared experts",
         "multi-head latent attention",
+        "DeepSeek sparse attention",
         "sliding-window attention",
         "attention sinks",
         "multi-token prediction",
@@ -90,7 +94,7 @@ def pattern(marks: Iterable[bool]) -> str:
     return f"({'+'.join(f'[{int(mark)}]*{len(list(run))}' for mark, run in groupby(marks))})"
 
 
-def _sizes(part: str, of_layers: Experts | LatentAttention | Mamba) -> dict[str, Value]:
+def _sizes(part: str, of_layers: Experts | Indexer | LatentAttention | Mamba) -> dict[str, Value]:
     """Sizes of a part of layers, by the fields of arguments."""
     return {f"{part}.{name}": value or None for name, value in vars(of_layers).items()}
 
@@ -113,6 +117,7 @@ def _attention(run: Run, layers: list[Layer]) -> dict[str, Value]:
         found |= {
             **{"multi_latent_attention": True, **_sizes("latent", latent)},
             **{"head_dim": None, "num_query_groups": None, "group_query_attention": False},
+            **_indexers(run, layers),
         }
     unrotated = [layer.rotary_share == 0 for layer in layers]
     if attending and all(layer.rotary_share == 0 for layer in attending):
@@ -126,6 +131,39 @@ def _attention(run: Run, layers: list[Layer]) -> dict[str, Value]:
         "softmax_type": "learnable" if sinks else None,
         "rotary_percent": shares.pop() if len(shares) == 1 else None,
     }
+
+
+def _indexers(run: Run, layers: list[Layer]) -> dict[str, Value]:
+    """Sparse attention: sizes, which layers share an indexer, the loss (coefficient: recipes of Megatron-Bridge).
+
+    Shared ones need theirs in the same stage (core/transformer/experimental_attention_variant/dsa.py).
+    """
+    sizes = _common(
+        run, layers, "indexers", lambda one: one.indexer and one.indexer.model_copy(update={"shared": False})
+    )
+    if sizes is None:
+        return {}
+    shared = [one.indexer is not None and one.indexer.shared for one in layers]
+    offset = shared.index(True) if any(shared) else 0
+    every = next((at for at in range(offset, len(shared)) if not shared[at]), len(shared)) - offset + 1
+    if shared != [any(shared) and not indexes(layer, every, offset) for layer in range(len(layers))]:
+        raise run.cannot("an order of shared indexers other than full ones first, then every so many layers")
+    if any(shared[start] for start in accumulate(run.parts[:-1])):
+        raise run.cannot("a stage whose first layer shares another's indexer", "start it at a layer with its own")
+    return {
+        "experimental_attention_variant": "dsa",
+        **_sizes("indexer", sizes),
+        "dsa_indexer_topk_freq": every if any(shared) else None,
+        "dsa_indexer_skip_topk_offset": offset or None,
+        "dsa_indexer_loss_coeff": 1e-3,
+        "dsa_indexer_use_sparse_loss": True,
+        "dsa_kernel_backend": "cudnn",
+    }
+
+
+def indexes(layer: int, every: int, offset: int) -> bool:
+    """Whether a layer, from 0, has an indexer of its own: the first, then every so many."""
+    return max(layer - offset + 1, 0) % every == 0
 
 
 def _mlp(run: Run, layers: list[Layer]) -> dict[str, Value]:

@@ -9,9 +9,9 @@ from itertools import groupby
 from typing import Any
 
 from axonn_tune.frameworks.keys import NOTHING, Arguments, is_off, is_on, names_of
-from axonn_tune.frameworks.megatron_layers import LETTERS
+from axonn_tune.frameworks.megatron_layers import LETTERS, indexes
 from axonn_tune.learning.arguments import stated_count
-from axonn_tune.specs.model import MOST_LAYERS, Experts, LatentAttention, LayerType, Mamba, Model
+from axonn_tune.specs.model import MOST_LAYERS, Experts, Indexer, LatentAttention, LayerType, Mamba, Model
 
 
 def with_layer_types(model: Model, arguments: Arguments) -> Model:
@@ -87,11 +87,13 @@ class _Reading:
         windows = self._marks("window_attn_skip_freq", lambda layer, each: (layer + 1) % each != 0)
         unrotated = self._marks("no_rope_freq", lambda layer, each: (layer + 1) % each == 0)
         routed = self._marks("moe_layer_freq", lambda layer, each: layer % each == 0)
-        window = self._window()
+        window, shared = self._window(), self._shared("indexer" in attention)
         for layer in range(count):
             own: dict[str, Any] = dict(attention)
             if window is not None and windows[layer] is not False:
                 own["window"] = window
+            if shared[layer]:
+                own["indexer"] = own["indexer"].model_copy(update={"shared": True})
             if unrotated[layer]:
                 own["rotary_share"] = 0
             if experts is not None and routed[layer] is not False:
@@ -122,6 +124,15 @@ class _Reading:
         if is_on(self._arguments.get("multi_latent_attention", NOTHING)):
             dims = {"nope_dim": 128, "rope_dim": 64, "value_dim": 128}
             found["latent"] = LatentAttention(**self.sizes("latent", query_rank=None, kv_rank=32, **dims))
+        variant = self.text("experimental_attention_variant")
+        if variant and (variant != "dsa" or "latent" not in found):
+            known = "only dsa with --multi-latent-attention"
+            raise ValueError(f"experimental_attention_variant: {variant[:40]!r} is not modelled, {known}")
+        if variant:
+            sizes = self.sizes("indexer", heads=None, head_dim=None, topk=None)
+            if missing := [names_of(f"indexer.{name}")[0] for name, size in sizes.items() if size is None]:
+                raise ValueError(f"{missing[0]}: is not stated, but experimental_attention_variant is dsa")
+            found["indexer"] = Indexer(**sizes)
         if self.text("softmax_type") not in ("", "vanilla"):
             found["sinks"] = True
         # Of latents it means their own norms.
@@ -133,6 +144,12 @@ class _Reading:
         if self._arguments.get("position_embedding_type", NOTHING).value == "none":
             found["rotary_share"] = 0
         return found
+
+    def _shared(self, indexed: bool) -> Sequence[bool]:  # noqa: FBT001 - of one caller
+        """Whether each layer shares an indexer."""
+        every = self.number("dsa_indexer_topk_freq", 1) if indexed else 1
+        offset = self.number("dsa_indexer_skip_topk_offset", 0)
+        return [not indexes(layer, max(every, 1), offset) for layer in range(self._model.layers)]
 
     def _window(self) -> int | None:
         """Tokens that attention sees, its own among them; the left end of the stated window."""

@@ -58,7 +58,7 @@ class _Kind(Document):
     bias_keys. approximated: differences in words; flags: those that a key switches, with its default. window: its key;
     window_switch: key of a flag, off unless given. full_every: of so many layers the last attends to all, if
     `layer_types` does not say; full_unrotated: those have no positions. qk_norms: in all files, if not by its key.
-    hybrid: each layer is attention, Mamba-2, an MLP or experts alone.
+    indexer: sparse attention. hybrid: each layer is attention, Mamba-2, an MLP or experts alone.
     """
 
     family: Literal["gpt", "llama"]
@@ -80,6 +80,7 @@ class _Kind(Document):
     qk_norms: bool = False
     qk_norms_key: str = ""
     latent: bool = False
+    indexer: bool = False
     sinks: bool = False
     experts: _ExpertKeys | None = None
     hybrid: bool = False
@@ -116,6 +117,7 @@ _LATENT = {
     "rope_dim": "qk_rope_head_dim",
     "value_dim": "v_head_dim",
 }
+_INDEXER = {"heads": "index_n_heads", "head_dim": "index_head_dim", "topk": "index_topk"}
 _BLOCKS = {
     **dict.fromkeys(("*", "attention", "full_attention"), "attention"),
     **dict.fromkeys(("-", "mlp"), "mlp"),
@@ -124,7 +126,7 @@ _BLOCKS = {
 """What layers of hybrids are called."""
 _MOST_SHARED = 64
 _COUNTS = ("num_local_experts", "n_routed_experts", "num_experts")
-_ATTENDS = {"full_attention": True, "sliding_attention": False, "chunked_attention": False}
+_ATTENDS = {"full_attention": True, "indexed_attention": True, "sliding_attention": False, "chunked_attention": False}
 """Types of layers, and whether they attend to the whole sequence."""
 # Keys that mark model parts without operations in this tool, or in the model type.
 _REFUSED = {
@@ -331,14 +333,35 @@ def _attention(config: _Config, kind: _Kind, layers: int) -> list[tuple[str, dic
     if kind.latent:
         rank = {} if config.value("q_lora_rank") is None else {"query_rank": config.size("q_lora_rank")}
         own["latent"] = {**rank, **{name: config.size(key) for name, key in _LATENT.items()}}
+    indexer: dict[str, Plain] = {name: config.size(key) for name, key in _INDEXER.items()} if kind.indexer else {}
     window, found = _window(config, kind), []
-    for full in _full(config, kind, layers):
+    for full, shared in zip(_full(config, kind, layers), _shared(config, layers), strict=True):
         unrotated = full and kind.full_unrotated
         values = own | ({"window": window} if window and not full else {})
         # Llama 4 normalizes queries and keys where it rotates them.
         values |= {"rotary_share": 0} if unrotated else {"qk_norms": True} if norms else {}
-        found.append(("full" if full and (window or unrotated) else "local", values))
+        if indexer:
+            values["indexer"] = indexer | ({"shared": True} if shared else {})
+        whole = kind.indexer or (full and (window or unrotated))
+        found.append(("shared" if shared else "full" if whole else "local", values))
     return found
+
+
+def _shared(config: _Config, layers: int) -> list[bool]:
+    """Whether each layer shares the indexer of one before it: by a list, a pattern of F and S, or every so many."""
+    stated = config.value("indexer_types") or config.value("index_topk_pattern")
+    if stated is None:
+        every, offset = (
+            config.size("index_topk_freq", absent=1),
+            config.size("index_skip_topk_offset", absent=2, least=0),
+        )
+        return [max(layer - offset + 1, 0) % every != 0 for layer in range(layers)]
+    words = [{"F": "full", "S": "shared"}.get(str(one), str(one)) for one in stated]
+    if len(words) != layers or {*words} - {"full", "shared"} or words[0] == "shared":
+        key = "indexer_types" if config.value("indexer_types") else "index_topk_pattern"
+        config.report(key, f"must say full or shared of each of {layers} layers, of the first full, not {stated!r:.40}")
+        return [False] * layers
+    return [one == "shared" for one in words]
 
 
 def _window(config: _Config, kind: _Kind) -> int:

@@ -30,7 +30,7 @@ from axonn_tune.learning.arguments import Stated, columns_of
 from axonn_tune.learning.run import CommandRun
 from axonn_tune.learning.stated import read_run
 from axonn_tune.specs.catalog import load_machine
-from axonn_tune.specs.model import Experts, LatentAttention, Mamba
+from axonn_tune.specs.model import Experts, Indexer, LatentAttention, Mamba
 from tests.unit.frameworks.asked import ARGUMENT_NAMES, Refusal, asked, case_of, refusals
 
 RECORDED = {
@@ -90,6 +90,7 @@ def test_every_argument_of_a_framework_is_in_one_of_the_four_classes(release: st
 PARTS = {
     "step": [one.name for one in fields(StepOptions)],
     **{"experts": Experts.model_fields, "latent": LatentAttention.model_fields, "mamba": Mamba.model_fields},
+    "indexer": Indexer.model_fields,
 }
 """Options of a step and sizes of layers, which rows state by their names."""
 
@@ -277,7 +278,7 @@ def test_one_mistake_in_a_name_is_found_and_no_name_of_a_framework_is_one(framew
 @pytest.mark.parametrize(
     ("flags", "why"),
     [
-        ("--experimental-attention-variant dsa", "attention other than softmax over keys is not modelled"),
+        ("--linear-attention-freq 4", "attention other than softmax over keys is not modelled"),
         ("--decoder-num-layers 4", "encoder-decoder models are not modelled"),
         ("--heterogeneous-layers-config-path x.json", "layers of several sizes are not modelled"),
     ],

@@ -70,6 +70,18 @@ DEEPSEEK_V3: Config = {
     "num_nextn_predict_layers": 1, "vocab_size": 129280, "max_position_embeddings": 163840,
     "quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 128]},
 }  # fmt: skip
+DEEPSEEK_V32: Config = {
+    **DEEPSEEK_V3, "model_type": "deepseek_v32", "index_n_heads": 64, "index_head_dim": 128, "index_topk": 2048,
+}  # fmt: skip
+GLM_52: Config = {
+    **_MLA, "model_type": "glm_moe_dsa", "hidden_size": 6144, "intermediate_size": 12288, "q_lora_rank": 2048,
+    "moe_intermediate_size": 2048, "qk_nope_head_dim": 192, "v_head_dim": 256, "num_hidden_layers": 78,
+    "num_attention_heads": 64, "num_key_value_heads": 64, "n_routed_experts": 256, "n_shared_experts": 1,
+    "num_experts_per_tok": 8, "first_k_dense_replace": 3, "n_group": 1, "topk_group": 1, "norm_topk_prob": True,
+    "routed_scaling_factor": 2.5, "scoring_func": "sigmoid", "num_nextn_predict_layers": 1, "vocab_size": 154880,
+    "max_position_embeddings": 1048576, "index_n_heads": 32, "index_head_dim": 128, "index_topk": 2048,
+    "index_topk_freq": 4, "index_skip_topk_offset": 3,
+}  # fmt: skip
 KIMI_K2: Config = {
     **DEEPSEEK_V3, "model_type": "kimi_k2", "num_attention_heads": 64, "num_key_value_heads": 64,
     "n_routed_experts": 384, "first_k_dense_replace": 1, "n_group": 1, "topk_group": 1, "routed_scaling_factor": 2.827,
@@ -243,6 +255,7 @@ def test_what_hardly_costs_is_left_out_in_words(tmp_path: Path, config: Config, 
         ({**MIXTRAL, "num_local_experts": 10**9}, {"layer_types.moe.experts.count": "less than or equal to 65536"}),
         ({**QWEN3_MOE, "mlp_only_layers": "all"}, {"mlp_only_layers": "must be a list of whole numbers"}),
         ({**DEEPSEEK_V3, "moe_layer_freq": 2}, {"moe_layer_freq": "2 is not supported, only 1"}),
+        ({**GLM_52, "index_topk_pattern": "SFS"}, {"index_topk_pattern": "must say full or shared of each of 78"}),
         ({**DEEPSEEK_V3, "n_group": 7}, {"layer_types.moe.experts": "is not divisible by groups (7), but by 4"}),
         ({**GPT2, "add_cross_attention": True}, {"add_cross_attention": "cross-attention is not supported"}),
         ({**GPT2, "n_head": 7}, {"n_embd": "768 is not divisible by n_head (7)"}),
@@ -288,6 +301,9 @@ SHIPPED = ("description", "source", "defaults", "name", "rotary_base", "norm_eps
         (QWEN3_MOE, "qwen3-30b-a3b"),
         (DEEPSEEK_V2, "deepseek-v2"),
         (DEEPSEEK_V3, "deepseek-v3"),
+        (DEEPSEEK_V32, "deepseek-v3.2"),
+        (GLM_52, "glm-5.2"),
+        ({**GLM_52, "index_topk_freq": 1, "index_topk_pattern": "FFF" + "SSSF" * 18 + "SSS"}, "glm-5.2"),
         (KIMI_K2, "kimi-k2"),
         (GPT_OSS, "gpt-oss-20b"),
         (LLAMA4, "llama4-scout"),
@@ -351,7 +367,6 @@ def test_files_that_leave_sizes_to_their_class(tmp_path: Path) -> None:
 LACKING = {
     "qwen3_next": ({"num_experts": 512}, "Gated DeltaNet"),
     "qwen3_5_moe": ({"text_config": {"model_type": "qwen3_5_moe_text", "num_experts": 256}}, "Gated DeltaNet"),
-    "deepseek_v32": ({"n_routed_experts": 256, "kv_lora_rank": 512}, "sparse attention"),
     "qwen4_exp": ({"num_experts": 8}, "'qwen4_exp' is not supported; supported: "),
     "qwen3moe": ({}, "did you mean 'qwen3_moe'?"),
     "llama5": ({}, "'llama5' is not supported; supported: "),
