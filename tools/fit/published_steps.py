@@ -8,7 +8,7 @@ each. Chunks and steps that share a program and streams are replayed together, b
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from functools import cached_property
 from typing import Any, cast
 
@@ -22,6 +22,7 @@ from axonn_tune.frameworks.description import FUSED
 from axonn_tune.program.operations import COLUMNS, Collective, MatMul, Value
 from axonn_tune.program.schedule import StepSchedule
 from axonn_tune.program.step import ONLY, Contents, Stage, StepProgram, blocks_in, chunks_of
+from axonn_tune.specs.machine import Accelerator
 from axonn_tune.validation.published.cases import Case
 from tools.fit.fitting import Floats
 
@@ -75,33 +76,43 @@ class _Numbers:
 
     def __init__(self, settings: Sequence[Sequence[Setting]]) -> None:
         self.settings = settings
-        self._rates = {
-            each.name: _columns([[getattr(one.rates, each.name) for one in own] for own in settings])
-            for each in fields(ComputeRates)
-            if each.name not in _kinds(settings[0][0].rates)
-        }
-        self.call_s = _columns([[one.call_s for one in own] for own in settings])
-        self.contention = cast(Floats, self._rates["contention"])
+        self.call_s = np.array([[one.call_s for one in own] for own in settings])
+        self.contention = np.array([[one.rates.contention for one in own] for own in settings])
 
-    def rates(self, cases: Floats) -> ComputeRates:
-        """Rates of a group's cases, whose numbers are arrays."""
-        picked = {
-            name: {key: own[cases] for key, own in value.items()} if isinstance(value, dict) else value[cases]
-            for name, value in self._rates.items()
-        }
-        return ComputeRates(**(picked | _kinds(self.settings[cases[0]][0].rates)))  # type: ignore[arg-type]
+    def rates(self, cases: Sequence[int]) -> ComputeRates:
+        """Rates of a group's cases; numbers that differ are arrays."""
+        found: ComputeRates = _column([[one.rates for one in self.settings[case]] for case in cases])
+        return found
 
 
-def _kinds(rates: ComputeRates) -> dict[str, object]:
-    """Fields that are no numbers: what is launched otherwise, and tables. Cases of a group share them."""
-    found = {each.name: getattr(rates, each.name) for each in fields(rates)}
-    return {name: value for name, value in found.items() if not isinstance(value, dict) and type(value) is not float}
-
-
-def _columns(values: list[list[Any]]) -> Any:  # noqa: ANN401 - arrays, by layout where there are layouts
-    if isinstance(values[0][0], dict):
-        return {key: np.array([[one[key] for one in own] for own in values]) for key in values[0][0]}
+def _column(values: list[list[Any]]) -> Any:  # noqa: ANN401 - a number, an array, or what holds them
+    """Values of a group's cases, element by element; what is no number is that of the first, as of all."""
+    first = values[0][0]
+    if isinstance(first, dict):
+        return {key: _column([[one[key] for one in own] for own in values]) for key in first}
+    if isinstance(first, tuple):
+        return tuple(_column([[one[at] for one in own] for own in values]) for at in range(len(first)))
+    if is_dataclass(first) and not isinstance(first, type):
+        names = [each.name for each in fields(first)]
+        return replace(
+            first, **{name: _column([[getattr(one, name) for one in own] for own in values]) for name in names}
+        )
+    if type(first) is not float or all(one == first for own in values for one in own):
+        return first
     return np.array(values)
+
+
+def _kinds(value: Any) -> Hashable:  # noqa: ANN401 - rates, or what they hold
+    """What of rates is no number, which the cases of a group share; of an accelerator its name."""
+    if isinstance(value, dict):
+        return tuple((key, _kinds(one)) for key, one in value.items())
+    if isinstance(value, tuple):
+        return tuple(map(_kinds, value))
+    if is_dataclass(value) and not isinstance(value, type):
+        return tuple(_kinds(getattr(value, each.name)) for each in fields(value))
+    if isinstance(value, Accelerator):
+        return value.name
+    return None if type(value) is float else value
 
 
 class _Clock(ComputeClock):
@@ -183,7 +194,7 @@ class _Group:
     def price(self, numbers: _Numbers) -> None:
         """Work out durations under other numbers."""
         cases = np.array(self.cases)
-        clock = _Clock(numbers.rates(cases), self.element, self.columns, COLUMNS)
+        clock = _Clock(numbers.rates(self.cases), self.element, self.columns, COLUMNS)
         replay = _RowReplay(self, StageWork(clock, self.program, self.schedule, self.stage), numbers.call_s[cases])
         if self.chunk is None or self.chunk == self.stage:
             self.found |= {"computed": np.asarray(replay.work.compute_s), "sent": np.asarray(replay.communication_s())}
@@ -237,8 +248,7 @@ def _join(
     """A row in the group it belongs to."""
     replay = pricer.replay(values, stage)
     streams = tuple(replay.streams[axes] for axes in pricer.program.groups)
-    kinds = repr(_kinds(pricer.rates))
-    key = id(pricer.program), streams, replay.tiers, stage, chunk, kinds
+    key = id(pricer.program), streams, replay.tiers, stage, chunk, _kinds(pricer.rates)
     if key not in groups:
         element = float(pricer.element)
         groups[key] = _Group(pricer.program, pricer.schedule, replay.streams, replay.tiers, element, stage, chunk)

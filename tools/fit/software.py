@@ -143,7 +143,7 @@ def steps() -> PublishedSteps:
 @cache
 def touching() -> tuple[tuple[int, ...], ...]:
     """Of every case, which of the fitted numbers play a part in its price."""
-    return tuple(tuple(at for at, name in enumerate(parameters().names) if _touches(name, case)) for case in cases())
+    return tuple(tuple(at for at, name in enumerate(parameters().names) if touches(name, case)) for case in cases())
 
 
 def predicted_s(logs: Floats) -> Floats:
@@ -257,7 +257,7 @@ def _derivatives(known: tuple[float, ...]) -> tuple[Floats, Floats]:
     return found[:, 0], slopes
 
 
-def _touches(name: str, case: Case) -> bool:
+def touches(name: str, case: Case) -> bool:
     """Whether a number plays a part in a case's price."""
     return name.split(":")[0] in {case.framework.software, profile_of(case.row)}
 
