@@ -2,8 +2,8 @@
 
 Libraries that are installed are measured, others left out with the reason; torch's own operations stand beside them.
 Rates are of the bytes that a fused kernel has to move, and of the products of visible pairs, so that whatever a
-kernel does besides is its loss. Rows are also written as `kernels.csv` beside the stage's document, with driver and
-clock, in columns from which a rate can be copied into the package's data.
+kernel does besides is its loss. Rows are also written as `kernels.csv` beside the stage's document, in the columns of
+the package's `axonn_tune/cost/kernels.csv`, with library, driver and clock in the source.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import importlib
 import math
 import subprocess
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from functools import cached_property, partial
 from pathlib import Path
 from types import ModuleType
@@ -29,6 +29,8 @@ from benchmarks.gpu_site import Row, Site
 
 BLOCK, WINDOW, CLAMP, ALPHA = 128, 128, 7.0, 1.702
 """Elements that share a scale; keys of a window, as in gpt-oss; its clamp, and the factor of its quick GeLU."""
+ROWS = ("kernel", "pass", "accelerator", "generation", "memory_gb_per_s", "unit", "units", "time_us", "kind", "source")
+"""Columns of `axonn_tune/cost/kernels.csv`."""
 Call = Callable[[], object]
 
 
@@ -50,7 +52,10 @@ ON_CPU = Sizes(tokens=256, widths=(256,), ffn=128, vocabulary=512, heads=4, sequ
 
 @dataclass(frozen=True)
 class Timed:
-    """A measured kernel; moved_bytes and flops of a call: what it must move and multiply."""
+    """A measured kernel; moved_bytes and flops of a call: what it must move and multiply.
+
+    work: unit and units of a call by which the package prices it, if not bytes or FLOPs.
+    """
 
     kernel: str
     library: str
@@ -58,6 +63,7 @@ class Timed:
     shape: str
     moved_bytes: float = 0.0
     flops: float = 0.0
+    work: tuple[str, float] = ("", 0.0)
     time_us: float = math.nan
     why: str = ""
 
@@ -135,23 +141,35 @@ def kernels(site: Site, folder: Path) -> Iterator[Row]:
 
 
 def write(path: Path, site: Site, found: list[Timed]) -> None:
-    """The rows with what they were measured on."""
-    place = {"gpu": site.name, **driver_of(site), "torch": str(torch.__version__)}
+    """Measured rows in the columns of `axonn_tune/cost/kernels.csv`, the source with library, driver and clock."""
+    accelerator = load_machine(site.machine).document.accelerator
+    machine = {
+        "accelerator": site.name,
+        "generation": accelerator.generation,
+        "memory_gb_per_s": accelerator.memory_bandwidth_gb_per_s,
+    }
     with path.open("w", encoding="utf-8", newline="") as file:
-        writer = csv.DictWriter(file, [*(one.name for one in fields(Timed)), "rate", *place], lineterminator="\n")
+        writer = csv.DictWriter(file, ROWS, lineterminator="\n")
         writer.writeheader()
-        writer.writerows(asdict(one) | {"rate": one.rate} | place for one in found)
+        for one in found:
+            if not one.why:
+                unit, units = (
+                    one.work if one.work[0] else ("FLOP", one.flops) if one.flops else ("byte", one.moved_bytes)
+                )
+                source = f"make gpu: {one.library}, {one.shape}; {driver_of(site)}"
+                own = {"kernel": one.kernel, "pass": one.phase, "unit": unit, "units": f"{units:.0f}"}
+                timed = {"time_us": f"{one.time_us:.4g}", "kind": "measured", "source": source}
+                writer.writerow(own | machine | timed)
 
 
-def driver_of(site: Site) -> dict[str, str]:
-    """Driver, clock of the SMs after the last kernel and at most, MHz, limit of power, W; empty on a CPU."""
-    names = ("driver", "clock_mhz", "largest_clock_mhz", "power_w")
+def driver_of(site: Site) -> str:
+    """torch, and of a GPU driver, clock of the SMs after the last kernel and at most, and the limit of power."""
     if not site.cuda or torch.version.cuda is None:
-        return dict.fromkeys(names, "")
+        return f"torch {torch.__version__}"
     asked = "--query-gpu=driver_version,clocks.sm,clocks.max.sm,power.limit"
-    command = ["nvidia-smi", asked, "--format=csv,noheader,nounits", "--id=0"]
+    command = ["nvidia-smi", asked, "--format=csv,noheader", "--id=0"]
     said = subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
-    return dict(zip(names, [one.strip() for one in said.split(",")] if said else [""] * len(names), strict=True))
+    return f"torch {torch.__version__}, driver, clock, largest clock, power limit: {said or 'not known'}"
 
 
 def library(name: str) -> ModuleType | None:
@@ -331,20 +349,22 @@ def mamba(bench: Bench) -> Iterator[Row]:
     tokens, heads, width, state, groups = bench.sizes.tokens, bench.sizes.heads, 64, 128, 8
     channels = heads * width + 2 * groups * state
     scanned, convolved = 2.0 * tokens * channels + 2.0 * tokens * heads * width, 4.0 * tokens * channels
-    for name, module, entry, moved in (
-        ("Mamba-2 scan", "mamba_ssm.ops.triton.ssd_combined", "mamba_chunk_scan_combined", scanned),
-        ("causal convolution of 4", "causal_conv1d", "causal_conv1d_fn", convolved),
+    states = "element of state a token", float(tokens * heads * width * state)
+    elements = "element of its input", float(tokens * channels)
+    for name, module, entry, moved, work in (
+        ("mamba2_scan", "mamba_ssm.ops.triton.ssd_combined", "mamba_chunk_scan_combined", scanned, states),
+        ("causal_conv1d", "causal_conv1d", "causal_conv1d_fn", convolved, elements),
     ):
         found, shape = library(module), f"{tokens:,} tokens, {heads} heads of {width}, {groups} groups of {state}"
         forward, backward = (
-            Timed(name, module.split(".")[0], phase, shape, share * moved)
+            Timed(name, module.split(".")[0], phase, shape, share * moved, work=work)
             for phase, share in (("forward", 1.0), ("backward", 2.0))
         )
         if found is None:
             why = f"{module.split('.')[0]} is not installed"
             yield bench.left_out(forward, why)
             yield bench.left_out(backward, why)
-        elif name == "Mamba-2 scan":
+        elif name == "mamba2_scan":
             x, b, c = (bench.randn(1, tokens, *one) for one in ((heads, width), (groups, state), (groups, state)))
             rate, decay = torch.rand(1, tokens, heads, device=bench.device), -torch.rand(heads, device=bench.device)
             call = partial(getattr(found, entry), x, rate, decay, b, c, chunk_size=128)

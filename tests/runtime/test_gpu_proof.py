@@ -6,6 +6,7 @@ import csv
 import json
 import subprocess
 import sys
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -54,8 +55,8 @@ def test_kernels_are_measured_first_and_missing_libraries_are_named(tmp_path: Pa
     assert all("is not installed" in row.note or "torch flex_attention" in row.what for row in without)
     with (tmp_path / "kernels.csv").open(encoding="utf-8", newline="") as file:
         written = list(csv.DictReader(file))
-    assert len(written) == len(rows)
-    measured = {(one["kernel"], one["library"], one["phase"]) for one in written if not one["why"]}
+    assert len(written) == len(rows) - len(without)
+    measured = {(one["kernel"], one["source"].split(",")[0].removeprefix("make gpu: "), one["pass"]) for one in written}
     assert {
         ("FP8 cast, current scaling", "torch compiled", "both"),
         ("FP8 cast, delayed scaling", "torch compiled", "both"),
@@ -65,10 +66,8 @@ def test_kernels_are_measured_first_and_missing_libraries_are_named(tmp_path: Pa
         ("windowed attention", "torch flex_attention", "forward"),
         ("cross-entropy", "torch eager", "backward"),
     } <= measured
-    row = next(one for one in written if one["kernel"] == "cross-entropy" and one["phase"] == "forward")
-    assert float(row["rate"].split()[0]) == pytest.approx(
-        float(row["moved_bytes"]) / float(row["time_us"]) / 1e6, rel=1e-3
-    )
+    shipped = files("axonn_tune.cost").joinpath("kernels.csv").read_text(encoding="utf-8").splitlines()[0]
+    assert ",".join(written[0]) == shipped, "a row can be copied into the package's data"
 
 
 def document(stage: Any, site: gpu_proof.Site) -> dict[str, Any]:
