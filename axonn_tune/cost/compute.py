@@ -42,6 +42,10 @@ _OVERLAP = 4.0
 """Exponent of the mean of the times of tensor cores and of softmax, which overlap: 1 one after the other, ever more
 perfectly beside each other. 3 to 6 meet the measured kernels of tests/published/test_attention.py equally well."""
 
+_ORDERED = 1.125
+"""Time of attention's backward pass that adds gradients of queries in one order over that of atomics in any: 10 to 15%
+more on GB200 and GB300 (NVIDIA/cudnn-frontend@3929da2e, benchmark/sdpa_benchmark_training)."""
+
 
 @dataclass(frozen=True)
 class AttentionRates:
@@ -234,6 +238,7 @@ def attention_time_s(step: Attention, flops: Value, keys: Value, rates: ComputeR
     cores, softmax = width / 2.0 if step.narrow else width, own.softmax**_OVERLAP
     score = ((1.0 - softmax) * cores**_OVERLAP + softmax) ** (1.0 / _OVERLAP) * (own.narrow if step.narrow else 1.0)
     of_reference: Value = (score + own.ramp / keys) / (1.0 + own.ramp / REFERENCE_KEYS)
+    flops = flops * _ORDERED if step.ordered else flops
     return rates.kernel_launch_s + flops / width * of_reference / own.flops_per_s
 
 

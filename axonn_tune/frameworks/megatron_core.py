@@ -41,7 +41,7 @@ from axonn_tune.frameworks.keys import step_keys
 from axonn_tune.frameworks.megatron_layers import PARTS, is_hybrid
 from axonn_tune.frameworks.megatron_layers import WRITTEN as OF_LAYERS
 from axonn_tune.frameworks.megatron_layers import values as layer_values
-from axonn_tune.frameworks.statements import DISPATCHERS, flex_backend, written
+from axonn_tune.frameworks.statements import ANY_ORDER, DISPATCHERS, flex_backend, written
 from axonn_tune.frameworks.step import StepOptions
 from axonn_tune.recompute import RECOMPUTES
 from axonn_tune.specs.machine import EnvironmentVariable
@@ -99,11 +99,14 @@ _UNREGISTERED = EnvironmentVariable(
 _PRIORITIES = EnvironmentVariable(
     name="CUDA_GRAPHS_USE_NODE_PRIORITY", value="1", why="required from Blackwell on by CUDA graphs beside GTP"
 )
+_ORDERED = EnvironmentVariable(
+    name=ANY_ORDER, value="0", why="attention's gradients are the same from run to run, as step.deterministic asks"
+)
 _SETTABLE = (
     *("sequence_parallel", "pipelined_tensor", "gradient_bytes", "shard_gradient_bytes", "distributed_optimizer"),
     *("parameter_overlap", "context_inside", "vocabulary_multiple", "dropout", "data_parallel", "cuda_graphs"),
     *("master_bytes", "exp_avg_bytes", "exp_avg_sq_bytes", "selective", "dispatcher", "gathers_experts"),
-    *("first_layers_bf16", "last_layers_bf16"),
+    *("first_layers_bf16", "last_layers_bf16", "deterministic"),
 )
 """Options of a step, and overlaps, that several arguments below switch; others have a row of the table each."""
 _PRECISIONS = ("bf16", "fp16", "fp32")
@@ -200,6 +203,7 @@ def launch(run: Run) -> Command:
             *([_MANY_CONNECTIONS] if older and run.step.expert_overlap else []),
             # By its older name.
             EXPANDABLE_SEGMENTS.model_copy(update={"name": "PYTORCH_CUDA_ALLOC_CONF"}),
+            *([_ORDERED] if run.step.deterministic else []),
             *([_UNREGISTERED] if run.step.cuda_graphs else []),
             *([_PRIORITIES] if run.step.cuda_graphs and not older and _shards(run) else []),
         ),

@@ -206,7 +206,8 @@ def _dropout(run: Run) -> Mapping[str, Value]:
 
 
 def _set_kernels(run: Run, stated: Arguments) -> Changes:
-    """Dropout; TF32, which Megatron-LM's own layers do not have, and models of transformers on demand; the loss."""
+    """Dropout; TF32, which Megatron-LM's own layers do not have, and models of transformers on demand; the loss; the
+    order of sums."""
     if "hidden_dropout" in stated:
         texts = [stated.get(name, NOTHING).value for name in _DROPOUTS]
         yield "dropout", any(not re.fullmatch(r"0*(\.0*)?", text) for text in texts)
@@ -223,8 +224,12 @@ def _set_kernels(run: Run, stated: Arguments) -> Changes:
         is_on(stated.get("cross_entropy_loss_fusion", Stated(str(run.framework.name == "nemo"), 0)))
     ):
         yield "loss", "in_place"
+    if is_on(stated.get("deterministic_mode", NOTHING)) or stated.get(ANY_ORDER.lower(), NOTHING).value == "0":
+        yield "deterministic", True
 
 
+ANY_ORDER = "NVTE_ALLOW_NONDETERMINISTIC_ALGO"
+"""Transformer Engine's variable, 0 of which is deterministic."""
 _DROPOUTS = ("hidden_dropout", "attention_dropout")
 
 

@@ -294,6 +294,8 @@ class KernelOptions:
     """Of kernels, and what the host launches.
 
     fused_attention: FlashAttention; otherwise GEMMs, softmax and dropout that write all scores.
+    deterministic: fused attention adds the gradients of queries in one order (Transformer Engine's
+    NVTE_ALLOW_NONDETERMINISTIC_ALGO=0, which Megatron-Core's --deterministic-mode needs).
     fused_norms: an RMSNorm is one kernel; otherwise some, in FP32 (nn.RMSNorm without a compiler).
     dropout: its masks are saved and its kernels run.
     fused_accumulation: weight gradients are added inside their GEMM.
@@ -303,6 +305,7 @@ class KernelOptions:
     """
 
     fused_attention: bool = True
+    deterministic: bool = False
     fused_norms: bool = True
     dropout: bool = False
     fused_accumulation: bool = False

@@ -35,6 +35,7 @@ from axonn_tune.frameworks.keys import (
     table,
     tables_of,
 )
+from axonn_tune.frameworks.statements import ANY_ORDER
 from axonn_tune.frameworks.torchtitan import FLAVORS, MIXTURES
 from axonn_tune.learning.arguments import SWITCHES, beside_others, columns_of, known_name, named_values
 from axonn_tune.learning.pairs import toml_pairs, yaml_pairs
@@ -186,7 +187,8 @@ def _of_script(script: Script, path: Path) -> _Source:
         (unset if switch and re.fullmatch(r"\$(\w+|\{\w+(\[[@*]\])?\})", word.value) else kept).append(word)
     remarks = [f"{path.name}:{line}: this condition cannot be evaluated: taken to be false" for line in script.skipped]
     remarks += [f"{path.name}:{word.line}: {word.value} is not set in the file: taken to be empty" for word in unset]
-    stated = _of_pairs(path, named_values(kept))
+    pairs = [(ANY_ORDER, script.variables[ANY_ORDER][-1])] if script.variables.get(ANY_ORDER) else []
+    stated = _of_pairs(path, [*pairs, *named_values(kept)])
     ends = [at for at, word in enumerate(kept, 1) if re.search(r"\.(py|sh)$|^torchtitan[\w.]*$", word.value)]
     # Those before the program are its launcher's, where one is started.
     parts = [kept[ends[0] if ends else 0 :], *([kept[: ends[0] - 1]] if ends and started else [])]

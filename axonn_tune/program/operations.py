@@ -287,7 +287,7 @@ class MatMul:
 @dataclass(frozen=True)
 class Attention:
     """Fused attention core; `flops` with the masked half counted as work; keys: of a query, as flops counts them;
-    narrow: in 8 bits; width: of a head, the mean over its GEMMs."""
+    narrow: in 8 bits; width: of a head, the mean over its GEMMs; ordered: gradients are summed in one order."""
 
     phase: Phase
     layer: str
@@ -296,6 +296,7 @@ class Attention:
     backward: bool = False
     narrow: bool = False
     width: float = 128.0
+    ordered: bool = False
     calls: Size = ONCE
     makes: Arrays = field(default=(), compare=False, repr=False)
     frees: tuple[str, ...] = field(default=(), compare=False, repr=False)

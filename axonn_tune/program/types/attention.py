@@ -225,7 +225,8 @@ def _attended(
     if own.latent is not None:
         width = as_size(float(queries * own.query_width + values * own.value_width))
     flops, mean = 2.0 * given.part * keys * width / X, (queries * own.head_dim + values * own.value_dim) / sum(gemms)
-    return Attention(phase, CORE, flops, keys, back, narrow, mean, calls=PARTS, makes=makes, frees=frees)
+    ordered = back and given.options.deterministic
+    return Attention(phase, CORE, flops, keys, back, narrow, mean, ordered, calls=PARTS, makes=makes, frees=frees)
 
 
 def _joined(given: LayerInputs) -> list[Operation]:

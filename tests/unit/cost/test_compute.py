@@ -16,12 +16,15 @@ from axonn_tune.cost.compute import (
     rate_of_matmul,
 )
 from axonn_tune.cost.price import price
+from axonn_tune.frameworks.step import StepOptions
 from axonn_tune.grid import Grid
 from axonn_tune.job import Job, Layout
+from axonn_tune.program.block import backward, block_nodes, forward
+from axonn_tune.program.inputs import LayerInputs
 from axonn_tune.program.operations import ONCE, PLAIN, Attention, Kernel, Phase, Size, Value, captured_layers
 from axonn_tune.specs.catalog import load_machine, load_model
 from axonn_tune.specs.machine import Machine, Software
-from axonn_tune.specs.workload import Workload
+from axonn_tune.specs.workload import ELEMENT_SIZES, Workload
 
 
 def a100(**changed: object) -> Machine:
@@ -106,6 +109,24 @@ def test_attention_of_a_machine_without_softmax_or_ramp_reaches_one_share() -> N
     for width, keys in ((64.0, 512.0), (256.0, 131072.0)):
         assert taken(attention(width=width), keys, flat) == pytest.approx(once)
     assert taken(attention(narrow=True), 8192.0, flat) == pytest.approx(once / 2.0)
+
+
+def test_one_order_of_sums_costs_backward_alone() -> None:
+    """Guards `step.deterministic`: an eighth more of attention's backward pass, as cuDNN's 10 to 15%; none forward."""
+    plain, ordered = (one_layer(deterministic=one) for one in (False, True))
+    assert len(plain) == len(ordered) == 2
+    assert ordered["forward"] == plain["forward"]
+    assert ordered["backward"] == pytest.approx(1.125 * plain["backward"], rel=1e-3)
+
+
+def one_layer(*, deterministic: bool) -> dict[str, float]:
+    """Seconds of attention's calls in a block of llama3-8b, by pass."""
+    options = StepOptions(deterministic=deterministic)
+    nodes = block_nodes(LayerInputs(load_model("llama3-8b").document, ELEMENT_SIZES["bf16"], options))
+    values = dict.fromkeys(("x", "y", "z", "data", "b", "parts", "context"), 1.0) | {"S": 8192.0, "Q": 4096.0}
+    clock = ComputeClock(compute_rates(load_machine("dgx-h100").document.accelerator, "bf16"), 2.0, values, PLAIN)
+    program = [*forward(nodes), *backward(nodes, recompute="none")]
+    return {one.phase: float(clock.call_s(one)) for one in program if isinstance(one, Attention)}
 
 
 def test_softmax_takes_its_time_whatever_the_width_of_heads() -> None:

@@ -28,7 +28,7 @@ def forms(case: Case) -> Iterator[Command]:
 
 
 def script(command: Command, folder: Path) -> Path:
-    """The command in a script, and its config files beside it."""
+    """The command with its variables in a script, and its config files beside it."""
     folder.mkdir()
     words = [*command.program, *command.words]
     if command.accelerate:
@@ -37,7 +37,9 @@ def script(command: Command, folder: Path) -> Path:
         (folder / f"run{suffix}").write_text(text, "utf-8")
         words = [word.replace(f"{{file:{suffix}}}", f"run{suffix}") for word in words]
     path = folder / "run.sh"
-    path.write_text(shlex.join(["torchrun", *words] if not command.accelerate else words) + "\n", "utf-8")
+    lines = [f"export {one.name}={shlex.quote(one.value)}" for one in command.environment]
+    lines.append(shlex.join(["torchrun", *words] if not command.accelerate else words))
+    path.write_text("\n".join(lines) + "\n", "utf-8")
     return path
 
 
@@ -109,6 +111,7 @@ OPTIONS: list[tuple[str, dict[str, Any]]] = [
     ("megatron-core scout", {"primary_weights": True}),
     ("megatron-core gpt-oss", {"primary_weights": True, "first_layers_bf16": 1, "last_layers_bf16": 2}),
     ("megatron-core mixtral-tensor", {"narrow_attention": True, "first_layers_bf16": 0, "last_layers_bf16": 1}),
+    ("megatron-core 70b-chunks", {"deterministic": True}),
     ("megatron-core qwen3-235b", {"expert_overlap": True, "delayed_weight_gradients": True}),
     ("megatron-core deepseek-v2", {"shared_expert_overlap": True}),
     ("torchtitan 8b-fsdp", {"cuda_graphs": ("full_iteration",)}),
