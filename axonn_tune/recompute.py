@@ -34,6 +34,7 @@ MODULES: dict[str, Module] = {
     "shared_experts": Module("shared experts", "shared experts"),
     "moe": Module("experts", "experts"),
     "mla_up_proj": Module("projections from latents", "multi-head latent attention"),
+    "gdn_norm_out": Module("gated norms of delta nets", "gated delta nets"),
 }
 """Modules by name."""
 

@@ -38,8 +38,8 @@ from axonn_tune.frameworks.description import (
     Value,
 )
 from axonn_tune.frameworks.keys import step_keys
-from axonn_tune.frameworks.megatron_layers import PARTS, is_hybrid
 from axonn_tune.frameworks.megatron_layers import WRITTEN as OF_LAYERS
+from axonn_tune.frameworks.megatron_layers import is_hybrid, parts
 from axonn_tune.frameworks.megatron_layers import values as layer_values
 from axonn_tune.frameworks.statements import ANY_ORDER, DISPATCHERS, flex_backend, written
 from axonn_tune.frameworks.step import StepOptions
@@ -186,7 +186,7 @@ def launch(run: Run) -> Command:
     Flags by their sources: megatron/training/arguments.py and the config dataclasses it is made from.
     """
     own = {option: key.name for option, key in step_keys("megatron").items()}
-    run.check_step(settable=(*_SETTABLE, *own), precisions=(*_PRECISIONS, *FORMATS), parts=PARTS)
+    run.check_step(settable=(*_SETTABLE, *own), precisions=(*_PRECISIONS, *FORMATS), parts=parts())
     values, program = _values(run), "pretrain_mamba.py" if is_hybrid(run) else "pretrain_gpt.py"
     named = {path.rpartition(".")[2] for names in _WRITTEN.values() for path in names.split()}
     others = [name for option, name in own.items() if name not in named and run.is_changed(option)]
@@ -222,7 +222,8 @@ def launch(run: Run) -> Command:
     as_preset = run.step.distributed_optimizer and run.step.gradient_bytes != 2 and run.workload.precision == "bf16"
     as_preset = as_preset and not run.step.cuda_graphs and 1 not in (run.step.exp_avg_bytes, run.step.exp_avg_sq_bytes)
     # Its plain recipe builds the layers of `pretrain_gpt.py` without latent attention.
-    as_preset = as_preset and not others and not {"Mamba-2", "multi-head latent attention"} & {*run.model.parts}
+    plain = all(layer.mixer is None and layer.latent is None for layer in run.model.types)
+    as_preset = as_preset and not others and plain
     return replace(command, forms={"bridge": _bridge(command, run)} if as_preset else {})
 
 
@@ -468,7 +469,9 @@ MEGATRON_CORE = Framework(
     formats=("fp8-delayed", "fp8-current", "fp8-blockwise", "mxfp8", "nvfp4"),
     format_options=("primary_weights", "first_layers_bf16", "last_layers_bf16", "narrow_attention"),
     cuda_graphs=dict.fromkeys(CUDA_GRAPHS, ()),
-    recompute_modules=("core_attn", "layernorm", "mlp", "moe_act", "shared_experts", "moe", "mla_up_proj"),
+    recompute_modules=(
+        *("core_attn", "layernorm", "mlp", "moe_act", "shared_experts", "moe", "mla_up_proj", "gdn_norm_out"),
+    ),
     recompute_sets=(*RECOMPUTES[:2], *_SETS, *RECOMPUTES[2:]),
     recompute_some="full",
     names=NAMES,

@@ -12,13 +12,15 @@ from itertools import accumulate, groupby
 from typing import Any
 
 from axonn_tune.frameworks.description import Because, Run, Value
-from axonn_tune.specs.model import Experts, Indexer, LatentAttention, Layer, Mamba
+from axonn_tune.specs.model import MIXERS, Experts, Indexer, LatentAttention, Layer, Mixer, Model
 
 WRITTEN = {
     "attention": """
         model.multi_latent_attention model.q_lora_rank model.kv_lora_rank model.qk_head_dim model.qk_pos_emb_head_dim
         model.v_head_dim model.qk_layernorm model.window_size model.window_attn_skip_freq model.softmax_type
-        model.no_rope_freq rotary_percent model.experimental_attention_variant model.dsa_indexer_n_heads
+        model.no_rope_freq rotary_percent model.attention_output_gate model.experimental_attention_variant
+        model.linear_attention_freq model.linear_conv_kernel_dim model.linear_key_head_dim model.linear_value_head_dim
+        model.linear_num_key_heads model.linear_num_value_heads model.dsa_indexer_n_heads
         model.dsa_indexer_head_dim model.dsa_indexer_topk model.dsa_indexer_topk_freq
         model.dsa_indexer_skip_topk_offset model.dsa_indexer_loss_coeff model.dsa_indexer_use_sparse_loss
         model.dsa_kernel_backend
@@ -28,7 +30,8 @@ WRITTEN = {
     """,
     "experts": """
         num_experts model.moe_layer_freq model.moe_ffn_hidden_size model.moe_shared_expert_intermediate_size
-        model.moe_latent_size model.moe_router_topk model.moe_router_score_function model.moe_router_pre_softmax
+        model.moe_shared_expert_gate model.moe_latent_size model.moe_router_topk model.moe_router_score_function
+        model.moe_router_pre_softmax
         model.moe_router_num_groups model.moe_router_group_topk model.moe_router_topk_scaling_factor
         model.moe_router_enable_expert_bias model.moe_router_load_balancing_type model.moe_aux_loss_coeff
         model.moe_router_dtype model.moe_router_force_load_balancing model.moe_expert_capacity_factor
@@ -41,22 +44,17 @@ WRITTEN = {
 }
 """Arguments by section, each by its name in Megatron-Bridge, whose last part is that of `pretrain_gpt.py`."""
 
-PARTS = frozenset(
-    {
-        "experts",
-        "shared experts",
-        "multi-head latent attention",
-        "DeepSeek sparse attention",
-        "sliding-window attention",
-        "attention sinks",
-        "multi-token prediction",
-        "Mamba-2",
-        "layers without attention",
-        "layers without MLP",
-        "layer types of different sizes",
-    }
+_PARTS = (
+    *("experts", "shared experts", "multi-head latent attention", "sliding-window attention", "attention sinks"),
+    "DeepSeek sparse attention",
+    *("output gates of attention", "multi-token prediction", "layers without attention", "layers without MLP"),
+    "layer types of different sizes",
 )
-"""Of `Model.parts`, those that it has arguments for."""
+
+
+def parts() -> frozenset[str]:
+    """Of `Model.parts`, those that it has arguments for."""
+    return frozenset((*_PARTS, *(mixer.TITLE for mixer in MIXERS.values() if mixer.LETTER or mixer.VARIANT)))
 
 
 def layers_of(run: Run) -> list[Layer]:
@@ -67,7 +65,16 @@ def layers_of(run: Run) -> list[Layer]:
 
 def is_hybrid(run: Run) -> bool:
     """Whether layers are Mamba-2, attention, MLP or experts alone, which another program trains."""
-    return any(layer.mamba is not None or not layer.attention for layer in run.model.types)
+    return any(
+        (layer.mixer is not None and not (_variant(layer) and _computes(layer)))
+        or (layer.mixer is None and not layer.attention)
+        for layer in run.model.types
+    )
+
+
+def _computes(layer: Layer) -> bool:
+    """Whether it has an MLP or experts."""
+    return layer.ffn > 0 or layer.experts is not None
 
 
 def values(run: Run) -> dict[str, Value]:
@@ -75,6 +82,7 @@ def values(run: Run) -> dict[str, Value]:
     layers = layers_of(run)
     return {
         **_attention(run, layers),
+        **_mixers(run, layers),
         **_mlp(run, layers),
         **(_hybrid(run, layers) if is_hybrid(run) else {}),
         "mtp_num_layers": run.model.mtp_layers or None,
@@ -94,7 +102,7 @@ def pattern(marks: Iterable[bool]) -> str:
     return f"({'+'.join(f'[{int(mark)}]*{len(list(run))}' for mark, run in groupby(marks))})"
 
 
-def _sizes(part: str, of_layers: Experts | Indexer | LatentAttention | Mamba) -> dict[str, Value]:
+def _sizes(part: str, of_layers: Experts | Indexer | LatentAttention | Mixer) -> dict[str, Value]:
     """Sizes of a part of layers, by the fields of arguments."""
     return {f"{part}.{name}": value or None for name, value in vars(of_layers).items()}
 
@@ -124,7 +132,11 @@ def _attention(run: Run, layers: list[Layer]) -> dict[str, Value]:
         found["position_embedding_type"], unrotated = "none", []
     shares = {layer.rotary_share for layer in attending if layer.rotary_share}
     sinks = _common(run, attending, "attention sinks", lambda one: one.sinks)
+    gate = _common(run, attending, "output gates", lambda one: one.output_gate)
+    if gate == "head":
+        raise run.cannot("a gate of attention's output by head", "it has one of each element")
     return found | {
+        "attention_output_gate": gate is not None,
         "no_rope_freq": pattern(unrotated) if any(unrotated) else None,
         # Of latents Megatron-Core has the norms by the same switch.
         "qk_layernorm": bool(attending) and all(layer.qk_norms or layer.latent is not None for layer in attending),
@@ -166,8 +178,27 @@ def indexes(layer: int, every: int, offset: int) -> bool:
     return max(layer - offset + 1, 0) % every == 0
 
 
+def _mixers(run: Run, layers: list[Layer]) -> dict[str, Value]:
+    """Sizes of what mixes tokens in place of attention; of one beside an MLP, which layers have it."""
+    found: dict[str, Value] = {}
+    for section, kind in MIXERS.items():
+        those = [layer for layer in layers if isinstance(layer.mixer, kind)]
+        if (mixer := _common(run, those, kind.TITLE, lambda one: one.mixer)) is not None:
+            found |= _sizes(section, mixer)
+    mixed = [layer for layer in layers if layer.mixer is not None]
+    if mixed and not is_hybrid(run):
+        found["experimental_attention_variant"] = _common(run, mixed, "attention", _variant)
+        found["linear_attention_freq"] = pattern(layer.mixer is not None for layer in layers)
+    return found
+
+
+def _variant(layer: Layer) -> str:
+    """What stands in place of attention, in its words."""
+    return layer.mixer.VARIANT if layer.mixer else ""
+
+
 def _mlp(run: Run, layers: list[Layer]) -> dict[str, Value]:
-    computing = [layer for layer in layers if layer.ffn or layer.experts is not None]
+    computing = [*filter(_computes, layers)]
     dense, routed = ([one for one in computing if (one.experts is None) == plain] for plain in (True, False))
     gated = _common(run, computing, "the gate of MLP and experts", lambda one: one.gated)
     found: dict[str, Value] = {
@@ -198,6 +229,7 @@ def _experts(run: Run, routed: list[Layer]) -> dict[str, Value]:
         "moe_router_pre_softmax": not sigmoid and (not experts.normalized or experts.per_token == 1),
         **({} if experts.groups > 1 else {"experts.groups": None, "experts.chosen_groups": None}),
         "moe_router_topk_scaling_factor": experts.scaling,
+        "moe_shared_expert_gate": experts.shared_gate,
         "moe_router_enable_expert_bias": biased,
         "moe_router_load_balancing_type": "seq_aux_loss" if biased else "aux_loss",
         "moe_aux_loss_coeff": 1e-4 if biased else 1e-2,
@@ -210,12 +242,17 @@ def _experts(run: Run, routed: list[Layer]) -> dict[str, Value]:
     }
 
 
-LETTERS: Mapping[str, str] = {"M": "mamba", "*": "attention", "-": "mlp", "E": "moe"}
-"""Layers of a hybrid's pattern (core/models/hybrid/hybrid_layer_allocation.py)."""
+def letters() -> Mapping[str, str]:
+    """Layers of a hybrid's pattern, those that mix tokens by their section of a layer type
+    (core/models/hybrid/hybrid_layer_allocation.py)."""
+    Model.prepare()
+    mixers = {mixer.LETTER: section for section, mixer in MIXERS.items() if mixer.LETTER}
+    return {**mixers, "*": "attention", "-": "mlp", "E": "moe"}
 
 
 def _letter(run: Run, layer: Layer) -> str:
-    has = {"M": layer.mamba is not None, "*": layer.attention, "-": layer.ffn > 0, "E": layer.experts is not None}
+    has = {"*": layer.attention, "-": layer.ffn > 0, "E": layer.experts is not None}
+    has |= {layer.mixer.LETTER: bool(layer.mixer.LETTER)} if layer.mixer else {}
     letters = [letter for letter, present in has.items() if present]
     if len(letters) != 1:
         raise run.cannot("layers without attention or MLP beside others that have both")
@@ -224,7 +261,6 @@ def _letter(run: Run, layer: Layer) -> str:
 
 def _hybrid(run: Run, layers: list[Layer]) -> dict[str, Value]:
     """The pattern of letters, cut into parts of stages and chunks, which replaces every other split of layers."""
-    mamba = _common(run, (one for one in layers if one.mamba), "Mamba-2", lambda one: one.mamba)
     letters = "".join(_letter(run, layer) for layer in layers)
     ends = [*accumulate(run.parts)]
     text = "|".join(letters[end - count : end] for end, count in zip(ends, run.parts, strict=True))
@@ -232,7 +268,4 @@ def _hybrid(run: Run, layers: list[Layer]) -> dict[str, Value]:
     text += f"/{predicted}" * run.model.mtp_layers
     counted = (f"account_for_{what}_in_pipeline_split" for what in ("embedding", "loss"))
     split = dict.fromkeys(("pipeline_model_parallel_layout", "chunks", "layers", *counted))
-    found: dict[str, Value] = {**split, "hybrid_layer_pattern": Because(text, "layers of each part")}
-    if mamba is None:
-        return found
-    return found | _sizes("mamba", mamba)
+    return {**split, "hybrid_layer_pattern": Because(text, "layers of each part")}

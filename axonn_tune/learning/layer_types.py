@@ -9,9 +9,9 @@ from itertools import groupby
 from typing import Any
 
 from axonn_tune.frameworks.keys import NOTHING, Arguments, is_off, is_on, names_of
-from axonn_tune.frameworks.megatron_layers import LETTERS, indexes
+from axonn_tune.frameworks.megatron_layers import indexes, letters
 from axonn_tune.learning.arguments import stated_count
-from axonn_tune.specs.model import MOST_LAYERS, Experts, Indexer, LatentAttention, LayerType, Mamba, Model
+from axonn_tune.specs.model import MIXERS, MOST_LAYERS, Experts, Indexer, LatentAttention, LayerType, Mixer, Model
 
 
 def with_layer_types(model: Model, arguments: Arguments) -> Model:
@@ -50,9 +50,10 @@ def with_layer_types(model: Model, arguments: Arguments) -> Model:
 
 def _name(kind: LayerType) -> str:
     """A name of a layer type by what it has."""
-    if kind.mamba is not None:
-        return "mamba"
+    if kind.mixer is not None and not kind.mlp:
+        return kind.mixer.SECTION
     own = ("moe" if kind.experts else "dense") if kind.mlp else "attention"
+    own += f"-{kind.mixer.SECTION}" if kind.mixer is not None else ""
     return own + ("-local" if kind.window else "") + ("-unrotated" if kind.attention and kind.rotary_share == 0 else "")
 
 
@@ -87,14 +88,17 @@ class _Reading:
         windows = self._marks("window_attn_skip_freq", lambda layer, each: (layer + 1) % each != 0)
         unrotated = self._marks("no_rope_freq", lambda layer, each: (layer + 1) % each == 0)
         routed = self._marks("moe_layer_freq", lambda layer, each: layer % each == 0)
+        variant = self._variant()
+        mixed = self._marks("linear_attention_freq", lambda layer, each: (layer + 1) % each != 0)
         window, shared = self._window(), self._shared("indexer" in attention)
         for layer in range(count):
-            own: dict[str, Any] = dict(attention)
-            if window is not None and windows[layer] is not False:
+            mixes = variant is not None and mixed[layer] is not False
+            own: dict[str, Any] = self._mixer(variant) if variant is not None and mixes else dict(attention)
+            if window is not None and windows[layer] is not False and not mixes:
                 own["window"] = window
             if shared[layer]:
                 own["indexer"] = own["indexer"].model_copy(update={"shared": True})
-            if unrotated[layer]:
+            if unrotated[layer] and not mixes:
                 own["rotary_share"] = 0
             if experts is not None and routed[layer] is not False:
                 own["experts"] = experts
@@ -102,19 +106,20 @@ class _Reading:
 
     def hybrid_layers(self, pattern: str) -> Iterator[LayerType]:
         """Each layer of a hybrid: one letter of its pattern."""
-        letters = pattern.partition("/")[0].replace("|", "")
-        if unknown := sorted({*letters} - {*LETTERS}):
-            raise ValueError(f"hybrid_layer_pattern: layers {unknown[0]!r} are not modelled, only {', '.join(LETTERS)}")
-        mamba, experts = self._mamba(), self._experts()
-        if "E" in letters and experts is None:
+        named, known = pattern.partition("/")[0].replace("|", ""), letters()
+        if unknown := sorted({*named} - {*known}):
+            raise ValueError(f"hybrid_layer_pattern: layers {unknown[0]!r} are not modelled, only {', '.join(known)}")
+        experts = self._experts()
+        if "E" in named and experts is None:
             raise ValueError("hybrid_layer_pattern: has layers E, but num_experts is not stated")
+        mixers = [letter for letter in dict.fromkeys(named) if known[letter] in MIXERS]
         kinds = {
-            "M": LayerType(attention=False, mlp=False, mamba=mamba),
+            **{letter: LayerType(mlp=False, **self._mixer(MIXERS[known[letter]])) for letter in mixers},
             "*": LayerType(mlp=False, **self._attention()),
             "-": LayerType(attention=False, **self._gate()),
             "E": LayerType(attention=False, experts=experts, **self._gate()),
         }
-        yield from (kinds[letter] for letter in letters)
+        yield from (kinds[letter] for letter in named)
 
     def _gate(self) -> dict[str, Any]:
         return {"gated": False} if self.squared else {}
@@ -124,17 +129,17 @@ class _Reading:
         if is_on(self._arguments.get("multi_latent_attention", NOTHING)):
             dims = {"nope_dim": 128, "rope_dim": 64, "value_dim": 128}
             found["latent"] = LatentAttention(**self.sizes("latent", query_rank=None, kv_rank=32, **dims))
-        variant = self.text("experimental_attention_variant")
-        if variant and (variant != "dsa" or "latent" not in found):
-            known = "only dsa with --multi-latent-attention"
-            raise ValueError(f"experimental_attention_variant: {variant[:40]!r} is not modelled, {known}")
-        if variant:
+        if self.text("experimental_attention_variant") == "dsa":
+            if "latent" not in found:
+                raise ValueError("experimental_attention_variant: 'dsa' is modelled only with --multi-latent-attention")
             sizes = self.sizes("indexer", heads=None, head_dim=None, topk=None)
             if missing := [names_of(f"indexer.{name}")[0] for name, size in sizes.items() if size is None]:
                 raise ValueError(f"{missing[0]}: is not stated, but experimental_attention_variant is dsa")
             found["indexer"] = Indexer(**sizes)
         if self.text("softmax_type") not in ("", "vanilla"):
             found["sinks"] = True
+        if is_on(self._arguments.get("attention_output_gate", NOTHING)):
+            found["output_gate"] = "element"
         # Of latents it means their own norms.
         if "latent" not in found and is_on(self._arguments.get("qk_layernorm", NOTHING)):
             found["qk_norms"] = True
@@ -177,13 +182,29 @@ class _Reading:
             count=count,
             score="softmax" if softmax in ("", "softmax") else "sigmoid",
             normalized=not (pre and topk > 1),
+            shared_gate=is_on(self._arguments.get("moe_shared_expert_gate", NOTHING)) and sizes["shared_width"] > 0,
             scaling=(float(scaling) or None) if scaling else None,
             score_bias=is_on(self._arguments.get("moe_router_enable_expert_bias", NOTHING)) or None,
         )
 
-    def _mamba(self) -> Mamba:
-        heads = 2 * self._model.hidden // self.sizes("mamba", head_dim=64)["head_dim"]
-        return Mamba(**self.sizes("mamba", heads=heads, head_dim=64, state=128, groups=8))
+    def _variant(self) -> type[Mixer] | None:
+        """What stands in place of attention, where an argument says so."""
+        Model.prepare()
+        text = self.text("experimental_attention_variant").lower()
+        variants = {
+            name: mixer for mixer in MIXERS.values() if mixer.VARIANT for name in (mixer.VARIANT, mixer.SECTION)
+        }
+        if text and text not in (*variants, "dsa"):
+            known = ", ".join((*variants, "dsa"))
+            raise ValueError(f"experimental_attention_variant: {text[:40]!r} is not modelled, only {known}")
+        return variants.get(text)
+
+    def _mixer(self, mixer: type[Mixer]) -> dict[str, Any]:
+        """A layer's sizes of what mixes tokens in place of attention."""
+        section, head_dim = mixer.SECTION, self.sizes("mamba", head_dim=64)["head_dim"]
+        heads = {"heads": 2 * self._model.hidden // head_dim} if section == "mamba" else {}
+        defaults = {**mixer.PARSED, **heads}
+        return {"attention": False, section: mixer(**self.sizes(section, **defaults))}
 
     def _marks(self, name: str, marked: Callable[[int, int], bool]) -> Sequence[bool | None]:
         """Marks of all layers: of a list, or of every so-manieth layer; None of each where nothing is stated."""

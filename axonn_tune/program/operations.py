@@ -496,7 +496,7 @@ def _eager(*, rms: bool, gated: bool) -> KernelSet:
 _OF_BLOCKS, _BESIDE_BLOCKS = "*", ("embedding", "position", "head", "loss", "mtp.")
 _CAPTURED: Mapping[CudaGraphs, tuple[str, ...]] = {
     "full": (_OF_BLOCKS,),
-    "attn": ("attention.",),
+    "attn": ("attention.", "gdn."),
     "mlp": ("mlp.",),
     "mamba": ("mamba.",),
     "moe_router": ("mlp.norm", "moe.router", "moe.shared"),

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from importlib import import_module
 from itertools import groupby
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import (
     Field,
@@ -64,7 +64,9 @@ class Indexer(Document):
 class Experts(Document):
     """A mixture of experts in place of the MLP."""
 
-    left_out_at_default: ClassVar[tuple[str, ...]] = ("shared_width", "groups", "chosen_groups", "normalized")
+    left_out_at_default: ClassVar[tuple[str, ...]] = (
+        *("shared_width", "shared_gate", "groups", "chosen_groups", "normalized"),
+    )
 
     count: Annotated[int, Field(gt=0, le=MOST_EXPERTS)] = Field(description="Routed experts, E.")
     per_token: Size = Field(description="Experts a token is sent to, K.")
@@ -72,6 +74,7 @@ class Experts(Document):
     shared_width: Annotated[int, Field(ge=0, le=LARGEST_SIZE)] = Field(
         default=0, description="F of all shared experts together, which see every token."
     )
+    shared_gate: bool = Field(default=False, description="A gate of the shared experts' output, one number a token.")
     latent_width: Size | None = Field(default=None, description="Tokens are projected to it before dispatch.")
     score: Literal["softmax", "sigmoid"] = Field(default="softmax", description="What the router makes of logits.")
     normalized: bool = Field(default=True, description="Scores of a token's experts sum to one, for scripts.")
@@ -84,6 +87,8 @@ class Experts(Document):
 
     @model_validator(mode="after")
     def _consistent(self) -> Experts:
+        if self.shared_gate and not self.shared_width:
+            raise ValueError("shared_gate is true, but shared_width is 0: there is no shared expert")
         if self.count % self.groups:
             near = next(one for one in range(min(self.groups, self.count), 0, -1) if self.count % one == 0)
             raise ValueError(f"count ({self.count}) is not divisible by groups ({self.groups}), but by {near}")
@@ -95,11 +100,18 @@ class Experts(Document):
         return self
 
 
+def size(meaning: str, *, default: int | None = None) -> Any:  # noqa: ANN401 - of a field
+    """A size of a mixer in its own file, which must be given without a default."""
+    return Field(description=meaning) if default is None else Field(default=default, description=meaning)
+
+
 class Mixer(Document):
     """Sizes of what mixes tokens in place of attention, a section of a layer type.
 
     SECTION: its key there; WHAT: that in words; TITLE: what a model with it has, in words. NAMES: what lists of layers
-    in a config.json call it, KEYS: keys of its sizes there.
+    in a config.json call it, KEYS: keys of its sizes there. LETTER: of a layer of it alone in patterns of hybrids of
+    Megatron-Core, VARIANT: its name there in place of attention; without both it has none. PARSED: sizes of its parser
+    where none are stated.
     """
 
     SECTION: ClassVar[str] = ""
@@ -107,6 +119,20 @@ class Mixer(Document):
     TITLE: ClassVar[str] = ""
     NAMES: ClassVar[tuple[str, ...]] = ()
     KEYS: ClassVar[Mapping[str, str]] = {}
+    LETTER: ClassVar[str] = ""
+    VARIANT: ClassVar[str] = ""
+    PARSED: ClassVar[Mapping[str, int]] = {}
+
+    @model_validator(mode="after")
+    def _fits(self) -> Self:
+        if problem := self.problem:
+            raise ValueError(problem)
+        return self
+
+    @property
+    def problem(self) -> str:
+        """What of its sizes does not fit the others, if something does not."""
+        return ""
 
     @property
     def words(self) -> str:
@@ -120,6 +146,8 @@ class Mamba(Mixer):
     SECTION: ClassVar[str] = "mamba"
     TITLE: ClassVar[str] = "Mamba-2"
     NAMES: ClassVar[tuple[str, ...]] = ("M", "mamba", "linear_attention")
+    LETTER: ClassVar[str] = "M"
+    PARSED: ClassVar[Mapping[str, int]] = {"head_dim": 64, "state": 128, "groups": 8}
     KEYS: ClassVar[Mapping[str, str]] = {
         "heads": "mamba_num_heads",
         "head_dim": "mamba_head_dim",
@@ -162,6 +190,9 @@ class LayerType(Document):
     window: Size | None = Field(default=None, description="Sliding window or attention chunk, in tokens.")
     sinks: bool = Field(default=False, description="A learned attention sink for each head.")
     qk_norms: bool = Field(default=False, description="Norms of queries and keys.")
+    output_gate: Literal["element", "head"] | None = Field(
+        default=None, description="A gate of attention's output, by a sigmoid: of each element, or of each head."
+    )
     rotary_share: _Part | None = Field(default=None, description="Share of a head that is rotated; 0: no positions.")
     heads: Size | None = Field(default=None, description="Query heads.")
     kv_heads: Size | None = Field(default=None, description="Key and value heads.")
@@ -175,12 +206,15 @@ class LayerType(Document):
 
     @model_validator(mode="after")
     def _consistent(self) -> LayerType:
-        attends = ("latent", "indexer", "window", "sinks", "qk_norms", "rotary_share", "heads", "kv_heads", "head_dim")
+        attends = (
+            *("latent", "indexer", "window", "sinks", "qk_norms", "output_gate", "rotary_share"),
+            *("heads", "kv_heads", "head_dim"),
+        )
         for part, keys in (("attention", attends), ("mlp", ("ffn", "gated", "experts"))):
             given = [key for key in keys if getattr(self, key) not in (None, False)]
             if given and not getattr(self, part):
                 raise ValueError(f"{given[0]} is given, but {part} is false")
-        mixers = [name for name in MIXERS if getattr(self, name) is not None]
+        mixers = [name for name in MIXERS if getattr(self, name, None) is not None]
         if self.attention and mixers:
             raise ValueError(f"{mixers[0]} is given, but attention is not false")
         if len(mixers) > 1:
@@ -191,6 +225,8 @@ class LayerType(Document):
             raise ValueError("head_dim is given, but latent attention has nope_dim, rope_dim and value_dim")
         if self.indexer is not None and (self.latent is None or self.window is not None):
             raise ValueError("indexer is of latent attention without a window")
+        if self.latent is not None and self.output_gate is not None:
+            raise ValueError("output_gate is given, but latent attention has none here")
         if self.latent is not None and self.kv_heads is not None:
             raise ValueError("kv_heads is given, but latent attention has as many key as query heads")
         return self
@@ -198,18 +234,27 @@ class LayerType(Document):
     @property
     def mixer(self) -> Mixer | None:
         """What it has in place of attention."""
-        return next((found for name in MIXERS if (found := getattr(self, name)) is not None), None)
+        return next((found for name in MIXERS if (found := getattr(self, name, None)) is not None), None)
 
 
-def add_mixer(sizes: type[Mixer]) -> None:
-    """A layer type has one more section."""
-    if sizes.SECTION not in MIXERS:
+def add_mixers(found: Iterable[type[Mixer]]) -> None:
+    """A layer type has these sections, too, in every document that holds a model."""
+    added = [sizes for sizes in found if sizes.SECTION not in MIXERS]
+    for sizes in added:
         MIXERS[sizes.SECTION] = sizes
         annotation: Any = sizes | None
         field = FieldInfo(annotation=annotation, default=None, description=sizes.WHAT)
         LayerType.__pydantic_fields__[sizes.SECTION] = field
-        LayerType.model_rebuild(force=True)
-        Model.model_rebuild(force=True)
+    if added:
+        rebuild_models()
+
+
+def rebuild_models() -> None:
+    """Every document that holds a model takes the sections that layer types have now."""
+    holders = [one for one in Document.__subclasses__() if "model" in one.model_fields]
+    changed: list[type[Document]] = [LayerType, Model, *holders]
+    for document in changed:
+        document.model_rebuild(force=True)
 
 
 @dataclass(frozen=True)
@@ -240,6 +285,7 @@ class Layer:
     gated: bool
     experts: Experts | None
     mixer: Mixer | None
+    output_gate: Literal["element", "head"] | None = None
     in_bf16: bool = False
     predicts: bool = False
 
@@ -258,6 +304,7 @@ class Layer:
             "DeepSeek sparse attention": self.indexer,
             "sliding-window attention": self.window,
             "attention sinks": self.sinks,
+            "output gates of attention": self.output_gate,
             "experts": self.experts,
             "shared experts": self.experts is not None and self.experts.shared_width,
             "layers without MLP": not self.ffn and self.experts is None,
@@ -294,6 +341,11 @@ class Layer:
     def value_width(self) -> int:
         """Output of attention, heads * value_dim: what the output projection contracts over."""
         return self.heads * self.value_dim
+
+    @property
+    def gate_width(self) -> int:
+        """What gates the output of attention, 0 without: a number an element, or a head."""
+        return {None: 0, "element": self.value_width, "head": self.heads}[self.output_gate]
 
     @property
     def reach(self) -> int | None:
@@ -631,6 +683,7 @@ def _resolve(model: Model, name: str, given: LayerType) -> Layer:
         gated=given.mlp and (model.gated if given.gated is None else given.gated),
         experts=given.experts,
         mixer=given.mixer,
+        output_gate=given.output_gate,
         in_bf16=given.in_bf16,
     )
 

@@ -53,8 +53,8 @@ MAY_IMPORT: dict[str, set[str]] = {
 # Libraries that stay in some layers, and those that may not be imported while a file is.
 STAYS_IN = {"pydantic": {"specs"}, "rich": {"report", "api", "cli"}, "torch": {"runtime"}, "click": {"cli"}}
 ONLY_INSIDE_FUNCTIONS = {"pandas", "plotly", "scipy"}
-MOST_MODULES = 81
-"""Modules of the package that a search of dense 4D grids imports."""
+MOST_MODULES = 75
+"""Modules of the package that a search of dense 4D grids imports, but those of layer types, all of which are found."""
 
 
 @dataclass(frozen=True)
@@ -190,7 +190,9 @@ def test_heavy_libraries_stay_unloaded(line: str, tmp_path: Path) -> None:
         others = {f"axonn_tune.frameworks.{name}" for name in ("command", "megatron_core", "torchtitan", "deepspeed")}
         written = {"jinja2", "axonn_tune.launch.config", "axonn_tune.launch.scripts", "axonn_tune.specs.launch"}
         assert not {"axonn_tune.cost.pipeline", "axonn_tune.stages", *others, *written} & loaded
-        assert len([name for name in loaded if name.split(".")[0] == PACKAGE]) <= MOST_MODULES
+        types = f"{PACKAGE}.program.types."
+        own = [name for name in loaded if name.split(".")[0] == PACKAGE and not name.startswith(types)]
+        assert len(own) <= MOST_MODULES
 
 
 def test_nothing_looks_for_cycles_at_exit() -> None:

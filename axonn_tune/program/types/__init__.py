@@ -11,7 +11,7 @@ from importlib import import_module
 from pkgutil import iter_modules
 from typing import TYPE_CHECKING
 
-from axonn_tune.specs.model import add_mixer
+from axonn_tune.specs.model import add_mixers
 
 if TYPE_CHECKING:
     from axonn_tune.program.kinds import LayerKind
@@ -22,7 +22,5 @@ def kinds() -> tuple[LayerKind, ...]:
     """Every layer type, in the order in which they follow one another in a block."""
     modules = [import_module(f"{__name__}.{one.name}") for one in iter_modules(__path__)]
     found: list[LayerKind] = [module.KIND for module in modules if hasattr(module, "KIND")]
-    for kind in found:
-        if kind.sizes is not None:
-            add_mixer(kind.sizes)
+    add_mixers(kind.sizes for kind in found if kind.sizes is not None)
     return tuple(sorted(found, key=lambda kind: kind.place))

@@ -35,7 +35,7 @@ from axonn_tune.program.operations import (
 from axonn_tune.program.types import latent, sparse
 from axonn_tune.specs.machine import MatmulLayout
 
-NORM, QKV, OUTPUT = "attention.norm", "attention.qkv", "attention.output"
+NORM, QKV, GATE, OUTPUT = "attention.norm", "attention.qkv", "attention.gate", "attention.output"
 _SCORES = "attention.scores"
 """In a recompute set: the core without its output."""
 
@@ -47,8 +47,11 @@ def nodes(given: LayerInputs) -> Nodes:
     several = given.own.latent is not None
     added, element = latent.QUERIES if several else "", _normed_element(given)
     first = norm(NORM, given, element=element, added=added, modules=("layernorm",))
+    gate = _gate(given)
     projected: Node | Branches = Gemm(
-        linear=Linear(QKV, H / Y, given.N / X, "y", "x"), makes=(_heads(given),), gradient=_heads_gradient(given)
+        linear=Linear(QKV, H / Y, _projected(given), "y", "x"),
+        makes=(_heads(given), *gate),
+        gradient=_heads_gradient(given),
     )
     ups: tuple[Node, ...] = ()
     if given.own.indexer is not None:
@@ -62,7 +65,9 @@ def nodes(given: LayerInputs) -> Nodes:
         cores = sparse.nodes(given, first, ups, output=_output(given), gradient=gradient)
     output = Linear(OUTPUT, _values(given) / X, H / Y, "x", "y")
     again = MatMul("recompute", OUTPUT, given.part, output.n, output.k, "NN", PARTS, narrow=given.narrow)
-    return [first, projected, *cores, Gemm(linear=output, partly={OUTPUT: lambda _: [again]}), Add(layer=OUTPUT)]
+    gates = [_gated(given)] if gate else []
+    projection = Gemm(linear=output, partly={OUTPUT: lambda _: [again]})
+    return [first, projected, *cores, *gates, projection, Add(layer=OUTPUT)]
 
 
 def _fused(given: LayerInputs, ups: tuple[Node, ...], gradient: Array) -> Own:
@@ -88,14 +93,47 @@ def _fused(given: LayerInputs, ups: tuple[Node, ...], gradient: Array) -> Own:
 KIND = LayerKind(place=ATTENTION, nodes=nodes, constraints=latent.constraints, logged=sparse.logged)
 
 
+def _projected(given: LayerInputs) -> Size:
+    """Output of the fused GEMM: queries, keys and values, and what gates the output."""
+    if not given.own.output_gate:
+        return given.N / X
+    return as_size(float(given.own.qkv_width + given.own.gate_width)) / X
+
+
+def _gate(given: LayerInputs) -> tuple[Array, ...]:
+    """What gates the output, if there is a gate."""
+    width = as_size(float(given.own.gate_width)) / X
+    return (given.stream("attention gate", "qkv", width, inside=True),) if given.own.output_gate else ()
+
+
+def _gated(given: LayerInputs) -> Own:
+    """The output times the sigmoid of its gate, which the projection takes (NVIDIA/Megatron-LM@d98e8a64,
+    megatron/core/transformer/attention.py, _apply_output_gate)."""
+    width, element = _values(given) / X, given.saved_element
+    share = given.own.gate_width / given.own.value_width
+    output = given.stream("gated attention output", "attention output", width, inside=True, element=element)
+
+    def forward(given: LayerInputs, phase: Phase) -> list[Operation]:
+        moved = Traffic(1, 2.0 + share)
+        return [moves(phase, GATE, moved, given.part * width, given, calls=PARTS, makes=(output,))]
+
+    def backward(given: LayerInputs, behind: Behind) -> list[Operation]:
+        """Gradients of the output and of the gate, which are computed once more from both."""
+        moved, made = Traffic(1, 3.0 + 2.0 * share), (behind.gradient,)
+        return [moves("backward", GATE, moved, given.part * width, given, calls=PARTS, makes=made, frees=behind.frees)]
+
+    gradient = given.stream("gated attention gradient", "backward temporaries", width, inside=True)
+    return Own(layer=GATE, makes=(output,), gradient=gradient, ahead=forward, back=backward)
+
+
 def _heads(given: LayerInputs) -> Array:
     """Queries, keys and values of all heads, 8 bits wide where attention computes in those."""
     return given.stream("qkv", "qkv", given.N / X, inside=True, element=given.heads_element)
 
 
 def _heads_gradient(given: LayerInputs) -> Array:
-    """Their gradient."""
-    return given.stream("qkv gradient", "backward temporaries", given.N / X, inside=True)
+    """Their gradient, and that of the gate."""
+    return given.stream("qkv gradient", "backward temporaries", _projected(given), inside=True)
 
 
 def _normed_element(given: LayerInputs) -> float:
@@ -116,9 +154,9 @@ def _values(given: LayerInputs) -> Size:
 
 
 def _output(given: LayerInputs) -> Array:
-    """What attention makes, which it needs whole; its projection may save it quantized, too."""
+    """What attention makes, which it needs whole; its projection may save it quantized, too, if nothing gates it."""
     one, element = given.format, float(given.element)
-    if one is not None and not one.keeps_original and not given.options.saves_original:
+    if one is not None and not given.own.output_gate and not one.keeps_original and not given.options.saves_original:
         element += one.operand_bytes
     return given.stream("attention output", "attention output", _values(given) / X, inside=True, element=element)
 

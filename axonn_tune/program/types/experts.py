@@ -38,7 +38,7 @@ from axonn_tune.program.inputs import (
 )
 from axonn_tune.program.kinds import MLP, LayerKind
 from axonn_tune.program.layers import moves
-from axonn_tune.program.nodes import Add, Behind, Exchange, Gemm, Node, Nodes, Norm, Own, Vectors, gathered, norm
+from axonn_tune.program.nodes import Add, Behind, Exchange, Gemm, Node, Nodes, Norm, Own, Vectors, gathered, names, norm
 from axonn_tune.program.operations import (
     Array,
     Arrays,
@@ -242,20 +242,33 @@ def _shared(given: LayerInputs, normed: Norm) -> list[Node]:
         modules=_SHARED,
     )
     activated = mlp.activation(given, SHARED_ACTIVATION, inner, name="shared ", modules=_SHARED)
-    # Their input is there before any of their gradients.
-    return [into, activated, SharedGemm(linear=second, modules=_SHARED, needs=(normed,))]
+    # Their input is there before any of their gradients; a gate's gradient needs their output.
+    gated = _experts(given).shared_gate
+    kept = (given.stream("shared expert output", "shared expert output"),) if gated else ()
+    vectors = Vectors(over_y=given.own.hidden * gated)
+    out = SharedGemm(linear=second, makes=kept, keeps=gated, modules=_SHARED, needs=(normed,), vectors=vectors)
+    return [into, activated, out]
 
 
 class SharedGemm(Gemm):
-    """A GEMM of the shared experts, whose output, or input gradient, is added to that of the others."""
+    """A GEMM of the shared experts, whose output, or input gradient, is added to that of the others.
+
+    A gate's number a token is the sigmoid of the input times a vector (NVIDIA/Megatron-LM@d98e8a64,
+    megatron/core/transformer/moe/shared_experts.py).
+    """
 
     def forward(self, given: LayerInputs, phase: Phase) -> Iterator[Operation]:
-        """With the sum behind the second."""
+        """With gate and sum behind the second."""
         yield from super().forward(given, phase)
+        if self.makes and self.keeps:
+            yield moves(phase, SHARED_FC2, Traffic(2, 3), given.routed * H / Y, given, calls=PARTS)
         yield from _added(given, phase) if self.layer == SHARED_FC2 else ()
 
     def backward(self, given: LayerInputs, behind: Behind) -> Iterator[Operation]:
-        """With the sum behind the first."""
+        """With the gate before the second, and the sum behind the first."""
+        if self.makes and self.keeps:
+            elements, kept = given.routed * H / Y, names(self.makes)
+            yield moves("backward", SHARED_FC2, Traffic(3, 5), elements, given, calls=PARTS, frees=kept)
         yield from super().backward(given, behind)
         yield from _added(given, "backward") if self.layer == SHARED_FC1 else ()
 

@@ -29,6 +29,7 @@ from axonn_tune.frameworks.step import StepOptions
 from axonn_tune.learning.arguments import Stated, columns_of
 from axonn_tune.learning.run import CommandRun
 from axonn_tune.learning.stated import read_run
+from axonn_tune.program.types.gdn import GatedDeltaNet
 from axonn_tune.specs.catalog import load_machine
 from axonn_tune.specs.model import Experts, Indexer, LatentAttention, Mamba
 from tests.unit.frameworks.asked import ARGUMENT_NAMES, Refusal, asked, case_of, refusals
@@ -91,6 +92,7 @@ PARTS = {
     "step": [one.name for one in fields(StepOptions)],
     **{"experts": Experts.model_fields, "latent": LatentAttention.model_fields, "mamba": Mamba.model_fields},
     "indexer": Indexer.model_fields,
+    "gdn": GatedDeltaNet.model_fields,
 }
 """Options of a step and sizes of layers, which rows state by their names."""
 
@@ -159,7 +161,7 @@ def stated(folder: Path, text: str, *, name: str = "run.sh", model: str | None =
     [
         ("--optimizer-cpu-offload", "--optimizer-cpu-offload: kept on the host, so not in memory here"),
         ("--cpu-offloading-num-layers 4", "--cpu-offloading-num-layers 4: kept on the host, so not in memory here"),
-        ("--recompute-granularity selective --recompute-modules mlp gdn_norm_out", "--recompute-modules mlp gdn_"),
+        ("--recompute-granularity selective --recompute-modules layernorm mhc", "--recompute-modules layernorm mhc"),
         ("--megatron-fsdp-grad-comm-dtype bf16", "--megatron-fsdp-grad-comm-dtype bf16: gradients are reduced"),
         ("--fp8-format hybrid --fp8-recipe tensorwise", None),
         ("--fp8-format hybrid --fp8-param-gather", None),
@@ -278,7 +280,6 @@ def test_one_mistake_in_a_name_is_found_and_no_name_of_a_framework_is_one(framew
 @pytest.mark.parametrize(
     ("flags", "why"),
     [
-        ("--linear-attention-freq 4", "attention other than softmax over keys is not modelled"),
         ("--decoder-num-layers 4", "encoder-decoder models are not modelled"),
         ("--heterogeneous-layers-config-path x.json", "layers of several sizes are not modelled"),
     ],

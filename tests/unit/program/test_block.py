@@ -56,6 +56,18 @@ def layers_of(operations: tuple[Operation, ...], *phases: str) -> str:
             "norm in conv scan out norm fc1 activation fc2",
             "fc2 activation fc1 norm out scan conv scan conv in norm",
         ),
+        (
+            "delta",
+            "norm in conv scan gated out norm fc1 activation fc2",
+            "fc2 activation fc1 norm out gated scan conv in norm",
+        ),
+        (
+            "gated",
+            "norm qkv core gate output norm router shared_fc1 shared_activation shared_fc2 dispatch fc1 activation fc2 "
+            "combine fc2",
+            "combine fc2 activation fc1 dispatch shared_fc2 shared_activation shared_fc1 router norm output gate core "
+            "qkv norm",
+        ),
     ],
 )
 def test_backward_goes_through_a_block_in_reverse(name: str, forward: str, backward: str) -> None:
@@ -75,6 +87,7 @@ def test_backward_goes_through_a_block_in_reverse(name: str, forward: str, backw
         ("megatron-core", "moe", "layernorm,moe_act", "activation norm"),
         ("megatron-core", "moe", "shared_experts", "shared_fc1 shared_activation shared_fc2"),
         ("megatron-core", "latent", "mla_up_proj", "q_up kv_up"),
+        ("megatron-core", "delta", "gdn_norm_out", "gated"),
     ],
 )
 def test_a_set_repeats_the_nodes_that_a_block_has(framework: str, name: str, recompute: str, repeated: str) -> None:

@@ -46,6 +46,23 @@ def test_a_mamba_layer_by_hand() -> None:
     assert first.parts == ("Mamba-2", "layers without attention", "layers without MLP")
 
 
+def test_gated_delta_nets_and_gates_by_hand() -> None:
+    """Queries, keys, values, gate, β and decay in one GEMM; filters, two numbers of each head, one norm of all heads; a
+    gate of attention is as wide as its queries, one of shared experts as the hidden state."""
+    mixer = {"key_heads": 2, "value_heads": 4, "key_dim": 8, "value_dim": 16, "conv": 3}
+    moe = {"count": 4, "per_token": 2, "width": 32, "shared_width": 48, "shared_gate": True}
+    types = {"delta": {"attention": False, "gdn": mixer}, "full": {"output_gate": "element", "experts": moe}}
+    model = typed("(delta full)*4", layer_types=types)
+    (delta, full), layer = counted(model), model.types[1]
+    keys, values = 2 * 8, 4 * 16
+    assert delta.weights == 64 * (2 * keys + 2 * values + 2 * 4) + values * 64 + 3 * 64 * 256
+    assert delta.vectors_of(0) == (2 * keys + values) * 3 + 2 * 4 + 16 + 2 * 64
+    attention = 64 * (layer.qkv_width + layer.query_width) + layer.query_width * 64
+    assert full.weights == attention + 64 * 4 + 3 * 64 * 48 + 4 * 3 * 64 * 32
+    assert full.vectors_of(0) == 2 * 64 + 64
+    assert {"gated delta nets", "output gates of attention"} <= {*model.parts}
+
+
 def test_mtp_layers_add_a_layer_and_a_projection() -> None:
     """Each has the weights of the last type, a projection from twice the hidden size, and three norms."""
     without, model = typed(), typed(mtp_layers=2)

@@ -59,8 +59,7 @@ def found() -> Iterator[None]:
     types.__path__.remove(FOLDER)
     forget()
     del documents.MIXERS["xconv"], documents.LayerType.__pydantic_fields__["xconv"]
-    documents.LayerType.model_rebuild(force=True)
-    Model.model_rebuild(force=True)
+    documents.rebuild_models()
 
 
 def made_up(text: str = TEXT) -> Model:

@@ -198,6 +198,21 @@ def test_activations_split_over_tensor_ranks(tensor: int) -> None:
     assert saved_bytes(NEW, "full", x=tensor) == pytest.approx(2 / tensor)
 
 
+def test_activations_of_a_gated_delta_net() -> None:
+    """Guards what a delta net saves, of Qwen3.5 27B (K 2,048, W 6,144, v 48) 119,264 bytes a token: its input's norm
+    2H, projections 2(2K + 2W + 2v), normed queries and keys 4K, expanded ones 512v, values 2W, β and decay 6v, chunks'
+    inverses 128v, output 2W, and the gated norm 2W, which recompute drops; TP divides all."""
+    model = load_model("qwen3.5-27b").document
+    workload, options = Workload(global_batch=8, sequence_length=512), find_framework("megatron-core").step
+    names = ("gdn.norm output", "gdn projections", "gated delta nets inputs", "gated delta nets output")
+    for recompute, left in (("none", 119_264), ("gdn_norm_out", 119_264 - 2 * 6144), ("full", 0)):
+        block = build_step(model, workload, recompute=recompute, options=options).blocks[0]
+        for x in (1, 4):
+            values = {"b": 1.0, "S": 1.0, "H": 5120.0, "x": float(x), "y": 1.0}
+            own = [one for one in saved_arrays(block) if one.name in (*names, "gated delta nets norm")]
+            assert sum(one.size_bytes.evaluate(values) for one in own) == pytest.approx(left / x)
+
+
 def test_held_activations_scale_with_blocks_in_flight() -> None:
     """Guards pipelines: activations of the blocks in flight, whatever number a stage has; the rest is the stage's."""
     program = program_of(OLD)

@@ -18,7 +18,9 @@ MACHINE = Path(__file__).parent / "data" / "twotier.yaml"
 # 1,040 (arXiv 2507.20534), Moonlight 16 (arXiv 2502.16982), Llama 4 Scout 109 with its vision tower,
 # GLM-4.5 355 with multi-token prediction, without embedding and head (arXiv 2508.06471, table 1), Nemotron 3
 # 31.6 and 120.6 (model cards), Super with two prediction layers of 2.94 here. GPT-2, Llama 2, Qwen2.5, Qwen3 and
-# DeepSeek-V2-Lite: sums of the tensors of the released checkpoints; 14.77 of Qwen2.5 with its biases.
+# DeepSeek-V2-Lite: sums of the tensors of the released checkpoints; 14.77 of Qwen2.5 with its biases. Without vision
+# tower and prediction layer (2H^2, a full layer, five norms) Qwen3.5 9B 8,953,803,264 (huggingface/transformers issue
+# 48692), its others and Qwen3-Next as their names.
 PUBLISHED = {
     "5b": (5, 0.05),
     "10b": (10, 0.05),
@@ -56,10 +58,18 @@ PUBLISHED = {
     "deepseek-v3.2": (671.88 + 11.62, 0.0005),
     "glm-5": (743.91 + 9.95, 0.0005),
     "glm-5.2": (743.38 + 9.95, 0.0005),
+    "qwen3-next-80b-a3b": (79.674, 0.0001),
+    "qwen3.5-9b": (8.953803264 + 0.243290624, 1e-6),
+    **dict.fromkeys(("qwen3.5-27b", "qwen3.6-27b", "qwen3.8-27b"), (26.896 + 0.4247, 0.0001)),
+    **dict.fromkeys(("qwen3.5-35b-a3b", "qwen3.6-35b-a3b"), (34.661 + 0.8444, 0.0001)),
+    "qwen3.5-122b-a10b": (122.1115 + 2.5237, 0.0001),
+    "qwen3.5-397b-a17b": (396.346 + 6.5956, 0.0001),
+    "olmo-hybrid-7b": (7.431, 0.0001),
     "glm-45": (355.2 + 2 * 151_552 * 5120 / 1e9, 0.001),
 }
 # Parameters that a token meets, in billions: the model cards' 37, 21, 32 and 17; of Qwen3 3.3 and 22, of
-# GPT-OSS 3.61 and 5.13 (without the token embedding), of Mixtral 12.9 and 39, of Nemotron 3 3.6 and 12.7.
+# GPT-OSS 3.61 and 5.13 (without the token embedding), of Qwen3.5 17 and 10 without it (16.3, 9.0), of Mixtral 12.9 and
+# 39, of Nemotron 3 3.6 and 12.7.
 ACTIVE = {
     "deepseek-v3": (37.55, 1),
     "deepseek-v3.2": (37.48 + 129_280 * 7168 / 1e9, 1),
@@ -75,6 +85,10 @@ ACTIVE = {
     "gpt-oss-120b": (5.13 + 201_088 * 2880 / 1e9, 0),
     "nemotron-3-nano-30b-a3b": (3.58, 0),
     "nemotron-3-super-120b-a12b": (12.75, 1),
+    "qwen3-next-80b-a3b": (3.875, 0),
+    "qwen3.5-35b-a3b": (3.455, 1),
+    "qwen3.5-122b-a10b": (9.771, 1),
+    "qwen3.5-397b-a17b": (17.349, 1),
     "mixtral-8x7b": (12.88, 0),
     "mixtral-8x22b": (39.15, 0),
 }
@@ -111,9 +125,11 @@ def test_shipped_models_have_the_published_active_size(name: str) -> None:
     assert active_parameters(model) / 1e9 == pytest.approx(billions, rel=0.003)
 
 
-@pytest.mark.parametrize(("name", "billions"), [("deepseek-v3", 671.03), ("nemotron-3-super-120b-a12b", 120.67)])
+@pytest.mark.parametrize(
+    ("name", "billions"), [("deepseek-v3", 671.03), ("nemotron-3-super-120b-a12b", 120.67), ("qwen3.5-9b", 8.953803264)]
+)
 def test_sums_that_are_published_without_multi_token_prediction(name: str, billions: float) -> None:
-    """Guards the parameters of two models to five digits."""
+    """Guards the parameters of three models to five digits."""
     model = load_model(name, overrides=["mtp_layers=0"]).document
     assert parameters(model) / 1e9 == pytest.approx(billions, rel=2e-5)
 

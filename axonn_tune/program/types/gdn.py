@@ -1,0 +1,137 @@
+"""A gated delta net on one rank: one GEMM in, a short convolution, the gated delta rule, a gated norm, one GEMM out.
+
+Letters: K = key_heads * key_dim, W = value_heads * value_dim, v value heads, C tokens of a chunk. x splits heads, y the
+hidden dim: `[M, H_y] → [M, (2K + 2W + 2v)_x]` (queries, keys, values, gate, β and decay) `→ [M, W_x] → [M, H_y]`.
+Sources: arXiv 2412.06464; NVIDIA/Megatron-LM@d98e8a64, megatron/core/ssm/gated_delta_net/gdn.py; its kernels
+fla-org/flash-linear-attention@bc3b101d, fla/ops/gated_delta_rule/chunk.py, which take queries and keys expanded to
+value heads, save those, values, decays and the inverse of each chunk, and compute states again in the backward pass.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+from axonn_tune.frameworks.description import Framework
+from axonn_tune.program.constraints import Constraint
+from axonn_tune.program.inputs import H, LayerInputs, Linear, Y
+from axonn_tune.program.kinds import MIXER, LayerKind
+from axonn_tune.program.nodes import Add, Gemm, Nodes, Vectors, norm
+from axonn_tune.program.types.recurrent import Recurrence, gated_norm, recurrence, split, whole_heads
+from axonn_tune.specs.document import Size
+from axonn_tune.specs.model import Layer, Mixer, Model, size
+
+NORM, IN, SCAN, GATED, OUT = "gdn.norm", "gdn.in", "gdn.scan", "gdn.gated", "gdn.out"
+CHUNK = 64
+"""C of both libraries' kernels."""
+
+
+class GatedDeltaNet(Mixer):
+    """Sizes of a gated delta net."""
+
+    SECTION: ClassVar[str] = "gdn"
+    WHAT: ClassVar[str] = "A gated delta net, of layers without attention."
+    TITLE: ClassVar[str] = "gated delta nets"
+    LETTER: ClassVar[str] = "G"
+    VARIANT: ClassVar[str] = "gated_delta_net"
+    PARSED: ClassVar[dict[str, int]] = {
+        **{"key_heads": 16, "value_heads": 32, "key_dim": 128, "value_dim": 128, "conv": 4},
+    }
+    NAMES: ClassVar[tuple[str, ...]] = ("G", "gdn")
+    KEYS: ClassVar[dict[str, str]] = {
+        "key_heads": "linear_num_key_heads",
+        "value_heads": "linear_num_value_heads",
+        "key_dim": "linear_key_head_dim",
+        "value_dim": "linear_value_head_dim",
+        "conv": "linear_conv_kernel_dim",
+    }
+
+    key_heads: Size = size("linear_num_key_heads.")
+    value_heads: Size = size("linear_num_value_heads, divisible by those of keys.")
+    key_dim: Size = size("linear_key_head_dim.", default=128)
+    value_dim: Size = size("linear_value_head_dim.", default=128)
+    conv: Size = size("Length of the convolution, in tokens.", default=4)
+
+    @property
+    def problem(self) -> str:
+        """Keys are repeated for equally many values each."""
+        odd = self.value_heads % self.key_heads
+        return f"value_heads ({self.value_heads}) must be divisible by key_heads ({self.key_heads})" if odd else ""
+
+    @property
+    def keys(self) -> int:
+        """K."""
+        return self.key_heads * self.key_dim
+
+    @property
+    def values(self) -> int:
+        """W."""
+        return self.value_heads * self.value_dim
+
+    @property
+    def words(self) -> str:
+        """Its heads."""
+        return f"gated delta net of {self.key_heads} key and {self.value_heads} value heads"
+
+
+def nodes(given: LayerInputs) -> Nodes:
+    """Norm, GEMM in, convolution and delta rule, gated norm, GEMM out and addition; nothing of other layer types."""
+    if not isinstance(one := given.own.mixer, GatedDeltaNet):
+        return []
+    inside, heads = _recurrence(one), one.value_heads
+    projected = given.stream("gdn projections", "gated delta nets", split(inside.into), inside=True)
+    # Filters, and the two numbers of each head's decay.
+    filters = Vectors(over_x=inside.convolved * one.conv + 2 * heads)
+    # Each rank of x has the gradients of its heads.
+    of_norm = Vectors(whole=one.value_dim, heads=one.value_dim)
+    return [
+        norm(NORM, given, element=given.saved_element, modules=("layernorm",)),
+        Gemm(
+            linear=Linear(IN, H / Y, split(inside.into), "y", "x"),
+            makes=(projected,),
+            gradient=given.stream("gdn projection gradient", "backward temporaries", split(inside.into), inside=True),
+        ),
+        recurrence(given, inside, vectors=filters),
+        gated_norm(given, inside, layer=GATED, vectors=of_norm, modules=("gdn_norm_out",)),
+        Gemm(linear=Linear(OUT, split(one.values), H / Y, "x", "y")),
+        Add(layer=OUT),
+    ]
+
+
+def _recurrence(one: GatedDeltaNet) -> Recurrence:
+    heads, key, value = one.value_heads, one.key_dim, one.value_dim
+    ahead = 6 * key * value + CHUNK * (6 * key + 4 * value)
+    back = 16 * key * value + CHUNK * (20 * key + 10 * value) + 4 * CHUNK**2
+    # Of 16 bits: normed and expanded queries and keys, values, β, the chunk's inverse; in FP32 the decay.
+    kept = 2 * (2 * one.keys + 2 * heads * key + one.values + heads + CHUNK * heads) + 4 * heads
+    return Recurrence(
+        layer=SCAN,
+        title="gated delta nets",
+        kernel="gated_delta",
+        state=heads * key * value,
+        flops=(float(heads * ahead), float(heads * back)),
+        into=2 * (one.keys + one.values + heads),
+        out=one.values,
+        convolved=2 * one.keys + one.values,
+        normed=2 * one.keys,
+        kept=float(kept),
+        # States of each chunk, and their gradients.
+        again=4.0 * heads * key * value / CHUNK,
+    )
+
+
+def _constraints(model: Model, framework: Framework) -> Sequence[Constraint]:
+    """Whole key and value heads on each rank."""
+    mixers = [layer.mixer for layer in model.types if isinstance(layer.mixer, GatedDeltaNet)]
+    sizes = {name: [getattr(one, f"{name}_heads") for one in mixers] for name in ("key", "value")}
+    return [*whole_heads(framework, {f"delta-net {name} heads": found for name, found in sizes.items()})]
+
+
+def _logged(layer: Layer, _: float) -> float:
+    """Four times value heads * value_dim², and the convolution (NVIDIA/Megatron-LM@d98e8a64, training.py)."""
+    if not isinstance(one := layer.mixer, GatedDeltaNet):
+        return 0.0
+    return float(4 * one.value_heads * one.value_dim**2 + one.conv * (2 * one.keys + one.values))
+
+
+KIND = LayerKind(place=MIXER, nodes=nodes, constraints=_constraints, logged=_logged, sizes=GatedDeltaNet)

@@ -1,0 +1,143 @@
+"""What layers with a recurrence in place of attention share: exchanges of context parallelism and measured kernels.
+
+Letters: M tokens of a half micro-batch; x splits heads. A recurrence needs all tokens of a sequence in order, so ranks
+of context swap tokens for heads in front of it and back behind (NVIDIA/Megatron-LM@d98e8a64,
+megatron/core/ssm/gated_delta_net/gdn.py and mamba_context_parallel.py). Chunks of a sequence follow one another (the
+chain, whose time is that of the longest sequence), what is inside them is computed at once (the scan).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+
+from axonn_tune.frameworks.description import Framework
+from axonn_tune.program.constraints import Constraint
+from axonn_tune.program.inputs import PARTS, LayerInputs, S, X
+from axonn_tune.program.layers import moves
+from axonn_tune.program.nodes import Behind, Own, Vectors, names
+from axonn_tune.program.operations import Array, Collective, Measured, Operation, Phase, Size, Traffic, as_size
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recurrence:
+    """One recurrence: its layer, widths of a token on all ranks, and kernels.
+
+    kernel: of `cost/kernels.csv`, with `state` elements a token and so many FLOPs forward and backward. into, out: what
+    is projected and what it makes; convolved: of these, what a short convolution goes over; normed: what is normalized
+    of that, queries and keys. kept: bytes of a token that its kernels save beside their inputs and outputs; again:
+    bytes of states, and of gradients, that the backward pass makes for itself.
+    """
+
+    layer: str
+    title: str
+    kernel: str
+    state: int
+    flops: tuple[float, float]
+    into: int
+    out: int
+    convolved: int = 0
+    normed: int = 0
+    kept: float = 0.0
+    again: float = 0.0
+
+
+def split(width: float) -> Size:
+    """A width on one rank of x."""
+    return as_size(float(width)) / X
+
+
+def swapped(given: LayerInputs, phase: Phase, layer: str, width: int) -> Iterator[Operation]:
+    """The all-to-all of context parallelism over so many elements a token, from tokens to heads or back."""
+    if given.context or given.lone_context:
+        size = given.element * given.part * split(width)
+        yield Collective("all_to_all", "context", phase, layer, size, calls=PARTS)
+
+
+def recurrence(given: LayerInputs, one: Recurrence, *, vectors: Vectors) -> Own:
+    """The node between the projection in and the gated norm: convolution, norms of queries and keys, the scan."""
+    made, kept, inner = _made(given, one), _kept(given, one), given.part * split(one.normed)
+    convolved = given.part * split(one.convolved)
+
+    def forward(given: LayerInputs, phase: Phase) -> Iterator[Operation]:
+        yield from swapped(given, phase, one.layer, one.into)
+        yield _convolution(one, phase, convolved)
+        if one.normed:
+            yield moves(phase, one.layer, Traffic(1, 2), inner, given, calls=PARTS)
+        yield from _scans(given, one, phase, made=(made, kept))
+
+    def backward(given: LayerInputs, behind: Behind) -> Iterator[Operation]:
+        states = Array("states", "backward temporaries", one.again * given.tokens / X)
+        freed = names((made, kept))
+        yield from _scans(given, one, "backward", made=(states, behind.gradient), freed=freed)
+        if one.normed:
+            yield moves("backward", one.layer, Traffic(1, 3), inner, given, calls=PARTS)
+        frees = (states.name, *behind.frees)
+        yield _convolution(one, "backward", convolved, frees=frees)
+        yield from swapped(given, "backward", one.layer, one.into)
+
+    gradient = given.stream(f"{one.title} gradient", "backward temporaries", split(one.out), inside=True)
+    return Own(
+        layer=one.layer, makes=(made,), gradient=gradient, keeps=True, vectors=vectors, ahead=forward, back=backward
+    )
+
+
+def gated_norm(given: LayerInputs, one: Recurrence, *, layer: str, vectors: Vectors, modules: tuple[str, ...]) -> Own:
+    """The node behind: a norm of each head times a gate, which the projection in makes, and the exchange back."""
+    width = split(one.out)
+    output = given.stream(f"{one.title} norm", "norm outputs", width, inside=True, element=given.saved_element)
+
+    def forward(given: LayerInputs, phase: Phase) -> Iterator[Operation]:
+        yield moves(phase, layer, Traffic(1, 3), given.part * width, given, calls=PARTS, makes=(output,))
+        yield from swapped(given, phase, layer, one.out)
+
+    def backward(given: LayerInputs, behind: Behind) -> Iterator[Operation]:
+        yield from swapped(given, "backward", layer, one.out)
+        elements, made = given.part * width, (behind.gradient,)
+        yield moves("backward", layer, Traffic(1, 5), elements, given, calls=PARTS, makes=made, frees=behind.frees)
+
+    gradient = given.stream(f"{one.title} norm gradient", "backward temporaries", width, inside=True)
+    return Own(
+        layer=layer,
+        makes=(output,),
+        gradient=gradient,
+        vectors=vectors,
+        modules=modules,
+        ahead=forward,
+        back=backward,
+    )
+
+
+def whole_heads(framework: Framework, sizes: Mapping[str, Iterable[int]]) -> Iterator[Constraint]:
+    """Whole heads on each rank, with context parallelism behind its all-to-alls; sizes: heads of all layers, by their
+    words."""
+    for words, of_layers in sizes.items():
+        if value := math.gcd(*of_layers):
+            name = words.lower().replace(" ", "-")
+            yield Constraint(f"{name}-by-x", words, value, ("x",))
+            if "context" in framework.axes:
+                yield Constraint(f"{name}-by-x-context", words, value, ("x", "context"), where="context")
+
+
+def _made(given: LayerInputs, one: Recurrence) -> Array:
+    return given.stream(f"{one.title} output", one.title, split(one.out), inside=True)
+
+
+def _kept(given: LayerInputs, one: Recurrence) -> Array:
+    return Array(f"{one.title} inputs", one.title, one.kept * given.tokens / X)
+
+
+def _convolution(one: Recurrence, phase: Phase, work: Size, *, frees: tuple[str, ...] = ()) -> Measured:
+    back, layer, none = phase == "backward", f"{one.layer.partition('.')[0]}.conv", as_size(0.0)
+    return Measured(phase, layer, "causal_conv1d", work, none, back, calls=PARTS, frees=frees)
+
+
+def _scans(
+    given: LayerInputs, one: Recurrence, phase: Phase, *, made: tuple[Array, ...], freed: tuple[str, ...] = ()
+) -> Iterator[Operation]:
+    """All chunks at once, then the chain of a sequence."""
+    back, none = phase == "backward", as_size(0.0)
+    work, flops = given.part * split(one.state), given.part * split(one.flops[back])
+    yield Measured(phase, one.layer, f"{one.kernel}_scan", work, flops, back, 6, PARTS, made)
+    yield Measured(phase, one.layer, "delta_chain", S, none, back, calls=PARTS, frees=freed)
