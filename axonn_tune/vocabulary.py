@@ -11,7 +11,17 @@ VERSION = "0.1.0"
 """Of this package, which every file that it writes names."""
 
 Precision = Literal[
-    "bf16", "fp16", "fp32", "fp64", "fp8-delayed", "fp8-current", "fp8-rowwise", "fp8-blockwise", "mxfp8", "nvfp4"
+    "bf16",
+    "fp16",
+    "fp32",
+    "fp64",
+    "fp8-delayed",
+    "fp8-current",
+    "fp8-rowwise",
+    "fp8-blockwise",
+    "mxfp8",
+    "nvfp4",
+    "mxfp4",
 ]
 PRECISIONS: tuple[Precision, ...] = get_args(Precision)
 GemmFormat = Literal[Precision, "tf32"]

@@ -456,7 +456,7 @@ def _below_16_bits(arguments: Arguments) -> Stated | None:
         formats = {"": "fp8-current", "ao": "fp8-current", "te": scaled}
         return Stated(formats.get(backend.value.lower(), "bf16"), mixed.line)
     for name, also, default in (
-        ("fp4_format", "fp4_format", "nvfp4"),
+        ("fp4_format", "fp4_recipe", "nvfp4"),
         ("fp8_format", "fp8_recipe", "delayed"),
         ("float8", "float8.recipe_name", "rowwise"),
         ("enable_float8_linear", "float8.recipe_name", "tensorwise"),
@@ -467,7 +467,7 @@ def _below_16_bits(arguments: Arguments) -> Stated | None:
         stated = arguments.get(name)
         if stated is None or is_off(stated):
             continue
-        words = arguments.get(also, stated).value.lower() if default != "nvfp4" else default
+        words = arguments.get(also, stated).value.lower()
         if found := format_named(words) or format_named(default):
             return Stated(found, stated.line)
     return None

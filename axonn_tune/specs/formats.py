@@ -149,6 +149,15 @@ FORMATS: dict[str, NumberFormat] = {
             maxima=True,
             source="[TE] NVFP4BlockScaling: E4M3 scales, 1x16",
         ),
+        NumberFormat(
+            name="mxfp4",
+            bits=4,
+            block=32,
+            scale_bytes=1,
+            alignment=32,
+            source="E2M1, E8M0 scales, 1x32; one kernel transforms (Hadamard, of 16), scales and rounds: AMD's blog on "
+            "MLPerf Training 6.0; Primus in Richardyu114/training_results_v6.0@eabf23a0, AMD/benchmarks/llama31_8b",
+        ),
     )
 }
 """By the name that `--precision` takes."""
@@ -180,6 +189,7 @@ def quantization_shares(name: str, generation: str | None, *, engine: bool) -> M
 
 
 _WORDS: tuple[tuple[str, Precision], ...] = (
+    ("mxfp4", "mxfp4"),
     ("fp4", "nvfp4"),
     ("mx", "mxfp8"),
     ("block|1x128|sub-?channel|fp8[-_ ]?sc", "fp8-blockwise"),

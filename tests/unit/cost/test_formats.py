@@ -43,6 +43,7 @@ from tests.unit.small import linear_of, small_model, small_problem
         ("fp8-blockwise", False, 2 + 1 + 1 + 2 * 4 / 128, 2 + 2 * 4 / 128),
         ("mxfp8", True, 2 + 1 + 1 + 2 / 32, 2 + 2 / 32),
         ("nvfp4", True, 2 + 2 + 0.5 + 0.5 + 2 / 16, 1 + 2 / 16),
+        ("mxfp4", True, 2 + 0.5 + 0.5 + 2 / 32, 1 + 2 / 32),
     ],
 )
 def test_bytes_of_an_operand(name: str, one_layout: bool, moved: float, kept: float) -> None:
@@ -328,14 +329,14 @@ ON_HOPPER = ("fp8-delayed", "fp8-current", "fp8-rowwise", "fp8-blockwise")
 SUPPORT: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("dgx-a100", "a800", "perlmutter", "frontier"), ()),
     **dict.fromkeys(("dgx-h100", "dgx-h200", "aws-p5", "alps", "h800"), ON_HOPPER),
-    **dict.fromkeys(("dgx-b200", "dgx-b300", "gb200-nvl72", "gb300-nvl72"), tuple(FORMATS)),
+    **dict.fromkeys(("dgx-b200", "dgx-b300", "gb200-nvl72", "gb300-nvl72"), (*ON_HOPPER, "mxfp8", "nvfp4")),
     **dict.fromkeys(("mi300x", "mi325x"), ("fp8-delayed", "fp8-current", "fp8-rowwise")),
-    **dict.fromkeys(("mi350x", "mi355x"), ("fp8-delayed", "fp8-current", "fp8-rowwise", "mxfp8")),
+    **dict.fromkeys(("mi350x", "mi355x"), ("fp8-delayed", "fp8-current", "fp8-rowwise", "mxfp8", "mxfp4")),
 }
 """NVIDIA's by compute capability: NVIDIA/TransformerEngine@d0067d0d, pytorch/quantization.py, check_recipe_support:
 from 9.0 FP8 and its blocks, which MXFP8 emulates from 10.0 on; from 10.0 MXFP8 and NVFP4. AMD's: pytorch/ao@36027d82,
 torchao/float8/config.py (MI300), README of ROCm/TransformerEngine (delayed scaling),
-torchao/prototype/moe_training/kernels/mxfp8/quant.py (gfx950)."""
+torchao/prototype/moe_training/kernels/mxfp8/quant.py (gfx950); MXFP4: AMD's runs of MLPerf Training 6.0."""
 
 
 @pytest.mark.parametrize("machine", SUPPORT)

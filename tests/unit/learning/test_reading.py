@@ -222,7 +222,7 @@ def test_rows_of_another_machine_are_named_and_impossible_ones_left_out(tmp_path
     found = evidence(rows(tmp_path), machine="dgx-a100")
     assert any("steps.csv:2: gpu is 'H100-SXM', the accelerator of dgx-a100 is" in words for words in found.assumed)
     said = "steps.csv:2: number format 'int8' is not modelled: bf16, fp16, fp32, fp64, fp8-delayed, fp8-current, "
-    said += "fp8-rowwise, fp8-blockwise, mxfp8, nvfp4 are"
+    said += "fp8-rowwise, fp8-blockwise, mxfp8, nvfp4, mxfp4 are"
     both = [rows(tmp_path, precision="int8"), rows(tmp_path, name="more.csv")]
     found = evidence(*both, machine="dgx-h100")
     assert (len(found.samples), found.left_out) == (1, (said,))

@@ -68,6 +68,7 @@ def test_recompute_lists(tmp_path: Path, cell: str, recompute: str) -> None:
         ({"precision": "fp8", "recipe": "blockwise", "system": "gb200-nvl72"}, "fp8-blockwise"),
         ({"precision": "MXFP8", "system": "DGX-GB300"}, "mxfp8"),
         ({"precision": "NVFP4", "system": "gb300"}, "nvfp4"),
+        ({"precision": "mxfp4", "system": "MI355X"}, "mxfp4"),
         ({"precision": "bf16", "recipe": "qwen3_pretrain_8gpu_gb200_fp8mx_config"}, "bf16"),
         ({"precision": "fp8_mx", "recipe": "mlperf closed", "system": "gb200"}, "mxfp8"),
         (
