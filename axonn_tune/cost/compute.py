@@ -115,11 +115,10 @@ def compute_rates(
         sustained = peak * accelerator.training_share
         return {layout: sustained * share for layout, share in accelerator.matmul_efficiency.items()}
 
-    narrow, own = FORMATS.get(precision), accelerator.peak_flops_per_s(multiplied or precision)
+    narrow, reached = FORMATS.get(precision), accelerator.reached_flops_per_s(multiplied or precision)
     precision = "bf16" if narrow else precision
     lasting = accelerator.peak_flops_per_s(precision) * accelerator.training_share
     element = narrow.operand_bytes if narrow else ELEMENT_SIZES[precision].compute
-    reached = min(own, narrow.most_over_bf16 * accelerator.peak_flops_per_s(precision)) if narrow else own
     rates, promoted = by_layout(reached / software.gemm), narrow.promotes if narrow else ()
     share = accelerator.promoted_share or 1.0
     return ComputeRates(

@@ -7,13 +7,11 @@ Sources: [TE] NVIDIA/TransformerEngine@d0067d0d, common/recipe/__init__.py, and 
 maxima; [MoE] arXiv 2603.07685, section 5, also for gathered_bytes. Alignments and keeps_original:
 NVIDIA/Megatron-LM@d98e8a64, core/fp8_utils.py, core/fp4_utils.py and core/transformer/attention.py. promotes: [TE], of
 delayed scaling pytorch/module/base.py; pytorch/ao@36027d82, torchao/float8/config.py; pytorch/pytorch issue 147971.
-most_over_bf16: [TE] gemm_profiling.rst, GEMM alone, on B300, whose peaks are 2.0 and 6.2 times that of BF16.
 """
 
 from __future__ import annotations
 
 import csv
-import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -36,9 +34,9 @@ class NumberFormat:
     bits: of an element. block: elements that share a scale of scale_bytes; 0: the whole tensor, whose scale is not
     counted. passes: kernels that read an operand in BF16 for its maximum before the one that quantizes it; launches:
     kernels in all. transposes: accelerators whose GEMMs take one layout of operands alone need a second copy, others
-    none; without it each operand is quantized by rows and by columns everywhere. most_over_bf16: rate of large GEMMs
-    over that of BF16 that none exceeds, whatever the peak. promotes: GEMMs whose sums are added to FP32 every 128
-    products where tensor cores have fewer bits, by the software's default (split accumulator; no fast accumulation).
+    none; without it each operand is quantized by rows and by columns everywhere. promotes: GEMMs whose sums are
+    added to FP32 every 128 products where tensor cores have fewer bits, by the software's default (split accumulator;
+    no fast accumulation).
     rescales: a kernel after each GEMM of a gradient multiplies it by its scales. gathered_bytes: of an element of a
     primary weight, as ranks gather it. alignment: rows of a group of a grouped GEMM are padded to its multiples.
     maxima: whether they are reduced over ranks that gather a tensor, before it is quantized. keeps_original:
@@ -54,7 +52,6 @@ class NumberFormat:
     passes: int = 0
     launches: int = 1
     transposes: bool = False
-    most_over_bf16: float = math.inf
     promotes: tuple[str, ...] = ()
     rescales: bool = False
     gathered_bytes: float = 1.0
@@ -122,7 +119,6 @@ FORMATS: dict[str, NumberFormat] = {
             block=128,
             scale_bytes=4,
             promotes=PASSES,
-            most_over_bf16=2677 / 1463,
             source="[TE] Float8BlockScaling: FP32 scales, 1x128 of activations and gradients, 128x128 of weights",
         ),
         NumberFormat(
@@ -131,7 +127,6 @@ FORMATS: dict[str, NumberFormat] = {
             block=32,
             scale_bytes=1,
             launches=2,
-            most_over_bf16=2677 / 1463,
             gathered_bytes=2.0,
             alignment=32,
             attention=(1.1, 1.22),
@@ -144,7 +139,6 @@ FORMATS: dict[str, NumberFormat] = {
             scale_bytes=1,
             passes=1,
             launches=2,
-            most_over_bf16=5094 / 1463,
             alignment=128,
             maxima=True,
             source="[TE] NVFP4BlockScaling: E4M3 scales, 1x16",

@@ -94,6 +94,11 @@ class Accelerator(SourcedSection):
     matmul_efficiency: dict[MatmulLayout, Share] = Field(
         description="Share of the peak that large GEMMs reach: NN forward, NT input gradient, TN weight gradient."
     )
+    format_efficiency: dict[GemmFormat, Share] = Field(
+        default={},
+        description="Share of their own peak that large forward GEMMs reach in formats below 16 bits; absent: "
+        "matmul_efficiency.",
+    )
     training_share: Share = Field(
         description="Sustained efficiency: sustained over burst throughput of GEMMs and attention."
     )
@@ -160,6 +165,11 @@ class Accelerator(SourcedSection):
         if precision not in self.peak_tflops:
             raise UsageError(f"{self.name} states no peak for {precision}, only for {', '.join(self.peak_tflops)}")
         return flops_per_s(self.peak_tflops[precision])
+
+    def reached_flops_per_s(self, precision: GemmFormat) -> float:
+        """The dense peak whose matmul_efficiency large GEMMs of this precision reach, FLOP/s."""
+        peak, own = self.peak_flops_per_s(precision), self.format_efficiency.get(precision)
+        return peak * own / self.matmul_efficiency["NN"] if own else peak
 
     def vector_flops_per_s(self, precision: Precision) -> float:
         """Peak without tensor cores, FLOP/s; where neither it nor that of fp32 is stated, the lowest dense peak."""

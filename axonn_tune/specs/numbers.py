@@ -153,7 +153,10 @@ kind of link in good and bad order differs by less than two."""
 
 OF_THE_VALUE = {
     "peak_tflops": (
-        ("matmul_efficiency", "training_share", "attention_forward_efficiency", "attention_backward_efficiency"),
+        (
+            *("matmul_efficiency", "format_efficiency", "training_share"),
+            *("attention_forward_efficiency", "attention_backward_efficiency"),
+        ),
         "shares of the peak, measured on an accelerator with another",
     ),
     "memory_bandwidth_gb_per_s": (("memory_efficiency",), "a share of the bandwidth, measured on another memory"),

@@ -152,6 +152,7 @@ MACHINE: dict[str, dict[str, Moves | None]] = {
         "peak_tflops": shorter(at="peak_tflops.bf16"),
         "vector_tflops": shorter("vocabulary", at="vector_tflops.bf16"),
         "matmul_efficiency": shorter(at="matmul_efficiency.NT"),
+        "format_efficiency": shorter("blockwise", at="format_efficiency.fp8-blockwise"),
         "training_share": shorter(),
         "matmul_launch_us": longer(),
         "matmul_ramp": longer(),

