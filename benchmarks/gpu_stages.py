@@ -32,8 +32,9 @@ import torch
 import torch.distributed as dist
 from torch.profiler import ProfilerActivity, profile
 
+from axonn_tune.cost.compute import ATTENTION, ELEMENT_WISE, GEMMS, OPTIMIZER
 from axonn_tune.cost.price import Detail, price
-from axonn_tune.cost.work import ATTENTION, ELEMENT_WISE, GEMMS, OPTIMIZER, work_by_kind
+from axonn_tune.cost.work import work_by_kind
 from axonn_tune.frameworks.axonn_tune import AXONN_TUNE
 from axonn_tune.grid import RANK_AXES, STAGE_AXES, Grid
 from axonn_tune.job import Job as PricedJob

@@ -13,7 +13,16 @@ from statistics import fmean
 
 import numpy as np
 
-from axonn_tune.cost.uncertainty import GENERATIONS, LARGEST, PER_DOUBLING, PER_STAGE_DOUBLING
+from axonn_tune.cost.uncertainty import (
+    ASSUMED,
+    DEVIATIONS,
+    GENERATIONS,
+    LARGEST,
+    OF_LAYOUT,
+    OF_LAYOUT_WITH_EXPERTS,
+    PER_DOUBLING,
+    PER_STAGE_DOUBLING,
+)
 from axonn_tune.frameworks import find_framework
 from axonn_tune.frameworks.others import AUTOMODEL
 from axonn_tune.report.accuracy import headline
@@ -60,6 +69,9 @@ def tables() -> dict[str, str]:
         "more": _more(found),
         "open": _open(found.summary.open),
         "widths": f"±{load_machine('dgx-h100').document.uncertainty.compute:.0%}",
+        "assumed": f"±{ASSUMED:.0%}",
+        "own": f"±{DEVIATIONS * OF_LAYOUT:.0%}",
+        "own_experts": f"±{DEVIATIONS * OF_LAYOUT_WITH_EXPERTS:.0%}",
         "per_gpus": f"{PER_DOUBLING:.1%}",
         "per_stages": f"{PER_STAGE_DOUBLING:.1%}",
         "largest": ", ".join(f"{size:,} {_SIZES[name]}" for name, size in LARGEST.items()),

@@ -285,8 +285,7 @@ class ComputeClock:
             return call_s
         rates, element = self.rates, self.element_bytes
         quantizes = rates.quantizes_in_gemm and isinstance(step, Kernel) and step.quantizes
-        bare = isinstance(step, Kernel) and step.bare
-        if step.phase != "step" and (quantizes or bare or is_captured(step.layer, rates.captured)):
+        if step.phase != "step" and (quantizes or is_captured(step.layer, rates.captured)):
             rates = self._captured_rates
         if isinstance(step, MatMul):
             m, n, k = (size.evaluate(self.values) for size in (step.m, step.n, step.k))
@@ -342,6 +341,29 @@ def compute_s(program: StepProgram, clock: ComputeClock, stage: Stage = ONLY) ->
                 counts[count] = count.evaluate(clock.values)
             total = total + counts[count] * clock.call_s(step)
     return total
+
+
+GEMMS, ATTENTION, SCANS = "GEMMs", "attention", "scans and convolutions"
+ELEMENT_WISE, OPTIMIZER = "element-wise kernels", "optimizer and gradient norm"
+
+
+def kind_of(step: Computation) -> str:
+    """Its kind of computation."""
+    if isinstance(step, MatMul):
+        return GEMMS
+    if isinstance(step, Attention | Measured):
+        return ATTENTION if isinstance(step, Attention) else SCANS
+    return OPTIMIZER if step.phase == "step" else ELEMENT_WISE
+
+
+def seconds_by_kind(program: StepProgram, clock: ComputeClock, stage: Stage) -> dict[str, float]:
+    """All computation of one step and rank of a stage by its kind, s; of one candidate."""
+    sums = dict[str, float]()
+    for step, count in program.calls(stage):
+        if isinstance(step, MatMul | Attention | Measured | Kernel):
+            spent_s = float(count.evaluate(clock.values)) * float(clock.call_s(step))
+            sums[kind_of(step)] = sums.get(kind_of(step), 0.0) + spent_s
+    return sums
 
 
 ROUNDING = 1e-9

@@ -9,17 +9,28 @@ from functools import cached_property, reduce
 from typing import TYPE_CHECKING
 
 from axonn_tune.cost.collectives import Term
-from axonn_tune.cost.compute import ComputeRates, contended_s, exposed_s
+from axonn_tune.cost.compute import ComputeClock, ComputeRates, contended_s, exposed_s, seconds_by_kind
 from axonn_tune.cost.pricer import Pricer
 from axonn_tune.cost.recorder import Batch
-from axonn_tune.cost.uncertainty import NUDGE, Floats, half_width, outside, slopes_of, spread, with_software
+from axonn_tune.cost.uncertainty import (
+    DEVIATIONS,
+    NUDGE,
+    Floats,
+    half_width,
+    jitter,
+    outside,
+    slopes_of,
+    spread,
+    with_software,
+)
 from axonn_tune.frameworks import step_on
 from axonn_tune.frameworks.step import NATURAL_IMBALANCE
 from axonn_tune.grid import ALL_AXES
 from axonn_tune.job import Job, Layout
 from axonn_tune.program.dimensions import logged_flops, model_flops, step_tokens
 from axonn_tune.program.memory import Memory, memory_limit_bytes
-from axonn_tune.program.step import Stage, StepProgram, blocks_in
+from axonn_tune.program.operations import PLAIN
+from axonn_tune.program.step import ONLY, Stage, StepProgram, blocks_in
 from axonn_tune.recompute import modules_of
 from axonn_tune.specs.machine import Machine, Software
 from axonn_tune.units import TERA, show_bytes, show_seconds
@@ -194,11 +205,13 @@ class PricedLayout(Layout):
     @cached_property
     def half_width(self) -> float:
         """Half of the 80% interval of the step's logarithm."""
-        known, learned = with_software(self.job.machine, self.job.framework).learned, None
+        known, of_imbalance = with_software(self.job.machine, self.job.framework).learned, self._of_imbalance()
         if known is not None:
             learned = spread(self.slopes("iteration"), known, ranks=self.grid.world)
+            return math.hypot(DEVIATIONS * learned, jitter(self.pipeline, of_imbalance))
         times = {"compute_s": self.compute_s + self.bubble_s, "iteration_s": self.iteration_s}
-        return half_width(self.job, self, learned=learned, of_imbalance=self._of_imbalance(), **times)
+        computed_s = self.detail.computed_s
+        return half_width(self.job, self, computed_s=computed_s, of_imbalance=of_imbalance, **times)
 
     def _of_imbalance(self) -> float:
         """Slope of the step's logarithm over that of the token imbalance of natural routing; 0 where it is given."""
@@ -256,6 +269,18 @@ class Detail(PricedLayout):
     def awaited(self) -> tuple[Term, ...]:
         """`terms` of the stage with the most computation, whose waits are those of the step."""
         return self.terms if self.busiest == self.stage else self.awaiting()
+
+    @cached_property
+    def computed_s(self) -> dict[str, float]:
+        """Computation by its kind, s; for a pipeline of the stage that computes most."""
+        clock, stage = self.clock
+        return seconds_by_kind(self.program, clock, stage)
+
+    @property
+    def clock(self) -> tuple[ComputeClock, Stage]:
+        """Prices the computation of the step; for a pipeline of the stage that computes most, which it names."""
+        stage, values = self.computing or (ONLY, self.values)
+        return ComputeClock(self.rates, float(self.job.workload.element_sizes.compute), values, PLAIN), stage
 
     @cached_property
     def in_bf16(self) -> Detail | None:

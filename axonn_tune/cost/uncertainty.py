@@ -1,9 +1,11 @@
 """Interval of a predicted step, the one 80% interval that every command prints; and what published steps validate.
 
-The logarithm of a step has the standard deviation √(b² + h² + (d · log2(ranks / 8))² + (p · log2(stages))²): b from the
-half-widths of the profile, each on its part of the step; h from the host, for steps of which it can decide the time;
-d and p for each doubling of ranks and of pipeline stages, whose stragglers and jitter no profile has. With experts the
-spread of the token imbalance of natural routing is added, times the step's slope over it.
+The logarithm of a step has two errors. What a machine's kernels and links are off by is common to all layouts of a
+ranking: each kind of computation by the half-width of the profile, more where its rate is assumed and not measured,
+times its share of the step; communication by its own, times the step's waiting; the host, for steps of which it can
+decide the time; and so much for each doubling of ranks and of pipeline stages, whose stragglers and jitter no profile
+has. With experts the spread of the token imbalance of natural routing is added, times the step's slope over it. What
+no number explains is each layout's own. All are independent.
 
 What a profile has learned is a covariance of its numbers. A prediction's logarithm then has the variance
 
@@ -21,7 +23,7 @@ from collections.abc import Callable, Mapping
 import numpy as np
 from numpy.typing import NDArray
 
-from axonn_tune.cost.compute import exposed_s
+from axonn_tune.cost.compute import ATTENTION, ELEMENT_WISE, GEMMS, OPTIMIZER, exposed_s
 from axonn_tune.frameworks import SOFTWARE_SPREADS, base_software, software_key
 from axonn_tune.frameworks.description import Framework
 from axonn_tune.frameworks.step import IMBALANCE_SPREAD
@@ -49,6 +51,18 @@ scale.py). AxoNN's runs on 4,096 to 32,768 GPUs (docs/paper-claims.md) are in no
 
 NODE = 8
 
+RATES: Mapping[str, tuple[str, ...]] = {
+    GEMMS: ("matmul_efficiency",),
+    ATTENTION: ("attention_forward_efficiency", "attention_backward_efficiency"),
+    ELEMENT_WISE: ("memory_efficiency",),
+    OPTIMIZER: ("memory_efficiency",),
+}
+"""Numbers of an accelerator that the time of each kind of computation hangs on."""
+
+ASSUMED = 0.35
+"""Half of the 80% interval of the logarithm of a rate that is assumed: profiles that were written from data sheets
+were off by as much when kernels of their machines were published."""
+
 ISSUE_S, OF_HOST = 5e-3, 0.2
 """Time in which a host issues forward and backward of a block: about 64 operations of 75 µs (frameworks/software.csv).
 Half of the 80% interval of a step's logarithm where the host decides all of it, less where blocks compute longer."""
@@ -64,28 +78,39 @@ def half_width(
     job: Job,
     layout: Layout,
     *,
+    computed_s: Mapping[str, float],
     compute_s: float,
     iteration_s: float,
-    learned: float | None = None,
     of_imbalance: float = 0.0,
 ) -> float:
-    """Half of the 80% interval of a step's logarithm.
+    """Half of the 80% interval of a step's logarithm, by a profile that has learned nothing.
 
-    compute_s: with waiting for other stages; learned: standard deviation by a profile that has learned; of_imbalance:
-    slope over the logarithm of the token imbalance, where that is natural.
+    computed_s: computation by its kind; compute_s: all of it, with waiting for other stages; of_imbalance: slope over
+    the logarithm of the token imbalance, where that is natural.
     """
     grid, machine = layout.grid, job.machine
-    jitter = DEVIATIONS * PER_STAGE_DOUBLING * math.log2(grid.pipeline)
-    jitter = math.hypot(jitter, DEVIATIONS * IMBALANCE_SPREAD * of_imbalance) if of_imbalance else jitter
-    if learned is not None:
-        return math.hypot(DEVIATIONS * learned, jitter)
-    scale = DEVIATIONS * PER_DOUBLING * max(0.0, math.log2(grid.world / NODE))
-    waiting, widths = float(exposed_s(iteration_s, compute_s)) / iteration_s, machine.uncertainty
-    of_parts = (1.0 - waiting) * widths.compute + waiting * widths.communication
+    waiting = float(exposed_s(iteration_s, compute_s)) / iteration_s
+    share = (1.0 - waiting) / max(sum(computed_s.values()), 1e-12)
+    of_kinds = (share * spent_s * of_rates(machine, kind) for kind, spent_s in computed_s.items())
     batches = job.workload.global_batch / (grid.batch_shares * layout.micro_batch)
     issued = batches * job.model.layers / grid.pipeline * ISSUE_S / max(compute_s, 1e-12)
     of_host = OF_HOST * min(1.0, issued) if machine.launcher.backend == "nccl" else 0.0
-    return math.hypot(of_parts, of_host, scale, jitter)
+    of_scale = DEVIATIONS * PER_DOUBLING * max(0.0, math.log2(grid.world / NODE))
+    shared = (*of_kinds, waiting * machine.uncertainty.communication, of_host, of_scale)
+    return math.hypot(*shared, jitter(grid.pipeline, of_imbalance), DEVIATIONS * of_layout(job.model))
+
+
+def jitter(stages: int, of_imbalance: float) -> float:
+    """Half of the 80% interval that comes of pipeline stages, and of the token imbalance by a step's slope over it."""
+    of_stages = PER_STAGE_DOUBLING * math.log2(stages)
+    return DEVIATIONS * math.hypot(of_stages, IMBALANCE_SPREAD * of_imbalance)
+
+
+def of_rates(machine: Machine, kind: str) -> float:
+    """Half of the 80% interval of the logarithm of a kind of computation, by where its rates come from."""
+    accelerator = machine.accelerator
+    assumed = any(accelerator.sources[number].kind in ("assumed", "placeholder") for number in RATES.get(kind, ()))
+    return math.hypot(machine.uncertainty.compute, ASSUMED if assumed else 0.0)
 
 
 def of_layout(model: Model) -> float:

@@ -8,15 +8,12 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from axonn_tune.cost.collectives import Term
-from axonn_tune.cost.compute import ComputeClock
+from axonn_tune.cost.compute import ComputeClock, kind_of
 from axonn_tune.cost.price import Detail
-from axonn_tune.program.operations import PLAIN, Attention, Collective, Computation, Kernel, MatMul, Measured, Role
-from axonn_tune.program.step import ONLY
+from axonn_tune.program.operations import Attention, Collective, Computation, Kernel, MatMul, Measured, Role
 from axonn_tune.specs.workload import Workload
 from axonn_tune.vocabulary import Overlap
 
-GEMMS, ATTENTION, SCANS = "GEMMs", "attention", "scans and convolutions"
-ELEMENT_WISE, OPTIMIZER = "element-wise kernels", "optimizer and gradient norm"
 CONTENDED, HOST = "compute slowdown from overlap", "host-bound launch overhead"
 
 _BEHIND: dict[Role, tuple[Overlap, str]] = {
@@ -53,10 +50,9 @@ class Work:
 
 def _computed(priced: Detail) -> tuple[ComputeClock, Iterator[tuple[Computation, float]]]:
     """The clock of a step's computations, and each with its calls; for a pipeline of the stage that computes most."""
-    stage, values = priced.computing or (ONLY, priced.values)
-    clock = ComputeClock(priced.rates, float(priced.job.workload.element_sizes.compute), values, PLAIN)
+    clock, stage = priced.clock
     every = ((step, count) for step, count in priced.program.calls(stage) if not isinstance(step, Collective))
-    return clock, ((step, float(count.evaluate(values))) for step, count in every)
+    return clock, ((step, float(count.evaluate(clock.values))) for step, count in every)
 
 
 def quantization(priced: Detail) -> tuple[float, float]:
@@ -133,15 +129,6 @@ def _peak_of(step: MatMul | Attention | Measured, priced: Detail) -> float:
     if not isinstance(step, Measured) and step.narrow:
         return job.peak_flops_per_s
     return job.machine.accelerator.peak_flops_per_s(job.workload.base_precision)
-
-
-def kind_of(step: Computation) -> str:
-    """Its kind of computation."""
-    if isinstance(step, MatMul):
-        return GEMMS
-    if isinstance(step, Attention | Measured):
-        return ATTENTION if isinstance(step, Attention) else SCANS
-    return OPTIMIZER if step.phase == "step" else ELEMENT_WISE
 
 
 def waiting(axes: str, priced: Detail) -> str:

@@ -11,8 +11,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 
+from axonn_tune.cost.compute import GEMMS
 from axonn_tune.cost.price import Detail, price
-from axonn_tune.cost.work import CONTENDED, GEMMS, HOST, separated, step_parts, waiting
+from axonn_tune.cost.work import CONTENDED, HOST, separated, step_parts, waiting
 from axonn_tune.errors import NothingFeasibleError
 from axonn_tune.frameworks import find_framework
 from axonn_tune.frameworks.axonn_tune import AXONN_TUNE

@@ -9,9 +9,10 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 
+from axonn_tune.cost.compute import ATTENTION, ELEMENT_WISE, GEMMS
 from axonn_tune.cost.price import Detail
 from axonn_tune.cost.uncertainty import own_bound_s
-from axonn_tune.cost.work import ATTENTION, CONTENDED, ELEMENT_WISE, GEMMS, HOST
+from axonn_tune.cost.work import CONTENDED, HOST
 from axonn_tune.frameworks import find_framework
 from axonn_tune.frameworks.axonn_tune import AXONN_TUNE
 from axonn_tune.job import Job

@@ -10,9 +10,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from axonn_tune.cost.compute import ATTENTION, ELEMENT_WISE, GEMMS, SCANS
 from axonn_tune.cost.price import Detail
 from axonn_tune.cost.spans import SEVERAL, block_spans, busy_s, first_passes, step_spans
-from axonn_tune.cost.work import ATTENTION, CONTENDED, ELEMENT_WISE, GEMMS, SCANS
+from axonn_tune.cost.work import CONTENDED
 from axonn_tune.errors import UsageError
 from axonn_tune.frameworks.description import Framework
 from axonn_tune.launch.commands import emission

@@ -22,22 +22,10 @@ from axonn_tune.cost.collectives import (
     route,
     sending,
 )
+from axonn_tune.cost.compute import ATTENTION, ELEMENT_WISE, GEMMS, OPTIMIZER, SCANS
 from axonn_tune.cost.price import Detail, PricedLayout, StagePrediction
 from axonn_tune.cost.spans import first_passes
-from axonn_tune.cost.work import (
-    ATTENTION,
-    CONTENDED,
-    ELEMENT_WISE,
-    GEMMS,
-    HOST,
-    OPTIMIZER,
-    SCANS,
-    Work,
-    hidden_behind,
-    hidden_s,
-    timed_gemms,
-    work_by_kind,
-)
+from axonn_tune.cost.work import CONTENDED, HOST, Work, hidden_behind, hidden_s, timed_gemms, work_by_kind
 from axonn_tune.frameworks.axonn_tune import AXONN_TUNE
 from axonn_tune.frameworks.dispatchers import find_dispatcher
 from axonn_tune.grid import ALL_AXES

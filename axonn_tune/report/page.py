@@ -18,8 +18,9 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TypeAlias
 
+from axonn_tune.cost.compute import ATTENTION, ELEMENT_WISE, GEMMS, OPTIMIZER, SCANS
 from axonn_tune.cost.uncertainty import own_bound_s
-from axonn_tune.cost.work import ATTENTION, CONTENDED, ELEMENT_WISE, GEMMS, HOST, OPTIMIZER, SCANS
+from axonn_tune.cost.work import CONTENDED, HOST
 from axonn_tune.errors import EnvironmentProblem
 from axonn_tune.files import write_text_atomically
 from axonn_tune.job import Job

@@ -270,7 +270,9 @@ class Uncertainty(SourcedSection):
     """Relative half-width of the 80% interval of a prediction."""
 
     communication: Share = Field(description="Of communication times.")
-    compute: Share = Field(description="Of compute times.")
+    compute: Share = Field(
+        description="Of compute times by rates that are measured or fitted; by assumed ones it is wider (docs/accuracy.md)."
+    )
 
 
 class Software(Document):

@@ -8,13 +8,18 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from axonn_tune.cost.compute import ATTENTION, GEMMS
 from axonn_tune.cost.price import PricedLayout, price
 from axonn_tune.cost.uncertainty import (
+    ASSUMED,
     DEVIATIONS,
+    OF_LAYOUT,
     PER_DOUBLING,
     PER_STAGE_DOUBLING,
     covariance_of,
     difference_spread,
+    half_width,
+    of_rates,
     shared_spread,
     spread,
 )
@@ -78,16 +83,45 @@ def priced(
     return PricedLayout(**vars(one), job=job, compute_s=compute_s, iteration_s=step_s, **made)
 
 
-def test_interval_grows_with_ranks_and_stages() -> None:
-    """Guards scale: 1,024 ranks are seven doublings of a node, 4 pipeline stages two of one."""
-    fact = {"kind": "fitted", "source": "test"}
-    uncertainty = Uncertainty.model_validate(
-        {"communication": 0.2, "compute": 0.1, "sources": {"communication": fact, "compute": fact}}
-    )
-    machine = load_machine("perlmutter").document.model_copy(update={"uncertainty": uncertainty})
-    scale = DEVIATIONS * math.hypot(7.0 * PER_DOUBLING, 2.0 * PER_STAGE_DOUBLING)
+FACT = {"kind": "fitted", "source": "test"}
+
+
+def of(communication: float, compute: float, *, assumed: tuple[str, ...] = ()) -> Machine:
+    """Perlmutter with these half-widths, and all rates measured but these."""
+    sources = {"communication": FACT, "compute": FACT}
+    known = {"communication": communication, "compute": compute, "sources": sources}
+    machine = load_machine("perlmutter").document
+    kinds = {name: "assumed" if name in assumed else "measured" for name in machine.accelerator.sources}
+    marked = {name: one.model_copy(update={"kind": kinds[name]}) for name, one in machine.accelerator.sources.items()}
+    accelerator = machine.accelerator.model_copy(update={"sources": marked})
+    return machine.model_copy(update={"uncertainty": Uncertainty.model_validate(known), "accelerator": accelerator})
+
+
+def half(machine: Machine, one: Layout = CONFIGURATION, **computed_s: float) -> float:
+    """Half-width of a step of 40,000 s of 80b that computes 30,000 s."""
+    job = Job(load_model("80b").document, machine, WORKLOAD)
+    return half_width(job, one, computed_s=computed_s, compute_s=3e4, iteration_s=4e4)
+
+
+def test_interval_by_hand() -> None:
+    """Guards the parts: kinds of computation by their shares of three quarters, a quarter of waiting, 1,024 ranks of
+    seven doublings of a node, 4 pipeline stages of two, and each layout's own."""
     one = Layout(Grid(z=256, pipeline=4, order=("x", "y", "z", "data", "pipeline")), 1, "full")
-    assert priced(machine, one).half_width == pytest.approx(math.hypot(0.125, scale), rel=1e-3)
+    kinds = math.hypot(0.75 * 0.8 * 0.1, 0.75 * 0.2 * 0.1)
+    scale = DEVIATIONS * math.hypot(7.0 * PER_DOUBLING, 2.0 * PER_STAGE_DOUBLING)
+    by_hand = math.hypot(kinds, 0.25 * 0.2, scale, DEVIATIONS * OF_LAYOUT)
+    found = half(of(0.2, 0.1), one, **{GEMMS: 8.0, ATTENTION: 2.0})
+    assert found == pytest.approx(by_hand, rel=1e-3)
+
+
+def test_a_rate_that_is_assumed_widens_by_what_hangs_on_it() -> None:
+    """Guards the mark: an assumed rate of attention widens steps of much attention, and no other kind's."""
+    measured, assumed = of(0.2, 0.1), of(0.2, 0.1, assumed=("attention_backward_efficiency",))
+    assert half(assumed, **{GEMMS: 1.0}) == half(measured, **{GEMMS: 1.0})
+    little, much = ({GEMMS: 1.0 - share, ATTENTION: share} for share in (0.1, 0.5))
+    wider = [half(assumed, **parts) - half(measured, **parts) for parts in (little, much)]
+    assert 0.0 < wider[0] < 0.02 < wider[1]
+    assert of_rates(assumed, ATTENTION) == pytest.approx(math.hypot(0.1, ASSUMED))
 
 
 def test_performance_by_hand() -> None:

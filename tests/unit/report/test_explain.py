@@ -10,8 +10,9 @@ from unittest.mock import Mock
 
 import pytest
 
+from axonn_tune.cost.compute import ELEMENT_WISE, GEMMS
 from axonn_tune.cost.price import Detail, price
-from axonn_tune.cost.work import ELEMENT_WISE, GEMMS, HOST, work_by_kind
+from axonn_tune.cost.work import HOST, work_by_kind
 from axonn_tune.grid import ALL_AXES
 from axonn_tune.ranking.choosing import run_search
 from axonn_tune.ranking.compare import REST, causes, compare
