@@ -45,12 +45,13 @@ def source(case: Case) -> str:
     return case.row.dataset
 
 
-def fits_without(key: Callable[[Case], str], start: Floats | None) -> dict[str, Floats]:
-    """Logarithms of the numbers of a fit without the cases of each key, from `start` or what is expected."""
+def fits_without(key: Callable[[Case], str], start: Floats) -> dict[str, Floats]:
+    """Logarithms of the numbers of a fit without the cases of each key, from `start`; those without a case are as
+    expected."""
     keys = [key(case) for case in cases()]
     names = sorted(set(keys))
     # Before processes are forked, which then need it no more.
-    derivatives(parameters().expected if start is None else start)
+    derivatives(start)
     kept = [[at for at, own in enumerate(keys) if own != name] for name in names]
     with ProcessPoolExecutor() as pool:
         return dict(zip(names, pool.map(_fit, kept, [start] * len(names)), strict=True))
@@ -64,7 +65,7 @@ def left_out_s(key: Callable[[Case], str], fits: Mapping[str, Floats]) -> Floats
     return found
 
 
-def _fit(kept: Sequence[int], start: Floats | None) -> Floats:
+def _fit(kept: Sequence[int], start: Floats) -> Floats:
     return fit(kept, start=start)
 
 
@@ -94,7 +95,7 @@ def main() -> int:
     some = cases()
     truth, start = measured_s(some), fit(range(len(some)), start=shipped())
     family_s = left_out_s(family_group, fits_without(family_group, start))
-    without_source = fits_without(source, None)
+    without_source = fits_without(source, start)
     source_s = left_out_s(source, without_source)
     print(report(np.log(family_s / truth), "each family by a fit without it"))
     print(report(np.log(source_s / truth), "each source by a fit without it"))

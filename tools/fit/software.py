@@ -340,11 +340,15 @@ def write_records(path: Path, records: Sequence[Mapping[str, str]]) -> None:
 
 
 def _records_with(values: Mapping[str, str]) -> list[dict[str, str]]:
-    """Records of software.csv with fitted values, and those of unknown software as their mean."""
-    records = [one | {"value": values.get(f"{one['software']}:{one['parameter']}", one["value"])} for one in _records()]
+    """Records of software.csv with fitted values, those that are as other software's, and of unknown software as the
+    mean of what was fitted."""
+    known = {f"{one['software']}:{one['parameter']}": one["value"] for one in _records()} | dict(values)
+    records = [one | {"value": known[f"{one['software']}:{one['parameter']}"]} for one in _records()]
     for record in records:
+        if said := re.fullmatch(r"as ([\w-]+)", record["source"]):
+            record["value"] = known[f"{said[1]}:{record['parameter']}"]
         if record["software"] == UNKNOWN:
-            alike = [float(one["value"]) for one in records if _fitted(one) and one["parameter"] == record["parameter"]]
+            alike = [float(value) for name, value in values.items() if _kind(name) == record["parameter"]]
             record["value"] = f"{float(np.exp(np.mean(np.log(alike)))):.3g}"
     return records
 
