@@ -271,7 +271,7 @@ class Uncertainty(SourcedSection):
 
     communication: Share = Field(description="Of communication times.")
     compute: Share = Field(
-        description="Of compute times by rates that are measured or fitted; by assumed ones it is wider (docs/accuracy.md)."
+        description="Of compute times by measured or fitted rates; by assumed ones it is wider (docs/accuracy.md)."
     )
 
 
