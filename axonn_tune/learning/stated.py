@@ -2,8 +2,9 @@
 
 Read are bash scripts and argument lists for Megatron-LM and what descends from it (Megatron-Core, NeMo,
 Megatron-Bridge, Megatron-DeepSpeed, Megatron-AxoNN) and for torchtitan, torchtitan's TOML, DeepSpeed's JSON, YAML of
-NeMo, and what Accelerate, LLaMA-Factory and Hugging Face's Trainer read (`learning.trainers`). Config files that a
-script names are read from its folder. `learning.arguments` maps arguments; unstated ones take the framework's default.
+NeMo, experiments of Primus, and what Accelerate, LLaMA-Factory and Hugging Face's Trainer read (`learning.trainers`).
+Config files that a script names are read from its folder. `learning.arguments` maps arguments; unstated ones take the
+framework's default.
 """
 
 from __future__ import annotations
@@ -39,6 +40,7 @@ from axonn_tune.frameworks.statements import ANY_ORDER
 from axonn_tune.frameworks.torchtitan import FLAVORS, MIXTURES
 from axonn_tune.learning.arguments import SWITCHES, beside_others, columns_of, known_name, named_values
 from axonn_tune.learning.pairs import toml_pairs, yaml_pairs
+from axonn_tune.learning.primus import MODEL, experiment, filled, model_of, started
 from axonn_tune.learning.recipes import python_facts, refusals, tool_of
 from axonn_tune.learning.run import COMPARED, NEEDED, CommandRun, is_same, model_columns
 from axonn_tune.learning.shell import OUTPUT, Script, read_script, slurm_sizes
@@ -107,6 +109,12 @@ class _Source:
 
         return replace(self, arguments=placed(self.arguments), named=placed(self.named), own=placed(self.own))
 
+    def filled(self, variables: Mapping[str, Sequence[Stated]]) -> _Source:
+        """The same with values of the environment, or those beside their names."""
+        every = (self.arguments, self.named, self.own)
+        arguments, named, own = ({name: filled(one, variables) for name, one in each.items()} for each in every)
+        return replace(self, arguments=arguments, named=named, own=own)
+
     def over(self, other: _Source) -> _Source:
         """The same on top of what another file states."""
         return replace(
@@ -127,25 +135,25 @@ def _read(path: Path, *, named_by: tuple[Path, ...] = ()) -> _Source:
     if path.suffix == ".toml":
         return _priced(_of_pairs(path, toml_pairs(text, path)))
     if path.suffix in (".yaml", ".yml", ".json") or text.lstrip().startswith("{"):
-        source = _priced(_of_pairs(path, yaml_pairs(text, path)))
+        source = _priced(_of_pairs(path, experiment(yaml_pairs(text, path))))
         for config in _configs(source, (), (*named_by, path)):
             source = source.over(config)
-        return source
+        return source if named_by else source.filled({})
     if path.suffix == ".py":
         return _priced(_of_pairs(path, python_facts(text)), text)
     script = read_script(CONTROL.sub("", text), path=str(path))
     source = _of_script(script, path)
-    found = _of_pairs(path, launched(source.words, script.variables, source.named, path))
-    source = replace(source, named={**source.named, **found.named})
+    beside = [*launched(source.words, script.variables, source.named, path), *started(script.variables)]
+    source = replace(source, named={**source.named, **_of_pairs(path, beside).named})
     commands = "\n".join(" ".join(word.value for word in command) for command in script.commands)
     if tool_of(f"{commands}\n{source.text}") is not None:
         for _, _, file in config_files(source.words, source.named, path, written=True):
             if file is not None and file.suffix != ".toml":
-                beside = _of_pairs(file, yaml_pairs(read_text(file, limit_bytes=DOCUMENT_BYTES), file))
-                source = source.over(beside.elsewhere())
+                written = _of_pairs(file, yaml_pairs(read_text(file, limit_bytes=DOCUMENT_BYTES), file))
+                source = source.over(written.elsewhere())
     for config in _configs(_priced(source, commands), script.documents, (*named_by, path)):
         source = source.over(config)
-    return source
+    return source.filled(script.variables)
 
 
 def _priced(source: _Source, text: str = "") -> _Source:
@@ -344,7 +352,7 @@ def read_run(
     source = _read(Path(path))
     name, line = (find_framework(framework).name, 1) if framework else _software(source)
     source = source.in_full(name)
-    named = None if model is not None else named_model(source.arguments, Path(path).parent)
+    named = None if model is not None else named_model(source.arguments, Path(path).parent) or model_of(source.named)
     document = named[0] if named else _model_given(source, model)
     facts = {name: meaning(name, value) for name, value in given.items()}
     facts = {**(model_columns(document) if document else {}), **facts}
@@ -366,7 +374,7 @@ def read_run(
     if refused := [*beside_others("refused", name, every, written)]:
         raise DocumentError(str(path), refused)
     idle = _unconverted(source, arguments) if "torchtitan" in own_tables(name) else {}
-    ignored, unknown = _unpriced(source.without(idle), name, implied, facts)
+    ignored, unknown = _unpriced(source.without({*idle, MODEL}), name, implied, facts)
     if wider and not any("BF16" in words for words in ignored):
         ignored = (*ignored, f"{narrow}: priced as BF16, so time is overestimated, and memory may be")
     ignored += tuple(f"{one.path}: {one.message}" for one in beside_others("idle", name, every, written))

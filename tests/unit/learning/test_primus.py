@@ -1,0 +1,86 @@
+"""Experiments of Primus: YAML that overrides arguments of Megatron-LM, alone or started by a script."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from axonn_tune.learning.run import CommandRun
+from axonn_tune.learning.stated import read_run
+from axonn_tune.specs.catalog import load_machine
+from axonn_tune.validation.published.cases import Case
+
+EXPERIMENT = """
+exp_name: ${PRIMUS_EXP_NAME:one}
+modules:
+  pre_trainer:
+    framework: megatron
+    config: pre_trainer.yaml
+    model: ${PRIMUS_MODEL:qwen3_30B_A3B}.yaml
+    overrides:
+      stderr_sink_level: DEBUG
+      micro_batch_size: 8
+      global_batch_size: 512
+      seq_length: ${PRIMUS_SEQ_LENGTH:4096}
+      recompute_granularity: full
+      recompute_method: block
+      recompute_num_layers: 5
+      tensor_model_parallel_size: ${PRIMUS_TP:1}
+      expert_model_parallel_size: ${PRIMUS_EP:8}
+      moe_router_dtype: null
+      enable_primus_turbo: true
+      use_turbo_deepep: true
+      turbo_deepep_num_cu: 80
+      use_precision_aware_optimizer: true
+      main_grads_dtype: bf16
+      exp_avg_dtype: bf16
+      exp_avg_sq_dtype: bf16
+"""
+SCRIPT = "export EXP=experiment.yaml\nexport PRIMUS_EP=16\nNNODES=2 bash ./examples/run_pretrain.sh\n"
+
+
+@pytest.fixture(name="folder")
+def _folder(tmp_path: Path) -> Path:
+    (tmp_path / "experiment.yaml").write_text(EXPERIMENT, "utf-8")
+    (tmp_path / "run.sh").write_text(SCRIPT, "utf-8")
+    return tmp_path
+
+
+def case(run: CommandRun) -> Case:
+    """What the cost model sees of it on MI355X."""
+    return run.case(load_machine("mi355x").document)
+
+
+def test_an_experiment_is_a_run_of_megatron(folder: Path) -> None:
+    """Guards the values beside names of the environment, the model by its file, Primus's own dispatcher and defaults,
+    and that nothing of Primus's own is called unknown."""
+    run = read_run(folder / "experiment.yaml", given={"n_gpus": "8"})
+    found = case(run)
+    one, step = found.configurations[0], found.framework.step
+    assert (found.model.name, found.workload.sequence_length, found.workload.precision) == (
+        "qwen3-30b-a3b",
+        4096,
+        "bf16",
+    )
+    assert (one.grid.expert, one.micro_batch, one.recompute, one.recompute_layers) == (8, 8, "full", 5)
+    assert found.framework.dispatcher_over(8, 8) == "deepep"
+    assert (step.distributed_optimizer, step.exp_avg_bytes) == (True, 2)
+    assert run.unknown == ()
+
+
+def test_a_script_starts_an_experiment(folder: Path) -> None:
+    """Guards `EXP`, nodes of eight GPUs, and the environment over the experiment's own values."""
+    run = read_run(folder / "run.sh", given={})
+    assert case(run).row.gpus == 16
+    assert case(run).configurations[0].grid.expert == 16
+
+
+@pytest.mark.parametrize(
+    ("recipe", "precision"), [("fp4: e2m1", "nvfp4"), ("fp4: e2m1\n      fp4_recipe: mxfp4", "mxfp4")]
+)
+def test_recipes_of_four_bits(folder: Path, recipe: str, precision: str) -> None:
+    """Guards MXFP4, which AMD's Megatron-LM names by its recipe."""
+    text = EXPERIMENT.replace("moe_router_dtype: null", recipe)
+    (folder / "experiment.yaml").write_text(text, "utf-8")
+    assert read_run(folder / "experiment.yaml", given={"n_gpus": "8"}).columns["precision"].value == precision
