@@ -285,7 +285,8 @@ class ComputeClock:
             return call_s
         rates, element = self.rates, self.element_bytes
         quantizes = rates.quantizes_in_gemm and isinstance(step, Kernel) and step.quantizes
-        if step.phase != "step" and (quantizes or is_captured(step.layer, rates.captured)):
+        bare = isinstance(step, Kernel) and step.bare
+        if step.phase != "step" and (quantizes or bare or is_captured(step.layer, rates.captured)):
             rates = self._captured_rates
         if isinstance(step, MatMul):
             m, n, k = (size.evaluate(self.values) for size in (step.m, step.n, step.k))

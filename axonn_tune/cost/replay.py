@@ -257,6 +257,8 @@ class Replay:
         """Of operations that the host issues: value of a symbol; 1.0 for groups of several members, else 0.0."""
         if name in self.streams:
             return self._several(name)
+        if name == "1/expert":
+            return 1.0 / self._picked(self.work.values["expert"])
         return self._picked(self.work.values[name]) if name else 1.0
 
     def step_s(self) -> tuple[Value, Value]:

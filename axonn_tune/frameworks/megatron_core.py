@@ -72,6 +72,7 @@ _STEP = StepOptions(
     fused_accumulation=True,
     vocabulary_multiple=128,
     expert_replicas=("x", "z", "context", "data"),
+    expert_kernels="separate",
     overlaps=("gather_prefetch", "input_gradient", "weight_gradient", "data_parallel"),
 )
 

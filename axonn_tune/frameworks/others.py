@@ -64,6 +64,7 @@ UNKNOWN = Framework(
 AUTOMODEL = replace(
     TORCHTITAN.with_step(
         dispatcher="deepep",
+        expert_kernels="looped",
         fused_norms=True,
         recompute_whole_block=False,
         master_bytes=2,

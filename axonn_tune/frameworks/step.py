@@ -14,6 +14,7 @@ from axonn_tune.vocabulary import DISPATCHERS, LARGEST_SIZE, MOST_TIMES, OVERLAP
 
 GatherUnit: TypeAlias = Literal["weight", "block"]
 Reduction: TypeAlias = Literal["buckets", "whole", "parameter"]
+ExpertKernels: TypeAlias = Literal["compiled", "looped", "separate", "fused"]
 KernelKind: TypeAlias = Literal["ideal", "compiled", "eager"]
 LossKind: TypeAlias = Literal["in_place", "fused", "softmax", "copied", "eager"]
 NATURAL_IMBALANCE, IMBALANCE_SPREAD = 1.4, 0.2
@@ -228,7 +229,13 @@ class ExpertOptions:
     shared_expert_overlap: GEMMs of shared experts run beside dispatch and combine. gathers_experts: an axis of its
     own, `expert_z`, shards weights of experts, which are gathered a block ahead into buffers that stay.
     balancing_loss: a loss balances experts by the tokens of each in the batch, which all ranks count in each layer
-    and micro-batch (Megatron-Core's global_aux_loss).
+    and micro-batch (Megatron-Core's global_aux_loss). expert_kernels: what is between the grouped GEMMs of routed
+    experts is one kernel, biases and clamps included (compiled); biases are operators of their own, expert by expert
+    (looped: NVIDIA-NeMo/Automodel@01f0725c, nemo_automodel/components/moe/experts.py, _apply_bias); clamps and the
+    bias of the second GEMM are (separate: NVIDIA/Megatron-LM@d98e8a64, megatron/core/transformer/moe/experts.py,
+    TEGroupedMLP); or all of it is in the GEMMs,
+    with what it quantizes, which needs MXFP8 (fused: NVIDIA/TransformerEngine@d0067d0d,
+    transformer_engine/pytorch/ops/fused/grouped_mlp.py; otherwise as compiled).
     """
 
     expert_shards: tuple[str, ...] = _words(*_FOLDED)
@@ -241,6 +248,7 @@ class ExpertOptions:
     shared_expert_overlap: bool = False
     gathers_experts: bool = False
     balancing_loss: bool = False
+    expert_kernels: ExpertKernels = "compiled"
 
     @property
     def folding(self) -> Folding:

@@ -176,6 +176,7 @@ class _Reading:
         if topk > count:
             raise ValueError(f"moe_router_topk: is {topk}, but there are {count} experts: at most {count}")
         scaling, softmax = self.text("moe_router_topk_scaling_factor"), self.text("moe_router_score_function")
+        clamp = self.text("activation_func_clamp_value")
         pre = is_on(self._arguments.get("moe_router_pre_softmax", NOTHING))
         return Experts(
             **{**sizes, "chosen_groups": sizes["chosen_groups"] if sizes["groups"] > 1 else 1},
@@ -184,6 +185,7 @@ class _Reading:
             normalized=not (pre and topk > 1),
             shared_gate=is_on(self._arguments.get("moe_shared_expert_gate", NOTHING)) and sizes["shared_width"] > 0,
             scaling=(float(scaling) or None) if scaling else None,
+            clamp=float(clamp) if clamp else None,
             score_bias=is_on(self._arguments.get("moe_router_enable_expert_bias", NOTHING)) or None,
         )
 

@@ -330,6 +330,7 @@ class Kernel:
     the reduce-scatter before it, wherever overlap moves those; one that `copies_gather` is where there is that gather
     before it; one that `quantizes` makes operands of GEMMs: which
     copies. One that `turns` transposes what x gathers; a lone rank writes both copies at once, half as many bytes more.
+    One that is `bare` is an operator of torch's, without what the software adds to a module's.
     """
 
     phase: Phase
@@ -341,6 +342,7 @@ class Kernel:
     accumulates: bool = False
     quantizes: Copies | None = None
     turns: bool = False
+    bare: bool = False
     makes: Arrays = field(default=(), compare=False, repr=False)
     frees: tuple[str, ...] = field(default=(), compare=False, repr=False)
 

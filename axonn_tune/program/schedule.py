@@ -274,6 +274,12 @@ def build_schedule(
     )
 
 
+_BARE = 2.0 * (26.85 / 7.0) / 150.0
+"""Host time of an operator of torch's over that of an operation of the program, a module with its Python: 7 of them
+take 26.85 µs where few rows are computed (ROCm/aiter PR 4249), twice that with autograd; the others about 150 µs
+(frameworks/software.csv)."""
+
+
 def _issued(operations: Iterable[Operation], options: StepOptions) -> dict[str, float]:
     """Operations that the host launches, by the symbol that counts them: none of what CUDA graphs capture."""
     captured = captured_layers(options.cuda_graphs)
@@ -286,12 +292,15 @@ def _issued(operations: Iterable[Operation], options: StepOptions) -> dict[str, 
             continue
         counts = ("softmax", "softmax_back", "alone", "shared", "grouped", "exchanged", "joined")
         symbol = next((name for name, _ in step.calls.powers if name in counts), "")
+        # Of each expert of the rank.
+        symbol = symbol or ("1/expert" if ("expert", -1) in step.calls.powers else "")
         if options.quantizes_in_gemm and isinstance(step, Kernel) and step.quantizes:
             # Weights are quantized once a step; scheduling a linear layer in FP8 takes twice that in BF16, however many
             # kernels quantize its input (NVIDIA/TransformerEngine issue 761).
             found[""] = found.get("", 0.0) + float(("A", -1) not in step.calls.powers)
         elif symbol or not isinstance(step, Kernel) or step.size_bytes.coefficient:
-            launches = step.launches if isinstance(step, Measured) else 1
+            launches = step.launches if isinstance(step, Measured) else 1.0
+            launches *= _BARE if isinstance(step, Kernel) and step.bare else 1.0
             found[symbol] = found.get(symbol, 0.0) + launches * step.calls.coefficient
     return found
 

@@ -378,7 +378,7 @@ def step_setting(setting: str) -> tuple[str, object]:
 
 _OF_EXPERTS = (
     *("dispatcher", "imbalance", "capacity_factor", "balancing_loss", "gathers_experts", "expert_shards"),
-    "expert_replicas",
+    *("expert_replicas", "expert_kernels"),
 )
 """Options of a step without effect where there are no experts; `check_expert_overlap` has the others."""
 

@@ -432,6 +432,7 @@ def _experts(config: _Config, keys: _ExpertKeys) -> dict[str, Plain]:
         "width": width,
         "shared_width": shared,
         "latent_width": config.value("moe_latent_size") and config.size("moe_latent_size"),
+        "clamp": config.number(("swiglu_limit",)),
         "score": score,
         "normalized": config.flag("norm_topk_prob", absent=True),
         "scaling": config.number(("routed_scaling_factor",)),

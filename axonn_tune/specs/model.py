@@ -76,6 +76,9 @@ class Experts(Document):
     )
     shared_gate: bool = Field(default=False, description="A gate of the shared experts' output, one number a token.")
     latent_width: Size | None = Field(default=None, description="Tokens are projected to it before dispatch.")
+    clamp: PositiveFloat | None = Field(
+        default=None, description="Limit of gate and linear half in front of the activation (swiglu_limit)."
+    )
     score: Literal["softmax", "sigmoid"] = Field(default="softmax", description="What the router makes of logits.")
     normalized: bool = Field(default=True, description="Scores of a token's experts sum to one, for scripts.")
     scaling: PositiveFloat | None = Field(default=None, description="Factor of the routed output, for scripts.")

@@ -10,7 +10,7 @@ megatron/core/transformer/moe, token_dispatcher.py and experts.py; arXiv 2603.07
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Literal
@@ -43,6 +43,7 @@ from axonn_tune.program.operations import (
     Array,
     Arrays,
     Collective,
+    Kernel,
     MatMul,
     Operation,
     OpKind,
@@ -68,6 +69,23 @@ _SCORED, _SCORED_AT_ONCE = Traffic(12, 0, 24), Traffic(2, 0, 6)
 """Kernels of scores, top-k, probabilities and the balancing loss, by logit, in FP32, as many backward: operator by
 operator, or fused into one for the scores of the best and one for the loss (NVIDIA/TransformerEngine@d0067d0d,
 transformer_engine/pytorch/router.py; `moe_router_fusion`, which recipes of Megatron-Bridge set)."""
+
+_CLAMPED, _CLAMPED_BACK = Traffic(3, 8), Traffic(3, 10)
+"""Clamps of both halves of FC1's output and the copy that joins them, an element of F: operators of their own in front
+of the activation's kernel, and their gradients (NVIDIA/Megatron-LM@d98e8a64, megatron/core/fusions/
+fused_bias_geglu.py, weighted_bias_quick_geglu_impl)."""
+
+STRIDED = 32.62 / 217.51 * (32.0 / 6.0)
+"""Bandwidth of eager kernels over halves of rows, relative to that of one fused kernel: seven of clamped SwiGLU move 32
+bytes an element in 217.51 µs, the fused one 6 in 32.62 µs (ROCm/aiter PR 4249, 65,544 rows on MI355X)."""
+
+_BIAS_LOOP: Mapping[bool, tuple[tuple[Traffic, Traffic], tuple[Traffic, Traffic]]] = {
+    True: ((Traffic(2, 1, 3), Traffic(2, 1, 3)), (Traffic(6, 1, 7), Traffic(2, 3, 1))),
+    False: ((Traffic(2, 4), Traffic(1, 2)), (Traffic(6, 6), Traffic(1, 2))),
+}
+_BIAS_LOOP_ALONE = ((Traffic(1, 2), Traffic(1, 2)), (Traffic(1, 1), Traffic(1, 2)))
+"""FC2's bias times probabilities, which are in FP32 or not, and FC1's, forward and backward: kernels of each expert,
+and of all rows: cat, conversions (NVIDIA/Megatron-LM@d98e8a64, megatron/core/transformer/moe/experts.py)."""
 
 _ROUTED = 8.0
 """Bytes of what is kept of the routing of a token to one expert."""
@@ -200,19 +218,25 @@ class Grouped(Node):
 
     def forward(self, given: LayerInputs, phase: Phase) -> Iterator[Operation]:
         """The GEMM; behind the first the sum over y."""
-        weight, once = self.k * self.n, not self.trains
-        yield from layers.quantized(phase, self.layer, rows(given) * self.k, given, once=once)
+        weight, once, second = self.k * self.n, not self.trains, self.gathers == "backward"
+        # The second takes what the first one's kernel quantized.
+        if not (second and _is_fused(given)):
+            yield from layers.quantized(phase, self.layer, rows(given) * self.k, given, once=once)
         yield from layers.quantized_weight(phase, self.layer, local(given) * weight, given)
         yield from _joined(given, phase, self.layer, n=self.n, k=self.k)
         yield _gemm(given, phase, self.layer, n=self.n, k=self.k, makes=self.makes)
-        if self.gathers == "forward":
+        if not second:
             yield from _summed(given, phase, self.layer, self.n)
+        yield from _biased(given, phase, self.layer, self.n)
 
     def backward(self, given: LayerInputs, behind: Behind) -> Iterator[Operation]:
         """Both gradients; behind those of the second the sum over y."""
         layer, n, k = self.layer, self.n, self.k
-        weight = local(given) * n * k
-        yield from layers.quantized("backward", layer, rows(given) * n, given, once=not self.trains)
+        weight, second = local(given) * n * k, self.gathers == "backward"
+        yield from _biased(given, "backward", layer, n)
+        quantized = layers.quantized("backward", layer, rows(given) * n, given, once=not self.trains)
+        if second or not _is_fused(given):
+            yield from quantized if second else _by_expert(given, quantized)
         yield from layers.quantized_again(layer, rows(given) * k, weight, given, trains=self.trains)
         yield from _joined(given, "backward", layer, n=n, k=k)
         freed = () if self.trains else behind.frees
@@ -221,7 +245,7 @@ class Grouped(Node):
             yield _gemm(given, "backward", layer, n=n, k=k, layout="TN", frees=behind.frees)
             if given.kernels.expert_gradient.kernels:
                 yield moves("backward", layer, given.kernels.expert_gradient, weight, given, calls=PARTS)
-        if self.gathers == "backward":
+        if second:
             yield from _summed(given, "backward", layer, k)
 
 
@@ -408,12 +432,54 @@ def _gemm(
     )
 
 
+def _is_separate(given: LayerInputs) -> bool:
+    """Whether biases and clamps of experts are operators of their own."""
+    return given.options.expert_kernels == "separate"
+
+
+def _is_fused(given: LayerInputs) -> bool:
+    """Whether activation, probability and quantization are in the grouped GEMMs."""
+    return given.options.expert_kernels == "fused" and given.format is not None and given.format.name == "mxfp8"
+
+
+def _biased(given: LayerInputs, phase: Phase, layer: str, width: Size) -> Iterator[Operation]:
+    """Biases expert by expert, the second one times probabilities, which DeepEP and HybridEP have in FP32."""
+    if not given.own.biases or given.options.expert_kernels not in ("looped", *["separate"] * (layer == FC2)):
+        return
+    wide = find_dispatcher(given.options.dispatcher).counting == "rank"
+    table = _BIAS_LOOP[wide] if layer == FC2 else _BIAS_LOOP_ALONE
+    each, whole = table[phase == "backward"]
+    one = moves(phase, layer, each, rows(given) * width / local(given), given, calls=local(given) * PARTS)
+    rest = moves(phase, layer, whole, rows(given) * width, given, calls=PARTS)
+    yield from (replace(one, bare=True), replace(rest, bare=True))
+
+
+def _by_expert(given: LayerInputs, quantized: Iterable[Operation]) -> Iterator[Operation]:
+    """What quantizes FC1's output gradient; where it sums that of its bias, too, once an expert
+    (NVIDIA/TransformerEngine@d0067d0d, transformer_engine/pytorch/module/_split_quantization.py)."""
+    apart = given.own.biases and _is_separate(given)
+    for one in quantized:
+        if apart and isinstance(one, Kernel):
+            yield replace(one, size_bytes=one.size_bytes / local(given), calls=one.calls * local(given))
+        else:
+            yield one
+
+
+def _clamped(given: LayerInputs, phase: Phase) -> Iterator[Operation]:
+    if _experts(given).clamp and _is_separate(given):
+        moved = _CLAMPED_BACK if phase == "backward" else _CLAMPED
+        elements = rows(given) * width(given) / STRIDED
+        yield replace(moves(phase, ACTIVATION, moved, elements, given, calls=PARTS), bare=True)
+
+
 def _activation(given: LayerInputs, phase: Phase) -> Iterator[Operation]:
-    """Activation times probability, `[R, G] → [R, F]`."""
+    """Activation times probability, `[R, G] → [R, F]`, with the clamps before it."""
+    yield from _clamped(given, phase)
     # Repeated, it is the original that is kept for the weight gradient.
     element = given.element if phase == "recompute" else given.saved_element
     made = _rows_of(given, "expert activation", width(given), element=element)
-    elements = rows(given) * width(given)
+    # In FC1's kernel it is written, but no kernel of its own; repeated it is one.
+    elements = rows(given) * width(given) * float(phase == "recompute" or not _is_fused(given))
     yield moves(phase, ACTIVATION, given.kernels.activation, elements, given, calls=PARTS, makes=(made,))
 
 
@@ -424,8 +490,10 @@ def _activated(given: LayerInputs, phase: Phase) -> Iterator[Operation]:
 
 def _activated_backward(given: LayerInputs, behind: Behind) -> Iterator[Operation]:
     yield from _weighted(given, "backward", given.kernels.weighted_back)
-    moved, made, elements = given.kernels.activation_back, (behind.gradient,), rows(given) * width(given)
+    moved, made = given.kernels.activation_back, (behind.gradient,)
+    elements = rows(given) * width(given) * float(not _is_fused(given))
     yield moves("backward", ACTIVATION, moved, elements, given, calls=PARTS, makes=made, frees=behind.frees)
+    yield from _clamped(given, "backward")
 
 
 def _joined(given: LayerInputs, phase: Phase, layer: str, *, n: Size, k: Size) -> Iterator[Operation]:

@@ -3,24 +3,26 @@
 from __future__ import annotations
 
 import itertools
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from axonn_tune.cost.collectives import route
 from axonn_tune.cost.price import Detail, price
 from axonn_tune.frameworks import find_framework
+from axonn_tune.frameworks.step import ExpertKernels
 from axonn_tune.grid import Grid
 from axonn_tune.job import Job, Layout
 from axonn_tune.program.count import counted
-from axonn_tune.program.operations import MatMul
+from axonn_tune.program.operations import Kernel, MatMul
+from axonn_tune.program.types.experts import STRIDED
 from axonn_tune.ranking.choosing import search
 from axonn_tune.ranking.priced import Priced
 from axonn_tune.request import Request
 from axonn_tune.specs.catalog import load_machine, load_model
 from axonn_tune.specs.model import Model
 from axonn_tune.specs.workload import Workload
-from axonn_tune.vocabulary import OVERLAPS, Overlap
+from axonn_tune.vocabulary import OVERLAPS, Overlap, Precision
 from tests.unit.small import small_model, small_problem
 
 MACHINE = load_machine("perlmutter-80gb").document
@@ -268,3 +270,75 @@ def test_a_load_balancing_loss_counts_tokens_over_all_ranks() -> None:
     longer = [steps[True, one].iteration_s - steps[False, one].iteration_s for one in (False, True)]
     assert longer[0] == pytest.approx(term.seconds)
     assert longer[1] < 0.5 * term.seconds
+
+
+GPT_OSS = load_model("gpt-oss-120b").document
+F = H = 2880
+
+
+def _between_gemms(software: ExpertKernels, dispatcher: str, *, recompute: str = "none", mxfp8: bool = False) -> Detail:
+    framework = find_framework("megatron-core").with_step(imbalance=1.0, expert_kernels=software, dispatcher=dispatcher)
+    machine, precision = load_machine("gb200-nvl72").document, cast(Precision, "mxfp8" if mxfp8 else "bf16")
+    workload = Workload(global_batch=512, sequence_length=4096, precision=precision)
+    return price(
+        Job(GPT_OSS, machine, workload, framework), Layout(Grid(data=64, expert=8, order=MEGATRON), 1, recompute, 0)
+    )
+
+
+def _kernels(found: Detail, phase: str, *layers: str) -> tuple[float, float]:
+    """Bytes of kernels that no software adds a time to, by row and width, and launches, of a block in a phase."""
+    block, rows = found.program.blocks[0], 4096 * 4
+    steps = [
+        step
+        for step in (block.forward if phase == "forward" else block.backward).operations
+        if isinstance(step, Kernel) and step.phase == phase and step.layer.split(".", 1)[1] in layers and step.bare
+    ]
+    calls = [float(step.calls.evaluate(found.values)) for step in steps]
+    moved = [float(step.size_bytes.evaluate(found.values)) for step in steps]
+    return sum(one * each for one, each in zip(calls, moved, strict=True)) / rows / F, sum(calls)
+
+
+@pytest.mark.parametrize(("dispatcher", "forward", "backward"), [("hybridep", 28.0, 40.0), ("alltoall", 12.0, 16.0)])
+def test_what_is_between_the_grouped_gemms(dispatcher: str, forward: float, backward: float) -> None:
+    """Guards Megatron-Core's operators of biases and clamps by their bytes a row (core/transformer/moe/experts.py,
+    core/fusions/fused_bias_geglu.py): 16F and 20F of clamps at the bandwidth of strided halves, also repeated; FC2's
+    bias in a loop over the 16 experts of a rank, with probabilities in FP32 where DeepEP or HybridEP sends them."""
+    found = _between_gemms("separate", dispatcher, recompute="moe_act")
+    for phase, bias, clamps, each in (("forward", forward, 16.0, 2), ("backward", backward, 20.0, 6)):
+        moved, launches = _kernels(found, phase, "moe.fc2")
+        assert moved == pytest.approx(bias)
+        assert 16 * each < launches <= 16 * each + 2
+        assert _kernels(found, phase, "moe.activation")[0] == pytest.approx(clamps / STRIDED)
+    assert _kernels(found, "recompute", "moe.activation")[0] == pytest.approx(16.0 / STRIDED)
+    assert 0.75 < STRIDED < 0.85
+    compiled = _between_gemms("compiled", dispatcher)
+    assert not any(
+        one.bare for block in compiled.program.blocks for one in block.forward.operations if isinstance(one, Kernel)
+    )
+    assert compiled.iteration_s < _between_gemms("separate", dispatcher).iteration_s
+
+
+def test_a_fused_grouped_mlp() -> None:
+    """Guards Transformer Engine's fused grouped MLP in MXFP8: two kernels forward and four backward, beside them only
+    what quantizes the dispatched rows and the gradient that comes back; in BF16 there is none."""
+    fused, apart = (_between_gemms(one, "hybridep", mxfp8=True) for one in ("fused", "compiled"))
+    kinds: dict[str, list[list[str]]] = {}
+    for name, found in (("fused", fused), ("apart", apart)):
+        block = found.program.blocks[0]
+        kinds[name] = [
+            [
+                f"{type(step).__name__} {step.layer.split('.', 1)[1]}"
+                for step in section.operations
+                if step.layer.split(".", 1)[1] in ("moe.fc1", "moe.activation", "moe.fc2")
+                and not (
+                    isinstance(step, Kernel) and (step.size_bytes.coefficient == 0.0 or ("A", -1) in step.calls.powers)
+                )
+            ]
+            for section in (block.forward, block.backward)
+        ]
+    ahead = ["Kernel moe.fc1", "MatMul moe.fc1", "MatMul moe.fc2"]
+    back = ["Kernel moe.fc2", *["MatMul moe.fc2"] * 2, *["MatMul moe.fc1"] * 2]
+    assert kinds["fused"] == [ahead, back]
+    assert [len(one) for one in kinds["apart"]] == [len(ahead) + 2, len(back) + 2]
+    assert fused.iteration_s < apart.iteration_s
+    assert _between_gemms("fused", "hybridep").iteration_s == _between_gemms("compiled", "hybridep").iteration_s

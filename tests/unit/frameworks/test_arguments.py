@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
+from ast import literal_eval
 from dataclasses import fields
 from pathlib import Path
 
@@ -124,7 +125,7 @@ def test_a_row_reads_what_it_writes(option: str) -> None:
     """Guards both directions of options that an argument states alone: a row reads each value as what wrote it."""
     for key in keys_of(f"step.{option}"):
         switch = key.range == ("switch",) and not key.sets
-        values = [float(key.sets)] if key.sets else [True, False] if switch else [*key.meanings.values()] or [2]
+        values = [literal_eval(key.sets)] if key.sets else [True, False] if switch else [*key.meanings.values()] or [2]
         for value in values:
             word = str(key.write(value))
             assert not key.misfit(word), key.name
