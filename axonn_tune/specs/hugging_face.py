@@ -40,11 +40,13 @@ _KEYS = {
 class _ExpertKeys(Document):
     """Experts of a model type.
 
-    shared: the key of the shared experts' width, or of their number (n_...). score_bias: a bias balances the load.
+    shared: the key of the shared experts' width, or of their number (n_..., num_...); shared_gate: they have one.
+    score_bias: a bias balances the load.
     """
 
     width: str = "moe_intermediate_size"
     shared: str = ""
+    shared_gate: bool = False
     score: Literal["softmax", "sigmoid"] = "softmax"
     score_bias: bool | None = None
 
@@ -58,6 +60,8 @@ class _Kind(Document):
     bias_keys. approximated: differences in words; flags: those that a key switches, with its default. window: its key;
     window_switch: key of a flag, off unless given. full_every: of so many layers the last attends to all, if
     `layer_types` does not say; full_unrotated: those have no positions. qk_norms: in all files, if not by its key.
+    mixers: what `layer_types` names in place of attention, by section, or the only one, of layers that mixed_key lists,
+    from 1, or of all that do not attend. output_gate: of attention, in files without the key `attn_output_gate`.
     indexer: sparse attention. hybrid: each layer is attention, Mamba-2, an MLP or experts alone.
     """
 
@@ -80,6 +84,9 @@ class _Kind(Document):
     qk_norms: bool = False
     qk_norms_key: str = ""
     latent: bool = False
+    mixers: dict[str, str] = Field(default={})
+    mixed_key: str = ""
+    output_gate: bool = False
     indexer: bool = False
     sinks: bool = False
     experts: _ExpertKeys | None = None
@@ -282,7 +289,7 @@ def _layer_types(config: _Config, kind: _Kind, *, layers: int) -> dict[str, Plai
 
 def _predicting(config: _Config) -> dict[str, Plain]:
     """`mtp_layers`, if there are any."""
-    layers = config.size("num_mtp_layers", absent=0, least=0)
+    layers = config.size("mtp_num_hidden_layers", absent=config.size("num_mtp_layers", absent=0, least=0), least=0)
     layers = config.size("num_nextn_predict_layers", absent=layers, least=0)
     return {"mtp_layers": layers} if layers else {}
 
@@ -301,14 +308,39 @@ def _hybrid(config: _Config, kind: _Kind) -> dict[str, Plain]:
     types: dict[str, Plain] = {}
     for name in dict.fromkeys(names):
         if name in MIXERS:
-            mixer: dict[str, Plain] = {own: config.size(theirs) for own, theirs in MIXERS[name].KEYS.items()}
-            types[name] = {"attention": False, "mlp": False, name: mixer}
+            types[name] = _mixer(config, name) | {"mlp": False}
         elif name == "attention":
             types[name] = {"mlp": False, "rotary_share": 0}
         else:
             assert kind.experts is not None
             types[name] = alone | ({"experts": _experts(config, kind.experts)} if name == "moe" else {})
     return {"layers": _pattern(names), "layer_types": types, **_predicting(config)}
+
+
+def _mixer(config: _Config, section: str) -> dict[str, Plain]:
+    """A layer with this in place of attention."""
+    sizes, fields = MIXERS[section].KEYS.items(), MIXERS[section].model_fields
+    found: dict[str, Plain] = {}
+    for own, theirs in sizes:
+        if isinstance(flag := fields[own].default, bool):
+            found[own] = config.flag(theirs, absent=flag)
+        else:
+            found[own] = config.size(theirs, absent=None if fields[own].is_required() else fields[own].default)
+    return {"attention": False, section: found}
+
+
+def _mixed(config: _Config, kind: _Kind, layers: int) -> list[str]:
+    """What stands in place of attention in each layer, by section; "" of one that attends."""
+    if not kind.mixers:
+        return [""] * layers
+    Model.prepare()
+    stated, only = config.value("layer_types"), next(iter(kind.mixers.values()))
+    if isinstance(stated, list) and len(stated) == layers:
+        return [kind.mixers.get(str(one), "") for one in stated]
+    if (listed := config.places(kind.mixed_key)) is not None:
+        return [only if layer + 1 in listed else "" for layer in range(layers)]
+    every = config.size(kind.full_every_key, absent=kind.full_every, least=0)
+    return [only if not every or (layer + 1) % every else "" for layer in range(layers)]
 
 
 def _pattern(names: Sequence[str]) -> str:
@@ -330,19 +362,24 @@ def _attention(config: _Config, kind: _Kind, layers: int) -> list[tuple[str, dic
     share = config.number(("partial_rotary_factor",)) or 1
     own: dict[str, Plain] = {"rotary_share": share} if share != 1 and kind.family == "llama" else {}
     own |= {"sinks": True} if kind.sinks else {}
+    own |= {"output_gate": "element"} if config.flag("attn_output_gate", absent=kind.output_gate) else {}
     if kind.latent:
         rank = {} if config.value("q_lora_rank") is None else {"query_rank": config.size("q_lora_rank")}
         own["latent"] = {**rank, **{name: config.size(key) for name, key in _LATENT.items()}}
     indexer: dict[str, Plain] = {name: config.size(key) for name, key in _INDEXER.items()} if kind.indexer else {}
     window, found = _window(config, kind), []
-    for full, shared in zip(_full(config, kind, layers), _shared(config, layers), strict=True):
+    marks = _full(config, kind, layers), _shared(config, layers), _mixed(config, kind, layers)
+    for full, shared, mixer in zip(*marks, strict=True):
+        if mixer:
+            found.append((mixer, _mixer(config, mixer)))
+            continue
         unrotated = full and kind.full_unrotated
         values = own | ({"window": window} if window and not full else {})
         # Llama 4 normalizes queries and keys where it rotates them.
         values |= {"rotary_share": 0} if unrotated else {"qk_norms": True} if norms else {}
         if indexer:
             values["indexer"] = indexer | ({"shared": True} if shared else {})
-        whole = kind.indexer or (full and (window or unrotated))
+        whole = kind.indexer or kind.mixers or (full and (window or unrotated))
         found.append(("shared" if shared else "full" if whole else "local", values))
     return found
 
@@ -376,7 +413,7 @@ def _full(config: _Config, kind: _Kind, layers: int) -> list[bool]:
     key = "layer_types" if config.value("layer_types") or not kind.full_unrotated else "no_rope_layers"
     stated = config.value(key)
     if stated:
-        known = list(_ATTENDS) if key == "layer_types" else [0, 1]
+        known = [*_ATTENDS, *kind.mixers] if key == "layer_types" else [0, 1]
         others = sorted({str(one) for one in stated if one not in known}) if isinstance(stated, list) else [str(stated)]
         if others or len(stated) != layers:
             wrong = f"layers other than {', '.join(map(str, known))} are not supported: {', '.join(others):.80}"
@@ -422,15 +459,17 @@ def _experts(config: _Config, keys: _ExpertKeys) -> dict[str, Plain]:
         config.report("scoring_func", f"must be softmax or sigmoid, not {score!r:.40}")
     if keys.shared:
         number = config.size(keys.shared, absent=0, least=0)
-        if keys.shared.startswith("n_") and number > _MOST_SHARED:
+        counts = keys.shared.startswith(("n_", "num_"))
+        if counts and number > _MOST_SHARED:
             config.report(keys.shared, f"{number:,} shared experts, more than {_MOST_SHARED}")
-        shared = number * (width if keys.shared.startswith("n_") else 1)
+        shared = number * (width if counts else 1)
     grouped = config.value("topk_method") != "greedy"
     return {
         "count": config.size(count),
         "per_token": config.size("num_experts_per_tok"),
         "width": width,
         "shared_width": shared,
+        "shared_gate": keys.shared_gate and shared > 0,
         "latent_width": config.value("moe_latent_size") and config.size("moe_latent_size"),
         "clamp": config.number(("swiglu_limit",)),
         "score": score,
@@ -474,7 +513,9 @@ class _Config:
 
     def value(self, key: str) -> Any:  # noqa: ANN401 - JSON
         """What the file says, or None."""
-        return self._values.get(key)
+        section, _, inner = key.partition(".")
+        found = self._values.get(section)
+        return found.get(inner) if inner and isinstance(found, dict) else None if inner else found
 
     def states(self, key: str) -> bool:
         """Whether the file has the key, if only with null."""
@@ -482,7 +523,7 @@ class _Config:
 
     def line(self, key: str) -> int | None:
         """Where a key is first written."""
-        match = re.search(rf'"{re.escape(key)}"\s*:', self._text)
+        match = re.search(rf'"{re.escape(key.rpartition(".")[2])}"\s*:', self._text)
         return self._text.count("\n", 0, match.start()) + 1 if match else None
 
     def report(self, key: str, message: str) -> None:

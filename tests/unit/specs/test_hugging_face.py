@@ -365,8 +365,8 @@ def test_files_that_leave_sizes_to_their_class(tmp_path: Path) -> None:
 
 
 LACKING = {
-    "qwen3_next": ({"num_experts": 512}, "Gated DeltaNet"),
-    "qwen3_5_moe": ({"text_config": {"model_type": "qwen3_5_moe_text", "num_experts": 256}}, "Gated DeltaNet"),
+    "jamba": ({"num_experts": 16}, "Mamba-1"),
+    "gemma3n": ({"text_config": {"model_type": "gemma3n_text", "num_experts": 256}}, "embeddings of each layer"),
     "qwen4_exp": ({"num_experts": 8}, "'qwen4_exp' is not supported; supported: "),
     "qwen3moe": ({}, "did you mean 'qwen3_moe'?"),
     "llama5": ({}, "'llama5' is not supported; supported: "),
@@ -427,6 +427,53 @@ def test_layers_of_hybrids_by_either_list(tmp_path: Path) -> None:
         "must list up to 1,000"
         in problems(tmp_path, {**NEMOTRON, "layers_block_type": ["moe", "conv"]})["layers_block_type"]
     )
+
+
+_DELTA: Config = {
+    "attn_output_gate": True, "full_attention_interval": 4, "head_dim": 256, "hidden_act": "silu",
+    "linear_conv_kernel_dim": 4, "linear_key_head_dim": 128, "linear_num_key_heads": 16, "linear_value_head_dim": 128,
+    "max_position_embeddings": 262144, "tie_word_embeddings": False,
+}  # fmt: skip
+DELTA: dict[str, Config] = {
+    "qwen3-next-80b-a3b": {
+        **_DELTA, "model_type": "qwen3_next", "hidden_size": 2048, "intermediate_size": 5120, "num_hidden_layers": 48,
+        "num_attention_heads": 16, "num_key_value_heads": 2, "linear_num_value_heads": 32, "num_experts": 512,
+        "num_experts_per_tok": 10, "moe_intermediate_size": 512, "shared_expert_intermediate_size": 512,
+        "decoder_sparse_step": 1, "mlp_only_layers": [], "norm_topk_prob": True, "vocab_size": 151936,
+    },
+    "qwen3.5-27b": {
+        "model_type": "qwen3_5", "tie_word_embeddings": False, "vision_config": {"hidden_size": 1152}, "text_config": {
+            **_DELTA, "model_type": "qwen3_5_text", "hidden_size": 5120, "intermediate_size": 17408,
+            "num_hidden_layers": 64, "layer_types": (["linear_attention"] * 3 + ["full_attention"]) * 16,
+            "num_attention_heads": 24, "num_key_value_heads": 4, "linear_num_value_heads": 48, "vocab_size": 248320,
+            "mtp_num_hidden_layers": 1, "rope_parameters": {"partial_rotary_factor": 0.25, "rope_theta": 1e7},
+        },
+    },
+    "qwen3.5-35b-a3b": {
+        "model_type": "qwen3_5_moe", "vision_config": {"hidden_size": 1152}, "text_config": {
+            **_DELTA, "model_type": "qwen3_5_moe_text", "hidden_size": 2048, "num_hidden_layers": 40,
+            "num_attention_heads": 16, "num_key_value_heads": 2, "linear_num_value_heads": 32, "num_experts": 256,
+            "num_experts_per_tok": 8, "moe_intermediate_size": 512, "shared_expert_intermediate_size": 512,
+            "vocab_size": 248320, "mtp_num_hidden_layers": 1,
+        },
+    },
+    "olmo-hybrid-7b": {
+        **_DELTA, "attn_output_gate": False, "model_type": "olmo_hybrid", "hidden_size": 3840, "head_dim": 128,
+        "intermediate_size": 11008, "num_hidden_layers": 32, "num_attention_heads": 30, "num_key_value_heads": 30,
+        "layer_types": (["linear_attention"] * 3 + ["full_attention"]) * 8, "linear_num_key_heads": 30,
+        "linear_num_value_heads": 30, "linear_key_head_dim": 96, "linear_value_head_dim": 192, "vocab_size": 100352,
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", DELTA)
+def test_models_with_other_mixers_are_those_that_are_shipped(name: str, tmp_path: Path) -> None:
+    """Guards keys of delta nets, gates and nested sections: layer by layer the sizes of the shipped model."""
+    found, shipped = load(tmp_path, DELTA[name]), load_model(name).document
+    assert parameters(found) == parameters(shipped)
+    assert [layer.words for layer in found.types] == [layer.words for layer in shipped.types]
+    assert (found.counts, found.mtp_layers) == (shipped.counts, shipped.mtp_layers)
+    assert {*shipped.parts} <= {*found.parts}
 
 
 def test_experts_that_some_layers_have(tmp_path: Path) -> None:
