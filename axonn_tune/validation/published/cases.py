@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 from axonn_tune.errors import UsageError
@@ -26,7 +27,7 @@ from axonn_tune.specs.workload import Workload
 from axonn_tune.stages import parse_layout
 from axonn_tune.units import TERA
 from axonn_tune.validation.published.cells import Named
-from axonn_tune.validation.published.rows import SILENT, Place, StepRow, nearest_word
+from axonn_tune.validation.published.rows import SHIPPED, SILENT, Place, StepRow, nearest_word
 from axonn_tune.vocabulary import CUDA_GRAPHS, PRECISIONS, Precision
 
 
@@ -133,6 +134,20 @@ def differences(row: StepRow, machine: Machine, framework: Framework) -> tuple[s
     return tuple(found)
 
 
+_MEASURED = {("MooreThreads/SimuMax", "b200"): "simumax-b200"}
+"""Profile in `machines/` here, of kernels that a publication measured on its own system, by source and accelerator."""
+
+
+def _own_profile(place: Place) -> Path | None:
+    """The file of the profile that a row's publication measured of its own system."""
+    if not isinstance(place, StepRow):
+        return None
+    found = (
+        name for (source, chip), name in _MEASURED.items() if source == place.dataset and chip in place.gpu.lower()
+    )
+    return next((SHIPPED / "machines" / f"{name}.yaml" for name in found), None)
+
+
 def profile_of(place: Place) -> str | None:
     """Name of the profile nearest to a place's machine, or None if no shipped one has its accelerator."""
     system, gpu = place.system.lower(), place.gpu.lower()
@@ -146,7 +161,7 @@ def profile_of(place: Place) -> str | None:
 
 def machine_of(place: Place) -> Machine | None:
     """The profile of a place, adjusted; None if no shipped one has its accelerator."""
-    name = profile_of(place)
+    name = _own_profile(place) or profile_of(place)
     if name is None:
         return None
     return _adjusted(name, place.gpu_memory_gb, place.gpus_per_node, node_gb_per_s(place))
@@ -177,7 +192,7 @@ def node_gb_per_s(place: Place) -> float | None:
 
 
 @lru_cache(maxsize=256)
-def _adjusted(name: str, memory_gb: float | None, per_node: int | None, line_gb_per_s: float | None) -> Machine:
+def _adjusted(name: str | Path, memory_gb: float | None, per_node: int | None, line_gb_per_s: float | None) -> Machine:
     profile = load_machine(name).document
     accelerator = profile.accelerator
     if memory_gb is not None and abs(memory_gb / accelerator.memory_gib - 1.0) > 0.1:
