@@ -354,16 +354,16 @@ class SearchResult(ReportedResult, Sequence[PricedLayout]):
         script with its arguments (`path` with the suffix .sh, or .sbatch where `emit` has "slurm"), and the config
         files that it reads; "bridge" and "toml" are other forms of it. force: False refuses, by a UsageError, to
         replace a file that axonn-tune has not written. approximate: True writes them although the model's network has
-        something otherwise (`Model.approximated`), which is refused else. Errors as `explain`, those of
+        something otherwise (`Model.otherwise`), which is refused else. Errors as `explain`, those of
         `axonn_tune.launch.config.write_launch`, and UsageError for what the framework cannot express.
         """
         from axonn_tune.launch.scripts import SUFFIXES, emit_kind, emit_script, script_text
 
         wanted: Sequence[Emit] = (emit,) if isinstance(emit, str) else emit or ()
         kind, form = emit_kind(wanted)
-        if (model := self.inputs.problem.model).approximated and not approximate:
+        if (model := self.inputs.problem.model).otherwise and not approximate:
             raise UsageError(
-                f"{model.name} has {'; '.join(model.approximated)}: what is written would train another network; "
+                f"{model.name} has {'; '.join(model.otherwise)}: what is written would train another network; "
                 "--approximate writes it all the same, for its speed"
             )
         if self.inputs.problem.framework.software:

@@ -189,7 +189,7 @@ def _next(found: SearchResult, *, verbose: bool) -> str:
     able = ["explain (where the time goes)", other]
     with contextlib.suppress(AxonnTuneError):
         found.require_script(kind)
-        approximate = " --approximate" * bool(found.inputs.problem.model.approximated)
+        approximate = " --approximate" * bool(found.inputs.problem.model.otherwise)
         able.append(f"--emit {kind}{approximate} (a script)")
     return f"Next: {', '.join([*able, *([] if verbose or found.sizes else ['-v (more)'])])}"
 
@@ -228,7 +228,7 @@ def _write(found: SearchResult, *, output: str, quiet: bool, pick: int, emit: tu
     path, *others = replace(found, call=command_line()).write_launch_config(
         output, pick=pick, emit=emit, force=given("force"), **made
     )
-    if otherwise := (model := found.inputs.problem.model).approximated:
+    if otherwise := (model := found.inputs.problem.model).otherwise:
         words = f"Warning: what was written trains another network than {model.name}, which has {'; '.join(otherwise)}."
         click.echo(words, err=True)
     beside = "what it reads" if found.inputs.problem.framework.software else "the script that starts it"

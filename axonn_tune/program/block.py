@@ -18,7 +18,19 @@ from typing import NamedTuple
 
 from axonn_tune.program import layers
 from axonn_tune.program.inputs import WHOLE_BLOCK, LayerInputs, Linear
-from axonn_tune.program.nodes import Add, Behind, Branches, Exchange, Gemm, Node, Nodes, Norm, gathered, names
+from axonn_tune.program.nodes import (
+    Add,
+    Behind,
+    Branches,
+    Exchange,
+    Gemm,
+    Node,
+    Nodes,
+    Norm,
+    gathered,
+    names,
+    stream_before,
+)
 from axonn_tune.program.operations import Array, Operation, Phase
 from axonn_tune.program.types import experts, kinds
 from axonn_tune.specs.workload import Recompute
@@ -196,7 +208,7 @@ def _normed(nodes: BlockNodes, node: Norm, added: Add | None, phase: Phase) -> I
     made = (_stream(nodes, node),) if phase == "forward" or added else ()
     summed = None
     if added is not None:
-        if given.kernels.sum.kernels or phase == "recompute":
+        if given.kernels.sum.kernels or phase == "recompute" or not node.weighted:
             yield from layers.residual(added.layer, given, phase=phase, makes=made)
             made = ()
         else:
@@ -209,12 +221,7 @@ def _normed(nodes: BlockNodes, node: Norm, added: Add | None, phase: Phase) -> I
 
 def _stream(nodes: BlockNodes, node: Norm) -> Array:
     """The residual stream before a norm."""
-    name = BLOCK_INPUT if node is nodes.first else f"{node.layer} input"
-    return nodes.given.stream(name, "residual stream")
-
-
-BLOCK_INPUT = "block input"
-"""The residual stream in front of a block."""
+    return stream_before(node.layer, nodes.given, first=node is nodes.first)
 
 
 def backward(nodes: BlockNodes, *, recompute: Recompute) -> Iterator[Operation]:
@@ -350,6 +357,8 @@ class _Backward:
         if node in self.nodes.unneeded:
             # Repeated for its own gradients alone.
             gradients = [*gradients, *(name for name in names(node.makes) if name in self._again)]
+        if isinstance(node, Norm) and not node.weighted:
+            return tuple(gradients)
         if isinstance(node, Norm):
             statistics = map(layers.statistics_of, node.makes)
             return (_stream(self.nodes, node).name, *gradients, *statistics)

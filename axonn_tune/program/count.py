@@ -123,7 +123,7 @@ def _counted(given: LayerInputs, nodes: Sequence[Node]) -> TypeCount:
 def _vectors(node: Node, given: LayerInputs, sizes: dict[str, float]) -> Vectors:
     """Those of a node, and of a norm of the hidden state or a bias, where it has one."""
     layer = given.own
-    if isinstance(node, Norm):
+    if isinstance(node, Norm) and node.weighted:
         return node.vectors + Vectors(over_y=layer.hidden * (1 if layer.rms else 2))
     if isinstance(node, Gemm) and layer.biases:
         width, axis = int(node.linear.n.evaluate(sizes)), node.linear.split_output

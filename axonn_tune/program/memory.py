@@ -14,9 +14,9 @@ from operator import add
 from typing import Literal, NamedTuple, TypeAlias
 
 from axonn_tune.frameworks.step import OFFLOAD_MODULES
-from axonn_tune.program.block import BLOCK_INPUT
 from axonn_tune.program.count import counted
 from axonn_tune.program.inputs import EXPERTS, JOINED, WHOLE_BLOCK, LayerInputs, Z
+from axonn_tune.program.nodes import BLOCK_INPUT
 from axonn_tune.program.operations import (
     PLAIN,
     PLAIN_BLOCKS,

@@ -8,13 +8,13 @@ saved in, the gradient that comes back, and where its input comes from, if that 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import NamedTuple, TypeAlias
 
 from axonn_tune.program import layers
 from axonn_tune.program.inputs import PARTS, H, LayerInputs, Linear, Y
-from axonn_tune.program.operations import Array, Arrays, Operation, Phase, Size, Traffic
+from axonn_tune.program.operations import ONCE, Array, Arrays, Kernel, Operation, Phase, Size, Traffic
 
 Pass: TypeAlias = Callable[[LayerInputs, Phase], Iterable[Operation]]
 """Operations of a node's forward pass, or of the same once more in the backward pass."""
@@ -112,12 +112,22 @@ class Node:
         raise NotImplementedError
 
 
+BLOCK_INPUT = "block input"
+"""The residual stream in front of a block."""
+
+
+def stream_before(layer: str, given: LayerInputs, *, first: bool) -> Array:
+    """The residual stream before a norm, which may be the first of its block."""
+    return given.stream(BLOCK_INPUT if first else f"{layer} input", "residual stream")
+
+
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Norm(Node):
     """A norm of the residual stream. added: the layer by whose kernel the gradients of several that read it are added,
-    where that is a kernel of its own."""
+    where that is a kernel of its own; weighted: it has a weight, and is a kernel."""
 
     added: str = ""
+    weighted: bool = True
 
     def forward(self, given: LayerInputs, phase: Phase) -> list[Operation]:
         """Its output once more; what a forward pass has before that, the block adds (`after`)."""
@@ -140,6 +150,32 @@ class Norm(Node):
         yield from layers.norm_backward(self.layer, given, tokens=given.part, calls=PARTS, makes=(made,), frees=freed)
 
 
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Unnormed(Norm):
+    """The residual stream itself, where a branch is normed behind it alone; what reads it saves it."""
+
+    weighted: bool = False
+
+    @property
+    def alone(self) -> tuple[str, ...]:
+        """None: it is there."""
+        return ()
+
+    def forward(self, given: LayerInputs, phase: Phase) -> list[Operation]:
+        """Nothing once more."""
+        return []
+
+    def after(self, given: LayerInputs, *, makes: Arrays, summed: Traffic | None) -> list[Operation]:
+        """No kernel."""
+        return [Kernel("forward", self.layer, ONCE * 0.0, makes=makes)]
+
+    def backward(self, given: LayerInputs, behind: Behind) -> Iterator[Operation]:
+        """The sum of gradients of the stream and of those that read it."""
+        made = given.stream("new residual gradient", "residual gradients")
+        moved, elements, freed = Traffic(1, 3), given.outside(given.part) * H / Y, (*behind.frees, made.name)
+        yield layers.moves("backward", self.layer, moved, elements, given, calls=PARTS, makes=(made,), frees=freed)
+
+
 def norm(
     layer: str,
     given: LayerInputs,
@@ -147,12 +183,19 @@ def norm(
     element: float,
     added: str = "",
     modules: tuple[str, ...] = (),
+    first: bool = False,
 ) -> Norm:
-    """A norm of the residual stream whose output is saved in elements of so many bytes.
+    """A norm of the residual stream whose output is saved in elements of so many bytes; first: of its block.
 
     modules: names by which recompute repeats it alone, after which linear layers quantize the whole output once more
     (NVIDIA/Megatron-LM@d98e8a64, megatron/core/transformer/transformer_layer.py, set_save_original_input).
     """
+    if given.own.norms == "post":
+        stream, gradient = (
+            stream_before(layer, given, first=first),
+            given.stream(f"{layer} gradient", "residual gradients"),
+        )
+        return Unnormed(layer=layer, makes=(stream,), gradient=gradient, added=added)
     output = given.stream(f"{layer} output", "norm outputs", element=element)
     repeated = given.stream(f"{layer} output", "norm outputs", element=given.element)
     once_more = partial(layers.norm_recompute, layer, makes=(repeated,))
@@ -264,6 +307,41 @@ class Add(Node):
     def backward(self, given: LayerInputs, behind: Behind) -> list[Operation]:
         """The gradient through the mask."""
         return layers.dropout_backward(self.layer, given)
+
+
+class Branch(NamedTuple):
+    """What a branch makes before it is added to the residual stream: arrays, their gradient, and nodes behind it."""
+
+    makes: Arrays
+    gradient: Array | None
+    added: list[Node | Branches]
+
+
+def branch(layer: str, given: LayerInputs) -> Branch:
+    """Of the layer that a branch ends with: the norm of its output, where blocks have one there, and the addition."""
+    if given.own.norms == "pre":
+        return Branch((), None, [Add(layer=layer)])
+    name = f"{layer.partition('.')[0]}.post_norm"
+    output = given.stream(f"{layer} output", "branch outputs")
+    gradient = given.stream(f"{layer} output gradient", "backward temporaries")
+    statistics = Array(
+        f"{name} statistics", "norm statistics", given.norm_statistics * given.elements.statistics * given.tokens
+    )
+
+    def forward(given: LayerInputs, phase: Phase) -> list[Operation]:
+        if phase == "recompute":
+            return layers.norm_recompute(name, given, makes=(statistics,))
+        steps = layers.norm_forward(name, given, tokens=given.part, calls=PARTS)
+        return [*steps[:-1], replace(steps[-1], makes=(statistics,))]
+
+    def backward(given: LayerInputs, behind: Behind) -> list[Operation]:
+        made, freed = (behind.gradient,), (*behind.frees, statistics.name)
+        return layers.norm_backward(name, given, tokens=given.part, calls=PARTS, makes=made, frees=freed, summed=False)
+
+    vectors = Vectors(over_y=given.own.hidden * (1 if given.own.rms else 2))
+    return Branch(
+        (output,), gradient, [Own(layer=name, vectors=vectors, ahead=forward, back=backward), Add(layer=layer)]
+    )
 
 
 class Branches(NamedTuple):

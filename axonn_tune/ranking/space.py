@@ -136,13 +136,13 @@ class Problem(Job):
     def by_exchange(self) -> tuple[Problem, ...]:
         """The problem with each exchange of context parallelism that the search compares, the framework's own first.
 
-        An all-gather sends as much as a ring and overlaps with nothing: it is there where windows forbid the ring. Of
-        hierarchies there is one a size of the inner groups (`exchange_grids`).
+        An all-gather sends as much as a ring and overlaps with nothing: it is there where windows or indexers
+        forbid the ring. Of hierarchies there is one a size of the inner groups (`exchange_grids`).
         """
         framework, pinned = self.framework, self.request.axes.get("context") == 1
         if not framework.exchanges or pinned or "context" not in self.axes:
             return (self,)
-        windowed, node = any(layer.window for layer in self.model.types), self.machine.tiers[0].ranks or 1
+        windowed, node = any(layer.reach for layer in self.model.types), self.machine.tiers[0].ranks or 1
         names = [name for name in framework.exchanges if name != "all_gather" or windowed]
         steps = [
             framework.with_step(context_exchange=name, context_inside=count)

@@ -148,7 +148,7 @@ def command_of(change: Change, *, machine: str, model: NamedModel = None) -> str
 
 def approximate(model: Model) -> list[str]:
     """The option without which no script is written of a model that is another network."""
-    return ["--approximate"] if model.approximated else []
+    return ["--approximate"] if model.otherwise else []
 
 
 def commands_of(changes: Sequence[Change], *, machine: str, model: NamedModel = None) -> list[str]:

@@ -157,7 +157,7 @@ def launch_blocks(found: ConfigurationDetail, *, command: str) -> Iterator[Json]
     command: what the text says it was written by. Nothing for what can only be priced, and for another network.
     """
     problem, priced = found.inputs.problem, found.priced
-    if problem.model.approximated:
+    if problem.model.otherwise:
         return
     model, machine = found.inputs.model, found.inputs.machine
     try:

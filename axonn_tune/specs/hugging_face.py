@@ -62,7 +62,8 @@ class _Kind(Document):
     `layer_types` does not say; full_unrotated: those have no positions. qk_norms: in all files, if not by its key.
     mixers: what `layer_types` names in place of attention, by section, or the only one, of layers that mixed_key lists,
     from 1, or of all that do not attend. output_gate: of attention, in files without the key `attn_output_gate`.
-    indexer: sparse attention. hybrid: each layer is attention, Mamba-2, an MLP or experts alone.
+    norms: as in a model document, beside mixers those of
+    attention's layers. indexer: sparse attention. hybrid: each layer is of one part.
     """
 
     family: Literal["gpt", "llama"]
@@ -81,7 +82,8 @@ class _Kind(Document):
     full_every: int = 0
     full_every_key: str = ""
     full_unrotated: bool = False
-    qk_norms: bool = False
+    qk_norms: bool | Literal["all_heads"] = False
+    norms: Literal["post", "both"] | None = None
     qk_norms_key: str = ""
     latent: bool = False
     mixers: dict[str, str] = Field(default={})
@@ -222,6 +224,7 @@ def _sizes(config: _Config, name: str, kind: _Kind) -> dict[str, Scalar]:
         config.left_out.append("biases of queries, keys and values in the price")
     return {
         "family": kind.family,
+        "norms": None if kind.mixers else kind.norms,
         **sizes,
         "kv_heads": _kv_heads(config, name, kind, heads=heads),
         "head_dim": _head_dim(config, kind, hidden=hidden, heads=heads),
@@ -362,6 +365,7 @@ def _attention(config: _Config, kind: _Kind, layers: int) -> list[tuple[str, dic
     share = config.number(("partial_rotary_factor",)) or 1
     own: dict[str, Plain] = {"rotary_share": share} if share != 1 and kind.family == "llama" else {}
     own |= {"sinks": True} if kind.sinks else {}
+    own |= {"norms": kind.norms} if kind.mixers and kind.norms else {}
     own |= {"output_gate": "element"} if config.flag("attn_output_gate", absent=kind.output_gate) else {}
     if kind.latent:
         rank = {} if config.value("q_lora_rank") is None else {"query_rank": config.size("q_lora_rank")}
@@ -376,7 +380,7 @@ def _attention(config: _Config, kind: _Kind, layers: int) -> list[tuple[str, dic
         unrotated = full and kind.full_unrotated
         values = own | ({"window": window} if window and not full else {})
         # Llama 4 normalizes queries and keys where it rotates them.
-        values |= {"rotary_share": 0} if unrotated else {"qk_norms": True} if norms else {}
+        values |= {"rotary_share": 0} if unrotated else {"qk_norms": norms} if norms else {}
         if indexer:
             values["indexer"] = indexer | ({"shared": True} if shared else {})
         whole = kind.indexer or kind.mixers or (full and (window or unrotated))

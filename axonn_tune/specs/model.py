@@ -192,7 +192,12 @@ class LayerType(Document):
     indexer: Indexer | None = Field(default=None, description="Sparse attention (DSA), of latent attention.")
     window: Size | None = Field(default=None, description="Sliding window or attention chunk, in tokens.")
     sinks: bool = Field(default=False, description="A learned attention sink for each head.")
-    qk_norms: bool = Field(default=False, description="Norms of queries and keys.")
+    qk_norms: bool | Literal["all_heads"] = Field(
+        default=False, description="Norms of queries and keys: true, of each head; all_heads, one over all of them."
+    )
+    norms: Literal["pre", "post", "both"] | None = Field(
+        default=None, description="Norms of a block, if not as the model's: before each branch, behind it, or both."
+    )
     output_gate: Literal["element", "head"] | None = Field(
         default=None, description="A gate of attention's output, by a sigmoid: of each element, or of each head."
     )
@@ -200,6 +205,7 @@ class LayerType(Document):
     heads: Size | None = Field(default=None, description="Query heads.")
     kv_heads: Size | None = Field(default=None, description="Key and value heads.")
     head_dim: Size | None = Field(default=None, description="Width of one head.")
+    value_dim: Size | None = Field(default=None, description="Width of one value head, if it is another.")
     mlp: bool = Field(default=True, description="False: a layer without MLP.")
     ffn: Size | None = Field(default=None, description="F, width of the MLP.")
     gated: bool | None = Field(default=None, description="Whether MLP and experts have a gate; else by the family.")
@@ -211,7 +217,7 @@ class LayerType(Document):
     def _consistent(self) -> LayerType:
         attends = (
             *("latent", "indexer", "window", "sinks", "qk_norms", "output_gate", "rotary_share"),
-            *("heads", "kv_heads", "head_dim"),
+            *("heads", "kv_heads", "head_dim", "value_dim"),
         )
         for part, keys in (("attention", attends), ("mlp", ("ffn", "gated", "experts"))):
             given = [key for key in keys if getattr(self, key) not in (None, False)]
@@ -224,8 +230,9 @@ class LayerType(Document):
             raise ValueError(f"{' and '.join(mixers)} are both given: a layer has one")
         if not self.attention and not self.mlp and not mixers:
             raise ValueError("attention and mlp are both false: the layer is empty")
-        if self.latent is not None and self.head_dim is not None:
-            raise ValueError("head_dim is given, but latent attention has nope_dim, rope_dim and value_dim")
+        if self.latent is not None and (self.head_dim or self.value_dim) is not None:
+            sizes = "head_dim" if self.head_dim else "value_dim"
+            raise ValueError(f"{sizes} is given, but latent attention has nope_dim, rope_dim and value_dim")
         if self.indexer is not None and (self.latent is None or self.window is not None):
             raise ValueError("indexer is of latent attention without a window")
         if self.latent is not None and self.output_gate is not None:
@@ -282,7 +289,8 @@ class Layer:
     indexer: Indexer | None
     window: int | None
     sinks: bool
-    qk_norms: bool
+    qk_norms: bool | Literal["all_heads"]
+    norms: Literal["pre", "post", "both"]
     rotary_share: float | None
     ffn: int
     gated: bool
@@ -308,6 +316,9 @@ class Layer:
             "sliding-window attention": self.window,
             "attention sinks": self.sinks,
             "output gates of attention": self.output_gate,
+            "norms of queries and keys over all heads": self.qk_norms == "all_heads",
+            "values of another width": self.attention and self.latent is None and self.value_dim != self.head_dim,
+            "norms behind attention and MLP": self.norms != "pre",
             "experts": self.experts,
             "shared experts": self.experts is not None and self.experts.shared_width,
             "layers without MLP": not self.ffn and self.experts is None,
@@ -332,8 +343,13 @@ class Layer:
             shared = f", shared {experts.shared_width:,}" if experts.shared_width else ""
             mlp = f"{experts.per_token} of {experts.count} experts of {experts.width:,}{shared}"
         attention = self.mixer.words if self.mixer else attention
-        mixes, computes = self.attention or self.mixer is not None, self.ffn > 0 or experts is not None
-        return "; ".join(words for words, has in ((attention, mixes), (mlp, computes)) if has)
+        computes = self.ffn > 0 or experts is not None
+        return "; ".join(words for words, has in ((attention, self.mixes), (mlp, computes)) if has)
+
+    @property
+    def mixes(self) -> bool:
+        """Whether it has attention, or what stands in its place."""
+        return self.attention or self.mixer is not None
 
     @property
     def query_width(self) -> int:
@@ -393,7 +409,7 @@ class ModelDefaults(Document):
 class Model(Document):
     """A decoder-only transformer."""
 
-    left_out_at_default: ClassVar[tuple[str, ...]] = ("pattern", "layer_types", "mtp_layers")
+    left_out_at_default: ClassVar[tuple[str, ...]] = ("pattern", "layer_types", "mtp_layers", "norms")
 
     schema_: Literal["axonn-tune/model/1"] = Field(
         alias="schema", description="Kind and version of this document: axonn-tune/model/1."
@@ -421,6 +437,9 @@ class Model(Document):
         default=None, description="Base of rotary positions (rope_theta), for scripts: no cost depends on it."
     )
     norm_epsilon: PositiveFloat | None = Field(default=None, description="Epsilon of norms, for scripts.")
+    norms: Literal["pre", "post", "both"] | None = Field(
+        default=None, description="Norms of blocks: before each branch (pre, if not said), behind it, or both."
+    )
     qkv_biases: bool | None = Field(
         default=None, description="Biases of queries, keys and values alone, for scripts: too small to be priced."
     )
@@ -574,6 +593,11 @@ class Model(Document):
         return tuple(dict.fromkeys(found))
 
     @property
+    def otherwise(self) -> tuple[str, ...]:
+        """What the network has otherwise than scripts of any framework say, in words: these need --approximate."""
+        return (*self.approximated, *(part for part in self.parts if part in UNWRITTEN))
+
+    @property
     def has_experts(self) -> bool:
         """Whether a layer type has experts."""
         return any(layer.experts is not None for layer in self.types)
@@ -665,7 +689,11 @@ def _resolve(model: Model, name: str, given: LayerType) -> Layer:
     """A layer type with the model's own sizes where it says nothing."""
     latent, attends = given.latent, int(given.attention)
     heads, own_dim = attends * (given.heads or model.heads), given.head_dim or model.head_dim
-    head_dim, value_dim = (own_dim,) * 2 if latent is None else (latent.nope_dim + latent.rope_dim, latent.value_dim)
+    head_dim, value_dim = (
+        (own_dim, given.value_dim or own_dim)
+        if latent is None
+        else (latent.nope_dim + latent.rope_dim, latent.value_dim)
+    )
     return Layer(
         name=name,
         hidden=model.hidden,
@@ -681,6 +709,7 @@ def _resolve(model: Model, name: str, given: LayerType) -> Layer:
         window=given.window,
         sinks=given.sinks,
         qk_norms=given.qk_norms,
+        norms=given.norms or model.norms or "pre",
         rotary_share=given.rotary_share,
         ffn=(given.ffn or model.ffn) if given.mlp and given.experts is None else 0,
         gated=given.mlp and (model.gated if given.gated is None else given.gated),
@@ -690,6 +719,9 @@ def _resolve(model: Model, name: str, given: LayerType) -> Layer:
         in_bf16=given.in_bf16,
     )
 
+
+UNWRITTEN = frozenset({"norms behind attention and MLP", "norms of queries and keys over all heads"})
+"""Of `Model.parts`: those that are priced, and of which no framework has arguments."""
 
 RUN = frozenset({"experts", "shared experts", "layer types of different sizes"})
 """Of `Model.parts`: those of models which the bundled runtime trains."""

@@ -1,8 +1,8 @@
 """Megatron-Core's own argument parser, validation and process groups, without a GPU: megatron-core 0.19.2.
 
-What looks at the GPU is told its compute capability. Transformer Engine is not there, so its fused rotary positions and
-permutation are off in the config that is built, which takes its release to be a recent one; everything else is as
-`pretrain_gpt.py` does it.
+What looks at the GPU is told its compute capability, and that kernels of sparse attention are there. Transformer Engine
+is not there, so its fused rotary positions and permutation are off in the config that is built, which takes its release
+to be a recent one; everything else is as `pretrain_gpt.py` does it.
 """
 
 from __future__ import annotations
@@ -38,6 +38,7 @@ def accept(request: Request, folder: Path) -> Answer:
     torch.cuda.get_device_capability = lambda *_device: (request.capability, 0)
     for module in (arguments, transformer_config):
         module.is_te_min_version = lambda *_release, **_options: True
+    transformer_config._validate_dsa_kernel_backend_dependencies = lambda _backend: None
     args = arguments.parse_args()
     arguments.validate_args(args)
     build_tokenizer(args)

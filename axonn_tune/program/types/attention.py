@@ -16,12 +16,13 @@ from axonn_tune.program.context import CORE, after_core, before_core
 from axonn_tune.program.inputs import GROUPED, PARTS, H, LayerInputs, Linear, S, X, Y
 from axonn_tune.program.kinds import ATTENTION, LayerKind
 from axonn_tune.program.layers import moves
-from axonn_tune.program.nodes import Add, Behind, Branches, Gemm, Node, Nodes, Own, Vectors, names, norm
+from axonn_tune.program.nodes import Behind, Branches, Gemm, Node, Nodes, Own, Vectors, branch, names, norm
 from axonn_tune.program.operations import (
     MATRIX_ALIGNMENT,
     ONCE,
     Array,
     Attention,
+    Collective,
     Computation,
     Kernel,
     MatMul,
@@ -46,7 +47,7 @@ def nodes(given: LayerInputs) -> Nodes:
         return []
     several = given.own.latent is not None
     added, element = latent.QUERIES if several else "", _normed_element(given)
-    first = norm(NORM, given, element=element, added=added, modules=("layernorm",))
+    first = norm(NORM, given, element=element, added=added, modules=("layernorm",), first=True)
     gate = _gate(given)
     projected: Node | Branches = Gemm(
         linear=Linear(QKV, H / Y, _projected(given), "y", "x"),
@@ -63,11 +64,13 @@ def nodes(given: LayerInputs) -> Nodes:
     cores: tuple[Node, ...] = (_fused(given, ups, gradient),)
     if given.own.indexer is not None:
         cores = sparse.nodes(given, first, ups, output=_output(given), gradient=gradient)
-    output = Linear(OUTPUT, _values(given) / X, H / Y, "x", "y")
-    again = MatMul("recompute", OUTPUT, given.part, output.n, output.k, "NN", PARTS, narrow=given.narrow)
+    output, ended = Linear(OUTPUT, _values(given) / X, H / Y, "x", "y"), branch(OUTPUT, given)
+    again = MatMul(
+        "recompute", OUTPUT, given.part, output.n, output.k, "NN", PARTS, narrow=given.narrow, makes=ended.makes
+    )
     gates = [_gated(given)] if gate else []
-    projection = Gemm(linear=output, partly={OUTPUT: lambda _: [again]})
-    return [first, projected, *cores, *gates, projection, Add(layer=OUTPUT)]
+    projection = Gemm(linear=output, makes=ended.makes, gradient=ended.gradient, partly={OUTPUT: lambda _: [again]})
+    return [first, projected, *cores, *gates, projection, *ended.added]
 
 
 def _fused(given: LayerInputs, ups: tuple[Node, ...], gradient: Array) -> Own:
@@ -81,7 +84,9 @@ def _fused(given: LayerInputs, ups: tuple[Node, ...], gradient: Array) -> Own:
         keeps=True,
         needs=ups,
         vectors=Vectors(
-            over_x=given.own.sinks * given.own.heads, whole=_norm_elements(given), heads=_norm_elements(given)
+            over_x=given.own.sinks * given.own.heads + _norm_elements(given, whole=False),
+            whole=_norm_elements(given),
+            heads=_norm_elements(given),
         ),
         partly={CORE: again_whole, _SCORES: _without_output, "core_attn": _without_output if scores else again_whole},
         inside=(_SCORES, *(("core_attn",) if scores else ())),
@@ -142,15 +147,17 @@ def _normed_element(given: LayerInputs) -> float:
     return given.saved_element * (several if given.format else 1)
 
 
-def _norm_elements(given: LayerInputs) -> int:
-    """Elements of norms of queries and keys."""
+def _norm_elements(given: LayerInputs, *, whole: bool = True) -> int:
+    """Elements of norms of queries and keys: of each head, which all ranks have whole, or of all heads together."""
     own = given.own
-    return own.qk_norms * 2 * own.head_dim * (1 if own.rms else 2)
+    if not own.qk_norms or whole == (own.qk_norms == "all_heads"):
+        return 0
+    return (2 * own.head_dim if whole else own.query_width + own.kv_heads * own.head_dim) * (1 if own.rms else 2)
 
 
 def _values(given: LayerInputs) -> Size:
     """Width of attention's output."""
-    return given.Q if given.own.latent is None else as_size(float(given.own.value_width))
+    return given.Q if given.own.value_dim == given.own.head_dim else as_size(float(given.own.value_width))
 
 
 def _output(given: LayerInputs) -> Array:
@@ -189,7 +196,8 @@ def _backward(given: LayerInputs, behind: Behind) -> Iterable[Operation]:
 def _head_norms(given: LayerInputs, *, phase: Phase) -> list[Operation]:
     """Norms of queries and keys over each head, which save their inputs, `[M, Q_x]` and `[M, K_x]`.
 
-    The bundled runtime has them where it separates heads, of which it saves `[M, N_x]`, values included, once more.
+    Those over all heads sum squares over x. The bundled runtime has them where it separates heads, of which it saves
+    `[M, N_x]`, values included, once more.
     """
     if not given.own.qk_norms or given.own.latent is not None:
         return []
@@ -198,14 +206,18 @@ def _head_norms(given: LayerInputs, *, phase: Phase) -> list[Operation]:
     names = [f"{one} before norm" for one in ("queries", "keys")]
     held = (given.N / X, ONCE * 0.0) if given.launched else widths
     saved = [given.stream(name, "qkv", width, inside=True) for name, width in zip(names, held, strict=True)]
+    sums = given.norm_statistics * given.elements.statistics * given.part * 2.0
     return [
-        moves(
-            *(phase, CORE, moved, given.part * width, given),
-            calls=PARTS,
-            makes=() if back else (array,),
-            frees=(array.name,) if back else (),
-        )
-        for width, array in zip(widths, saved, strict=True)
+        *([Collective("all_reduce", "x", phase, CORE, sums, calls=PARTS)] if given.own.qk_norms == "all_heads" else []),
+        *(
+            moves(
+                *(phase, CORE, moved, given.part * width, given),
+                calls=PARTS,
+                makes=() if back else (array,),
+                frees=(array.name,) if back else (),
+            )
+            for width, array in zip(widths, saved, strict=True)
+        ),
     ]
 
 
@@ -260,7 +272,7 @@ def _attended(
     back = phase == "backward"
     keys = 2.0 * S if narrow and back and own.window else _span(given)
     width = float(queries + values) * given.Q
-    if own.latent is not None:
+    if own.value_dim != own.head_dim:
         width = as_size(float(queries * own.query_width + values * own.value_width))
     flops, mean = 2.0 * given.part * keys * width / X, (queries * own.head_dim + values * own.value_dim) / sum(gemms)
     ordered = back and given.options.deterministic

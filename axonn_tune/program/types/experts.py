@@ -38,7 +38,20 @@ from axonn_tune.program.inputs import (
 )
 from axonn_tune.program.kinds import MLP, LayerKind
 from axonn_tune.program.layers import moves
-from axonn_tune.program.nodes import Add, Behind, Exchange, Gemm, Node, Nodes, Norm, Own, Vectors, gathered, names, norm
+from axonn_tune.program.nodes import (
+    Behind,
+    Exchange,
+    Gemm,
+    Node,
+    Nodes,
+    Norm,
+    Own,
+    Vectors,
+    branch,
+    gathered,
+    names,
+    norm,
+)
 from axonn_tune.program.operations import (
     Array,
     Arrays,
@@ -96,7 +109,9 @@ def nodes(given: LayerInputs) -> Nodes:
     experts."""
     if given.own.experts is None:
         return []
-    normed = norm(mlp.NORM, given, element=_normed_element(given), modules=("layernorm",))
+    first = not given.own.mixes
+    normed = norm(mlp.NORM, given, element=_normed_element(given), modules=("layernorm",), first=first)
+    ended = branch(mlp.FC2, given)
     sizes, biases = given.own.experts, given.own.biases
     chosen = Own(
         layer=ROUTER,
@@ -156,8 +171,17 @@ def nodes(given: LayerInputs) -> Nodes:
             each=_each(given)[1],
             width=sizes.latent_width or given.own.hidden,
         ),
-        Exchange(layer=COMBINE, matrix=latent, modules=_MOE, ahead=_combine, back=_combine_backward, beside=beside),
-        Add(layer=mlp.FC2),
+        Exchange(
+            layer=COMBINE,
+            makes=ended.makes,
+            gradient=ended.gradient,
+            matrix=latent,
+            modules=_MOE,
+            ahead=partial(_combine, makes=ended.makes),
+            back=_combine_backward,
+            beside=beside,
+        ),
+        *ended.added,
     ]
 
 
@@ -386,15 +410,17 @@ def _dispatch_backward(given: LayerInputs, behind: Behind) -> Iterator[Operation
     yield from _over_x(given, "backward", DISPATCH)
 
 
-def _combine(given: LayerInputs, phase: Phase) -> Iterator[Operation]:
-    yield from _sent(given, phase, COMBINE, there=False)
-    yield from _latent(given, phase, COMBINE)
-    yield from _over_x(given, phase, COMBINE)
+def _combine(given: LayerInputs, phase: Phase, *, makes: Arrays) -> Iterator[Operation]:
+    """Rows back to their tokens, as the output of the branch where that is kept for a norm."""
+    steps = [*_sent(given, phase, COMBINE, there=False), *_latent(given, phase, COMBINE)]
+    steps += _over_x(given, phase, COMBINE)
+    yield from steps[:-1]
+    yield replace(steps[-1], makes=(*steps[-1].makes, *makes))
 
 
 def _combine_backward(given: LayerInputs, behind: Behind) -> Iterator[Operation]:
     yield from _latent(given, "backward", COMBINE, trains=behind.trains)
-    yield from _sent(given, "backward", COMBINE, there=True, makes=(behind.gradient,))
+    yield from _sent(given, "backward", COMBINE, there=True, makes=(behind.gradient,), frees=behind.frees)
 
 
 def rows(given: LayerInputs, most: Size = IMBALANCE) -> Size:

@@ -16,7 +16,7 @@ from axonn_tune.frameworks.description import Framework
 from axonn_tune.program.constraints import Constraint
 from axonn_tune.program.inputs import H, LayerInputs, Linear, Y
 from axonn_tune.program.kinds import MIXER, LayerKind
-from axonn_tune.program.nodes import Add, Gemm, Nodes, Vectors, norm
+from axonn_tune.program.nodes import Gemm, Nodes, Vectors, branch, norm
 from axonn_tune.program.types.recurrent import Recurrence, gated_norm, recurrence, split, whole_heads
 from axonn_tune.specs.document import Size
 from axonn_tune.specs.model import Layer, Mixer, Model, size
@@ -78,14 +78,14 @@ def nodes(given: LayerInputs) -> Nodes:
     """Norm, GEMM in, convolution and delta rule, gated norm, GEMM out and addition; nothing of other layer types."""
     if not isinstance(one := given.own.mixer, GatedDeltaNet):
         return []
-    inside, heads = _recurrence(one), one.value_heads
+    inside, heads, ended = _recurrence(one), one.value_heads, branch(OUT, given)
     projected = given.stream("gdn projections", "gated delta nets", split(inside.into), inside=True)
     # Filters, and the two numbers of each head's decay.
     filters = Vectors(over_x=inside.convolved * one.conv + 2 * heads)
     # Each rank of x has the gradients of its heads.
     of_norm = Vectors(whole=one.value_dim, heads=one.value_dim)
     return [
-        norm(NORM, given, element=given.saved_element, modules=("layernorm",)),
+        norm(NORM, given, element=given.saved_element, modules=("layernorm",), first=True),
         Gemm(
             linear=Linear(IN, H / Y, split(inside.into), "y", "x"),
             makes=(projected,),
@@ -93,8 +93,8 @@ def nodes(given: LayerInputs) -> Nodes:
         ),
         recurrence(given, inside, vectors=filters),
         gated_norm(given, inside, layer=GATED, vectors=of_norm, modules=("gdn_norm_out",)),
-        Gemm(linear=Linear(OUT, split(one.values), H / Y, "x", "y")),
-        Add(layer=OUT),
+        Gemm(linear=Linear(OUT, split(one.values), H / Y, "x", "y"), makes=ended.makes, gradient=ended.gradient),
+        *ended.added,
     ]
 
 

@@ -19,7 +19,7 @@ from axonn_tune.program.constraints import Constraint
 from axonn_tune.program.inputs import PARTS, H, LayerInputs, Linear, X, Y
 from axonn_tune.program.kinds import MIXER, LayerKind
 from axonn_tune.program.layers import moves
-from axonn_tune.program.nodes import Add, Behind, Gemm, Nodes, Own, Vectors, names, norm
+from axonn_tune.program.nodes import Behind, Gemm, Nodes, Own, Vectors, branch, names, norm
 from axonn_tune.program.operations import Array, Arrays, Collective, Measured, Operation, Phase, Size, Traffic, as_size
 from axonn_tune.specs.model import Layer, Mamba, Model
 
@@ -30,10 +30,11 @@ def nodes(given: LayerInputs) -> Nodes:
     """Norm, GEMM in, scan, gated norm, GEMM out and addition; nothing of a layer type without a mixer."""
     if given.own.mamba is None:
         return []
+    ended = branch(OUT, given)
     one, inner, temporary = given.own.mamba, _inner(given), "backward temporaries"
     width = as_size(float(one.conv_width + one.heads * (one.head_dim + 1))) / X
     return [
-        norm(NORM, given, element=given.saved_element),
+        norm(NORM, given, element=given.saved_element, first=True),
         Gemm(
             linear=Linear(IN, H / Y, width, "y", "x"),
             makes=(given.stream("mamba projections", "Mamba-2 projections", width, inside=True),),
@@ -56,8 +57,8 @@ def nodes(given: LayerInputs) -> Nodes:
             ahead=_gated,
             back=_gated_backward,
         ),
-        Gemm(linear=Linear(OUT, inner, H / Y, "x", "y")),
-        Add(layer=OUT),
+        Gemm(linear=Linear(OUT, inner, H / Y, "x", "y"), makes=ended.makes, gradient=ended.gradient),
+        *ended.added,
     ]
 
 

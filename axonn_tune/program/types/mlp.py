@@ -7,7 +7,7 @@ from functools import partial
 from axonn_tune.program.inputs import PARTS, H, LayerInputs, Linear, X, Y
 from axonn_tune.program.kinds import MLP, LayerKind
 from axonn_tune.program.layers import moves
-from axonn_tune.program.nodes import Add, Behind, Gemm, Nodes, Own, norm
+from axonn_tune.program.nodes import Behind, Gemm, Nodes, Own, branch, norm
 from axonn_tune.program.operations import Kernel, MatMul, Phase, Size
 
 NORM, FC1, UP, ACTIVATION, FC2 = "mlp.norm", "mlp.fc1", "mlp.up", "mlp.activation", "mlp.fc2"
@@ -20,10 +20,11 @@ def nodes(given: LayerInputs) -> Nodes:
     first, second = Linear(FC1, H / Y, given.G / X, "y", "x"), Linear(FC2, given.F / X, H / Y, "x", "y")
     names = ("up projection", "gate projection")[: given.own.ups]
     up = tuple(given.stream(name, "up projection", given.F / X, inside=True) for name in names)
+    ended = branch(FC2, given)
     # Of a gated MLP the half that is not gated.
     half = MatMul("recompute", FC1, given.part, given.F / X, first.k, "NN", PARTS, narrow=given.narrow, makes=up[:1])
     return [
-        norm(NORM, given, element=given.saved_element, modules=("layernorm",)),
+        norm(NORM, given, element=given.saved_element, modules=("layernorm",), first=not given.own.mixes),
         Gemm(
             linear=first,
             makes=up,
@@ -32,8 +33,13 @@ def nodes(given: LayerInputs) -> Nodes:
             partly={UP: lambda _: [half]},
         ),
         activation(given, ACTIVATION, given.F / X, modules=("mlp",), alone=("mlp_act",)),
-        Gemm(linear=second, modules=("mlp",) if given.options.recompute_whole_block else ()),
-        Add(layer=FC2),
+        Gemm(
+            linear=second,
+            makes=ended.makes,
+            gradient=ended.gradient,
+            modules=("mlp",) if given.options.recompute_whole_block else (),
+        ),
+        *ended.added,
     ]
 
 

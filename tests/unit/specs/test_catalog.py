@@ -14,7 +14,9 @@ MACHINE = Path(__file__).parent / "data" / "twotier.yaml"
 # Parameters in billions as published: the names of the AxoNN paper's models round them, its 10B and
 # 640B the furthest; GPT-3 in Narayanan et al. 2021, table 1; Llama 3 on the model cards. With experts:
 # Mixtral 46.7 and 141 (mistral.ai), Qwen3 30.5 and 235, GPT-OSS 20.91 and 116.83 (model cards),
-# DeepSeek-V2 236 (arXiv 2405.04434), -V3 671 without multi-token prediction (arXiv 2412.19437), Kimi K2
+# DeepSeek-V2 236 (arXiv 2405.04434), -V3 671 without multi-token prediction (arXiv 2412.19437), V3.2 671 and
+# GLM-5 744, Gemma 3 1, 4, 12 and 27, OLMo 3 7 and 32, GLM-4 9 and 32, MiniMax-M2.5 230, Step 3.7 196, MiMo-V2 309
+# (names of their checkpoints and model cards, to more digits by sizes), Kimi K2
 # 1,040 (arXiv 2507.20534), Moonlight 16 (arXiv 2502.16982), Llama 4 Scout 109 with its vision tower,
 # GLM-4.5 355 with multi-token prediction, without embedding and head (arXiv 2508.06471, table 1), Nemotron 3
 # 31.6 and 120.6 (model cards), Super with two prediction layers of 2.94 here. GPT-2, Llama 2, Qwen2.5, Qwen3 and
@@ -65,6 +67,17 @@ PUBLISHED = {
     "qwen3.5-122b-a10b": (122.1115 + 2.5237, 0.0001),
     "qwen3.5-397b-a17b": (396.346 + 6.5956, 0.0001),
     "olmo-hybrid-7b": (7.431, 0.0001),
+    "gemma-3-1b": (1.000, 0.001),
+    "gemma-3-4b": (3.880, 0.001),
+    "gemma-3-12b": (11.766, 0.001),
+    "gemma-3-27b": (27.009, 0.001),
+    "olmo-3-7b": (7.298, 0.001),
+    "olmo-3-32b": (32.234, 0.001),
+    "glm-4-9b": (9.400, 0.001),
+    "glm-4-32b": (32.566, 0.001),
+    "minimax-m2.5": (228.69, 0.001),
+    "step-3.7-flash": (196.956, 0.001),
+    "mimo-v2-flash": (308.78, 0.001),
     "glm-45": (355.2 + 2 * 151_552 * 5120 / 1e9, 0.001),
 }
 # Parameters that a token meets, in billions: the model cards' 37, 21, 32 and 17; of Qwen3 3.3 and 22, of
@@ -75,6 +88,9 @@ ACTIVE = {
     "deepseek-v3.2": (37.48 + 129_280 * 7168 / 1e9, 1),
     "glm-5": (40.83 + 154_880 * 6144 / 1e9, 1),
     "glm-5.2": (40.30 + 154_880 * 6144 / 1e9, 1),
+    "minimax-m2.5": (10.42 + 200_064 * 3072 / 1e9, 0),
+    "step-3.7-flash": (11.46 + 128_896 * 4096 / 1e9, 0),
+    "mimo-v2-flash": (14.82 + 152_576 * 4096 / 1e9, 0),
     "deepseek-v2": (21.4, 0),
     "deepseek-v2-lite": (2.66, 0),
     "kimi-k2": (32.86, 0),
