@@ -30,7 +30,8 @@ from axonn_tune.report.output import Column, markdown_table, words
 from axonn_tune.specs.catalog import load_machine
 from axonn_tune.validation.published.accuracy import SUMS, Accuracy, PredictedRow, StepSummary, evaluate
 from axonn_tune.validation.published.cases import FRAMEWORK_WORDS
-from axonn_tune.validation.published.groups import groups
+from axonn_tune.validation.published.groups import by_what, groups, unfit
+from axonn_tune.validation.published.groups import pairs as pairs_of
 from axonn_tune.validation.published.rows import known_errata
 from axonn_tune.validation.quality import Quality
 from tools import vtrain_sums
@@ -66,7 +67,7 @@ def tables() -> dict[str, str]:
             ],
         ),
         "layers": str(found.sums[1]),
-        "more": _more(found),
+        **_named(found),
         "open": _open(found.summary.open),
         "widths": f"±{load_machine('dgx-h100').document.uncertainty.compute:.0%}",
         "assumed": f"±{ASSUMED:.0%}",
@@ -100,8 +101,30 @@ def _more(found: Accuracy) -> str:
         over = fmean(each.mape for each in sources.values())
         for what, each in (*sources.items(), (f"**all**, mean over sources {over:.1%}", one.quality)):
             held = [f"{value:.0%}" for value in (each.coverage, each.width)]
-            rows.append([name, what, f"{each.rows:,}", f"{each.mape:.1%}", f"{each.median:.1%}", *held])
-    return table(["rows", "source"], ["rows", "mean", "median", "hold", "width"], rows)
+            signed = f"{each.bias:+.1%}"
+            rows.append([name, what, f"{each.rows:,}", f"{each.mape:.1%}", f"{each.median:.1%}", signed, *held])
+    return table(["rows", "source"], ["rows", "mean", "median", "signed mean", "hold", "width"], rows)
+
+
+def _named(found: Accuracy) -> dict[str, str]:
+    """The same: how many, pairs, those that do not fit, and the worst."""
+    assert found.more is not None, "of the shipped rows"
+    every = found.more.rows
+    pairs = [
+        [what, str(one.pairs), str(one.told), "" if one.right is None else f"{one.right:.0%}", f"{one.error:.1%}"]
+        for what, one in by_what(pairs_of(every)).items()
+    ]
+    unfitting = [[one.row.id, one.row.model, one.layout, one.misfit.removeprefix(", ")] for one in unfit(every)]
+    return {
+        "named": f"{len(every):,}",
+        "blind": str(sum(one.row.more is not None and one.row.more.blind for one in every)),
+        "more": _more(found),
+        "pairs": table(
+            ["what differs"], ["pairs", "beyond 5%", "faster one named", "median error of the ratio"], pairs
+        ),
+        "unfit": table(["row", "model", "layout", "memory"], [], unfitting),
+        "worst_named": _worst(found.more.worst(10)),
+    }
 
 
 def _indented(text: str) -> str:
