@@ -41,7 +41,7 @@ class _ExpertKeys(Document):
     """Experts of a model type.
 
     shared: the key of the shared experts' width, or of their number (n_..., num_...); shared_gate: they have one.
-    score_bias: a bias balances the load.
+    score_bias: a bias balances the load. per_token: the key of how many a token has.
     """
 
     width: str = "moe_intermediate_size"
@@ -49,12 +49,14 @@ class _ExpertKeys(Document):
     shared_gate: bool = False
     score: Literal["softmax", "sigmoid"] = "softmax"
     score_bias: bool | None = None
+    per_token: str = "num_experts_per_tok"
 
 
 class _Kind(Document):
     """How a model type is mapped.
 
-    keys: of our sizes, where they are not `_KEYS`; ffn_of_hidden: 4 times hidden without its key. defaults: of keys
+    keys: of our sizes, where they are not `_KEYS`; ffn_of_hidden: 4 times hidden without its key; ffn_adjusted: two
+    thirds of that, rounded up, where `block_auto_adjust_ff_dim` says so. defaults: of keys
     that a file lacks; stated: keys that it must have, since the defaults of its class do not follow from other sizes.
     kv_heads: key, or none for as many as heads. biases: all, none, or of queries, keys and values, in files without
     bias_keys. approximated: differences in words; flags: those that a key switches, with its default. window: its key;
@@ -69,6 +71,7 @@ class _Kind(Document):
     family: Literal["gpt", "llama"]
     keys: dict[str, str] = Field(default={})
     ffn_of_hidden: bool = False
+    ffn_adjusted: bool = False
     kv_heads: str = "num_key_value_heads"
     defaults: dict[str, bool | int | float] = Field(default={})
     stated: tuple[str, ...] = ()
@@ -152,7 +155,10 @@ _LEFT_OUT = {
     "rope_scaling": _ROPE_SCALING,
     "quantization_config": "quantization",
 }
-_BASES, _EPSILONS = ("rope_theta", "rotary_emb_base"), ("rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon")
+_BASES, _EPSILONS = (
+    ("rope_theta", "rotary_emb_base"),
+    ("rms_norm_eps", "norm_eps", "layer_norm_eps", "layer_norm_epsilon"),
+)
 """Keys of rotary base and norm epsilon, which scripts carry and no cost depends on."""
 
 
@@ -208,6 +214,10 @@ def _sizes(config: _Config, name: str, kind: _Kind) -> dict[str, Scalar]:
     wide = 4 * config.size(keys["hidden"]) if kind.ffn_of_hidden else None
     sizes = {own: config.size(key, absent=wide if own == "ffn" else None) for own, key in keys.items()}
     hidden, heads = sizes["hidden"], sizes["heads"]
+    if kind.ffn_adjusted and config.flag("block_auto_adjust_ff_dim", absent=True):
+        narrowed = int(2 * sizes["ffn"] // 3 * (config.number(("block_ffn_dim_multiplier",)) or 1.0))
+        multiple = config.size("block_multiple_of", absent=256)
+        sizes["ffn"] = -(-narrowed // multiple) * multiple
     if sizes["layers"] > MOST_LAYERS:
         config.report(keys["layers"], f"{sizes['layers']:,} layers, more than {MOST_LAYERS:,}")
     activation, (same, ours) = config.value(kind.activation), _ACTIVATIONS[kind.family]
@@ -437,7 +447,7 @@ def _mlps(config: _Config, kind: _Kind, layers: int) -> list[tuple[str, dict[str
         return [("dense", {})] * layers
     if (every := config.value("moe_layer_freq")) not in (None, 1):
         config.report("moe_layer_freq", f"{every!r:.40} is not supported, only 1")
-    first = config.size("first_k_dense_replace", absent=0, least=0)
+    first = config.size("first_k_dense_replace", absent=config.size("num_dense_layers", absent=0, least=0), least=0)
     step = config.size("decoder_sparse_step", absent=config.size("interleave_moe_layer_step", absent=1))
     only, never = config.places("moe_layers"), config.places("mlp_only_layers")
     dense: tuple[str, dict[str, Plain]] = ("dense", {})
@@ -470,7 +480,7 @@ def _experts(config: _Config, keys: _ExpertKeys) -> dict[str, Plain]:
     grouped = config.value("topk_method") != "greedy"
     return {
         "count": config.size(count),
-        "per_token": config.size("num_experts_per_tok"),
+        "per_token": config.size(keys.per_token),
         "width": width,
         "shared_width": shared,
         "shared_gate": keys.shared_gate and shared > 0,

@@ -17,13 +17,19 @@ from axonn_tune.program.constraints import Constraint
 from axonn_tune.program.inputs import H, LayerInputs, Linear, Y
 from axonn_tune.program.kinds import MIXER, LayerKind
 from axonn_tune.program.nodes import Gemm, Nodes, Vectors, branch, norm
-from axonn_tune.program.types.recurrent import Recurrence, gated_norm, recurrence, split, whole_heads
+from axonn_tune.program.types.recurrent import (
+    CHUNK,
+    Recurrence,
+    chunk_flops,
+    gated_norm,
+    recurrence,
+    split,
+    whole_heads,
+)
 from axonn_tune.specs.document import Size
 from axonn_tune.specs.model import Layer, Mixer, Model, size
 
 NORM, IN, SCAN, GATED, OUT = "gdn.norm", "gdn.in", "gdn.scan", "gdn.gated", "gdn.out"
-CHUNK = 64
-"""C of both libraries' kernels."""
 
 
 class GatedDeltaNet(Mixer):
@@ -100,8 +106,6 @@ def nodes(given: LayerInputs) -> Nodes:
 
 def _recurrence(one: GatedDeltaNet) -> Recurrence:
     heads, key, value = one.value_heads, one.key_dim, one.value_dim
-    ahead = 6 * key * value + CHUNK * (6 * key + 4 * value)
-    back = 16 * key * value + CHUNK * (20 * key + 10 * value) + 4 * CHUNK**2
     # Of 16 bits: normed and expanded queries and keys, values, β, the chunk's inverse; in FP32 the decay.
     kept = 2 * (2 * one.keys + 2 * heads * key + one.values + heads + CHUNK * heads) + 4 * heads
     return Recurrence(
@@ -109,7 +113,7 @@ def _recurrence(one: GatedDeltaNet) -> Recurrence:
         title="gated delta nets",
         kernel="gated_delta",
         state=heads * key * value,
-        flops=(float(heads * ahead), float(heads * back)),
+        flops=chunk_flops(heads, key, value),
         into=2 * (one.keys + one.values + heads),
         out=one.values,
         convolved=2 * one.keys + one.values,

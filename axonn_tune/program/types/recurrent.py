@@ -16,8 +16,18 @@ from axonn_tune.frameworks.description import Framework
 from axonn_tune.program.constraints import Constraint
 from axonn_tune.program.inputs import PARTS, LayerInputs, S, X
 from axonn_tune.program.layers import moves
-from axonn_tune.program.nodes import Behind, Own, Vectors, names
+from axonn_tune.program.nodes import Behind, Node, Own, Vectors, names
 from axonn_tune.program.operations import Array, Collective, Measured, Operation, Phase, Size, Traffic, as_size
+
+CHUNK = 64
+"""Tokens of a chunk, in kernels of FLA, cuDNN and Megatron-Core."""
+
+
+def chunk_flops(heads: int, key: int, value: int) -> tuple[float, float]:
+    """FLOPs a token of a delta rule by chunks, forward and backward, where states are computed once more."""
+    ahead = 6 * key * value + CHUNK * (6 * key + 4 * value)
+    back = 16 * key * value + CHUNK * (20 * key + 10 * value) + 4 * CHUNK**2
+    return float(heads * ahead), float(heads * back)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,8 +65,18 @@ def swapped(given: LayerInputs, phase: Phase, layer: str, width: int) -> Iterato
         yield Collective("all_to_all", "context", phase, layer, size, calls=PARTS)
 
 
-def recurrence(given: LayerInputs, one: Recurrence, *, vectors: Vectors) -> Own:
-    """The node between the projection in and the gated norm: convolution, norms of queries and keys, the scan."""
+def recurrence(
+    given: LayerInputs,
+    one: Recurrence,
+    *,
+    vectors: Vectors,
+    needs: tuple[Node, ...] = (),
+    gradient: Array | None = None,
+) -> Own:
+    """The node between the projection in and the gated norm: convolution, norms of queries and keys, the scan.
+
+    needs: projections in, where there are several; gradient: of what they make together.
+    """
     made, kept, inner = _made(given, one), _kept(given, one), given.part * split(one.normed)
     convolved = given.part * split(one.convolved)
 
@@ -70,20 +90,28 @@ def recurrence(given: LayerInputs, one: Recurrence, *, vectors: Vectors) -> Own:
     def backward(given: LayerInputs, behind: Behind) -> Iterator[Operation]:
         states = Array("states", "backward temporaries", one.again * given.tokens / X)
         freed = names((made, kept))
-        yield from _scans(given, one, "backward", made=(states, behind.gradient), freed=freed)
+        yield from _scans(given, one, "backward", made=(states, gradient or behind.gradient), freed=freed)
         if one.normed:
             yield moves("backward", one.layer, Traffic(1, 3), inner, given, calls=PARTS)
         frees = (states.name, *behind.frees)
         yield _convolution(one, "backward", convolved, frees=frees)
         yield from swapped(given, "backward", one.layer, one.into)
 
-    gradient = given.stream(f"{one.title} gradient", "backward temporaries", split(one.out), inside=True)
     return Own(
-        layer=one.layer, makes=(made,), gradient=gradient, keeps=True, vectors=vectors, ahead=forward, back=backward
+        layer=one.layer,
+        makes=(made,),
+        gradient=given.stream(f"{one.title} gradient", "backward temporaries", split(one.out), inside=True),
+        keeps=True,
+        needs=needs,
+        vectors=vectors,
+        ahead=forward,
+        back=backward,
     )
 
 
-def gated_norm(given: LayerInputs, one: Recurrence, *, layer: str, vectors: Vectors, modules: tuple[str, ...]) -> Own:
+def gated_norm(
+    given: LayerInputs, one: Recurrence, *, layer: str, vectors: Vectors, modules: tuple[str, ...] = ()
+) -> Own:
     """The node behind: a norm of each head times a gate, which the projection in makes, and the exchange back."""
     width = split(one.out)
     output = given.stream(f"{one.title} norm", "norm outputs", width, inside=True, element=given.saved_element)
@@ -109,14 +137,16 @@ def gated_norm(given: LayerInputs, one: Recurrence, *, layer: str, vectors: Vect
     )
 
 
-def whole_heads(framework: Framework, sizes: Mapping[str, Iterable[int]]) -> Iterator[Constraint]:
+def whole_heads(
+    framework: Framework, sizes: Mapping[str, Iterable[int]], *, context: bool = True
+) -> Iterator[Constraint]:
     """Whole heads on each rank, with context parallelism behind its all-to-alls; sizes: heads of all layers, by their
     words."""
     for words, of_layers in sizes.items():
         if value := math.gcd(*of_layers):
             name = words.lower().replace(" ", "-")
             yield Constraint(f"{name}-by-x", words, value, ("x",))
-            if "context" in framework.axes:
+            if context and "context" in framework.axes:
                 yield Constraint(f"{name}-by-x-context", words, value, ("x", "context"), where="context")
 
 

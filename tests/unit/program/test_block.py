@@ -62,6 +62,12 @@ def layers_of(operations: tuple[Operation, ...], *phases: str) -> str:
             "fc2 activation fc1 norm out gated scan conv in norm",
         ),
         (
+            "kda",
+            "norm down in up conv scan gated out norm fc1 activation fc2",
+            "fc2 activation fc1 norm out gated scan conv up down in norm",
+        ),
+        ("conv", "norm in conv out norm fc1 activation fc2", "fc2 activation fc1 norm out conv in norm"),
+        (
             "gated",
             "norm qkv core gate output norm router shared_fc1 shared_activation shared_fc2 dispatch fc1 activation fc2 "
             "combine fc2",

@@ -63,6 +63,23 @@ def test_gated_delta_nets_and_gates_by_hand() -> None:
     assert {"gated delta nets", "output gates of attention"} <= {*model.parts}
 
 
+@pytest.mark.parametrize("full_rank", [False, True])
+def test_kimi_delta_attention_by_hand(full_rank: bool) -> None:
+    """Five matrices of heads, or four and one of a rank as wide as a head; the decay's is always of that rank."""
+    kda = {"heads": 4, "head_dim": 16, "conv": 3, "full_rank": full_rank}
+    model = typed("delta*4", layer_types={"delta": {"attention": False, "mlp": False, "kda": kda}})
+    (delta,), low = counted(model), 64 * 16 + 16 * 64
+    assert delta.weights == 64 * (3 * 64 + 4) + low + (64 * 64 if full_rank else low) + 64 * 64
+    assert delta.vectors_of(0) == 3 * 64 * 3 + 64 + 4 + 16 + 64
+
+
+def test_short_convolutions_by_hand() -> None:
+    """Two GEMMs, of three and of one hidden dims, and a filter a channel."""
+    model = typed("conv*4", layer_types={"conv": {"attention": False, "mlp": False, "shortconv": {"conv": 5}}})
+    (conv,) = counted(model)
+    assert (conv.weights, conv.vectors_of(0)) == (4 * 64 * 64, 5 * 64 + 64)
+
+
 def test_mtp_layers_add_a_layer_and_a_projection() -> None:
     """Each has the weights of the last type, a projection from twice the hidden size, and three norms."""
     without, model = typed(), typed(mtp_layers=2)

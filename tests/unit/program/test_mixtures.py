@@ -28,6 +28,8 @@ TYPES = {
     "{kv_rank: 64, nope_dim: 32, rope_dim: 32, value_dim: 32}}",
     "mamba": "{attention: false, mamba: {heads: 8, head_dim: 64, state: 64, groups: 8}}",
     "delta": "{attention: false, gdn: {key_heads: 8, value_heads: 16, key_dim: 32, value_dim: 32}}",
+    "kda": "{attention: false, kda: {heads: 8, head_dim: 32}}",
+    "conv": "{attention: false, shortconv: {}}",
     "gated": "{output_gate: element, experts: {count: 8, per_token: 2, width: 128, shared_width: 128, "
     "shared_gate: true}}",
 }

@@ -22,7 +22,7 @@ MACHINE = Path(__file__).parent / "data" / "twotier.yaml"
 # 31.6 and 120.6 (model cards), Super with two prediction layers of 2.94 here. GPT-2, Llama 2, Qwen2.5, Qwen3 and
 # DeepSeek-V2-Lite: sums of the tensors of the released checkpoints; 14.77 of Qwen2.5 with its biases. Without vision
 # tower and prediction layer (2H^2, a full layer, five norms) Qwen3.5 9B 8,953,803,264 (huggingface/transformers issue
-# 48692), its others and Qwen3-Next as their names.
+# 48692), its others and Qwen3-Next as their names; Kimi Linear 48, LFM2 0.35, 0.74, 1.17 and 8.3 as theirs.
 PUBLISHED = {
     "5b": (5, 0.05),
     "10b": (10, 0.05),
@@ -78,6 +78,11 @@ PUBLISHED = {
     "minimax-m2.5": (228.69, 0.001),
     "step-3.7-flash": (196.956, 0.001),
     "mimo-v2-flash": (308.78, 0.001),
+    "kimi-linear-48b-a3b": (49.123, 0.0001),
+    "lfm2-350m": (0.354483968, 1e-9),
+    "lfm2-700m": (0.742489344, 1e-9),
+    "lfm2-1.2b": (1.170340608, 1e-9),
+    "lfm2-8b-a1b": (8.34, 0.0001),
     "glm-45": (355.2 + 2 * 151_552 * 5120 / 1e9, 0.001),
 }
 # Parameters that a token meets, in billions: the model cards' 37, 21, 32 and 17; of Qwen3 3.3 and 22, of
@@ -103,6 +108,8 @@ ACTIVE = {
     "nemotron-3-super-120b-a12b": (12.75, 1),
     "qwen3-next-80b-a3b": (3.875, 0),
     "qwen3.5-35b-a3b": (3.455, 1),
+    "kimi-linear-48b-a3b": (3.485, 0),
+    "lfm2-8b-a1b": (1.558, 0),
     "qwen3.5-122b-a10b": (9.771, 1),
     "qwen3.5-397b-a17b": (17.349, 1),
     "mixtral-8x7b": (12.88, 0),

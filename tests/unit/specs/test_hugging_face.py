@@ -457,6 +457,36 @@ DELTA: dict[str, Config] = {
             "vocab_size": 248320, "mtp_num_hidden_layers": 1,
         },
     },
+    "kimi-linear-48b-a3b": {
+        "model_type": "kimi_linear", "hidden_size": 2304, "intermediate_size": 9216, "num_hidden_layers": 27,
+        "num_attention_heads": 32, "num_key_value_heads": 32, "head_dim": 72, "q_lora_rank": None, "kv_lora_rank": 512,
+        "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128, "mla_use_nope": True,
+        "linear_attn_config": {
+            "full_attn_layers": [4, 8, 12, 16, 20, 24, 27], "head_dim": 128, "num_heads": 32,
+            "kda_layers": [1, 2, 3, 5, 6, 7, 9, 10, 11, 13, 14, 15, 17, 18, 19, 21, 22, 23, 25, 26],
+            "short_conv_kernel_size": 4,
+        },
+        "num_experts": 256, "num_experts_per_token": 8, "num_shared_experts": 1, "moe_intermediate_size": 1024,
+        "first_k_dense_replace": 1, "moe_layer_freq": 1, "hidden_act": "silu", "vocab_size": 163840,
+        "max_position_embeddings": 1048576, "tie_word_embeddings": False, "routed_scaling_factor": 2.446,
+    },
+    "lfm2-1.2b": {
+        "model_type": "lfm2", "hidden_size": 2048, "intermediate_size": 12288, "block_auto_adjust_ff_dim": True,
+        "block_ffn_dim_multiplier": 1.0, "block_multiple_of": 256, "num_hidden_layers": 16, "num_attention_heads": 32,
+        "num_key_value_heads": 8, "conv_L_cache": 3, "conv_bias": False, "norm_eps": 1e-5, "vocab_size": 65536,
+        "max_position_embeddings": 128000, "layer_types": [
+            *["conv", "conv", "full_attention"] * 3, *["conv", "full_attention"] * 3, "conv",
+        ],
+    },
+    "lfm2-8b-a1b": {
+        "model_type": "lfm2_moe", "hidden_size": 2048, "intermediate_size": 7168, "num_hidden_layers": 24,
+        "num_attention_heads": 32, "num_key_value_heads": 8, "conv_L_cache": 3, "num_experts": 32,
+        "num_experts_per_tok": 4, "moe_intermediate_size": 1792, "num_dense_layers": 2, "use_expert_bias": True,
+        "norm_topk_prob": True, "vocab_size": 65536, "max_position_embeddings": 128000, "layer_types": [
+            *["conv"] * 2, "full_attention", *["conv", "conv", "conv", "full_attention"] * 4, "conv", "conv",
+            "full_attention", "conv", "conv",
+        ],
+    },
     "olmo-hybrid-7b": {
         **_DELTA, "attn_output_gate": False, "model_type": "olmo_hybrid", "hidden_size": 3840, "head_dim": 128,
         "intermediate_size": 11008, "num_hidden_layers": 32, "num_attention_heads": 30, "num_key_value_heads": 30,
