@@ -13,7 +13,7 @@ from axonn_tune.errors import UsageError
 from axonn_tune.frameworks import UNKNOWN, find_framework, registry
 from axonn_tune.frameworks.description import Framework
 from axonn_tune.frameworks.others import AUTOMODEL
-from axonn_tune.frameworks.step import NATURAL_IMBALANCE
+from axonn_tune.frameworks.step import NATURAL_IMBALANCE, OFFLOAD_MODULES
 from axonn_tune.grid import RANK_AXES, Grid, divisors
 from axonn_tune.job import Job, Layout
 from axonn_tune.program.dimensions import broken_constraints, logged_flops, step_tokens
@@ -330,6 +330,10 @@ def _further(row: StepRow, more: Named, framework: Framework) -> dict[str, objec
         changes |= {"gather_unit": "block", "reduce_each_micro_batch": True}
         changes |= {"expert_shards": ("x", "z", "context"), "expert_replicas": ("data",)}
         changes |= {"gather_after_recompute": False, "shard_gradient_bytes": framework.step.gradient_bytes or 4}
+    words = re.findall(r"\w+", more.offload)
+    states = ("moments", "master") if {"optimizer", "states"} & {*words} else ()
+    if offloaded := (*states, *(name for name in OFFLOAD_MODULES if name in words)):
+        changes["offloaded"] = offloaded
     if more.loss:
         changes["loss"] = more.loss
     if more.quantized_weights and "primary_weights" in framework.format_options and re.search("fp[48]", row.precision):

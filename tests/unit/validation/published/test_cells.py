@@ -196,6 +196,20 @@ def test_weights_in_the_format_alone_take_less(tmp_path: Path) -> None:
     assert alone.memory_bytes < 0.97 * with_copies.memory_bytes
 
 
+@pytest.mark.parametrize(
+    ("cell", "offloaded"),
+    [("expert_fc1 and moe_act", ("expert_fc1", "moe_act")), ("optimizer", ("moments", "master")), ("none", ())],
+)
+def test_what_is_offloaded_is_on_the_host(tmp_path: Path, cell: str, offloaded: tuple[str, ...]) -> None:
+    """Guards the column `offload`: steps ran with less memory than was predicted of them."""
+    row = read(tmp_path, offload=cell, recompute="none")
+    assert framework_of(row).step.offloaded == offloaded
+    moved, stayed = predict_steps([row, read(tmp_path, recompute="none")])
+    assert moved.memory_bytes is not None
+    assert stayed.memory_bytes is not None
+    assert (moved.memory_bytes < stayed.memory_bytes) == bool(offloaded)
+
+
 def test_a_row_that_does_not_fit_is_marked(tmp_path: Path) -> None:
     """Guards that a step which ran is priced, with `fits`, its limit and words beside its layout."""
     found = predict_steps([read(tmp_path, recompute="none", mbs="8"), read(tmp_path)])
