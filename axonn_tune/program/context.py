@@ -11,7 +11,19 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from axonn_tune.program.inputs import CONTEXT, PARTS, LayerInputs, X
-from axonn_tune.program.operations import Collective, Operation, OpKind, Phase, Role, Size, as_size
+from axonn_tune.program.layers import moves
+from axonn_tune.program.operations import (
+    ONCE,
+    Collective,
+    Operation,
+    OpKind,
+    Phase,
+    Role,
+    Size,
+    Traffic,
+    as_size,
+    symbol,
+)
 
 CORE = "attention.core"
 
@@ -56,14 +68,43 @@ def before_core(given: LayerInputs, *, phase: Phase) -> list[Operation]:
 def after_core(given: LayerInputs, *, phase: Phase) -> list[Operation]:
     """What goes back: the output, or gradients of queries, keys and values."""
     exchange, backward = given.options.context_exchange, phase == "backward"
-    if not (given.context or given.lone_context) or exchange == "ring":
+    if not given.context and not given.lone_context:
         return []
+    if exchange == "ring":
+        return _merged(given, phase)
     if exchange == "all_gather":
         # The gathered keys and values are not kept, so backward gathers them again.
         reduced = _sent(given, "reduce_scatter", "context", phase, CONTEXT * widths(given).keys)
         return [reduced] if backward else []
     group = "context" if exchange == "all_to_all" else f"context[:{given.options.context_inside}]"
-    return [_sent(given, "all_to_all", group, phase, widths(given).together if backward else widths(given).output)]
+    back = _sent(given, "all_to_all", group, phase, widths(given).together if backward else widths(given).output)
+    return [*(_merged(given, phase) if exchange == "hierarchical" else []), back]
+
+
+def _merged(given: LayerInputs, phase: Phase) -> list[Operation]:
+    """p2p: partial results of a ring, added one by one after the first: outputs scaled by their share of the softmax;
+    backward the gradients of queries, and those of keys and values to what came around the ring.
+
+    The bundled runtime adds in its own kernels.
+    """
+    if given.launched:
+        return []
+    width = widths(given).together if phase == "backward" else widths(given).output
+    return [
+        moves(phase, CORE, Traffic(1, 3), given.part * width, given, calls=PARTS * symbol("merged") / _inside(given))
+    ]
+
+
+def calls_of_a_query(given: LayerInputs) -> Size:
+    """Calls of attention that a query is in: around a ring several, each with part of the keys."""
+    if not given.context or given.options.context_exchange not in ("ring", "hierarchical"):
+        return ONCE
+    return symbol("ring_calls") / _inside(given)
+
+
+def _inside(given: LayerInputs) -> float:
+    """Ranks of one place in the ring."""
+    return float(given.options.context_inside) if given.options.context_exchange == "hierarchical" else 1.0
 
 
 def _ring(given: LayerInputs, phase: Phase, group: str, *, share: Size) -> list[Operation]:

@@ -277,6 +277,10 @@ def dimensions(
         **({"head_norms": _head_norms(counts_of, counts)} if options.kernels != "ideal" else {}),
         **({"scattered": arithmetic.smaller(axes["z"] - 1.0, 1.0)} if options.kernels != "ideal" else {}),
         "divided": arithmetic.smaller(x - 1.0, 1.0),
+        # A query is in the causal call of its rank's chunks, in all calls that have half of the keys, and in half of
+        # those that have all, as many of either.
+        "ring_calls": 1.0 + 0.75 * (context - 1.0),
+        "merged": 0.75 * (context - 1.0),
         **_softmax_bytes(model, workload, axes, arithmetic=arithmetic),
         "shared": arithmetic.smaller(y - 1.0, 1.0),
         "alone": 1.0 - arithmetic.smaller(y - 1.0, 1.0),

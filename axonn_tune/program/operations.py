@@ -64,7 +64,7 @@ CANDIDATE_SYMBOLS = (
     *(axis for axis in ALL_AXES if axis not in AXES),
     *("scores", "scores_back", "softmax", "softmax_back", "alone", "shared", "held"),
     *("expert_data", "expert_parameters", "expert_bucket", "imbalance", "fullest", "freed"),
-    *("exchanged", "joined", "head_norms", "scattered", "divided"),
+    *("exchanged", "joined", "head_norms", "scattered", "divided", "ring_calls", "merged"),
     *("frozen_parameters", "frozen_vectors", "frozen_expert_parameters"),
 )
 """What differs between candidates.
@@ -79,7 +79,8 @@ with most over the mean; fullest: that at the upper end of its 80% interval, whi
 chunk that do not repeat, whose backward passes are over when those of blocks that repeat begin. exchanged, joined: 1
 where ranks of `expert` exchange tokens, and where shards of experts' weights are gathered and joined, else 0.
 scattered, divided: 1 where z has shards of weights, and where x splits them, else 0. head_norms: elements of norms of
-queries and keys, of which each rank of x has the gradients of its heads.
+queries and keys, of which each rank of x has the gradients of its heads. ring_calls, merged: calls of attention that a
+query is in around a ring of all ranks of context, and those of them whose results are added to others'.
 """
 
 _ORDER = {name: position for position, name in enumerate((*MODEL_SYMBOLS, *CANDIDATE_SYMBOLS))}
@@ -286,7 +287,7 @@ class MatMul:
 
 @dataclass(frozen=True)
 class Attention:
-    """Fused attention core; `flops` with the masked half counted as work; keys: of a query, as flops counts them;
+    """Fused attention core; `flops` with the masked half counted as work; keys: of a query in one call;
     narrow: in 8 bits; width: of a head, the mean over its GEMMs; ordered: gradients are summed in one order."""
 
     phase: Phase

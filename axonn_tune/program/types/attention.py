@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from functools import partial
 
-from axonn_tune.program.context import CORE, after_core, before_core
+from axonn_tune.program.context import CORE, after_core, before_core, calls_of_a_query
 from axonn_tune.program.inputs import GROUPED, PARTS, H, LayerInputs, Linear, S, X, Y
 from axonn_tune.program.kinds import ATTENTION, LayerKind
 from axonn_tune.program.layers import moves
@@ -275,8 +275,8 @@ def _attended(
     if own.value_dim != own.head_dim:
         width = as_size(float(queries * own.query_width + values * own.value_width))
     flops, mean = 2.0 * given.part * keys * width / X, (queries * own.head_dim + values * own.value_dim) / sum(gemms)
-    ordered = back and given.options.deterministic
-    return Attention(phase, CORE, flops, keys, back, narrow, mean, ordered, calls=PARTS, makes=makes, frees=frees)
+    ordered, at_once = back and given.options.deterministic, keys / calls_of_a_query(given)
+    return Attention(phase, CORE, flops, at_once, back, narrow, mean, ordered, calls=PARTS, makes=makes, frees=frees)
 
 
 def _joined(given: LayerInputs) -> list[Operation]:

@@ -17,9 +17,10 @@ from axonn_tune.cost.compute import (
 )
 from axonn_tune.cost.price import price
 from axonn_tune.frameworks.step import StepOptions
-from axonn_tune.grid import Grid
+from axonn_tune.grid import ALL_AXES, Grid
 from axonn_tune.job import Job, Layout
 from axonn_tune.program.block import backward, block_nodes, forward
+from axonn_tune.program.dimensions import dimensions
 from axonn_tune.program.inputs import LayerInputs
 from axonn_tune.program.operations import ONCE, PLAIN, Attention, Kernel, Phase, Size, Value, captured_layers
 from axonn_tune.specs.catalog import load_machine, load_model
@@ -127,6 +128,28 @@ def one_layer(*, deterministic: bool) -> dict[str, float]:
     clock = ComputeClock(compute_rates(load_machine("dgx-h100").document.accelerator, "bf16"), 2.0, values, PLAIN)
     program = [*forward(nodes), *backward(nodes, recompute="none")]
     return {one.phase: float(clock.call_s(one)) for one in program if isinstance(one, Attention)}
+
+
+def test_a_ring_cuts_attention_into_calls_whose_results_are_merged() -> None:
+    """Guards context parallelism around a ring: 1 + 0.75 (p - 1) calls a query, each but the first with an addition of
+    outputs, and backward of gradients of queries, keys and values; an all-to-all has one call."""
+    model = load_model("llama3-8b").document
+    axes = dict.fromkeys((*ALL_AXES, "b"), 1.0) | {"context": 4.0}
+    workload = Workload(global_batch=1, sequence_length=8192)
+    values = dimensions(model, workload, axes, chunks=1.0, arithmetic=PLAIN) | {"parts": 1.0}
+    found = {}
+    for exchange in ("all_to_all", "ring"):
+        given = LayerInputs(model, ELEMENT_SIZES["bf16"], StepOptions(context_exchange=exchange), context=True)
+        nodes = block_nodes(given)
+        steps = [*forward(nodes), *backward(nodes, recompute="none")]
+        keys = {one.keys.evaluate(values) for one in steps if isinstance(one, Attention)}
+        kernels = [one for one in steps if isinstance(one, Kernel) and one.layer == "attention.core"]
+        moved = sum(one.size_bytes.evaluate(values) * one.calls.evaluate(values) for one in kernels)
+        found[exchange] = keys, moved
+    assert found["all_to_all"][0] == {8192.0}
+    assert found["ring"][0] == {8192.0 / 3.25}
+    merged = 2.0 * 3.0 * 2.25 * 8192 / 4 * (model.hidden + (model.heads + 2 * model.kv_heads) * model.head_dim)
+    assert found["ring"][1] - found["all_to_all"][1] == pytest.approx(merged)
 
 
 def test_softmax_takes_its_time_whatever_the_width_of_heads() -> None:
