@@ -40,8 +40,8 @@ _KEYS = {
 class _ExpertKeys(Document):
     """Experts of a model type.
 
-    shared: the key of the shared experts' width, or of their number (n_..., num_...); shared_gate: they have one.
-    score_bias: a bias balances the load. per_token: the key of how many a token has.
+    shared: the key of the shared experts' width, or of their number (n_...); shared_gate: they have one.
+    score_bias: a bias balances the load.
     """
 
     width: str = "moe_intermediate_size"
@@ -49,27 +49,28 @@ class _ExpertKeys(Document):
     shared_gate: bool = False
     score: Literal["softmax", "sigmoid"] = "softmax"
     score_bias: bool | None = None
-    per_token: str = "num_experts_per_tok"
 
 
 class _Kind(Document):
     """How a model type is mapped.
 
-    keys: of our sizes, where they are not `_KEYS`; ffn_of_hidden: 4 times hidden without its key; ffn_adjusted: two
-    thirds of that, rounded up, where `block_auto_adjust_ff_dim` says so. defaults: of keys
-    that a file lacks; stated: keys that it must have, since the defaults of its class do not follow from other sizes.
+    keys: of our sizes, where they are not `_KEYS`; renamed: other names of keys that files have. ffn_of_hidden: 4 times
+    hidden without its key; ffn_adjusted: two thirds of that, rounded up, where `block_auto_adjust_ff_dim` says so.
+    defaults: of keys that a file lacks; stated: keys that it must have, since the defaults of its class do not follow
+    from other sizes.
     kv_heads: key, or none for as many as heads. biases: all, none, or of queries, keys and values, in files without
     bias_keys. approximated: differences in words; flags: those that a key switches, with its default. window: its key;
     window_switch: key of a flag, off unless given. full_every: of so many layers the last attends to all, if
     `layer_types` does not say; full_unrotated: those have no positions. qk_norms: in all files, if not by its key.
     mixers: what `layer_types` names in place of attention, by section, or the only one, of layers that mixed_key lists,
-    from 1, or of all that do not attend. output_gate: of attention, in files without the key `attn_output_gate`.
-    norms: as in a model document, beside mixers those of
-    attention's layers. indexer: sparse attention. hybrid: each layer is of one part.
+    from 1, of all but those that attending_key lists, from 0, or of all that do not attend. output_gate: of attention,
+    in files without the key `attn_output_gate`. indexer: sparse attention. hybrid: each layer is attention, Mamba-2, an
+    MLP or experts alone.
     """
 
     family: Literal["gpt", "llama"]
     keys: dict[str, str] = Field(default={})
+    renamed: dict[str, str] = Field(default={})
     ffn_of_hidden: bool = False
     ffn_adjusted: bool = False
     kv_heads: str = "num_key_value_heads"
@@ -91,6 +92,7 @@ class _Kind(Document):
     latent: bool = False
     mixers: dict[str, str] = Field(default={})
     mixed_key: str = ""
+    attending_key: str = ""
     output_gate: bool = False
     indexer: bool = False
     sinks: bool = False
@@ -352,6 +354,8 @@ def _mixed(config: _Config, kind: _Kind, layers: int) -> list[str]:
         return [kind.mixers.get(str(one), "") for one in stated]
     if (listed := config.places(kind.mixed_key)) is not None:
         return [only if layer + 1 in listed else "" for layer in range(layers)]
+    if (attending := config.places(kind.attending_key)) is not None:
+        return ["" if layer in attending else only for layer in range(layers)]
     every = config.size(kind.full_every_key, absent=kind.full_every, least=0)
     return [only if not every or (layer + 1) % every else "" for layer in range(layers)]
 
@@ -452,6 +456,8 @@ def _mlps(config: _Config, kind: _Kind, layers: int) -> list[tuple[str, dict[str
     only, never = config.places("moe_layers"), config.places("mlp_only_layers")
     dense: tuple[str, dict[str, Plain]] = ("dense", {})
     moe: tuple[str, dict[str, Plain]] = ("moe", {"experts": _experts(config, kind.experts)})
+    if isinstance(listed := config.value("mlp_layer_types"), list) and len(listed) == layers:
+        return [moe if one == "sparse" else dense for one in listed]
     routed = (
         at in only if only is not None else at >= first and (at + 1) % step == 0 and at not in (never or ())
         for at in range(layers)
@@ -473,14 +479,13 @@ def _experts(config: _Config, keys: _ExpertKeys) -> dict[str, Plain]:
         config.report("scoring_func", f"must be softmax or sigmoid, not {score!r:.40}")
     if keys.shared:
         number = config.size(keys.shared, absent=0, least=0)
-        counts = keys.shared.startswith(("n_", "num_"))
-        if counts and number > _MOST_SHARED:
+        if keys.shared.startswith("n_") and number > _MOST_SHARED:
             config.report(keys.shared, f"{number:,} shared experts, more than {_MOST_SHARED}")
-        shared = number * (width if counts else 1)
+        shared = number * (width if keys.shared.startswith("n_") else 1)
     grouped = config.value("topk_method") != "greedy"
     return {
         "count": config.size(count),
-        "per_token": config.size(keys.per_token),
+        "per_token": config.size("num_experts_per_tok"),
         "width": width,
         "shared_width": shared,
         "shared_gate": keys.shared_gate and shared > 0,
@@ -533,7 +538,8 @@ class _Config:
 
     def states(self, key: str) -> bool:
         """Whether the file has the key, if only with null."""
-        return key in self._values
+        section, _, inner = key.partition(".")
+        return inner in self._values.get(section, ()) if inner else key in self._values
 
     def line(self, key: str) -> int | None:
         """Where a key is first written."""
@@ -551,7 +557,8 @@ class _Config:
             raise DocumentError(str(self.path), [Problem("", "no 'model_type': not a Hugging Face model config")])
         kind = _plain_type(stated)
         if kind in known:
-            self._values = known[kind].defaults | self._values
+            stated = {name: self.value(other) for other, name in known[kind].renamed.items() if self.states(other)}
+            self._values = known[kind].defaults | stated | self._values
             return kind, known[kind]
         # Another model's name is none for this one: only typing mistakes are, and digits are another version's.
         alike = (one for one in known if re.findall(r"\d", one) == re.findall(r"\d", kind))

@@ -42,14 +42,14 @@ class KimiDeltaAttention(Mixer):
     TITLE: ClassVar[str] = "Kimi delta attention"
     NAMES: ClassVar[tuple[str, ...]] = ("kda",)
     KEYS: ClassVar[dict[str, str]] = {
-        "heads": "linear_attn_config.num_heads",
-        "head_dim": "linear_attn_config.head_dim",
-        "conv": "linear_attn_config.short_conv_kernel_size",
+        "heads": "linear_num_heads",
+        "head_dim": "linear_head_dim",
+        "conv": "linear_conv_kernel_dim",
         "full_rank": "linear_attn_config.use_full_rank_gate",
     }
 
-    heads: Size = size("linear_attn_config.num_heads.")
-    head_dim: Size = size("linear_attn_config.head_dim, of keys and values.", default=128)
+    heads: Size = size("linear_num_heads.")
+    head_dim: Size = size("linear_head_dim, of keys and values.", default=128)
     conv: Size = size("Length of the convolution, in tokens.", default=4)
     full_rank: bool = size("The output's gate is a whole matrix, not one of rank head_dim.", default=False)
 

@@ -22,7 +22,9 @@ MACHINE = Path(__file__).parent / "data" / "twotier.yaml"
 # 31.6 and 120.6 (model cards), Super with two prediction layers of 2.94 here. GPT-2, Llama 2, Qwen2.5, Qwen3 and
 # DeepSeek-V2-Lite: sums of the tensors of the released checkpoints; 14.77 of Qwen2.5 with its biases. Without vision
 # tower and prediction layer (2H^2, a full layer, five norms) Qwen3.5 9B 8,953,803,264 (huggingface/transformers issue
-# 48692), its others and Qwen3-Next as their names; Kimi Linear 48, LFM2 0.35, 0.74, 1.17 and 8.3 as theirs.
+# 48692), its others and Qwen3-Next as their names; Kimi Linear 48, LFM2 0.35, 0.74, 1.17 and 8.3 as
+# theirs, Ling mini 16.26 (1.43 a token), others of 2025 and 2026 as their names, but for Ling flash (100) and ERNIE
+# (21).
 PUBLISHED = {
     "5b": (5, 0.05),
     "10b": (10, 0.05),
@@ -78,6 +80,19 @@ PUBLISHED = {
     "minimax-m2.5": (228.69, 0.001),
     "step-3.7-flash": (196.956, 0.001),
     "mimo-v2-flash": (308.78, 0.001),
+    "ling-mini-2.0": (16.256, 0.0001),
+    "ling-flash-2.0": (102.89, 0.0001),
+    "ling-1t": (999.705, 0.0001),
+    "hunyuan-a13b": (80.393, 0.0001),
+    "hy3": (295.034, 0.0001),
+    "ernie-4.5-21b-a3b": (21.825, 0.0001),
+    "ernie-4.5-300b-a47b": (299.484, 0.0001),
+    "mistral-small-4-119b": (118.973, 0.0001),
+    "mistral-large-3": (673.421, 0.0001),
+    "nemotron-3-ultra-550b-a55b": (549.309, 0.0001),
+    "llama4-maverick": (400.712, 0.0001),
+    "apertus-8b": (8.0533, 0.0001),
+    "apertus-70b": (70.5999, 0.0001),
     "kimi-linear-48b-a3b": (49.123, 0.0001),
     "lfm2-350m": (0.354483968, 1e-9),
     "lfm2-700m": (0.742489344, 1e-9),
@@ -108,6 +123,17 @@ ACTIVE = {
     "nemotron-3-super-120b-a12b": (12.75, 1),
     "qwen3-next-80b-a3b": (3.875, 0),
     "qwen3.5-35b-a3b": (3.455, 1),
+    "ling-mini-2.0": (1.433, 0),
+    "ling-flash-2.0": (6.152, 0),
+    "ling-1t": (51.05, 0),
+    "hunyuan-a13b": (12.747, 0),
+    "hy3": (20.676, 0),
+    "ernie-4.5-21b-a3b": (3.352, 0),
+    "ernie-4.5-300b-a47b": (47.927, 0),
+    "mistral-small-4-119b": (6.633, 0),
+    "mistral-large-3": (39.947, 0),
+    "nemotron-3-ultra-550b-a55b": (56.059, 0),
+    "llama4-maverick": (17.185, 0),
     "kimi-linear-48b-a3b": (3.485, 0),
     "lfm2-8b-a1b": (1.558, 0),
     "qwen3.5-122b-a10b": (9.771, 1),

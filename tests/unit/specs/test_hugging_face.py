@@ -436,7 +436,7 @@ _DELTA: Config = {
 }  # fmt: skip
 DELTA: dict[str, Config] = {
     "qwen3-next-80b-a3b": {
-        **_DELTA, "model_type": "qwen3_next", "hidden_size": 2048, "intermediate_size": 5120, "num_hidden_layers": 48,
+        **_DELTA, "model_type": "qwen3_next", "hidden_size": 2048, "intermediate_size": 5632, "num_hidden_layers": 48,
         "num_attention_heads": 16, "num_key_value_heads": 2, "linear_num_value_heads": 32, "num_experts": 512,
         "num_experts_per_tok": 10, "moe_intermediate_size": 512, "shared_expert_intermediate_size": 512,
         "decoder_sparse_step": 1, "mlp_only_layers": [], "norm_topk_prob": True, "vocab_size": 151936,
@@ -468,15 +468,32 @@ DELTA: dict[str, Config] = {
         },
         "num_experts": 256, "num_experts_per_token": 8, "num_shared_experts": 1, "moe_intermediate_size": 1024,
         "first_k_dense_replace": 1, "moe_layer_freq": 1, "hidden_act": "silu", "vocab_size": 163840,
-        "max_position_embeddings": 1048576, "tie_word_embeddings": False, "routed_scaling_factor": 2.446,
+        "model_max_length": 1048576, "tie_word_embeddings": False, "routed_scaling_factor": 2.446,
+    },
+    "hy3": {
+        "model_type": "hy_v3", "hidden_size": 4096, "intermediate_size": 13312, "num_hidden_layers": 80,
+        "num_attention_heads": 64, "num_key_value_heads": 8, "head_dim": 128, "num_experts": 192,
+        "num_experts_per_tok": 8, "num_shared_experts": 1, "moe_intermediate_size": 1536, "vocab_size": 120832,
+        "max_position_embeddings": 131072, "mlp_layer_types": ["dense"] + ["sparse"] * 79,
+    },
+    "ernie-4.5-21b-a3b": {
+        "model_type": "ernie4_5_moe", "hidden_size": 2560, "intermediate_size": 12288, "num_hidden_layers": 28,
+        "num_attention_heads": 20, "num_key_value_heads": 4, "moe_intermediate_size": 1536, "moe_k": 6,
+        "moe_num_experts": 64, "moe_num_shared_experts": 2, "moe_layer_start_index": 1, "use_bias": False,
+        "vocab_size": 103424, "max_position_embeddings": 131072,
+    },
+    "mistral-small-4-119b": {
+        "model_type": "mistral4", "hidden_size": 4096, "intermediate_size": 12288, "num_hidden_layers": 36,
+        "num_attention_heads": 32, "num_key_value_heads": 32, "moe_intermediate_size": 2048, "n_routed_experts": 128,
+        "num_experts_per_tok": 4, "n_shared_experts": 1, "q_lora_rank": 1024, "kv_lora_rank": 256,
+        "qk_nope_head_dim": 64, "qk_rope_head_dim": 64, "v_head_dim": 128, "vocab_size": 131072,
+        "max_position_embeddings": 1048576,
     },
     "lfm2-1.2b": {
-        "model_type": "lfm2", "hidden_size": 2048, "intermediate_size": 12288, "block_auto_adjust_ff_dim": True,
+        "model_type": "lfm2", "hidden_size": 2048, "block_ff_dim": 12288, "block_auto_adjust_ff_dim": True,
         "block_ffn_dim_multiplier": 1.0, "block_multiple_of": 256, "num_hidden_layers": 16, "num_attention_heads": 32,
         "num_key_value_heads": 8, "conv_L_cache": 3, "conv_bias": False, "norm_eps": 1e-5, "vocab_size": 65536,
-        "max_position_embeddings": 128000, "layer_types": [
-            *["conv", "conv", "full_attention"] * 3, *["conv", "full_attention"] * 3, "conv",
-        ],
+        "max_position_embeddings": 128000, "full_attn_idxs": [2, 5, 8, 10, 12, 14],
     },
     "lfm2-8b-a1b": {
         "model_type": "lfm2_moe", "hidden_size": 2048, "intermediate_size": 7168, "num_hidden_layers": 24,
