@@ -134,10 +134,13 @@ def odd_word(column: str, text: str) -> str:
 
 _NO_FORMAT = r"config|train|tun(?:e|ing)|(?<![a-z])(?:sft|peft|q?lora)(?![a-z])|\.(?:sh|ya?ml|toml|py)\b"
 """What a cell `recipe` has that is the name of a whole recipe: it may have a format in it, as a name."""
-_SCHEDULES = r"\b(zb[bv]\w*|v-(?:half|min)|zero-bubble|dualpipev?)\b"
-"""Pipeline schedules that are not priced."""
-_FINE_TUNING = r"(?<![a-z])(q?lora|peft|sft)(?![a-z])"
-"""Words of steps that train part of the weights, or packed sequences of any length."""
+_UNPRICED = (
+    # Steps that train part of the weights, or packed sequences of any length.
+    (r"(?<![a-z])(q?lora|peft|sft)(?![a-z])", "fine-tuning is not priced"),
+    (r"\b(zb[bv]\w*|v-(?:half|min)|zero-bubble|dualpipev?)\b", "this pipeline schedule is not priced"),
+    (r"(?<![a-z])(vl|vision[\w-]*|mockvlm|images?)(?![a-z])", "a model beside the language model is not priced"),
+)
+"""Words of a row's software, model, recipe and notes by which its step is not one that is priced, and why."""
 
 _RATIOS_ONLY = r"power-limited|blackwell-4gpu|\bor\b|not stated"
 """Words of a system whose GPUs nobody names, or that run slower than their kind."""
@@ -226,10 +229,8 @@ class _Reader:
         if self.count("seq") is None:
             self.lacking.append("the sequence length is not stated")
         names = " ".join(self.text(name) for name in ("framework", "model", "recipe", "notes"))
-        if tuned := re.search(_FINE_TUNING, names):
-            self.lacking.append(f"fine-tuning is not priced: {tuned[1]}")
-        if scheduled := re.search(_SCHEDULES, self.text("notes")):
-            self.lacking.append(f"the pipeline schedule {scheduled[1]} is not priced")
+        found = ((re.search(pattern, names), why) for pattern, why in _UNPRICED)
+        self.lacking += [f"{why}: {word[1]}" for word, why in found if word]
 
     def text(self, name: str) -> str:
         return self.cells.get(name, "").lower()

@@ -130,7 +130,7 @@ def test_steps_by_throughput(tmp_path: Path, cells: dict[str, str], seconds: flo
         ({"seq": "", "gbs": ""}, "the sequence length is not stated; the global batch is not stated"),
         ({"recompute": "moe_atc"}, "recompute is 'moe_atc'"),
         ({"dispatcher": "carrier pigeon"}, "dispatcher is 'carrier pigeon'"),
-        ({"model": "qwen3-next-80b-a3b"}, "is not priced"),
+        ({"model": "deepseek-v4-flash"}, "is not priced"),
         ({"model": "something"}, "is not known"),
         ({"tp": "", "pp": "", "vp": "", "ep": ""}, "degrees of parallelism are not stated"),
         ({"tp": "two"}, "tp is 'two', not a whole number"),
@@ -149,7 +149,9 @@ def test_steps_by_throughput(tmp_path: Path, cells: dict[str, str], seconds: flo
         ({"step.narrow_attention": "maybe"}, "step.narrow_attention=maybe: expected true, false, got 'maybe'"),
         ({"dp": "3", "z": "2"}, "dp is 3, not divisible by z, 2"),
         ({"notes": "sft; functional"}, "fine-tuning is not priced: sft"),
-        ({"notes": "schedule zbv; dense"}, "the pipeline schedule zbv is not priced"),
+        ({"recipe": "qwen35_vl_pretrain_config"}, "a model beside the language model is not priced: vl"),
+        ({"notes": "vision-language"}, "a model beside the language model is not priced: vision-language"),
+        ({"notes": "schedule zbv; dense"}, "this pipeline schedule is not priced: zbv"),
     ],
 )
 def test_what_cannot_be_read_is_said(tmp_path: Path, cells: dict[str, str], words: str) -> None:
