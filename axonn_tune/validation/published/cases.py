@@ -216,6 +216,7 @@ def _adjusted(name: str | Path, memory_gb: float | None, per_node: int | None, l
 FRAMEWORK_WORDS: tuple[tuple[str, str], ...] = (
     ("automodel", "automodel"),
     ("bridge", "nemo"),
+    ("mlperf", "nemo"),
     ("primus", "megatron-core"),
     ("bigscience", "megatron-2021"),
     ("megatron-deepspeed", "megatron-deepspeed"),
@@ -281,12 +282,22 @@ def framework_of(row: StepRow) -> Framework:
 def with_stated(software: Framework, row: StepRow) -> Framework:
     """A framework with attention, overlap, ZeRO, sequence parallelism and CUDA graphs of a step."""
     found = _with_words(software, row, {} if row.more is None else _further(row, row.more, software))
-    captured = () if row.more is None else row.more.cuda_graphs
-    if row.more is not None and row.more.open_graphs and "nvl72" in (profile_of(row) or "") and found.expert_software:
-        # As every recipe for these systems has it (NVIDIA-NeMo/Megatron-Bridge@067f987d, perf_recipes).
-        captured = ("attn", "moe_router", "mamba")
+    captured = _graphs(row, row.more, found) if row.more is not None else ()
     scopes = tuple(one for one in CUDA_GRAPHS if one in captured and one in found.cuda_graphs)
     return found.capturing(scopes) if scopes else found
+
+
+def _graphs(row: StepRow, more: Named, software: Framework) -> tuple[str, ...]:
+    """Scopes of CUDA graphs, as stated, else as all recipes for the system have them."""
+    profile = profile_of(row) or ""
+    if not more.open_graphs or not profile:
+        return more.cuda_graphs
+    if more.mlperf and load_machine(profile).document.accelerator.generation == "blackwell":
+        # Of MLPerf Training 5.0 to 6.0 (mlcommons/training_results_v5.1@441d65f4, NVIDIA/benchmarks).
+        return ("full_iteration",)
+    experts = more.model is not None and more.model.has_experts and software.expert_software
+    # NVIDIA-NeMo/Megatron-Bridge@067f987d, perf_recipes.
+    return ("attn", "moe_router", "mamba") if experts and "nvl72" in profile else more.cuda_graphs
 
 
 def _with_words(found: Framework, row: StepRow, further: Mapping[str, object]) -> Framework:
@@ -336,7 +347,9 @@ def _further(row: StepRow, more: Named, framework: Framework) -> dict[str, objec
         changes["offloaded"] = offloaded
     if more.loss:
         changes["loss"] = more.loss
-    if more.quantized_weights and "primary_weights" in framework.format_options and re.search("fp[48]", row.precision):
+    # Configs of MLPerf gather weights in FP8 (`FP8_PARAM_GATHER`), and not in FP4.
+    narrow = more.mlperf and "fp8" in row.precision if more.quantized_weights is None else more.quantized_weights
+    if narrow and "primary_weights" in framework.format_options and re.search("fp[48]", row.precision):
         changes["primary_weights"] = True
     if more.gradient_bytes is not None:
         changes["gradient_bytes"] = more.gradient_bytes

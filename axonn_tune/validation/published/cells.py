@@ -157,10 +157,10 @@ class Named:
     """What such a row says beside the columns of all rows; None or empty where it does not.
 
     model: with the layers that it trains. expert, expert_tensor: sizes of those axes. routing: forced, natural or drop.
-    ratios_only: why its step is compared with those of others alone; functional: it checks that a recipe works, which
-    is not tuned; lacking: why it has no prediction. state_bytes: optimizer states of a parameter. step: options of the
-    step by their names. assumed: cells that the source does not print, with the place that they are from. mfu: share of
-    mfu_of, FLOP/s.
+    mlperf: fields that are not stated are those of its configs. ratios_only: why its step is compared with those of
+    others alone; functional: it checks that a recipe works, which is not tuned; lacking: why it has no prediction.
+    state_bytes: optimizer states of a parameter. step: options of the step by their names. assumed: cells that the
+    source does not print, with the place that they are from. mfu: share of mfu_of, FLOP/s.
     """
 
     model: Model | None = None
@@ -177,7 +177,7 @@ class Named:
     async_tp: bool | None = None
     gradient_bytes: int | None = None
     state_bytes: int | None = None
-    quantized_weights: bool = False
+    quantized_weights: bool | None = None
     loss: str = ""
     step: Mapping[str, object] = field(default_factory=dict)
     offload: str = ""
@@ -189,6 +189,7 @@ class Named:
     mfu_of: float | None = None
     open_recompute: bool = False
     open_graphs: bool = False
+    mlperf: bool = False
     open_expert: bool = False
     ratios_only: str = ""
     functional: bool = False
@@ -394,7 +395,9 @@ class _Reader:
             async_tp=None if not asynchronous else asynchronous in ("1", "on", "yes", "true", "async"),
             gradient_bytes={"bf16": 2, "fp32": 4}.get(self.text("grad_dtype")),
             state_bytes=None if states is None else int(states),
-            quantized_weights="fp8" in self.text("param_format") or "fp4" in self.text("param_format"),
+            quantized_weights=re.search("fp[48]", formats) is not None
+            if (formats := self.text("param_format"))
+            else None,
             loss=self.text("loss"),
             step=self._step(),
             offload=self.text("offload"),
@@ -405,7 +408,8 @@ class _Reader:
             mfu=None if mfu is None else mfu / 100.0,
             mfu_of=None if peak is None else 1e12 * peak,
             open_recompute=not self.text("recompute"),
-            open_graphs=not graphs and self.model is not None and self.model.has_experts,
+            open_graphs=not graphs,
+            mlperf="mlperf" in f"{self.text('framework')} {self.text('recipe')}",
             open_expert=bool(self.model and self.model.has_experts and fsdp and not self.text("ep")),
             ratios_only="the GPU is not named, or slower than its kind" if re.search(_RATIOS_ONLY, system) else "",
             functional=bool(re.search(r"\bfunctional\b", self.text("notes"))),

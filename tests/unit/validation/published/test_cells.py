@@ -171,6 +171,18 @@ def test_dispatchers(tmp_path: Path, cell: str, dispatcher: str) -> None:
     assert (more.dispatcher, more.lacking) == (dispatcher, "")
 
 
+def test_closed_division_of_mlperf_has_its_configs(tmp_path: Path) -> None:
+    """Guards fields that all configs of a round have: one graph, weights gathered in FP8, experts not split by TP."""
+    cells = {"system": "gb200", "precision": "mxfp8", "recompute": "none"}
+    step = framework_of(read(tmp_path, framework="megatron-core (mlperf)", **cells)).step
+    assert (step.cuda_graphs, step.primary_weights) == (("full_iteration",), True)
+    stated = framework_of(read(tmp_path, recipe="mlperf closed", param_format="bf16", cuda_graphs="none", **cells)).step
+    assert (stated.cuda_graphs, stated.primary_weights) == ((), False)
+    case = case_of(read(tmp_path, framework="megatron-core (mlperf)", etp="", **cells))
+    assert isinstance(case, Case), case
+    assert case.configurations[0].grid.expert_tensor == 1
+
+
 def test_experts_of_one_rank_need_no_dispatcher(tmp_path: Path) -> None:
     """Guards rows of a rack with EP 1: HybridEP, which its recipes name, was refused there."""
     case = case_of(
