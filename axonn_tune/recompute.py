@@ -33,6 +33,7 @@ MODULES: dict[str, Module] = {
     "moe_act": Module("experts' activation functions", "experts"),
     "shared_experts": Module("shared experts", "shared experts"),
     "moe": Module("experts", "experts"),
+    "mhc": Module("hyper-connections", "hyper-connections"),
     "mla_up_proj": Module("projections from latents", "multi-head latent attention"),
     "gdn_norm_out": Module("gated norms of delta nets", "gated delta nets"),
 }

@@ -217,7 +217,7 @@ def _experts(run: Run, routed: list[Layer]) -> dict[str, Value]:
     """Sizes, router, dispatcher and degrees."""
     experts = _common(run, routed, "experts", lambda one: one.experts)
     tensor, shards = run.size("expert_tensor"), run.size("expert_z")
-    biased, sigmoid = bool(experts.score_bias), experts.score == "sigmoid"
+    biased, sigmoid = bool(experts.score_bias), experts.score != "softmax"
     if biased and not sigmoid:
         raise run.cannot("a bias of scores by softmax", "it has one with sigmoid")
     if run.model.biases and tensor > 1:
@@ -225,7 +225,7 @@ def _experts(run: Run, routed: list[Layer]) -> dict[str, Value]:
     return {
         "num_experts": experts.count,
         **_sizes("experts", experts),
-        "moe_router_score_function": "sigmoid" if sigmoid else None,
+        "moe_router_score_function": experts.score if sigmoid else None,
         "moe_router_pre_softmax": not sigmoid and (not experts.normalized or experts.per_token == 1),
         **({} if experts.groups > 1 else {"experts.groups": None, "experts.chosen_groups": None}),
         "moe_router_topk_scaling_factor": experts.scaling,

@@ -181,7 +181,11 @@ class _Reading:
         return Experts(
             **{**sizes, "chosen_groups": sizes["chosen_groups"] if sizes["groups"] > 1 else 1},
             count=count,
-            score="softmax" if softmax in ("", "softmax") else "sigmoid",
+            score="softmax"
+            if softmax in ("", "softmax")
+            else "sqrtsoftplus"
+            if softmax == "sqrtsoftplus"
+            else "sigmoid",
             normalized=not (pre and topk > 1),
             shared_gate=is_on(self._arguments.get("moe_shared_expert_gate", NOTHING)) and sizes["shared_width"] > 0,
             scaling=(float(scaling) or None) if scaling else None,

@@ -208,7 +208,7 @@ def _normed(nodes: BlockNodes, node: Norm, added: Add | None, phase: Phase) -> I
     made = (_stream(nodes, node),) if phase == "forward" or added else ()
     summed = None
     if added is not None:
-        if given.kernels.sum.kernels or phase == "recompute" or not node.weighted:
+        if given.kernels.sum.kernels or phase == "recompute" or not node.weighted or given.streams > 1:
             yield from layers.residual(added.layer, given, phase=phase, makes=made)
             made = ()
         else:

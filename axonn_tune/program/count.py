@@ -8,6 +8,7 @@ from functools import lru_cache
 
 from axonn_tune.frameworks.step import StepOptions
 from axonn_tune.program.block import block_nodes
+from axonn_tune.program.hyper import closing_elements
 from axonn_tune.program.inputs import LayerInputs, X, Y
 from axonn_tune.program.nodes import Gemm, Node, Norm, Vectors
 from axonn_tune.program.operations import Value
@@ -142,7 +143,8 @@ def parameters(model: Model) -> int:
     types = zip(counted(model), model.counts, strict=True)
     blocks = sum(count * (one.weights + one.vectors_of(one.routed)) for one, count in types)
     positions = model.max_sequence_length * h if model.learned_positions else 0
-    return blocks + model.vocab * h * (1 if model.tied_embeddings else 2) + positions + norm
+    streams = closing_elements(model.residual_streams or 1, h)
+    return blocks + model.vocab * h * (1 if model.tied_embeddings else 2) + positions + norm + streams
 
 
 def active_parameters(model: Model) -> int:

@@ -23,6 +23,7 @@ from axonn_tune.frameworks.step import MOST_IMBALANCE, StepOptions
 from axonn_tune.grid import ALL_AXES, BATCH_AXES, Grid, divisors
 from axonn_tune.program.constraints import Constraint, common
 from axonn_tune.program.count import TypeCount, active_parameters, counted, type_constants
+from axonn_tune.program.hyper import closing_elements
 from axonn_tune.program.operations import MATRIX_ALIGNMENT, PLAIN, Arithmetic, Attention, MatMul, Measured, Value
 from axonn_tune.program.step import BUNDLED, ONLY, Stage, StepProgram, suffixes
 from axonn_tune.program.types import kinds
@@ -197,6 +198,8 @@ def _type_constants(layer: Layer, workload: Workload) -> dict[str, float]:
     W·(W + 1) / 2 + (S - W)·W.
     """
     length = float(workload.sequence_length)
+    if layer.mixer is not None and layer.mixer.pair_width:
+        return type_constants(layer) | {"span": layer.mixer.pairs(length)}
     window = min(float(layer.reach or length), length)
     return type_constants(layer) | ({"span": window * (2.0 * length - window) / length} if layer.reach else {})
 
@@ -242,6 +245,7 @@ def dimensions(
     routed, expert_z, expert_data = weights.routed, weights.expert_z, weights.expert_data
     vectors = partial(_vectors, counts=counts, x=x, y=y, own=options.kernels != "ideal")
     norm = float(model.hidden) * (1.0 if model.family == "llama" else 2.0)
+    norm += closing_elements(model.residual_streams or 1, model.hidden)
     trained_vectors = vectors([one.trains for one in counts_of])
     some_frozen = any(one.trained is not None for one in counts_of)
     held = {
@@ -508,6 +512,8 @@ def model_flops(model: Model, workload: Workload, *, masked: bool = True) -> flo
     for layer, count in model.by_type:
         keys = length if masked and layer.indexer is None else layer.keys(length)
         attention += 2 * count * layer.scored_width * keys
+        if layer.mixer is not None:
+            attention += 2 * count * layer.mixer.pair_width * layer.mixer.pairs(length)
     forward = 2.0 * weights + attention
     return (_FORWARD_AND_BACKWARD * forward - 2.0 * frozen) * float(step_tokens(workload))
 

@@ -157,6 +157,11 @@ class LayerInputs:
         return ONCE if phase == "forward" else self.unkept_share
 
     @property
+    def streams(self) -> int:
+        """Residual streams: several with hyper-connections."""
+        return self.model.residual_streams or 1
+
+    @property
     def routed(self) -> Size:
         """Tokens that a rank routes, in a half micro-batch."""
         return self.outside(self.part)

@@ -352,7 +352,8 @@ def _norm_kernels(
 def residual(layer: str, given: LayerInputs, *, phase: Phase, makes: tuple[Array, ...] = ()) -> list[Operation]:
     """Addition to the residual stream `[M, H_y]`; with dropout its mask of one byte an element is written, too."""
     mask = 1.0 if given.options.dropout else 0.0
-    size = (3.0 * given.element + mask) * given.outside(given.part) * H / Y
+    # Onto several streams it is in the kernel of hyper-connections before.
+    size = (3.0 * given.element * (given.streams == 1) + mask) * given.outside(given.part) * H / Y
     return [Kernel(phase, layer, size, PARTS, makes=(*makes, *dropout_masks(layer, given)))]
 
 

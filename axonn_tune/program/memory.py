@@ -16,7 +16,7 @@ from typing import Literal, NamedTuple, TypeAlias
 from axonn_tune.frameworks.step import OFFLOAD_MODULES
 from axonn_tune.program.count import counted
 from axonn_tune.program.inputs import EXPERTS, JOINED, WHOLE_BLOCK, LayerInputs, Z
-from axonn_tune.program.nodes import BLOCK_INPUT
+from axonn_tune.program.nodes import BLOCK_INPUT, residual_gradient
 from axonn_tune.program.operations import (
     PLAIN,
     PLAIN_BLOCKS,
@@ -391,7 +391,7 @@ def _backward_peak(program: StepProgram, block: Block, *, last: bool) -> Peak:
 @lru_cache(maxsize=512)
 def _backward_points(block: Block) -> tuple[Held, ...]:
     """Temporaries of a block's backward pass."""
-    gradient = block.given.stream("residual gradient", "residual gradients")
+    gradient = residual_gradient("residual gradient", block.given)
     return temporaries(block.backward.operations, first=(gradient,), saved=saved_arrays(block))
 
 

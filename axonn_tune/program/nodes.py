@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import NamedTuple, TypeAlias
 
-from axonn_tune.program import layers
+from axonn_tune.program import hyper, layers
 from axonn_tune.program.inputs import PARTS, H, LayerInputs, Linear, Y
 from axonn_tune.program.operations import ONCE, Array, Arrays, Kernel, Operation, Phase, Size, Traffic
 
@@ -118,7 +118,13 @@ BLOCK_INPUT = "block input"
 
 def stream_before(layer: str, given: LayerInputs, *, first: bool) -> Array:
     """The residual stream before a norm, which may be the first of its block."""
-    return given.stream(BLOCK_INPUT if first else f"{layer} input", "residual stream")
+    name = BLOCK_INPUT if first else f"{layer} input"
+    return given.stream(name, "residual stream", float(given.streams) * H / Y)
+
+
+def residual_gradient(name: str, given: LayerInputs) -> Array:
+    """Gradient of the residual stream, or of all."""
+    return given.stream(name, "residual gradients", float(given.streams) * H / Y)
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -131,23 +137,44 @@ class Norm(Node):
 
     def forward(self, given: LayerInputs, phase: Phase) -> list[Operation]:
         """Its output once more; what a forward pass has before that, the block adds (`after`)."""
-        return layers.norm_recompute(self.layer, given, makes=self.makes)
+        return [*_mixed(self.layer, given, phase), *layers.norm_recompute(self.layer, given, makes=self.makes)]
 
     def after(self, given: LayerInputs, *, makes: Arrays, summed: Traffic | None) -> list[Operation]:
         """Forward, with what it reads of the stream in `makes`; summed: an addition to that, in the same kernel."""
+        if given.streams > 1:
+            normed = layers.norm_forward(self.layer, given, tokens=given.part, calls=PARTS, makes=self.makes)
+            return [*_mixed(self.layer, given, "forward", makes=makes), *normed]
         made = (*makes, *self.makes)
         return layers.norm_forward(self.layer, given, tokens=given.part, calls=PARTS, makes=made, summed=summed)
 
     def backward(self, given: LayerInputs, behind: Behind) -> Iterator[Operation]:
         """Its gradient, added to that of the residual stream."""
-        made, frees = given.stream("new residual gradient", "residual gradients"), list(behind.frees)
+        made, frees = residual_gradient("new residual gradient", given), list(behind.frees)
         own = self.gradient.name if self.gradient else ""
         if self.added:
             others = tuple(name for name in frees if name.startswith(f"{own} by "))
             elements, frees = given.outside(given.part) * H / Y, [name for name in frees if name not in others]
             yield layers.moves("backward", self.added, Traffic(1, 3), elements, given, calls=PARTS, frees=others)
-        freed = (*frees, made.name)
-        yield from layers.norm_backward(self.layer, given, tokens=given.part, calls=PARTS, makes=(made,), frees=freed)
+        back = partial(layers.norm_backward, self.layer, given, tokens=given.part, calls=PARTS)
+        if given.streams == 1:
+            yield from back(makes=(made,), frees=(*frees, made.name))
+            return
+        one = given.stream(f"{self.layer} mixed gradient", "residual gradients")
+        stream, *left = frees
+        yield from back(makes=(one,), frees=(*left, _mixed_of(self.layer, given).name), summed=False)
+        last = (stream, one.name, made.name)
+        yield hyper.mixed(given, self.layer, "backward", ahead=True, back=True, makes=(made,), frees=last)
+
+
+def _mixed_of(layer: str, given: LayerInputs) -> Array:
+    """One stream of several, before a norm."""
+    return given.stream(f"{layer} mixed", "branch inputs")
+
+
+def _mixed(layer: str, given: LayerInputs, phase: Phase, *, makes: Arrays = ()) -> list[Operation]:
+    """The kernel that makes it, where there are several."""
+    made = (*makes, _mixed_of(layer, given))
+    return [hyper.mixed(given, layer, phase, ahead=True, makes=made)] if given.streams > 1 else []
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -171,7 +198,7 @@ class Unnormed(Norm):
 
     def backward(self, given: LayerInputs, behind: Behind) -> Iterator[Operation]:
         """The sum of gradients of the stream and of those that read it."""
-        made = given.stream("new residual gradient", "residual gradients")
+        made = residual_gradient("new residual gradient", given)
         moved, elements, freed = Traffic(1, 3), given.outside(given.part) * H / Y, (*behind.frees, made.name)
         yield layers.moves("backward", self.layer, moved, elements, given, calls=PARTS, makes=(made,), frees=freed)
 
@@ -203,7 +230,10 @@ def norm(
         layer=layer,
         makes=(output,),
         gradient=given.stream(f"{layer} gradient", "residual gradients"),
-        partly=dict.fromkeys((layer, *modules), lambda given: once_more(given=given)),
+        partly={
+            **dict.fromkeys((layer, *modules), lambda given: once_more(given=given)),
+            **({"mhc": lambda given: _mixed(layer, given, "recompute")} if given.streams > 1 else {}),
+        },
         added=added,
     )
 
@@ -319,7 +349,7 @@ class Branch(NamedTuple):
 
 def branch(layer: str, given: LayerInputs) -> Branch:
     """Of the layer that a branch ends with: the norm of its output, where blocks have one there, and the addition."""
-    if given.own.norms == "pre":
+    if given.own.norms == "pre" and given.streams == 1:
         return Branch((), None, [Add(layer=layer)])
     name = f"{layer.partition('.')[0]}.post_norm"
     output = given.stream(f"{layer} output", "branch outputs")
@@ -338,9 +368,27 @@ def branch(layer: str, given: LayerInputs) -> Branch:
         made, freed = (behind.gradient,), (*behind.frees, statistics.name)
         return layers.norm_backward(name, given, tokens=given.part, calls=PARTS, makes=made, frees=freed, summed=False)
 
+    if given.streams > 1:
+        return Branch((output,), gradient, [_joined(layer, given), Add(layer=layer)])
     vectors = Vectors(over_y=given.own.hidden * (1 if given.own.rms else 2))
     return Branch(
         (output,), gradient, [Own(layer=name, vectors=vectors, ahead=forward, back=backward), Add(layer=layer)]
+    )
+
+
+def _joined(layer: str, given: LayerInputs) -> Own:
+    """A branch's output put onto several residual streams, with the coefficients of both of its sites."""
+    name, count = f"{layer.partition('.')[0]}.hyper", hyper.coefficients(given.streams)
+
+    def backward(given: LayerInputs, behind: Behind) -> list[Operation]:
+        made = (behind.gradient,)
+        return [hyper.mixed(given, name, "backward", ahead=False, back=True, makes=made, frees=behind.frees)]
+
+    return Own(
+        layer=name,
+        vectors=Vectors(over_y=count * given.streams * given.own.hidden, whole=count + 3),
+        ahead=lambda given, phase: [hyper.mixed(given, name, phase, ahead=False)],
+        back=backward,
     )
 
 

@@ -239,7 +239,7 @@ class StepProgram:
         scattered: each rank of x sends its share, which is gathered again where it arrives (arXiv 2104.04473,
         section 4.1); where the residual stream is split over x there is no more than a share.
         """
-        whole = self.given.element * self.given.tokens * H / Y
+        whole = self.given.element * float(self.given.streams) * self.given.tokens * H / Y
         shared = scattered or self.given.options.sequence_parallel
         return Collective("send", "pipeline", "forward", "stage", whole / X if shared else whole)
 

@@ -47,7 +47,7 @@ class _ExpertKeys(Document):
     width: str = "moe_intermediate_size"
     shared: str = ""
     shared_gate: bool = False
-    score: Literal["softmax", "sigmoid"] = "softmax"
+    score: Literal["softmax", "sigmoid", "sqrtsoftplus"] = "softmax"
     score_bias: bool | None = None
 
 
@@ -475,8 +475,8 @@ def _experts(config: _Config, keys: _ExpertKeys) -> dict[str, Plain]:
             )
     width, shared, score = config.size(keys.width), 0, config.value("scoring_func")
     score = keys.score if score is None else score
-    if score not in ("softmax", "sigmoid"):
-        config.report("scoring_func", f"must be softmax or sigmoid, not {score!r:.40}")
+    if score not in ("softmax", "sigmoid", "sqrtsoftplus"):
+        config.report("scoring_func", f"must be softmax, sigmoid or sqrtsoftplus, not {score!r:.40}")
     if keys.shared:
         number = config.size(keys.shared, absent=0, least=0)
         if keys.shared.startswith("n_") and number > _MOST_SHARED:

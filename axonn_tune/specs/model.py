@@ -79,7 +79,9 @@ class Experts(Document):
     clamp: PositiveFloat | None = Field(
         default=None, description="Limit of gate and linear half in front of the activation (swiglu_limit)."
     )
-    score: Literal["softmax", "sigmoid"] = Field(default="softmax", description="What the router makes of logits.")
+    score: Literal["softmax", "sigmoid", "sqrtsoftplus"] = Field(
+        default="softmax", description="What the router makes of logits."
+    )
     normalized: bool = Field(default=True, description="Scores of a token's experts sum to one, for scripts.")
     scaling: PositiveFloat | None = Field(default=None, description="Factor of the routed output, for scripts.")
     score_bias: bool | None = Field(
@@ -141,6 +143,20 @@ class Mixer(Document):
     def words(self) -> str:
         """Its sizes, in words."""
         return self.TITLE
+
+    @property
+    def pair_width(self) -> int:
+        """Multiply-adds of a query with a key, all heads, of one that has some."""
+        return 0
+
+    def pairs(self, length: float) -> float:
+        """Keys of a query, in the mean of a sequence."""
+        return 0.0
+
+    @property
+    def predicting(self) -> Self:
+        """That of a layer of multi-token prediction, where the last layer has this one."""
+        return self
 
 
 class Mamba(Mixer):
@@ -409,7 +425,13 @@ class ModelDefaults(Document):
 class Model(Document):
     """A decoder-only transformer."""
 
-    left_out_at_default: ClassVar[tuple[str, ...]] = ("pattern", "layer_types", "mtp_layers", "norms")
+    left_out_at_default: ClassVar[tuple[str, ...]] = (
+        "pattern",
+        "layer_types",
+        "mtp_layers",
+        "norms",
+        "residual_streams",
+    )
 
     schema_: Literal["axonn-tune/model/1"] = Field(
         alias="schema", description="Kind and version of this document: axonn-tune/model/1."
@@ -439,6 +461,9 @@ class Model(Document):
     norm_epsilon: PositiveFloat | None = Field(default=None, description="Epsilon of norms, for scripts.")
     norms: Literal["pre", "post", "both"] | None = Field(
         default=None, description="Norms of blocks: before each branch (pre, if not said), behind it, or both."
+    )
+    residual_streams: Annotated[int, Field(ge=2, le=64)] | None = Field(
+        default=None, description="Residual streams of hyper-connections (mHC), hc_mult; without, there is one."
     )
     qkv_biases: bool | None = Field(
         default=None, description="Biases of queries, keys and values alone, for scripts: too small to be priced."
@@ -582,13 +607,14 @@ class Model(Document):
     def mixed(self) -> bool:
         """Whether it is more than one block of today's GPT or Llama repeated; norms of queries and keys are not."""
         only = replace(self.types[0], name="", qk_norms=self.plain.qk_norms, rotary_share=self.plain.rotary_share)
-        return len(self.types) > 1 or self.mtp_layers > 0 or only != self.plain
+        return len(self.types) > 1 or self.mtp_layers > 0 or self.residual_streams is not None or only != self.plain
 
     @property
     def parts(self) -> tuple[str, ...]:
         """In words, what makes it `mixed`."""
         found = [part for layer in self.types for part in layer.parts]
         found += ["multi-token prediction"] * (self.mtp_layers > 0)
+        found += ["hyper-connections"] * (self.residual_streams is not None)
         found += ["layer types of different sizes"] * (len(self.layer_types) > 1 or (self.mixed and not found))
         return tuple(dict.fromkeys(found))
 
@@ -657,6 +683,8 @@ def _resolved(model: Model) -> tuple[Layer, ...]:
     if not model.mtp_layers:
         return types
     first = types[_predicting(model, types)[0]]
+    if first.mixer is not None:
+        first = replace(first, mixer=first.mixer.predicting)
     if first.indexer is not None:
         # It is behind all layers, and has no other's choice.
         first = replace(first, indexer=first.indexer.model_copy(update={"shared": False}))

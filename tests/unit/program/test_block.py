@@ -68,6 +68,21 @@ def layers_of(operations: tuple[Operation, ...], *phases: str) -> str:
         ),
         ("conv", "norm in conv out norm fc1 activation fc2", "fc2 activation fc1 norm out conv in norm"),
         (
+            "indexed",
+            "norm q_down kv_down q_up kv_up indexer core output norm fc1 activation fc2",
+            "fc2 activation fc1 norm output core indexer kv_up kv_down q_up q_down q_up norm",
+        ),
+        (
+            "behind",
+            "norm qkv core output post_norm output norm fc1 activation fc2 post_norm fc2",
+            "post_norm fc2 activation fc1 norm post_norm output core qkv norm",
+        ),
+        (
+            "folded",
+            "norm q_down q_up kv core indexer core groups out hyper out norm fc1 activation fc2 hyper fc2",
+            "hyper fc2 activation fc1 norm hyper out groups indexer core kv q_up q_down norm",
+        ),
+        (
             "gated",
             "norm qkv core gate output norm router shared_fc1 shared_activation shared_fc2 dispatch fc1 activation fc2 "
             "combine fc2",
@@ -94,6 +109,7 @@ def test_backward_goes_through_a_block_in_reverse(name: str, forward: str, backw
         ("megatron-core", "moe", "shared_experts", "shared_fc1 shared_activation shared_fc2"),
         ("megatron-core", "latent", "mla_up_proj", "q_up kv_up"),
         ("megatron-core", "delta", "gdn_norm_out", "gated"),
+        ("megatron-core", "folded", "mhc,mla_up_proj", "norm q_up norm"),
     ],
 )
 def test_a_set_repeats_the_nodes_that_a_block_has(framework: str, name: str, recompute: str, repeated: str) -> None:

@@ -30,6 +30,11 @@ TYPES = {
     "delta": "{attention: false, gdn: {key_heads: 8, value_heads: 16, key_dim: 32, value_dim: 32}}",
     "kda": "{attention: false, kda: {heads: 8, head_dim: 32}}",
     "conv": "{attention: false, shortconv: {}}",
+    "indexed": "{latent: {query_rank: 96, kv_rank: 64, nope_dim: 32, rope_dim: 32, value_dim: 32}, "
+    "indexer: {heads: 4, head_dim: 32, topk: 128}}",
+    "behind": "{norms: both, qk_norms: all_heads}",
+    "folded": "{attention: false, compressed: {heads: 8, head_dim: 64, query_rank: 96, groups: 2, output_rank: 64, "
+    "ratio: 4, indexer: {heads: 4, head_dim: 32, topk: 64}}}",
     "gated": "{output_gate: element, experts: {count: 8, per_token: 2, width: 128, shared_width: 128, "
     "shared_gate: true}}",
 }
@@ -54,6 +59,7 @@ vocab: 1024
 max_sequence_length: 512
 biases: false
 tied_embeddings: false
+{"residual_streams: 2" if "folded" in names else ""}
 layer_types:
 {types}source: made up
 defaults: {{global_batch: 8, sequence_length: 512}}

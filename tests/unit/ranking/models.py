@@ -21,6 +21,7 @@ _SIZES: dict[str, Any] = {
 _EXPERTS = {"count": 8, "per_token": 2, "width": 1024, "shared_width": 1024}
 _LATENT = {"query_rank": 512, "kv_rank": 256, "nope_dim": 64, "rope_dim": 32, "value_dim": 64}
 _INDEXER = {"heads": 8, "head_dim": 64, "topk": 512}
+_FOLDED = {"heads": 16, "head_dim": 256, "query_rank": 512, "groups": 4, "output_rank": 256}
 _MAMBA = {"heads": 64, "head_dim": 64, "state": 128, "groups": 8}
 _TYPES: dict[str, dict[str, Any]] = {
     "plain": {},
@@ -32,6 +33,8 @@ _TYPES: dict[str, dict[str, Any]] = {
     "reusing": {"latent": _LATENT, "indexer": _INDEXER | {"shared": True}, "experts": _EXPERTS},
     "near": {"window": 512},
     "sparse": {"window": 512, "experts": _EXPERTS},
+    "heavy": {"attention": False, "compressed": _FOLDED | {"ratio": 128}, "experts": _EXPERTS},
+    "chosen": {"attention": False, "compressed": _FOLDED | {"ratio": 4, "indexer": _INDEXER}},
     "mamba": {"attention": False, "mlp": False, "mamba": _MAMBA},
     "mixer": {"attention": False, "mamba": _MAMBA},
     "alone": {"attention": False, "experts": _EXPERTS},
@@ -53,6 +56,7 @@ KINDS: dict[str, dict[str, Any]] = {
     },
     "norms behind": {"layers": 6, "norms": "post"},
     "norms around": {"layers": "plain (headed moe)*2", "norms": "both"},
+    "folded attention and streams": {"layers": "(heavy chosen)*3", "mtp_layers": 1, "residual_streams": 4},
     "hybrid": {"layers": "mamba*2 seeing mixer*3", "vocab": 51200},
     "hybrid with experts": {"layers": "(mamba alone)*2 seeing mixer", "vocab": 51200},
     "windows": {"layers": "(near plain)*3"},

@@ -15,7 +15,8 @@ MACHINE = Path(__file__).parent / "data" / "twotier.yaml"
 # 640B the furthest; GPT-3 in Narayanan et al. 2021, table 1; Llama 3 on the model cards. With experts:
 # Mixtral 46.7 and 141 (mistral.ai), Qwen3 30.5 and 235, GPT-OSS 20.91 and 116.83 (model cards),
 # DeepSeek-V2 236 (arXiv 2405.04434), -V3 671 without multi-token prediction (arXiv 2412.19437), V3.2 671 and
-# GLM-5 744, Gemma 3 1, 4, 12 and 27, OLMo 3 7 and 32, GLM-4 9 and 32, MiniMax-M2.5 230, Step 3.7 196, MiMo-V2 309
+# GLM-5 744, Gemma 3 1, 4, 12 and 27, OLMo 3 7 and 32, GLM-4 9 and 32, MiniMax-M2.5 230, Step 3.7 196, MiMo-V2 309,
+# DeepSeek-V4 Flash 284 and Pro 1,573, with its MTP layer 1,599
 # (names of their checkpoints and model cards, to more digits by sizes), Kimi K2
 # 1,040 (arXiv 2507.20534), Moonlight 16 (arXiv 2502.16982), Llama 4 Scout 109 with its vision tower,
 # GLM-4.5 355 with multi-token prediction, without embedding and head (arXiv 2508.06471, table 1), Nemotron 3
@@ -69,6 +70,8 @@ PUBLISHED = {
     "qwen3.5-122b-a10b": (122.1115 + 2.5237, 0.0001),
     "qwen3.5-397b-a17b": (396.346 + 6.5956, 0.0001),
     "olmo-hybrid-7b": (7.431, 0.0001),
+    "deepseek-v4-flash": (284.332 + 6.61, 0.0005),
+    "deepseek-v4-pro": (1598.8, 0.0005),
     "gemma-3-1b": (1.000, 0.001),
     "gemma-3-4b": (3.880, 0.001),
     "gemma-3-12b": (11.766, 0.001),
@@ -108,6 +111,8 @@ ACTIVE = {
     "deepseek-v3.2": (37.48 + 129_280 * 7168 / 1e9, 1),
     "glm-5": (40.83 + 154_880 * 6144 / 1e9, 1),
     "glm-5.2": (40.30 + 154_880 * 6144 / 1e9, 1),
+    "deepseek-v4-flash": (13.27 + 129_280 * 4096 / 1e9, 1),
+    "deepseek-v4-pro": (48.85 + 129_280 * 7168 / 1e9, 1),
     "minimax-m2.5": (10.42 + 200_064 * 3072 / 1e9, 0),
     "step-3.7-flash": (11.46 + 128_896 * 4096 / 1e9, 0),
     "mimo-v2-flash": (14.82 + 152_576 * 4096 / 1e9, 0),
