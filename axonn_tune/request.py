@@ -313,8 +313,8 @@ class Request:
     )
     imbalance: float | str | None = _option(
         _WORKLOAD,
-        "Tokens of the rank with most over the mean; 1: forced load balancing. Default: 1.4, that of natural routing, "
-        "whose spread is in the interval; memory must hold more.",
+        "Tokens of the rank with most over the mean; 1: forced load balancing. Default: that of natural routing, by EP "
+        "and tokens of a micro-batch, whose spread is in the interval; memory must hold more.",
         "text",
         shown="F",
         read=_imbalance,

@@ -219,8 +219,8 @@ class PricedLayout(Layout):
         natural = step.imbalance == NATURAL_IMBALANCE and not step.capacity_factor and self.grid.expert > 1
         if not natural or any(number.path == "imbalance" for number in (learned.numbers if learned else ())):
             return 0.0
-        own = step_on(framework, self.job.machine, self.job.workload.precision).imbalance
-        more = replace(self.job, framework=framework.with_step(imbalance=own * math.exp(NUDGE)))
+        own = step_on(framework, self.job.machine, self.job.workload.precision).natural_imbalance
+        more = replace(self.job, framework=framework.with_step(natural_imbalance=own * math.exp(NUDGE)))
         return math.log(price(more, self).iteration_s / self.iteration_s) / NUDGE
 
     @cached_property

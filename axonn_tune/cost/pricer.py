@@ -133,7 +133,7 @@ class Pricer:
             self.workload.model_copy(update=_SYMBOLIC_WORKLOAD),
             layout.recompute,
             # The token imbalance is a symbol, too.
-            replace(self.options, imbalance=1.0),
+            replace(self.options, imbalance=1.0, natural_imbalance=1.0),
             some=layout.recompute != "none" and self.repeated is not None and self.repeated < most,
             context=self.grid.context > 1,
             lone_context="context" in self.framework.axes and self.grid.context == 1,

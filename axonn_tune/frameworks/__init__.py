@@ -80,7 +80,7 @@ def step_on(framework: Framework, machine: Machine, precision: Precision) -> Ste
     if framework.formats and machine.accelerator.since("blackwell"):
         step = replace(step, one_layout=True)
     if machine.imbalance is not None and step.imbalance == NATURAL_IMBALANCE:
-        step = replace(step, imbalance=machine.imbalance)
+        step = replace(step, natural_imbalance=machine.imbalance)
     return replace(step, kernels="eager") if step.kernels != "ideal" and machine.launcher.backend == "gloo" else step
 
 

@@ -419,7 +419,7 @@ class Run:
             if overlap not in (*workload.overlaps, *settable) and self.size(_OVERLAPPED[overlap]) > 1:
                 raise self.cannot(f"--no-overlap {overlap}", "leave it out")
         # These are the machine's: under Gloo every framework's kernels are eager.
-        skipped = {"kernels", "one_layout", *settable}
+        skipped = {"kernels", "one_layout", "natural_imbalance", *settable}
         if self.framework.writes_scores(self.machine.accelerator, workload.precision):
             skipped.add("fused_attention")
         for name in (option.name for option in fields(own)):

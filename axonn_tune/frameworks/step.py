@@ -17,10 +17,11 @@ Reduction: TypeAlias = Literal["buckets", "whole", "parameter"]
 ExpertKernels: TypeAlias = Literal["compiled", "looped", "separate", "fused"]
 KernelKind: TypeAlias = Literal["ideal", "compiled", "eager"]
 LossKind: TypeAlias = Literal["in_place", "fused", "softmax", "copied", "eager"]
-NATURAL_IMBALANCE, IMBALANCE_SPREAD = 1.4, 0.2
-"""Token imbalance of natural routing, and standard deviation of its logarithm. Fitted to steps with forced load
-balancing and without: 1.65 of four of Qwen3-235B with EP 8, 24 to 9% longer (yanring/Megatron-MoE-ModelZoo@e865051),
-1.16 of Nemotron-3-Super with EP 32, 6.5% longer (NVIDIA-NeMo/Megatron-Bridge@067f987d)."""
+NATURAL_IMBALANCE, IMBALANCE_SPREAD = 1.28, 0.2
+"""Token imbalance of natural routing over 8 ranks that have 32,768 tokens together (`program.dimensions` has others),
+and standard deviation of its logarithm: mean and spread over three models by their steps with forced load balancing and
+without, 1.59 of Qwen3-235B with EP 8, 1.06 of Mixtral 8x22B with EP 8 (yanring/Megatron-MoE-ModelZoo@e865051), and 1.24
+of Nemotron-3-Super with EP 32 (NVIDIA-NeMo/Megatron-Bridge@067f987d)."""
 MOST_IMBALANCE = 1.29
 """Upper end of its 80% interval over the middle: exp(1.2816 · spread)."""
 ContextExchange: TypeAlias = Literal["ring", "all_gather", "all_to_all", "hierarchical"]
@@ -222,7 +223,8 @@ class ExpertOptions:
 
     expert_shards, expert_replicas: rank axes that experts fold over, as `grid.Folding` has them; without any, the
     framework has no experts. dispatcher: how tokens reach their experts. imbalance: rows of the rank with most
-    tokens over the mean, 1 with forced load balancing. capacity_factor: tokens that an expert takes at most, over
+    tokens over the mean, 1 with forced load balancing; that of natural routing stands for `natural_imbalance`, which
+    depends on the layout. capacity_factor: tokens that an expert takes at most, over
     the mean; None: all (dropless). expert_overlap: where stages are interleaved or there is one, a forward and a
     backward pass of two micro-batches run beside each other, layer by layer, dispatch and combine of each behind
     computation of the other. delayed_weight_gradients: those of experts then run beside the combine of gradients.
@@ -242,6 +244,7 @@ class ExpertOptions:
     expert_replicas: tuple[str, ...] = _words(*_FOLDED)
     dispatcher: str = _words(*DISPATCHERS, default="alltoall")
     imbalance: float = _limited(NATURAL_IMBALANCE, 1, MOST_TIMES, whole=False)
+    natural_imbalance: float = _limited(NATURAL_IMBALANCE, 1, MOST_TIMES, whole=False)
     capacity_factor: float | None = _limited(None, 0.01, MOST_TIMES, whole=False)
     expert_overlap: bool = False
     delayed_weight_gradients: bool = False

@@ -205,21 +205,19 @@ def _imbalanced(observed: Observed, setup: Setup) -> Iterator[Hypothesis]:
     step, ranks = setup.framework.step, setup.layout.grid.expert
     if ranks == 1:
         return
+    natural, own = step.imbalance == NATURAL_IMBALANCE, float(setup.priced.values["imbalance"])
     # A token has each expert once, so the most loaded rank gets as many copies of it as it has experts.
     most = max(
         ranks * min(1.0, one.count / ranks / one.per_token)
         for one in (layer.experts for layer in setup.model.types)
         if one is not None
     )
-    factors = replace(IMBALANCE, most=min(IMBALANCE.most, most / step.imbalance))
+    factors = replace(IMBALANCE, most=min(IMBALANCE.most, most / own))
     if factors.most <= factors.least:
         return
-    priced = [
-        observed.price(observed.known, with_step(setup, imbalance=step.imbalance * factor)) for factor in factors.priced
-    ]
-    guesses = _between(observed, priced, f"{{:g}} times the assumed {step.imbalance:g}", factors)
+    priced = [observed.price(observed.known, with_step(setup, imbalance=own * factor)) for factor in factors.priced]
+    guesses = _between(observed, priced, f"{{:g}} times the assumed {own:.3g}", factors)
     balanced_s = observed.price(observed.known, with_step(setup, imbalance=1.0))["step"]
-    natural = step.imbalance == NATURAL_IMBALANCE
     advice = f"{_BALANCE} Balanced, the step is predicted to take {show_seconds(balanced_s)}."
     yield Hypothesis("imbalance", "token imbalance of experts", guesses, advice, UNSTATED if natural else 1.0)
 

@@ -19,7 +19,7 @@ from typing import NamedTuple
 import numpy as np
 
 from axonn_tune.frameworks.description import FlopCount, Framework
-from axonn_tune.frameworks.step import MOST_IMBALANCE, StepOptions
+from axonn_tune.frameworks.step import MOST_IMBALANCE, NATURAL_IMBALANCE, StepOptions
 from axonn_tune.grid import ALL_AXES, BATCH_AXES, Grid, divisors
 from axonn_tune.program.constraints import Constraint, common
 from axonn_tune.program.count import TypeCount, active_parameters, counted, type_constants
@@ -253,20 +253,23 @@ def dimensions(
         "frozen_vectors": vectors(counts_of) - trained_vectors,
         **({"frozen_expert_parameters": _sum(weights.frozen_experts)} if routed else {}),
     }
+    accumulated = float(workload.global_batch) / (batch_shares * axes["b"])
     return {
         "L": _sum(counts),
         "H": hidden,
         **weights.of_types,
         **constants(model, workload),
         **axes,
-        "A": float(workload.global_batch) / (batch_shares * axes["b"]),
+        "A": accumulated,
         "C": chunks,
         "V": rows,
         "P": positions,
         **weights.buckets,
         **({"expert_parameters": _sum(routed)} if routed else {}),
         **({"expert_z": expert_z, "expert_data": expert_data} if routed else {}),
-        **(_imbalances(axes["expert"], options, arithmetic) if routed else {}),
+        **(
+            _imbalances({**axes, "A": accumulated}, expert_data, model, workload, options, arithmetic) if routed else {}
+        ),
         **({"exchanged": arithmetic.smaller(axes["expert"] - 1.0, 1.0)} if routed else {}),
         **({"joined": arithmetic.smaller(expert_z - 1.0, 1.0)} if routed else {}),
         "table_bucket": _rounded_up(table, share, arithmetic),
@@ -359,12 +362,51 @@ def _left_of_experts(axes: Mapping[str, Value], options: StepOptions, arithmetic
     return inner / inside * shards, outer / (taken / inside * shards)
 
 
-def _imbalances(ranks: Value, options: StepOptions, arithmetic: Arithmetic) -> dict[str, Value]:
+_RANKS, _TOKENS = 8.0, 32768.0
+"""Of a group of ranks for which the token imbalance of natural routing is stated."""
+_PER_DEVIATION = 1.28
+"""Standard deviation of the largest of n normal numbers, over theirs by √(2 ln n): π/√6, of a Gumbel distribution."""
+
+
+def _natural_excess(
+    axes: Mapping[str, Value], groups: Value, model: Model, workload: Workload, options: StepOptions
+) -> Value:
+    """What the fullest rank has above the mean with natural routing, over that of the stated group.
+
+    Each layer of a micro-batch waits for the fullest of EP ranks. Tokens that stand together choose alike, so its
+    excess goes with √(2 ln EP) over the root of the group's tokens in a micro-batch: steps of Qwen3-235B lost as much
+    with 32 micro-batches as with 256 (yanring/Megatron-MoE-ModelZoo@e865051). At the step's end `groups` wait for the
+    one whose sum over all layers and micro-batches is largest: by √(2 ln groups) of that sum's deviations.
+    """
+    ranks = axes["expert"]
+    tokens = float(workload.sequence_length) * axes["b"] / axes["context"] * ranks
+    tokens = tokens / axes["x"] * axes["expert_tensor"] if options.sequence_parallel else tokens
+    # Of a lone rank, whose share is 1 however, as if of two.
+    chosen, passes = np.log(np.maximum(ranks, 2.0)), axes["A"] * float(model.layers) / axes["pipeline"]
+    later = _PER_DEVIATION * np.sqrt(2.0 * np.log(np.maximum(groups, 1.0)) / passes) / (2.0 * chosen)
+    found = np.sqrt(chosen / np.log(_RANKS) * _TOKENS / tokens) * (1.0 + later)
+    return found if isinstance(found, np.ndarray) else float(found)
+
+
+def _imbalances(
+    axes: Mapping[str, Value],
+    groups: Value,
+    model: Model,
+    workload: Workload,
+    options: StepOptions,
+    arithmetic: Arithmetic,
+) -> dict[str, Value]:
     """Tokens of the rank with most over the mean, and at the upper end of that: no more than all, or than fit."""
     capacity = math.inf if options.capacity_factor is None else float(options.capacity_factor)
-    high = options.imbalance * (MOST_IMBALANCE if options.imbalance > 1.0 else 1.0)
-    most = {"imbalance": float(options.imbalance), "fullest": high}
-    return {name: arithmetic.smaller(min(value, capacity), ranks) for name, value in most.items()}
+    most: Value = float(options.imbalance)
+    if options.imbalance == NATURAL_IMBALANCE:
+        excess = options.natural_imbalance - 1.0
+        most = 1.0 + excess * _natural_excess(axes, groups, model, workload, options)
+    high = most * MOST_IMBALANCE if options.imbalance > 1.0 else most
+    return {
+        name: arithmetic.smaller(arithmetic.smaller(value, capacity), axes["expert"])
+        for name, value in (("imbalance", most), ("fullest", high))
+    }
 
 
 def _sum(values: Sequence[Value]) -> Value:

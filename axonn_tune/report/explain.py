@@ -292,7 +292,8 @@ def _every_collective(priced: Detail) -> list[ExplainSection]:
     used = {name for term in priced.terms for name, _ in term.collective.size_bytes.powers}
     letters = [
         # Of a layer type: `block_bucket.moe`.
-        f"{name} = {priced.values[name]:,.10g} ({', '.join((what, *name.split('.')[1:]))})"
+        f"{name} = {priced.values[name]:,.{4 if letter == 'imbalance' else 10}g} "
+        f"({', '.join((what, *name.split('.')[1:]))})"
         for letter, what in _MEANINGS.items()
         for name in sorted(used)
         if name.partition(".")[0] == letter

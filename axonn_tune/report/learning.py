@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from axonn_tune.cost.price import Detail, PricedLayout
-from axonn_tune.frameworks.step import NATURAL_IMBALANCE
 from axonn_tune.learning.diagnose import CERTAIN, MISFIT, Cause, Diagnosis
 from axonn_tune.learning.evidence import WHOLE, Setup
 from axonn_tune.learning.learn import Learning, Row, deviations
@@ -172,8 +171,8 @@ def _assumed(found: Diagnosis, *, verbose: bool = True) -> Iterator[str]:
     yield f"Assumed: {cells}, not stated.{instead} State them as columns or options, as in --fact {fact}{more}."
     if verbose and any((one.column, one.taken) == ("routing", "forced") for one in found.assumed):
         yield (
-            "Measured rows are assumed to have forced load balancing, a search natural routing (an imbalance of "
-            f"{NATURAL_IMBALANCE:g}): --routing natural prices it here, too."
+            "Measured rows are assumed to have forced load balancing, a search natural routing: --routing natural "
+            "prices it here, too."
         )
 
 

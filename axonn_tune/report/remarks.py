@@ -108,10 +108,11 @@ def assumed_remark(ranked: Priced, places: Sequence[int]) -> str:
     machine, step = problem.machine, problem.framework.step
     if problem.machine_assumed:
         return f"Assumed: {machine.name}, since no --machine is given (`axonn-tune machines list` has others)."
-    if step.imbalance == NATURAL_IMBALANCE and any(ranked[place].grid.expert > 1 for place in places):
+    routed = [place for place in places if ranked[place].grid.expert > 1]
+    if step.imbalance == NATURAL_IMBALANCE and routed:
+        most = float(ranked.detail(routed[0]).values["imbalance"])
         return (
-            f"Assumed: natural routing, {step.imbalance:g} times the mean tokens on the fullest rank "
-            "(--imbalance 1: balanced)."
+            f"Assumed: natural routing, {most:.2f} times the mean tokens on the fullest rank (--imbalance 1: balanced)."
         )
     limit_bytes = memory_limit_bytes(machine.accelerator)
     roomy = next((place for place in places if room_of(ranked[place].memory_bytes, limit_bytes) == "fits"), None)

@@ -95,6 +95,7 @@ OUTPUTS: dict[str, Callable[[Detail], Any]] = {
     "memory": lambda priced: priced.memory_bytes,
     "limit": lambda priced: priced.memory_limit_bytes,
     "interval": lambda priced: priced.half_width,
+    "executed": lambda priced: priced.hfu,
     "parameters": lambda priced: parameters(priced.job.model),
     "script": lambda priced: emission(priced, "run", call="", kind="slurm").text,
 }
@@ -490,6 +491,7 @@ MODEL: dict[str, dict[str, Moves | None]] = {
         "width": longer(),
         "shared_width": longer(on="moonlight-16b-a3b"),
         "latent_width": other("step", "512", on="moonlight-16b-a3b"),
+        "clamp": other("step", "7.0"),
         "score": other("script", "sigmoid"),
         "normalized": other("script", "false"),
         "scaling": other("script", "1.5", on="moonlight-16b-a3b"),
@@ -503,7 +505,7 @@ MODEL: dict[str, dict[str, Moves | None]] = {
     },
     "Mamba": {
         **dict.fromkeys(("heads", "head_dim", "state", "groups", "conv"), longer(on="nemotron-3-nano-30b-a3b")),
-        "chunk": other("step", "512", on="nemotron-3-nano-30b-a3b"),
+        "chunk": other("executed", "512", on="nemotron-3-nano-30b-a3b"),
     },
 }
 OWN_PLACES = {
@@ -672,6 +674,7 @@ STEP_PROBES: dict[str, tuple[Probe, ...]] = {
     ),
     "experts": (
         PROBES["experts"],
+        Probe("gpt-oss-20b", axes={"data": 8, "expert": 8}),
         Probe("moonlight-16b-a3b", axes={"x": 2, "data": 8, "expert": 4}),
         Probe("moonlight-16b-a3b", axes={"z": 2, "data": 8}, step={"expert_replicas": ("x", "context", "data")}),
         Probe(
@@ -697,6 +700,7 @@ VALUES: dict[str, tuple[object, ...]] = {
     "expert_shards": (("z",),),
     "expert_replicas": (("data",),),
     "dispatcher": ("allgather", "deepep"),
+    "expert_kernels": ("looped",),
     "selective": (("attention.core",),),
     "loss_reductions": ((1.0,),),
     "kernels": ("eager",),
@@ -727,7 +731,7 @@ OF_STEPS = {
     "blocking": "blocking_reduction",
     "context": "context_exchange context_inside context_shards",
     "experts": "expert_shards expert_replicas dispatcher imbalance capacity_factor expert_overlap gathers_experts "
-    "delayed_weight_gradients shared_expert_overlap balancing_loss",
+    "delayed_weight_gradients shared_expert_overlap balancing_loss expert_kernels natural_imbalance",
     "stages": "staged_reduction first_less last_less",
     "formats": "keeps_quantized one_layout primary_weights first_layers_bf16 last_layers_bf16 narrow_attention "
     "narrow_gathers saves_original quantizes_in_gemm fused_quantization engine_formats requantizes "

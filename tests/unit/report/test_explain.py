@@ -79,13 +79,14 @@ def test_memory_of_experts_is_with_that_of_other_weights(precision: str | None) 
 
 
 def test_letters_of_formulas_are_explained() -> None:
-    """Guards `imbalance`, 1.4 by default, and buckets of experts and of layer types: none stands unexplained."""
+    """Guards `imbalance`, by the layout with natural routing, and buckets of experts and of layer types: none stands
+    unexplained."""
     priced = _explained()
     letters = next(section for section in sections(priced, terms=True) if "per rank" in section.title).notes[0]
     used = {name for term in priced.terms for name, _ in term.collective.size_bytes.powers}
     assert {"imbalance", "expert_bucket"} <= used
     assert all(f"{name} = " in letters for name in used - {*ALL_AXES})
-    assert "imbalance = 1.4 (" in letters
+    assert f"imbalance = {priced.values['imbalance']:.4g} (" in letters
     assert any(what.startswith("token imbalance") for what, _ in gap_to_peak(priced))
 
 
@@ -95,7 +96,7 @@ def test_every_second_of_a_host_bound_pipeline_is_in_a_row() -> None:
     axes = {"x": 4, "z": 1, "context": 1, "pipeline": 8, "expert": 8, "expert_tensor": 1}
     request = Request("qwen3-235b-a22b", gpus=128, machine="dgx-h100", framework="megatron-core", micro_batch=1, **axes)
     priced = run_search(load_inputs(request).problem).detail(0)
-    assert priced.host_s > 0.2 * priced.iteration_s
+    assert priced.host_s > 0.15 * priced.iteration_s
     assert sum(one.seconds for one in work_by_kind(priced)) == pytest.approx(priced.compute_s)
     assert sum(spent_s for _, spent_s in gap_to_peak(priced)) == pytest.approx(priced.iteration_s)
     assert sum(one.exposed_s for one in priced.awaited) == pytest.approx(priced.exposed_communication_s, rel=0.05)
