@@ -180,6 +180,12 @@ def rate_of_matmul(
     return float(vector * (matrix / vector) ** share)
 
 
+UNHIDDEN = 0.6
+"""Share of the shorter of arithmetic and memory accesses of a grouped GEMM that is not behind the longer one. By rates
+of Transformer Engine's on B200, 20 to 256 groups of 128 to 1,232 rows (MooreThreads/SimuMax@e691807,
+configs/system/b200_bf16_ceperm.json; tests/published/test_grouped.py)."""
+
+
 def matmul_time_s(
     m: Value,
     n: Value,
@@ -196,7 +202,8 @@ def matmul_time_s(
     flops_per_s: rate of a large GEMM of its kind (`rate_of_matmul`). step: whose operands may have a number format of
     their own, and whose groups may have padded rows.
     Rows and columns of the output are rounded up to whole tiles, since a partial tile costs a whole one;
-    each tile takes `matmul_ramp` more steps of k to fill its pipeline and to write its result.
+    each tile takes `matmul_ramp` more steps of k to fill its pipeline and to write its result. Groups of one launch are
+    short, and each loads its weights and writes its result: arithmetic and memory accesses overlap less (`UNHIDDEN`).
     """
     padded, operand_bytes, ramp = 0.0, element_bytes, rates.matmul_ramp
     if step is not None:
@@ -208,12 +215,15 @@ def matmul_time_s(
     tiled_m = arithmetic.larger(tiled_m, m + padded) if padded else tiled_m
     tiled_n = arithmetic.floor((n + (rates.tile - 1.0)) / rates.tile) * rates.tile
     arithmetic_s = 2.0 * tiled_m * tiled_n * (k + ramp) / flops_per_s
-    if operand_bytes == element_bytes:
-        moved_bytes = element_bytes * (m * k + k * n + m * n)
+    written_bytes = 2.0 * step.added_bytes if step is not None and step.added_bytes else element_bytes
+    if operand_bytes == written_bytes:
+        moved_bytes = operand_bytes * (m * k + k * n + m * n)
     else:
-        moved_bytes = operand_bytes * (m * k + k * n) + element_bytes * (m * n)
+        moved_bytes = operand_bytes * (m * k + k * n) + written_bytes * (m * n)
     traffic_s = moved_bytes / rates.memory_bytes_per_s
     busy_s: Value = arithmetic.larger(arithmetic_s, traffic_s)
+    if step is not None and step.groups != ONCE:
+        busy_s = busy_s + UNHIDDEN * arithmetic.smaller(arithmetic_s, traffic_s)
     return rates.matmul_launch_s + busy_s
 
 

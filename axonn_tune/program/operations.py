@@ -261,7 +261,7 @@ class MatMul:
 
     alignment: alignment of rows in bytes, capped; batched: many narrow GEMMs; groups: as many of them in one launch;
     narrow: operands are in the number format of linear layers. padded: rows that its alignment adds to a group, in the
-    mean.
+    mean. added_bytes: of an element of the sum that the output is added to in place.
     """
 
     phase: Phase
@@ -276,6 +276,7 @@ class MatMul:
     groups: Size = ONCE
     narrow: bool = False
     padded: float = 0.0
+    added_bytes: int = 0
     makes: Arrays = field(default=(), compare=False, repr=False)
     frees: tuple[str, ...] = field(default=(), compare=False, repr=False)
 

@@ -453,6 +453,7 @@ def _gemm(
         groups=groups,
         narrow=given.narrow,
         padded=padded,
+        added_bytes=given.gradient_bytes if layout == "TN" and given.options.fused_accumulation else 0,
         makes=makes,
         frees=frees,
     )
