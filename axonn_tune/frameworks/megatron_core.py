@@ -73,6 +73,8 @@ _STEP = StepOptions(
     vocabulary_multiple=128,
     expert_replicas=("x", "z", "context", "data"),
     expert_kernels="separate",
+    # Tokens of the batch and the loss (core/distributed/finalize_model_grads.py; training/training.py).
+    step_reductions=2,
     overlaps=("gather_prefetch", "input_gradient", "weight_gradient", "data_parallel"),
 )
 
@@ -491,7 +493,8 @@ MEGATRON_CORE = Framework(
 )
 
 NEMO = replace(
-    MEGATRON_CORE.with_step(gradient_bytes=2),
+    # Bridge also asks all ranks for success and the largest norm (training/train.py, check_optimizer_step_success).
+    MEGATRON_CORE.with_step(gradient_bytes=2, step_reductions=4),
     name="nemo",
     title="NeMo",
     axes=("x", "context", "data", "pipeline"),

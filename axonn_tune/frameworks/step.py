@@ -237,7 +237,9 @@ class ExpertOptions:
     bias of the second GEMM are (separate: NVIDIA/Megatron-LM@d98e8a64, megatron/core/transformer/moe/experts.py,
     TEGroupedMLP); or all of it is in the GEMMs,
     with what it quantizes, which needs MXFP8 (fused: NVIDIA/TransformerEngine@d0067d0d,
-    transformer_engine/pytorch/ops/fused/grouped_mlp.py; otherwise as compiled).
+    transformer_engine/pytorch/ops/fused/grouped_mlp.py; otherwise as compiled). paged_stash: what routed experts save
+    is copied into pages after their forward pass, and back before their backward pass (NVIDIA/Megatron-LM@d98e8a64,
+    docs/user-guide/features/paged_stash.md).
     """
 
     expert_shards: tuple[str, ...] = _words(*_FOLDED)
@@ -252,6 +254,7 @@ class ExpertOptions:
     gathers_experts: bool = False
     balancing_loss: bool = False
     expert_kernels: ExpertKernels = "compiled"
+    paged_stash: bool = False
 
     @property
     def folding(self) -> Folding:
@@ -312,7 +315,8 @@ class KernelOptions:
     fused_accumulation: weight gradients are added inside their GEMM.
     kernels: element-wise work in kernels as the bundled runtime launches them, compiled or operator by operator;
     ideal: with the software's `traffic` as factor.
-    cuda_graphs: scopes whose operations the host does not launch.
+    cuda_graphs: scopes whose operations the host does not launch. step_reductions: all-reduces of a few bytes at the
+    end of a step beside that of the gradient norm.
     """
 
     fused_attention: bool = True
@@ -321,6 +325,7 @@ class KernelOptions:
     dropout: bool = False
     fused_accumulation: bool = False
     kernels: KernelKind = "ideal"
+    step_reductions: int = _limited(0, 0, 64)
     cuda_graphs: tuple[CudaGraphs, ...] = ()
 
 

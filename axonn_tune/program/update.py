@@ -9,7 +9,7 @@ from typing import NamedTuple
 from axonn_tune.grid import WORLD
 from axonn_tune.program.count import trains_experts
 from axonn_tune.program.inputs import COPY, EXPERTS, TABLE, LayerInputs
-from axonn_tune.program.operations import ONCE, Collective, Kernel, Operation, OpKind, Phase, Size, symbol
+from axonn_tune.program.operations import ONCE, Collective, Kernel, Operation, OpKind, Phase, Size, as_size, symbol
 from axonn_tune.program.tables import tables
 
 
@@ -75,7 +75,8 @@ def step_end(given: LayerInputs, *, buckets: tuple[Bucket, ...], unsent: tuple[C
     experts = symbol("expert_parameters") / (given.replication(EXPERTS)[1] if given.sharded else ONCE)
     if trains_experts(given.model):
         yield Kernel("step", "gradient_norm", optimizer.gradient * experts)
-    yield Collective("all_reduce", WORLD, "step", "gradient_norm", ONCE * 16.0)
+    reductions = 1.0 + given.options.step_reductions
+    yield Collective("all_reduce", WORLD, "step", "gradient_norm", ONCE * 16.0, calls=as_size(reductions))
     yield Kernel("step", "optimizer", written * parameters / share)
     if trains_experts(given.model):
         yield Kernel("step", "optimizer", written * experts)

@@ -721,6 +721,7 @@ VALUES |= dict.fromkeys(("blocking_reduction", "staged_reduction"), VALUES["redu
 OF_STEPS = {
     "tensor": "sequence_parallel pipelined_tensor selective selective_at_once loss_reductions loss loss_chunks "
     "loss_parallel fused_attention deterministic fused_norms fused_accumulation dropout kernels cuda_graphs overlaps "
+    "step_reductions "
     "vocabulary_multiple",
     "sharded": "gather_unit gather_bytes shard_gradient_bytes gather_copies gather_after_recompute prefetch_recompute "
     "prefetch_backward reshard head_gathered_again replicated_tables master_shards recompute_whole_block "
@@ -731,7 +732,8 @@ OF_STEPS = {
     "blocking": "blocking_reduction",
     "context": "context_exchange context_inside context_shards",
     "experts": "expert_shards expert_replicas dispatcher imbalance capacity_factor expert_overlap gathers_experts "
-    "delayed_weight_gradients shared_expert_overlap balancing_loss expert_kernels natural_imbalance",
+    "delayed_weight_gradients shared_expert_overlap balancing_loss expert_kernels natural_imbalance "
+    "paged_stash",
     "stages": "staged_reduction first_less last_less",
     "formats": "keeps_quantized one_layout primary_weights first_layers_bf16 last_layers_bf16 narrow_attention "
     "narrow_gathers saves_original quantizes_in_gemm fused_quantization engine_formats requantizes "

@@ -252,11 +252,15 @@ class Grouped(Node):
         if not second:
             yield from _summed(given, phase, self.layer, self.n)
         yield from _biased(given, phase, self.layer, self.n)
+        if second and phase == "forward":
+            yield from _stashed(given, phase)
 
     def backward(self, given: LayerInputs, behind: Behind) -> Iterator[Operation]:
         """Both gradients; behind those of the second the sum over y."""
         layer, n, k = self.layer, self.n, self.k
         weight, second = local(given) * n * k, self.gathers == "backward"
+        if second:
+            yield from _stashed(given, "backward")
         yield from _biased(given, "backward", layer, n)
         quantized = layers.quantized("backward", layer, rows(given) * n, given, once=not self.trains)
         if second or not _is_fused(given):
@@ -479,6 +483,18 @@ def _biased(given: LayerInputs, phase: Phase, layer: str, width: Size) -> Iterat
     one = moves(phase, layer, each, rows(given) * width / local(given), given, calls=local(given) * PARTS)
     rest = moves(phase, layer, whole, rows(given) * width, given, calls=PARTS)
     yield from (replace(one, bare=True), replace(rest, bare=True))
+
+
+def _stashed(given: LayerInputs, phase: Phase) -> Iterator[Operation]:
+    """A copy of the dispatched tokens, FC1's output and the activation, into pages or back; recipes with pages repeat
+    none of them."""
+    if given.options.paged_stash:
+        for width_of, element in (
+            (row(given), given.saved_element),
+            (up(given), float(given.element)),
+            (width(given), given.saved_element),
+        ):
+            yield Kernel(phase, FC2, 2.0 * element * rows(given) * width_of, PARTS)
 
 
 def _by_expert(given: LayerInputs, quantized: Iterable[Operation]) -> Iterator[Operation]:

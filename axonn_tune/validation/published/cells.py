@@ -61,6 +61,8 @@ _NOTES: tuple[tuple[str, str, str], ...] = (
     ("memory_kind", r"\b(allocated|reserved)\b", r"\1"),
     ("ep_overlap", r"delayed weight gradients", "on, delayed"),
     ("loss", r"loss not compiled", "eager"),
+    ("step.expert_kernels", r"fused grouped mlp", "fused"),
+    ("step.paged_stash", r"paged stash", "true"),
 )
 """Column, what a note says of it where it is empty, and the cell that this means."""
 

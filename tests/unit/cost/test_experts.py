@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 from typing import Any, cast
 
 import pytest
@@ -272,6 +273,7 @@ def test_a_load_balancing_loss_counts_tokens_over_all_ranks() -> None:
     assert longer[1] < 0.5 * term.seconds
 
 
+SAVED = ("saved dispatched tokens", "saved expert up projection", "saved expert activation")
 GPT_OSS = load_model("gpt-oss-120b").document
 F = H = 2880
 
@@ -342,3 +344,36 @@ def test_a_fused_grouped_mlp() -> None:
     assert [len(one) for one in kinds["apart"]] == [len(ahead) + 2, len(back) + 2]
     assert fused.iteration_s < apart.iteration_s
     assert _between_gemms("fused", "hybridep").iteration_s == _between_gemms("compiled", "hybridep").iteration_s
+
+
+def test_paged_stash_copies_what_is_saved() -> None:
+    """Guards the copies into pages and back: the dispatched tokens, FC1's output and the activation, read and written
+    once each way (NVIDIA/Megatron-LM@d98e8a64, docs/user-guide/features/paged_stash.md)."""
+    plain = _between_gemms("fused", "hybridep", mxfp8=True)
+    stash = plain.job.framework.with_step(paged_stash=True)
+    found = price(replace(plain.job, framework=stash), plain.layout)
+
+    def moved(detail: Detail) -> list[float]:
+        block = detail.program.blocks[0]
+        return [
+            sum(
+                float((step.size_bytes * step.calls).evaluate(detail.values))
+                for step in section.operations
+                if isinstance(step, Kernel) and step.layer.endswith("moe.fc2")
+            )
+            for section in (block.forward, block.backward)
+        ]
+
+    saved = sum(size for name, size in plain.memory.items if name in SAVED) / GPT_OSS.layers
+    copied = [more - less for more, less in zip(moved(found), moved(plain), strict=True)]
+    assert copied == pytest.approx([2.0 * saved] * 2)
+    assert found.memory_bytes == plain.memory_bytes
+
+
+def test_small_reductions_of_a_step() -> None:
+    """Guards all-reduces at a step's end: the gradient norm's, tokens and loss of Megatron-Core, two more of Bridge."""
+    calls = {}
+    for name, grid in (("megatron-core", Grid(data=16)), ("nemo", Grid(data=16)), ("fsdp", Grid(z=16))):
+        terms = [one.collective for one in priced(name, grid, layers="dense*2").terms]
+        (calls[name],) = [one.calls.coefficient for one in terms if one.layer == "gradient_norm"]
+    assert calls == {"megatron-core": 3.0, "nemo": 5.0, "fsdp": 1.0}
