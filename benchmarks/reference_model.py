@@ -14,7 +14,8 @@ import torch.nn.functional as functional
 from torch import nn
 
 from axonn_tune.program.pipeline import split_layers
-from axonn_tune.specs.model import Experts, Layer, Model
+from axonn_tune.specs.model import Layer, Model
+from axonn_tune.specs.sections import Experts
 
 EPSILON = 1e-5
 

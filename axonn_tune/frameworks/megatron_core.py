@@ -473,7 +473,7 @@ MEGATRON_CORE = Framework(
     format_options=("primary_weights", "first_layers_bf16", "last_layers_bf16", "narrow_attention"),
     cuda_graphs=dict.fromkeys(CUDA_GRAPHS, ()),
     recompute_modules=(
-        *("core_attn", "layernorm", "mlp", "moe_act", "shared_experts", "moe", "mla_up_proj", "gdn_norm_out"),
+        *("core_attn", "layernorm", "mlp", "moe_act", "shared_experts", "moe", "mla_up_proj", "gdn_norm_out", "mhc"),
     ),
     recompute_sets=(*RECOMPUTES[:2], *_SETS, *RECOMPUTES[2:]),
     recompute_some="full",

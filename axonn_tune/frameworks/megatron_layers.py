@@ -12,7 +12,8 @@ from itertools import accumulate, groupby
 from typing import Any
 
 from axonn_tune.frameworks.description import Because, Run, Value
-from axonn_tune.specs.model import MIXERS, Experts, Indexer, LatentAttention, Layer, Mixer, Model
+from axonn_tune.specs.model import MIXERS, Layer, Model
+from axonn_tune.specs.sections import Experts, Indexer, LatentAttention, Mixer
 
 WRITTEN = {
     "attention": """

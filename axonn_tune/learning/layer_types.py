@@ -11,7 +11,8 @@ from typing import Any
 from axonn_tune.frameworks.keys import NOTHING, Arguments, is_off, is_on, names_of
 from axonn_tune.frameworks.megatron_layers import indexes, letters
 from axonn_tune.learning.arguments import stated_count
-from axonn_tune.specs.model import MIXERS, MOST_LAYERS, Experts, Indexer, LatentAttention, LayerType, Mixer, Model
+from axonn_tune.specs.model import MIXERS, MOST_LAYERS, LayerType, Model
+from axonn_tune.specs.sections import Experts, Indexer, LatentAttention, Mixer
 
 
 def with_layer_types(model: Model, arguments: Arguments) -> Model:

@@ -8,8 +8,8 @@ from functools import lru_cache
 
 from axonn_tune.frameworks.step import StepOptions
 from axonn_tune.program.block import block_nodes
-from axonn_tune.program.hyper import closing_elements
 from axonn_tune.program.inputs import LayerInputs, X, Y
+from axonn_tune.program.layers import closing_elements
 from axonn_tune.program.nodes import Gemm, Node, Norm, Vectors
 from axonn_tune.program.operations import Value
 from axonn_tune.program.types.experts import ROUTER, Grouped
@@ -139,12 +139,17 @@ def trains_experts(model: Model) -> bool:
 
 def parameters(model: Model) -> int:
     """All elements, vocabulary unpadded."""
-    h, norm = model.hidden, (1 if model.family == "llama" else 2) * model.hidden
+    h = model.hidden
     types = zip(counted(model), model.counts, strict=True)
     blocks = sum(count * (one.weights + one.vectors_of(one.routed)) for one, count in types)
     positions = model.max_sequence_length * h if model.learned_positions else 0
-    streams = closing_elements(model.residual_streams or 1, h)
-    return blocks + model.vocab * h * (1 if model.tied_embeddings else 2) + positions + norm + streams
+    return blocks + model.vocab * h * (1 if model.tied_embeddings else 2) + positions + closing_vectors(model)
+
+
+def closing_vectors(model: Model) -> int:
+    """Elements behind the last block: its norm, and what makes one stream of several."""
+    norm = (1 if model.family == "llama" else 2) * model.hidden
+    return norm + closing_elements(model.residual_streams or 1, model.hidden)
 
 
 def active_parameters(model: Model) -> int:

@@ -12,7 +12,7 @@ causal kernels skip it. What a framework's log counts is in its description.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache, partial, reduce
 from typing import NamedTuple
 
@@ -22,8 +22,7 @@ from axonn_tune.frameworks.description import FlopCount, Framework
 from axonn_tune.frameworks.step import MOST_IMBALANCE, NATURAL_IMBALANCE, StepOptions
 from axonn_tune.grid import ALL_AXES, BATCH_AXES, Grid, divisors
 from axonn_tune.program.constraints import Constraint, common
-from axonn_tune.program.count import TypeCount, active_parameters, counted, type_constants
-from axonn_tune.program.hyper import closing_elements
+from axonn_tune.program.count import TypeCount, active_parameters, closing_vectors, counted, type_constants
 from axonn_tune.program.operations import MATRIX_ALIGNMENT, PLAIN, Arithmetic, Attention, MatMul, Measured, Value
 from axonn_tune.program.step import BUNDLED, ONLY, Stage, StepProgram, suffixes
 from axonn_tune.program.types import kinds
@@ -244,15 +243,7 @@ def dimensions(
     )
     routed, expert_z, expert_data = weights.routed, weights.expert_z, weights.expert_data
     vectors = partial(_vectors, counts=counts, x=x, y=y, own=options.kernels != "ideal")
-    norm = float(model.hidden) * (1.0 if model.family == "llama" else 2.0)
-    norm += closing_elements(model.residual_streams or 1, model.hidden)
     trained_vectors = vectors([one.trains for one in counts_of])
-    some_frozen = any(one.trained is not None for one in counts_of)
-    held = {
-        "frozen_parameters": _sum(weights.frozen),
-        "frozen_vectors": vectors(counts_of) - trained_vectors,
-        **({"frozen_expert_parameters": _sum(weights.frozen_experts)} if routed else {}),
-    }
     accumulated = float(workload.global_batch) / (batch_shares * axes["b"])
     return {
         "L": _sum(counts),
@@ -279,8 +270,8 @@ def dimensions(
         + (position if stage.first else 0.0 * position)
         + _replicated(model, stage, options, table=table, position=position) * (shards - 1.0)
         + _looked_up(model, counts, stage, table=table, arithmetic=arithmetic),
-        "vectors": trained_vectors + (norm / y if stage.last else 0.0 * y),
-        **(held if some_frozen else {}),
+        "vectors": trained_vectors + (closing_vectors(model) / y if stage.last else 0.0 * y),
+        **_frozen(weights, counts_of, vectors),
         **({"head_norms": _head_norms(counts_of, counts)} if options.kernels != "ideal" else {}),
         **({"scattered": arithmetic.smaller(axes["z"] - 1.0, 1.0)} if options.kernels != "ideal" else {}),
         "divided": arithmetic.smaller(x - 1.0, 1.0),
@@ -292,6 +283,17 @@ def dimensions(
         "shared": arithmetic.smaller(y - 1.0, 1.0),
         "alone": 1.0 - arithmetic.smaller(y - 1.0, 1.0),
     }
+
+
+def _frozen(
+    weights: _Weights, counts_of: Sequence[TypeCount], vectors: Callable[[Sequence[TypeCount]], Value]
+) -> dict[str, Value]:
+    """Elements of a rank that do not train, if there are some."""
+    if not any(one.trained is not None for one in counts_of):
+        return {}
+    experts = {"frozen_expert_parameters": _sum(weights.frozen_experts)} if weights.routed else {}
+    left = vectors(counts_of) - vectors([one.trains for one in counts_of])
+    return {"frozen_parameters": _sum(weights.frozen), "frozen_vectors": left, **experts}
 
 
 class _Weights(NamedTuple):

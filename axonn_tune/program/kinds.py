@@ -10,7 +10,8 @@ from axonn_tune.frameworks.description import Framework
 from axonn_tune.program.constraints import Constraint
 from axonn_tune.program.inputs import LayerInputs
 from axonn_tune.program.nodes import Nodes
-from axonn_tune.specs.model import Layer, Mixer, Model
+from axonn_tune.specs.model import Layer, Model
+from axonn_tune.specs.sections import Mixer
 
 Constraints: TypeAlias = Callable[[Model, Framework], Sequence[Constraint]]
 

@@ -17,9 +17,11 @@ from axonn_tune.program.inputs import ALONE, PARTS, SCATTERED, SHARED, H, LayerI
 from axonn_tune.program.operations import (
     ONCE,
     Array,
+    Arrays,
     Collective,
     Kernel,
     MatMul,
+    Measured,
     Operation,
     OpKind,
     Phase,
@@ -369,3 +371,38 @@ def dropout_backward(layer: str, given: LayerInputs) -> list[Operation]:
     size = (2.0 * given.element + 1.0) * given.outside(given.part) * H / Y
     frees = tuple(mask.name for mask in dropout_masks(layer, given))
     return [Kernel("backward", layer, size, PARTS, frees=frees)]
+
+
+def mixed_streams(
+    given: LayerInputs,
+    layer: str,
+    phase: Phase,
+    *,
+    ahead: bool,
+    back: bool = False,
+    makes: Arrays = (),
+    frees: tuple[str, ...] = (),
+) -> Measured:
+    """The kernel of hyper-connections (mHC, arXiv 2512.24880) before a branch (`ahead`) or behind it, or its gradients.
+
+    Of m residual streams a token's m·H elements are read and H written before a branch; behind it m·H and the branch's
+    H are read and m·H written. The coefficients of a site come of a matrix on all streams.
+    """
+    streams = float(given.streams)
+    accesses = (2.0 * streams + 1.0 if back else streams + 1.0) if ahead else 3.0 * streams + 2.0
+    accesses = accesses if ahead or back else 2.0 * streams + 1.0
+    elements = given.outside(given.part) * H / Y
+    flops = (4.0 if back else 2.0) * coefficients(given.streams) * streams * elements * (1.0 if ahead else 0.0)
+    kernel = "mhc_pre" if ahead else "mhc_post"
+    work = given.element * accesses * elements
+    return Measured(phase, layer, kernel, work, flops, back, calls=PARTS, makes=makes, frees=frees)
+
+
+def coefficients(streams: int) -> int:
+    """Of a site: one a stream before the branch, one behind it, and a matrix of streams."""
+    return streams * (streams + 2)
+
+
+def closing_elements(streams: int, hidden: int) -> int:
+    """Elements of what makes one stream of all behind the last block."""
+    return streams * streams * hidden + streams + 1 if streams > 1 else 0

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import NamedTuple, TypeAlias
 
-from axonn_tune.program import hyper, layers
+from axonn_tune.program import layers
 from axonn_tune.program.inputs import PARTS, H, LayerInputs, Linear, Y
 from axonn_tune.program.operations import ONCE, Array, Arrays, Kernel, Operation, Phase, Size, Traffic
 
@@ -163,7 +163,7 @@ class Norm(Node):
         stream, *left = frees
         yield from back(makes=(one,), frees=(*left, _mixed_of(self.layer, given).name), summed=False)
         last = (stream, one.name, made.name)
-        yield hyper.mixed(given, self.layer, "backward", ahead=True, back=True, makes=(made,), frees=last)
+        yield layers.mixed_streams(given, self.layer, "backward", ahead=True, back=True, makes=(made,), frees=last)
 
 
 def _mixed_of(layer: str, given: LayerInputs) -> Array:
@@ -174,7 +174,7 @@ def _mixed_of(layer: str, given: LayerInputs) -> Array:
 def _mixed(layer: str, given: LayerInputs, phase: Phase, *, makes: Arrays = ()) -> list[Operation]:
     """The kernel that makes it, where there are several."""
     made = (*makes, _mixed_of(layer, given))
-    return [hyper.mixed(given, layer, phase, ahead=True, makes=made)] if given.streams > 1 else []
+    return [layers.mixed_streams(given, layer, phase, ahead=True, makes=made)] if given.streams > 1 else []
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -378,16 +378,16 @@ def branch(layer: str, given: LayerInputs) -> Branch:
 
 def _joined(layer: str, given: LayerInputs) -> Own:
     """A branch's output put onto several residual streams, with the coefficients of both of its sites."""
-    name, count = f"{layer.partition('.')[0]}.hyper", hyper.coefficients(given.streams)
+    name, count = f"{layer.partition('.')[0]}.hyper", layers.coefficients(given.streams)
 
     def backward(given: LayerInputs, behind: Behind) -> list[Operation]:
         made = (behind.gradient,)
-        return [hyper.mixed(given, name, "backward", ahead=False, back=True, makes=made, frees=behind.frees)]
+        return [layers.mixed_streams(given, name, "backward", ahead=False, back=True, makes=made, frees=behind.frees)]
 
     return Own(
         layer=name,
         vectors=Vectors(over_y=count * given.streams * given.own.hidden, whole=count + 3),
-        ahead=lambda given, phase: [hyper.mixed(given, name, phase, ahead=False)],
+        ahead=lambda given, phase: [layers.mixed_streams(given, name, phase, ahead=False)],
         back=backward,
     )
 

@@ -33,7 +33,7 @@ from axonn_tune.runtime.saved import (
     SavedActivations,
     SavedExperts,
 )
-from axonn_tune.specs.model import Experts
+from axonn_tune.specs.sections import Experts
 
 
 @dataclass

@@ -13,9 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Annotated, ClassVar, Self
-
-from pydantic import Field
+from typing import ClassVar, Self
 
 from axonn_tune.frameworks.description import Framework
 from axonn_tune.program.constraints import Constraint
@@ -25,7 +23,8 @@ from axonn_tune.program.layers import moves
 from axonn_tune.program.nodes import Behind, Gemm, Nodes, Own, Vectors, branch, names, norm
 from axonn_tune.program.operations import Array, Attention, Measured, Operation, Phase, Size, Traffic, as_size, symbol
 from axonn_tune.specs.document import Size as Sized
-from axonn_tune.specs.model import Indexer, Layer, Mixer, Model, size
+from axonn_tune.specs.model import Layer, Model
+from axonn_tune.specs.sections import Indexer, Mixer, optional, size
 
 NORM, QUERY_DOWN, QUERIES, KEYS = "compressed.norm", "compressed.q_down", "compressed.q_up", "compressed.kv"
 INDEXER, CORE, GROUPS, OUT = "compressed.indexer", "compressed.core", "compressed.groups", "compressed.out"
@@ -44,19 +43,15 @@ class CompressedAttention(Mixer):
     groups: Sized = size("o_groups, groups of heads whose outputs are projected apart.")
     output_rank: Sized = size("o_lora_rank, width of a group's projection.")
     window: Sized = size("sliding_window, in tokens.", default=128)
-    ratio: Annotated[int, Field(ge=0, le=65_536)] = Field(
-        default=0, description="Tokens of a compressed key; 0: the window alone."
-    )
-    indexer: Indexer | None = Field(default=None, description="Chooses compressed keys; without, all are attended to.")
+    ratio: Sized | None = optional("Tokens of a compressed key; without, there is the window alone.")
+    indexer: Indexer | None = optional("Chooses compressed keys; without, all are attended to.")
 
     @property
     def problem(self) -> str:
         """Whole heads of a group, and an indexer of compressed keys alone."""
         if self.heads % self.groups:
             return f"heads ({self.heads}) is not divisible by groups ({self.groups})"
-        return (
-            "indexer is given, but ratio is 0: there are no compressed keys" if self.indexer and not self.ratio else ""
-        )
+        return "indexer is given, but no ratio: there are no compressed keys" if self.indexer and not self.ratio else ""
 
     @property
     def words(self) -> str:
@@ -68,7 +63,7 @@ class CompressedAttention(Mixer):
     @property
     def predicting(self) -> Self:
         """Multi-token prediction attends to the window alone."""
-        return self.model_copy(update={"ratio": 0, "indexer": None})
+        return self.model_copy(update={"ratio": None, "indexer": None})
 
     @property
     def compressors(self) -> int:
@@ -156,7 +151,7 @@ def _core(given: LayerInputs, one: CompressedAttention, queries: Gemm) -> Own:
     def forward(given: LayerInputs, phase: Phase) -> Iterator[Operation]:
         yield from before(given, phase)
         if (index := one.indexer) is not None:
-            seen = S / float(one.ratio)
+            seen = S / float(one.ratio or 1)
             scores = 2.0 * given.part * seen * float(index.heads * index.head_dim)
             yield Attention(phase, INDEXER, scores, seen, width=float(index.head_dim), calls=PARTS)
             # Scores of the half of keys that a query sees, in FP32, are written and read.
@@ -180,7 +175,7 @@ def _core(given: LayerInputs, one: CompressedAttention, queries: Gemm) -> Own:
         yield from before(given, "backward")
 
     # Norms of latent and key, sinks, and of the compressors what is added to each row of a mean, and a norm.
-    added = one.ratio * one.compressors // 2 + one.head_dim * (one.ratio > 0)
+    added = one.ratio * one.compressors // 2 + one.head_dim if one.ratio else 0
     added += 9 * one.indexer.head_dim if one.indexer else 0
     return Own(
         layer=CORE,
@@ -219,8 +214,8 @@ def _logged(layer: Layer, length: float) -> float:
     """Scores of a query with its keys, and of the indexer with all compressed ones."""
     if not isinstance(one := layer.mixer, CompressedAttention):
         return 0.0
-    index = one.indexer
-    return one.pair_width * one.pairs(length) + (index.heads * index.head_dim * length / one.ratio if index else 0.0)
+    index, others = one.indexer, length / one.ratio if one.ratio else 0.0
+    return one.pair_width * one.pairs(length) + (index.heads * index.head_dim * others if index else 0.0)
 
 
 KIND = LayerKind(place=MIXER, nodes=nodes, constraints=_constraints, logged=_logged, sizes=CompressedAttention)

@@ -69,7 +69,8 @@ from axonn_tune.program.operations import (
 )
 from axonn_tune.program.types import mlp
 from axonn_tune.specs.machine import MatmulLayout
-from axonn_tune.specs.model import Experts, Model
+from axonn_tune.specs.model import Model
+from axonn_tune.specs.sections import Experts
 
 ROUTER, DISPATCH, COMBINE = "moe.router", "moe.dispatch", "moe.combine"
 PROBABILITIES = "moe.probabilities"

@@ -27,7 +27,8 @@ from axonn_tune.program.types.recurrent import (
     whole_heads,
 )
 from axonn_tune.specs.document import Size
-from axonn_tune.specs.model import Layer, Mixer, Model, size
+from axonn_tune.specs.model import Layer, Model
+from axonn_tune.specs.sections import Mixer, size
 
 NORM, IN, SCAN, GATED, OUT = "gdn.norm", "gdn.in", "gdn.scan", "gdn.gated", "gdn.out"
 

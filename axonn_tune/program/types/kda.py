@@ -29,7 +29,8 @@ from axonn_tune.program.types.recurrent import (
     whole_heads,
 )
 from axonn_tune.specs.document import Size
-from axonn_tune.specs.model import Layer, Mixer, Model, size
+from axonn_tune.specs.model import Layer, Model
+from axonn_tune.specs.sections import Mixer, size
 
 NORM, IN, DOWN, UP, SCAN, GATED, OUT = (f"kda.{one}" for one in ("norm", "in", "down", "up", "scan", "gated", "out"))
 

@@ -29,7 +29,8 @@ from axonn_tune.program.operations import (
     Traffic,
     as_size,
 )
-from axonn_tune.specs.model import LatentAttention, Model
+from axonn_tune.specs.model import Model
+from axonn_tune.specs.sections import LatentAttention
 
 QUERIES, KEYS = "attention.q_up", "attention.kv_up"
 

@@ -21,7 +21,8 @@ from axonn_tune.program.kinds import MIXER, LayerKind
 from axonn_tune.program.layers import moves
 from axonn_tune.program.nodes import Behind, Gemm, Nodes, Own, Vectors, branch, names, norm
 from axonn_tune.program.operations import Array, Arrays, Collective, Measured, Operation, Phase, Size, Traffic, as_size
-from axonn_tune.specs.model import Layer, Mamba, Model
+from axonn_tune.specs.model import Layer, Model
+from axonn_tune.specs.sections import Mamba
 
 NORM, IN, CONV, SCAN, OUT = "mamba.norm", "mamba.in", "mamba.conv", "mamba.scan", "mamba.out"
 

@@ -18,7 +18,8 @@ from axonn_tune.program.layers import moves
 from axonn_tune.program.nodes import Behind, Gemm, Nodes, Own, Vectors, branch, names, norm
 from axonn_tune.program.operations import Measured, Operation, Phase, Traffic, as_size
 from axonn_tune.specs.document import Size
-from axonn_tune.specs.model import Layer, Mixer, Model, size
+from axonn_tune.specs.model import Layer, Model
+from axonn_tune.specs.sections import Mixer, size
 
 NORM, IN, CONV, OUT = "shortconv.norm", "shortconv.in", "shortconv.conv", "shortconv.out"
 

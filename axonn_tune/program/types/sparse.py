@@ -34,7 +34,8 @@ from axonn_tune.program.operations import (
     as_size,
     symbol,
 )
-from axonn_tune.specs.model import Indexer, LatentAttention, Layer
+from axonn_tune.specs.model import Layer
+from axonn_tune.specs.sections import Indexer, LatentAttention
 
 INDEXER = "attention.indexer"
 WHOLE_HEADS = 64

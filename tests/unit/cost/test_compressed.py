@@ -108,6 +108,6 @@ def test_neither_tensor_nor_context_parallelism_splits_it(axis: str, name: str) 
 def test_an_indexer_needs_compressed_keys() -> None:
     """Guards the document."""
     stored = load_model("deepseek-v4-flash").document.model_dump(by_alias=True)
-    stored["layer_types"]["sparse"]["compressed"]["ratio"] = 0
+    stored["layer_types"]["sparse"]["compressed"]["ratio"] = None
     with pytest.raises(ValueError, match="there are no compressed keys"):
         Model.model_validate(stored)

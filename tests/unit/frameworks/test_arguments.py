@@ -32,7 +32,7 @@ from axonn_tune.learning.run import CommandRun
 from axonn_tune.learning.stated import read_run
 from axonn_tune.program.types.gdn import GatedDeltaNet
 from axonn_tune.specs.catalog import load_machine
-from axonn_tune.specs.model import Experts, Indexer, LatentAttention, Mamba
+from axonn_tune.specs.sections import Experts, Indexer, LatentAttention, Mamba
 from tests.unit.frameworks.asked import ARGUMENT_NAMES, Refusal, asked, case_of, refusals
 
 RECORDED = {
@@ -162,7 +162,10 @@ def stated(folder: Path, text: str, *, name: str = "run.sh", model: str | None =
     [
         ("--optimizer-cpu-offload", "--optimizer-cpu-offload: kept on the host, so not in memory here"),
         ("--cpu-offloading-num-layers 4", "--cpu-offloading-num-layers 4: kept on the host, so not in memory here"),
-        ("--recompute-granularity selective --recompute-modules layernorm mhc", "--recompute-modules layernorm mhc"),
+        (
+            "--recompute-granularity selective --recompute-modules layernorm gdp_qkv",
+            "--recompute-modules layernorm gdp_qkv",
+        ),
         ("--megatron-fsdp-grad-comm-dtype bf16", "--megatron-fsdp-grad-comm-dtype bf16: gradients are reduced"),
         ("--fp8-format hybrid --fp8-recipe tensorwise", None),
         ("--fp8-format hybrid --fp8-param-gather", None),

@@ -123,7 +123,7 @@ LAYERS: list[tuple[dict[str, Any], str]] = [
     ({"experts": EXPERTS | {"groups": 2, "chosen_groups": 4}}, "chosen_groups (4) exceeds groups (2)"),
     ({"experts": EXPERTS | {"groups": 8, "chosen_groups": 1}}, "per_token (2) exceeds the experts it chooses from (1)"),
     ({"experts": EXPERTS | {"shared_width": -1}}, "experts.shared_width: must be greater than or equal to 0"),
-    ({"experts": EXPERTS | {"score": "tanh"}}, "experts.score: must be 'softmax' or 'sigmoid'"),
+    ({"experts": EXPERTS | {"score": "tanh"}}, "experts.score: must be 'softmax', 'sigmoid' or 'sqrtsoftplus'"),
     ({"experts": {"count": 8}}, "missing key 'per_token'"),
     ({"experts": 8}, "layer_types.dense.experts: must be a mapping"),
 ]
@@ -144,7 +144,7 @@ CONFIGS: list[tuple[dict[str, Any], str]] = [
     ({**LLAMA, "hidden_act": 3.7}, "hidden_act: must be the name of an activation, such as silu, not 3.7"),
     ({**LLAMA, "hidden_act": "٣"}, "hidden_act: must be the name of an activation, such as silu, not '٣'"),
     ({**DEEPSEEK_V3, "hidden_act": 1}, "hidden_act: must be the name of an activation, such as silu, not 1"),
-    ({**DEEPSEEK_V3, "scoring_func": ""}, "scoring_func: must be softmax or sigmoid, not ''"),
+    ({**DEEPSEEK_V3, "scoring_func": ""}, "scoring_func: must be softmax, sigmoid or sqrtsoftplus, not ''"),
     ({**QWEN3_MOE, "decoder_sparse_step": 0}, "decoder_sparse_step: must be a positive whole number, not 0"),
 ]
 
