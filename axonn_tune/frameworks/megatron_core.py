@@ -70,6 +70,7 @@ _STEP = StepOptions(
     loss="softmax",
     loss_reductions=(1.0, 1.0, 1.0),
     fused_accumulation=True,
+    compiled_activation=True,
     vocabulary_multiple=128,
     expert_replicas=("x", "z", "context", "data"),
     expert_kernels="separate",

@@ -313,6 +313,8 @@ class KernelOptions:
     fused_norms: an RMSNorm is one kernel; otherwise some, in FP32 (nn.RMSNorm without a compiler).
     dropout: its masks are saved and its kernels run.
     fused_accumulation: weight gradients are added inside their GEMM.
+    compiled_activation: a gated activation is the kernel that torch's compiler makes of it alone (Megatron-Core's
+    jit_fuser), whose rate is measured; otherwise it goes at the bandwidth of others.
     kernels: element-wise work in kernels as the bundled runtime launches them, compiled or operator by operator;
     ideal: with the software's `traffic` as factor.
     cuda_graphs: scopes whose operations the host does not launch. step_reductions: all-reduces of a few bytes at the
@@ -324,6 +326,7 @@ class KernelOptions:
     fused_norms: bool = True
     dropout: bool = False
     fused_accumulation: bool = False
+    compiled_activation: bool = False
     kernels: KernelKind = "ideal"
     step_reductions: int = _limited(0, 0, 64)
     cuda_graphs: tuple[CudaGraphs, ...] = ()

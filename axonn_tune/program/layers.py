@@ -50,6 +50,23 @@ def moves(
     return Kernel(phase, layer, size * elements, kernels * calls, makes=makes, frees=frees)
 
 
+def activates(
+    phase: Phase,
+    layer: str,
+    elements: Size,
+    given: LayerInputs,
+    *,
+    makes: tuple[Array, ...] = (),
+    frees: tuple[str, ...] = (),
+) -> Kernel | Measured:
+    """The kernel of an activation function of so many elements, or in the backward pass that of its gradient."""
+    back = phase == "backward"
+    if given.options.compiled_activation and given.own.gated and elements.coefficient:
+        return Measured(phase, layer, "compiled_swiglu", elements, ONCE * 0.0, back, 1, PARTS, makes, frees)
+    moved = given.kernels.activation_back if back else given.kernels.activation
+    return moves(phase, layer, moved, elements, given, calls=PARTS, makes=makes, frees=frees)
+
+
 def copies(phase: Phase, layer: str, elements: Size, given: LayerInputs, *, calls: Size) -> list[Operation]:
     """A copy to another layout, where the runtime's are counted."""
     return [moves(phase, layer, Traffic(1, 2), elements, given, calls=calls)] if given.launched else []

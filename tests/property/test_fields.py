@@ -720,9 +720,8 @@ VALUES |= dict.fromkeys(("blocking_reduction", "staged_reduction"), VALUES["redu
 
 OF_STEPS = {
     "tensor": "sequence_parallel pipelined_tensor selective selective_at_once loss_reductions loss loss_chunks "
-    "loss_parallel fused_attention deterministic fused_norms fused_accumulation dropout kernels cuda_graphs overlaps "
-    "step_reductions "
-    "vocabulary_multiple",
+    "loss_parallel fused_attention deterministic fused_norms fused_accumulation compiled_activation dropout kernels "
+    "cuda_graphs overlaps step_reductions vocabulary_multiple",
     "sharded": "gather_unit gather_bytes shard_gradient_bytes gather_copies gather_after_recompute prefetch_recompute "
     "prefetch_backward reshard head_gathered_again replicated_tables master_shards recompute_whole_block "
     "whole_gradient_bytes",

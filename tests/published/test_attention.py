@@ -67,7 +67,8 @@ def rate(machine: str, precision: Precision, width: str, keys: float, *, backwar
     """Predicted TFLOP/s of causal FLOPs of a call so long that its launch does not count."""
     (queries, values), gemms = WIDTHS[width], (3, 2) if backward else (1, 1)
     mean = (gemms[0] * queries + gemms[1] * values) / sum(gemms)
-    rates = compute_rates(load_machine(machine).document.accelerator, precision)
+    accelerator = load_machine(machine).document.accelerator.model_copy(update={"training_share": 1.0})
+    rates = compute_rates(accelerator, precision)
     step = Attention("forward", "core", ONCE, ONCE, backward, precision != "bf16", mean)
     flops = 1e18
     return flops / 2.0 / float(attention_time_s(step, flops, keys, rates)) / TERA

@@ -9,12 +9,13 @@ import pytest
 
 from axonn_tune.cost.compute import ComputeClock, compute_rates
 from axonn_tune.cost.price import price
+from axonn_tune.frameworks import find_framework, software_on
 from axonn_tune.frameworks.step import StepOptions
 from axonn_tune.grid import Grid
 from axonn_tune.job import Layout
 from axonn_tune.program import block, layers
 from axonn_tune.program.inputs import LayerInputs
-from axonn_tune.program.operations import ONCE, PLAIN, Kernel, MatMul, Operation, Size, as_size
+from axonn_tune.program.operations import ONCE, PLAIN, Kernel, MatMul, Operation, Phase, Size, as_size
 from axonn_tune.program.types import experts
 from axonn_tune.ranking.inputs import load_inputs
 from axonn_tune.request import Request
@@ -74,6 +75,18 @@ SHAPES = ((4096, 8192, 8192), (8192, 16384, 8192), (16384, 16384, 16384))
 """A GEMM of each of these sizes."""
 
 
+NORMS: dict[tuple[str, str], float] = {
+    ("gb200-nvl72", "forward"): 6.2,
+    ("gb200-nvl72", "backward"): 5.5,
+    ("gb300-nvl72", "forward"): 6.2,
+    ("gb300-nvl72", "backward"): 5.5,
+    ("dgx-h200", "forward"): 3.7,
+    ("dgx-h200", "backward"): 3.5,
+}
+"""TB/s of cuDNN's RMSNorm, middle of 6.0 to 6.4 and 4.8 to 6.2 on GB200 and GB300: NVIDIA/cudnn-frontend@3929da2e,
+benchmark/norms."""
+
+
 def clock(
     machine: str, precision: Precision, values: dict[str, float], *, burst: bool = False, engine: bool = False
 ) -> ComputeClock:
@@ -123,6 +136,30 @@ def test_linear_layers_take_the_published_time() -> None:
     print("\n".join(f"{name}: {error:+.1%}" for name, error in errors.items()))
     assert median(map(abs, errors.values())) <= 0.10
     assert max(map(abs, errors.values())) <= 0.25
+
+
+@pytest.mark.parametrize(("machine", "passed"), NORMS)
+def test_norms_move_what_they_were_measured_to(machine: str, passed: str) -> None:
+    """Guards element-wise kernels of Megatron-Core, whose traffic is the program's: norms within 30%."""
+    framework, document = find_framework("megatron-core"), load_machine(machine).document
+    rates = compute_rates(document.accelerator, "bf16", software_on(framework, document))
+    found = ComputeClock(rates, 2.0, {}, PLAIN).call_s(Kernel("forward", "mlp.norm", Size(4e9)))
+    assert 4e9 / (float(found) - rates.kernel_launch_s) / 1e12 == pytest.approx(NORMS[machine, passed], rel=0.3)
+
+
+@pytest.mark.parametrize(("machine", "passes", "slower"), [("dgx-h100", 1, 1.6), ("dgx-h100", 2, 2.56)])
+def test_activations_of_megatron_core_are_those_of_its_compiler(machine: str, passes: int, slower: float) -> None:
+    """Guards SwiGLU against a Triton kernel at the bandwidth of others on H100, forward and both ways, within 5%
+    (linkedin/Liger-Kernel PR 1326); with Transformer Engine's activation it is that kernel."""
+    workload = Workload(global_batch=1, sequence_length=8192, precision="bf16")
+    one, found = clock(machine, "bf16", {}), list[float]()
+    for compiled in (True, False):
+        options = StepOptions(compiled_activation=compiled)
+        given = LayerInputs(small_model(family="llama"), workload.element_sizes, options)
+        phases: tuple[Phase, ...] = ("forward", "backward")
+        steps = (layers.activates(phase, "mlp.activation", Size(2.0**28), given) for phase in phases[:passes])
+        found.append(sum(float(one.call_s(step)) for step in steps))
+    assert found[0] / found[1] == pytest.approx(slower, rel=0.05)
 
 
 @pytest.mark.parametrize(("machine", "precision"), GEMMS)

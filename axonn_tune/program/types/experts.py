@@ -524,7 +524,7 @@ def _activation(given: LayerInputs, phase: Phase) -> Iterator[Operation]:
     made = _rows_of(given, "expert activation", width(given), element=element)
     # In FC1's kernel it is written, but no kernel of its own; repeated it is one.
     elements = rows(given) * width(given) * float(phase == "recompute" or not _is_fused(given))
-    yield moves(phase, ACTIVATION, given.kernels.activation, elements, given, calls=PARTS, makes=(made,))
+    yield layers.activates(phase, ACTIVATION, elements, given, makes=(made,))
 
 
 def _activated(given: LayerInputs, phase: Phase) -> Iterator[Operation]:
@@ -534,9 +534,8 @@ def _activated(given: LayerInputs, phase: Phase) -> Iterator[Operation]:
 
 def _activated_backward(given: LayerInputs, behind: Behind) -> Iterator[Operation]:
     yield from _weighted(given, "backward", given.kernels.weighted_back)
-    moved, made = given.kernels.activation_back, (behind.gradient,)
     elements = rows(given) * width(given) * float(not _is_fused(given))
-    yield moves("backward", ACTIVATION, moved, elements, given, calls=PARTS, makes=made, frees=behind.frees)
+    yield layers.activates("backward", ACTIVATION, elements, given, makes=(behind.gradient,), frees=behind.frees)
     yield from _clamped(given, "backward")
 
 

@@ -6,9 +6,9 @@ from functools import partial
 
 from axonn_tune.program.inputs import PARTS, H, LayerInputs, Linear, X, Y
 from axonn_tune.program.kinds import MLP, LayerKind
-from axonn_tune.program.layers import moves
+from axonn_tune.program.layers import activates
 from axonn_tune.program.nodes import Behind, Gemm, Nodes, Own, branch, norm
-from axonn_tune.program.operations import Kernel, MatMul, Phase, Size
+from axonn_tune.program.operations import MatMul, Operation, Phase, Size
 
 NORM, FC1, UP, ACTIVATION, FC2 = "mlp.norm", "mlp.fc1", "mlp.up", "mlp.activation", "mlp.fc2"
 
@@ -59,12 +59,11 @@ def activation(
     elements = given.part * width
     output = given.stream(f"{name}activation", "activation", width, inside=True, element=given.saved_element)
 
-    def forward(given: LayerInputs, phase: Phase) -> list[Kernel]:
-        return [moves(phase, layer, given.kernels.activation, elements, given, calls=PARTS, makes=(output,))]
+    def forward(given: LayerInputs, phase: Phase) -> list[Operation]:
+        return [activates(phase, layer, elements, given, makes=(output,))]
 
-    def backward(given: LayerInputs, behind: Behind) -> list[Kernel]:
-        moved, made = given.kernels.activation_back, (behind.gradient,)
-        return [moves("backward", layer, moved, elements, given, calls=PARTS, makes=made, frees=behind.frees)]
+    def backward(given: LayerInputs, behind: Behind) -> list[Operation]:
+        return [activates("backward", layer, elements, given, makes=(behind.gradient,), frees=behind.frees)]
 
     gradient = given.stream(f"{output.name} gradient", "backward temporaries", width, inside=True)
     return Own(
