@@ -114,8 +114,8 @@ class Accelerator(SourcedSection):
     )
     matmul_tile: PositiveInt = Field(description="Rows and columns are rounded up to multiples of this.")
     attention_forward_efficiency: CausalShare = Field(
-        description="Fused attention, forward: share of the peak, the causal half counted as full work, for heads of "
-        "128 and 8,192 keys."
+        description="Fused attention alone, forward: share of the peak, the causal half counted as full work, for "
+        "heads of 128 and 8,192 keys."
     )
     attention_backward_efficiency: CausalShare = Field(description="The same, backward.")
     attention_forward_softmax: SoftmaxShare = Field(

@@ -64,7 +64,7 @@ RELATIVE = {
 
 
 def rate(machine: str, precision: Precision, width: str, keys: float, *, backward: bool) -> float:
-    """Predicted TFLOP/s of causal FLOPs of a call so long that its launch does not count."""
+    """TFLOP/s of causal FLOPs of a call alone, as benchmarks repeat it, so long that its launch does not count."""
     (queries, values), gemms = WIDTHS[width], (3, 2) if backward else (1, 1)
     mean = (gemms[0] * queries + gemms[1] * values) / sum(gemms)
     accelerator = load_machine(machine).document.accelerator.model_copy(update={"training_share": 1.0})

@@ -58,7 +58,8 @@ def test_candidates_are_priced_as_each_is_alone(layout: str, framework: str) -> 
 
 
 def test_an_even_layout_is_the_even_split() -> None:
-    """A layout of parts alike gives the steps of its stages and chunks; splits by time are shorter."""
+    """A layout of parts alike gives the steps of its stages and chunks; splits by time are shorter.
+    Rows have the exchange of context parallelism that is best for each."""
     given = search(problem_of("E(t*4|)*7t*4L", pipeline=4), top=0)
     asked = {"machine": "dgx-h100", "framework": "megatron-core", "batch": 64, "pipeline": 4, "chunks": 2}
     split = search(load_inputs(Request("llama3-8b", gpus=32, **asked)).problem, top=0)
@@ -66,7 +67,11 @@ def test_an_even_layout_is_the_even_split() -> None:
     found = {one.grid: (one.layout, one.iteration_s) for one in split.rows}
     assert even.keys() == found.keys()
     assert {step_s < even[grid] for grid, (one, step_s) in found.items() if one.parts is not None} == {True}
-    alone = [price(split.problem, replace(one.layout, parts=None)).iteration_s for one in given.rows]
+    frameworks = [given.detail(place).job.framework for place in range(len(given.rows))]
+    alone = [
+        price(replace(split.problem, framework=framework), replace(one.layout, parts=None)).iteration_s
+        for one, framework in zip(given.rows, frameworks, strict=True)
+    ]
     assert alone == [one.iteration_s for one in given.rows]
 
 

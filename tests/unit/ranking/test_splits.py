@@ -85,7 +85,7 @@ def model_of(layers: str | int, vocab: int) -> Model:
 def test_each_number_format_has_its_best_balanced_stages() -> None:
     """Guards a search of all formats: each has the first row of a search of its own, another grid than by layers."""
     model, given = model_of("wide*5 narrow*4", 32000), {"gpus": 16, "batch": 64, "sequence_length": 2048}
-    pins: dict[str, Any] = {"data": 1, "x": 1, "micro_batch": 1, "chunks": 1, "recompute": "none"}
+    pins: dict[str, Any] = {"data": 1, "x": 1, "z": 1, "micro_batch": 1, "chunks": 1, "recompute": "none"}
 
     def searched(precision: Any) -> Priced:
         asked = {"precision": precision} if precision != "auto" else {}
