@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Sequence
-from functools import cache
+from functools import cache, partial
 from itertools import groupby
 from pathlib import Path
 from typing import Any, Literal
@@ -64,8 +64,8 @@ class _Kind(Document):
     `layer_types` does not say; full_unrotated: those have no positions. qk_norms: in all files, if not by its key.
     mixers: what `layer_types` names in place of attention, by section, or the only one, of layers that mixed_key lists,
     from 1, of all but those that attending_key lists, from 0, or of all that do not attend. output_gate: of attention,
-    in files without the key `attn_output_gate`. indexer: sparse attention. hybrid: each layer is attention, Mamba-2, an
-    MLP or experts alone.
+    in files without the key `attn_output_gate`. indexer: sparse attention; compressed:
+    DeepSeek-V4's. hybrid: each layer is of one part.
     """
 
     family: Literal["gpt", "llama"]
@@ -95,6 +95,7 @@ class _Kind(Document):
     attending_key: str = ""
     output_gate: bool = False
     indexer: bool = False
+    compressed: bool = False
     sinks: bool = False
     experts: _ExpertKeys | None = None
     hybrid: bool = False
@@ -132,6 +133,15 @@ _LATENT = {
     "value_dim": "v_head_dim",
 }
 _INDEXER = {"heads": "index_n_heads", "head_dim": "index_head_dim", "topk": "index_topk"}
+_OF_COMPRESSED = {
+    **{"heads": "num_attention_heads", "head_dim": "head_dim", "query_rank": "q_lora_rank", "groups": "o_groups"},
+    **{"output_rank": "o_lora_rank", "window": "sliding_window"},
+}
+_COMPRESSED: dict[object, str] = {
+    **{0: "window", 4: "sparse", 128: "heavy", "sliding_attention": "window"},
+    **{"compressed_sparse_attention": "sparse", "heavily_compressed_attention": "heavy"},
+}
+"""Layers of compressed attention, by ratio and by name."""
 _BLOCKS = {
     **dict.fromkeys(("*", "attention", "full_attention"), "attention"),
     **dict.fromkeys(("-", "mlp"), "mlp"),
@@ -237,6 +247,7 @@ def _sizes(config: _Config, name: str, kind: _Kind) -> dict[str, Scalar]:
     return {
         "family": kind.family,
         "norms": None if kind.mixers else kind.norms,
+        "residual_streams": config.size("hc_mult") if kind.compressed else None,
         **sizes,
         "kv_heads": _kv_heads(config, name, kind, heads=heads),
         "head_dim": _head_dim(config, kind, hidden=hidden, heads=heads),
@@ -290,7 +301,8 @@ def _layer_types(config: _Config, kind: _Kind, *, layers: int) -> dict[str, Plai
     """`layers`, `layer_types` and `mtp_layers`, as far as they say something."""
     if kind.hybrid:
         return _hybrid(config, kind)
-    attention, mlps = _attention(config, kind, layers), _mlps(config, kind, layers)
+    attention = (_compressed if kind.compressed else partial(_attention, kind=kind))(config, layers=layers)
+    mlps = _mlps(config, kind, layers)
     windows, experts = (len({name for name, _ in part}) > 1 for part in (attention, mlps))
     names: list[str] = []
     types: dict[str, Plain] = {}
@@ -400,6 +412,21 @@ def _attention(config: _Config, kind: _Kind, layers: int) -> list[tuple[str, dic
         whole = kind.indexer or kind.mixers or (full and (window or unrotated))
         found.append(("shared" if shared else "full" if whole else "local", values))
     return found
+
+
+def _compressed(config: _Config, *, layers: int) -> list[tuple[str, dict[str, Plain]]]:
+    """The same of compressed attention, by its ratios, which prediction layers have behind, or names of layers."""
+    key = "compress_ratios" if config.value("compress_ratios") else "layer_types"
+    stated = config.value(key)
+    names = [_COMPRESSED.get(one) for one in stated[:layers]] if isinstance(stated, list) else []
+    if len(names) != layers or None in names:
+        known = [str(one) for one in _COMPRESSED if isinstance(one, str) == (key == "layer_types")]
+        config.report(key, f"must say one of {', '.join(known)} of each of {layers} layers, not {stated!r:.40}")
+        return [("window", {})] * layers
+    sizes: dict[str, Plain] = {name: config.size(theirs) for name, theirs in _OF_COMPRESSED.items()}
+    index: dict[str, Plain] = {name: config.size(theirs) for name, theirs in _INDEXER.items()}
+    others: dict[str | None, dict[str, Plain]] = {"sparse": {"ratio": 4, "indexer": index}, "heavy": {"ratio": 128}}
+    return [(str(one), {"attention": False, "compressed": sizes | others.get(one, {})}) for one in names]
 
 
 def _shared(config: _Config, layers: int) -> list[bool]:
@@ -572,7 +599,10 @@ class _Config:
 
     def refuse_parts(self, kind: _Kind) -> None:
         """Report every model part without operations in this tool or model type; note those that may be ignored."""
-        has = (*(_COUNTS if kind.experts else ()), *(("kv_lora_rank", "q_lora_rank") if kind.latent else ()))
+        has = (
+            *(_COUNTS if kind.experts else ()),
+            *(("kv_lora_rank", "q_lora_rank") if kind.latent or kind.compressed else ()),
+        )
         for key, part in _REFUSED.items():
             if self.value(key) not in (None, False, 0) and key not in has:
                 self.report(key, f"{part} is not supported")

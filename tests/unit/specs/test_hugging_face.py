@@ -82,6 +82,15 @@ GLM_52: Config = {
     "max_position_embeddings": 1048576, "index_n_heads": 32, "index_head_dim": 128, "index_topk": 2048,
     "index_topk_freq": 4, "index_skip_topk_offset": 3,
 }  # fmt: skip
+DEEPSEEK_V4: Config = {
+    "model_type": "deepseek_v4", "hidden_size": 4096, "moe_intermediate_size": 2048, "num_hidden_layers": 43,
+    "num_attention_heads": 64, "num_key_value_heads": 1, "head_dim": 512, "q_lora_rank": 1024, "o_lora_rank": 1024,
+    "o_groups": 8, "sliding_window": 128, "index_n_heads": 64, "index_head_dim": 128, "index_topk": 512, "hc_mult": 4,
+    "compress_ratios": [0, 0, *[4, 128] * 20, 4, 0], "n_routed_experts": 256, "n_shared_experts": 1,
+    "num_experts_per_tok": 6, "scoring_func": "sqrtsoftplus", "norm_topk_prob": True, "routed_scaling_factor": 1.5,
+    "swiglu_limit": 10.0, "num_hash_layers": 3, "num_nextn_predict_layers": 1, "vocab_size": 129280,
+    "max_position_embeddings": 1048576, "hidden_act": "silu", "tie_word_embeddings": False,
+}  # fmt: skip
 KIMI_K2: Config = {
     **DEEPSEEK_V3, "model_type": "kimi_k2", "num_attention_heads": 64, "num_key_value_heads": 64,
     "n_routed_experts": 384, "first_k_dense_replace": 1, "n_group": 1, "topk_group": 1, "routed_scaling_factor": 2.827,
@@ -255,6 +264,7 @@ def test_what_hardly_costs_is_left_out_in_words(tmp_path: Path, config: Config, 
         ({**QWEN3_MOE, "mlp_only_layers": "all"}, {"mlp_only_layers": "must be a list of whole numbers"}),
         ({**DEEPSEEK_V3, "moe_layer_freq": 2}, {"moe_layer_freq": "2 is not supported, only 1"}),
         ({**GLM_52, "index_topk_pattern": "SFS"}, {"index_topk_pattern": "must say full or shared of each of 78"}),
+        ({**DEEPSEEK_V4, "compress_ratios": [4] * 42}, {"compress_ratios": "must say one of 0, 4, 128 of each of 43"}),
         ({**DEEPSEEK_V3, "n_group": 7}, {"layer_types.moe.experts": "is not divisible by groups (7), but by 4"}),
         ({**GPT2, "add_cross_attention": True}, {"add_cross_attention": "cross-attention is not supported"}),
         ({**GPT2, "n_head": 7}, {"n_embd": "768 is not divisible by n_head (7)"}),
@@ -303,6 +313,7 @@ SHIPPED = ("description", "source", "defaults", "name", "rotary_base", "norm_eps
         (DEEPSEEK_V3, "deepseek-v3"),
         (DEEPSEEK_V32, "deepseek-v3.2"),
         (GLM_52, "glm-5.2"),
+        (DEEPSEEK_V4, "deepseek-v4-flash"),
         ({**GLM_52, "index_topk_freq": 1, "index_topk_pattern": "FFF" + "SSSF" * 18 + "SSS"}, "glm-5.2"),
         (KIMI_K2, "kimi-k2"),
         (GPT_OSS, "gpt-oss-20b"),
