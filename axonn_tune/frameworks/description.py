@@ -124,7 +124,7 @@ class Framework:
     layouts that it then cannot run. exchanges: of context parallelism, those that a search compares; without any, that
     of its step alone. dispatchers: those it has, of which each layout takes its default; without any, it has that of
     its step alone. overlaps_experts: it can run passes of two micro-batches, or shared experts, beside dispatch and
-    combine.
+    combine. swaps_heads: context parallelism around recurrences swaps tokens for heads; else there is none.
     names: its names of axes and `chunks`, in the order of its columns; an axis without a name has ours. As options they
     are written in lower case, with hyphens (`--dp-shard`). explained: what an axis does whose name is not widely
     known. logged: how its log counts FLOPs; None if it prints none.
@@ -147,6 +147,7 @@ class Framework:
     exchanges: tuple[ContextExchange, ...] = ()
     dispatchers: tuple[str, ...] = ()
     overlaps_experts: bool = False
+    swaps_heads: bool = False
     refused: tuple[Refusal, ...] = ()
     keeps_layers: bool = True
     expert_axes: tuple[str, ...] = ()

@@ -465,6 +465,7 @@ MEGATRON_CORE = Framework(
     exchanges=("ring", "all_gather", "all_to_all", "hierarchical"),
     dispatchers=("alltoall", "deepep", "hybridep", "allgather", "deepep-uccl", "deepep-nvshmem"),
     overlaps_experts=True,
+    swaps_heads=True,
     keeps_layers=False,
     expert_axes=("expert", "expert_tensor", "expert_z"),
     expert_software="core-experts",

@@ -369,6 +369,8 @@ def _mixed(config: _Config, kind: _Kind, layers: int) -> list[str]:
     if (attending := config.places(kind.attending_key)) is not None:
         return ["" if layer in attending else only for layer in range(layers)]
     every = config.size(kind.full_every_key, absent=kind.full_every, least=0)
+    if not every:
+        config.report("layer_types", f"missing, or not of {layers} layers: which have {MIXERS[only].TITLE}?")
     return [only if not every or (layer + 1) % every else "" for layer in range(layers)]
 
 

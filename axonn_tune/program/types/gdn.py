@@ -113,6 +113,7 @@ def _recurrence(one: GatedDeltaNet) -> Recurrence:
         layer=SCAN,
         title="gated delta nets",
         kernel="gated_delta",
+        chain="delta_chain",
         state=heads * key * value,
         flops=chunk_flops(heads, key, value),
         into=2 * (one.keys + one.values + heads),
@@ -129,7 +130,8 @@ def _constraints(model: Model, framework: Framework) -> Sequence[Constraint]:
     """Whole key and value heads on each rank."""
     mixers = [layer.mixer for layer in model.types if isinstance(layer.mixer, GatedDeltaNet)]
     sizes = {name: [getattr(one, f"{name}_heads") for one in mixers] for name in ("key", "value")}
-    return [*whole_heads(framework, {f"delta-net {name} heads": found for name, found in sizes.items()})]
+    words = {f"delta-net {name} heads": found for name, found in sizes.items()}
+    return [*whole_heads(framework, "gated delta nets", words)]
 
 
 def _logged(layer: Layer, _: float) -> float:

@@ -106,6 +106,7 @@ def _recurrence(one: KimiDeltaAttention) -> Recurrence:
         layer=SCAN,
         title="Kimi delta attention",
         kernel="kda",
+        chain="delta_chain",
         state=width * dim,
         flops=chunk_flops(heads, dim, dim),
         into=5 * width + heads,
@@ -120,12 +121,8 @@ def _recurrence(one: KimiDeltaAttention) -> Recurrence:
 
 def _constraints(model: Model, framework: Framework) -> Sequence[Constraint]:
     """Whole heads on each rank, and no context parallelism."""
-    mixers = [layer.mixer for layer in model.types if isinstance(layer.mixer, KimiDeltaAttention)]
-    if not mixers:
-        return []
-    heads = whole_heads(framework, {"delta-attention heads": [one.heads for one in mixers]}, context=False)
-    why = "Kimi delta attention runs on whole sequences, without context parallelism"
-    return [*heads, Constraint("kda-by-context", why, 1, ("context",), both=True)]
+    heads = [layer.mixer.heads for layer in model.types if isinstance(layer.mixer, KimiDeltaAttention)]
+    return [*whole_heads(framework, "layers of Kimi delta attention", {"delta-attention heads": heads}, swaps=False)]
 
 
 def _logged(layer: Layer, _: float) -> float:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from axonn_tune.frameworks.description import Framework
 from axonn_tune.program.constraints import Constraint
@@ -34,15 +34,17 @@ def chunk_flops(heads: int, key: int, value: int) -> tuple[float, float]:
 class Recurrence:
     """One recurrence: its layer, widths of a token on all ranks, and kernels.
 
-    kernel: of `cost/kernels.csv`, with `state` elements a token and so many FLOPs forward and backward. into, out: what
-    is projected and what it makes; convolved: of these, what a short convolution goes over; normed: what is normalized
-    of that, queries and keys. kept: bytes of a token that its kernels save beside their inputs and outputs; again:
-    bytes of states, and of gradients, that the backward pass makes for itself.
+    kernel, chain: of `cost/kernels.csv`, with `state` elements a token and so many FLOPs forward and backward, and,
+    where it shows, of chunks one after another. into, out: what is projected and what it makes; convolved: of these,
+    what a short convolution goes over; normed: what is normalized of that, queries and keys. kept: bytes of a token
+    that its kernels save beside their inputs and outputs; again: bytes of states, and of gradients, that the backward
+    pass makes for itself.
     """
 
     layer: str
     title: str
     kernel: str
+    chain: str = ""
     state: int
     flops: tuple[float, float]
     into: int
@@ -82,20 +84,22 @@ def recurrence(
 
     def forward(given: LayerInputs, phase: Phase) -> Iterator[Operation]:
         yield from swapped(given, phase, one.layer, one.into)
-        yield _convolution(one, phase, convolved)
+        if one.convolved:
+            yield _convolution(one, phase, convolved)
         if one.normed:
             yield moves(phase, one.layer, Traffic(1, 2), inner, given, calls=PARTS)
         yield from _scans(given, one, phase, made=(made, kept))
 
     def backward(given: LayerInputs, behind: Behind) -> Iterator[Operation]:
         states = Array("states", "backward temporaries", one.again * given.tokens / X)
-        freed = names((made, kept))
-        yield from _scans(given, one, "backward", made=(states, gradient or behind.gradient), freed=freed)
+        steps = [*_scans(given, one, "backward", made=(states, gradient or behind.gradient))]
         if one.normed:
-            yield moves("backward", one.layer, Traffic(1, 3), inner, given, calls=PARTS)
-        frees = (states.name, *behind.frees)
-        yield _convolution(one, "backward", convolved, frees=frees)
-        yield from swapped(given, "backward", one.layer, one.into)
+            steps.append(moves("backward", one.layer, Traffic(1, 3), inner, given, calls=PARTS))
+        if one.convolved:
+            steps.append(_convolution(one, "backward", convolved))
+        steps += swapped(given, "backward", one.layer, one.into)
+        yield from steps[:-1]
+        yield replace(steps[-1], frees=(*names((made, kept, states)), *behind.frees))
 
     return Own(
         layer=one.layer,
@@ -138,16 +142,20 @@ def gated_norm(
 
 
 def whole_heads(
-    framework: Framework, sizes: Mapping[str, Iterable[int]], *, context: bool = True
+    framework: Framework, what: str, sizes: Mapping[str, Iterable[int]], *, swaps: bool = True
 ) -> Iterator[Constraint]:
-    """Whole heads on each rank, with context parallelism behind its all-to-alls; sizes: heads of all layers, by their
-    words."""
-    for words, of_layers in sizes.items():
-        if value := math.gcd(*of_layers):
-            name = words.lower().replace(" ", "-")
-            yield Constraint(f"{name}-by-x", words, value, ("x",))
-            if context and "context" in framework.axes:
-                yield Constraint(f"{name}-by-x-context", words, value, ("x", "context"), where="context")
+    """Whole heads on each rank, with context parallelism behind its all-to-alls, where framework and layer have those;
+    sizes: heads of all layers, by their words, none in a model without them."""
+    swaps = swaps and framework.swaps_heads
+    found = {words: value for words, of_layers in sizes.items() if (value := math.gcd(*of_layers))}
+    for words, value in found.items():
+        name = words.lower().replace(" ", "-")
+        yield Constraint(f"{name}-by-x", words, value, ("x",))
+        if swaps:
+            yield Constraint(f"{name}-by-x-context", words, value, ("x", "context"), where="context")
+    if found and not swaps and "context" in framework.axes:
+        why = f"{what} need whole sequences, so no {framework.called('context')}"
+        yield Constraint("recurrence-by-context", why, 1, ("context",), both=True)
 
 
 def _made(given: LayerInputs, one: Recurrence) -> Array:
@@ -158,16 +166,15 @@ def _kept(given: LayerInputs, one: Recurrence) -> Array:
     return Array(f"{one.title} inputs", one.title, one.kept * given.tokens / X)
 
 
-def _convolution(one: Recurrence, phase: Phase, work: Size, *, frees: tuple[str, ...] = ()) -> Measured:
+def _convolution(one: Recurrence, phase: Phase, work: Size) -> Measured:
     back, layer, none = phase == "backward", f"{one.layer.partition('.')[0]}.conv", as_size(0.0)
-    return Measured(phase, layer, "causal_conv1d", work, none, back, calls=PARTS, frees=frees)
+    return Measured(phase, layer, "causal_conv1d", work, none, back, calls=PARTS)
 
 
-def _scans(
-    given: LayerInputs, one: Recurrence, phase: Phase, *, made: tuple[Array, ...], freed: tuple[str, ...] = ()
-) -> Iterator[Operation]:
+def _scans(given: LayerInputs, one: Recurrence, phase: Phase, *, made: tuple[Array, ...]) -> Iterator[Operation]:
     """All chunks at once, then the chain of a sequence."""
     back, none = phase == "backward", as_size(0.0)
     work, flops = given.part * split(one.state), given.part * split(one.flops[back])
     yield Measured(phase, one.layer, f"{one.kernel}_scan", work, flops, back, 6, PARTS, made)
-    yield Measured(phase, one.layer, "delta_chain", S, none, back, calls=PARTS, frees=freed)
+    if one.chain:
+        yield Measured(phase, one.layer, one.chain, S, none, back, calls=PARTS)

@@ -17,6 +17,7 @@ from axonn_tune.program.kinds import MIXER, LayerKind
 from axonn_tune.program.layers import moves
 from axonn_tune.program.nodes import Behind, Gemm, Nodes, Own, Vectors, branch, names, norm
 from axonn_tune.program.operations import Measured, Operation, Phase, Traffic, as_size
+from axonn_tune.program.types.recurrent import whole_heads
 from axonn_tune.specs.document import Size
 from axonn_tune.specs.model import Layer, Model
 from axonn_tune.specs.sections import Mixer, size
@@ -86,11 +87,8 @@ def nodes(given: LayerInputs) -> Nodes:
 
 def _constraints(model: Model, framework: Framework) -> Sequence[Constraint]:
     """Whole channels on each rank, and no context parallelism, for which no framework hands over the tokens between."""
-    if not any(isinstance(layer.mixer, ShortConvolution) for layer in model.types):
-        return []
-    why = "short convolutions run on whole sequences, without context parallelism"
-    channels = Constraint("shortconv-by-x", "channels of short convolutions", model.hidden, ("x",))
-    return [channels, Constraint("shortconv-by-context", why, 1, ("context",), both=True)]
+    channels = [model.hidden for layer in model.types if isinstance(layer.mixer, ShortConvolution)]
+    return [*whole_heads(framework, "short convolutions", {"channels of convolutions": channels}, swaps=False)]
 
 
 def _logged(layer: Layer, _: float) -> float:

@@ -66,6 +66,11 @@ def layers_of(operations: tuple[Operation, ...], *phases: str) -> str:
             "norm down in up conv scan gated out norm fc1 activation fc2",
             "fc2 activation fc1 norm out gated scan conv up down in norm",
         ),
+        (
+            "lightning",
+            "norm in scan gated out norm fc1 activation fc2",
+            "fc2 activation fc1 norm out gated scan in norm",
+        ),
         ("conv", "norm in conv out norm fc1 activation fc2", "fc2 activation fc1 norm out conv in norm"),
         (
             "indexed",

@@ -74,7 +74,10 @@ def test_kimi_delta_attention_by_hand(full_rank: bool) -> None:
 
 
 def test_short_convolutions_by_hand() -> None:
-    """Two GEMMs, of three and of one hidden dims, and a filter a channel."""
+    """Two GEMMs, of three and of one hidden dims, and a filter a channel; lightning attention has two, and a norm."""
+    types = {"lightning": {"attention": False, "mlp": False, "lightning": {"heads": 4, "head_dim": 8}}}
+    (lightning,) = counted(typed("lightning*4", layer_types=types))
+    assert (lightning.weights, lightning.vectors_of(0)) == (5 * 64 * 32, 32 + 64)
     model = typed("conv*4", layer_types={"conv": {"attention": False, "mlp": False, "shortconv": {"conv": 5}}})
     (conv,) = counted(model)
     assert (conv.weights, conv.vectors_of(0)) == (4 * 64 * 64, 5 * 64 + 64)

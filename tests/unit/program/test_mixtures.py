@@ -30,6 +30,7 @@ TYPES = {
     "delta": "{attention: false, gdn: {key_heads: 8, value_heads: 16, key_dim: 32, value_dim: 32}}",
     "kda": "{attention: false, kda: {heads: 8, head_dim: 32}}",
     "conv": "{attention: false, shortconv: {}}",
+    "lightning": "{attention: false, lightning: {heads: 8, head_dim: 32}}",
     "indexed": "{latent: {query_rank: 96, kv_rank: 64, nope_dim: 32, rope_dim: 32, value_dim: 32}, "
     "indexer: {heads: 4, head_dim: 32, topk: 128}}",
     "behind": "{norms: both, qk_norms: all_heads}",

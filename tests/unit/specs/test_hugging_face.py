@@ -376,6 +376,7 @@ def test_files_that_leave_sizes_to_their_class(tmp_path: Path) -> None:
 
 
 LACKING = {
+    "minimax_text_01": ({"num_experts": 16}, "transformers' own type is minimax"),
     "jamba": ({"num_experts": 16}, "Mamba-1"),
     "gemma3n": ({"text_config": {"model_type": "gemma3n_text", "num_experts": 256}}, "embeddings of each layer"),
     "qwen4_exp": ({"num_experts": 8}, "'qwen4_exp' is not supported; supported: "),
@@ -532,6 +533,20 @@ def test_models_with_other_mixers_are_those_that_are_shipped(name: str, tmp_path
     assert [layer.words for layer in found.types] == [layer.words for layer in shipped.types]
     assert (found.counts, found.mtp_layers) == (shipped.counts, shipped.mtp_layers)
     assert {*shipped.parts} <= {*found.parts}
+
+
+def test_layers_of_lightning_attention_are_listed(tmp_path: Path) -> None:
+    """Guards MiniMax-01's form, whose experts have the width of the MLP, and a file that does not say which layers."""
+    config: Config = {
+        "model_type": "minimax", "hidden_size": 6144, "intermediate_size": 9216, "num_hidden_layers": 80,
+        "num_attention_heads": 64, "num_key_value_heads": 8, "head_dim": 128, "num_local_experts": 32,
+        "num_experts_per_tok": 2, "block_size": 256, "vocab_size": 200064, "max_position_embeddings": 10240000,
+        "layer_types": [*["linear_attention"] * 7, "full_attention"] * 10,
+    }  # fmt: skip
+    model = load(tmp_path, config)
+    assert (model.pattern, model.counts) == ("(lightning*7 full)*10", (70, 10))
+    assert parameters(model) / 1e9 == pytest.approx(456, rel=0.005)
+    assert "which have lightning attention?" in problems(tmp_path, {**config, "layer_types": None})["layer_types"]
 
 
 def test_experts_that_some_layers_have(tmp_path: Path) -> None:
