@@ -18,7 +18,8 @@ from axonn_tune.program.kinds import MIXER, LayerKind
 from axonn_tune.program.nodes import Gemm, Nodes, Vectors, branch, norm
 from axonn_tune.program.types.recurrent import Recurrence, gated_norm, recurrence, split, whole_heads
 from axonn_tune.specs.document import Size
-from axonn_tune.specs.model import Layer, Mixer, Model, size
+from axonn_tune.specs.model import Layer, Model
+from axonn_tune.specs.sections import Mixer, size
 
 NORM, IN, SCAN, GATED, OUT = (f"lightning.{one}" for one in ("norm", "in", "scan", "gated", "out"))
 
