@@ -8,12 +8,13 @@ checks it keeps.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from itertools import accumulate, groupby
+from itertools import accumulate, groupby, pairwise
 from typing import Any
 
 from axonn_tune.frameworks.description import Because, Run, Value
 from axonn_tune.specs.model import MIXERS, Layer, Model
 from axonn_tune.specs.sections import Experts, Indexer, LatentAttention, Mixer
+from axonn_tune.stages import layout_text
 
 WRITTEN = {
     "attention": """
@@ -161,8 +162,12 @@ def _indexers(run: Run, layers: list[Layer]) -> dict[str, Value]:
     every = next((at for at in range(offset, len(shared)) if not shared[at]), len(shared)) - offset + 1
     if shared != [any(shared) and not indexes(layer, every, offset) for layer in range(len(layers))]:
         raise run.cannot("an order of shared indexers other than full ones first, then every so many layers")
-    if any(shared[start] for start in accumulate(run.parts[:-1])):
-        raise run.cannot("a stage whose first layer shares another's indexer", "start it at a layer with its own")
+    starts = [*accumulate(run.parts[:-1])]
+    if any(shared[start] for start in starts):
+        own = [layer for layer, of_other in enumerate(shared) if not of_other]
+        near = [0, *(min(own, key=lambda layer: abs(layer - start)) for start in starts), len(shared)]
+        layout = layout_text([end - start for start, end in pairwise(near)], run.model.mtp_layers, run.mtp_part)
+        raise run.cannot("a stage whose first layer shares another's indexer", f"ask for --pipeline-layout '{layout}'")
     return {
         "experimental_attention_variant": "dsa",
         **_sizes("indexer", sizes),

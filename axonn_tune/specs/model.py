@@ -44,10 +44,19 @@ MIXERS: dict[str, type[Mixer]] = {Mamba.SECTION: Mamba}
 """By section."""
 
 
+_LATENT_HAS = {
+    **dict.fromkeys(("head_dim", "value_dim"), "nope_dim, rope_dim and value_dim"),
+    **{"output_gate": "none here", "values_are_keys": "a latent of both", "kv_heads": "as many key as query heads"},
+}
+"""In place of sizes that a layer type may not give beside it."""
+
+
 class LayerType(Document):
     """A layer type: what it has, and what differs from the model's own sizes."""
 
-    left_out_at_default: ClassVar[tuple[str, ...]] = ("attention", "sinks", "qk_norms", "mlp", "in_bf16")
+    left_out_at_default: ClassVar[tuple[str, ...]] = (
+        *("attention", "sinks", "qk_norms", "values_are_keys", "mlp", "in_bf16"),
+    )
 
     attention: bool = Field(default=True, description="False: a layer without attention.")
     latent: LatentAttention | None = Field(default=None, description="Multi-head latent attention.")
@@ -68,6 +77,9 @@ class LayerType(Document):
     kv_heads: Size | None = Field(default=None, description="Key and value heads.")
     head_dim: Size | None = Field(default=None, description="Width of one head.")
     value_dim: Size | None = Field(default=None, description="Width of one value head, if it is another.")
+    values_are_keys: bool = Field(
+        default=False, description="Values are the keys before their norm, without a projection (Gemma 4)."
+    )
     mlp: bool = Field(default=True, description="False: a layer without MLP.")
     ffn: Size | None = Field(default=None, description="F, width of the MLP.")
     gated: bool | None = Field(default=None, description="Whether MLP and experts have a gate; else by the family.")
@@ -79,7 +91,7 @@ class LayerType(Document):
     def _consistent(self) -> LayerType:
         attends = (
             *("latent", "indexer", "window", "sinks", "qk_norms", "output_gate", "rotary_share"),
-            *("heads", "kv_heads", "head_dim", "value_dim"),
+            *("heads", "kv_heads", "head_dim", "value_dim", "values_are_keys"),
         )
         for part, keys in (("attention", attends), ("mlp", ("ffn", "gated", "experts"))):
             given = [key for key in keys if getattr(self, key) not in (None, False)]
@@ -92,15 +104,11 @@ class LayerType(Document):
             raise ValueError(f"{' and '.join(mixers)} are both given: a layer has one")
         if not self.attention and not self.mlp and not mixers:
             raise ValueError("attention and mlp are both false: the layer is empty")
-        if self.latent is not None and (self.head_dim or self.value_dim) is not None:
-            sizes = "head_dim" if self.head_dim else "value_dim"
-            raise ValueError(f"{sizes} is given, but latent attention has nope_dim, rope_dim and value_dim")
         if self.indexer is not None and (self.latent is None or self.window is not None):
             raise ValueError("indexer is of latent attention without a window")
-        if self.latent is not None and self.output_gate is not None:
-            raise ValueError("output_gate is given, but latent attention has none here")
-        if self.latent is not None and self.kv_heads is not None:
-            raise ValueError("kv_heads is given, but latent attention has as many key as query heads")
+        for name, has in _LATENT_HAS.items() if self.latent is not None else ():
+            if getattr(self, name):
+                raise ValueError(f"{name} is given, but latent attention has {has}")
         return self
 
     @property
@@ -159,6 +167,7 @@ class Layer:
     experts: Experts | None
     mixer: Mixer | None
     output_gate: Literal["element", "head"] | None = None
+    values_are_keys: bool = False
     in_bf16: bool = False
     predicts: bool = False
 
@@ -179,6 +188,7 @@ class Layer:
             "attention sinks": self.sinks,
             "output gates of attention": self.output_gate,
             "norms of queries and keys over all heads": self.qk_norms == "all_heads",
+            "values that are keys": self.values_are_keys,
             "values of another width": self.attention and self.latent is None and self.value_dim != self.head_dim,
             "norms behind attention and MLP": self.norms != "pre",
             "experts": self.experts,
@@ -590,6 +600,7 @@ def _resolve(model: Model, name: str, given: LayerType) -> Layer:
         experts=given.experts,
         mixer=given.mixer,
         output_gate=given.output_gate,
+        values_are_keys=given.values_are_keys,
         in_bf16=given.in_bf16,
     )
 

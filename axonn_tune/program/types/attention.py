@@ -100,9 +100,11 @@ KIND = LayerKind(place=ATTENTION, nodes=nodes, constraints=latent.constraints, l
 
 def _projected(given: LayerInputs) -> Size:
     """Output of the fused GEMM: queries, keys and values, and what gates the output."""
-    if not given.own.output_gate:
+    own = given.own
+    if not own.output_gate and not own.values_are_keys:
         return given.N / X
-    return as_size(float(given.own.qkv_width + given.own.gate_width)) / X
+    taken = own.kv_heads * own.value_dim if own.values_are_keys else 0
+    return as_size(float(own.qkv_width - taken + own.gate_width)) / X
 
 
 def _gate(given: LayerInputs) -> tuple[Array, ...]:
