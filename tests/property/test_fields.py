@@ -469,6 +469,8 @@ MODEL: dict[str, dict[str, Moves | None]] = {
         "qkv_biases": other("script", "true"),
         "approximated": DESCRIBES,
         "mtp_layers": longer(on="deepseek-v3"),
+        "norms": other("step", "post", "both"),
+        "residual_streams": other("step", "4"),
     },
     "ModelDefaults": {"global_batch": Moves("batch", 1), "sequence_length": Moves("tokens", 1)},
     "LayerType": {
@@ -476,6 +478,10 @@ MODEL: dict[str, dict[str, Moves | None]] = {
         "window": longer(at="layer_types.local.window", on="gpt-oss-20b"),
         "sinks": other("parameters", "false", at="layer_types.full.sinks", on="gpt-oss-20b"),
         "qk_norms": other("step", "true", at="layer_types.full.qk_norms", on="gpt-oss-20b"),
+        "norms": other("step", "post", "both", at="layer_types.full.norms", on="gpt-oss-20b"),
+        "output_gate": other("step", "element", "head", at="layer_types.full.output_gate", on="gpt-oss-20b"),
+        "values_are_keys": other("step", "true", at="layer_types.full.values_are_keys", on="gpt-oss-20b"),
+        "value_dim": other("step", "128", at="layer_types.full.value_dim", on="gpt-oss-20b"),
         "rotary_share": other("script", "0.25", at="layer_types.dense.rotary_share", on="nano-moe"),
         "heads": other("step", "128", at="layer_types.full.heads", on="gpt-oss-20b"),
         "kv_heads": other("step", "32", at="layer_types.full.kv_heads", on="gpt-oss-20b"),
@@ -490,6 +496,7 @@ MODEL: dict[str, dict[str, Moves | None]] = {
         "per_token": longer(),
         "width": longer(),
         "shared_width": longer(on="moonlight-16b-a3b"),
+        "shared_gate": other("step", "true", on="moonlight-16b-a3b"),
         "latent_width": other("step", "512", on="moonlight-16b-a3b"),
         "clamp": other("step", "7.0"),
         "score": other("script", "sigmoid"),
@@ -503,6 +510,10 @@ MODEL: dict[str, dict[str, Moves | None]] = {
         "query_rank": other("step", "512", on="moonlight-16b-a3b"),
         **dict.fromkeys(("kv_rank", "nope_dim", "rope_dim", "value_dim"), longer(on="moonlight-16b-a3b")),
     },
+    "Indexer": {
+        **dict.fromkeys(("heads", "head_dim", "topk"), longer(on="glm-5")),
+        "shared": other("step", "true", on="glm-5"),
+    },
     "Mamba": {
         **dict.fromkeys(("heads", "head_dim", "state", "groups", "conv"), longer(on="nemotron-3-nano-30b-a3b")),
         "chunk": other("executed", "512", on="nemotron-3-nano-30b-a3b"),
@@ -514,6 +525,7 @@ OWN_PLACES = {
     "LayerType": "",
     "Experts": "layer_types.moe.experts",
     "LatentAttention": "layer_types.moe.latent",
+    "Indexer": "layer_types.moe.indexer",
     "Mamba": "layer_types.mamba.mamba",
 }
 OUTPUTS |= {
