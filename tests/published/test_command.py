@@ -28,10 +28,9 @@ COMMAND = ROOT / "tests" / "fixtures" / "commands" / "llama31-70b-nemo.sh"
 PUBLISHED_S = {"dgxc-0026": 14.98, "dgxc-0121": 14.84, "dgxc-0190": 14.66}
 
 WITHOUT_FAMILY = {
-    "core:operation_us": 8.12908,
-    "core:traffic": 1.03738,
-    "dgx-h100:contention": 0.153142,
-    "dgx-h100:training_share": 0.850705,
+    "core:operation_us": 4.30293,
+    "dgx-h100:contention": 0.311558,
+    "dgx-h100:training_share": 0.894697,
 }
 """Numbers of a fit without the family."""
 
