@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from axonn_tune.frameworks.description import FUSED
+from axonn_tune.program.context import CORE
 from axonn_tune.program.operations import (
     MATRIX_ALIGNMENT,
     ONCE,
@@ -354,7 +355,7 @@ def compute_s(program: StepProgram, clock: ComputeClock, stage: Stage = ONLY) ->
     return total
 
 
-GEMMS, ATTENTION, SCANS = "GEMMs", "attention", "scans and convolutions"
+GEMMS, ATTENTION, SCANS = "GEMMs", "attention", "scans and fused kernels"
 ELEMENT_WISE, OPTIMIZER = "element-wise kernels", "optimizer and gradient norm"
 
 
@@ -362,8 +363,10 @@ def kind_of(step: Computation) -> str:
     """Its kind of computation."""
     if isinstance(step, MatMul):
         return GEMMS
-    if isinstance(step, Attention | Measured):
-        return ATTENTION if isinstance(step, Attention) else SCANS
+    if isinstance(step, Attention) or (isinstance(step, Measured) and step.layer.endswith(CORE)):
+        return ATTENTION
+    if isinstance(step, Measured) and step.flops.coefficient:
+        return SCANS
     return OPTIMIZER if step.phase == "step" else ELEMENT_WISE
 
 
