@@ -22,7 +22,7 @@ from axonn_tune.cost.collectives import (
     route,
     sending,
 )
-from axonn_tune.cost.compute import ATTENTION, ELEMENT_WISE, GEMMS, OPTIMIZER, SCANS
+from axonn_tune.cost.compute import ATTENTION, ELEMENT_WISE, GEMMS, OPTIMIZER, SCANS, UNHIDDEN
 from axonn_tune.cost.price import Detail, PricedLayout, StagePrediction
 from axonn_tune.cost.spans import first_passes
 from axonn_tune.cost.work import CONTENDED, HOST, Work, hidden_behind, hidden_s, timed_gemms, work_by_kind
@@ -342,7 +342,8 @@ def _every_gemm(priced: Detail) -> ExplainSection:
     said = (
         f"One call of a GEMM takes launch + the longer of 2·m·n·(k + ramp) / rate, m, n rounded up to {rates.tile:g}, "
         f"and the bytes of its operands and output / {rates.memory_bytes_per_s / GB:,.0f} GB/s; several groups, in one "
-        f"launch, as many times that. Launch {launch}, of attention {attention}, whose time is launch + FLOPs / rate; "
+        f"launch, as many times that and {UNHIDDEN:.0%} of the shorter; a weight gradient that is added is read and "
+        f"written in its own type. Launch {launch}, of attention {attention}, whose time is launch + FLOPs / rate; "
         f"ramp {ramp}. Rate: that of a large one, peak × efficiency; of attention with the "
         "masked half, which kernels leave out, so that it may be above 100% of peak; of scans as measured."
     )
