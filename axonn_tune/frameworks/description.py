@@ -17,7 +17,7 @@ from axonn_tune.frameworks.step import ContextExchange, ExpertOptions, FormatOpt
 from axonn_tune.grid import ALL_AXES, AXES, RANK_AXES, WORLD, Grid, split_axes
 from axonn_tune.recompute import RECOMPUTES, modules_of
 from axonn_tune.specs.machine import LARGEST_NODE, Accelerator, EnvironmentVariable, Machine, Software
-from axonn_tune.specs.model import UNWRITTEN, Model
+from axonn_tune.specs.model import MIXERS, UNWRITTEN, Model
 from axonn_tune.specs.workload import Recompute, Workload
 from axonn_tune.vocabulary import CudaGraphs, Overlap, Precision
 
@@ -409,7 +409,9 @@ class Run:
         """
         workload, own = self.workload, self.framework.step
         if lacking := [part for part in self.model.parts if part not in {*parts, *UNWRITTEN}]:
-            raise self.cannot(f"{', '.join(lacking)} of {self.model.name}", "--framework megatron-core does")
+            nowhere = {one.TITLE for one in MIXERS.values() if not (one.LETTER or one.VARIANT)} & {*lacking}
+            instead = "no framework does" if nowhere else "--framework megatron-core does"
+            raise self.cannot(f"{', '.join(lacking)} of {self.model.name}", instead)
         if workload.precision not in precisions:
             raise self.cannot(f"--precision {workload.precision}", f"it has {', '.join(precisions)}")
         if workload.split_micro_batch:

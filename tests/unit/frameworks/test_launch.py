@@ -14,6 +14,8 @@ from axonn_tune.errors import UsageError
 from axonn_tune.frameworks import find_framework
 from axonn_tune.frameworks.description import Run
 from axonn_tune.grid import Grid
+from axonn_tune.specs.catalog import load_model
+from axonn_tune.specs.model import LayerType
 from tests.unit.frameworks.asked import Case, case_of, cases, launched, run_of
 
 
@@ -110,6 +112,16 @@ REFUSED: list[tuple[str, Change, str]] = [
     ("megatron-axonn 5b-4d", workload(overlaps=("gather_prefetch",)), "switch off all with --no-overlap all"),
     ("megatron-axonn 80b-chunks", changed(grid=TWO, parts=(3,) * 14), "two interleaved stages; ask for --chunks 1"),
     ("megatron-axonn 20b-4d", workload(precision="fp32"), "--precision fp32; it has bf16, fp16"),
+    (
+        "megatron-core qwen3-next",
+        changed(model=load_model("kimi-linear-48b-a3b").document),
+        "Kimi delta attention of kimi-linear-48b-a3b; no framework does",
+    ),
+    (
+        "megatron-core qwen3-next",
+        model(layers=32, pattern=None, layer_types={"full": LayerType(output_gate="head")}),
+        "a gate of attention's output by head; it has one of each element",
+    ),
     ("megatron-core 8b-gtp", MIXED, "the rank order DP,GTP; it has GTP,DP"),
     ("megatron-core 8b-gtp", step(gradient_bytes=2), "some are reduced in 2 bytes; set step.gradient_bytes=2 and"),
     ("torchtitan 8b-fsdp", step(cuda_graphs=("attn",)), "CUDA graphs of attn; it captures full_iteration"),
