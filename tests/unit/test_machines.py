@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import csv
+from statistics import median
 
 import pytest
 
 from axonn_tune.cost.collectives import bus_bytes, collective_time_s, lines, route
+from axonn_tune.cost.compute import compute_rates, matmul_time_s
 from axonn_tune.grid import GroupShape
 from axonn_tune.program.operations import PLAIN
 from axonn_tune.specs.catalog import load_machine
-from axonn_tune.specs.machine import CollectiveKind
+from axonn_tune.specs.machine import CollectiveKind, MatmulLayout
 from tools.fit import profiles
 from tools.fit.rows import PUBLISHED
 
@@ -64,3 +66,27 @@ def test_bus_bandwidths_of_two_nodes_of_amd(name: str, kind: CollectiveKind, lea
     chosen = tuple((one.latency_s, one.bandwidth_bytes_per_s) for one in found)
     bus = bus_bytes(kind, 16, size) / float(collective_time_s(chosen, size, PLAIN)) / 1e9
     assert least <= bus <= most
+
+
+GROUPED: tuple[tuple[MatmulLayout, int, int, int, int], ...] = (
+    *(("NN", 2048, 4096, 7168, 992), ("NN", 4096, 4096, 7168, 1534), ("NN", 2048, 7168, 2048, 1203)),
+    *(("NN", 4096, 7168, 2048, 1268), ("NT", 2048, 7168, 4096, 1091), ("NT", 4096, 7168, 4096, 1554)),
+    *(("NT", 2048, 2048, 7168, 1208), ("NT", 4096, 2048, 7168, 1287), ("TN", 7168, 4096, 2048, 1256)),
+    *(("TN", 7168, 4096, 4096, 1385), ("TN", 2048, 7168, 2048, 1182)),
+)
+"""Grouped GEMMs of 16 groups in BF16 on MI355X, TFLOP/s of hipBLASLt: layout, m, n and k of each (AMD-AGI/Primus-Turbo
+PR 284)."""
+
+
+def test_gemms_of_mi355x_by_their_contraction() -> None:
+    """Guards the ramp over k: half of the measured GEMMs within 8%, and none as much faster as with the best shape's
+    rate for all."""
+    accelerator = load_machine("mi355x").document.accelerator
+    rates = compute_rates(accelerator, "bf16")
+    errors = []
+    for layout, m, n, k, measured in GROUPED:
+        rate = rates.matmul_flops_per_s[layout] / accelerator.training_share
+        time_s = matmul_time_s(m, n, k, flops_per_s=rate, element_bytes=2.0, rates=rates, arithmetic=PLAIN)
+        errors.append(2.0 * m * n * k / float(time_s - rates.matmul_launch_s) / 1e12 / measured - 1.0)
+    assert median(map(abs, errors)) <= 0.08
+    assert max(errors) <= 0.6
