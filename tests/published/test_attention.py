@@ -21,6 +21,7 @@ Pair = tuple[float, float] | None
 MEASURED: dict[tuple[str, Precision, str], tuple[Pair, Pair, Pair]] = {
     ("gb200-nvl72", "bf16", "128"): ((1408, 1148), (1574, 1332), (1708, 1328)),
     ("gb200-nvl72", "fp8-current", "128"): ((1805, 1178), (2047, 1454), (2154, 1632)),
+    ("gb200-nvl72", "fp8-current", "64"): ((0, 794), None, None),
     ("gb200-nvl72", "mxfp8", "128"): ((1685, 1054), (1902, 1287), (1999, 1436)),
     ("gb200-nvl72", "bf16", "192/128"): ((1406, 1057), (1585, 1193), (1678, 1134)),
     ("gb200-nvl72", "fp8-current", "192/128"): ((2095, 1692), (2397, 1959), (2486, 1968)),
@@ -28,6 +29,7 @@ MEASURED: dict[tuple[str, Precision, str], tuple[Pair, Pair, Pair]] = {
     ("gb200-nvl72", "bf16", "256"): ((1441, 0), (1708, 0), (1804, 0)),
     ("gb300-nvl72", "bf16", "128"): ((1703, 1248), (1856, 1435), (1915, 1507)),
     ("gb300-nvl72", "fp8-current", "128"): ((2532, 1396), (2897, 1781), (3054, 2035)),
+    ("gb300-nvl72", "fp8-current", "64"): ((0, 928), None, None),
     ("gb300-nvl72", "mxfp8", "128"): ((2272, 1143), (2570, 1404), (2727, 1563)),
     ("gb300-nvl72", "bf16", "192/128"): ((1590, 1143), (1825, 1291), (1967, 1302)),
     ("gb300-nvl72", "fp8-current", "192/128"): ((2788, 1982), (3128, 2310), (3305, 2459)),
@@ -43,7 +45,8 @@ MEASURED: dict[tuple[str, Precision, str], tuple[Pair, Pair, Pair]] = {
 }
 """TFLOP/s of causal FLOPs, forward and backward (0: not measured), with 4,096, 8,192 and 16,384 keys: cuDNN 9.22, on
 H200 9.19 (NVIDIA/cudnn-frontend@3929da2e, benchmark/sdpa_benchmark_training); on H100 arXiv 2603.07685, table 9; on
-B200 FlashAttention-4 (Dao-AILab/flash-attention, PR 2280); on MI355X AITER (ROCm/aiter, PR 3390 and PR 815)."""
+B200 FlashAttention-4 (Dao-AILab/flash-attention, PR 2280); on MI355X AITER (ROCm/aiter, PR 3390 and PR 815).
+Heads of 64 in 8 bits: with a window of 128, of which backward skips nothing."""
 
 WINDOW = {"gb200-nvl72": (161, 182), "gb300-nvl72": (167, 191), "dgx-h200": (47, 41)}
 """The same of the scores in a window of 128 keys, heads of 64, two sequences of 4,096 tokens, BF16 (same source)."""
@@ -98,7 +101,7 @@ def errors() -> dict[str, float]:
 def test_attention_is_as_fast_as_its_measured_kernels() -> None:
     """Guards rates of attention against the tables: median 8%, worst 25%."""
     found = {name: abs(error) for name, error in errors().items()}
-    assert len(found) == 95
+    assert len(found) == 97
     assert median(found.values()) < 0.08
     assert max(found.values()) < 0.25, sorted(found.items(), key=lambda one: -one[1])[:5]
 

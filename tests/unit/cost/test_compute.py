@@ -24,6 +24,7 @@ from axonn_tune.program.dimensions import dimensions
 from axonn_tune.program.inputs import LayerInputs
 from axonn_tune.program.operations import ONCE, PLAIN, Attention, Kernel, Phase, Size, Value, captured_layers
 from axonn_tune.specs.catalog import load_machine, load_model
+from axonn_tune.specs.formats import FORMATS
 from axonn_tune.specs.machine import Machine, Software
 from axonn_tune.specs.workload import ELEMENT_SIZES, Workload
 
@@ -150,6 +151,24 @@ def test_a_ring_cuts_attention_into_calls_whose_results_are_merged() -> None:
     assert found["ring"][0] == {8192.0 / 3.25}
     merged = 2.0 * 3.0 * 2.25 * 8192 / 4 * (model.hidden + (model.heads + 2 * model.kv_heads) * model.head_dim)
     assert found["ring"][1] - found["all_to_all"][1] == pytest.approx(merged)
+
+
+def test_backward_in_8_bits_does_not_skip_what_a_window_leaves_out() -> None:
+    """Guards keys of GPT-OSS's windows of 128: all that precede a token only backward in 8 bits."""
+    model = load_model("gpt-oss-20b").document
+    local = next(layer for layer in model.types if layer.window)
+    workload = Workload(global_batch=1, sequence_length=4096)
+    values = dimensions(model, workload, dict.fromkeys((*ALL_AXES, "b"), 1.0), chunks=1.0, arithmetic=PLAIN)
+    for narrow in (False, True):
+        options = StepOptions(narrow_attention=narrow)
+        given = LayerInputs(
+            model, ELEMENT_SIZES["bf16"], options, layer=local, of=f".{local.name}", format=FORMATS["fp8-current"]
+        )
+        nodes = block_nodes(given)
+        steps = [*forward(nodes), *backward(nodes, recompute="none")]
+        keys = {one.phase: one.keys.evaluate(values) for one in steps if isinstance(one, Attention)}
+        window = 128 * (2 * 4096 - 128) / 4096
+        assert keys == {"forward": window, "backward": 4096 if narrow else window}
 
 
 def test_softmax_takes_its_time_whatever_the_width_of_heads() -> None:
