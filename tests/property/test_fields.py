@@ -361,6 +361,7 @@ def rows(table: Mapping[str, Mapping[str, Moves | None]]) -> list[Any]:
 
 def test_every_field_of_a_document_has_an_entry() -> None:
     """Guards new fields: what they move is said here."""
+    Model.prepare()
     assert untold(Machine, MACHINE) == []
     assert untold(Model, MODEL) == []
 
@@ -518,6 +519,23 @@ MODEL: dict[str, dict[str, Moves | None]] = {
         **dict.fromkeys(("heads", "head_dim", "state", "groups", "conv"), longer(on="nemotron-3-nano-30b-a3b")),
         "chunk": other("executed", "512", on="nemotron-3-nano-30b-a3b"),
     },
+    "CompressedAttention": {
+        **dict.fromkeys(("heads", "head_dim", "query_rank", "output_rank", "window"), longer(on="deepseek-v4-flash")),
+        "groups": other("step", "16", on="deepseek-v4-flash"),
+        "ratio": other("step", "16", on="deepseek-v4-flash"),
+    },
+    "GatedDeltaNet": {
+        **dict.fromkeys(("key_heads", "value_heads", "key_dim", "value_dim"), longer(on="qwen3.5-9b")),
+        "conv": Moves("parameters", 1, on="qwen3.5-9b"),
+    },
+    "KimiDeltaAttention": {
+        **dict.fromkeys(("heads", "head_dim"), longer(on="kimi-linear-48b-a3b")),
+        "conv": Moves("parameters", 1, on="kimi-linear-48b-a3b"),
+        "full_rank": other("parameters", "true", on="kimi-linear-48b-a3b"),
+    },
+    "ShortConvolution": {"conv": Moves("parameters", 1, on="lfm2-1.2b")},
+    # No shipped model has it: tests/unit/program/test_count.py.
+    "LightningAttention": dict.fromkeys(("heads", "head_dim", "chunk")),
 }
 OWN_PLACES = {
     "Model": "",
@@ -527,6 +545,10 @@ OWN_PLACES = {
     "LatentAttention": "layer_types.moe.latent",
     "Indexer": "layer_types.moe.indexer",
     "Mamba": "layer_types.mamba.mamba",
+    "CompressedAttention": "layer_types.sparse.compressed",
+    "GatedDeltaNet": "layer_types.delta.gdn",
+    "KimiDeltaAttention": "layer_types.delta.kda",
+    "ShortConvolution": "layer_types.conv.shortconv",
 }
 OUTPUTS |= {
     "batch": lambda priced: priced.job.model.defaults.global_batch,
