@@ -19,8 +19,8 @@ from tools.large_runs import RUNS, find
 from tools.measurements import errors_by_group, shipped
 
 STEP_MEAN, STEP_MEDIAN, SOURCE_MEAN, WITHOUT_SOURCE = 0.054, 0.03, 0.062, 0.116
-WIDTH_BEFORE = 0.536
-"""Mean width over the prediction of the intervals that `search` printed for these rows before, ±25% and more."""
+WIDTH = 0.31
+"""Mean width of these intervals over the prediction."""
 SPEARMAN, REGRET = 0.93, 0.034
 
 
@@ -83,13 +83,13 @@ def test_no_source_is_far_off(found: Json) -> None:
 
 def test_printed_intervals_hold_what_they_say(found: Json) -> None:
     """Guards the word 80% where no fit had seen the source: over all rows but those of sums, and in each source of 50
-    rows; and that intervals are no wider than those that searches printed before they grew with scale."""
+    rows, of sums less, whose hosts no other row has; and that intervals are as narrow as they were said to be."""
     apart = found["summary"]["without_source_and_sums"]
     assert 0.75 <= apart["coverage"] <= 0.9
-    assert apart["width"] <= WIDTH_BEFORE
+    assert apart["width"] <= WIDTH
     by_source = found["summary"]["without_source"]["by_source"]
     large = {name: one["coverage"] for name, one in by_source.items() if one["rows"] >= 50}
-    assert SUMS in large
+    assert large.pop(SUMS) >= 0.55
     assert all(0.65 <= round(held, 2) <= 0.97 for held in large.values()), large
 
 
