@@ -41,7 +41,7 @@ from axonn_tune.frameworks.keys import step_keys
 from axonn_tune.frameworks.megatron_layers import WRITTEN as OF_LAYERS
 from axonn_tune.frameworks.megatron_layers import is_hybrid, parts
 from axonn_tune.frameworks.megatron_layers import values as layer_values
-from axonn_tune.frameworks.statements import ANY_ORDER, DISPATCHERS, flex_backend, written
+from axonn_tune.frameworks.statements import ANY_ORDER, CUDNN_NORMS, DISPATCHERS, flex_backend, written
 from axonn_tune.frameworks.step import StepOptions
 from axonn_tune.recompute import RECOMPUTES
 from axonn_tune.specs.machine import EnvironmentVariable
@@ -106,11 +106,17 @@ _PRIORITIES = EnvironmentVariable(
 _ORDERED = EnvironmentVariable(
     name=ANY_ORDER, value="0", why="attention's gradients are the same from run to run, as step.deterministic asks"
 )
+_CUDNN_NORMS = tuple(
+    EnvironmentVariable(
+        name=name, value="1", why="norms are cuDNN's, which quantize to MXFP8, as step.cudnn_norms asks"
+    )
+    for name in (CUDNN_NORMS, CUDNN_NORMS.replace("FWD", "BWD"))
+)
 _SETTABLE = (
     *("sequence_parallel", "pipelined_tensor", "gradient_bytes", "shard_gradient_bytes", "distributed_optimizer"),
     *("parameter_overlap", "context_inside", "vocabulary_multiple", "dropout", "data_parallel", "cuda_graphs"),
     *("master_bytes", "exp_avg_bytes", "exp_avg_sq_bytes", "selective", "dispatcher", "gathers_experts"),
-    *("first_layers_bf16", "last_layers_bf16", "deterministic"),
+    *("first_layers_bf16", "last_layers_bf16", "deterministic", "cudnn_norms"),
 )
 """Options of a step, and overlaps, that several arguments below switch; others have a row of the table each."""
 _PRECISIONS = ("bf16", "fp16", "fp32")
@@ -208,6 +214,7 @@ def launch(run: Run) -> Command:
             # By its older name.
             EXPANDABLE_SEGMENTS.model_copy(update={"name": "PYTORCH_CUDA_ALLOC_CONF"}),
             *([_ORDERED] if run.step.deterministic else []),
+            *(_CUDNN_NORMS if run.step.cudnn_norms else ()),
             *([_UNREGISTERED] if run.step.cuda_graphs else []),
             *([_PRIORITIES] if run.step.cuda_graphs and not older and _shards(run) else []),
         ),
@@ -472,7 +479,14 @@ MEGATRON_CORE = Framework(
     precision_aware=True,
     savers=(*OWN_SAVERS, *_SAVERS),
     formats=("fp8-delayed", "fp8-current", "fp8-blockwise", "mxfp8", "nvfp4", "mxfp4"),
-    format_options=("primary_weights", "first_layers_bf16", "last_layers_bf16", "narrow_attention"),
+    format_options=(
+        "primary_weights",
+        "first_layers_bf16",
+        "last_layers_bf16",
+        "narrow_attention",
+        "narrow_head",
+        "cudnn_norms",
+    ),
     cuda_graphs=dict.fromkeys(CUDA_GRAPHS, ()),
     recompute_modules=(
         *("core_attn", "layernorm", "mlp", "moe_act", "shared_experts", "moe", "mla_up_proj", "gdn_norm_out", "mhc"),

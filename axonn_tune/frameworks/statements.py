@@ -226,10 +226,15 @@ def _set_kernels(run: Run, stated: Arguments) -> Changes:
         yield "loss", "in_place"
     if is_on(stated.get("deterministic_mode", NOTHING)) or stated.get(ANY_ORDER.lower(), NOTHING).value == "0":
         yield "deterministic", True
+    if run.workload.format and stated.get(CUDNN_NORMS.lower(), NOTHING).value == "1":
+        yield "cudnn_norms", True
 
 
 ANY_ORDER = "NVTE_ALLOW_NONDETERMINISTIC_ALGO"
 """Transformer Engine's variable, 0 of which is deterministic."""
+CUDNN_NORMS = "NVTE_NORM_FWD_USE_CUDNN"
+"""Transformer Engine's variable, 1 of which has cuDNN's norms."""
+VARIABLES = (ANY_ORDER, CUDNN_NORMS)
 _DROPOUTS = ("hidden_dropout", "attention_dropout")
 
 

@@ -367,6 +367,10 @@ class FormatOptions:
     --first-last-layers-bf16 with --num-layers-at-start-in-bf16 and --num-layers-at-end-in-bf16).
     narrow_attention: attention computes in 8 bits (Transformer Engine's fp8_dpa; Megatron-Core's
     --fp8-dot-product-attention).
+    narrow_head: GEMMs of the LM head are in the format, too (Megatron-Core's fp8_output_proj).
+    cudnn_norms: norms are cuDNN's, which quantize to MXFP8 in the same kernel for the linear layer of their module
+    (Transformer Engine's NVTE_NORM_FWD_USE_CUDNN); its own do so for delayed scaling, and find current scaling's
+    maximum.
     narrow_gathers: gathers over x move inputs and output gradients of linear layers in the format; where originals
     are saved, only with a scale a tensor (torchao's Float8ColwiseParallel and Float8RowwiseParallel).
     saves_original: linear layers save their input in BF16, and quantize it again in the backward pass.
@@ -383,6 +387,8 @@ class FormatOptions:
     first_layers_bf16: int = _limited(0, 0, 10_000)
     last_layers_bf16: int = _limited(0, 0, 10_000)
     narrow_attention: bool = False
+    narrow_head: bool = False
+    cudnn_norms: bool = False
     narrow_gathers: bool = False
     saves_original: bool = False
     quantizes_in_gemm: bool = False

@@ -36,7 +36,7 @@ from axonn_tune.frameworks.keys import (
     table,
     tables_of,
 )
-from axonn_tune.frameworks.statements import ANY_ORDER
+from axonn_tune.frameworks.statements import VARIABLES
 from axonn_tune.frameworks.torchtitan import FLAVORS, MIXTURES
 from axonn_tune.learning.arguments import SWITCHES, beside_others, columns_of, known_name, named_values
 from axonn_tune.learning.pairs import toml_pairs, yaml_pairs
@@ -195,7 +195,7 @@ def _of_script(script: Script, path: Path) -> _Source:
         (unset if switch and re.fullmatch(r"\$(\w+|\{\w+(\[[@*]\])?\})", word.value) else kept).append(word)
     remarks = [f"{path.name}:{line}: this condition cannot be evaluated: taken to be false" for line in script.skipped]
     remarks += [f"{path.name}:{word.line}: {word.value} is not set in the file: taken to be empty" for word in unset]
-    pairs = [(ANY_ORDER, script.variables[ANY_ORDER][-1])] if script.variables.get(ANY_ORDER) else []
+    pairs = [(name, script.variables[name][-1]) for name in VARIABLES if script.variables.get(name)]
     stated = _of_pairs(path, [*pairs, *named_values(kept)])
     ends = [at for at, word in enumerate(kept, 1) if re.search(r"\.(py|sh)$|^torchtitan[\w.]*$", word.value)]
     # Those before the program are its launcher's, where one is started.

@@ -11,7 +11,7 @@ from functools import cached_property
 
 from axonn_tune.frameworks.step import StepOptions
 from axonn_tune.program.operations import MATRIX_ALIGNMENT, ONCE, Array, KernelSet, Phase, Size, kernel_set, symbol
-from axonn_tune.specs.formats import NumberFormat
+from axonn_tune.specs.formats import Fusion, NumberFormat
 from axonn_tune.specs.model import Layer, Model
 from axonn_tune.specs.workload import ElementSizes
 
@@ -35,7 +35,7 @@ class Linear:
     A normal layer has I[M, K_y], W[K_y, N_x]: outputs are summed over y, input gradients over x. A
     transposed one has x and y swapped, so that it takes the normal one's output without resharding.
     One with an axis "" has that dim whole on each rank of it. outside: it takes the tokens between tensor-parallel
-    layers, so that its weight is duplicated over x.
+    layers, so that its weight is duplicated over x. normed: its norm is in its module, and may quantize for it.
     """
 
     layer: str
@@ -44,6 +44,7 @@ class Linear:
     output_axis: str
     input_axis: str
     outside: bool = False
+    normed: bool = False
 
     @property
     def split_output(self) -> str:
@@ -191,6 +192,12 @@ class LayerInputs:
         """Whether sequence parallelism gathers inputs and output gradients of linear layers in their format."""
         narrow = self.format is not None and self.options.narrow_gathers and not self.quantizes_twice
         return narrow and self.options.sequence_parallel
+
+    @property
+    def norm_fusion(self) -> Fusion:
+        """What a norm in the module of a linear layer does of quantizing for it: Transformer Engine's."""
+        fuses = self.options.quantizes_in_gemm and not self.options.saves_original and self.own.norms != "post"
+        return self.format.with_norm[self.options.cudnn_norms] if self.format and fuses else "none"
 
     @property
     def heads_element(self) -> float:

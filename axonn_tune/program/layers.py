@@ -30,7 +30,7 @@ from axonn_tune.program.operations import (
     Traffic,
     symbol,
 )
-from axonn_tune.specs.formats import Copies
+from axonn_tune.specs.formats import Copies, Fusion
 
 
 def moves(
@@ -132,9 +132,17 @@ def sequence_gather(
 
 
 def quantized(
-    phase: Phase, layer: str, elements: Size, given: LayerInputs, *, calls: Size = PARTS, once: bool = False
+    phase: Phase,
+    layer: str,
+    elements: Size,
+    given: LayerInputs,
+    *,
+    calls: Size = PARTS,
+    once: bool = False,
+    fused: Fusion = "none",
 ) -> list[Operation]:
     """Kernels that quantize an operand of a linear layer, in all copies that its GEMMs take; once: one GEMM takes it.
+    fused: what the norm before has done of it.
 
     Source: NVIDIA/TransformerEngine, guide on performance of low precision; arXiv 2603.07685, section 5.3;
     pytorch/ao@36027d82, torchao/float8/README.md.
@@ -147,6 +155,11 @@ def quantized(
     launches, several = float(given.format.launches), given.format.copies(one_layout=given.options.one_layout)
     moved = given.format.quantization_bytes(1 if once else several)
     kind: Copies = "rows" if once and several > 1 else "all"
+    if fused == "whole":
+        turned = 2.0 * given.format.operand_bytes * (given.format.transposes and several > 1 and not once)
+        return [Kernel(phase, layer, turned * elements, calls, quantizes="all")] if turned else []
+    if fused == "maximum":
+        moved, launches = moved - 2.0, launches - 1.0
     if given.format.transposes and given.options.fused_quantization:
         return [Kernel(phase, layer, (moved - 2.0 * given.format.passes) * elements, calls)]
     return [Kernel(phase, layer, moved / launches * elements, launches * calls, quantizes=kind)]
@@ -184,7 +197,7 @@ def rescaled(layer: str, gradient: Size, given: LayerInputs) -> list[Operation]:
 
 
 def gathered_operand(
-    phase: Phase, layer: str, elements: Size, given: LayerInputs, *, once: bool = False
+    phase: Phase, layer: str, elements: Size, given: LayerInputs, *, once: bool = False, by_norm: Fusion = "none"
 ) -> list[Operation]:
     """The same of an operand that sequence parallelism gathers: each rank its shard, which is then gathered.
 
@@ -192,18 +205,19 @@ def gathered_operand(
     made of the gathered one. Source: NVIDIA/TransformerEngine@d0067d0d, docs/features/low_precision_training.
     """
     if given.format is None or not given.gathers_narrow:
-        return quantized(phase, layer, elements, given, once=once)
+        return quantized(phase, layer, elements, given, once=once, fused=by_norm)
     one = given.format
     fused = one.transposes and given.options.fused_quantization
     wanted = 1 if once else one.copies(one_layout=given.options.one_layout)
     copies = 1 if one.transposes else wanted
     kind: Copies | None = None if fused else "rows" if once and not one.transposes else "all"
-    passes, launches = (0, 1.0) if fused else (one.passes, float(one.launches))
+    passes, launches = (0, 1.0) if fused or by_norm == "maximum" else (one.passes, float(one.launches))
     moved = 2.0 * (1 + passes) + copies * one.operand_bytes
-    turned = Kernel(phase, layer, 2.0 * one.operand_bytes * elements, PARTS, quantizes="all", turns=True)
+    turned = Kernel(phase, layer, 2.0 * one.operand_bytes * elements, PARTS, quantizes="all", turns=by_norm != "whole")
+    own = Kernel(phase, layer, moved / launches * given.outside(elements), launches * PARTS, quantizes=kind)
     return [
         *([Collective("all_reduce", "x", phase, layer, ONCE * 4.0, calls=PARTS)] if one.maxima else []),
-        Kernel(phase, layer, moved / launches * given.outside(elements), launches * PARTS, quantizes=kind),
+        *([own] if by_norm != "whole" else []),
         *([turned] if wanted > copies else []),
     ]
 
@@ -228,14 +242,15 @@ def linear_forward(
     quantized for a weight gradient, too."""
     tokens, axis = given.outside(given.part) if linear.outside else given.part, linear.output_axis
     size, gathered = given.element * tokens * linear.n, list[Operation]()
-    operand = quantized(phase, linear.layer, tokens * linear.k, given, once=not trains)
+    fused: Fusion = given.norm_fusion if linear.normed else "none"
+    operand = quantized(phase, linear.layer, tokens * linear.k, given, once=not trains, fused=fused)
     early = given.gathers_narrow and not linear.outside
     if linear.input_axis == "x":
         role: Role = "output" if given.options.pipelined_tensor else "other"
         element = given.format.operand_bytes if given.format and early else 0.0
         sizes = {"tokens": tokens, "calls": PARTS, "width": linear.k}
         gathered = sequence_gather(phase, linear.layer, given, role=role, element=element, **sizes)
-        operand = gathered_operand(phase, linear.layer, tokens * linear.k, given, once=not trains)
+        operand = gathered_operand(phase, linear.layer, tokens * linear.k, given, once=not trains, by_norm=fused)
     biased = given.model.biases and given.launched
     return [
         *(operand if early else ()),
@@ -299,15 +314,17 @@ def norm_forward(
     calls: Size,
     makes: tuple[Array, ...] = (),
     summed: Traffic | None = None,
+    quantizes: bool = False,
 ) -> list[Operation]:
     """Exact norm of `[M, H_y]`: the shard's statistics are all-gathered over y and combined.
 
-    summed: bytes of the addition of the residual stream, if fused into the norm.
+    summed: bytes of the addition of the residual stream, if fused into the norm. quantizes: for the linear layer of its
+    module, where norms do.
     """
     own = given.outside(tokens)
     statistics = given.norm_statistics * given.elements.statistics * own * Y
     saved = [Array(statistics_of(one), "norm statistics", statistics / Y * calls) for one in makes[-1:]]
-    moved = [one + (summed or Traffic()) for one in given.kernels.norm]
+    moved = [one + (summed or Traffic()) + _fused(given, quantizes=quantizes) for one in given.kernels.norm]
     return [
         Collective("all_gather", "y", "forward", layer, statistics, calls=calls, makes=tuple(saved)),
         *_norm_kernels("forward", layer, moved, given, tokens=own, calls=calls, makes=makes),
@@ -319,10 +336,19 @@ def statistics_of(output: Array) -> str:
     return f"{output.name} statistics"
 
 
-def norm_recompute(layer: str, given: LayerInputs, *, makes: tuple[Array, ...]) -> list[Operation]:
+def _fused(given: LayerInputs, *, quantizes: bool) -> Traffic:
+    """What a norm that quantizes its output writes beyond that."""
+    if not quantizes or given.norm_fusion != "whole" or given.format is None:
+        return Traffic()
+    return Traffic(0, given.format.fused_bytes(one_layout=given.options.one_layout) / given.elements.compute)
+
+
+def norm_recompute(
+    layer: str, given: LayerInputs, *, makes: tuple[Array, ...], quantizes: bool = False
+) -> list[Operation]:
     """Recompute of a norm's output from its saved input and statistics, without communication."""
-    own = given.outside(given.part)
-    return _norm_kernels("recompute", layer, given.kernels.again, given, tokens=own, calls=PARTS, makes=makes)
+    own, moved = given.outside(given.part), [one + _fused(given, quantizes=quantizes) for one in given.kernels.again]
+    return _norm_kernels("recompute", layer, moved, given, tokens=own, calls=PARTS, makes=makes)
 
 
 def norm_backward(

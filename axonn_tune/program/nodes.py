@@ -130,22 +130,26 @@ def residual_gradient(name: str, given: LayerInputs) -> Array:
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Norm(Node):
     """A norm of the residual stream. added: the layer by whose kernel the gradients of several that read it are added,
-    where that is a kernel of its own; weighted: it has a weight, and is a kernel."""
+    where that is a kernel of its own; weighted: it has a weight, and is a kernel; quantizes: for the linear
+    layer behind it, in whose module it is."""
 
     added: str = ""
     weighted: bool = True
+    quantizes: bool = False
 
     def forward(self, given: LayerInputs, phase: Phase) -> list[Operation]:
         """Its output once more; what a forward pass has before that, the block adds (`after`)."""
-        return [*_mixed(self.layer, given, phase), *layers.norm_recompute(self.layer, given, makes=self.makes)]
+        again = layers.norm_recompute(self.layer, given, makes=self.makes, quantizes=self.quantizes)
+        return [*_mixed(self.layer, given, phase), *again]
 
     def after(self, given: LayerInputs, *, makes: Arrays, summed: Traffic | None) -> list[Operation]:
         """Forward, with what it reads of the stream in `makes`; summed: an addition to that, in the same kernel."""
+        ahead = partial(
+            layers.norm_forward, self.layer, given, tokens=given.part, calls=PARTS, quantizes=self.quantizes
+        )
         if given.streams > 1:
-            normed = layers.norm_forward(self.layer, given, tokens=given.part, calls=PARTS, makes=self.makes)
-            return [*_mixed(self.layer, given, "forward", makes=makes), *normed]
-        made = (*makes, *self.makes)
-        return layers.norm_forward(self.layer, given, tokens=given.part, calls=PARTS, makes=made, summed=summed)
+            return [*_mixed(self.layer, given, "forward", makes=makes), *ahead(makes=self.makes)]
+        return ahead(makes=(*makes, *self.makes), summed=summed)
 
     def backward(self, given: LayerInputs, behind: Behind) -> Iterator[Operation]:
         """Its gradient, added to that of the residual stream."""
@@ -211,8 +215,10 @@ def norm(
     added: str = "",
     modules: tuple[str, ...] = (),
     first: bool = False,
+    quantizes: bool = False,
 ) -> Norm:
-    """A norm of the residual stream whose output is saved in elements of so many bytes; first: of its block.
+    """A norm of the residual stream whose output is saved in elements of so many bytes; first: of its block;
+    quantizes: for the linear layer behind it.
 
     modules: names by which recompute repeats it alone, after which linear layers quantize the whole output once more
     (NVIDIA/Megatron-LM@d98e8a64, megatron/core/transformer/transformer_layer.py, set_save_original_input).
@@ -235,6 +241,7 @@ def norm(
             **({"mhc": lambda given: _mixed(layer, given, "recompute")} if given.streams > 1 else {}),
         },
         added=added,
+        quantizes=quantizes,
     )
 
 

@@ -31,6 +31,8 @@ from axonn_tune.program.layers import (
     moves,
     norm_backward,
     norm_forward,
+    quantized,
+    quantized_weight,
     reduce_weight_gradient,
     reduction,
     sequence_gather,
@@ -175,8 +177,13 @@ def _loss_chunk(given: LayerInputs, *, tokens: Size, gradient: Array) -> list[Op
     names = ("loss.max", "loss.sums") if len(reductions) == 2 else ("loss",) * len(reductions)
     logits = tuple(_logits(given, tokens * words))
     whole = given.element * tokens * words
+    narrow = given.format is not None and given.options.narrow_head
+    weight = quantized_weight("forward", "head", rows * H, given) if narrow else ()
+    gradients = quantized("backward", "head", tokens * rows, given, calls=CHUNKS) if narrow else ()
     return [
-        MatMul("forward", "head", tokens, rows, H, "NT", CHUNKS, makes=logits),
+        *(quantized("forward", "head", tokens * H, given, calls=CHUNKS) if narrow else ()),
+        *weight,
+        MatMul("forward", "head", tokens, rows, H, "NT", CHUNKS, narrow=narrow, makes=logits),
         *([] if split else [Collective("all_gather", "x", "forward", "loss", whole, calls=CHUNKS)]),
         *(
             Collective("all_reduce", over, "forward", name, numbers * sizes.statistics * tokens, calls=CHUNKS)
@@ -184,8 +191,9 @@ def _loss_chunk(given: LayerInputs, *, tokens: Size, gradient: Array) -> list[Op
         ),
         moves("forward", "loss", given.kernels.loss, tokens * words, given, calls=CHUNKS),
         *_gathers_for_head_backward(given),
-        MatMul("backward", "head", tokens, H, rows, "NN", CHUNKS, alignment=aligned, makes=(gradient,)),
-        MatMul("backward", "head", rows, H, tokens, "TN", CHUNKS, alignment=aligned),
+        *gradients,
+        MatMul("backward", "head", tokens, H, rows, "NN", CHUNKS, narrow=narrow, alignment=aligned, makes=(gradient,)),
+        MatMul("backward", "head", rows, H, tokens, "TN", CHUNKS, narrow=narrow, alignment=aligned),
     ]
 
 

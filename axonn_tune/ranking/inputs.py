@@ -151,7 +151,14 @@ def check(problem: Problem) -> None:
 def _check_formats(problem: Problem) -> None:
     """Refuse options of number formats that the framework has not, or that are of no use without a format."""
     framework, plain = problem.framework, StepOptions()
-    for name in ("primary_weights", "first_layers_bf16", "last_layers_bf16", "narrow_attention"):
+    for name in (
+        "primary_weights",
+        "first_layers_bf16",
+        "last_layers_bf16",
+        "narrow_attention",
+        "narrow_head",
+        "cudnn_norms",
+    ):
         value = getattr(framework.step, name)
         if value == getattr(plain, name):
             continue

@@ -5,8 +5,9 @@ attention products, norms, loss and optimizer stay in BF16. An accelerator has a
 
 Sources: [TE] NVIDIA/TransformerEngine@d0067d0d, common/recipe/__init__.py, and its guide on low precision, also for
 maxima; [MoE] arXiv 2603.07685, section 5, also for gathered_bytes. Alignments and keeps_original:
-NVIDIA/Megatron-LM@d98e8a64, core/fp8_utils.py, core/fp4_utils.py and core/transformer/attention.py. promotes: [TE], of
-delayed scaling pytorch/module/base.py; pytorch/ao@36027d82, torchao/float8/config.py; pytorch/pytorch issue 147971.
+NVIDIA/Megatron-LM@d98e8a64, core/fp8_utils.py, core/fp4_utils.py and core/transformer/attention.py. with_norm: [TE],
+pytorch/csrc/extensions/normalization.cpp. promotes: [TE], of delayed scaling
+pytorch/module/base.py; pytorch/ao@36027d82, torchao/float8/config.py; pytorch/pytorch issue 147971.
 """
 
 from __future__ import annotations
@@ -23,6 +24,8 @@ from axonn_tune.vocabulary import Precision
 
 Copies = Literal["all", "rows", "columns"]
 """What a quantization kernel writes: every copy that GEMMs take, or one, whose scales run along rows or columns."""
+Fusion = Literal["none", "maximum", "whole"]
+"""What a norm's kernel does of quantizing its output: nothing, its maximum, or all of it."""
 GRADIENTS, PASSES = ("NT", "TN"), ("NN", "NT", "TN")
 """Layouts of the GEMMs of both gradients, and of all three passes: `MatmulLayout`."""
 
@@ -36,11 +39,12 @@ class NumberFormat:
     kernels in all. transposes: accelerators whose GEMMs take one layout of operands alone need a second copy, others
     none; without it each operand is quantized by rows and by columns everywhere. promotes: GEMMs whose sums are
     added to FP32 every 128 products where tensor cores have fewer bits, by the software's default (split accumulator;
-    no fast accumulation).
-    rescales: a kernel after each GEMM of a gradient multiplies it by its scales. gathered_bytes: of an element of a
-    primary weight, as ranks gather it. alignment: rows of a group of a grouped GEMM are padded to its multiples.
-    maxima: whether they are reduced over ranks that gather a tensor, before it is quantized. keeps_original:
-    attention's output is not saved once more for its projection. attention: its time forward and backward in 8 bits
+    no fast accumulation). rescales: a kernel after each GEMM of a gradient multiplies it by its scales. gathered_bytes:
+    of an element of a primary weight, as ranks gather it. alignment: rows of a group of a grouped GEMM are padded to
+    its multiples. with_norm: what norms do of it, Transformer Engine's own and cuDNN's. maxima: whether they are
+    reduced over ranks that gather a tensor, before it is quantized. keeps_original: attention's output is not saved
+    once more
+    for its projection. attention: its time forward and backward in 8 bits
     with this format's scales, over that with one scale a tensor (NVIDIA/cudnn-frontend@3929da2e,
     benchmark/sdpa_benchmark_training, cuDNN 9.22 on GB200 and GB300: 1.07 to 1.13 and 1.12 to 1.30).
     """
@@ -57,6 +61,7 @@ class NumberFormat:
     gathered_bytes: float = 1.0
     alignment: int = 16
     maxima: bool = False
+    with_norm: tuple[Fusion, Fusion] = ("none", "none")
     keeps_original: bool = True
     attention: tuple[float, float] = (1.0, 1.0)
     source: str
@@ -74,6 +79,11 @@ class NumberFormat:
         """Bytes read and written to quantize an element of BF16 to so many copies."""
         return 2.0 * (1 + self.passes) + copies * self.operand_bytes
 
+    def fused_bytes(self, *, one_layout: bool) -> float:
+        """What a norm that quantizes its output writes of an element beyond the same in BF16: one copy of a scale a
+        tensor, which others transpose, or all."""
+        return (1 if self.transposes else self.copies(one_layout=one_layout)) * self.operand_bytes - 2.0
+
     def primary_bytes(self, *, one_layout: bool) -> float:
         """The same of a primary weight once a step: of one gathered in BF16, or to make the copy that was not."""
         copies = self.copies(one_layout=one_layout)
@@ -90,6 +100,7 @@ FORMATS: dict[str, NumberFormat] = {
             bits=8,
             transposes=True,
             keeps_original=False,
+            with_norm=("whole", "whole"),
             promotes=GRADIENTS,
             source="[TE] DelayedScaling: one scale a tensor, from the maxima of steps before; E4M3, gradients E5M2",
         ),
@@ -100,6 +111,7 @@ FORMATS: dict[str, NumberFormat] = {
             launches=2,
             transposes=True,
             maxima=True,
+            with_norm=("maximum", "none"),
             promotes=GRADIENTS,
             source="[TE] Float8CurrentScaling: one scale a tensor, whose maximum is found in a pass of its own",
         ),
@@ -129,6 +141,7 @@ FORMATS: dict[str, NumberFormat] = {
             launches=2,
             gathered_bytes=2.0,
             alignment=32,
+            with_norm=("none", "whole"),
             attention=(1.1, 1.22),
             source="[TE] MXFP8BlockScaling: E8M0 scales, 1x32, put in the order of the GEMM by a kernel of their own",
         ),

@@ -769,6 +769,7 @@ OF_STEPS = {
     "paged_stash",
     "stages": "staged_reduction first_less last_less",
     "formats": "keeps_quantized one_layout primary_weights first_layers_bf16 last_layers_bf16 narrow_attention "
+    "narrow_head cudnn_norms "
     "narrow_gathers saves_original quantizes_in_gemm fused_quantization engine_formats requantizes "
     "tf32",
     "grids": "repeated_kv_heads whole_rows",

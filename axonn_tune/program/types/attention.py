@@ -47,10 +47,10 @@ def nodes(given: LayerInputs) -> Nodes:
         return []
     several = given.own.latent is not None
     added, element = latent.QUERIES if several else "", _normed_element(given)
-    first = norm(NORM, given, element=element, added=added, modules=("layernorm",), first=True)
+    first = norm(NORM, given, element=element, added=added, modules=("layernorm",), first=True, quantizes=not several)
     gate = _gate(given)
     projected: Node | Branches = Gemm(
-        linear=Linear(QKV, H / Y, _projected(given), "y", "x"),
+        linear=Linear(QKV, H / Y, _projected(given), "y", "x", normed=True),
         makes=(_heads(given), *gate),
         gradient=_heads_gradient(given),
     )

@@ -35,9 +35,9 @@ def nodes(given: LayerInputs) -> Nodes:
     one, inner, temporary = given.own.mamba, _inner(given), "backward temporaries"
     width = as_size(float(one.conv_width + one.heads * (one.head_dim + 1))) / X
     return [
-        norm(NORM, given, element=given.saved_element, first=True),
+        norm(NORM, given, element=given.saved_element, first=True, quantizes=True),
         Gemm(
-            linear=Linear(IN, H / Y, width, "y", "x"),
+            linear=Linear(IN, H / Y, width, "y", "x", normed=True),
             makes=(given.stream("mamba projections", "Mamba-2 projections", width, inside=True),),
             gradient=given.stream("projection gradient", temporary, width, inside=True),
         ),

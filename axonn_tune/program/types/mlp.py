@@ -17,14 +17,21 @@ def nodes(given: LayerInputs) -> Nodes:
     """Norm, two GEMMs with an activation between them, and addition; nothing of a layer type without a dense MLP."""
     if not given.own.ffn:
         return []
-    first, second = Linear(FC1, H / Y, given.G / X, "y", "x"), Linear(FC2, given.F / X, H / Y, "x", "y")
+    first, second = Linear(FC1, H / Y, given.G / X, "y", "x", normed=True), Linear(FC2, given.F / X, H / Y, "x", "y")
     names = ("up projection", "gate projection")[: given.own.ups]
     up = tuple(given.stream(name, "up projection", given.F / X, inside=True) for name in names)
     ended = branch(FC2, given)
     # Of a gated MLP the half that is not gated.
     half = MatMul("recompute", FC1, given.part, given.F / X, first.k, "NN", PARTS, narrow=given.narrow, makes=up[:1])
     return [
-        norm(NORM, given, element=given.saved_element, modules=("layernorm",), first=not given.own.mixes),
+        norm(
+            NORM,
+            given,
+            element=given.saved_element,
+            modules=("layernorm",),
+            first=not given.own.mixes,
+            quantizes=True,
+        ),
         Gemm(
             linear=first,
             makes=up,

@@ -17,6 +17,7 @@ from axonn_tune.frameworks import find_framework, step_on
 from axonn_tune.frameworks.step import StepOptions
 from axonn_tune.grid import Grid
 from axonn_tune.job import Job, Layout
+from axonn_tune.program import block
 from axonn_tune.program.count import counted, parameters
 from axonn_tune.program.inputs import LayerInputs
 from axonn_tune.program.layers import linear_backward, linear_forward
@@ -160,6 +161,50 @@ def test_transformer_engine_under_fsdp_quantizes_weights_in_each_pass(
         assert [one.coefficient / linear.weight.coefficient for one in sizes if one.powers == weight] == moved
 
 
+@pytest.mark.parametrize(
+    ("precision", "cudnn", "one_layout", "norm", "kernel"),
+    [
+        ("mxfp8", False, True, 6.0, 2 + 2 * 33 / 32),
+        ("mxfp8", True, True, 4 + 2 * 33 / 32, 0.0),
+        ("fp8-current", False, True, 6.0, 3.0),
+        ("fp8-current", True, True, 6.0, 5.0),
+        ("fp8-delayed", False, True, 5.0, 0.0),
+        ("fp8-delayed", False, False, 5.0, 2.0),
+        ("nvfp4", True, True, 6.0, 4 + 2 * 9 / 16),
+    ],
+)
+def test_norms_quantize_for_the_layer_in_their_module(
+    precision: Precision, cudnn: bool, one_layout: bool, norm: float, kernel: float
+) -> None:
+    """Guards bytes an element of a norm and of the kernels that quantize its output, forward: NVIDIA/TransformerEngine,
+    pytorch/csrc/extensions/normalization.cpp."""
+    workload = Workload(global_batch=1, sequence_length=2048, precision=precision)
+    options = StepOptions(quantizes_in_gemm=True, keeps_quantized=True, one_layout=one_layout, cudnn_norms=cudnn)
+    model = small_model(family="llama")
+    given = LayerInputs(model, workload.element_sizes, options, format=workload.format)
+    found = dict.fromkeys(("mlp.norm", "mlp.fc1"), 0.0)
+    for step in block.forward(block.block_nodes(given)):
+        if not isinstance(step, Kernel) or step.layer not in found or ("A", -1) in step.calls.powers:
+            continue
+        if step.layer == "mlp.norm" or step.quantizes:
+            found[step.layer] += step.size_bytes.coefficient * step.calls.coefficient
+    assert found == {"mlp.norm": pytest.approx(norm), "mlp.fc1": pytest.approx(kernel)}
+
+
+def test_the_lm_head_may_be_in_the_format() -> None:
+    """Guards Megatron-Core's fp8_output_proj: the LM head's three GEMMs in 8 bits, which quantize what they take."""
+    asked: dict[str, Any] = {"machine": "gb200-nvl72", "framework": "megatron-core", "precision": "mxfp8", "batch": 8}
+    steps = {}
+    for narrow in (False, True):
+        job = load_inputs(Request("llama3-8b", 8, **asked, set=[f"step.narrow_head={narrow}".lower()])).problem
+        layout = Layout(Grid(1, 1, 1, 8, order=("x", "context", "z", "data", "pipeline", "y")), 1, "none")
+        steps[narrow] = price(job, layout).iteration_s
+        program = build_step(job.model, job.workload, recompute="none", options=job.framework.step)
+        gemms = [step for step in program.head.operations if isinstance(step, MatMul)]
+        assert {step.narrow for step in gemms} == {narrow}
+    assert steps[True] < steps[False]
+
+
 @pytest.mark.parametrize(("ranks", "written"), [(1.0, 1.0), (2.0, 2.0), (8.0, 2.0)])
 def test_a_lone_rank_writes_both_copies_at_once(ranks: float, written: float) -> None:
     """Guards the transposed copy of what x gathers: of one rank it is a second write of the kernel that quantizes."""
@@ -200,8 +245,8 @@ def test_ends_in_bf16_are_layer_types() -> None:
     assert model.pattern == "layer-bf16*1 layer*5 layer-bf16*2"
     assert parameters(model.with_bf16_ends(0, 0)) == parameters(model)
     program = build_step(model, Workload(global_batch=8, sequence_length=2048, precision="mxfp8"), recompute="none")
-    for block, narrow in zip(program.blocks, (False, True), strict=True):
-        gemms = [step for step in block.forward.operations if isinstance(step, MatMul)]
+    for one, narrow in zip(program.blocks, (False, True), strict=True):
+        gemms = [step for step in one.forward.operations if isinstance(step, MatMul)]
         assert {step.narrow for step in gemms} == {narrow}
 
 

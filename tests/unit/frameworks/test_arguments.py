@@ -169,7 +169,7 @@ def stated(folder: Path, text: str, *, name: str = "run.sh", model: str | None =
         ("--megatron-fsdp-grad-comm-dtype bf16", "--megatron-fsdp-grad-comm-dtype bf16: gradients are reduced"),
         ("--fp8-format hybrid --fp8-recipe tensorwise", None),
         ("--fp8-format hybrid --fp8-param-gather", None),
-        ("--fp8-format e4m3 --fp8-recipe mxfp8 --fp8-output-proj", "--fp8-output-proj: the LM head, and inputs"),
+        ("--fp8-format e4m3 --fp8-recipe mxfp8 --fp8-multi-head-attention", "--fp8-multi-head-attention: inputs of"),
         ("--num-experts 8 --moe-pad-expert-input-to-capacity", "--moe-pad-expert-input-to-capacity: tokens are not"),
         ("--num-experts 8 --moe-router-topk 2 --moe-layer-freq [1]*32", None),
         ("--no-rope-fusion", "--no-rope-fusion: kernels are priced with the default fusions"),
