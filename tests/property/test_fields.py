@@ -715,7 +715,8 @@ STEP_PROBES: dict[str, tuple[Probe, ...]] = {
             "moonlight-16b-a3b",
             axes={"data": 32, "expert": 32},
             batch=256,
-            step={"expert_overlap": True, "dispatcher": "alltoall"},
+            # Nothing that its host would decide.
+            step={"expert_overlap": True, "dispatcher": "alltoall", "cuda_graphs": ("full_iteration",)},
         ),
     ),
     "stages": (PROBES["stages"], Probe("5b", "deepspeed", axes={"data": 2, "pipeline": 4}, seq=2048)),
