@@ -8,6 +8,7 @@ experts. Imports nothing but errors, as the options of the command line do.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import NamedTuple, TypeAlias
 
 from axonn_tune.errors import suggest
@@ -18,11 +19,12 @@ RECOMPUTES: tuple[Recompute, ...] = ("none", "selective", "full")
 
 
 class Module(NamedTuple):
-    """What a module's recompute repeats, in words, and what a model must have for it; layer types say which of their
-    nodes it is (`axonn_tune.program.types`)."""
+    """What a module's recompute repeats, in words, and what a model must have for it, or in place of that; layer types
+    say which of their nodes it is (`axonn_tune.program.types`)."""
 
     words: str
     needs: str = ""
+    or_needs: str = ""
 
 
 MODULES: dict[str, Module] = {
@@ -34,7 +36,7 @@ MODULES: dict[str, Module] = {
     "shared_experts": Module("shared experts", "shared experts"),
     "moe": Module("experts", "experts"),
     "mhc": Module("hyper-connections", "hyper-connections"),
-    "mla_up_proj": Module("projections from latents", "multi-head latent attention"),
+    "mla_up_proj": Module("projections from latents", "multi-head latent attention", "compressed attention"),
     "gdn_norm_out": Module("gated norms of delta nets", "gated delta nets"),
 }
 """Modules by name."""
@@ -59,6 +61,7 @@ def modules_of(recompute: Recompute) -> tuple[str, ...]:
     return () if recompute in RECOMPUTES else tuple(recompute.split(","))
 
 
-def needed_by(recompute: Recompute) -> tuple[str, ...]:
-    """What a model must have for a set, in words."""
-    return tuple(needs for name in modules_of(recompute) if (needs := MODULES[name].needs))
+def lacked_by(recompute: Recompute, parts: Collection[str]) -> tuple[str, ...]:
+    """What a model with these parts lacks for a set, in words."""
+    modules = [MODULES[name] for name in modules_of(recompute)]
+    return tuple(one.needs for one in modules if one.needs and not {one.needs, one.or_needs} & {*parts})

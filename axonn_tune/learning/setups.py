@@ -22,7 +22,7 @@ from axonn_tune.ranking.nearest import Saving, savings
 from axonn_tune.ranking.priced import Priced
 from axonn_tune.ranking.smallest import Size, Taken
 from axonn_tune.ranking.space import Problem
-from axonn_tune.recompute import RECOMPUTES, needed_by
+from axonn_tune.recompute import RECOMPUTES, lacked_by
 from axonn_tune.vocabulary import OVERLAPS
 
 WORTH, CHANGES = 0.01, 5
@@ -258,7 +258,7 @@ def _savers(setup: Setup, *, within_bytes: float) -> list[tuple[str, Setup]]:
     where blocks are gathered, and as few of the framework's savers as do."""
     framework, one, has = setup.framework, setup.layout, {*setup.model.parts}
     others = (other for other in framework.recompute_sets if other not in (*RECOMPUTES, one.recompute))
-    sets = (other for other in others if {*needed_by(other)} <= has and not framework.cannot_recompute(other))
+    sets = (other for other in others if not lacked_by(other, has) and not framework.cannot_recompute(other))
     found = [(f"recompute {other}", _run_as(setup, recompute=other, recompute_layers=None)) for other in sets]
     for longer, shorter in permutations([axis for axis in framework.axes if axis in RANK_AXES], 2):
         whole = dict(one.grid.by_axis)

@@ -18,7 +18,7 @@ from axonn_tune.frameworks.dispatchers import find_dispatcher
 from axonn_tune.frameworks.step import StepOptions
 from axonn_tune.grid import EXPERT_AXES, RANK_AXES, nearest_sizes
 from axonn_tune.ranking.space import Problem
-from axonn_tune.recompute import modules_of, needed_by
+from axonn_tune.recompute import lacked_by, modules_of
 from axonn_tune.request import MIN, Request
 from axonn_tune.specs.catalog import Loaded, MachineLike, load_machine, load_model, route_overrides
 from axonn_tune.specs.document import known_keys
@@ -138,7 +138,7 @@ def check(problem: Problem) -> None:
         raise UsageError(f"--recompute-layers {request.recompute_layers}: {has}; nearest valid: {most}")
     if request.recompute_layers and request.recompute == "none":
         raise UsageError(f"--recompute-layers {request.recompute_layers}: --recompute none recomputes nothing")
-    if lacking := {*needed_by(request.recompute or "none")} - {*problem.model.parts}:
+    if lacking := lacked_by(request.recompute or "none", problem.model.parts):
         raise UsageError(f"--recompute {request.recompute}: {problem.model.name} has no {min(lacking)}")
     if why := framework.cannot_recompute(request.recompute or "none"):
         raise UsageError(f"--recompute {request.recompute}: {why}")

@@ -18,7 +18,7 @@ from axonn_tune.grid import ALL_AXES, AXES, EXPERT_AXES, RANK_AXES, divisors, fa
 from axonn_tune.job import Job
 from axonn_tune.program.constraints import Constraint
 from axonn_tune.program.dimensions import constraints
-from axonn_tune.recompute import RECOMPUTES, Recompute, modules_of, needed_by
+from axonn_tune.recompute import RECOMPUTES, Recompute, lacked_by, modules_of
 from axonn_tune.request import NO_REQUEST, RankBy, Request
 from axonn_tune.specs.model import Model
 from axonn_tune.specs.workload import Workload
@@ -60,7 +60,7 @@ class Problem(Job):
         repeat takes little time. Whole blocks are not tried where CUDA graphs capture layers, which excludes it."""
         request, found = self.request, list[Variant]()
         asked = request.recompute_layers
-        sets = [one for one in self.framework.recompute_sets if {*needed_by(one)} <= {*self.model.parts}]
+        sets = [one for one in self.framework.recompute_sets if not lacked_by(one, self.model.parts)]
         named = sets if request.recompute is None else (request.recompute,)
         for precision, recompute in itertools.product(self.formats or (None,), named):
             if request.recompute is None and recompute == "full" and request.graphed_layers:

@@ -19,7 +19,7 @@ from axonn_tune.cost.uncertainty import outside
 from axonn_tune.job import Job, Layout
 from axonn_tune.program.memory import memory_limit_bytes
 from axonn_tune.ranking.choosing import search
-from axonn_tune.recompute import needed_by
+from axonn_tune.recompute import lacked_by
 from axonn_tune.specs.loading import Loaded
 from axonn_tune.specs.machine import Machine
 from axonn_tune.specs.model import Model
@@ -189,7 +189,7 @@ def _recomputes(row: StepRow, model: Model) -> Iterator[tuple[Recompute, int | N
     for kind in ("none",) if row.more and row.more.offload else framework.recompute_sets:
         if kind == "full" and not framework.cannot_recompute(kind, 1):
             yield from ((kind, some) for some in range(-(-layers // 8), layers, -(-layers // 8)))
-        if {*needed_by(kind)} <= {*model.parts}:
+        if not lacked_by(kind, model.parts):
             yield kind, None
 
 

@@ -11,7 +11,7 @@ from axonn_tune import search
 from axonn_tune.errors import NothingFeasibleError, UsageError
 from axonn_tune.frameworks import find_framework
 from axonn_tune.program.step import build_step
-from axonn_tune.recompute import RECOMPUTES, needed_by
+from axonn_tune.recompute import RECOMPUTES, lacked_by
 from axonn_tune.specs.document import read_yaml, validate
 from axonn_tune.specs.model import Model
 from axonn_tune.specs.workload import Workload
@@ -86,7 +86,7 @@ def priced(framework: str, listed: list[Case]) -> int:
     found, modules = 0, find_framework(framework).recompute_modules
     for names, precision, kind in listed:
         model = mixture(names)
-        had = ",".join(one for one in modules if {*needed_by(one)} <= {*model.parts})
+        had = ",".join(one for one in modules if not lacked_by(one, model.parts))
         pins: dict[str, Any] = {"recompute": had or "none" if kind == "modules" else kind, "micro_batch": 1}
         machine = "dgx-b200" if precision in ("mxfp8", "nvfp4") else "dgx-h100"
         try:
