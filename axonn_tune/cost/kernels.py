@@ -1,4 +1,5 @@
-"""Kernels whose time is known from measurements and follows neither FLOPs nor bytes: scans and convolutions.
+"""Kernels whose time is known from measurements and follows neither FLOPs nor bytes: scans, convolutions, cores of
+sparse attention, hyper-connections, compiled SwiGLU.
 
 `kernels.csv` has a row for each kernel, pass and accelerator: how many units of work took how long, with the source. An
 operation names its kernel and the units of a call (`program.operations.Measured`); another kernel is rows there.

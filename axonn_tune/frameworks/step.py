@@ -222,20 +222,19 @@ class ExpertOptions:
     """Of experts.
 
     expert_shards, expert_replicas: rank axes that experts fold over, as `grid.Folding` has them; without any, the
-    framework has no experts. dispatcher: how tokens reach their experts. imbalance: rows of the rank with most
-    tokens over the mean, 1 with forced load balancing; that of natural routing stands for `natural_imbalance`, which
-    depends on the layout. capacity_factor: tokens that an expert takes at most, over
-    the mean; None: all (dropless). expert_overlap: where stages are interleaved or there is one, a forward and a
-    backward pass of two micro-batches run beside each other, layer by layer, dispatch and combine of each behind
-    computation of the other. delayed_weight_gradients: those of experts then run beside the combine of gradients.
-    shared_expert_overlap: GEMMs of shared experts run beside dispatch and combine. gathers_experts: an axis of its
-    own, `expert_z`, shards weights of experts, which are gathered a block ahead into buffers that stay.
-    balancing_loss: a loss balances experts by the tokens of each in the batch, which all ranks count in each layer
-    and micro-batch (Megatron-Core's global_aux_loss). expert_kernels: what is between the grouped GEMMs of routed
-    experts is one kernel, biases and clamps included (compiled); biases are operators of their own, expert by expert
-    (looped: NVIDIA-NeMo/Automodel@01f0725c, nemo_automodel/components/moe/experts.py, _apply_bias); clamps and the
-    bias of the second GEMM are (separate: NVIDIA/Megatron-LM@d98e8a64, megatron/core/transformer/moe/experts.py,
-    TEGroupedMLP); or all of it is in the GEMMs,
+    framework has no experts. dispatcher: how tokens reach their experts. imbalance: rows of the rank with most tokens
+    over the mean, 1 with forced load balancing; that of natural routing stands for `natural_imbalance`, which depends
+    on the layout. capacity_factor: tokens that an expert takes at most, over the mean; None: all (dropless).
+    expert_overlap: where stages are interleaved or there is one, a forward and a backward pass of two micro-batches run
+    beside each other, layer by layer, dispatch and combine of each behind computation of the other.
+    delayed_weight_gradients: those of experts then run beside the combine of gradients. shared_expert_overlap: GEMMs of
+    shared experts run beside dispatch and combine. gathers_experts: an axis of its own, `expert_z`, shards weights of
+    experts, which are gathered a block ahead into buffers that stay. balancing_loss: a loss balances experts by the
+    tokens of each in the batch, which all ranks count in each layer and micro-batch (Megatron-Core's global_aux_loss).
+    expert_kernels: what is between the grouped GEMMs of routed experts is one kernel, biases and clamps included
+    (compiled); biases are operators of their own, expert by expert (looped: NVIDIA-NeMo/Automodel@01f0725c,
+    nemo_automodel/components/moe/experts.py, _apply_bias); clamps and the bias of the second GEMM are (separate:
+    NVIDIA/Megatron-LM@d98e8a64, megatron/core/transformer/moe/experts.py, TEGroupedMLP); or all of it is in the GEMMs,
     with what it quantizes, which needs MXFP8 (fused: NVIDIA/TransformerEngine@d0067d0d,
     transformer_engine/pytorch/ops/fused/grouped_mlp.py; otherwise as compiled). paged_stash: what routed experts save
     is copied into pages after their forward pass, and back before their backward pass (NVIDIA/Megatron-LM@d98e8a64,

@@ -6,13 +6,16 @@ import ast
 import re
 from collections.abc import Callable, Iterator, Sequence
 from itertools import groupby
-from typing import Any
+from typing import Any, get_args
 
 from axonn_tune.frameworks.keys import NOTHING, Arguments, is_off, is_on, names_of
 from axonn_tune.frameworks.megatron_layers import indexes, letters
 from axonn_tune.learning.arguments import stated_count
 from axonn_tune.specs.model import MIXERS, MOST_LAYERS, LayerType, Model
-from axonn_tune.specs.sections import Experts, Indexer, LatentAttention, Mixer
+from axonn_tune.specs.sections import Experts, Indexer, LatentAttention, Mixer, Score
+
+_SCORES: dict[str, Score] = {"": "softmax", **{one: one for one in get_args(Score)}}
+"""Of the router, by its argument; without one Megatron-LM's."""
 
 
 def with_layer_types(model: Model, arguments: Arguments) -> Model:
@@ -176,17 +179,13 @@ class _Reading:
         topk = sizes["per_token"]
         if topk > count:
             raise ValueError(f"moe_router_topk: is {topk}, but there are {count} experts: at most {count}")
-        scaling, softmax = self.text("moe_router_topk_scaling_factor"), self.text("moe_router_score_function")
+        scaling, score = self.text("moe_router_topk_scaling_factor"), self.text("moe_router_score_function")
         clamp = self.text("activation_func_clamp_value")
         pre = is_on(self._arguments.get("moe_router_pre_softmax", NOTHING))
         return Experts(
             **{**sizes, "chosen_groups": sizes["chosen_groups"] if sizes["groups"] > 1 else 1},
             count=count,
-            score="softmax"
-            if softmax in ("", "softmax")
-            else "sqrtsoftplus"
-            if softmax == "sqrtsoftplus"
-            else "sigmoid",
+            score=_SCORES.get(score, "sigmoid"),
             normalized=not (pre and topk > 1),
             shared_gate=is_on(self._arguments.get("moe_shared_expert_gate", NOTHING)) and sizes["shared_width"] > 0,
             scaling=(float(scaling) or None) if scaling else None,

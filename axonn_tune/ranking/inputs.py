@@ -151,14 +151,7 @@ def check(problem: Problem) -> None:
 def _check_formats(problem: Problem) -> None:
     """Refuse options of number formats that the framework has not, or that are of no use without a format."""
     framework, plain = problem.framework, StepOptions()
-    for name in (
-        "primary_weights",
-        "first_layers_bf16",
-        "last_layers_bf16",
-        "narrow_attention",
-        "narrow_head",
-        "cudnn_norms",
-    ):
+    for name in dict.fromkeys(name for one in registry().values() for name in one.format_options):
         value = getattr(framework.step, name)
         if value == getattr(plain, name):
             continue

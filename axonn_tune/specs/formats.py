@@ -43,10 +43,9 @@ class NumberFormat:
     of an element of a primary weight, as ranks gather it. alignment: rows of a group of a grouped GEMM are padded to
     its multiples. with_norm: what norms do of it, Transformer Engine's own and cuDNN's. maxima: whether they are
     reduced over ranks that gather a tensor, before it is quantized. keeps_original: attention's output is not saved
-    once more
-    for its projection. attention: its time forward and backward in 8 bits
-    with this format's scales, over that with one scale a tensor (NVIDIA/cudnn-frontend@3929da2e,
-    benchmark/sdpa_benchmark_training, cuDNN 9.22 on GB200 and GB300: 1.07 to 1.13 and 1.12 to 1.30).
+    once more for its projection. attention: its time forward and backward in 8 bits with this format's scales, over
+    that with one scale a tensor (NVIDIA/cudnn-frontend@3929da2e, benchmark/sdpa_benchmark_training, cuDNN 9.22 on GB200
+    and GB300: 1.07 to 1.13 and 1.12 to 1.30).
     """
 
     name: Precision

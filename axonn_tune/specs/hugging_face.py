@@ -15,7 +15,7 @@ from collections.abc import Iterable, Sequence
 from functools import cache, partial
 from itertools import groupby
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from pydantic import Field
 
@@ -23,6 +23,7 @@ from axonn_tune.errors import CONTROL, DocumentError, Problem, UsageError, edits
 from axonn_tune.specs.document import LARGEST_SIZE, Document, Node, Plain, Scalar, read_yaml, validate
 from axonn_tune.specs.loading import read_text
 from axonn_tune.specs.model import MIXERS, MODEL_SCHEMA, MOST_LAYERS, Model
+from axonn_tune.specs.sections import Score
 from axonn_tune.units import read_number
 
 TOKENS_PER_STEP = 4 * 2**20
@@ -47,7 +48,7 @@ class _ExpertKeys(Document):
     width: str = "moe_intermediate_size"
     shared: str = ""
     shared_gate: bool = False
-    score: Literal["softmax", "sigmoid", "sqrtsoftplus"] = "softmax"
+    score: Score = "softmax"
     score_bias: bool | None = None
 
 
@@ -504,8 +505,8 @@ def _experts(config: _Config, keys: _ExpertKeys) -> dict[str, Plain]:
             )
     width, shared, score = config.size(keys.width), 0, config.value("scoring_func")
     score = keys.score if score is None else score
-    if score not in ("softmax", "sigmoid", "sqrtsoftplus"):
-        config.report("scoring_func", f"must be softmax, sigmoid or sqrtsoftplus, not {score!r:.40}")
+    if score not in get_args(Score):
+        config.report("scoring_func", f"must be one of {', '.join(get_args(Score))}, not {score!r:.40}")
     if keys.shared:
         number = config.size(keys.shared, absent=0, least=0)
         if keys.shared.startswith("n_") and number > _MOST_SHARED:

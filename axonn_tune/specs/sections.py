@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self, TypeAlias
 
 from pydantic import Field, model_validator
 
@@ -12,6 +12,7 @@ from axonn_tune.specs.document import LARGEST_SIZE, Document, Size
 MOST_EXPERTS = 65_536
 """Of a layer: several times those of any model."""
 
+Score: TypeAlias = Literal["softmax", "sigmoid", "sqrtsoftplus"]
 PositiveFloat = Annotated[float, Field(gt=0, le=1e15, allow_inf_nan=False)]
 
 
@@ -54,9 +55,7 @@ class Experts(Document):
     clamp: PositiveFloat | None = Field(
         default=None, description="Limit of gate and linear half in front of the activation (swiglu_limit)."
     )
-    score: Literal["softmax", "sigmoid", "sqrtsoftplus"] = Field(
-        default="softmax", description="What the router makes of logits."
-    )
+    score: Score = Field(default="softmax", description="What the router makes of logits.")
     normalized: bool = Field(default=True, description="Scores of a token's experts sum to one, for scripts.")
     scaling: PositiveFloat | None = Field(default=None, description="Factor of the routed output, for scripts.")
     score_bias: bool | None = Field(

@@ -3,11 +3,11 @@
 Letters: M tokens of a half micro-batch, r the rank of the latent of keys and values, n_I and d_I heads of the indexer
 and their width. The core is absorbed: one key of r + rope_dim and one value of r for all heads, whose queries and
 outputs are as wide; it takes what its kernels were measured to (`cost/kernels.csv`). x splits heads; kernels pad those
-of a rank to whole 64. The indexer is duplicated on all ranks of
-x and sees every token `[M, H_y] → [M, n_I·d_I]`; its inputs are detached, and it learns by a loss of its own against
-attention's probabilities. A shared one takes what the last full one before it chose. Sources: DeepSeek-V3.2, arXiv
-2512.02556, section 2; NVIDIA/Megatron-LM@d98e8a64, megatron/core/transformer/experimental_attention_variant;
-heads of a rank: deepseek-ai/FlashMLA@9241ae3.
+of a rank to whole 64. The indexer is duplicated on all ranks of x and sees every token
+`[M, H_y] → [M, n_I·d_I]`; its inputs are detached, and it learns by a loss of its own against attention's
+probabilities. A shared one takes what the last full one before it chose. Sources: DeepSeek-V3.2, arXiv 2512.02556,
+section 2; NVIDIA/Megatron-LM@d98e8a64, megatron/core/transformer/experimental_attention_variant; heads of a rank:
+deepseek-ai/FlashMLA@9241ae3.
 """
 
 from __future__ import annotations

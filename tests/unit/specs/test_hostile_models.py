@@ -144,7 +144,7 @@ CONFIGS: list[tuple[dict[str, Any], str]] = [
     ({**LLAMA, "hidden_act": 3.7}, "hidden_act: must be the name of an activation, such as silu, not 3.7"),
     ({**LLAMA, "hidden_act": "٣"}, "hidden_act: must be the name of an activation, such as silu, not '٣'"),
     ({**DEEPSEEK_V3, "hidden_act": 1}, "hidden_act: must be the name of an activation, such as silu, not 1"),
-    ({**DEEPSEEK_V3, "scoring_func": ""}, "scoring_func: must be softmax, sigmoid or sqrtsoftplus, not ''"),
+    ({**DEEPSEEK_V3, "scoring_func": ""}, "scoring_func: must be one of softmax, sigmoid, sqrtsoftplus, not ''"),
     ({**QWEN3_MOE, "decoder_sparse_step": 0}, "decoder_sparse_step: must be a positive whole number, not 0"),
 ]
 
