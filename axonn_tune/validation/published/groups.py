@@ -77,7 +77,7 @@ def _groups_of(one: PredictedRow, case: Case) -> Iterator[str]:
         return
     if "training_results" in one.row.dataset:
         yield "MLPerf"
-    if accelerator.name.startswith("MI"):
+    if accelerator.is_amd:
         yield "AMD"
         return
     if narrow:
