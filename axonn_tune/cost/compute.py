@@ -53,7 +53,7 @@ class AttentionRates:
     """One pass of fused attention. flops_per_s: of heads of 128 with 8,192 keys, the masked half counted.
 
     softmax: share of their time that it would take if tensor cores took none. ramp: keys at which such a call reaches
-    half of what endless ones do. narrow: time in 8 bits with this format's scales, over that with one scale a tensor.
+    half of what long ones do. narrow: time in 8 bits with this format's scales, over that with one scale a tensor.
     """
 
     flops_per_s: float

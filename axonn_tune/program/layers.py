@@ -59,7 +59,8 @@ def activates(
     makes: tuple[Array, ...] = (),
     frees: tuple[str, ...] = (),
 ) -> Kernel | Measured:
-    """The kernel of an activation function of so many elements, or in the backward pass that of its gradient."""
+    """The kernel of an activation function of so many output elements, or in the backward pass that of its gradient:
+    of torch's compiler as measured (`cost/kernels.csv`), others at the bandwidth of element-wise kernels."""
     back = phase == "backward"
     if given.options.compiled_activation and given.own.gated and elements.coefficient:
         return Measured(phase, layer, "compiled_swiglu", elements, ONCE * 0.0, back, 1, PARTS, makes, frees)

@@ -126,7 +126,7 @@ class Accelerator(SourcedSection):
     attention_backward_softmax: SoftmaxShare = Field(default=0.0, description="The same, backward.")
     attention_ramp_tokens: NonNegativeValue = Field(
         default=0.0,
-        description="Fused attention: keys at which a call reaches half of what endless ones do, heads of 128; 0: all "
+        description="Fused attention: keys at which a call reaches half of what long ones do, heads of 128; 0: all "
         "reach the same.",
     )
     kernel_launch_us: NonNegativeValue = Field(description="Fixed time of one element-wise kernel, µs.")

@@ -1,6 +1,6 @@
 """A gated short convolution on one rank: one GEMM in, `C ⊙ conv(B ⊙ x)`, one GEMM out.
 
-x splits channels, y the hidden dim: `[M, H_y] → [M, 3H_x] → [M, H_x] → [M, H_y]`. Products and convolution are kernels
+x splits channels, y the hidden dim: `[M, H_y] → [M, 3H_x] → [M, H_x] → [M, H_y]`. Gates and convolution are kernels
 of their own, whose inputs are saved. Source: transformers 5.23.0, models/lfm2/modeling_lfm2.py, Lfm2ShortConv.
 """
 
@@ -42,7 +42,7 @@ class ShortConvolution(Mixer):
 
 
 def nodes(given: LayerInputs) -> Nodes:
-    """Norm, GEMM, products and convolution, GEMM and addition; nothing of a layer type without one."""
+    """Norm, GEMM, gates and convolution, GEMM and addition; nothing of a layer type without one."""
     if not isinstance(one := given.own.mixer, ShortConvolution):
         return []
     width, title, ended = H / X, "short convolutions", branch(OUT, given)
