@@ -92,7 +92,8 @@ def optional(meaning: str) -> Any:  # noqa: ANN401 - of a field
 class Mixer(Document):
     """Sizes of what mixes tokens in place of attention, a section of a layer type.
 
-    SECTION: its key there; WHAT: that in words; TITLE: what a model with it has, in words. NAMES: what lists of layers
+    SECTION: its key there; WHAT: that in words; TITLE: what a model with it has, in words; WORDS: its
+    sizes. NAMES: what lists of layers
     in a config.json call it, KEYS: keys of its sizes there. LETTER: of a layer of it alone in patterns of hybrids of
     Megatron-Core, VARIANT: its name there in place of attention; without both it has none. PARSED: sizes of its parser
     where none are stated.
@@ -101,6 +102,7 @@ class Mixer(Document):
     SECTION: ClassVar[str] = ""
     WHAT: ClassVar[str] = ""
     TITLE: ClassVar[str] = ""
+    WORDS: ClassVar[str] = ""
     NAMES: ClassVar[tuple[str, ...]] = ()
     KEYS: ClassVar[Mapping[str, str]] = {}
     LETTER: ClassVar[str] = ""
@@ -121,7 +123,7 @@ class Mixer(Document):
     @property
     def words(self) -> str:
         """Its sizes, in words."""
-        return self.TITLE
+        return self.WORDS.format(**self.model_dump()) or self.TITLE
 
     @property
     def pair_width(self) -> int:
@@ -143,6 +145,7 @@ class Mamba(Mixer):
 
     SECTION: ClassVar[str] = "mamba"
     TITLE: ClassVar[str] = "Mamba-2"
+    WORDS: ClassVar[str] = "Mamba-2 of {heads} heads of {head_dim}, state {state}"
     NAMES: ClassVar[tuple[str, ...]] = ("M", "mamba", "linear_attention")
     LETTER: ClassVar[str] = "M"
     PARSED: ClassVar[Mapping[str, int]] = {"head_dim": 64, "state": 128, "groups": 8}
@@ -166,8 +169,3 @@ class Mamba(Mixer):
     def conv_width(self) -> int:
         """What is convolved: the inner width, and both projections of the state."""
         return self.heads * self.head_dim + 2 * self.groups * self.state
-
-    @property
-    def words(self) -> str:
-        """Its heads and states."""
-        return f"Mamba-2 of {self.heads} heads of {self.head_dim}, state {self.state}"

@@ -9,28 +9,15 @@ value heads, save those, values, decays and the inverse of each chunk, and compu
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import ClassVar
 
-from axonn_tune.frameworks.description import Framework
-from axonn_tune.program.constraints import Constraint
-from axonn_tune.program.inputs import H, LayerInputs, Linear, Y
+from axonn_tune.program.inputs import LayerInputs
 from axonn_tune.program.kinds import MIXER, LayerKind
-from axonn_tune.program.nodes import Gemm, Nodes, Vectors, branch, norm
-from axonn_tune.program.types.recurrent import (
-    CHUNK,
-    Recurrence,
-    chunk_flops,
-    gated_norm,
-    recurrence,
-    split,
-    whole_heads,
-)
+from axonn_tune.program.nodes import Nodes, Vectors
+from axonn_tune.program.types.recurrent import CHUNK, Recurrence, chunk_flops, recurrent_block, whole_heads
 from axonn_tune.specs.document import Size
-from axonn_tune.specs.model import Layer, Model
+from axonn_tune.specs.model import Layer
 from axonn_tune.specs.sections import Mixer, size
-
-NORM, IN, SCAN, GATED, OUT = "gdn.norm", "gdn.in", "gdn.scan", "gdn.gated", "gdn.out"
 
 
 class GatedDeltaNet(Mixer):
@@ -39,6 +26,7 @@ class GatedDeltaNet(Mixer):
     SECTION: ClassVar[str] = "gdn"
     WHAT: ClassVar[str] = "A gated delta net, of layers without attention."
     TITLE: ClassVar[str] = "gated delta nets"
+    WORDS: ClassVar[str] = "gated delta net of {key_heads} key and {value_heads} value heads"
     LETTER: ClassVar[str] = "G"
     VARIANT: ClassVar[str] = "gated_delta_net"
     PARSED: ClassVar[dict[str, int]] = {
@@ -75,34 +63,17 @@ class GatedDeltaNet(Mixer):
         """W."""
         return self.value_heads * self.value_dim
 
-    @property
-    def words(self) -> str:
-        """Its heads."""
-        return f"gated delta net of {self.key_heads} key and {self.value_heads} value heads"
-
 
 def nodes(given: LayerInputs) -> Nodes:
     """Norm, GEMM in, convolution and delta rule, gated norm, GEMM out and addition; nothing of other layer types."""
     if not isinstance(one := given.own.mixer, GatedDeltaNet):
         return []
-    inside, heads, ended = _recurrence(one), one.value_heads, branch(OUT, given)
-    projected = given.stream("gdn projections", "gated delta nets", split(inside.into), inside=True)
+    inside = _recurrence(one)
     # Filters, and the two numbers of each head's decay.
-    filters = Vectors(over_x=inside.convolved * one.conv + 2 * heads)
+    filters = Vectors(over_x=inside.convolved * one.conv + 2 * one.value_heads)
     # Each rank of x has the gradients of its heads.
     of_norm = Vectors(whole=one.value_dim, heads=one.value_dim)
-    return [
-        norm(NORM, given, element=given.saved_element, modules=("layernorm",), first=True),
-        Gemm(
-            linear=Linear(IN, H / Y, split(inside.into), "y", "x"),
-            makes=(projected,),
-            gradient=given.stream("gdn projection gradient", "backward temporaries", split(inside.into), inside=True),
-        ),
-        recurrence(given, inside, vectors=filters),
-        gated_norm(given, inside, layer=GATED, vectors=of_norm, modules=("gdn_norm_out",)),
-        Gemm(linear=Linear(OUT, split(one.values), H / Y, "x", "y"), makes=ended.makes, gradient=ended.gradient),
-        *ended.added,
-    ]
+    return recurrent_block(given, inside, vectors=filters, of_norm=of_norm, modules=("gdn_norm_out",))
 
 
 def _recurrence(one: GatedDeltaNet) -> Recurrence:
@@ -110,7 +81,7 @@ def _recurrence(one: GatedDeltaNet) -> Recurrence:
     # Of 16 bits: normed and expanded queries and keys, values, β, the chunk's inverse; in FP32 the decay.
     kept = 2 * (2 * one.keys + 2 * heads * key + one.values + heads + CHUNK * heads) + 4 * heads
     return Recurrence(
-        layer=SCAN,
+        layer="gdn.scan",
         title="gated delta nets",
         kernel="gated_delta",
         chain="delta_chain",
@@ -126,14 +97,6 @@ def _recurrence(one: GatedDeltaNet) -> Recurrence:
     )
 
 
-def _constraints(model: Model, framework: Framework) -> Sequence[Constraint]:
-    """Whole key and value heads on each rank."""
-    mixers = [layer.mixer for layer in model.types if isinstance(layer.mixer, GatedDeltaNet)]
-    sizes = {name: [getattr(one, f"{name}_heads") for one in mixers] for name in ("key", "value")}
-    words = {f"delta-net {name} heads": found for name, found in sizes.items()}
-    return [*whole_heads(framework, "gated delta nets", words)]
-
-
 def _logged(layer: Layer, _: float) -> float:
     """Four times value heads * value_dim², and the convolution (NVIDIA/Megatron-LM@d98e8a64, training.py)."""
     if not isinstance(one := layer.mixer, GatedDeltaNet):
@@ -141,4 +104,9 @@ def _logged(layer: Layer, _: float) -> float:
     return float(4 * one.value_heads * one.value_dim**2 + one.conv * (2 * one.keys + one.values))
 
 
-KIND = LayerKind(place=MIXER, nodes=nodes, constraints=_constraints, logged=_logged, sizes=GatedDeltaNet)
+_WHOLE = whole_heads(
+    GatedDeltaNet,
+    "gated delta nets",
+    {"delta-net key heads": "mixer.key_heads", "delta-net value heads": "mixer.value_heads"},
+)
+KIND = LayerKind(place=MIXER, nodes=nodes, constraints=_WHOLE, logged=_logged, sizes=GatedDeltaNet)

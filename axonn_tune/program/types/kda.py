@@ -10,11 +10,8 @@ inverses a chunk.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import ClassVar
 
-from axonn_tune.frameworks.description import Framework
-from axonn_tune.program.constraints import Constraint
 from axonn_tune.program.inputs import H, LayerInputs, Linear, Y
 from axonn_tune.program.kinds import MIXER, LayerKind
 from axonn_tune.program.nodes import Branches, Gemm, Nodes, Vectors, branch, norm
@@ -29,7 +26,7 @@ from axonn_tune.program.types.recurrent import (
     whole_heads,
 )
 from axonn_tune.specs.document import Size
-from axonn_tune.specs.model import Layer, Model
+from axonn_tune.specs.model import Layer
 from axonn_tune.specs.sections import Mixer, size
 
 NORM, IN, DOWN, UP, SCAN, GATED, OUT = (f"kda.{one}" for one in ("norm", "in", "down", "up", "scan", "gated", "out"))
@@ -41,6 +38,7 @@ class KimiDeltaAttention(Mixer):
     SECTION: ClassVar[str] = "kda"
     WHAT: ClassVar[str] = "Kimi delta attention, of layers without attention."
     TITLE: ClassVar[str] = "Kimi delta attention"
+    WORDS: ClassVar[str] = "Kimi delta attention of {heads} heads of {head_dim}"
     NAMES: ClassVar[tuple[str, ...]] = ("kda",)
     KEYS: ClassVar[dict[str, str]] = {
         "heads": "linear_num_heads",
@@ -58,11 +56,6 @@ class KimiDeltaAttention(Mixer):
     def width(self) -> int:
         """P."""
         return self.heads * self.head_dim
-
-    @property
-    def words(self) -> str:
-        """Its heads."""
-        return f"Kimi delta attention of {self.heads} heads of {self.head_dim}"
 
 
 def nodes(given: LayerInputs) -> Nodes:
@@ -119,12 +112,6 @@ def _recurrence(one: KimiDeltaAttention) -> Recurrence:
     )
 
 
-def _constraints(model: Model, framework: Framework) -> Sequence[Constraint]:
-    """Whole heads on each rank, and no context parallelism."""
-    heads = [layer.mixer.heads for layer in model.types if isinstance(layer.mixer, KimiDeltaAttention)]
-    return [*whole_heads(framework, "layers of Kimi delta attention", {"delta-attention heads": heads}, swaps=False)]
-
-
 def _logged(layer: Layer, _: float) -> float:
     """Four times heads * head_dim², the convolution, and the output's gate as of full rank
     (NVIDIA-NeMo/Megatron-Bridge@067f987d, training/utils/flop_utils.py)."""
@@ -134,4 +121,7 @@ def _logged(layer: Layer, _: float) -> float:
     return float(4 * one.width * one.head_dim + 3 * one.conv * one.width + gate)
 
 
-KIND = LayerKind(place=MIXER, nodes=nodes, constraints=_constraints, logged=_logged, sizes=KimiDeltaAttention)
+_WHOLE = whole_heads(
+    KimiDeltaAttention, "layers of Kimi delta attention", {"delta-attention heads": "mixer.heads"}, swaps=False
+)
+KIND = LayerKind(place=MIXER, nodes=nodes, constraints=_WHOLE, logged=_logged, sizes=KimiDeltaAttention)

@@ -8,20 +8,15 @@ compute what Mamba-2's scan does, whose rate an element of state they are given.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import ClassVar
 
-from axonn_tune.frameworks.description import Framework
-from axonn_tune.program.constraints import Constraint
-from axonn_tune.program.inputs import H, LayerInputs, Linear, Y
+from axonn_tune.program.inputs import LayerInputs
 from axonn_tune.program.kinds import MIXER, LayerKind
-from axonn_tune.program.nodes import Gemm, Nodes, Vectors, branch, norm
-from axonn_tune.program.types.recurrent import Recurrence, gated_norm, recurrence, split, whole_heads
+from axonn_tune.program.nodes import Nodes, Vectors
+from axonn_tune.program.types.recurrent import Recurrence, recurrent_block, whole_heads
 from axonn_tune.specs.document import Size
-from axonn_tune.specs.model import Layer, Model
+from axonn_tune.specs.model import Layer
 from axonn_tune.specs.sections import Mixer, size
-
-NORM, IN, SCAN, GATED, OUT = (f"lightning.{one}" for one in ("norm", "in", "scan", "gated", "out"))
 
 
 class LightningAttention(Mixer):
@@ -30,25 +25,21 @@ class LightningAttention(Mixer):
     SECTION: ClassVar[str] = "lightning"
     WHAT: ClassVar[str] = "Lightning attention, of layers without attention."
     TITLE: ClassVar[str] = "lightning attention"
+    WORDS: ClassVar[str] = "lightning attention of {heads} heads of {head_dim}"
     KEYS: ClassVar[dict[str, str]] = {"heads": "num_attention_heads", "head_dim": "head_dim", "chunk": "block_size"}
 
     heads: Size = size("num_attention_heads, of queries, keys and values alike.")
     head_dim: Size = size("head_dim.", default=128)
     chunk: Size = size("block_size, tokens of a chunk.", default=256)
 
-    @property
-    def words(self) -> str:
-        """Its heads."""
-        return f"lightning attention of {self.heads} heads of {self.head_dim}"
-
 
 def nodes(given: LayerInputs) -> Nodes:
     """Norm, GEMM in, scan, gated norm, GEMM out and addition; nothing of a layer type without one."""
     if not isinstance(one := given.own.mixer, LightningAttention):
         return []
-    width, ended = one.heads * one.head_dim, branch(OUT, given)
+    width = one.heads * one.head_dim
     inside = Recurrence(
-        layer=SCAN,
+        layer="lightning.scan",
         title="lightning attention",
         kernel="mamba2",
         state=width * one.head_dim,
@@ -58,22 +49,7 @@ def nodes(given: LayerInputs) -> Nodes:
         out=width,
         again=4.0 * width * one.head_dim / one.chunk,
     )
-    projected = given.stream("lightning projections", inside.title, split(inside.into), inside=True)
-    gradient = given.stream("lightning projection gradient", "backward temporaries", split(inside.into), inside=True)
-    return [
-        norm(NORM, given, element=given.saved_element, modules=("layernorm",), first=True),
-        Gemm(linear=Linear(IN, H / Y, split(inside.into), "y", "x"), makes=(projected,), gradient=gradient),
-        recurrence(given, inside, vectors=Vectors()),
-        gated_norm(given, inside, layer=GATED, vectors=Vectors(over_x=width)),
-        Gemm(linear=Linear(OUT, split(width), H / Y, "x", "y"), makes=ended.makes, gradient=ended.gradient),
-        *ended.added,
-    ]
-
-
-def _constraints(model: Model, framework: Framework) -> Sequence[Constraint]:
-    """Whole heads on each rank."""
-    heads = [layer.mixer.heads for layer in model.types if isinstance(layer.mixer, LightningAttention)]
-    return [*whole_heads(framework, "layers of lightning attention", {"lightning heads": heads}, swaps=False)]
+    return recurrent_block(given, inside, vectors=Vectors(), of_norm=Vectors(over_x=width))
 
 
 def _logged(layer: Layer, _: float) -> float:
@@ -81,4 +57,7 @@ def _logged(layer: Layer, _: float) -> float:
     return 2.0 * one.heads * one.head_dim**2 if isinstance(one := layer.mixer, LightningAttention) else 0.0
 
 
-KIND = LayerKind(place=MIXER, nodes=nodes, constraints=_constraints, logged=_logged, sizes=LightningAttention)
+_WHOLE = whole_heads(
+    LightningAttention, "layers of lightning attention", {"lightning heads": "mixer.heads"}, swaps=False
+)
+KIND = LayerKind(place=MIXER, nodes=nodes, constraints=_WHOLE, logged=_logged, sizes=LightningAttention)

@@ -9,15 +9,19 @@ chain, whose time is that of the longest sequence), what is inside them is compu
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from operator import attrgetter
 
 from axonn_tune.frameworks.description import Framework
 from axonn_tune.program.constraints import Constraint
-from axonn_tune.program.inputs import PARTS, LayerInputs, S, X
+from axonn_tune.program.inputs import PARTS, H, LayerInputs, Linear, S, X, Y
+from axonn_tune.program.kinds import Constraints
 from axonn_tune.program.layers import moves
-from axonn_tune.program.nodes import Behind, Node, Own, Vectors, names
+from axonn_tune.program.nodes import Behind, Gemm, Node, Nodes, Own, Vectors, branch, names, norm
 from axonn_tune.program.operations import Array, Collective, Measured, Operation, Phase, Size, Traffic, as_size
+from axonn_tune.specs.model import Model
+from axonn_tune.specs.sections import Mixer
 
 CHUNK = 64
 """Tokens of a chunk, in kernels of FLA, cuDNN and Megatron-Core."""
@@ -141,21 +145,48 @@ def gated_norm(
     )
 
 
-def whole_heads(
-    framework: Framework, what: str, sizes: Mapping[str, Iterable[int]], *, swaps: bool = True
-) -> Iterator[Constraint]:
-    """Whole heads on each rank, with context parallelism behind its all-to-alls, where framework and layer have those;
-    sizes: heads of all layers, by their words, none in a model without them."""
-    swaps = swaps and framework.swaps_heads
-    found = {words: value for words, of_layers in sizes.items() if (value := math.gcd(*of_layers))}
-    for words, value in found.items():
-        name = words.lower().replace(" ", "-")
-        yield Constraint(f"{name}-by-x", words, value, ("x",))
-        if swaps:
-            yield Constraint(f"{name}-by-x-context", words, value, ("x", "context"), where="context")
-    if found and not swaps and "context" in framework.axes:
-        why = f"{what} need whole sequences, so no {framework.called('context')}"
-        yield Constraint("recurrence-by-context", why, 1, ("context",), both=True)
+def recurrent_block(
+    given: LayerInputs, one: Recurrence, *, vectors: Vectors, of_norm: Vectors, modules: tuple[str, ...] = ()
+) -> Nodes:
+    """Norm, one GEMM in, the recurrence with its vectors, its gated norm, GEMM out and addition."""
+    section, width = one.layer.partition(".")[0], split(one.into)
+    ended = branch(f"{section}.out", given)
+    projected = given.stream(f"{section} projections", one.title, width, inside=True)
+    gradient = given.stream(f"{section} projection gradient", "backward temporaries", width, inside=True)
+    into, out = (
+        Linear(f"{section}.in", H / Y, width, "y", "x"),
+        Linear(f"{section}.out", split(one.out), H / Y, "x", "y"),
+    )
+    return [
+        norm(f"{section}.norm", given, element=given.saved_element, modules=("layernorm",), first=True),
+        Gemm(linear=into, makes=(projected,), gradient=gradient),
+        recurrence(given, one, vectors=vectors),
+        gated_norm(given, one, layer=f"{section}.gated", vectors=of_norm, modules=modules),
+        Gemm(linear=out, makes=ended.makes, gradient=ended.gradient),
+        *ended.added,
+    ]
+
+
+def whole_heads(mixer: type[Mixer], what: str, sizes: Mapping[str, str], *, swaps: bool = True) -> Constraints:
+    """Whole heads on each rank, with context parallelism behind its all-to-alls, where framework and layer have those.
+
+    sizes: where a layer has its number of heads, by words for them.
+    """
+
+    def constraints(model: Model, framework: Framework) -> list[Constraint]:
+        layers = [layer for layer in model.types if isinstance(layer.mixer, mixer)]
+        swapping, found = swaps and framework.swaps_heads, list[Constraint]()
+        for words, path in sizes.items() if layers else ():
+            value, name = math.gcd(*map(attrgetter(path), layers)), words.lower().replace(" ", "-")
+            found.append(Constraint(f"{name}-by-x", words, value, ("x",)))
+            if swapping:
+                found.append(Constraint(f"{name}-by-x-context", words, value, ("x", "context"), where="context"))
+        if found and not swapping and "context" in framework.axes:
+            why = f"{what} need whole sequences, so no {framework.called('context')}"
+            found.append(Constraint("recurrence-by-context", why, 1, ("context",), both=True))
+        return found
+
+    return constraints
 
 
 def _made(given: LayerInputs, one: Recurrence) -> Array:

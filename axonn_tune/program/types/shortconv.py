@@ -6,12 +6,10 @@ of their own, whose inputs are saved. Source: transformers 5.23.0, models/lfm2/m
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from functools import partial
 from typing import ClassVar
 
-from axonn_tune.frameworks.description import Framework
-from axonn_tune.program.constraints import Constraint
 from axonn_tune.program.inputs import PARTS, H, LayerInputs, Linear, X, Y
 from axonn_tune.program.kinds import MIXER, LayerKind
 from axonn_tune.program.layers import moves
@@ -19,7 +17,7 @@ from axonn_tune.program.nodes import Behind, Gemm, Nodes, Own, Vectors, branch, 
 from axonn_tune.program.operations import Measured, Operation, Phase, Traffic, as_size
 from axonn_tune.program.types.recurrent import whole_heads
 from axonn_tune.specs.document import Size
-from axonn_tune.specs.model import Layer, Model
+from axonn_tune.specs.model import Layer
 from axonn_tune.specs.sections import Mixer, size
 
 NORM, IN, CONV, OUT = "shortconv.norm", "shortconv.in", "shortconv.conv", "shortconv.out"
@@ -31,14 +29,10 @@ class ShortConvolution(Mixer):
     SECTION: ClassVar[str] = "shortconv"
     WHAT: ClassVar[str] = "A gated short convolution, of layers without attention."
     TITLE: ClassVar[str] = "short convolutions"
+    WORDS: ClassVar[str] = "short convolution over {conv} tokens"
     KEYS: ClassVar[dict[str, str]] = {"conv": "conv_L_cache"}
 
     conv: Size = size("conv_L_cache, its length in tokens.", default=3)
-
-    @property
-    def words(self) -> str:
-        """Its length."""
-        return f"short convolution over {self.conv} tokens"
 
 
 def nodes(given: LayerInputs) -> Nodes:
@@ -85,15 +79,10 @@ def nodes(given: LayerInputs) -> Nodes:
     ]
 
 
-def _constraints(model: Model, framework: Framework) -> Sequence[Constraint]:
-    """Whole channels on each rank, and no context parallelism, for which no framework hands over the tokens between."""
-    channels = [model.hidden for layer in model.types if isinstance(layer.mixer, ShortConvolution)]
-    return [*whole_heads(framework, "short convolutions", {"channels of convolutions": channels}, swaps=False)]
-
-
 def _logged(layer: Layer, _: float) -> float:
     """The convolution."""
     return float(layer.hidden * layer.mixer.conv) if isinstance(layer.mixer, ShortConvolution) else 0.0
 
 
-KIND = LayerKind(place=MIXER, nodes=nodes, constraints=_constraints, logged=_logged, sizes=ShortConvolution)
+_WHOLE = whole_heads(ShortConvolution, "short convolutions", {"channels of convolutions": "hidden"}, swaps=False)
+KIND = LayerKind(place=MIXER, nodes=nodes, constraints=_WHOLE, logged=_logged, sizes=ShortConvolution)
