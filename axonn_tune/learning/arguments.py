@@ -82,6 +82,11 @@ def _is_detail(name: str) -> bool:
     return key is not None and key.field == "detail"
 
 
+def is_choice(word: Stated) -> bool:
+    """Whether it has the form in which torchtitan chooses among the configs of a section."""
+    return _SUBCOMMAND.fullmatch(word.value) is not None
+
+
 def named_values(words: Iterable[Stated]) -> Iterator[tuple[str, Stated]]:
     """Every argument of a command line with its first value, or all so far where it takes several; a switch is `True`.
 

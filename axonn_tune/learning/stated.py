@@ -38,7 +38,7 @@ from axonn_tune.frameworks.keys import (
 )
 from axonn_tune.frameworks.statements import VARIABLES
 from axonn_tune.frameworks.torchtitan import FLAVORS, MIXTURES
-from axonn_tune.learning.arguments import SWITCHES, beside_others, columns_of, known_name, named_values
+from axonn_tune.learning.arguments import SWITCHES, beside_others, columns_of, is_choice, known_name, named_values
 from axonn_tune.learning.pairs import toml_pairs, yaml_pairs
 from axonn_tune.learning.primus import MODEL, experiment, filled, model_of, started
 from axonn_tune.learning.recipes import python_facts, refusals, tool_of
@@ -184,7 +184,9 @@ def _of_script(script: Script, path: Path) -> _Source:
     """The command with the most recognised arguments, or all words if no known program is started."""
     program = re.compile(rf"{_PROGRAM.pattern}|\.py$|(?:^|/)(?:llamafactory-cli|lmf)$")
     started = [command for command in script.commands if any(program.search(word.value) for word in command)]
-    all_words = tuple(word for words in (*script.variables.values(), *script.commands) for word in words)
+    # A variable's only word is no choice of a section: expandable_segments:True.
+    given = (words for words in script.variables.values() if len(words) > 1 or not any(map(is_choice, words)))
+    all_words = tuple(word for words in (*given, *script.commands) for word in words)
     words = max(started, key=_telling) if started else ()
     if not _telling(words):
         words = (*all_words, *words)
