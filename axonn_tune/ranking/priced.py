@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 
 from axonn_tune.cost.collectives import Term
 from axonn_tune.cost.columns import Floats
-from axonn_tune.cost.compute import exposed_s
 from axonn_tune.cost.price import METRICS, Detail, PricedLayout
 from axonn_tune.cost.uncertainty import DEVIATIONS, difference_spread, own_bound_s, own_half_s, with_software
 from axonn_tune.errors import UsageError
@@ -158,7 +157,7 @@ class Priced:
         metric = self._metric(rank_by)
         if rank_by != "iteration":
             return count_ties(metric, metric * self.problem.machine.uncertainty.communication)
-        waiting_s = exposed_s(metric, np.array([one.compute_s for one in self.first]))
+        waiting_s = np.array([one.exposed_communication_s for one in self.first])
         return count_ties(metric, np.asarray(own_half_s(self.problem, step_s=metric, waiting_s=waiting_s)))
 
     def _metric(self, rank_by: RankBy) -> Floats:
