@@ -36,7 +36,7 @@ from axonn_tune.frameworks import base_software
 from axonn_tune.frameworks.step import NATURAL_IMBALANCE
 from axonn_tune.learning.diagnose import Diagnosis
 from axonn_tune.learning.evidence import Setup
-from axonn_tune.learning.setups import with_step
+from axonn_tune.learning.setups import CHANGES, with_step
 from axonn_tune.report.commands import command_of
 from axonn_tune.report.learning import diagnosis_text, verdict
 from axonn_tune.report.output import csv_table
@@ -379,7 +379,7 @@ def test_commands_find_what_was_promised(
     row = {name: cell for name, cell in published()[dataset][number].items() if name != "source"}
     path.write_text(csv_table(list(row), [list(row.values())]), "utf-8")
     changes = axonn_tune.diagnose(path, machine=machine)[0][0].changes
-    assert 1 <= len(changes) <= 3
+    assert 1 <= len(changes) <= CHANGES
     for change in changes:
         words = shlex.split(command_of(change, machine=machine))
         found = json.loads(good("", [*words[1:], "--format", "json"]).out)

@@ -745,7 +745,6 @@ def test_what_stays_on_the_gpu_beside_what_is_offloaded(
             "--cpu-offloading-num-layers 2 --cpu-offloading-weights",
             "--cpu-offloading-weights: weights are priced on the",
         ),
-        ("--moe-paged-stash", "--moe-paged-stash: priced on the GPU"),
     ],
 )
 def test_what_is_not_priced_is_named(more: str, said: str, tmp_path: Path) -> None:

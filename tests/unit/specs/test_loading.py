@@ -36,7 +36,7 @@ def test_all_problems_are_reported_at_once() -> None:
         f"m.yaml:{line_of(text, 'memory_gib: on')}: accelerator.memory_gib: must be a number, not 'on'",
         f"m.yaml:{line_of(text, 'bf17')}: accelerator.peak_tflops.bf17: "
         "must be 'bf16', 'fp16', 'fp32', 'fp64', 'fp8-delayed', 'fp8-current', 'fp8-rowwise', 'fp8-blockwise', "
-        "'mxfp8', 'nvfp4' or 'tf32', "
+        "'mxfp8', 'nvfp4', 'mxfp4' or 'tf32', "
         "not 'bf17', did you mean 'bf16'?",
         f"m.yaml:{line_of(text, 'fect')}: accelerator.sources.memory_gib.kind: "
         "must be 'peak', 'measured', 'fitted', 'assumed', 'placeholder' or 'fact', not 'fect', did you mean 'fact'?",
