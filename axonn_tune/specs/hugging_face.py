@@ -134,10 +134,6 @@ _LATENT = {
     "value_dim": "v_head_dim",
 }
 _INDEXER = {"heads": "index_n_heads", "head_dim": "index_head_dim", "topk": "index_topk"}
-_OF_COMPRESSED = {
-    **{"heads": "num_attention_heads", "head_dim": "head_dim", "query_rank": "q_lora_rank", "groups": "o_groups"},
-    **{"output_rank": "o_lora_rank", "window": "sliding_window"},
-}
 _COMPRESSED: dict[object, str] = {
     **{0: "window", 4: "sparse", 128: "heavy", "sliding_attention": "window"},
     **{"compressed_sparse_attention": "sparse", "heavily_compressed_attention": "heavy"},
@@ -347,6 +343,10 @@ def _hybrid(config: _Config, kind: _Kind) -> dict[str, Plain]:
 
 def _mixer(config: _Config, section: str) -> dict[str, Plain]:
     """A layer with this in place of attention."""
+    return {"attention": False, section: _mixer_sizes(config, section)}
+
+
+def _mixer_sizes(config: _Config, section: str) -> dict[str, Plain]:
     sizes, fields = MIXERS[section].KEYS.items(), MIXERS[section].model_fields
     found: dict[str, Plain] = {}
     for own, theirs in sizes:
@@ -354,7 +354,7 @@ def _mixer(config: _Config, section: str) -> dict[str, Plain]:
             found[own] = config.flag(theirs, absent=flag)
         else:
             found[own] = config.size(theirs, absent=None if fields[own].is_required() else fields[own].default)
-    return {"attention": False, section: found}
+    return found
 
 
 def _mixed(config: _Config, kind: _Kind, layers: int) -> list[str]:
@@ -426,7 +426,8 @@ def _compressed(config: _Config, *, layers: int) -> list[tuple[str, dict[str, Pl
         known = [str(one) for one in _COMPRESSED if isinstance(one, str) == (key == "layer_types")]
         config.report(key, f"must say one of {', '.join(known)} of each of {layers} layers, not {stated!r:.40}")
         return [("window", {})] * layers
-    sizes: dict[str, Plain] = {name: config.size(theirs) for name, theirs in _OF_COMPRESSED.items()}
+    Model.prepare()
+    sizes = _mixer_sizes(config, "compressed")
     index: dict[str, Plain] = {name: config.size(theirs) for name, theirs in _INDEXER.items()}
     others: dict[str | None, dict[str, Plain]] = {"sparse": {"ratio": 4, "indexer": index}, "heavy": {"ratio": 128}}
     return [(str(one), {"attention": False, "compressed": sizes | others.get(one, {})}) for one in names]

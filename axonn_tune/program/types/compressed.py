@@ -36,6 +36,10 @@ class CompressedAttention(Mixer):
     SECTION: ClassVar[str] = "compressed"
     WHAT: ClassVar[str] = "Compressed attention (DeepSeek-V4), in place of attention."
     TITLE: ClassVar[str] = "compressed attention"
+    KEYS: ClassVar[dict[str, str]] = {
+        **{"heads": "num_attention_heads", "head_dim": "head_dim", "query_rank": "q_lora_rank", "groups": "o_groups"},
+        **{"output_rank": "o_lora_rank", "window": "sliding_window"},
+    }
 
     heads: Sized = size("num_attention_heads.")
     head_dim: Sized = size("head_dim, width of the one key, which is the value, too.")
@@ -197,16 +201,10 @@ def _constraints(model: Model, framework: Framework) -> list[Constraint]:
     """Neither tensor nor context parallelism splits it."""
     if not any(isinstance(layer.mixer, CompressedAttention) for layer in model.types):
         return []
-    axes = [axis for axis in ("x", "context") if axis in framework.axes]
+    axes = {axis: framework.called(axis) for axis in ("x", "context") if axis in framework.axes}
+    words = "compressed attention is not split by"
     return [
-        Constraint(
-            f"compressed-by-{axis}",
-            f"compressed attention is not split by {framework.called(axis)}",
-            1,
-            (axis,),
-            both=True,
-        )
-        for axis in axes
+        Constraint(f"compressed-by-{axis}", f"{words} {name}", 1, (axis,), both=True) for axis, name in axes.items()
     ]
 
 
