@@ -19,6 +19,7 @@ from axonn_tune.cost.collectives import collective_time_s
 from axonn_tune.cost.compute import ComputeClock, compute_s
 from axonn_tune.cost.paces import FIRST_PART, INNER_PART, LAST_PART, PaceKey, Paces, Span, run_of
 from axonn_tune.cost.recorder import BACKWARD, FORWARD, Recorder, State
+from axonn_tune.frameworks.dispatchers import find_dispatcher
 from axonn_tune.program.operations import ONCE, Collective, Sent, Size, Value
 from axonn_tune.program.schedule import HANDLES, ISSUE, RUN, SYNC, WAIT, Instructions, MicroBatch, StepSchedule
 from axonn_tune.program.step import ONLY, Behind, Block, Runs, Segment, Stage, StepProgram, kept_share, segments
@@ -235,9 +236,10 @@ class Replay:
 
     def _sent_tokens_s(self, kind: int) -> Value | None:
         """Time in which the host issues nothing, since it waits for the counts of tokens that a dispatch brings, or
-        drives the transfer; None for blocks without experts, and where the accelerator counts (HybridEP)."""
-        block, options = self.work.program.blocks[kind], self.work.program.given.options
-        if options.dispatcher in ("hybridep", "allgather") or self.work.program.merges:
+        drives the transfer, beside another micro-batch, too; None for blocks without experts, and else."""
+        block, program = self.work.program.blocks[kind], self.work.program
+        host = find_dispatcher(program.given.options.dispatcher).host
+        if host == "free" or (host == "waits" and program.merges):
             return None
         total: Value | None = None
         for step in (*block.forward.operations, *block.backward.operations):

@@ -17,6 +17,10 @@ Counting: TypeAlias = Literal["all", "copy", "rank"]
 """Which copies of a token leave a rank: to all ranks, one for each of its experts, or one for each distinct rank and
 node."""
 
+Host: TypeAlias = Literal["free", "waits", "drives"]
+"""What the host does during a dispatch: goes on issuing, waits for the counts of tokens that it brings unless another
+micro-batch is computed beside it, or drives the transfer by itself."""
+
 AUTO = "auto"
 """The dispatcher that `default_dispatcher` says."""
 
@@ -42,6 +46,7 @@ class Dispatcher:
     rack_combine_bytes_per_s: float
     dispatch_s: float
     combine_s: float
+    host: Host
 
 
 def default_dispatcher(had: Sequence[str], *, ranks: int, domain: int | None) -> str:
@@ -97,4 +102,5 @@ def _dispatcher(row: Mapping[str, str]) -> Dispatcher:
         rack_combine_bytes_per_s=1e9 * float(row["rack_combine_gb_per_s"] or math.inf),
         dispatch_s=1e-6 * float(row["dispatch_us"]),
         combine_s=1e-6 * float(row["combine_us"]),
+        host=cast(Host, row["host"]),
     )

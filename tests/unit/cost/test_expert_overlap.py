@@ -101,6 +101,22 @@ def test_a_late_host_is_never_hidden() -> None:
         assert more_s(dispatch_us) >= (late_s - each_s * (2000.0 - dispatch_us)) * (1 - 1e-9)
 
 
+def test_a_host_that_drives_transfers_issues_nothing_meanwhile() -> None:
+    """Guards steps of late hosts: beside another micro-batch only ports whose transfers it drives hold it up."""
+    layout = Layout(Grid(data=16, expert=8, order=MEGATRON), 1, "none", 0)
+
+    def unissued_s(dispatcher: str) -> tuple[float, float]:
+        """What of a step does not grow with the time to issue an operation, and all dispatch and combine, s."""
+        job = _priced(dispatcher=dispatcher, expert_overlap=True).job
+        one, two = (price(job, layout, software=Software(dispatch_us=us)) for us in (4e3, 8e3))
+        return 2.0 * one.iteration_s - two.iteration_s, _sent_s(one)
+
+    free_s, _ = unissued_s("hybridep")
+    assert unissued_s("deepep")[0] == pytest.approx(free_s)
+    port_s, sent_s = unissued_s("deepep-uccl")
+    assert port_s == pytest.approx(free_s + sent_s)
+
+
 def test_delayed_weight_gradients_never_lose() -> None:
     """They fill the combine of gradients."""
     delayed = _priced(dispatcher="alltoall", expert_overlap=True, delayed_weight_gradients=True)
