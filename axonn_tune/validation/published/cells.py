@@ -141,6 +141,8 @@ _UNPRICED = (
     (r"(?<![a-z])(q?lora|peft|sft)(?![a-z])", "fine-tuning is not priced"),
     (r"\b(zb[bv]\w*|v-(?:half|min)|zero-bubble|dualpipev?)\b", "this pipeline schedule is not priced"),
     (r"(?<![a-z])(vl|vision[\w-]*|mockvlm|images?)(?![a-z])", "a model beside the language model is not priced"),
+    # Steps that cannot all have been measured.
+    (r"\bone figure for runs that differ: ([^;]*)", "the source prints one figure for runs that differ"),
 )
 """Words of a row's software, model, recipe and notes by which its step is not one that is priced, and why."""
 

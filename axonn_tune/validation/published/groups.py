@@ -70,9 +70,14 @@ def groups(rows: Sequence[PredictedRow]) -> dict[str, StepSummary]:
     return {name: StepSummary(tuple(members[name])) for name in GROUPS if name in members}
 
 
+def is_tuned(one: PredictedRow) -> bool:
+    """Whether a row is more than a check that a recipe works, which its publisher calls untuned."""
+    return one.row.more is None or not one.row.more.functional
+
+
 def _groups_of(one: PredictedRow, case: Case) -> Iterator[str]:
     accelerator, narrow = case.machine.accelerator, case.workload.format is not None
-    if one.row.more is not None and one.row.more.functional:
+    if not is_tuned(one):
         yield "functional"
         return
     if "training_results" in one.row.dataset:

@@ -151,6 +151,10 @@ def test_steps_by_throughput(tmp_path: Path, cells: dict[str, str], seconds: flo
         ({"notes": "sft; functional"}, "fine-tuning is not priced: sft"),
         ({"recipe": "qwen35_vl_pretrain_config"}, "a model beside the language model is not priced: vl"),
         ({"notes": "vision-language"}, "a model beside the language model is not priced: vision-language"),
+        (
+            {"notes": "one figure for runs that differ: 8 in BF16 and FP8; x"},
+            "one figure for runs that differ: 8 in bf16",
+        ),
         ({"notes": "schedule zbv; dense"}, "this pipeline schedule is not priced: zbv"),
     ],
 )

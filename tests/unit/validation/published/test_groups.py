@@ -52,3 +52,9 @@ def test_rows_in_groups_and_pairs(tmp_path: Path) -> None:
     assert "pairs that differ in one thing" in accuracy_text(
         Accuracy(Path("x.csv"), StepSummary(steps), more=StepSummary(steps))
     )
+    untuned = replace(steps[0], row=replace(first, more=replace(first.more, functional=True)))
+    assert list(groups((untuned,))) == ["functional"]
+    text = accuracy_text(Accuracy(Path("x.csv"), StepSummary(steps[:1]), more=StepSummary((untuned, *steps[1:]))))
+    worst = text.partition("worst rows that name their model")[2].partition("\n\n")[0]
+    assert "second" in worst
+    assert "first" not in worst
