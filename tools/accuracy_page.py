@@ -30,7 +30,7 @@ from axonn_tune.report.output import Column, markdown_table, words
 from axonn_tune.specs.catalog import load_machine
 from axonn_tune.validation.published.accuracy import SUMS, Accuracy, PredictedRow, StepSummary, evaluate
 from axonn_tune.validation.published.cases import FRAMEWORK_WORDS
-from axonn_tune.validation.published.groups import by_what, groups, unfit
+from axonn_tune.validation.published.groups import by_what, groups, is_tuned, unfit
 from axonn_tune.validation.published.groups import pairs as pairs_of
 from axonn_tune.validation.published.rows import known_errata
 from axonn_tune.validation.quality import Quality
@@ -123,7 +123,7 @@ def _named(found: Accuracy) -> dict[str, str]:
             ["what differs"], ["pairs", "beyond 5%", "faster one named", "median error of the ratio"], pairs
         ),
         "unfit": table(["row", "model", "layout", "memory"], [], unfitting),
-        "worst_named": _worst(found.more.worst(10)),
+        "worst_named": _worst(StepSummary(tuple(one for one in every if is_tuned(one))).worst(10)),
     }
 
 

@@ -244,7 +244,8 @@ def _more_text(found: Accuracy, more: StepSummary) -> Iterable[str]:
     for name, one in named.items():
         yield text_of(quality_columns(name, _GROUPED), quality_rows(one.by_source))
     if more.rows != found.steps:
-        yield _steps_text("worst rows that name their model", more.worst(min(10, found.listed)))
+        tuned = StepSummary(tuple(filter(groups.is_tuned, more.rows)))
+        yield _steps_text("worst rows that name their model", tuned.worst(min(10, found.listed)))
     rows = [
         {"name": f"{one.first.row.id}, {one.second.row.id}", **fields_of(one, ("what", "measured", "predicted"))}
         | {"right": {None: "≈", True: "yes", False: "no"}[one.right]}
