@@ -233,16 +233,16 @@ def test_what_no_published_step_validates_is_marked() -> None:
 
 def test_columns_differ_or_are_said_once() -> None:
     """Guards tables: what all rows have stands above, what differs in a column, throughput in each row."""
-    line = "--gpus 256 --model llama3-8b --machine dgx-h100 --framework torchtitan -q"
+    line = "--gpus 256 --model llama3-8b --machine dgx-h100 --framework torchtitan --seq 16384 -q"
     title, _, body = good(line).out.partition("In all rows: ")
     assert "torchtitan" in title
-    assert body.startswith("tp 1, pp 1, vpp 1, cp 1.")
+    assert body.startswith("tp 1, pp 1, vpp 1, micro-batch 1.")
     assert {"none", "selective"} <= set(body.split())
     head = next(row for row in good(f"{line} --format md").out.splitlines() if row.startswith("| rank"))
     assert head.index("tokens") < head.index("MFU") < head.index("TFLOP/s in log, /GPU") < head.index("exposed, s")
     alone = good(f"{line} --top 1").out
-    assert "Also: tp 1, pp 1, vpp 1, cp 1, micro-batch 1, recompute none." in alone
-    assert alone.splitlines()[-1].split()[:3] == ["1", "64", "4"]
+    assert "Also: tp 1, pp 1, vpp 1, micro-batch 1, recompute none." in alone
+    assert alone.splitlines()[-1].split()[:4] == ["1", "32", "4", "2"]
     line = "--gpus 64 --model llama3-70b --machine dgx-h100 --framework megatron-core --tp 16 --pp 4 --batch 64 --top 1"
     searched = good(f"{line} --format json").document["searched"]
     assert searched["feasible"] <= searched["candidates"]

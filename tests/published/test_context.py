@@ -12,12 +12,12 @@ from axonn_tune.validation.published.cases import Case, case_of
 from axonn_tune.validation.published.rows import StepRow, read_steps
 
 ROWS = read_steps(Path(__file__).with_name("context_steps.csv"))
-MEAN_ERROR, WORST_ERROR = 0.11, 0.20
+MEAN_ERROR, WORST_ERROR = 0.11, 0.12
 """Floors, which may only get better."""
 
 
 def case(row: StepRow) -> Case:
-    """The row on the shipped profile, as its script runs it.
+    """The row by the kernels measured on its system, as its script runs it.
 
     simu_tools/megatron_scripts/scripts/run_pretrain_llama3.sh: --cp-comm-type a2a, --use-distributed-optimizer without
     --overlap-grad-reduce, 16 query groups in what it calls 405B.
