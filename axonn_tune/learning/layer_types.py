@@ -94,7 +94,7 @@ class _Reading:
         routed = self._marks("moe_layer_freq", lambda layer, each: layer % each == 0)
         variant = self._variant()
         mixed = self._marks("linear_attention_freq", lambda layer, each: (layer + 1) % each != 0)
-        window, shared = self._window(), self._shared("indexer" in attention)
+        window, shared = self._window(), self._shared(indexed="indexer" in attention)
         for layer in range(count):
             mixes = variant is not None and mixed[layer] is not False
             own: dict[str, Any] = self._mixer(variant) if variant is not None and mixes else dict(attention)
@@ -154,7 +154,7 @@ class _Reading:
             found["rotary_share"] = 0
         return found
 
-    def _shared(self, indexed: bool) -> Sequence[bool]:  # noqa: FBT001 - of one caller
+    def _shared(self, *, indexed: bool) -> Sequence[bool]:
         """Whether each layer shares an indexer."""
         every = self.number("dsa_indexer_topk_freq", 1) if indexed else 1
         offset = self.number("dsa_indexer_skip_topk_offset", 0)
