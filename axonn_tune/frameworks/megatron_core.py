@@ -42,7 +42,7 @@ from axonn_tune.frameworks.megatron_layers import WRITTEN as OF_LAYERS
 from axonn_tune.frameworks.megatron_layers import is_hybrid, parts
 from axonn_tune.frameworks.megatron_layers import values as layer_values
 from axonn_tune.frameworks.statements import ANY_ORDER, CUDNN_NORMS, DISPATCHERS, flex_backend, written
-from axonn_tune.frameworks.step import StepOptions
+from axonn_tune.frameworks.step import FORMAT_OPTIONS, StepOptions
 from axonn_tune.recompute import RECOMPUTES
 from axonn_tune.specs.machine import EnvironmentVariable
 from axonn_tune.stages import layout_text
@@ -479,14 +479,7 @@ MEGATRON_CORE = Framework(
     precision_aware=True,
     savers=(*OWN_SAVERS, *_SAVERS),
     formats=("fp8-delayed", "fp8-current", "fp8-blockwise", "mxfp8", "nvfp4", "mxfp4"),
-    format_options=(
-        "primary_weights",
-        "first_layers_bf16",
-        "last_layers_bf16",
-        "narrow_attention",
-        "narrow_head",
-        "cudnn_norms",
-    ),
+    format_options=FORMAT_OPTIONS,
     cuda_graphs=dict.fromkeys(CUDA_GRAPHS, ()),
     recompute_modules=(
         *("core_attn", "layernorm", "mlp", "moe_act", "shared_experts", "moe", "mla_up_proj", "gdn_norm_out", "mhc"),

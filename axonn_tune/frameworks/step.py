@@ -89,6 +89,11 @@ OFFLOAD_MODULES: Mapping[str, tuple[str, ...]] = {
 }
 """Saved arrays that are the inputs of modules which Megatron-Core can offload one by one. Source:
 NVIDIA/Megatron-LM@d98e8a64, docs/user-guide/features/fine_grained_activation_offloading.md."""
+FORMAT_OPTIONS = (
+    *("primary_weights", "first_layers_bf16", "last_layers_bf16"),
+    *("narrow_attention", "narrow_head", "cudnn_norms"),
+)
+"""Options that are of no use without a number format below 16 bits, of which a framework has all, some or none."""
 _FOLDED = ("x", "z", "context", "data")
 _REPEATED = (
     *("attention.core", "attention.scores", "attention.norm", "attention.output", "attention.q_up", "attention.kv_up"),

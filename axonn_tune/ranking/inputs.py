@@ -15,7 +15,7 @@ from axonn_tune.frameworks import find_framework, registry, step_changes
 from axonn_tune.frameworks.axonn_tune import AXONN_TUNE
 from axonn_tune.frameworks.description import Framework
 from axonn_tune.frameworks.dispatchers import find_dispatcher
-from axonn_tune.frameworks.step import StepOptions
+from axonn_tune.frameworks.step import FORMAT_OPTIONS, StepOptions
 from axonn_tune.grid import EXPERT_AXES, RANK_AXES, nearest_sizes
 from axonn_tune.ranking.space import Problem
 from axonn_tune.recompute import lacked_by, modules_of
@@ -151,7 +151,7 @@ def check(problem: Problem) -> None:
 def _check_formats(problem: Problem) -> None:
     """Refuse options of number formats that the framework has not, or that are of no use without a format."""
     framework, plain = problem.framework, StepOptions()
-    for name in dict.fromkeys(name for one in registry().values() for name in one.format_options):
+    for name in FORMAT_OPTIONS:
         value = getattr(framework.step, name)
         if value == getattr(plain, name):
             continue
