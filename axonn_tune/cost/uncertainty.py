@@ -38,11 +38,11 @@ Floats = NDArray[np.float64]
 DEVIATIONS = 1.2816
 """Standard deviations either side of the middle that hold 80% of a normal distribution."""
 
-OF_LAYOUT, OF_LAYOUT_WITH_EXPERTS = 0.04, 0.11
+OF_LAYOUT, OF_LAYOUT_WITH_EXPERTS = 0.04, 0.06
 """Standard deviations of what no number explains of the logarithm of a step, for each layout by itself, of a dense
 model and of one with experts. Errors of published steps scatter within families, rows of one source, model and number
-of GPUs, by 1.3 to 12% (robust standard deviations, median 3.7%, of fits without the family), with experts by 1.3 to 33%
-(median of 14 families 10.8%)."""
+of GPUs, by 1.3 to 12% (robust standard deviations, median 3.7%, of fits without the family), with experts by 1.2 to 16%
+(median of 13 families of 4 rows or more 5.4%)."""
 
 PER_DOUBLING, PER_STAGE_DOUBLING = 0.013, 0.023
 """Standard deviation of the logarithm of a step for each doubling of ranks beyond a node of `NODE`, and of pipeline

@@ -37,7 +37,7 @@ def test_ties_end_at_the_first_that_differs(metric: list[float], half_width: flo
 
 
 def test_layouts_with_experts_are_apart_by_more_than_their_own_scatter() -> None:
-    """Guards ties with experts: by hand from the scatter of published layouts, 11%, and from waiting for
+    """Guards ties with experts: by hand from the scatter of published layouts, 6%, and from waiting for
     communication, the bubble excluded; rows of one family have one EP."""
     problem = inputs(32, "mixtral-8x7b", machine="dgx-h100", framework="megatron-core", z=1, chunks=1).problem
     ranked = search(problem, top=80)
@@ -51,7 +51,7 @@ def test_layouts_with_experts_are_apart_by_more_than_their_own_scatter() -> None
         ]
         return apart.index(True)
 
-    assert ranked.ties == alike(0.11) > alike(0.04)
+    assert ranked.ties == alike(0.06) > alike(0.04)
     for family in ranked.families(ranked.ties):
         assert len({(ranked[place].grid.expert, ranked[place].grid.expert_tensor) for place in family}) == 1
 
