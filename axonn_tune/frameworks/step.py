@@ -319,6 +319,8 @@ class KernelOptions:
     fused_accumulation: weight gradients are added inside their GEMM.
     compiled_activation: a gated activation is the kernel that torch's compiler makes of it alone (Megatron-Core's
     jit_fuser), whose rate is measured; otherwise it goes at the bandwidth of others.
+    fused_hyper_connections: one kernel before a branch and one behind it; otherwise operator by operator, in FP32
+    (Primus, traces of DeepSeek-V4 in mid-2026).
     kernels: element-wise work in kernels as the bundled runtime launches them, compiled or operator by operator;
     ideal: with the software's `traffic` as factor.
     cuda_graphs: scopes whose operations the host does not launch. step_reductions: all-reduces of a few bytes at the
@@ -331,6 +333,7 @@ class KernelOptions:
     dropout: bool = False
     fused_accumulation: bool = False
     compiled_activation: bool = False
+    fused_hyper_connections: bool = True
     kernels: KernelKind = "ideal"
     step_reductions: int = _limited(0, 0, 64)
     cuda_graphs: tuple[CudaGraphs, ...] = ()

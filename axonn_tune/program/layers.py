@@ -430,7 +430,8 @@ def mixed_streams(
     """The kernel of hyper-connections (mHC, arXiv 2512.24880) before a branch (`ahead`) or behind it, or its gradients.
 
     Of m residual streams a token's m·H elements are read and H written before a branch; behind it m·H and the branch's
-    H are read and m·H written. The coefficients of a site come of a matrix on all streams.
+    H are read and m·H written. The coefficients of a site come of a matrix on all streams. Operator by operator both
+    take as long a byte.
     """
     streams = float(given.streams)
     accesses = (2.0 * streams + 1.0 if back else streams + 1.0) if ahead else 3.0 * streams + 2.0
@@ -438,6 +439,7 @@ def mixed_streams(
     elements = given.outside(given.part) * H / Y
     flops = (4.0 if back else 2.0) * coefficients(given.streams) * streams * elements * (1.0 if ahead else 0.0)
     kernel = "mhc_pre" if ahead else "mhc_post"
+    kernel = kernel if given.options.fused_hyper_connections else "eager_mhc"
     work = given.element * accesses * elements
     return Measured(phase, layer, kernel, work, flops, back, calls=PARTS, makes=makes, frees=frees)
 

@@ -694,6 +694,7 @@ STEP_PROBES: dict[str, tuple[Probe, ...]] = {
     "tensor": (
         *(Probe(), Probe(recompute="selective"), Probe(axes={"x": 16}, model="llama3-8b")),
         Probe("5b", "torchtitan", axes={"z": 8}, seq=2048, recompute="selective"),
+        Probe(sizes=("residual_streams=4",)),
     ),
     "sharded": tuple(
         Probe("5b", "fsdp", axes={"z": 8}, seq=2048, recompute=one, batch=batch)
@@ -755,7 +756,8 @@ VALUES |= dict.fromkeys(("blocking_reduction", "staged_reduction"), VALUES["redu
 
 OF_STEPS = {
     "tensor": "sequence_parallel pipelined_tensor selective selective_at_once loss_reductions loss loss_chunks "
-    "loss_parallel fused_attention deterministic fused_norms fused_accumulation compiled_activation dropout kernels "
+    "loss_parallel fused_attention deterministic fused_norms fused_accumulation compiled_activation "
+    "fused_hyper_connections dropout kernels "
     "cuda_graphs overlaps step_reductions vocabulary_multiple",
     "sharded": "gather_unit gather_bytes shard_gradient_bytes gather_copies gather_after_recompute prefetch_recompute "
     "prefetch_backward reshard head_gathered_again replicated_tables master_shards recompute_whole_block "

@@ -63,6 +63,7 @@ _NOTES: tuple[tuple[str, str, str], ...] = (
     ("loss", r"loss not compiled", "eager"),
     ("step.expert_kernels", r"fused grouped mlp", "fused"),
     ("step.paged_stash", r"paged stash", "true"),
+    ("step.fused_hyper_connections", r"hyper-connections operator by operator", "false"),
 )
 """Column, what a note says of it where it is empty, and the cell that this means."""
 

@@ -29,11 +29,14 @@ def flash(kind: str, **changes: Any) -> Model:
     return Model.model_validate(stored | own | changes)
 
 
-def priced(model: Model, *, pipeline: int = 1, recompute: str = "none") -> Detail:
+def priced(
+    model: Model, *, pipeline: int = 1, recompute: str = "none", machine: str = "dgx-b200", **step: bool
+) -> Detail:
     """On four GPUs, a micro-batch of one sequence."""
     workload = Workload(global_batch=16, sequence_length=LENGTH)
     grid = Grid(data=4 // pipeline, pipeline=pipeline, order=ORDER)
-    return price(Job(model, load_machine("dgx-b200").document, workload, MEGATRON), Layout(grid, 1, recompute, 0))
+    job = Job(model, load_machine(machine).document, workload, MEGATRON.with_step(**step))
+    return price(job, Layout(grid, 1, recompute, 0))
 
 
 @pytest.mark.parametrize(
@@ -85,6 +88,16 @@ def test_hyper_connections_move_and_save_all_streams() -> None:
             if one.kind in saved:
                 saved[one.kind] += float(one.size_bytes.evaluate(found.values)) / (2 * LENGTH * H)
         assert saved == {"residual stream": 8.0, "branch inputs": mixed, "branch outputs": 2.0}
+
+
+def test_hyper_connections_operator_by_operator() -> None:
+    """Guards both kernels of a site as measured on MI355X: as many bytes, at the rate of a trace."""
+    fused = priced(flash("window"), machine="mi355x")
+    eager = priced(flash("window"), machine="mi355x", fused_hyper_connections=False)
+    kernels = {one.kernel for one in eager.program.blocks[0].forward.operations if isinstance(one, Measured)}
+    assert "eager_mhc" in kernels
+    assert not any(one.startswith("mhc") for one in kernels)
+    assert eager.iteration_s > fused.iteration_s
 
 
 def test_stages_send_all_streams() -> None:
