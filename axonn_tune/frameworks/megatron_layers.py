@@ -32,12 +32,11 @@ WRITTEN = {
     """,
     "experts": """
         num_experts model.moe_layer_freq model.moe_ffn_hidden_size model.moe_shared_expert_intermediate_size
-        model.moe_shared_expert_gate model.moe_latent_size model.moe_router_topk model.moe_router_score_function
-        model.moe_router_pre_softmax
-        model.moe_router_num_groups model.moe_router_group_topk model.moe_router_topk_scaling_factor
-        model.moe_router_enable_expert_bias model.moe_router_load_balancing_type model.moe_aux_loss_coeff
-        model.moe_router_dtype model.moe_router_force_load_balancing model.moe_expert_capacity_factor
-        model.moe_token_dispatcher_type
+        model.moe_shared_expert_gate model.moe_latent_size model.activation_func_clamp_value model.moe_router_topk
+        model.moe_router_score_function model.moe_router_pre_softmax model.moe_router_num_groups
+        model.moe_router_group_topk model.moe_router_topk_scaling_factor model.moe_router_enable_expert_bias
+        model.moe_router_load_balancing_type model.moe_aux_loss_coeff model.moe_router_dtype
+        model.moe_router_force_load_balancing model.moe_expert_capacity_factor model.moe_token_dispatcher_type
         model.moe_flex_dispatcher_backend model.moe_grouped_gemm model.moe_permute_fusion
         model.expert_model_parallel_size model.expert_tensor_parallel_size model.overlap_moe_expert_parallel_comm
         model.delay_wgrad_compute model.moe_shared_expert_overlap
