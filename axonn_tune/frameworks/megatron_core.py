@@ -172,6 +172,7 @@ _PATTERNS = ("moe_layer_freq", "window_attn_skip_freq", "no_rope_freq")
 
 _BRIDGE: Mapping[str, tuple[str, ...]] = {
     "swiglu": ("model.gated_linear_unit=true", "model.activation_func=silu"),
+    "quick_geglu": ("model.gated_linear_unit=true", "model.activation_func=quick_gelu"),
     "disable_bias_linear": ("model.add_bias_linear=false",),
     "norm_epsilon": ("model.layernorm_epsilon={}",),
     "untie_embeddings_and_output_weights": ("model.share_embeddings_and_output_weights=false",),
@@ -309,6 +310,7 @@ def _values(run: Run) -> dict[str, Value]:
         "num_query_groups": model.kv_heads if grouped else None,
         "position_embedding_type": "learned_absolute" if model.learned_positions else "rope",
         "normalization": "RMSNorm" if model.gated else "LayerNorm",
+        "quick_geglu": False,
         "rotary_base": model.rotary_base and round(model.rotary_base),
         "norm_epsilon": model.norm_epsilon,
         "add_qkv_bias": model.qkv_biases,

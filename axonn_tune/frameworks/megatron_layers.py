@@ -39,7 +39,7 @@ WRITTEN = {
         model.moe_router_force_load_balancing model.moe_expert_capacity_factor model.moe_token_dispatcher_type
         model.moe_flex_dispatcher_backend model.moe_grouped_gemm model.moe_permute_fusion
         model.expert_model_parallel_size model.expert_tensor_parallel_size model.overlap_moe_expert_parallel_comm
-        model.delay_wgrad_compute model.moe_shared_expert_overlap
+        model.delay_wgrad_compute model.moe_shared_expert_overlap quick_geglu model.glu_linear_offset
     """,
     "prediction": "model.mtp_num_layers",
 }
@@ -221,6 +221,8 @@ def _mlp(run: Run, layers: list[Layer]) -> dict[str, Value]:
 def _experts(run: Run, routed: list[Layer]) -> dict[str, Value]:
     """Sizes, router, dispatcher and degrees."""
     experts = _common(run, routed, "experts", lambda one: one.experts)
+    # Its fused kernels clamp in GPT-OSS's activation alone (core/fusions/fused_bias_geglu.py).
+    clamped = {"gated_mlp": False, "quick_geglu": True, "glu_linear_offset": 1.0} if experts.clamp else {}
     tensor, shards = run.size("expert_tensor"), run.size("expert_z")
     biased, sigmoid = bool(experts.score_bias), experts.score != "softmax"
     if biased and not sigmoid:
@@ -230,6 +232,7 @@ def _experts(run: Run, routed: list[Layer]) -> dict[str, Value]:
     return {
         "num_experts": experts.count,
         **_sizes("experts", experts),
+        **clamped,
         "moe_router_score_function": experts.score if sigmoid else None,
         "moe_router_pre_softmax": not sigmoid and (not experts.normalized or experts.per_token == 1),
         **({} if experts.groups > 1 else {"experts.groups": None, "experts.chosen_groups": None}),

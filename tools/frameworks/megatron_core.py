@@ -114,7 +114,7 @@ def _model(args: Any) -> Answer:
         "head_dim": args.kv_channels,
         "sequence": args.seq_length,
         "padded_vocab": args.padded_vocab_size,
-        "gated": args.swiglu,
+        "gated": args.swiglu or args.quick_geglu,
         "normalization": args.normalization,
         "positions": args.position_embedding_type,
         "biases": args.add_bias_linear,
@@ -124,7 +124,7 @@ def _model(args: Any) -> Answer:
 
 
 def _beyond_dense(config: Any) -> Answer:
-    """Experts with their dispatcher, number format, windows, sinks, latents and MTP; None of each that is not there."""
+    """Experts, dispatcher, number format, clamp, windows, sinks, latents and MTP; None of each that is not there."""
     flex = config.moe_token_dispatcher_type == "flex"
     experts = ("num_moe_experts", "moe_router_topk", "moe_ffn_hidden_size", "moe_shared_expert_intermediate_size")
     latent = ("q_lora_rank", "kv_lora_rank", "qk_head_dim", "qk_pos_emb_head_dim", "v_head_dim")
@@ -132,6 +132,7 @@ def _beyond_dense(config: Any) -> Answer:
         "experts": [getattr(config, name) for name in experts] if config.num_moe_experts else None,
         "dispatcher": config.moe_flex_dispatcher_backend if flex else config.moe_token_dispatcher_type,
         "format": config.fp4 or (config.fp8 and f"{config.fp8} {config.fp8_recipe}"),
+        "clamp": config.activation_func_clamp_value,
         "window": config.window_size and config.window_size[0] + 1,
         "sinks": config.softmax_type == "learnable",
         "latent": [getattr(config, name) for name in latent] if config.multi_latent_attention else None,

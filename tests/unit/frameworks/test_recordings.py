@@ -257,7 +257,7 @@ def _megatron_core(run: Run) -> dict[str, Any]:
 
 
 def _beyond_dense(run: Run) -> dict[str, Any]:
-    """Experts, dispatcher, format, window, sinks, latents and MTP of all layers together."""
+    """Experts, dispatcher, format, clamp, window, sinks, latents and MTP of all layers together."""
     experts = next((one.experts for one in run.model.types if one.experts is not None), None)
     latent = next((one.latent for one in run.model.types if one.latent is not None), None)
     narrow = {
@@ -270,6 +270,7 @@ def _beyond_dense(run: Run) -> dict[str, Any]:
         "experts": routed,
         "dispatcher": run.step.dispatcher.split("-")[0] if experts else "allgather",
         "format": narrow.get(run.workload.precision),
+        "clamp": experts and experts.clamp,
         "window": next((one.window for one in run.model.types if one.window), None),
         "sinks": any(one.sinks for one in run.model.types),
         "latent": ranks,
