@@ -113,7 +113,7 @@ def _model_lines(model: Model) -> Iterator[str]:
 def show_count(count: int) -> str:
     """A count for a person: `76.8 B`, `10.9 M`."""
     for limit, unit in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k")):
-        if count >= limit:
+        if count >= 0.9995 * limit:
             return f"{count / limit:.3g} {unit}"
     return str(count)
 

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 import pytest
 
 from axonn_tune.ranking.priced import TELL
+from axonn_tune.report.inventory import show_count
 from axonn_tune.report.output import (
     Column,
     csv_table,
@@ -32,6 +33,14 @@ def test_markdown_escapes_what_would_split_a_cell() -> None:
         "| a | 1.5 |",
         "| long\\|name | 10.25 |",
     ]
+
+
+@pytest.mark.parametrize(
+    ("count", "text"), [(999_885_952, "1 B"), (999_400_000, "999 M"), (76_800_000_000, "76.8 B"), (999, "999")]
+)
+def test_counts_are_rounded_into_the_next_unit(count: int, text: str) -> None:
+    """Guards `1e+03 M` of a model of 999.9 million parameters."""
+    assert show_count(count) == text
 
 
 def test_csv_keeps_every_digit() -> None:
