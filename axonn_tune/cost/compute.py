@@ -370,13 +370,27 @@ def kind_of(step: Computation) -> str:
     return OPTIMIZER if step.phase == "step" else ELEMENT_WISE
 
 
+UNMEASURED = "kernels of assumed rates"
+
+
+def _evidence(step: Computation, rates: ComputeRates) -> str:
+    """Its kind of computation, but kernels whose rate was assumed are one of their own."""
+    if not isinstance(step, Measured):
+        return kind_of(step)
+    from axonn_tune.cost.kernels import kernel_rate
+
+    rate = kernel_rate(step.kernel, rates.accelerator, backward=step.backward)
+    return UNMEASURED if rate.kind == "assumed" else kind_of(step)
+
+
 def seconds_by_kind(program: StepProgram, clock: ComputeClock, stage: Stage) -> dict[str, float]:
-    """All computation of one step and rank of a stage by its kind, s; of one candidate."""
+    """All computation of one step and rank of a stage by its kind, s, as its rates are known; of one candidate."""
     sums = dict[str, float]()
     for step, count in program.calls(stage):
         if isinstance(step, MatMul | Attention | Measured | Kernel):
             spent_s = float(count.evaluate(clock.values)) * float(clock.call_s(step))
-            sums[kind_of(step)] = sums.get(kind_of(step), 0.0) + spent_s
+            kind = _evidence(step, clock.rates)
+            sums[kind] = sums.get(kind, 0.0) + spent_s
     return sums
 
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from axonn_tune.cost.compute import ATTENTION, GEMMS
+from axonn_tune.cost.compute import ATTENTION, GEMMS, SCANS, UNMEASURED
 from axonn_tune.cost.price import PricedLayout, price
 from axonn_tune.cost.uncertainty import (
     ASSUMED,
@@ -122,6 +122,18 @@ def test_a_rate_that_is_assumed_widens_by_what_hangs_on_it() -> None:
     wider = [half(assumed, **parts) - half(measured, **parts) for parts in (little, much)]
     assert 0.0 < wider[0] < 0.02 < wider[1]
     assert of_rates(assumed, ATTENTION) == pytest.approx(math.hypot(0.1, ASSUMED))
+
+
+def test_kernels_of_assumed_rates_widen_by_their_share() -> None:
+    """Guards the mark of measured kernels: the backward pass of a scan, whose rate is assumed, is apart from its
+    forward pass, which was measured on this accelerator, and widens the interval."""
+    framework = find_framework("megatron-core")
+    model, machine = load_model("nemotron-3-nano-30b-a3b").document, load_machine("dgx-h100").document
+    job = Job(model, machine, WORKLOAD, framework)
+    found = price(job, Layout(Grid(expert=8, data=64), 1, "none")).computed_s
+    assert found[UNMEASURED] > found[SCANS] > 0.0
+    measured = of(0.2, 0.1)
+    assert half(measured, **{GEMMS: 0.8, UNMEASURED: 0.2}) > half(measured, **{GEMMS: 0.8, SCANS: 0.2}) + 0.005
 
 
 def test_performance_by_hand() -> None:
