@@ -225,10 +225,12 @@ def test_what_no_published_step_validates_is_marked() -> None:
         0: (True, True),
     }, "the remark is of the rows that are listed"
     assert "largest CP in the data" in " ".join(listed[0].err.split())
-    line = "--gpus 64 --model qwen3-30b-a3b --machine dgx-h100 --framework megatron-core --seq 32768 --batch 128"
-    for more in ("", " --unfold"):
-        done = good(f"{line} -v{more}")
-        assert ("°" in done.out, "\n°:" in done.err) == (bool(more),) * 2, "CP 16 is folded into another row"
+    line = "--gpus 64 --model mixtral-8x7b --machine dgx-h100 --framework megatron-core --batch 128 -v"
+    for more, marked in (("--seq 32768", False), ("--seq 131072", True), ("--seq 131072 --unfold", True)):
+        done = good(f"{line} {more}")
+        assert ("°" in done.out, "\n°:" in done.err) == (marked,) * 2, (
+            "CP 16 is among the fastest of long sequences alone"
+        )
 
 
 def test_columns_differ_or_are_said_once() -> None:
