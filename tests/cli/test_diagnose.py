@@ -102,10 +102,8 @@ def test_the_verdict_says_on_which_assumption_it_depends() -> None:
     assert said.startswith("steps.csv:2 The step took 24 s")
     assert "Assumed: vpp=1, recompute=none, seq_parallel=1, zero_stage=1, attn=flash, not stated." in said
     assert "--model llama3-70b --machine" in said, "a row that states no rotary base has none to set"
-    assert re.search(
-        r"slower than predicted, if recompute=none as assumed; reasonable with recompute full \(24(\.\d)? s predicted\)",
-        said,
-    )
+    depends = "slower than predicted, if recompute=none as assumed; reasonable with recompute full (24 s predicted)"
+    assert depends in said
     assert done.code == 4
     stated = good("diagnose steps.csv --machine dgx-h100 --fact recompute=full")
     assert "which is reasonable." in " ".join(stated.out.split())
