@@ -377,6 +377,7 @@ def _evidence(step: Computation, rates: ComputeRates) -> str:
     """Its kind of computation, but kernels whose rate was assumed are one of their own."""
     if not isinstance(step, Measured):
         return kind_of(step)
+    # Imported here: most models have no such kernel, and start-up time is theirs.
     from axonn_tune.cost.kernels import kernel_rate
 
     rate = kernel_rate(step.kernel, rates.accelerator, backward=step.backward)

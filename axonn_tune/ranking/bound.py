@@ -63,6 +63,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, fields, replace
+from itertools import pairwise
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -89,7 +90,8 @@ class Layers:
     the most that a forward pass is of both; least_share: what passes beside each other take of themselves at least.
     ahead_s, behind_s: what the embedding adds, forward and backward; head_s: the LM head, both. sent_s: communication
     of a step, of all stages; computed_s: in one micro-batch; again_sent_s, again_computed_s: what comes to each of them
-    with a block that repeats.
+    with a block that repeats. changes_s: what blocks at changes of layer type may take less than in a run of their own,
+    both passes: the next block waits for communication, which one of another type hides behind longer computation.
     """
 
     counts: Integers
@@ -109,6 +111,7 @@ class Layers:
     computed_s: Floats
     again_sent_s: Floats
     again_computed_s: Floats
+    changes_s: Floats
 
     def __len__(self) -> int:
         return len(self.sent_s)
@@ -174,6 +177,8 @@ def layers_of(paces: Paces, model: Model, rows: int, *, with_last: bool) -> Laye
         1.0 - _share(again, more),
         _share(ahead_s, ahead_s + behind_s, nothing=0.0),
     )
+    hidden_s, runs = np.maximum(held - of("computed"), 0.0), model.runs
+    changes = [np.maximum(hidden_s[one], hidden_s[two]) for (one, _), (two, _) in pairwise(runs)]
     return Layers(
         counts=every,
         predicting=predicting,
@@ -192,6 +197,7 @@ def layers_of(paces: Paces, model: Model, rows: int, *, with_last: bool) -> Laye
         computed_s=every @ of("computed") + sum(_column(paces.value("ends", 0, at), rows) for at in range(2)),
         again_sent_s=np.maximum(of("sent", repeating) - of("sent"), 0.0),
         again_computed_s=np.maximum(of("computed", repeating) - of("computed"), 0.0),
+        changes_s=np.sum(changes, axis=0) if changes else np.zeros(rows),
     )
 
 

@@ -103,7 +103,7 @@ def test_each_number_format_has_its_best_balanced_stages() -> None:
 @pytest.mark.nightly
 def test_balanced_stages_are_found_beyond_the_first_grids() -> None:
     """Guards the first row: a grid is first that only balanced stages make so, however few ranks are exact."""
-    problem = load_inputs(Request("moonlight-16b-a3b", gpus=32, framework="megatron-core", machine="dgx-h100")).problem
+    problem = load_inputs(Request("qwen3-30b-a3b", gpus=32, framework="megatron-core", machine="dgx-h100")).problem
     few, many = search(problem, top=1)[0], search(problem, top=20)[0]
     assert (few.layout, few.parts, few.iteration_s) == (many.layout, many.parts, many.iteration_s)
     assert few.parts is not None
