@@ -491,6 +491,7 @@ def rank_main(place: RankEnvironment, job: Options) -> int:
             dist.init_process_group(
                 job.backend, init_method=place.init_method, rank=place.rank, world_size=place.world, timeout=_TIMEOUT
             )
+        Plan.prepare()
         plan = Plan.model_validate_json(job.plan.read_bytes()) if first else None
         log = PointLog(job.points) if first else None
         probe_world(plan, log, device=device, resume=job.resume, progress=report)

@@ -132,7 +132,8 @@ def add_mixers(found: Iterable[type[Mixer]]) -> None:
 def rebuild_models() -> None:
     """Every document that holds a model takes the sections that layer types have now."""
     holders = [one for one in Document.__subclasses__() if "model" in one.model_fields]
-    changed: list[type[Document]] = [LayerType, Model, *holders]
+    of_launches = [one for one in Document.__subclasses__() if "launches" in one.model_fields]
+    changed: list[type[Document]] = [LayerType, Model, *holders, *of_launches]
     for document in changed:
         document.model_rebuild(force=True)
 
