@@ -63,7 +63,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, fields, replace
-from itertools import pairwise
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -90,8 +89,7 @@ class Layers:
     the most that a forward pass is of both; least_share: what passes beside each other take of themselves at least.
     ahead_s, behind_s: what the embedding adds, forward and backward; head_s: the LM head, both. sent_s: communication
     of a step, of all stages; computed_s: in one micro-batch; again_sent_s, again_computed_s: what comes to each of them
-    with a block that repeats. changes_s: what blocks at changes of layer type may take less than in a run of their own,
-    both passes: the next block waits for communication, which one of another type hides behind longer computation.
+    with a block that repeats. ends_s: of both passes, embedding and LM head of the only stage, beside its blocks.
     """
 
     counts: Integers
@@ -111,7 +109,7 @@ class Layers:
     computed_s: Floats
     again_sent_s: Floats
     again_computed_s: Floats
-    changes_s: Floats
+    ends_s: Floats
 
     def __len__(self) -> int:
         return len(self.sent_s)
@@ -136,7 +134,7 @@ class Layers:
 
     def whole_s(self, alone: Floats | float) -> Floats:
         """Both passes of one micro-batch through the whole model."""
-        found: Floats = self.counts @ self.block_s(alone) + self.ahead_s + self.behind_s + self.head_s
+        found: Floats = self.counts @ self.block_s(alone) + self.ends_s
         return found
 
 
@@ -177,8 +175,11 @@ def layers_of(paces: Paces, model: Model, rows: int, *, with_last: bool) -> Laye
         1.0 - _share(again, more),
         _share(ahead_s, ahead_s + behind_s, nothing=0.0),
     )
-    hidden_s, runs = np.maximum(held - of("computed"), 0.0), model.runs
-    changes = [np.maximum(hidden_s[one], hidden_s[two]) for (one, _), (two, _) in pairwise(runs)]
+    head_s = paces.run("opening", last, LAST_PART).added_s(forward[last])
+    ends_s, computed_s = ahead_s + behind_s + head_s, sum(_column(paces.value("ends", 0, at), rows) for at in range(2))
+    # What blocks wait at the ends they do not wait for the host: such a step has what the host issues and the ends
+    # compute, or what blocks and ends take.
+    least_ends_s = np.maximum(ends_s - every @ (issued - (both - saved)), computed_s)
     return Layers(
         counts=every,
         predicting=predicting,
@@ -192,12 +193,12 @@ def layers_of(paces: Paces, model: Model, rows: int, *, with_last: bool) -> Laye
         least_share=(1.0 - _share(saved, both, nothing=0.0)).min(axis=0),
         ahead_s=ahead_s,
         behind_s=behind_s,
-        head_s=paces.run("opening", last, LAST_PART).added_s(forward[last]),
+        head_s=head_s,
         sent_s=every @ of("sent"),
-        computed_s=every @ of("computed") + sum(_column(paces.value("ends", 0, at), rows) for at in range(2)),
+        computed_s=every @ of("computed") + computed_s,
         again_sent_s=np.maximum(of("sent", repeating) - of("sent"), 0.0),
         again_computed_s=np.maximum(of("computed", repeating) - of("computed"), 0.0),
-        changes_s=np.sum(changes, axis=0) if changes else np.zeros(rows),
+        ends_s=np.where(waits, least_ends_s, ends_s),
     )
 
 

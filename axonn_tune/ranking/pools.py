@@ -231,8 +231,7 @@ class Unsplit:
             layers, batches, contention = self.layers.taken(self.alike[own]), self.batches[own], self.contention[own]
             if stages == 1:
                 # Blocks of all micro-batches one after the other, with embedding and LM head.
-                whole_s = batches * (layers.whole_s(1.0 / batches) - layers.changes_s)
-                whole_s, computed_s = np.maximum(whole_s, batches * layers.computed_s), batches * layers.computed_s
+                whole_s, computed_s = batches * layers.whole_s(1.0 / batches), batches * layers.computed_s
                 found[at] = contended(whole_s, computed_s, layers.sent_s, contention=contention)
                 continue
             cut, parts = None, Parts(0, model.layers, 0)
