@@ -52,7 +52,14 @@ class Document(BaseModel):
 
     @classmethod
     def prepare(cls) -> None:
-        """Before one is read."""
+        """Before one is read: so are those that it holds."""
+        for held in cls.held():
+            held.prepare()
+
+    @classmethod
+    def held(cls) -> set[type[Document]]:
+        """Documents in its fields."""
+        return {one for field in cls.model_fields.values() for one in _documents_in(field.annotation)}
 
     @classmethod
     def from_fields_of(cls, source: object, **others: object) -> Self:
@@ -341,6 +348,14 @@ _WANTED = {
     "model_type": "must be a mapping (key: value lines)",
     "finite_number": "must be a finite number",
 }
+
+
+def _documents_in(annotation: object) -> Iterator[type[Document]]:
+    """Documents in the annotation of a field, whatever holds them there."""
+    if isinstance(annotation, type) and issubclass(annotation, Document):
+        yield annotation
+    for one in get_args(annotation):
+        yield from _documents_in(one)
 
 
 def validate(node: Node, *, schema: type[D], source: str, found: Iterable[Problem] = ()) -> D:

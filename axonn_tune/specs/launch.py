@@ -258,15 +258,9 @@ class Launch(Document):
         description="Device of the ranks; absent: one GPU each under nccl, CPUs under gloo. cuda under gloo: shared.",
     )
     ranks_per_node: Size = Field(description="Ranks started on each node.")
-
     environment: tuple[LaunchVariable, ...] = Field(description="Variables every rank gets, each name once.")
     predicted: Prediction = Field(description="Prediction of one step.")
     provenance: Provenance = Field(description="Program and inputs that wrote this file.")
-
-    @classmethod
-    def prepare(cls) -> None:
-        """Its model has sections of layer types."""
-        Model.prepare()
 
     @model_validator(mode="after")
     def _fits_together(self) -> Launch:

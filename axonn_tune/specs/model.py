@@ -130,12 +130,19 @@ def add_mixers(found: Iterable[type[Mixer]]) -> None:
 
 
 def rebuild_models() -> None:
-    """Every document that holds a model takes the sections that layer types have now."""
-    holders = [one for one in Document.__subclasses__() if "model" in one.model_fields]
-    of_launches = [one for one in Document.__subclasses__() if "launches" in one.model_fields]
-    changed: list[type[Document]] = [LayerType, Model, *holders, *of_launches]
-    for document in changed:
-        document.model_rebuild(force=True)
+    """Every document that holds a model, or what holds one, takes the sections that layer types have now."""
+    built: set[type[Document]] = set()
+
+    def rebuilt(one: type[Document]) -> bool:
+        """Whether it holds a layer type; those that it holds first."""
+        holds = [rebuilt(held) for held in one.held()]
+        if one not in built and (one is LayerType or any(holds)):
+            one.model_rebuild(force=True)
+            built.add(one)
+        return one in built
+
+    for one in Document.__subclasses__():
+        rebuilt(one)
 
 
 @dataclass(frozen=True)

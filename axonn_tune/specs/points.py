@@ -19,7 +19,6 @@ from axonn_tune.specs.document import Document, PositiveFloat, PositiveInt, plai
 from axonn_tune.specs.launch import Launch, NonNegativeInt
 from axonn_tune.specs.loading import read_text
 from axonn_tune.specs.machine import Backend, CollectiveKind, MatmulLayout
-from axonn_tune.specs.model import Model
 from axonn_tune.vocabulary import Precision
 
 LOOPBACK = "loopback: CPU time, not a network"
@@ -85,11 +84,6 @@ class Plan(Document):
     essential: NonNegativeInt = Field(
         description="Number of first probes that are measured even if the budget is exceeded."
     )
-
-    @classmethod
-    def prepare(cls) -> None:
-        """Models of launches have sections of layer types."""
-        Model.prepare()
 
 
 class RankPlace(Document):
@@ -219,8 +213,7 @@ def read_points(path: str | Path) -> PointFile:
 
 
 def _parsed(lines: list[str], schema: type[D], first: int, problems: list[Problem]) -> Iterator[D]:
-    # Models of launches have sections of layer types.
-    Model.prepare()
+    schema.prepare()
     for number, line in enumerate(lines, first):
         try:
             yield schema.model_validate_json(line)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -9,6 +11,7 @@ import pytest
 from axonn_tune.errors import DocumentError, UsageError
 from axonn_tune.specs.loading import load_document, parse_document
 from axonn_tune.specs.machine import Machine
+from axonn_tune.specs.model import MIXERS, Model
 
 MACHINE = Path(__file__).parent / "data" / "twotier.yaml"
 TEXT = MACHINE.read_text(encoding="utf-8")
@@ -120,3 +123,16 @@ def test_a_byte_order_mark_and_windows_line_ends_are_read(tmp_path: Path) -> Non
     path = tmp_path / "m.yaml"
     path.write_bytes(b"\xef\xbb\xbf" + TEXT.replace("\n", "\r\n").encode())
     assert load_document(path, schema=Machine) == load_document(MACHINE, schema=Machine)
+
+
+@pytest.mark.parametrize(
+    "place", ["axonn_tune.specs.points.Plan", "axonn_tune.specs.points.Setting", "axonn_tune.specs.launch.Launch"]
+)
+def test_documents_of_a_process_of_its_own_know_the_sections_of_layer_types(place: str) -> None:
+    """Guards ranks: a process that has loaded no layer type reads documents that hold models in others."""
+    Model.prepare()
+    module, _, name = place.rpartition(".")
+    line = f"from {module} import {name} as one; one.prepare(); print(one.model_json_schema())"
+    done = subprocess.run([sys.executable, "-c", line], capture_output=True, text=True, check=True)
+    assert len(MIXERS) > 3
+    assert all(repr(section) in done.stdout for section in MIXERS)
