@@ -339,10 +339,9 @@ def _weighed(observed: Observed, hypotheses: Sequence[Hypothesis]) -> tuple[tupl
     shares = np.exp(weights - np.logaddexp.reduce(weights))
     stated_s = observed.total(observed.stated)
     causes = []
-    for one, found, share in zip(every[1:], logs[1:], shares[1:], strict=True):
-        # The one that fits best, whatever its chance.
-        fits = [log - math.log(guess.chance) for log, guess in zip(found, one.guesses, strict=True)]
-        best = one.guesses[int(np.argmax(fits))]
+    for one, share in zip(hypotheses, shares[1:], strict=True):
+        # The one that fits best, however wide it is and whatever its chance.
+        best = max(one.guesses, key=lambda guess: observed.fit(guess, misfit=misfit))
         explains_s = observed.total(best) - stated_s
         extreme = len(one.guesses) >= TRIED and best is one.guesses[-1]
         causes.append(Cause(one.kind, one.title, best.words, float(share), explains_s, one.advice, extreme))

@@ -235,12 +235,14 @@ class Observed:
 
     def log_likelihood(self, guess: Guess, *, misfit: float) -> float:
         """Of all rows; misfit: by how much their spread is more than predicted."""
+        _, covariance = self.residuals(guess)
+        spread = 0.5 * np.linalg.slogdet(2.0 * math.pi * misfit * covariance)[1]
+        return self.fit(guess, misfit=misfit) - float(spread)
+
+    def fit(self, guess: Guess, *, misfit: float) -> float:
+        """The same but for how wide the guess is: 0 where it meets every row."""
         residuals, covariance = self.residuals(guess)
-        covariance = misfit * covariance
-        normal = (
-            -0.5 * residuals @ np.linalg.solve(covariance, residuals)
-            - 0.5 * np.linalg.slogdet(2.0 * math.pi * covariance)[1]
-        )
+        square = 0.5 * residuals @ np.linalg.solve(misfit * covariance, residuals)
         missing, of_ranks = len(self.rows) - len(residuals), 0.0
         if len(self.rows) > len(WHOLE) and "step" in self.rows:
             # Collectives that a guess has and the run has not.
@@ -250,7 +252,7 @@ class Observed:
             # The slowest rank's computation over the others'.
             chance = -math.log(len(self.ranks.compute_s)) if guess.slow_rank > 1.0 else 0.0
             of_ranks = chance - 0.5 * ((self.ranks.excess - math.log(guess.slow_rank)) / RANK_NOISE) ** 2
-        return float(normal) + missing * math.log(UNEXPECTED) + of_ranks
+        return missing * math.log(UNEXPECTED) + of_ranks - float(square)
 
     def total(self, guess: Guess) -> float:
         """The step, or all collectives together, s."""
