@@ -34,8 +34,9 @@ class Job:
     tokens_total: int | None = None
 
     def __post_init__(self) -> None:
-        """Give the framework the axes of experts, if the model has them, and the model its layers in BF16."""
+        """Give the framework the axes of experts, if the model has them, and that its adapters and layers in BF16."""
         object.__setattr__(self, "framework", self.framework.training(self.model))
+        object.__setattr__(self, "model", self.model.tuned(self.workload.tuning))
         ends = self.framework.step.first_layers_bf16, self.framework.step.last_layers_bf16
         asked = any(ends) and (self.workload.format or self.formats)
         if asked and not any(layer.in_bf16 for layer in self.model.types):

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 from axonn_tune.errors import UsageError, suggest
 from axonn_tune.recompute import MODULES, RECOMPUTES, Recompute, parse_recompute
 from axonn_tune.vocabulary import (
+    ADAPTER_TYPES,
     AUTO,
     CUDA_GRAPHS,
     DEFAULT_MACHINE,
@@ -25,10 +26,13 @@ from axonn_tune.vocabulary import (
     MOST_TIMES,
     OVERLAPS,
     PRECISIONS,
+    TUNES,
+    AdapterType,
     CudaGraphs,
     Moments,
     Overlap,
     Precision,
+    Tune,
 )
 
 if TYPE_CHECKING:
@@ -319,6 +323,27 @@ class Request:
         shown="F",
         read=_imbalance,
         beside=True,
+    )
+    tune: Tune | None = _option(
+        _WORKLOAD,
+        "What trains: full, all of the model; lora, qlora (base in 4 bits), dora: adapters beside it; head: the LM "
+        "head alone. Default: full.",
+        "choice",
+        choices=TUNES,
+        beside=True,
+    )
+    lora_rank: int | None = _count(_WORKLOAD, "Rank of adapters. Default: the framework's tool's.", beside=True)
+    lora_targets: str | Sequence[str] | None = _option(
+        _WORKLOAD,
+        "Linear layers with adapters, by the tool's names: q_proj,v_proj or linear_qkv,linear_proj. Default: the "
+        "tool's.",
+        "text",
+        shown="NAMES",
+        read=_names,
+        beside=True,
+    )
+    lora_dtype: AdapterType | None = _option(
+        _WORKLOAD, "Type of adapters. Default: the tool's.", "choice", choices=ADAPTER_TYPES, beside=True
     )
     tokens_total: int | str | None = _option(
         _WORKLOAD,

@@ -42,6 +42,11 @@ DISPATCHERS = ("alltoall", "deepep", "hybridep", "allgather", "deepep-uccl", "de
 Moments = Literal["fp32", "fp16", "bf16", "fp8"]
 MOMENT_BYTES: dict[str, int] = {"fp32": 4, "fp16": 2, "bf16": 2, "fp8": 1}
 """Types of Adam's moments that a precision-aware optimizer has."""
+Tune = Literal["full", "lora", "qlora", "dora", "head"]
+TUNES: tuple[Tune, ...] = get_args(Tune)
+"""What of a model trains: all of it; adapters of low rank, of a base in 4 bits, or with magnitudes; the LM head."""
+AdapterType = Literal["bf16", "fp32"]
+ADAPTER_TYPES: tuple[AdapterType, ...] = get_args(AdapterType)
 
 DEFAULT_MACHINE = "perlmutter"
 """The default machine of a search."""

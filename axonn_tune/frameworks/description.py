@@ -127,7 +127,8 @@ class Framework:
     combine. swaps_heads: context parallelism around recurrences swaps tokens for heads; else there is none.
     names: its names of axes and `chunks`, in the order of its columns; an axis without a name has ours. As options they
     are written in lower case, with hyphens (`--dp-shard`). explained: what an axis does whose name is not widely
-    known. logged: how its log counts FLOPs; None if it prints none.
+    known. tuner: the tool of `specs/tuning.yaml` by which it trains adapters alone; "" where it trains models whole.
+    logged: how its log counts FLOPs; None if it prints none.
     launch: the command of a configuration; None if it is priced only. keys: its table of arguments as CSV, if it is
     none of those under `arguments/`.
     """
@@ -166,6 +167,7 @@ class Framework:
     cuda_graphs: Mapping[CudaGraphs, tuple[Refusal, ...]] = field(default_factory=dict, compare=False)
     names: Mapping[str, str] = field(default_factory=dict, compare=False)
     explained: Mapping[str, str] = field(default_factory=dict, compare=False)
+    tuner: str = ""
     logged: FlopCount | None = field(default=None, compare=False)
     launch: Callable[[Run], Command] | None = field(default=None, compare=False)
     keys: str = field(default="", compare=False)

@@ -489,6 +489,7 @@ MEGATRON_CORE = Framework(
     recompute_sets=(*RECOMPUTES[:2], *_SETS, *RECOMPUTES[2:]),
     recompute_some="full",
     names=NAMES,
+    tuner="megatron-bridge",
     explained={"z": "GTP: weights in shards, gathered before use as in FSDP."},
     logged=FlopCount(
         log="Megatron-Core",

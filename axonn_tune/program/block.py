@@ -30,8 +30,9 @@ from axonn_tune.program.nodes import (
     gathered,
     names,
     stream_before,
+    tuned,
 )
-from axonn_tune.program.operations import Array, Operation, Phase
+from axonn_tune.program.operations import Array, Operation, Phase, Size
 from axonn_tune.program.types import experts, kinds
 from axonn_tune.specs.workload import Recompute
 
@@ -69,13 +70,19 @@ class BlockNodes:
         return tuple(node for node in self.forward if node.trains)
 
     @cached_property
+    def trained_matrices(self) -> tuple[tuple[Node, Size], ...]:
+        """Each matrix that trains, by its node: elements on one rank, adapters' included, routed experts' not."""
+        own = ((node, node.matrix_elements) for node in self.trained)
+        added = ((node, one) for node in self.forward for adapter in node.adapters for one in adapter.elements)
+        return tuple((node, one) for node, one in (*own, *added) if one.coefficient)
+
+    @cached_property
     def duplicated(self) -> float:
         """Elements times y over hidden of matrices that train and that x does not split: where x splits tokens, their
         gradients are summed over it."""
         found = 0.0
-        for node in self.trained:
-            matrix = node.linear.weight if isinstance(node, Gemm) else node.matrix
-            if matrix.coefficient and "x" not in dict(matrix.powers) and not node.detached:
+        for node, matrix in self.trained_matrices:
+            if "x" not in dict(matrix.powers) and not node.detached:
                 found += matrix.coefficient
         return found
 
@@ -88,7 +95,7 @@ class BlockNodes:
     @cached_property
     def trains_matrices(self) -> bool:
         """Whether a matrix trains beside those of routed experts."""
-        return any(isinstance(node, Gemm) or node.matrix.coefficient for node in self.trained)
+        return bool(self.trained_matrices)
 
     @cached_property
     def first(self) -> Norm | None:
@@ -105,6 +112,7 @@ class BlockNodes:
             if (
                 (node.makes and node not in self.unneeded)
                 or node in wider
+                or node.adapters
                 or (any(one in found for one in after) if after else wanted)
             ):
                 found.add(node)
@@ -126,7 +134,7 @@ def _freeing(operations: Iterable[Operation], freed: tuple[str, ...]) -> list[Op
 
 def block_nodes(given: LayerInputs) -> BlockNodes:
     """Nodes of a layer type."""
-    listed: Nodes = [one for kind in kinds() for one in kind.nodes(given)]
+    listed: Nodes = tuned([one for kind in kinds() for one in kind.nodes(given)], given)
     forward, back = list[Node](), list[Node]()
     for one in listed:
         if isinstance(one, Branches):

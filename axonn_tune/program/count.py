@@ -11,7 +11,7 @@ from axonn_tune.program.block import block_nodes
 from axonn_tune.program.inputs import LayerInputs, X, Y
 from axonn_tune.program.layers import closing_elements
 from axonn_tune.program.nodes import Gemm, Node, Norm, Vectors
-from axonn_tune.program.operations import Value
+from axonn_tune.program.operations import Size, Value
 from axonn_tune.program.types.experts import ROUTER, Grouped
 from axonn_tune.specs.model import Layer, Model
 from axonn_tune.specs.workload import ELEMENT_SIZES
@@ -87,26 +87,29 @@ def counted(model: Model, *, sequence_parallel: bool = False) -> tuple[TypeCount
     for layer in model.types:
         nodes = block_nodes(given := LayerInputs(model, ELEMENT_SIZES["bf16"], options, layer=layer))
         frozen = len(nodes.trained) < len(nodes.forward)
-        trained = _counted(given, nodes.trained) if frozen else None
-        found.append(replace(_counted(given, nodes.forward), trained=trained))
+        added = [one for node in nodes.forward for adapter in node.adapters for one in adapter.elements]
+        trained = _counted(given, nodes.trained, added) if frozen else None
+        found.append(replace(_counted(given, nodes.forward, added), trained=trained))
     return tuple(found)
 
 
-def _counted(given: LayerInputs, nodes: Sequence[Node]) -> TypeCount:
+def _counted(given: LayerInputs, nodes: Sequence[Node], added: Sequence[Size]) -> TypeCount:
+    """Of some nodes, and matrices of adapters beside them."""
     layer, experts = given.own, given.own.experts
     sizes = {"H": float(layer.hidden), "x": 1.0, "y": 1.0, **type_constants(layer)}
     by_split = {"split": 0.0, "over_y": 0.0, "over_x": 0.0}
     router, vectors = 0, Vectors()
     for node in nodes:
         vectors += _vectors(node, given, sizes)
-        matrix = node.linear.weight if isinstance(node, Gemm) else node.matrix
+    own = ((node.layer, node.matrix_elements) for node in nodes)
+    for name, matrix in (*own, *(("", one) for one in added)):
         if not matrix.coefficient:
             continue
         whole = matrix * X * Y
         duplicated = "".join(name for name, _ in whole.powers if name in "xy")
         elements = float(whole.evaluate(sizes))
         by_split[{"": "split", "x": "over_y", "y": "over_x"}[duplicated]] += elements
-        router += int(elements) if node.layer == ROUTER else 0
+        router += int(elements) if name == ROUTER else 0
     grouped = [node for node in nodes if isinstance(node, Grouped)]
     return TypeCount(
         split=by_split["split"],
@@ -137,8 +140,14 @@ def trains_experts(model: Model) -> bool:
     return any(one.trains.each for one in counted(model))
 
 
+def adapter_parameters(model: Model) -> int:
+    """Elements of adapters."""
+    types = zip(counted(model), model.counts, strict=True)
+    return sum(count * one.trains.weights for one, count in types) if model.tuning else 0
+
+
 def parameters(model: Model) -> int:
-    """All elements, vocabulary unpadded."""
+    """All elements, adapters included, vocabulary unpadded."""
     h = model.hidden
     types = zip(counted(model), model.counts, strict=True)
     blocks = sum(count * (one.weights + one.vectors_of(one.routed)) for one, count in types)

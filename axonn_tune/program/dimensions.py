@@ -28,6 +28,7 @@ from axonn_tune.program.step import BUNDLED, ONLY, Stage, StepProgram, suffixes
 from axonn_tune.program.types import kinds
 from axonn_tune.program.types.sparse import WHOLE_HEADS
 from axonn_tune.specs.model import Layer, Model
+from axonn_tune.specs.tuning import Tuning
 from axonn_tune.specs.workload import Recompute, Workload
 
 MEMORY = "memory"
@@ -84,6 +85,8 @@ def constraints(model: Model, workload: Workload, framework: Framework) -> tuple
         found.append(Constraint("sequence-by-x", "sequence_length", length, ("x", "context")))
     for kind in kinds():
         found += kind.constraints(model, framework)
+    if (tuning := workload.tuning) is not None and tuning.adapts and tuning.collectives == "gathered":
+        found.append(Constraint("lora-rank-by-x", "rank of adapters", tuning.rank, ("x",)))
     if "context" in framework.axes:
         # Each rank computes a block from either end of the sequence, which balances causal attention.
         blocks = Constraint("sequence-by-context", "sequence_length", length, ("context",), times=2, where="context")
@@ -244,6 +247,15 @@ def dimensions(
     routed, expert_z, expert_data = weights.routed, weights.expert_z, weights.expert_data
     vectors = partial(_vectors, counts=counts, x=x, y=y, own=options.kernels != "ideal")
     trained_vectors = vectors([one.trains for one in counts_of])
+    closing = closing_vectors(model) / y if stage.last else 0.0 * y
+    held = (
+        _sum(weights.stored)
+        + _tables(model, stage) * table
+        + (position if stage.first else 0.0 * position)
+        + _replicated(model, stage, options, table=table, position=position) * (shards - 1.0)
+        + _looked_up(model, counts, stage, table=table, arithmetic=arithmetic)
+    )
+    trained = held if model.tuning is None else _sum(weights.stored) + _trained_tables(model.tuning, stage) * table
     accumulated = float(workload.global_batch) / (batch_shares * axes["b"])
     return {
         "L": _sum(counts),
@@ -265,13 +277,10 @@ def dimensions(
         **({"joined": arithmetic.smaller(expert_z - 1.0, 1.0)} if routed else {}),
         "table_bucket": _rounded_up(table, share, arithmetic),
         "position_bucket": _rounded_up(position, share, arithmetic),
-        "parameters": _sum(weights.stored)
-        + _tables(model, stage) * table
-        + (position if stage.first else 0.0 * position)
-        + _replicated(model, stage, options, table=table, position=position) * (shards - 1.0)
-        + _looked_up(model, counts, stage, table=table, arithmetic=arithmetic),
-        "vectors": trained_vectors + (closing_vectors(model) / y if stage.last else 0.0 * y),
+        "parameters": trained,
+        "vectors": trained_vectors + (closing if model.tuning is None else 0.0 * y),
         **_frozen(weights, counts_of, vectors),
+        **({} if model.tuning is None else {"frozen_tables": held - trained + closing}),
         **({"head_norms": _head_norms(counts_of, counts)} if options.kernels != "ideal" else {}),
         **({"scattered": arithmetic.smaller(axes["z"] - 1.0, 1.0)} if options.kernels != "ideal" else {}),
         "divided": arithmetic.smaller(x - 1.0, 1.0),
@@ -437,6 +446,11 @@ def _tables(model: Model, stage: Stage) -> float:
     return 1.0 if model.tied_embeddings and stage.first and stage.last else held
 
 
+def _trained_tables(tuning: Tuning, stage: Stage) -> float:
+    """Tables of a stage that train, of a model of which not all does."""
+    return float(stage.first and "embedding" in tuning.tables) + float(stage.last and "head" in tuning.tables)
+
+
 def _looked_up(model: Model, counts: Sequence[Value], stage: Stage, *, table: Value, arithmetic: Arithmetic) -> Value:
     """Copy of the embedding that a stage has for its MTP layers alone."""
     if stage.first or (model.tied_embeddings and stage.last) or not model.mtp_layers:
@@ -551,7 +565,10 @@ def model_flops(model: Model, workload: Workload, *, masked: bool = True) -> flo
     of_types = list(zip(counted(model), model.counts, strict=True))
     weights = sum(count * one.active_weights for one, count in of_types)
     frozen = weights - sum(count * one.trains.active_weights for one, count in of_types)
-    weights += model.vocab * model.hidden * (1 + model.mtp_layers)
+    head = model.vocab * model.hidden * (1 + model.mtp_layers)
+    weights += head
+    if (tuning := model.tuning) is not None:
+        frozen += 0 if {"head", "embedding"} & {*tuning.tables} else head
     attention = 0.0
     for layer, count in model.by_type:
         keys = length if masked and layer.indexer is None else layer.keys(length)
@@ -559,14 +576,18 @@ def model_flops(model: Model, workload: Workload, *, masked: bool = True) -> flo
         if layer.mixer is not None:
             attention += 2 * count * layer.mixer.pair_width * layer.mixer.pairs(length)
     forward = 2.0 * weights + attention
+    if tuning is not None and not tuning.adapts:
+        # No gradient goes through a block.
+        return (forward + 2.0 * head) * float(step_tokens(workload))
     return (_FORWARD_AND_BACKWARD * forward - 2.0 * frozen) * float(step_tokens(workload))
 
 
 def logged_flops(
     framework: Framework, model: Model, workload: Workload, *, grid: Grid, recompute: Recompute
 ) -> float | None:
-    """FLOPs of one step, all ranks, as the framework's log counts them; None if it prints no such number."""
-    count = framework.logged
+    """FLOPs of one step, all ranks, as the framework's log counts them; None if it prints no such number. Logs count a
+    model of which not all trains as one that trains whole, without adapters."""
+    model, count = model.tuned(None), framework.logged
     if count is None or (count.where and all(grid.axis_size(axis) == 1 for axis in count.where)):
         return None
     if model.mixed and count.weights in ("square", "whole_groups"):

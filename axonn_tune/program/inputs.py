@@ -13,6 +13,7 @@ from axonn_tune.frameworks.step import StepOptions
 from axonn_tune.program.operations import MATRIX_ALIGNMENT, ONCE, Array, KernelSet, Phase, Size, kernel_set, symbol
 from axonn_tune.specs.formats import Fusion, NumberFormat
 from axonn_tune.specs.model import Layer, Model
+from axonn_tune.specs.tuning import Tuning
 from axonn_tune.specs.workload import ElementSizes
 
 H, S = symbol("H"), symbol("S")
@@ -156,6 +157,21 @@ class LayerInputs:
     def gathered_share(self, phase: Phase) -> Size:
         """Share of them that gather a weight in a pass: all forward, and those that are resharded once more."""
         return ONCE if phase == "forward" else self.unkept_share
+
+    @property
+    def tuning(self) -> Tuning | None:
+        """What of the model trains, where that is not all."""
+        return self.model.tuning
+
+    def trains_table(self, table: str) -> bool:
+        """Whether a table trains; a tied LM head is the embedding."""
+        tied = self.model.tied_embeddings and table == "head"
+        return self.tuning is None or ("embedding" if tied else table) in self.tuning.tables
+
+    @property
+    def passes_gradients(self) -> bool:
+        """Whether gradients go through blocks: not where the LM head alone trains."""
+        return self.tuning is None or self.tuning.adapts
 
     @property
     def streams(self) -> int:

@@ -91,8 +91,11 @@ def persistent_items(given: LayerInputs) -> Held:
         held += [(f"compute weights{of}", 1.0 * sizes.compute * elements)] if copied and not moved["weights"] else []
         if has_frozen and not moved["weights"]:
             # Without states: as ranks have weights to compute with, or as shards that are gathered.
-            name, element = ("compute", sizes.compute) if copied else ("master", optimizer.master)
-            held.append((f"{name} weights{of}", float(element) * frozen))
+            name, element = ("compute", float(sizes.compute)) if copied else ("master", float(optimizer.master))
+            if given.tuning is not None:
+                name, element = "frozen", given.tuning.base_bytes
+                held += [] if of else [("frozen weights", 1.0 * sizes.compute * symbol("frozen_tables"))]
+            held.append((f"{name} weights{of}", element * frozen))
             held += [] if of else [("replicated vectors", float(sizes.main) * symbol("frozen_vectors"))]
     return tuple(held)
 

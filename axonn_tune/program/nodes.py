@@ -10,11 +10,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from axonn_tune.program import layers
 from axonn_tune.program.inputs import PARTS, H, LayerInputs, Linear, Y
 from axonn_tune.program.operations import ONCE, Array, Arrays, Kernel, Operation, Phase, Size, Traffic
+
+if TYPE_CHECKING:
+    from axonn_tune.program.adapters import Adapter
 
 Pass: TypeAlias = Callable[[LayerInputs, Phase], Iterable[Operation]]
 """Operations of a node's forward pass, or of the same once more in the backward pass."""
@@ -88,6 +91,16 @@ class Node:
     vectors: Vectors = _NO_VECTORS
     trains: bool = True
     detached: bool = False
+
+    @property
+    def matrix_elements(self) -> Size:
+        """Elements of its matrix on one rank, if it has one and is not of routed experts."""
+        return self.matrix
+
+    @property
+    def adapters(self) -> tuple[Adapter, ...]:
+        """Matrices beside its own, which train in place of these."""
+        return ()
 
     @property
     def needs_input(self) -> bool:
@@ -262,35 +275,47 @@ class Gemm(Node):
     layer: str = field(init=False)
     linear: Linear
     operand: Operand | None = None
+    adapters: tuple[Adapter, ...] = ()
 
     def __post_init__(self) -> None:
         """Go by the name of the layer."""
         object.__setattr__(self, "layer", self.linear.layer)
 
     @property
+    def matrix_elements(self) -> Size:
+        """Of its weight."""
+        return self.linear.weight
+
+    @property
     def needs_input(self) -> bool:
-        """For its weight's gradient, or for those of its operand."""
-        return self.trains or self.operand is not None
+        """For its weight's gradient, for those of its operand, or for an adapter's."""
+        return self.trains or self.operand is not None or any(one.shares_input for one in self.adapters)
 
     def gather(self, given: LayerInputs, phase: Phase) -> list[Operation]:
-        """Gather of its weight."""
-        return gathered(self.linear, given, phase)
+        """Gathers of its weight and of those of its adapters."""
+        others = (step for one in self.adapters for step in one.gather(given, phase))
+        return [*gathered(self.linear, given, phase), *others]
 
     def forward(self, given: LayerInputs, phase: Phase) -> Iterator[Operation]:
         """Its operand, the GEMM and the reduction of the output."""
         if self.operand is not None:
             yield from self.operand.forward(given, phase)
         yield from layers.linear_forward(self.linear, given, phase=phase, makes=self.makes, trains=self.trains)
+        for one in self.adapters:
+            yield from one.forward(given, phase)
 
     def backward(self, given: LayerInputs, behind: Behind) -> Iterator[Operation]:
-        """Both gradients, and those of its operand."""
+        """Those of its adapters, both gradients, to which theirs are added, and those of its operand."""
         back = partial(layers.linear_backward, self.linear, given, trains=self.trains)
+        for one in reversed(self.adapters):
+            yield from one.backward(given)
+        added = tuple(one.input_gradient(given).name for one in self.adapters)
         if self.operand is None:
-            yield from back(makes=behind.gradient, frees=behind.frees)
+            yield from back(makes=behind.gradient, frees=(*behind.frees, *added))
             return
         own = self.gradient.name if self.gradient else ""
         used = tuple(name for name in behind.frees if name != own)
-        frees = (self.operand.array.name, *([own] if own else []))
+        frees = (self.operand.array.name, *([own] if own else []), *added)
         yield from back(makes=self.operand.gradient, frees=frees)
         after = behind._replace(frees=(*used, self.operand.gradient.name))
         yield from self.operand.backward(given, after)
@@ -407,6 +432,35 @@ class Branches(NamedTuple):
 
 Nodes: TypeAlias = list[Node | Branches]
 """Of a layer type, in the order of the forward pass."""
+
+
+def tuned(listed: Nodes, given: LayerInputs) -> Nodes:
+    """The same nodes where the model trains whole; otherwise nodes of which only adapters train."""
+    if given.tuning is None:
+        return listed
+    # Imported here: most models train whole, and start-up time is theirs.
+    from axonn_tune.program.adapters import adapters_of
+
+    known = dict[Node, Node]()
+
+    def of(node: Node) -> Node:
+        if node not in known:
+            changes: dict[str, object] = {"trains": False, "needs": tuple(map(of, node.needs))}
+            if node.reads is not None:
+                changes["reads"] = of(node.reads)
+            if isinstance(node, Exchange):
+                changes["beside"] = tuple(map(of, node.beside))
+            if isinstance(node, Gemm):
+                changes["adapters"] = adapters_of(node.linear, given)
+            known[node] = replace(node, **changes)  # type: ignore[arg-type]
+        return known[node]
+
+    def through(one: Node | Branches) -> Node | Branches:
+        if isinstance(one, Branches):
+            return Branches(tuple(tuple(tuple(map(of, stage)) for stage in branch) for branch in one.branches))
+        return of(one)
+
+    return list(map(through, listed))
 
 
 def gathered(linear: Linear, given: LayerInputs, phase: Phase) -> list[Operation]:

@@ -65,7 +65,7 @@ CANDIDATE_SYMBOLS = (
     *("scores", "scores_back", "softmax", "softmax_back", "alone", "shared", "held"),
     *("expert_data", "expert_parameters", "expert_bucket", "imbalance", "fullest", "freed"),
     *("exchanged", "joined", "head_norms", "scattered", "divided", "ring_calls", "merged"),
-    *("frozen_parameters", "frozen_vectors", "frozen_expert_parameters"),
+    *("frozen_parameters", "frozen_vectors", "frozen_expert_parameters", "frozen_tables"),
 )
 """What differs between candidates.
 

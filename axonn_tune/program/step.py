@@ -454,9 +454,10 @@ def _kinds(given: LayerInputs, *, some: bool) -> Iterator[tuple[LayerInputs, int
 def _block(given: LayerInputs, number: int, *, recompute: Recompute, times: Size) -> Block:
     """Sections of one kind of block; times: of a step, that its gradients are reduced."""
     repeats, buckets, passes = given.blocks * ACCUMULATION, _block_buckets(given, number), _passes(given)
-    backward = tuple(block.backward(passes.nodes, recompute=recompute))
+    backward = tuple(block.backward(passes.nodes, recompute=recompute)) if given.passes_gradients else ()
     unneeded = frozenset(array.name for node in passes.nodes.unneeded for array in node.makes)
-    block.check_arrays(passes.forward.operations, backward, unneeded=unneeded)
+    if backward:
+        block.check_arrays(passes.forward.operations, backward, unneeded=unneeded)
     return Block(
         type=number,
         given=given,
@@ -569,4 +570,4 @@ def _table_buckets(given: LayerInputs) -> list[Bucket]:
     found.append(table("embedding", symbol("table_bucket"), TABLE))
     if given.model.learned_positions:
         found.append(table("position", symbol("position_bucket"), POSITIONS))
-    return found
+    return [one for one in found if given.trains_table(one[0])]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from typing import NamedTuple
 
 from axonn_tune.frameworks.step import LossKind
@@ -76,12 +77,11 @@ NVIDIA/TransformerEngine@d0067d0d, transformer_engine/pytorch/triton/cross_entro
 
 
 def tables(given: LayerInputs) -> Iterator[tuple[str, Size]]:
-    """Tables of a model, with the elements that z shards."""
-    yield "embedding", TABLE
-    if not given.model.tied_embeddings:
-        yield "head", TABLE
-    if given.model.learned_positions:
-        yield "position", POSITIONS
+    """Tables of a model that train, with the elements that z shards."""
+    held = [("embedding", TABLE)]
+    held += [] if given.model.tied_embeddings else [("head", TABLE)]
+    held += [("position", POSITIONS)] if given.model.learned_positions else []
+    yield from (one for one in held if given.trains_table(one[0]))
 
 
 def gather_table(table: str, elements: Size, given: LayerInputs) -> list[Operation]:
@@ -90,7 +90,9 @@ def gather_table(table: str, elements: Size, given: LayerInputs) -> list[Operati
 
 
 def reduce_table_gradient(table: str, elements: Size, given: LayerInputs) -> list[Operation]:
-    """As of a weight; a table that is not split over z only adds its gradient."""
+    """As of a weight; a table that is not split over z only adds its gradient, and one that does not train has none."""
+    if not given.trains_table(table):
+        return []
     if not given.replicated(table):
         return reduce_weight_gradient(table, elements, given)
     if given.options.fused_accumulation:
@@ -117,7 +119,10 @@ def embedding_forward(given: LayerInputs) -> list[Operation]:
 
 
 def embedding_backward(given: LayerInputs) -> list[Operation]:
-    """Position gradient; then `[M, H_y]` all-gathered over y and added into the local rows."""
+    """Position gradient; then `[M, H_y]` all-gathered over y and added into the local rows. Nothing where neither
+    trains: what comes before it in the backward pass needs no gradient of its input."""
+    if not given.trains_table("embedding"):
+        return []
     element, tokens = given.element, given.tokens
     operations: list[Operation] = []
     if given.model.learned_positions:
@@ -149,6 +154,12 @@ def head(given: LayerInputs) -> list[Operation]:
     summed = max(element, given.elements.statistics) if given.options.loss_chunks > 1 else element
     kind = "LM head input and gradient"
     held = Array("head input", kind, size), Array("head gradient", kind, summed * tokens * H)
+    passed: list[Operation] = []
+    if given.passes_gradients:
+        passed = [
+            Collective("reduce_scatter", "y", "backward", "head", size),
+            reduction("x", "backward", "head", size / Y, given, role="other", calls=ONCE),
+        ]
     return [
         *copies("forward", "head", given.outside(tokens) * H / Y, given, calls=HALVED),
         *norm_forward("head.norm", given, tokens=tokens, calls=ONCE),
@@ -159,10 +170,9 @@ def head(given: LayerInputs) -> list[Operation]:
         *_loss_chunk(given, tokens=tokens / CHUNKS, gradient=held[1]),
         *(step for step in reduced if isinstance(step, Collective)),
         *copies("backward", "head", tokens * H, given, calls=SHARED),
-        Collective("reduce_scatter", "y", "backward", "head", size),
-        reduction("x", "backward", "head", size / Y, given, role="other", calls=ONCE),
+        *passed,
         *(step for step in reduced if not isinstance(step, Collective)),
-        *norm_backward("head.norm", given, tokens=tokens, calls=ONCE, summed=False),
+        *(norm_backward("head.norm", given, tokens=tokens, calls=ONCE, summed=False) if passed else ()),
     ]
 
 
@@ -180,6 +190,7 @@ def _loss_chunk(given: LayerInputs, *, tokens: Size, gradient: Array) -> list[Op
     narrow = given.format is not None and given.options.narrow_head
     weight = quantized_weight("forward", "head", rows * H, given) if narrow else ()
     gradients = quantized("backward", "head", tokens * rows, given, calls=CHUNKS) if narrow else ()
+    back = partial(MatMul, "backward", "head", calls=CHUNKS, narrow=narrow, alignment=aligned)
     return [
         *(quantized("forward", "head", tokens * H, given, calls=CHUNKS) if narrow else ()),
         *weight,
@@ -192,8 +203,8 @@ def _loss_chunk(given: LayerInputs, *, tokens: Size, gradient: Array) -> list[Op
         moves("forward", "loss", given.kernels.loss, tokens * words, given, calls=CHUNKS),
         *_gathers_for_head_backward(given),
         *gradients,
-        MatMul("backward", "head", tokens, H, rows, "NN", CHUNKS, narrow=narrow, alignment=aligned, makes=(gradient,)),
-        MatMul("backward", "head", rows, H, tokens, "TN", CHUNKS, narrow=narrow, alignment=aligned),
+        *([back(tokens, H, rows, "NN", makes=(gradient,))] if given.passes_gradients else []),
+        *([back(rows, H, tokens, "TN")] if given.trains_table("head") else []),
     ]
 
 
@@ -223,4 +234,6 @@ def _gathers_for_head_backward(given: LayerInputs) -> list[Operation]:
         for step in gather_weight("head", TABLE, given, phase="backward"):
             alone = {"role": "other"} if isinstance(step, Collective) else {"prepares_gather": False}
             weight.append(replace(step, **alone))
+    if not given.trains_table("head"):
+        return weight
     return [*weight, *sequence_gather("backward", "head", given, tokens=given.tokens, calls=ONCE, role="input_gather")]

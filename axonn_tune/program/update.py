@@ -80,7 +80,8 @@ def step_end(given: LayerInputs, *, buckets: tuple[Bucket, ...], unsent: tuple[C
     yield Kernel("step", "optimizer", written * parameters / share)
     if trains_experts(given.model):
         yield Kernel("step", "optimizer", written * experts)
-    yield Kernel("step", "optimizer", optimizer.moved_bytes * vectors)
+    if given.tuning is None:
+        yield Kernel("step", "optimizer", optimizer.moved_bytes * vectors)
     if given.sharded and given.options.reduction == "whole" and not given.options.primary_weights:
         yield parameter_gather("parameters", parameters, given, phase="step")
         if trains_experts(given.model):
@@ -90,12 +91,19 @@ def step_end(given: LayerInputs, *, buckets: tuple[Bucket, ...], unsent: tuple[C
         for layer, elements, count in buckets:
             if layer not in ahead:
                 yield parameter_gather(layer, elements, given, phase="step", calls=count)
-        if given.model.tied_embeddings or given.model.mtp_layers:
+        if _copies_embedding(given):
             yield parameter_gather(COPY, symbol("table_bucket"), given, phase="step")
 
 
+def _copies_embedding(given: LayerInputs) -> bool:
+    """Whether the last of several stages has a copy of an embedding that trains."""
+    return (given.model.tied_embeddings or given.model.mtp_layers > 0) and given.trains_table("embedding")
+
+
 def _vectors_end(given: LayerInputs) -> Iterator[Operation]:
-    """Sums of the gradients of replicated vectors."""
+    """Sums of the gradients of replicated vectors, none of which is an adapter's."""
+    if given.tuning is not None:
+        return
     vectors = given.elements.main * symbol("vectors")
     if given.launched and any(layer.qk_norms for layer in given.model.types):
         yield Collective("all_reduce", "x", "step", "vectors", given.elements.main * symbol("head_norms"))
@@ -111,7 +119,7 @@ def _tables_end(given: LayerInputs) -> Iterator[Operation]:
         for table, elements in tables(given):
             if given.replicated(table):
                 yield Collective("all_reduce", given.shard_axes, "step", table, given.gradient_bytes * elements)
-    if given.model.tied_embeddings or given.model.mtp_layers:
+    if _copies_embedding(given):
         shard = TABLE / given.table_shards("embedding")
         bucket = shard if given.replicated("embedding") else symbol("table_bucket")
         if given.options.reduction != "whole":

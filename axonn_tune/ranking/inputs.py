@@ -19,12 +19,13 @@ from axonn_tune.frameworks.step import FORMAT_OPTIONS, StepOptions
 from axonn_tune.grid import EXPERT_AXES, RANK_AXES, nearest_sizes
 from axonn_tune.ranking.space import Problem
 from axonn_tune.recompute import lacked_by, modules_of
-from axonn_tune.request import MIN, Request
+from axonn_tune.request import MIN, Request, flag
 from axonn_tune.specs.catalog import Loaded, MachineLike, load_machine, load_model, route_overrides
 from axonn_tune.specs.document import known_keys
 from axonn_tune.specs.loading import DOCUMENT_BYTES, read_text
 from axonn_tune.specs.machine import Machine
 from axonn_tune.specs.model import Model, unrun
+from axonn_tune.specs.tuning import Tuning, tuning
 from axonn_tune.specs.workload import Workload
 from axonn_tune.vocabulary import AUTO, DEFAULT_MACHINE, MOMENT_BYTES, OVERLAPS, CudaGraphs, Precision
 
@@ -55,9 +56,10 @@ def load_inputs(request: Request) -> Inputs:
     machine = load_machine(DEFAULT_MACHINE if request.machine is None else request.machine, overrides=for_machine)
     for one in machine.document.dispatchers:
         find_dispatcher(one)  # refuses an unknown name
-    workload = make_workload(model.document, request, settings=settings["workload"])
     named = AXONN_TUNE if request.framework is None else request.framework
     framework = find_framework(named) if isinstance(named, str) else named
+    trains = _tuning(framework, request)
+    workload = make_workload(model.document, request, tuning=trains, settings=settings["workload"])
     framework = _with_settings(framework, settings["step"], model.document, machine.document, workload.precision)
     if request.shard_optimizer is False and framework.step.distributed_optimizer:
         framework = _without_sharded_optimizer(framework)
@@ -398,7 +400,25 @@ def _step_value(setting: str, text: str, kind: object) -> object:
         raise UsageError(f"--set {setting:.80}: {text!r:.40} is not a number") from None
 
 
-def make_workload(model: Model, request: Request, *, settings: Sequence[str] = ()) -> Workload:
+def _tuning(framework: Framework, request: Request) -> Tuning | None:
+    """What trains, if that is not all; UsageError where the framework trains models whole alone."""
+    mode, options = request.tune, {name: getattr(request, name) for name in ("lora_rank", "lora_targets", "lora_dtype")}
+    if given := [name for name, value in options.items() if value and mode not in ("lora", "qlora", "dora")]:
+        raise UsageError(
+            f"{flag(given[0])} {options[given[0]]}: is of adapters, which --tune lora, qlora or dora trains"
+        )
+    if mode in (None, "full"):
+        return None
+    if not framework.tuner:
+        others = ", ".join(name for name, one in registry().items() if one.tuner)
+        raise UsageError(f"--tune {mode}: {framework.title} trains models whole; frameworks with adapters: {others}")
+    rank, targets, dtype = options.values()
+    return tuning(mode, framework.tuner, rank=rank, targets=targets, dtype=dtype)
+
+
+def make_workload(
+    model: Model, request: Request, *, tuning: Tuning | None = None, settings: Sequence[str] = ()
+) -> Workload:
     """The model's default workload with what was asked, then `key=value` settings, on top."""
     off = request.no_overlap if isinstance(request.no_overlap, tuple) else ()
     wanted = () if "all" in off else request.overlap or OVERLAPS
@@ -409,6 +429,7 @@ def make_workload(model: Model, request: Request, *, settings: Sequence[str] = (
         sequence_length=request.seq or model.defaults.sequence_length,
         overlaps=tuple(name for name in OVERLAPS if name in wanted and name not in off),
         split_micro_batch=request.split_micro_batch,
+        tuning=tuning,
     ).model_copy(update={name: value for name, value in chosen.items() if value is not None})
     if not settings:
         return workload

@@ -18,6 +18,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import (
     Field,
+    PrivateAttr,
     SerializerFunctionWrapHandler,
     WithJsonSchema,
     field_validator,
@@ -29,6 +30,7 @@ from pydantic.fields import FieldInfo
 from axonn_tune.errors import suggest
 from axonn_tune.specs.document import Document, Size
 from axonn_tune.specs.sections import Experts, Indexer, LatentAttention, Mamba, Mixer, PositiveFloat
+from axonn_tune.specs.tuning import Tuning
 
 MODEL_SCHEMA = "axonn-tune/model/1"
 MOST_LAYERS, MOST_TYPES, MOST_PREDICTING = 1_000, 64, 32
@@ -348,6 +350,8 @@ class Model(Document):
         "if that has none, with a projection.",
     )
     source: str = Field(min_length=1, description="Where the sizes come from.")
+    # A workload's, which makes another network of the same document.
+    _tuning: Tuning | None = PrivateAttr(default=None)
     defaults: ModelDefaults = Field(description="Workload unless the command line says otherwise.")
 
     @model_validator(mode="before")
@@ -445,6 +449,19 @@ class Model(Document):
             if not others
             else ((first, 1), *((at, 1) for at in others)) * self.mtp_layers
         )
+
+    @property
+    def tuning(self) -> Tuning | None:
+        """What of it trains, where that is not all."""
+        return self._tuning
+
+    def tuned(self, tuning: Tuning | None) -> Model:
+        """The same model of which only so much trains, with its adapters; None: whole, without any."""
+        if tuning == self._tuning:
+            return self
+        found = self.model_copy()
+        found._tuning = tuning
+        return found
 
     def with_bf16_ends(self, first: int, last: int) -> Model:
         """The same model whose first and last layers keep BF16; ValueError if it has fewer layers."""

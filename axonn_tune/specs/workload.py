@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, Literal, TypeAlias
+from typing import Annotated, Any, ClassVar, Literal, TypeAlias
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, Field, SerializerFunctionWrapHandler, model_serializer
 
 from axonn_tune.recompute import parse_recompute
 from axonn_tune.specs.document import Document, Size
 from axonn_tune.specs.formats import FORMATS, NumberFormat
+from axonn_tune.specs.tuning import Tuning
 from axonn_tune.vocabulary import OVERLAPS, Overlap, Precision
 
 Recompute: TypeAlias = Annotated[str, AfterValidator(parse_recompute)]
@@ -42,6 +43,8 @@ ELEMENT_SIZES |= {one.name: ELEMENT_SIZES["bf16"] for one in FORMATS.values()}
 class Workload(Document):
     """One training step: its batch, its sequence length, its number formats."""
 
+    left_out_at_default: ClassVar[tuple[str, ...]] = ("tuning",)
+
     schema_: Literal["axonn-tune/workload/1"] = Field(
         alias="schema",
         default="axonn-tune/workload/1",
@@ -61,6 +64,13 @@ class Workload(Document):
         default=False,
         description="Two-batch overlap: interleave two half micro-batches, one's all-reduce behind the other's GEMMs.",
     )
+    tuning: Tuning | None = Field(default=None, description="What of the model trains; without, all of it.")
+
+    @model_serializer(mode="wrap")
+    def _plainly(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """All keys, but of a training of the whole model that of fine-tuning."""
+        absent = {key for key in self.left_out_at_default if not getattr(self, key)}
+        return {key: value for key, value in write(self).items() if key not in absent}
 
     @property
     def format(self) -> NumberFormat | None:

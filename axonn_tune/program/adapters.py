@@ -1,0 +1,180 @@
+"""Adapters of low rank beside a linear layer that stays as it is: `O = I · W + α/r · (I · A) · B`.
+
+Letters: M tokens, all of x's even with sequence parallelism, k and n of the linear layer on one rank, r the rank of the
+adapter. A column-parallel layer has its outputs split over x, a row-parallel one its inputs. As Megatron-Bridge has it
+(`gathered`), x splits both matrices: A of a column-parallel layer by its rank, `[M, r]` is gathered and B has the
+layer's outputs; A of a row-parallel layer has the layer's inputs, `[M, r]` is summed, and B's outputs are split and
+gathered. Otherwise one of both is whole on each rank of x, and what is summed is so with the layer's own output.
+
+Sources: arXiv 2106.09685, section 4.1; NVIDIA-NeMo/Megatron-Bridge@067f987d, src/megatron/bridge/peft/utils.py
+(ParallelLinearAdapter), lora_layers.py; huggingface/peft@5d602fdb, src/peft/tuners/lora/layer.py;
+pytorch/torchtitan@b5bcd76c, torchtitan/components/lora.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
+
+from axonn_tune.program import layers
+from axonn_tune.program.inputs import PARTS, LayerInputs, Linear, X
+from axonn_tune.program.operations import Array, Collective, Kernel, MatMul, Operation, Phase, Size, as_size
+from axonn_tune.specs.tuning import Tuning
+
+
+@dataclass(frozen=True, eq=False)
+class Adapter:
+    """Both matrices beside a linear layer, or beside a part of its outputs.
+
+    layer: its name; n: outputs on a rank; down, up: elements of A and B on a rank; shares_input: the gradient of A
+    reads what the layer reads; otherwise own_input, which it or the first of several keeps.
+    """
+
+    layer: str
+    linear: Linear
+    tuning: Tuning
+    n: Size
+    down: Size
+    up: Size
+    shares_input: bool
+    own_input: Array | None
+    middle: Array
+
+    @property
+    def elements(self) -> tuple[Size, ...]:
+        """Of its matrices on one rank."""
+        return self.down, self.up
+
+    @property
+    def column(self) -> bool:
+        """Whether outputs of its linear layer are split over x."""
+        return self.linear.split_output == "x"
+
+    @property
+    def row(self) -> bool:
+        """Whether inputs of its linear layer are split over x."""
+        return self.linear.output_axis == "x"
+
+    @property
+    def _rank(self) -> Size:
+        return as_size(float(self.tuning.rank))
+
+    def _split(self, given: LayerInputs) -> tuple[Size, Size]:
+        """Columns of A, and of B, that a rank multiplies with."""
+        gathered = self.tuning.collectives == "gathered"
+        return (
+            self._rank / X if gathered and self.column else self._rank,
+            self.n / X if gathered and self.row else self.n,
+        )
+
+    def _tokens(self, given: LayerInputs) -> Size:
+        return given.outside(given.part) if self.linear.outside else given.part
+
+    def _sent(self, kind: str, phase: Phase, size: Size, given: LayerInputs) -> list[Operation]:
+        """A collective over x, where adapters have their own."""
+        if self.tuning.collectives == "none" or not (self.column or self.row):
+            return []
+        assert kind in ("all_gather", "all_reduce")
+        return [Collective(kind, "x", phase, self.layer, given.element * size, calls=PARTS)]  # type: ignore[arg-type]
+
+    def forward(self, given: LayerInputs, phase: Phase) -> Iterator[Operation]:
+        """Both GEMMs, and the sum with the layer's output; before them dropout."""
+        tokens, (r, n) = self._tokens(given), self._split(given)
+        product = partial(MatMul, phase, self.layer, layout="NN", calls=PARTS)
+        yield from self._copied(given, phase)
+        yield product(tokens, r, self.linear.k, makes=(self.middle,))
+        yield from self._sent("all_gather" if self.column else "all_reduce", phase, tokens * self._rank, given)
+        yield product(tokens, n, self._rank)
+        if self.row:
+            yield from self._sent("all_gather", phase, tokens * self.n, given)
+        # Scaled by α/r, and added: read and written, then two read and one written.
+        summed = given.outside(tokens) if self.row and not self.linear.outside else tokens
+        yield Kernel(phase, self.layer, 2.5 * given.element * summed * self.n, 2.0 * PARTS)
+
+    def _copied(self, given: LayerInputs, phase: Phase) -> Iterator[Operation]:
+        """Dropout of its input, which reads and writes it beside a mask; what is only kept takes no time."""
+        if self.own_input is not None:
+            moved = (2.0 * given.element + 1.0) * (self.tuning.dropout > 0.0)
+            yield Kernel(phase, self.layer, moved * self._tokens(given) * self.linear.k, PARTS, makes=(self.own_input,))
+
+    def backward(self, given: LayerInputs) -> Iterator[Operation]:
+        """Gradients of B, of its input, of A, and of the layer's input, which is added to the layer's own."""
+        layer, k, tokens = self.layer, self.linear.k, self._tokens(given)
+        (r, n), gradient = self._split(given), self.input_gradient(given)
+        back = partial(MatMul, "backward", layer, calls=PARTS)
+        yield Kernel("backward", layer, 2.0 * given.element * tokens * n, PARTS)
+        if self.row and given.options.sequence_parallel:
+            yield from self._sent("all_gather", "backward", tokens * self.n, given)
+        yield back(tokens, self._rank, n, layout="NT")
+        yield from self._sent("all_reduce", "backward", tokens * self._rank, given)
+        yield back(self._rank, n, tokens, layout="TN")
+        freed = (self.middle.name, *([self.own_input.name] if self.own_input else []))
+        yield back(k, r, tokens, layout="TN", frees=freed)
+        yield back(tokens, k, r, layout="NT", makes=(gradient,))
+        if self.column and not given.options.sequence_parallel:
+            yield from self._sent("all_reduce", "backward", tokens * k, given)
+        yield Kernel("backward", layer, 3.0 * given.element * tokens * k, PARTS)
+        if given.options.gather_unit == "weight":
+            yield from layers.reduce_weight_gradient(layer, self.down, given)
+            yield from layers.reduce_weight_gradient(layer, self.up, given)
+
+    def input_gradient(self, given: LayerInputs) -> Array:
+        """What of the input's gradient comes of it, until it is added."""
+        size = given.element * PARTS * self._tokens(given) * self.linear.k
+        return Array(f"{self.layer} input gradient", "backward temporaries", size)
+
+    def gather(self, given: LayerInputs, phase: Phase) -> list[Operation]:
+        """Gathers of both matrices, where weights are gathered one by one."""
+        if given.options.gather_unit == "block":
+            return []
+        share = given.gathered_share(phase)
+        gathers = (layers.gather_weight(self.layer, one, given, phase=phase, calls=share) for one in self.elements)
+        return [step for several in gathers for step in several]
+
+
+def adapters_of(linear: Linear, given: LayerInputs) -> tuple[Adapter, ...]:
+    """Those of a linear layer: of the whole, or of parts of its outputs, which read one input."""
+    if (tuning := given.tuning) is None:
+        return ()
+    widths = part_widths(linear, given)
+    parts = [part for part in tuning.parts(linear.layer) if part in widths]
+    return tuple(_adapter(linear, given, tuning, part, widths[part], first=part == parts[0]) for part in parts)
+
+
+def part_widths(linear: Linear, given: LayerInputs) -> dict[str, Size]:
+    """Outputs of a linear layer on a rank, "" for all, and of the parts that frameworks have as layers of their own."""
+    own, found = given.own, {"": linear.n}
+    if linear.layer == "attention.qkv":
+        keys = as_size(float(own.kv_heads * own.head_dim)) / X
+        values = as_size(float(own.kv_heads * own.value_dim)) / X
+        queries = as_size(float(own.query_width + own.gate_width)) / X
+        found |= {"q": queries, "k": keys, **({} if own.values_are_keys else {"v": values})}
+    elif linear.layer.endswith("fc1"):
+        found |= {name: linear.n / float(own.ups) for name in ("up", "gate")[: own.ups]}
+    return found
+
+
+def _adapter(linear: Linear, given: LayerInputs, tuning: Tuning, part: str, n: Size, *, first: bool) -> Adapter:
+    """One adapter. Dropout gives each an input of its own; what sequence parallelism gathered all keep as one, the
+    `first` of them (Megatron-Bridge's wrapper of Transformer Engine's LayerNormLinear returns it gathered)."""
+    layer, rank = f"{linear.layer}.{part}_lora".replace("._", "."), float(tuning.rank)
+    column, row = linear.split_output == "x", linear.output_axis == "x"
+    split = tuning.collectives == "gathered"
+    tokens = given.outside(given.tokens) if linear.outside else given.tokens
+    gathered = given.options.sequence_parallel and linear.input_axis == "x"
+    own_input = None
+    if tuning.dropout or (gathered and first):
+        size = (given.element + float(tuning.dropout > 0.0)) * tokens * linear.k
+        own_input = Array(f"{layer} input", "adapter inputs", size)
+    return Adapter(
+        layer=layer,
+        linear=linear,
+        tuning=tuning,
+        n=n,
+        down=rank * linear.k / X if split and column else rank * linear.k,
+        up=rank * n / X if split and row else rank * n,
+        shares_input=not tuning.dropout and not gathered,
+        own_input=own_input,
+        middle=Array(f"{layer} middle", "adapter inputs", given.element * rank * tokens),
+    )

@@ -1,0 +1,129 @@
+"""What of a model trains: all of it, or adapters of low rank beside linear layers that stay as they are.
+
+Names of what tools adapt, and their defaults, are in tuning.yaml. LoRA: Hu et al., arXiv 2106.09685; QLoRA: Dettmers et
+al., arXiv 2305.14314; DoRA: Liu et al., arXiv 2402.09353.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+from typing import Annotated, Literal, TypeAlias
+
+from pydantic import Field
+
+from axonn_tune.errors import UsageError, suggest
+from axonn_tune.specs.document import Document, Size, read_yaml, validate
+from axonn_tune.vocabulary import AdapterType, Tune
+
+Base: TypeAlias = Literal["bf16", "nf4", "int8"]
+Collectives: TypeAlias = Literal["none", "gathered"]
+Table: TypeAlias = Literal["embedding", "head"]
+
+BASE_BYTES: dict[Base, float] = {
+    "bf16": 2.0,
+    # A scale a block of 64 in 8 bits, and of each 256 of those one in FP32 (double quantization; arXiv 2305.14314,
+    # section 3); as LLM.int8() has it, a scale a row, of which there are few (bitsandbytes@95f9af30, functional.py).
+    "nf4": 0.5 + 1.0 / 64.0 + 4.0 / (64.0 * 256.0),
+    "int8": 1.0,
+}
+"""Bytes of an element of a linear layer's weight that does not train."""
+REST = "*"
+"""Among targets: all linear layers of blocks that are not named."""
+TITLES: dict[str, str] = {"lora": "LoRA", "qlora": "QLoRA", "dora": "DoRA", "head": "the LM head alone"}
+
+
+class Tuning(Document):
+    """What of a model trains, where that is not all of it."""
+
+    mode: Literal["lora", "qlora", "dora", "head"] = Field(
+        description="lora, dora: adapters; qlora: those of a base in 4 bits; head: the LM head alone."
+    )
+    rank: Size = Field(default=8, description="Rank of adapters.")
+    targets: tuple[str, ...] = Field(
+        default=(),
+        description="Linear layers with adapters, as programs name them: attention.qkv, or attention.qkv/q for a part "
+        "that has one of its own; * for all others.",
+    )
+    dtype: AdapterType = Field(default="bf16", description="Type of adapters: bf16, or fp32 without master weights.")
+    base: Base = Field(default="bf16", description="Format of linear layers that do not train.")
+    collectives: Collectives = Field(
+        default="none", description="How adapters communicate under tensor parallelism: as Megatron-Bridge, or not."
+    )
+    dropout: Annotated[float, Field(ge=0, lt=1)] = Field(default=0.0, description="Dropout of adapters' inputs.")
+    tables: tuple[Table, ...] = Field(default=(), description="Tables that train: embedding, head.")
+
+    @property
+    def adapts(self) -> bool:
+        """Whether there are adapters, so that gradients go through blocks."""
+        return self.mode != "head"
+
+    @property
+    def base_bytes(self) -> float:
+        """Of an element of a linear layer's weight that does not train."""
+        return BASE_BYTES[self.base]
+
+    @property
+    def words(self) -> str:
+        """As titles have it: `LoRA r 16`."""
+        return f"{TITLES[self.mode]} r {self.rank}" if self.adapts else TITLES[self.mode]
+
+    def parts(self, layer: str) -> tuple[str, ...]:
+        """Parts of a linear layer that have an adapter each: "" for the whole, none if it has no adapter."""
+        own = tuple(one.partition("/")[2] for one in self.targets if one.partition("/")[0] == layer)
+        return own or (("",) if REST in self.targets else ())
+
+
+class Tool(Document):
+    """A tool's names of what it adapts, its defaults, and how its adapters communicate."""
+
+    rank: Size
+    dtype: AdapterType
+    collectives: Collectives
+    targets: tuple[str, ...]
+    names: dict[str, tuple[str, ...]]
+
+    def layers(self, names: Sequence[str]) -> tuple[str, ...]:
+        """What these of its names adapt, by our names; UsageError for one that it has not."""
+        found = dict[str, None]()
+        for name in names:
+            if name not in self.names:
+                near = suggest(name, self.names)
+                raise UsageError(f"--lora-targets {name:.40}{near}: known: {', '.join(self.names)}")
+            found |= dict.fromkeys(self.names[name])
+        if REST in found:
+            # Of layers that the tool has in parts, each part.
+            found = dict.fromkeys(layer for own in self.names.values() for layer in own)
+        return tuple(found)
+
+
+class _Tools(Document):
+    tools: dict[str, Tool]
+
+
+@cache
+def tools() -> dict[str, Tool]:
+    """All tools, by their names."""
+    path = Path(__file__).with_name("tuning.yaml")
+    node = read_yaml(path.read_text(encoding="utf-8"), source=str(path)).root
+    return validate(node, schema=_Tools, source=str(path)).tools
+
+
+def tuning(
+    mode: Tune | None, tool: str, *, rank: int | None, targets: Sequence[str] | None, dtype: AdapterType | None
+) -> Tuning | None:
+    """What trains in a mode by a tool's defaults, or as asked; None where all does."""
+    if mode is None or mode == "full":
+        return None
+    if mode == "head":
+        return Tuning(mode="head", tables=("head",))
+    own = tools()[tool]
+    return Tuning(
+        mode=mode,
+        rank=rank or own.rank,
+        targets=own.layers(targets or own.targets),
+        dtype=dtype or own.dtype,
+        base="nf4" if mode == "qlora" else "bf16",
+        collectives=own.collectives,
+    )
