@@ -44,7 +44,8 @@ never enlarge a difference, so skipping any number of periods adds at most this 
 
 def parts_of(job: Job, stages: int, chunks: int, given: tuple[int, ...] | None = None) -> tuple[int, ...]:
     """Layers of each model part of a job's shape, chunk c of stage s at c·p + s: as given, or as it splits them."""
-    return model_parts(job.model.layers, stages=stages, chunks=chunks, given=given, less=job.framework.step.less)
+    model, less = job.model, job.framework.step.less
+    return model_parts(model.layers, stages=stages, chunks=chunks, given=given, less=less, starts=model.starts)
 
 
 @dataclass(frozen=True)

@@ -40,6 +40,11 @@ class PipelineSchedule:
     layouts: bool = True
     scattered: bool = True
 
+    @property
+    def free(self) -> bool:
+        """Whether stages and chunks can have any number of layers."""
+        return self.layouts and self.uneven and not self.equal_chunks
+
 
 AS_MANY_A_CHUNK = "--num-layers-per-virtual-pipeline-stage gives each chunk as many layers"
 """Rule of Megatron-LM before Megatron-Core had layouts (NVIDIA/Megatron-LM@v3.0, megatron/arguments.py)."""
@@ -125,6 +130,7 @@ class Framework:
     of its step alone. dispatchers: those it has, of which each layout takes its default; without any, it has that of
     its step alone. overlaps_experts: it can run passes of two micro-batches, or shared experts, beside dispatch and
     combine. swaps_heads: context parallelism around recurrences swaps tokens for heads; else there is none.
+    streams_in_stage: hyper-connections are in one stage, but for models with these parts, which another branch trains.
     names: its names of axes and `chunks`, in the order of its columns; an axis without a name has ours. As options they
     are written in lower case, with hyphens (`--dp-shard`). explained: what an axis does whose name is not widely
     known. tuner: the tool of `specs/tuning.yaml` by which it trains adapters alone; "" where it trains models whole.
@@ -149,6 +155,7 @@ class Framework:
     dispatchers: tuple[str, ...] = ()
     overlaps_experts: bool = False
     swaps_heads: bool = False
+    streams_in_stage: tuple[str, ...] | None = None
     refused: tuple[Refusal, ...] = ()
     keeps_layers: bool = True
     expert_axes: tuple[str, ...] = ()

@@ -475,6 +475,9 @@ MEGATRON_CORE = Framework(
     dispatchers=("alltoall", "deepep", "hybridep", "allgather", "deepep-uccl", "deepep-nvshmem"),
     overlaps_experts=True,
     swaps_heads=True,
+    # Main sends one stream between stages (core/transformer/transformer_config.py, enable_mhc_connections). Its branch
+    # dev, which has DeepSeek-V4, sends all (NVIDIA-NeMo/Megatron-Bridge@067f987d, examples/models/deepseek_v4).
+    streams_in_stage=("compressed attention",),
     keeps_layers=False,
     expert_axes=("expert", "expert_tensor", "expert_z"),
     expert_software="core-experts",

@@ -8,13 +8,12 @@ checks it keeps.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from itertools import accumulate, groupby, pairwise
+from itertools import accumulate, groupby
 from typing import Any
 
 from axonn_tune.frameworks.description import Because, Run, Value
 from axonn_tune.specs.model import MIXERS, Layer, Model
 from axonn_tune.specs.sections import Experts, Indexer, LatentAttention, Mixer
-from axonn_tune.stages import layout_text
 
 WRITTEN = {
     "attention": """
@@ -147,10 +146,7 @@ def _attention(run: Run, layers: list[Layer]) -> dict[str, Value]:
 
 
 def _indexers(run: Run, layers: list[Layer]) -> dict[str, Value]:
-    """Sparse attention: sizes, which layers share an indexer, the loss (coefficient: recipes of Megatron-Bridge).
-
-    Shared ones need theirs in the same stage (core/transformer/experimental_attention_variant/dsa.py).
-    """
+    """Sparse attention: sizes, which layers share an indexer, the loss (coefficient: recipes of Megatron-Bridge)."""
     sizes = _common(
         run, layers, "indexers", lambda one: one.indexer and one.indexer.model_copy(update={"shared": False})
     )
@@ -161,12 +157,6 @@ def _indexers(run: Run, layers: list[Layer]) -> dict[str, Value]:
     every = next((at for at in range(offset, len(shared)) if not shared[at]), len(shared)) - offset + 1
     if shared != [any(shared) and not indexes(layer, every, offset) for layer in range(len(layers))]:
         raise run.cannot("an order of shared indexers other than full ones first, then every so many layers")
-    starts = [*accumulate(run.parts[:-1])]
-    if any(shared[start] for start in starts):
-        own = [layer for layer, of_other in enumerate(shared) if not of_other]
-        near = [0, *(min(own, key=lambda layer: abs(layer - start)) for start in starts), len(shared)]
-        layout = layout_text([end - start for start, end in pairwise(near)], run.model.mtp_layers, run.mtp_part)
-        raise run.cannot("a stage whose first layer shares another's indexer", f"ask for --pipeline-layout '{layout}'")
     return {
         "experimental_attention_variant": "dsa",
         **_sizes("indexer", sizes),

@@ -21,7 +21,7 @@ from axonn_tune.job import Layout
 from axonn_tune.learning.arguments import EXPERT_COLUMNS, MODEL_AXES
 from axonn_tune.learning.layer_types import with_layer_types
 from axonn_tune.program.count import parameters
-from axonn_tune.program.dimensions import broken_constraints
+from axonn_tune.program.dimensions import broken_constraints, shared_start
 from axonn_tune.ranking.inputs import unpriced_experts
 from axonn_tune.specs.catalog import available, load_model
 from axonn_tune.specs.document import LARGEST_SIZE, first_problem
@@ -205,6 +205,9 @@ class CommandRun(StatedRun):
             uneven = "--pipeline-model-parallel-layout or --decoder-first-pipeline-num-layers with other stages"
             other = f", or {uneven if self.path != '--fact' else '--parts, the layers of each stage between blanks'}"
             raise self._wrong(f"{words}; nearest: {' or '.join(map(str, near))}{other}")
+        one = case.configurations[0]
+        if one.pipeline > 1 and (why := shared_start(case.model, one.parts or (layers // parts,) * parts)):
+            raise self._wrong(f"pp: {why}")
 
     def _with_experts(self, case: Case) -> Case:
         """The case with the degrees of experts; DocumentError where they are impossible."""
@@ -234,8 +237,8 @@ class CommandRun(StatedRun):
         framework = framework.with_step(gathers_experts=one.grid.axis_size("expert_z") > 1).training(case.model)
 
         def wrong(grid: Grid) -> list[str]:
-            job, given = (case.model, case.workload, framework), one.parts is not None
-            return broken_constraints(grid, *job, micro_batch=one.micro_batch, chunks=one.chunks, given=given)
+            job = case.model, case.workload, framework
+            return broken_constraints(grid, *job, micro_batch=one.micro_batch, chunks=one.chunks, parts=one.parts)
 
         if broken := wrong(one.grid):
             near = (

@@ -204,7 +204,7 @@ def possible(changed: Setup, *, within_bytes: float) -> bool:
         *(one.grid, changed.model, changed.workload, changed.framework),
         micro_batch=one.micro_batch,
         chunks=one.chunks,
-        given=one.parts is not None,
+        parts=one.parts,
     ):
         return False
     return changed.priced.memory_bytes <= within_bytes

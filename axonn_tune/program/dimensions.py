@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache, partial, reduce
+from itertools import accumulate
 from typing import NamedTuple
 
 import numpy as np
@@ -93,8 +94,18 @@ def constraints(model: Model, workload: Workload, framework: Framework) -> tuple
         found += [blocks] if framework.exchanges else [blocks, *_exchange_constraints(model, framework.step)]
     if "pipeline" in framework.axes:
         uneven = framework.schedule.uneven
-        layers = framework.step.most_parts(model.layers) if uneven else model.layers
-        found.append(Constraint(STAGED, "layers", layers, ("pipeline",), at_least=uneven))
+        # Layers that share an indexer are in one part.
+        apart = len(model.starts)
+        layers = framework.step.most_parts(apart) if uneven else model.layers
+        what = "layers" if apart == model.layers else "layers with an indexer of their own"
+        found.append(Constraint(STAGED, what, layers, ("pipeline",), at_least=uneven))
+        if apart < model.layers and not framework.schedule.free:
+            why = f"{framework.title} cannot be told which stage has which layers, and some share an indexer"
+            found.append(Constraint("indexers-by-pipeline", why, 1, ("pipeline",), both=True))
+        elsewhere = framework.streams_in_stage
+        if model.residual_streams and elsewhere is not None and not {*elsewhere} & {*model.parts}:
+            why = f"hyper-connections in {framework.title} are in one stage, so no {framework.called('pipeline')}"
+            found.append(Constraint("streams-by-pipeline", why, 1, ("pipeline",), both=True))
     for refused in framework.refused:
         found.append(Constraint(f"{framework.name}-{'-'.join(refused.axes)}", refused.why, 1, refused.axes, both=True))
     return tuple(found)
@@ -135,13 +146,13 @@ def broken_constraints(
     *,
     micro_batch: int,
     chunks: int = 1,
-    given: bool = False,
+    parts: Sequence[int] | None = None,
 ) -> list[str]:
-    """Reasons for which a framework would refuse one configuration, with their numbers; given: layers of each part."""
+    """Reasons for which a framework would refuse one configuration, with their numbers; parts: layers, where given."""
     sizes = dict(grid.by_axis)
     columns = {axis: np.array([size]) for axis, size in sizes.items()}
     # A stage may hold the embedding or the loss alone where it is given so.
-    checks = [one for one in constraints(model, workload, framework) if not (given and one.name == STAGED)]
+    checks = [one for one in constraints(model, workload, framework) if parts is None or one.name != STAGED]
     found = [check.explain(sizes, framework) for check in checks if check.broken(columns)[0]]
     missing = [axis for axis, size in sizes.items() if size > 1 and axis not in framework.axes]
     found += [f"{framework.name} has no axis {axis}" for axis in missing]
@@ -150,8 +161,26 @@ def broken_constraints(
         shares = "·".join(framework.called(axis) for axis in BATCH_AXES if axis in framework.axes)
         found.append(f"global_batch ({workload.global_batch}) is not divisible by {shares}·micro-batch = {product}")
     if chunks > 1:
-        found += _interleaving(grid.pipeline, chunks, workload.global_batch // product, model, framework, given=given)
+        batches, given = workload.global_batch // product, parts is not None
+        found += _interleaving(grid.pipeline, chunks, batches, model, framework, given=given)
+    if parts is not None and (why := shared_start(model, parts)):
+        found.append(why)
     return found
+
+
+def shared_start(model: Model, parts: Sequence[int]) -> str:
+    """Where a model part begins with a layer that shares the indexer of one before it, and the nearest split; or ""."""
+    start = next((end for end in accumulate(parts) if end < model.layers and end not in model.starts), None)
+    if start is None:
+        return ""
+    # Imported here: most searches have no pipeline stages, and start-up time is theirs.
+    from axonn_tune.program.pipeline import of_whole_groups
+    from axonn_tune.stages import layout_text
+
+    why = f"a part begins with layer {start + 1}, which shares the indexer of a layer before it"
+    if len(parts) > len(model.starts):
+        return f"{why}; {len(model.starts)} layers have their own"
+    return f"{why}; nearest: {layout_text(of_whole_groups(tuple(parts), model.starts), model.mtp_layers)}"
 
 
 def _interleaving(
@@ -166,8 +195,8 @@ def _interleaving(
         )
     if given:
         return found
-    if framework.step.most_parts(model.layers) < stages * chunks:
-        found.append(f"layers ({model.layers}) is less than {both} = {stages * chunks}")
+    if framework.step.most_parts(len(model.starts)) < stages * chunks:
+        found.append(f"layers ({len(model.starts)}) is less than {both} = {stages * chunks}")
     elif framework.schedule.equal_chunks and (model.layers + sum(framework.step.less)) % (stages * chunks):
         uneven = f"layers ({model.layers}) is not divisible by {both} = {stages * chunks}"
         found.append(f"{uneven}: {framework.schedule.equal_chunks}")

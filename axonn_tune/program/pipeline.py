@@ -12,8 +12,10 @@ ValueError here as in Megatron-Core. (torch 2.13 lists the last stage's forwards
 
 from __future__ import annotations
 
+from bisect import bisect_right
+from collections.abc import Sequence
 from functools import lru_cache
-from itertools import chain
+from itertools import accumulate, chain, pairwise
 from typing import Literal, NamedTuple, TypeAlias
 
 import numpy as np
@@ -80,22 +82,48 @@ def messages(stage: int, *, stages: int, chunks: int, micro_batches: int) -> int
 
 @lru_cache(maxsize=4096)
 def model_parts(
-    layers: int, *, stages: int, chunks: int, given: tuple[int, ...] | None = None, less: tuple[int, int] = (0, 0)
+    layers: int,
+    *,
+    stages: int,
+    chunks: int,
+    given: tuple[int, ...] | None = None,
+    less: tuple[int, int] = (0, 0),
+    starts: tuple[int, ...] | None = None,
 ) -> tuple[int, ...]:
     """Layers of each model part, chunk c of stage s at c·p + s: as given, or split evenly.
+
+    starts: layers with which parts may begin, if not with all.
 
     less: layers that the embedding and the LM head count as. ValueError where they leave a part fewer than 0 layers.
     Of several chunks the last parts but one get the remainder layers: those wait shortest between forward and backward
     pass, and a short first chunk fills and drains the pipeline sooner. So stages differ by one layer at most, the last
     part, which has the LM head, has one less, and as long as one other has, so has the first.
     """
-    if given is not None or chunks == 1:
-        return given or split_layers(layers, parts=stages, first_less=less[0], last_less=less[1])
-    if any(less):
-        return split_layers(layers, parts=stages * chunks, first_less=less[0], last_less=less[1])
+    if given is not None:
+        return given
     last = stages * chunks - 1
     each, left = divmod(layers, last + 1)
-    return tuple(each + (last - left <= part < last) for part in range(last + 1))
+    even = tuple(each + (last - left <= part < last) for part in range(last + 1))
+    if chunks == 1 or any(less):
+        even = split_layers(layers, parts=stages * chunks, first_less=less[0], last_less=less[1])
+    return even if starts is None else of_whole_groups(even, starts)
+
+
+def of_whole_groups(parts: tuple[int, ...], starts: Sequence[int]) -> tuple[int, ...]:
+    """The parts, or if one begins with another layer than these, the nearest that do not, each with a layer.
+
+    ValueError for more parts than there are such layers.
+    """
+    ends = [*accumulate(parts)]
+    if {*ends} <= {*starts, ends[-1]}:
+        return parts
+    if len(starts) < len(parts):
+        raise ValueError(f"cannot split the model over {len(parts)} parts: they begin with {len(starts)} layers alone")
+    cuts = [0]
+    for part, end in enumerate(ends[:-1], 1):
+        possible = starts[bisect_right(starts, cuts[-1]) : len(starts) - (len(parts) - 1 - part)]
+        cuts.append(min(possible, key=lambda start: abs(start - end)))
+    return tuple(end - start for start, end in pairwise([*cuts, ends[-1]]))
 
 
 @lru_cache(maxsize=4096)

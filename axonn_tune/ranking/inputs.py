@@ -17,6 +17,7 @@ from axonn_tune.frameworks.description import Framework
 from axonn_tune.frameworks.dispatchers import find_dispatcher
 from axonn_tune.frameworks.step import FORMAT_OPTIONS, StepOptions
 from axonn_tune.grid import EXPERT_AXES, RANK_AXES, nearest_sizes
+from axonn_tune.program.dimensions import shared_start
 from axonn_tune.ranking.space import Problem
 from axonn_tune.recompute import lacked_by, modules_of
 from axonn_tune.request import MIN, Request, flag
@@ -266,7 +267,7 @@ def check_expert_overlap(problem: Problem) -> None:
             "excludes GTP and EGTP above 1, whose forward and backward gathers share their buffers",
         ),
         (
-            stages > 1 and (request.chunks == 1 or step.most_parts(model.layers) < 2 * stages),
+            stages > 1 and (request.chunks == 1 or step.most_parts(len(model.starts)) < 2 * stages),
             "needs interleaved stages (VPP above 1) where there are several"
             + (f"; {model.name} has {model.layers} layers for {stages}" if request.chunks != 1 else ""),
         ),
@@ -327,6 +328,8 @@ def _check_layout(problem: Problem) -> None:
         pins = [f"{framework.option(name)} {size}" for name, size in (("pipeline", stages), ("chunks", chunks)) if size]
         asked = f"--pipeline-layout {request.pipeline_layout!r} has {len(parts)} parts"
         raise UsageError(f"{asked}, which {' and '.join(pins)} do not make")
+    if why := shared_start(problem.model, parts):
+        raise UsageError(f"--pipeline-layout {request.pipeline_layout!r}: {why}")
 
 
 def _by_subject(settings: Sequence[str]) -> dict[str, list[str]]:

@@ -298,17 +298,17 @@ def _with_chunks(
 ) -> tuple[Integers, Integers, Integers]:
     """Every shape with every number of chunks per stage that is asked for, or that makes chunks of as many layers;
     `with_uneven_chunks` has the others. Interleaved micro-batches go in groups."""
-    asked, step, layers = problem.request.chunks, problem.framework.step, problem.model.layers
-    counted = layers + sum(step.less)
+    asked, step, model = problem.request.chunks, problem.framework.step, problem.model
+    counted, most = model.layers + sum(step.less), step.most_parts(len(model.starts))
     stages, batches = grids.column("pipeline")[grid], share // micro_batch
     kept = [np.arange(len(grid) if asked in (None, 1) else 0)]
     counts = [np.ones(len(kept[0]), dtype=np.int64)]
     if problem.framework.schedule.interleaved:
-        several = len(problem.model.types) > 1 and not problem.framework.schedule.equal_chunks
+        several = len(model.types) > 1 and not problem.framework.schedule.equal_chunks
         for chunks in divisors(counted)[1:] * (not several) if asked is None else [asked] * (asked > 1):
             equal = asked is None or bool(problem.framework.schedule.equal_chunks)
             cut = (counted % (stages * chunks) == 0) | (not equal)
-            fits = (stages > 1) & cut & (stages * chunks <= step.most_parts(layers)) & (batches % stages == 0)
+            fits = (stages > 1) & cut & (stages * chunks <= most) & (batches % stages == 0)
             kept.append(np.flatnonzero(fits))
             counts.append(np.full(len(kept[-1]), chunks, dtype=np.int64))
     rows = np.concatenate(kept)
@@ -345,7 +345,7 @@ def as_asked(shapes: Shapes) -> NDArray[np.bool_]:
 def divisible(shapes: Shapes) -> Integers:
     """Shapes of one chunk a stage that the search may cut into several that differ in layers."""
     problem, rows = shapes.problem, shapes.piped
-    schedule, layers = problem.framework.schedule, problem.framework.step.most_parts(problem.model.layers)
+    schedule, layers = problem.framework.schedule, problem.framework.step.most_parts(len(problem.model.starts))
     given = problem.request.chunks is not None or problem.parts is not None
     if given or not schedule.interleaved or schedule.equal_chunks:
         return rows[:0]
@@ -364,7 +364,8 @@ def uneven_chunks(shapes: Shapes, rows: Integers) -> tuple[Integers, Integers]:
     """Numbers of chunks that differ in layers, of several layer types all, of shapes of one chunk a stage: which of
     `rows` each is of, and the number."""
     layers, stages, step = shapes.problem.model.layers, shapes.stages[rows], shapes.problem.framework.step
-    counts, several = np.maximum(step.most_parts(layers) // stages - 1, 0), len(shapes.problem.model.types) > 1
+    most, several = step.most_parts(len(shapes.problem.model.starts)), len(shapes.problem.model.types) > 1
+    counts = np.maximum(most // stages - 1, 0)
     counts = np.minimum(counts, _MOST_CHUNKS - 1) if several else counts
     chunks = 2 + np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
     uneven = np.flatnonzero((layers + sum(step.less)) % (np.repeat(stages, counts) * chunks) + several)

@@ -123,9 +123,8 @@ class Problem(Job):
     @property
     def splits(self) -> bool:
         """Whether splits of the layers by time are searched: the framework can be told one, and is not yet."""
-        schedule, searched = self.framework.schedule, self.pipeline and self.rank_by == "iteration"
-        free = schedule.layouts and schedule.uneven and not schedule.equal_chunks
-        return searched and free and self.parts is None
+        searched = self.pipeline and self.rank_by == "iteration"
+        return searched and self.framework.schedule.free and self.parts is None
 
     @property
     def mtp_part(self) -> int | None:

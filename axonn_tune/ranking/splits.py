@@ -107,7 +107,8 @@ def schedules_of(problem: Problem, staged: Staged, *, searched: bool) -> Iterato
         others: tuple[Split, ...] = ()
         if searched:
             batches = int(staged.batches[first]) if chunks == 1 else 0
-            others = _known(_runs(problem, ends[first]), (ends[first, 0], ends[first, 1]), own, stages, batches)
+            runs, starts = _runs(problem, ends[first]), problem.model.starts
+            others = _known(runs, (ends[first, 0], ends[first, 1]), own, stages, batches, starts)
         # Where no part is longer than what repeats, all blocks repeat: another candidate.
         every = [own, *(one for one in others if repeated < max(one))]
         schedule = _Schedule(problem, staged.taken(rows), every)
@@ -284,11 +285,21 @@ def _runs(problem: Problem, ends: Floats) -> tuple[tuple[float, int], ...]:
 
 @lru_cache(maxsize=4096)
 def _known(
-    runs: tuple[tuple[float, int], ...], ends: tuple[float, float], own: Split, stages: int, batches: int
+    runs: tuple[tuple[float, int], ...],
+    ends: tuple[float, float],
+    own: Split,
+    stages: int,
+    batches: int,
+    starts: tuple[int, ...],
 ) -> tuple[Split, ...]:
+    """Splits of whole groups of layers, each from one of `starts` to the next."""
     layers = np.repeat([one for one, _ in runs], [count for _, count in runs])
+    groups = np.add.reduceat(layers, starts)
+    reached = np.array([*starts, len(layers)])
+    whole = np.diff(np.searchsorted(reached, np.cumsum(own)), prepend=0).tolist()
+    found = splits_of(groups, ends, tuple(whole), stages, batches)
     within = parts_within(own, stages, searched=True, alike=len(runs) == 1)
-    return tuple(filter(within.holds, splits_of(layers, ends, own, stages, batches)))
+    return tuple(filter(within.holds, (tuple(np.diff(reached[np.cumsum(one)], prepend=0).tolist()) for one in found)))
 
 
 def part_s(parts: Sequence[int] | Integers, layer_s: Floats, ends_s: tuple[float, float]) -> Floats:

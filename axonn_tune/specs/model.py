@@ -441,6 +441,11 @@ class Model(Document):
         return _runs(self)
 
     @property
+    def starts(self) -> tuple[int, ...]:
+        """Layers, from 0, with which a part of the model may begin: those that share an indexer are where it is."""
+        return _starts(self)
+
+    @property
     def predicting_runs(self) -> tuple[tuple[int, int], ...]:
         """The same of layers of multi-token prediction."""
         first, others = len(self.types) - 1, self.mtp_types[1:]
@@ -592,6 +597,13 @@ def _runs(model: Model) -> tuple[tuple[int, int], ...]:
     names = expand(model.pattern)
     index = {name: number for number, name in enumerate(dict.fromkeys(names))}
     return tuple((index[name], len(list(run))) for name, run in groupby(names))
+
+
+@lru_cache(maxsize=64)
+def _starts(model: Model) -> tuple[int, ...]:
+    shares = [one.indexer is not None and one.indexer.shared for one in model.types]
+    each = [shares[index] for index, count in _runs(model) for _ in range(count)]
+    return tuple(layer for layer, shared in enumerate(each) if not shared or not layer)
 
 
 def _resolve(model: Model, name: str, given: LayerType) -> Layer:

@@ -477,8 +477,8 @@ def step_at(case: Case, layout: Layout, *, tokens: float | None = None, flops: f
 
 def wrong(case: Case, one: Layout) -> list[str]:
     """Constraints that a layout breaks."""
-    job, given = (case.model, case.workload, case.framework), one.parts is not None
-    return broken_constraints(one.grid, *job, micro_batch=one.micro_batch, chunks=one.chunks, given=given)
+    job = case.model, case.workload, case.framework
+    return broken_constraints(one.grid, *job, micro_batch=one.micro_batch, chunks=one.chunks, parts=one.parts)
 
 
 def interleavings(case: Case) -> Iterator[Layout]:

@@ -133,7 +133,6 @@ REFUSED: list[tuple[str, Change, str]] = [
     ("megatron-core mixtral-tensor", model(biases=True), "biases of experts with ETP above 1; ask for --etp 1"),
     ("megatron-core gpt-oss", changed(grid=GATHERED), "GTP in mxfp8 with weights in BF16; ask for --set step.primary"),
     ("megatron-core gpt-oss", changed(grid=SHARDED), "GTP in mxfp8 with weights in BF16; ask for --set step.primary"),
-    ("megatron-core glm-5.2", changed(parts=(13,) * 6), r"ask for --pipeline-layout 'Et.14.\(t.12.\).3t.16.t.12mL'"),
     ("megatron-core mixtral-tensor", workload(precision="fp8-delayed"), "in fp8-delayed; ask for --precision fp8-cur"),
 ]
 

@@ -8,6 +8,7 @@ import pytest
 from axonn_tune.frameworks import find_framework
 from axonn_tune.grid import Grid
 from axonn_tune.program.dimensions import broken_constraints, constraints
+from axonn_tune.specs.catalog import load_model
 from axonn_tune.specs.workload import Workload
 from tests.unit.small import small_model
 
@@ -30,3 +31,18 @@ def test_context_takes_a_block_from_either_end(length: int, context: int, why: s
     assert (why in found) if why else not found
     one = next(one for one in constraints(small_model(), workload, CORE) if one.name == "sequence-by-context")
     assert one.broken({"context": np.array([context])}).tolist() == [why is not None]
+
+
+def test_streams_are_in_one_stage_of_megatron_core() -> None:
+    """Guards hyper-connections, which Megatron-Core's main branch has without stages, and its branch with compressed
+    attention, or another framework, with them."""
+    workload, streams = Workload(global_batch=8, sequence_length=128), small_model(residual_streams=4)
+    why = "hyper-connections in Megatron-Core are in one stage, so no PP"
+    for framework, model, said in (
+        (CORE, streams, [why]),
+        (CORE, small_model(), []),
+        (CORE, load_model("deepseek-v4-flash").document, []),
+        (find_framework("axonn-tune"), streams, []),
+    ):
+        grid = Grid(pipeline=2, order=framework.axes)
+        assert broken_constraints(grid, model, workload, framework, micro_batch=1) == said

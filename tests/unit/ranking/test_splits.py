@@ -9,8 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from axonn_tune.cost.pipeline import parts_of
 from axonn_tune.cost.price import price
+from axonn_tune.errors import UsageError
 from axonn_tune.frameworks import find_framework
+from axonn_tune.grid import Grid
+from axonn_tune.program.dimensions import broken_constraints, shared_start
 from axonn_tune.ranking.choosing import search
 from axonn_tune.ranking.inputs import load_inputs
 from axonn_tune.ranking.priced import Priced
@@ -19,13 +23,21 @@ from axonn_tune.report.remarks import stages_remark
 from axonn_tune.request import Request
 from axonn_tune.specs.catalog import load_machine
 from axonn_tune.specs.model import Model
+from axonn_tune.specs.workload import Workload
 from axonn_tune.stages import layout_text, parse_layout
 from tests.unit.small import small_model, small_problem
 
 MACHINE = load_machine("dgx-h100").document
-TYPES: dict[str, dict[str, Any]] = {"narrow": {"ffn": 1024}, "wide": {"ffn": 24576}, "mixer": {"mlp": False}}
+LATENT = {"query_rank": 512, "kv_rank": 256, "nope_dim": 64, "rope_dim": 64, "value_dim": 64}
+INDEXER = {"heads": 8, "head_dim": 64, "topk": 512}
+TYPES: dict[str, dict[str, Any]] = {
+    **{"narrow": {"ffn": 1024}, "wide": {"ffn": 24576}, "mixer": {"mlp": False}},
+    "own": {"latent": LATENT, "indexer": INDEXER, "ffn": 1024},
+    "shared": {"latent": LATENT, "indexer": {**INDEXER, "shared": True}, "ffn": 24576},
+}
 
 
+WORKLOAD = Workload(global_batch=48, sequence_length=2048)
 GRID = {"x": 1, "z": 1, "context": 1, "data": 4, "pipeline": 8, "expert": 1, "expert_tensor": 1}
 
 
@@ -77,8 +89,9 @@ def test_interleaved_stages_have_chunks_of_like_length() -> None:
 
 def model_of(layers: str | int, vocab: int) -> Model:
     """A model whose layers, or LM head, differ in time."""
-    sizes = {"hidden": 4096, "heads": 32, "kv_heads": 8, "head_dim": 128, "ffn": 8192, "vocab": vocab}
     used = {name: value for name, value in TYPES.items() if isinstance(layers, str) and name in layers}
+    kv_heads = 32 if "own" in used else 8
+    sizes = {"hidden": 4096, "heads": 32, "kv_heads": kv_heads, "head_dim": 128, "ffn": 8192, "vocab": vocab}
     return small_model(family="llama", max_sequence_length=2048, layers=layers, layer_types=used, **sizes)
 
 
@@ -146,7 +159,10 @@ def test_of_a_pinned_grid_the_rest_is_searched() -> None:
 @pytest.mark.parametrize("name", ["axonn-tune", "megatron-core", "torchtitan"])
 @pytest.mark.parametrize(
     ("layers", "vocab", "stages"),
-    [(8, 256000, 2), (9, 256000, 4), ("narrow*3 wide*5", 32000, 2), ("(narrow wide)*2 mixer*5", 128000, 3)],
+    [
+        *((8, 256000, 2), (9, 256000, 4), ("narrow*3 wide*5", 32000, 2), ("(narrow wide)*2 mixer*5", 128000, 3)),
+        ("(own shared*2)*2 own*4", 256000, 3),
+    ],
 )
 def test_searched_stages_are_the_best_of_all_contiguous_splits(
     name: str, layers: str | int, vocab: int, stages: int
@@ -164,10 +180,12 @@ def test_searched_stages_are_the_best_of_all_contiguous_splits(
         (alone.iteration_s, alone.communication_s, alone.memory_bytes), rel=1e-12
     )
     limit = 80 * 2**30
-    each = [price(problem, replace(ranked[0].layout, parts=one)) for one in splits(model.layers, stages)]
+    whole = [one for one in splits(model.layers, stages) if not shared_start(model, one)]
+    each = [price(problem, replace(ranked[0].layout, parts=one)) for one in whole]
     best = min(one.iteration_s - one.contended_s for one in each if one.memory_bytes <= limit)
     assert alone.iteration_s - alone.contended_s <= 1.015 * best
     assert first.parts is not None
+    assert first.parts in whole
     assert f"#1 {layout_text(first.parts)}" in stages_remark(ranked, [0])
     assert parse_layout(layout_text(first.parts), stages=stages, layers=model.layers).parts == first.parts
 
@@ -183,3 +201,22 @@ def test_splits_are_left_to_who_cannot_be_told() -> None:
     ):
         ranked = search(small_problem(model, MACHINE, find_framework(name), request=request, **given))
         assert {ranked[place].parts for place in range(len(ranked))} <= {None, (4, 4)}, name
+
+
+@pytest.mark.parametrize("chunks", [1, 2])
+def test_layers_that_share_an_indexer_stay_together(chunks: int) -> None:
+    """Guards every split that a search lists, the framework's own with them: no part begins with a layer that shares
+    the indexer of one before; more stages than there are indexers, and a layout that parts them, are refused."""
+    model, core = model_of("own (shared*2 own)*2 own shared", 32000), find_framework("megatron-core")
+    given = {"gpus": 6, "batch": 48, "sequence_length": 2048}
+    assert model.starts == (0, 3, 6, 7)
+    ranked = search(small_problem(model, MACHINE, core, request=Request(chunks=chunks), **given), top=20)
+    stages = [ranked[place] for place in range(len(ranked)) if ranked[place].pipeline > 1]
+    listed = {parts_of(one.job, one.pipeline, one.chunks, one.parts) for one in stages}
+    assert listed
+    assert not any(shared_start(model, one) for one in listed)
+    few = broken_constraints(Grid(pipeline=6, order=core.axes), model, WORKLOAD, core, micro_batch=1)
+    assert few == ["layers with an indexer of their own (4) is less than PP = 6"]
+    asked: dict[str, Any] = {"framework": "megatron-core", "machine": "gb200-nvl72", "batch": 768, "pipeline": 6}
+    with pytest.raises(UsageError, match=r"begins with layer 14.*nearest: Et\*14\|\(t\*12\|\)\*3t\*16\|t\*12mL"):
+        load_inputs(Request("glm-5.2", gpus=192, pipeline_layout="Et*13|(t*13|)*4t*13mL", **asked))
