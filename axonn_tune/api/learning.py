@@ -181,13 +181,14 @@ def _read_beside(
     options: EvidenceOptions,
     sample: Sample,
 ) -> Evidence:
-    """The other run: facts of the first hold but where its own differ; of a log that states more than a time, its
-    model, batch and layout, too."""
+    """The other run: facts of the first hold but where its own differ; without a log and a script of its own, all that
+    the log of the first states but its size; of rows and run folders model, batch and layout."""
     from axonn_tune.learning.reading import EvidenceRequest, read_evidence
 
     own: dict[str, object] = {}
     options["from_command"] = command or options.get("from_command")
-    if path is None and options["from_command"] is None and (run := sample.narrowed(lambda same: same).setup):
+    alone = path is None and options["from_command"] is None
+    if alone and sample.run is None and (run := sample.narrowed(lambda same: same).setup):
         grid, workload = run.layout.grid, run.workload
         own = {"gbs": workload.global_batch, "seq": workload.sequence_length, "mbs": run.layout.micro_batch}
         own |= {"tp": grid.x, "pp": grid.pipeline, "cp": grid.context, "precision": workload.precision}
@@ -196,7 +197,8 @@ def _read_beside(
     first = [one for one in _words(options.get("facts", ())) if one.partition("=")[0] not in TIMES.values()]
     options["facts"] = [*_words(own), *first, *facts]
     paths = [] if path is None else [path]
-    evidence = read_evidence(EvidenceRequest(paths=paths, asked=("precision",), beside=True, **options))
+    same = sample.run if alone else None
+    evidence = read_evidence(EvidenceRequest(paths=paths, asked=("precision",), beside=True, run=same, **options))
     if len(evidence.samples) != 1 or "step" not in evidence.samples[0].seen:
         raise UsageError(f"--beside {path}: needs one run with a step, has {len(evidence.samples)}")
     return evidence

@@ -24,6 +24,7 @@ from axonn_tune.frameworks.description import Framework
 from axonn_tune.frameworks.step import NATURAL_IMBALANCE
 from axonn_tune.grid import Grid, GroupShape
 from axonn_tune.job import Job, Layout
+from axonn_tune.learning.run import CommandRun
 from axonn_tune.program.operations import PLAIN
 from axonn_tune.specs.launch import CollectiveTerm, Launch
 from axonn_tune.specs.machine import Machine
@@ -88,6 +89,7 @@ class Sample:
     of a row on which its step may depend. bus_bytes: bytes that the bus bandwidth of each collective counts.
     ranks_per_core: of a host without GPUs, 0 if unknown. flops: of all ranks, as its log counts; 0 if unknown.
     dispatcher: of experts over several ranks, "" without; natural: whether their router spreads tokens by itself.
+    run: as a log states it, or facts.
     """
 
     name: str
@@ -106,6 +108,7 @@ class Sample:
     flops: float = 0.0
     dispatcher: str = ""
     natural: bool = False
+    run: CommandRun | None = None
 
     def narrowed(self, adjust: Adjust) -> Sample:
         """The same, with open configurations chosen by these numbers."""

@@ -82,7 +82,7 @@ class EvidenceRequest:
     columns of the step CSV, by name or as in `tp=8`. from_command: script or config that started the runs of logs;
     asked: columns in which it holds though a log states another value. Without files, one of the facts is what the step
     of that script took, or of the layout that the others state (a column of `TIMES`). beside: whether it is the run
-    beside another, for messages.
+    beside another, for messages; run: in place of a script, that other run, whose size differs.
     ranks, nodes: of a collective log that does not state them. ranks_per_node: splits a base profile of one network
     level.
     """
@@ -98,6 +98,7 @@ class EvidenceRequest:
     nodes: int | None = None
     ranks_per_node: int | None = None
     beside: bool = False
+    run: CommandRun | None = None
 
     @cached_property
     def told(self) -> tuple[str, str, str]:
@@ -166,7 +167,7 @@ class EvidenceRequest:
         UsageError or DocumentError where it cannot be read.
         """
         if self.from_command is None:
-            return None
+            return self.run and self.run.with_size(self.stated)
         given: dict[str, Cell] = {} if gpus is None else {"n_gpus": gpus}
         given |= {name: value for name, value in self.stated.items() if name not in EXPERT_COLUMNS}
         return read_run(self.from_command, given=given, model=self.model, framework=self.framework, needed=needed)
@@ -286,13 +287,14 @@ def _told(request: EvidenceRequest) -> _Found:
         stated = {name: Stated(meaning(name, value), 0) for name, value in _given(request, None).items()}
         model = None if request.model is None else load_model(request.model).document
         run = CommandRun("--fact", software, (0, 0), stated, given=model)
-        missing = [name for name in OF_RUN if name not in stated]
-        if missing or not {"tp", "pp", "cp", "dp", "z", "ep"} & stated.keys():
+    if request.from_command is None:
+        missing = [name for name in OF_RUN if name not in run.columns]
+        if missing or not {"tp", "pp", "cp", "dp", "z", "ep"} & run.columns.keys():
             lacking = ", ".join(missing) if missing else "degrees of parallelism"
             raise UsageError(
                 f"{option} {value} is of a run that does not state {lacking}: give its script, "
                 "--from-command FILE, or --model NAME and what it lacks, as in --gpus 256 --batch 2048 --seq 4096 "
-                f"--tp 8 --pp 4; the best layout: {_best_command(request, stated)}"
+                f"--tp 8 --pp 4; the best layout: {_best_command(request, run.columns)}"
             )
 
     def samples(machine: Machine, notes: _Notes) -> tuple[list[Sample], str]:
@@ -442,19 +444,20 @@ def _of_rows(
     rows: Sequence[StepRow],
     errors: Sequence[float],
     own: _Notes,
-    runs: Sequence[CommandRun | None] = (),
+    runs: Sequence[tuple[CommandRun | None, bool]] = (),
 ) -> _Found:
     """Steps of a CSV file, or of a training log; errors: relative standard error of each time.
 
-    runs: those that arguments state, which say more than their rows.
+    runs: those of a log, each with whether its arguments say more than its row.
     """
 
     def samples(machine: Machine, notes: _Notes) -> tuple[list[Sample], str]:
         found = []
         notes.assumed.extend(own.assumed)
         notes.left_out.extend(own.left_out)
-        for row, spread, run in zip(rows, errors, runs or (None,) * len(rows), strict=True):
-            place, case = f"{path.name}:{row.line}", run.case(machine) if run else case_of(row, machine=machine)
+        for row, spread, (run, more) in zip(rows, errors, runs or ((None, False),) * len(rows), strict=True):
+            place = f"{path.name}:{row.line}"
+            case = run.case(machine) if run and more else case_of(row, machine=machine)
             if isinstance(case, str):
                 notes.left_out.append(f"{place}: {case}")
                 continue
@@ -463,7 +466,7 @@ def _of_rows(
                 continue
             case = replace(case, row=replace(row, step_s=measured))
             notes.assumed.extend(f"{place}: {words}" for words in differences(row, machine, case.framework))
-            found.append(step_sample(case, name=place, spread=spread))
+            found.append(replace(step_sample(case, name=place, spread=spread), run=run))
         return found, f"{path.name}: {_counted(found, 'step')}"
 
     return _Found(samples, "rows", nearest=frozenset(profile_of(row) for row in rows))
@@ -513,7 +516,7 @@ def _of_probes(
 
 def _training_log(path: Path, request: EvidenceRequest) -> _Found:
     runs, rows, said = read_training_log(path), list[StepRow](), list[str]()
-    stated: list[CommandRun | None] = []
+    stated: list[tuple[CommandRun, bool]] = []
     if told := [option for option, column in TIMES.items() if column in request.stated]:
         prefix = "--beside-" if request.beside else "--"
         raise UsageError(f"{prefix}{told[0]} and {path} each say what the step took: leave out one of them")
@@ -538,7 +541,7 @@ def _training_log(path: Path, request: EvidenceRequest) -> _Found:
         stated.append(_stated(log, row, request, script))
         taken_for = run.taken_for if script is None and not request.framework else ()
         said += [f"{place}: {words}" for words in (*run.assumed, *taken_for)]
-        if stated[-1] is None and (proof := experts_proof(run.arguments)):
+        if not stated[-1][1] and (proof := experts_proof(run.arguments)):
             said.append(
                 f"{place}: the model has no experts, but the log has {proof}, which only mixtures of experts have"
             )
@@ -562,16 +565,19 @@ def _gpus_of(run: LoggedRun, request: EvidenceRequest) -> int | None:
     return int(ranks * batch.value // (local.value * steps.value))
 
 
-def _stated(log: LoggedRun, row: StepRow, request: EvidenceRequest, script: CommandRun | None) -> CommandRun | None:
-    """The run by the arguments of its script, or of a log of a model with experts; None where a row holds all."""
+def _stated(
+    log: LoggedRun, row: StepRow, request: EvidenceRequest, script: CommandRun | None
+) -> tuple[CommandRun, bool]:
+    """The run by the arguments of its script, else of its log; whether they say more than its row: not where there are
+    none, or they show experts of which nothing is known."""
+    if script is not None:
+        return script.of_log(log, log.arguments), True
     document = None if request.model is None else load_model(request.model).document
     experts = log.columns.get("experts")
-    if script is not None:
-        return script.of_log(log, log.arguments)
-    if (document and document.has_experts) or (experts is not None and experts.value > 1):
-        name = framework_of(row).name
-        return CommandRun(log.path, name, log.lines, log.columns, log.arguments, given=document)
-    return None
+    known = (document is not None and document.has_experts) or (experts is not None and experts.value > 1)
+    more = known or (bool(log.arguments) and not experts_proof(log.arguments))
+    name = framework_of(row).name
+    return CommandRun(log.path, name, log.lines, log.columns, log.arguments, given=document), more
 
 
 def _given(

@@ -35,6 +35,7 @@ from axonn_tune.validation.published.rows import (
     COUNTS,
     OPTIONS,
     SILENT,
+    TIMES,
     Cell,
     StepRow,
     cell_text,
@@ -126,6 +127,13 @@ class CommandRun(StatedRun):
             name: one for name, one in arguments.items() if not (key := find(name)) or not key.misfit(one.value)
         }
         return replace(self, path=log.path, lines=log.lines, columns=log.columns, arguments={**said, **arguments})
+
+    def with_size(self, given: Mapping[str, Cell]) -> Self:
+        """The same run on other GPUs, or with other columns: replicas, and shards over all of them, follow."""
+        whole = self.columns.get("dp", NOTHING).value == self.columns.get("z", NOTHING).value
+        gone = {"n_gpus", "dp", *(["z"] if whole else ()), *TIMES.values()}
+        kept = {name: one for name, one in self.columns.items() if name not in gone}
+        return replace(self, columns=kept | {name: Stated(meaning(name, one), 0) for name, one in given.items()})
 
     def model(self) -> Model:
         """The model: the user's, a shipped one with the same sizes, or one from the stated sizes."""

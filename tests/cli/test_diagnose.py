@@ -184,6 +184,28 @@ def test_a_log_in_fp32_says_so_and_states_the_run_of_its_baseline(tmp_path: Path
         assert ("The run is in FP32" in done.out) != bf16
 
 
+def test_what_a_log_states_holds_for_its_run_on_fewer_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards a step beside a log that prints its arguments: recompute, interleaving and what overlaps are the same
+    there, as if its log were given; a log says so of itself, too."""
+    monkeypatch.setattr("axonn_tune.learning.diagnose.changes_of", lambda *_, **__: ())
+    more = {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1}
+    more |= {"virtual_pipeline_model_parallel_size": 2, "pipeline_model_parallel_size": 2, "bf16": True}
+    more |= {"overlap_grad_reduce": False, "use_distributed_optimizer": True, "transformer_impl": "transformer_engine"}
+
+    def predicted_s(name: str, given: dict[str, object], beside: str = "") -> tuple[float, float]:
+        """Of the run of a log, and of the one beside it."""
+        lines = [f"  {key} {'.' * 9} {value}" for key, value in (ALONE | more | given).items()]
+        steps = [f" iteration {at}/ 9 | elapsed time per iteration (ms): 3000.0 |" for at in range(1, 9)]
+        (tmp_path / name).write_text("\n".join((*lines, *steps)), "utf-8")
+        found = run(f"diagnose {tmp_path / name} --machine dgx-a100 --format json {beside}").document
+        return found["predicted_s"], found["baseline"] and found["baseline"]["predicted_s"]
+
+    small_s, _ = predicted_s("small.log", {"world_size": 8, "data_parallel_size": 1})
+    large_s, beside_s = predicted_s("large.log", {"data_parallel_size": 2}, "--beside 3.1 --beside-gpus 8")
+    assert beside_s == small_s
+    assert predicted_s("hidden.log", {"data_parallel_size": 2, "overlap_grad_reduce": True})[0] != large_s
+
+
 # Runs with experts, or in a format below 16 bits, from one log beside the script.
 
 SIZES = (
