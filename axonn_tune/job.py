@@ -10,6 +10,7 @@ from axonn_tune.errors import UsageError
 from axonn_tune.frameworks.axonn_tune import AXONN_TUNE
 from axonn_tune.frameworks.description import Framework
 from axonn_tune.grid import Grid
+from axonn_tune.recompute import modules_of
 from axonn_tune.specs.machine import Machine, Slurm
 from axonn_tune.specs.model import Model, unrun
 from axonn_tune.specs.workload import Recompute, Workload
@@ -65,6 +66,14 @@ class Job:
     def dispatcher_on(self, grid: Grid) -> str:
         """The dispatcher of a grid's experts."""
         return self.framework.dispatcher_over(grid.expert * grid.expert_tensor, self.machine.tiers[0].ranks)
+
+    def overlaps_experts(self, layout: Layout) -> bool:
+        """Whether passes of two micro-batches run beside each other, dispatch and combine behind computation: not where
+        they are repeated, nor where several stages are not interleaved."""
+        asked = self.framework.step.expert_overlap and layout.grid.expert > 1
+        repeats = layout.recompute == "full" or "moe" in modules_of(layout.recompute)
+        staged = layout.pipeline == 1 or layout.chunks > 1
+        return asked and self.dispatcher_on(layout.grid) != "allgather" and staged and not repeats
 
     @property
     def formats(self) -> tuple[Precision, ...]:

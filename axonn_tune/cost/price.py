@@ -31,7 +31,6 @@ from axonn_tune.program.dimensions import logged_flops, model_flops, step_tokens
 from axonn_tune.program.memory import Memory, memory_limit_bytes
 from axonn_tune.program.operations import PLAIN
 from axonn_tune.program.step import ONLY, Stage, StepProgram, blocks_in
-from axonn_tune.recompute import modules_of
 from axonn_tune.specs.machine import Machine, Software
 from axonn_tune.units import TERA, show_bytes, show_seconds
 
@@ -164,9 +163,7 @@ class PricedLayout(Layout):
     @property
     def expert_overlap(self) -> bool:
         """Whether passes of two micro-batches run beside each other, dispatch and combine behind computation."""
-        merged = self.job.framework.step.expert_overlap and self.grid.expert > 1 and self.dispatcher != "allgather"
-        repeats = self.recompute == "full" or "moe" in modules_of(self.recompute)
-        return merged and not repeats and (self.pipeline == 1 or self.chunks > 1)
+        return self.job.overlaps_experts(self)
 
     @property
     def axes(self) -> tuple[str, ...]:

@@ -169,11 +169,11 @@ def pins(setup: Setup, *, machine: str, model: NamedModel = None) -> list[str]:
     pinned = layout_pins(framework, axes, {**vars(one), **axes, "order": order, "pipeline_layout": _split_word(setup)})
     # A search with overlap of dispatch has layouts that cannot have it, too: asked for alone, they are refused.
     step = framework.step
-    if (step.expert_overlap or step.delayed_weight_gradients) and not setup.priced.expert_overlap:
+    if (step.expert_overlap or step.delayed_weight_gradients) and not setup.overlaps_experts(one):
         setup = replace(setup, framework=framework.with_step(expert_overlap=False, delayed_weight_gradients=False))
     elif framework.overlaps_experts and not step.expert_overlap and setup.model.has_experts:
         merged = replace(setup, framework=framework.with_step(expert_overlap=True))
-        pinned += ["--no-expert-overlap"] if merged.priced.expert_overlap else []
+        pinned += ["--no-expert-overlap"] if merged.overlaps_experts(one) else []
     return [*run_words(setup, gpus=one.grid.world, model=named, machine=machine, grid=one.grid), *pinned]
 
 

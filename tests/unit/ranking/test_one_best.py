@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from axonn_tune.api.learning import explain_command
+from axonn_tune.report.learning import command_json
 from tests.unit.ranking.scripts import SCRIPTS, best_steps, shown, steps_of_changes
 
 NAMES = [name if one.quick else pytest.param(name, marks=pytest.mark.nightly) for name, one in SCRIPTS.items()]
@@ -30,3 +32,15 @@ def test_commands_of_changes_cost_what_their_rows_say(
     steps = steps_of_changes(SCRIPTS[name])
     assert steps
     assert all(found_s == pytest.approx(step_s, rel=1e-12) for step_s, found_s in steps.values()), steps
+
+
+@pytest.mark.parametrize("name", ["dense", "experts"])
+def test_commands_of_changes_price_nothing(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards views: what a change is priced at, it was priced once, where it was found."""
+    path = tmp_path / SCRIPTS[name].name
+    path.write_text(SCRIPTS[name].text, encoding="utf-8")
+    stated = explain_command(path, machine="dgx-h100").stated
+    assert stated is not None
+    # A price that is asked for now is None, which has no field.
+    monkeypatch.setattr("axonn_tune.learning.evidence.price", lambda *_: None)
+    assert [one["command"] for one in command_json(stated)["changes"] if one["command"]]
