@@ -133,8 +133,7 @@ def check(problem: Problem) -> None:
     if pins["chunks"] > 1 and (pins.get("pipeline") == 1 or "pipeline" not in problem.axes):
         stages = f"but {framework.option('pipeline')} is 1" if problem.pipeline else "which --pipeline searches"
         raise UsageError(f"{framework.option('chunks')} {request.chunks} is for several pipeline stages, {stages}")
-    if request.kept_layers and not framework.keeps_layers:
-        raise UsageError(f"--kept-layers {request.kept_layers}: {framework.title} reshards every layer after forward")
+    _check_kept(problem)
     chunks = 1 if problem.parts is not None else request.axes.get("pipeline", 1) * (request.chunks or 1)
     if request.recompute_layers and request.recompute_layers > (most := -(-problem.model.layers // chunks)):
         has = f"{problem.model.name} has {problem.model.layers} layers" + (f" in {chunks} chunks" * (chunks > 1))
@@ -149,6 +148,17 @@ def check(problem: Problem) -> None:
         raise UsageError(f"--recompute-layers {request.recompute_layers}: {why}")
     if problem.workload.split_micro_batch and "output" not in framework.step.overlaps:
         raise UsageError(f"--split-micro-batch: {framework.title} does not interleave half micro-batches")
+
+
+def _check_kept(problem: Problem) -> None:
+    """Refuse layers that are not resharded where the framework reshards all, or gathers none."""
+    framework, request = problem.framework, problem.request
+    if request.kept_layers and not framework.keeps_layers:
+        raise UsageError(f"--kept-layers {request.kept_layers}: {framework.title} reshards every layer after forward")
+    # Others round master weights for each pass, be they in shards or not.
+    if request.kept_layers and not framework.step.master_shards and 1 in (request.axes.get("z"), problem.gpus):
+        whole = f"{framework.called('z')} 1 gathers no weights; nearest valid: --kept-layers 0"
+        raise UsageError(f"--kept-layers {request.kept_layers}: {whole}")
 
 
 def _check_formats(problem: Problem) -> None:

@@ -201,11 +201,14 @@ class Grids:
         return np.flatnonzero(~self.broken.any(axis=1))
 
     def sound_as_asked(self, problem: Problem) -> Integers:
-        """Rows of the grids with the pinned axis sizes, and with stages that have the parts of the given layout."""
+        """Rows of the grids with the pinned axis sizes, with weights to gather where layers are not resharded, and with
+        stages that have the parts of the given layout."""
         rows, parts, schedule = self.sound, problem.parts, problem.framework.schedule
         for axis, size in problem.request.axes.items():
             if axis in self.axes:
                 rows = rows[self.column(axis)[rows] == size]
+        if problem.request.kept_layers and not problem.framework.step.master_shards:
+            rows = rows[self.column("z")[rows] > 1]
         if parts is not None:
             stages = self.column("pipeline")[rows]
             looped = schedule.interleaved and not (schedule.equal_chunks and len(set(parts)) > 1)

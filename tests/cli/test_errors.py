@@ -149,6 +149,7 @@ CALLS = [
     (f"{CORE} --y 2", 2, "--y 2: Megatron-Core has no axis y; it has TP, GTP, PP, VPP, CP, DP"),
     (f"{H100} --framework fsdp --context 2", 2, "has no axis context; it has shard, replicate; frameworks that do: "),
     (f"{CORE} --kept-layers 4", 2, "--kept-layers 4: Megatron-Core reshards every layer after forward"),
+    ("--gpus 8 --model 5b --framework deepspeed --zero3 1 --kept-layers 4", 2, "zero3 1 gathers no weights"),
     ("--gpus 64 --model 20b --cost paper --rank-by iteration", 2, "cannot rank by iteration"),
     ("--gpus 8 --model nano --framework nemo -o run.sh", 2, "NeMo is priced only: there is no command for it"),
     # Too much.
