@@ -228,6 +228,7 @@ DEEPSPEED = Framework(
     software="unknown",
     recompute_some="full",
     searches_some=False,
+    tuner="peft",
     refused=(
         Refusal(("z", "data"), "ZeRO-3 shards over all data-parallel ranks: stage 3 has no replicas"),
         Refusal(("z", "pipeline"), "DeepSpeed's pipeline module excludes ZeRO-3"),

@@ -191,6 +191,7 @@ FSDP = Framework(
     title="PyTorch FSDP",
     axes=("z", "data"),
     source="torch 2.15, torch/distributed/fsdp/_fully_shard; mosaicml/llm-foundry",
+    tuner="peft",
     measured_on="steps of mosaicml/llm-foundry on 8 to 512 A100 and H100",
     step=replace(STEP, reduced_bytes=2, saves_original=True, fused_quantization=True, engine_formats=(*_ENGINE,)),
     attention_since="",

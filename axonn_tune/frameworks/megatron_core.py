@@ -527,6 +527,7 @@ NEMO = replace(
 NEMO_2022 = replace(
     NEMO.with_step(fused_attention=False, loss="copied"),
     name="nemo-2022",
+    tuner="",
     title="NeMo (2022)",
     precision_aware=False,
     savers=OWN_SAVERS,

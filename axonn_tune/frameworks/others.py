@@ -25,6 +25,7 @@ XLA = Framework(
 META_4D = replace(
     MEGATRON_CORE.with_step(shard_gradients=True, context_exchange="all_gather"),
     name="meta-4d",
+    tuner="",
     formats=(),
     format_options=(),
     title="Meta (Llama 3)",

@@ -555,6 +555,7 @@ TORCHTITAN = Framework(
     schedule=PipelineSchedule(overlapped=True, scattered=False),
     attention_since="",
     software="compiled",
+    tuner="torchtitan",
     expert_axes=("expert", "expert_tensor"),
     tensor_without_expert=True,
     dispatchers=("alltoall", "deepep", "hybridep"),

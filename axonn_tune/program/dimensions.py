@@ -29,7 +29,7 @@ from axonn_tune.program.step import BUNDLED, ONLY, Stage, StepProgram, suffixes
 from axonn_tune.program.types import kinds
 from axonn_tune.program.types.sparse import WHOLE_HEADS
 from axonn_tune.specs.model import Layer, Model
-from axonn_tune.specs.tuning import Tuning
+from axonn_tune.specs.tuning import Tuning, tools
 from axonn_tune.specs.workload import Recompute, Workload
 
 MEMORY = "memory"
@@ -86,8 +86,8 @@ def constraints(model: Model, workload: Workload, framework: Framework) -> tuple
         found.append(Constraint("sequence-by-x", "sequence_length", length, ("x", "context")))
     for kind in kinds():
         found += kind.constraints(model, framework)
-    if (tuning := workload.tuning) is not None and tuning.adapts and tuning.collectives == "gathered":
-        found.append(Constraint("lora-rank-by-x", "rank of adapters", tuning.rank, ("x",)))
+    if workload.tuning is not None:
+        found += _tuning_constraints(workload.tuning, framework)
     if "context" in framework.axes:
         # Each rank computes a block from either end of the sequence, which balances causal attention.
         blocks = Constraint("sequence-by-context", "sequence_length", length, ("context",), times=2, where="context")
@@ -109,6 +109,20 @@ def constraints(model: Model, workload: Workload, framework: Framework) -> tuple
     for refused in framework.refused:
         found.append(Constraint(f"{framework.name}-{'-'.join(refused.axes)}", refused.why, 1, refused.axes, both=True))
     return tuple(found)
+
+
+def _tuning_constraints(tuning: Tuning, framework: Framework) -> list[Constraint]:
+    """Ranks that split an adapter by its rank (NVIDIA-NeMo/Megatron-Bridge@067f987d, peft/utils.py), and axes that a
+    tool knows no adapters over."""
+    axes = tools()[framework.tuner].axes if framework.tuner else ()
+    apart = [axis for axis in framework.axes if axes and axis not in axes]
+    found = [
+        Constraint(f"adapters-by-{axis}", f"{framework.tuner} has no such axis", 1, (axis,), both=True)
+        for axis in apart
+    ]
+    if tuning.adapts and tuning.collectives == "gathered":
+        found.append(Constraint("rank-by-x", "rank of adapters", tuning.rank, ("x",)))
+    return found
 
 
 def _exchange_constraints(model: Model, step: StepOptions) -> list[Constraint]:

@@ -68,6 +68,8 @@ WHOLE_BLOCK = "block"
 """Layer of gathers and reductions that take a whole block at once."""
 
 _TABLES = ("embedding", "head", "position", COPY)
+ADAPTER = "lora"
+"""How names of layers end that are adapters."""
 EXPERTS = "experts"
 """Layer of those that take all routed experts of a block."""
 
@@ -168,6 +170,19 @@ class LayerInputs:
         tied = self.model.tied_embeddings and table == "head"
         return self.tuning is None or ("embedding" if tied else table) in self.tuning.tables
 
+    def mastered(self, layer: str, elements: Size) -> Size:
+        """Elements of a weight, or of a whole block, that have master weights."""
+        if self.tuning is None or layer.endswith(ADAPTER) or (layer in _TABLES and self.trains_table(layer)):
+            return elements
+        return self.trained_block if layer == WHOLE_BLOCK else 0.0 * elements
+
+    @property
+    def state_element(self) -> int:
+        """Bytes of an element of master weights, gradients and optimizer states, unless a framework has others: of
+        adapters in BF16 that are their own master weights they are in BF16, too."""
+        half = self.tuning is not None and self.tuning.dtype == "bf16" and self.options.master_shards
+        return self.elements.compute if half else self.elements.main
+
     @property
     def passes_gradients(self) -> bool:
         """Whether gradients go through blocks: not where the LM head alone trains."""
@@ -221,7 +236,10 @@ class LayerInputs:
         return 1.0 if self.format and self.options.narrow_attention else self.element
 
     def weight_element(self, layer: str, *, copies: int) -> float:
-        """Bytes of an element of a weight as it is gathered: one copy, or all of a new one; tables have none."""
+        """Bytes of an element of a weight as it is gathered: one copy, or all of a new one; tables have none. Of a
+        quantized base adapters count as if they were of it, too."""
+        if self.tuning is not None and self.tuning.quantized and layer not in (*_TABLES, EXPERTS):
+            return self.element if layer.endswith(ADAPTER) else self.tuning.base_bytes
         if self.format is None or not self.options.primary_weights or layer in _TABLES:
             return self.element
         return self.format.operand_bytes if copies == 1 else self.format.gathered_bytes
@@ -311,7 +329,7 @@ class LayerInputs:
     @property
     def gradient_bytes(self) -> int:
         """Bytes of an accumulated gradient."""
-        return self.options.gradient_bytes or self.elements.main
+        return self.options.gradient_bytes or self.state_element
 
     @property
     def reduced_bytes(self) -> int:

@@ -84,7 +84,7 @@ def gather_weight(
     element = options.gather_bytes or given.weight_element(layer, copies=1)
     rounds = options.master_shards and sizes.main != element and not given.sharded
     axes, shards = given.sharding(layer)
-    prepared = (sizes.main + element) * elements / shards if rounds else ONCE * 0.0
+    prepared = (sizes.main + element) * given.mastered(layer, elements) / shards if rounds else ONCE * 0.0
     copied = 2.0 * options.gather_copies * element * elements
     return [
         Kernel(phase, layer, prepared, calls, prepares_gather=True),
@@ -305,6 +305,16 @@ def linear_backward(
         *([moves("backward", layer, moved, part * linear.n, given, calls=PARTS)] if biased else []),
         *(reduce_weight_gradient(layer, linear.weight, given, apart=apart) if alone else []),
     ]
+
+
+def dequantized(phase: Phase, linear: Linear, given: LayerInputs) -> list[Kernel]:
+    """The kernel that makes a weight in the compute type of one that is quantized and does not train, before each of
+    its GEMMs (bitsandbytes@95f9af30, bitsandbytes/autograd/_functions.py, MatMul4Bit)."""
+    if given.tuning is None or not given.tuning.quantized:
+        return []
+    wide = Array(f"{linear.layer} dequantized", "dequantized weights", given.element * linear.weight)
+    moved = (given.tuning.base_bytes + given.element) * linear.weight
+    return [Kernel(phase, linear.layer, moved, makes=(wide,) if phase == "backward" else ())]
 
 
 def norm_forward(

@@ -300,7 +300,7 @@ def memory_plan(program: StepProgram, stage: Stage = ONLY) -> MemoryPlan:
         saved=tuple(saved),
         peaks=(
             *([head] if stage.last else []),
-            *(_backward_peak(program, block, last=stage.last) for block in program.blocks),
+            *(_backward_peak(program, one, last=stage.last) for one in program.blocks if one.backward.operations),
         ),
     )
 

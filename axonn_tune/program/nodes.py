@@ -300,6 +300,7 @@ class Gemm(Node):
         """Its operand, the GEMM and the reduction of the output."""
         if self.operand is not None:
             yield from self.operand.forward(given, phase)
+        yield from layers.dequantized(phase, self.linear, given)
         yield from layers.linear_forward(self.linear, given, phase=phase, makes=self.makes, trains=self.trains)
         for one in self.adapters:
             yield from one.forward(given, phase)
@@ -309,7 +310,9 @@ class Gemm(Node):
         back = partial(layers.linear_backward, self.linear, given, trains=self.trains)
         for one in reversed(self.adapters):
             yield from one.backward(given)
-        added = tuple(one.input_gradient(given).name for one in self.adapters)
+        wide = layers.dequantized("backward", self.linear, given)
+        yield from wide
+        added = *(one.input_gradient(given).name for one in self.adapters), *names(one.makes[0] for one in wide)
         if self.operand is None:
             yield from back(makes=behind.gradient, frees=(*behind.frees, *added))
             return

@@ -38,7 +38,7 @@ class Optimizer(NamedTuple):
 
 def optimizer_of(given: LayerInputs) -> Optimizer:
     """AdamW, which keeps two moments; gradients are cast to the type of master weights, or read as accumulated."""
-    main, options = given.elements.main, given.options
+    main, options = given.state_element, given.options
     return Optimizer(
         gradient=given.gradient_bytes if options.precision_aware else main,
         weight=main,
@@ -80,7 +80,7 @@ def step_end(given: LayerInputs, *, buckets: tuple[Bucket, ...], unsent: tuple[C
     yield Kernel("step", "optimizer", written * parameters / share)
     if trains_experts(given.model):
         yield Kernel("step", "optimizer", written * experts)
-    if given.tuning is None:
+    if _trains_vectors(given):
         yield Kernel("step", "optimizer", optimizer.moved_bytes * vectors)
     if given.sharded and given.options.reduction == "whole" and not given.options.primary_weights:
         yield parameter_gather("parameters", parameters, given, phase="step")
@@ -100,9 +100,13 @@ def _copies_embedding(given: LayerInputs) -> bool:
     return (given.model.tied_embeddings or given.model.mtp_layers > 0) and given.trains_table("embedding")
 
 
+def _trains_vectors(given: LayerInputs) -> bool:
+    return given.tuning is None or given.tuning.mode == "dora"
+
+
 def _vectors_end(given: LayerInputs) -> Iterator[Operation]:
-    """Sums of the gradients of replicated vectors, none of which is an adapter's."""
-    if given.tuning is not None:
+    """Sums of the gradients of replicated vectors, of which only DoRA's adapters have some."""
+    if not _trains_vectors(given):
         return
     vectors = given.elements.main * symbol("vectors")
     if given.launched and any(layer.qk_norms for layer in given.model.types):

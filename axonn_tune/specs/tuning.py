@@ -65,6 +65,11 @@ class Tuning(Document):
         return BASE_BYTES[self.base]
 
     @property
+    def quantized(self) -> bool:
+        """Whether linear layers are dequantized for each of their GEMMs."""
+        return self.base != "bf16"
+
+    @property
     def words(self) -> str:
         """As titles have it: `LoRA r 16`."""
         return f"{TITLES[self.mode]} r {self.rank}" if self.adapts else TITLES[self.mode]
@@ -78,6 +83,8 @@ class Tuning(Document):
 class Tool(Document):
     """A tool's names of what it adapts, its defaults, and how its adapters communicate."""
 
+    modes: tuple[Tune, ...]
+    axes: tuple[str, ...] = ()
     rank: Size
     dtype: AdapterType
     collectives: Collectives
@@ -116,9 +123,12 @@ def tuning(
     """What trains in a mode by a tool's defaults, or as asked; None where all does."""
     if mode is None or mode == "full":
         return None
+    own = tools()[tool]
+    if mode not in own.modes:
+        having = ", ".join(name for name, one in tools().items() if mode in one.modes)
+        raise UsageError(f"--tune {mode}: {tool} has {', '.join(own.modes)}; {mode} is of {having}")
     if mode == "head":
         return Tuning(mode="head", tables=("head",))
-    own = tools()[tool]
     return Tuning(
         mode=mode,
         rank=rank or own.rank,

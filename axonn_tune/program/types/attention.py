@@ -165,7 +165,8 @@ def _values(given: LayerInputs) -> Size:
 def _output(given: LayerInputs) -> Array:
     """What attention makes, which it needs whole; its projection may save it quantized, too, if nothing gates it."""
     one, element = given.format, float(given.element)
-    if one is not None and not given.own.output_gate and not one.keeps_original and not given.options.saves_original:
+    quantizes = one is not None and not given.own.output_gate and not one.keeps_original and given.tuning is None
+    if one is not None and quantizes and not given.options.saves_original:
         element += one.operand_bytes
     return given.stream("attention output", "attention output", _values(given) / X, inside=True, element=element)
 

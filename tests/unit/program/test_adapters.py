@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 import pytest
 
+from axonn_tune.frameworks import find_framework
+from axonn_tune.grid import Grid
 from axonn_tune.program.count import adapter_parameters
+from axonn_tune.program.dimensions import model_flops, symbol_values
+from axonn_tune.program.memory import memory_plan
+from axonn_tune.program.operations import Collective, MatMul
+from axonn_tune.program.step import FIRST, ONLY, build_step
 from axonn_tune.specs.catalog import load_model
 from axonn_tune.specs.tuning import tools, tuning
+from axonn_tune.specs.workload import Workload
 
 
 def _adapters(model: Any, mode: Any, tool: str, rank: int, *targets: str) -> int:
@@ -53,3 +61,105 @@ def test_every_name_adapts_a_layer() -> None:
     for tool in tools().values():
         assert all(tool.names.values())
         assert {*tool.targets} <= {*tool.names}
+
+
+class Priced:
+    """Terms and bytes of one rank's step of a model with one layer type, in numbers."""
+
+    def __init__(self, framework: str, grid: Grid, mode: Any = "lora", **asked: Any) -> None:
+        own, stages = find_framework(framework), grid.pipeline
+        options = {"rank": 16, "targets": None, "dtype": None} | asked
+        self.model = load_model("llama3-8b").document.tuned(tuning(mode, own.tuner, **options))
+        workload = Workload(global_batch=8 * grid.batch_shares, sequence_length=4096)
+        program = build_step(self.model, workload, recompute="none", options=own.step)
+        stage = FIRST if stages > 1 else ONLY
+        counts = (32 // stages,)
+        values = symbol_values(
+            self.model, workload, grid, micro_batch=1, options=own.step, stage=stage, layers=counts
+        ) | {"kept": 0.0, "unkept": 32.0 / stages, "held": 32.0 / stages * stages}
+        self.sent, self.gemms = Counter[tuple[str, str, str, str]](), Counter[tuple[str, str]]()
+        for one, calls in program.calls(stage):
+            times = calls.evaluate(values)
+            if isinstance(one, Collective):
+                self.sent[one.kind, one.axis, one.phase, one.layer] += int(one.size_bytes.evaluate(values) * times)
+            elif isinstance(one, MatMul):
+                self.gemms[one.layout, one.layer] += int(one.flops.evaluate(values) * times)
+        self.held = Counter[str]()
+        plan = memory_plan(program, stage)
+        for name, size in (*plan.persistent, *plan.saved):
+            self.held[name] += int(size.evaluate(values))
+        self.flops = model_flops(self.model, workload)
+
+
+H, N, F, TOKENS, LAYERS, TABLE = 4096, 6144, 14336, 4096, 32, 128256 * 4096
+"""Of Llama 3 8B: hidden, fused qkv and MLP width; tokens of a micro-batch, layers, and elements of a table."""
+BASE = LAYERS * (H * N + H * H + 3 * H * F)
+EACH = {"qkv": (H, N), "output": (H, H), "fc1": (H, 2 * F), "fc2": (F, H)}
+ADAPTERS = LAYERS * 16 * sum(map(sum, EACH.values()))
+MICRO = 8 * LAYERS
+"""Micro-batches times layers."""
+
+
+def test_tensor_parallel_adapters_with_sequence_parallelism() -> None:
+    """Guards TP 4 of Megatron-Core: collectives of adapters by bytes, and what is frozen is there once on each rank."""
+    found = Priced("megatron-core", Grid(x=4, data=2))
+    rows = TOKENS * 2 * MICRO
+    lora = {key: size for key, size in found.sent.items() if key[1] == "x" and key[3].endswith("lora")}
+    middle = 16 * rows
+    assert lora == {
+        **{("all_gather", "x", "forward", f"{name}.lora"): middle for name in ("attention.qkv", "mlp.fc1")},
+        **{("all_reduce", "x", "backward", f"{name}.lora"): middle for name in ("attention.qkv", "mlp.fc1")},
+        **{("all_reduce", "x", phase, f"{name}.lora"): middle for name in _ROWS for phase in ("forward", "backward")},
+        **{("all_gather", "x", phase, f"{name}.lora"): H * rows for name in _ROWS for phase in ("forward", "backward")},
+    }
+    assert found.held["frozen weights"] == 2 * (BASE // 4 + 2 * 128512 * H // 4 + H)  # rows padded to 128 a rank
+    assert found.held["compute weights"] == 2 * ADAPTERS // 4
+    assert found.held["gradients"] == 4 * ADAPTERS // 4
+    assert found.held["master weights"] == 4 * ADAPTERS // 4 // 2
+    assert found.held["optimizer moments"] == 8 * ADAPTERS // 4 // 2
+    # The input of qkv and fc1 as it was gathered, and r numbers a token of each adapter.
+    assert found.held["saved adapter inputs"] == LAYERS * TOKENS * 2 * (2 * H + 4 * 16)
+    assert found.held["saved norm outputs"] == 0
+    assert not [name for layout, name in found.gemms if layout == "TN" and not name.endswith("lora")]
+    reduced = sum(size for (kind, axis, _, layer), size in found.sent.items() if axis == "data" and layer == "block")
+    assert reduced == (4 + 2) * ADAPTERS // 4
+
+
+_ROWS = "attention.output", "mlp.fc2"
+
+
+def test_sharded_adapters() -> None:
+    """Guards FSDP over 8 ranks: the base is gathered in both passes and has no gradient, adapters are reduced."""
+    found = Priced("fsdp", Grid(z=8), targets=("all-linear",))
+    each = LAYERS * 16 * (3 * H + N + 2 * H + 2 * H + 2 * F + F + H)
+    gathered = 2 * (BASE + each) * 8
+    assert found.sent["all_gather", "z", "forward", "block"] == gathered
+    assert found.sent["all_gather", "z", "backward", "block"] == gathered
+    assert found.sent["reduce_scatter", "z", "backward", "block"] == 2 * each * 8
+    assert not [key for key in found.sent if key[3] in ("head", "embedding") and key[2] == "backward" and key[1] == "z"]
+    assert found.held["frozen weights"] == 2 * (BASE + 2 * TABLE) // 8 + 2 * H
+    assert found.held["master weights"] == 4 * each // 8
+    assert found.held["optimizer moments"] == 8 * each // 8
+    assert not [key for key in found.sent if key[3].endswith("lora")]
+    quantized = Priced("fsdp", Grid(z=8), mode="qlora", targets=("all-linear",))
+    assert quantized.held["frozen weights"] == int(BASE * (0.5 + 1 / 64 + 4 / 16384) / 8) + 4 * TABLE // 8 + 2 * H
+
+
+def test_stages_of_adapters() -> None:
+    """Guards PP 4 with TP 2: each stage has its share of the base, the first the embedding, and no gradient of it."""
+    found = Priced("megatron-core", Grid(x=2, pipeline=4, order=("x", "y", "z", "data", "pipeline")))
+    assert found.held["frozen weights"] == 2 * (BASE // 8 + TABLE // 2)
+    assert found.held["compute weights"] == 2 * ADAPTERS // 8
+    assert not [key for key in found.sent if key[3] == "embedding" and key[2] == "backward"]
+    assert found.gemms["TN", "attention.qkv.lora"] == 2 * 8 * TOKENS * 8 * 16 * (H + N) // 2
+
+
+def test_flops_are_four_a_frozen_weight() -> None:
+    """Guards MFU: frozen weights count four FLOPs a token, adapters six, and attention as ever."""
+    whole, found = (Priced("megatron-core", Grid(), mode) for mode in ("full", "lora"))
+    tokens = 8 * 4096
+    assert whole.flops - found.flops == tokens * (2 * (BASE + TABLE) - 6 * ADAPTERS)
+    head = Priced("megatron-core", Grid(), "head")
+    assert head.gemms["TN", "head"] == 2 * TABLE * tokens
+    assert [name for layout, name in head.gemms if layout != "NN"] == ["head", "head"]
+    assert head.held["saved up projection"] == 0
