@@ -42,7 +42,7 @@ class _ExpertKeys(Document):
     """Experts of a model type.
 
     shared: the key of the shared experts' width, or of their number (n_...); shared_gate: they have one.
-    score_bias: a bias balances the load.
+    score_bias: a bias balances the load. switch: the key of a flag, without which there are none.
     """
 
     width: str = "moe_intermediate_size"
@@ -50,6 +50,7 @@ class _ExpertKeys(Document):
     shared_gate: bool = False
     score: Score = "softmax"
     score_bias: bool | None = None
+    switch: str = ""
 
 
 class _Kind(Document):
@@ -57,6 +58,8 @@ class _Kind(Document):
 
     keys: of our sizes, where they are not `_KEYS`; renamed: other names of keys that files have. ffn_of_hidden: 4 times
     hidden without its key; ffn_adjusted: two thirds of that, rounded up, where `block_auto_adjust_ff_dim` says so.
+    gated: whether MLPs have a gate, if not as the family. local, full: keys of sizes and switches of attention that
+    windowed layers, and those that attend to all, have for themselves.
     defaults: of keys that a file lacks; stated: keys that it must have, since the defaults of its class do not follow
     from other sizes.
     kv_heads: key, or none for as many as heads. biases: all, none, or of queries, keys and values, in files without
@@ -65,8 +68,9 @@ class _Kind(Document):
     `layer_types` does not say; full_unrotated: those have no positions. qk_norms: in all files, if not by its key.
     mixers: what `layer_types` names in place of attention, by section, or the only one, of layers that mixed_key lists,
     from 1, of all but those that attending_key lists, from 0, or of all that do not attend. output_gate: of attention,
-    in files without the key `attn_output_gate`. indexer: sparse attention; compressed:
-    DeepSeek-V4's. hybrid: each layer is of one part.
+    in files without the key `attn_output_gate`, of each element or head. indexer: sparse attention; compressed:
+    DeepSeek-V4's. hybrid: each layer is of one part. predicts: its MTP layers are as the last of the others; else they
+    are left out.
     """
 
     family: Literal["gpt", "llama"]
@@ -74,6 +78,7 @@ class _Kind(Document):
     renamed: dict[str, str] = Field(default={})
     ffn_of_hidden: bool = False
     ffn_adjusted: bool = False
+    gated: bool | None = None
     kv_heads: str = "num_key_value_heads"
     defaults: dict[str, bool | int | float] = Field(default={})
     stated: tuple[str, ...] = ()
@@ -90,16 +95,19 @@ class _Kind(Document):
     qk_norms: bool | Literal["all_heads"] = False
     norms: Literal["post", "both"] | None = None
     qk_norms_key: str = ""
+    local: dict[str, str] = Field(default={})
+    full: dict[str, str] = Field(default={})
     latent: bool = False
     mixers: dict[str, str] = Field(default={})
     mixed_key: str = ""
     attending_key: str = ""
-    output_gate: bool = False
+    output_gate: bool | Literal["head"] = False
     indexer: bool = False
     compressed: bool = False
     sinks: bool = False
     experts: _ExpertKeys | None = None
     hybrid: bool = False
+    predicts: bool = True
 
 
 class _Table(Document):
@@ -147,7 +155,10 @@ _BLOCKS = {
 """What layers of hybrids are called."""
 _MOST_SHARED = 64
 _COUNTS = ("num_local_experts", "n_routed_experts", "num_experts")
-_ATTENDS = {"full_attention": True, "indexed_attention": True, "sliding_attention": False, "chunked_attention": False}
+_ATTENDS = {
+    **dict.fromkeys(("full_attention", "indexed_attention", "deepseek_sparse_attention"), True),
+    **dict.fromkeys(("sliding_attention", "chunked_attention"), False),
+}
 """Types of layers, and whether they attend to the whole sequence."""
 # Keys that mark model parts without operations in this tool, or in the model type.
 _REFUSED = {
@@ -156,6 +167,12 @@ _REFUSED = {
     "is_encoder_decoder": "an encoder beside the decoder",
     "add_cross_attention": "cross-attention",
     "vision_config": "a vision tower",
+    "sparse_attention_config": "block-sparse attention",
+    "attn_res_block_size": "a residual of stored rows (attention residuals)",
+    "mla_use_output_gate": "an output gate of latent attention",
+    "linear_attn_config.use_full_rank_gate": "a gate of full rank in delta attention",
+    "hidden_size_per_layer_input": "an embedding of each layer",
+    "num_kv_shared_layers": "attention with keys and values of another layer",
 }
 _TEXT = ("text_config", "llm_config", "language_config")
 """Sections of the language model, beside those of vision and sound."""
@@ -221,7 +238,10 @@ def refuse_hub_name(name: str) -> None:
 def _sizes(config: _Config, name: str, kind: _Kind) -> dict[str, Scalar]:
     keys = _KEYS | kind.keys
     wide = 4 * config.size(keys["hidden"]) if kind.ffn_of_hidden else None
-    sizes = {own: config.size(key, absent=wide if own == "ffn" else None) for own, key in keys.items()}
+    # Of a hybrid the list of layers has their number, too.
+    listed = config.value("layers_block_type") if kind.hybrid else None
+    absent = {"ffn": wide, "layers": len(listed) if isinstance(listed, list) else None}
+    sizes = {own: config.size(key, absent=absent.get(own)) for own, key in keys.items()}
     hidden, heads = sizes["hidden"], sizes["heads"]
     if kind.ffn_adjusted and config.flag("block_auto_adjust_ff_dim", absent=True):
         narrowed = int(2 * sizes["ffn"] // 3 * (config.number(("block_ffn_dim_multiplier",)) or 1.0))
@@ -230,6 +250,7 @@ def _sizes(config: _Config, name: str, kind: _Kind) -> dict[str, Scalar]:
     if sizes["layers"] > MOST_LAYERS:
         config.report(keys["layers"], f"{sizes['layers']:,} layers, more than {MOST_LAYERS:,}")
     activation, (same, ours) = config.value(kind.activation), _ACTIVATIONS[kind.family]
+    same, ours = (("relu2",), "squared ReLU") if kind.gated is False else (same, ours)
     if activation is not None and not re.fullmatch(r"[A-Za-z]\w*", str(activation), re.ASCII):
         config.report(kind.activation, f"must be the name of an activation, such as {same[0]}, not {activation!r:.40}")
     elif activation is not None and activation not in same:
@@ -308,7 +329,10 @@ def _layer_types(config: _Config, kind: _Kind, *, layers: int) -> dict[str, Plai
         types.setdefault(names[-1], own | others)
     found: dict[str, Plain] = {"layer_types": types} if any(types.values()) else {}
     found |= {"layers": _pattern(names)} if len(types) > 1 else {}
-    return found | _predicting(config)
+    predicting = _predicting(config)
+    if predicting and not kind.predicts:
+        config.left_out.append("layers of multi-token prediction, which are otherwise")
+    return found | (predicting if kind.predicts else {})
 
 
 def _predicting(config: _Config) -> dict[str, Plain]:
@@ -362,7 +386,7 @@ def _mixed(config: _Config, kind: _Kind, layers: int) -> list[str]:
     if not kind.mixers:
         return [""] * layers
     Model.prepare()
-    stated, only = config.value("layer_types"), next(iter(kind.mixers.values()))
+    stated, only = config.listed("layer_types", layers), next(iter(kind.mixers.values()))
     if isinstance(stated, list) and len(stated) == layers:
         return [kind.mixers.get(str(one), "") for one in stated]
     if (listed := config.places(kind.mixed_key)) is not None:
@@ -395,25 +419,38 @@ def _attention(config: _Config, kind: _Kind, layers: int) -> list[tuple[str, dic
     own: dict[str, Plain] = {"rotary_share": share} if share != 1 and kind.family == "llama" else {}
     own |= {"sinks": True} if kind.sinks else {}
     own |= {"norms": kind.norms} if kind.mixers and kind.norms else {}
-    own |= {"output_gate": "element"} if config.flag("attn_output_gate", absent=kind.output_gate) else {}
+    gate = "head" if kind.output_gate == "head" else "element"
+    own |= {"output_gate": gate} if config.flag("attn_output_gate", absent=bool(kind.output_gate)) else {}
     if kind.latent:
         rank = {} if config.value("q_lora_rank") is None else {"query_rank": config.size("q_lora_rank")}
         own["latent"] = {**rank, **{name: config.size(key) for name, key in _LATENT.items()}}
     indexer: dict[str, Plain] = {name: config.size(key) for name, key in _INDEXER.items()} if kind.indexer else {}
     window, found = _window(config, kind), []
+    apart = _apart(config, kind.local), _apart(config, kind.full)
     marks = _full(config, kind, layers), _shared(config, layers), _mixed(config, kind, layers)
     for full, shared, mixer in zip(*marks, strict=True):
         if mixer:
             found.append((mixer, _mixer(config, mixer)))
             continue
         unrotated = full and kind.full_unrotated
-        values = own | ({"window": window} if window and not full else {})
+        values = own | apart[full] | ({"window": window} if window and not full else {})
         # Llama 4 normalizes queries and keys where it rotates them.
         values |= {"rotary_share": 0} if unrotated else {"qk_norms": norms} if norms else {}
         if indexer:
             values["indexer"] = indexer | ({"shared": True} if shared else {})
         whole = kind.indexer or kind.mixers or (full and (window or unrotated))
         found.append(("shared" if shared else "full" if whole else "local", values))
+    return found
+
+
+def _apart(config: _Config, keys: dict[str, str]) -> dict[str, Plain]:
+    """What the attention of some layers has for itself, as far as the file says so."""
+    found: dict[str, Plain] = {}
+    for name, key in keys.items():
+        if isinstance(config.value(key), bool):
+            found |= {name: True} if config.flag(key, absent=False) else {}
+        elif config.value(key) is not None:
+            found[name] = config.size(key)
     return found
 
 
@@ -459,8 +496,10 @@ def _window(config: _Config, kind: _Kind) -> int:
 
 def _full(config: _Config, kind: _Kind, layers: int) -> list[bool]:
     """Whether each layer attends to the whole sequence."""
-    key = "layer_types" if config.value("layer_types") or not kind.full_unrotated else "no_rope_layers"
-    stated = config.value(key)
+    key = "layer_types"
+    if not config.value(key):
+        key = "no_rope_layers" if kind.full_unrotated else "hybrid_layer_pattern"
+    stated = config.listed(key, layers)
     if stated:
         known = [*_ATTENDS, *kind.mixers] if key == "layer_types" else [0, 1]
         others = sorted({str(one) for one in stated if one not in known}) if isinstance(stated, list) else [str(stated)]
@@ -478,17 +517,21 @@ def _full(config: _Config, kind: _Kind, layers: int) -> list[bool]:
 
 def _mlps(config: _Config, kind: _Kind, layers: int) -> list[tuple[str, dict[str, Plain]]]:
     """Name and values of each layer's MLP or experts."""
-    if kind.experts is None:
-        return [("dense", {})] * layers
-    if (every := config.value("moe_layer_freq")) not in (None, 1):
-        config.report("moe_layer_freq", f"{every!r:.40} is not supported, only 1")
+    own: dict[str, Plain] = {} if kind.gated is None else {"gated": kind.gated}
+    if kind.experts is None or (kind.experts.switch and not config.flag(kind.experts.switch, absent=False)):
+        return [("dense", own)] * layers
+    every = config.listed("moe_layer_freq", layers)
+    marks = isinstance(every, list) and len(every) == layers and {*every} <= {0, 1}
+    if every not in (None, 1) and not marks:
+        config.report("moe_layer_freq", f"{every!r:.40} is not supported, only 1, or 0 or 1 of each layer")
     first = config.size("first_k_dense_replace", absent=config.size("num_dense_layers", absent=0, least=0), least=0)
     step = config.size("decoder_sparse_step", absent=config.size("interleave_moe_layer_step", absent=1))
     only, never = config.places("moe_layers"), config.places("mlp_only_layers")
-    dense: tuple[str, dict[str, Plain]] = ("dense", {})
-    moe: tuple[str, dict[str, Plain]] = ("moe", {"experts": _experts(config, kind.experts)})
-    if isinstance(listed := config.value("mlp_layer_types"), list) and len(listed) == layers:
-        return [moe if one == "sparse" else dense for one in listed]
+    dense: tuple[str, dict[str, Plain]] = ("dense", own)
+    moe: tuple[str, dict[str, Plain]] = ("moe", own | {"experts": _experts(config, kind.experts)})
+    listed = every if marks else config.listed("mlp_layer_types", layers)
+    if isinstance(listed, list) and len(listed) == layers:
+        return [moe if one in (1, "sparse") else dense for one in listed]
     routed = (
         at in only if only is not None else at >= first and (at + 1) % step == 0 and at not in (never or ())
         for at in range(layers)
@@ -567,6 +610,12 @@ class _Config:
         found = self._values.get(section)
         return found.get(inner) if inner and isinstance(found, dict) else None if inner else found
 
+    def listed(self, key: str, layers: int) -> Any:  # noqa: ANN401 - JSON
+        """The same, of a list with the layers of multi-token prediction behind them only the others."""
+        found, predicting = self.value(key), self.value("num_nextn_predict_layers")
+        padded = isinstance(found, list) and isinstance(predicting, int) and len(found) == layers + predicting
+        return found[:layers] if padded else found
+
     def states(self, key: str) -> bool:
         """Whether the file has the key, if only with null."""
         section, _, inner = key.partition(".")
@@ -622,8 +671,10 @@ class _Config:
 
     def number(self, keys: Iterable[str]) -> float | None:
         """The first number of these keys; what is wrong with it is noted."""
+        whole = self._rope.get("full_attention")
         for key in keys:
-            if isinstance(value := self._rope.get(key, self.value(key)), int | float):
+            inner = whole.get(key) if isinstance(whole, dict) and key in _BASES else None
+            if isinstance(value := self._rope.get(key, inner or self.value(key)), int | float):
                 try:
                     return read_number(value, least=1e-30)
                 except ValueError as error:
@@ -635,6 +686,9 @@ class _Config:
         value = self.value(key)
         if value is None and absent is not None:
             return absent
+        if isinstance(value, list) and value and value == value[:1] * len(value):
+            # Of each layer, all alike.
+            value = value[0]
         if isinstance(value, int) and not isinstance(value, bool) and least <= value <= LARGEST_SIZE:
             return value
         wanted = "a positive whole number" if least else "a whole number"
@@ -644,6 +698,8 @@ class _Config:
     def places(self, key: str) -> frozenset[int] | None:
         """Indices of layers, None without the key; what is wrong with them is noted."""
         value = self.value(key)
+        if isinstance(value, str) and re.fullmatch(r"\d+(, *\d+)*", value, re.ASCII):
+            value = [int(one) for one in value.split(",")]
         if value is None or (isinstance(value, list) and all(isinstance(one, int) for one in value)):
             return None if value is None else frozenset(value)
         self.report(key, f"must be a list of whole numbers, not {value!r:.40}")
