@@ -174,18 +174,20 @@ def _indexing(given: LayerInputs, normed: Norm, chosen: Array) -> Own:
             keys = given.element * given.part * CONTEXT * float(one.head_dim)
             yield Collective("all_gather", "context", phase, INDEXER, keys, calls=PARTS)
         scores = 2.0 * given.part * S * float(one.heads * one.head_dim)
-        yield Attention(phase, INDEXER, scores, S, calls=PARTS)
+        yield Attention(phase, INDEXER, scores, S, width=float(one.head_dim), calls=PARTS)
         # A query sees half of the keys, whose scores are written and read.
         elements = given.part * S * (_SCORE / given.element / 2.0)
         yield moves(phase, INDEXER, Traffic(2, 2), elements, given, calls=PARTS, makes=(chosen,))
 
     def backward(given: LayerInputs, behind: Behind) -> Iterator[Operation]:
         probabilities = given.part * _span(given) * float(given.own.heads) * _key_width(given) / X
-        yield Attention("backward", INDEXER, probabilities, _span(given), True, calls=PARTS)
+        core = float(_latent(given).kv_rank + _latent(given).rope_dim)
+        yield Attention("backward", INDEXER, probabilities, _span(given), True, width=core, calls=PARTS)
         summed = _SCORE * given.part * float(one.topk)
         yield Collective("all_reduce", "x", "backward", INDEXER, summed, calls=PARTS)
         scores = 2.0 * given.part * _span(given) * float(one.heads * one.head_dim)
-        yield Attention("backward", INDEXER, scores, _span(given), True, calls=PARTS, frees=(chosen.name,))
+        own = float(one.head_dim)
+        yield Attention("backward", INDEXER, scores, _span(given), True, width=own, calls=PARTS, frees=(chosen.name,))
         if given.context or given.lone_context:
             keys = given.element * given.part * CONTEXT * float(one.head_dim)
             yield Collective("reduce_scatter", "context", "backward", INDEXER, keys, calls=PARTS)

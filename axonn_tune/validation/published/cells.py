@@ -18,7 +18,7 @@ from axonn_tune.errors import UsageError, suggest
 from axonn_tune.frameworks.step import LossKind, StepOptions
 from axonn_tune.ranking.inputs import step_setting
 from axonn_tune.recompute import MODULES
-from axonn_tune.specs.catalog import available, load_model, plain_name, spelt_name
+from axonn_tune.specs.catalog import available, load_model, spelt_name
 from axonn_tune.specs.document import LARGEST_SIZE
 from axonn_tune.specs.model import Model, expand
 
@@ -153,9 +153,6 @@ _RATIOS_ONLY = r"power-limited|blackwell-4gpu|\bor\b|not stated"
 MODELS = Path(__file__).parent
 """Models of published rows that are none of those that ship for searches."""
 
-LEFT_OUT = ("deepseek-v4", "glm-5", "qwen3-next", "qwen3.5", "qwen3.6")
-"""Models that are not priced: sparse attention, gated delta nets, hyper-connections."""
-
 
 @dataclass(frozen=True, kw_only=True)
 class Named:
@@ -277,8 +274,7 @@ class _Reader:
         layers, dense, mtp = self.count("layers"), self.count("dense_layers"), self.text("mtp")
         layers = int(remark[1]) if layers is None and remark and remark[1] and int(remark[1]) else layers
         if document is None:
-            left = any(plain_name(one) in plain_name(name) for one in LEFT_OUT)
-            self.lacking.append(f"model {name!r} is not {'priced' if left else 'known, and no sizes are given'}")
+            self.lacking.append(f"model {name!r} is not known, and no sizes are given")
             return None
         if layers is not None and layers != document.layers:
             try:
