@@ -7,7 +7,7 @@ leaves micro-batch, recompute or chunks open, the search finds several, and the 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
 from pathlib import Path
@@ -16,6 +16,7 @@ from typing import Literal, TypeAlias, get_args
 
 from axonn_tune.cost.price import Detail, PricedLayout, price
 from axonn_tune.cost.uncertainty import outside
+from axonn_tune.grid import divisors
 from axonn_tune.job import Job, Layout
 from axonn_tune.program.memory import memory_limit_bytes
 from axonn_tune.ranking.choosing import search
@@ -27,6 +28,7 @@ from axonn_tune.specs.results import Pairs
 from axonn_tune.specs.workload import Recompute
 from axonn_tune.units import GIB
 from axonn_tune.validation.published.cases import Case, case_of, differences, framework_of, measured_s
+from axonn_tune.validation.published.cells import Named
 from axonn_tune.validation.published.rows import SHIPPED, StepRow, read_records, read_steps
 from axonn_tune.validation.quality import Quality, by_group, quality, relative_error
 
@@ -151,13 +153,7 @@ def choices_of(case: Case) -> tuple[tuple[PricedLayout, ...], float]:
 
 def _predict(row: StepRow, machine: Machine | None) -> PredictedRow:
     if row.more is not None and row.more.open_recompute and row.more.model is not None:
-        # Without a word the least recompute that fits.
-        closed = replace(row.more, open_recompute=False)
-        for kind in _recomputes(row, row.more.model):
-            found = _predict(replace(row, recomputes=(kind,), more=closed), machine)
-            if found.fits or (found.nearly_fits and found.predicted_s):
-                break
-        return found
+        return _least_recomputed(row, row.more.model, replace(row.more, open_recompute=False), machine)
     case = case_of(row, machine=machine)
     if isinstance(case, str):
         return PredictedRow(row, why_not=case)
@@ -175,11 +171,42 @@ def _predict(row: StepRow, machine: Machine | None) -> PredictedRow:
     times = tuple(one.iteration_s for one in choices)
     if len(choices) > 1:
         names = {"micro_batch": "micro-batch", "recompute": "recompute", "chunks": "interleaving", "grid": "EP"}
-        open_words = ", ".join(name for key, name in names.items() if len({getattr(one, key) for one in choices}) > 1)
-        why_not = f"leaves {open_words} open: {len(choices)} layouts fit"
-        return PredictedRow(row, case, choices_s=times, open_words=open_words, why_not=why_not)
+        return _in_part_open(
+            row, case, times, [name for key, name in names.items() if len({getattr(one, key) for one in choices}) > 1]
+        )
     one = choices[0]
     return PredictedRow(row, case, one.layout, one.iteration_s, one.memory_bytes, one.low_s, one.high_s)
+
+
+def _least_recomputed(row: StepRow, model: Model, closed: Named, machine: Machine | None) -> PredictedRow:
+    """Without a word of recompute the least that fits; the same for each micro-batch that a row may mean."""
+    several = row.micro_batch is None and row.global_batch % row.data == 0
+    sizes = divisors(row.global_batch // row.data) if several else (row.micro_batch,)
+    kinds, found = tuple(_recomputes(row, model)), list[PredictedRow]()
+    for size in sizes:
+        # No larger one fits with less recompute.
+        for at in range(len(kinds)):
+            one = _predict(replace(row, micro_batch=size, recomputes=(kinds[at],), more=closed), machine)
+            if one.fits or (one.nearly_fits and one.predicted_s):
+                break
+        timed = one.nearly_fits and (one.predicted_s or one.choices_s)
+        if found and not timed:
+            break
+        found, kinds = [*found, one], kinds[at:]
+        if not timed:
+            break
+    if len(found) == 1:
+        return found[0]
+    times = [time_s for one in found for time_s in one.choices_s or (one.predicted_s or 0.0,)]
+    words = ("micro-batch", *(word for one in found for word in one.open_words.split(", ") if word))
+    return _in_part_open(replace(found[0].row, micro_batch=None), found[0].case, times, dict.fromkeys(words))
+
+
+def _in_part_open(row: StepRow, case: Case | None, times: Sequence[float], words: Iterable[str]) -> PredictedRow:
+    """A row of which several layouts fit; words: what it leaves open."""
+    said = ", ".join(words)
+    why_not = f"leaves {said} open: {len(times)} layouts fit"
+    return PredictedRow(row, case, choices_s=tuple(sorted(times)), open_words=said, why_not=why_not)
 
 
 def _recomputes(row: StepRow, model: Model) -> Iterator[tuple[Recompute, int | None]]:

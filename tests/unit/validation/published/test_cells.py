@@ -237,6 +237,17 @@ def test_a_row_that_does_not_fit_is_marked(tmp_path: Path) -> None:
     assert found[1].misfit == ""
 
 
+def test_a_micro_batch_is_open_with_the_recompute_that_it_needs(tmp_path: Path) -> None:
+    """Guards rows without a word of micro-batch and recompute: those that fit without recompute alone were taken."""
+    rows = [read(tmp_path, vp="1", recompute=kind, mbs=size) for kind, size in (("", ""), ("", "1"), ("none", ""))]
+    silent, stated, without = predict_steps(rows)
+    assert silent.predicted_s is None
+    assert "micro-batch" in silent.open_words
+    assert stated.predicted_s in silent.choices_s
+    assert silent.row.micro_batch is None
+    assert len(silent.choices_s) > len(without.choices_s)
+
+
 @pytest.mark.parametrize("name", [name for name in available("machine") if name != "localhost"])
 def test_every_profile_is_found_by_its_name_and_its_accelerator(name: str) -> None:
     """Guards rows of an accelerator that ships: `system: mi355x` had no profile."""
