@@ -25,12 +25,14 @@ from axonn_tune.vocabulary import (
     MOMENT_BYTES,
     MOST_TIMES,
     OVERLAPS,
+    PACKINGS,
     PRECISIONS,
     TUNES,
     AdapterType,
     CudaGraphs,
     Moments,
     Overlap,
+    Packing,
     Precision,
     Tune,
 )
@@ -232,6 +234,23 @@ class Request:
     )
     seq: int | None = _count(
         _WORKLOAD, "Tokens in a sequence. Default: the model's.", also=("seq_len", "seq_length"), beside=True
+    )
+    lengths: str | Sequence[int] | None = _option(
+        _WORKLOAD,
+        "Lengths of the sequences of a data set, which --seq cuts: squad, tulu, their mean and 90th percentile "
+        "(180:420), or a file of lengths, one a line or a JSON list. Default: all have --seq tokens.",
+        "text",
+        shown="DATA",
+        beside=True,
+    )
+    packing: Packing | None = _option(
+        _WORKLOAD,
+        "How a batch holds sequences that differ in length: packed (THD: packs filled to --seq, which --batch counts), "
+        "padding-free (those of a micro-batch flattened), padded (to the longest of a micro-batch). Default: "
+        "packed.",
+        "choice",
+        choices=PACKINGS,
+        beside=True,
     )
     precision: Precision | Literal["auto"] | None = _option(
         _WORKLOAD,

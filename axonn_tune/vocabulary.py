@@ -33,6 +33,9 @@ OVERLAPS: tuple[Overlap, ...] = get_args(Overlap)
 """gather_prefetch: weight gathers over z, one ahead; input_gradient: dI all-reduce behind the weight gradient;
 weight_gradient: dW reduce-scatter behind the next layer; data_parallel: buckets behind the backward pass; output:
 forward all-reduce of one half behind the other half's work (only with a split micro-batch)."""
+Packing = Literal["packed", "padding-free", "padded"]
+PACKINGS: tuple[Packing, ...] = get_args(Packing)
+"""How a batch holds sequences that differ in length."""
 CudaGraphs = Literal["full", "attn", "mlp", "mamba", "moe_router", "moe_preprocess", "full_iteration"]
 CUDA_GRAPHS: tuple[CudaGraphs, ...] = get_args(CudaGraphs)
 """Scopes of CUDA graphs: whole layers; attention, MLP or Mamba-2 with its norm; the norm before experts, router and

@@ -27,7 +27,8 @@ from axonn_tune.frameworks import step_on
 from axonn_tune.frameworks.step import NATURAL_IMBALANCE
 from axonn_tune.grid import ALL_AXES
 from axonn_tune.job import Job, Layout
-from axonn_tune.program.dimensions import logged_flops, model_flops, step_tokens
+from axonn_tune.program.dimensions import logged_flops, model_flops
+from axonn_tune.program.lengths import batched_tokens, own_tokens, padding
 from axonn_tune.program.memory import Memory, memory_limit_bytes
 from axonn_tune.program.operations import PLAIN
 from axonn_tune.program.step import ONLY, Stage, StepProgram, blocks_in
@@ -117,13 +118,24 @@ class PricedLayout(Layout):
 
     @property
     def tokens_per_s(self) -> float:
-        """Tokens of all GPUs together."""
-        return step_tokens(self.job.workload) / self.iteration_s
+        """Tokens of all GPUs together, without pads."""
+        return own_tokens(self.job.workload, self.multiple) / self.iteration_s
+
+    @property
+    def multiple(self) -> int:
+        """Multiple that sequences are padded to where they differ in length."""
+        return padding(self.grid.x, self.grid.context, self.job.framework.step)
+
+    @property
+    def batched_tokens_per_s(self) -> float:
+        """Tokens of all GPUs together, with pads."""
+        return batched_tokens(self.job.workload, self.micro_batch, self.multiple) / self.iteration_s
 
     @property
     def mfu(self) -> float:
         """Model FLOPs over the peak."""
-        return model_flops(self.job.model, self.job.workload) / (self.iteration_s * self.grid.world * self._peak)
+        needed = model_flops(self.job.model, self.job.workload, multiple=self.multiple)
+        return needed / (self.iteration_s * self.grid.world * self._peak)
 
     @property
     def hfu(self) -> float:
@@ -137,8 +149,12 @@ class PricedLayout(Layout):
     @property
     def logged_tflops_per_gpu(self) -> float | None:
         """What the framework's own log will print, by its own count of FLOPs; None if it prints none."""
-        job = self.job
-        logged = logged_flops(job.framework, job.model, job.workload, grid=self.grid, recompute=self.recompute)
+        job, workload = self.job, self.job.workload
+        if workload.lengths is not None:
+            # Logs count what stands in the batch, as if each pack or row were one sequence.
+            length = self.batched_tokens_per_s * self.iteration_s / workload.global_batch
+            workload = workload.model_copy(update={"lengths": None, "sequence_length": round(length)})
+        logged = logged_flops(job.framework, job.model, workload, grid=self.grid, recompute=self.recompute)
         return None if logged is None else logged / (self.iteration_s * self.grid.world * TERA)
 
     @property

@@ -38,6 +38,7 @@ from axonn_tune.frameworks.description import (
 )
 from axonn_tune.frameworks.megatron_lm import DEEPSPEED_COUNT, MEGATRON_2021, MODEL, values_of
 from axonn_tune.frameworks.step import StepOptions
+from axonn_tune.vocabulary import PACKINGS
 
 _STEP = StepOptions(
     reshard="always",
@@ -227,6 +228,7 @@ DEEPSPEED = Framework(
     attention_since="",
     software="unknown",
     recompute_some="full",
+    packings=PACKINGS,
     searches_some=False,
     tuner="peft",
     refused=(

@@ -19,7 +19,7 @@ from axonn_tune.recompute import RECOMPUTES, modules_of
 from axonn_tune.specs.machine import LARGEST_NODE, Accelerator, EnvironmentVariable, Machine, Software
 from axonn_tune.specs.model import MIXERS, UNWRITTEN, Model
 from axonn_tune.specs.workload import Recompute, Workload
-from axonn_tune.vocabulary import CudaGraphs, Overlap, Precision
+from axonn_tune.vocabulary import CudaGraphs, Overlap, Packing, Precision
 
 
 @dataclass(frozen=True)
@@ -171,6 +171,8 @@ class Framework:
     formats: tuple[Precision, ...] = ()
     older_formats: tuple[Precision, ...] = ()
     format_options: tuple[str, ...] = ()
+    packings: tuple[Packing, ...] = ()
+    packs_alone: bool = False
     cuda_graphs: Mapping[CudaGraphs, tuple[Refusal, ...]] = field(default_factory=dict, compare=False)
     names: Mapping[str, str] = field(default_factory=dict, compare=False)
     explained: Mapping[str, str] = field(default_factory=dict, compare=False)

@@ -17,7 +17,7 @@ from string import Template
 from axonn_tune.frameworks.command import EXPANDABLE_SEGMENTS, OWN_SCRIPT, of_package, sizes_words
 from axonn_tune.frameworks.description import Argument, Command, FlopCount, Framework, Run, Section
 from axonn_tune.frameworks.step import StepOptions
-from axonn_tune.vocabulary import Precision
+from axonn_tune.vocabulary import PACKINGS, Precision
 
 STEP = StepOptions(
     gather_unit="block",
@@ -200,6 +200,7 @@ FSDP = Framework(
     format_options=("primary_weights",),
     recompute_some="full",
     savers=(),
+    packings=PACKINGS,
     names={"z": "shard", "data": "replicate"},
     logged=FlopCount(
         log="llm-foundry",

@@ -46,7 +46,7 @@ from axonn_tune.frameworks.step import FORMAT_OPTIONS, StepOptions
 from axonn_tune.recompute import RECOMPUTES
 from axonn_tune.specs.machine import EnvironmentVariable
 from axonn_tune.stages import layout_text
-from axonn_tune.vocabulary import CUDA_GRAPHS
+from axonn_tune.vocabulary import CUDA_GRAPHS, PACKINGS
 
 _STEP = StepOptions(
     keeps_quantized=True,
@@ -483,6 +483,8 @@ MEGATRON_CORE = Framework(
     expert_software="core-experts",
     precision_aware=True,
     savers=(*OWN_SAVERS, *_SAVERS),
+    packings=PACKINGS,
+    packs_alone=True,
     formats=("fp8-delayed", "fp8-current", "fp8-blockwise", "mxfp8", "nvfp4", "mxfp4"),
     format_options=FORMAT_OPTIONS,
     cuda_graphs=dict.fromkeys(CUDA_GRAPHS, ()),
@@ -530,6 +532,7 @@ NEMO_2022 = replace(
     tuner="",
     title="NeMo (2022)",
     precision_aware=False,
+    packings=(),
     savers=OWN_SAVERS,
     formats=(),
     format_options=(),

@@ -26,6 +26,7 @@ META_4D = replace(
     MEGATRON_CORE.with_step(shard_gradients=True, context_exchange="all_gather"),
     name="meta-4d",
     tuner="",
+    packings=(),
     formats=(),
     format_options=(),
     title="Meta (Llama 3)",

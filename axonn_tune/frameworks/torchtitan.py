@@ -559,6 +559,7 @@ TORCHTITAN = Framework(
     expert_axes=("expert", "expert_tensor"),
     tensor_without_expert=True,
     dispatchers=("alltoall", "deepep", "hybridep"),
+    packings=("packed",),
     formats=("fp8-rowwise", "fp8-current", "mxfp8"),
     older_formats=("fp8-current",),
     cuda_graphs={"full_iteration": (Refusal(("pipeline",), "torchtitan's CUDA graphs exclude pipeline stages"),)},

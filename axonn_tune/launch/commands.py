@@ -66,6 +66,11 @@ def command_of(priced: Detail, *, form: str = "") -> Command:
     job, framework = priced.job, priced.job.framework
     if framework.launch is None:
         raise UsageError(f"{framework.title} is priced only: there is no command for it")
+    if job.workload.lengths is not None:
+        raise UsageError(
+            f"--lengths {job.workload.lengths.data}: scripts train on sequences of one length; give your data set and "
+            "its packing to the framework's own fine-tuning script"
+        )
     step = step_on(framework, job.machine, job.workload.precision)
     if job.model.has_experts:
         step = replace(step, dispatcher=job.dispatcher_on(priced.grid))

@@ -24,6 +24,7 @@ from axonn_tune.frameworks.step import MOST_IMBALANCE, NATURAL_IMBALANCE, StepOp
 from axonn_tune.grid import ALL_AXES, BATCH_AXES, Grid, divisors
 from axonn_tune.program.constraints import Constraint, common
 from axonn_tune.program.count import TypeCount, active_parameters, closing_vectors, counted, type_constants
+from axonn_tune.program.lengths import of_lengths, sequences_of
 from axonn_tune.program.operations import MATRIX_ALIGNMENT, PLAIN, Arithmetic, Attention, MatMul, Measured, Value
 from axonn_tune.program.step import BUNDLED, ONLY, Stage, StepProgram, suffixes
 from axonn_tune.program.types import kinds
@@ -227,26 +228,12 @@ def loss_chunks(tokens: int) -> int:
 
 
 def constants(model: Model, workload: Workload) -> dict[str, float]:
-    """Values of the symbols that a whole search shares, but those of layer types."""
+    """Values of the symbols that a whole search shares, but those of layer types and of lengths."""
     return {
-        "S": float(workload.sequence_length),
         "parts": 2.0 if workload.split_micro_batch else 1.0,
         "grouped": float(model.kv_heads < model.heads),
         "halved": float(workload.split_micro_batch),
     }
-
-
-def _type_constants(layer: Layer, workload: Workload) -> dict[str, float]:
-    """Values of the symbols of one layer type that a whole search shares.
-
-    span: positions that a token attends to on average, twice the causal ones: of S·(S + 1) / 2 a window leaves
-    W·(W + 1) / 2 + (S - W)·W.
-    """
-    length = float(workload.sequence_length)
-    if layer.mixer is not None and layer.mixer.pair_width:
-        return type_constants(layer) | {"span": layer.mixer.pairs(length)}
-    window = min(float(layer.reach or length), length)
-    return type_constants(layer) | ({"span": window * (2.0 * length - window) / length} if layer.reach else {})
 
 
 def dimensions(
@@ -265,15 +252,11 @@ def dimensions(
     axes: sizes of all axes and b, the micro-batch; chunks: `loss_chunks(b · S)`, or 1 for whole logits; stage and
     layers: which tables and how many blocks of each layer type the rank holds, all unless told otherwise.
     """
-
     x, y, z, data, context = (axes[name] for name in ("x", "y", "z", "data", "context"))
-    batch_shares: Value = 1.0
-    for axis in BATCH_AXES:
-        batch_shares = batch_shares * axes[axis]
+    batch_shares: Value = reduce(lambda product, axis: product * axes[axis], BATCH_AXES, _ONE_RANK)
     several = model.pattern is not None or model.mtp_layers > 0
     counts: Sequence[Value] = tuple(map(float, model.counts)) if several else (float(model.layers),)
-    counts = counts if layers is None else layers
-    hidden = float(model.hidden)
+    counts, hidden = counts if layers is None else layers, float(model.hidden)
     shards, replicas = (z * context, data) if options.context_shards else (z, data * context)
     split = x * y * shards
     rows = table_rows(model, x * y, shards, options=options, arithmetic=arithmetic)
@@ -284,8 +267,9 @@ def dimensions(
     sharded = workload.shard_optimizer_over_data or options.distributed_optimizer
     share = replicas if sharded else 1.0
     counts_of = counted(model, sequence_parallel=options.sequence_parallel)
+    lengths = of_lengths(model, workload, axes, options)
     weights = _weights_of_types(
-        model, workload, axes, counts, split=split, share=share, options=options, arithmetic=arithmetic
+        model, workload, {**axes, **lengths}, counts, split=split, share=share, options=options, arithmetic=arithmetic
     )
     routed, expert_z, expert_data = weights.routed, weights.expert_z, weights.expert_data
     vectors = partial(_vectors, counts=counts, x=x, y=y, own=options.kernels != "ideal")
@@ -304,6 +288,7 @@ def dimensions(
         "L": _sum(counts),
         "H": hidden,
         **weights.of_types,
+        **lengths,
         **constants(model, workload),
         **axes,
         "A": accumulated,
@@ -311,8 +296,7 @@ def dimensions(
         "V": rows,
         "P": positions,
         **weights.buckets,
-        **({"expert_parameters": _sum(routed)} if routed else {}),
-        **({"expert_z": expert_z, "expert_data": expert_data} if routed else {}),
+        **({"expert_parameters": _sum(routed), "expert_z": expert_z, "expert_data": expert_data} if routed else {}),
         **(
             _imbalances({**axes, "A": accumulated}, expert_data, model, workload, options, arithmetic) if routed else {}
         ),
@@ -327,14 +311,22 @@ def dimensions(
         **({"head_norms": _head_norms(counts_of, counts)} if options.kernels != "ideal" else {}),
         **({"scattered": arithmetic.smaller(axes["z"] - 1.0, 1.0)} if options.kernels != "ideal" else {}),
         "divided": arithmetic.smaller(x - 1.0, 1.0),
-        # A query is in the causal call of its rank's chunks, in all calls that have half of the keys, and in half of
-        # those that have all, as many of either.
-        "ring_calls": 1.0 + 0.75 * (context - 1.0),
-        "merged": 0.75 * (context - 1.0),
+        **_of_ring(context),
         **_softmax_bytes(model, workload, axes, arithmetic=arithmetic),
         "shared": arithmetic.smaller(y - 1.0, 1.0),
         "alone": 1.0 - arithmetic.smaller(y - 1.0, 1.0),
     }
+
+
+def _of_ring(context: Value) -> dict[str, Value]:
+    """Calls of a ring: a query is in the causal call of its rank's chunks, in all calls that have half of the keys, and
+    in half of those that have all, as many of either."""
+    return {"ring_calls": 1.0 + 0.75 * (context - 1.0), "merged": 0.75 * (context - 1.0)}
+
+
+def _named_span(values: Mapping[str, Value], of: str) -> dict[str, Value]:
+    """The span of a layer type, if it has one."""
+    return {"span": values[f"span{of}"]} if f"span{of}" in values else {}
 
 
 def _frozen(
@@ -373,7 +365,8 @@ def _weights_of_types(
     options: StepOptions,
     arithmetic: Arithmetic,
 ) -> _Weights:
-    """split: ranks that a matrix is sharded over; share: replicas that optimizer states are sharded over."""
+    """axes: with what lengths decide; split: ranks that a matrix is sharded over; share: replicas that optimizer states
+    are sharded over."""
     expert_z, expert_data = _left_of_experts(axes, options, arithmetic) if model.has_experts else (1.0, 1.0)
     found = _Weights(expert_z, expert_data, {}, {}, [], [], [], [])
     sharded = workload.shard_optimizer_over_data or options.distributed_optimizer
@@ -381,7 +374,7 @@ def _weights_of_types(
     for layer, one, of, count in zip(model.types, counts_of, suffixes(model), counts, strict=True):
         weights, trained = one.stored(axes["x"], axes["y"]), one.trains.stored(axes["x"], axes["y"])
         block = trained / split
-        own = {"L": count, **_type_constants(layer, workload), "W": weights, "trained": trained}
+        own = {"L": count, **type_constants(layer), **_named_span(axes, of), "W": weights, "trained": trained}
         if layer.indexer is not None:
             own["padded"] = _rounded_up(layer.heads / axes["x"], float(WHOLE_HEADS), arithmetic)
         found.of_types.update((f"{name}{of}", value) for name, value in own.items())
@@ -597,14 +590,14 @@ def symbol_values(
     return {name: float(value) for name, value in found.items()}
 
 
-def model_flops(model: Model, workload: Workload, *, masked: bool = True) -> float:
+def model_flops(model: Model, workload: Workload, *, masked: bool = True, multiple: int = 1) -> float:
     """FLOPs one step needs, all ranks: 3·(2·(L·W + V·H)·tokens + 4·S·Q·L·tokens), arXiv 2204.02311 appendix B.
 
     W: of each layer type what a token meets, of which what does not train has no gradient, so twice the forward's; 4·Q:
-    2·heads·(query and value width); V·H again for each MTP layer.
+    2·heads·(query and value width); V·H again for each MTP layer. Of sequences that differ in length, each by its own.
     masked: False counts only keys that a causal query sees, in its window: (S + 1)/2 in place of S without one.
+    multiple: that each sequence is padded to, which packs hold the fewer of.
     """
-    length = workload.sequence_length
     of_types = list(zip(counted(model), model.counts, strict=True))
     weights = sum(count * one.active_weights for one, count in of_types)
     frozen = weights - sum(count * one.trains.active_weights for one, count in of_types)
@@ -612,17 +605,20 @@ def model_flops(model: Model, workload: Workload, *, masked: bool = True) -> flo
     weights += head
     if (tuning := model.tuning) is not None:
         frozen += 0 if {"head", "embedding"} & {*tuning.tables} else head
-    attention = 0.0
-    for layer, count in model.by_type:
-        keys = length if masked and layer.indexer is None else layer.keys(length)
-        attention += 2 * count * layer.scored_width * keys
-        if layer.mixer is not None:
-            attention += 2 * count * layer.mixer.pair_width * layer.mixer.pairs(length)
-    forward = 2.0 * weights + attention
-    if tuning is not None and not tuning.adapts:
-        # No gradient goes through a block.
-        return (forward + 2.0 * head) * float(step_tokens(workload))
-    return (_FORWARD_AND_BACKWARD * forward - 2.0 * frozen) * float(step_tokens(workload))
+    total = 0.0
+    for length, number in sequences_of(workload, multiple):
+        attention = 0.0
+        for layer, count in model.by_type:
+            keys = length if masked and layer.indexer is None else layer.keys(length)
+            attention += 2 * count * layer.scored_width * keys
+            if layer.mixer is not None:
+                attention += 2 * count * layer.mixer.pair_width * layer.mixer.pairs(length)
+        forward = 2.0 * weights + attention
+        # Without a block that trains no gradient goes through one.
+        through = tuning is None or tuning.adapts
+        each = _FORWARD_AND_BACKWARD * forward - 2.0 * frozen if through else forward + 2.0 * head
+        total += each * (number * length)
+    return total
 
 
 def logged_flops(
@@ -675,7 +671,7 @@ def _counted_keys(count: FlopCount, layer: Layer, workload: Workload) -> float:
 
 
 def step_tokens(workload: Workload) -> int:
-    """Tokens in one step, all ranks."""
+    """Tokens in one step, all ranks; with pads where sequences fill packs or are cut."""
     return workload.global_batch * workload.sequence_length
 
 

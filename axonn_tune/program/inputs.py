@@ -81,7 +81,8 @@ class LayerInputs:
     sharded: master weights are split over data; context: there is a context axis; lone_context: it has one rank, whose
     exchanges are in the program and cost nothing, so that sums of computation keep their order; table_alignment:
     alignment of rows of logits, bytes. layer, of: a layer type, and how its symbols end; repeating: how the symbols end
-    that count its blocks that repeat, or those that do not. format: that of linear layers, if it is another.
+    that count its blocks that repeat, or those that do not. format: that of linear layers, if it is another. lengths:
+    sequences differ in length.
     """
 
     model: Model
@@ -95,6 +96,7 @@ class LayerInputs:
     of: str = ""
     repeating: str = ""
     format: NumberFormat | None = None
+    lengths: bool = False
 
     @property
     def counted(self) -> str:
@@ -271,6 +273,11 @@ class LayerInputs:
     def tokens(self) -> Size:
         """Tokens of one rank's micro-batch."""
         return symbol("b") * S / CONTEXT if self.context else symbol("b") * S
+
+    @property
+    def seen(self) -> Size:
+        """Positions of a token's own sequence, the masked half included."""
+        return symbol("seen") if self.lengths else S
 
     @cached_property
     def part(self) -> Size:

@@ -474,6 +474,8 @@ def price_memory(
     that does not fit even that reshards all has `total_bytes` above `limit_bytes` and keeps none.
     """
     plan = memory_plan(program, stage)
+    if "longest" in values:
+        values = {**values, "S": values["longest"]}
     needed = _gathers(plan.given, values, arithmetic=arithmetic)
     per_layer, peaks = (known or KnownSizes()).of(plan, values, arithmetic)
     none_kept: Value = 0.0

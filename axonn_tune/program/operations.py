@@ -66,6 +66,7 @@ CANDIDATE_SYMBOLS = (
     *("expert_data", "expert_parameters", "expert_bucket", "imbalance", "fullest", "freed"),
     *("exchanged", "joined", "head_norms", "scattered", "divided", "ring_calls", "merged"),
     *("frozen_parameters", "frozen_vectors", "frozen_expert_parameters", "frozen_tables"),
+    *("seen", "longest"),
 )
 """What differs between candidates.
 
@@ -80,7 +81,9 @@ chunk that do not repeat, whose backward passes are over when those of blocks th
 where ranks of `expert` exchange tokens, and where shards of experts' weights are gathered and joined, else 0.
 scattered, divided: 1 where z has shards of weights, and where x splits them, else 0. head_norms: elements of norms of
 queries and keys, of which each rank of x has the gradients of its heads. ring_calls, merged: calls of attention that a
-query is in around a ring of all ranks of context, and those of them whose results are added to others'.
+query is in around a ring of all ranks of context, and those of them whose results are added to others'. seen: where
+sequences differ in length, positions that a token attends to without a window, the masked half included; longest:
+tokens of a sequence in the micro-batch that has most, which memory must hold.
 """
 
 _ORDER = {name: position for position, name in enumerate((*MODEL_SYMBOLS, *CANDIDATE_SYMBOLS))}

@@ -420,6 +420,7 @@ def build_step(
         options = replace(options, reduction=options.blocking_reduction or options.reduction, parameter_overlap=False)
     sizes, narrow = workload.element_sizes, workload.format
     given = LayerInputs(model, sizes, options, sharded, context, table_alignment, lone_context, format=narrow)
+    given = replace(given, lengths=workload.lengths is not None)
     kinds = list(_kinds(given, some=some))
     of_tables = _table_buckets(given)
     buckets = [*chain.from_iterable(_block_buckets(one, number) for one, number in kinds), *of_tables]

@@ -33,6 +33,7 @@ from axonn_tune.vocabulary import AUTO, DEFAULT_MACHINE, MOMENT_BYTES, OVERLAPS,
 if TYPE_CHECKING:
     # Imported here: a search reads no launch config, and start-up time is its.
     from axonn_tune.specs.launch import Launch
+    from axonn_tune.specs.lengths import Lengths
 
 
 @dataclass(frozen=True)
@@ -127,6 +128,7 @@ def check(problem: Problem) -> None:
         raise UsageError(words + next(near, ""))
     _check_layout(problem)
     _check_formats(problem)
+    check_lengths(problem)
     check_expert_overlap(problem)
     pins = {**request.axes, "chunks": request.chunks or 1}
     _check_axes(problem, pins)
@@ -443,6 +445,7 @@ def make_workload(
         overlaps=tuple(name for name in OVERLAPS if name in wanted and name not in off),
         split_micro_batch=request.split_micro_batch,
         tuning=tuning,
+        lengths=_lengths(request),
     ).model_copy(update={name: value for name, value in chosen.items() if value is not None})
     if not settings:
         return workload
@@ -451,6 +454,37 @@ def make_workload(
     from axonn_tune.specs.loading import parse_document
 
     return parse_document(to_yaml(workload), schema=Workload, source="workload", overrides=settings)
+
+
+def _lengths(request: Request) -> Lengths | None:
+    """Lengths of sequences, if they are asked for; UsageError for packing without them."""
+    if request.lengths is None:
+        if request.packing is not None:
+            raise UsageError(f"--packing {request.packing} needs --lengths: without, all sequences have --seq tokens")
+        return None
+    # Imported here: most searches have sequences of one length, and start-up time is theirs.
+    from axonn_tune.specs.lengths import read_lengths
+
+    return read_lengths(request.lengths, request.packing)
+
+
+def check_lengths(problem: Problem) -> None:
+    """UsageError for lengths that the framework does not batch so."""
+    lengths, framework, request = problem.workload.lengths, problem.framework, problem.request
+    if lengths is None:
+        return
+    if lengths.packing not in framework.packings:
+        others = ", ".join(name for name, one in registry().items() if lengths.packing in one.packings)
+        known = f"it has {', '.join(framework.packings)}; " if framework.packings else ""
+        asked = f"--lengths {lengths.data} --packing {lengths.packing}"
+        raise UsageError(f"{asked}: {framework.title} has no such batches; {known}frameworks that do: {others}")
+    if not framework.step.fused_attention and lengths.packing != "padded":
+        raise UsageError(f"--packing {lengths.packing}: attention that writes all scores takes padded batches alone")
+    alone = lengths.packing == "packed" and framework.packs_alone
+    if alone and request.micro_batch not in (None, 1):
+        raise UsageError(
+            f"--micro-batch {request.micro_batch}: {framework.title} takes one pack a micro-batch; nearest valid: 1"
+        )
 
 
 _PINNED = ("recompute", "recompute_layers", "micro_batch", "kept_layers", "chunks")

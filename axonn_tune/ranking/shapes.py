@@ -258,6 +258,8 @@ def list_shapes(grids: Grids, problem: Problem) -> Shapes:
 def _micro_batches(grids: Grids, problem: Problem, rows: Integers) -> tuple[Integers, list[list[int]]]:
     """Share of the batch of some grids, and the micro-batches that are tried of each."""
     step, asked = 2 if problem.workload.split_micro_batch else 1, problem.request.micro_batch
+    if problem.workload.lengths is not None and problem.workload.lengths.packing == "packed":
+        asked = 1 if problem.framework.packs_alone else asked
     shares = np.prod([grids.column(axis)[rows] for axis in BATCH_AXES if axis in grids.axes], axis=0, dtype=np.int64)
     share = problem.workload.global_batch // shares
     options = {

@@ -88,6 +88,8 @@ def run_words(
     for option, key in (("--batch", "global_batch"), ("--seq", "sequence_length"), ("--precision", "precision")):
         if defaults is None or getattr(workload, key) != getattr(defaults, key):
             found += [option, str(getattr(workload, key))]
+    if workload.lengths is not None:
+        found += ["--lengths", workload.lengths.data, "--packing", workload.lengths.packing]
     found += [word for name in OVERLAPS if name not in workload.overlaps for word in ("--no-overlap", name)]
     found += ["--split-micro-batch"] if workload.split_micro_batch else []
     found += ["--shard-optimizer"] if workload.shard_optimizer_over_data else []

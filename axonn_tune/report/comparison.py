@@ -147,8 +147,8 @@ def comparison_tables(comparison: Comparison, *, wide: bool = False) -> tuple[Ta
     workload, auto = problem.workload, problem.request.precision == "auto"
     formats = "the number format of each" if auto else workload.precision
     title = (
-        f"{problem.model.name} on {problem.gpus:,} × {machine}, {workload.global_batch:,} sequences of "
-        f"{workload.sequence_length:,} tokens in {formats}: strategies at their best{kernels}; baseline: "
+        f"{problem.model.name} on {problem.gpus:,} × {machine}, {workload.batch_words} in {formats}: "
+        f"strategies at their best{kernels}; baseline: "
         f"{base.name if base else NOTHING}."
     )
     title += f"\n{STANDS_APART}" * any(not row["measured"] for row in rows)

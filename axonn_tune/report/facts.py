@@ -52,10 +52,7 @@ def fit_json(priced: PricedLayout, change: SmallestChange | None = None) -> Json
 def step_words(priced: Detail) -> list[str]:
     """The step as a list of sentences: what it trains, then each fact."""
     workload = priced.job.workload
-    trained = (
-        f"One step of {priced.job.model.name} trains {workload.global_batch:,} sequences of "
-        f"{workload.sequence_length:,} tokens on {priced.grid.world:,} GPUs."
-    )
+    trained = f"One step of {priced.job.model.name} trains {workload.batch_words} on {priced.grid.world:,} GPUs."
     facts = (f"{name}: {said}" for name, said in step_facts(priced))
     return [trained, *(said if said.endswith(".") else f"{said}." for said in facts)]
 
@@ -77,6 +74,7 @@ _FACTS = (
     ("recompute", "recompute", "{recompute}"),
     ("gathered", "kept", "{kept} after forward (reshard_after_forward=False), for which memory is left"),
     ("throughput", "tokens", "{tokens} tokens/s, {own_tokens} per GPU"),
+    ("padding", "pads", "{pads}"),
     (
         "MFU",
         "mfu",
@@ -127,7 +125,7 @@ def step_facts(priced: Detail, *, short: bool = False) -> list[tuple[str, str]]:
     kept = int(priced.memory.kept_layers) if grid.z > 1 else 0
     each = " of each chunk" if priced.chunks > 1 else " of each stage" if grid.pipeline > 1 else ""
     fields = {
-        "sequences": f"{counted(workload.global_batch, 'sequence')} of {counted(workload.sequence_length, 'token')}",
+        "sequences": workload.batch_words,
         "shares": counted(grid.batch_shares, "group"),
         "own": counted(workload.global_batch // grid.batch_shares, "sequence"),
         "micro_batches": counted(priced.accumulation, "micro-batch"),
@@ -154,6 +152,7 @@ def step_facts(priced: Detail, *, short: bool = False) -> list[tuple[str, str]]:
         "kept": f"the last {counted(kept, 'layer')}" if kept > 1 else "the last layer" if kept else "",
         "tokens": f"{priced.tokens_per_s:,.0f}",
         "own_tokens": f"{priced.tokens_per_s / grid.world:,.0f}",
+        "pads": pads_words(priced),
         "mfu": f"{priced.mfu:.1%}",
         "hfu": f"{priced.hfu:.1%}",
         "peak": f"{accelerator.peak_tflops[job.gemm_format]:g}",
@@ -168,6 +167,15 @@ def step_facts(priced: Detail, *, short: bool = False) -> list[tuple[str, str]]:
     }
     told = [(name, said.format(**fields)) for name, needed, said in _FACTS if fields[needed]]
     return [(name, said) for name, said in told if not short or name in _SHORT]
+
+
+def pads_words(priced: PricedLayout) -> str:
+    """Share of the tokens that are pads, and the throughput that counts them; "" where there are none."""
+    if priced.job.workload.lengths is None:
+        return ""
+    batched, gpus = priced.batched_tokens_per_s, priced.grid.world
+    share = max(0.0, 1.0 - priced.tokens_per_s / batched)
+    return f"{share:.1%} of tokens, which throughput and MFU leave out: {batched / gpus:,.0f} tokens/s per GPU with it"
 
 
 AXIS_COLUMNS = (

@@ -79,6 +79,7 @@ def subtitle(document: Json, *more: str) -> str:
     workload = document["workload"]
     sequences = counted(workload["global_batch"], "sequence")
     of = f"{sequences} of {counted(workload['sequence_length'], 'token')}"
+    more = (*more, *([workload["lengths"]["packing"]] if workload.get("lengths") else []))
     assumed = ["machine assumed, no --machine"] if document.get("machine_assumed") else []
     return " · ".join([document["machine"]["accelerator"]["name"], *assumed, of, workload["precision"], *more])
 

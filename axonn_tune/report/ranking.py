@@ -37,7 +37,7 @@ from axonn_tune.report.output import (
 from axonn_tune.request import ALPHA_BETA, RankBy
 from axonn_tune.specs.catalog import Loaded
 from axonn_tune.specs.numbers import told
-from axonn_tune.units import GB, GIB, MICRO, counted, show_bytes, show_count
+from axonn_tune.units import GB, GIB, MICRO, show_bytes, show_count
 from axonn_tune.vocabulary import VERSION
 
 _OPTIONS = ("recompute_layers", "kept_layers", "context_exchange", "dispatcher", "expert_overlap")
@@ -666,12 +666,11 @@ def priced_remark(ranked: Priced) -> str:
     """Priced problem and ranking criterion."""
     problem, cost = ranked.problem, ranked.cost
     workload = problem.workload
-    sequences, tokens = counted(workload.global_batch, "sequence"), counted(workload.sequence_length, "token")
     formats = ", ".join(problem.formats or (workload.precision,))
     said = (
         f"{problem.model.name} on {problem.gpus:,} × {machine_words(problem)}"
         f"{with_framework(problem.framework) or ' with the bundled 4D runtime'}, "
-        f"{sequences} of {tokens} in {formats}{_overlap_words(problem)}; ranked by {RANKED_BY[problem.rank_by]}"
+        f"{workload.batch_words} in {formats}{_overlap_words(problem)}; ranked by {RANKED_BY[problem.rank_by]}"
     )
     if cost == ALPHA_BETA:
         return f"{said}."

@@ -72,9 +72,8 @@ def sizes_table(found: Sizes, *, names: Sequence[str] = ()) -> Table:
     workload = problem.workload
     formats = ", ".join(problem.formats or (workload.precision,))
     title = (
-        f"{problem.model.name} on {machine_words(problem)}{with_framework(framework)}, {workload.global_batch:,} "
-        f"sequences of {workload.sequence_length:,} tokens in {formats}: the fewest GPUs, in part of a node "
-        "or whole nodes."
+        f"{problem.model.name} on {machine_words(problem)}{with_framework(framework)}, {workload.batch_words} in "
+        f"{formats}: the fewest GPUs, in part of a node or whole nodes."
     )
     table = Table(columns, shown, chosen, _FIELDS, [*_notes(found)], title=title)
     table = table if names else table.fitted(("tokens_per_s_per_gpu", "micro_batch", "mfu"))

@@ -10,7 +10,9 @@ from pydantic import AfterValidator, Field, SerializerFunctionWrapHandler, model
 from axonn_tune.recompute import parse_recompute
 from axonn_tune.specs.document import Document, Size
 from axonn_tune.specs.formats import FORMATS, NumberFormat
+from axonn_tune.specs.lengths import Lengths
 from axonn_tune.specs.tuning import Tuning
+from axonn_tune.units import counted
 from axonn_tune.vocabulary import OVERLAPS, Overlap, Precision
 
 Recompute: TypeAlias = Annotated[str, AfterValidator(parse_recompute)]
@@ -43,7 +45,7 @@ ELEMENT_SIZES |= {one.name: ELEMENT_SIZES["bf16"] for one in FORMATS.values()}
 class Workload(Document):
     """One training step: its batch, its sequence length, its number formats."""
 
-    left_out_at_default: ClassVar[tuple[str, ...]] = ("tuning",)
+    left_out_at_default: ClassVar[tuple[str, ...]] = ("lengths", "tuning")
 
     schema_: Literal["axonn-tune/workload/1"] = Field(
         alias="schema",
@@ -52,6 +54,11 @@ class Workload(Document):
     )
     global_batch: Size = Field(description="Global batch size, in sequences.")
     sequence_length: Size = Field(description="Tokens in one sequence.")
+    lengths: Lengths | None = Field(
+        default=None,
+        description="Lengths of the data set's sequences, which sequence_length cuts; without them all have that. Of "
+        "packed ones global_batch counts packs.",
+    )
     precision: Precision = Field(default="bf16", description="Number format of activations and gathered weights.")
     shard_optimizer_over_data: bool = Field(
         default=False, description="Shard FP32 master weights and Adam moments over the data axis (ZeRO-1)."
@@ -71,6 +78,15 @@ class Workload(Document):
         """All keys, but of a training of the whole model that of fine-tuning."""
         absent = {key for key in self.left_out_at_default if not getattr(self, key)}
         return {key: value for key, value in write(self).items() if key not in absent}
+
+    @property
+    def batch_words(self) -> str:
+        """`512 sequences of 8,192 tokens`, with what lengths they are cut from."""
+        tokens = counted(self.sequence_length, "token")
+        if self.lengths is None:
+            return f"{counted(self.global_batch, 'sequence')} of {tokens}"
+        held = "pack" if self.lengths.packing == "packed" else "sequence"
+        return f"{counted(self.global_batch, held)} of up to {tokens} ({self.lengths.words})"
 
     @property
     def format(self) -> NumberFormat | None:

@@ -253,7 +253,7 @@ def _core(given: LayerInputs, *, phase: Phase) -> list[Operation]:
 
 def _span(given: LayerInputs) -> Size:
     """Positions that a token attends to, the masked half included."""
-    return symbol(f"span{given.of}") if given.own.reach else S
+    return symbol(f"span{given.of}") if given.own.reach else given.seen
 
 
 def _attended(
@@ -273,7 +273,7 @@ def _attended(
     """
     own, (queries, values) = given.own, gemms
     back = phase == "backward"
-    keys = S if narrow and back and own.window else _span(given)
+    keys = given.seen if narrow and back and own.window else _span(given)
     width = float(queries + values) * given.Q
     if own.value_dim != own.head_dim:
         width = as_size(float(queries * own.query_width + values * own.value_width))

@@ -17,7 +17,7 @@ from typing import ClassVar, Self
 
 from axonn_tune.frameworks.description import Framework
 from axonn_tune.program.constraints import Constraint
-from axonn_tune.program.inputs import PARTS, H, LayerInputs, Linear, S, X, Y
+from axonn_tune.program.inputs import PARTS, H, LayerInputs, Linear, X, Y
 from axonn_tune.program.kinds import MIXER, LayerKind
 from axonn_tune.program.layers import moves
 from axonn_tune.program.nodes import Behind, Gemm, Nodes, Own, Vectors, branch, names, norm
@@ -155,7 +155,7 @@ def _core(given: LayerInputs, one: CompressedAttention, queries: Gemm) -> Own:
     def forward(given: LayerInputs, phase: Phase) -> Iterator[Operation]:
         yield from before(given, phase)
         if (index := one.indexer) is not None:
-            seen = S / float(one.ratio or 1)
+            seen = given.seen / float(one.ratio or 1)
             scores = 2.0 * given.part * seen * float(index.heads * index.head_dim)
             yield Attention(phase, INDEXER, scores, seen, width=float(index.head_dim), calls=PARTS)
             # Scores of the half of keys that a query sees, in FP32, are written and read.

@@ -17,7 +17,7 @@ from dataclasses import replace
 
 from axonn_tune.program import layers
 from axonn_tune.program.context import CORE, after_core, before_core
-from axonn_tune.program.inputs import CONTEXT, PARTS, H, LayerInputs, Linear, S, X, Y
+from axonn_tune.program.inputs import CONTEXT, PARTS, H, LayerInputs, Linear, X, Y
 from axonn_tune.program.layers import moves
 from axonn_tune.program.nodes import Behind, Node, Norm, Own, Vectors, gathered, names
 from axonn_tune.program.operations import (
@@ -173,10 +173,10 @@ def _indexing(given: LayerInputs, normed: Norm, chosen: Array) -> Own:
         if given.context or given.lone_context:
             keys = given.element * given.part * CONTEXT * float(one.head_dim)
             yield Collective("all_gather", "context", phase, INDEXER, keys, calls=PARTS)
-        scores = 2.0 * given.part * S * float(one.heads * one.head_dim)
-        yield Attention(phase, INDEXER, scores, S, width=float(one.head_dim), calls=PARTS)
+        scores = 2.0 * given.part * given.seen * float(one.heads * one.head_dim)
+        yield Attention(phase, INDEXER, scores, given.seen, width=float(one.head_dim), calls=PARTS)
         # A query sees half of the keys, whose scores are written and read.
-        elements = given.part * S * (_SCORE / given.element / 2.0)
+        elements = given.part * given.seen * (_SCORE / given.element / 2.0)
         yield moves(phase, INDEXER, Traffic(2, 2), elements, given, calls=PARTS, makes=(chosen,))
 
     def backward(given: LayerInputs, behind: Behind) -> Iterator[Operation]:
