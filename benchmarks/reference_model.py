@@ -14,6 +14,7 @@ import torch.nn.functional as functional
 from torch import nn
 
 from axonn_tune.program.pipeline import split_layers
+from axonn_tune.program.types.gdn import GatedDeltaNet
 from axonn_tune.specs.model import Layer, Model
 from axonn_tune.specs.sections import Experts
 
@@ -47,6 +48,54 @@ class Attention(nn.Module):
         attended = functional.scaled_dot_product_attention(queries, keys, values, is_causal=True, enable_gqa=each > 1)
         found: torch.Tensor = self.output(attended.transpose(1, 2).flatten(2).to(x.dtype))
         return found
+
+
+class DeltaNet(nn.Module):
+    """A gated delta net, token by token: S ← a·S, then S ← S + β·k·(v - Sᵀk)ᵀ and o = Sᵀq (arXiv 2412.06464).
+
+    Columns are grouped by key head: query, key, values, gates, then β and decay of each value head.
+    """
+
+    def __init__(self, model: Model, given: GatedDeltaNet) -> None:
+        super().__init__()
+        self.given = given
+        self.into = nn.Linear(model.hidden, given.projected, bias=False)
+        self.filters = nn.Parameter(torch.zeros(given.convolved * given.conv))
+        self.rates, self.steps = (nn.Parameter(torch.zeros(given.value_heads)) for _ in range(2))
+        self.gated = nn.RMSNorm(given.value_dim, eps=EPSILON)
+        self.out = nn.Linear(given.values, model.hidden, bias=False)
+
+    def forward(self, x: torch.Tensor, turn: torch.Tensor | None) -> torch.Tensor:
+        """`[b, S, H] → [b, S, H]`; positions are those of the recurrence."""
+        found: torch.Tensor = self.out(self.mix(self.into(x)))
+        return found
+
+    def mix(self, x: torch.Tensor) -> torch.Tensor:
+        """From one projection to the other, `[b, S, N] → [b, S, V]`."""
+        given, length = self.given, x.shape[1]
+        key, value, each = given.key_dim, given.value_dim, given.value_heads // given.key_heads
+        grouped = x.view(*x.shape[:2], given.key_heads, -1)
+        mixed, gates, betas, decays = torch.split(grouped, [2 * key + each * value, each * value, each, each], dim=-1)
+        channels = functional.pad(mixed.flatten(2).transpose(1, 2), (given.conv - 1, 0))
+        filters = self.filters.view(-1, 1, given.conv)
+        mixed = functional.silu(functional.conv1d(channels, filters, groups=len(filters))).transpose(1, 2)
+        mixed = mixed.reshape(*x.shape[:2], given.key_heads, -1)
+        queries, keys, values = torch.split(mixed, [key, key, each * value], dim=-1)
+        queries, keys = (
+            (one * torch.rsqrt(one.square().sum(-1, keepdim=True) + 1e-6)).repeat_interleave(each, dim=2)
+            for one in (queries, keys)
+        )
+        values = values.reshape(*x.shape[:2], given.value_heads, value)
+        betas = betas.flatten(2).sigmoid()
+        decays = torch.exp(-self.rates.exp() * functional.softplus(decays.flatten(2) + self.steps))
+        state, found = x.new_zeros(len(x), given.value_heads, key, value), []
+        for token in range(length):
+            state = state * decays[:, token, :, None, None]
+            new = values[:, token] - torch.einsum("bhkv,bhk->bhv", state, keys[:, token])
+            state = state + torch.einsum("bhk,bhv->bhkv", keys[:, token], new * betas[:, token, :, None])
+            found.append(torch.einsum("bhkv,bhk->bhv", state, queries[:, token]) / key**0.5)
+        gated: torch.Tensor = self.gated(torch.stack(found, dim=1)) * functional.silu(gates).reshape(values.shape)
+        return gated.flatten(2)
 
 
 class Perceptron(nn.Module):
@@ -106,17 +155,21 @@ class Mixture(nn.Module):
 
 
 class Block(nn.Module):
-    """Attention and perceptron, each behind a norm and beside a residual."""
+    """Attention, or a gated delta net, and perceptron, each behind a norm and beside a residual."""
 
     def __init__(self, model: Model, layer: Layer) -> None:
         super().__init__()
-        self.attention_norm, self.mlp_norm = _norm(model), _norm(model)
-        self.attention = Attention(model, layer)
+        delta = layer.mixer if isinstance(layer.mixer, GatedDeltaNet) else None
+        self.mixer = "gdn" if delta else "attention"
+        self.add_module(f"{self.mixer}_norm", _norm(model))
+        self.add_module(self.mixer, DeltaNet(model, delta) if delta else Attention(model, layer))
+        self.mlp_norm = _norm(model)
         self.mlp = Perceptron(model) if layer.experts is None else Mixture(model, layer.experts)
 
     def forward(self, x: torch.Tensor, turn: torch.Tensor | None) -> torch.Tensor:
         """`[b, S, H] → [b, S, H]`."""
-        x = x + self.attention(self.attention_norm(x), turn)
+        norm, mixer = self.get_submodule(f"{self.mixer}_norm"), self.get_submodule(self.mixer)
+        x = x + mixer(norm(x), turn)
         found: torch.Tensor = x + self.mlp(self.mlp_norm(x))
         return found
 
@@ -209,7 +262,9 @@ def runtime_name(name: str) -> str:
         return f"head.{name}"
     for experts, stored in (("router", "router"), ("experts.", "experts."), ("shared.fc", "shared_fc")):
         name = name.replace(f"mlp.{experts}", f"moe.{stored}")
-    return name.replace("attention_norm", "attention.norm").replace("mlp_norm", "mlp.norm")
+    for norm in ("attention", "gdn", "mlp"):
+        name = name.replace(f"{norm}_norm", f"{norm}.norm")
+    return name.replace("gdn.into", "gdn.in")
 
 
 def _stored(name: str, value: torch.Tensor) -> torch.Tensor:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from axonn_tune.grid import WORLD
-from axonn_tune.program.count import trains_experts
+from axonn_tune.program.count import counted, trains_experts
 from axonn_tune.program.inputs import COPY, EXPERTS, TABLE, LayerInputs
 from axonn_tune.program.operations import ONCE, Collective, Kernel, Operation, OpKind, Phase, Size, as_size, symbol
 from axonn_tune.program.tables import tables
@@ -109,7 +109,7 @@ def _vectors_end(given: LayerInputs) -> Iterator[Operation]:
     if not _trains_vectors(given):
         return
     vectors = given.elements.main * symbol("vectors")
-    if given.launched and any(layer.qk_norms for layer in given.model.types):
+    if given.launched and any(one.trains.vectors.heads for one in counted(given.model)):
         yield Collective("all_reduce", "x", "step", "vectors", given.elements.main * symbol("head_norms"))
     if given.options.sequence_parallel:
         yield Collective("all_reduce", "x", "step", "vectors", given.gradient_bytes * symbol("vectors"))

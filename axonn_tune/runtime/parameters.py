@@ -172,11 +172,21 @@ class ParameterStore:
         return made
 
     def vector(
-        self, name: str, width: int, *axes: str, value: float, rate: float | None = None, of_heads: bool = False
+        self,
+        name: str,
+        width: int,
+        *axes: str,
+        value: float,
+        deviation: float = 0.0,
+        rate: float | None = None,
+        of_heads: bool = False,
     ) -> Vector:
-        """This rank's shard of a vector that starts constant."""
+        """This rank's shard of a vector that starts constant, or with a standard deviation about that."""
         elements = part_of(range(width), axes, self.mesh)
         values = torch.full((len(elements),), value, dtype=self.dtype, device=self.device)
+        if deviation and not values.is_meta:
+            counters = torch.arange(elements.start, elements.stop, device=self.device)
+            values += deviation * philox.normal(counters, philox.key_of(self.seed, name))
         made = Vector(name, width, frozenset(axes), elements, values, torch.zeros_like(values), rate, of_heads)
         self.vectors.append(made)
         return made

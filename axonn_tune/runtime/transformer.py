@@ -11,14 +11,17 @@ import math
 from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from typing import cast
 
 import torch
 
 from axonn_tune.program.block import block_nodes, repeated_groups
 from axonn_tune.program.inputs import COPY, EXPERTS, LayerInputs
 from axonn_tune.program.step import BUNDLED
+from axonn_tune.program.types.gdn import GatedDeltaNet
 from axonn_tune.runtime.communicator import Communicator, DataBuckets, WeightGather, WeightGathers, WeightGradients
 from axonn_tune.runtime.context import RingAttention, kernel_on, own_positions
+from axonn_tune.runtime.delta import DeltaRule
 from axonn_tune.runtime.devices import RuntimeSettings
 from axonn_tune.runtime.experts import ExpertBranch, ExpertFunctions
 from axonn_tune.runtime.modules import (
@@ -309,7 +312,7 @@ class Transformer:
                     deviation=DEVIATION,
                 )
             self.embedding = Embedding(table, positions, self.places, communicator)
-        dims = {layer.head_dim for layer in model.types}
+        dims = {layer.head_dim for layer in model.types if layer.attention}
         self._turns = {dim: rotary_positions(model, settings, self.places, dim) for dim in dims}
         self._layers = [model.types[number] for number, count in model.runs for _ in range(count)]
         parts = parts or (model.layers,)
@@ -511,18 +514,8 @@ class Transformer:
         nodes = block_nodes(LayerInputs(model, ELEMENT_SIZES["fp32"], BUNDLED, layer=layer))
         groups = repeated_groups(nodes, recompute)
         repeated = frozenset(prefix + node.layer for group in groups for node in group.nodes)
-        attention_norm = self._norm(f"{name}.attention.norm", layer=f"{prefix}attention.norm")
         mlp_norm = self._norm(f"{name}.mlp.norm", layer=f"{prefix}mlp.norm")
-        sides = (model.hidden, layer.qkv_width), (layer.query_width, model.hidden)
-        attention = ResidualBranch(
-            norm=attention_norm,
-            input=self._linear(name, prefix, "attention.qkv", sides[0]),
-            local=self._attention(layer, name, prefix),
-            output=self._linear(name, prefix, "attention.output", sides[1], transposed=True),
-            dropout=self._dropout(f"{name}.attention.output"),
-            repeated=repeated,
-            name=f"{prefix}attention.core",
-        )
+        attention = self._mixer(name, prefix, layer, repeated)
         if layer.experts is not None:
             mlp: ResidualBranch | ExpertBranch = self._experts(name, prefix, layer, mlp_norm, repeated)
         else:
@@ -536,6 +529,41 @@ class Transformer:
                 name=f"{prefix}mlp.activation",
             )
         return TransformerBlock(number, attention, mlp, recompute == "full")
+
+    def _mixer(self, name: str, prefix: str, layer: Layer, repeated: frozenset[str]) -> ResidualBranch:
+        """Attention, or what a layer has in its place."""
+        hidden, delta = self.model.hidden, layer.mixer
+        if isinstance(delta, GatedDeltaNet):
+            into, middle, out = "gdn.in", "gdn.scan", "gdn.out"
+            widths, local = (delta.projected, delta.values), cast(LocalFunction, self._delta(delta, name))
+        else:
+            into, middle, out = "attention.qkv", "attention.core", "attention.output"
+            widths, local = (layer.qkv_width, layer.query_width), self._attention(layer, name, prefix)
+        norm = f"{into.partition('.')[0]}.norm"
+        return ResidualBranch(
+            norm=self._norm(f"{name}.{norm}", layer=f"{prefix}{norm}"),
+            input=self._linear(name, prefix, into, (hidden, widths[0])),
+            local=local,
+            output=self._linear(name, prefix, out, (widths[1], hidden), transposed=True),
+            dropout=self._dropout(f"{name}.{out}"),
+            repeated=repeated,
+            name=f"{prefix}{middle}",
+        )
+
+    def _delta(self, given: GatedDeltaNet, block: str) -> DeltaRule:
+        """A gated delta net on this rank's heads, whose decays begin as those of FLA's layers."""
+        vector, shares = self.store.vector, self.communicator.mesh.size("x")
+        name, width = f"{block}.gdn", given.convolved * given.conv
+        return DeltaRule(
+            *(given.key_heads // shares, given.value_heads // given.key_heads, given.key_dim, given.value_dim),
+            sequence=len(self.places),
+            taps=given.conv,
+            filters=vector(f"{name}.filters", width, "x", value=0.0, deviation=1.0 / math.sqrt(3 * given.conv)),
+            rates=vector(f"{name}.rates", given.value_heads, "x", value=math.log(8.0)),
+            steps=vector(f"{name}.steps", given.value_heads, "x", value=math.log(math.expm1(0.01)), deviation=1.3),
+            norm=vector(f"{name}.gated.weight", given.value_dim, value=1.0, of_heads=True),
+            dtype=self.settings.statistics,
+        )
 
     def _experts(self, name: str, prefix: str, layer: Layer, norm: Norm, repeated: frozenset[str]) -> ExpertBranch:
         """This rank's experts of a block, with its router and shared experts."""

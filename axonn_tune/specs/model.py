@@ -645,7 +645,12 @@ def _resolve(model: Model, name: str, given: LayerType) -> Layer:
 UNWRITTEN = frozenset({"norms behind attention and MLP", "norms of queries and keys over all heads"})
 """Of `Model.parts`: those that are priced, and of which no framework has arguments."""
 
-RUN = frozenset({"experts", "shared experts", "layer types of different sizes"})
+RUN = frozenset(
+    {
+        *("experts", "shared experts", "layer types of different sizes"),
+        *("gated delta nets", "layers without attention"),
+    }
+)
 """Of `Model.parts`: those of models which the bundled runtime trains."""
 
 
@@ -657,6 +662,8 @@ def unrun(model: Model) -> str | None:
         "latent projections of experts": any(one.latent_width for one in experts),
         "node-limited routing": any(one.groups > 1 for one in experts),
         "biases of experts": bool(experts) and model.biases,
+        "gates of shared experts": any(one.shared_gate for one in experts),
+        "layers that are an MLP alone": not all(layer.mixes for layer in model.types),
         "norms of queries and keys without rotary positions": model.family == "gpt"
         and any(layer.qk_norms for layer in model.types),
     }

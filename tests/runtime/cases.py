@@ -46,7 +46,7 @@ class Training:
     @cached_property
     def model(self) -> Model:
         """The model document."""
-        name = {"gpt": "nano", "llama": "nano-llama", "moe": "nano-moe", "sigmoid": "nano-moe"}[self.family]
+        name = {"gpt": "nano", "sigmoid": "nano-moe"}.get(self.family, f"nano-{self.family}")
         document = load_model(name).document
         change = {"tied_embeddings": self.tied, "biases": self.biases, "kv_heads": self.kv_heads}
         deep = {name: getattr(DEEP, name) for name in ("layers", "hidden", "head_dim", "ffn")}
@@ -59,7 +59,8 @@ class Training:
             change["layer_types"] = document.layer_types | {"moe": moe.model_copy(update={"experts": experts})}
         if self.normed:
             types = document.layer_types or {"dense": LayerType()}
-            change["layer_types"] = {name: one.model_copy(update={"qk_norms": True}) for name, one in types.items()}
+            normed = {name: one.model_copy(update={"qk_norms": True}) for name, one in types.items() if one.attention}
+            change["layer_types"] = types | normed
         return document.model_copy(update=change | (deep if self.deep else {}))
 
     @property
@@ -251,6 +252,38 @@ def context_cases() -> dict[Case, bool]:
             sharded=chance.random() < 0.5,
         )
         found[case] = (*sizes, context) in CONTEXT_DAILY and stages == 1
+    return found
+
+
+DELTA_TRAININGS = (
+    Training("delta", False, False, 24, True, 0.1, sequence=80),
+    Training("delta", True, False, 12, False, sequence=48, normed=True),
+)
+DELTA_DAILY = ((2, 1, 2, 1, 1), (1, 2, 1, 2, 1), (1, 1, 1, 1, 2))
+
+
+def delta_cases() -> dict[Case, bool]:
+    """A case for every grid of up to 8 ranks with gated delta nets, stages included; whether it is daily.
+
+    Sequences of 80 tokens are a chunk and a part of one.
+    """
+    rows = [tuple(map(int, row)) for world in WORLDS for row in factorizations(world, axes=5) if row[-1] <= 2]
+    chance, found = random.Random(CHANCE), dict[Case, bool]()
+    for *sizes, stages in rows:
+        share = BATCH // (sizes[2] * sizes[3])
+        micro_batch = share // chance.choice([1, 2])
+        training = DELTA_TRAININGS[0] if sizes[0] == 8 else chance.choice(DELTA_TRAININGS)
+        order = (*chance.sample(AXES, len(AXES)), *["pipeline"] * (stages > 1))
+        case = Case(
+            training=training,
+            grid=Grid(*sizes, pipeline=stages, order=order),
+            micro_batch=micro_batch,
+            recompute=chance.choice(("none", "selective", "full", "layernorm,mlp")),
+            kept_layers=chance.choice([0, 1]),
+            split=micro_batch % 2 == 0 and chance.random() < 0.5,
+            sharded=chance.random() < 0.5,
+        )
+        found[case] = (*sizes, stages) in DELTA_DAILY
     return found
 
 

@@ -64,7 +64,7 @@ Region: TypeAlias = tuple[int, int, int]
 """Memory that a tensor refers to: storage, first element, and bytes of the elements that exist."""
 
 _ALLOCATIONS = ("empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided")
-_GEMMS = ("mm", "addmm", "addmm_", "bmm", "baddbmm")
+_GEMMS = ("mm", "addmm", "addmm_", "bmm", "baddbmm", "linalg_solve_triangular")
 _OVERWRITES = ("copy_", "zero_", "fill_")
 _LOOK_UPS = ("gather", "index", "index_select", "embedding")
 _SUMS = ("sum", "mean", "amax", "var_mean", "linalg_vector_norm")

@@ -96,7 +96,8 @@ def drop(module: Reference, mask: Callable[[str], torch.Tensor]) -> list[Any]:
     """Apply the masks of layers where the runtime has dropout; the hooks, to be removed."""
     hooks = [module.blocks[0].register_forward_pre_hook(lambda _, given: (given[0] * mask("embedding"), *given[1:]))]
     for number, block in enumerate(module.blocks):
-        for part, layer in ((block.attention, "attention.output"), (block.mlp, "mlp.fc2")):
+        mixer = block.get_submodule(block.mixer), "gdn.out" if block.mixer == "gdn" else "attention.output"
+        for part, layer in (mixer, (block.mlp, "mlp.fc2")):
             name = f"blocks.{number}.{layer}"
             hooks.append(part.register_forward_hook(lambda _, given, output, name=name: output * mask(name)))
     return hooks

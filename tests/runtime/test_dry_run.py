@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import json
+from pathlib import Path
 
 import pytest
 
@@ -12,6 +14,7 @@ from axonn_tune.errors import NothingFeasibleError
 from axonn_tune.job import Layout
 from axonn_tune.recompute import MODULES, RECOMPUTES
 from axonn_tune.runtime.dry_run import dry_run, require_memory
+from axonn_tune.specs.catalog import load_model
 
 FIRST_RUNS = {
     "llama3-8b on 8 H100": ("llama3-8b", {"gpus": 8, "machine": "dgx-h100", "rank_by": "step"}),
@@ -133,5 +136,32 @@ def test_memory_with_experts(x: int, y: int, z: int, expert: int, recompute: str
     launch = axonn_tune.search("qwen3-30b-a3b", **given).launch_config()
     assert launch.force_load_balancing
     assert launch.load_balancing_loss > 0
+    _, peak_bytes = dry_run(launch)
+    assert peak_bytes == pytest.approx(launch.predicted.memory_bytes, rel=WITHIN)
+
+
+DELTA = {
+    "delta": {"attention": False, "gdn": {"key_heads": 16, "value_heads": 32}},
+    "full": {"qk_norms": True},
+}
+
+
+@pytest.mark.parametrize(
+    ("x", "y", "z", "recompute"),
+    [
+        (2, 1, 4, "none"),
+        *(pytest.param(1, 2, 4, one, marks=pytest.mark.nightly) for one in (*RECOMPUTES, "layernorm,mlp")),
+        pytest.param(4, 2, 1, "full", marks=pytest.mark.nightly),
+    ],
+)
+def test_memory_with_gated_delta_nets(x: int, y: int, z: int, recompute: str, tmp_path: Path) -> None:
+    """Guards what a delta net saves, and what its backward pass holds; and what it sends."""
+    sizes = load_model("nano-delta").document.model_dump(mode="json", by_alias=True, exclude_none=True)
+    sizes |= {"layers": 4, "pattern": "full delta*3", "layer_types": DELTA, "hidden": 2048, "heads": 16, "kv_heads": 4}
+    sizes |= {"head_dim": 128, "ffn": 6144, "vocab": 64000, "max_sequence_length": 4096}
+    (path := tmp_path / "delta.yaml").write_text(json.dumps(sizes), encoding="utf-8")
+    given = {"x": x, "y": y, "z": z, "gpus": 8, "machine": "dgx-h100", "recompute": recompute, "batch": 16}
+    given |= {"micro_batch": 1, "kept_layers": 0, "seq_len": 4096}
+    launch = axonn_tune.search(str(path), **given).launch_config()
     _, peak_bytes = dry_run(launch)
     assert peak_bytes == pytest.approx(launch.predicted.memory_bytes, rel=WITHIN)

@@ -20,6 +20,7 @@ from tests.runtime import steps
 from tests.runtime.cases import (
     CONTEXT_TRAININGS,
     DEEP_TRAININGS,
+    DELTA_TRAININGS,
     INNERMOST,
     LONG_MOE_TRAININGS,
     MOE_TRAININGS,
@@ -29,13 +30,14 @@ from tests.runtime.cases import (
     cases,
     context_cases,
     daily,
+    delta_cases,
     expert_cases,
 )
 from tests.runtime.pool import Pools
 
 Serial = Callable[[Case], Path]
 EVERY = cases()
-MORE = context_cases() | expert_cases()
+MORE = context_cases() | expert_cases() | delta_cases()
 DAILY = {*daily(EVERY), *(case for case, each_time in MORE.items() if each_time)}
 DAILY_SETS = (SETS[1],)
 
@@ -43,7 +45,7 @@ DAILY_SETS = (SETS[1],)
 @pytest.fixture(scope="session")
 def serial(tmp_path_factory: pytest.TempPathFactory) -> Serial:
     """Path of the serial run's record, which is made when it is first asked for, by whichever worker that is."""
-    known = [*TRAININGS, *DEEP_TRAININGS, *CONTEXT_TRAININGS, *MOE_TRAININGS, *LONG_MOE_TRAININGS]
+    known = [*TRAININGS, *DEEP_TRAININGS, *CONTEXT_TRAININGS, *MOE_TRAININGS, *LONG_MOE_TRAININGS, *DELTA_TRAININGS]
     folder = tmp_path_factory.getbasetemp()
     if "PYTEST_XDIST_WORKER" in os.environ:
         folder = folder.parent

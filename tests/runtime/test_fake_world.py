@@ -45,6 +45,7 @@ OF_EXPERTS = (
     [
         *((grid, name, rank) for grid in GRIDS for name, rank in (("nano", 0), ("nano-llama", WORLD - 3))),
         *((grid, "nano-moe", 77) for grid in OF_EXPERTS),
+        (GRIDS[2], "nano-delta", 77),
     ],
     ids=str,
 )
@@ -89,7 +90,7 @@ def test_a_step_on_1024_ranks_sends_what_the_program_says(grid: Grid, rank: int,
     assert compare(transformer.communicator.ledger, RankProgram(program, values)) == []
 
 
-@pytest.mark.parametrize("name", ["nano", "nano-llama", "nano-moe"])
+@pytest.mark.parametrize("name", ["nano", "nano-llama", "nano-moe", "nano-delta"])
 def test_modules_go_in_the_order_of_nodes(name: str) -> None:
     """Guards norms and weights of the runtime's blocks: as layer types list them, which their program goes by."""
     model = load_model(name).document

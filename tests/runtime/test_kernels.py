@@ -184,6 +184,25 @@ def test_experts_move_what_is_priced(
         assert expected[name] == pytest.approx(moved[name], rel=WITHIN), name
 
 
+@pytest.mark.parametrize(
+    ("split", "heads", "precision", "recompute"),
+    [((1, 1, 1), (8, 16), "bf16", "none"), ((2, 2, 2), (8, 24), "fp32", "full")],
+)
+def test_delta_nets_move_what_is_priced(
+    split: tuple[int, int, int], heads: tuple[int, int], precision: str, recompute: Recompute
+) -> None:
+    """Guards the operators of gated delta nets, which are not compiled: bytes, and kernels with those of the chain."""
+    config = launch("llama", split, compiled=True, recompute=recompute, precision=precision)
+    delta = {"attention": False, "gdn": dict(zip(("key_heads", "value_heads"), heads, strict=True))}
+    given = config.model.model_dump(mode="json", by_alias=True, exclude_none=True)
+    given |= {"layers": f"delta*{LAYERS}", "layer_types": {"delta": delta}}
+    config = config.model_copy(update={"model": type(config.model).model_validate(given)})
+    (moved, kernels), (expected, counted) = launched(config), priced(config)
+    for name in SECTIONS:
+        assert expected[name] == pytest.approx(moved[name], rel=WITHIN), name
+        assert counted[name] == pytest.approx(kernels[name], rel=0.1), name
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 def test_overlap_moves_no_byte_more(family: str) -> None:
     """Guards the sum of all sections: overlap launches a gather's conversion and a gradient's addition elsewhere."""

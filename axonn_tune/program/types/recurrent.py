@@ -146,9 +146,18 @@ def gated_norm(
 
 
 def recurrent_block(
-    given: LayerInputs, one: Recurrence, *, vectors: Vectors, of_norm: Vectors, modules: tuple[str, ...] = ()
+    given: LayerInputs,
+    one: Recurrence,
+    *,
+    vectors: Vectors,
+    of_norm: Vectors,
+    modules: tuple[str, ...] = (),
+    own: Own | None = None,
 ) -> Nodes:
-    """Norm, one GEMM in, the recurrence with its vectors, its gated norm, GEMM out and addition."""
+    """Norm, one GEMM in, the recurrence with its vectors, its gated norm, GEMM out and addition.
+
+    own: in place of recurrence and gated norm.
+    """
     section, width = one.layer.partition(".")[0], split(one.into)
     ended = branch(f"{section}.out", given)
     projected = given.stream(f"{section} projections", one.title, width, inside=True)
@@ -157,11 +166,18 @@ def recurrent_block(
         Linear(f"{section}.in", H / Y, width, "y", "x"),
         Linear(f"{section}.out", split(one.out), H / Y, "x", "y"),
     )
+    middle = (
+        [own]
+        if own
+        else [
+            recurrence(given, one, vectors=vectors),
+            gated_norm(given, one, layer=f"{section}.gated", vectors=of_norm, modules=modules),
+        ]
+    )
     return [
         norm(f"{section}.norm", given, element=given.saved_element, modules=("layernorm",), first=True),
         Gemm(linear=into, makes=(projected,), gradient=gradient),
-        recurrence(given, one, vectors=vectors),
-        gated_norm(given, one, layer=f"{section}.gated", vectors=of_norm, modules=modules),
+        *middle,
         Gemm(linear=out, makes=ended.makes, gradient=ended.gradient),
         *ended.added,
     ]

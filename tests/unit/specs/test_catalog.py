@@ -149,7 +149,7 @@ ACTIVE = {
     "mixtral-8x7b": (12.88, 0),
     "mixtral-8x22b": (39.15, 0),
 }
-SMALL = ("nano", "nano-16", "nano-llama", "nano-moe", "mini")
+SMALL = ("nano", "nano-16", "nano-llama", "nano-moe", "nano-delta", "mini")
 
 
 @pytest.fixture(autouse=True)

@@ -115,6 +115,13 @@ def test_parts_name_what_is_not_run() -> None:
     assert words in (unrun(model) or "")
     biased = model.model_copy(update={"biases": True})
     assert (unrun(biased) or "").endswith("no biases of experts")
+    Model.prepare()
+    delta = {"attention": False, "gdn": {"key_heads": 2, "value_heads": 4}}
+    assert unrun(typed("delta*8", layer_types={"delta": delta})) is None
+    alone = typed("(delta mlp)*4", layer_types={"delta": delta, "mlp": {"attention": False}})
+    assert (unrun(alone) or "").endswith("has no layers that are an MLP alone")
+    short = typed("short*8", layer_types={"short": {"attention": False, "shortconv": {"conv": 3}}})
+    assert (unrun(short) or "").endswith("has no short convolutions")
 
 
 def test_launch_configs_of_what_the_runtime_lacks_are_refused() -> None:
