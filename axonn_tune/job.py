@@ -52,6 +52,11 @@ class Job:
         return f"<{type(self).__name__}: {self.model.name} on {where}>"
 
     @property
+    def title(self) -> str:
+        """What is trained: the model, or what of it."""
+        return f"{tuning.words} of {self.model.name}" if (tuning := self.workload.tuning) else self.model.name
+
+    @property
     def gemm_format(self) -> GemmFormat:
         """What GEMMs of linear layers multiply: FP32 rounded to TF32 where framework and accelerator have it."""
         precision, peaks = self.workload.precision, self.machine.accelerator.peak_tflops

@@ -6,12 +6,14 @@ cannot express is a UsageError, what it expresses differently is a note.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Iterator, Mapping
 
 from axonn_tune.frameworks.description import Argument, Because, Check, Plain, Run, Section, Value
 from axonn_tune.frameworks.keys import named, tables_of
 from axonn_tune.specs.machine import EnvironmentVariable
 from axonn_tune.specs.model import Model
+from axonn_tune.specs.tuning import tools
 
 
 def settings(names: str, values: Mapping[str, Value], framework: str) -> Iterator[tuple[str, Plain, str]]:
@@ -94,3 +96,37 @@ def own_recompute(run: Run) -> str:
         "full": "It checkpoints every block.",
     }
     return notes[run.recompute]
+
+
+def peft_config(run: Run) -> dict[str, str]:
+    """PEFT's file of adapters beside the script, by its suffix, where adapters are what trains.
+
+    Source: huggingface/peft@5d602fdb, src/peft/tuners/lora/config.py, utils/save_and_load.py (adapter_config.json).
+    """
+    if (tuning := run.workload.tuning) is None or not tuning.adapts:
+        return {}
+    targets = tools()[run.framework.tuner].named(tuning)
+    config = {
+        "peft_type": "LORA",
+        "task_type": "CAUSAL_LM",
+        "r": tuning.rank,
+        "lora_alpha": 2 * tuning.rank,
+        "lora_dropout": tuning.dropout,
+        "target_modules": targets[0] if targets == ["all-linear"] else targets,
+        "use_dora": tuning.mode == "dora",
+    }
+    return {"_peft.json": json.dumps(config, indent=2) + "\n"}
+
+
+def tuned_script(run: Run) -> tuple[str, ...]:
+    """What one's own script has to do so that only what was priced trains."""
+    if (tuning := run.workload.tuning) is None:
+        return ()
+    if not tuning.adapts:
+        return ("It sets requires_grad of the LM head alone.",)
+    base = f" of a base that bitsandbytes quantized to {tuning.base}" if tuning.quantized else ""
+    kept = "in FP32" if tuning.dtype == "fp32" else "in BF16 (autocast_adapter_dtype=False)"
+    return (
+        f"It wraps the model{base} by get_peft_model with LoraConfig of the JSON file beside the script, and keeps "
+        f"adapters {kept}. lora_alpha changes no step.",
+    )

@@ -23,8 +23,10 @@ from axonn_tune.frameworks.command import (
     of_checkout,
     of_package,
     own_recompute,
+    peft_config,
     sections_of,
     sizes_words,
+    tuned_script,
 )
 from axonn_tune.frameworks.description import (
     Argument,
@@ -82,12 +84,13 @@ def launch(run: Run) -> Command:
         program=("train.py",),
         sections=(Section("batch", (batch,)), Section("deepspeed", _SWITCHES)),
         environment=(EXPANDABLE_SEGMENTS,),
-        files={".json": config},
+        files={".json": config, **peft_config(run)},
         checks=(OWN_SCRIPT, _PACKAGE),
         needs=(
             f"train.py is your own: it builds {sizes_words(run.model)}, adds "
             "deepspeed.add_config_arguments to its parser and hands the arguments to deepspeed.initialize.",
             own_recompute(run),
+            *tuned_script(run),
         ),
     )
 

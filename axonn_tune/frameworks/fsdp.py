@@ -14,7 +14,14 @@ from collections.abc import Iterator
 from dataclasses import replace
 from string import Template
 
-from axonn_tune.frameworks.command import EXPANDABLE_SEGMENTS, OWN_SCRIPT, of_package, sizes_words
+from axonn_tune.frameworks.command import (
+    EXPANDABLE_SEGMENTS,
+    OWN_SCRIPT,
+    of_package,
+    peft_config,
+    sizes_words,
+    tuned_script,
+)
 from axonn_tune.frameworks.description import Argument, Command, FlopCount, Framework, Run, Section
 from axonn_tune.frameworks.step import StepOptions
 from axonn_tune.vocabulary import PACKINGS, Precision
@@ -58,7 +65,7 @@ def launch(run: Run) -> Command:
         accelerate=(Argument("--config_file", "{file:.yaml}"),),
         sections=mesh.sections,
         environment=mesh.environment,
-        files={".yaml": "\n".join(_config(run)) + "\n"},
+        files={".yaml": "\n".join(_config(run)) + "\n", **peft_config(run)},
         checks=(OWN_SCRIPT, of_package("accelerate", "accelerate 1.15.0")),
         needs=(
             f"train.py is your own: it prepares {sizes_words(run.model)}, with blocks of class "
@@ -66,6 +73,7 @@ def launch(run: Run) -> Command:
             "Qwen2DecoderLayer, goes into fsdp_transformer_layer_cls_to_wrap.",
             "It calls backward() for each micro-batch outside accelerator.accumulate(), which would keep whole "
             "gradients and reduce them once a step.",
+            *tuned_script(run),
             *(_NEEDS[: 3 if run.recompute == "full" else 2] if engine else ()),
         ),
         notes=(
@@ -103,12 +111,13 @@ def _mesh(run: Run) -> Command:
         program=("train.py",),
         sections=(Section("batch", batch),),
         environment=(EXPANDABLE_SEGMENTS,),
-        files={"_mesh.py": module},
+        files={"_mesh.py": module, **peft_config(run)},
         checks=(OWN_SCRIPT,),
         needs=(
             f"train.py is your own: it builds {sizes_words(run.model)}, calls "
             "shard(model, blocks) of the Python file beside the script, and takes the sizes below.",
             "It calls backward() for each micro-batch, each of which reduces gradients.",
+            *tuned_script(run),
         ),
     )
 

@@ -27,10 +27,12 @@ from axonn_tune.specs.tuning import Tuning
 class Adapter:
     """Both matrices beside a linear layer, or beside a part of its outputs.
 
-    layer: its name; n: outputs on a rank; down, up: elements of A and B on a rank; shares_input: the gradient of A
-    reads what the layer reads; otherwise own_input, which it or the first of several keeps.
+    target: what it adapts, as `Tuning.targets` has it; layer: its own name; n: outputs on a rank; down, up: elements of
+    A and B on a rank; shares_input: the gradient of A reads what the layer reads; otherwise own_input, which it or the
+    first of several keeps.
     """
 
+    target: str
     layer: str
     linear: Linear
     tuning: Tuning
@@ -168,6 +170,7 @@ def _adapter(linear: Linear, given: LayerInputs, tuning: Tuning, part: str, n: S
         size = (given.element + float(tuning.dropout > 0.0)) * tokens * linear.k
         own_input = Array(f"{layer} input", "adapter inputs", size)
     return Adapter(
+        target=f"{linear.layer}/{part}".rstrip("/"),
         layer=layer,
         linear=linear,
         tuning=tuning,

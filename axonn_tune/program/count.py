@@ -146,6 +146,15 @@ def adapter_parameters(model: Model) -> int:
     return sum(count * one.trains.weights for one, count in types) if model.tuning else 0
 
 
+def adapted(model: Model) -> tuple[str, ...]:
+    """Linear layers and parts of them that have an adapter, as `Tuning.targets` has them."""
+    found = dict[str, None]()
+    for layer in model.types:
+        nodes = block_nodes(LayerInputs(model, ELEMENT_SIZES["bf16"], layer=layer)).forward
+        found |= dict.fromkeys(one.target for node in nodes for one in node.adapters)
+    return tuple(found)
+
+
 def parameters(model: Model) -> int:
     """All elements, adapters included, vocabulary unpadded."""
     h = model.hidden

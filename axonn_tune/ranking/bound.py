@@ -325,7 +325,7 @@ def _interleaved(layers: Layers, shape: Shape, block: Floats, unsent: Floats, *,
     before = more * (first_s + blocking * send_s) - fewer * (last_s + blocking * ~last * send_s)
     # Both passes of the LM head go with a forward pass.
     before = before + last * (p * (1.0 - layers.forward_share) - fewer * layers.least_share) * layers.head_s
-    times = np.broadcast_to(m - p * layers.forward_share, way.shape)
+    times = np.broadcast_to(np.maximum(m - p * layers.forward_share, 1e-12), way.shape)
     return [*chains, (turned + drained - before + p * unsent, times)]
 
 

@@ -22,11 +22,12 @@ from axonn_tune.grid import RANK_AXES, Grid, split_axes
 from axonn_tune.job import Layout
 from axonn_tune.program.memory import memory_limit_bytes
 from axonn_tune.ranking.choosing import search
-from axonn_tune.ranking.inputs import compares_expert_overlap, unpriced_experts
+from axonn_tune.ranking.inputs import compares_expert_overlap, unpriced_experts, untuned
 from axonn_tune.ranking.nearest import nearest_change
 from axonn_tune.ranking.priced import TELL, Priced
 from axonn_tune.ranking.space import Problem
 from axonn_tune.specs.model import Model
+from axonn_tune.specs.tuning import tools
 from axonn_tune.specs.workload import Workload
 from axonn_tune.vocabulary import OVERLAPS, Overlap
 
@@ -264,6 +265,7 @@ def compare(problem: Problem, *, of_run: Problem | None = None) -> Comparison:
             why = f"priced in {', '.join(('bf16', *asked.framework.formats))} only"
         else:
             why = "experts are not priced for it" if unpriced_experts(asked.framework, asked.model) else ""
+            why = why or untuned(asked.framework, asked.workload.tuning)
         measured = problem.gpus == 1 or bool(asked.framework.measured_on)
         if why:
             contenders.append(Contender(key, name, asked.framework.name, None, infeasible=why, measured=measured))
@@ -324,10 +326,14 @@ def _problem_of(problem: Problem, framework: Framework) -> Problem:
     if problem.request.same_kernels:
         ideal = framework.with_step(kernels="ideal")
         framework = replace(ideal, software="", expert_software="", hopper_attention=True)
+    tuning = problem.workload.tuning
+    if tuning is not None and framework.tuner:
+        # The same adapters, as its tool keeps and sends them.
+        tuning = tools()[framework.tuner].keeping(tuning)
     split = problem.workload.split_micro_batch and "output" in framework.step.overlaps
     asked = replace(
         problem,
-        workload=problem.workload.model_copy(update={"split_micro_batch": split}),
+        workload=problem.workload.model_copy(update={"split_micro_batch": split, "tuning": tuning}),
         framework=framework,
         request=request,
         rank_by="iteration",

@@ -26,7 +26,7 @@ from axonn_tune.specs.document import known_keys
 from axonn_tune.specs.loading import DOCUMENT_BYTES, read_text
 from axonn_tune.specs.machine import Machine
 from axonn_tune.specs.model import Model, unrun
-from axonn_tune.specs.tuning import Tuning, tuning
+from axonn_tune.specs.tuning import Tuning, tools, tuning
 from axonn_tune.specs.workload import Workload
 from axonn_tune.vocabulary import AUTO, DEFAULT_MACHINE, MOMENT_BYTES, OVERLAPS, CudaGraphs, Precision
 
@@ -429,6 +429,13 @@ def _tuning(framework: Framework, request: Request) -> Tuning | None:
         raise UsageError(f"--tune {mode}: {framework.title} trains models whole; frameworks with adapters: {others}")
     rank, targets, dtype = options.values()
     return tuning(mode, framework.tuner, rank=rank, targets=targets, dtype=dtype)
+
+
+def untuned(framework: Framework, tuning: Tuning | None) -> str:
+    """Why a framework does not train just that of a model, "" where it does."""
+    if tuning is None or (framework.tuner and tuning.mode in tools()[framework.tuner].modes):
+        return ""
+    return f"has no {tuning.mode}" if framework.tuner else "trains models whole"
 
 
 def make_workload(

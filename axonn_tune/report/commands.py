@@ -23,6 +23,7 @@ from axonn_tune.specs.catalog import available, load_machine, load_model
 from axonn_tune.specs.document import Document
 from axonn_tune.specs.loading import is_shipped
 from axonn_tune.specs.model import Model
+from axonn_tune.specs.tuning import tools
 from axonn_tune.specs.workload import Workload
 from axonn_tune.vocabulary import OVERLAPS
 
@@ -91,6 +92,8 @@ def run_words(
     if workload.lengths is not None:
         found += ["--lengths", workload.lengths.data, "--packing", workload.lengths.packing]
     found += [word for name in OVERLAPS if name not in workload.overlaps for word in ("--no-overlap", name)]
+    if workload.tuning is not None and framework.tuner:
+        found += tools()[framework.tuner].words(workload.tuning)
     found += ["--split-micro-batch"] if workload.split_micro_batch else []
     found += ["--shard-optimizer"] if workload.shard_optimizer_over_data else []
     return [*found, *step_words(framework), *_only_words(job, gpus, grid)]

@@ -147,7 +147,7 @@ def comparison_tables(comparison: Comparison, *, wide: bool = False) -> tuple[Ta
     workload, auto = problem.workload, problem.request.precision == "auto"
     formats = "the number format of each" if auto else workload.precision
     title = (
-        f"{problem.model.name} on {problem.gpus:,} × {machine}, {workload.batch_words} in {formats}: "
+        f"{problem.title} on {problem.gpus:,} × {machine}, {workload.batch_words} in {formats}: "
         f"strategies at their best{kernels}; baseline: "
         f"{base.name if base else NOTHING}."
     )

@@ -463,7 +463,7 @@ def memory_items(priced: Detail) -> list[tuple[str, float]]:
 def explain_title(problem: Problem, priced: PricedLayout) -> str:
     """Title line of the explanation."""
     step = f", {show_seconds(priced.iteration_s)} a step"
-    where = f"{problem.model.name} on {problem.gpus:,} × {machine_words(problem)}"
+    where = f"{problem.title} on {problem.gpus:,} × {machine_words(problem)}"
     framework, sizes = problem.framework, {axis: priced.grid.axis_size(axis) for axis in problem.axes}
     if framework.names:
         layout = layout_words(framework.layout({**sizes, "chunks": priced.chunks}))

@@ -9,11 +9,13 @@ from typing import NamedTuple
 from axonn_tune.cost.collectives import route
 from axonn_tune.cost.price import Detail, PricedLayout
 from axonn_tune.grid import EXPERT_AXES
+from axonn_tune.program.count import adapted, adapter_parameters, parameters
 from axonn_tune.program.memory import room_of
 from axonn_tune.recompute import MODULES
 from axonn_tune.report.output import Column, Json, fields_of, words
 from axonn_tune.report.ranking import entry_fields, training_words
 from axonn_tune.report.remarks import expert_overlap_words, format_words, logged_words
+from axonn_tune.specs.model import Model
 from axonn_tune.units import GIB, counted, show_bytes, show_seconds
 
 
@@ -31,12 +33,13 @@ def fit_line(priced: PricedLayout, change: SmallestChange | None = None) -> str:
     room = room_of(needed_bytes, limit_bytes)
     digits = 1 if abs(needed_bytes - limit_bytes) > GIB / 10 else 2
     sizes = f"{needed_bytes / GIB:.{digits}f} of {limit_bytes / GIB:.{digits}f} GiB"
+    said = f"{priced.job.title}: {room}" if priced.job.workload.tuning else room
     if room != "does not fit":
-        return f"{room}: {sizes}"
+        return f"{said}: {sizes}"
     if change is None:
-        return f"{room}: needs {sizes}; no change tried makes it fit"
+        return f"{said}: needs {sizes}; no change tried makes it fit"
     memory = f"{change.memory_bytes / GIB:.1f} GiB"
-    return f"{room}: needs {sizes}; smallest change: {change.words} ({memory}, {show_seconds(change.step_s)})"
+    return f"{said}: needs {sizes}; smallest change: {change.words} ({memory}, {show_seconds(change.step_s)})"
 
 
 def fit_json(priced: PricedLayout, change: SmallestChange | None = None) -> Json:
@@ -52,12 +55,13 @@ def fit_json(priced: PricedLayout, change: SmallestChange | None = None) -> Json
 def step_words(priced: Detail) -> list[str]:
     """The step as a list of sentences: what it trains, then each fact."""
     workload = priced.job.workload
-    trained = f"One step of {priced.job.model.name} trains {workload.batch_words} on {priced.grid.world:,} GPUs."
+    trained = f"One step of {priced.job.title} trains {workload.batch_words} on {priced.grid.world:,} GPUs."
     facts = (f"{name}: {said}" for name, said in step_facts(priced))
     return [trained, *(said if said.endswith(".") else f"{said}." for said in facts)]
 
 
 _FACTS = (
+    ("trains", "trains", "{trains}"),
     ("batch", "shares", "{sequences}: {own} for each of {shares} of GPUs, in {micro_batches} of {micro_batch}"),
     ("step", "step", "{step} (80% interval: {low} to {high}), {bound}-bound"),
     ("computation", "compute", "{compute} of the step"),
@@ -105,7 +109,7 @@ _REPEATED = {
 """Layers and modules that a recompute set repeats, in words."""
 
 
-_SHORT = ("step", "longest wait", "recompute", "throughput", "framework's log", "log counts", "training")
+_SHORT = ("trains", "step", "longest wait", "recompute", "throughput", "framework's log", "log counts", "training")
 """Facts that are told first."""
 
 
@@ -126,6 +130,7 @@ def step_facts(priced: Detail, *, short: bool = False) -> list[tuple[str, str]]:
     each = " of each chunk" if priced.chunks > 1 else " of each stage" if grid.pipeline > 1 else ""
     fields = {
         "sequences": workload.batch_words,
+        "trains": tuning_words(job.model),
         "shares": counted(grid.batch_shares, "group"),
         "own": counted(workload.global_batch // grid.batch_shares, "sequence"),
         "micro_batches": counted(priced.accumulation, "micro-batch"),
@@ -160,7 +165,7 @@ def step_facts(priced: Detail, *, short: bool = False) -> list[tuple[str, str]]:
         "format": format_words(priced),
         "merged": expert_overlap_words(priced),
         "log": logged_words(priced).partition(": ")[0],
-        "counts": job.framework.logged.counts if job.framework.logged and priced.logged_tflops_per_gpu else "",
+        "counts": _counted_words(priced),
         "training": training_words(job, entry_fields(priced)) if job.tokens_total else "",
         "memory": show_bytes(priced.memory_bytes),
         "limit": show_bytes(priced.memory_limit_bytes),
@@ -176,6 +181,26 @@ def pads_words(priced: PricedLayout) -> str:
     batched, gpus = priced.batched_tokens_per_s, priced.grid.world
     share = max(0.0, 1.0 - priced.tokens_per_s / batched)
     return f"{share:.1%} of tokens, which throughput and MFU leave out: {batched / gpus:,.0f} tokens/s per GPU with it"
+
+
+def tuning_words(model: Model) -> str:
+    """How much of a model trains, where that is not all."""
+    if (tuning := model.tuning) is None:
+        return ""
+    trained = adapter_parameters(model) if tuning.adapts else model.vocab * model.hidden
+    base = "" if tuning.base == "bf16" else f", base in {tuning.base}"
+    left = parameters(model.tuned(None)) - (0 if tuning.adapts else trained)
+    what = f"adapters of {', '.join(adapted(model))}" if tuning.adapts else "the LM head"
+    return f"{trained / 1e6:,.1f} M parameters beside {left / 1e9:,.1f} B that do not{base}: {what}"
+
+
+def _counted_words(priced: Detail) -> str:
+    """What the framework's log counts."""
+    job = priced.job
+    if job.framework.logged is None or not priced.logged_tflops_per_gpu:
+        return ""
+    whole = ", and all weights as if they trained, without adapters" if job.workload.tuning else ""
+    return f"{job.framework.logged.counts}{whole}"
 
 
 AXIS_COLUMNS = (

@@ -668,7 +668,7 @@ def priced_remark(ranked: Priced) -> str:
     workload = problem.workload
     formats = ", ".join(problem.formats or (workload.precision,))
     said = (
-        f"{problem.model.name} on {problem.gpus:,} × {machine_words(problem)}"
+        f"{problem.title} on {problem.gpus:,} × {machine_words(problem)}"
         f"{with_framework(problem.framework) or ' with the bundled 4D runtime'}, "
         f"{workload.batch_words} in {formats}{_overlap_words(problem)}; ranked by {RANKED_BY[problem.rank_by]}"
     )

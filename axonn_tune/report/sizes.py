@@ -72,7 +72,7 @@ def sizes_table(found: Sizes, *, names: Sequence[str] = ()) -> Table:
     workload = problem.workload
     formats = ", ".join(problem.formats or (workload.precision,))
     title = (
-        f"{problem.model.name} on {machine_words(problem)}{with_framework(framework)}, {workload.batch_words} in "
+        f"{problem.title} on {machine_words(problem)}{with_framework(framework)}, {workload.batch_words} in "
         f"{formats}: the fewest GPUs, in part of a node or whole nodes."
     )
     table = Table(columns, shown, chosen, _FIELDS, [*_notes(found)], title=title)

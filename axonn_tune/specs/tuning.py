@@ -85,6 +85,7 @@ class Tool(Document):
 
     modes: tuple[Tune, ...]
     axes: tuple[str, ...] = ()
+    written: bool = False
     rank: Size
     dtype: AdapterType
     collectives: Collectives
@@ -103,6 +104,27 @@ class Tool(Document):
             # Of layers that the tool has in parts, each part.
             found = dict.fromkeys(layer for own in self.names.values() for layer in own)
         return tuple(found)
+
+    def keeping(self, one: Tuning) -> Tuning:
+        """The same adapters in this tool's type, and with its collectives."""
+        return one.model_copy(update={"dtype": self.dtype, "collectives": self.collectives}) if one.adapts else one
+
+    def named(self, one: Tuning) -> list[str]:
+        """What it adapts by this tool's names: one for all of it, where there is one."""
+        whole = [[name] for name in self.names if one.targets == self.layers([name])]
+        known = [names for names in (self.targets, *whole) if {*self.layers(names)} == {*one.targets}]
+        parts = [name for name, own in self.names.items() if {*own} <= {*one.targets} and REST not in own]
+        return [*known[0]] if known else parts
+
+    def words(self, one: Tuning) -> list[str]:
+        """Options of a search that state it, by this tool's names and defaults."""
+        if not one.adapts:
+            return ["--tune", one.mode]
+        found = ["--tune", one.mode, "--lora-rank", str(one.rank)]
+        if {*one.targets} != {*self.layers(self.targets)}:
+            found += ["--lora-targets", ",".join(self.named(one))]
+        found += ["--lora-dtype", one.dtype] if one.dtype != self.dtype else []
+        return [*found, *(["--set", f"workload.tuning.dropout={one.dropout}"] if one.dropout else [])]
 
 
 class _Tools(Document):
