@@ -173,9 +173,13 @@ class ColumnPricer:
     def paces(
         self, candidates: Candidates, work: StageWork, *, first: int, last: int, kept: bool, idle: bool = False
     ) -> Paces:
-        """Runs of blocks of each candidate, as of `Replay.paces`, with a stream for every group: what is sent waits no
-        longer for it than for one that groups share. idle: as of `Replay.idle_paces`."""
-        streams = {axes: number for number, axes in enumerate(self.program.groups)}
+        """Runs of blocks of each candidate, as of `Replay.paces`, with a stream for every group in which some candidate
+        sends: what is sent waits no longer for it than for one that groups share. idle: as of `Replay.idle_paces`."""
+        tier, routes = self._table.tier, candidates.routes
+        streams = {
+            axes: number if np.any(tier.take(routes[axes]) >= 0) else -1
+            for number, axes in enumerate(self.program.groups)
+        }
         replay = self._replay(candidates, work, streams, tiers=len(streams))
         return (replay.idle_paces if idle else replay.paces)(first=first, last=last, kept=kept)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, NamedTuple
@@ -120,13 +121,7 @@ class Pricer:
         if self.options.vocabulary_multiple == 0:
             rows = self._symbols(ONLY)["V"]
             alignment = table_alignment(rows, split=self.grid.x * self.grid.y, element=self.element)
-        self.parts: tuple[int, ...] = (self.model.layers,)
-        if self.grid.pipeline > 1:
-            # Imported here: most searches have no pipeline, and start-up time is theirs.
-            from axonn_tune.cost.pipeline import parts_of
-
-            self.parts = parts_of(job, self.grid.pipeline, layout.chunks, layout.parts)
-        self.contents = contents_of(self.model, self.parts, layout.mtp_part)
+        self._cut()
         self.repeated, most = layout.recompute_layers, max(map(blocks_in, self.contents))
         self.program, self.schedule = _program(
             self.model if self.model.mixed else self.model.model_copy(update=_SYMBOLIC_MODEL),
@@ -149,6 +144,17 @@ class Pricer:
         self._chunks: dict[tuple[Stage, Contents, bool], ChunkTimes] = {}
         self._replays: dict[bool, Replay] = {}
         self._stages: dict[tuple[Stage, tuple[Contents, ...]], StageSeconds] = {}
+
+    def _cut(self) -> None:
+        """The layers of each model part, by the split of the layout."""
+        stages, layout = self.grid.pipeline, self.layout
+        self.parts: tuple[int, ...] = (self.model.layers,)
+        if stages > 1:
+            # Imported here: most searches have no pipeline, and start-up time is theirs.
+            from axonn_tune.cost.pipeline import parts_of
+
+            self.parts = parts_of(self.job, stages, layout.chunks, layout.parts)
+        self.contents = contents_of(self.model, self.parts, layout.mtp_part)
 
     def _symbols(self, stage: Stage, chunks: Sequence[Contents] | None = None) -> dict[str, float]:
         return symbol_values(
@@ -255,6 +261,20 @@ class Pricer:
 
         seconds = tuple(zip(communication_s, time.bubble_s, strict=True))
         return Joined(time.step_s, most, slowest, bubble_s, sends, seconds, pipeline.times(0))
+
+    def split(self, layout: Layout) -> Pricer:
+        """The same with another split of the layers, which shares what does not depend on it: all kinds of blocks."""
+        found = copy(self)
+        found.layout = layout
+        found._cut()
+        for name in ("kinds", "settled"):
+            vars(found).pop(name, None)
+        return found
+
+    def fits(self, limit_bytes: float) -> bool:
+        """Whether every stage fits into memory: of those alike the first has most micro-batches in flight."""
+        firsts = (numbers[0] for numbers in stages_alike(self.contents, self.grid.pipeline).values())
+        return all(float(self.settled_stage(number)[1].total_bytes) <= limit_bytes for number in firsts)
 
     def settled_stage(self, number: int, *, kept: float | None = None) -> tuple[dict[str, float], Memory]:
         """Values of all symbols of a stage, and its memory, which decides how many blocks keep their gathered weights.

@@ -161,6 +161,7 @@ class Replay:
         self._sent: dict[int, tuple[int, Value, Value | None]] = {}
         self._durations: dict[int, Value] = {}
         self._paces: dict[Instructions, Value] = {}
+        self._reached: dict[tuple[int, Instructions], tuple[State, State]] = {}
 
     def call_s(self, collective: Collective) -> Value:
         """Time of one call of a collective, s."""
@@ -297,7 +298,7 @@ class Replay:
 
     def _alone_s(self, part: Instructions) -> Value:
         """Duration of some instructions from idle streams, s."""
-        found: Value = self._run(self._free(), part, None)[0]
+        found: Value = self._after(self._idle, part)[0]
         return found
 
     def chunk(self, part: Stage, runs: Runs) -> ChunkTimes:
@@ -326,23 +327,23 @@ class Replay:
     def paces(self, *, first: int, last: int, kept: bool) -> Paces:
         """Runs of blocks in the chunks of pipeline stages; first, last: layer types at the ends of the model; kept: as
         if no layer were resharded, which takes least where some are not."""
-        batch, program, free = self.schedule.micro_batch, self.work.program, self._free()
+        batch, program, free = self.schedule.micro_batch, self.work.program, self._idle
         blocks, types = program.blocks, range(len({block.type for block in program.blocks}))
 
         def entered(of_type: int) -> State:
-            return self._run(free, batch.enter(of_type), None)
+            return self._after(free, batch.enter(of_type))
 
         found = dict[PaceKey, Sequence[Value]]()
         for one in types:
             found["forward", None, one] = self._run_forward(free, one)
             found["opening", INNER_PART, one] = self._run_forward(entered(one), one)
-        found["opening", FIRST_PART, first] = self._run_forward(self._run(free, batch.embedding(first), None), first)
+        found["opening", FIRST_PART, first] = self._run_forward(self._after(free, batch.embedding(first)), first)
         found["opening", LAST_PART, last] = self._run_forward(entered(last), last, head=batch.head(None))
         for kind, block in enumerate(blocks):
             behind, one = Behind(kind, kept), block.type
             several = ends = self._backward_states(free, one, behind)
             if not kept:
-                ends = self._backward_states(self._run(free, batch.enter_backward(kind), None), one, behind)
+                ends = self._backward_states(self._after(free, batch.enter_backward(kind)), one, behind)
             found["backward", None, kind] = self._spans(*several)
             found["begun", None, kind] = self._spans(*ends)
             found["closing", INNER_PART, kind] = self._spans(*ends, leaving=batch.leave(one))
@@ -398,9 +399,9 @@ class Replay:
         """Equal blocks forward from a state; head: the LM head behind them."""
         batch = self.schedule.micro_batch
         middle, last = batch.forward(of_type, of_type), batch.forward(of_type, None, head=head is not None)
-        states = [start, self._run(start, middle, None)]
-        states.append(self._run(states[-1], middle, None))
-        ended, every_s = [self._run(state, last, None) for state in states], states[2][0] - states[1][0]
+        states = [start, self._after(start, middle)]
+        states.append(self._after(states[-1], middle))
+        ended, every_s = [self._after(state, last) for state in states], states[2][0] - states[1][0]
         return self._spans(start, ended, every_s, leaving=head or ())
 
     def _backward_states(self, start: State, of_type: int, block: Behind) -> tuple[State, list[State], Value]:
@@ -408,21 +409,21 @@ class Replay:
         blocks, and what each more takes."""
         backward, own = self.schedule.micro_batch.backward, block.kind
         opened, middle = backward(None, block, own), backward(of_type, block, own)
-        states = [self._run(start, opened, None)]
-        states.append(self._run(states[-1], middle, None))
-        states.append(self._run(states[-1], middle, None))
+        states = [self._after(start, opened)]
+        states.append(self._after(states[-1], middle))
+        states.append(self._after(states[-1], middle))
         every_s = states[2][0] - states[1][0]
         if block.kept:
             return start, states, every_s
         last = backward(of_type, block, None)
-        single = self._run(start, backward(None, block, None), None)
-        return start, [single, *(self._run(state, last, None) for state in states)], every_s
+        single = self._after(start, backward(None, block, None))
+        return start, [single, *(self._after(state, last) for state in states)], every_s
 
     def _spans(
         self, start: State, ended: Sequence[State], every_s: Value, *, leaving: Instructions = ()
     ) -> list[Value]:
         """Of one to three or four blocks from a state, with what follows them; every_s: what each more takes."""
-        whole_s = [self._run(state, leaving, None)[0] if leaving else state[0] for state in ended]
+        whole_s = [self._after(state, leaving)[0] if leaving else state[0] for state in ended]
         spans = [Span(one_s, state[0] - start[0]) for state, one_s in zip(ended, whole_s, strict=True)]
         return run_of(spans, Span(every_s, every_s))
 
@@ -476,8 +477,8 @@ class Replay:
     def _pace_s(self, part: Instructions) -> Value:
         """Time of a part in steady state."""
         if part not in self._paces:
-            once = self._run(self._free(), part, None)
-            self._paces[part] = self._run(once, part, None)[0] - once[0]
+            once = self._after(self._idle, part)
+            self._paces[part] = self._after(once, part)[0] - once[0]
         return self._paces[part]
 
     def _begin_batch(self, times: Value) -> None:
@@ -490,7 +491,7 @@ class Replay:
 
     def _micro_batch(self, batch: MicroBatch, blocks: Blocks) -> tuple[State, Value]:
         """One micro-batch from idle streams, and what its blocks take where they do not wait for the host."""
-        state = self._play(self._free(), batch.embedding(blocks.first), EMBEDDING_FORWARD)
+        state = self._play(self._idle, batch.embedding(blocks.first), EMBEDDING_FORWARD)
         state, forward_s = self._forward(batch, state, blocks, head=True)
         state = self._play(state, batch.head(blocks.resharded), HEAD)
         state, backward_s = self._backward(batch, state, blocks)
@@ -502,14 +503,14 @@ class Replay:
     ) -> tuple[tuple[State, Value], tuple[State, Value]]:
         """Clocks after the forward and after the backward pass of a chunk, each with what its blocks took; last: the
         forward pass is only recorded."""
-        head, state = part.last and blocks.first is None, self._free()
+        head, state = part.last and blocks.first is None, self._idle
         blocks_s: Value = 0.0
         if self.recorder is not None or not last:
             enter = batch.embedding(blocks.first) if part.first else batch.enter(blocks.first, head=head)
             state = self._play(state, enter, EMBEDDING_FORWARD)
             state, blocks_s = self._forward(batch, state, blocks, head=part.last)
             state = self._play(state, batch.head(None), HEAD) if part.last else state
-        back = self._play(self._free(), () if blocks.kept else batch.enter_backward(blocks.resharded), HEAD)
+        back = self._play(self._idle, () if blocks.kept else batch.enter_backward(blocks.resharded), HEAD)
         back, backward_s = self._backward(batch, back, blocks)
         back = self._play(back, (batch.flush if part.first else batch.leave)(blocks.first), EMBEDDING_BACKWARD)
         return (state, blocks_s), (back, backward_s)
@@ -521,9 +522,17 @@ class Replay:
         waited_s: Value = self._larger(0.0, blocks.issue_s - blocks_s)
         return waited_s
 
-    def _free(self) -> State:
+    @cached_property
+    def _idle(self) -> State:
         """Every stream free at time 0."""
         return [0.0, *([None] * (self.tiers + len(HANDLES)))]
+
+    def _after(self, state: State, part: Instructions) -> State:
+        """The state after a part, worked out once for each state: runs of blocks share how they begin."""
+        key = id(state), part
+        if key not in self._reached:
+            self._reached[key] = state, self._run(state, part, None) if part else state
+        return self._reached[key][1]
 
     def _forward(self, batch: MicroBatch, state: State, blocks: Blocks, *, head: bool) -> tuple[State, Value]:
         """All blocks forward, and their time; head: the LM head follows."""

@@ -13,7 +13,7 @@ import heapq
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from itertools import chain
+from itertools import chain, islice
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -303,7 +303,7 @@ class Loop:
         return batch.shapes.grid[batch.shape[rows]] + len(self.grids.sizes) * number
 
     def _probe(self) -> None:
-        """Price the most promising split of some places, to know a limit early."""
+        """Price the most promising split that fits of some places, to know a limit early."""
         if self.variants or not self.top or self.problem.rank_by != "iteration":
             return
         firsts = dict[int, tuple[float, int, Split]]()
@@ -313,10 +313,11 @@ class Loop:
         others = self._without(firsts.values())
         self._heap = []
         self._schedule([(bound_s, item) for bound_s, _, item in firsts.values()])
-        each = dict[int, tuple[float, int, Split]]()
+        each = dict[int, list[tuple[float, int, Split]]]()
         for entry in sorted(self._heap):
-            each.setdefault(int(self._place(entry[2].batch, entry[2].row)), entry)
-        priced = list(each.values())[: self.top]
+            each.setdefault(int(self._place(entry[2].batch, entry[2].row)), []).append(entry)
+        fitting = (next(filter(lambda entry: self._fits(entry[2]), entries), None) for entries in each.values())
+        priced = list(islice(filter(None, fitting), self.top))
         self._heap = [*self._without(priced), *others]
         heapq.heapify(self._heap)
         for bound_s, _, item in priced:
@@ -362,12 +363,20 @@ class Loop:
     def _decide(self, bound_s: float, item: Split) -> None:
         """Take a split on to its whole schedule, where stages are interleaved, or to its price."""
         batch, row, parts, level = item
+        if level == _SPLIT and not self._fits(item):
+            return
         if level == _SPLIT and self.problem.rank_by == "iteration":
             self.counts["scheduled"] += 1
             least_s = self._scheduled_s(batch, row, parts)
             self._push(max(bound_s, least_s), item._replace(level=_WHOLE))
             return
         self._price(item)
+
+    def _fits(self, item: Split) -> bool:
+        """Whether a candidate fits into memory with its split; with the framework's own it does."""
+        batch, row, parts, _ = item
+        layout, limit_bytes = self.layout(batch, row, parts), batch.fitting.limit_bytes
+        return parts is None or batch.pool.pricer_of(layout).fits(limit_bytes)
 
     def _scheduled_s(self, batch: Batch, row: int, parts: tuple[int, ...] | None) -> float:
         """Bound of a candidate with a split, or its own, by its whole schedule, s."""
@@ -387,7 +396,7 @@ class Loop:
         from axonn_tune.ranking.splits import WORTH
 
         detail = self._detail(batch, row, parts)
-        if detail is None or detail.iteration_s > self._most(item):
+        if detail.iteration_s > self._most(item):
             return
         most_s = detail.iteration_s / (1.0 - WORTH)
         if most_s <= self._scheduled_s(batch, row, None) or most_s <= self._own_s(batch, row):
@@ -398,18 +407,14 @@ class Loop:
         key = id(batch.pool), row
         if key not in self._own:
             detail = self._detail(batch, row, None)
-            assert detail is not None, "it fits"
             self._own[key] = detail.iteration_s
             self._add(self._row(batch, row, detail))
         return self._own[key]
 
-    def _detail(self, batch: Batch, row: int, parts: tuple[int, ...] | None) -> Detail | None:
-        """Everything of a candidate with a split; None if it does not fit."""
-        pricer = batch.pool.pricer_of(self.layout(batch, row, parts))
-        if parts is not None and float(pricer.memory.total_bytes) > batch.fitting.limit_bytes:
-            return None
+    def _detail(self, batch: Batch, row: int, parts: tuple[int, ...] | None) -> Detail:
+        """Everything of a candidate with a split."""
         self.counts["priced"] += 1
-        return detail_of(pricer)
+        return detail_of(batch.pool.pricer_of(self.layout(batch, row, parts)))
 
     def _row(self, batch: Batch, row: int, detail: Detail) -> Rows:
         prices = (detail.communication_s, detail.compute_s, detail.iteration_s, detail.bubble_s, detail.memory_bytes)

@@ -177,10 +177,10 @@ class Pool:
 
     def pricer_of(self, layout: Layout) -> Pricer:
         """What prices a layout; splits of the same candidate share what does not depend on them."""
-        found, own = Pricer(self.problem, layout), replace(layout, parts=self.shapes.problem.parts)
-        if own in self._pricers:
-            found.clock, found.known = self._pricers[own].clock, self._pricers[own].known
-        return self._pricers.setdefault(layout, found)
+        if layout not in self._pricers:
+            own = replace(layout, parts=self.shapes.problem.parts)
+            self._pricers[layout] = Pricer(self.problem, own) if layout == own else self.pricer_of(own).split(layout)
+        return self._pricers[layout]
 
     def whole(self) -> tuple[Floats, Floats, Floats, Floats]:
         """Prices of all candidates without pipeline stages: communication, computation, step and bubble, s."""

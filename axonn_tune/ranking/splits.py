@@ -27,7 +27,7 @@ import numpy as np
 
 from axonn_tune.cost.columns import Floats, Integers
 from axonn_tune.cost.compute import contended_s
-from axonn_tune.cost.paces import FIRST_PART, INNER_PART, LAST_PART, ChunkPaces, Paces
+from axonn_tune.cost.paces import FIRST_PART, INNER_PART, LAST_PART, Paces
 from axonn_tune.cost.pipeline import Chains, PipelineTime, StageTimes, overlapped, parts_of, pipeline_time, stage_end_s
 from axonn_tune.cost.pricer import StageSeconds
 from axonn_tune.cost.replay import ChunkTimes
@@ -96,6 +96,7 @@ def schedules_of(problem: Problem, staged: Staged, *, searched: bool) -> Iterato
     ends = _ends_of(problem, staged) if searched else np.zeros((len(staged.stages), 0))
     single = staged.chunks == 1
     keys = np.column_stack([staged.stages, staged.chunks, staged.repeated, single * staged.batches * searched, ends])
+    chunk_s = _ChunkSeconds(staged.paces)
     _, firsts, numbers = np.unique(keys, axis=0, return_index=True, return_inverse=True)
     for number, first in enumerate(firsts.tolist()):
         rows, stages, chunks = (
@@ -111,7 +112,7 @@ def schedules_of(problem: Problem, staged: Staged, *, searched: bool) -> Iterato
             others = _known(runs, (ends[first, 0], ends[first, 1]), own, stages, batches, starts)
         # Where no part is longer than what repeats, all blocks repeat: another candidate.
         every = [own, *(one for one in others if repeated < max(one))]
-        schedule = _Schedule(problem, staged.taken(rows), every)
+        schedule = _Schedule(problem, staged.taken(rows), every, lambda *one, rows=rows: chunk_s.of(*one)[:, rows])
         step_s, exposed_s = schedule.step_s, schedule.exposed_s
         for place, one in enumerate(every):
             yield Scheduled(rows, one if place else None, step_s[:, place], exposed_s[:, place])
@@ -134,9 +135,10 @@ def scheduled_s(problem: Problem, staged: Staged, parts: Split | None, replays: 
     stages = int(staged.stages[0])
     own = parts_of(problem, stages, int(staged.chunks[0]), parts or problem.parts)
 
-    def replayed(part: Stage, contents: Contents, repeated: int) -> ChunkPaces:
-        one = replays.chunk(part, contents)
-        return ChunkPaces(one.forward_s, one.backward_s, one.saved_s, one.host_s / staged.batches, one.last_backward_s)
+    def replayed(part: Stage, contents: Contents, repeated: int) -> Floats:
+        one, (computed_s, sent_s) = replays.chunk(part, contents), staged.paces.sums(contents, repeated)
+        passes_s = one.forward_s, one.backward_s, one.saved_s, one.host_s / staged.batches, one.last_backward_s
+        return np.array([np.reshape(value, 1) for value in (*passes_s, computed_s, sent_s)])
 
     contents = contents_of(problem.model, own, problem.mtp_part)
     parted = [(Stage(number == 0, number == stages - 1), contents[number::stages]) for number in range(stages)]
@@ -151,15 +153,36 @@ def scheduled_s(problem: Problem, staged: Staged, parts: Split | None, replays: 
     return EXACT * (time.step_s + schedule.lost_s(time, alone_s, sent_s))
 
 
+class _ChunkSeconds:
+    """Chunks of candidates, each worked out once for all of them: as of `Paces.chunk`, with the computation of their
+    blocks in one micro-batch and their communication in a step, s, `[7, candidates]`."""
+
+    def __init__(self, paces: Paces) -> None:
+        self._paces, self._known = paces, dict[tuple[Stage, Contents, int], Floats]()
+
+    def of(self, part: Stage, contents: Contents, repeated: int) -> Floats:
+        """One of them."""
+        key = part, contents, repeated
+        if key not in self._known:
+            found, paces = np.empty((7, self._paces.table.shape[1])), self._paces
+            for row, value in zip(found, (*paces.chunk(*key), *paces.sums(contents, repeated)), strict=True):
+                row[:] = value
+            self._known[key] = found
+        return self._known[key]
+
+
 class _Schedule:
-    """Schedules of candidates with as many stages and chunks, each with some splits, `[candidates, splits, ...]`."""
+    """Schedules of candidates with as many stages and chunks, each with some splits, `[candidates, splits, ...]`.
+
+    chunk: of these candidates, as of `_ChunkSeconds`.
+    """
 
     def __init__(
         self,
         problem: Problem,
         staged: Staged,
         splits: Sequence[Split],
-        chunk: Callable[[Stage, Contents, int], ChunkPaces] | None = None,
+        chunk: Callable[[Stage, Contents, int], Floats],
         end_s: Floats | float = 0.0,
     ) -> None:
         stages, chunks, repeated = (int(column[0]) for column in (staged.stages, staged.chunks, staged.repeated))
@@ -168,12 +191,7 @@ class _Schedule:
         place = {key: number for number, key in enumerate(keys)}
         which = np.array([[place[key] for key in _chunks_in(one)] for one in contents])
         count, paces = len(staged.stages), staged.paces
-        found = np.empty((7, len(keys), count))
-        for number, (part, one) in enumerate(keys):
-            found[:5, number], found[5:, number] = (
-                [np.broadcast_to(value, count) for value in values]
-                for values in ((chunk or paces.chunk)(part, one, repeated), paces.sums(one, repeated))
-            )
+        found = np.stack([chunk(*one, repeated) for one in keys], axis=1)
         # Part c·p + s is chunk c of stage s.
         each = np.moveaxis(found[:, which].reshape(7, len(splits), chunks, stages, count), (4, 1, 3, 2), (1, 2, 3, 4))
         forward_s, backward_s, saved_s, waited_s, last_s, computed_s, sent_s = each
@@ -461,7 +479,8 @@ def _chunks(layer_s: Floats, ends_s: tuple[float, float], stages: int, chunks: i
     slowest stage can take is least."""
     plain, rest, inner = _inner(tuple(layer_s.tolist()), stages)
     first, last = plain[:1] + ends_s[0], plain[:, -1:] + ends_s[1]
-    slowest = [_joined(first, rest), *[inner] * (chunks - 2), _joined(rest, last)]
+    ahead, behind = np.maximum(first.T, rest).min(axis=0), np.maximum(rest, last.T).min(axis=1)
+    slowest = [ahead[None], *[inner] * (chunks - 2), behind[:, None]]
     places = np.arange(len(plain))
     filled = plain if alike > 1.0 else (places - places[:, None]) * float(layer_s.max())
     every = [filled[:1] + ends_s[0], *[filled] * (chunks - 2), filled[:, -1:] + ends_s[1]]
