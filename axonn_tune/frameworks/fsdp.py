@@ -24,6 +24,7 @@ from axonn_tune.frameworks.command import (
 )
 from axonn_tune.frameworks.description import Argument, Command, FlopCount, Framework, Run, Section
 from axonn_tune.frameworks.step import StepOptions
+from axonn_tune.specs.model import Model
 from axonn_tune.vocabulary import PACKINGS, Precision
 
 STEP = StepOptions(
@@ -41,7 +42,7 @@ STEP = StepOptions(
 )
 
 _BLOCKS = {"llama": "LlamaDecoderLayer", "gpt": "GPT2Block"}
-"""Blocks of transformers' models, which Accelerate wraps."""
+"""Blocks of transformers' models, which Accelerate wraps, where the model does not say."""
 
 
 def launch(run: Run) -> Command:
@@ -50,7 +51,9 @@ def launch(run: Run) -> Command:
     UsageError for selective recompute, formats other than BF16 and those of torchao and Transformer Engine, which
     Accelerate alone can say, and another rank order.
     """
-    run.check(settable=("primary_weights",), precisions=("bf16", *run.framework.formats))
+    # Whatever a block is, transformers' class of it is what is wrapped; its training has no multi-token prediction.
+    parts = {*run.model.parts} - {"multi-token prediction"} if run.model.block_class else ()
+    run.check(settable=("primary_weights",), precisions=("bf16", *run.framework.formats), parts=parts)
     if run.recompute == "selective":
         raise run.cannot("selective recompute", "ask for --recompute full or none")
     mesh = _mesh(run)
@@ -69,8 +72,9 @@ def launch(run: Run) -> Command:
         checks=(OWN_SCRIPT, of_package("accelerate", "accelerate 1.15.0")),
         needs=(
             f"train.py is your own: it prepares {sizes_words(run.model)}, with blocks of class "
-            f"{_BLOCKS[run.model.family]} as transformers has them, and takes the sizes below. Another class, such as "
-            "Qwen2DecoderLayer, goes into fsdp_transformer_layer_cls_to_wrap.",
+            f"{_blocks(run.model)} as transformers has them, and takes the sizes below."
+            + " Another class goes into fsdp_transformer_layer_cls_to_wrap."
+            * (run.model.block_class is None),
             "It calls backward() for each micro-batch outside accelerator.accumulate(), which would keep whole "
             "gradients and reduce them once a step.",
             *tuned_script(run),
@@ -82,6 +86,11 @@ def launch(run: Run) -> Command:
         ),
         forms={} if narrow else {"fully-shard": mesh},
     )
+
+
+def _blocks(model: Model) -> str:
+    """The class of its blocks, or several with commas."""
+    return model.block_class or _BLOCKS[model.family]
 
 
 def _mesh(run: Run) -> Command:
@@ -139,7 +148,7 @@ def _config(run: Run) -> Iterator[str]:
     yield "fsdp_config:"
     yield "  fsdp_version: 2"
     yield "  fsdp_auto_wrap_policy: TRANSFORMER_BASED_WRAP"
-    yield f"  fsdp_transformer_layer_cls_to_wrap: {_BLOCKS[run.model.family]}"
+    yield f"  fsdp_transformer_layer_cls_to_wrap: {_blocks(run.model)}"
     yield f"  fsdp_reshard_after_forward: {json.dumps(run.kept_layers == 0)}"
     if run.workload.precision not in _ENGINE:
         yield f"  fsdp_activation_checkpointing: {json.dumps(run.recompute == 'full')}"

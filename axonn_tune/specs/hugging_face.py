@@ -56,7 +56,8 @@ class _ExpertKeys(Document):
 class _Kind(Document):
     """How a model type is mapped.
 
-    keys: of our sizes, where they are not `_KEYS`; renamed: other names of keys that files have. ffn_of_hidden: 4 times
+    block: class of its blocks in transformers, or of several. keys: of our sizes, where they are not `_KEYS`; renamed:
+    other names of keys that files have. ffn_of_hidden: 4 times
     hidden without its key; ffn_adjusted: two thirds of that, rounded up, where `block_auto_adjust_ff_dim` says so.
     gated: whether MLPs have a gate, if not as the family. local, full: keys of sizes and switches of attention that
     windowed layers, and those that attend to all, have for themselves.
@@ -74,6 +75,7 @@ class _Kind(Document):
     """
 
     family: Literal["gpt", "llama"]
+    block: str
     keys: dict[str, str] = Field(default={})
     renamed: dict[str, str] = Field(default={})
     ffn_of_hidden: bool = False
@@ -275,6 +277,8 @@ def _sizes(config: _Config, name: str, kind: _Kind) -> dict[str, Scalar]:
         "rotary_base": config.number(_BASES) if kind.family == "llama" else None,
         "norm_epsilon": config.number(_EPSILONS),
         "qkv_biases": of_qkv or None,
+        # Of a type that is built as another, the class is another's, too.
+        "block_class": kind.block if name in _table().kinds else None,
     }
 
 

@@ -292,11 +292,7 @@ class Model(Document):
     """A decoder-only transformer."""
 
     left_out_at_default: ClassVar[tuple[str, ...]] = (
-        "pattern",
-        "layer_types",
-        "mtp_layers",
-        "norms",
-        "residual_streams",
+        *("pattern", "layer_types", "mtp_layers", "norms", "residual_streams", "block_class"),
     )
 
     schema_: Literal["axonn-tune/model/1"] = Field(
@@ -333,6 +329,11 @@ class Model(Document):
     )
     qkv_biases: bool | None = Field(
         default=None, description="Biases of queries, keys and values alone, for scripts: too small to be priced."
+    )
+    block_class: str | None = Field(
+        default=None,
+        pattern=r"^[A-Za-z]\w*(,[A-Za-z]\w*)*$",
+        description="Class of its blocks in transformers, which scripts of FSDP wrap; without, that of Llama or GPT-2.",
     )
     approximated: tuple[str, ...] = Field(
         default=(),

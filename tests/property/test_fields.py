@@ -468,6 +468,7 @@ MODEL: dict[str, dict[str, Moves | None]] = {
         "rotary_base": other("script", "20000"),
         "norm_epsilon": other("script", "0.002"),
         "qkv_biases": other("script", "true"),
+        "block_class": DESCRIBES,
         "approximated": DESCRIBES,
         "mtp_layers": longer(on="deepseek-v3"),
         "norms": other("step", "post", "both"),

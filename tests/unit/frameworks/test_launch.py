@@ -62,6 +62,7 @@ def model(**changes: object) -> Change:
 MIXED = changed(grid=Grid(z=8, data=8, order=("data", "z", "x", "y", "context", "pipeline")))
 """A rank order that no framework has."""
 TWO = Grid(x=4, z=4, pipeline=2, data=24, order=find_framework("megatron-axonn").axes)
+DELTA = load_model("qwen3-next-80b-a3b").document
 ORDER = ("x", "z", "context", "pipeline", "data")
 FOLDED = Grid(x=2, pipeline=8, data=8, expert=8, order=ORDER)
 GATHERED = Grid(z=4, data=2, pipeline=2, expert=8, order=find_framework("megatron-core").axes)
@@ -122,6 +123,12 @@ REFUSED: list[tuple[str, Change, str]] = [
         model(layers=32, pattern=None, layer_types={"full": LayerType(output_gate="head")}),
         "a gate of attention's output by head; it has one of each element",
     ),
+    (
+        "fsdp 8b-one-node",
+        changed(model=DELTA.model_copy(update={"block_class": None})),
+        "gated delta nets, .* of qwen3-next-80b-a3b; --framework megatron-core does",
+    ),
+    ("fsdp 8b-one-node", changed(model=DELTA.model_copy(update={"mtp_layers": 1})), "multi-token prediction of qwen3"),
     ("megatron-core 8b-gtp", MIXED, "the rank order DP,GTP; it has GTP,DP"),
     ("megatron-core 8b-gtp", step(gradient_bytes=2), "some are reduced in 2 bytes; set step.gradient_bytes=2 and"),
     ("torchtitan 8b-fsdp", step(cuda_graphs=("attn",)), "CUDA graphs of attn; it captures full_iteration"),
@@ -158,6 +165,9 @@ SAID: list[tuple[str, Change, str]] = [
     ("torchtitan qwen3-30b", changed(), "--module qwen3 --config qwen3_30b_a3b"),
     ("torchtitan qwen3-30b", step(dispatcher="deepep"), 'model_registry("30B-A3B", moe_comm_backend="deepep")'),
     ("torchtitan 8b-mxfp8", changed(), 'converters=[MXFP8LinearConverter.Config(fqns=["attention", "shared_experts"'),
+    # Blocks of any kind are transformers' own.
+    ("fsdp 8b-one-node", changed(), "fsdp_transformer_layer_cls_to_wrap: LlamaDecoderLayer"),
+    ("fsdp 8b-one-node", changed(model=DELTA), "fsdp_transformer_layer_cls_to_wrap: Qwen3NextDecoderLayer"),
     ("fsdp 8b-one-node", STATED, "with rotary base 1e+06, norm epsilon 1e-06, biases of queries, keys and values"),
     ("deepspeed 8b-zero3", STATED, "with rotary base 1e+06, norm epsilon 1e-06, biases of queries, keys and values"),
     # Dispatchers and their ports, and tokens that are not spread evenly.
