@@ -339,6 +339,12 @@ def test_recompute_that_megatron_core_refuses_is_refused(flags: str, argument: s
         ("--cp-comm-type p2pp", "--cp-comm-type p2pp: must be .* did you mean 'p2p'?"),
         ("--bf16 --fp16", "--fp16: fp16 and bf16 cannot be used together"),
         ("--num-experts --moe-router-topk 2", "--num-experts: has no value: it is a whole number from 0"),
+        ("--overlap-moe-expert-parallel-comm", "--overlap-moe-expert-parallel-comm: .* only supported with expert"),
+        (
+            "--num-experts 8 --expert-model-parallel-size 8 --overlap-moe-expert-parallel-comm",
+            "--overlap-moe-expert-parallel-comm: .* is allgather where it is not stated",
+        ),
+        ("--num-experts 8 --tensor-model-parallel-size 2", "--num-experts 8: .* trains only with sequence_parallel"),
     ],
 )
 def test_a_refusal_has_the_flag_as_typed_and_the_nearest_value(flags: str, said: str, tmp_path: Path) -> None:
@@ -383,6 +389,8 @@ def test_values_of_another_kind_in_files_are_refused(name: str, tmp_path: Path) 
     ("flags", "said"),
     [
         ("--fp8-recipe blockwise", "--fp8-recipe blockwise: without --fp8-format nothing runs in FP8"),
+        ("--num-query-groups 2", "--num-query-groups 2: without --group-query-attention each head has keys"),
+        ("--moe-router-topk 4", "--moe-router-topk 4: without --num-experts there are no experts"),
         (
             "--num-experts 8 --moe-token-dispatcher-type alltoall --moe-flex-dispatcher-backend deepep",
             "--moe-flex-dispatcher-backend deepep: only --moe-token-dispatcher-type flex has a backend",
@@ -392,7 +400,8 @@ def test_values_of_another_kind_in_files_are_refused(name: str, tmp_path: Path) 
 def test_what_is_idle_without_another_argument_is_named(flags: str, said: str, tmp_path: Path) -> None:
     """Guards what Megatron-Core takes without a word and does not use: named as ignored, silent with the other one."""
     assert any(one.startswith(said) for one in stated(tmp_path, CORE + flags).ignored)
-    both = f"{flags} --fp8-format e4m3".replace("type alltoall", "type flex")
+    both = f"{flags} --fp8-format e4m3 --group-query-attention".replace("type alltoall", "type flex")
+    both += "" if "--num-experts" in both else " --num-experts 8"
     assert not any(one.startswith(said) for one in stated(tmp_path, CORE + both).ignored)
 
 
