@@ -26,16 +26,18 @@ class Attention(nn.Module):
 
     def __init__(self, model: Model, layer: Layer) -> None:
         super().__init__()
-        self.model = model
+        self.model, self.layer = model, layer
         dim = model.head_dim
         self.q_norm, self.k_norm = (nn.RMSNorm(dim, eps=EPSILON) if layer.qk_norms else None for _ in range(2))
-        self.qkv = nn.Linear(model.hidden, layer.qkv_width, bias=model.biases)
+        self.qkv = nn.Linear(model.hidden, layer.qkv_width + layer.gate_width, bias=model.biases)
         self.output = nn.Linear(layer.query_width, model.hidden, bias=model.biases)
 
     def forward(self, x: torch.Tensor, turn: torch.Tensor | None) -> torch.Tensor:
         """`[b, S, H] → [b, S, H]`; turn: cosines and sines of rotary positions, `[2, S, head_dim / 2]`."""
         dim, each = self.model.head_dim, self.model.heads // self.model.kv_heads
-        grouped = self.qkv(x).unflatten(-1, (-1, each + 2, dim)).transpose(1, 2)
+        projected = self.qkv(x).view(*x.shape[:2], self.model.kv_heads, -1)
+        grouped, gates = projected[..., : (each + 2) * dim], projected[..., (each + 2) * dim :]
+        grouped = grouped.reshape(*x.shape[:2], -1, each + 2, dim).transpose(1, 2)
         queries, keys, values = torch.split(grouped, [each, 1, 1], dim=-2)
         queries, keys, values = queries.transpose(2, 3).flatten(1, 2), keys.squeeze(-2), values.squeeze(-2)
         if self.q_norm is not None and self.k_norm is not None:
@@ -46,7 +48,11 @@ class Attention(nn.Module):
             # As the runtime has it: bf16's backward pass is five times slower on CPUs.
             queries, keys, values = queries.float(), keys.float(), values.float()
         attended = functional.scaled_dot_product_attention(queries, keys, values, is_causal=True, enable_gqa=each > 1)
-        found: torch.Tensor = self.output(attended.transpose(1, 2).flatten(2).to(x.dtype))
+        attended = attended.transpose(1, 2).flatten(2).to(x.dtype)
+        if self.layer.gate_width:
+            split = attended.view(*x.shape[:2], self.layer.gate_width, -1)
+            attended = (split * gates.reshape(*split.shape[:3], 1).sigmoid()).flatten(2)
+        found: torch.Tensor = self.output(attended)
         return found
 
 
@@ -201,7 +207,7 @@ class Reference(nn.Module):
         if self.position is not None:
             x = x + self.position(places)
         else:
-            turn = turns(places, self.model.head_dim).to(x.dtype)
+            turn = turns(places, self.model).to(x.dtype)
         for block in self.blocks:
             x = block(x, turn)
         logits = self.head(self.norm(x)).flatten(0, 1)
@@ -242,7 +248,7 @@ class ReferenceStage(nn.Module):
         if self.embedding is not None:
             x = self.embedding(x)
             x = x if self.position is None else x + self.position(places)
-        turn = None if self.model.learned_positions else turns(places, self.model.head_dim).to(x.dtype)
+        turn = None if self.model.learned_positions else turns(places, self.model).to(x.dtype)
         for block in self.blocks:
             x = block(x, turn)
         return x if self.head is None or self.norm is None else self.head(self.norm(x))
@@ -278,10 +284,15 @@ def _norm(model: Model) -> nn.Module:
     return kind(model.hidden, eps=EPSILON)
 
 
-def turns(places: torch.Tensor, dim: int) -> torch.Tensor:
-    """Cosines and sines of rotary positions, base 10,000, float64 `[2, S, dim / 2]`."""
-    frequency = 10000.0 ** (-torch.arange(0, dim, 2, dtype=torch.float64, device=places.device) / dim)
-    angle = places[:, None] * frequency
+def turns(places: torch.Tensor, model: Model) -> torch.Tensor:
+    """Cosines and sines of rotary positions, base 10,000, float64 `[2, S, head_dim / 2]`; of the pairs the first turn,
+    as many as all layers with attention say."""
+    (share,) = {layer.rotary_share for layer in model.types if layer.attention}
+    dim = model.head_dim
+    rotated = round((1.0 if share is None else share) * dim / 2)
+    places = places.double()[:, None]
+    angle = places * 10000.0 ** (-torch.arange(rotated, dtype=torch.float64, device=places.device) / max(rotated, 1))
+    angle = functional.pad(angle, (0, dim // 2 - rotated))
     return torch.stack([angle.cos(), angle.sin()])
 
 

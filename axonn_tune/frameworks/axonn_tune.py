@@ -15,7 +15,12 @@ AXONN_TUNE = Framework(
     title="axonn-tune (4D)",
     axes=("x", "y", "z", "data", "pipeline"),
     source="axonn_tune.runtime",
-    step=StepOptions(kernels="compiled", expert_shards=("z",), expert_replicas=("data",)),
+    step=StepOptions(
+        kernels="compiled",
+        expert_shards=("z",),
+        expert_replicas=("data",),
+        selective=("attention.core", "attention.gate", "attention.norm", "mlp.norm", "mlp.activation"),
+    ),
     schedule=PipelineSchedule(overlapped=True, scattered=False),
     permuted=True,
     hopper_attention=True,

@@ -96,7 +96,15 @@ FORMAT_OPTIONS = (
 """Options that are of no use without a number format below 16 bits, of which a framework has all, some or none."""
 _FOLDED = ("x", "z", "context", "data")
 _REPEATED = (
-    *("attention.core", "attention.scores", "attention.norm", "attention.output", "attention.q_up", "attention.kv_up"),
+    *(
+        "attention.core",
+        "attention.scores",
+        "attention.gate",
+        "attention.norm",
+        "attention.output",
+        "attention.q_up",
+        "attention.kv_up",
+    ),
     *("mlp.norm", "mlp.up", "mlp.fc1", "mlp.fc2", "mlp.activation", "moe.activation"),
     *MODULES,
 )

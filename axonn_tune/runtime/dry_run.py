@@ -28,7 +28,7 @@ from axonn_tune.runtime.context import Attended, AttentionKernel, RingAttention
 from axonn_tune.runtime.devices import settings_of
 from axonn_tune.runtime.ledger import Ledger, LedgerEntry, compare, program_of
 from axonn_tune.runtime.mesh import Mesh, build_mesh
-from axonn_tune.runtime.modules import CausalAttention
+from axonn_tune.runtime.modules import CausalAttention, GatedAttention
 from axonn_tune.runtime.start import print_message, require_size
 from axonn_tune.runtime.trainer import Trainer, require_runnable
 from axonn_tune.specs.launch import Launch
@@ -141,6 +141,7 @@ def build(launch: Launch, mesh: Mesh, meter: MetaBytes) -> Trainer:
     trainer = Trainer(launch, mesh, device=meta, source=source, settings=settings)
     for block in trainer.model.blocks:
         attention = block.attention.local
+        attention = attention.attention if isinstance(attention, GatedAttention) else attention
         if isinstance(attention, RingAttention):
             attention.kernel = AttentionKernel(ring_shapes, ring_gradient_shapes)
             continue

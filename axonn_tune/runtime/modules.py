@@ -72,7 +72,8 @@ class CausalAttention:
     norms: tuple[Vector, ...] = ()
 
     def heads_of(self, qkv: torch.Tensor) -> tuple[Heads, Callable[..., torch.Tensor]]:
-        """Heads of `[M, N_x]`, and a function from their gradients to its gradient, which adds those of norms, too."""
+        """Heads of `[M, N_x]`, behind which a key head may have more columns, and a function from their gradients to
+        the gradient of `[M, N_x]`, which adds those of norms, too."""
         shape = self.sequence, self.kv_heads, self.heads // self.kv_heads, self.head_dim
         weights = tuple(one.value for one in self.norms)
         before = (qkv,) if self.norms else ()
@@ -116,7 +117,7 @@ def separate_heads(
     one query per key and without rotation.
     """
     sequence, kv_heads, each, dim = shape
-    grouped = qkv.view(-1, sequence, kv_heads, each + 2, dim)
+    grouped = by_key_head(qkv.view(-1, sequence, qkv.shape[1]), kv_heads, each + 2, dim)
     queries, keys, values = grouped[..., :each, :], grouped[..., each, :], grouped[..., each + 1, :]
     if weights:
         queries, keys = (
@@ -130,6 +131,57 @@ def separate_heads(
     if turns or each > 1:
         keys, values = keys.contiguous(), values.contiguous()
     return queries.transpose(1, 2), keys.transpose(1, 2), values.transpose(1, 2)
+
+
+def by_key_head(qkv: torch.Tensor, kv_heads: int, heads: int, dim: int) -> torch.Tensor:
+    """The first so many heads of each key head, `[.., N]` as `[.., kv_heads, heads, dim]`, a view."""
+    grouped = qkv.view(*qkv.shape[:-1], kv_heads, -1)[..., : heads * dim]
+    return grouped.view(*grouped.shape[:-1], heads, dim)
+
+
+@dataclass
+class GatedAttention:
+    """Attention whose output is multiplied by sigmoids of gates, one an element or one a head, which are a key head's
+    last columns.
+
+    copied: gates are copied, so that the projections can be freed, which attention with norms keeps. gate, back:
+    `gated` and `gate_gradients`, perhaps compiled.
+    """
+
+    attention: LocalFunction
+    kv_heads: int
+    width: int
+    copied: bool
+    gate: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+    back: Callable[..., tuple[torch.Tensor, torch.Tensor]]
+
+    def __call__(self, x: torch.Tensor, phase: Phase = "forward") -> tuple[torch.Tensor, TensorFunction]:
+        """`[M, (N + gates)_x] → [M, Q_x]`."""
+        output, back = self.attention(x, phase)
+        gates = x.view(len(x), self.kv_heads, -1)[..., -self.width :]
+        gates = gates.clone(memory_format=torch.contiguous_format) if self.copied else gates
+        return self.gate(output, gates), partial(self._backward, back, output, gates)
+
+    def _backward(
+        self, back: TensorFunction, output: torch.Tensor, gates: torch.Tensor, gradient: torch.Tensor
+    ) -> torch.Tensor:
+        of_output, of_gates = self.back(output, gates, gradient)
+        of_heads = back(of_output).view(len(output), self.kv_heads, -1)
+        return torch.cat([of_heads, of_gates], dim=-1).view(len(output), -1)
+
+
+def gated(output: torch.Tensor, gates: torch.Tensor) -> torch.Tensor:
+    """`[M, Q]` times the sigmoids of gates `[M, kv_heads, width]`, each for as many elements."""
+    return (output.view(*gates.shape, -1) * gates[..., None].sigmoid()).view(output.shape)
+
+
+def gate_gradients(
+    output: torch.Tensor, gates: torch.Tensor, gradient: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Gradients of output and gates."""
+    share, split = gates[..., None].sigmoid(), gradient.view(*gates.shape, -1)
+    of_share = (split * output.view(split.shape)).sum(-1)
+    return (split * share).view(output.shape), of_share * (share * (1.0 - share))[..., 0]
 
 
 def head_scale(heads: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
@@ -156,7 +208,8 @@ def join_heads(
     of_weights = list[torch.Tensor]()
     if qkv is not None:
         each, found = grouped.shape[3], list[torch.Tensor]()
-        before = torch.split(qkv.view(batch, sequence, kv_heads, -1, dim), [each, 1, 1], dim=3)
+        whole = by_key_head(qkv.view(batch, sequence, -1), kv_heads, each + 2, dim)
+        before = torch.split(whole, [each, 1, 1], dim=3)
         for gradient, heads, weight in zip((grouped, keys), before, weights, strict=False):
             rows = heads.reshape(-1, dim)
             scale = head_scale(rows, weight.dtype)
@@ -167,13 +220,17 @@ def join_heads(
     return torch.cat([grouped, keys, values], dim=3).view(batch * sequence, -1), *of_weights
 
 
-def rotary_table(positions: torch.Tensor, dim: int, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+def rotary_table(
+    positions: torch.Tensor, dim: int, dtype: torch.dtype, share: float = 1.0
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Of rotary positions `[S]` cosine `[S, 1, head_dim / 2]` and, for both halves, sine `[S, 2, head_dim / 2]`.
 
     Base 10,000 (Su et al. 2021, arXiv 2104.09864). In the type of the rotated tensor, at least FP32: lower precision
-    cannot resolve late positions.
+    cannot resolve late positions. share: of the pairs, the first, that are rotated; others stand still.
     """
-    frequency = 10000.0 ** (-torch.arange(0, dim, 2, device=positions.device, dtype=torch.float64) / dim)
+    rotated = round(share * dim / 2)
+    pairs = torch.arange(dim // 2, device=positions.device, dtype=torch.float64)
+    frequency = torch.where(pairs < rotated, 10000.0 ** (-pairs / max(rotated, 1)), 0.0)
     angle = positions.to(torch.float64)[:, None] * frequency
     wide = torch.promote_types(dtype, torch.float32)
     sine = angle.sin().to(wide)
@@ -195,7 +252,8 @@ def attention_on(
     turns: Tensors = (),
     norms: tuple[Vector, ...] = (),
 ) -> CausalAttention:
-    """Attention on the heads of one of `shares` tensor-parallel ranks, as in training; turns: `rotary_positions`."""
+    """Attention on the heads of one of `shares` tensor-parallel ranks, as in training, but for a gate of its output;
+    turns: `rotary_positions`."""
     return CausalAttention(
         *(layer.head_dim, layer.heads // shares, layer.kv_heads // shares, sequence, turns),
         core=attention_core(settings),
@@ -206,10 +264,10 @@ def attention_on(
 
 
 def rotary_positions(
-    model: Model, settings: RuntimeSettings, positions: torch.Tensor, head_dim: int
+    model: Model, settings: RuntimeSettings, positions: torch.Tensor, head_dim: int, share: float = 1.0
 ) -> tuple[torch.Tensor, ...]:
-    """The `rotary_table` that all blocks of a model share, of a rank's positions; nothing where they are learned."""
-    return () if model.learned_positions else rotary_table(positions, head_dim, settings.compute)
+    """The `rotary_table` that blocks of a model share, of a rank's positions; nothing where they are learned."""
+    return () if model.learned_positions else rotary_table(positions, head_dim, settings.compute, share)
 
 
 def attention_core(settings: RuntimeSettings) -> Callable[..., torch.Tensor]:

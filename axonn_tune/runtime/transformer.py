@@ -11,7 +11,6 @@ import math
 from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import cast
 
 import torch
 
@@ -25,8 +24,8 @@ from axonn_tune.runtime.delta import DeltaRule
 from axonn_tune.runtime.devices import RuntimeSettings
 from axonn_tune.runtime.experts import ExpertBranch, ExpertFunctions
 from axonn_tune.runtime.modules import (
-    CausalAttention,
     Dropout,
+    GatedAttention,
     LocalFunction,
     Norm,
     ParallelLinear,
@@ -35,6 +34,8 @@ from axonn_tune.runtime.modules import (
     attention_on,
     compiled,
     dropped,
+    gate_gradients,
+    gated,
     interleave,
     rotary_positions,
 )
@@ -312,8 +313,8 @@ class Transformer:
                     deviation=DEVIATION,
                 )
             self.embedding = Embedding(table, positions, self.places, communicator)
-        dims = {layer.head_dim for layer in model.types if layer.attention}
-        self._turns = {dim: rotary_positions(model, settings, self.places, dim) for dim in dims}
+        turned = {_turned(layer) for layer in model.types if layer.attention}
+        self._turns = {one: rotary_positions(model, settings, self.places, *one) for one in turned}
         self._layers = [model.types[number] for number, count in model.runs for _ in range(count)]
         parts = parts or (model.layers,)
         numbers = [range(sum(parts[:part]), sum(parts[: part + 1])) for part in range(mesh.stage, len(parts), stages)]
@@ -429,19 +430,23 @@ class Transformer:
         """This rank's of whole sequences `[b, S]`, `[M]`."""
         return (tokens[:, self.places] if self.communicator.mesh.grid.context > 1 else tokens).flatten()
 
-    def _attention(self, layer: Layer, block: str, prefix: str) -> CausalAttention | RingAttention:
+    def _attention(self, layer: Layer, block: str, prefix: str) -> LocalFunction:
         """Attention on this rank's heads and tokens."""
         communicator, settings = self.communicator, self.settings
         shares, own = communicator.mesh.size("x"), len(self.places)
         names = (f"{block}.attention.{one}_norm.weight" for one in (("q", "k") if layer.qk_norms else ()))
         norms = tuple(self.store.vector(one, layer.head_dim, value=1.0, of_heads=True) for one in names)
-        turns = self._turns[layer.head_dim]
-        attention = attention_on(layer, settings, sequence=own, shares=shares, turns=turns, norms=norms)
-        if communicator.mesh.grid.context == 1:
+        turns = self._turns[_turned(layer)]
+        local = attention_on(layer, settings, sequence=own, shares=shares, turns=turns, norms=norms)
+        attention: LocalFunction = local
+        if communicator.mesh.grid.context > 1:
+            overlaps, name = bool(settings.overlaps), f"{prefix}attention.core"
+            attention = RingAttention(local, communicator, kernel_on(settings), overlaps, settings.statistics, name)
+        if not layer.gate_width:
             return attention
-        overlaps = bool(settings.overlaps)
-        name = f"{prefix}attention.core"
-        return RingAttention(attention, communicator, kernel_on(settings), overlaps, settings.statistics, name)
+        gate, back = compiled(gated, settings), compiled(gate_gradients, settings)
+        width = layer.gate_width // layer.kv_heads
+        return GatedAttention(attention, local.kv_heads, width, not norms, gate, back)
 
     def _forward_gathers(self, chunk: int) -> Iterator[WeightGather]:
         """Weight gathers of a forward pass through a chunk, in order."""
@@ -535,10 +540,11 @@ class Transformer:
         hidden, delta = self.model.hidden, layer.mixer
         if isinstance(delta, GatedDeltaNet):
             into, middle, out = "gdn.in", "gdn.scan", "gdn.out"
-            widths, local = (delta.projected, delta.values), cast(LocalFunction, self._delta(delta, name))
+            widths, local = (delta.projected, delta.values), self._delta(delta, name)
         else:
             into, middle, out = "attention.qkv", "attention.core", "attention.output"
-            widths, local = (layer.qkv_width, layer.query_width), self._attention(layer, name, prefix)
+            widths = layer.qkv_width + layer.gate_width, layer.query_width
+            local = self._attention(layer, name, prefix)
         norm = f"{into.partition('.')[0]}.norm"
         return ResidualBranch(
             norm=self._norm(f"{name}.{norm}", layer=f"{prefix}{norm}"),
@@ -550,7 +556,7 @@ class Transformer:
             name=f"{prefix}{middle}",
         )
 
-    def _delta(self, given: GatedDeltaNet, block: str) -> DeltaRule:
+    def _delta(self, given: GatedDeltaNet, block: str) -> LocalFunction:
         """A gated delta net on this rank's heads, whose decays begin as those of FLA's layers."""
         vector, shares = self.store.vector, self.communicator.mesh.size("x")
         name, width = f"{block}.gdn", given.convolved * given.conv
@@ -639,6 +645,11 @@ class Transformer:
             deviation=DEVIATION / math.sqrt(2 * self.model.layers) if transposed else DEVIATION,
             shard_axis=shard_axis,
         )
+
+
+def _turned(layer: Layer) -> tuple[int, float]:
+    """Width of a head, and the share of it that is rotated."""
+    return layer.head_dim, 1.0 if layer.rotary_share is None else layer.rotary_share
 
 
 def _joined(parts: Sequence[torch.Tensor]) -> torch.Tensor:

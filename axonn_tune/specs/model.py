@@ -649,7 +649,7 @@ UNWRITTEN = frozenset({"norms behind attention and MLP", "norms of queries and k
 RUN = frozenset(
     {
         *("experts", "shared experts", "layer types of different sizes"),
-        *("gated delta nets", "layers without attention"),
+        *("gated delta nets", "layers without attention", "output gates of attention"),
     }
 )
 """Of `Model.parts`: those of models which the bundled runtime trains."""

@@ -46,7 +46,8 @@ class Training:
     @cached_property
     def model(self) -> Model:
         """The model document."""
-        name = {"gpt": "nano", "sigmoid": "nano-moe"}.get(self.family, f"nano-{self.family}")
+        alike = {"gpt": "nano", "sigmoid": "nano-moe", "head gates": "nano-delta"}
+        name = alike.get(self.family, f"nano-{self.family}")
         document = load_model(name).document
         change = {"tied_embeddings": self.tied, "biases": self.biases, "kv_heads": self.kv_heads}
         deep = {name: getattr(DEEP, name) for name in ("layers", "hidden", "head_dim", "ffn")}
@@ -57,10 +58,12 @@ class Training:
                 update={"score": "sigmoid", "normalized": False, "shared_width": 0, "score_bias": True}
             )
             change["layer_types"] = document.layer_types | {"moe": moe.model_copy(update={"experts": experts})}
+        if self.family == "head gates":
+            full = document.layer_types["full"].model_copy(update={"output_gate": "head", "qk_norms": False})
+            change["layer_types"] = document.layer_types | {"full": full}
         if self.normed:
             types = document.layer_types or {"dense": LayerType()}
-            normed = {name: one.model_copy(update={"qk_norms": True}) for name, one in types.items() if one.attention}
-            change["layer_types"] = types | normed
+            change["layer_types"] = {name: one.model_copy(update={"qk_norms": True}) for name, one in types.items()}
         return document.model_copy(update=change | (deep if self.deep else {}))
 
     @property
@@ -257,7 +260,7 @@ def context_cases() -> dict[Case, bool]:
 
 DELTA_TRAININGS = (
     Training("delta", False, False, 24, True, 0.1, sequence=80),
-    Training("delta", True, False, 12, False, sequence=48, normed=True),
+    Training("head gates", True, False, 12, False, sequence=48),
 )
 DELTA_DAILY = ((2, 1, 2, 1, 1), (1, 2, 1, 2, 1), (1, 1, 1, 1, 2))
 
@@ -278,7 +281,7 @@ def delta_cases() -> dict[Case, bool]:
             training=training,
             grid=Grid(*sizes, pipeline=stages, order=order),
             micro_batch=micro_batch,
-            recompute=chance.choice(("none", "selective", "full", "layernorm,mlp")),
+            recompute=chance.choice(("none", "selective", "full", "core_attn,mlp")),
             kept_layers=chance.choice([0, 1]),
             split=micro_batch % 2 == 0 and chance.random() < 0.5,
             sharded=chance.random() < 0.5,

@@ -142,7 +142,7 @@ def test_memory_with_experts(x: int, y: int, z: int, expert: int, recompute: str
 
 DELTA = {
     "delta": {"attention": False, "gdn": {"key_heads": 16, "value_heads": 32}},
-    "full": {"qk_norms": True},
+    "full": {"qk_norms": True, "output_gate": "element", "rotary_share": 0.25},
 }
 
 

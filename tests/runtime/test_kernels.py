@@ -64,15 +64,17 @@ def launch(
     halved: bool = False,
     kept_layers: int = 1,
     normed: bool = False,
+    gate: str | None = None,
 ) -> Launch:
     """Three layers, two sequences of 1,536 tokens a rank; overlap moves kernels into the section beside theirs."""
     sizes = (LLAMA if family == "llama" else GPT) | {"head_dim": 128, "layers": LAYERS, "tied_embeddings": tied}
     x, y, z = split
     found = load_model("llama3-8b" if family == "llama" else "5b").document
+    of_type = LayerType(qk_norms=normed, output_gate=gate)
     workload = {"global_batch": 2 * z, "sequence_length": 1536, "precision": precision, "split_micro_batch": halved}
     return base().model_copy(
         update={
-            "model": found.model_copy(update=sizes | {"layer_types": {"dense": LayerType(qk_norms=normed)}}),
+            "model": found.model_copy(update=sizes | {"layer_types": {"dense": of_type}}),
             "workload": base().workload.model_copy(update=workload | ({} if overlaps else {"overlaps": ()})),
             "grid": base().grid.model_copy(update={"x": x, "y": y, "z": z, "data": 1}),
             "micro_batch": 2,
@@ -127,6 +129,9 @@ CONFIGURATIONS: list[dict[str, Any]] = [
     {"family": "gpt", "split": SPLITS[3], "recompute": "full", "recompute_layers": 2, "compiled": True},
     {"family": "llama", "split": SPLITS[1], "recompute": "selective", "compiled": True, "normed": True},
     {"family": "llama", "split": SPLITS[1], "recompute": "none", "compiled": False, "normed": True},
+    {"family": "llama", "split": SPLITS[1], "recompute": "selective", "compiled": True, "gate": "element"},
+    {"family": "llama", "split": SPLITS[0], "compiled": False, "normed": True, "gate": "element"},
+    {"family": "gpt", "split": SPLITS[2], "recompute": "core_attn", "compiled": True, "gate": "head"},
 ]
 """Those that run each time; nightly all kinds of recompute and splits, tied tables with halves, one type for all."""
 NIGHTLY: list[dict[str, Any]] = [

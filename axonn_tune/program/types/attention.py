@@ -120,17 +120,26 @@ def _gated(given: LayerInputs) -> Own:
     share = given.own.gate_width / given.own.value_width
     output = given.stream("gated attention output", "attention output", width, inside=True, element=element)
 
+    ahead, back = Traffic(1, 2.0 + share), Traffic(1, 3.0 + 2.0 * share)
+    if given.options.kernels == "eager":
+        ahead, back = Traffic(2, 2.0 + 3.0 * share), Traffic(7, 6.0 + 12.0 * share)
+    if given.launched:
+        # Gates are copied, unless norms keep the projections; gradients of projections are joined from both.
+        ahead += Traffic(0 if given.own.qk_norms else 1, 0.0 if given.own.qk_norms else 2.0 * share)
+        back += Traffic(1, 2.0 * (given.own.qkv_width / given.own.value_width + share))
+
     def forward(given: LayerInputs, phase: Phase) -> list[Operation]:
-        moved = Traffic(1, 2.0 + share)
-        return [moves(phase, GATE, moved, given.part * width, given, calls=PARTS, makes=(output,))]
+        return [moves(phase, GATE, ahead, given.part * width, given, calls=PARTS, makes=(output,))]
 
     def backward(given: LayerInputs, behind: Behind) -> list[Operation]:
         """Gradients of the output and of the gate, which are computed once more from both."""
-        moved, made = Traffic(1, 3.0 + 2.0 * share), (behind.gradient,)
-        return [moves("backward", GATE, moved, given.part * width, given, calls=PARTS, makes=made, frees=behind.frees)]
+        made = (behind.gradient,)
+        return [moves("backward", GATE, back, given.part * width, given, calls=PARTS, makes=made, frees=behind.frees)]
 
     gradient = given.stream("gated attention gradient", "backward temporaries", width, inside=True)
-    return Own(layer=GATE, makes=(output,), gradient=gradient, ahead=forward, back=backward)
+    # The bundled runtime has it in the function of the core.
+    partly = {"core_attn": partial(forward, phase="recompute")} if given.launched else {}
+    return Own(layer=GATE, makes=(output,), gradient=gradient, partly=partly, ahead=forward, back=backward)
 
 
 def _heads(given: LayerInputs) -> Array:
