@@ -6,6 +6,8 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property, reduce
+from itertools import chain
+from statistics import fmean
 from typing import TYPE_CHECKING
 
 from axonn_tune.cost.collectives import Term
@@ -30,7 +32,7 @@ from axonn_tune.job import Job, Layout
 from axonn_tune.program.dimensions import logged_flops, model_flops
 from axonn_tune.program.lengths import batched_tokens, own_tokens, padding
 from axonn_tune.program.memory import Memory, memory_limit_bytes
-from axonn_tune.program.operations import PLAIN
+from axonn_tune.program.operations import PLAIN, captured_layers, is_captured
 from axonn_tune.program.step import ONLY, Stage, StepProgram, blocks_in
 from axonn_tune.specs.machine import Machine, Software
 from axonn_tune.units import TERA, show_bytes, show_seconds
@@ -224,7 +226,8 @@ class PricedLayout(Layout):
             return math.hypot(DEVIATIONS * learned, jitter(self.pipeline, of_imbalance))
         times = {"compute_s": self.compute_s + self.bubble_s, "iteration_s": self.iteration_s}
         computed_s = self.detail.computed_s
-        return half_width(self.job, self, computed_s=computed_s, of_imbalance=of_imbalance, **times)
+        issued = self.detail.issued_share
+        return half_width(self.job, self, computed_s=computed_s, of_imbalance=of_imbalance, issued=issued, **times)
 
     def _of_imbalance(self) -> float:
         """Slope of the step's logarithm over that of the token imbalance of natural routing; 0 where it is given."""
@@ -288,6 +291,13 @@ class Detail(PricedLayout):
         """Computation by its kind, s; for a pipeline of the stage that computes most."""
         clock, stage = self.clock
         return seconds_by_kind(self.program, clock, stage)
+
+    @property
+    def issued_share(self) -> float:
+        """Of the operations of blocks, those that the host issues: none of what CUDA graphs capture."""
+        captured, parts = captured_layers(self.job.framework.step.cuda_graphs), ("forward", "backward")
+        every = [getattr(block, part).operations for block in self.program.blocks for part in parts]
+        return fmean(not is_captured(step.layer, captured) for step in chain(*every))
 
     @property
     def clock(self) -> tuple[ComputeClock, Stage]:

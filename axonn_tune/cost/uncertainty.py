@@ -82,19 +82,21 @@ def half_width(
     compute_s: float,
     iteration_s: float,
     of_imbalance: float = 0.0,
+    issued: float = 1.0,
 ) -> float:
     """Half of the 80% interval of a step's logarithm, by a profile that has learned nothing.
 
     computed_s: computation by its kind; compute_s: all of it, with waiting for other stages; of_imbalance: slope over
-    the logarithm of the token imbalance, where that is natural.
+    the logarithm of the token imbalance, where that is natural; issued: share of a block's operations that the host
+    issues one by one.
     """
     grid, machine = layout.grid, job.machine
     waiting = float(exposed_s(iteration_s, compute_s)) / iteration_s
     share = (1.0 - waiting) / max(sum(computed_s.values()), 1e-12)
     of_kinds = (share * spent_s * of_rates(machine, kind) for kind, spent_s in computed_s.items())
     batches = job.workload.global_batch / (grid.batch_shares * layout.micro_batch)
-    issued = batches * job.model.layers / grid.pipeline * ISSUE_S / max(compute_s, 1e-12)
-    of_host = OF_HOST * min(1.0, issued) if machine.launcher.backend == "nccl" else 0.0
+    issued_s = issued * batches * job.model.layers / grid.pipeline * ISSUE_S
+    of_host = OF_HOST * min(1.0, issued_s / max(compute_s, 1e-12)) if machine.launcher.backend == "nccl" else 0.0
     of_scale = DEVIATIONS * PER_DOUBLING * max(0.0, math.log2(grid.world / NODE))
     shared = (*of_kinds, waiting * machine.uncertainty.communication, of_host, of_scale)
     return math.hypot(*shared, jitter(grid.pipeline, of_imbalance), DEVIATIONS * of_layout(job.model))

@@ -34,6 +34,7 @@ from axonn_tune.specs.catalog import load_machine, load_model
 from axonn_tune.specs.machine import Learned, LearnedNumber, Machine, Software, Uncertainty
 from axonn_tune.specs.numbers import number_at, scaled
 from axonn_tune.specs.workload import Workload
+from axonn_tune.vocabulary import CudaGraphs
 from tests.unit.small import small_problem
 
 WORKLOAD = Workload(global_batch=8192, sequence_length=2048)
@@ -122,6 +123,23 @@ def test_a_rate_that_is_assumed_widens_by_what_hangs_on_it() -> None:
     wider = [half(assumed, **parts) - half(measured, **parts) for parts in (little, much)]
     assert 0.0 < wider[0] < 0.02 < wider[1]
     assert of_rates(assumed, ATTENTION) == pytest.approx(math.hypot(0.1, ASSUMED))
+
+
+def test_what_graphs_capture_hangs_on_no_host() -> None:
+    """Guards the host's share: less of it with attention in a graph, none with the whole pass; of blocks so short that
+    it may decide the step."""
+    model, machine = load_model("llama3-8b").document, load_machine("dgx-b200").document
+    workload, layout = Workload(global_batch=16, sequence_length=2048), Layout(Grid(data=8), 1, "none")
+
+    def width(*scopes: CudaGraphs) -> tuple[float, float]:
+        framework = replace(find_framework("nemo"), exchanges=()).capturing(scopes)
+        found = price(Job(model, machine, workload, framework), layout)
+        return found.issued_share, found.half_width
+
+    issued, attention, whole = width(), width("attn"), width("full_iteration")
+    assert (issued[0], whole[0]) == (1.0, 0.0)
+    assert 0.2 < attention[0] < 0.8
+    assert whole[1] < 0.15 < issued[1]
 
 
 def test_kernels_of_assumed_rates_widen_by_their_share() -> None:
