@@ -18,6 +18,7 @@ FLOORS = {
     "dense, BF16": (0.073, 0.085),
     "MLPerf": (0.057, 0.038),
     "AMD": (0.165, 0.16),
+    "fine-tuning": (0.18, 0.11),
 }
 """Mean and median error of each group."""
 
@@ -38,6 +39,13 @@ def test_steps_are_met(found: StepSummary, name: str) -> None:
     if name == "experts, BF16":
         assert 0.74 <= one.coverage <= 0.9
         assert one.width <= 0.44
+
+
+def test_tuned_fine_tuning_is_met(found: StepSummary) -> None:
+    """Guards packed sequences: Megatron-Bridge's tuned SFT of Llama-3 70B, and steps of one GPU."""
+    errors = {one.row.id: abs(one.error) for one in found.rows if one.error is not None}
+    assert fmean(error for name, error in errors.items() if name.startswith("mb-70b-sft")) <= 0.065
+    assert fmean(error for name, error in errors.items() if name.startswith("tt-3b")) <= 0.13
 
 
 def test_most_rows_are_scored(found: StepSummary) -> None:

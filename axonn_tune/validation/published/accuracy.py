@@ -39,6 +39,9 @@ NEARLY = 1.07
 SUMS = "vtrain_single"
 """The source whose rows are sums of few layer times: tools/vtrain_sums.py."""
 
+NAMED_ROWS = ("moe_steps.csv", "finetuning.csv")
+"""Files of rows that name their model."""
+
 LeftOut: TypeAlias = Literal["family", "source"]
 """What is held out of a fit: the row's model on its number of GPUs, or the whole publication."""
 
@@ -361,7 +364,8 @@ def evaluate(rows: Path | None = None, *, machine: Loaded[Machine] | None = None
     if rows is not None:
         named = tuple(one for one in steps if one.row.more is not None)
         return replace(found, more=StepSummary(named)) if named else found
-    more = StepSummary(predict_steps(read_steps(SHIPPED / "moe_steps.csv")))
+    read = (row for name in NAMED_ROWS for row in read_steps(SHIPPED / name))
+    more = StepSummary(predict_steps(read))
     held_out = {kind: StepSummary(without(steps, kind)) for kind in LEFT_OUT}
     apart = StepSummary(tuple(one for one in held_out["source"].rows if one.row.dataset != SUMS))
     return replace(found, without=held_out, apart=apart, more=more)

@@ -401,6 +401,8 @@ def laid_out(
     if precision not in known:
         return f"precision: {machine.accelerator.name} has no {precision}; it has {', '.join(known)}"
     workload = Workload(global_batch=row.global_batch, sequence_length=row.sequence_length, precision=precision)
+    if row.more is not None and row.more.lengths is not None:
+        workload = workload.model_copy(update={"lengths": row.more.lengths})
     case = Case(model, machine, workload, framework, row=row, configurations=())
     ranks = row.tensor * row.y * row.pipeline * row.context * row.data
     if ranks != row.gpus:

@@ -20,7 +20,9 @@ from axonn_tune.ranking.inputs import step_setting
 from axonn_tune.recompute import MODULES
 from axonn_tune.specs.catalog import available, load_model, spelt_name
 from axonn_tune.specs.document import LARGEST_SIZE
+from axonn_tune.specs.lengths import Lengths, read_lengths
 from axonn_tune.specs.model import Model, expand
+from axonn_tune.vocabulary import PACKINGS
 
 ALSO = {
     **{"gpus": "n_gpus", "num_gpus": "n_gpus", "vp": "vpp", "step_time_s": "step_s", "memory_gib": "mem_gib"},
@@ -32,7 +34,7 @@ ALSO = {
 MORE = (
     *("ep", "etp", "fsdp", "dispatcher", "ep_overlap", "routing", "recipe", "pipeline_layout", "cuda_graphs", "mtp"),
     *("offload", "software", "assumed", "async_tp", "param_format", "grad_dtype", "state_bytes", "memory_kind"),
-    *("loss",),
+    *("loss", "lengths", "packing"),
     *("tokens_per_s_per_gpu", "mfu_percent", "mfu_of_tflops", "blind_family", "dense_layers", "micro_batches"),
     *(f"step.{one.name}" for one in fields(StepOptions)),
 )
@@ -115,6 +117,7 @@ WORDS: Mapping[str, tuple[str, str]] = {
         "delayed, current, rowwise, blockwise, mxfp8, nvfp4",
     ),
     "mtp": (rf"\d|{_SWITCH}", "0 to 9, on, off"),
+    "packing": ("|".join(PACKINGS), ", ".join(PACKINGS)),
 }
 """Columns with few possible words: what a cell may hold, and the words that are named where it holds another."""
 
@@ -138,8 +141,8 @@ def odd_word(column: str, text: str) -> str:
 _NO_FORMAT = r"config|train|tun(?:e|ing)|(?<![a-z])(?:sft|peft|q?lora)(?![a-z])|\.(?:sh|ya?ml|toml|py)\b"
 """What a cell `recipe` has that is the name of a whole recipe: it may have a format in it, as a name."""
 _UNPRICED = (
-    # Steps that train part of the weights, or packed sequences of any length.
-    (r"(?<![a-z])(q?lora|peft|sft)(?![a-z])", "fine-tuning is not priced"),
+    # Steps that train part of the weights.
+    (r"(?<![a-z])(q?lora|peft)(?![a-z])", "fine-tuning is not priced"),
     (r"\b(zb[bv]\w*|v-(?:half|min)|zero-bubble|dualpipev?)\b", "this pipeline schedule is not priced"),
     (r"(?<![a-z])(vl|vision[\w-]*|mockvlm|images?)(?![a-z])", "a model beside the language model is not priced"),
     # Steps that cannot all have been measured.
@@ -181,6 +184,7 @@ class Named:
     state_bytes: int | None = None
     quantized_weights: bool | None = None
     loss: str = ""
+    lengths: Lengths | None = None
     step: Mapping[str, object] = field(default_factory=dict)
     offload: str = ""
     software: str = ""
@@ -234,6 +238,20 @@ class _Reader:
         names = " ".join(self.text(name) for name in ("framework", "model", "recipe", "notes"))
         found = ((re.search(pattern, names), why) for pattern, why in _UNPRICED)
         self.lacking += [f"{why}: {word[1]}" for word, why in found if word]
+        self.lengths = self._lengths()
+        if self.lengths is None and re.search(r"(?<![a-z])sft(?![a-z])", names):
+            self.lacking.append("the lengths of its sequences are not stated")
+
+    def _lengths(self) -> Lengths | None:
+        """Lengths of sequences, by a data set's name or its mean and 90th percentile."""
+        if not self.text("lengths"):
+            return None
+        try:
+            packing: Any = self.text("packing") or None
+            return read_lengths(self.text("lengths"), packing)
+        except UsageError as error:
+            self.lacking.append(str(error).removeprefix("--"))
+            return None
 
     def text(self, name: str) -> str:
         return self.cells.get(name, "").lower()
@@ -400,6 +418,7 @@ class _Reader:
             if (formats := self.text("param_format"))
             else None,
             loss=self.text("loss"),
+            lengths=self.lengths,
             step=self._step(),
             offload=self.text("offload"),
             software=self.cells.get("software", ""),

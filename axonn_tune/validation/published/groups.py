@@ -18,7 +18,7 @@ LEAST_DIFFERENCE = 0.05
 
 GROUPS = (
     *("dense, BF16", "dense, formats on Blackwell", "experts, BF16", "formats", "context"),
-    *("MLPerf", "AMD", "functional"),
+    *("MLPerf", "AMD", "fine-tuning", "functional"),
 )
 """In the order in which they are shown."""
 
@@ -79,6 +79,9 @@ def _groups_of(one: PredictedRow, case: Case) -> Iterator[str]:
     accelerator, narrow = case.machine.accelerator, case.workload.format is not None
     if not is_tuned(one):
         yield "functional"
+        return
+    if one.row.more is not None and one.row.more.lengths is not None:
+        yield "fine-tuning"
         return
     if "training_results" in one.row.dataset:
         yield "MLPerf"

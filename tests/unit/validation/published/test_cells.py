@@ -148,7 +148,10 @@ def test_steps_by_throughput(tmp_path: Path, cells: dict[str, str], seconds: flo
         ({"step.imbalance": "0.2"}, "step.imbalance=0.2: must be a number from 1 to 10,000; nearest valid: 1"),
         ({"step.narrow_attention": "maybe"}, "step.narrow_attention=maybe: expected true, false, got 'maybe'"),
         ({"dp": "3", "z": "2"}, "dp is 3, not divisible by z, 2"),
-        ({"notes": "sft; functional"}, "fine-tuning is not priced: sft"),
+        ({"notes": "lora; functional"}, "fine-tuning is not priced: lora"),
+        ({"notes": "sft; functional"}, "the lengths of its sequences are not stated"),
+        ({"lengths": "100:900"}, "lengths 100:900: a 90th percentile of 900 with a mean of 100"),
+        ({"packing": "thd"}, "packing is 'thd'; known: packed, padding-free, padded"),
         ({"recipe": "qwen35_vl_pretrain_config"}, "a model beside the language model is not priced: vl"),
         ({"notes": "vision-language"}, "a model beside the language model is not priced: vision-language"),
         (
