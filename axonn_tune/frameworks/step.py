@@ -91,7 +91,7 @@ OFFLOAD_MODULES: Mapping[str, tuple[str, ...]] = {
 NVIDIA/Megatron-LM@d98e8a64, docs/user-guide/features/fine_grained_activation_offloading.md."""
 FORMAT_OPTIONS = (
     *("primary_weights", "first_layers_bf16", "last_layers_bf16"),
-    *("narrow_attention", "narrow_head", "cudnn_norms"),
+    *("narrow_attention", "narrow_head", "narrow_activation", "cudnn_norms"),
 )
 """Options that are of no use without a number format below 16 bits, of which a framework has all, some or none."""
 _FOLDED = ("x", "z", "context", "data")
@@ -383,6 +383,7 @@ class FormatOptions:
     narrow_attention: attention computes in 8 bits (Transformer Engine's fp8_dpa; Megatron-Core's
     --fp8-dot-product-attention).
     narrow_head: GEMMs of the LM head are in the format, too (Megatron-Core's fp8_output_proj).
+    narrow_activation: inputs of gated activations are saved in 8 bits (its activation_func_fp8_input_store).
     cudnn_norms: norms are cuDNN's, which quantize to MXFP8 in the same kernel for the linear layer of their module
     (Transformer Engine's NVTE_NORM_FWD_USE_CUDNN); its own do so for delayed scaling, and find current scaling's
     maximum.
@@ -403,6 +404,7 @@ class FormatOptions:
     last_layers_bf16: int = _limited(0, 0, 10_000)
     narrow_attention: bool = False
     narrow_head: bool = False
+    narrow_activation: bool = False
     cudnn_norms: bool = False
     narrow_gathers: bool = False
     saves_original: bool = False

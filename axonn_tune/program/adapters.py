@@ -2,9 +2,10 @@
 
 Letters: M tokens, all of x's even with sequence parallelism, k and n of the linear layer on one rank, r the rank of the
 adapter. A column-parallel layer has its outputs split over x, a row-parallel one its inputs. As Megatron-Bridge has it
-(`gathered`), x splits both matrices: A of a column-parallel layer by its rank, `[M, r]` is gathered and B has the
-layer's outputs; A of a row-parallel layer has the layer's inputs, `[M, r]` is summed, and B's outputs are split and
-gathered. Otherwise one of both is whole on each rank of x, and what is summed is so with the layer's own output.
+(`gathered`, `exchanged`), x splits both matrices: A of a column-parallel layer by its rank, `[M, r]` is gathered and B
+has the layer's outputs; A of a row-parallel layer has the layer's inputs, `[M, r]` is summed, and B's outputs are split
+and gathered, or exchanged for their tokens. Otherwise one of both is whole on each rank of x, and what is summed is so
+with the layer's own output.
 
 Sources: arXiv 2106.09685, section 4.1; NVIDIA-NeMo/Megatron-Bridge@067f987d, src/megatron/bridge/peft/utils.py
 (ParallelLinearAdapter), lora_layers.py; huggingface/peft@5d602fdb, src/peft/tuners/lora/layer.py;
@@ -20,6 +21,7 @@ from functools import partial
 from axonn_tune.program import layers
 from axonn_tune.program.inputs import PARTS, LayerInputs, Linear, X
 from axonn_tune.program.operations import Array, Collective, Kernel, MatMul, Operation, Phase, Size, as_size
+from axonn_tune.specs.machine import CollectiveKind
 from axonn_tune.specs.tuning import Tuning
 
 
@@ -64,21 +66,26 @@ class Adapter:
 
     def _split(self, given: LayerInputs) -> tuple[Size, Size]:
         """Columns of A, and of B, that a rank multiplies with."""
-        gathered = self.tuning.collectives == "gathered"
+        split = self.tuning.collectives != "none"
         return (
-            self._rank / X if gathered and self.column else self._rank,
-            self.n / X if gathered and self.row else self.n,
+            self._rank / X if split and self.column else self._rank,
+            self.n / X if split and self.row else self.n,
         )
 
     def _tokens(self, given: LayerInputs) -> Size:
         return given.outside(given.part) if self.linear.outside else given.part
 
-    def _sent(self, kind: str, phase: Phase, size: Size, given: LayerInputs) -> list[Operation]:
+    def _sent(self, kind: CollectiveKind, phase: Phase, size: Size, given: LayerInputs) -> list[Operation]:
         """A collective over x, where adapters have their own."""
         if self.tuning.collectives == "none" or not (self.column or self.row):
             return []
-        assert kind in ("all_gather", "all_reduce")
-        return [Collective(kind, "x", phase, self.layer, given.element * size, calls=PARTS)]  # type: ignore[arg-type]
+        return [Collective(kind, "x", phase, self.layer, given.element * size, calls=PARTS)]
+
+    def _rejoined(self, phase: Phase, tokens: Size, given: LayerInputs) -> list[Operation]:
+        """Outputs of a row-parallel layer's B, which x splits, as the layer has its own, or their gradients back."""
+        if self.tuning.collectives == "exchanged" and given.options.sequence_parallel:
+            return self._sent("all_to_all", phase, tokens * self.n / X, given)
+        return self._sent("all_gather", phase, tokens * self.n, given)
 
     def forward(self, given: LayerInputs, phase: Phase) -> Iterator[Operation]:
         """Both GEMMs, and the sum with the layer's output; before them dropout."""
@@ -89,7 +96,7 @@ class Adapter:
         yield from self._sent("all_gather" if self.column else "all_reduce", phase, tokens * self._rank, given)
         yield product(tokens, n, self._rank)
         if self.row:
-            yield from self._sent("all_gather", phase, tokens * self.n, given)
+            yield from self._rejoined(phase, tokens, given)
         # Scaled by α/r, and added: read and written, then two read and one written.
         summed = given.outside(tokens) if self.row and not self.linear.outside else tokens
         yield Kernel(phase, self.layer, 2.5 * given.element * summed * self.n, 2.0 * PARTS)
@@ -107,7 +114,7 @@ class Adapter:
         back = partial(MatMul, "backward", layer, calls=PARTS)
         yield Kernel("backward", layer, 2.0 * given.element * tokens * n, PARTS)
         if self.row and given.options.sequence_parallel:
-            yield from self._sent("all_gather", "backward", tokens * self.n, given)
+            yield from self._rejoined("backward", tokens, given)
         yield back(tokens, self._rank, n, layout="NT")
         yield from self._sent("all_reduce", "backward", tokens * self._rank, given)
         yield back(self._rank, n, tokens, layout="TN")
@@ -162,7 +169,7 @@ def _adapter(linear: Linear, given: LayerInputs, tuning: Tuning, part: str, n: S
     `first` of them (Megatron-Bridge's wrapper of Transformer Engine's LayerNormLinear returns it gathered)."""
     layer, rank = f"{linear.layer}.{part}_lora".replace("._", "."), float(tuning.rank)
     column, row = linear.split_output == "x", linear.output_axis == "x"
-    split = tuning.collectives == "gathered"
+    split = tuning.collectives != "none"
     tokens = given.outside(given.tokens) if linear.outside else given.tokens
     gathered = given.options.sequence_parallel and linear.input_axis == "x"
     own_input = None

@@ -121,7 +121,7 @@ def _tuning_constraints(tuning: Tuning, framework: Framework) -> list[Constraint
         Constraint(f"adapters-by-{axis}", f"{framework.tuner} has no such axis", 1, (axis,), both=True)
         for axis in apart
     ]
-    if tuning.adapts and tuning.collectives == "gathered":
+    if tuning.adapts and tuning.collectives != "none":
         found.append(Constraint("rank-by-x", "rank of adapters", tuning.rank, ("x",)))
     return found
 

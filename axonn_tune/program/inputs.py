@@ -237,6 +237,11 @@ class LayerInputs:
         """The same of queries, keys and values: 1 where attention computes in 8 bits."""
         return 1.0 if self.format and self.options.narrow_attention else self.element
 
+    @property
+    def activation_element(self) -> float:
+        """The same of what a dense MLP's activation reads."""
+        return 1.0 if self.format and self.options.narrow_activation else self.element
+
     def weight_element(self, layer: str, *, copies: int) -> float:
         """Bytes of an element of a weight as it is gathered: one copy, or all of a new one; tables have none. Of a
         quantized base adapters count as if they were of it, too."""

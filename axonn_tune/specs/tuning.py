@@ -18,7 +18,7 @@ from axonn_tune.specs.document import Document, Size, read_yaml, validate
 from axonn_tune.vocabulary import AdapterType, Tune
 
 Base: TypeAlias = Literal["bf16", "nf4", "int8"]
-Collectives: TypeAlias = Literal["none", "gathered"]
+Collectives: TypeAlias = Literal["none", "gathered", "exchanged"]
 Table: TypeAlias = Literal["embedding", "head"]
 
 BASE_BYTES: dict[Base, float] = {
@@ -49,7 +49,9 @@ class Tuning(Document):
     dtype: AdapterType = Field(default="bf16", description="Type of adapters: bf16, or fp32 without master weights.")
     base: Base = Field(default="bf16", description="Format of linear layers that do not train.")
     collectives: Collectives = Field(
-        default="none", description="How adapters communicate under tensor parallelism: as Megatron-Bridge, or not."
+        default="none",
+        description="How adapters communicate under tensor parallelism: not, or as Megatron-Bridge, which gathers "
+        "outputs of row-parallel layers or exchanges them by all-to-alls (a2a_experimental).",
     )
     dropout: Annotated[float, Field(ge=0, lt=1)] = Field(default=0.0, description="Dropout of adapters' inputs.")
     tables: tuple[Table, ...] = Field(default=(), description="Tables that train: embedding, head.")

@@ -173,10 +173,13 @@ def _values(given: LayerInputs) -> Size:
 
 def _output(given: LayerInputs) -> Array:
     """What attention makes, which it needs whole; its projection may save it quantized, too, if nothing gates it."""
-    one, element = given.format, float(given.element)
-    quantizes = one is not None and not given.own.output_gate and not one.keeps_original and given.tuning is None
+    one, element, tuning = given.format, float(given.element), given.tuning
+    quantizes = one is not None and not given.own.output_gate and not one.keeps_original and tuning is None
     if one is not None and quantizes and not given.options.saves_original:
         element += one.operand_bytes
+    if tuning is not None and given.heads_element < element:
+        # In 8 bits for its own gradients, and whole for an adapter that has no input of its own.
+        element = given.heads_element + element * bool(tuning.parts(OUTPUT) and not tuning.dropout)
     return given.stream("attention output", "attention output", _values(given) / X, inside=True, element=element)
 
 

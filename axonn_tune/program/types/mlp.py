@@ -19,7 +19,8 @@ def nodes(given: LayerInputs) -> Nodes:
         return []
     first, second = Linear(FC1, H / Y, given.G / X, "y", "x", normed=True), Linear(FC2, given.F / X, H / Y, "x", "y")
     names = ("up projection", "gate projection")[: given.own.ups]
-    up = tuple(given.stream(name, "up projection", given.F / X, inside=True) for name in names)
+    element = given.activation_element
+    up = tuple(given.stream(name, "up projection", given.F / X, inside=True, element=element) for name in names)
     ended = branch(FC2, given)
     # Of a gated MLP the half that is not gated.
     half = MatMul("recompute", FC1, given.part, given.F / X, first.k, "NN", PARTS, narrow=given.narrow, makes=up[:1])

@@ -163,3 +163,24 @@ def test_flops_are_four_a_frozen_weight() -> None:
     assert head.gemms["TN", "head"] == 2 * TABLE * tokens
     assert [name for layout, name in head.gemms if layout != "NN"] == ["head", "head"]
     assert head.held["saved up projection"] == 0
+
+
+def test_exchanged_outputs_and_dropout() -> None:
+    """Guards Megatron-Bridge's all-to-alls in place of gathers of whole outputs, and what dropout keeps."""
+    own = find_framework("megatron-core")
+    one = tuning("lora", own.tuner, rank=16, targets=None, dtype=None)
+    assert one is not None
+    changed = one.model_copy(update={"collectives": "exchanged", "dropout": 0.1})
+    model = load_model("llama3-8b").document.tuned(changed)
+    program = build_step(model, Workload(global_batch=8, sequence_length=4096), recompute="none", options=own.step)
+    sizes = {"x": 4.0, "y": 1.0, "H": 4096.0, "S": 4096.0, "b": 1.0, "context": 1.0, "parts": 1.0, "F": float(F)}
+    block = program.blocks[0]
+    exchanged = [one for one in block.backward.operations if getattr(one, "kind", "") == "all_to_all"]
+    assert [one.layer for one in exchanged] == ["mlp.fc2.lora", "attention.output.lora"]
+    assert {one.size_bytes.evaluate(sizes) for one in exchanged if isinstance(one, Collective)} == {
+        2.0 * TOKENS * H / 4
+    }
+    made = (one for step in block.forward.operations for one in step.makes if one.kind == "adapter inputs")
+    kept = {one.name: one.size_bytes.evaluate(sizes) for one in made}
+    assert kept["mlp.fc1.lora input"] == 3.0 * TOKENS * H
+    assert kept["mlp.fc2.lora input"] == 3.0 * TOKENS * F / 4
