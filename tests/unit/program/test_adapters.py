@@ -173,7 +173,17 @@ def test_exchanged_outputs_and_dropout() -> None:
     changed = one.model_copy(update={"collectives": "exchanged", "dropout": 0.1})
     model = load_model("llama3-8b").document.tuned(changed)
     program = build_step(model, Workload(global_batch=8, sequence_length=4096), recompute="none", options=own.step)
-    sizes = {"x": 4.0, "y": 1.0, "H": 4096.0, "S": 4096.0, "b": 1.0, "context": 1.0, "parts": 1.0, "F": float(F)}
+    sizes = {
+        "x": 4.0,
+        "y": 1.0,
+        "H": 4096.0,
+        "S": 4096.0,
+        "b": 1.0,
+        "context": 1.0,
+        "parts": 1.0,
+        "F": float(F),
+        "Q": 4096.0,
+    }
     block = program.blocks[0]
     exchanged = [one for one in block.backward.operations if getattr(one, "kind", "") == "all_to_all"]
     assert [one.layer for one in exchanged] == ["mlp.fc2.lora", "attention.output.lora"]
