@@ -17,7 +17,7 @@ from collections.abc import Iterator, Mapping
 
 from axonn_tune.errors import Problem
 from axonn_tune.frameworks import find_framework
-from axonn_tune.frameworks.keys import NOTHING, Stated, is_off, records
+from axonn_tune.frameworks.keys import NOTHING, Stated, find, is_off, records
 from axonn_tune.frameworks.names import FULL_TRAINING, unpriced
 from axonn_tune.learning.shell import arithmetic
 from axonn_tune.learning.trainers import NODE, checkpoint
@@ -25,6 +25,8 @@ from axonn_tune.specs.catalog import available, load_model
 from axonn_tune.specs.model import Model
 
 _LARGEST = 1 << 40
+_PREFERENCES = re.compile(r"(?m)^(?:[^#\n]*[\s/_-])?((?:dpo|grpo|kto|ppo|orpo|rloo|cpo|reward_modeling)\.py)\b")
+"""Programs that train beside another model, as TRL's examples are called."""
 _OF_OTHERS = re.compile(r"(?:^|\.)(?:rollout|ref|critic|reward\w*|generation|teacher)\.")
 """Sections of what generates, or of models beside the one that is trained."""
 _SIZES = ("layers", "hidden", "heads", "kv_heads", "head_dim", "ffn", "vocab")
@@ -51,6 +53,8 @@ def refusals(
     for name, stated, key in found:
         value = "" if stated.value == "True" else f" {stated.value}"
         yield Problem(f"{name}{value}", key.why, stated.line, stated.file)
+    if (program := _PREFERENCES.search(text)) and (key := find("ref_model")):
+        yield Problem(program[1], key.why)
     if (tool := tool_of(text)) is not None:
         facts = _facts_of(every, gpus=gpus, tokens=tool["tokens"] == "yes")
         yield Problem(

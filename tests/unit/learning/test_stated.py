@@ -532,15 +532,17 @@ def test_other_tools_and_training_that_is_not_priced_are_refused_by_name(
     [
         ("train.py --beta 0.1", "--beta: generates answers, or holds a reference"),
         ("train.py --simpo_gamma 0.5", "--simpo_gamma: generates answers, or holds a reference"),
-        ("scripts/run_dpo.py --bf16 true", "files of TRL are not read"),
-        ("examples/scripts/dpo.py --bf16 true", "files of TRL are not read"),
+        ("scripts/run_dpo.py --bf16 true", "dpo.py: generates answers, or holds a reference"),
+        ("examples/scripts/ppo/ppo.py --bf16 true", "ppo.py: generates answers, or holds a reference"),
         ("train.py --adam_beta1 0.9", ""),
     ],
 )
 def test_training_with_a_second_model_is_not_priced_as_without(text: str, words: str, tmp_path: Path) -> None:
     """Guards DPO and its kin by their arguments and by the programs of TRL's examples: a reference model runs, too."""
     path = tmp_path / "run.sh"
-    path.write_text(f"accelerate launch --num_processes 8 {text} --per_device_train_batch_size 2", "utf-8")
+    path.write_text(
+        f"# like dpo.py\naccelerate launch --num_processes 8 {text} --per_device_train_batch_size 2", "utf-8"
+    )
     given = {"n_gpus": "8", "seq": "2048", "gbs": "64"}
     if not words:
         assert read_run(path, given=given, model="llama3-8b").software == "fsdp"
