@@ -6,7 +6,7 @@ import math
 
 from axonn_tune.cost.price import PricedLayout
 from axonn_tune.job import Job
-from axonn_tune.program.dimensions import step_tokens
+from axonn_tune.program.lengths import own_tokens
 
 _HOUR_S = 3600.0
 
@@ -15,7 +15,7 @@ def training_cost(job: Job, entry: PricedLayout | None, tokens: int) -> dict[str
     """Cost of a training run on so many tokens, steps only, with its 80% interval, by the names of results: steps,
     GPU-hours, node-hours and days; entry: None of an infeasible grid."""
     gpus = entry.grid.world if entry else 1
-    steps = math.ceil(tokens / step_tokens(job.workload))
+    steps = math.ceil(tokens / own_tokens(job.workload))
     nodes = math.ceil(gpus / job.machine.launcher.ranks_per_node)
     per = {"gpu_hours": gpus / _HOUR_S, "node_hours": nodes / _HOUR_S, "days": 1.0 / (24.0 * _HOUR_S)}
     ends = dict.fromkeys(("", "_low", "_high"))

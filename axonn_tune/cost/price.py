@@ -11,7 +11,7 @@ from statistics import fmean
 from typing import TYPE_CHECKING
 
 from axonn_tune.cost.collectives import Term
-from axonn_tune.cost.compute import ComputeClock, ComputeRates, contended_s, exposed_s, seconds_by_kind
+from axonn_tune.cost.compute import ATTENTION, ComputeClock, ComputeRates, contended_s, exposed_s, seconds_by_kind
 from axonn_tune.cost.pricer import Pricer
 from axonn_tune.cost.recorder import Batch
 from axonn_tune.cost.uncertainty import (
@@ -30,7 +30,7 @@ from axonn_tune.frameworks.step import NATURAL_IMBALANCE
 from axonn_tune.grid import ALL_AXES
 from axonn_tune.job import Job, Layout
 from axonn_tune.program.dimensions import logged_flops, model_flops
-from axonn_tune.program.lengths import batched_tokens, own_tokens, padding
+from axonn_tune.program.lengths import batched_tokens, own_tokens, padding, step_spread
 from axonn_tune.program.memory import Memory, memory_limit_bytes
 from axonn_tune.program.operations import PLAIN, captured_layers, is_captured
 from axonn_tune.program.step import ONLY, Stage, StepProgram, blocks_in
@@ -221,13 +221,24 @@ class PricedLayout(Layout):
     def half_width(self) -> float:
         """Half of the 80% interval of the step's logarithm."""
         known, of_imbalance = with_software(self.job.machine, self.job.framework).learned, self._of_imbalance()
+        of_lengths = DEVIATIONS * self._of_lengths()
         if known is not None:
             learned = spread(self.slopes("iteration"), known, ranks=self.grid.world)
-            return math.hypot(DEVIATIONS * learned, jitter(self.pipeline, of_imbalance))
+            return math.hypot(DEVIATIONS * learned, jitter(self.pipeline, of_imbalance), of_lengths)
         times = {"compute_s": self.compute_s + self.bubble_s, "iteration_s": self.iteration_s}
         computed_s = self.detail.computed_s
         issued = self.detail.issued_share
-        return half_width(self.job, self, computed_s=computed_s, of_imbalance=of_imbalance, issued=issued, **times)
+        width = half_width(self.job, self, computed_s=computed_s, of_imbalance=of_imbalance, issued=issued, **times)
+        return math.hypot(width, of_lengths)
+
+    def _of_lengths(self) -> float:
+        """Standard deviation of the step's logarithm by lengths of sequences: of what the rank with most computes."""
+        if self.job.workload.lengths is None:
+            return 0.0
+        tokens, pairs = step_spread(self.job.workload, self.micro_batch, self.grid.batch_shares, self.multiple)
+        computed_s = self.detail.computed_s
+        attention = computed_s.get(ATTENTION, 0.0) / sum(computed_s.values())
+        return (attention * pairs + (1.0 - attention) * tokens) * self.compute_s / self.iteration_s
 
     def _of_imbalance(self) -> float:
         """Slope of the step's logarithm over that of the token imbalance of natural routing; 0 where it is given."""

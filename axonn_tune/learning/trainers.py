@@ -235,9 +235,9 @@ def _said(stated: Arguments, sharded: str | None) -> Iterator[str]:
     """What a Trainer's run does otherwise than it is priced."""
     packed = any(is_on(stated.get(name, NOTHING)) for name in ("packing", "neat_packing"))
     if is_on(stated.get("neat_packing", NOTHING)):
-        yield "neat_packing: attention is priced over whole packs, so time is overestimated"
+        yield "neat_packing: without --lengths attention is priced over whole packs, so time is overestimated"
     elif not packed and stated.get("stage", NOTHING).value != "pt":
-        yield "samples are not packed: each is priced with as many tokens as the longest may have"
+        yield "samples are not packed: without --lengths each is priced with as many tokens as the longest may have"
     accumulated = stated.get("gradient_accumulation_steps", Stated("1", 0)).value
     if sharded == "fsdp" and accumulated not in ("1", "auto"):
         # transformers 5.24.0, trainer.py: no_sync but in the last micro-batch.

@@ -126,6 +126,17 @@ def _late(ranks: float, micro_batches: float) -> float:
     return NormalDist().inv_cdf((ranks - 0.375) / (ranks + 0.25)) / math.sqrt(micro_batches)
 
 
+@lru_cache(maxsize=256)
+def _spread_of_most(ranks: float) -> float:
+    """Half the distance of the quantiles one deviation off the middle, of the largest of so many normal draws."""
+    # Imported here: only lengths need it.
+    from statistics import NormalDist
+
+    one = NormalDist()
+    low, high = (one.inv_cdf(one.cdf(deviation) ** (1.0 / ranks)) for deviation in (-1.0, 1.0))
+    return (high - low) / 2.0
+
+
 def waits_each(axes: Mapping[str, float], options: StepOptions) -> bool:
     """Whether ranks wait for each other in each micro-batch: where they gather weights, exchange tokens or reduce
     gradients in it; others wait once, at the end of the step."""
@@ -148,6 +159,16 @@ def length_symbols(
     alike, places = np.unique(rows, axis=0, return_inverse=True)
     found = [_of_one(workload, dict(zip(names, row.tolist(), strict=True)), spans, options) for row in alike]
     return {name: np.array([one[name] for one in found])[places.ravel()] for name in found[0]}
+
+
+def step_spread(workload: Workload, size: int, ranks: int, multiple: int) -> tuple[float, float]:
+    """Standard deviation of tokens and of pairs of the rank with most in a step, over their means: micro-batches of so
+    many sequences on each of the ranks that share the batch."""
+    if workload.lengths is None:
+        return 0.0, 0.0
+    one = micro_batch(workload.lengths, workload.sequence_length, size, multiple)
+    share = _spread_of_most(float(ranks)) / math.sqrt(max(1.0, workload.global_batch / (ranks * size)))
+    return one.deviation * share, one.pairs(_whole)[1] * share
 
 
 def _of_one(

@@ -12,7 +12,15 @@ from axonn_tune import explain, search
 from axonn_tune.errors import UsageError
 from axonn_tune.frameworks.step import StepOptions
 from axonn_tune.grid import ALL_AXES
-from axonn_tune.program.lengths import batched_tokens, length_symbols, micro_batch, own_tokens, padding, sequences_of
+from axonn_tune.program.lengths import (
+    batched_tokens,
+    length_symbols,
+    micro_batch,
+    own_tokens,
+    padding,
+    sequences_of,
+    step_spread,
+)
 from axonn_tune.specs.lengths import PRESETS, Lengths, read_lengths
 from axonn_tune.specs.workload import Workload
 
@@ -100,6 +108,18 @@ def test_the_step_waits_for_the_rank_with_most() -> None:
         tokens = length_symbols(_workload(of_two, batch=32), _axes(**axes), {"seen": float}, STEP)["S"]
         assert tokens == pytest.approx(200 * (1 + draws * deviation / math.sqrt(batches)), rel=0.01)
     assert length_symbols(_workload(of_two), _axes(), {"seen": float}, STEP)["S"] == 200
+
+
+def test_the_wait_differs_from_step_to_step() -> None:
+    """As much as the largest of as many normal draws does, and less of more micro-batches; intervals hold it."""
+    of_two = _lengths(100, 300, packing="padding-free")
+    draws = np.random.default_rng(0).normal(size=(20_000, 8)).max(axis=1).std()
+    tokens, pairs = step_spread(_workload(of_two, batch=32), 1, 8, 1)
+    assert tokens == pytest.approx(0.5 * draws / 2, rel=0.05)
+    assert pairs == pytest.approx(0.8 * draws / 2, rel=0.05)
+    job = {"gpus": 8, "machine": "dgx-h100", "framework": "fsdp", "batch": 64, "seq": 4096, "micro_batch": 1}
+    alike, apart = (explain("llama3-8b", **job, lengths=text, packing="padding-free") for text in ("379:379", "tulu"))
+    assert apart.priced.half_width > 1.1 * alike.priced.half_width
 
 
 def test_columns_have_the_same_symbols_as_single_layouts() -> None:
