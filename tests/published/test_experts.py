@@ -19,6 +19,7 @@ FLOORS = {
     "MLPerf": (0.057, 0.038),
     "AMD": (0.165, 0.16),
     "fine-tuning": (0.18, 0.11),
+    "LoRA": (0.10, 0.09),
 }
 """Mean and median error of each group."""
 

@@ -23,6 +23,7 @@ from axonn_tune.specs.catalog import available, load_machine
 from axonn_tune.specs.formats import format_named
 from axonn_tune.specs.machine import Machine
 from axonn_tune.specs.model import Model, ModelDefaults
+from axonn_tune.specs.tuning import Tuning, tuning
 from axonn_tune.specs.workload import Workload
 from axonn_tune.stages import parse_layout
 from axonn_tune.units import TERA
@@ -403,6 +404,8 @@ def laid_out(
     workload = Workload(global_batch=row.global_batch, sequence_length=row.sequence_length, precision=precision)
     if row.more is not None and row.more.lengths is not None:
         workload = workload.model_copy(update={"lengths": row.more.lengths})
+    if row.more is not None and row.more.adapters:
+        workload = workload.model_copy(update={"tuning": _adapters(row.more.adapters, framework)})
     case = Case(model, machine, workload, framework, row=row, configurations=())
     ranks = row.tensor * row.y * row.pipeline * row.context * row.data
     if ranks != row.gpus:
@@ -420,6 +423,18 @@ def laid_out(
     if not found:
         return "; ".join(wrong(case, next(_open(row, case, experts)))) or "no layout satisfies the constraints"
     return replace(case, configurations=tuple(found))
+
+
+def _adapters(words: str, framework: Framework) -> Tuning:
+    """What trains, `lora r16 dropout 0.1 a2a linear_qkv,linear_proj`; UsageError where the framework has none such."""
+    found = re.fullmatch(r"(\w+) r(\d+)(?: dropout ([\d.]+))?( a2a)?(?: ([\w,-]+))?", words)
+    if found is None or not framework.tuner:
+        raise UsageError(f"adapters are {words!r}, which {framework.title} has not")
+    mode: Any = found[1]
+    made = tuning(mode, framework.tuner, rank=int(found[2]), targets=found[5] and found[5].split(","), dtype=None)
+    assert made is not None, "not all trains"
+    exchanged = {"collectives": "exchanged"} if found[4] else {}
+    return made.model_copy(update={"dropout": float(found[3] or 0.0), **exchanged})
 
 
 def _precision(words: str, framework: Framework) -> Precision | None:

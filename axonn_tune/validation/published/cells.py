@@ -22,7 +22,7 @@ from axonn_tune.specs.catalog import available, load_model, spelt_name
 from axonn_tune.specs.document import LARGEST_SIZE
 from axonn_tune.specs.lengths import Lengths, read_lengths
 from axonn_tune.specs.model import Model, expand
-from axonn_tune.vocabulary import PACKINGS
+from axonn_tune.vocabulary import PACKINGS, TUNES
 
 ALSO = {
     **{"gpus": "n_gpus", "num_gpus": "n_gpus", "vp": "vpp", "step_time_s": "step_s", "memory_gib": "mem_gib"},
@@ -34,7 +34,7 @@ ALSO = {
 MORE = (
     *("ep", "etp", "fsdp", "dispatcher", "ep_overlap", "routing", "recipe", "pipeline_layout", "cuda_graphs", "mtp"),
     *("offload", "software", "assumed", "async_tp", "param_format", "grad_dtype", "state_bytes", "memory_kind"),
-    *("loss", "lengths", "packing"),
+    *("loss", "lengths", "packing", "adapters"),
     *("tokens_per_s_per_gpu", "mfu_percent", "mfu_of_tflops", "blind_family", "dense_layers", "micro_batches"),
     *(f"step.{one.name}" for one in fields(StepOptions)),
 )
@@ -118,6 +118,10 @@ WORDS: Mapping[str, tuple[str, str]] = {
     ),
     "mtp": (rf"\d|{_SWITCH}", "0 to 9, on, off"),
     "packing": ("|".join(PACKINGS), ", ".join(PACKINGS)),
+    "adapters": (
+        rf"(?:{'|'.join(TUNES[1:])}) r\d{{1,6}}(?: dropout 0?\.\d+)?(?: a2a)?(?: [\w,-]+)?",
+        "lora r16, lora r16 dropout 0.1 a2a linear_qkv,linear_proj",
+    ),
 }
 """Columns with few possible words: what a cell may hold, and the words that are named where it holds another."""
 
@@ -164,6 +168,7 @@ class Named:
     model: with the layers that it trains. expert, expert_tensor: sizes of those axes. routing: forced, natural or drop.
     mlperf: fields that are not stated are those of its configs. ratios_only: why its step is compared with those of
     others alone; functional: it checks that a recipe works, which is not tuned; lacking: why it has no prediction.
+    adapters: mode, rank, dropout, exchange and targets.
     state_bytes: optimizer states of a parameter. step: options of the step by their names. assumed: cells that the
     source does not print, with the place that they are from. mfu: share of mfu_of, FLOP/s.
     """
@@ -185,6 +190,7 @@ class Named:
     quantized_weights: bool | None = None
     loss: str = ""
     lengths: Lengths | None = None
+    adapters: str = ""
     step: Mapping[str, object] = field(default_factory=dict)
     offload: str = ""
     software: str = ""
@@ -236,7 +242,8 @@ class _Reader:
         if self.count("seq") is None:
             self.lacking.append("the sequence length is not stated")
         names = " ".join(self.text(name) for name in ("framework", "model", "recipe", "notes"))
-        found = ((re.search(pattern, names), why) for pattern, why in _UNPRICED)
+        patterns = _UNPRICED[bool(self.text("adapters")) :]
+        found = ((re.search(pattern, names), why) for pattern, why in patterns)
         self.lacking += [f"{why}: {word[1]}" for word, why in found if word]
         self.lengths = self._lengths()
         if self.lengths is None and re.search(r"(?<![a-z])sft(?![a-z])", names):
@@ -419,6 +426,7 @@ class _Reader:
             else None,
             loss=self.text("loss"),
             lengths=self.lengths,
+            adapters=self.cells.get("adapters", ""),
             step=self._step(),
             offload=self.text("offload"),
             software=self.cells.get("software", ""),

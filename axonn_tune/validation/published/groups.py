@@ -18,7 +18,7 @@ LEAST_DIFFERENCE = 0.05
 
 GROUPS = (
     *("dense, BF16", "dense, formats on Blackwell", "experts, BF16", "formats", "context"),
-    *("MLPerf", "AMD", "fine-tuning", "functional"),
+    *("MLPerf", "AMD", "fine-tuning", "LoRA", "functional"),
 )
 """In the order in which they are shown."""
 
@@ -80,8 +80,8 @@ def _groups_of(one: PredictedRow, case: Case) -> Iterator[str]:
     if not is_tuned(one):
         yield "functional"
         return
-    if one.row.more is not None and one.row.more.lengths is not None:
-        yield "fine-tuning"
+    if case.workload.tuning is not None or case.workload.lengths is not None:
+        yield "fine-tuning" if case.workload.tuning is None else "LoRA"
         return
     if "training_results" in one.row.dataset:
         yield "MLPerf"

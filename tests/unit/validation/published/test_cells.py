@@ -152,6 +152,7 @@ def test_steps_by_throughput(tmp_path: Path, cells: dict[str, str], seconds: flo
         ({"notes": "sft; functional"}, "the lengths of its sequences are not stated"),
         ({"lengths": "100:900"}, "lengths 100:900: a 90th percentile of 900 with a mean of 100"),
         ({"packing": "thd"}, "packing is 'thd'; known: packed, padding-free, padded"),
+        ({"adapters": "lora 16"}, "adapters is 'lora 16', did you mean 'lora r16'"),
         ({"recipe": "qwen35_vl_pretrain_config"}, "a model beside the language model is not priced: vl"),
         ({"notes": "vision-language"}, "a model beside the language model is not priced: vision-language"),
         (
